@@ -20,7 +20,7 @@ use crate::checkpoint::Reason;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS, SegNo};
 use crate::fs::F2fs;
 use crate::options::{DiscardUnit, MountOptions};
-use crate::segment::{Map, Run};
+use crate::segment::{BlockBitmap, Run};
 
 /// The shortest run that is discarded by itself: 64 KiB (`discard_granularity`).
 const MIN_DISCARD_BLOCKS: u32 = 16;
@@ -38,7 +38,7 @@ pub struct Discards {
 #[derive(Default)]
 struct DiscardState {
     /// By segment.
-    pending: BTreeMap<u32, Map>,
+    pending: BTreeMap<u32, BlockBitmap>,
     running: Option<JoinHandle<()>>,
     stop: bool,
     /// What waits is kept for later.
@@ -63,13 +63,13 @@ impl Discards {
     }
 
     /// Notes blocks that a checkpoint freed, if somebody is there to discard them.
-    pub fn add(&self, freed: Vec<(SegNo, Map)>) {
+    pub fn add(&self, freed: Vec<(SegNo, BlockBitmap)>) {
         let mut state = self.state.lock();
         if state.running.is_none() || freed.is_empty() {
             return;
         }
         for (segment, map) in freed {
-            let pending = state.pending.entry(segment.0).or_insert(Map::EMPTY);
+            let pending = state.pending.entry(segment.0).or_insert(BlockBitmap::EMPTY);
             *pending = pending.or(map);
         }
         self.work.notify_one();
@@ -82,7 +82,7 @@ impl Discards {
     }
 
     /// The next segment with blocks to be discarded, after a rest; `None` at the end.
-    fn next(&self, rest: bool) -> Option<(SegNo, Map)> {
+    fn next(&self, rest: bool) -> Option<(SegNo, BlockBitmap)> {
         let mut state = self.state.lock();
         if rest && !state.stop {
             self.work.wait_for(&mut state, BATCH_INTERVAL);
@@ -196,11 +196,11 @@ impl F2fs {
     }
 
     /// Discards what of a segment's noted blocks is still unused; how many runs.
-    fn discard_pending(&self, segment: SegNo, blocks: Map, tag: IoTag) -> u32 {
+    fn discard_pending(&self, segment: SegNo, blocks: BlockBitmap, tag: IoTag) -> u32 {
         let base = segment.0 * SEGMENT_BLOCKS;
         let (blocks, least) = match self.options.read().discard_unit {
             DiscardUnit::Block => (blocks, MIN_DISCARD_BLOCKS),
-            DiscardUnit::Segment | DiscardUnit::Section => (Map::FULL, SEGMENT_BLOCKS),
+            DiscardUnit::Segment | DiscardUnit::Section => (BlockBitmap::FULL, SEGMENT_BLOCKS),
         };
         let mut runs = 0;
         let mut at = 0;

@@ -1,5 +1,5 @@
-//! The log of what is moved by age (`atgc`): a seventh one, which no checkpoint knows. It fills holes of
-//! segments as old as the blocks that cleaning moves, and is closed whenever a checkpoint begins.
+//! The log of ATGC (`atgc`): a seventh curseg that no checkpoint stores. It fills dirty segments (SSR) that are as old
+//! as the blocks that GC moves, and is closed whenever a checkpoint begins.
 
 use super::curseg::{Curseg, SegmentManager, SegmentRun};
 use super::policy::{Mode, ssr_types};
@@ -8,29 +8,34 @@ use crate::disk::{BlockAddr, LogType, SEGMENT_BLOCKS, SegNo};
 use crate::segment::Owner;
 use crate::victim::age::{self, AgeCandidate};
 
-/// What kind of data is moved, and when it was written.
-type Old = (LogType, u64);
+/// The log type of data that GC moves, and when it was written.
+type AgedData = (LogType, u64);
 
 impl SegmentManager {
-    /// Claims up to `want` blocks for such data; `None`: the log of cold data has to take it.
-    fn allocate_atgc(&mut self, (kind, stamp): Old, want: u32, now: u64) -> Option<SegmentRun> {
+    /// Allocates up to `want` blocks for such data; `None` if it has to go to the cold-data log.
+    fn allocate_atgc(
+        &mut self,
+        (kind, stamp): AgedData,
+        want: u32,
+        now: u64,
+    ) -> Option<SegmentRun> {
         if self.atgc.is_none() {
             let (segment, ssr) = self.choose_atgc((kind, stamp), now)?;
             self.open_atgc(kind, segment, ssr);
         }
-        let log = self.atgc.as_mut().expect("opened above");
-        let (segment, offset) = (log.segment, log.next);
+        let curseg = self.atgc.as_mut().expect("opened above");
+        let (segment, offset) = (curseg.segment, curseg.next);
         let busy = self.sit.busy(segment);
         let end = (offset + want.min(SEGMENT_BLOCKS)).min(SEGMENT_BLOCKS);
         let end = busy.next_set(offset).map_or(end, |used| used.min(end));
         self.sit.allocate(segment, offset..end);
-        let blocks = match log.ssr {
+        let blocks = match curseg.ssr {
             true => &mut self.usage.ssr_blocks,
             false => &mut self.usage.lfs_blocks,
         };
         *blocks += u64::from(end - offset);
         match busy.next_clear(end) {
-            Some(next) => log.next = next,
+            Some(next) => curseg.next = next,
             None => self.close_atgc(),
         }
         Some(SegmentRun {
@@ -40,7 +45,11 @@ impl SegmentManager {
         })
     }
 
-    pub(super) fn choose_atgc(&mut self, (kind, stamp): Old, now: u64) -> Option<(SegNo, bool)> {
+    pub(super) fn choose_atgc(
+        &mut self,
+        (kind, stamp): AgedData,
+        now: u64,
+    ) -> Option<(SegNo, bool)> {
         let types: &[LogType] = match self.policy.mode {
             Mode::Lfs => &[],
             Mode::Adaptive => ssr_types(kind),
@@ -89,15 +98,14 @@ impl SegmentManager {
             true => self.sit.kind(segment),
             false => kind,
         };
-        let (log, usage) = (self.opened(kind, segment, ssr), &mut self.usage);
+        let (curseg, usage) = (self.opened(kind, segment, ssr), &mut self.usage);
         match ssr {
             true => usage.ssr_segments += 1,
             false => usage.lfs_segments += 1,
         }
-        self.atgc = Some(log);
+        self.atgc = Some(curseg);
     }
 
-    /// Closes the log of what is moved by age.
     pub(super) fn close_atgc(&mut self) {
         if let Some(Curseg {
             segment, summary, ..
@@ -110,8 +118,8 @@ impl SegmentManager {
 }
 
 impl Segments {
-    /// Claims up to `want` consecutive blocks for what lies at `from` (or behind) and is moved by age; `None`
-    /// where it goes to the log of cold data, as without `atgc`.
+    /// Allocates up to `want` consecutive blocks for data moved by age from `from` on; `None` if it goes to the
+    /// cold-data log, as without `atgc`.
     pub fn allocate_atgc(&self, from: BlockAddr, want: u32) -> Option<Run> {
         let (segment, _) = self.layout.place(from)?;
         let now = self.elapsed();
@@ -129,7 +137,7 @@ impl Segments {
         })
     }
 
-    /// As [`Segments::name`], for a block that lay at `from` and is as old as the blocks there.
+    /// As [`Segments::set_valid`], for a block moved from `from`, whose age it keeps.
     pub fn set_valid_atgc(&self, addr: BlockAddr, owner: Owner, from: BlockAddr) {
         let stamp = self.layout.place(from).map(|(segment, _)| {
             let inner = self.inner.lock();

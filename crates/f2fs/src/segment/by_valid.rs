@@ -1,19 +1,18 @@
-//! Sections by the number of their valid blocks: finds the emptiest without a scan.
+//! Dirty sections by their number of valid blocks: finds the emptiest in constant time.
 
 use super::map::BitSet;
 
 const NONE: u32 = u32::MAX;
 
-/// A list of sections for each number of valid blocks, linked in both directions, so that a change costs
-/// the same however many there are. Eight bytes a section.
+/// Buckets of sections with the same number of valid blocks, doubly linked: a change takes constant time. Eight bytes a
+/// section.
 pub(super) struct ByValid {
     /// The first section of each list.
     heads: Vec<u32>,
-    /// Lists with a section.
+    /// Lists that are not empty.
     used: BitSet,
-    /// The links of each section.
     links: Vec<Links>,
-    /// Which list each is in.
+    /// The list of each section.
     list_of: Vec<u32>,
 }
 
@@ -24,7 +23,7 @@ struct Links {
 }
 
 impl ByValid {
-    /// For so many sections of so many blocks, none of them listed.
+    /// For `sections` sections of `size` blocks, none of them listed.
     pub fn new(sections: u32, size: u32) -> Self {
         let links = Links {
             before: NONE,
@@ -38,7 +37,7 @@ impl ByValid {
         }
     }
 
-    /// Lists a section under so many blocks, or not at all.
+    /// Lists a section under its number of valid blocks; `None` removes it.
     pub fn put(&mut self, section: u32, valid: Option<u32>) {
         let new = valid.unwrap_or(NONE);
         let old = self.list_of[section as usize];
@@ -91,7 +90,7 @@ impl ByValid {
         })
     }
 
-    /// Asserts that each section is in the list that it says, and nowhere else.
+    /// Asserts that each section is in its list and in no other.
     pub fn check(&self) {
         let mut seen = 0;
         for (list, head) in (0..).zip(&self.heads) {

@@ -1,4 +1,4 @@
-//! How many nodes and directory blocks surely find a place: what a checkpoint's snapshot may rest on.
+//! How many nodes and directory blocks can be allocated for certain: a checkpoint's snapshot must not run out of space.
 
 use super::Segments;
 use super::curseg::SegmentManager;
@@ -6,20 +6,20 @@ use super::policy::Mode;
 use super::seglists::SegmentState;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 
-/// Free sections that nobody has to look closely at.
+/// With more free sections than this, dirty segments need not be counted.
 const FREE_SECTIONS_PLENTY: u32 = 64;
-/// Free sections that may each be opened by another log and stay mostly empty.
+/// Free sections left out of the count: each may be opened by another log and stay mostly empty.
 const FREE_SECTIONS_SPREAD: u32 = 4;
-/// Places left that operations under way may use before anybody looks again.
+/// Blocks left out of the count, for operations in progress before it is repeated.
 const BLOCKS_HEADROOM: u64 = 1024;
 
 const NODES: [LogType; 3] = [LogType::HotNode, LogType::WarmNode, LogType::ColdNode];
 const DATA: [LogType; 3] = [LogType::HotData, LogType::WarmData, LogType::ColdData];
 
-/// Places that there surely are.
+/// Blocks that can be allocated for certain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// In free sections: for anything.
+    /// In free sections, for any type.
     pub free: u64,
     /// For nodes only.
     pub nodes: u64,
@@ -28,7 +28,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// How many nodes find a place beside so many directory blocks, with some to spare.
+    /// Number of nodes that can be allocated after `dentries` directory blocks, less a headroom.
     pub fn nodes_with(self, dentries: u64) -> u64 {
         let over = dentries.saturating_sub(self.dentries);
         let all = self.nodes.saturating_add(self.free.saturating_sub(over));
@@ -37,7 +37,7 @@ impl Capacity {
 }
 
 impl Segments {
-    /// The places there are. Where there are plenty, not all are counted.
+    /// Counts these blocks; with enough free sections, only those.
     pub fn capacity(&self) -> Capacity {
         let inner = self.inner.lock();
         let manager = &inner.manager;
@@ -51,7 +51,7 @@ impl Segments {
         if free > FREE_SECTIONS_PLENTY {
             return capacity;
         }
-        // Each log can surely go on where it is.
+        // Each curseg can certainly be filled to its end.
         let rests = NODES.map(|log| manager.left_in_curseg(log));
         capacity.nodes += rests.into_iter().min().unwrap_or(0);
         capacity.dentries += manager.left_in_curseg(LogType::HotData);
@@ -71,8 +71,8 @@ impl Segments {
         capacity
     }
 
-    /// Blocks in holes of closed segments that are partly valid, of data and of nodes: unusable for the other
-    /// kind.
+    /// Invalid blocks of dirty segments, in data and in node segments: unusable for the other kind (the kernel's
+    /// `f2fs_get_unusable_blocks`).
     pub fn holes(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
@@ -87,15 +87,15 @@ impl Segments {
 }
 
 impl SegmentManager {
-    /// Blocks that a log can write where it is.
+    /// Blocks that a curseg can still allocate in its segment.
     fn left_in_curseg(&self, log: LogType) -> u64 {
-        let log = &self.cursegs[log.index()];
-        let busy = self.sit.busy(log.segment);
-        let behind = busy.ones().filter(|offset| *offset >= log.next).count() as u32;
-        u64::from(SEGMENT_BLOCKS - log.next - behind)
+        let curseg = &self.cursegs[log.index()];
+        let busy = self.sit.busy(curseg.segment);
+        let behind = busy.ones().filter(|offset| *offset >= curseg.next).count() as u32;
+        u64::from(SEGMENT_BLOCKS - curseg.next - behind)
     }
 
-    /// Blocks that may be written in closed segments of a type.
+    /// Blocks that SSR can allocate in dirty segments of a type.
     fn ssr_blocks_of(&self, log: LogType) -> u64 {
         let dirty = self.sit.dirty(log).ones().map(SegNo);
         let open = |at: &SegNo| self.gc.victim != Some(self.sit.section_of(*at));
@@ -105,7 +105,7 @@ impl SegmentManager {
             .sum()
     }
 
-    /// The same in segments without a valid block that are not free because checkpoints are switched off.
+    /// Blocks that can be allocated in prefree segments while checkpoints are disabled.
     fn prefree_blocks(&self) -> u64 {
         let all = (0..self.sit.len()).map(SegNo);
         all.filter(|at| self.sit.state(*at) == SegmentState::Prefree)
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_take_from_what_both_can_use() {
+    fn directory_blocks_use_free_sections_after_their_own() {
         let capacity = Capacity {
             free: 4096,
             nodes: 512,

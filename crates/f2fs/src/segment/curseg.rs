@@ -1,8 +1,11 @@
-//! The six open logs: where the next block of each kind goes.
+//! The six cursegs (open logs): where the next block of each type goes.
 //!
-//! **Rule.** A log always stands on a block that may be written: the last block of a segment is given
-//! away only when the log has another place to go to. So a checkpoint always has a place to note, and
-//! a node always has a place for its successor.
+//! **Rule.** A curseg's `next` is always a block that may be written: the last block of a segment is allocated only if
+//! the curseg can move to another segment. So a checkpoint can always record a position for each log, and a node
+//! always knows the position of its successor in the chain.
+//!
+//! LFS: blocks are appended to a free segment. SSR (slack space recycling, threaded log): they fill the invalid blocks
+//! of a dirty segment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,62 +31,59 @@ pub(super) struct SegmentRun {
     pub len: u32,
 }
 
-/// An open log.
+/// An open log (`curseg_info`).
 pub(super) struct Curseg {
     pub segment: SegNo,
-    /// The next block to be written; it may be.
+    /// The next block to allocate; it may be written.
     pub next: u32,
-    /// Whether blocks before `next` are all that the log has in this segment.
+    /// Whether the segment was not free when it was opened (SSR), so blocks from `next` on may be in use.
     pub ssr: bool,
     pub summary: Box<SegmentSummary>,
 }
 
-/// Blocks and segments that logs used, by the way in which they did.
+/// Blocks allocated and segments opened since the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CursegUsage {
-    /// Blocks written one after the other into free segments.
+    /// Blocks appended to segments that were free.
     pub lfs_blocks: u64,
-    /// Free segments opened.
     pub lfs_segments: u64,
-    /// Blocks written into holes.
+    /// Blocks allocated in dirty segments.
     pub ssr_blocks: u64,
-    /// Segments opened for their holes.
     pub ssr_segments: u64,
-    /// Candidates looked at for that.
+    /// Candidate segments examined for SSR.
     pub scanned: u64,
 }
 
-/// Logs, table, and the summaries that are to be written.
+/// Everything behind the lock of [`super::Segments`]: SIT, cursegs, summaries, and the rules that choose segments.
 pub(super) struct SegmentManager {
     pub sit: Sit,
     pub cursegs: [Curseg; 6],
-    /// The log of what is moved by age.
+    /// The seventh log, of data that GC moves by age.
     pub atgc: Option<Curseg>,
-    /// By what is chosen there.
+    /// How its segments are chosen.
     pub age: AgeRules,
-    /// Summaries of closed segments that the summary area does not have.
+    /// Summaries of closed segments that are newer than those in the SSA.
     pub closed: BTreeMap<u32, Box<SegmentSummary>>,
-    /// Those that the checkpoint under way is writing.
+    /// Summaries that the checkpoint in progress is writing.
     pub writing: BTreeMap<u32, Arc<SegmentSummary>>,
     pub policy: Policy,
     pub demand: Demand,
     pub usage: CursegUsage,
-    /// What cleaning has to remember.
     pub gc: GcState,
 }
 
 impl SegmentManager {
-    /// Claims up to `want` blocks, one after the other, at a log's end; `None` when there is no room
-    /// before space is made.
+    /// Allocates up to `want` consecutive blocks at a curseg's end; `None` if no segment may be opened before space is
+    /// freed.
     pub fn allocate(&mut self, kind: LogType, want: u32, purpose: Purpose) -> Option<SegmentRun> {
         assert!(want > 0);
         let i = kind.index();
         let (segment, offset, ssr) = {
-            let log = &self.cursegs[i];
-            (log.segment, log.next, log.ssr)
+            let curseg = &self.cursegs[i];
+            (curseg.segment, curseg.next, curseg.ssr)
         };
         let busy = self.sit.busy(segment);
-        assert!(!busy.get(offset), "a log stands on a block it may write");
+        assert!(!busy.get(offset), "a curseg's next block may be written");
         let end = (offset + want.min(SEGMENT_BLOCKS)).min(SEGMENT_BLOCKS);
         let end = busy.next_set(offset).map_or(end, |used| used.min(end));
         let mut len = end - offset;
@@ -92,7 +92,7 @@ impl SegmentManager {
             Some(next) => self.cursegs[i].next = next,
             None if self.advance(kind, purpose) => {}
             None => {
-                // The last block stays, so that the log has a place.
+                // The last block stays free, so that the curseg has a next block.
                 self.sit.release(segment, end - 1);
                 self.cursegs[i].next = end - 1;
                 len -= 1;
@@ -114,7 +114,7 @@ impl SegmentManager {
         })
     }
 
-    /// Moves a log to another segment; whether there was one.
+    /// Moves a curseg to another segment; returns whether there was one.
     pub fn advance(&mut self, kind: LogType, purpose: Purpose) -> bool {
         let Some((segment, ssr)) = self.choose(kind, purpose) else {
             return false;
@@ -124,7 +124,7 @@ impl SegmentManager {
     }
 
     fn enter(&mut self, kind: LogType, segment: SegNo, ssr: bool) {
-        let log = self.opened(kind, segment, ssr);
+        let curseg = self.opened(kind, segment, ssr);
         let old = std::mem::replace(&mut self.cursegs[kind.index()], log);
         self.closed.insert(old.segment.0, old.summary);
         self.sit.close(old.segment);
@@ -135,7 +135,7 @@ impl SegmentManager {
         }
     }
 
-    /// A log at the first block of a segment that it may write.
+    /// A curseg at the first block of a segment that may be written.
     pub fn opened(&mut self, kind: LogType, segment: SegNo, ssr: bool) -> Curseg {
         let summary = if ssr {
             self.known_summary(segment, kind)
@@ -147,23 +147,23 @@ impl SegmentManager {
         let next = self.sit.busy(segment).next_clear(0);
         Curseg {
             segment,
-            next: next.expect("a segment is chosen for its free blocks"),
+            next: next.expect("a segment with free blocks was chosen"),
             ssr,
             summary,
         }
     }
 
-    /// The log that is in a segment.
-    pub fn log_in(&mut self, at: SegNo) -> Option<&mut Curseg> {
+    /// The curseg in a segment.
+    pub fn curseg_in(&mut self, at: SegNo) -> Option<&mut Curseg> {
         let mut all = self.cursegs.iter_mut().chain(&mut self.atgc);
-        all.find(|log| log.segment == at)
+        all.find(|curseg| curseg.segment == at)
     }
 
-    /// What is known here of a segment's summary.
+    /// The entries of a segment's summary that are in memory.
     pub fn known_summary(&self, segment: SegNo, kind: LogType) -> Box<SegmentSummary> {
         let mut open = self.cursegs.iter().chain(&self.atgc);
-        if let Some(log) = open.find(|log| log.segment == segment) {
-            return log.summary.clone();
+        if let Some(log) = open.find(|curseg| curseg.segment == segment) {
+            return curseg.summary.clone();
         }
         let mut edit = match self.closed.get(&segment.0) {
             Some(edit) => edit.clone(),
@@ -175,10 +175,10 @@ impl SegmentManager {
         edit
     }
 
-    /// Where a log goes on: a segment, and whether in its holes.
+    /// Chooses a curseg's next segment, and whether it is used by SSR.
     pub fn choose(&mut self, kind: LogType, purpose: Purpose) -> Option<(SegNo, bool)> {
-        let log = &self.cursegs[kind.index()];
-        let (old, in_ssr) = (log.segment, log.ssr);
+        let curseg = &self.cursegs[kind.index()];
+        let (old, in_ssr) = (curseg.segment, curseg.ssr);
         let following = SegNo(old.0 + 1);
         let per_section = self.sit.per_section();
         if !in_ssr
@@ -207,7 +207,7 @@ impl SegmentManager {
             let section = self.sit.free_sections().next_around(self.hint(kind, old));
             return section.map(|section| (SegNo(section * per_section), false));
         }
-        // Where all holes were looked at, there is no place.
+        // SSR has examined all candidates: there is no segment.
         let looked = needs_ssr && !lfs_only && self.policy.rules == GcPolicy::Linux618;
         if self.policy.mode == Mode::Lfs || looked && !cp_disabled {
             return None;
@@ -219,8 +219,8 @@ impl SegmentManager {
         segment.map(|segment| (segment, true))
     }
 
-    /// A segment without a valid block that would be free if checkpoints were written, and has blocks that may
-    /// be.
+    /// While checkpoints are disabled: a segment without a valid block that is not free, but has blocks that may be
+    /// written.
     fn find_prefree_segment(&self) -> Option<SegNo> {
         let has_room = |at: &SegNo| {
             self.sit.state(*at) == SegmentState::Prefree
@@ -230,7 +230,7 @@ impl SegmentManager {
         (0..self.sit.len()).map(SegNo).find(has_room)
     }
 
-    /// The section from which on a free one is looked for.
+    /// The section at which the search for a free one begins.
     fn hint(&self, kind: LogType, old: SegNo) -> u32 {
         let small = kind == LogType::HotData || kind.is_node();
         if small || self.policy.alloc == AllocMode::Reuse {
@@ -244,7 +244,7 @@ impl SegmentManager {
         }
     }
 
-    /// The segment with the fewest busy blocks that a log may fill.
+    /// The segment with the fewest busy blocks that a curseg may fill by SSR.
     pub(super) fn find_ssr_segment(&mut self, kind: LogType, types: &[LogType]) -> Option<SegNo> {
         let rules = self.policy.rules;
         let small = kind == LogType::HotData || kind.is_node();
@@ -278,11 +278,11 @@ impl SegmentManager {
         None
     }
 
-    /// Notes who points at a block.
+    /// Stores the owner of a block in its segment's summary.
     pub fn set_summary(&mut self, at: SegNo, offset: u32, owner: Summary) {
         let kind = self.sit.kind(at);
-        if let Some(log) = self.log_in(at) {
-            log.summary.set(offset, owner);
+        if let Some(curseg) = self.curseg_in(at) {
+            curseg.summary.set(offset, owner);
         } else if let Some(edit) = self.closed.get_mut(&at.0) {
             edit.set(offset, owner);
         } else {
@@ -292,27 +292,31 @@ impl SegmentManager {
         }
     }
 
-    /// A log as a checkpoint notes it.
+    /// A curseg as a checkpoint stores it.
     pub fn open_log(&self, kind: LogType) -> CursegState {
-        let log = &self.cursegs[kind.index()];
+        let curseg = &self.cursegs[kind.index()];
         CursegState {
-            segment: log.segment,
-            offset: log.next as u16,
-            alloc: if log.ssr { ALLOC_SSR } else { ALLOC_LFS },
+            segment: curseg.segment,
+            offset: curseg.next as u16,
+            alloc: if curseg.ssr { ALLOC_SSR } else { ALLOC_LFS },
         }
     }
 
-    /// The number of a log's entries that a checkpoint has to keep.
+    /// Number of summary entries that a checkpoint has to store for a curseg.
     pub fn summary_entries(&self, kind: LogType) -> u32 {
-        let log = &self.cursegs[kind.index()];
-        if log.ssr { SEGMENT_BLOCKS } else { log.next }
+        let curseg = &self.cursegs[kind.index()];
+        if curseg.ssr {
+            SEGMENT_BLOCKS
+        } else {
+            curseg.next
+        }
     }
 
-    /// Moves each log behind claimed blocks that lie where it would go on; whether all have a place.
+    /// Moves each curseg past allocated blocks at or behind its position; returns whether all found a segment.
     pub fn skip_protected(&mut self) -> bool {
         LogType::ALL.into_iter().all(|kind| {
-            let log = &self.cursegs[kind.index()];
-            let (at, next) = (log.segment, log.next);
+            let curseg = &self.cursegs[kind.index()];
+            let (at, next) = (curseg.segment, curseg.next);
             if self.sit.allocated(at).next_set(next).is_none() {
                 return true;
             }
@@ -327,32 +331,35 @@ impl SegmentManager {
         })
     }
 
-    /// Asserts everything that is always true of the logs.
+    /// Asserts all invariants of the cursegs.
     pub fn check(&self) {
         self.sit.check();
         let open = (0..self.sit.len())
             .filter(|n| self.sit.state(SegNo(*n)) == SegmentState::Open)
             .count();
         let logs = self.cursegs.len() + usize::from(self.atgc.is_some());
-        assert_eq!(open, logs, "a segment for each log");
+        assert_eq!(open, logs, "each curseg has one open segment");
         for kind in LogType::ALL {
-            let log = &self.cursegs[kind.index()];
-            let at = log.segment;
+            let curseg = &self.cursegs[kind.index()];
+            let at = curseg.segment;
             assert_eq!(self.sit.state(at), SegmentState::Open);
             assert_eq!(self.sit.kind(at), kind);
             assert!(!self.closed.contains_key(&at.0), "an open log's summary");
             let busy = self.sit.busy(at);
-            assert!(!busy.get(log.next), "{kind:?} stands on a free block");
-            if !log.ssr {
-                let behind = busy.next_set(log.next);
-                assert_eq!(behind, None, "{kind:?} has blocks behind its end");
+            assert!(
+                !busy.get(curseg.next),
+                "{kind:?}: the next block may be written"
+            );
+            if !curseg.ssr {
+                let behind = busy.next_set(curseg.next);
+                assert_eq!(behind, None, "{kind:?}: no block behind the end is in use");
             }
             let valid = self.sit.current(at);
             let known = self.known_summary(at, kind);
             let unknown_of = known.unknown_of(valid);
             assert!(
-                log.ssr || unknown_of.is_empty(),
-                "{kind:?} knows its owners"
+                curseg.ssr || unknown_of.is_empty(),
+                "{kind:?}: the owners of all valid blocks are known"
             );
         }
     }

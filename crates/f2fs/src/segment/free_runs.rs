@@ -1,19 +1,17 @@
-//! Blocks that nobody needs, claimed while they are being discarded.
+//! Free blocks that are allocated while they are being discarded, so that nothing is written to them.
 
 use super::curseg::SegmentManager;
 use super::seglists::SegmentState;
 use super::{Run, Segments};
 use crate::disk::{SEGMENT_BLOCKS, SegNo};
 
-/// Free segments claimed at once, where there are plenty.
+/// Free segments allocated at once, if more than `FREE_SECTIONS_PLENTY` sections are free.
 const SEGMENTS_AT_ONCE: u32 = 16;
-/// So many free sections are plenty.
 const FREE_SECTIONS_PLENTY: u32 = 1024;
 
 impl Segments {
-    /// Claims the next run of at least `min` blocks that may be written, between two blocks of the main
-    /// area, and not where a log is: nobody gets them until they are [released](Self::release). `None` at
-    /// the end.
+    /// Allocates the next run of at least `min` free blocks in a range of the main area, outside the cursegs; `None` at
+    /// the end of the range. The caller [releases](Self::release) it.
     pub fn allocate_free_run(&self, range: std::ops::Range<u32>, min: u32) -> Option<Run> {
         let mut inner = self.inner.lock();
         let manager = &mut inner.manager;
@@ -41,7 +39,7 @@ impl Segments {
 }
 
 impl SegmentManager {
-    /// Claims the first run of unused blocks in a part of a segment.
+    /// Allocates the first free run in a part of a segment.
     fn allocate_in(
         &mut self,
         segment: SegNo,
@@ -68,7 +66,7 @@ impl SegmentManager {
         None
     }
 
-    /// Claims free segments that follow one; how many.
+    /// Allocates the free segments that follow one; returns their number.
     fn allocate_free_after(&mut self, segment: SegNo, end: u32) -> u32 {
         let mut more = 0;
         while more + 1 < SEGMENTS_AT_ONCE && self.sit.free_sections().count() > FREE_SECTIONS_PLENTY

@@ -1,4 +1,4 @@
-//! Reading the segment information table and the logs' summaries at mount.
+//! Reads the SIT and the summaries of the cursegs at mount.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,9 +25,7 @@ use crate::disk::{
 use crate::fs::io_error;
 use crate::victim::age::AgeRules;
 
-/// Blocks of the table read at once.
 const SIT_BLOCKS_PER_READ: u32 = 256;
-/// Such reads under way.
 const READS_IN_FLIGHT: usize = 8;
 /// `max_victim_search` after a mount.
 const MAX_VICTIM_SEARCH: u32 = 4096;
@@ -37,10 +35,10 @@ fn wrong(field: &'static str, value: impl Into<u64>, rule: &'static str) -> Disk
 }
 
 impl Segments {
-    /// Reads the table as the checkpoint (of pack 0 or 1) has it, its journal overriding the blocks.
+    /// Reads the SIT as the checkpoint in `pack` (0 or 1) has it; entries in its journal override the blocks.
     ///
     /// # Errors
-    /// Entries that cannot be, a table that contradicts the checkpoint, or a device's failure.
+    /// Impossible entries, a SIT that contradicts the checkpoint, or a device error.
     pub fn load(
         layout: &Layout,
         checkpoint: &Checkpoint,
@@ -64,7 +62,7 @@ impl Segments {
         let mut summaries = read_summaries(layout, checkpoint, pack, queue, &sit)?.into_iter();
         let mut cursegs = Vec::new();
         for kind in LogType::ALL {
-            let summary = summaries.next().expect("a summary for each log");
+            let summary = summaries.next().expect("one summary for each log");
             cursegs.push(open(checkpoint, kind, summary, &mut sit)?);
         }
         sit.loaded();
@@ -81,7 +79,7 @@ impl Segments {
             max_search: MAX_VICTIM_SEARCH,
         };
         let Ok(cursegs) = <[Curseg; 6]>::try_from(cursegs) else {
-            unreachable!("six types of logs");
+            unreachable!("there are six logs");
         };
         let manager = SegmentManager {
             sit,
@@ -109,7 +107,7 @@ impl Segments {
     }
 }
 
-/// Reads all entries, a few large reads at a time.
+/// Reads all entries; consecutive blocks by one request.
 fn read_sit(
     layout: &Layout,
     checkpoint: &Checkpoint,
@@ -163,7 +161,7 @@ fn read_sit(
     Ok(())
 }
 
-/// Opens a log where the checkpoint left it.
+/// Opens a curseg at the position that the checkpoint stores.
 fn open(
     checkpoint: &Checkpoint,
     kind: LogType,
@@ -200,7 +198,6 @@ fn open(
     })
 }
 
-/// Summaries of the six logs.
 fn read_summaries(
     layout: &Layout,
     checkpoint: &Checkpoint,
@@ -242,7 +239,7 @@ fn read_summary(queue: &Queue, at: BlockAddr, kind: LogType) -> Result<SegmentSu
     Ok(SegmentSummary::starting_with(kind, &block.entries[..]))
 }
 
-/// The summary of a node log that a pack does not have: the nodes say who they are.
+/// Rebuilds the summary of a node log that the pack does not contain, from the footers of its nodes.
 fn restore(
     layout: &Layout,
     checkpoint: &Checkpoint,

@@ -1,25 +1,23 @@
-//! Bitmaps of segments: of the 512 blocks in one, and of all of them.
+//! Bitmaps: one bit for each of the 512 blocks of a segment, and one for each segment or section.
 
 use crate::disk::SEGMENT_BLOCKS;
 use crate::disk::sit::MAP_SIZE;
 
 const WORDS: usize = SEGMENT_BLOCKS as usize / 64;
 
-/// A bit for each block of a segment. Bit 0 is the highest of the first word, as on disk.
+/// One bit for each block of a segment. Bit 0 is the highest of the first word, as on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Map([u64; WORDS]);
+pub struct BlockBitmap([u64; WORDS]);
 
 const fn mask(bit: u32) -> u64 {
     1 << (63 - bit % 64)
 }
 
-impl Map {
-    /// No bit.
+impl BlockBitmap {
     pub const EMPTY: Self = Self([0; WORDS]);
-    /// Every bit.
     pub const FULL: Self = Self([u64::MAX; WORDS]);
 
-    /// From a segment's map as its entry on disk has it.
+    /// From the bitmap of a SIT entry.
     pub fn from_disk(bytes: &[u8; MAP_SIZE]) -> Self {
         let mut map = Self::EMPTY;
         for (word, chunk) in map.0.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -28,7 +26,7 @@ impl Map {
         map
     }
 
-    /// As an entry on disk has it.
+    /// As a SIT entry stores it.
     pub fn to_disk(self) -> [u8; MAP_SIZE] {
         let mut bytes = [0; MAP_SIZE];
         for (word, chunk) in self.0.iter().zip(bytes.chunks_exact_mut(8)) {
@@ -37,32 +35,28 @@ impl Map {
         bytes
     }
 
-    /// Whether a bit is set.
     pub const fn get(&self, bit: u32) -> bool {
         self.0[(bit / 64) as usize] & mask(bit) != 0
     }
 
-    /// Sets a bit.
     pub const fn set(&mut self, bit: u32) {
         self.0[(bit / 64) as usize] |= mask(bit);
     }
 
-    /// Clears a bit.
     pub const fn clear(&mut self, bit: u32) {
         self.0[(bit / 64) as usize] &= !mask(bit);
     }
 
-    /// Number of bits set.
+    /// Number of set bits.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether no bit is set.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// The bits of either.
+    /// Bits set in either.
     #[must_use]
     pub fn or(mut self, other: Self) -> Self {
         for (a, b) in self.0.iter_mut().zip(other.0) {
@@ -71,7 +65,7 @@ impl Map {
         self
     }
 
-    /// The bits of both.
+    /// Bits set in both.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         for (a, b) in self.0.iter_mut().zip(other.0) {
@@ -80,7 +74,7 @@ impl Map {
         self
     }
 
-    /// The bits that `other` does not have.
+    /// Bits that are not set in `other`.
     #[must_use]
     pub fn without(mut self, other: Self) -> Self {
         for (a, b) in self.0.iter_mut().zip(other.0) {
@@ -111,7 +105,7 @@ impl Map {
         None
     }
 
-    /// The bits that are set.
+    /// Positions of the set bits.
     pub fn ones(&self) -> impl Iterator<Item = u32> {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -122,7 +116,7 @@ impl Map {
     }
 }
 
-/// A bit for each segment, or section.
+/// One bit for each segment or section, with a count of the set ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BitSet {
     words: Vec<u64>,
@@ -131,7 +125,6 @@ pub struct BitSet {
 }
 
 impl BitSet {
-    /// `len` clear bits.
     pub fn new(len: u32) -> Self {
         Self {
             words: vec![0; len.div_ceil(64) as usize],
@@ -140,18 +133,16 @@ impl BitSet {
         }
     }
 
-    /// Number of bits set.
+    /// Number of set bits.
     pub const fn count(&self) -> u32 {
         self.ones
     }
 
-    /// Whether a bit is set.
     pub fn get(&self, bit: u32) -> bool {
         assert!(bit < self.len);
         self.words[(bit / 64) as usize] & (1 << (bit % 64)) != 0
     }
 
-    /// Sets or clears a bit.
     pub fn put(&mut self, bit: u32, value: bool) {
         assert!(bit < self.len);
         let word = &mut self.words[(bit / 64) as usize];
@@ -162,7 +153,7 @@ impl BitSet {
         }
     }
 
-    /// The first set bit from `from` to before `end`.
+    /// The first set bit in `from..end`.
     pub fn next(&self, from: u32, end: u32) -> Option<u32> {
         let end = end.min(self.len);
         let mut from = from;
@@ -177,12 +168,12 @@ impl BitSet {
         None
     }
 
-    /// The set bits.
+    /// Positions of the set bits.
     pub fn ones(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.next(0, self.len), |bit| self.next(bit + 1, self.len))
     }
 
-    /// The first set bit from `from` on, and then from the start.
+    /// The first set bit from `from` on; if there is none, the first of all.
     pub fn next_around(&self, from: u32) -> Option<u32> {
         self.next(from, self.len).or_else(|| self.next(0, from))
     }
@@ -194,27 +185,27 @@ mod tests {
     use crate::disk::bits::{self, Order};
 
     #[test]
-    fn maps_are_the_disks() {
+    fn bitmaps_have_the_order_of_the_disk() {
         let mut bytes = [0; MAP_SIZE];
-        let mut map = Map::EMPTY;
+        let mut map = BlockBitmap::EMPTY;
         for bit in [0, 7, 8, 63, 64, 200, 511] {
             bits::put(Order::HighFirst, &mut bytes, bit as usize, true);
             map.set(bit);
         }
-        assert_eq!(Map::from_disk(&bytes), map);
+        assert_eq!(BlockBitmap::from_disk(&bytes), map);
         assert_eq!(map.to_disk(), bytes);
         assert_eq!(map.count(), 7);
         assert_eq!(map.ones().collect::<Vec<_>>(), [0, 7, 8, 63, 64, 200, 511]);
         assert_eq!(map.next_clear(7), Some(9));
         assert_eq!(map.next_clear(511), None);
         assert_eq!(map.next_set(201), Some(511));
-        assert_eq!(Map::FULL.next_clear(0), None);
+        assert_eq!(BlockBitmap::FULL.next_clear(0), None);
         map.clear(511);
         assert_eq!(map.next_set(201), None);
     }
 
     #[test]
-    fn sets_wrap_around() {
+    fn searches_wrap_around() {
         let mut set = BitSet::new(130);
         assert_eq!(set.next_around(5), None);
         set.put(3, true);

@@ -1,16 +1,19 @@
-//! Segments: which blocks are valid, where the next ones go, and what of that a checkpoint writes.
+//! The segment manager: which blocks are valid, where the next ones go, and what of that a checkpoint writes.
 //!
-//! **Rule.** No block is written that the volume's state after a crash may need (see [`sit`] for what
-//! that is). A block's way: free → *claimed* for a log → written → *named* (valid; something refers to
-//! it) → *invalid* → free again when a checkpoint without it is durable. A claim is memory only, so a
-//! crash or a failed write before the name leaks nothing.
+//! **Problem.** A log-structured volume writes to free places only. A crash returns it to its last checkpoint, so a
+//! block that this checkpoint refers to must keep its content although it is no longer in use.
 //!
-//! **Checkpoint.** [`Segments::snapshot`] takes, while nothing changes, everything a checkpoint says of
-//! segments: the table's changed blocks, the logs, the summaries. It is pure computing; entries of
-//! summaries that only the device has are read later ([`SegmentSnapshot::complete`]). Then
-//! [`Segments::committed`] or [`Segments::abandoned`].
+//! **Rule.** No block is written that the volume needs after a crash (see [`sit`] for the exact condition). Life of a
+//! block: free → *allocated* at the end of a curseg → written → *valid* (a node or inode refers to it) → *invalid* →
+//! free again when a checkpoint without it is durable. An allocation is in memory only, so a crash or a failed write
+//! before the block becomes valid leaks nothing.
 //!
-//! One lock (rank `Group`) covers it all; nothing waits inside it.
+//! **Checkpoint.** [`Segments::snapshot`] copies, while nothing changes, everything that a checkpoint stores about
+//! segments: the changed SIT blocks, the cursegs, the summaries. It does no I/O; [`SegmentSnapshot::complete`] later
+//! reads summary entries that only the device has. Then [`Segments::committed`] or [`Segments::abandoned`] follows.
+//!
+//! Names are the kernel's: SIT, SSA, curseg, `free_segmap` and `dirty_seglist` (`seglists`), SSR, ATGC.
+//! One lock (rank `Group`) covers all of it; no task waits for I/O while it holds the lock.
 
 mod atgc;
 mod by_valid;
@@ -41,7 +44,7 @@ use steadfs_vfs::{FsError, Result};
 
 pub use curseg::CursegUsage;
 use curseg::{SegmentManager, SegmentRun};
-pub use map::Map;
+pub use map::BlockBitmap;
 pub use policy::{AllocMode, Demand, GcPolicy, Mode, Policy, Purpose};
 pub use seglists::SegmentState;
 use sit::Sit;
@@ -59,84 +62,77 @@ use crate::victim::age::AgeRules;
 /// Consecutive blocks of the main area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The first.
     pub start: BlockAddr,
-    /// How many, at least one.
+    /// Number of blocks, at least one.
     pub len: u32,
 }
 
 impl Run {
-    /// Each of its blocks.
     pub fn blocks(self) -> impl Iterator<Item = BlockAddr> {
         (0..self.len).map(move |n| self.start.plus(n))
     }
 }
 
-/// What a block of the main area is for whoever refers to it.
+/// What the structure that refers to a block takes it for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockKind {
-    /// A file's or a directory's.
+    /// Data of a file or a directory.
     Data,
-    /// A node.
     Node,
 }
 
-/// A place given to a block that is valid at once.
+/// A block that was allocated and made valid in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedBlock {
-    /// Where it goes.
     pub addr: BlockAddr,
-    /// Where the next block of the same log will go, if nothing else happens to the log.
+    /// The block that the same curseg will use next, unless the curseg moves.
     pub next: BlockAddr,
 }
 
-/// Numbers of segments and sections, as they are at one moment.
+/// Numbers of segments and sections at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// Segments of the main area.
     pub segments: u32,
-    /// Sections that can be used.
+    /// Whole sections; a shorter last one is not counted.
     pub sections: u32,
-    /// Sections with nothing in use.
     pub free_sections: u32,
-    /// Segments with nothing in use.
     pub free: u32,
-    /// Segments without a valid block that a checkpoint (or the end of writes under way) makes free.
+    /// Segments without a valid block that become free with the next checkpoint, or when writes in flight end.
     pub prefree: u32,
-    /// Segments in which some blocks are valid, and no log is.
+    /// Segments with valid and invalid blocks, without a curseg.
     pub dirty: u32,
-    /// Segments in which all blocks are valid, and no log is.
+    /// Segments with valid blocks only, without a curseg.
     pub full: u32,
     /// Valid blocks of data and of nodes.
     pub valid: (u64, u64),
 }
 
-/// A log, and the segments of its type.
+/// A curseg and the segments of its type, as `status` shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CursegRow {
-    /// Where it goes on.
     pub open: CursegState,
-    /// Segments with some valid blocks.
+    /// Segments with valid and invalid blocks.
     pub dirty: u32,
-    /// Segments with nothing but valid blocks.
+    /// Segments with valid blocks only.
     pub full: u32,
-    /// Valid blocks, the log's included.
+    /// Valid blocks, those in the curseg included.
     pub valid: u64,
 }
 
 struct Inner {
     manager: SegmentManager,
-    /// Segments whose entries the last durable checkpoint has in its journal.
+    /// Segments whose SIT entries are in the journal of the last durable checkpoint.
     journaled: BTreeSet<u32>,
-    /// For each block of the table whether the second copy is the current one, as on disk.
+    /// One bit for each SIT block: whether its second copy is current, as on disk.
     sit_bitmap: Vec<u8>,
 }
 
-/// All segments of a volume that is being written.
+/// The segment manager of a volume mounted for writing.
 pub struct Segments {
     layout: Layout,
     inner: Mutex<Inner>,
-    /// Seconds for which the volume had been mounted before.
+    /// Seconds for which the volume was mounted before this mount.
     elapsed_before: u64,
     mounted: Instant,
 }
@@ -146,11 +142,11 @@ fn outside(addr: BlockAddr) -> DiskError {
 }
 
 impl Segments {
-    /// Claims up to `want` consecutive blocks at the end of a log, for data that is then written and
-    /// named, or [released](Self::release).
+    /// Allocates up to `want` consecutive blocks at the end of a curseg. The caller writes them and makes them
+    /// [valid](Self::set_valid), or [releases](Self::release) them.
     ///
     /// # Errors
-    /// [`FsError::NoSpace`]: no segment may be opened before cleaning or a checkpoint made room.
+    /// [`FsError::NoSpace`]: no segment may be opened before GC or a checkpoint frees some.
     pub fn allocate(&self, log: LogType, want: u32, purpose: Purpose) -> Result<Run> {
         let mut inner = self.inner.lock();
         let place = inner.manager.allocate(log, want, purpose);
@@ -163,7 +159,7 @@ impl Segments {
         Ok(Run { start, len })
     }
 
-    /// Gives up claimed blocks that nothing names.
+    /// Returns allocated blocks that did not become valid.
     pub fn release(&self, run: Run) {
         let mut inner = self.inner.lock();
         for addr in run.blocks() {
@@ -172,7 +168,7 @@ impl Segments {
         }
     }
 
-    /// A claimed block has been written and is now referred to by `owner`.
+    /// An allocated block has been written and `owner` refers to it.
     pub fn set_valid(&self, addr: BlockAddr, owner: Owner) {
         self.set_valid_at(addr, owner, self.elapsed());
     }
@@ -182,13 +178,13 @@ impl Segments {
         let mut inner = self.inner.lock();
         assert!(
             inner.manager.sit.allocated(segment).get(offset),
-            "only claimed blocks are named"
+            "a block is allocated before it becomes valid"
         );
         inner.manager.sit.set_valid(segment, offset, now);
         inner.manager.set_summary(segment, offset, owner);
     }
 
-    /// A place for a node, valid at once.
+    /// Allocates a block for a node and makes it valid.
     ///
     /// # Errors
     /// As [`Segments::allocate`].
@@ -198,7 +194,7 @@ impl Segments {
         self.place(log, Owner { nid, version, slot })
     }
 
-    /// A place for a block that is valid at once: a node, or a directory's in a checkpoint.
+    /// Allocates a block and makes it valid: for a node, or for a directory's block in a checkpoint.
     ///
     /// # Errors
     /// As [`Segments::allocate`].
@@ -218,30 +214,30 @@ impl Segments {
         })
     }
 
-    /// Nothing refers to this block any more. Whether it stays unusable until checkpoints are switched on
-    /// again.
+    /// Makes a block invalid. Returns whether it stays unusable until checkpoints are enabled again.
     ///
     /// # Errors
-    /// The address, which a structure of the volume had, is not that of a valid block with this content.
+    /// The address, which a structure of the volume holds, is not that of a valid block of this kind.
     pub fn invalidate(&self, addr: BlockAddr, content: BlockKind) -> Result<bool, DiskError> {
         let now = self.elapsed();
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
         let sit = &mut inner.manager.sit;
-        // Not even a damaged file takes a node from its owner, or what a file has from it as a node.
+        // A corrupt file must not free a node, nor a corrupt node address a file's data.
         holds(sit, segment, content).map_err(|e| e.in_block(addr))?;
         let cleared = sit.clear_valid(segment, offset, now);
         cleared.map_err(|e| e.in_block(addr))
     }
 
-    /// Keeps a block from being written until it is [released](Self::release) or
-    /// [adopted](Self::adopt), as recovery needs what it holds; `false` if it is in use already.
-    /// Recovery keeps every block it is going to need before anything is claimed, then lets the logs
-    /// [step over](Self::step_over) them: a log that moved earlier could open a segment in which others
-    /// are still to be kept.
+    /// Keeps a block from being written until it is [released](Self::release) or [recovered](Self::recover_block),
+    /// because roll-forward needs its content. Returns `false` if the block is in use.
+    ///
+    /// Recovery protects every block that it will need before it allocates any, then moves the cursegs
+    /// [past](Self::skip_protected) them: a curseg that moved earlier could open a segment with blocks that are not
+    /// protected yet.
     ///
     /// # Errors
-    /// The address is none of a block.
+    /// The address is outside the main area.
     pub fn protect(&self, addr: BlockAddr) -> Result<bool> {
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
@@ -253,10 +249,10 @@ impl Segments {
         Ok(true)
     }
 
-    /// Moves the logs behind blocks that are kept; they fill holes from then on.
+    /// Moves the cursegs past protected blocks; they use SSR from then on.
     ///
     /// # Errors
-    /// `NoSpace`: a log has no place left.
+    /// `NoSpace`: a curseg has no segment to move to.
     pub fn skip_protected(&self) -> Result<()> {
         match self.inner.lock().manager.skip_protected() {
             true => Ok(()),
@@ -264,11 +260,11 @@ impl Segments {
         }
     }
 
-    /// Takes over a block that was written before a crash and is [kept](Self::keep): recovery found
-    /// that `owner` refers to it.
+    /// Makes a [protected](Self::protect) block valid that was written before a crash: roll-forward found that `owner`
+    /// refers to it.
     ///
     /// # Errors
-    /// The block is in use, or lies in a segment that holds another kind of blocks.
+    /// The block is in use, or its segment holds the other kind of blocks.
     pub fn recover_block(
         &self,
         addr: BlockAddr,
@@ -299,7 +295,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Whether the checkpoint has this block for an owner who has lost it since, and nobody else has it.
+    /// Whether the last checkpoint has this block and its owner has lost it since, so that it is free to recover.
     pub fn is_freed(&self, addr: BlockAddr) -> bool {
         self.layout.place(addr).is_some_and(|(segment, offset)| {
             let inner = self.inner.lock();
@@ -307,11 +303,11 @@ impl Segments {
         })
     }
 
-    /// Takes over a block that the checkpoint has for another owner, who has lost it since: what it holds is as it
-    /// was then, for nothing may write it.
+    /// Makes a block valid again that the checkpoint has for another owner, which has lost it since. Its content is
+    /// that of the checkpoint, because nothing may overwrite it.
     ///
     /// # Errors
-    /// The block is in use, was not in the checkpoint, or lies among nodes.
+    /// The block is in use, was not in the checkpoint, or is in a node segment.
     pub fn recover_freed_block(&self, addr: BlockAddr, owner: Owner) -> Result<(), DiskError> {
         let now = self.elapsed();
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
@@ -327,8 +323,8 @@ impl Segments {
         Ok(())
     }
 
-    /// Refuses blocks of which one is not valid, or not among those with this content: who refers to it is
-    /// damaged, and may neither write there nor count on what is there.
+    /// Verifies that each of these blocks is valid and in a segment of this kind. A structure that refers to another
+    /// block is corrupt: the caller must neither write nor read there.
     ///
     /// # Errors
     /// The first such block.
@@ -352,7 +348,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Whether something refers to this block.
+    /// Whether a block is valid.
     pub fn is_valid(&self, addr: BlockAddr) -> bool {
         self.layout.place(addr).is_some_and(|(segment, offset)| {
             let inner = self.inner.lock();
@@ -360,8 +356,8 @@ impl Segments {
         })
     }
 
-    /// How many blocks from `start` on, of `len` valid ones, may be written over where they lie: up to the
-    /// first that a checkpoint needs while checkpoints are switched off.
+    /// How many of `len` valid blocks from `start` on may be overwritten in place (IPU): those before the first that the
+    /// last checkpoint needs while checkpoints are disabled.
     pub fn may_overwrite(&self, start: BlockAddr, len: u32) -> u32 {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
@@ -375,11 +371,11 @@ impl Segments {
         (0..len).find(kept).unwrap_or(len)
     }
 
-    /// The valid blocks of a segment and who points at them, for cleaning. Owners are what the summary
-    /// says, which on a damaged volume means nothing.
+    /// The valid blocks of a segment with their owners, for GC. Owners come from the summary, which may be wrong on a
+    /// corrupt volume.
     ///
     /// # Errors
-    /// The device fails, or the summary is none.
+    /// The device fails, or the summary block does not verify.
     pub fn owners(&self, at: SegNo, queue: &Queue, tag: IoTag) -> Result<Vec<(u32, Owner)>> {
         let known = || {
             let inner = self.inner.lock();
@@ -393,7 +389,7 @@ impl Segments {
             let offset = u64::from(place.0) * BLOCK_SIZE as u64;
             let bytes = queue.read(offset, BLOCK_SIZE, tag).map_err(io_error)?;
             let block = SummaryBlock::parse(&bytes).map_err(|e| e.in_block(place))?;
-            // What was written meanwhile is newer than what was read.
+            // What changed in memory meanwhile is newer than what was read.
             (valid, edit) = known();
             edit.fill_from(&block);
         }
@@ -401,7 +397,6 @@ impl Segments {
         Ok(valid.ones().filter_map(owner).collect())
     }
 
-    /// How many segments are what at the moment.
     pub fn counts(&self) -> Counts {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
@@ -417,7 +412,6 @@ impl Segments {
         }
     }
 
-    /// The logs, and the segments of each one's type.
     pub fn curseg_rows(&self) -> [CursegRow; 6] {
         let inner = self.inner.lock();
         let mut curseg_rows = LogType::ALL.map(|log| CursegRow {
@@ -436,8 +430,8 @@ impl Segments {
         curseg_rows
     }
 
-    /// How much sections are either full or empty (100: all are; the kernel's BDF), and the valid blocks
-    /// of those that are neither, on average.
+    /// The kernel's BDF, from 0 (each section is half full) to 100 (each is full or empty), and the mean number of valid
+    /// blocks of sections that are neither full nor empty.
     pub fn distribution(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
@@ -457,81 +451,81 @@ impl Segments {
         (bimodal, partly.checked_div(count).unwrap_or(0))
     }
 
-    /// Sections with nothing in use.
     pub fn free_sections(&self) -> u32 {
         self.inner.lock().manager.sit.free_sections().count()
     }
 
-    /// What logs have used so far.
+    /// Blocks and segments that cursegs have used since the mount.
     pub fn usage(&self) -> CursegUsage {
         self.inner.lock().manager.usage
     }
 
-    /// Changes what decides where logs go on.
     pub fn set_policy(&self, change: impl FnOnce(&mut Policy)) {
         change(&mut self.inner.lock().manager.policy);
     }
 
-    /// What decides where logs go on.
     pub fn policy(&self) -> Policy {
         self.inner.lock().manager.policy
     }
 
-    /// Says how what is old is chosen and where it goes (`atgc_*`).
+    /// Sets the rules of `atgc`.
     pub fn set_age_rules(&self, rules: AgeRules) {
         self.inner.lock().manager.age = rules;
     }
 
-    /// Seconds for which the volume had been mounted before this mount.
+    /// Seconds for which the volume was mounted before this mount.
     pub const fn elapsed_before(&self) -> u64 {
         self.elapsed_before
     }
 
-    /// Tells what in memory will need a place.
+    /// Sets the number of blocks in memory that will be allocated later.
     pub fn set_demand(&self, demand: Demand) {
         self.inner.lock().manager.demand = demand;
     }
 
-    /// Seconds for which the volume has been mounted in its life: the time that segments' ages are
-    /// measured in, and what a checkpoint notes.
+    /// Seconds for which the volume has been mounted in its life: the clock of segment ages (`elapsed_time`).
     pub fn elapsed(&self) -> u64 {
         let here = now().since(self.mounted).as_secs();
         self.elapsed_before.saturating_add(here)
     }
 
-    /// Takes what a checkpoint says of segments; nothing may change meanwhile.
+    /// Copies what a checkpoint stores about segments. The caller holds `cp_lock` exclusively.
     pub fn snapshot(&self) -> SegmentSnapshot {
         let elapsed = self.elapsed();
         let mut inner = self.inner.lock();
         snapshot::take(&self.layout, &mut inner, elapsed)
     }
 
-    /// The checkpoint is durable. Returns the blocks that may be written (and discarded) now. `disables_cp`: it
-    /// is the last one until checkpoints are switched on again.
-    pub fn committed(&self, snapshot: &SegmentSnapshot, disables_cp: bool) -> Vec<(SegNo, Map)> {
+    /// The checkpoint is durable. Returns the blocks that may be written and discarded now. `disables_cp`: it is the
+    /// last one until checkpoints are enabled again.
+    pub fn committed(
+        &self,
+        snapshot: &SegmentSnapshot,
+        disables_cp: bool,
+    ) -> Vec<(SegNo, BlockBitmap)> {
         let mut inner = self.inner.lock();
         snapshot::committed(&mut inner, snapshot, disables_cp)
     }
 
-    /// The checkpoint failed; perhaps it is what a mount will find, perhaps not.
+    /// The checkpoint failed; a mount may find it or the one before.
     pub fn abandoned(&self, snapshot: &SegmentSnapshot) {
         let mut inner = self.inner.lock();
         snapshot::abandoned(&mut inner, snapshot);
     }
 
-    /// Asserts everything that is always true, for tests.
+    /// Asserts all invariants, for tests.
     pub fn check(&self) {
         self.inner.lock().manager.check();
     }
 
-    /// The place of a block that this program itself has claimed.
+    /// The position of a block that this module allocated.
     fn own(&self, addr: BlockAddr) -> (SegNo, u32) {
         let place = self.layout.place(addr);
-        place.expect("claims lie in the main area")
+        place.expect("allocated blocks are in the main area")
     }
 }
 
-/// Refuses a segment that holds other blocks.
+/// Fails if a segment holds the other kind of blocks.
 fn holds(sit: &Sit, segment: SegNo, content: BlockKind) -> Result<(), DiskError> {
     let rule = match (content, sit.kind(segment).is_node()) {
         (BlockKind::Data, true) => "holds nodes, and a file refers to one as to its data",
@@ -541,7 +535,7 @@ fn holds(sit: &Sit, segment: SegNo, content: BlockKind) -> Result<(), DiskError>
     Err(DiskError::entry(Structure::Sit, segment.0, rule))
 }
 
-/// The edit behind a shared handle, to be changed.
+/// The summary behind a shared handle, copied if it is shared.
 fn summary_mut(edit: &mut Arc<SegmentSummary>) -> &mut SegmentSummary {
     Arc::make_mut(edit)
 }

@@ -1,4 +1,4 @@
-//! Whole sections for pinned files.
+//! Whole sections allocated for pinned files, whose blocks never move.
 
 use steadfs_vfs::{FsError, Result};
 
@@ -6,11 +6,11 @@ use super::{Owner, Run, Segments};
 use crate::disk::{BlockAddr, DiskError, LogType, SEGMENT_BLOCKS, SegNo};
 
 impl Segments {
-    /// Claims a free section for a pinned file, who [names](Self::name_pinned) its blocks once they are written, or
-    /// releases them.
+    /// Allocates a free section for a pinned file. The caller makes its blocks [valid](Self::set_valid_pinned) once they
+    /// are written, or releases them.
     ///
     /// # Errors
-    /// `NoSpace`: none is free beside those that are kept from users.
+    /// `NoSpace`: no section is free beyond those reserved.
     pub fn allocate_section(&self) -> Result<Run> {
         let mut inner = self.inner.lock();
         let manager = &mut inner.manager;
@@ -29,7 +29,7 @@ impl Segments {
         Ok(Run { start, len })
     }
 
-    /// How many sections [`Segments::allocate_section`] has for users.
+    /// Number of sections that [`Segments::allocate_section`] can allocate.
     pub fn sections_for_users(&self) -> u32 {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
@@ -38,10 +38,10 @@ impl Segments {
         sit.free_sections().count().saturating_sub(kept)
     }
 
-    /// A claimed block of such a section has been written and is now referred to by `owner`.
+    /// A block of such a section has been written and `owner` refers to it.
     ///
     /// # Errors
-    /// The block is none of a claimed section's.
+    /// The block is not allocated.
     pub fn set_valid_pinned(&self, addr: BlockAddr, owner: Owner) -> Result<(), DiskError> {
         self.recover_block(addr, owner, LogType::ColdData)
     }

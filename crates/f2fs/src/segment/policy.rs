@@ -1,9 +1,9 @@
-//! When and where new segments are opened: the kernel's rules as plain functions of numbers.
+//! When and where new segments are opened: the kernel's rules as pure functions.
 
 use crate::disk::{LogType, SEGMENT_BLOCKS};
 pub use crate::options::{AllocMode, GcPolicy, Mode};
 
-/// What decides where logs go on.
+/// What the choice of segments depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// `gc_policy=`.
@@ -12,39 +12,39 @@ pub struct Policy {
     pub mode: Mode,
     /// `alloc_mode=`.
     pub alloc: AllocMode,
-    /// Sections that only nodes and cleaning may use.
+    /// Sections that only nodes and GC may use.
     pub reserved_sections: u32,
-    /// Sections that users' blocks do not count on, the reserved ones among them.
+    /// Sections that are not counted as users' space, the reserved ones included.
     pub overprovision_sections: u32,
-    /// `min_ssr_sections`: below so many free ones more, holes are filled.
+    /// `min_ssr_sections`: with at most this many free sections beyond the reserve, SSR is used.
     pub min_ssr_sections: u32,
-    /// Holes are filled whatever is free (`gc_urgent` 1, or checkpoints are switched off).
+    /// SSR is always used (`gc_urgent` 1).
     pub force_ssr: bool,
     /// `max_victim_search`.
     pub max_search: u32,
 }
 
-/// Blocks in memory that will need a place, by what they are.
+/// Dirty blocks in memory that will be allocated, by type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Changed nodes.
+    /// Dirty nodes.
     pub nodes: u32,
-    /// Changed blocks of directories.
+    /// Dirty directory blocks.
     pub dentries: u32,
-    /// Inodes that changed in memory only.
+    /// Inodes that are dirty in memory only.
     pub inodes: u32,
-    /// Changed data of files, where it cannot be written in place.
+    /// Dirty data of files, where it is not written in place.
     pub data: u32,
 }
 
-/// Why a block is needed.
+/// Why a block is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Data of a user: leaves the reserved sections alone.
+    /// Data of a user: must not use the reserved sections.
     User,
-    /// Data that cleaning moves: leaves some sections to nodes and directories.
+    /// Data moved by GC: leaves some sections to nodes and directories.
     Moved,
-    /// A checkpoint's or an fsync's blocks: everything may be used.
+    /// A block of a checkpoint or an fsync: may use all sections.
     Reserved,
 }
 
@@ -52,15 +52,14 @@ const fn sections(blocks: u32, per_section: u32) -> u32 {
     blocks.div_ceil(per_section * SEGMENT_BLOCKS)
 }
 
-/// Sections that users' data always leaves for nodes and cleaning, however small the volume's reserve:
-/// one for each log.
+/// Sections that users' data always leaves to nodes and GC, however small the reserve: one for each log.
 const SECTIONS_KEPT_MIN: u32 = LogType::ALL.len() as u32;
 
-/// Free sections that cleaning does not fill with data: the checkpoint that ends it needs places, too.
+/// Free sections that GC leaves for the checkpoint that ends it.
 pub const SECTIONS_KEPT_FROM_GC: u32 = 2;
 
 impl Policy {
-    /// Whether logs fill holes (`f2fs_need_SSR`).
+    /// Whether cursegs use SSR (`f2fs_need_SSR`).
     pub const fn needs_ssr(&self, free: u32, demand: Demand, per_section: u32) -> bool {
         if matches!(self.mode, Mode::Lfs) {
             return false;
@@ -79,8 +78,8 @@ impl Policy {
         free <= needed.saturating_add(kept)
     }
 
-    /// Free sections that users' data may not take: what changed nodes and directories will need, and
-    /// some to clean with, up to the volume's reserve.
+    /// Free sections that users' data must not use: for dirty nodes and directories, and some for GC, up to the
+    /// reserve.
     pub fn kept_from_users(&self, demand: Demand, per_section: u32) -> u32 {
         let nodes = demand.nodes.saturating_add(demand.inodes);
         let needed = sections(nodes, per_section) + 2 * sections(demand.dentries, per_section);
@@ -88,9 +87,8 @@ impl Policy {
             .min(SECTIONS_KEPT_MIN.saturating_add(needed))
     }
 
-    /// Whether cleaning has to make room before more is changed (`has_not_enough_free_secs`): `free`
-    /// sections do not cover what is in memory and the reserve. `room(log)`: blocks that a log can still
-    /// write in its section.
+    /// Whether GC has to free space before more is changed (`has_not_enough_free_secs`): `free` sections do not cover the
+    /// dirty blocks and the reserve. `room(log)`: blocks that a log can still allocate in its section.
     pub fn is_short(
         &self,
         free: u32,
@@ -131,8 +129,7 @@ impl Policy {
         !LogType::ALL.into_iter().all(fits)
     }
 
-    /// Sections that may be needed by Linux 3.11's count: what its pages of nodes and directories fill,
-    /// and the reserve.
+    /// Sections that may be needed by Linux 3.11's count: dirty nodes and directories, and the reserve.
     fn needed_2013(&self, demand: Demand, per_section: u32) -> u32 {
         let nodes = demand.nodes.saturating_add(demand.inodes);
         let dentries = sections(demand.dentries, per_section);
@@ -141,7 +138,7 @@ impl Policy {
             .saturating_add(self.reserved_sections)
     }
 
-    /// Types of segments in whose holes a log writes, in the order in which they are tried.
+    /// Types of segments in which a log uses SSR, in the order of the search.
     pub fn ssr_types(
         &self,
         log: LogType,
@@ -152,7 +149,7 @@ impl Policy {
         let all = ssr_types(log);
         match self.rules {
             GcPolicy::Linux618 => all,
-            // Data only where space is short, from colder to hotter; nodes never.
+            // Data only while space is short, from colder to hotter; nodes never.
             GcPolicy::Linux2013 if log.is_node() => &all[..1],
             GcPolicy::Linux2013 if free > self.needed_2013(demand, per_section) => &all[..1],
             GcPolicy::Linux2013 => match log {
@@ -163,15 +160,15 @@ impl Policy {
         }
     }
 
-    /// Whether a log only goes to free segments while there are any: fsync's chain in 2013, which could
-    /// not be told from older nodes in holes.
+    /// Whether a log uses free segments only while there are any: in 2013 the log of fsync's node chain, because
+    /// roll-forward could not tell its nodes from older ones by SSR.
     pub fn always_lfs(&self, log: LogType) -> bool {
         self.rules == GcPolicy::Linux2013 && log == LogType::WarmNode
     }
 }
 
-/// Types of segments in whose holes a log may write, in the order in which they are tried: its own,
-/// then those of its class, nearest in temperature to what the log would mix with least.
+/// Types of segments in which a log may use SSR, in the order of the search: its own, then those of the same kind,
+/// nearest in temperature.
 pub const fn ssr_types(log: LogType) -> &'static [LogType; 3] {
     use LogType::{ColdData, ColdNode, HotData, HotNode, WarmData, WarmNode};
     match log {
@@ -189,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_are_filled_when_free_sections_are_few() {
+    fn ssr_is_used_when_few_sections_are_free() {
         let policy = Policy {
             rules: GcPolicy::Linux618,
             overprovision_sections: 30,
@@ -236,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_of_2013() {
+    fn rules_of_linux_3_11() {
         let policy = Policy {
             rules: GcPolicy::Linux2013,
             mode: Mode::Adaptive,

@@ -1,45 +1,43 @@
-//! What segments and sections are at the moment, listed so that nobody has to look at each: how many are
-//! in a state, which are free or partly valid, and those with the fewest valid blocks first.
+//! The kernel's `free_segmap` and `dirty_seglist`: segments and sections by their state, so that no search looks at
+//! each one: how many are in a state, which are free or dirty, and which have the fewest valid blocks.
 //!
-//! All of it follows from each segment's state, type and number of valid blocks. [`Sit`] knows those and
-//! tells of each change.
+//! **Rule.** Everything here follows from each segment's state, type and number of valid blocks. [`Sit`] owns these
+//! and reports each change.
 //!
-//! [`Sit`]: super::table::Table
+//! [`Sit`]: super::sit::Sit
 
 use super::by_valid::ByValid;
 use super::map::BitSet;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 
-/// What a segment is at the moment.
+/// State of a segment; each segment has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentState {
-    /// Every block may be written; no log is in it.
+    /// Each block may be written; no curseg is in it.
     Free,
-    /// No block is valid, but not every block may be written before the next checkpoint is durable
-    /// (or before claims have ended).
+    /// No block is valid, but some must not be written before the next checkpoint is durable, or are allocated.
     Prefree,
-    /// Some blocks are valid.
+    /// Some blocks are valid, not all.
     Dirty,
     /// All blocks are valid.
     Full,
-    /// A log writes in it.
+    /// A curseg is in it.
     Open,
 }
 
 const STATES: usize = 5;
 
-/// What is in a section.
+/// Counts of one section.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct SectionContent {
     /// Segments that are not free.
     used: u32,
-    /// Segments in which a log is.
+    /// Segments with a curseg.
     open: u32,
-    /// Valid blocks.
     valid: u32,
 }
 
-/// What the table says of a segment, as far as it is listed.
+/// What the SIT knows of a segment and these lists depend on.
 pub(super) struct ListedSegment {
     pub at: SegNo,
     pub kind: LogType,
@@ -47,25 +45,25 @@ pub(super) struct ListedSegment {
     pub valid: u32,
 }
 
-/// The states of all segments and sections.
+/// The lists of all segments and sections.
 pub(super) struct SegmentLists {
     per_section: u32,
-    /// Sections that can be used.
+    /// Whole sections.
     sections: u32,
-    /// What is in each section, the last, short one too.
+    /// Counts of each section, a shorter last one included.
     in_section: Vec<SectionContent>,
     free_sections: BitSet,
-    /// Sections without a log in which some but not all blocks are valid.
+    /// Sections without a curseg that have valid and invalid blocks (`dirty_secmap`).
     dirty_sections: BitSet,
-    /// The same, by the number of valid blocks.
+    /// The same sections, by the number of valid blocks.
     by_valid: ByValid,
-    /// Segments in state `Dirty`, by type.
+    /// Segments in state `Dirty`, by type (`dirty_segmap`).
     dirty: [BitSet; 6],
     by_state: [u32; STATES],
 }
 
 impl SegmentLists {
-    /// Of so many segments, all of them free.
+    /// Lists for this number of segments, all of them free.
     pub fn new(segments: u32, per_section: u32) -> Self {
         let sections = segments / per_section;
         let mut free_sections = BitSet::new(sections);
@@ -132,17 +130,17 @@ impl SegmentLists {
         &mut self.in_section[section as usize]
     }
 
-    /// So many more (or fewer) blocks of a segment are valid.
+    /// The number of valid blocks of a segment changes by `change`.
     pub fn add_valid(&mut self, at: SegNo, change: i32) {
         let content = self.content(at);
         content.valid = content
             .valid
             .checked_add_signed(change)
-            .expect("a section's valid blocks are its segments'");
+            .expect("a section's valid blocks are the sum of its segments'");
         self.reclassify_section(at);
     }
 
-    /// A segment of this type passes from one state to another.
+    /// A segment of this type changes its state.
     pub fn change_state(&mut self, at: SegNo, kind: LogType, old: SegmentState, new: SegmentState) {
         if old == SegmentState::Dirty {
             self.dirty[kind.index()].put(at.0, false);
@@ -160,13 +158,13 @@ impl SegmentLists {
         self.by_state[new as usize] += 1;
     }
 
-    /// A segment in state `Dirty` becomes one of another type.
+    /// A segment in state `Dirty` changes its type.
     pub fn retype_dirty(&mut self, at: SegNo, old: LogType, new: LogType) {
         self.dirty[old.index()].put(at.0, false);
         self.dirty[new.index()].put(at.0, true);
     }
 
-    /// Finds out what a section is after one of its segments changed.
+    /// Updates a section's lists after one of its segments changed.
     fn reclassify_section(&mut self, at: SegNo) {
         let section = self.section_of(at);
         if section < self.sections {
@@ -179,7 +177,7 @@ impl SegmentLists {
         }
     }
 
-    /// Asserts that all of it follows from what these, all segments, are.
+    /// Asserts that all lists follow from these segments, which are all there are.
     pub fn check(&self, segments: impl Iterator<Item = ListedSegment>) {
         let mut by_state = [0; STATES];
         let mut dirty: [u32; 6] = [0; 6];
@@ -198,7 +196,7 @@ impl SegmentLists {
             content.open += u32::from(segment.state == SegmentState::Open);
             content.valid += segment.valid;
         }
-        assert_eq!(by_state, self.by_state, "each has one state");
+        assert_eq!(by_state, self.by_state, "each segment has one state");
         assert_eq!(dirty, LogType::ALL.map(|kind| self.dirty(kind).count()));
         assert_eq!(sections, self.in_section);
         self.check_sections(&sections);

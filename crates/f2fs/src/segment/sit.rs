@@ -1,72 +1,71 @@
-//! The segment information table in memory: which blocks are valid, and which may be written.
+//! The segment information table (SIT) in memory: which blocks are valid, and which may be written.
 //!
-//! **A block may be written** when nobody needs what is in it:
+//! **Rule.** A block may be written only if
 //!
-//! - it is not valid now;
-//! - it was not valid at the last durable checkpoint, nor in the one under way: a crash would bring
-//!   that one back;
-//! - it did not become valid since: fsync's chain of nodes may lead to it, and recovery follows that
-//!   chain although newer blocks have taken over;
-//! - nobody has claimed it.
+//! 1. it is not valid now,
+//! 2. it was not valid at the last durable checkpoint, nor in the one being written: a crash returns to that one,
+//! 3. it did not become valid since: an fsync's node chain may lead to it, and roll-forward follows the chain even
+//!    where newer blocks have replaced it,
+//! 4. it is not allocated.
 //!
-//! While checkpoints are switched off (`cp_disabled`) the third does not hold, for nothing of what was written since is
-//! recovered: a block that loses its owner can be written again at once, unless the last checkpoint has it.
+//! While checkpoints are disabled (`cp_disabled`) condition 3 does not apply, because roll-forward ignores everything
+//! written since: an invalidated block may be written again at once, unless the last checkpoint has it.
 //!
-//! The second and third are one bitmap here, `ckpt_valid`, with a second one, `next`, while a checkpoint
-//! is being written. Both are kept only for segments that changed since (`CkptMaps`): in all others
-//! they equal the map of valid blocks. And that map is kept only where it is neither empty nor full,
-//! so a large volume costs 24 bytes a segment.
+//! Conditions 2 and 3 are one bitmap, `ckpt_valid` (the kernel's `ckpt_valid_map`), plus a second one, `next`, while a
+//! checkpoint is being written. Both exist only for segments that changed since (`CkptMaps`); in all others they equal
+//! the bitmap of valid blocks. That bitmap is stored only where it is neither empty nor full, so a segment costs
+//! 24 bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::map::{BitSet, Map};
+use super::map::{BitSet, BlockBitmap};
 use super::seglists::{ListedSegment, SegmentLists, SegmentState};
 use crate::disk::{
     DiskError, Layout, LogType, SEGMENT_BLOCKS, SegNo, SitEntry, Structure, sit::MAP_SIZE,
 };
 
 struct Segment {
-    /// Valid blocks, where some but not all are.
-    map: Option<Box<Map>>,
+    /// Valid blocks; `None` where none or all are valid.
+    map: Option<Box<BlockBitmap>>,
     mtime: u64,
     valid: u16,
     kind: LogType,
     state: SegmentState,
 }
 
-/// What keeps blocks of a segment from being written, beside being valid.
+/// Bitmaps that keep blocks of a segment from being written, in addition to the valid ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CkptMaps {
-    ckpt_valid: Map,
-    next: Map,
-    allocated: Map,
+    ckpt_valid: BlockBitmap,
+    next: BlockBitmap,
+    allocated: BlockBitmap,
 }
 
-/// All segments of a volume.
+/// SIT entries of all segments, with what follows from them.
 pub struct Sit {
     segments: Vec<Segment>,
     ckpt_maps: BTreeMap<u32, CkptMaps>,
-    /// Segments whose entry on disk is another one.
+    /// Segments whose entry differs from the one on disk.
     changed: BTreeSet<u32>,
     /// A checkpoint is being written.
     cp_in_progress: bool,
-    /// Checkpoints are switched off: a crash brings back the last one, and nothing written since.
+    /// Checkpoints are disabled: a crash returns to the last one and recovers nothing written since.
     cp_disabled: bool,
     lists: SegmentLists,
     valid_data: u64,
     valid_nodes: u64,
     oldest: u64,
     newest: u64,
-    /// Blocks that became invalid, in all and since the last snapshot.
+    /// Blocks that became invalid, since the mount and since the last snapshot.
     invalidated: (u64, u64),
 }
 
-fn damaged(segment: SegNo, rule: &'static str) -> DiskError {
+fn corrupt(segment: SegNo, rule: &'static str) -> DiskError {
     DiskError::entry(Structure::Sit, segment.0, rule)
 }
 
 impl Sit {
-    /// A table without a valid block.
+    /// A table in which no block is valid.
     pub fn new(layout: &Layout) -> Self {
         let count = layout.main_segments;
         let segment = || Segment {
@@ -93,7 +92,7 @@ impl Sit {
         }
     }
 
-    /// Takes a segment's entry while the table is being read.
+    /// Stores a segment's entry while the SIT is being read.
     pub fn load(&mut self, at: SegNo, entry: &SitEntry) {
         let segment = &mut self.segments[at.0 as usize];
         assert!(segment.valid == 0, "each entry is read once");
@@ -101,7 +100,7 @@ impl Sit {
         segment.kind = entry.kind;
         segment.mtime = entry.mtime;
         if entry.valid > 0 && u32::from(entry.valid) < SEGMENT_BLOCKS {
-            segment.map = Some(Box::new(Map::from_disk(&entry.map)));
+            segment.map = Some(Box::new(BlockBitmap::from_disk(&entry.map)));
         }
         *self.valid_of(entry.kind) += u64::from(entry.valid);
         if entry.valid > 0 {
@@ -112,7 +111,7 @@ impl Sit {
         self.classify(at, false);
     }
 
-    /// Forgets that anything differs from the device, as after reading the table.
+    /// Marks all entries as equal to those on disk, after the SIT has been read.
     pub fn loaded(&mut self) {
         self.changed.clear();
     }
@@ -125,98 +124,89 @@ impl Sit {
         }
     }
 
-    /// Number of segments.
     pub fn len(&self) -> u32 {
         self.segments.len() as u32
     }
 
-    /// Number of sections that can be used.
+    /// Whole sections; a shorter last one is not counted.
     pub const fn sections(&self) -> u32 {
         self.lists.sections()
     }
 
-    /// Segments in a section.
     pub const fn per_section(&self) -> u32 {
         self.lists.per_section()
     }
 
-    /// The section a segment lies in; the last one may be too short to be used.
+    /// The section of a segment; the last one may be too short to be used.
     pub const fn section_of(&self, at: SegNo) -> u32 {
         self.lists.section_of(at)
     }
 
-    /// Valid blocks of a segment.
+    /// Number of valid blocks of a segment.
     pub fn valid(&self, at: SegNo) -> u32 {
         self.segments[at.0 as usize].valid.into()
     }
 
-    /// Whether the last checkpoint, which an unmount or a crash brings back, has this block. Where
-    /// checkpoints are written, nothing depends on that.
+    /// Whether checkpoints are disabled and the last one, to which an unmount or a crash returns, has this block.
     pub fn is_in_checkpoint(&self, at: SegNo, offset: u32) -> bool {
         self.cp_disabled && self.ckpt_valid(at).get(offset)
     }
 
-    /// Whether it has any block of this segment.
+    /// The same for any block of a segment.
     pub fn has_checkpointed(&self, at: SegNo) -> bool {
         self.cp_disabled && !self.ckpt_valid(at).is_empty()
     }
 
-    fn ckpt_valid(&self, at: SegNo) -> Map {
+    fn ckpt_valid(&self, at: SegNo) -> BlockBitmap {
         let ckpt_maps = self.ckpt_maps.get(&at.0);
         ckpt_maps.map_or_else(|| self.current(at), |t| t.ckpt_valid)
     }
 
-    /// Whether checkpoints are switched off.
     pub const fn is_cp_disabled(&self) -> bool {
         self.cp_disabled
     }
 
-    /// Blocks of data and of nodes that are valid.
+    /// Valid blocks of data and of nodes.
     pub const fn totals(&self) -> (u64, u64) {
         (self.valid_data, self.valid_nodes)
     }
 
-    /// What kind of blocks a segment holds.
+    /// The type of blocks in a segment.
     pub fn kind(&self, at: SegNo) -> LogType {
         self.segments[at.0 as usize].kind
     }
 
-    /// What a segment is.
     pub fn state(&self, at: SegNo) -> SegmentState {
         self.segments[at.0 as usize].state
     }
 
-    /// Number of segments in a state.
     pub const fn in_state(&self, state: SegmentState) -> u32 {
         self.lists.in_state(state)
     }
 
-    /// Sections with nothing in use.
     pub const fn free_sections(&self) -> &BitSet {
         self.lists.free_sections()
     }
 
-    /// Sections without a log in which some but not all blocks are valid.
+    /// Sections without a curseg that have valid and invalid blocks.
     pub const fn dirty_sections(&self) -> &BitSet {
         self.lists.dirty_sections()
     }
 
-    /// The same, those with the fewest valid blocks first.
+    /// The same sections, those with the fewest valid blocks first.
     pub fn emptiest(&self) -> impl Iterator<Item = u32> {
         self.lists.emptiest()
     }
 
-    /// Valid blocks of a section.
     pub fn valid_in(&self, section: u32) -> u32 {
         self.lists.valid_in(section)
     }
 
-    /// The segments of a section.
     pub fn segments_of(&self, section: u32) -> impl Iterator<Item = SegNo> + use<> {
         self.lists.segments_of(section)
     }
 
-    /// When the blocks of a section were written, on average.
+    /// Mean time at which the blocks of a section were written, in seconds of mounted time.
     pub fn age_stamp(&self, section: u32) -> u64 {
         let stamps = self
             .segments_of(section)
@@ -224,43 +214,43 @@ impl Sit {
         stamps.fold(0u64, u64::saturating_add) / u64::from(self.per_section())
     }
 
-    /// When the blocks of a segment were written, on average.
+    /// Mean time at which the blocks of a segment were written, in seconds of mounted time.
     pub fn stamp(&self, at: SegNo) -> u64 {
         self.segments[at.0 as usize].mtime
     }
 
-    /// The latest time stamp of a segment with valid blocks so far.
+    /// The latest of these times.
     pub const fn newest(&self) -> u64 {
         self.newest
     }
 
-    /// The least time stamp of a segment with valid blocks so far.
+    /// The earliest of these times.
     pub const fn oldest(&self) -> u64 {
         self.oldest
     }
 
-    /// Blocks that became invalid, since the table was read and since the last snapshot.
+    /// Blocks that became invalid, since the mount and since the last snapshot.
     pub const fn invalidated(&self) -> (u64, u64) {
         self.invalidated
     }
 
-    /// Segments in state `Dirty` that hold this type.
+    /// Segments in state `Dirty` of this type.
     pub fn dirty(&self, kind: LogType) -> &BitSet {
         self.lists.dirty(kind)
     }
 
-    /// The valid blocks of a segment.
-    pub fn current(&self, at: SegNo) -> Map {
+    /// The valid blocks of a segment (`cur_valid_map`).
+    pub fn current(&self, at: SegNo) -> BlockBitmap {
         let segment = &self.segments[at.0 as usize];
         match &segment.map {
             Some(map) => **map,
-            None if segment.valid == 0 => Map::EMPTY,
-            None => Map::FULL,
+            None if segment.valid == 0 => BlockBitmap::EMPTY,
+            None => BlockBitmap::FULL,
         }
     }
 
     /// The blocks of a segment that must not be written.
-    pub fn busy(&self, at: SegNo) -> Map {
+    pub fn busy(&self, at: SegNo) -> BlockBitmap {
         let current = self.current(at);
         match self.ckpt_maps.get(&at.0) {
             None => current,
@@ -275,14 +265,14 @@ impl Sit {
         }
     }
 
-    /// The blocks of a segment that are claimed.
-    pub fn allocated(&self, at: SegNo) -> Map {
+    /// The allocated blocks of a segment.
+    pub fn allocated(&self, at: SegNo) -> BlockBitmap {
         self.ckpt_maps
             .get(&at.0)
-            .map_or(Map::EMPTY, |t| t.allocated)
+            .map_or(BlockBitmap::EMPTY, |t| t.allocated)
     }
 
-    /// Whether a block lost its owner after the last checkpoint, which still has it, and nobody has claimed it.
+    /// Whether a block became invalid after the last checkpoint, which has it, and is not allocated.
     pub fn is_freed(&self, at: SegNo, offset: u32) -> bool {
         !self.current(at).get(offset)
             && !self.allocated(at).get(offset)
@@ -294,30 +284,36 @@ impl Sit {
         self.ckpt_maps.entry(at.0).or_insert(CkptMaps {
             ckpt_valid: current,
             next: current,
-            allocated: Map::EMPTY,
+            allocated: BlockBitmap::EMPTY,
         })
     }
 
-    /// Claims blocks that may be written.
+    /// Allocates blocks that may be written.
     pub fn allocate(&mut self, at: SegNo, blocks: std::ops::Range<u32>) {
         let busy = self.busy(at);
         let ckpt_maps = self.ckpt_maps_of(at);
         for offset in blocks {
-            assert!(!busy.get(offset), "a block in use is claimed");
+            assert!(
+                !busy.get(offset),
+                "only blocks that may be written are allocated"
+            );
             ckpt_maps.allocated.set(offset);
         }
         self.classify(at, false);
     }
 
-    /// Ends the claim of a block that nobody names.
+    /// Returns an allocated block that did not become valid.
     pub fn release(&mut self, at: SegNo, offset: u32) {
         let ckpt_maps = self.ckpt_maps_of(at);
-        assert!(ckpt_maps.allocated.get(offset), "released, but not claimed");
+        assert!(
+            ckpt_maps.allocated.get(offset),
+            "only allocated blocks are released"
+        );
         ckpt_maps.allocated.clear(offset);
         self.drop_if_unneeded(at);
     }
 
-    /// Drops what is known of a segment beside its valid blocks when it says nothing more.
+    /// Drops a segment's `CkptMaps` once they equal its valid blocks.
     fn drop_if_unneeded(&mut self, at: SegNo) {
         let current = self.current(at);
         if let Some(t) = self.ckpt_maps.get(&at.0) {
@@ -329,7 +325,7 @@ impl Sit {
         self.classify(at, false);
     }
 
-    /// Makes a block valid: one that was claimed, or that a crash left behind.
+    /// Makes a block valid that was allocated, or that roll-forward found.
     pub fn set_valid(&mut self, at: SegNo, offset: u32, now: u64) {
         let (cp_in_progress, cp_disabled) = (self.cp_in_progress, self.cp_disabled);
         let ckpt_maps = self.ckpt_maps_of(at);
@@ -340,20 +336,19 @@ impl Sit {
             ckpt_maps.ckpt_valid.set(offset);
         }
         let mut map = self.current(at);
-        assert!(!map.get(offset), "a block becomes valid once");
+        assert!(!map.get(offset), "only an invalid block becomes valid");
         map.set(offset);
         self.store(at, map, 1, now);
     }
 
-    /// Makes a block invalid. Whether it cannot be used before checkpoints are written again.
+    /// Makes a block invalid. Returns whether it stays unusable until checkpoints are enabled.
     ///
     /// # Errors
-    /// It is not valid: a structure of the volume refers to a block that the table says is free, or
-    /// two structures refer to one block.
+    /// It is not valid: a structure of the volume refers to a free block, or two structures refer to one block.
     pub fn clear_valid(&mut self, at: SegNo, offset: u32, now: u64) -> Result<bool, DiskError> {
         let mut map = self.current(at);
         if !map.get(offset) {
-            return Err(damaged(
+            return Err(corrupt(
                 at,
                 "has a block that is referred to, but not valid",
             ));
@@ -366,7 +361,7 @@ impl Sit {
         Ok(self.cp_disabled && unusable)
     }
 
-    fn store(&mut self, at: SegNo, map: Map, change: i32, now: u64) {
+    fn store(&mut self, at: SegNo, map: BlockBitmap, change: i32, now: u64) {
         let segment = &mut self.segments[at.0 as usize];
         let before = u64::from(segment.valid);
         segment.mtime = if segment.mtime == 0 {
@@ -397,11 +392,11 @@ impl Sit {
         self.classify(at, false);
     }
 
-    /// Opens a segment for a log of this type.
+    /// Opens a segment for a curseg of this type.
     pub fn open(&mut self, at: SegNo, kind: LogType) {
         assert!(
             self.state(at) != SegmentState::Open,
-            "a segment has one log"
+            "a segment has at most one curseg"
         );
         let old = self.kind(at);
         if old != kind {
@@ -417,20 +412,20 @@ impl Sit {
         self.classify(at, true);
     }
 
-    /// Ends a log's use of a segment.
+    /// A curseg leaves a segment.
     pub fn close(&mut self, at: SegNo) {
         assert!(self.state(at) == SegmentState::Open);
         self.enter(at, SegmentState::Free);
         self.drop_if_unneeded(at);
     }
 
-    /// Says what kind of blocks a segment without valid ones is going to hold.
+    /// Sets the type of a segment without valid blocks.
     pub fn set_kind_of_empty(&mut self, at: SegNo, kind: LogType) {
         assert!(self.valid(at) == 0);
         self.segments[at.0 as usize].kind = kind;
     }
 
-    /// Finds out what a segment is; `open`: a log is in it from now on.
+    /// Derives a segment's state from its bitmaps; `open`: a curseg enters it now.
     fn classify(&mut self, at: SegNo, open: bool) {
         let segment = &self.segments[at.0 as usize];
         let old = segment.state;
@@ -451,14 +446,14 @@ impl Sit {
         }
     }
 
-    /// A segment passes to another state.
+    /// Changes a segment's state.
     fn enter(&mut self, at: SegNo, state: SegmentState) {
         let segment = &mut self.segments[at.0 as usize];
         let old = std::mem::replace(&mut segment.state, state);
         self.lists.change_state(at, segment.kind, old, state);
     }
 
-    /// A segment's entry as it is now.
+    /// A segment's entry as it is stored.
     pub fn entry(&self, at: SegNo) -> SitEntry {
         let segment = &self.segments[at.0 as usize];
         let map: [u8; MAP_SIZE] = self.current(at).to_disk();
@@ -470,8 +465,8 @@ impl Sit {
         }
     }
 
-    /// A checkpoint begins: what is valid now is what it will refer to. Returns the segments whose
-    /// entries it has to write.
+    /// A checkpoint begins: the blocks that are valid now are those it refers to. Returns the segments whose entries it
+    /// has to write.
     pub fn begin_checkpoint(&mut self) -> BTreeSet<u32> {
         assert!(!self.cp_in_progress, "one checkpoint at a time");
         self.cp_in_progress = true;
@@ -484,9 +479,9 @@ impl Sit {
         std::mem::take(&mut self.changed)
     }
 
-    /// The checkpoint is durable. Returns the blocks it made writable, by segment. `disables_cp`: it is the last
-    /// one for now.
-    pub fn end_checkpoint(&mut self, disables_cp: bool) -> Vec<(SegNo, Map)> {
+    /// The checkpoint is durable. Returns the blocks that it freed, by segment. `disables_cp`: it is the last one until
+    /// checkpoints are enabled.
+    pub fn end_checkpoint(&mut self, disables_cp: bool) -> Vec<(SegNo, BlockBitmap)> {
         assert!(self.cp_in_progress, "a checkpoint was begun");
         self.cp_in_progress = false;
         self.cp_disabled = disables_cp;
@@ -505,7 +500,7 @@ impl Sit {
         freed
     }
 
-    /// The checkpoint failed: both it and the one before may be the volume's state.
+    /// The checkpoint failed: a mount may find it or the one before, so the blocks of both are kept.
     pub fn abandon_checkpoint(&mut self, entries: &BTreeSet<u32>) {
         assert!(self.cp_in_progress, "a checkpoint was begun");
         self.cp_in_progress = false;
@@ -515,7 +510,7 @@ impl Sit {
         self.changed.extend(entries);
     }
 
-    /// Asserts everything that is always true of the table.
+    /// Asserts all invariants of the table.
     pub fn check(&self) {
         let mut totals = (0, 0);
         for n in 0..self.len() {
@@ -545,7 +540,10 @@ impl Sit {
             *total += u64::from(valid);
             if let Some(t) = self.ckpt_maps.get(&n) {
                 let clash = t.allocated.and(self.current(at).or(t.ckpt_valid));
-                assert!(clash.is_empty(), "segment {n}: claimed and in use");
+                assert!(
+                    clash.is_empty(),
+                    "segment {n}: an allocated block is in use"
+                );
             }
         }
         assert_eq!(totals, self.totals());

@@ -1,15 +1,13 @@
-//! What a checkpoint says of segments.
+//! What a checkpoint stores about segments.
 //!
-//! **Table.** A changed entry goes into the journal of the checkpoint pack or into its block. Blocks are
-//! never changed in place: the other copy is written, whole, and the bitmap in the pack says which
-//! copy counts. Entries in the last checkpoint's journal override their blocks, so they are written
-//! again each time, until they move to a block. Blocks of the table with the fewest changes go into
-//! the journal first.
+//! **SIT.** A changed entry goes to the journal in the checkpoint pack or to its SIT block. A block is never overwritten
+//! in place: its other copy is written, and the bitmap in the pack selects the current copy. Journal entries override
+//! their blocks, so they are written again with each checkpoint until they move to a block. SIT blocks with the fewest
+//! changes go to the journal first.
 //!
-//! **Summaries.** Those of closed segments go to the summary area, where they may be written at any
-//! time: entries of blocks that the last checkpoint refers to never change. Those of open logs are in
-//! the pack; for nodes only where that is asked for (an unmount), else a mount finds them by reading
-//! the nodes.
+//! **Summaries.** Those of closed segments go to the SSA at any time: entries of blocks that the last checkpoint refers
+//! to never change. Those of the cursegs are in the pack, for nodes only if the caller requires it (at unmount);
+//! otherwise a mount rebuilds them from the nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +16,7 @@ use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf, IoHandle, Queue};
 use steadfs_vfs::Result;
 
-use super::map::Map;
+use super::map::BlockBitmap;
 use super::seglists::SegmentState;
 use super::ssa::SegmentSummary;
 use super::{Inner, summary_mut};
@@ -28,39 +26,38 @@ use crate::disk::summary::{CompactSummaries, SummaryBlock};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Layout, LogType, SegNo, journal, sit};
 use crate::fs::io_error;
 
-/// The logs of data, in the order of their summaries in a pack.
+/// The data logs, in the order of their summaries in a pack.
 const DATA: [LogType; 3] = [LogType::HotData, LogType::WarmData, LogType::ColdData];
-/// The logs of nodes, likewise.
+/// The node logs, likewise.
 const NODES: [LogType; 3] = [LogType::HotNode, LogType::WarmNode, LogType::ColdNode];
-/// Reads of summaries under way at a time.
+/// Reads of summary blocks in flight at most.
 const READS_IN_FLIGHT: usize = 32;
 
-/// A summary with the blocks for which it has to be right.
+/// A summary, with the blocks whose entries must be right.
 struct SummaryPart {
     segment: SegNo,
     edit: Arc<SegmentSummary>,
-    valid: Map,
+    valid: BlockBitmap,
 }
 
 /// Summaries of the data logs for a pack.
 pub struct DataSummaries {
-    /// Whether they are packed together (`CP_COMPACT_SUM_FLAG`).
+    /// Whether they are compacted (`CP_COMPACT_SUM_FLAG`).
     pub compacted: bool,
-    /// The blocks.
     pub blocks: Vec<Buf>,
 }
 
-/// What a checkpoint says of segments.
+/// What a checkpoint stores about segments.
 pub struct SegmentSnapshot {
-    /// Segments without a valid block in which no log is (`free_segment_count`).
+    /// Segments without a valid block and without a curseg (`free_segment_count`).
     pub free_segments: u32,
     /// Valid blocks of data and of nodes.
     pub valid: (u64, u64),
-    /// Where the logs go on.
+    /// Positions of the cursegs.
     pub logs: [CursegState; 6],
-    /// Seconds for which the volume has been mounted (`elapsed_time`).
+    /// Seconds for which the volume has been mounted in its life (`elapsed_time`).
     pub elapsed: u64,
-    /// For each block of the table which copy counts.
+    /// One bit for each SIT block: which copy is current.
     pub sit_bitmap: Vec<u8>,
     sit_journal: [u8; journal::SIZE],
     sit_blocks: Vec<(BlockAddr, Buf)>,
@@ -71,7 +68,6 @@ pub struct SegmentSnapshot {
     closed: Vec<SummaryPart>,
 }
 
-/// Takes the snapshot.
 pub(super) fn take(layout: &Layout, inner: &mut Inner, elapsed: u64) -> SegmentSnapshot {
     inner.manager.close_atgc();
     let mut entries = inner.manager.sit.begin_checkpoint();
@@ -89,7 +85,7 @@ pub(super) fn take(layout: &Layout, inner: &mut Inner, elapsed: u64) -> SegmentS
     for (n, edit) in std::mem::take(&mut manager.closed) {
         let at = SegNo(n);
         if !manager.sit.allocated(at).is_empty() {
-            // Blocks under way will be named: this saves reading the summary again then.
+            // Allocated blocks will become valid: the summary is kept so that it need not be read again.
             manager.closed.insert(n, edit.clone());
         }
         if manager.sit.valid(at) > 0 {
@@ -128,7 +124,7 @@ struct EntryPlan {
     bitmap: Vec<u8>,
 }
 
-/// Which entries go into the journal, and the blocks of the table with the rest.
+/// Divides the entries between the journal and SIT blocks.
 fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> EntryPlan {
     let sit = &inner.manager.sit;
     let mut by_block: BTreeMap<u32, u32> = BTreeMap::new();
@@ -177,19 +173,18 @@ fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> Entr
     }
 }
 
-/// The checkpoint is durable.
 pub(super) fn committed(
     inner: &mut Inner,
     snapshot: &SegmentSnapshot,
     disables_cp: bool,
-) -> Vec<(SegNo, Map)> {
+) -> Vec<(SegNo, BlockBitmap)> {
     inner.sit_bitmap.clone_from(&snapshot.sit_bitmap);
     inner.journaled.clone_from(&snapshot.journaled);
     let manager = &mut inner.manager;
     manager.writing.clear();
     for part in &snapshot.open {
-        if let Some(log) = manager.log_in(part.segment) {
-            log.summary.merge(&part.edit);
+        if let Some(curseg) = manager.curseg_in(part.segment) {
+            curseg.summary.merge(&part.edit);
         }
     }
     let freed = manager.sit.end_checkpoint(disables_cp);
@@ -197,7 +192,6 @@ pub(super) fn committed(
     freed
 }
 
-/// The checkpoint failed.
 pub(super) fn abandoned(inner: &mut Inner, snapshot: &SegmentSnapshot) {
     let manager = &mut inner.manager;
     manager.sit.abandon_checkpoint(&snapshot.entries);
@@ -206,8 +200,8 @@ pub(super) fn abandoned(inner: &mut Inner, snapshot: &SegmentSnapshot) {
         let at = SegNo(n);
         if let Some(edit) = manager.closed.get_mut(&n) {
             edit.merge(&earlier);
-        } else if let Some(log) = manager.log_in(at) {
-            log.summary.merge(&earlier);
+        } else if let Some(curseg) = manager.curseg_in(at) {
+            curseg.summary.merge(&earlier);
         } else {
             manager.closed.insert(n, Box::new((*earlier).clone()));
         }
@@ -215,8 +209,8 @@ pub(super) fn abandoned(inner: &mut Inner, snapshot: &SegmentSnapshot) {
 }
 
 impl SegmentSnapshot {
-    /// Reads the entries of summaries that only the summary area has; `nodes`: the node logs' too,
-    /// because [`SegmentSnapshot::node_summaries`] will be asked for.
+    /// Reads the summary entries that only the SSA has; with `nodes` those of the node logs, too, for
+    /// [`SegmentSnapshot::node_summaries`].
     ///
     /// # Errors
     /// The device fails.
@@ -248,7 +242,7 @@ impl SegmentSnapshot {
                     Ok(block) => summary_mut(&mut part.edit).fill_from(&block),
                     Err(error) => {
                         let segment = part.segment;
-                        tracing::warn!(%segment, %error, "a summary is damaged; who points at its blocks is not known");
+                        tracing::warn!(%segment, %error, "a summary block is corrupt; the owners of its blocks are unknown");
                     }
                 }
             }
@@ -256,19 +250,19 @@ impl SegmentSnapshot {
         Ok(())
     }
 
-    /// Blocks of the segment information table to be written, by place.
+    /// SIT blocks to write.
     pub fn sit_writes(&self) -> &[(BlockAddr, Buf)] {
         &self.sit_blocks
     }
 
-    /// Blocks of the summary area to be written, by place.
+    /// SSA blocks to write.
     pub fn summary_writes(&self, layout: &Layout) -> Vec<(BlockAddr, Buf)> {
         let block =
             |part: &SummaryPart| (layout.summary_block(part.segment), part.edit.area_block());
         self.closed.iter().map(block).collect()
     }
 
-    /// Summaries of the data logs, with both journals, as a pack has them.
+    /// Summaries of the data logs, with both journals, in the format of a pack.
     pub fn data_summaries(&self, nat_journal: [u8; journal::SIZE]) -> DataSummaries {
         let count = |log: LogType| self.counts[log.index()] as usize;
         let edit = |log: LogType| &self.open[log.index()].edit;
@@ -299,7 +293,7 @@ impl SegmentSnapshot {
         }
     }
 
-    /// Summaries of the node logs, for the pack of an unmount.
+    /// Summaries of the node logs, for a pack that contains them.
     pub fn node_summaries(&self) -> Vec<Buf> {
         let block = |log: &LogType| self.open[log.index()].edit.area_block();
         NODES.iter().map(block).collect()

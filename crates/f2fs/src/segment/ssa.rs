@@ -1,13 +1,12 @@
-//! The summary of a segment that changed: entries known here, and those only the summary area has.
+//! Summary of a changed segment: the owner of each block, as far as it is in memory; the rest is in the SSA.
 
 use steadfs_block::Buf;
 
-use super::map::Map;
+use super::map::BlockBitmap;
 use crate::disk::journal;
 use crate::disk::summary::{ENTRIES, Summary, SummaryBlock, SummaryKind};
 use crate::disk::{BLOCK_SIZE, LogType};
 
-/// What a segment of this type holds.
 pub fn holds(kind: LogType) -> SummaryKind {
     if kind.is_node() {
         SummaryKind::Nodes
@@ -16,78 +15,77 @@ pub fn holds(kind: LogType) -> SummaryKind {
     }
 }
 
-/// The summary of a segment, perhaps known in parts only.
+/// A summary of which some entries may be in the SSA only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentSummary {
     entries: Box<[Summary; ENTRIES]>,
-    known: Map,
+    known: BlockBitmap,
     holds: SummaryKind,
 }
 
 impl SegmentSummary {
-    /// Of a segment with no block in use: every entry is known to be empty.
+    /// Of a segment with no valid block: each entry is known to be empty.
     pub fn empty(kind: LogType) -> Self {
         Self {
-            known: Map::FULL,
+            known: BlockBitmap::FULL,
             ..Self::unknown(kind)
         }
     }
 
-    /// Of a segment whose entries are in the summary area.
+    /// Of a segment whose entries are in the SSA.
     pub fn unknown(kind: LogType) -> Self {
         Self {
             entries: Box::new([Summary::default(); ENTRIES]),
-            known: Map::EMPTY,
+            known: BlockBitmap::EMPTY,
             holds: holds(kind),
         }
     }
 
-    /// With the first entries given and the rest empty.
+    /// With these first entries; the rest is known to be empty.
     pub fn starting_with(kind: LogType, entries: &[Summary]) -> Self {
         let mut edit = Self::empty(kind);
         edit.entries[..entries.len()].copy_from_slice(entries);
         edit
     }
 
-    /// Notes who points at a block.
+    /// Stores the owner of a block.
     pub fn set(&mut self, offset: u32, owner: Summary) {
         self.entries[offset as usize] = owner;
         self.known.set(offset);
     }
 
-    /// Who points at a block, if that is known here.
+    /// The owner of a block, if it is in memory.
     pub fn get(&self, offset: u32) -> Option<Summary> {
         self.known
             .get(offset)
             .then(|| self.entries[offset as usize])
     }
 
-    /// Of these blocks those whose entries are not known here.
-    pub fn unknown_of(&self, valid: Map) -> Map {
+    /// Those of these blocks whose entries are not in memory.
+    pub fn unknown_of(&self, valid: BlockBitmap) -> BlockBitmap {
         valid.without(self.known)
     }
 
-    /// Takes the entries that are not known here from the summary area's block.
+    /// Takes the entries that are not in memory from the SSA block.
     pub fn fill_from(&mut self, block: &SummaryBlock) {
-        for offset in Map::FULL.without(self.known).ones() {
+        for offset in BlockBitmap::FULL.without(self.known).ones() {
             self.entries[offset as usize] = block.entries[offset as usize];
         }
-        self.known = Map::FULL;
+        self.known = BlockBitmap::FULL;
     }
 
-    /// Takes what is not known here from another edit of the same segment.
+    /// Takes the entries that are not in memory from another summary of the same segment.
     pub fn merge(&mut self, other: &Self) {
         for offset in other.known.without(self.known).ones() {
             self.set(offset, other.entries[offset as usize]);
         }
     }
 
-    /// The first entries, or all.
     pub fn entries(&self, count: usize) -> &[Summary] {
         &self.entries[..count]
     }
 
-    /// As a block, with a journal.
+    /// As a summary block with a journal.
     pub fn block(&self, journal: [u8; journal::SIZE]) -> Buf {
         let block = SummaryBlock {
             entries: self.entries.clone(),
@@ -97,7 +95,7 @@ impl SegmentSummary {
         Buf::copy_of(&block.encode())
     }
 
-    /// As a block of the summary area.
+    /// As a block of the SSA.
     pub fn area_block(&self) -> Buf {
         let block = self.block([0; journal::SIZE]);
         debug_assert_eq!(block.len(), BLOCK_SIZE);

@@ -1,4 +1,4 @@
-//! Which section is cleaned next.
+//! Victim selection of GC: which section is cleaned next.
 
 use std::collections::BTreeSet;
 
@@ -12,55 +12,50 @@ use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 use crate::victim::age::{self, AgeCandidate, AgeRules};
 use crate::victim::{self, Scan};
 
-/// What a section to be cleaned is judged by.
+/// How candidates are compared (`gc_mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VictimCost {
-    /// The fewest valid blocks.
     Greedy,
-    /// Few valid blocks, and old ones: what is old will not become invalid by itself.
+    /// Few valid blocks, and old ones: old blocks are unlikely to become invalid by themselves.
     CostBenefit,
     /// Old, and few valid blocks (`atgc`).
     Age,
 }
 
-/// How a section to be cleaned is looked for.
+/// Parameters of a search for a victim.
 #[derive(Clone, Copy, Debug)]
 pub struct VictimSearch<'a> {
-    /// What counts.
     pub cost: VictimCost,
-    /// A writer waits for space: sections that background cleaning has begun come first.
+    /// A writer waits for space: sections that background GC has begun are preferred.
     pub foreground: bool,
-    /// Candidates looked at; `None`: all.
+    /// Candidates examined at most; `None`: all.
     pub limit: Option<u32>,
-    /// Sections that were tried in vain.
+    /// Sections that GC could not empty in this run.
     pub skip: &'a BTreeSet<u32>,
 }
 
-/// What there may be room for.
+/// The space that a caller needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpaceGoal {
-    /// For what is in memory, with the volume's reserve left.
+    /// For the dirty blocks in memory, with the reserve left.
     Reserve,
-    /// For a block of users' data.
+    /// For a block of a user's data.
     Users,
 }
 
-/// A section chosen.
+/// A section chosen by a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// Its number.
     pub section: u32,
-    /// Its valid blocks.
     pub valid: u32,
-    /// Candidates looked at.
+    /// Candidates examined.
     pub looked_at: u32,
-    /// The segment that an earlier round did not come to: those before it were cleaned by then.
+    /// The segment at which an interrupted round continues; those before it are clean.
     pub resumed: Option<SegNo>,
 }
 
-/// The cost of cleaning a section by what it costs (reading it all, writing what is valid) and what
-/// that brings (its free blocks, for as long as the valid ones are old): the less, the better.
-/// `percent`: valid blocks; the stamps in seconds of mounted time.
+/// Cost of cleaning a section: its reads and writes, against the blocks that it frees weighted by the age of the valid
+/// ones. The section with the least cost is cleaned. `percent`: valid blocks; stamps in seconds of mounted time.
 fn cost_benefit(percent: u64, stamp: u64, oldest: u64, newest: u64) -> u64 {
     let span = newest.saturating_sub(oldest);
     let since = stamp.clamp(oldest, newest.max(oldest)) - oldest;
@@ -72,11 +67,11 @@ fn cost_benefit(percent: u64, stamp: u64, oldest: u64, newest: u64) -> u64 {
 }
 
 impl SegmentManager {
-    /// Whether a section may be cleaned at all.
+    /// Whether GC may empty a section now.
     fn may_clean(&self, section: u32) -> bool {
-        // Blocks under way get their names soon; then it is worth a look.
+        // Allocated blocks become valid or are released soon.
         let allocated = |at: SegNo| !self.sit.allocated(at).is_empty();
-        // While checkpoints are switched off, moving what the last one has makes nothing free.
+        // While checkpoints are disabled, moving a block that the last one has frees nothing.
         let barred = |at: SegNo| allocated(at) || self.sit.has_checkpointed(at);
         self.gc.victim != Some(section) && !self.sit.segments_of(section).any(barred)
     }
@@ -89,8 +84,7 @@ impl SegmentManager {
             && self.may_clean(section)
     }
 
-    /// The section in which the last round in the background did not come to the end, if that is worth
-    /// going on.
+    /// The section that the last background round did not finish, if it is still a candidate.
     fn resume(&mut self, search: VictimSearch<'_>) -> Option<Victim> {
         let (section, next) = self.gc.unfinished.take()?;
         let goes_on = self.gc.bg_victims.contains(&section)
@@ -145,8 +139,8 @@ impl SegmentManager {
         })
     }
 
-    /// The section with the fewest valid blocks, from the table's index: what a scan of all would find, up
-    /// to ties. It ends such a scan's way, with the cursor at the beginning.
+    /// The section with the fewest valid blocks, from the index of the SIT: the same as a scan of all, up to ties. Like
+    /// such a scan it leaves the cursor at the start.
     fn find_emptiest(&mut self, search: VictimSearch<'_>) -> Option<(u32, u32)> {
         self.gc.greedy_cursor = 0;
         let mut looked_at = 0;
@@ -158,7 +152,7 @@ impl SegmentManager {
         found.map(|section| (section, looked_at))
     }
 
-    /// The section that age and emptiness are for; all are looked at.
+    /// The best section by age and number of valid blocks; all candidates are examined.
     fn find_by_age(&self, search: VictimSearch<'_>, now: u64) -> Option<(u32, u32)> {
         let dirty = self.sit.dirty_sections();
         let mut candidates = Vec::new();
@@ -182,8 +176,7 @@ impl SegmentManager {
         found.map(|atgc| (atgc.number, looked_at))
     }
 
-    /// A search by age, without its threshold where it found nothing and the volume has not been mounted for
-    /// that long.
+    /// A search by age; without its threshold if it found nothing and the volume has been mounted for less than that.
     pub(super) fn retried(
         &self,
         now: u64,
@@ -227,7 +220,7 @@ impl SegmentManager {
                     VictimCost::CostBenefit => {
                         let percent = u64::from(valid) * 100 / u64::from(all);
                         let stamp = self.sit.age_stamp(section);
-                        // What brings nothing is never chosen.
+                        // A section that frees nothing is never chosen.
                         let cost = cost_benefit(percent, stamp, oldest, now);
                         (cost < u64::from(u32::MAX)).then_some(cost)
                     }
@@ -243,10 +236,10 @@ impl SegmentManager {
 }
 
 impl Segments {
-    /// The same for a section that was asked for; `None` where it has no valid block.
+    /// Begins to clean a given section; `None` if it has no valid block.
     ///
     /// # Errors
-    /// `Busy`: a log is in it, blocks of it are being written, or another one is being cleaned.
+    /// `Busy`: a curseg is in it, blocks of it are allocated, or another section is being cleaned.
     pub fn begin_cleaning_of(&self, section: u32) -> Result<Option<Victim>> {
         let mut inner = self.inner.lock();
         let manager = &mut inner.manager;
@@ -268,8 +261,8 @@ impl Segments {
         }))
     }
 
-    /// Chooses the section to be cleaned; until [`Segments::end_cleaning`] nothing is written to it.
-    /// `None` where nothing can be gained, or somebody is cleaning.
+    /// Chooses a victim; until [`Segments::end_cleaning`] nothing is allocated in it. `None` if there is no candidate, or
+    /// another task is cleaning.
     pub fn begin_cleaning(&self, search: VictimSearch<'_>) -> Option<Victim> {
         let now = self.elapsed();
         let mut inner = self.inner.lock();
@@ -281,13 +274,13 @@ impl Segments {
         Some(victim)
     }
 
-    /// A round in the background ends before this segment of the section being cleaned; the next one goes
-    /// on there, if the section is still worth it.
+    /// A background round ends before this segment of the victim; the next round continues there if the section is still a
+    /// candidate.
     pub fn resume_at(&self, section: u32, next: SegNo) {
         self.inner.lock().manager.gc.unfinished = Some((section, next));
     }
 
-    /// The end of cleaning a section. Returns the blocks in it that are still valid.
+    /// Ends the cleaning of a section. Returns the number of blocks that are still valid.
     pub fn end_cleaning(&self, section: u32) -> u32 {
         let mut inner = self.inner.lock();
         assert!(inner.manager.gc.victim == Some(section));
@@ -299,19 +292,18 @@ impl Segments {
         left
     }
 
-    /// A section has blocks that nothing may move; [forgotten](Self::forget_pins) when nothing else is
-    /// left to be cleaned.
+    /// A section has blocks that GC must not move; [forgotten](Self::forget_pins) when there is no other victim.
     pub fn pin(&self, section: u32) {
         self.inner.lock().manager.gc.pinned.insert(section);
     }
 
-    /// Forgets what is pinned, as files may be unpinned by now; whether anything was.
+    /// Forgets the pinned sections, because files may have been unpinned; returns whether there were any.
     pub fn forget_pins(&self) -> bool {
         let mut inner = self.inner.lock();
         !std::mem::take(&mut inner.manager.gc.pinned).is_empty()
     }
 
-    /// The segments of a section, and what they hold.
+    /// The segments of a section with their types.
     pub fn segments_of(&self, section: u32) -> Vec<(SegNo, LogType)> {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
@@ -319,7 +311,7 @@ impl Segments {
         of.map(|at| (at, sit.kind(at))).collect()
     }
 
-    /// Whether there is this room, or will be when so many sections more are free.
+    /// Whether there is this space, or will be with `more` additional free sections.
     pub fn has_space(&self, room: SpaceGoal, more: u32) -> bool {
         let mut inner = self.inner.lock();
         let manager = &mut inner.manager;
@@ -339,29 +331,29 @@ impl Segments {
         }
     }
 
-    /// Blocks that have become invalid since the mount.
+    /// Blocks that became invalid since the mount.
     pub fn invalidated(&self) -> u64 {
         self.inner.lock().manager.sit.invalidated().0
     }
 
-    /// Blocks that have become invalid since the last checkpoint's snapshot: a checkpoint frees them.
+    /// Blocks that became invalid since the last snapshot: a checkpoint frees them.
     pub fn freed_by_checkpoint(&self) -> u64 {
         self.inner.lock().manager.sit.invalidated().1
     }
 
-    /// Valid blocks of a segment.
     pub fn valid_in_segment(&self, at: SegNo) -> u32 {
         self.inner.lock().manager.sit.valid(at)
     }
 }
 
 impl SegmentManager {
-    /// Blocks that a log can still write in its section.
+    /// Blocks that a log can still allocate in its section.
     fn left_in_section(&self, log: LogType) -> u32 {
-        let log = &self.cursegs[log.index()];
-        let in_segment = SEGMENT_BLOCKS - self.sit.busy(log.segment).count();
-        let section = self.sit.section_of(log.segment);
-        let behind = |at: &SegNo| at.0 > log.segment.0 && self.sit.state(*at) == SegmentState::Free;
+        let curseg = &self.cursegs[log.index()];
+        let in_segment = SEGMENT_BLOCKS - self.sit.busy(curseg.segment).count();
+        let section = self.sit.section_of(curseg.segment);
+        let behind =
+            |at: &SegNo| at.0 > curseg.segment.0 && self.sit.state(*at) == SegmentState::Free;
         let free = self.sit.segments_of(section).filter(behind).count() as u32;
         in_segment + free * SEGMENT_BLOCKS
     }
@@ -371,9 +363,9 @@ impl SegmentManager {
 mod tests {
     use super::*;
 
-    /// By hand: (100 - u) * age * 100 / (100 + u), taken from the largest cost.
+    /// Values computed by hand: (100 - u) * age * 100 / (100 + u), subtracted from the largest cost.
     #[test]
-    fn costs_and_benefits() {
+    fn cost_benefit_matches_values_computed_by_hand() {
         let most = u64::from(u32::MAX);
         assert_eq!(cost_benefit(50, 0, 0, 1000), most - 3333);
         assert_eq!(cost_benefit(50, 1000, 0, 1000), most, "the newest");
@@ -381,7 +373,7 @@ mod tests {
         assert_eq!(cost_benefit(0, 250, 0, 1000), most - 7500);
         assert_eq!(cost_benefit(10, 500, 100, 1100), most - 4909);
         assert_eq!(cost_benefit(10, 5, 5, 5), most, "all are of one age");
-        // A clock that moved widens nothing here.
+        // A time stamp outside the range is clamped.
         assert_eq!(cost_benefit(0, 9, 10, 20), most - 10_000);
         assert_eq!(cost_benefit(0, 30, 10, 20), most);
     }
