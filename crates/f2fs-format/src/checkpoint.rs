@@ -1,4 +1,4 @@
-//! The checkpoint that is the volume's state: choosing the pack, and the journals in it.
+//! Loads the checkpoint at mount: chooses the pack and reads its journals.
 
 use std::collections::BTreeMap;
 
@@ -14,46 +14,43 @@ use crate::disk::{
 };
 use crate::io_error;
 
-/// A checkpoint as it was found.
+/// The current checkpoint as found on the device.
 pub struct Current {
-    /// Its numbers.
     pub checkpoint: Checkpoint,
-    /// Which of the two packs it is.
+    /// Its pack: 0 or 1.
     pub pack: u32,
-    /// Entries that override blocks of the node address table.
+    /// Entries that override NAT blocks.
     pub nat_journal: BTreeMap<Nid, NatEntry>,
-    /// Entries that override blocks of the segment table.
+    /// Entries that override SIT blocks.
     pub sit_journal: BTreeMap<SegNo, SitEntry>,
-    /// Inodes without a name that were open.
+    /// Unlinked inodes that were open.
     pub orphans: Vec<Nid>,
-    /// What keeps nodes from being found as they are; what is kept of it is empty.
+    /// An error because of which nodes may not be found; the NAT journal is empty then.
     pub unreadable: Option<FsError>,
-    /// What only a volume that is written depends on and is wrong: counts, open logs, orphans, the segment table's
-    /// journal.
+    /// An error in what only writing depends on: counts, cursegs, orphans, the SIT journal.
     pub unwritable: Option<FsError>,
 }
 
 impl Current {
-    /// The same for a volume that is written, where everything has to be right.
+    /// The same for a volume to be written, which requires all of it.
     ///
     /// # Errors
-    /// The first thing that is not.
+    /// The first error found.
     pub fn for_writing(self) -> Result<Self> {
         let wrong = self.unreadable.as_ref().or(self.unwritable.as_ref());
         wrong.cloned().map_or(Ok(self), Err)
     }
 }
 
-/// Consecutive blocks.
+/// Reads consecutive blocks.
 pub fn read_blocks(queue: &Queue, at: BlockAddr, count: u32) -> Result<Buf> {
     let offset = u64::from(at.0) * BLOCK_SIZE as u64;
     let len = count as usize * BLOCK_SIZE;
     queue.read(offset, len, IoTag::default()).map_err(io_error)
 }
 
-/// Reads both packs and takes the complete one with the higher version, with what is in it. One that is
-/// complete but makes no sense is damage: the other is older, and what it knows of is not what lies on
-/// the device.
+/// Reads both packs and takes the complete one with the higher version. If that one is complete but inconsistent, it is
+/// corrupt: the other is older, and blocks it refers to may have been overwritten.
 pub fn load(queue: &Queue, layout: &Layout) -> Result<Current> {
     let packs = [read_pack(queue, layout, 0)?, read_pack(queue, layout, 1)?];
     let (found, pack) = match packs {
@@ -114,7 +111,7 @@ struct Pack {
     checkpoint: Result<Checkpoint, DiskError>,
 }
 
-/// One pack, if it was written to its end.
+/// One pack, if it was written completely.
 fn read_pack(queue: &Queue, layout: &Layout, pack: u32) -> Result<Result<Pack, DiskError>> {
     let start = layout.pack_start(pack);
     let blocks = read_blocks(queue, start, 1 + layout.cp_payload)?;
@@ -141,7 +138,7 @@ fn read_pack(queue: &Queue, layout: &Layout, pack: u32) -> Result<Result<Pack, D
 
 type JournalBytes = [u8; journal::SIZE];
 
-/// The journal of the node address table in a pack.
+/// The NAT journal of a pack.
 fn nat_journal(
     queue: &Queue,
     layout: &Layout,
@@ -155,7 +152,7 @@ fn nat_journal(
     Ok(journal::parse_nat(layout, &bytes)?.into_iter().collect())
 }
 
-/// The journal of the segment table in a pack.
+/// The SIT journal of a pack.
 fn sit_journal(
     queue: &Queue,
     layout: &Layout,
@@ -169,7 +166,7 @@ fn sit_journal(
     Ok(journal::parse_sit(layout, &bytes)?.into_iter().collect())
 }
 
-/// The journals of a pack with compacted summaries; the summaries behind them are left alone.
+/// The journals of a pack with compacted summaries; the summaries behind them are not parsed.
 fn compacted(
     queue: &Queue,
     checkpoint: &Checkpoint,

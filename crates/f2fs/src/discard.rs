@@ -1,10 +1,10 @@
-//! Telling the device which blocks nobody needs.
+//! Discards free blocks.
 //!
-//! **Rule.** Only what no checkpoint refers to is discarded: blocks that a durable checkpoint freed.
-//! While a run is being discarded it is claimed, so nobody writes to it.
+//! **Rule.** Only blocks that no checkpoint refers to are discarded: those that a durable checkpoint freed. A run is
+//! allocated while it is being discarded, so nothing is written to it.
 //!
-//! With the option `discard` the freed blocks of each checkpoint are noted and discarded a little later
-//! by a task of their own, when nobody waits for the device. fstrim discards all that is free.
+//! With the option `discard` the task `f2fs_discard` discards the blocks that each checkpoint freed, at idle priority,
+//! at most 8 runs each 50 ms. FITRIM discards all free blocks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,11 +22,11 @@ use crate::fs::F2fs;
 use crate::options::{DiscardUnit, MountOptions};
 use crate::segment::{BlockBitmap, Run};
 
-/// The shortest run that is discarded by itself: 64 KiB (`discard_granularity`).
+/// Runs shorter than this (64 KiB) are not discarded (`discard_granularity`).
 const MIN_DISCARD_BLOCKS: u32 = 16;
-/// Runs discarded before the task rests.
+/// Runs discarded between two pauses of the task.
 const RUNS_PER_BATCH: u32 = 8;
-/// How long it rests (`min_discard_issue_time`).
+/// Length of the pause (`min_discard_issue_time`).
 const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Blocks to be discarded, and the task that does it.
@@ -37,18 +37,17 @@ pub struct Discards {
 
 #[derive(Default)]
 struct DiscardState {
-    /// By segment.
+    /// Blocks to be discarded, by segment.
     pending: BTreeMap<u32, BlockBitmap>,
     running: Option<JoinHandle<()>>,
     stop: bool,
-    /// What waits is kept for later.
+    /// The task waits while the volume is frozen.
     suspended: bool,
     /// Runs and blocks discarded.
     done: (u64, u64),
 }
 
 impl Discards {
-    /// Nothing to discard, nobody to do it.
     pub fn new() -> Self {
         Self {
             state: Mutex::new(Rank::Leaf, DiscardState::default()),
@@ -56,13 +55,13 @@ impl Discards {
         }
     }
 
-    /// Runs and blocks discarded, and segments in which some wait for it.
+    /// Runs and blocks discarded, and segments with pending blocks.
     pub fn counts(&self) -> (u64, u64, usize) {
         let state = self.state.lock();
         (state.done.0, state.done.1, state.pending.len())
     }
 
-    /// Notes blocks that a checkpoint freed, if somebody is there to discard them.
+    /// Adds blocks that a checkpoint freed, if the task runs.
     pub fn add(&self, freed: Vec<(SegNo, BlockBitmap)>) {
         let mut state = self.state.lock();
         if state.running.is_none() || freed.is_empty() {
@@ -75,13 +74,13 @@ impl Discards {
         self.work.notify_one();
     }
 
-    /// Keeps what waits for later, or lets it go on.
+    /// Makes the task wait, or continue.
     pub fn suspend(&self, suspended: bool) {
         self.state.lock().suspended = suspended;
         self.work.notify_one();
     }
 
-    /// The next segment with blocks to be discarded, after a rest; `None` at the end.
+    /// The next segment with pending blocks, after a pause if `rest`; `None` if the task has to end.
     fn next(&self, rest: bool) -> Option<(SegNo, BlockBitmap)> {
         let mut state = self.state.lock();
         if rest && !state.stop {
@@ -102,21 +101,21 @@ impl Discards {
 }
 
 impl F2fs {
-    /// Whether freed blocks are to be discarded as they become free.
+    /// Whether the options and the device call for the task.
     pub(crate) fn wants_discards(&self, options: &MountOptions) -> bool {
         let can = self.queue.geometry().discard_granularity.is_some();
         can && options.discard.unwrap_or(true)
     }
 
-    /// Whether they are.
+    /// Whether the task runs.
     pub(crate) fn is_discarding(&self) -> bool {
         self.discards.state.lock().running.is_some()
     }
 
-    /// Starts the task if it is not there.
+    /// Starts the task unless it runs.
     ///
     /// # Errors
-    /// The host refuses a thread.
+    /// No thread can be created.
     pub(crate) fn start_discards(&self) -> io::Result<()> {
         let mut state = self.discards.state.lock();
         if state.running.is_none() {
@@ -129,7 +128,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Stops the task and waits for its end; what waits is forgotten, which loses nothing.
+    /// Stops the task and waits for its end; pending blocks are forgotten, which loses no data.
     pub(crate) fn stop_discards(&self) {
         let running = {
             let mut state = self.discards.state.lock();
@@ -139,12 +138,12 @@ impl F2fs {
             state.running.take()
         };
         if let Some(task) = running {
-            // One that panicked has stopped the volume.
+            // A panic of the task has aborted the volume already.
             let _ = task.join_panicked();
         }
     }
 
-    /// Discards free blocks in a byte range; returns the bytes.
+    /// Discards free blocks in a byte range; returns the number of bytes.
     pub(crate) fn trim_range(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_writable()?;
         let tag = cx.tag;
@@ -156,7 +155,7 @@ impl F2fs {
         if start >= size || len < block {
             return Err(FsError::Invalid("range to trim"));
         }
-        // What the last operations freed can only be discarded after it.
+        // Blocks that the last operations freed can be discarded only after a checkpoint.
         self.checkpoint(Reason::Sync, tag)?;
         let main = u64::from(self.layout.main_start);
         let within = |byte: u64| {
@@ -183,7 +182,7 @@ impl F2fs {
         Ok(blocks * block)
     }
 
-    /// Discards a run that is claimed.
+    /// Discards an allocated run.
     fn discard_run(&self, run: Run, tag: IoTag) -> Result<()> {
         let block = BLOCK_SIZE as u64;
         let bio = Bio::discard(u64::from(run.start.0) * block, u64::from(run.len) * block);
@@ -195,7 +194,7 @@ impl F2fs {
         result.map_err(crate::fs::io_error)
     }
 
-    /// Discards what of a segment's noted blocks is still unused; how many runs.
+    /// Discards those of a segment's pending blocks that are still free; returns the number of runs.
     fn discard_pending(&self, segment: SegNo, blocks: BlockBitmap, tag: IoTag) -> u32 {
         let base = segment.0 * SEGMENT_BLOCKS;
         let (blocks, least) = match self.options.read().discard_unit {
@@ -210,7 +209,7 @@ impl F2fs {
             while let Some(run) = self.segments().allocate_free_run(from..base + at, least) {
                 from = run.start.0 - self.layout.main_start + run.len;
                 if let Err(error) = self.discard_run(run, tag) {
-                    tracing::debug!(%error, "discard refused");
+                    tracing::debug!(%error, "the device rejected a discard");
                 }
                 self.segments().release(run);
                 runs += 1;
@@ -239,7 +238,7 @@ fn run(fs: &Weak<F2fs>, discards: &Discards) {
         let Some(fs) = fs.upgrade() else { return };
         let open = fs.open_to_changes();
         if open.is_err() {
-            // It has just been frozen.
+            // The volume was frozen since.
             discards.add(vec![(segment, blocks)]);
         } else if fs.check_writable().is_ok() {
             runs += fs.discard_pending(segment, blocks, tag);

@@ -1,66 +1,64 @@
-//! Space of the volume as counts: what users may fill, what is filled, what is promised.
+//! Space accounting: how many blocks and nodes users may have, how many are in use, how many are reserved.
 //!
-//! An operation promises what it may need before it begins and gives back what it did not need, so
-//! that a full volume says so before anything is done. Where blocks lie is the segments' business.
+//! **Rule.** An operation reserves what it may need at worst before it changes anything and releases what it did not
+//! need, so a full volume fails before the change. Which blocks are free is known by the segment manager.
 
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::{Checkpoint, Layout};
 
-/// Node ids that no file has (`F2FS_RESERVED_NODE_NUM`).
+/// Node ids that are never used by files (`F2FS_RESERVED_NODE_NUM`).
 pub const RESERVED_NODES: u64 = 3;
 
-/// Nodes that an operation on names needs at most: two inodes, their attributes, the way to a block of a
-/// directory.
+/// Nodes that an operation on names needs at most: two inodes, their attributes, three nodes on the path to a
+/// directory block.
 const NODES_PER_NAME_OPERATION: u64 = 2 * 2 + 3;
 
-/// What a volume holds.
+/// Counts of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Blocks users may fill, nodes included.
+    /// Blocks for users, nodes included.
     pub user_blocks: u64,
-    /// Blocks in use: data, nodes, and data blocks that fallocate took.
+    /// Blocks in use: data, nodes, and data blocks allocated by fallocate.
     pub valid_blocks: u64,
-    /// Blocks promised, promised nodes included.
+    /// Reserved blocks, reserved nodes included.
     pub reserved: u64,
-    /// Blocks that only the superuser may fill (`reserve_root`).
+    /// Blocks that only the superuser may use (`reserve_root`).
     pub root_reserved: u64,
-    /// Blocks that cannot be used while checkpoints are switched off.
+    /// Blocks that are unusable while checkpoints are disabled.
     pub unusable: u64,
-    /// Nodes there may be.
+    /// Nodes that the volume can have.
     pub max_nodes: u64,
     /// Nodes in use, inodes included.
     pub valid_nodes: u64,
-    /// Nodes promised.
     pub reserved_nodes: u64,
-    /// Nodes freed whose ids cannot be used before the next checkpoint.
+    /// Freed nodes whose ids are available after the next checkpoint.
     pub freed_nodes: u64,
     /// Inodes in use.
     pub valid_inodes: u64,
     /// Blocks in use at the last checkpoint's snapshot.
     pub before: u64,
-    /// Blocks that came into use since, whatever has been freed.
+    /// Blocks taken into use since, without those freed.
     pub taken: u64,
 }
 
-/// The counts of a mounted volume.
 pub struct Space {
     counts: Mutex<Counts>,
 }
 
-/// What an operation was promised and has not used yet; given back when it ends.
+/// What an operation has reserved and not used yet; released when it is dropped.
 pub struct Reservation<'s> {
     space: &'s Space,
     left: Need,
 }
 
 impl Reservation<'_> {
-    /// Blocks and nodes that came into use.
+    /// Blocks and nodes were taken into use.
     pub fn used(&mut self, need: Need) {
         assert!(
             need.blocks <= self.left.blocks && need.nodes <= self.left.nodes,
-            "only what was promised is used"
+            "at most the reserved blocks and nodes are used"
         );
         self.left.blocks -= need.blocks;
         self.left.nodes -= need.nodes;
@@ -95,7 +93,7 @@ impl std::ops::Add for Need {
 impl Counts {
     /// As a checkpoint has them.
     fn of(layout: &Layout, checkpoint: &Checkpoint) -> Self {
-        // A volume that is only read may have wrong ones, which are shown and never decide anything.
+        // A volume mounted read-only may have wrong counts, which are shown but decide nothing.
         let possible = |blocks: u64| blocks.min(layout.main_blocks().into());
         Self {
             user_blocks: possible(checkpoint.user_blocks),
@@ -108,7 +106,7 @@ impl Counts {
         }
     }
 
-    /// Whether what is promised and this can be kept; `privileged`: reserved blocks count too.
+    /// Whether this fits beside what is in use and reserved; `privileged`: root's blocks may be used.
     fn fits(&self, need: Need, privileged: bool) -> bool {
         let root_reserved = if privileged { 0 } else { self.root_reserved };
         let kept = root_reserved.saturating_add(self.unusable);
@@ -127,35 +125,34 @@ impl Space {
         }
     }
 
-    /// Another checkpoint is the volume's state; nothing has changed in memory.
+    /// Replaces the counts by those of another checkpoint; nothing is dirty in memory.
     pub fn reload(&self, layout: &Layout, checkpoint: &Checkpoint) {
         *self.counts.lock() = Counts::of(layout, checkpoint);
     }
 
-    /// Keeps blocks for the superuser (`reserve_root`).
+    /// Sets the number of blocks reserved for root.
     pub fn set_root_reserved(&self, blocks: u64) {
         self.counts.lock().root_reserved = blocks;
     }
 
-    /// So many more blocks cannot be used while checkpoints are switched off.
+    /// Adds blocks that are unusable while checkpoints are disabled.
     pub fn add_unusable(&self, blocks: u64) {
         self.counts.lock().unusable += blocks;
     }
 
-    /// Every block can be used: checkpoints are written.
+    /// A checkpoint made all blocks usable.
     pub fn all_usable(&self) {
         self.counts.lock().unusable = 0;
     }
 
-    /// The counts now.
     pub fn counts(&self) -> Counts {
         *self.counts.lock()
     }
 
-    /// Promises what an operation may need.
+    /// Reserves space for an operation.
     ///
     /// # Errors
-    /// `NoSpace`: nothing is promised then.
+    /// `NoSpace`: nothing is reserved.
     pub fn reserve(&self, need: Need, privileged: bool) -> Result<()> {
         if need == Need::default() {
             return Ok(());
@@ -169,10 +166,10 @@ impl Space {
         Ok(())
     }
 
-    /// The same as a value that gives back what was not used.
+    /// The same, with a guard that releases what was not used.
     ///
     /// # Errors
-    /// As [`Space::reservation`].
+    /// As [`Space::reserve`].
     pub fn reservation(&self, need: Need, privileged: bool) -> Result<Reservation<'_>> {
         self.reserve(need, privileged)?;
         Ok(Reservation {
@@ -181,47 +178,47 @@ impl Space {
         })
     }
 
-    /// Whether nodes run short while ids wait for a checkpoint to be used again.
+    /// Whether nodes are short while freed ids wait for a checkpoint.
     pub fn has_prefree_nids(&self) -> bool {
         let counts = self.counts.lock();
         let taken = counts.valid_nodes + counts.reserved_nodes + counts.freed_nodes;
         counts.freed_nodes > 0 && taken + NODES_PER_NAME_OPERATION > counts.max_nodes
     }
 
-    /// Gives back a promise that was not needed.
+    /// Releases reserved space that was not needed.
     pub fn release(&self, need: Need) {
         let mut counts = self.counts.lock();
         let blocks = need.blocks + need.nodes;
         assert!(
             blocks <= counts.reserved && need.nodes <= counts.reserved_nodes,
-            "only what was promised is given back"
+            "only reserved space is released"
         );
         counts.reserved -= blocks;
         counts.reserved_nodes -= need.nodes;
     }
 
-    /// A promised block comes into use.
+    /// A reserved block is taken into use.
     pub fn use_block(&self) {
         let mut counts = self.counts.lock();
-        assert!(counts.reserved > 0, "a block is promised before it is used");
+        assert!(counts.reserved > 0, "a block is reserved before it is used");
         counts.reserved -= 1;
         counts.valid_blocks += 1;
         counts.taken += 1;
     }
 
-    /// Blocks of data are not in use any more.
+    /// Data blocks are no longer in use.
     pub fn free_blocks(&self, blocks: u64) {
         let mut counts = self.counts.lock();
-        // The counts of a damaged volume may be too low.
+        // The counts of a corrupt volume may be too low.
         counts.valid_blocks = counts.valid_blocks.saturating_sub(blocks);
     }
 
-    /// A promised node comes into use.
+    /// A reserved node is taken into use.
     pub fn use_node(&self, is_inode: bool) {
         let mut counts = self.counts.lock();
         assert!(
             counts.reserved > 0 && counts.reserved_nodes > 0,
-            "a node is promised before it is used"
+            "a node is reserved before it is used"
         );
         counts.reserved -= 1;
         counts.reserved_nodes -= 1;
@@ -231,7 +228,7 @@ impl Space {
         counts.valid_inodes += u64::from(is_inode);
     }
 
-    /// A node is not in use any more; its id waits for the next checkpoint.
+    /// A node is no longer in use; its id is available after the next checkpoint.
     pub fn free_node(&self, is_inode: bool) {
         let mut counts = self.counts.lock();
         counts.valid_blocks = counts.valid_blocks.saturating_sub(1);
@@ -240,9 +237,8 @@ impl Space {
         counts.freed_nodes += 1;
     }
 
-    /// The counts as a checkpoint's snapshot has them, with `valid` blocks of data and of nodes by the
-    /// segments' account: the next mount refuses counts that contradict it, so those of a damaged volume are
-    /// made to fit. Whether they had to be.
+    /// The counts for a checkpoint. `valid`: valid blocks of data and of nodes by the SIT. The next mount refuses counts
+    /// that contradict it, so those of a corrupt volume are corrected; returns whether they were.
     pub fn snapshot(&self, valid: (u64, u64)) -> (Counts, bool) {
         let mut counts = self.counts.lock();
         let (data, nodes) = valid;
@@ -254,8 +250,8 @@ impl Space {
         (*counts, wrong)
     }
 
-    /// Whether roll-forward would have room for everything that has come into use since the last
-    /// checkpoint, although it knows nothing of what was freed since.
+    /// Whether roll-forward would have space for all blocks taken into use since the last checkpoint, without those freed
+    /// since (`f2fs_space_for_roll_forward`).
     pub fn has_space_for_roll_forward(&self) -> bool {
         let counts = self.counts.lock();
         counts.before + counts.taken <= counts.user_blocks
@@ -264,7 +260,10 @@ impl Space {
     /// A checkpoint made the ids of freed nodes available.
     pub fn free_nids(&self, count: u64) {
         let mut counts = self.counts.lock();
-        assert!(count <= counts.freed_nodes, "only freed ids wait");
+        assert!(
+            count <= counts.freed_nodes,
+            "only ids of freed nodes become available"
+        );
         counts.freed_nodes -= count;
     }
 }
@@ -294,7 +293,7 @@ mod tests {
         space.use_block();
         space.use_node(true);
         space.release(need(4, 0));
-        // Ids of freed nodes come back with a checkpoint only.
+        // Ids of freed nodes are available after a checkpoint only.
         space.free_node(true);
         assert_eq!(space.reserve(need(0, 2), true), Err(FsError::NoSpace));
         space.free_nids(1);

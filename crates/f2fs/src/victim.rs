@@ -1,51 +1,47 @@
-//! Choosing a segment to clean, or to fill: a pure function of bitmaps, costs and a cursor.
+//! Scan for a victim segment or section, for GC and SSR: a pure function of bitmaps, costs and a cursor.
 //!
-//! A scan goes over the candidates from the cursor on, wraps around once, and ends when `limit`
-//! candidates were looked at; the cheapest one wins, the first one found among equals. The cursor
-//! then stands behind the last one looked at, so a small limit is a moving window. Costs are the
-//! caller's (`None`: this one may not be taken).
+//! A scan goes over the candidates from the cursor on, wraps around once, and ends when `limit` candidates were
+//! examined. The cheapest one wins; among equals the first. The cursor is then behind the last one examined, so a small
+//! limit is a moving window. The caller supplies the costs (`None`: the candidate must not be taken).
 
 pub mod age;
 
 use crate::segment::map::BitSet;
 
-/// Which rules the scan follows where they differ. Of Linux 3.11 (before `max_victim_search`):
-/// candidates that cannot be taken do not count towards the limit, of which one more is looked at; the
-/// cursor stays on the last one. Of Linux 6.18: every candidate counts.
+/// Rules of the scan where kernels differ. Linux 3.11 (before `max_victim_search`): candidates that must not be taken
+/// do not count towards the limit, one more than the limit is examined, and the cursor stays on the last one.
+/// Linux 6.18: each candidate counts.
 pub use crate::options::GcPolicy as Rules;
 
-/// What to scan.
+/// Parameters of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<'a> {
-    /// Candidates.
     pub candidates: &'a BitSet,
-    /// Numbers below this exist.
+    /// Number of segments or sections.
     pub total: u32,
-    /// Step from one candidate to the next: 1, or the segments of a section, of which then the
-    /// first set one stands for all.
+    /// Step between candidates: 1, or the number of segments in a section, whose first set bit then stands for all.
     pub unit: u32,
     /// Where the last scan of this kind ended.
     pub cursor: u32,
-    /// Whether this scan begins there, or at 0.
+    /// Whether the scan begins at the cursor; otherwise at 0.
     pub from_cursor: bool,
-    /// So many candidates are looked at; `None`: all.
+    /// Candidates examined at most; `None`: all.
     pub limit: Option<u32>,
-    /// Rules.
     pub rules: Rules,
 }
 
-/// What a scan found.
+/// Result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanResult {
     /// The cheapest candidate and its cost.
     pub victim: Option<(u32, u64)>,
     /// Where the next scan of this kind begins.
     pub cursor: u32,
-    /// Candidates looked at.
+    /// Candidates examined.
     pub looked_at: u32,
 }
 
-/// Scans for the candidate that costs least.
+/// Scans for the candidate with the least cost.
 pub fn scan(scan: Scan<'_>, mut cost: impl FnMut(u32) -> Option<u64>) -> ScanResult {
     assert!(scan.unit > 0 && scan.total > 0);
     let start = scan.cursor;
@@ -64,7 +60,7 @@ pub fn scan(scan: Scan<'_>, mut cost: impl FnMut(u32) -> Option<u64>) -> ScanRes
             if found.cursor == 0 {
                 return found;
             }
-            // Once around: what lies before the cursor.
+            // Wrap around, to what is before the cursor.
             (at, end, found.cursor) = match scan.rules {
                 Rules::Linux2013 => (0, scan.total, 0),
                 Rules::Linux618 => (0, found.cursor, 0),
@@ -110,7 +106,7 @@ mod tests {
     use super::*;
     use steadfs_rt::Random;
 
-    /// The same by listing what is looked at, in order, and then taking the first of the cheapest.
+    /// A model: lists the candidates examined, in order, and takes the first of the cheapest.
     fn model(scan: Scan<'_>, costs: &[Option<u64>]) -> ScanResult {
         let unit = scan.unit;
         let listed = |from: u32, to: u32| {
@@ -229,7 +225,7 @@ mod tests {
             cursor = found.cursor;
             victims.push(found.victim.unwrap().0);
         }
-        // A scan that wrapped around moves the cursor by one only, as in Linux.
+        // As in Linux, a scan that wrapped around moves the cursor by one only.
         assert_eq!((victims, cursor), (vec![29, 59, 89, 99, 99], 92));
     }
 }

@@ -1,4 +1,5 @@
-//! Checkpoints that nobody asks for: when much is changed in memory, or it has been for long.
+//! Background checkpoints: written when much is dirty in memory, or something has been dirty for long
+//! (`f2fs_balance_fs_bg`).
 
 use std::time::Duration;
 
@@ -9,48 +10,47 @@ use steadfs_rt::now;
 use crate::disk::SEGMENT_BLOCKS;
 use crate::fs::F2fs;
 
-/// Changed entries of the node address table, in percent of all there can be (`dirty_nats_ratio`).
+/// Dirty NAT entries, in percent of all possible ones (`dirty_nats_ratio`).
 const NAT_PERCENT: u64 = 10;
-/// Changed nodes, or blocks of directories, or inodes: eight segments' worth, as in the kernel.
+/// Dirty nodes, directory blocks or inodes: eight segments of each, as in the kernel.
 const DIRTY_NODES_MAX: usize = 8 * SEGMENT_BLOCKS as usize;
-/// Segments that only wait for a checkpoint to be free, in percent of all (`reclaim_segments`).
+/// Prefree segments, in percent of all (`reclaim_segments`).
 const PREFREE_PERCENT: u64 = 5;
 const PREFREE_SEGMENTS_MAX: u32 = 4096;
-/// Changed nodes that find a place where no section is free: in the logs and in holes.
+/// Dirty nodes that can be written without a free section, in the cursegs and by SSR.
 const DIRTY_NODES_ALWAYS: u64 = SEGMENT_BLOCKS as u64 / 2;
 /// `cp_interval` after a mount.
 pub const INTERVAL: Duration = Duration::from_secs(60);
 /// `idle_interval` after a mount.
 pub const IDLE: Duration = Duration::from_secs(5);
-/// A volume that is never quiet gets its checkpoint after so many intervals.
+/// A volume that is always in use gets its checkpoint after this many intervals.
 const INTERVALS_WHILE_IN_USE: u32 = 2;
 
 impl F2fs {
-    /// How many changed nodes there may be before a checkpoint is due; less where memory is small.
+    /// Dirty nodes before a checkpoint is due; fewer if memory is small.
     pub(crate) fn node_limit(&self) -> usize {
         DIRTY_NODES_MAX.min(self.nodes.budget() / 2)
     }
 
-    /// Whether so much is changed that those who change more wait for a checkpoint.
+    /// Whether so many nodes are dirty that operations wait for a checkpoint.
     pub(crate) fn excess_dirty_nodes(&self) -> bool {
         self.nodes.dirty_count() > 4 * self.node_limit() || self.excess_of_free_space()
     }
 
-    /// Nodes that a checkpoint has to place: those that are changed, and those that changed inodes will be
-    /// stored in.
+    /// Nodes that a checkpoint has to write: dirty ones, and those of dirty inodes.
     pub(crate) fn nodes_to_place(&self) -> usize {
         self.nodes.dirty_count() + self.inodes.dirty_count()
     }
 
-    /// Whether what is changed would take half of the free sections, so that a checkpoint is due. Nobody
-    /// changes more than there surely are places for: that is `excess_node_capacity` of `gc::room`.
+    /// Whether the dirty nodes would use half of the free sections, so that a checkpoint is due. The limit for operations
+    /// is `excess_node_capacity` of `gc::balance`.
     pub(crate) fn excess_of_free_space(&self) -> bool {
         let free = self.segments().free_sections() * self.layout.segments_per_section;
         self.nodes_to_place() as u64
             > u64::from(free) * u64::from(SEGMENT_BLOCKS) / 2 + DIRTY_NODES_ALWAYS
     }
 
-    /// How many segments may wait for a checkpoint to be free before one is due.
+    /// Prefree segments before a checkpoint is due.
     pub(crate) fn prefree_limit(&self) -> u32 {
         let share = u64::from(self.layout.main_segments) * PREFREE_PERCENT / 100;
         let usual = u32::try_from(share).unwrap_or(PREFREE_SEGMENTS_MAX);
@@ -58,8 +58,8 @@ impl F2fs {
         set.unwrap_or(usual.clamp(1, PREFREE_SEGMENTS_MAX))
     }
 
-    /// Whether changed blocks of one kind, or of all together, are as many as the kernel lets there be: half as
-    /// many more while operations are under way.
+    /// Whether the dirty blocks of one kind, or of all kinds together, exceed the kernel's limit
+    /// (`excess_dirty_threshold`); the limit is 1.5 times higher while operations are in progress.
     fn excess_dirty_blocks(&self) -> bool {
         let quiet = self.cp_lock.try_write().is_some();
         let most = self.node_limit() as u64;
@@ -73,7 +73,7 @@ impl F2fs {
         changed.iter().any(|count| *count >= most) || changed.iter().sum::<u64>() > most + most / 2
     }
 
-    /// Whether so much is changed that a checkpoint should be written at once.
+    /// Whether a checkpoint should be written at once.
     pub(crate) fn needs_background_checkpoint(&self) -> bool {
         let nids = u64::from(self.layout.max_nid);
         let prefree = self.segments().counts().prefree;
@@ -84,15 +84,14 @@ impl F2fs {
             || !self.space.has_space_for_roll_forward()
     }
 
-    /// Whether the device is at work, or an operation is while others came just now.
+    /// Whether the device has I/O in flight, or an operation is in progress and others came within `idle_interval`.
     fn is_in_use(&self) -> bool {
         let idle = self.checkpoints.idle().as_secs();
         self.queue.stats().in_flight > 0
             || (self.gc.quiet_for() < idle && self.cp_lock.try_write().is_none())
     }
 
-    /// Whether one is due because of its age: when nobody is in its way, or when it has waited for that as long
-    /// as it may.
+    /// Whether a checkpoint is due by age: after `cp_interval` if the volume is idle, else after two intervals.
     fn is_due(&self) -> bool {
         let interval = self.checkpoints.interval();
         let age = now().since(self.checkpoints.last_ended());
@@ -111,7 +110,7 @@ impl F2fs {
                 if let Err(error) =
                     self.write_out_files(&dirty, WritebackReason::Sync, IoTag::background())
                 {
-                    // It stays with the files; the checkpoint says nothing of it.
+                    // The data stays dirty; the checkpoint does not depend on it.
                     tracing::warn!(%error, "write-back before a checkpoint failed");
                 }
             }

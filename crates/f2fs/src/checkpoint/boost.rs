@@ -1,17 +1,18 @@
-//! Who waits for the checkpoint under way.
+//! Boosts the checkpoint in flight for the tasks that wait for it.
 //!
-//! A checkpoint runs on its daemon's account and with its priority, an inline one on its caller's. Somebody
-//! may wait for it who is more urgent: an fsync whose own checkpoint comes after it, or whose nodes carry its
-//! version. Its requests, those queued and those to come, are then raised: one that nobody waited for becomes
-//! one that somebody waits for, and a merged one goes to a waiter of a better class (real-time). Heavier groups
-//! do not take it: the daemon comes and goes and is served at once, which their own backlog would not let it.
+//! **Problem.** A checkpoint is issued with its daemon's tag, or with its caller's if it is not merged. A more urgent
+//! task may wait for it: an fsync whose own checkpoint comes after it, or whose nodes carry its version.
 //!
-//! What a merged one does is done for those who asked for it or wait for it: its writes and its FLUSHes go with
-//! the turn of the best placed of them and of the daemon, and are on the account of all (`Queue::share`). On
-//! the daemon's alone, all of them together had what one of them had without merging.
+//! **Rule.** All requests of the checkpoint, queued and later ones, are boosted to the waiter: their urgency becomes
+//! that of awaited I/O, and a merged checkpoint goes to a waiter of a better I/O class (real-time). Group weight is not
+//! inherited: the daemon's queue is empty most of the time and is served at once, which a waiter's own backlog would
+//! prevent.
 //!
-//! With `nocheckpoint_merge` a checkpoint stays on its caller's account, as in the kernel: that is what
-//! merging is measured against.
+//! A merged checkpoint's requests are queued for every requester and waiter, dispatched at the earliest slice, and
+//! charged to all of them (`Queue::share`). Charged to the daemon alone, all requesters together had the share that one
+//! of them had without merging.
+//!
+//! With `nocheckpoint_merge` a checkpoint is charged to its caller, as in the kernel; merging is measured against that.
 
 use steadfs_base::{IoTag, OwnerId, Urgency};
 use steadfs_block::IoHandle;
@@ -19,28 +20,27 @@ use steadfs_rt::{Mutex, Rank};
 
 use crate::fs::F2fs;
 
-/// The checkpoint under way.
+/// Tags and requests of the checkpoint in flight.
 pub struct CheckpointInFlight(Mutex<InFlight>);
 
 #[derive(Default)]
 struct InFlight {
-    /// What it is submitted as; `None`: there is none.
+    /// The tag of its requests; `None`: no checkpoint is in flight.
     tag: Option<IoTag>,
-    /// For whom a task writes it.
+    /// Tags of the requesters of a merged checkpoint.
     requesters: Vec<IoTag>,
     ios: Vec<IoHandle>,
 }
 
-/// How many of those are told apart.
+/// Requesters that are charged one by one.
 const MAX_REQUESTERS: usize = 64;
 
 impl CheckpointInFlight {
-    /// None.
     pub fn new() -> Self {
         Self(Mutex::new(Rank::Table, InFlight::default()))
     }
 
-    /// One begins; `requesters`: those who have asked a task for it.
+    /// A checkpoint begins; `requesters`: those that a merged one serves.
     pub fn begin(&self, tag: IoTag, requesters: &[IoTag]) {
         let inner = &mut *self.0.lock();
         inner.tag = Some(tag);
@@ -49,22 +49,22 @@ impl CheckpointInFlight {
             .extend(requesters.iter().take(MAX_REQUESTERS));
     }
 
-    /// It has ended.
+    /// The checkpoint has ended.
     pub fn end(&self) {
         *self.0.lock() = InFlight::default();
     }
 
-    /// What its requests are submitted as by now.
+    /// The tag of its requests now.
     pub fn tag(&self) -> IoTag {
         self.0.lock().tag.unwrap_or_default()
     }
 }
 
-/// What a checkpoint of tag `now` is raised to when `waiter` waits for it. A merged one keeps its daemon's
-/// account and priority, unless the waiter's class is better; what nobody waited for becomes waited for.
+/// The tag of a checkpoint, now `now`, while `waiter` waits for it. A merged one keeps its daemon's owner and priority
+/// unless the waiter's class is better; its urgency is at least that of awaited I/O.
 pub(super) fn boosted_tag(now: IoTag, waiter: IoTag, merge: bool) -> IoTag {
     if merge && waiter.prio.class < now.prio.class {
-        // The daemon stays the owner: a waiter perhaps comes once, and is not to be waited for.
+        // The daemon stays the owner: the scheduler must not idle for a waiter that may come only once.
         return IoTag {
             owner: OwnerId(0),
             ..waiter
@@ -74,7 +74,7 @@ pub(super) fn boosted_tag(now: IoTag, waiter: IoTag, merge: bool) -> IoTag {
 }
 
 impl F2fs {
-    /// Somebody of this tag waits for the checkpoint under way.
+    /// A task with this tag waits for the checkpoint in flight.
     pub(crate) fn boost_checkpoint(&self, waiter: IoTag) {
         let merge = self.options.read().checkpoint_merge;
         let inner = &mut *self.checkpoints.in_flight.0.lock();
@@ -96,8 +96,7 @@ impl F2fs {
         }
     }
 
-    /// Notes requests of the checkpoint under way, submitted as `tag`; raises them if somebody has come
-    /// since.
+    /// Records requests of the checkpoint in flight, submitted with `tag`, and boosts them if a waiter came since.
     pub(super) fn record_checkpoint_io(&self, ios: &[IoHandle], tag: IoTag) {
         let inner = &mut *self.checkpoints.in_flight.0.lock();
         inner.ios.extend_from_slice(ios);

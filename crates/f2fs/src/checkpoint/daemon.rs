@@ -1,19 +1,16 @@
-//! Checkpoint merging: those who need a checkpoint at one time share it, and a task of its own priority
-//! writes it (`checkpoint_merge`).
+//! Checkpoint merging (`checkpoint_merge`): concurrent requests share one checkpoint, written by the task `f2fs_ckpt`
+//! with an I/O priority of its own (`ckpt_thread_ioprio`).
 //!
-//! A request is answered only by a checkpoint that began after it was queued: the task takes the whole
-//! list first, then begins. What comes meanwhile belongs to the next one, so the longest wait is about
-//! two checkpoints.
+//! **Rule.** A request is answered only by a checkpoint that began after the request was queued: the task takes the
+//! whole list, then begins. Later requests belong to the next checkpoint, so a request waits for at most two.
 //!
-//! Whoever sees no task writes the checkpoint himself, and whoever stops the task serves what it left:
-//! nobody waits in vain. Who holds what the checkpoint or its waiters need (mount, unmount, remount,
-//! freezing, cleaning) calls [`F2fs::checkpoint`] and not the task.
+//! **No task.** Without the task a requester writes the checkpoint itself, and the caller that stops the task serves
+//! what is left on the list, so each request is answered. A task that holds what a checkpoint or its waiters need
+//! (mount, unmount, remount, freeze, GC) calls [`F2fs::checkpoint`] directly.
 //!
-//! Whoever comes when nothing is being served or waits serves himself, on the task's account and with its
-//! priority, which is what counts: the order of requests is that of their tags, whoever submits them. So a
-//! lone fsync costs no more than without merging. What came meanwhile is the task's.
-//!
-//! Threads woken by a request: none if it is alone; otherwise the task, and by it the waiter.
+//! **Alone.** A request that finds the list empty and no batch in progress is served in the requester's thread, with the
+//! task's tag, which alone decides the order of I/O. So a single fsync costs the same as without merging and wakes no
+//! thread; a batch wakes the task, and the task its waiters.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,14 +28,14 @@ use steadfs_vfs::{FsError, Result};
 use super::{Reason, boost::boosted_tag, steps::SLOW};
 use crate::fs::F2fs;
 
-/// How often somebody looks whether all requests are answered, as the kernel does.
+/// Interval at which `flush` checks whether all requests are answered, as in the kernel.
 const POLL: Duration = Duration::from_millis(20);
-/// Upper ends of the histogram's classes of waits, in milliseconds; the last class has none.
+/// Upper bounds of the histogram of waits, in milliseconds; the last class has none.
 pub const CLASSES: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];
-/// The largest batches of the classes of batches; the last class has no end.
+/// Upper bounds of the histogram of batch sizes; the last class has none.
 pub const BATCHES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 
-/// One who waits.
+/// A request that waits for a checkpoint.
 struct Request {
     tag: IoTag,
     queued: Instant,
@@ -46,26 +43,25 @@ struct Request {
 }
 
 struct MergeState {
-    /// A task serves requests.
+    /// The task runs.
     running: bool,
-    /// With which I/O priority.
+    /// I/O priority of the task.
     prio: IoPrio,
     /// A batch is being served.
     busy: bool,
     requests: Vec<Arc<Request>>,
 }
 
-/// Who serves a request.
+/// The thread that serves a request.
 enum ServedBy {
-    /// Nobody would.
+    /// There is no task.
     NoTask,
-    /// Whoever made it.
+    /// The requester itself.
     Requester(Arc<Request>),
-    /// The task.
     Task(Arc<Request>),
 }
 
-/// What the merging of checkpoints has come to. Times in milliseconds.
+/// Counters of checkpoint merging. Times in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MergeStats {
     /// Requests not answered yet.
@@ -80,13 +76,13 @@ pub struct MergeStats {
     pub peak_time: u64,
     /// The largest batch.
     pub largest: u64,
-    /// Waits by class.
+    /// Histogram of waits.
     pub waits: [u64; CLASSES.len() + 1],
-    /// Batches by class of their size.
+    /// Histogram of batch sizes.
     pub batches: [u64; BATCHES.len() + 1],
 }
 
-/// The task and those who wait for it.
+/// The task and its queue of requests.
 pub struct Daemon {
     state: Mutex<MergeState>,
     wake: Condvar,
@@ -96,7 +92,6 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// No task yet.
     pub fn new() -> Self {
         let state = MergeState {
             running: false,
@@ -113,12 +108,12 @@ impl Daemon {
         }
     }
 
-    /// Starts the task, if there is none.
+    /// Starts the task unless it runs.
     ///
     /// # Errors
-    /// The host refuses a thread.
+    /// No thread can be created.
     pub fn start(self: &Arc<Self>, fs: Weak<F2fs>) -> io::Result<()> {
-        // Held until it is known whether there is a task: nobody must wait for one that does not come.
+        // Held until the thread exists, so that no request is queued for a task that does not start.
         let mut state = self.state.lock();
         if state.running {
             return Ok(());
@@ -137,18 +132,18 @@ impl Daemon {
         self.wake.notify_all();
     }
 
-    /// Ends the task once it has served its batch; what was left is served by the caller.
+    /// Ends the task after its batch; the caller serves what is left.
     pub fn stop(&self, fs: &F2fs) {
         self.abandon();
         let task = self.task.lock().take();
         if let Some(task) = task {
-            // One that panicked has stopped the volume.
+            // A panic of the task has aborted the volume already.
             let _ = task.join_panicked();
         }
         self.flush(fs);
     }
 
-    /// Serves what is queued, and waits for what is being served.
+    /// Serves the queued requests, and waits for the batch in progress.
     pub fn flush(&self, fs: &F2fs) {
         let left = std::mem::take(&mut self.state.lock().requests);
         if !left.is_empty() {
@@ -159,31 +154,28 @@ impl Daemon {
         }
     }
 
-    /// Whether there is a task.
     pub fn is_running(&self) -> bool {
         self.state.lock().running
     }
 
-    /// The task's I/O priority.
     pub fn prio(&self) -> IoPrio {
         self.state.lock().prio
     }
 
-    /// Sets the task's I/O priority; kept where there is no task.
+    /// Sets the task's I/O priority; it is kept while there is no task.
     pub fn set_prio(&self, prio: IoPrio) {
         self.state.lock().prio = prio;
         // The daemon passes it on to the host.
         self.wake.notify_all();
     }
 
-    /// What it has come to.
     pub fn stats(&self) -> MergeStats {
         let stats = self.stats.lock().clone();
         let queued = self.queued.load(Ordering::Acquire);
         MergeStats { queued, ..stats }
     }
 
-    /// Makes a request, and puts it on the list unless its maker serves it.
+    /// Creates a request and queues it, unless the requester serves it.
     fn enqueue(&self, tag: IoTag) -> ServedBy {
         let request = Arc::new(Request {
             tag,
@@ -200,7 +192,7 @@ impl Daemon {
             return ServedBy::Requester(request);
         }
         state.requests.push(Arc::clone(&request));
-        // Whoever serves looks at the list when he has ended.
+        // The thread that serves the batch in progress checks the list when it has ended.
         let free = !state.busy;
         drop(state);
         if free {
@@ -209,7 +201,7 @@ impl Daemon {
         ServedBy::Task(request)
     }
 
-    /// A batch is served: the next one's turn.
+    /// A batch has been served; the task is woken for the next one.
     fn served(&self) {
         let mut state = self.state.lock();
         state.busy = false;
@@ -220,7 +212,7 @@ impl Daemon {
         }
     }
 
-    /// Writes one checkpoint and answers all of `batch` with its result.
+    /// Writes one checkpoint and answers all requests of `batch` with its result.
     fn serve(&self, fs: &F2fs, batch: Vec<Arc<Request>>) {
         let tag = IoTag {
             urgency: Urgency::Checkpoint,
@@ -228,13 +220,11 @@ impl Daemon {
             group: GroupId(0),
             owner: OwnerId(0),
         };
-        // Better if one of them is of a better class.
-        let better = |tag, request: &Arc<Request>| {
-            fs.queue
-                .effective_tag(tag, boosted_tag(tag, request.tag, true))
-        };
+        // The daemon's tag, or that of a requester with a better I/O class.
+        let better =
+            |tag, request: &Arc<Request>| fs.queue.effective_tag(tag, boosted_tag(tag, request.tag, true));
         let tag = batch.iter().fold(tag, better);
-        // Changes under way that it has to wait for end in its name.
+        // Changes that the checkpoint has to wait for inherit this tag.
         let _acting = inherit::set_task_tag(tag);
         let requesters: Vec<IoTag> = batch.iter().map(|request| request.tag).collect();
         let guard = OnUnwind::new(|| {
@@ -269,7 +259,7 @@ impl Daemon {
         self.queued.fetch_sub(count, Ordering::AcqRel);
     }
 
-    /// Waits for requests; `None` when told to stop.
+    /// Waits for requests; `None` when the task has to end.
     fn next(&self, thread_prio: &mut ThreadIoPrio) -> Option<Vec<Arc<Request>>> {
         let mut state = self.state.lock();
         loop {
@@ -292,7 +282,7 @@ impl Daemon {
     }
 
     fn run(&self, fs: &Weak<F2fs>) {
-        // What is on the list, and what comes, is served by those who ask: a volume that has stopped refuses it.
+        // Requesters fail with the error of an aborted volume.
         let _guard = OnUnwind::new(|| {
             self.abandon();
             let left = std::mem::take(&mut self.state.lock().requests);
@@ -309,7 +299,7 @@ impl Daemon {
                     self.serve(&fs, batch);
                     self.served();
                 }
-                // Whoever asked for it had the volume.
+                // Each requester holds the volume, so there is none.
                 None => return,
             }
         }
@@ -321,7 +311,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 impl F2fs {
-    /// Makes everything durable that was done before the call, together with others who ask for it.
+    /// Makes everything durable that was done before the call; merged with concurrent requests.
     ///
     /// # Errors
     /// As [`F2fs::checkpoint`].
@@ -343,7 +333,7 @@ impl F2fs {
         result
     }
 
-    /// The same without others, for those whom the task could come to wait for.
+    /// The same without merging, for callers that the task may have to wait for.
     ///
     /// # Errors
     /// As [`F2fs::checkpoint`].
@@ -355,7 +345,7 @@ impl F2fs {
     fn merge_or_checkpoint(&self, tag: IoTag) -> Result<()> {
         let merge = {
             let options = self.options.read();
-            // Only what is like all others is done together with them.
+            // Only checkpoints of the same kind can be merged.
             options.checkpoint_merge && !options.fastboot
         };
         let served_by = match merge {
@@ -370,7 +360,7 @@ impl F2fs {
                 request
             }
             ServedBy::Task(request) => {
-                // His own begins after the one under way.
+                // The request's own checkpoint begins after the one in flight.
                 self.boost_checkpoint(tag);
                 request
             }
@@ -379,7 +369,7 @@ impl F2fs {
     }
 }
 
-/// A priority as `ckpt_thread_ioprio` shows it.
+/// A priority in the format of `ckpt_thread_ioprio`.
 pub fn show_prio(prio: IoPrio) -> String {
     let class = match prio.class {
         PrioClass::RealTime => "rt",
@@ -389,10 +379,10 @@ pub fn show_prio(prio: IoPrio) -> String {
     format!("{class},{}", prio.level)
 }
 
-/// A priority as it is written to `ckpt_thread_ioprio`: `rt,` or `be,` and a level from 0 to 7.
+/// Parses a value for `ckpt_thread_ioprio`: `rt,` or `be,` and a level from 0 to 7.
 ///
 /// # Errors
-/// Anything else.
+/// Any other text.
 pub fn parse_prio(text: &str) -> Result<IoPrio> {
     let bad = || FsError::BadOption(format!("{text:?} is not rt,LEVEL or be,LEVEL (0 to 7)"));
     let (class, level) = text.trim().split_once(',').ok_or_else(bad)?;

@@ -1,9 +1,9 @@
-//! Switching checkpoints off and on again (`checkpoint=disable`, `checkpoint=enable`).
+//! Disabling and enabling checkpoints (`checkpoint=disable`, `checkpoint=enable`).
 //!
-//! While they are off, the last one stays the volume's state: a power cut and an unmount both bring it back, and
-//! fsync promises nothing. So no block that it has is written over, and what has become free since cannot be used.
-//! How much of the volume that makes unusable from the start is bounded before: holes of segments can only be
-//! filled with blocks of the same kind.
+//! While they are disabled the last one stays the volume's state: a power cut and an unmount both return to it, and
+//! fsync makes nothing durable. So no block of that checkpoint is overwritten, and blocks invalidated since cannot be
+//! used. The number of blocks that are unusable from the start is limited: invalid blocks of a dirty segment can only be
+//! used for the same kind of blocks.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -18,16 +18,15 @@ use crate::disk::SEGMENT_BLOCKS;
 use crate::fs::F2fs;
 use crate::options::Unusable;
 
-/// How long cleaning may take to make less of the volume unusable (the kernel's, too).
+/// Time limit for GC before checkpoints are disabled (the kernel's, too).
 const GC_BEFORE_DISABLE_MAX: Duration = Duration::from_secs(5);
 
 impl F2fs {
-    /// Whether checkpoints are switched off.
     pub(crate) fn is_cp_disabled(&self) -> bool {
         self.cp_disabled.load(Ordering::Acquire)
     }
 
-    /// Blocks that cannot be used while checkpoints are switched off; if they are not, those that could not be.
+    /// Blocks that are unusable while checkpoints are disabled, or would be if they were.
     pub(crate) fn unusable(&self) -> u64 {
         if self.is_cp_disabled() {
             return self.space.counts().unusable;
@@ -44,8 +43,7 @@ impl F2fs {
             .saturating_sub(u64::from(segments_left) * u64::from(SEGMENT_BLOCKS))
     }
 
-    /// Cleans until no more of the volume would be unusable than is allowed, or for so long. While changes go
-    /// on.
+    /// Cleans until no more blocks than `allowed` would be unusable, for at most 5 s. Changes continue meanwhile.
     pub(crate) fn clean_before_disable(&self, allowed: Unusable, tag: IoTag) -> Result<()> {
         let cap = allowed.blocks(self.space.counts().user_blocks);
         let begun = now();
@@ -59,10 +57,10 @@ impl F2fs {
         Ok(())
     }
 
-    /// Writes everything and the last checkpoint. The caller keeps changes away.
+    /// Writes everything and the last checkpoint. The caller holds `remount_lock` exclusively.
     ///
     /// # Errors
-    /// `Again`: more than is allowed would be unusable; the device. Checkpoints go on then.
+    /// `Again`: more blocks than `allowed` would be unusable. A device error. Checkpoints stay enabled.
     pub(crate) fn disable_checkpoints(&self, allowed: Unusable, cx: &Cx) -> Result<()> {
         self.sync_volume_unmerged(cx)?;
         let cap = allowed.blocks(self.space.counts().user_blocks);
@@ -74,20 +72,20 @@ impl F2fs {
                 "checkpoint=disable: too many blocks would be unusable"
             );
             return Err(FsError::Again(
-                "without checkpoints more of the volume would be unusable than checkpoint=disable allows",
+                "disabling checkpoints would make more of the volume unusable than checkpoint=disable allows",
             ));
         }
         self.daemon.flush(self);
         self.checkpoint(Reason::Disable, cx.tag)?;
         self.space.add_unusable(unusable);
-        tracing::info!(unusable, "checkpoints are switched off");
+        tracing::info!(unusable, "checkpoints are disabled");
         Ok(())
     }
 
-    /// Makes everything durable that was done meanwhile. The caller keeps changes away.
+    /// Makes everything durable that was done meanwhile. The caller holds `remount_lock` exclusively.
     ///
     /// # Errors
-    /// Something cannot be written; checkpoints stay off.
+    /// Something cannot be written; checkpoints stay disabled.
     pub(crate) fn enable_checkpoints(&self, cx: &Cx) -> Result<()> {
         self.sync_volume_unmerged(cx)?;
         self.checkpoint(Reason::Enable, cx.tag)

@@ -1,5 +1,5 @@
-//! Writing nodes and directories without a checkpoint: while those are switched off, so that memory does not
-//! fill, and where a checkpoint finds no room for all.
+//! Writes nodes and directory blocks without a checkpoint pack: while checkpoints are disabled, so that memory does not
+//! fill, and when a checkpoint has no space for all of them.
 
 use steadfs_base::IoTag;
 use steadfs_vfs::Result;
@@ -11,26 +11,26 @@ use crate::disk::superblock::StopReason;
 use crate::fs::{F2fs, io_error};
 
 impl F2fs {
-    /// Writes every changed node and directory block to a place of its own; nothing durable refers to them.
-    /// One at a time, like checkpoints.
+    /// Writes each dirty node and directory block to a new place; nothing durable refers to them. One at a time, like
+    /// checkpoints.
     ///
     /// # Errors
-    /// `NoSpace`: not all have a place; the device: the volume stops.
+    /// `NoSpace`: not all could be allocated. A device error: the volume aborts.
     pub(super) fn flush_nodes(&self, tag: IoTag) -> Result<()> {
         let change = self.change_exclusive()?;
         let placed = self.place_dirty(&change);
         self.write_placed(change, placed, tag)
     }
 
-    /// Writes what has its place, and says whether that is all.
+    /// Writes the blocks that were allocated; `NoSpace` if these are not all.
     pub(super) fn write_placed(
         &self,
         change: Change<'_>,
         mut placed: PlacedBlocks,
         tag: IoTag,
     ) -> Result<()> {
-        // They may lie between the nodes of fsyncs, which lead through them.
-        // Alone in the gate: nobody else gives places.
+        // They may be in the log between nodes of fsyncs, whose chains lead through them. `cp_lock` is held
+        // exclusively, so no other task allocates nodes.
         let (write, _) = self.node_writes.begin();
         drop(change);
         let mut writes = Writes::default();

@@ -1,17 +1,17 @@
-//! Checkpoints: the volume as a whole made durable in one step.
+//! Checkpoints: the whole volume becomes durable in one step.
 //!
 //! ```text
-//! lock → [nothing changed: done] → gate alone: snapshot → I/O beside new operations → last block → committed
+//! lock → [nothing dirty: done] → cp_lock exclusively: snapshot → I/O beside new operations → last block → committed
 //! ```
 //!
-//! *Snapshot* (`snapshot`) is pure computing: every changed node and directory block gets its place, tables
-//! and counts are copied. *I/O* (`write`): nodes, directories, tables, the pack but its last block; then the
-//! last block with a flush before it and durable itself. Only that makes the pack valid: until then a mount
-//! finds the other pack, and nothing that one refers to has been written over.
+//! *Snapshot* (`snapshot`), without I/O: a block is allocated for each dirty node and directory block; tables and counts
+//! are copied. *I/O* (`write`): nodes, directories, tables, the pack without its last block; then the last block with
+//! preflush and FUA. Only that one makes the pack valid: until then a mount finds the other pack, and no block that the
+//! other pack refers to has been overwritten.
 //!
-//! A checkpoint has no step that waits for data of files: it names only what is written.
+//! A checkpoint never waits for file data: a file's data is mapped only after it was written.
 //!
-//! A failure stops the volume: its first cause is kept, nothing is acknowledged after it.
+//! A failure aborts the volume: the first cause is kept, and nothing is acknowledged afterwards.
 
 mod background;
 mod boost;
@@ -39,56 +39,55 @@ use crate::disk::Checkpoint;
 use crate::disk::superblock::StopReason;
 use crate::fs::F2fs;
 
-/// Why a checkpoint is written.
+/// Why a checkpoint is written (`CP_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Somebody waits for what was done so far to be durable, or there is too much of it.
+    /// To make changes durable (fsync, sync), or because too much is dirty.
     Sync,
-    /// A mount ends what was begun before, and begins a version of its own.
+    /// At the end of recovery; it begins a new version.
     Mount,
-    /// The volume is left: summaries of nodes are in the pack.
+    /// At unmount: the pack contains the summaries of the node logs.
     Unmount,
-    /// Checkpoints are switched off: this is the last one.
+    /// The last one before checkpoints are disabled.
     Disable,
-    /// They are switched on again.
+    /// The first one after checkpoints are enabled.
     Enable,
 }
 
 /// The checkpoints of a mounted volume.
 pub struct Checkpoints {
-    /// One at a time.
+    /// Held by the task that writes a checkpoint.
     one: Mutex<()>,
     state: Mutex<CheckpointState>,
-    /// Another one has become durable, or will not.
+    /// Notified when a checkpoint became durable, or failed.
     ended: Condvar,
-    /// Packs written.
+    /// Packs written since the mount.
     written: AtomicU64,
-    /// Requests for checkpoints, and those of them that nobody waits for.
+    /// Requests for checkpoints, and those of background checkpoints.
     calls: AtomicU64,
     background_calls: AtomicU64,
     /// `cp_interval`: how long changes may stay in memory.
     interval: Mutex<Duration>,
-    /// `idle_interval`: how long after the last operation the volume counts as used.
+    /// `idle_interval`: how long after the last operation the volume counts as in use.
     idle: Mutex<Duration>,
-    /// The one under way, for those who wait for it.
     in_flight: CheckpointInFlight,
-    /// How long the last one took, by steps.
+    /// Times of the last checkpoint's steps.
     last_steps: Mutex<Option<Steps>>,
-    /// Warnings of slow ones, and of long waits for one.
+    /// Warnings about slow checkpoints, and about long waits for one.
     pub slow: Warnings,
     pub slow_waits: Warnings,
 }
 
 struct CheckpointState {
-    /// The last durable one.
+    /// The last durable checkpoint.
     last: Checkpoint,
-    /// Which pack it lies in.
+    /// Its pack: 0 or 1.
     pack: u32,
-    /// The version of the last snapshot: of `last`, or of the one under way.
+    /// Version of the last snapshot: of `last`, or of the checkpoint in flight.
     version: u64,
-    /// What nodes written now carry.
+    /// Version in the footers of nodes written now.
     node_version: u64,
-    /// When the last one ended.
+    /// When the last checkpoint ended.
     ended: Instant,
 }
 
@@ -105,7 +104,6 @@ impl CheckpointState {
 }
 
 impl Checkpoints {
-    /// After a mount found `last` in `pack`.
     pub fn new(last: Checkpoint, pack: u32) -> Self {
         Self {
             one: Mutex::new(Rank::Checkpoint, ()),
@@ -123,33 +121,32 @@ impl Checkpoints {
         }
     }
 
-    /// Another one is the volume's state.
+    /// Replaces the state by that of another checkpoint.
     pub fn reload(&self, last: Checkpoint, pack: u32) {
         *self.state.lock() = CheckpointState::of(last, pack);
     }
 
-    /// The last durable one.
+    /// The last durable checkpoint.
     pub fn last(&self) -> Checkpoint {
         self.state.lock().last.clone()
     }
 
-    /// What a node that is placed now carries, and the version of the checkpoint it comes after. Inside a
-    /// change both stay.
+    /// The version for footers of nodes, and that of the checkpoint that they follow. Neither changes inside a `Change`.
     pub fn node_version(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.node_version, state.version)
     }
 
-    /// From now on, up to the next snapshot, nodes carry what belongs to no checkpoint: those of a mount. Behind
-    /// where they go there may be nodes that a session before this one wrote after the same checkpoint and lost
-    /// a part of; with its version they would lead a recovery there, should this mount be cut off, too.
+    /// From now on to the next snapshot, nodes carry a version that belongs to no checkpoint. Behind the position of the
+    /// node log there may be nodes that an earlier session wrote after the same checkpoint; if nodes of this mount carried
+    /// its version, too, roll-forward after another crash could continue from these to those.
     pub fn begin_mount(&self) {
         let mut state = self.state.lock();
         let next = (state.version as u32).wrapping_add(1);
         state.node_version = u64::from(u32::MAX) << 32 | u64::from(next);
     }
 
-    /// Whether there is a snapshot that is not durable: one is being written, or could not be.
+    /// Whether there is a snapshot that is not durable: its checkpoint is in flight, or has failed.
     pub fn is_in_flight(&self) -> bool {
         let state = self.state.lock();
         state.version != state.last.version
@@ -167,7 +164,7 @@ impl Checkpoints {
         self.background_calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Requests for checkpoints since the mount, and those of them that nobody waited for.
+    /// Requests for checkpoints since the mount, and those of background checkpoints.
     pub fn calls(&self) -> (u64, u64) {
         let background = self.background_calls.load(Ordering::Relaxed);
         (self.calls.load(Ordering::Relaxed), background)
@@ -178,7 +175,6 @@ impl Checkpoints {
         *self.interval.lock()
     }
 
-    /// Sets `cp_interval`.
     pub fn set_interval(&self, interval: Duration) {
         *self.interval.lock() = interval;
     }
@@ -188,7 +184,6 @@ impl Checkpoints {
         *self.idle.lock()
     }
 
-    /// Sets `idle_interval`.
     pub fn set_idle(&self, idle: Duration) {
         *self.idle.lock() = idle;
     }
@@ -198,24 +193,24 @@ impl Checkpoints {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// How long the last checkpoint took, by steps.
+    /// Times of the last checkpoint's steps.
     pub fn last_steps(&self) -> Option<Steps> {
         self.last_steps.lock().clone()
     }
 }
 
 impl F2fs {
-    /// Makes everything durable that was done before the call; what files have only in memory is not part
-    /// of it. While checkpoints are switched off nothing is written, unless memory is full of it.
+    /// Makes everything durable that was done before the call, except data that is dirty in files. While checkpoints are
+    /// disabled nothing is written, unless too many nodes are dirty.
     ///
     /// # Errors
-    /// The device failed, now or earlier: nothing is acknowledged any more. `NoSpace`: the logs have no
-    /// room for what changed; the volume goes on, and the last checkpoint counts.
+    /// The device failed, now or earlier: the volume has aborted. `NoSpace`: the cursegs have no space for the dirty nodes;
+    /// the volume continues with its last checkpoint.
     pub(crate) fn checkpoint(&self, reason: Reason, tag: IoTag) -> Result<()> {
         self.checkpoint_for_requesters(reason, tag, &[])
     }
 
-    /// The same by a task for others.
+    /// The same, merged for these requesters.
     fn checkpoint_for_requesters(
         &self,
         reason: Reason,
@@ -246,15 +241,19 @@ impl F2fs {
         self.checkpoints.in_flight.end();
         match &result {
             Ok(()) => {}
-            Err(FsError::NoSpace) => tracing::error!("a checkpoint finds no room"),
+            Err(FsError::NoSpace) => {
+                tracing::error!(
+                    "a checkpoint failed: no free blocks for the dirty nodes and directories"
+                );
+            }
             Err(error) => self.abort(
                 StopReason::WRITE_FAIL,
                 &format!("a checkpoint failed: {error}"),
             ),
         }
         drop(one);
-        // Whoever waits for this one learns that it is durable or never will be; the lock, so that none is
-        // between looking and waiting.
+        // Waiters learn that this one is durable or has failed. The lock is taken so that none is between its check and
+        // its wait.
         drop(self.checkpoints.state.lock());
         self.checkpoints.ended.notify_all();
         if let Some(warning) = steps.warning() {
@@ -269,7 +268,7 @@ impl F2fs {
         steps.ended("wait for operations");
         let placed = self.place_dirty(&change);
         if placed.whole.is_err() {
-            // What has its place is written there, as the nodes' addresses say.
+            // Allocated blocks are written, because the NAT refers to them.
             let tag = self.checkpoints.in_flight.tag();
             return self.write_placed(change, placed, tag);
         }
@@ -279,7 +278,7 @@ impl F2fs {
         self.write_snapshot(snapshot, steps)
     }
 
-    /// Whether a checkpoint would say anything new.
+    /// Whether anything changed since the last checkpoint.
     pub(crate) fn has_changed(&self) -> bool {
         self.nodes.dirty_count() > 0
             || self.nat.dirty_count() > 0
@@ -287,10 +286,10 @@ impl F2fs {
             || self.orphans.has_changed()
     }
 
-    /// Waits until the checkpoint of this version is durable; `tag`: who waits.
+    /// Waits until the checkpoint of this version is durable, and boosts it to the waiter's `tag`.
     ///
     /// # Errors
-    /// It failed.
+    /// The checkpoint failed.
     pub(crate) fn wait_checkpoint(&self, version: u64, tag: IoTag) -> Result<()> {
         if self.checkpoints.state.lock().last.version < version {
             self.boost_checkpoint(tag);

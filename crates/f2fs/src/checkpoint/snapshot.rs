@@ -1,4 +1,4 @@
-//! The snapshot: what the next checkpoint will say, taken while nothing changes. No I/O.
+//! The snapshot: the content of the next checkpoint, copied while nothing changes. No I/O.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::nat::NatPlan;
 use crate::node::{Node, SlotLookup};
 use crate::segment::{BlockKind, SegmentSnapshot};
 
-/// Flags that a checkpoint has anew, or not at all.
+/// Flags that are set or cleared anew by each checkpoint.
 const PER_CHECKPOINT_FLAGS: CpFlags = CpFlags::UNMOUNT
     .union(CpFlags::ORPHANS)
     .union(CpFlags::COMPACT_SUMMARIES)
@@ -31,7 +31,7 @@ const PER_CHECKPOINT_FLAGS: CpFlags = CpFlags::UNMOUNT
     .union(CpFlags::DISABLED)
     .union(CpFlags::DISABLED_QUICK);
 
-/// A directory's block that was given a place.
+/// A directory block with its new address.
 pub struct DirBlock {
     pub inode: Arc<Inode>,
     pub block: u64,
@@ -39,17 +39,17 @@ pub struct DirBlock {
     pub data: Buf,
 }
 
-/// What was given a place.
+/// Dirty blocks for which a block was allocated.
 pub struct PlacedBlocks {
     pub nodes: Vec<(BlockAddr, Buf)>,
-    /// The same in memory: what is on its way must not leave and be read again.
+    /// The same nodes in memory, so that a node being written is not evicted and read again.
     pub held: Vec<Arc<Node>>,
     pub dirs: Vec<DirBlock>,
-    /// Whether that is everything that had changed. What got no place is as dirty as it was.
+    /// Whether these are all dirty blocks. The others stay dirty.
     pub whole: Result<()>,
 }
 
-/// What a checkpoint will write.
+/// Everything that a checkpoint will write.
 pub struct Snapshot {
     pub checkpoint: Checkpoint,
     /// The pack's first block and payload.
@@ -58,23 +58,23 @@ pub struct Snapshot {
     pub nat: NatPlan,
     pub segments: SegmentSnapshot,
     pub nodes: Vec<(BlockAddr, Buf)>,
-    /// The same in memory: what is on its way must not leave and be read again.
+    /// The same nodes in memory, so that a node being written is not evicted and read again.
     pub held: Vec<Arc<Node>>,
     pub dirs: Vec<DirBlock>,
-    /// Summaries of nodes are part of the pack.
+    /// The pack contains the summaries of the node logs.
     pub node_summaries: bool,
-    /// It is the last one, as checkpoints are switched off.
+    /// It is the last one before checkpoints are disabled.
     pub disables_cp: bool,
-    /// Writes of nodes begun before, by an fsync, are part of what it refers to.
+    /// Node writes of fsyncs started before the snapshot: the checkpoint refers to these nodes.
     pub writes_before: u64,
 }
 
-/// The log that a node goes to, with so many logs in use (`active_logs=`).
+/// The log for a node with this footer, with `active_logs=` logs in use.
 pub fn log_of(footer: &Footer, active_logs: u8) -> LogType {
     match footer.kind() {
         _ if active_logs == 2 => LogType::HotNode,
         NodeKind::Indirect | NodeKind::DoubleIndirect => LogType::ColdNode,
-        // The kernel says of files' nodes that they are cold, and puts them into the warm log.
+        // As in the kernel, nodes of files are marked cold and go to the warm log.
         _ if footer.cold => LogType::WarmNode,
         _ if active_logs == 4 => LogType::ColdNode,
         _ => LogType::HotNode,
@@ -95,7 +95,7 @@ impl F2fs {
         let nat = self.nat.snapshot();
         let segments = self.segments().snapshot();
         let orphans = orphan::encode(&self.orphans.snapshot());
-        // With `fastboot` the next mount is to be quick whenever it comes.
+        // With `fastboot` each checkpoint has the node summaries, so that the next mount is fast.
         let fastboot_summaries = reason == Reason::Sync && self.options.read().fastboot;
         let node_summaries = fastboot_summaries || reason == Reason::Unmount;
         let mut checkpoint = self.compose(&nat, &segments, orphans.len(), (reason, node_summaries));
@@ -121,7 +121,7 @@ impl F2fs {
         })
     }
 
-    /// Gives every changed block a place: directories, inodes into their nodes, nodes.
+    /// Allocates a block for each dirty directory block, inode and node; inodes are first stored in their nodes.
     pub(super) fn place_dirty(&self, change: &Change<'_>) -> PlacedBlocks {
         let mut placed = PlacedBlocks {
             nodes: Vec::new(),
@@ -141,7 +141,7 @@ impl F2fs {
     }
 
     fn place_into(&self, change: &Change<'_>, placed: &mut PlacedBlocks) -> Result<()> {
-        // Directories, and long symbolic links.
+        // Directories and long symbolic links.
         for inode in self.inodes.dirty_others() {
             self.place_directory(change, &inode, &mut placed.dirs)?;
         }
@@ -166,7 +166,7 @@ impl F2fs {
         inode: &Arc<Inode>,
         dirs: &mut Vec<DirBlock>,
     ) -> Result<()> {
-        // Who changed the block made its slot and marked the slot's node: nothing is read here.
+        // The change that made the block dirty made its slot and marked the slot's node dirty: nothing is read here.
         let tag = IoTag::default();
         let taken = inode.pages.collect(0..u64::MAX, usize::MAX);
         let mut core = inode.core.write();
@@ -195,7 +195,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Blocks taken from directories are dirty again: the checkpoint will not be.
+    /// Makes directory blocks dirty again after the checkpoint failed.
     pub(super) fn redirty_dirs(&self, dirs: &[DirBlock], error: &FsError) {
         let error = WriteError::from(error.clone());
         for dir in dirs {
@@ -204,7 +204,7 @@ impl F2fs {
         }
     }
 
-    /// Gives a node its place in its log, if it is dirty: where it goes, and what is to be written there.
+    /// Allocates a block for a node if it is dirty. Returns its address and its content with a new footer.
     pub(crate) fn place_node(
         &self,
         change: &Change<'_>,
@@ -237,7 +237,7 @@ impl F2fs {
         }))
     }
 
-    /// The numbers of the next checkpoint.
+    /// The fields of the next checkpoint.
     fn compose(
         &self,
         nat: &NatPlan,
@@ -299,12 +299,12 @@ impl F2fs {
     }
 }
 
-/// Marks of a node that fsync writes.
+/// Marks in the footer of a node that fsync writes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Marks {
-    /// The last of an fsync.
+    /// The last node of an fsync.
     pub fsync: bool,
-    /// The inode's name is to be made by recovery.
+    /// Roll-forward has to create the inode's name.
     pub dentry: bool,
 }
 

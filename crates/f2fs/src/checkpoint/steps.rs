@@ -1,14 +1,13 @@
-//! How long each step of a checkpoint took, by name.
+//! Times of the steps of a checkpoint, and warnings about slow ones.
 
 use std::fmt;
 use std::time::Duration;
 
 use steadfs_rt::{Instant, Mutex, Rank, now};
 
-/// A checkpoint that takes longer is told of.
+/// A checkpoint, or a wait for one, that takes longer is logged.
 pub const SLOW: Duration = Duration::from_secs(5);
 
-/// The steps of one checkpoint so far.
 #[derive(Clone, Debug)]
 pub struct Steps {
     began: Instant,
@@ -17,7 +16,6 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Begins to measure.
     pub fn begin() -> Self {
         let began = now();
         Self {
@@ -27,24 +25,23 @@ impl Steps {
         }
     }
 
-    /// The step that ends now.
+    /// A step ends now.
     pub fn ended(&mut self, name: &'static str) {
         let now = now();
         self.steps.push((name, now.since(self.last)));
         self.last = now;
     }
 
-    /// From the beginning to the end of the last step.
+    /// Time from the beginning to the end of the last step.
     pub fn total(&self) -> Duration {
         self.last.since(self.began)
     }
 
-    /// The step that took longest.
     pub fn longest(&self) -> Option<(&'static str, Duration)> {
         self.steps.iter().copied().max_by_key(|(_, took)| *took)
     }
 
-    /// What there is to be said of a slow checkpoint: where the time went.
+    /// The warning about a slow checkpoint, with the time of each step.
     pub fn warning(&self) -> Option<String> {
         let step = self.longest().map_or("none", |(name, _)| name);
         let total = self.total().as_millis();
@@ -53,28 +50,26 @@ impl Steps {
     }
 }
 
-/// How soon after a warning another one is logged.
+/// Interval in which at most one warning is logged.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// What was warned of so far.
+/// Warnings of one kind since the mount.
 pub struct Warnings(Mutex<Warned>);
 
 #[derive(Default)]
 struct Warned {
     count: u64,
     last: String,
-    /// When one was logged.
     logged: Option<Instant>,
 }
 
 impl Warnings {
-    /// Nothing.
     pub fn new() -> Self {
         Self(Mutex::new(Rank::Leaf, Warned::default()))
     }
 
-    /// Keeps a warning for those who look later, and logs it unless another one was logged just now: many
-    /// may have waited for the same. Whether it was logged.
+    /// Keeps a warning for `status`, and logs it unless another one was logged within `QUIET`: many tasks may have waited
+    /// for the same checkpoint. Returns whether it was logged.
     pub fn warn(&self, warning: String) -> bool {
         let now = now();
         let mut state = self.0.lock();
@@ -91,7 +86,7 @@ impl Warnings {
         log
     }
 
-    /// How often, and the last one.
+    /// The number of warnings, and the last one.
     pub fn last(&self) -> Option<(u64, String)> {
         let state = self.0.lock();
         (state.count > 0).then(|| (state.count, state.last.clone()))

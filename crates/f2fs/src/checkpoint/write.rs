@@ -1,4 +1,4 @@
-//! The I/O of a checkpoint, beside new operations, and its end.
+//! The I/O of a checkpoint, concurrent with new operations, and its commit.
 
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoError, IoHandle};
@@ -16,17 +16,16 @@ use std::sync::atomic::Ordering;
 /// Blocks in one request at most.
 const MAX_RUN: usize = 256;
 
-/// Requests under way.
+/// Write requests in flight.
 #[derive(Default)]
 pub struct Writes(Vec<IoHandle>);
 
 impl Writes {
-    /// Their requests.
     pub fn ios(&self) -> &[IoHandle] {
         &self.0
     }
 
-    /// Waits for all of them; the first failure, after all have ended.
+    /// Waits for all requests; returns the first error after all have ended.
     ///
     /// # Errors
     /// A write failed.
@@ -40,7 +39,7 @@ impl Writes {
 }
 
 impl F2fs {
-    /// Submits blocks, those that lie one behind the other together.
+    /// Submits blocks; consecutive ones in one request.
     pub(crate) fn submit_blocks(&self, blocks: &[(BlockAddr, Buf)], tag: IoTag, to: &mut Writes) {
         let plug = self.queue.plug();
         let follows = |a: &(BlockAddr, Buf), b: &(BlockAddr, Buf)| a.0.0 + 1 == b.0.0;
@@ -53,14 +52,14 @@ impl F2fs {
         }
     }
 
-    /// Submits blocks of the checkpoint under way.
+    /// Submits blocks of the checkpoint in flight, with its current tag.
     fn submit_part(&self, blocks: &[(BlockAddr, Buf)], to: &mut Writes) {
         let (tag, before) = (self.checkpoints.in_flight.tag(), to.0.len());
         self.submit_blocks(blocks, tag, to);
         self.record_checkpoint_io(&to.0[before..], tag);
     }
 
-    /// Writes what a snapshot says, and makes it what a mount finds.
+    /// Writes a snapshot and makes it the current checkpoint.
     pub(super) fn write_snapshot(&self, mut snapshot: Snapshot, steps: &mut Steps) -> Result<()> {
         let pack = 1 - self.checkpoints.state.lock().pack;
         let written = self.write_all(&mut snapshot, pack, steps);
@@ -125,7 +124,7 @@ impl F2fs {
         Ok(nat)
     }
 
-    /// All blocks of the pack but the last.
+    /// All blocks of the pack except the last.
     fn pack_body(&self, snapshot: &Snapshot, pack: u32) -> Vec<(BlockAddr, Buf)> {
         let mut blocks: Vec<Buf> = Vec::new();
         let head = snapshot.head.chunks(BLOCK_SIZE);
@@ -140,12 +139,12 @@ impl F2fs {
         assert_eq!(
             blocks.len() + 1,
             snapshot.checkpoint.pack_blocks as usize,
-            "the pack is as long as its first block says"
+            "a pack has the length that its first block states"
         );
         (0..).map(|n| start.plus(n)).zip(blocks).collect()
     }
 
-    /// Writes the block that makes the pack valid; everything before it is durable then, and it too.
+    /// Writes the last block of the pack, with preflush and FUA: the checkpoint is durable then.
     fn write_last(&self, snapshot: &Snapshot, pack: u32) -> Result<()> {
         let last = snapshot.checkpoint.pack_blocks - 1;
         let at = self.layout.pack_start(pack).plus(last);
@@ -161,7 +160,7 @@ impl F2fs {
         io.wait().map_err(io_error)
     }
 
-    /// Blocks of directories are written.
+    /// Directory blocks have been written.
     pub(super) fn dirs_written(&self, dirs: Vec<DirBlock>) {
         for DirBlock {
             inode,
@@ -170,13 +169,13 @@ impl F2fs {
             data,
         } in dirs
         {
-            // Readers find it there once the mapping has let it go.
+            // Readers find the block in the cache after the mapping has dropped it.
             self.meta.set_content(DevBlock(addr.0.into()), data);
             inode.pages.complete(block..block + 1, Ok(()), false);
         }
     }
 
-    /// The checkpoint is durable: what it freed can be used.
+    /// The checkpoint is durable: blocks and ids that it freed can be used.
     fn end_checkpoint(&self, snapshot: Snapshot, pack: u32, nat: NatWrites) {
         self.dirs_written(snapshot.dirs);
         let freed = self

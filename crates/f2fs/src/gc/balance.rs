@@ -1,4 +1,4 @@
-//! Making room when space is short.
+//! Foreground GC: frees space before an operation that changes the volume (`f2fs_balance_fs`).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -14,28 +14,27 @@ use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
 use crate::segment::{Demand, GcPolicy, SpaceGoal, Victim, VictimSearch};
 
-/// The demand is counted at every so many operations.
+/// The dirty blocks in memory are counted once in this number of operations.
 const OPERATIONS_PER_COUNT: u64 = 32;
-/// Blocks that have to become invalid before cleaning is tried again after a run in vain.
+/// Blocks that have to become invalid before a run is repeated that freed nothing.
 const INVALIDATED_BEFORE_RETRY: u64 = SEGMENT_BLOCKS as u64;
-/// Sections cleaned at most by one operation when only the reserve is short.
+/// Sections that one operation cleans at most if only the reserve is short.
 const SECTIONS_PER_OPERATION: u32 = 16;
-/// Free sections below which emptied ones are got back before cleaning goes on.
+/// With at most this many free sections a checkpoint follows each emptied one.
 const FREE_SECTIONS_LOW: u32 = 4;
 
 impl F2fs {
-    /// Makes room when free sections are short of what is in memory and the reserve: at the start of each
-    /// operation that changes the volume, with no lock held. That there is none to be made is no reason to
-    /// fail the operation, which finds out itself.
+    /// Frees space if free sections do not cover the dirty blocks and the reserve. Called at the start of each operation
+    /// that changes the volume, with no lock held. If no space can be freed, the operation fails later by itself.
     ///
     /// # Errors
-    /// The device failed, or the volume has stopped.
+    /// The device failed, or the volume has aborted.
     pub(crate) fn balance(&self, tag: IoTag) -> Result<()> {
         self.gc.note_request();
         let Some(segments) = self.segments.get().filter(|_| self.gc.is_allowed()) else {
             return Ok(());
         };
-        // Counting takes longer than most operations, and one of them needs a few blocks only.
+        // Counting takes longer than most operations, and one operation needs a few blocks only.
         let number = self.operations.fetch_add(1, Ordering::Relaxed);
         if number.is_multiple_of(OPERATIONS_PER_COUNT) {
             self.update_demand();
@@ -50,17 +49,17 @@ impl F2fs {
             }
         }
         if self.excess_dirty_nodes() || self.excess_node_capacity() {
-            // Memory is full of what is changed, or the places for it run out.
+            // Too many dirty nodes for memory, or for the space left.
             self.request_checkpoint(tag)?;
             self.update_demand();
         }
         Ok(())
     }
 
-    /// The same while checkpoints are switched off: cleaning brings nothing then.
+    /// The same while checkpoints are disabled, when GC frees nothing.
     ///
     /// # Errors
-    /// `NoSpace`: what would change could not be written any more. The device.
+    /// `NoSpace`: further changes could not be written. A device error.
     fn balance_cp_disabled(&self, tag: IoTag) -> Result<()> {
         if self.must_flush_nodes() {
             self.checkpoint(Reason::Sync, tag)?;
@@ -72,21 +71,20 @@ impl F2fs {
         }
     }
 
-    /// Whether so many nodes are changed that a checkpoint may soon find no places for more.
+    /// Whether a checkpoint may soon be unable to allocate a block for each dirty node.
     fn excess_node_capacity(&self) -> bool {
         self.nodes_to_place() as u64 > self.gc.node_capacity.load(Ordering::Relaxed)
     }
 
-    /// Whether changed nodes are to be written although checkpoints are switched off.
+    /// Whether dirty nodes have to be written although checkpoints are disabled.
     pub(crate) fn must_flush_nodes(&self) -> bool {
         self.nodes.dirty_count() > self.node_limit() || self.excess_node_capacity()
     }
 
-    /// Makes room in the logs, for somebody whose claim found none. With no lock held. Returns when trying
-    /// again makes sense.
+    /// Frees space for a caller whose allocation failed. The caller holds no lock and repeats the allocation.
     ///
     /// # Errors
-    /// `NoSpace`: neither cleaning nor a checkpoint can make any; a device's failure.
+    /// `NoSpace`: neither GC nor a checkpoint can free any. A device error.
     pub(crate) fn make_free_space(&self, tag: IoTag) -> Result<()> {
         if !self.gc.is_allowed() {
             return Err(FsError::NoSpace);
@@ -98,13 +96,13 @@ impl F2fs {
             };
         }
         if self.space.counts().freed_nodes > 0 {
-            // Their ids, too, are only available after it.
+            // Their ids become available with a checkpoint, too.
             self.checkpoint(Reason::Sync, tag)?;
         }
         self.make_space_for(SpaceGoal::Users, tag)
     }
 
-    /// Whether enough has become invalid since a run that brought nothing.
+    /// Whether enough blocks have become invalid since a run that freed nothing.
     fn is_worth_trying(&self) -> bool {
         let in_vain_at = self.gc.in_vain_at.load(Ordering::Relaxed);
         let invalidated = self.segments().invalidated();
@@ -112,7 +110,7 @@ impl F2fs {
             || invalidated >= in_vain_at.saturating_add(INVALIDATED_BEFORE_RETRY)
     }
 
-    /// Tells the segments what in memory will need a place.
+    /// Counts the dirty blocks in memory, for the segment manager.
     pub(crate) fn update_demand(&self) {
         let others = self.inodes.dirty_others();
         let dentries: u64 = others.iter().map(|inode| inode.pages.unwritten()).sum();
@@ -142,10 +140,10 @@ impl F2fs {
         result
     }
 
-    /// Cleans until the goal is reached; the caller holds the lock of cleaning.
+    /// Cleans until the goal is reached; the caller holds `Gc::one`.
     ///
     /// # Errors
-    /// `NoSpace`: it cannot be reached; a device's failure.
+    /// `NoSpace`: the goal cannot be reached. A device error.
     pub(super) fn collect(&self, goal: SpaceGoal, tag: IoTag) -> Result<()> {
         let segments = self.segments();
         let mut skip = BTreeSet::new();
@@ -156,12 +154,12 @@ impl F2fs {
             self.check_writable()?;
             self.update_demand();
             if self.is_cp_disabled() {
-                // What the last checkpoint has stays where it is.
+                // Blocks of the last checkpoint cannot become free.
                 break;
             }
             let policy = segments.policy();
             let of_2013 = policy.rules == GcPolicy::Linux2013;
-            // In 2013 each run cleaned something, even if a checkpoint alone brought enough.
+            // Linux 3.11 cleans something in each run, even if a checkpoint alone frees enough.
             if segments.has_space(goal, 0) && !(of_2013 && cleaned == 0 && round < 2) {
                 self.gc.in_vain_at.store(NOT_IN_VAIN, Ordering::Relaxed);
                 return Ok(());
@@ -218,8 +216,8 @@ impl F2fs {
         Err(FsError::NoSpace)
     }
 
-    /// Empties the section with the fewest valid blocks, whatever is free, and adds it to `skip`: nodes that were
-    /// marked are there until a checkpoint. Whether it worked; `None` where there is no section left.
+    /// Cleans the section with the fewest valid blocks and adds it to `skip`, because nodes that were marked dirty are in
+    /// it until a checkpoint. Returns whether the section is empty then; `None` if there is no victim.
     pub(crate) fn clean_one(&self, skip: &mut BTreeSet<u32>, tag: IoTag) -> Result<Option<bool>> {
         let _one = self.gc.one.lock();
         self.gc.stats.lock().calls[0] += 1;
@@ -241,10 +239,10 @@ impl F2fs {
         Ok(Some(emptied))
     }
 
-    /// Empties a section, if it has valid blocks and nobody writes in it.
+    /// Cleans a given section, if it has valid blocks.
     ///
     /// # Errors
-    /// `Busy`: a log is in it, or somebody cleans it; a device's failure.
+    /// `Busy`: a curseg is in it, or it is being cleaned. A device error.
     pub(crate) fn clean_section(&self, section: u32, tag: IoTag) -> Result<()> {
         let _one = self.gc.one.lock();
         if let Some(victim) = self.segments().begin_cleaning_of(section)? {
@@ -256,19 +254,17 @@ impl F2fs {
         Ok(())
     }
 
-    /// Whether somebody cleans.
     pub(crate) fn is_gc_running(&self) -> bool {
         self.gc.one.try_lock().is_none()
     }
 
-    /// Whether a section has so many free blocks that moving the others pays while holes of other
-    /// segments can be filled.
+    /// Whether a section has enough invalid blocks (1/16) to be cleaned while SSR can use other segments.
     fn is_worth_it(&self, victim: Victim) -> bool {
         let size = self.layout.segments_per_section * SEGMENT_BLOCKS;
         size - victim.valid >= size / 16
     }
 
-    /// Empties a section that was chosen; whether that will make it free.
+    /// Cleans a victim; returns whether it is free after the next checkpoint.
     pub(super) fn clean(
         &self,
         victim: Victim,

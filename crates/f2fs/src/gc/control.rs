@@ -1,4 +1,4 @@
-//! Files below `.steadfs/f2fs` about segments and cleaning, by the names the kernel has for them.
+//! Files below `.steadfs/f2fs` about segments and GC, with the kernel's names.
 
 use steadfs_vfs::{FsError, Result, Setter};
 
@@ -10,7 +10,7 @@ use crate::options::{GcPolicy, Mode};
 use crate::segment::{AllocMode, Policy};
 use crate::victim::age::AGE_THRESHOLD;
 
-/// Files that are only read, or set something of segments: (path, writable).
+/// Files that are not in [`Tunables`]: (path, writable).
 const OTHERS: &[(&str, bool)] = &[
     ("f2fs/gc_mode", false),
     ("f2fs/gc_reclaimed_segments", true),
@@ -32,7 +32,7 @@ const OTHERS: &[(&str, bool)] = &[
     ("f2fs/reclaim_segments", true),
 ];
 
-/// Volumes of up to so many segments (16 GiB) use freed space again soon.
+/// Volumes of up to this many segments (16 GiB) reuse freed space first (`alloc_mode=reuse`).
 const SMALL_VOLUME: u32 = 8192;
 
 /// All files: (path, writable).
@@ -42,10 +42,10 @@ pub fn files() -> impl Iterator<Item = (&'static str, bool)> {
 }
 
 impl F2fs {
-    /// What a file (without its folder) shows.
+    /// The content of a file; `name` without its folder.
     ///
     /// # Errors
-    /// `NotFound`: none of these files; `ReadOnly`: it tells of what only a volume that is written has.
+    /// `NotFound`: there is no such file. `ReadOnly`: it exists only on a volume that is writable.
     pub(crate) fn show_gc(&self, name: &str) -> Result<String> {
         if Tunables::has(name) {
             let shown = self.gc.tunables.lock().show(name);
@@ -90,23 +90,22 @@ impl F2fs {
         Ok(number.to_string())
     }
 
-    /// Sets what a file says.
     #[cfg(test)]
     pub(crate) fn set_gc(&self, name: &str, text: &str) -> Result<()> {
         self.prepare_gc(name, text)?();
         Ok(())
     }
 
-    /// Checks what a file is to say, and returns what sets it; `NotFound` if there is none of this name.
+    /// Validates a new value for a file and returns the function that sets it; `NotFound` if there is no such file.
     pub(crate) fn prepare_gc(&self, name: &str, text: &str) -> Result<Setter<'_>> {
         if Tunables::has(name) {
-            // Tried on a copy: the same value is good for the original, too.
+            // Tried on a copy; the same value is valid for the original.
             let mut trial = *self.gc.tunables.lock();
             trial.set(name, text)?;
             let (name, text) = (name.to_owned(), text.to_owned());
             return Ok(Box::new(move || {
                 let set = self.gc.tunables.lock().set(&name, &text);
-                debug_assert_eq!(set, Ok(()), "it was checked");
+                debug_assert_eq!(set, Ok(()), "a validated value can be set");
                 self.apply_log_options();
                 self.gc.task.kick();
             }));
@@ -150,7 +149,7 @@ impl F2fs {
             "ipu_policy" => {
                 let known = IpuPolicy::KNOWN.0;
                 if value & !known != 0 {
-                    let why = format!("ipu_policy: bits of {known:#x} have a meaning here");
+                    let why = format!("ipu_policy: only bits of {known:#x} are supported");
                     return Err(FsError::BadOption(why));
                 }
                 Ok(Box::new(move || {
@@ -170,8 +169,7 @@ impl F2fs {
         }
     }
 
-    /// Lets segments know what options and modes say of them: after the volume became writable, and when
-    /// any of that changes.
+    /// Passes options and GC mode to the segment manager: after the volume became writable, and after a change.
     pub(crate) fn apply_log_options(&self) {
         let Some(segments) = self.segments.get() else {
             return;
@@ -187,7 +185,7 @@ impl F2fs {
         });
         let (urgent, age) = {
             let mut tunables = self.gc.tunables.lock();
-            // For the whole mount, as in the kernel: what the volume had been through before it.
+            // As in the kernel, decided once for the mount by the time mounted before it.
             tunables.by_age = by_age && segments.elapsed_before() >= AGE_THRESHOLD;
             (tunables.mode == GcMode::UrgentHigh, tunables.age)
         };
@@ -200,13 +198,13 @@ impl F2fs {
         });
     }
 
-    /// How many segments of a section a round in the background empties at most.
+    /// Segments of a section that a background round empties at most.
     pub(super) fn migration_granularity(&self) -> u32 {
         let set = self.gc.tunables.lock().granularity;
         set.unwrap_or(self.layout.segments_per_section)
     }
 
-    /// When data is written over its old place.
+    /// When data is written in place (IPU).
     pub(crate) fn ipu_policy(&self) -> IpuPolicy {
         let set = self.gc.tunables.lock().ipu;
         let (lfs, rules) = {
@@ -214,14 +212,14 @@ impl F2fs {
             (options.mode == Mode::Lfs, options.gc_policy)
         };
         let own = || match rules {
-            // Above 100 % in use, that is, never.
+            // Linux 3.11: above 100 % utilisation, so never.
             GcPolicy::Linux2013 => IpuPolicy(0),
             GcPolicy::Linux618 => IpuPolicy::default_for(self.layout.main_segments, lfs),
         };
         set.map_or_else(own, IpuPolicy)
     }
 
-    /// How full the volume is, in percent, when the rules about that hold.
+    /// Utilisation in percent from which on the rules about a full volume apply.
     pub(crate) fn ipu_util(&self) -> u32 {
         self.gc.tunables.lock().ipu_util
     }

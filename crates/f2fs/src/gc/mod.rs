@@ -1,15 +1,14 @@
-//! Cleaning: making whole sections free by moving what is still valid in them.
+//! Garbage collection (GC, cleaning): valid blocks are moved out of a section so that the whole section becomes free.
 //!
-//! **Foreground** (`room`): whoever changes something when space is short cleans first, holding no lock.
-//! The cheapest space comes first: blocks that became invalid are free as soon as a checkpoint is
-//! durable. **Background** (`task`): when the volume is idle, by Linux's timing rules (`sleep_times`).
+//! **Foreground** (`balance`): a task that changes the volume while space is short cleans first, holding no lock. The
+//! cheapest space comes first: invalid blocks are free as soon as a checkpoint is durable.
+//! **Background** (`task`): while the volume is idle, by Linux's timing rules (`timing`).
 //!
-//! **Moving** (`moving`). Data of files is copied as it is to the log of cold data and named there. Nodes
-//! and blocks of directories are marked changed: the next checkpoint writes them elsewhere. A moved
-//! block's old place is only free after a checkpoint, as with every block.
+//! **Moving** (`moving`). File data is copied to the cold-data log and mapped there. Nodes and directory blocks are
+//! marked dirty: the next checkpoint writes them elsewhere. The old place of a block is free only after a checkpoint.
 //!
-//! **Progress.** Each round empties a section or sets it aside for the rest of the run; the number of
-//! rounds is bounded; a run that brought nothing is not repeated before blocks became invalid.
+//! **Progress.** Each round empties a section or skips it for the rest of the run; the number of rounds is bounded; a
+//! run that freed nothing is not repeated before more blocks became invalid.
 
 mod balance;
 mod control;
@@ -34,28 +33,27 @@ pub use timing::GcMode;
 use tunables::Tunables;
 pub use tunables::number;
 
-/// No run of cleaning was in vain since something became invalid.
+/// `in_vain_at` while no run has failed to free space.
 const NOT_IN_VAIN: u64 = u64::MAX;
 
-/// What cleaning has for a mounted volume.
+/// State of GC on a mounted volume.
 pub struct Gc {
-    /// One cleans at a time.
+    /// Held by the task that cleans.
     one: Mutex<()>,
     pub(crate) tunables: Mutex<Tunables>,
     stats: Mutex<Stats>,
-    /// When the last request came, in nanoseconds of the steady clock.
+    /// Time of the last request that changed something, in nanoseconds of the steady clock.
     last_request: AtomicU64,
-    /// How many blocks had become invalid when a run of cleaning brought nothing.
+    /// The count of invalidated blocks when a run freed nothing.
     in_vain_at: AtomicU64,
-    /// How many nodes may be changed in memory: so many surely find a place in a checkpoint.
+    /// Dirty nodes that may be in memory: a checkpoint can allocate a block for each.
     node_capacity: AtomicU64,
-    /// Recovery is over: before, nothing may be moved, and no checkpoint be written for space.
+    /// Set once recovery has ended: before, no block may be moved and no checkpoint written to free space.
     allowed: AtomicBool,
     task: Arc<GcTask>,
 }
 
 impl Gc {
-    /// For a volume that nobody cleans yet.
     pub fn new() -> Self {
         Self {
             one: Mutex::new(Rank::Gc, ()),
@@ -69,7 +67,7 @@ impl Gc {
         }
     }
 
-    /// Allows cleaning, once a volume that is written has recovered.
+    /// Allows GC, once recovery has ended.
     pub fn allow(&self, allowed: bool) {
         self.allowed.store(allowed, Ordering::Release);
     }
@@ -78,18 +76,17 @@ impl Gc {
         self.allowed.load(Ordering::Acquire)
     }
 
-    /// What cleaning did.
     pub fn stats(&self) -> Stats {
         self.stats.lock().clone()
     }
 
-    /// What was asked for, and whether `atgc` has an effect.
+    /// The mode, and whether `atgc` has an effect.
     fn mode(&self) -> (GcMode, bool) {
         let tunables = self.tunables.lock();
         (tunables.mode, tunables.by_age)
     }
 
-    /// How many blocks of a file may be named by one change: each may change a node of its own.
+    /// Blocks of a file that one change may map: each may dirty a node of its own.
     pub fn blocks_at_once(&self) -> usize {
         const FEWEST: u64 = 16;
         let places = self.node_capacity.load(Ordering::Relaxed);

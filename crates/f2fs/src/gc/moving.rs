@@ -1,4 +1,4 @@
-//! Emptying a section.
+//! Moves the valid blocks of a section.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,22 +17,21 @@ use crate::inode::Inode;
 use crate::node::SlotLookup;
 use crate::segment::{Owner, Victim};
 
-/// How often a file that somebody works on is tried again, a millisecond apart.
+/// Attempts to lock a file that is in use, 1 ms apart.
 const FILE_RETRIES: u32 = 20;
 
-/// A block of a file, and where it lies.
+/// A file block and its address.
 type BlockAt = (u64, BlockAddr);
 
-/// Blocks of one file that are to be moved.
+/// Blocks of one file to move.
 struct FileBlocks {
     inode: Arc<Inode>,
     blocks: Vec<BlockAt>,
 }
 
 impl F2fs {
-    /// Moves what is valid in a section elsewhere, or sees to it that the next checkpoint does.
-    /// `by_age`: data goes where blocks of its age are (`atgc`). `background`: nobody waits for it, and only
-    /// so many of its segments are emptied as one round may.
+    /// Moves the valid data of a section, and marks its nodes and directory blocks dirty so that the next checkpoint moves
+    /// them. `by_age`: data goes to the ATGC log. `background`: at most `migration_granularity` segments are emptied.
     pub(super) fn empty_section(
         &self,
         victim: Victim,
@@ -78,7 +77,7 @@ impl F2fs {
         Ok(outcome)
     }
 
-    /// Marks the nodes of a segment changed.
+    /// Marks the nodes of a segment dirty.
     fn mark_nodes(
         &self,
         segment: SegNo,
@@ -97,7 +96,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Marks a node changed; `false` if it does not lie there.
+    /// Marks a node dirty; `false` if it is not at this address.
     fn mark_node(&self, nid: Nid, addr: BlockAddr, tag: IoTag) -> Result<bool> {
         if !self.layout.is_nid(nid) {
             return Ok(false);
@@ -116,12 +115,12 @@ impl F2fs {
         }
         match self.nodes.change(&change, &node) {
             Ok(_marked) => Ok(true),
-            // Freed meanwhile.
+            // Freed since.
             Err(_) => Ok(false),
         }
     }
 
-    /// Moves the data in a segment, file by file.
+    /// Moves the data of a segment, file by file.
     fn move_data(
         &self,
         (section, segment): (u32, SegNo),
@@ -160,13 +159,13 @@ impl F2fs {
                 outcome.marked_data += self.mark_directory(inode, &work.blocks, tag)?;
             }
         }
-        // What was marked stays until the checkpoint; what has an owner that was not found, too.
+        // Marked blocks are valid until the checkpoint, as are those whose owner was not found.
         let left = self.segments().valid_in_segment(segment);
         outcome.left += u64::from(left).saturating_sub(outcome.marked_data);
         Ok(())
     }
 
-    /// The file that a block belongs to, and which of its blocks it is; `None` if it is nobody's any more.
+    /// The file and file block of an address; `None` if nothing refers to it any more.
     fn find_owner(
         &self,
         owner: Owner,
@@ -184,8 +183,8 @@ impl F2fs {
         self.unless_freed(found, (owner.nid, entry), tag)
     }
 
-    /// What was found by a node that had this entry. Nothing keeps a node from being freed while it is looked at, and
-    /// its id from being another's then: what contradicts itself for that is no damage.
+    /// The result of a search by a node with this entry. The node may be freed meanwhile and its id reused, because no lock
+    /// prevents it: a contradiction is then no corruption, and nothing was found.
     fn unless_freed<T>(
         &self,
         found: Result<Option<T>>,
@@ -198,7 +197,7 @@ impl F2fs {
         }
     }
 
-    /// The file of which a node of inode `ino` names the block at `addr`, and which of its blocks it is.
+    /// The file and file block that a node of inode `ino` maps to `addr`.
     fn find_named(
         &self,
         owner: Owner,
@@ -240,7 +239,7 @@ impl F2fs {
         })
     }
 
-    /// Moves blocks of a file; how many.
+    /// Moves blocks of a file; returns their number.
     fn move_file(
         &self,
         inode: &Inode,
@@ -258,7 +257,7 @@ impl F2fs {
         Ok(0)
     }
 
-    /// Marks blocks of a directory (or of a long symbolic link) changed; how many.
+    /// Marks blocks of a directory or a long symbolic link dirty; returns their number.
     fn mark_directory(&self, inode: &Inode, blocks: &[BlockAt], tag: IoTag) -> Result<u64> {
         let mut tries = 0;
         let alone = loop {
@@ -269,7 +268,6 @@ impl F2fs {
             }
             tries += 1;
         };
-        // Removed meanwhile.
         if inode.is_dead() {
             return Ok(0);
         }
@@ -285,7 +283,7 @@ impl F2fs {
                 continue;
             }
             self.mark_dirty(&change, inode, tag)?;
-            // The checkpoint then finds slot and node without reading.
+            // The checkpoint then finds slot and node without reading them.
             drop(self.nodes.change(&change, &slot.node)?);
             let fill = || Ok::<_, FsError>(content);
             inode.pages.edit(FileBlock(block), tag, fill, |_| ())?;

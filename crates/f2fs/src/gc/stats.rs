@@ -1,4 +1,4 @@
-//! What cleaning did.
+//! Counters of GC since the mount.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -6,70 +6,68 @@ use std::time::Duration;
 use super::timing::GcMode;
 use crate::segment::Victim;
 
-/// Times are counted by powers of ten of microseconds: below 10 µs, 100 µs, … 10 s, and longer.
+/// Buckets of waiting times: below 10 µs, 100 µs, 1 ms, … 10 s, and longer.
 const BUCKETS: usize = 8;
 
-/// Counts since the mount.
+/// Counters since the mount. Pairs are: all, and those of background GC.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// Runs in the foreground and in the background.
     pub calls: [u64; 2],
-    /// Segments of data and of nodes cleaned, in all and in the background.
+    /// Data segments cleaned.
     pub data_segments: [u64; 2],
-    /// See above.
+    /// Node segments cleaned.
     pub node_segments: [u64; 2],
-    /// Blocks of data and of nodes moved (or marked to be), in all and in the background.
+    /// Data blocks moved or marked dirty.
     pub data_blocks: [u64; 2],
-    /// See above.
+    /// Nodes marked dirty.
     pub node_blocks: [u64; 2],
     /// Segments emptied, by mode.
     pub reclaimed: [u64; GcMode::ALL.len()],
-    /// Rounds that did nothing because the volume was in use.
+    /// Background rounds skipped because the volume was in use.
     pub skipped_in_use: u64,
-    /// Rounds that did nothing because somebody else was cleaning.
+    /// Background rounds skipped because another task was cleaning.
     pub skipped_busy: u64,
-    /// Sections chosen.
+    /// Victims chosen.
     pub victims: u64,
-    /// Of those, sections that could not be emptied.
+    /// Victims that could not be emptied.
     pub in_vain: u64,
-    /// Blocks of them that were not valid.
+    /// Invalid blocks of the victims.
     pub garbage: u64,
-    /// Candidates looked at.
+    /// Candidates examined.
     pub scanned: u64,
-    /// Checkpoints written to get space back.
+    /// Checkpoints written to free space.
     pub checkpoints: u64,
-    /// How long operations waited for cleaning.
+    /// Waits of operations for GC, by time.
     waits: [u64; BUCKETS],
     waited: Duration,
     longest: Duration,
 }
 
-/// What came of a section.
+/// Result of cleaning a section.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Segments with blocks of data.
     pub data_segments: u64,
-    /// Segments with nodes.
     pub node_segments: u64,
-    /// Blocks moved.
+    /// Data blocks moved.
     pub data_blocks: u64,
-    /// Nodes, and blocks of directories, that the next checkpoint moves.
+    /// Directory blocks marked dirty; the next checkpoint moves them.
     pub marked_data: u64,
-    /// See above.
+    /// Nodes marked dirty.
     pub marked_nodes: u64,
-    /// Blocks that stay.
+    /// Blocks that could not be moved.
     pub left: u64,
 }
 
 impl Outcome {
-    /// Whether the section is empty, or will be with the next checkpoint.
+    /// Whether the section is free after the next checkpoint.
     pub const fn is_emptied(&self) -> bool {
         self.left == 0
     }
 }
 
 impl Stats {
-    /// Counts a section that was cleaned, or a part of it.
+    /// Counts a cleaned section, or a part of it.
     pub fn count(&mut self, victim: Victim, size: u32, done: Outcome, mode: GcMode, back: bool) {
         if victim.resumed.is_none() {
             self.victims += 1;
@@ -89,13 +87,13 @@ impl Stats {
         if done.is_emptied() {
             let place = GcMode::ALL.iter().position(|m| *m == mode);
             let segments = done.data_segments + done.node_segments;
-            self.reclaimed[place.expect("one of all")] += segments;
+            self.reclaimed[place.expect("ALL has each mode")] += segments;
         } else {
             self.in_vain += 1;
         }
     }
 
-    /// Counts an operation that waited.
+    /// Counts an operation that waited for GC.
     pub fn count_wait(&mut self, time: Duration) {
         let mut limit = Duration::from_micros(10);
         let mut bucket = 0;
@@ -111,10 +109,10 @@ impl Stats {
     /// Segments emptied in a mode.
     pub fn reclaimed_in(&mut self, mode: GcMode) -> &mut u64 {
         let place = GcMode::ALL.iter().position(|m| *m == mode);
-        &mut self.reclaimed[place.expect("one of all")]
+        &mut self.reclaimed[place.expect("ALL has each mode")]
     }
 
-    /// How long operations waited for cleaning, in words.
+    /// The waits as `status` shows them.
     pub fn show_waits(&self) -> String {
         let count: u64 = self.waits.iter().sum();
         let (waited, longest) = (self.waited.as_millis(), self.longest.as_millis());

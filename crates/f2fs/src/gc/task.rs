@@ -1,4 +1,4 @@
-//! The task that cleans in the background, and for writers where `gc_merge` is set.
+//! The task `f2fs_gc`: background GC, and with `gc_merge` foreground GC for all writers.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -14,12 +14,12 @@ use crate::fs::F2fs;
 use crate::options::BackgroundGc;
 use crate::segment::{SpaceGoal, VictimSearch};
 
-/// Who works, and who waits for it.
+/// The task and the writers that wait for it.
 pub struct GcTask {
     state: Mutex<TaskState>,
-    /// Something for the task to do.
+    /// Notified when there is work.
     work: Condvar,
-    /// A round for writers is over, or the task.
+    /// Notified when a foreground round, or the task, has ended.
     served: Condvar,
 }
 
@@ -27,14 +27,14 @@ pub struct GcTask {
 struct TaskState {
     running: Option<JoinHandle<()>>,
     stop: bool,
-    /// Somebody changed what the sleep depends on.
+    /// A setting changed on which the sleep depends.
     kicked: bool,
-    /// What writers wait for, if any does.
+    /// The largest goal of the writers that wait.
     foreground_goal: Option<SpaceGoal>,
-    /// Writers' rounds begun and ended.
+    /// Foreground rounds begun and ended.
     begun: u64,
     ended: u64,
-    /// Who makes it.
+    /// The thread that serves them.
     server: TaskNo,
 }
 
@@ -47,14 +47,14 @@ impl GcTask {
         }
     }
 
-    /// Lets the task make room and waits until a round that began after this call is over. `false` if
-    /// there is no task: the caller cleans.
+    /// Requests a foreground round and waits for one that began after this call. Returns `false` if there is no task; the
+    /// caller cleans then.
     pub fn ask(&self, goal: SpaceGoal) -> bool {
         let mut state = self.state.lock();
         if state.running.is_none() || state.stop {
             return false;
         }
-        // Users' data needs more than the reserve does.
+        // Users' data needs more free sections than the reserve.
         state.foreground_goal = Some(match state.foreground_goal {
             Some(SpaceGoal::Users) => SpaceGoal::Users,
             _ => goal,
@@ -71,7 +71,7 @@ impl GcTask {
         state.ended >= mine
     }
 
-    /// Ends the present sleep, as what it depends on has changed.
+    /// Ends the current sleep because a setting changed.
     pub fn kick(&self) {
         self.state.lock().kicked = true;
         self.work.notify_one();
@@ -81,7 +81,7 @@ impl GcTask {
         self.state.lock().stop
     }
 
-    /// Sleeps; whether to go on, and what writers wait for.
+    /// Sleeps; returns whether to continue, and the goal of waiting writers.
     fn sleep(&self, time: Duration) -> (bool, Option<SpaceGoal>) {
         let until = now() + time;
         let mut state = self.state.lock();
@@ -101,13 +101,13 @@ impl GcTask {
         }
     }
 
-    /// Rounds that were made for writers.
+    /// Foreground rounds since the mount.
     #[cfg(test)]
     pub fn served(&self) -> u64 {
         self.state.lock().ended
     }
 
-    /// A writers' round is over.
+    /// A foreground round has ended.
     fn serve_ended(&self) {
         let mut state = self.state.lock();
         state.ended = state.begun;
@@ -116,15 +116,14 @@ impl GcTask {
 }
 
 impl F2fs {
-    /// Whether the task is there.
     pub(crate) fn has_gc_task(&self) -> bool {
         self.gc.task.state.lock().running.is_some()
     }
 
-    /// Starts the task if it is not there.
+    /// Starts the task unless it runs.
     ///
     /// # Errors
-    /// The host refuses a thread.
+    /// No thread can be created.
     pub(crate) fn start_gc_task(&self) -> io::Result<()> {
         let mut state = self.gc.task.state.lock();
         if state.running.is_some() {
@@ -138,7 +137,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Stops the task, if there is one, and waits for its end. The caller holds no lock.
+    /// Stops the task and waits for its end. The caller holds no lock.
     pub(crate) fn stop_gc_task(&self) {
         let running = {
             let mut state = self.gc.task.state.lock();
@@ -148,15 +147,13 @@ impl F2fs {
             state.running.take()
         };
         if let Some(task) = running {
-            // One that panicked has stopped the volume.
+            // A panic of the task has aborted the volume already.
             let _ = task.join_panicked();
         }
     }
 
-    /// A round of the task.
     fn round(&self, sleep: &mut Sleep, foreground_goal: Option<SpaceGoal>) {
-        // Not while the volume is about to be frozen or to become read-only: whoever does that ends
-        // tasks, or keeps others out.
+        // A freeze or remount in progress joins the task or keeps changes out: it must not wait for this round.
         let Some(_open) = self.remount_lock.try_read() else {
             return;
         };
@@ -176,7 +173,7 @@ impl F2fs {
             Round::InUse => self.gc.stats.lock().skipped_in_use += 1,
             Round::Serve => {
                 let _one = self.gc.one.lock();
-                // Who waits finds out himself whether there is room.
+                // The waiting writers check the result by themselves.
                 let _ = self.collect(foreground_goal.unwrap_or(SpaceGoal::Reserve), tag);
             }
             Round::Clean => self.round_in_background(sleep, sleep_times, tag),
@@ -188,13 +185,13 @@ impl F2fs {
         let _one = self.gc.one.lock();
         self.update_demand();
         if !self.segments().has_space(SpaceGoal::Reserve, 0) {
-            // Short of space: as for a writer.
+            // Space is short: the same work as for a writer.
             if let Err(error) = self.collect(SpaceGoal::Reserve, tag) {
-                tracing::debug!(%error, "cleaning in the background made no room");
+                tracing::debug!(%error, "background GC freed no space");
             }
             return;
         }
-        // As the kernel: a synchronous round is one of the foreground that nobody asked for.
+        // As in the kernel, `background_gc=sync` does foreground GC in the background task.
         let sync = self.options.read().background_gc == BackgroundGc::Sync;
         let (mode, by_age) = self.gc.mode();
         let search = VictimSearch {
@@ -211,11 +208,11 @@ impl F2fs {
         sleep.end(sleep_times, true);
         let mut cleaned = self.clean(victim, mode, !sync, tag);
         if sync && cleaned == Ok(true) {
-            // What was emptied is free when this is durable.
+            // An emptied section is free when this checkpoint is durable.
             cleaned = self.checkpoint_for_space(tag).map(|()| true);
         }
         if let Err(error) = cleaned {
-            tracing::warn!(%error, "cleaning in the background failed");
+            tracing::warn!(%error, "background GC failed");
         }
     }
 

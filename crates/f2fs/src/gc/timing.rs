@@ -1,4 +1,4 @@
-//! When background cleaning works: Linux's rules, as functions of times and facts.
+//! When background GC works: Linux's rules as pure functions (`gc_thread_func`).
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use steadfs_block::Depths;
 
 use crate::segment::VictimCost;
 
-/// How long the cleaning task sleeps between rounds, in milliseconds (`gc_*_sleep_time`).
+/// Sleep of the GC task between rounds, in milliseconds (`gc_*_sleep_time`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SleepTimes {
-    /// At least.
+    /// `gc_min_sleep_time`.
     pub min: u32,
-    /// At most, while there is something to clean.
+    /// `gc_max_sleep_time`: while there are victims.
     pub max: u32,
-    /// After a round that found nothing.
+    /// `gc_no_gc_sleep_time`: after a round without a victim.
     pub none: u32,
-    /// While it is urgent.
+    /// `gc_urgent_sleep_time`.
     pub urgent: u32,
 }
 
@@ -30,28 +30,28 @@ impl Default for SleepTimes {
     }
 }
 
-/// What was asked for (`gc_idle`, `gc_urgent`).
+/// How GC chooses victims and when it works (`gc_idle`, `gc_urgent`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GcMode {
-    /// Nothing: by cost and benefit, when the volume is idle.
+    /// By cost-benefit, while the volume is idle.
     #[default]
     Normal,
-    /// `gc_idle` 1: by cost and benefit.
+    /// `gc_idle` 1: cost-benefit.
     IdleBenefit,
-    /// `gc_idle` 2: greedily.
+    /// `gc_idle` 2: greedy.
     IdleGreedy,
-    /// `gc_idle` 3: by age (needs `atgc`).
+    /// `gc_idle` 3: by age (requires `atgc`).
     IdleAge,
-    /// `gc_urgent` 1: greedily, at once, idle or not; logs fill holes.
+    /// `gc_urgent` 1: greedy, also while the volume is in use; cursegs use SSR.
     UrgentHigh,
-    /// `gc_urgent` 2: with the least sleep.
+    /// `gc_urgent` 2: with the shortest sleep.
     UrgentLow,
-    /// `gc_urgent` 3: at once, idle or not, by cost and benefit.
+    /// `gc_urgent` 3: cost-benefit, also while the volume is in use.
     UrgentMid,
 }
 
 impl GcMode {
-    /// All, in the order of the counters of reclaimed segments.
+    /// All modes, in the order of the counters of reclaimed segments.
     pub const ALL: [Self; 7] = [
         Self::Normal,
         Self::IdleBenefit,
@@ -62,7 +62,7 @@ impl GcMode {
         Self::UrgentMid,
     ];
 
-    /// The kernel's number of it, which `gc_urgent` and `gc_idle` read as.
+    /// The kernel's number, which reading `gc_urgent` and `gc_idle` returns.
     pub const fn number(self) -> u32 {
         match self {
             Self::Normal => 0,
@@ -75,7 +75,7 @@ impl GcMode {
         }
     }
 
-    /// The kernel's name of it (`gc_mode`).
+    /// The kernel's name (`gc_mode`).
     pub const fn name(self) -> &'static str {
         match self {
             Self::Normal => "GC_NORMAL",
@@ -88,7 +88,7 @@ impl GcMode {
         }
     }
 
-    /// By what victims are judged; `by_age`: `atgc` has an effect.
+    /// How victims are compared; `by_age`: `atgc` has an effect.
     pub const fn cost(self, foreground: bool, by_age: bool) -> VictimCost {
         match self {
             Self::IdleAge => VictimCost::Age,
@@ -104,28 +104,26 @@ impl GcMode {
     }
 }
 
-/// Which I/O under way keeps background cleaning from beginning (`bggc_io_aware`).
+/// Which I/O in flight keeps background GC from working (`bggc_io_aware`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoAware {
-    /// All.
+    /// Any I/O.
     #[default]
     All,
-    /// Reads.
     Reads,
-    /// None.
+    /// No I/O.
     Nothing,
 }
 
 impl IoAware {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::All, Self::Reads, Self::Nothing];
 
-    /// The kernel's number of it.
+    /// The kernel's number.
     pub const fn number(self) -> u32 {
         self as u32
     }
 
-    /// Whether the volume is in use by what is under way.
+    /// Whether this I/O in flight counts as use of the volume.
     pub const fn is_in_use(self, under_way: Depths) -> bool {
         match self {
             Self::All => under_way.all() > 0,
@@ -135,51 +133,47 @@ impl IoAware {
     }
 }
 
-/// What a round knows before it begins.
+/// State of the volume at the start of a round.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundInputs {
-    /// Nothing may be written.
     pub read_only: bool,
-    /// Nor for the moment.
     pub frozen: bool,
     /// Writers wait for space.
     pub foreground: bool,
-    /// Somebody else is cleaning.
+    /// Another task is cleaning.
     pub busy: bool,
-    /// I/O that counts is under way.
+    /// I/O that counts by [`IoAware`] is in flight.
     pub in_use: bool,
-    /// No requests lately.
+    /// No request came for `gc_idle_interval`.
     pub quiet: bool,
-    /// Much of the volume is invalid, and little is free.
+    /// See [`many_invalid`].
     pub many_invalid: bool,
 }
 
-/// What a round does.
+/// Action of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Round {
-    /// Nothing.
+    /// None: nothing may be written.
     Rest,
-    /// Nothing, because somebody else is cleaning.
+    /// None: another task is cleaning.
     Busy,
-    /// Nothing, because the volume is in use.
+    /// None: the volume is in use.
     InUse,
-    /// Cleans in the background.
+    /// Background GC.
     Clean,
-    /// Cleans for writers that wait.
+    /// Foreground GC for waiting writers.
     Serve,
 }
 
-/// The sleep between rounds, and how it follows what happens.
+/// The sleep before the next round, in milliseconds; it adapts to what the rounds find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sleep(u32);
 
 impl Sleep {
-    /// The first.
     pub const fn new(sleep_times: SleepTimes) -> Self {
         Self(sleep_times.min)
     }
 
-    /// How long.
     pub const fn time(self) -> Duration {
         Duration::from_millis(self.0 as u64)
     }
@@ -200,7 +194,7 @@ impl Sleep {
         self.0 = self.0.saturating_sub(sleep_times.min).max(sleep_times.min);
     }
 
-    /// Decides what the round that begins now does.
+    /// Decides the action of the round that begins now.
     pub fn begin(&mut self, sleep_times: SleepTimes, mode: GcMode, inputs: RoundInputs) -> Round {
         if inputs.read_only {
             return Round::Rest;
@@ -232,7 +226,7 @@ impl Sleep {
         Round::Clean
     }
 
-    /// After a round in the background: whether it found something to clean.
+    /// After a background round: `found` is whether there was a victim.
     pub fn end(&mut self, sleep_times: SleepTimes, found: bool) {
         if !found {
             self.0 = sleep_times.none;
@@ -242,8 +236,8 @@ impl Sleep {
     }
 }
 
-/// Whether much is invalid and little free: more than 40 % of users' blocks are invalid, and the free
-/// ones are fewer than 40 % of those.
+/// Whether more than 40 % of users' blocks are invalid and the free ones are fewer than 40 % of the invalid ones
+/// (`has_enough_invalid_blocks`).
 pub fn many_invalid(user_blocks: u64, valid: u64, free: u64) -> bool {
     let unused = user_blocks.saturating_sub(valid);
     let free = free.min(unused);
@@ -277,7 +271,7 @@ mod tests {
         assert_eq!(sleep.time().as_secs(), 60);
         sleep.end(sleep_times, false);
         assert_eq!(sleep.time().as_secs(), 300);
-        // It stays long until something is found, or much is invalid.
+        // It stays long until a victim is found, or many blocks are invalid.
         let in_use = RoundInputs {
             in_use: true,
             ..IDLE
@@ -345,7 +339,7 @@ mod tests {
             sleep.begin(sleep_times, GcMode::UrgentHigh, read_only),
             Round::Rest
         );
-        assert_eq!(sleep.time().as_millis(), 500, "as it was");
+        assert_eq!(sleep.time().as_millis(), 500, "unchanged");
         let frozen = RoundInputs {
             frozen: true,
             ..foreground
@@ -365,7 +359,7 @@ mod tests {
             Round::Clean
         );
         assert_eq!(sleep.time().as_secs(), 30);
-        // It waits for requests no longer, but for I/O.
+        // It does not wait for idle requests, but for I/O.
         let in_use = RoundInputs {
             in_use: true,
             ..lately

@@ -1,42 +1,40 @@
-//! What can be set and read while the volume is mounted, by the names that the kernel has for it
-//! below /sys/fs/f2fs.
+//! Settings of GC that can be changed while the volume is mounted, with the kernel's names below /sys/fs/f2fs.
 
 use steadfs_vfs::{FsError, Result};
 
 use super::timing::{GcMode, IoAware, SleepTimes};
 use crate::victim::age::AgeRules;
 
-/// Settings of cleaning. They stay when the cleaning task is stopped and started again.
+/// Settings of GC. They are kept when the task is stopped and started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunables {
     /// `gc_*_sleep_time`.
     pub sleep_times: SleepTimes,
-    /// `gc_idle_interval`: seconds without a request after which the volume is idle.
+    /// `gc_idle_interval`: the volume is idle this many seconds after the last request.
     pub idle_interval: u32,
-    /// `bggc_io_aware`: the I/O under way that keeps the volume from being idle.
+    /// `bggc_io_aware`: which I/O in flight keeps the volume from being idle.
     pub io_aware: IoAware,
-    /// `migration_granularity`: segments of a section that a round in the background empties at most;
-    /// `None`: all.
+    /// `migration_granularity`: segments of a section that a background round empties at most; `None`: all.
     pub granularity: Option<u32>,
     /// `gc_idle` and `gc_urgent`.
     pub mode: GcMode,
-    /// `atgc` has an effect: the option is given and the volume was mounted for long enough before.
+    /// `atgc` has an effect: the option is set and the volume was mounted for long enough before.
     pub by_age: bool,
     /// `atgc_*`.
     pub age: AgeRules,
-    /// `gc_remaining_trials`: rounds until the mode is normal again; 0: it stays.
+    /// `gc_remaining_trials`: rounds until the mode is normal again; 0: no limit.
     pub trials: u32,
-    /// `ipu_policy`; `None`: what suits the volume.
+    /// `ipu_policy`; `None`: the default for the volume.
     pub ipu: Option<u32>,
-    /// `min_ipu_util`: percent in use from which on its rules about fullness hold.
+    /// `min_ipu_util`: utilisation in percent from which on IPU is used.
     pub ipu_util: u32,
-    /// `min_fsync_blocks`: most dirty blocks of a file that an fsync writes over their old places.
+    /// `min_fsync_blocks`: an fsync of at most this many dirty blocks writes in place.
     pub sync_blocks: u32,
-    /// `reclaim_segments`: so many that only wait for a checkpoint bring one; `None`: what suits the volume.
+    /// `reclaim_segments`: prefree segments from which on a checkpoint is written; `None`: the default for the volume.
     pub reclaim_segments: Option<u32>,
-    /// `gc_pin_file_thresh`: a pinned file that keeps so many segments from being cleaned is unpinned.
+    /// `gc_pin_file_thresh`: a pinned file is unpinned after GC has skipped it in this many segments.
     pub pin_thresh: u32,
-    /// `gc_segment_mode`: whose reclaimed segments `gc_reclaimed_segments` shows.
+    /// `gc_segment_mode`: the mode whose count `gc_reclaimed_segments` shows.
     pub shown_mode: GcMode,
 }
 
@@ -61,7 +59,7 @@ impl Default for Tunables {
     }
 }
 
-/// A number as the kernel reads it: decimal, octal with 0, hexadecimal with 0x.
+/// Parses a number as the kernel does: decimal, octal with 0, hexadecimal with 0x.
 pub fn number(text: &str) -> Result<u32> {
     let text = text.trim();
     let parsed = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -74,14 +72,14 @@ pub fn number(text: &str) -> Result<u32> {
 }
 
 impl Tunables {
-    /// Whether a file is one of these.
+    /// Whether there is a setting of this name.
     pub fn has(name: &str) -> bool {
         NAMES
             .iter()
             .any(|path| path.strip_prefix(FOLDER) == Some(name))
     }
 
-    /// What a file shows.
+    /// The value of a setting as text.
     pub fn show(&self, name: &str) -> Option<String> {
         Some(match name {
             "gc_min_sleep_time" => self.sleep_times.min.to_string(),
@@ -102,10 +100,10 @@ impl Tunables {
         })
     }
 
-    /// Sets what a file says.
+    /// Sets a setting from text.
     ///
     /// # Errors
-    /// The value makes no sense there.
+    /// The value is out of range.
     pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
         let value = number(text)?;
         let wrong = |why: &str| Err(FsError::BadOption(format!("{name}: {why}")));
@@ -149,7 +147,7 @@ impl Tunables {
             "gc_remaining_trials" => self.trials = value,
             "gc_pin_file_thresh" => {
                 if value > 0xffff {
-                    return wrong("an inode counts to 65535");
+                    return wrong("is at most 65535 (the counter in an inode)");
                 }
                 self.pin_thresh = value;
             }
@@ -165,7 +163,7 @@ impl Tunables {
         Ok(())
     }
 
-    /// A round is over: the mode ends with its last one.
+    /// A round has ended; the mode returns to normal after the last one.
     pub fn count_round(&mut self) {
         if self.mode != GcMode::Normal && self.trials > 0 {
             self.trials -= 1;
@@ -176,10 +174,10 @@ impl Tunables {
     }
 }
 
-/// The folder of all these files.
+/// Folder of these files.
 pub const FOLDER: &str = "f2fs/";
 
-/// Files that show and set a [`Tunables`].
+/// Paths of all settings.
 pub const NAMES: &[&str] = &[
     "f2fs/gc_min_sleep_time",
     "f2fs/gc_max_sleep_time",

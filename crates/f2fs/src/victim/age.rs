@@ -1,23 +1,23 @@
-//! Choosing by age (`atgc`): the sections that are cleaned, and the holes that what is moved goes to.
+//! Victim selection by age (ATGC, `atgc`): which sections are cleaned, and in which segments SSR places moved blocks.
 //!
-//! Blocks that were written at one time tend to become invalid at one time. So the background cleans
-//! sections that have not changed for long, and fills holes of segments as old as what it moves.
-//! Stamps are seconds of mounted time. Facts: Linux 6.18, fs/f2fs/gc.c.
+//! Blocks that were written at the same time tend to become invalid at the same time. So background GC cleans sections
+//! that have not changed for long, and fills segments as old as the blocks it moves. Time stamps are seconds of mounted
+//! time. Source: Linux 6.18, fs/f2fs/gc.c.
 
-/// What `atgc_*` set.
+/// Values of the `atgc_*` settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgeRules {
-    /// `atgc_candidate_ratio`: percent of the candidates that are looked at, the oldest first.
+    /// `atgc_candidate_ratio`: percentage of the candidates that are examined, the oldest first.
     pub ratio: u32,
-    /// `atgc_candidate_count`: so many at least.
+    /// `atgc_candidate_count`: candidates examined at least.
     pub count: u32,
-    /// `atgc_age_threshold`: who changed so many seconds ago, or more, is a candidate.
+    /// `atgc_age_threshold`: minimum age of a candidate, in seconds.
     pub threshold: u64,
-    /// `atgc_age_weight`: percent that age counts; the rest is for what is invalid.
+    /// `atgc_age_weight`: percentage by which age counts; the rest is the share of invalid blocks.
     pub weight: u32,
 }
 
-/// Mounted time from which on `atgc` has an effect, and the threshold unless another is set: a week.
+/// Mounted time in seconds before `atgc` has an effect, and the default threshold: one week.
 pub const AGE_THRESHOLD: u64 = 7 * 24 * 3600;
 
 impl Default for AgeRules {
@@ -32,29 +32,28 @@ impl Default for AgeRules {
 }
 
 impl AgeRules {
-    /// How many of so many candidates are looked at.
+    /// Number of candidates examined, of `candidates`.
     fn limit(&self, candidates: usize) -> usize {
         let part = u64::from(self.ratio) * candidates as u64 / 100;
         part.max(self.count.into()) as usize
     }
 }
 
-/// A section, or a segment, that may be taken.
+/// A candidate section or segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgeCandidate {
-    /// When its blocks were written, on average.
+    /// Mean time at which its blocks were written.
     pub stamp: u64,
-    /// Its number.
     pub number: u32,
-    /// Its valid blocks: some, but not all.
+    /// Valid blocks: some, but not all.
     pub valid: u32,
 }
 
-/// The finest that age and fill are told apart.
+/// Resolution of age and utilisation in a score.
 const ACCURACY: u64 = 10_000;
 
-/// The section to clean, of `size` blocks each: old and empty, by weight; among equals the older one.
-/// `newest`: the latest stamp of all.
+/// The section to clean, of `size` blocks: the best by weighted age and share of invalid blocks; among equals the
+/// older one. `newest`: the latest stamp of all sections.
 pub fn oldest(
     mut candidates: Vec<AgeCandidate>,
     newest: u64,
@@ -83,8 +82,8 @@ pub fn oldest(
     best.filter(|((score, _), _)| *score > 0).map(|(_, c)| c)
 }
 
-/// The segment whose holes blocks of this stamp go to: of those nearest to it, on either side, the
-/// fullest; among equals the nearer one.
+/// The segment for blocks of this stamp: of the candidates nearest in age, on either side, the one with the most valid
+/// blocks; among equals the nearer one.
 pub fn nearest(
     mut candidates: Vec<AgeCandidate>,
     wanted: u64,
@@ -131,7 +130,7 @@ mod tests {
         (candidates, rules)
     }
 
-    /// How many candidates come before one, if they are ordered by this key.
+    /// Number of candidates ordered before `one` by this key.
     fn rank<K: Ord>(
         all: &[AgeCandidate],
         one: &AgeCandidate,
@@ -208,7 +207,7 @@ mod tests {
             valid: 1,
         };
         let rules = AgeRules::default();
-        // Ages that far apart are not told from each other any more; none has anything for it.
+        // The resolution is too small for ages this far apart: no candidate has a score.
         let all = vec![one(0), one(u64::MAX)];
         assert_eq!(oldest(all.clone(), u64::MAX, SIZE, &rules), None);
         assert_eq!(nearest(all, u64::MAX, &rules), Some(one(u64::MAX)));
