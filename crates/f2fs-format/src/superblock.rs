@@ -1,4 +1,4 @@
-//! Reading the superblock: the first of its two copies that verifies.
+//! Reads the superblock: the first of its two copies that verifies.
 
 use steadfs_base::{Corruption, IoTag};
 use steadfs_block::Queue;
@@ -8,11 +8,10 @@ use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{BLOCK_SIZE, DiskError, Superblock};
 use crate::io_error;
 
-/// Reads and validates the superblock.
+/// Reads and verifies the superblock.
 ///
 /// # Errors
-/// Neither copy is one; of two reasons the one that says more is told (a wrong magic number only when
-/// both have it).
+/// Neither copy verifies; the more specific of the two errors is returned (a wrong magic number only if both have one).
 pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
     let size = queue.geometry().size;
     if size < 2 * BLOCK_SIZE as u64 {
@@ -36,7 +35,7 @@ fn is_magic(error: &DiskError) -> bool {
     matches!(error.kind, crate::disk::CorruptKind::Magic { .. })
 }
 
-/// One of the copies, as it verifies.
+/// Reads and verifies one copy.
 fn read_copy(queue: &Queue, copy: u64) -> Result<Result<Superblock, DiskError>> {
     let block = queue
         .read(copy * BLOCK_SIZE as u64, BLOCK_SIZE, IoTag::default())

@@ -1,4 +1,4 @@
-//! What an f2fs volume shows below `.steadfs`.
+//! The control files of an f2fs volume, below `.steadfs`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::checkpoint::daemon::{parse_prio, show_prio};
 use crate::fs::F2fs;
 use crate::gc::{self, number};
 
-/// Files that do something when they are written, and are no settings.
+/// Writable files that are actions, not settings.
 const ACTIONS: [&str; 3] = ["options", "f2fs/freeze", "f2fs/gc_reclaimed_segments"];
 
 impl Control for F2fs {
@@ -53,7 +53,7 @@ impl Control for F2fs {
                 all.saturating_sub(background).to_string()
             }
             "f2fs/cp_background_calls" => self.checkpoints.calls().1.to_string(),
-            // As the kernel: hexadecimal digits alone.
+            // As in the kernel: hexadecimal digits without a prefix.
             "f2fs/stat/sb_status" => format!("{:x}", self.sb_status()),
             "f2fs/stat/cp_status" => format!("{:x}", self.cp_status()),
             _ => match path.strip_prefix("f2fs/") {
@@ -104,7 +104,7 @@ impl Control for F2fs {
             "f2fs/cp_interval" => {
                 let seconds = number(value)?;
                 if seconds == 0 {
-                    let why = "cp_interval: seconds, at least 1";
+                    let why = "cp_interval: at least 1 (seconds)";
                     return Err(FsError::BadOption(why.to_owned()));
                 }
                 let interval = Duration::from_secs(seconds.into());

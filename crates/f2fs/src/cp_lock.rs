@@ -1,9 +1,10 @@
-//! The gate between operations that change the volume and checkpoints.
+//! `cp_lock`: excludes operations that change the volume from a checkpoint's snapshot (the kernel's `cp_rwsem` and
+//! `f2fs_lock_op`).
 //!
-//! Whoever changes nodes, tables or counts holds a [`Change`] while it does; any number at a time. A
-//! checkpoint holds the gate alone while it takes its snapshot, which is pure CPU. Inside a change
-//! nobody waits for file data, an inode's lock, cleaning or a checkpoint; reading a node is allowed.
-//! A waiting checkpoint lets no new change in, so a stream of them cannot keep it away.
+//! **Rule.** A task holds a [`Change`] while it changes nodes, tables or counts; there can be any number at a time. A
+//! checkpoint holds the lock exclusively for its snapshot, which does no I/O. Inside a `Change` a task must not wait
+//! for file data, an inode's lock, GC or a checkpoint; it may read a node. While a checkpoint waits no new `Change`
+//! begins, so a stream of changes cannot delay it for long.
 
 use std::sync::atomic::Ordering;
 
@@ -14,8 +15,8 @@ use crate::disk::BlockAddr;
 use crate::fs::F2fs;
 use crate::segment::BlockKind;
 
-/// Held while nodes, tables and counts change. Not taken twice by a task. Dropped by a panic it stops the volume: no
-/// checkpoint must contain what was half changed.
+/// Shared guard of `cp_lock`; a task holds at most one. If a panic drops it the volume aborts: no checkpoint may
+/// contain half a change.
 #[must_use]
 pub struct Change<'f> {
     fs: &'f F2fs,
@@ -26,21 +27,21 @@ pub struct Change<'f> {
 impl Drop for Change<'_> {
     fn drop(&mut self) {
         if self.unwinding.has_begun() {
-            // The gate is still held.
+            // `cp_lock` is still held.
             self.fs.abort_for_panic();
         }
     }
 }
 
-/// How the gate is held.
-#[expect(dead_code, reason = "held, never looked at")]
+/// How `cp_lock` is held.
+#[expect(dead_code, reason = "held until it is dropped")]
 enum CpGuard<'f> {
     Shared(RwLockReadGuard<'f, ()>),
     Exclusive(RwLockWriteGuard<'f, ()>),
 }
 
 impl F2fs {
-    /// Refuses to change a volume that is read-only or has stopped.
+    /// Fails if the volume is read-only, aborted or unmounted.
     pub(crate) fn check_writable(&self) -> Result<()> {
         self.check_open()?;
         if let Some(cause) = self.aborted.lock().as_ref() {
@@ -55,15 +56,15 @@ impl F2fs {
     /// Begins a change.
     ///
     /// # Errors
-    /// The volume is read-only or has stopped.
+    /// The volume is read-only or has aborted.
     pub(crate) fn change(&self) -> Result<Change<'_>> {
         self.change_with(CpGuard::Shared(self.cp_lock.read()))
     }
 
-    /// Waits until no change is under way and keeps further ones out: a checkpoint's own change.
+    /// Waits until no change is in progress and begins one that excludes all others: for a checkpoint's snapshot.
     ///
     /// # Errors
-    /// The volume has stopped.
+    /// The volume has aborted.
     pub(crate) fn change_exclusive(&self) -> Result<Change<'_>> {
         self.change_with(CpGuard::Exclusive(self.cp_lock.write()))
     }
@@ -77,8 +78,9 @@ impl F2fs {
         })
     }
 
-    /// A block of the main area has lost its owner. No node's lock is held. Whether it was his: if not,
-    /// he was damaged, which is noted, and nothing of the volume is free for it.
+    /// A structure no longer refers to a block of the main area. Returns whether the block was valid and of this kind:
+    /// if not, the structure was corrupt, which is recorded, and no block becomes free. The caller holds no node's
+    /// lock.
     pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr, content: BlockKind) -> bool {
         let (Some(block), Some(segments)) = (addr.block(), self.segments.get()) else {
             return false;

@@ -1,4 +1,4 @@
-//! PendingFrees what nobody has any more: inodes without names whose last user lets them go.
+//! Frees unlinked inodes when their last reference is dropped.
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{FileKind, FsError, Result};
@@ -8,12 +8,12 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::space::Need;
 
-/// Direct nodes freed at once, with what they name: the gate is not held longer.
+/// Direct nodes freed in one `Change`, with their blocks, so that a checkpoint does not wait long.
 const DIRECT_NODES_PER_STEP: u32 = 4;
 
 impl F2fs {
-    /// Gives back lookup counts; the last one of an unlinked inode frees it, or the thaw if the volume is
-    /// frozen. The caller keeps it as it is in that.
+    /// Drops lookup counts. The last one of an unlinked inode frees it; if the volume is frozen, the thaw does. The
+    /// caller holds `remount_lock` shared.
     pub(crate) fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
         let Some(nid) = Nid::from_vfs(ino) else {
             return Ok(());
@@ -34,14 +34,14 @@ impl F2fs {
         }
     }
 
-    /// Frees an inode without names that its last caller has let go.
+    /// Frees an unlinked inode whose last reference was dropped.
     fn evict_unlinked(&self, inode: &Inode) -> Result<()> {
         let evicted = self.evict(inode, IoTag::background());
         self.freeing.released();
         evicted
     }
 
-    /// Frees what was let go while the volume was frozen.
+    /// Frees the inodes whose last reference was dropped while the volume was frozen.
     pub(crate) fn evict_deferred(&self) {
         let Ok(_open) = self.open_to_changes() else {
             return;
@@ -56,8 +56,8 @@ impl F2fs {
         }
     }
 
-    /// Frees an inode that has no name and that no caller knows. The caller holds no lock. Should it
-    /// fail, the inode stays an orphan, for the next mount.
+    /// Frees an inode that has no name and no lookups. The caller holds no lock. If it fails, the inode stays an orphan
+    /// for the next mount.
     pub(crate) fn evict_if_unlinked(&self, inode: &Inode, tag: IoTag) {
         if inode.core.read().links > 0 {
             return;
@@ -70,8 +70,8 @@ impl F2fs {
         }
     }
 
-    /// Frees the orphans of the last mount; how many. One that cannot be freed stays among them, for
-    /// the next one.
+    /// Frees the orphans of the last mount; returns their number. One that cannot be freed stays an orphan for the next
+    /// mount.
     pub(crate) fn free_orphans(&self, tag: IoTag) -> u64 {
         let mut freed = 0;
         for nid in self.orphans.all() {
@@ -87,19 +87,18 @@ impl F2fs {
         freed
     }
 
-    /// Takes an inode off the list that is not there.
+    /// Removes an orphan whose inode does not exist.
     fn forget_orphan(&self, nid: Nid) {
         if let Ok(change) = self.change() {
             self.orphans.remove(&change, nid);
         }
     }
 
-    /// Frees everything an inode without names has, and the inode. It is among the orphans; nobody
-    /// refers to it any more.
+    /// Frees an unlinked inode and everything it has. It is an orphan, and no caller refers to it.
     pub(crate) fn evict(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         let _in_progress = self.freeing.begin();
         let _alone = inode.lock.write();
-        // Freed by somebody else, or known to a caller again: then his last `forget` frees it.
+        // Another task has freed it, or a caller has looked it up again: its last `forget` frees it then.
         if inode.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
@@ -109,7 +108,7 @@ impl F2fs {
         self.release_nodes(inode, 0);
         let mapped = has_map(inode.kind(), &inode.core.read());
         while mapped && !self.truncate_step(inode, tag)? {}
-        // An inode that is no orphan any more is freed: its node is at hand.
+        // Once it is no orphan it must be freed, so its node is read first.
         let _pins = self.pin_inodes(&[inode], tag)?;
         let change = self.change()?;
         {
@@ -121,8 +120,8 @@ impl F2fs {
         self.free_inode(&change, inode, tag)
     }
 
-    /// Drops an inode's blocks in memory; how many promises they held. A checkpoint may be writing some,
-    /// which is waited for.
+    /// Drops an inode's dirty blocks; returns the blocks reserved for them. Waits for blocks that a checkpoint is
+    /// writing.
     fn discard_pages(&self, inode: &Inode) -> Result<u64> {
         loop {
             inode.pages.wait_for_writes(0..u64::MAX);
@@ -133,7 +132,7 @@ impl F2fs {
         }
     }
 
-    /// Frees some of an inode's blocks; whether none is left.
+    /// Frees some of an inode's blocks; returns whether all are free.
     fn truncate_step(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
         let change = self.change()?;
         let mut core = inode.core.write();
@@ -143,7 +142,7 @@ impl F2fs {
     }
 }
 
-/// Whether an inode's words are addresses of blocks.
+/// Whether an inode has block addresses, not inline content.
 fn has_map(kind: FileKind, core: &disk::Inode) -> bool {
     let inline = match kind {
         FileKind::Regular | FileKind::Symlink => disk::inode::Inline::DATA,

@@ -1,4 +1,4 @@
-//! A mounted volume: what all parts of this room share.
+//! A mounted volume: the state that all modules share.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +28,7 @@ use crate::recovery::{NOTHING, Recovered};
 use crate::segment::Segments;
 use crate::space::{RESERVED_NODES, Space};
 
-/// Blocks of metadata that checkpoints have written, by area.
+/// Metadata blocks that checkpoints have written, by area.
 #[derive(Default)]
 pub struct MetaWrites {
     pub cp: AtomicU64,
@@ -39,37 +39,37 @@ pub struct MetaWrites {
 
 /// A mounted f2fs volume.
 pub struct F2fs {
-    /// Set once the volume is there: for its tasks.
+    /// Set when the volume has been opened; its tasks hold clones.
     pub(crate) weak_self: OnceLock<Weak<Self>>,
     pub(crate) layout: Layout,
     pub(crate) superblock: Superblock,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) daemon: Arc<Daemon>,
     pub(crate) queue: Arc<Queue>,
-    /// Directory data and tables, by block.
+    /// Directory blocks and tables, by address.
     pub(crate) meta: Arc<MetaCache>,
     pub(crate) nat: Nat,
     pub(crate) nodes: NodeCache,
     pub(crate) node_writes: NodeWrites,
     pub(crate) meta_writes: MetaWrites,
     pub(crate) space: Space,
-    /// There once the volume is or has been writable.
+    /// Set once the volume is or has been writable.
     pub(crate) segments: OnceLock<Segments>,
     pub(crate) orphans: Orphans,
-    /// How often operations have looked for room.
+    /// Operations that have called `balance`.
     pub(crate) operations: AtomicU64,
     pub(crate) gc: Gc,
     pub(crate) discards: Arc<Discards>,
     pub(crate) writeback: Arc<Writeback>,
-    /// Operations share it while they change the volume, a checkpoint's snapshot has it alone.
+    /// Held shared by changes ([`Change`](crate::cp_lock::Change)), exclusively by a checkpoint's snapshot.
     pub(crate) cp_lock: RwLock<()>,
-    /// Inodes of which nodes were freed since the last checkpoint's snapshot: roll-forward cannot say that,
-    /// so their next fsync needs a checkpoint.
+    /// Inodes of which nodes were freed since the last snapshot: a node chain cannot express that, so their next fsync
+    /// needs a checkpoint.
     pub(crate) truncated_since_cp: Mutex<BTreeSet<Nid>>,
-    /// What names have done since the last checkpoint's snapshot.
+    /// Changes of names since the last snapshot.
     pub(crate) names_since_cp: Mutex<NamesSinceCp>,
     pub(crate) syncs: crate::data::SyncStats,
-    /// What goes along with an fsync.
+    /// Which files' chains an fsync writes clustering.
     pub(crate) clustering: FsyncClustering,
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: PendingFrees,
@@ -77,34 +77,33 @@ pub struct F2fs {
     pub(crate) clock: Clock,
     /// Held while a name moves from one directory to another.
     pub(crate) rename: Mutex<()>,
-    /// What fsync wrote after the checkpoint, of a volume that was mounted to be read.
+    /// Overlay of a read-only mount: what fsync wrote after the checkpoint.
     pub(crate) recovered: Recovered,
-    /// That is not part of the volume itself.
+    /// Whether the overlay is in use; cleared once its content is part of the volume.
     pub(crate) has_overlay: AtomicBool,
-    /// While it is not, calls that only look share this; what makes it part of the volume has it alone.
+    /// While the overlay is in use, reads hold this shared; recovery into the volume holds it exclusively.
     pub(crate) overlay_lock: RwLock<()>,
     pub(crate) options: RwLock<MountOptions>,
-    /// Extensions of names whose data is cold, and hot.
+    /// File name extensions of cold and hot data.
     pub(crate) extensions: Extensions,
     pub(crate) read_only: AtomicBool,
-    /// Something contradicts itself: checkpoints say that the volume should be checked.
+    /// Corruption was found: checkpoints set the flag that requires fsck.
     pub(crate) damaged: AtomicBool,
     pub(crate) notes: Notes,
-    /// Why the volume stopped, if it did.
+    /// Why the volume aborted, if it did.
     pub(crate) aborted: Mutex<Option<String>>,
-    /// One remount or freezing at a time.
+    /// Held during a remount, freeze or thaw.
     pub(crate) remounting: Mutex<()>,
-    /// Calls that may change the volume share it; what makes it read-only, writable or frozen has it alone.
+    /// Held shared by calls that may change the volume, exclusively while it becomes read-only, writable or frozen.
     pub(crate) remount_lock: RwLock<()>,
     pub(crate) frozen: AtomicBool,
-    /// Inodes without names that were let go while it was frozen: freed when it is thawed.
+    /// Unlinked inodes whose last reference was dropped while frozen: the thaw frees them.
     pub(crate) deferred_evictions: Mutex<Vec<Arc<Inode>>>,
-    /// Checkpoints are switched off.
+    /// Checkpoints are disabled.
     pub(crate) cp_disabled: AtomicBool,
-    /// What was begun before a crash is being ended; some was, since the mount.
+    /// Recovery is in progress; and whether it has recovered anything since the mount.
     pub(crate) recovering: AtomicBool,
     pub(crate) has_recovered: AtomicBool,
-    /// An unmount has begun.
     pub(crate) closing: AtomicBool,
     pub(crate) unmounted: AtomicBool,
 }
@@ -116,24 +115,24 @@ impl Drop for F2fs {
 }
 
 impl F2fs {
-    /// The volume's unchanging facts.
+    /// Geometry of the volume.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Forgets the metadata that is not in use and not changed, as memory pressure would.
+    /// Evicts clean, unused metadata, as memory pressure would.
     pub fn forget_clean(&self) {
         self.inodes.drop_unused();
         self.nodes.drop_unused();
         self.meta.drop_unused();
     }
 
-    /// The request queue.
+    /// The volume's request queue.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue
     }
 
-    /// What fsync wrote after the checkpoint and is not part of the volume itself.
+    /// The overlay: what fsync wrote after the checkpoint and is not part of the volume.
     pub(crate) fn recovered(&self) -> &Recovered {
         match self.has_overlay.load(Ordering::Acquire) {
             true => &self.recovered,
@@ -141,19 +140,19 @@ impl F2fs {
         }
     }
 
-    /// Held by calls that only look, as long as what they see may become part of the volume below them.
+    /// Held by reads while the overlay is in use.
     pub(crate) fn read_overlay(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let has_overlay = self.has_overlay.load(Ordering::Acquire);
         has_overlay.then(|| self.overlay_lock.read())
     }
 
-    /// Where blocks lie, of a volume that is written.
+    /// The segment manager of a writable volume.
     pub(crate) fn segments(&self) -> &Segments {
         let segments = self.segments.get();
-        segments.expect("they are read before a volume becomes writable")
+        segments.expect("loaded before the volume becomes writable")
     }
 
-    /// Refuses calls after the end.
+    /// Fails after the unmount.
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.unmounted.load(Ordering::Acquire) {
             return Err(FsError::Stopped("unmounted".to_owned()));
@@ -161,7 +160,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Whether the caller may use the blocks reserved for the superuser.
+    /// Whether the caller may use the blocks reserved for root.
     pub(crate) fn may_use_reserved(&self, cx: &Cx) -> bool {
         let options = self.options.read();
         let is_in = |gid: u32| cx.gid == gid || cx.groups.contains(&gid);
@@ -170,13 +169,13 @@ impl F2fs {
             || options.resgid.is_some_and(|gid| gid != 0 && is_in(gid))
     }
 
-    /// Usage as the kernel's statfs shows it.
+    /// Usage as the kernel's statfs reports it.
     pub(crate) fn usage(&self) -> StatFs {
         let counts = self.space.counts();
         let used = counts.valid_blocks + counts.reserved;
         let free = counts.user_blocks.saturating_sub(used + counts.unusable);
         let nodes = u64::from(self.layout.max_nid).saturating_sub(RESERVED_NODES);
-        // A file needs a block too: there are never more files than blocks.
+        // A file needs at least one block, so there cannot be more files than blocks.
         let (files, files_free) = if nodes > counts.user_blocks {
             (counts.user_blocks, free)
         } else {

@@ -1,8 +1,5 @@
 //! f2fs on its real on-disk format.
 
-pub mod segment;
-pub mod victim;
-
 mod acl;
 mod attr;
 mod checkpoint;
@@ -32,9 +29,11 @@ mod orphan;
 mod pins;
 mod recovery;
 mod remount;
+mod segment;
 mod space;
 mod status;
 mod verity;
+mod victim;
 mod xattr;
 
 pub use fs::F2fs;

@@ -1,4 +1,18 @@
-//! The service of a volume that is written: its beginning after a mount or a remount, its tasks, its end.
+//! Starting and ending work on a writable volume. Which function does what:
+//!
+//! | function | effect |
+//! |---|---|
+//! | `start_writable` | after a mount or a remount `rw`: recovery, a checkpoint, then the tasks |
+//! | `start_tasks`, `join_tasks_except` | starts or ends `f2fs_ckpt`, `f2fs_gc`, `f2fs_discard`, as options require |
+//! | `join_tasks` | ends all tasks, the flusher included; each finishes its current work |
+//! | `write_unmount_checkpoint` | writes everything and a checkpoint with the unmount flag; read-only afterwards |
+//! | `close` | unmount: joins the tasks, writes the last checkpoint, reports what was lost; later calls fail |
+//! | `unmount_private` | the same for a volume that no caller knows of (recovery of a remount) |
+//! | `freeze`, `thaw` (`remount`) | writes everything and refuses changes until the thaw |
+//! | `shut_down` (`remount`) | aborts on request (`F2FS_IOC_SHUTDOWN`), after writing what its mode requires |
+//! | `abort` (`damage`) | the first error ends all changes; both superblocks record the cause |
+//! | `abort_for_panic` (`damage`) | the same after a panic, without writing anything |
+//! | `disable_checkpoints`, `enable_checkpoints` (`checkpoint/disable`) | `checkpoint=disable`, `checkpoint=enable` |
 
 use std::io;
 use std::sync::Weak;
@@ -15,7 +29,7 @@ use crate::mount::{MountReport, was_cp_disabled};
 use crate::options::{BackgroundGc, MountOptions};
 use crate::segment::Segments;
 
-/// The tasks that options ask for, besides the flusher.
+/// The tasks that depend on options, without the flusher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeTasks {
     /// `f2fs_ckpt`.
@@ -33,25 +47,25 @@ impl VolumeTasks {
         discarding: false,
     };
 
-    /// How many threads they are.
+    /// Number of threads.
     pub(crate) fn count(self) -> usize {
         usize::from(self.merging) + usize::from(self.cleaning) + usize::from(self.discarding)
     }
 }
 
 impl F2fs {
-    /// Reads what only a volume that is written needs, ends what was begun before a crash, starts the
-    /// tasks. The volume counts as writable already.
+    /// Reads what only a writable volume needs, completes what a crash interrupted, starts the tasks. The volume counts
+    /// as writable already.
     ///
-    /// It always writes a checkpoint. Nodes that a session before this one wrote behind the last checkpoint
-    /// carry its version; were new ones written among them, recovery could take old ones for new.
+    /// It always writes a checkpoint. Nodes that an earlier session wrote after the last checkpoint carry its version;
+    /// if new nodes with that version followed, roll-forward could take old nodes for new ones.
     ///
     /// # Errors
-    /// Damage, no space for what recovery takes over, or the device.
+    /// Corruption, no space for recovery, or a device error.
     pub(crate) fn start_writable(&self, report: &mut MountReport) -> Result<()> {
         let tag = IoTag::default();
         let options = self.options.read().clone();
-        // Those of the flusher and its helpers: before anything is changed.
+        // The threads of the flusher and of the tasks: checked before anything changes.
         let threads = 1 + self.tasks_for(&options).count();
         steadfs_rt::check_thread_limit(threads).map_err(FsError::no_thread)?;
         self.recovering.store(true, Ordering::Release);
@@ -70,7 +84,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Frees orphans, makes what fsync wrote part of the volume, and writes the checkpoint of both.
+    /// Frees orphans, recovers what fsync wrote, and writes a checkpoint with both.
     fn recover_after_mount(&self, report: &mut MountReport, tag: IoTag) -> Result<()> {
         self.read_segments(tag)?;
         self.checkpoints.begin_mount();
@@ -92,7 +106,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Reads the segments, once.
+    /// Loads the segment manager, unless it is loaded.
     pub(crate) fn read_segments(&self, tag: IoTag) -> Result<()> {
         if self.segments.get().is_none() {
             let current = checkpoint::load(&self.queue, &self.layout)?.for_writing()?;
@@ -113,10 +127,10 @@ impl F2fs {
     pub(crate) fn weak(&self) -> &Weak<Self> {
         self.weak_self
             .get()
-            .expect("set by whoever made the volume")
+            .expect("set when the volume was opened")
     }
 
-    /// The tasks that these options ask for.
+    /// The tasks that these options require.
     pub(crate) fn tasks_for(&self, options: &MountOptions) -> VolumeTasks {
         VolumeTasks {
             merging: options.checkpoint_merge && options.checkpoint_off.is_none(),
@@ -125,7 +139,6 @@ impl F2fs {
         }
     }
 
-    /// Those that run.
     pub(crate) fn running_tasks(&self) -> VolumeTasks {
         VolumeTasks {
             merging: self.daemon.is_running(),
@@ -134,10 +147,10 @@ impl F2fs {
         }
     }
 
-    /// Starts the tasks that these options ask for and that are not there yet; those that were there.
+    /// Starts the tasks that these options require and that do not run; returns those that ran before.
     ///
     /// # Errors
-    /// `NoThread`: all is as it was.
+    /// `NoThread`: the same tasks run as before.
     pub(crate) fn start_tasks(&self, options: &MountOptions) -> Result<VolumeTasks> {
         let (before, wanted) = (self.running_tasks(), self.tasks_for(options));
         let start = || {
@@ -158,7 +171,7 @@ impl F2fs {
         })
     }
 
-    /// Ends the tasks that are not among these; what they have under way ends first. The caller holds no lock.
+    /// Ends all tasks but these; each finishes its current work. The caller holds no lock.
     pub(crate) fn join_tasks_except(&self, kept: VolumeTasks) {
         if !kept.cleaning {
             self.stop_gc_task();
@@ -171,13 +184,13 @@ impl F2fs {
         }
     }
 
-    /// Ends the volume's tasks; what they have under way ends first.
+    /// Ends all tasks, the flusher included; each finishes its current work.
     pub(crate) fn join_tasks(&self) {
         self.writeback.stop();
         self.join_tasks_except(VolumeTasks::NONE);
     }
 
-    /// Writes everything, as an unmount does; the caller keeps changes away.
+    /// Writes everything and the checkpoint of an unmount. The caller holds `remount_lock` exclusively.
     pub(crate) fn write_unmount_checkpoint(&self) -> Result<()> {
         self.sync_volume_unmerged(&Cx::default())?;
         self.checkpoint(Reason::Unmount, IoTag::default())?;
@@ -185,7 +198,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Ends the volume's service. Calls that come meanwhile are refused afterwards.
+    /// Unmounts the volume. Later calls fail.
     ///
     /// # Errors
     /// Something could not be written and is lost.
@@ -196,7 +209,7 @@ impl F2fs {
         })
     }
 
-    /// The same for a volume that nobody else knows of.
+    /// The same for a volume that no other caller knows of.
     ///
     /// # Errors
     /// As [`F2fs::close`].
@@ -229,14 +242,16 @@ impl F2fs {
         }
         for ino in self.orphans.all() {
             if let Ok(inode) = self.inodes.find(ino) {
-                // Nobody can give them back any more.
+                // No caller can forget it any more.
                 inode.drop_lookups(u64::MAX);
             }
         }
         self.free_orphans(IoTag::default());
         self.write_unmount_checkpoint()?;
         if self.is_cp_disabled() {
-            tracing::warn!("checkpoints were switched off: the volume is as it was then");
+            tracing::warn!(
+                "checkpoints were disabled: the volume is in the state of its last checkpoint"
+            );
             return Ok(());
         }
         match self.writeback.dirty_bytes() {
@@ -259,7 +274,7 @@ impl Backing for F2fs {
             return;
         }
         if let Err(error) = self.write_out_files(files, why, IoTag::background()) {
-            // The mappings keep it for the next fsync; the data stays dirty.
+            // The data stays dirty, and the mapping reports the error to the next fsync.
             tracing::warn!(%error, "write-back failed");
         }
     }

@@ -1,4 +1,4 @@
-//! Opening a volume: superblock, checkpoint, what fsync wrote after it; and closing it.
+//! Opens a volume: superblock, checkpoint, roll-forward.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,24 +33,24 @@ use crate::space::Space;
 /// What opening a volume found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountReport {
-    /// Files that fsync wrote after the checkpoint, taken over in memory.
+    /// Files recovered from what fsync wrote after the checkpoint.
     pub recovered_files: u64,
-    /// Nodes taken over for them.
+    /// Nodes recovered for them.
     pub recovered_nodes: u64,
     /// Unlinked inodes that were open when the checkpoint was written.
     pub orphans: u64,
-    /// Why the volume can only be read.
+    /// Why the volume cannot be mounted for writing.
     pub read_only_because: Vec<String>,
-    /// What is damaged or missing, and was passed over.
+    /// What is corrupt or missing and was ignored.
     pub warnings: Vec<String>,
 }
 
 impl F2fs {
-    /// Opens the volume on `device`: takes over what fsync wrote after the last checkpoint, and where it is
-    /// to be written frees orphans and starts the volume's tasks.
+    /// Opens the volume on `device` and recovers what fsync wrote after the last checkpoint. If it is to be written,
+    /// also frees orphans and starts the tasks.
     ///
     /// # Errors
-    /// Options or features that do not allow it, damage, or a device's failure.
+    /// Options or features that do not allow it, corruption, or a device error.
     pub fn open(
         device: Arc<dyn Device>,
         options: MountOptions,
@@ -84,7 +84,7 @@ impl F2fs {
             };
             report.recovered_files = found.files();
             report.recovered_nodes = found.nodes();
-            // What was looked at on the way was the checkpoint's.
+            // The caches have content of the checkpoint without the overlay.
             fs.inodes = InodeTable::new();
             fs.nodes = NodeCache::new(metadata_budget(sizes) / 2);
             fs.has_overlay = AtomicBool::new(found.files() > 0);
@@ -93,7 +93,7 @@ impl F2fs {
         let fs = Arc::new(fs);
         assert!(
             fs.weak_self.set(Arc::downgrade(&fs)).is_ok(),
-            "set here only"
+            "the volume is opened once"
         );
         if !fs.read_only.load(Ordering::Acquire) {
             let reserved = fs.options.read().reserve_root;
@@ -106,7 +106,7 @@ impl F2fs {
         Ok((fs, report))
     }
 
-    /// The volume as its last checkpoint has it, before anybody knows of it.
+    /// The volume in the state of its last checkpoint, before any task knows of it.
     fn assemble(
         queue: Arc<Queue>,
         superblock: Superblock,
@@ -115,8 +115,8 @@ impl F2fs {
         sizes: CacheSizes,
     ) -> Self {
         let layout = superblock.layout().clone();
-        let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
-        // Tables and directories share the memory with nodes.
+        let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("4096 is a block size");
+        // Half of the budget is for nodes, half for tables and directories.
         let share = metadata_budget(sizes) / 2;
         let meta = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, share));
         let nat = Nat::new(&layout, &meta, &current.checkpoint, current.nat_journal);
@@ -172,12 +172,12 @@ impl F2fs {
     }
 }
 
-/// Bytes that nodes, tables and directories may take in memory.
+/// Memory for nodes, tables and directories, in bytes.
 fn metadata_budget(sizes: CacheSizes) -> usize {
     usize::try_from(sizes.metadata).unwrap_or(usize::MAX)
 }
 
-/// The checkpoint: all right where the volume is to be written, else with what reading depends on.
+/// Loads the checkpoint: for writing all of it must be valid, for reading what reads depend on.
 fn load(
     superblock: &Superblock,
     queue: &Queue,
@@ -217,7 +217,7 @@ pub(crate) fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
     Ok(())
 }
 
-/// Why the volume can only be read, a phrase for each reason; empty if it can be written.
+/// Why the volume can only be read, one phrase for each reason; empty if it can be written.
 pub(crate) fn read_only_reasons(superblock: &Superblock) -> Vec<String> {
     let features = superblock.features();
     let mut why = Vec::new();
@@ -231,7 +231,7 @@ pub(crate) fn read_only_reasons(superblock: &Superblock) -> Vec<String> {
     why
 }
 
-/// Whether the volume can be used as asked.
+/// Fails if the volume cannot be mounted with these options.
 fn check_mountable(
     superblock: &Superblock,
     options: &MountOptions,
@@ -257,19 +257,21 @@ fn check_mountable(
     Ok(())
 }
 
-/// Whether checkpoints were switched off: nothing that was written after this one counts.
+/// Whether checkpoints were disabled: what was written after this one is not recovered.
 pub(crate) fn was_cp_disabled(flags: CpFlags) -> bool {
     flags.contains(CpFlags::DISABLED)
 }
 
 fn warn_of_state(superblock: &Superblock, flags: CpFlags) {
     if superblock.has_errors() || flags.contains(CpFlags::ERROR) || flags.contains(CpFlags::FSCK) {
-        tracing::warn!("the volume notes errors; fsck.f2fs should look at it");
+        tracing::warn!("the superblock or the checkpoint records errors; run fsck.f2fs");
     }
     if was_cp_disabled(flags) {
-        tracing::info!("checkpoints were switched off; the volume is as it was then");
+        tracing::info!(
+            "checkpoints were disabled; the volume is in the state of its last checkpoint"
+        );
     }
     if flags.contains(CpFlags::RESIZE) {
-        tracing::warn!("a change of the volume's size was not finished");
+        tracing::warn!("a resize of the volume was not completed");
     }
 }

@@ -1,5 +1,4 @@
-//! What has happened to names since the last checkpoint's snapshot, as far as it decides whether an fsync
-//! can do without a checkpoint.
+//! Changes of names since the last snapshot, which decide whether an fsync needs a checkpoint.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +7,12 @@ use crate::disk::Nid;
 /// Cleared by each snapshot.
 #[derive(Default)]
 pub struct NamesSinceCp {
-    /// Names that were given up while their inodes live on, by directory and hash. Roll-forward would
-    /// make a new file of such a name over the old one, whose other name it does not know; so a new file
-    /// of such a name needs a checkpoint (is among `cut`).
+    /// Names removed from inodes that have other names, by directory and hash. Roll-forward would let a new file of
+    /// such a name replace the old one, whose other name it does not know; so a new file of such a name needs a
+    /// checkpoint (it is added to `truncated_since_cp`).
     pub moved: BTreeSet<(Nid, u32)>,
-    /// Directories whose attributes have changed: what is made in them depends on that.
+    /// Directories whose attributes changed: files created in them inherit these.
     pub attributes: BTreeSet<Nid>,
-    /// Directories that something was moved into, and directories that were moved
-    /// (`fsync_mode=strict`).
+    /// Directories into which something was moved, and directories that were moved (`fsync_mode=strict`).
     pub renamed_into: BTreeSet<Nid>,
 }

@@ -1,5 +1,5 @@
-//! Orphans: inodes without a name that are still open, or whose blocks are being freed. Each checkpoint
-//! lists them, so that the next mount ends what was begun.
+//! Orphans: unlinked inodes that are open, or whose blocks are being freed. Each checkpoint lists them, and the next
+//! mount frees them.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +9,11 @@ use steadfs_vfs::{FsError, Result};
 use crate::cp_lock::Change;
 use crate::disk::{Layout, Nid, SEGMENT_BLOCKS, orphan};
 
-/// Blocks of a pack that are not for orphans: its first and last, and summaries of six logs.
+/// Blocks of a pack that cannot hold orphans: the first and the last, and the summaries of six logs.
 const OTHER_BLOCKS: u32 = 2 + 6;
 
-/// The orphans of a volume.
 pub struct Orphans {
-    /// How many a pack has room for.
+    /// Orphans that fit into a pack.
     max: usize,
     state: Mutex<OrphanList>,
 }
@@ -22,12 +21,11 @@ pub struct Orphans {
 #[derive(Default)]
 struct OrphanList {
     listed: BTreeSet<Nid>,
-    /// Not as the last checkpoint's snapshot has it.
+    /// Changed since the last snapshot.
     changed: bool,
 }
 
 impl Orphans {
-    /// As the checkpoint has them.
     pub fn new(layout: &Layout, listed: Vec<Nid>) -> Self {
         let room = SEGMENT_BLOCKS - OTHER_BLOCKS - layout.cp_payload;
         let state = OrphanList {
@@ -40,17 +38,17 @@ impl Orphans {
         }
     }
 
-    /// Another checkpoint is the volume's state.
+    /// Replaces the list by that of another checkpoint.
     pub fn reload(&self, listed: Vec<Nid>) {
         let listed = listed.into_iter().collect();
         let changed = false;
         *self.state.lock() = OrphanList { listed, changed };
     }
 
-    /// Puts an inode on the list.
+    /// Adds an inode.
     ///
     /// # Errors
-    /// `NoSpace`: a pack has no room for more.
+    /// `NoSpace`: no more orphans fit into a pack.
     pub fn add(&self, _: &Change<'_>, ino: Nid) -> Result<()> {
         let mut state = self.state.lock();
         if state.listed.len() >= self.max && !state.listed.contains(&ino) {
@@ -60,7 +58,7 @@ impl Orphans {
         Ok(())
     }
 
-    /// Whether there is room for another one, before an operation begins that may need it.
+    /// Checks, before an operation begins that may add an orphan, that there is space for one.
     ///
     /// # Errors
     /// As [`Orphans::add`].
@@ -72,23 +70,22 @@ impl Orphans {
         }
     }
 
-    /// Takes an inode off the list: it is gone, or has a name again.
+    /// Removes an inode: it was freed, or has a name again.
     pub fn remove(&self, _: &Change<'_>, ino: Nid) {
         let mut state = self.state.lock();
         state.changed |= state.listed.remove(&ino);
     }
 
-    /// Those on the list.
     pub fn all(&self) -> Vec<Nid> {
         self.state.lock().listed.iter().copied().collect()
     }
 
-    /// Whether the list is not as the last checkpoint's snapshot has it.
+    /// Whether the list changed since the last snapshot.
     pub fn has_changed(&self) -> bool {
         self.state.lock().changed
     }
 
-    /// The list for a checkpoint; nothing may change meanwhile.
+    /// The list for a checkpoint. The caller holds `cp_lock` exclusively.
     pub fn snapshot(&self) -> Vec<Nid> {
         let mut state = self.state.lock();
         state.changed = false;

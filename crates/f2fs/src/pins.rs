@@ -1,18 +1,19 @@
-//! Read first, then change.
+//! Pins: nodes and directory blocks that are read before the first change of an operation.
 //!
-//! **Problem.** A read that fails in the middle of a change of names leaves two things in memory that contradict each
-//! other, and the volume must stop.
-//! **Rule.** A call reads the nodes and the blocks of directories that it will need before it changes the first one, and
+//! **Problem.** A read that fails in the middle of a change of names leaves two structures in memory that contradict
+//! each other, and the volume must abort.
+//!
+//! **Rule.** An operation reads all nodes and directory blocks that it will need before it changes the first one, and
 //! keeps them in memory with [`Pins`]. A failed read is then an ordinary error: nothing has changed.
 //!
-//! | operation | a failed read |
+//! | operation | effect of a failed read |
 //! |---|---|
 //! | mknod, mkdir, symlink, tmpfile, link, unlink, rmdir, rename of every kind | nothing changes |
 //! | attributes, flags, extended attributes, lists | nothing changes |
 //! | write-back of delayed data | the blocks stay dirty, the next fsync tries again |
 //! | truncate, punch, zero, allocate | what was done before the failed step stays, the rest is as it was |
-//! | freeing an inode without names | it stays among the orphans, for the next mount |
-//! | a change of names that fails half-way all the same | the volume stops, and both superblocks note it |
+//! | freeing an unlinked inode | it stays an orphan, for the next mount |
+//! | a change of names that fails half-way nevertheless | the volume aborts, and both superblocks record it |
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::{Node, SlotLookup};
 
-/// Nodes and blocks of directories that stay in memory while this lives.
+/// Nodes and directory blocks that stay in memory while this exists.
 #[derive(Default)]
 pub(crate) struct Pins {
     nodes: Vec<Arc<Node>>,
@@ -32,7 +33,7 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
-    /// Keeps what others keep.
+    /// Adds the pins of another.
     pub(crate) fn add(&mut self, other: Self) {
         self.nodes.extend(other.nodes);
         self.blocks.extend(other.blocks);
@@ -40,7 +41,7 @@ impl Pins {
 }
 
 impl F2fs {
-    /// Keeps the nodes of these inodes in memory.
+    /// Pins the nodes of these inodes.
     pub(crate) fn pin_inodes(&self, inodes: &[&Inode], tag: IoTag) -> Result<Pins> {
         let mut pins = Pins::default();
         for inode in inodes {
@@ -49,7 +50,7 @@ impl F2fs {
         Ok(pins)
     }
 
-    /// Keeps a block of a directory in memory, and the node that names it. `None`: the entries lie in the inode.
+    /// Pins a directory block and the node that maps it. `None`: the entries are inline.
     pub(crate) fn pin_dir_block(
         &self,
         pins: &mut Pins,

@@ -1,4 +1,4 @@
-//! Changing options of a mounted volume; from writable to read-only and back; freezing it.
+//! Remount: changes options, makes a writable volume read-only and back; freeze, thaw and shutdown.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,19 +15,19 @@ use crate::fs::F2fs;
 use crate::mount::{MountReport, check_size, read_only_reasons};
 use crate::options::{MountOptions, Unusable};
 
-/// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
-/// longer comes after the reply to the unlink or close that made it so.
+/// Maximum wait of a remount for unlinked files to be freed: the kernel's FORGET comes after the reply to the unlink or
+/// close.
 const UNLINKED_WAIT_MAX: Duration = Duration::from_millis(500);
 const UNLINKED_POLL: Duration = Duration::from_millis(5);
-/// Memory for the mount that recovers.
+/// Memory for the mount that recovers, in bytes.
 const RECOVERY_CACHE_BYTES: u64 = 32 << 20;
 
 impl F2fs {
-    /// While the result is held the volume does not become read-only, writable or frozen. Held by each call
-    /// that may change the volume; before every lock.
+    /// Takes `remount_lock` shared: the volume does not become read-only, writable or frozen meanwhile. Each call that
+    /// may change the volume takes it, before any other lock.
     ///
     /// # Errors
-    /// `Busy`: it is frozen. (A call that waited would keep the thread that could thaw the volume.)
+    /// `Busy`: the volume is frozen. (A call that waited would block the thread that could thaw the volume.)
     pub(crate) fn open_to_changes(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let open = self.remount_lock.read();
         if self.is_frozen() {
@@ -36,14 +36,14 @@ impl F2fs {
         Ok(open)
     }
 
-    /// The options as they are, `ro` also where an error has made it so.
+    /// The current options; with `ro` also if an error has made the volume read-only.
     pub(crate) fn effective_options(&self) -> MountOptions {
         let mut options = self.options.read().clone();
         options.read_only = self.read_only.load(Ordering::Acquire);
         options
     }
 
-    /// Applies options to the running volume. An error leaves everything as it was.
+    /// Applies options to the mounted volume. An error leaves everything unchanged.
     pub(crate) fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
         let _one = self.remounting.lock();
         self.check_open()?;
@@ -83,7 +83,7 @@ impl F2fs {
         cause.unwrap_or_else(|| "damage was found; unmount and repair with fsck.f2fs".to_owned())
     }
 
-    /// Switches checkpoints off or on, if they are not so already.
+    /// Disables or enables checkpoints, if the options change that.
     fn switch_checkpoints(&self, off: Option<Unusable>, cx: &Cx) -> Result<()> {
         match (self.is_cp_disabled(), off) {
             (false, Some(allowed)) => {
@@ -99,16 +99,15 @@ impl F2fs {
         }
     }
 
-    /// Everything is written and the last checkpoint is one of an unmount. Refused while unlinked files
-    /// are in use: nobody could free them. (The kernel refuses, too, while files are open for writing; it
-    /// alone knows.)
+    /// Writes everything and the checkpoint of an unmount. Fails while unlinked files are in use, because they could
+    /// not be freed later. (The kernel also refuses while files are open for writing, which a server does not know.)
     fn become_read_only(&self, new: &MountOptions) -> Result<()> {
         let until = now() + UNLINKED_WAIT_MAX;
         while !self.orphans.all().is_empty() && !until.since(now()).is_zero() {
             sleep(UNLINKED_POLL);
         }
-        // The tasks are not ended yet: the host may refuse others, and a volume that stays writable has those that its
-        // options ask for. The flusher is held; the others change nothing while the volume is closed to changes.
+        // The tasks are not joined yet: if this fails, the volume needs them and they might not be startable again. The
+        // flusher is parked; the others change nothing while `remount_lock` is held.
         let _held = self.writeback.park();
         let settled = {
             let _alone = self.remount_lock.write();
@@ -128,7 +127,7 @@ impl F2fs {
         settled
     }
 
-    /// What a mount for writing does.
+    /// Does what a mount for writing does.
     fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
         let _alone = self.remount_lock.write();
         if self.abort_cause().is_some() {
@@ -139,13 +138,13 @@ impl F2fs {
         if !why.is_empty() {
             return Err(FsError::OnlyReadable(why.join("; ")));
         }
-        // Those of the flusher and of what the options ask for.
+        // The threads of the flusher and of the tasks.
         let threads = 1 + self.tasks_for(new).count();
         steadfs_rt::check_thread_limit(threads).map_err(FsError::no_thread)?;
         check_size(&self.superblock, &self.queue)?;
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;
-        // What a recovery changes does not pass this volume's queue.
+        // Recovery uses another queue, so data read ahead in this one would become stale.
         self.queue.drain_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
         let now = checkpoint::load(&below, &self.layout)?.for_writing()?;
@@ -172,8 +171,8 @@ impl F2fs {
         begun
     }
 
-    /// Makes what was taken over in memory part of the volume, as another mount of it would, and looks at the
-    /// volume anew. The caller keeps changes away.
+    /// Recovers the overlay into the volume through a second, private mount, then reloads all state. The caller holds
+    /// `remount_lock` exclusively.
     fn recover_for_good(&self) -> Result<()> {
         let _alone = self.overlay_lock.write();
         let options = MountOptions::parse("background_gc=off,nodiscard,nocheckpoint_merge")?;
@@ -202,10 +201,10 @@ impl F2fs {
         Ok(())
     }
 
-    /// Everything is written, and nothing changes until [`F2fs::thaw`]: calls that would are refused.
+    /// Freezes the volume: writes everything, and refuses changes until [`F2fs::thaw`].
     ///
     /// # Errors
-    /// The volume has stopped, or something could not be written; it is not frozen then.
+    /// The volume has aborted, or something could not be written; it is not frozen then.
     pub(crate) fn freeze(&self, cx: &Cx) -> Result<()> {
         let _one = self.remounting.lock();
         if let Some(cause) = self.abort_cause() {
@@ -214,7 +213,7 @@ impl F2fs {
         if self.read_only.load(Ordering::Acquire) || self.frozen.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Most of it while changes go on.
+        // Most data is written while changes continue.
         self.sync_volume_unmerged(cx)?;
         let _alone = self.remount_lock.write();
         self.daemon.flush(self);
@@ -224,7 +223,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Lets changes go on, and frees what was let go meanwhile.
+    /// Allows changes again, and frees unlinked files whose last reference was dropped while frozen.
     pub(crate) fn thaw(&self) {
         if !self.is_frozen() {
             return;
@@ -238,18 +237,18 @@ impl F2fs {
         self.evict_deferred();
     }
 
-    /// Whether the volume is frozen: tasks leave it alone.
+    /// Whether the volume is frozen: tasks write nothing.
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Acquire)
     }
 
-    /// Stops the volume as a power cut would, after what `mode` says was written.
+    /// Aborts the volume as a power cut would, after writing what `mode` requires.
     pub(crate) fn shut_down(&self, cx: &Cx, mode: steadfs_vfs::ShutdownMode) -> Result<()> {
         use steadfs_vfs::{SHUT_DOWN, ShutdownMode};
         let written = match mode {
             ShutdownMode::Sync => self.sync_volume_unmerged(cx),
             ShutdownMode::FlushLog => self.checkpoint(checkpoint::Reason::Sync, cx.tag),
-            // Whatever is written here of metadata is part of a checkpoint.
+            // Metadata is written by checkpoints only.
             ShutdownMode::NoFlush | ShutdownMode::MetaFlush => Ok(()),
             ShutdownMode::NeedCheck => {
                 self.damaged.store(true, Ordering::Release);
@@ -260,7 +259,7 @@ impl F2fs {
         written
     }
 
-    /// What is not asked for at each use is told to those who keep it.
+    /// Sets the options, and the values that other modules keep copies of.
     pub(crate) fn apply(&self, new: MountOptions) {
         self.space.set_root_reserved(new.reserve_root.into());
         *self.options.write() = new;

@@ -237,8 +237,8 @@ impl Space {
         counts.freed_nodes += 1;
     }
 
-    /// The counts for a checkpoint. `valid`: valid blocks of data and of nodes by the SIT. The next mount refuses counts
-    /// that contradict it, so those of a corrupt volume are corrected; returns whether they were.
+    /// The counts for a checkpoint. `valid`: valid blocks of data and of nodes by the SIT. The next mount refuses
+    /// counts that contradict it, so those of a corrupt volume are corrected; returns whether they were.
     pub fn snapshot(&self, valid: (u64, u64)) -> (Counts, bool) {
         let mut counts = self.counts.lock();
         let (data, nodes) = valid;
@@ -250,8 +250,8 @@ impl Space {
         (*counts, wrong)
     }
 
-    /// Whether roll-forward would have space for all blocks taken into use since the last checkpoint, without those freed
-    /// since (`f2fs_space_for_roll_forward`).
+    /// Whether roll-forward would have space for all blocks taken into use since the last checkpoint, without those
+    /// freed since (`f2fs_space_for_roll_forward`).
     pub fn has_space_for_roll_forward(&self) -> bool {
         let counts = self.counts.lock();
         counts.before + counts.taken <= counts.user_blocks

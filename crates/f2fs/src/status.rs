@@ -1,4 +1,4 @@
-//! `.steadfs/f2fs/status`: what the kernel shows in debugfs, by its labels, as far as it is known here.
+//! `.steadfs/f2fs/status`: the values that the kernel shows in debugfs, with its labels.
 
 mod flags;
 mod json;
@@ -12,7 +12,7 @@ use crate::fs::F2fs;
 use crate::gc::GcMode;
 use crate::segment::Segments;
 
-/// Logs in the kernel's order, with their labels.
+/// Logs with their labels, in the kernel's order.
 const LOGS: [(LogType, &str); 6] = [
     (LogType::ColdData, "COLD   data"),
     (LogType::WarmData, "WARM   data"),
@@ -22,7 +22,7 @@ const LOGS: [(LogType, &str); 6] = [
     (LogType::ColdNode, "Indir nodes"),
 ];
 
-/// Modes in the kernel's order, with their labels.
+/// Modes with their labels, in the kernel's order.
 const MODES: [(GcMode, &str); 7] = [
     (GcMode::Normal, "Normal"),
     (GcMode::IdleBenefit, "Idle CB"),
@@ -35,13 +35,12 @@ const MODES: [(GcMode, &str); 7] = [
 
 macro_rules! line {
     ($out:expr, $($arg:tt)*) => {
-        // Writing into a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!($out, $($arg)*);
     };
 }
 
 impl F2fs {
-    /// The whole text.
     pub(crate) fn status(&self) -> String {
         let mut out = String::new();
         let mode = if self.read_only.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! A mounted volume in memory, for the tests of this crate: judged by fsck.f2fs and by our own checker.
+//! A mounted volume in memory for the tests of this crate, judged by fsck.f2fs and by our checker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::fs::F2fs;
 use crate::options::MountOptions;
 
 pub(crate) const ROOT: InodeNo = InodeNo(3);
-/// Every feature of volumes that are written.
+/// All features of volumes that are written.
 pub(crate) const ALL: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
                               flexible_inline_xattr,lost_found,verity,encrypt,compression";
 
-/// What a look at every name finds: paths, and what their inodes are.
+/// Result of a walk over all names: paths and their inodes.
 pub(crate) type Tree = BTreeMap<Vec<u8>, Seen>;
 
 /// An inode as a caller sees it.
@@ -30,7 +30,6 @@ pub(crate) struct Seen {
     pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// A mounted volume.
 pub(crate) struct World {
     device: Arc<MemDevice>,
     options: String,
@@ -39,7 +38,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Makes a volume of so many MiB with these features, and mounts it.
+    /// Formats a volume of `mib` MiB with these features, and mounts it.
     pub(crate) fn make(features: &str, mib: u64) -> Self {
         Self::make_with(features, mib, "")
     }
@@ -69,39 +68,39 @@ impl World {
         }
     }
 
-    /// Unmounts and lets the judges look at it.
+    /// Unmounts and judges the device.
     pub(crate) fn close(self) -> Arc<MemDevice> {
         self.fs.close().unwrap();
         judge(&self.device);
         self.device
     }
 
-    /// What the device has: what a power cut would leave.
+    /// The content of the device: what a power cut would leave.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.device.to_bytes()
     }
 
-    /// Lets the judges look at the device as it is.
+    /// Judges the device in its current state.
     pub(crate) fn judge_device(&self) {
         judge(&self.device);
     }
 
-    /// Mounts a volume that there is.
+    /// Mounts an existing volume.
     pub(crate) fn of(device: Arc<MemDevice>, options: &str) -> Self {
         Self::open(device, options)
     }
 
-    /// Mounts what a volume that stopped has left.
+    /// Mounts the device of an aborted volume.
     pub(crate) fn open_again(self) -> Self {
         Self::open(self.device, &self.options)
     }
 
-    /// The same with other options, beside this one.
+    /// The same with other options, beside this mount.
     pub(crate) fn look_at_again(&self, options: &str) -> Self {
         Self::open(Arc::clone(&self.device), options)
     }
 
-    /// Unmounts, judges and mounts again: all that was there is there.
+    /// Unmounts, judges and mounts again, and compares the trees.
     pub(crate) fn reopen(self) -> Self {
         let (options, before) = (self.options.clone(), self.tree());
         let again = Self::open(self.close(), &options);
@@ -114,13 +113,13 @@ impl World {
         again
     }
 
-    /// Checkpoints, and lets the judges look at what a power cut would leave.
+    /// Writes a checkpoint and judges what a power cut would leave.
     pub(crate) fn judge_now(&self) {
         self.fs.checkpoint(Reason::Sync, self.cx.tag).unwrap();
         judge(&self.device);
     }
 
-    /// Pins a file that has blocks anywhere, as kernels before 6.8 let users do.
+    /// Pins a file with blocks outside whole sections, as kernels before 6.8 allowed.
     pub(crate) fn pin_where_it_lies(&self, file: InodeNo) {
         let inode = self.fs.by_number(file, self.cx.tag).unwrap();
         let change = self.fs.change().unwrap();
@@ -135,12 +134,12 @@ impl World {
         Ok(attr)
     }
 
-    /// Gives back one lookup as the caller of the file system does.
+    /// Drops one lookup, as the kernel does.
     pub(crate) fn forget(&self, ino: InodeNo) {
         self.fs.put(ino, 1).unwrap();
     }
 
-    /// A regular file; its lookup is given back.
+    /// Creates a regular file and drops its lookup.
     pub(crate) fn file(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let attr = self.fs.mknod(&self.cx, dir, name, 0o100_644, 0)?;
         self.forget(attr.ino);
@@ -153,7 +152,7 @@ impl World {
         Ok(attr)
     }
 
-    /// Names and inodes of a whole directory, dots included, in listing order; `batch` at a time.
+    /// Names and inodes of a directory in listing order, dots included, read `batch` at a time.
     pub(crate) fn list(&self, dir: InodeNo, batch: usize) -> Vec<(Vec<u8>, InodeNo)> {
         let mut all = Vec::new();
         let mut cookie = 0;
@@ -185,7 +184,7 @@ impl World {
         names
     }
 
-    /// Everything there is. Times of access are left out: looking changes them.
+    /// All names and their inodes. Access times are left out, because reading changes them.
     pub(crate) fn tree(&self) -> Tree {
         let mut tree = Tree::new();
         let mut below = vec![(Vec::new(), ROOT)];
@@ -223,14 +222,14 @@ impl World {
     }
 }
 
-/// fsck.f2fs finds nothing, and neither does our own checker.
+/// Asserts that fsck.f2fs and our checker find nothing.
 fn judge(device: &MemDevice) {
     let report = crate::check::check(device, &crate::check::Options::default());
     assert!(report.is_clean(), "{:?}", report.issues);
     fsck(device);
 }
 
-/// Lets fsck.f2fs look at a device.
+/// Runs fsck.f2fs on a device and asserts that it finds nothing.
 pub(crate) fn fsck(device: &MemDevice) {
     let file = tempfile::NamedTempFile::new().unwrap();
     device.save(file.path()).unwrap();
@@ -244,7 +243,7 @@ pub(crate) fn fsck(device: &MemDevice) {
     assert!(out.status.success() && !bad, "{text}");
 }
 
-/// Whether an operation failed as it may when somebody else was faster.
+/// Whether an operation failed in a way that a concurrent operation can cause.
 pub(crate) fn is_race(error: &FsError) -> bool {
     matches!(
         error,

@@ -42,8 +42,8 @@ impl F2fs {
         self.nodes.dirty_count() + self.inodes.dirty_count()
     }
 
-    /// Whether the dirty nodes would use half of the free sections, so that a checkpoint is due. The limit for operations
-    /// is `excess_node_capacity` of `gc::balance`.
+    /// Whether the dirty nodes would use half of the free sections, so that a checkpoint is due. The limit for
+    /// operations is `excess_node_capacity` of `gc::balance`.
     pub(crate) fn excess_of_free_space(&self) -> bool {
         let free = self.segments().free_sections() * self.layout.segments_per_section;
         self.nodes_to_place() as u64

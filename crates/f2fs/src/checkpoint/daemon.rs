@@ -8,9 +8,9 @@
 //! what is left on the list, so each request is answered. A task that holds what a checkpoint or its waiters need
 //! (mount, unmount, remount, freeze, GC) calls [`F2fs::checkpoint`] directly.
 //!
-//! **Alone.** A request that finds the list empty and no batch in progress is served in the requester's thread, with the
-//! task's tag, which alone decides the order of I/O. So a single fsync costs the same as without merging and wakes no
-//! thread; a batch wakes the task, and the task its waiters.
+//! **Alone.** A request that finds the list empty and no batch in progress is served in the requester's thread, with
+//! the task's tag, which alone decides the order of I/O. So a single fsync costs the same as without merging and wakes
+//! no thread; a batch wakes the task, and the task its waiters.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -221,8 +221,10 @@ impl Daemon {
             owner: OwnerId(0),
         };
         // The daemon's tag, or that of a requester with a better I/O class.
-        let better =
-            |tag, request: &Arc<Request>| fs.queue.effective_tag(tag, boosted_tag(tag, request.tag, true));
+        let better = |tag, request: &Arc<Request>| {
+            fs.queue
+                .effective_tag(tag, boosted_tag(tag, request.tag, true))
+        };
         let tag = batch.iter().fold(tag, better);
         // Changes that the checkpoint has to wait for inherit this tag.
         let _acting = inherit::set_task_tag(tag);

@@ -4,10 +4,10 @@
 //! lock → [nothing dirty: done] → cp_lock exclusively: snapshot → I/O beside new operations → last block → committed
 //! ```
 //!
-//! *Snapshot* (`snapshot`), without I/O: a block is allocated for each dirty node and directory block; tables and counts
-//! are copied. *I/O* (`write`): nodes, directories, tables, the pack without its last block; then the last block with
-//! preflush and FUA. Only that one makes the pack valid: until then a mount finds the other pack, and no block that the
-//! other pack refers to has been overwritten.
+//! *Snapshot* (`snapshot`), without I/O: a block is allocated for each dirty node and directory block; tables and
+//! counts are copied. *I/O* (`write`): nodes, directories, tables, the pack without its last block; then the last block
+//! with preflush and FUA. Only that one makes the pack valid: until then a mount finds the other pack, and no block
+//! that the other pack refers to has been overwritten.
 //!
 //! A checkpoint never waits for file data: a file's data is mapped only after it was written.
 //!
@@ -131,15 +131,16 @@ impl Checkpoints {
         self.state.lock().last.clone()
     }
 
-    /// The version for footers of nodes, and that of the checkpoint that they follow. Neither changes inside a `Change`.
+    /// The version for footers of nodes, and that of the checkpoint that they follow. Neither changes inside a
+    /// `Change`.
     pub fn node_version(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.node_version, state.version)
     }
 
-    /// From now on to the next snapshot, nodes carry a version that belongs to no checkpoint. Behind the position of the
-    /// node log there may be nodes that an earlier session wrote after the same checkpoint; if nodes of this mount carried
-    /// its version, too, roll-forward after another crash could continue from these to those.
+    /// From now on to the next snapshot, nodes carry a version that belongs to no checkpoint. Behind the position of
+    /// the node log there may be nodes that an earlier session wrote after the same checkpoint; if nodes of this mount
+    /// carried its version, too, roll-forward after another crash could continue from these to those.
     pub fn begin_mount(&self) {
         let mut state = self.state.lock();
         let next = (state.version as u32).wrapping_add(1);
@@ -200,12 +201,12 @@ impl Checkpoints {
 }
 
 impl F2fs {
-    /// Makes everything durable that was done before the call, except data that is dirty in files. While checkpoints are
-    /// disabled nothing is written, unless too many nodes are dirty.
+    /// Makes everything durable that was done before the call, except data that is dirty in files. While checkpoints
+    /// are disabled nothing is written, unless too many nodes are dirty.
     ///
     /// # Errors
-    /// The device failed, now or earlier: the volume has aborted. `NoSpace`: the cursegs have no space for the dirty nodes;
-    /// the volume continues with its last checkpoint.
+    /// The device failed, now or earlier: the volume has aborted. `NoSpace`: the cursegs have no space for the dirty
+    /// nodes; the volume continues with its last checkpoint.
     pub(crate) fn checkpoint(&self, reason: Reason, tag: IoTag) -> Result<()> {
         self.checkpoint_for_requesters(reason, tag, &[])
     }

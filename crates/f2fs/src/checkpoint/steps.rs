@@ -68,8 +68,8 @@ impl Warnings {
         Self(Mutex::new(Rank::Leaf, Warned::default()))
     }
 
-    /// Keeps a warning for `status`, and logs it unless another one was logged within `QUIET`: many tasks may have waited
-    /// for the same checkpoint. Returns whether it was logged.
+    /// Keeps a warning for `status`, and logs it unless another one was logged within `QUIET`: many tasks may have
+    /// waited for the same checkpoint. Returns whether it was logged.
     pub fn warn(&self, warning: String) -> bool {
         let now = now();
         let mut state = self.0.lock();

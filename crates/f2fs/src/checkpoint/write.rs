@@ -130,8 +130,7 @@ impl F2fs {
         let head = snapshot.head.chunks(BLOCK_SIZE);
         blocks.extend(head.map(Buf::copy_of));
         blocks.extend(snapshot.orphans.iter().map(|block| Buf::copy_of(block)));
-        let data = snapshot.segments.data_summaries(snapshot.nat.journal());
-        blocks.extend(data.blocks);
+        blocks.extend(snapshot.segments.data_summaries(snapshot.nat.journal()));
         if snapshot.node_summaries {
             blocks.extend(snapshot.segments.node_summaries());
         }

@@ -24,8 +24,9 @@ const SECTIONS_PER_OPERATION: u32 = 16;
 const FREE_SECTIONS_LOW: u32 = 4;
 
 impl F2fs {
-    /// Frees space if free sections do not cover the dirty blocks and the reserve. Called at the start of each operation
-    /// that changes the volume, with no lock held. If no space can be freed, the operation fails later by itself.
+    /// Frees space if free sections do not cover the dirty blocks and the reserve. Called at the start of each
+    /// operation that changes the volume, with no lock held. If no space can be freed, the operation fails later by
+    /// itself.
     ///
     /// # Errors
     /// The device failed, or the volume has aborted.
@@ -216,8 +217,8 @@ impl F2fs {
         Err(FsError::NoSpace)
     }
 
-    /// Cleans the section with the fewest valid blocks and adds it to `skip`, because nodes that were marked dirty are in
-    /// it until a checkpoint. Returns whether the section is empty then; `None` if there is no victim.
+    /// Cleans the section with the fewest valid blocks and adds it to `skip`, because nodes that were marked dirty are
+    /// in it until a checkpoint. Returns whether the section is empty then; `None` if there is no victim.
     pub(crate) fn clean_one(&self, skip: &mut BTreeSet<u32>, tag: IoTag) -> Result<Option<bool>> {
         let _one = self.gc.one.lock();
         self.gc.stats.lock().calls[0] += 1;

@@ -30,8 +30,9 @@ struct FileBlocks {
 }
 
 impl F2fs {
-    /// Moves the valid data of a section, and marks its nodes and directory blocks dirty so that the next checkpoint moves
-    /// them. `by_age`: data goes to the ATGC log. `background`: at most `migration_granularity` segments are emptied.
+    /// Moves the valid data of a section, and marks its nodes and directory blocks dirty so that the next checkpoint
+    /// moves them. `by_age`: data goes to the ATGC log. `background`: at most `migration_granularity` segments are
+    /// emptied.
     pub(super) fn empty_section(
         &self,
         victim: Victim,
@@ -183,8 +184,8 @@ impl F2fs {
         self.unless_freed(found, (owner.nid, entry), tag)
     }
 
-    /// The result of a search by a node with this entry. The node may be freed meanwhile and its id reused, because no lock
-    /// prevents it: a contradiction is then no corruption, and nothing was found.
+    /// The result of a search by a node with this entry. The node may be freed meanwhile and its id reused, because no
+    /// lock prevents it: a contradiction is then no corruption, and nothing was found.
     fn unless_freed<T>(
         &self,
         found: Result<Option<T>>,

@@ -47,8 +47,8 @@ impl GcTask {
         }
     }
 
-    /// Requests a foreground round and waits for one that began after this call. Returns `false` if there is no task; the
-    /// caller cleans then.
+    /// Requests a foreground round and waits for one that began after this call. Returns `false` if there is no task;
+    /// the caller cleans then.
     pub fn ask(&self, goal: SpaceGoal) -> bool {
         let mut state = self.state.lock();
         if state.running.is_none() || state.stop {

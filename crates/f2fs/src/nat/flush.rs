@@ -1,8 +1,8 @@
-//! Writing the node address table: into the checkpoint's journal where few entries changed, else whole
-//! blocks into the other copy.
+//! Writes the node address table (NAT): few changed entries go to the journal in the pack, the others to whole blocks,
+//! each to the copy that is not current.
 //!
-//! Entries of the last journal override their blocks, so they are written again each time, until they
-//! move to a block. Blocks with the fewest changes go into the journal first.
+//! Entries of the last journal override their blocks, so they are written again with each checkpoint until they move to
+//! a block. Blocks with the fewest changes go to the journal first.
 
 use std::collections::BTreeMap;
 
@@ -15,27 +15,27 @@ use crate::disk::bits::{self, Order};
 use crate::disk::{BlockAddr, Layout, NatEntry, Nid, journal, nat};
 use crate::fs::io_error;
 
-/// Changes of one block of the table.
+/// Changes of one NAT block.
 struct BlockChange {
-    /// Where the current copy lies, and the one to be written.
+    /// Addresses of the current copy and of the other one, which is written.
     from: BlockAddr,
     to: BlockAddr,
     entries: Vec<(usize, NatEntry)>,
 }
 
-/// What a checkpoint says of nodes.
+/// What a checkpoint stores about nodes.
 pub struct NatPlan {
-    /// For each block which copy counts.
+    /// One bit for each NAT block: which copy is current.
     pub bitmap: Vec<u8>,
     journal: BTreeMap<Nid, NatEntry>,
     blocks: Vec<BlockChange>,
 }
 
-/// Blocks of the table to be written, by place.
+/// NAT blocks to write, by address.
 pub type NatWrites = Vec<(BlockAddr, Buf)>;
 
 impl Nat {
-    /// Takes what changed since the last snapshot; nothing may change meanwhile. Pure computing.
+    /// Takes the changes since the last snapshot. The caller holds `cp_lock` exclusively. No I/O.
     pub fn snapshot(&self) -> NatPlan {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -44,7 +44,7 @@ impl Nat {
         plan(&self.layout, state)
     }
 
-    /// Reads the blocks that change and makes their new content.
+    /// Reads the blocks that change and applies the changes to copies.
     ///
     /// # Errors
     /// The device fails.
@@ -64,7 +64,7 @@ impl Nat {
         Ok(writes)
     }
 
-    /// Reads what changes in runs: one by one it would take as many waits.
+    /// Reads the blocks that change in runs: one by one each would be waited for.
     fn read_ahead(&self, plan: &NatPlan, tag: IoTag) {
         let mut places: Vec<u32> = plan.blocks.iter().map(|change| change.from.0).collect();
         places.sort_unstable();
@@ -74,7 +74,7 @@ impl Nat {
         }
     }
 
-    /// The checkpoint is durable. Returns how many ids of freed nodes can be used again.
+    /// The checkpoint is durable. Returns the number of ids of freed nodes that are available now.
     pub fn committed(&self, plan: NatPlan, writes: NatWrites) -> u64 {
         for (at, data) in writes {
             self.meta.set_content(DevBlock(at.0.into()), data);
@@ -97,7 +97,7 @@ impl Nat {
 }
 
 impl NatPlan {
-    /// The journal for the pack.
+    /// The NAT journal for the pack.
     pub fn journal(&self) -> [u8; journal::SIZE] {
         let list: Vec<_> = self
             .journal
@@ -108,11 +108,11 @@ impl NatPlan {
     }
 }
 
-/// Which entries go into the journal, and which blocks are written.
+/// Divides the changed entries between the journal and NAT blocks.
 fn plan(layout: &Layout, state: &NatState) -> NatPlan {
     let mut all = state.journal.clone();
     let stored = |(nid, entry): (&Nid, &NatEntry)| {
-        // Each node that was made has its place by now; an id whose node was not made after all has none.
+        // Each new node has an address by now; an id that was allocated without a node has none.
         let addr = match entry.addr {
             BlockAddr::NEW => BlockAddr::NULL,
             addr => addr,

@@ -1,5 +1,5 @@
-//! Ids for new nodes: found by looking through the table, block by block, from where the last search
-//! ended. An id is free when no node of the last checkpoint has it and none has had it since.
+//! Free node ids: found by reading the NAT block by block, from where the last search ended. An id is free if no node
+//! of the last checkpoint has it and none has had it since.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,17 @@ use super::{Nat, NatState};
 use crate::cp_lock::Change;
 use crate::disk::{BlockAddr, Layout, NatEntry, Nid, nat};
 
-/// With fewer ids than this the table is looked through before an operation begins.
+/// With fewer known free ids the NAT is searched before an operation begins.
 const FREE_NIDS_LOW: usize = 128;
 
-/// With more ids than this none are noted that a search finds too.
+/// Free ids kept when nodes are freed; further ones are found by a search.
 const FREE_NIDS_MAX: usize = 4096;
 
-/// Ids found free.
+/// Known free ids.
 pub struct FreeNids {
-    /// With the version that a node will have.
+    /// The ids, with the version for their next node.
     found: BTreeMap<Nid, u8>,
-    /// The block of the table to look at next.
+    /// The NAT block at which the next search begins.
     next: u32,
 }
 
@@ -35,7 +35,7 @@ impl FreeNids {
 }
 
 impl NatState {
-    /// The id of a free node, now that of a node of `ino` (of itself where there is none).
+    /// Allocates a free id for a node of inode `ino`; `None`: for an inode of its own.
     fn take_free_nid(&mut self, ino: Option<Nid>) -> Option<(Nid, NatEntry)> {
         let (nid, version) = self.free.found.pop_first()?;
         let entry = NatEntry {
@@ -47,7 +47,7 @@ impl NatState {
         Some((nid, entry))
     }
 
-    /// Ids whose nodes the checkpoint that is durable now does not have any more.
+    /// Adds ids of freed nodes that the durable checkpoint no longer has.
     pub(super) fn add_free_nids(&mut self, gone: impl Iterator<Item = (Nid, u8)>) {
         for (nid, version) in gone.take(FREE_NIDS_MAX.saturating_sub(self.free.found.len())) {
             self.free.found.insert(nid, version);
@@ -56,7 +56,7 @@ impl NatState {
 }
 
 impl Nat {
-    /// Looks for ids before they are needed: no operation then reads the table while it holds the gate.
+    /// Searches for ids before they are needed, so that no operation reads the NAT inside a `Change`.
     ///
     /// # Errors
     /// The device fails.
@@ -64,18 +64,17 @@ impl Nat {
         self.search(FREE_NIDS_LOW, tag)
     }
 
-    /// Where the next checkpoint says that free ids are found.
+    /// Where the next mount begins its search (`next_free_nid`).
     pub fn next_free(&self) -> Nid {
         let free = &self.state.lock().free;
         let first = Nid(free.next.saturating_mul(nat::PER_BLOCK as u32));
         free.found.keys().next().copied().unwrap_or(first)
     }
 
-    /// An id for a new node, and its entry, of inode `ino` (`None`: of the inode that the node is).
+    /// Allocates an id for a new node of inode `ino` (`None`: for the inode itself); returns its entry, too.
     ///
     /// # Errors
-    /// `NoSpace`: all are in use, which the counts of a volume in order keep from happening; the device
-    /// fails.
+    /// `NoSpace`: all ids are in use, which reservations prevent on a consistent volume. A device error.
     pub fn alloc_nid(
         &self,
         _: &Change<'_>,
@@ -90,7 +89,7 @@ impl Nat {
         found.ok_or(FsError::NoSpace)
     }
 
-    /// Takes this id, which is free, for an inode that recovery found.
+    /// Allocates this free id for an inode that roll-forward found.
     ///
     /// # Errors
     /// The device fails.
@@ -104,7 +103,7 @@ impl Nat {
         Ok(entry)
     }
 
-    /// Looks through blocks of the table until `wanted` ids are known or each block was looked at.
+    /// Reads NAT blocks until `wanted` ids are known or each block has been read.
     fn search(&self, wanted: usize, tag: IoTag) -> Result<()> {
         for _ in 0..self.layout.nat_blocks {
             let (block, at, commits) = {
@@ -117,7 +116,7 @@ impl Nat {
             };
             let data = self.read_block(block, at, tag)?.data();
             let mut state = self.state.lock();
-            // Another task looked at it, or a checkpoint changed the table: what was read may be old.
+            // Another task read it, or a checkpoint changed the NAT: this content may be old.
             if state.free.next == block && state.commits == commits {
                 state.take_block(&self.layout, block, &data);
             }
@@ -127,13 +126,13 @@ impl Nat {
 }
 
 impl NatState {
-    /// Notes the free ids of a block of the table.
+    /// Adds the free ids of a NAT block.
     fn take_block(&mut self, layout: &Layout, block: u32, data: &[u8]) {
         self.free.next = (block + 1) % layout.nat_blocks;
         let first = block * nat::PER_BLOCK as u32;
         for slot in 0..nat::PER_BLOCK {
             let nid = Nid(first.saturating_add(slot as u32));
-            // What was freed since the last durable checkpoint waits for the next.
+            // An id freed since the last durable checkpoint is available after the next.
             let changed = self.dirty.contains_key(&nid) || self.committing.contains_key(&nid);
             if !layout.is_nid(nid) || changed {
                 continue;

@@ -1,7 +1,7 @@
-//! Finding nodes: the node address table, what overrides it, and what has changed in memory.
+//! The node address table (NAT): where each node is.
 //!
-//! An entry is looked for in what changed since the last checkpoint's snapshot, in the snapshot while a
-//! checkpoint writes it, in the last durable checkpoint's journal, in the table's current copy.
+//! An entry is looked up in this order: changes since the last snapshot, the snapshot of the checkpoint in flight, the
+//! journal of the last durable checkpoint, the current copy of the NAT block.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,12 +21,11 @@ mod free;
 
 use free::FreeNids;
 
-/// Blocks of the table read at once: nodes made together have neighbouring ids.
+/// NAT blocks read at once: nodes created together have neighbouring ids.
 const READAHEAD_BLOCKS: u64 = 16;
 
 pub use flush::{NatPlan, NatWrites};
 
-/// The node address table.
 pub struct Nat {
     layout: Layout,
     meta: Arc<MetaCache>,
@@ -34,17 +33,16 @@ pub struct Nat {
 }
 
 struct NatState {
-    /// For each block whether the second copy is current, as a checkpoint has it.
+    /// One bit for each NAT block: whether the second copy is current.
     second: Vec<u8>,
-    /// The last durable checkpoint's journal.
+    /// Journal of the last durable checkpoint.
     journal: BTreeMap<Nid, NatEntry>,
-    /// In the snapshot of the checkpoint under way.
+    /// Entries in the snapshot of the checkpoint in flight.
     committing: BTreeMap<Nid, NatEntry>,
-    /// Changed since the last checkpoint's snapshot.
+    /// Entries changed since the last snapshot.
     dirty: BTreeMap<Nid, NatEntry>,
-    /// Ids for new nodes.
     free: FreeNids,
-    /// Checkpoints since the mount: each changes the table.
+    /// Checkpoints since the mount: each changes the NAT.
     commits: u64,
 }
 
@@ -63,21 +61,21 @@ impl Nat {
         }
     }
 
-    /// Another checkpoint is the volume's state; nothing has changed in memory.
+    /// Replaces the state by that of another checkpoint; nothing is dirty in memory.
     pub fn reload(&self, checkpoint: &Checkpoint, journal: BTreeMap<Nid, NatEntry>) {
         *self.state.lock() = NatState::of(&self.layout, checkpoint, journal);
     }
 
-    /// The entry of a node, whether it is in use or not.
+    /// The entry of a node, in use or not.
     ///
     /// # Errors
-    /// The id is not a possible one, or the device fails.
+    /// An impossible id, or a device error.
     pub fn entry(&self, nid: Nid, tag: IoTag) -> Result<NatEntry> {
         self.check_nid(nid)?;
         self.look_up(nid, |state| state.overriding(nid), tag)
     }
 
-    /// The entry as the last checkpoint has it, or the one under way.
+    /// The entry in the last checkpoint, or in the one in flight.
     ///
     /// # Errors
     /// As [`Nat::entry`].
@@ -108,13 +106,13 @@ impl Nat {
             }
             state.block_at(&self.layout, block)
         };
-        // The copy may be replaced by a checkpoint meanwhile, but not this entry: whoever asks holds
-        // the node's lock or the gate, and nothing about the node changes without both.
+        // A checkpoint may replace the copy meanwhile, but not this entry: the caller holds the node's lock or a
+        // `Change`, and an entry changes only under both.
         let buf = self.read_block(block, at, tag)?;
         Ok(nat::get(&buf.data(), slot))
     }
 
-    /// A block of the table, with those behind it that are likely to be wanted.
+    /// Reads a NAT block, and ahead those that will probably be needed.
     fn read_block(
         &self,
         block: u32,
@@ -127,7 +125,7 @@ impl Nat {
                 .min(self.layout.nat_blocks);
             let count = {
                 let state = self.state.lock();
-                // Copies alternate by segment: a window never leaves the run of blocks that lie together.
+                // The copies alternate by segment: the window stays within consecutive blocks.
                 let same =
                     |n: &u32| state.block_at(&self.layout, *n).0 == at.0 + u64::from(n - block);
                 (block..end).take_while(same).count() as u64
@@ -137,19 +135,19 @@ impl Nat {
         self.meta.get(at, tag).map_err(io_error)
     }
 
-    /// Whether a checkpoint is being written that gave this node its place.
+    /// Whether the checkpoint in flight has a new address for this node.
     pub fn is_committing(&self, nid: Nid) -> bool {
         self.state.lock().committing.contains_key(&nid)
     }
 
-    /// Says where a node lies now, and whose it is.
+    /// Sets the address and inode of a node.
     pub fn set(&self, _: &Change<'_>, nid: Nid, entry: NatEntry) {
         debug_assert!(self.layout.is_nid(nid));
         self.state.lock().dirty.insert(nid, entry);
     }
 
-    /// Says that there is no such node any more, of which `old` is the entry; where it lay. Its id can be
-    /// used again after the next checkpoint, with another version.
+    /// Removes a node with entry `old`; returns its address. The id is available after the next checkpoint, with a new
+    /// version.
     pub fn remove(&self, change: &Change<'_>, nid: Nid, old: NatEntry) -> BlockAddr {
         let version = match old.addr {
             BlockAddr::NEW => old.version,
@@ -164,7 +162,7 @@ impl Nat {
         old.addr
     }
 
-    /// How many entries have changed since the last checkpoint's snapshot.
+    /// Number of entries changed since the last snapshot.
     pub fn dirty_count(&self) -> usize {
         self.state.lock().dirty.len()
     }
@@ -183,13 +181,13 @@ impl NatState {
         }
     }
 
-    /// The entry where something overrides the table's block.
+    /// The entry that overrides the one in the NAT block, if there is one.
     fn overriding(&self, nid: Nid) -> Option<NatEntry> {
         let changed = self.dirty.get(&nid).copied();
         changed.or_else(|| self.in_checkpoint(nid))
     }
 
-    /// The same without what changed since the last snapshot.
+    /// The same without changes since the last snapshot.
     fn in_checkpoint(&self, nid: Nid) -> Option<NatEntry> {
         let committing = self.committing.get(&nid);
         committing.or_else(|| self.journal.get(&nid)).copied()

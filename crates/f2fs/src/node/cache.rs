@@ -1,7 +1,7 @@
-//! Nodes in memory, by id: clean ones as long as there is room, changed ones until they are written.
+//! Nodes in memory, by id: clean ones within a budget, dirty ones until they are written.
 //!
-//! A node that is changed has no place of its own any more: it gets one when a checkpoint or an fsync
-//! writes it. Content is copy-on-write, so what is being written stays as it was.
+//! A dirty node has no valid address: a checkpoint or an fsync allocates one when it writes the node. Content is
+//! copy-on-write, so a node in flight does not change.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -19,50 +19,48 @@ use crate::disk::{BLOCK_SIZE, BlockAddr, NatEntry, Nid};
 
 const SHARDS: usize = 16;
 
-/// One node in memory.
 pub struct Node {
     nid: Nid,
     state: RwLock<NodeState>,
-    /// Used since the last sweep.
+    /// Used since the last eviction scan.
     recent: AtomicBool,
 }
 
 #[derive(Default)]
 struct NodeState {
-    /// `None` until the first read has filled it, and when the node was freed.
+    /// `None` until the first read, and after the node was freed.
     data: Option<Buf>,
-    /// What the node address table says of it.
+    /// The node's NAT entry.
     entry: NatEntry,
-    /// Newer than what was last placed in a log.
+    /// Changed since a block was last allocated for it.
     dirty: bool,
 }
 
-/// A node that was given a place.
+/// A node for which a block was allocated.
 pub struct PlacedNode {
-    /// Its content as it is to be written there.
+    /// The content to be written.
     pub data: Buf,
-    /// What the node address table says from now on.
+    /// The new NAT entry.
     pub entry: NatEntry,
-    /// Where it lay before.
+    /// The address before.
     pub old: BlockAddr,
 }
 
 impl Node {
-    /// Its id.
     pub fn nid(&self) -> Nid {
         self.nid
     }
 
-    /// The present content. The clone keeps it as it is now; a writer that comes later copies.
+    /// The current content. The clone does not change; a later writer copies.
     ///
     /// # Errors
-    /// The node has been freed: whoever holds it looks for it anew.
+    /// The node was freed; the caller looks it up again.
     pub fn data(&self) -> Result<Buf> {
         let content = self.state.read().data.clone();
         content.ok_or_else(|| self.is_gone())
     }
 
-    /// Its footer.
+    /// The node's footer.
     ///
     /// # Errors
     /// As [`Node::data`].
@@ -70,8 +68,7 @@ impl Node {
         Ok(Footer::parse(&self.data()?))
     }
 
-    /// What the node address table says of it: whose it is, where it was placed last, which life of its id
-    /// it is.
+    /// The NAT entry: inode, last address, and version of the id.
     pub fn entry(&self) -> NatEntry {
         self.state.read().entry
     }
@@ -83,7 +80,7 @@ impl Node {
     }
 }
 
-/// A node locked for changing.
+/// A node locked for a change.
 pub struct NodeMut<'n> {
     state: RwLockWriteGuard<'n, NodeState>,
 }
@@ -91,28 +88,35 @@ pub struct NodeMut<'n> {
 impl Deref for NodeMut<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.state.data.as_ref().expect("looked at when locked")
+        self.state
+            .data
+            .as_ref()
+            .expect("checked when it was locked")
     }
 }
 
 impl DerefMut for NodeMut<'_> {
     /// Copies the content first if a write in flight or a reader shares it.
     fn deref_mut(&mut self) -> &mut [u8] {
-        let data = self.state.data.as_mut().expect("looked at when locked");
+        let data = self
+            .state
+            .data
+            .as_mut()
+            .expect("checked when it was locked");
         data.make_mut()
     }
 }
 
-/// A changed node's place: its inode, and its offset in that one's tree.
+/// Position of a dirty node: its inode, and its offset in the inode's tree.
 pub type TreePosition = (Nid, u32);
 
 /// All nodes in memory.
 pub struct NodeCache {
-    /// How many clean nodes may stay.
+    /// Clean nodes that may stay.
     budget: usize,
     cached: AtomicUsize,
     shards: Vec<Mutex<FixedMap<u32, Arc<Node>>>>,
-    /// Changed nodes by inode and place in its tree.
+    /// Dirty nodes by position.
     dirty: Mutex<BTreeMap<TreePosition, Arc<Node>>>,
 }
 
@@ -132,7 +136,7 @@ impl NodeCache {
         &self.shards[nid.0 as usize % SHARDS]
     }
 
-    /// The node in its table, empty if it was not there.
+    /// The node with this id, inserted without content if it was not in memory.
     fn find_or_insert(&self, nid: Nid) -> Arc<Node> {
         let mut shard = self.shard(nid).lock();
         let mut inserted = false;
@@ -147,7 +151,7 @@ impl NodeCache {
         node.recent.store(true, Ordering::Relaxed);
         if inserted && self.cached.fetch_add(1, Ordering::Relaxed) >= self.budget {
             let before = shard.len();
-            // Whoever uses a node holds it, and so does the list of changed ones.
+            // Each user and the list of dirty nodes hold a reference.
             let used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
             shard.retain(|_, node| used(node) || node.recent.swap(false, Ordering::Relaxed));
             let left = before - shard.len();
@@ -156,8 +160,8 @@ impl NodeCache {
         node
     }
 
-    /// The node, which `load` reads if it is not in memory; `None` where `load` says that there is none.
-    /// The node's lock is held meanwhile: whoever wants it too waits, and it cannot change its place.
+    /// The node, read by `load` if it is not in memory; `None` if `load` finds none. The node's lock is held meanwhile,
+    /// so that concurrent callers wait and its address does not change.
     pub fn get(
         &self,
         nid: Nid,
@@ -179,7 +183,7 @@ impl NodeCache {
         Ok(is_there.then_some(node))
     }
 
-    /// A node made now.
+    /// Inserts a new node.
     pub fn insert_new(
         &self,
         change: &Change<'_>,
@@ -187,8 +191,8 @@ impl NodeCache {
         entry: NatEntry,
         block: &[u8],
     ) -> Arc<Node> {
-        // Freed ones leave, and their id is not used again before a checkpoint: a stranger may still
-        // hold the old one, but nobody finds it here.
+        // A freed node leaves the table, and its id is not used again before a checkpoint. A task may still hold the
+        // old node, but cannot find it here.
         let node = self.find_or_insert(nid);
         let mut state = node.state.write();
         state.data = Some(Buf::copy_of(block));
@@ -198,7 +202,7 @@ impl NodeCache {
         node
     }
 
-    /// Locks a node for a change; it is dirty from now on.
+    /// Locks a node for a change and marks it dirty.
     ///
     /// # Errors
     /// As [`Node::data`].
@@ -216,14 +220,14 @@ impl NodeCache {
             return;
         }
         state.dirty = true;
-        let data = state.data.as_ref().expect("looked at when locked");
+        let data = state.data.as_ref().expect("checked when it was locked");
         let footer = Footer::parse(data);
         let key = (footer.ino, footer.offset);
-        // Under the node's lock: whoever places what is dirty must not miss it.
+        // Under the node's lock, so that a checkpoint does not miss it.
         self.dirty.lock().insert(key, Arc::clone(node));
     }
 
-    /// Forgets a node that is freed; what was changed in it is not written.
+    /// Removes a freed node; its changes are not written.
     pub fn forget(&self, _: &Change<'_>, node: &Node) {
         let mut state = node.state.write();
         if let Some(data) = state.data.take() {
@@ -237,11 +241,11 @@ impl NodeCache {
         }
     }
 
-    /// Gives a changed node its place: `work` finds it and writes the footer, under the node's lock. From
-    /// here on the node counts as written; `None` if it was not changed.
+    /// Allocates a block for a dirty node: `work` chooses it and writes the footer, under the node's lock. The node is
+    /// clean then; `None` if it was clean before.
     ///
     /// # Errors
-    /// Those of `work`; the node is as dirty as it was.
+    /// Those of `work`; the node stays dirty.
     pub fn place(
         &self,
         _: &Change<'_>,
@@ -263,12 +267,12 @@ impl NodeCache {
         Ok(Some(PlacedNode { data, entry, old }))
     }
 
-    /// How many clean nodes may stay in memory.
+    /// Clean nodes that may stay in memory.
     pub fn budget(&self) -> usize {
         self.budget
     }
 
-    /// Lets all nodes go that nobody uses.
+    /// Evicts all nodes that are not in use.
     pub fn drop_unused(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -279,13 +283,13 @@ impl NodeCache {
         }
     }
 
-    /// How many nodes are changed and not written.
+    /// Number of dirty nodes.
     pub fn dirty_count(&self) -> usize {
         self.dirty.lock().len()
     }
 
-    /// The changed nodes of one inode in the order of their places, the inode's own first. They stay
-    /// listed until they are placed.
+    /// The dirty nodes of an inode in the order of their offsets, the inode's own first. They stay listed until blocks
+    /// are allocated for them.
     pub fn dirty_of(&self, ino: Nid) -> Vec<(u32, Arc<Node>)> {
         let dirty = self.dirty.lock();
         let own = dirty.range((ino, 0)..=(ino, u32::MAX));
@@ -293,7 +297,7 @@ impl NodeCache {
             .collect()
     }
 
-    /// The changed nodes in the order of their inodes and places. They stay listed until they are placed.
+    /// All dirty nodes in the order of their positions. They stay listed until blocks are allocated for them.
     pub fn dirty(&self) -> Vec<(TreePosition, Arc<Node>)> {
         let dirty = self.dirty.lock();
         dirty

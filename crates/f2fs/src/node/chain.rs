@@ -1,10 +1,10 @@
-//! What fsync writes of a file's nodes: a chain in the warm node log that recovery follows.
+//! The node chain: what fsync writes of a file's nodes, in the warm node log, where roll-forward follows it.
 //!
-//! All changed direct nodes of the file, then its inode; **only the last is marked**. So recovery takes
-//! everything that one fsync wrote, or nothing. Each node says where the log goes on, so a node is found
-//! only through those before it, whoever wrote them: an fsync ends when all writes of nodes that began
-//! before it have ended. It comes after a checkpoint whose version its nodes carry; if that one is not
-//! durable yet, the fsync is not either.
+//! **Rule.** A chain has all dirty direct nodes of the file, then its inode, and **only the last node is marked**. So
+//! roll-forward recovers everything that one fsync wrote, or nothing. Each footer has the address of the next node in
+//! the log, so a node is found only through those before it, of any file: an fsync ends when all node writes that began
+//! before it have ended. Its nodes carry the version of the checkpoint that they follow; the fsync is not durable
+//! before that checkpoint is.
 
 use std::sync::Arc;
 
@@ -23,53 +23,52 @@ use crate::disk::{BLOCK_SIZE, BlockAddr, Nid};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 
-/// How a chain becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
-    /// Not by us (`fsync_mode=nobarrier`).
+    /// No FLUSH (`fsync_mode=nobarrier`).
     None,
-    /// A FLUSH behind it.
+    /// A FLUSH after the chain.
     Flush,
-    /// Nothing that was written before is lost where the marked node is found: its data went to new places.
+    /// Preflush and FUA on the marked node: all data was written out of place, and is durable if that node is found.
     Ordered,
 }
 
-/// Nodes of an fsync with their places.
+/// The nodes of an fsync with their addresses.
 pub struct Chain<'f> {
     inode: &'f Inode,
     write: NodeWrite<'f>,
-    /// The marked one last.
+    /// Contents by address, the marked node last.
     blocks: Vec<(BlockAddr, Buf)>,
-    /// What is on its way must not leave memory and be read again.
+    /// The same nodes, so that a node being written is not evicted and read again.
     held: Vec<Arc<Node>>,
-    /// The checkpoint it comes after.
+    /// Version of the checkpoint that the chain follows.
     version: u64,
-    /// Whether all have a place.
+    /// `NoSpace` if blocks were not allocated for all nodes.
     whole: Result<()>,
 }
 
-/// What came of the wish to make a file durable by its own nodes.
+/// How an fsync makes a file's nodes durable.
 pub enum ChainPlan<'f> {
-    /// The nodes have their places.
+    /// By this chain.
     Chain(Chain<'f>),
-    /// Nothing of the file waits to be written.
+    /// The file has no dirty node.
     Clean,
-    /// They cannot tell what has changed: a checkpoint is needed.
+    /// By a checkpoint: a chain cannot express what changed.
     NeedsCheckpoint(CpReason),
 }
 
 impl F2fs {
-    /// Gives places to what changed of a file's nodes, if recovery can make of them what the file is now. The
-    /// caller holds `inode.flush`.
+    /// Allocates blocks for a file's dirty nodes, if roll-forward can recover the file from them. The caller holds
+    /// `inode.flush`.
     pub(crate) fn place_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<ChainPlan<'f>> {
-        // What is looked up here holds until the nodes have their places: no checkpoint begins, and nobody
-        // gives the inode a name, takes one or frees nodes.
+        // The checks below are valid until blocks are allocated: inside the `Change` no checkpoint begins, and under
+        // the inode's `core` no name of it changes and no node of it is freed.
         let change = self.change()?;
         let core = inode.core.read();
         let ino = inode.nid();
         let (_, version) = self.checkpoints.node_version();
-        // Where no checkpoint has the inode, recovery has to make its name, which needs a mark on it in the
-        // first chain behind a checkpoint.
+        // If no checkpoint has the inode, roll-forward has to create its name: the inode's first chain after a
+        // checkpoint has a dentry mark.
         let named = !inode.is_dentry_marked(version) && !self.is_in_checkpoint(ino, tag)?;
         if !named && self.is_clean_file(inode) {
             return Ok(ChainPlan::Clean);
@@ -94,7 +93,7 @@ impl F2fs {
         Ok(ChainPlan::Chain(chain))
     }
 
-    /// The changed nodes of a file that a chain tells of, its inode last, and whether that is among them.
+    /// The dirty nodes of a file that go into a chain, its inode last, and whether the inode is among them.
     fn chain_nodes(&self, ino: Nid) -> (Vec<Arc<Node>>, bool) {
         let mut nodes: Vec<Arc<Node>> = Vec::new();
         let mut last = None;
@@ -102,7 +101,7 @@ impl F2fs {
             match NodeKind::at(offset) {
                 NodeKind::Inode => last = Some(node),
                 NodeKind::Direct | NodeKind::Xattr => nodes.push(node),
-                // Recovery makes them anew.
+                // Roll-forward creates them anew.
                 NodeKind::Indirect | NodeKind::DoubleIndirect => {}
             }
         }
@@ -111,8 +110,8 @@ impl F2fs {
         (nodes, with_inode)
     }
 
-    /// Gives each of these nodes a place and marks the last. Within `change` no checkpoint begins, so all carry
-    /// one version.
+    /// Allocates a block for each of these nodes and marks the last. No checkpoint begins inside `change`, so all carry
+    /// the same version.
     fn give_places<'f>(
         &'f self,
         change: &Change<'_>,
@@ -132,7 +131,7 @@ impl F2fs {
             };
             match self.place_node(change, node, node_version, marks) {
                 Ok(placed) => blocks.extend(placed),
-                // Those that have a place are written all the same: the table says that they lie there.
+                // Those with a block are written nevertheless: the NAT refers to them.
                 Err(error) => {
                     whole = Err(error);
                     break;
@@ -150,11 +149,11 @@ impl F2fs {
         }
     }
 
-    /// Writes a chain; it is durable when this returns well.
+    /// Writes a chain and makes it durable.
     ///
     /// # Errors
-    /// `NoSpace`: not all nodes have a place; the fsync can be tried again when there is room. The device
-    /// failed: the volume stops, as nodes are not where the table says.
+    /// `NoSpace`: blocks were not allocated for all nodes; the fsync can be repeated when there is space. A device
+    /// error: the volume aborts, because the NAT refers to nodes that were not written.
     pub(crate) fn write_chain(&self, chain: Chain<'_>, how: Barrier, tag: IoTag) -> Result<()> {
         let Chain {
             inode,
@@ -179,7 +178,7 @@ impl F2fs {
         drop(held);
         match &written {
             Ok(()) => {
-                // Who finds nothing of the file to write waits for the end, and sees what is to flush.
+                // A later fsync of the clean file waits for this write and knows which FLUSH it needs.
                 inode.record_written(false, self.queue.next_flush());
                 write.end();
             }
@@ -203,12 +202,12 @@ impl F2fs {
         self.wait_checkpoint(version, tag)
     }
 
-    /// Writes a chain with those of other files, placed behind it; all are durable when this returns well.
-    /// What data went to new places is made durable first: recovery may find any of the marked nodes, each
-    /// only if it has found those before it.
+    /// Writes a chain with those of other files, allocated after it, and makes all durable (fsync clustering). Data
+    /// that was written out of place is made durable first, because roll-forward may find any of the marked nodes.
     ///
     /// # Errors
-    /// As [`F2fs::write_chain`]. What has no place of the others is no error: they are not told of anything.
+    /// As [`F2fs::write_chain`], for the first chain. `NoSpace` of the other chains is ignored: their files have not
+    /// called fsync.
     pub(crate) fn write_chains(
         &self,
         first: Chain<'_>,
@@ -219,7 +218,7 @@ impl F2fs {
         let mut chains = Vec::with_capacity(1 + others.len());
         chains.push(first);
         chains.extend(others);
-        let last = chains.last().expect("the first is among them");
+        let last = chains.last().expect("there is at least one chain");
         let (before, version) = (last.write.before(), last.version);
         let opu = chains.iter().map(|chain| chain.inode.unflushed_opu());
         if !self.queue.has_flushed(opu.max().unwrap_or(0)) {
@@ -262,7 +261,7 @@ impl F2fs {
         writes.wait().map_err(io_error)
     }
 
-    /// Whether the last checkpoint, or the one under way, has this inode: recovery finds it there.
+    /// Whether the last checkpoint, or the one in flight, has this inode, so that roll-forward finds it there.
     pub(crate) fn is_in_checkpoint(&self, ino: Nid, tag: IoTag) -> Result<bool> {
         match self.nat.in_checkpoint(ino, tag) {
             Ok(entry) => Ok(entry.is_used() && entry.ino == ino),

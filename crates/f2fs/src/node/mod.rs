@@ -1,4 +1,4 @@
-//! Nodes: found by id, verified when they are read.
+//! Nodes: looked up by id, verified when they are read.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub use tree::{Slot, SlotLookup};
 pub use writes::NodeWrites;
 
 impl F2fs {
-    /// A block of directory data in the main area.
+    /// A directory block in the main area.
     pub(crate) fn main_block(&self, addr: BlockAddr, tag: IoTag) -> Result<Arc<MetaBuf>> {
         self.check_main(addr)?;
         self.meta
@@ -39,7 +39,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// The node `nid` of inode `ino`; `None` when there is no such node.
+    /// The node `nid` of inode `ino`; `None` if the NAT has no such node.
     pub(crate) fn node(&self, nid: Nid, ino: Nid, tag: IoTag) -> Result<Option<Arc<Node>>> {
         let found = self.nodes.get(nid, || {
             if let Some(addr) = self.recovered().place(nid) {
@@ -53,7 +53,8 @@ impl F2fs {
                 return Ok(None);
             }
             entry.validate(&self.layout, nid)?;
-            // What files hold is no node, whatever it looks like: it would be changed and freed as one.
+            // A block in a data segment must not be used as a node, even if it looks like one: it would be freed as
+            // one.
             if let Some(segments) = self.segments.get() {
                 let owned = segments.check_owned(entry.addr, 1, BlockKind::Node);
                 owned.map_err(|e| e.in_node(nid))?;
@@ -67,7 +68,7 @@ impl F2fs {
         Ok(found)
     }
 
-    /// The node of which a reference says that it exists.
+    /// The node that another structure refers to.
     pub(crate) fn expect_node(
         &self,
         nid: Nid,
@@ -89,7 +90,7 @@ impl F2fs {
         Ok(node)
     }
 
-    /// Reads the node in this block, which must be `nid` of `ino`.
+    /// Reads the node at this address and verifies that it is `nid` of `ino`.
     pub(crate) fn node_at(&self, addr: BlockAddr, nid: Nid, ino: Nid, tag: IoTag) -> Result<Buf> {
         self.check_main(addr)?;
         let at = u64::from(addr.0) * BLOCK_SIZE as u64;

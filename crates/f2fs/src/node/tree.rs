@@ -1,8 +1,7 @@
-//! The tree of nodes under an inode: finding the node that names a block of the file, making the
-//! nodes that are missing, making and freeing nodes.
+//! The tree of nodes below an inode: finds the node that maps a file block, creates missing nodes, frees nodes.
 //!
-//! The caller holds the inode's `core`: shared to walk, alone to change. A node's lock is held only for
-//! one look or one change.
+//! The caller holds the inode's `core`: shared for a walk, exclusively for a change. A node's lock is held only for one
+//! access.
 
 use std::sync::Arc;
 
@@ -18,21 +17,20 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::segment::{BlockKind, Owner};
 
-/// Where a file's block is named.
+/// The slot of a node that maps a file block.
 #[derive(Clone)]
 pub struct Slot {
-    /// The node: the inode's own or a direct one.
+    /// The inode's own node or a direct node.
     pub node: Arc<Node>,
-    /// The slot in it.
     pub slot: u16,
-    /// Slots from this one to the last that the node has.
+    /// Slots from this one to the end of the node.
     pub left: u16,
-    /// Whether the node is the inode's own.
+    /// Whether it is the inode's own node.
     pub in_inode: bool,
 }
 
 impl Slot {
-    /// What the summary of a block named here says.
+    /// The summary entry of a block mapped here.
     pub fn owner(&self) -> Owner {
         Owner {
             nid: self.node.nid(),
@@ -41,7 +39,7 @@ impl Slot {
         }
     }
 
-    /// The address in the slot `ahead` of this one, in the node's content.
+    /// The address `ahead` slots after this one, in the node's content.
     pub fn addr(&self, layout: &Layout, core: &disk::Inode, data: &Buf, ahead: u16) -> BlockAddr {
         let slot = self.slot + ahead;
         if self.in_inode {
@@ -52,11 +50,10 @@ impl Slot {
     }
 }
 
-/// What is known of the node that names a block.
+/// Result of the search for the node that maps a block.
 pub enum SlotLookup {
-    /// It is there.
     Slot(Slot),
-    /// It does not exist: so many blocks from the one asked for are a hole.
+    /// The node does not exist: this number of blocks from the given one on is a hole.
     Missing(u64),
 }
 
@@ -66,7 +63,7 @@ impl F2fs {
         self.expect_node(ino, ino, 0, tag)
     }
 
-    /// Where a block of a file is named.
+    /// Finds the slot that maps a file block.
     pub(crate) fn find_slot(
         &self,
         inode: &Inode,
@@ -102,8 +99,7 @@ impl F2fs {
         let mut at = self.inode_node(ino, tag)?;
         for level in 1..=path.depth {
             let nid = child(&at.data()?, level - 1, path.slots[level - 1]);
-            // Of a file taken over from behind the checkpoint ids may lead nowhere: what they would
-            // lead to was found by its place.
+            // In a recovered file an id may refer to no node: the node below it was found by its offset instead.
             let missing = nid.some().is_none()
                 || (self.recovered().has(ino) && !self.nat.entry(nid, tag)?.is_used());
             if missing {
@@ -119,7 +115,7 @@ impl F2fs {
         Ok(SlotLookup::Slot(leaf(at)))
     }
 
-    /// Blocks from the path's to the end of what the missing node at `level` would map.
+    /// Blocks from the path's block to the end of what the missing node at `level` would map.
     fn missing(&self, ino: Nid, direct: u32, path: &NodePath, level: usize) -> u64 {
         let direct = u64::from(direct);
         let (mut size, mut at) = (1, 0);
@@ -132,8 +128,7 @@ impl F2fs {
         size * direct - at * direct - u64::from(path.slots[path.depth])
     }
 
-    /// Places in the tree of the nodes that naming `block` would have to make; none past the largest
-    /// file.
+    /// Offsets of the nodes that mapping `block` would have to create; none past the largest file.
     pub(crate) fn missing_nodes(
         &self,
         inode: &Inode,
@@ -156,11 +151,11 @@ impl F2fs {
         Ok(Vec::new())
     }
 
-    /// Where a block of a file is named; nodes on the way that are missing are made. Each was promised:
-    /// to the inode ([`Inode::reserve_nodes`]) or, if it was not, to this caller.
+    /// Finds the slot that maps a file block and creates missing nodes. Each must be reserved, for the inode
+    /// ([`Inode::reserve_nodes`]) or by the caller.
     ///
     /// # Errors
-    /// `TooLarge` past the largest file; damage; the device. Nodes made before the failure stay.
+    /// `FileTooBig` past the largest file; corruption; a device error. Nodes created before the failure stay.
     pub(crate) fn make_slot(
         &self,
         change: &Change<'_>,
@@ -203,7 +198,7 @@ impl F2fs {
         })
     }
 
-    /// Makes a node that is no inode, of which nothing refers to yet, and counts it in the inode.
+    /// Creates a node that is not an inode and counts it in the inode; the caller sets the reference to it.
     fn make_node(
         &self,
         change: &Change<'_>,
@@ -229,14 +224,13 @@ impl F2fs {
         Ok(self.nodes.insert_new(change, nid, entry, &block))
     }
 
-    /// The address in a slot as it is stored, special values included.
+    /// The stored address in a slot, special values included.
     pub(crate) fn addr_in(&self, core: &disk::Inode, slot: &Slot) -> Result<BlockAddr> {
         Ok(slot.addr(&self.layout, core, &slot.node.data()?, 0))
     }
 
-    /// Names the block at `addr` in a slot and returns what it named before. The inode's count of blocks
-    /// and the volume's follow: a block where there was none takes one promise; one that is not named
-    /// any more becomes invalid.
+    /// Sets the address in a slot and returns the old one. The block counts of inode and volume follow: a block where
+    /// there was none uses one reserved block; the old block becomes invalid.
     pub(crate) fn set_slot(
         &self,
         change: &Change<'_>,
@@ -258,7 +252,7 @@ impl F2fs {
             node::set_addr(&mut data, slot.slot, addr);
         }
         drop(data);
-        // The kernel believes the extent kept in the inode.
+        // The kernel trusts the extent that is stored in the inode.
         core.extent.len = 0;
         let was_own = !old.is_block() || self.invalidate(change, old, BlockKind::Data);
         match (core.counts(old), core.counts(addr)) {
@@ -275,7 +269,7 @@ impl F2fs {
         Ok(old)
     }
 
-    /// The node of an inode's attributes, if it has one.
+    /// The node of an inode's extended attributes, if it has one.
     pub(crate) fn xattr_node(
         &self,
         inode: &Inode,
@@ -290,7 +284,7 @@ impl F2fs {
         }
     }
 
-    /// Makes the node of an inode's attributes, empty; a node was promised for it.
+    /// Creates an empty node for an inode's extended attributes; the caller has reserved it.
     pub(crate) fn make_xattr_node(
         &self,
         change: &Change<'_>,
@@ -298,13 +292,16 @@ impl F2fs {
         core: &mut disk::Inode,
         tag: IoTag,
     ) -> Result<Arc<Node>> {
-        assert!(core.xattr_nid.some().is_none(), "an inode has one");
+        assert!(
+            core.xattr_nid.some().is_none(),
+            "an inode has at most one xattr node"
+        );
         let node = self.make_node(change, inode, core, XATTR_OFFSET, tag)?;
         core.xattr_nid = node.nid();
         Ok(node)
     }
 
-    /// Frees the node of an inode's attributes, if it has one.
+    /// Frees the node of an inode's extended attributes, if it has one.
     pub(crate) fn free_xattr_node(
         &self,
         change: &Change<'_>,
@@ -320,7 +317,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Frees a node that is no inode and that nothing refers to any more.
+    /// Frees a node that is not an inode and to which nothing refers.
     pub(crate) fn free_node(
         &self,
         change: &Change<'_>,
@@ -336,9 +333,8 @@ impl F2fs {
         self.invalidate(change, old, BlockKind::Node);
     }
 
-    /// A new inode with its node, of a number that was promised as a node. `make` gets the number and the
-    /// node's content, all zeros, in which it puts what lies in the inode; it returns the fields. The
-    /// inode is dirty, in memory, without a name and without lookups.
+    /// Creates an inode with a reserved node. `make` receives the inode's number and the node's content, all zeros,
+    /// writes inline content there, and returns the fields. The inode is dirty, without a name and without lookups.
     pub(crate) fn new_inode(
         &self,
         change: &Change<'_>,
@@ -352,8 +348,8 @@ impl F2fs {
         self.insert_inode(change, (nid, entry), core, rdev, block)
     }
 
-    /// Puts a new inode with an id of its own into memory. `block` is its node's content but for fields
-    /// and footer; `rdev` the device number of a device node.
+    /// Inserts a new inode with this id. `block` is its node's content without fields and footer; `rdev` the number of
+    /// a device node.
     pub(crate) fn insert_inode(
         &self,
         change: &Change<'_>,
@@ -377,7 +373,7 @@ impl F2fs {
         Ok(inode)
     }
 
-    /// Frees an inode's own node: the last step of its end. Nothing else of it is left.
+    /// Frees an inode's own node, after everything else of it was freed.
     pub(crate) fn free_inode(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
         let nid = inode.nid();
         let node = self.inode_node(nid, tag)?;
@@ -391,7 +387,7 @@ impl F2fs {
     }
 }
 
-/// The id in the slot of a node at this level of a path.
+/// The id in a slot of the node at this level of a path.
 fn child(data: &[u8], level: usize, slot: u16) -> Nid {
     if level == 0 {
         inode::nid_at(data, slot)

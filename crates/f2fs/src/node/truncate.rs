@@ -1,4 +1,4 @@
-//! PendingFrees what lies behind a block of a file: data, and nodes that name nothing else.
+//! Frees blocks of a file from a given one on: data, and the nodes that map nothing else.
 
 use steadfs_base::IoTag;
 use steadfs_vfs::Result;
@@ -10,32 +10,32 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::segment::BlockKind;
 
-/// What became of a node.
+/// What truncation did with a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Truncated {
-    /// It names blocks that stay, or was not reached yet.
+    /// It maps blocks that stay, or was not reached.
     Stays,
     Freed,
 }
 
-/// One call's work.
+/// State of one call.
 struct Truncation<'c> {
     fs: &'c F2fs,
     change: &'c Change<'c>,
     inode: &'c Inode,
     core: &'c mut disk::Inode,
-    /// Blocks that nodes of each kind lead to: direct, indirect, double indirect.
+    /// File blocks that a node of each kind maps: direct, indirect, double indirect.
     sizes: [u64; 3],
-    /// The first block that goes.
+    /// The first file block to be freed.
     from: u64,
-    /// Direct nodes that may still be looked at.
+    /// Direct nodes that this call may still process.
     left: u32,
-    /// From this block on everything is freed.
+    /// Everything from this file block on has been freed.
     freed_from: u64,
     tag: IoTag,
 }
 
-/// The inode's five ids: slot, place in the tree of the node, and its kind as an index into the sizes.
+/// The five node ids in an inode, last first: slot, offset in the tree, and kind as an index into `sizes`.
 const TOP_NODES: [(u16, u32, usize); 5] = [
     (4, 2 * PER_NODE + 5, 2),
     (3, PER_NODE + 4, 1),
@@ -45,12 +45,12 @@ const TOP_NODES: [(u16, u32, usize); 5] = [
 ];
 
 impl F2fs {
-    /// Frees the blocks of a file from `from` on, the last first, and the nodes that name no others; at most
-    /// `limit` direct nodes in one call. The block from which on all are freed: if that is not `from`, the caller
-    /// goes on, in this change or another.
+    /// Frees the blocks of a file from `from` on, the last first, and the nodes that map no others; at most `limit`
+    /// direct nodes in one call. Returns the block from which on everything is freed: while that is not `from`, the
+    /// caller calls again, inside this change or another.
     ///
     /// # Errors
-    /// Damage, or the device; what was freed so far is counted.
+    /// Corruption or a device error; what was freed before it is counted.
     pub(crate) fn truncate_nodes(
         &self,
         change: &Change<'_>,
@@ -98,7 +98,7 @@ impl F2fs {
 }
 
 impl Truncation<'_> {
-    /// Cuts below a node; `None` when the limit is reached.
+    /// Truncates below a node; `None` when the limit is reached.
     fn node(&mut self, nid: Nid, offset: u32, kind: usize, base: u64) -> Result<Option<Truncated>> {
         let Some(below) = kind.checked_sub(1) else {
             return self.direct(nid, offset, base);
@@ -106,7 +106,7 @@ impl Truncation<'_> {
         let ino = self.inode.nid();
         let node = self.fs.expect_node(nid, ino, offset, self.tag)?;
         let size = self.sizes[below];
-        // Children lie behind their parent in the tree; those of indirect nodes have children of their own.
+        // Children follow their parent in the tree; those of a double indirect node have children of their own.
         let step = if below == 0 { 1 } else { PER_NODE + 1 };
         let ids = node.data()?;
         for slot in (0..PER_NODE as u16).rev() {
@@ -164,7 +164,7 @@ impl Truncation<'_> {
         Ok(Some(Truncated::Stays))
     }
 
-    /// Frees the blocks that the inode names itself.
+    /// Frees the blocks that the inode itself maps.
     fn own_slots(&mut self, count: u32) -> Result<()> {
         if self.from >= count.into() {
             return Ok(());
@@ -182,7 +182,7 @@ impl Truncation<'_> {
         Ok(())
     }
 
-    /// Nothing names these any more.
+    /// These addresses are no longer mapped.
     fn free_data(&mut self, old: Vec<BlockAddr>) {
         let counted = |addr: &BlockAddr| self.core.counts(*addr);
         let counted: Vec<BlockAddr> = old.into_iter().filter(counted).collect();
@@ -191,7 +191,7 @@ impl Truncation<'_> {
         }
         self.core.extent.len = 0;
         self.core.blocks = self.core.blocks.saturating_sub(counted.len() as u64).max(1);
-        // What other files have, or the same file names twice, is not free for it.
+        // A block that another file has, or that the same file maps twice, does not become free.
         let free = |addr: &BlockAddr| {
             !addr.is_block() || self.fs.invalidate(self.change, *addr, BlockKind::Data)
         };

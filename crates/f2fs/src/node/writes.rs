@@ -1,5 +1,5 @@
-//! Writes of nodes that an fsync has begun: a checkpoint, and each later fsync, waits for those before
-//! it, because it refers to them, or recovery comes to it only through them.
+//! Node writes of fsyncs in flight. A checkpoint and each later fsync wait for those that began before: the checkpoint
+//! refers to these nodes, and roll-forward reaches later nodes only through earlier ones.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use steadfs_block::{IoHandle, Queue};
 use steadfs_rt::{Condvar, Mutex, MutexGuard, Rank};
 use steadfs_vfs::{FsError, Result};
 
-/// The writes under way.
+/// Node writes in flight, numbered in the order of their blocks in the log.
 pub struct NodeWrites {
-    /// Held while nodes are given their places: they lie in the log in the order in which writes begin.
+    /// Held while blocks are allocated for nodes, so that their order in the log is that of the numbers.
     order: Mutex<()>,
     state: Mutex<WritesState>,
     ended: Condvar,
@@ -18,17 +18,17 @@ pub struct NodeWrites {
 
 #[derive(Default)]
 struct WritesState {
-    /// How many have begun.
+    /// Writes begun since the mount.
     started: u64,
-    /// With the requests that they have made.
+    /// Their requests by number.
     in_flight: BTreeMap<u64, Vec<IoHandle>>,
-    /// Those who wait: for how many, and who.
+    /// Tags of waiters, each with the number of writes that it waits for.
     waiters: Vec<(u64, IoTag)>,
-    /// One failed: nothing behind it can be reached.
+    /// A write has failed: nodes behind it cannot be found.
     failed: bool,
 }
 
-/// One write under way: it has failed if it is dropped without [`NodeWrite::end`].
+/// A node write in flight; it has failed if it is dropped without [`NodeWrite::end`].
 pub struct NodeWrite<'w> {
     writes: &'w NodeWrites,
     number: u64,
@@ -36,7 +36,6 @@ pub struct NodeWrite<'w> {
 }
 
 impl NodeWrites {
-    /// None.
     pub fn new() -> Self {
         Self {
             order: Mutex::new(Rank::InodeState, ()),
@@ -45,9 +44,9 @@ impl NodeWrites {
         }
     }
 
-    /// Begins one, inside the change that gives its nodes their places; that happens under the lock that
-    /// comes with it. (If places were taken in another order than numbers, a write with a lower number could
-    /// lie behind this one, and would not wait for it: its nodes could then not be found.)
+    /// Begins a write, inside the change that allocates blocks for its nodes. Blocks are allocated while the caller
+    /// holds the returned lock. (Otherwise a write with a lower number could be behind this one in the log, and would
+    /// not wait for it: its nodes could not be found.)
     pub fn begin(&self) -> (NodeWrite<'_>, MutexGuard<'_, ()>) {
         let order = self.order.lock();
         let mut state = self.state.lock();
@@ -63,21 +62,20 @@ impl NodeWrites {
         (write, order)
     }
 
-    /// Whether one failed: a chain that goes on behind it cannot be followed.
+    /// Whether a write has failed: a chain behind it cannot be followed.
     pub fn has_failed(&self) -> bool {
         self.state.lock().failed
     }
 
-    /// How many have begun so far.
+    /// Number of writes begun since the mount.
     pub fn started(&self) -> u64 {
         self.state.lock().started
     }
 
-    /// Waits for the first `count` of all that have begun. Their requests are raised to the waiter's tag:
-    /// whoever began them is perhaps served less than he is.
+    /// Waits for the first `count` writes, and boosts their requests to the waiter's tag.
     ///
     /// # Errors
-    /// One failed.
+    /// A write has failed.
     pub fn wait(&self, count: u64, queue: &Queue, tag: IoTag) -> Result<()> {
         let mut state = self.state.lock();
         let has_some =
@@ -101,7 +99,9 @@ impl NodeWrites {
                 .waiters
                 .iter()
                 .position(|waiter| *waiter == (count, tag));
-            state.waiters.swap_remove(mine.expect("put there above"));
+            state
+                .waiters
+                .swap_remove(mine.expect("the waiter was added above"));
         }
         if state.failed {
             return Err(FsError::Io("a node could not be written".to_owned()));
@@ -111,12 +111,12 @@ impl NodeWrites {
 }
 
 impl NodeWrite<'_> {
-    /// How many had begun before it.
+    /// Number of writes begun before this one.
     pub fn before(&self) -> u64 {
         self.number
     }
 
-    /// Notes requests that it has made; raises them if somebody waits already.
+    /// Records requests of this write, and boosts them if there are waiters.
     pub fn note(&self, ios: &[IoHandle], queue: &Queue) {
         let waiters: Vec<IoTag> = {
             let state = &mut *self.writes.state.lock();
@@ -136,7 +136,7 @@ impl NodeWrite<'_> {
         }
     }
 
-    /// It ended well.
+    /// The write succeeded.
     pub fn end(mut self) {
         self.ended = true;
     }
@@ -160,8 +160,8 @@ mod tests {
 
     use super::*;
 
-    /// A write is counted once when it begins and once when it ends, whatever it came to: nobody waits for
-    /// what is over.
+    /// Each write is added once and removed once, on success and on failure, so no task waits for a write that has
+    /// ended.
     #[test]
     fn each_ends_as_often_as_it_began() {
         let queue = Queue::new(Arc::new(MemDevice::new(4096)), QueueOptions::default());

@@ -1,9 +1,10 @@
-//! Roll-forward into the volume: what fsync wrote after the checkpoint becomes part of the next one.
+//! Roll-forward into a volume that is written: what fsync wrote after the checkpoint becomes part of the next one.
 //!
-//! Nodes found are not taken as they lie: their slots are copied into the volume's own nodes, the blocks
-//! they name are adopted, names are made in their directories. Nothing is written before the
-//! checkpoint that ends it, and everything that recovery would need again is kept from being written
-//! over until that one is durable. So a crash in between changes nothing: the next mount does the same.
+//! The nodes found are not used in place: their slots are copied to the volume's own nodes, the blocks they map become
+//! valid, and names are created in their directories.
+//!
+//! **Rule.** Nothing is written before the checkpoint that ends recovery, and no block that recovery would need again
+//! is overwritten before that checkpoint is durable. So after a crash in between, the next mount does the same.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,34 +25,34 @@ use crate::node::SlotLookup;
 use crate::segment::Run;
 use crate::space::Need;
 
-/// Direct nodes freed at once.
+/// Direct nodes freed in one step.
 const DIRECT_NODES_PER_STEP: u32 = u32::MAX;
 
-/// What recovery took over, and what it keeps until that is durable.
+/// What recovery did, and the blocks that stay protected until it is durable.
 #[derive(Default)]
 pub struct Applied {
-    /// Inodes of which something was taken over.
+    /// Recovered inodes.
     pub files: u64,
-    /// Nodes taken over.
+    /// Recovered nodes.
     pub nodes: u64,
-    /// Blocks that nothing may be written to, which are nobody's.
+    /// Protected blocks that no file has.
     protected: Vec<BlockAddr>,
 }
 
-/// The work under way.
+/// State of a recovery.
 struct Apply<'f> {
     fs: &'f F2fs,
-    /// Blocks kept, and by whom they were adopted.
+    /// Protected blocks, each with the inode and file block that has it.
     blocks: BTreeMap<BlockAddr, Option<(Nid, u64)>>,
     tag: IoTag,
 }
 
 impl F2fs {
-    /// Takes over what fsync wrote after the checkpoint. A checkpoint must follow, then
+    /// Recovers what fsync wrote after the checkpoint. The caller writes a checkpoint, then calls
     /// [`F2fs::finish_recovery`].
     ///
     /// # Errors
-    /// Damage, no space, or the device: the volume cannot be written.
+    /// Corruption, `NoSpace`, or a device error: the volume cannot be mounted for writing.
     pub(crate) fn recover(&self, tag: IoTag) -> Result<Applied> {
         let log = self.read_log(tag)?;
         let mut apply = Apply {
@@ -86,7 +87,7 @@ impl F2fs {
         })
     }
 
-    /// The checkpoint that ends recovery is durable.
+    /// The checkpoint that ends recovery is durable: releases the protected blocks.
     pub(crate) fn finish_recovery(&self, applied: Applied) {
         for start in applied.protected {
             self.segments().release(Run { start, len: 1 });
@@ -95,7 +96,7 @@ impl F2fs {
 }
 
 impl Apply<'_> {
-    /// Keeps a block from being written over.
+    /// Keeps a block from being overwritten.
     fn protect(&mut self, addr: BlockAddr) -> Result<()> {
         if self.fs.segments().protect(addr)? {
             self.blocks.insert(addr, None);
@@ -109,7 +110,7 @@ impl Apply<'_> {
             .node_at(found.addr, footer.nid, footer.ino, self.tag)
     }
 
-    /// Keeps the blocks that a node names.
+    /// Protects the blocks that a node maps.
     fn protect_blocks_of(&mut self, found: &ChainNode) -> Result<()> {
         let data = self.read(found)?;
         let layout = &self.fs.layout;
@@ -135,7 +136,7 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Makes the inodes that the checkpoint does not have: their other nodes may come before them.
+    /// Creates the inodes that the checkpoint does not have, because other nodes of them may be earlier in the chain.
     fn make_inodes(&self, log: &NodeLog) -> Result<()> {
         for (ino, n) in &log.named {
             if self.fs.is_in_checkpoint(*ino, self.tag)? {
@@ -163,7 +164,7 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Takes a node over.
+    /// Recovers a node.
     fn node(&mut self, found: &ChainNode) -> Result<()> {
         let data = self.read(found)?;
         let inode = self.fs.inode(found.footer.ino, self.tag)?;
@@ -177,7 +178,7 @@ impl Apply<'_> {
                 let slots = (0..fanout.direct as u16).map(|slot| node::addr(&data, slot));
                 self.slots(&inode, first, slots.collect())
             }
-            // Ours are made as they are needed.
+            // Indirect nodes are created as they are needed.
             NodeKind::Indirect | NodeKind::DoubleIndirect => Ok(()),
         }
     }
@@ -218,7 +219,7 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Takes over an inode's fields, its attributes, and its content where that lies in it.
+    /// Recovers an inode's fields, its extended attributes, and its inline content.
     fn fields(
         &self,
         inode: &Inode,
@@ -273,7 +274,7 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Makes the blocks of a file from `first` on those of a node that was found.
+    /// Sets the addresses of a file's blocks from `first` on to those in a recovered node.
     fn slots(&mut self, inode: &Inode, first: u64, found: Vec<BlockAddr>) -> Result<()> {
         for (block, addr) in (first..).zip(found) {
             let now = self.fs.slot(inode, block, self.tag)?;
@@ -310,8 +311,8 @@ impl Apply<'_> {
         }
         let mut freed = false;
         if addr.is_block() {
-            // The kernel's atomic writes keep their blocks in an inode without a name until the commit gives
-            // them to the file. If the checkpoint has them there, that orphan is freed by now.
+            // The kernel's atomic writes keep their blocks in an unlinked inode until the commit moves them to the
+            // file. If the checkpoint has them there, that orphan has been freed by now.
             freed = !self.blocks.contains_key(&addr) && fs.segments().is_freed(addr);
             self.take_from_others(addr)?;
         }
@@ -331,7 +332,7 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// A file's block is not this one any more.
+    /// Removes an address from a file block, if the file block still has it.
     fn empty_slot(&self, inode: &Inode, block: u64, addr: BlockAddr) -> Result<()> {
         let (fs, tag) = (self.fs, self.tag);
         let change = fs.change()?;
@@ -345,7 +346,7 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// The kernel may have written a block twice since the checkpoint, for two files: the later one has it.
+    /// The kernel may have written a block twice since the checkpoint, for two files: the later file keeps it.
     fn take_from_others(&mut self, addr: BlockAddr) -> Result<()> {
         let Some(Some((ino, block))) = self.blocks.get(&addr).copied() else {
             return Ok(());
@@ -357,7 +358,7 @@ impl Apply<'_> {
         fs.segments().skip_protected()
     }
 
-    /// Makes the name that an inode was made with.
+    /// Creates the name that a new inode was created with.
     fn name(&self, ino: Nid, addr: BlockAddr) -> Result<()> {
         let data = self.fs.node_at(addr, ino, ino, self.tag)?;
         let core = disk::Inode::parse(&self.fs.layout, ino, &data)?;
@@ -366,7 +367,7 @@ impl Apply<'_> {
         self.entry(&dir, &core.name, &inode)
     }
 
-    /// Lets a name, as it is stored, stand for an inode.
+    /// Makes a stored name refer to an inode.
     fn entry(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         if dir.kind() != FileKind::Directory || name.is_empty() {
             let rule = "no directory that a name could be made in";
@@ -395,7 +396,7 @@ impl Apply<'_> {
         }
     }
 
-    /// The name stood for another inode, which loses it.
+    /// The name referred to another inode, which loses it.
     fn replace(&self, dir: &Inode, named: &FoundDentry, inode: &Inode) -> Result<()> {
         let (fs, tag) = (self.fs, self.tag);
         let other = fs.inode_of_entry(dir, named.ino, tag)?;

@@ -1,15 +1,14 @@
-//! Roll-forward: what fsync wrote after the checkpoint, taken over into memory on a volume that is only
-//! read, and into the volume (`apply`) on one that is written.
+//! Roll-forward: recovers what fsync wrote after the checkpoint; into an overlay in memory on a volume that is only
+//! read, into the volume (`apply`) on one that is written.
 //!
-//! fsync writes a file's changed nodes one behind the other into the warm node log, each naming the
-//! place of the next, the last one marked. Following that chain from where the checkpoint left the log
-//! finds them all; the chain ends at the first block that does not carry the checkpoint's version. Of
-//! an inode everything up to its last marked node counts. An inode marked for it (*dentry mark*) was
-//! made after the checkpoint: its name is made too.
+//! fsync writes a chain of a file's dirty nodes to the warm node log; each footer has the address of the next node, and
+//! the last node is marked. Recovery follows the chain from the position that the checkpoint stores, and ends at the
+//! first block that does not carry the checkpoint's version. Of an inode, everything up to its last marked node is
+//! recovered. An inode with a *dentry mark* was created after the checkpoint: its name is created, too.
 //!
-//! Where nothing may be written the nodes found are looked up by inode and place in its tree before the node
-//! address table is asked, names before their directory. (Indirect nodes are not part of an fsync, so
-//! the ids that lead to a new node may not exist; its place in the tree does.)
+//! On a read-only volume recovered nodes are looked up by inode and offset before the NAT, and names before their
+//! directory. (Indirect nodes are not part of a chain, so the ids on the path to a new node may not exist; its offset
+//! does.)
 
 mod apply;
 
@@ -24,25 +23,25 @@ use crate::disk::node::{Footer, NodeKind};
 use crate::disk::{self, BlockAddr, Checkpoint, LogType, Nid, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
 
-/// A node found.
+/// A node in the chain.
 struct ChainNode {
     addr: BlockAddr,
     footer: Footer,
 }
 
-/// What fsync wrote after the checkpoint.
+/// The overlay: what fsync wrote after the checkpoint.
 #[derive(Default)]
 pub struct Recovered {
     /// Nodes by inode and node offset.
     nodes: BTreeMap<(Nid, u32), Nid>,
-    /// Where they lie.
+    /// Addresses of these nodes.
     places: BTreeMap<Nid, BlockAddr>,
     /// Names by directory, as users see them.
     names: BTreeMap<Nid, BTreeMap<Vec<u8>, Nid>>,
     files: u64,
 }
 
-/// Nothing was found, or it is part of the volume now.
+/// The empty overlay: nothing was recovered, or it is part of the volume now.
 pub static NOTHING: Recovered = Recovered {
     nodes: BTreeMap::new(),
     places: BTreeMap::new(),
@@ -51,17 +50,17 @@ pub static NOTHING: Recovered = Recovered {
 };
 
 impl Recovered {
-    /// Inodes of which something was found.
+    /// Number of recovered inodes.
     pub fn files(&self) -> u64 {
         self.files
     }
 
-    /// Nodes found.
+    /// Number of recovered nodes.
     pub fn nodes(&self) -> u64 {
         self.nodes.len() as u64
     }
 
-    /// Whether something of this inode was found.
+    /// Whether a node of this inode was recovered.
     pub fn has(&self, ino: Nid) -> bool {
         !self.nodes.is_empty()
             && self
@@ -71,22 +70,22 @@ impl Recovered {
                 .is_some()
     }
 
-    /// The node of an inode at this place of its tree.
+    /// The node of an inode at this offset of its tree.
     pub fn leaf(&self, ino: Nid, offset: u32) -> Option<Nid> {
         self.nodes.get(&(ino, offset)).copied()
     }
 
-    /// Where a node lies.
+    /// The address of a node.
     pub fn place(&self, nid: Nid) -> Option<BlockAddr> {
         self.places.get(&nid).copied()
     }
 
-    /// The inode that a name means, if recovery made the name.
+    /// The inode of a recovered name.
     pub fn name(&self, dir: Nid, name: &[u8]) -> Option<Nid> {
         self.names.get(&dir)?.get(name).copied()
     }
 
-    /// The names made in a directory.
+    /// Recovered names in a directory.
     pub fn names(&self, dir: Nid) -> impl Iterator<Item = (&[u8], Nid)> {
         self.names
             .get(&dir)
@@ -96,18 +95,18 @@ impl Recovered {
     }
 }
 
-/// What the log of nodes says.
+/// The chain behind the checkpoint.
 struct NodeLog {
-    /// The nodes behind the checkpoint in the order in which they were written.
+    /// All nodes in the order of the log.
     chain: Vec<ChainNode>,
-    /// Of each inode that something is taken over of, its last marked node.
+    /// Of each inode to be recovered, its last marked node.
     ends: BTreeMap<Nid, usize>,
-    /// Of each inode whose name is to be made, its last inode that is marked so.
+    /// Of each inode whose name has to be created, its last node with a dentry mark.
     named: BTreeMap<Nid, usize>,
 }
 
 impl NodeLog {
-    /// The nodes to be taken over, in order.
+    /// The nodes to be recovered, in order.
     fn wanted(&self) -> impl Iterator<Item = &ChainNode> {
         let is_wanted = |(n, found): &(usize, &ChainNode)| {
             let end = self.ends.get(&found.footer.ino);
@@ -120,8 +119,9 @@ impl NodeLog {
             .map(|(_, found)| found)
     }
 
-    /// The inodes whose names are to be made, with their places, in order: a name that was two files' one
-    /// after the other is the later one's. (Numbers tell nothing of that: those of removed files are used again.)
+    /// The inodes whose names have to be created, with their addresses, in the order of the log: if two files had a
+    /// name one after the other, the later one keeps it. (Inode numbers have no order: those of removed files are
+    /// reused.)
     fn names(&self) -> Vec<(Nid, BlockAddr)> {
         let mut marked: Vec<(usize, Nid)> = self.named.iter().map(|(ino, n)| (*n, *ino)).collect();
         marked.sort_unstable();
@@ -131,7 +131,7 @@ impl NodeLog {
 }
 
 impl F2fs {
-    /// Follows the chain of nodes behind the checkpoint and takes over what fsync finished.
+    /// Follows the chain and builds the overlay.
     pub(crate) fn find_fsynced(&self, tag: IoTag) -> Result<Recovered> {
         let log = self.read_log(tag)?;
         let mut recovered = Recovered {
@@ -149,7 +149,7 @@ impl F2fs {
         Ok(recovered)
     }
 
-    /// Follows the chain of nodes behind the checkpoint and finds what fsync finished.
+    /// Follows the chain and finds what completed fsyncs wrote.
     fn read_log(&self, tag: IoTag) -> Result<NodeLog> {
         let chain = self.chain()?;
         let mut last = BTreeMap::new();
@@ -160,7 +160,7 @@ impl F2fs {
                 named.insert(found.footer.ino, n);
             }
         }
-        // Without a name to make it must be a file of the checkpoint.
+        // An inode without a dentry mark must be in the checkpoint.
         let mut ends = BTreeMap::new();
         for (ino, end) in last {
             if named.contains_key(&ino) || self.is_in_checkpoint(ino, tag)? {
@@ -170,13 +170,13 @@ impl F2fs {
         Ok(NodeLog { chain, ends, named })
     }
 
-    /// The nodes behind the checkpoint in the order in which they were written.
+    /// Reads the chain.
     fn chain(&self) -> Result<Vec<ChainNode>> {
         let checkpoint = self.checkpoints.last();
         let log = checkpoint.log(LogType::WarmNode);
         let mut chain = Vec::new();
         if log.segment.0 >= self.layout.main_segments || u32::from(log.offset) >= SEGMENT_BLOCKS {
-            // Volumes made to be read only have no such log, and what is only read may have a wrong one.
+            // Volumes formatted with `ro` have no such log, and on a read-only mount its position may be corrupt.
             return Ok(chain);
         }
         let mut addr = self.layout.block_in(log.segment, log.offset.into());
@@ -193,7 +193,7 @@ impl F2fs {
         Ok(chain)
     }
 
-    /// Makes the name that a marked inode has in the directory it was made in.
+    /// Adds the name of an inode with a dentry mark to the overlay.
     fn recover_name(
         &self,
         recovered: &mut Recovered,
@@ -210,7 +210,7 @@ impl F2fs {
         } else {
             core.name
         };
-        // Names of the checkpoint are asked: nothing has been taken over yet.
+        // The lookup sees the checkpoint only: the overlay is not in use yet.
         if !name.is_empty() && self.find_name(&dir, &name, tag)? != Some(ino) {
             let names = recovered.names.entry(dir.nid()).or_default();
             names.insert(name, ino);

@@ -91,6 +91,7 @@ impl ByValid {
     }
 
     /// Asserts that each section is in its list and in no other.
+    #[cfg(test)]
     pub fn check(&self) {
         let mut seen = 0;
         for (list, head) in (0..).zip(&self.heads) {

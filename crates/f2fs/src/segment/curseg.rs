@@ -125,7 +125,7 @@ impl SegmentManager {
 
     fn enter(&mut self, kind: LogType, segment: SegNo, ssr: bool) {
         let curseg = self.opened(kind, segment, ssr);
-        let old = std::mem::replace(&mut self.cursegs[kind.index()], log);
+        let old = std::mem::replace(&mut self.cursegs[kind.index()], curseg);
         self.closed.insert(old.segment.0, old.summary);
         self.sit.close(old.segment);
         if ssr {
@@ -162,7 +162,7 @@ impl SegmentManager {
     /// The entries of a segment's summary that are in memory.
     pub fn known_summary(&self, segment: SegNo, kind: LogType) -> Box<SegmentSummary> {
         let mut open = self.cursegs.iter().chain(&self.atgc);
-        if let Some(log) = open.find(|curseg| curseg.segment == segment) {
+        if let Some(curseg) = open.find(|curseg| curseg.segment == segment) {
             return curseg.summary.clone();
         }
         let mut edit = match self.closed.get(&segment.0) {
@@ -332,6 +332,7 @@ impl SegmentManager {
     }
 
     /// Asserts all invariants of the cursegs.
+    #[cfg(test)]
     pub fn check(&self) {
         self.sit.check();
         let open = (0..self.sit.len())
@@ -356,9 +357,9 @@ impl SegmentManager {
             }
             let valid = self.sit.current(at);
             let known = self.known_summary(at, kind);
-            let unknown_of = known.unknown_of(valid);
+            let missing = known.unknown_of(valid);
             assert!(
-                curseg.ssr || unknown_of.is_empty(),
+                curseg.ssr || missing.is_empty(),
                 "{kind:?}: the owners of all valid blocks are known"
             );
         }

@@ -66,6 +66,7 @@ impl BlockBitmap {
     }
 
     /// Bits set in both.
+    #[cfg(test)]
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         for (a, b) in self.0.iter_mut().zip(other.0) {

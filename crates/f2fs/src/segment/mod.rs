@@ -45,7 +45,7 @@ use steadfs_vfs::{FsError, Result};
 pub use curseg::CursegUsage;
 use curseg::{SegmentManager, SegmentRun};
 pub use map::BlockBitmap;
-pub use policy::{AllocMode, Demand, GcPolicy, Mode, Policy, Purpose};
+pub use policy::{AllocMode, Demand, GcPolicy, Policy, Purpose};
 pub use seglists::SegmentState;
 use sit::Sit;
 pub use snapshot::SegmentSnapshot;
@@ -356,8 +356,8 @@ impl Segments {
         })
     }
 
-    /// How many of `len` valid blocks from `start` on may be overwritten in place (IPU): those before the first that the
-    /// last checkpoint needs while checkpoints are disabled.
+    /// How many of `len` valid blocks from `start` on may be overwritten in place (IPU): those before the first that
+    /// the last checkpoint needs while checkpoints are disabled.
     pub fn may_overwrite(&self, start: BlockAddr, len: u32) -> u32 {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
@@ -430,8 +430,8 @@ impl Segments {
         curseg_rows
     }
 
-    /// The kernel's BDF, from 0 (each section is half full) to 100 (each is full or empty), and the mean number of valid
-    /// blocks of sections that are neither full nor empty.
+    /// The kernel's BDF, from 0 (each section is half full) to 100 (each is full or empty), and the mean number of
+    /// valid blocks of sections that are neither full nor empty.
     pub fn distribution(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
@@ -513,7 +513,8 @@ impl Segments {
         snapshot::abandoned(&mut inner, snapshot);
     }
 
-    /// Asserts all invariants, for tests.
+    /// Asserts all invariants.
+    #[cfg(test)]
     pub fn check(&self) {
         self.inner.lock().manager.check();
     }

@@ -6,8 +6,8 @@ use super::{Owner, Run, Segments};
 use crate::disk::{BlockAddr, DiskError, LogType, SEGMENT_BLOCKS, SegNo};
 
 impl Segments {
-    /// Allocates a free section for a pinned file. The caller makes its blocks [valid](Self::set_valid_pinned) once they
-    /// are written, or releases them.
+    /// Allocates a free section for a pinned file. The caller makes its blocks [valid](Self::set_valid_pinned) once
+    /// they are written, or releases them.
     ///
     /// # Errors
     /// `NoSpace`: no section is free beyond those reserved.

@@ -87,8 +87,8 @@ impl Policy {
             .min(SECTIONS_KEPT_MIN.saturating_add(needed))
     }
 
-    /// Whether GC has to free space before more is changed (`has_not_enough_free_secs`): `free` sections do not cover the
-    /// dirty blocks and the reserve. `room(log)`: blocks that a log can still allocate in its section.
+    /// Whether GC has to free space before more is changed (`has_not_enough_free_secs`): `free` sections do not cover
+    /// the dirty blocks and the reserve. `room(log)`: blocks that a log can still allocate in its section.
     pub fn is_short(
         &self,
         free: u32,

@@ -38,6 +38,7 @@ struct SectionContent {
 }
 
 /// What the SIT knows of a segment and these lists depend on.
+#[cfg(test)]
 pub(super) struct ListedSegment {
     pub at: SegNo,
     pub kind: LogType,
@@ -178,6 +179,7 @@ impl SegmentLists {
     }
 
     /// Asserts that all lists follow from these segments, which are all there are.
+    #[cfg(test)]
     pub fn check(&self, segments: impl Iterator<Item = ListedSegment>) {
         let mut by_state = [0; STATES];
         let mut dirty: [u32; 6] = [0; 6];
@@ -202,6 +204,7 @@ impl SegmentLists {
         self.check_sections(&sections);
     }
 
+    #[cfg(test)]
     fn check_sections(&self, sections: &[SectionContent]) {
         self.by_valid.check();
         let listed: Vec<u32> = self.emptiest().collect();

@@ -19,7 +19,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::map::{BitSet, BlockBitmap};
-use super::seglists::{ListedSegment, SegmentLists, SegmentState};
+#[cfg(test)]
+use super::seglists::ListedSegment;
+use super::seglists::{SegmentLists, SegmentState};
 use crate::disk::{
     DiskError, Layout, LogType, SEGMENT_BLOCKS, SegNo, SitEntry, Structure, sit::MAP_SIZE,
 };
@@ -511,6 +513,7 @@ impl Sit {
     }
 
     /// Asserts all invariants of the table.
+    #[cfg(test)]
     pub fn check(&self) {
         let mut totals = (0, 0);
         for n in 0..self.len() {

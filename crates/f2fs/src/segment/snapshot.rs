@@ -1,9 +1,9 @@
 //! What a checkpoint stores about segments.
 //!
-//! **SIT.** A changed entry goes to the journal in the checkpoint pack or to its SIT block. A block is never overwritten
-//! in place: its other copy is written, and the bitmap in the pack selects the current copy. Journal entries override
-//! their blocks, so they are written again with each checkpoint until they move to a block. SIT blocks with the fewest
-//! changes go to the journal first.
+//! **SIT.** A changed entry goes to the journal in the checkpoint pack or to its SIT block. A block is never
+//! overwritten in place: its other copy is written, and the bitmap in the pack selects the current copy. Journal
+//! entries override their blocks, so they are written again with each checkpoint until they move to a block. SIT blocks
+//! with the fewest changes go to the journal first.
 //!
 //! **Summaries.** Those of closed segments go to the SSA at any time: entries of blocks that the last checkpoint refers
 //! to never change. Those of the cursegs are in the pack, for nodes only if the caller requires it (at unmount);
@@ -38,13 +38,6 @@ struct SummaryPart {
     segment: SegNo,
     edit: Arc<SegmentSummary>,
     valid: BlockBitmap,
-}
-
-/// Summaries of the data logs for a pack.
-pub struct DataSummaries {
-    /// Whether they are compacted (`CP_COMPACT_SUM_FLAG`).
-    pub compacted: bool,
-    pub blocks: Vec<Buf>,
 }
 
 /// What a checkpoint stores about segments.
@@ -263,7 +256,7 @@ impl SegmentSnapshot {
     }
 
     /// Summaries of the data logs, with both journals, in the format of a pack.
-    pub fn data_summaries(&self, nat_journal: [u8; journal::SIZE]) -> DataSummaries {
+    pub fn data_summaries(&self, nat_journal: [u8; journal::SIZE]) -> Vec<Buf> {
         let count = |log: LogType| self.counts[log.index()] as usize;
         let edit = |log: LogType| &self.open[log.index()].edit;
         let total = DATA.iter().map(|log| count(*log)).sum();
@@ -274,23 +267,15 @@ impl SegmentSnapshot {
                 logs: DATA.map(|log| edit(log).entries(count(log)).to_vec()),
             };
             let bytes = packed.encode();
-            return DataSummaries {
-                compacted: true,
-                blocks: bytes.chunks(BLOCK_SIZE).map(Buf::copy_of).collect(),
-            };
+            return bytes.chunks(BLOCK_SIZE).map(Buf::copy_of).collect();
         }
         let journal = |log: LogType| match log {
             LogType::HotData => nat_journal,
             LogType::ColdData => self.sit_journal,
             _ => [0; journal::SIZE],
         };
-        DataSummaries {
-            compacted: false,
-            blocks: DATA
-                .iter()
-                .map(|log| edit(*log).block(journal(*log)))
-                .collect(),
-        }
+        let block = |log: &LogType| edit(*log).block(journal(*log));
+        DATA.iter().map(block).collect()
     }
 
     /// Summaries of the node logs, for a pack that contains them.

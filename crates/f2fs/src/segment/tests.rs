@@ -76,10 +76,9 @@ impl Volume {
         for (at, buf) in snapshot.summary_writes(&layout) {
             self.write(at, &buf);
         }
-        let data = snapshot.data_summaries([0; 507]);
-        let mut blocks = data.blocks;
+        let mut blocks = snapshot.data_summaries([0; 507]);
         let mut flags = CpFlags::default();
-        if data.compacted {
+        if blocks.len() < 3 {
             flags = flags.union(CpFlags::COMPACT_SUMMARIES);
         }
         if unmount {

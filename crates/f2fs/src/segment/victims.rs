@@ -261,8 +261,8 @@ impl Segments {
         }))
     }
 
-    /// Chooses a victim; until [`Segments::end_cleaning`] nothing is allocated in it. `None` if there is no candidate, or
-    /// another task is cleaning.
+    /// Chooses a victim; until [`Segments::end_cleaning`] nothing is allocated in it. `None` if there is no candidate,
+    /// or another task is cleaning.
     pub fn begin_cleaning(&self, search: VictimSearch<'_>) -> Option<Victim> {
         let now = self.elapsed();
         let mut inner = self.inner.lock();
@@ -274,8 +274,8 @@ impl Segments {
         Some(victim)
     }
 
-    /// A background round ends before this segment of the victim; the next round continues there if the section is still a
-    /// candidate.
+    /// A background round ends before this segment of the victim; the next round continues there if the section is
+    /// still a candidate.
     pub fn resume_at(&self, section: u32, next: SegNo) {
         self.inner.lock().manager.gc.unfinished = Some((section, next));
     }

@@ -1,4 +1,4 @@
-//! `.steadfs/f2fs/stats.json`: the counters of `status` for programs.
+//! `.steadfs/f2fs/stats.json`: the counters of `status`, for programs.
 
 use crate::checkpoint::daemon::{BATCHES, CLASSES};
 use crate::fs::F2fs;
@@ -8,7 +8,7 @@ fn pair([all, background]: [u64; 2]) -> String {
 }
 
 impl F2fs {
-    /// The whole object. Times are in milliseconds.
+    /// The JSON object. Times are in milliseconds.
     pub(crate) fn stats_json(&self) -> String {
         let (runs, blocks, waiting) = self.discards.counts();
         let counts = self.space.counts();
