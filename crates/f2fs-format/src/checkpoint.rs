@@ -16,6 +16,7 @@ use crate::io_error;
 
 /// The current checkpoint as found on the device.
 pub struct Current {
+    /// Fields of its first block and payload.
     pub checkpoint: Checkpoint,
     /// Its pack: 0 or 1.
     pub pack: u32,
