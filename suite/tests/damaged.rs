@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use steadfs_suite::command::finish;
 use steadfs_suite::hostile::f2fs::F2fsBase;
-use steadfs_suite::hostile::tell::{Fate, Teller, table};
+use steadfs_suite::hostile::values::{Effect, ValueWriter, table};
 use steadfs_suite::hostile::{Base, Family, save};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
@@ -172,28 +172,28 @@ fn what_one_may_not_read_is_refused_by_name() {
     }
 }
 
-/// Damaged volumes as files: lies and bits, evenly from all of them.
+/// Damaged volumes as files: hostile values and flipped bits, evenly distributed.
 struct Damaged {
     name: String,
     path: PathBuf,
     /// Whether it can be mounted at all, where that is known.
-    fate: Option<Fate>,
+    effect: Option<Effect>,
 }
 
 fn damaged(scratch: &Scratch, seed: u64) -> Vec<Damaged> {
     let bases = Base::all(&scratch.folder("bases"));
-    let lies = table();
+    let cases = table();
     let wanted = cases();
     let path = |n: usize| scratch.join(&format!("damaged-{n}"));
     let mut all = Vec::new();
     for n in 0..wanted {
-        let (name, image, fate) = if n % 2 == 0 {
-            // Each lie comes up in one run or another.
-            let lie = &lies[(n / 2 * lies.len() * 2 / wanted + seed as usize) % lies.len()];
-            let base = bases.iter().find(|base| base.name == lie.base).unwrap();
+        let (name, image, effect) = if n % 2 == 0 {
+            // Over several runs every case is used.
+            let case = &cases[(n / 2 * cases.len() * 2 / wanted + seed as usize) % cases.len()];
+            let base = bases.iter().find(|base| base.name == case.base).unwrap();
             let mut image = base.image.clone();
-            Teller::new(base).tell(&mut image, lie.told);
-            (lie.name.to_owned(), image, Some(lie.fate))
+            ValueWriter::new(base).write(&mut image, case.values);
+            (case.name.to_owned(), image, Some(case.effect))
         } else {
             let base = &bases[n % bases.len()];
             let family = if n % 6 == 1 {
@@ -209,7 +209,7 @@ fn damaged(scratch: &Scratch, seed: u64) -> Vec<Damaged> {
         all.push(Damaged {
             name,
             path: path(n),
-            fate,
+            effect,
         });
     }
     all
@@ -232,11 +232,11 @@ fn commands_bear_damaged_volumes() {
         let before = fs::read(&case.path).unwrap();
         let checked = code(&["check", image], &[0, DAMAGED, CHECK_FAILED]);
         let listed = code(&["ls", "-lR", image], &[0, FAILED]);
-        match case.fate {
+        match case.effect {
             // What no mount takes may still be read.
-            Some(Fate::Refused) => assert_ne!(checked, 0, "{name}"),
-            Some(Fate::Harmless) => assert_eq!((checked, listed), (0, 0), "{name}"),
-            Some(Fate::Told | Fate::Found) => assert_eq!(checked, DAMAGED, "{name}"),
+            Some(Effect::Refused) => assert_ne!(checked, 0, "{name}"),
+            Some(Effect::Harmless) => assert_eq!((checked, listed), (0, 0), "{name}"),
+            Some(Effect::Reported | Effect::Found) => assert_eq!(checked, DAMAGED, "{name}"),
             None => {}
         }
         code(&["inspect", image], &[0, FAILED]);
@@ -317,7 +317,7 @@ fn mounts_bear_damaged_volumes() {
             }
         };
         mounted += 1;
-        assert_ne!(case.fate, Some(Fate::Refused), "{name}");
+        assert_ne!(case.effect, Some(Effect::Refused), "{name}");
         let mut command = Command::new("sh");
         command.args(["-c", USE, "sh"]).arg(mount.root());
         let used = finish(command, LIMIT);

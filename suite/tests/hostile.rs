@@ -1,9 +1,9 @@
-//! Damaged volumes through the library: two thousand of each kind. Nothing panics, hangs, reads past
-//! the device or takes memory beyond its budget, and what was acknowledged is not lost silently.
+//! Corrupt volumes through the library, 2000 of each kind: no panic, no hang, no access outside the device, no memory
+//! beyond the budget, and no silent loss of acknowledged data.
 //!
-//! `HOSTILE=flipped:ext4-1k:17` runs one case, and writes its image to the file `HOSTILE_IMAGE` if that
-//! is set; `HOSTILE_CASES=100000` runs more of them; with `HOSTILE_E2FSCK=1` e2fsck is asked about
-//! each, and where it disagrees with our checker that is printed.
+//! `HOSTILE=flipped:ext4-1k:17` runs one case, and writes its image to the file `HOSTILE_IMAGE` if that is set;
+//! `HOSTILE_CASES=100000` runs more of them. With `HOSTILE_E2FSCK=1` e2fsck checks each image, and disagreements with
+//! our checker are printed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -24,12 +24,12 @@ static METER: Meter = Meter;
 const CASES: u64 = 2000;
 /// Threads they run on.
 const THREADS: usize = 2;
-/// Longest time one case may take: thousands of times what they take.
+/// Longest time of one case: more than 1000 times the usual.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Most memory one case may take: caches of 4 MiB, the checker's 32 MiB at most, and the image.
+/// Largest memory of one case: caches of 4 MiB, at most 32 MiB of the checker, and the image.
 const BUDGET: usize = 48 << 20;
 
-/// What is running, for the watchdog.
+/// The running cases, for the watchdog.
 struct Running {
     what: Mutex<Vec<Option<(String, Instant)>>>,
 }
@@ -39,7 +39,7 @@ impl Running {
         self.what.lock().unwrap()[thread] = what.map(|what| (what, Instant::now()));
     }
 
-    /// Ends the program when a case hangs: a thread that loops cannot be stopped otherwise.
+    /// Aborts the program if a case hangs: a thread that loops cannot be stopped otherwise.
     fn watch(self: &Arc<Self>) {
         let this = Arc::clone(self);
         thread::spawn(move || {
@@ -60,8 +60,8 @@ impl Running {
 struct Totals {
     cases: u64,
     mounted: [u64; 2],
-    damaged: u64,
-    told: u64,
+    corrupt: u64,
+    reported: u64,
     lost: u64,
     peak: (usize, String),
     failures: Vec<String>,
@@ -73,8 +73,8 @@ impl Totals {
         for (total, one) in self.mounted.iter_mut().zip(outcome.mounted) {
             *total += u64::from(one);
         }
-        self.damaged += u64::from(outcome.damaged);
-        self.told += u64::from(outcome.told);
+        self.corrupt += u64::from(outcome.corrupt);
+        self.reported += u64::from(outcome.reported);
         self.lost += u64::from(outcome.lost);
         if outcome.peak > self.peak.0 {
             self.peak = (outcome.peak, name.to_owned());
@@ -83,8 +83,8 @@ impl Totals {
             let failure = format!("{name}: {} bytes of memory", outcome.peak);
             self.failures.push(failure);
         }
-        for wrong in outcome.wrong {
-            self.failures.push(format!("{name}: {wrong}"));
+        for violation in outcome.violations {
+            self.failures.push(format!("{name}: {violation}"));
         }
     }
 }
@@ -95,19 +95,19 @@ fn case(bases: &[Base], family: Family, n: u64) -> (String, Outcome) {
     let image = family.apply(base, n);
     let outcome = exercise(&image);
     if std::env::var_os("HOSTILE_E2FSCK").is_some() && !base.name.starts_with("dirty") {
-        ask_e2fsck(&name, &image, outcome.damaged);
+        ask_e2fsck(&name, &image, outcome.corrupt);
     }
     (name, outcome)
 }
 
-/// Prints where e2fsck thinks otherwise than our checker.
-fn ask_e2fsck(name: &str, image: &Image, damaged: bool) {
+/// Prints a disagreement between e2fsck and our checker.
+fn ask_e2fsck(name: &str, image: &Image, corrupt: bool) {
     let file = tempfile::NamedTempFile::new().unwrap();
     save(image, file.path());
     let theirs = run_judge("e2fsck", ["-fn".as_ref(), file.path().as_os_str()]);
-    if (theirs.code() != 0) != damaged {
+    if (theirs.code() != 0) != corrupt {
         let (code, words) = (theirs.code(), theirs.out);
-        println!("{name}: damaged: we say {damaged}, e2fsck {code}: {words}");
+        println!("{name}: corrupt: we say {corrupt}, e2fsck {code}: {words}");
     }
 }
 
@@ -117,7 +117,7 @@ fn run(family: Family) {
     for base in &bases {
         let outcome = exercise(&base.image);
         assert!(
-            outcome.wrong.is_empty() && !outcome.damaged,
+            outcome.violations.is_empty() && !outcome.corrupt,
             "{}: {outcome:?}",
             base.name
         );
@@ -135,7 +135,7 @@ fn run(family: Family) {
             }
             let (name, outcome) = case(&bases, family, n);
             eprintln!("{name}: {outcome:#?}");
-            assert!(outcome.wrong.is_empty());
+            assert!(outcome.violations.is_empty());
         }
         return;
     }
@@ -164,14 +164,14 @@ fn run(family: Family) {
     });
     let totals = totals.into_inner().unwrap();
     println!(
-        "{}: {} cases, {} mounted ro, {} rw, {} damaged, {} told, {} lost what was synced, \
+        "{}: {} cases, {} mounted ro, {} rw, {} corrupt, {} reported, {} lost what was synced, \
          peak {} KiB in {}",
         family.name(),
         totals.cases,
         totals.mounted[0],
         totals.mounted[1],
-        totals.damaged,
-        totals.told,
+        totals.corrupt,
+        totals.reported,
         totals.lost,
         totals.peak.0 >> 10,
         totals.peak.1,
@@ -183,9 +183,9 @@ fn run(family: Family) {
         totals.failures.join("\n")
     );
     assert_eq!(totals.cases, cases);
-    // The damage is neither too coarse to be looked at nor too fine to be seen.
+    // The corruption is neither so coarse that nothing mounts nor so fine that nothing is found.
     assert!(totals.mounted[0] * 20 > cases, "hardly anything mounts");
-    assert!(totals.damaged * 4 > cases, "hardly anything is damaged");
+    assert!(totals.corrupt * 4 > cases, "hardly anything is corrupt");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Damaged f2fs volumes through the library, as far as they are read: nothing panics, hangs, reads past
-//! the device, writes, or takes memory beyond its budget.
+//! Corrupt f2fs volumes through the library, read-only: no panic, no hang, no access outside the device, no write, and
+//! no memory beyond the budget.
 //!
 //! `HOSTILE=flipped:17` runs one case; `HOSTILE_CASES=100000` runs more of each family.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -15,42 +15,51 @@ static METER: Meter = Meter;
 
 /// Cases of each family in CI.
 const CASES: u64 = 1000;
-/// Most memory one case may take: caches of 4 MiB, the checker's 32 MiB at most, and the image.
+/// Largest memory of one case: caches of 4 MiB, at most 32 MiB of the checker, and the image.
 const BUDGET: usize = 48 << 20;
-/// Longest time one case may take.
+/// Longest time of one case.
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn case(bases: &[F2fsBase], family: Family, n: u64) -> (String, Outcome) {
     let base = &bases[usize::try_from(n).unwrap() % bases.len()];
     let began = Instant::now();
-    let mut outcome = exercise_f2fs(&base.damage(family, n));
+    let mut outcome = exercise_f2fs(&base.corruption(family, n));
     if began.elapsed() > LIMIT {
-        outcome.wrong.push(format!("took {:?}", began.elapsed()));
+        outcome
+            .violations
+            .push(format!("took {:?}", began.elapsed()));
     }
     if outcome.peak > BUDGET {
         outcome
-            .wrong
+            .violations
             .push(format!("{} bytes of memory", outcome.peak));
     }
     (format!("{}:{}:{n}", family.name(), base.name), outcome)
 }
 
-/// Runs a family's cases. Returns how many could be mounted, and how many the checker found damaged.
+/// Runs a family's cases; returns the numbers of mounted and of corrupt volumes.
 fn run(bases: &[F2fsBase], family: Family, cases: u64) -> (u64, u64) {
-    let (mut mounted, mut damaged, mut told, mut peak) = (0, 0, 0, 0);
+    let (mut mounted, mut corrupt, mut reported, mut peak) = (0, 0, 0, 0);
     let mut failures = Vec::new();
     for n in 0..cases {
         let (name, outcome) = case(bases, family, n);
         mounted += u64::from(outcome.mounted[0]);
-        damaged += u64::from(outcome.damaged);
-        told += u64::from(outcome.told);
+        corrupt += u64::from(outcome.corrupt);
+        reported += u64::from(outcome.reported);
         peak = peak.max(outcome.peak);
-        failures.extend(outcome.wrong.iter().map(|wrong| format!("{name}: {wrong}")));
+        failures.extend(
+            outcome
+                .violations
+                .iter()
+                .map(|violation| format!("{name}: {violation}")),
+        );
     }
     let name = family.name();
-    println!("{cases} {name}, {mounted} mounted, {damaged} damaged, {told} told, peak {peak}");
+    println!(
+        "{cases} {name}, {mounted} mounted, {corrupt} corrupt, {reported} reported, peak {peak}"
+    );
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    (mounted, damaged)
+    (mounted, corrupt)
 }
 
 #[test]
@@ -59,7 +68,7 @@ fn damaged_f2fs_volumes() {
     let bases = F2fsBase::all(scratch.path());
     for base in &bases {
         let outcome = exercise_f2fs(&base.image);
-        let fine = outcome.wrong.is_empty() && outcome.mounted[0] && !outcome.damaged;
+        let fine = outcome.violations.is_empty() && outcome.mounted[0] && !outcome.corrupt;
         assert!(fine, "{}: {outcome:?}", base.name);
     }
     if let Ok(one) = std::env::var("HOSTILE") {
@@ -67,14 +76,14 @@ fn damaged_f2fs_volumes() {
         let family = Family::ALL.into_iter().find(|f| f.name() == name).unwrap();
         let (name, outcome) = case(&bases, family, n.parse().unwrap());
         eprintln!("{name}: {outcome:#?}");
-        assert!(outcome.wrong.is_empty());
+        assert!(outcome.violations.is_empty());
         return;
     }
     let cases = std::env::var("HOSTILE_CASES").map_or(CASES, |n| n.parse().unwrap());
     for family in Family::ALL {
-        let (mounted, damaged) = run(&bases, family, cases);
-        // The damage is neither too coarse to be looked at nor too fine to be seen.
-        assert!(damaged * 2 > cases, "{}", family.name());
+        let (mounted, corrupt) = run(&bases, family, cases);
+        // The corruption is neither so coarse that nothing mounts nor so fine that nothing is found.
+        assert!(corrupt * 2 > cases, "{}", family.name());
         assert!(mounted * 3 > cases || family != Family::Flipped);
     }
 }

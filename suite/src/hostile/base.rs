@@ -1,4 +1,4 @@
-//! Good volumes, to be damaged.
+//! Clean volumes, to be corrupted.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -20,7 +20,7 @@ struct Recipe {
     name: &'static str,
     size: &'static str,
     args: &'static str,
-    /// Used without being unmounted: the journal is full of transactions, and there are orphans.
+    /// Copied while mounted: the journal is full of transactions, and there are orphans.
     dirty: bool,
 }
 
@@ -87,13 +87,13 @@ casefold,encrypt,verity",
     ),
 ];
 
-/// A good volume.
+/// A clean volume.
 pub struct Base {
-    /// What it is called.
+    /// Name in messages.
     pub name: &'static str,
     /// Its content.
     pub image: Image,
-    /// Where things are in it.
+    /// Where its metadata is.
     pub survey: Survey,
 }
 
@@ -134,7 +134,7 @@ impl Recipe {
     }
 }
 
-/// What a volume can hold and every user can make.
+/// Files that a volume can hold and every user can make.
 pub(super) fn write_tree(root: &Path) {
     let deep = root.join("a/b/c/d/e");
     fs::create_dir_all(&deep).expect("scratch can be written");
@@ -169,7 +169,7 @@ fn decorate(image: Image, dirty: bool) -> Image {
     let options = MountOptions::default();
     let opened = Ext4::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
     let Ok((fs, _)) = opened else {
-        // What we cannot write yet stays as mke2fs made it.
+        // A volume that we mount read-only stays as mke2fs made it.
         return device.content();
     };
     let cx = Cx::default();
@@ -181,7 +181,7 @@ fn decorate(image: Image, dirty: bool) -> Image {
         fs.setxattr(&cx, ino, name.as_bytes(), value, SetXattr::Any)
             .expect("attributes can be set");
     };
-    // What mke2fs copies has no index; a directory that grows gets one.
+    // A directory that mke2fs copies has no index; one that grows gets one.
     let many = fs.mkdir(&cx, fs.root(), b"indexed", 0o755);
     let many = many.expect("a directory can be made").ino;
     for n in 0..100 {

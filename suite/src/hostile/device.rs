@@ -1,4 +1,4 @@
-//! A device in memory whose content starts as an image that others share.
+//! A device in memory whose initial content is a shared image.
 
 use steadfs_block::{Bio, Device, Done, Geometry, IoError, Op};
 use steadfs_lab::device::Image;
@@ -40,17 +40,17 @@ impl ImageDevice {
         }
     }
 
-    /// The content now.
+    /// The current content.
     pub fn content(&self) -> Image {
         self.state.lock().image.clone()
     }
 
-    /// Requests so far that change the content.
+    /// Number of requests that changed the content.
     pub fn writes(&self) -> u64 {
         self.state.lock().writes
     }
 
-    /// Requests that no device could serve.
+    /// Requests that are outside the device or malformed.
     pub fn strays(&self) -> Vec<String> {
         self.state.lock().strays.clone()
     }

@@ -1,5 +1,4 @@
-//! The same for f2fs, as far as it is read: where its structures lie, damage to them with checksums made
-//! right again, and everything that reading can do.
+//! The same for f2fs, read-only: finds the metadata blocks, corrupts them with correct checksums, and reads everything.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,12 +15,11 @@ use steadfs_vfs::FileSystem;
 use super::Family;
 use super::ImageDevice;
 use super::base::write_tree;
-use super::exercise::{CACHE, Outcome, QueueSource, Trial, try_with};
+use super::exercise::{CACHE, Outcome, QueueSource, Trial, run_trial};
 use crate::command::succeed;
 use crate::generate::Numbers;
 
-/// What a block holds. Both copies of a table are damaged alike: which is the current one matters to
-/// nobody here.
+/// The content of a block. Both copies of a table are corrupted alike, so it does not matter which one is current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// Both superblocks.
@@ -30,29 +28,28 @@ pub enum Part {
     Checkpoint,
     /// Summaries and journals of the pack, and orphans.
     Summary,
-    /// Places of nodes.
+    /// NAT blocks.
     Nat,
-    /// Maps of valid blocks.
+    /// SIT blocks.
     Sit,
-    /// Owners of blocks.
+    /// SSA blocks.
     Ssa,
-    /// An inode.
     Inode,
-    /// Another node.
+    /// A node that is no inode.
     Node,
-    /// What a node leads to: mostly a directory's entries, which are small and many.
+    /// The first data blocks of each node: mostly directory entries.
     Data,
 }
 
-/// A good volume.
+/// A clean volume.
 pub struct F2fsBase {
-    /// What it is called.
+    /// Name in messages.
     pub name: &'static str,
     /// Its content.
     pub image: Image,
     layout: Layout,
-    /// Blocks that are damaged together.
-    spots: Vec<(Part, Vec<u64>)>,
+    /// Blocks that are corrupted together.
+    metadata: Vec<(Part, Vec<u64>)>,
     nids: Vec<u32>,
 }
 
@@ -64,13 +61,13 @@ const RECIPES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Bytes of a file that needs nodes of three levels.
+/// Bytes of a file whose map needs three levels of nodes.
 const DEEP: usize = 13 << 20;
 
-/// Where a superblock's block has the number of the volume's blocks (`block_count`).
+/// Offset of `block_count` in the superblock's block.
 const BLOCK_COUNT: usize = 1024 + 36;
 
-/// Numbers at which arithmetic breaks.
+/// Values at which arithmetic overflows.
 const EDGES: [u64; 14] = [
     0,
     1,
@@ -135,7 +132,7 @@ impl F2fsBase {
             name,
             image,
             layout: superblock.layout().clone(),
-            spots: vec![(Part::Super, vec![0, 1])],
+            metadata: vec![(Part::Super, vec![0, 1])],
             nids: Vec::new(),
         };
         base.survey_pack();
@@ -144,7 +141,7 @@ impl F2fsBase {
         base
     }
 
-    /// Only the newer pack is worth damage: it is the one that is believed.
+    /// Only the newer pack is corrupted: it is the one that is used.
     fn survey_pack(&mut self) {
         let heads = [0, 1].map(|pack| {
             let start = u64::from(self.layout.pack_start(pack).0);
@@ -160,9 +157,9 @@ impl F2fsBase {
         });
         let (start, head) = newest.expect("a good pack");
         let last = start + u64::from(head.pack_blocks) - 1;
-        self.spots.push((Part::Checkpoint, vec![start, last]));
+        self.metadata.push((Part::Checkpoint, vec![start, last]));
         for block in start + 1..last {
-            self.spots.push((Part::Summary, vec![block]));
+            self.metadata.push((Part::Summary, vec![block]));
         }
     }
 
@@ -186,10 +183,10 @@ impl F2fsBase {
                 found.push((Part::Ssa, vec![block]));
             }
         }
-        self.spots.extend(found);
+        self.metadata.extend(found);
     }
 
-    /// Nodes tell of themselves where they lie: whatever says so and is in a table is one.
+    /// A block is a node if its footer's nid is in the NAT or a journal with this address.
     fn survey_nodes(&mut self) {
         let start = u64::from(self.layout.main_start);
         let blocks = u64::from(self.layout.main_segments) * 512;
@@ -207,7 +204,7 @@ impl F2fsBase {
                 } else {
                     Part::Node
                 };
-                self.spots.push((part, vec![block]));
+                self.metadata.push((part, vec![block]));
             }
         }
         let main = start..start + blocks;
@@ -217,14 +214,14 @@ impl F2fsBase {
             let words = (0..BLOCK_SIZE - 24)
                 .step_by(4)
                 .map(|at| u64::from(word(&bytes, at)));
-            // A few of each: large files have many that are alike.
+            // Three of each node: a large file's blocks are alike.
             data.extend(
                 words
                     .filter(|at| main.contains(at) && !nodes.contains(at))
                     .take(3),
             );
         }
-        self.spots
+        self.metadata
             .extend(data.into_iter().map(|block| (Part::Data, vec![block])));
         assert!(
             self.nids.len() > 50,
@@ -234,10 +231,10 @@ impl F2fsBase {
         );
     }
 
-    /// Node and place, as either copy of the table or any journal has them.
+    /// Nids and addresses in both copies of the NAT and in the journals.
     fn listed(&self) -> BTreeSet<(u32, u64)> {
         let mut listed = BTreeSet::new();
-        for (part, blocks) in &self.spots {
+        for (part, blocks) in &self.metadata {
             for &block in blocks {
                 let bytes = read(&self.image, block);
                 if *part == Part::Nat {
@@ -248,7 +245,7 @@ impl F2fsBase {
                         listed.insert((nid, nat::get(&bytes, slot).addr.0.into()));
                     }
                 } else if *part == Part::Summary {
-                    // A compact block begins with the journal; others end with it.
+                    // A compact summary block begins with the journal; others end with it.
                     for at in [0, 3584] {
                         for entry in bytes[at + 2..at + 2 + 38 * 13].chunks(13) {
                             listed.insert((word(entry, 0), word(entry, 9).into()));
@@ -260,8 +257,8 @@ impl F2fsBase {
         listed
     }
 
-    /// A copy that is damaged in this way.
-    pub fn damage(&self, family: Family, seed: u64) -> Image {
+    /// A copy with corruption of this kind.
+    pub fn corruption(&self, family: Family, seed: u64) -> Image {
         let mut numbers = Numbers::new(seed ^ (family as u64) << 60);
         match family {
             Family::Truncated => self.truncated(&mut numbers),
@@ -270,7 +267,7 @@ impl F2fsBase {
         }
     }
 
-    /// The first bytes; sometimes the superblock says that there are no more.
+    /// The first part of the image; in one of two cases the superblock agrees with its size.
     fn truncated(&self, numbers: &mut Numbers) -> Image {
         let unit = [512, BLOCK_SIZE as u64, 2 << 20][numbers.below(3) as usize];
         let limit = [65_536, 32 << 20, self.image.size()][numbers.below(3) as usize];
@@ -295,12 +292,12 @@ impl F2fsBase {
         out
     }
 
-    /// Some structures are noise, their checksums right where they have one and where that was made so.
+    /// Random bytes in some structures, mostly with a correct checksum.
     fn randomized(&self, numbers: &mut Numbers) -> Image {
         let mut image = self.image.clone();
-        let part = self.spots[numbers.below(self.spots.len() as u64) as usize].0;
+        let part = self.metadata[numbers.below(self.metadata.len() as u64) as usize].0;
         let all_of_it = part != Part::Super && numbers.below(4) == 0;
-        for (_, blocks) in self.spots.iter().filter(|(p, _)| *p == part) {
+        for (_, blocks) in self.metadata.iter().filter(|(p, _)| *p == part) {
             if !all_of_it && numbers.below(3) > 0 {
                 continue;
             }
@@ -320,15 +317,15 @@ impl F2fsBase {
         image
     }
 
-    /// Some numbers in some structures are wrong, the checksums right.
+    /// Changed values in some structures, with correct checksums.
     fn flipped(&self, numbers: &mut Numbers) -> Image {
         let mut image = self.image.clone();
-        let mut parts: Vec<Part> = self.spots.iter().map(|(part, _)| *part).collect();
+        let mut parts: Vec<Part> = self.metadata.iter().map(|(part, _)| *part).collect();
         parts.sort_unstable();
         parts.dedup();
         for _ in 0..1 + numbers.below(5) {
             let part = parts[numbers.below(parts.len() as u64) as usize];
-            let of_part: Vec<_> = self.spots.iter().filter(|(p, _)| *p == part).collect();
+            let of_part: Vec<_> = self.metadata.iter().filter(|(p, _)| *p == part).collect();
             let (_, blocks) = of_part[numbers.below(of_part.len() as u64) as usize];
             let mut bytes = read(&image, blocks[0]);
             let from = if part == Part::Super { 1024 } else { 0 };
@@ -346,7 +343,7 @@ impl F2fsBase {
     fn change(&self, part: Part, bytes: &mut [u8], numbers: &mut Numbers) {
         let wide = [1, 2, 4, 4][numbers.below(4) as usize];
         let end = bytes.len() as u64;
-        // What matters is mostly at the start of something, or at the end.
+        // Important fields are mostly at the start of a structure, or at the end.
         let at = match numbers.below(4) {
             0 => numbers.below(end),
             1 => end - 1 - numbers.below(520.min(end)),
@@ -366,7 +363,8 @@ impl F2fsBase {
             0 | 1 => EDGES[numbers.below(EDGES.len() as u64) as usize],
             2 => any(numbers).into(),
             3 => {
-                let (_, blocks) = &self.spots[numbers.below(self.spots.len() as u64) as usize];
+                let (_, blocks) =
+                    &self.metadata[numbers.below(self.metadata.len() as u64) as usize];
                 blocks[0]
             }
             4 => old.wrapping_add(1 + numbers.below(4)),
@@ -376,7 +374,7 @@ impl F2fsBase {
         bytes[at..at + wide as usize].copy_from_slice(&new.to_le_bytes()[..wide as usize]);
     }
 
-    /// Makes checksums right again.
+    /// Updates checksums.
     fn seal(&self, part: Part, bytes: &mut [u8]) {
         match part {
             Part::Super if self.layout.has(Features::SB_CHECKSUM) => {
@@ -387,7 +385,7 @@ impl F2fsBase {
                 let at = word(bytes, 164) as usize;
                 if at <= BLOCK_SIZE - 4 {
                     let sum = checksum::of(&bytes[..at]);
-                    // Where the checksum is not last, what is behind it counts as well.
+                    // A checksum that is not the last field covers what follows it, too.
                     let sum = if at + 4 < BLOCK_SIZE && at == 192 {
                         checksum::over(sum, &bytes[at + 4..])
                     } else {
@@ -402,9 +400,9 @@ impl F2fsBase {
     }
 }
 
-/// Tries everything that reads on `image`.
+/// Tries every reading operation on `image`.
 pub fn exercise_f2fs(image: &Image) -> Outcome {
-    try_with(image, |trial| {
+    run_trial(image, |trial| {
         let device = Arc::new(ImageDevice::new(trial.image.clone()));
         let queue = Arc::new(Queue::new(
             Arc::clone(&device) as _,
@@ -415,28 +413,28 @@ pub fn exercise_f2fs(image: &Image) -> Outcome {
             ..check::Options::default()
         };
         let report = check::check(&QueueSource(Arc::clone(&queue)), &options);
-        trial.outcome.damaged = !report.is_clean();
-        let seen = trial.note("inspect", steadfs_f2fs::inspect::inspect(&queue));
+        trial.outcome.corrupt = !report.is_clean();
+        let seen = trial.check_error("inspect", steadfs_f2fs::inspect::inspect(&queue));
         if seen.is_some_and(|seen| format!("{seen}").is_empty()) {
-            trial.wrong("an inspection says nothing".to_owned());
+            trial.violation("inspect prints nothing".to_owned());
         }
-        // Linux, too, reads a volume whose device ends early.
+        // Linux, too, reads a volume whose device is too short.
         trial.may_be_longer = true;
-        look(trial, &device);
+        read_all(trial, &device);
         if device.writes() > 0 {
-            trial.wrong("reading writes".to_owned());
+            trial.violation("a read-only mount writes".to_owned());
         }
-        trial.no_strays("f2fs", &device);
-        trial.outcome.told = trial.told.is_some();
-        if !trial.outcome.damaged
-            && let Some(told) = trial.told.take()
+        trial.check_strays("f2fs", &device);
+        trial.outcome.reported = trial.reported.is_some();
+        if !trial.outcome.corrupt
+            && let Some(reported) = trial.reported.take()
         {
-            trial.wrong(format!("the checker finds nothing, but: {told}"));
+            trial.violation(format!("the checker finds nothing, but: {reported}"));
         }
     })
 }
 
-fn look(trial: &mut Trial, device: &Arc<ImageDevice>) {
+fn read_all(trial: &mut Trial, device: &Arc<ImageDevice>) {
     for salvage in [false, true] {
         let options = MountOptions {
             read_only: true,
@@ -444,11 +442,11 @@ fn look(trial: &mut Trial, device: &Arc<ImageDevice>) {
             ..MountOptions::default()
         };
         let opened = F2fs::open(Arc::clone(device) as _, options, CacheSizes::of(CACHE));
-        if let Some((fs, _)) = trial.note("mount", opened) {
+        if let Some((fs, _)) = trial.check_error("mount", opened) {
             trial.outcome.mounted[0] |= !salvage;
             trial.walk(&*fs);
             let closed = fs.unmount();
-            trial.note("unmount", closed);
+            trial.check_error("unmount", closed);
         }
     }
 }

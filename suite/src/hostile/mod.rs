@@ -1,32 +1,31 @@
-//! Volumes that want to hurt: where metadata lies, ways to damage it, and what a volume must bear.
+//! Hostile volumes: where metadata is, how to corrupt it, and the rules that the library must keep.
 //!
-//! An image is damaged by a seed, then everything that the library can do with a volume is tried on
-//! it in simulation: a panic, a deadlock and an access outside the device fail the case, as do memory
-//! beyond the budget and acknowledged data that is not there.
+//! An image is corrupted by a seed, then every operation of the library is tried on it in simulation. A panic, a
+//! deadlock, an access outside the device, memory beyond the budget and silent loss of acknowledged data fail the case.
 
 pub mod base;
-pub mod damage;
+pub mod corruption;
 pub mod device;
 pub mod exercise;
 pub mod f2fs;
 pub mod meter;
 pub mod survey;
-pub mod tell;
+pub mod values;
 
 use std::path::Path;
 
 use steadfs_lab::device::Image;
 
 pub use base::Base;
-pub use damage::Family;
+pub use corruption::Family;
 pub use device::ImageDevice;
 pub use exercise::{Outcome, exercise};
 pub use survey::{Part, Survey};
 
-/// Writes an image to a file, for other programs to look at.
+/// Writes an image to a file, for other programs.
 ///
 /// # Panics
-/// If that cannot be done.
+/// If the file cannot be written.
 pub fn save(image: &Image, path: &Path) {
     image.save(path).expect("a file can be written");
 }

@@ -1,4 +1,4 @@
-//! Where a good volume keeps what, so that damage can be aimed and sealed.
+//! Where a clean volume has its metadata, so that it can be corrupted with correct checksums.
 
 use steadfs_base::DevBlock;
 use steadfs_base::checksum::{crc16, crc32c};
@@ -12,7 +12,7 @@ use steadfs_ext4::disk::{
 use steadfs_lab::device::Image;
 use steadfs_vfs::{FileKind, InodeFlags};
 
-/// What a block holds.
+/// The content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// The superblock.
@@ -31,7 +31,7 @@ pub enum Part {
     Index,
     /// Extents.
     Extents,
-    /// Block numbers.
+    /// Indirect blocks.
     Indirect,
     /// Extended attributes.
     Attributes,
@@ -45,24 +45,24 @@ pub enum Part {
 
 /// One block of metadata.
 #[derive(Clone, Copy, Debug)]
-pub struct Spot {
-    /// What it holds.
+pub struct MetadataBlock {
+    /// Its content.
     pub part: Part,
-    /// Where.
+    /// Its number.
     pub block: u64,
-    /// Seed of the owning inode's checksums; of the volume's for what no inode owns.
+    /// Seed of the owning inode's checksums, or of the volume's if it has no owner.
     pub seed: ChecksumSeed,
-    /// The group, for bitmaps; the first inode, for inode tables; the owner, for what an inode owns.
+    /// The group, for bitmaps; the first inode, for inode tables; otherwise the owning inode.
     pub number: u32,
 }
 
-/// Everything there is to aim at.
+/// All metadata of a volume.
 pub struct Survey {
-    /// The volume's facts.
+    /// The volume's geometry.
     pub geo: Geometry,
     /// Every block of metadata.
-    pub spots: Vec<Spot>,
-    /// Kinds that there are.
+    pub metadata: Vec<MetadataBlock>,
+    /// Kinds of blocks in the volume.
     pub parts: Vec<Part>,
     /// Numbers of inodes in use.
     pub inodes: Vec<u32>,
@@ -70,17 +70,17 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Looks through a good volume.
+    /// Reads a clean volume.
     ///
     /// # Panics
-    /// If it is not good.
+    /// If it is not clean.
     pub fn of(image: &Image) -> Self {
         let mut raw = [0; 1024];
         image.read(1024, &mut raw);
         let sb = Superblock::parse(&raw).expect("a good superblock");
         let geo = sb.geometry().clone();
         let mut survey = Self {
-            spots: Vec::new(),
+            metadata: Vec::new(),
             parts: Vec::new(),
             inodes: Vec::new(),
             journal_uuid: [0; 16],
@@ -94,7 +94,7 @@ impl Survey {
         for group in 0..survey.geo.group_count {
             survey.group(image, &sb, group);
         }
-        survey.parts = survey.spots.iter().map(|spot| spot.part).collect();
+        survey.parts = survey.metadata.iter().map(|meta| meta.part).collect();
         survey.parts.sort_unstable();
         survey.parts.dedup();
         survey
@@ -102,7 +102,7 @@ impl Survey {
 
     fn add(&mut self, part: Part, block: u64, number: u32, seed: Option<ChecksumSeed>) {
         let seed = seed.unwrap_or(self.geo.seed);
-        self.spots.push(Spot {
+        self.metadata.push(MetadataBlock {
             part,
             block,
             seed,
@@ -118,7 +118,7 @@ impl Survey {
         bytes
     }
 
-    /// Where an inode lies in its table: its block, and the byte in the image.
+    /// Where an inode is stored: its block, and the byte offset in the image.
     pub fn inode_place(&self, image: &Image, ino: u32) -> (u64, u64) {
         let (group, index) = self.geo.group_of_inode(Ino(ino));
         let (_, desc) = self.desc(image, group.0);
@@ -190,7 +190,7 @@ impl Survey {
                 } else {
                     Part::Log
                 };
-                // Most of a log was never written: only its start is worth hitting.
+                // Most of a log was never written: only its start is corrupted.
                 if index < 64 {
                     self.add(part, block, 0, None);
                 }
@@ -297,18 +297,18 @@ fn numbers(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
     words.map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))
 }
 
-/// Sealing: as whoever wants to get past the checksums would.
+/// Updating checksums, as an attacker would.
 impl Survey {
-    /// Makes the checksums of a damaged block right again.
-    pub fn seal(&self, image: &mut Image, spot: &Spot) {
-        match spot.part {
-            Part::BlockBitmap | Part::InodeBitmap => self.seal_bitmap(image, spot),
+    /// Updates the checksums of a corrupted block.
+    pub fn seal(&self, image: &mut Image, meta: &MetadataBlock) {
+        match meta.part {
+            Part::BlockBitmap | Part::InodeBitmap => self.seal_bitmap(image, meta),
             Part::Super => self.seal_super(image),
-            Part::Descriptors => self.seal_descriptors(image, spot.block),
+            Part::Descriptors => self.seal_descriptors(image, meta.block),
             _ => {
-                let mut bytes = self.block(image, spot.block);
-                self.seal_block(&mut bytes, spot);
-                image.write(spot.block * self.geo.block_size.bytes_u64(), &bytes);
+                let mut bytes = self.block(image, meta.block);
+                self.seal_block(&mut bytes, meta);
+                image.write(meta.block * self.geo.block_size.bytes_u64(), &bytes);
             }
         }
     }
@@ -347,34 +347,34 @@ impl Survey {
         image.write(offset + 0x1E, &sum.to_le_bytes()[..2]);
     }
 
-    fn seal_bitmap(&self, image: &mut Image, spot: &Spot) {
-        let bytes = self.block(image, spot.block);
-        let (offset, mut desc) = self.desc(image, spot.number);
-        match spot.part {
+    fn seal_bitmap(&self, image: &mut Image, meta: &MetadataBlock) {
+        let bytes = self.block(image, meta.block);
+        let (offset, mut desc) = self.desc(image, meta.number);
+        match meta.part {
             Part::BlockBitmap => desc.seal_block_bitmap(&self.geo, &bytes),
             _ => desc.seal_inode_bitmap(&self.geo, &bytes),
         }
         let mut slot = vec![0; self.geo.desc_size.into()];
         image.read(offset, &mut slot);
-        desc.encode_into(&self.geo, GroupNo(spot.number), &mut slot);
+        desc.encode_into(&self.geo, GroupNo(meta.number), &mut slot);
         image.write(offset, &slot);
     }
 
-    fn seal_block(&self, bytes: &mut [u8], spot: &Spot) {
+    fn seal_block(&self, bytes: &mut [u8], meta: &MetadataBlock) {
         let layout = DirLayout::of(&self.geo);
-        match spot.part {
-            Part::Inodes => self.seal_inodes(bytes, spot),
-            Part::Entries => dir_entry::seal(&layout, spot.seed, bytes),
-            Part::Index => seal_index(spot.seed, bytes),
+        match meta.part {
+            Part::Inodes => self.seal_inodes(bytes, meta),
+            Part::Entries => dir_entry::seal(&layout, meta.seed, bytes),
+            Part::Index => seal_index(meta.seed, bytes),
             Part::Extents => {
                 let max = usize::from(u16::from_le_bytes([bytes[4], bytes[5]]));
-                put(bytes, 12 + 12 * max, spot.seed, |seed, tail| {
+                put(bytes, 12 + 12 * max, meta.seed, |seed, tail| {
                     seed.over(tail)
                 });
             }
             Part::Attributes => {
                 bytes[16..20].fill(0);
-                let sum = self.geo.seed.over(&spot.block.to_le_bytes()).over(bytes);
+                let sum = self.geo.seed.over(&meta.block.to_le_bytes()).over(bytes);
                 if let Some(sum) = sum.value() {
                     bytes[16..20].copy_from_slice(&sum.to_le_bytes());
                 }
@@ -385,16 +385,16 @@ impl Survey {
                 bytes[0xFC..0x100].copy_from_slice(&sum.to_be_bytes());
             }
             Part::Log => self.seal_log(bytes),
-            Part::Orphans => orphan_file::seal(&self.geo, spot.seed, DevBlock(spot.block), bytes),
+            Part::Orphans => orphan_file::seal(&self.geo, meta.seed, DevBlock(meta.block), bytes),
             _ => {}
         }
     }
 
-    fn seal_inodes(&self, bytes: &mut [u8], spot: &Spot) {
+    fn seal_inodes(&self, bytes: &mut [u8], meta: &MetadataBlock) {
         let size = usize::from(self.geo.inode_size);
         for (i, slot) in (0..).zip(bytes.chunks_mut(size)) {
             if slot.iter().any(|&byte| byte != 0) {
-                inode::seal(&self.geo, Ino(spot.number + i), slot);
+                inode::seal(&self.geo, Ino(meta.number + i), slot);
             }
         }
     }
@@ -416,7 +416,7 @@ impl Survey {
     }
 }
 
-/// Puts the checksum of what comes before at `at`, if it fits there.
+/// Writes the checksum of everything before `at` there, if it fits.
 fn put(
     bytes: &mut [u8],
     at: usize,
@@ -431,7 +431,7 @@ fn put(
     }
 }
 
-/// An index node's checksum lies behind the room for its entries.
+/// The checksum of an index node is stored after the space for its entries.
 fn seal_index(seed: ChecksumSeed, bytes: &mut [u8]) {
     let first = u16::from_le_bytes([bytes[4], bytes[5]]);
     // A root begins with `.` and `..`; a node with one empty entry.

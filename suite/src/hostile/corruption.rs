@@ -1,27 +1,27 @@
-//! Damage, as a function of a seed.
+//! Corrupts an image, as a function of a seed.
 
 use steadfs_lab::device::Image;
 
 use super::base::Base;
-use super::survey::{Part, Spot};
+use super::survey::{MetadataBlock, Part};
 use crate::generate::Numbers;
 
-/// The kinds of damage.
+/// The kinds of corruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// The end is missing.
     Truncated,
-    /// Some bits, words or blocks are wrong.
+    /// Some bits, words or blocks are changed.
     Flipped,
-    /// Much is random.
+    /// Large parts are random.
     Random,
 }
 
 impl Family {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Truncated, Self::Flipped, Self::Random];
 
-    /// What it is called.
+    /// Name in messages and variables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Truncated => "truncated",
@@ -30,29 +30,29 @@ impl Family {
         }
     }
 
-    /// A damaged copy of a base.
+    /// A corrupt copy of a base.
     pub fn apply(self, base: &Base, seed: u64) -> Image {
-        let mut damage = Damage {
+        let mut corruption = Corrupter {
             base,
             image: base.image.clone(),
             numbers: Numbers::new(seed ^ (self as u64) << 60),
         };
         match self {
-            Self::Truncated => return damage.truncate(),
-            Self::Flipped => damage.flip(),
-            Self::Random => damage.randomize(),
+            Self::Truncated => return corruption.truncate(),
+            Self::Flipped => corruption.flip(),
+            Self::Random => corruption.randomize(),
         }
-        damage.image
+        corruption.image
     }
 }
 
-struct Damage<'a> {
+struct Corrupter<'a> {
     base: &'a Base,
     image: Image,
     numbers: Numbers,
 }
 
-/// Numbers at which arithmetic breaks.
+/// Values at which arithmetic overflows.
 const EDGES: [u64; 20] = [
     0,
     1,
@@ -76,7 +76,7 @@ const EDGES: [u64; 20] = [
     0x1_0000,
 ];
 
-impl Damage<'_> {
+impl Corrupter<'_> {
     fn below(&mut self, limit: usize) -> usize {
         let limit = u64::try_from(limit).expect("a limit");
         usize::try_from(self.numbers.below(limit)).expect("below a usize")
@@ -90,7 +90,7 @@ impl Damage<'_> {
         self.base.survey.geo.block_size.bytes()
     }
 
-    /// Cuts the image; mostly the superblock agrees with the new size.
+    /// Cuts the image; in three of four cases the superblock agrees with the new size.
     fn truncate(mut self) -> Image {
         let size = self.image.size();
         let unit = match self.numbers.below(3) {
@@ -140,39 +140,40 @@ impl Damage<'_> {
                 self.change(at, 1);
                 continue;
             }
-            let spot = self.spot();
-            self.hit(&spot);
+            let meta = self.pick_block();
+            self.hit(&meta);
             if sealed {
-                self.base.survey.seal(&mut self.image, &spot);
+                self.base.survey.seal(&mut self.image, &meta);
             }
         }
     }
 
-    /// A block of metadata: each kind is as likely as any other.
-    fn spot(&mut self) -> Spot {
+    /// A block of metadata; each kind is equally likely.
+    fn pick_block(&mut self) -> MetadataBlock {
         let parts = &self.base.survey.parts;
         let part = parts[self.below(parts.len())];
-        self.spot_of(part)
+        self.pick_block_of(part)
     }
 
-    fn spot_of(&mut self, part: Part) -> Spot {
-        let spots = self.base.survey.spots.iter();
-        let of_part: Vec<Spot> = spots.filter(|spot| spot.part == part).copied().collect();
+    fn pick_block_of(&mut self, part: Part) -> MetadataBlock {
+        let metadata = self.base.survey.metadata.iter();
+        let of_part: Vec<MetadataBlock> =
+            metadata.filter(|meta| meta.part == part).copied().collect();
         of_part[self.below(of_part.len())]
     }
 
-    /// Damages one block of metadata.
-    fn hit(&mut self, spot: &Spot) {
+    /// Corrupts one block of metadata.
+    fn hit(&mut self, meta: &MetadataBlock) {
         let size = self.block_size();
-        let start = spot.block * size as u64;
+        let start = meta.block * size as u64;
         match self.numbers.below(12) {
             0 => self.image.write(start, &vec![0; size]),
             1 => {
-                // Something else of the same kind, or of another.
+                // Another block of the same kind, or of any kind.
                 let other = if self.chance(60) {
-                    self.spot_of(spot.part)
+                    self.pick_block_of(meta.part)
                 } else {
-                    self.spot()
+                    self.pick_block()
                 };
                 let bytes = self.base.survey.block(&self.image, other.block);
                 self.image.write(start, &bytes);
@@ -184,7 +185,7 @@ impl Damage<'_> {
                 self.image.write(start + from as u64, &bytes);
             }
             _ => {
-                let at = self.offset(spot.part, size);
+                let at = self.offset(meta.part, size);
                 let wide = [1, 2, 4, 4][self.below(4)];
                 let at = at / wide * wide;
                 self.change(start + at as u64, wide);
@@ -192,7 +193,7 @@ impl Damage<'_> {
         }
     }
 
-    /// Where in a block: what matters is mostly at the start of something.
+    /// An offset in a block: important fields are mostly at the start of a structure.
     fn offset(&mut self, part: Part, size: usize) -> usize {
         match part {
             Part::Super => {
@@ -216,7 +217,7 @@ impl Damage<'_> {
         }
     }
 
-    /// Flips a bit of the word at `at`, or puts a number there that somebody might believe.
+    /// Flips a bit of the word at `at`, or writes a plausible number there.
     fn change(&mut self, at: u64, wide: usize) {
         if at + wide as u64 > self.image.size() {
             return;
@@ -230,7 +231,7 @@ impl Damage<'_> {
             0 | 1 => EDGES[self.below(EDGES.len())],
             2 => self.numbers.below(blocks + 2),
             3 => self.numbers.below(inodes + 2),
-            4 => self.spot().block,
+            4 => self.pick_block().block,
             5 => old.wrapping_add(1 + self.numbers.below(4)),
             6 => self.numbers.number(),
             _ => old ^ 1 << self.below(wide * 8),
@@ -245,10 +246,10 @@ impl Damage<'_> {
     }
 
     fn seal_super(&mut self) {
-        let spots = self.base.survey.spots.iter();
-        let spot = spots.clone().find(|spot| spot.part == Part::Super);
-        let spot = *spot.expect("every volume has one");
-        self.base.survey.seal(&mut self.image, &spot);
+        let metadata = self.base.survey.metadata.iter();
+        let meta = metadata.clone().find(|meta| meta.part == Part::Super);
+        let meta = *meta.expect("every volume has one");
+        self.base.survey.seal(&mut self.image, &meta);
     }
 
     fn randomize(&mut self) {
@@ -271,24 +272,24 @@ impl Damage<'_> {
             }
             _ => {
                 for _ in 0..1 + self.below(4) {
-                    let spot = self.spot();
-                    if spot.part != Part::Super {
-                        self.random_block(&spot);
+                    let meta = self.pick_block();
+                    if meta.part != Part::Super {
+                        self.random_block(&meta);
                     }
                 }
             }
         }
     }
 
-    /// Random bytes behind a good superblock; sometimes with descriptors that are good, too.
+    /// Random bytes after a good superblock, sometimes after good descriptors, too.
     fn random_but_super(&mut self) {
         let size = self.block_size() as u64;
         let (sb, _) = self.base.survey.geo.superblock_place();
         let keep_descriptors = self.chance(70);
         let last_kept = if keep_descriptors {
-            let spots = self.base.survey.spots.iter();
-            let descriptors = spots.filter(|spot| spot.part == Part::Descriptors);
-            descriptors.map(|spot| spot.block).max().unwrap_or(sb.0)
+            let metadata = self.base.survey.metadata.iter();
+            let descriptors = metadata.filter(|meta| meta.part == Part::Descriptors);
+            descriptors.map(|meta| meta.block).max().unwrap_or(sb.0)
         } else {
             sb.0
         };
@@ -303,21 +304,21 @@ impl Damage<'_> {
     }
 
     fn random_part(&mut self, part: Part) {
-        let spots: Vec<Spot> = self.base.survey.spots.clone();
-        for spot in spots.iter().filter(|spot| spot.part == part) {
-            self.random_block(spot);
+        let metadata: Vec<MetadataBlock> = self.base.survey.metadata.clone();
+        for meta in metadata.iter().filter(|meta| meta.part == part) {
+            self.random_block(meta);
         }
     }
 
-    /// Random bytes in a block, all of it or from somewhere on, with a right checksum.
-    fn random_block(&mut self, spot: &Spot) {
+    /// Random bytes in a block, or in its tail, mostly with a correct checksum.
+    fn random_block(&mut self, meta: &MetadataBlock) {
         let size = self.block_size();
         let from = if self.chance(40) { 0 } else { self.below(size) };
         let bytes = self.numbers.bytes(size - from);
         self.image
-            .write(spot.block * size as u64 + from as u64, &bytes);
+            .write(meta.block * size as u64 + from as u64, &bytes);
         if self.chance(80) {
-            self.base.survey.seal(&mut self.image, spot);
+            self.base.survey.seal(&mut self.image, meta);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Telling a lie that is written as text: `PLACE+BYTE=VALUE` as often as wanted, numbers hexadecimal.
+//! Hostile values, written as text: any number of `PLACE+BYTE=VALUE`, numbers hexadecimal.
 //!
-//! A place is `super`, a part (`bitmap`, `inodes`, `descriptors`, `journal`, `log`, `orphans`), an
-//! inode (`ino(8)` or its path), or a part that an inode owns (`entries(/many)`, `index`, `extents`,
-//! `indirect`, `attributes`); `#1` is the second of its kind. A value is `b:`, `h:` or `w:` and a
-//! number of one, two or four bytes, `H:` and `W:` for big-endian ones, `w:@PLACE` the number of a
-//! place's block or of an inode, `fill:BYTE*COUNT`, or `copy:PLACE`, a whole block.
+//! A place is `super`, a part (`bitmap`, `inodes`, `descriptors`, `journal`, `log`, `orphans`), an inode (`ino(8)` or
+//! its path), or a part that an inode owns (`entries(/many)`, `index`, `extents`, `indirect`, `attributes`); `#1` is
+//! the second of its kind. A value is `b:`, `h:` or `w:` and a number of one, two or four bytes, `H:` and `W:` for
+//! big-endian ones, `w:@PLACE` the number of a place's block or of an inode, `fill:BYTE*COUNT`, or `copy:PLACE`, a
+//! whole block.
 
 use std::sync::Arc;
 
@@ -13,72 +13,72 @@ use steadfs_lab::device::Image;
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileSystem};
 
-use super::survey::Spot;
+use super::survey::MetadataBlock;
 use super::{Base, ImageDevice, Part};
 
-/// What comes of a lie.
+/// The effect of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Effect {
     /// The volume cannot be mounted.
     Refused,
-    /// It can, and a call tells of damage.
-    Told,
-    /// No call that we try meets it; the checker finds it.
+    /// The volume can be mounted, and a call reports corruption.
+    Reported,
+    /// No call reports it; the checker finds it.
     Found,
-    /// It is none.
+    /// No call reports it, and the checker finds nothing.
     Harmless,
 }
 
-/// One line of `lies.txt`.
-pub struct Lie {
-    /// What it is called.
+/// One line of `values.txt`.
+pub struct HostileCase {
+    /// Name in messages.
     pub name: &'static str,
-    /// The volume it is told to.
+    /// The volume that is changed.
     pub base: &'static str,
-    /// What comes of it.
-    pub fate: Fate,
-    /// What is told.
-    pub told: &'static str,
-    /// Why e2fsck thinks otherwise.
+    /// The expected effect.
+    pub effect: Effect,
+    /// The values that are written.
+    pub values: &'static str,
+    /// Why e2fsck disagrees.
     pub e2fsck: Option<&'static str>,
 }
 
-/// All lies.
+/// All cases.
 ///
 /// # Panics
-/// If the table is not one.
-pub fn table() -> Vec<Lie> {
-    let lines = include_str!("lies.txt").lines();
+/// If the table is malformed.
+pub fn table() -> Vec<HostileCase> {
+    let lines = include_str!("values.txt").lines();
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines.map(Lie::parse).collect()
+    lines.map(HostileCase::parse).collect()
 }
 
-impl Lie {
+impl HostileCase {
     fn parse(line: &'static str) -> Self {
         let columns: Vec<_> = line.split('|').map(str::trim).collect();
-        let [name, base, fate, told] = columns[..4] else {
+        let [name, base, effect, values] = columns[..4] else {
             panic!("four columns: {line}");
         };
-        let fate = match fate {
-            "refused" => Fate::Refused,
-            "told" => Fate::Told,
-            "found" => Fate::Found,
-            "harmless" => Fate::Harmless,
+        let effect = match effect {
+            "refused" => Effect::Refused,
+            "reported" => Effect::Reported,
+            "found" => Effect::Found,
+            "harmless" => Effect::Harmless,
             other => panic!("{other}: {line}"),
         };
         let e2fsck = columns.get(4).copied();
         Self {
             name,
             base,
-            fate,
-            told,
+            effect,
+            values,
             e2fsck,
         }
     }
 }
 
-/// Tells lies to copies of a base.
-pub struct Teller<'a> {
+/// Writes hostile values to copies of a base.
+pub struct ValueWriter<'a> {
     base: &'a Base,
 }
 
@@ -90,28 +90,28 @@ fn low(value: u64) -> u32 {
     u32::try_from(value).expect("numbers of the bases are small")
 }
 
-impl<'a> Teller<'a> {
-    /// Tells them to this one.
+impl<'a> ValueWriter<'a> {
+    /// For copies of `base`.
     pub fn new(base: &'a Base) -> Self {
         Self { base }
     }
 
-    /// Tells `lies` to `image`, a copy of the base.
+    /// Writes `values` to `image`, a copy of the base, with correct checksums.
     ///
     /// # Panics
-    /// If they are not written as they must be, or speak of what the base has not.
-    pub fn tell(&self, image: &mut Image, lies: &str) {
-        let mut told = Vec::new();
-        for lie in lies.split_whitespace() {
-            let (whereto, value) = lie.split_once('=').expect("PLACE+BYTE=VALUE");
-            let (place, byte) = whereto.rsplit_once('+').expect("PLACE+BYTE");
-            let (spot, start) = self.place(place);
+    /// If they are malformed, or name a place that the base does not have.
+    pub fn write(&self, image: &mut Image, values: &str) {
+        let mut written = Vec::new();
+        for assignment in values.split_whitespace() {
+            let (target, value) = assignment.split_once('=').expect("PLACE+BYTE=VALUE");
+            let (place, byte) = target.rsplit_once('+').expect("PLACE+BYTE");
+            let (meta, start) = self.place(place);
             let bytes = self.value(value);
             image.write(start + hex(byte), &bytes);
-            told.push(spot);
+            written.push(meta);
         }
-        for spot in told {
-            self.base.survey.seal(image, &spot);
+        for meta in written {
+            self.base.survey.seal(image, &meta);
         }
     }
 
@@ -159,14 +159,14 @@ impl<'a> Teller<'a> {
         Some(number.parse().unwrap())
     }
 
-    /// The block of a place, and where in the image it starts.
-    fn place(&self, text: &str) -> (Spot, u64) {
+    /// The block of a place, and its offset in the image.
+    fn place(&self, text: &str) -> (MetadataBlock, u64) {
         let survey = &self.base.survey;
         if let Some(ino) = self.inode(text) {
             let (block, start) = survey.inode_place(&self.base.image, ino);
-            let mut spots = survey.spots.iter();
-            let spot = spots.find(|spot| spot.part == Part::Inodes && spot.block == block);
-            return (*spot.expect("an inode in use"), start);
+            let mut metadata = survey.metadata.iter();
+            let meta = metadata.find(|meta| meta.part == Part::Inodes && meta.block == block);
+            return (*meta.expect("an inode in use"), start);
         }
         let (text, nth) = text.split_once('#').unwrap_or((text, "0"));
         let (part, owner) = match text.split_once('(') {
@@ -189,18 +189,18 @@ impl<'a> Teller<'a> {
             other => panic!("{other} is no place"),
         };
         let owner = owner.map(|owner| self.inode(owner).expect("an inode"));
-        let mut spots = survey
-            .spots
+        let mut metadata = survey
+            .metadata
             .iter()
-            .filter(|spot| spot.part == part && owner.is_none_or(|ino| spot.number == ino));
+            .filter(|meta| meta.part == part && owner.is_none_or(|ino| meta.number == ino));
         let nth = usize::try_from(hex(nth)).unwrap();
-        let spot = spots.nth(nth);
-        let spot = *spot.unwrap_or_else(|| panic!("{} has no {text}", self.base.name));
+        let meta = metadata.nth(nth);
+        let meta = *meta.unwrap_or_else(|| panic!("{} has no {text}", self.base.name));
         let start = match part {
             Part::Super => 1024,
-            _ => spot.block * self.size(),
+            _ => meta.block * self.size(),
         };
-        (spot, start)
+        (meta, start)
     }
 
     fn find(&self, path: &str) -> u32 {
