@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use steadfs_lab::device::Image;
 use steadfs_suite::hostile::meter::Meter;
-use steadfs_suite::hostile::write::{Effect, HostileCase, ValueWriter, table};
+use steadfs_suite::hostile::values::{Effect, HostileCase, ValueWriter, table};
 use steadfs_suite::hostile::{Base, Outcome, exercise, save};
 use steadfs_suite::{judge, run};
 

@@ -1,57 +1,61 @@
-//! The house rules that no compiler checks: which room may use which, and how long a file may grow.
+//! Rules of the workspace that no compiler checks: dependencies between crates, lengths of files, words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A room: its tier, and the rooms its product code may use.
-struct Room {
+#[path = "house/words.rs"]
+mod words;
+
+/// A crate: its tier, and the crates that its product code may use.
+struct CrateRule {
     name: &'static str,
     tier: u8,
     uses: &'static [&'static str],
 }
 
-const fn room(name: &'static str, tier: u8, uses: &'static [&'static str]) -> Room {
-    Room { name, tier, uses }
+const fn rule(name: &'static str, tier: u8, uses: &'static [&'static str]) -> CrateRule {
+    CrateRule { name, tier, uses }
 }
 
-/// Every room of the workspace. `f2fs` and `ext4` are siblings: neither lists the other, and only
-/// ext4 lists the journal. Format crates are below the engines that use them. The tens are the tiers of README.md's table, the ones order rooms in it.
-const ROOMS: &[Room] = &[
-    room("base", 0, &[]),
-    room("rt", 10, &["base"]),
-    room("iosched", 20, &["base"]),
-    room("block", 21, &["base", "rt", "iosched"]),
-    room("vfs", 30, &["base", "rt"]),
-    room("cache", 31, &["base", "rt", "block", "vfs"]),
-    room("jbd2-format", 31, &["base"]),
-    room(
+/// All crates of the workspace. `f2fs` and `ext4` are siblings: neither uses the other, and only ext4 uses the journal.
+/// Format crates are below the engines that use them. The tens are the tiers of README.md's table, the units order
+/// crates within a tier.
+const CRATES: &[CrateRule] = &[
+    rule("base", 0, &[]),
+    rule("rt", 10, &["base"]),
+    rule("iosched", 20, &["base"]),
+    rule("block", 21, &["base", "rt", "iosched"]),
+    rule("vfs", 30, &["base", "rt"]),
+    rule("cache", 31, &["base", "rt", "block", "vfs"]),
+    rule("jbd2-format", 31, &["base"]),
+    rule(
         "ext4-format",
         35,
         &["base", "rt", "block", "vfs", "jbd2-format"],
     ),
-    room("f2fs-format", 35, &["base", "rt", "block", "vfs"]),
-    room("jbd2", 40, &["base", "rt", "block", "cache", "jbd2-format"]),
-    room(
+    rule("f2fs-format", 35, &["base", "rt", "block", "vfs"]),
+    rule("jbd2", 40, &["base", "rt", "block", "cache", "jbd2-format"]),
+    rule(
         "ext4",
         50,
         &["base", "rt", "block", "cache", "vfs", "jbd2", "ext4-format"],
     ),
-    room(
+    rule(
         "f2fs",
         50,
         &["base", "rt", "block", "cache", "vfs", "f2fs-format"],
     ),
-    room("workload", 50, &["base", "rt", "vfs"]),
-    room("fuse", 60, &["base", "rt", "vfs"]),
-    room(
+    rule("workload", 50, &["base", "rt", "vfs"]),
+    rule("fuse", 60, &["base", "rt", "vfs"]),
+    rule(
         "steadfs",
         61,
         &[
             "base", "rt", "iosched", "block", "cache", "vfs", "jbd2", "ext4", "f2fs", "fuse",
         ],
     ),
-    room(
+    rule(
         "lab",
         62,
         &[
@@ -59,9 +63,9 @@ const ROOMS: &[Room] = &[
             "steadfs",
         ],
     ),
-    room("cli", 70, &["base", "rt", "vfs", "steadfs"]),
-    room("lab-cli", 70, &["rt", "steadfs", "lab"]),
-    room(
+    rule("cli", 70, &["base", "rt", "vfs", "steadfs"]),
+    rule("lab-cli", 70, &["rt", "steadfs", "lab"]),
+    rule(
         "suite",
         80,
         &[
@@ -69,20 +73,19 @@ const ROOMS: &[Room] = &[
             "fuse", "steadfs", "lab", "cli", "lab-cli",
         ],
     ),
-    room("bench", 81, &["suite"]),
+    rule("bench", 81, &["suite"]),
 ];
 
-/// Product lines a file may have (600 is the aim, the rest is slack); what follows its
-/// `#[cfg(test)]` module does not count.
+/// Largest number of product lines in a file (the aim is 600); what follows its `#[cfg(test)]` module does not count.
 const FILE_LINES: usize = 700;
 
-/// Files that are longer, with the length they may not exceed. The list only shrinks.
-const LONGER: &[(&str, usize)] = &[];
+/// Longer files, with their limits. The list only shrinks.
+const LONGER_FILES: &[(&str, usize)] = &[];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("the suite lies in the workspace")
+        .expect("the suite is a folder of the workspace")
         .to_owned()
 }
 
@@ -112,14 +115,14 @@ fn short(package: &str) -> &str {
 
 #[test]
 fn the_table_itself_points_down() {
-    let tiers: BTreeMap<_, _> = ROOMS.iter().map(|r| (r.name, r.tier)).collect();
-    assert_eq!(tiers.len(), ROOMS.len(), "a room is listed twice");
-    for room in ROOMS {
-        for used in room.uses {
+    let tiers: BTreeMap<_, _> = CRATES.iter().map(|r| (r.name, r.tier)).collect();
+    assert_eq!(tiers.len(), CRATES.len(), "a crate is listed twice");
+    for rule in CRATES {
+        for used in rule.uses {
             assert!(
-                tiers[used] < room.tier,
+                tiers[used] < rule.tier,
                 "{} may not use {used}: not below it",
-                room.name
+                rule.name
             );
         }
     }
@@ -127,7 +130,7 @@ fn the_table_itself_points_down() {
 
 #[test]
 fn dependencies_point_down() {
-    let tiers: BTreeMap<_, _> = ROOMS.iter().map(|r| (r.name, r.tier)).collect();
+    let tiers: BTreeMap<_, _> = CRATES.iter().map(|r| (r.name, r.tier)).collect();
     let metadata = metadata();
     let packages = metadata["packages"].as_array().expect("a list of packages");
     let ours: BTreeSet<_> = packages
@@ -137,8 +140,8 @@ fn dependencies_point_down() {
     let mut wrong = Vec::new();
     for package in packages {
         let name = short(package["name"].as_str().expect("a package has a name"));
-        let Some(room) = ROOMS.iter().find(|r| r.name == name) else {
-            wrong.push(format!("{name} is not in the table of rooms"));
+        let Some(rule) = CRATES.iter().find(|r| r.name == name) else {
+            wrong.push(format!("{name} is not in the table of crates"));
             continue;
         };
         for dependency in package["dependencies"].as_array().expect("a list") {
@@ -147,17 +150,20 @@ fn dependencies_point_down() {
                 continue;
             }
             let target = short(target);
-            // Tests of a room may use more rooms than the room itself, but never one above it.
+            // Tests of a crate may use other crates below it.
             let allowed = match dependency["kind"].as_str() {
-                None => room.uses.contains(&target),
-                Some(_) => tiers.get(target).is_some_and(|t| *t < room.tier),
+                None => rule.uses.contains(&target),
+                Some(_) => tiers.get(target).is_some_and(|t| *t < rule.tier),
             };
             if !allowed {
                 wrong.push(format!("{name} uses {target}"));
             }
         }
     }
-    assert!(wrong.is_empty(), "against the table: {wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "not allowed by the table of crates: {wrong:#?}"
+    );
 }
 
 /// Numbers of foreign crates that may be linked into the library that serves a mount, and into the program with its
@@ -194,7 +200,7 @@ fn files_stay_short() {
         let lines = text[..product].lines().count();
         let path = file.strip_prefix(root()).expect("below the root");
         let path = path.to_str().expect("names are UTF-8");
-        let limit = LONGER
+        let limit = LONGER_FILES
             .iter()
             .find(|(p, _)| *p == path)
             .map_or(FILE_LINES, |(_, n)| *n);
@@ -204,10 +210,10 @@ fn files_stay_short() {
             ));
         }
     }
-    assert!(wrong.is_empty(), "two rooms in one? {wrong:#?}");
+    assert!(wrong.is_empty(), "split these files: {wrong:#?}");
 }
 
-/// Packages come from where this machine's own configuration says.
+/// Packages come from the archive that the machine is configured for.
 #[test]
 fn scripts_name_no_package_archive() {
     for folder in ["scripts", ".ci"] {
@@ -221,16 +227,16 @@ fn scripts_name_no_package_archive() {
     }
 }
 
-/// A simulated run is a function of its seed in every build, so what builds differ in must take no part in it:
-/// the checks of these files have been looked at.
+/// A simulated run is a function of its seed in every build. So code that depends on the build must not affect a run;
+/// it has been reviewed in these files.
 #[test]
 fn builds_with_and_without_assertions_run_alike() {
-    const LOOKED_AT: [&str; 3] = [
+    const REVIEWED: [&str; 3] = [
         // The locks that a task holds are in a list of the task, which needs no lock.
         "crates/rt/src/lock_header.rs",
-        // Fault points, which a variable in the environment arms.
+        // Fault points, which an environment variable arms.
         "crates/rt/src/fault.rs",
-        // Ranges being changed, kept under the lock that the queue has anyway.
+        // Ranges that requests write, under the lock that the queue takes anyway.
         "crates/block/src/queue/state.rs",
     ];
     let root = root();
@@ -243,15 +249,14 @@ fn builds_with_and_without_assertions_run_alike() {
         }
     }
     differ.sort();
-    let mut looked_at = LOOKED_AT.map(str::to_owned);
-    looked_at.sort();
-    assert_eq!(differ, looked_at);
+    let mut reviewed = REVIEWED.map(str::to_owned);
+    reviewed.sort();
+    assert_eq!(differ, reviewed);
 }
 
-/// The host may refuse a thread, which a mount or remount then reports: only what runs in tests and simulations may
-/// panic for it.
+/// A thread may not be available; a mount or remount then reports that. Only code for tests and simulations may panic.
 #[test]
-fn product_code_passes_on_that_a_task_cannot_start() {
+fn product_code_reports_that_a_task_cannot_start() {
     const TOOLS: [&str; 4] = [
         "crates/rt/",
         "crates/lab/",
@@ -277,7 +282,7 @@ fn product_code_passes_on_that_a_task_cannot_start() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Product sources: all of crates/ but test files.
+/// Product sources: crates/ without test files.
 fn sources(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut todo = vec![root.join("crates")];

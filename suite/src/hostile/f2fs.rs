@@ -34,6 +34,7 @@ pub enum Part {
     Sit,
     /// SSA blocks.
     Ssa,
+    /// An inode.
     Inode,
     /// A node that is no inode.
     Node,
