@@ -182,14 +182,14 @@ struct Damaged {
 
 fn damaged(scratch: &Scratch, seed: u64) -> Vec<Damaged> {
     let bases = Base::all(&scratch.folder("bases"));
-    let cases = table();
+    let table = table();
     let wanted = cases();
     let path = |n: usize| scratch.join(&format!("damaged-{n}"));
     let mut all = Vec::new();
     for n in 0..wanted {
         let (name, image, effect) = if n % 2 == 0 {
             // Over several runs every case is used.
-            let case = &cases[(n / 2 * cases.len() * 2 / wanted + seed as usize) % cases.len()];
+            let case = &table[(n / 2 * table.len() * 2 / wanted + seed as usize) % table.len()];
             let base = bases.iter().find(|base| base.name == case.base).unwrap();
             let mut image = base.image.clone();
             ValueWriter::new(base).write(&mut image, case.values);
@@ -350,7 +350,7 @@ fn f2fs_volumes_are_borne_too() {
     let wanted = cases() / 4;
     for n in 0..wanted {
         let base = &bases[n % bases.len()];
-        save(&base.damage(Family::Flipped, n as u64 + 5000), &image);
+        save(&base.corrupt_copy(Family::Flipped, n as u64 + 5000), &image);
         let name = format!("{}:{}", base.name, n + 5000);
         let code = |words: &[&str], allowed: &[i32]| {
             let outcome = bounded(words);

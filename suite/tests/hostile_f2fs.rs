@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 fn case(bases: &[F2fsBase], family: Family, n: u64) -> (String, Outcome) {
     let base = &bases[usize::try_from(n).unwrap() % bases.len()];
     let began = Instant::now();
-    let mut outcome = exercise_f2fs(&base.corruption(family, n));
+    let mut outcome = exercise_f2fs(&base.corrupt_copy(family, n));
     if began.elapsed() > LIMIT {
         outcome
             .violations

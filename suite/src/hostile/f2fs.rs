@@ -259,7 +259,7 @@ impl F2fsBase {
     }
 
     /// A copy with corruption of this kind.
-    pub fn corruption(&self, family: Family, seed: u64) -> Image {
+    pub fn corrupt_copy(&self, family: Family, seed: u64) -> Image {
         let mut numbers = Numbers::new(seed ^ (family as u64) << 60);
         match family {
             Family::Truncated => self.truncated(&mut numbers),
