@@ -22,7 +22,6 @@ const ALLOWANCES: &[(&str, usize)] = &[
     ("crates/iosched", 81),
     ("crates/jbd2", 60),
     ("crates/lab", 68),
-    ("crates/rt", 64),
     ("crates/steadfs", 19),
     ("crates/vfs", 21),
     ("crates/workload", 36),
