@@ -16,9 +16,9 @@ use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, MutexGuard, OnUnwind, PANICKED, now, wall_clock};
 
 use crate::io::{submit_writes, wait_all};
-use crate::log_writer::{Snapshot, encode, encoded_len};
-use crate::sb::{Change, Order};
-use crate::transaction::{Committing, State};
+use crate::log_writer::{BlockSnapshot, encode, encoded_len};
+use crate::sb::{SuperblockChange, WriteOrder};
+use crate::transaction::{CommittingTransaction, JournalState};
 use crate::{Journal, JournalError};
 use steadfs_jbd2_format::build_commit;
 
@@ -34,17 +34,17 @@ pub enum Durable {
 }
 
 /// A transaction that no handle changes any more.
-struct Closed {
+struct ClosedTransaction {
     tid: Tid,
     /// Its blocks as they were, sorted by home.
-    snapshot: Vec<Snapshot>,
+    snapshot: Vec<BlockSnapshot>,
     revokes: Vec<DevBlock>,
     waiters: Arc<Condvar>,
-    times: Times,
+    times: CommitTimes,
 }
 
 /// What the statistics want to know of a commit.
-struct Times {
+struct CommitTimes {
     started: Instant,
     requested: Option<Instant>,
     lock_began: Instant,
@@ -54,8 +54,8 @@ struct Times {
 }
 
 /// A transaction written to the log, its commit record excepted.
-struct Written {
-    closed: Closed,
+struct LoggedTransaction {
+    closed: ClosedTransaction,
     start: u32,
     /// Log blocks, commit record included.
     len: u32,
@@ -108,9 +108,9 @@ impl Journal {
                         running.requested = Some(now());
                     }
                     running.callers += u32::from(!std::mem::replace(&mut counted, true));
-                    if inner.gathers.is_some_and(|all| running.callers >= all) {
-                        inner.gathers = None;
-                        self.gathered.notify_one();
+                    if inner.batch_target.is_some_and(|all| running.callers >= all) {
+                        inner.batch_target = None;
+                        self.batch_full.notify_one();
                     }
                     Arc::clone(&running.waiters)
                 }
@@ -122,14 +122,14 @@ impl Journal {
                 (_, None) => unreachable!("transaction {tid} is neither durable nor anywhere"),
             };
             if state.leading {
-                self.raise_commit(&mut state, tid, tag);
+                self.boost_commit(&mut state, tid, tag);
                 let _for = inherit::wait_for(&[state.leader]);
                 waiters.wait(&mut state);
             } else {
                 state.leading = true;
                 state.leader = inherit::current_task();
                 if requested {
-                    state = self.await_callers(state, tid);
+                    state = self.await_batch(state, tid);
                 }
                 drop(state);
                 self.lead(tag);
@@ -139,12 +139,13 @@ impl Journal {
     }
 
     /// WaitStats for those who will probably ask for this transaction, too. The caller has made itself the leader.
-    fn await_callers<'a>(
+    fn await_batch<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, JournalState>,
         tid: Tid,
-    ) -> MutexGuard<'a, State> {
-        let callers = |state: &State| state.running.as_ref().map_or(0, |running| running.callers);
+    ) -> MutexGuard<'a, JournalState> {
+        let callers =
+            |state: &JournalState| state.running.as_ref().map_or(0, |running| running.callers);
         let (here, began) = (callers(&state), now());
         if state
             .running
@@ -154,40 +155,42 @@ impl Journal {
             return state;
         }
         let (usual, longest) = (state.stats.average_commit, state.tuning.max_batch);
-        let Some((all, patience)) = state.gathering.wait_for(here, usual, longest, began) else {
+        let Some((all, patience)) = state.batch.wait_for(here, usual, longest, began) else {
             return state;
         };
-        state.gathers = Some(all);
-        while state.gathers.is_some() && state.aborted.is_none() {
+        state.batch_target = Some(all);
+        while state.batch_target.is_some() && state.aborted.is_none() {
             let Some(rest) = patience
                 .checked_sub(began.elapsed())
                 .filter(|d| !d.is_zero())
             else {
                 break;
             };
-            self.gathered.wait_for(&mut state, rest);
+            self.batch_full.wait_for(&mut state, rest);
         }
-        state.gathers = None;
+        state.batch_target = None;
         let came = callers(&state).saturating_sub(here);
-        state.gathering.waited(came, all - here);
+        state.batch.waited(came, all - here);
         state.stats.waited_batch.add(began.elapsed());
         state
     }
 
     /// Raises the I/O of the commit under way to `tag`, also when `tid` is the next one: that waits
     /// for it.
-    fn raise_commit(&self, state: &mut State, tid: Tid, tag: IoTag) {
+    fn boost_commit(&self, state: &mut JournalState, tid: Tid, tag: IoTag) {
         if let Some(running) = &mut state.running
             && running.tid == tid
         {
-            let raised = running.waiter.map(|now| self.queue.effective_tag(now, tag));
-            running.waiter = raised.or(Some(tag));
+            let raised = running
+                .waiter_tag
+                .map(|now| self.queue.effective_tag(now, tag));
+            running.waiter_tag = raised.or(Some(tag));
         }
-        self.raise_committing(state, tag);
+        self.boost_committing(state, tag);
     }
 
     /// Raises the I/O of the commit under way to `tag`.
-    pub(crate) fn raise_committing(&self, state: &mut State, tag: IoTag) {
+    pub(crate) fn boost_committing(&self, state: &mut JournalState, tag: IoTag) {
         if let Some(committing) = &mut state.committing {
             let raised = self.queue.effective_tag(committing.tag, tag);
             if raised != committing.tag {
@@ -245,7 +248,7 @@ impl Journal {
     }
 
     /// Step 1, lock: no handle joins any more; waits for the open ones, then takes the snapshot.
-    fn close_running(&self) -> Result<Option<Closed>, JournalError> {
+    fn close_running(&self) -> Result<Option<ClosedTransaction>, JournalError> {
         let mut state = self.state.lock();
         let lock_began = now();
         let Some(running) = &mut state.running else {
@@ -262,12 +265,12 @@ impl Journal {
         assert_eq!(running.reserved, 0, "credits end with their handles");
         let blocks = std::mem::take(&mut running.blocks);
         let revokes = std::mem::take(&mut running.revokes);
-        let mut closed = Closed {
+        let mut closed = ClosedTransaction {
             tid: running.tid,
             snapshot: Vec::with_capacity(blocks.len()),
             revokes: revokes.into_iter().collect(),
             waiters: Arc::clone(&running.waiters),
-            times: Times {
+            times: CommitTimes {
                 started: running.started,
                 requested: running.requested,
                 lock_began,
@@ -284,7 +287,7 @@ impl Journal {
             let data = content.snapshot();
             drop(content);
             let block = buf.block();
-            closed.snapshot.push(Snapshot { block, buf, data });
+            closed.snapshot.push(BlockSnapshot { block, buf, data });
         }
         closed.snapshot.sort_unstable_by_key(|s| s.block);
         Ok(Some(closed))
@@ -292,7 +295,11 @@ impl Journal {
 
     /// Step 2, switch: takes the log blocks, lets the next transaction start; step 3, log: writes
     /// revoke blocks, descriptors and blocks, all at once, and waits.
-    fn start_committing(&self, closed: Closed, tag: IoTag) -> Result<Written, JournalError> {
+    fn start_committing(
+        &self,
+        closed: ClosedTransaction,
+        tag: IoTag,
+    ) -> Result<LoggedTransaction, JournalError> {
         let blocks = closed.snapshot.iter().map(|s| s.block).collect();
         let encoded = encoded_len(&self.format, closed.snapshot.len(), closed.revokes.len());
         let len = u32::try_from(encoded + 1).expect("bounded by the log's length");
@@ -304,9 +311,9 @@ impl Journal {
             let running = state.running.take().expect("only the leader takes it");
             assert!(running.tid == closed.tid && running.open == 0);
             // Others than the leader may wait for it by now.
-            let waiter = running.waiter;
+            let waiter = running.waiter_tag;
             let tag = waiter.map_or(tag, |waiter| self.queue.effective_tag(tag, waiter));
-            state.committing = Some(Committing {
+            state.committing = Some(CommittingTransaction {
                 tid: closed.tid,
                 start,
                 blocks: Arc::new(blocks),
@@ -319,14 +326,14 @@ impl Journal {
         };
         self.admission.notify_all();
         let encoded = encode(&self.format, closed.tid, &closed.snapshot, &closed.revokes);
-        let placed = self.place(start, encoded.blocks);
-        let ios = submit_writes(&self.queue, self.block_size, placed, tag);
-        self.note_ios(&ios, tag);
+        let located = self.log_locations(start, encoded.blocks);
+        let ios = submit_writes(&self.queue, self.block_size, located, tag);
+        self.track_ios(&ios, tag);
         let started = self.start_log(start, closed.tid, tag);
         let logged = wait_all(&ios);
         started?;
         logged?;
-        Ok(Written {
+        Ok(LoggedTransaction {
             closed,
             start,
             len,
@@ -334,11 +341,11 @@ impl Journal {
         })
     }
 
-    /// Log blocks from `start` on, with their places on the device.
-    fn place(&self, start: u32, blocks: Vec<Buf>) -> impl Iterator<Item = (DevBlock, Buf)> {
+    /// Log blocks from `start` on, with their indexed on the device.
+    fn log_locations(&self, start: u32, blocks: Vec<Buf>) -> impl Iterator<Item = (DevBlock, Buf)> {
         let ring = self.state.lock().log.clone();
-        let places = blocks.into_iter().enumerate();
-        places.map(move |(n, buf)| {
+        let indexed = blocks.into_iter().enumerate();
+        indexed.map(move |(n, buf)| {
             let at = ring.after(start, n as u32);
             (self.map.locate(at).0, buf)
         })
@@ -355,19 +362,19 @@ impl Journal {
             state.tuning.barriers
         };
         let order = if barriers {
-            Order::Durable
+            WriteOrder::Durable
         } else {
-            Order::Plain
+            WriteOrder::Plain
         };
         let mut block0 = self.block0.lock();
         assert_eq!(block0.raw.start.get(), 0);
-        let change = Change::Tail { start, tid };
+        let change = SuperblockChange::Tail { start, tid };
         Ok(block0.write(change, &self.queue, order, tag)?)
     }
 
     /// Lets those who join the commit raise these requests, submitted with `tag`; raises them if one
     /// has joined since.
-    fn note_ios(&self, ios: &[IoHandle], tag: IoTag) {
+    fn track_ios(&self, ios: &[IoHandle], tag: IoTag) {
         let mut state = self.state.lock();
         let committing = state.committing.as_mut().expect("the leader's");
         committing.ios = ios.to_vec();
@@ -379,7 +386,7 @@ impl Journal {
     }
 
     /// Step 4, record: the commit record, after everything before it, durable itself.
-    fn write_record(&self, written: &Written) -> Result<(), JournalError> {
+    fn write_record(&self, written: &LoggedTransaction) -> Result<(), JournalError> {
         let mut record = Buf::zeroed(self.block_size.bytes());
         let tid = written.closed.tid;
         build_commit(
@@ -401,15 +408,15 @@ impl Journal {
         let tag = state.committing.as_ref().expect("the leader's").tag;
         drop(state);
         let io = self.queue.submit(bio, tag);
-        self.note_ios(std::slice::from_ref(&io), tag);
+        self.track_ios(std::slice::from_ref(&io), tag);
         io.wait()?;
         Ok(())
     }
 
     /// Step 5, done: the blocks are listed for reclaim, revoked ones leave the lists, the file system
     /// hears of it, and everyone who waits does.
-    fn finish(&self, written: Written) -> Result<(), JournalError> {
-        let Written {
+    fn finish(&self, written: LoggedTransaction) -> Result<(), JournalError> {
+        let LoggedTransaction {
             closed, start, len, ..
         } = written;
         let ended = now();
@@ -434,22 +441,22 @@ impl Journal {
         state.durable = closed.tid;
         let served = state.committing.take().map_or(0, |commit| commit.callers);
         let waiting = state.running.as_ref().map_or(0, |running| running.callers);
-        state.gathering.commit_ended(served, waiting, now());
+        state.batch.commit_ended(served, waiting, now());
         let (free, capacity) = (state.log.free(), state.log.capacity());
         state.stats.dropped += dropped;
-        note_commit(&mut state, &closed.times, ended, changed, len);
+        record_commit(&mut state, &closed.times, ended, changed, len);
         drop(state);
-        let (wakes, heavy) = {
+        let (wakes, over_memory_limit) = {
             let mut lists = self.lists.lock();
-            let heavy = lists.is_heavy(self.block_size);
-            let due = heavy || lists.policy.is_low(free, capacity);
-            (due && lists.worker.trigger(), heavy)
+            let over_memory_limit = lists.exceeds_memory_limit(self.block_size);
+            let due = over_memory_limit || lists.policy.is_low(free, capacity);
+            (due && lists.worker.trigger(), over_memory_limit)
         };
         if wakes {
             self.reclaim_wake.notify_one();
         }
-        if heavy {
-            self.background_turn.notify_all();
+        if over_memory_limit {
+            self.background_may_run.notify_all();
         }
         Ok(())
     }
@@ -472,9 +479,15 @@ impl Journal {
     }
 }
 
-fn note_commit(state: &mut State, times: &Times, ended: Instant, changed: u64, len: u32) {
+fn record_commit(
+    state: &mut JournalState,
+    times: &CommitTimes,
+    ended: Instant,
+    changed: u64,
+    len: u32,
+) {
     let stats = &mut state.stats;
-    stats.commit_took(ended.since(times.lock_began));
+    stats.record_commit_time(ended.since(times.lock_began));
     stats.transactions += 1;
     if let Some(requested) = times.requested {
         stats.requested += 1;

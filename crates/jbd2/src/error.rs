@@ -29,11 +29,11 @@ pub enum JournalError {
     /// The journal was opened for reading only.
     #[error("journal is read-only")]
     ReadOnly,
-    /// A handle asked for more than a whole transaction may hold.
-    #[error("{asked} journal credits asked for, a transaction has {limit}")]
+    /// A handle requested for more than a whole transaction may hold.
+    #[error("{requested} journal credits requested for, a transaction has {limit}")]
     TooManyCredits {
-        /// Credits asked for.
-        asked: u32,
+        /// Credits requested for.
+        requested: u32,
         /// The largest number a handle can have.
         limit: u32,
     },

@@ -6,7 +6,7 @@ use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_cache::{MetaBuf, MetaMut};
 use steadfs_rt::{PANICKED, RankScopeGuard, Unwinding, inherit};
 
-use crate::transaction::State;
+use crate::transaction::JournalState;
 use crate::{Journal, JournalError};
 
 /// A part of a transaction: what one operation changes, all or nothing. It ends when it is dropped. Dropped by a panic
@@ -84,7 +84,7 @@ impl<'j> Handle<'j> {
     fn join(&mut self, buf: &Arc<MetaBuf>) -> Result<(), JournalError> {
         let mut state = self.journal.state.lock();
         state.check()?;
-        if self.left == 0 && !self.take_more(&mut state, 1) {
+        if self.left == 0 && !self.reserve_more(&mut state, 1) {
             return Err(JournalError::CreditsUsedUp);
         }
         let running = state
@@ -136,7 +136,7 @@ impl<'j> Handle<'j> {
             running.blocks.remove(&block.0);
             let revoke = has_copy && !running.revokes.contains(&block);
             if revoke && joined.is_none() {
-                if self.left == 0 && !self.take_more(&mut state, 1) {
+                if self.left == 0 && !self.reserve_more(&mut state, 1) {
                     return Err(JournalError::CreditsUsedUp);
                 }
                 self.left -= 1;
@@ -160,7 +160,7 @@ impl<'j> Handle<'j> {
     pub fn extend(&mut self, credits: u32) -> bool {
         let mut state = self.journal.state.lock();
         let closing = state.running.as_ref().is_none_or(|running| running.locked);
-        state.aborted.is_none() && !closing && self.take_more(&mut state, credits)
+        state.aborted.is_none() && !closing && self.reserve_more(&mut state, credits)
     }
 
     /// The same for who cannot end yet, because he has to take back what he did: also where the transaction is being
@@ -168,11 +168,11 @@ impl<'j> Handle<'j> {
     #[must_use]
     pub fn extend_while_locked(&mut self, credits: u32) -> bool {
         let mut state = self.journal.state.lock();
-        state.aborted.is_none() && self.take_more(&mut state, credits)
+        state.aborted.is_none() && self.reserve_more(&mut state, credits)
     }
 
     /// Takes more credits if there is room, even when the transaction is closing.
-    fn take_more(&mut self, state: &mut State, credits: u32) -> bool {
+    fn reserve_more(&mut self, state: &mut JournalState, credits: u32) -> bool {
         let costs = &self.journal.costs;
         let free = state.log.free();
         let running = state

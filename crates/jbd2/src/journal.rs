@@ -9,22 +9,22 @@ use steadfs_cache::MetaCache;
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank, RankScope, now, sleep};
 
+use crate::commit_batch::CommitBatch;
 use crate::config::{JournalConfig, JournalTuning};
-use crate::gathering::Gathering;
 use crate::handle::Handle;
-use crate::lists::Lists;
+use crate::lists::ReclaimLists;
 use crate::recover::load_superblock;
-use crate::sb::{Block0, Change, Order};
-use crate::space::{Costs, Ring};
+use crate::sb::{Block0, SuperblockChange, WriteOrder};
+use crate::space::{LogCosts, LogRing};
 use crate::stats::JournalStats;
-use crate::transaction::{Admission, Running, State};
+use crate::transaction::{Admission, JournalState, RunningTransaction};
 use crate::{JournalError, JournalMap, ReclaimPolicy};
 use steadfs_jbd2_format::Format;
 
 /// EIO: what an abort leaves in the superblock.
 const EIO: u32 = 5;
 /// After so many waits for others' credits a handle asks for a commit instead.
-const PATIENCE: u32 = 16;
+const MAX_CREDIT_WAITS: u32 = 16;
 
 type OnCommit = Arc<dyn Fn(Tid) + Send + Sync>;
 type OnAbort = Arc<dyn Fn(&str) + Send + Sync>;
@@ -45,27 +45,27 @@ pub struct Journal {
     pub(crate) block_size: BlockSize,
     pub(crate) map: JournalMap,
     pub(crate) format: Format,
-    pub(crate) costs: Costs,
+    pub(crate) costs: LogCosts,
     read_only: bool,
     /// Where a task with an open handle stands in the order of locks.
     pub(crate) open_handle: RankScope,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<JournalState>,
     /// Handles wait here to begin.
     pub(crate) admission: Condvar,
     /// A leader waits here for more callers.
-    pub(crate) gathered: Condvar,
+    pub(crate) batch_full: Condvar,
     /// A leader waits here for the open handles.
     pub(crate) drained: Condvar,
     /// The commit task waits here.
     pub(crate) task_wake: Condvar,
     pub(crate) block0: Mutex<Block0>,
-    pub(crate) lists: Mutex<Lists>,
+    pub(crate) lists: Mutex<ReclaimLists>,
     /// A batch of home writes has ended.
     pub(crate) home_written: Condvar,
     /// The background reclaimer waits here.
     pub(crate) reclaim_wake: Condvar,
     /// … and here until nobody waits for log space, or memory is short.
-    pub(crate) background_turn: Condvar,
+    pub(crate) background_may_run: Condvar,
     /// One task reclaims at a time.
     pub(crate) reclaiming: Mutex<()>,
     pub(crate) callbacks: Mutex<Callbacks>,
@@ -94,27 +94,27 @@ impl Journal {
             superblock.set_features(config.wide, config.checksum);
         }
         let next_tid = superblock.sequence();
-        let log = Ring::new(superblock.first, superblock.last);
+        let log = LogRing::new(superblock.first, superblock.last);
         let format = superblock.format;
-        let costs = Costs::new(&format, log.capacity(), config.max_transaction);
+        let costs = LogCosts::new(&format, log.capacity(), config.max_transaction);
         let (at, _) = map.locate(0);
         let block0 = Block0::new(superblock.raw, data, at, block_size);
-        let state = State {
+        let state = JournalState {
             running: None,
             committing: None,
             leading: false,
             leader: TaskNo::default(),
-            gathering: Gathering::default(),
-            gathers: None,
+            batch: CommitBatch::default(),
+            batch_target: None,
             next_tid,
             durable: Tid(next_tid.0.wrapping_sub(1)),
             log,
             marked_empty: true,
-            held_back: 0,
+            update_locks: 0,
             waiting_credits: 0,
             aborted: None,
-            kicked: None,
-            has_task: false,
+            commit_request: None,
+            has_commit_task: false,
             stopping: false,
             last_sync_writer: 0,
             tuning: config.tuning,
@@ -131,14 +131,14 @@ impl Journal {
             open_handle: RankScope::new(Rank::TxnHandle),
             state: Mutex::new(Rank::JournalState, state),
             admission: Condvar::new(),
-            gathered: Condvar::new(),
+            batch_full: Condvar::new(),
             drained: Condvar::new(),
             task_wake: Condvar::new(),
             block0: Mutex::new(Rank::JournalSuper, block0),
-            lists: Mutex::new(Rank::JournalLists, Lists::new(config.reclaim)),
+            lists: Mutex::new(Rank::JournalLists, ReclaimLists::new(config.reclaim)),
             home_written: Condvar::new(),
             reclaim_wake: Condvar::new(),
-            background_turn: Condvar::new(),
+            background_may_run: Condvar::new(),
             reclaiming: Mutex::new(Rank::JournalReclaim, ()),
             callbacks: Mutex::new(Rank::Leaf, Callbacks::default()),
             tasks: Mutex::new(Rank::Leaf, Vec::new()),
@@ -183,11 +183,11 @@ impl Journal {
         }
         let limit = self.max_credits();
         if credits > limit {
-            let asked = credits;
-            return Err(JournalError::TooManyCredits { asked, limit });
+            let requested = credits;
+            return Err(JournalError::TooManyCredits { requested, limit });
         }
         let mut waited = Duration::ZERO;
-        let mut patience = PATIENCE;
+        let mut credit_waits_left = MAX_CREDIT_WAITS;
         let mut state = self.state.lock();
         loop {
             state.check()?;
@@ -196,15 +196,15 @@ impl Journal {
                 return Ok(state.join(credits, waited));
             }
             if admission == Admission::Credits {
-                patience = patience.saturating_sub(1);
-                if patience == 0 {
+                credit_waits_left = credit_waits_left.saturating_sub(1);
+                if credit_waits_left == 0 {
                     admission = Admission::Full(state.upcoming());
                 }
             }
             let waits_from = now();
             state = self.await_admission(state, admission, tag)?;
             let wait = waits_from.elapsed();
-            state.stats.waits_for(admission).add(wait);
+            state.stats.wait_stats_for(admission).add(wait);
             waited += wait;
         }
     }
@@ -212,10 +212,10 @@ impl Journal {
     /// WaitStats once for what keeps a handle from joining, or brings it about.
     fn await_admission<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, JournalState>,
         admission: Admission,
         tag: IoTag,
-    ) -> Result<MutexGuard<'a, State>, JournalError> {
+    ) -> Result<MutexGuard<'a, JournalState>, JournalError> {
         match admission {
             Admission::Join => unreachable!("who may join does not wait"),
             Admission::Locked => {
@@ -230,9 +230,9 @@ impl Journal {
                 self.admission.wait(&mut state);
                 state.waiting_credits -= 1;
             }
-            Admission::Full(tid) if state.has_task || state.leading => {
-                self.raise_committing(&mut state, tag);
-                state.kicked = Some(tid);
+            Admission::Full(tid) if state.has_commit_task || state.leading => {
+                self.boost_committing(&mut state, tag);
+                state.commit_request = Some(tid);
                 self.task_wake.notify_one();
                 let _for = inherit::wait_for(&[state.leader]);
                 self.admission.wait(&mut state);
@@ -304,12 +304,12 @@ impl Journal {
     /// Stops the journal for good and notes that in its superblock: nothing becomes durable any
     /// more, everyone who waits gets `cause`. Of several causes the first is kept.
     pub fn abort(&self, cause: &str) {
-        self.stop_for(cause, true);
+        self.abort_with(cause, true);
     }
 
     /// Like [`Journal::abort`], without a note: the volume is healthy, only not to be used any more.
     pub fn shutdown(&self, cause: &str) {
-        self.stop_for(cause, false);
+        self.abort_with(cause, false);
     }
 
     /// Aborts because of `error`; returns what a caller is told.
@@ -317,14 +317,14 @@ impl Journal {
         if let JournalError::Aborted(_) = error {
             return error.clone();
         }
-        self.stop_for(&error.to_string(), true);
+        self.abort_with(&error.to_string(), true);
         match self.state.lock().check() {
             Err(aborted) => aborted,
             Ok(()) => unreachable!("just stopped"),
         }
     }
 
-    fn stop_for(&self, cause: &str, note: bool) {
+    fn abort_with(&self, cause: &str, record: bool) {
         let mut state = self.state.lock();
         if state.aborted.is_some() {
             return;
@@ -341,10 +341,10 @@ impl Journal {
         self.admission.notify_all();
         self.drained.notify_all();
         self.reclaim_wake.notify_all();
-        if note && !self.read_only {
-            let (note, tag) = (Change::Errno(EIO), IoTag::default());
+        if record && !self.read_only {
+            let (change, tag) = (SuperblockChange::Errno(EIO), IoTag::default());
             let mut block0 = self.block0.lock();
-            if let Err(error) = block0.write(note, &self.queue, Order::Durable, tag) {
+            if let Err(error) = block0.write(change, &self.queue, WriteOrder::Durable, tag) {
                 tracing::error!(%error, "the journal's stop could not be noted");
             }
         }
@@ -382,7 +382,8 @@ impl Journal {
             return Duration::ZERO;
         }
         let wait = state.stats.average_commit.max(min_batch).min(max_batch);
-        let young = |running: &Running| !running.locked && now().since(running.started) < wait;
+        let young =
+            |running: &RunningTransaction| !running.locked && now().since(running.started) < wait;
         if state.running.as_ref().is_some_and(young) {
             wait
         } else {
@@ -408,8 +409,8 @@ impl Journal {
         if block0.raw.errno.get() == 0 || self.read_only {
             return Ok(());
         }
-        let (change, tag) = (Change::Errno(0), IoTag::default());
-        let written = block0.write(change, &self.queue, Order::Durable, tag);
+        let (change, tag) = (SuperblockChange::Errno(0), IoTag::default());
+        let written = block0.write(change, &self.queue, WriteOrder::Durable, tag);
         drop(block0);
         written.map_err(|error| self.fail(&error.into()))
     }
@@ -420,9 +421,9 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Aborted`]: the log is not empty.
     pub fn flush_all(&self) -> Result<(), JournalError> {
-        self.hold_back();
-        let result = self.flush_held_back();
-        self.let_go();
+        self.lock_updates();
+        let result = self.flush_with_updates_locked();
+        self.unlock_updates();
         result
     }
 
@@ -431,32 +432,32 @@ impl Journal {
     /// # Errors
     /// As [`Journal::flush_all`]; handles do not wait then.
     pub fn freeze(&self) -> Result<(), JournalError> {
-        self.hold_back();
-        let result = self.flush_held_back();
+        self.lock_updates();
+        let result = self.flush_with_updates_locked();
         if result.is_err() {
-            self.let_go();
+            self.unlock_updates();
         }
         result
     }
 
     /// Ends [`Journal::freeze`].
     pub fn thaw(&self) {
-        self.let_go();
+        self.unlock_updates();
     }
 
-    fn hold_back(&self) {
-        self.state.lock().held_back += 1;
+    fn lock_updates(&self) {
+        self.state.lock().update_locks += 1;
     }
 
-    fn let_go(&self) {
+    fn unlock_updates(&self) {
         let mut state = self.state.lock();
-        assert!(state.held_back > 0, "frozen as often as thawed");
-        state.held_back -= 1;
+        assert!(state.update_locks > 0, "frozen as often as thawed");
+        state.update_locks -= 1;
         drop(state);
         self.admission.notify_all();
     }
 
-    fn flush_held_back(&self) -> Result<(), JournalError> {
+    fn flush_with_updates_locked(&self) -> Result<(), JournalError> {
         if self.read_only {
             return Ok(());
         }
@@ -475,7 +476,7 @@ impl Journal {
                 self.admission.wait(&mut state);
             }
             state.check()?;
-            assert!(state.held_back > 0);
+            assert!(state.update_locks > 0);
             let changed = state
                 .running
                 .as_ref()
@@ -488,13 +489,13 @@ impl Journal {
             // No commit starts meanwhile: only a held-back handle could have changed anything.
             state.marked_empty = true;
             let order = if state.tuning.barriers {
-                Order::AfterAll
+                WriteOrder::AfterFlush
             } else {
-                Order::Plain
+                WriteOrder::Plain
             };
             (state.upcoming(), order)
         };
-        let change = Change::Tail {
+        let change = SuperblockChange::Tail {
             start: 0,
             tid: next,
         };
@@ -530,7 +531,7 @@ impl Journal {
     }
 
     /// Changes when the background reclaims. When this returns, nothing is under way any more that the
-    /// old policy has asked for.
+    /// old policy has requested for.
     pub fn set_reclaim_policy(&self, policy: ReclaimPolicy) {
         {
             let mut lists = self.lists.lock();

@@ -18,9 +18,9 @@
 //! arithmetic. The format is the crate `steadfs-jbd2-format`.
 
 mod commit;
+mod commit_batch;
 mod config;
 mod error;
-mod gathering;
 mod handle;
 mod io;
 mod journal;

@@ -15,12 +15,12 @@ use steadfs_cache::MetaBuf;
 use steadfs_rt::Instant;
 
 use crate::ReclaimPolicy;
-use crate::log_writer::Snapshot;
+use crate::log_writer::BlockSnapshot;
 use crate::reclaim::SpaceWaiters;
-use crate::worker::Worker;
+use crate::worker::ReclaimWorker;
 
 /// A durable transaction whose log space is in use.
-struct Logged {
+struct CommittedTransaction {
     tid: Tid,
     /// Where in the log it starts.
     start: u32,
@@ -35,7 +35,7 @@ struct Logged {
 }
 
 /// A block with a copy in the log.
-struct Entry {
+struct BlockEntry {
     /// The newest durable transaction with a copy.
     tid: Tid,
     /// The content to write home, until it is there, and the buffer, so that the cache keeps it:
@@ -46,7 +46,7 @@ struct Entry {
 }
 
 /// A block taken up for writing home.
-pub(crate) struct Homebound {
+pub(crate) struct HomeWrite {
     pub block: DevBlock,
     pub data: Buf,
     tid: Tid,
@@ -54,7 +54,7 @@ pub(crate) struct Homebound {
 
 /// Where the log could start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Tail {
+pub(crate) struct LogTail {
     /// The transaction that comes first then; `None`: none of the durable ones.
     pub first: Option<(Tid, u32)>,
     /// Durable transactions before it.
@@ -64,11 +64,11 @@ pub(crate) struct Tail {
 }
 
 /// The lists, under their lock.
-pub(crate) struct Lists {
+pub(crate) struct ReclaimLists {
     /// Oldest first, numbers without gaps.
-    transactions: VecDeque<Logged>,
+    transactions: VecDeque<CommittedTransaction>,
     /// Every block with a copy in the log that recovery would replay.
-    entries: FixedMap<u64, Entry>,
+    entries: FixedMap<u64, BlockEntry>,
     /// Entries not home yet.
     unwritten: u64,
     /// Writes home in flight, or that of the tail: for raising them.
@@ -76,16 +76,16 @@ pub(crate) struct Lists {
     /// Those who wait for log space.
     pub waiters: SpaceWaiters,
     /// What the background reclaimer is doing.
-    pub worker: Worker,
+    pub worker: ReclaimWorker,
     /// The last advice was to go on (the policy's hysteresis).
-    pub going: bool,
+    pub reclaiming_space: bool,
     /// The last look found too much in memory (the same for that).
-    pub relieving: bool,
+    pub relieving_memory: bool,
     pub stopping: bool,
     pub policy: ReclaimPolicy,
 }
 
-impl Lists {
+impl ReclaimLists {
     pub(crate) fn new(policy: ReclaimPolicy) -> Self {
         Self {
             transactions: VecDeque::new(),
@@ -93,9 +93,9 @@ impl Lists {
             unwritten: 0,
             in_flight: Vec::new(),
             waiters: SpaceWaiters::default(),
-            worker: Worker::default(),
-            going: false,
-            relieving: false,
+            worker: ReclaimWorker::default(),
+            reclaiming_space: false,
+            relieving_memory: false,
             stopping: false,
             policy,
         }
@@ -113,7 +113,7 @@ impl Lists {
             .is_some_and(|entry| entry.writing)
     }
 
-    fn transaction(&mut self, tid: Tid) -> &mut Logged {
+    fn transaction(&mut self, tid: Tid) -> &mut CommittedTransaction {
         let first = self
             .transactions
             .front()
@@ -129,7 +129,7 @@ impl Lists {
     }
 
     /// An entry is not to be written any more under its old transaction.
-    fn drop_home(&mut self, tid: Tid) {
+    fn forget_unwritten(&mut self, tid: Tid) {
         let logged = self.transaction(tid);
         logged.unwritten -= 1;
         self.unwritten -= 1;
@@ -144,13 +144,13 @@ impl Lists {
         len: u32,
         committed: Instant,
         blocks: Arc<Vec<DevBlock>>,
-        snapshot: Vec<Snapshot>,
+        snapshot: Vec<BlockSnapshot>,
     ) -> u64 {
         if let Some(last) = self.transactions.back() {
             assert_eq!(last.tid.next(), tid, "numbers in the log have no gaps");
         }
         assert_eq!(blocks.len(), snapshot.len());
-        self.transactions.push_back(Logged {
+        self.transactions.push_back(CommittedTransaction {
             tid,
             start,
             len,
@@ -161,9 +161,9 @@ impl Lists {
         });
         self.unwritten += snapshot.len() as u64;
         let mut dropped = 0;
-        for Snapshot { block, buf, data } in snapshot {
+        for BlockSnapshot { block, buf, data } in snapshot {
             let home = Some((buf, data));
-            let entry = Entry {
+            let entry = BlockEntry {
                 tid,
                 home,
                 writing: self.is_writing(block),
@@ -171,7 +171,7 @@ impl Lists {
             if let Some(old) = self.entries.insert(block.0, entry)
                 && old.home.is_some()
             {
-                self.drop_home(old.tid);
+                self.forget_unwritten(old.tid);
                 dropped += 1;
             }
         }
@@ -190,19 +190,19 @@ impl Lists {
         );
         let due = entry.home.is_some();
         if due {
-            self.drop_home(entry.tid);
+            self.forget_unwritten(entry.tid);
         }
         due
     }
 
     /// Takes up to `max` blocks for writing home, from the oldest transactions on, sorted. Only
     /// transactions for which `wanted` (its age, log blocks of those before it) is true.
-    pub(crate) fn take_batch(
+    pub(crate) fn start_home_writes(
         &mut self,
         max: usize,
         now: Instant,
         mut wanted: impl FnMut(Duration, u32) -> bool,
-    ) -> Vec<Homebound> {
+    ) -> Vec<HomeWrite> {
         let mut batch = Vec::new();
         let mut before = 0;
         for logged in &mut self.transactions {
@@ -226,7 +226,7 @@ impl Lists {
                     };
                     assert!(!entry.writing, "one write home of a block at a time");
                     entry.writing = true;
-                    batch.push(Homebound {
+                    batch.push(HomeWrite {
                         block,
                         data: data.clone(),
                         tid: logged.tid,
@@ -235,27 +235,27 @@ impl Lists {
             }
             before += logged.len;
         }
-        batch.sort_unstable_by_key(|homebound| homebound.block);
+        batch.sort_unstable_by_key(|write| write.block);
         batch
     }
 
     /// Notes that a batch has ended; `written`: all of it is on the device.
-    pub(crate) fn end_batch(&mut self, batch: &[Homebound], written: bool) {
+    pub(crate) fn end_home_writes(&mut self, batch: &[HomeWrite], written: bool) {
         self.in_flight.clear();
-        for homebound in batch {
-            let entry = self.entries.get_mut(&homebound.block.0);
+        for write in batch {
+            let entry = self.entries.get_mut(&write.block.0);
             let entry = entry.expect("an entry stays while its write is in flight");
             assert!(entry.writing);
             entry.writing = false;
-            if written && entry.tid == homebound.tid && entry.home.take().is_some() {
-                self.drop_home(homebound.tid);
+            if written && entry.tid == write.tid && entry.home.take().is_some() {
+                self.forget_unwritten(write.tid);
             }
         }
     }
 
     /// The tail that what is home now allows.
-    pub(crate) fn tail(&self) -> Tail {
-        let mut tail = Tail {
+    pub(crate) fn tail(&self) -> LogTail {
+        let mut tail = LogTail {
             first: None,
             transactions: 0,
             blocks: 0,
@@ -291,19 +291,20 @@ impl Lists {
     }
 
     /// Whether content waits in memory that the policy wants written for that alone.
-    pub(crate) fn is_heavy(&self, block_size: BlockSize) -> bool {
+    pub(crate) fn exceeds_memory_limit(&self, block_size: BlockSize) -> bool {
         let bytes = self.unwritten * block_size.bytes_u64();
-        self.policy.is_heavy(bytes, self.relieving)
+        self.policy
+            .exceeds_memory_limit(bytes, self.relieving_memory)
     }
 
     /// Whether more than twice as much waits as the policy wants.
-    pub(crate) fn is_twice_heavy(&self, block_size: BlockSize) -> bool {
+    pub(crate) fn exceeds_memory_limit_twice(&self, block_size: BlockSize) -> bool {
         self.unwritten * block_size.bytes_u64() / 2 > self.policy.max_unwritten_bytes
     }
 
     /// Whether the background is at work and goes on to free log space when so few of its blocks are.
     pub(crate) fn background_frees(&self, free: u32, capacity: u32) -> bool {
-        self.worker != Worker::Idle && self.policy.is_low(free, capacity)
+        self.worker != ReclaimWorker::Idle && self.policy.is_low(free, capacity)
     }
 
     /// Age of the oldest transaction with blocks to write.

@@ -10,7 +10,7 @@ use steadfs_cache::MetaBuf;
 use steadfs_jbd2_format::{Checksum, DescriptorBuilder, Format, build_revoke, needs_escape};
 
 /// A block of a transaction, as it was when the transaction was closed.
-pub(crate) struct Snapshot {
+pub(crate) struct BlockSnapshot {
     pub block: DevBlock,
     /// Kept in the cache until the block is written home.
     pub buf: Arc<MetaBuf>,
@@ -18,7 +18,7 @@ pub(crate) struct Snapshot {
 }
 
 /// A transaction's log blocks, the commit record excluded.
-pub(crate) struct Encoded {
+pub(crate) struct EncodedLog {
     pub blocks: Vec<Buf>,
     /// CRC-32 over descriptors and logged blocks (checksum version 1).
     pub sum: u32,
@@ -36,9 +36,9 @@ pub(crate) fn encoded_len(format: &Format, blocks: usize, revokes: usize) -> usi
 pub(crate) fn encode(
     format: &Format,
     tid: Tid,
-    snapshot: &[Snapshot],
+    snapshot: &[BlockSnapshot],
     revokes: &[DevBlock],
-) -> Encoded {
+) -> EncodedLog {
     let size = format.block_size.bytes();
     let len = encoded_len(format, snapshot.len(), revokes.len());
     let mut blocks = Vec::with_capacity(len + 1);
@@ -75,5 +75,5 @@ pub(crate) fn encode(
         }
     }
     assert_eq!(blocks.len(), len, "the layout is what was reserved");
-    Encoded { blocks, sum }
+    EncodedLog { blocks, sum }
 }

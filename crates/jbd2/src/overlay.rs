@@ -126,7 +126,7 @@ impl OverlayDevice {
         }
         let parts = Arc::new(Mutex::new(
             Rank::Leaf,
-            Parts {
+            SplitRead {
                 left: redirects.len() + 1,
                 whole: None,
                 copies: Vec::with_capacity(redirects.len()),
@@ -136,7 +136,7 @@ impl OverlayDevice {
         ));
         let of_whole = Arc::clone(&parts);
         let whole_done: Done = Box::new(move |bio, result| {
-            end_one(&of_whole, result, |parts| parts.whole = Some(bio));
+            end_part(&of_whole, result, |parts| parts.whole = Some(bio));
         });
         let mut reads = vec![(bio, whole_done)];
         for (home, redirect) in redirects {
@@ -145,7 +145,7 @@ impl OverlayDevice {
             let copy_done: Done = Box::new(move |mut bio, result| {
                 let copy = bio.bufs.pop().expect("a read has one buffer");
                 let escaped = redirect.escaped;
-                end_one(&parts, result, |parts| {
+                end_part(&parts, result, |parts| {
                     parts.copies.push((home, escaped, copy))
                 });
             });
@@ -157,7 +157,7 @@ impl OverlayDevice {
 }
 
 /// A read that is put together from several.
-struct Parts {
+struct SplitRead {
     left: usize,
     /// The read of the homes.
     whole: Option<Bio>,
@@ -168,10 +168,14 @@ struct Parts {
 }
 
 /// Notes the end of one read; the last one puts the parts together and tells who asked.
-fn end_one(parts: &Mutex<Parts>, result: Result<(), IoError>, note: impl FnOnce(&mut Parts)) {
+fn end_part(
+    parts: &Mutex<SplitRead>,
+    result: Result<(), IoError>,
+    record: impl FnOnce(&mut SplitRead),
+) {
     let (done, mut whole, copies, result) = {
         let mut parts = parts.lock();
-        note(&mut parts);
+        record(&mut parts);
         parts.left -= 1;
         parts.result = std::mem::replace(&mut parts.result, Ok(())).and(result);
         if parts.left > 0 {

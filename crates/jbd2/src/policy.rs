@@ -46,9 +46,9 @@ pub(crate) struct LogView {
     /// Age of the oldest transaction with blocks to write.
     pub oldest: Option<Duration>,
     /// Whether committed blocks that are not yet written home take too much memory.
-    pub heavy: bool,
+    pub over_memory_limit: bool,
     /// Whether the last answer was to go on.
-    pub going: bool,
+    pub reclaiming_space: bool,
     /// Log blocks of the largest transaction: with fewer free a handle may have to wait.
     pub largest: u32,
 }
@@ -57,12 +57,12 @@ pub(crate) struct LogView {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Advice {
     /// Nothing to do.
-    Rest,
+    Idle,
     /// Write the blocks of the oldest transactions, for log space or because they are old. Handles that
     /// wait for log space go first.
     Write,
     /// Write them because they take too much memory: much at a time, whoever waits.
-    Relieve,
+    RelieveMemory,
     /// Enough is written: move the tail.
     MoveTail,
 }
@@ -90,12 +90,12 @@ impl ReclaimPolicy {
     /// What to do now.
     pub(crate) fn advise(&self, view: &LogView) -> Advice {
         if !self.enabled {
-            return Advice::Rest;
+            return Advice::Idle;
         }
         let goal = u64::from(self.goal(view.capacity));
         let free = u64::from(view.free);
         let after_move = free + u64::from(view.freeable);
-        let short = self.is_low(view.free, view.capacity) || (view.going && free < goal);
+        let short = self.is_low(view.free, view.capacity) || (view.reclaiming_space && free < goal);
         let aged = view.oldest.is_some_and(|age| age >= self.max_age);
         // Where a handle may come to wait soon, it is to find free what is written, not to move the
         // tail for itself: a move now and then before the goal, each for a good part of a transaction.
@@ -105,22 +105,22 @@ impl ReclaimPolicy {
             return Advice::MoveTail;
         }
         if view.oldest.is_none() {
-            return Advice::Rest;
+            return Advice::Idle;
         }
-        if view.heavy {
-            return Advice::Relieve;
+        if view.over_memory_limit {
+            return Advice::RelieveMemory;
         }
         if short || aged {
             return Advice::Write;
         }
-        Advice::Rest
+        Advice::Idle
     }
 
-    /// Whether so many bytes that are not home yet are to be written for the sake of memory; `relieving`:
+    /// Whether so many bytes that are not home yet are to be written for the sake of memory; `relieving_memory`:
     /// that is under way, and ends at half of what is allowed.
-    pub(crate) fn is_heavy(&self, unwritten: u64, relieving: bool) -> bool {
+    pub(crate) fn exceeds_memory_limit(&self, unwritten: u64, relieving_memory: bool) -> bool {
         let most = self.max_unwritten_bytes;
-        self.enabled && unwritten > if relieving { most / 2 } else { most }
+        self.enabled && unwritten > if relieving_memory { most / 2 } else { most }
     }
 }
 
@@ -141,22 +141,22 @@ mod tests {
     #[test]
     fn reclaim_starts_low_and_ends_high() {
         let policy = ReclaimPolicy::default();
-        assert_eq!(policy.advise(&view(500, 0, Some(1))), Advice::Rest);
+        assert_eq!(policy.advise(&view(500, 0, Some(1))), Advice::Idle);
         assert_eq!(policy.advise(&view(499, 0, Some(1))), Advice::Write);
         let going = LogView {
-            going: true,
+            reclaiming_space: true,
             ..view(555, 0, Some(1))
         };
         assert_eq!(policy.advise(&going), Advice::Write);
         assert_eq!(policy.advise(&view(499, 61, Some(1))), Advice::MoveTail);
         let done = LogView {
-            going: true,
+            reclaiming_space: true,
             ..view(560, 0, Some(1))
         };
-        assert_eq!(policy.advise(&done), Advice::Rest);
+        assert_eq!(policy.advise(&done), Advice::Idle);
         // Everything is written, the committing transaction keeps the rest: move what can move.
         assert_eq!(policy.advise(&view(400, 10, None)), Advice::MoveTail);
-        assert_eq!(policy.advise(&view(400, 0, None)), Advice::Rest);
+        assert_eq!(policy.advise(&view(400, 0, None)), Advice::Idle);
     }
 
     #[test]
@@ -169,44 +169,46 @@ mod tests {
         assert_eq!(policy.advise(&scarce(399, 101)), Advice::MoveTail);
         assert_eq!(policy.advise(&scarce(399, 100)), Advice::Write);
         assert_eq!(policy.advise(&scarce(400, 101)), Advice::Write);
-        assert_eq!(policy.advise(&scarce(600, 300)), Advice::Rest);
+        assert_eq!(policy.advise(&scarce(600, 300)), Advice::Idle);
     }
 
     #[test]
     fn age_and_memory_start_it_too() {
         let policy = ReclaimPolicy::default();
         assert_eq!(policy.advise(&view(900, 0, Some(30))), Advice::Write);
-        let heavy = LogView {
-            heavy: true,
+        let over_memory_limit = LogView {
+            over_memory_limit: true,
             ..view(900, 0, Some(0))
         };
-        assert_eq!(policy.advise(&heavy), Advice::Relieve);
+        assert_eq!(policy.advise(&over_memory_limit), Advice::RelieveMemory);
         let off = ReclaimPolicy {
             enabled: false,
             ..policy
         };
-        assert_eq!(off.advise(&heavy), Advice::Rest);
-        assert_eq!(off.advise(&view(0, 0, Some(30))), Advice::Rest);
+        assert_eq!(off.advise(&over_memory_limit), Advice::Idle);
+        assert_eq!(off.advise(&view(0, 0, Some(30))), Advice::Idle);
     }
 
     #[test]
     fn memory_comes_before_log_space() {
         let policy = ReclaimPolicy::default();
-        let heavy = |freeable| LogView {
-            heavy: true,
+        let over_memory_limit = |freeable| LogView {
+            over_memory_limit: true,
             ..view(100, freeable, Some(40))
         };
         assert_eq!(policy.advise(&view(100, 0, Some(40))), Advice::Write);
-        assert_eq!(policy.advise(&heavy(0)), Advice::Relieve);
-        assert_eq!(policy.advise(&heavy(460)), Advice::MoveTail);
+        assert_eq!(policy.advise(&over_memory_limit(0)), Advice::RelieveMemory);
+        assert_eq!(policy.advise(&over_memory_limit(460)), Advice::MoveTail);
     }
 
     #[test]
     fn relief_of_memory_ends_at_half() {
         let policy = ReclaimPolicy::default();
-        let heavy = |mib: u64, relieving| policy.is_heavy((mib << 20) + 1, relieving);
-        assert!(heavy(32, false) && !heavy(31, false));
-        assert!(heavy(16, true) && !heavy(15, true));
+        let over_memory_limit = |mib: u64, relieving_memory| {
+            policy.exceeds_memory_limit((mib << 20) + 1, relieving_memory)
+        };
+        assert!(over_memory_limit(32, false) && !over_memory_limit(31, false));
+        assert!(over_memory_limit(16, true) && !over_memory_limit(15, true));
     }
 
     #[test]
@@ -216,10 +218,10 @@ mod tests {
             ..ReclaimPolicy::default()
         };
         let going = LogView {
-            going: true,
+            reclaiming_space: true,
             ..view(0, 900, Some(1))
         };
-        assert_eq!(policy.advise(&going), Advice::Rest);
+        assert_eq!(policy.advise(&going), Advice::Idle);
         assert_eq!(policy.advise(&view(0, 0, Some(30))), Advice::Write);
         assert!(!policy.is_low(0, 1000));
     }
@@ -230,8 +232,8 @@ mod tests {
             low_free_percent: Some(99),
             ..ReclaimPolicy::default()
         };
-        assert_eq!(policy.advise(&view(1000, 0, None)), Advice::Rest);
-        assert_eq!(policy.advise(&view(900, 0, None)), Advice::Rest);
+        assert_eq!(policy.advise(&view(1000, 0, None)), Advice::Idle);
+        assert_eq!(policy.advise(&view(900, 0, None)), Advice::Idle);
         assert_eq!(policy.advise(&view(900, 10, None)), Advice::MoveTail);
         assert_eq!(policy.advise(&view(900, 10, Some(0))), Advice::Write);
     }

@@ -15,7 +15,7 @@ use steadfs_rt::now;
 
 use crate::io::{submit_writes, wait_all};
 use crate::policy::{Advice, LogView};
-use crate::sb::{Change, Order};
+use crate::sb::{SuperblockChange, WriteOrder};
 use crate::{Journal, JournalError};
 
 /// Most of one batch of home writes, in bytes, of those who wait for it and where memory is short.
@@ -41,7 +41,7 @@ impl Drop for SpaceWaiter<'_> {
         waiters.count -= 1;
         if waiters.count == 0 {
             waiters.tag = None;
-            self.0.background_turn.notify_all();
+            self.0.background_may_run.notify_all();
         }
     }
 }
@@ -49,15 +49,15 @@ impl Drop for SpaceWaiter<'_> {
 impl Journal {
     /// WaitStats until no handle waits for log space, so that the background does not take the lock of
     /// reclaim again before them; not where memory is short.
-    fn let_waiters_first(&self) {
+    fn yield_to_space_waiters(&self) {
         let mut lists = self.lists.lock();
-        while lists.waiters.count > 0 && !lists.is_heavy(self.block_size) {
-            self.background_turn.wait(&mut lists);
+        while lists.waiters.count > 0 && !lists.exceeds_memory_limit(self.block_size) {
+            self.background_may_run.wait(&mut lists);
         }
     }
 
     /// Somebody of this tag waits for log space until the guard is dropped. Raises what is under way.
-    pub(crate) fn await_space(&self, tag: IoTag) -> SpaceWaiter<'_> {
+    pub(crate) fn add_space_waiter(&self, tag: IoTag) -> SpaceWaiter<'_> {
         let lists = &mut *self.lists.lock();
         let waiters = &mut lists.waiters;
         waiters.count += 1;
@@ -72,7 +72,7 @@ impl Journal {
     }
 
     /// What reclaim of tag `tag` is submitted as.
-    fn for_waiters(&self, tag: IoTag, waiters: &SpaceWaiters) -> IoTag {
+    fn tag_for_waiters(&self, tag: IoTag, waiters: &SpaceWaiters) -> IoTag {
         waiters
             .tag
             .map_or(tag, |best| self.queue.effective_tag(tag, best))
@@ -80,10 +80,10 @@ impl Journal {
 
     /// Lets those who wait for log space raise these requests, submitted with `tag`; raises them if one
     /// has come since.
-    fn note_reclaim(&self, ios: &[IoHandle], tag: IoTag) {
+    fn track_reclaim(&self, ios: &[IoHandle], tag: IoTag) {
         let lists = &mut *self.lists.lock();
         lists.in_flight = ios.to_vec();
-        let raised = self.for_waiters(tag, &lists.waiters);
+        let raised = self.tag_for_waiters(tag, &lists.waiters);
         if raised != tag {
             for io in ios {
                 self.queue.boost(io, raised);
@@ -93,10 +93,10 @@ impl Journal {
 
     /// WaitStats until `need` log blocks are free, reclaiming them if nobody else does. `tag`: who waits.
     pub(crate) fn reclaim_space(&self, need: u32, tag: IoTag) -> Result<(), JournalError> {
-        let _waits = self.await_space(tag);
+        let _waits = self.add_space_waiter(tag);
         let _one = self.reclaiming.lock();
         loop {
-            let (free, capacity) = self.log_room()?;
+            let (free, capacity) = self.checked_log_space()?;
             if free >= need {
                 return Ok(());
             }
@@ -129,7 +129,11 @@ impl Journal {
     /// Writes home until no more than twice what the policy wants is kept in memory: the background has
     /// not kept up.
     pub(crate) fn bound_memory(&self) -> Result<(), JournalError> {
-        let too_much = || self.lists.lock().is_twice_heavy(self.block_size);
+        let too_much = || {
+            self.lists
+                .lock()
+                .exceeds_memory_limit_twice(self.block_size)
+        };
         while too_much() {
             let _one = self.reclaiming.lock();
             self.state.lock().check()?;
@@ -142,13 +146,13 @@ impl Journal {
 
     /// Does what the policy advises, one step; returns whether there may be more.
     pub(crate) fn reclaim_in_background(&self) -> Result<bool, JournalError> {
-        self.let_waiters_first();
+        self.yield_to_space_waiters();
         let _one = self.reclaiming.lock();
         let tag = IoTag::background();
         let (advice, max_age, short_by) = self.advice()?;
-        self.lists.lock().going = advice != Advice::Rest;
+        self.lists.lock().reclaiming_space = advice != Advice::Idle;
         match advice {
-            Advice::Rest => Ok(false),
+            Advice::Idle => Ok(false),
             Advice::MoveTail => {
                 let moved = self.move_tail(tag)?;
                 self.state.lock().stats.freed_in_background += u64::from(moved);
@@ -159,7 +163,7 @@ impl Journal {
                 self.write_home(tag, STEP_BYTES, wanted)?;
                 Ok(true)
             }
-            Advice::Relieve => {
+            Advice::RelieveMemory => {
                 self.write_home(tag, BATCH_BYTES, |_, _| true)?;
                 Ok(true)
             }
@@ -167,7 +171,7 @@ impl Journal {
     }
 
     /// Log blocks that are free, and all of them.
-    fn log_room(&self) -> Result<(u32, u32), JournalError> {
+    fn checked_log_space(&self) -> Result<(u32, u32), JournalError> {
         let state = self.state.lock();
         state.check()?;
         Ok((state.log.free(), state.log.capacity()))
@@ -175,17 +179,17 @@ impl Journal {
 
     /// The policy's advice, its age limit, and the log blocks missing to its goal.
     fn advice(&self) -> Result<(Advice, Duration, u32), JournalError> {
-        let (free, capacity) = self.log_room()?;
+        let (free, capacity) = self.checked_log_space()?;
         let mut lists = self.lists.lock();
-        lists.relieving = lists.is_heavy(self.block_size);
+        lists.relieving_memory = lists.exceeds_memory_limit(self.block_size);
         let policy = &lists.policy;
         let view = LogView {
             capacity,
             free,
             freeable: lists.tail().blocks,
             oldest: lists.oldest_age(now()),
-            heavy: lists.relieving,
-            going: lists.going,
+            over_memory_limit: lists.relieving_memory,
+            reclaiming_space: lists.reclaiming_space,
             largest: self.costs.max_transaction,
         };
         let short_by = policy.goal(capacity).saturating_sub(free);
@@ -203,17 +207,17 @@ impl Journal {
         let max = (bytes / self.block_size.bytes()).max(1);
         let (batch, tag) = {
             let mut lists = self.lists.lock();
-            let tag = self.for_waiters(tag, &lists.waiters);
-            (lists.take_batch(max, now(), wanted), tag)
+            let tag = self.tag_for_waiters(tag, &lists.waiters);
+            (lists.start_home_writes(max, now(), wanted), tag)
         };
         if batch.is_empty() {
             return Ok(0);
         }
         let blocks = batch.iter().map(|b| (b.block, b.data.clone()));
         let ios = submit_writes(&self.queue, self.block_size, blocks, tag);
-        self.note_reclaim(&ios, tag);
+        self.track_reclaim(&ios, tag);
         let result = wait_all(&ios);
-        self.lists.lock().end_batch(&batch, result.is_ok());
+        self.lists.lock().end_home_writes(&batch, result.is_ok());
         self.home_written.notify_all();
         if let Err(error) = result {
             return Err(self.fail(&error.into()));
@@ -228,7 +232,7 @@ impl Journal {
         let (tail, tid, start, barriers, tag) = {
             let lists = self.lists.lock();
             let tail = lists.tail();
-            let tag = self.for_waiters(tag, &lists.waiters);
+            let tag = self.tag_for_waiters(tag, &lists.waiters);
             // Both locks: a transaction that becomes durable now is either in the lists already or
             // still the committing one.
             let state = self.state.lock();
@@ -244,16 +248,16 @@ impl Journal {
             return Ok(0);
         }
         let order = if barriers {
-            Order::AfterAll
+            WriteOrder::AfterFlush
         } else {
-            Order::Plain
+            WriteOrder::Plain
         };
-        let change = Change::Tail { start, tid };
+        let change = SuperblockChange::Tail { start, tid };
         let written = self
             .block0
             .lock()
-            .write_telling(change, &self.queue, order, tag, |io| {
-                self.note_reclaim(std::slice::from_ref(io), tag);
+            .write_tracked(change, &self.queue, order, tag, |io| {
+                self.track_reclaim(std::slice::from_ref(io), tag);
             });
         self.lists.lock().in_flight.clear();
         if let Err(error) = written {

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use crate::io::{max_run, read_log, submit_writes, wait_all};
 use crate::overlay::{Overlay, Redirect};
-use crate::space::Ring;
+use crate::space::LogRing;
 use crate::{JournalError, JournalMap};
 use steadfs_jbd2_format::{
     Checksum, CommitRecord, Format, Header, MAGIC, Superblock, TagSum, block_type, parse_revoke,
@@ -85,7 +85,7 @@ pub fn recover(
         return Err(JournalError::FastCommits);
     }
     let newest = newest_copies(&mut reader, &superblock.format, &found, &mut summary)?;
-    check_homes(queue, block_size, map, &newest)?;
+    check_home_locations(queue, block_size, map, &newest)?;
     summary.transactions = found.end.0.wrapping_sub(superblock.sequence().0);
     summary.blocks = newest.len() as u64;
     if summary.transactions > 0 {
@@ -179,7 +179,7 @@ impl<'a> LogReader<'a> {
 
 /// A logged block.
 #[derive(Clone, Copy, Debug)]
-struct Copy {
+struct LoggedCopy {
     home: DevBlock,
     /// Its transaction, counted from the first in the log.
     age: u32,
@@ -189,9 +189,9 @@ struct Copy {
 }
 
 /// What the scan found.
-struct Found {
+struct ScanResult {
     /// In the order of the log.
-    copies: Vec<Copy>,
+    copies: Vec<LoggedCopy>,
     /// Revoke blocks: transaction, counted from the first, and place in the log.
     revokes: Vec<(u32, u32)>,
     /// The first transaction that is not committed.
@@ -199,48 +199,48 @@ struct Found {
 }
 
 /// The transaction the scan is in.
-struct Pending {
-    copies: Vec<Copy>,
+struct PendingTransaction {
+    copies: Vec<LoggedCopy>,
     revokes: Vec<u32>,
     /// A block of the journal's own has a wrong checksum: damage, or left from an older journal.
-    suspect: bool,
+    bad_checksum: bool,
     /// A logged block that does not match its tag.
-    damaged: Option<DevBlock>,
+    corrupt_copy: Option<DevBlock>,
     /// CRC-32 over descriptors and blocks so far (checksum version 1).
     sum: u32,
 }
 
-impl Pending {
+impl PendingTransaction {
     fn new() -> Self {
         Self {
             copies: Vec::new(),
             revokes: Vec::new(),
-            suspect: false,
-            damaged: None,
+            bad_checksum: false,
+            corrupt_copy: None,
             sum: !0,
         }
     }
 }
 
 /// Walks the log from the oldest transaction on and collects what is committed.
-fn scan(reader: &mut LogReader<'_>, superblock: &Superblock) -> Result<Found, JournalError> {
-    let ring = Ring::new(superblock.first, superblock.last);
+fn scan(reader: &mut LogReader<'_>, superblock: &Superblock) -> Result<ScanResult, JournalError> {
+    let ring = LogRing::new(superblock.first, superblock.last);
     let first = superblock.sequence();
-    let mut scan = Scan {
+    let mut scan = LogScan {
         reader,
         superblock,
-        walk: Walk {
+        walk: LogWalk {
             at: superblock.raw.start.get(),
             left: ring.capacity() + 1,
             ring,
         },
         next: first,
-        found: Found {
+        found: ScanResult {
             copies: Vec::new(),
             revokes: Vec::new(),
             end: first,
         },
-        pending: Pending::new(),
+        pending: PendingTransaction::new(),
         last_time: 0,
         failed: None,
     };
@@ -251,21 +251,21 @@ fn scan(reader: &mut LogReader<'_>, superblock: &Superblock) -> Result<Found, Jo
     Ok(scan.found)
 }
 
-struct Scan<'a, 'r> {
+struct LogScan<'a, 'r> {
     reader: &'a mut LogReader<'r>,
     superblock: &'a Superblock,
-    walk: Walk,
+    walk: LogWalk,
     /// The transaction the scan is in.
     next: Tid,
-    pending: Pending,
+    pending: PendingTransaction,
     /// Commit time of the last transaction.
     last_time: u64,
     /// The first transaction that failed its checksums, with asynchronous commits.
     failed: Option<JournalError>,
-    found: Found,
+    found: ScanResult,
 }
 
-impl Scan<'_, '_> {
+impl LogScan<'_, '_> {
     /// Takes the next block of the journal's own; false where the log ends.
     fn block(&mut self) -> Result<bool, JournalError> {
         let Some(at) = self.walk.step() else {
@@ -276,7 +276,7 @@ impl Scan<'_, '_> {
         match header.map(|h| h.block_type.get()) {
             Some(block_type::DESCRIPTOR) => self.descriptor(&block),
             Some(block_type::REVOKE) => {
-                self.pending.suspect |= !self.superblock.format.is_sealed(&block);
+                self.pending.bad_checksum |= !self.superblock.format.is_sealed(&block);
                 self.pending.revokes.push(at);
                 Ok(true)
             }
@@ -287,7 +287,7 @@ impl Scan<'_, '_> {
 
     fn descriptor(&mut self, block: &[u8]) -> Result<bool, JournalError> {
         let format = &self.superblock.format;
-        self.pending.suspect |= !format.is_sealed(block);
+        self.pending.bad_checksum |= !format.is_sealed(block);
         let v1 = format.checksum == Checksum::V1;
         if v1 {
             self.pending.sum = crc32_be(self.pending.sum, block);
@@ -298,13 +298,13 @@ impl Scan<'_, '_> {
             };
             if v1 {
                 self.pending.sum = crc32_be(self.pending.sum, &self.reader.read(at)?);
-            } else if tag.sum != TagSum::None && !self.pending.suspect {
+            } else if tag.sum != TagSum::None && !self.pending.bad_checksum {
                 let data = self.reader.read(at)?;
                 if !tag.sum.matches(format.data_sum(self.next, &data)) {
-                    self.pending.damaged.get_or_insert(tag.block);
+                    self.pending.corrupt_copy.get_or_insert(tag.block);
                 }
             }
-            self.pending.copies.push(Copy {
+            self.pending.copies.push(LoggedCopy {
                 home: tag.block,
                 age: self.age(),
                 at,
@@ -316,11 +316,11 @@ impl Scan<'_, '_> {
 
     fn commit(&mut self, block: &[u8]) -> Result<bool, JournalError> {
         let record = CommitRecord::parse(&self.superblock.format, block, self.pending.sum);
-        if (self.pending.suspect || !record.valid) && record.time < self.last_time {
+        if (self.pending.bad_checksum || !record.valid) && record.time < self.last_time {
             // Not of this journal's life: left from one that used the same numbers.
             return Ok(false);
         }
-        let bad = judge(&self.pending, &record, self.next);
+        let bad = corruption_in(&self.pending, &record, self.next);
         match (bad, self.failed.take()) {
             (None, None) => {
                 let age = self.age();
@@ -330,12 +330,12 @@ impl Scan<'_, '_> {
                 self.found.end = self.next.next();
             }
             // With asynchronous commits the last record may be there before its blocks are; a
-            // transaction after it proves that they were, and are damaged.
+            // transaction after it proves that they were, and are corrupt_copy.
             (Some(bad), None) if self.superblock.async_commit => self.failed = Some(bad),
             (Some(bad), None) | (_, Some(bad)) => return Err(bad),
         }
         self.last_time = record.time;
-        self.pending = Pending::new();
+        self.pending = PendingTransaction::new();
         self.next = self.next.next();
         Ok(true)
     }
@@ -347,10 +347,14 @@ impl Scan<'_, '_> {
 }
 
 /// The damage in a transaction that has a commit record.
-fn judge(pending: &Pending, record: &CommitRecord, tid: Tid) -> Option<JournalError> {
-    let what = if let Some(block) = pending.damaged {
+fn corruption_in(
+    pending: &PendingTransaction,
+    record: &CommitRecord,
+    tid: Tid,
+) -> Option<JournalError> {
+    let what = if let Some(block) = pending.corrupt_copy {
         format!("checksum of the copy of block {block}")
-    } else if pending.suspect {
+    } else if pending.bad_checksum {
         "checksum of a descriptor or revoke block".to_owned()
     } else if !record.valid {
         "checksum of the commit record".to_owned()
@@ -363,13 +367,13 @@ fn judge(pending: &Pending, record: &CommitRecord, tid: Tid) -> Option<JournalEr
 }
 
 /// Steps through the log, once around at most.
-struct Walk {
-    ring: Ring,
+struct LogWalk {
+    ring: LogRing,
     at: u32,
     left: u32,
 }
 
-impl Walk {
+impl LogWalk {
     fn step(&mut self) -> Option<u32> {
         self.left = self.left.checked_sub(1)?;
         let at = self.at;
@@ -382,9 +386,9 @@ impl Walk {
 fn newest_copies(
     reader: &mut LogReader<'_>,
     format: &Format,
-    found: &Found,
+    found: &ScanResult,
     summary: &mut RecoverySummary,
-) -> Result<BTreeMap<DevBlock, Copy>, JournalError> {
+) -> Result<BTreeMap<DevBlock, LoggedCopy>, JournalError> {
     // Only blocks with a copy are noted, so the memory is bounded by the log and not by what revoke
     // blocks claim.
     let mut revoked: BTreeMap<DevBlock, Option<u32>> = BTreeMap::new();
@@ -415,11 +419,11 @@ fn newest_copies(
 }
 
 /// Whether every block has a place on the device, outside the journal.
-fn check_homes(
+fn check_home_locations(
     queue: &Queue,
     block_size: BlockSize,
     map: &JournalMap,
-    newest: &BTreeMap<DevBlock, Copy>,
+    newest: &BTreeMap<DevBlock, LoggedCopy>,
 ) -> Result<(), JournalError> {
     let end = queue.geometry().size / block_size.bytes_u64();
     for &home in newest.keys() {
@@ -437,17 +441,17 @@ fn replay(
     queue: &Queue,
     block_size: BlockSize,
     map: &JournalMap,
-    newest: &BTreeMap<DevBlock, Copy>,
+    newest: &BTreeMap<DevBlock, LoggedCopy>,
     tag: IoTag,
 ) -> Result<(), JournalError> {
-    let copies: Vec<&Copy> = newest.values().collect();
+    let copies: Vec<&LoggedCopy> = newest.values().collect();
     for batch in copies.chunks(4 * max_run(queue, block_size)) {
-        let mut by_place: Vec<&Copy> = batch.to_vec();
-        by_place.sort_unstable_by_key(|copy| copy.at);
-        let places: Vec<u32> = by_place.iter().map(|copy| copy.at).collect();
-        let bufs = read_log(queue, block_size, map, &places, tag)?;
+        let mut by_location: Vec<&LoggedCopy> = batch.to_vec();
+        by_location.sort_unstable_by_key(|copy| copy.at);
+        let locations: Vec<u32> = by_location.iter().map(|copy| copy.at).collect();
+        let bufs = read_log(queue, block_size, map, &locations, tag)?;
         let mut blocks: Vec<(DevBlock, Buf)> = Vec::with_capacity(batch.len());
-        for (copy, mut buf) in by_place.iter().zip(bufs) {
+        for (copy, mut buf) in by_location.iter().zip(bufs) {
             if copy.escaped {
                 buf.make_mut()[..4].copy_from_slice(&MAGIC.to_be_bytes());
             }

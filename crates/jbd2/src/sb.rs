@@ -17,7 +17,7 @@ pub(crate) struct Block0 {
 
 /// What a write of the superblock says anew.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Change {
+pub(crate) enum SuperblockChange {
     /// Where the oldest transaction starts and which it is; `start` 0: the log is empty and `tid`
     /// comes next.
     Tail { start: u32, tid: Tid },
@@ -27,11 +27,11 @@ pub(crate) enum Change {
 
 /// What must be durable before, and when the write is done.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum WriteOrder {
     /// The write is durable when it completes.
     Durable,
     /// … and everything completed before it is durable first.
-    AfterAll,
+    AfterFlush,
     /// The device has no cache.
     Plain,
 }
@@ -50,24 +50,24 @@ impl Block0 {
     /// written later must not say by the way what was to be said in another order.
     pub(crate) fn write(
         &mut self,
-        change: Change,
+        change: SuperblockChange,
         queue: &Queue,
-        order: Order,
+        order: WriteOrder,
         tag: IoTag,
     ) -> Result<(), IoError> {
-        self.write_telling(change, queue, order, tag, |_| {})
+        self.write_tracked(change, queue, order, tag, |_| {})
     }
 
     /// The same; `started` learns of each request before it is waited for.
-    pub(crate) fn write_telling(
+    pub(crate) fn write_tracked(
         &mut self,
-        change: Change,
+        change: SuperblockChange,
         queue: &Queue,
-        order: Order,
+        order: WriteOrder,
         tag: IoTag,
         started: impl Fn(&IoHandle),
     ) -> Result<(), IoError> {
-        if order == Order::AfterAll {
+        if order == WriteOrder::AfterFlush {
             // By itself: a FLUSH before the write in the device would not know of another one that
             // fails meanwhile, and may take what was written home with it.
             let flush = queue.flush(tag);
@@ -76,19 +76,19 @@ impl Block0 {
         }
         let mut raw = self.raw.clone();
         match change {
-            Change::Tail { start, tid } => {
+            SuperblockChange::Tail { start, tid } => {
                 raw.start = Be32::new(start);
                 raw.sequence = Be32::new(tid.0);
             }
-            Change::Errno(errno) => raw.errno = Be32::new(errno.wrapping_neg()),
+            SuperblockChange::Errno(errno) => raw.errno = Be32::new(errno.wrapping_neg()),
         }
         raw.seal();
         let mut data = self.data.clone();
         data.make_mut()[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
         let bio = Bio::write(self.block_size.offset_of(self.at), vec![data.clone()]);
         let bio = match order {
-            Order::Durable | Order::AfterAll => bio.with_fua(),
-            Order::Plain => bio,
+            WriteOrder::Durable | WriteOrder::AfterFlush => bio.with_fua(),
+            WriteOrder::Plain => bio,
         };
         let io = queue.submit(bio, tag);
         started(&io);

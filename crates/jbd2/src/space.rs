@@ -5,7 +5,7 @@ use steadfs_jbd2_format::Format;
 /// The log as a ring. Blocks from the tail to the head are in use: their transactions may still be
 /// replayed. The head is where the next transaction goes.
 #[derive(Clone, Debug)]
-pub(crate) struct Ring {
+pub(crate) struct LogRing {
     /// First block of the log.
     first: u32,
     /// Blocks in the log.
@@ -14,7 +14,7 @@ pub(crate) struct Ring {
     used: u32,
 }
 
-impl Ring {
+impl LogRing {
     /// An empty ring of the log blocks from `first` up to, without, `last`.
     pub(crate) fn new(first: u32, last: u32) -> Self {
         assert!(first < last, "a log has blocks");
@@ -67,14 +67,14 @@ impl Ring {
 
 /// How much log a transaction takes, and how much it may.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Costs {
+pub(crate) struct LogCosts {
     tags_per_descriptor: u32,
     revokes_per_block: u32,
     /// Most log blocks of one transaction, everything counted.
     pub max_transaction: u32,
 }
 
-impl Costs {
+impl LogCosts {
     /// The costs in a log of `capacity` blocks: a transaction has a quarter, or `max_transaction`.
     pub(crate) fn new(format: &Format, capacity: u32, max_transaction: Option<u32>) -> Self {
         let quarter = capacity / 4;
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_ring_goes_around() {
-        let mut ring = Ring::new(1, 11);
+        let mut ring = LogRing::new(1, 11);
         assert_eq!((ring.capacity(), ring.free()), (9, 9));
         assert_eq!(ring.take(7), 1);
         ring.release(5);
@@ -132,7 +132,7 @@ mod tests {
                 let size = BlockSize::new(bytes).unwrap();
                 let format = Format::new(size, true, checksum, [0; 16]);
                 for capacity in [40, 100, 1023, 4096, 32767, 262_143] {
-                    let costs = Costs::new(&format, capacity, None);
+                    let costs = LogCosts::new(&format, capacity, None);
                     let max = costs.max_credits();
                     assert!(costs.log_blocks(max, 1) <= costs.max_transaction);
                     assert!(costs.log_blocks(max + 3, 1) > costs.max_transaction);
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_credit_spent_on_either_kind_never_needs_more_than_was_reserved() {
         let format = Format::new(BlockSize::new(1024).unwrap(), false, Checksum::V3, [0; 16]);
-        let costs = Costs::new(&format, 4096, None);
+        let costs = LogCosts::new(&format, 4096, None);
         for blocks in 0..200 {
             for revokes in [0, 1, 250, 251, 252, 253, 254, 600] {
                 let reserved = costs.log_blocks(blocks + 1, revokes);

@@ -75,7 +75,7 @@ pub struct JournalStats {
 
 impl JournalStats {
     /// Notes a commit's time.
-    pub(crate) fn commit_took(&mut self, time: Duration) {
+    pub(crate) fn record_commit_time(&mut self, time: Duration) {
         self.average_commit = if self.transactions == 0 {
             time
         } else {
@@ -84,7 +84,7 @@ impl JournalStats {
     }
 
     /// What counts those who wait for this before they join.
-    pub(crate) const fn waits_for(&mut self, admission: Admission) -> &mut WaitStats {
+    pub(crate) const fn wait_stats_for(&mut self, admission: Admission) -> &mut WaitStats {
         match admission {
             Admission::Locked | Admission::Join => &mut self.waited_locked,
             Admission::Credits | Admission::Full(_) => &mut self.waited_credits,
@@ -138,7 +138,7 @@ impl JournalStats {
     pub(crate) fn page(&self, max_transaction: u32, durable: Tid, worker: &str) -> String {
         let mut page = String::new();
         self.kernel_lines(&mut page, max_transaction)
-            .and_then(|()| self.our_lines(&mut page, durable, worker))
+            .and_then(|()| self.own_lines(&mut page, durable, worker))
             .expect("writing to a string does not fail");
         page
     }
@@ -177,7 +177,7 @@ impl JournalStats {
         writeln!(page, "  {} logged blocks per transaction", self.logged / n)
     }
 
-    fn our_lines(&self, page: &mut String, durable: Tid, worker: &str) -> std::fmt::Result {
+    fn own_lines(&self, page: &mut String, durable: Tid, worker: &str) -> std::fmt::Result {
         let waits = [
             ("locked transaction", self.waited_locked),
             ("log space", self.waited_space),

@@ -9,7 +9,7 @@ use steadfs_rt::cpu::ThreadIoPrio;
 use steadfs_rt::{OnUnwind, PANICKED, fault_point, now, try_spawn};
 
 use crate::Journal;
-use crate::worker::Worker;
+use crate::worker::ReclaimWorker;
 
 /// The reclaimer looks no more often than this unless it is woken.
 const MIN_PERIOD: Duration = Duration::from_millis(1);
@@ -23,11 +23,11 @@ impl Journal {
     pub fn start_tasks(self: &Arc<Self>) -> io::Result<()> {
         {
             let mut state = self.state.lock();
-            if state.has_task {
+            if state.has_commit_task {
                 return Ok(());
             }
             state.stopping = false;
-            state.has_task = true;
+            state.has_commit_task = true;
         }
         self.lists.lock().stopping = false;
         let started = self.spawn_tasks();
@@ -53,7 +53,7 @@ impl Journal {
         {
             let mut state = self.state.lock();
             state.stopping = true;
-            state.has_task = false;
+            state.has_commit_task = false;
         }
         self.lists.lock().stopping = true;
         self.task_wake.notify_all();
@@ -89,7 +89,7 @@ impl Journal {
     /// One of the tasks has panicked: nothing may wait for it.
     fn task_panicked(&self) {
         self.shutdown(PANICKED);
-        self.state.lock().has_task = false;
+        self.state.lock().has_commit_task = false;
         self.admission.notify_all();
     }
 
@@ -105,11 +105,11 @@ impl Journal {
             }
             let interval = state.tuning.max_transaction_age();
             let mut wait = interval;
-            let kicked = state.kicked.take();
+            let commit_request = state.commit_request.take();
             let alive = state.aborted.is_none();
             if let Some(running) = state.running.as_ref().filter(|_| alive) {
-                if kicked == Some(running.tid) {
-                    return kicked;
+                if commit_request == Some(running.tid) {
+                    return commit_request;
                 }
                 let age = now().since(running.started);
                 if !running.is_empty() || running.open > 0 {
@@ -138,12 +138,12 @@ impl Journal {
     /// WaitStats until the log is to be looked at; false: the task should end.
     fn next_reclaim(&self) -> bool {
         let mut lists = self.lists.lock();
-        if lists.worker == Worker::Idle && !lists.stopping {
+        if lists.worker == ReclaimWorker::Idle && !lists.stopping {
             let period = lists.policy.period.max(MIN_PERIOD);
             self.reclaim_wake.wait_for(&mut lists, period);
         }
         if lists.stopping {
-            lists.worker = Worker::Idle;
+            lists.worker = ReclaimWorker::Idle;
             return false;
         }
         lists.worker.begin();

@@ -11,13 +11,13 @@ use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
+use crate::commit_batch::CommitBatch;
 use crate::config::JournalTuning;
-use crate::gathering::Gathering;
-use crate::space::{Costs, Ring};
+use crate::space::{LogCosts, LogRing};
 use crate::stats::JournalStats;
 
 /// The transaction that handles join.
-pub(crate) struct Running {
+pub(crate) struct RunningTransaction {
     pub tid: Tid,
     /// When its first handle began.
     pub started: Instant,
@@ -38,7 +38,7 @@ pub(crate) struct Running {
     /// Who waits for it to become durable.
     pub waiters: Arc<Condvar>,
     /// The best of their tags, while another commit is under way.
-    pub waiter: Option<IoTag>,
+    pub waiter_tag: Option<IoTag>,
     /// How many tasks have asked for its commit.
     pub callers: u32,
     /// Handles so far.
@@ -47,7 +47,7 @@ pub(crate) struct Running {
     pub longest_wait: Duration,
 }
 
-impl Running {
+impl RunningTransaction {
     pub(crate) fn new(tid: Tid, now: Instant) -> Self {
         Self {
             tid,
@@ -60,7 +60,7 @@ impl Running {
             locked: false,
             requested: None,
             waiters: Arc::new(Condvar::new()),
-            waiter: None,
+            waiter_tag: None,
             callers: 0,
             handles: 0,
             longest_wait: Duration::ZERO,
@@ -73,7 +73,7 @@ impl Running {
     }
 
     /// Log blocks it may come to need if its handles spend `more` credits on top of theirs.
-    pub(crate) fn log_blocks(&self, costs: &Costs, more: u32) -> u32 {
+    pub(crate) fn log_blocks(&self, costs: &LogCosts, more: u32) -> u32 {
         let count = |n: usize| u32::try_from(n).expect("bounded by the log's length");
         let blocks = count(self.blocks.len())
             .saturating_add(self.reserved)
@@ -83,7 +83,7 @@ impl Running {
 }
 
 /// The transaction on its way into the log.
-pub(crate) struct Committing {
+pub(crate) struct CommittingTransaction {
     pub tid: Tid,
     /// Where in the log it starts.
     pub start: u32,
@@ -115,34 +115,34 @@ pub(crate) enum Admission {
 }
 
 /// Everything under the journal's state lock.
-pub(crate) struct State {
-    pub running: Option<Running>,
-    pub committing: Option<Committing>,
+pub(crate) struct JournalState {
+    pub running: Option<RunningTransaction>,
+    pub committing: Option<CommittingTransaction>,
     /// Some task is committing, from the lock on; it alone starts the next commit.
     pub leading: bool,
     /// Which.
     pub leader: TaskNo,
     /// Who will probably ask for the next commit.
-    pub gathering: Gathering,
+    pub batch: CommitBatch,
     /// How many callers the leader waits for, before he begins.
-    pub gathers: Option<u32>,
+    pub batch_target: Option<u32>,
     /// Number of the next transaction to be created.
     pub next_tid: Tid,
     /// The newest durable transaction.
     pub durable: Tid,
-    pub log: Ring,
+    pub log: LogRing,
     /// The superblock says that the log is empty.
     pub marked_empty: bool,
     /// Handles that wait for others' credits.
     pub waiting_credits: u32,
     /// New handles are held back this many times (flush, freeze).
-    pub held_back: u32,
+    pub update_locks: u32,
     /// The first cause of an abort.
     pub aborted: Option<String>,
     /// The commit task should commit this transaction now.
-    pub kicked: Option<Tid>,
+    pub commit_request: Option<Tid>,
     /// The commit task runs.
-    pub has_task: bool,
+    pub has_commit_task: bool,
     pub stopping: bool,
     /// Who ended a synchronous handle last.
     pub last_sync_writer: u64,
@@ -150,7 +150,7 @@ pub(crate) struct State {
     pub stats: JournalStats,
 }
 
-impl State {
+impl JournalState {
     /// An error if the journal has stopped.
     pub(crate) fn check(&self) -> Result<(), JournalError> {
         match &self.aborted {
@@ -165,9 +165,9 @@ impl State {
     }
 
     /// Whether a handle of `credits` may join now.
-    pub(crate) fn admit(&self, costs: &Costs, credits: u32) -> Admission {
+    pub(crate) fn admit(&self, costs: &LogCosts, credits: u32) -> Admission {
         let need = match &self.running {
-            _ if self.held_back > 0 => return Admission::Locked,
+            _ if self.update_locks > 0 => return Admission::Locked,
             Some(running) if running.locked => return Admission::Locked,
             Some(running) => {
                 let need = running.log_blocks(costs, credits);
@@ -189,14 +189,14 @@ impl State {
         Admission::Join
     }
 
-    /// Joins a handle of `credits` after [`State::admit`] said so.
+    /// Joins a handle of `credits` after [`JournalState::admit`] said so.
     pub(crate) fn join(&mut self, credits: u32, waited: Duration) -> Tid {
         let running = match &mut self.running {
             Some(running) => running,
             slot @ None => {
                 let tid = self.next_tid;
                 self.next_tid = tid.next();
-                slot.insert(Running::new(tid, now()))
+                slot.insert(RunningTransaction::new(tid, now()))
             }
         };
         assert!(!running.locked, "a locked transaction takes no handle");

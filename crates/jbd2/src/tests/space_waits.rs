@@ -102,7 +102,7 @@ fn beside_a_waiter(max_unwritten_bytes: u64) -> [u64; 3] {
         };
         let journal = layout.open(layout.device(), config);
         fill(&journal, 0..1500);
-        let waits = journal.await_space(IoTag::default());
+        let waits = journal.add_space_waiter(IoTag::default());
         let other = Arc::clone(&journal);
         let background = spawn("background", move || other.reclaim_in_background().unwrap());
         let home = || {

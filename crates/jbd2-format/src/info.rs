@@ -161,9 +161,9 @@ mod tests {
         let parsed = Superblock::parse(&bytes, new.block_size, 1024).unwrap();
         assert_eq!((parsed.first, parsed.last), (1, 1024));
         assert_eq!(parsed.sequence(), Tid(1));
-        let facts = JournalInfo::parse(&bytes).unwrap();
-        assert_eq!((facts.blocks, facts.start, facts.users), (1024, 0, 1));
-        assert!(facts.version2 && facts.features.is_empty() && facts.checksum_is_right);
+        let info = JournalInfo::parse(&bytes).unwrap();
+        assert_eq!((info.blocks, info.start, info.users), (1024, 0, 1));
+        assert!(info.version2 && info.features.is_empty() && info.checksum_is_right);
         assert!(JournalInfo::parse(&[0; 1024]).is_err());
         assert!(JournalInfo::parse(&bytes[..1023]).is_err());
     }

@@ -16,7 +16,7 @@ const MOST_VAIN: u32 = 5;
 
 /// Who has called for commits lately, and whether waiting for them was of use.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Gathering {
+pub(crate) struct CommitBatch {
     /// Callers that the last commit served, and those who waited for the next one when it ended.
     regulars: u32,
     /// When that was.
@@ -27,7 +27,7 @@ pub(crate) struct Gathering {
     skip: u32,
 }
 
-impl Gathering {
+impl CommitBatch {
     /// A commit has ended that served some callers, while others wait for the next one.
     pub(crate) fn commit_ended(&mut self, served: u32, waiting: u32, now: Instant) {
         self.regulars = served.saturating_add(waiting);
@@ -80,24 +80,24 @@ mod tests {
         Instant(micros * 1000)
     }
 
-    fn after(served: u32, waiting: u32) -> Gathering {
-        let mut gathering = Gathering::default();
-        gathering.commit_ended(served, waiting, at(1000));
-        gathering
+    fn after(served: u32, waiting: u32) -> CommitBatch {
+        let mut batch = CommitBatch::default();
+        batch.commit_ended(served, waiting, at(1000));
+        batch
     }
 
     #[test]
     fn two_halves_are_brought_together() {
-        let mut gathering = after(2, 2);
-        let wait = gathering.wait_for(2, USUAL, LONGEST, at(1000));
+        let mut batch = after(2, 2);
+        let wait = batch.wait_for(2, USUAL, LONGEST, at(1000));
         assert_eq!(wait, Some((4, HALF)));
-        assert_eq!(gathering.wait_for(4, USUAL, LONGEST, at(1000)), None);
+        assert_eq!(batch.wait_for(4, USUAL, LONGEST, at(1000)), None);
     }
 
     #[test]
     fn a_lone_caller_never_waits() {
         assert_eq!(after(1, 0).wait_for(1, USUAL, LONGEST, at(1000)), None);
-        let nobody = Gathering::default().wait_for(1, USUAL, LONGEST, at(0));
+        let nobody = CommitBatch::default().wait_for(1, USUAL, LONGEST, at(0));
         assert_eq!(nobody, None);
     }
 
@@ -122,21 +122,21 @@ mod tests {
 
     #[test]
     fn waits_in_vain_get_rare() {
-        let mut gathering = after(1, 1);
+        let mut batch = after(1, 1);
         let mut waits = 0;
         for _ in 0..1000 {
-            if let Some((all, _)) = gathering.wait_for(1, USUAL, LONGEST, at(1000)) {
-                gathering.waited(0, all - 1);
+            if let Some((all, _)) = batch.wait_for(1, USUAL, LONGEST, at(1000)) {
+                batch.waited(0, all - 1);
                 waits += 1;
             }
         }
         assert!((4..10).contains(&waits), "{waits}");
-        while gathering.wait_for(1, USUAL, LONGEST, at(1000)).is_none() {}
-        gathering.waited(1, 1);
+        while batch.wait_for(1, USUAL, LONGEST, at(1000)).is_none() {}
+        batch.waited(1, 1);
         for _ in 0..10 {
-            let wait = gathering.wait_for(1, USUAL, LONGEST, at(1000));
+            let wait = batch.wait_for(1, USUAL, LONGEST, at(1000));
             assert!(wait.is_some());
-            gathering.waited(1, 1);
+            batch.waited(1, 1);
         }
     }
 }
