@@ -207,7 +207,7 @@ fn a_journal_that_fails(through_loop: bool, options: &str) {
     assert!(options.starts_with("ro,"), "{options}");
     let said = errors(&mount);
     assert!(said.starts_with("stopped: journal: Write of"), "{said}");
-    mount.wait_for_words("journal stopped");
+    mount.wait_for_words("journal aborted");
     let said = umount(&mount);
     assert_eq!(said.code(), 32);
     assert!(said.err.contains("unmounted, but"), "{}", said.err);

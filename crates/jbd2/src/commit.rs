@@ -1,11 +1,13 @@
-//! Committing: the running transaction becomes durable.
+//! Commit: the running transaction becomes durable (group commit with a leader).
 //!
-//! There is no commit thread between a caller and the device: the first task that needs a
-//! transaction durable leads, that is, does all the steps itself; those who come while it is under
-//! way wait, and when it has ended one of those that wait for the next transaction leads that one.
-//! The commit task leads for transactions that grew old or full.
+//! No commit thread is between a caller and the device. The first task that needs a transaction durable is
+//! its *leader* and does all the steps in its own thread. Tasks that arrive during the commit wait; when it
+//! has ended, one of the tasks that wait for the next transaction leads that one. The commit task leads for
+//! transactions that are old or full.
 //!
 //! A commit writes no file data: data is on the device before the handle begins that refers to it.
+//!
+//! Steps: 1 lock, 2 switch, 3 log, 4 commit record, 5 finish.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,25 +27,25 @@ use steadfs_jbd2_format::build_commit;
 /// How a transaction became durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Durable {
-    /// A FLUSH that began after the call made it so: every write that had completed before the call
-    /// is durable too. Never without barriers.
+    /// By a FLUSH that began after the call: every write that had completed before the call is durable
+    /// too. Never without barriers.
     Flushed,
-    /// It was durable already, or the FLUSH had begun before the call: whoever needs other writes
-    /// durable flushes the device.
+    /// It was durable already, or the FLUSH had begun before the call: a caller that needs other writes
+    /// durable must flush the device.
     Already,
 }
 
 /// A transaction that no handle changes any more.
 struct ClosedTransaction {
     tid: Tid,
-    /// Its blocks as they were, sorted by home.
+    /// Its blocks as they were, sorted by home location.
     snapshot: Vec<BlockSnapshot>,
     revokes: Vec<DevBlock>,
     waiters: Arc<Condvar>,
     times: CommitTimes,
 }
 
-/// What the statistics want to know of a commit.
+/// A commit's data for the statistics.
 struct CommitTimes {
     started: Instant,
     requested: Option<Instant>,
@@ -53,7 +55,7 @@ struct CommitTimes {
     longest_wait: Duration,
 }
 
-/// A transaction written to the log, its commit record excepted.
+/// A transaction written to the log, without its commit record.
 struct LoggedTransaction {
     closed: ClosedTransaction,
     start: u32,
@@ -64,16 +66,16 @@ struct LoggedTransaction {
 }
 
 impl Journal {
-    /// Makes transaction `tid` durable and waits. Callers share a commit; the first one does it.
-    /// `tag` says who waits: a commit under way is raised to it.
+    /// Makes transaction `tid` durable and waits. Concurrent callers share one commit; the first one leads
+    /// it. A commit under way is boosted to the caller's `tag`.
     ///
     /// # Errors
-    /// [`JournalError::Aborted`]: it may not be durable.
+    /// [`JournalError::Aborted`]: the transaction may not be durable.
     pub fn commit(&self, tid: Tid, tag: IoTag) -> Result<Durable, JournalError> {
         self.commit_as(tid, tag, true)
     }
 
-    /// [`Journal::commit`]; `requested`: because somebody waits, not because of age or size.
+    /// [`Journal::commit`]; `requested`: for a waiting caller, not because of age or size.
     pub(crate) fn commit_as(
         &self,
         tid: Tid,
@@ -94,13 +96,13 @@ impl Journal {
             }
             state.check()?;
             if tid.at_least(state.next_tid) {
-                // No handle has this number yet: there is nothing to make durable.
+                // No handle has begun this transaction: there is nothing to make durable.
                 return Ok(Durable::Already);
             }
             let inner = &mut *state;
             let waiters = match (&mut inner.running, &mut inner.committing) {
                 (Some(running), _) if running.tid == tid => {
-                    // A locked one may look empty: its blocks are being snapshotted.
+                    // A locked one may appear empty while its blocks are snapshotted.
                     if running.is_empty() && running.open == 0 && !running.locked {
                         return Ok(Durable::Already);
                     }
@@ -119,7 +121,9 @@ impl Journal {
                     committing.callers += u32::from(!std::mem::replace(&mut counted, true));
                     Arc::clone(&committing.waiters)
                 }
-                (_, None) => unreachable!("transaction {tid} is neither durable nor anywhere"),
+                (_, None) => {
+                    unreachable!("transaction {tid} is not durable, running or committing")
+                }
             };
             if state.leading {
                 self.boost_commit(&mut state, tid, tag);
@@ -138,7 +142,7 @@ impl Journal {
         }
     }
 
-    /// WaitStats for those who will probably ask for this transaction, too. The caller has made itself the leader.
+    /// Waits briefly for the usual fsync callers to join (group commit). The caller has made itself the leader.
     fn await_batch<'a>(
         &'a self,
         mut state: MutexGuard<'a, JournalState>,
@@ -146,7 +150,11 @@ impl Journal {
     ) -> MutexGuard<'a, JournalState> {
         let callers =
             |state: &JournalState| state.running.as_ref().map_or(0, |running| running.callers);
-        let (here, began) = (callers(&state), now());
+        let (joined, began) = (callers(&state), now());
+        assert!(
+            state.leading && state.batch_target.is_none(),
+            "only the leader waits for callers"
+        );
         if state
             .running
             .as_ref()
@@ -154,29 +162,26 @@ impl Journal {
         {
             return state;
         }
-        let (usual, longest) = (state.stats.average_commit, state.tuning.max_batch);
-        let Some((all, patience)) = state.batch.wait_for(here, usual, longest, began) else {
+        let (average, max_wait) = (state.stats.average_commit, state.tuning.max_batch);
+        let Some((all, wait)) = state.batch.plan_wait(joined, average, max_wait, began) else {
             return state;
         };
         state.batch_target = Some(all);
         while state.batch_target.is_some() && state.aborted.is_none() {
-            let Some(rest) = patience
-                .checked_sub(began.elapsed())
-                .filter(|d| !d.is_zero())
-            else {
+            let Some(rest) = wait.checked_sub(began.elapsed()).filter(|d| !d.is_zero()) else {
                 break;
             };
             self.batch_full.wait_for(&mut state, rest);
         }
         state.batch_target = None;
-        let came = callers(&state).saturating_sub(here);
-        state.batch.waited(came, all - here);
+        let came = callers(&state).saturating_sub(joined);
+        state.batch.record_wait(came, all - joined);
         state.stats.waited_batch.add(began.elapsed());
         state
     }
 
-    /// Raises the I/O of the commit under way to `tag`, also when `tid` is the next one: that waits
-    /// for it.
+    /// Boosts the I/O of the commit under way to `tag`, also if `tid` is the next transaction, which waits
+    /// for that commit.
     fn boost_commit(&self, state: &mut JournalState, tid: Tid, tag: IoTag) {
         if let Some(running) = &mut state.running
             && running.tid == tid
@@ -189,7 +194,7 @@ impl Journal {
         self.boost_committing(state, tag);
     }
 
-    /// Raises the I/O of the commit under way to `tag`.
+    /// Boosts the I/O of the commit under way to `tag`.
     pub(crate) fn boost_committing(&self, state: &mut JournalState, tag: IoTag) {
         if let Some(committing) = &mut state.committing {
             let raised = self.queue.effective_tag(committing.tag, tag);
@@ -203,7 +208,7 @@ impl Journal {
     }
 
     /// Commits the running transaction. The caller has made itself the leader. An error aborts the
-    /// journal; the callers find it there.
+    /// journal, and the waiters get it from there.
     fn lead(&self, tag: IoTag) {
         let guard = OnUnwind::new(|| {
             self.shutdown(PANICKED);
@@ -219,12 +224,16 @@ impl Journal {
 
     fn stop_leading(&self) {
         let mut state = self.state.lock();
-        assert!(state.leading);
+        assert!(state.leading, "only the leader stops leading");
+        assert!(
+            state.batch_target.is_none(),
+            "the leader has stopped waiting for callers"
+        );
         state.leading = false;
         state.leader = TaskNo::default();
         let next = state.running.as_ref().map(|r| Arc::clone(&r.waiters));
         drop(state);
-        // One of those who wait for the next transaction leads it; the others go on sleeping.
+        // One of the waiters for the next transaction leads it; the others stay asleep.
         if let Some(next) = next {
             next.notify_one();
         }
@@ -247,22 +256,33 @@ impl Journal {
         result
     }
 
-    /// Step 1, lock: no handle joins any more; waits for the open ones, then takes the snapshot.
+    /// Step 1, lock: no handle joins any more. Waits for the open ones, then takes the snapshot.
     fn close_running(&self) -> Result<Option<ClosedTransaction>, JournalError> {
         let mut state = self.state.lock();
         let lock_began = now();
+        assert!(state.leading, "only the leader locks the transaction");
         let Some(running) = &mut state.running else {
             return Ok(None);
         };
-        assert!(!running.locked, "one leader at a time");
+        assert!(
+            !running.locked,
+            "one leader at a time locks the transaction"
+        );
         running.locked = true;
         while let Some(running) = state.running.as_ref().filter(|r| r.open > 0) {
             let _for = inherit::wait_for(&running.holders);
             self.drained.wait(&mut state);
         }
         state.check()?;
-        let running = state.running.as_mut().expect("only the leader takes it");
+        let running = state
+            .running
+            .as_mut()
+            .expect("only the leader takes the running transaction");
         assert_eq!(running.reserved, 0, "credits end with their handles");
+        assert!(
+            running.holders.is_empty(),
+            "every handle of a drained transaction has ended"
+        );
         let blocks = std::mem::take(&mut running.blocks);
         let revokes = std::mem::take(&mut running.revokes);
         let mut closed = ClosedTransaction {
@@ -282,7 +302,11 @@ impl Journal {
         drop(state);
         for buf in blocks.into_values() {
             let mut content = buf.lock();
-            assert_eq!(content.tid(), Some(closed.tid));
+            assert_eq!(
+                content.tid(),
+                Some(closed.tid),
+                "a block of the transaction carries its number until the snapshot"
+            );
             content.set_tid(None);
             let data = content.snapshot();
             drop(content);
@@ -290,10 +314,21 @@ impl Journal {
             closed.snapshot.push(BlockSnapshot { block, buf, data });
         }
         closed.snapshot.sort_unstable_by_key(|s| s.block);
+        debug_assert!(
+            closed.snapshot.is_sorted_by(|a, b| a.block < b.block),
+            "a transaction has one buffer per block"
+        );
+        debug_assert!(
+            closed
+                .snapshot
+                .iter()
+                .all(|s| closed.revokes.binary_search(&s.block).is_err()),
+            "a block is either logged or revoked by a transaction"
+        );
         Ok(Some(closed))
     }
 
-    /// Step 2, switch: takes the log blocks, lets the next transaction start; step 3, log: writes
+    /// Step 2, switch: takes the log blocks and allows the next transaction to start. Step 3, log: writes
     /// revoke blocks, descriptors and blocks, all at once, and waits.
     fn start_committing(
         &self,
@@ -303,14 +338,27 @@ impl Journal {
         let blocks = closed.snapshot.iter().map(|s| s.block).collect();
         let encoded = encoded_len(&self.format, closed.snapshot.len(), closed.revokes.len());
         let len = u32::try_from(encoded + 1).expect("bounded by the log's length");
-        assert!(len <= self.costs.max_transaction, "credits are counted");
+        assert!(
+            len <= self.costs.max_transaction,
+            "credits bound the log blocks of a transaction"
+        );
         let (start, tag) = {
             let mut state = self.state.lock();
             state.check()?;
             let start = state.log.take(len);
-            let running = state.running.take().expect("only the leader takes it");
-            assert!(running.tid == closed.tid && running.open == 0);
-            // Others than the leader may wait for it by now.
+            let running = state
+                .running
+                .take()
+                .expect("only the leader takes the running transaction");
+            assert!(
+                running.tid == closed.tid && running.open == 0 && running.is_empty(),
+                "no handle changes a locked transaction"
+            );
+            assert!(
+                state.committing.is_none(),
+                "one transaction at a time is committing"
+            );
+            // Other tasks than the leader may wait for it by now.
             let waiter = running.waiter_tag;
             let tag = waiter.map_or(tag, |waiter| self.queue.effective_tag(tag, waiter));
             state.committing = Some(CommittingTransaction {
@@ -341,7 +389,7 @@ impl Journal {
         })
     }
 
-    /// Log blocks from `start` on, with their indexed on the device.
+    /// Log blocks from `start` on, with their locations on the device.
     fn log_locations(&self, start: u32, blocks: Vec<Buf>) -> impl Iterator<Item = (DevBlock, Buf)> {
         let ring = self.state.lock().log.clone();
         let indexed = blocks.into_iter().enumerate();
@@ -351,8 +399,8 @@ impl Journal {
         })
     }
 
-    /// If the superblock says that the log is empty, it must say where the log starts before the
-    /// first commit record is there.
+    /// If the superblock marks the log empty, it must record where the log starts before the first commit
+    /// record is written.
     fn start_log(&self, start: u32, tid: Tid, tag: IoTag) -> Result<(), JournalError> {
         let barriers = {
             let mut state = self.state.lock();
@@ -367,16 +415,23 @@ impl Journal {
             WriteOrder::Plain
         };
         let mut block0 = self.block0.lock();
-        assert_eq!(block0.raw.start.get(), 0);
+        assert_eq!(
+            block0.raw.start.get(),
+            0,
+            "`marked_empty` is what the superblock has"
+        );
         let change = SuperblockChange::Tail { start, tid };
         Ok(block0.write(change, &self.queue, order, tag)?)
     }
 
-    /// Lets those who join the commit raise these requests, submitted with `tag`; raises them if one
-    /// has joined since.
+    /// Makes these requests, submitted with `tag`, known to callers that join the commit, so that they can
+    /// boost them; boosts them if a caller with a better tag has joined since.
     fn track_ios(&self, ios: &[IoHandle], tag: IoTag) {
         let mut state = self.state.lock();
-        let committing = state.committing.as_mut().expect("the leader's");
+        let committing = state
+            .committing
+            .as_mut()
+            .expect("only the leader ends the committing transaction");
         committing.ios = ios.to_vec();
         if committing.tag != tag {
             for io in ios {
@@ -385,7 +440,7 @@ impl Journal {
         }
     }
 
-    /// Step 4, record: the commit record, after everything before it, durable itself.
+    /// Step 4, commit record: durable after everything before it (FLUSH before the write, FUA).
     fn write_record(&self, written: &LoggedTransaction) -> Result<(), JournalError> {
         let mut record = Buf::zeroed(self.block_size.bytes());
         let tid = written.closed.tid;
@@ -397,7 +452,7 @@ impl Journal {
             record.make_mut(),
         );
         let state = self.state.lock();
-        // After an abort nothing becomes durable that was not.
+        // After an abort nothing more becomes durable.
         state.check()?;
         let at = state.log.after(written.start, written.len - 1);
         let offset = self.block_size.offset_of(self.map.locate(at).0);
@@ -405,7 +460,13 @@ impl Journal {
         if state.tuning.barriers {
             bio = bio.preflush_and_fua();
         }
-        let tag = state.committing.as_ref().expect("the leader's").tag;
+        let committing = state.committing.as_ref();
+        let committing = committing.expect("only the leader ends the committing transaction");
+        assert_eq!(
+            committing.tid, tid,
+            "the record is that of the committing transaction"
+        );
+        let tag = committing.tag;
         drop(state);
         let io = self.queue.submit(bio, tag);
         self.track_ios(std::slice::from_ref(&io), tag);
@@ -413,8 +474,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Step 5, done: the blocks are listed for reclaim, revoked ones leave the lists, the file system
-    /// hears of it, and everyone who waits does.
+    /// Step 5, finish: the blocks are listed for reclaim, revoked ones leave the lists, and the file system
+    /// and then the waiters are notified.
     fn finish(&self, written: LoggedTransaction) -> Result<(), JournalError> {
         let LoggedTransaction {
             closed, start, len, ..
@@ -423,7 +484,8 @@ impl Journal {
         let changed = closed.snapshot.len() as u64;
         let (blocks, tag) = {
             let state = self.state.lock();
-            let committing = state.committing.as_ref().expect("the leader's");
+            let committing = state.committing.as_ref();
+            let committing = committing.expect("only the leader ends the committing transaction");
             (Arc::clone(&committing.blocks), committing.tag)
         };
         let mut dropped = {
@@ -437,7 +499,11 @@ impl Journal {
         }
         let mut state = self.state.lock();
         state.check()?;
-        assert_eq!(state.durable.next(), closed.tid);
+        assert_eq!(
+            state.durable.next(),
+            closed.tid,
+            "transactions become durable in the order of their numbers"
+        );
         state.durable = closed.tid;
         let served = state.committing.take().map_or(0, |commit| commit.callers);
         let waiting = state.running.as_ref().map_or(0, |running| running.callers);
@@ -461,8 +527,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Takes revoked blocks out of the lists; waits for writes home of them that are in flight: the
-    /// block may get another owner as soon as the file system hears of the commit.
+    /// Takes revoked blocks out of the lists, after their home writes in flight have ended: the block may
+    /// get another owner as soon as the file system is notified of the commit.
     fn drop_revoked(&self, revokes: &[DevBlock], tag: IoTag) -> u64 {
         let mut dropped = 0;
         let mut lists = self.lists.lock();

@@ -1,69 +1,73 @@
-//! Whether a commit waits a little for more callers.
+//! Group commit: whether a commit waits briefly for more fsync callers.
 //!
-//! Those who sync again and again fall into two groups otherwise: one waits for the commit under way, the other,
-//! served by the one before, is back too late for it. Each commit then serves half of them. A short wait when a
-//! commit is about to begin brings them together; it is kept shorter than what the commit saved would take, and
-//! is given up for a while where nobody comes.
+//! **Problem.** Tasks that call fsync in a loop split into two halves: one half waits for the commit under way,
+//! the other was served by the commit before and calls fsync too late to join. Each commit serves half of them.
+//!
+//! **Rule.** The leader waits before it begins, until as many callers have joined as were seen at the last
+//! commit. The wait is at most half an average commit, less than the commit that it saves, and at most
+//! `max_batch_time`. After waits that no caller joins, the next commits begin without a wait, in a growing number.
 
 use std::time::Duration;
 
 use steadfs_rt::Instant;
 
-/// Shorter waits than this cost more than they bring: the leader sleeps and is woken.
-const SHORTEST: Duration = Duration::from_micros(50);
-/// After a second wait in vain 3 commits are begun at once, then 15, 63, and 255 from so many on.
-const MOST_VAIN: u32 = 5;
+/// A shorter wait costs more than it saves, because the leader sleeps and is woken.
+const MIN_BATCH_WAIT: Duration = Duration::from_micros(50);
+/// After the second failed wait 3 commits begin without a wait, then 15, 63, and 255 after this number.
+const MAX_FAILED_WAITS: u32 = 5;
 
-/// Who has called for commits lately, and whether waiting for them was of use.
+/// The number of recent fsync callers, and whether waits for them succeeded.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CommitBatch {
-    /// Callers that the last commit served, and those who waited for the next one when it ended.
-    regulars: u32,
-    /// When that was.
-    ended: Instant,
-    /// WaitStats in vain, one after the other.
-    vain: u32,
-    /// Commits that are begun without a wait.
+    /// Callers that the last commit served, plus those that waited for the next one when it ended.
+    expected_callers: u32,
+    /// End of the last commit.
+    last_commit: Instant,
+    /// Consecutive waits that too few callers joined.
+    failed_waits: u32,
+    /// Commits that will begin without a wait.
     skip: u32,
 }
 
 impl CommitBatch {
-    /// A commit has ended that served some callers, while others wait for the next one.
+    /// A commit has ended that served `served` callers, while `waiting` callers wait for the next one.
     pub(crate) fn commit_ended(&mut self, served: u32, waiting: u32, now: Instant) {
-        self.regulars = served.saturating_add(waiting);
-        self.ended = now;
+        self.expected_callers = served.saturating_add(waiting);
+        self.last_commit = now;
     }
 
-    /// For how many callers a commit waits that has some of them, and how long; `None`: it begins at once.
-    /// A commit takes `usual`; no wait is longer than `longest`.
-    pub(crate) fn wait_for(
+    /// The number of callers that the leader waits for, and for how long at most, if `joined` callers wait for
+    /// the commit already; `None`: it begins at once. A commit takes `average`; no wait is longer than
+    /// `max_wait`.
+    pub(crate) fn plan_wait(
         &mut self,
-        here: u32,
-        usual: Duration,
-        longest: Duration,
+        joined: u32,
+        average: Duration,
+        max_wait: Duration,
         now: Instant,
     ) -> Option<(u32, Duration)> {
-        if here >= self.regulars || now.since(self.ended) > usual * 2 {
+        if joined >= self.expected_callers || now.since(self.last_commit) > average * 2 {
             return None;
         }
-        let patience = longest.min(usual / 2);
-        if patience < SHORTEST {
+        let wait = max_wait.min(average / 2);
+        if wait < MIN_BATCH_WAIT {
             return None;
         }
         if self.skip > 0 {
             self.skip -= 1;
             return None;
         }
-        Some((self.regulars, patience))
+        Some((self.expected_callers, wait))
     }
 
-    /// A wait has ended that so many of those who were missing have come to.
-    pub(crate) fn waited(&mut self, came: u32, missing: u32) {
-        if came > 0 && came >= missing.div_ceil(2) {
-            (self.vain, self.skip) = (0, 0);
+    /// A wait for `missing` callers has ended, and `joined` of them have joined.
+    pub(crate) fn record_wait(&mut self, joined: u32, missing: u32) {
+        assert!(missing > 0, "the leader waits only for missing callers");
+        if joined > 0 && joined >= missing.div_ceil(2) {
+            (self.failed_waits, self.skip) = (0, 0);
         } else {
-            self.vain = (self.vain + 1).min(MOST_VAIN);
-            self.skip = (1 << (2 * (self.vain - 1))) - 1;
+            self.failed_waits = (self.failed_waits + 1).min(MAX_FAILED_WAITS);
+            self.skip = (1 << (2 * (self.failed_waits - 1))) - 1;
         }
     }
 }
@@ -72,8 +76,8 @@ impl CommitBatch {
 mod tests {
     use super::*;
 
-    const USUAL: Duration = Duration::from_micros(400);
-    const LONGEST: Duration = Duration::from_millis(15);
+    const AVERAGE: Duration = Duration::from_micros(400);
+    const MAX_WAIT: Duration = Duration::from_millis(15);
     const HALF: Duration = Duration::from_micros(200);
 
     fn at(micros: u64) -> Instant {
@@ -87,56 +91,60 @@ mod tests {
     }
 
     #[test]
-    fn two_halves_are_brought_together() {
+    fn two_halves_of_the_callers_share_a_commit() {
         let mut batch = after(2, 2);
-        let wait = batch.wait_for(2, USUAL, LONGEST, at(1000));
+        let wait = batch.plan_wait(2, AVERAGE, MAX_WAIT, at(1000));
         assert_eq!(wait, Some((4, HALF)));
-        assert_eq!(batch.wait_for(4, USUAL, LONGEST, at(1000)), None);
+        assert_eq!(batch.plan_wait(4, AVERAGE, MAX_WAIT, at(1000)), None);
     }
 
     #[test]
     fn a_lone_caller_never_waits() {
-        assert_eq!(after(1, 0).wait_for(1, USUAL, LONGEST, at(1000)), None);
-        let nobody = CommitBatch::default().wait_for(1, USUAL, LONGEST, at(0));
-        assert_eq!(nobody, None);
+        assert_eq!(after(1, 0).plan_wait(1, AVERAGE, MAX_WAIT, at(1000)), None);
+        let first = CommitBatch::default().plan_wait(1, AVERAGE, MAX_WAIT, at(0));
+        assert_eq!(first, None);
     }
 
     #[test]
-    fn a_wait_is_short_and_soon_or_not_at_all() {
+    fn a_wait_is_at_most_half_a_commit_and_soon_after_the_last_one() {
         let wait = |usual, longest, micros| {
-            let found = after(1, 1).wait_for(1, usual, longest, at(micros));
-            found.map(|(_, patience)| patience)
+            let found = after(1, 1).plan_wait(1, usual, longest, at(micros));
+            found.map(|(_, limit)| limit)
         };
-        assert_eq!(wait(USUAL, LONGEST, 1000), Some(HALF));
+        assert_eq!(wait(AVERAGE, MAX_WAIT, 1000), Some(HALF));
         assert_eq!(
-            wait(USUAL, Duration::from_micros(90), 1000)
+            wait(AVERAGE, Duration::from_micros(90), 1000)
                 .unwrap()
                 .as_micros(),
             90
         );
-        assert_eq!(wait(USUAL, Duration::ZERO, 1000), None);
-        assert_eq!(wait(Duration::from_micros(99), LONGEST, 1000), None);
-        assert_eq!(wait(USUAL, LONGEST, 1800), Some(HALF));
-        assert_eq!(wait(USUAL, LONGEST, 1801), None, "they are gone");
+        assert_eq!(wait(AVERAGE, Duration::ZERO, 1000), None);
+        assert_eq!(wait(Duration::from_micros(99), MAX_WAIT, 1000), None);
+        assert_eq!(wait(AVERAGE, MAX_WAIT, 1800), Some(HALF));
+        assert_eq!(
+            wait(AVERAGE, MAX_WAIT, 1801),
+            None,
+            "the callers have stopped"
+        );
     }
 
     #[test]
-    fn waits_in_vain_get_rare() {
+    fn failed_waits_become_rare() {
         let mut batch = after(1, 1);
         let mut waits = 0;
         for _ in 0..1000 {
-            if let Some((all, _)) = batch.wait_for(1, USUAL, LONGEST, at(1000)) {
-                batch.waited(0, all - 1);
+            if let Some((all, _)) = batch.plan_wait(1, AVERAGE, MAX_WAIT, at(1000)) {
+                batch.record_wait(0, all - 1);
                 waits += 1;
             }
         }
         assert!((4..10).contains(&waits), "{waits}");
-        while batch.wait_for(1, USUAL, LONGEST, at(1000)).is_none() {}
-        batch.waited(1, 1);
+        while batch.plan_wait(1, AVERAGE, MAX_WAIT, at(1000)).is_none() {}
+        batch.record_wait(1, 1);
         for _ in 0..10 {
-            let wait = batch.wait_for(1, USUAL, LONGEST, at(1000));
+            let wait = batch.plan_wait(1, AVERAGE, MAX_WAIT, at(1000));
             assert!(wait.is_some());
-            batch.waited(1, 1);
+            batch.record_wait(1, 1);
         }
     }
 }

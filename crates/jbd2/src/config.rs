@@ -1,4 +1,4 @@
-//! How a journal works.
+//! Settings of a journal.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use crate::{Checksum, ReclaimPolicy};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What a remount may change.
+/// Settings that a remount may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalTuning {
-    /// A transaction is committed when it is this old (`commit=`); zero means 5 s, as there.
+    /// Age at which a transaction is committed (`commit=`); zero means 5 s, as in Linux.
     pub commit_interval: Duration,
-    /// A synchronous handle waits at least this long for others to join (`min_batch_time=`).
+    /// Shortest wait of a synchronous operation for others to join its commit (`min_batch_time=`).
     pub min_batch: Duration,
-    /// … and at most this long; zero: it never waits (`max_batch_time=`).
+    /// Longest wait for others to join a commit; zero: none (`max_batch_time=`).
     pub max_batch: Duration,
     /// Whether the device has a cache that must be flushed (`barrier`, `nobarrier`).
     pub barriers: bool,
-    /// Priority of commits that nobody waits for (`journal_ioprio=`).
+    /// Priority of commits without a waiter (`journal_ioprio=`).
     pub prio: IoPrio,
 }
 
@@ -36,7 +36,7 @@ impl Default for JournalTuning {
 }
 
 impl JournalTuning {
-    /// When a transaction is old enough.
+    /// Age at which a transaction is committed.
     pub(crate) fn max_transaction_age(&self) -> Duration {
         if self.commit_interval.is_zero() {
             return DEFAULT_INTERVAL;
@@ -44,7 +44,7 @@ impl JournalTuning {
         self.commit_interval
     }
 
-    /// The tag of commits that nobody waits for.
+    /// The tag of commits without a waiter.
     pub(crate) fn commit_tag(&self) -> IoTag {
         IoTag {
             urgency: Urgency::Journal,
@@ -57,20 +57,19 @@ impl JournalTuning {
 /// How a journal is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalConfig {
-    /// What a remount may change.
+    /// Settings that a remount may change.
     pub tuning: JournalTuning,
-    /// When committed blocks are written home in the background.
+    /// When committed blocks are written to their home locations in the background.
     pub reclaim: ReclaimPolicy,
     /// Nothing is written and no handle begins.
     pub read_only: bool,
-    /// Block numbers need more than 32 bits (ext4's `64bit`). Turns the journal's feature on, never
-    /// off.
+    /// Block numbers need more than 32 bits (ext4's `64bit`). Sets the journal's feature, never clears
+    /// it.
     pub wide: bool,
-    /// The checksums the journal shall have from now on (ext4: version 3 where it has
-    /// `metadata_csum`); `None`: as it is.
+    /// The checksum version to set (ext4: version 3 with `metadata_csum`); `None`: unchanged.
     pub checksum: Option<Checksum>,
-    /// Most log blocks of a transaction, if less than a quarter of the log. Two transactions' blocks,
-    /// the running and the committing one's, are held in memory besides what the reclaim policy
-    /// allows: a large log on a small machine wants a limit here.
+    /// Limit of a transaction in log blocks, if less than a quarter of the log. The blocks of two
+    /// transactions, the running and the committing one, are in memory in addition to the limit of the
+    /// reclaim policy: a large log on a machine with little memory needs a limit here.
     pub max_transaction: Option<u32>,
 }

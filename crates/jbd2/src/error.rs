@@ -1,4 +1,4 @@
-//! Why the journal failed.
+//! Errors of the journal.
 
 use steadfs_block::IoError;
 use steadfs_jbd2_format::FormatError;
@@ -11,17 +11,17 @@ pub enum JournalError {
     /// The device failed a request of the journal.
     #[error("journal: {0}")]
     Io(#[from] IoError),
-    /// The journal stopped for good; the first cause.
-    #[error("journal stopped: {0}")]
+    /// The journal was aborted; the first cause.
+    #[error("journal aborted: {0}")]
     Aborted(String),
-    /// The journal's blocks contradict themselves; where.
-    #[error("journal is damaged: {0}")]
+    /// The journal's content failed verification; where.
+    #[error("journal is corrupt: {0}")]
     Corrupt(String),
-    /// The journal has a form we do not work with; its name.
+    /// The journal has a feature that is not supported; its name.
     #[error("not supported: {0}")]
     Unsupported(String),
     /// The log ends in fast commits, which are not replayed here.
-    #[error("its journal has fast commits to replay")]
+    #[error("its journal has fast commits to replay (mount it once with the kernel)")]
     FastCommits,
     /// The log holds transactions: call [`recover`](crate::recover()) first.
     #[error("journal needs recovery")]
@@ -29,16 +29,16 @@ pub enum JournalError {
     /// The journal was opened for reading only.
     #[error("journal is read-only")]
     ReadOnly,
-    /// A handle requested for more than a whole transaction may hold.
-    #[error("{requested} journal credits requested for, a transaction has {limit}")]
+    /// A handle requested more credits than a whole transaction may have.
+    #[error("{requested} journal credits requested; the limit of a handle is {limit}")]
     TooManyCredits {
-        /// Credits requested for.
+        /// Credits requested.
         requested: u32,
         /// The largest number a handle can have.
         limit: u32,
     },
-    /// A handle has used up its credits and the transaction has no room for more.
-    #[error("a handle's journal credits are used up")]
+    /// A handle has spent its credits and the transaction or the log has no space for another one.
+    #[error("a handle has no journal credits left")]
     CreditsUsedUp,
 }
 

@@ -9,23 +9,23 @@ use steadfs_rt::{PANICKED, RankScopeGuard, Unwinding, inherit};
 use crate::transaction::JournalState;
 use crate::{Journal, JournalError};
 
-/// A part of a transaction: what one operation changes, all or nothing. It ends when it is dropped. Dropped by a panic
-/// it stops the journal: what was half changed must not be committed.
+/// A part of a transaction: the changes of one operation, all or nothing. It ends when it is dropped. Dropped by a
+/// panic it aborts the journal, because an incomplete change must not be committed.
 ///
-/// A handle is begun by a task that holds the operation's locks; while it is open the task waits for
-/// no other handle, for no commit, and for no lock that a task waiting in [`Journal::begin`] may hold.
+/// A handle is begun by a task that holds the operation's locks. While it is open the task does not wait for
+/// another handle, for a commit, or for a lock that a task waiting in [`Journal::begin`] may hold.
 #[must_use]
 pub struct Handle<'j> {
     journal: &'j Journal,
     tid: Tid,
-    /// Whose it is.
+    /// The caller's.
     tag: IoTag,
     /// Credits not spent yet.
     left: u32,
-    /// It is between two transactions, in [`Handle::restart`].
+    /// Between two transactions, in [`Handle::restart`].
     ended: bool,
-    /// An open handle counts as a lock: what its task must not take or wait for while it is open panics,
-    /// in builds with debug assertions.
+    /// An open handle counts as a lock: in builds with debug assertions, its task panics if it takes or
+    /// waits for something that must not be taken inside a handle.
     rank_scope: Option<RankScopeGuard<'j>>,
     unwinding: Unwinding,
 }
@@ -58,19 +58,19 @@ impl<'j> Handle<'j> {
         self.left
     }
 
-    /// Locks a block for changing as part of this transaction. The first time the transaction meets
-    /// the block costs a credit; if the handle has none left, one more is taken if there is room.
-    /// The whole change is in place before the handle ends.
+    /// Locks a block for changing as part of this transaction. A block that is not yet part of the
+    /// transaction costs a credit; if the handle has none left, one more is reserved if there is space.
+    /// The change must be complete when the handle ends.
     ///
     /// # Errors
-    /// [`JournalError::Aborted`], [`JournalError::CreditsUsedUp`], [`JournalError::Corrupt`] where the block is
-    /// something else, too; it is not changed then.
+    /// [`JournalError::Aborted`], [`JournalError::CreditsUsedUp`], [`JournalError::Corrupt`] if the block
+    /// also belongs to another object of the volume. The block is not changed then.
     pub fn write<'b>(&mut self, buf: &'b Arc<MetaBuf>) -> Result<MetaMut<'b>, JournalError> {
         let mut content = buf.lock();
         match content.tid() {
             Some(tid) => assert_eq!(
                 tid, self.tid,
-                "a snapshot clears the number it was taken for"
+                "a buffer's transaction is the running one, because a commit's snapshot clears it"
             ),
             None => {
                 self.join(buf)?;
@@ -90,25 +90,32 @@ impl<'j> Handle<'j> {
         let running = state
             .running
             .as_mut()
-            .expect("it runs while a handle is open");
-        assert_eq!(running.tid, self.tid);
+            .expect("a transaction runs while a handle of it is open");
+        assert_eq!(
+            running.tid, self.tid,
+            "a transaction stays while a handle of it is open"
+        );
         if running.blocks.contains_key(&buf.block().0) {
-            // A block has one buffer, which knows its transaction, while it is one thing. This one left the cache when
-            // somebody freed the block who had it for something else.
-            let what = format!("block {} is two things at once", buf.block());
+            // A block has one buffer, which knows its transaction. A second buffer exists only if the volume is
+            // corrupt: another object that also claims the block has freed it, and its buffer left the cache.
+            let what = format!("block {} belongs to two objects", buf.block());
             return Err(JournalError::Corrupt(what));
         }
         running.revokes.remove(&buf.block());
         running.blocks.insert(buf.block().0, Arc::clone(buf));
+        assert!(
+            self.left > 0 && running.reserved > 0,
+            "the credits of open handles are reserved in the transaction"
+        );
         running.reserved -= 1;
         self.left -= 1;
         Ok(())
     }
 
-    /// A metadata block is freed: it leaves the transaction and the cache, and is revoked if the log
-    /// may hold an older copy, which costs a credit unless the block was part of the transaction.
-    /// Whoever allocates the block again waits for [`Journal::on_commit`] first, unless it becomes
-    /// metadata in this same transaction.
+    /// A metadata block is freed: it leaves the transaction and the cache, and is revoked if the log may
+    /// hold an older copy, which costs a credit unless the block was part of the transaction. The
+    /// allocator must not reuse the block before [`Journal::on_commit`], except as metadata in this
+    /// same transaction.
     ///
     /// # Errors
     /// [`JournalError::Aborted`], [`JournalError::CreditsUsedUp`].
@@ -119,7 +126,7 @@ impl<'j> Handle<'j> {
             let running = state
                 .running
                 .as_ref()
-                .expect("it runs while a handle is open");
+                .expect("a transaction runs while a handle of it is open");
             running.blocks.get(&block.0).cloned()
         };
         if let Some(buf) = &joined {
@@ -131,8 +138,11 @@ impl<'j> Handle<'j> {
             let running = state
                 .running
                 .as_mut()
-                .expect("it runs while a handle is open");
-            assert_eq!(running.tid, self.tid);
+                .expect("a transaction runs while a handle of it is open");
+            assert_eq!(
+                running.tid, self.tid,
+                "a transaction stays while a handle of it is open"
+            );
             running.blocks.remove(&block.0);
             let revoke = has_copy && !running.revokes.contains(&block);
             if revoke && joined.is_none() {
@@ -144,9 +154,14 @@ impl<'j> Handle<'j> {
             let running = state
                 .running
                 .as_mut()
-                .expect("it runs while a handle is open");
+                .expect("a transaction runs while a handle of it is open");
             if revoke {
-                running.reserved -= u32::from(joined.is_none());
+                let spent = u32::from(joined.is_none());
+                assert!(
+                    running.reserved >= spent,
+                    "the credits of open handles are reserved in the transaction"
+                );
+                running.reserved -= spent;
                 running.revokes.insert(block);
             }
         }
@@ -154,8 +169,8 @@ impl<'j> Handle<'j> {
         Ok(())
     }
 
-    /// Asks for `credits` more. False if the transaction or the log has no room or the transaction
-    /// is being closed: end the handle at a consistent point ([`Handle::restart`]).
+    /// Reserves `credits` more. False if the transaction or the log has no space or the transaction is
+    /// locked: end the handle at a consistent point ([`Handle::restart`]).
     #[must_use]
     pub fn extend(&mut self, credits: u32) -> bool {
         let mut state = self.journal.state.lock();
@@ -163,36 +178,37 @@ impl<'j> Handle<'j> {
         state.aborted.is_none() && !closing && self.reserve_more(&mut state, credits)
     }
 
-    /// The same for who cannot end yet, because he has to take back what he did: also where the transaction is being
-    /// closed, which waits for him.
+    /// [`Handle::extend`] for an operation that must roll back its changes before the handle can end: reserves
+    /// credits also while the transaction is locked. The commit waits for this handle.
     #[must_use]
     pub fn extend_while_locked(&mut self, credits: u32) -> bool {
         let mut state = self.journal.state.lock();
         state.aborted.is_none() && self.reserve_more(&mut state, credits)
     }
 
-    /// Takes more credits if there is room, even when the transaction is closing.
+    /// Reserves more credits if there is space, even if the transaction is locked.
     fn reserve_more(&mut self, state: &mut JournalState, credits: u32) -> bool {
         let costs = &self.journal.costs;
         let free = state.log.free();
         let running = state
             .running
             .as_mut()
-            .expect("it runs while a handle is open");
+            .expect("a transaction runs while a handle of it is open");
         let need = running.log_blocks(costs, credits);
         if need > costs.max_transaction || need > free {
             return false;
         }
+        assert!(running.open > 0, "only an open handle reserves credits");
         running.reserved += credits;
         self.left += credits;
         true
     }
 
-    /// Ends this part and begins another with `credits`, perhaps in a later transaction. What was
-    /// changed so far must be consistent by itself. The locks the task holds stay held.
+    /// Ends this part and begins another with `credits`, perhaps in a later transaction. The changes so
+    /// far must be consistent by themselves. The task keeps its locks.
     ///
     /// # Errors
-    /// As [`Journal::begin`]; the handle has then ended.
+    /// As [`Journal::begin`]; the handle has ended then.
     pub fn restart(&mut self, credits: u32) -> Result<(), JournalError> {
         self.end();
         self.tid = self.journal.join(credits, self.tag)?;
@@ -208,15 +224,23 @@ impl<'j> Handle<'j> {
         }
         self.ended = true;
         if self.unwinding.has_begun() {
-            // While the handle is open no commit runs.
+            // No commit of this transaction runs while the handle is open.
             self.journal.shutdown(PANICKED);
         }
         let mut state = self.journal.state.lock();
         let running = state
             .running
             .as_mut()
-            .expect("it runs while a handle is open");
-        assert_eq!(running.tid, self.tid);
+            .expect("a transaction runs while a handle of it is open");
+        assert_eq!(
+            running.tid, self.tid,
+            "a transaction stays while a handle of it is open"
+        );
+        assert!(running.open > 0, "an open handle is counted");
+        assert!(
+            running.reserved >= self.left,
+            "the credits of open handles are reserved in the transaction"
+        );
         running.open -= 1;
         let own = running
             .holders

@@ -1,13 +1,13 @@
-//! Reading and writing many blocks with few requests.
+//! Reads and writes of many blocks with few requests.
 
 use steadfs_base::{BlockSize, DevBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
 
 use crate::JournalMap;
 
-/// Largest request the journal makes, in bytes; as many as a device takes without splitting.
+/// Largest request of the journal, in bytes; less if the device's limit is lower.
 const MAX_REQUEST: usize = 1 << 20;
-/// Most buffers in one request: below the vectors a system call takes (1024).
+/// Most buffers in one request: below the 1024 vectors of a system call.
 const MAX_BUFS: usize = 512;
 
 /// Blocks in the largest request.
@@ -16,7 +16,7 @@ pub(crate) fn max_run(queue: &Queue, block_size: BlockSize) -> usize {
     (MAX_REQUEST.min(device) / block_size.bytes()).clamp(1, MAX_BUFS)
 }
 
-/// Submits a write for each run of neighbouring blocks.
+/// Submits a write for each run of contiguous blocks.
 pub(crate) fn submit_writes(
     queue: &Queue,
     block_size: BlockSize,
@@ -34,7 +34,7 @@ pub(crate) fn submit_writes(
         }
     };
     for (block, buf) in blocks {
-        debug_assert_eq!(buf.len(), block_size.bytes());
+        debug_assert_eq!(buf.len(), block_size.bytes(), "a buffer holds one block");
         if start.plus(run.len() as u64) != block || run.len() == limit {
             submit(start, &mut run);
             start = block;
@@ -45,7 +45,7 @@ pub(crate) fn submit_writes(
     writes
 }
 
-/// WaitStats for all and returns the first error.
+/// Waits for all requests and returns the first error.
 pub(crate) fn wait_all(ios: &[IoHandle]) -> Result<(), IoError> {
     let mut result = Ok(());
     for io in ios {
@@ -66,9 +66,9 @@ pub(crate) fn read_log(
     let mut reads = Vec::new();
     let mut at = 0;
     while at < blocks.len() {
-        let (device, together) = map.locate(blocks[at]);
+        let (device, contiguous) = map.locate(blocks[at]);
         let mut n = 1;
-        while n < limit.min(together as usize)
+        while n < limit.min(contiguous as usize)
             && blocks.get(at + n) == Some(&(blocks[at] + n as u32))
         {
             n += 1;
@@ -82,5 +82,6 @@ pub(crate) fn read_log(
     for read in reads {
         bufs.extend(read.into_bio()?.bufs);
     }
+    assert_eq!(bufs.len(), blocks.len(), "each log block has a buffer");
     Ok(bufs)
 }

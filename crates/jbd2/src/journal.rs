@@ -1,4 +1,15 @@
 //! The open journal: opening, admission of handles, abort, flush.
+//!
+//! # The ways to end it
+//! | call | what it does | handles and commits afterwards |
+//! |---|---|---|
+//! | [`Journal::abort`] | records EIO in the journal's superblock; every waiter gets the cause | fail |
+//! | [`Journal::shutdown`] | the same without the record: the volume is healthy, but not used any more | fail |
+//! | [`Journal::flush_all`] | commits, writes every block to its home location, marks the log empty | wait meanwhile, then go on |
+//! | [`Journal::freeze`], [`Journal::thaw`] | the same, and new handles wait until the thaw | wait, then go on |
+//! | [`Journal::join_tasks`] | ends the commit task and the background reclaimer and joins them | work without these tasks |
+//!
+//! An unmount is `flush_all`, then `join_tasks`. An error that a caller meets here is an abort.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +32,9 @@ use crate::transaction::{Admission, JournalState, RunningTransaction};
 use crate::{JournalError, JournalMap, ReclaimPolicy};
 use steadfs_jbd2_format::Format;
 
-/// EIO: what an abort leaves in the superblock.
+/// EIO: the `s_errno` that an abort records.
 const EIO: u32 = 5;
-/// After so many waits for others' credits a handle asks for a commit instead.
+/// After this number of waits for credits of other handles a handle requests a commit.
 const MAX_CREDIT_WAITS: u32 = 16;
 
 type OnCommit = Arc<dyn Fn(Tid) + Send + Sync>;
@@ -37,8 +48,8 @@ pub(crate) struct Callbacks {
 
 /// An open journal.
 ///
-/// Locks, first taken first: `reclaiming`, a metadata buffer, `block0`, `lists`, `state`. `block0`
-/// and `reclaiming` are held over I/O, `lists` and `state` never.
+/// Lock order: `reclaiming`, a metadata buffer, `block0`, `lists`, `state`. `block0` and `reclaiming`
+/// are held during I/O, `lists` and `state` never.
 pub struct Journal {
     pub(crate) cache: Arc<MetaCache>,
     pub(crate) queue: Arc<Queue>,
@@ -47,26 +58,26 @@ pub struct Journal {
     pub(crate) format: Format,
     pub(crate) costs: LogCosts,
     read_only: bool,
-    /// Where a task with an open handle stands in the order of locks.
+    /// The rank of an open handle in the lock order.
     pub(crate) open_handle: RankScope,
     pub(crate) state: Mutex<JournalState>,
     /// Handles wait here to begin.
     pub(crate) admission: Condvar,
-    /// A leader waits here for more callers.
+    /// The leader waits here for more fsync callers (group commit).
     pub(crate) batch_full: Condvar,
-    /// A leader waits here for the open handles.
+    /// The leader waits here for the open handles to end.
     pub(crate) drained: Condvar,
     /// The commit task waits here.
     pub(crate) task_wake: Condvar,
     pub(crate) block0: Mutex<Block0>,
     pub(crate) lists: Mutex<ReclaimLists>,
-    /// A batch of home writes has ended.
+    /// Notified when a batch of home writes has ended.
     pub(crate) home_written: Condvar,
     /// The background reclaimer waits here.
     pub(crate) reclaim_wake: Condvar,
-    /// … and here until nobody waits for log space, or memory is short.
+    /// … and here until no handle waits for log space, or the memory limit is exceeded.
     pub(crate) background_may_run: Condvar,
-    /// One task reclaims at a time.
+    /// Held by the one task that reclaims.
     pub(crate) reclaiming: Mutex<()>,
     pub(crate) callbacks: Mutex<Callbacks>,
     pub(crate) tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -76,8 +87,8 @@ impl Journal {
     /// Opens the clean journal at `map` of the volume that `cache` caches.
     ///
     /// # Errors
-    /// [`JournalError::NeedsRecovery`] if the log is not empty, and what [`crate::recover()`] says
-    /// about a superblock.
+    /// [`JournalError::NeedsRecovery`] if the log is not empty, and those of [`crate::recover()`] for a
+    /// superblock.
     pub fn open(
         cache: Arc<MetaCache>,
         map: JournalMap,
@@ -145,9 +156,9 @@ impl Journal {
         }))
     }
 
-    /// Begins a handle of `credits`: so many blocks it may change or revoke. WaitStats while the
-    /// transaction is being closed, or full, or the log has too little space; with the space that it
-    /// may come to need set aside, no commit ever waits for any.
+    /// Begins a handle that may change or revoke up to `credits` blocks. Waits while the transaction is
+    /// locked for its commit or full, or the log has too little space. Log space for the credits is
+    /// reserved here, so a commit never waits for log space.
     ///
     /// # Errors
     /// [`JournalError::TooManyCredits`], [`JournalError::ReadOnly`], [`JournalError::Aborted`].
@@ -155,17 +166,17 @@ impl Journal {
         self.begin_as(credits, IoTag::default())
     }
 
-    /// [`Journal::begin`] for a caller of tag `tag`: where he has to wait for log space or for a commit,
-    /// its I/O is raised to it.
+    /// [`Journal::begin`] for a caller with `tag`: if the handle waits for log space or for a commit, the
+    /// I/O of that is boosted to the tag.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Journal::begin`].
     pub fn begin_as(&self, credits: u32, tag: IoTag) -> Result<Handle<'_>, JournalError> {
         let tid = self.join(credits, tag)?;
         Ok(Handle::new(self, tid, credits, tag))
     }
 
-    /// The checksums of what is logged.
+    /// The checksum version of the log.
     pub fn checksum(&self) -> crate::Checksum {
         self.format.checksum
     }
@@ -175,7 +186,7 @@ impl Journal {
         self.costs.max_credits()
     }
 
-    /// WaitStats until a handle of `credits` may join the running transaction, and joins it.
+    /// Waits until a handle of `credits` may join the running transaction, and joins it.
     pub(crate) fn join(&self, credits: u32, tag: IoTag) -> Result<Tid, JournalError> {
         self.may_wait();
         if self.read_only {
@@ -209,7 +220,7 @@ impl Journal {
         }
     }
 
-    /// WaitStats once for what keeps a handle from joining, or brings it about.
+    /// Waits once for what keeps a handle from joining, or does it: a commit, or reclaim.
     fn await_admission<'a>(
         &'a self,
         mut state: MutexGuard<'a, JournalState>,
@@ -217,7 +228,7 @@ impl Journal {
         tag: IoTag,
     ) -> Result<MutexGuard<'a, JournalState>, JournalError> {
         match admission {
-            Admission::Join => unreachable!("who may join does not wait"),
+            Admission::Join => unreachable!("a handle that may join does not wait"),
             Admission::Locked => {
                 let _for = inherit::wait_for(&[state.leader]);
                 self.admission.wait(&mut state);
@@ -251,8 +262,8 @@ impl Journal {
         Ok(state)
     }
 
-    /// Panics, where the order of locks is checked, if the caller has a handle open or holds a lock
-    /// that a task with an open handle may want.
+    /// Panics, where the lock order is checked, if the caller has an open handle or holds a lock that a
+    /// task with an open handle may wait for.
     pub(crate) fn may_wait(&self) {
         self.open_handle.check();
     }
@@ -282,37 +293,38 @@ impl Journal {
             let committing = state.committing.as_ref().map(|c| c.tid);
             (committing, Tid(state.next_tid.0.wrapping_sub(1)))
         };
-        // The newest may have changed nothing and stay open, and then says nothing about this one.
+        // If the newest one is empty it stays open, and its commit returns before this one is durable.
         if let Some(tid) = committing {
             self.commit(tid, tag)?;
         }
         self.commit(newest, tag)
     }
 
-    /// `f` is called in the committing task when a transaction has become durable, before anyone who
-    /// waits for it hears of it: the file system makes the blocks that it freed allocatable there.
-    /// It must not begin a handle or wait for a commit.
+    /// `f` is called in the committing task when a transaction has become durable, before its waiters are
+    /// woken: the file system makes the blocks that the transaction freed allocatable there. `f` must not
+    /// begin a handle or wait for a commit.
     pub fn on_commit(&self, f: Box<dyn Fn(Tid) + Send + Sync>) {
         self.callbacks.lock().on_commit.push(Arc::from(f));
     }
 
-    /// `f` is called once, with the cause, when the journal has stopped. It must not wait for it.
+    /// `f` is called once, with the cause, when the journal is aborted. It must not wait for the journal.
     pub fn on_abort(&self, f: Box<dyn Fn(&str) + Send + Sync>) {
         self.callbacks.lock().on_abort.push(Arc::from(f));
     }
 
-    /// Stops the journal for good and notes that in its superblock: nothing becomes durable any
-    /// more, everyone who waits gets `cause`. Of several causes the first is kept.
+    /// Aborts the journal and records that in its superblock: nothing becomes durable any more, and every
+    /// waiter gets `cause`. The first of several causes is kept.
     pub fn abort(&self, cause: &str) {
         self.abort_with(cause, true);
     }
 
-    /// Like [`Journal::abort`], without a note: the volume is healthy, only not to be used any more.
+    /// Like [`Journal::abort`], without the record in the superblock: the volume is healthy, but is not
+    /// used any more.
     pub fn shutdown(&self, cause: &str) {
         self.abort_with(cause, false);
     }
 
-    /// Aborts because of `error`; returns what a caller is told.
+    /// Aborts because of `error`; returns the error for the caller, with the first cause.
     pub(crate) fn fail(&self, error: &JournalError) -> JournalError {
         if let JournalError::Aborted(_) = error {
             return error.clone();
@@ -320,7 +332,7 @@ impl Journal {
         self.abort_with(&error.to_string(), true);
         match self.state.lock().check() {
             Err(aborted) => aborted,
-            Ok(()) => unreachable!("just stopped"),
+            Ok(()) => unreachable!("the journal was aborted above"),
         }
     }
 
@@ -334,7 +346,7 @@ impl Journal {
         waiters.extend(state.running.as_ref().map(|r| Arc::clone(&r.waiters)));
         waiters.extend(state.committing.as_ref().map(|c| Arc::clone(&c.waiters)));
         drop(state);
-        tracing::error!(cause, "journal stopped");
+        tracing::error!(cause, "journal aborted");
         for waiter in waiters {
             waiter.notify_all();
         }
@@ -345,7 +357,7 @@ impl Journal {
             let (change, tag) = (SuperblockChange::Errno(EIO), IoTag::default());
             let mut block0 = self.block0.lock();
             if let Err(error) = block0.write(change, &self.queue, WriteOrder::Durable, tag) {
-                tracing::error!(%error, "the journal's stop could not be noted");
+                tracing::error!(%error, "cannot record the abort in the journal's superblock");
             }
         }
         let callbacks = self.callbacks.lock().on_abort.clone();
@@ -354,15 +366,16 @@ impl Journal {
         }
     }
 
-    /// Why the journal has stopped, if it has.
+    /// Why the journal was aborted, if it was.
     pub fn abort_reason(&self) -> Option<String> {
         self.state.lock().aborted.clone()
     }
 
-    /// A synchronous operation of `writer` has ended and its transaction will be committed next: waits a
-    /// little, so that other writers join it (`min_batch_time`, `max_batch_time`). About as long as a
-    /// commit takes, if the transaction is younger than that; not at all for a writer that comes twice
-    /// in a row, which is alone. The caller holds no handle, so a commit for others goes ahead.
+    /// Group commit for synchronous operations, as Linux does in `jbd2_journal_stop` (`min_batch_time`,
+    /// `max_batch_time`). An operation of `writer` has ended and will commit its transaction next: this
+    /// waits for as long as a commit takes on average, if the transaction is younger than that, so that
+    /// other writers join it. It does not wait if `writer` was also the previous caller: that writer is
+    /// alone. The caller holds no handle, so that a commit by another task can proceed.
     pub fn wait_for_batch(&self, writer: u64) {
         let wait = self.batch_wait(writer);
         if !wait.is_zero() {
@@ -391,7 +404,7 @@ impl Journal {
         }
     }
 
-    /// The error (a positive number) that an earlier abort has left in the superblock.
+    /// The error (a positive number) that an earlier abort recorded in the superblock.
     pub fn recorded_errno(&self) -> Option<u32> {
         match self.block0.lock().raw.errno.get() {
             0 => None,
@@ -399,8 +412,8 @@ impl Journal {
         }
     }
 
-    /// Takes the note of an earlier abort out of the superblock, when the file system has noted the
-    /// error for itself.
+    /// Clears the record of an earlier abort in the superblock, after the file system has recorded the
+    /// error in its own.
     ///
     /// # Errors
     /// [`JournalError::Io`], which aborts.
@@ -415,8 +428,8 @@ impl Journal {
         written.map_err(|error| self.fail(&error.into()))
     }
 
-    /// Commits everything, writes all blocks home and marks the log empty: a volume that can be
-    /// used without its journal. New handles wait meanwhile. The caller holds no handle.
+    /// Commits everything, writes all blocks to their home locations and marks the log empty: the volume
+    /// can then be used without its journal. New handles wait meanwhile. The caller holds no handle.
     ///
     /// # Errors
     /// [`JournalError::Aborted`]: the log is not empty.
@@ -451,7 +464,10 @@ impl Journal {
 
     fn unlock_updates(&self) {
         let mut state = self.state.lock();
-        assert!(state.update_locks > 0, "frozen as often as thawed");
+        assert!(
+            state.update_locks > 0,
+            "updates are unlocked as often as they were locked"
+        );
         state.update_locks -= 1;
         drop(state);
         self.admission.notify_all();
@@ -467,26 +483,31 @@ impl Journal {
         self.mark_empty(tag)
     }
 
-    /// Says in the superblock that the log is empty, if it is. New handles are held back.
+    /// Marks the log empty in the superblock, unless it is marked already. Updates are locked.
     fn mark_empty(&self, tag: IoTag) -> Result<(), JournalError> {
         let (next, order) = {
             let mut state = self.state.lock();
-            // The commit's leader may still be on its way out.
+            // The leader of the last commit may not have returned yet.
             while state.leading {
                 self.admission.wait(&mut state);
             }
             state.check()?;
-            assert!(state.update_locks > 0);
+            assert!(state.update_locks > 0, "updates are locked");
             let changed = state
                 .running
                 .as_ref()
                 .is_some_and(|r| r.open > 0 || !r.is_empty());
-            assert!(!changed, "new handles are held back and old ones committed");
+            assert!(!changed, "new handles wait and the old ones are committed");
             if state.marked_empty {
                 return Ok(());
             }
-            assert_eq!(state.log.free(), state.log.capacity());
-            // No commit starts meanwhile: only a held-back handle could have changed anything.
+            assert_eq!(
+                state.log.free(),
+                state.log.capacity(),
+                "a log that is marked empty has no transaction"
+            );
+            assert!(state.committing.is_none(), "reclaim_all waits for commits");
+            // No commit starts meanwhile: only a handle that waits now could change anything.
             state.marked_empty = true;
             let order = if state.tuning.barriers {
                 WriteOrder::AfterFlush
@@ -505,7 +526,7 @@ impl Journal {
 
     /// Whether recovery could replay a copy of the block.
     pub(crate) fn log_has_copy(&self, block: DevBlock) -> bool {
-        // The committing transaction first: when it ends it enters the lists before it leaves here.
+        // The committing transaction first: it enters the lists before it leaves `state`.
         let committing = {
             let state = self.state.lock();
             state.committing.as_ref().map(|c| Arc::clone(&c.blocks))
@@ -514,24 +535,24 @@ impl Journal {
             || self.lists.lock().has_copy(block)
     }
 
-    /// What a remount may change, as it is.
+    /// The settings that a remount may change.
     pub fn tuning(&self) -> JournalTuning {
         self.state.lock().tuning.clone()
     }
 
-    /// Changes what a remount may change.
+    /// Changes the settings that a remount may change.
     pub fn set_tuning(&self, tuning: JournalTuning) {
         self.state.lock().tuning = tuning;
         self.task_wake.notify_all();
     }
 
-    /// When the background reclaims.
+    /// When the background reclaimer works.
     pub fn reclaim_policy(&self) -> ReclaimPolicy {
         self.lists.lock().policy.clone()
     }
 
-    /// Changes when the background reclaims. When this returns, nothing is under way any more that the
-    /// old policy has requested for.
+    /// Changes when the background reclaimer works. When this returns, no step that the old policy
+    /// advised is still under way.
     pub fn set_reclaim_policy(&self, policy: ReclaimPolicy) {
         {
             let mut lists = self.lists.lock();
@@ -540,60 +561,5 @@ impl Journal {
         }
         self.reclaim_wake.notify_all();
         drop(self.reclaiming.lock());
-    }
-
-    /// With so many percent of the log free, or fewer, a handle may have to wait until somebody frees
-    /// some: the share of the largest transaction. A reclaim policy's threshold that is no higher
-    /// starts too late to spare anybody that.
-    pub fn forced_reclaim_percent(&self) -> u8 {
-        let capacity = u64::from(self.state.lock().log.capacity());
-        let share = (u64::from(self.costs.max_transaction) * 100).div_ceil(capacity);
-        u8::try_from(share.min(100)).expect("a percentage")
-    }
-
-    /// Counters since the journal was opened.
-    pub fn stats(&self) -> JournalStats {
-        self.state.lock().stats
-    }
-
-    /// The text of `.steadfs/jbd2/stats.json`.
-    pub fn stats_json(&self) -> String {
-        let state = self.state.lock();
-        let log = &state.log;
-        state.stats.json(state.durable, log.free(), log.capacity())
-    }
-
-    /// The text of `.steadfs/jbd2/info`.
-    pub fn info(&self) -> String {
-        let (stats, durable) = {
-            let state = self.state.lock();
-            (state.stats, state.durable)
-        };
-        let worker = {
-            let lists = self.lists.lock();
-            let state = lists.worker.name();
-            match lists
-                .policy
-                .low_free_percent
-                .filter(|_| lists.policy.enabled)
-            {
-                Some(percent) => format!("async_checkpoint below {percent}% free, {state}"),
-                None => format!("noasync_checkpoint, {state}"),
-            }
-        };
-        stats.page(self.costs.max_transaction, durable, &worker)
-    }
-
-    /// Log blocks that no transaction uses, and log blocks there are.
-    pub fn log_space(&self) -> (u32, u32) {
-        let state = self.state.lock();
-        (state.log.free(), state.log.capacity())
-    }
-
-    /// How long the oldest change waits for its commit already.
-    pub fn running_age(&self) -> Option<Duration> {
-        let state = self.state.lock();
-        let running = state.running.as_ref().filter(|r| !r.is_empty())?;
-        Some(running.started.elapsed())
     }
 }

@@ -1,21 +1,22 @@
 //! The jbd2 journal: transactions, log space, commit, reclaim, revoke and replay.
 //!
-//! **Problem.** An operation changes several metadata blocks; a crash must leave all of its changes
-//! or none, and an acknowledged fsync must survive.
+//! **Problem.** An operation changes several metadata blocks. After a crash either all of its changes
+//! or none must be visible, and an acknowledged fsync must survive.
 //!
-//! **Rule.** Metadata changes only through a [`Handle`]. Handles of the same few seconds share a
-//! transaction, which is written to the log and counts once its commit record is durable. Only then
-//! may its blocks be written home, and only when they are durable there may the log forget it.
+//! **Rule.** Metadata changes only through a [`Handle`] (write-ahead logging). Handles of the same few
+//! seconds share a transaction. It is written to the log and is committed once its commit record is
+//! durable. Only then are its blocks written to their home locations, and only when they are durable
+//! there does the log tail move past the transaction.
 //!
-//! **Data comes first.** A file system writes file data and waits for it *before* it begins the handle
-//! that makes the blocks part of the file: blocks are chosen in memory, written, and only then entered
-//! in the extent tree. So no block that a committed transaction refers to shows an earlier owner's
-//! content, and a commit has no ordered-data step as the kernel's has.
+//! **Data is written first.** A file system writes file data and waits for it *before* it begins the
+//! handle that maps the blocks: blocks are allocated in memory, written, and only then entered in the
+//! extent tree. So no block that a committed transaction refers to shows an earlier owner's content,
+//! and a commit has no ordered-data step as the kernel's has.
 //!
-//! Paths through the crate: [`Journal::begin`] (`journal.rs`, `transaction.rs`) gives a [`Handle`]
-//! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `log_writer.rs`) makes it durable; `reclaim.rs` and
-//! `lists.rs` free the log; [`recover()`] (`recover.rs`) replays it. `space.rs` and `policy.rs` are pure
-//! arithmetic. The format is the crate `steadfs-jbd2-format`.
+//! Paths through the crate: [`Journal::begin`] (`journal.rs`, `transaction.rs`) returns a [`Handle`]
+//! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `commit_batch.rs`, `log_writer.rs`) makes it durable;
+//! `reclaim.rs` and `lists.rs` free log space; [`recover()`] (`recover.rs`) replays the log. `space.rs` and
+//! `policy.rs` are pure arithmetic. The format is the crate `steadfs-jbd2-format`.
 
 mod commit;
 mod commit_batch;

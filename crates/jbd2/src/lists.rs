@@ -1,9 +1,9 @@
-//! What the log still protects: per committed transaction, the blocks that must be written home
-//! before its log space is free.
+//! Lists for reclaim: per committed transaction, the blocks that must be written to their home locations
+//! before its log space is free (jbd2's `t_checkpoint_list`).
 //!
-//! A block is listed under the newest durable transaction that logged it, with the content that
-//! transaction committed. That content, never the block's present one, is written home: reclaim
-//! needs no running transaction to end and forces no commit.
+//! Rule: a block is listed under the newest durable transaction that logged it, with the content that
+//! the transaction committed. That content is written to the home location, never the block's present
+//! one. So reclaim does not wait for the running transaction and forces no commit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ struct CommittedTransaction {
     len: u32,
     committed: Instant,
     blocks: Arc<Vec<DevBlock>>,
-    /// Blocks before this one have been taken up for writing, or moved on.
+    /// Index in `blocks` of the first one that reclaim has not visited.
     cursor: usize,
-    /// Blocks listed under this transaction that are not home yet.
+    /// Blocks listed under this transaction that are not written to their home locations yet.
     unwritten: u32,
 }
 
@@ -38,48 +38,48 @@ struct CommittedTransaction {
 struct BlockEntry {
     /// The newest durable transaction with a copy.
     tid: Tid,
-    /// The content to write home, until it is there, and the buffer, so that the cache keeps it:
-    /// the device has older content.
+    /// The content to write, until the device has it, and the buffer, which keeps the block in the
+    /// cache: the device has older content.
     home: Option<(Arc<MetaBuf>, Buf)>,
-    /// A write home is in flight, perhaps of older content.
+    /// A home write is in flight, perhaps of older content.
     writing: bool,
 }
 
-/// A block taken up for writing home.
+/// A home write: a block to be written to its home location.
 pub(crate) struct HomeWrite {
     pub block: DevBlock,
     pub data: Buf,
     tid: Tid,
 }
 
-/// Where the log could start.
+/// The tail that the log could have now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LogTail {
-    /// The transaction that comes first then; `None`: none of the durable ones.
+    /// The first transaction after the tail and its start; `None`: no durable one.
     pub first: Option<(Tid, u32)>,
-    /// Durable transactions before it.
+    /// Durable transactions before the tail.
     pub transactions: usize,
     /// Their log blocks.
     pub blocks: u32,
 }
 
-/// The lists, under their lock.
+/// The lists and the reclaimer's state, under one lock.
 pub(crate) struct ReclaimLists {
     /// Oldest first, numbers without gaps.
     transactions: VecDeque<CommittedTransaction>,
     /// Every block with a copy in the log that recovery would replay.
     entries: FixedMap<u64, BlockEntry>,
-    /// Entries not home yet.
+    /// Entries that are not written to their home locations yet.
     unwritten: u64,
-    /// Writes home in flight, or that of the tail: for raising them.
+    /// Home writes in flight, or the superblock's: so that they can be boosted.
     pub in_flight: Vec<IoHandle>,
-    /// Those who wait for log space.
+    /// Handles that wait for log space.
     pub waiters: SpaceWaiters,
-    /// What the background reclaimer is doing.
+    /// State of the background reclaimer.
     pub worker: ReclaimWorker,
-    /// The last advice was to go on (the policy's hysteresis).
+    /// The last advice was to reclaim (hysteresis for log space).
     pub reclaiming_space: bool,
-    /// The last look found too much in memory (the same for that).
+    /// The memory limit was exceeded at the last check (hysteresis for memory).
     pub relieving_memory: bool,
     pub stopping: bool,
     pub policy: ReclaimPolicy,
@@ -106,7 +106,7 @@ impl ReclaimLists {
         self.entries.contains_key(&block.0)
     }
 
-    /// Whether a write home of the block is in flight.
+    /// Whether a home write of the block is in flight.
     pub(crate) fn is_writing(&self, block: DevBlock) -> bool {
         self.entries
             .get(&block.0)
@@ -124,19 +124,24 @@ impl ReclaimLists {
             .transactions
             .get_mut(at)
             .expect("an entry's transaction is listed");
-        assert_eq!(logged.tid, tid);
+        assert_eq!(logged.tid, tid, "numbers in the log have no gaps");
         logged
     }
 
-    /// An entry is not to be written any more under its old transaction.
+    /// An entry need not be written any more under transaction `tid`.
     fn forget_unwritten(&mut self, tid: Tid) {
+        assert!(self.unwritten > 0, "an unwritten block is counted");
         let logged = self.transaction(tid);
+        assert!(
+            logged.unwritten > 0,
+            "an unwritten block is counted in its transaction"
+        );
         logged.unwritten -= 1;
         self.unwritten -= 1;
     }
 
-    /// Lists a transaction that has become durable. Returns how many older contents need not be
-    /// written home any more.
+    /// Lists a transaction that has become durable. Returns the number of older contents that need not be
+    /// written to their home locations any more.
     pub(crate) fn push(
         &mut self,
         tid: Tid,
@@ -149,7 +154,13 @@ impl ReclaimLists {
         if let Some(last) = self.transactions.back() {
             assert_eq!(last.tid.next(), tid, "numbers in the log have no gaps");
         }
-        assert_eq!(blocks.len(), snapshot.len());
+        assert_eq!(
+            blocks.len(),
+            snapshot.len(),
+            "each block of a transaction has its content"
+        );
+        assert!(len > 0, "a committed transaction takes log space");
+        debug_assert!(blocks.is_sorted(), "a transaction's blocks are sorted");
         self.transactions.push_back(CommittedTransaction {
             tid,
             start,
@@ -178,15 +189,15 @@ impl ReclaimLists {
         dropped
     }
 
-    /// Takes a block out that a durable transaction has revoked: no copy is replayed, none may be
-    /// written home. No write home of it is in flight. Returns whether one was due.
+    /// Removes a block that a durable transaction has revoked: its copies are not replayed and must not be
+    /// written to the home location. No home write of it is in flight. Returns whether one was due.
     pub(crate) fn revoke(&mut self, block: DevBlock) -> bool {
         let Some(entry) = self.entries.remove(&block.0) else {
             return false;
         };
         assert!(
             !entry.writing,
-            "a late write would meet the block's next owner"
+            "a late home write would overwrite the block's next owner"
         );
         let due = entry.home.is_some();
         if due {
@@ -195,8 +206,8 @@ impl ReclaimLists {
         due
     }
 
-    /// Takes up to `max` blocks for writing home, from the oldest transactions on, sorted. Only
-    /// transactions for which `wanted` (its age, log blocks of those before it) is true.
+    /// Takes up to `max` blocks for home writes, from the oldest transactions on, sorted. Only
+    /// transactions for which `wanted` (its age, log blocks of the transactions before it) is true.
     pub(crate) fn start_home_writes(
         &mut self,
         max: usize,
@@ -224,7 +235,7 @@ impl ReclaimLists {
                     let Some((_, data)) = &entry.home else {
                         continue;
                     };
-                    assert!(!entry.writing, "one write home of a block at a time");
+                    assert!(!entry.writing, "one home write of a block at a time");
                     entry.writing = true;
                     batch.push(HomeWrite {
                         block,
@@ -239,13 +250,13 @@ impl ReclaimLists {
         batch
     }
 
-    /// Notes that a batch has ended; `written`: all of it is on the device.
+    /// A batch of home writes has ended; `written`: the device has all of it.
     pub(crate) fn end_home_writes(&mut self, batch: &[HomeWrite], written: bool) {
         self.in_flight.clear();
         for write in batch {
             let entry = self.entries.get_mut(&write.block.0);
-            let entry = entry.expect("an entry stays while its write is in flight");
-            assert!(entry.writing);
+            let entry = entry.expect("an entry stays while its home write is in flight");
+            assert!(entry.writing, "a home write ends once");
             entry.writing = false;
             if written && entry.tid == write.tid && entry.home.take().is_some() {
                 self.forget_unwritten(write.tid);
@@ -253,7 +264,7 @@ impl ReclaimLists {
         }
     }
 
-    /// The tail that what is home now allows.
+    /// The tail after the oldest transactions whose blocks are all written to their home locations.
     pub(crate) fn tail(&self) -> LogTail {
         let mut tail = LogTail {
             first: None,
@@ -271,12 +282,16 @@ impl ReclaimLists {
         tail
     }
 
-    /// Takes the oldest transactions out: the superblock on the device starts after them.
+    /// Removes the oldest transactions: the log in the device's superblock starts after them.
     pub(crate) fn release(&mut self, transactions: usize) {
+        assert!(
+            transactions <= self.transactions.len(),
+            "the tail is inside the log"
+        );
         for logged in self.transactions.drain(..transactions) {
             assert_eq!(
                 logged.unwritten, 0,
-                "the tail never passes a block that is not home"
+                "the tail never passes a block that is not written to its home location"
             );
             for block in logged.blocks.iter() {
                 if self
@@ -290,24 +305,24 @@ impl ReclaimLists {
         }
     }
 
-    /// Whether content waits in memory that the policy wants written for that alone.
+    /// Whether unwritten blocks take more memory than the policy allows.
     pub(crate) fn exceeds_memory_limit(&self, block_size: BlockSize) -> bool {
         let bytes = self.unwritten * block_size.bytes_u64();
         self.policy
             .exceeds_memory_limit(bytes, self.relieving_memory)
     }
 
-    /// Whether more than twice as much waits as the policy wants.
+    /// Whether unwritten blocks take more than twice the memory that the policy allows.
     pub(crate) fn exceeds_memory_limit_twice(&self, block_size: BlockSize) -> bool {
         self.unwritten * block_size.bytes_u64() / 2 > self.policy.max_unwritten_bytes
     }
 
-    /// Whether the background is at work and goes on to free log space when so few of its blocks are.
+    /// Whether the background reclaimer is at work because of log space.
     pub(crate) fn background_frees(&self, free: u32, capacity: u32) -> bool {
         self.worker != ReclaimWorker::Idle && self.policy.is_low(free, capacity)
     }
 
-    /// Age of the oldest transaction with blocks to write.
+    /// Age of the oldest transaction with unwritten blocks.
     pub(crate) fn oldest_age(&self, now: Instant) -> Option<Duration> {
         let oldest = self
             .transactions

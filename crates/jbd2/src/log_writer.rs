@@ -9,30 +9,30 @@ use steadfs_cache::MetaBuf;
 
 use steadfs_jbd2_format::{Checksum, DescriptorBuilder, Format, build_revoke, needs_escape};
 
-/// A block of a transaction, as it was when the transaction was closed.
+/// A block of a transaction, with its content at the time of the commit.
 pub(crate) struct BlockSnapshot {
     pub block: DevBlock,
-    /// Kept in the cache until the block is written home.
+    /// The buffer, which stays in the cache until the block is written to its home location.
     pub buf: Arc<MetaBuf>,
     pub data: Buf,
 }
 
-/// A transaction's log blocks, the commit record excluded.
+/// A transaction's log blocks, without the commit record.
 pub(crate) struct EncodedLog {
     pub blocks: Vec<Buf>,
     /// CRC-32 over descriptors and logged blocks (checksum version 1).
     pub sum: u32,
 }
 
-/// How many log blocks [`encode`] makes of so many blocks and revokes.
+/// Number of log blocks that [`encode`] makes.
 pub(crate) fn encoded_len(format: &Format, blocks: usize, revokes: usize) -> usize {
     blocks
         + blocks.div_ceil(format.tags_per_descriptor() as usize)
         + revokes.div_ceil(format.revokes_per_block() as usize)
 }
 
-/// Lays out revoke blocks, then descriptors, each followed by the blocks it lists. The blocks
-/// themselves are shared, not copied, but for escaped ones.
+/// Lays out revoke blocks, then descriptors, each followed by the blocks that it lists. The content of
+/// blocks is shared, not copied, except for escaped ones.
 pub(crate) fn encode(
     format: &Format,
     tid: Tid,
@@ -53,6 +53,7 @@ pub(crate) fn encode(
         let mut descriptor = Buf::zeroed(size);
         let mut builder = DescriptorBuilder::new(format, tid, descriptor.make_mut());
         for snapshot in group {
+            debug_assert_eq!(snapshot.data.len(), size, "a snapshot is one block");
             let escaped = needs_escape(&snapshot.data);
             let mut data = snapshot.data.clone();
             if escaped {

@@ -1,4 +1,4 @@
-//! Reading a volume as it will be after replay, without writing it.
+//! Reads of a volume with the content that replay would give it, without writing it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,17 +11,20 @@ use steadfs_rt::{Mutex, Rank, sleep};
 
 use steadfs_jbd2_format::MAGIC;
 
-/// Where the newest copy of a block lies.
+/// Why writes are refused.
+const REFUSED: &str = "the log is replayed in memory only, so the volume is read-only";
+
+/// The newest copy of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Redirect {
-    /// The log's block.
+    /// Its block in the log.
     pub at: DevBlock,
-    /// Its first word is the magic, which is zero in the log.
+    /// Its first word is the magic, which is stored as zero in the log.
     pub escaped: bool,
 }
 
-/// The blocks whose newest content is still in the log, with their places there. It holds no
-/// content: its size is a few bytes for each block in the log.
+/// The blocks whose newest content is in the log, with their locations there. It holds no content: its
+/// size is a few bytes per block in the log.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
     blocks: BTreeMap<DevBlock, Redirect>,
@@ -32,7 +35,7 @@ impl Overlay {
         Self { blocks }
     }
 
-    /// Whether every block is read from its home.
+    /// Whether every block is read from its home location.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
@@ -43,8 +46,9 @@ impl Overlay {
     }
 }
 
-/// A device behind an [`Overlay`]: every read, of data too, sees the replayed blocks. It refuses
-/// writes; the device below must not change, until the overlay is [disabled](OverlayDevice::disable_overlay).
+/// A device with an [`Overlay`]: every read, also of file data, returns the replayed blocks. It refuses
+/// writes. The device below must not change until the overlay is
+/// [disabled](OverlayDevice::disable_overlay).
 pub struct OverlayDevice {
     inner: Arc<dyn Device>,
     geometry: Geometry,
@@ -56,7 +60,7 @@ pub struct OverlayDevice {
 }
 
 impl OverlayDevice {
-    /// `inner` with the blocks of `overlay` in their places.
+    /// `inner` with the blocks of `overlay` at their home locations.
     pub fn new(inner: Arc<dyn Device>, block_size: BlockSize, overlay: Overlay) -> Self {
         let geometry = Geometry {
             read_only: true,
@@ -79,8 +83,8 @@ impl OverlayDevice {
         &self.inner
     }
 
-    /// Every block has been written home: from now on requests, writes too, go to the device below.
-    /// Returns when no read from the log is under way, so that the log may be written.
+    /// Every block has been written to its home location: from now on all requests, also writes, go to the
+    /// device below. Returns when no read from the log is in flight, so that the log may be written.
     pub fn disable_overlay(&self) {
         self.disabled.store(true, Ordering::SeqCst);
         while self.redirected.load(Ordering::SeqCst) > 0 {
@@ -98,10 +102,10 @@ impl OverlayDevice {
         inside.map(|(&home, &redirect)| (home, redirect)).collect()
     }
 
-    /// The reads that serve `bio`: its own, and one for each block in the log. What is no read is
-    /// answered here.
+    /// The reads that serve `bio`: its own, and one for each block in the log. A request that is not a read
+    /// is completed here.
     fn expand(&self, bio: Bio, done: Done) -> Vec<(Bio, Done)> {
-        // Counted before looking: whoever lifts the overlay waits for it or it sees it disabled.
+        // Counted before the check: `disable_overlay` either waits for this read or is seen by it.
         self.redirected.fetch_add(1, Ordering::SeqCst);
         if self.disabled.load(Ordering::SeqCst) {
             self.redirected.fetch_sub(1, Ordering::SeqCst);
@@ -115,7 +119,7 @@ impl OverlayDevice {
         if bio.op != Op::Read {
             let result = match bio.op {
                 Op::Flush => Ok(()),
-                _ => Err(IoError::of(&bio, "the volume is replayed in memory only")),
+                _ => Err(IoError::of(&bio, REFUSED)),
             };
             done(bio, result);
             return Vec::new();
@@ -156,18 +160,18 @@ impl OverlayDevice {
     }
 }
 
-/// A read that is put together from several.
+/// A read that was split into several.
 struct SplitRead {
     left: usize,
-    /// The read of the homes.
+    /// The read of the home locations.
     whole: Option<Bio>,
-    /// Byte offset of a home, whether its copy is escaped, and the copy.
+    /// Byte offset of a home location, whether its copy is escaped, and the copy.
     copies: Vec<(u64, bool, Buf)>,
     result: Result<(), IoError>,
     done: Option<Done>,
 }
 
-/// Notes the end of one read; the last one puts the parts together and tells who asked.
+/// Records the end of one part; the last one assembles the read and completes it.
 fn end_part(
     parts: &Mutex<SplitRead>,
     result: Result<(), IoError>,
@@ -176,6 +180,7 @@ fn end_part(
     let (done, mut whole, copies, result) = {
         let mut parts = parts.lock();
         record(&mut parts);
+        assert!(parts.left > 0, "each part of a read ends once");
         parts.left -= 1;
         parts.result = std::mem::replace(&mut parts.result, Ok(())).and(result);
         if parts.left > 0 {
@@ -183,7 +188,10 @@ fn end_part(
         }
         (
             parts.done.take().expect("a read ends once"),
-            parts.whole.take().expect("the read of the homes has ended"),
+            parts
+                .whole
+                .take()
+                .expect("the read of the home locations has ended"),
             std::mem::take(&mut parts.copies),
             parts.result.clone(),
         )
@@ -225,7 +233,7 @@ impl Device for OverlayDevice {
         if self.disabled.load(Ordering::Acquire) {
             self.inner.make_writable()
         } else {
-            Err("the volume is replayed in memory only".to_owned())
+            Err(REFUSED.to_owned())
         }
     }
 

@@ -1,23 +1,24 @@
-//! When the background writes committed blocks home. A pure function of what it is shown.
+//! When the background reclaimer writes committed blocks to their home locations. A pure function of a
+//! [`LogView`].
 
 use std::time::Duration;
 
-/// When committed blocks are written home in the background, so that nobody has to wait for log
-/// space.
+/// When committed blocks are written to their home locations in the background, so that handles need not
+/// wait for log space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReclaimPolicy {
-    /// Whether anything is done in the background at all.
+    /// Whether the background reclaimer does anything.
     pub enabled: bool,
     /// Blocks of transactions committed longer ago are written.
     pub max_age: Duration,
-    /// Below this share of the log free, in percent (1 to 99), reclaim starts (`async_checkpoint=`;
-    /// `None`, `noasync_checkpoint`: however little is free) …
+    /// Reclaim starts if less than this percentage of the log is free (1 to 99, `async_checkpoint=`; `None`,
+    /// `noasync_checkpoint`: never because of log space) …
     pub low_free_percent: Option<u8>,
-    /// … and goes on until that share and this part more of the log, in percent, are free.
+    /// … and goes on until this percentage more is free.
     pub hysteresis_percent: u8,
-    /// Bytes of committed blocks not yet written home that are kept in memory at most.
+    /// Most bytes of committed, unwritten blocks in memory.
     pub max_unwritten_bytes: u64,
-    /// How often the age is looked at.
+    /// How often the log is checked.
     pub period: Duration,
 }
 
@@ -34,41 +35,41 @@ impl Default for ReclaimPolicy {
     }
 }
 
-/// What a policy is shown.
+/// The state of the log that a policy decides on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LogView {
     /// Blocks in the log.
     pub capacity: u32,
     /// Blocks that no transaction uses.
     pub free: u32,
-    /// Blocks that would be free after a tail move alone.
+    /// Blocks that a move of the tail would free at once.
     pub freeable: u32,
-    /// Age of the oldest transaction with blocks to write.
+    /// Age of the oldest transaction with unwritten blocks.
     pub oldest: Option<Duration>,
-    /// Whether committed blocks that are not yet written home take too much memory.
+    /// Whether unwritten blocks take more memory than allowed.
     pub over_memory_limit: bool,
-    /// Whether the last answer was to go on.
+    /// Whether the last advice was to reclaim.
     pub reclaiming_space: bool,
-    /// Log blocks of the largest transaction: with fewer free a handle may have to wait.
+    /// Log blocks of the largest transaction: if fewer are free a handle may have to wait.
     pub largest: u32,
 }
 
-/// What a policy says.
+/// What the background reclaimer should do next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Advice {
-    /// Nothing to do.
+    /// Nothing.
     Idle,
-    /// Write the blocks of the oldest transactions, for log space or because they are old. Handles that
-    /// wait for log space go first.
+    /// Write the blocks of the oldest transactions, for log space or because of their age. Handles that
+    /// wait for log space reclaim first.
     Write,
-    /// Write them because they take too much memory: much at a time, whoever waits.
+    /// Write blocks because they take too much memory: in large batches, even if handles wait.
     RelieveMemory,
     /// Enough is written: move the tail.
     MoveTail,
 }
 
 impl ReclaimPolicy {
-    /// Whether so little of the log is free that reclaim starts.
+    /// Whether less of the log is free than the threshold.
     pub(crate) fn is_low(&self, free: u32, capacity: u32) -> bool {
         let low = |percent: u8| u64::from(capacity) * u64::from(percent) / 100;
         self.enabled
@@ -77,28 +78,33 @@ impl ReclaimPolicy {
                 .is_some_and(|p| u64::from(free) < low(p))
     }
 
-    /// Free log blocks at which reclaim rests again.
+    /// Free log blocks at which reclaim for log space ends.
     pub(crate) fn goal(&self, capacity: u32) -> u32 {
         let Some(low) = self.low_free_percent else {
             return 0;
         };
         let percent = u64::from(low) + u64::from(self.hysteresis_percent);
         let goal = u64::from(capacity) * percent.min(100) / 100;
-        u32::try_from(goal).expect("a share of 32 bits")
+        assert!(goal <= u64::from(capacity), "the goal is a part of the log");
+        u32::try_from(goal).expect("a part of 32 bits")
     }
 
-    /// What to do now.
+    /// The next step.
     pub(crate) fn advise(&self, view: &LogView) -> Advice {
         if !self.enabled {
             return Advice::Idle;
         }
+        assert!(
+            view.free <= view.capacity,
+            "free blocks are blocks of the log"
+        );
         let goal = u64::from(self.goal(view.capacity));
         let free = u64::from(view.free);
         let after_move = free + u64::from(view.freeable);
         let short = self.is_low(view.free, view.capacity) || (view.reclaiming_space && free < goal);
         let aged = view.oldest.is_some_and(|age| age >= self.max_age);
-        // Where a handle may come to wait soon, it is to find free what is written, not to move the
-        // tail for itself: a move now and then before the goal, each for a good part of a transaction.
+        // If little is free, a handle may have to wait soon. The tail then moves before the goal is reached,
+        // each time by at least half of the largest transaction, so that the handle need not move it.
         let scarce = free < 2 * u64::from(view.largest) && view.freeable > view.largest / 2;
         let last = view.oldest.is_none() && view.freeable > 0;
         if short && (after_move >= goal || scarce || last) {
@@ -116,8 +122,8 @@ impl ReclaimPolicy {
         Advice::Idle
     }
 
-    /// Whether so many bytes that are not home yet are to be written for the sake of memory; `relieving_memory`:
-    /// that is under way, and ends at half of what is allowed.
+    /// Whether `unwritten` bytes of committed blocks exceed the memory limit; with `relieving_memory`, the
+    /// relief that is under way ends at half the limit.
     pub(crate) fn exceeds_memory_limit(&self, unwritten: u64, relieving_memory: bool) -> bool {
         let most = self.max_unwritten_bytes;
         self.enabled && unwritten > if relieving_memory { most / 2 } else { most }

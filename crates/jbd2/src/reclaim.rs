@@ -1,11 +1,14 @@
-//! Freeing log space: blocks are written home, then the tail moves (jbd2's "checkpoint").
+//! Reclaim of log space: blocks are written to their home locations, then the tail moves (jbd2's
+//! "checkpoint").
 //!
-//! The order that keeps every crash harmless: home writes complete; a FLUSH makes them durable; the
-//! superblock with the new tail is written durably; only then is the space before the tail free. If
-//! any of these fails, the tail stays and the journal aborts. One task reclaims at a time, whoever
-//! it is: the background, a handle that found too little space, or a flush. For log space the background
-//! works in steps short enough to be waited for, and begins none while a handle waits: that one goes on
-//! from what is written already. For memory it writes much at a time, whoever waits.
+//! **Rule.** Home writes complete; a FLUSH makes them durable; the superblock with the new tail is
+//! written durably; only then is the space before the tail free. If any of these steps fails, the tail
+//! stays and the journal aborts. So a crash at any point leaves a log that replays correctly.
+//!
+//! One task reclaims at a time: the background reclaimer, a handle that finds too little space, or a flush.
+//! For log space the background reclaimer writes at most 512 KiB per step, so that a handle that arrives
+//! waits for one short step. It begins no step while a handle waits: the handle continues with what is
+//! already written. For memory it writes 4 MiB per step, even if handles wait.
 
 use std::time::Duration;
 
@@ -18,26 +21,27 @@ use crate::policy::{Advice, LogView};
 use crate::sb::{SuperblockChange, WriteOrder};
 use crate::{Journal, JournalError};
 
-/// Most of one batch of home writes, in bytes, of those who wait for it and where memory is short.
+/// Size limit of a batch of home writes, in bytes, for a waiting handle, a flush, or to relieve memory.
 const BATCH_BYTES: usize = 4 << 20;
-/// … and of the background otherwise: who comes to wait for log space stands behind one of these.
+/// … and of the background reclaimer for log space: a handle that needs space waits for at most one of them.
 const STEP_BYTES: usize = 512 << 10;
 
-/// Handles that wait for log space. Whoever reclaims meanwhile, for whatever reason and on whoever's
-/// account, does it for them: what it has submitted is raised, what it submits goes out as theirs.
+/// Handles that wait for log space. Reclaim by any task serves them (priority inheritance): requests in
+/// flight are boosted to their best tag, new ones are submitted with it.
 #[derive(Default)]
 pub(crate) struct SpaceWaiters {
     count: usize,
-    /// The best of their tags.
+    /// Their best tag.
     tag: Option<IoTag>,
 }
 
-/// One of them.
+/// A handle that waits for log space, until this is dropped.
 pub(crate) struct SpaceWaiter<'j>(&'j Journal);
 
 impl Drop for SpaceWaiter<'_> {
     fn drop(&mut self) {
         let waiters = &mut self.0.lists.lock().waiters;
+        assert!(waiters.count > 0, "a waiting handle is counted");
         waiters.count -= 1;
         if waiters.count == 0 {
             waiters.tag = None;
@@ -47,8 +51,8 @@ impl Drop for SpaceWaiter<'_> {
 }
 
 impl Journal {
-    /// WaitStats until no handle waits for log space, so that the background does not take the lock of
-    /// reclaim again before them; not where memory is short.
+    /// Waits until no handle waits for log space, so that the background reclaimer does not take the
+    /// `reclaiming` lock again before them. Does not wait if the memory limit is exceeded.
     fn yield_to_space_waiters(&self) {
         let mut lists = self.lists.lock();
         while lists.waiters.count > 0 && !lists.exceeds_memory_limit(self.block_size) {
@@ -56,7 +60,7 @@ impl Journal {
         }
     }
 
-    /// Somebody of this tag waits for log space until the guard is dropped. Raises what is under way.
+    /// A handle with this tag waits for log space until the guard is dropped. Boosts requests in flight.
     pub(crate) fn add_space_waiter(&self, tag: IoTag) -> SpaceWaiter<'_> {
         let lists = &mut *self.lists.lock();
         let waiters = &mut lists.waiters;
@@ -71,15 +75,15 @@ impl Journal {
         SpaceWaiter(self)
     }
 
-    /// What reclaim of tag `tag` is submitted as.
+    /// The tag that reclaim with `tag` submits requests with.
     fn tag_for_waiters(&self, tag: IoTag, waiters: &SpaceWaiters) -> IoTag {
         waiters
             .tag
             .map_or(tag, |best| self.queue.effective_tag(tag, best))
     }
 
-    /// Lets those who wait for log space raise these requests, submitted with `tag`; raises them if one
-    /// has come since.
+    /// Makes these requests, submitted with `tag`, known to handles that wait for log space, so that they can
+    /// boost them; boosts them if such a handle has arrived since.
     fn track_reclaim(&self, ios: &[IoHandle], tag: IoTag) {
         let lists = &mut *self.lists.lock();
         lists.in_flight = ios.to_vec();
@@ -91,8 +95,12 @@ impl Journal {
         }
     }
 
-    /// WaitStats until `need` log blocks are free, reclaiming them if nobody else does. `tag`: who waits.
+    /// Waits until `need` log blocks are free, and reclaims them if no other task does. `tag`: the caller's.
     pub(crate) fn reclaim_space(&self, need: u32, tag: IoTag) -> Result<(), JournalError> {
+        assert!(
+            need <= self.costs.max_transaction,
+            "a transaction needs no more than its limit"
+        );
         let _waits = self.add_space_waiter(tag);
         let _one = self.reclaiming.lock();
         loop {
@@ -104,8 +112,8 @@ impl Journal {
                 let lists = self.lists.lock();
                 (lists.tail().blocks, lists.background_frees(free, capacity))
             };
-            // Enough for the caller, and half as much again so that the next one finds some; the
-            // background sees to that one where there is a background.
+            // Enough for the caller, and half of that again for the next one, unless the background
+            // reclaimer is about to free more.
             let spare = if helped { 0 } else { need / 2 };
             let goal = need.saturating_add(spare) - free;
             if freeable < goal && self.write_home(tag, BATCH_BYTES, |_, before| before < goal)? > 0
@@ -113,12 +121,15 @@ impl Journal {
                 continue;
             }
             let moved = self.move_tail(tag)?;
-            assert!(moved > 0, "a transaction fits beside the committing one");
+            assert!(
+                moved > 0,
+                "a transaction fits beside the committing one, so the tail can move"
+            );
             self.state.lock().stats.freed_by_waiters += u64::from(moved);
         }
     }
 
-    /// Writes everything home and moves the tail past all durable transactions.
+    /// Writes all blocks to their home locations and moves the tail past all durable transactions.
     pub(crate) fn reclaim_all(&self, tag: IoTag) -> Result<(), JournalError> {
         let _one = self.reclaiming.lock();
         while self.write_home(tag, BATCH_BYTES, |_, _| true)? > 0 {}
@@ -126,8 +137,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes home until no more than twice what the policy wants is kept in memory: the background has
-    /// not kept up.
+    /// If unwritten blocks take more than twice the memory that the policy allows, the background reclaimer is
+    /// too slow: writes blocks until they take less.
     pub(crate) fn bound_memory(&self) -> Result<(), JournalError> {
         let too_much = || {
             self.lists
@@ -144,7 +155,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Does what the policy advises, one step; returns whether there may be more.
+    /// Does one step that the policy advises; returns whether there may be more to do.
     pub(crate) fn reclaim_in_background(&self) -> Result<bool, JournalError> {
         self.yield_to_space_waiters();
         let _one = self.reclaiming.lock();
@@ -170,14 +181,14 @@ impl Journal {
         }
     }
 
-    /// Log blocks that are free, and all of them.
+    /// Free log blocks and the log's capacity in blocks.
     fn checked_log_space(&self) -> Result<(u32, u32), JournalError> {
         let state = self.state.lock();
         state.check()?;
         Ok((state.log.free(), state.log.capacity()))
     }
 
-    /// The policy's advice, its age limit, and the log blocks missing to its goal.
+    /// The policy's advice, its age limit, and the number of log blocks to free until its goal.
     fn advice(&self) -> Result<(Advice, Duration, u32), JournalError> {
         let (free, capacity) = self.checked_log_space()?;
         let mut lists = self.lists.lock();
@@ -196,8 +207,8 @@ impl Journal {
         Ok((policy.advise(&view), policy.max_age, short_by))
     }
 
-    /// Writes one batch of blocks, of `bytes` at most, home and waits; returns how many. The caller
-    /// reclaims alone.
+    /// Writes one batch of at most `bytes` bytes to the home locations and waits; returns the number of
+    /// blocks. The caller holds `reclaiming`.
     fn write_home(
         &self,
         tag: IoTag,
@@ -210,6 +221,7 @@ impl Journal {
             let tag = self.tag_for_waiters(tag, &lists.waiters);
             (lists.start_home_writes(max, now(), wanted), tag)
         };
+        assert!(batch.len() <= max, "a batch of home writes is bounded");
         if batch.is_empty() {
             return Ok(0);
         }
@@ -226,14 +238,14 @@ impl Journal {
         Ok(batch.len())
     }
 
-    /// Moves the tail past the transactions whose blocks are all home; returns the log blocks freed.
-    /// The caller reclaims alone.
+    /// Moves the tail past the transactions whose blocks are all written to their home locations; returns
+    /// the number of log blocks freed. The caller holds `reclaiming`.
     fn move_tail(&self, tag: IoTag) -> Result<u32, JournalError> {
         let (tail, tid, start, barriers, tag) = {
             let lists = self.lists.lock();
             let tail = lists.tail();
             let tag = self.tag_for_waiters(tag, &lists.waiters);
-            // Both locks: a transaction that becomes durable now is either in the lists already or
+            // Under both locks a transaction that becomes durable now is either in the lists already or
             // still the committing one.
             let state = self.state.lock();
             state.check()?;
@@ -247,6 +259,10 @@ impl Journal {
         if tail.transactions == 0 {
             return Ok(0);
         }
+        assert!(
+            tail.blocks as usize >= tail.transactions,
+            "every transaction takes log space"
+        );
         let order = if barriers {
             WriteOrder::AfterFlush
         } else {

@@ -1,8 +1,8 @@
-//! Replaying the log after a crash: scan, revoke, replay.
+//! Replay of the log after a crash, in jbd2's three passes: scan, revoke, replay.
 //!
-//! Nothing is written before the whole log has been read and found right, and the superblock says
-//! "empty" only when every replayed block is durable. A crash during recovery therefore leaves the
-//! log as it was, and the next recovery does the same again.
+//! Rule: nothing is written before the whole log has been read and verified, and the superblock marks
+//! the log empty only after every replayed block is durable. So a crash during recovery leaves the log
+//! unchanged, and the next recovery does the same again.
 
 use std::collections::BTreeMap;
 
@@ -21,21 +21,21 @@ use steadfs_jbd2_format::{
     parse_tags, starts_fast_commit,
 };
 
-/// What becomes of the replayed blocks.
+/// Where blocks are replayed to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recover {
-    /// They are written home and the log is marked empty.
+    /// To their home locations; the log is marked empty.
     ToDevice,
-    /// Nothing is written: the result says where the newest copies lie.
+    /// Nothing is written: the result is an overlay with the locations of the newest copies.
     IntoMemory,
 }
 
-/// What a recovery found.
+/// Counts of a recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoverySummary {
     /// Committed transactions in the log.
     pub transactions: u32,
-    /// Blocks replayed; several copies of one count once.
+    /// Blocks replayed; several copies of a block count once.
     pub blocks: u64,
     /// Copies not replayed because they were revoked.
     pub revoked: u64,
@@ -48,19 +48,20 @@ pub struct RecoverySummary {
 /// The result of a recovery.
 #[derive(Debug)]
 pub struct Recovered {
-    /// What was found.
+    /// Counts.
     pub summary: RecoverySummary,
     /// With [`Recover::IntoMemory`]: the blocks that must be read from the log.
     pub overlay: Overlay,
 }
 
-/// Replays the journal at `map` of the volume behind `queue`. A clean journal is left alone. Must
-/// run before anything of the volume is cached or written.
+/// Replays the journal at `map` of the volume behind `queue`. Does nothing for a clean journal. Must run
+/// before anything of the volume is cached or written.
 ///
 /// # Errors
-/// [`JournalError::Corrupt`] where a committed transaction fails its checksums or a block has no
-/// place on the device, [`JournalError::Unsupported`] and [`JournalError::FastCommits`] for forms we do not replay; nothing was written
-/// then. [`JournalError::Io`] where the device fails; recovery can be tried again.
+/// [`JournalError::Corrupt`] if a committed transaction fails its checksums or a block's home location is
+/// not on the device; [`JournalError::Unsupported`] and [`JournalError::FastCommits`] for features that are
+/// not replayed. Nothing was written then. [`JournalError::Io`] if the device fails; recovery can be tried
+/// again.
 pub fn recover(
     queue: &Queue,
     block_size: BlockSize,
@@ -120,7 +121,7 @@ pub fn recover(
     }
 }
 
-/// Reads and checks the journal's block 0.
+/// Reads and verifies the journal's block 0.
 pub(crate) fn load_superblock(
     queue: &Queue,
     block_size: BlockSize,
@@ -140,7 +141,7 @@ pub(crate) fn load_superblock(
     Ok((block, superblock))
 }
 
-/// Reads the log with a window ahead: the scan goes through it from one end to the other.
+/// Reads the log with a read-ahead window, because the scan is sequential.
 struct LogReader<'a> {
     queue: &'a Queue,
     block_size: BlockSize,
@@ -171,6 +172,7 @@ impl<'a> LogReader<'a> {
         }
         let end = at.saturating_add(self.window).min(self.map.len());
         let blocks: Vec<u32> = (at..end).collect();
+        assert!(!blocks.is_empty(), "the scan stays inside the log");
         self.bufs = read_log(self.queue, self.block_size, self.map, &blocks, self.tag)?;
         self.start = at;
         Ok(self.bufs[0].clone())
@@ -181,30 +183,30 @@ impl<'a> LogReader<'a> {
 #[derive(Clone, Copy, Debug)]
 struct LoggedCopy {
     home: DevBlock,
-    /// Its transaction, counted from the first in the log.
+    /// Index of its transaction, counted from the first in the log.
     age: u32,
-    /// Where in the log it lies.
+    /// Its block in the log.
     at: u32,
     escaped: bool,
 }
 
-/// What the scan found.
+/// Result of the scan.
 struct ScanResult {
     /// In the order of the log.
     copies: Vec<LoggedCopy>,
-    /// Revoke blocks: transaction, counted from the first, and place in the log.
+    /// Revoke blocks: index of the transaction, and block in the log.
     revokes: Vec<(u32, u32)>,
     /// The first transaction that is not committed.
     end: Tid,
 }
 
-/// The transaction the scan is in.
+/// The transaction that the scan is in.
 struct PendingTransaction {
     copies: Vec<LoggedCopy>,
     revokes: Vec<u32>,
-    /// A block of the journal's own has a wrong checksum: damage, or left from an older journal.
+    /// A descriptor or revoke block has a wrong checksum: corruption, or left from an older journal.
     bad_checksum: bool,
-    /// A logged block that does not match its tag.
+    /// The first logged block that does not match the checksum in its tag.
     corrupt_copy: Option<DevBlock>,
     /// CRC-32 over descriptors and blocks so far (checksum version 1).
     sum: u32,
@@ -222,7 +224,7 @@ impl PendingTransaction {
     }
 }
 
-/// Walks the log from the oldest transaction on and collects what is committed.
+/// Scans the log from the oldest transaction on and collects what is committed.
 fn scan(reader: &mut LogReader<'_>, superblock: &Superblock) -> Result<ScanResult, JournalError> {
     let ring = LogRing::new(superblock.first, superblock.last);
     let first = superblock.sequence();
@@ -246,7 +248,10 @@ fn scan(reader: &mut LogReader<'_>, superblock: &Superblock) -> Result<ScanResul
     };
     while scan.block()? {}
     if let Some(error) = scan.failed {
-        tracing::warn!(%error, "the last commit was cut off: its record came before its blocks");
+        tracing::warn!(
+            %error,
+            "the last transaction is incomplete (asynchronous commit) and is not replayed"
+        );
     }
     Ok(scan.found)
 }
@@ -255,7 +260,7 @@ struct LogScan<'a, 'r> {
     reader: &'a mut LogReader<'r>,
     superblock: &'a Superblock,
     walk: LogWalk,
-    /// The transaction the scan is in.
+    /// The transaction that the scan is in.
     next: Tid,
     pending: PendingTransaction,
     /// Commit time of the last transaction.
@@ -266,7 +271,7 @@ struct LogScan<'a, 'r> {
 }
 
 impl LogScan<'_, '_> {
-    /// Takes the next block of the journal's own; false where the log ends.
+    /// Scans the next descriptor, revoke block or commit record; false at the end of the log.
     fn block(&mut self) -> Result<bool, JournalError> {
         let Some(at) = self.walk.step() else {
             return Ok(false);
@@ -317,7 +322,7 @@ impl LogScan<'_, '_> {
     fn commit(&mut self, block: &[u8]) -> Result<bool, JournalError> {
         let record = CommitRecord::parse(&self.superblock.format, block, self.pending.sum);
         if (self.pending.bad_checksum || !record.valid) && record.time < self.last_time {
-            // Not of this journal's life: left from one that used the same numbers.
+            // Not of this journal: left from an older one that used the same numbers.
             return Ok(false);
         }
         let bad = corruption_in(&self.pending, &record, self.next);
@@ -329,8 +334,8 @@ impl LogScan<'_, '_> {
                 self.found.revokes.extend(revokes);
                 self.found.end = self.next.next();
             }
-            // With asynchronous commits the last record may be there before its blocks are; a
-            // transaction after it proves that they were, and are corrupt_copy.
+            // With asynchronous commits the last record may be written before its blocks are. A
+            // transaction after it proves that they were written, so they are corrupt.
             (Some(bad), None) if self.superblock.async_commit => self.failed = Some(bad),
             (Some(bad), None) | (_, Some(bad)) => return Err(bad),
         }
@@ -340,13 +345,13 @@ impl LogScan<'_, '_> {
         Ok(true)
     }
 
-    /// The transaction the scan is in, counted from the first in the log.
+    /// Index of the transaction that the scan is in, counted from the first in the log.
     fn age(&self) -> u32 {
         self.next.0.wrapping_sub(self.superblock.sequence().0)
     }
 }
 
-/// The damage in a transaction that has a commit record.
+/// The corruption in a transaction that has a commit record.
 fn corruption_in(
     pending: &PendingTransaction,
     record: &CommitRecord,
@@ -366,7 +371,7 @@ fn corruption_in(
     )))
 }
 
-/// Steps through the log, once around at most.
+/// Steps through the log, at most once around.
 struct LogWalk {
     ring: LogRing,
     at: u32,
@@ -389,8 +394,8 @@ fn newest_copies(
     found: &ScanResult,
     summary: &mut RecoverySummary,
 ) -> Result<BTreeMap<DevBlock, LoggedCopy>, JournalError> {
-    // Only blocks with a copy are noted, so the memory is bounded by the log and not by what revoke
-    // blocks claim.
+    // Only blocks with a copy are recorded: so the length of the log bounds the memory, not the content of
+    // revoke blocks.
     let mut revoked: BTreeMap<DevBlock, Option<u32>> = BTreeMap::new();
     for copy in &found.copies {
         revoked.insert(copy.home, None);
@@ -418,7 +423,7 @@ fn newest_copies(
     Ok(newest)
 }
 
-/// Whether every block has a place on the device, outside the journal.
+/// Fails unless every home location is on the device and outside the journal.
 fn check_home_locations(
     queue: &Queue,
     block_size: BlockSize,
@@ -429,14 +434,14 @@ fn check_home_locations(
     for &home in newest.keys() {
         if home.0 >= end || map.contains(home) {
             return Err(JournalError::Corrupt(format!(
-                "a logged block belongs to block {home}, where none can be"
+                "home location {home} of a logged block is inside the journal or past the end of the device"
             )));
         }
     }
     Ok(())
 }
 
-/// Writes the newest copies home and waits.
+/// Writes the newest copies to their home locations and waits.
 fn replay(
     queue: &Queue,
     block_size: BlockSize,
@@ -463,7 +468,7 @@ fn replay(
     Ok(())
 }
 
-/// Makes the replayed blocks durable, then says in the superblock that the log is empty.
+/// Makes the replayed blocks durable, then marks the log empty in the superblock.
 fn mark_recovered(
     queue: &Queue,
     block_size: BlockSize,
@@ -474,8 +479,9 @@ fn mark_recovered(
     tag: IoTag,
 ) -> Result<(), JournalError> {
     let mut raw = superblock.raw.clone();
+    assert_ne!(raw.start.get(), 0, "only a log with content is replayed");
     raw.start = Be32::new(0);
-    // The number of the transaction that was cut off is skipped: its remains stay invalid.
+    // The number of the incomplete transaction is skipped, so its blocks in the log stay invalid.
     raw.sequence = Be32::new(end.next().0);
     raw.seal();
     block0.make_mut()[..size_of_val(&raw)].copy_from_slice(raw.as_bytes());

@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use steadfs_jbd2_format::RawSuperblock;
 
-/// Block 0 as it is on the device.
+/// Block 0 with the content of the device.
 pub(crate) struct Block0 {
     pub raw: RawSuperblock,
     data: Buf,
@@ -15,24 +15,24 @@ pub(crate) struct Block0 {
     block_size: BlockSize,
 }
 
-/// What a write of the superblock says anew.
+/// The fields that a write of the superblock changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SuperblockChange {
-    /// Where the oldest transaction starts and which it is; `start` 0: the log is empty and `tid`
-    /// comes next.
+    /// Start and number of the oldest transaction; `start` 0: the log is empty and `tid` is the next
+    /// transaction.
     Tail { start: u32, tid: Tid },
-    /// An abort (positive; 0: none).
+    /// The error of an abort (positive; 0: none).
     Errno(u32),
 }
 
-/// What must be durable before, and when the write is done.
+/// How the superblock's write is ordered against the writes before it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteOrder {
     /// The write is durable when it completes.
     Durable,
-    /// … and everything completed before it is durable first.
+    /// The same, and everything that completed before is durable first (FLUSH).
     AfterFlush,
-    /// The device has no cache.
+    /// No barrier: the device has no volatile cache.
     Plain,
 }
 
@@ -46,8 +46,8 @@ impl Block0 {
         }
     }
 
-    /// Writes the superblock with `change` and waits. If that fails it counts as not changed: what is
-    /// written later must not say by the way what was to be said in another order.
+    /// Writes the superblock with `change` and waits. After a failure the change is dropped: a later write
+    /// must not contain it, because its own order may have required less.
     pub(crate) fn write(
         &mut self,
         change: SuperblockChange,
@@ -58,7 +58,7 @@ impl Block0 {
         self.write_tracked(change, queue, order, tag, |_| {})
     }
 
-    /// The same; `started` learns of each request before it is waited for.
+    /// [`Block0::write`]; `started` gets each request before the wait for it.
     pub(crate) fn write_tracked(
         &mut self,
         change: SuperblockChange,
@@ -68,8 +68,8 @@ impl Block0 {
         started: impl Fn(&IoHandle),
     ) -> Result<(), IoError> {
         if order == WriteOrder::AfterFlush {
-            // By itself: a FLUSH before the write in the device would not know of another one that
-            // fails meanwhile, and may take what was written home with it.
+            // A request of its own, not a preflush of the write: if another FLUSH fails meanwhile and loses
+            // home writes, this one fails too, but a preflush inside the device would not.
             let flush = queue.flush(tag);
             started(&flush);
             flush.wait()?;

@@ -2,8 +2,8 @@
 
 use steadfs_jbd2_format::Format;
 
-/// The log as a ring. Blocks from the tail to the head are in use: their transactions may still be
-/// replayed. The head is where the next transaction goes.
+/// The log as a ring. Blocks from the tail to the head are used: their transactions may still be
+/// replayed. The head is the start of the next transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct LogRing {
     /// First block of the log.
@@ -15,7 +15,7 @@ pub(crate) struct LogRing {
 }
 
 impl LogRing {
-    /// An empty ring of the log blocks from `first` up to, without, `last`.
+    /// An empty ring of the log blocks from `first` to `last`, exclusive.
     pub(crate) fn new(first: u32, last: u32) -> Self {
         assert!(first < last, "a log has blocks");
         Self {
@@ -26,23 +26,23 @@ impl LogRing {
         }
     }
 
-    /// Blocks in the log. One is never used, so that a full log differs from an empty one for
-    /// those who only see its two ends.
+    /// Blocks that can be used. One block never is, so that the two ends of a full log differ from those of
+    /// an empty one.
     pub(crate) fn capacity(&self) -> u32 {
         self.len - 1
     }
 
-    /// Blocks that a transaction can be written to.
+    /// Free blocks.
     pub(crate) fn free(&self) -> u32 {
         self.capacity() - self.used
     }
 
-    /// Where the next transaction goes.
+    /// Start of the next transaction.
     pub(crate) fn head(&self) -> u32 {
         self.head
     }
 
-    /// `n` blocks after `block`, around the end.
+    /// The block that is `n` blocks after `block`, around the end.
     pub(crate) fn after(&self, block: u32, n: u32) -> u32 {
         debug_assert!(block >= self.first && block - self.first < self.len && n <= self.len);
         let at = u64::from(block - self.first) + u64::from(n);
@@ -51,6 +51,7 @@ impl LogRing {
 
     /// Takes `n` blocks at the head and returns the first.
     pub(crate) fn take(&mut self, n: u32) -> u32 {
+        assert!(n > 0, "a transaction has at least its commit record");
         assert!(n <= self.free(), "space is reserved before a handle joins");
         let start = self.head;
         self.head = self.after(start, n);
@@ -58,24 +59,24 @@ impl LogRing {
         start
     }
 
-    /// Gives back the `n` oldest blocks.
+    /// Frees the `n` oldest blocks.
     pub(crate) fn release(&mut self, n: u32) {
-        assert!(n <= self.used, "only used blocks come back");
+        assert!(n <= self.used, "only used blocks are freed");
         self.used -= n;
     }
 }
 
-/// How much log a transaction takes, and how much it may.
+/// Log blocks that a transaction takes, and its limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogCosts {
     tags_per_descriptor: u32,
     revokes_per_block: u32,
-    /// Most log blocks of one transaction, everything counted.
+    /// Limit of one transaction in log blocks, including descriptors, revokes and the commit record.
     pub max_transaction: u32,
 }
 
 impl LogCosts {
-    /// The costs in a log of `capacity` blocks: a transaction has a quarter, or `max_transaction`.
+    /// For a log of `capacity` blocks: the limit is a quarter of it, or `max_transaction` if that is less.
     pub(crate) fn new(format: &Format, capacity: u32, max_transaction: Option<u32>) -> Self {
         let quarter = capacity / 4;
         let max_transaction = max_transaction
@@ -88,8 +89,8 @@ impl LogCosts {
         }
     }
 
-    /// Log blocks of a transaction with `blocks` blocks and `revokes` revoked ones: theirs, the
-    /// descriptors', the revoke blocks' and the commit record's.
+    /// Log blocks of a transaction with `blocks` blocks and `revokes` revoked ones: the blocks, descriptors,
+    /// revoke blocks and the commit record.
     pub(crate) fn log_blocks(&self, blocks: u32, revokes: u32) -> u32 {
         blocks
             .saturating_add(blocks.div_ceil(self.tags_per_descriptor))
@@ -97,11 +98,15 @@ impl LogCosts {
             .saturating_add(1)
     }
 
-    /// The most credits a handle can have: alone in a transaction, with a block of revokes.
+    /// Most credits of a handle: alone in a transaction, with one revoke block.
     pub(crate) fn max_credits(&self) -> u32 {
-        // Descriptors take one of each `tags + 1` blocks, rounded against us.
+        // One of `tags + 1` blocks is a descriptor, rounded up.
         let room = self.max_transaction - 2;
         let descriptors = room.div_ceil(self.tags_per_descriptor + 1);
+        assert!(
+            room > descriptors,
+            "the smallest transaction holds one block"
+        );
         room - descriptors
     }
 }

@@ -1,18 +1,19 @@
-//! Counters, and the page that shows them.
+//! Counters of the journal, `jbd2/stats.json` and `jbd2/info`.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use steadfs_base::Tid;
 
+use crate::Journal;
 use crate::transaction::Admission;
 
-/// How often and how long something was waited for.
+/// Number and length of waits for one cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitStats {
-    /// WaitStats.
+    /// Number of waits.
     pub count: u64,
-    /// All of them together.
+    /// Their sum.
     pub total: Duration,
     /// The longest.
     pub max: Duration,
@@ -23,15 +24,16 @@ impl WaitStats {
         self.count += 1;
         self.total += wait;
         self.max = self.max.max(wait);
+        assert!(self.max <= self.total, "the longest wait is one of them");
     }
 }
 
-/// What happened since the journal was opened.
+/// Counters since the journal was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalStats {
     /// Commits finished.
     pub transactions: u64,
-    /// … of them because somebody asked, not because of age or size.
+    /// … of them for a waiting caller, not because of age or size.
     pub requested: u64,
     /// Longest wait of a handle, summed over transactions.
     pub wait: Duration,
@@ -43,7 +45,7 @@ pub struct JournalStats {
     pub locked: Duration,
     /// Writing the log, commit record included, summed over commits.
     pub logging: Duration,
-    /// Mean time of a commit, the new one counted a quarter.
+    /// Moving average of a commit's time, each new one with a weight of a quarter.
     pub average_commit: Duration,
     /// Handles begun in finished transactions.
     pub handles: u64,
@@ -55,26 +57,26 @@ pub struct JournalStats {
     pub waited_locked: WaitStats,
     /// Handles that waited for log space.
     pub waited_space: WaitStats,
-    /// Handles that waited for others' credits, or for the commit of a full transaction.
+    /// Handles that waited for credits of other handles, or for the commit of a full transaction.
     pub waited_credits: WaitStats,
-    /// Commits that waited for more callers before they began.
+    /// Commits that waited for more callers before they began (group commit).
     pub waited_batch: WaitStats,
-    /// Times the background looked at the log, and how long it worked then.
+    /// Runs of the background reclaimer and their length.
     pub background: WaitStats,
-    /// Log blocks that the background freed.
+    /// Log blocks freed by the background reclaimer.
     pub freed_in_background: u64,
-    /// Log blocks that those freed who waited for them.
+    /// Log blocks freed by handles that waited for log space.
     pub freed_by_waiters: u64,
-    /// Blocks written home.
+    /// Blocks written to their home locations.
     pub written_home: u64,
-    /// Blocks that need not be written home any more: committed again or freed.
+    /// Home writes that were not needed any more, because the block was committed again or freed.
     pub dropped: u64,
-    /// Times the tail moved.
+    /// Moves of the tail.
     pub tail_moves: u64,
 }
 
 impl JournalStats {
-    /// Notes a commit's time.
+    /// Adds a commit's time to the average.
     pub(crate) fn record_commit_time(&mut self, time: Duration) {
         self.average_commit = if self.transactions == 0 {
             time
@@ -83,7 +85,7 @@ impl JournalStats {
         };
     }
 
-    /// What counts those who wait for this before they join.
+    /// The counter for handles that wait for `admission`.
     pub(crate) const fn wait_stats_for(&mut self, admission: Admission) -> &mut WaitStats {
         match admission {
             Admission::Locked | Admission::Join => &mut self.waited_locked,
@@ -92,7 +94,7 @@ impl JournalStats {
         }
     }
 
-    /// All of it as one JSON object, times in microseconds; sums are not divided.
+    /// The text of `jbd2/stats.json`: one JSON object, times in microseconds, sums not divided.
     pub(crate) fn json(&self, durable: Tid, free: u32, capacity: u32) -> String {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let waits = |waits: WaitStats| {
@@ -133,8 +135,8 @@ impl JournalStats {
         )
     }
 
-    /// The text of `jbd2/info`: the lines of `/proc/fs/jbd2/DEV-INODE/info` (Linux 6.18), then, of
-    /// ours, what handles waited for and what reclaim did.
+    /// The text of `jbd2/info`: the lines of `/proc/fs/jbd2/DEV-INODE/info` (Linux 6.18), then our own ones
+    /// about waits of handles and about reclaim.
     pub(crate) fn page(&self, max_transaction: u32, durable: Tid, worker: &str) -> String {
         let mut page = String::new();
         self.kernel_lines(&mut page, max_transaction)
@@ -167,7 +169,7 @@ impl JournalStats {
             "  {}ms transaction was being locked",
             ms(self.locked, n)
         )?;
-        // Data is on the device before the handle that refers to it begins: a commit flushes none.
+        // Data is on the device before the handle that maps it begins: a commit writes none.
         writeln!(page, "  0ms flushing data (in ordered mode)")?;
         writeln!(page, "  {}ms logging transaction", ms(self.logging, n))?;
         let micros = self.average_commit.as_micros();
@@ -188,29 +190,90 @@ impl JournalStats {
         for (what, waits) in waits {
             writeln!(
                 page,
-                "  {} for {what}, {}us in all, {}us the longest",
+                "  {} for {what}, {}us in total, {}us the longest",
                 waits.count,
                 waits.total.as_micros(),
                 waits.max.as_micros()
             )?;
         }
         writeln!(page, "reclaim: ")?;
-        writeln!(page, "  {} blocks written home", self.written_home)?;
+        writeln!(
+            page,
+            "  {} blocks written to their home locations",
+            self.written_home
+        )?;
         writeln!(page, "  {} blocks dropped", self.dropped)?;
         writeln!(page, "  {} tail moves", self.tail_moves)?;
         writeln!(page, "  {worker}")?;
         writeln!(
             page,
-            "  {} looks in the background, {}us in all, {}us the longest",
+            "  {} background runs, {}us in total, {}us the longest",
             self.background.count,
             self.background.total.as_micros(),
             self.background.max.as_micros()
         )?;
         writeln!(
             page,
-            "  {} log blocks freed in the background, {} by waiters",
+            "  {} log blocks freed in the background, {} by waiting handles",
             self.freed_in_background, self.freed_by_waiters
         )?;
         writeln!(page, "last durable transaction: {durable}")
+    }
+}
+
+impl Journal {
+    /// The share of the log, in percent, that the largest transaction takes. If no more than this is free,
+    /// a handle may have to wait for reclaim; a threshold of the reclaim policy that is not above it
+    /// starts the background reclaimer too late to prevent such waits.
+    pub fn forced_reclaim_percent(&self) -> u8 {
+        let capacity = u64::from(self.state.lock().log.capacity());
+        let share = (u64::from(self.costs.max_transaction) * 100).div_ceil(capacity);
+        u8::try_from(share.min(100)).expect("a percentage")
+    }
+
+    /// Counters since the journal was opened.
+    pub fn stats(&self) -> JournalStats {
+        self.state.lock().stats
+    }
+
+    /// The text of `.steadfs/jbd2/stats.json`.
+    pub fn stats_json(&self) -> String {
+        let state = self.state.lock();
+        let log = &state.log;
+        state.stats.json(state.durable, log.free(), log.capacity())
+    }
+
+    /// The text of `.steadfs/jbd2/info`.
+    pub fn info(&self) -> String {
+        let (stats, durable) = {
+            let state = self.state.lock();
+            (state.stats, state.durable)
+        };
+        let worker = {
+            let lists = self.lists.lock();
+            let state = lists.worker.name();
+            match lists
+                .policy
+                .low_free_percent
+                .filter(|_| lists.policy.enabled)
+            {
+                Some(percent) => format!("async_checkpoint below {percent}% free, {state}"),
+                None => format!("noasync_checkpoint, {state}"),
+            }
+        };
+        stats.page(self.costs.max_transaction, durable, &worker)
+    }
+
+    /// Free log blocks and the log's capacity in blocks.
+    pub fn log_space(&self) -> (u32, u32) {
+        let state = self.state.lock();
+        (state.log.free(), state.log.capacity())
+    }
+
+    /// Age of the running transaction, if it has changed anything.
+    pub fn running_age(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        let running = state.running.as_ref().filter(|r| !r.is_empty())?;
+        Some(running.started.elapsed())
     }
 }

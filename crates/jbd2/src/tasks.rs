@@ -1,4 +1,5 @@
-//! The journal's two tasks: one commits what grew old or full, one writes home in the background.
+//! The journal's two tasks: the commit task commits transactions that are old or full, the background reclaimer
+//! writes blocks to their home locations.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use steadfs_rt::{OnUnwind, PANICKED, fault_point, now, try_spawn};
 use crate::Journal;
 use crate::worker::ReclaimWorker;
 
-/// The reclaimer looks no more often than this unless it is woken.
+/// Shortest period of the reclaimer, unless it is woken.
 const MIN_PERIOD: Duration = Duration::from_millis(1);
 
 impl Journal {
@@ -19,7 +20,7 @@ impl Journal {
     /// [`Journal::join_tasks`]. Does nothing if they run.
     ///
     /// # Errors
-    /// The host refuses a thread: none of them runs.
+    /// The host refuses a thread: neither of the tasks runs then.
     pub fn start_tasks(self: &Arc<Self>) -> io::Result<()> {
         {
             let mut state = self.state.lock();
@@ -47,8 +48,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Stops the tasks and waits for them. Handles and commits work without them; what is not
-    /// committed stays so.
+    /// Ends the two tasks and joins them. Handles and commits work without them. Nothing is committed
+    /// here.
     pub fn join_tasks(&self) {
         {
             let mut state = self.state.lock();
@@ -58,11 +59,11 @@ impl Journal {
         self.lists.lock().stopping = true;
         self.task_wake.notify_all();
         self.reclaim_wake.notify_all();
-        // Whoever counted on the commit task looks again.
+        // Handles that wait for the commit task commit by themselves now.
         self.admission.notify_all();
         let tasks = std::mem::take(&mut *self.tasks.lock());
         for task in tasks {
-            // One that panicked has stopped the journal, which the caller finds.
+            // A task that panicked has aborted the journal, and the caller meets that.
             let _ = task.join_panicked();
         }
     }
@@ -75,28 +76,28 @@ impl Journal {
             fault_point("jbd2.commit");
             let tag = self.state.lock().tuning.commit_tag();
             thread_prio.set(tag.prio);
-            // An error has stopped the journal and is told to all who ask it for something.
+            // The error has aborted the journal: every later caller gets it.
             if let Err(error) = self.commit_as(tid, tag, false) {
-                tracing::debug!(%error, "commit");
+                tracing::debug!(%error, %tid, "commit failed");
             }
-            // Meanwhile the next transaction fills, and then those who change things wait.
+            // Meanwhile the next transaction fills; when it is full, new handles wait.
             if let Err(error) = self.bound_memory() {
-                tracing::debug!(%error, "writing home");
+                tracing::debug!(%error, "cannot write blocks to their home locations");
             }
         }
     }
 
-    /// One of the tasks has panicked: nothing may wait for it.
+    /// One of the tasks has panicked: aborts the journal, so that nothing waits for the task.
     fn task_panicked(&self) {
         self.shutdown(PANICKED);
         self.state.lock().has_commit_task = false;
         self.admission.notify_all();
     }
 
-    /// WaitStats until a transaction should be committed; `None`: the task should end.
+    /// Waits until a transaction should be committed; `None`: the task should end.
     ///
-    /// The task is not woken when a transaction begins: it looks every interval, and sees each
-    /// transaction before that one is an interval old.
+    /// The task is not woken when a transaction begins. It wakes once per commit interval, so it finds each
+    /// transaction before that is one interval old.
     fn next_due(&self) -> Option<Tid> {
         let mut state = self.state.lock();
         loop {
@@ -128,14 +129,14 @@ impl Journal {
         while self.next_reclaim() {
             fault_point("jbd2.reclaim");
             let began = now();
-            // An error has stopped the journal; the task then only waits to be ended.
+            // An error has aborted the journal; the task then only waits for its end.
             while self.reclaim_in_background().unwrap_or(false) && !self.lists.lock().stopping {}
             self.lists.lock().worker.end();
             self.state.lock().stats.background.add(began.elapsed());
         }
     }
 
-    /// WaitStats until the log is to be looked at; false: the task should end.
+    /// Waits until reclaim should check the log; false: the task should end.
     fn next_reclaim(&self) -> bool {
         let mut lists = self.lists.lock();
         if lists.worker == ReclaimWorker::Idle && !lists.stopping {

@@ -1,4 +1,7 @@
 //! Transactions in memory: the running one, the committing one, and the journal's state.
+//!
+//! Rule: at most one transaction is running and at most one is committing. Numbers have no gaps: the durable
+//! one, the committing one, the running one, then `next_tid`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,29 +24,29 @@ pub(crate) struct RunningTransaction {
     pub tid: Tid,
     /// When its first handle began.
     pub started: Instant,
-    /// The blocks its handles have changed.
+    /// Blocks that its handles have changed.
     pub blocks: FixedMap<u64, Arc<MetaBuf>>,
-    /// The blocks its handles have freed that may have older copies in the log.
+    /// Blocks that its handles have freed and that may have older copies in the log.
     pub revokes: BTreeSet<DevBlock>,
-    /// Handles open.
+    /// Open handles.
     pub open: u32,
-    /// Whose they are.
+    /// The tasks of the open handles.
     pub holders: Vec<TaskNo>,
-    /// Credits of open handles not yet spent.
+    /// Unspent credits of the open handles.
     pub reserved: u32,
     /// No handle joins any more: a commit waits for the open ones.
     pub locked: bool,
-    /// When somebody first asked for its commit.
+    /// When its commit was first requested.
     pub requested: Option<Instant>,
-    /// Who waits for it to become durable.
+    /// Tasks wait here for it to become durable.
     pub waiters: Arc<Condvar>,
-    /// The best of their tags, while another commit is under way.
+    /// The best tag of these tasks, while another commit is under way.
     pub waiter_tag: Option<IoTag>,
-    /// How many tasks have asked for its commit.
+    /// Tasks that have requested its commit.
     pub callers: u32,
-    /// Handles so far.
+    /// Handles begun so far.
     pub handles: u64,
-    /// The longest any of its handles had to wait to begin.
+    /// Longest wait of a handle before it could join.
     pub longest_wait: Duration,
 }
 
@@ -67,12 +70,12 @@ impl RunningTransaction {
         }
     }
 
-    /// Nothing has been changed.
+    /// Whether nothing has been changed.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.revokes.is_empty()
     }
 
-    /// Log blocks it may come to need if its handles spend `more` credits on top of theirs.
+    /// Log blocks that it needs at most if its handles spend `more` credits in addition to the reserved ones.
     pub(crate) fn log_blocks(&self, costs: &LogCosts, more: u32) -> u32 {
         let count = |n: usize| u32::try_from(n).expect("bounded by the log's length");
         let blocks = count(self.blocks.len())
@@ -82,76 +85,76 @@ impl RunningTransaction {
     }
 }
 
-/// The transaction on its way into the log.
+/// The transaction that is being written to the log.
 pub(crate) struct CommittingTransaction {
     pub tid: Tid,
     /// Where in the log it starts.
     pub start: u32,
     /// Its blocks, sorted.
     pub blocks: Arc<Vec<DevBlock>>,
-    /// Who waits for it to become durable.
+    /// Tasks wait here for it to become durable.
     pub waiters: Arc<Condvar>,
-    /// Owner and urgency of its I/O: the most urgent of those who wait.
+    /// Owner and urgency of its I/O: those of the most urgent waiter.
     pub tag: IoTag,
-    /// Its requests, for raising them.
+    /// Its requests, so that they can be boosted.
     pub ios: Vec<IoHandle>,
-    /// How many tasks have asked for it.
+    /// Tasks that have requested the commit.
     pub callers: u32,
 }
 
-/// What a handle that wants to begin finds.
+/// Whether a new handle may join the running transaction, or what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
     /// It may join.
     Join,
-    /// The transaction is locked, or all updates are held back: wait.
+    /// The transaction or all updates are locked: wait.
     Locked,
     /// Open handles hold too many credits: wait until they return some.
     Credits,
     /// The transaction is full: it must be committed.
     Full(Tid),
-    /// The log is full: so many blocks must be free.
+    /// The log is full: this number of log blocks must be free.
     NoSpace(u32),
 }
 
-/// Everything under the journal's state lock.
+/// The fields under the journal's state lock.
 pub(crate) struct JournalState {
     pub running: Option<RunningTransaction>,
     pub committing: Option<CommittingTransaction>,
-    /// Some task is committing, from the lock on; it alone starts the next commit.
+    /// A task leads a commit; no other task starts one.
     pub leading: bool,
-    /// Which.
+    /// The leader's task.
     pub leader: TaskNo,
-    /// Who will probably ask for the next commit.
+    /// Group commit: the usual fsync callers.
     pub batch: CommitBatch,
-    /// How many callers the leader waits for, before he begins.
+    /// Number of callers that the leader waits for before it begins.
     pub batch_target: Option<u32>,
     /// Number of the next transaction to be created.
     pub next_tid: Tid,
     /// The newest durable transaction.
     pub durable: Tid,
     pub log: LogRing,
-    /// The superblock says that the log is empty.
+    /// The superblock marks the log empty.
     pub marked_empty: bool,
-    /// Handles that wait for others' credits.
+    /// Handles that wait for credits of other handles.
     pub waiting_credits: u32,
-    /// New handles are held back this many times (flush, freeze).
+    /// While this is not 0, new handles wait (flush, freeze; `jbd2_journal_lock_updates` in Linux).
     pub update_locks: u32,
     /// The first cause of an abort.
     pub aborted: Option<String>,
-    /// The commit task should commit this transaction now.
+    /// The transaction that the commit task should commit now.
     pub commit_request: Option<Tid>,
-    /// The commit task runs.
+    /// Whether the commit task runs.
     pub has_commit_task: bool,
     pub stopping: bool,
-    /// Who ended a synchronous handle last.
+    /// The last caller of [`crate::Journal::wait_for_batch`].
     pub last_sync_writer: u64,
     pub tuning: JournalTuning,
     pub stats: JournalStats,
 }
 
 impl JournalState {
-    /// An error if the journal has stopped.
+    /// Fails if the journal is aborted.
     pub(crate) fn check(&self) -> Result<(), JournalError> {
         match &self.aborted {
             Some(cause) => Err(JournalError::Aborted(cause.clone())),
@@ -159,8 +162,14 @@ impl JournalState {
         }
     }
 
-    /// The number that the next handle's transaction has.
+    /// The number of the transaction that the next handle joins.
     pub(crate) fn upcoming(&self) -> Tid {
+        assert!(
+            self.running
+                .as_ref()
+                .is_none_or(|running| running.tid.next() == self.next_tid),
+            "the running transaction is the newest"
+        );
         self.running.as_ref().map_or(self.next_tid, |r| r.tid)
     }
 
@@ -189,7 +198,8 @@ impl JournalState {
         Admission::Join
     }
 
-    /// Joins a handle of `credits` after [`JournalState::admit`] said so.
+    /// Joins a handle of `credits` to the running transaction, after [`JournalState::admit`] has returned
+    /// [`Admission::Join`].
     pub(crate) fn join(&mut self, credits: u32, waited: Duration) -> Tid {
         let running = match &mut self.running {
             Some(running) => running,
@@ -202,6 +212,11 @@ impl JournalState {
         assert!(!running.locked, "a locked transaction takes no handle");
         running.open += 1;
         running.holders.push(inherit::current_task());
+        assert_eq!(
+            running.holders.len(),
+            running.open as usize,
+            "every open handle has its task listed"
+        );
         running.handles += 1;
         running.reserved += credits;
         running.longest_wait = running.longest_wait.max(waited);

@@ -1,62 +1,62 @@
-//! The background reclaimer's state: what it is doing, and who may say so. Pure.
+//! The state machine of the background reclaimer. Pure.
 //!
-//! | state | true in it | leaves it |
+//! | state | what is true in it | transitions |
 //! |---|---|---|
-//! | `Idle` | the policy asks for nothing; the task waits for its period | a trigger: `Queued`; the period: `RunningTransaction` |
-//! | `Queued` | somebody wants the log looked at; the task has not begun | the task: `RunningTransaction` |
-//! | `RunningTransaction` | the task works step by step, alone in each | nothing left: `Idle`; a trigger: `Retriggered` |
-//! | `Retriggered` | as `RunningTransaction`, and what it last saw may be old | nothing left: `Queued` |
+//! | `Idle` | the policy advises nothing; the task waits for its period | a trigger: `Queued`; the period: `Running` |
+//! | `Queued` | triggered; the task has not begun | the task begins: `Running` |
+//! | `Running` | the task reclaims step by step | nothing left: `Idle`; a trigger: `Retriggered` |
+//! | `Retriggered` | as `Running`, but the task's view of the log may be old | nothing left: `Queued` |
 //!
-//! All moves are made under one lock, so no trigger is lost and none is left over by an error: a run that
+//! All transitions are made under one lock, so no trigger is lost, and an error leaves none behind: a run that
 //! fails ends like any other.
 
-/// What the background reclaimer is doing.
+/// State of the background reclaimer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum ReclaimWorker {
     #[default]
     Idle,
     Queued,
-    RunningTransaction,
+    Running,
     Retriggered,
 }
 
 impl ReclaimWorker {
-    /// Somebody wants the log looked at; whether the task must be woken for it.
+    /// The log should be checked; returns whether the task must be woken.
     pub(crate) fn trigger(&mut self) -> bool {
         let (next, wake) = match self {
             Self::Idle => (Self::Queued, true),
             Self::Queued => (Self::Queued, false),
-            Self::RunningTransaction | Self::Retriggered => (Self::Retriggered, false),
+            Self::Running | Self::Retriggered => (Self::Retriggered, false),
         };
         *self = next;
         wake
     }
 
-    /// The task begins, triggered or because its period is over.
+    /// The task begins, because it was triggered or its period is over.
     pub(crate) fn begin(&mut self) {
-        assert!(!self.is_running(), "one task runs at a time");
-        *self = Self::RunningTransaction;
+        assert!(!self.is_running(), "one reclaimer runs at a time");
+        *self = Self::Running;
     }
 
-    /// The task found nothing more to do, or could not do it; whether it is to begin again at once.
+    /// The task has nothing left to do, or has failed; returns whether it begins again at once.
     pub(crate) fn end(&mut self) -> bool {
-        assert!(self.is_running(), "what ends was running");
+        assert!(self.is_running(), "only a running reclaimer ends");
         let again = *self == Self::Retriggered;
         *self = if again { Self::Queued } else { Self::Idle };
         again
     }
 
-    /// Whether the task works.
+    /// Whether the task reclaims.
     pub(crate) fn is_running(self) -> bool {
-        matches!(self, Self::RunningTransaction | Self::Retriggered)
+        matches!(self, Self::Running | Self::Retriggered)
     }
 
-    /// Its name, for readers.
+    /// Its name in `jbd2/info`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
             Self::Queued => "queued",
-            Self::RunningTransaction | Self::Retriggered => "running",
+            Self::Running | Self::Retriggered => "running",
         }
     }
 }

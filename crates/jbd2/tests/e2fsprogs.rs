@@ -1,5 +1,5 @@
-//! e2fsprogs as the second judge: journals that debugfs wrote are replayed by us as e2fsck replays
-//! them, and ours by e2fsck as by us.
+//! Comparison with e2fsprogs: our replay of journals written by debugfs gives what e2fsck's gives, and e2fsck's
+//! replay of our journals gives what ours gives.
 #![expect(clippy::unwrap_used, reason = "a test stops where something fails")]
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use steadfs_jbd2::{
 use steadfs_rt::Random;
 
 const MIB: usize = 1 << 20;
-/// First block of a stretch that nothing uses in the images made here.
+/// First block of a range that is free in the images made here.
 const FREE: u64 = 5000;
 
 struct Image {
@@ -31,7 +31,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     let code = output.status.code().unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    // e2fsck: 1 means that something was repaired, which a replay is.
+    // Exit code 1 of e2fsck means that something was repaired; a replay counts as that.
     let fine = code == 0 || (program == "e2fsck" && code == 1);
     assert!(fine, "{program} {arguments:?}: {code}\n{stdout}\n{stderr}");
     stdout + &stderr
@@ -90,7 +90,7 @@ impl Image {
         )
     }
 
-    /// Where the journal lies, as debugfs tells.
+    /// The journal's extents, as debugfs prints them.
     fn map(&self) -> JournalMap {
         let out = self.debugfs("blocks <8>\n");
         let numbers = out.split_whitespace().filter_map(|word| word.parse().ok());
@@ -189,8 +189,8 @@ fn journals_that_debugfs_wrote_are_replayed_as_e2fsck_does() {
                 let uncommitted = if n == 11 { "-c" } else { "" };
                 let file = file.display();
                 let blocks = list(&blocks);
-                // Opened for each: of several transactions in one go debugfs 1.47 lets one overwrite
-                // the commit record of the one before.
+                // Opened once per transaction: with several in one session, debugfs 1.47 overwrites the
+                // commit record of the previous one.
                 script +=
                     &format!("jo {checksum}\njw {uncommitted} -b {blocks} {revoke} {file}\njc\n");
             }

@@ -1,4 +1,4 @@
-//! The background reclaimer among submitters, live changes of its policy, stops, freezes.
+//! The background reclaimer beside submitters, policy changes, task restarts and freezes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +45,8 @@ impl World {
         }
     }
 
-    /// Submitters, each with blocks of its own, and somebody who meddles until they have ended.
-    fn run(&self, seed: u64, meddle: impl Fn(&World, &mut Random) + Send + 'static) {
+    /// Runs submitters, each with its own blocks, and calls `administer` 12 times beside them.
+    fn run(&self, seed: u64, administer: impl Fn(&World, &mut Random) + Send + 'static) {
         let submitters: Vec<_> = (0..SUBMITTERS)
             .map(|task| {
                 let journal = Arc::clone(&self.journal);
@@ -55,13 +55,13 @@ impl World {
             .collect();
         let mut random = Random::new(seed ^ 0xBAC);
         for _ in 0..12 {
-            meddle(self, &mut random);
+            administer(self, &mut random);
             sleep(Duration::from_millis(random.below(12) as u64));
         }
         submitters.into_iter().for_each(|task| task.join());
     }
 
-    /// Everything is home, byte for byte, and the log is empty.
+    /// Checks that every block is at its home location, byte for byte, and that the log is empty.
     fn end(self) -> JournalStats {
         self.journal.flush_all().unwrap();
         self.journal.join_tasks();
@@ -94,7 +94,7 @@ fn submit(journal: &Journal, seed: u64, task: u64) {
     }
 }
 
-/// Freezes for a while; nothing reaches the device meanwhile.
+/// Freezes for a random time; the device gets no request meanwhile.
 fn freeze(world: &World, random: &mut Random) {
     world.journal.freeze().unwrap();
     let before = world.device.events().len();
@@ -104,7 +104,7 @@ fn freeze(world: &World, random: &mut Random) {
 }
 
 #[test]
-fn nothing_is_lost_or_hangs_whoever_meddles() {
+fn concurrent_administration_loses_nothing_and_hangs_nothing() {
     for seed in seeds(25) {
         sim::run(sim::Config::new(seed), move || {
             let world = World::new(seed, 60 + seed % 3 * 40, Some(50));
@@ -127,10 +127,10 @@ fn nothing_is_lost_or_hangs_whoever_meddles() {
     }
 }
 
-/// With a threshold above the share at which handles wait, they wait less often for log space (how long:
-/// `space_waits`); with none they reclaim all for themselves.
+/// With a threshold above the share at which handles wait, they wait less often for log space (for how long:
+/// `space_waits`). Without a threshold handles reclaim by themselves.
 #[test]
-fn the_background_spares_handles_the_wait() {
+fn background_reclaim_makes_waits_for_space_rare() {
     let waits = |seed: u64, percent: Option<u8>| {
         let run = move || {
             let world = World::new(seed, 200, percent);
@@ -140,7 +140,7 @@ fn the_background_spares_handles_the_wait() {
         };
         sim::run(sim::Config::new(seed), run).value
     };
-    // One schedule says little: sums over some.
+    // A single schedule is not significant: sums over several.
     let mut waited = [0; 2];
     let mut freed = [0; 2];
     for seed in 1..13 {
@@ -161,7 +161,7 @@ fn the_background_spares_handles_the_wait() {
     assert!(low.waited_space.count > 0, "{low:?}");
 }
 
-/// A threshold takes effect at once, also one that is raised, and disabling ends what is under way.
+/// A new or higher threshold takes effect at once, and disabling it ends the reclaim that is under way.
 #[test]
 fn a_threshold_changes_live() {
     sim::run(sim::Config::new(1), || {
@@ -176,7 +176,7 @@ fn a_threshold_changes_live() {
         }
         sleep(Duration::from_secs(2));
         let before = free();
-        assert!(before < 50, "{before}% free: nobody reclaims");
+        assert!(before < 50, "{before}% free: no task reclaims");
         let info = world.journal.info();
         assert!(info.contains("  noasync_checkpoint, idle\n"), "{info}");
         world
@@ -199,9 +199,9 @@ fn a_threshold_changes_live() {
     });
 }
 
-/// The first error ends the background's work for good; nothing is tried again, and it can be stopped.
+/// The first error ends background reclaim: nothing is tried again, and the tasks can be joined.
 #[test]
-fn an_aborted_journal_is_left_alone() {
+fn an_aborted_journal_is_not_reclaimed() {
     sim::run(sim::Config::new(2), || {
         let world = World::new(2, 200, Some(90));
         for n in 0..40 {

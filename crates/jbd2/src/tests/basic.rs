@@ -1,4 +1,4 @@
-//! One task, one thing at a time.
+//! Tests with a single task.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn configs() -> Vec<JournalConfig> {
 }
 
 #[test]
-fn what_was_committed_is_replayed_and_nothing_else() {
+fn exactly_the_committed_changes_are_replayed() {
     for config in configs() {
         for block_size in [1024, 4096] {
             let layout = Layout::new(block_size, 2048, 1024);
@@ -91,7 +91,7 @@ fn the_log_wraps_and_reclaim_writes_home() {
     for round in 163..200_u64 {
         assert_eq!(layout.block(&image, 1000 + round % 37)[9], round as u8);
     }
-    // The journal goes on after it was marked empty.
+    // The journal works on after it was marked empty.
     let tid = set(&journal, 999, 7);
     journal.commit(tid, TAG).unwrap();
     assert_eq!(layout.block(&layout.recovered(&device), 999)[9], 7);
@@ -183,7 +183,7 @@ fn replay_in_memory_writes_nothing_and_shows_all() {
 }
 
 #[test]
-fn limits_are_told() {
+fn credit_limits_are_reported() {
     let layout = Layout::new(1024, 2048, 256);
     let device = layout.device();
     let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
@@ -207,7 +207,7 @@ fn limits_are_told() {
     };
     assert_eq!(error, JournalError::CreditsUsedUp);
     assert!((u64::from(max)..u64::from(max) + 3).contains(&written));
-    // The full transaction is committed to make room; no task runs that could do it.
+    // The handle commits the full transaction itself, because no commit task runs.
     let full = handle.tid();
     handle.restart(max).unwrap();
     assert_eq!(handle.tid(), full.next());
@@ -240,7 +240,7 @@ fn a_journal_in_use_must_be_recovered_first() {
 }
 
 #[test]
-fn an_abort_keeps_its_first_cause_and_is_noted() {
+fn an_abort_keeps_its_first_cause_and_is_recorded() {
     let layout = Layout::new(1024, 2048, 256);
     let device = layout.device();
     let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());

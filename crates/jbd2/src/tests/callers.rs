@@ -1,4 +1,4 @@
-//! Commits that wait for those who will ask for them.
+//! Group commit: commits that wait for more fsync callers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use steadfs_rt::{now, sim, sleep, spawn};
 use super::support::{Layout, set};
 use crate::{Journal, JournalConfig, JournalStats, JournalTuning};
 
-/// Tasks change a block, ask for the commit and are away for a moment, for a while; and how often each has.
+/// Tasks change a block, commit it and sleep for `away`, in a loop for 200 ms. Returns the number of commits of
+/// each task.
 fn load(tasks: u64, away: Duration, max_batch: Duration) -> (JournalStats, Vec<u64>) {
     let run = move || {
         let layout = Layout::new(1024, 3000, 1000);
@@ -54,7 +55,7 @@ fn load(tasks: u64, away: Duration, max_batch: Duration) -> (JournalStats, Vec<u
 }
 
 #[test]
-fn a_commit_serves_all_who_come_again_and_again() {
+fn a_commit_serves_all_repeated_callers() {
     const BATCH: Duration = Duration::from_millis(15);
     let away = Duration::from_micros(60);
     for tasks in [2, 4, 8] {
@@ -74,15 +75,15 @@ fn a_commit_serves_all_who_come_again_and_again() {
 }
 
 #[test]
-fn a_lone_caller_is_not_held_up() {
+fn a_lone_caller_does_not_wait() {
     let away = Duration::from_micros(60);
     let (stats, _) = load(1, away, Duration::from_millis(15));
     assert_eq!(stats.waited_batch.count, 0);
 }
 
-/// Those who are away for longer than a commit takes are not waited for, but for a try now and then.
+/// Tasks that sleep for longer than a commit takes are not waited for, except in rare attempts.
 #[test]
-fn who_does_not_come_is_soon_not_waited_for() {
+fn absent_callers_are_soon_not_waited_for() {
     let away = Duration::from_micros(1500);
     let (with, counts) = load(3, away, Duration::from_millis(15));
     let (_, before) = load(3, away, Duration::ZERO);

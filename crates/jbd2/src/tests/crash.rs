@@ -1,4 +1,4 @@
-//! Crashes at every point, with every mix of what the device may have kept.
+//! Crashes at every point, with samples of what the device may have kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const DEVICE_BLOCKS: u64 = 1200;
 
 fn layout(random: &mut Random) -> Layout {
     let mut layout = Layout::new(BLOCK as u32, DEVICE_BLOCKS, 0);
-    // Two to four transactions' worth, in pieces.
+    // A log of two to four transactions, in several extents.
     let len = 130 + random.below(200) as u64;
     let cut = 20 + random.below(50) as u64;
     layout.sequence = [1, u32::MAX - 10, 0, 1 << 31][random.below(4)];
@@ -46,7 +46,7 @@ fn config(random: &mut Random) -> JournalConfig {
     }
 }
 
-/// A finished run: what the device lived through, and what the journal promised.
+/// A finished run: the device's events, and the oracle's states.
 struct Life {
     layout: Layout,
     first_image: Vec<u8>,
@@ -54,7 +54,7 @@ struct Life {
     states: BTreeMap<u32, Blocks>,
 }
 
-/// Recovers an image; the device's life meanwhile and what it holds then.
+/// Recovers an image; returns the device's events meanwhile and its content afterwards.
 fn recover(layout: &Layout, image: Vec<u8>) -> (Vec<Event>, Vec<u8>) {
     let device = Arc::new(CrashDevice::new(image, 0));
     layout.recover(Arc::clone(&device) as _);
@@ -112,7 +112,7 @@ impl Life {
         }
     }
 
-    /// Crashes the recovery of an image: the next one ends in the same state.
+    /// Crashes the recovery of an image: the next recovery ends in the same state.
     fn crash_recovery(
         &self,
         image: Vec<u8>,
@@ -133,8 +133,7 @@ impl Life {
     }
 }
 
-/// One task, all crashes: every subset of sectors would be too many, every mix of kept and lost
-/// writes is sampled.
+/// One task, all crash points. The subsets of surviving sectors are too many, so they are sampled.
 fn single(seed: u64, operations: usize) -> Life {
     let mut random = Random::new(seed);
     let layout = layout(&mut random);
@@ -163,7 +162,7 @@ fn single(seed: u64, operations: usize) -> Life {
 }
 
 #[test]
-fn every_crash_of_one_task_leaves_a_promised_state() {
+fn every_crash_of_one_task_leaves_an_allowed_state() {
     let mut images = 0;
     for seed in seeds(8) {
         let life = single(seed, 40);
@@ -172,7 +171,7 @@ fn every_crash_of_one_task_leaves_a_promised_state() {
     assert!(images > 3000, "only {images} images");
 }
 
-/// Several tasks with the journal's own, in simulation.
+/// Several tasks beside the journal's own ones, in simulation.
 fn simulated(seed: u64) -> Life {
     let run = move || {
         let mut random = Random::new(seed);
@@ -233,7 +232,7 @@ fn simulated(seed: u64) -> Life {
 }
 
 #[test]
-fn every_crash_of_many_tasks_leaves_a_promised_state() {
+fn every_crash_of_many_tasks_leaves_an_allowed_state() {
     let mut images = 0;
     for seed in seeds(8) {
         let life = simulated(seed);
@@ -285,7 +284,7 @@ fn failing(seed: u64) -> (Life, bool) {
         tasks.into_iter().for_each(|task| task.join());
         let flushed = journal.flush_all();
         let failed = device.has_failed();
-        // Failed data writes are the caller's; all others are the journal's and stop it.
+        // A failed data write is reported to the caller; any other failure aborts the journal.
         assert!(failed || flushed.is_ok());
         assert_eq!(flushed.is_err(), journal.abort_reason().is_some());
         journal.join_tasks();
@@ -310,7 +309,7 @@ fn failing(seed: u64) -> (Life, bool) {
 }
 
 #[test]
-fn a_failed_request_stops_the_journal_and_breaks_no_promise() {
+fn a_failed_request_aborts_the_journal_and_loses_nothing_acknowledged() {
     let mut aborted = 0;
     for seed in seeds(30) {
         let (life, stopped) = failing(seed);
@@ -330,7 +329,7 @@ fn a_simulated_journal_is_a_function_of_its_seed() {
 
 #[test]
 fn a_recovered_journal_goes_on() {
-    // Crash, recover, work on, crash again: numbers of the first life do not disturb the second.
+    // Crash, recover, work on, crash again: transactions of the first run must not affect the second.
     let mut random = Random::new(5);
     let layout = layout(&mut random);
     let mut device = layout.device();
@@ -341,7 +340,7 @@ fn a_recovered_journal_goes_on() {
             journal.commit(tid, steadfs_base::IoTag::default()).unwrap();
         }
         super::support::set(&journal, 1100, life + 1);
-        // The next life sees the device as it is now: what is not committed is lost.
+        // The next run begins with the device's present content: uncommitted changes are lost.
         let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
         layout.recover(Arc::clone(&copy) as _);
         let image = copy.to_bytes();

@@ -1,4 +1,4 @@
-//! A device with a volatile cache that remembers its life, so that every crash can be looked at.
+//! A device with a volatile cache that records its requests, so that every crash image can be made.
 //!
 //! The model: a write that has completed is in the cache. It is durable when a FLUSH (or the preflush
 //! of another write) that started after it completed has completed, or when it carried FUA and has
@@ -17,7 +17,7 @@ pub const SECTOR: usize = 512;
 
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A write has started; its number is its place among the writes and flushes.
+    /// A write has started; its number is its index among the writes and flushes.
     Write {
         offset: u64,
         data: Buf,
@@ -52,13 +52,13 @@ impl Kind {
 }
 
 struct Inner {
-    /// What reads see.
+    /// The content that reads return.
     media: Vec<u8>,
     events: Vec<Event>,
     /// Event numbers and ranges of writes in flight.
     in_flight: Vec<(usize, u64, u64)>,
     random: Random,
-    /// Requests of which kind until one fails.
+    /// The kind of request that fails, and how many of them succeed before.
     fail_after: Option<(u64, Kind)>,
     failed: bool,
 }
@@ -103,7 +103,7 @@ impl CrashDevice {
         self.inner.lock().events.clone()
     }
 
-    /// Of the requests of this kind the one after `n` more fails; those after it work again.
+    /// The request of this kind after the next `n` fails; later ones succeed again.
     pub fn fail_one_after(&self, n: u64, kind: Kind) {
         self.inner.lock().fail_after = Some((n, kind));
     }
@@ -114,7 +114,7 @@ impl CrashDevice {
 }
 
 impl Inner {
-    /// Starts a request: its number, or the error it ends with.
+    /// Starts a request; returns its number, or the error that it ends with.
     fn begin(&mut self, bio: &Bio) -> Result<usize, IoError> {
         if let Some((left, kind)) = &mut self.fail_after
             && kind.matches(bio)
@@ -177,7 +177,7 @@ impl Device for CrashDevice {
             return done(bio, Ok(()));
         }
         let begun = inner.begin(&bio);
-        // Now and then one takes long: another may overtake it that should not.
+        // Some requests take long, so that another one can overtake them.
         let most = if inner.random.chance(100) {
             50_000
         } else {
@@ -198,7 +198,7 @@ impl Device for CrashDevice {
     }
 }
 
-/// Goes through a device's life and makes the images that a crash could leave.
+/// Iterates over a device's events and makes the images that a crash could leave.
 pub struct Crashes<'a> {
     events: &'a [Event],
     /// Events before this one have happened.
@@ -221,7 +221,7 @@ impl<'a> Crashes<'a> {
         }
     }
 
-    /// Lets one more event happen; false at the end.
+    /// Applies one more event; false at the end.
     pub fn step(&mut self) -> bool {
         let Some(event) = self.events.get(self.at) else {
             return false;
@@ -273,8 +273,8 @@ impl<'a> Crashes<'a> {
         self.volatile.len()
     }
 
-    /// The image with the volatile sectors for which `survives` (write's place among the volatile
-    /// ones, sector in it) says so.
+    /// The image with the volatile sectors for which `survives` (index of the volatile write, sector in
+    /// it) is true.
     pub fn image(&self, mut survives: impl FnMut(usize, usize) -> bool) -> Vec<u8> {
         let mut kept = Vec::new();
         let mut flushed = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Journals that lie, are damaged, or are of a kind we do not replay.
+//! Journals with false content, with corruption, or with features that are not replayed.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ fn with_superblock(
     image
 }
 
-/// A volume after some work, as a crash leaves it, and what it promised.
+/// A volume after some work, as a crash leaves it, and its oracle.
 fn worked(checksum: Checksum, seed: u64) -> (Layout, Vec<u8>, Model) {
     let layout = Layout::new(1024, 1200, JOURNAL);
     let device = Arc::new(CrashDevice::new(layout.device().to_bytes(), seed));
@@ -67,7 +67,7 @@ fn worked(checksum: Checksum, seed: u64) -> (Layout, Vec<u8>, Model) {
 }
 
 #[test]
-fn damage_is_told_or_harmless_where_there_are_checksums() {
+fn corruption_is_reported_or_harmless_with_checksums() {
     for checksum in [Checksum::V2, Checksum::V3] {
         let (layout, image, model) = worked(checksum, 3);
         let states = model.states();
@@ -81,7 +81,7 @@ fn damage_is_told_or_harmless_where_there_are_checksums() {
             match result {
                 Ok(_) => {
                     harmless += 1;
-                    // The tail is older than the first state: any state from there on may show.
+                    // The tail is older than the first state: any state from there on is allowed.
                     let shown = find_state(&after, 1024, &states, Some(0));
                     assert!(shown.is_ok(), "byte {at}: {shown:?}");
                 }
@@ -91,7 +91,10 @@ fn damage_is_told_or_harmless_where_there_are_checksums() {
                         error,
                         JournalError::Corrupt(_) | JournalError::Unsupported(_)
                     ));
-                    assert_eq!(after, damaged, "nothing is written where damage is told");
+                    assert_eq!(
+                        after, damaged,
+                        "nothing is written if corruption is reported"
+                    );
                 }
             }
         }
@@ -135,7 +138,7 @@ fn with_asynchronous_commits_only_the_last_transaction_may_lack_blocks() {
 }
 
 #[test]
-fn a_log_in_ruins_ends_in_an_answer() {
+fn replay_of_random_corruption_ends() {
     for checksum in [Checksum::None, Checksum::V1, Checksum::V3] {
         let (layout, image, _) = worked(checksum, 4);
         let mut random = Random::new(5);
@@ -144,7 +147,7 @@ fn a_log_in_ruins_ends_in_an_answer() {
             let mut damaged = image.clone();
             for _ in 0..1 + random.below(40) {
                 let at = 10 * 1024 + random.below(JOURNAL as usize * 1024);
-                // Small numbers in the first bytes of blocks hit types, counts and flags.
+                // Small numbers in the first bytes of blocks change types, counts and flags.
                 let at = if random.chance(512) {
                     at & !1023 | at & 31
                 } else {
@@ -183,7 +186,7 @@ fn a_log_in_ruins_ends_in_an_answer() {
 
 #[test]
 fn revoke_blocks_that_claim_everything_cost_no_memory() {
-    // A log full of revoke blocks of blocks that have no copy: all are read, none is kept.
+    // A log full of revokes of blocks without a copy: all are read, none is kept in memory.
     let layout = Layout::new(1024, 1200, JOURNAL);
     let mut image = layout.device().to_bytes();
     for n in 1..JOURNAL as usize {
@@ -208,7 +211,7 @@ fn revoke_blocks_that_claim_everything_cost_no_memory() {
 }
 
 #[test]
-fn homes_that_cannot_be_are_told() {
+fn impossible_home_locations_are_reported() {
     for home in [1200, u64::from(u32::MAX), 15] {
         let layout = Layout::new(1024, 1200, JOURNAL);
         let device = layout.device();
@@ -216,7 +219,7 @@ fn homes_that_cannot_be_are_told() {
         let tid = set(&journal, 700, 1);
         journal.commit(tid, TAG).unwrap();
         let mut image = device.to_bytes();
-        // The first tag's block number, behind the descriptor's header.
+        // The first tag's block number, after the descriptor's header.
         let at = 11 * 1024 + 12;
         assert_eq!(image[at..at + 4], 700_u32.to_be_bytes());
         image[at..at + 4].copy_from_slice(&(home as u32).to_be_bytes());
@@ -227,7 +230,7 @@ fn homes_that_cannot_be_are_told() {
 }
 
 #[test]
-fn what_we_do_not_replay_is_named() {
+fn features_that_are_not_replayed_are_named() {
     let layout = Layout::new(1024, 1200, JOURNAL);
     let image = layout.device().to_bytes();
     type Change = fn(&mut RawSuperblock);
@@ -261,7 +264,7 @@ fn what_we_do_not_replay_is_named() {
 }
 
 #[test]
-fn fast_commits_are_refused_only_where_there_are_some() {
+fn only_a_log_with_fast_commits_is_refused() {
     let layout = Layout::new(1024, 1200, JOURNAL);
     let image = layout.device().to_bytes();
     let image = with_superblock(&layout, &image, |raw| {
@@ -319,7 +322,7 @@ fn a_version_1_superblock_becomes_one_with_features() {
 }
 
 #[test]
-fn a_device_that_fails_stops_recovery_and_lets_it_be_tried_again() {
+fn recovery_can_be_repeated_after_a_device_error() {
     let (layout, image, model) = worked(Checksum::V3, 6);
     let mut failures = 0;
     for requests in 0.. {
@@ -335,7 +338,7 @@ fn a_device_that_fails_stops_recovery_and_lets_it_be_tried_again() {
         device.fail(|_| false);
         if first.is_err() {
             failures += 1;
-            // By a mount of its own: a queue whose FLUSH failed is at its end.
+            // With a new queue: one whose FLUSH has failed fails every later one.
             let queue = layout.queue(Arc::clone(&device) as _);
             recover(&queue, layout.block_size, &map, how, TAG).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Many tasks at a time: sharing, waiting, timing, liveness.
+//! Many tasks at a time: group commit, waits, timing, liveness.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use crate::{Durable, Journal, JournalConfig, JournalTuning, ReclaimPolicy};
 
 const TAG: IoTag = IoTag::background();
 
-/// A journal of `len` blocks on a device that takes its time.
+/// A journal of `len` blocks on a slow device.
 fn slow(len: u64, seed: u64, config: JournalConfig) -> (Layout, Arc<CrashDevice>, Arc<Journal>) {
     let layout = Layout::new(1024, 3000, len);
     let device = Arc::new(CrashDevice::new(layout.device().to_bytes(), seed));
@@ -59,8 +59,8 @@ fn concurrent_fsyncs_share_commits() {
         };
         let stats = sim::run(sim::Config::new(tasks), run).value;
         let callers = tasks * 20;
-        // While one transaction is written, everybody else gathers in the next: two tasks or sixty,
-        // about twice as many commits as each task has.
+        // While one transaction is committed, all other tasks join the next one: for any number of tasks
+        // there are about twice as many commits as one task requests.
         assert!(stats.transactions >= 20);
         assert!(
             stats.transactions <= 45.min(callers),
@@ -71,7 +71,7 @@ fn concurrent_fsyncs_share_commits() {
     }
 }
 
-/// Handles of all sizes on a log so small that everything is scarce.
+/// Handles of all sizes on a very small log, so that credits and log space are scarce.
 fn scarce(seed: u64, config: JournalConfig, with_tasks: bool) -> crate::JournalStats {
     let run = move || {
         let (layout, device, journal) = slow(60, seed, config);
@@ -124,7 +124,7 @@ fn scarce(seed: u64, config: JournalConfig, with_tasks: bool) -> crate::JournalS
 }
 
 #[test]
-fn a_log_too_small_for_everybody_serves_everybody() {
+fn a_log_too_small_for_all_handles_serves_them_in_turn() {
     let (mut space, mut credits, mut locked) = (0, 0, 0);
     for seed in seeds(30) {
         for with_tasks in [false, true] {
@@ -202,7 +202,7 @@ fn background_reclaim_keeps_handles_from_waiting_for_space() {
     let without = run(no_background());
     assert!(without.waited_space.count > 5, "{without:?}");
     let with = run(JournalConfig::default());
-    // The device has a hiccup now and then.
+    // The device delays some requests.
     assert!(
         with.waited_space.count * 10 < without.waited_space.count,
         "{with:?}"
@@ -211,7 +211,7 @@ fn background_reclaim_keeps_handles_from_waiting_for_space() {
 }
 
 #[test]
-fn old_transactions_are_committed_and_old_blocks_written_home() {
+fn old_transactions_are_committed_and_their_blocks_checkpointed() {
     let run = || {
         let (layout, device, journal) = slow(512, 1, JournalConfig::default());
         journal.start_tasks().unwrap();
@@ -224,7 +224,7 @@ fn old_transactions_are_committed_and_old_blocks_written_home() {
         assert_eq!(layout.block(&device.media(), 1500)[9], 0);
         sleep(Duration::from_secs(36));
         assert_eq!(layout.block(&device.media(), 1500)[9], 7);
-        // Nothing more to commit.
+        // Nothing is left to commit.
         sleep(Duration::from_secs(3600));
         assert_eq!(journal.stats().transactions, 1);
         assert_eq!(journal.stats().requested, 0);
@@ -234,7 +234,7 @@ fn old_transactions_are_committed_and_old_blocks_written_home() {
 }
 
 #[test]
-fn a_frozen_journal_lets_nobody_begin() {
+fn no_handle_begins_while_frozen() {
     let run = || {
         let (layout, device, journal) = slow(512, 1, JournalConfig::default());
         journal.start_tasks().unwrap();
@@ -258,7 +258,7 @@ fn a_frozen_journal_lets_nobody_begin() {
 }
 
 #[test]
-fn a_synchronous_writer_waits_for_company_unless_alone() {
+fn a_synchronous_writer_waits_for_others_unless_alone() {
     let run = || {
         let config = JournalConfig {
             tuning: JournalTuning {
@@ -296,7 +296,7 @@ fn a_synchronous_writer_waits_for_company_unless_alone() {
 }
 
 #[test]
-fn a_commit_tells_whether_its_flush_covers_the_caller() {
+fn a_commit_reports_whether_its_flush_covers_the_caller() {
     let run = || {
         let (_, _, journal) = slow(512, 1, JournalConfig::default());
         let tid = set(&journal, 1500, 1);
@@ -313,7 +313,7 @@ fn a_commit_tells_whether_its_flush_covers_the_caller() {
             .collect();
         assert_eq!(leader.join(), Durable::Flushed);
         let outcomes: Vec<_> = outcomes.into_iter().map(|task| task.join()).collect();
-        // The early ones are covered, the late ones are not, and there is one turning point.
+        // Early callers are covered and late ones are not, with one point of change.
         assert_eq!(outcomes[0], Durable::Flushed);
         assert_eq!(outcomes[399], Durable::Already);
         let turns = outcomes.windows(2).filter(|two| two[0] != two[1]).count();
@@ -327,7 +327,7 @@ fn a_commit_tells_whether_its_flush_covers_the_caller() {
 }
 
 #[test]
-fn commit_callbacks_come_before_the_waiters() {
+fn commit_callbacks_run_before_the_waiters_wake() {
     let run = || {
         let (_, _, journal) = slow(512, 1, JournalConfig::default());
         let heard = Arc::new(AtomicU32::new(u32::MAX));
@@ -348,7 +348,7 @@ fn commit_callbacks_come_before_the_waiters() {
 }
 
 #[test]
-fn an_abort_wakes_everybody() {
+fn an_abort_wakes_every_waiter() {
     let run = || {
         let (_, _, journal) = slow(60, 1, no_background());
         journal.start_tasks().unwrap();
@@ -368,7 +368,7 @@ fn an_abort_wakes_everybody() {
         sleep(Duration::from_secs(1));
         let at: Instant = now();
         journal.shutdown("told to");
-        // The first may have got in between the two freezes.
+        // The first may have begun between the two freezes.
         let _ = stuck.join();
         assert!(second.join().is_err());
         assert!(at.elapsed() < Duration::from_secs(1));
@@ -380,10 +380,10 @@ fn an_abort_wakes_everybody() {
 }
 
 #[test]
-fn who_joins_a_commit_raises_it() {
+fn a_caller_that_joins_a_commit_boosts_it() {
     let run = |joins: bool| {
         let run = move || {
-            // Every log block is a request of its own, and the device has one at a time.
+            // Every log block is a separate request, and the device takes one at a time.
             let mut layout = Layout::new(1024, 3000, 0);
             layout.journal = (0..200).map(|n| (DevBlock(10 + n * 2), 1)).collect();
             let device = Arc::new(CrashDevice::new(layout.device().to_bytes(), 5));
@@ -414,13 +414,13 @@ fn who_joins_a_commit_raises_it() {
         sim::run(sim::Config::new(1), run).value
     };
     assert_eq!(run(false), 0);
-    assert!(run(true) > 10, "the requests still queued are raised");
+    assert!(run(true) > 10, "the requests still queued are boosted");
 }
 
-/// A handle that waits for log space raises the reclaim under way: what is queued, and what comes, on
-/// its account; without boost nothing is.
+/// A handle that waits for log space boosts the reclaim under way: queued and later requests are charged to
+/// it. With boost off none are.
 #[test]
-fn who_waits_for_log_space_raises_reclaim() {
+fn a_handle_that_waits_for_log_space_boosts_reclaim() {
     const MINE: steadfs_base::GroupId = steadfs_base::GroupId(9);
     let run = |boost: bool| {
         let run = move || {
@@ -434,7 +434,7 @@ fn who_waits_for_log_space_raises_reclaim() {
             let queue = Arc::new(steadfs_block::Queue::with_settings(device as _, settings));
             let cache = MetaCache::new(Arc::clone(&queue), layout.block_size, 1 << 20);
             let journal = Journal::open(Arc::new(cache), layout.map(), no_background()).unwrap();
-            // Blocks that are not neighbours: each home write is a request of its own.
+            // Blocks that are not contiguous: each home write is a separate request.
             for n in 0..4 {
                 let mut handle = journal.begin(40).unwrap();
                 for block in 0..40 {
@@ -468,18 +468,18 @@ fn who_waits_for_log_space_raises_reclaim() {
     };
     assert_eq!(run(false).0, 0);
     let (raised, (written, boosted)) = run(true);
-    assert!(raised > 10, "{raised} of what was queued is raised");
+    assert!(raised > 10, "{raised} of the queued requests are boosted");
     assert!(boosted >= raised * 1024, "{boosted}");
     assert!(
         written > boosted,
-        "the tail, too, is written on his account: {written}, {boosted}"
+        "the superblock's write is charged to it, too: {written}, {boosted}"
     );
 }
 
-/// A commit waits for a handle whose task reads for a light group: it reads in the name of whoever waits
-/// for the commit.
+/// A commit waits for a handle whose task reads for a group with a low weight: the task's reads inherit the tag of
+/// the commit's waiter (priority inheritance).
 #[test]
-fn who_holds_a_handle_works_in_the_name_of_who_waits_for_the_commit() {
+fn a_handles_task_inherits_the_tag_of_a_commits_waiter() {
     use steadfs_block::{DeviceModel, ModelDevice, QueueSettings};
     use steadfs_rt::inherit::set_task_tag;
 

@@ -1,4 +1,4 @@
-//! What a journal promises, in a map: the state after each transaction.
+//! The oracle: the state after each transaction, in a map.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use steadfs_rt::{Mutex, Random, Rank};
 use super::crash_device::CrashDevice;
 use crate::{Durable, Handle, Journal, JournalError};
 
-/// Blocks that transactions work on.
+/// Blocks that transactions change.
 pub const FIRST: u64 = 1000;
 pub const BLOCKS: u64 = 150;
 
@@ -46,10 +46,10 @@ struct Inner {
     now: Blocks,
     /// After each transaction, counted from the first.
     after: BTreeMap<u32, Blocks>,
-    /// Blocks nobody has, that the log may not touch any more.
+    /// Free blocks that replay must not write any more.
     free: Vec<u64>,
     freed_in: BTreeMap<u32, Vec<u64>>,
-    /// Blocks a handle works on.
+    /// Blocks that a handle changes now.
     busy: Vec<u64>,
 }
 
@@ -60,7 +60,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model of a fresh journal, which hears of commits.
+    /// A model of a new journal, which is notified of commits.
     pub fn new(journal: &Journal) -> Self {
         let inner = Inner {
             now: Blocks::new(),
@@ -88,7 +88,7 @@ impl Model {
         self.inner.lock().now.clone()
     }
 
-    /// Takes a block that nobody has or that has metadata, for one handle.
+    /// Takes a free block, or one with metadata, for one handle.
     fn take_meta(&self, random: &mut Random) -> Option<(u64, Option<u64>)> {
         let mut inner = self.inner.lock();
         let metas: Vec<(u64, u64)> = inner
@@ -109,7 +109,7 @@ impl Model {
         if metas.is_empty() {
             return None;
         }
-        // A few blocks are hot.
+        // A few blocks are changed often.
         let at = random.below(metas.len());
         let at = if random.chance(500) { at % 8 } else { at };
         let (block, value) = metas[at.min(metas.len() - 1)];
@@ -136,7 +136,7 @@ impl Model {
         result.map(|()| tid)
     }
 
-    /// Data goes to its block, and is waited for, before the handle begins that refers to it.
+    /// Data is written and waited for before the handle begins that refers to it.
     fn write_data(
         &self,
         journal: &Journal,
@@ -222,7 +222,7 @@ impl Model {
         Ok(())
     }
 
-    /// Frees a block, metadata or data, that no handle works on.
+    /// Frees a block, metadata or data, that no handle changes.
     fn free_some(
         &self,
         handle: &mut Handle<'_>,
@@ -257,7 +257,7 @@ impl Model {
         Ok(())
     }
 
-    /// Commits and notes that it was acknowledged.
+    /// Commits and records the acknowledgement.
     pub fn commit(
         &self,
         journal: &Journal,
@@ -265,7 +265,7 @@ impl Model {
         tid: Tid,
     ) -> Result<Durable, JournalError> {
         let durable = journal.commit(tid, IoTag::default())?;
-        // A transaction that has changed nothing yet stays open and promises nothing.
+        // A transaction without changes stays open and acknowledges nothing.
         if journal.durable_tid().at_least(tid) {
             device.ack(tid);
         }
@@ -273,7 +273,7 @@ impl Model {
     }
 }
 
-/// Whether the image shows the state after one of `states` from `acked` on; which.
+/// The first of `states`, from `acked` on, that the image has.
 pub fn find_state(
     image: &[u8],
     block_size: usize,
@@ -287,7 +287,7 @@ pub fn find_state(
     };
     let mut wrong = String::new();
     let Some(acked) = acked else {
-        // Nothing was promised, and the state before the first transaction has no block.
+        // Nothing was acknowledged, and the state before the first transaction has no block.
         return Ok(None);
     };
     for (tid, blocks) in states.range(acked..) {

@@ -1,5 +1,5 @@
-//! Panics in a library's process, where nothing ends it: what was half changed is not committed, and nobody waits for
-//! ever.
+//! Panics in a process that does not end, as with the library: incomplete changes are not committed, and every wait
+//! ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::{Journal, JournalConfig, JournalError, JournalTuning};
 
 const TAG: IoTag = IoTag::background();
 
-/// As a panic, without its message.
+/// Panics without a message.
 fn panic_quietly() -> ! {
     resume_unwind(Box::new("quietly"))
 }
 
 fn stopped<T>(result: Result<T, JournalError>) -> bool {
-    let cause = result.map(drop).expect_err("the journal has stopped");
+    let cause = result.map(drop).expect_err("the journal is aborted");
     cause == JournalError::Aborted(PANICKED.to_owned())
 }
 
@@ -43,7 +43,7 @@ fn a_handle_dropped_by_a_panic_is_never_committed() {
     assert_eq!(layout.block(&after, 1500)[9], 1);
 }
 
-/// A journal in which the task of this name panics when it has committed.
+/// A journal in which the task with this name panics after a commit.
 fn panics_in(task: &'static str, interval: Duration) -> Arc<Journal> {
     let layout = Layout::new(1024, 2048, 1024);
     let tuning = JournalTuning {
@@ -77,7 +77,7 @@ fn a_panic_of_the_commit_task_ends_every_wait() {
 }
 
 #[test]
-fn a_panic_of_a_commits_leader_ends_the_waits_of_those_who_joined() {
+fn a_panic_of_the_leader_ends_the_waits_of_joined_callers() {
     let journal = panics_in("leader", Duration::from_secs(60));
     let tid = set(&journal, 1500, 1);
     let begun = Arc::new(AtomicBool::new(false));
@@ -91,7 +91,7 @@ fn a_panic_of_a_commits_leader_ends_the_waits_of_those_who_joined() {
     while !begun.load(Ordering::Acquire) {
         sleep(Duration::from_millis(1));
     }
-    // It joined, or came when it was over: either it is durable, or it has stopped.
+    // This caller joined or arrived after the commit: the transaction is durable, or the journal is aborted.
     let joined = journal.commit(tid, TAG);
     assert!(joined.is_ok() || stopped(joined));
     let panicked = leader.join_panicked().is_none();

@@ -1,4 +1,4 @@
-//! How long handles wait for log space while the background reclaims, on a device of known speed.
+//! How long handles wait for log space with background reclaim, on a device with a fixed speed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use steadfs_rt::{Random, sim, sleep, spawn};
 use super::support::{Layout, buf, set};
 use crate::{Journal, JournalConfig, JournalStats, ReclaimPolicy};
 
-/// Where the blocks that are changed lie.
+/// First of the blocks that are changed.
 const HOME: u64 = 3000;
 const HOMES: usize = 12_000;
 
-/// Writers that come in bursts: each one fills a good part of the log with blocks here and there, and
-/// the device has the time between two to write them home, not the time of one.
+/// Bursts of writers: each burst fills a large part of the log with scattered blocks. The device can write
+/// them to their home locations between two bursts, but not during one.
 fn bursts(seed: u64, low_free_percent: Option<u8>) -> JournalStats {
     let run = move || {
         let layout = Layout::new(4096, HOME + HOMES as u64, 2048);
@@ -63,10 +63,10 @@ fn bursts(seed: u64, low_free_percent: Option<u8>) -> JournalStats {
     sim::run(sim::Config::new(seed), run).value
 }
 
-/// With reclaim in the background handles wait less often, and who waits all the same waits no longer
-/// than one who reclaims for himself: he stands behind one short step, and goes on from what is home.
+/// With background reclaim handles wait less often, and a handle that waits does so no longer than one that
+/// reclaims by itself: it waits for one short step and continues with what is written already.
 #[test]
-fn the_background_makes_no_wait_longer() {
+fn background_reclaim_makes_no_wait_longer() {
     let all = |low_free_percent| {
         let runs = (1..6).map(|seed| bursts(seed, low_free_percent).waited_space);
         runs.fold((0, Duration::ZERO), |(count, longest), waits| {
@@ -79,7 +79,7 @@ fn the_background_makes_no_wait_longer() {
     assert!(longest_on < longest_off, "{longest_on:?}, {longest_off:?}");
 }
 
-/// Blocks of transactions that are durable and not home.
+/// Commits changes of `blocks`, which are durable then but not written to their home locations.
 fn fill(journal: &Journal, blocks: Range<u64>) {
     for block in blocks {
         set(journal, HOME + block, 1);
@@ -87,8 +87,8 @@ fn fill(journal: &Journal, blocks: Range<u64>) {
     journal.commit_all(IoTag::default()).unwrap();
 }
 
-/// What the background writes home in one step that it begins while a handle waits for log space: before
-/// 200 more blocks are committed, then, and when nobody waits any more.
+/// Blocks that the background reclaimer has written to their home locations in one step that it was to begin
+/// while a handle waits for log space: before 200 more blocks are committed, after that, and after the wait.
 fn beside_a_waiter(max_unwritten_bytes: u64) -> [u64; 3] {
     let run = move || {
         let layout = Layout::new(4096, HOME + HOMES as u64, 4096);
@@ -120,10 +120,10 @@ fn beside_a_waiter(max_unwritten_bytes: u64) -> [u64; 3] {
     sim::run(sim::Config::new(1), run).value
 }
 
-/// What frees log space is not begun before those who wait for it, and is short; what relieves memory is
-/// begun whoever waits, as soon as too much has come together, and writes much.
+/// A step for log space does not begin while a handle waits, and is short. A step that relieves memory begins
+/// as soon as the limit is exceeded, even while a handle waits, and is large.
 #[test]
-fn memory_alone_goes_before_those_who_wait() {
+fn only_memory_relief_begins_while_a_handle_waits() {
     let (step, batch) = ((512 << 10) / 4096, (4 << 20) / 4096);
     assert_eq!(beside_a_waiter(32 << 20), [0, 0, step]);
     assert_eq!(beside_a_waiter(1600 << 12), [0, batch, batch]);

@@ -11,7 +11,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::{Journal, JournalConfig, JournalMap, Recover, Recovered, recover};
 use steadfs_jbd2_format::{Header, RawSuperblock, block_type};
 
-/// Where things lie and how the journal looks.
+/// Geometry of the volume and its journal.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub block_size: BlockSize,
@@ -90,7 +90,7 @@ pub fn buf(journal: &Journal, block: u64) -> Arc<MetaBuf> {
         .unwrap()
 }
 
-/// Changes one byte in a handle of its own.
+/// Changes one byte of a block in its own handle.
 pub fn set(journal: &Journal, block: u64, value: u8) -> Tid {
     let mut handle = journal.begin(1).unwrap();
     handle.write(&buf(journal, block)).unwrap()[9] = value;
