@@ -1,8 +1,8 @@
-//! What the queue and the device add to a system call: microseconds and context switches for a
-//! waited 4 KiB write, read, write with flush, and batches.
+//! Cost of the queue and the device in addition to a system call: microseconds and context switches of a
+//! waited-for 4 KiB write, read, write with flush, and of batches.
 //!
-//! Usage: `latency [FILE [ROUNDS]]`. FILE (default `latency.img` in the current directory) is
-//! written over: 64 MiB.
+//! Usage: `latency [FILE [ROUNDS]]`. The first 64 MiB of FILE (default `latency.img` in the current directory)
+//! are overwritten.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

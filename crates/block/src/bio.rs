@@ -1,4 +1,4 @@
-//! One request to a device.
+//! A bio: one request to a device.
 
 use crate::Buf;
 
@@ -11,7 +11,7 @@ pub enum Op {
     Write,
     /// Make every completed write durable.
     Flush,
-    /// The range's content is not needed any more: afterwards it reads as before or as zeros.
+    /// The range's content is not needed any more; afterwards it reads as before or as zeros.
     Discard,
     /// Make the range read as zeros.
     WriteZeroes,
@@ -20,13 +20,13 @@ pub enum Op {
 /// One request to a device.
 #[derive(Debug)]
 pub struct Bio {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// First byte on the device, a multiple of its logical block size.
     pub offset: u64,
     /// Length in bytes: the buffers' total for reads and writes, the range's otherwise.
     pub len: u64,
-    /// Memory, in device order. For reads nobody else holds them.
+    /// Memory, in device order. A read's buffers are not shared.
     pub bufs: Vec<Buf>,
     /// Make all writes that completed before this one started durable first (writes only).
     pub preflush: bool,
@@ -46,7 +46,7 @@ impl Bio {
         }
     }
 
-    /// Reads `len` bytes at `offset` into one new buffer, which means nothing until it has ended well.
+    /// Reads `len` bytes at `offset` into one new buffer, whose content is undefined until the read has succeeded.
     pub fn read(offset: u64, len: usize) -> Self {
         Self::new(Op::Read, offset, len as u64, vec![Buf::to_fill(len)])
     }
@@ -72,7 +72,7 @@ impl Bio {
         Self::new(Op::WriteZeroes, offset, len, Vec::new())
     }
 
-    /// This write, durable when it completes, and everything that completed before it too.
+    /// This write, durable when it completes, and after everything that completed before it is durable.
     pub fn preflush_and_fua(mut self) -> Self {
         self.preflush = true;
         self.fua = true;

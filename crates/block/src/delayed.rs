@@ -1,4 +1,4 @@
-//! Ends of requests at times that a model says, for devices that are slower than what they stand on.
+//! Completions at times set by a model, for modelled devices that are slower than the device below.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,8 +8,8 @@ use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, try_spawn};
 
 use crate::{Bio, Done, IoError};
 
-/// Ends requests at their times, on a task of its own. Dropped, it waits until all that has been
-/// given to it has ended.
+/// Completes requests at their times, in its own task. When it is dropped it waits until all of its requests
+/// have been completed.
 pub struct DelayedCompletions {
     shared: Arc<Shared>,
     name: &'static str,
@@ -17,28 +17,28 @@ pub struct DelayedCompletions {
 }
 
 struct Shared {
-    due: Mutex<Due>,
+    due: Mutex<DueCompletions>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Due {
-    /// By time, then in the order in which they came.
-    ends: BTreeMap<(Instant, u64), Ended>,
+struct DueCompletions {
+    /// By time, then by order of arrival.
+    ends: BTreeMap<(Instant, u64), EndedBio>,
     count: u64,
     closed: bool,
 }
 
-type Ended = (Bio, Result<(), IoError>, Done);
+type EndedBio = (Bio, Result<(), IoError>, Done);
 
 impl DelayedCompletions {
-    /// Starts the task; `name` says whose it is.
+    /// Starts the task with the name `name`.
     ///
     /// # Errors
     /// The host refuses a thread.
     pub fn start(name: &'static str) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            due: Mutex::new(Rank::Leaf, Due::default()),
+            due: Mutex::new(Rank::Leaf, DueCompletions::default()),
             changed: Condvar::new(),
         });
         let for_task = Arc::clone(&shared);
@@ -50,7 +50,7 @@ impl DelayedCompletions {
         })
     }
 
-    /// What ends a request for `done`: not before `at`.
+    /// A completion that calls `done`, but not before `at`.
     pub fn at(&self, at: Instant, done: Done) -> Done {
         let shared = Arc::clone(&self.shared);
         Box::new(move |bio, result| shared.end_at(at, (bio, result, done)))
@@ -58,7 +58,7 @@ impl DelayedCompletions {
 }
 
 impl Shared {
-    fn end_at(&self, at: Instant, ended: Ended) {
+    fn end_at(&self, at: Instant, ended: EndedBio) {
         let mut due = self.due.lock();
         due.count += 1;
         let key = (at, due.count);
@@ -99,7 +99,7 @@ impl Drop for DelayedCompletions {
     fn drop(&mut self) {
         self.shared.due.lock().closed = true;
         self.shared.changed.notify_one();
-        // The task itself may let go of the last reference, by calling a `Done`.
+        // The task itself may drop the last reference, by calling a `Done`.
         if let Some(task) = self.task.take()
             && steadfs_rt::task_name() != self.name
         {

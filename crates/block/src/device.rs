@@ -1,9 +1,9 @@
-//! What the queue asks of a device.
+//! The interface between the queue and a device.
 
 use crate::{Bio, IoError, Op};
 
 /// Called once when a bio has ended, from any task or from the device's own context. It takes only
-/// locks of a late rank and never waits. The bio comes back for its buffers.
+/// locks of a late rank and never waits. It gets the bio back for its buffers.
 pub type Done = Box<dyn FnOnce(Bio, Result<(), IoError>) + Send>;
 
 /// A device's fixed properties.
@@ -15,20 +15,20 @@ pub struct Geometry {
     pub logical_block: u32,
     /// Whether writing is refused.
     pub read_only: bool,
-    /// Whether discard does something; the unit in bytes.
+    /// Unit of discards in bytes, if the device supports them.
     pub discard_granularity: Option<u64>,
-    /// Whether every range that was discarded without an error reads as zeros. Never without a
+    /// Whether every successfully discarded range reads as zeros. Never without a
     /// `discard_granularity`.
     pub discard_zeroes: bool,
-    /// Whether the device can make one write durable by itself (otherwise FUA costs a flush).
+    /// Whether the device can make a single write durable (otherwise FUA costs a FLUSH).
     pub fua: bool,
     /// Largest transfer of one request, in bytes.
     pub max_transfer: u32,
 }
 
 impl Geometry {
-    /// Refuses a bio that this device cannot serve: outside it, not in whole logical blocks, a
-    /// change of a read-only device, or buffers that do not add up.
+    /// Refuses a bio that this device cannot serve: outside its range, not in whole logical blocks, a
+    /// change of a read-only device, or a length that is not the total of the buffers.
     pub fn check(&self, bio: &Bio) -> Result<(), IoError> {
         if bio.op == Op::Flush {
             return Ok(());
@@ -65,37 +65,36 @@ pub trait Device: Send + Sync {
     /// the device.
     fn start(&self, bio: Bio, done: Done);
 
-    /// Starts every bio of `batch` for a task that has nothing to do but wait for them: a device
-    /// that needs somebody's CPU time takes this task's, which saves waking another one. May wait
-    /// until the batch has ended; what has not ended on return the device ends by itself.
+    /// Starts every bio of `batch` for a task that only waits for them: a device that needs CPU time
+    /// uses this task's, which saves a wake-up of another one. May wait until the batch has ended; the
+    /// device ends by itself what has not ended on return.
     fn run(&self, batch: Vec<(Bio, Done)>) {
         for (bio, done) in batch {
             self.start(bio, done);
         }
     }
 
-    /// Lends the calling task to the device: it runs requests that were started but have not been
-    /// taken up. Returns when `until` is true or when there is nothing that this task could do; the
-    /// caller then sleeps.
+    /// Lets the calling task run started requests that no other task has taken yet. Returns when
+    /// `until` is true or when there is nothing that this task could do; the caller then sleeps.
     fn help(&self, until: &dyn Fn() -> bool) {
         let _ = until;
     }
 
-    /// How many requests that nobody waits for the device works on at a time: more would only
-    /// wait inside it, where the scheduler cannot order them any more.
+    /// How many background requests (without a waiter) the device serves at a time. More would only
+    /// wait inside the device, where the scheduler cannot order them any more.
     fn background_depth(&self) -> usize {
         usize::MAX
     }
 
-    /// How many requests the device takes at a time. Others wait in the queue.
+    /// How many requests the device takes at a time. The others wait in the queue.
     fn depth(&self) -> usize {
         usize::MAX
     }
 
-    /// Makes a device that was opened for reading only writable; its properties say so from then on.
+    /// Makes a device that was opened read-only writable, and its geometry with it.
     ///
     /// # Errors
-    /// Why it stays as it is.
+    /// Why it stays read-only.
     fn make_writable(&self) -> Result<(), String> {
         if self.geometry().read_only {
             return Err("the device is read-only".to_owned());

@@ -8,13 +8,13 @@ use crate::{Bio, Op};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{op:?} of {len} bytes at byte {offset} failed: {cause}")]
 pub struct IoError {
-    /// What was asked.
+    /// The operation.
     pub op: Op,
     /// First byte.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// What the device said.
+    /// The device's error.
     pub cause: String,
 }
 

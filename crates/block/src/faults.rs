@@ -1,4 +1,4 @@
-//! A device in memory whose requests meet what a test says.
+//! Fault injection: a device in memory that fails, delays or misreports the requests a test picks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,27 +7,27 @@ use steadfs_rt::{Mutex, Rank, sleep, spawn};
 
 use crate::{Bio, Device, Done, Geometry, IoError, MemDevice, Op};
 
-/// What becomes of a request.
+/// The fault that is injected into a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// It is done.
+    /// No fault: the request succeeds.
     None,
-    /// It is done this much later.
+    /// The request is executed after this time.
     Delay(Duration),
-    /// It fails, and nothing is done.
+    /// The request fails without effect.
     Fail,
-    /// It is done, and said to have failed.
+    /// The request is executed, but fails.
     Misreport,
 }
 
-/// A device in memory. Every request is done at once, unless the test has given another rule.
+/// A device in memory. Every request succeeds at once, unless the test's rule picks a fault.
 pub struct FaultDevice {
-    /// What the device has.
+    /// The content.
     pub memory: Arc<MemDevice>,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
 }
 
-struct State {
+struct FaultState {
     rule: Box<dyn FnMut(&Bio) -> Fault + Send>,
     changes: u64,
     failures: u64,
@@ -36,7 +36,7 @@ struct State {
 impl FaultDevice {
     /// A device with the content of `memory`.
     pub fn new(memory: Arc<MemDevice>) -> Arc<Self> {
-        let state = State {
+        let state = FaultState {
             rule: Box::new(|_| Fault::None),
             changes: 0,
             failures: 0,
@@ -47,12 +47,12 @@ impl FaultDevice {
         })
     }
 
-    /// From now on `rule` decides.
+    /// Sets the rule: `rule` picks the fault of each later request.
     pub fn set(&self, rule: impl FnMut(&Bio) -> Fault + Send + 'static) {
         self.state.lock().rule = Box::new(rule);
     }
 
-    /// From now on the requests fail that `which` picks.
+    /// Later requests that `which` picks fail.
     pub fn fail(&self, mut which: impl FnMut(&Bio) -> bool + Send + 'static) {
         self.set(move |bio| match which(bio) {
             true => Fault::Fail,
@@ -60,12 +60,12 @@ impl FaultDevice {
         });
     }
 
-    /// From now on writes fail, or none does.
+    /// Later writes fail, if `on`.
     pub fn fail_writes(&self, on: bool) {
         self.fail(move |bio| on && bio.op == Op::Write);
     }
 
-    /// The next `count` requests that `which` picks meet `fault`, and all others are done.
+    /// The next `count` requests that `which` picks get `fault`, and all others succeed.
     pub fn next(
         &self,
         mut count: u32,
@@ -81,7 +81,7 @@ impl FaultDevice {
         });
     }
 
-    /// The next `count` requests are done, and all that follow fail: for calls that must come to an end.
+    /// The next `count` requests succeed, and all later ones fail: for calls that must end.
     pub fn fail_after(&self, count: u64) {
         let mut left = count;
         self.fail(move |_| {
@@ -91,18 +91,18 @@ impl FaultDevice {
         });
     }
 
-    /// Requests so far that were to change the content.
+    /// Number of writes, discards and zeroings so far.
     pub fn changes(&self) -> u64 {
         self.state.lock().changes
     }
 
-    /// Requests so far that were said to have failed.
+    /// Number of requests so far that were reported as failed.
     pub fn failures(&self) -> u64 {
         self.state.lock().failures
     }
 }
 
-impl State {
+impl FaultState {
     fn fault(&mut self, bio: &Bio) -> Fault {
         let fault = (self.rule)(bio);
         self.changes += u64::from(!matches!(bio.op, Op::Read | Op::Flush));
@@ -118,7 +118,7 @@ impl Device for FaultDevice {
 
     fn start(&self, bio: Bio, done: Done) {
         let fault = self.state.lock().fault(&bio);
-        let error = IoError::of(&bio, "told to fail");
+        let error = IoError::of(&bio, "injected fault");
         match fault {
             Fault::None => self.memory.start(bio, done),
             Fault::Delay(time) => {
@@ -146,7 +146,7 @@ mod tests {
     use crate::{Buf, Queue, QueueOptions};
 
     #[test]
-    fn requests_meet_what_was_said() {
+    fn requests_get_the_fault_of_the_rule() {
         sim::run(sim::Config::new(1), || {
             let device = FaultDevice::new(Arc::new(MemDevice::new(1 << 20)));
             let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());

@@ -1,8 +1,8 @@
 //! Devices, bios, the request queue and its statistics.
 //!
 //! **What completion means.** A completed write is in the device, perhaps only in its volatile
-//! cache: it survives a crash for certain once a FLUSH that was *started after it completed* has
-//! completed, or if it carried FUA. The queue orders nothing by itself: who needs order waits.
+//! cache. It is durable once a FLUSH that was *started after it completed* has completed, or if it
+//! carried FUA. The queue orders no writes: a caller that needs an order waits for completions.
 
 mod bio;
 mod buf;

@@ -1,4 +1,4 @@
-//! A device in memory: for tests, and for replaying a journal that must not be written.
+//! A device in memory, for tests and for volumes that are built in memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,8 +14,8 @@ use steadfs_rt::{Mutex, Rank};
 use crate::{Bio, BlockSource, Device, Done, Geometry, IoError, Op};
 
 const CHUNK: usize = 4096;
-/// Bytes that are read from or written to an image file at a time, a multiple of [`CHUNK`].
-const PART: usize = 1 << 20;
+/// Bytes per read or write of an image file, a multiple of [`CHUNK`].
+const FILE_IO_BYTES: usize = 1 << 20;
 
 /// Content by offset. Copies of a device share it until one of them writes.
 type Chunks = BTreeMap<u64, Arc<[u8; CHUNK]>>;
@@ -58,13 +58,13 @@ impl MemDevice {
         let file = File::open(path)?;
         let size = file.metadata()?.len();
         let device = Self::new(size);
-        let mut part = vec![0; PART];
+        let mut part = vec![0; FILE_IO_BYTES];
         let mut at = 0;
         while let Some(data) = seek(&file, SeekFrom::Data(at))? {
             let hole = seek(&file, SeekFrom::Hole(data))?.unwrap_or(size);
             at = data;
             while at < hole {
-                let len = PART.min(usize::try_from(hole - at).unwrap_or(PART));
+                let len = FILE_IO_BYTES.min(usize::try_from(hole - at).unwrap_or(FILE_IO_BYTES));
                 file.read_exact_at(&mut part[..len], at)?;
                 device.write(at, &part[..len]);
                 at += len as u64;
@@ -73,10 +73,10 @@ impl MemDevice {
         Ok(device)
     }
 
-    /// Makes the file at `path` an image with the device's content; what is zero becomes holes.
+    /// Writes the device's content to an image file at `path`; zeros become holes.
     ///
     /// # Errors
-    /// The file cannot be made or written.
+    /// The file cannot be created or written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         let file = File::create(path)?;
         file.set_len(self.geometry.size)?;
@@ -88,7 +88,7 @@ impl MemDevice {
             if **chunk == [0; CHUNK] {
                 continue;
             }
-            if start + run.len() as u64 != at || run.len() >= PART {
+            if start + run.len() as u64 != at || run.len() >= FILE_IO_BYTES {
                 file.write_all_at(&run, start)?;
                 run.clear();
                 start = at;
@@ -107,7 +107,7 @@ impl MemDevice {
         out
     }
 
-    /// Another device with the content that this one has now. What neither writes is held once.
+    /// Another device with the present content. Chunks are shared until one of the devices writes them.
     pub fn copy(&self) -> Self {
         let chunks = self.chunks.lock().clone();
         Self {
@@ -116,7 +116,7 @@ impl MemDevice {
         }
     }
 
-    /// Reads without a queue. The range must lie inside the device.
+    /// Reads without a queue. The range must be inside the device.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let chunks = self.chunks.lock();
         for (at, within, range) in pieces(offset, out.len()) {
@@ -128,7 +128,7 @@ impl MemDevice {
         }
     }
 
-    /// Writes without a queue. The range must lie inside the device.
+    /// Writes without a queue. The range must be inside the device.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         let mut chunks = self.chunks.lock();
         for (at, within, range) in pieces(offset, bytes.len()) {
@@ -181,7 +181,7 @@ impl MemDevice {
     }
 }
 
-/// A look at where data or a hole begins; `None` when there is none any more.
+/// The next offset of data or of a hole; `None` if there is none.
 fn seek(file: &File, from: SeekFrom) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, from) {
         Ok(at) => Ok(Some(at)),
@@ -190,7 +190,7 @@ fn seek(file: &File, from: SeekFrom) -> io::Result<Option<u64>> {
     }
 }
 
-/// What a checker reads: the device as it is, without a queue.
+/// For checkers: reads without a queue.
 impl BlockSource for MemDevice {
     fn size_bytes(&self) -> u64 {
         self.geometry.size
@@ -206,7 +206,7 @@ impl BlockSource for MemDevice {
     }
 }
 
-/// The chunks a range touches: (chunk's offset, offset within it, range of the caller's bytes).
+/// The chunks of a range: (chunk's offset, offset inside it, range of the caller's bytes).
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -238,14 +238,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_file_has_what_the_device_has() {
+    fn an_image_file_has_the_devices_content() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        // Ends within a chunk; has whole zero chunks, a run longer than a part, and zeros that were written.
-        let size = (3 * PART + 1024) as u64;
+        // Ends inside a chunk; has whole zero chunks, a run longer than one read, and zeros that were written.
+        let size = (3 * FILE_IO_BYTES + 1024) as u64;
         let device = MemDevice::new(size);
         device.write(100, &[1; 7]);
-        device.write(2 * CHUNK as u64 - 1, &vec![2; PART + CHUNK]);
+        device.write(2 * CHUNK as u64 - 1, &vec![2; FILE_IO_BYTES + CHUNK]);
         device.write(size - 600, &[3; 600]);
         device.write(100, &[0; 7]);
         device.save(&path).unwrap();
@@ -254,7 +254,7 @@ mod tests {
         assert!(MemDevice::load(&path).unwrap().to_bytes() == bytes);
         assert!(MemDevice::from_bytes(&bytes).to_bytes() == bytes);
 
-        // A longer file that was there before is cut and forgotten.
+        // A longer existing file is truncated.
         let small = MemDevice::new(512);
         small.save(&path).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), [0; 512]);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_change_alone() {
+    fn copies_change_independently() {
         let device = MemDevice::new(4 * CHUNK as u64);
         device.write(10, b"before");
         let copy = device.copy();

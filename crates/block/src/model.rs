@@ -1,4 +1,4 @@
-//! A device that is as slow as it is told to be, for tests of what scheduling does.
+//! A device with a modelled speed, for tests of I/O scheduling.
 
 use std::io;
 use std::sync::Arc;
@@ -8,42 +8,42 @@ use steadfs_rt::{Instant, Mutex, Rank, now};
 
 use crate::{Bio, DelayedCompletions, Device, Done, Geometry, Op};
 
-/// How slow a [`ModelDevice`] is.
+/// Speed of a [`ModelDevice`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceModel {
     /// Bytes per second, of all requests together.
     pub bytes_per_second: u64,
-    /// What each request takes besides, FLUSHes too.
+    /// Added to the time of each request, also of a FLUSH.
     pub latency: Duration,
-    /// What a FLUSH takes; nothing is transferred meanwhile. So do a flush before a write and a durable one.
+    /// Time of a FLUSH, during which nothing is transferred. A preflush and a FUA take it, too.
     pub flush: Duration,
-    /// How many requests it works on at a time; their latencies overlap.
+    /// How many requests it serves at a time; their latencies overlap.
     pub depth: usize,
 }
 
-/// Longest time that the data of one request takes: larger transfers are cut.
+/// Longest time for the data of one request: it limits the transfer size.
 const LONGEST_TRANSFER: Duration = Duration::from_millis(5);
 const SMALLEST_TRANSFER: u64 = 64 << 10;
 
-/// A device with the content of another one and a fixed speed. Requests begin in the order in which
-/// they come; what the real device takes longer than the model is not made up for.
+/// A device with the content of another one and a fixed speed. Requests begin in the order of their
+/// submission. If the inner device is slower than the model, the request takes longer.
 pub struct ModelDevice {
     inner: Arc<dyn Device>,
     geometry: Geometry,
     model: DeviceModel,
-    state: Mutex<State>,
+    state: Mutex<ModelState>,
     ends: DelayedCompletions,
 }
 
-struct State {
-    /// When the transfers that have begun end.
+struct ModelState {
+    /// End of the transfers that have begun.
     transfers_end: Instant,
-    /// When each of the requests it works on ends, or the last one in that place did.
-    places: Vec<Instant>,
+    /// End of the last request in each slot.
+    slots: Vec<Instant>,
 }
 
-impl State {
-    /// When a request that comes now ends.
+impl ModelState {
+    /// The end of a request that is submitted now.
     fn schedule(&mut self, model: DeviceModel, bio: &Bio, now: Instant) -> Instant {
         let bytes = match bio.op {
             Op::Read | Op::Write => bio.len,
@@ -53,24 +53,24 @@ impl State {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(model.bytes_per_second.max(1));
         let transfer = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
         let transfer = transfer + model.flush * flushes;
-        let place = self.places.iter_mut().min().expect("there is a place");
-        let begin = now.max(*place);
+        let slot = self.slots.iter_mut().min().expect("there is a slot");
+        let begin = now.max(*slot);
         let end = begin.max(self.transfers_end) + transfer;
         if !transfer.is_zero() {
             self.transfers_end = end;
         }
-        *place = end + model.latency;
-        *place
+        *slot = end + model.latency;
+        *slot
     }
 }
 
 impl ModelDevice {
-    /// Slows `inner` down, where a thread for it is sure to be had: in tests and simulations.
+    /// Slows `inner` down, in tests and simulations.
     ///
     /// # Panics
-    /// The host refuses it.
+    /// The host refuses a thread.
     pub fn new(inner: Arc<dyn Device>, model: DeviceModel) -> Self {
-        Self::start(inner, model).expect("a thread for the modelled device")
+        Self::start(inner, model).expect("cannot create the thread of the modelled device")
     }
 
     /// Slows `inner` down.
@@ -78,17 +78,17 @@ impl ModelDevice {
     /// # Errors
     /// The host refuses a thread.
     pub fn start(inner: Arc<dyn Device>, model: DeviceModel) -> io::Result<Self> {
-        assert!(model.bytes_per_second > 0, "transfers end");
-        assert!(model.depth > 0, "requests are worked on");
+        assert!(model.bytes_per_second > 0, "a transfer ends");
+        assert!(model.depth > 0, "a device serves at least one request");
         let mut geometry = inner.geometry().clone();
         let bytes = u128::from(model.bytes_per_second) * LONGEST_TRANSFER.as_nanos();
         let bytes = u64::try_from(bytes / 1_000_000_000).unwrap_or(u64::MAX);
         let most = bytes.clamp(SMALLEST_TRANSFER, 1 << 30);
         let most = u32::try_from(most).expect("bounded above");
         geometry.max_transfer = geometry.max_transfer.min(1 << most.ilog2());
-        let state = State {
+        let state = ModelState {
             transfers_end: Instant(0),
-            places: vec![Instant(0); model.depth],
+            slots: vec![Instant(0); model.depth],
         };
         Ok(Self {
             inner,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_latency_and_depth_are_as_told() {
+    fn bandwidth_latency_and_depth_are_as_configured() {
         let model = DeviceModel {
             bytes_per_second: 16 * MIB,
             latency: Duration::ZERO,

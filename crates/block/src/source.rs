@@ -1,11 +1,10 @@
-//! Reading without a queue: what checkers take, so that they run on an image in memory as well as on a
-//! device.
+//! Reads without a queue, for checkers, so that they run on an image in memory as well as on a device.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Where a checker reads from.
+/// A source that a checker reads from.
 pub trait BlockSource {
     /// Size of the volume's device or file.
     fn size_bytes(&self) -> u64;

@@ -1,8 +1,8 @@
-//! What buffers cost. Alone in its process, whose memory it measures.
+//! Memory of buffers. The only test of its process, whose memory it measures.
 
 use steadfs_block::Buf;
 
-/// Bytes of memory that this process has.
+/// Resident memory of this process in bytes.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("proc is mounted");
     let pages = statm

@@ -1,4 +1,4 @@
-//! Aligned, shared, copy-on-write memory: what blocks are cached in and devices write from.
+//! Aligned, shared, copy-on-write memory for cached blocks and device transfers.
 #![expect(
     unsafe_code,
     reason = "memory aligned for direct I/O has no safe allocation call"
@@ -11,20 +11,20 @@ use std::sync::Arc;
 
 mod slab;
 
-/// Alignment of every buffer of at least this length; smaller ones are aligned to their length,
-/// rounded up to a power of two. No device we know asks for more with O_DIRECT.
+/// Alignment in bytes of every buffer of at least this length; smaller ones are aligned to their length,
+/// rounded up to a power of two. No known device needs more for O_DIRECT.
 pub const ALIGN: usize = 4096;
 
 struct Memory {
     start: NonNull<u8>,
     len: usize,
-    home: Home,
+    backing: Backing,
 }
 
-/// Where the memory came from.
+/// The allocator of the memory.
 #[derive(Clone, Copy)]
-enum Home {
-    Slab(slab::Place),
+enum Backing {
+    Slab(slab::SlotId),
     General,
 }
 
@@ -33,12 +33,16 @@ impl Memory {
         Layout::from_size_align(len, ALIGN).expect("a buffer is far smaller than the address space")
     }
 
-    /// `len` bytes, initialised with anything.
+    /// `len` initialised bytes of undefined content.
     fn new(len: usize) -> Self {
-        assert!(len > 0, "a buffer has at least a byte");
-        if let Some((start, place)) = slab::take(len) {
-            let home = Home::Slab(place);
-            return Self { start, len, home };
+        assert!(len > 0, "a buffer has at least one byte");
+        if let Some((start, slot_id)) = slab::take(len) {
+            let backing = Backing::Slab(slot_id);
+            return Self {
+                start,
+                len,
+                backing,
+            };
         }
         let layout = Self::layout(len);
         // SAFETY: the layout's size is not zero, as asserted.
@@ -46,13 +50,13 @@ impl Memory {
         Self {
             start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)),
             len,
-            home: Home::General,
+            backing: Backing::General,
         }
     }
 
     fn zeroed(len: usize) -> Self {
         let mut memory = Self::new(len);
-        if matches!(memory.home, Home::Slab(_)) {
+        if matches!(memory.backing, Backing::Slab(_)) {
             memory.bytes_mut().fill(0);
         }
         memory
@@ -65,12 +69,12 @@ impl Memory {
     }
 
     /// Whether `next` begins where this ends, in the same arena.
-    fn goes_on_in(&self, next: &Self) -> bool {
-        let (Home::Slab(place), Home::Slab(other)) = (self.home, next.home) else {
+    fn continues_in(&self, next: &Self) -> bool {
+        let (Backing::Slab(slot_id), Backing::Slab(other)) = (self.backing, next.backing) else {
             return false;
         };
         let end = self.start.addr().get() + self.len;
-        place.shares_arena(other) && end == next.start.addr().get()
+        slot_id.shares_arena(other) && end == next.start.addr().get()
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
@@ -81,11 +85,11 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match self.home {
+        match self.backing {
             // SAFETY: taken in `new`, given back once; the borrows of its bytes have ended.
-            Home::Slab(place) => unsafe { slab::give_back(place) },
+            Backing::Slab(slot_id) => unsafe { slab::give_back(slot_id) },
             // SAFETY: allocated in `new` with this very layout, and freed once.
-            Home::General => unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) },
+            Backing::General => unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) },
         }
     }
 }
@@ -101,8 +105,8 @@ impl AsRef<[u8]> for Memory {
     }
 }
 
-/// A block's content. Clones share it; a change of a shared one makes a copy first, so whoever
-/// holds a clone (a commit, a write in flight) keeps what it saw.
+/// A block's content. Clones share it. A change of a shared buffer makes a copy first (copy on write), so a commit
+/// or a write in flight that has a clone keeps the old content.
 #[derive(Clone)]
 pub struct Buf(Arc<Memory>);
 
@@ -119,14 +123,14 @@ impl Buf {
         Self(Arc::new(memory))
     }
 
-    /// `len` bytes that `fill` writes, all of them: what it finds there is old and means nothing.
+    /// `len` bytes, all of which `fill` must write: their initial content is undefined.
     pub fn with_bytes(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
         let mut memory = Memory::new(len);
         fill(memory.bytes_mut());
         Self(Arc::new(memory))
     }
 
-    /// `len` bytes for a device to fill. What is in them is old and means nothing.
+    /// `len` bytes for a device to fill. Their initial content is undefined.
     pub(crate) fn to_fill(len: usize) -> Self {
         Self(Arc::new(Memory::new(len)))
     }
@@ -143,20 +147,20 @@ impl Buf {
         Self(Arc::new(memory))
     }
 
-    /// The bytes of `bufs`, one after the other, in as few pieces as they lie in memory: the kernel's work
-    /// for a transfer grows with their number.
+    /// The bytes of `bufs`, one after the other, as runs that are contiguous in memory: the kernel's cost of a
+    /// transfer grows with the number of pieces.
     pub(crate) fn runs(bufs: &[Buf]) -> Vec<&[u8]> {
         let mut runs = Vec::new();
         let mut rest = bufs;
         while let Some(first) = rest.first() {
-            let follows = |pair: &&[Buf]| pair[0].0.goes_on_in(&pair[1].0);
+            let follows = |pair: &&[Buf]| pair[0].0.continues_in(&pair[1].0);
             let n = 1 + rest.windows(2).take_while(follows).count();
             let (run, after) = rest.split_at(n);
             rest = after;
             let len = run.iter().map(|buf| buf.len()).sum();
-            // SAFETY: one buffer's bytes; or those of several, each of which begins where the one before it
-            // ends, in an arena, which is one mapping that lives for ever and from whose pointer `start` is
-            // derived. All of them are initialised, and borrowed for as long as the slice: nobody changes them.
+            // SAFETY: the bytes of one buffer, or of several, each of which begins at the end of the previous one
+            // in the same arena. An arena is one mapping that is never unmapped, and `start` is derived from its
+            // pointer. All bytes are initialised, and borrowed for the lifetime of the slice, so they do not change.
             runs.push(unsafe { std::slice::from_raw_parts(first.0.start.as_ptr(), len) });
         }
         runs
@@ -168,7 +172,7 @@ impl Buf {
             *self = Self::copy_of(self);
         }
         Arc::get_mut(&mut self.0)
-            .expect("just made the only owner")
+            .expect("the copy above has one owner")
             .bytes_mut()
     }
 
@@ -182,7 +186,7 @@ impl Buf {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether anybody else holds a clone.
+    /// Whether there are other clones.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

@@ -1,12 +1,12 @@
-//! Where the memory of buffers comes from.
+//! Slab allocator for buffers.
 //!
-//! The general allocator takes twice the memory for blocks aligned to their own size, and asks the
-//! kernel anew for every large one. So buffers are slots of equal size in arenas, and a slot that
-//! was given back is used again as it is.
+//! **Problem.** The general allocator takes twice the memory for blocks aligned to their own size, and
+//! calls the kernel for every large one. So buffers are slots of equal size in arenas, and a freed slot
+//! is reused without any change.
 //!
-//! Nothing here waits: buffers come and go below every lock. A class of slots is a table of arenas;
-//! an arena says by one bit for each slot whether it is free, and one bit for each arena says
-//! whether it may have a free slot. A cleared bit is the proof that the slot is its clearer's.
+//! **Rule.** Nothing here waits, because buffers are allocated and freed under every lock. A size class is
+//! a table of arenas. An arena has one bit per slot, set if the slot is free, and the class has one bit
+//! per arena, set if the arena may have a free slot. The task that clears a slot's bit owns the slot.
 #![expect(
     unsafe_code,
     reason = "memory aligned for direct I/O has no safe allocation call"
@@ -18,36 +18,36 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicPtr, AtomicU64, AtomicUsi
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-/// Bytes in an arena: address space; memory is taken as slots are used.
-const ARENA: usize = 4 << 20;
-/// Smallest and largest slot, as powers of two.
-const SMALLEST: u32 = 9;
-const LARGEST: u32 = 20;
-const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
-/// Most arenas of a class: 16 GiB.
-const ARENAS: usize = 4096;
-/// Unused arenas that keep their memory, besides the first of each class: enough for what a stream
-/// has under way.
-const KEPT: isize = 4;
-/// Slots that are worth a huge page (2 MiB) from the first on: those of streams. A device that is given
-/// their memory in single pages has to be told of each page, and virtual disks take no more than some
-/// hundred at a time (measured: one request of 1 MiB under way instead of eight).
-const LARGE: usize = 256 << 10;
+/// Address space of an arena in bytes; memory is allocated as slots are used.
+const ARENA_BYTES: usize = 4 << 20;
+/// Sizes of the smallest and the largest slot, as powers of two.
+const MIN_SLOT_BITS: u32 = 9;
+const MAX_SLOT_BITS: u32 = 20;
+const CLASSES: usize = (MAX_SLOT_BITS - MIN_SLOT_BITS + 1) as usize;
+/// Most arenas of a size class: 16 GiB.
+const MAX_ARENAS: usize = 4096;
+/// Unused arenas that keep their memory, in addition to the first of each class: enough for the I/O of a
+/// stream.
+const MAX_UNUSED_ARENAS: isize = 4;
+/// Slot size in bytes from which on the first arena uses huge pages (2 MiB), too: the buffers of streams. A request
+/// needs one descriptor per physically contiguous segment, and virtual disks have only some hundred (measured: one
+/// request of 1 MiB in flight instead of eight).
+const HUGE_PAGE_SLOT_BYTES: usize = 256 << 10;
 
-/// How many unused arenas, the first of each class left out, keep their memory.
-static UNUSED: AtomicIsize = AtomicIsize::new(0);
+/// Number of unused arenas that keep their memory, without the first of each class.
+static UNUSED_ARENAS: AtomicIsize = AtomicIsize::new(0);
 static SLABS: [Slab; CLASSES] = [const { Slab::new() }; CLASSES];
 
-/// A slot's place.
+/// The address of a slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct SlotId {
     class: u8,
     arena: u16,
     slot: u16,
 }
 
-impl Place {
-    /// Whether both slots are parts of one mapping, which lives for ever.
+impl SlotId {
+    /// Whether both slots are in one arena, which is never unmapped.
     pub(super) fn shares_arena(self, other: Self) -> bool {
         (self.class, self.arena) == (other.class, other.arena)
     }
@@ -55,80 +55,80 @@ impl Place {
 
 /// Slots of one size.
 struct Slab {
-    /// Each is null until it is made, and lives for ever then.
-    arenas: [AtomicPtr<Arena>; ARENAS],
-    /// How many were made or are being made.
+    /// Each is null until it is created, and never freed.
+    arenas: [AtomicPtr<Arena>; MAX_ARENAS],
+    /// How many are created or being created.
     made: AtomicUsize,
     /// A bit for each arena that may have a free slot.
-    some_free: [AtomicU64; ARENAS / 64],
+    some_free: [AtomicU64; MAX_ARENAS / 64],
 }
 
 struct Arena {
     start: NonNull<u8>,
     /// A bit for each free slot.
     free: Box<[AtomicU64]>,
-    /// A word of `free` whose slots all are.
+    /// A word of `free` with all slots free.
     full: u64,
     used: AtomicUsize,
-    /// Without a used slot, and without memory.
+    /// Its memory was released.
     emptied: AtomicBool,
 }
 
-// SAFETY: the pointer is only an address here; who may use what it points to say the bits of `free`.
+// SAFETY: the pointer is only an address here; the bits of `free` determine the owners of the slots.
 unsafe impl Send for Arena {}
 // SAFETY: as above; everything else in it is atomic.
 unsafe impl Sync for Arena {}
 
-/// A slot of at least `len` bytes, aligned to its size but at most to a page of 4 KiB. Its bytes
-/// are initialised with anything. `None` if there are no slots of that size.
-pub(super) fn take(len: usize) -> Option<(NonNull<u8>, Place)> {
-    let bits = len.next_power_of_two().trailing_zeros().max(SMALLEST);
-    if bits > LARGEST {
+/// Allocates a slot of at least `len` bytes, aligned to its size, but at most to a page of 4 KiB. Its bytes are
+/// initialised with undefined content. `None` if there are no slots of that size.
+pub(super) fn take(len: usize) -> Option<(NonNull<u8>, SlotId)> {
+    let bits = len.next_power_of_two().trailing_zeros().max(MIN_SLOT_BITS);
+    if bits > MAX_SLOT_BITS {
         return None;
     }
-    let class = (bits - SMALLEST) as usize;
+    let class = (bits - MIN_SLOT_BITS) as usize;
     let (arena, slot) = SLABS[class].take(1 << bits)?;
-    let place = Place {
+    let slot_id = SlotId {
         class: class as u8,
         arena: arena as u16,
         slot: slot as u16,
     };
     let arena = SLABS[class].arena(arena)?;
-    // SAFETY: an arena is as long as its slots together.
+    // SAFETY: an arena has the total length of its slots.
     let start = unsafe { arena.start.add(slot << bits) };
-    Some((start, place))
+    Some((start, slot_id))
 }
 
-/// Gives a slot back.
+/// Frees a slot.
 ///
 /// # Safety
-/// `place` comes from [`take`], was not given back since, and nobody uses its bytes any more.
-pub(super) unsafe fn give_back(place: Place) {
-    let slab = &SLABS[usize::from(place.class)];
-    let index = usize::from(place.arena);
+/// `slot_id` comes from [`take`], was not freed since, and its bytes are not used any more.
+pub(super) unsafe fn give_back(slot_id: SlotId) {
+    let slab = &SLABS[usize::from(slot_id.class)];
+    let index = usize::from(slot_id.arena);
     let arena = slab.arena(index).expect("its slot was taken");
-    let (word, bit) = (usize::from(place.slot) / 64, 1 << (place.slot % 64));
-    // The next owner sees what this one did to the bytes, or rather that it has ended.
+    let (word, bit) = (usize::from(slot_id.slot) / 64, 1 << (slot_id.slot % 64));
+    // Release: this owner's accesses to the bytes happen before the next owner's.
     let before = arena.free[word].fetch_or(bit, Ordering::Release);
-    debug_assert_eq!(before & bit, 0, "a slot is given back once");
+    debug_assert_eq!(before & bit, 0, "a slot is freed once");
     if before == 0 {
-        slab.note_free(index);
+        slab.mark_free(index);
     }
     if arena.used.fetch_sub(1, Ordering::AcqRel) == 1
         && index > 0
-        && UNUSED.fetch_add(1, Ordering::Relaxed) >= KEPT
-        && arena.give_up_memory()
+        && UNUSED_ARENAS.fetch_add(1, Ordering::Relaxed) >= MAX_UNUSED_ARENAS
+        && arena.release_memory()
     {
-        UNUSED.fetch_sub(1, Ordering::Relaxed);
+        UNUSED_ARENAS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Slab {
     const fn new() -> Self {
         Self {
-            arenas: [const { AtomicPtr::new(ptr::null_mut()) }; ARENAS],
+            arenas: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_ARENAS],
             made: AtomicUsize::new(0),
-            some_free: [const { AtomicU64::new(0) }; ARENAS / 64],
+            some_free: [const { AtomicU64::new(0) }; MAX_ARENAS / 64],
         }
     }
 
@@ -138,11 +138,11 @@ impl Slab {
         unsafe { arena.as_ref() }
     }
 
-    fn note_free(&self, arena: usize) {
+    fn mark_free(&self, arena: usize) {
         self.some_free[arena / 64].fetch_or(1 << (arena % 64), Ordering::AcqRel);
     }
 
-    /// Takes a slot of the first arena that has one: the later ones then run empty.
+    /// Takes a slot from the first arena that has one, so that later arenas become unused.
     fn take(&self, size: usize) -> Option<(usize, usize)> {
         for (i, word) in self.some_free.iter().enumerate() {
             if i * 64 >= self.made.load(Ordering::Acquire) {
@@ -167,14 +167,14 @@ impl Slab {
                 && index > 0
                 && !arena.emptied.swap(false, Ordering::AcqRel)
             {
-                UNUSED.fetch_sub(1, Ordering::Relaxed);
+                UNUSED_ARENAS.fetch_sub(1, Ordering::Relaxed);
             }
             return Some(slot);
         }
-        // Clear the hint, then look again: a slot given back in between has set it before.
+        // Clear the hint, then check again: a slot that was freed in between has set the hint before.
         self.some_free[index / 64].fetch_and(!(1 << (index % 64)), Ordering::AcqRel);
         if arena.free.iter().any(|w| w.load(Ordering::Acquire) != 0) {
-            self.note_free(index);
+            self.mark_free(index);
         }
         None
     }
@@ -182,26 +182,26 @@ impl Slab {
     /// A new arena and its first slot.
     fn grow(&self, size: usize) -> Option<(usize, usize)> {
         let index = self.made.fetch_add(1, Ordering::AcqRel);
-        if index >= ARENAS {
-            // Nobody has so much memory; do not count on.
-            self.made.store(ARENAS, Ordering::Release);
+        if index >= MAX_ARENAS {
+            // The class is full: keep the counter from overflowing.
+            self.made.store(MAX_ARENAS, Ordering::Release);
             return None;
         }
         let arena = Box::leak(Box::new(Arena::new(size)));
-        if index > 0 || size >= LARGE {
+        if index > 0 || size >= HUGE_PAGE_SLOT_BYTES {
             arena.use_huge_pages();
         }
         let slot = arena.take();
         arena.used.store(1, Ordering::Release);
         self.arenas[index].store(arena, Ordering::Release);
-        self.note_free(index);
+        self.mark_free(index);
         slot.map(|slot| (index, slot))
     }
 }
 
 impl Arena {
     fn new(size: usize) -> Self {
-        let slots = ARENA / size;
+        let slots = ARENA_BYTES / size;
         let full = if slots >= 64 { !0 } else { (1 << slots) - 1 };
         Self {
             start: map_arena(),
@@ -229,15 +229,21 @@ impl Arena {
         None
     }
 
-    /// A class of small slots that needs a second arena fills it soon: one page fault for 2 MiB instead of
-    /// 512. Where the kernel does not want to, small pages do.
+    /// Requests huge pages: a size class that needs a second arena soon fills it, and this takes one page fault per
+    /// 2 MiB instead of 512. If the kernel refuses, small pages are used.
     fn use_huge_pages(&self) {
-        // SAFETY: the arena is a mapping of its own, and the advice changes no byte of it.
-        let _ = unsafe { madvise(self.start.as_ptr().cast(), ARENA, Advice::LinuxHugepage) };
+        // SAFETY: the arena is a separate mapping, and the advice changes no byte of it.
+        let _ = unsafe {
+            madvise(
+                self.start.as_ptr().cast(),
+                ARENA_BYTES,
+                Advice::LinuxHugepage,
+            )
+        };
     }
 
-    /// Gives an unused arena's memory back to the kernel; false if somebody has taken a slot.
-    fn give_up_memory(&self) -> bool {
+    /// Releases an unused arena's memory to the kernel; false if a slot has been taken meanwhile.
+    fn release_memory(&self) -> bool {
         let claim = |word: &&AtomicU64| {
             word.compare_exchange(self.full, 0, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
@@ -246,9 +252,15 @@ impl Arena {
         let all = claimed == self.free.len();
         if all {
             self.emptied.store(true, Ordering::Release);
-            // SAFETY: every slot is claimed, so nobody uses a byte of the arena, which is a mapping
-            // of its own. Its bytes read as zeros afterwards. If it fails, they stay.
-            let _ = unsafe { madvise(self.start.as_ptr().cast(), ARENA, Advice::LinuxDontNeed) };
+            // SAFETY: every slot is claimed here, so no byte of the arena is used, and the arena is a
+            // separate mapping. Its bytes read as zeros afterwards. If madvise fails, they stay.
+            let _ = unsafe {
+                madvise(
+                    self.start.as_ptr().cast(),
+                    ARENA_BYTES,
+                    Advice::LinuxDontNeed,
+                )
+            };
         }
         for word in &self.free[..claimed] {
             word.fetch_or(self.full, Ordering::Release);
@@ -260,10 +272,11 @@ impl Arena {
 /// Fresh zeroed address space for an arena, aligned to a page.
 fn map_arena() -> NonNull<u8> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing else.
-    let start = unsafe { mmap_anonymous(ptr::null_mut(), ARENA, protection, MapFlags::PRIVATE) };
+    // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no other memory.
+    let start =
+        unsafe { mmap_anonymous(ptr::null_mut(), ARENA_BYTES, protection, MapFlags::PRIVATE) };
     let start = start.ok().and_then(|start| NonNull::new(start.cast()));
-    start.unwrap_or_else(|| match Layout::from_size_align(ARENA, 4096) {
+    start.unwrap_or_else(|| match Layout::from_size_align(ARENA_BYTES, 4096) {
         Ok(layout) => handle_alloc_error(layout),
         Err(_) => unreachable!("an arena is smaller than the address space"),
     })

@@ -69,7 +69,7 @@ fn with_bytes_and_copy_of_hold_what_they_are_given() {
     assert_eq!(Buf::concatenated(&two)[..], *b"abcde");
 }
 
-/// Threads that take, mark, pass on and give back: each buffer has one owner, whatever happens.
+/// Threads that allocate, mark, pass on and free buffers: each buffer has one owner.
 #[test]
 fn threads_never_share_a_slot() {
     static PASSED: AtomicU64 = AtomicU64::new(0);
@@ -117,7 +117,7 @@ fn threads_never_share_a_slot() {
 }
 
 #[test]
-fn what_lies_together_is_one_run() {
+fn contiguous_buffers_are_one_run() {
     let mut bufs: Vec<Buf> = (0..200u8).map(|n| Buf::copy_of(&[n; 4096])).collect();
     bufs.sort_by_key(|buf| buf.as_ptr());
     bufs.remove(20);
@@ -127,13 +127,13 @@ fn what_lies_together_is_one_run() {
     bufs.push(Buf::copy_of(&[9; 512]));
     let runs = Buf::runs(&bufs);
     assert_eq!(runs.concat(), Buf::concatenated(&bufs)[..]);
-    // Others' tests take and give back slots, too: some of these are neighbours, whichever.
+    // Other tests allocate and free slots, too: some of these are contiguous.
     let joined = |run: &&[u8]| run.len() > 4096 && run.len() < 1 << 20;
     assert!(runs.iter().any(joined));
     assert!(Buf::runs(&[]).is_empty());
 }
 
-/// Whether the mapping that holds an address is to have huge pages (`hg` in proc_pid_smaps(5)).
+/// Whether the mapping of an address has the advice for huge pages (`hg` in proc_pid_smaps(5)).
 fn wants_huge_pages(address: usize) -> bool {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut inside = false;
@@ -151,13 +151,13 @@ fn wants_huge_pages(address: usize) -> bool {
 }
 
 #[test]
-fn buffers_of_streams_lie_in_huge_pages() {
-    // A kernel built without them takes no advice.
+fn buffers_of_streams_are_in_huge_pages() {
+    // A kernel without huge pages refuses the advice.
     if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
         return;
     }
     for len in [256 << 10, 512 << 10, 1 << 20] {
-        // The first of its size too, if other tests have not taken it.
+        // Also the first arena of its size, if other tests have not allocated it.
         let bufs: Vec<_> = (0..20).map(|_| Buf::to_fill(len)).collect();
         for buf in &bufs {
             assert!(wants_huge_pages(buf.as_ptr().addr()), "{len}");

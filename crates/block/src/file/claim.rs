@@ -1,15 +1,14 @@
-//! One volume, one user: nobody opens for writing what another program or the kernel uses.
+//! Exclusive claims of devices and images: no volume is opened for writing while another program or the kernel uses it.
 //!
-//! - A block device opened for writing is claimed with O_EXCL, as mount(2), swapon(2), RAID and
-//!   device mapper claim it: each refuses the other.
-//! - Among ourselves (and programs that follow the same convention, such as udev) flock(2) decides,
-//!   on devices and images: exclusive for writing, shared for reading. A byte behind the image is locked, too (F_OFD_SETLK):
-//!   for writing only a descriptor that may write can lock it.
-//! - Every user who can read an image can take flock(2) of it. A lock whose holder could not write the image (`holders`)
-//!   is passed over, with a warning: it must not keep the owner from the image.
-//! - An image that a loop device shows to the kernel is refused for writing; for reading too if a
-//!   file system is mounted from that loop device. A loop device is refused whose image is locked. One that comes
-//!   later is seen by the guard.
+//! - A block device that is opened for writing is claimed with O_EXCL, as mount(2), swapon(2), RAID and
+//!   device mapper do: each of them excludes the others.
+//! - Between instances of steadfs (and programs with the same convention, such as udev) flock(2) is used on devices and
+//!   images: exclusive for writing, shared for reading. A byte past the end of the image is locked, too (F_OFD_SETLK):
+//!   only a descriptor that is open for writing can lock it for writing.
+//! - Every user with read access to an image can take flock(2) of it. A lock whose holder could not write the image
+//!   (`holders`) is ignored, with a warning: it must not prevent the owner from using the image.
+//! - An image with a loop device is refused for writing, and also for reading if a file system is mounted from that loop
+//!   device. A loop device whose image is locked is refused. A loop device that is set up later is detected by `guard`.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -18,9 +17,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Stat, flock, fstat, major, minor, stat};
 use rustix::io::Errno;
 
-use super::holders::{Descriptor, Holder};
+use super::holders::{Descriptor, LockHolder};
 use super::ioctl::{self, ByteLock};
-use super::transfer::{Kind, retry};
+use super::transfer::{TargetKind, retry};
 
 /// Takes the locks of an open file, or returns their holders.
 pub(super) fn lock(fd: impl AsFd, read_only: bool) -> Result<(), String> {
@@ -31,25 +30,25 @@ pub(super) fn lock(fd: impl AsFd, read_only: bool) -> Result<(), String> {
     };
     let take = |kind| retry(|| ioctl::lock_byte(fd.as_fd(), kind));
     let byte = match take(kind) {
-        // The file is open for reading: this finds a writer at least.
+        // The file is open for reading only: this lock still detects a writer.
         Err(Errno::BADF) => take(ByteLock::Read),
         byte => byte,
     };
-    // Other errors are those of a file system without such locks.
+    // Other errors mean that the file system has no such locks.
     let byte_is_free = !matches!(byte, Err(Errno::AGAIN | Errno::ACCESS));
     let whole = lock_whole(fd.as_fd(), read_only);
     if whole == Ok(true) && byte_is_free {
         return Ok(());
     }
-    let judged = whole.and_then(|_| judge(fd.as_fd(), read_only));
-    if judged.is_err() {
+    let checked = whole.and_then(|_| check_lock_holders(fd.as_fd(), read_only));
+    if checked.is_err() {
         unlock(&fd);
     }
-    judged
+    checked
 }
 
-/// Passes over locks whose holders could not write the file.
-fn judge(fd: BorrowedFd<'_>, read_only: bool) -> Result<(), String> {
+/// Ignores locks whose holders could not write the file.
+fn check_lock_holders(fd: BorrowedFd<'_>, read_only: bool) -> Result<(), String> {
     let Ok(file) = fstat(fd) else {
         return Err("another process".to_owned());
     };
@@ -58,19 +57,19 @@ fn judge(fd: BorrowedFd<'_>, read_only: bool) -> Result<(), String> {
         process: rustix::process::getpid().as_raw_nonzero().get(),
         number: fd.as_raw_fd(),
     };
-    let Some(mut holders) = Holder::all(&file, own) else {
+    let Some(mut holders) = LockHolder::all(&file, own) else {
         return unseen();
     };
     // Readers share.
     holders.retain(|holder| holder.is_exclusive || !read_only);
-    let names = |holders: &[&Holder]| {
+    let names = |holders: &[&LockHolder]| {
         let names: Vec<String> = holders
             .iter()
             .map(|holder| name_of(holder.process))
             .collect();
         names.join(", ")
     };
-    let (may, may_not): (Vec<&Holder>, Vec<&Holder>) =
+    let (may, may_not): (Vec<&LockHolder>, Vec<&LockHolder>) =
         holders.iter().partition(|holder| holder.may_write(&file));
     if !may.is_empty() {
         return Err(names(&may));
@@ -79,13 +78,13 @@ fn judge(fd: BorrowedFd<'_>, read_only: bool) -> Result<(), String> {
         return unseen();
     }
     tracing::warn!(
-        "{} holds a lock of the image without the right to write it; the lock is passed over",
+        "{} holds a lock of the image, but may not write it; the lock is ignored",
         names(&may_not)
     );
     Ok(())
 }
 
-/// Takes flock(2) of an open file; whether it was free.
+/// Takes flock(2) of an open file; false if it is held already.
 fn lock_whole(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, String> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
@@ -104,17 +103,17 @@ fn lock_whole(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, String> {
     }
 }
 
-/// Gives the locks back. A failure leaves them, which the next program that wants them reports.
+/// Releases the locks. If that fails they stay, and the next program that needs them reports it.
 pub(super) fn unlock(fd: impl AsFd) {
     if let Err(errno) = retry(|| ioctl::lock_byte(fd.as_fd(), ByteLock::None)) {
-        tracing::debug!(%errno, "unlocking");
+        tracing::debug!(%errno, "cannot unlock the image");
     }
     if let Err(errno) = retry(|| flock(&fd, FlockOperation::NonBlockingUnlock)) {
-        tracing::debug!(%errno, "unlocking");
+        tracing::debug!(%errno, "cannot unlock the image");
     }
 }
 
-/// Refuses an image that a loop device shows.
+/// Refuses an image with a loop device.
 pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), String> {
     for device in LoopDevice::all().filter(|device| device.shows(image)) {
         match mounted(&device.number()) {
@@ -133,12 +132,12 @@ pub(super) struct LoopDevice {
     /// Its path in `/dev`.
     pub(super) name: String,
     sysfs: PathBuf,
-    /// What its file was called.
+    /// The path of its file at setup.
     backing: String,
 }
 
 impl LoopDevice {
-    /// Those of the host that are set up now.
+    /// All loop devices of the host that are set up now.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         named_devices().into_iter().filter_map(|device| {
             let sysfs = Path::new("/sys/block").join(&device);
@@ -164,8 +163,8 @@ impl LoopDevice {
         self.text("ro") != "1"
     }
 
-    /// What is another one each time the device is set up.
-    pub(super) fn set_up(&self) -> (String, String, String) {
+    /// An identity that differs each time the device is set up.
+    pub(super) fn setup_id(&self) -> (String, String, String) {
         (
             self.name.clone(),
             self.backing.clone(),
@@ -173,19 +172,19 @@ impl LoopDevice {
         )
     }
 
-    /// Whether it shows `image`: as it says itself, or, where it cannot be asked, by what has the name of its file now.
-    /// A file that was removed or renamed has that name no longer.
+    /// Whether it shows `image`: by LOOP_GET_STATUS64 or, if that fails, by the file that has its path now. The path of
+    /// a file that was removed or renamed does not match any more.
     pub(super) fn shows(&self, image: &Stat) -> bool {
         let device = fs::File::open(&self.name).ok();
-        let said = device.and_then(|device| ioctl::shown_file(device.as_fd()).ok());
+        let reported = device.and_then(|device| ioctl::shown_file(device.as_fd()).ok());
         let named = || stat(self.backing.trim_end_matches('\n')).ok();
-        said.or_else(|| named().map(|file| (file.st_dev, file.st_ino)))
+        reported.or_else(|| named().map(|file| (file.st_dev, file.st_ino)))
             == Some((image.st_dev, image.st_ino))
     }
 }
 
-/// Names of block devices, among them all loop devices that are set up. An fsync may wait for this: sysfs, where each
-/// device is asked by itself, only serves where the kernel's own list cannot be had.
+/// Names of block devices, among them all loop devices that are set up. An fsync may wait for this, so sysfs, which
+/// needs one read per device, is used only if `/proc/partitions` cannot be read.
 fn named_devices() -> Vec<String> {
     let list = fs::read_to_string("/proc/partitions").unwrap_or_default();
     sized_loop_devices(&list).unwrap_or_else(|| {
@@ -196,10 +195,10 @@ fn named_devices() -> Vec<String> {
     })
 }
 
-/// The loop devices in the kernel's list of devices that have a size (proc_partitions(5)): one that shows nothing has
-/// none.
+/// The loop devices in the kernel's list of devices with a size (proc_partitions(5)): one that is not set up has no
+/// size.
 fn sized_loop_devices(list: &str) -> Option<Vec<String>> {
-    /// The loop driver's number, linux/major.h.
+    /// Major number of the loop driver, linux/major.h.
     const LOOP: &str = "7";
     let rest = list.strip_prefix("major minor  #blocks  name\n")?;
     let lines = rest.lines().map(str::split_ascii_whitespace);
@@ -207,7 +206,7 @@ fn sized_loop_devices(list: &str) -> Option<Vec<String>> {
     Some(loops.map(str::to_owned).collect())
 }
 
-/// Refuses a loop device whose image somebody has locked.
+/// Refuses a loop device whose image is locked.
 pub(super) fn check_backing_image(device: &Stat, read_only: bool) -> Result<(), String> {
     let (major, minor) = (major(device.st_rdev), minor(device.st_rdev));
     let sysfs = format!("/sys/dev/block/{major}:{minor}/loop/backing_file");
@@ -215,17 +214,17 @@ pub(super) fn check_backing_image(device: &Stat, read_only: bool) -> Result<(), 
         return Ok(());
     };
     let backing = backing.trim_end_matches('\n');
-    // An image that has been removed, or lies in another mount namespace, cannot be asked.
+    // The locks of an image that was removed, or is in another mount namespace, cannot be checked.
     let Ok(image) = fs::File::open(backing) else {
         return Ok(());
     };
-    // This only asks.
-    let asked = lock(&image, read_only);
+    // Only a check: the lock is released at once.
+    let locked = lock(&image, read_only);
     unlock(&image);
-    asked.map_err(|holder| format!("{holder}, by its image {backing}"))
+    locked.map_err(|holder| format!("{holder}, which has its image {backing} open"))
 }
 
-/// Who claims the block device that refused O_EXCL.
+/// The holder of a block device that refused O_EXCL.
 pub(super) fn claimant(device: &Stat) -> String {
     let number = format!("{}:{}", major(device.st_rdev), minor(device.st_rdev));
     match mounted(&number) {
@@ -243,23 +242,23 @@ pub(super) fn claimant(device: &Stat) -> String {
         return format!("the block device {}", holder.file_name().to_string_lossy());
     }
     if is_swap(device) {
-        return "the kernel, which swaps to it".to_owned();
+        return "the kernel, as swap".to_owned();
     }
-    // Only the kernel claims without a descriptor, and here it shows no mount of it.
+    // Only the kernel claims without a descriptor, and no mount of it is visible here.
     openers(device).unwrap_or_else(|| {
-        "the kernel, which has it mounted where it is not seen from here: in another mount namespace, or taken out of \
-         the tree (umount --lazy) and still in use"
+        "the kernel, with a mount that is not visible here: in another mount namespace, or detached (umount --lazy) \
+         and still in use"
             .to_owned()
     })
 }
 
-/// Where a device (`major:minor`) is mounted first, and the mount's type.
+/// The first mount point of a device (`major:minor`), and the mount's type.
 fn mounted(number: &str) -> Option<(String, String)> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     mount_of(number, &mounts)
 }
 
-/// The same, by the lines of proc_pid_mountinfo(5).
+/// The same, from the lines of proc_pid_mountinfo(5).
 fn mount_of(number: &str, mounts: &str) -> Option<(String, String)> {
     mounts.lines().find_map(|line| {
         let (mount, source) = line.split_once(" - ")?;
@@ -289,7 +288,7 @@ fn name_of(process: i32) -> String {
     format!("process {process} ({})", name.trim_end())
 }
 
-/// The processes that have the file open, as far as we may see.
+/// The processes that have the file open, as far as this process can see.
 fn openers(file: &Stat) -> Option<String> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let mut seen: Vec<String> = Vec::new();
@@ -305,11 +304,11 @@ fn openers(file: &Stat) -> Option<String> {
     (!seen.is_empty()).then(|| seen.join(", "))
 }
 
-/// Whether the process has the file open: ourselves at least twice, since the asking descriptor is
-/// one.
+/// Whether the process has the file open; this process itself at least twice, because one descriptor is the
+/// caller's.
 fn has_open(process: &Path, file: &Stat, own: bool) -> bool {
     let same = |other: &Stat| {
-        if Kind::of(file) == Some(Kind::BlockDevice) {
+        if TargetKind::of(file) == Some(TargetKind::BlockDevice) {
             other.st_mode == file.st_mode && other.st_rdev == file.st_rdev
         } else {
             (other.st_dev, other.st_ino) == (file.st_dev, file.st_ino)

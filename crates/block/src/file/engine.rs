@@ -5,32 +5,32 @@ use std::sync::Arc;
 
 use steadfs_rt::{Mutex, Rank};
 
-use super::awake::Awake;
-use super::jobs::{Job, Source};
+use super::busy_poll::BusyPoll;
+use super::jobs::{Job, JobSource};
 use super::ring::{RING, Ring};
 use super::transfer::Target;
 use crate::Op;
 
 /// Most rings that are kept for the next batch.
 const SPARE_RINGS: usize = 8;
-/// Longest read in bytes that may be over before it was worth a sleep.
-const SMALL: u64 = 64 << 10;
+/// Longest read in bytes that is polled for.
+const MAX_POLLED_READ_BYTES: u64 = 64 << 10;
 
 /// Runs requests on an open file.
-pub(super) struct Runner {
+pub(super) struct RequestRunner {
     pub(super) target: Arc<Target>,
     /// Rings that no task uses; `None` if each request is a system call.
     rings: Option<Mutex<Vec<Ring>>>,
-    awake: Awake,
+    poll: BusyPoll,
 }
 
-impl Runner {
+impl RequestRunner {
     /// One system call for each request.
     pub(super) fn by_calls(target: Arc<Target>) -> Self {
         Self {
             target,
             rings: None,
-            awake: Awake::new(),
+            poll: BusyPoll::new(),
         }
     }
 
@@ -40,7 +40,7 @@ impl Runner {
         Ok(Self {
             target,
             rings: Some(Mutex::new(Rank::DeviceInner, vec![ring])),
-            awake: Awake::new(),
+            poll: BusyPoll::new(),
         })
     }
 
@@ -54,15 +54,15 @@ impl Runner {
         if self.has_rings() { RING } else { 1 }
     }
 
-    /// Runs `jobs` to their ends. A single one is a system call: that is quicker than a ring that sleeps.
-    pub(super) fn run(&self, jobs: Vec<Job>, source: &mut dyn Source) {
-        let _busy = self.awake.enter();
-        let awake = self.awake_for(&jobs, source);
-        if (jobs.len() > 1 || awake.is_some())
+    /// Runs `jobs` to their ends. A single one is a system call: that is faster than a ring that sleeps.
+    pub(super) fn run(&self, jobs: Vec<Job>, source: &mut dyn JobSource) {
+        let _busy = self.poll.enter();
+        let poll = self.poll_for(&jobs, source);
+        if (jobs.len() > 1 || poll.is_some())
             && let Some(rings) = &self.rings
             && let Some(mut ring) = self.ring(rings)
         {
-            ring.run(&self.target, jobs, source, awake);
+            ring.run(&self.target, jobs, source, poll);
             let mut spare = rings.lock();
             if spare.len() < SPARE_RINGS {
                 spare.push(ring);
@@ -71,20 +71,21 @@ impl Runner {
         }
         for (mut bio, done) in jobs {
             let result = self.target.run(&mut bio);
-            source.back();
+            source.returned();
             done(bio, result);
         }
     }
 
-    /// Whether to stay awake for `jobs`: a single read that waits for a device.
-    fn awake_for(&self, jobs: &[Job], source: &dyn Source) -> Option<&Awake> {
+    /// Whether to busy-poll for `jobs`: only for a single small read that waits for the device.
+    fn poll_for(&self, jobs: &[Job], source: &dyn JobSource) -> Option<&BusyPoll> {
         let [(bio, _)] = jobs else { return None };
-        let small = bio.op == Op::Read && bio.len <= SMALL && self.target.is_direct();
-        (small && source.waits() && self.has_rings() && self.awake.is_worth_it())
-            .then_some(&self.awake)
+        let small =
+            bio.op == Op::Read && bio.len <= MAX_POLLED_READ_BYTES && self.target.is_direct();
+        (small && source.waits() && self.has_rings() && self.poll.should_poll())
+            .then_some(&self.poll)
     }
 
-    /// A ring for one batch. Where the kernel gives no further one, it goes without.
+    /// A ring for one batch; `None` if the kernel refuses another one.
     fn ring(&self, rings: &Mutex<Vec<Ring>>) -> Option<Ring> {
         let spare = rings.lock().pop();
         spare.or_else(|| Ring::new(self.target.fd.as_fd()).ok())

@@ -1,9 +1,11 @@
-//! A look-out for loop devices that come to show an image in use.
+//! Detection of loop devices that are set up on an image in use.
 //!
-//! Nothing keeps the kernel from writing to an image file through a loop device: it heeds no lock. So whoever opens the
-//! image is followed for a while. Once a loop device that takes writes shows it, nothing more is written from here:
-//! what is durable by then the kernel finds. And for that while nothing is acknowledged as durable before one more
-//! look: what was durable before a loop device came is found by whoever mounts it, and all else is overwritten.
+//! **Problem.** A lock does not prevent the kernel from writing to an image file through a loop device.
+//!
+//! **Rule.** After each open(2) of the image, loop devices are checked for a while. Once a writable loop device shows
+//! the image, all writes from here are refused: the kernel finds what is durable by then. During that while nothing
+//! is acknowledged as durable without one more check. So everything that was acknowledged was durable before the loop
+//! device was set up and is seen by the kernel's mount; everything else may be overwritten.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -20,143 +22,144 @@ use super::claim::LoopDevice;
 use super::transfer::{Target, retry};
 use crate::{Bio, Done, IoError};
 
-/// First pause before another look at the loop devices.
-const FIRST: Duration = Duration::from_millis(1);
-/// So many looks are that far apart, in the time in which a mount(8) sets up its loop device; after them each pause is
-/// twice as long as the one before.
-const CLOSE: u32 = 200;
-/// Longest of these pauses: somebody who has had the image open for twice as long does not set up a loop device.
-const LAST: Duration = Duration::from_millis(4096);
+/// First pause between two checks of the loop devices.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// Number of checks with the first pause, enough for the time in which a mount(8) sets up its loop device. After them
+/// each pause is twice as long as the previous one.
+const SHORT_PAUSES: u32 = 200;
+/// Longest pause: a process that has had the image open for twice as long does not set up a loop device.
+const MAX_PAUSE: Duration = Duration::from_millis(4096);
 
-/// The look-out, until it is dropped.
-pub(super) struct Guard {
-    lookout: Arc<Lookout>,
+/// Watches for loop devices until it is dropped.
+pub(super) struct ImageGuard {
+    watch: Arc<LoopWatch>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Guard {
-    /// Has the writes of `target`, an image, end when a loop device shows it.
+impl ImageGuard {
+    /// Starts to watch: writes to `target`, an image, are refused once a loop device shows it.
     pub(super) fn start(target: &Arc<Target>) -> Result<Self, std::io::Error> {
         let image = fstat(&target.fd)?;
         let opens = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         let path = format!("/proc/self/fd/{}", target.fd.as_raw_fd());
         inotify::add_watch(&opens, path, inotify::WatchFlags::OPEN)?;
-        let lookout = Arc::new(Lookout {
+        let watch = Arc::new(LoopWatch {
             target: Arc::clone(target),
             image,
             opens,
-            // A loop device may have come since the image was claimed.
-            looking: AtomicBool::new(true),
+            // A loop device may have been set up since the image was claimed.
+            checking: AtomicBool::new(true),
             end: eventfd(0, EventfdFlags::CLOEXEC)?,
             known: Mutex::new(Rank::Leaf, BTreeSet::new()),
         });
-        let run = Arc::clone(&lookout);
+        let run = Arc::clone(&watch);
         let thread = steadfs_rt::try_spawn("image-guard", move || run.run())?;
         Ok(Self {
-            lookout,
+            watch,
             thread: Some(thread),
         })
     }
 
-    /// Has a request that makes something durable succeed only if the image is still ours behind it.
+    /// Makes a request that makes data durable succeed only if no loop device shows the image after it.
     pub(super) fn confirm(&self, (bio, done): (Bio, Done)) -> (Bio, Done) {
         if bio.is_plain() {
             return (bio, done);
         }
-        let lookout = Arc::clone(&self.lookout);
+        let watch = Arc::clone(&self.watch);
         let confirmed: Done = Box::new(move |bio, result| {
-            let result = result.and_then(|()| lookout.still_ours(&bio));
+            let result = result.and_then(|()| watch.still_ours(&bio));
             done(bio, result);
         });
         (bio, confirmed)
     }
 }
 
-impl Drop for Guard {
+impl Drop for ImageGuard {
     fn drop(&mut self) {
-        // An eventfd takes this unless it has been told 2^64 - 2 times.
-        let told = retry(|| rustix::io::write(&self.lookout.end, &1_u64.to_ne_bytes()));
-        debug_assert!(told.is_ok(), "{told:?}");
+        // A write to an eventfd succeeds unless its counter is at 2^64 - 2.
+        let sent = retry(|| rustix::io::write(&self.watch.end, &1_u64.to_ne_bytes()));
+        debug_assert!(sent.is_ok(), "{sent:?}");
         if let Some(thread) = self.thread.take() {
             thread.join();
         }
     }
 }
 
-struct Lookout {
+struct LoopWatch {
     target: Arc<Target>,
     image: Stat,
-    /// Tells of every open of the image.
+    /// inotify: an event for every open of the image.
     opens: OwnedFd,
-    /// Whether somebody opened it a while ago. Set before the news of an open is taken from `opens`.
-    looking: AtomicBool,
+    /// Whether the image was opened recently. Set before the event of an open is read from `opens`.
+    checking: AtomicBool,
     end: OwnedFd,
-    /// Loop devices, as set up once, that show something else.
+    /// Loop devices, by setup, that show other files.
     known: Mutex<BTreeSet<(String, String, String)>>,
 }
 
-/// Why a look-out looks up.
-enum Cause {
+/// Why a wait ended.
+enum WakeCause {
     Opened,
     Time,
     End,
 }
 
-impl Lookout {
+impl LoopWatch {
     fn run(&self) {
-        let mut looks = 0;
+        let mut checks = 0;
         loop {
-            if self.look().is_some() {
+            if self.check().is_some() {
                 return;
             }
-            looks += 1;
-            let pause = pause_after(looks);
-            self.looking.store(pause.is_some(), Ordering::SeqCst);
+            checks += 1;
+            let pause = pause_after(checks);
+            self.checking.store(pause.is_some(), Ordering::SeqCst);
             match self.wait(pause) {
-                Ok(Cause::Opened) => {
-                    self.looking.store(true, Ordering::SeqCst);
-                    // Whoever opens it over and over is not looked at all the time.
-                    steadfs_rt::sleep(FIRST);
+                Ok(WakeCause::Opened) => {
+                    self.checking.store(true, Ordering::SeqCst);
+                    // Limits the rate of checks if the image is opened repeatedly.
+                    steadfs_rt::sleep(FIRST_PAUSE);
                     self.forget_opens();
-                    looks = 0;
+                    checks = 0;
                 }
-                Ok(Cause::Time) => {}
-                Ok(Cause::End) => return,
+                Ok(WakeCause::Time) => {}
+                Ok(WakeCause::End) => return,
                 Err(errno) => {
-                    tracing::warn!(%errno, "an image is watched no longer");
+                    tracing::warn!(%errno, "the image is not watched for loop devices any more");
                     return;
                 }
             }
         }
     }
 
-    /// Ends the writes of an image that a loop device shows, and says why.
-    fn look(&self) -> Option<String> {
+    /// Checks the loop devices. If one shows the image, refuses writes from now on and returns the reason.
+    fn check(&self) -> Option<String> {
         let name = self.shown_by()?;
-        let why = format!("the loop device {name} shows it to the kernel");
+        let why = format!("the kernel has the image as loop device {name}");
         self.target.end_writes(&why);
         Some(why)
     }
 
-    /// Refuses what `bio` made durable if somebody else may have overwritten it.
+    /// Fails for `bio`, which made data durable, if a loop device may have overwritten that.
     fn still_ours(&self, bio: &Bio) -> Result<(), IoError> {
         if let Some(because) = self.target.ended() {
             return Err(IoError::of(bio, because));
         }
-        // In this order: an open whose news is taken already is one that is being looked at.
+        // In this order: if the event of an open has been read already, `checking` is set.
         let opened = self.is_opened();
-        if !opened && !self.looking.load(Ordering::SeqCst) {
+        if !opened && !self.checking.load(Ordering::SeqCst) {
             return Ok(());
         }
-        self.look().map_or(Ok(()), |why| Err(IoError::of(bio, why)))
+        self.check()
+            .map_or(Ok(()), |why| Err(IoError::of(bio, why)))
     }
 
-    /// A loop device that shows the image and takes writes.
+    /// A writable loop device that shows the image.
     fn shown_by(&self) -> Option<String> {
         let mut known = self.known.lock();
         let mut devices = LoopDevice::all();
         let shows = |device: &LoopDevice| {
-            let set_up = device.set_up();
+            let set_up = device.setup_id();
             if known.contains(&set_up) {
                 return false;
             }
@@ -169,13 +172,13 @@ impl Lookout {
         devices.find(shows).map(|device| device.name)
     }
 
-    /// Whether there is news of an open. What cannot be asked may be one.
+    /// Whether an event of an open is pending. True if that cannot be determined.
     fn is_opened(&self) -> bool {
         let mut fds = [PollFd::new(&self.opens, PollFlags::IN)];
-        retry(|| poll(&mut fds, Some(&Timespec::default()))).map_or(true, |news| news > 0)
+        retry(|| poll(&mut fds, Some(&Timespec::default()))).map_or(true, |ready| ready > 0)
     }
 
-    fn wait(&self, pause: Option<Duration>) -> Result<Cause, Errno> {
+    fn wait(&self, pause: Option<Duration>) -> Result<WakeCause, Errno> {
         let mut fds = [self.opens.as_fd(), self.end.as_fd()]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = pause.map(|pause| Timespec {
@@ -185,24 +188,24 @@ impl Lookout {
         retry(|| poll(&mut fds, timeout.as_ref()))?;
         let [opened, end] = fds.map(|fd| !fd.revents().is_empty());
         Ok(match (end, opened) {
-            (true, _) => Cause::End,
-            (false, true) => Cause::Opened,
-            (false, false) => Cause::Time,
+            (true, _) => WakeCause::End,
+            (false, true) => WakeCause::Opened,
+            (false, false) => WakeCause::Time,
         })
     }
 
-    /// Takes the news of opens: that there were some says enough.
+    /// Reads all pending events of opens; their content is not used.
     fn forget_opens(&self) {
-        let mut news = [0; 4096];
-        while retry(|| rustix::io::read(&self.opens, &mut news)).is_ok_and(|len| len > 0) {}
+        let mut events = [0; 4096];
+        while retry(|| rustix::io::read(&self.opens, &mut events)).is_ok_and(|len| len > 0) {}
     }
 }
 
-/// How long to wait after so many looks since an open; none: until the next open.
-fn pause_after(looks: u32) -> Option<Duration> {
-    let doublings = looks.saturating_sub(CLOSE);
-    let pause = FIRST.saturating_mul(1_u32.checked_shl(doublings)?);
-    (pause <= LAST).then_some(pause)
+/// The pause after `checks` checks since an open; `None`: until the next open.
+fn pause_after(checks: u32) -> Option<Duration> {
+    let doublings = checks.saturating_sub(SHORT_PAUSES);
+    let pause = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(doublings)?);
+    (pause <= MAX_PAUSE).then_some(pause)
 }
 
 #[cfg(test)]
@@ -210,12 +213,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_are_close_at_first_and_end() {
-        assert_eq!(pause_after(1), Some(FIRST));
-        assert_eq!(pause_after(CLOSE), Some(FIRST));
-        assert_eq!(pause_after(CLOSE + 1), Some(2 * FIRST));
-        assert_eq!(pause_after(CLOSE + 12), Some(LAST));
-        for later in [CLOSE + 13, CLOSE + 31, CLOSE + 32, u32::MAX] {
+    fn pauses_are_short_at_first_and_end() {
+        assert_eq!(pause_after(1), Some(FIRST_PAUSE));
+        assert_eq!(pause_after(SHORT_PAUSES), Some(FIRST_PAUSE));
+        assert_eq!(pause_after(SHORT_PAUSES + 1), Some(2 * FIRST_PAUSE));
+        assert_eq!(pause_after(SHORT_PAUSES + 12), Some(MAX_PAUSE));
+        for later in [
+            SHORT_PAUSES + 13,
+            SHORT_PAUSES + 31,
+            SHORT_PAUSES + 32,
+            u32::MAX,
+        ] {
             assert_eq!(pause_after(later), None);
         }
     }

@@ -1,8 +1,8 @@
-//! Which processes hold locks of a file, and whether they could write it.
+//! The processes that hold locks of a file, and whether they could write it.
 //!
-//! proc_locks(5) lists all locks, but of those of an open file description (F_OFD_SETLK) no process; these, and with which
-//! rights a file was opened, are in the `fdinfo` of each descriptor that can be looked at. Where a lock's holder is not
-//! found the answer is "unknown", and the lock counts.
+//! proc_locks(5) lists all locks, but without a process for locks of an open file description (F_OFD_SETLK). These, and
+//! the access mode of each open file, are in the `fdinfo` of the descriptors that this process may read. If a lock's
+//! holder is not found, the result is "unknown", and the lock is respected.
 
 use std::fs;
 
@@ -17,16 +17,16 @@ pub(super) struct Descriptor {
 
 /// A process that holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
+pub(super) struct LockHolder {
     pub(super) process: i32,
-    /// Whether it has the file open for writing by the descriptor with the lock, if that is seen.
+    /// Whether the descriptor with the lock is open for writing, as far as known.
     writes: bool,
-    /// Whether a lock of it keeps readers away, too.
+    /// Whether its lock excludes readers, too.
     pub(super) is_exclusive: bool,
 }
 
-impl Holder {
-    /// The holders of locks of a file, but for the descriptor `own`; `None` if there are some that are not found.
+impl LockHolder {
+    /// The holders of locks of a file, except the descriptor `own`; `None` if some holders are not found.
     pub(super) fn all(file: &Stat, own: Descriptor) -> Option<Vec<Self>> {
         let id = format!(
             "{:02x}:{:02x}:{}",
@@ -74,7 +74,7 @@ impl Holder {
         (found + of_own >= of_descriptions).then_some(holders)
     }
 
-    /// Whether the process could write the file. What is not known counts as yes.
+    /// Whether the process could write the file. True if that is not known.
     pub(super) fn may_write(&self, file: &Stat) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process));
         let user = rustix::process::geteuid().as_raw();
@@ -82,14 +82,14 @@ impl Holder {
     }
 }
 
-/// Of the lines of proc_locks(5) about a file: the processes that hold locks and whether these are exclusive, and the
-/// number of locks of open file descriptions.
+/// From the lines of proc_locks(5) about a file: the processes that hold locks and whether the locks are exclusive, and
+/// the number of locks of open file descriptions.
 fn listed(table: &str, id: &str) -> (Vec<(i32, bool)>, usize) {
     let (mut processes, mut descriptions) = (Vec::new(), 0);
     for line in table.lines() {
         let mut words = line.split_ascii_whitespace().skip(1);
         let kind = words.next();
-        // "->" begins the line of a lock that waits.
+        // "->" marks a waiting lock.
         let is_exclusive = words.nth(1) == Some("WRITE");
         let holder = words.next().and_then(|word| word.parse::<i32>().ok());
         if words.next() != Some(id) || kind == Some("->") {
@@ -105,7 +105,7 @@ fn listed(table: &str, id: &str) -> (Vec<(i32, bool)>, usize) {
 
 /// A descriptor with locks of the file.
 #[derive(Debug, PartialEq, Eq)]
-struct Held {
+struct HeldLock {
     writes: bool,
     is_exclusive: bool,
     /// Locks of its open file description.
@@ -113,7 +113,7 @@ struct Held {
 }
 
 /// What a descriptor's proc_pid_fdinfo(5) shows of its locks; `None` if it holds none of the file.
-fn held(info: &str, id: &str) -> Option<Held> {
+fn held(info: &str, id: &str) -> Option<HeldLock> {
     const ACCESS: u32 = 0o3;
     let locks = info.lines().filter_map(|line| line.strip_prefix("lock:"));
     let locks: Vec<&str> = locks
@@ -124,7 +124,7 @@ fn held(info: &str, id: &str) -> Option<Held> {
     }
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-    Some(Held {
+    Some(HeldLock {
         writes: flags.is_none_or(|flags| flags & ACCESS != 0),
         is_exclusive: locks.iter().any(|line| line.contains(" WRITE ")),
         of_description: locks.iter().filter(|line| line.contains("OFDLCK")).count(),
@@ -177,7 +177,7 @@ mod tests {
         let info =
             "pos:\t0\nflags:\t0100002\nlock:\t1: FLOCK  ADVISORY  WRITE 708 fe:00:12 0 EOF\n";
         let held_by = |info| held(info, "fe:00:12").unwrap();
-        let expected = |writes, is_exclusive, of_description| Held {
+        let expected = |writes, is_exclusive, of_description| HeldLock {
             writes,
             is_exclusive,
             of_description,
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_user_who_could_not_write_is_passed_over() {
+    fn only_a_lock_of_a_user_without_write_access_is_ignored() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let mut file = rustix::fs::fstat(path.as_file()).unwrap();
         (file.st_uid, file.st_gid, file.st_mode) = (5, 50, 0o100_644);

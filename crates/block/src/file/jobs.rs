@@ -1,32 +1,32 @@
-//! Requests that were started, and where a task that runs some finds more.
+//! Started requests, and the source of further ones for a task that runs some.
 
 use crate::{Bio, Done};
 
 /// A started bio.
 pub(super) type Job = (Bio, Done);
 
-/// Where a batch that is being run gets more requests from.
-pub(super) trait Source {
-    /// Whether the task has nothing else to do than to wait for the batch.
+/// Source of further requests for a running batch.
+pub(super) trait JobSource {
+    /// Whether the task only waits for the batch.
     fn waits(&self) -> bool;
 
-    /// The task is back from a blocking system call and will ask for more.
-    fn back(&mut self);
+    /// The task has returned from a blocking system call and will call `more`.
+    fn returned(&mut self);
 
-    /// Up to `room` more requests; then the task blocks again or, given none, ends when what it has
-    /// under way has ended.
+    /// Up to `room` more requests. Then the task blocks again or, without further requests, ends when its
+    /// requests in flight have ended.
     fn more(&mut self, room: usize) -> Vec<Job>;
 }
 
-/// A batch that is complete from the start.
-pub(super) struct NoMore;
+/// The source of a batch without further requests.
+pub(super) struct NoMoreJobs;
 
-impl Source for NoMore {
+impl JobSource for NoMoreJobs {
     fn waits(&self) -> bool {
         true
     }
 
-    fn back(&mut self) {}
+    fn returned(&mut self) {}
 
     fn more(&mut self, _room: usize) -> Vec<Job> {
         Vec::new()

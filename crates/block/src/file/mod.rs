@@ -1,6 +1,6 @@
 //! A device on an image file or a block device of the host.
 
-mod awake;
+mod busy_poll;
 mod claim;
 mod engine;
 mod guard;
@@ -27,53 +27,53 @@ pub use open::{Engine, OpenError, OpenOptions};
 pub use sync_device::SyncFileDevice;
 
 use crate::{Bio, Device, Done, Geometry, Op};
-use engine::Runner;
-use guard::Guard;
-use jobs::NoMore;
+use engine::RequestRunner;
+use guard::ImageGuard;
+use jobs::NoMoreJobs;
 use pool::Pool;
-use transfer::{Kind, Target};
+use transfer::{Target, TargetKind};
 
-/// Most threads that run requests nobody waits for, one each at a time.
-const LANES: usize = 8;
-/// The same where each thread runs many at a time: one does the transfers, one a flush beside them.
-const RING_LANES: usize = 3;
+/// Most threads for background requests, if each runs one at a time.
+const MAX_LANES: usize = 8;
+/// The same if each thread runs many at a time: one for transfers, one for a FLUSH beside them, one spare.
+const MAX_RING_LANES: usize = 3;
 
 /// An image file or a block device, claimed for as long as this lives.
 ///
-/// Requests given to [`Device::run`] are done by the calling task, a single one by a system call of
-/// its own, several through a ring of the task's own where io_uring may be used; a single read, too, where
-/// the task had better stay awake. Those given to
-/// [`Device::start`] are done by a pool of threads which is woken as seldom as possible.
+/// Requests of [`Device::run`] are executed by the calling task: a single one by a system call, several
+/// through a ring of the task if io_uring can be used. A single small read uses a ring, too, if the task
+/// busy-polls. Requests of [`Device::start`] are executed by a pool of threads, with as few wake-ups as
+/// possible.
 pub struct FileDevice {
     path: PathBuf,
     options: OpenOptions,
-    /// Whether the kernel claims the block device, for a mount that is served from here.
+    /// Whether the kernel claims the block device, for a mount served by this process.
     yielded: AtomicBool,
-    first: Opened,
+    first: OpenedFile,
     /// The same file opened for writing, after it had been opened for reading only.
-    writable: OnceLock<Opened>,
+    writable: OnceLock<OpenedFile>,
 }
 
-/// An open file and those who do its requests.
-struct Opened {
-    /// Holds a block device with O_EXCL.
+/// An open file and the threads that execute its requests.
+struct OpenedFile {
+    /// The descriptor that claims a block device with O_EXCL.
     exclusive: Mutex<Option<OwnedFd>>,
     target: Arc<Target>,
-    runner: Arc<Runner>,
+    runner: Arc<RequestRunner>,
     pool: Pool,
-    /// Why there are no rings.
-    threads_because: Option<String>,
-    /// Of an image opened for writing.
-    guard: Option<Guard>,
+    /// Why rings are not used.
+    no_rings_reason: Option<String>,
+    /// For an image opened for writing.
+    guard: Option<ImageGuard>,
 }
 
-impl Opened {
+impl OpenedFile {
     fn open(path: &Path, options: &OpenOptions, claim: bool) -> Result<Self, OpenError> {
         let (target, exclusive) = open::open_target(path, options, claim)?;
         let target = Arc::new(target);
-        let (runner, threads_because) = choose_engine(&target, options.engine);
+        let (runner, no_rings_reason) = choose_engine(&target, options.engine);
         if options.engine == Engine::Uring
-            && let Some(reason) = threads_because
+            && let Some(reason) = no_rings_reason
         {
             return Err(OpenError::NoUring {
                 path: path.to_owned(),
@@ -82,11 +82,11 @@ impl Opened {
         }
         let runner = Arc::new(runner);
         let lanes = if runner.has_rings() {
-            RING_LANES
+            MAX_RING_LANES
         } else {
-            LANES
+            MAX_LANES
         };
-        let guard = (target.kind == Kind::Image && !options.read_only)
+        let guard = (target.kind == TargetKind::Image && !options.read_only)
             .then(|| guard(&target, path))
             .flatten();
         Ok(Self {
@@ -94,12 +94,12 @@ impl Opened {
             pool: Pool::new(Arc::clone(&runner), lanes),
             target,
             runner,
-            threads_because,
+            no_rings_reason,
             guard,
         })
     }
 
-    /// The job as it is to be done: where somebody else may come to write, with a look at that before its end.
+    /// The job, for an image with a check for loop devices before its end.
     fn guarded(&self, job: (Bio, Done)) -> (Bio, Done) {
         match &self.guard {
             Some(guard) => guard.confirm(job),
@@ -107,8 +107,8 @@ impl Opened {
         }
     }
 
-    fn run_here(&self, job: (Bio, Done)) {
-        self.runner.run(vec![job], &mut NoMore);
+    fn run_on_caller(&self, job: (Bio, Done)) {
+        self.runner.run(vec![job], &mut NoMoreJobs);
     }
 }
 
@@ -119,49 +119,49 @@ impl FileDevice {
         let path = path.as_ref();
         Ok(Self {
             path: path.to_owned(),
-            first: Opened::open(path, &options, true)?,
+            first: OpenedFile::open(path, &options, true)?,
             options,
             yielded: AtomicBool::new(false),
             writable: OnceLock::new(),
         })
     }
 
-    /// What requests go to now.
-    fn opened(&self) -> &Opened {
+    /// The file that requests use now.
+    fn opened(&self) -> &OpenedFile {
         self.writable.get().unwrap_or(&self.first)
     }
 
-    /// Whether this is a block device and no image file.
+    /// Whether this is a block device, not an image file.
     pub fn is_block_device(&self) -> bool {
-        self.first.target.kind == Kind::BlockDevice
+        self.first.target.kind == TargetKind::BlockDevice
     }
 
-    /// The sectors, in bytes, below which the kernel mounts no blocks of the device; of an image file 512. What is
-    /// asked for in smaller pieces is done all the same.
+    /// Logical sector size in bytes, 512 for an image file. The kernel mounts no volume with smaller blocks. Smaller
+    /// requests are possible here.
     pub fn sector_size(&self) -> u32 {
         self.first.target.sector
     }
 
-    /// The image file, whatever its names: numbers of device and inode.
+    /// Identity of the image file: numbers of device and inode.
     pub fn image_id(&self) -> Option<(u64, u64)> {
         let found = rustix::fs::fstat(&self.first.target.fd).ok()?;
         (!self.is_block_device()).then_some((found.st_dev, found.st_ino))
     }
 
-    /// Gives up the O_EXCL claim of a block device, because the kernel is about to claim it for a
-    /// mount that is served from here. What follows flock(2) is still kept away.
+    /// Gives up the O_EXCL claim of a block device, because the kernel will claim it for a mount served
+    /// by this process. The flock(2) stays held.
     pub fn yield_claim(&self) {
         self.yielded.store(true, Ordering::Release);
         drop(self.opened().exclusive.lock().take());
     }
 
-    /// How the device is reached, in words.
+    /// A description of the device and its I/O engine.
     pub fn describe(&self) -> String {
         let opened = self.opened();
         let target = &opened.target;
         let kind = match target.kind {
-            Kind::Image => "image file",
-            Kind::BlockDevice => "block device",
+            TargetKind::Image => "image file",
+            TargetKind::BlockDevice => "block device",
         };
         let path = self.path.display();
         let (from, size) = (target.start, target.geometry.size);
@@ -169,16 +169,16 @@ impl FileDevice {
             Some(reason) => format!("buffered I/O because {reason}"),
             None => format!("direct I/O in units of {} bytes", target.direct_unit),
         };
-        let engine = match &opened.threads_because {
+        let engine = match &opened.no_rings_reason {
             Some(reason) => format!("threads because {reason}"),
             None => "io_uring".to_owned(),
         };
         format!("{kind} {path}, {size} bytes from byte {from}, {cache}, {engine}")
     }
 
-    /// Opens the same file for writing. The lock for reading goes first: it would be in the way of
-    /// the one for writing, also from the same process.
-    fn reopen(&self) -> Result<Opened, String> {
+    /// Opens the same file for writing. The read lock is released first, because it would conflict with the
+    /// write lock, even in the same process.
+    fn reopen(&self) -> Result<OpenedFile, String> {
         let options = OpenOptions {
             read_only: false,
             create: None,
@@ -186,7 +186,7 @@ impl FileDevice {
         };
         claim::unlock(&self.first.target.fd);
         let claim = !self.yielded.load(Ordering::Acquire);
-        let opened = Opened::open(&self.path, &options, claim)
+        let opened = OpenedFile::open(&self.path, &options, claim)
             .map_err(|error| error.to_string())
             .and_then(|opened| {
                 let (old, new) = (&self.first.target, &opened.target);
@@ -202,30 +202,29 @@ impl FileDevice {
     }
 }
 
-/// A look-out for the image `target`, if the host gives what it takes.
-fn guard(target: &Arc<Target>, path: &Path) -> Option<Guard> {
-    let guard = Guard::start(target);
+/// Watches the image `target` for loop devices, if the host supports it.
+fn guard(target: &Arc<Target>, path: &Path) -> Option<ImageGuard> {
+    let guard = ImageGuard::start(target);
     guard
         .inspect_err(|error| {
             let path = path.display();
-            tracing::warn!(%error, "nobody looks out for loop devices that come to show {path}");
+            tracing::warn!(%error, "cannot watch for loop devices on {path}: do not set one up while it is mounted");
         })
         .ok()
 }
 
-/// The wanted engine, or threads and why.
-fn choose_engine(target: &Arc<Target>, wanted: Engine) -> (Runner, Option<String>) {
+/// The engine to use; for threads also the reason.
+fn choose_engine(target: &Arc<Target>, wanted: Engine) -> (RequestRunner, Option<String>) {
     let reason = match wanted {
-        Engine::Threads => "they were asked for".to_owned(),
-        // Through the page cache most transfers need no device, and writes would be handed to
-        // kernel threads.
+        Engine::Threads => "they were selected".to_owned(),
+        // Buffered transfers mostly need no device, and io_uring would move writes to kernel threads.
         Engine::Auto if !target.is_direct() => "I/O is buffered".to_owned(),
-        Engine::Auto | Engine::Uring => match Runner::by_rings(Arc::clone(target)) {
+        Engine::Auto | Engine::Uring => match RequestRunner::by_rings(Arc::clone(target)) {
             Ok(runner) => return (runner, None),
             Err(reason) => reason,
         },
     };
-    (Runner::by_calls(Arc::clone(target)), Some(reason))
+    (RequestRunner::by_calls(Arc::clone(target)), Some(reason))
 }
 
 impl Device for FileDevice {
@@ -250,14 +249,14 @@ impl Device for FileDevice {
         }
         let mut batch: Vec<_> = batch.into_iter().map(|job| this.guarded(job)).collect();
         if this.runner.has_rings() {
-            this.runner.run(batch, &mut NoMore);
+            this.runner.run(batch, &mut NoMoreJobs);
             return;
         }
-        // What goes into the page cache does not wait for the device: no work for others.
+        // Writes to the page cache do not wait for the device: other threads would not help.
         let cached = |job: &mut (Bio, Done)| job.0.op == Op::Write && job.0.is_plain();
         if !this.target.is_direct() {
             for job in batch.extract_if(.., cached) {
-                this.run_here(job);
+                this.run_on_caller(job);
             }
         }
         let mut batch = batch.into_iter();
@@ -266,13 +265,13 @@ impl Device for FileDevice {
         };
         let others = batch.len();
         this.pool.push(batch);
-        this.run_here(first);
-        // The pool's threads take of the rest what they reach before this task does.
+        this.run_on_caller(first);
+        // The pool's threads and this task share the rest.
         for _ in 0..others {
             let Some(job) = this.pool.take() else {
                 break;
             };
-            this.run_here(job);
+            this.run_on_caller(job);
         }
     }
 
@@ -282,7 +281,7 @@ impl Device for FileDevice {
             let Some(job) = this.pool.take() else {
                 break;
             };
-            this.run_here(job);
+            this.run_on_caller(job);
         }
     }
 
@@ -300,10 +299,10 @@ impl Device for FileDevice {
             return Ok(());
         }
         let opened = self.reopen()?;
-        // Of two that came at the same time the second found the file locked.
+        // A second concurrent caller found the file locked.
         self.writable
             .set(opened)
-            .unwrap_or_else(|_| unreachable!("locked by one"));
+            .unwrap_or_else(|_| unreachable!("the write lock has one holder"));
         Ok(())
     }
 }

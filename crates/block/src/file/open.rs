@@ -1,4 +1,4 @@
-//! Opening an image file or block device.
+//! Open of an image file or block device.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -13,29 +13,29 @@ use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
 use super::claim;
-use super::transfer::{Direct, Kind, Target, retry};
+use super::transfer::{DirectIo, Target, TargetKind, retry};
 use crate::buf::ALIGN;
 use crate::{Buf, Geometry};
 
-/// Smallest unit of a device's offsets and lengths.
+/// Smallest unit of a device's offsets and lengths, in bytes.
 const SECTOR: u64 = 512;
-/// Largest transfer of one request.
+/// Largest transfer of one request, in bytes.
 const MAX_TRANSFER: u32 = 1 << 20;
 
 /// How a file is opened as a device.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Refuse writing; other readers may have it open too.
+    /// Read-only: other readers may have it open, too.
     pub read_only: bool,
-    /// Bypass the host's page cache where the file allows it.
+    /// Bypass the host's page cache if the file supports it.
     pub direct: bool,
     /// The device begins at this byte of the file.
     pub offset: u64,
-    /// The device ends at the latest after this many bytes.
+    /// Longest size of the device in bytes.
     pub sizelimit: Option<u64>,
-    /// Which way requests reach the kernel.
+    /// How requests are passed to the kernel.
     pub engine: Engine,
-    /// Make an image file of this many bytes if there is none, lengthen a shorter one.
+    /// Create an image file of this size in bytes if there is none; extend a shorter one.
     pub create: Option<u64>,
 }
 
@@ -52,10 +52,10 @@ impl Default for OpenOptions {
     }
 }
 
-/// Which way requests reach the kernel.
+/// How requests are passed to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Engine {
-    /// io_uring for direct I/O where the kernel allows it, otherwise threads.
+    /// io_uring for direct I/O if the kernel permits it, otherwise threads.
     #[default]
     Auto,
     /// Several requests at a time per thread through io_uring.
@@ -67,12 +67,12 @@ pub enum Engine {
 /// Why a file could not be opened as a device.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// Somebody uses it.
+    /// Another program or the kernel uses it.
     #[error("{path}: in use by {holder}", path = path.display())]
     Busy {
         /// The file.
         path: PathBuf,
-        /// Who has it, as far as that can be seen.
+        /// The holder, as far as known.
         holder: String,
     },
     /// Neither a regular file nor a block device.
@@ -83,7 +83,7 @@ pub enum OpenError {
         /// What it is.
         what: &'static str,
     },
-    /// Not even a sector of it lies in the window.
+    /// The window has less than one sector of the file.
     #[error("{path}: {why}", path = path.display(), why = emptiness(*size, *offset))]
     Empty {
         /// The file.
@@ -93,18 +93,18 @@ pub enum OpenError {
         /// The window's first byte.
         offset: u64,
     },
-    /// This process may not write as far as the volume reaches.
-    #[error("{path}: reaches to byte {end}, and files may be written to byte {limit} only here (ulimit -f)", path = path.display())]
+    /// The volume is larger than this process's limit of file sizes.
+    #[error("{path}: has {end} bytes, but the limit of file sizes is {limit} bytes (see ulimit -f)", path = path.display())]
     Limited {
         /// The file.
         path: PathBuf,
-        /// Behind its last byte, or behind the window's.
+        /// End of the window, or of the file.
         end: u64,
         /// The soft limit of file sizes.
         limit: u64,
     },
-    /// The engine that was asked for is refused.
-    #[error("{path}: io_uring was asked for, but {reason}", path = path.display())]
+    /// The selected engine is not available.
+    #[error("{path}: cannot use io_uring: {reason}", path = path.display())]
     NoUring {
         /// The file.
         path: PathBuf,
@@ -116,9 +116,9 @@ pub enum OpenError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was attempted.
+        /// What failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
 }
@@ -127,7 +127,7 @@ fn emptiness(size: u64, offset: u64) -> String {
     match (size, offset) {
         (0, _) => "is empty".to_owned(),
         (_, 0) => format!("has only {size} bytes"),
-        _ => format!("has {size} bytes, nothing of which lies after offset {offset}"),
+        _ => format!("has only {size} bytes, none after offset {offset}"),
     }
 }
 
@@ -142,8 +142,8 @@ impl OpenError {
     }
 }
 
-impl Kind {
-    /// What a device can be made of.
+impl TargetKind {
+    /// The kind of a file that can be a device.
     pub(super) fn of(stat: &Stat) -> Option<Self> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Some(Self::Image),
@@ -156,21 +156,21 @@ impl Kind {
 /// A file that was opened and claimed.
 struct Claimed {
     fd: OwnedFd,
-    /// Of a block device opened for writing: the descriptor that holds it with O_EXCL. A second one,
+    /// For a block device opened for writing: the descriptor that claims it with O_EXCL. It is a second one,
     /// so that the claim can be given up before the device is closed.
     exclusive: Option<OwnedFd>,
     file: Stat,
-    kind: Kind,
+    kind: TargetKind,
 }
 
-/// Whether two descriptors are of one file.
+/// Whether two descriptors have the same file.
 pub(super) fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {
     let key = |fd| fstat(fd).map(|file| (file.st_dev, file.st_ino, file.st_rdev));
     matches!((key(a), key(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Opens, claims and measures the file. With it comes the descriptor that claims a block device.
-/// Without `claim` a block device is not asked for with O_EXCL: the kernel holds it for us.
+/// Opens and claims the file and finds its geometry. Also returns the descriptor that claims a block device.
+/// Without `claim` a block device is not claimed with O_EXCL, because the kernel's mount of ours claims it.
 pub(super) fn open_target(
     path: &Path,
     options: &OpenOptions,
@@ -187,7 +187,7 @@ pub(super) fn open_target(
         Some(limit) => size.min(options.offset.saturating_add(limit)),
         None => size,
     };
-    // What remains of a last sector cannot be part of a volume.
+    // A partial last sector cannot be part of a volume.
     let len = end.saturating_sub(options.offset) / SECTOR * SECTOR;
     if len == 0 {
         return Err(OpenError::Empty {
@@ -196,38 +196,38 @@ pub(super) fn open_target(
             offset: options.offset,
         });
     }
-    if kind == Kind::Image && !options.read_only {
+    if kind == TargetKind::Image && !options.read_only {
         check_limit(path, options.offset + len)?;
     }
     let direct = if options.direct {
         probe_direct(&fd, kind, options.offset, size)
             .map_err(OpenError::io(path, "cannot leave direct I/O again"))?
     } else {
-        Direct::No("it was asked for".to_owned())
+        DirectIo::No("it was selected".to_owned())
     };
-    let punches = kind == Kind::Image && !options.read_only && punches(&fd, &file, size);
+    let punches = kind == TargetKind::Image && !options.read_only && punches(&fd, &file, size);
     let geometry = Geometry {
         size: len,
         logical_block: SECTOR as u32,
         read_only: options.read_only,
         discard_granularity: discard_granularity(&file, kind)
-            .filter(|_| punches || kind == Kind::BlockDevice),
+            .filter(|_| punches || kind == TargetKind::BlockDevice),
         discard_zeroes: punches,
-        fua: kind == Kind::BlockDevice && queue_number(&file, "fua") == Some(1),
+        fua: kind == TargetKind::BlockDevice && queue_number(&file, "fua") == Some(1),
         max_transfer: MAX_TRANSFER,
     };
     let target = Target::new(fd, kind, geometry, options.offset, direct);
     Ok((target, exclusive))
 }
 
-/// Opens and claims the file. A descriptor survives its owner for a moment in a child process that
-/// was forked and has not yet executed its program, so a refusal is doubted for a short while.
+/// Opens and claims the file. A descriptor can outlive its owner for a short time in a forked child process
+/// that has not executed its program yet, so a claim is retried for 100 ms.
 fn open_claimed(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed, OpenError> {
-    let mut doubts = 20;
+    let mut retries = 20;
     loop {
         match try_claim(path, options, claim) {
-            Err(OpenError::Busy { .. }) if doubts > 0 => {
-                doubts -= 1;
+            Err(OpenError::Busy { .. }) if retries > 0 => {
+                retries -= 1;
                 steadfs_rt::sleep(Duration::from_millis(5));
             }
             other => return other,
@@ -247,7 +247,7 @@ fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed,
     };
     let on_device = before
         .as_ref()
-        .is_some_and(|file| Kind::of(file) == Some(Kind::BlockDevice));
+        .is_some_and(|file| TargetKind::of(file) == Some(TargetKind::BlockDevice));
     if let Some(file) = &before {
         kind_of(path, file)?;
         if on_device && !options.read_only && write_protected(file) {
@@ -284,15 +284,15 @@ fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed,
             &mut fd,
             shared.map_err(OpenError::io(path, "cannot be opened"))?,
         );
-        // Nobody else claims it at present; several readers shall be possible.
+        // No other program claims it at present. A reader does not keep the claim, so that several can read.
         exclusive = (!options.read_only).then_some(claiming);
     }
     let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
     let kind = kind_of(path, &file)?;
     claim::lock(&fd, options.read_only).map_err(busy)?;
     match kind {
-        Kind::Image => claim::check_loop_devices(&file, options.read_only),
-        Kind::BlockDevice => claim::check_backing_image(&file, options.read_only),
+        TargetKind::Image => claim::check_loop_devices(&file, options.read_only),
+        TargetKind::BlockDevice => claim::check_backing_image(&file, options.read_only),
     }
     .map_err(busy)?;
     Ok(Claimed {
@@ -303,8 +303,8 @@ fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed,
     })
 }
 
-fn kind_of(path: &Path, file: &Stat) -> Result<Kind, OpenError> {
-    Kind::of(file).ok_or_else(|| OpenError::WrongKind {
+fn kind_of(path: &Path, file: &Stat) -> Result<TargetKind, OpenError> {
+    TargetKind::of(file).ok_or_else(|| OpenError::WrongKind {
         path: path.to_owned(),
         what: match FileType::from_raw_mode(file.st_mode) {
             FileType::Directory => "a directory",
@@ -319,13 +319,13 @@ fn kind_of(path: &Path, file: &Stat) -> Result<Kind, OpenError> {
 fn file_size(
     path: &Path,
     fd: &OwnedFd,
-    kind: Kind,
+    kind: TargetKind,
     options: &OpenOptions,
 ) -> Result<u64, OpenError> {
     let measure = || seek(fd, SeekFrom::End(0)).map_err(OpenError::io(path, "has no size"));
     let size = measure()?;
     match options.create {
-        Some(wanted) if wanted > size && kind == Kind::Image && !options.read_only => {
+        Some(wanted) if wanted > size && kind == TargetKind::Image && !options.read_only => {
             check_limit(path, wanted)?;
             retry(|| ftruncate(fd, wanted)).map_err(OpenError::io(path, "cannot be lengthened"))?;
             measure()
@@ -334,8 +334,8 @@ fn file_size(
     }
 }
 
-/// Refuses an image behind this process's limit of file sizes: whoever writes there is ended by a signal (SIGXFSZ),
-/// with all that was not on the device yet.
+/// Refuses an image that is larger than this process's limit of file sizes: a write beyond the limit ends the process by
+/// a signal (SIGXFSZ), and loses all data that is not on the device yet.
 fn check_limit(path: &Path, end: u64) -> Result<(), OpenError> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if limit < end => Err(OpenError::Limited {
@@ -347,15 +347,15 @@ fn check_limit(path: &Path, end: u64) -> Result<(), OpenError> {
     }
 }
 
-/// Switches the descriptor to direct I/O if the file takes it, in units that suit us.
-fn probe_direct(fd: &OwnedFd, kind: Kind, offset: u64, size: u64) -> Result<Direct, Errno> {
+/// Switches the descriptor to direct I/O, if the file supports it in suitable units.
+fn probe_direct(fd: &OwnedFd, kind: TargetKind, offset: u64, size: u64) -> Result<DirectIo, Errno> {
     let unit = match direct_unit(fd, kind) {
         Ok(unit) => unit,
-        Err(reason) => return Ok(Direct::No(reason)),
+        Err(reason) => return Ok(DirectIo::No(reason)),
     };
     if !offset.is_multiple_of(unit) {
-        return Ok(Direct::No(format!(
-            "offset {offset} is not in the units of {unit} bytes that direct I/O takes here"
+        return Ok(DirectIo::No(format!(
+            "offset {offset} is not a multiple of {unit} bytes, the unit of direct I/O here"
         )));
     }
     let switch = |on: bool| -> Result<(), Errno> {
@@ -363,18 +363,18 @@ fn probe_direct(fd: &OwnedFd, kind: Kind, offset: u64, size: u64) -> Result<Dire
         fcntl_setfl(fd, if on { flags | OFlags::DIRECT } else { flags })
     };
     if let Err(errno) = switch(true) {
-        return Ok(Direct::No(refusal(errno)));
+        return Ok(DirectIo::No(refusal(errno)));
     }
-    // Some file systems take the flag and refuse the transfer.
+    // Some file systems accept the flag and refuse transfers.
     let mut probe = Buf::zeroed(unit as usize);
     let at = offset.min(size.saturating_sub(1)) / unit * unit;
     match retry(|| rustix::io::pread(fd, probe.make_mut(), at)) {
         Err(errno @ (Errno::INVAL | Errno::OPNOTSUPP)) => {
             switch(false)?;
-            Ok(Direct::No(refusal(errno)))
+            Ok(DirectIo::No(refusal(errno)))
         }
-        // Any other error is met again, and reported, where the content is wanted.
-        _ => Ok(Direct::Yes(unit)),
+        // Any other error is reported when the content is read.
+        _ => Ok(DirectIo::Yes(unit)),
     }
 }
 
@@ -385,11 +385,11 @@ fn refusal(errno: Errno) -> String {
     )
 }
 
-/// The unit of offsets and lengths that direct I/O takes, or why there is none that suits us.
-fn direct_unit(fd: &OwnedFd, kind: Kind) -> Result<u64, String> {
+/// The unit of offsets and lengths for direct I/O, or why none is suitable.
+fn direct_unit(fd: &OwnedFd, kind: TargetKind) -> Result<u64, String> {
     let mut unit = SECTOR;
     let mut memory = SECTOR;
-    if kind == Kind::BlockDevice
+    if kind == TargetKind::BlockDevice
         && let Ok(sector) = rustix::fs::ioctl_blksszget(fd)
     {
         unit = u64::from(sector);
@@ -399,7 +399,7 @@ fn direct_unit(fd: &OwnedFd, kind: Kind) -> Result<u64, String> {
         && x.stx_mask & wanted.bits() != 0
     {
         if x.stx_dio_offset_align == 0 {
-            return Err("the file takes no direct I/O".to_owned());
+            return Err("the file does not support direct I/O".to_owned());
         }
         unit = u64::from(x.stx_dio_offset_align);
         memory = u64::from(x.stx_dio_mem_align);
@@ -410,15 +410,14 @@ fn direct_unit(fd: &OwnedFd, kind: Kind) -> Result<u64, String> {
         || unit > u64::from(MAX_TRANSFER)
     {
         return Err(format!(
-            "direct I/O wants memory in units of {memory} bytes and offsets in units of {unit}"
+            "direct I/O needs memory in units of {memory} bytes and offsets in units of {unit}"
         ));
     }
-    // Buffers are aligned to their length up to a page, so whole units are aligned as memory, too.
+    // Buffers are aligned to their length up to a page, so buffers of whole units are aligned in memory, too.
     Ok(unit.max(memory).max(SECTOR))
 }
 
-/// Whether holes can be made in an image file: asked of a range behind its end, where a hole changes
-/// nothing.
+/// Whether holes can be punched in an image file: tested past its end, where a hole changes nothing.
 fn punches(fd: &OwnedFd, file: &Stat, size: u64) -> bool {
     let unit = u64::try_from(file.st_blksize).unwrap_or(SECTOR).max(SECTOR);
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -426,10 +425,10 @@ fn punches(fd: &OwnedFd, file: &Stat, size: u64) -> bool {
         .is_some_and(|end| retry(|| fallocate(fd, mode, end, unit)).is_ok())
 }
 
-fn discard_granularity(file: &Stat, kind: Kind) -> Option<u64> {
+fn discard_granularity(file: &Stat, kind: TargetKind) -> Option<u64> {
     match kind {
-        Kind::Image => u64::try_from(file.st_blksize).ok().filter(|&n| n > 0),
-        Kind::BlockDevice => {
+        TargetKind::Image => u64::try_from(file.st_blksize).ok().filter(|&n| n > 0),
+        TargetKind::BlockDevice => {
             let granularity = queue_number(file, "discard_granularity")?;
             let most = queue_number(file, "discard_max_bytes")?;
             (granularity > 0 && most > 0).then_some(granularity)
@@ -437,13 +436,13 @@ fn discard_granularity(file: &Stat, kind: Kind) -> Option<u64> {
     }
 }
 
-/// Whether a block device takes no writes. Recent kernels open it for writing all the same, and only
-/// refuse the writes.
+/// Whether a block device is write-protected. Recent kernels open it for writing anyway, and only refuse the
+/// writes.
 fn write_protected(file: &Stat) -> bool {
     device_number(file, &["ro"]) == Some(1)
 }
 
-/// A number from a block device's queue directory; a partition's is its disk's.
+/// A number from a block device's `queue` directory in sysfs; for a partition, its disk's.
 fn queue_number(file: &Stat, name: &str) -> Option<u64> {
     device_number(
         file,
@@ -451,7 +450,7 @@ fn queue_number(file: &Stat, name: &str) -> Option<u64> {
     )
 }
 
-/// A number from the first of these files that a block device has in sysfs.
+/// A number from the first existing one of these sysfs files of a block device.
 fn device_number(file: &Stat, names: &[&str]) -> Option<u64> {
     let (major, minor) = (
         rustix::fs::major(file.st_rdev),

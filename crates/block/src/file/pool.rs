@@ -1,14 +1,14 @@
-//! Threads that run what nobody waits for.
+//! Threads that run background requests.
 //!
-//! A wake-up on another CPU costs more than most requests, so there are as few as possible:
-//! - A task that waits runs its requests itself and wakes nobody.
-//! - A lane (one of the pool's threads) is *looking* from the moment it is woken, or is back from a
-//!   blocking system call, until it takes requests or goes to sleep. As long as one is looking,
-//!   nobody else is woken: it will see what was added.
-//! - A lane that takes requests and leaves others behind wakes the next lane.
+//! **Problem.** A wake-up on another CPU costs more than most requests. **Rules** to have few of them:
+//! - A task that waits runs its requests itself and wakes no other task.
+//! - A lane (one of the pool's threads) is *looking* from its wake-up, or its return from a blocking
+//!   system call, until it takes requests or goes to sleep. While one lane is looking, no other is
+//!   woken: the looking one will find added requests.
+//! - A lane that takes requests and leaves others pending wakes the next lane.
 //!
-//! So whenever requests are pending, a lane is looking or all lanes are at work: nothing is
-//! stranded.
+//! **Invariant.** While requests are pending, a lane is looking or all lanes are running requests. So no
+//! request is stranded.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,40 +16,40 @@ use std::sync::Arc;
 
 use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank};
 
-use super::engine::Runner;
-use super::jobs::{Job, NoMore, Source};
+use super::engine::RequestRunner;
+use super::jobs::{Job, JobSource, NoMoreJobs};
 
 thread_local! {
     /// The pool whose lane this thread is, as its shared state's address; 0 for others.
     static LANE_OF: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The pool. Dropping it waits for its threads.
+/// The pool. Its drop waits for its threads.
 pub(super) struct Pool(Arc<Shared>);
 
 struct Shared {
-    runner: Arc<Runner>,
+    runner: Arc<RequestRunner>,
     max_lanes: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     work: Condvar,
 }
 
-struct State {
+struct PoolState {
     pending: VecDeque<Job>,
     lanes: Vec<JoinHandle<()>>,
-    /// Lanes asleep, those with a wake-up under way included.
+    /// Lanes asleep, including those with a pending wake-up.
     asleep: usize,
     /// Wake-ups sent and not yet received.
     wake_ups: usize,
-    /// Lanes that will look at `pending` before they sleep, those being woken or born included.
+    /// Lanes that will check `pending` before they sleep, including those being woken or started.
     looking: usize,
     closing: bool,
 }
 
-impl State {
-    /// How many pending requests a lane takes that has room for so many. One that blocks for long,
-    /// such as a FLUSH, is taken alone and by an idle lane, so that no transfer waits behind it.
-    fn takes(&self, room: usize, idle: bool) -> usize {
+impl PoolState {
+    /// How many pending requests a lane with `room` free slots takes. A request that blocks for long, such as
+    /// a FLUSH, is taken alone and by an idle lane, so that no transfer waits behind it.
+    fn takeable(&self, room: usize, idle: bool) -> usize {
         let plain = |job: &&Job| job.0.is_plain();
         let n = self.pending.iter().take(room).take_while(plain).count();
         if n == 0 && idle {
@@ -61,14 +61,14 @@ impl State {
 
 impl Pool {
     /// A pool of up to `max_lanes` threads; they are started when first needed.
-    pub(super) fn new(runner: Arc<Runner>, max_lanes: usize) -> Self {
-        assert!(max_lanes > 0, "somebody must run what nobody waits for");
+    pub(super) fn new(runner: Arc<RequestRunner>, max_lanes: usize) -> Self {
+        assert!(max_lanes > 0, "background requests need a thread");
         Self(Arc::new(Shared {
             runner,
             max_lanes,
             state: Mutex::new(
                 Rank::DeviceInner,
-                State {
+                PoolState {
                     pending: VecDeque::new(),
                     lanes: Vec::new(),
                     asleep: 0,
@@ -81,26 +81,26 @@ impl Pool {
         }))
     }
 
-    /// How many threads it has at most.
+    /// Most threads of the pool.
     pub(super) fn max_lanes(&self) -> usize {
         self.0.max_lanes
     }
 
-    /// How many threads it has.
+    /// Number of threads.
     #[cfg(test)]
     pub(super) fn lanes(&self) -> usize {
         self.0.state.lock().lanes.len()
     }
 
-    /// Leaves `jobs` to the pool. Where the host refuses it the first thread, the calling task runs them.
+    /// Adds `jobs` to the pool. If the host refuses the first thread, the calling task runs them.
     pub(super) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut state = self.0.state.lock();
         state.pending.extend(jobs);
-        self.0.rouse(&mut state);
+        self.0.wake_lane(&mut state);
         let is_alone = state.lanes.is_empty();
         drop(state);
         while is_alone && let Some(job) = self.take() {
-            self.0.runner.run(vec![job], &mut NoMore);
+            self.0.runner.run(vec![job], &mut NoMoreJobs);
         }
     }
 
@@ -117,7 +117,7 @@ impl Drop for Pool {
         let lanes = std::mem::take(&mut state.lanes);
         self.0.work.notify_all();
         drop(state);
-        // The last owner may be a request's completion on a lane: that lane ends by itself.
+        // The last reference may be dropped by a completion on a lane: that lane ends by itself.
         if LANE_OF.get() == self.0.address() {
             return;
         }
@@ -132,8 +132,8 @@ impl Shared {
         Arc::as_ptr(self).addr()
     }
 
-    /// Sees to it that a lane will look at what is pending, if one is free.
-    fn rouse(self: &Arc<Self>, state: &mut State) {
+    /// Makes sure that a lane is looking, if requests are pending and a lane is free.
+    fn wake_lane(self: &Arc<Self>, state: &mut PoolState) {
         if state.pending.is_empty() || state.looking > 0 {
             return;
         }
@@ -146,7 +146,7 @@ impl Shared {
             let shared = Arc::clone(self);
             match steadfs_rt::try_spawn("steadfs-io", move || shared.lane()) {
                 Ok(lane) => state.lanes.push(lane),
-                // The others look at it, later; without others, who came with it.
+                // Other lanes take the requests later; without other lanes the submitter does.
                 Err(_) => state.looking -= 1,
             }
         }
@@ -163,7 +163,7 @@ impl Shared {
             if !jobs.is_empty() {
                 steadfs_rt::fault_point("io");
                 self.runner.run(jobs, &mut lane);
-                lane.back();
+                lane.returned();
             } else if !self.sleep() {
                 return;
             } else {
@@ -172,7 +172,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until there is work; false if there will be none any more.
+    /// Sleeps until requests are pending; false if the pool is closed.
     fn sleep(self: &Arc<Self>) -> bool {
         let mut state = self.state.lock();
         if !state.pending.is_empty() {
@@ -202,12 +202,12 @@ struct Lane<'a> {
     looking: bool,
 }
 
-impl Source for Lane<'_> {
+impl JobSource for Lane<'_> {
     fn waits(&self) -> bool {
         false
     }
 
-    fn back(&mut self) {
+    fn returned(&mut self) {
         if !self.looking {
             self.looking = true;
             self.shared.state.lock().looking += 1;
@@ -217,13 +217,13 @@ impl Source for Lane<'_> {
     fn more(&mut self, room: usize) -> Vec<Job> {
         let mut state = self.shared.state.lock();
         let idle = room == self.shared.runner.width();
-        let n = state.takes(room, idle);
+        let n = state.takeable(room, idle);
         let jobs = state.pending.drain(..n).collect();
         if self.looking {
             self.looking = false;
             state.looking -= 1;
         }
-        self.shared.rouse(&mut state);
+        self.shared.wake_lane(&mut state);
         jobs
     }
 }

@@ -1,7 +1,7 @@
 //! Several requests at a time from one task, through io_uring.
 //!
 //! A ring belongs to one task at a time, from the submission of a batch to the end of its last
-//! request: completions then arrive in the task that waits for them and nobody else is woken.
+//! request. So completions arrive in the task that waits for them, and no other task is woken.
 #![expect(
     unsafe_code,
     reason = "the kernel reads and writes memory that the compiler does not see it use"
@@ -12,46 +12,46 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
-use super::awake::Awake;
-use super::jobs::{Job, Source};
+use super::busy_poll::BusyPoll;
+use super::jobs::{Job, JobSource};
 use super::transfer::{MAX_PIECES, Target};
 use crate::{Bio, Buf, Done, IoError, Op};
 
-/// Most requests that a ring carries at a time.
+/// Most requests of a ring at a time.
 pub(super) const RING: usize = 64;
 
 /// A ring with the file registered as its number 0.
 pub(super) struct Ring {
     ring: IoUring,
-    flights: Vec<Option<Flight>>,
+    slots: Vec<Option<InFlight>>,
     free: Vec<usize>,
 }
 
-/// A request in the kernel's hands. Its memory stays where it is until the kernel has answered.
-struct Flight {
+/// A request in flight in the kernel. Its memory does not move until the kernel has completed it.
+struct InFlight {
     bio: Bio,
     done: Done,
-    /// What a vectored request points to.
-    _pieces: Vec<Piece>,
+    /// The array that a vectored request points to.
+    _pieces: Vec<Iovec>,
 }
 
-/// A piece of memory as `struct iovec` (POSIX <sys/uio.h>) has it.
+/// `struct iovec` (POSIX <sys/uio.h>).
 #[repr(C)]
-struct Piece {
+struct Iovec {
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: the pointers belong to the buffers of the bio beside them, which may change threads, and
-// nobody but the kernel follows them.
-unsafe impl Send for Flight {}
+// SAFETY: the pointers are those of the buffers of the bio beside them, which may change threads, and only
+// the kernel dereferences them.
+unsafe impl Send for InFlight {}
 
 impl Ring {
     /// A ring for `file`, or the kernel's refusal.
     pub(super) fn new(file: BorrowedFd<'_>) -> Result<Self, String> {
         let entries = RING as u32;
-        // Completions are collected by a task that waits for them: it need not be interrupted.
-        // Kernels before 5.19 do not know that.
+        // Completions are collected by the task that waits for them, so it need not be interrupted.
+        // Kernels before 5.19 do not have this flag.
         let ring = IoUring::builder()
             .setup_coop_taskrun()
             .build(entries)
@@ -65,40 +65,40 @@ impl Ring {
             .map_err(|error| format!("the kernel does not register the file ({error})"))?;
         Ok(Self {
             ring,
-            flights: (0..RING).map(|_| None).collect(),
+            slots: (0..RING).map(|_| None).collect(),
             free: (0..RING).collect(),
         })
     }
 
-    /// Runs `jobs` and what `source` adds while there is room, until all have ended. The task does not sleep
-    /// before `awake` lets it.
+    /// Runs `jobs`, and further ones from `source` while slots are free, until all have ended. With `poll` the
+    /// task busy-polls before it sleeps.
     pub(super) fn run(
         &mut self,
         target: &Target,
         jobs: Vec<Job>,
-        source: &mut dyn Source,
-        awake: Option<&Awake>,
+        source: &mut dyn JobSource,
+        poll: Option<&BusyPoll>,
     ) {
         let mut jobs = jobs.into_iter();
         loop {
             let slow = self.fill(target, &mut jobs);
             if !slow.is_empty() {
-                // They block this task; the others are under way meanwhile.
+                // They block this task; the others are in flight meanwhile.
                 if self.in_flight() > 0 {
                     self.enter(0);
                 }
                 for (mut bio, done) in slow {
                     let result = target.run(&mut bio);
-                    source.back();
+                    source.returned();
                     done(bio, result);
                 }
             }
             if self.in_flight() > 0 {
-                match awake {
-                    Some(awake) => self.enter_awake(awake),
+                match poll {
+                    Some(poll) => self.enter_polling(poll),
                     None => self.enter(1),
                 }
-                source.back();
+                source.returned();
                 self.reap(target);
             }
             if jobs.len() == 0 {
@@ -114,14 +114,14 @@ impl Ring {
         RING - self.free.len()
     }
 
-    /// Puts jobs into the submission queue while there is room; returns those that cannot go there.
+    /// Puts jobs into the submission queue while slots are free; returns those that the ring cannot take.
     fn fill(&mut self, target: &Target, jobs: &mut std::vec::IntoIter<Job>) -> Vec<Job> {
         let mut slow = Vec::new();
         while !self.free.is_empty() {
             let Some((bio, done)) = jobs.next() else {
                 break;
             };
-            if suits(target, &bio) {
+            if fits_ring(target, &bio) {
                 self.push(target, bio, done);
             } else {
                 slow.push((bio, done));
@@ -131,29 +131,29 @@ impl Ring {
     }
 
     fn push(&mut self, target: &Target, mut bio: Bio, done: Done) {
-        let slot = self.free.pop().expect("there is room");
+        let slot = self.free.pop().expect("a slot is free");
         let at = target.start + bio.offset;
         let (entry, pieces) = prepare(&mut bio, at);
         let entry = entry.user_data(slot as u64);
-        self.flights[slot] = Some(Flight {
+        self.slots[slot] = Some(InFlight {
             bio,
             done,
             _pieces: pieces,
         });
-        // SAFETY: the buffers and the pieces that the entry points to are owned by the flight, which
-        // is dropped, or given back, only after the kernel's answer (or never, see `drop`). Both
-        // are on the heap: moving the flight does not move them.
+        // SAFETY: the entry points to buffers and pieces that the slot's `InFlight` owns. It is taken
+        // from the slot only after the kernel's completion (or never, see `drop`). Both are on the
+        // heap: moving the `InFlight` does not move them.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the submission queue has an entry for each slot");
     }
 
-    /// Submits what was pushed and waits until `want` requests have been answered.
+    /// Submits the pushed entries and waits until `want` requests are complete.
     fn enter(&mut self, want: usize) {
         loop {
             match self.ring.submit_and_wait(want) {
                 Ok(_) => return,
                 Err(error) => match Errno::from_io_error(&error) {
-                    // A signal; or memory or completion space is short for the moment.
+                    // A signal, or a temporary shortage of memory or completion entries.
                     Some(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {
                         if !self.ring.completion().is_empty() {
                             return;
@@ -166,10 +166,10 @@ impl Ring {
         }
     }
 
-    /// Submits what was pushed and waits until a request has been answered, without sleeping for a while.
-    fn enter_awake(&mut self, awake: &Awake) {
+    /// Submits the pushed entries and waits until a request is complete, with busy polling before the sleep.
+    fn enter_polling(&mut self, poll: &BusyPoll) {
         self.enter(0);
-        awake.wait(|| !self.ring.completion().is_empty());
+        poll.wait(|| !self.ring.completion().is_empty());
         if self.ring.completion().is_empty() {
             self.enter(1);
         }
@@ -181,10 +181,10 @@ impl Ring {
                 return;
             };
             let slot = answer.user_data() as usize;
-            let flight = self.flights[slot].take();
-            let Flight { mut bio, done, .. } = flight.expect("a request is answered once");
+            let flight = self.slots[slot].take();
+            let InFlight { mut bio, done, .. } = flight.expect("a request is answered once");
             self.free.push(slot);
-            let result = judge(target, &mut bio, answer.result());
+            let result = completion_result(target, &mut bio, answer.result());
             done(bio, result);
         }
     }
@@ -193,17 +193,17 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.in_flight() > 0 {
-            // A panic on the way: the kernel may still use the memory, so nobody else may.
-            std::mem::forget(std::mem::take(&mut self.flights));
+            // After a panic the kernel may still use the memory, so it is never freed.
+            std::mem::forget(std::mem::take(&mut self.slots));
         }
-        // A ring's end is put off by the kernel; the file shall be closed at once. Should this fail,
-        // it is closed later.
+        // The kernel ends a ring asynchronously, but the file should be closed at once. If this fails, it is
+        // closed later.
         let _ = self.ring.submitter().unregister_files();
     }
 }
 
-/// Whether the ring can carry a bio without blocking on the way in.
-fn suits(target: &Target, bio: &Bio) -> bool {
+/// Whether the ring can take a bio without blocking at submission.
+fn fits_ring(target: &Target, bio: &Bio) -> bool {
     bio.is_plain()
         && (1..=1 << 30).contains(&bio.len)
         && bio.bufs.len() <= MAX_PIECES
@@ -211,19 +211,19 @@ fn suits(target: &Target, bio: &Bio) -> bool {
 }
 
 /// The submission entry for a bio, and the pieces it points to.
-fn prepare(bio: &mut Bio, at: u64) -> (squeue::Entry, Vec<Piece>) {
+fn prepare(bio: &mut Bio, at: u64) -> (squeue::Entry, Vec<Iovec>) {
     let file = types::Fixed(0);
     let reads = bio.op == Op::Read;
-    let piece = |bytes: &mut [u8]| Piece {
+    let piece = |bytes: &mut [u8]| Iovec {
         start: bytes.as_mut_ptr(),
         len: bytes.len(),
     };
     // The kernel only reads from a write's pieces.
-    let constant = |bytes: &[u8]| Piece {
+    let constant = |bytes: &[u8]| Iovec {
         start: bytes.as_ptr().cast_mut(),
         len: bytes.len(),
     };
-    let pieces: Vec<Piece> = match reads {
+    let pieces: Vec<Iovec> = match reads {
         true => bio
             .bufs
             .iter_mut()
@@ -231,8 +231,8 @@ fn prepare(bio: &mut Bio, at: u64) -> (squeue::Entry, Vec<Piece>) {
             .collect(),
         false => Buf::runs(&bio.bufs).into_iter().map(constant).collect(),
     };
-    if let [Piece { start, len }] = pieces[..] {
-        // At most 1 GiB (`suits`).
+    if let [Iovec { start, len }] = pieces[..] {
+        // At most 1 GiB (`fits_ring`).
         let len = len as u32;
         let entry = match reads {
             true => opcode::Read::new(file, start, len).offset(at).build(),
@@ -249,10 +249,10 @@ fn prepare(bio: &mut Bio, at: u64) -> (squeue::Entry, Vec<Piece>) {
     (entry, pieces)
 }
 
-/// What an answer means: bytes moved, or a negative errno. What was moved in part, or could not be
-/// moved without blocking, is moved by a system call: once more from the start, which changes
-/// nothing about the part that was moved.
-fn judge(target: &Target, bio: &mut Bio, answer: i32) -> Result<(), IoError> {
+/// The result of a completion, which is a byte count or a negative errno. A short transfer, or one that
+/// could not be done without blocking, is repeated by a system call from the start; that does not change
+/// the part that was transferred.
+fn completion_result(target: &Target, bio: &mut Bio, answer: i32) -> Result<(), IoError> {
     match u64::try_from(answer) {
         Ok(moved) if moved == bio.len => Ok(()),
         Ok(_) => target.run(bio),

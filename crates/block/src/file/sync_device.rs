@@ -1,4 +1,4 @@
-//! A file or block device without threads of its own.
+//! A file or block device without its own threads.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -7,8 +7,8 @@ use super::open::{self, OpenError, OpenOptions};
 use super::transfer::Target;
 use crate::{Bio, Device, Done, Geometry};
 
-/// An image file or a block device, claimed as by [`FileDevice`](super::FileDevice), whose requests are system calls of
-/// the task that starts them. Nothing runs beside the caller, so a simulation can use it.
+/// An image file or a block device, claimed as by [`FileDevice`](super::FileDevice), whose requests are synchronous
+/// system calls of the task that starts them. No other thread is involved, so a simulation can use it.
 pub struct SyncFileDevice {
     target: Target,
     /// Holds a block device with O_EXCL.
@@ -16,7 +16,7 @@ pub struct SyncFileDevice {
 }
 
 impl SyncFileDevice {
-    /// Opens and claims `path`; of the options the engine has no effect.
+    /// Opens and claims `path`. The engine option has no effect.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
         let (target, exclusive) = open::open_target(path, options, true)?;
         Ok(Self {

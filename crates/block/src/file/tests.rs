@@ -1,4 +1,4 @@
-//! Files and loop devices; the tests that attach loop devices run as root.
+//! Tests with files and loop devices; those that attach loop devices run as root.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -42,8 +42,8 @@ fn read(device: &FileDevice, offset: u64, len: usize) -> Vec<u8> {
     run(device, Bio::read(offset, len)).unwrap().bufs[0].to_vec()
 }
 
-/// Opens what was closed a moment ago: a child that another test has just forked may hold it until it
-/// runs its program, however long that takes on a busy machine.
+/// Opens a file that was closed just before: a child process that another test has forked may hold it until it
+/// executes its program, which may take long on a busy machine.
 fn open_patiently(path: &str, options: &OpenOptions) -> FileDevice {
     let begin = steadfs_rt::now();
     loop {
@@ -140,7 +140,7 @@ fn an_image_is_transferred_directly_and_buffered() {
             assert!(
                 device
                     .describe()
-                    .contains("buffered I/O because it was asked for")
+                    .contains("buffered I/O because it was selected")
             );
         }
     }
@@ -159,7 +159,7 @@ fn a_loop_device_of_either_sector_size_is_transferred() {
         assert!(device.first.target.is_direct());
         assert_eq!(device.first.target.direct_unit.to_string(), sector);
         run(&device, Bio::write(0, vec![pattern(4096, 5)])).unwrap();
-        // Reads of half a sector need no page cache, writes do.
+        // Reads of half a sector need no page cache, but writes do.
         assert_eq!(read(&device, 1024, 1024), pattern(4096, 5)[1024..2048]);
         assert!(device.first.target.is_direct());
         check_transfers(&device);
@@ -246,13 +246,13 @@ fn an_image_of_odd_size_and_offset_works() {
     assert!(
         device
             .describe()
-            .contains("offset 1000 is not in the units")
+            .contains("offset 1000 is not a multiple of")
     );
     check_transfers(&device);
 }
 
 #[test]
-fn what_is_no_device_is_refused() {
+fn other_kinds_of_files_are_refused() {
     let dir = TempDir::new().unwrap();
     let open = |path: &Path| {
         FileDevice::open(path, OpenOptions::default())
@@ -274,7 +274,7 @@ fn what_is_no_device_is_refused() {
 }
 
 #[test]
-fn create_makes_and_lengthens_images() {
+fn create_creates_and_extends_images() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("new");
     for (wanted, got) in [(1 << 20, 1 << 20), (2 << 20, 2 << 20), (1 << 20, 2 << 20)] {
@@ -289,7 +289,7 @@ fn create_makes_and_lengthens_images() {
 
 #[test]
 fn a_failed_transfer_is_reported() {
-    // A file system without room: the loop device on it cannot write what its image promises.
+    // A full file system: the loop device on it cannot write to the holes of its image.
     let dir = TempDir::new().unwrap();
     let place = dir.path().join("small");
     std::fs::create_dir(&place).unwrap();
@@ -306,12 +306,12 @@ fn a_failed_transfer_is_reported() {
     let looped = Loop::attach(&[], &path);
     let device = FileDevice::open(&looped.0, OpenOptions::default()).unwrap();
     let described = device.describe();
-    // The kernel's loop device calls a write that came to a part of its bytes a success, so the
-    // first only takes the room.
+    // The kernel's loop device reports a short write as a success, so the first write only fills the
+    // file system.
     let _ = run(&device, Bio::write(0, vec![Buf::copy_of(&[1; 1 << 17])]));
     let write = run(&device, Bio::write(1 << 19, vec![pattern(1 << 17, 1)]));
     drop(device);
-    // Through the page cache the write ends well, and the FLUSH tells.
+    // Through the page cache the write succeeds, and the FLUSH fails.
     let options = OpenOptions {
         direct: false,
         ..OpenOptions::default()
@@ -324,7 +324,7 @@ fn a_failed_transfer_is_reported() {
         Bio::write(1 << 18, vec![pattern(1 << 17, 1)]).with_fua(),
     );
     drop(device);
-    // An image that becomes shorter under way.
+    // An image that is truncated during I/O.
     let cut = dir.path().join("cut");
     File::create(&cut).unwrap().set_len(1 << 20).unwrap();
     let shrinking = FileDevice::open(&cut, OpenOptions::default()).unwrap();
@@ -348,10 +348,10 @@ fn a_failed_transfer_is_reported() {
     assert!(error.cause.contains("os error"), "{error}");
     cached.unwrap();
     assert!(flush.is_err() && durable.is_err());
-    assert!(read.unwrap_err().cause.contains("shorter"));
+    assert!(read.unwrap_err().cause.contains("truncated"));
 }
 
-/// Batches larger than a ring, of everything, with one that fails.
+/// Batches of all operations, larger than a ring, with one that fails.
 fn check_batches(device: &FileDevice) {
     let left = Arc::new(AtomicUsize::new(0));
     let failed = Arc::new(AtomicUsize::new(0));
@@ -414,7 +414,7 @@ fn the_engine_is_chosen_and_named() {
     assert!(
         device
             .describe()
-            .ends_with("threads because they were asked for")
+            .ends_with("threads because they were selected")
     );
     drop(device);
     let buffered = OpenOptions {
@@ -430,7 +430,7 @@ fn the_engine_is_chosen_and_named() {
 }
 
 #[test]
-fn a_batch_reports_the_end_of_a_file_that_became_shorter() {
+fn a_batch_reports_a_truncated_file() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 1 << 20);
     for engine in ENGINES {
@@ -471,7 +471,7 @@ fn started_requests_end_without_a_waiter() {
             let all_there = Arc::clone(&all_there);
             let done: Done = Box::new(move |_, result| {
                 result.unwrap();
-                // However fast the first lane is, it leaves work behind.
+                // Even a fast first lane leaves requests pending.
                 if i == 0 {
                     all_there.wait();
                 }
@@ -524,7 +524,7 @@ fn waited_requests_need_no_thread() {
     }
 }
 
-/// Runs in a process of its own, in which the kernel gives no ring.
+/// Runs in a separate process, in which the kernel refuses rings.
 #[test]
 #[ignore = "started by another test"]
 fn without_a_ring() {
@@ -533,7 +533,7 @@ fn without_a_ring() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 1 << 20);
     let next = File::open(&path).unwrap().as_raw_fd();
-    // One descriptor more than there are: the image's.
+    // One more descriptor than are open: the image's.
     let limit = Rlimit {
         current: Some(next as u64 + 1),
         ..getrlimit(Resource::Nofile)
@@ -558,7 +558,7 @@ fn without_a_ring() {
 }
 
 #[test]
-fn where_io_uring_is_refused_threads_do_it() {
+fn without_io_uring_threads_are_used() {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "file::tests::without_a_ring"])
         .output()
@@ -567,9 +567,9 @@ fn where_io_uring_is_refused_threads_do_it() {
     assert!(out.contains("1 passed"), "{out}");
 }
 
-/// Threads that submit, wait, forget, boost and flush on one file. Nothing is left lying.
+/// Threads that submit, wait, drop handles, boost and flush on one file. No request is stranded.
 #[test]
-fn a_crowd_of_threads_never_stalls() {
+fn many_threads_never_stall() {
     const TASKS: u64 = 6;
     const EACH: u64 = 400;
     let tag = |n: u64| match n % 3 {
@@ -630,9 +630,9 @@ fn a_crowd_of_threads_never_stalls() {
     }
 }
 
-/// What nobody waits for is done by who submits it where there is no thread to leave it to.
+/// Without threads, the submitter executes background requests.
 #[test]
-fn without_threads_a_device_does_all_the_same() {
+fn a_device_works_without_threads() {
     let run = || {
         for engine in ENGINES {
             let dir = TempDir::new().unwrap();

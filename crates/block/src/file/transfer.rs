@@ -1,4 +1,4 @@
-//! One bio on an open file, from the calling task, to its end.
+//! Synchronous execution of one bio on an open file.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,43 +14,43 @@ use super::ioctl;
 use crate::buf::ALIGN;
 use crate::{Bio, Buf, Geometry, IoError, Op};
 
-/// Most pieces of memory in one system call (Linux `UIO_MAXIOV`).
+/// Most iovecs in one system call (Linux `UIO_MAXIOV`).
 pub(super) const MAX_PIECES: usize = 1024;
-/// Unit in which zeros are written where the file cannot zero a range by itself.
+/// Length in bytes of writes of zeros, if the file system cannot zero a range.
 const ZEROES: usize = 256 << 10;
 
-/// What kind of file it is.
+/// Kind of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum TargetKind {
     Image,
     BlockDevice,
 }
 
-/// The smallest sectors that devices have.
+/// Smallest sector size of devices in bytes.
 const SECTOR: u32 = 512;
 
-/// An open file with the window of it that is the device.
+/// An open file, and the window of it that is the device.
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
-    pub(super) kind: Kind,
+    pub(super) kind: TargetKind,
     pub(super) geometry: Geometry,
     /// First byte of the window.
     pub(super) start: u64,
-    /// The sectors that the kernel counts by where it shows the file, in bytes.
+    /// Logical sector size of the block device, in bytes.
     pub(super) sector: u32,
     /// Unit of file offsets and lengths that direct I/O takes.
     pub(super) direct_unit: u64,
     direct: AtomicBool,
     /// Why I/O is buffered.
     buffered_because: OnceLock<String>,
-    /// Why nothing may be written any more.
+    /// Why writes are refused from now on.
     ended: OnceLock<String>,
-    refuses: Refusals,
+    unsupported: Unsupported,
 }
 
-/// What the file has refused, so that it is not asked again.
+/// Operations that the file has refused as not supported, so that they are not tried again.
 #[derive(Default)]
-struct Refusals {
+struct Unsupported {
     dsync: AtomicBool,
     discard: AtomicBool,
     zero_range: AtomicBool,
@@ -58,42 +58,42 @@ struct Refusals {
 }
 
 /// Why a transfer failed.
-pub(super) enum Fault {
+pub(super) enum TransferError {
     /// The system call failed.
     Errno(Errno),
-    /// The file ended early: somebody made it shorter.
+    /// The file has been truncated.
     Ended,
 }
 
-impl From<Errno> for Fault {
+impl From<Errno> for TransferError {
     fn from(errno: Errno) -> Self {
         Self::Errno(errno)
     }
 }
 
-impl Fault {
+impl TransferError {
     pub(super) fn cause(&self) -> String {
         match self {
             Self::Errno(errno) => std::io::Error::from(*errno).to_string(),
-            Self::Ended => "the file has become shorter".to_owned(),
+            Self::Ended => "the image file has been truncated".to_owned(),
         }
     }
 }
 
-/// The sectors of a block device; a file's are the smallest there are.
-fn sector(fd: &OwnedFd, kind: Kind) -> u32 {
-    let told = match kind {
-        Kind::Image => None,
-        Kind::BlockDevice => rustix::fs::ioctl_blksszget(fd).ok(),
+/// Sector size of a block device; the smallest one for a file.
+fn sector(fd: &OwnedFd, kind: TargetKind) -> u32 {
+    let size = match kind {
+        TargetKind::Image => None,
+        TargetKind::BlockDevice => rustix::fs::ioctl_blksszget(fd).ok(),
     };
-    told.unwrap_or(SECTOR)
+    size.unwrap_or(SECTOR)
 }
 
 /// Whether direct I/O is used.
-pub(super) enum Direct {
-    /// Yes, in this unit.
+pub(super) enum DirectIo {
+    /// Yes, with offsets and lengths in this unit.
     Yes(u64),
-    /// No, because of this.
+    /// No, and the reason.
     No(String),
 }
 
@@ -102,15 +102,15 @@ impl Target {
     /// `direct`.
     pub(super) fn new(
         fd: OwnedFd,
-        kind: Kind,
+        kind: TargetKind,
         geometry: Geometry,
         start: u64,
-        direct: Direct,
+        direct: DirectIo,
     ) -> Self {
         let buffered_because = OnceLock::new();
         let unit = match direct {
-            Direct::Yes(unit) => Some(unit),
-            Direct::No(reason) => {
+            DirectIo::Yes(unit) => Some(unit),
+            DirectIo::No(reason) => {
                 let _ = buffered_because.set(reason);
                 None
             }
@@ -125,7 +125,7 @@ impl Target {
             direct: AtomicBool::new(unit.is_some()),
             buffered_because,
             ended: OnceLock::new(),
-            refuses: Refusals::default(),
+            unsupported: Unsupported::default(),
         }
     }
 
@@ -137,22 +137,22 @@ impl Target {
         self.buffered_because.get().map(String::as_str)
     }
 
-    /// Has every later request fail that would change the file, or make something durable.
+    /// Makes every later request fail that would change the file or make something durable.
     pub(super) fn end_writes(&self, because: &str) {
         if self.ended.set(because.to_owned()).is_ok() {
             tracing::error!(
                 because,
-                "somebody else writes to the image: no more is written from here"
+                "the image is in use by the kernel: writes are refused from now on"
             );
         }
     }
 
-    /// Why nothing may be written any more.
+    /// Why writes are refused, if they are.
     pub(super) fn ended(&self) -> Option<&str> {
         self.ended.get().map(String::as_str)
     }
 
-    /// Refuses what lies outside the window, or would change a file that takes no changes.
+    /// Refuses a bio outside the window, or a change of a file whose writes are refused.
     pub(super) fn check(&self, bio: &Bio) -> Result<(), IoError> {
         self.geometry.check(bio)?;
         match self.ended() {
@@ -161,8 +161,8 @@ impl Target {
         }
     }
 
-    /// Whether the file takes `bio` as it is: always when buffered, else when every piece is in
-    /// whole units.
+    /// Whether the file takes `bio` unchanged: always if buffered, otherwise if every piece is in whole
+    /// units.
     pub(super) fn takes_as_is(&self, bio: &Bio) -> bool {
         if !self.is_direct() {
             return true;
@@ -175,24 +175,24 @@ impl Target {
                 .all(|buf| (buf.len() as u64).is_multiple_of(unit))
     }
 
-    /// Runs `bio`, which the geometry has accepted, to its end.
+    /// Executes `bio`, which the geometry has accepted.
     pub(super) fn run(&self, bio: &mut Bio) -> Result<(), IoError> {
         let at = self.start + bio.offset;
         let result = match bio.op {
             Op::Read => self.read(at, bio),
             Op::Write => self.write(at, bio),
-            Op::Flush => retry(|| fdatasync(&self.fd)).map_err(Fault::from),
+            Op::Flush => retry(|| fdatasync(&self.fd)).map_err(TransferError::from),
             Op::Discard => self.discard(at, bio.len),
             Op::WriteZeroes => self.write_zeroes(at, bio.len),
         };
-        result.map_err(|fault| IoError::of(bio, fault.cause()))
+        result.map_err(|error| IoError::of(bio, error.cause()))
     }
 
-    fn read(&self, at: u64, bio: &mut Bio) -> Result<(), Fault> {
+    fn read(&self, at: u64, bio: &mut Bio) -> Result<(), TransferError> {
         if self.takes_as_is(bio) {
             return self.read_pieces(at, &mut bio.bufs);
         }
-        // Read the whole units around it.
+        // Read whole units around the range.
         let unit = self.direct_unit;
         let from = at / unit * unit;
         let upto = (at + bio.len).next_multiple_of(unit);
@@ -201,13 +201,13 @@ impl Target {
         let bytes = around.make_mut();
         let mut got = 0;
         while got < needed {
-            // A read that ended inside a unit has reached the file's end: nothing comes after it.
+            // A read that ended inside a unit has reached the end of the file.
             let aligned = got / unit as usize * unit as usize;
             let n = retry(|| {
                 rustix::io::pread(&self.fd, &mut bytes[aligned..], from + aligned as u64)
             })?;
             if aligned + n <= got {
-                return Err(Fault::Ended);
+                return Err(TransferError::Ended);
             }
             got = aligned + n;
         }
@@ -220,13 +220,13 @@ impl Target {
         Ok(())
     }
 
-    fn read_pieces(&self, mut at: u64, bufs: &mut [Buf]) -> Result<(), Fault> {
+    fn read_pieces(&self, mut at: u64, bufs: &mut [Buf]) -> Result<(), TransferError> {
         if let [buf] = bufs {
             let mut rest = buf.make_mut();
             while !rest.is_empty() {
                 let n = retry(|| rustix::io::pread(&self.fd, &mut *rest, at))?;
                 if n == 0 {
-                    return Err(Fault::Ended);
+                    return Err(TransferError::Ended);
                 }
                 at += n as u64;
                 rest = &mut rest[n..];
@@ -242,7 +242,7 @@ impl Target {
             while !rest.is_empty() {
                 let n = retry(|| rustix::io::preadv(&self.fd, rest, at))?;
                 if n == 0 {
-                    return Err(Fault::Ended);
+                    return Err(TransferError::Ended);
                 }
                 at += n as u64;
                 IoSliceMut::advance_slices(&mut rest, n);
@@ -251,7 +251,7 @@ impl Target {
         Ok(())
     }
 
-    fn write(&self, at: u64, bio: &Bio) -> Result<(), Fault> {
+    fn write(&self, at: u64, bio: &Bio) -> Result<(), TransferError> {
         if bio.preflush {
             retry(|| fdatasync(&self.fd))?;
         }
@@ -266,21 +266,21 @@ impl Target {
         self.write_pieces(at, &bio.bufs, bio.fua)
     }
 
-    /// The volume writes in smaller pieces than direct I/O takes. From now on everything goes
-    /// through the page cache, which joins pieces; the kernel keeps it coherent with the direct
-    /// transfers that are still under way, and an fdatasync covers both.
-    fn fall_back_to_buffered(&self) -> Result<(), Fault> {
+    /// The volume writes smaller pieces than direct I/O supports. From now on all I/O uses the page cache,
+    /// which merges pieces. The kernel keeps it coherent with the direct transfers that are still in
+    /// flight, and an fdatasync covers both.
+    fn fall_back_to_buffered(&self) -> Result<(), TransferError> {
         let flags = fcntl_getfl(&self.fd)?;
         fcntl_setfl(&self.fd, flags - OFlags::DIRECT)?;
         self.direct.store(false, Ordering::Release);
         let _ = self.buffered_because.set(format!(
-            "the volume writes smaller pieces than the {} bytes that direct I/O takes here",
+            "the volume writes smaller pieces than the unit of direct I/O here, {} bytes",
             self.direct_unit
         ));
         Ok(())
     }
 
-    fn write_pieces(&self, mut at: u64, bufs: &[Buf], durable: bool) -> Result<(), Fault> {
+    fn write_pieces(&self, mut at: u64, bufs: &[Buf], durable: bool) -> Result<(), TransferError> {
         for runs in Buf::runs(bufs).chunks(MAX_PIECES) {
             let mut slices: Vec<_> = runs.iter().map(|run| IoSlice::new(run)).collect();
             let mut rest = &mut slices[..];
@@ -293,25 +293,30 @@ impl Target {
         Ok(())
     }
 
-    fn write_some(&self, slices: &[IoSlice<'_>], at: u64, durable: bool) -> Result<usize, Fault> {
+    fn write_some(
+        &self,
+        slices: &[IoSlice<'_>],
+        at: u64,
+        durable: bool,
+    ) -> Result<usize, TransferError> {
         let n = if !durable {
             retry(|| rustix::io::pwritev(&self.fd, slices, at))?
         } else {
             self.write_durable(slices, at)?
         };
         if n == 0 {
-            return Err(Fault::Ended);
+            return Err(TransferError::Ended);
         }
         Ok(n)
     }
 
-    fn write_durable(&self, slices: &[IoSlice<'_>], at: u64) -> Result<usize, Fault> {
-        if !self.refuses.dsync.load(Ordering::Relaxed) {
+    fn write_durable(&self, slices: &[IoSlice<'_>], at: u64) -> Result<usize, TransferError> {
+        if !self.unsupported.dsync.load(Ordering::Relaxed) {
             let flags = ReadWriteFlags::DSYNC;
             match retry(|| rustix::io::pwritev2(&self.fd, slices, at, flags)) {
-                // Kernels before 4.7 and some file systems do not know the flag.
+                // Kernels before 4.7 and some file systems do not support the flag.
                 Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                    self.refuses.dsync.store(true, Ordering::Relaxed);
+                    self.unsupported.dsync.store(true, Ordering::Relaxed);
                 }
                 other => return Ok(other?),
             }
@@ -321,13 +326,13 @@ impl Target {
         Ok(n)
     }
 
-    /// A discard may do nothing: what cannot be discarded reads as before. (But an image in which a
-    /// hole could be made when it was opened was said to read as zeros.)
-    fn discard(&self, at: u64, len: u64) -> Result<(), Fault> {
-        if len == 0 || self.refuses.discard.load(Ordering::Relaxed) {
+    /// A discard may do nothing: the range then reads as before. (But with `discard_zeroes`, which is set
+    /// if holes can be punched in the image, it must read as zeros.)
+    fn discard(&self, at: u64, len: u64) -> Result<(), TransferError> {
+        if len == 0 || self.unsupported.discard.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if self.kind == Kind::Image {
+        if self.kind == TargetKind::Image {
             if self.geometry.discard_zeroes {
                 self.punch(at, len)?;
             }
@@ -335,7 +340,7 @@ impl Target {
         }
         match retry(|| ioctl::discard(self.fd.as_fd(), at, len)) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => {
-                self.refuses.discard.store(true, Ordering::Relaxed);
+                self.unsupported.discard.store(true, Ordering::Relaxed);
                 Ok(())
             }
             other => Ok(other?),
@@ -347,7 +352,7 @@ impl Target {
         retry(|| fallocate(&self.fd, mode, at, len))
     }
 
-    fn write_zeroes(&self, at: u64, len: u64) -> Result<(), Fault> {
+    fn write_zeroes(&self, at: u64, len: u64) -> Result<(), TransferError> {
         if len == 0 {
             return Ok(());
         }
@@ -355,8 +360,8 @@ impl Target {
             let mode = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
             retry(|| fallocate(&self.fd, mode, at, len))
         };
-        if unless_refused(&self.refuses.zero_range, zero_range)?
-            || unless_refused(&self.refuses.punch, || self.punch(at, len))?
+        if try_supported(&self.unsupported.zero_range, zero_range)?
+            || try_supported(&self.unsupported.punch, || self.punch(at, len))?
         {
             return Ok(());
         }
@@ -374,17 +379,17 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // A child process that was forked and has not yet executed its program holds the lock, too.
+        // A forked child process that has not executed its program yet holds the lock, too.
         let _ = flock(&self.fd, FlockOperation::Unlock);
     }
 }
 
-/// Calls `f` unless it was refused before; false if it is refused. A block device answers EINVAL
-/// to a range that is not in whole sectors of its own, which is no refusal of every range.
-fn unless_refused(
+/// Calls `f` unless it was refused before; false if it is refused. A block device returns EINVAL for a
+/// range that is not in whole sectors, which does not mean that it refuses every range.
+fn try_supported(
     refused: &AtomicBool,
     f: impl FnOnce() -> Result<(), Errno>,
-) -> Result<bool, Fault> {
+) -> Result<bool, TransferError> {
     if refused.load(Ordering::Relaxed) {
         return Ok(false);
     }
@@ -399,7 +404,7 @@ fn unless_refused(
     }
 }
 
-/// Calls `f` again as long as a signal interrupts it.
+/// Repeats `f` while it fails with EINTR.
 pub(super) fn retry<T>(mut f: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match f() {

@@ -1,4 +1,4 @@
-//! What a submitter has in its hand, and how it waits.
+//! Handles of submitted requests, and waiting for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,29 +10,29 @@ use super::inner::Inner;
 use super::request::ReqId;
 use crate::{Bio, Device, Done, IoError};
 
-/// A submitted bio's end.
-pub(super) struct Io {
+/// Completion of a submitted bio, shared by the queue and the handles.
+pub(super) struct IoCompletion {
     /// The request that carries it, once known.
     request: AtomicU64,
     done: AtomicBool,
-    /// Living handles.
+    /// Handles that are not dropped.
     handles: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<IoState>,
     ended: Condvar,
 }
 
-struct State {
+struct IoState {
     result: Option<Result<(), IoError>>,
     bio: Option<Bio>,
-    /// As what it is read once more if it fails, where somebody has joined it.
-    again: Option<IoTag>,
-    /// Tasks asleep.
+    /// For a read-ahead that a read has joined: the tag of a retry if it fails.
+    retry_tag: Option<IoTag>,
+    /// Tasks that sleep until the end.
     sleeping: usize,
     /// The request, for one of the sleeping tasks to run.
     offer: Option<(Bio, Done)>,
 }
 
-impl Io {
+impl IoCompletion {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             request: AtomicU64::new(u64::MAX),
@@ -40,10 +40,10 @@ impl Io {
             handles: AtomicUsize::new(1),
             state: Mutex::new(
                 Rank::Leaf,
-                State {
+                IoState {
                     result: None,
                     bio: None,
-                    again: None,
+                    retry_tag: None,
                     sleeping: 0,
                     offer: None,
                 },
@@ -61,7 +61,7 @@ impl Io {
         self.request.store(id.to_word(), Ordering::Relaxed);
     }
 
-    /// Whether somebody can still wait for it.
+    /// Whether a task can still wait for it.
     pub(super) fn has_handle(&self) -> bool {
         self.handles.load(Ordering::Acquire) > 0
     }
@@ -70,19 +70,19 @@ impl Io {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Somebody of this tag wants what was begun before he asked; false if it has failed already.
+    /// A read with this tag joins a read-ahead; false if that has failed already.
     pub(super) fn join(&self, tag: IoTag) -> bool {
         let mut state = self.state.lock();
-        state.again = Some(tag);
+        state.retry_tag = Some(tag);
         !matches!(state.result, Some(Err(_)))
     }
 
-    /// It has ended. Not so what somebody joined, if it failed: the tag says as what it is to be read again.
+    /// Ends it. A failed read-ahead that a read has joined does not end: returns the tag for the retry.
     pub(super) fn end(&self, bio: Bio, result: Result<(), IoError>) -> Option<IoTag> {
         let mut state = self.state.lock();
         assert!(state.result.is_none(), "a request ends once");
         if result.is_err()
-            && let Some(tag) = state.again.take()
+            && let Some(tag) = state.retry_tag.take()
         {
             return Some(tag);
         }
@@ -95,7 +95,7 @@ impl Io {
         None
     }
 
-    /// Gives the request to a task that sleeps until its end, if there is one: it is woken anyway.
+    /// Offers the request to a task that sleeps until its end, if there is one, because it will be woken anyway.
     pub(super) fn offer(&self, job: (Bio, Done)) -> Result<(), (Bio, Done)> {
         let mut state = self.state.lock();
         if state.sleeping == 0 || state.offer.is_some() {
@@ -125,17 +125,17 @@ impl Io {
 
 /// A submitted request. Dropping the last handle does not cancel it.
 pub struct IoHandle {
-    io: Arc<Io>,
-    // Not in `Io`: a completion that has told its waiter keeps no device open.
+    io: Arc<IoCompletion>,
+    // Not in `IoCompletion`, so that an ended completion does not keep the device open.
     queue: Arc<Inner>,
 }
 
 impl IoHandle {
-    pub(super) fn new(io: Arc<Io>, queue: Arc<Inner>) -> Self {
+    pub(super) fn new(io: Arc<IoCompletion>, queue: Arc<Inner>) -> Self {
         Self { io, queue }
     }
 
-    pub(super) fn io(&self) -> &Io {
+    pub(super) fn io(&self) -> &IoCompletion {
         &self.io
     }
 
@@ -178,13 +178,13 @@ impl Drop for IoHandle {
     fn drop(&mut self) {
         let last = self.io.handles.fetch_sub(1, Ordering::AcqRel) == 1;
         if last && !self.io.is_done() {
-            self.queue.forsaken(self.io.request());
+            self.queue.abandoned(self.io.request());
         }
     }
 }
 
-/// Waits for all of `handles`; the first error, in their order. The last is waited for first: by
-/// then most others have ended, so the task is woken once instead of once for each.
+/// Waits for all of `handles`; returns the first error in their order. It waits for the last one first: most
+/// others have ended by then, so the task is woken once and not once per request.
 pub fn wait_all(handles: &[IoHandle]) -> Result<(), IoError> {
     let mut result = Ok(());
     for handle in handles.iter().rev() {

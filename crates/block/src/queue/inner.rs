@@ -1,4 +1,4 @@
-//! The queue's motions: in, on to the device, out.
+//! The queue's operations: submission, dispatch, completion.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use steadfs_iosched::{BoostOutcome, Scheduler};
 use steadfs_rt::inherit::{self, Boostable, TaskNo};
 use steadfs_rt::{Instant, Mutex, MutexGuard, Rank, now};
 
-use super::ahead::{Ahead, Begun};
-use super::handle::{Io, IoHandle};
+use super::handle::{IoCompletion, IoHandle};
 use super::policy::QueueSettings;
-use super::request::{Completion, HoldKey, Repeat, ReqId, Runner};
-use super::state::State;
+use super::read_ahead::{ReadAheadCache, Reservation};
+use super::request::{Completion, HoldKey, ReqId, RetryRead, Runner};
+use super::state::QueueState;
 use super::stats::{Depths, QueueStats};
 use super::timer::Timer;
 use crate::{Bio, Device, Done, IoError, Op};
 
-/// What a queue and its handles share.
+/// The state that a queue and its handles share.
 pub(super) struct Inner {
     pub device: Arc<dyn Device>,
-    pub ahead: Ahead,
-    state: Mutex<State>,
+    pub read_ahead: ReadAheadCache,
+    state: Mutex<QueueState>,
     timer: Arc<Timer>,
 }
 
@@ -33,8 +33,8 @@ impl Drop for Inner {
 }
 
 impl HoldKey {
-    /// What the calling task's urgent requests are held under. In simulation all tasks share it,
-    /// which only releases requests earlier than they would be.
+    /// The key for the calling task's urgent requests. In simulation all tasks share one key, which only
+    /// releases requests earlier.
     pub(super) fn of_task() -> Self {
         thread_local! {
             static TASK: Cell<Option<u64>> = const { Cell::new(None) };
@@ -47,7 +47,7 @@ impl HoldKey {
         Self::Task(number)
     }
 
-    /// A key that nothing is held under.
+    /// An unused key.
     pub(super) fn of_new_plug() -> Self {
         Self::Plug(new_number())
     }
@@ -60,17 +60,17 @@ fn new_number() -> u64 {
 
 /// Requests on their way to the device.
 #[derive(Default)]
-struct Ready {
+struct ReadyRequests {
     /// For the calling task to run.
     own: Vec<(Bio, Done)>,
     /// For the device to run.
     others: Vec<(Bio, Done)>,
-    /// For nobody to run.
+    /// Not to be run.
     refused: Vec<(Bio, Done, IoError)>,
 }
 
-impl Ready {
-    /// Ends what is refused, without the queue's lock.
+impl ReadyRequests {
+    /// Ends refused requests, without the queue's lock.
     fn refuse(&mut self) {
         for (bio, done, error) in self.refused.drain(..) {
             done(bio, Err(error));
@@ -86,10 +86,10 @@ impl Inner {
     ) -> Self {
         let max_transfer = device.geometry().max_transfer;
         let depth = settings.depth_for(&*device);
-        let state = State::new(scheduler, settings, depth, max_transfer);
+        let state = QueueState::new(scheduler, settings, depth, max_transfer);
         Self {
             device,
-            ahead: Ahead::new(),
+            read_ahead: ReadAheadCache::new(),
             state: Mutex::new(Rank::QueueState, state),
             timer: Timer::new(),
         }
@@ -123,7 +123,7 @@ impl Inner {
         out
     }
 
-    /// The policy has held something back until now.
+    /// The time at which the policy wanted to be rerun has been reached.
     pub(super) fn pump_now(self: &Arc<Self>) {
         let now = now();
         let state = self.state.lock();
@@ -136,57 +136,57 @@ impl Inner {
         tag: IoTag,
         hold: Option<HoldKey>,
     ) -> IoHandle {
-        if let Some(io) = self.ahead.take(&bio, tag) {
-            self.want(&io, tag);
+        if let Some(io) = self.read_ahead.take(&bio, tag) {
+            self.boost_read_ahead(&io, tag);
             return IoHandle::new(io, Arc::clone(self));
         }
-        let io = Io::new();
+        let io = IoCompletion::new();
         self.enqueue(bio, tag, Completion::Handle(Arc::clone(&io)), hold);
         IoHandle::new(io, Arc::clone(self))
     }
 
-    /// Begins a read that nobody waits for yet, if there is room for what it brings; whether there was.
+    /// Starts a read-ahead, unless the limit of its memory is reached; returns false then.
     pub(super) fn read_ahead(self: &Arc<Self>, offset: u64, len: usize, tag: IoTag) -> bool {
         let bio = Bio::read(offset, len);
         if self.device.geometry().check(&bio).is_err() {
-            // That is told to whoever reads there.
+            // A read of that range will report the error.
             return true;
         }
-        let io = Io::new();
+        let io = IoCompletion::new();
         let now = now();
-        // Whoever finds it finds it in the queue, where he can raise it.
+        // Under the queue's lock: a read that finds the entry also finds the request, so that it can boost it.
         let mut state = self.state.lock();
-        match self.ahead.begin(offset..bio.end(), &io, now) {
-            Begun::Now => {
-                // What its submitter is going to wait for goes first.
+        match self.read_ahead.reserve(offset..bio.end(), &io, now) {
+            Reservation::New => {
+                // The submitter's held requests are queued first.
                 state.release_key(HoldKey::of_task(), None, now);
                 let tag = tag.with_urgency(Urgency::Background);
-                state.admit(bio, tag, Completion::Ahead(io), None, now);
+                state.admit(bio, tag, Completion::ReadAhead(io), None, now);
                 self.pump(state, now);
                 true
             }
-            Begun::Before => true,
-            Begun::Full => false,
+            Reservation::Exists => true,
+            Reservation::Full => false,
         }
     }
 
-    /// What was begun ahead is waited for now. With boosting switched off, too: it must not be later than a
-    /// read that was not begun.
-    fn want(self: &Arc<Self>, io: &Io, tag: IoTag) {
+    /// A task waits for a read-ahead now: boosts it. Also with boosting off, because it must not be served later
+    /// than a new read.
+    fn boost_read_ahead(self: &Arc<Self>, io: &IoCompletion, tag: IoTag) {
         if io.is_done() {
             return;
         }
         let now = now();
         let mut state = self.state.lock();
-        if let BoostOutcome::Boosted { .. } = state.raise(io.request(), tag, now) {
+        if let BoostOutcome::Boosted { .. } = state.boost(io.request(), tag, now) {
             self.pump(state, now);
         }
     }
 
-    /// Waits for what was read ahead and not asked for, and forgets it.
+    /// Waits for all read-aheads and drops them.
     pub(super) fn drain_read_ahead(self: &Arc<Self>) {
-        for io in self.ahead.empty() {
-            // Nobody wants its result.
+        for io in self.read_ahead.drain() {
+            // The result is not used.
             let _ = IoHandle::new(io, Arc::clone(self)).wait();
         }
     }
@@ -199,13 +199,13 @@ impl Inner {
         hold: Option<HoldKey>,
     ) {
         if let Err(error) = self.device.geometry().check(&bio) {
-            self.state.lock().recorder.refused(bio.op);
+            self.state.lock().recorder.record_refused(bio.op);
             to.call(bio, Err(error));
             return;
         }
         let now = now();
         let mut state = self.state.lock();
-        let tag = state.lent(tag);
+        let tag = state.effective_tag(tag);
         state.admit(bio, tag, to, hold, now);
         if hold.is_none() {
             self.pump(state, now);
@@ -219,7 +219,7 @@ impl Inner {
         self.pump(state, now);
     }
 
-    /// Starts a request that is held: somebody watches it without waiting.
+    /// Starts a held request, because a task polls it without waiting.
     pub(super) fn start_held(self: &Arc<Self>, id: ReqId) {
         let mut state = self.state.lock();
         if state.key_of(id).is_some() {
@@ -229,8 +229,8 @@ impl Inner {
         }
     }
 
-    /// Nobody can wait for a request any more: starts it, unless a plug will.
-    pub(super) fn forsaken(self: &Arc<Self>, id: ReqId) {
+    /// The last handle is dropped: starts the request, unless a plug will.
+    pub(super) fn abandoned(self: &Arc<Self>, id: ReqId) {
         let mut state = self.state.lock();
         if let Some(HoldKey::Task(_)) = state.key_of(id) {
             let now = now();
@@ -239,15 +239,15 @@ impl Inner {
         }
     }
 
-    pub(super) fn boost(self: &Arc<Self>, io: &Io, tag: IoTag) {
+    pub(super) fn boost(self: &Arc<Self>, io: &IoCompletion, tag: IoTag) {
         let now = now();
         let mut state = self.state.lock();
         if !state.settings().boost {
             return;
         }
-        let boost = state.raise(io.request(), tag, now);
-        let (raised, along) = state.bytes_of(io);
-        state.recorder.boosted(boost, raised, along);
+        let boost = state.boost(io.request(), tag, now);
+        let (raised, collateral) = state.boost_charge(io);
+        state.recorder.record_boost(boost, raised, collateral);
         if matches!(boost, BoostOutcome::Boosted { .. }) {
             self.pump(state, now);
         }
@@ -295,7 +295,7 @@ impl Inner {
         stats.in_flight = state.in_flight;
         stats.queued = state.sched.queued();
         stats.held = state.held();
-        stats.read_ahead = self.ahead.stats();
+        stats.read_ahead = self.read_ahead.stats();
         stats
     }
 
@@ -303,21 +303,21 @@ impl Inner {
         self.state.lock().depths()
     }
 
-    /// Waits until `io` has ended; meanwhile this task does what it can for it.
-    pub(super) fn wait(self: &Arc<Self>, io: &Io) {
+    /// Waits until `io` has ended. Meanwhile this task runs its requests itself, if it can.
+    pub(super) fn wait(self: &Arc<Self>, io: &IoCompletion) {
         let now = now();
         let own = Arc::clone(self);
         let _queued = inherit::blocked_on(own);
         let mut state = self.state.lock();
         if inherit::has_waiters() {
-            // Somebody has come since it submitted them.
+            // Another task waits for this one since it submitted the requests.
             inherit::effective_tag(IoTag::default(), |tag, waiter| {
-                state.raise_of(inherit::current_task(), waiter, now);
+                state.boost_task(inherit::current_task(), waiter, now);
                 tag
             });
         }
-        let runner = Runner(state.runners);
-        state.runners += 1;
+        let runner = Runner(state.next_runner);
+        state.next_runner += 1;
         state.release_key(HoldKey::of_task(), Some(runner), now);
         match state.key_of(io.request()) {
             Some(key @ HoldKey::Plug(_)) => state.release_key(key, Some(runner), now),
@@ -339,9 +339,9 @@ impl Inner {
         }
     }
 
-    /// Starts what the policy lets through. One task does it at a time; one that finds another at
-    /// it leaves the rest to it, so a device that ends requests at once makes no recursion.
-    fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, mut now: Instant) {
+    /// Starts what the policy dispatches. One task pumps at a time, and any other leaves the rest to it. So a
+    /// device that ends requests at once causes no recursion.
+    fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, QueueState>, mut now: Instant) {
         if state.pumping {
             return;
         }
@@ -362,14 +362,19 @@ impl Inner {
         }
     }
 
-    /// Takes what the policy lets through.
-    fn collect(self: &Arc<Self>, state: &mut State, runner: Option<Runner>, now: Instant) -> Ready {
-        let mut ready = Ready::default();
+    /// Takes what the policy dispatches.
+    fn collect(
+        self: &Arc<Self>,
+        state: &mut QueueState,
+        runner: Option<Runner>,
+        now: Instant,
+    ) -> ReadyRequests {
+        let mut ready = ReadyRequests::default();
         self.collect_at(state, runner, now, &mut ready);
-        while let Some(at) = state.look_again()
+        while let Some(at) = state.rerun_at()
             && !self.timer.set(at, self)
         {
-            // There is nobody who would look then: the time counts as come.
+            // Without a timer's task nothing is held back: the scheduler runs as if the time were `at`.
             self.collect_at(state, runner, at, &mut ready);
         }
         ready
@@ -377,10 +382,10 @@ impl Inner {
 
     fn collect_at(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut QueueState,
         runner: Option<Runner>,
         now: Instant,
-        ready: &mut Ready,
+        ready: &mut ReadyRequests,
     ) {
         while let Some(dispatch) = state.dispatch(now) {
             let own = runner.is_some() && dispatch.runner == runner;
@@ -401,22 +406,22 @@ impl Inner {
         (bio, Box::new(done))
     }
 
-    /// The device has ended a request. The next ones are started first; nothing of the queue is
-    /// held any more when the waiters learn of the end, so that the last of them can close it.
+    /// The device has ended a request. Starts the next ones first. No reference to the queue is held when
+    /// the waiters are woken, so that the last of them can close it.
     fn complete(self: Arc<Self>, id: ReqId, bio: Bio, result: Result<(), IoError>) {
         if matches!(bio.op, Op::Write | Op::Discard | Op::WriteZeroes) {
-            self.ahead.forget(&(bio.offset..bio.end()));
+            self.read_ahead.forget(&(bio.offset..bio.end()));
         }
         let now = now();
         let mut state = self.state.lock();
         let (request, result) = state.complete(id, &bio, result, now);
         self.pump(state, now);
-        if result.is_ok() || !request.is_ahead() {
+        if result.is_ok() || !request.is_read_ahead() {
             drop(self);
             request.end(bio, result);
             return;
         }
-        for Repeat {
+        for RetryRead {
             io,
             offset,
             len,
@@ -424,7 +429,7 @@ impl Inner {
         } in request.end(bio, result)
         {
             let bio = Bio::read(offset, len as usize);
-            self.enqueue(bio, tag, Completion::Again(io), None);
+            self.enqueue(bio, tag, Completion::Retry(io), None);
         }
     }
 }
@@ -433,14 +438,14 @@ impl Boostable for Inner {
     fn boost(self: Arc<Self>, task: TaskNo, tag: IoTag) {
         let now = now();
         let mut state = self.state.lock();
-        if state.raise_of(task, tag, now) {
+        if state.boost_task(task, tag, now) {
             self.pump(state, now);
         }
     }
 }
 
-/// Offers a request to those that may sleep until its end.
-fn offer(mut job: (Bio, Done), waiters: &[Arc<Io>]) -> Result<(), (Bio, Done)> {
+/// Offers a request to a task that sleeps until its end.
+fn offer(mut job: (Bio, Done), waiters: &[Arc<IoCompletion>]) -> Result<(), (Bio, Done)> {
     for io in waiters {
         match io.offer(job) {
             Ok(()) => return Ok(()),

@@ -1,44 +1,46 @@
-//! The request queue: where waiting I/O stays until the device may have it.
+//! The request queue: requests wait here until the scheduler dispatches them to the device.
 //!
-//! # How a request gets to the device
-//! The policy orders what is queued; the device has at most [`QueueOptions::depth`] requests at a
-//! time. Who starts them is decided so that as few tasks as possible are woken:
+//! **Problem.** Once a request is dispatched its order cannot be changed any more, and each wake-up of another
+//! thread costs more CPU time than most requests.
 //!
-//! - Requests with an urgent tag (waited, journal, checkpoint) are **held**: their submitter is
-//!   going to wait. When it does, everything it has submitted goes to the device together, run by
-//!   that task itself ([`Device::run`]): a lone fsync wakes nobody. A held request is not lost when
-//!   nobody waits after all: asking whether it is done, or dropping its last handle, starts it.
+//! # Dispatch
+//! The policy orders queued requests; the device has at most [`QueueOptions::depth`] requests at a time. Requests
+//! are started so that as few tasks as possible are woken:
+//!
+//! - Requests with an urgent tag (waited, journal, checkpoint) are **held**, because their submitter is going to
+//!   wait. When it waits, all of its held requests are dispatched together and run by that task itself
+//!   ([`Device::run`]): a single fsync wakes no other task. If the submitter does not wait after all,
+//!   [`IoHandle::is_done`] or the drop of the last handle starts the request.
 //! - Other requests, and those with a callback, are started at once ([`Device::start`]).
-//! - A [`Plug`] holds requests of any kind until it is dropped or one of them is waited for. When it
-//!   is dropped, each goes on as if it were submitted then.
+//! - A [`Plug`] holds requests of any kind until it is dropped or a task waits for one of them. When it is
+//!   dropped, its requests continue as if they were submitted then.
 //!
-//! Held and queued requests that continue one another on the device and have the same tag are
-//! merged.
+//! Held and queued requests that are contiguous on the device and have the same tag are merged.
 //!
-//! So at any time, a request that has not ended is held and has an owner that will wait, ask or
-//! drop it; or it is queued and the device has its fill, and the next completion starts it; or the
-//! device has it. None is stranded.
+//! **Invariant.** A request that has not ended is held, and its owner will wait for it, poll it or drop it; or it
+//! is queued while the device is full, and the next completion starts it; or the device has it. So none is
+//! stranded.
 //!
 //! # Wake-ups
-//! - A request that its submitter waits for: none. A batch of them: none with io_uring; without, the
-//!   pool helps, and the device's threads are woken one after the other as they are needed.
-//! - A request that nobody waits for, or a run of them: one thread of the device, none while one is
-//!   at it. Whoever waits for it later is woken once.
-//! - A FLUSH behind another one: one of those who wait is woken and runs it; the others when it has
-//!   ended.
+//! - A request that its submitter waits for: none. A batch of them: none with io_uring; otherwise threads of the
+//!   device's pool are woken one after the other as they are needed.
+//! - Background requests, one or many: one thread of the device; none while one of them is active. A task that
+//!   waits for such a request later is woken once.
+//! - A FLUSH that is queued after another one: one of its waiters is woken and runs it; the others wake when it
+//!   has ended.
 //!
 //! # Flushes
-//! One FLUSH runs at a time, and none beside a write that makes the device flush before it: if a FLUSH loses
-//! what was written, no such write (a commit block, the end of a checkpoint) may become durable as if it had
-//! not, neither meanwhile nor later. Those that arrive meanwhile share the next one, which starts after
-//! they arrived: it covers every write that had completed when they were submitted. They are numbered,
-//! so that whoever remembers which one his data needs can see that somebody else's was that one or a
-//! later one, and do without ([`Queue::next_flush`], [`Queue::has_flushed`]).
+//! One FLUSH runs at a time, and none beside a write with a preflush: if a FLUSH loses writes, no such write (a
+//! commit record, the end of a checkpoint) may become durable, neither meanwhile nor later. FLUSHes that arrive
+//! meanwhile share the next one, which starts after they arrived: it covers every write that had completed when
+//! they were submitted. FLUSHes are numbered: a task that knows which number its data needs can check whether
+//! that one or a later one, of any task, has succeeded, and skips its own ([`Queue::next_flush`],
+//! [`Queue::has_flushed`]).
 
-mod ahead;
 mod handle;
 mod inner;
 mod policy;
+mod read_ahead;
 mod recorder;
 mod request;
 mod state;
@@ -60,10 +62,10 @@ pub use stats::{
     BoostStats, Depths, GroupStats, Latency, LatencyBuckets, OpStats, QueueStats, ReadAheadStats,
 };
 
-/// How a queue works.
+/// Options of a queue.
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
-    /// How many requests the device has at a time.
+    /// Most requests that the device has at a time.
     pub depth: usize,
 }
 
@@ -97,7 +99,7 @@ impl Queue {
         }
     }
 
-    /// A queue in front of `device` in the order of a policy.
+    /// A queue in front of `device` with a scheduler.
     pub fn with_scheduler(
         device: Arc<dyn Device>,
         options: QueueOptions,
@@ -112,28 +114,28 @@ impl Queue {
         }
     }
 
-    /// Changes the policy and its settings. What is queued is put in the new order; what the device
-    /// has stays there.
+    /// Changes the policy and its settings. Queued requests get the new order; dispatched ones stay in the
+    /// device.
     pub fn configure(&self, settings: QueueSettings) {
         self.inner.configure(settings);
     }
 
-    /// How the queue works at present.
+    /// The present settings.
     pub fn settings(&self) -> QueueSettings {
         self.inner.settings()
     }
 
-    /// Tells of a group below `parent`, or of its new weight (1 to 1000).
+    /// Adds a group below `parent`, or changes its weight (1 to 1000).
     pub fn set_group(&self, group: GroupId, parent: GroupId, weight: u32) {
         self.inner.set_group(group, parent, weight);
     }
 
-    /// A group is gone.
+    /// Removes a group.
     pub fn forget_group(&self, group: GroupId) {
         self.inner.forget_group(group);
     }
 
-    /// The policies there are, the present one in brackets (as Linux's `queue/scheduler`).
+    /// The names of the policies, the present one in brackets (as Linux's `queue/scheduler`).
     pub fn describe_policies(&self) -> String {
         let now = self.settings().policy;
         let word = |policy: Policy| match policy == now {
@@ -143,7 +145,7 @@ impl Queue {
         Policy::ALL.map(word).join(" ")
     }
 
-    /// Who has requests queued or in the device, in lines.
+    /// The scheduler's queues with requests, one per line.
     pub fn describe(&self) -> String {
         self.inner.describe()
     }
@@ -153,8 +155,8 @@ impl Queue {
         self.inner.device.geometry()
     }
 
-    /// How many bytes a write of this tag should have at most: what the device takes, or less while others wait
-    /// for FLUSHes, which wait for it.
+    /// Largest write in bytes for this tag: the device's limit, or less while other tasks wait for FLUSHes, which
+    /// wait for the write.
     pub fn max_transfer_for(&self, tag: IoTag) -> u64 {
         self.inner.max_transfer_for(tag)
     }
@@ -164,42 +166,40 @@ impl Queue {
         &self.inner.device
     }
 
-    /// Queues a request. It may wait for the device here, in the queue, where it can be boosted.
+    /// Queues a request. While it waits here for the device, it can be boosted.
     ///
-    /// With an urgent tag it stays here until somebody waits for it (see the module's head). The
-    /// submitter must not wait in between for anything that may depend on the request, such as a
-    /// task that waits for its effect otherwise than by its handle. Who cannot promise that uses
-    /// [`Queue::submit_with`].
+    /// With an urgent tag it is held until a task waits for it (see the module's header). Until then the
+    /// submitter must not wait for anything that depends on the request, such as a task that waits for
+    /// its effect by other means than a handle. Where that is possible use [`Queue::submit_with`].
     pub fn submit(&self, bio: Bio, tag: IoTag) -> IoHandle {
         let hold = is_urgent(tag).then(HoldKey::of_task);
         self.inner.submit(bio, tag, hold)
     }
 
-    /// Begins to read `len` bytes at byte `offset`, on the account of `tag`, because they will probably be
-    /// wanted: a read of that very range finds them. False if there is too much already that was read ahead
-    /// and not asked for.
+    /// Starts a read-ahead of `len` bytes at byte `offset`, charged to `tag`. A later read of exactly that range
+    /// uses it. False if the limit of read-ahead memory is reached.
     pub fn read_ahead(&self, offset: u64, len: usize, tag: IoTag) -> bool {
         self.inner.read_ahead(offset, len, tag)
     }
 
-    /// How many bytes more may be read ahead.
+    /// Number of bytes that may still be read ahead.
     pub fn read_ahead_available(&self) -> u64 {
-        self.inner.ahead.room(steadfs_rt::now())
+        self.inner.read_ahead.available(steadfs_rt::now())
     }
 
-    /// Most bytes that are read ahead and not asked for at a time.
+    /// Sets the limit of bytes that are read ahead and not used yet.
     pub fn set_read_ahead_limit(&self, bytes: u64) {
-        self.inner.ahead.limit(bytes);
+        self.inner.read_ahead.set_limit(bytes);
     }
 
-    /// Waits for what is being read ahead, and forgets all of it: the device is about to be closed, or changed by
-    /// somebody else.
+    /// Waits for all read-aheads in flight and drops the cached ones: the device will be closed, or another program
+    /// may change it.
     pub fn drain_read_ahead(&self) {
         self.inner.drain_read_ahead();
     }
 
-    /// Queues a request that nobody waits for; `done` is called once, from any task, perhaps before
-    /// this returns. It takes only locks of a late rank and never waits.
+    /// Queues a request without a handle; `done` is called once, from any task, perhaps before this
+    /// returns. It takes only locks of a late rank and never waits.
     pub fn submit_with(
         &self,
         bio: Bio,
@@ -210,7 +210,7 @@ impl Queue {
             .enqueue(bio, tag, Completion::Call(Box::new(done)), None);
     }
 
-    /// Collects requests, so that they are merged and started together.
+    /// A plug, which collects requests so that they are merged and started together.
     pub fn plug(&self) -> Plug<'_> {
         Plug {
             queue: self,
@@ -218,39 +218,39 @@ impl Queue {
         }
     }
 
-    /// Queues a FLUSH: when it ends well, every write that had completed is durable. After one that failed all
-    /// later ones fail, since it may have lost what was written before.
+    /// Queues a FLUSH: if it succeeds, every write that had completed before is durable. After a failed FLUSH all
+    /// later ones fail, because it may have lost earlier writes.
     pub fn flush(&self, tag: IoTag) -> IoHandle {
         self.submit(Bio::flush(), tag)
     }
 
-    /// The number of the FLUSH that makes durable what the device has answered by now: of the next that
-    /// it is given, alone or before a write. From 1.
+    /// The number of the FLUSH that makes all completed writes durable: the next one that is dispatched, alone
+    /// or as a preflush. From 1.
     pub fn next_flush(&self) -> u64 {
         self.inner.next_flush()
     }
 
-    /// Whether this FLUSH, or a later one, has ended well. Number 0 stands for none that is needed.
+    /// Whether this FLUSH or a later one has succeeded. True for number 0.
     pub fn has_flushed(&self, number: u64) -> bool {
         self.inner.has_flushed(number)
     }
 
-    /// Raises a request that is not yet dispatched to `tag`; never lowers, does nothing once the
-    /// device has it, and nothing where boosting is switched off.
+    /// Boosts a request to `tag`, unless it is dispatched or boosting is off. Never lowers it.
     pub fn boost(&self, io: &IoHandle, tag: IoTag) {
         self.inner.boost(io.io(), tag);
     }
 
-    /// Requests that the device does not have yet are for others, too, who wait for what their owner does:
-    /// they go as soon as those of the best placed of all, and are on the accounts of all.
+    /// Shares requests with other owners that wait for the same work, such as a merged checkpoint: a request that
+    /// is not dispatched yet is queued for every one of `tags`, dispatched at the earliest slice, and charged to
+    /// all of them.
     pub fn share(&self, ios: &[IoHandle], tags: &[IoTag]) {
         if !ios.is_empty() && !tags.is_empty() {
             self.inner.share(ios, tags);
         }
     }
 
-    /// What I/O of tag `now` becomes when a task of tag `waiter` waits for it: as urgent and on as good
-    /// an account as either, by the policy's measure. `now` itself where boosting is switched off.
+    /// The effective tag of I/O with tag `now` that a task with tag `waiter` waits for (priority inheritance): the
+    /// better urgency, priority and group of both, as the policy compares them. `now` if boosting is off.
     pub fn effective_tag(&self, now: IoTag, waiter: IoTag) -> IoTag {
         self.inner.effective_tag(now, waiter)
     }
@@ -266,12 +266,12 @@ impl Queue {
         self.submit(Bio::write(offset, bufs), tag).wait()
     }
 
-    /// How many requests there are now, and where.
+    /// The numbers of queued and dispatched requests.
     pub fn depths(&self) -> Depths {
         self.inner.depths()
     }
 
-    /// What the queue has done and how long it took.
+    /// The queue's statistics.
     pub fn stats(&self) -> QueueStats {
         self.inner.stats()
     }
@@ -284,14 +284,14 @@ pub struct Plug<'q> {
 }
 
 impl Plug<'_> {
-    /// Queues a request as [`Queue::submit`] does, but not before the plug is dropped or one of its
-    /// requests is waited for.
+    /// Queues a request as [`Queue::submit`] does, but not before the plug is dropped or a task waits for one
+    /// of its requests.
     pub fn submit(&self, bio: Bio, tag: IoTag) -> IoHandle {
         self.queue.inner.submit(bio, tag, Some(self.key))
     }
 
-    /// Queues a request as [`Queue::submit_with`] does, but not before the plug is dropped or one
-    /// of its requests is waited for.
+    /// Queues a request as [`Queue::submit_with`] does, but not before the plug is dropped or a task waits
+    /// for one of its requests.
     pub fn submit_with(
         &self,
         bio: Bio,

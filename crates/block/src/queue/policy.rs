@@ -1,4 +1,4 @@
-//! Which policy orders the queue, and how.
+//! The policies and their settings.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use steadfs_iosched::{Fair, FairOptions, Fifo, FifoOptions, Nanos, Scheduler};
 
 use crate::Device;
 
-/// A policy's name.
+/// A scheduling policy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Policy {
-    /// Arrival order, with what somebody waits for ahead.
+    /// Arrival order, with waited-for requests first.
     Fifo,
-    /// Weighted shares for groups and processes.
+    /// Weighted shares for groups and processes (start-time fair queueing).
     #[default]
     Fair,
     /// The same in time slices, with CFQ's rules.
@@ -22,7 +22,7 @@ impl Policy {
     /// All policies.
     pub const ALL: [Self; 3] = [Self::Fifo, Self::Fair, Self::Cfq];
 
-    /// As options name it.
+    /// Its name in options.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fifo => "fifo",
@@ -32,20 +32,20 @@ impl Policy {
     }
 }
 
-/// What a mounted volume's owner may choose about its queue, at any time.
+/// Settings that can be changed while a volume is mounted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueSettings {
-    /// The order.
+    /// The policy.
     pub policy: Policy,
-    /// How many requests the device has at a time, if the device does not want fewer.
+    /// Most requests that the device has at a time; less if the device's own limit is lower.
     pub depth: usize,
-    /// How long `fair` and `cfq` keep the device for somebody who is expected; `None`: 8 ms.
+    /// How long `fair` and `cfq` idle for the next request of an owner; `None`: 8 ms.
     pub slice_idle: Option<Duration>,
-    /// Whether owners that come after a pause are favoured (`fair`).
+    /// Whether owners that become active after a pause are favoured (`fair`).
     pub low_latency: bool,
-    /// One request at a time, and everybody is waited for (`fair`, `cfq`).
+    /// One request at a time, and idling for every owner (`fair`, `cfq`).
     pub strict_guarantees: bool,
-    /// Whether waiting for a queued request raises it.
+    /// Whether queued requests are boosted when a task waits for them.
     pub boost: bool,
 }
 
@@ -66,7 +66,7 @@ impl QueueSettings {
     /// The policy for a device, with nothing queued.
     pub(super) fn scheduler(&self, device: &dyn Device) -> Box<dyn Scheduler> {
         let depth = self.depth_for(device);
-        // Background requests leave room in the device for those that somebody waits for.
+        // Background requests leave slots of the device for waited-for ones.
         let most = (depth - depth / 4).max(1);
         let async_depth = device.background_depth().clamp(1, most);
         let preset = match self.policy {

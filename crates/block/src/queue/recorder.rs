@@ -1,4 +1,4 @@
-//! Takes down what the queue does.
+//! Records the queue's statistics.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use super::request::Request;
 use super::stats::{BoostStats, GroupStats, Latency, LatencyBuckets, OpStats, QueueStats};
 use crate::Op;
 
-/// Times are told apart from this many nanoseconds on.
-const FINEST: u64 = 64;
-/// Longer times count as this many nanoseconds: an hour.
-const LONGEST: u64 = 3_600_000_000_000;
-/// Two significant digits: a time is off by one percent at most.
-const DIGITS: u8 = 2;
-/// Groups that numbers are kept of; those that come later are on the root's.
+/// Resolution of times in nanoseconds.
+const MIN_NANOS: u64 = 64;
+/// Longer times are recorded as this one, in nanoseconds: one hour.
+const MAX_NANOS: u64 = 3_600_000_000_000;
+/// Significant digits of times: the error is at most 1 %.
+const SIGNIFICANT_DIGITS: u8 = 2;
+/// Most groups with statistics; later ones are counted in the root group.
 const MAX_GROUPS: usize = 4096;
 
 const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
-/// Takes the numbers down, under the queue's lock.
+/// The counters, under the queue's lock.
 #[derive(Default)]
 pub(super) struct Recorder {
     ops: [OpRecorder; OPS.len()],
@@ -44,7 +44,7 @@ struct OpRecorder {
 impl Default for OpRecorder {
     fn default() -> Self {
         let times = || {
-            Histogram::new_with_bounds(FINEST, LONGEST, DIGITS)
+            Histogram::new_with_bounds(MIN_NANOS, MAX_NANOS, SIGNIFICANT_DIGITS)
                 .expect("the bounds are in order and the digits few")
         };
         Self {
@@ -64,7 +64,7 @@ impl Recorder {
     }
 
     /// The device has ended a request.
-    pub(super) fn ended(&mut self, request: &Request, op: Op, failed: bool, now: Instant) {
+    pub(super) fn record_end(&mut self, request: &Request, op: Op, failed: bool, now: Instant) {
         self.count_group(request, op, failed, now);
         let recorder = self.op(op);
         recorder.requests += 1;
@@ -110,32 +110,37 @@ impl Recorder {
         }
     }
 
-    /// A request was raised because somebody waits for what its task holds.
-    pub(super) fn inherited(&mut self) {
+    /// A request was boosted by priority inheritance.
+    pub(super) fn record_inherited(&mut self) {
         self.boosts.inherited += 1;
     }
 
-    /// A group is gone.
+    /// A group was removed.
     pub(super) fn forget_group(&mut self, group: GroupId) {
         self.groups.remove(&group);
     }
 
     /// A bio was refused before it became a request.
-    pub(super) fn refused(&mut self, op: Op) {
+    pub(super) fn record_refused(&mut self, op: Op) {
         let recorder = self.op(op);
         recorder.count += 1;
         recorder.errors += 1;
     }
 
-    /// A boost's outcome. `raised`: who is charged for the request now and its bytes; `along`: those of
-    /// them that nobody waited for.
-    pub(super) fn boosted(&mut self, boost: BoostOutcome, raised: (GroupId, u64), along: u64) {
+    /// Records a boost. `raised`: the group that is charged for the request, and its bytes; `collateral`: those of
+    /// them without a waiter.
+    pub(super) fn record_boost(
+        &mut self,
+        boost: BoostOutcome,
+        raised: (GroupId, u64),
+        collateral: u64,
+    ) {
         match boost {
             BoostOutcome::Boosted { overtaken } => {
                 self.boosts.raised += 1;
                 self.boosts.positions_gained += overtaken;
                 self.boosts.bytes += raised.1;
-                self.boosts.collateral_bytes += along;
+                self.boosts.collateral_bytes += collateral;
                 self.group(raised.0).boosted += raised.1;
             }
             BoostOutcome::AlreadyDispatched => self.boosts.already_dispatched += 1,
@@ -143,7 +148,7 @@ impl Recorder {
         }
     }
 
-    /// The numbers; what the queue knows better is left out.
+    /// The statistics, without the fields that the queue fills in.
     pub(super) fn stats(&self) -> QueueStats {
         let ops = OPS.iter().zip(&self.ops).map(|(&op, recorder)| OpStats {
             op,

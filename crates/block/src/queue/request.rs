@@ -1,4 +1,4 @@
-//! A request: one bio for the device, made of one or more submitted ones.
+//! A request: one bio for the device, merged from one or more submitted ones.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use steadfs_iosched::{Direction, IoId};
 use steadfs_rt::Instant;
 use steadfs_rt::inherit::{self, TaskNo};
 
-use super::handle::Io;
+use super::handle::IoCompletion;
 use crate::{Bio, IoError, Op};
 
 /// Most buffers in one request (Linux `UIO_MAXIOV`).
 const MAX_BUFS: usize = 1024;
 
-/// Whose waiting releases a held request.
+/// The task or plug that releases a held request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HoldKey {
     /// The task that submitted it.
@@ -22,11 +22,11 @@ pub(super) enum HoldKey {
     Plug(u64),
 }
 
-/// A task that waits and runs what its waiting releases.
+/// A task that waits, and runs the requests that it released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Runner(pub u64);
 
-/// Names a request for ever: its slot is used again, with another generation.
+/// A unique number of a request: a slot that is reused gets another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ReqId {
     pub slot: u32,
@@ -50,44 +50,44 @@ impl ReqId {
     }
 }
 
-/// Where a request is.
+/// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// Until its submitter waits.
+    /// Held until its submitter waits.
     Held(HoldKey),
-    /// Not yet in anybody's hands: on its way in, or a FLUSH behind the one that runs.
+    /// Not in the scheduler: being submitted, or behind a FLUSH that runs.
     Blocked,
-    /// In the policy's hands.
+    /// In the scheduler.
     Queued,
-    /// In the device's.
+    /// In the device.
     Dispatched,
 }
 
-/// Who is told of the end.
+/// How a bio's end is reported.
 pub(super) enum Completion {
-    Handle(Arc<Io>),
-    /// The same for a read that was begun before anybody asked.
-    Ahead(Arc<Io>),
-    /// The same for one that somebody joined and that failed: once more, by itself.
-    Again(Arc<Io>),
+    Handle(Arc<IoCompletion>),
+    /// To a handle, for a read-ahead.
+    ReadAhead(Arc<IoCompletion>),
+    /// To a handle, for the retry of a failed read-ahead that a read had joined: it is not merged.
+    Retry(Arc<IoCompletion>),
     Call(Box<dyn FnOnce(Bio, Result<(), IoError>) + Send>),
 }
 
-/// A read that failed and that whoever joined it has not asked for himself.
-pub(super) struct Repeat {
-    pub io: Arc<Io>,
+/// A failed read-ahead that a read has joined, and that is therefore retried.
+pub(super) struct RetryRead {
+    pub io: Arc<IoCompletion>,
     pub offset: u64,
     pub len: u64,
     pub tag: IoTag,
 }
 
 impl Completion {
-    pub(super) fn call(self, bio: Bio, result: Result<(), IoError>) -> Option<Repeat> {
+    pub(super) fn call(self, bio: Bio, result: Result<(), IoError>) -> Option<RetryRead> {
         let (offset, len) = (bio.offset, bio.len);
         match self {
-            Self::Handle(io) | Self::Ahead(io) | Self::Again(io) => {
+            Self::Handle(io) | Self::ReadAhead(io) | Self::Retry(io) => {
                 let tag = io.end(bio, result)?;
-                Some(Repeat {
+                Some(RetryRead {
                     io,
                     offset,
                     len,
@@ -101,83 +101,84 @@ impl Completion {
         }
     }
 
-    pub(super) fn io(&self) -> Option<&Arc<Io>> {
+    pub(super) fn io(&self) -> Option<&Arc<IoCompletion>> {
         match self {
-            Self::Handle(io) | Self::Ahead(io) | Self::Again(io) => Some(io),
+            Self::Handle(io) | Self::ReadAhead(io) | Self::Retry(io) => Some(io),
             Self::Call(_) => None,
         }
     }
 
-    /// Whether the requests of both may become one. Nobody who asks is to meet the error of what nobody asked for.
-    fn goes_with(&self, other: &Self) -> bool {
+    /// Whether the requests of both may be merged: a read must not fail because of an error in a read-ahead.
+    fn merges_with(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Again(_), _) | (_, Self::Again(_)) => false,
-            (Self::Ahead(_), other) | (other, Self::Ahead(_)) => matches!(other, Self::Ahead(_)),
+            (Self::Retry(_), _) | (_, Self::Retry(_)) => false,
+            (Self::ReadAhead(_), other) | (other, Self::ReadAhead(_)) => {
+                matches!(other, Self::ReadAhead(_))
+            }
             _ => true,
         }
     }
 }
 
 /// A submitted bio inside a request.
-pub(super) struct Part {
-    pub to: Completion,
+pub(super) struct RequestPart {
+    pub completion: Completion,
     pub offset: u64,
     pub len: u64,
     pub bufs: usize,
     pub submitted: Instant,
-    /// Who submitted it.
-    pub by: TaskNo,
+    /// The task that submitted it.
+    pub submitter: TaskNo,
 }
 
-impl Part {
+impl RequestPart {
     pub(super) fn of(bio: &Bio, to: Completion, submitted: Instant) -> Self {
         Self {
-            to,
+            completion: to,
             offset: bio.offset,
             len: bio.len,
             bufs: bio.bufs.len(),
             submitted,
-            by: inherit::current_task(),
+            submitter: inherit::current_task(),
         }
     }
 }
 
-/// A request.
+/// One bio for the device, with the submitted bios that it serves.
 pub(super) struct Request {
     /// Empty while the device has it.
     pub bio: Bio,
-    pub first: Part,
-    /// What was merged behind it, in order of offsets (flushes: of arrival).
-    pub merged: Vec<Part>,
+    pub first: RequestPart,
+    /// Bios merged after it, by offset (FLUSHes: by arrival).
+    pub merged: Vec<RequestPart>,
     pub tag: IoTag,
     pub phase: Phase,
-    /// Which of the queue's policies it was given to last.
+    /// The number of the scheduler that it was inserted into last.
     pub epoch: u32,
     pub runner: Option<Runner>,
     pub dispatched: Instant,
     /// The number of its FLUSH, if it has one.
     pub flush: Option<u64>,
-    /// Whose else it is: of a FLUSH, those who joined it; those for whom its submitter works.
+    /// Tags of other owners: of FLUSHes that joined it, or of tasks that share its work.
     pub sharers: Vec<IoTag>,
 }
 
 impl Request {
-    pub(super) fn parts(&self) -> impl Iterator<Item = &Part> {
+    pub(super) fn parts(&self) -> impl Iterator<Item = &RequestPart> {
         std::iter::once(&self.first).chain(&self.merged)
     }
 
-    /// Whether the tag says that somebody waits, everybody has a handle to wait by, and one of them
-    /// is still there.
+    /// Whether the tag is urgent, all parts have handles, and at least one handle still exists.
     pub(super) fn will_be_waited_for(&self) -> bool {
         is_urgent(self.tag)
-            && self.parts().all(|part| part.to.io().is_some())
+            && self.parts().all(|part| part.completion.io().is_some())
             && self
                 .parts()
-                .any(|part| part.to.io().is_some_and(|io| io.has_handle()))
+                .any(|part| part.completion.io().is_some_and(|io| io.has_handle()))
     }
 
-    /// Whether `bio` may be appended to this one, which ends where it begins.
-    pub(super) fn takes(
+    /// Whether `bio`, which begins at this request's end, may be merged into it.
+    pub(super) fn can_append(
         &self,
         bio: &Bio,
         to: &Completion,
@@ -192,12 +193,12 @@ impl Request {
         };
         waits
             && self.tag == tag
-            && self.first.to.goes_with(to)
+            && self.first.completion.merges_with(to)
             && self.bio.len + bio.len <= max_transfer
             && self.bio.bufs.len() + bio.bufs.len() <= MAX_BUFS
     }
 
-    pub(super) fn append(&mut self, mut bio: Bio, part: Part) {
+    pub(super) fn append(&mut self, mut bio: Bio, part: RequestPart) {
         debug_assert_eq!(self.bio.op, bio.op);
         debug_assert_eq!(self.bio.end(), bio.offset);
         self.bio.len += bio.len;
@@ -205,15 +206,20 @@ impl Request {
         self.merged.push(part);
     }
 
-    /// Whether part of it was begun before anybody asked.
-    pub(super) fn is_ahead(&self) -> bool {
-        matches!(self.first.to, Completion::Ahead(_))
+    /// Whether it is a read-ahead.
+    pub(super) fn is_read_ahead(&self) -> bool {
+        matches!(self.first.completion, Completion::ReadAhead(_))
     }
 
-    /// Gives every part its bio and the result. What has to be read again comes back.
-    pub(super) fn end(self, bio: Bio, result: Result<(), IoError>) -> Vec<Repeat> {
+    /// Ends every part with its bio and the result. Returns the reads to retry.
+    pub(super) fn end(self, bio: Bio, result: Result<(), IoError>) -> Vec<RetryRead> {
         if self.merged.is_empty() {
-            return self.first.to.call(bio, result).into_iter().collect();
+            return self
+                .first
+                .completion
+                .call(bio, result)
+                .into_iter()
+                .collect();
         }
         let mut again = Vec::new();
         let op = bio.op;
@@ -232,23 +238,23 @@ impl Request {
                 len: part.len,
                 ..error
             });
-            again.extend(part.to.call(own, result));
+            again.extend(part.completion.call(own, result));
         }
         again
     }
 }
 
-/// Whether whoever submits with this tag is going to wait.
+/// Whether the submitter of a request with this tag is going to wait.
 pub(super) fn is_urgent(tag: IoTag) -> bool {
     tag.urgency <= Urgency::Checkpoint
 }
 
-/// Whether neighbours of `bio` may be merged with it.
+/// Whether contiguous bios may be merged with `bio`.
 pub(super) fn is_mergeable(bio: &Bio) -> bool {
     bio.is_plain() && bio.len > 0
 }
 
-/// What a policy sees of an operation.
+/// The operation as the scheduler sees it.
 pub(super) fn direction(op: Op) -> Direction {
     match op {
         Op::Read => Direction::Read,

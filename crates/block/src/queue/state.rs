@@ -1,4 +1,4 @@
-//! The queue's bookkeeping. All of it is under the queue's lock, and nothing in here waits.
+//! The queue's state. All of it is under the queue's lock, and no function here waits.
 
 mod dispatch;
 #[cfg(debug_assertions)]
@@ -12,21 +12,21 @@ use steadfs_iosched::{BoostOutcome, Io as SchedIo, IoId, Nanos, Scheduler};
 use steadfs_rt::Instant;
 use steadfs_rt::inherit::{self, TaskNo};
 
-use super::handle::Io;
+use super::handle::IoCompletion;
 use super::policy::QueueSettings;
 use super::recorder::Recorder;
 use super::request::{
-    Completion, HoldKey, Part, Phase, ReqId, Request, Runner, direction, is_mergeable,
+    Completion, HoldKey, Phase, ReqId, Request, RequestPart, Runner, direction, is_mergeable,
 };
 use super::stats::Depths;
 use crate::{Bio, Op};
 
-pub(super) struct State {
+pub(super) struct QueueState {
     pub sched: Box<dyn Scheduler>,
-    /// Counts the policies there have been: requests that an earlier one let go are not this one's.
+    /// Number of the present scheduler: a request that an earlier one dispatched is not reported to it.
     epoch: u32,
     settings: QueueSettings,
-    /// Parent and weight of each.
+    /// Parent and weight of each group.
     groups: BTreeMap<GroupId, (GroupId, u32)>,
     depth: usize,
     max_transfer: u64,
@@ -37,21 +37,21 @@ pub(super) struct State {
     tails: BTreeMap<(Tail, u64), ReqId>,
     pub in_flight: usize,
     running_flush: Option<ReqId>,
-    /// The one that makes the device flush, alone or before a write. There is one at a time.
+    /// The dispatched FLUSH or write with a preflush. There is one at a time.
     flushing: Option<ReqId>,
-    /// Those the policy has let go that wait for its end.
+    /// Requests of this kind that the policy has dispatched, and that wait for its end.
     parked: VecDeque<ReqId>,
-    /// The FLUSH that has not started; it takes those that arrive.
+    /// The FLUSH that is not dispatched; new ones join it.
     next_flush: Option<ReqId>,
-    /// FLUSHes given to the device, those before writes included.
+    /// FLUSHes dispatched, including preflushes.
     pub flushes: u64,
-    /// The latest of them that has ended well.
+    /// The latest of them that has succeeded.
     pub flushed: u64,
-    /// Why a FLUSH failed: the first one's cause.
+    /// Cause of the first failed FLUSH.
     pub flush_error: Option<String>,
-    /// Somebody is starting requests and will look again for more.
+    /// A task is pumping and will check again for more requests.
     pub pumping: bool,
-    pub runners: u64,
+    pub next_runner: u64,
     pub recorder: Recorder,
     #[cfg(debug_assertions)]
     changing: overlap::Ranges,
@@ -76,26 +76,26 @@ fn tail_of(bio: &Bio) -> Option<(Tail, u64)> {
     is_mergeable(bio).then(|| (kind, bio.end()))
 }
 
-/// How often the device makes data durable for a bio.
+/// Number of FLUSHes that a bio costs the device.
 fn flushes(bio: &Bio) -> u8 {
     u8::from(bio.op == Op::Flush) + u8::from(bio.preflush) + u8::from(bio.fua)
 }
 
-/// Of how many accounts a request is at most.
+/// Most owners that share a request.
 const MAX_SHARERS: usize = 64;
 
 fn nanos(at: Instant) -> Nanos {
     Nanos(at.0)
 }
 
-impl State {
+impl QueueState {
     pub(super) fn new(
         sched: Box<dyn Scheduler>,
         settings: QueueSettings,
         depth: usize,
         max_transfer: u32,
     ) -> Self {
-        assert!(depth > 0, "a queue lets at least one request through");
+        assert!(depth > 0, "a queue dispatches at least one request");
         Self {
             sched,
             epoch: 0,
@@ -116,7 +116,7 @@ impl State {
             flushed: 0,
             flush_error: None,
             pumping: false,
-            runners: 0,
+            next_runner: 0,
             recorder: Recorder::default(),
             #[cfg(debug_assertions)]
             changing: Default::default(),
@@ -142,21 +142,21 @@ impl State {
         self.sched.remove_group(group);
     }
 
-    /// How many bytes one write of this tag should have at most.
+    /// Largest write in bytes for this tag.
     pub(super) fn max_transfer_for(&self, tag: IoTag, now: Instant) -> u64 {
         let piece = self.sched.max_write_bytes(tag, nanos(now));
         self.max_transfer.min(piece)
     }
 
-    /// When the policy wants to be asked again.
-    pub(super) fn look_again(&self) -> Option<Instant> {
+    /// When the policy wants to be rerun.
+    pub(super) fn rerun_at(&self) -> Option<Instant> {
         if self.in_flight >= self.depth {
             return None;
         }
         self.sched.rerun_at().map(|at| Instant(at.0))
     }
 
-    /// Another policy takes over.
+    /// Moves queued requests to another scheduler.
     pub(super) fn reorder(
         &mut self,
         sched: Box<dyn Scheduler>,
@@ -166,7 +166,7 @@ impl State {
     ) {
         (self.sched, self.settings, self.depth) = (sched, settings, depth);
         self.epoch = self.epoch.wrapping_add(1);
-        // Parents were made before their groups, and their numbers are smaller.
+        // Parents were created before their groups, so their numbers are smaller.
         for (&group, &(parent, weight)) in &self.groups {
             self.sched.set_group(group, parent, weight);
         }
@@ -181,14 +181,14 @@ impl State {
         });
         for slot in waiting {
             let id = self.id_of(IoId(slot));
-            self.hand_over(id, now);
+            self.insert_into_scheduler(id, now);
         }
     }
 
-    /// Gives a request to the policy.
-    fn hand_over(&mut self, id: ReqId, now: Instant) {
+    /// Inserts a request into the scheduler.
+    fn insert_into_scheduler(&mut self, id: ReqId, now: Instant) {
         let epoch = self.epoch;
-        let request = self.living(id);
+        let request = self.request_mut(id);
         request.phase = Phase::Queued;
         request.epoch = epoch;
         let io = SchedIo {
@@ -196,15 +196,15 @@ impl State {
             direction: direction(request.bio.op),
             bytes: request.bio.len,
             flushes: flushes(&request.bio),
-            readahead: request.is_ahead(),
+            readahead: request.is_read_ahead(),
         };
         let sharers = std::mem::take(&mut request.sharers);
         self.sched.insert(id.io_id(), io, nanos(now));
         for &tag in &sharers {
             self.sched.share(id.io_id(), tag, nanos(now));
         }
-        // Another policy may want to know them.
-        self.living(id).sharers = sharers;
+        // Kept for another scheduler.
+        self.request_mut(id).sharers = sharers;
     }
 
     pub(super) fn depths(&self) -> Depths {
@@ -236,7 +236,7 @@ impl State {
         slot.request.as_mut()
     }
 
-    fn living(&mut self, id: ReqId) -> &mut Request {
+    fn request_mut(&mut self, id: ReqId) -> &mut Request {
         self.get(id).expect("the request has not ended")
     }
 
@@ -263,7 +263,7 @@ impl State {
         }
     }
 
-    /// Takes a submitted bio in: merged, held, or in the policy's hands.
+    /// Admits a submitted bio: merges it, holds it, or inserts it into the scheduler.
     pub(super) fn admit(
         &mut self,
         bio: Bio,
@@ -275,15 +275,15 @@ impl State {
         #[cfg(debug_assertions)]
         self.changing.begin(&bio);
         let io = to.io().cloned();
-        let part = Part::of(&bio, to, now);
-        let id = self.place(bio, tag, part, hold, now);
+        let part = RequestPart::of(&bio, to, now);
+        let id = self.enqueue_request(bio, tag, part, hold, now);
         if let Some(io) = io {
             io.set_request(id);
         }
     }
 
-    /// What a request has changed may be changed by others now.
-    fn changes_end(&mut self, op: Op, request: &Request) {
+    /// A request's changes have ended: its range may be changed by others now.
+    fn end_changes(&mut self, op: Op, request: &Request) {
         #[cfg(debug_assertions)]
         for part in request.parts() {
             self.changing.end(op, part.offset, part.len);
@@ -292,11 +292,11 @@ impl State {
         let _ = (op, request);
     }
 
-    fn place(
+    fn enqueue_request(
         &mut self,
         bio: Bio,
         tag: IoTag,
-        part: Part,
+        part: RequestPart,
         hold: Option<HoldKey>,
         now: Instant,
     ) -> ReqId {
@@ -339,30 +339,30 @@ impl State {
     fn join_flush(
         &mut self,
         id: ReqId,
-        part: Part,
+        part: RequestPart,
         tag: IoTag,
         hold: Option<HoldKey>,
         now: Instant,
     ) {
-        self.living(id).merged.push(part);
+        self.request_mut(id).merged.push(part);
         self.share(id, tag, now);
         self.recorder.flushes_joined += 1;
-        self.raise(id, tag, now);
+        self.boost(id, tag, now);
         if hold.is_none() {
             self.release_held(id, None, now);
         }
     }
 
-    /// A request is for somebody of this tag, too.
+    /// Shares a request with an owner of this tag.
     pub(super) fn share(&mut self, id: ReqId, tag: IoTag, now: Instant) {
         let Some(request) = self.get(id) else { return };
-        // Most of them are one account's; whoever comes when there are many is not told apart.
+        // Sharers above the limit are not charged.
         let known = request.sharers.contains(&tag) || request.sharers.len() >= MAX_SHARERS;
         if known || request.phase == Phase::Dispatched {
             return;
         }
         let queued = request.phase == Phase::Queued;
-        self.living(id).sharers.push(tag);
+        self.request_mut(id).sharers.push(tag);
         if queued {
             self.sched.share(id.io_id(), tag, nanos(now));
         }
@@ -371,11 +371,11 @@ impl State {
     fn merge(
         &mut self,
         bio: Bio,
-        part: Part,
+        part: RequestPart,
         tag: IoTag,
         hold: Option<HoldKey>,
         now: Instant,
-    ) -> Result<ReqId, (Bio, Part)> {
+    ) -> Result<ReqId, (Bio, RequestPart)> {
         let Some((kind, end)) = tail_of(&bio) else {
             return Err((bio, part));
         };
@@ -386,8 +386,8 @@ impl State {
             Tail::Read => self.max_transfer,
             Tail::Write => self.max_transfer_for(tag, now),
         };
-        let request = self.living(id);
-        if !request.takes(&bio, &part.to, tag, hold, max_transfer) {
+        let request = self.request_mut(id);
+        if !request.can_append(&bio, &part.completion, tag, hold, max_transfer) {
             return Err((bio, part));
         }
         let (len, queued) = (bio.len, request.phase == Phase::Queued);
@@ -402,20 +402,20 @@ impl State {
         Ok(id)
     }
 
-    /// Gives a held request to the policy; a FLUSH not before the one that runs has ended.
+    /// Inserts a held request into the scheduler; a FLUSH not before the running one has ended.
     fn release(&mut self, id: ReqId, runner: Option<Runner>, now: Instant) {
         let flush_runs = self.running_flush.is_some();
-        let request = self.living(id);
+        let request = self.request_mut(id);
         debug_assert!(!matches!(request.phase, Phase::Queued | Phase::Dispatched));
         request.runner = runner;
         if request.bio.op == Op::Flush && flush_runs {
             request.phase = Phase::Blocked;
             return;
         }
-        self.hand_over(id, now);
+        self.insert_into_scheduler(id, now);
     }
 
-    /// Releases everything that is held under `key`.
+    /// Releases every request that is held under `key`.
     pub(super) fn release_key(&mut self, key: HoldKey, runner: Option<Runner>, now: Instant) {
         if !self.held.iter().any(|(k, _)| *k == key) {
             return;
@@ -430,14 +430,14 @@ impl State {
         self.held = held;
     }
 
-    /// Ends a plug: what somebody is going to wait for is held for `task` now, the rest released.
+    /// Ends a plug: requests that will be waited for are held for `task` now, the others are released.
     pub(super) fn unplug(&mut self, key: HoldKey, task: HoldKey, now: Instant) {
         let mut held = std::mem::take(&mut self.held);
         held.retain_mut(|(k, id)| {
             if *k != key {
                 return true;
             }
-            let request = self.living(*id);
+            let request = self.request_mut(*id);
             if request.will_be_waited_for() {
                 request.phase = Phase::Held(task);
                 *k = task;
@@ -449,7 +449,7 @@ impl State {
         self.held = held;
     }
 
-    /// What a request is held under, if it is.
+    /// The key that a request is held under, if it is held.
     pub(super) fn key_of(&mut self, id: ReqId) -> Option<HoldKey> {
         match self.get(id)?.phase {
             Phase::Held(key) => Some(key),
@@ -465,8 +465,8 @@ impl State {
         }
     }
 
-    /// Raises a request's tag; what became of it.
-    pub(super) fn raise(&mut self, id: ReqId, tag: IoTag, now: Instant) -> BoostOutcome {
+    /// Boosts a request to `tag`.
+    pub(super) fn boost(&mut self, id: ReqId, tag: IoTag, now: Instant) -> BoostOutcome {
         let Some(request) = self.get(id) else {
             return BoostOutcome::AlreadyDispatched;
         };
@@ -478,20 +478,20 @@ impl State {
         if raised == old {
             return BoostOutcome::AlreadyUrgent;
         }
-        self.living(id).tag = raised;
+        self.request_mut(id).tag = raised;
         if phase == Phase::Queued {
             return self.sched.boost(id.io_id(), tag, nanos(now));
         }
         BoostOutcome::Boosted { overtaken: 0 }
     }
 
-    /// Raises what a task has submitted and the device does not have; whether anything was.
-    pub(super) fn raise_of(&mut self, task: TaskNo, tag: IoTag, now: Instant) -> bool {
+    /// Boosts the requests of a task that are not dispatched; returns whether any was boosted.
+    pub(super) fn boost_task(&mut self, task: TaskNo, tag: IoTag, now: Instant) -> bool {
         if !self.settings.boost {
             return false;
         }
         let waits = |request: &Request| {
-            request.phase != Phase::Dispatched && request.parts().any(|part| part.by == task)
+            request.phase != Phase::Dispatched && request.parts().any(|part| part.submitter == task)
         };
         let of_task: Vec<ReqId> = (0..self.slots.len() as u32)
             .filter(|slot| {
@@ -504,46 +504,46 @@ impl State {
             .collect();
         let mut any = false;
         for id in of_task {
-            let boost = self.raise(id, tag, now);
+            let boost = self.boost(id, tag, now);
             if let BoostOutcome::Boosted { .. } = boost {
                 any = true;
-                let request = self.living(id);
+                let request = self.request_mut(id);
                 let bytes = request.parts().map(|part| part.len).sum();
-                let others = request.parts().filter(|part| part.by != task);
-                let along = others.map(|part| part.len).sum();
+                let others = request.parts().filter(|part| part.submitter != task);
+                let collateral = others.map(|part| part.len).sum();
                 let charged = (request.tag.group, bytes);
-                self.recorder.boosted(boost, charged, along);
-                self.recorder.inherited();
+                self.recorder.record_boost(boost, charged, collateral);
+                self.recorder.record_inherited();
             }
         }
         any
     }
 
-    /// What a task's new requests are submitted as: others may wait for what it holds.
-    pub(super) fn lent(&mut self, tag: IoTag) -> IoTag {
+    /// The effective tag of the calling task's new requests (priority inheritance).
+    pub(super) fn effective_tag(&mut self, tag: IoTag) -> IoTag {
         if !self.settings.boost || !inherit::has_waiters() {
             return tag;
         }
         let raised = inherit::effective_tag(tag, |now, waiter| self.sched.boosted_tag(now, waiter));
         if raised != tag {
-            self.recorder.inherited();
+            self.recorder.record_inherited();
         }
         raised
     }
 
-    /// Who is charged for the request that carries a submitted bio, and its bytes; and how many of them
-    /// are other bios'.
-    pub(super) fn bytes_of(&mut self, io: &Io) -> ((GroupId, u64), u64) {
+    /// The group that is charged for the request of a submitted bio, and its bytes; and the bytes of other bios
+    /// in it.
+    pub(super) fn boost_charge(&mut self, io: &IoCompletion) -> ((GroupId, u64), u64) {
         let Some(request) = self.get(io.request()) else {
             return ((GroupId(0), 0), 0);
         };
-        let own = |part: &&Part| {
-            let handle = part.to.io();
+        let own = |part: &&RequestPart| {
+            let handle = part.completion.io();
             handle.is_some_and(|handle| std::ptr::eq(Arc::as_ptr(handle), io))
         };
         let all = request.parts().map(|part| part.len).sum();
         let others = request.parts().filter(|part| !own(part));
-        let along = others.map(|part| part.len).sum();
-        ((request.tag.group, all), along)
+        let collateral = others.map(|part| part.len).sum();
+        ((request.tag.group, all), collateral)
     }
 }

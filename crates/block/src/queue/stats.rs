@@ -1,4 +1,4 @@
-//! What a queue has done and how long it took.
+//! Statistics of a queue.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use steadfs_base::GroupId;
 
 use crate::Op;
 
-/// Counts and times since the queue was made.
+/// Counts and times since the queue was created.
 #[derive(Clone, Debug, Default)]
 pub struct QueueStats {
     /// The policy's name.
@@ -16,9 +16,9 @@ pub struct QueueStats {
     pub depth: usize,
     /// Requests that the device has.
     pub in_flight: usize,
-    /// Requests in the policy's hands.
+    /// Requests in the scheduler.
     pub queued: usize,
-    /// Requests whose submitters have not waited yet.
+    /// Held requests: their submitters have not waited yet.
     pub held: usize,
     /// By operation.
     pub ops: Vec<OpStats>,
@@ -26,24 +26,24 @@ pub struct QueueStats {
     pub merged: u64,
     /// Flushes that shared another one's.
     pub flushes_joined: u64,
-    /// What boosts found.
+    /// Boosts.
     pub boosts: BoostStats,
-    /// What became of reads that were begun before anybody asked.
+    /// Read-aheads.
     pub read_ahead: ReadAheadStats,
-    /// By group, those that had requests.
+    /// By group, for groups that had requests.
     pub groups: Vec<GroupStats>,
 }
 
-/// Requests at one moment, by where they are and whether somebody waits for them.
+/// Requests at one moment, by place and kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Depths {
-    /// In the queue, and somebody waits for them.
+    /// Waited-for requests in the queue.
     pub waited: usize,
-    /// In the queue, and nobody does.
+    /// Background requests in the queue.
     pub background: usize,
-    /// In the device, and somebody waits for them.
+    /// Waited-for requests in the device.
     pub device_waited: usize,
-    /// In the device, and nobody does.
+    /// Background requests in the device.
     pub device_background: usize,
     /// Reads among all of these.
     pub reads: usize,
@@ -67,13 +67,13 @@ pub struct GroupStats {
     pub read: u64,
     /// Bytes that they wrote or changed.
     pub written: u64,
-    /// Bytes of others' requests that were raised to this group's account.
+    /// Bytes of other groups' requests that were boosted and charged to this group.
     pub boosted: u64,
     /// From submission to the device's end.
     pub latency: LatencyBuckets,
 }
 
-/// How often something took how long, by powers of two.
+/// Histogram of times by powers of two of a microsecond.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LatencyBuckets([u32; CLASSES]);
 
@@ -87,7 +87,7 @@ impl LatencyBuckets {
         *slot = slot.saturating_add(count);
     }
 
-    /// The classes that are not empty: their upper ends in microseconds, without them, and counts.
+    /// The classes that are not empty: exclusive upper ends in microseconds, and counts.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let ends = (0..).map(|class| 1u64 << class);
         ends.zip(self.0).filter(|(_, count)| *count > 0)
@@ -118,70 +118,69 @@ pub struct OpStats {
     pub device: Latency,
 }
 
-/// How long something took, in nanoseconds.
+/// Statistics of a time, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Latency {
-    /// How many times were measured.
+    /// Number of measurements.
     pub count: u64,
     /// Their mean.
     pub mean: f64,
-    /// Half of them were at most this.
+    /// Median.
     pub p50: u64,
-    /// Ninety of a hundred were at most this.
+    /// 90th percentile.
     pub p90: u64,
-    /// Ninety-nine of a hundred were at most this.
+    /// 99th percentile.
     pub p99: u64,
-    /// 999 of a thousand were at most this.
+    /// 99.9th percentile.
     pub p999: u64,
     /// The longest.
     pub max: u64,
-    /// All of them.
+    /// Histogram.
     pub classes: LatencyBuckets,
 }
 
-/// What boosts found.
+/// Outcomes of boosts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BoostStats {
-    /// Requests that were raised while they were queued.
+    /// Requests that were boosted while they were queued.
     pub raised: u64,
-    /// Requests that were raised, or submitted as better ones, because somebody waited for a lock that
+    /// Requests that were boosted, or submitted with an effective tag, because another task waited for a lock that
     /// their task held.
     pub inherited: u64,
-    /// Requests that the device already had, or had ended.
+    /// Requests that were dispatched or had ended already.
     pub already_dispatched: u64,
-    /// Requests that were as urgent before.
+    /// Requests that were as urgent already.
     pub already_urgent: u64,
-    /// Queued requests that raised ones passed.
+    /// Queued requests that boosted ones overtook.
     pub positions_gained: u64,
-    /// Bytes of the requests that were raised: on the waiters' account now.
+    /// Bytes of boosted requests, which are charged to the waiters.
     pub bytes: u64,
-    /// … of them those that nobody waited for, but which were in the same requests.
+    /// … of them bytes without a waiter that were merged into the same requests.
     pub collateral_bytes: u64,
 }
 
-/// What became of reads that were begun before anybody asked for them.
+/// Outcomes of read-aheads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReadAheadStats {
-    /// All of them.
+    /// Number of read-aheads.
     pub started: u64,
-    /// Those that somebody asked for.
+    /// … that a read has used.
     pub used: u64,
-    /// Those that nobody can ask for any more: what they read has changed, they failed, or nobody had asked for
-    /// long.
+    /// … that were dropped: the range has changed, the read failed, or they were unused for long.
     pub dropped: u64,
-    /// Those that are there for whoever asks, or are on the way.
+    /// … that can still be used, in flight or ended.
     pub kept: u64,
-    /// Bytes of memory that they take, with dropped ones that the device has not ended yet.
+    /// Memory of these and of dropped ones in flight, in bytes.
     pub bytes: u64,
 }
 
 impl QueueStats {
-    /// As one JSON object. Times are in nanoseconds, the ends of classes in microseconds.
+    /// One JSON object. Times are in nanoseconds, the ends of classes in microseconds.
     pub fn to_json(&self) -> String {
         self.to_json_with(|_| None)
     }
 
-    /// The same with groups' paths and weights, as far as they are known.
+    /// The same with the paths and weights of groups that `label` knows.
     pub fn to_json_with(&self, label: impl Fn(GroupId) -> Option<(String, u32)>) -> String {
         let mut out = String::with_capacity(2048);
         // Writing to a string does not fail.

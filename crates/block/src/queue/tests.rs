@@ -1,4 +1,4 @@
-//! The queue against a device that is told when to end what, in what order and how.
+//! Tests of the queue on a device whose completions the test controls.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,18 +11,18 @@ use steadfs_rt::{Mutex, Rank, sim};
 use super::*;
 use crate::{Done, MemDevice, Op};
 
-mod ahead;
 mod crowd;
 mod flushes;
 mod inherited;
 mod random;
+mod read_ahead;
 mod shares;
 mod without;
 
 const UNIT: u64 = 512;
 const SIZE: u64 = 64 * UNIT;
 
-/// A device that ends a request when it is told to, or when a task waits: then one of its choice.
+/// A device that ends a request when the test calls for it, or one of its choice when a task waits.
 struct Puppet {
     memory: MemDevice,
     state: Mutex<Strings>,
@@ -33,9 +33,9 @@ struct Puppet {
 #[derive(Default)]
 struct Strings {
     pending: Vec<(Bio, Done)>,
-    /// Every operation that was started, with offset and length.
+    /// All started operations, with offset and length.
     log: Vec<(Op, u64, u64)>,
-    /// Which of the pending ones `help` ends, by turns.
+    /// Index of the pending request that `help` ends next.
     choices: Vec<usize>,
     fail: Vec<u64>,
     most: usize,
@@ -113,7 +113,7 @@ impl Device for Puppet {
     }
 }
 
-/// Nobody is waited for: the puppet knows no time.
+/// No idling for owners: this device has no clock.
 fn queue_by(device: &Arc<Puppet>, depth: usize, policy: Policy) -> Queue {
     let settings = QueueSettings {
         policy,
@@ -158,7 +158,7 @@ fn a_waiter_runs_what_it_submitted_and_nothing_else_starts() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let ios = [2, 4, 6].map(|n| queue.submit(block(n, n as u8), WAITED));
-    assert_eq!(device.pending(), 0, "held until somebody waits");
+    assert_eq!(device.pending(), 0, "held until a task waits");
     assert_eq!(queue.stats().held, 3);
     ios[0].wait().unwrap();
     assert_eq!(device.run.load(Ordering::Relaxed), 3);
@@ -168,7 +168,7 @@ fn a_waiter_runs_what_it_submitted_and_nothing_else_starts() {
 }
 
 #[test]
-fn without_a_waiter_a_request_starts_all_the_same() {
+fn without_a_waiter_a_request_is_started() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     drop(queue.submit(block(0, 1), WAITED));
@@ -178,7 +178,7 @@ fn without_a_waiter_a_request_starts_all_the_same() {
     drop(asked);
     assert_eq!(device.pending(), 1);
     assert!(!again.is_done());
-    assert_eq!(device.pending(), 2, "somebody polls");
+    assert_eq!(device.pending(), 2, "the task polls");
     let _background = queue.submit(block(3, 1), BACKGROUND);
     assert_eq!(device.pending(), 3);
     let called = Arc::new(AtomicBool::new(false));
@@ -194,7 +194,7 @@ fn without_a_waiter_a_request_starts_all_the_same() {
 }
 
 #[test]
-fn another_task_s_wait_leaves_held_requests_alone() {
+fn another_task_s_wait_starts_no_held_requests() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let mine = queue.submit(block(0, 1), WAITED);
@@ -217,7 +217,7 @@ fn another_task_s_wait_leaves_held_requests_alone() {
 }
 
 #[test]
-fn neighbours_are_merged_and_end_separately() {
+fn contiguous_requests_are_merged_and_end_separately() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let ios: Vec<_> = (0..4)
@@ -282,7 +282,7 @@ fn merging_stops_at_the_largest_transfer() {
 }
 
 #[test]
-fn a_plug_holds_until_it_is_dropped_or_waited_in() {
+fn a_plug_holds_until_it_is_dropped_or_a_task_waits() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let plug = queue.plug();
@@ -355,7 +355,7 @@ fn a_boosted_request_overtakes_and_is_counted() {
 }
 
 #[test]
-fn what_is_raised_along_is_counted() {
+fn collateral_bytes_of_a_boost_are_counted() {
     let device = Puppet::new();
     let queue = queue(&device, 1);
     let _first = queue.submit(block(50, 1), BACKGROUND);
@@ -369,7 +369,7 @@ fn what_is_raised_along_is_counted() {
 }
 
 #[test]
-fn groups_have_their_own_numbers() {
+fn groups_have_their_own_counters() {
     let device = Puppet::new();
     let queue = queue(&device, 1);
     let mine = IoTag {
@@ -412,7 +412,7 @@ fn groups_have_their_own_numbers() {
 }
 
 #[test]
-fn another_policy_takes_over_what_is_queued() {
+fn another_policy_takes_over_queued_requests() {
     let device = Puppet::new();
     let queue = queue(&device, 1);
     let ios: Vec<_> = (0..4)
@@ -436,7 +436,7 @@ fn another_policy_takes_over_what_is_queued() {
 }
 
 #[test]
-fn without_boost_nothing_is_raised() {
+fn without_boost_nothing_is_boosted() {
     let device = Puppet::new();
     let queue = queue(&device, 1);
     let _first = queue.submit(block(50, 1), BACKGROUND);
@@ -480,7 +480,7 @@ fn flushes_that_arrive_while_one_runs_share_the_next() {
 }
 
 #[test]
-fn a_failed_flush_fails_for_all_who_share_it() {
+fn a_failed_flush_fails_for_all_that_share_it() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let first = queue.flush(BACKGROUND);
@@ -494,7 +494,7 @@ fn a_failed_flush_fails_for_all_who_share_it() {
 }
 
 #[test]
-fn a_flush_covers_what_was_answered_before_it_began() {
+fn a_flush_covers_writes_that_completed_before_it_began() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     assert!(queue.has_flushed(0));
@@ -512,14 +512,14 @@ fn a_flush_covers_what_was_answered_before_it_began() {
     let error = IoError::of(&bio, "gone");
     done(bio, Err(error));
     assert!(failing.wait().is_err() && !queue.has_flushed(needed));
-    // It may have lost what was written before: a later one that goes well brings that back as little.
+    // It may have lost earlier writes: a later success does not bring them back.
     let later = queue.flush(BACKGROUND);
     device.end(0);
     assert!(later.wait().is_err() && !queue.has_flushed(needed));
 }
 
 #[test]
-fn what_the_device_cannot_do_is_refused_at_once() {
+fn impossible_requests_are_refused_at_once() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let past = queue.submit(block(64, 1), WAITED);
@@ -531,7 +531,7 @@ fn what_the_device_cannot_do_is_refused_at_once() {
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "overlaps")]
-fn overlapping_writes_are_a_mistake() {
+fn overlapping_writes_panic() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let two = vec![Buf::zeroed(1024)];
@@ -550,7 +550,7 @@ fn the_last_waiter_may_close_the_device() {
 }
 
 #[test]
-fn a_device_that_ends_requests_at_once_makes_no_recursion() {
+fn a_device_that_ends_requests_at_once_causes_no_recursion() {
     const COUNT: u64 = 100_000;
     let device = Arc::new(MemDevice::new(2 * COUNT * UNIT));
     let queue = Queue::new(device, QueueOptions::default());

@@ -1,5 +1,5 @@
-//! Asks the policy again when it holds requests back until a time. There is no task before the first
-//! such time, and none where the host refuses it: then nothing is held back.
+//! Reruns the scheduler at the time that it requests. The task is created for the first such time. If the host
+//! refuses a thread, nothing is held back.
 
 use std::sync::{Arc, Weak};
 
@@ -8,12 +8,12 @@ use steadfs_rt::{Condvar, Instant, Mutex, Rank, now, try_spawn};
 use super::inner::Inner;
 
 pub(super) struct Timer {
-    state: Mutex<State>,
+    state: Mutex<TimerState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct TimerState {
     at: Option<Instant>,
     has_task: bool,
     closed: bool,
@@ -22,12 +22,12 @@ struct State {
 impl Timer {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(Rank::Leaf, State::default()),
+            state: Mutex::new(Rank::Leaf, TimerState::default()),
             changed: Condvar::new(),
         })
     }
 
-    /// Pumps `queue` at `at`, if not before; whether there is somebody to do it. One caller at a time.
+    /// Pumps `queue` at `at` or before; false if there is no task for it. One caller at a time.
     pub(super) fn set(self: &Arc<Self>, at: Instant, queue: &Arc<Inner>) -> bool {
         let mut state = self.state.lock();
         if state.at.is_some_and(|earlier| earlier <= at) {
@@ -49,7 +49,7 @@ impl Timer {
         started
     }
 
-    /// The queue is gone: so is the task, soon.
+    /// The queue is dropped: the task will end.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.changed.notify_one();

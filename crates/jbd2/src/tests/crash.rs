@@ -270,7 +270,7 @@ fn failing(seed: u64) -> (Life, bool) {
                         };
                         let commit = model.commit(&journal, &device, tid);
                         if let Some(cause) = journal.abort_reason() {
-                            assert!(cause.contains("told to fail"), "{cause}");
+                            assert!(cause.contains("injected fault"), "{cause}");
                             assert!(journal.begin(1).is_err());
                         }
                         if let Err(error) = commit {

@@ -122,7 +122,7 @@ impl Inner {
             if *left == 0 {
                 self.fail_after = None;
                 self.failed = true;
-                return Err(IoError::of(bio, "told to fail"));
+                return Err(IoError::of(bio, "injected fault"));
             }
             *left -= 1;
         }

@@ -1,4 +1,4 @@
-//! Who else has the device: locks, loop devices, mounts.
+//! Other users of the device: locks, loop devices, mounts.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ impl Locker {
         Self::hold_as(0, kind, path)
     }
 
-    /// The same of another user.
+    /// The same as another user.
     fn hold_as(user: u32, kind: &str, path: &Path) -> Self {
         let mut command = Command::new("flock");
         command.args(["--no-fork", kind, path.to_str().unwrap(), "sleep", "600"]);
@@ -22,7 +22,7 @@ impl Locker {
             command.uid(user).gid(user);
         }
         let locker = Self(command.spawn().expect("flock is installed"));
-        // Once it has the lock it becomes the program it runs.
+        // flock(1) executes its program after it has the lock.
         let name = format!("/proc/{}/comm", locker.0.id());
         while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
             steadfs_rt::yield_now();
@@ -30,7 +30,7 @@ impl Locker {
         locker
     }
 
-    /// Ends a holder of a shared lock, of which there may be others.
+    /// Ends a holder of a shared lock, which may have other holders.
     fn release_shared(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -59,7 +59,7 @@ impl Drop for Locker {
 }
 
 #[test]
-fn a_second_writer_is_refused_and_told_who_has_it() {
+fn a_second_writer_is_refused_with_the_holder() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 1 << 20);
     let reader = || OpenOptions {
@@ -123,14 +123,14 @@ fn an_image_behind_a_loop_device_is_refused() {
 }
 
 #[test]
-fn an_image_behind_a_loop_device_is_known_by_whatever_name() {
+fn an_image_with_a_loop_device_is_detected_under_any_path() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 1 << 20);
     let other = dir.path().join("other name");
     std::fs::hard_link(&path, &other).unwrap();
     let looped = Loop::attach(&[], &path);
     std::fs::remove_file(&path).unwrap();
-    // Another file has the name now.
+    // Another file has the path now.
     image(&dir, 1 << 20);
     FileDevice::open(&path, OpenOptions::default()).unwrap();
     let error = FileDevice::open(&other, OpenOptions::default())
@@ -153,9 +153,9 @@ fn a_loop_device_on_an_image_in_use_is_refused() {
     open_patiently(&looped.0, &OpenOptions::default());
 }
 
-/// What was written and flushed before is there; from then on nothing changes it.
+/// Data that was written and flushed before is there; after that nothing changes it.
 #[test]
-fn writes_end_when_a_loop_device_shows_the_image() {
+fn writes_are_refused_after_a_loop_device_is_set_up() {
     for engine in ENGINES {
         let dir = TempDir::new().unwrap();
         let path = image(&dir, 1 << 20);
@@ -194,10 +194,10 @@ fn writes_end_when_a_loop_device_shows_the_image() {
         let mut there = [0; 4096];
         let file = std::fs::File::open(&path).unwrap();
         file.read_exact_at(&mut there, 0).unwrap();
-        // The one that was refused may have been written before.
+        // The refused write may have been executed.
         assert!([value, value.wrapping_add(1)].contains(&there[0]));
         assert!(there[..] == pattern(4096, there[0])[..]);
-        // Gone again, it may have changed the image.
+        // A loop device that is detached again may have changed the image.
         drop(writer);
         assert!(write(0).is_err());
         drop(device);
@@ -261,7 +261,7 @@ fn a_device_opened_for_reading_becomes_writable_unless_others_read_it() {
         assert!(why.contains("in use by"), "{why}");
         assert!(device.geometry().read_only);
         reader.release_shared();
-        // The lock for reading is held again: nobody may write meanwhile.
+        // The read lock is held again: no other program may write.
         assert!(is_locked(&path));
         device.make_writable().unwrap();
         device.make_writable().unwrap();
@@ -301,7 +301,7 @@ fn a_queue_runs_on_it_and_a_dropped_device_is_free() {
             .wait()
             .unwrap();
         drop((queue, writes));
-        // A lane that has answered the last request may be the last to let go of the device.
+        // The lane that completed the last request may drop the last reference to the device.
         let begin = steadfs_rt::now();
         while is_locked(&path) {
             assert!(begin.elapsed().as_secs() < 60, "{engine:?}: never free");
@@ -311,7 +311,7 @@ fn a_queue_runs_on_it_and_a_dropped_device_is_free() {
 
 /// Every user who can read a file can take flock(2) of it.
 #[test]
-fn a_lock_of_a_user_who_cannot_write_the_image_is_passed_over() {
+fn a_lock_of_a_user_without_write_access_is_ignored() {
     const NOBODY: u32 = 65_534;
     let dir = TempDir::new().unwrap();
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -320,7 +320,7 @@ fn a_lock_of_a_user_who_cannot_write_the_image_is_passed_over() {
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let _reader = Locker::hold_as(NOBODY, kind, &path);
         let first = FileDevice::open(&path, OpenOptions::default()).unwrap();
-        // One writer all the same, and no reader beside it.
+        // Still one writer, and no reader beside it.
         for options in [OpenOptions::default(), options_for_reading()] {
             let error = FileDevice::open(&path, options).err().unwrap();
             let own = "in use by this process itself";
@@ -334,7 +334,7 @@ fn a_lock_of_a_user_who_cannot_write_the_image_is_passed_over() {
             .unwrap();
         assert!(matches!(error, OpenError::Busy { .. }), "{kind}: {error}");
         drop(readers);
-        // Who can write it has a right to keep others away.
+        // A user who can write the image may lock it.
         std::fs::set_permissions(&path, Permissions::from_mode(0o646)).unwrap();
         let error = FileDevice::open(&path, OpenOptions::default())
             .err()

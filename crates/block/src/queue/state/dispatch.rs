@@ -1,22 +1,22 @@
-//! Out of the queue, into the device, and back.
+//! Dispatch to the device, and completion.
 
 use std::sync::Arc;
 
 use steadfs_rt::Instant;
 
-use super::super::handle::Io;
+use super::super::handle::IoCompletion;
 use super::super::request::{Phase, ReqId, Request, Runner};
-use super::{State, nanos, tail_of};
+use super::{QueueState, nanos, tail_of};
 use crate::{Bio, IoError, Op};
 
-impl State {
+impl QueueState {
     /// The next request for the device.
     pub(in super::super) fn dispatch(&mut self, now: Instant) -> Option<Dispatch> {
         loop {
             if self.flushing.is_none()
                 && let Some(id) = self.parked.pop_front()
             {
-                return Some(self.send(id, true, now));
+                return Some(self.dispatch_request(id, true, now));
             }
             if self.in_flight >= self.depth {
                 return None;
@@ -24,38 +24,38 @@ impl State {
             let io = self.sched.next(nanos(now))?;
             let id = self.id_of(io);
             self.in_flight += 1;
-            let request = self.living(id);
+            let request = self.request_mut(id);
             if !flushes_first(&request.bio) || self.flushing.is_none() {
-                return Some(self.send(id, false, now));
+                return Some(self.dispatch_request(id, false, now));
             }
-            self.living(id).phase = Phase::Blocked;
+            self.request_mut(id).phase = Phase::Blocked;
             self.parked.push_back(id);
         }
     }
 
-    /// Takes a request out of the books of what waits.
-    fn send(&mut self, id: ReqId, was_parked: bool, now: Instant) -> Dispatch {
-        let request = self.living(id);
+    /// Moves a request from the queue's state to the device.
+    fn dispatch_request(&mut self, id: ReqId, was_parked: bool, now: Instant) -> Dispatch {
+        let request = self.request_mut(id);
         request.phase = Phase::Dispatched;
         request.dispatched = now;
         let empty = Bio::new(request.bio.op, 0, 0, Vec::new());
         let bio = std::mem::replace(&mut request.bio, empty);
         let runner = request.runner;
         let is_flush = bio.op == Op::Flush;
-        // Whoever was to run it may sleep by now.
+        // The task that was to run it may be asleep by now.
         let offered = was_parked || (is_flush && runner.is_none());
         let waiters = match offered {
             true => self
-                .living(id)
+                .request_mut(id)
                 .parts()
-                .filter_map(|part| part.to.io().cloned())
+                .filter_map(|part| part.completion.io().cloned())
                 .collect(),
             false => Vec::new(),
         };
         if flushes_first(&bio) {
             self.flushing = Some(id);
             self.flushes += 1;
-            self.living(id).flush = Some(self.flushes);
+            self.request_mut(id).flush = Some(self.flushes);
         }
         if is_flush {
             debug_assert!(self.running_flush.is_none(), "one FLUSH runs at a time");
@@ -69,7 +69,7 @@ impl State {
             self.tails.remove(&tail);
         }
         let refused = match &self.flush_error {
-            Some(cause) if bio.preflush => Some(after_failure(&bio, cause)),
+            Some(cause) if bio.preflush => Some(earlier_flush_failed(&bio, cause)),
             _ => None,
         };
         Dispatch {
@@ -81,7 +81,7 @@ impl State {
         }
     }
 
-    /// Takes the books of a request that the device has ended; what its callers are told comes back too.
+    /// Removes a request that the device has ended; returns it and the result for its callers.
     pub(in super::super) fn complete(
         &mut self,
         id: ReqId,
@@ -96,33 +96,34 @@ impl State {
         self.free.push(id.slot);
         self.in_flight -= 1;
         let result = match request.flush {
-            Some(number) => self.flushed(number, bio, result),
+            Some(number) => self.end_flush(number, bio, result),
             None => result,
         };
         if request.epoch == self.epoch {
             self.sched.complete(id.io_id(), nanos(now));
         }
-        self.changes_end(bio.op, &request);
-        self.recorder.ended(&request, bio.op, result.is_err(), now);
+        self.end_changes(bio.op, &request);
+        self.recorder
+            .record_end(&request, bio.op, result.is_err(), now);
         if self.flushing == Some(id) {
             self.flushing = None;
         }
         if self.running_flush == Some(id) {
             self.running_flush = None;
             if let Some(next) = self.next_flush
-                && self.living(next).phase == Phase::Blocked
+                && self.request_mut(next).phase == Phase::Blocked
                 && !self.parked.contains(&next)
             {
-                // Whoever waits for it sleeps by now.
+                // Its waiters are asleep by now.
                 self.release(next, None, now);
             }
         }
         (request, result)
     }
 
-    /// The end of a FLUSH. After one that failed, nobody knows which writes the device still has: of those
-    /// that were answered before it, no later one makes anything durable.
-    fn flushed(
+    /// The end of a FLUSH. After a failed one it is unknown which earlier writes the device still has, so every
+    /// later FLUSH fails, too.
+    fn end_flush(
         &mut self,
         number: u64,
         bio: &Bio,
@@ -133,7 +134,7 @@ impl State {
                 self.flushed = self.flushed.max(number);
                 Ok(())
             }
-            (Some(cause), Ok(())) => Err(after_failure(bio, cause)),
+            (Some(cause), Ok(())) => Err(earlier_flush_failed(bio, cause)),
             (_, Err(error)) => {
                 self.flush_error.get_or_insert_with(|| error.cause.clone());
                 Err(error)
@@ -147,10 +148,9 @@ pub(in super::super) struct Dispatch {
     pub id: ReqId,
     pub bio: Bio,
     pub runner: Option<Runner>,
-    /// For a FLUSH without runner, and for what had to wait for the end of another: those that may sleep
-    /// until its end.
-    pub waiters: Vec<Arc<Io>>,
-    /// The device shall not have it: why.
+    /// For a FLUSH without a runner, and for a request that was parked: tasks that may sleep until its end.
+    pub waiters: Vec<Arc<IoCompletion>>,
+    /// Why it is not given to the device.
     pub refused: Option<IoError>,
 }
 
@@ -159,7 +159,7 @@ fn flushes_first(bio: &Bio) -> bool {
     bio.op == Op::Flush || bio.preflush
 }
 
-/// What is told after a FLUSH has failed.
-fn after_failure(bio: &Bio, cause: &str) -> IoError {
+/// The error of a bio after a failed FLUSH.
+fn earlier_flush_failed(bio: &Bio, cause: &str) -> IoError {
     IoError::of(bio, format!("an earlier flush failed: {cause}"))
 }

@@ -1,4 +1,4 @@
-//! Catches two changes of one byte at a time: their order would be the device's whim.
+//! Detects concurrent changes of the same bytes: their order is undefined.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! Many tasks in a simulation.
+//! Many tasks, in simulation.
 
 use super::*;
 
-/// A device in a simulation: requests take time and end in another order.
+/// A simulated device: requests take time and end in another order.
 struct Slow(Arc<MemDevice>);
 
 impl Device for Slow {
@@ -17,7 +17,7 @@ impl Device for Slow {
     }
 }
 
-/// Tasks that submit, wait, forget and flush; nothing must stall, also where the host refuses tasks of the queue.
+/// Tasks that submit, wait, drop handles and flush never stall, even if the host refuses tasks of the queue.
 fn crowd(seed: u64, policy: Policy, refuse: bool) -> u64 {
     let config = sim::Config {
         stall_bound: Duration::from_secs(1),
@@ -77,7 +77,7 @@ fn crowd(seed: u64, policy: Policy, refuse: bool) -> u64 {
 }
 
 #[test]
-fn a_simulated_crowd_never_stalls() {
+fn many_simulated_tasks_never_stall() {
     let mut hashes = BTreeMap::new();
     let policy = |seed: u64| Policy::ALL[(seed % 3) as usize];
     for seed in 0..200 {
@@ -94,7 +94,7 @@ fn a_simulated_crowd_never_stalls() {
 }
 
 #[test]
-fn many_may_wait_for_one_request() {
+fn many_tasks_can_wait_for_one_request() {
     for seed in 0..20 {
         sim::run(sim::Config::new(seed), || {
             let device: Arc<dyn Device> = Arc::new(Slow(Arc::new(MemDevice::new(SIZE))));

@@ -1,4 +1,4 @@
-//! One flush at a time, and none after one that failed.
+//! One FLUSH at a time, and none succeeds after a failed one.
 
 use super::*;
 
@@ -9,14 +9,14 @@ fn fail(device: &Puppet) {
 }
 
 #[test]
-fn a_flush_and_a_write_that_flushes_first_take_turns() {
+fn a_flush_and_a_preflush_run_one_after_the_other() {
     for tag in [WAITED, BACKGROUND] {
         let device = Puppet::new();
         let queue = queue(&device, 8);
         let flush = queue.flush(BACKGROUND);
         let commit = queue.submit(block(3, 1).preflush_and_fua(), tag);
         let plain = queue.submit(block(5, 1), BACKGROUND);
-        // A look at it starts what is held.
+        // Polling starts the held request.
         assert!(!commit.is_done());
         assert_eq!(device.pending(), 2, "the write waits for the flush");
         let other = queue.submit(block(7, 1).preflush_and_fua(), BACKGROUND);
@@ -27,7 +27,7 @@ fn a_flush_and_a_write_that_flushes_first_take_turns() {
             2,
             "one of the two writes, and the plain one"
         );
-        // Who comes now has a FLUSH that starts behind them.
+        // A FLUSH that arrives now starts after them.
         let later = queue.flush(tag);
         assert!(!later.is_done());
         later.wait().unwrap();
@@ -45,7 +45,7 @@ fn a_flush_and_a_write_that_flushes_first_take_turns() {
 }
 
 #[test]
-fn nothing_becomes_durable_behind_a_flush_that_failed() {
+fn nothing_becomes_durable_after_a_failed_flush() {
     for tag in [WAITED, BACKGROUND] {
         let device = Puppet::new();
         let queue = queue(&device, 8);
@@ -68,7 +68,7 @@ fn nothing_becomes_durable_behind_a_flush_that_failed() {
 }
 
 #[test]
-fn a_flush_does_not_hide_that_the_one_before_a_write_failed() {
+fn a_flush_does_not_hide_a_failed_preflush() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let commit = queue.submit(block(3, 1).preflush_and_fua(), BACKGROUND);
@@ -78,7 +78,7 @@ fn a_flush_does_not_hide_that_the_one_before_a_write_failed() {
     assert!(commit.wait().is_err() && flush.wait().is_err());
 }
 
-/// What nobody waits for goes in short pieces while FLUSHes come one after the other.
+/// Background writes are split into short ones while FLUSHes follow one another.
 #[test]
 fn background_writes_are_short_beside_flushes() {
     const PIECE: u64 = 64 << 10;

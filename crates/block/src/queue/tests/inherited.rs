@@ -1,4 +1,4 @@
-//! Who waits for a lock that somebody of a light group holds during I/O.
+//! Priority inheritance: a task waits for a lock that a task of a low-weight group holds during I/O.
 
 use steadfs_base::OwnerId;
 use steadfs_rt::inherit::set_task_tag;
@@ -15,19 +15,19 @@ fn of_group(number: u32) -> IoTag {
     }
 }
 
-/// How the light one holds what the heavy one wants.
+/// How the low-weight task holds the lock that the high-weight task waits for.
 #[derive(Clone, Copy, Debug)]
 enum Holding {
-    /// Alone.
+    /// Exclusively.
     Alone,
-    /// As one of two who share it.
+    /// As one of two readers.
     Shared,
-    /// Through somebody: who holds it waits for another lock, whose holder does the I/O.
+    /// Indirectly: the holder waits for another lock, whose holder does the I/O.
     Through,
 }
 
-/// How long a heavy one waits for a lock under which a light one writes `PIECES` requests, one after the
-/// other, while a third one keeps the device busy.
+/// Time that a high-weight task waits for a lock under which a low-weight one writes `PIECES` requests, one after
+/// the other, while a third task keeps the device busy.
 fn waited(holding: Holding, boost: bool, seed: u64) -> Duration {
     const PIECES: u64 = 8;
     let run = move || {
@@ -103,7 +103,7 @@ fn waited(holding: Holding, boost: bool, seed: u64) -> Duration {
             drop(outer.write());
         }
         let waited = began.elapsed();
-        // What is lent ends with the wait.
+        // The donated tag ends with the wait.
         assert!(!steadfs_rt::inherit::has_waiters());
         for task in others.into_iter().chain([light, between]) {
             task.join();
@@ -116,11 +116,11 @@ fn waited(holding: Holding, boost: bool, seed: u64) -> Duration {
 }
 
 #[test]
-fn a_light_holder_works_in_the_name_of_a_heavy_waiter() {
+fn a_low_weight_holder_inherits_the_tag_of_a_high_weight_waiter() {
     for holding in [Holding::Alone, Holding::Shared, Holding::Through] {
         for seed in 0..3 {
             let (with, without) = (waited(holding, true, seed), waited(holding, false, seed));
-            // Eight requests beside four others', and what the device has.
+            // Eight requests beside four of another task, and those in the device.
             assert!(with < Duration::from_millis(150), "{holding:?}: {with:?}");
             assert!(without > 10 * with, "{holding:?}: {with:?} {without:?}");
         }

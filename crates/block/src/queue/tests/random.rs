@@ -1,4 +1,4 @@
-//! Random histories of requests against a model of what memory holds.
+//! Random histories of requests, compared with a model of the content.
 
 use super::*;
 
@@ -42,12 +42,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// What is expected of a submitted request.
+/// Expected result of a submitted request.
 struct Expected {
     io: Option<IoHandle>,
     op: Op,
     range: std::ops::Range<u64>,
-    /// For reads: the content while they are under way.
+    /// For reads: the content while they are in flight.
     content: Vec<u8>,
     /// For flushes: how many device operations had started when it was submitted.
     after: usize,
@@ -56,10 +56,10 @@ struct Expected {
 struct History {
     device: Arc<Puppet>,
     queue: Queue,
-    /// What memory holds when everything has ended, or would hold.
+    /// The expected content when every request has ended.
     model: Vec<u8>,
     open: Vec<Expected>,
-    /// Calls that came: where the request began and whether it ended well.
+    /// Callbacks: offset of the request, and whether it succeeded.
     calls: Arc<Mutex<Vec<(u64, bool)>>>,
     called: usize,
     fill: u8,
@@ -95,13 +95,13 @@ impl History {
         Bio::write(from * UNIT, bufs.collect())
     }
 
-    /// A change has failed, or nobody knows: what the device holds is right.
+    /// A change has failed, or its result is unknown: the device's content counts.
     fn learn(&mut self, range: std::ops::Range<u64>) {
         let bytes = &mut self.model[range.start as usize..range.end as usize];
         self.device.memory.read(range.start, bytes);
     }
 
-    /// A request has ended: what it promises holds.
+    /// Checks the result of an ended request.
     fn check(&mut self, expected: &Expected) {
         let (start, end) = (expected.range.start, expected.range.end);
         let result = expected.io.as_ref().map(IoHandle::wait);
@@ -156,7 +156,7 @@ impl History {
                 let io = self.queue.submit(bio, tag(t));
                 self.note(Some(io), Op::Read, from, len);
             }
-            // Whatever is under way there.
+            // Even if requests are in flight there.
             Step::Ahead(from, len) if from + len <= 64 => {
                 let len = (len * UNIT) as usize;
                 self.queue.read_ahead(from * UNIT, len, tag(0));

@@ -1,4 +1,4 @@
-//! Who gets how much of a device whose FLUSH takes time, in virtual time.
+//! Shares of a device with slow FLUSHes, in virtual time.
 
 use steadfs_base::OwnerId;
 use steadfs_rt::{now, spawn};
@@ -16,16 +16,16 @@ fn of_group(number: u32, owner: u32) -> IoTag {
     }
 }
 
-/// What somebody does again and again.
+/// Work of a client, in a loop.
 #[derive(Clone, Copy)]
 enum Work {
-    /// Appends so much and calls fsync.
+    /// Appends this number of bytes and calls fsync.
     Append(usize),
-    /// Commits: a write with a flush before it, durable when it ends.
+    /// Commits: a write with preflush and FUA.
     Commit,
-    /// Streams, with so many requests of 64 KiB under way.
+    /// Streams, with this number of requests of 64 KiB in flight.
     Stream(usize),
-    /// The same, and nobody waits for them.
+    /// The same with background requests.
     Background(usize),
 }
 
@@ -35,7 +35,7 @@ struct Client {
     work: Work,
 }
 
-/// A round of somebody's work, in a region of the device that is his alone.
+/// One round of a client's work, in its own region of the device.
 fn round(queue: &Queue, work: Work, tag: IoTag, region: u64, n: u64) {
     match work {
         Work::Append(bytes) => {
@@ -61,7 +61,7 @@ fn round(queue: &Queue, work: Work, tag: IoTag, region: u64, n: u64) {
     }
 }
 
-/// How many rounds each client's tasks do together in [`SECONDS`].
+/// Total number of rounds of each client's tasks in [`SECONDS`].
 fn rounds(depth: usize, clients: Vec<Client>) -> Vec<u64> {
     let run = move || {
         let model = DeviceModel {
@@ -116,7 +116,7 @@ fn groups_that_call_fsync_get_their_weights() {
                 let both = vec![client(1, tasks, work), client(2, tasks, work)];
                 let got = rounds(depth, both);
                 let ratio = got[0] as f64 / got[1] as f64;
-                // Where several of a group share a FLUSH, a round of theirs is cheaper.
+                // Rounds of tasks that share a FLUSH are cheaper.
                 let near = if tasks == 1 { 4.5..=5.5 } else { 3.5..=6.5 };
                 assert!(
                     near.contains(&ratio),
@@ -127,10 +127,10 @@ fn groups_that_call_fsync_get_their_weights() {
     }
 }
 
-/// Of equal groups, one that streams has its half of the device's time beside one that calls fsync, whose
-/// FLUSHes move nothing.
+/// Of two equal groups, one that streams gets half of the device's time beside one that calls fsync, whose FLUSHes
+/// transfer nothing.
 #[test]
-fn who_calls_fsync_pays_for_it_beside_a_stream() {
+fn fsync_is_charged_for_its_flushes_beside_a_stream() {
     for depth in [1, 8] {
         let append = client(1, 1, Work::Append(4096));
         let stream = client(3, 1, Work::Stream(8));
@@ -138,13 +138,13 @@ fn who_calls_fsync_pays_for_it_beside_a_stream() {
         let flushing = got[0] as f64 * 0.004 / SECONDS as f64;
         let moving = got[1] as f64 * 0.005 / SECONDS as f64;
         assert!(moving >= 0.45, "depth {depth}: {moving} {flushing}");
-        // Each of its rounds waits for what the device has.
+        // Each of its rounds waits for the requests in the device.
         let least = if depth == 1 { 0.45 } else { 0.25 };
         assert!(flushing >= least, "depth {depth}: {moving} {flushing}");
     }
 }
 
-/// What nobody waits for is held back for those who call fsync, but not below its group's share.
+/// Background requests are delayed for fsync callers, but not below their group's share.
 #[test]
 fn background_of_a_group_has_its_share_beside_fsyncs_of_another() {
     for depth in [1, 8] {

@@ -1,4 +1,4 @@
-//! Where the host refuses threads.
+//! The queue if the host refuses threads.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::*;
 
 const PAUSE: Duration = Duration::from_millis(8);
 
-/// A policy that holds everything back for a while.
+/// A policy that holds every request back for a time.
 #[derive(Default)]
 struct Late {
     queued: VecDeque<(IoId, Nanos)>,
@@ -71,7 +71,7 @@ fn without_a_timer_nothing_is_held_back() {
         sim::refuse_tasks(true);
         assert_eq!(several(), Duration::ZERO);
         assert_eq!(several(), Duration::ZERO);
-        // It is tried again each time.
+        // The thread is tried again each time.
         sim::refuse_tasks(false);
         assert_eq!(several(), PAUSE);
         sim::refuse_tasks(true);

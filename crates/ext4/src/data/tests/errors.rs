@@ -108,7 +108,7 @@ fn data_that_cannot_be_written_stops_the_volume_where_that_is_asked_for() {
             if aborts {
                 let error = made.expect_err(&what);
                 assert!(
-                    error.to_string().contains("told to fail"),
+                    error.to_string().contains("injected fault"),
                     "{what}: {error}"
                 );
                 synced.expect_err(&what);

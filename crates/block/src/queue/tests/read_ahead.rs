@@ -1,4 +1,4 @@
-//! Reads that are begun before anybody asks.
+//! Tests of read-ahead.
 
 use super::*;
 
@@ -17,14 +17,14 @@ fn reads(device: &Puppet) -> usize {
 }
 
 #[test]
-fn a_read_finds_what_was_read_ahead() {
+fn a_read_uses_a_read_ahead() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     queue.submit(block(5, 7), WAITED).wait().unwrap();
     assert!(ahead(&queue, 5, 2));
     assert!(ahead(&queue, 5, 2), "it is being read");
     assert_eq!(reads(&device), 1);
-    // Under way.
+    // In flight.
     let mut content = vec![7; UNIT as usize];
     content.extend([0; UNIT as usize]);
     assert_eq!(read(&queue, 5, 2), content);
@@ -37,7 +37,7 @@ fn a_read_finds_what_was_read_ahead() {
     device.end_all();
     assert_eq!(read(&queue, 5, 2), content);
     assert_eq!(reads(&device), 3);
-    // Other pieces are read by themselves.
+    // Other ranges are read separately.
     ahead(&queue, 5, 2);
     read(&queue, 5, 1);
     read(&queue, 6, 1);
@@ -45,14 +45,14 @@ fn a_read_finds_what_was_read_ahead() {
 }
 
 #[test]
-fn what_has_changed_is_not_found() {
+fn a_changed_range_is_read_again() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     ahead(&queue, 3, 3);
     device.end_all();
     queue.submit(block(5, 9), WAITED).wait().unwrap();
     assert_eq!(read(&queue, 3, 3)[2 * UNIT as usize..], [9; UNIT as usize]);
-    // Begun while the change was on its way, before it or after it on the device.
+    // Started while the change was in flight, before or after it on the device.
     for change_first in [true, false] {
         let change = queue.submit(Bio::write_zeroes(5 * UNIT, UNIT), BACKGROUND);
         ahead(&queue, 3, 3);
@@ -65,7 +65,7 @@ fn what_has_changed_is_not_found() {
 }
 
 #[test]
-fn what_failed_is_read_again() {
+fn a_failed_read_ahead_is_read_again() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     device.state.lock().fail = vec![5 * UNIT];
@@ -76,7 +76,7 @@ fn what_failed_is_read_again() {
 }
 
 #[test]
-fn who_asks_goes_before_what_nobody_waits_for() {
+fn a_read_that_joins_goes_before_background_requests() {
     for boost in [true, false] {
         let device = Puppet::new();
         let queue = queue_by(&device, 1, Policy::Fair);
@@ -100,7 +100,7 @@ fn who_asks_goes_before_what_nobody_waits_for() {
     }
 }
 
-/// A device that is asked for its properties at an awkward moment.
+/// A device that pauses in `geometry`, which the queue calls between its steps.
 struct Nosy {
     inner: Arc<Puppet>,
     asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -125,7 +125,7 @@ impl Device for Nosy {
 }
 
 #[test]
-fn who_asks_while_it_is_being_begun_raises_it_too() {
+fn a_read_that_joins_during_the_start_boosts_it() {
     let puppet = Puppet::new();
     let device = Arc::new(Nosy {
         inner: Arc::clone(&puppet),
@@ -153,9 +153,9 @@ fn who_asks_while_it_is_being_begun_raises_it_too() {
     queue.drain_read_ahead();
 }
 
-/// Of a request that was merged all parts fail, and that of somebody else's may be the reason.
+/// All parts of a merged request fail, although the error may be in another part.
 #[test]
-fn who_joins_a_read_that_fails_reads_by_himself() {
+fn a_read_that_joins_a_failing_read_ahead_is_retried() {
     let device = Puppet::new();
     let queue = queue(&device, 1);
     let first = queue.submit(block(50, 1), BACKGROUND);
@@ -180,7 +180,7 @@ fn who_joins_a_read_that_fails_reads_by_himself() {
 }
 
 #[test]
-fn what_its_submitter_waits_for_goes_first() {
+fn the_submitters_held_requests_go_first() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let own = queue.submit(Bio::read(5 * UNIT, UNIT as usize), WAITED);
@@ -191,9 +191,9 @@ fn what_its_submitter_waits_for_goes_first() {
     queue.drain_read_ahead();
 }
 
-/// As writes that nobody waits for, they leave room in the device, and others go first.
+/// Like background writes, read-aheads leave slots of the device free, and other requests go first.
 #[test]
-fn what_nobody_asked_for_is_in_nobodys_way() {
+fn unused_read_aheads_delay_no_other_request() {
     for policy in [Policy::Fifo, Policy::Fair] {
         let device = Puppet::new();
         let queue = queue_by(&device, 8, policy);
@@ -212,7 +212,7 @@ fn what_nobody_asked_for_is_in_nobodys_way() {
         device.end(0);
         let third = (Op::Read, 44 * UNIT, UNIT);
         assert_eq!(device.log()[8], third, "{policy:?}: before the rest");
-        // Who asks for one of them has it before those that nobody has asked for.
+        // A read that joins one of them gets it before the other ones.
         let joined = queue.submit(Bio::read(33 * UNIT, UNIT as usize), waiter);
         device.end(0);
         let asked = (Op::Read, 33 * UNIT, UNIT);
@@ -223,9 +223,9 @@ fn what_nobody_asked_for_is_in_nobodys_way() {
     }
 }
 
-/// Whatever becomes of it, its memory is in use until the device has ended it.
+/// The memory of a read-ahead is counted until the device has ended it.
 #[test]
-fn what_is_under_way_keeps_its_room() {
+fn a_read_ahead_in_flight_keeps_its_memory() {
     let device = Puppet::new();
     let puppet = Arc::clone(&device);
     sim::run(sim::Config::new(1), move || {
@@ -238,7 +238,7 @@ fn what_is_under_way_keeps_its_room() {
         let change = queue.submit(block(1, 9), BACKGROUND);
         puppet.end(2);
         change.wait().unwrap();
-        assert!(!ahead(&queue, 8, 1), "and when nobody can have it any more");
+        assert!(!ahead(&queue, 8, 1), "and when it cannot be used any more");
         puppet.end(0);
         puppet.end(0);
         assert!(ahead(&queue, 8, 1));
@@ -247,7 +247,7 @@ fn what_is_under_way_keeps_its_room() {
 }
 
 #[test]
-fn what_was_forgotten_has_ended_at_the_end() {
+fn dropped_read_aheads_have_ended_after_the_drain() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     ahead(&queue, 3, 1);
@@ -259,9 +259,9 @@ fn what_was_forgotten_has_ended_at_the_end() {
     assert_eq!(device.pending(), 0);
 }
 
-/// Each that was begun is used, or dropped, or there.
+/// Each started read-ahead is used, dropped or kept.
 #[test]
-fn what_becomes_of_it_is_counted() {
+fn outcomes_of_read_aheads_are_counted() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let counts = || {
@@ -297,7 +297,7 @@ fn what_becomes_of_it_is_counted() {
 }
 
 #[test]
-fn there_is_room_for_so_much_and_the_old_give_way() {
+fn memory_is_limited_and_old_read_aheads_are_dropped() {
     sim::run(sim::Config::new(1), || {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
         let queue = Queue::new(device, QueueOptions::default());
@@ -306,10 +306,10 @@ fn there_is_room_for_so_much_and_the_old_give_way() {
         assert!(ahead(&queue, 2, 2));
         assert!(!ahead(&queue, 4, 1));
         read(&queue, 2, 2);
-        assert!(ahead(&queue, 4, 1), "what was asked for leaves room");
-        assert!(ahead(&queue, 1, 2), "in place of what it overlaps");
+        assert!(ahead(&queue, 4, 1), "a used one frees memory");
+        assert!(ahead(&queue, 1, 2), "it replaces an overlapping one");
         steadfs_rt::sleep(Duration::from_secs(20));
-        assert!(ahead(&queue, 8, 4), "in place of what nobody asked for");
+        assert!(ahead(&queue, 8, 4), "it replaces an unused one");
         queue.set_read_ahead_limit(0);
         queue.drain_read_ahead();
         assert!(!ahead(&queue, 8, 1));
@@ -317,7 +317,7 @@ fn there_is_room_for_so_much_and_the_old_give_way() {
 }
 
 #[test]
-fn nothing_is_under_way_at_the_end() {
+fn nothing_is_in_flight_after_the_drain() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     (0..5).for_each(|n| assert!(ahead(&queue, 3 * n, 1)));
