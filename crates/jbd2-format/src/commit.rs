@@ -1,4 +1,4 @@
-//! The commit record: the block that makes a transaction count.
+//! The commit record: the block that commits a transaction.
 
 use steadfs_base::checksum::crc32c;
 use steadfs_base::endian::{Be32, Be64};
@@ -26,12 +26,12 @@ struct RawCommit {
 }
 
 const _: () = assert!(size_of::<RawCommit>() == 60);
-/// Where the CRC-32C of the record lies.
+/// Offset of the CRC-32C in the record.
 const SUM_AT: usize = 16;
 const CRC32: u8 = 1;
 const CRC32_SIZE: u8 = 4;
 
-/// A commit record as read.
+/// A commit record, read from the log.
 #[derive(Clone, Copy, Debug)]
 pub struct CommitRecord {
     /// Nanoseconds since the epoch; only compared.
@@ -42,7 +42,7 @@ pub struct CommitRecord {
 
 impl CommitRecord {
     /// Reads the record in `block`. `transaction_sum` is the CRC-32 over the transaction's
-    /// descriptors and logged blocks; only checksum version 1 looks at it.
+    /// descriptors and logged blocks; only checksum version 1 uses it.
     pub fn parse(format: &Format, block: &[u8], transaction_sum: u32) -> Self {
         let (raw, _) = RawCommit::read_from_prefix(block).expect("a block is longer than a record");
         let time = raw
@@ -60,8 +60,8 @@ impl CommitRecord {
                 unused || matches
             }
             Checksum::V2 | Checksum::V3 => {
-                // The sum covers the whole block, but only the record's sector says something: a
-                // block torn behind it is as committed as a whole one.
+                // The sum covers the whole block, but only the record's sector matters: a block that is
+                // torn after it is committed, too.
                 let (record, rest) = block.split_at(size_of::<RawCommit>());
                 found == record_sum(format, record, rest)
                     || found == record_sum(format, record, &vec![0; rest.len()])
@@ -71,7 +71,7 @@ impl CommitRecord {
     }
 }
 
-/// CRC-32C of the record with the checksum's word as zeros.
+/// CRC-32C of the record, with zeros in place of the checksum.
 fn record_sum(format: &Format, record: &[u8], rest: &[u8]) -> u32 {
     let before = crc32c(format.seed, &record[..SUM_AT]);
     let record = crc32c(crc32c(before, &[0; 4]), &record[SUM_AT + 4..]);

@@ -1,4 +1,4 @@
-//! Descriptor blocks: which home block each of the following log blocks belongs to.
+//! Descriptor blocks: the home locations of the log blocks that follow.
 
 use steadfs_base::endian::{Be16, Be32};
 use steadfs_base::{DevBlock, Tid};
@@ -16,8 +16,8 @@ const HEADER_LEN: usize = 12;
 const ESCAPED: u16 = 1;
 /// No UUID follows the tag (`JBD2_FLAG_SAME_UUID`).
 const SAME_UUID: u16 = 2;
-/// The block's last tag (`JBD2_FLAG_LAST_TAG`). `JBD2_FLAG_DELETED` (4) was never given a meaning:
-/// no implementation writes it, all replay such a block.
+/// The block's last tag (`JBD2_FLAG_LAST_TAG`). `JBD2_FLAG_DELETED` (4) has no meaning: no implementation
+/// writes it, and all replay such a block.
 const LAST: u16 = 8;
 
 /// Tag of journals without CSUM_V3 (`journal_block_tag_s`), its high word only with 64BIT.
@@ -44,10 +44,10 @@ struct RawTagV3 {
 
 const _: () = assert!(size_of::<RawTagV3>() == TAG_V3_LEN);
 
-/// The checksum a tag carries for its block.
+/// The checksum of the block in its tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TagSum {
-    /// The journal has none.
+    /// The journal has no checksums in tags.
     None,
     /// Low 16 bits of the CRC-32C.
     Low16(u16),
@@ -56,7 +56,7 @@ pub enum TagSum {
 }
 
 impl TagSum {
-    /// Whether a block with checksum `sum` is the one the tag was made for.
+    /// Whether a block with checksum `sum` matches the tag.
     pub fn matches(self, sum: u32) -> bool {
         match self {
             Self::None => true,
@@ -69,9 +69,9 @@ impl TagSum {
 /// One logged block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tag {
-    /// Its home.
+    /// Its home location.
     pub block: DevBlock,
-    /// Its first word is the magic, which is zero in the log.
+    /// Its first word is the magic, which is stored as zero in the log.
     pub escaped: bool,
     /// Its checksum.
     pub sum: TagSum,
@@ -82,8 +82,8 @@ const fn low16(sum: u32) -> u16 {
     u16::from_be_bytes([high, low])
 }
 
-/// The tags of a descriptor block. A descriptor without a last tag ends where the next tag would not
-/// fit, as every implementation reads it.
+/// The tags of a descriptor block. A descriptor without a last tag ends where the next tag does not fit,
+/// as in every implementation.
 pub fn parse_tags(format: &Format, block: &[u8]) -> Vec<Tag> {
     let end = block.len() - format.tail_len();
     let mut at = HEADER_LEN;
@@ -138,7 +138,7 @@ fn tag_of(low: u32, high: u32, flags: u16, sum: TagSum) -> Tag {
     }
 }
 
-/// Fills one descriptor block.
+/// Builds one descriptor block.
 pub struct DescriptorBuilder<'a> {
     format: &'a Format,
     block: &'a mut [u8],
@@ -149,7 +149,11 @@ pub struct DescriptorBuilder<'a> {
 impl<'a> DescriptorBuilder<'a> {
     /// Starts a descriptor of transaction `tid` in `block`, which is all zeros.
     pub fn new(format: &'a Format, tid: Tid, block: &'a mut [u8]) -> Self {
-        assert_eq!(block.len(), format.block_size.bytes());
+        assert_eq!(
+            block.len(),
+            format.block_size.bytes(),
+            "a descriptor is one log block"
+        );
         let header = Header::new(block_type::DESCRIPTOR, tid);
         block[..HEADER_LEN].copy_from_slice(header.as_bytes());
         Self {
@@ -161,7 +165,7 @@ impl<'a> DescriptorBuilder<'a> {
     }
 
     /// Adds a tag. The caller adds at most [`Format::tags_per_descriptor`]. `sum` is the checksum of
-    /// the block as it lies in the log; journals without sealed blocks ignore it.
+    /// the block as stored in the log; journals without sealed blocks ignore it.
     pub fn push(&mut self, home: DevBlock, escaped: bool, sum: u32) {
         let first = self.last_flags_at.is_none();
         let mut flags = if escaped { ESCAPED } else { 0 };
@@ -209,7 +213,7 @@ impl<'a> DescriptorBuilder<'a> {
         let at = self
             .last_flags_at
             .expect("a descriptor lists at least one block");
-        // The flags' low byte is the second of the two, whichever the tag's version.
+        // The flags' low byte is the second of the two, in all tag versions.
         let [_, last] = LAST.to_be_bytes();
         self.block[at + 1] |= last;
         self.format.seal(self.block);

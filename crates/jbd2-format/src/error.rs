@@ -1,14 +1,14 @@
-//! Why a journal is refused by its structures.
+//! Errors of the journal format.
 
 use thiserror::Error;
 
-/// Why a journal is refused by its structures.
+/// Why the structures of a journal are refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
-    /// The structures contradict the format; where.
-    #[error("journal is damaged: {0}")]
+    /// The content failed verification; where.
+    #[error("journal is corrupt: {0}")]
     Corrupt(String),
-    /// The journal has a form that this implementation does not replay or write; its name.
+    /// The journal has a feature that is not supported; its name.
     #[error("not supported: {0}")]
     Unsupported(String),
 }

@@ -1,4 +1,4 @@
-//! Just enough of ext4's fast commits to see that there are some.
+//! Detection of ext4's fast commits.
 
 use steadfs_base::Tid;
 use steadfs_base::endian::{Le16, Le32};
@@ -22,8 +22,8 @@ const _: () = assert!(size_of::<RawHead>() == 12);
 /// `EXT4_FC_TAG_HEAD`.
 const HEAD: u16 = 9;
 
-/// Whether `block`, the first of the fast-commit area, begins changes on top of the transactions
-/// before `next`: they carry the number of the transaction that would have come next.
+/// Whether `block`, the first of the fast-commit area, begins fast commits that follow the transactions
+/// before `next`: they have the number of the next transaction.
 pub fn starts_fast_commit(block: &[u8], next: Tid) -> bool {
     RawHead::read_from_prefix(block).is_ok_and(|(head, _)| {
         head.tag.get() == HEAD && usize::from(head.len.get()) >= 8 && head.tid.get() == next.0

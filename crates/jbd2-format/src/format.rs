@@ -1,4 +1,4 @@
-//! What a journal's features say about the size and the sealing of its blocks.
+//! Layout and checksums of log blocks, as determined by the journal's features.
 
 use steadfs_base::checksum::crc32c;
 use steadfs_base::{BlockSize, Tid};
@@ -6,33 +6,33 @@ use steadfs_base::{BlockSize, Tid};
 use super::descriptor::{TAG_V1_LEN, TAG_V1_WIDE_LEN, TAG_V3_LEN, UUID_LEN};
 use super::revoke::REVOKE_HEADER_LEN;
 
-/// How a journal protects its blocks.
+/// Checksum version of a journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checksum {
-    /// Not at all.
+    /// No checksums.
     None,
     /// One CRC-32 over a transaction's descriptors and blocks, in the commit record (compatible
     /// feature CHECKSUM).
     V1,
-    /// CRC-32C of every block of the journal's own, 16 bits of it for each logged block
+    /// CRC-32C of every descriptor, revoke block and commit record, and 16 bits of it per logged block
     /// (incompatible feature CSUM_V2).
     V2,
     /// CRC-32C of every block (incompatible feature CSUM_V3).
     V3,
 }
 
-/// The form of descriptors, revoke blocks and commit records in one journal.
+/// Layout of descriptors, revoke blocks and commit records in one journal.
 #[derive(Clone, Copy, Debug)]
 pub struct Format {
     /// Bytes in a log block.
     pub block_size: BlockSize,
     /// Block numbers have 64 bits (incompatible feature 64BIT).
     pub wide: bool,
-    /// How blocks are protected.
+    /// Checksum version.
     pub checksum: Checksum,
     /// The journal's `s_uuid`.
     pub uuid: [u8; UUID_LEN],
-    /// CRC-32C register after the journal's UUID: where versions 2 and 3 start.
+    /// CRC-32C of the journal's UUID: the seed of versions 2 and 3.
     pub seed: u32,
 }
 
@@ -40,7 +40,7 @@ pub struct Format {
 const TAIL_LEN: usize = 4;
 
 impl Format {
-    /// The form of a journal with blocks of `block_size`; `uuid` seeds its checksums.
+    /// The layout for blocks of `block_size`; `uuid` seeds the checksums.
     pub fn new(block_size: BlockSize, wide: bool, checksum: Checksum, uuid: [u8; 16]) -> Self {
         Self {
             block_size,
@@ -51,7 +51,7 @@ impl Format {
         }
     }
 
-    /// Whether blocks carry CRC-32C checksums of their own.
+    /// Whether log blocks contain CRC-32C checksums.
     pub fn sealed(&self) -> bool {
         matches!(self.checksum, Checksum::V2 | Checksum::V3)
     }
@@ -65,7 +65,7 @@ impl Format {
         };
         match self.checksum {
             Checksum::V3 => TAG_V3_LEN,
-            // A historical accident of the format: two unused bytes behind each tag.
+            // Two unused bytes follow each tag, an accident of the format.
             Checksum::V2 => narrow_or_wide + 2,
             Checksum::V1 | Checksum::None => narrow_or_wide,
         }
@@ -76,7 +76,7 @@ impl Format {
         if self.sealed() { TAIL_LEN } else { 0 }
     }
 
-    /// How many blocks one descriptor can list.
+    /// Capacity of a descriptor in blocks.
     pub fn tags_per_descriptor(&self) -> u32 {
         let room = self.block_size.bytes() - 12 - UUID_LEN - self.tail_len();
         u32::try_from(room / self.tag_len()).expect("a block holds fewer than 2^32 tags")
@@ -87,7 +87,7 @@ impl Format {
         if self.wide { 8 } else { 4 }
     }
 
-    /// How many blocks one revoke block can list.
+    /// Capacity of a revoke block in blocks.
     pub fn revokes_per_block(&self) -> u32 {
         let room = self.block_size.bytes() - REVOKE_HEADER_LEN - self.tail_len();
         u32::try_from(room / self.revoke_len()).expect("a block holds fewer than 2^32 revokes")
@@ -102,7 +102,7 @@ impl Format {
         }
     }
 
-    /// Whether a descriptor's or revoke block's tail is right.
+    /// Whether a descriptor's or revoke block's checksum is correct.
     pub fn is_sealed(&self, block: &[u8]) -> bool {
         if !self.sealed() {
             return true;
@@ -111,12 +111,12 @@ impl Format {
         tail == self.block_sum(body).to_be_bytes()
     }
 
-    /// The sum of a block whose last four bytes, the checksum's place, count as zeros.
+    /// The checksum of a block, with zeros in place of its last four bytes, the checksum.
     fn block_sum(&self, body: &[u8]) -> u32 {
         crc32c(crc32c(self.seed, body), &[0; TAIL_LEN])
     }
 
-    /// The sum of a logged block, as it lies in the log, in transaction `tid`.
+    /// The checksum of a logged block, as stored in the log, in transaction `tid`.
     pub fn data_sum(&self, tid: Tid, block: &[u8]) -> u32 {
         crc32c(crc32c(self.seed, &tid.0.to_be_bytes()), block)
     }

@@ -1,4 +1,4 @@
-//! The journal's superblock for those who make one or look at one, without an open journal.
+//! The journal's superblock for mkfs and for inspection, without an open journal.
 
 use steadfs_base::checksum::crc32c;
 use steadfs_base::endian::Be32;
@@ -12,22 +12,22 @@ use super::superblock::{
 use crate::FormatError;
 use crate::{Header, MAGIC, RawSuperblock, block_type};
 
-/// A journal to be made: what its superblock says.
+/// Parameters of a new journal.
 #[derive(Clone, Copy, Debug)]
 pub struct NewJournal {
     /// Bytes in a block.
     pub block_size: BlockSize,
-    /// Blocks in the journal, the superblock's and the fast-commit area included.
+    /// Blocks in the journal, including the superblock and the fast-commit area.
     pub blocks: u32,
-    /// How many of them are the fast-commit area, should the kernel use one.
+    /// Blocks of them for the fast-commit area, if the kernel uses one.
     pub fast_commit_blocks: u32,
     /// The volume's UUID.
     pub uuid: [u8; 16],
 }
 
 impl NewJournal {
-    /// The first 1024 bytes of the journal's block 0: an empty log, no features yet (who opens the
-    /// journal sets those it needs). What follows in the block is zeros.
+    /// The first 1024 bytes of the journal's block 0: an empty log without features (they are set when the
+    /// journal is opened). The rest of the block is zeros.
     pub fn superblock(&self) -> [u8; 1024] {
         let mut raw = RawSuperblock::new_zeroed();
         raw.header = Header::new(block_type::SUPERBLOCK_V2, Tid(0));
@@ -44,7 +44,7 @@ impl NewJournal {
     }
 }
 
-/// What a journal's superblock says, for showing it. Nothing is judged but its magic.
+/// The fields of a journal's superblock, for display. Only its magic is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalInfo {
     /// Whether it is a version 2 superblock, the one with features.
@@ -59,19 +59,19 @@ pub struct JournalInfo {
     pub sequence: u32,
     /// Block at which the first transaction starts; 0: the log is empty.
     pub start: u32,
-    /// The positive number of the error with which the journal was aborted.
+    /// The error number, positive, of an abort.
     pub aborted: Option<u32>,
     /// Names of the features, as e2fsprogs prints them.
     pub features: Vec<String>,
     /// Blocks of the fast-commit area.
     pub fast_commit_blocks: u32,
-    /// UUID.
+    /// The journal's UUID.
     pub uuid: [u8; 16],
-    /// How many volumes share it.
+    /// Number of volumes that share it.
     pub users: u32,
     /// `s_checksum_type` and `s_checksum`.
     pub checksum: (u8, u32),
-    /// The checksum is right, or there is none.
+    /// The checksum is correct, or there is none.
     pub checksum_is_right: bool,
 }
 
@@ -117,7 +117,7 @@ impl JournalInfo {
     }
 }
 
-/// Names as e2fsprogs has them; a bit without a name as it prints those.
+/// Names as in e2fsprogs, also for bits without a name.
 fn names(compat: u32, incompat: u32, ro_compat: u32) -> Vec<String> {
     const INCOMPAT: [(u32, &str); 6] = [
         (REVOKE, "journal_incompat_revoke"),

@@ -45,7 +45,7 @@ pub mod block_type {
     pub const REVOKE: u32 = 5;
 }
 
-/// Start of every block that the journal itself makes (`journal_header_s`).
+/// Start of every block except logged blocks (`journal_header_s`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -76,7 +76,7 @@ impl Header {
     }
 }
 
-/// Whether a logged block must be escaped: it would be taken for the journal's own.
+/// Whether a logged block must be escaped, because it begins with the journal's magic.
 pub fn needs_escape(block: &[u8]) -> bool {
     block.starts_with(&MAGIC.to_be_bytes())
 }

@@ -1,10 +1,10 @@
-//! Where the journal's blocks lie on the device.
+//! Locations of the journal's blocks on the device.
 
 use steadfs_base::DevBlock;
 
 use crate::FormatError;
 
-/// The journal's blocks, in order, as runs on the device: the extents of the journal's inode.
+/// The journal's blocks as runs on the device: the extents of the journal's inode.
 #[derive(Clone, Debug)]
 pub struct JournalMap {
     /// In the journal's order.
@@ -18,18 +18,17 @@ pub struct JournalMap {
 struct Run {
     /// First block of the journal.
     logical: u32,
-    /// Where it lies.
+    /// Its device block.
     device: DevBlock,
     len: u32,
 }
 
 impl JournalMap {
-    /// A map of runs (first device block, length in blocks) that follow one another in the journal
-    /// without holes.
+    /// A map of consecutive runs (first device block, length in blocks) of the journal.
     ///
     /// # Errors
-    /// [`FormatError::Corrupt`] where there are none, one is empty or leaves the device's numbers,
-    /// two overlap, or they are more than 2^32 - 1 blocks together.
+    /// [`FormatError::Corrupt`] if there are no runs, one is empty or ends past the last block number, two
+    /// overlap, or their total is more than 2^32 - 1 blocks.
     pub fn new(runs: impl IntoIterator<Item = (DevBlock, u64)>) -> Result<Self, FormatError> {
         let mut map = Self {
             runs: Vec::new(),
@@ -75,15 +74,15 @@ impl JournalMap {
         self.len
     }
 
-    /// Whether the journal has no blocks; it always has.
+    /// Whether the journal has no blocks (never).
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where block `logical` of the journal lies, and how many blocks follow one another from there.
+    /// The device block of block `logical` of the journal, and the number of contiguous blocks from there.
     ///
     /// # Panics
-    /// If the journal ends before.
+    /// If `logical` is past the end of the journal.
     pub fn locate(&self, logical: u32) -> (DevBlock, u32) {
         assert!(
             logical < self.len,

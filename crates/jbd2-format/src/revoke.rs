@@ -1,4 +1,4 @@
-//! Revoke blocks: homes whose copies in this and older transactions must not be replayed.
+//! Revoke blocks: home locations whose copies in this and older transactions must not be replayed.
 
 use steadfs_base::endian::Be32;
 use steadfs_base::{DevBlock, Tid};
@@ -18,7 +18,7 @@ struct RawRevoke {
 pub(crate) const REVOKE_HEADER_LEN: usize = 16;
 const _: () = assert!(size_of::<RawRevoke>() == REVOKE_HEADER_LEN);
 
-/// The blocks a revoke block lists, or `None` where its count cannot be.
+/// The blocks that a revoke block lists; `None` if its count is invalid.
 pub fn parse_revoke(format: &Format, block: &[u8]) -> Option<Vec<DevBlock>> {
     let (raw, _) = RawRevoke::read_from_prefix(block).ok()?;
     let used = usize::try_from(raw.count.get()).ok()?;
@@ -39,7 +39,10 @@ pub fn parse_revoke(format: &Format, block: &[u8]) -> Option<Vec<DevBlock>> {
 /// [`Format::revokes_per_block`] entries.
 pub fn build_revoke(format: &Format, tid: Tid, revoked: &[DevBlock], block: &mut [u8]) {
     let used = REVOKE_HEADER_LEN + revoked.len() * format.revoke_len();
-    assert!(!revoked.is_empty() && used <= block.len() - format.tail_len());
+    assert!(
+        !revoked.is_empty() && used <= block.len() - format.tail_len(),
+        "the entries fit one revoke block"
+    );
     let raw = RawRevoke {
         header: Header::new(block_type::REVOKE, tid),
         count: Be32::new(u32::try_from(used).expect("a block is shorter than 4 GiB")),

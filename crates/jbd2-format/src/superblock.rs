@@ -21,11 +21,11 @@ const KNOWN_INCOMPAT: u32 = REVOKE | WIDE | ASYNC_COMMIT | CSUM_V2 | CSUM_V3 | F
 
 /// `s_checksum_type` of CRC-32C (`JBD2_CRC32C_CHKSUM`).
 const CRC32C_TYPE: u8 = 4;
-/// Blocks of the fast-commit area where `s_num_fc_blks` is 0.
+/// Blocks of the fast-commit area if `s_num_fc_blks` is 0.
 pub(crate) const DEFAULT_FAST_COMMIT_BLOCKS: u32 = 256;
-/// The block between the log and the fast-commit area that neither uses.
+/// Unused block between the log and the fast-commit area.
 const FAST_COMMIT_GAP: u32 = 1;
-/// Smallest log we work with, in blocks. (mke2fs makes no journal under 1024.)
+/// Smallest supported log in blocks (mke2fs makes no journal of less than 1024 blocks).
 const MIN_LOG: u32 = 32;
 
 /// `journal_superblock_s`, 1024 bytes at the start of the journal's block 0.
@@ -89,7 +89,7 @@ impl RawSuperblock {
         crc32c(!0, copy.as_bytes())
     }
 
-    /// Puts the right checksum in, if the features ask for one.
+    /// Sets the checksum, if the features require one.
     pub fn seal(&mut self) {
         if self.incompat.get() & (CSUM_V2 | CSUM_V3) != 0 && self.is_v2() {
             self.checksum_type = CRC32C_TYPE;
@@ -102,7 +102,7 @@ impl RawSuperblock {
     }
 }
 
-/// A superblock that was found right.
+/// A verified superblock.
 #[derive(Clone)]
 pub struct Superblock {
     /// As stored, for writing it back.
@@ -113,14 +113,14 @@ pub struct Superblock {
     pub last: u32,
     /// First block of the fast-commit area, if there is one.
     pub fast_commit: Option<u32>,
-    /// Form of the other blocks.
+    /// Layout of the other blocks.
     pub format: Format,
     /// A commit record may be written before its transaction's blocks are.
     pub async_commit: bool,
 }
 
 impl Superblock {
-    /// Checks the journal's block 0. `len` is how many blocks the journal has room for.
+    /// Verifies the journal's block 0. `len` is the number of blocks of the journal's inode.
     pub fn parse(block: &[u8], block_size: BlockSize, len: u32) -> Result<Self, FormatError> {
         let (mut raw, _) = RawSuperblock::read_from_prefix(block)
             .map_err(|_| corrupt("superblock is shorter than 1024 bytes"))?;
@@ -158,7 +158,7 @@ impl Superblock {
         }
         let start = raw.start.get();
         if start != 0 && !(first..last).contains(&start) {
-            return Err(corrupt(format!("start {start} lies outside the log")));
+            return Err(corrupt(format!("start {start} is outside the log")));
         }
         Ok(Self {
             raw,
@@ -170,17 +170,17 @@ impl Superblock {
         })
     }
 
-    /// Makes the journal one that can hold our transactions: revokes, wide block numbers and the
-    /// checksums asked for. Only right while the log is empty.
+    /// Sets the features that our transactions need: revokes, 64-bit block numbers and the given checksum
+    /// version. Only while the log is empty.
     pub fn set_features(&mut self, wide: bool, checksum: Option<Checksum>) {
         let raw = &mut self.raw;
         assert_eq!(
             raw.start.get(),
             0,
-            "the form changes only with nothing in it"
+            "features change only while the log is empty"
         );
         if !raw.is_v2() {
-            // Version 1 has no features; what lies in their place was never defined.
+            // Version 1 has no features; the content of these fields is undefined.
             raw.header.block_type = Be32::new(block_type::SUPERBLOCK_V2);
             let features = std::mem::offset_of!(RawSuperblock, compat);
             raw.as_mut_bytes()[features..].fill(0);

@@ -3,13 +3,13 @@
 //! # The ways to end it
 //! | call | what it does | handles and commits afterwards |
 //! |---|---|---|
-//! | [`Journal::abort`] | records EIO in the journal's superblock; every waiter gets the cause | fail |
-//! | [`Journal::shutdown`] | the same without the record: the volume is healthy, but not used any more | fail |
-//! | [`Journal::flush_all`] | commits, writes every block to its home location, marks the log empty | wait meanwhile, then go on |
-//! | [`Journal::freeze`], [`Journal::thaw`] | the same, and new handles wait until the thaw | wait, then go on |
-//! | [`Journal::join_tasks`] | ends the commit task and the background reclaimer and joins them | work without these tasks |
+//! | [`Journal::abort`] | records EIO in the superblock; every waiter gets the cause | fail |
+//! | [`Journal::shutdown`] | the same without the record: the volume is healthy | fail |
+//! | [`Journal::flush_all`] | commits, writes all blocks to their home locations, marks the log empty | wait meanwhile |
+//! | [`Journal::freeze`] | the same, and new handles wait until [`Journal::thaw`] | wait until the thaw |
+//! | [`Journal::join_tasks`] | ends the commit task and the background reclaimer and joins them | work |
 //!
-//! An unmount is `flush_all`, then `join_tasks`. An error that a caller meets here is an abort.
+//! An unmount is `flush_all`, then `join_tasks`. An error of the device in the journal is an abort.
 
 use std::sync::Arc;
 use std::time::Duration;

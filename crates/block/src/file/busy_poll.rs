@@ -5,11 +5,11 @@
 //!
 //! **Rule.** A task polls only on an idle machine and a fast device, and yields the CPU between two polls:
 //! - It polls for at most [`MAX_POLL`], then it sleeps.
-//! - It polls only while no other task has requests in flight: several polling tasks take CPU time from each other's
-//!   requests (measured with four readers: 10 300 reads per second with polling, 12 500 without).
+//! - It polls only while no other task has requests in flight: several polling tasks take CPU time from the requests
+//!   of one another (measured with four readers: 10 300 reads per second with polling, 12 500 without).
 //! - Backoff: after a read that was not complete by then, or during which a yield took longer than [`MAX_YIELD`], the
-//!   next reads do not poll; their number doubles with each such read, up to [`MAX_BACKOFF_READS`], and halves with each
-//!   successful one.
+//!   next reads do not poll. Their number doubles with each such read, up to [`MAX_BACKOFF_READS`], and halves with
+//!   each successful one.
 //! - It does not poll if less than half a CPU was idle in the last window ([`IdleWindow`]). Polling time counts as idle.
 //! - It does not poll under a CPU quota, which polling would consume.
 

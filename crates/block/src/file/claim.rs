@@ -7,8 +7,9 @@
 //!   only a descriptor that is open for writing can lock it for writing.
 //! - Every user with read access to an image can take flock(2) of it. A lock whose holder could not write the image
 //!   (`holders`) is ignored, with a warning: it must not prevent the owner from using the image.
-//! - An image with a loop device is refused for writing, and also for reading if a file system is mounted from that loop
-//!   device. A loop device whose image is locked is refused. A loop device that is set up later is detected by `guard`.
+//! - An image with a loop device is refused for writing, and also for reading if a file system is mounted from that
+//!   loop device. A loop device whose image is locked is refused. A loop device that is set up later is detected by
+//!   `guard`.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -94,7 +94,7 @@ pub enum OpenError {
         offset: u64,
     },
     /// The volume is larger than this process's limit of file sizes.
-    #[error("{path}: has {end} bytes, but the limit of file sizes is {limit} bytes (see ulimit -f)", path = path.display())]
+    #[error("{path}: has {end} bytes, above the limit of file sizes, {limit} (see ulimit -f)", path = path.display())]
     Limited {
         /// The file.
         path: PathBuf,
@@ -334,8 +334,8 @@ fn file_size(
     }
 }
 
-/// Refuses an image that is larger than this process's limit of file sizes: a write beyond the limit ends the process by
-/// a signal (SIGXFSZ), and loses all data that is not on the device yet.
+/// Refuses an image that is larger than this process's limit of file sizes: a write beyond the limit ends the process
+/// by a signal (SIGXFSZ) and loses all data that is not on the device yet.
 fn check_limit(path: &Path, end: u64) -> Result<(), OpenError> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if limit < end => Err(OpenError::Limited {
