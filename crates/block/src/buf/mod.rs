@@ -166,7 +166,7 @@ impl Buf {
         runs
     }
 
-    /// The bytes for changing; copies them first if anyone shares them.
+    /// The bytes for changing; copies them first if they are shared.
     pub fn make_mut(&mut self) -> &mut [u8] {
         if Arc::get_mut(&mut self.0).is_none() {
             *self = Self::copy_of(self);

@@ -131,8 +131,8 @@ fn held(info: &str, id: &str) -> Option<HeldLock> {
     })
 }
 
-/// Whether a process with this proc_pid_status(5) could write a file, as its mode says; and whether it acts for root or
-/// for our own `user`, whose locks count in any case.
+/// Whether a process with this proc_pid_status(5) could write a file, by the mode of the file; true also for root and for
+/// our own `user`, whose locks are always respected.
 fn could_write(status: &str, file: &Stat, user: u32) -> bool {
     const GROUP_WRITE: u32 = 0o020;
     const OTHER_WRITE: u32 = 0o002;

@@ -13,9 +13,9 @@ pub(super) trait JobSource {
     /// The task has returned from a blocking system call and will call `more`.
     fn returned(&mut self);
 
-    /// Up to `room` more requests. Then the task blocks again or, without further requests, ends when its
+    /// Up to `max` more requests. Then the task blocks again or, without further requests, ends when its
     /// requests in flight have ended.
-    fn more(&mut self, room: usize) -> Vec<Job>;
+    fn more(&mut self, max: usize) -> Vec<Job>;
 }
 
 /// The source of a batch without further requests.
@@ -28,7 +28,7 @@ impl JobSource for NoMoreJobs {
 
     fn returned(&mut self) {}
 
-    fn more(&mut self, _room: usize) -> Vec<Job> {
+    fn more(&mut self, _max: usize) -> Vec<Job> {
         Vec::new()
     }
 }

@@ -47,11 +47,11 @@ struct PoolState {
 }
 
 impl PoolState {
-    /// How many pending requests a lane with `room` free slots takes. A request that blocks for long, such as
+    /// How many pending requests a lane that can run `max_jobs` takes. A request that blocks for long, such as
     /// a FLUSH, is taken alone and by an idle lane, so that no transfer waits behind it.
-    fn takeable(&self, room: usize, idle: bool) -> usize {
+    fn takeable(&self, max_jobs: usize, idle: bool) -> usize {
         let plain = |job: &&Job| job.0.is_plain();
-        let n = self.pending.iter().take(room).take_while(plain).count();
+        let n = self.pending.iter().take(max_jobs).take_while(plain).count();
         if n == 0 && idle {
             return self.pending.len().min(1);
         }
@@ -214,10 +214,10 @@ impl JobSource for Lane<'_> {
         }
     }
 
-    fn more(&mut self, room: usize) -> Vec<Job> {
+    fn more(&mut self, max_jobs: usize) -> Vec<Job> {
         let mut state = self.shared.state.lock();
-        let idle = room == self.shared.runner.width();
-        let n = state.takeable(room, idle);
+        let idle = max_jobs == self.shared.runner.width();
+        let n = state.takeable(max_jobs, idle);
         let jobs = state.pending.drain(..n).collect();
         if self.looking {
             self.looking = false;

@@ -148,7 +148,7 @@ impl QueueState {
         self.max_transfer.min(piece)
     }
 
-    /// When the policy wants to be rerun.
+    /// Time at which the scheduler must be rerun.
     pub(super) fn rerun_at(&self) -> Option<Instant> {
         if self.in_flight >= self.depth {
             return None;
