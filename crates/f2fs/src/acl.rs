@@ -1,8 +1,7 @@
-//! Access control lists: attributes that are also permission bits.
+//! POSIX ACLs: extended attributes that are kept consistent with the permission bits.
 //!
-//! A file's access list and its mode say one thing in two places, so whoever changes one changes the
-//! other: setting the list sets the nine bits, chmod sets the list's owner, mask and other entries, and
-//! a new file takes both from its directory's default list.
+//! Setting an ACL sets the nine bits, chmod sets the ACL's owner, mask and other entries, and a new file takes both
+//! from its directory's default ACL.
 
 use steadfs_base::IoTag;
 use steadfs_vfs::acl::Acl;
@@ -16,24 +15,24 @@ use crate::inode::Inode;
 const PERMISSION_BITS: u16 = 0o777;
 const SET_GROUP_ID: u16 = 0o2000;
 
-/// What a new inode takes from its directory's default list.
+/// What a new inode inherits from its directory's default ACL.
 #[derive(Default)]
 pub(crate) struct InheritedAcl {
-    /// The nine permission bits, if the list decides them.
+    /// The nine permission bits, if the ACL determines them.
     pub(crate) mode: Option<u32>,
-    /// Lists to store, by what their names begin with.
+    /// ACLs to store, by xattr index.
     pub(crate) lists: Vec<(u8, Vec<u8>)>,
 }
 
-/// A list that is set, and the mode that goes with it.
+/// An ACL to set, and the matching mode.
 pub(crate) struct AclChange {
-    /// As it is stored; `None` where the mode says it all.
+    /// The stored form; `None` if the mode expresses all of it.
     pub(crate) stored: Option<Vec<u8>>,
     pub(crate) mode: u16,
 }
 
 impl F2fs {
-    /// A list of an inode, if it has one, and as it is stored.
+    /// An inode's ACL and its stored form.
     fn acl_of(&self, inode: &Inode, number: u8, tag: IoTag) -> Result<Option<(Acl, Vec<u8>)>> {
         let Some(stored) = self.attr_value(inode, number, b"", tag)? else {
             return Ok(None);
@@ -43,8 +42,8 @@ impl F2fs {
         Ok((!acl.is_empty()).then_some((acl, stored)))
     }
 
-    /// What an inode of this kind, made with the permission bits `perm` in the directory `dir`, takes
-    /// over. Symbolic links take nothing.
+    /// What a new inode of this kind, created with the permission bits `perm` in the directory `dir`, inherits.
+    /// Symbolic links inherit nothing.
     pub(crate) fn inherit_acl(
         &self,
         dir: &Inode,
@@ -72,7 +71,7 @@ impl F2fs {
         })
     }
 
-    /// An inode's access list as it is stored with a new mode; `None` if it has none.
+    /// The stored form of an inode's access ACL with a new mode; `None` if it has none.
     pub(crate) fn acl_for_mode(
         &self,
         inode: &Inode,
@@ -86,7 +85,7 @@ impl F2fs {
         Ok(Some(acl.to_disk()))
     }
 
-    /// The value of a list's attribute as users see it.
+    /// The attribute value of an ACL (`system.posix_acl_*`).
     pub(crate) fn show_acl(&self, inode: &Inode, number: u8, tag: IoTag) -> Result<Vec<u8>> {
         if inode.kind() == FileKind::Symlink {
             return Err(FsError::NotSupported(
@@ -99,8 +98,8 @@ impl F2fs {
         }
     }
 
-    /// What setting a list from its attribute's value (`None`: removing it) comes to; `None`: nothing
-    /// changes. The caller has checked that the inode may be changed.
+    /// Plans setting an ACL from its attribute value (`None` removes it); `None`: nothing changes. The caller has
+    /// checked permissions.
     pub(crate) fn plan_acl(
         &self,
         cx: &Cx,
@@ -130,7 +129,7 @@ impl F2fs {
         if number == index::ACL_ACCESS
             && let Some(access) = &acl
         {
-            // Nine bits.
+            // The nine permission bits.
             mode = mode & !PERMISSION_BITS | access.mode_bits() as u16;
             if !cx.may_keep_group(gid) {
                 mode &= !SET_GROUP_ID;

@@ -1,4 +1,4 @@
-//! Attributes of inodes: mode, owner, times, flags.
+//! Inode attributes: mode, owner, times, flags.
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Attr, Cx, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_needs_update};
@@ -12,10 +12,10 @@ use crate::options::Atime;
 use crate::space::Need;
 use crate::xattr::need_of;
 
-/// FS_NOCOMP_FL: not to be compressed.
+/// `FS_NOCOMP_FL`: do not compress.
 const NOT_COMPRESSED: InodeFlags = InodeFlags(0x400);
-/// Flags that users may change (`F2FS_SETTABLE_FS_FL` without what this program does not do:
-/// compression, names that ignore case).
+/// Flags that users may change (`F2FS_SETTABLE_FS_FL` without compression and casefolding, which are not
+/// supported).
 const SETTABLE_FLAGS: u32 = InodeFlags::SYNC.0
     | InodeFlags::IMMUTABLE.0
     | InodeFlags::APPEND.0
@@ -24,10 +24,10 @@ const SETTABLE_FLAGS: u32 = InodeFlags::SYNC.0
     | NOT_COMPRESSED.0
     | InodeFlags::DIRSYNC.0
     | InodeFlags::PROJINHERIT.0;
-/// Flags that only tell how a file is stored; who sets others sends them along or leaves them out.
+/// Flags that only report how a file is stored; ignored when flags are set.
 const REPORTED_FLAGS: u32 = InodeFlags::INLINE_DATA.0 | InodeFlags::NOCOW.0;
-/// Flags that stay, once they are there, whether they are sent along or left out (`chattr =`): what all directories
-/// have, among others.
+/// Flags that cannot be changed once set, whether or not a caller passes them (`chattr =`); all directories have
+/// some.
 const FIXED_FLAGS: u32 = InodeFlags::INDEX.0 | InodeFlags::ENCRYPTED.0 | InodeFlags::VERITY.0;
 
 impl F2fs {
@@ -64,7 +64,7 @@ impl F2fs {
             mode = cx.without_privileges(mode, gid);
         }
         if let Some(perm) = set.perm {
-            // Twelve bits of permissions below the type.
+            // 12 permission bits below the file type.
             mode = mode & !0o7777 | (perm & 0o7777) as u16;
         }
         let list = match set.perm {
@@ -94,7 +94,7 @@ impl F2fs {
         })
     }
 
-    /// Changes an inode's fields and attributes together. The caller holds `inode.lock` for writing.
+    /// Changes an inode's fields and extended attributes together. The caller holds `inode.lock` for writing.
     pub(crate) fn store_fields(
         &self,
         cx: &Cx,
@@ -121,7 +121,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// What a write by an unprivileged process does to a file's privileges. The caller holds
+    /// Removes set-ID bits and capabilities, as on a write by an unprivileged process. The caller holds
     /// `inode.lock` for writing.
     pub(crate) fn kill_priv(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         let (mode, bare) = {
@@ -148,7 +148,9 @@ impl F2fs {
         let shown = core.visible_flags().0;
         let changed = InodeFlags((flags.0 ^ shown) & !(REPORTED_FLAGS | shown & FIXED_FLAGS));
         if changed.contains(InodeFlags::COMPRESSED) {
-            return Err(FsError::NotSupported("compressing files, and ending it"));
+            return Err(FsError::NotSupported(
+                "changing whether a file is compressed",
+            ));
         }
         if changed.contains(NOT_COMPRESSED) && !self.layout.has(Features::COMPRESSION) {
             return Err(FsError::NotSupported("compression on this volume"));
@@ -157,7 +159,7 @@ impl F2fs {
             return Err(FsError::NotSupported("changing one of these inode flags"));
         }
         if flags.0 & SETTABLE_FLAGS & !flags_for(inode.kind()) != 0 {
-            let why = "an inode flag that such a file cannot have";
+            let why = "an inode flag that is not valid for this type of file";
             return Err(FsError::NotSupported(why));
         }
         self.mark_dirty(&change, &inode, cx.tag)?;
@@ -181,7 +183,7 @@ impl F2fs {
         }
         if !core.has_project(&self.layout) {
             return Err(FsError::NotSupported(
-                "projects of inodes without the field",
+                "project ids on inodes without the field i_projid",
             ));
         }
         self.mark_dirty(&change, &inode, cx.tag)?;
@@ -190,7 +192,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Notes that somebody has read: the time of last access, as `relatime` has it.
+    /// Updates the access time after a read, with the rules of `relatime`.
     pub(crate) fn touch_atime(&self, inode: &Inode, tag: IoTag) {
         if self.options.read().atime == Atime::Never {
             return;
@@ -204,10 +206,10 @@ impl F2fs {
             }
         }
         if self.segments.get().is_none() || self.excess_of_free_space() {
-            // Reading waits for no space; the time is not worth it.
+            // A read does not wait for space to update the time.
             return;
         }
-        // A volume that is not written keeps its times.
+        // A read-only volume keeps its times.
         let Ok(change) = self.change() else {
             return;
         };

@@ -1,4 +1,4 @@
-//! Time stamps of inodes.
+//! Timestamps of inodes.
 
 use std::sync::atomic::Ordering;
 
@@ -9,13 +9,12 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 
 impl F2fs {
-    /// The present.
+    /// The current time.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.fine()
     }
 
-    /// Stamps a write of the file's content; whether that changed anything. The caller has marked the
-    /// inode dirty.
+    /// Updates the times of a content write. Returns whether they changed. The caller has marked the inode dirty.
     pub(crate) fn stamp_write(&self, inode: &Inode, core: &mut disk::Inode) -> bool {
         let at = if inode.take_times_seen() {
             self.clock.fine()
@@ -29,7 +28,7 @@ impl F2fs {
 }
 
 impl Inode {
-    /// Whether somebody has seen the times since the last call.
+    /// Returns whether the times were read since the last call.
     fn take_times_seen(&self) -> bool {
         self.times_seen.load(Ordering::Acquire) && self.times_seen.swap(false, Ordering::AcqRel)
     }

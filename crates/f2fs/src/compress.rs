@@ -1,7 +1,7 @@
-//! Compressed files: clusters of blocks of which fewer are stored.
+//! Reading compressed files: clusters of blocks that are stored in fewer blocks.
 //!
-//! A cluster's first slot is [`BlockAddr::COMPRESSED`], the next ones name the blocks of its compressed
-//! form: a header (`struct compress_data`: length, checksum, four unused words) and the bytes.
+//! A cluster's first slot is [`BlockAddr::COMPRESSED`]. The next slots map the blocks of its compressed form: a
+//! header (`struct compress_data`: length, checksum, four reserved words) and the data.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,32 +21,31 @@ use crate::node::{Slot, SlotLookup};
 mod lzo;
 mod zstd;
 
-/// Bytes of the header.
 const HEADER_BYTES: usize = 24;
-/// Bytes of the largest cluster.
 const CLUSTER_BYTES_MAX: usize = 1 << 20;
 /// `i_compress_flag`: clusters have a checksum.
 const HAS_CHECKSUM: u16 = 1;
 
-/// What is stored of the compressed clusters that a range of a file lies in.
+/// The stored blocks of the compressed clusters in a range of a file.
 ///
-/// The blocks of one cluster mostly lie behind those of the one before, so several clusters are one read.
+/// The blocks of consecutive clusters are mostly contiguous on the device, so that one request reads several
+/// clusters.
 pub struct StoredClusters {
-    /// First block of each cluster, and how many blocks are stored of it.
+    /// First file block of each cluster, and its number of stored blocks.
     clusters: Vec<(u64, usize)>,
-    /// Where those lie on the device, in bytes, in the order of the clusters.
+    /// Their byte ranges on the device, in the order of the clusters.
     runs: Vec<(u64, usize)>,
-    /// Blocks of the file in a cluster.
+    /// File blocks per cluster.
     size: u64,
 }
 
-/// ClusterReads of stored clusters under way.
+/// Reads of stored clusters in flight.
 pub struct ClusterReads {
     stored: StoredClusters,
     under_way: Vec<IoHandle>,
 }
 
-/// The content of compressed clusters, by first block.
+/// The decompressed clusters, by first file block.
 pub struct PlainClusters {
     clusters: BTreeMap<u64, Vec<u8>>,
     size: u64,
@@ -68,12 +67,12 @@ impl StoredClusters {
         }
     }
 
-    /// The runs on the device, in bytes.
+    /// The byte ranges on the device.
     pub fn into_runs(self) -> Vec<(u64, usize)> {
         self.runs
     }
 
-    /// Begins to read them.
+    /// Submits the reads.
     pub fn begin(self, queue: &Queue, tag: IoTag) -> ClusterReads {
         let read = |&(at, len): &(u64, usize)| queue.submit(Bio::read(at, len), tag);
         ClusterReads {
@@ -84,7 +83,7 @@ impl StoredClusters {
 }
 
 impl ClusterReads {
-    /// Waits for all, and decompresses.
+    /// Waits for the reads and decompresses.
     pub fn finish(self, inode: &Inode) -> Result<PlainClusters> {
         let mut blocks = Vec::new();
         for read in self.under_way {
@@ -105,7 +104,7 @@ impl ClusterReads {
 }
 
 impl PlainClusters {
-    /// The content of at most `count` blocks from `block` on, and of how many it is.
+    /// The content of at most `count` blocks from `block` on, and their number.
     pub fn part(&self, inode: &Inode, block: u64, count: u64) -> Result<(BlockSource, u64)> {
         let first = block / self.size * self.size;
         let cluster = self.clusters.get(&first);
@@ -124,14 +123,14 @@ fn bad(inode: &Inode, block: u64, rule: &'static str) -> FsError {
 }
 
 impl F2fs {
-    /// Blocks in a cluster, of a file that may have compressed ones.
+    /// Blocks per cluster; `None` for a file without compression.
     pub(crate) fn cluster_blocks(&self, core: &disk::Inode) -> Option<u64> {
         let how = core.compression?;
         core.is_compressed(&self.layout)
             .then(|| 1 << how.log_cluster)
     }
 
-    /// What is stored of the compressed clusters that bytes `range` lie in.
+    /// The stored blocks of the compressed clusters in the byte range `range`.
     pub(crate) fn stored_in(
         &self,
         inode: &Inode,
@@ -142,7 +141,7 @@ impl F2fs {
         let size = self.cluster_blocks(&core).unwrap_or(1);
         debug_assert!(
             (size * BLOCK) as usize <= CLUSTER_BYTES_MAX,
-            "a cluster is bounded"
+            "a cluster has at most CLUSTER_BYTES_MAX bytes"
         );
         let mut stored = StoredClusters {
             clusters: Vec::new(),
@@ -152,7 +151,7 @@ impl F2fs {
         let mut first = range.start / BLOCK / size * size;
         while first * BLOCK < range.end {
             match self.find_slot(inode, &core, first, tag)? {
-                // No cluster lies in two nodes.
+                // A cluster never spans two nodes.
                 SlotLookup::Slot(slot) => {
                     if let Some(addrs) = self.cluster_addrs(inode, &core, &slot, first, size)? {
                         stored.push(first, &addrs);
@@ -165,7 +164,7 @@ impl F2fs {
         Ok(stored)
     }
 
-    /// Where the blocks of a cluster lie whose first slot this is; `None`: it is not compressed.
+    /// The addresses of a cluster's stored blocks; `slot` is its first slot. `None`: it is not compressed.
     fn cluster_addrs(
         &self,
         inode: &Inode,
@@ -186,18 +185,18 @@ impl F2fs {
             .collect();
         match addrs.iter().all(|addr| self.layout.is_main(*addr)) {
             true => Ok(Some(addrs)),
-            false => Err(bad(inode, first, "lies outside the main area")),
+            false => Err(bad(inode, first, "has a block outside the main area")),
         }
     }
 }
 
-/// The content of a cluster from its stored form; what is wrong, if it is.
+/// Decompresses a cluster; the error describes the corruption.
 fn decompress(inode: &Inode, stored: &[u8], plain: usize) -> Result<Vec<u8>, &'static str> {
     let how = inode
         .core
         .read()
         .compression
-        .ok_or("of a file that has none")?;
+        .ok_or("is in a file without compression")?;
     let (header, rest) = stored
         .split_at_checked(HEADER_BYTES)
         .ok_or("has no header")?;
@@ -205,7 +204,7 @@ fn decompress(inode: &Inode, stored: &[u8], plain: usize) -> Result<Vec<u8>, &'s
     let len = usize::try_from(word(0)).unwrap_or(usize::MAX);
     let bytes = rest.get(..len).ok_or("is longer than its blocks")?;
     if how.flags & HAS_CHECKSUM != 0 && checksum::of(bytes) != word(4) {
-        return Err("has another checksum than it says");
+        return Err("does not match its checksum");
     }
     let damaged = "cannot be decompressed";
     let out = match CompressAlgorithm::from_number(how.algorithm) {

@@ -1,8 +1,8 @@
-//! File content: where its blocks lie, reading.
+//! File content: the block map, reads, writes and write-back.
 //!
-//! A write is copied into the cache and acknowledged ([`write`]); space for it is promised at once,
-//! places are chosen when it is written back ([`writeout`]). Data reaches the device before a node names
-//! its blocks, so no checkpoint ever waits for data.
+//! A write is copied into the cache and acknowledged ([`write`]). Its space is reserved at once; blocks are
+//! allocated by write-back ([`writeout`], delayed allocation). Data is on the device before a node maps its blocks,
+//! so a checkpoint never waits for data.
 
 mod cluster;
 mod complete;
@@ -33,30 +33,29 @@ use crate::node::{Slot, SlotLookup};
 
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// Where blocks of a file lie.
+/// What a file block is mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapTarget {
-    /// Nowhere: they read as zeros.
+    /// No address: reads as zeros.
     Hole,
-    /// Nowhere yet, but space for them is taken (fallocate): they read as zeros.
+    /// `NEW_ADDR`: space is reserved (fallocate) but no block is allocated; reads as zeros.
     Reserved,
-    /// One behind the other from here.
+    /// Consecutive device blocks from this one on.
     Block(BlockAddr),
-    /// In a compressed cluster.
+    /// Part of a compressed cluster.
     Compressed,
 }
 
-/// Where blocks of a file lie, and how many of them lie so.
+/// A run of file blocks with the same kind of mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappedRun {
-    /// Where.
     pub target: MapTarget,
-    /// Blocks, at least one.
+    /// Number of blocks, at least 1.
     pub len: u64,
 }
 
 impl F2fs {
-    /// Where a block of a file lies, and up to `limit` blocks behind it.
+    /// The mapping of a file block, and of up to `limit` blocks from there.
     pub(crate) fn map(
         &self,
         inode: &Inode,
@@ -80,7 +79,7 @@ impl F2fs {
             .map_err(|e| e.in_node(inode.nid()).into())
     }
 
-    /// The address in a file's slot as it is stored, special values included.
+    /// The address stored in a file's slot, special values included.
     pub(crate) fn slot(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<BlockAddr> {
         let core = inode.core.read();
         match self.find_slot(inode, &core, block, tag)? {
@@ -99,7 +98,7 @@ impl F2fs {
     ) -> Result<MappedRun, DiskError> {
         let left = slot.left;
         if let Some(size) = self.cluster_blocks(core) {
-            // No cluster lies in two nodes, so its first slot is in this one.
+            // A cluster never spans two nodes, so its first slot is in this one.
             let within = (block % size) as u16;
             let cluster = Slot {
                 slot: slot.slot - within,
@@ -111,7 +110,7 @@ impl F2fs {
                     len: left.min(size as u16 - within).into(),
                 });
             }
-            // A run ends where the next cluster is compressed: its first slot is no address.
+            // A run ends before a compressed cluster: the cluster's first slot holds no block address.
         }
         let addr = |ahead: u16| slot.addr(&self.layout, core, data, ahead);
         let first = addr(0);
@@ -140,7 +139,7 @@ impl F2fs {
         })
     }
 
-    /// A symbolic link's target.
+    /// The target of a symbolic link.
     pub(crate) fn link_target(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
         if inode.kind() != FileKind::Symlink {
             return Err(FsError::Invalid("not a symbolic link"));
@@ -151,12 +150,12 @@ impl F2fs {
         };
         let size = inode.size();
         if size == 0 || size > BLOCK {
-            return Err(bad("not a link's length"));
+            return Err(bad("not a valid length of a symbolic link"));
         }
         let content = if inode.has_inline_data() {
             self.inline_content(inode, 0..size, tag)?.to_vec()
         } else if let Some(block) = inode.pages.get(FileBlock(0)) {
-            // Not written yet: the next checkpoint does.
+            // Not written yet: the next checkpoint writes it.
             let len = usize::try_from(size).unwrap_or(usize::MAX).min(block.len());
             block[..len].to_vec()
         } else {
@@ -166,7 +165,7 @@ impl F2fs {
             return steadfs_vfs::nokey::symlink_target(&content);
         }
         if content.contains(&0) {
-            return Err(bad("more than the link's target"));
+            return Err(bad("a symbolic link's target contains a zero byte"));
         }
         Ok(content)
     }

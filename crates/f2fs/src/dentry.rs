@@ -1,7 +1,7 @@
 //! Directories: finding names and listing them.
 //!
-//! A cookie of a listing is the place behind an entry: 1 behind `.`, 2 behind `..`, then slots counted
-//! from the directory's first block. Entries never move inside their file, so cookies stay true.
+//! A readdir cookie is the position after an entry: 1 after `.`, 2 after `..`, then slots counted from the
+//! directory's first block. Entries never move within a directory, so cookies stay valid.
 
 mod change;
 
@@ -20,26 +20,25 @@ use crate::inode::Inode;
 
 pub(crate) use change::{DentrySearch, FreeDentry, NewName};
 
-/// Blocks read ahead of a listing.
+/// Blocks of a directory read ahead by a listing.
 const READ_AHEAD_BLOCKS: u64 = 32;
-/// Cookies before the first slot's: behind `.` and behind `..`.
+/// Cookies before the first slot: those after `.` and `..`.
 const DOT_COOKIES: u64 = 2;
 
-/// A caller's function that takes entries until it returns false.
+/// A callback that receives entries until it returns false.
 pub(crate) type Emit<'e> = &'e mut dyn FnMut(DirEntry<'_>) -> bool;
 
-/// An entry of a directory.
+/// A directory entry and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FoundDentry {
-    /// The inode it names.
+    /// The inode that it refers to.
     pub(crate) ino: Nid,
-    /// Hash of the name.
     pub(crate) hash: u32,
-    /// The block of the directory that it lies in; `None` for one in the inode.
+    /// The directory block that holds it; `None` if it is stored in the inode.
     pub(crate) block: Option<u64>,
-    /// Its first slot there.
+    /// Its first slot.
     pub(crate) slot: usize,
-    /// Bytes of the name as it is stored.
+    /// Bytes of the stored name.
     pub(crate) len: usize,
 }
 
@@ -55,21 +54,21 @@ impl FoundDentry {
     }
 }
 
-/// Hash and name to look for, as users write it.
+/// A name to look up, and its hash.
 struct LookupName<'a> {
     hash: u32,
     name: &'a [u8],
-    /// Compare with the name shown for an encrypted one.
+    /// The name is the no-key form of an encrypted name.
     shown: bool,
 }
 
 impl<'a> LookupName<'a> {
-    /// `None` where no such name can be in the directory.
+    /// `None` if the directory cannot hold such a name.
     fn new(dir: &Inode, name: &'a [u8]) -> Option<Self> {
         let dot = name == b"." || name == b"..";
         let shown = dir.is_encrypted() && !dot;
         let hash = if shown {
-            // What is no shown name cannot be there.
+            // In an encrypted directory only no-key names exist.
             shown_hash(name)?
         } else {
             hash::of_name(name)
@@ -89,8 +88,7 @@ impl<'a> LookupName<'a> {
 }
 
 impl F2fs {
-    /// The inode that a name in a directory means. In directories that ignore case names are found by
-    /// their exact bytes.
+    /// The inode that a name refers to. In casefolded directories names are compared byte by byte.
     pub(crate) fn find_name(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
         if let Some(found) = self.recovered().name(dir.nid(), name) {
             return Ok(Some(found));
@@ -98,7 +96,7 @@ impl F2fs {
         Ok(self.find_entry(dir, name, tag)?.map(|entry| entry.ino))
     }
 
-    /// The entry of a name in a directory.
+    /// The directory entry of a name.
     pub(crate) fn find_entry(
         &self,
         dir: &Inode,
@@ -125,7 +123,7 @@ impl F2fs {
         self.search_buckets(dir, &wanted, tag)
     }
 
-    /// Looks into the buckets that the hash leads to, level by level.
+    /// Searches the hash buckets, level by level.
     fn search_buckets(
         &self,
         dir: &Inode,
@@ -153,7 +151,7 @@ impl F2fs {
         Ok(None)
     }
 
-    /// Looks at all entries: where hashes are of something else than the name's bytes.
+    /// Searches all entries: for casefolded directories, whose hashes are not of the name's bytes.
     fn search_linearly(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<FoundDentry>> {
         let mut found = None;
         self.each_block(dir, 0, tag, &mut |block, bytes| {
@@ -170,7 +168,7 @@ impl F2fs {
         dir.size().div_ceil(BLOCK).min(most)
     }
 
-    /// Where in a directory's inode its entries lie, and how.
+    /// The byte range and layout of the entries stored in a directory's inode.
     fn inline_area(&self, dir: &Inode) -> (Range<usize>, DentryLayout) {
         let core = dir.core.read();
         (
@@ -179,7 +177,7 @@ impl F2fs {
         )
     }
 
-    /// A block of a directory; `None` in a hole.
+    /// A block of a directory; `None` for a hole.
     pub(crate) fn dir_block(&self, dir: &Inode, block: u64, tag: IoTag) -> Result<Option<Buf>> {
         if block >= self.dir_blocks(dir) {
             return Ok(None);
@@ -191,15 +189,14 @@ impl F2fs {
             MapTarget::Hole | MapTarget::Reserved => Ok(None),
             MapTarget::Block(addr) => Ok(Some(self.main_block(addr, tag)?.data())),
             MapTarget::Compressed => {
-                let rule = "compressed directory";
+                let rule = "a directory cannot be compressed";
                 let error = DiskError::entry(Structure::Dentries, 0, rule);
                 Err(error.in_node(dir.nid()).into())
             }
         }
     }
 
-    /// Hands each block of a directory that exists to `work`, from block `first` on, until it returns
-    /// false.
+    /// Calls `work` with each allocated block of a directory, from block `first` on, until it returns false.
     fn each_block(
         &self,
         dir: &Inode,
@@ -210,7 +207,7 @@ impl F2fs {
         let end = self.dir_blocks(dir);
         let mut at = first;
         while at < end {
-            // A hole is passed over whole, however large; blocks come in pieces.
+            // A hole is skipped whole; blocks are read in batches.
             let mapped = self.map(dir, at, end - at, tag)?;
             if mapped.target == MapTarget::Hole {
                 at += mapped.len;
@@ -234,7 +231,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Reports the entries behind `cookie` until `emit` has enough.
+    /// Reports the entries after `cookie` until `emit` returns false.
     pub(crate) fn list(&self, dir: &Inode, cookie: u64, tag: IoTag, emit: Emit<'_>) -> Result<()> {
         if !self.list_dots(dir, cookie, tag, emit)? {
             return Ok(());
@@ -264,7 +261,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Reports `.` and `..`; whether the caller wants more.
+    /// Reports `.` and `..`. Returns whether `emit` wants more.
     fn list_dots(&self, dir: &Inode, cookie: u64, tag: IoTag, emit: Emit<'_>) -> Result<bool> {
         for (at, name) in [(0, &b"."[..]), (1, b"..")] {
             if cookie > at {
@@ -273,7 +270,7 @@ impl F2fs {
             let ino = if at == 0 {
                 dir.nid()
             } else {
-                // Directories without the entry (`F2FS_INLINE_DOTS`) still know where they were made.
+                // Directories without a `..` entry (`F2FS_INLINE_DOTS`): `i_pino` is the parent.
                 self.find_name(dir, name, tag)?
                     .unwrap_or(dir.core.read().parent)
             };
@@ -290,8 +287,8 @@ impl F2fs {
         Ok(true)
     }
 
-    /// Reports the entries of an area whose slots begin at cookie `base`, from slot `from` on; whether
-    /// the caller wants more.
+    /// Reports the entries of an area from slot `from` on; its first slot has cookie `base`. Returns whether `emit`
+    /// wants more.
     fn list_slots(
         &self,
         dir: &Inode,
@@ -306,14 +303,14 @@ impl F2fs {
                 continue;
             }
             let name = shown_name(dir, &entry)?;
-            let behind = entry.slot + dentry::slots_for(entry.name.len());
+            let after = entry.slot + dentry::slots_for(entry.name.len());
             let shown = DirEntry {
                 ino: entry.ino.into(),
                 kind: FileKind::from_entry_type(entry.file_type),
                 name: name.as_deref().unwrap_or(entry.name),
-                next: base + behind as u64 + DOT_COOKIES,
+                next: base + after as u64 + DOT_COOKIES,
             };
-            // A name that recovery gave to another inode is reported with that one, below.
+            // A name that roll-forward recovery has assigned to another inode is reported below.
             let replaced = self.recovered().name(dir.nid(), shown.name).is_some();
             if !replaced && !emit(shown) {
                 return Ok(false);
@@ -322,7 +319,7 @@ impl F2fs {
         Ok(true)
     }
 
-    /// Reports names that recovery made, behind all others.
+    /// Reports names added by roll-forward recovery, after all others.
     fn list_recovered(&self, dir: &Inode, cookie: u64, tag: IoTag, emit: Emit<'_>) -> Result<()> {
         const BASE: u64 = 1 << 62;
         for (n, (name, ino)) in (0u64..).zip(self.recovered().names(dir.nid())) {
@@ -350,7 +347,7 @@ fn find_exact<'b>(layout: &DentryLayout, bytes: &'b [u8], name: &[u8]) -> Option
         .find(|entry| entry.name == name)
 }
 
-/// The name to show, where it is not the stored one.
+/// The name to report, if it differs from the stored one.
 fn shown_name(dir: &Inode, entry: &Entry<'_>) -> Result<Option<Vec<u8>>> {
     let bad = |rule| {
         let slot = u32::try_from(entry.slot).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! Content that lies in the inode: reading, changing, and moving it to a block of its own.
+//! Inline data: content that is stored in the inode.
 
 use std::ops::Range;
 
@@ -18,8 +18,7 @@ use crate::space::Need;
 const FLAGS: Inline = Inline::DATA.union(Inline::DATA_EXISTS);
 
 impl F2fs {
-    /// Bytes of an inode's content that lies in it; the range ends at the size or before. (That the
-    /// size fits was checked when the inode was read.)
+    /// Reads inline content; the range ends at or before the size, which was validated when the inode was read.
     pub(crate) fn inline_content(
         &self,
         inode: &Inode,
@@ -39,14 +38,13 @@ impl F2fs {
         Ok(out)
     }
 
-    /// Whether the file's content lies in its inode and could with this size.
+    /// Whether the content is inline and can stay so with this size.
     pub(crate) fn fits_inline(&self, inode: &Inode, size: u64) -> bool {
         let core = inode.core.read();
         core.inline.contains(Inline::DATA) && size <= core.inline_range(&self.layout).len() as u64
     }
 
-    /// Writes to content that lies in the inode and fits there. The caller holds `inode.lock` for
-    /// writing.
+    /// Writes to inline content that stays inline. The caller holds `inode.lock` for writing.
     pub(crate) fn write_inline(
         &self,
         inode: &Inode,
@@ -61,8 +59,7 @@ impl F2fs {
         self.stamp_content(inode, tag)
     }
 
-    /// Changes the size of content that lies in the inode and fits there. The caller holds `inode.lock`
-    /// for writing.
+    /// Changes the size of inline content that stays inline. The caller holds `inode.lock` for writing.
     pub(crate) fn resize_inline(&self, inode: &Inode, size: u64, tag: IoTag) -> Result<()> {
         self.change_inline(inode, size, tag, |_| {})?;
         let change = self.change()?;
@@ -73,7 +70,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Sets the size, with zeros behind it and behind the old one, and lets `edit` change the content.
+    /// Sets the size, zeroes everything beyond the old and the new size, and lets `edit` change the content.
     fn change_inline(
         &self,
         inode: &Inode,
@@ -98,8 +95,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Moves content out of the inode into a block, if that is where it lies. The caller holds
-    /// `inode.lock` for writing.
+    /// Moves inline content to a block. The caller holds `inode.lock` for writing.
     pub(crate) fn leave_inline(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         if !inode.has_inline_data() {
             return Ok(());
@@ -131,7 +127,7 @@ impl F2fs {
         result
     }
 
-    /// Writes a block to a new place and waits.
+    /// Writes a newly allocated block and waits for it.
     fn write_moved(&self, inode: &Inode, block: Vec<u8>, tag: IoTag) -> Result<Run> {
         let log = self.data_log(&self.file_hints(inode), Occasion::Sync);
         let run = self.segments().allocate(log, 1, Purpose::User)?;
@@ -145,7 +141,7 @@ impl F2fs {
         Ok(run)
     }
 
-    /// Takes the content out of the inode; the file's first block is `run`, or a hole.
+    /// Clears the inline content; the file's first block is mapped to `run`, or is a hole.
     fn clear_inline(&self, inode: &Inode, run: Option<Run>, tag: IoTag) -> Result<()> {
         let change = self.change()?;
         let mut core = inode.core.write();

@@ -1,4 +1,4 @@
-//! Inodes in memory: one per number in use, shared by everybody who works on the file.
+//! Inodes in memory: one object per inode number in use, shared by all tasks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,60 +24,55 @@ pub use table::InodeTable;
 
 /// An inode in memory.
 ///
-/// Locks, in the order they are taken: `lock`, `flush`, a [`Change`], `core`.
+/// Lock order: `lock`, `flush`, a [`Change`], `core`.
 pub struct Inode {
     nid: Nid,
     kind: FileKind,
-    /// Orders calls: held for writing by what changes content, size or names, for reading by what
-    /// looks at them.
+    /// Orders calls: held for writing by those that change content, size or names, for reading by the others.
     pub lock: RwLock<()>,
-    /// One write-back of the file's data at a time.
+    /// The flush lock: one write-back of the file's data at a time.
     flush: Mutex<()>,
-    /// Its fields as the next checkpoint has them: `size` is the size to be stored, which follows
-    /// [`Inode::size`] when data has been written. Held shared while the tree of nodes is walked, alone
-    /// while it changes.
+    /// The fields as the next checkpoint stores them. `size` is the size to be stored; it follows [`Inode::size`]
+    /// once data is written. Held shared while the node tree is walked, exclusively while it changes.
     pub core: RwLock<disk::Inode>,
-    /// Dirty blocks of a file, a directory or a long link.
+    /// Dirty blocks of a file, a directory or a long symbolic link.
     pub pages: Mapping,
-    /// How it is read.
     pub read_ahead: ReadAheadWindow,
-    /// Size in bytes as everybody sees it.
+    /// The size in bytes that callers see.
     size: AtomicU64,
-    /// Device number of a device node.
     rdev: u32,
     lookups: AtomicU64,
-    /// Places of nodes promised to it.
+    /// Offsets of nodes that are reserved for it.
     reserved: Mutex<BTreeSet<u32>>,
     /// `core` is newer than the inode's node.
     dirty: AtomicBool,
-    /// Among the orphans: stays in memory.
+    /// On the orphan list: stays in memory.
     orphan: AtomicBool,
-    /// Freed: nothing may bring it back.
+    /// Freed: it must not be used or stored again.
     dead: AtomicBool,
-    /// Has no name but may get one: made by `tmpfile`.
+    /// Has no link but may get one: made by `tmpfile`.
     linkable: AtomicBool,
-    /// Somebody has seen the times since the last write.
+    /// The times have been read since the last write.
     pub(crate) times_seen: AtomicBool,
-    /// Number of the FLUSH that makes durable what was written last, data and nodes, and of that for data
-    /// written to new places ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: nothing was.
+    /// Numbers of the FLUSH that makes the last completed write durable: of data and nodes, and of newly allocated
+    /// data only ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: no write.
     unflushed: AtomicU64,
     unflushed_opu: AtomicU64,
-    /// Behind this byte its block may hold, on the device, what was cut off; of an end that is none:
-    /// [`NOTHING_STALE`].
+    /// Beyond this byte, its block on the device may hold truncated content; [`NOTHING_STALE`] if it cannot.
     stale_tail: AtomicU64,
-    /// Version of the checkpoint behind which the log has the inode marked with its name; 0: none.
+    /// Version of the checkpoint after which the log has the inode with a dentry mark; 0: none.
     dentry_marked: AtomicU64,
-    /// Written along with another file's fsync, and not asked for since.
+    /// Written by another file's fsync, and not synced itself since.
     clustered: AtomicBool,
-    /// Asked for since the last sweep.
+    /// Used since the last sweep.
     recent: AtomicBool,
 }
 
 /// See [`Inode::stale_tail`].
 const NOTHING_STALE: u64 = u64::MAX;
 
-/// The byte behind which a file that ends at `size` may have something old in its last block.
-const fn stale_behind(size: u64) -> u64 {
+/// The byte beyond which the last block of a file with this size may hold old content.
+const fn stale_beyond(size: u64) -> u64 {
     match size.is_multiple_of(BLOCK_SIZE as u64) {
         true => NOTHING_STALE,
         false => size,
@@ -95,17 +90,18 @@ impl NameLock for Inode {
 }
 
 impl Inode {
-    /// An inode with these fields, nobody's yet.
+    /// An inode with these fields, not yet in the table.
     ///
     /// # Errors
-    /// The mode has no type.
+    /// The mode has no file type.
     pub(crate) fn new(fs: &F2fs, nid: Nid, core: disk::Inode, rdev: u32) -> Result<Self> {
         let kind = core.kind().ok_or_else(|| {
             DiskError::field(Structure::Inode, "i_mode", core.mode, "no type").in_node(nid)
         })?;
-        let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
+        let block_size =
+            BlockSize::new(BLOCK_SIZE as u32).expect("BLOCK_SIZE is a valid block size");
         let file = DirtyFile(nid.0.into());
-        let stale_tail = AtomicU64::new(stale_behind(core.size));
+        let stale_tail = AtomicU64::new(stale_beyond(core.size));
         Ok(Self {
             nid,
             kind,
@@ -132,7 +128,7 @@ impl Inode {
         })
     }
 
-    /// Waits for the flush lock and takes it.
+    /// Waits for the flush lock.
     pub(crate) fn lock_flush(&self) -> FlushGuard<'_> {
         FlushGuard::new(&self.pages, self.flush.lock())
     }
@@ -143,55 +139,53 @@ impl Inode {
         Some(FlushGuard::new(&self.pages, lock))
     }
 
-    /// Its number.
     pub fn nid(&self) -> Nid {
         self.nid
     }
 
-    /// Its type; never changes.
+    /// The file type; it never changes.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
 
-    /// Size in bytes as everybody sees it.
+    /// The size in bytes that callers see.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Sets the size that everybody sees; the caller holds `lock` for writing. `core.size` is its own.
+    /// Sets the size that callers see. The caller holds `lock` for writing. `core.size` is separate.
     pub fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
 
-    /// Whether names (of a directory) and content are encrypted.
+    /// Whether content, or the names of a directory, are encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.core.read().advise.contains(Advise::ENCRYPTED)
     }
 
-    /// Whether content lies in the inode.
+    /// Whether the content is stored in the inode.
     pub fn has_inline_data(&self) -> bool {
         self.core.read().inline.contains(Inline::DATA)
     }
 
-    /// Whether a directory's entries lie in the inode.
+    /// Whether a directory's entries are stored in the inode.
     pub fn has_inline_dentries(&self) -> bool {
         self.core.read().inline.contains(Inline::DENTRIES)
     }
 
-    /// Flags as users see them: those stored, and those that are hints or bits elsewhere.
+    /// The flags that ioctls report: those in `i_flags`, and those derived from hints and inline bits.
     pub fn flags(&self) -> InodeFlags {
         self.core.read().visible_flags()
     }
 
-    /// Bytes of an encrypted link's target as it shows without the key; of one that cannot be read, and of all else,
-    /// `None`.
+    /// The length of an encrypted link's target as it is shown without the key; `None` if it cannot be read, and
+    /// for other inodes.
     fn shown_target(&self, fs: &F2fs, tag: IoTag) -> Option<u64> {
         let encrypted = self.kind == FileKind::Symlink && self.is_encrypted();
         let target = encrypted.then(|| fs.link_target(self, tag).ok());
         target.flatten().map(|target| target.len() as u64)
     }
 
-    /// Attributes.
     pub(crate) fn attr(&self, fs: &F2fs, tag: IoTag) -> Attr {
         let shown_target = self.shown_target(fs, tag);
         let core = self.core.read();
@@ -216,7 +210,7 @@ impl Inode {
         }
     }
 
-    /// Flags with the project id.
+    /// Flags and project id (`FS_IOC_FSGETXATTR`).
     pub fn fsx(&self) -> FsxAttr {
         let core = self.core.read();
         FsxAttr {
@@ -226,12 +220,12 @@ impl Inode {
         }
     }
 
-    /// Adds one lookup count.
+    /// Adds one to the lookup count.
     pub fn add_lookup(&self) {
         self.lookups.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Gives back references; whether none is left.
+    /// Subtracts from the lookup count. Returns whether it is 0 now.
     pub fn drop_lookups(&self, count: u64) -> bool {
         let before = self
             .lookups
@@ -247,33 +241,33 @@ impl Inode {
         self.dirty.load(Ordering::Acquire)
     }
 
-    /// A node promised to the inode was made.
+    /// A reserved node was created.
     pub(crate) fn consume_node_reservation(&self, offset: u32) {
         self.reserved.lock().remove(&offset);
     }
 
-    /// Whether a caller of the file system knows it.
+    /// Whether the lookup count is not 0.
     pub fn is_looked_up(&self) -> bool {
         self.lookups.load(Ordering::Acquire) > 0
     }
 
-    /// Notes whether the inode, without a name, may get one.
+    /// Records whether an inode without links may get one.
     pub(crate) fn set_linkable(&self, linkable: bool) {
         self.linkable.store(linkable, Ordering::Release);
     }
 
-    /// Whether the inode may get a name although it has none.
+    /// Whether an inode without links may get one.
     pub(crate) fn is_linkable(&self) -> bool {
         self.linkable.load(Ordering::Acquire)
     }
 
-    /// Notes whether the inode is among the orphans.
+    /// Records whether the inode is on the orphan list.
     pub(crate) fn set_orphan(&self, orphan: bool) {
         self.orphan.store(orphan, Ordering::Release);
     }
 
-    /// Notes that the device has answered writes of the file, perhaps of data to new places; the FLUSH with
-    /// this number makes them durable.
+    /// Records a completed write of the file, `new_places` if to newly allocated blocks; the FLUSH with this number
+    /// makes it durable.
     pub(crate) fn record_written(&self, new_places: bool, flush: u64) {
         self.unflushed.fetch_max(flush, Ordering::AcqRel);
         if new_places {
@@ -281,56 +275,56 @@ impl Inode {
         }
     }
 
-    /// The file now ends here: what its last block holds behind that on the device must not be seen again.
-    /// The caller holds `flush`.
+    /// Records the new end of a truncated file: what the device holds in its last block beyond that must never
+    /// become visible. The caller holds `flush`.
     pub(crate) fn record_truncation(&self, size: u64) {
-        self.stale_tail.store(stale_behind(size), Ordering::Release);
+        self.stale_tail.store(stale_beyond(size), Ordering::Release);
     }
 
-    /// Where what was cut off may still be on the device, if anywhere. Whoever writes that block over must
-    /// see it durable before a node says that the file goes on there.
+    /// Where truncated content may still be on the device, if anywhere. A write of that block must be durable
+    /// before a node with a size beyond it is written.
     pub(crate) fn stale_tail(&self) -> Option<u64> {
         let from = self.stale_tail.load(Ordering::Acquire);
         (from != NOTHING_STALE).then_some(from)
     }
 
-    /// The block of [`stale_tail`](Self::stale_tail) was written. The caller has held `flush` since it was
-    /// taken to be written.
+    /// Records that the block of [`stale_tail`](Self::stale_tail) was written. The caller has held `flush` since
+    /// the block was collected.
     pub(crate) fn clear_stale_tail(&self) {
         self.stale_tail.store(NOTHING_STALE, Ordering::Release);
     }
 
-    /// The FLUSH that makes durable what was written so far; 0 if nothing was.
+    /// The FLUSH that makes all completed writes durable; 0 if there were none.
     pub(crate) fn unflushed(&self) -> u64 {
         self.unflushed.load(Ordering::Acquire)
     }
 
-    /// The same for data written to new places.
+    /// As [`Inode::unflushed`], for newly allocated data.
     pub(crate) fn unflushed_opu(&self) -> u64 {
         self.unflushed_opu.load(Ordering::Acquire)
     }
 
-    /// Notes that another file's fsync wrote this one's data.
+    /// Records that another file's fsync wrote this one's data.
     pub(crate) fn mark_clustered(&self) {
         self.clustered.store(true, Ordering::Release);
     }
 
-    /// Whether another file's fsync wrote this one's data since the last call.
+    /// Returns whether another file's fsync wrote this one's data since the last call.
     pub(crate) fn take_clustered(&self) -> bool {
         self.clustered.load(Ordering::Acquire) && self.clustered.swap(false, Ordering::AcqRel)
     }
 
-    /// Notes that a chain behind this checkpoint has the inode, marked with its name.
+    /// Records that a node chain after the checkpoint with this version has the inode with a dentry mark.
     pub(crate) fn set_dentry_marked(&self, version: u64) {
         self.dentry_marked.store(version, Ordering::Release);
     }
 
-    /// Whether recovery from this checkpoint makes the inode's name without another mark.
+    /// Whether recovery from this checkpoint restores the inode's name without another dentry mark.
     pub(crate) fn is_dentry_marked(&self, version: u64) -> bool {
         self.dentry_marked.load(Ordering::Acquire) == version
     }
 
-    /// Marks the inode freed.
+    /// Marks the inode as freed.
     pub(crate) fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
     }
@@ -342,19 +336,19 @@ impl Inode {
 }
 
 impl F2fs {
-    /// The inode with this number in the rest of the program. `Stale` where there is none.
+    /// The inode with this number. `Stale` if there is none.
     pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
         self.check_open()?;
         let nid = Nid::from_vfs(ino).filter(|nid| !self.is_hidden(*nid));
         self.inode(nid.ok_or(FsError::Stale)?, tag)
     }
 
-    /// Whether a node is one of the volume's own files, which nobody gets to see.
+    /// Whether a node is one of the volume's own inodes, which callers cannot access.
     fn is_hidden(&self, nid: Nid) -> bool {
         nid != Nid::ROOT && self.superblock.quota_inodes().contains(&Some(nid))
     }
 
-    /// The inode, read if need be. `Stale` where the node is not in use or is none.
+    /// The inode, read if it is not in memory. `Stale` if the node is not in use or not an inode.
     pub(crate) fn inode(&self, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
         loop {
             let since = match self.inodes.find(nid) {
@@ -369,7 +363,7 @@ impl F2fs {
         }
     }
 
-    /// An inode as its node has it.
+    /// Reads an inode from its node.
     fn read_inode(&self, nid: Nid, tag: IoTag) -> Result<Inode> {
         if !self.layout.is_nid(nid) {
             return Err(FsError::Stale);
@@ -390,17 +384,17 @@ impl F2fs {
             _ => 0,
         };
         let inode = Inode::new(self, nid, core, rdev)?;
-        // What a life in memory before this one wrote is not known.
+        // Writes of a previous object for this inode are not known any more.
         inode.record_written(true, self.queue.next_flush());
         Ok(inode)
     }
 
-    /// An inode's block: addresses, content and ids behind the fields.
+    /// An inode's block: the fields, then addresses or inline content, then node ids.
     pub(crate) fn inode_block(&self, inode: &Inode, tag: IoTag) -> Result<Buf> {
         self.inode_node(inode.nid, tag)?.data()
     }
 
-    /// The inode that a directory entry names: that there is none is damage here.
+    /// The inode that a directory entry refers to. If there is none, the volume is corrupt.
     pub(crate) fn inode_of_entry(&self, dir: &Inode, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
         let found = match self.is_hidden(nid) {
             true => Err(FsError::Stale),
@@ -408,7 +402,7 @@ impl F2fs {
         };
         match found {
             Err(FsError::Stale) => {
-                let rule = "named by an entry, but no inode";
+                let rule = "which is not an inode in use";
                 let error = DiskError::field(Structure::Dentries, "ino", nid.0, rule);
                 Err(error.in_node(dir.nid()).into())
             }
@@ -416,9 +410,8 @@ impl F2fs {
         }
     }
 
-    /// Says that `core` is or will be newer than the inode's node: the next checkpoint or fsync stores
-    /// it. The node is read if it is not in memory, and stays there. The caller holds `core` alone, over
-    /// this call and the change.
+    /// Marks `core` as newer than the inode's node, for the next checkpoint or fsync to store. The node is read if
+    /// it is not in memory, and stays there. The caller holds `core` exclusively, during this call and the change.
     pub(crate) fn mark_dirty(&self, _: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
         if !inode.is_dirty() {
             let node = self.inode_node(inode.nid, tag)?;
@@ -427,8 +420,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Stores an inode's fields in its node, which is dirty then. The caller holds `core` in any way and
-    /// passes it.
+    /// Stores an inode's fields in its node and marks the node dirty. The caller holds `core`, shared or
+    /// exclusively, and passes it.
     pub(crate) fn store_inode(
         &self,
         change: &Change<'_>,
@@ -442,8 +435,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Promises the nodes that naming blocks of a file would have to make, each once however often it is
-    /// asked for. The caller holds the inode's lock for writing, no `core`.
+    /// Reserves the nodes that mapping these blocks would create, each at most once per inode. The caller holds the
+    /// inode's lock for writing and does not hold `core`.
     pub(crate) fn reserve_nodes(
         &self,
         inode: &Inode,
@@ -455,7 +448,7 @@ impl F2fs {
         while at < blocks.end {
             let core = inode.core.read();
             let left = core.fanout(&self.layout).left_in_node(at);
-            // Under this lock no node comes into being, so none is promised that is there.
+            // Under this lock no node of the file is created, so only missing ones are reserved.
             let missing = self.missing_nodes(inode, &core, at, tag)?;
             let known = |offset: &u32| inode.reserved.lock().contains(offset);
             let new: Vec<u32> = missing.into_iter().filter(|n| !known(n)).collect();
@@ -470,7 +463,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Gives back promises of nodes that only blocks from `first` on would need (truncation), or all.
+    /// Releases the reservations of nodes that only blocks from `first` on would need (truncation).
     pub(crate) fn release_nodes(&self, inode: &Inode, first: u64) {
         let fanout = inode.core.read().fanout(&self.layout);
         let mut nodes = 0;

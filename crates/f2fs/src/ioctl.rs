@@ -1,7 +1,7 @@
-//! The ioctls that only f2fs has, by the kernel's numbers and structures (linux/f2fs.h).
+//! f2fs's own ioctls, with the kernel's numbers and structures (linux/f2fs.h).
 //!
-//! What cannot be done honestly is refused by name: an atomic write would have to stay unseen until its
-//! commit, also by the kernel's page cache, which this program does not own.
+//! Those that cannot be implemented correctly are refused by name: an atomic write would have to be invisible until
+//! its commit, also in the kernel's page cache, which this program does not control.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ const SET_PIN_FILE: u32 = WRITE | sized(4, 13);
 const GET_PIN_FILE: u32 = READ | sized(4, 14);
 const PRECACHE_EXTENTS: u32 = sized(0, 15);
 
-/// Numbers of those that are known and not offered, whatever their structures, and why.
+/// Known ioctls that are not supported, by number, with the reason.
 const UNSUPPORTED: &[(u32, &str)] = &[
     (1, "F2FS_IOC_START_ATOMIC_WRITE: atomic writes"),
     (2, "F2FS_IOC_COMMIT_ATOMIC_WRITE: atomic writes"),
@@ -64,12 +64,12 @@ const UNSUPPORTED: &[(u32, &str)] = &[
     (24, "F2FS_IOC_COMPRESS_FILE: writing compressed files"),
     (25, "F2FS_IOC_START_ATOMIC_REPLACE: atomic writes"),
     (26, "F2FS_IOC_GET_DEV_ALIAS_FILE: device aliases"),
-    (27, "F2FS_IOC_IO_PRIO: priorities of files"),
+    (27, "F2FS_IOC_IO_PRIO: I/O priorities of files"),
 ];
 
-/// Sections that a request for one may try.
+/// Sections that one request for GC may try.
 const GC_ATTEMPTS_MAX: usize = 16;
-/// Blocks moved by one defragmentation at a time.
+/// Blocks that one defragmentation moves at a time.
 const BLOCKS_PER_STEP: u64 = 2048;
 
 fn word32(input: &[u8], at: usize) -> Result<u32> {
@@ -152,7 +152,7 @@ impl F2fs {
         self.check_writable()
     }
 
-    /// Empties one section, the one with the fewest valid blocks, and makes it free.
+    /// Runs GC on the section with the fewest valid blocks.
     fn gc_on_request(&self, cx: &Cx, wait: bool) -> Result<()> {
         self.check_may_gc(cx)?;
         if !wait && self.is_gc_running() {
@@ -163,20 +163,20 @@ impl F2fs {
         while emptied == Some(false) && tried.len() < GC_ATTEMPTS_MAX {
             emptied = self.clean_one(&mut tried, cx.tag)?;
         }
-        // Files may be pinned no longer when somebody asks again.
+        // Files that are not pinned any more are tried again.
         self.segments().forget_pins();
         self.checkpoint(Reason::Sync, cx.tag)?;
         match emptied {
             Some(true) => Ok(()),
             None if tried.is_empty() => Err(FsError::NoData),
-            _ => Err(FsError::Again("a block could not be moved now")),
+            _ => Err(FsError::Again("a block is in use and could not be moved")),
         }
     }
 
-    /// Empties each section of a range of the volume's blocks that has some valid blocks.
+    /// Runs GC on each section with valid blocks in a range of device blocks.
     fn gc_range(&self, cx: &Cx, start: u64, len: u64) -> Result<()> {
         self.check_may_gc(cx)?;
-        let wrong = FsError::Invalid("the range is none of the main area");
+        let wrong = FsError::Invalid("the range is not within the main area");
         let end = start.checked_add(len).filter(|end| *end > start);
         let end = end.ok_or(wrong.clone())?;
         let (main, blocks) = (self.layout.main_start, self.layout.main_blocks());
@@ -185,8 +185,8 @@ impl F2fs {
             return Err(wrong);
         }
         let size = u64::from(self.layout.segments_per_section * SEGMENT_BLOCKS);
-        let (first, behind) = ((start - main) / size, (end - main).div_ceil(size));
-        for section in first..behind {
+        let (first, end_section) = ((start - main) / size, (end - main).div_ceil(size));
+        for section in first..end_section {
             self.clean_section(section as u32, cx.tag)?;
         }
         self.checkpoint(Reason::Sync, cx.tag)
@@ -195,18 +195,22 @@ impl F2fs {
     fn checkpoint_on_request(&self, cx: &Cx) -> Result<()> {
         self.check_may_gc(cx)?;
         if self.is_cp_disabled() {
-            return Err(FsError::Invalid("checkpoints are switched off"));
+            return Err(FsError::Invalid(
+                "checkpoints are disabled (checkpoint=disable)",
+            ));
         }
         self.request_checkpoint(cx.tag)
     }
 
-    /// Moves blocks of a range of a file so that they lie one behind the other; how many bytes. Nothing
-    /// where they do.
+    /// Moves the blocks of a range of a file so that they are contiguous. Returns the number of bytes moved, 0 if
+    /// they are contiguous already.
     fn defragment(&self, cx: &Cx, inode: &Inode, start: u64, len: u64) -> Result<u64> {
         self.check_may_gc(cx)?;
         let size = BLOCK_SIZE as u64;
         if inode.kind() != FileKind::Regular || !(start | len).is_multiple_of(size) {
-            return Err(FsError::Invalid("whole blocks of a regular file"));
+            return Err(FsError::Invalid(
+                "F2FS_IOC_DEFRAGMENT needs whole blocks of a regular file",
+            ));
         }
         if inode.core.read().inline.contains(Inline::PINNED) {
             return Err(FsError::Invalid("the file is pinned"));
@@ -229,7 +233,7 @@ impl F2fs {
         Ok(moved * size)
     }
 
-    /// Where the blocks of a range lie, those that have a place.
+    /// The addresses of the allocated blocks of a range.
     fn blocks_in(
         &self,
         cx: &Cx,
@@ -250,11 +254,11 @@ impl F2fs {
         Ok(blocks)
     }
 
-    /// Reads what says where a file's blocks lie.
+    /// Reads the nodes that map a file into the cache.
     fn precache_extents(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         if inode.kind() != FileKind::Regular {
             return Err(FsError::NotSupported(
-                "F2FS_IOC_PRECACHE_EXTENTS of no regular file",
+                "F2FS_IOC_PRECACHE_EXTENTS for anything but regular files",
             ));
         }
         let end = inode.size().div_ceil(BLOCK_SIZE as u64);
@@ -269,11 +273,11 @@ impl F2fs {
         Ok(())
     }
 
-    /// Pins a file, or unpins it: cleaning does not move its blocks. How often it wanted to.
+    /// Pins a file (GC does not move its blocks) or unpins it. Returns how often GC has met its blocks.
     fn set_pin(&self, cx: &Cx, inode: &Inode, pin: bool) -> Result<u16> {
         let _alone = inode.lock.write();
         if inode.kind() != FileKind::Regular {
-            return Err(FsError::Invalid("only regular files are pinned"));
+            return Err(FsError::Invalid("only regular files can be pinned"));
         }
         if cx.uid != 0 && cx.uid != inode.core.read().uid {
             return Err(FsError::Access);
@@ -281,14 +285,14 @@ impl F2fs {
         self.check_writable()?;
         if pin {
             if self.options.read().mode == Mode::Lfs {
-                return Err(FsError::Invalid("with mode=lfs nothing stays in its place"));
+                return Err(FsError::Invalid("files cannot be pinned with mode=lfs"));
             }
             self.check_may_change(inode)?;
             let core = inode.core.read();
             let own = 1 + u64::from(core.xattr_nid.some().is_some());
             let pinned = core.inline.contains(Inline::PINNED);
             if !pinned && (core.blocks > own || !inode.pages.is_empty()) {
-                // Its blocks lie anywhere.
+                // Its blocks are not in sections of their own.
                 return Err(FsError::FileTooBig);
             }
             drop(core);
@@ -308,10 +312,9 @@ impl F2fs {
         Ok(core.depth as u16)
     }
 
-    /// Cleaning met blocks of a pinned file. Once it has been so often that the volume suffers, the file is
-    /// pinned no longer (`gc_pin_file_thresh`).
-    /// Only in the foreground, as in the kernel. It is not counted while somebody works on the file alone, who may be
-    /// the caller, or free it.
+    /// Counts that foreground GC met blocks of a pinned file, and unpins the file after `gc_pin_file_thresh` times.
+    /// As in the kernel, background GC does not count. Nothing is counted while another task holds the file's lock:
+    /// it may be the caller, or be freeing the file.
     pub(crate) fn count_pin(&self, inode: &Inode) -> Result<()> {
         let Some(_there) = inode.lock.try_read() else {
             return Ok(());
@@ -325,7 +328,7 @@ impl F2fs {
         self.mark_dirty(&change, inode, Default::default())?;
         core.depth = (core.depth & 0xffff) + 1;
         if core.depth >= most.min(0xffff) {
-            tracing::warn!(ino = %inode.nid(), "a pinned file kept so much from being cleaned that it is pinned no longer");
+            tracing::warn!(ino = %inode.nid(), "unpinned a file that blocked garbage collection too often (gc_pin_file_thresh)");
             core.inline = core.inline.without(Inline::PINNED);
             core.depth = 0;
         }

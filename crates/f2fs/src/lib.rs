@@ -1,4 +1,5 @@
-//! f2fs on its real on-disk format.
+//! The f2fs engine: mounting a volume and serving file-system calls on it. The on-disk format is in
+//! `steadfs-f2fs-format`.
 
 mod acl;
 mod attr;

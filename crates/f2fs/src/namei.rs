@@ -1,11 +1,11 @@
-//! Names: what the calls that work on directories have in common.
+//! Names: what the directory operations have in common.
 //!
-//! **Order of locks.** A call takes the `lock` of each directory whose names it changes, in the order
-//! of inode numbers; an inode that is not a directory is protected by its `core` alone, since what
-//! names do to it is its link count. Then the gate, then one `core` at a time.
+//! **Lock order.** A call takes the `lock` of each directory whose names it changes, by inode number. An inode that
+//! is not a directory is protected by its `core` alone, because names change only its link count. Then `cp_lock` (a
+//! `Change`), then one `core` at a time.
 //!
-//! **Order of steps.** Everything is looked for, and space for all of it promised, before the first
-//! change. What fails after that is the device or damage.
+//! **Order of steps.** Before the first change, everything is looked up and all space is reserved. After that, only
+//! a device failure or corruption can make the call fail.
 
 mod create;
 mod link;
@@ -29,13 +29,13 @@ use crate::disk::{self, Nid, hash};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
-/// Names an inode can have (`F2FS_LINK_MAX`).
+/// The maximum link count (`F2FS_LINK_MAX`).
 const LINK_MAX: u32 = u32::MAX;
-/// How long a shortage waits for what is about to be freed.
+/// How long an operation without space waits for blocks that are being freed.
 const SPACE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl F2fs {
-    /// The directory with this number.
+    /// The directory with this inode number. `NotDir` for another file type.
     pub(crate) fn directory(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
         let inode = self.by_number(ino, tag)?;
         if inode.kind() == FileKind::Directory {
@@ -45,13 +45,13 @@ impl F2fs {
         }
     }
 
-    /// Begins an operation that changes nodes: nothing is locked yet.
+    /// Starts an operation that creates nodes. The caller holds no lock.
     pub(crate) fn prepare(&self, cx: &Cx) -> Result<()> {
         self.check_writable()?;
         self.nat.build_free_nids(cx.tag)
     }
 
-    /// Runs an operation, and again if space ran out while there is about to be more.
+    /// Runs an operation, and retries it on `NoSpace` as long as blocks or node ids are about to be freed.
     pub(crate) fn retry_without_space<T>(
         &self,
         cx: &Cx,
@@ -70,7 +70,7 @@ impl F2fs {
         result
     }
 
-    /// Finds where `name` goes in a directory. One whose inode is full gets blocks first.
+    /// Finds free slots for `name`. A full inline directory is converted to blocks first.
     fn find_free_dentry(&self, cx: &Cx, dir: &Inode, name: &[u8]) -> Result<FreeDentry> {
         loop {
             match self.search(dir, name, cx.tag)? {
@@ -83,19 +83,20 @@ impl F2fs {
         }
     }
 
-    /// Notes a change of a directory's names: its times.
+    /// Updates the times of a directory whose names change.
     fn touch_dir(&self, core: &mut disk::Inode) {
         let now = self.now();
         core.mtime = now;
         core.ctime = now;
     }
 
-    /// Notes that a name of this hash was given up whose inode has, or gets, another.
+    /// Records that an inode with another name has lost this one (by its hash).
     fn record_moved_name(&self, dir: &Inode, hash: u32) {
         self.names_since_cp.lock().moved.insert((dir.nid(), hash));
     }
 
-    /// Sees that a new file of a name that another one gave up is not recovered over that one.
+    /// If `name` belonged to another inode since the last checkpoint, an fsync of the new file needs a checkpoint:
+    /// roll-forward would replace the name of that inode.
     fn check_recovered_name(&self, dir: &Inode, name: &[u8], ino: Nid) {
         let key = (dir.nid(), hash::of_name(name));
         let moved = self.names_since_cp.lock().moved.contains(&key);
@@ -104,38 +105,38 @@ impl F2fs {
         }
     }
 
-    /// Passes on the result of a step that others have come before: the volume stops where it failed,
-    /// for what is in memory says two things.
+    /// Returns the result of a step that follows the first change of an operation. On an error the volume is
+    /// aborted, because the state in memory is inconsistent.
     pub(crate) fn abort_on_error<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.abort(
                 StopReason::UPDATE_INODE,
-                &format!("a change of names failed half-way: {error}"),
+                &format!("a directory operation failed after its first change: {error}"),
             );
         }
         result
     }
 }
 
-/// Refuses to add names to a directory that is gone, must not change, or whose names are stored in a form
-/// that cannot be made here.
+/// Fails for a directory that is removed or immutable, or whose names cannot be encoded here (encrypted,
+/// casefolded).
 fn check_may_add(core: &disk::Inode) -> Result<()> {
     names::check_may_add(core.links, core.flags)?;
     if core.advise.contains(disk::inode::Advise::ENCRYPTED) {
         return Err(FsError::NoKey);
     }
     if core.has(InodeFlags::CASEFOLD) {
-        return Err(FsError::NotSupported("new names where case is ignored"));
+        return Err(FsError::NotSupported("new names in casefolded directories"));
     }
     Ok(())
 }
 
-/// [`names::check_may_remove`] of an inode's fields.
+/// As [`names::check_may_remove`].
 fn check_may_remove(core: &disk::Inode) -> Result<()> {
     names::check_may_remove(core.links, core.flags)
 }
 
-/// Refuses one name more than an inode can have.
+/// Fails if the inode has the maximum link count.
 fn check_link_max(core: &disk::Inode) -> Result<()> {
     if core.links == LINK_MAX {
         return Err(FsError::TooManyLinks);
@@ -143,7 +144,7 @@ fn check_link_max(core: &disk::Inode) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to bring an inode under a directory whose project its files belong to, if it is another's.
+/// Fails if `dir` passes its project on to new files and `inode` has another project.
 fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
     let project = {
         let core = dir.core.read();
@@ -155,7 +156,7 @@ fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
     Ok(())
 }
 
-/// One `..` less names a directory; 2 is the least.
+/// Removes the link of a subdirectory's `..`; a directory has at least 2 links.
 fn drop_subdir_link(core: &mut disk::Inode) {
     if core.links > 2 {
         core.links -= 1;

@@ -1,5 +1,4 @@
-//! The volume as the rest of the program sees it: each call of [`FileSystem`], named after what does
-//! it.
+//! The volume as a [`FileSystem`]: each call, delegated to the module that implements it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +16,8 @@ use crate::inode::Inode;
 use crate::options::OnError;
 
 impl F2fs {
-    /// Passes a call's result on; damage that it met is told once here, and may end writing.
+    /// Returns a call's result. Corruption is reported once here, and with `errors=remount-ro` the volume becomes
+    /// read-only.
     pub(crate) fn report_corruption<T>(&self, result: Result<T>) -> Result<T> {
         if let Some(error) = result.as_ref().err().filter(|error| error.is_corruption()) {
             self.note_damage(error);
@@ -35,8 +35,8 @@ impl F2fs {
         self.by_number(ino, cx.tag)
     }
 
-    /// Ends a change of directories: where the mount (`sync`, `dirsync`) or a directory's flags ask
-    /// for it, it is durable before the call returns.
+    /// Ends a change of directories. With `sync` or `dirsync`, as a mount option or directory flag, it is durable
+    /// before the call returns.
     fn changed<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
         let value = self.report_corruption(result)?;
         let all = {
@@ -57,8 +57,8 @@ impl F2fs {
         Ok(value)
     }
 
-    /// Ends a change of one inode's content or attributes: where the mount (`sync`) or the inode's
-    /// flag asks for it, it is durable before the call returns.
+    /// Ends a change of one inode's content or attributes. With `sync`, as a mount option or inode flag, it is
+    /// durable before the call returns.
     fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
         let value = self.report_corruption(result)?;
         let all = self.options.read().sync;
@@ -68,7 +68,7 @@ impl F2fs {
         Ok(value)
     }
 
-    /// The same for a call that takes the inode by its number.
+    /// As `changed_one`, by inode number.
     fn changed_at<T>(&self, cx: &Cx, ino: InodeNo, result: Result<T>) -> Result<T> {
         let value = self.report_corruption(result)?;
         let inode = self.get(cx, ino)?;
@@ -89,7 +89,7 @@ impl FileSystem for F2fs {
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
         let _seen = self.read_overlay();
         let inode = self.report_corruption(self.get(cx, ino))?;
-        // Whoever frees the inode holds the lock: it is either still there or seen to be dead.
+        // The task that frees an inode holds this lock: the inode is either in use or marked dead.
         let _alive = inode.lock.read();
         if inode.is_dead() {
             return Err(FsError::Stale);
@@ -101,8 +101,8 @@ impl FileSystem for F2fs {
     fn forget(&self, ino: InodeNo, count: u64) {
         let _same = self.remount_lock.read();
         if let Err(error) = self.report_corruption(self.put(ino, count)) {
-            // It stays an orphan, and the next mount frees it.
-            tracing::warn!(%ino, %error, "freeing an unlinked inode failed");
+            // It stays on the orphan list, and the next mount frees it.
+            tracing::warn!(%ino, %error, "cannot free an unlinked inode");
         }
     }
 

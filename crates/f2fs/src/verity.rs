@@ -1,7 +1,8 @@
-//! Verity files: where f2fs keeps the hash tree and the descriptor, and what it refuses of them.
+//! fs-verity: where f2fs stores the hash tree and the descriptor, and which are refused.
 //!
-//! Both lie in the file's own blocks behind its end, which no reader sees: the tree from the next multiple of 64 KiB
-//! on. A hidden extended attribute holds the descriptor's position and size (`struct fsverity_descriptor_location`).
+//! Both are stored in the file's own blocks beyond its end, invisible to readers; the tree starts at the next
+//! multiple of 64 KiB. A hidden extended attribute has the position and size of the descriptor (`struct
+//! fsverity_descriptor_location`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,18 +17,17 @@ use crate::disk::{DiskError, Features, Structure};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
-/// Name of the attribute.
 const VERITY_XATTR: &[u8] = b"v";
 
 impl Inode {
-    /// Whether content is checked against verity hashes.
+    /// Whether the content is verified against a hash tree.
     pub(crate) fn is_verity(&self) -> bool {
         self.core.read().advise.contains(Advise::VERITY)
     }
 }
 
 impl F2fs {
-    /// Whether some file of the volume may refuse to be opened.
+    /// Whether open can fail for some files of the volume.
     pub(crate) fn has_closed_files(&self) -> bool {
         self.layout.has(Features::ENCRYPT) || self.layout.has(Features::VERITY)
     }
@@ -57,7 +57,7 @@ impl F2fs {
         Ok(self.verity(&inode, cx.tag)?.digest().clone())
     }
 
-    /// Reads bytes of a verity file, checked. The caller holds `inode.lock`.
+    /// Reads and verifies bytes of a verity file. The caller holds `inode.lock`.
     pub(crate) fn read_verified(
         &self,
         inode: &Inode,
@@ -88,11 +88,11 @@ impl F2fs {
 
     fn verity_descriptor(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
         let place = self.attr_value(inode, index::VERITY, VERITY_XATTR, tag)?;
-        let place = place.ok_or_else(|| bad(inode, "there is none"))?;
-        let DescriptorLocation { start, size } =
-            DescriptorLocation::parse(&place).ok_or_else(|| bad(inode, "is of an unknown form"))?;
+        let place = place.ok_or_else(|| bad(inode, "is missing"))?;
+        let DescriptorLocation { start, size } = DescriptorLocation::parse(&place)
+            .ok_or_else(|| bad(inode, "has an unknown version or size"))?;
         if start < tree_of(inode)? || start.checked_add(size.into()).is_none() {
-            return Err(bad(inode, "leads elsewhere than behind the file's end"));
+            return Err(bad(inode, "is not beyond the file's end"));
         }
         if size as usize > DESCRIPTOR_MAX {
             return Err(FsError::Invalid("the verity descriptor is too long"));
@@ -102,14 +102,13 @@ impl F2fs {
     }
 }
 
-/// Where a descriptor lies in its file.
 struct DescriptorLocation {
     start: u64,
     size: u32,
 }
 
 impl DescriptorLocation {
-    /// Reads the attribute's value: a version, which is 1, the size, the position.
+    /// Parses the attribute's value: a version, which is 1, the size, the position.
     fn parse(value: &[u8]) -> Option<Self> {
         let (version, rest) = value.split_first_chunk()?;
         let (size, start) = rest.split_first_chunk()?;

@@ -1,4 +1,4 @@
-//! Extended attributes: in the inode and in a node of their own, as one list.
+//! Extended attributes: one list, stored in the inode and in a node of its own.
 
 use steadfs_base::limits::XATTR_NAME_MAX;
 use steadfs_base::{InodeNo, IoTag};
@@ -25,7 +25,7 @@ const FULL_NAMES: [(u8, &[u8]); 3] = [
     (index::ADVISE, b"system.advise"),
 ];
 
-/// An attribute's namespace and the rest of its name.
+/// Splits a name into namespace and rest.
 fn split(name: &[u8]) -> Result<(u8, &[u8])> {
     if name.is_empty() || name.len() > XATTR_NAME_MAX {
         return Err(FsError::Range);
@@ -36,9 +36,7 @@ fn split(name: &[u8]) -> Result<(u8, &[u8])> {
     for (index, prefix) in PREFIXES {
         match name.strip_prefix(prefix) {
             Some(b"") => {
-                return Err(FsError::Invalid(
-                    "an attribute's name is missing behind its namespace",
-                ));
+                return Err(FsError::Invalid("an attribute name has only its namespace"));
             }
             Some(rest) => return Ok((index, rest)),
             None => {}
@@ -49,7 +47,7 @@ fn split(name: &[u8]) -> Result<(u8, &[u8])> {
     ))
 }
 
-/// The whole name of a stored attribute, if it is one that is shown.
+/// The full name of a stored attribute; `None` if it is not visible.
 fn full_name(number: u8, rest: &[u8]) -> Option<Vec<u8>> {
     let shown = FULL_NAMES
         .iter()
@@ -65,13 +63,13 @@ fn is_acl(number: u8) -> bool {
     number == index::ACL_ACCESS || number == index::ACL_DEFAULT
 }
 
-/// Whether files of this kind have attributes of users.
+/// Whether files of this kind can have `user.` attributes.
 fn has_user_attrs(kind: FileKind) -> bool {
     matches!(kind, FileKind::Regular | FileKind::Directory)
 }
 
 impl F2fs {
-    /// Refuses a namespace that the mount options switch off.
+    /// Fails for a namespace that a mount option switches off.
     pub(crate) fn check_namespace(&self, number: u8) -> Result<()> {
         let options = self.options.read();
         if is_acl(number) && options.acl == Some(false) {
@@ -80,13 +78,13 @@ impl F2fs {
             ));
         }
         if number == index::USER && options.user_xattr == Some(false) {
-            let what = "attributes of users (mounted with nouser_xattr)";
+            let what = "user.* attributes (mounted with nouser_xattr)";
             return Err(FsError::NotSupported(what));
         }
         Ok(())
     }
 
-    /// The bytes of an inode's list: its own part, then the node's.
+    /// The bytes of an inode's list: the part in the inode, then the node.
     fn xattr_area(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
         let core = inode.core.read();
         let mut area = self.inode_block(inode, tag)?[core.xattr_range(&self.layout)].to_vec();
@@ -96,7 +94,6 @@ impl F2fs {
         Ok(area)
     }
 
-    /// The stored value of an attribute.
     pub(crate) fn attr_value(
         &self,
         inode: &Inode,
@@ -130,8 +127,7 @@ impl F2fs {
             .ok_or(FsError::NoData)
     }
 
-    /// See [`steadfs_vfs::FileSystem::listxattr`]. Attributes in `trusted.` are shown to the superuser
-    /// only.
+    /// See [`steadfs_vfs::FileSystem::listxattr`]. `trusted.` attributes are visible to root only.
     pub(crate) fn xattr_names(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
         let inode = self.by_number(ino, cx.tag)?;
         let area = self.xattr_area(&inode, cx.tag)?;

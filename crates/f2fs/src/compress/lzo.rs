@@ -1,12 +1,12 @@
-//! LZO1X, with and without run-length encoding: the stream as the kernel's Documentation/staging/lzo.rst
-//! describes it.
+//! LZO1X decompression, with and without run-length encoding, as the kernel's Documentation/staging/lzo.rst
+//! describes the stream.
 //!
-//! An instruction copies a block from what was already put out (or runs of zeros in version 1), then
-//! up to three literals; what an instruction below 16 means depends on how many literals came before.
+//! An instruction copies bytes from the output so far (or emits zeros, in version 1), then up to three literals.
+//! The meaning of an instruction below 16 depends on the number of literals before it.
 
-/// Literals that came before: this many, or a long run.
+/// State after a long run of literals.
 const LONG_RUN: u8 = 4;
-/// Distance of an instruction that ends the stream.
+/// Distance of the end instruction.
 const END: usize = 16384;
 
 struct Stream<'a> {
@@ -29,8 +29,8 @@ impl Stream<'_> {
         ])))
     }
 
-    /// A length whose bits in the instruction are `bits`: none of them set means that it goes on in
-    /// bytes, each zero byte for 255 more.
+    /// Decodes a length that has the bits `all` in the instruction. If they are 0 the length continues in bytes;
+    /// each zero byte adds 255.
     fn length(&mut self, bits: u8, all: u8) -> Option<usize> {
         if bits != 0 {
             return Some(bits.into());
@@ -65,7 +65,7 @@ impl Stream<'_> {
         if distance >= count {
             self.out.extend_from_within(start..start + count);
         } else {
-            // The source overlaps what is written: a pattern that repeats.
+            // Source and destination overlap: the pattern repeats.
             for at in start..start + count {
                 self.out.push(self.out[at]);
             }
@@ -82,7 +82,7 @@ impl Stream<'_> {
     }
 }
 
-/// What a stream holds, at most `limit` bytes; `None` when it is damaged or holds more.
+/// Decompresses a stream to at most `limit` bytes; `None` if it is corrupt or longer.
 pub(super) fn decompress(input: &[u8], limit: usize) -> Option<Vec<u8>> {
     let mut stream = Stream {
         input,
@@ -112,7 +112,7 @@ pub(super) fn decompress(input: &[u8], limit: usize) -> Option<Vec<u8>> {
                 Some(literals) => literals,
             },
             16..=31 => match far_code(&mut stream, code, runs)? {
-                // The end has three in its length, which nothing else has there.
+                // Only the end instruction has length 3 at this distance.
                 None => return (code & 7 == 1 && stream.input.is_empty()).then_some(stream.out),
                 Some(literals) => literals,
             },
@@ -138,8 +138,8 @@ pub(super) fn decompress(input: &[u8], limit: usize) -> Option<Vec<u8>> {
     }
 }
 
-/// An instruction from 0 to 15: a long run of literals (`None`), or a near and short copy with the
-/// literals to follow.
+/// An instruction from 0 to 15: a long run of literals (`None`), or a short copy and the number of literals after
+/// it.
 fn low_code(stream: &mut Stream<'_>, code: u8, before: u8) -> Option<Option<u8>> {
     if before == 0 {
         let count = 3 + stream.length(code, 15)?;
@@ -155,8 +155,8 @@ fn low_code(stream: &mut Stream<'_>, code: u8, before: u8) -> Option<Option<u8>>
     Some(Some(code & 3))
 }
 
-/// An instruction from 16 to 31: a far copy or a run of zeros, with the literals to follow; `None` for
-/// the end.
+/// An instruction from 16 to 31: a far copy or a run of zeros, and the number of literals after it; `None` for the
+/// end.
 fn far_code(stream: &mut Stream<'_>, code: u8, runs: bool) -> Option<Option<u8>> {
     if runs && code & 8 != 0 && stream.input.len() >= 3 {
         let word = u16::from_le_bytes([stream.input[0], stream.input[1]]);

@@ -1,8 +1,8 @@
-//! ZSTD frames, decoded in bounded memory.
+//! Zstandard decompression in bounded memory.
 //!
-//! A decoder keeps as much of its output as the frame's window says, which may be terabytes, and a block of a few bytes
-//! stands for 128 KiB. So a cluster of a megabyte could take all memory there is: what declares a larger window
-//! than any cluster needs is refused before it is decoded, as Linux does.
+//! A decoder keeps as much output as the frame's window requires, which may be terabytes, and a block of a few
+//! bytes can expand to 128 KiB. So a corrupt cluster could exhaust memory. As in Linux, a frame with a larger
+//! window than any cluster needs is refused before decoding.
 
 use std::io::Read;
 
@@ -10,8 +10,8 @@ use super::CLUSTER_BYTES_MAX;
 
 const MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 
-/// The content of a frame, `plain` bytes long; one byte more tells that there is more. `None`: it is none, or needs
-/// more memory than a cluster's.
+/// Decompresses a frame to `plain` bytes; one byte more indicates that there is more output. `None` if it is
+/// corrupt or needs more memory than a cluster.
 pub fn decompress(bytes: &[u8], plain: usize) -> Option<Vec<u8>> {
     if window(bytes)? > CLUSTER_BYTES_MAX as u64 {
         return None;
@@ -22,7 +22,7 @@ pub fn decompress(bytes: &[u8], plain: usize) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// How much of its output a frame says that its decoder must keep (RFC 8878, 3.1.1.1).
+/// The window size that a frame requires (RFC 8878, 3.1.1.1).
 fn window(frame: &[u8]) -> Option<u64> {
     let rest = frame.strip_prefix(&MAGIC)?;
     let (&flags, rest) = rest.split_first()?;
@@ -32,7 +32,7 @@ fn window(frame: &[u8]) -> Option<u64> {
         let base = 1u64 << (10 + exponent);
         return Some(base + base / 8 * u64::from(mantissa));
     }
-    // One segment: the window is the content.
+    // Single segment: the window is the content.
     let dictionary = [0, 1, 2, 4][usize::from(flags & 3)];
     let field = rest.get(dictionary..)?;
     let len = 1 << (flags >> 6);

@@ -1,10 +1,11 @@
-//! Files that go along with another file's fsync ([`steadfs_cache::FsyncClustering`]): their data is written
-//! together and made durable by one FLUSH, and their chains by a second one. Where the fsync takes a
-//! checkpoint, that has them anyway: only their data goes along.
+//! fsync clustering ([`steadfs_cache::FsyncClustering`]): an fsync writes the data of other dirty files along.
 //!
-//! The chain of the file that fsync was called for comes first in the log. Recovery follows the log, so it
-//! finds the others only behind it, each as if somebody had called fsync for it at that moment: the same
-//! rules say whether a chain can do that.
+//! The data of all of them is made durable by one FLUSH, and their node chains by a second one. If the fsync takes
+//! a checkpoint, which covers their nodes anyway, only their data is written along.
+//!
+//! The chain of the file that fsync was called for is first in the log. Recovery follows the log, so it finds the
+//! other chains only after that one, each as if its file had been synced at that moment: the rules of
+//! [`cp_reason`](super::cp_reason) decide for each file whether a chain is possible.
 
 use std::sync::Arc;
 
@@ -19,9 +20,9 @@ use crate::inode::Inode;
 use crate::node::chain::{Chain, ChainPlan};
 
 impl F2fs {
-    /// Before the data of a regular file is written for an fsync: writes it together with that of
-    /// neighbours, where that promises to spare them their own. These neighbours. What fails is left
-    /// dirty: each file's own fsync meets it again.
+    /// Called before an fsync writes the data of a regular file: writes it together with that of the files that are
+    /// likely to be synced next, and returns those. A file whose write fails stays dirty; its own fsync meets the
+    /// error again.
     pub(super) fn write_cluster(&self, inode: &Inode, tag: IoTag) -> Vec<Arc<Inode>> {
         if inode.take_clustered() && inode.pages.is_empty() {
             self.clustering.record_hit();
@@ -39,21 +40,20 @@ impl F2fs {
         let mut cluster: Vec<Arc<Inode>> = known
             .filter(|inode| inode.kind() == FileKind::Regular)
             .collect();
-        // The order of their locks.
+        // Flush locks are taken in this order.
         cluster.sort_unstable_by_key(|inode| inode.nid());
         let written = self
             .balance(tag)
             .and_then(|()| self.write_small_files(None, &cluster, Occasion::SmallSync, tag));
         if let Err(error) = written {
-            tracing::debug!(%error, "a file that went along with an fsync was not written");
+            tracing::debug!(%error, "cannot write a file clustered with an fsync");
         }
         cluster.retain(|other| other.nid() != inode.nid());
         cluster.iter().for_each(|other| other.mark_clustered());
         cluster
     }
 
-    /// Gives places to the chains of files whose data went along, of those that can be made durable so and
-    /// that nobody is writing.
+    /// Plans the chains of clustered files, except those that need a checkpoint and those under write-back.
     pub(super) fn plan_cluster_chains<'f>(
         &'f self,
         files: &'f [Arc<Inode>],
@@ -64,7 +64,7 @@ impl F2fs {
             match self.plan_other_chain(inode, tag) {
                 Ok(chain) => chains.extend(chain),
                 Err(error) => {
-                    tracing::debug!(%error, "what went along with an fsync was not made durable");
+                    tracing::debug!(%error, "cannot plan the node chain of a file clustered with an fsync");
                     break;
                 }
             }

@@ -1,4 +1,4 @@
-//! The end of a write-back: what is written and mapped is clean, what is not is dirty again.
+//! The end of a write-back run: blocks written and mapped become clean, all others dirty again.
 
 use steadfs_block::IoError;
 use steadfs_cache::{CollectedBlock, WriteError};
@@ -12,7 +12,7 @@ use crate::segment::Run;
 use crate::space::Need;
 
 impl F2fs {
-    /// Ends the runs: clean what is written and mapped, dirty again what is not.
+    /// Completes a run: blocks written and mapped become clean, all others dirty again.
     pub(super) fn complete_run(
         &self,
         wb_run: &WritebackRun<'_>,
@@ -53,12 +53,13 @@ impl F2fs {
             first_error = first_error.and(mapped.result.clone());
         }
         self.redirty_failed(inode, rest, alloc_error, None);
-        // What the file grew over is as of a new place: the size must not be found without it.
+        // A size that covers more needs the same FLUSH as newly allocated blocks: recovery must not find it without
+        // the data.
         let mut opu = extents.iter().any(|p| p.allocated) || mapped.iter().any(|n| n.grew);
         if let Some(from) = inode.stale_tail()
             && collected.iter().any(|t| t.block.0 == from / BLOCK)
         {
-            // As of a new place: what is there now is not what the file ever had.
+            // Treated like newly allocated blocks: the old content of the device is not content of the file.
             opu = true;
             if first_error.is_ok() {
                 inode.clear_stale_tail();
@@ -68,8 +69,8 @@ impl F2fs {
         first_error
     }
 
-    /// Blocks that got no place or no name, or could not be written, are dirty again and keep their
-    /// promises. That the logs are full is no error of the file: it is tried again.
+    /// Blocks that were not allocated, written or mapped are dirty again and keep their reservations. Full logs are
+    /// not an error of the file: the write is retried.
     fn redirty_failed(
         &self,
         inode: &Inode,
@@ -89,16 +90,16 @@ impl F2fs {
                     let error = WriteError::from(why.clone());
                     inode.pages.complete(one, Err(&error), t.reserved)
                 }
-                (None, None) => unreachable!("a block that is not written has a cause"),
+                (None, None) => unreachable!("every block that is not written has an error"),
             };
             self.release_reservations(u64::from(t.reserved), kept);
         }
     }
 
-    /// So many promises were a wb_run's, so many are blocks' in the cache again.
+    /// Releases the reservations that a run held and the cache does not keep.
     fn release_reservations(&self, before: u64, kept: u64) {
-        // A block written again meanwhile has collected a promise of its own.
-        assert!(kept <= before, "a landing makes no promises");
+        // A block written again meanwhile has a reservation of its own.
+        assert!(kept <= before, "completing a run adds no reservations");
         self.space.release(Need {
             blocks: before - kept,
             nodes: 0,

@@ -1,39 +1,40 @@
-//! What an fsync must do once the data is written: pure rules, the kernel's with one of our own.
+//! Whether an fsync can write a node chain or needs a checkpoint: the kernel's rules, and one of ours
+//! (`NodesFreed`).
 
 use steadfs_vfs::FileKind;
 
 /// Why an fsync takes a checkpoint instead of a node chain (`enum cp_reason_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CpReason {
-    /// Not a regular file: recovery knows only those.
+    /// Not a regular file: roll-forward recovers only those.
     NotRegular,
-    /// Clusters are not recovered.
+    /// Roll-forward does not recover compressed clusters.
     Compressed,
-    /// Several names, or none: recovery makes one.
+    /// More or fewer links than one: roll-forward recovers one name.
     HardLinks,
-    /// The parent that the inode names is not its directory any more.
+    /// `i_pino` is not the file's directory any more.
     LostParent,
-    /// No room to recover more.
+    /// Roll-forward would not have enough free blocks.
     NoRollForwardSpace,
-    /// The directory is not in a checkpoint: no name could be made in it.
+    /// The parent is in no checkpoint: roll-forward could not add a name to it.
     NewParent,
-    /// `fastboot`.
+    /// The option `fastboot`.
     Fastboot,
-    /// `active_logs=2`: there is no log for the chain.
+    /// `active_logs=2`: there is no warm node log for the chain.
     NoWarmNodeLog,
-    /// `fsync_mode=strict`, and a directory that something was renamed into.
+    /// `fsync_mode=strict`, and an inode was renamed into the parent.
     RenamedInto,
-    /// The directory's attributes changed.
+    /// The parent's extended attributes changed.
     ParentAttributes,
-    /// Nodes of the file were freed, which a chain cannot say. (The kernel recovers them as they were,
-    /// with what they mapped.)
+    /// Nodes of the file were freed, which a chain cannot express. (The kernel recovers them with the blocks they
+    /// mapped.)
     NodesFreed,
-    /// The chain cannot be followed to this file's nodes: a node before them could not be written.
+    /// A node before this file's nodes in the log could not be written, so recovery would not reach them.
     BrokenChain,
 }
 
 impl CpReason {
-    /// All, in the order in which they are looked at.
+    /// All reasons, in the order in which they are checked.
     pub const ALL: [Self; 12] = [
         Self::NotRegular,
         Self::Compressed,
@@ -49,7 +50,7 @@ impl CpReason {
         Self::BrokenChain,
     ];
 
-    /// The reason in words, as the kernel's traces have it where it has one.
+    /// The reason as the kernel's tracepoints name it, or a name in their style.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotRegular => "non regular file",
@@ -68,36 +69,33 @@ impl CpReason {
     }
 }
 
-/// What is known of a file when its fsync decides.
+/// The state of a file and the volume that decides.
 #[derive(Clone, Copy, Debug)]
 pub struct FsyncFacts {
-    /// Its type.
     pub kind: FileKind,
-    /// Stored in clusters.
     pub compressed: bool,
-    /// Number of names.
     pub links: u32,
-    /// The inode's parent is not known.
+    /// `i_pino` is not known to be the file's directory.
     pub lost_parent: bool,
-    /// Recovery would have room for what it finds.
+    /// Roll-forward would have enough free blocks.
     pub roll_forward_space: bool,
     /// The parent is in the last checkpoint.
     pub parent_checkpointed: bool,
-    /// `fastboot`.
+    /// The option `fastboot`.
     pub fastboot: bool,
-    /// `active_logs=`.
+    /// The option `active_logs`.
     pub active_logs: u8,
-    /// `fsync_mode=strict`.
+    /// The option `fsync_mode=strict`.
     pub strict: bool,
     /// The inode is in no checkpoint.
     pub new: bool,
-    /// Something was renamed into the parent since the last checkpoint.
+    /// An inode was renamed into the parent since the last checkpoint.
     pub renamed_into_parent: bool,
-    /// The parent's attributes were changed since then.
+    /// The parent's extended attributes changed since the last checkpoint.
     pub parent_attributes: bool,
-    /// Nodes of this inode were freed since then.
+    /// Nodes of this inode were freed since the last checkpoint.
     pub nodes_freed: bool,
-    /// A node of the chain before this file's could not be written.
+    /// A node before this file's in the log could not be written.
     pub broken_chain: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Allocating, punching and zeroing ranges of a file.
+//! fallocate(2): allocating, punching and zeroing ranges of a file.
 
 use std::ops::Range;
 
@@ -13,11 +13,10 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::space::Need;
 
-/// Slots changed while the gate is held once.
+/// Slots changed per hold of `cp_lock`.
 const SLOTS_PER_CHANGE: u64 = 4096;
 
 impl F2fs {
-    /// fallocate(2).
     pub(crate) fn fallocate_file(
         &self,
         cx: &Cx,
@@ -56,10 +55,10 @@ impl F2fs {
                 return Err(FsError::NotPermitted);
             }
             if core.inline.contains(Inline::PINNED) && !allocates {
-                return Err(FsError::NotSupported("taking blocks from a pinned file"));
+                return Err(FsError::NotSupported("punching or zeroing a pinned file"));
             }
         }
-        // Holes, too: Linux has one limit for all modes.
+        // Also for holes: Linux has one limit for all modes.
         if end > LARGEST_SIZE {
             return Err(FsError::FileTooBig);
         }
@@ -93,7 +92,7 @@ impl F2fs {
         }
     }
 
-    /// Times, and a larger size if there is one.
+    /// Sets the times, and the size if it grows.
     fn finish(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         if size > inode.size() {
             return self.truncate(cx, inode, size);
@@ -106,9 +105,9 @@ impl F2fs {
         Ok(())
     }
 
-    /// Takes space for every hole of a byte range. What was taken before an error stays.
+    /// Reserves space for every hole of a byte range. What was reserved before an error stays.
     fn allocate(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
-        // Delayed blocks get their places: otherwise each would be promised twice.
+        // Write-back allocates delayed blocks first: they would be reserved twice otherwise.
         self.write_out_locked(inode, cx.tag)?;
         let mut at = range.start / BLOCK;
         let end = range.end.div_ceil(BLOCK);
@@ -138,8 +137,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Puts `addr`, which is no block's, into every slot of a run; nodes that are missing are made
-    /// unless it is a hole. How many slots were changed, and why not all.
+    /// Stores a special address in every slot of a run. Missing nodes are created unless `addr` is a hole. Returns
+    /// the number of changed slots, and the error that ended it.
     fn change_slots(
         &self,
         inode: &Inode,
@@ -162,7 +161,7 @@ impl F2fs {
             }
             let beyond_end = at * BLOCK > core.size.next_multiple_of(BLOCK);
             if addr == BlockAddr::NEW && beyond_end {
-                // Recovery and fsck would take the last block for the file's end.
+                // Recovery and fsck.f2fs would otherwise derive the file's end from its last block.
                 core.advise = core.advise.union(Advise::KEEP_SIZE);
             }
             Ok(())
@@ -171,7 +170,7 @@ impl F2fs {
         (at - run.start, result)
     }
 
-    /// Changes the slots of a range that name something into `addr`.
+    /// Stores `addr` in the slots of a range that are not holes.
     fn replace_slots(
         &self,
         inode: &Inode,
@@ -193,8 +192,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Brings the stored size up to the file's before blocks leave the cache: write-back, which would
-    /// raise it, will not see them any more.
+    /// Raises the stored size to the size in memory before blocks leave the cache: write-back, which raises it
+    /// otherwise, will not see them any more.
     fn store_size(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         if inode.core.read().size < inode.size() {
             self.write_out_locked(inode, cx.tag)?;
@@ -202,8 +201,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Zeroes the bytes of a range that do not fill whole blocks, up to the file's end; returns the
-    /// whole blocks between.
+    /// Zeroes the bytes of a range in partly covered blocks, up to the file's end. Returns the fully covered
+    /// blocks.
     fn zero_edges(&self, cx: &Cx, inode: &Inode, range: &Range<u64>) -> Result<Range<u64>> {
         let inside = |part: Range<u64>| part.start..part.end.min(inode.size());
         let first = range.start.div_ceil(BLOCK);
@@ -217,16 +216,16 @@ impl F2fs {
         Ok(first..last)
     }
 
-    /// Makes a hole; what was taken behind the file's end goes, too.
+    /// Makes a hole. Blocks beyond the end of the file in the range are freed, too.
     fn punch(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
         let most = inode.core.read().fanout(&self.layout).max_blocks() * BLOCK;
         let range = range.start..range.end.min(most);
-        // Before the edges are zeroed: what it writes may still be the last word on a block that is
-        // about to go, if a crash comes before that is durable.
+        // Before the edges are zeroed: after a crash that comes before the hole is durable, this write-back may
+        // have stored the last content of a block that is freed below.
         self.store_size(cx, inode)?;
         let mut whole = self.zero_edges(cx, inode, &range)?;
         if range.end >= inode.size() {
-            // The block that holds the end of the file can go whole.
+            // The block that holds the end of the file can be freed whole.
             whole = range.start.div_ceil(BLOCK)..whole.end.max(inode.size().div_ceil(BLOCK));
         }
         if whole.is_empty() {
@@ -239,9 +238,9 @@ impl F2fs {
         self.replace_slots(inode, whole, BlockAddr::NULL, cx.tag)
     }
 
-    /// Makes a range read as zeros, with its space taken.
+    /// Makes a range read as zeros, with its space reserved.
     fn zero(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
-        // Space first: where there is none the file stays as it was.
+        // Reserve first: on ENOSPC the file stays unchanged.
         self.allocate(cx, inode, range.clone())?;
         let mut whole = self.zero_edges(cx, inode, &range)?;
         if range.end >= inode.size() {

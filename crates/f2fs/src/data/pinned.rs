@@ -1,9 +1,9 @@
-//! Pinned files (`F2FS_IOC_SET_PIN_FILE`): their blocks lie in whole sections that nobody else has, stay where they
-//! are, and are written in place. So whoever knows where they lie can do without the file system.
+//! Pinned files (`F2FS_IOC_SET_PIN_FILE`): their blocks fill whole sections that no other file uses, never move,
+//! and are overwritten in place (IPU). A program that knows the addresses can bypass the file system.
 //!
-//! The rules are Linux 6.18's. A file is pinned while it has no blocks; fallocate gives it sections (zeroed first:
-//! the kernel leaves in them what was there); only what has a block is written; nothing is taken out but whole
-//! sections at the end.
+//! The rules are those of Linux 6.18. A file can be pinned while it has no blocks. fallocate allocates sections to
+//! it, zeroed first (the kernel leaves the old content in them). Only allocated blocks can be written, and only
+//! whole sections at the end can be truncated.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,24 +21,23 @@ use crate::inode::Inode;
 use crate::segment::Run;
 use crate::space::Need;
 
-/// Sections cleaned in vain before a section is target up for a pinned file.
+/// Sections that GC failed to free before an allocation for a pinned file gives up.
 const FAILED_GC_MAX: u32 = 16;
-/// A section on its way to a file.
+/// A section that is being allocated to a file.
 struct PinnedSection {
     section: Run,
-    /// The file's block that its first one becomes.
+    /// The file block that the section's first block is mapped to.
     first: u64,
-    /// Addresses that have an owner.
+    /// Addresses that the file maps.
     mapped_addrs: BTreeSet<u32>,
-    /// Holes that are none any more: each has taken its promise.
+    /// Holes of the file that are mapped now; each has used its reservation.
     holes_filled: u64,
 }
 
-/// Blocks mapped_addrs while the gate is held once.
+/// Blocks mapped per hold of `cp_lock`.
 const BLOCKS_PER_CHANGE: u64 = 512;
 
 impl Inode {
-    /// Whether its blocks stay where they are.
     pub(crate) fn is_pinned(&self) -> bool {
         self.core.read().inline.contains(Inline::PINNED)
     }
@@ -49,16 +48,18 @@ impl F2fs {
         u64::from(self.layout.segments_per_section * SEGMENT_BLOCKS)
     }
 
-    /// Refuses a size that would take a part of a section from a pinned file.
+    /// Fails if a new size would free a part of a pinned file's section.
     pub(crate) fn check_pinned_size(&self, inode: &Inode, size: u64) -> Result<()> {
         let whole = size.is_multiple_of(self.section_blocks() * BLOCK);
         match inode.is_pinned() && size <= inode.size() && !whole {
-            true => Err(FsError::Invalid("a pinned file is cut at sections only")),
+            true => Err(FsError::Invalid(
+                "a pinned file can only be truncated at a multiple of the section size",
+            )),
             false => Ok(()),
         }
     }
 
-    /// Refuses writing where a pinned file has no blocks: they would lie anywhere.
+    /// Fails for a write where a pinned file has no blocks: they could not be allocated in a section of its own.
     pub(super) fn check_pinned_write(
         &self,
         inode: &Inode,
@@ -72,7 +73,7 @@ impl F2fs {
         while at < end {
             let mapped = self.map(inode, at, end - at, tag)?;
             if !matches!(mapped.target, MapTarget::Block(_)) {
-                let what = "a pinned file is only written where fallocate gave it blocks";
+                let what = "a pinned file can only be written where fallocate has allocated blocks";
                 return Err(FsError::Io(what.to_owned()));
             }
             at += mapped.len;
@@ -80,7 +81,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Makes sections free for a pinned file's next `bytes`, as far as that is possible. With no lock held.
+    /// Frees sections for the next `bytes` of a pinned file, as far as GC can. The caller holds no lock.
     pub(super) fn free_sections_for(&self, bytes: &Range<u64>, tag: IoTag) -> Result<()> {
         let size = self.section_blocks() * BLOCK;
         let sections = bytes.end.div_ceil(size) - bytes.start / size;
@@ -102,8 +103,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Gives a pinned file blocks for every hole of the sections that a byte range touches. What was target before
-    /// an error stays. The caller holds `inode.lock` for writing.
+    /// Allocates blocks for every hole of the sections that a byte range touches. What was allocated before an
+    /// error stays. The caller holds `inode.lock` for writing.
     pub(super) fn allocate_pinned(&self, cx: &Cx, inode: &Inode, bytes: Range<u64>) -> Result<()> {
         let size = self.section_blocks();
         let most = inode.core.read().fanout(&self.layout).max_blocks();
@@ -120,7 +121,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// The runs of a range that have no blocks, and whether fallocate took space for them before.
+    /// The runs of a range without blocks, and whether fallocate has reserved space for each.
     fn unmapped_runs(
         &self,
         inode: &Inode,
@@ -142,7 +143,7 @@ impl F2fs {
         Ok(runs)
     }
 
-    /// Gives one section to a file: its block `first` and those behind it, as far as they are runs.
+    /// Allocates one section to a file and maps its blocks in `runs`; `first` is the file block of its first block.
     fn allocate_pinned_section(
         &self,
         cx: &Cx,
@@ -182,7 +183,7 @@ impl F2fs {
         result
     }
 
-    /// Nobody reads what others left in a section.
+    /// Overwrites what deleted files left in a section.
     fn zero_section(&self, section: Run, tag: IoTag) -> Result<()> {
         let zeros = Buf::zeroed(BLOCK as usize);
         let blocks: Vec<_> = section.blocks().map(|at| (at, zeros.clone())).collect();
@@ -191,7 +192,7 @@ impl F2fs {
         writes.wait().map_err(io_error)
     }
 
-    /// Names the blocks of a section in the slots where they are runs.
+    /// Maps the blocks of a section to the file blocks in `runs`.
     fn map_section(
         &self,
         inode: &Inode,
@@ -235,7 +236,7 @@ impl F2fs {
             }
         }
         if at * BLOCK > core.size.next_multiple_of(BLOCK) {
-            // As in `change_slots`: what lies behind the end is meant.
+            // As in `change_slots`: blocks beyond the end are intended.
             core.advise = core.advise.union(Advise::KEEP_SIZE);
         }
         Ok(())

@@ -1,34 +1,34 @@
-//! Where a file's data goes: over its old place or to a new one, and then into which log. Pure rules,
-//! those of the kernel (`f2fs_should_update_inplace`, `__get_segment_type`).
+//! Where a file's data is written: in place (IPU) or to a new block (OPU), and of which log. Pure rules, those of
+//! the kernel (`f2fs_should_update_inplace`, `__get_segment_type`).
 
 use crate::disk::LogType;
 use crate::disk::inode::{Advise, Inline};
 
-/// When data is written over its old place (`ipu_policy`): a set of rules, any of which is enough.
+/// When data is written in place (`ipu_policy`): a set of rules, each of which is sufficient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpuPolicy(pub u32);
 
 impl IpuPolicy {
     /// Always.
     pub const FORCE: Self = Self(0x01);
-    /// While free sections are needs_ssr.
+    /// While free sections are short enough for SSR.
     pub const SSR: Self = Self(0x02);
-    /// While the volume is full beyond a limit.
+    /// While the volume is fuller than `min_ipu_util`.
     pub const UTIL: Self = Self(0x04);
-    /// While both are so.
+    /// While both conditions hold.
     pub const SSR_UTIL: Self = Self(0x08);
-    /// In fdatasync, and in an fsync of little.
+    /// In fdatasync, and in an fsync of at most `min_fsync_blocks` dirty blocks.
     pub const FSYNC: Self = Self(0x10);
     /// In background write-back.
     pub const ASYNC: Self = Self(0x20);
-    /// Never what is being moved on purpose, whatever the other rules say.
+    /// Not for data that GC or defragmentation moves, whatever the other rules say.
     pub const HONOR_OPU: Self = Self(0x80);
 
-    /// All rules there are here.
+    /// All rules that this implementation knows.
     pub const KNOWN: Self = Self(0xBF);
 
-    /// What a volume of so many segments of data and nodes gets: up to 16 GiB everything in place, for
-    /// cleaning is dear where there is little room.
+    /// The default for a main area of this many segments: up to 16 GiB everything is written in place, because GC
+    /// is expensive on a small volume.
     pub fn default_for(main_segments: u32, lfs: bool) -> Self {
         const SMALL_VOLUME_SEGMENTS: u32 = 16 * 512;
         if main_segments <= SMALL_VOLUME_SEGMENTS {
@@ -45,20 +45,20 @@ impl IpuPolicy {
     }
 }
 
-/// The state of the volume as far as placement depends on it.
+/// The state of the volume that placement depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct VolumeState {
     /// Rules for writing in place.
     pub policy: IpuPolicy,
-    /// `mode=lfs`: only at the end of logs.
+    /// `mode=lfs`: only OPU, and only LFS cursegs.
     pub lfs: bool,
-    /// Cold files are written in place, and few blocks at once count as hot (not with `gc_policy=2013`).
+    /// Cold files are written in place, and files with few dirty blocks are hot (not with `gc_policy=2013`).
     pub temperature: bool,
-    /// Free sections are needs_ssr, so that logs fill holes.
+    /// Free sections are short, so that cursegs use SSR.
     pub needs_ssr: bool,
-    /// How full it is, in percent.
+    /// Used share of the volume in percent.
     pub used_percent: u32,
-    /// The limit of the rules about fullness (`min_ipu_util`).
+    /// `min_ipu_util` in percent.
     pub min_util: u32,
 }
 
@@ -67,29 +67,29 @@ pub struct VolumeState {
 pub enum Occasion {
     /// fdatasync, or an fsync of at most `min_fsync_blocks` dirty blocks.
     SmallSync,
-    /// Somebody waits for it otherwise.
+    /// Another write-back that a task waits for.
     Sync,
-    /// Nobody waits.
+    /// Background write-back.
     Background,
-    /// Cleaning: it must leave its place.
+    /// GC or defragmentation: the data must move.
     Moved,
 }
 
-/// Most dirty blocks of a file that count as hot (`min_hot_blocks`).
+/// The most dirty blocks of a file that count as hot (`min_hot_blocks`).
 pub const HOT_DIRTY_BLOCKS_MAX: u64 = 16;
 
-/// What placement needs to know of a file.
+/// The state of a file that placement depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileHints {
-    /// Hints.
+    /// `i_advise`.
     pub advise: Advise,
-    /// Bits of `i_inline`, of which "pinned" counts.
+    /// `i_inline`; only the bit "pinned" is used.
     pub inline: Inline,
-    /// Whether at most [`HOT_DIRTY_BLOCKS_MAX`] of its blocks are dirty.
+    /// At most [`HOT_DIRTY_BLOCKS_MAX`] blocks of the file are dirty.
     pub few_dirty: bool,
 }
 
-/// Whether a block that has a place is written over it.
+/// Whether a block that is allocated is overwritten in place.
 pub fn ipu(volume: &VolumeState, file: &FileHints, occasion: Occasion) -> bool {
     if file.inline.contains(Inline::PINNED) {
         return true;
@@ -110,8 +110,8 @@ pub fn ipu(volume: &VolumeState, file: &FileHints, occasion: Occasion) -> bool {
         || when(IpuPolicy::FSYNC, occasion == Occasion::SmallSync)
 }
 
-/// The log that new blocks of a regular file come from, with so many logs in use (`active_logs=`: 2, 4
-/// or 6); `temperature`: see [`VolumeState`].
+/// The log that new blocks of a regular file are allocated from with this number of logs in use (`active_logs`: 2,
+/// 4 or 6); for `temperature` see [`VolumeState`].
 pub fn data_log(
     active_logs: u8,
     temperature: bool,
@@ -133,8 +133,8 @@ pub fn data_log(
     }
 }
 
-/// Whether a name has an extension of the superblock's list: after a dot that is not its first byte,
-/// in any case of letters, and perhaps with more behind it (`mp` stands for `.mp3` and `.mp4.part`).
+/// Whether a file name has an extension of the superblock's list: after a dot that is not its first byte, in upper
+/// or lower case, possibly followed by more (`mp` matches `.mp3` and `.mp4.part`).
 pub fn has_extension(name: &[u8], extension: &[u8]) -> bool {
     if extension == b"*" {
         return true;

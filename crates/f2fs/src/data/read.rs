@@ -1,4 +1,4 @@
-//! FileRead of file content.
+//! Reading file content.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 
 impl F2fs {
-    /// Refuses what is not a regular file whose content can be shown.
+    /// Fails for anything but a regular file whose content can be shown.
     pub(crate) fn check_readable(inode: &Inode) -> Result<()> {
         match inode.kind() {
             FileKind::Regular if inode.is_encrypted() => Err(FsError::NoKey),
@@ -45,8 +45,8 @@ impl F2fs {
         Ok(read)
     }
 
-    /// Bytes of content that lies in blocks. Of a file of `size` bytes what a stream will ask for next is read ahead;
-    /// without a size the range may lie behind the end, where verity files have their hashes.
+    /// Reads content from blocks. With `size`, the file's size, a sequential stream is read ahead. Without it the
+    /// range may be beyond the end of the file, where verity files have their hash tree.
     pub(crate) fn read_blocks(
         &self,
         inode: &Inode,
@@ -79,7 +79,7 @@ impl F2fs {
         Ok(out)
     }
 
-    /// The same for a file with clusters: what is stored of all of them is read together, then decompressed.
+    /// Begins to read a file with compressed clusters: all stored blocks are read together, then decompressed.
     fn begin_compressed(
         &self,
         reader: &FileReader<'_>,
@@ -121,7 +121,7 @@ impl F2fs {
         })
     }
 
-    /// The map of a file without clusters.
+    /// The block map of a file without compressed clusters.
     fn places<'a>(
         &'a self,
         inode: &'a Inode,
@@ -133,8 +133,8 @@ impl F2fs {
         }
     }
 
-    /// Where a block that is not in memory comes from, and for how many up to `most` that is so; `None` for those of
-    /// a compressed cluster.
+    /// The source of a block that is not in memory, and the number of blocks, up to `most`, that have the same one.
+    /// `None` for blocks of a compressed cluster.
     fn source(
         &self,
         inode: &Inode,

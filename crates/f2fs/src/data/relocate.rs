@@ -1,4 +1,4 @@
-//! Moving blocks of files to other places, as they are: what cleaning asks for.
+//! Moving file blocks to other device blocks without changing them, for GC.
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf, IoHandle};
@@ -11,18 +11,17 @@ use crate::inode::Inode;
 use crate::node::SlotLookup;
 use crate::segment::{Purpose, Run};
 
-/// A block of a file, and where it is said to lie.
+/// A file block, and the address that the segment summary has for it.
 pub type BlockToMove = (u64, BlockAddr);
 
 impl F2fs {
-    /// Moves those of the blocks that lie where the caller thinks to the log of cold data, or to holes
-    /// among blocks of their age; how many. None
-    /// while somebody works on the file's content: the caller, who may hold any lock before a write-back's,
-    /// asks again later.
+    /// Moves those of `blocks` that still have the address the caller knows to the log of cold data, or with `atgc`
+    /// to a segment of similar age. Returns their number. It is 0 while another task works on the file's content:
+    /// the caller, which may hold any lock ranked before the flush lock, retries later.
     ///
     /// # Errors
-    /// A device's failure; `NoSpace` where the log has no room. Nothing is lost, and blocks moved before
-    /// stay moved.
+    /// A device failure; `NoSpace` if no segment is free. No data is lost, and blocks moved before the error stay
+    /// moved.
     pub(crate) fn relocate_blocks(
         &self,
         inode: &Inode,
@@ -30,7 +29,7 @@ impl F2fs {
         atgc: bool,
         tag: IoTag,
     ) -> Result<u64> {
-        // Alone: who reads has looked up where the blocks lie and may still be waiting for them.
+        // For writing: a reader has looked up these addresses and may still be waiting for the device.
         let Some(_alone) = inode.lock.try_write() else {
             return Ok(0);
         };
@@ -38,7 +37,7 @@ impl F2fs {
         if inode.is_dead() {
             return Ok(0);
         }
-        // And nobody writes over them.
+        // No write-back overwrites them meanwhile.
         let _one = inode.lock_flush();
         let mut valid = Vec::with_capacity(blocks.len());
         for &(block, addr) in blocks {
@@ -67,7 +66,7 @@ impl F2fs {
         Ok(valid.len() as u64)
     }
 
-    /// The blocks' content, read in as few pieces as they lie in.
+    /// Reads the blocks, consecutive ones with one request.
     fn read_valid(&self, valid: &[BlockToMove], tag: IoTag) -> Result<Vec<Buf>> {
         let most = self.queue.geometry().max_transfer as usize / BLOCK as usize;
         let mut ios: Vec<IoHandle> = Vec::new();
@@ -122,14 +121,14 @@ impl F2fs {
         let change = self.change()?;
         let mut core = inode.core.write();
         for (&(block, addr), to) in valid.iter().zip(run.blocks()) {
-            // Whoever changes slots holds one of the locks that are held here.
+            // Slots change only under one of the locks held here.
             let SlotLookup::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
-                let rule = "lost its slot while it was moved";
+                let rule = "has no slot in its node while GC moves it";
                 let error = DiskError::field(Structure::Node, "block", addr.0, rule);
                 return Err(error.in_node(inode.nid()).into());
             };
             let old = self.set_slot(&change, inode, &mut core, &slot, to, tag)?;
-            assert!(old == addr, "nobody else changes slots");
+            assert!(old == addr, "slots change only under the locks held here");
             match atgc {
                 true => self.segments().set_valid_atgc(to, slot.owner(), addr),
                 false => self.segments().set_valid(to, slot.owner()),

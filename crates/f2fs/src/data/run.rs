@@ -1,4 +1,4 @@
-//! Blocks on their way from the cache to the device, and what came of them.
+//! A write-back run: blocks on their way from the cache to the device, and the result of each step.
 
 use std::ops::Range;
 
@@ -12,26 +12,26 @@ use crate::fs::io_error;
 use crate::inode::Inode;
 use crate::segment::Run;
 
-/// Blocks of a file on their way to the device.
+/// The blocks of one file that are written by one run.
 pub(super) struct WritebackRun<'a> {
     pub(super) inode: &'a Inode,
-    /// The file's size when they were collected: they hold what was written up to there.
+    /// The file's size when they were collected: their content is complete up to there.
     pub(super) size: u64,
     pub(super) collected: Vec<CollectedBlock>,
     pub(super) extents: Vec<Extent>,
     /// The requests of each extent.
     pub(super) ios: Vec<Vec<IoHandle>>,
-    /// Why some block has no place, if so.
+    /// Why some blocks are in no extent, if so.
     pub(super) allocation: Result<()>,
 }
 
-/// A run of blocks that lies in one extent in the file and on the device.
+/// A run of blocks that is contiguous in the file and on the device.
 pub(super) struct Extent {
     pub(super) blocks: Range<u64>,
     pub(super) start: BlockAddr,
-    /// Claimed for this write, and to be mapped; otherwise the blocks' old place.
+    /// The blocks were allocated for this write and are to be mapped (OPU); if false they are overwritten in place.
     pub(super) allocated: bool,
-    /// How many of its blocks hold a promise.
+    /// Number of blocks that hold a reservation.
     pub(super) reserved: u64,
 }
 
@@ -49,13 +49,13 @@ impl Extent {
 }
 
 impl WritebackRun<'_> {
-    /// Where blocks are written over: first block and length of each extent.
+    /// The extents written in place: first block and length.
     pub(super) fn ipu(&self) -> impl Iterator<Item = (BlockAddr, u32)> {
         let extents = self.extents.iter().filter(|p| !p.allocated);
         extents.map(|p| (p.start, p.len()))
     }
 
-    /// The first block that was not written, and why.
+    /// The first block that was not written, and its error.
     pub(super) fn first_failed(&self, written: &[Result<(), IoError>]) -> Option<(u64, FsError)> {
         let both = || self.extents.iter().zip(written);
         let good = both().filter(|(_, written)| written.is_ok());
@@ -67,22 +67,22 @@ impl WritebackRun<'_> {
         Some((first, error))
     }
 
-    /// Waits for the device; results in the extents' order.
+    /// Waits for the device. Results are in the order of the extents.
     pub(super) fn wait(&self) -> Vec<Result<(), IoError>> {
         let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
         self.ios.iter().map(each).collect()
     }
 }
 
-/// What naming a extent came to.
+/// The result of mapping an extent.
 pub(super) struct MapResult {
-    /// Blocks that are mapped, from the first.
+    /// Blocks that are mapped, counted from the first one.
     pub(super) blocks: u32,
-    /// Promises they used.
+    /// Reservations that mapping used.
     pub(super) used: u64,
-    /// Whether the size that is stored now covers more of them.
+    /// The stored size has grown over some of them.
     pub(super) grew: bool,
-    /// Why not all.
+    /// Why not all are mapped.
     pub(super) result: Result<()>,
 }
 
@@ -106,7 +106,7 @@ impl MapResult {
     }
 }
 
-/// The size that a file of `size` bytes may have on disk once the extent is there.
+/// The size that a file of `size` bytes may have on disk once the extent is mapped.
 pub(super) fn size_after(size: u64, extent: &Extent) -> u64 {
     size.min(extent.blocks.end.saturating_mul(BLOCK))
 }

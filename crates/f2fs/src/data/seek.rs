@@ -1,4 +1,4 @@
-//! Finding data and holes; copying ranges.
+//! lseek(2) with SEEK_DATA and SEEK_HOLE; copy_file_range(2).
 
 use steadfs_base::FileBlock;
 use steadfs_vfs::names::in_pieces;
@@ -13,7 +13,7 @@ use crate::inode::Inode;
 const COPY_STEP_BYTES: u64 = 1 << 20;
 
 impl F2fs {
-    /// The next data or hole at or after `offset`. As in the kernel, what is only promised is neither.
+    /// The next data or hole at or after `offset`. As in the kernel, reserved blocks count as neither.
     pub(crate) fn seek_file(&self, cx: &Cx, inode: &Inode, offset: u64, what: Seek) -> Result<u64> {
         Self::check_readable(inode)?;
         let _shared = inode.lock.read();
@@ -27,7 +27,7 @@ impl F2fs {
         let end = size.div_ceil(BLOCK);
         let mut at = offset / BLOCK;
         while at < end {
-            // The cache first: see `gather`.
+            // The cache before the map: a block leaves the cache only after it is mapped.
             let next = inode.pages.next_cached(FileBlock(at)).map(|n| n.0);
             let (found, len) = if next == Some(at) {
                 (what == Seek::Data, 1)
@@ -53,7 +53,7 @@ impl F2fs {
         }
     }
 
-    /// Copies between two files, piece by piece; holes are copied as zeros.
+    /// Copies a range in steps; holes are copied as zeros.
     pub(crate) fn copy_between(
         &self,
         cx: &Cx,
@@ -66,7 +66,7 @@ impl F2fs {
         if to.1 >= LARGEST_SIZE {
             return Err(FsError::FileTooBig);
         }
-        // What a copy into the same file appends is not copied again.
+        // A copy within a file does not copy again what it has appended.
         let len = len.min(from.0.size().saturating_sub(from.1));
         if from.0.nid() == to.0.nid() && from.1.abs_diff(to.1) < len {
             return Err(FsError::Invalid("source and destination overlap"));
@@ -76,7 +76,7 @@ impl F2fs {
         })
     }
 
-    /// Copies at most `len` bytes, less where a write takes less; 0 only at the source's end.
+    /// Copies at most `len` bytes, fewer if a write is short; 0 only at the end of the source.
     fn copy_piece(&self, cx: &Cx, from: (&Inode, u64), to: (&Inode, u64), len: u64) -> Result<u64> {
         let data = self.read_file(cx, from.0, from.1, len as usize)?;
         let mut done = 0;

@@ -1,4 +1,5 @@
-//! Write-back of many files at once: what goes to new overwritten lies side by side, so their writes merge.
+//! Small-file batching: the dirty data of many files is written by one run. Newly allocated blocks are consecutive,
+//! so their writes merge.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,15 +16,15 @@ use crate::disk::{BlockAddr, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
-/// Files whose data is in wb_run together.
+/// Files whose data is in flight at the same time.
 const FILES_PER_BATCH: usize = 256;
-/// Dirty bytes of a file up to which it goes with others, and of all that go together.
+/// The largest amount of dirty data that makes a file small, and the most of one batch.
 const DIRTY_BYTES_SMALL_FILE: u64 = 1 << 20;
 const DIRTY_BYTES_PER_BATCH: u64 = 4 << 20;
 
 impl F2fs {
-    /// Writes the dirty data of many files and waits, as [`F2fs::write_out`] does for one. The first
-    /// error of all; the others are written all the same. The caller holds no lock.
+    /// Writes the dirty data of many files and waits, as [`F2fs::write_out`] does for one file. A failure does not
+    /// keep the other files from being written; the first error is returned. The caller holds no lock.
     pub(crate) fn write_out_files(
         &self,
         files: &[u64],
@@ -69,13 +70,13 @@ impl F2fs {
             return Ok(());
         }
         if why == WritebackReason::Early {
-            // At a new place the fsync would have a node to write besides.
+            // Only files written in place: newly allocated blocks would add a node to the fsync that is expected.
             let volume = self.placement_state();
             batch.retain(|inode| {
                 placement::ipu(&volume, &self.file_hints(inode), Occasion::Background)
             });
         }
-        // The order of their locks.
+        // Flush locks are taken in this order.
         batch.sort_unstable_by_key(|inode| inode.nid());
         self.check_writable()?;
         self.balance(tag)?;
@@ -85,19 +86,20 @@ impl F2fs {
                 Occasion::Background
             }
         };
-        // What is little and not late goes together from this task, which waits for it anyway.
+        // Early write-back is small and not urgent: this task submits it through a plug, because it waits for it
+        // anyway.
         let plug = (why == WritebackReason::Early).then(|| self.queue.plug());
         let first = self.write_small_files(plug.as_ref(), &batch, occasion, tag);
         let mut result = Ok(());
-        // What somebody else was writing, what had grown, what was in wb_run when this began, what
-        // met full logs.
+        // What is left: files under write-back by other tasks, files that had grown, blocks that were in flight
+        // when this began, blocks that met full logs.
         for inode in &batch {
             let left = match why {
                 WritebackReason::Sync => true,
                 WritebackReason::Background | WritebackReason::Throttle => {
                     inode.pages.dirty_bytes() > 0
                 }
-                // The fsync that is expected does that.
+                // The fsync that is expected writes the rest.
                 WritebackReason::Early => false,
             };
             if left && !inode.pages.is_empty() {
@@ -105,13 +107,13 @@ impl F2fs {
             }
         }
         match first {
-            // Those were tried again.
+            // Those blocks were retried above.
             Err(FsError::NoSpace) => result,
             first => first.and(result),
         }
     }
 
-    /// Writes what can be written of a batch without waiting for anybody else's write-back.
+    /// Writes what can be written without waiting for the write-back of another task.
     pub(super) fn write_small_files(
         &self,
         plug: Option<&Plug<'_>>,
@@ -138,7 +140,7 @@ impl F2fs {
             }
             let mut wb_run = self.allocate_run(inode, (&volume, &file), collected, occasion, tag);
             if !wb_run.ipu().all(|(at, len)| overwritten.add(at, len)) {
-                // A damaged volume: two files have one block. Their writes must not meet.
+                // The volume is corrupt: two files map one block. Their writes must not be in flight together.
                 result = result.and(self.finish_runs(std::mem::take(&mut runs)));
                 overwritten = OverwrittenRanges::default();
                 wb_run.ipu().for_each(|(at, len)| {
@@ -153,12 +155,12 @@ impl F2fs {
     }
 }
 
-/// Blocks of the device that are being written over, as ends by starts.
+/// Device blocks that are being overwritten in place: end by start.
 #[derive(Default)]
 struct OverwrittenRanges(BTreeMap<u32, u32>);
 
 impl OverwrittenRanges {
-    /// Adds a run; false if some of it is there already.
+    /// Adds a run. Returns false if a part of it is present already.
     fn add(&mut self, at: BlockAddr, len: u32) -> bool {
         let end = at.0.saturating_add(len);
         let before = self.0.range(..end).next_back();

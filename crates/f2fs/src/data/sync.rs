@@ -1,4 +1,4 @@
-//! Making things durable: fsync by a chain of nodes or by a checkpoint, and sync of the volume.
+//! Durability: fsync by a node chain or by a checkpoint, and sync of the volume.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,24 +19,24 @@ use crate::inode::Inode;
 use crate::node::chain::{Barrier, ChainPlan};
 use crate::options::FsyncMode;
 
-/// How often a chain is begun anew when the node log was full.
+/// How often a chain is planned again after the node log was full.
 const CHAIN_ATTEMPTS_MAX: u32 = 4;
 
-/// How fsyncs were served.
+/// Counters of how fsyncs were served.
 #[derive(Default)]
 pub struct SyncStats {
-    /// By a checkpoint, by reason.
+    /// fsyncs that took a checkpoint, by reason.
     reasons: [AtomicU64; CpReason::ALL.len()],
-    /// By the file's own nodes, or by a FLUSH alone where none had changed.
+    /// fsyncs served by the file's own nodes, or by a FLUSH alone if none had changed.
     own: AtomicU64,
-    /// Blocks of data written over their old places.
+    /// Data blocks written in place.
     ipu: AtomicU64,
-    /// Files that went along with an fsync by their own nodes.
+    /// Files made durable by another file's fsync (clustering).
     clustered: AtomicU64,
 }
 
 impl SyncStats {
-    /// Blocks of data written over their old places.
+    /// Data blocks written in place (IPU).
     pub fn ipu(&self) -> u64 {
         self.ipu.load(Ordering::Relaxed)
     }
@@ -45,19 +45,19 @@ impl SyncStats {
         self.ipu.fetch_add(blocks.into(), Ordering::Relaxed);
     }
 
-    /// fsyncs that took a checkpoint, by reason; those without any are left out.
+    /// fsyncs that took a checkpoint, by reason; reasons that did not occur are left out.
     pub fn reasons(&self) -> Vec<(CpReason, u64)> {
         let counts = self.reasons.iter().map(|n| n.load(Ordering::Relaxed));
         let all = CpReason::ALL.into_iter().zip(counts);
         all.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// fsyncs that needed none.
+    /// fsyncs that needed no checkpoint.
     pub fn own(&self) -> u64 {
         self.own.load(Ordering::Relaxed)
     }
 
-    /// Files made durable by their own nodes along with another's fsync.
+    /// Files whose nodes another file's fsync made durable.
     pub fn clustered(&self) -> u64 {
         self.clustered.load(Ordering::Relaxed)
     }
@@ -66,7 +66,7 @@ impl SyncStats {
         let counter = match reason {
             Some(reason) => {
                 let known = CpReason::ALL.into_iter().position(|r| r == reason);
-                &self.reasons[known.expect("each reason is among all")]
+                &self.reasons[known.expect("every reason is in CpReason::ALL")]
             }
             None => &self.own,
         };
@@ -75,14 +75,14 @@ impl SyncStats {
 }
 
 impl F2fs {
-    /// fsync and fdatasync. Threads woken: none, unless a checkpoint or a write of the same data is
-    /// already under way elsewhere; the caller writes and flushes itself.
+    /// fsync(2) and fdatasync(2). The caller writes and flushes itself. It wakes no other thread, unless a
+    /// checkpoint or a write of the same data is already in flight elsewhere.
     pub(crate) fn fsync_inode(&self, cx: &Cx, inode: &Inode, datasync: bool) -> Result<()> {
         if let Some(cause) = self.abort_cause() {
             return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
-        // Write-back of the file by others, and changes under way, end in this caller's name.
+        // Write-back of the file by other tasks, and open changes, proceed at this task's priority while it waits.
         let _acting = inherit::set_task_tag(tag);
         let mut cluster = Vec::new();
         if inode.kind() == FileKind::Regular {
@@ -96,8 +96,8 @@ impl F2fs {
                 Occasion::Sync
             };
             let written = self.write_out_as(inode, occasion, tag);
-            // The error that a background write met since the last fsync is told here, once; what
-            // failed is still dirty and was just tried again.
+            // An error of background write-back since the last fsync is reported here, once. The data that failed
+            // is still dirty and was just retried.
             let earlier = inode.pages.take_error();
             written?;
             if let Some(error) = earlier {
@@ -105,7 +105,7 @@ impl F2fs {
             }
         }
         if self.is_cp_disabled() {
-            // As the kernel: nothing is durable before checkpoints are switched on again.
+            // As in the kernel: with checkpoint=disable nothing is durable before checkpoints are enabled again.
             return Ok(());
         }
         match self.check_writable() {
@@ -120,12 +120,12 @@ impl F2fs {
         self.sync_nodes(inode, &cluster, tag)
     }
 
-    /// Makes what is stored of an inode durable: by its own nodes, and then what it can of its `cluster`,
-    /// or by a checkpoint where they do not tell everything.
+    /// Makes the stored state of an inode durable: by its own nodes, together with those of the files in `cluster`
+    /// that allow it, or by a checkpoint if nodes cannot express all changes.
     fn sync_nodes(&self, inode: &Inode, cluster: &[Arc<Inode>], tag: IoTag) -> Result<()> {
         for _ in 0..CHAIN_ATTEMPTS_MAX {
             let (placed, opu) = {
-                // What is named from here on is the next fsync's.
+                // Blocks that are mapped from here on belong to the next fsync.
                 let _one = inode.lock_flush();
                 let placed = self.place_chain(inode, tag)?;
                 (placed, !self.queue.has_flushed(inode.unflushed_opu()))
@@ -170,8 +170,8 @@ impl F2fs {
         self.restore_parent(inode, tag)
     }
 
-    /// The end of an fsync that had no nodes to write: those of somebody else's fsync or of a checkpoint
-    /// under way may have been this file's, and data was perhaps written over.
+    /// Ends an fsync that had no nodes to write: another fsync or a checkpoint in flight may be writing this file's
+    /// nodes, and data may have been overwritten in place.
     fn finish_sync(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.node_writes
             .wait(self.node_writes.started(), &self.queue, tag)?;
@@ -182,7 +182,7 @@ impl F2fs {
         self.flush_written(inode, tag)
     }
 
-    /// Makes durable what the device has answered of a file's writes, if no FLUSH has yet, anybody's.
+    /// Issues a FLUSH unless one has covered all completed writes of the file since.
     fn flush_written(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         match self.queue.has_flushed(inode.unflushed()) {
             true => Ok(()),
@@ -190,8 +190,8 @@ impl F2fs {
         }
     }
 
-    /// After a checkpoint the directory and the name that the inode notes can be believed again, if the
-    /// one has the other: its next fsync needs none.
+    /// After a checkpoint, marks the parent and name in the inode as valid again if the directory has that entry,
+    /// so that the next fsync needs no checkpoint.
     fn restore_parent(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         let (parent, name) = {
             let core = inode.core.read();
@@ -203,7 +203,7 @@ impl F2fs {
         let Ok(dir) = self.inode(parent, tag) else {
             return Ok(());
         };
-        // A rename takes it alone.
+        // A rename holds it for writing.
         let _shared = dir.lock.read();
         if dir.kind() != FileKind::Directory
             || self.find_name(&dir, &name, tag)? != Some(inode.nid())
@@ -219,20 +219,20 @@ impl F2fs {
         Ok(())
     }
 
-    /// Whether nothing of a regular file waits to be written by a checkpoint or a chain.
+    /// Whether a regular file has no dirty inode or node for a checkpoint or a chain to write.
     pub(crate) fn is_clean_file(&self, inode: &Inode) -> bool {
         inode.kind() == FileKind::Regular
             && !inode.is_dirty()
             && self.nodes.dirty_of(inode.nid()).is_empty()
     }
 
-    /// Whether anything has changed that is needed to find the file's data: more than its times.
+    /// Whether the inode or its nodes have changes that are needed to find the data: more than timestamps.
     fn needs_nodes_for_data(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
         if inode.kind() != FileKind::Regular || !self.nodes.dirty_of(inode.nid()).is_empty() {
             return Ok(true);
         }
         if !inode.is_dirty() {
-            // A checkpoint may be writing it, or another fsync.
+            // A checkpoint or another fsync may be writing it.
             return Ok(true);
         }
         let core = inode.core.read();
@@ -247,7 +247,7 @@ impl F2fs {
         Ok(as_now != *core)
     }
 
-    /// What decides between a chain and a checkpoint, for an inode with these fields.
+    /// The state that decides between a chain and a checkpoint; `core` holds the inode's fields.
     pub(crate) fn fsync_facts(
         &self,
         inode: &Inode,
@@ -284,15 +284,15 @@ impl F2fs {
         })
     }
 
-    /// Whether fsync flushes the device.
+    /// Whether fsync issues a FLUSH.
     fn has_barriers(&self) -> bool {
         let options = self.options.read();
         options.barrier && options.fsync_mode != FsyncMode::NoBarrier
     }
 
-    /// Makes everything durable that the device has answered. If it cannot, nobody knows which of the
-    /// writes since the last good FLUSH it still has, and the cache has let them go: the volume stops,
-    /// so that no later fsync acknowledges what may be lost.
+    /// Makes all completed writes durable. If the FLUSH fails, it is unknown which writes since the last successful
+    /// FLUSH are on the device, and the cache has dropped their data: the volume is aborted, so that no later fsync
+    /// acknowledges what may be lost.
     pub(crate) fn flush_device(&self, tag: IoTag) -> Result<()> {
         if !self.has_barriers() {
             return Ok(());
@@ -308,8 +308,8 @@ impl F2fs {
         self.sync_volume_by(cx, Self::request_checkpoint)
     }
 
-    /// The same for whoever mounts, remounts, freezes or leaves the volume. He never waits for the task that
-    /// writes checkpoints for others: it could come to wait for what he holds.
+    /// As [`F2fs::sync_volume`], for mount, remount, freeze and unmount. It does not wait for the checkpoint task
+    /// (`f2fs_ckpt`), which could wait for a lock that the caller holds.
     pub(crate) fn sync_volume_unmerged(&self, cx: &Cx) -> Result<()> {
         self.sync_volume_by(cx, Self::checkpoint_unmerged)
     }
@@ -328,10 +328,10 @@ impl F2fs {
         let mut result = self.write_out_files(&dirty, WritebackReason::Sync, tag);
         if self.check_writable().is_ok() && !self.is_cp_disabled() {
             result = result.and(checkpoint(self, tag));
-            // What was written in place changed nothing that a checkpoint would be written for.
+            // Data written in place changes nothing that a checkpoint would be written for.
             result = result.and(self.flush_device(tag));
         }
-        // Whoever else met an error meanwhile has kept this from being written.
+        // Another task that met an error meanwhile has kept some of it from being written.
         match self.abort_cause() {
             Some(cause) => result.and(Err(FsError::Stopped(cause))),
             None => result,

@@ -10,12 +10,12 @@ use crate::inode::Inode;
 use crate::space::Need;
 
 impl F2fs {
-    /// Sets a regular file's size. The caller holds `inode.lock` for writing and has checked that the
-    /// inode may be changed by him. `NoSpace`: he lets go and tries again with room ([`F2fs::with_space`]).
+    /// Sets a regular file's size. The caller holds `inode.lock` for writing and has checked permissions. On
+    /// `NoSpace` it releases the lock and retries with space ([`F2fs::with_space`]).
     pub(crate) fn truncate(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         Self::check_readable(inode)?;
         self.check_may_change(inode)?;
-        // There may be larger ones, which can be cut.
+        // Larger files may exist and can be truncated.
         if size > LARGEST_SIZE && size > inode.size() {
             return Err(FsError::FileTooBig);
         }
@@ -31,8 +31,8 @@ impl F2fs {
         }
     }
 
-    /// Larger: a hole. What lies behind the old end in its last block must read as zeros first, and
-    /// delayed data be on the device before the size covers it.
+    /// Extends the file by a hole. The rest of the block at the old end must read as zeros, and delayed data must
+    /// be on the device, before the size covers them.
     fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         self.zero_tail(cx, inode, old, size)?;
         self.write_out_locked(inode, cx.tag)?;
@@ -46,18 +46,19 @@ impl F2fs {
         Ok(())
     }
 
-    /// Smaller: what lies behind is freed, in as many steps as it takes.
+    /// Truncates the file. Blocks beyond the new end are freed in steps.
     fn shrink(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         let first_gone = size.div_ceil(BLOCK);
         if inode.core.read().size < size {
-            // What is left must be on the device before the size covers it. If it cannot be, nothing is cut.
+            // Data before the new end must be on the device before the size covers it. If it cannot be written,
+            // nothing is truncated.
             self.write_out_upto(inode, first_gone, cx.tag)?;
         }
         self.drop_pages(inode, first_gone..u64::MAX);
         self.release_nodes(inode, first_gone);
         inode.set_size(size);
         {
-            // What is being written may have been taken with what is cut off.
+            // A write-back in flight may have collected blocks with the truncated content.
             let _one = inode.lock_flush();
             if !size.is_multiple_of(BLOCK) {
                 let block = steadfs_base::FileBlock(size / BLOCK);
@@ -67,17 +68,17 @@ impl F2fs {
         }
         let cut = self.cut_to(inode, size, cx.tag);
         if cut.is_err() {
-            // What could not be freed is still there, and the size on the device covers it.
+            // Blocks that could not be freed are still mapped, and the stored size covers them.
             inode.set_size(inode.core.read().size);
         }
         cut
     }
 
-    /// Stores the size and frees what lies behind it. The stored size is never less than what is
-    /// still there, so that nothing behind the end outlives a crash; and never covers what is freed: a crash
-    /// between two steps leaves the file shorter, not with zeros at its end.
+    /// Stores the size and frees the blocks beyond it. The stored size never ends before a block that is still
+    /// mapped, so that no block beyond the end survives a crash. It never covers a freed block: a crash between two
+    /// steps leaves the file shorter, not with zeros at its end.
     fn cut_to(&self, inode: &Inode, size: u64, tag: IoTag) -> Result<()> {
-        /// Nodes freed while the gate is held once.
+        /// Nodes freed per hold of `cp_lock`.
         const NODES_PER_CHANGE: u32 = 256;
         loop {
             let change = self.change()?;
@@ -96,7 +97,7 @@ impl F2fs {
         }
     }
 
-    /// Drops blocks from the cache, with their promises; what is being written is waited for.
+    /// Drops blocks from the cache and releases their reservations, after waiting for write-back in flight.
     pub(super) fn drop_pages(&self, inode: &Inode, blocks: std::ops::Range<u64>) {
         let _one = inode.lock_flush();
         let blocks = inode.pages.discard(blocks);

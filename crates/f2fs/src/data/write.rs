@@ -1,4 +1,4 @@
-//! Writing into the cache: space is promised here, so that a full volume says so here.
+//! write(2) into the cache. Space is reserved here, so that a full volume is reported here.
 
 use std::ops::Range;
 
@@ -13,14 +13,14 @@ use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 use crate::space::Need;
 
-/// The largest size a file can get: what its nodes can name. What the inode names itself does not count, as in
-/// Linux, which reads and writes nothing behind that; how much that is differs between inodes.
+/// The largest file size: what its nodes can map. The blocks that the inode maps itself are not counted, as in
+/// Linux, which neither reads nor writes beyond this size; their number differs between inodes.
 pub(super) const LARGEST_SIZE: u64 = {
     let per = PER_NODE as u64;
     per * (2 + 2 * per + per * per) * BLOCK
 };
 
-/// Runs of a file's blocks, in order, for each of which a block is promised.
+/// Runs of file blocks, in order; one block is reserved for each.
 struct ReservedRuns(Vec<Range<u64>>);
 
 impl ReservedRuns {
@@ -76,7 +76,7 @@ impl F2fs {
         Ok(written)
     }
 
-    /// Writes, with `inode.lock` held for writing.
+    /// Writes with `inode.lock` held for writing.
     fn write_locked(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
         if self.fits_inline(inode, offset + data.len() as u64) {
             self.write_inline(inode, offset, data, cx.tag)?;
@@ -86,7 +86,7 @@ impl F2fs {
         self.write_blocks(cx, inode, offset, data)
     }
 
-    /// Where there is no room for all: block by block, up to the first without any.
+    /// On a nearly full volume: writes block by block, up to the first that cannot be reserved.
     fn write_what_fits(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
         let _alone = inode.lock.write();
         let data = self.writable_part(inode, offset, data)?;
@@ -105,19 +105,19 @@ impl F2fs {
         Ok(done)
     }
 
-    /// Refuses changes of content that the inode does not allow.
+    /// Fails if the inode does not allow changes of its content.
     pub(crate) fn check_may_change(&self, inode: &Inode) -> Result<()> {
         let core = inode.core.read();
         if core.flags.contains(InodeFlags::IMMUTABLE) || core.advise.contains(Advise::VERITY) {
             return Err(FsError::NotPermitted);
         }
         if core.is_compressed(&self.layout) {
-            return Err(FsError::NotSupported("writing compressed files"));
+            return Err(FsError::NotSupported("writing to compressed files"));
         }
         Ok(())
     }
 
-    /// What of `data` may be written at `offset`: all up to the largest size, at least one byte.
+    /// The part of `data` that may be written at `offset`: up to the largest size, at least one byte.
     fn writable_part<'d>(&self, inode: &Inode, offset: u64, data: &'d [u8]) -> Result<&'d [u8]> {
         self.check_may_change(inode)?;
         let appends = inode.core.read().flags.contains(InodeFlags::APPEND);
@@ -133,7 +133,7 @@ impl F2fs {
         }
     }
 
-    /// A write to a file whose content lies in blocks, with size and times; how much was taken.
+    /// Writes to a file with content in blocks, and updates size and times. Returns the bytes written.
     fn write_blocks(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
         let size = inode.size();
         if offset > size {
@@ -147,8 +147,8 @@ impl F2fs {
         Ok(bytes)
     }
 
-    /// Zeroes the part of the last block behind the old end of the file, up to `offset`: on the device
-    /// there may be anything.
+    /// Zeroes the part of the last block beyond the old end of the file, up to `offset`: the device may hold old
+    /// content there.
     pub(super) fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
         if size.is_multiple_of(BLOCK) {
             return Ok(());
@@ -157,8 +157,8 @@ impl F2fs {
         self.zero_bytes(cx, inode, size..end)
     }
 
-    /// Zeroes bytes within one block through the cache, unless they are zeros anyway because the block
-    /// has no place.
+    /// Zeroes bytes within one block through the cache, unless the block is not allocated and reads as zeros
+    /// anyway.
     pub(super) fn zero_bytes(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -175,8 +175,8 @@ impl F2fs {
             .1
     }
 
-    /// Promises space and copies into the cache; how many bytes, and why not all. The file grows over them, up to
-    /// `limit`: zeros behind its end are no part of it.
+    /// Reserves space and copies into the cache. Returns the number of bytes, and the error that ended it. The file
+    /// grows over them up to `limit`: zeros beyond its end are not part of it.
     fn write_pages(
         &self,
         cx: &Cx,
@@ -212,7 +212,7 @@ impl F2fs {
         (written, result)
     }
 
-    /// Promises a block for each of a range that has no place, and the nodes to name them.
+    /// Reserves one block for each block of the range that will be allocated, and the nodes to map them.
     fn reserve(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<ReservedRuns> {
         let reserved = self.runs_to_reserve(inode, &blocks, cx.tag)?;
         let privileged = self.may_use_reserved(cx);
@@ -227,10 +227,9 @@ impl F2fs {
         Ok(reserved)
     }
 
-    /// Begins an operation that may need space: holding no lock, it makes room in the logs where that is
-    /// short, and tries the operation. Where there is no space, it tries again when everything delayed is
-    /// written (its promises are exact then) and the logs have room, and as long as something is about to
-    /// become free. The operation can be begun anew after it failed.
+    /// Runs an operation that may need space. Holding no lock, it first frees segments if they are short. On
+    /// `NoSpace` it writes all delayed data (reservations are exact then), frees segments, and retries as long as
+    /// blocks are about to be freed. `attempt` can be repeated after a failure.
     pub(crate) fn with_space<T>(
         &self,
         cx: &Cx,
@@ -241,7 +240,7 @@ impl F2fs {
             Err(FsError::NoSpace) => {}
             other => return other,
         }
-        // A file's error is its own and stays with it.
+        // A file's write error is kept with the file and reported by its fsync.
         let dirty = self.writeback.dirty_files();
         if let Err(error) = self.write_out_files(&dirty, WritebackReason::Sync, cx.tag) {
             tracing::debug!(%error, "write-back for space failed");
@@ -250,15 +249,14 @@ impl F2fs {
         self.retry_without_space(cx, attempt)
     }
 
-    /// Blocks of a range that need a new place: they have none and no space taken by fallocate, or theirs
-    /// must not be written over.
+    /// Blocks of a range that write-back will allocate: they are holes, or must not be overwritten in place.
     fn runs_to_reserve(
         &self,
         inode: &Inode,
         blocks: &Range<u64>,
         tag: IoTag,
     ) -> Result<ReservedRuns> {
-        // Nothing that the last checkpoint has is written over while they are switched off.
+        // With checkpoint=disable nothing that the last checkpoint refers to is overwritten.
         let cp_disabled = self.is_cp_disabled();
         let mut runs: Vec<Range<u64>> = Vec::new();
         let mut at = blocks.start;
@@ -276,7 +274,7 @@ impl F2fs {
         Ok(ReservedRuns(runs))
     }
 
-    /// The content of a block that is not in the cache, as a partial write needs it; the file ends at `size` before it.
+    /// Reads a block that is not in the cache for a partial write; the file ends at `size` before it.
     fn fill_block(
         &self,
         tag: IoTag,
@@ -292,13 +290,13 @@ impl F2fs {
             .queue
             .read(u64::from(at.0) * BLOCK, BLOCK as usize, tag)
             .map_err(io_error)?;
-        // Behind the end of the file the device may hold anything.
+        // Beyond the end of the file the device may hold old content.
         let valid = size.saturating_sub(block.0 * BLOCK).min(BLOCK) as usize;
         out[..valid].copy_from_slice(&data[..valid]);
         Ok(())
     }
 
-    /// Notes that content changed now, in memory.
+    /// Updates the times of a content change, in memory.
     pub(crate) fn stamp_content(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         let change = self.change()?;
         let mut core = inode.core.write();

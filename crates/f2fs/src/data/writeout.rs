@@ -1,8 +1,8 @@
-//! Write-back: dirty blocks get their place, reach the device, and only then their names.
+//! Write-back: blocks are allocated, written, and only then mapped.
 //!
-//! A block is written over its old place where the rules of [`placement`](super::placement) say so;
-//! otherwise one is *allocated* at the end of a log, and the node that names it changes when it is
-//! written. So nothing that a checkpoint or an fsync's chain refers to is ever missing on the device.
+//! A block is overwritten in place (IPU) where the rules of [`placement`](super::placement) allow it. Otherwise a
+//! new one is allocated from a curseg (OPU), and the node that maps it changes after the write. So a checkpoint or
+//! node chain never refers to a block whose data is not on the device.
 
 use std::ops::Range;
 
@@ -22,21 +22,21 @@ use crate::inode::Inode;
 use crate::options::{GcPolicy, Mode};
 use crate::segment::{BlockKind, Demand, Purpose, Run};
 
-/// Blocks of one file that are in wb_run together, and how many where free sections are needs_ssr.
+/// The most blocks of one file in flight at the same time, and while free sections are short (SSR).
 const BATCH_BLOCKS: usize = (8 << 20) / BLOCK as usize;
 const BATCH_BLOCKS_NEED_SSR: usize = (2 << 20) / BLOCK as usize;
-/// How often write-back makes room in the logs before it gives up, unless it gets on.
+/// Attempts to free segments without progress before write-back fails with `NoSpace`.
 const SPACE_ATTEMPTS_MAX: u32 = 4;
 
 impl F2fs {
-    /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
-    /// failed dirty. (Of directories and links nothing is written here: a checkpoint does.) The caller
-    /// holds no lock: room is made where the logs have none.
+    /// Writes what was dirty when the call began, and waits. Data whose write fails stays dirty. (Directories and
+    /// symbolic links are written by checkpoints.) The caller holds no lock: this frees segments if the logs are
+    /// full.
     pub(crate) fn write_out(&self, inode: &Inode, why: WritebackReason, tag: IoTag) -> Result<()> {
         self.write_out_epoch(inode, self.writeback.end_epoch(), why, tag)
     }
 
-    /// The same for what was dirty in `epoch`.
+    /// As [`F2fs::write_out`], for what was dirty in `epoch`.
     pub(super) fn write_out_epoch(
         &self,
         inode: &Inode,
@@ -45,16 +45,16 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<()> {
         let file = DirtyFile(inode.nid().0.into());
-        // Who was held up goes on as soon as he may.
+        // A throttled writer continues as soon as there is less dirty data than the limit.
         let throttled = why == WritebackReason::Throttle;
-        // While he waits for the flusher's turns he must not make them urgent.
+        // While it waits for the flusher's requests it must not boost them.
         let tag_of_his = tag.with_urgency(Urgency::Background);
         let _acting = throttled.then(|| inherit::set_task_tag(tag_of_his));
         let enough = || throttled && !self.writeback.must_throttle(file);
         self.write_while(enough, inode, epoch, occasion(why), tag)
     }
 
-    /// The same where the rules need to know more of the occasion.
+    /// As [`F2fs::write_out`], for a caller that knows the occasion of the write.
     pub(super) fn write_out_as(&self, inode: &Inode, occasion: Occasion, tag: IoTag) -> Result<()> {
         let epoch = self.writeback.end_epoch();
         self.write_while(|| false, inode, epoch, occasion, tag)
@@ -78,7 +78,7 @@ impl F2fs {
             match self.write_batch(inode, from..end, epoch, occasion, tag) {
                 Ok(None) => return first_error,
                 Ok(Some(next)) => (from, tries) = (next, 0),
-                // The promise stands, but the logs are full of what a checkpoint or cleaning frees.
+                // The blocks are reserved, but all free segments are in use until a checkpoint or GC frees some.
                 Err((_, FsError::NoSpace)) if tries < SPACE_ATTEMPTS_MAX => {
                     tries += 1;
                     self.make_free_space(tag)?;
@@ -92,13 +92,13 @@ impl F2fs {
         first_error
     }
 
-    /// Writes the file's dirty data as [`F2fs::write_out`] does, for a caller who holds the inode's lock.
-    /// `NoSpace` where the logs have no room: he lets go, makes some and tries again.
+    /// As [`F2fs::write_out`], for a caller that holds the inode's lock. On `NoSpace` it releases the lock, frees
+    /// segments and retries.
     pub(super) fn write_out_locked(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.write_out_upto(inode, u64::MAX, tag)
     }
 
-    /// [`F2fs::write_out_locked`] for what is dirty before a block, at least.
+    /// As [`F2fs::write_out_locked`], at least for what is dirty before block `end`.
     pub(super) fn write_out_upto(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
         let tag = tag.with_urgency(Urgency::Waited);
         let mut from = 0;
@@ -117,13 +117,13 @@ impl F2fs {
         if inode.kind() != FileKind::Regular || inode.pages.is_empty() {
             return Ok(false);
         }
-        // After a power cut, real or asked for, nothing reaches the device.
+        // After an abort or a shutdown nothing reaches the device.
         self.check_writable()?;
         Ok(true)
     }
 
-    /// Writes some of what was dirty in `epoch` in a range; the block to go on from, `None` at the end. (Onwards
-    /// only: a block dirtied again behind it is the next call's.)
+    /// Writes one batch of what was dirty in `epoch` in a range. Returns the block to continue from, `None` at the
+    /// end. (It only moves forward: a block dirtied again before that position is left to the next call.)
     fn write_batch(
         &self,
         inode: &Inode,
@@ -133,7 +133,7 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<Option<u64>, (u64, FsError)> {
         if occasion != Occasion::Background {
-            // What the flusher has under way is waited for now.
+            // Boost what the flusher has in flight: this task waits for it.
             inode.pages.boost(range.clone(), &self.queue, tag);
         }
         let file = self.file_hints(inode);
@@ -159,7 +159,7 @@ impl F2fs {
         done.map(|()| Some(next)).map_err(|error| (next, error))
     }
 
-    /// What placement needs to know of a file that is about to be written.
+    /// The state of a file that placement depends on.
     pub(crate) fn file_hints(&self, inode: &Inode) -> FileHints {
         let core = inode.core.read();
         FileHints {
@@ -169,7 +169,7 @@ impl F2fs {
         }
     }
 
-    /// The state of the volume as far as placement depends on it.
+    /// The state of the volume that placement depends on.
     pub(super) fn placement_state(&self) -> VolumeState {
         let (lfs, temperature) = {
             let options = self.options.read();
@@ -195,7 +195,7 @@ impl F2fs {
         }
     }
 
-    /// The log that new blocks of a file come from.
+    /// The log that new blocks of a file are allocated from.
     pub(crate) fn data_log(&self, file: &FileHints, occasion: Occasion) -> LogType {
         let (logs, temperature) = {
             let options = self.options.read();
@@ -204,7 +204,7 @@ impl F2fs {
         placement::data_log(logs, temperature, file, occasion)
     }
 
-    /// Gives blocks their place that were collected at a size of the file.
+    /// Allocates or finds the device blocks of collected blocks.
     pub(super) fn allocate_run<'a>(
         &self,
         inode: &'a Inode,
@@ -241,7 +241,7 @@ impl F2fs {
         }
     }
 
-    /// Finds or claims a place for each block of a run. What gets none is not among the extents.
+    /// Finds or allocates device blocks for each file block of a run. Blocks that get none are in no extent.
     fn allocate_extents(
         &self,
         inode: &Inode,
@@ -254,7 +254,7 @@ impl F2fs {
         while done < run.len() {
             let at = run[done].block.0;
             let left = (run.len() - done) as u64;
-            // Looked up in any case: what names the blocks is in memory when the gate is held.
+            // Looked up in any case: the node that maps the blocks is in memory when `cp_lock` is taken later.
             let mapped = self.map(inode, at, left, tag)?;
             let over = match mapped.target {
                 MapTarget::Block(start) if ipu => {
@@ -269,7 +269,7 @@ impl F2fs {
                     (start, over, false)
                 }
                 MapTarget::Compressed => {
-                    return Err(FsError::NotSupported("writing compressed files"));
+                    return Err(FsError::NotSupported("writing to compressed files"));
                 }
                 _ => {
                     let want = u32::try_from(mapped.len).unwrap_or(u32::MAX);
@@ -281,7 +281,7 @@ impl F2fs {
                 |blocks: &[CollectedBlock]| blocks.iter().filter(|t| t.reserved).count() as u64;
             let reserved = reserved(&run[done..done + n as usize]);
             done += n as usize;
-            // Blocks of a file that move to a log lie one behind the other there, too.
+            // Allocations from one curseg are often consecutive: extend the last extent.
             if let Some(last) = extents.last_mut()
                 && last.allocated == allocated
                 && last.blocks.end == at
@@ -301,20 +301,20 @@ impl F2fs {
         Ok(())
     }
 
-    /// A block that is not valid by the segments' account may be allocated by anybody, and a node is somebody
-    /// else's: a map that refers to one is damaged, and nothing is written there.
+    /// A block that the SIT does not have as valid may be allocated again, and a node block belongs to another
+    /// owner: a map that refers to one is corrupt, and nothing is written there.
     fn check_own(&self, inode: &Inode, start: BlockAddr, len: u64) -> Result<()> {
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         let checked = self.segments().check_owned(start, len, BlockKind::Data);
         checked.map_err(|e| e.in_node(inode.nid()).into())
     }
 
-    /// Blocks that one write of this tag should carry at most.
+    /// The most blocks of one write request with this tag.
     pub(super) fn blocks_to_write(&self, tag: IoTag) -> usize {
         (self.queue.max_transfer_for(tag) as usize / BLOCK as usize).max(1)
     }
 
-    /// Starts the writes of every extent, or hands them to a plug.
+    /// Submits the writes of every extent, directly or through a plug.
     pub(super) fn submit_run(
         &self,
         plug: Option<&Plug<'_>>,
@@ -360,13 +360,13 @@ impl F2fs {
         }
     }
 
-    /// Waits for launched blocks, names them and ends their runs. The first error of all.
+    /// Waits for submitted runs, maps their blocks and completes them. Returns the first error.
     pub(super) fn finish_runs(&self, runs: Vec<WritebackRun<'_>>) -> Result<()> {
         let mut result = Ok(());
         for wb_run in runs {
             let written = wb_run.wait();
             if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
-                tracing::warn!(ino = %wb_run.inode.nid(), %error, "data could not be written");
+                tracing::warn!(ino = %wb_run.inode.nid(), %error, "cannot write file data");
             }
             let mapped = self.map_run(&wb_run, &written);
             let completed = self.complete_run(&wb_run, &written, &mapped);
@@ -375,8 +375,7 @@ impl F2fs {
         result
     }
 
-    /// Gives the written extents their names: slots, the segments' account, the size. A extent that failed
-    /// is not mapped.
+    /// Maps the written extents: node slots, SIT, size. An extent whose write failed is not mapped.
     fn map_run(
         &self,
         wb_run: &WritebackRun<'_>,
@@ -385,7 +384,7 @@ impl F2fs {
         let WritebackRun { inode, extents, .. } = wb_run;
         let stored = inode.core.read().size;
         let grows = |p: &Extent| size_after(wb_run.size, p) > stored;
-        // The file does not grow over what has failed: behind its old end there may be anything.
+        // The file does not grow over a block that failed: beyond its old end the device may hold old content.
         let gap = wb_run.first_failed(written);
         let gap = gap.filter(|(block, _)| *block >= stored / BLOCK);
         let result_of = |(extent, written): (&Extent, &Result<(), IoError>)| match (written, &gap) {
@@ -409,7 +408,7 @@ impl F2fs {
         results
     }
 
-    /// Names extents one after the other, up to one that cannot be mapped: the others keep its error.
+    /// Maps extents in order, up to one that fails; the remaining ones get its error.
     fn map_extents(&self, wb_run: &WritebackRun<'_>, todo: &[usize], results: &mut [MapResult]) {
         let WritebackRun { inode, extents, .. } = wb_run;
         let mut todo = todo.iter().copied();
@@ -461,8 +460,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Makes allocated and written blocks those of the file from `block` on; as many of them as had no
-    /// place before are promised, `reserved`. What was done is counted also when the rest fails.
+    /// Maps allocated and written blocks to the file from `block` on. `reserved` of them have a reservation, which
+    /// those without a previous block use. `mapped` counts what was done, also on an error.
     fn map_allocated(
         &self,
         change: &Change<'_>,
@@ -479,7 +478,7 @@ impl F2fs {
             for _ in 0..u32::from(slot.left).min(run.len - mapped.blocks) {
                 let fresh = !core.counts(self.addr_in(core, &slot)?);
                 if fresh && mapped.used == reserved {
-                    let rule = "no space was promised for it";
+                    let rule = "has no reservation";
                     let error = DiskError::field(Structure::Inode, "file block", at, rule);
                     return Err(error.in_node(inode.nid()).into());
                 }
@@ -511,8 +510,8 @@ pub(super) fn urgency(occasion: Occasion) -> Urgency {
     }
 }
 
-/// Takes out extents written over blocks that another extent is written over, too: the map is damaged,
-/// and whichever was written last would be what both read. (What is allocated is nobody's.)
+/// Drops extents that overlap another one in place: the map is corrupt, and both file ranges would read what was
+/// written last. (Newly allocated blocks have no other owner.)
 fn drop_cross_linked(inode: &Inode, extents: &mut Vec<Extent>) -> Result<()> {
     let mut order: Vec<usize> = (0..extents.len())
         .filter(|&i| !extents[i].allocated)
@@ -536,7 +535,7 @@ fn drop_cross_linked(inode: &Inode, extents: &mut Vec<Extent>) -> Result<()> {
     let addr = extents[first].start;
     let mut index = 0..;
     extents.retain(|_| index.next().is_some_and(|i| !shared.contains(&i)));
-    let rule = "more than once in a file";
+    let rule = "mapped more than once in a file";
     let error = DiskError::address(Structure::Inode, addr, rule);
     Err(error.in_node(inode.nid()).into())
 }

@@ -1,7 +1,7 @@
 //! Changing the names of a directory.
 //!
-//! The caller holds the directory's lock for writing from the search to the change, so that places found
-//! stay good. What needs space is promised between the two.
+//! The caller holds the directory's lock for writing from the search to the change, so that positions stay valid.
+//! Space is reserved between the two.
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::Buf;
@@ -18,32 +18,32 @@ use crate::inode::Inode;
 use crate::node::SlotLookup;
 use crate::space::{Need, Reservation};
 
-/// What looking for a name that is to be added comes to.
+/// The result of a search for a name that is to be added.
 pub(crate) enum DentrySearch {
-    /// It is there.
+    /// The name exists.
     Found(FoundDentry),
-    /// It is not; it would go here.
+    /// The name does not exist; these slots are free for it.
     Free(FreeDentry),
-    /// It is not, and the inode has no room for it: [`F2fs::entries_to_blocks`] makes some.
+    /// The name does not exist, and the inode has no free slots: [`F2fs::entries_to_blocks`] converts the
+    /// directory.
     InlineFull,
 }
 
-/// A place for a new name.
+/// Free slots for a new name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeDentry {
     hash: u32,
     /// `None`: in the inode.
     pub(crate) block: Option<u64>,
     slot: usize,
-    /// The block is a hole yet.
+    /// The block is a hole.
     fresh: bool,
-    /// Levels of the directory once the name is there.
+    /// Levels of the directory after the insertion.
     depth: u32,
-    /// What it takes.
+    /// Space that the insertion needs.
     pub(crate) need: Need,
 }
 
-/// A new entry.
 #[derive(Clone, Copy)]
 pub(crate) struct NewName<'a> {
     pub(crate) ino: Nid,
@@ -52,7 +52,7 @@ pub(crate) struct NewName<'a> {
 }
 
 impl F2fs {
-    /// Looks for a name, and for the place where it would go: the first on the way that a lookup takes.
+    /// Looks up a name, and the first free slots for it in lookup order.
     pub(crate) fn search(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<DentrySearch> {
         let wanted = LookupName {
             hash: hash::of_name(name),
@@ -117,10 +117,10 @@ impl F2fs {
                 }
             }
         }
-        // All levels are full of names with this hash: no directory can have more.
+        // The buckets of all levels are full of names with this hash.
         let (block, slot, fresh, depth) = room.ok_or_else(|| {
             let what = format!(
-                "directory {}: no room for a further name with the same hash",
+                "directory {}: no free slots for another name with the same hash",
                 dir.nid()
             );
             if self.notes.full_directories.record(&what) {
@@ -143,7 +143,7 @@ impl F2fs {
         }))
     }
 
-    /// What a new block of a directory (or a link) takes: itself and the nodes on the way to it.
+    /// Space for a new block of a directory or symbolic link: the block and the nodes on its path.
     fn need_for_block(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<Need> {
         let core = inode.core.read();
         if block >= core.fanout(&self.layout).max_blocks() {
@@ -155,7 +155,7 @@ impl F2fs {
         })
     }
 
-    /// Makes a block of a directory or of a link: zeros, changed by `work`, in memory until the next
+    /// Creates a block of a directory or symbolic link: zeros, changed by `work`, kept in memory until the next
     /// checkpoint writes it. The caller has marked the inode dirty.
     pub(crate) fn make_block(
         &self,
@@ -185,8 +185,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Changes a block of a directory that exists. The node that names it is dirty from now on, too: the
-    /// checkpoint that gives the block a new place has it at hand.
+    /// Changes an existing block of a directory. The node that maps it becomes dirty, too: the checkpoint that
+    /// allocates a new address for the block finds the node in memory.
     fn edit_block(
         &self,
         change: &Change<'_>,
@@ -197,7 +197,7 @@ impl F2fs {
         work: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
         let lost = || {
-            let rule = "lost a block";
+            let rule = "has no block where an entry was found";
             FsError::from(DiskError::entry(Structure::Dentries, 0, rule).in_node(dir.nid()))
         };
         let SlotLookup::Slot(slot) = self.find_slot(dir, core, block, tag)? else {
@@ -212,7 +212,7 @@ impl F2fs {
         dir.pages.edit(FileBlock(block), tag, fill, work)
     }
 
-    /// Changes the area of the inode that holds a directory's entries.
+    /// Changes the directory entries stored in the inode.
     fn edit_inline(
         &self,
         change: &Change<'_>,
@@ -228,8 +228,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Puts a name where [`F2fs::search`] found room. The directory is marked dirty; its times and link
-    /// count are the caller's.
+    /// Inserts a name at the free slots found by [`F2fs::search`] and marks the directory dirty. Updating times and
+    /// link count is up to the caller.
     pub(crate) fn insert_name(
         &self,
         change: &Change<'_>,
@@ -261,8 +261,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Takes a name away; a block that has no other is a hole afterwards. The directory is marked dirty;
-    /// its times and link count are the caller's.
+    /// Removes a name; a block without other names becomes a hole. The directory is marked dirty. Updating times
+    /// and link count is up to the caller.
     pub(crate) fn remove_name(
         &self,
         change: &Change<'_>,
@@ -283,7 +283,7 @@ impl F2fs {
             dentry::remove(layout, bytes, named.slot, named.len);
             vacant = dentry::is_vacant(layout, bytes);
         })?;
-        // One that a checkpoint is writing stays, empty as it is.
+        // A block that a checkpoint is writing stays, although empty.
         if vacant
             && let SlotLookup::Slot(slot) = self.find_slot(dir, core, block, tag)?
             && dir.pages.try_discard(block..block + 1).is_some()
@@ -293,8 +293,8 @@ impl F2fs {
         Ok(())
     }
 
-    /// Lets a name stand for another inode. The directory is marked dirty; its times and link count are
-    /// the caller's.
+    /// Changes the inode that a name refers to, and marks the directory dirty. Updating times and link count is up
+    /// to the caller.
     pub(crate) fn retarget(
         &self,
         change: &Change<'_>,
@@ -316,10 +316,10 @@ impl F2fs {
         }
     }
 
-    /// Moves the entries of a directory from its inode to blocks, which have room for more.
+    /// Converts an inline directory: moves its entries to blocks.
     ///
     /// # Errors
-    /// No space; nothing is changed then.
+    /// `NoSpace`; nothing is changed then.
     pub(crate) fn entries_to_blocks(
         &self,
         dir: &Inode,
@@ -340,8 +340,8 @@ impl F2fs {
             }
         };
         let count = blocks.len() as u64;
-        // A table that begins with one bucket begins in the inode; others may need nodes, at worst each
-        // block its own way of three.
+        // Blocks of a hash table whose first level has one bucket are mapped by the inode. Others may need nodes:
+        // in the worst case three per block.
         let need = Need {
             blocks: count,
             nodes: if count == 1 { 0 } else { 3 * count },
@@ -363,7 +363,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Whether a directory has no name but its own two.
+    /// Whether a directory has no name but `.` and `..`.
     pub(crate) fn is_empty_dir(&self, dir: &Inode, tag: IoTag) -> Result<bool> {
         if dir.has_inline_dentries() {
             let block = self.inode_block(dir, tag)?;

@@ -1,4 +1,4 @@
-//! How many blocks a file has: those named in its nodes, and those that its data in memory will take.
+//! The block count of a file (`st_blocks`): blocks that its nodes map, and those that delayed data will need.
 
 use std::collections::BTreeSet;
 
@@ -10,15 +10,15 @@ use crate::disk::{self, BLOCK_SIZE};
 use crate::fs::F2fs;
 use crate::node::SlotLookup;
 
-/// Bytes in a unit of `st_blocks`.
+/// Bytes per unit of `st_blocks`.
 const SECTOR: u64 = 512;
 
 impl Inode {
-    /// The file's blocks in units of 512 bytes, as the kernel counts them. Nodes count, but for the inode's own;
-    /// data in memory counts as if it had its blocks, and the nodes to name them: archivers look for holes by this
-    /// number, and who asks before an fsync is told the same as behind it. What lies in the inode counts in sectors.
+    /// The file's blocks in units of 512 bytes, as the kernel counts them: including nodes other than the inode.
+    /// Delayed data counts as if it were mapped, with the nodes that it needs: archivers detect holes by this
+    /// number, and it is the same before and after an fsync. Inline content counts in sectors.
     pub(super) fn sectors(&self, fs: &F2fs, core: &disk::Inode, tag: IoTag) -> u64 {
-        // What cannot be looked up is not counted; who writes it out learns why.
+        // Blocks whose mapping cannot be read are not counted; write-back reports the error.
         let delayed = fs.delayed_blocks(self, core, tag).unwrap_or(0);
         let blocks = core.blocks.saturating_sub(1).saturating_add(delayed);
         let within = match self.kind {
@@ -33,8 +33,8 @@ impl Inode {
 }
 
 impl F2fs {
-    /// Blocks that are promised to a file's data in memory and not named yet, and nodes that naming them will
-    /// make. The caller holds `core`: none gets its name meanwhile, and none that has none leaves memory.
+    /// Blocks of delayed data that are reserved and not mapped, and the nodes that mapping them will create. The
+    /// caller holds `core`: meanwhile no block is mapped, and no unmapped block leaves memory.
     fn delayed_blocks(&self, inode: &Inode, core: &disk::Inode, tag: IoTag) -> Result<u64> {
         let fanout = core.fanout(&self.layout);
         let mut blocks = inode.pages.reserved_blocks().into_iter().peekable();
@@ -53,7 +53,7 @@ impl F2fs {
             };
             while let Some(block) = blocks.next_if(|block| block.0 < end) {
                 let named = leaf.as_ref().is_some_and(|(slot, data)| {
-                    // No node has as many slots as that.
+                    // A node has fewer slots than this.
                     let ahead = u16::try_from(block.0 - first.0).unwrap_or(u16::MAX);
                     core.counts(slot.addr(&self.layout, core, data, ahead))
                 });

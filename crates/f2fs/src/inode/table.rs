@@ -1,8 +1,8 @@
-//! All inodes in memory, by number.
+//! The table of inodes in memory, by number.
 //!
-//! The caller of the file system may refer to any number of inodes for as long as it likes (the kernel
-//! does, until it is short of memory). Only the count of its references is kept for all of them; an
-//! inode that nothing needs in memory leaves, and is read from its node again.
+//! The caller of the file system may hold references to any number of inodes (the kernel does, until it is short of
+//! memory). For all of them only the lookup count is kept; an inode that no task needs is evicted, and read from
+//! its node again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,45 +17,42 @@ use crate::disk::Nid;
 use crate::node::Node;
 
 const SHARDS: usize = 16;
-/// Inodes that nobody works on kept in one shard; about 16 MiB in all.
+/// The most unused inodes in a shard; about 16 MiB in all.
 const INODES_PER_SHARD_MAX: usize = (12 << 10) / SHARDS;
 
-/// All inodes in memory.
 pub struct InodeTable {
     shards: Vec<Mutex<Shard>>,
-    /// Inodes whose fields are newer than their nodes, and the nodes.
+    /// Inodes whose fields are newer than their nodes, with the nodes.
     dirty: Mutex<DirtyInodes>,
 }
 
-/// Inodes to be stored.
+/// Inodes to be stored by the next checkpoint.
 #[derive(Default)]
 struct DirtyInodes {
     all: BTreeMap<Nid, InodeToStore>,
-    /// Those of them that are no regular files: a checkpoint writes their blocks, and whoever changes such
-    /// a block changes the inode too.
+    /// The subset of inodes other than regular files: a checkpoint writes their blocks, and each change of such a
+    /// block also marks the inode dirty.
     others: BTreeMap<Nid, Arc<Inode>>,
 }
 
-/// An inode to be stored, and its node.
 type InodeToStore = (Arc<Inode>, Arc<Node>);
 
 #[derive(Default)]
 struct Shard {
     inodes: FixedMap<u32, Arc<Inode>>,
-    /// References of the caller to inodes that are not in memory; all of them have names.
+    /// Lookup counts of inodes that are not in memory. All of these inodes have links.
     evicted_lookups: FixedMap<u32, u64>,
-    /// How many there may be before the next sweep.
+    /// The number of inodes that triggers the next sweep.
     limit: usize,
-    /// How often inodes have left: what was read from a node before may be out of date.
+    /// Number of evictions: an inode read from its node before an eviction may be out of date.
     evictions: u64,
 }
 
-/// How often inodes had left their part of the table at some point.
+/// The number of evictions from a shard at some point.
 #[derive(Clone, Copy, Debug)]
 pub struct EvictionCount(u64);
 
 impl InodeTable {
-    /// An empty table.
     pub fn new() -> Self {
         let shard = || Shard {
             limit: INODES_PER_SHARD_MAX,
@@ -73,8 +70,7 @@ impl InodeTable {
         &self.shards[nid.0 as usize % SHARDS]
     }
 
-    /// The inode if it is in memory; otherwise what [`InodeTable::insert_read`] wants to know of whoever
-    /// reads it now.
+    /// The inode if it is in memory; otherwise the count to pass to [`InodeTable::insert_read`] after reading it.
     pub fn find(&self, nid: Nid) -> Result<Arc<Inode>, EvictionCount> {
         let shard = self.shard(nid).lock();
         match shard.inodes.get(&nid.0) {
@@ -86,8 +82,8 @@ impl InodeTable {
         }
     }
 
-    /// Puts an inode in that was read after `read_at`, unless somebody else did; returns the one to use.
-    /// `None`: meanwhile inodes have left, perhaps this one with changes; read it again.
+    /// Inserts an inode that was read after `read_at`, unless another task has inserted it; returns the one to use.
+    /// `None` if inodes were evicted meanwhile, perhaps this one with changes: read it again.
     pub fn insert_read(&self, inode: Inode, read_at: EvictionCount) -> Option<Arc<Inode>> {
         let mut shard = self.shard(inode.nid).lock();
         if shard.evictions != read_at.0 && !shard.inodes.contains_key(&inode.nid.0) {
@@ -96,13 +92,13 @@ impl InodeTable {
         Some(shard.insert(inode))
     }
 
-    /// Puts a new inode in.
+    /// Inserts a new inode.
     pub fn insert(&self, inode: Inode) -> Arc<Inode> {
         self.shard(inode.nid).lock().insert(inode)
     }
 
-    /// Gives back references to an inode that may be evicted_lookups. Returns it if it is here: then the caller
-    /// gives them back to it.
+    /// Subtracts from the lookup count of an evicted inode. If it is in memory, returns it and the caller subtracts
+    /// there.
     pub fn drop_evicted_lookups(&self, nid: Nid, count: u64) -> Option<Arc<Inode>> {
         let mut shard = self.shard(nid).lock();
         if let Some(inode) = shard.inodes.get(&nid.0) {
@@ -117,7 +113,7 @@ impl InodeTable {
         None
     }
 
-    /// Takes a freed inode out.
+    /// Removes a freed inode.
     pub fn remove(&self, nid: Nid) {
         {
             let mut shard = self.shard(nid).lock();
@@ -130,10 +126,10 @@ impl InodeTable {
         dirty.others.remove(&nid);
     }
 
-    /// Notes that an inode's fields are newer than its node.
+    /// Records that an inode's fields are newer than its node.
     pub fn mark_dirty(&self, inode: &Inode, node: Arc<Node>) {
         let Ok(inode) = self.find(inode.nid) else {
-            // Freed: nothing of it is stored any more.
+            // Freed: it is not stored any more.
             return;
         };
         let mut dirty = self.dirty.lock();
@@ -144,7 +140,7 @@ impl InodeTable {
         dirty.all.entry(inode.nid).or_insert((inode, node));
     }
 
-    /// Takes an inode off the list of those to be stored; its node, if it was on it.
+    /// Removes an inode from those to be stored and returns its node, if it was one of them.
     pub fn take_dirty(&self, inode: &Inode) -> Option<Arc<Node>> {
         let mut dirty = self.dirty.lock();
         inode.dirty.store(false, Ordering::Release);
@@ -152,14 +148,14 @@ impl InodeTable {
         dirty.all.remove(&inode.nid).map(|(_, node)| node)
     }
 
-    /// Lets all inodes go that nobody works on; references to them stay counted.
+    /// Evicts all unused inodes; their lookup counts are kept.
     pub fn drop_unused(&self) {
         for shard in &self.shards {
             shard.lock().evict(|_| true);
         }
     }
 
-    /// How many inodes are to be stored.
+    /// Number of inodes to be stored.
     pub fn dirty_count(&self) -> usize {
         self.dirty.lock().all.len()
     }
@@ -174,7 +170,7 @@ impl InodeTable {
             .collect()
     }
 
-    /// Those of them that are no regular files.
+    /// Inodes to be stored that are not regular files.
     pub fn dirty_others(&self) -> Vec<Arc<Inode>> {
         self.dirty.lock().others.values().cloned().collect()
     }
@@ -196,9 +192,9 @@ impl Shard {
         inode
     }
 
-    /// Lets inodes go that nothing needs in memory: first those that nobody asked for of late, then,
-    /// where those are too few, the others. What stays raises the limit, so that many inodes in use
-    /// cost no sweep each time one is added.
+    /// Evicts inodes that no task needs: first those not used since the last sweep, then, if these are too few, the
+    /// others. Inodes that stay raise the limit, so that inserting with many inodes in use does not sweep each
+    /// time.
     fn sweep(&mut self) {
         self.evict(|inode| !inode.recent.swap(false, Ordering::Relaxed));
         if self.inodes.len() > INODES_PER_SHARD_MAX / 4 * 3 {
@@ -212,8 +208,8 @@ impl Shard {
         let evicted_lookups = &mut self.evicted_lookups;
         let before = self.inodes.len();
         self.inodes.retain(|&nid, inode| {
-            // Whoever wants it has it by the table: nobody can come to have it meanwhile. Those to be
-            // stored are held by their list.
+            // References are taken through the table, which is locked here, so no task can get a new one meanwhile.
+            // Inodes to be stored are referenced by their list.
             let needed = Arc::strong_count(inode) > 1
                 || inode.orphan.load(Ordering::Acquire)
                 || !inode.reserved.lock().is_empty()

@@ -1,4 +1,4 @@
-//! New inodes: mknod, mkdir, symlink, tmpfile.
+//! Creating inodes: mknod, mkdir, symlink, tmpfile.
 
 use std::sync::Arc;
 
@@ -19,12 +19,11 @@ use crate::inode::Inode;
 use crate::space::{Need, Reservation};
 use crate::xattr::SplitXattrs;
 
-/// A new inode, thought through: nothing is left to decide, and it is known what it takes.
+/// Everything about a new inode that is decided before the first change, and the space it needs.
 pub(super) struct InodePlan<'a> {
     parent: Nid,
     spec: &'a NewInodeSpec<'a>,
     core: disk::Inode,
-    /// Its attributes.
     attrs: Option<SplitXattrs>,
     pub(super) need: Need,
 }
@@ -39,7 +38,8 @@ impl F2fs {
         mode: u32,
         rdev: u32,
     ) -> Result<Attr> {
-        let kind = FileKind::from_mode(mode).ok_or(FsError::Invalid("a mode without a type"))?;
+        let kind =
+            FileKind::from_mode(mode).ok_or(FsError::Invalid("the mode has no file type"))?;
         if matches!(kind, FileKind::Directory | FileKind::Symlink) {
             return Err(FsError::Invalid(
                 "mknod makes neither directories nor links",
@@ -55,7 +55,7 @@ impl F2fs {
 
     /// See [`steadfs_vfs::FileSystem::mkdir`].
     pub(crate) fn make_dir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
-        // Set-group-ID comes from the parent, and nobody asks for set-user-ID.
+        // Set-group-ID is inherited from the parent, and set-user-ID has no meaning for directories.
         let spec = NewInodeSpec::plain(FileKind::Directory, mode & 0o1777, 0);
         self.create(cx, dir, name, &spec)
     }
@@ -159,7 +159,7 @@ impl F2fs {
         Ok(inode.attr(self, cx.tag))
     }
 
-    /// Writes a name into its place. `counts`: a subdirectory's `..` is one name more of the directory.
+    /// Inserts a name. `counts`: the new subdirectory's `..` adds a link to the directory.
     pub(super) fn add_name(
         &self,
         cx: &Cx,
@@ -190,7 +190,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Thinks a new inode through. The caller holds the directory's lock.
+    /// Plans a new inode. The caller holds the directory's lock.
     pub(super) fn plan_inode<'a>(
         &self,
         cx: &Cx,
@@ -240,7 +240,7 @@ impl F2fs {
         new_inode::fields(cx, &setting, spec, inherited, name)
     }
 
-    /// Makes an inode as planned, in the table of inodes, but without a name.
+    /// Creates an inode as planned and inserts it into the inode table, without a name.
     pub(super) fn create_inode(
         &self,
         cx: &Cx,
@@ -293,7 +293,7 @@ impl F2fs {
         Ok(inode)
     }
 
-    /// What of a new inode does not lie in it.
+    /// Writes the parts of a new inode that are stored outside of it.
     fn write_inode_blocks(
         &self,
         cx: &Cx,
@@ -323,7 +323,7 @@ impl F2fs {
     }
 }
 
-/// The two names that every directory has.
+/// Inserts `.` and `..`.
 fn put_dots(layout: &DentryLayout, bytes: &mut [u8], own: Nid, parent: Nid) {
     for (slot, (name, ino)) in [(&b"."[..], own), (b"..", parent)].into_iter().enumerate() {
         let entry = Entry {

@@ -1,4 +1,4 @@
-//! More and fewer names for an inode: link, unlink, rmdir.
+//! Adding and removing links: link, unlink, rmdir.
 
 use std::sync::Arc;
 
@@ -15,8 +15,7 @@ use crate::inode::Inode;
 use crate::pins::Pins;
 
 impl F2fs {
-    /// See [`steadfs_vfs::FileSystem::link`]. An inode without names gets one only if it was made by
-    /// `tmpfile`.
+    /// See [`steadfs_vfs::FileSystem::link`]. An inode without links gets one only if `tmpfile` made it.
     pub(crate) fn make_link(
         &self,
         cx: &Cx,
@@ -115,7 +114,7 @@ impl F2fs {
     pub(crate) fn remove_dir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
         check_length(name)?;
         match name {
-            b"." => return Err(FsError::Invalid("the last part of the path is '.'")),
+            b"." => return Err(FsError::Invalid("the last component of the path is '.'")),
             b".." => return Err(FsError::NotEmpty),
             _ => {}
         }
@@ -152,13 +151,13 @@ impl F2fs {
         let _pins = self.pin_entry(dir, entry, victim, cx.tag)?;
         let change = self.change()?;
         self.remove_dentry_and_link(&change, dir, entry, true, cx.tag)?;
-        // What was in it may still be there in the checkpoint, from which nothing of that is removed.
+        // The checkpoint may still have the removed directory's content, none of which is recovered.
         self.record_moved_name(dir, entry.hash);
         let lost = self.drop_all_links(&change, victim, cx.tag);
         self.abort_on_error(lost)
     }
 
-    /// The entry of a name in a directory that may lose names, and its inode.
+    /// The entry of a name and its inode, in a directory that allows removal.
     fn entry_to_remove(
         &self,
         cx: &Cx,
@@ -172,7 +171,7 @@ impl F2fs {
         Ok((entry, inode))
     }
 
-    /// Reads what it takes that an inode loses a name, before the first change.
+    /// Reads everything that removing a link needs, before the first change.
     fn pin_entry(
         &self,
         dir: &Inode,
@@ -185,7 +184,7 @@ impl F2fs {
         Ok(pins)
     }
 
-    /// Removes an entry, `subdir`: of a directory.
+    /// Removes an entry; `subdir`: of a directory.
     pub(super) fn remove_dentry_and_link(
         &self,
         change: &Change<'_>,
@@ -203,13 +202,13 @@ impl F2fs {
         Ok(())
     }
 
-    /// One name less for an inode that is not a directory; the last one makes it an orphan. How many are
-    /// left.
+    /// Removes a link from an inode that is not a directory, and makes it an orphan if it was the last one. Returns
+    /// the remaining number.
     pub(super) fn drop_link(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<u32> {
         let left = {
             let mut core = inode.core.write();
             self.mark_dirty(change, inode, tag)?;
-            // A count that was wrong already must not wrap.
+            // A corrupt link count must not wrap.
             core.links = core.links.saturating_sub(1);
             core.ctime = self.now();
             core.links
@@ -220,7 +219,7 @@ impl F2fs {
         Ok(left)
     }
 
-    /// A directory loses its name and is an orphan.
+    /// Removes the links of a directory and makes it an orphan.
     pub(super) fn drop_all_links(
         &self,
         change: &Change<'_>,

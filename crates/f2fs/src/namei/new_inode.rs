@@ -1,4 +1,4 @@
-//! The fields of new inodes, as the kernel chooses them.
+//! The fields of new inodes, as the kernel sets them.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use crate::disk::inode::{Advise, DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
 use crate::disk::{self, Features, Layout, Nid, Superblock};
 use crate::options::MountOptions;
 
-/// Flags that a new inode takes from its directory (`F2FS_FL_INHERITED`).
+/// Flags that a new inode inherits from its directory (`F2FS_FL_INHERITED`).
 const INHERITED: u32 = InodeFlags::SYNC.0
     | InodeFlags::NODUMP.0
     | InodeFlags::NOATIME.0
@@ -23,19 +23,19 @@ const INHERITED: u32 = InodeFlags::SYNC.0
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
-/// What to make.
+/// What kind of inode to create.
 #[derive(Clone, Copy)]
 pub(super) struct NewInodeSpec<'a> {
     pub(super) kind: FileKind,
-    /// Permission bits that were asked for, before umask and default list.
+    /// Requested permission bits, before umask and default ACL.
     pub(super) perm: u32,
     pub(super) rdev: u32,
-    /// Target of a symbolic link.
+    /// The target of a symbolic link.
     pub(super) target: &'a [u8],
 }
 
 impl NewInodeSpec<'_> {
-    /// An inode without content of its own.
+    /// An inode without content.
     pub(super) const fn plain(kind: FileKind, perm: u32, rdev: u32) -> Self {
         Self {
             kind,
@@ -46,11 +46,11 @@ impl NewInodeSpec<'_> {
     }
 }
 
-/// The superblock's list of extensions of file names.
+/// The superblock's lists of file name extensions.
 pub(crate) struct Extensions {
-    /// Of files whose data is cold.
+    /// Extensions of files with cold data.
     cold: Vec<Vec<u8>>,
-    /// Of files whose data is hot.
+    /// Extensions of files with hot data.
     hot: Vec<Vec<u8>>,
 }
 
@@ -67,7 +67,7 @@ impl Extensions {
         }
     }
 
-    /// What the list says of a name.
+    /// The hint for a file name.
     fn advise(&self, name: &[u8]) -> Advise {
         let has = |list: &[Vec<u8>]| list.iter().any(|ext| has_extension(name, ext));
         if has(&self.cold) {
@@ -80,19 +80,18 @@ impl Extensions {
     }
 }
 
-/// What decides about a new inode besides who makes it and what.
+/// The volume's and the directory's influence on a new inode.
 pub(super) struct InodeContext<'a> {
     pub(super) layout: &'a Layout,
     pub(super) options: &'a MountOptions,
-    /// The superblock's list; `None` if it does not count.
+    /// The superblock's lists; `None` if they are not used.
     pub(super) extensions: Option<&'a Extensions>,
-    /// The directory.
     pub(super) parent: &'a disk::Inode,
     pub(super) parent_ino: Nid,
     pub(super) now: Timestamp,
 }
 
-/// The fields of a new inode with this name; without one for a file that has none yet.
+/// The fields of a new inode with this name; `None` for a file without a name.
 pub(super) fn fields(
     cx: &Cx,
     setting: &InodeContext<'_>,
@@ -111,7 +110,7 @@ pub(super) fn fields(
             (false, _) => 1,
         },
         blocks: 1,
-        // The lower half of a random number.
+        // The low 32 bits of a random number.
         generation: random_u64() as u32,
         depth: u32::from(directory),
         flags: InodeFlags(parent.flags.0 & INHERITED & flags_for(spec.kind)),
@@ -126,7 +125,7 @@ pub(super) fn fields(
         core.flags = core.flags.union(InodeFlags::INDEX);
     }
     let perm = owner_and_mode(cx, parent, spec, inherited, &mut core);
-    // Type and twelve bits.
+    // File type and 12 permission bits.
     core.mode = (spec.kind.mode_bits() | perm) as u16;
     extra_fields(setting, &mut core);
     place_content(setting, spec, &mut core);
@@ -138,7 +137,7 @@ pub(super) fn fields(
     core
 }
 
-/// Fields that only volumes with `extra_attr` have.
+/// Sets the fields that exist only with `extra_attr`.
 fn extra_fields(setting: &InodeContext<'_>, core: &mut disk::Inode) {
     let layout = setting.layout;
     if !layout.has(Features::EXTRA_ATTR) {
@@ -154,7 +153,7 @@ fn extra_fields(setting: &InodeContext<'_>, core: &mut disk::Inode) {
     }
 }
 
-/// What lies in the inode.
+/// Decides which content is stored in the inode.
 fn place_content(setting: &InodeContext<'_>, spec: &NewInodeSpec<'_>, core: &mut disk::Inode) {
     let options = setting.options;
     if options.inline_xattr {
@@ -173,7 +172,7 @@ fn place_content(setting: &InodeContext<'_>, spec: &NewInodeSpec<'_>, core: &mut
         }
         FileKind::Symlink => {
             core.size = spec.target.len() as u64;
-            // The kernel keeps a zero byte behind the target.
+            // The kernel stores a zero byte after the target.
             let free_dentry = core.inline_range(setting.layout).len();
             if options.inline_data && spec.target.len() < free_dentry {
                 core.inline = core.inline.union(Inline::DATA).union(Inline::DATA_EXISTS);
@@ -210,7 +209,7 @@ fn owner_and_mode(
     perm
 }
 
-/// Flags that have a meaning for inodes of this kind (`F2FS_REG_FLMASK`, `F2FS_OTHER_FLMASK`).
+/// Flags that are valid for inodes of this kind (`F2FS_REG_FLMASK`, `F2FS_OTHER_FLMASK`).
 pub(crate) fn flags_for(kind: FileKind) -> u32 {
     const DIRECTORY_ONLY: u32 =
         InodeFlags::DIRSYNC.0 | InodeFlags::PROJINHERIT.0 | InodeFlags::CASEFOLD.0;

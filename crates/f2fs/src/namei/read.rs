@@ -1,4 +1,4 @@
-//! Looking at names: lookup, readdir.
+//! Reading names: lookup and readdir.
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::names::check_length;
@@ -15,7 +15,7 @@ impl F2fs {
         let _names = dir.lock.read();
         let found = self.find_name(&dir, name, cx.tag)?;
         let inode = self.inode_of_entry(&dir, found.ok_or(FsError::NotFound)?, cx.tag)?;
-        // Under the directory's lock: whoever removes the name later sees the count.
+        // Under the directory's lock: a task that removes the name later sees the count.
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))
     }

@@ -1,4 +1,4 @@
-//! Renames, of every kind.
+//! rename(2) with all its flags.
 
 use std::sync::Arc;
 
@@ -18,17 +18,16 @@ use crate::inode::Inode;
 use crate::pins::Pins;
 use crate::space::{Need, Reservation};
 
-/// Levels of directories looked at above one another before the tree is taken for a circle.
+/// Levels of parent directories visited before the tree is taken for a cycle.
 const DIR_DEPTH_MAX: u32 = 1 << 20;
 
-/// A name and its directory.
 #[derive(Clone, Copy)]
 struct RenameSide<'a> {
     dir: &'a Inode,
     name: &'a [u8],
 }
 
-/// What both names stand for.
+/// What the old and the new name refer to.
 struct RenamePair {
     old: (FoundDentry, Arc<Inode>),
     new: Option<(FoundDentry, Arc<Inode>)>,
@@ -44,16 +43,16 @@ impl RenamePair {
     }
 }
 
-/// What a try to rename comes to.
+/// The result of one attempt.
 enum RenameOutcome {
-    /// RenameOutcome; the inode that lost its name.
+    /// Renamed; the inode that lost its name.
     Renamed(Option<Arc<Inode>>),
-    /// This file's data must be written out first, without locks.
+    /// This file's data must be written first, without locks.
     WriteDataFirst(Arc<Inode>),
 }
 
-/// Whether the data of a file must go to the device before the file takes another's name: who replaces a
-/// file by a new version expects one of both after a crash, not an empty one.
+/// Whether a file's data must be written before the file replaces another: a program that replaces a file by a new
+/// version expects one of the two after a crash, not an empty file.
 fn must_write_data_first(pair: &RenamePair, flags: RenameFlags) -> bool {
     let file = pair.moved().kind() == FileKind::Regular;
     file && !flags.exchange
@@ -66,7 +65,7 @@ fn is_dir(inode: &Inode) -> bool {
     inode.kind() == FileKind::Directory
 }
 
-/// Whether a move changes how many subdirectories its two directories have.
+/// Whether a move changes the number of subdirectories of its two directories.
 fn counts(from: RenameSide<'_>, to: RenameSide<'_>, moved: &Inode) -> bool {
     is_dir(moved) && from.dir.nid() != to.dir.nid()
 }
@@ -92,7 +91,7 @@ impl F2fs {
             dir: &to_dir,
             name: to,
         };
-        // While it is held no directory moves to another parent, so ancestors stay ancestors.
+        // While it is held no directory moves to another parent, so the ancestors of a directory do not change.
         let _order = (from_dir.nid() != to_dir.nid()).then(|| self.rename.lock());
         let replaced = self.with_space(cx, || self.rename_once(cx, from, to, flags))?;
         if let Some(inode) = replaced {
@@ -101,7 +100,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// One try, which may find that there is too little space; the inode that lost its name.
+    /// One attempt, which may fail with `NoSpace`. Returns the inode that lost its name.
     fn rename_once(
         &self,
         cx: &Cx,
@@ -132,9 +131,9 @@ impl F2fs {
             match with_names_locked([from.dir, to.dir], look, act)? {
                 RenameOutcome::Renamed(replaced) => return Ok(replaced),
                 RenameOutcome::WriteDataFirst(inode) => {
-                    // Its error is its own, and stays with the file for the next fsync.
+                    // A write error is kept with the file, for its next fsync.
                     if let Err(error) = self.write_out(&inode, WritebackReason::Sync, cx.tag) {
-                        tracing::debug!(ino = %inode.nid(), %error, "write-out before a rename");
+                        tracing::debug!(ino = %inode.nid(), %error, "cannot write file data before a rename");
                     }
                     data_written = true;
                 }
@@ -154,7 +153,7 @@ impl F2fs {
             .replaced()
             .is_some_and(|new| new.nid() == pair.moved().nid())
         {
-            // Two names of one inode: nothing to do, says POSIX.
+            // POSIX: if both names are links of one inode, rename does nothing.
             return if flags.no_replace {
                 Err(FsError::Exists)
             } else {
@@ -186,10 +185,14 @@ impl F2fs {
         })
     }
 
-    /// The entry of a name that is there, looked for again since its place may have changed.
+    /// Finds the entry of an existing name again, because it may have moved from the inode to a block.
     fn found_dentry(&self, side: RenameSide<'_>, tag: IoTag) -> Result<FoundDentry> {
         self.find_entry(side.dir, side.name, tag)?.ok_or_else(|| {
-            let error = DiskError::entry(Structure::Dentries, 0, "lost a name");
+            let error = DiskError::entry(
+                Structure::Dentries,
+                0,
+                "has no entry for a name that was found before",
+            );
             error.in_node(side.dir.nid()).into()
         })
     }
@@ -213,7 +216,7 @@ impl F2fs {
             None if flags.exchange => return Err(FsError::NotFound),
             None => {}
         }
-        // Of a name that is encrypted only its deletion is possible without the key.
+        // Without the key an encrypted name can only be removed.
         check_may_add(&to.dir.core.read())?;
         if flags.exchange || flags.whiteout || from.dir.is_encrypted() {
             check_may_add(&from.dir.core.read())?;
@@ -248,7 +251,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Whether what has the new name may be replaced.
+    /// Whether the inode that has the new name may be replaced.
     fn check_replace(&self, cx: &Cx, old: &Inode, new: &Inode) -> Result<()> {
         match (is_dir(old), is_dir(new)) {
             (true, false) => Err(FsError::NotDir),
@@ -259,16 +262,16 @@ impl F2fs {
         }
     }
 
-    /// The directory above one, as its `..` names it.
+    /// The parent of a directory, as its `..` entry has it.
     fn parent_of(&self, dir: &Inode, tag: IoTag) -> Result<Nid> {
         match self.find_entry(dir, b"..", tag)? {
             Some(entry) => Ok(entry.ino),
-            // Directories without the entry (`F2FS_INLINE_DOTS`) still know where they were made.
+            // Directories without a `..` entry (`F2FS_INLINE_DOTS`): `i_pino` is the parent.
             None => Ok(dir.core.read().parent),
         }
     }
 
-    /// Whether `dir` is `above` or lies somewhere below it.
+    /// Whether `dir` is `above` or one of its descendants.
     fn is_inside(&self, cx: &Cx, dir: &Inode, above: Nid) -> Result<bool> {
         let bad = |nid: Nid, rule| -> FsError {
             let error = DiskError::entry(Structure::Dentries, 1, rule);
@@ -284,11 +287,11 @@ impl F2fs {
             }
             let inode = self.inode(at, cx.tag)?;
             if !is_dir(&inode) {
-                return Err(bad(at, "named by .. but no directory"));
+                return Err(bad(at, "is referred to by .. and is not a directory"));
             }
             at = self.parent_of(&inode, cx.tag)?;
         }
-        Err(bad(dir.nid(), ".. leads in a circle"))
+        Err(bad(dir.nid(), "the chain of .. entries is a cycle"))
     }
 
     /// Moves the old name to the new one, which may replace another inode's.
@@ -330,8 +333,8 @@ impl F2fs {
         self.abort_on_error(moved.run(&mut reservation, free_dentry.as_ref(), whiteout.as_deref()))
     }
 
-    /// Reads what a rename will need, before the first change: all inodes, the blocks of both names and of every
-    /// `..` that changes.
+    /// Reads everything that a rename needs, before the first change: all inodes, the blocks of both names and of
+    /// every `..` that changes.
     fn pin_to_rename(
         &self,
         cx: &Cx,
@@ -361,7 +364,7 @@ impl F2fs {
         Ok(pins)
     }
 
-    /// What a move changes in the moved inode: its time, where it was named, and a directory's `..`.
+    /// Updates the moved inode: ctime, parent and name, and a directory's `..`.
     fn move_inode(
         &self,
         change: &Change<'_>,
@@ -383,7 +386,7 @@ impl F2fs {
         core.parent = to.dir.nid();
         core.name = to.name.to_vec();
         if !is_dir(inode) {
-            // Roll-forward could make the new name only, so the next fsync needs a checkpoint.
+            // Roll-forward could restore only the new name, so the next fsync needs a checkpoint.
             core.advise = core.advise.union(Advise::LOST_PARENT);
         }
         core.ctime = self.now();
@@ -396,7 +399,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Swaps what two names stand for.
+    /// Exchanges the inodes of two names (`RENAME_EXCHANGE`).
     fn exchange(
         &self,
         cx: &Cx,
@@ -404,7 +407,10 @@ impl F2fs {
         to: RenameSide<'_>,
         pair: &RenamePair,
     ) -> Result<()> {
-        let (new_entry, new) = pair.new.as_ref().expect("checked: both names are there");
+        let (new_entry, new) = pair
+            .new
+            .as_ref()
+            .expect("an exchange has checked that both names exist");
         let (old_entry, old) = &pair.old;
         let _pins = self.pin_to_rename(cx, from, to, pair, None)?;
         let change = self.change()?;
@@ -431,7 +437,7 @@ impl F2fs {
     }
 }
 
-/// A move whose every condition is met.
+/// A rename whose conditions have all been checked.
 struct RenamedInode<'a> {
     fs: &'a F2fs,
     cx: &'a Cx,
@@ -476,7 +482,7 @@ impl RenamedInode<'_> {
     ) -> Result<()> {
         let (fs, to, old) = (self.fs, self.to, self.pair.moved());
         let Some((entry, _)) = &self.pair.new else {
-            let free_dentry = free_dentry.expect("a name that is not there gets free_dentry");
+            let free_dentry = free_dentry.expect("a new name has free slots");
             let counts = counts(self.from, to, old);
             let place = (to.dir, free_dentry, to.name);
             return fs.add_name(self.cx, self.change, reservation, place, old, counts);
@@ -484,16 +490,16 @@ impl RenamedInode<'_> {
         let mut core = to.dir.core.write();
         let target = (old.nid(), old.kind());
         fs.retarget(self.change, to.dir, &core, entry, target, self.cx.tag)?;
-        // A directory that replaces a directory: one `..` more and one less.
+        // A directory replaces a directory: the new parent gains one `..` link and loses one.
         fs.touch_dir(&mut core);
         Ok(())
     }
 
     fn drop_old_name(&self, whiteout: Option<&Inode>) -> Result<()> {
         let (fs, from, tag) = (self.fs, self.from, self.cx.tag);
-        // Entries never move, but the block may have gone from the inode to a place of its own.
+        // Entries never move within blocks, but the inline directory may have been converted to blocks.
         let entry = fs.found_dentry(from, tag)?;
-        // In one directory a `..` stays, unless that of a directory that was replaced goes.
+        // Within one directory the `..` link count is unchanged, unless a directory was replaced.
         let old = self.pair.moved();
         let subdir = is_dir(old) && (counts(from, self.to, old) || self.pair.new.is_some());
         let Some(whiteout) = whiteout else {

@@ -1,7 +1,7 @@
-//! Changing attributes.
+//! Changing extended attributes.
 //!
-//! The caller holds the inode's lock for writing. A change is thought through first: what it comes to on
-//! disk, and whether that takes a node.
+//! The caller holds the inode's lock for writing. A change is planned first: the new list, and whether it needs a
+//! node.
 
 use steadfs_base::limits::XATTR_SIZE_MAX;
 use steadfs_base::{InodeNo, IoTag};
@@ -16,7 +16,7 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::space::{Need, Reservation};
 
-/// Hints that users may give (`FADVISE_MODIFIABLE_BITS`).
+/// Hints that users may set (`FADVISE_MODIFIABLE_BITS`).
 const ADVISABLE: Advise = Advise::COLD.union(Advise::HOT);
 
 impl F2fs {
@@ -93,18 +93,20 @@ impl F2fs {
         Ok(())
     }
 
-    /// `system.advise`: a byte of hints, which lies in the inode.
+    /// `system.advise`: a byte of hints, stored in the inode.
     fn set_advice(&self, cx: &Cx, inode: &Inode, value: Option<&[u8]>) -> Result<()> {
         let hint = match value {
             Some(&[byte]) => Advise(byte),
-            _ => return Err(FsError::Invalid("the hint is one byte")),
+            _ => return Err(FsError::Invalid("the value of system.advise is one byte")),
         };
         if hint.without(ADVISABLE) != Advise::default() {
-            return Err(FsError::Invalid("a hint that is not for users"));
+            return Err(FsError::Invalid(
+                "only the cold and hot bits of system.advise can be set",
+            ));
         }
         let change = self.change()?;
         let mut core = inode.core.write();
-        // The kernel leaves this namespace to the file system.
+        // The kernel leaves the permission check of this namespace to the file system.
         if cx.uid != 0 && cx.uid != core.uid {
             return Err(FsError::NotPermitted);
         }
@@ -134,7 +136,7 @@ impl F2fs {
                 "access control lists of symbolic links",
             ));
         }
-        // Lists are set and removed without asking whether there was one, as in the kernel.
+        // As in the kernel, ACLs are set and removed without checking XATTR_CREATE and XATTR_REPLACE.
         if how == SetXattr::Any || is_acl(number) {
             return Ok(());
         }
@@ -146,10 +148,10 @@ impl F2fs {
         }
     }
 
-    /// What changes of attributes come to on disk; `None` if they change nothing.
+    /// Plans changes of attributes; `None` if they change nothing.
     ///
     /// # Errors
-    /// `TooBig` where there is no room for all.
+    /// `TooBig` if the list does not fit.
     pub(crate) fn plan_attrs(
         &self,
         inode: &Inode,
@@ -170,7 +172,7 @@ impl F2fs {
         Ok(Some(cut))
     }
 
-    /// The attributes that a new inode begins with; `None` if it has none.
+    /// The first attributes of a new inode; `None` if it has none.
     pub(crate) fn first_attrs(
         &self,
         core: &disk::Inode,
@@ -192,7 +194,7 @@ impl F2fs {
         Ok(Some(cut))
     }
 
-    /// Stores an inode's attributes. It is marked dirty, and what [`need_of`] says was promised.
+    /// Stores an inode's attributes. The caller has marked it dirty and reserved the space of [`need_of`].
     pub(crate) fn put_attrs(
         &self,
         change: &Change<'_>,
@@ -214,7 +216,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Stores the part of an inode's attributes that lies in a node, which is made if need be.
+    /// Stores the part of an inode's attributes that is in a node, which is created if it is missing.
     pub(crate) fn put_xattr_node(
         &self,
         change: &Change<'_>,
@@ -238,7 +240,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Notes that attributes of a directory have changed.
+    /// Records that the attributes of a directory changed.
     fn note_attr_change(&self, inode: &Inode) {
         if inode.kind() == FileKind::Directory {
             self.names_since_cp.lock().attributes.insert(inode.nid());
@@ -246,7 +248,7 @@ impl F2fs {
     }
 }
 
-/// What storing attributes takes.
+/// The space that storing attributes needs.
 pub(crate) fn need_of(inode: &Inode, cut: &SplitXattrs) -> Need {
     let has_node = inode.core.read().xattr_nid.some().is_some();
     Need {
