@@ -1,4 +1,4 @@
-//! What is done: one file for each kind of work.
+//! The activities: one file for each kind of work.
 
 mod fio;
 mod fsmark;
@@ -9,35 +9,35 @@ mod names;
 mod tree;
 
 use crate::Result;
+use crate::activity_run::{ActivityRun, Bench};
 use crate::report::Samples;
-use crate::stage::{Bench, Stage};
 use crate::subject::Subject;
 
 /// Work that every subject does in turn.
 pub struct Activity {
-    /// The name for `--only`.
+    /// Name for `--only`.
     pub name: &'static str,
-    /// What it does.
+    /// Description.
     pub about: &'static str,
-    /// Who cannot or need not do it.
+    /// Subjects that cannot do it, or for which it is pointless.
     pub without: &'static [Subject],
-    /// Whether the floor can do it: nothing in it has to be read back or made durable.
+    /// Whether the floor can do it: nothing has to be read back or made durable.
     pub floor: bool,
     /// Whether steadfs gets a block device, and so a `fuseblk` mount, instead of the image file.
     pub block_device: bool,
-    /// More arguments for mke2fs. (f2fs makes room for inodes as it needs them.)
+    /// Further arguments for mke2fs. (f2fs allocates inodes on demand.)
     pub format: &'static [&'static str],
-    /// Most rounds that are worth their time.
+    /// Largest useful number of rounds.
     pub rounds: usize,
     /// Does the work on a fresh mount.
-    pub run: fn(&mut Stage) -> Result<()>,
+    pub run: fn(&mut ActivityRun) -> Result<()>,
 }
 
 impl Activity {
     const fn new(
         name: &'static str,
         about: &'static str,
-        run: fn(&mut Stage) -> Result<()>,
+        run: fn(&mut ActivityRun) -> Result<()>,
     ) -> Self {
         Self {
             name,
@@ -51,21 +51,21 @@ impl Activity {
         }
     }
 
-    /// The same with the floor, which has neither content nor a device.
+    /// Adds the floor, which has neither content nor a device.
     const fn over_the_floor(mut self) -> Self {
         self.floor = true;
         self
     }
 
-    /// The same for a mount of a block device, which alone makes sync(2) a durability point. fuse2fs
-    /// would do nothing then.
+    /// On a mount of a block device, for which alone sync(2) is a durability point. Without fuse2fs, which would do
+    /// nothing then.
     const fn on_block_device(mut self) -> Self {
         self.block_device = true;
         self.without = &[Subject::Fuse2fs];
         self
     }
 
-    /// The same for what only this project has.
+    /// For steadfs only.
     const fn of_ours(mut self) -> Self {
         self.without = &[
             Subject::KernelDirect,
@@ -75,20 +75,20 @@ impl Activity {
         self
     }
 
-    /// The same with inodes for a million files, which takes a while.
+    /// With inodes for a million files, which take some time to make.
     const fn with_many_inodes(mut self) -> Self {
         self.format = &["-N", "1100000"];
         self.rounds = 2;
         self
     }
 
-    /// Does it once on `subject`. What fails is told and kept, and nothing else is.
+    /// Does it once on `subject`; reports and records a failure.
     pub fn measure(&self, bench: &Bench, subject: Subject, samples: &mut Samples) {
-        let done = Stage::new(bench, subject, self.block_device)
-            .play(self.format, self.run)
-            .and_then(|found| bench.judge(subject).map(|()| found));
+        let done = ActivityRun::new(bench, subject, self.block_device)
+            .execute(self.format, self.run)
+            .and_then(|result| bench.judge(subject).map(|()| result));
         match done {
-            Ok(found) => samples.add(self.name, subject, found),
+            Ok(result) => samples.add(self.name, subject, result),
             Err(error) => {
                 eprintln!("bench: {}, {subject}: {error}", self.name);
                 samples.fail(self.name, subject, error.to_string());
@@ -97,12 +97,12 @@ impl Activity {
     }
 
     /// Whether `subject` does it.
-    pub fn suits(&self, subject: Subject) -> bool {
+    pub fn supports(&self, subject: Subject) -> bool {
         !self.without.contains(&subject) && (self.floor || subject.has_device())
     }
 }
 
-/// Everything that is measured, in the order it is done.
+/// All activities, in the order in which they run.
 pub const ACTIVITIES: &[Activity] = &[
     Activity::new(
         "fs_mark-0",

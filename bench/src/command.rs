@@ -1,4 +1,4 @@
-//! Running the programs that do the work.
+//! Runs the programs that do the work.
 
 use std::process::{Command, Stdio};
 
@@ -11,7 +11,7 @@ pub fn program(name: &str) -> Command {
     Command::new(judge(name))
 }
 
-/// Runs `command` to its end and returns what it printed.
+/// Runs `command` to its end; returns its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let said = command.stdin(Stdio::null()).output()?;
     if !said.status.success() {
@@ -21,7 +21,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&said.stdout).into_owned())
 }
 
-/// Runs `command` to its end; what it prints is thrown away.
+/// Runs `command` to its end; discards its output.
 pub fn quietly(command: &mut Command) -> Result<()> {
     command.stdout(Stdio::null());
     output(command).map(drop)

@@ -1,4 +1,4 @@
-//! How much unwritten data the kernel keeps in memory for one device.
+//! The kernel's limit of dirty data for one device.
 
 use std::fs;
 use std::os::linux::fs::MetadataExt;
@@ -8,13 +8,13 @@ use rustix::fs::{major, minor};
 
 use crate::Result;
 
-/// A device for which the kernel keeps less unwritten data than for others; by its defaults again when dropped.
+/// A lower dirty limit for a device; the default is restored when dropped.
 pub struct DirtyBound {
     knobs: PathBuf,
 }
 
 impl DirtyBound {
-    /// At most `bytes` for `device`; nothing where the kernel cannot do that (before Linux 6.2).
+    /// At most `bytes` for `device`; `None` if the kernel does not support that (before Linux 6.2).
     pub fn set(device: &Path, bytes: u64) -> Result<Option<Self>> {
         let number = fs::metadata(device)?.st_rdev();
         let knobs = format!("/sys/class/bdi/{}:{}", major(number), minor(number));

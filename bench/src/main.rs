@@ -1,20 +1,19 @@
-//! The same work on kernel ext4, fuse2fs and steadfs (on ext4 and on f2fs), side by side, and on a
-//! server that does nothing.
+//! The same work on kernel ext4, fuse2fs and steadfs (on ext4 and on f2fs), side by side, and on a server that does
+//! nothing.
 //!
-//! Every activity (what is done, `activity/`) runs on every subject (who does it, `subject.rs`) in
-//! turn, A B C, A B C, so that a slow minute of the machine hits all of them. Each run starts
-//! with a freshly formatted image of the same size, every block of which was written before, and
-//! ends with an unmount and `e2fsck -fn` or `fsck.f2fs --dry-run`: a subject whose volume is not clean has not been fast.
-//! An activity gives samples for one or several rows (`row.rs`); the report shows their medians,
-//! the ratio to kernel ext4 with direct I/O, and whether the row reaches its goal.
+//! Every activity (`activity/`) runs on every subject (`subject.rs`) in turn, A B C, A B C, so that a slow phase of the
+//! machine affects all of them. Each run starts with a freshly formatted image of the same size, every block of which
+//! was written before. It ends with an unmount and `e2fsck -fn` or `fsck.f2fs --dry-run`: a result counts only if the
+//! volume is clean. An activity yields samples for one or several rows (`row.rs`); the report shows their medians, the
+//! ratio to kernel ext4 with direct I/O, and whether the row reaches its goal.
 
 mod activity;
+mod activity_run;
 mod command;
 mod dirty_bound;
 mod measure;
 mod report;
 mod row;
-mod stage;
 mod subject;
 
 use std::path::{Path, PathBuf};
@@ -25,11 +24,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Parser;
 
 use activity::{ACTIVITIES, Activity};
+use activity_run::{Bench, Size};
 use report::Samples;
-use stage::{Bench, Size};
 use subject::Subject;
 
-/// A benchmark fails by telling what went wrong; nothing here can repair it.
+/// The message of a failure; a benchmark does not handle errors.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Compares kernel ext4 (direct and through the page cache), fuse2fs and steadfs; needs root.
@@ -82,7 +81,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures and reports; tells if every volume of the kernel's and of ours was clean after it.
+/// Measures and reports; returns whether every volume of the kernel and of steadfs was clean.
 fn run(args: &Args) -> Result<bool> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -108,7 +107,7 @@ fn run(args: &Args) -> Result<bool> {
     'all: for activity in chosen(&args.only)? {
         let rounds = rounds.min(activity.rounds);
         for round in 1..=rounds {
-            for &subject in subjects.iter().filter(|s| activity.suits(**s)) {
+            for &subject in subjects.iter().filter(|s| activity.supports(**s)) {
                 if stop.load(Ordering::Relaxed) {
                     eprintln!("bench: stopped; what was measured so far:");
                     break 'all;
@@ -127,11 +126,11 @@ fn run(args: &Args) -> Result<bool> {
 
 fn chosen(words: &[String]) -> Result<Vec<&'static Activity>> {
     let wanted = |a: &&Activity| words.is_empty() || words.iter().any(|w| a.name.contains(&**w));
-    let found: Vec<_> = ACTIVITIES.iter().filter(wanted).collect();
-    if found.is_empty() {
+    let result: Vec<_> = ACTIVITIES.iter().filter(wanted).collect();
+    if result.is_empty() {
         return Err("--only: no activity has such a name (see --list)".into());
     }
-    Ok(found)
+    Ok(result)
 }
 
 fn steadfs_program(given: Option<&Path>) -> Result<PathBuf> {

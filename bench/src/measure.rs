@@ -1,21 +1,21 @@
-//! What is measured from outside: time, processor time, memory; and what samples amount to.
+//! Time, CPU time and memory, as measured from outside; statistics of samples.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::Result;
 
-/// Does `work` and tells how many seconds it took.
+/// Runs `work`; returns its duration in seconds, too.
 pub fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let start = Instant::now();
     let done = work()?;
     Ok((done, start.elapsed().as_secs_f64()))
 }
 
-/// What a server has used so far.
+/// The resources that a server has used so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Processor time, user and system.
+    /// CPU time, user and system.
     pub cpu: Duration,
     /// Largest resident memory, in bytes.
     pub peak: u64,
@@ -25,7 +25,7 @@ impl Usage {
     /// Of the process `pid`.
     pub fn of(pid: u32) -> Result<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // Fields 14 and 15; the second one, the name, is in parentheses and may hold anything.
+        // Fields 14 and 15. The second field, the name, is in parentheses and may contain any character.
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let ticks: u64 = fields
             .split_ascii_whitespace()
@@ -45,7 +45,7 @@ impl Usage {
         })
     }
 
-    /// Of one server after another.
+    /// Of two servers, one after the other.
     pub fn then(self, next: Self) -> Self {
         Self {
             cpu: self.cpu + next.cpu,
@@ -54,7 +54,7 @@ impl Usage {
     }
 }
 
-/// Processor time the whole machine has spent, whoever it was for: callers, servers, the kernel.
+/// CPU time of the whole machine: callers, servers, the kernel.
 pub fn machine_cpu() -> Result<Duration> {
     let stat = fs::read_to_string("/proc/stat")?;
     let first = stat.lines().next().unwrap_or_default();
@@ -75,21 +75,21 @@ fn from_ticks(ticks: u64) -> Duration {
     Duration::from_millis(ticks.saturating_mul(1000) / per_second)
 }
 
-/// Makes the kernel forget every clean page, name and inode.
+/// Drops clean pages, dentries and inodes from the kernel's caches.
 pub fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     fs::write("/proc/sys/vm/drop_caches", "3")?;
     Ok(())
 }
 
-/// The value that `part` (0 to 1) of the sorted values do not exceed.
+/// The value that the given part (0 to 1) of the sorted values does not exceed.
 pub fn percentile(sorted: &[f64], part: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     let at = (part * last as f64).round() as usize;
     sorted.get(at.min(last)).copied().unwrap_or(f64::NAN)
 }
 
-/// The middle of `values`.
+/// The median of `values`.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,24 +1,24 @@
-//! Samples, and what they say.
+//! Samples and their report.
 
 use std::collections::BTreeMap;
 
+use crate::activity_run::RunResult;
 use crate::measure::median;
 use crate::row::{Goal, ROWS, Row, row};
-use crate::stage::Found;
 use crate::subject::{CACHE_SIZE, Subject};
 
-/// Memory a server may use besides its cache, in bytes.
-const BESIDES_CACHE: u64 = 64 << 20;
+/// Memory that a server may use beside its cache, in bytes.
+const MEMORY_BESIDE_CACHE: u64 = 64 << 20;
 
-/// Everything that was measured.
+/// All samples.
 #[derive(Default)]
 pub struct Samples {
     values: BTreeMap<(&'static str, Subject), Vec<f64>>,
-    used: BTreeMap<(&'static str, Subject), Vec<Found>>,
+    used: BTreeMap<(&'static str, Subject), Vec<RunResult>>,
     failures: Vec<Failure>,
 }
 
-/// A run that brought nothing.
+/// A run that failed.
 struct Failure {
     activity: &'static str,
     subject: Subject,
@@ -26,9 +26,9 @@ struct Failure {
 }
 
 impl Samples {
-    /// Adds what a run of `activity` brought.
-    pub fn add(&mut self, activity: &'static str, subject: Subject, mut found: Found) {
-        for (key, value) in found.values.drain(..) {
+    /// Adds the result of a run of `activity`.
+    pub fn add(&mut self, activity: &'static str, subject: Subject, mut result: RunResult) {
+        for (key, value) in result.values.drain(..) {
             assert!(
                 row(key).is_some(),
                 "{activity} records {key}, which is no row"
@@ -38,10 +38,10 @@ impl Samples {
         self.used
             .entry((activity, subject))
             .or_default()
-            .push(found);
+            .push(result);
     }
 
-    /// Keeps that a run failed.
+    /// Records a failed run.
     pub fn fail(&mut self, activity: &'static str, subject: Subject, why: String) {
         self.failures.push(Failure {
             activity,
@@ -50,7 +50,7 @@ impl Samples {
         });
     }
 
-    /// Whether steadfs and the kernel did everything. What fuse2fs cannot do is only shown.
+    /// Whether no run of steadfs and the kernel failed. Failures of fuse2fs are only shown.
     pub fn complete(&self) -> bool {
         self.failures
             .iter()
@@ -74,7 +74,7 @@ impl Samples {
         })
     }
 
-    /// A subject's value relative to what the row's goal compares it with.
+    /// A subject's value relative to the base of the row's goal.
     fn ratio(&self, row: &Row, subject: Subject) -> Option<f64> {
         let base = match (row.goal, row.goal.base()) {
             (Goal::Itself(_), _) => Some(1.0),
@@ -84,7 +84,7 @@ impl Samples {
         Some(self.middle(row.key, subject)? / base?)
     }
 
-    /// Ours on f2fs relative to ours on ext4.
+    /// steadfs on f2fs relative to steadfs on ext4.
     fn f2fs_ratio(&self, row: &Row) -> Option<f64> {
         let ours = |subject| self.middle(row.key, subject);
         Some(ours(Subject::SteadfsF2fs)? / ours(Subject::Steadfs)?)
@@ -106,7 +106,7 @@ pub fn markdown(samples: &Samples, subjects: &[Subject]) -> String {
     text + &table(samples, subjects)
 }
 
-/// Smallest, middle and largest sample of each cell.
+/// Smallest, median and largest sample of each cell.
 fn spread(samples: &Samples, subjects: &[Subject]) -> String {
     let mut text = String::from("Samples: median (smallest to largest)\n\n");
     for row in samples.rows() {
@@ -126,7 +126,7 @@ fn spread(samples: &Samples, subjects: &[Subject]) -> String {
     text
 }
 
-/// Processor time and memory of each activity.
+/// CPU time and memory of each activity.
 fn resources(samples: &Samples, subjects: &[Subject]) -> String {
     let mut text = format!(
         "Processor seconds of the machine / of the server, and the server's peak memory (steadfs: \
@@ -147,7 +147,7 @@ fn resources(samples: &Samples, subjects: &[Subject]) -> String {
         if peak > 0 {
             text += &format!(" / {}, {} MiB", short(median(&server)), peak >> 20);
         }
-        if subject.is_ours() && peak > CACHE_SIZE + BESIDES_CACHE {
+        if subject.is_ours() && peak > CACHE_SIZE + MEMORY_BESIDE_CACHE {
             text += " (misses its goal: cache_size + 64 MiB)";
         }
         text.push('\n');
@@ -199,7 +199,7 @@ fn line(samples: &Samples, row: &Row, subjects: &[Subject]) -> String {
     text + "\n"
 }
 
-/// The same for f2fs: measured by ext4, but for what is a ratio already.
+/// The same for f2fs: relative to ext4, unless the value is a ratio already.
 fn f2fs_verdict(samples: &Samples, row: &Row) -> String {
     if let Goal::Itself(_) = row.goal {
         let ratio = samples.middle(row.key, Subject::SteadfsF2fs);
@@ -214,7 +214,7 @@ fn f2fs_verdict(samples: &Samples, row: &Row) -> String {
     verdict(ratio, &goal, reached)
 }
 
-/// A ratio, what it is to be, and whether it is.
+/// A ratio, its goal, and whether it is reached.
 fn verdict(ratio: Option<f64>, goal: &str, reached: Option<bool>) -> String {
     let shown = ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
     let verdict = match reached {
@@ -243,7 +243,7 @@ pub fn json(samples: &Samples) -> String {
     serde_json::json!({ "rows": rows }).to_string()
 }
 
-/// Three or four digits that matter.
+/// Three or four significant digits.
 fn short(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 => format!("{value:.0}"),
@@ -261,11 +261,11 @@ mod tests {
         let mut samples = Samples::default();
         for (subject, values) in [(Subject::KernelDirect, kernel), (Subject::Steadfs, ours)] {
             for value in values {
-                let found = Found {
+                let result = RunResult {
                     values: vec![("fs_mark 0", *value)],
-                    ..Found::default()
+                    ..RunResult::default()
                 };
-                samples.add("fs_mark-0", subject, found);
+                samples.add("fs_mark-0", subject, result);
             }
         }
         samples
@@ -293,11 +293,11 @@ mod tests {
         let mut samples = Samples::default();
         for (subject, value) in [(Subject::Steadfs, 100.0), (Subject::SteadfsF2fs, 120.0)] {
             for key in ["random write, fsync every 1", "fs_mark 1"] {
-                let found = Found {
+                let result = RunResult {
                     values: vec![(key, value)],
-                    ..Found::default()
+                    ..RunResult::default()
                 };
-                samples.add("some", subject, found);
+                samples.add("some", subject, result);
             }
         }
         let said = table(&samples, &subjects);
@@ -318,11 +318,11 @@ mod tests {
         ];
         let mut samples = Samples::default();
         for (subject, value) in [(Subject::Steadfs, 1.01), (Subject::SteadfsF2fs, 1.2)] {
-            let found = Found {
+            let result = RunResult {
                 values: vec![("lone fsync, boost to noboost", value)],
-                ..Found::default()
+                ..RunResult::default()
             };
-            samples.add("mechanisms", subject, found);
+            samples.add("mechanisms", subject, result);
         }
         let said = table(&samples, &subjects);
         let line = said.lines().nth(2).unwrap();

@@ -1,14 +1,14 @@
-//! What is compared: the rows of the report, and what steadfs is to reach in each.
+//! The rows of the report, and the goal of steadfs in each.
 
 /// A row of the report.
 pub struct Row {
-    /// Its name; also what activities record samples under.
+    /// Name; activities record samples under it.
     pub key: &'static str,
-    /// What a value means.
+    /// Unit of the values.
     pub unit: &'static str,
-    /// What steadfs is to reach.
+    /// Goal of steadfs on ext4.
     pub goal: Goal,
-    /// What steadfs is to reach on f2fs: at least so many times its own rate on ext4.
+    /// Goal of steadfs on f2fs: at least this ratio to its own rate on ext4.
     pub f2fs: Option<f64>,
 }
 
@@ -22,33 +22,33 @@ impl Row {
         }
     }
 
-    /// The same with a goal for f2fs.
+    /// Adds a goal for f2fs.
     const fn f2fs(mut self, least: f64) -> Self {
         self.f2fs = Some(least);
         self
     }
 }
 
-/// What is to be reached.
+/// A goal.
 #[derive(Clone, Copy)]
 pub enum Goal {
     /// Shown for comparison only.
     None,
-    /// A rate: at least so many times that of kernel ext4 with direct I/O.
+    /// A rate: at least this ratio to kernel ext4 with direct I/O.
     AtLeast(f64),
-    /// A time: at most so many times that of kernel ext4 with direct I/O.
+    /// A time: at most this ratio to kernel ext4 with direct I/O.
     AtMost(f64),
     /// A value that is a ratio already: at most this.
     Itself(f64),
-    /// A cost that must not grow over steadfs's own value in another row.
+    /// A cost that must not exceed steadfs's own value in another row.
     NoGrowthFrom(&'static str),
 }
 
-/// Growth that is still noise.
+/// Ratio of two costs up to which the difference is noise.
 const NOISE: f64 = 1.25;
 
 impl Goal {
-    /// What the goal compares with, if not with the kernel.
+    /// The row that the goal compares with, if not the kernel's value.
     pub fn base(self) -> Option<&'static str> {
         match self {
             Self::NoGrowthFrom(base) => Some(base),
@@ -56,7 +56,7 @@ impl Goal {
         }
     }
 
-    /// Whether a ratio reaches it; nothing when there is no goal.
+    /// Whether a ratio reaches the goal; `None` if there is no goal.
     pub fn reached(self, ratio: f64) -> Option<bool> {
         match self {
             Self::None => None,
@@ -77,22 +77,22 @@ impl Goal {
     }
 }
 
-/// A rate, and the least part of the kernel's that will do.
+/// A rate with its smallest acceptable ratio to the kernel's.
 const fn rate(key: &'static str, unit: &'static str, least: f64) -> Row {
     Row::new(key, unit, Goal::AtLeast(least))
 }
 
-/// A time, and the most times the kernel's that will do.
+/// A time with its largest acceptable ratio to the kernel's.
 const fn time(key: &'static str, unit: &'static str, most: f64) -> Row {
     Row::new(key, unit, Goal::AtMost(most))
 }
 
-/// Microseconds a file, that must not be more than in the row `base`.
+/// Microseconds per file, not more than in the row `base`.
 const fn flat(key: &'static str, base: &'static str) -> Row {
     Row::new(key, "µs", Goal::NoGrowthFrom(base))
 }
 
-/// What something of ours costs by itself, in parts of the same without it.
+/// The cost of a mechanism: the ratio of the time with it to the time without it.
 const fn itself(key: &'static str) -> Row {
     Row::new(key, "×", Goal::Itself(1.03))
 }

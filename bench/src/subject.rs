@@ -1,4 +1,4 @@
-//! Who does the work, and how each is mounted.
+//! The file systems under measurement, and how each is mounted.
 
 use std::fmt;
 use std::fs::File;
@@ -18,32 +18,32 @@ use crate::command::program;
 use crate::measure::Usage;
 use crate::{Result, measure};
 
-/// Longest time a mount may take to be usable.
+/// Longest time until a mount is usable.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What steadfs may keep in memory, in bytes.
+/// Cache size of steadfs, in bytes.
 pub const CACHE_SIZE: u64 = 256 << 20;
 
 /// A file system under measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Subject {
-    /// Kernel ext4 on a loop device that goes past the host's page cache: the measure of all.
+    /// Kernel ext4 on a loop device with direct I/O: the base of comparisons.
     KernelDirect,
     /// Kernel ext4 on a loop device through the host's page cache.
     KernelCached,
     /// fuse2fs of e2fsprogs.
     Fuse2fs,
-    /// This project, on ext4.
+    /// steadfs on ext4.
     Steadfs,
-    /// This project, on f2fs, which no kernel here knows.
+    /// steadfs on f2fs, which the kernels of the test machines do not support.
     SteadfsF2fs,
-    /// Our transport over a volume that only keeps names (`fuse/examples/floor`): what a server of
-    /// files can reach on this kernel. It has no device, and is not one of those compared.
+    /// Our transport over a volume that only keeps names (`fuse/examples/floor`): the upper bound of a FUSE server on
+    /// this kernel. It has no device, and is not compared.
     Floor,
 }
 
 impl Subject {
-    /// All of them, in the order they take turns.
+    /// All subjects, in the order of their runs.
     pub const ALL: [Self; 6] = [
         Self::KernelDirect,
         Self::KernelCached,
@@ -65,7 +65,7 @@ impl Subject {
         }
     }
 
-    /// Whether it is this project.
+    /// Whether it is steadfs.
     pub fn is_ours(self) -> bool {
         matches!(self, Self::Steadfs | Self::SteadfsF2fs)
     }
@@ -87,7 +87,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// An image as its subject wants it: a file, or a loop device over it.
+/// An image in the form that its subject needs: a file, or a loop device over it.
 pub struct Medium {
     subject: Subject,
     image: PathBuf,
@@ -95,7 +95,7 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// Makes `image` ready for `subject`; `block_device`: also for those that could use the file.
+    /// Attaches `image` for `subject`; `block_device` also for those that could use the file.
     pub fn attach(subject: Subject, image: &Path, block_device: bool) -> Self {
         let device = match subject {
             Subject::KernelDirect => Some(LoopDevice::attach(image, true)),
@@ -117,7 +117,7 @@ impl Medium {
         self.device.as_ref().map_or(&self.image, LoopDevice::path)
     }
 
-    /// The device, if it is the kernel that mounts it.
+    /// The device, if the kernel mounts it.
     pub fn kernels_device(&self) -> Option<&Path> {
         let kernels = matches!(self.subject, Subject::KernelDirect | Subject::KernelCached);
         self.device
@@ -141,9 +141,9 @@ impl Medium {
             }
             Subject::Steadfs | Subject::SteadfsF2fs => {
                 let mut command = Command::new(steadfs);
-                // As `steadfs mount` starts it: it tells when the mount is usable.
+                // As `steadfs mount` starts it; it prints "ready" when the mount is usable.
                 command.args(["mount", "--serve", "-o"]);
-                // No block of the image is given back to the host.
+                // Blocks of the image are not discarded on the host.
                 command.arg(format!("nodiscard,cache_size={CACHE_SIZE}"));
                 command.args([path, root]);
                 Some(serve(command, root, until_ready)?)
@@ -163,7 +163,7 @@ impl Medium {
     }
 }
 
-/// Starts a server and lets `wait` tell whether it has mounted `root`.
+/// Starts a server; `wait` returns whether it has mounted `root`.
 fn serve(
     mut command: Command,
     root: &Path,
@@ -178,14 +178,14 @@ fn serve(
     if wait(&mut child, root)? {
         return Ok(child);
     }
-    // It fails only if the child has just ended by itself.
+    // Fails only if the child has exited.
     let _ = child.kill();
     child.wait()?;
     let said = std::fs::read_to_string(&log)?;
     Err(format!("{command:?} does not mount: {}", said.trim()).into())
 }
 
-/// Waits until the server says "ready".
+/// Waits until the server prints "ready".
 fn until_ready(server: &mut Child, _: &Path) -> Result<bool> {
     let mut said = String::new();
     if let Some(pipe) = server.stdout.take() {
@@ -206,34 +206,34 @@ fn until_listed(server: &mut Child, root: &Path) -> Result<bool> {
     Ok(std::fs::metadata(root).is_ok())
 }
 
-/// A mounted subject; unmounted by force when dropped after a failure.
+/// A mounted subject; unmounted by force if dropped after a failure.
 pub struct Mounted {
     root: PathBuf,
     server: Option<Child>,
     gone: bool,
 }
 
-/// How a mount ended.
-pub struct Ended {
+/// The result of an unmount.
+pub struct UnmountResult {
     /// From the call to unmount until the volume was closed.
     pub seconds: f64,
-    /// What the server had used; nothing for the kernel.
+    /// What the server had used; zero for the kernel.
     pub usage: Usage,
 }
 
 impl Mounted {
-    /// What the server has used; nothing for the kernel.
+    /// What the server has used; zero for the kernel.
     fn usage(&self) -> Result<Usage> {
         self.server
             .as_ref()
             .map_or(Ok(Usage::default()), |server| Usage::of(server.id()))
     }
 
-    /// Unmounts and waits until the volume is closed, in the same way for everybody.
-    pub fn unmount(mut self) -> Result<Ended> {
+    /// Unmounts and waits until the volume is closed, in the same way for each subject.
+    pub fn unmount(mut self) -> Result<UnmountResult> {
         let usage = self.usage()?;
         let (status, seconds) = measure::seconds(|| {
-            unmount_patiently(&self.root)?;
+            unmount_when_idle(&self.root)?;
             self.gone = true;
             Ok(self.server.as_mut().map(Child::wait).transpose()?)
         })?;
@@ -241,7 +241,7 @@ impl Mounted {
             let said = std::fs::read_to_string(self.root.with_extension("log"))?;
             return Err(format!("the server ended with {status}: {}", said.trim()).into());
         }
-        Ok(Ended { seconds, usage })
+        Ok(UnmountResult { seconds, usage })
     }
 }
 
@@ -250,7 +250,7 @@ impl Drop for Mounted {
         if self.gone {
             return;
         }
-        // All of it may have happened already.
+        // Each of these may have happened already.
         let _ = unmount(&self.root, UnmountFlags::DETACH);
         if let Some(server) = &mut self.server {
             let _ = server.kill();
@@ -259,8 +259,8 @@ impl Drop for Mounted {
     }
 }
 
-/// A program that has just ended may hold its files for a moment longer.
-fn unmount_patiently(root: &Path) -> Result<()> {
+/// A program that has just exited may keep its files open for a short time.
+fn unmount_when_idle(root: &Path) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(5);
     loop {
         match unmount(root, UnmountFlags::empty()) {

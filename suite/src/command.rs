@@ -1,4 +1,4 @@
-//! Running programs with a time limit.
+//! Runs programs with a time limit.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -7,10 +7,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a finished program said.
+/// The result of a program that has exited.
 #[derive(Debug)]
 pub struct Outcome {
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
     /// Standard output.
     pub out: String,
@@ -36,10 +36,10 @@ impl Outcome {
     }
 }
 
-/// Longest time a judge may take.
+/// Longest time of a judge.
 const LIMIT: Duration = Duration::from_secs(1200);
-/// Longest time that something may take to become so which another program or the kernel does a moment
-/// later: a thousand times what it takes on a machine with nothing else to do.
+/// Longest wait for an effect that another program or the kernel has shortly after a call: 1000 times what it takes on
+/// an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A program that the tests need, by name.
@@ -90,7 +90,7 @@ where
 /// Runs `command` to its end, at most for `limit`.
 ///
 /// # Panics
-/// If it cannot start, or its time is up (it is killed then).
+/// If it cannot be started, or if it exceeds the limit (it is then killed).
 #[track_caller]
 pub fn finish(mut command: Command, limit: Duration) -> Outcome {
     let line = format!("{command:?}");
@@ -110,7 +110,7 @@ pub fn finish(mut command: Command, limit: Duration) -> Outcome {
     }
 }
 
-/// Waits until `ready` says so.
+/// Waits until `ready` returns true.
 ///
 /// # Panics
 /// If it does not within [`PATIENCE`].
@@ -123,7 +123,7 @@ pub fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the end of `child`; kills it and returns nothing when `limit` has passed.
+/// Waits for the exit of `child`; kills it and returns `None` after `limit`.
 pub fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let end = Instant::now() + limit;
     let mut pause = Duration::from_micros(200);
@@ -132,7 +132,7 @@ pub fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
             return Some(status);
         }
         if Instant::now() >= end {
-            // Both fail only if it has just ended by itself.
+            // Both fail only if it has just exited.
             let _ = child.kill();
             let _ = child.wait();
             return None;
@@ -146,7 +146,7 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String>
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What was read until an error is still worth showing.
+            // What was read before an error is still useful.
             let _ = pipe.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()

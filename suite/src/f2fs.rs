@@ -1,4 +1,4 @@
-//! f2fs volumes as f2fs-tools make and judge them.
+//! f2fs volumes made and judged by f2fs-tools.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use steadfs_f2fs::check::Report;
 use crate::generate::Torture;
 use crate::{Image, Scratch, run, succeed};
 
-/// What an f2fs volume is filled with where everything is tried.
+/// The tree of tests that try everything.
 pub const TORTURE: Torture = Torture {
     block: 4096,
     far: 900 << 30,
@@ -17,7 +17,7 @@ pub const TORTURE: Torture = Torture {
     many: 3000,
 };
 
-/// A new volume of `size` bytes, made by mkfs.f2fs with the words of `args`.
+/// A new volume of `size` bytes, made by mkfs.f2fs with the arguments in `args`.
 #[track_caller]
 pub fn mkfs(scratch: &Scratch, name: &str, size: u64, args: &str) -> Image {
     let image = Image::empty(scratch, name, size);
@@ -27,7 +27,7 @@ pub fn mkfs(scratch: &Scratch, name: &str, size: u64, args: &str) -> Image {
     image
 }
 
-/// Our checker and fsck.f2fs find nothing; what ours says of the volume otherwise.
+/// Checks that our checker and fsck.f2fs find nothing; returns our checker's report.
 #[track_caller]
 pub fn check_clean(image: &Path, what: &str) -> Report {
     let checked = steadfs::check(image, &Options::default(), &mut |_| ()).expect(what);

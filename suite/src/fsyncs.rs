@@ -1,5 +1,5 @@
-//! Changes that are made durable by fsync alone, file by file: what a volume that was cut off behind them
-//! must still have. The same changes are made on our mounts and, inside the judge, on the kernel's.
+//! Changes made durable by fsync alone, file by file, and what a volume must still have if it is cut off afterwards.
+//! The same changes are made on our mounts and, inside the judge, on the kernel's.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
@@ -13,10 +13,10 @@ use crate::tree::set_xattr;
 
 const BLOCK: u64 = 4096;
 
-/// Files that are there before, and durable.
+/// Makes the files that exist before, durably.
 ///
 /// # Panics
-/// If anything cannot be made.
+/// If one cannot be made.
 pub fn prepare(top: &Path) {
     let mut numbers = Numbers::new(1);
     for dir in ["d", "d/deep"] {
@@ -51,18 +51,18 @@ pub fn prepare(top: &Path) {
     rustix::fs::syncfs(&dir).unwrap();
 }
 
-/// Changes of many kinds, each ended by fsync, and at last some that are not. Returns the files that must
-/// be there as they are now.
+/// Makes changes of many kinds, each followed by fsync, and then some without. Returns the files that must survive as
+/// they are now.
 ///
 /// # Panics
-/// If anything fails.
+/// If a change fails.
 pub fn change(top: &Path) -> Vec<PathBuf> {
     let mut work = Work {
         top,
         numbers: Numbers::new(2),
         durable: Vec::new(),
     };
-    // Names that move make an fsync write a checkpoint: they come before what rolls forward.
+    // Renames make an fsync write a checkpoint, so they precede the changes that roll forward.
     work.names();
     work.content();
     work.attributes();
@@ -95,7 +95,7 @@ impl Work<'_> {
         self.numbers.bytes(len)
     }
 
-    /// Changes a file, made if it is not there, and makes it durable.
+    /// Changes a file, which is created if missing, and syncs it.
     fn file(&mut self, name: &str, change: impl FnOnce(&File)) {
         let path = self.top.join(name);
         let file = File::options()
@@ -157,7 +157,7 @@ impl Work<'_> {
     fn new_files(&mut self) {
         self.write("d/new tiny", 50, 0);
         self.write("d/new", 30_000, 0);
-        // Its blocks are named by the inode, by nodes below it, and by nodes below those.
+        // Its map needs the inode, direct nodes, and indirect nodes.
         self.write("d/new huge", 100_000, 0);
         self.write("d/new huge", 600_000, 7 << 19);
         self.write("d/new huge", 600_000, 12 << 20);
@@ -207,14 +207,14 @@ impl Work<'_> {
         self.file("in place", |_| ());
     }
 
-    /// Blocks that get other places in their file without being written: of the checkpoint, written since
-    /// and durable, written since and not durable. We do not offer it, the kernel not everywhere.
+    /// Blocks that move within their file without being written: some from the checkpoint, some written since and
+    /// durable, some written since and not durable. We do not support this; the kernel does not on every volume.
     fn shifted(&mut self) {
         let collapse = FallocateFlags::COLLAPSE_RANGE;
         let insert = FallocateFlags::INSERT_RANGE;
         self.shift("collapsed", collapse, 3, 5);
         self.shift("inserted", insert, 2, 9);
-        // The last one is shifted over the end of what the inode itself names.
+        // The last one is shifted beyond the addresses in the inode itself.
         for (name, first, synced) in [
             ("d/shifted", 0, true),
             ("d/shifted early", 0, false),
@@ -232,7 +232,7 @@ impl Work<'_> {
             self.shift(name, insert, first + 11, 12);
             self.shift(name, collapse, first + 20, 2);
         }
-        // What lies where something was moved away from.
+        // A write to the place that a block was moved away from.
         self.write("collapsed", 30_000, 2 * BLOCK);
         self.write("inserted", 30_000, BLOCK);
         self.shift("inserted", collapse, 0, 4);

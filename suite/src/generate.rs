@@ -1,4 +1,4 @@
-//! Trees to copy, write and read back.
+//! Generates trees of files to copy, write and read back.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,22 +9,22 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps};
 
 use crate::tree::set_xattr;
 
-/// What a torture tree may hold; follows from the volume it is made on or for.
+/// Limits of a torture tree; they depend on the volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Torture {
-    /// Block size of the volume in bytes: sizes around multiples of it are made.
+    /// Block size of the volume in bytes: file sizes around multiples of it are generated.
     pub block: u64,
     /// Largest offset of data in sparse files.
     pub far: u64,
     /// Longest symbolic-link target.
     pub longest_link: usize,
-    /// Most bytes of extended attributes of one file.
+    /// Largest size of all extended attributes of a file, in bytes.
     pub xattr_bytes: usize,
-    /// Files in the big directory.
+    /// Files in the large directory.
     pub many: u32,
 }
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers, the same in each run.
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -59,10 +59,10 @@ impl Numbers {
     }
 }
 
-/// Makes a tree of everything that is hard below `top`, which exists.
+/// Generates a tree with every difficult kind of file below `top`, which exists.
 ///
 /// # Panics
-/// If anything cannot be made.
+/// If a file cannot be made.
 #[track_caller]
 pub fn torture(top: &Path, how: Torture) {
     let mut numbers = Numbers::new(42);
@@ -77,16 +77,16 @@ pub fn torture(top: &Path, how: Torture) {
     for n in 0..how.many {
         write(&many.join(format!("entry number {n}")), b"");
     }
-    // Holes in the directory, too.
+    // Leaves free slots in the directory.
     for n in (0..how.many).step_by(7) {
         fs::remove_file(many.join(format!("entry number {n}"))).unwrap();
     }
 }
 
-/// A smaller tree of plain files and folders: what a program's sources look like.
+/// Generates a smaller tree of plain files and folders, like a program's sources.
 ///
 /// # Panics
-/// If anything cannot be made.
+/// If a file cannot be made.
 #[track_caller]
 pub fn plain(top: &Path, seed: u64, files: u32) {
     let mut numbers = Numbers::new(seed);
@@ -161,7 +161,7 @@ fn names(dir: &Path) {
 }
 
 fn links(dir: &Path, how: Torture) {
-    // Targets of 59 bytes lie in the inode, longer ones in a block.
+    // Targets of up to 59 bytes are stored in the inode, longer ones in a block.
     for len in [1, 58, 59, 60, 61, how.longest_link] {
         symlink("t".repeat(len), dir.join(format!("to {len}"))).unwrap();
     }
@@ -214,7 +214,7 @@ fn attributes(dir: &Path, how: Torture, numbers: &mut Numbers) {
     );
     if how.xattr_bytes > 700 {
         set_xattr(&file("full"), "user.big", &numbers.bytes(how.xattr_bytes));
-        // The same block of attributes, shared between files where the volume shares.
+        // The same attribute block, which the volume may share between files.
         let value = numbers.bytes(600);
         for n in 0..5 {
             set_xattr(&file(&format!("shared {n}")), "user.same", &value);
@@ -235,14 +235,14 @@ fn attributes(dir: &Path, how: Torture, numbers: &mut Numbers) {
     folder(&inherited, "child folder");
 }
 
-/// cap_net_raw+ep, in the kernel's second revision of the format (linux/capability.h).
+/// cap_net_raw+ep, in revision 2 of the format (linux/capability.h).
 const CAPABILITY: &[u8] = &[
     1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
 const NO_ID: u32 = u32::MAX;
 
-/// An access control list as the system.posix_acl_* attributes have it (linux/posix_acl_xattr.h):
-/// version 2, then tag, permissions and id of each entry.
+/// A POSIX ACL as in the attributes system.posix_acl_* (linux/posix_acl_xattr.h): version 2, then tag, permissions and
+/// id of each entry.
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut out = Vec::from(2u32.to_le_bytes());
     for (tag, perm, id) in entries {
@@ -273,8 +273,8 @@ fn owners_and_times(dir: &Path) {
         symlink("x", &link).unwrap();
         lchown(&link, Some(*uid), Some(*gid)).unwrap();
     }
-    // Before 1970, the last second of 31 bits, beyond it, and with nanoseconds. Volumes with small
-    // inodes keep what fits.
+    // Before 1970, the last second of 31 bits, beyond it, and with nanoseconds. Volumes with small inodes store what
+    // fits.
     for (n, secs) in [-1_000_000, 0, 2_147_483_647, 2_147_483_648, 7_000_000_000]
         .iter()
         .enumerate()
@@ -297,7 +297,7 @@ fn chmod(path: &Path, mode: u32) {
     rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty()).unwrap();
 }
 
-/// Appends to the file at `path` and makes it durable.
+/// Appends to the file at `path` and syncs it.
 ///
 /// # Errors
 /// The first failure.

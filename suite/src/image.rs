@@ -1,4 +1,4 @@
-//! Image files, and what the judges say about them.
+//! Image files, and the judges' verdicts about them.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,17 +32,17 @@ impl Image {
         Self { path }
     }
 
-    /// An image file that is there.
+    /// An existing image file.
     pub fn at(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// Where it is.
+    /// Path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A copy under another name, holes kept.
+    /// A copy under another name, holes preserved.
     #[track_caller]
     pub fn copy(&self, scratch: &Scratch, name: &str) -> Self {
         let path = scratch.join(name);
@@ -51,14 +51,14 @@ impl Image {
         Self { path }
     }
 
-    /// Fails the test unless `e2fsck -fn` finds nothing to say.
+    /// Checks that `e2fsck -fn` finds nothing.
     #[track_caller]
     pub fn check_clean(&self) {
         let said = run("e2fsck", ["-fn".as_ref(), self.path.as_os_str()]);
         assert_eq!(said.code(), 0, "e2fsck -fn:\n{}{}", said.out, said.err);
     }
 
-    /// Lets `e2fsck -fy` replay the journal; fails the test if it had to repair anything besides.
+    /// Lets `e2fsck -fy` replay the journal; fails the test if it repairs anything else.
     #[track_caller]
     pub fn replay_by_e2fsck(&self) {
         let said = run("e2fsck", ["-fy".as_ref(), self.path.as_os_str()]);
@@ -69,16 +69,16 @@ impl Image {
             said.err
         );
         self.check_clean();
-        // The superblock's free counts are not journaled, and counted anew at each mount.
+        // The superblock's free counts are not journaled; each mount recomputes them.
         let lines: Vec<&str> = said.out.lines().filter(|line| !line.is_empty()).collect();
         let answered = |line: &str| line.ends_with("? yes");
         let repairs = lines.windows(2).find(|pair| {
             let counts = [
                 "Free blocks count wrong (",
                 "Free inodes count wrong (",
-                // A flag that says "look", and nothing was there.
+                // The flag requests a look at the orphan file, which was empty.
                 "Feature orphan_present is set but orphan file is clean",
-                // Of every orphan file that was in use, the kernel's too, after it has freed what was named there.
+                // Printed for every orphan file that was in use, also the kernel's, after its entries are freed.
                 "Orphan file (inode ",
             ];
             answered(pair[1]) && !counts.iter().any(|c| pair[0].starts_with(c))
@@ -86,7 +86,7 @@ impl Image {
         assert_eq!(repairs, None, "e2fsck repaired:\n{}", said.out);
     }
 
-    /// Runs commands of debugfs, with the right to write.
+    /// Runs commands of debugfs in write mode.
     #[track_caller]
     pub fn debugfs(&self, commands: &str) -> Outcome {
         let script = self.path.with_extension("debugfs");
@@ -100,7 +100,7 @@ impl Image {
         succeed("debugfs", args)
     }
 
-    /// Whether the journal waits to be replayed.
+    /// Whether the journal needs a replay.
     #[track_caller]
     pub fn needs_recovery(&self) -> bool {
         let said = succeed("dumpe2fs", ["-h".as_ref(), self.path.as_os_str()]);

@@ -1,16 +1,16 @@
-//! ioctl(2), by a process of its own.
+//! ioctl(2), called in a process of its own.
 
 use std::path::Path;
 
 use crate::command::succeed;
 
-/// Calls an ioctl on a file or folder: what it left in its argument, or the number of the error.
+/// Calls an ioctl on a file or folder; returns the argument afterwards, or the error number.
 ///
 /// # Panics
 /// If the file cannot be opened for reading.
 #[track_caller]
 pub fn ioctl(file: &Path, command: u32, argument: &[u8]) -> Result<Vec<u8>, i32> {
-    // The size of the argument is a part of the command's number.
+    // The command number contains the size of the argument.
     let size = (command >> 16 & 0x3fff) as usize;
     let hex: String = argument.iter().map(|byte| format!("{byte:02x}")).collect();
     let program = "sysopen(my $f, $ARGV[0], 0) or die $!; my $a = pack('H*', $ARGV[2]); \

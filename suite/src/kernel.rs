@@ -1,4 +1,4 @@
-//! The kernel's own ext4 as judge: loop devices and mounts.
+//! The kernel's ext4 as judge: loop devices and mounts.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Attaches `image`; `direct`: past the host's page cache.
+    /// Attaches `image`; with direct I/O if `direct`.
     #[track_caller]
     pub fn attach(image: &Path, direct: bool) -> Self {
         let direct = if direct {
@@ -23,13 +23,13 @@ impl LoopDevice {
         Self::attach_with(image, direct)
     }
 
-    /// Attaches `image` so that the device takes no writes.
+    /// Attaches `image` as a write-protected device.
     #[track_caller]
     pub fn attach_read_only(image: &Path) -> Self {
         Self::attach_with(image, "--read-only")
     }
 
-    /// Attaches `image` as a device whose sectors have so many bytes.
+    /// Attaches `image` as a device with this sector size in bytes.
     #[track_caller]
     pub fn attach_with_sectors(image: &Path, bytes: u32) -> Self {
         Self::attach_with(image, &format!("--sector-size={bytes}"))
@@ -45,17 +45,17 @@ impl LoopDevice {
         }
     }
 
-    /// Whether the kernel still shows the image through it.
+    /// Whether the loop device is still attached to the image.
     fn is_attached(&self) -> bool {
         let name = self.path.file_name().unwrap_or_default();
         let shown = Path::new("/sys/block").join(name).join("loop/backing_file");
         let shown = std::fs::read_to_string(shown).unwrap_or_default();
-        // The path may have been reached by a link.
+        // The path may contain symbolic links.
         let image = self.image.canonicalize();
         image.is_ok_and(|image| Path::new(shown.trim_end()) == image)
     }
 
-    /// The device's path.
+    /// Path of the device.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -64,7 +64,7 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = run("losetup", ["-d".as_ref(), self.path.as_os_str()]);
-        // The kernel keeps it for as long as somebody looks at it, such as udev.
+        // The kernel keeps it while another program, such as udev, has it open.
         if !std::thread::panicking() {
             until("the loop device is detached", || !self.is_attached());
         }
@@ -75,7 +75,7 @@ impl Drop for LoopDevice {
 pub struct KernelMount {
     root: PathBuf,
     mounted: bool,
-    // Detached after the mount is gone.
+    // Detached after the unmount.
     _device: LoopDevice,
 }
 
@@ -89,7 +89,7 @@ impl KernelMount {
         }
     }
 
-    /// Mounts `image`, or tells what mount(8) said.
+    /// Mounts `image`; an error is the message of mount(8).
     #[track_caller]
     pub fn attempt(scratch: &Scratch, image: &Path, options: &str) -> Result<Self, Outcome> {
         let device = LoopDevice::attach(image, false);

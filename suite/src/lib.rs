@@ -1,7 +1,7 @@
-//! End-to-end tests: volumes on real mounts, judged by programs that are not ours.
+//! End-to-end tests: volumes on real mounts, judged by independent programs.
 //!
-//! The tests are in `tests/`; here is what they share. They run as root. A judge that is missing
-//! fails the test that asks it.
+//! The tests are in `tests/`; this library is what they share. They run as root. A missing judge fails the test that
+//! needs it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod command;

@@ -1,4 +1,4 @@
-//! Feature sets and block sizes that volumes come in.
+//! Feature sets and block sizes of ext2, ext3 and ext4 volumes.
 
 use std::path::Path;
 
@@ -7,36 +7,36 @@ use crate::generate::Torture;
 use crate::image::Image;
 use crate::scratch::Scratch;
 
-/// How far we go with a volume.
+/// How far a kind of volume is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Circle {
     /// Read and written.
     ReadWrite,
-    /// Read; mounting for writing is refused or falls back, naming the features.
+    /// Read; a mount for writing is refused or becomes read-only, naming the features.
     ReadOnly,
 }
 
 /// A kind of volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
-    /// What the tests call it.
+    /// Name in messages.
     pub name: &'static str,
     /// Arguments of mke2fs, separated by spaces.
     pub args: &'static str,
-    /// What tune2fs sets afterwards (`-E`).
+    /// Options of tune2fs afterwards (`-E`).
     pub tune: Option<&'static str>,
-    /// What debugfs does to it afterwards.
+    /// Commands of debugfs afterwards.
     pub debugfs: Option<&'static str>,
     /// Block size in bytes.
     pub block: u64,
-    /// Whether the kernels the tests run on can mount it (blocks no larger than a page, …).
+    /// Whether the kernels of the test machines can mount it (blocks no larger than a page, …).
     pub kernel: bool,
-    /// How far we go.
+    /// How far it is supported.
     pub circle: Circle,
 }
 
 impl Kind {
-    /// A volume of this kind, of `size` bytes. `from`: a folder whose content it gets.
+    /// A volume of this kind, of `size` bytes. `from`: a folder whose content is copied into it.
     #[track_caller]
     pub fn make(&self, scratch: &Scratch, size: u64, from: Option<&Path>) -> Image {
         let mut args: Vec<&str> = self.args.split(' ').collect();
@@ -62,14 +62,14 @@ impl Kind {
         if coarse { 256 << 20 } else { 96 << 20 }
     }
 
-    /// A torture tree that fits.
+    /// Parameters of a torture tree that fits.
     pub fn torture(&self) -> Torture {
         let indirect = self.args.contains("ext2")
             || self.args.contains("ext3")
             || self.args.contains("^extent")
             || self.args.contains("inline_data");
-        // Indirect maps end at 12 + p + p^2 + p^3 blocks, and the kernel takes that limit for files
-        // that are still inline; the rest is far enough for extents.
+        // Indirect maps end at 12 + p + p^2 + p^3 blocks, and the kernel applies that limit to inline files, too; for
+        // extents 1 TiB is far enough.
         let far = if indirect { 4 << 30 } else { 1 << 40 };
         let longest = usize::try_from(self.block - 1).unwrap_or(4095).min(4095);
         Torture {
@@ -132,7 +132,7 @@ impl Kind {
     }
 }
 
-/// Every kind.
+/// All kinds.
 pub const KINDS: &[Kind] = &[
     rw("ext2-1k", "-t ext2 -b 1024").block(1024),
     rw("ext2-2k", "-t ext2 -b 2048").block(2048),
@@ -195,14 +195,14 @@ pub const KINDS: &[Kind] = &[
     ro("bigalloc", "-t ext4 -b 4096 -O bigalloc -C 65536"),
     ro("bigalloc-1k", "-t ext4 -b 1024 -O bigalloc -C 8192").block(1024),
     ro("meta-bg", "-t ext4 -b 1024 -O meta_bg,^resize_inode").block(1024),
-    // Kernels may lack the quota format, which only mounting for writing wants.
+    // The kernel may lack the quota format, which it needs for a mount that writes.
     ro("quota", "-t ext4 -b 4096 -O quota").no_kernel(),
     ro(
         "project",
         "-t ext4 -b 4096 -O quota,project -E quotatype=usrquota:grpquota:prjquota",
     )
     .no_kernel(),
-    // mke2fs makes none, and the kernel reads them only.
+    // mke2fs cannot make it, and the kernel mounts it read-only.
     ro("shared_blocks", "-t ext4 -b 4096")
         .changed("feature shared_blocks")
         .no_kernel(),

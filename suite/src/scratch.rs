@@ -1,12 +1,12 @@
-//! A folder for one test, that leaves nothing mounted behind.
+//! A folder for one test, which leaves nothing mounted.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::command::{run, succeed, until};
 
-/// A folder of a test's own. When it is dropped, also by a panic, everything mounted in it is
-/// unmounted, loop devices over its files are detached, and it is removed.
+/// A folder of one test. When it is dropped, also by a panic, everything mounted in it is unmounted, loop devices over
+/// its files are detached, and it is removed.
 pub struct Scratch {
     dir: tempfile::TempDir,
 }
@@ -54,7 +54,7 @@ impl Drop for Scratch {
         mounts.reverse();
         for mount in mounts {
             if run("umount", [&mount]).code() != 0 {
-                // A daemon that died leaves a mount that only lazily goes.
+                // The mount of a dead server can only be detached.
                 let _ = run("umount", ["-l".as_ref(), mount.as_os_str()]);
             }
         }
@@ -64,7 +64,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs umount(8), again if a process that another test has just forked still holds a file.
+/// Runs umount(8); retries if a process that another test has just forked still has a file open.
 #[track_caller]
 pub fn unmount_patiently(root: &Path) {
     until("nobody uses the mount", || {
@@ -78,8 +78,8 @@ pub fn unmount_patiently(root: &Path) {
     });
 }
 
-/// Words for unshare(1), before those of a command: it gets a mount namespace of its own. What other tests have mounted,
-/// except on `$KEEP_MOUNT`, it lets go at once: whoever unmounts a volume waits for all namespaces.
+/// Arguments of unshare(1) that precede those of a command and give it a mount namespace of its own. Mounts of other
+/// tests, except the one on `$KEEP_MOUNT`, are unmounted there at once: unmounting a volume waits for all namespaces.
 pub const IN_NAMESPACE: [&str; 5] = [
     "--mount",
     "sh",
@@ -89,7 +89,7 @@ pub const IN_NAMESPACE: [&str; 5] = [
     "sh",
 ];
 
-/// Mount points below `dir`, in the order they were mounted.
+/// Mount points below `dir`, oldest first.
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     table

@@ -1,4 +1,4 @@
-//! Our own program under test: built, mounted, killed.
+//! The program under test: built, mounted, killed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,10 +15,10 @@ use crate::command::{Outcome, PATIENCE, finish, run, until, wait};
 use crate::image::Image;
 use crate::scratch::{Scratch, mounts_below, unmount_patiently};
 
-/// Longest time a command may take, and a mount to be usable or to end.
+/// Longest time of a command, and until a mount is usable or has ended.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The `steadfs` program, built with the profile of these tests; `steadfs-lab` and the examples are beside it.
+/// The `steadfs` program, built with the same profile as these tests, with its examples beside it.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -51,9 +51,9 @@ pub fn steadfs<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> 
     finish(command, LIMIT)
 }
 
-/// Runs `steadfs` with `args` until it no longer says that the volume is in use. A process that another
-/// test has just forked holds our files until it runs its program, and the kernel tells a server a moment
-/// late that a file is closed.
+/// Runs `steadfs` with `args`, again while it reports that the volume is in use. A process that another test has just
+/// forked has our files open until it runs its program, and the kernel reports the close of a file to the server with a
+/// delay.
 #[track_caller]
 pub fn steadfs_patiently<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Outcome {
     let end = Instant::now() + PATIENCE;
@@ -68,16 +68,16 @@ pub fn steadfs_patiently<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Outcome {
     }
 }
 
-/// The way of requests for a mount that leaves it open. The names of test and image tell the first one of an image, then
-/// they take turns: every test that mounts an image more than once, and all of them together, try both, and each test
-/// tries the same ones every time.
+/// The transport of a mount whose options do not choose one. A hash of the names of the test and the image selects the
+/// first one for an image, then they alternate. So every test that mounts an image more than once uses both, all tests
+/// together use both, and each test uses the same ones in every run.
 fn transport_in_turn(image: &Path, options: &str) -> Option<&'static str> {
     static MOUNTS: Mutex<BTreeMap<PathBuf, usize>> = Mutex::new(BTreeMap::new());
     if options.contains("fuse_transport") {
         return None;
     }
     let test = thread::current().name().unwrap_or_default().to_owned();
-    // Which loop device it is, is chance; images lie in folders of their tests.
+    // The number of a loop device is not reproducible; an image is in the folder of its test.
     let (key, name) = match image.starts_with("/dev") {
         true => (PathBuf::from(&test), ""),
         false => (image.to_owned(), image.file_name()?.to_str()?),
@@ -90,7 +90,7 @@ fn transport_in_turn(image: &Path, options: &str) -> Option<&'static str> {
     Some(["fuse_transport=uring", "fuse_transport=dev"][turn % 2])
 }
 
-/// A volume mounted by a server of ours in the foreground; killed and unmounted when dropped.
+/// A volume mounted by a steadfs server in the foreground; killed and unmounted when dropped.
 pub struct SteadMount {
     root: PathBuf,
     volume: PathBuf,
@@ -110,7 +110,7 @@ impl SteadMount {
         }
     }
 
-    /// Mounts with an armed fault point: the server panics where it reaches that after the file returned was made.
+    /// Mounts with an armed fault point: the server panics when it reaches the point after the returned file exists.
     #[track_caller]
     pub fn with_fault(
         scratch: &Scratch,
@@ -126,7 +126,7 @@ impl SteadMount {
         }
     }
 
-    /// Mounts, or tells the exit code and what was said.
+    /// Mounts; an error is the exit code and the log.
     #[track_caller]
     pub fn attempt(scratch: &Scratch, image: &Path, options: &str) -> Result<Self, (i32, String)> {
         Self::attempt_as(scratch, image, options, None)
@@ -142,7 +142,7 @@ impl SteadMount {
         let name = image.file_name().unwrap_or_default().to_string_lossy();
         let root = scratch.folder(&format!("stead-{name}"));
         let log = scratch.join(&format!("stead-{name}.log"));
-        // The tests themselves may run where hang-ups are ignored, as below nohup(1), which servers inherit.
+        // The tests may run with SIGHUP ignored, as below nohup(1); servers inherit that.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP").args(variable);
         command.arg(program());
@@ -169,8 +169,8 @@ impl SteadMount {
             gone: false,
         };
         let end = Instant::now() + LIMIT;
-        // In the foreground nobody says "ready"; the mount is listed a moment before it is usable,
-        // and the first call on it waits that moment.
+        // A server in the foreground does not print "ready". The mount is listed before it is usable, and the first
+        // call on it waits until it is.
         while !mounts_below(&mount.root).contains(&mount.root) {
             if let Ok(Some(status)) = mount.server.try_wait() {
                 mount.gone = true;
@@ -192,26 +192,27 @@ impl SteadMount {
         self.root.join(name)
     }
 
-    /// The server's process number.
+    /// Pid of the server.
     pub fn pid(&self) -> u32 {
         self.server.id()
     }
 
-    /// What the server has said so far.
+    /// The server's log so far.
     pub fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until the server has said this.
+    /// Waits until the server has logged this.
     ///
     /// # Panics
-    /// If it never does.
+    /// If it does not.
     #[track_caller]
     pub fn wait_for_words(&self, words: &str) {
         until(words, || self.said().contains(words));
     }
 
-    /// Unmounts by `steadfs umount`; the server must end well and have said nothing bad, and e2fsck finds nothing.
+    /// Unmounts by `steadfs umount`; checks that the server succeeds without errors in its log, and that e2fsck finds
+    /// nothing.
     #[track_caller]
     pub fn unmount(self) {
         let (volume, is_written) = (self.volume.clone(), !self.read_only);
@@ -221,7 +222,7 @@ impl SteadMount {
         }
     }
 
-    /// The same of a volume that the test has damaged.
+    /// The same for a volume that the test has corrupted.
     #[track_caller]
     pub fn unmount_damaged(mut self) {
         let said = steadfs_patiently(&["umount".as_ref(), self.root.as_os_str()]);
@@ -235,7 +236,7 @@ impl SteadMount {
         self.end();
     }
 
-    /// Unmounts by umount(8), which knows nothing of us.
+    /// Unmounts by umount(8), without steadfs's helper.
     #[track_caller]
     pub fn unmount_by_kernel(mut self) {
         unmount_patiently(&self.root);
@@ -252,7 +253,7 @@ impl SteadMount {
         assert!(!said.contains("panicked"), "{said}");
     }
 
-    /// Kills the server at once and takes the dead mount away.
+    /// Kills the server at once and detaches the dead mount.
     #[track_caller]
     pub fn kill(mut self) {
         self.server.kill().expect("a child can be killed");
@@ -272,15 +273,15 @@ impl SteadMount {
             .expect("a child can be signalled");
     }
 
-    /// Stops the server with SIGSTOP until it is continued. One of its threads takes the signal and stops the others: on
-    /// a busy machine they serve on for a while, so all of them are waited for.
+    /// Stops the server with SIGSTOP until it is continued. One thread takes the signal and stops the others, which run
+    /// on for a while on a busy machine, so this waits for all of them.
     #[track_caller]
     pub fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
         let threads = PathBuf::from(format!("/proc/{}/task", self.server.id()));
         let has_stopped = |thread: &Path| {
             let stat = std::fs::read_to_string(thread.join("stat")).unwrap_or_default();
-            // "tid (name) state ..."; the name may hold anything.
+            // "tid (name) state ..."; the name may contain any character.
             stat.rsplit_once(") ")
                 .is_none_or(|(_, rest)| rest.starts_with('T'))
         };
@@ -290,13 +291,13 @@ impl SteadMount {
         });
     }
 
-    /// Waits for the server's end by itself and returns its exit code.
+    /// Waits until the server exits by itself; returns its exit code.
     #[track_caller]
     pub fn wait(self) -> i32 {
         self.wait_with_words().0
     }
 
-    /// The same, and what it said.
+    /// The same, with its log.
     #[track_caller]
     pub fn wait_with_words(mut self) -> (i32, String) {
         self.gone = true;
@@ -320,7 +321,7 @@ impl Drop for SteadMount {
     }
 }
 
-/// Whether the volume that begins at the first byte is of the kind that e2fsck judges.
+/// Whether the volume at the first byte is of a kind that e2fsck judges.
 fn is_ext(volume: &Path) -> bool {
     let mut magic = [0; 2];
     let file = File::open(volume).expect("what was mounted is there");

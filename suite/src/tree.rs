@@ -1,4 +1,4 @@
-//! A tree of files as a value: taken from a mount, compared with another.
+//! A tree of files as a value: read from a mount, compared with another.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Seek};
 /// Seconds and nanoseconds.
 pub type Time = (i64, u32);
 
-/// A file with everything a tree comparison looks at.
+/// A file with everything that a comparison may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Type and permissions.
@@ -46,14 +46,14 @@ pub struct Node {
     pub content: Option<u64>,
     /// Byte ranges with data of a regular file.
     pub data: Vec<(u64, u64)>,
-    /// Where a symbolic link leads.
+    /// Target of a symbolic link.
     pub target: Option<Vec<u8>>,
-    /// The first path (in order) of the same inode, for files of several names.
+    /// The first path (in order) of the same inode, for files with several links.
     pub same_as: Option<Vec<u8>>,
 }
 
-/// What a comparison looks at besides names, types, permissions, owners, links, sizes, device
-/// numbers, change times, extended attributes and contents.
+/// What a comparison uses in addition to names, types, permissions, owners, links, sizes, device numbers, modification
+/// times, extended attributes and contents.
 #[derive(Clone, Copy, Debug)]
 pub struct Compare {
     /// Times of last access.
@@ -64,9 +64,9 @@ pub struct Compare {
     pub btime: bool,
     /// Which parts of files are holes.
     pub holes: bool,
-    /// Change times of directories.
+    /// Modification times of directories.
     pub dir_mtime: bool,
-    /// Numbers of names of directories.
+    /// Link counts of directories.
     pub dir_nlink: bool,
 }
 
@@ -80,7 +80,7 @@ impl Compare {
         dir_mtime: true,
         dir_nlink: true,
     };
-    /// What a copy keeps.
+    /// What a copy preserves.
     pub const COPY: Self = Self {
         atime: false,
         ctime: false,
@@ -99,10 +99,10 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The tree at `top`. `lost+found` and our control folder are left out at the top.
+    /// The tree at `top`. `lost+found` and the control folder at the top are left out.
     ///
     /// # Panics
-    /// If anything cannot be read.
+    /// If a file cannot be read.
     #[track_caller]
     pub fn of(top: &Path) -> Self {
         let mut tree = Self::default();
@@ -135,7 +135,7 @@ impl Tree {
     /// The tree of a volume that is not mounted.
     ///
     /// # Panics
-    /// If anything cannot be read.
+    /// If a file cannot be read.
     #[track_caller]
     pub fn of_volume(fs: &dyn FileSystem) -> Self {
         let cx = owner_cx();
@@ -152,7 +152,7 @@ impl Tree {
                         continue;
                     }
                     let dir = if at.is_empty() { &[] } else { &b"/"[..] };
-                    // By name, not by the number in the entry: the lookup is part of what is tried.
+                    // By name, not by the inode number in the entry: the lookup is tested, too.
                     let held = child(fs, &cx, ino, &entry.name)
                         .unwrap_or_else(|e| panic!("/{shown}/{}: {e}", entry.name.escape_ascii()));
                     assert_eq!(held.ino(), entry.ino, "/{shown}: readdir and lookup differ");
@@ -168,7 +168,7 @@ impl Tree {
         tree
     }
 
-    /// Notes for each name of a file of several names the first of them.
+    /// Records the first name of each file with several links.
     fn name_links<'a>(&mut self, all: impl Iterator<Item = &'a Vec<Vec<u8>>>) {
         for names in all {
             let first = names.iter().min();
@@ -198,7 +198,7 @@ impl Tree {
         lines
     }
 
-    /// Fails the test unless `other` is the same.
+    /// Fails the test unless `other` is equal.
     #[track_caller]
     pub fn assert_same(&self, other: &Self, compare: Compare, what: &str) {
         let lines = self.differences(other, compare);
@@ -216,7 +216,7 @@ impl Tree {
         self.nodes.len()
     }
 
-    /// Whether there is nothing, not even the top.
+    /// Whether the tree has no files, not even the top.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
@@ -352,7 +352,7 @@ fn read_node(path: &Path) -> std::io::Result<(Node, (u64, u64))> {
 }
 
 fn volume_node(fs: &dyn FileSystem, cx: &Cx, ino: InodeNo) -> Result<Node, FsError> {
-    // Entries of inodes that nobody holds may not be asked for.
+    // An inode number from a directory entry must be looked up before it is used.
     let held = Held::counted(fs, fs.attach(cx, ino)?);
     let attr = held.attr();
     let time = |t: Timestamp| (t.secs, t.nanos);
@@ -420,10 +420,10 @@ fn volume_content(
     Ok((hasher.finish(), ranges))
 }
 
-/// A hash of the content that does not depend on where holes are, and the ranges with data. Reads
-/// data ranges only, so that huge sparse files are cheap; blocks of zeros count as holes in the hash.
+/// A hash of the content that does not depend on where holes are, and the ranges with data. Reads data ranges only, so
+/// that huge sparse files are cheap; blocks of zeros count as holes in the hash.
 fn read_content(path: &Path, size: u64) -> std::io::Result<(u64, Vec<(u64, u64)>)> {
-    // The reader's own access is not to change what is read.
+    // Reading must not change the access time.
     let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?);
     let mut hasher = DefaultHasher::new();
@@ -440,7 +440,7 @@ fn read_content(path: &Path, size: u64) -> std::io::Result<(u64, Vec<(u64, u64)>
         ranges.push((start, end));
         at = start;
         while at < end {
-            // Pieces end at multiples of the buffer, so that equal contents make equal pieces.
+            // Pieces end at multiples of the buffer size, so that equal contents have equal pieces.
             let piece = (1 << 20) - at % (1 << 20);
             let len = usize::try_from(piece.min(end - at)).unwrap_or(1 << 20);
             file.read_exact_at(&mut buffer[..len], at)?;
@@ -452,14 +452,14 @@ fn read_content(path: &Path, size: u64) -> std::io::Result<(u64, Vec<(u64, u64)>
     Ok((hasher.finish(), ranges))
 }
 
-/// Hashes 512-byte units that are not all zero, with their place.
+/// Hashes each 512-byte unit that is not all zero, with its offset.
 fn hash_piece(hasher: &mut DefaultHasher, bytes: &[u8], offset: u64) {
     const UNIT: usize = 512;
     static ZEROS: [u8; UNIT] = [0; UNIT];
     for (n, unit) in bytes.chunks(UNIT).enumerate() {
         if *unit != ZEROS[..unit.len()] {
             hasher.write_u64(offset + (n * UNIT) as u64);
-            // A unit at the end of a range may be longer in the other tree, by zeros.
+            // A unit at the end of a range may be followed by zeros in the other tree.
             let used = unit
                 .iter()
                 .rposition(|&b| b != 0)
@@ -495,7 +495,7 @@ pub fn set_xattr(path: &Path, name: &str, value: &[u8]) {
         .unwrap_or_else(|error| panic!("{}: {name}: {error}", path.display()));
 }
 
-/// Paths below `top` of all regular files.
+/// Paths of all regular files below `top`.
 pub fn regular_files(top: &Path) -> Vec<PathBuf> {
     let tree = Tree::of(top);
     let regular = |node: &Node| node.content.is_some();

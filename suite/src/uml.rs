@@ -1,8 +1,7 @@
-//! The kernel's f2fs as judge, on hosts whose own kernel has none: a User-Mode Linux that boots in
-//! about three seconds, sees the host's files, and has the image as its disk.
+//! The kernel's f2fs as judge, on hosts whose kernel has none: a User-Mode Linux that boots in about three seconds,
+//! accesses the host's files, and has the image as its disk.
 //!
-//! Work that is more than a shell's runs the calling test's own program again, inside:
-//! [`inside`] tells it so.
+//! Work that a shell cannot do runs the calling test's own program again, inside: see [`inside`].
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,20 +22,20 @@ use crate::generate::{Torture, torture};
 use crate::scratch::Scratch;
 use crate::tree::Tree;
 
-/// Where the volume is mounted inside.
+/// Mount point of the volume inside.
 pub const TOP: &str = "/mnt/volume";
 /// Modules of Debian's package.
 const MODULES: &str = "/usr/lib/uml/modules";
 /// Longest time from boot to end, in seconds.
 const LIMIT: u64 = 900;
-/// Tells the program inside what to do: a word and a path.
+/// Variable with the work of the program inside: a verb and a path.
 const WORK: &str = "STEADFS_UML_WORK";
 
-/// Boots, runs `script` with the images as /dev/ubda, /dev/ubdb and so on, and powers off without
-/// unmounting or syncing anything that the script has not. What the script said.
+/// Boots, runs `script` with the images as /dev/ubda, /dev/ubdb and so on, and powers off without any unmount or sync
+/// beyond the script's. Returns the script's output.
 ///
 /// # Panics
-/// If User-Mode Linux is not installed, the time is up, or a command of the script fails.
+/// If User-Mode Linux is not installed, if it exceeds the limit, or if a command of the script fails.
 #[track_caller]
 pub fn boot(scratch: &Scratch, images: &[&Path], script: &str) -> String {
     assert!(
@@ -46,7 +45,7 @@ pub fn boot(scratch: &Scratch, images: &[&Path], script: &str) -> String {
     let dir = scratch.folder("uml");
     let init = dir.join("init");
     let (said, status) = (dir.join("said"), dir.join("status"));
-    // What an earlier boot left must not be taken for this one's.
+    // Output of an earlier boot must not be taken for this one's.
     for file in [&said, &status] {
         let _ = fs::remove_file(file);
     }
@@ -73,7 +72,7 @@ sleep {LIMIT}
     fs::write(&init, text).expect("a script can be written");
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).expect("its mode can be set");
-    // timeout(1) kills the whole group, with the processes that serve the guest's.
+    // timeout(1) kills the whole process group, with the processes that run the guest.
     let mut command = Command::new(judge("timeout"));
     command
         .args(["--signal=KILL", &LIMIT.to_string()])
@@ -100,7 +99,7 @@ sleep {LIMIT}
     text
 }
 
-/// An argument of the kernel that becomes a variable of init's: glibc's functions for SSE only.
+/// A kernel argument that becomes a variable of init's environment: glibc's SSE functions only.
 const WITHOUT_AVX: &str = "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX512BW,\
                            -AVX_Fast_Unaligned_Load";
 /// Number of ptrace(2) on x86-64, the only architecture of User-Mode Linux here.
@@ -109,10 +108,10 @@ const PTRACE: i64 = 101;
 const GETREGSET: u64 = 0x4204;
 
 /// Runs the kernel to its end, as [`finish`] does, on any CPU. Linux 6.1 has a fixed buffer for a process's extended
-/// registers, which AMX outgrows: there no process of the guest starts. Where it cannot read them as a register set, it
-/// takes the older call for the floating-point registers, so a seccomp filter refuses it that; filters belong to a
-/// thread and pass to its children. Each page fault of the guest then loses the upper halves of the vector registers,
-/// so the guest's C library must not use them; Rust's own code for this architecture does not either.
+/// registers, which is too small for AMX: no process of the guest starts. If it cannot read them as a register set, it
+/// uses the older call for the floating-point registers; so a seccomp filter refuses the register set (filters belong
+/// to a thread and are inherited by its children). Each page fault of the guest then loses the upper halves of the
+/// vector registers, so the guest's C library must not use them; Rust's own code for this architecture does not either.
 fn finish_without_xstate(mut command: Command, limit: Duration) -> Outcome {
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let is_too_large = cpus.contains(" amx_tile");
@@ -140,18 +139,18 @@ fn refuse_getregset() -> Result<(), seccompiler::Error> {
     seccompiler::apply_filter(&BpfProgram::try_from(filter)?)
 }
 
-/// A line of a script that lets the calling test's program make a torture tree below [`TOP`].
+/// A line of a script: the calling test's program makes a torture tree below [`TOP`].
 pub fn make_torture() -> String {
     call("torture", Path::new(TOP))
 }
 
-/// A line of a script that lets the calling test's program write down the tree below [`TOP`].
+/// A line of a script: the calling test's program writes a list of the tree below [`TOP`].
 pub fn write_tree(to: &Path) -> String {
     call("tree", to)
 }
 
-/// A line of a script that lets the calling test's program make files below [`TOP`] and change them
-/// durably ([`fsyncs`]); the names of those that must survive, and their state, are written to `to`.
+/// A line of a script: the calling test's program makes files below [`TOP`] and changes them durably ([`fsyncs`]), and
+/// writes the names and states of those that must survive to `to`.
 pub fn make_durable(to: &Path) -> String {
     call("durable", to)
 }
@@ -165,11 +164,10 @@ fn call(word: &str, path: &Path) -> String {
     )
 }
 
-/// What the program called by a script does; a test named `inside_the_judge`, ignored elsewhere,
-/// calls it.
+/// The work of the program that a script calls; a test named `inside_the_judge`, ignored elsewhere, calls this.
 ///
 /// # Panics
-/// If it was not called by a script, or the work fails.
+/// If no script has called it, or if the work fails.
 pub fn inside(how: Torture) {
     let work = std::env::var(WORK).expect("only scripts of the judge run this");
     let (word, path) = work.split_once(' ').expect("a word and a path");
@@ -195,7 +193,7 @@ fn write_lines(lines: &[String], to: &Path) {
 /// The lines of some of a tree's files.
 ///
 /// # Panics
-/// If one is not there.
+/// If one is missing.
 pub fn durable_lines(tree: &Tree, files: &[PathBuf]) -> Vec<String> {
     let mut some = Tree::default();
     for file in files {
@@ -222,7 +220,7 @@ pub fn lines(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// The same without what a recovery does by itself: times of directories.
+/// The same without what a recovery changes: times of directories.
 pub fn without_folder_times(lines: &[String]) -> Vec<String> {
     let folder = |line: &str| line.contains(" Node { mode: 16");
     let cut = |line: &String| match (folder(line), line.split_once(" mtime:")) {
@@ -235,7 +233,7 @@ pub fn without_folder_times(lines: &[String]) -> Vec<String> {
     lines.iter().map(cut).collect()
 }
 
-/// Fails the test unless both lists are the same; tells the first lines that are not.
+/// Fails the test unless both lists are equal; prints the first lines that differ.
 ///
 /// # Panics
 /// If they differ.

@@ -17,7 +17,7 @@ use steadfs_suite::{
 
 const MIB: u64 = 1 << 20;
 
-// linux/fs.h; of two kinds the ones with 64 bits.
+// linux/fs.h; where there are two, the 64-bit ones.
 const GETVERSION: u32 = 0x8008_7601;
 const GETFLAGS_32: u32 = 0x8004_6601;
 const SETFLAGS_32: u32 = 0x4004_6602;
@@ -27,7 +27,7 @@ const FSSETXATTR: u32 = 0x401c_5820;
 const FITRIM: u32 = 0xc018_5879;
 const GOINGDOWN: u32 = 0x8004_587d;
 
-/// What was answered, in the order of the calls.
+/// The answers, in the order of the calls.
 struct Answers<'a> {
     root: &'a Path,
     said: Vec<String>,
@@ -52,14 +52,14 @@ impl Answers<'_> {
         self.said.push(format!("{what}: {answer:?}"));
     }
 
-    /// A command of others, in the root of the mount.
+    /// Runs a shell command in the root of the mount.
     fn shell(&mut self, script: &str) {
         let place = format!("cd '{}' && {script}", self.root.display());
         let said = run("sh", ["-c", &place]);
         self.say(script, (said.code(), said.out, said.err));
     }
 
-    /// The same by a user without rights.
+    /// The same as an unprivileged user.
     fn shell_of_nobody(&mut self, script: &str) {
         let user = "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c";
         self.shell(&format!("{user} '{script}'"));
@@ -80,7 +80,7 @@ fn flags(all: &mut Answers<'_>) {
     for more in [IFlags::NODUMP, IFlags::IMMUTABLE, IFlags::APPEND] {
         let set = rustix::fs::ioctl_setflags(&file, extents | more);
         all.say("set", (set, rustix::fs::ioctl_getflags(&file)));
-        // Through FUSE opening does not fail yet.
+        // FUSE checks this at write(2), not at open(2).
         let opened = File::options().write(true).open(&path);
         let written = opened.and_then(|file| file.write_at(b"x", 0));
         all.say("write in place", written.is_ok());
@@ -139,12 +139,13 @@ fn flags(all: &mut Answers<'_>) {
         ioctl(all.root, FITRIM, &words([0; 7])[..24]),
     );
     all.say("unknown", ioctl(&path, 0x8004_1234, &[0; 4]));
-    // Of 32-bit programs the kernel makes the others; as they are it checks nobody who sends them.
+    // For a 32-bit program the kernel translates the number; a number that is not translated was not checked, so it is
+    // refused.
     for number in [GETFLAGS_32, SETFLAGS_32] {
         let set = ioctl(&path, number, &IFlags::IMMUTABLE.bits().to_ne_bytes());
         all.say("flags as 32 bits", set);
     }
-    // The kernel lets nobody set it on volumes with checksums.
+    // The kernel refuses this on volumes with checksums, for all users.
     all.say(
         "set version",
         ioctl(&path, SETVERSION, &7_u64.to_ne_bytes()).map(drop),
@@ -189,7 +190,7 @@ fn space(all: &mut Answers<'_>) {
         file.sync_all().unwrap();
         seek(all, &file);
     }
-    // Not before: of what is allocated and not written, the kernel takes for data what it has read into memory.
+    // Not before: of unwritten blocks the kernel reports those in its page cache as data.
     let sum = |sum: u64, &byte: &u8| sum.wrapping_mul(31).wrapping_add(byte.into());
     let content = fs::read(all.path("space")).unwrap();
     all.say("content", content.iter().fold(0, sum));
@@ -313,7 +314,7 @@ fn attributes(all: &mut Answers<'_>) {
     all.shell("getfattr -d -m - -e hex file | cut -c1-60; setfattr -x user.small file; setfattr -x user.none file");
     all.shell("ln -s file to; setfattr -h -n user.a -v 1 to; setfattr -h -n trusted.a -v 1 to; getfattr -hd -m - to");
 
-    // Access lists: who may, the mask behind chmod, and what new files inherit.
+    // Access control lists: permissions, the mask of chmod, and what new files inherit.
     all.shell(
         "chmod 640 file && setfacl -m u:65534:rw file && getfacl -cn file && stat -c %A file",
     );
@@ -343,7 +344,7 @@ fn rights(all: &mut Answers<'_>) {
         all.mode(name);
     }
     all.shell("getfattr -m security write cut longer owner fallocate");
-    // Directories that give their group, and the sticky bit.
+    // Set-group-ID directories, and the sticky bit.
     all.shell("mkdir sgid && chown 0:1234 sgid && chmod 2777 sgid && touch sgid/f && mkdir sgid/d");
     for name in ["sgid/f", "sgid/d"] {
         all.mode(name);
@@ -354,7 +355,7 @@ fn rights(all: &mut Answers<'_>) {
     all.shell_of_nobody("mkdir sub; mknod node c 1 3; ln write hard; chown 65534 write; touch new");
 }
 
-/// The last calls of a mount: after them it only fails.
+/// The last calls of a mount: they shut the volume down.
 fn end(all: &mut Answers<'_>) {
     let mut kept = all.new_file("kept", b"kept");
     kept.sync_all().unwrap();
@@ -380,7 +381,7 @@ fn end(all: &mut Answers<'_>) {
     all.say("sync", kept.sync_all().map_err(number));
 }
 
-/// Everything that is called on one mount.
+/// All calls of one mount.
 fn answers(root: &Path) -> Vec<String> {
     fs::set_permissions(root, Permissions::from_mode(0o777)).unwrap();
     let mut all = Answers {
@@ -407,7 +408,7 @@ fn compare(kernel: &[String], ours: &[String], what: &str) {
     assert_eq!(kernel.len(), ours.len(), "{what}");
 }
 
-/// Unmounts a volume that was shut down, which is no failure of the unmount.
+/// Unmounts a volume that was shut down; the unmount succeeds.
 #[track_caller]
 fn leave(mount: SteadMount) {
     steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()]).expect(0);
@@ -415,7 +416,7 @@ fn leave(mount: SteadMount) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// What was synced before the volume was shut down is there, and the volume whole.
+/// What was synced before the shutdown is there, and the volume is clean.
 #[track_caller]
 fn check_kept(scratch: &Scratch, image: &Image) {
     let mount = SteadMount::new(scratch, image.path(), "");
@@ -425,7 +426,7 @@ fn check_kept(scratch: &Scratch, image: &Image) {
 }
 
 #[test]
-fn calls_are_answered_as_by_the_kernel() {
+fn calls_return_what_the_kernels_ext4_returns() {
     let scratch = Scratch::new();
     let open = Permissions::from_mode(0o755);
     fs::set_permissions(scratch.path(), open).unwrap();
@@ -453,7 +454,7 @@ fn calls_are_answered_as_by_the_kernel() {
     check_kept(&scratch, &ours);
 }
 
-/// What calls that only look answer of everything below `root`: kind, size, blocks, target, whether it can be opened.
+/// What read-only calls return for every file below `root`: kind, size, blocks, link target, whether it can be opened.
 fn looked_at(root: &Path) -> Vec<String> {
     let mut said = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -486,13 +487,13 @@ fn looked_at(root: &Path) -> Vec<String> {
     }
     let usage = rustix::fs::statvfs(root).unwrap();
     let (blocks, files) = (usage.f_blocks, usage.f_files);
-    // Of what is free the kernel keeps another 2 % for its own maps (`s_resv_clusters`), so `f_bavail` is another.
+    // The kernel reserves another 2 % for its block maps (`s_resv_clusters`), so `f_bavail` differs.
     let free = (usage.f_bfree, usage.f_ffree);
     said.push(format!("{blocks} blocks, {files} files, free {free:?}"));
     said
 }
 
-/// Compares what is seen of an image, which is not written meanwhile, with what the kernel sees.
+/// Compares what we and the kernel see of an image; nothing writes to it meanwhile.
 #[track_caller]
 fn looks_the_same(scratch: &Scratch, image: &Image, what: &str) {
     let kernel = {
@@ -540,9 +541,9 @@ fn clusters_and_inline_content_count_as_in_the_kernel() {
     }
 }
 
-/// What is encrypted, on a machine that has no key.
+/// Encrypted files on a machine without the key.
 #[test]
-fn without_the_key_an_encrypted_tree_looks_as_in_the_kernel() {
+fn without_its_key_an_encrypted_tree_equals_the_kernels() {
     // linux/fscrypt.h.
     const ADD_KEY: u32 = 0xc050_6617;
     const SET_POLICY: u32 = 0x800c_6613;
@@ -551,7 +552,7 @@ fn without_the_key_an_encrypted_tree_looks_as_in_the_kernel() {
         let options = ["-t", "ext4", "-b", block_size, "-O", "encrypt"];
         let image = Image::mke2fs(&scratch, &format!("{block_size}.img"), 64 * MIB, &options);
         let mount = KernelMount::new(&scratch, image.path(), "");
-        // A key of 64 bytes that is named by its identifier, which the kernel answers.
+        // A key of 64 bytes, identified by the identifier that the kernel returns.
         let words = [2_u32, 0].map(u32::to_ne_bytes).concat();
         let lengths = [64_u32, 0].map(u32::to_ne_bytes).concat();
         let key = [words, vec![0; 32], lengths, vec![0; 32], vec![0x5a; 64]].concat();

@@ -1,5 +1,5 @@
-//! Volumes without mounting them: copies in, out and between, listings as ls has them, and how the
-//! commands behave in pipes, on terminals and when they are interrupted.
+//! Volumes without a mount: copies in, out and between volumes, listings as ls has them, and the commands in pipes, on
+//! terminals and when interrupted.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -54,7 +54,7 @@ fn tree_by_kernel(scratch: &Scratch, image: &Image, path: &str) -> Tree {
     tree
 }
 
-/// A tree of everything that every volume here can hold.
+/// A tree of everything that each of these volumes supports.
 fn source(scratch: &Scratch) -> PathBuf {
     let source = scratch.folder("source");
     torture(
@@ -71,7 +71,7 @@ fn source(scratch: &Scratch) -> PathBuf {
 }
 
 #[test]
-fn trees_go_in_between_and_out_and_stay_equal() {
+fn trees_copied_in_between_and_out_stay_equal() {
     let scratch = Scratch::new();
     let source = source(&scratch);
     let original = Tree::of(&source);
@@ -80,7 +80,7 @@ fn trees_go_in_between_and_out_and_stay_equal() {
     let source = source.to_str().unwrap();
     cp(&["-a", source, &at(&first, "/")]);
     cp(&["-r", &at(&first, "/source"), &at(&second, "/")]);
-    // Within one volume, and to its root without the name.
+    // Within one volume, and to its root under the same name.
     cp(&["-r", &at(&second, "/source"), &at(&second, "/again")]);
     cp(&["-r", &at(&second, "/again/."), &at(&second, "/merged")]);
     first.check_clean();
@@ -102,7 +102,7 @@ fn trees_go_in_between_and_out_and_stay_equal() {
 }
 
 #[test]
-fn trees_go_through_f2fs_and_stay_equal() {
+fn trees_copied_through_f2fs_stay_equal() {
     let scratch = Scratch::new();
     let source = source(&scratch);
     let original = Tree::of(&source);
@@ -133,9 +133,9 @@ fn trees_go_through_f2fs_and_stay_equal() {
     assert_eq!(shown.out, "one line\n");
 }
 
-/// With -r, links and special files are copied as what they are, also where they are named and not found in a folder.
+/// With -r, links and special files are copied as such, both as arguments and within a folder.
 #[test]
-fn single_files_of_every_type_go_in_and_out() {
+fn files_of_every_type_are_copied_in_and_out() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
     let source = scratch.folder("source");
@@ -153,7 +153,7 @@ fn single_files_of_every_type_go_in_and_out() {
             back.to_str().unwrap(),
         ]);
     }
-    // Named from where one is.
+    // A path relative to the current directory.
     let mut near = Command::new(program());
     near.args(["cp", "node", &at(&volume, "/near")])
         .current_dir(&source);
@@ -175,7 +175,7 @@ fn single_files_of_every_type_go_in_and_out() {
 }
 
 #[test]
-fn what_a_volume_says_is_not_spoken_to_the_terminal() {
+fn names_are_escaped_on_a_terminal() {
     let scratch = Scratch::new();
     let volume = scratch.join("a.img");
     let volume = volume.to_str().unwrap();
@@ -209,7 +209,7 @@ fn what_a_volume_says_is_not_spoken_to_the_terminal() {
 }
 
 #[test]
-fn copies_that_make_no_sense_are_refused() {
+fn impossible_copies_are_refused() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
     let other = image(&scratch, "b.img", "ext2", 16 * MIB);
@@ -238,7 +238,7 @@ fn copies_that_make_no_sense_are_refused() {
     );
     let same = at(&volume, "/dir/file");
     refused(&["cp", "-f", &same, &same], "same file");
-    // A forgotten folder, and a file of the image's name.
+    // A folder that does not exist, and a file with the name of the image.
     let path = volume.path().to_str().unwrap();
     refused(&["cp", "-f", &same, path], "the image that is copied from");
     cp(&[&same, &at(&volume, "/a.img")]);
@@ -256,15 +256,15 @@ fn copies_that_make_no_sense_are_refused() {
         &["cp", &same, &at(&volume, "/dir/file"), &at(&other, "/none")],
         "no directory",
     );
-    // Nothing was lost by any of it.
+    // None of these destroyed the file.
     assert_eq!(steadfs(["cat", &same]).expect(0).out, "content");
     volume.check_clean();
     other.check_clean();
 }
 
-/// A path that ends in a slash is a directory's or none's, for cp(1) and here.
+/// A path with a trailing slash names a directory or fails, as with cp(1).
 #[test]
-fn a_slash_at_the_end_names_directories_only() {
+fn a_trailing_slash_names_directories_only() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
     let other = image(&scratch, "b.img", "f2fs", 64 * MIB);
@@ -305,13 +305,13 @@ fn a_slash_at_the_end_names_directories_only() {
             refused(&["cp", "-rf", &from("tree"), &to(file)], not);
             refused(&["cp", &from(file), &to("x")], not);
         }
-        // Nothing was made by any of it.
+        // None of these created anything.
         let words = steadfs(["stat", &to(&new)]);
         if !to(&new).starts_with(&host("")) {
             assert_eq!(words.code(), 1, "{}", words.out);
         }
         assert!(!fs::exists(host(&new)).unwrap());
-        // A directory is made, or what is copied goes into the one that is there.
+        // A missing directory is created; the source is copied into an existing one.
         cp(&["-r", &from("tree/"), &to(&format!("{new}/"))]);
         cp(&[&from("file"), &to(&format!("{new}/"))]);
         cp(&["-f", &from("file"), &to(&format!("{new}/."))]);
@@ -325,7 +325,7 @@ fn a_slash_at_the_end_names_directories_only() {
 }
 
 #[test]
-fn listings_are_those_of_ls() {
+fn listings_equal_those_of_ls() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 32 * MIB);
     let source = scratch.folder("source");
@@ -379,7 +379,7 @@ fn listings_are_those_of_ls() {
 }
 
 #[test]
-fn a_reader_that_leaves_ends_the_command() {
+fn a_closed_pipe_ends_the_command() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 64 * MIB);
     let file = scratch.join("file");
@@ -420,7 +420,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// How much a program has read so far; 0 when it has ended.
+/// Bytes that a program has read so far; 0 after its end.
 fn bytes_read(child: &Child) -> u64 {
     let counts = fs::read_to_string(format!("/proc/{}/io", child.id())).unwrap_or_default();
     let line = counts.lines().find_map(|l| l.strip_prefix("rchar: "));
@@ -441,7 +441,7 @@ fn interrupted_copies_leave_consistent_volumes() {
         ("ext2", Signal::TERM),
         ("ext4", Signal::HUP),
     ] {
-        // Where the copy is done before we get to look again, once more.
+        // Again if the copy was finished before we could look.
         let stopped = (0..50).any(|_| {
             let volume = image(&scratch, "a.img", kind, 256 * MIB);
             let mut child = Command::new(program())
@@ -466,7 +466,7 @@ fn interrupted_copies_leave_consistent_volumes() {
                 .unwrap()
                 .read_to_string(&mut said)
                 .unwrap();
-            // Before the program listens, a signal ends it as any other.
+            // A signal that arrives before the program handles signals ends it as it ends any other program.
             assert!(said.is_empty() || said.contains("stopped"), "{said}");
             fs::remove_file(volume.path()).unwrap();
             stopped && count > 0 && count < 3000
@@ -475,10 +475,10 @@ fn interrupted_copies_leave_consistent_volumes() {
     }
 }
 
-/// Runs the program below a terminal, and holds it for a moment once `begun` says so.
+/// Runs the program on a terminal, and stops it for a while when `begun` is true.
 fn on_a_terminal(scratch: &Scratch, words: &[&str], begun: impl Fn() -> bool) -> String {
     let pid = scratch.join("pid");
-    // Left from another run.
+    // From another run.
     let _ = fs::remove_file(&pid);
     let line = format!(
         "echo $$ >{}; exec {} {}",
@@ -489,7 +489,7 @@ fn on_a_terminal(scratch: &Scratch, words: &[&str], begun: impl Fn() -> bool) ->
     let mut script = Command::new("script");
     script
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
-        // A terminal that can do something, whatever the tests run on.
+        // A terminal with capabilities, independent of the one that the tests run on.
         .env("TERM", "xterm")
         .env_remove("NO_COLOR")
         .stdin(Stdio::null())
@@ -509,7 +509,7 @@ fn on_a_terminal(scratch: &Scratch, words: &[&str], begun: impl Fn() -> bool) ->
     let number = fs::read_to_string(&pid).unwrap_or_default();
     let number = number.trim().parse().ok().and_then(Pid::from_raw);
     if let Some(number) = number.filter(|_| child.try_wait().unwrap().is_none()) {
-        // It may end at any moment; then there is nobody to stop.
+        // The program may have ended.
         if kill_process(number, Signal::STOP).is_ok() {
             sleep(Duration::from_millis(600));
             // script(1) stops itself with its child, and continues it.
@@ -524,7 +524,7 @@ fn on_a_terminal(scratch: &Scratch, words: &[&str], begun: impl Fn() -> bool) ->
 }
 
 #[test]
-fn long_work_shows_itself_on_a_terminal_only() {
+fn progress_is_shown_on_a_terminal_only() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 256 * MIB);
     let source = scratch.folder("source");
@@ -538,7 +538,7 @@ fn long_work_shows_itself_on_a_terminal_only() {
         let out: PathBuf = scratch.join("out");
         let _ = fs::remove_dir_all(&out);
         let words = ["extract", &place, out.to_str().unwrap()];
-        // Whichever file comes first: the order is that of hashes, which differ from volume to volume.
+        // The order of the files is that of their hashes, which differ from volume to volume.
         let text = on_a_terminal(&scratch, &words, || {
             fs::read_dir(&out).is_ok_and(|mut files| files.next().is_some())
         });
@@ -548,7 +548,7 @@ fn long_work_shows_itself_on_a_terminal_only() {
     let out = scratch.join("quiet");
     let said = steadfs(["extract", &place, out.to_str().unwrap()]).expect(0);
     assert_eq!((said.out.as_str(), said.err.as_str()), ("", ""));
-    // A failure is a line of its own after the progress line is taken away.
+    // An error is a line of its own; the progress line is erased before.
     let line = format!("{} extract {place} {}", program().display(), out.display());
     let failed = run("script", ["-qec", &line, "/dev/null"]);
     assert_eq!(failed.code(), 1);
@@ -559,10 +559,10 @@ fn long_work_shows_itself_on_a_terminal_only() {
     );
 }
 
-/// A write up to where a volume is full says how much it took, and no error: a file cut off there must not pass for
-/// its copy.
+/// A write that fills the volume returns a short count and no error: a truncated file must not pass for a complete
+/// copy.
 #[test]
-fn a_copy_for_which_there_is_no_room_is_told() {
+fn a_copy_that_does_not_fit_is_reported() {
     let scratch = Scratch::new();
     let empty = image(&scratch, "empty.img", "ext4", 8 * MIB);
     let other = image(&scratch, "other.img", "ext2", 64 * MIB);
@@ -592,9 +592,9 @@ fn a_copy_for_which_there_is_no_room_is_told() {
     assert!(told > 0, "everything fits: nothing was tried");
 }
 
-/// What the host has no place for is told, and all else is there.
+/// Attributes that the host cannot store are reported, and everything else is copied.
 #[test]
-fn attributes_too_large_for_the_host_are_told() {
+fn attributes_too_large_for_the_host_are_reported() {
     let scratch = Scratch::new();
     let features = ["-t", "ext4", "-O", "ea_inode"];
     let from = Image::mke2fs(&scratch, "large.img", 16 * MIB, &features);
@@ -607,7 +607,7 @@ fn attributes_too_large_for_the_host_are_told() {
     rustix::fs::setxattr(&made, "user.small", b"s", flags).unwrap();
     fs::write(mount.join("tree/b"), "y").unwrap();
     mount.unmount();
-    // An ext4 volume without that feature, whatever the host has.
+    // An ext4 volume without that feature, independent of the host's.
     let host = Image::mke2fs(&scratch, "host.img", 16 * MIB, &["-t", "ext4"]);
     let host = KernelMount::new(&scratch, host.path(), "");
     let out = host.join("out");
@@ -627,7 +627,7 @@ fn attributes_too_large_for_the_host_are_told() {
     host.unmount();
 }
 
-/// A tree may be deeper than a program may have files open.
+/// A tree may be deeper than the limit of open files.
 #[test]
 fn deep_trees_need_few_open_files() {
     let scratch = Scratch::new();
@@ -652,9 +652,9 @@ fn deep_trees_need_few_open_files() {
     from.check_clean();
 }
 
-/// A folder that a crafted volume shows in itself.
+/// A crafted volume with a folder that contains itself.
 #[test]
-fn a_folder_in_itself_is_told_as_damage() {
+fn a_folder_within_itself_is_reported_as_corruption() {
     let scratch = Scratch::new();
     let image = image(&scratch, "a.img", "ext4", 16 * MIB);
     let other = self::image(&scratch, "b.img", "ext4", 16 * MIB);

@@ -1,7 +1,7 @@
-//! What is no volume, and what is a damaged one, through the whole program: commands without a mount
-//! and a mount in the kernel's tree. Clear words, the right exit codes, bounded time and memory.
+//! Files without a volume, and corrupt volumes, through the whole program: commands without a mount, and a mount in the
+//! kernel's tree. Clear messages, the right exit codes, bounded time and memory.
 //!
-//! `DAMAGED_CASES=n` tries n damaged volumes instead of a few.
+//! `CORRUPT_CASES=n` tries n corrupt volumes.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -20,26 +20,26 @@ use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Outcome, Scratch, SteadMount, steadfs_patiently, succeed};
 
-/// Longest time a command may take with a damaged volume of a few megabytes.
+/// Longest time of a command with a corrupt volume of a few megabytes.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Most private memory of a command, and of a server with a cache of 8 MiB, in bytes.
+/// Largest private memory of a command, and of a server with a cache of 8 MiB, in bytes.
 const MEMORY: u64 = 256 << 20;
 const SERVER_MEMORY_KIB: u64 = (8 + 64) << 10;
-/// Damaged volumes that each test tries.
+/// Number of corrupt volumes in each test.
 const CASES: usize = 40;
 
-/// The exit codes of failed commands: of those that look, of `check`, of `mount`.
+/// Exit codes of failed commands: those that read, `check`, `mount`.
 const FAILED: i32 = 1;
 const CHECK_FAILED: i32 = 8;
 const MOUNT_FAILED: i32 = 32;
-/// `check` found damage.
+/// `check` found corruption.
 const DAMAGED: i32 = 4;
 
 fn cases() -> usize {
     std::env::var("DAMAGED_CASES").map_or(CASES, |n| n.parse().unwrap())
 }
 
-/// Runs a command of ours under a memory limit; it must neither panic nor be killed.
+/// Runs our program under a memory limit; it must neither panic nor be killed.
 fn bounded(words: &[&str]) -> Outcome {
     let mut command = Command::new("prlimit");
     command.arg(format!("--data={MEMORY}")).arg(program());
@@ -59,7 +59,7 @@ fn command_with(mut command: Command, words: &[&str]) -> Command {
     command
 }
 
-/// Every command that takes a volume, on this one: each fails with its own code and says these words.
+/// Runs every command that takes a volume on this one: each fails with its own exit code and this message.
 fn all_refuse(scratch: &Scratch, image: &str, words: &[&str]) {
     let mnt = scratch.folder("mnt");
     let out = scratch.join("out");
@@ -97,7 +97,7 @@ fn all_refuse(scratch: &Scratch, image: &str, words: &[&str]) {
 }
 
 #[test]
-fn what_is_no_volume_is_refused_by_every_command() {
+fn a_file_without_a_volume_is_refused_by_every_command() {
     let scratch = Scratch::new();
     let path = |name: &str| scratch.join(name).to_str().unwrap().to_owned();
     let file = |name: &str, bytes: &[u8]| {
@@ -144,7 +144,7 @@ fn what_is_no_volume_is_refused_by_every_command() {
 }
 
 #[test]
-fn what_one_may_not_read_is_refused_by_name() {
+fn an_unreadable_image_is_refused_by_name() {
     const NOBODY: u32 = 65_534;
     let scratch = Scratch::new();
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -172,11 +172,11 @@ fn what_one_may_not_read_is_refused_by_name() {
     }
 }
 
-/// Damaged volumes as files: hostile values and flipped bits, evenly distributed.
+/// Corrupt volumes as files: hostile values and flipped bits, evenly distributed.
 struct Damaged {
     name: String,
     path: PathBuf,
-    /// Whether it can be mounted at all, where that is known.
+    /// Whether it can be mounted at all, if known.
     effect: Option<Effect>,
 }
 
@@ -216,7 +216,7 @@ fn damaged(scratch: &Scratch, seed: u64) -> Vec<Damaged> {
 }
 
 #[test]
-fn commands_bear_damaged_volumes() {
+fn commands_handle_corrupt_volumes() {
     let scratch = Scratch::new();
     let out = scratch.folder("extracted");
     for (n, case) in damaged(&scratch, 0).iter().enumerate() {
@@ -233,7 +233,7 @@ fn commands_bear_damaged_volumes() {
         let checked = code(&["check", image], &[0, DAMAGED, CHECK_FAILED]);
         let listed = code(&["ls", "-lR", image], &[0, FAILED]);
         match case.effect {
-            // What no mount takes may still be read.
+            // A volume that cannot be mounted may still be readable.
             Some(Effect::Refused) => assert_ne!(checked, 0, "{name}"),
             Some(Effect::Harmless) => assert_eq!((checked, listed), (0, 0), "{name}"),
             Some(Effect::Reported | Effect::Found) => assert_eq!(checked, DAMAGED, "{name}"),
@@ -246,7 +246,7 @@ fn commands_bear_damaged_volumes() {
             &[0, FAILED],
         );
         code(&["cat", &at("/small"), &at("/link 60")], &[0, FAILED]);
-        // A file may claim to be endless: `head` ends that.
+        // A file may claim to be endless; `head` limits it.
         let script = "\"$0\" cat \"$1\" | head -c 3000000 | wc -c";
         let read = succeed(
             "sh",
@@ -274,7 +274,7 @@ fn commands_bear_damaged_volumes() {
     }
 }
 
-/// What somebody at a shell could do on the mount, by a process of its own that can be killed.
+/// What a user at a shell may do on the mount, in a process that can be killed.
 const USE: &str = "cd \"$1\" || exit 0
 find . -xdev -ls >/dev/null
 find . -xdev -type f -size -9 -exec cat {} + >/dev/null
@@ -284,7 +284,7 @@ for n in 1 2 3; do mkdir new-$n; for m in 1 2 3 4 5; do echo $m >new-$n/$m; done
 cp small new-1/copy; mv large new-2; ln scattered new-3/link; rm -rf many
 truncate -s 1000 new-2/large; sync -f .; df . >/dev/null; true";
 
-/// The part of it that only looks.
+/// The read-only part of it.
 const LOOK: &str = "cd \"$1\" || exit 0
 find . -xdev -ls >/dev/null
 find . -xdev -type f -size -9 -exec cat {} + >/dev/null
@@ -301,7 +301,7 @@ fn peak_kib(pid: u32) -> u64 {
 }
 
 #[test]
-fn mounts_bear_damaged_volumes() {
+fn mounts_handle_corrupt_volumes() {
     let scratch = Scratch::new();
     let mut mounted = 0;
     for case in damaged(&scratch, 1000) {
@@ -331,7 +331,7 @@ fn mounts_bear_damaged_volumes() {
         );
         let (code, log) = mount.wait_with_words();
         assert!(!log.contains("panicked"), "{name}: {log}");
-        // A volume that had to stop says so at its end, and so does who asked for it.
+        // A volume that had to stop reports it at its end, and so does the program that unmounts it.
         assert!(matches!(code, 0 | MOUNT_FAILED), "{name}: {code}: {log}");
         assert_eq!(said.code(), code, "{name}: {}{log}", said.err);
         fs::remove_file(&case.path).unwrap();
@@ -339,9 +339,9 @@ fn mounts_bear_damaged_volumes() {
     assert!(mounted * 3 > cases(), "only {mounted} could be mounted");
 }
 
-/// What reads f2fs volumes: commands, and a mount for reading.
+/// Commands that read f2fs volumes, and a read-only mount.
 #[test]
-fn f2fs_volumes_are_borne_too() {
+fn corrupt_f2fs_volumes_are_handled() {
     let scratch = Scratch::new();
     let bases = F2fsBase::all(scratch.path());
     let (image, out) = (scratch.join("image"), scratch.join("out"));
@@ -387,8 +387,7 @@ fn f2fs_volumes_are_borne_too() {
     assert!(mounted * 3 > wanted, "only {mounted} could be mounted");
 }
 
-/// An image that is cut while it is mounted: whoever reads what is gone gets an error, and the end of
-/// the mount says that something is lost.
+/// An image that is truncated while mounted: reading the missing part fails, and the end of the mount reports the loss.
 #[test]
 fn an_image_may_shrink_under_a_mount() {
     let scratch = Scratch::new();
@@ -410,17 +409,16 @@ fn an_image_may_shrink_under_a_mount() {
     let last = file.read_exact_at(&mut first, 19 << 20);
     assert!(last.is_err(), "what is not there cannot be read");
     drop(file);
-    // It may or may not have had anything to write; it must end.
+    // With or without data to write, it must end.
     steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()]);
     let (code, said) = mount.wait_with_words();
     assert!(matches!(code, 0 | MOUNT_FAILED), "{code}: {said}");
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// Whoever made a volume chose its label and its default options; they are shown at a terminal, which obeys no word of
-/// them.
+/// A volume's label and default options come from its maker; on a terminal their control characters have no effect.
 #[test]
-fn what_a_volume_says_of_itself_commands_no_terminal() {
+fn control_characters_of_a_volume_do_not_reach_the_terminal() {
     const LABEL: &str = "\u{1b}]0;x\u{7}\u{9b}2J";
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "image", 16 << 20, &["-t", "ext4", "-L", LABEL]);
@@ -437,7 +435,7 @@ fn what_a_volume_says_of_itself_commands_no_terminal() {
     let mount = SteadMount::new(&scratch, image.path(), "");
     mount.wait_for_words("\\033]0;x\\007");
     all.push(mount.said());
-    // Its warning is expected here.
+    // This warning is expected.
     mount.unmount_damaged();
     for said in all {
         let mut harmful = said.chars().filter(|&c| c.is_control() && c != '\n');
@@ -445,13 +443,13 @@ fn what_a_volume_says_of_itself_commands_no_terminal() {
     }
 }
 
-/// Every command that takes a volume names the partitions of a disk, and which of them holds a volume.
+/// Every command that takes a volume lists the partitions of a disk, and which of them contains a volume.
 #[test]
-fn partitions_are_listed_with_the_offset_to_give() {
+fn partitions_are_listed_with_their_offsets() {
     let scratch = Scratch::new();
     let volume = Image::mke2fs(&scratch, "volume", 8 << 20, &["-t", "ext4", "-L", "root"]);
     let mut disk = vec![0; 1 << 20];
-    // Type 0x83, from sector 2048 on.
+    // Type 0x83, from sector 2048.
     disk[446 + 4] = 0x83;
     disk[446 + 8..446 + 16].copy_from_slice(&[0, 8, 0, 0, 0, 0x40, 0, 0]);
     disk[510..512].copy_from_slice(&[0x55, 0xaa]);
@@ -480,9 +478,9 @@ fn partitions_are_listed_with_the_offset_to_give() {
     assert!(listed.out.contains("lost+found"), "{}", listed.err);
 }
 
-/// Programs that only read go on where a mount does not, with a warning; a mount goes as far as the kernel's.
+/// Read-only commands continue, with a warning, where a mount does not; a mount goes as far as the kernel's.
 #[test]
-fn what_can_be_read_is_read() {
+fn readable_parts_of_a_corrupt_volume_are_read() {
     let scratch = Scratch::new();
     let tree = scratch.folder("tree");
     fs::write(tree.join("file"), "content").unwrap();
@@ -533,9 +531,9 @@ fn what_can_be_read_is_read() {
     mount.unmount_damaged();
 }
 
-/// A feature that is not supported is no damage.
+/// An unsupported feature is not corruption.
 #[test]
-fn what_is_not_supported_is_not_checked() {
+fn unsupported_features_are_not_reported_as_corruption() {
     let scratch = Scratch::new();
     let f2fs = scratch.join("f2fs");
     let path = f2fs.to_str().unwrap();

@@ -1,8 +1,7 @@
-//! Devices that fail under a mounted volume: what programs hear of it, what the volume does, and how
-//! it ends.
+//! Devices that fail under a mounted volume: the errors that programs get, what the volume does, and how it ends.
 //!
-//! The device is a loop device or an image over a file on a small tmpfs: where the file has holes and
-//! the tmpfs is full, writing fails (with EIO through a loop device, with ENOSPC on the file).
+//! The device is a loop device or an image over a file on a small tmpfs. Where the file has holes and the tmpfs is
+//! full, writes fail: with EIO through a loop device, with ENOSPC on the file.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -18,12 +17,12 @@ use steadfs_suite::{
 
 const MIB: u64 = 1 << 20;
 
-/// What of the device cannot be written once the host is full.
+/// The part of the device that cannot be written once the host is full.
 #[derive(Clone, Copy, PartialEq)]
 enum Fragile {
-    /// Free blocks only: metadata and journal have their place.
+    /// Free blocks only: metadata and journal are allocated on the host.
     Data,
-    /// Everything that mke2fs did not write, the journal too.
+    /// Everything that mke2fs did not write, the journal included.
     All,
 }
 
@@ -58,7 +57,7 @@ impl Host {
         }
     }
 
-    /// From now on writes to holes fail.
+    /// Fills the host: writes to holes fail from now on.
     fn fill(&self) {
         let file = File::create(&self.filler).unwrap();
         let piece = vec![1; 1 << 20];
@@ -73,13 +72,13 @@ impl Host {
         }
     }
 
-    /// They work again.
+    /// Frees space on the host: writes succeed again.
     fn mend(&self) {
         fs::remove_file(&self.filler).unwrap();
     }
 }
 
-/// Gives every block that is in use its place on the host.
+/// Allocates every block in use on the host.
 fn allocate_metadata(image: &Image) {
     let file = File::options().write(true).open(image.path()).unwrap();
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 64 * MIB).unwrap();
@@ -114,7 +113,7 @@ fn errors(mount: &SteadMount) -> String {
 }
 
 #[test]
-fn data_errors_are_told_to_everybody_until_they_are_mended() {
+fn data_errors_are_returned_to_every_holder_until_repaired() {
     let host = Host::new(Fragile::Data);
     let device = LoopDevice::attach(host.image.path(), false);
     let mount = SteadMount::new(&host.scratch, device.path(), "errors=continue");
@@ -130,22 +129,22 @@ fn data_errors_are_told_to_everybody_until_they_are_mended() {
     file.write_all_at(&content, 0).unwrap();
     fails(file.sync_all(), Errno::IO);
     fails(file.sync_data(), Errno::IO);
-    // Whoever opens it later hears of it, too; what was written is still read.
+    // A later open gets the error, too; what was written can still be read.
     let later = File::open(mount.join("file")).unwrap();
     fails(later.sync_all(), Errno::IO);
     assert!(fs::read(mount.join("file")).unwrap() == content);
     let said = errors(&mount);
     assert!(said.contains("bytes are not written yet"), "{said}");
-    // The rest of the volume goes on.
+    // The rest of the volume still works.
     fs::create_dir(mount.join("dir")).unwrap();
     File::open(mount.root()).unwrap().sync_all().unwrap();
-    // Unmounting would lose it: that is said while there is something to be done about it.
+    // Unmounting would lose the data: the error is reported while the user can still act.
     drop((file, later));
     let said = umount(&mount);
     assert_eq!(said.code(), 32);
     assert!(said.err.contains("--lazy"), "{}", said.err);
     host.mend();
-    // An error that nobody who holds the file has heard of yet (the unmount met it) is told once more.
+    // The unmount met the error; a holder that has not seen it yet gets it once more.
     let file = File::open(mount.join("file")).unwrap();
     let _ = file.sync_all();
     file.sync_all().unwrap();
@@ -159,7 +158,7 @@ fn data_errors_are_told_to_everybody_until_they_are_mended() {
     host.image.check_clean();
 }
 
-/// umount(8) cannot say that data was lost; the server does.
+/// umount(8) cannot report lost data; the server does.
 #[test]
 fn lost_data_is_the_servers_exit_code() {
     let host = Host::new(Fragile::Data);
@@ -199,7 +198,7 @@ fn a_journal_that_fails(through_loop: bool, options: &str) {
     fails(folder.sync_all(), Errno::IO);
     fails(folder.sync_all(), Errno::IO);
     drop(folder);
-    // As the kernel says once its journal is aborted.
+    // As the kernel reports an aborted journal.
     fails(fs::create_dir(mount.join("another")), Errno::ROFS);
     fails(fs::remove_file(mount.join("before")), Errno::ROFS);
     assert_eq!(fs::read(mount.join("before")).unwrap(), b"before");
@@ -231,9 +230,9 @@ fn a_journal_on_a_full_host_stops_the_volume() {
     a_journal_that_fails(false, "errors=remount-ro");
 }
 
-/// `errors=` is about damage that is found.
+/// `errors=` concerns corruption.
 #[test]
-fn damage_obeys_the_errors_option() {
+fn corruption_follows_the_errors_option() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "a.img", 16 * MIB, &["-t", "ext4", "-b", "1024"]);
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -280,9 +279,9 @@ fn damage_obeys_the_errors_option() {
     assert!(said.err.contains("errors=remount-ro"), "{}", said.err);
 }
 
-/// Also where a folder of the volume has the control files' name.
+/// Also if a folder of the volume has the name of the control folder.
 #[test]
-fn without_control_files_an_error_is_told_before_it_is_too_late() {
+fn umount_reports_errors_without_control_files() {
     let host = Host::new(Fragile::Data);
     let options = "nocontrol,errors=continue";
     let mount = SteadMount::new(&host.scratch, host.image.path(), options);
@@ -303,9 +302,9 @@ fn without_control_files_an_error_is_told_before_it_is_too_late() {
     mount.unmount();
 }
 
-/// Nothing is to be done for one any more.
+/// A stopped volume can no longer be synced.
 #[test]
-fn a_volume_that_stopped_is_unmounted_without_control_files() {
+fn a_stopped_volume_without_control_files_is_unmounted() {
     let host = Host::new(Fragile::All);
     let mount = SteadMount::new(&host.scratch, host.image.path(), "nocontrol");
     host.fill();
@@ -319,7 +318,7 @@ fn a_volume_that_stopped_is_unmounted_without_control_files() {
 }
 
 #[test]
-fn blocks_smaller_than_the_sectors_of_a_device_are_served() {
+fn blocks_smaller_than_the_devices_sectors_are_supported() {
     let scratch = Scratch::new();
     for kind in ["ext2", "ext4"] {
         let image = Image::mke2fs(&scratch, kind, 64 * MIB, &["-t", kind, "-b", "1024"]);
@@ -346,7 +345,7 @@ fn blocks_smaller_than_the_sectors_of_a_device_are_served() {
 }
 
 #[test]
-fn new_volumes_have_blocks_no_smaller_than_the_sectors_of_the_device() {
+fn new_volumes_have_blocks_of_at_least_a_sector() {
     let scratch = Scratch::new();
     let image = Image::empty(&scratch, "d.img", 64 * MIB);
     let device = LoopDevice::attach_with_sectors(image.path(), 4096);

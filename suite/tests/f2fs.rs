@@ -1,4 +1,4 @@
-//! f2fs volumes: what the kernel's f2fs wrote, clean and cut off, is what we read.
+//! f2fs volumes that the kernel's f2fs wrote, unmounted or cut off, as we read them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use steadfs_suite::uml::{
 };
 use steadfs_suite::{Image, Scratch, SteadMount, Tree, run, steadfs, succeed};
 
-/// What the judge calls inside; see [`uml`].
+/// The part that runs inside the judge; see [`uml`].
 #[test]
 #[ignore = "run by scripts inside User-Mode Linux"]
 fn inside_the_judge() {
@@ -42,7 +42,7 @@ fn read_list(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// mkfs.f2fs's options, and the kernel's mount options.
+/// Options of mkfs.f2fs, and mount options of the kernel.
 const MATRIX: &[(&str, &str)] = &[
     ("", ""),
     ("-i", "noinline_data,noinline_dentry,noinline_xattr"),
@@ -96,11 +96,11 @@ fn we_read_what_the_kernel_wrote() {
     }
 }
 
-/// No checkpoint comes by itself, however slow the machine is.
+/// No periodic checkpoints, on a machine of any speed.
 const NO_CHECKPOINTS: &str = "echo 86400 > /sys/fs/f2fs/ubda/cp_interval";
 
-/// Before and after a checkpoint, with what fsync makes durable and what it does not. Directories that
-/// change would make fsync write a checkpoint, so new files go to one that the first checkpoint has.
+/// Before and after a checkpoint, with and without fsync. A change of a directory since the checkpoint would make fsync
+/// write a checkpoint, so new files go to a directory of the first checkpoint.
 const FSYNCS: &str = "
 mkdir d
 seq 300000 > old
@@ -169,7 +169,7 @@ fn what_fsync_wrote_is_read_without_recovery() {
     }
 }
 
-/// Sizes in MiB with mkfs.f2fs's options: from the smallest that 1.15 makes to 1 TiB.
+/// Sizes in MiB with options of mkfs.f2fs: from the smallest that version 1.15 accepts to 1 TiB.
 const KINDS: &[(u64, &str)] = &[
     (52, ""),
     (52, "-O extra_attr,inode_checksum"),
@@ -196,7 +196,7 @@ const KINDS: &[(u64, &str)] = &[
 ];
 
 #[test]
-fn small_and_large_volumes_of_many_kinds() {
+fn volumes_of_all_sizes_and_kinds_are_made_and_checked() {
     for (round, kinds) in KINDS.chunks(8).enumerate() {
         let scratch = Scratch::new();
         let images: Vec<Image> = kinds
@@ -233,16 +233,16 @@ fn small_and_large_volumes_of_many_kinds() {
                 &read_list(list),
                 &format!("{round}: {size} MiB {args}"),
             );
-            // However large the volume.
+            // For a volume of any size.
             assert!(took.as_secs() < 120, "{size} MiB {args}: {took:?}");
         }
     }
 }
 
-/// `steadfs format -t f2fs`: fsck.f2fs finds nothing, we read it, and what is there stays without
+/// `steadfs format -t f2fs`: fsck.f2fs finds nothing, we read the volume, and an existing one is kept without
 /// `--force`.
 #[test]
-fn the_command_line_makes_volumes() {
+fn format_makes_f2fs_volumes() {
     let scratch = Scratch::new();
     let image = scratch.join("made.img");
     let path = image.to_str().unwrap();
@@ -287,7 +287,7 @@ fn dumped(text: &str) -> BTreeMap<String, u64> {
     text.lines().filter_map(number).collect()
 }
 
-/// What `inspect --json` and dump.f2fs say of one volume; the number of numbers compared.
+/// Compares `inspect --json` and dump.f2fs on one volume; returns the number of values compared.
 #[track_caller]
 fn compare_inspection(path: &str) -> usize {
     let dump = run("dump.f2fs", ["-d", "1", path]).expect(0).out;
@@ -341,9 +341,9 @@ fn compare_inspection(path: &str) -> usize {
     numbers.len()
 }
 
-/// Volumes as mkfs.f2fs makes them, filled ones, and one that the kernel was writing.
+/// Empty volumes of mkfs.f2fs, filled ones, and one that the kernel was writing.
 #[test]
-fn inspect_and_dump_agree() {
+fn inspect_and_dump_f2fs_agree() {
     let scratch = Scratch::new();
     let tree = scratch.folder("tree");
     fs::write(tree.join("file"), vec![7; 3 << 20]).unwrap();
@@ -374,9 +374,9 @@ fn inspect_and_dump_agree() {
     assert_eq!((fsynced, orphans), (1, 1));
 }
 
-/// What the kernel does to a volume that is nearly full, with the features that leave marks of their own:
-/// files of all sizes removed and written again, orphans, attributes, pieces taken out of files. Cut off in
-/// the middle each time. (Debian's User-Mode Linux has neither compression nor casefolding.)
+/// A nearly full volume under the kernel, with the features that leave traces of their own: files of all sizes removed
+/// and rewritten, orphans, attributes, punched holes. Cut off in the middle each time. (Debian's User-Mode Linux has
+/// neither compression nor casefolding.)
 const STRESS: &str = "
 mkdir -p c fold a/b many
 for i in 1 2 3 4 5 6; do seq $((i * 20000)) > c/$i; done; sync
@@ -410,7 +410,7 @@ const STRESSED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn full_and_worn_volumes_of_the_kernel_are_clean() {
+fn full_and_fragmented_volumes_of_the_kernel_are_clean() {
     let scratch = Scratch::new();
     let images: Vec<Image> = STRESSED
         .iter()

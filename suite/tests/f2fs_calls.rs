@@ -1,4 +1,4 @@
-//! f2fs through a mount: its ioctls, projects, shutdowns, as f2fs_io, chattr and perl call them.
+//! f2fs through a mount: its ioctls, projects and shutdowns, as f2fs_io, chattr and perl call them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -22,14 +22,14 @@ const SET_PIN_FILE: Call = Call(1, 4, 13);
 const GET_PIN_FILE: Call = Call(2, 4, 14);
 const PRECACHE_EXTENTS: Call = Call(0, 0, 15);
 
-/// Calls an f2fs ioctl; what it left in its argument, or the number of the error.
+/// Calls an f2fs ioctl; returns its argument afterwards, or the error number.
 fn ioctl(file: &Path, call: Call, argument: &[u8]) -> Result<Vec<u8>, i32> {
     let Call(direction, size, number) = call;
     let command = direction << 30 | size << 16 | 0xf5 << 8 | number;
     steadfs_suite::ioctl(file, command, argument)
 }
 
-/// rustix's numbers of errors.
+/// The error number of a rustix error.
 fn number(error: rustix::io::Errno) -> i32 {
     error.raw_os_error()
 }
@@ -64,7 +64,7 @@ fn ioctls_do_what_the_kernels_do() {
     assert_eq!(ioctl(&file, WRITE_CHECKPOINT, &[]), Ok(vec![]));
     assert!(checkpoints(&mount) > before);
 
-    // Blocks here and there become blocks one behind the other: nobody else notices.
+    // Defragmentation: scattered blocks become contiguous, and the content stays.
     let scattered = mount.join("scattered");
     let (one, other) = (
         File::create(&scattered).unwrap(),
@@ -91,7 +91,7 @@ fn ioctls_do_what_the_kernels_do() {
     let expected: Vec<u8> = (0..64).flat_map(|n| [n; 4096]).collect();
     assert!(fs::read(&scattered).unwrap() == expected);
 
-    // Cleaning: sections that are half empty become free.
+    // GC: half empty sections become free.
     for n in 0..12 {
         fs::write(mount.join(&format!("half{n}")), vec![n; 1 << 20]).unwrap();
     }
@@ -113,7 +113,7 @@ fn ioctls_do_what_the_kernels_do() {
         Err(number(Errno::INVAL))
     );
 
-    // What has blocks is not pinned. A pinned file gets whole sections, and is not written anywhere else.
+    // A file with blocks cannot be pinned. A pinned file gets whole sections and is only overwritten in place.
     let refused = ioctl(&file, SET_PIN_FILE, &1_u32.to_ne_bytes());
     assert_eq!(refused, Err(number(Errno::FBIG)));
     let file = mount.join("pinned");
@@ -152,7 +152,7 @@ fn ioctls_do_what_the_kernels_do() {
         Err(number(Errno::INVAL))
     );
 
-    // What is known and not offered, and what nobody knows.
+    // Ioctls that are known and not supported, and unknown ones.
     for refused in [1, 2, 3, 4, 5, 20, 25] {
         let error = ioctl(&file, Call(0, 0, refused), &[]);
         assert_eq!(error, Err(number(Errno::OPNOTSUPP)), "ioctl {refused}");
@@ -167,7 +167,7 @@ fn ioctls_do_what_the_kernels_do() {
     }
     assert_eq!(ioctl(&file, Call(0, 0, 99), &[]), Err(number(Errno::NOTTY)));
 
-    // Flags, by the programs that users have.
+    // Flags, by the users' programs.
     succeed("chattr", ["+iA", path]);
     assert!(succeed("lsattr", [path]).out.starts_with("----i--A"));
     assert!(fs::write(&file, "no").is_err());
@@ -187,8 +187,8 @@ fn ioctls_do_what_the_kernels_do() {
     check_clean(image.path(), "after the calls");
 }
 
-/// Lets both superblocks have the feature of project ids. (mkfs.f2fs makes quota files with it, and volumes
-/// with quota files are not written.)
+/// Sets the feature of project ids in both superblocks. (mkfs.f2fs makes quota files with it, and volumes with quota
+/// files are mounted read-only.)
 fn add_projects(image: &Path) {
     let file = File::options().read(true).write(true).open(image).unwrap();
     for copy in [1024, 5120] {
@@ -214,7 +214,7 @@ fn set_project(path: &Path, args: &[&str]) -> Outcome {
 }
 
 #[test]
-fn projects_are_inherited_and_keep_names_apart() {
+fn projects_are_inherited_and_limit_renames() {
     let scratch = Scratch::new();
     let image = mkfs(
         &scratch,
@@ -245,19 +245,19 @@ fn projects_are_inherited_and_keep_names_apart() {
     };
     crosses(fs::hard_link(at("outside"), at("seven/linked")));
     crosses(fs::rename(at("outside"), at("seven/renamed")));
-    // Out of the project, and within it, names move.
+    // Names can be moved out of a project and within it.
     fs::rename(at("seven/below/file"), at("seven/moved")).unwrap();
     fs::hard_link(at("seven/moved"), at("seven/below/again")).unwrap();
     fs::rename(at("seven/file"), at("taken out")).unwrap();
     assert_eq!(project(&at("taken out")), (7, false));
-    // One that has the directory's project may come in.
+    // A file with the directory's project may be moved in.
     set_project(&at("outside"), &["-p", "7"]).expect(0);
     fs::rename(at("outside"), at("seven/inside")).unwrap();
     set_project(&at("taken out"), &["-p", "9"]).expect(0);
     mount.unmount();
     check_clean(image.path(), "after the calls");
 
-    // The kernel sees the same, and makes files there that we see.
+    // The kernel sees the same, and we see what it makes there.
     let list = scratch.join("list");
     let show = format!(
         "lsattr -pR {TOP} >> {0}; lsattr -pd {TOP}/seven >> {0}; sync {0}",
@@ -278,7 +278,7 @@ fn projects_are_inherited_and_keep_names_apart() {
     let ours = ours.concat().replace(root, TOP);
     let sorted = |text: &str| {
         let others = text.lines().filter(|line| !line.contains("below/new"));
-        // The kernel shows besides which content lies in the inode (N).
+        // The kernel shows inline content, too (N).
         let mut lines: Vec<String> = others.map(|line| line.replace("-N", "--")).collect();
         lines.sort();
         lines
@@ -291,7 +291,7 @@ fn projects_are_inherited_and_keep_names_apart() {
 }
 
 #[test]
-fn volumes_without_projects_and_with_quota_files_say_so() {
+fn volumes_without_projects_and_with_quota_files_report_it() {
     let scratch = Scratch::new();
     let image = mkfs(&scratch, "none.img", 128 << 20, "-O extra_attr");
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -326,7 +326,7 @@ fn volumes_without_projects_and_with_quota_files_say_so() {
 }
 
 #[test]
-fn shutdowns_leave_what_they_say() {
+fn shutdown_modes_leave_what_they_promise() {
     let scratch = Scratch::new();
     for (level, kept) in [("0", 3), ("1", 2), ("2", 1), ("3", 1)] {
         let image = mkfs(
@@ -345,7 +345,7 @@ fn shutdowns_leave_what_they_say() {
         assert!(fs::create_dir(mount.join("later")).is_err());
         let said = fs::read_to_string(mount.join(".steadfs/errors")).unwrap();
         assert!(said.contains("shutdown (1)"), "{said}");
-        // It stopped as it was asked to: that is no failure.
+        // It was shut down on purpose: that is not a failure.
         let unmounted = steadfs(["umount", root]).expect(0);
         assert_eq!(unmounted.err, "");
         mount.wait();
@@ -358,7 +358,7 @@ fn shutdowns_leave_what_they_say() {
         mount.unmount();
         check_clean(image.path(), "after the calls");
     }
-    // With a mark to be checked the volume goes on.
+    // A volume that is marked for a check stays mounted.
     let image = mkfs(&scratch, "check.img", 128 << 20, "");
     let mount = SteadMount::new(&scratch, image.path(), "");
     let root = mount.root().to_str().unwrap();
@@ -370,16 +370,16 @@ fn shutdowns_leave_what_they_say() {
     check_clean(image.path(), "after the calls");
 }
 
-/// The kernel keeps what it was told before the data had its blocks.
+/// FIEMAP and FIBMAP return the same blocks before and after an fsync, because the kernel caches the answer.
 #[test]
-fn blocks_are_the_same_before_an_fsync_and_behind_it() {
+fn block_numbers_are_the_same_before_and_after_an_fsync() {
     let scratch = Scratch::new();
     let image = mkfs(&scratch, "f2fs", 64 << 20, "-O extra_attr");
     let mount = SteadMount::new(&scratch, image.path(), "");
     let path = mount.join("file");
     let file = File::create(&path).unwrap();
     let blocks = || fs::metadata(&path).unwrap().blocks() / 8;
-    // A hole, and blocks that a node names.
+    // A hole, and blocks in a direct node.
     for (at, len, wanted) in [(0, 3, 3), (5, 2, 5), (2, 2, 6), (1000, 1, 8)] {
         file.write_all_at(&vec![1; len * 4096], at * 4096).unwrap();
         assert_eq!(blocks(), wanted, "delayed");

@@ -1,4 +1,4 @@
-//! Compressed f2fs volumes as images of phones are: filled by a sload.f2fs that compresses, read by us.
+//! Compressed f2fs volumes, as in images of phones: filled by a sload.f2fs with compression, read by us.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -10,7 +10,7 @@ use steadfs_suite::f2fs::check_clean;
 use steadfs_suite::generate::Numbers;
 use steadfs_suite::{Image, Scratch, SteadMount, run, steadfs, succeed};
 
-/// Files that compress well, a little, and not at all, of sizes around clusters.
+/// Files that compress well, a little, and not at all, with sizes around cluster boundaries.
 fn source(scratch: &Scratch) -> std::path::PathBuf {
     let top = scratch.folder("source");
     fs::create_dir(top.join("dir")).unwrap();
@@ -42,7 +42,7 @@ fn is_compressed(path: &Path) -> bool {
 }
 
 #[test]
-fn what_sload_compressed_reads_back() {
+fn compressed_files_of_sload_are_read_back() {
     let scratch = Scratch::new();
     let top = source(&scratch);
     let judge = "sload.f2fs-compressing/sload.f2fs";
@@ -68,7 +68,7 @@ fn what_sload_compressed_reads_back() {
         .concat();
         let said = succeed(judge, what);
         check_clean(image.path(), "compressed");
-        // Without a mount, as somebody would who takes a phone's image apart.
+        // Without a mount, as for taking apart the image of a phone.
         let out = scratch.join(&format!("out{n}"));
         steadfs(["extract", &format!("{path}:/"), out.to_str().unwrap()]).expect(0);
         run("diff", ["-r".as_ref(), top.as_os_str(), out.as_os_str()]).expect(0);

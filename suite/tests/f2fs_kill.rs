@@ -1,8 +1,8 @@
-//! Servers killed under changes of names on f2fs: the kernel's roll-forward of the same image is the judge of ours.
+//! Servers killed under changes of names on f2fs; the kernel's roll-forward of the same image judges ours.
 //!
-//! A roll-forward file system does not go back to one moment: names as of the last checkpoint stand beside files that
-//! were made durable one by one behind it. Which names those are is Linux's decision, so the kernel recovers a copy of
-//! every image, and must find the same tree.
+//! A roll-forward file system does not return to a single point in time: names as of the last checkpoint appear beside
+//! files that later fsyncs made durable one by one. Linux decides which names those are, so the kernel recovers a copy
+//! of every image, and must find the same tree.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,19 +18,19 @@ use steadfs_suite::generate::Numbers;
 use steadfs_suite::uml::{self, TOP, assert_same, boot, lines, without_folder_times, write_tree};
 use steadfs_suite::{Scratch, SteadMount, Tree};
 
-/// The options of each volume that is killed.
+/// The options of each volume.
 const OPTIONS: &[&str] = &[
     "fsync_mode=posix",
     "fsync_mode=strict",
     "fsync_mode=posix,nocheckpoint_merge",
     "fsync_mode=strict,active_logs=2",
 ];
-/// Kills of a volume with each of them.
+/// Kills with each set of options.
 const KILLS: u64 = 2;
 const TASKS: u64 = 3;
 const NAMES: u64 = 10;
 
-/// What the kernel runs inside; see [`uml`].
+/// The part that runs inside the judge; see [`uml`].
 #[test]
 #[ignore = "run by scripts inside User-Mode Linux"]
 fn inside_the_judge() {
@@ -43,9 +43,9 @@ type Names = BTreeSet<String>;
 struct Task {
     dir: String,
     numbers: Numbers,
-    /// The directory's names after each change, in order; the last one may not have returned.
+    /// The directory's names after each change, in order; the last change may not have returned.
     passed: Vec<Names>,
-    /// What an acknowledged fsync covers and no later call has touched.
+    /// Content that an acknowledged fsync covers and no later call has changed.
     owed: BTreeMap<String, Vec<u8>>,
 }
 
@@ -68,7 +68,7 @@ impl Task {
         }
     }
 
-    /// Calls the change, and takes it as begun before it returns.
+    /// Makes the change; records it before the call, because it may take effect without returning.
     fn change(
         &mut self,
         touched: &[&String],
@@ -107,7 +107,7 @@ impl Task {
             }
             10 if is_there && !self.passed.last().unwrap().contains(&other) => {
                 let added = other.clone();
-                // The other name is of the same file, whose content the fsync of either covers.
+                // The other name belongs to the same file, whose content the fsync of either covers.
                 self.change(
                     &[&name, &other],
                     |names| names.insert(added),
@@ -123,13 +123,13 @@ impl Task {
         }
     }
 
-    /// Writes a file and calls fsync for it alone, half the time.
+    /// Writes a file; every second time calls fsync for this file only.
     fn write_durably(&mut self, path: &Path, name: String) -> io::Result<()> {
         let len = usize::try_from(self.numbers.below(20_000)).unwrap();
         let bytes = self.numbers.bytes(len);
         let made = name.clone();
         let durably = self.numbers.below(2) == 0;
-        // A link's other names get the content, too.
+        // The other names of a link get the content, too.
         self.owed.clear();
         self.change(
             &[],
@@ -149,7 +149,7 @@ impl Task {
     }
 }
 
-/// Lets tasks change names for a while, kills the server, and returns what they did.
+/// Lets tasks change names for a while, kills the server, and returns the tasks' records.
 fn kill(scratch: &Scratch, image: &Path, options: &str, seed: u64) -> Vec<Task> {
     let mount = SteadMount::new(scratch, image, options);
     let mut tasks: Vec<Task> = (0..TASKS).map(|n| Task::new(seed * TASKS + n)).collect();
@@ -168,7 +168,7 @@ fn kill(scratch: &Scratch, image: &Path, options: &str, seed: u64) -> Vec<Task> 
     tasks
 }
 
-/// The tree that a mount by us recovers.
+/// The tree that our mount recovers.
 fn recovered_by_us(image: &Path, tasks: &[Task]) -> Vec<String> {
     let volume = Volume::open(image, &Options::parse("noatime").unwrap()).unwrap();
     let tree = Tree::of_volume(&*volume.fs());
@@ -187,7 +187,7 @@ fn recovered_by_us(image: &Path, tasks: &[Task]) -> Vec<String> {
     without_folder_times(&lines(&tree))
 }
 
-/// Whether a directory shows names of different moments together.
+/// Whether a directory shows names of different points in time together.
 fn is_mixed(ours: &[String], task: &Task) -> bool {
     let prefix = format!("{}/", task.dir);
     let names = ours.iter().filter_map(|line| line.strip_prefix(&prefix));
@@ -217,7 +217,7 @@ fn the_kernel_rolls_a_killed_volume_forward_to_the_same_tree() {
         volumes.push((options, copy, ours));
     }
     let list = |n: usize| scratch.join(&format!("list{n}"));
-    // A few of its disks at a time.
+    // A few disks at a time.
     for (part, some) in volumes.chunks(8).enumerate() {
         let mut script = String::new();
         for (n, disk) in (0..some.len()).zip('a'..) {

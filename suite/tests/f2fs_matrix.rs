@@ -1,5 +1,5 @@
-//! f2fs volumes of many kinds, between the kernel's f2fs and us, both ways: what one wrote is what the other
-//! reads; what one made durable by fsync before it was cut off, the other recovers.
+//! Many kinds of f2fs volumes, between the kernel's f2fs and ours, in both directions: one reads what the other wrote,
+//! and recovers what the other made durable by fsync before it was cut off.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -14,7 +14,7 @@ use steadfs_suite::uml::{
 };
 use steadfs_suite::{Compare, Image, Scratch, SteadMount, Tree, fsyncs, succeed};
 
-/// Small, for it is made dozens of times.
+/// Small, because it is made dozens of times.
 const TORTURE: Torture = Torture {
     block: 1024,
     far: 900 << 30,
@@ -23,22 +23,22 @@ const TORTURE: Torture = Torture {
     many: 200,
 };
 
-/// What the judge calls inside; see [`uml`].
+/// The part that runs inside the judge; see [`uml`].
 #[test]
 #[ignore = "run by scripts inside User-Mode Linux"]
 fn inside_the_judge() {
     uml::inside(TORTURE);
 }
 
-/// A kind of volume, and how it is mounted.
+/// A kind of volume, and its mount options.
 struct Kind {
     /// Size in MiB.
     size: u64,
-    /// mkfs.f2fs's options.
+    /// Options of mkfs.f2fs.
     mkfs: &'static str,
-    /// The kernel's mount options.
+    /// Mount options of the kernel.
     kernel: &'static str,
-    /// Ours.
+    /// Our mount options.
     ours: &'static str,
 }
 
@@ -131,8 +131,7 @@ fn read_by_library(image: &Path, options: &str, what: &str) -> Vec<String> {
     lines(&tree)
 }
 
-/// Calls `work` for the kinds, as many at a time as one User-Mode Linux has disks for. STEADFS_KINDS=3,17:
-/// for these only.
+/// Calls `work` for the kinds, as many at a time as fit one User-Mode Linux. `STEADFS_KINDS=3,17` selects some.
 fn in_batches(mut work: impl FnMut(&Scratch, &[(usize, &Kind)])) {
     let only = std::env::var("STEADFS_KINDS").unwrap_or_default();
     let asked = |n: usize| only.is_empty() || only.split(',').any(|k| k == n.to_string());
@@ -146,7 +145,7 @@ fn in_batches(mut work: impl FnMut(&Scratch, &[(usize, &Kind)])) {
     }
 }
 
-/// A boot in which `part` is done with each image.
+/// A boot that runs `part` for each image.
 fn boot_with(scratch: &Scratch, images: &[Image], part: impl Fn(usize, &str) -> String) {
     let paths: Vec<&Path> = images.iter().map(Image::path).collect();
     let parts = ('a'..).enumerate().take(images.len());
@@ -157,7 +156,7 @@ fn boot_with(scratch: &Scratch, images: &[Image], part: impl Fn(usize, &str) -> 
 }
 
 #[test]
-fn we_read_and_go_on_with_what_the_kernel_wrote() {
+fn we_read_and_extend_what_the_kernel_wrote() {
     in_batches(|scratch, batch| {
         let images: Vec<Image> = batch
             .iter()
@@ -201,7 +200,7 @@ fn we_read_and_go_on_with_what_the_kernel_wrote() {
 }
 
 #[test]
-fn the_kernel_reads_and_goes_on_with_what_we_wrote() {
+fn the_kernel_reads_and_extends_what_we_wrote() {
     in_batches(|scratch, batch| {
         let mut images = Vec::new();
         let mut written = Vec::new();
@@ -245,7 +244,7 @@ fn rolls_forward(options: &str) -> bool {
     !["active_logs=2", "fastboot"].contains(&options)
 }
 
-/// The files that fsync made durable are among those that were recovered.
+/// Checks that the files that fsync made durable were recovered.
 #[track_caller]
 fn assert_kept(durable: &[String], recovered: &[String], what: &str) {
     let lost: Vec<&String> = durable
@@ -271,7 +270,7 @@ fn we_recover_what_the_kernel_fsynced() {
             let options = batch[n].1.kernel_options();
             let work = make_durable(&kept(n));
             let name = disk.trim_start_matches("/dev/");
-            // However slow the machine is, no checkpoint comes by itself.
+            // No periodic checkpoints, on a machine of any speed.
             format!(
                 "mkdir /mnt/{n}\nmount -t f2fs -o {options} {disk} {TOP}\n\
                  echo 100000 > /sys/fs/f2fs/{name}/cp_interval\n{work}\n\
@@ -306,12 +305,12 @@ fn we_recover_what_the_kernel_fsynced() {
     });
 }
 
-/// A tree for sload.f2fs, which miscounts files with holes and takes no attributes.
+/// A tree for sload.f2fs, which miscounts files with holes and copies no attributes.
 fn source(scratch: &Scratch) -> std::path::PathBuf {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     let top = scratch.folder("source");
     plain(&top, 5, 300);
-    // Into the first indirect node, and a directory of several levels.
+    // A file with an indirect node, and a directory of several levels.
     fs::write(top.join("large"), vec![3; 13_000_000]).unwrap();
     fs::create_dir(top.join("many")).unwrap();
     for n in 0..1500 {
@@ -327,17 +326,17 @@ fn source(scratch: &Scratch) -> std::path::PathBuf {
     top
 }
 
-/// What sload.f2fs keeps of a tree: not the top's own fields, and whole seconds.
+/// What sload.f2fs copies of a tree: not the attributes of the top, and whole seconds.
 fn as_loaded(mut tree: Tree) -> Tree {
     tree.nodes.remove(&b""[..]);
     tree.nodes.values_mut().for_each(|node| node.mtime.1 = 0);
     tree
 }
 
-/// Volumes that sload.f2fs filled: read as the source is, written by us, and read then by the kernel. (With
-/// flexible_inline_xattr it makes inodes that its own checker refuses. Debian's is built without compression.)
+/// Volumes that sload.f2fs filled: equal to the source, written by us, and then read by the kernel. (With
+/// flexible_inline_xattr it makes inodes that its own checker refuses. Debian's has no compression.)
 #[test]
-fn we_read_and_go_on_with_what_sload_wrote() {
+fn we_read_and_extend_what_sload_wrote() {
     let scratch = Scratch::new();
     let top = source(&scratch);
     let wanted = as_loaded(Tree::of(&top));
@@ -379,7 +378,7 @@ fn we_read_and_go_on_with_what_sload_wrote() {
     }
 }
 
-/// Lets the kernel recover a volume and write down what is there.
+/// Lets the kernel recover a volume and list its files.
 fn recover_and_list(disk: &str, list: &Path) -> String {
     let to = write_tree(list);
     format!(

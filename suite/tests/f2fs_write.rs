@@ -10,7 +10,7 @@ use steadfs_suite::generate::torture;
 use steadfs_suite::uml::{self, TOP, assert_same, boot, lines, without_folder_times, write_tree};
 use steadfs_suite::{Scratch, SteadMount, Tree, steadfs};
 
-/// What the judge calls inside; see [`uml`].
+/// The part that runs inside the judge; see [`uml`].
 #[test]
 #[ignore = "run by scripts inside User-Mode Linux"]
 fn inside_the_judge() {
@@ -22,7 +22,7 @@ fn read_list(path: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// What the kernel's f2fs sees in a volume that it only reads.
+/// The tree of a volume in the kernel's f2fs, mounted read-only.
 fn read_by_kernel(scratch: &Scratch, image: &Path) -> Vec<String> {
     let list = scratch.join("kernel");
     let script = format!(
@@ -33,7 +33,7 @@ fn read_by_kernel(scratch: &Scratch, image: &Path) -> Vec<String> {
     read_list(&list)
 }
 
-/// mkfs.f2fs's options and ours.
+/// Options of mkfs.f2fs, and our mount options.
 const MATRIX: &[(&str, &str)] = &[
     ("", ""),
     ("-i", "noinline_data,noinline_dentry,noinline_xattr"),
@@ -66,7 +66,7 @@ fn the_kernel_reads_what_we_wrote() {
         let ours = lines(&Tree::of(mount.root()));
         mount.unmount();
         check_clean(image.path(), args);
-        // Another mount finds the same.
+        // The next mount finds the same.
         let mount = SteadMount::new(&scratch, image.path(), &options);
         assert_same(&lines(&Tree::of(mount.root())), &ours, "mounted again");
         mount.unmount();
@@ -89,7 +89,7 @@ fn the_kernel_reads_what_we_wrote() {
     }
 }
 
-/// The kernel's own work, cut off: see `f2fs.rs`.
+/// Volumes that the kernel wrote and that were cut off: see `f2fs.rs`.
 const FSYNCS: &str = "
 mkdir d
 seq 300000 > old
@@ -156,8 +156,8 @@ const ATOMIC: &str = r#"open my $f, "+<", "late" or die; ioctl $f, 0xf501, 0 or 
 sysseek $f, 12288, 0; syswrite($f, "x" x 163840) == 163840 or die $!; system("sync") == 0 or die;
 ioctl $f, 0xf502, 0 or die $!;"#;
 
-/// An atomic write keeps its blocks in an inode of its own until the commit; here a checkpoint has them there
-/// already when the commit gives them to the file. That is read, and taken over into the volume.
+/// An atomic write keeps its blocks in a separate inode until the commit. Here a checkpoint has written them there
+/// before the commit moves them to the file. We read the result, and recovery applies it to the volume.
 #[test]
 fn blocks_that_the_kernel_moved_between_files_are_recovered() {
     let scratch = Scratch::new();
@@ -195,8 +195,8 @@ fn blocks_that_the_kernel_moved_between_files_are_recovered() {
     assert_same(&recovered, &kernel, "recovered by us, and by the kernel");
 }
 
-/// What a copy takes over: of a folder neither size nor links are the same everywhere, of a file the times of
-/// access and change are not, nor where its holes end.
+/// What a copy preserves: not the size and link count of folders, not access and change times of files, not the end of
+/// holes.
 fn as_copied(lines: &[String]) -> Vec<String> {
     let without = |line: &str, from: &str, to: &str| {
         let (before, rest) = line.split_once(from).unwrap();
@@ -245,7 +245,7 @@ fn the_kernel_reads_a_volume_filled_from_a_directory() {
     }
 }
 
-/// What `steadfs remount` says.
+/// The output of `steadfs remount`.
 #[track_caller]
 fn remount(mount: &SteadMount, option: &str) -> steadfs_suite::Outcome {
     steadfs([
@@ -300,7 +300,7 @@ fn the_kernel_reads_what_was_there_when_checkpoints_were_switched_off() {
         &before,
         "switched off, and what the kernel reads",
     );
-    // The kernel switches them on when it writes; and off, and we read what it left.
+    // The kernel switches checkpoints on when it writes; it switches them off, and we read the result.
     let list = scratch.join("off");
     let script = format!(
         "mount -t f2fs -o noatime,checkpoint=disable:20% /dev/ubda {TOP}\n{}\ncd {TOP}\n\

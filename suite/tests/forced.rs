@@ -1,4 +1,4 @@
-//! Mounts that are taken away from a server which does not answer.
+//! Forced unmounts while the server does not answer.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -13,7 +13,7 @@ use steadfs_suite::command::wait;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, steadfs};
 
-/// A call that waits for the server's answer.
+/// A call that waits for the server's reply.
 fn ask(path: &Path) -> Child {
     let mut command = Command::new("stat");
     command
@@ -26,8 +26,8 @@ fn ask(path: &Path) -> Child {
     child
 }
 
-/// `force` is called for the mount point while the server hangs. (With io_uring the kernel ends calls with the help of
-/// the server's threads: one that is stopped must be killed, too.)
+/// Calls `force` for the mount point while the server is stopped. (With io_uring the kernel needs the server's threads
+/// to abort its requests: a stopped server must be killed, too.)
 fn force_away(scratch: &Scratch, volume: &Path, force: impl Fn(&Path)) {
     let mount = SteadMount::new(scratch, volume, "fuse_transport=dev");
     fs::write(mount.join("kept"), [7; 300_000]).unwrap();
@@ -40,7 +40,7 @@ fn force_away(scratch: &Scratch, volume: &Path, force: impl Fn(&Path)) {
         fs::read_dir(mount.root()).unwrap().next().is_none(),
         "it is still mounted"
     );
-    // What was acknowledged is on the volume when the server can go on.
+    // What was acknowledged is on the volume after the server has continued.
     mount.signal(Signal::CONT);
     assert_eq!(mount.wait(), 0);
     let mount = SteadMount::new(scratch, volume, "");
@@ -49,7 +49,7 @@ fn force_away(scratch: &Scratch, volume: &Path, force: impl Fn(&Path)) {
 }
 
 #[test]
-fn a_server_that_hangs_keeps_no_mount() {
+fn the_mount_of_a_hanging_server_can_be_forced_away() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "hangs.img", 64 << 20, &["-t", "ext4"]);
     force_away(&scratch, image.path(), |root| {

@@ -1,4 +1,4 @@
-//! `steadfs format` against mke2fs, where both have the same option.
+//! `steadfs format` against mke2fs, for the options that both have.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -16,7 +16,7 @@ mod words;
 const MIB: u64 = 1 << 20;
 const UUID: &str = "6b4c9a52-0f5e-4f0c-9f2b-0d8c5f6a7b8c";
 
-/// What both are given beside what is compared: nothing is left to chance.
+/// Options of both programs that are not compared: they make the result deterministic.
 fn make(program: impl Fn(&[&str]), image: &str, extended: &str, options: &[&str]) {
     let seed = format!("hash_seed={UUID}{extended}");
     let mut words = vec!["-q", "-t", "ext4", "-U", UUID, "-E", &seed];
@@ -35,7 +35,7 @@ fn ours(words: &[&str]) {
     steadfs(&all).expect(0);
 }
 
-/// What dumpe2fs says of a volume, but for when it was made and what was written to it.
+/// The output of dumpe2fs without the time of creation and the write count.
 fn dump(image: &str) -> Vec<String> {
     let of_time = [
         "Filesystem created",
@@ -51,8 +51,8 @@ fn dump(image: &str) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// Two files of one content: one for mke2fs, which takes one that it makes itself for one that may hold anything, and
-/// one for us.
+/// Two files with the same content: one for mke2fs, which would assume zeros in a file that it creates itself, and one
+/// for us.
 fn pair(scratch: &Scratch, name: &str, content: &[u8]) -> [String; 2] {
     ["theirs", "ours"].map(|whose| {
         let path = scratch.join(&format!("{name}-{whose}"));
@@ -118,7 +118,7 @@ fn groups_and_names_are_as_mke2fs_makes_them() {
     }
 }
 
-/// A volume that cannot be is refused in words of the user's, and leaves no file; where there is room for it, mke2fs
+/// An impossible volume is refused with a message in the user's terms, and leaves no file; on a larger device mke2fs
 /// makes one, too.
 #[test]
 fn tiny_volumes_are_made_or_refused() {
@@ -157,7 +157,7 @@ fn tiny_volumes_are_made_or_refused() {
 }
 
 #[test]
-fn a_uuid_is_what_mke2fs_makes_of_the_word() {
+fn uuid_arguments_mean_what_they_mean_to_mke2fs() {
     let scratch = Scratch::new();
     let image = scratch.join("image");
     let image = image.to_str().unwrap();
@@ -189,7 +189,7 @@ fn a_uuid_is_what_mke2fs_makes_of_the_word() {
 }
 
 #[test]
-fn features_are_made_or_refused_with_the_way_out() {
+fn features_are_made_or_refused_with_an_alternative() {
     let scratch = Scratch::new();
     let path = scratch.join("volume");
     let image = path.to_str().unwrap();
@@ -244,7 +244,7 @@ fn features_are_made_or_refused_with_the_way_out() {
 }
 
 #[test]
-fn numbers_that_cannot_be_are_told_with_what_can() {
+fn impossible_numbers_are_refused_with_the_possible_ones() {
     let scratch = Scratch::new();
     let path = scratch.join("volume");
     let image = path.to_str().unwrap();
@@ -289,7 +289,7 @@ fn numbers_that_cannot_be_are_told_with_what_can() {
 }
 
 #[test]
-fn a_volume_begins_where_it_is_told_to() {
+fn a_volume_begins_at_the_given_offset() {
     const OFFSET: u64 = 3 * MIB + 512;
     let scratch = Scratch::new();
     let at = format!("offset={OFFSET}");
@@ -313,7 +313,7 @@ fn a_volume_begins_where_it_is_told_to() {
     mount.unmount();
     clean(&in_ours);
 
-    // An image that is made is as long as it takes; without a size the volume goes to the end, which is told.
+    // A new image is as long as the volume requires; without a size the volume extends to the end, which is reported.
     let from = scratch.join("from");
     fs::create_dir(&from).unwrap();
     fs::write(from.join("file"), [7; 10_000]).unwrap();

@@ -1,4 +1,4 @@
-//! One file written, mapped, cut, punched and copied at random, each read compared by fsx.
+//! One file written, mapped, truncated, punched and copied at random; fsx compares each read.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -27,8 +27,7 @@ posix_fadvise = 1
 copy_file_range = 3
 ";
 
-/// Runs fsx once for each seed, all at the same time, each with a file of its own; then the judges
-/// look at the volume.
+/// Runs fsx once for each seed, all at the same time, each with its own file; then the judges check the volume.
 fn exercise(kind: &[&str], options: &str, seeds: &[u32], operations: u32) {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "fsx.img", 128 << 20, kind);
@@ -37,7 +36,7 @@ fn exercise(kind: &[&str], options: &str, seeds: &[u32], operations: u32) {
     image.check_clean();
 }
 
-/// The same on a mount; what it said of itself at the end, where it is f2fs.
+/// The same on a mount; returns its status at the end, if it is f2fs.
 fn exercise_mount(
     scratch: &Scratch,
     image: &Image,
@@ -63,7 +62,7 @@ fn exercise_mount(
             });
         }
     });
-    // What the cache of the kernel held must be what the volume holds.
+    // The kernel's page cache and the volume must agree.
     let read = |mount: &SteadMount| -> Vec<Vec<u8>> {
         let file = |seed| fs::read(mount.join(&format!("file{seed}"))).unwrap();
         seeds.iter().map(file).collect()
@@ -82,17 +81,17 @@ fn exercise_mount(
 }
 
 #[test]
-fn a_file_is_what_was_written_through_the_ring() {
+fn fsx_finds_no_difference_with_io_uring() {
     exercise(&["-t", "ext4"], "fuse_transport=uring", &[1], 100_000);
 }
 
 #[test]
-fn a_file_is_what_was_written_through_the_device() {
+fn fsx_finds_no_difference_with_dev_fuse() {
     exercise(&["-t", "ext4"], "fuse_transport=dev", &[3], 20_000);
 }
 
 #[test]
-fn a_file_is_what_was_written_whatever_maps_its_blocks() {
+fn fsx_finds_no_difference_with_any_block_map() {
     exercise(&["-t", "ext2", "-b", "1024"], "", &[4], 10_000);
     exercise(
         &["-t", "ext4", "-b", "65536"],
@@ -103,7 +102,7 @@ fn a_file_is_what_was_written_whatever_maps_its_blocks() {
 }
 
 #[test]
-fn a_file_is_what_was_written_on_f2fs() {
+fn fsx_finds_no_difference_on_f2fs() {
     for (args, options, seeds) in [
         ("-q", "", &[6, 7][..]),
         ("-i", "mode=lfs,background_gc=sync", &[8]),
@@ -127,10 +126,9 @@ fn check_f2fs(image: &Image) {
     run("fsck.f2fs", ["--dry-run", image.path().to_str().unwrap()]).expect(0);
 }
 
-/// Beside a task that cleans without rest, on a volume whose segments are full of holes, into which all that
-/// is written goes.
+/// With background GC without pauses, on a volume whose segments are partly valid, so that all writes go there (SSR).
 #[test]
-fn a_file_is_what_was_written_on_a_worn_f2fs() {
+fn fsx_finds_no_difference_on_a_fragmented_f2fs() {
     let scratch = Scratch::new();
     let image = f2fs(&scratch, 128, "-q");
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -156,7 +154,7 @@ fn a_file_is_what_was_written_on_a_worn_f2fs() {
     check_f2fs(&image);
 }
 
-/// The number behind these words at the beginning of a line.
+/// The number at the start of the line with these words.
 fn counted(status: &str, words: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(words));
     let line = line.unwrap_or_else(|| panic!("no line begins with {words:?}: {status}"));
@@ -164,7 +162,7 @@ fn counted(status: &str, words: &str) -> u64 {
     line[..end.unwrap_or(line.len())].parse().unwrap()
 }
 
-/// Fills a volume with small files but for what fsx takes, and removes two of three.
+/// Fills a volume with small files, except for the space that fsx needs, and removes two of three.
 fn wear(mount: &SteadMount) {
     let path = |n: u64| mount.join(&format!("worn/{n}"));
     fs::create_dir(mount.join("worn")).unwrap();
@@ -189,7 +187,7 @@ fn wear(mount: &SteadMount) {
     sync();
 }
 
-/// On f2fs, of each file: `STEADFS_FSX_OPERATIONS` says how many.
+/// Operations for each file on f2fs; `STEADFS_FSX_OPERATIONS` changes it.
 fn operations() -> u32 {
     let said = std::env::var("STEADFS_FSX_OPERATIONS").ok();
     said.and_then(|n| n.parse().ok()).unwrap_or(34_000)

@@ -189,16 +189,16 @@ fn run(family: Family) {
 }
 
 #[test]
-fn truncated_images() {
+fn truncated_images_are_handled() {
     run(Family::Truncated);
 }
 
 #[test]
-fn flipped_images() {
+fn flipped_images_are_handled() {
     run(Family::Flipped);
 }
 
 #[test]
-fn random_images() {
+fn random_images_are_handled() {
     run(Family::Random);
 }

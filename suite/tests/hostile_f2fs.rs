@@ -63,7 +63,7 @@ fn run(bases: &[F2fsBase], family: Family, cases: u64) -> (u64, u64) {
 }
 
 #[test]
-fn damaged_f2fs_volumes() {
+fn corrupt_f2fs_volumes_are_handled() {
     let scratch = tempfile::tempdir().unwrap();
     let bases = F2fsBase::all(scratch.path());
     for base in &bases {

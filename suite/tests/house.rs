@@ -114,7 +114,7 @@ fn short(package: &str) -> &str {
 }
 
 #[test]
-fn the_table_itself_points_down() {
+fn the_table_of_crates_has_no_upward_dependency() {
     let tiers: BTreeMap<_, _> = CRATES.iter().map(|r| (r.name, r.tier)).collect();
     assert_eq!(tiers.len(), CRATES.len(), "a crate is listed twice");
     for rule in CRATES {
@@ -129,7 +129,7 @@ fn the_table_itself_points_down() {
 }
 
 #[test]
-fn dependencies_point_down() {
+fn crates_depend_only_on_what_the_table_allows() {
     let tiers: BTreeMap<_, _> = CRATES.iter().map(|r| (r.name, r.tier)).collect();
     let metadata = metadata();
     let packages = metadata["packages"].as_array().expect("a list of packages");

@@ -1,5 +1,5 @@
-//! What `make install` brings: the program, its manual and completions, and the helpers by which
-//! mount(8), umount(8) and fstab know the type.
+//! What `make install` installs: the program, its manual pages and completions, and the helpers through which mount(8),
+//! umount(8) and fstab know the type.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ fn make(target: &str, variables: &[&str]) {
     finish(command, Duration::from_secs(600)).expect(0);
 }
 
-/// All files below `root` that are no directories.
+/// All files below `root` except directories.
 fn files(root: &Path) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     let mut todo = vec![root.to_owned()];
@@ -45,7 +45,7 @@ fn files(root: &Path) -> BTreeSet<PathBuf> {
 }
 
 #[test]
-fn everything_has_its_place_and_goes_again() {
+fn everything_is_installed_and_uninstalled() {
     let scratch = Scratch::new();
     let dest = scratch.folder("dest");
     let variables = [&*format!("DESTDIR={}", dest.display()), "PREFIX=/opt/stead"];
@@ -109,7 +109,7 @@ fn everything_has_its_place_and_goes_again() {
     );
     assert!(lab.expect(0).out.starts_with("steadfs-lab "));
 
-    // A file of somebody else stays.
+    // A file from elsewhere stays.
     fs::write(dest.join("opt/stead/bin/other"), b"").unwrap();
     make("uninstall", &variables);
     let left = files(&dest);
@@ -117,7 +117,7 @@ fn everything_has_its_place_and_goes_again() {
 }
 
 #[test]
-fn an_installation_that_cannot_be_whole_is_none() {
+fn an_incomplete_installation_installs_nothing() {
     let scratch = Scratch::new();
     let prefix = scratch.join("prefix");
     let file = scratch.join("file");
@@ -141,7 +141,7 @@ fn an_installation_that_cannot_be_whole_is_none() {
     assert!(!prefix.exists());
 }
 
-/// fcntl(2)'s locks are apt's.
+/// apt locks with fcntl(2).
 #[test]
 fn packages_wait_for_another_apt() {
     let scratch = Scratch::new();
@@ -193,8 +193,8 @@ fn shells_complete_commands_and_options() {
     assert_eq!(steadfs(["completions", "abacus"]).code(), 2);
 }
 
-/// In a mount namespace of its own, with the helpers in /sbin and lines in /etc/fstab.
-/// $1: folder with helpers, fstab, a.img, b.img (nobody's), c.img (f2fs), mnt, other, third, and his (nobody's).
+/// In a mount namespace of its own, with the helpers in /sbin and lines in /etc/fstab. $1: folder with the helpers,
+/// fstab, a.img, b.img (owned by uid 65534), c.img (f2fs), mnt, other, third, and own (a folder of uid 65534).
 const WITH_HELPERS: &str = r#"
 set -euo pipefail
 cd "$1"
@@ -299,7 +299,7 @@ clean b.img
 "#;
 
 #[test]
-fn mount_8_and_fstab_know_the_type() {
+fn mount_8_and_fstab_mount_the_type() {
     let scratch = Scratch::new();
     let dir = scratch.path().to_owned();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,4 +1,4 @@
-//! The suite's own tools, tried on the kernel's file system: a judge that cannot say no is none.
+//! The suite's own tools, tried on the kernel's file system: a judge must be able to fail.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -54,7 +54,7 @@ fn a_torture_tree_survives_the_kernel() {
 }
 
 #[test]
-fn differences_are_seen() {
+fn differences_between_trees_are_found() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "a.img", 16 << 20, &["-t", "ext4"]);
     let mount = KernelMount::new(&scratch, image.path(), "noatime");
@@ -93,7 +93,7 @@ fn differences_are_seen() {
 }
 
 #[test]
-fn holes_count_only_when_asked() {
+fn holes_are_compared_on_request() {
     let scratch = Scratch::new();
     let (a, b) = (scratch.folder("a"), scratch.folder("b"));
     let sparse = fs::File::create(a.join("f")).unwrap();
@@ -119,7 +119,7 @@ fn holes_count_only_when_asked() {
 }
 
 #[test]
-fn damage_is_seen_by_e2fsck() {
+fn e2fsck_finds_corruption() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "a.img", 16 << 20, &["-t", "ext4"]);
     image.check_clean();

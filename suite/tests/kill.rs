@@ -18,7 +18,7 @@ use steadfs_suite::{Image, Scratch, SteadMount, f2fs, steadfs, succeed};
 const ROUNDS: u64 = 100;
 const WRITERS: u64 = 3;
 const NAMES: u64 = 12;
-/// Acknowledged steps in a round, on average.
+/// Average number of acknowledged steps in a round.
 const STEPS: u64 = 30;
 
 /// Names and contents in a writer's folder.
@@ -49,10 +49,10 @@ impl Random {
     }
 }
 
-/// What was asked for and not yet acknowledged.
+/// A change that was requested and is not acknowledged yet.
 struct Pending {
     after: Files,
-    /// The file that grows, of which a part may be there.
+    /// The file that grows, part of which may be there.
     grows: Option<String>,
 }
 
@@ -60,7 +60,7 @@ struct Pending {
 struct Writer {
     name: String,
     random: Random,
-    /// What was acknowledged.
+    /// The acknowledged files.
     files: Files,
     pending: Option<Pending>,
 }
@@ -75,7 +75,7 @@ impl Writer {
         }
     }
 
-    /// Works until the first error; counts what was acknowledged.
+    /// Works until the first error; counts acknowledged steps.
     fn work(&mut self, root: &Path, done: &AtomicU64) -> io::Error {
         let dir = root.join(&self.name);
         loop {
@@ -119,7 +119,7 @@ impl Writer {
         let data_only = self.files.contains_key(&name) && self.random.below(2) == 0;
         let mut after = self.files.clone();
         after.entry(name.clone()).or_default().extend(&bytes);
-        // Files stay small: begin anew.
+        // Files stay small: start over.
         if after[&name].len() > 200_000 {
             return self.remove(dir, name);
         }
@@ -158,7 +158,7 @@ impl Writer {
         File::open(dir)?.sync_all()
     }
 
-    /// Compares what is there with what was acknowledged; takes it as the state from here on.
+    /// Compares the folder with what was acknowledged, and takes it as the new state.
     fn compare(&mut self, root: &Path, round: u64) {
         let mut found = Files::new();
         for entry in fs::read_dir(root.join(&self.name)).unwrap() {
@@ -189,7 +189,7 @@ impl Writer {
 }
 
 impl Pending {
-    /// Whether a crash may leave `found` where `before` was acknowledged.
+    /// Whether a crash may leave `found` after `before` was acknowledged.
     fn allows(&self, before: &Files, found: &Files) -> bool {
         if *found == self.after {
             return true;
@@ -206,12 +206,12 @@ impl Pending {
         others == *found
             && (old..=whole.len()).contains(&part.len())
             && part[..old] == whole[..old]
-            // Of what was added any page may be missing, and then reads as zeros.
+            // Any page that was added may be missing; it then reads as zeros.
             && part[old..].iter().zip(&whole[old..]).all(|(is, new)| is == new || *is == 0)
     }
 }
 
-/// Makes, cuts and removes files and folders that nobody waits for, until the first error.
+/// Creates, truncates and removes files and folders without fsync, until the first error.
 fn noise(root: &Path, random: &mut Random) -> io::Error {
     let dir = root.join("noise");
     let mut step = || -> io::Result<()> {
@@ -238,8 +238,8 @@ fn noise(root: &Path, random: &mut Random) -> io::Error {
     }
 }
 
-/// Lets everyone work until some steps are acknowledged and a moment longer, kills the server, and takes
-/// the dead mount away.
+/// Lets all writers work until some steps are acknowledged and for a short time more, kills the server, and detaches
+/// the dead mount.
 fn round(mount: SteadMount, writers: &mut [Writer], random: &mut Random, done: &AtomicU64) {
     let root: PathBuf = mount.root().to_owned();
     let killed = AtomicBool::new(false);
@@ -269,18 +269,18 @@ fn round(mount: SteadMount, writers: &mut [Writer], random: &mut Random, done: &
         killed.store(true, Ordering::SeqCst);
         mount.signal(Signal::KILL);
     });
-    // All have stopped: nobody writes to the folder below the mount.
+    // All writers have stopped, so none writes to the folder below the mount.
     mount.kill();
     let done = done.load(Ordering::Relaxed);
     assert!(done >= enough, "{done} of {enough} steps in {PATIENCE:?}");
 }
 
-/// A volume under test, and how it is judged.
+/// A volume under test and its judge.
 trait Judged {
     fn image(&self) -> &Image;
     /// After an unmount.
     fn check_clean(&self);
-    /// After a kill: the judge's own recovery finds a sound volume as well.
+    /// After a kill: the judge's own recovery finds a sound volume, too.
     fn check_killed(&self, scratch: &Scratch);
 }
 
@@ -312,15 +312,15 @@ impl Judged for OfF2fs {
     }
 
     fn check_killed(&self, _: &Scratch) {
-        // It does not follow what fsync wrote: what the last checkpoint says must be whole.
+        // fsck.f2fs does not roll forward: the last checkpoint must be consistent.
         self.check_clean();
     }
 }
 
-/// A fault point, the thread that reaches it, the mount's options, and what makes it get there.
+/// A fault point, the thread that reaches it, the mount's options, and the work that makes it do so.
 type Fault = (&'static str, &'static str, &'static str, fn(&Path));
 
-/// Errors are as they should be once the server has ended.
+/// Ignores errors, which are expected once the server has exited.
 fn quietly<T>(_: io::Result<T>) {}
 
 fn rename(root: &Path) {
@@ -369,8 +369,8 @@ fn free_blocks(root: &Path) {
     sync_folders(root);
 }
 
-/// The server panics at a fault point: it ends at once and says why; callers and `steadfs umount` are not held up; the
-/// volume is as after a power cut.
+/// The server panics at a fault point: it exits at once and logs the cause, callers and `steadfs umount` do not wait,
+/// and the volume is as after a power cut.
 fn end_at(scratch: &Scratch, volume: &dyn Judged, (point, thread, options, provoke): Fault) {
     const ENOTCONN: i32 = 107;
     let image = volume.image();
@@ -386,7 +386,7 @@ fn end_at(scratch: &Scratch, volume: &dyn Judged, (point, thread, options, provo
     let mut probe = 0;
     until(point, || {
         provoke(&root);
-        // A new name each time: the kernel remembers which are missing.
+        // A new name each time, because the kernel caches negative entries.
         probe += 1;
         let gone = fs::metadata(root.join(format!("probe{probe}")));
         let gone = gone.map_err(|error| error.raw_os_error());

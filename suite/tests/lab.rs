@@ -12,8 +12,8 @@ use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Outcome, Scratch, run, steadfs};
 
-/// A steadfs without a laboratory beside it. cp(1) writes it: a copy that this process had open for writing could not be
-/// executed while another test forks.
+/// A steadfs without a laboratory beside it. cp(1) writes it, because a program that this process has open for writing
+/// cannot be executed while another test forks.
 fn lone_program(scratch: &Scratch) -> PathBuf {
     let copy = scratch.join("steadfs");
     run("cp", [program().as_os_str(), copy.as_os_str()]).expect(0);
@@ -95,7 +95,7 @@ fn a_wrong_device_file_is_refused_naming_the_key() {
 }
 
 #[test]
-fn a_signal_takes_the_mount_of_an_experiment_away() {
+fn a_signal_unmounts_the_volume_of_an_experiment() {
     let scratch = Scratch::new();
     let mut command = Command::new(program());
     command

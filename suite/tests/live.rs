@@ -1,5 +1,5 @@
-//! What a running mount shows of itself and lets be changed: `tune`, `stat`, and every option of the four
-//! mechanisms as their sources type it, good and bad, at mount and by remount.
+//! What a running mount reports and lets users change: `tune`, `stat`, and every option of the four mechanisms as its
+//! documentation spells it, valid and invalid, at mount and by remount.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ffi::{OsStr, OsString};
@@ -32,7 +32,7 @@ fn options(mount: &SteadMount) -> String {
 }
 
 #[test]
-fn settings_change_all_or_none() {
+fn settings_are_changed_all_or_none() {
     let scratch = Scratch::new();
     let mount = SteadMount::new(&scratch, volume(&scratch, "f2fs").path(), "");
     let listed = ask("tune", &mount, &[]).expect(0).out;
@@ -43,7 +43,7 @@ fn settings_change_all_or_none() {
     ] {
         assert!(listed.lines().any(|l| l == line), "{line}: {listed}");
     }
-    // The last is wrong, so nothing is done.
+    // The last item is wrong, so none is applied.
     for (bad, why) in [
         (
             "gc_urgent=9",
@@ -91,7 +91,7 @@ fn settings_change_all_or_none() {
     assert_eq!(file("f2fs/migration_granularity"), "1\n");
     assert_eq!(file("io/scheduler"), "fifo fair [cfq]\n");
     assert_eq!(ask("tune", &mount, &["frobnicate"]).code(), 32);
-    // A mount without control files has settings all the same; a read-only one, too.
+    // A mount without control files has settings, too, and so does a read-only one.
     mount.unmount();
     let options = "nocontrol,ro";
     let mount = SteadMount::new(&scratch, &scratch.join("f.img"), options);
@@ -105,7 +105,7 @@ fn settings_change_all_or_none() {
     mount.unmount();
 }
 
-/// Some changes that are durable.
+/// Some durable changes.
 fn work(mount: &SteadMount) {
     for n in 0..3 {
         let dir = mount.join(&format!("dir{n}"));
@@ -120,7 +120,7 @@ fn work(mount: &SteadMount) {
 }
 
 #[test]
-fn a_mount_tells_what_it_did() {
+fn a_mount_reports_its_counters() {
     let scratch = Scratch::new();
     for (kind, title) in [("ext4", "journal:"), ("f2fs", "f2fs:"), ("ext2", "groups:")] {
         let mount = SteadMount::new(&scratch, volume(&scratch, kind).path(), "");
@@ -140,7 +140,7 @@ fn a_mount_tells_what_it_did() {
             serde_json::from_str(&ask("stat", &mount, &["--json"]).expect(0).out).unwrap();
         let number = |path: &str| json.pointer(path).and_then(Value::as_u64);
         assert!(number("/io/ops/write/count") > Some(3), "{json}");
-        // Whatever group this test runs in.
+        // In any group that this test may run in.
         let groups = json["io"]["groups"].as_array().unwrap().iter();
         let written: Option<u64> = groups.map(|group| group["written"].as_u64()).sum();
         assert!(written > Some(100_000), "{json}");
@@ -172,10 +172,10 @@ fn a_mount_tells_what_it_did() {
     );
 }
 
-/// What is typed; and what is shown of it, or the reason why it is refused.
+/// An option as typed; what is shown of it, or the reason for its refusal.
 type Row = (&'static str, Result<&'static str, &'static str>);
 
-/// For every volume.
+/// For every kind of volume.
 const QUEUE: &[Row] = &[
     ("io_scheduler=fair", Ok("")),
     ("io_scheduler=fifo", Ok("io_scheduler=fifo")),
@@ -231,7 +231,7 @@ const QUEUE: &[Row] = &[
     ("cgroup_weight=/a/b", Err("needs PATH:WEIGHT")),
     ("cgroup_weight", Err("needs a value")),
     ("cgroup_weight=a:20", Err("from the root")),
-    // The root has nobody to share with.
+    // The root has no siblings.
     ("cgroup_weight=/:20", Err("from the root")),
     ("cgroup_weight=//:20", Err("from the root")),
 ];
@@ -297,7 +297,7 @@ const F2FS: &[Row] = &[
     ("checkpoint=disable:-1", Err("option checkpoint")),
     ("checkpoint=disable:", Err("option checkpoint")),
     ("checkpoint=disable,ro", Err("option checkpoint")),
-    // What merging was called when it was first posted.
+    // The name of the option in its first posting.
     ("checkpoint=merge", Err("is one of enable, disable")),
     ("checkpoint", Err("needs a value")),
     (
@@ -309,7 +309,7 @@ const F2FS: &[Row] = &[
     ("fsync_mode=posix", Ok("fsync_mode=posix")),
     ("fsync_mode=lax", Err("is one of")),
     ("flush_merge", Ok("")),
-    // Concurrent flushes are merged all the same, and that is reported.
+    // Concurrent flushes are merged all the same, and a warning reports that.
     ("noflush_merge", Ok("flush_merge")),
     ("gc_merge", Ok("gc_merge")),
     ("nogc_merge", Ok("nogc_merge")),
@@ -321,27 +321,27 @@ const F2FS: &[Row] = &[
     ("mode=fragment:segment", Err("option mode")),
     ("atgc=1", Err("takes no value")),
     ("gc_policy=2014", Err("is one of default, 2013")),
-    // A setting (f2fs/max_victim_search), no option.
+    // A setting (f2fs/max_victim_search), not an option.
     ("max_victim_search=20", Err("option max_victim_search: ")),
     ("async_checkpoint", Err("option async_checkpoint: ")),
     ("noasync_checkpoint", Err("option noasync_checkpoint: ")),
 ];
 
-/// What a running mount keeps: typed when it is mounted it is shown, and a remount says that it cannot change.
+/// Options that a remount cannot change: the mount shows them, and a remount names the reason.
 const F2FS_FIXED: &[(&str, &str)] = &[
     ("atgc", "atgc"),
     ("mode=lfs", "mode=lfs"),
     ("active_logs=4", "active_logs=4"),
 ];
 
-/// Whether an option list shows these items.
+/// Whether an option list contains these items.
 fn shows(list: &str, items: &str) -> bool {
     let shown: Vec<&str> = list.split(',').collect();
     items.is_empty() || items.split(',').all(|item| shown.contains(&item))
 }
 
 #[test]
-fn every_option_of_the_mechanisms_is_what_its_source_says() {
+fn every_option_of_the_mechanisms_works_as_documented() {
     let scratch = Scratch::new();
     for (kind, own, back) in [
         (
@@ -382,12 +382,12 @@ fn every_option_of_the_mechanisms_is_what_its_source_says() {
     }
 }
 
-/// The number of the server's thread of this name, once it has one.
+/// The thread id of the server's thread with this name, once it exists.
 fn thread_of(mount: &SteadMount, name: &str) -> OsString {
     let tasks = format!("/proc/{}/task", mount.pid());
     let find = || {
         let mut tasks = fs::read_dir(&tasks).unwrap().filter_map(Result::ok);
-        // Threads may end meanwhile.
+        // Threads may exit meanwhile.
         tasks.find(|task| {
             let comm = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
             comm.trim() == name
@@ -401,7 +401,7 @@ fn thread_of(mount: &SteadMount, name: &str) -> OsString {
     found.unwrap().file_name()
 }
 
-/// The I/O priority that the host knows of it, as ionice tells it.
+/// A thread's I/O priority, as ionice prints it.
 fn host_prio(mount: &SteadMount, name: &str) -> String {
     let number = thread_of(mount, name);
     let said = run("ionice", ["-p".as_ref(), number.as_os_str()])
@@ -410,10 +410,10 @@ fn host_prio(mount: &SteadMount, name: &str) -> String {
     said.trim().to_owned()
 }
 
-/// Those that have a priority of their own tell it to the host, and what it becomes; the others, which work in the
-/// name of whoever asked, or of nobody, have what the server itself has.
+/// Threads with a priority of their own set it with ioprio_set(2), also when it changes; threads that work for
+/// requesters keep the server's.
 #[test]
-fn service_threads_tell_the_host_their_priority() {
+fn threads_set_their_priority_with_ioprio_set() {
     let scratch = Scratch::new();
     let mount = SteadMount::new(&scratch, volume(&scratch, "f2fs").path(), "");
     until("be,3", || {
@@ -432,7 +432,7 @@ fn service_threads_tell_the_host_their_priority() {
         ask("tune", &mount, &[&setting]).expect(0);
         until(told, || host_prio(&mount, "f2fs_ckpt") == told);
     }
-    // It is kept while there is no thread, and the next one has it.
+    // The priority is kept while there is no thread, and the next one gets it.
     ask("remount", &mount, &["-o", "nocheckpoint_merge"]).expect(0);
     ask("tune", &mount, &["ckpt_thread_ioprio=be,1"]).expect(0);
     ask("remount", &mount, &["-o", "checkpoint_merge"]).expect(0);
@@ -460,9 +460,9 @@ fn service_threads_tell_the_host_their_priority() {
     mount.unmount();
 }
 
-/// A threshold at which operations wait for log space anyway is taken, and said to be of little use.
+/// A threshold above the one at which operations wait for log space is accepted, with a warning.
 #[test]
-fn a_threshold_that_comes_too_late_is_told() {
+fn a_useless_threshold_is_reported() {
     let scratch = Scratch::new();
     let image = volume(&scratch, "ext4");
     let mount = SteadMount::new(&scratch, image.path(), "async_checkpoint=1");
@@ -474,7 +474,7 @@ fn a_threshold_that_comes_too_late_is_told() {
     let forced: u8 = forced.parse().unwrap();
     assert!((1..99).contains(&forced), "{said}");
     let told = |percent: u8| format!("async_checkpoint={percent} does little here");
-    // One that helps is taken without a word; said after it, the next word says so.
+    // A useful one is accepted silently; the same list with a useless one after it causes the warning.
     for percent in [forced + 1, forced] {
         let option = format!("async_checkpoint={percent}");
         ask("remount", &mount, &["-o", &option]).expect(0);
@@ -491,7 +491,7 @@ fn by_remount(mount: &SteadMount, typed: &str, wanted: &Result<&str, &str>) {
         return;
     }
     let before = options(mount);
-    // Together with something that could be done.
+    // Together with a valid item.
     let list = format!("noatime,{typed}");
     let said = ask("remount", mount, &["-o", &list]);
     match wanted {

@@ -10,7 +10,7 @@ use steadfs_suite::generate::torture;
 use steadfs_suite::matrix::{Circle, KINDS, Kind};
 use steadfs_suite::{Compare, Image, KernelMount, Scratch, SteadMount, Tree, run};
 
-/// Runs `work` for each kind, two at a time; all failures are told.
+/// Runs `work` for each kind, two at a time; reports all failures.
 fn each(wanted: impl Fn(&Kind) -> bool, work: impl Fn(&Kind) + Sync) {
     let only = std::env::var("KIND").ok();
     let chosen = |kind: &&Kind| wanted(kind) && only.as_ref().is_none_or(|name| name == kind.name);
@@ -41,7 +41,7 @@ fn each(wanted: impl Fn(&Kind) -> bool, work: impl Fn(&Kind) + Sync) {
     );
 }
 
-/// What the library reads.
+/// The tree that the library reads.
 fn read_by_library(image: &Path) -> Tree {
     let options = Options::parse("ro").unwrap();
     let volume = Volume::open(image, &options).unwrap();
@@ -50,7 +50,7 @@ fn read_by_library(image: &Path) -> Tree {
     tree
 }
 
-/// What our mount shows.
+/// The tree on our mount.
 fn read_by_mount(scratch: &Scratch, image: &Path) -> Tree {
     let mount = SteadMount::new(scratch, image, "ro");
     let tree = Tree::of(mount.root());
@@ -58,7 +58,7 @@ fn read_by_mount(scratch: &Scratch, image: &Path) -> Tree {
     tree
 }
 
-/// What the kernel shows.
+/// The tree on the kernel's mount.
 fn read_by_kernel(scratch: &Scratch, image: &Path) -> Tree {
     let mount = KernelMount::new(scratch, image, "ro");
     let tree = Tree::of(mount.root());
@@ -66,7 +66,7 @@ fn read_by_kernel(scratch: &Scratch, image: &Path) -> Tree {
     tree
 }
 
-/// A torture tree on the host, made once for each way to make it.
+/// A torture tree on the host, made once for each set of parameters.
 fn host_tree(kind: &Kind) -> PathBuf {
     static MADE: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let how = kind.torture();
@@ -94,7 +94,7 @@ fn we_read_what_mke2fs_wrote() {
             let from = host_tree(kind);
             let image = kind.make(&scratch, kind.size(), Some(&from));
             if kind.args.contains("quota") {
-                // mke2fs does not count what it copies.
+                // mke2fs does not update the counts after copying.
                 run("e2fsck", ["-fy".as_ref(), image.path().as_os_str()]).expect(1);
             }
             image.check_clean();
@@ -107,7 +107,7 @@ fn we_read_what_mke2fs_wrote() {
             let mut below = ours.clone();
             below.nodes.remove(&b""[..]);
             if kind.args.contains("inline_data") {
-                // mke2fs gives a file that ends in a hole a wrong size here.
+                // mke2fs sets a wrong size for a file that ends in a hole.
                 below.nodes.remove(&b"sparse/punched"[..]);
             }
             source.assert_same(
@@ -121,7 +121,7 @@ fn we_read_what_mke2fs_wrote() {
                 Compare::ALL,
                 &format!("{}: library and mount", kind.name),
             );
-            // The kernel does not find some names in small directories that mke2fs 1.47.0 makes.
+            // The kernel does not find some names in small inline directories of mke2fs 1.47.0.
             if kind.kernel && !kind.args.contains("inline_data") {
                 let kernel = read_by_kernel(&scratch, image.path());
                 kernel.assert_same(
@@ -134,8 +134,8 @@ fn we_read_what_mke2fs_wrote() {
     );
 }
 
-/// What of a host's tree `mke2fs -d` copies: whole seconds of 32 bits, links with several names as
-/// so many links; the top directory has `lost+found` besides.
+/// What `mke2fs -d` copies of a tree: whole seconds of 32 bits, and each name of a symbolic link as a link of its own;
+/// the top directory has `lost+found`, too.
 fn expected(tree: &Tree, kind: &Kind) -> Tree {
     let mut tree = tree.clone();
     tree.nodes.remove(&b""[..]);
@@ -210,9 +210,9 @@ fn others_read_what_we_wrote() {
     });
 }
 
-/// As e2fsdroid makes them: files with the same content have one copy of it.
+/// As e2fsdroid makes them: files with the same content share its blocks.
 #[test]
-fn a_block_of_two_files_is_read_in_both() {
+fn a_block_shared_by_two_files_is_read_in_both() {
     let scratch = Scratch::new();
     let from = scratch.folder("from");
     for name in ["one", "other"] {
@@ -239,7 +239,7 @@ fn a_block_of_two_files_is_read_in_both() {
         commands += &format!("sif other block[{n}] {one}\nfreeb {other}\n");
     }
     image.debugfs(&commands);
-    // What debugfs does not count.
+    // debugfs does not update these counts.
     let path = image.path().as_os_str();
     steadfs_suite::run("e2fsck", ["-fy".as_ref(), path]).expect(1);
     image.check_clean();
@@ -253,7 +253,7 @@ fn a_block_of_two_files_is_read_in_both() {
 }
 
 #[test]
-fn volumes_we_only_read_are_not_written() {
+fn read_only_kinds_of_volumes_are_not_written() {
     let only_read = |kind: &Kind| kind.circle == Circle::ReadOnly;
     each(only_read, |kind| {
         let scratch = Scratch::new();

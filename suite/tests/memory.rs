@@ -1,4 +1,4 @@
-//! The server's memory: below `cache_size` and 64 MiB more, whatever is done on the volume.
+//! The server's memory stays below `cache_size` plus 64 MiB under any load.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -11,10 +11,10 @@ use steadfs_suite::generate::Numbers;
 use steadfs_suite::{Image, Scratch, SteadMount};
 
 const MIB: u64 = 1 << 20;
-/// What a server may take besides its caches.
+/// What a server may use beside its caches.
 const BESIDES: u64 = 64 * MIB;
 
-/// The most memory that a process has had, in bytes.
+/// Peak memory of a process, in bytes.
 fn peak(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:"));
@@ -22,7 +22,7 @@ fn peak(pid: u32) -> u64 {
     kib.parse::<u64>().unwrap() << 10
 }
 
-/// One large file, written from its start to its end.
+/// One large file, written sequentially.
 fn stream(top: &Path) {
     let mut file = File::create(top.join("stream")).unwrap();
     let piece = vec![7; 1 << 20];
@@ -31,7 +31,7 @@ fn stream(top: &Path) {
     }
 }
 
-/// A file of a million blocks, of which some are there: as many extents.
+/// A sparse file with many blocks, each of which is an extent.
 fn scattered(top: &Path) {
     let file = File::create(top.join("scattered")).unwrap();
     let mut numbers = Numbers::new(1);
@@ -50,7 +50,7 @@ fn many_files(top: &Path) {
     }
 }
 
-/// A wide tree of files without content, and a deep one.
+/// A wide tree of empty files, and a deep one.
 fn tree(top: &Path) {
     for n in 0..200 {
         let dir = top.join(format!("tree/{}/{n}", n % 14));
@@ -74,7 +74,7 @@ fn tree(top: &Path) {
     }
 }
 
-/// Looks at everything, so that the kernel refers to every inode.
+/// Looks up everything, so that the kernel refers to every inode.
 fn walk(dir: &Path, read: bool) -> usize {
     let mut seen = 0;
     for entry in fs::read_dir(dir).unwrap() {
@@ -90,7 +90,7 @@ fn walk(dir: &Path, read: bool) -> usize {
     seen
 }
 
-/// What is done on the mount, and its name.
+/// The name of a load, and the load.
 type Step = (&'static str, fn(&Path));
 
 fn heavy_load(cache: u64) {
@@ -134,11 +134,11 @@ fn heavy_load(cache: u64) {
 }
 
 #[test]
-fn a_small_cache_bounds_the_server() {
+fn a_small_cache_bounds_the_servers_memory() {
     heavy_load(16 * MIB);
 }
 
 #[test]
-fn a_larger_cache_bounds_the_server() {
+fn a_larger_cache_bounds_the_servers_memory() {
     heavy_load(64 * MIB);
 }

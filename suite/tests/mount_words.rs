@@ -1,4 +1,4 @@
-//! The words of `steadfs mount` beside those of mount(8), and what it keeps of its caller.
+//! The options of `steadfs mount` beside those of mount(8), and which descriptors of its caller it keeps.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -24,14 +24,14 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Returns when the server has closed the image, for which umount(8) alone does not wait.
+/// Waits until the server has closed the image; umount(8) alone does not.
 #[track_caller]
 fn unmount(root: &Path) {
     steadfs_patiently(&["umount".as_ref(), root.as_os_str()]).expect(0);
 }
 
 #[test]
-fn a_device_is_found_by_what_is_on_it() {
+fn a_device_is_found_by_label_and_uuid() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let at = path(&root);
@@ -67,7 +67,7 @@ fn a_device_is_found_by_what_is_on_it() {
 }
 
 #[test]
-fn a_type_is_what_the_volume_must_be() {
+fn the_type_option_must_match_the_volume() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let at = path(&root);
@@ -106,9 +106,9 @@ fn a_type_is_what_the_volume_must_be() {
     assert!(said.contains("xfs") && said.contains("ext2"), "{said}");
 }
 
-/// As mount(8) and people write them, to the command and to the helper of mount(8).
+/// As mount(8) and users write them, to the command and to the helper of mount(8).
 #[test]
-fn a_list_may_stand_in_one_word_with_its_option() {
+fn an_option_list_may_follow_its_flag_without_a_space() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let at = path(&root);
@@ -142,7 +142,7 @@ fn a_list_may_stand_in_one_word_with_its_option() {
 }
 
 #[test]
-fn what_is_not_known_is_named() {
+fn unknown_options_are_named() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let at = path(&root);
@@ -174,10 +174,10 @@ fn what_is_not_known_is_named() {
     }
 }
 
-/// Lists as they stand in fstab, in wikis and in /proc/mounts of the kernel's ext4 and f2fs. What has no effect here is
-/// accepted where it asks for no guarantee, and named.
+/// Option lists from fstab, wikis and /proc/mounts of the kernel's ext4 and f2fs. An option without effect here is
+/// accepted if it requests no guarantee, and named.
 #[test]
-fn lists_that_the_kernel_accepts_are_accepted() {
+fn option_lists_of_the_kernel_are_accepted() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let at = path(&root);
@@ -261,7 +261,7 @@ fn lists_that_the_kernel_accepts_are_accepted() {
     }
 }
 
-/// A list is corrected once, whoever takes it: the command, mount(8)'s helper or a running mount.
+/// One message names all mistakes in a list, from the command, mount(8)'s helper and a running mount.
 #[test]
 fn all_refusals_of_a_call_are_named_at_once() {
     let scratch = Scratch::new();
@@ -284,7 +284,7 @@ fn all_refusals_of_a_call_are_named_at_once() {
     check(&mount(&["-o", list, image, at]).expect(1).err, &all);
     let said = run(path(&helper), [image, at, "-o", list]).expect(1).err;
     check(&said, &all);
-    // Of options of another kind of volume all are named, too, and all that contradict each other.
+    // All options of the other kind of volume are named, too, and all that contradict each other.
     let said = mount(&["-o", "gc_merge,atgc", image, at]).expect(32).err;
     check(&said, &["gc_merge", "atgc"]);
     let said = mount(&["-o", "noload,min_batch_time=20000", image, at]);
@@ -300,9 +300,9 @@ fn all_refusals_of_a_call_are_named_at_once() {
     unmount(&root);
 }
 
-/// What a mount fixes may be given again as it was, and what the kernel enforces is changed.
+/// A remount accepts fixed options with their current values, and changes those that the kernel enforces.
 #[test]
-fn a_remount_takes_what_holds_already() {
+fn a_remount_accepts_the_current_values_of_fixed_options() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let at = path(&root);
@@ -334,9 +334,9 @@ fn a_remount_takes_what_holds_already() {
     unmount(&root);
 }
 
-/// As in mount(8): `-w` and `-o ro`, wherever they stand.
+/// As in mount(8): `-w` and `-o ro`, in any order.
 #[test]
-fn the_last_word_of_reading_and_writing_counts() {
+fn the_last_of_ro_and_rw_counts() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let at = path(&root);
@@ -357,9 +357,9 @@ fn the_last_word_of_reading_and_writing_counts() {
     }
 }
 
-/// As mount(8) does with a write-protected source: read-only, and that is reported; `-w` insists.
+/// As mount(8) does with a write-protected source: read-only with a warning; `-w` makes it an error.
 #[test]
-fn a_volume_that_can_only_be_read_is_mounted_so() {
+fn a_write_protected_image_is_mounted_read_only() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let at = path(&root);
@@ -419,7 +419,7 @@ fn a_volume_that_can_only_be_read_is_mounted_so() {
 }
 
 #[test]
-fn the_superblock_says_where_and_how_often_it_was_mounted() {
+fn the_superblock_records_mount_point_and_mount_count() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
     let fields = || {
@@ -437,7 +437,7 @@ fn the_superblock_says_where_and_how_often_it_was_mounted() {
     let at = path(kernel.root()).to_owned();
     kernel.unmount();
     is(&at, "1");
-    // Who looks only, or writes without mounting, was nowhere.
+    // Read-only mounts, and commands that write without mounting, leave the field.
     SteadMount::new(&scratch, image.path(), "ro").unmount();
     is(&at, "1");
     let into = format!("{}:/", path(image.path()));
@@ -455,7 +455,7 @@ fn the_superblock_says_where_and_how_often_it_was_mounted() {
 }
 
 #[test]
-fn what_is_too_small_for_a_volume_is_not_called_damaged() {
+fn a_file_too_small_for_a_volume_is_not_reported_as_corrupt() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
@@ -479,7 +479,7 @@ fn what_is_too_small_for_a_volume_is_not_called_damaged() {
             assert!(!said.contains("damaged"), "{said}");
         }
     }
-    // The superblock is there: what is read goes as far as it can.
+    // The superblock is there: reading continues as far as possible.
     let short = scratch.join("short");
     fs::write(&short, &whole[..8192]).unwrap();
     let short = path(&short);
@@ -499,9 +499,9 @@ fn what_is_too_small_for_a_volume_is_not_called_damaged() {
     }
 }
 
-/// Without `sizelimit=` a volume may reach to the end of its device; what lies around it is another's.
+/// Without `sizelimit=` a volume may extend to the end of its device; what surrounds it belongs to others.
 #[test]
-fn a_volume_within_an_image_is_alone_in_its_place() {
+fn a_volume_at_an_offset_stays_within_its_bounds() {
     const AROUND: u8 = 0xEE;
     let scratch = Scratch::new();
     let root = scratch.folder("root");
@@ -520,7 +520,7 @@ fn a_volume_within_an_image_is_alone_in_its_place() {
     fs::remove_file(root.join("file")).unwrap();
     fs::write(root.join("kept"), "kept").unwrap();
     succeed("fstrim", [path(&root)]);
-    // The image is one device: what lies beside the volume is in use with it.
+    // The image is one device: the lock covers everything in it.
     let said = mount(&["-o", "offset=80M", disk, path(&other)]).expect(32);
     assert!(said.err.contains("in use by"), "{}", said.err);
     unmount(&root);
@@ -553,10 +553,10 @@ fn a_volume_within_an_image_is_alone_in_its_place() {
     assert!(said.contains("none after offset"), "{said}");
 }
 
-/// Whatever reads what the command says sees its end, and whatever the caller had open can be closed, also where the
-/// server has nearly no descriptors.
+/// A reader of the command's output gets end-of-file, and the caller can close all its descriptors, even if the server
+/// has nearly none left.
 #[test]
-fn the_background_keeps_nothing_of_its_caller_open() {
+fn the_background_server_closes_its_callers_descriptors() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "a.img", 64 * MIB, &["-t", "ext4"]);
     let dir = scratch.folder("mnt");
@@ -574,7 +574,7 @@ fn the_background_keeps_nothing_of_its_caller_open() {
         shell.current_dir(scratch.path());
         let said = finish(shell, PATIENCE);
         if limit.ends_with("12;") {
-            // Too few for a server; that is said, and is all.
+            // Too few descriptors for a server: that is reported, and nothing else happens.
             assert_ne!(said.code(), 124, "{}", said.out);
         } else {
             assert_eq!(said.code(), 0, "{limit} {}", said.out);
@@ -590,7 +590,7 @@ fn the_background_keeps_nothing_of_its_caller_open() {
     image.check_clean();
 }
 
-/// What the server of `image` in the background has open, in the order of its descriptors.
+/// Open descriptors of the server of `image` in the background, in order.
 fn descriptors_of_server(image: &Path) -> Vec<PathBuf> {
     let is_server = |process: &Path| {
         let words = fs::read(process.join("cmdline")).unwrap_or_default();
@@ -606,7 +606,7 @@ fn descriptors_of_server(image: &Path) -> Vec<PathBuf> {
         .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
         .collect();
     open.sort_unstable();
-    // One that is closed meanwhile is none that is kept.
+    // A descriptor that was closed meanwhile is not kept.
     open.iter()
         .filter_map(|number| fs::read_link(server.join(format!("fd/{number}"))).ok())
         .collect()

@@ -22,7 +22,7 @@ fn image(scratch: &Scratch) -> Image {
     Image::mke2fs(scratch, "a.img", 64 * MIB, &["-t", "ext4"])
 }
 
-/// The options that hold, but for the way of requests, which is the suite's choice.
+/// The effective options, except for the transport, which the suite chooses.
 fn options_of(mount: &SteadMount) -> String {
     let shown = fs::read_to_string(mount.join(".steadfs/options")).unwrap();
     let items = shown.trim_end().split(',');
@@ -32,7 +32,7 @@ fn options_of(mount: &SteadMount) -> String {
     items.join(",")
 }
 
-/// Fails to mount with the code, saying the words.
+/// Checks that mounting fails with this exit code and message.
 #[track_caller]
 fn refuses(args: &[&str], code: i32, words: &[&str]) {
     let said = steadfs(["mount"].iter().chain(args));
@@ -48,7 +48,7 @@ fn refuses(args: &[&str], code: i32, words: &[&str]) {
 }
 
 #[test]
-fn mistakes_have_mounts_exit_codes() {
+fn errors_have_the_exit_codes_of_mount_8() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let image = image.path().to_str().unwrap();
@@ -80,7 +80,7 @@ fn mistakes_have_mounts_exit_codes() {
     refuses(&[empty, dir], 32, &["is empty"]);
     refuses(&["-o", "offset=1M", image, dir], 32, &["ext4"]);
     refuses(&["-o", "offset=1G", image, dir], 32, &["offset"]);
-    // A wrong call: mount(8) says 1, e2fsck(8) 16, and e2fsck's 1 and 2 would mean that something was mended.
+    // A usage error: mount(8) returns 1, e2fsck(8) 16; e2fsck's 1 and 2 would mean repaired errors.
     for (words, code) in [
         (&["mount"][..], 1),
         (&["mount", "--bogus", image, dir], 1),
@@ -99,7 +99,7 @@ fn mistakes_have_mounts_exit_codes() {
     assert!(mounts_below(scratch.path()).is_empty());
 }
 
-/// `answer` typed at a terminal to `steadfs format` of an image with something on it.
+/// Types `answer` at a terminal to `steadfs format` of an image with content.
 fn format_at_a_terminal(answer: &str, more: &str, image: &str) -> i32 {
     let line = format!("{} format -q {more} {image}", program().display());
     let typed = format!("echo {answer} | script -qec '{line}' /dev/null");
@@ -107,7 +107,7 @@ fn format_at_a_terminal(answer: &str, more: &str, image: &str) -> i32 {
 }
 
 #[test]
-fn what_is_there_is_not_formatted_over_without_asking() {
+fn existing_content_is_not_overwritten_without_a_question() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let path = image.path().to_str().unwrap();
@@ -117,13 +117,13 @@ fn what_is_there_is_not_formatted_over_without_asking() {
     assert_eq!(format_at_a_terminal("y", "-L asked", path), 0);
     assert_eq!(format_at_a_terminal("n", "--force -L forced", path), 0);
     assert!(steadfs(["inspect", path]).expect(0).out.contains("forced"));
-    // Scripts are not asked, and nobody where there is nothing.
+    // Without a terminal there is no question, and none for an empty image.
     steadfs(["format", "-q", path]).expect(0);
     let zeros = Image::empty(&scratch, "zeros.img", 16 * MIB);
     let zeros = zeros.path().to_str().unwrap();
     assert_eq!(format_at_a_terminal("n", "", zeros), 0);
 
-    // A format that is refused leaves no file behind.
+    // A refused format leaves no file.
     let new = scratch.join("new.img");
     let small = new.to_str().unwrap();
     for kind in ["ext4", "f2fs", "xfs"] {
@@ -143,7 +143,7 @@ fn what_is_there_is_not_formatted_over_without_asking() {
 }
 
 #[test]
-fn a_volume_has_one_user() {
+fn a_volume_is_used_by_one_program_at_a_time() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let other = scratch.folder("other");
@@ -155,7 +155,7 @@ fn a_volume_has_one_user() {
     mount.unmount();
     let device = LoopDevice::attach(image.path(), false);
     refuses(&[path, dir], 32, &["loop device"]);
-    // Nobody sees this mount any more, and it is there as long as the file is open.
+    // This mount has no path any more, and exists as long as the file is open.
     let (shown, hidden) = (device.path().to_str().unwrap(), scratch.folder("hidden"));
     let hidden = hidden.to_str().unwrap();
     run("mount", ["-t", "ext4", shown, hidden]).expect(0);
@@ -178,7 +178,7 @@ fn the_background_begins_when_the_mount_is_usable() {
         fs::write(dir.join("file"), b"here").unwrap();
         let said = steadfs_patiently(&["umount".as_ref(), dir.as_os_str()]);
         assert_eq!(said.code(), 0, "{}", said.err);
-        // Closed when umount returns: nobody has it open, nothing is left to write.
+        // Closed when umount returns: there is no open file, and nothing left to write.
         image.check_clean();
         assert!(!image.needs_recovery());
     }
@@ -215,7 +215,7 @@ fn a_busy_volume_stays_unless_it_is_lazy() {
 }
 
 #[test]
-fn what_a_dead_server_left_is_told_and_taken_away() {
+fn the_mount_of_a_dead_server_is_reported_and_detached() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -264,7 +264,7 @@ fn block_devices_reach_durability_by_sync_and_umount() {
         mount.root().display()
     );
     assert!(table.contains(&line), "{table}");
-    // The kernel holds it: nobody else gets it.
+    // The kernel has it open exclusively: no other program can open it.
     let other = scratch.folder("other");
     assert_ne!(run("mount", [device.path(), &other]).code(), 0);
 
@@ -297,7 +297,7 @@ fn read_only_mounts_change_nothing() {
     assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
     let error = fs::create_dir(mount.join("dir")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
-    // Several may read.
+    // Several programs may read.
     let said = steadfs(["cat", &format!("{}:/file", image.path().display())]);
     assert_eq!(said.out, "content");
     mount.unmount();
@@ -324,16 +324,16 @@ fn a_write_protected_device_is_mounted_read_only() {
     let refused = steadfs(["remount", "-o", "rw", &mount.root().display().to_string()]);
     assert_ne!(refused.code(), 0, "{refused:?}");
     mount.unmount();
-    // Who wants to write learns why he cannot.
+    // An attempt to write gets the reason for the refusal.
     let refused = steadfs(["cp", "/etc/hostname", &format!("{device_name}:/")]);
     assert!(refused.err.contains("is write-protected"), "{refused:?}");
     drop(device);
     assert!(fs::read(image.path()).unwrap() == before);
 }
 
-/// As in /proc/mounts: what differs from the defaults, and the list can be given back.
+/// As in /proc/mounts: what differs from the defaults, in a form that can be passed to a mount.
 #[test]
-fn what_a_device_was_mounted_with_is_shown() {
+fn mount_options_are_shown() {
     let scratch = Scratch::new();
     let disk = scratch.join("disk");
     let words = [
@@ -425,7 +425,7 @@ fn control_files_are_there_and_hidden() {
     image.check_clean();
 }
 
-/// What /proc/mounts shows as a mount's options.
+/// A mount's options in /proc/mounts.
 fn kernel_options(mount: &Path) -> String {
     let table = fs::read_to_string("/proc/mounts").unwrap();
     let place = mount.display().to_string();
@@ -455,7 +455,7 @@ fn a_frozen_mount_can_be_copied() {
 }
 
 #[test]
-fn a_mount_becomes_read_only_and_writable_again() {
+fn a_mount_is_remounted_read_only_and_read_write() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     there_and_back(&scratch, &image, image.path(), "rw");
@@ -506,9 +506,9 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     image.check_clean();
 }
 
-/// The kernel asks for a file's list before it lets others in: not where the volume itself has none.
+/// The kernel requests a file's ACL for other users, unless the mount has no ACLs.
 #[test]
-fn others_can_read_a_volume_that_goes_without_access_lists() {
+fn other_users_can_read_a_volume_without_acls() {
     let scratch = Scratch::new();
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o755)).unwrap();
     let image = image(&scratch);
@@ -546,7 +546,7 @@ fn names_have_at_most_255_bytes() {
 }
 
 #[test]
-fn linux_abilities() {
+fn features_of_linux_files_work() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -599,12 +599,12 @@ fn linux_abilities() {
     );
     rename(rustix::fs::RenameFlags::EXCHANGE).unwrap();
     assert_eq!(fs::read(mount.join("other")).unwrap(), b"nameless");
-    // Freeing what nobody uses.
+    // FITRIM.
     assert_eq!(run("fstrim", [mount.root()]).code(), 0);
     let root = mount.root().to_str().unwrap();
     let too_short = run("fstrim", ["--length", "100", root]);
     assert!(too_short.err.contains("Invalid argument"), "{too_short:?}");
-    // An open file without a name lives until it is closed.
+    // An unlinked open file lives until it is closed.
     let open = File::open(mount.join("other")).unwrap();
     fs::remove_file(mount.join("other")).unwrap();
     assert_eq!(std::io::read_to_string(&open).unwrap(), "nameless");
@@ -614,7 +614,7 @@ fn linux_abilities() {
 }
 
 #[test]
-fn stat_shows_what_a_call_changed() {
+fn stat_returns_what_a_call_changed() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -623,7 +623,7 @@ fn stat_shows_what_a_call_changed() {
     fs::set_permissions(&path, Permissions::from_mode(0o6755)).unwrap();
     let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
     assert_eq!(mode(), 0o6755);
-    // Whoever may not set them loses the bits by writing, also around the kernel's page cache.
+    // An unprivileged writer clears the set-ID bits, also with direct I/O.
     let target = format!("of={}", path.display());
     let writer = [
         "--bounding-set=-fsetid",
@@ -640,7 +640,7 @@ fn stat_shows_what_a_call_changed() {
     ];
     run("setpriv", [&writer[..], &how].concat()).expect(0);
     assert_eq!(mode(), 0o755);
-    // Flags change the time of the inode's last change.
+    // Setting flags changes ctime.
     let changed = || {
         let stat = fs::metadata(&path).unwrap();
         (stat.ctime(), stat.ctime_nsec())

@@ -1,4 +1,4 @@
-//! POSIX rules, as pjdfstest tells them: where the kernel's ext4 passes, we pass.
+//! POSIX rules, as pjdfstest checks them: where the kernel's ext4 passes, we pass.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use steadfs_suite::command::finish;
 use steadfs_suite::{Image, KernelMount, LoopDevice, Scratch, SteadMount, judge, run, succeed};
 
-/// Everything optional that Linux has, and two users that every Debian has.
+/// All optional features of Linux, and two users of every Debian.
 const CONFIG: &str = r#"
 [features]
 posix_fallocate = {}
@@ -26,13 +26,13 @@ allow_remount = REMOUNT
 entries = [["daemon", "daemon"], ["bin", "bin"]]
 "#;
 
-/// What became of each case ("ok", "FAILED", "skipped"), and what was said about it.
+/// The result of each case ("ok", "FAILED", "skipped") with its message.
 type Results = BTreeMap<String, (String, String)>;
 
 /// Runs every case in `root`.
 fn results(scratch: &Scratch, root: &Path) -> Results {
-    // The judge remounts by mount(8), which asks fuse3's helper for a program it does not have: -i.
-    // A file closed a moment ago may keep a volume busy for a moment more.
+    // The judge remounts by mount(8), which would call fuse3's helper: hence -i. A file closed shortly before may keep
+    // the volume busy for a while.
     let script = format!(
         "#!/bin/sh\nfor i in $(seq 300); do\n'{}' -i \"$@\" && exit 0\nsleep 0.02\ndone\nexit 1\n",
         judge("mount").display()
@@ -40,13 +40,12 @@ fn results(scratch: &Scratch, root: &Path) -> Results {
     let bin = scratch.folder("bin");
     fs::write(bin.join("mount"), script).unwrap();
     fs::set_permissions(bin.join("mount"), fs::Permissions::from_mode(0o755)).unwrap();
-    // Other users look at paths below.
+    // Other users access paths below.
     for dir in [scratch.path(), root] {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    // Some cases leave files open for writing, and all run in one process: after them no volume lets
-    // itself be remounted read-only. So the cases that want that (they skip themselves first) run again
-    // by themselves.
+    // Some cases leave files open for writing, and all run in one process: after them no volume can be remounted
+    // read-only. So the cases that remount (they skip themselves at first) run again in processes of their own.
     let mut results = run_cases(scratch, root, false, &[]);
     let remounting = run_cases(scratch, root, true, &["erofs"]);
     for (case, found) in remounting {
@@ -100,7 +99,7 @@ fn run_cases(scratch: &Scratch, root: &Path, remount: bool, words: &[&str]) -> R
 }
 
 #[test]
-fn we_pass_where_the_kernel_passes() {
+fn pjdfstest_passes_where_the_kernels_ext4_passes() {
     let scratch = Scratch::new();
     let kernel_image = Image::mke2fs(&scratch, "kernel.img", 128 << 20, &["-t", "ext4"]);
     let our_image = Image::mke2fs(&scratch, "ours.img", 128 << 20, &["-t", "ext4"]);
@@ -111,7 +110,7 @@ fn we_pass_where_the_kernel_passes() {
 
     let device = LoopDevice::attach(our_image.path(), true);
     judge_mount(&scratch, device.path(), "", &kernel);
-    // One user at a time: the loop device shows the image to the kernel.
+    // A volume is used by one program at a time: the loop device gives the image to the kernel.
     drop(device);
     for options in ["fuse_transport=uring", "fuse_transport=dev"] {
         judge_mount(&scratch, our_image.path(), options, &kernel);
@@ -145,7 +144,7 @@ fn judge_mount(scratch: &Scratch, volume: &Path, options: &str, kernel: &Results
     let worse: Vec<_> = ours
         .iter()
         .filter(|(case, (verdict, _))| verdict != "ok" && kernel[*case].0 == "ok")
-        // The C library knows no limit of links for FUSE and never asks; the judge skips the case.
+        // The C library has no link limit for FUSE and does not ask the kernel; the judge skips the case.
         .filter(|(case, (verdict, _))| {
             (case.as_str(), verdict.as_str()) != ("link::link_count_max", "skipped")
         })

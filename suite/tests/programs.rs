@@ -1,5 +1,5 @@
-//! Programs that many people trust their data to: a database under kills, a version control system,
-//! and an I/O tester that checks what it reads.
+//! Programs that users trust with their data: a database under kills, a version control system, and an I/O tester that
+//! checks what it reads.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -22,7 +22,7 @@ fn volume(scratch: &Scratch, kind: &str, size: u64) -> Image {
     image
 }
 
-/// What the independent checker of `kind` says about an unmounted volume.
+/// Runs the independent checker for `kind` on an unmounted volume.
 fn check(kind: &str, image: &Image) {
     match kind {
         "f2fs" => {
@@ -36,7 +36,7 @@ fn check(kind: &str, image: &Image) {
     }
 }
 
-/// A shell of SQLite that commits one row after the other, and says so.
+/// A shell of SQLite that commits one row after the other, and prints each.
 struct Database {
     shell: Child,
     say: ChildStdin,
@@ -51,14 +51,14 @@ impl Database {
             .arg(file)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // After a kill everything fails, as it must.
+            // After a kill every statement fails, as expected.
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let say = shell.stdin.take().unwrap();
         let hear = BufReader::new(shell.stdout.take().unwrap());
         let mut database = Self { shell, say, hear };
-        // `full` would not wait for the removal of the journal, which is what commits in `delete`.
+        // `full` would not wait for the removal of the journal, which commits in mode `delete`.
         let set = format!(
             "pragma synchronous=extra; pragma mmap_size=67108864; pragma journal_mode={journal};"
         );
@@ -68,7 +68,7 @@ impl Database {
         database
     }
 
-    /// The first line of the answer to `statements`, or nothing if there is none any more.
+    /// The first line of the result of `statements`; `None` if there is no server any more.
     fn ask(&mut self, statements: &str) -> Option<String> {
         writeln!(self.say, "{statements}").ok()?;
         self.line()
@@ -80,7 +80,7 @@ impl Database {
         (count > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// Commits row `number`; whether that was acknowledged.
+    /// Commits row `number`; returns whether that was acknowledged.
     fn insert(&mut self, number: u64) -> bool {
         let row = format!(
             "insert into t values({number}, randomblob({})); select {number};",
@@ -95,7 +95,7 @@ impl Database {
     }
 }
 
-/// Rows until `limit` are acknowledged or, past that, until the server is gone.
+/// Commits rows until `limit` are acknowledged or, with a kill, until the server is gone.
 fn commit_until_killed(
     mount: SteadMount,
     file: &Path,
@@ -109,7 +109,7 @@ fn commit_until_killed(
         assert!(database.insert(number + 1), "row {number} before the kill");
         number += 1;
     }
-    // The kill comes at any moment of what follows.
+    // The kill occurs at any time of the following.
     let killer = std::thread::spawn(move || mount.kill());
     while database.insert(number + 1) {
         number += 1;
@@ -142,7 +142,7 @@ fn a_database_survives_kills(kind: &str) {
                 panic!("{kind}, {journal}, round {round}: {said}");
             };
             let last: u64 = last.parse().unwrap();
-            // The row under way at the kill may have come through.
+            // The row in flight at the kill may have been committed.
             assert!(
                 last == acknowledged || last == acknowledged + 1,
                 "{kind}, {journal}, round {round}: {acknowledged} acknowledged, {last} there"
@@ -165,7 +165,7 @@ fn a_database_on_f2fs_survives_kills() {
 }
 
 #[test]
-fn what_fio_writes_is_what_it_reads() {
+fn fio_verifies_what_it_wrote() {
     for kind in ["ext4", "f2fs"] {
         let scratch = Scratch::new();
         let image = volume(&scratch, kind, 256 * MIB);
@@ -179,7 +179,7 @@ fn what_fio_writes_is_what_it_reads() {
             fio.current_dir(scratch.folder("fio"))
                 .args(["--name=verify", "--size=12m", "--numjobs=2", "--rw=randrw"])
                 .args(["--verify=crc32c", "--verify_fatal=1", "--do_verify=1"])
-                // Written in rounds of 32 blocks, each read again at once; with an fsync now and then.
+                // Written in rounds of 32 blocks, each read back at once; with an occasional fsync.
                 .args([
                     "--verify_backlog=32",
                     "--fsync=20",
@@ -201,7 +201,7 @@ fn what_fio_writes_is_what_it_reads() {
 }
 
 #[test]
-fn a_repository_is_whole() {
+fn a_repository_passes_git_fsck() {
     for kind in ["ext4", "f2fs"] {
         let scratch = Scratch::new();
         let image = volume(&scratch, kind, 128 * MIB);

@@ -1,4 +1,4 @@
-//! The README's commands do what it says: its first block of shell commands runs as it stands.
+//! The README's commands work: its first block of shell commands runs unchanged.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -13,7 +13,7 @@ fn readme() -> String {
 }
 
 #[test]
-fn the_first_session_runs_as_it_stands() {
+fn the_first_session_of_the_readme_runs() {
     let text = readme();
     let session = text.split("```sh\n").nth(1).unwrap();
     let session = session.split("```").next().unwrap();
@@ -24,9 +24,9 @@ fn the_first_session_runs_as_it_stands() {
         scratch.folder("mnt"),
         scratch.folder("bin"),
     );
-    // Copied by a process of its own: what this one has open for writing cannot be run.
+    // Copied by a process of its own: a program that this process has open for writing cannot be executed.
     succeed("cp", [program(), &bin.join("steadfs")]);
-    // In a mount namespace of its own, where /mnt is ours.
+    // In a mount namespace of its own, where /mnt is free.
     let script = format!(
         "set -euo pipefail\nmount --make-rprivate /\nmount --bind '{mnt}' /mnt\n\
          trap 'umount -li /mnt 2>/dev/null || true' EXIT\n\
@@ -45,9 +45,9 @@ fn the_first_session_runs_as_it_stands() {
     assert!(work.join("default/useradd").is_file() && work.join("useradd").is_file());
 }
 
-/// What `make run` does when all is built and installed, with a smaller tree.
+/// What `make run` runs after everything is built and installed, with a smaller tree.
 #[test]
-fn the_story_has_a_good_end() {
+fn make_run_succeeds() {
     let story = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/story");
     let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates");
     let scratch = Scratch::new();
@@ -76,7 +76,7 @@ fn the_story_has_a_good_end() {
 }
 
 #[test]
-fn every_command_is_in_the_table() {
+fn every_command_is_in_the_readmes_table() {
     let text = readme();
     let help = steadfs(["help"]).expect(0).out;
     let commands = help
@@ -94,9 +94,9 @@ fn every_command_is_in_the_table() {
     assert!(count > 10, "{help}");
 }
 
-/// `make` lets a variable that nobody set vanish from a command.
+/// `make` expands an undefined variable to nothing.
 #[test]
-fn no_command_of_the_makefile_names_what_nobody_sets() {
+fn makefile_recipes_use_no_undefined_variable() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let list = run("make", ["-C", root, "--no-print-directory", "help"])
         .expect(0)
@@ -106,10 +106,10 @@ fn no_command_of_the_makefile_names_what_nobody_sets() {
         .filter_map(|line| line.trim().strip_prefix("make ")?.split(' ').next());
     let mut count = 0;
     for target in targets {
-        // `-n` tells the commands and runs none; a recipe that calls make again would be run all the same.
+        // `-n` prints the commands without running them; a recipe that calls make again runs all the same.
         let dry = ["-C", root, "-n", "--warn-undefined-variables", target];
         let said = run("env", ["-u", "CARGO", "make"].iter().chain(&dry)).expect(0);
-        // DESTDIR is the caller's to set.
+        // DESTDIR is set by the caller.
         let vanished =
             |line: &&str| line.contains("undefined variable") && !line.contains("DESTDIR");
         assert_eq!(said.err.lines().find(vanished), None);

@@ -1,5 +1,5 @@
-//! Journals left behind: the kernel's and debugfs's replayed by us, ours by e2fsck and the kernel;
-//! and servers killed under load.
+//! Journals left behind: those of the kernel and of debugfs replayed by us, ours by e2fsck and the kernel; and servers
+//! killed under load.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use steadfs_suite::{Compare, Image, KernelMount, LoopDevice, Scratch, SteadMount
 
 const MIB: u64 = 1 << 20;
 
-/// Journals of these volumes differ in the form of their tags and checksums.
+/// Volumes whose journals differ in the format of tags and checksums.
 const KINDS: &[&[&str]] = &[
     &["-t", "ext4", "-b", "4096"],
     &["-t", "ext4", "-b", "1024"],
@@ -51,7 +51,7 @@ fn read_by_kernel(scratch: &Scratch, image: &Image) -> Tree {
     tree
 }
 
-/// What keeps a journal busy: files that grow, shrink, move, and go, with an fsync now and then.
+/// Keeps a journal busy: files grow, shrink, are renamed and removed, with an occasional fsync.
 fn work(top: &Path, seed: u64, rounds: u64) {
     let mut numbers = Numbers::new(seed);
     fs::create_dir_all(top.join("a/b")).unwrap();
@@ -85,7 +85,7 @@ fn work(top: &Path, seed: u64, rounds: u64) {
     }
 }
 
-/// Copies an image while it is mounted: what a power cut leaves, as nothing is in flight.
+/// Copies an image while it is mounted: the result of a power cut with nothing in flight.
 fn cut(scratch: &Scratch, image: &Image, top: &Path, name: &str) -> Image {
     succeed("sync", ["-f".as_ref(), top.as_os_str()]);
     work(top, 7, 60);
@@ -109,7 +109,7 @@ fn we_replay_the_kernels_journal() {
         KernelMount::new(&scratch, by_kernel.path(), "").unmount();
         let by_e2fsck = dirty.copy(&scratch, "by-e2fsck.img");
         by_e2fsck.replay_by_e2fsck();
-        // In memory first, for a volume that may only be read.
+        // Replayed in memory first, as for a read-only volume.
         let before = fs::read(dirty.path()).unwrap();
         let in_memory = read_by_library(dirty.path());
         assert!(
@@ -129,9 +129,8 @@ fn we_replay_the_kernels_journal() {
     }
 }
 
-/// How debugfs opens a journal before it writes to it, and of which volumes: without checksums, or with those of each
-/// version that there was (debugfs gives the second and third to volumes with metadata checksums only, the first to
-/// the others).
+/// How debugfs opens a journal before it writes to it, and for which volumes: without checksums, or with those of each
+/// version (debugfs uses the second and third for volumes with metadata checksums only, the first for the others).
 const OPENED: &[(&str, &[&[&str]])] = &[
     ("journal_open", KINDS),
     (
@@ -154,8 +153,8 @@ fn we_replay_debugfs_journals() {
         let mount = KernelMount::new(&scratch, image.path(), "");
         plain(mount.root(), 3, 50);
         mount.unmount();
-        // Free blocks get content by way of the journal; one of them is revoked, and one looks like the journal's own,
-        // which the log has without those bytes.
+        // Free blocks are written through the journal. One is revoked, and one begins with the journal's magic number,
+        // which is escaped in the log.
         let content = scratch.join("block");
         fs::write(&content, vec![0x5a; 16_384]).unwrap();
         let place = content.to_str().unwrap();
@@ -163,7 +162,7 @@ fn we_replay_debugfs_journals() {
         let escaped = [&[0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 5][..], &[0xa5; 65_528]].concat();
         fs::write(&alike, &escaped).unwrap();
         let like_log = alike.to_str().unwrap();
-        // Into its checksum of the first version debugfs counts what is revoked, which no replay does, its own included.
+        // debugfs includes revoked blocks in its checksum of the first version; no replay does, its own included.
         let (revoke, first_of_9001) = match *open {
             "journal_open -c" => (String::new(), 0x5a),
             _ => (format!("journal_write -r 9001 {place}\n"), 0),
@@ -205,7 +204,7 @@ fn we_replay_debugfs_journals() {
     }
 }
 
-/// Where the transactions that the log holds lie in it, first to last.
+/// Log blocks of the transactions in the log, first to last.
 fn transactions(image: &Image) -> Vec<u64> {
     let said = image.debugfs("logdump").out;
     let at = |line: &str| {
@@ -222,9 +221,10 @@ fn transactions(image: &Image) -> Vec<u64> {
     found.filter_map(at).collect()
 }
 
-/// The kernel's log goes round at its end, and a file whose content looks like the journal's own is written through it.
+/// The kernel's log wraps around, and a file whose content begins with the journal's magic number is written through
+/// it.
 #[test]
-fn we_replay_a_log_that_goes_round() {
+fn we_replay_a_log_that_wraps_around() {
     const MAGIC: [u8; 4] = [0xC0, 0x3B, 0x39, 0x98];
     for (args, options) in [
         (
@@ -277,8 +277,8 @@ fn we_replay_a_log_that_goes_round() {
     }
 }
 
-/// It is not read or written here: a volume that needs nothing of it can be read, one that does only as far as it goes
-/// without.
+/// An external journal is not supported: a volume that needs no replay can be read, another one as far as it is
+/// consistent without.
 #[test]
 fn a_volume_whose_journal_is_on_another_device_is_read() {
     let scratch = Scratch::new();
@@ -358,7 +358,7 @@ fn a_volume_whose_journal_is_on_another_device_is_read() {
 }
 
 #[test]
-fn fast_commits_are_left_to_the_kernel_and_it_is_said_how() {
+fn fast_commits_are_refused_with_the_remedy() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(
         &scratch,
@@ -395,7 +395,7 @@ fn fast_commits_are_left_to_the_kernel_and_it_is_said_how() {
 }
 
 #[test]
-fn others_replay_our_journal() {
+fn e2fsck_and_the_kernel_replay_our_journal() {
     for args in KINDS {
         let scratch = Scratch::new();
         let image = Image::mke2fs(&scratch, "s.img", 64 << 20, args);
@@ -427,16 +427,16 @@ fn others_replay_our_journal() {
     }
 }
 
-/// A file's acknowledged states: after an fsync it has at least so many bytes of its series.
+/// A file's acknowledged size: after an fsync the file has at least this many bytes of its series.
 type Acknowledged = Mutex<BTreeMap<String, u64>>;
 
-/// Content of a file at any length, known from its name alone.
+/// Content of a file at any length, derived from its name only.
 fn series(name: &str, len: u64) -> Vec<u8> {
     let seed = name.bytes().fold(1, |a, b| a * 31 + u64::from(b));
     Numbers::new(seed).bytes(usize::try_from(len).unwrap())
 }
 
-/// Creates and extends files until the server is gone; notes what was acknowledged.
+/// Creates and extends files until the server is gone; records what was acknowledged.
 fn write_until_killed(top: &Path, writer: u64, acknowledged: &Acknowledged, gone: &AtomicBool) {
     let mut numbers = Numbers::new(writer);
     let mut number = 0;
@@ -464,10 +464,10 @@ fn write_until_killed(top: &Path, writer: u64, acknowledged: &Acknowledged, gone
             acknowledged.lock().unwrap().insert(name.clone(), len);
         }
         if numbers.below(5) == 0 {
-            // A new name, made durable by its directory.
+            // A new name, made durable by an fsync of its directory.
             let moved = format!("m{writer}-{number}");
-            // Until the fsync returns either name is right, also where a rename gets no answer: another writer's fsync may
-            // have made it durable by then. After it only the new one is.
+            // Until the fsync returns, either name is right, even if the rename did not return: another writer's fsync
+            // may have made it durable. Afterwards only the new name is.
             let note = |old: &str, new: String| {
                 let mut acknowledged = acknowledged.lock().unwrap();
                 let len = acknowledged.remove(old).expect("it was noted");
@@ -536,7 +536,7 @@ fn kill_under_load(scratch: &Scratch, image: &Image, device: &Path, options: &st
         );
         let want = series(name, len_now);
         let differs = have.iter().zip(&want).position(|(a, b)| a != b);
-        // Past what was acknowledged a size may be there before its data, as zeros.
+        // Beyond the acknowledged size, the size may be durable before its data, as zeros.
         let first = differs.map_or(len_now, |at| at as u64);
         assert!(
             first >= *len,
@@ -548,14 +548,14 @@ fn kill_under_load(scratch: &Scratch, image: &Image, device: &Path, options: &st
     image.check_clean();
 }
 
-/// Kills of each kind; `KILLS` asks for more.
+/// Kills of each kind; `KILLS` changes it.
 fn rounds() -> u64 {
     let wanted = std::env::var("KILLS").ok().and_then(|n| n.parse().ok());
     wanted.unwrap_or(20)
 }
 
 #[test]
-fn a_killed_server_loses_nothing_acknowledged_whatever_its_options() {
+fn a_killed_server_loses_nothing_acknowledged_with_any_options() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "kill.img", 256 << 20, &["-t", "ext4"]);
     for round in 0..rounds() {

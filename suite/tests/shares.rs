@@ -1,5 +1,5 @@
-//! What the I/O scheduler promises, on real mounts, between real processes in real cgroups, on a device
-//! of known speed (`device_model=`).
+//! The guarantees of the I/O scheduler, on real mounts, between real processes in real cgroups, on a device of known
+//! speed (`device_model=`).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File, OpenOptions};
@@ -14,21 +14,21 @@ use steadfs_suite::scratch::IN_NAMESPACE;
 use steadfs_suite::{Image, Scratch, SteadMount, run, steadfs};
 
 const MIB: u64 = 1 << 20;
-/// The machine may be busy with something else: a promise is kept if one of these tries shows it. (One that is
-/// not kept is shown by none: the ratios then are another arrangement, not a bad moment.)
+/// The machine may be busy with other work: a guarantee holds if one of these tries shows it. (A violated guarantee
+/// passes none: the ratios then differ systematically.)
 const TRIES: usize = 12;
 
-/// A cgroup of this test's own.
+/// A cgroup of this test.
 struct Group {
     folder: PathBuf,
-    /// As the server sees it.
+    /// Its path as the server sees it.
     path: String,
-    /// What to tell the server where the group has no weight file.
+    /// The mount option that sets the weight if the group has no weight file.
     option: String,
 }
 
 impl Group {
-    /// In the blkio hierarchy of version 1 where that is mounted, else in version 2's.
+    /// In the blkio hierarchy of cgroup v1 if mounted, else in cgroup v2.
     fn new(name: &str, weight: u32) -> Self {
         let name = format!("steadfs-{name}-{}", std::process::id());
         let roots = [
@@ -88,7 +88,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The last process may still be on its way out.
+        // The last process may not have exited yet.
         for _ in 0..50 {
             if fs::remove_dir(&self.folder).is_ok() {
                 return;
@@ -98,7 +98,7 @@ impl Drop for Group {
     }
 }
 
-/// A process that is ended with the test.
+/// A process that is killed at the end of the test.
 struct Helper(Child);
 
 impl Helper {
@@ -138,7 +138,7 @@ fn volume(scratch: &Scratch) -> Image {
     Image::mke2fs(scratch, "a.img", 512 * MIB, &["-t", "ext4"])
 }
 
-/// Bytes that a group was served so far.
+/// Bytes served to a group so far.
 fn served(mount: &SteadMount, group: &Group) -> u64 {
     let text = fs::read_to_string(mount.join(".steadfs/io/queue")).unwrap();
     let number = text.lines().find_map(|line| {
@@ -154,7 +154,7 @@ fn served(mount: &SteadMount, group: &Group) -> u64 {
     words[words.len() - 3].parse().unwrap()
 }
 
-/// How many times as much the first group gets as the second.
+/// Ratio of the service of the first group to that of the second.
 fn ratio(mount: &SteadMount, groups: &[Group; 2], time: Duration) -> f64 {
     let before = [0, 1].map(|n| served(mount, &groups[n]));
     sleep(time);
@@ -184,7 +184,7 @@ fn groups_share_the_device_by_their_weights() {
         (4.5..=5.5).contains(&ratio)
     });
     assert!(kept, "5 to 1 within a tenth: {seen:?}");
-    // A changed weight is followed within a second.
+    // A changed weight takes effect within a second.
     groups[1].set_weight(100, &mount);
     sleep(Duration::from_secs(1));
     let mut seen = Vec::new();
@@ -198,7 +198,7 @@ fn groups_share_the_device_by_their_weights() {
     mount.unmount();
 }
 
-/// Streams in two groups below one of weight 200, 300 to 100, and in one beside that of weight 100.
+/// Streams in two groups below one of weight 200, 300 to 100, and in one sibling of weight 100.
 fn nested_groups() {
     let scratch = Scratch::new();
     let image = volume(&scratch);
@@ -235,7 +235,7 @@ fn nested_groups() {
     );
     drop(streams);
     mount.unmount();
-    // Those below go first.
+    // Children are removed first.
     drop(groups);
 }
 
@@ -244,7 +244,7 @@ fn nested_groups_share_what_their_parent_has() {
     nested_groups();
 }
 
-/// Where version 1 is mounted it counts. So this one runs where it is not: in a mount namespace of its own.
+/// v1 takes precedence where it is mounted. So this test runs in a mount namespace without it.
 #[test]
 fn nested_groups_of_version_2_share_what_their_parent_has() {
     const INSIDE: &str = "STEADFS_TEST_CGROUP_2";
@@ -267,8 +267,8 @@ fn nested_groups_of_version_2_share_what_their_parent_has() {
     run("unshare", words).expect(0);
 }
 
-/// How long each of `rounds` appends of 4 KiB takes to become durable, sorted. Between append and fsync
-/// there is time for background write-back to take the block.
+/// The times that `rounds` appends of 4 KiB take to become durable, sorted. Between append and fsync background
+/// write-back has time to take the block.
 fn fsyncs(file: &mut File, rounds: usize) -> Vec<Duration> {
     let mut times: Vec<Duration> = (0..rounds)
         .map(|_| {
@@ -306,7 +306,7 @@ fn a_boosted_fsync_does_not_wait_for_a_stream() {
         let longest = ["noboost", "boost"].map(|option| {
             remount(&mount, option);
             let times = fsyncs(&mut file, 14);
-            // Of so few, the longest is the 99th percentile.
+            // With few rounds the longest is the 99th percentile.
             times[times.len() - 1]
         });
         seen.push(longest);
@@ -321,10 +321,10 @@ fn a_boosted_fsync_does_not_wait_for_a_stream() {
     mount.unmount();
 }
 
-/// A light group commits without end while others keep the device busy; one of a heavy group calls fsync and
-/// has to wait for what the light ones hold: the commit under way, and their handles.
+/// A light group commits continuously while others keep the device busy. An fsync of a heavy group waits for what the
+/// light tasks hold: the running commit, and their handles.
 #[test]
-fn who_holds_what_a_heavy_group_waits_for_works_with_its_weight() {
+fn a_lock_holder_inherits_the_weight_of_a_waiting_group() {
     let scratch = Scratch::new();
     let image = volume(&scratch);
     let [heavy, busy, light] = [("waits", 1000), ("busy", 1000), ("holds", 10)]
@@ -374,18 +374,17 @@ fn who_holds_what_a_heavy_group_waits_for_works_with_its_weight() {
     mount.unmount();
 }
 
-/// Where the experiment's two groups make their directories durable.
+/// The directories that the experiment's two groups sync.
 struct TwoDirectories {
     mount: SteadMount,
     measured: Group,
-    /// Who disturbs: the same in a lighter group, and a stream in this one.
+    /// Competitors: the same load in a lighter group, and a stream in this one.
     _others: [Helper; 2],
     _light: Group,
 }
 
 impl TwoDirectories {
-    /// As checkpoint_merge was measured when it was proposed: weights 100 and 20, one of the heavy group
-    /// writes a stream.
+    /// As checkpoint_merge was measured when it was proposed: weights 100 and 20, and a stream in the heavy group.
     fn begin(scratch: &Scratch) -> Self {
         let image = scratch.join("f.img");
         let words = ["format", "-q", "-t", "f2fs"].map(std::ffi::OsStr::new);
@@ -421,7 +420,7 @@ impl TwoDirectories {
         }
     }
 
-    /// The median of how long so many fsyncs of the directory take, each after a change of a file in it.
+    /// The median time of `rounds` fsyncs of the directory, each after a change of a file in it.
     fn median(&self, rounds: usize) -> Duration {
         let script = self.measured.script(&format!(
             "n=0; while [ $n -lt {rounds} ]; do touch {dir}/file; date +%s%N; sync {dir}; date +%s%N; \

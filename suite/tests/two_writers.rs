@@ -1,4 +1,4 @@
-//! A kernel that comes to write to an image in use, through a loop device: it asks for no lock.
+//! A kernel that writes to an image in use, through a loop device: it takes no lock.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -10,14 +10,14 @@ use steadfs_suite::{Image, KernelMount, LoopDevice, Scratch, SteadMount};
 
 const MIB: u64 = 1 << 20;
 
-/// Makes a file durable, or tells that it may not be.
+/// Makes a file durable, or returns the refusal.
 fn durable(path: &Path) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(path.as_os_str().as_encoded_bytes())?;
     file.sync_all()
 }
 
-/// Makes files in `dir` durable until one cannot be; those which are.
+/// Makes files in `dir` durable until the first refusal; returns their names.
 fn durable_until_refused(dir: &Path) -> Vec<String> {
     let mut names = Vec::new();
     until("a file is not made durable", || {
@@ -38,7 +38,7 @@ fn all_there(root: &Path, names: &[String]) {
     }
 }
 
-/// What was acknowledged is what the kernel finds, and what it writes then stays as it is.
+/// The kernel finds what was acknowledged, and what it writes then stays intact.
 #[test]
 fn nothing_is_acknowledged_that_the_kernel_overwrites() {
     let scratch = Scratch::new();
@@ -68,7 +68,7 @@ fn nothing_is_acknowledged_that_the_kernel_overwrites() {
 }
 
 #[test]
-fn a_loop_device_ends_the_writing_of_f2fs_too() {
+fn an_f2fs_volume_stops_when_a_loop_device_writes() {
     let scratch = Scratch::new();
     let image = steadfs_suite::f2fs::mkfs(&scratch, "f2fs.img", 64 * MIB, "");
     let mount = SteadMount::new(&scratch, image.path(), "");

@@ -1,5 +1,5 @@
-//! What `steadfs sync` and `steadfs umount` promise where it is hard to keep: everything is durable, the image is
-//! closed, or it is told what is not so.
+//! What `steadfs sync` and `steadfs umount` guarantee in difficult cases: everything is durable and the image is
+//! closed, or the exception is reported.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use steadfs_suite::stead::program;
 use steadfs_suite::{Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_patiently};
 
 const MIB: u64 = 1 << 20;
-/// Longest time that an unmount may take which waits for nobody who does anything.
+/// Longest time of an unmount that has nothing to wait for.
 const SOON: Duration = Duration::from_secs(60);
 
 fn image(scratch: &Scratch, name: &str) -> Image {
@@ -28,9 +28,9 @@ fn umount(mount: &SteadMount) -> Outcome {
     steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()])
 }
 
-/// A user who can read an image waits for its lock, and has it as soon as the server has closed the image.
+/// A user with read permission waits for the image's lock, and gets it as soon as the server has closed the image.
 #[test]
-fn a_lock_of_a_reader_holds_up_neither_the_end_of_a_mount_nor_the_next() {
+fn a_readers_lock_delays_neither_unmount_nor_the_next_mount() {
     const NOBODY: u32 = 65_534;
     let scratch = Scratch::new();
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -95,7 +95,7 @@ fn a_mount_whose_server_is_being_killed_is_unmounted() {
     }
 }
 
-/// What mapped files hold before and, in their first block, no more when they are changed.
+/// Initial content of mapped files; the program changes the first block.
 static BEFORE: [u8; 65_536] = [b'A'; 65_536];
 
 fn is_changed(path: &Path) -> bool {
@@ -116,7 +116,7 @@ impl Mapper {
         command.arg(format!("--filename={}", path.display()));
         command.stdout(Stdio::null());
         let mapper = Self(command.spawn().unwrap());
-        // Whoever opens and closes the file has the kernel hand over its pages.
+        // Opening and closing the file makes the kernel write back its pages.
         until("the file is changed", || mapper.has_changed(path));
         mapper
     }
@@ -131,19 +131,19 @@ impl Mapper {
 
 impl Drop for Mapper {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 #[test]
-fn sync_covers_what_is_mapped() {
+fn sync_covers_shared_mappings() {
     let scratch = Scratch::new();
     let image = image(&scratch, "mapped.img");
     let device = LoopDevice::attach(image.path(), false);
     for volume in [image.path(), device.path()] {
-        // A loop device keeps its image from being mounted.
+        // An image behind a loop device cannot be mounted.
         let volume = match volume == image.path() {
             true => scratch.join("copy.img"),
             false => volume.to_owned(),
@@ -163,7 +163,7 @@ fn sync_covers_what_is_mapped() {
 }
 
 #[test]
-fn an_image_is_closed_whatever_became_of_its_name() {
+fn an_image_is_closed_when_umount_returns_even_if_renamed() {
     type Change = fn(&Path);
     let scratch = Scratch::new();
     let changes: [Change; 3] = [
@@ -188,9 +188,9 @@ fn an_image_is_closed_whatever_became_of_its_name() {
     }
 }
 
-/// The kernel takes no result of a mount's end: the server tells it otherwise.
+/// The kernel discards the result of an unmount: the server passes it on another way.
 #[test]
-fn what_fails_while_a_volume_is_closed_is_told() {
+fn errors_while_a_volume_is_closed_are_reported() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "cut.img", 512 * MIB, &["-t", "ext4"]);
     let device = LoopDevice::attach(image.path(), false);
@@ -199,7 +199,7 @@ fn what_fails_while_a_volume_is_closed_is_told() {
         fs::create_dir(mount.join(&n.to_string())).unwrap();
     }
     steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
-    // All is in the log; its way home leads behind what the device still has.
+    // Everything is in the log; its home locations are beyond the end of the device.
     File::options()
         .write(true)
         .open(image.path())
@@ -218,9 +218,9 @@ fn what_fails_while_a_volume_is_closed_is_told() {
     assert_eq!(mount.wait(), 32);
 }
 
-/// Nobody waits for the end of a volume that stays mounted.
+/// An unmount does not wait for a volume that stays mounted elsewhere.
 #[test]
-fn a_volume_at_two_places_stays_at_the_other() {
+fn a_volume_with_two_mount_points_stays_at_the_other() {
     let scratch = Scratch::new();
     let image = image(&scratch, "two.img");
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -236,7 +236,7 @@ fn a_volume_at_two_places_stays_at_the_other() {
 }
 
 #[test]
-fn another_mount_namespace_is_told_and_not_waited_for() {
+fn a_mount_in_another_namespace_is_reported_and_not_waited_for() {
     let scratch = Scratch::new();
     let image = image(&scratch, "shared.img");
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -270,7 +270,7 @@ fn another_mount_namespace_is_told_and_not_waited_for() {
     image.check_clean();
 }
 
-/// Whoever asks twice does not lose what was written before he asked.
+/// A second signal ends a busy mount, and loses nothing that was written before it.
 #[test]
 fn a_second_signal_ends_a_busy_mount_without_loss() {
     let scratch = Scratch::new();
@@ -295,9 +295,9 @@ fn a_second_signal_ends_a_busy_mount_without_loss() {
     }
 }
 
-/// All that acts on a mount by its path acts on that mount, or on none.
+/// Commands that act on a mount by its path reach that mount, or none.
 #[test]
-fn a_mount_below_another_volumes_is_told_and_both_stay() {
+fn a_covered_mount_is_reported_and_both_stay() {
     let scratch = Scratch::new();
     let (below, above) = (image(&scratch, "below.img"), image(&scratch, "above.img"));
     let mount = SteadMount::new(&scratch, below.path(), "");
@@ -336,7 +336,7 @@ fn a_mount_below_another_volumes_is_told_and_both_stay() {
     assert_eq!(fs::read(mount.join("file")).unwrap(), b"above");
     steadfs_patiently(&["umount".as_ref(), above.path().as_os_str()]).expect(0);
     above.check_clean();
-    // The server has waited for this; by now somebody uses the volume.
+    // The server has waited for this; the volume is in use again.
     until("the other leaves the tree too", || {
         mounts_below(mount.root()).is_empty()
     });
@@ -345,13 +345,13 @@ fn a_mount_below_another_volumes_is_told_and_both_stay() {
     below.check_clean();
 }
 
-/// Whoever asks twice has the server end, and does not lose what was written before he asked.
+/// A second signal ends the server, and loses nothing that was written before it.
 #[test]
-fn a_mount_below_a_foreign_one_ends_at_the_second_signal() {
+fn a_mount_covered_by_a_foreign_one_ends_at_the_second_signal() {
     let scratch = Scratch::new();
     let image = image(&scratch, "below.img");
     let folder = Scratch::new();
-    // Over the mount point itself, and over a folder on the way: then the path leads nowhere.
+    // Over the mount point itself, and over a folder above it: then the path does not exist.
     for parent in [false, true] {
         let mount = SteadMount::new(&folder, image.path(), "");
         fs::write(mount.join("file"), b"content").unwrap();

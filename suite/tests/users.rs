@@ -1,4 +1,4 @@
-//! Mounting as somebody who is not root: through fusermount3, on images of one's own.
+//! Mounts of unprivileged users: through fusermount3, on their own images.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ffi::OsStr;
@@ -15,10 +15,10 @@ use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Outcome, Scratch, SteadMount, judge, steadfs, succeed};
 
-/// Debian's user "nobody" and group "nogroup".
+/// Debian's unprivileged user and group.
 const NOBODY: u32 = 65_534;
 
-/// A user without privileges, with a folder, a program, an image and a mount point of his own.
+/// An unprivileged user, with a folder, a program, an image and a mount point.
 struct User {
     id: u32,
     scratch: Scratch,
@@ -35,10 +35,10 @@ impl User {
         let scratch = Scratch::new();
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(scratch.path(), open).unwrap();
-        // As udev has it everywhere; a bare machine without udev may have it for root only.
+        // The mode that udev sets; without udev the device may be accessible to root only.
         fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
-        // The one that was built may lie where only root can go. Copied by a process of its own: what
-        // this one has open for writing, another test's child may hold when it is to be run.
+        // The built program may be in a folder that only root can access. cp(1) copies it: a program that this process
+        // has open for writing may be held by another test's child when it is to be executed.
         let own = scratch.join("steadfs");
         succeed("cp", [program(), &own]);
         let home = scratch.folder("home");
@@ -97,7 +97,7 @@ impl User {
         mounts_below(self.scratch.path())
     }
 
-    /// Waits until nobody has the image's lock: fusermount3 does not wait for the server.
+    /// Waits until the image is unlocked: fusermount3 does not wait for the server.
     #[track_caller]
     fn wait_closed(&self) {
         let file = fs::File::open(self.home.join("a.img")).unwrap();
@@ -129,7 +129,8 @@ fn users_mount_their_images() {
         for word in ["nosuid", "nodev", "user_id=65534", "fuse.steadfs"] {
             assert!(line.contains(word), "{line}");
         }
-        // Others stay outside, even root: the kernel asks nobody's server nothing on their behalf.
+        // Other users have no access, not even root: the kernel sends no requests of other users to an unprivileged
+        // server.
         assert!(fs::read_dir(user.home.join("mnt")).is_err());
         user.steadfs(["umount", "mnt"]).expect(0);
         assert!(user.mounts().is_empty());
@@ -154,7 +155,7 @@ fn fusermount3_unmounts_too() {
     user.steadfs(["stat", "a.img:/file"]).expect(0);
 }
 
-/// Root may not enter such a mount, and hears what is wrong all the same.
+/// Root has no access to such a mount, and its commands report the reason all the same.
 #[test]
 fn root_unmounts_for_a_user() {
     let user = User::new();
@@ -168,7 +169,7 @@ fn root_unmounts_for_a_user() {
     user.image().check_clean();
     assert!(!user.image().needs_recovery());
     user.steadfs(["stat", "a.img:/file"]).expect(0);
-    // The image does not fit where it lies.
+    // The host folder is too small for the image.
     let host = user.scratch.folder("host");
     let how = ["-t", "tmpfs", "-o", "size=14M", "none"].map(OsStr::new);
     succeed("mount", how.into_iter().chain([host.as_os_str()]));
@@ -187,7 +188,7 @@ fn root_unmounts_for_a_user() {
 }
 
 #[test]
-fn users_stay_within_their_rights() {
+fn users_cannot_exceed_their_permissions() {
     let user = User::new();
     let allowed = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
     if allowed
@@ -202,7 +203,7 @@ fn users_stay_within_their_rights() {
         );
     }
     user.refused("", "/etc", 1, "no write access to mountpoint /etc");
-    // Somebody else's image.
+    // An image of another user.
     let image = Image::mke2fs(&user.scratch, "roots.img", 8 << 20, &[]);
     let private = fs::Permissions::from_mode(0o600);
     fs::set_permissions(image.path(), private).unwrap();
@@ -217,7 +218,7 @@ fn users_stay_within_their_rights() {
     assert!(said.err.contains("-o ro mounts it"), "{}", said.err);
     user.steadfs(["mount", "-o", "ro", path, "mnt"]).expect(0);
     user.steadfs(["umount", "mnt"]).expect(0);
-    // An image, or a mount point, where the user may not even look.
+    // An image, or a mount point, in a folder without access.
     let closed = user.scratch.folder("closed");
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
     let inside = closed.join("any");
@@ -228,7 +229,7 @@ fn users_stay_within_their_rights() {
         let why = format!("{inside}: Permission denied");
         assert!(said.err.contains(&why), "{}", said.err);
     }
-    // A mount of somebody else's.
+    // A mount of another user.
     let roots = user.scratch.folder("roots");
     let other = steadfs_suite::steadfs(["mount".as_ref(), image.path(), &roots]);
     other.expect(0);
@@ -244,10 +245,10 @@ fn users_stay_within_their_rights() {
     steadfs_suite::steadfs(["umount".as_ref(), roots.as_os_str()]).expect(0);
 }
 
-/// However few threads a user may have, a mount works or is refused with the reason, and leaves nothing behind.
+/// With any limit of threads, a mount works or is refused with the reason, and leaves nothing behind.
 #[test]
-fn limits_of_threads_are_told_and_lived_with() {
-    // Debian's lp: all processes of a user count, and nobody's are of other tests.
+fn a_limit_of_threads_is_reported_or_met() {
+    // Debian's user lp: the limit counts all processes of a user, and other tests run processes as uid 65534.
     let user = User::of(7);
     let mut outcomes = [0, 0];
     for threads in (2..60).step_by(6).chain([100, 200]) {
@@ -281,7 +282,7 @@ fn limits_of_threads_are_told_and_lived_with() {
 }
 
 #[test]
-fn without_fusermount3_the_way_out_is_named() {
+fn a_missing_fusermount3_is_reported_with_the_remedy() {
     let user = User::new();
     let mut mount = user.command(&user.program);
     mount
@@ -292,14 +293,14 @@ fn without_fusermount3_the_way_out_is_named() {
     for word in ["fusermount3 is not installed", "package fuse3", "as root"] {
         assert!(said.err.contains(word), "{}", said.err);
     }
-    // The volume was opened before, and is closed again.
+    // The volume had been opened, and is closed again.
     user.image().check_clean();
     assert!(!user.image().needs_recovery());
 }
 
-/// A copy that belongs to somebody else than the original did lends nobody his rights.
+/// A copy with another owner than the original does not keep its set-ID bits.
 #[test]
-fn copies_with_another_owner_are_no_set_id_programs() {
+fn a_copy_with_another_owner_loses_its_set_id_bits() {
     let user = User::new();
     let source = user.home.join("source");
     fs::create_dir(&source).unwrap();
@@ -314,7 +315,7 @@ fn copies_with_another_owner_are_no_set_id_programs() {
     fs::set_permissions(&source, fs::Permissions::from_mode(0o2755)).unwrap();
     let perm = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
 
-    // Out of a volume, by root, who keeps owners, and by a user, who cannot.
+    // Out of a volume, by root with owners preserved, and by a user without.
     let image = user.home.join("a.img");
     let inside = format!("{}:/source", image.display());
     steadfs([
@@ -346,7 +347,7 @@ fn copies_with_another_owner_are_no_set_id_programs() {
         assert_eq!(perm(&copy.join("own")), 0o6755, "{copy:?}");
         assert_eq!(perm(&copy), 0o2755, "{copy:?}");
     }
-    // Into one owners are kept, whoever copies.
+    // Into a volume owners are preserved for every caller.
     user.steadfs(["cp", "-r", "source", "a.img:/again"])
         .expect(0);
     let shown = user.steadfs(["ls", "-l", "a.img:/again"]).expect(0).out;
@@ -354,9 +355,9 @@ fn copies_with_another_owner_are_no_set_id_programs() {
     assert!(shown.contains(" 1234 "), "{shown}");
 }
 
-/// Only root makes device nodes. A user's copy goes on without them, whatever number of names they have.
+/// Only root makes device nodes. A user's copy continues without them, for any number of links.
 #[test]
-fn a_device_of_two_names_does_not_end_a_users_copy() {
+fn a_device_node_with_two_links_does_not_end_a_users_copy() {
     let user = User::new();
     let source = user.scratch.folder("devices");
     succeed(
@@ -383,9 +384,9 @@ fn a_device_of_two_names_does_not_end_a_users_copy() {
     assert_eq!(fs::read(user.home.join("out/c")).unwrap(), b"content");
 }
 
-/// Where a volume reaches beyond the limit of file sizes, the first write there would end the server.
+/// If a volume extends beyond the file-size limit, the first write there would kill the server.
 #[test]
-fn a_limit_of_file_sizes_is_told_before_it_ends_the_server() {
+fn a_file_size_limit_is_reported_before_it_kills_the_server() {
     let user = User::new();
     let limited = |words: &[&str]| {
         let program = [user.program.to_str().unwrap()];
@@ -401,7 +402,7 @@ fn a_limit_of_file_sizes_is_told_before_it_ends_the_server() {
     assert_eq!(said.code(), 32, "{}", said.err);
     assert!(said.err.contains("ulimit -f"), "{}", said.err);
     assert!(user.mounts().is_empty());
-    // One that only reads, and one that fits.
+    // A command that only reads, and a volume that fits.
     limited(&["ls", "a.img:/"]).expect(0);
     limited(&["format", "-q", "small.img", "16M"]).expect(0);
     let said = limited(&["format", "-q", "large.img", "64M"]).expect(1);
@@ -409,7 +410,7 @@ fn a_limit_of_file_sizes_is_told_before_it_ends_the_server() {
     assert!(!user.home.join("large.img").exists());
 }
 
-/// A container's root is user 0, but does not administer the host: what Linux asks CAP_SYS_ADMIN for is not his.
+/// A container's root has uid 0, but does not administer the host: it may not do what Linux requires CAP_SYS_ADMIN for.
 #[test]
 fn root_without_capabilities_does_not_administer_a_mount() {
     let scratch = Scratch::new();
@@ -439,7 +440,7 @@ fn root_without_capabilities_does_not_administer_a_mount() {
             let said = by(way, words);
             assert_ne!(said.code(), 0, "{way:?} {words:?}");
         }
-        // It is its file system all the same.
+        // It still has the rights of a file owner.
         let name = mount.join("file");
         by(way, &["touch", name.to_str().unwrap()]).expect(0);
     }
@@ -452,12 +453,12 @@ fn root_without_capabilities_does_not_administer_a_mount() {
     image.check_clean();
 }
 
-/// 200 copies of one user keep every slot for such requests taken, on a device that would need two minutes for them.
-/// Without slots of their own root's look-ups waited for all of that time.
+/// 200 copies of one user keep every slot of their class busy, on a device that would need two minutes for them.
+/// Without slots of their own, root's look-ups waited for all of that time.
 #[test]
-fn a_users_copies_hold_up_neither_root_nor_their_own_end() {
+fn copies_of_one_user_delay_neither_root_nor_a_kill() {
     const COPIES: usize = 200;
-    /// On however busy a machine.
+    /// On a machine of any load.
     const LONGEST: Duration = Duration::from_secs(10);
     for (transport, make) in [("dev", "ext4"), ("uring", "f2fs")] {
         let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! Mounted volumes without room: what was acknowledged stays, and what does not fit is told.
+//! Full mounted volumes: what was acknowledged stays, and what does not fit is reported.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -10,10 +10,10 @@ use steadfs_suite::{Compare, Image, LoopDevice, Scratch, SteadMount, Tree, run, 
 
 const MIB: u64 = 1 << 20;
 
-/// What the kernel could not write back of a shared mapping it has dropped: nobody can do anything about it while the
-/// volume stays mounted.
+/// The kernel drops pages of a shared mapping that it could not write back; nothing can recover them while the volume
+/// stays mounted.
 #[test]
-fn what_a_mapping_lost_is_told_and_does_not_keep_a_volume_mounted() {
+fn lost_pages_of_a_mapping_are_reported_and_do_not_keep_a_volume_mounted() {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "small.img", 24 * MIB, &["-t", "ext4", "-m", "0"]);
     let device = LoopDevice::attach(image.path(), false);
@@ -61,7 +61,7 @@ fn a_full_volume_keeps_what_it_acknowledged() {
             let path = dir.join(format!("{}", kept.len()));
             let len = usize::try_from(numbers.below(200_000)).unwrap();
             let bytes = numbers.bytes(len);
-            // What write(2) took is kept, whether or not fsync is called before the space ends.
+            // What write(2) accepted is kept, with or without an fsync before the volume is full.
             match fs::write(&path, &bytes) {
                 Ok(()) => kept.push((path, bytes)),
                 Err(error) => {
@@ -71,7 +71,7 @@ fn a_full_volume_keeps_what_it_acknowledged() {
                 }
             }
         }
-        // Half of it goes, and must come back as space.
+        // Half of it is removed, and its space must become free.
         let mut n = 0;
         kept.retain(|(path, _)| {
             n += 1;
@@ -106,9 +106,9 @@ fn a_full_volume_keeps_what_it_acknowledged() {
     image.check_clean();
 }
 
-/// Of a direct write the kernel takes a part for EIO, so a volume that has room for a part says what it lacks.
+/// The kernel turns a short direct write into EIO, so a volume with space for a part returns ENOSPC.
 #[test]
-fn a_direct_write_without_room_for_all_tells_why() {
+fn a_direct_write_that_fits_in_part_fails_with_enospc() {
     #[repr(align(4096))]
     struct Page([u8; 4096]);
     const PAGES: usize = 32;

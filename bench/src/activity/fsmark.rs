@@ -1,24 +1,24 @@
 //! fs_mark: four threads make small files and sync them in seven ways.
 
 use crate::Result;
+use crate::activity_run::ActivityRun;
 use crate::command::{output, program};
-use crate::stage::Stage;
 
 /// One run with `-S MODE`.
-pub fn run<const MODE: usize>(stage: &mut Stage) -> Result<()> {
-    let [unsynced, synced] = stage.size().marks;
+pub fn run<const MODE: usize>(run: &mut ActivityRun) -> Result<()> {
+    let [unsynced, synced] = run.size().marks;
     let files = if MODE == 0 { unsynced } else { synced };
-    let root = stage.root();
+    let root = run.root();
     std::fs::create_dir(root.join("d"))?;
     let mut fs_mark = program("fs_mark");
-    // The path is relative: longer than about 34 characters overruns a buffer of fs_mark.
+    // A relative path: one longer than about 34 characters overruns a buffer of fs_mark.
     fs_mark.current_dir(&root);
     fs_mark.args(["-d", "d", "-t", "4", "-s", "4096", "-w", "4096"]);
-    // Its log would be made on the volume.
+    // Its log would otherwise be written to the volume.
     fs_mark.args(["-l", "/dev/null"]);
     fs_mark.args(["-S", &MODE.to_string(), "-n", &files.to_string()]);
     let said = match output(&mut fs_mark) {
-        Err(error) if names_met(&error.to_string()) => {
+        Err(error) if is_name_collision(&error.to_string()) => {
             eprintln!("fs_mark {MODE} again: {error}");
             std::fs::remove_dir_all(root.join("d"))?;
             std::fs::create_dir(root.join("d"))?;
@@ -26,15 +26,15 @@ pub fn run<const MODE: usize>(stage: &mut Stage) -> Result<()> {
         }
         said => said?,
     };
-    stage.record(KEYS[MODE], files_per_second(&said)?);
+    run.record(KEYS[MODE], files_per_second(&said)?);
     Ok(())
 }
 
-/// Whether two of its processes may have had the same names. It draws them by the microsecond at which a
-/// process begins; of two that share it one finds that the other has removed its files (5 of 6000 runs on
-/// tmpfs), when it opens one to sync it or when it removes it. A file that a volume has lost looks the same,
-/// but not twice in a row by chance.
-fn names_met(error: &str) -> bool {
+/// Whether two of its processes may have chosen the same names. It derives them from the microsecond at which a process
+/// starts. If two share it, one finds its files removed by the other (5 of 6000 runs on tmpfs), when it opens one to
+/// sync it or when it removes it. A volume that has lost a file looks the same, but chance does not repeat in the next
+/// run.
+fn is_name_collision(error: &str) -> bool {
     let met = ["Error in open of", "Error in unlink of"];
     met.iter().any(|what| error.contains(what)) && error.contains("No such file or directory")
 }
@@ -73,14 +73,16 @@ mod tests {
 
     #[test]
     fn only_a_file_that_is_gone_lets_it_run_again() {
-        assert!(names_met(
+        assert!(is_name_collision(
             "exit status: 1: Error in open of d//6b03b0b6~63RL : No such file or directory"
         ));
-        assert!(names_met(
+        assert!(is_name_collision(
             "exit status: 1: Error in unlink of d//6b04269d~U5ED : No such file or directory"
         ));
-        assert!(!names_met("Error in creat: No space left on device"));
-        assert!(!names_met(
+        assert!(!is_name_collision(
+            "Error in creat: No space left on device"
+        ));
+        assert!(!is_name_collision(
             "Error in open of d//6b03b0b6~63RL : Input/output error"
         ));
     }

@@ -1,14 +1,14 @@
-//! What a file costs when there are many: in one directory, and over the volume.
+//! The cost of a file among many: in one directory, and on the volume.
 
 use std::path::{Path, PathBuf};
 
 use super::names::{create, name};
 use crate::Result;
+use crate::activity_run::ActivityRun;
 use crate::measure::seconds;
-use crate::stage::Stage;
 use crate::subject::Subject;
 
-/// A number of files, and the rows for making the last half of them and for finding some, cold.
+/// A number of files, and the rows for creating the last half of them and for cold look-ups.
 struct Step {
     files: u32,
     create: &'static str,
@@ -68,81 +68,83 @@ const SPREAD: [Step; 4] = [
     ),
 ];
 
-/// fuse2fs searches directories from end to end: more would take hours.
-const PATIENCE: u32 = 10_000;
+/// fuse2fs searches directories linearly: more would take hours.
+const FUSE2FS_FILES_MAX: u32 = 10_000;
 /// Each inode of f2fs takes a block of 4 KiB: a million do not fit the image.
 const INODE_BLOCKS: u32 = 100_000;
 
 /// All files in one directory.
-pub fn in_one(stage: &mut Stage) -> Result<()> {
-    grow(stage, &IN_ONE, u32::MAX)
+pub fn in_one(run: &mut ActivityRun) -> Result<()> {
+    grow(run, &IN_ONE, u32::MAX)
 }
 
-/// A thousand files in each directory.
-pub fn spread(stage: &mut Stage) -> Result<()> {
-    grow(stage, &SPREAD, 1000)
+/// 1000 files in each directory.
+pub fn spread(run: &mut ActivityRun) -> Result<()> {
+    grow(run, &SPREAD, 1000)
 }
 
-fn grow(stage: &mut Stage, steps: &[Step], in_each: u32) -> Result<()> {
-    let most = match stage.subject() {
-        Subject::Fuse2fs => PATIENCE,
-        Subject::SteadfsF2fs => stage.size().growth.min(INODE_BLOCKS),
-        _ => stage.size().growth,
+fn grow(run: &mut ActivityRun, steps: &[Step], files_per_directory: u32) -> Result<()> {
+    let files_max = match run.subject() {
+        Subject::Fuse2fs => FUSE2FS_FILES_MAX,
+        Subject::SteadfsF2fs => run.size().growth.min(INODE_BLOCKS),
+        _ => run.size().growth,
     };
-    let place = Place {
-        root: stage.root(),
-        in_each,
+    let tree = FileTree {
+        root: run.root(),
+        files_per_directory,
     };
     let mut made = 0;
-    for step in steps.iter().filter(|step| step.files <= most) {
+    for step in steps.iter().filter(|step| step.files <= files_max) {
         let half = step.files / 2;
-        place.fill(made, half)?;
-        let ((), filled) = seconds(|| place.fill(half, step.files))?;
-        stage.record(step.create, micros(filled, step.files - half));
+        tree.fill(made, half)?;
+        let ((), filled) = seconds(|| tree.fill(half, step.files))?;
+        run.record(step.create, micros(filled, step.files - half));
         made = step.files;
-        stage.cold()?;
-        let ((), found) = seconds(|| place.look_up(LOOKUPS, made))?;
-        stage.record(step.lookup, micros(found, LOOKUPS));
+        run.cold()?;
+        let ((), result) = seconds(|| tree.look_up(LOOKUPS, made))?;
+        run.record(step.lookup, micros(result, LOOKUPS));
     }
     Ok(())
 }
 
-/// Files that are looked up.
+/// Number of look-ups.
 const LOOKUPS: u32 = 500;
 
 fn micros(seconds: f64, files: u32) -> f64 {
     seconds * 1e6 / f64::from(files)
 }
 
-/// Where files with numbers lie.
-struct Place {
+/// Numbered files in numbered directories.
+struct FileTree {
     root: PathBuf,
-    in_each: u32,
+    files_per_directory: u32,
 }
 
-impl Place {
+impl FileTree {
     fn dir(&self, number: u32) -> PathBuf {
-        self.root.join(format!("d{}", number / self.in_each))
+        self.root
+            .join(format!("d{}", number / self.files_per_directory))
     }
 
-    /// Makes the files from `first` to before `end`, and their directories.
+    /// Creates the files from `first` to before `end`, and their directories.
     fn fill(&self, mut first: u32, end: u32) -> Result<()> {
         while first < end {
             let dir = self.dir(first);
             make_dir(&dir)?;
-            let whole = (first / self.in_each + 1).saturating_mul(self.in_each);
+            let whole =
+                (first / self.files_per_directory + 1).saturating_mul(self.files_per_directory);
             create(&dir, first..whole.min(end))?;
             first = whole.min(end);
         }
         Ok(())
     }
 
-    /// Asks for the attributes of `count` of `files`, in no order.
+    /// Looks up `count` of `files`, in scattered order.
     fn look_up(&self, count: u32, files: u32) -> Result<()> {
-        // A step without a common factor meets different files all over the range.
+        // A stride without a common factor reaches files all over the range.
         const STRIDE: u64 = 618_033_989;
-        for turn in 0..u64::from(count) {
-            let number = (turn * STRIDE % u64::from(files)) as u32;
+        for n in 0..u64::from(count) {
+            let number = (n * STRIDE % u64::from(files)) as u32;
             std::fs::symlink_metadata(self.dir(number).join(name(number)))?;
         }
         Ok(())

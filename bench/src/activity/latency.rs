@@ -1,4 +1,4 @@
-//! How long an fsync of 4 KiB takes while another process streams, and its stream is being written back.
+//! Latency of an fsync of 4 KiB while another process writes a stream, and its write-back is in progress.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use super::fio;
 use crate::Result;
+use crate::activity_run::ActivityRun;
 use crate::measure::{percentile, seconds};
-use crate::stage::Stage;
 
-/// The stream's head start: write-back is under way then.
+/// How long before the fsyncs the stream begins: write-back is in progress then.
 const HEAD_START: Duration = Duration::from_secs(1);
 
-/// Rows of a kind of small write: middle, 99 of 100, largest.
+/// Rows of a kind of small write: median, 99th percentile, largest.
 type Keys = [&'static str; 3];
 
 const APPEND: Keys = [
@@ -29,20 +29,20 @@ const REWRITE: Keys = [
     "rewrite + fsync beside a stream, max",
 ];
 
-/// One process writes without pause; another appends 4 KiB and syncs, then rewrites and syncs.
-pub fn run(stage: &mut Stage) -> Result<()> {
-    let each = Duration::from_secs(u64::from(stage.size().seconds));
-    let _bound = stage.bound_dirty()?;
-    let stream = Stream::start(stage, HEAD_START + 2 * each)?;
+/// One process writes continuously; another appends 4 KiB and syncs, then rewrites and syncs.
+pub fn run(run: &mut ActivityRun) -> Result<()> {
+    let each = Duration::from_secs(u64::from(run.size().seconds));
+    let _bound = run.bound_dirty()?;
+    let stream = Stream::start(run, HEAD_START + 2 * each)?;
     sleep(HEAD_START);
-    let file = stage.root().join("log");
+    let file = run.root().join("log");
     let appended = sync_for(&file, each, |turn| turn * BLOCK)?;
     let rewritten = sync_for(&file, each, |_| 0)?;
-    stage.record("stream beside fsyncs", stream.finish()?);
+    run.record("stream beside fsyncs", stream.finish()?);
     for (keys, mut times) in [(APPEND, appended), (REWRITE, rewritten)] {
         times.sort_by(f64::total_cmp);
         for (key, part) in keys.into_iter().zip([0.5, 0.99, 1.0]) {
-            stage.record(key, percentile(&times, part) * 1000.0);
+            run.record(key, percentile(&times, part) * 1000.0);
         }
     }
     Ok(())
@@ -50,7 +50,7 @@ pub fn run(stage: &mut Stage) -> Result<()> {
 
 const BLOCK: u64 = 4096;
 
-/// Writes a block at `place` and makes it durable, again and again; the seconds of each fsync.
+/// Writes a block at `place` and syncs it, repeatedly; returns the seconds of each fsync.
 fn sync_for(path: &Path, time: Duration, place: impl Fn(u64) -> u64) -> Result<Vec<f64>> {
     let file = OpenOptions::new()
         .create(true)
@@ -74,11 +74,11 @@ struct Stream {
 }
 
 impl Stream {
-    fn start(stage: &Stage, time: Duration) -> Result<Self> {
-        let size = format!("--size={}M", stage.size().stream);
+    fn start(run: &ActivityRun, time: Duration) -> Result<Self> {
+        let size = format!("--size={}M", run.size().stream);
         let time = format!("--runtime={}", time.as_secs());
         let mut writer = fio::job(
-            stage,
+            run,
             &["--rw=write", "--bs=1M", &size, "--time_based", &time],
         );
         let writer = writer
@@ -92,7 +92,7 @@ impl Stream {
         })
     }
 
-    /// Waits for its end; MiB a second.
+    /// Waits for its end; returns MiB per second.
     fn finish(mut self) -> Result<f64> {
         let mut said = String::new();
         if let Some(mut pipe) = self.writer.stdout.take() {
@@ -107,7 +107,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if !self.ended {
-            // Both fail only if it has ended by itself.
+            // Both fail only if it has exited.
             let _ = self.writer.kill();
             let _ = self.writer.wait();
         }

@@ -1,34 +1,33 @@
-//! What each mechanism costs where it cannot help: one process calls fsync, nobody else does anything, and
-//! the mechanism is switched on and off under it, so often that what else happens on the machine meets both.
+//! The cost of each mechanism where it cannot help: one process calls fsync on an otherwise idle machine, and the
+//! mechanism is switched on and off so often that other activity of the machine affects both equally.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::Result;
+use crate::activity_run::ActivityRun;
 use crate::measure::{median, seconds};
-use crate::stage::Stage;
 
-/// Times of each arm before the next switch, and those before them that do not count.
-const TIMES: u64 = 10;
-const BEFORE: u64 = 3;
-/// Pairs of them whose ratios' median is one sample.
+/// Measured fsyncs after each switch, and unmeasured ones before them.
+const FSYNCS_PER_SWITCH: u64 = 10;
+const WARM_UP_FSYNCS: u64 = 3;
+/// Pairs of switches; the median of their ratios is one sample.
 const PAIRS: usize = 120;
 
-/// What is switched, and where the outcome is told: the time with the first option in parts of that with
-/// the second.
+/// The two options, and the row: the time with the first option relative to that with the second.
 struct Pair {
     key: &'static str,
     options: [&'static str; 2],
     work: Work,
 }
 
-/// Both are done so that what they need is there when the clock runs.
+/// Both kinds are prepared outside of the measured time.
 #[derive(Clone, Copy)]
 enum Work {
-    /// 4 KiB appended to a file, which is then made durable.
+    /// 4 KiB are appended to a file, which is then synced.
     File,
-    /// A file made in a directory, which is then made durable.
+    /// A file is created in a directory, which is then synced.
     Directory,
 }
 
@@ -53,45 +52,45 @@ const MERGE: Pair = Pair {
     work: Work::Directory,
 };
 
-/// Every mechanism of the format's.
-pub fn run(stage: &mut Stage) -> Result<()> {
-    let own = if stage.subject().is_f2fs() {
+/// All mechanisms of the format.
+pub fn run(run: &mut ActivityRun) -> Result<()> {
+    let own = if run.subject().is_f2fs() {
         MERGE
     } else {
         RECLAIM
     };
     for pair in [SCHEDULER, BOOST, own] {
-        let folder = stage.root().join("folder");
+        let folder = run.root().join("folder");
         fs::create_dir(&folder)?;
-        let mut place = Place::new(&folder)?;
+        let mut target = SyncTarget::new(&folder)?;
         let mut ratios = Vec::new();
         for n in 0..PAIRS {
-            // The first of two is not always the same.
+            // The order alternates.
             let mut medians = [0.0; 2];
             for arm in [n % 2, (n + 1) % 2] {
-                stage.remount(pair.options[arm])?;
-                medians[arm] = median(&place.times(pair.work)?);
+                run.remount(pair.options[arm])?;
+                medians[arm] = median(&target.measure_fsyncs(pair.work)?);
             }
             ratios.push(medians[0] / medians[1]);
         }
-        stage.record(pair.key, median(&ratios));
-        drop(place);
+        run.record(pair.key, median(&ratios));
+        drop(target);
         fs::remove_dir_all(&folder)?;
-        stage.remount(pair.options[0])?;
+        run.remount(pair.options[0])?;
     }
     Ok(())
 }
 
-/// Where the work is done.
-struct Place<'a> {
+/// The file and the directory that are synced.
+struct SyncTarget<'a> {
     folder: &'a Path,
     directory: File,
     log: File,
-    /// How often something was made durable.
+    /// Number of fsyncs so far.
     count: u64,
 }
 
-impl<'a> Place<'a> {
+impl<'a> SyncTarget<'a> {
     fn new(folder: &'a Path) -> Result<Self> {
         let path = folder.join("log");
         let log = OpenOptions::new().create_new(true).write(true).open(path)?;
@@ -107,9 +106,9 @@ impl<'a> Place<'a> {
     }
 
     /// The seconds of some fsyncs.
-    fn times(&mut self, work: Work) -> Result<Vec<f64>> {
+    fn measure_fsyncs(&mut self, work: Work) -> Result<Vec<f64>> {
         let mut times = Vec::new();
-        for n in 0..BEFORE + TIMES {
+        for n in 0..WARM_UP_FSYNCS + FSYNCS_PER_SWITCH {
             let count = self.count;
             self.count += 1;
             let synced = match work {
@@ -123,7 +122,7 @@ impl<'a> Place<'a> {
                 }
             };
             let ((), took) = seconds(|| Ok(synced.sync_all()?))?;
-            if n >= BEFORE {
+            if n >= WARM_UP_FSYNCS {
                 times.push(took);
             }
         }

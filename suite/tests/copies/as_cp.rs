@@ -1,4 +1,4 @@
-//! Copies behave as cp(1) does: in what they read, in what they write to, and in going on behind what fails.
+//! Copies behave as cp(1) does: what they read, what they write to, and how they continue after an error.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
@@ -26,7 +26,7 @@ fn content(image: &Image, path: &str) -> String {
 }
 
 #[test]
-fn sources_are_followed_and_read_as_cp_does() {
+fn sources_are_read_as_cp_reads_them() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
     for line in [
@@ -76,7 +76,7 @@ fn sources_are_followed_and_read_as_cp_does() {
 }
 
 #[test]
-fn targets_on_the_host_are_written_as_cp_does() {
+fn targets_on_the_host_are_written_as_cp_writes_them() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
     let text = scratch.join("text");
@@ -115,7 +115,7 @@ fn targets_on_the_host_are_written_as_cp_does() {
     cp(&["--remove-destination", &from, &host("dangling")]);
     assert_eq!(fs::read_to_string(host("dangling")).unwrap(), "new text");
 
-    // Below a directory that is copied, nothing is written through what stands there.
+    // Below a copied directory, nothing is written through an existing link.
     let tree = scratch.folder("tree");
     fs::write(tree.join("link"), "from the tree").unwrap();
     fs::write(tree.join("other"), "other").unwrap();
@@ -130,7 +130,7 @@ fn targets_on_the_host_are_written_as_cp_does() {
     assert_eq!(fs::read_to_string(host("target")).unwrap(), "new text");
     assert_eq!(fs::read_to_string(out.join("other")).unwrap(), "other");
 
-    // A link that one source made is not written through by the next one.
+    // A link created for one source is not written through by the next one.
     fs::create_dir(scratch.join("2")).unwrap();
     symlink(host("target"), scratch.join("2/f")).unwrap();
     cp(&["-r", scratch.join("2").to_str().unwrap(), &at(&volume, "/")]);
@@ -157,7 +157,7 @@ fn before_null() -> u64 {
 }
 
 #[test]
-fn targets_on_a_volume_are_written_as_cp_does() {
+fn targets_on_a_volume_are_written_as_cp_writes_them() {
     let scratch = Scratch::new();
     let host = scratch.folder("host");
     fs::write(host.join("owned"), "old").unwrap();
@@ -187,7 +187,7 @@ fn targets_on_a_volume_are_written_as_cp_does() {
             &["cp", &at(&volume, "/owned"), &at(&volume, "/twin")],
             "same file",
         );
-        // ls(1) shows a link that is named, unless it leads to a directory.
+        // ls(1) shows a link given as argument, unless it leads to a directory.
         for words in [&["ls"][..], &["ls", "-l"]] {
             let place = at(&volume, "/dangling");
             let words = words.iter().copied().chain([&*place]);
@@ -203,7 +203,7 @@ fn targets_on_a_volume_are_written_as_cp_does() {
 }
 
 #[test]
-fn an_image_as_target_is_its_root_and_never_overwritten_in_silence() {
+fn an_image_as_target_is_its_root_directory() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
     let other = image(&scratch, "b.img", "ext4", 16 * MIB);
@@ -229,7 +229,7 @@ fn an_image_as_target_is_its_root_and_never_overwritten_in_silence() {
 
 /// Files, a directory and an entry that cannot be read: all others are copied and listed.
 #[test]
-fn copies_go_on_behind_damage() {
+fn copies_continue_after_corruption() {
     let scratch = Scratch::new();
     let source = scratch.folder("source");
     for name in ["a/1", "a/2", "a/3", "m", "z/1"] {
@@ -302,7 +302,7 @@ fn copies_go_on_behind_damage() {
             .count();
         assert_eq!(files, whole, "{damage}: {listed}");
         target.check_clean();
-        // A damaged inode is listed with ls(1)'s question marks, and the others as they are.
+        // A corrupt inode is listed with ls(1)'s question marks, and the others as usual.
         let said = steadfs(["ls", "-lR", &at(&bad, "/")]);
         let found = said
             .out
@@ -324,10 +324,10 @@ fn copies_go_on_behind_damage() {
     );
 }
 
-/// An owner that the host does not take is reported, and the file is kept; `format -d` goes on behind what it cannot
-/// copy and says that the volume is incomplete.
+/// An owner that the host refuses is reported, and the file is kept. `format -d` continues after a file that it cannot
+/// copy and reports that the volume is incomplete.
 #[test]
-fn copies_go_on_behind_what_the_host_refuses() {
+fn copies_continue_after_a_refusal_of_the_host() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
     let source = scratch.folder("source");
@@ -342,7 +342,7 @@ fn copies_go_on_behind_what_the_host_refuses() {
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("/a: owner 1234:1234 was not kept"), "{said}");
     let mode = fs::metadata(scratch.join("out/a")).unwrap().mode();
-    // It is another user's now, and so no set-ID program.
+    // It has another owner now, so it is not a set-ID program.
     assert_eq!(mode & 0o7777, 0o755);
     assert_eq!(fs::read_to_string(scratch.join("out/b")).unwrap(), "b");
 
@@ -363,9 +363,9 @@ fn copies_go_on_behind_what_the_host_refuses() {
     made.check_clean();
 }
 
-/// Words for what no command does.
+/// Names of commands that do not exist.
 #[test]
-fn an_unknown_command_suggests_nothing_that_harms() {
+fn an_unknown_command_suggests_no_harmful_command() {
     for (word, wanted) in [
         ("rm", "mount"),
         ("mkdir", "mount"),

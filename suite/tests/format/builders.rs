@@ -1,4 +1,4 @@
-//! Volumes filled by image builders: under fakeroot, and with what finds no room.
+//! Volumes filled by image builders: under fakeroot, and with files that do not fit.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -11,10 +11,10 @@ use steadfs_suite::stead::program;
 use steadfs_suite::tree::set_xattr;
 use steadfs_suite::{KernelMount, Outcome, Scratch, judge, steadfs};
 
-/// Debian's user "nobody" and group "nogroup".
+/// Debian's unprivileged user and group.
 const NOBODY: u32 = 65_534;
 
-/// Runs a script as an ordinary user under fakeroot, in `dir`, which becomes that user's. `$S` is steadfs.
+/// Runs a script as an ordinary user under fakeroot, in `dir`, which that user then owns. `$S` is steadfs.
 fn under_fakeroot(dir: &Path, script: &str) -> Outcome {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     chown(dir, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -88,9 +88,9 @@ fn owners_devices_and_attributes_of_fakeroot_are_copied_both_ways() {
     }
 }
 
-/// fakeroot changes what geteuid(2) returns, and no privilege.
+/// fakeroot changes the result of geteuid(2), but no privileges.
 #[test]
-fn a_mount_under_fakeroot_goes_through_fusermount() {
+fn a_mount_under_fakeroot_uses_fusermount3() {
     let scratch = Scratch::new();
     fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
     let script = r#"
@@ -102,7 +102,7 @@ fn a_mount_under_fakeroot_goes_through_fusermount() {
 }
 
 #[test]
-fn a_filled_volume_that_lacks_an_attribute_is_a_failure() {
+fn format_d_fails_if_an_attribute_is_lost() {
     let scratch = Scratch::new();
     let from = scratch.folder("from");
     fs::write(from.join("file"), "content").unwrap();

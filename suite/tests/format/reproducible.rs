@@ -15,7 +15,7 @@ use super::{MIB, UUID, clean};
 
 const EPOCH: u32 = 1_600_000_000;
 
-/// The same tree, made in one order or the other, with the same holes or with zeros.
+/// The same tree, created in one order or the other, with holes or with zeros.
 fn tree(top: &Path, backwards: bool) {
     fs::create_dir_all(top.join("d/e")).unwrap();
     let mut numbers: Vec<u32> = (0..300).collect();
@@ -88,7 +88,7 @@ fn the_same_tree_makes_the_same_bytes() {
         let images = trees.clone().map(|top| {
             let image = top.with_extension("img");
             let _ = fs::remove_file(&image);
-            // The second is made a second later at least.
+            // The second one is made at least a second later.
             std::thread::sleep(Duration::from_millis(1100));
             make(&image, words, Some(&top));
             image
@@ -116,7 +116,7 @@ fn the_same_tree_makes_the_same_bytes() {
 }
 
 #[test]
-fn an_empty_volume_follows_from_uuid_and_time() {
+fn an_empty_volume_is_determined_by_uuid_and_time() {
     let scratch = Scratch::new();
     for kind in ["ext4", "f2fs"] {
         let [one, other] = ["a", "b"].map(|name| {

@@ -1,4 +1,4 @@
-//! The words of mke2fs and mkfs.f2fs, each where its kind is made.
+//! The options of mke2fs and mkfs.f2fs, each for its own kind of volume.
 
 use std::fs;
 use std::process::Command;
@@ -21,7 +21,7 @@ fn ext_size(image: &str) -> u64 {
 }
 
 #[test]
-fn sizes_count_what_mke2fs_counts() {
+fn sizes_have_the_units_of_mke2fs() {
     let scratch = Scratch::new();
     let image = scratch.join("image");
     let image = image.to_str().unwrap();
@@ -61,7 +61,7 @@ fn sizes_count_what_mke2fs_counts() {
     }
     let said = steadfs(["format", "-q", image, "64MB"]).expect(1);
     assert!(said.err.contains("64MB"), "{}", said.err);
-    // What was meant as bytes.
+    // The size is in bytes.
     let _ = fs::remove_file(image);
     let said = steadfs(["format", "-q", image, "4503599627370496"]).expect(1);
     assert!(said.err.contains("4503599627370496B"), "{}", said.err);
@@ -75,7 +75,7 @@ fn sizes_count_what_mke2fs_counts() {
 }
 
 #[test]
-fn what_scripts_give_mke2fs_is_taken_or_refused_by_name() {
+fn options_of_mke2fs_are_accepted_or_refused_by_name() {
     let scratch = Scratch::new();
     let path = scratch.join("image");
     let image = path.to_str().unwrap();
@@ -114,7 +114,7 @@ fn what_scripts_give_mke2fs_is_taken_or_refused_by_name() {
 }
 
 #[test]
-fn a_dry_run_prints_where_copies_lie_and_makes_nothing() {
+fn a_dry_run_prints_superblock_copies_and_writes_nothing() {
     let scratch = Scratch::new();
     let path = scratch.join("image");
     let image = path.to_str().unwrap();
@@ -145,7 +145,7 @@ fn root_of(image: &str) -> String {
 }
 
 #[test]
-fn the_root_directory_gets_the_owner_that_was_asked_for() {
+fn the_root_directory_gets_the_requested_owner() {
     let scratch = Scratch::new();
     let from = scratch.folder("from");
     fs::write(from.join("file"), "content").unwrap();
@@ -191,7 +191,7 @@ fn the_root_directory_gets_the_owner_that_was_asked_for() {
         .expect(0);
         assert_eq!(root_of(our), shows, "{words:?}");
     }
-    // Without a value, and with mkfs.f2fs's default, the user is meant that makes the volume.
+    // Without a value, and by default in mkfs.f2fs, the owner is the user that makes the volume.
     let image = scratch.join("of-user");
     let image = image.to_str().unwrap();
     for words in [&["-E", "root_owner"][..], &["-t", "f2fs"]] {
@@ -215,7 +215,7 @@ fn the_root_directory_gets_the_owner_that_was_asked_for() {
 }
 
 #[test]
-fn with_f2fs_letters_mean_what_they_mean_to_mkfs() {
+fn option_letters_for_f2fs_are_those_of_mkfs_f2fs() {
     let scratch = Scratch::new();
     let [theirs, our] = &pair(&scratch, "image", &vec![0; 128 * MIB as usize]);
     for words in [
@@ -249,7 +249,7 @@ fn with_f2fs_letters_mean_what_they_mean_to_mkfs() {
         .expect(0);
         let [theirs, ours] = [theirs, our].map(|image| {
             let mut bytes = fs::read(image).unwrap();
-            // The superblocks name the program.
+            // The superblocks record the program's name.
             for start in [1024, 4096 + 1024] {
                 bytes[start..start + 3072].fill(0);
             }

@@ -1,4 +1,4 @@
-//! What every activity finds: a volume freshly formatted and mounted, and a place for its samples.
+//! One run of an activity: a freshly formatted and mounted volume, and its samples.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,23 +15,23 @@ use crate::dirty_bound::DirtyBound;
 use crate::measure::{Usage, drop_caches, machine_cpu, seconds};
 use crate::subject::{CACHE_SIZE, Medium, Mounted, Subject};
 
-/// How much is done.
+/// The amount of work.
 #[derive(Clone, Copy)]
 pub struct Size {
     /// Bytes of an image.
     pub image: u64,
-    /// Files each of fs_mark's threads makes when nothing is synced, and when each file is.
+    /// Files that each of fs_mark's threads makes: without sync, and with a sync of each file.
     pub marks: [u32; 2],
     /// MiB of a stream.
     pub stream: u32,
-    /// Seconds of what runs for a time.
+    /// Seconds of a timed job.
     pub seconds: u32,
     /// Files of the largest step of the growth rows.
     pub growth: u32,
 }
 
 impl Size {
-    /// For a look in between.
+    /// For a quick check.
     pub const QUICK: Self = Self {
         image: 2 << 30,
         marks: [5000, 500],
@@ -39,7 +39,7 @@ impl Size {
         seconds: 3,
         growth: 100_000,
     };
-    /// For the record.
+    /// For published results.
     pub const FULL: Self = Self {
         image: 4 << 30,
         marks: [20_000, 2000],
@@ -49,7 +49,7 @@ impl Size {
     };
 }
 
-/// What all runs share.
+/// Shared by all runs.
 pub struct Bench {
     size: Size,
     steadfs: PathBuf,
@@ -95,7 +95,7 @@ impl Bench {
         self.images.join(format!("{subject}.img"))
     }
 
-    /// Speed counts only on a volume in which nothing is wrong.
+    /// Checks the volume: a result counts only if it is clean.
     pub fn judge(&self, subject: Subject) -> Result<()> {
         if !subject.has_device() {
             return Ok(());
@@ -127,7 +127,7 @@ fn pack(tree: &Path, archive: &Path) -> Result<PackedTree> {
     })
 }
 
-/// Writes every block of the image, or the host's allocation is what would be measured.
+/// Writes every block of the image; otherwise the host's allocation would be measured.
 fn fill(path: &Path, bytes: u64) -> Result<()> {
     let there = fs::metadata(path).is_ok_and(|m| m.len() == bytes && m.blocks() * 512 >= bytes);
     if there {
@@ -143,29 +143,29 @@ fn fill(path: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// What one run of an activity brought.
+/// The result of one run of an activity.
 #[derive(Default)]
-pub struct Found {
+pub struct RunResult {
     /// Samples, by row.
     pub values: Vec<(&'static str, f64)>,
-    /// What the server used.
+    /// Resources that the server used.
     pub server: Usage,
-    /// Processor time of the whole machine.
+    /// CPU time of the whole machine.
     pub machine: Duration,
 }
 
 /// One run of an activity on a subject.
-pub struct Stage<'a> {
+pub struct ActivityRun<'a> {
     bench: &'a Bench,
     subject: Subject,
     // Unmounted before the medium is detached.
     mounted: Option<Mounted>,
     medium: Medium,
-    found: Found,
+    result: RunResult,
 }
 
-impl<'a> Stage<'a> {
-    /// For `subject`, which gets a block device if it is to.
+impl<'a> ActivityRun<'a> {
+    /// For `subject`, with a block device on request.
     pub fn new(bench: &'a Bench, subject: Subject, block_device: bool) -> Self {
         let image = bench.image(subject);
         Self {
@@ -173,26 +173,26 @@ impl<'a> Stage<'a> {
             subject,
             mounted: None,
             medium: Medium::attach(subject, &image, block_device),
-            found: Found::default(),
+            result: RunResult::default(),
         }
     }
 
-    /// Runs `activity` on a volume formatted with more arguments for mke2fs, and freshly mounted.
-    pub fn play(
+    /// Runs `activity` on a volume formatted with further arguments for mke2fs, and freshly mounted.
+    pub fn execute(
         mut self,
         format: &[&str],
         activity: impl FnOnce(&mut Self) -> Result<()>,
-    ) -> Result<Found> {
+    ) -> Result<RunResult> {
         self.format(format)?;
         self.mount()?;
         let before = machine_cpu()?;
         activity(&mut self)?;
         self.unmount()?;
-        self.found.machine = machine_cpu()?.saturating_sub(before);
-        Ok(self.found)
+        self.result.machine = machine_cpu()?.saturating_sub(before);
+        Ok(self.result)
     }
 
-    /// Nothing is left to be initialised later, and no block of the image is given back to the host.
+    /// Without lazy initialization, and without discarding blocks of the image on the host.
     fn format(&self, more: &[&str]) -> Result<()> {
         if !self.subject.has_device() {
             return Ok(());
@@ -216,16 +216,16 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Unmounts and tells how many seconds that took.
+    /// Unmounts; returns the duration in seconds.
     fn unmount(&mut self) -> Result<f64> {
         let mounted = self.mounted.take().ok_or("nothing is mounted")?;
         let ended = mounted.unmount()?;
-        self.found.server = self.found.server.then(ended.usage);
+        self.result.server = self.result.server.then(ended.usage);
         Ok(ended.seconds)
     }
 
-    /// Unmounts, forgets everything in memory, and mounts; tells how long the unmount took. What has
-    /// no device stays mounted, and only the kernel forgets.
+    /// Unmounts, drops all caches, and mounts; returns the duration of the unmount in seconds. A subject without a
+    /// device stays mounted; only the kernel's caches are dropped.
     pub fn cold(&mut self) -> Result<f64> {
         if !self.subject.has_device() {
             let ((), seconds) = seconds(drop_caches)?;
@@ -236,16 +236,15 @@ impl<'a> Stage<'a> {
         Ok(seconds)
     }
 
-    /// Changes options of ours while it is mounted.
+    /// Changes options of the running steadfs mount.
     pub fn remount(&self, list: &str) -> Result<()> {
         let mut steadfs = Command::new(&self.bench.steadfs);
         steadfs.arg("remount").arg(self.root());
         quietly(steadfs.args(["-o", list]))
     }
 
-    /// Lets the kernel keep as much unwritten data of its volume in memory as steadfs does, until what this
-    /// returns is dropped: with a share of the machine's memory, as it has by default, a stream shorter than
-    /// that is not written back at all.
+    /// Limits the kernel's dirty data of its volume to that of steadfs, until the result is dropped. The default limit
+    /// is a share of the machine's memory: a shorter stream would not be written back at all.
     pub fn bound_dirty(&self) -> Result<Option<DirtyBound>> {
         let Some(device) = self.medium.kernels_device() else {
             return Ok(None);
@@ -253,17 +252,17 @@ impl<'a> Stage<'a> {
         DirtyBound::set(device, CACHE_SIZE / 2)
     }
 
-    /// Where the volume is mounted.
+    /// The mount point.
     pub fn root(&self) -> PathBuf {
         self.bench.scratch.join("mnt")
     }
 
-    /// Who does the work.
+    /// The subject of this run.
     pub fn subject(&self) -> Subject {
         self.subject
     }
 
-    /// How much is to be done.
+    /// The amount of work.
     pub fn size(&self) -> Size {
         self.bench.size
     }
@@ -273,11 +272,11 @@ impl<'a> Stage<'a> {
         &self.bench.tree
     }
 
-    /// Keeps a sample of the row `key`.
+    /// Records a sample of the row `key`.
     pub fn record(&mut self, key: &'static str, value: f64) {
         if key.starts_with("unmount") && !self.subject.has_device() {
             return;
         }
-        self.found.values.push((key, value));
+        self.result.values.push((key, value));
     }
 }
