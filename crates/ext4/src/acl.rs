@@ -1,8 +1,7 @@
 //! Access control lists: attributes that are also permission bits.
 //!
-//! A file's access list and its mode say one thing in two places, so whoever changes one changes the
-//! other: setting the list sets the nine bits, chmod sets the list's owner, mask and other entries, and
-//! a new file takes both from its directory's default list.
+//! **Rule.** A file's access list and its mode are always consistent: setting the list sets the nine bits, chmod sets
+//! the list's owner, mask and other entries, and a new file inherits both from its directory's default list.
 
 use steadfs_base::IoTag;
 use steadfs_vfs::acl::Acl;
@@ -18,10 +17,10 @@ use crate::xattr::Change;
 const NINE: u16 = 0o777;
 const SET_GROUP_ID: u16 = 0o2000;
 
-/// What a new inode takes from its directory's default list.
+/// What a new inode inherits from its directory's default list.
 #[derive(Default)]
 pub(crate) struct Inherited {
-    /// The nine permission bits, if the list decides them.
+    /// The nine permission bits, if the list determines them.
     pub(crate) mode: Option<u32>,
     /// Lists to store, by prefix number.
     pub(crate) lists: Vec<(u8, Vec<u8>)>,
@@ -43,8 +42,8 @@ impl Ext4 {
         Ok((!acl.is_empty()).then_some((acl, stored)))
     }
 
-    /// What an inode of this kind, made with the permission bits `perm` in the directory `dir`, takes
-    /// over. Symbolic links take nothing.
+    /// What an inode of this kind, made with the permission bits `perm` in the directory `dir`, inherits. Symbolic
+    /// links inherit nothing.
     pub(crate) fn inherit_acl(
         &self,
         dir: &Inode,
@@ -76,8 +75,8 @@ impl Ext4 {
         })
     }
 
-    /// Makes the access list follow a change of the mode, which is in `core` already. The caller
-    /// stores the inode. [`crate::credits::XATTR_BLOCKS`].
+    /// Changes the access list according to a new mode, which is in `core` already. The caller stores the inode.
+    /// [`crate::credits::XATTR_BLOCKS`].
     pub(crate) fn acl_follows_mode(
         &self,
         handle: &mut Handle<'_>,
@@ -100,7 +99,7 @@ impl Ext4 {
         self.change_attr(handle, inode, core, &change)
     }
 
-    /// The value of a list's attribute as users see it.
+    /// The value of a list's attribute in the form of the system call.
     pub(crate) fn show_acl(
         &self,
         ino: Ino,

@@ -9,12 +9,12 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
 
-/// Flags that users may change (`EXT4_FL_USER_MODIFIABLE` without what this program does not change:
+/// Flags that users may change (`EXT4_FL_USER_MODIFIABLE` without those that are not supported:
 /// mapping, data journaling, case folding): the first eight (secure deletion to no access time), no
 /// tail merging (0x8000), and those of directories.
 const MODIFIABLE: u32 =
     0xFF | 0x8000 | InodeFlags::DIRSYNC.0 | InodeFlags::TOPDIR.0 | InodeFlags::PROJINHERIT.0;
-/// Flags that a call may name so that it learns why they are refused.
+/// Flags that get a specific error when they are refused.
 const NAMEABLE: u32 = MODIFIABLE | InodeFlags::EXTENTS.0 | disk::inode::JOURNAL_DATA.0;
 
 impl Ext4 {
@@ -47,7 +47,7 @@ impl Ext4 {
         })
     }
 
-    /// Changes an inode's fields and attributes and stores it, or changes nothing.
+    /// Changes an inode's fields and attributes and stores it; on error nothing has changed.
     pub(crate) fn change_fields(
         &self,
         tag: IoTag,
@@ -110,8 +110,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// What a write by an unprivileged process does to a file's privileges. The caller holds
-    /// `inode.lock` for writing.
+    /// Removes a file's privileges after a write by an unprivileged process. The caller holds `inode.lock` for writing.
     pub(crate) fn kill_priv(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         {
             let core = inode.core.read();
@@ -173,8 +172,8 @@ impl Ext4 {
         })
     }
 
-    /// See [`steadfs_vfs::FileSystem::set_project`]. Volumes with projects are not written yet, and
-    /// others have only project 0.
+    /// See [`steadfs_vfs::FileSystem::set_project`]. Writing volumes with projects is not supported, and others have
+    /// only project 0.
     pub fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
         self.check_writable()?;
         self.by_number(ino, cx.tag)?;

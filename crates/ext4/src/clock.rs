@@ -1,4 +1,4 @@
-//! An inode's time stamps, as its size on disk can hold them.
+//! An inode's time stamps, with the range and precision of its size on disk.
 
 use steadfs_base::Timestamp;
 
@@ -7,12 +7,12 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 
 impl Ext4 {
-    /// The present, as an inode with these fields can store it.
+    /// The current time, as an inode with these fields can store it.
     pub(crate) fn now(&self, core: &disk::Inode) -> Timestamp {
         time::clamp(self.clock.fine(), core.has_wide_times())
     }
 
-    /// Stamps a write of the file's content; whether that changed anything. The caller stores the
+    /// Sets the times of a write to the file's content; returns whether that changed anything. The caller stores the
     /// inode.
     pub(crate) fn stamp_write(&self, inode: &Inode, core: &mut disk::Inode) -> bool {
         let at = if inode.take_times_seen() {

@@ -1,4 +1,4 @@
-//! What an ext volume shows below `.steadfs`.
+//! The control files of an ext volume (below `.steadfs`).
 
 use std::sync::atomic::Ordering;
 
@@ -66,7 +66,8 @@ impl Control for Ext4 {
 
 impl Ext4 {
     /// What is wrong with the volume, a line each: why it stopped, data that could not be written and
-    /// is tried again, errors noted in the superblock, corruption met since the mount and directories whose index is full. Nothing where nothing is wrong.
+    /// is tried again, errors noted in the superblock, corruption met since the mount and directories whose index is
+    /// full. Nothing where nothing is wrong.
     fn tell_errors(&self) -> String {
         let mut text = String::new();
         let stopped = self.stopped.lock().clone();

@@ -37,7 +37,7 @@ struct Role {
 struct Base {
     bytes: Vec<u8>,
     roles: Vec<Role>,
-    /// Where the block bitmap lies.
+    /// Where the block bitmap is.
     bitmap: u32,
     /// Blocks of the inode table in which no inode is in use.
     spare: Vec<u32>,
@@ -226,7 +226,7 @@ fn fragmented(world: &World, name: &[u8]) -> InodeNo {
     ino
 }
 
-/// Where the map in an inode lies on the device, and whether it is of extents.
+/// Where the map in an inode is on the device, and whether it is of extents.
 fn place_of(fs: &Ext4, ino: InodeNo) -> (usize, bool) {
     let ino = Ino(ino.0 as u32);
     let inode = fs.inode(ino, IoTag::default()).unwrap();

@@ -62,7 +62,7 @@ impl Ext4 {
             // A program cannot stop the machine: the strongest it can do is to stop writing.
             None => self.sb.lock().on_error() != superblock::OnError::Continue,
         };
-        // Whoever unmounts commits nothing more where something could not be written.
+        // After a failed write an unmount commits nothing more.
         let last = read_only || self.unmounted.load(Ordering::Acquire);
         if let Err(error) = self.record_damage(corruption, found, last) {
             tracing::error!(%error, "noting the damage failed");

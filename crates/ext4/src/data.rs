@@ -1,8 +1,8 @@
 //! File content: read, write, write-back.
 //!
-//! A write is copied into the cache and acknowledged; space for it is reserved at once, blocks are
-//! chosen when it is written back ([`writeout`]). Data reaches the device before any handle names its
-//! blocks, so no commit ever waits for data.
+//! **Rule.** A write reserves space, is copied into the cache and acknowledged; blocks are allocated at write-back
+//! ([`writeout`], delayed allocation). Data is on the device before a handle maps its blocks, so no commit waits for
+//! data.
 
 mod batches;
 pub(crate) mod cluster;
@@ -32,7 +32,7 @@ use crate::mballoc::{RESERVE_PER_BLOCK_EXTENT, RESERVE_PER_BLOCK_INDIRECT};
 use crate::place::BlockPlace;
 
 impl Ext4 {
-    /// Refuses what is not a regular file whose content can be shown.
+    /// Fails unless the inode is a regular file that is not encrypted.
     pub(crate) fn regular(inode: &Inode) -> Result<()> {
         match inode.kind() {
             FileKind::Regular if inode.has(InodeFlags::ENCRYPTED) => Err(FsError::NoKey),
@@ -42,7 +42,7 @@ impl Ext4 {
         }
     }
 
-    /// Writes `data` at `offset` into the cache, as much of it as a file can have.
+    /// Writes `data` at `offset` into the cache, up to the largest file size.
     pub fn write_file(
         &self,
         cx: &Cx,
@@ -91,7 +91,7 @@ impl Ext4 {
         Ok(written)
     }
 
-    /// How many bytes from `offset` on may be written: at least one.
+    /// The number of bytes from `offset` on that may be written: at least one.
     fn check_may_write(&self, inode: &Inode, offset: u64) -> Result<u64> {
         let core = inode.core.read();
         let appends = core.flags.contains(InodeFlags::APPEND);
@@ -106,8 +106,8 @@ impl Ext4 {
         Ok(room)
     }
 
-    /// Zeroes the part of the last block behind the old end of the file, up to `offset`: on the device
-    /// there may be anything.
+    /// Zeroes the part of the last block beyond the old end of the file, up to `offset`: its content on the device is
+    /// undefined.
     fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
         let bs = self.geo.block_size;
         if bs.offset_in_block(size) == 0 {
@@ -125,8 +125,8 @@ impl Ext4 {
         self.write_pages(cx, inode, size, &zeros, size).1
     }
 
-    /// Promises space and copies into the cache; how many bytes, and why not all. The file may end at
-    /// `limit` or before when that is on disk: zeros behind its end are no part of it.
+    /// Reserves space and copies into the cache; returns the number of bytes, and the error if not all. The file grows
+    /// to `limit` at most: zeros beyond that are not part of it.
     pub(crate) fn write_pages(
         &self,
         cx: &Cx,
@@ -138,8 +138,8 @@ impl Ext4 {
         let bs = self.geo.block_size;
         let blocks = bs.file_block(offset).0..bs.blocks_for(offset + data.len() as u64);
         let per_block = self.reserve_per_block(inode);
-        // For every block, though many may hold a promise: the flusher can take those away, and settle
-        // what it took, at any moment before the new content is counted.
+        // For every block, even if some have a reservation: the flusher may collect those blocks and release their
+        // reservation at any time before the new content is counted.
         let wanted = (blocks.end - blocks.start) * per_block;
         match self.reserve(cx, inode, &blocks, wanted) {
             Ok(true) => {}
@@ -157,8 +157,7 @@ impl Ext4 {
         (written.bytes, written.error.map_or(Ok(()), Err))
     }
 
-    /// Copies into the cache, each block with a promise if there is one, and lets the file grow over it
-    /// up to `limit`.
+    /// Copies into the cache, with a reservation for each block if `reserved`, and grows the file up to `limit`.
     fn write_cached(
         &self,
         inode: &Inode,
@@ -174,7 +173,7 @@ impl Ext4 {
             .write_growing(write, |_| reserved, fill, reached)
     }
 
-    /// What a dirty block of the file is reserved.
+    /// Blocks reserved for a dirty block of the file.
     pub(crate) fn reserve_per_block(&self, inode: &Inode) -> u64 {
         if has_extents(&inode.core.read()) {
             RESERVE_PER_BLOCK_EXTENT
@@ -183,9 +182,8 @@ impl Ext4 {
         }
     }
 
-    /// Promises `wanted` blocks of space. False: there is too little for promises at the worst, and the
-    /// data must be given its place at once, so that who writes learns of a full volume and not who
-    /// syncs. (With `nodelalloc` that is always so.)
+    /// Reserves `wanted` blocks. False: the worst case does not fit, and blocks must be allocated now, so that the
+    /// write fails on a full volume and not a later fsync. (Always false with `nodelalloc`.)
     fn reserve(
         &self,
         cx: &Cx,
@@ -201,7 +199,7 @@ impl Ext4 {
         if reserve() {
             return Ok(true);
         }
-        // Others' promises become exact when they are kept. What needs no room leaves them alone.
+        // Write-back replaces reservations of other files by the exact number of blocks. Not needed for mapped blocks.
         if !self.is_mapped(cx, inode, blocks)? && self.alloc.totals().is_uncertain() {
             self.make_room(cx)?;
             return Ok(reserve());
@@ -209,10 +207,9 @@ impl Ext4 {
         Ok(false)
     }
 
-    /// Writes back everything delayed and commits, so that promises become exact and what was freed
-    /// can be used.
+    /// Writes back all dirty data and commits, so that reservations become exact and freed blocks can be allocated.
     pub(crate) fn make_room(&self, cx: &Cx) -> Result<()> {
-        // A file's error is its own and stays with it.
+        // A file's error stays with that file, for its next fsync.
         if let Err(error) =
             self.write_out_files(&self.writeback.dirty_files(), WritebackReason::Sync, cx.tag)
         {
@@ -238,7 +235,7 @@ impl Ext4 {
         Ok(true)
     }
 
-    /// Blocks that this caller may not use.
+    /// Reserved blocks (`s_r_blocks_count`) that this caller may not use.
     pub(crate) fn root_reserved_blocks(&self, cx: &Cx) -> u64 {
         let (resuid, resgid) = {
             let options = self.options.read();
@@ -253,8 +250,7 @@ impl Ext4 {
         if privileged { 0 } else { sb.reserved_blocks() }
     }
 
-    /// The content of a block that is not in the cache, as a partial write needs it. `size` is the
-    /// file's before the write.
+    /// Reads a block that is not in the cache for a partial write. `size` is the file's size before the write.
     fn fill_block(
         &self,
         tag: IoTag,
@@ -272,7 +268,7 @@ impl Ext4 {
             .queue
             .read(bs.offset_of(at), bs.bytes(), tag)
             .map_err(io_error)?;
-        // Behind the end of the file the device may hold anything.
+        // Beyond the end of the file the content on the device is undefined.
         let start = block.0 << bs.bits();
         let valid = size.saturating_sub(start).min(bs.bytes_u64()) as usize;
         out[..valid].copy_from_slice(&data[..valid]);
@@ -280,7 +276,7 @@ impl Ext4 {
     }
 }
 
-/// A range of a file whose content lies in its inode.
+/// Reads a range of a file with inline data.
 fn inline_content(core: &disk::Inode, size: u64, range: std::ops::Range<u64>) -> Result<ReadData> {
     let content = inline_parts(core)?.concat();
     // What was never stored reads as zeros.

@@ -1,12 +1,11 @@
 //! Directories: names in blocks, found, added and removed.
 //!
-//! A directory is a file of blocks with entries. Short ones are searched from end to end; one that
-//! outgrows a block gets an index by hash ([`htree`]) where the volume has `dir_index`. Directories
-//! that live in their inode ([`inline`]), ignore case or have encrypted names are only read: volumes
-//! with those features are not mounted for writing.
+//! A directory is a file of blocks with entries. A directory of one block is searched linearly; a larger one has a hash
+//! index ([`htree`]) if the volume has `dir_index`. Inline directories ([`inline`]), case-insensitive ones and those
+//! with encrypted names are only read: volumes with these features are not mounted for writing.
 //!
-//! Whoever calls holds the directory's `lock` (for writing, if it changes names) and passes its
-//! `core`. What a search found stays true until the lock is released or the directory is changed.
+//! **Rule.** The caller holds the directory's `lock` (for writing, if it changes names) and passes its `core`. The
+//! result of a search is valid until the lock is released or the directory is changed.
 
 mod htree;
 mod inline;
@@ -31,10 +30,10 @@ use crate::verified;
 
 pub(crate) use inline::parts as inline_parts;
 
-/// Blocks of a directory that are read together when one of them is not in memory.
+/// Read-ahead window of a directory, in blocks.
 const READ_AHEAD: u32 = 32;
 
-/// A directory, for the time of one operation.
+/// A directory during one operation.
 pub(crate) struct Dir<'a> {
     fs: &'a Ext4,
     ino: Ino,
@@ -55,30 +54,30 @@ impl Entry {
         self.found.ino
     }
 
-    /// The block that it lies in.
+    /// The block that it is in.
     pub(crate) fn into_block(self) -> Arc<MetaBuf> {
         self.buf
     }
 }
 
-/// A place for one new name.
+/// Room for one new name.
 pub(crate) struct Slot {
     buf: Arc<MetaBuf>,
     room: Room,
 }
 
-/// What a search for a name to be added comes to.
+/// Result of a search for a name to be added.
 pub(crate) enum Search {
     /// The name is there.
     Found,
-    /// It is not, and this is where it goes.
+    /// It is not there; it fits here.
     Room(Slot),
-    /// It is not, and the block it belongs to has no room: [`Dir::grow`].
+    /// It is not there, and its block has no room: [`Dir::grow`].
     Full,
 }
 
 impl<'a> Dir<'a> {
-    /// The directory `ino` as `core` has it; reads are on `tag`'s account.
+    /// The directory `ino` with the inode `core`; reads have the tag `tag`.
     pub(crate) fn new(fs: &'a Ext4, ino: Ino, core: &disk::Inode, tag: IoTag) -> Self {
         Self {
             fs,
@@ -104,7 +103,7 @@ impl<'a> Dir<'a> {
     }
 
     fn block_count(&self, core: &disk::Inode) -> u32 {
-        // Directories are at most 2^28 blocks long; more is refused when the block is asked for.
+        // Directories have at most 2^28 blocks; larger numbers are refused when the block is read.
         u32::try_from(self.fs.geo().block_size.blocks_for(core.size)).unwrap_or(u32::MAX)
     }
 
@@ -119,7 +118,7 @@ impl<'a> Dir<'a> {
         move |error| error.in_inode(ino).in_block(at).into()
     }
 
-    /// Block `n` of the directory, its content not looked at.
+    /// Block `n` of the directory, not verified.
     fn block(&self, core: &disk::Inode, n: u32) -> Result<Arc<MetaBuf>> {
         let at = self
             .fs
@@ -133,7 +132,7 @@ impl<'a> Dir<'a> {
         self.fs.block(at, self.tag)
     }
 
-    /// Reads the neighbourhood of block `n` with as few accesses as its place on the device allows.
+    /// Reads the window around block `n`, with one request for each contiguous run.
     fn read_ahead(&self, core: &disk::Inode, n: u32) -> Result<()> {
         let first = n - n % READ_AHEAD;
         let end = self.block_count(core).min(first.saturating_add(READ_AHEAD));
@@ -207,7 +206,7 @@ impl<'a> Dir<'a> {
         Ok(None)
     }
 
-    /// The inode that a name stands for, in any directory, `.` and `..` included.
+    /// The inode of a name, in any directory, `.` and `..` included.
     pub(crate) fn lookup(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Ino>> {
         let ino = match name {
             b"." => return Ok(Some(self.ino)),
@@ -245,7 +244,7 @@ impl<'a> Dir<'a> {
         Ok(parent)
     }
 
-    /// The block that `..` lies in.
+    /// The block that `..` is in.
     pub(crate) fn dots_block(&self, core: &disk::Inode) -> Result<Arc<MetaBuf>> {
         match self.is_indexed(core) {
             true => Ok(self.root(core)?.0),
@@ -291,7 +290,7 @@ impl<'a> Dir<'a> {
         Ok(true)
     }
 
-    /// Looks for `name` and, should it be missing, for the place where it goes: one pass.
+    /// Searches for `name`, or else for room for it, in one pass.
     pub(crate) fn search(&self, core: &disk::Inode, name: &[u8]) -> Result<Search> {
         if self.is_indexed(core) {
             return self.search_indexed(core, name);
@@ -320,9 +319,8 @@ impl<'a> Dir<'a> {
         })
     }
 
-    /// Makes room where `name` belongs, by one step: another block, a first index, a split. Search
-    /// again afterwards. The inode is stored; the directory is whole after each step.
-    /// [`crate::credits::grow`].
+    /// Makes room for `name` by one step: another block, a first index, a split. The caller searches again afterwards.
+    /// The inode is stored; the directory is consistent after each step. [`crate::credits::grow`].
     pub(crate) fn grow(
         &self,
         handle: &mut Handle<'_>,
@@ -367,7 +365,7 @@ impl<'a> Dir<'a> {
         self.rewrite_noting(handle, buf, 0, change)
     }
 
-    /// … and notes where the entry is that was put there, for [`Dir::search_in`].
+    /// Changes a leaf, seals it, and remembers the offset of the new entry for [`Dir::search_in`].
     fn rewrite_noting(
         &self,
         handle: &mut Handle<'_>,
@@ -384,7 +382,7 @@ impl<'a> Dir<'a> {
         Ok(())
     }
 
-    /// Writes a name into its place. The caller stores the inode. One credit.
+    /// Inserts a name at its slot. The caller stores the inode. One credit.
     pub(crate) fn insert(
         &self,
         handle: &mut Handle<'_>,
@@ -393,7 +391,8 @@ impl<'a> Dir<'a> {
         entry: &NewEntry<'_>,
     ) -> Result<()> {
         if !self.is_indexed(core) {
-            // An index left from times with the feature does not have this name, which may lie over its root.
+            // An index from a time when the volume had the feature does not have this name, which may even overwrite
+            // its root.
             core.flags = InodeFlags(core.flags.0 & !InodeFlags::INDEX.0);
         }
         self.rewrite_noting(handle, &slot.buf, slot.room.place(), |block| {
@@ -408,7 +407,7 @@ impl<'a> Dir<'a> {
         })
     }
 
-    /// Makes a name stand for another inode. One credit.
+    /// Points a name to another inode. One credit.
     pub(crate) fn retarget(
         &self,
         handle: &mut Handle<'_>,

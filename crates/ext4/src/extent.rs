@@ -1,8 +1,8 @@
 //! Extent trees of inodes: find, insert, remove, change between written and unwritten.
 //!
 //! Every step changes one node, or one node with its parent, and leaves a valid tree: a full node
-//! is split first and then the way from the root is walked again. So each function is a loop of
-//! small steps, whatever the depth.
+//! is split first and then the path from the root is walked again. So each function is a loop of small steps, at any
+//! depth.
 
 mod change;
 mod path;
@@ -26,20 +26,20 @@ pub fn insert_credits(depth: u16) -> u32 {
     (u32::from(depth) + 2) * 4 + 2
 }
 
-/// Blocks that removing an extent from a tree of `depth` levels changes at worst: a cut in its middle
-/// inserts, what is freed may lie in two groups, and the inode is stored after.
+/// Blocks that removing an extent from a tree of `depth` levels changes at worst: a cut in its middle inserts an entry,
+/// the freed blocks may be in two groups, and the inode is stored afterwards.
 pub fn remove_credits(depth: u16) -> u32 {
     insert_credits(depth) + 16
 }
 
-/// An inode's extent tree, for the time of one operation.
+/// An inode's extent tree during one operation.
 pub struct Tree<'a> {
     fs: &'a Ext4,
     ino: Ino,
     core: &'a mut disk::Inode,
 }
 
-/// What is mapped at `block` and how far it goes.
+/// The mapping at `block` and its length.
 pub fn lookup(
     fs: &Ext4,
     ino: Ino,
@@ -53,7 +53,7 @@ pub fn lookup(
     Ok(mapped_in(&bytes.node()?, &leaf.blocks, block))
 }
 
-/// What a leaf, which has `blocks` below it, says of one of them.
+/// The mapping of `block` by a leaf for `blocks`.
 fn mapped_in(leaf: &ExtentNode<'_>, blocks: &Range<FileBlock>, block: FileBlock) -> Mapped {
     if let Some((_, extent)) = leaf.find(block) {
         let start = extent.device_block(block);
@@ -79,7 +79,7 @@ fn mapped_in(leaf: &ExtentNode<'_>, blocks: &Range<FileBlock>, block: FileBlock)
     }
 }
 
-/// The block behind the last extent; 0 if there is none.
+/// The block after the last extent; 0 if there is none.
 pub fn end(fs: &Ext4, ino: Ino, core: &disk::Inode, tag: IoTag) -> Result<FileBlock> {
     let path = Path::find(fs, ino, core, FileBlock(FILE_END.0 - 1), tag)?;
     let bytes = path.leaf().bytes(core);
@@ -87,7 +87,7 @@ pub fn end(fs: &Ext4, ino: Ino, core: &disk::Inode, tag: IoTag) -> Result<FileBl
     Ok(last.map_or(FileBlock(0), |extent| extent.end()))
 }
 
-/// Counts holes among the first of `blocks`, at least one and in order: those that one leaf speaks of.
+/// Counts holes among the first of `blocks` (at least one, sorted): those that one leaf covers.
 pub fn holes(
     fs: &Ext4,
     ino: Ino,
@@ -136,8 +136,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Splits until the leaf of `block` has room for `more` entries. Before anything is changed that
-    /// needs them: where no block is free for a new node, nothing has changed.
+    /// Splits nodes until the leaf of `block` has room for `more` entries. Called before the change that needs them: if
+    /// no block is free for a new node, the map is unchanged.
     fn reserve(
         &mut self,
         handle: &mut Handle<'_>,
@@ -156,7 +156,7 @@ impl<'a> Tree<'a> {
                 return Ok(path);
             }
             handle.step(|handle| self.make_room(handle, &path, block))?;
-            // The tree maps what it did, by more nodes.
+            // The mapping is unchanged, with more nodes.
             handle.consistent_since(before);
         }
     }
@@ -172,7 +172,7 @@ impl<'a> Tree<'a> {
         Path::find(self.fs, self.ino, self.core, block, IoTag::default())
     }
 
-    /// Puts the extent into the leaf, alone or as part of a neighbour; false if the leaf is full.
+    /// Inserts the extent into the leaf or merges it with an adjacent one; false if the leaf is full.
     fn insert_in_leaf(
         &mut self,
         handle: &mut Handle<'_>,
@@ -228,8 +228,8 @@ impl<'a> Tree<'a> {
         Ok(true)
     }
 
-    /// Unmaps a range from its end on, step by step, giving every freed run to `free`, until it is done or
-    /// the transaction is full; returns the end of what is still to do (`range.start`: done).
+    /// Unmaps a range from its end on, step by step, and calls `free` for every run, until the range is done or the
+    /// transaction is full; returns the end of what is left (`range.start`: done).
     pub fn remove(
         &mut self,
         handle: &mut Handle<'_>,
@@ -316,7 +316,7 @@ impl<'a> Tree<'a> {
     ) -> Result<FileBlock> {
         let mut at = range.start;
         while at < range.end {
-            // Up to three pieces take the place of one, each an insertion at worst.
+            // Up to three pieces replace one, each an insertion at worst.
             if !handle.extend(3 * insert_credits(self.depth()?)) {
                 return Ok(at);
             }
@@ -338,7 +338,7 @@ impl<'a> Tree<'a> {
         Ok(range.end)
     }
 
-    /// Which entry of the leaf is the extent that begins at `block`.
+    /// The entry of the leaf whose extent begins at `block`.
     fn entry_of(&self, path: &Path, block: FileBlock) -> Result<u16> {
         let bytes = path.leaf().bytes(self.core);
         match bytes.node()?.find(block) {
@@ -354,8 +354,7 @@ impl<'a> Tree<'a> {
             .into()
     }
 
-    /// Converts a piece that lies in one extent. Where no block is free for a new node, nothing is
-    /// converted.
+    /// Converts a piece within one extent. If no block is free for a new node, nothing is converted.
     fn convert_piece(
         &mut self,
         handle: &mut Handle<'_>,
@@ -387,7 +386,7 @@ impl<'a> Tree<'a> {
                 self.insert(handle, &middle)
             }
             None => {
-                // In place, so that the leaf never runs empty; then together with its neighbours.
+                // In place, so that the leaf is never empty; then merged with its neighbours.
                 self.edit_leaf(handle, &path, |n| {
                     n.set_extent(pos, &middle);
                     merge_around(n, pos);
@@ -408,7 +407,7 @@ fn part(extent: &Extent, blocks: Range<FileBlock>) -> Option<Extent> {
     })
 }
 
-/// Joins the extent at `pos` with the ones before and behind where they continue one another.
+/// Merges the extent at `pos` with the ones before and after if they continue each other.
 fn merge_around(node: &mut ExtentNodeMut<'_>, mut pos: u16) {
     if pos > 0 {
         let (left, this) = (node.node().extent(pos - 1), node.node().extent(pos));
@@ -441,5 +440,5 @@ fn merge_around(node: &mut ExtentNodeMut<'_>, mut pos: u16) {
 
 const _: () = assert!(
     ROOT_ENTRIES == 4,
-    "the depth of trees in the tests is reckoned with it"
+    "the depth of trees in the tests is computed with it"
 );

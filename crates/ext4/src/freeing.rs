@@ -1,4 +1,10 @@
-//! A shortage of space that may be about to end.
+//! Waiting for space that is being freed.
+//!
+//! **Problem.** An allocation finds too little space although blocks or inodes are about to become free: an unlinked
+//! file is being freed, a commit or a discard is running.
+//!
+//! **Rule.** A [`Shortage`] retries the allocation whenever there is more than before its last attempt, and waits for
+//! at most 1 s in total.
 
 use std::time::Duration;
 
@@ -8,21 +14,20 @@ use steadfs_vfs::Result;
 
 use crate::fs::Ext4;
 
-/// How long a shortage waits at most.
+/// Longest wait of a shortage.
 const SHORTAGE_WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long it waits for what a commit has freed and somebody else makes free.
+/// Delay before a retry if the blocks that a commit freed are not free yet.
 const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// Somebody's shortage of space. While it lives, nothing free is taken to be discarded.
+/// A task's shortage of space. While it exists, no free blocks are taken for a discard.
 pub(crate) struct Shortage<'a> {
     fs: &'a Ext4,
-    /// Set by the first look: what comes before may take its time.
+    /// Set by the first retry; earlier steps are not limited.
     until: Option<Instant>,
     before: SpaceSnapshot,
 }
 
-/// What there was before an attempt. Whoever fails may take something and give it back, so counts of what became
-/// free would be no news.
+/// Free space before an attempt. (A count of what became free would not do: a failed attempt allocates and frees.)
 #[derive(PartialEq, Eq)]
 struct SpaceSnapshot {
     blocks: u64,
@@ -46,7 +51,7 @@ impl SpaceSnapshot {
 }
 
 impl<'a> Shortage<'a> {
-    /// Of a caller who found too little.
+    /// The shortage of a task that found too little space.
     pub(crate) fn new(fs: &'a Ext4) -> Self {
         fs.alloc.enter_shortage();
         Self {
@@ -56,19 +61,19 @@ impl<'a> Shortage<'a> {
         }
     }
 
-    /// Tries again.
+    /// Makes another attempt.
     pub(crate) fn attempt<T>(&mut self, attempt: impl FnOnce() -> Result<T>) -> Result<T> {
         self.before = SpaceSnapshot::now(self.fs);
         attempt()
     }
 
-    /// Whether it is worth trying again: there is more than before the last attempt. Waits for that a little as
-    /// long as something is being freed, and commits what waits for it. The caller holds no handle.
+    /// Whether there is more space than before the last attempt. Commits, and waits while space is being freed. The
+    /// caller holds no handle.
     pub(crate) fn should_retry(&mut self, tag: IoTag) -> Result<bool> {
         let fs = self.fs;
         let until = *self.until.get_or_insert_with(|| now() + SHORTAGE_WAIT_MAX);
         while !until.since(now()).is_zero() {
-            // Both before looking at what there is: what ends now is before there.
+            // Both before the comparison: what becomes free meanwhile is seen there.
             let is_freeing = fs.freeing.is_pending();
             let pending = fs.alloc.totals().pending > 0;
             if self.before.has_less_than(&SpaceSnapshot::now(fs)) {

@@ -1,4 +1,4 @@
-//! A mounted volume: what all parts of this room share.
+//! A mounted volume: the state that all modules share.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,8 +25,8 @@ const LARGE_FILE: u64 = (1 << 31) - 1;
 
 /// A mounted ext2, ext3 or ext4 volume.
 ///
-/// **Read-only and back.** Calls that may change the volume hold `remount_lock` shared while they run; a
-/// remount that changes whether it may be written takes it alone.
+/// **Remount.** Calls that may change the volume hold `remount_lock` shared; a remount between read-only and writable,
+/// a freeze and an unmount hold it exclusively.
 pub struct Ext4 {
     pub(crate) me: Weak<Self>,
     pub(crate) geo: Geometry,
@@ -39,36 +39,37 @@ pub struct Ext4 {
     pub(crate) orphans: Orphans,
     pub(crate) freeing: PendingFrees,
     pub(crate) verities: VerityFiles,
-    /// Files that were truncated to nothing and will be written soon (`auto_da_alloc`).
+    /// Files that were truncated to 0 bytes and are written at the next flusher period (`auto_da_alloc`).
     pub(crate) replaced: Mutex<BTreeSet<Ino>>,
     pub(crate) options: RwLock<MountOptions>,
-    /// What goes along with an fsync.
+    /// The learned window of fsync clustering.
     pub(crate) fsync_clustering: FsyncClustering,
-    /// Gives time stamps.
+    /// Source of time stamps.
     pub(crate) clock: Clock,
     /// One rename between directories at a time.
     pub(crate) rename: Mutex<()>,
-    /// The superblock as it is or will be on disk.
+    /// The superblock on disk, or to be written.
     pub(crate) sb: Mutex<Superblock>,
-    /// The superblock says that there are files of 2 GiB and more.
+    /// The superblock has the feature `large_file`.
     pub(crate) large_file: AtomicBool,
-    /// The volume's own files among the numbers of ordinary ones: nobody gets to see them.
+    /// The volume's own files outside the reserved inode numbers: no caller may access them.
     pub(crate) hidden: Vec<Ino>,
     /// Blocks that statfs counts as used by the volume itself.
     pub(crate) overhead: u64,
     pub(crate) read_only: AtomicBool,
-    /// Everything is on the device, marked clean, and changes are refused until it is thawed.
+    /// Frozen: everything is on the device, marked clean, and changes are refused until the thaw.
     pub(crate) frozen: AtomicBool,
-    /// Inodes without names that were let go while the volume was frozen: freed when it is thawed.
+    /// Inodes without names whose last reference was dropped while the volume was frozen; freed by the thaw.
     pub(crate) unlinked_while_frozen: Mutex<Vec<Arc<Inode>>>,
     /// Bytes of metadata that may be held in memory.
     pub(crate) meta_budget: u64,
     /// One remount at a time.
     pub(crate) remounting: Mutex<()>,
     pub(crate) remount_lock: RwLock<()>,
-    /// What lies over a device whose journal was replayed in memory.
+    /// The overlay over a device whose journal was replayed in memory.
     pub(crate) overlay: Option<Arc<OverlayDevice>>,
-    /// The superblock as it lay on the device when the volume was last known to be nobody else's.
+    /// The superblock as last read from or written to the device. If the device has another one at a remount, another
+    /// program has changed the volume.
     pub(crate) super_bytes: Mutex<Vec<u8>>,
     /// Why the volume stopped, if it did.
     pub(crate) stopped: Mutex<Option<String>>,
@@ -76,19 +77,19 @@ pub struct Ext4 {
     pub(crate) data_error: Mutex<Option<String>>,
     /// First byte of the superblock that the volume was opened by.
     pub(crate) super_at: AtomicU64,
-    /// What is damaged, of a volume that only reading can do with.
+    /// Why a corrupt volume cannot become writable, if so.
     pub(crate) unwritable: Option<String>,
-    /// What corruption was met.
+    /// The corruption found since the mount.
     pub(crate) findings: Findings,
-    /// Directories that take no further names although there is space.
+    /// Directories whose index is full, so that they accept no further names.
     pub(crate) full_directories: Findings,
     pub(crate) unmounted: AtomicBool,
-    /// The superblock said so when the volume was opened for writing.
+    /// The clean mark of the superblock when the volume was opened for writing.
     pub(crate) was_clean: AtomicBool,
 }
 
 impl Ext4 {
-    /// The volume's unchanging facts.
+    /// The facts of the volume that do not change.
     pub fn geo(&self) -> &Geometry {
         &self.geo
     }
@@ -98,12 +99,12 @@ impl Ext4 {
         &self.meta
     }
 
-    /// Where its changes go.
+    /// Its transactions.
     pub fn txns(&self) -> &Txns {
         &self.txns
     }
 
-    /// Forgets the metadata that is not in use and not dirty, as memory pressure would.
+    /// Evicts metadata that is not in use and not dirty, as under memory pressure.
     pub fn forget_clean(&self) {
         self.inodes.evict_all();
         self.meta.drop_unused();
@@ -118,13 +119,13 @@ impl Ext4 {
         &self.writeback
     }
 
-    /// While the result is held the volume does not become read-only or writable.
+    /// While the guard is held the volume becomes neither read-only nor writable, and is not frozen.
     #[inline]
     pub(crate) fn open_to_changes(&self) -> RwLockReadGuard<'_, ()> {
         self.remount_lock.read()
     }
 
-    /// Refuses to change a volume that is read-only, frozen or has stopped.
+    /// Fails if the volume is read-only, frozen or stopped.
     pub fn check_writable(&self) -> Result<()> {
         if let Some(cause) = self.stopped.lock().as_ref() {
             return Err(FsError::refused(cause));
@@ -138,7 +139,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// A metadata block, read if need be.
+    /// A metadata block, read unless it is cached.
     pub fn block(&self, block: DevBlock, tag: IoTag) -> Result<Arc<MetaBuf>> {
         if block.0 >= self.geo.blocks_count {
             return Err(Corruption::new("outside the volume").in_block(block).into());
@@ -146,14 +147,13 @@ impl Ext4 {
         self.meta.get(block, tag).map_err(io_error)
     }
 
-    /// Whether `ino` may have a name and be asked for by number: not the volume's own files, by which its journal or
-    /// its quota could be written.
+    /// Whether `ino` may have a name and be accessed by number. False for the volume's own files, through which its
+    /// journal or quota could be written.
     pub(crate) fn is_nameable(&self, ino: Ino) -> bool {
         self.geo.is_nameable(ino) && !self.hidden.contains(&ino)
     }
 
-    /// The inode in memory, read from its table if need be. Fails with `Stale` where the table has no
-    /// inode in use at this number.
+    /// The inode in memory, read from its table unless it is cached. Fails with `Stale` if the number is not in use.
     pub fn inode(&self, ino: Ino, tag: IoTag) -> Result<Arc<Inode>> {
         loop {
             let since = match self.inodes.find(ino) {
@@ -169,20 +169,20 @@ impl Ext4 {
         }
     }
 
-    /// Wakes the flusher if inodes fill the memory that only wait to be stored.
+    /// Wakes the flusher if many cached inodes only wait to be stored.
     pub(crate) fn store_if_many_wait(&self) {
         if self.inodes.take_wants_store() {
             self.writeback.kick();
         }
     }
 
-    /// An inode as its table has it.
+    /// Reads an inode from its table.
     fn read_inode(&self, ino: Ino, tag: IoTag) -> Result<Inode> {
         let (buf, at) = self.inode_slot(ino, tag)?;
         let data = buf.data();
         let slot = &data[at..at + usize::from(self.geo.inode_size)];
         let raw = disk::Inode::decode(&self.geo, slot)?;
-        // What has lost its last name stays in memory as long as anybody wants it.
+        // An inode that has lost its last name stays in memory while it is referenced.
         if raw.mode == 0 || (raw.links == 0 && !self.orphans.cleaning()) {
             return Err(FsError::Stale);
         }
@@ -192,8 +192,8 @@ impl Ext4 {
         Ok(inode)
     }
 
-    /// The inode table's block that holds the inode, and the slot's offset in it. Reads the
-    /// neighbourhood too: who reads one inode of a directory soon wants the next.
+    /// The inode table's block that holds the inode, and the slot's offset in it. Reads ahead, as the next inode of a
+    /// directory is often read next.
     pub(crate) fn inode_slot(&self, ino: Ino, tag: IoTag) -> Result<(Arc<MetaBuf>, usize)> {
         if !self.geo.is_inode(ino) {
             return Err(Corruption::new("no such inode").in_inode(ino).into());
@@ -211,8 +211,8 @@ impl Ext4 {
         Ok((self.block(block, tag)?, at))
     }
 
-    /// Writes an inode into its table. The caller holds `inode.core` for writing and passes it, and keeps its slot
-    /// in memory where it has changed something: an inode that differs from its slot by more than times is half done.
+    /// Writes an inode into its table. The caller holds `inode.core` for writing and passes it, and has pinned its slot
+    /// if anything but times has changed, as a failed read here leaves a half-done change.
     pub fn store_inode(
         &self,
         handle: &mut Handle<'_>,
@@ -228,7 +228,7 @@ impl Ext4 {
         if core.size > LARGE_FILE && !self.large_file.swap(true, Ordering::AcqRel) {
             self.update_super(handle, Superblock::set_large_file)?;
         }
-        inode.note_tid(handle, false);
+        inode.record_tid(handle, false);
         inode.core_is_stored();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Indirect maps of ext2 and ext3 files: numbers of blocks in blocks of numbers.
+//! Indirect maps of ext2 and ext3 files: blocks of block numbers (tables).
 
 use std::ops::{Range, RangeInclusive};
 
@@ -56,12 +56,12 @@ fn child(fs: &Ext4, ino: Ino, number: u32) -> Result<Option<DevBlock>> {
     }
 }
 
-/// Where the way to a block ends.
+/// The end of the path to a block.
 enum End {
-    /// At a number that is zero: so many blocks are holes, from the block on.
+    /// A zero entry: this number of blocks from the block on are holes.
     Hole(u64),
-    /// At the block's own number: which one it is, in the table or, without one, in the inode, and how
-    /// many follow it there.
+    /// The block's own entry: its index in the table (or in the inode, without one), and the number of entries after
+    /// it.
     Number {
         table: Option<Buf>,
         index: u32,
@@ -79,7 +79,7 @@ fn find(fs: &Ext4, ino: Ino, core: &disk::Inode, block: FileBlock, tag: IoTag) -
     for (level, &index) in above.iter().enumerate() {
         let number = get(table.as_deref().unwrap_or(&core.block), index);
         let Some(next) = child(fs, ino, number)? else {
-            // Nothing below: the hole goes on to the end of what this number would lead to.
+            // No table: the hole extends over everything that this entry could map.
             let span = u64::from(per).pow((path.depth() - level) as u32);
             let from_base = block.0 - bases(per)[path.depth() - 1];
             return Ok(End::Hole(span - from_base % span));
@@ -90,7 +90,7 @@ fn find(fs: &Ext4, ino: Ino, core: &disk::Inode, block: FileBlock, tag: IoTag) -
     Ok(End::Number { table, index, more })
 }
 
-/// What is mapped at `block` and how far it goes.
+/// The mapping at `block` and its length.
 pub fn lookup(
     fs: &Ext4,
     ino: Ino,
@@ -123,7 +123,7 @@ pub fn lookup(
     Ok(Mapped { place, len })
 }
 
-/// Counts holes among the first of `blocks`, at least one and in order: those whose numbers lie together.
+/// Counts holes among the first of `blocks` (at least one, sorted): those whose entries are in one table.
 pub fn holes(
     fs: &Ext4,
     ino: Ino,
@@ -152,7 +152,7 @@ pub fn holes(
     Ok(counted)
 }
 
-/// Names the first of a run of used blocks in the map, those of one table; returns how many.
+/// Maps the first blocks of a run of used blocks, those of one table; returns their number.
 pub fn insert_some(
     fs: &Ext4,
     handle: &mut Handle<'_>,
@@ -182,8 +182,7 @@ pub fn insert_some(
     })
 }
 
-/// The last block of numbers on a path, each made if it is missing; `None`: the inode itself. On
-/// error no empty one is left.
+/// The last table on a path; missing tables are created. `None`: the inode itself. On error no empty table is left.
 fn last_table(
     fs: &Ext4,
     handle: &mut Handle<'_>,
@@ -240,7 +239,7 @@ fn new_table(
     Ok(new)
 }
 
-/// Unmaps a range from its end on, step by step, giving every freed run to `free`, until it is done or the
+/// Unmaps a range from its end on, step by step, and calls `free` for every run, until the range is done or the
 /// transaction is full; returns the end of what is left.
 pub fn remove(
     fs: &Ext4,
@@ -263,8 +262,8 @@ pub fn remove(
     Ok(range.start)
 }
 
-/// Frees the last blocks of a range that one table maps in a row, `most` at most, or passes over the hole
-/// in which it ends; returns the new end.
+/// Frees the last adjacent blocks of a range that one table maps, at most `most`, or skips the hole at its end; returns
+/// the new end.
 fn remove_last(
     fs: &Ext4,
     handle: &mut Handle<'_>,
@@ -281,7 +280,7 @@ fn remove_last(
             .in_inode(ino)
             .at_file_block(FileBlock(end))
     })?;
-    // The tables on the way, and where the way ends if one is missing.
+    // The tables on the path, and the end of the path if one is missing.
     let mut tables: Vec<DevBlock> = Vec::new();
     let mut pins = Pins::default();
     let (&last, above) = path.indices().split_last().expect("a path has an index");
@@ -330,7 +329,7 @@ fn remove_last(
 }
 
 /// The run that ends a part of a table: its first index, and its first device block unless it is a
-/// hole. One of blocks has `most` at most.
+/// hole. A run of blocks has at most `most`.
 fn last_run(
     fs: &Ext4,
     ino: Ino,
@@ -365,7 +364,7 @@ fn last_run(
     Ok((first, child(fs, ino, get(bytes, first))?))
 }
 
-/// Frees tables that have no number left, from the lowest up.
+/// Frees tables without entries, from the lowest up.
 fn drop_empty_tables(
     fs: &Ext4,
     handle: &mut Handle<'_>,
@@ -407,7 +406,7 @@ mod tests {
 
     /// The empty rest of a small directory's map is not walked block by block.
     #[test]
-    fn a_directory_s_holes_are_passed_over_at_once() {
+    fn holes_of_a_directory_are_skipped_in_one_step() {
         let world = World::make(&["-t", "ext2", "-b", "4096"], "16M");
         let InodeNo(ino) = world.mkdir(ROOT, b"dir").unwrap().ino;
         let fs = &world.fs;
@@ -425,7 +424,7 @@ mod tests {
             left = remove_last(fs, &mut handle, ino, &mut core, range, most, &mut free).unwrap();
             steps += 1;
         }
-        assert_eq!(steps, 4, "one for each way from the inode");
+        assert_eq!(steps, 4, "one for each path from the inode");
         handle.consistent();
         drop((handle, inode));
         world.close();

@@ -1,8 +1,10 @@
-//! Inodes in memory: one per inode number in use, shared by everybody who works on the file.
+//! Inodes in memory: one per inode number in use, shared by all tasks.
 //!
-//! The caller of the file system may refer to any number of inodes for as long as it likes (the kernel
-//! does, until it is short of memory). Only the count of its references is kept for all of them; an
-//! inode that nothing needs in memory leaves, and is read from its table again.
+//! **Problem.** The caller of the file system may reference any number of inodes for any time (the kernel does, until
+//! it is short of memory).
+//!
+//! **Rule.** Only the lookup count is kept for all of them. An inode that is not in use, not dirty and without cached
+//! data may be evicted, and is read from its table again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,9 +22,9 @@ use crate::fs::Ext4;
 use crate::txn::Handle;
 
 const SHARDS: usize = 16;
-/// Inodes that nobody works on kept in memory, over all shards: about 16 MiB.
+/// Unused inodes kept in memory in all shards: about 16 MiB.
 const CACHED_INODES_MAX: usize = 12 << 10;
-/// The same in one shard.
+/// Unused inodes kept in one shard.
 const CACHED_PER_SHARD: usize = CACHED_INODES_MAX / SHARDS;
 /// No transaction: the inode was not changed since it was read.
 const NO_TID: u64 = u64::MAX;
@@ -33,19 +35,18 @@ const NO_TID: u64 = u64::MAX;
 pub struct Inode {
     ino: Ino,
     kind: FileKind,
-    /// Orders calls: held for writing by what changes content, size or names, for reading by what
-    /// looks at them.
+    /// Held for writing by calls that change content, size or names, for reading by calls that read them.
     pub lock: RwLock<()>,
     /// One write-back of the file's data at a time.
     flush: Mutex<()>,
-    /// Who waits for that.
+    /// The tasks that wait for that.
     pub(crate) flush_waiters: FlushWaiters,
     /// What the inode table has or will have, block map included. For regular files its `size` is the
     /// size on disk, which follows [`Inode::size`] when data has been written.
     pub core: RwLock<disk::Inode>,
     /// Cached data of a regular file (or a long link's target).
     pub pages: Mapping,
-    /// How it is read.
+    /// State of its sequential reads (read-ahead).
     pub read_ahead: ReadAheadWindow,
     size: AtomicU64,
     lookups: AtomicU64,
@@ -55,23 +56,23 @@ pub struct Inode {
     datasync_tid: AtomicU64,
     /// `core` is newer than the inode table (times and size of a write).
     core_dirty: AtomicBool,
-    /// Somebody has seen the times: the next change must show in them.
+    /// The times were reported to a caller: the next change must alter them.
     times_seen: AtomicBool,
     /// Number of the commit's FLUSH that makes durable what was written last
     /// ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: nothing was written.
     unflushed: AtomicU64,
-    /// Written along with another file's fsync, and not asked for since.
+    /// Written by another file's fsync (fsync clustering), and not synced since.
     clustered: AtomicBool,
-    /// Read from the inode table: a life in memory before this one may have left changes in a
-    /// transaction, or data in the device's cache, that nothing has made durable.
+    /// Read from the inode table: before an earlier eviction, changes may have been left in a transaction, or data in
+    /// the device's cache, that are not durable.
     reread: AtomicBool,
-    /// On the orphan list: stays in memory.
+    /// On the orphan list: not evicted.
     orphan: AtomicBool,
     /// Made without a name, and may still get one.
     linkable: AtomicBool,
-    /// Freed: nothing may bring it back.
+    /// Freed: must not be used again.
     dead: AtomicBool,
-    /// Asked for since the last sweep.
+    /// Used since the last sweep.
     recent: AtomicBool,
 }
 
@@ -136,31 +137,31 @@ impl Inode {
         self.kind
     }
 
-    /// Whether it has this flag.
+    /// Whether the inode flag is set.
     pub fn has(&self, flag: InodeFlags) -> bool {
         self.core.read().has(flag)
     }
 
-    /// Size in bytes as everybody sees it.
+    /// Size in bytes, including data not yet written back.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Sets the size that everybody sees; the caller holds `lock` for writing.
+    /// Sets the size in memory; the caller holds `lock` for writing.
     pub fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
 
-    /// One more reference by the caller of the file system.
+    /// Adds a reference by the caller of the file system.
     pub fn add_lookup(&self) {
         self.lookups.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Gives back references; whether none is left.
+    /// Drops references; returns whether none is left.
     pub fn drop_lookups(&self, count: u64) -> bool {
         let mut now = self.lookups.load(Ordering::Acquire);
         loop {
-            // A caller that gives back more than it had does no harm beyond its own inode.
+            // Dropping more references than were taken affects this inode only.
             let left = now.saturating_sub(count);
             match self
                 .lookups
@@ -177,7 +178,7 @@ impl Inode {
         self.lookups.load(Ordering::Acquire) > 0
     }
 
-    /// The transaction fsync (`datasync`: fdatasync) must see durable.
+    /// The transaction that fsync (`datasync`: fdatasync) must make durable.
     pub fn tid_for_sync(&self, datasync: bool) -> Option<Tid> {
         let tid = if datasync {
             &self.datasync_tid
@@ -187,8 +188,8 @@ impl Inode {
         u32::try_from(tid.load(Ordering::Acquire)).ok().map(Tid)
     }
 
-    /// Notes that `handle` changes the inode, and whether reading the data back depends on it.
-    pub fn note_tid(&self, handle: &Handle<'_>, data: bool) {
+    /// Records that `handle` changes the inode; `data`: reading the data back depends on it.
+    pub fn record_tid(&self, handle: &Handle<'_>, data: bool) {
         if handle.is_journaled() {
             let tid = u64::from(handle.tid().0);
             self.sync_tid.store(tid, Ordering::Release);
@@ -198,19 +199,18 @@ impl Inode {
         }
     }
 
-    /// The inode comes from its table: what was done to it before is not known.
-    /// `flush`: the FLUSH that covers it.
+    /// Marks the inode as read from its table: earlier changes are unknown. `flush`: the FLUSH that covers them.
     pub(crate) fn mark_reread(&self, flush: u64) {
         self.reread.store(true, Ordering::Release);
         self.mark_unflushed(flush);
     }
 
-    /// Whether something may have been done to it that its transactions' numbers do not tell.
+    /// Whether there may be changes that the recorded transactions do not cover.
     pub(crate) fn is_reread(&self) -> bool {
         self.reread.load(Ordering::Acquire)
     }
 
-    /// Everything done to it before it was read is durable.
+    /// All changes from before it was read are durable.
     pub(crate) fn all_is_durable(&self) {
         self.reread.store(false, Ordering::Release);
     }
@@ -225,7 +225,7 @@ impl Inode {
         self.core_dirty.load(Ordering::Acquire)
     }
 
-    /// Whether somebody has seen the times since the last call.
+    /// Whether the times were reported since the last call.
     pub(crate) fn take_times_seen(&self) -> bool {
         self.times_seen.load(Ordering::Acquire) && self.times_seen.swap(false, Ordering::AcqRel)
     }
@@ -245,17 +245,17 @@ impl Inode {
         self.unflushed.load(Ordering::Acquire)
     }
 
-    /// Notes that another file's fsync wrote this one's data.
+    /// Records that another file's fsync wrote this file's data.
     pub(crate) fn mark_clustered(&self) {
         self.clustered.store(true, Ordering::Release);
     }
 
-    /// Whether another file's fsync wrote this one's data since the last call.
+    /// Whether another file's fsync wrote this file's data since the last call.
     pub(crate) fn take_clustered(&self) -> bool {
         self.clustered.load(Ordering::Acquire) && self.clustered.swap(false, Ordering::AcqRel)
     }
 
-    /// Notes whether the inode, without a name, may get one.
+    /// Sets whether the inode, without a name, may get one.
     pub(crate) fn set_linkable(&self, linkable: bool) {
         self.linkable.store(linkable, Ordering::Release);
     }
@@ -265,12 +265,12 @@ impl Inode {
         self.linkable.load(Ordering::Acquire)
     }
 
-    /// Notes whether the inode is an orphan on record.
+    /// Sets whether the inode is a recorded orphan.
     pub(crate) fn set_orphan(&self, orphan: bool) {
         self.orphan.store(orphan, Ordering::Release);
     }
 
-    /// Marks the inode freed.
+    /// Marks the inode as freed.
     pub fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
     }
@@ -280,8 +280,8 @@ impl Inode {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Blocks in memory that have no place on the device yet. The caller holds `core`: none gets its place
-    /// meanwhile. What cannot be looked up is not counted; who writes it out learns why.
+    /// Cached blocks without a device block. The caller holds `core`, so that none is mapped meanwhile. Blocks whose
+    /// map cannot be read are not counted; their write-back reports the error.
     fn delayed(&self, fs: &Ext4, core: &disk::Inode) -> u64 {
         if self.kind != FileKind::Regular || self.pages.is_empty() {
             return 0;
@@ -291,15 +291,14 @@ impl Inode {
             .unwrap_or(0)
     }
 
-    /// Bytes of an encrypted link's target as it shows without the key; of one that cannot be read, and of all else,
-    /// `None`.
+    /// Length of an encrypted link's target in its no-key form; `None` if it cannot be read, and for all other inodes.
     fn shown_target(&self, fs: &Ext4) -> Option<u64> {
         let encrypted = self.kind == FileKind::Symlink && self.has(InodeFlags::ENCRYPTED);
         let target = encrypted.then(|| fs.link_target(self, IoTag::default()).ok());
         target.flatten().map(|target| target.len() as u64)
     }
 
-    /// Attributes as the caller of the file system sees them.
+    /// Attributes for the caller of the file system.
     pub fn attr(&self, fs: &Ext4) -> Attr {
         let shown_target = self.shown_target(fs);
         let core = self.core.read();
@@ -308,10 +307,9 @@ impl Inode {
             FileKind::Regular => self.size(),
             _ => shown_target.unwrap_or(core.size),
         };
-        // Data not yet allocated counts as if it were, so that `du` and the archivers that look for
-        // holes by st_blocks are not misled.
+        // Data not yet allocated is counted, so that `du` and archivers that detect holes by st_blocks work.
         let delayed = self.delayed(fs, &core) * (fs.geo().block_size.bytes_u64() / 512);
-        // Nor by content that lies in the inode, which counts as in the kernel.
+        // Inline content is counted as in the kernel.
         let inline = match self.kind {
             FileKind::Regular if core.has(INLINE_DATA) => size.div_ceil(512),
             _ => 0,
@@ -327,7 +325,7 @@ impl Inode {
             gid: core.gid,
             rdev: match self.kind {
                 FileKind::CharDevice | FileKind::BlockDevice => core.rdev(),
-                // There lies the block map.
+                // The words hold the block map.
                 _ => 0,
             },
             size,
@@ -345,17 +343,17 @@ impl Inode {
 /// All inodes in memory, by number.
 pub struct InodeTable {
     shards: Vec<Mutex<Shard>>,
-    /// A sweep found many inodes that only wait to be stored.
+    /// A sweep found many inodes that could be evicted once they are stored.
     wants_store: AtomicBool,
 }
 
 struct Shard {
     inodes: FixedMap<u32, Arc<Inode>>,
-    /// References of the caller to inodes that are not in memory; all of them have names.
+    /// Lookup counts of inodes that are not in memory; all of them have names.
     evicted_lookups: FixedMap<u32, u64>,
-    /// How many there may be before the next sweep.
+    /// Number of inodes at which the next sweep is due.
     limit: usize,
-    /// How often inodes have left: what was read from the inode table before may be out of date.
+    /// Number of evictions: an inode read from the table before may be out of date.
     evictions: u64,
 }
 
@@ -385,8 +383,7 @@ impl InodeTable {
         self.find(ino).ok()
     }
 
-    /// The inode if it is in memory; otherwise what [`InodeTable::insert_read`] wants to know of whoever
-    /// reads it now.
+    /// The inode if it is in memory; otherwise the eviction count for [`InodeTable::insert_read`].
     pub(crate) fn find(&self, ino: Ino) -> Result<Arc<Inode>, EvictionCount> {
         let shard = self.shard(ino).lock();
         match shard.inodes.get(&ino.0) {
@@ -398,8 +395,8 @@ impl InodeTable {
         }
     }
 
-    /// Puts an inode in that was read after `since`, unless somebody else did; returns the one to use.
-    /// `None`: meanwhile inodes have left, perhaps this one with changes; read it again.
+    /// Inserts an inode that was read after `since`, unless another task did; returns the one to use. `None`: inodes
+    /// were evicted meanwhile, perhaps this one with changes; the caller reads it again.
     pub(crate) fn insert_read(&self, inode: Inode, since: EvictionCount) -> Option<Arc<Inode>> {
         let mut shard = self.shard(inode.ino).lock();
         if shard.evictions != since.0 && !shard.inodes.contains_key(&inode.ino.0) {
@@ -408,7 +405,7 @@ impl InodeTable {
         Some(self.insert_locked(&mut shard, inode))
     }
 
-    /// Puts a new inode in.
+    /// Inserts a new inode.
     pub fn insert(&self, inode: Inode) -> Arc<Inode> {
         self.insert_locked(&mut self.shard(inode.ino).lock(), inode)
     }
@@ -428,8 +425,7 @@ impl InodeTable {
         inode
     }
 
-    /// Gives back references to an inode that may be evicted_lookups. Returns it if it is here: then the caller
-    /// gives them back to it.
+    /// Drops references to an inode that may be evicted. If it is in memory, returns it, and the caller drops them.
     pub fn drop_evicted_lookups(&self, ino: Ino, count: u64) -> Option<Arc<Inode>> {
         let mut shard = self.shard(ino).lock();
         if let Some(inode) = shard.inodes.get(&ino.0) {
@@ -444,7 +440,7 @@ impl InodeTable {
         None
     }
 
-    /// Takes a freed inode out.
+    /// Removes a freed inode.
     pub fn remove(&self, ino: Ino) {
         let mut shard = self.shard(ino).lock();
         shard.inodes.remove(&ino.0);
@@ -452,12 +448,12 @@ impl InodeTable {
         shard.evictions += 1;
     }
 
-    /// Whether storing inodes now would let many of them go; asked once.
+    /// Whether storing inodes would allow many evictions; resets the flag.
     pub fn take_wants_store(&self) -> bool {
         self.wants_store.load(Ordering::Relaxed) && self.wants_store.swap(false, Ordering::AcqRel)
     }
 
-    /// Forgets all inodes that are not in use and are stored; references to them stay counted.
+    /// Evicts all inodes that are not in use and are stored; their lookup counts are kept.
     pub fn evict_all(&self) {
         for shard in &self.shards {
             shard.lock().evict(|_| true);
@@ -488,15 +484,15 @@ impl InodeTable {
     }
 }
 
-/// How often inodes had left their part of the table at some point.
+/// The number of evictions from a shard at some point.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvictionCount(u64);
 
 impl Shard {
-    /// Lets inodes go that nothing needs in memory: first those that nobody asked for of late, then,
-    /// where those are too few, the others. Whether many stay only because they are not stored.
+    /// Evicts unused inodes: first those not used since the last sweep, then, if those are too few, the others. Returns
+    /// whether many stay only because they are not stored.
     ///
-    /// What stays raises the limit, so that many inodes in use cost no sweep each time one is added.
+    /// The remaining ones raise the limit, so that many inodes in use do not cause a sweep with each insertion.
     fn sweep(&mut self) -> bool {
         self.evict(|inode| !inode.recent.swap(false, Ordering::Relaxed));
         if self.inodes.len() > CACHED_PER_SHARD / 4 * 3 {
@@ -512,7 +508,7 @@ impl Shard {
         let evicted_lookups = &mut self.evicted_lookups;
         let before = self.inodes.len();
         self.inodes.retain(|&ino, inode| {
-            // Whoever wants it has it by the table: nobody can come to have it meanwhile.
+            // References are taken through the table, which is locked: no task can get one meanwhile.
             let needed = Arc::strong_count(inode) > 1
                 || inode.is_core_dirty()
                 || inode.orphan.load(Ordering::Acquire)

@@ -1,4 +1,5 @@
-//! ext2, ext3 and ext4 on their real on-disk format.
+//! ext2, ext3 and ext4: mounting, and all operations on a mounted volume. The on-disk format is the crate
+//! `steadfs-ext4-format`.
 
 mod acl;
 mod attr;

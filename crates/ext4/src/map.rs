@@ -1,4 +1,4 @@
-//! From file blocks to device blocks, whichever way the inode maps them.
+//! Block maps: from file blocks to device blocks, by extents or by indirect blocks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::mballoc::Run;
 use crate::place::{BlockPlace, FreeStep, Mapped};
 use crate::txn::Handle;
 
-/// Levels of extent trees that credits reckon with: four hold more extents than a file has blocks.
+/// Tree depth that credits are computed for: four levels hold more extents than a file has blocks.
 const MAX_TREE: u16 = 4;
 
 /// Whether the inode is mapped by extents.
@@ -53,7 +53,7 @@ impl Ext4 {
         Ok(mapped)
     }
 
-    /// How many of `blocks`, which are in order, are mapped to nothing. Each leaf of the map is looked up once.
+    /// The number of holes among `blocks`, which are sorted. Each leaf of the map is looked up once.
     pub(crate) fn holes(
         &self,
         ino: Ino,
@@ -69,7 +69,7 @@ impl Ext4 {
                 indirect::holes(self, ino, core, blocks, tag)?
             };
             holes += counted.holes;
-            // A block beyond all that a map has is none of its holes.
+            // A block beyond the reach of the map is not counted.
             blocks = &blocks[counted.of.max(1)..];
         }
         Ok(holes)
@@ -98,9 +98,8 @@ impl Ext4 {
         }
     }
 
-    /// Puts claimed blocks into the map, where there is a hole: uses the claim and names it, in one
-    /// handle. On error nothing of it is in the map, whose tree may have another shape; the claim is the caller's
-    /// to give back.
+    /// Maps allocated blocks in a hole of the file, and marks them used, in one handle. On error none of them is
+    /// mapped, although the nodes of the tree may have changed; the caller frees the allocation.
     pub fn map_allocation(
         &self,
         handle: &mut Handle<'_>,
@@ -117,11 +116,11 @@ impl Ext4 {
         let mut named = 0;
         while named < run.len {
             let from = at.plus(named.into());
-            match self.name_some(handle, ino, core, from, run.behind(named), unwritten) {
+            match self.map_some(handle, ino, core, from, run.after(named), unwritten) {
                 Ok(more) => named += more,
                 Err(error) => {
-                    // No block for the map of the rest was free, or readable.
-                    self.unname_run(handle, ino, core, at..from)
+                    // No block for the map of the rest was free, or it could not be read.
+                    self.unmap_run(handle, ino, core, at..from)
                         .and_then(|()| self.alloc.unmark_used(self, handle, run))
                         .map_err(|left| half_done(handle, ino, &left))?;
                     core.blocks = core.blocks.saturating_sub(units);
@@ -133,8 +132,8 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Names the first blocks of a run, at least one; returns how many. On error none is named.
-    fn name_some(
+    /// Maps the first blocks of a run, at least one; returns their number. On error none is mapped.
+    fn map_some(
         &self,
         handle: &mut Handle<'_>,
         ino: Ino,
@@ -156,8 +155,8 @@ impl Ext4 {
         Ok(extent.len)
     }
 
-    /// Takes a range out of the map that this handle put there, without freeing its blocks.
-    fn unname_run(
+    /// Unmaps a range that this handle has mapped, without freeing its blocks.
+    fn unmap_run(
         &self,
         handle: &mut Handle<'_>,
         ino: Ino,
@@ -169,7 +168,7 @@ impl Ext4 {
         }
         let start = range.start;
         let mut keep = |_: &Ext4, _: &mut Handle<'_>, _: DevBlock, _: u64| Ok(());
-        // Of the blocks that change again all belong to the transaction: what is asked for is hardly used.
+        // The blocks to change belong to the transaction already, so hardly any of these credits are used.
         let left = if has_extents(core) {
             handle
                 .extend_while_locked(extent::remove_credits(MAX_TREE))
@@ -224,7 +223,7 @@ impl Ext4 {
     }
 
     /// Adds a zeroed block at a directory's end (or another inode's whose content is metadata).
-    /// The caller holds `core` for writing, sets nothing but content, and stores the inode.
+    /// The caller holds `core` for writing, writes the content only, and stores the inode.
     pub fn append_dir_block(
         &self,
         handle: &mut Handle<'_>,
@@ -245,19 +244,18 @@ impl Ext4 {
         let run = self.alloc.allocate_meta(self, handle, goal)?;
         let before = handle.savepoint();
         if let Err(error) = self.map_allocation(handle, inode.ino(), core, at, run, false) {
-            // The tree above may have another shape.
+            // The upper nodes of the tree may have changed.
             self.store_inode(handle, inode, core)?;
             handle.consistent_since(before);
             self.release_unmapped(run, &error);
             return Err(error);
         }
         core.size = size;
-        inode.note_tid(handle, true);
+        inode.record_tid(handle, true);
         Ok((at, self.meta.get_new(run.start)))
     }
 
-    /// Where the block `at` of a file should lie: behind the block before it, else in the inode's
-    /// group.
+    /// Allocation goal for the block `at` of a file: after the block before it, else the inode's group.
     pub fn goal_after(&self, ino: Ino, core: &disk::Inode, at: FileBlock) -> DevBlock {
         if let Some(before) = at.0.checked_sub(1)
             && let Ok(mapped) = self.map(ino, core, FileBlock(before), IoTag::default())
@@ -269,9 +267,9 @@ impl Ext4 {
     }
 }
 
-/// What can be neither finished nor taken back must not be committed.
+/// A change that can be neither finished nor undone must not be committed.
 fn half_done(handle: &mut Handle<'_>, ino: Ino, why: &FsError) -> FsError {
-    let cause = format!("inode {ino}: a change of its map cannot be taken back: {why}");
+    let cause = format!("inode {ino}: a change of its map cannot be undone: {why}");
     handle.must_not_commit(&cause);
     FsError::Stopped(cause)
 }

@@ -1,15 +1,19 @@
-//! Blocks: who may use which.
+//! The block and inode allocator.
 //!
-//! **Two steps.** A block is *claimed* in memory first; the data is written; and only then does a
-//! handle *use* the claim, which sets its bit in the on-disk bitmap together with the extent that
-//! names it. So no committed metadata ever names a block whose data is not written, and a crash (or a
-//! failed write) between the steps leaks nothing: the claim was memory only.
+//! **Problem.** Committed metadata must never map a block whose data was not written, and a crash between allocation
+//! and mapping must not leak blocks.
 //!
-//! **Freed blocks** are clear on disk with the transaction that frees them, but stay busy in memory
-//! until that transaction is durable: before, a crash would bring the old owner back, and whatever
-//! had been written to the block meanwhile would be his content.
+//! **Rule.** Allocation has two steps (delayed allocation). A block is *allocated* in memory first; then the data is
+//! written; then a handle *marks it used*: it sets the bit in the on-disk bitmap in the same transaction as the extent
+//! that maps the block. A crash or a failed write between the steps leaks nothing, as the allocation exists only in
+//! memory.
 //!
-//! So a group's `busy` bitmap is: on disk in use, or claimed, or freed and not yet committed.
+//! **Freed blocks** are cleared on disk by the transaction that frees them, but stay busy in memory until that
+//! transaction is durable. Otherwise a crash would restore the old file, which would then map whatever had been
+//! written to the block since.
+//!
+//! So a bit of a group's `busy` bitmap is set if the block is in use on disk, or allocated in memory, or freed by a
+//! transaction that is not durable.
 
 mod corrupt;
 mod inodes;
@@ -43,7 +47,7 @@ use prealloc::PreallocTable;
 pub use totals::{RESERVE_PER_BLOCK_EXTENT, RESERVE_PER_BLOCK_INDIRECT, Totals};
 use zones::Zones;
 
-/// A run of blocks that lies in one group.
+/// A run of blocks within one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// First block.
@@ -53,8 +57,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// What is behind the first `n` blocks.
-    pub fn behind(self, n: u32) -> Self {
+    /// The blocks after the first `n`.
+    pub fn after(self, n: u32) -> Self {
+        assert!(n <= self.len, "no block follows the run");
         Self {
             start: self.start.plus(n.into()),
             len: self.len - n,
@@ -66,13 +71,13 @@ impl Run {
 struct Group {
     /// The descriptor as handles have changed it.
     desc: GroupDesc,
-    /// On disk in use, claimed, or freed and not committed; loaded on first use.
+    /// In use on disk, allocated, or freed and not durable; loaded on first use.
     busy: Option<Box<[u8]>>,
     /// Clear bits of `busy` (before loading: the descriptor's count).
     free: u32,
     /// No run of free blocks is longer than this.
     longest: u32,
-    /// It was found damaged, and that was told.
+    /// It is corrupt and was reported: not allocated from.
     is_corrupt: bool,
 }
 
@@ -82,24 +87,24 @@ pub struct Allocator {
     inode_tables: Vec<DevBlock>,
     zones: Zones,
     totals: Mutex<Totals>,
-    /// Freed with a transaction that is not durable yet.
+    /// Freed by transactions that are not durable yet.
     pending: Mutex<Vec<(Tid, Run)>>,
-    /// Claimed for files that grow.
+    /// Preallocated for growing files.
     prealloc: PreallocTable,
-    /// Where the last new directory at the top of the tree went.
+    /// Group counter for new directories in the root directory.
     next_top_dir: AtomicU32,
-    /// Counts up when blocks are free again that were being discarded.
+    /// Incremented when discarded blocks are free again.
     trimmed: AtomicU64,
-    /// Callers who found too little room and are about to look again.
+    /// Number of [`Shortage`](crate::freeing::Shortage)s.
     shortages: AtomicU32,
     discard: AtomicBool,
-    /// Blocks to whose multiples long claims are aligned; 1: to none.
+    /// Long allocations are aligned to multiples of this number of blocks; 1: no alignment.
     stripe: AtomicU32,
     corrupt_groups: CorruptGroups,
 }
 
 impl Allocator {
-    /// Keeps the journal's blocks from files as well.
+    /// Adds the journal's blocks to those that no file may own.
     pub fn add_journal(&mut self, journal: &JournalMap) -> Result<()> {
         let mut runs = journal.runs();
         if runs.all(|(start, len)| self.zones.add(start, len)) {
@@ -108,8 +113,8 @@ impl Allocator {
         Err(Corruption::new("the journal overlaps other metadata").into())
     }
 
-    /// Whether a run of blocks may belong to a file: inside the volume and apart from the journal and
-    /// every group's own metadata.
+    /// Whether a run of blocks may belong to a file: within the volume, and outside the journal and the groups' own
+    /// metadata.
     pub fn may_own(&self, geo: &Geometry, start: DevBlock, len: u64) -> bool {
         geo.is_data_range(start, len) && !self.zones.overlaps(start, len)
     }
@@ -119,9 +124,9 @@ impl Allocator {
         self.discard.store(discard, Ordering::Relaxed);
     }
 
-    /// Aligns long claims to multiples of so many blocks; 1: to none.
+    /// Aligns long allocations to multiples of `blocks`; 1: no alignment.
     pub fn set_stripe(&self, blocks: u32) {
-        assert!(blocks > 0, "a stripe has a length");
+        assert!(blocks > 0, "a stripe has at least one block");
         self.stripe.store(blocks, Ordering::Relaxed);
     }
 
@@ -165,7 +170,7 @@ impl Allocator {
                 return Err(Corruption::new(what).in_group(no.0).into());
             }
             bitmap::set_range(&mut busy, blocks..geo.block_size.bytes() as u32 * 8);
-            // Whatever the bitmap says, the group's own metadata is nobody's to take.
+            // The group's own metadata is never free, even if the bitmap has it as free.
             self.zones.mark(geo.first_block_of(no), blocks, &mut busy);
             group.free = bitmap::count_zeros(&busy, 0..blocks);
             group.busy = Some(busy);
@@ -173,11 +178,15 @@ impl Allocator {
         Ok(group)
     }
 
-    /// Makes a claim durable with the caller's handle: bitmap, descriptor, counts. The caller inserts
-    /// what names the blocks in the same handle. Two credits.
+    /// Marks allocated blocks as used on disk in the caller's handle: bitmap, descriptor, counts. The caller maps the
+    /// blocks in the same handle. Two credits.
     pub fn mark_used(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
         let geo = fs.geo();
         let (no, first) = geo.group_of_block(run.start);
+        assert!(
+            run.len > 0 && first + run.len <= geo.blocks_in(no),
+            "an allocation is within one group"
+        );
         let mut group = self.loaded(fs, no)?;
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
@@ -192,21 +201,24 @@ impl Allocator {
         finish_bitmap(fs, no, &mut group, handle, bits, &table)
     }
 
-    /// Takes [`Allocator::mark_used`] back in the same handle: the blocks are claimed as before. Two
-    /// credits, those that using it had.
+    /// Undoes [`Allocator::mark_used`] in the same handle: the blocks are allocated in memory only, as before. Two
+    /// credits, the same as those of marking.
     pub fn unmark_used(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
         let (no, first) = fs.geo().group_of_block(run.start);
         let mut group = self.loaded(fs, no)?;
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
         let mut bits = handle.write(&buf)?;
-        debug_assert!(bitmap::all_set(&bits, first..first + run.len), "used");
+        debug_assert!(
+            bitmap::all_set(&bits, first..first + run.len),
+            "only blocks marked used are unmarked"
+        );
         bitmap::clear_range(&mut bits, first..first + run.len);
         group.desc.free_clusters += run.len;
         finish_bitmap(fs, no, &mut group, handle, bits, &table)
     }
 
-    /// Gives back a claim that was not used.
+    /// Frees allocated blocks that were not marked used.
     pub fn release(&self, fs: &Ext4, run: Run) {
         self.make_free(fs, run, true);
     }
@@ -215,17 +227,24 @@ impl Allocator {
         let (no, first) = fs.geo().group_of_block(run.start);
         let mut group = self.group(no);
         if let Some(busy) = &mut group.busy {
-            debug_assert!(bitmap::all_set(busy, first..first + run.len), "freed once");
+            debug_assert!(
+                bitmap::all_set(busy, first..first + run.len),
+                "only busy blocks are freed"
+            );
             bitmap::clear_range(busy, first..first + run.len);
         }
         group.free += run.len;
+        assert!(
+            group.free <= fs.geo().blocks_in(no),
+            "a group has no more free blocks than blocks"
+        );
         group.longest = fs.geo().blocks_per_group;
         if count {
             self.totals.lock().free += u64::from(run.len);
         }
     }
 
-    /// Reads what freeing these blocks will need, before the first change.
+    /// Pins the bitmaps and descriptors that freeing these blocks changes.
     pub fn pin_to_free(&self, fs: &Ext4, pins: &mut Pins, start: DevBlock, len: u64) -> Result<()> {
         let geo = fs.geo();
         if !self.may_own(geo, start, len) {
@@ -246,8 +265,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Frees blocks with the caller's handle. They can be used again once that is durable. Two credits
-    /// for each group the run touches.
+    /// Frees blocks in the caller's handle. They can be allocated again once its transaction is durable. Two credits
+    /// for each group that the run touches.
     pub fn free_blocks(
         &self,
         fs: &Ext4,
@@ -277,7 +296,8 @@ impl Allocator {
         no: GroupNo,
         run: Run,
     ) -> Result<()> {
-        let (_, first) = fs.geo().group_of_block(run.start);
+        let (group_of_run, first) = fs.geo().group_of_block(run.start);
+        assert!(run.len > 0 && group_of_run == no, "the run is in the group");
         let mut group = self.loaded(fs, no)?;
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
@@ -300,7 +320,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Transaction `tid` is durable: what it and older ones freed can be used.
+    /// Transaction `tid` is durable: blocks freed by it and by older transactions become free.
     pub fn committed(&self, fs: &Ext4, tid: Tid) {
         let mut done = Vec::new();
         self.pending.lock().retain(|&(freed, run)| {
@@ -315,12 +335,17 @@ impl Allocator {
                 self.discard_run(fs, run);
             }
             self.make_free(fs, run, true);
-            // After that: who is short of room sees it there or here.
-            self.totals.lock().pending -= u64::from(run.len);
+            // Subtracted last, so that a task short of space sees the blocks as free or as pending.
+            let mut totals = self.totals.lock();
+            assert!(
+                totals.pending >= run.len.into(),
+                "committed blocks were pending"
+            );
+            totals.pending -= u64::from(run.len);
         }
     }
 
-    /// Tells the device that a free run's content is not needed. A device that refuses loses nothing.
+    /// Discards a free run. A refusal by the device is only logged.
     fn discard_run(&self, fs: &Ext4, run: Run) {
         let size = fs.geo().block_size;
         let bio = Bio::discard(size.offset_of(run.start), u64::from(run.len) << size.bits());
@@ -329,7 +354,7 @@ impl Allocator {
         }
     }
 
-    /// The block bitmap's buffer, made fit for writing if it never was written.
+    /// The block bitmap's buffer for writing, initialised if it was never written.
     fn writable_bitmap(
         &self,
         fs: &Ext4,
@@ -350,14 +375,13 @@ impl Allocator {
         Ok(buf)
     }
 
-    /// A goal for a new file's first block: its inode's group, or for parallel writers a group of the
-    /// same flex group.
+    /// Allocation goal for a file's first block: its inode's group.
     pub fn goal_for(&self, geo: &Geometry, ino: crate::disk::Ino) -> DevBlock {
         let (group, _) = geo.group_of_inode(ino);
         geo.first_block_of(group)
     }
 
-    /// The next place for a directory at the top of the tree.
+    /// The next group for a directory in the root directory.
     fn next_top_group(&self, geo: &Geometry) -> GroupNo {
         GroupNo(self.next_top_dir.fetch_add(1, Ordering::Relaxed) % geo.group_count)
     }
@@ -388,7 +412,7 @@ fn finish_bitmap(
     write_desc(fs, no, &group.desc, handle, table)
 }
 
-/// The block of the descriptor table that holds a group's.
+/// The block of the descriptor table that holds the group's descriptor.
 fn desc_block(fs: &Ext4, no: GroupNo) -> Result<Arc<MetaBuf>> {
     let (n, _) = fs.geo().desc_slot(no);
     fs.block(fs.geo().desc_block_at(n), IoTag::default())

@@ -33,27 +33,27 @@ mod mode;
 use mode::choose_mode;
 pub(crate) use mode::why_only_readable;
 
-/// What opening a volume found and did.
+/// Results of opening a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountReport {
-    /// Journal blocks written home (or, on a read-only device, laid over it in memory).
+    /// Journal blocks written to their home location (or, on a read-only device, kept in an overlay in memory).
     pub replayed_blocks: u64,
     /// Transactions replayed.
     pub replayed_transactions: u64,
-    /// Unlinked or half-truncated inodes finished.
+    /// Orphans that were freed or truncated.
     pub orphans: u64,
-    /// WritebackReason the volume is read-only although writing was asked for.
+    /// Why the volume is read-only although a mount for writing was requested.
     pub read_only_because: Vec<String>,
-    /// Options that the superblock asks for and does not get, with the reason.
+    /// Default mount options of the superblock that are ignored, with the reason.
     pub defaults_passed_over: Vec<String>,
-    /// WritebackReason e2fsck should look at a volume that is mounted for writing.
+    /// Why e2fsck should check a volume that is mounted for writing.
     pub check_because: Option<&'static str>,
-    /// What is damaged or missing, and was passed over.
+    /// Corrupt or missing parts that were ignored.
     pub warnings: Vec<String>,
 }
 
 impl MountReport {
-    /// Takes an error as a warning where the volume is salvaged.
+    /// Turns an error into a warning if `salvage` is set.
     fn pass_over(&mut self, result: Result<()>, salvage: bool) -> Result<()> {
         match result {
             Err(error) if salvage => {
@@ -66,7 +66,7 @@ impl MountReport {
 }
 
 impl MountOptions {
-    /// Which superblock these options ask for.
+    /// The superblock that these options select.
     pub fn superblock_choice(&self) -> SuperblockChoice {
         SuperblockChoice {
             sb: self.sb,
@@ -75,7 +75,7 @@ impl MountOptions {
     }
 }
 
-/// Without its tasks no volume is written.
+/// The error for a task that cannot be started; without its tasks no volume is written.
 pub(crate) fn no_thread(error: std::io::Error) -> FsError {
     FsError::no_thread(error)
 }
@@ -125,7 +125,7 @@ impl Ext4 {
         if !fs.read_only.load(Ordering::Acquire) {
             match fs.begin_service() {
                 Ok(orphans) => {
-                    // Written by now, whichever it was opened by.
+                    // The first superblock is valid by now, even if the volume was opened by a copy.
                     fs.super_at.store(SUPERBLOCK_OFFSET, Ordering::Release);
                     report.orphans = orphans;
                     report.check_because = fs.why_check();
@@ -221,7 +221,7 @@ impl Ext4 {
         }))
     }
 
-    /// A volume without a tree is of no use, and where its root should be may be something else.
+    /// Refuses a volume without a root directory.
     fn check_root(&self) -> Result<()> {
         let bad = |what: &str| {
             let root = Corruption::new(format!("the root directory {what}"));
@@ -236,13 +236,13 @@ impl Ext4 {
         }
     }
 
-    /// Opens the journal, marks the volume in use, finishes orphans, of which it returns the number,
-    /// starts the tasks. The volume counts as writable already.
+    /// Opens the journal, marks the volume in use, processes orphans (returns their number) and starts the tasks. The
+    /// volume is writable already.
     pub(crate) fn begin_service(&self) -> Result<u64> {
         if self.txns.is_journaled() && self.txns.journal().is_none() {
             self.open_journal()?;
         }
-        // The volume's own note replaces the journal's, as in the kernel.
+        // The error state of the superblock replaces the journal's errno, as in the kernel.
         let aborted = self.txns.journal().and_then(|j| j.recorded_errno());
         if let Some(errno) = aborted {
             tracing::warn!(
@@ -299,7 +299,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Stops the volume's tasks. Nothing is written any more.
+    /// Ends and joins the volume's tasks. Nothing is written any more.
     pub(crate) fn join_tasks(&self) {
         self.writeback.stop();
         if let Some(journal) = self.txns.journal() {
@@ -307,7 +307,7 @@ impl Ext4 {
         }
     }
 
-    /// What the volume said when it was opened for writing that e2fsck should look at.
+    /// Why e2fsck should check the volume, by the superblock at the mount for writing.
     pub(crate) fn why_check(&self) -> Option<&'static str> {
         if !self.was_clean.load(Ordering::Acquire) {
             Some("was not cleanly unmounted")
@@ -318,7 +318,7 @@ impl Ext4 {
         }
     }
 
-    /// The superblock says from now on that the volume is in use; durable before any change is.
+    /// Marks the volume as in use in the superblock, durably before any change.
     fn mark_in_use(&self, has_errors: bool) -> Result<()> {
         let at = self.options.read().mounted_on.clone();
         self.mark_open(|sb| {
@@ -329,7 +329,7 @@ impl Ext4 {
         })
     }
 
-    /// Takes the clean mark away, and notes what `also` does.
+    /// Removes the clean mark, and applies `also` to the superblock.
     pub(crate) fn mark_open(&self, also: impl FnOnce(&mut Superblock)) -> Result<()> {
         let totals = self.alloc.totals();
         let journaled = self.txns.journal().is_some();
@@ -346,7 +346,7 @@ impl Ext4 {
         })
     }
 
-    /// Takes the clean mark away where changes go on. A volume that cannot be marked stops.
+    /// Removes the clean mark where changes continue. If that fails, the volume stops.
     ///
     /// # Errors
     /// The superblock cannot be written.
@@ -358,7 +358,7 @@ impl Ext4 {
         marked
     }
 
-    /// Stops the volume and its journal: what is in the log by now is for the next mount.
+    /// Stops the volume and its journal, as a shutdown does: the next mount replays what the log has by now.
     pub(crate) fn shut_down(&self, cause: &str) {
         match self.txns.journal() {
             Some(journal) => journal.shutdown(cause),
@@ -366,7 +366,7 @@ impl Ext4 {
         }
     }
 
-    /// Stops the volume and its journal, which notes that it failed.
+    /// Aborts the journal, which records the failure, and stops the volume.
     pub(crate) fn abort(&self, cause: &str) {
         match self.txns.journal() {
             Some(journal) => journal.abort(cause),
@@ -374,7 +374,7 @@ impl Ext4 {
         }
     }
 
-    /// Stops a volume without a journal and marks its superblock: part of a change may be on the device already,
+    /// Stops a volume without a journal and records an error in its superblock: part of a change may be on the device,
     /// for e2fsck to repair.
     fn stop_and_mark(&self, cause: &str) {
         self.stop(cause);
@@ -384,8 +384,7 @@ impl Ext4 {
         }
     }
 
-    /// Writes the superblock in place and makes it durable, outside any transaction. Only while no
-    /// transaction holds its block.
+    /// Writes the superblock in place and durably, outside any transaction. Only while no transaction holds its block.
     fn write_super(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let (block, at) = self.geo.superblock_place();
         let buf = self.block(block, IoTag::default())?;
@@ -408,7 +407,7 @@ impl Ext4 {
             .map_err(io_error)
     }
 
-    /// Stops the volume for good: the first cause is kept, nothing is changed any more.
+    /// Stops the volume until it is unmounted: the first cause is kept, and nothing is changed any more.
     pub(crate) fn stop(&self, cause: &str) {
         tracing::error!(cause, "the volume stops");
         self.stopped.lock().get_or_insert_with(|| cause.to_owned());
@@ -436,10 +435,10 @@ impl Ext4 {
             self.join_tasks();
             return Err(error);
         }
-        // What comes meanwhile is refused afterwards.
+        // Calls that wait for this lock are refused afterwards.
         let alone = self.remount_lock.write();
         if let Err(error) = self.judge(self.orphans.free_all(self)) {
-            // They stay on record, for the next mount.
+            // They stay on the orphan list, for the next mount.
             tracing::warn!(%error, "freeing orphans failed");
         }
         let quiesced = self.quiesce(&self.read_only);
@@ -458,11 +457,11 @@ impl Ext4 {
 }
 
 impl Ext4 {
-    /// Writes everything, empties the log and marks the volume clean, if it was; `shut` keeps changes away from then on,
-    /// the caller until then.
+    /// Quiesces the volume: writes everything, empties the log and marks the volume clean, if it was. The caller keeps
+    /// changes out until `shut` is set, which then does.
     ///
     /// # Errors
-    /// Not everything could be written: the volume is as open to changes as before, or it has stopped.
+    /// Not everything could be written: changes are possible as before, or the volume has stopped.
     pub(crate) fn quiesce(&self, shut: &AtomicBool) -> Result<()> {
         self.judge(self.sync_volume(&Cx::default()))?;
         if let Some(journal) = self.txns.journal() {
@@ -473,14 +472,13 @@ impl Ext4 {
         let marked = self.mark_clean();
         if marked.is_err() {
             shut.store(before, Ordering::Release);
-            // Whether the device has the mark nobody knows; below it no change would survive a crash.
+            // It is unknown whether the device has the clean mark. With it, no later change would survive a crash.
             let _ = self.mark_open_or_stop();
         }
         marked
     }
 
-    /// A volume that was not clean when it was opened is as unclean afterwards: nobody has looked for what its
-    /// last user left.
+    /// Marks the volume clean, unless it was not clean when it was opened: it has not been checked since.
     fn mark_clean(&self) -> Result<()> {
         let clean = match self.was_clean.load(Ordering::Acquire) {
             true => STATE_CLEAN,
@@ -508,7 +506,7 @@ impl Backing for Ext4 {
         steadfs_rt::fault_point("flusher");
         let _open = self.open_to_changes();
         if let Err(error) = self.judge(self.write_out_files(files, why, IoTag::background())) {
-            // The mappings keep it for the next fsync; the data stays dirty.
+            // Each file keeps its error for the next fsync; the data stays dirty.
             tracing::warn!(%error, "write-back failed");
         }
     }
@@ -533,11 +531,11 @@ impl Backing for Ext4 {
     }
 }
 
-/// The way out where a journal cannot be replayed.
+/// The hint for a journal that cannot be replayed.
 const WITHOUT_JOURNAL: &str =
     "-o ro,noload leaves the journal out; steadfs ls, cat and extract do so themselves";
 
-/// A journal that cannot be replayed, and what to do about it.
+/// Adds the hint to the error of a journal that cannot be replayed.
 fn without_log(error: FsError, options: &MountOptions) -> FsError {
     match error {
         FsError::Corrupt(corruption) if options.read_only => {

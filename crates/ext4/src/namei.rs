@@ -1,11 +1,11 @@
-//! Names: what the calls that work on directories have in common.
+//! Operations on names: what all of them share.
 //!
 //! **Order of locks.** A call takes the `lock` of each directory whose names it changes, in the order
-//! of inode numbers; an inode that is not a directory is protected by its `core` alone, since what
-//! names do to it is its link count. Then a handle, then one `core` at a time.
+//! of inode numbers; an inode that is not a directory is protected by its `core` alone, as names
+//! only change its link count. Then a handle, then one `core` at a time.
 //!
-//! **Order of steps.** What the call will need is read ([`crate::pins`]). Then the target directory gets room for
-//! the new name: it may grow in several transactions, and is whole after each. All the rest happens in one handle.
+//! **Order of steps.** The blocks to change are pinned ([`crate::pins`]). Then the target directory gets room for the
+//! new name: it may grow in several transactions, and is consistent after each. All the rest happens in one handle.
 
 mod create;
 mod link;
@@ -25,13 +25,13 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
 
-/// Steps by which a directory grows for one name: each index level once, and the leaf; more only
-/// where names of great length meet equal hashes.
+/// Most steps by which a directory grows for one name: each index level once, and the leaf; more are needed only for
+/// long names with equal hashes.
 const MOST_STEPS: u32 = 16;
 
 impl Ext4 {
-    /// The inode with this number, as the caller of the file system names it. That may be any number, out of a file
-    /// handle: one that no file has is no damage.
+    /// The inode with a number given by the caller of the file system. It may come from a file handle: a number that no
+    /// file has is not corruption.
     pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
         let ino = Ino::from_vfs(ino).filter(|ino| self.is_nameable(*ino));
         self.inode(ino.ok_or(FsError::Stale)?, tag)
@@ -57,9 +57,9 @@ impl Ext4 {
         })
     }
 
-    /// Finds where `name` goes in a directory, and makes room if there is none. `rest` credits are left
-    /// in the handle, which may be another one than before. Nothing has been changed in it yet, and the directory's
-    /// slot in the inode table is kept in memory.
+    /// Finds room for `name` in a directory, and grows it if there is none. `rest` credits are left in the handle,
+    /// which may have been restarted. Nothing has been changed in it yet, and the directory's slot in the inode table
+    /// is pinned.
     fn room_for_name(
         &self,
         cx: &Cx,
@@ -89,7 +89,7 @@ impl Ext4 {
             .into())
     }
 
-    /// Notes a change of a directory's names: its times.
+    /// Sets a directory's times after a change of its names.
     fn touch_dir(&self, core: &mut disk::Inode) {
         let now = self.now(core);
         core.mtime = now;
@@ -107,8 +107,8 @@ fn check_may_remove(core: &disk::Inode) -> Result<()> {
     names::check_may_remove(core.links.into(), core.flags)
 }
 
-/// Whether a directory can have one more subdirectory. With `dir_nlink` an indexed directory with more
-/// than [`LINK_MAX`] has a count of 1, "many", for good.
+/// Refuses one more subdirectory if the link count is exhausted. With `dir_nlink` an indexed directory that once had
+/// more than [`LINK_MAX`] links keeps a count of 1.
 fn check_may_have_subdir(fs: &Ext4, core: &disk::Inode) -> Result<()> {
     let unlimited = has_dir_nlink(fs) && core.has(InodeFlags::INDEX);
     if core.links >= LINK_MAX && !unlimited {
@@ -132,7 +132,7 @@ fn gain_subdir(core: &mut disk::Inode) {
     }
 }
 
-/// Counts a subdirectory's `..` that is gone. A count of 1 stays, and 2 is the least otherwise.
+/// Removes a subdirectory's `..` from the count. A count of 1 stays; otherwise 2 is the minimum.
 fn lose_subdir(core: &mut disk::Inode) {
     if core.links > 2 {
         core.links -= 1;

@@ -1,5 +1,4 @@
-//! The volume as the rest of the program sees it: each call of [`FileSystem`], named after what does
-//! it.
+//! The implementation of [`FileSystem`]: each call delegates to the module that implements it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +16,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 
 impl Ext4 {
-    /// Gives back lookup counts; the last one of an unlinked inode frees it.
+    /// Drops lookup counts; the last one of an unlinked inode frees it.
     fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
         let _open = self.open_to_changes();
         let Some(inode) =
@@ -42,8 +41,7 @@ impl Ext4 {
         }
     }
 
-    /// Frees an inode without names that its last caller has let go. The caller keeps the volume from being
-    /// frozen.
+    /// Frees an inode without names after its last reference was dropped. The caller prevents a freeze of the volume.
     pub(crate) fn free_unlinked(&self, inode: &Inode) -> Result<()> {
         let evicted = self.judge(self.evict(inode));
         self.freeing.released();
@@ -66,9 +64,9 @@ impl Ext4 {
         } else {
             sb.overhead().unwrap_or(self.overhead)
         };
-        // Half of a promise is room for metadata that most writes never need.
+        // Half of a reservation is space for metadata that most writes do not need.
         let delayed = totals.reserved / 2;
-        // The bitmaps count clusters.
+        // The counts are in clusters.
         let clusters = (totals.free + totals.pending).saturating_sub(delayed);
         let free = clusters << self.geo.cluster_bits;
         StatFs {
@@ -130,8 +128,8 @@ impl Ext4 {
         self.by_number(ino, cx.tag)
     }
 
-    /// Ends a change of directories: where the mount (`sync`, `dirsync`) or a directory's flags ask
-    /// for it, it is durable before the call returns.
+    /// Ends a change of directories: makes it durable if the mount (`sync`, `dirsync`) or a directory's flags require
+    /// that.
     fn changed<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
         let value = self.judge(result)?;
         let all = {
@@ -153,8 +151,8 @@ impl Ext4 {
         Ok(value)
     }
 
-    /// Ends a change of one inode's content or attributes: where the mount (`sync`) or the inode's
-    /// flag asks for it, it is durable before the call returns.
+    /// Ends a change of one inode's content or attributes: makes it durable if the mount (`sync`) or the inode's flag
+    /// requires that.
     fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
         let value = self.judge(result)?;
         let all = self.options.read().sync;
@@ -164,7 +162,7 @@ impl Ext4 {
         Ok(value)
     }
 
-    /// The same for a call that takes the inode by its number.
+    /// [`Ext4::changed_one`] by inode number.
     fn changed_at<T>(&self, cx: &Cx, ino: InodeNo, result: Result<T>) -> Result<T> {
         let value = self.judge(result)?;
         let inode = self.get(cx, ino)?;
@@ -183,7 +181,7 @@ impl FileSystem for Ext4 {
 
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
         let inode = self.judge(self.get(cx, ino))?;
-        // Whoever frees the inode holds the lock: it is either still there or seen to be dead.
+        // Freeing holds the lock for writing: the inode is either in use or already dead.
         let _alive = inode.lock.read();
         if inode.is_dead() {
             return Err(FsError::Stale);

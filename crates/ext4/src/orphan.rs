@@ -1,9 +1,9 @@
-//! Orphans: inodes that a crash must not forget. Unlinked but still open, or being truncated in several
-//! transactions; the next mount finishes them.
+//! Orphans: inodes that the next mount must process after a crash, because they are unlinked but open, or are being
+//! truncated in several transactions.
 //!
-//! Two forms on disk: a list through the inodes' `i_dtime`, with its head in the superblock; or, with
-//! the `orphan_file` feature, slots in the blocks of a file, which spares the superblock and the
-//! neighbours in the list. The list also takes what finds no free slot.
+//! They are recorded on disk in one of two forms: a list through the inodes' `i_dtime`, with its head in the
+//! superblock; or, with the `orphan_file` feature, slots in the blocks of a file, which avoids changes of the
+//! superblock and of adjacent list entries. Orphans that find no free slot are added to the list.
 
 mod recovery;
 
@@ -31,7 +31,7 @@ pub const CREDITS: u32 = 3;
 pub struct Orphans {
     state: Mutex<State>,
     cleaning: AtomicBool,
-    /// Those of the last mount are kept for e2fsck.
+    /// Orphans of the last mount are kept for e2fsck.
     kept: AtomicBool,
 }
 
@@ -58,21 +58,21 @@ enum Place {
 /// A slot of the orphan file.
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Which of the file's blocks.
+    /// Index of the block in the file.
     block: usize,
-    /// Which word of the block.
+    /// Index of the word in the block.
     slot: u32,
 }
 
-/// The orphan file's blocks, and what of them is free.
+/// The orphan file's blocks and free slots.
 struct OrphanFile {
     seed: ChecksumSeed,
     blocks: Vec<DevBlock>,
-    /// Slots that were given back.
+    /// Slots that were freed.
     free: Vec<Slot>,
-    /// Blocks from this on have not been given out since the mount.
+    /// Slots from this one on have not been used since the mount.
     next: Slot,
-    /// Part of it cannot be read: what is in it can be taken out, the list serves for the rest.
+    /// Part of it cannot be read: orphans in it can be removed, new ones are added to the list.
     closed: bool,
 }
 
@@ -136,29 +136,28 @@ impl Orphans {
         }
     }
 
-    /// Whether this mount has none on record.
+    /// Whether no orphan of this mount is recorded.
     pub fn is_empty(&self) -> bool {
         self.state.lock().places.is_empty()
     }
 
-    /// Whether neither this mount nor an earlier one has left any on record.
+    /// Whether no orphan of this or an earlier mount is recorded.
     pub fn none_on_record(&self) -> bool {
         self.is_empty() && !self.kept.load(Ordering::Acquire)
     }
 
-    /// Whether the orphans of the last mount are being finished: their inodes have no links and yet
-    /// are in use.
+    /// Whether the orphans of the last mount are being processed: their inodes are in use without links.
     pub fn cleaning(&self) -> bool {
         self.cleaning.load(Ordering::Acquire)
     }
 
-    /// Reads what [`Orphans::add`] will need, before the first change. The caller keeps the inode's slot in the table.
+    /// Pins the blocks that [`Orphans::add`] changes, except the inode's slot, which the caller pins.
     pub fn pin_to_add(&self, fs: &Ext4, pins: &mut Pins) -> Result<()> {
         let mut state = self.state.lock();
         if let Some(file) = &mut state.file
             && let Some(slot) = file.take(fs)?
         {
-            // Another operation may take it first; the next free slot is mostly in the same block.
+            // Another operation may take it first; the next free slot is usually in the same block.
             file.free.push(slot);
             pins.keep(file.block(fs, slot.block)?);
             return Ok(());
@@ -167,7 +166,7 @@ impl Orphans {
         pins.superblock(fs, IoTag::default())
     }
 
-    /// Reads what [`Orphans::remove`] will need, before the first change.
+    /// Pins the blocks that [`Orphans::remove`] changes.
     pub fn pin_to_remove(&self, fs: &Ext4, pins: &mut Pins, ino: Ino) -> Result<()> {
         let state = self.state.lock();
         match state.places.get(&ino) {
@@ -188,7 +187,7 @@ impl Orphans {
         }
     }
 
-    /// Puts an inode on record. [`CREDITS`]. Does nothing if it is.
+    /// Records an inode as an orphan. [`CREDITS`]. Does nothing if it is one.
     pub fn add(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let ino = inode.ino();
         let mut state = self.state.lock();
@@ -218,16 +217,15 @@ impl Orphans {
         Ok(())
     }
 
-    /// Takes an inode off the record. [`CREDITS`]. Does nothing if it is not on it.
+    /// Removes an inode from the record. [`CREDITS`]. Does nothing if it is not an orphan.
     pub fn remove(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         self.take_out(&mut self.state.lock(), fs, handle, inode)
     }
 
-    /// The same for an inode that was put on record while it had a name: one that has lost its last name
-    /// since stays there.
+    /// Removes an inode that was recorded while it had a name, unless it has lost its last name since.
     pub fn remove_named(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let mut state = self.state.lock();
-        // Whoever takes the last name says so in the inode before he looks at the record.
+        // Removing the last name clears the link count before it looks at the record.
         if inode.core.read().links == 0 {
             return Ok(());
         }
@@ -282,7 +280,7 @@ impl Orphans {
         fs.store_inode(handle, inode, &core)
     }
 
-    /// All that are on record.
+    /// All recorded orphans.
     fn all(&self) -> Vec<Ino> {
         self.state.lock().places.keys().copied().collect()
     }
@@ -295,7 +293,7 @@ impl Default for Orphans {
 }
 
 impl State {
-    /// Puts an inode between two neighbours.
+    /// Inserts an inode between two list entries.
     fn link(&mut self, ino: Ino, newer: Option<Ino>, older: Option<Ino>) {
         self.places.insert(ino, Place::List { newer, older });
         if let Some(Place::List { newer: n, .. }) = older.and_then(|o| self.places.get_mut(&o)) {
@@ -303,7 +301,7 @@ impl State {
         }
     }
 
-    /// Makes two inodes neighbours.
+    /// Makes two list entries adjacent.
     fn relink(&mut self, newer: Option<Ino>, older: Option<Ino>) {
         if let Some(Place::List { older: o, .. }) = newer.and_then(|n| self.places.get_mut(&n)) {
             *o = older;

@@ -1,4 +1,4 @@
-//! What a map says of a file block.
+//! The mapping of file blocks.
 
 use steadfs_base::{DevBlock, FileBlock};
 
@@ -16,46 +16,46 @@ pub enum BlockPlace {
 /// The mapping of a file block and of those that continue it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// Where the first block is; the next ones follow it on the device (or are holes too).
+    /// Place of the first block; the next ones follow it on the device (or are holes, too).
     pub place: BlockPlace,
-    /// How many blocks are mapped alike, at least one.
+    /// Number of blocks mapped the same way, at least one.
     pub len: u64,
 }
 
-/// How much of a map is freed at a time.
+/// Limits of one step of freeing mapped blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct FreeStep {
-    /// Blocks at most.
+    /// Most blocks.
     pub blocks: u64,
-    /// Credits that giving them back takes, bitmaps apart.
+    /// Credits for freeing them, without those for bitmaps.
     pub credits: u32,
 }
 
 impl FreeStep {
-    /// Blocks that only the map knows.
+    /// Data blocks, which the journal does not have.
     pub const DATA: Self = Self {
         blocks: u64::MAX,
         credits: 0,
     };
-    /// Blocks that the journal may know, too: each costs a credit to revoke. Nobody else may take those from
-    /// a step that has begun, for what is out of the map must get free.
+    /// Metadata blocks, which the journal may have: revoking costs a credit for each. They are reserved before the step
+    /// begins, as unmapped blocks must be freed.
     pub const METADATA: Self = Self {
         blocks: 8,
         credits: 8,
     };
 }
 
-/// How many of a list of file blocks are mapped to nothing.
+/// The number of holes in a list of file blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HoleCount {
-    /// Blocks that were looked at, from the first on.
+    /// Blocks examined, from the first on.
     pub of: usize,
-    /// Those of them that are holes.
+    /// Holes among them.
     pub holes: u64,
 }
 
 impl HoleCount {
-    /// Counts the blocks that are mapped like the first of `blocks`, which are in order.
+    /// Counts the blocks that are mapped like the first of `blocks`, which are sorted.
     pub fn add(&mut self, blocks: &[FileBlock], mapped: Mapped) {
         let Some(first) = blocks.first() else {
             return;

@@ -1,4 +1,4 @@
-//! Changing options of a mounted volume; from writable to read-only and back.
+//! Remount: changing options, and between writable and read-only; freeze and thaw.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,13 +19,13 @@ use crate::replay::{recover_to_device, replayed_superblock};
 use crate::superblock::superblock_bytes;
 use crate::tuning::{stripe, tuning, warn_of_idle_threshold};
 
-/// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
-/// longer comes after the reply to the unlink or close that made it so.
+/// How long a remount waits for unlinked files to be freed: the kernel's FORGET arrives after the reply to the unlink
+/// or close that dropped the last reference.
 const ORPHAN_WAIT_MAX: Duration = Duration::from_millis(500);
 const ORPHAN_POLL: Duration = Duration::from_millis(5);
 
 impl Ext4 {
-    /// The options as they are, `ro` also where damage has made it so.
+    /// The current options, with `ro` if an error has made the volume read-only.
     pub(crate) fn effective_options(&self) -> MountOptions {
         let mut options = self.options.read().clone();
         options.read_only = self.read_only.load(Ordering::Acquire);
@@ -56,9 +56,9 @@ impl Ext4 {
         }
     }
 
-    /// Writes everything, empties the log and marks the volume clean: what is on the device can be copied.
-    /// Until [`Ext4::thaw`] changes are refused, and an unlinked file that is let go is not freed. Of a volume
-    /// that is read-only nothing is asked.
+    /// Freezes the volume: writes everything, empties the log and marks the volume clean, so that the device can be
+    /// copied. Until [`Ext4::thaw`] changes are refused, and unlinked files without references are not freed. Does
+    /// nothing on a read-only volume.
     ///
     /// # Errors
     /// The volume has stopped, or something could not be written; it is not frozen then.
@@ -70,14 +70,14 @@ impl Ext4 {
         if self.read_only.load(Ordering::Acquire) || self.frozen.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Most of it while changes go on.
+        // Most of it while changes continue.
         self.judge(self.sync_volume(&Cx::default()))?;
         let _alone = self.remount_lock.write();
         self.check_writable()?;
         self.quiesce(&self.frozen)
     }
 
-    /// Ends [`Ext4::freeze`], and frees what was let go meanwhile.
+    /// Ends [`Ext4::freeze`], and frees the unlinked files whose last reference was dropped meanwhile.
     ///
     /// # Errors
     /// The superblock cannot be written: the volume stops. Nothing is lost, as nothing was changed.
@@ -88,7 +88,7 @@ impl Ext4 {
         }
         {
             let _alone = self.remount_lock.write();
-            // One that has stopped meanwhile is not written any more.
+            // A volume that has stopped meanwhile is not written any more.
             let stopped = self.stopped.lock().is_some();
             let marked = match stopped {
                 true => Ok(()),
@@ -119,7 +119,7 @@ impl Ext4 {
         cause.unwrap_or_else(|| "damage was found; unmount and repair with e2fsck".to_owned())
     }
 
-    /// What is not asked for at each use is told to those who keep it.
+    /// Applies new options, including those that journal and allocator keep a copy of.
     fn apply(&self, new: MountOptions) {
         if let Some(journal) = self.txns.journal() {
             journal.set_tuning(tuning(&new));
@@ -135,16 +135,15 @@ impl Ext4 {
         *self.options.write() = new;
     }
 
-    /// Everything is written and the volume marked clean. Refused while unlinked files are in use:
-    /// nobody could free them. (The kernel refuses, too, while files are open for writing; it alone
-    /// knows.)
+    /// Makes the volume read-only: writes everything and marks it clean. Refused while unlinked files are in use, as
+    /// they could not be freed later. (The kernel itself refuses while files are open for writing.)
     fn become_read_only(&self, new: &MountOptions) -> Result<()> {
         let until = now() + ORPHAN_WAIT_MAX;
         while !self.orphans.is_empty() && !until.since(now()).is_zero() {
             sleep(ORPHAN_POLL);
         }
-        // Before the gate closes: the flusher goes through it. Not stopped yet, for the host may refuse
-        // another, and without one a volume that stays writable would keep its dirt.
+        // Before the lock is taken, as the flusher takes it, too. The flusher is only paused: starting another may
+        // fail, and a volume that stays writable needs one.
         let _held = self.writeback.park();
         let quiesced = {
             let _alone = self.remount_lock.write();
@@ -166,8 +165,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// What a mount for writing does: the device is opened for writing, the journal replayed,
-    /// orphans are finished.
+    /// Makes the volume writable as a mount does: opens the device for writing, replays the journal, processes orphans.
     fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
         let _alone = self.remount_lock.write();
         if self.stopped.lock().is_some() {
@@ -182,15 +180,15 @@ impl Ext4 {
         if !why.is_empty() {
             return Err(FsError::OnlyReadable(why.join("; ")));
         }
-        // Those of the journal and the flusher, without which no volume is written.
+        // The tasks of the journal and the flusher.
         steadfs_rt::check_thread_limit(3).map_err(no_thread)?;
         self.take_device()?;
         self.apply(new.clone());
         self.read_only.store(false, Ordering::Release);
         let begun = self.begin_service();
         if let Err(error) = &begun {
-            // Without its journal nothing was written. Else nobody knows what the device has of it, and a replay
-            // below a journal that is open would take from the log what this one relies on.
+            // Without an open journal nothing was written. Otherwise it is unknown what the device has, and a replay
+            // below an open journal would change the log that it relies on.
             if !self.txns.is_journaled() || self.txns.journal().is_some() {
                 self.shut_down(&format!("it could not become writable: {error}"));
             }
@@ -199,19 +197,19 @@ impl Ext4 {
             self.join_tasks();
         }
         begun.map(drop)?;
-        // Written by now, whichever it was opened by.
+        // The first superblock is valid by now, even if the volume was opened by a copy.
         self.super_at.store(SUPERBLOCK_OFFSET, Ordering::Release);
         Ok(())
     }
 
-    /// The device becomes writable, and what lies over it moves into it.
+    /// Makes the device writable, and replays into it what the overlay holds.
     fn take_device(&self) -> Result<()> {
         let device: &Arc<dyn Device> = match &self.overlay {
             Some(overlay) => overlay.inner(),
             None => self.queue.device(),
         };
         device.make_writable().map_err(FsError::BadOption)?;
-        // What a replay changes below does not pass this volume's queue.
+        // A replay below does not pass through this volume's queue.
         self.queue.drain_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
         let at = self.super_at.load(Ordering::Acquire);
@@ -227,7 +225,7 @@ impl Ext4 {
         let dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
         if self.txns.is_journaled() && (dirty || is_copy) {
             recover_to_device(&below, &sb, &mut MountReport::default())?;
-            // The same that the overlay has shown since the mount.
+            // The same superblock that the overlay has had since the mount.
             let sb = replayed_superblock(&below, &sb, is_copy)?;
             *self.super_bytes.lock() = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;
             *self.sb.lock() = sb;

@@ -1,4 +1,4 @@
-//! What the journal holds when a volume is opened: written home, or laid over a device that is only read.
+//! Replay of the journal when a volume is opened: to the device, or into an overlay over a device that is only read.
 
 use std::sync::Arc;
 
@@ -15,20 +15,20 @@ use crate::options::MountOptions;
 use crate::superblock::{self, Chosen, read_superblock, superblock_bytes};
 use crate::txn::journal_error;
 
-/// What a volume is opened from.
+/// The device and superblock from which a volume is opened.
 pub(crate) struct Source {
     pub(crate) queue: Arc<Queue>,
-    /// What lies over a device whose journal was replayed in memory.
+    /// The overlay over a device whose journal was replayed in memory.
     pub(crate) overlay: Option<Arc<OverlayDevice>>,
     pub(crate) sb: Superblock,
-    /// The superblock's bytes as they lie on the device.
+    /// The superblock's bytes as they are on the device.
     pub(crate) super_bytes: Vec<u8>,
-    /// Where they lie.
+    /// First byte of the superblock.
     pub(crate) super_at: u64,
 }
 
 impl Source {
-    /// The volume as it lies on the device.
+    /// The volume as it is on the device.
     pub(crate) fn unreplayed(queue: Arc<Queue>, chosen: &Chosen) -> Self {
         Self {
             queue,
@@ -40,15 +40,14 @@ impl Source {
     }
 }
 
-/// Whether there may be something to replay in the volume's own journal. A copy of the superblock does not know.
+/// Whether the volume's internal journal may hold transactions. A copy of the superblock does not have this state.
 pub(crate) fn may_have_log(chosen: &Chosen) -> bool {
     let features = chosen.sb.features();
     matches!(chosen.sb.journal(), JournalPlace::Inode(_))
         && (chosen.is_copy() || features.incompat.contains(Incompat::NEEDS_RECOVERY))
 }
 
-/// The volume as it is after replay; a device that must not be written is left as it is, and so it is for programs
-/// that only read.
+/// Replays the journal: to the device, or in memory if the device is read-only or with `salvage`.
 pub(crate) fn replay(
     device: Arc<dyn Device>,
     queue: &Arc<Queue>,
@@ -64,13 +63,13 @@ pub(crate) fn replay(
             sb: replayed_superblock(&queue, before, chosen.is_copy())?,
             queue,
             overlay: Some(over),
-            // Where the device is read, it is still as it was.
+            // The device is unchanged.
             super_bytes: chosen.bytes.clone(),
             super_at: chosen.at,
         });
     }
     recover_to_device(queue, before, report)?;
-    // A log that holds the first superblock mends it.
+    // A log that holds the first superblock repairs it.
     let super_at = match read_superblock(queue) {
         Ok(_) => SUPERBLOCK_OFFSET,
         Err(_) => chosen.at,
@@ -111,23 +110,23 @@ fn lay_over(
 
 /// A volume as the next mount would find it, for programs that only read.
 pub struct View {
-    /// The device, with what the journal holds laid over it in memory.
+    /// The device, with the replayed blocks in an overlay in memory.
     pub queue: Arc<Queue>,
-    /// What was replayed, and what was passed over.
+    /// What was replayed, and what was ignored.
     pub report: MountReport,
     /// First byte of the superblock in use.
     pub super_at: u64,
-    /// Why what the journal holds is left out, if it is.
+    /// Why the journal was not replayed, if so.
     pub unreplayed: Option<FsError>,
-    /// What is wrong with the first superblock on the device, where the journal holds a whole one.
+    /// Error of the first superblock on the device, where the log holds a valid one.
     pub mended: Option<DiskError>,
 }
 
-/// Looks at the volume on `device` as the next mount would find it. With `salvage` damage of the first superblock or
-/// of the journal does not prevent that look.
+/// The volume on `device` as the next mount would find it. With `salvage`, corruption of the first superblock or of the
+/// journal is not an error.
 ///
 /// # Errors
-/// There is no superblock that can be used, or the journal cannot be replayed.
+/// No superblock is valid, or the journal cannot be replayed.
 pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<View> {
     let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
     let mut chosen = superblock::choose(&queue, &options.superblock_choice())?;
@@ -148,7 +147,7 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
     match replay(device, &queue, &chosen, true, &mut view.report) {
         Ok(replayed) => {
             view.queue = replayed.queue;
-            // A log that holds the first superblock mends it.
+            // A log that holds the first superblock repairs it.
             if read_superblock(&view.queue).is_ok() {
                 view.super_at = SUPERBLOCK_OFFSET;
                 let first = superblock_bytes(&queue, SUPERBLOCK_OFFSET);
@@ -161,9 +160,9 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
     Ok(view)
 }
 
-/// The superblock that a replay may have brought, judged as one that was always there. It is of the volume that
-/// the log was found in: a resize makes that larger, but nothing moves what has its place. Where the volume was found
-/// by a copy and the log holds no other it is still that copy.
+/// The superblock after replay, validated like one read from the device. It must belong to the same volume: a resize
+/// makes a volume larger but moves nothing. If the volume was found by a copy and the log holds no superblock, that
+/// copy is returned.
 pub(crate) fn replayed_superblock(
     queue: &Queue,
     before: &Superblock,
@@ -207,19 +206,19 @@ fn recover_journal(
     Ok(recovered.overlay)
 }
 
-/// Where the journal's blocks lie. Read straight from the device: the journal inode is never part of
-/// a transaction, so it is right before replay as after.
+/// Maps the journal's blocks, from the device: no transaction contains the journal inode, so it is the same before and
+/// after replay.
 pub(crate) fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
     let JournalPlace::Inode(ino) = sb.journal() else {
         return Err(Corruption::new("the volume has no journal").into());
     };
     let by_inode = crate::journal_inode::map(queue, sb, ino);
-    // The superblock's copy of the map is for reading: a mount that writes needs the inode itself.
+    // The superblock's copy of the map is used for reading only: a mount for writing needs the inode itself.
     match by_inode {
         Err(error) if queue.geometry().read_only => {
             match crate::journal_inode::map_of_backup(queue, sb, ino) {
                 Some(Ok(map)) => {
-                    tracing::warn!(%error, "the copy of the journal's map in the superblock is used");
+                    tracing::warn!(%error, "using the copy of the journal's map in the superblock");
                     Ok(map)
                 }
                 _ => Err(error),

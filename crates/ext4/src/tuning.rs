@@ -1,4 +1,4 @@
-//! What mount options ask of the allocator and of the journal.
+//! Parameters of the allocator and of the journal that follow from mount options.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::disk::Superblock;
 use crate::disk::features::RoCompat;
 use crate::options::{AsyncCheckpoint, MountOptions};
 
-/// Blocks that a transaction may always have, however little memory there is: every operation fits.
+/// Smallest limit of a transaction in blocks, whatever the memory: every operation fits.
 const MIN_TRANSACTION: u32 = 256;
 
-/// Blocks to whose multiples long allocations are aligned: the option's, else the superblock's; 1: to
-/// none. What does not fit a group is no stripe.
+/// The alignment of long allocations in blocks: the option's, else the superblock's; 1: none. A stripe that does not
+/// fit a group is ignored.
 pub(crate) fn stripe(sb: &Superblock, options: &MountOptions) -> u32 {
     let raw = sb.raw();
     let written = [raw.raid_stripe_width.get(), raw.raid_stride.get().into()];
@@ -22,7 +22,7 @@ pub(crate) fn stripe(sb: &Superblock, options: &MountOptions) -> u32 {
     asked.into_iter().find(fits).unwrap_or(1)
 }
 
-/// What the options ask of the journal.
+/// The journal's tuning by the options.
 pub(crate) fn tuning(options: &MountOptions) -> JournalTuning {
     JournalTuning {
         commit_interval: Duration::from_secs(options.commit_secs.into()),
@@ -33,14 +33,14 @@ pub(crate) fn tuning(options: &MountOptions) -> JournalTuning {
     }
 }
 
-/// A transaction holds its blocks in memory until it is durable, as does the one that commits before it;
-/// of what is not home yet there may be two shares before a commit is held up, and that commit adds one.
-/// These five stay below the memory for metadata.
+/// The running and the committing transaction hold their blocks in memory; blocks not checkpointed may fill two more
+/// shares before a commit is throttled, and that commit adds one. So the share of one transaction is such that five
+/// stay below the memory for metadata.
 fn share_of(meta_budget: u64) -> u64 {
     meta_budget / 6
 }
 
-/// How the journal is opened, with so much memory for metadata.
+/// The journal's configuration with `meta_budget` bytes of memory for metadata.
 pub(crate) fn journal_config(
     sb: &Superblock,
     options: &MountOptions,
@@ -49,7 +49,7 @@ pub(crate) fn journal_config(
     let share = share_of(meta_budget);
     let blocks = share >> sb.geometry().block_size.bits();
     let features = sb.geometry().features;
-    // The journal follows the volume: where metadata has checksums, its log has them too.
+    // The log has checksums if the volume's metadata has.
     let sums = features.ro_compat.contains(RoCompat::METADATA_CSUM);
     let checksum = match (options.journal_checksum, sums) {
         (Some(false), _) => Some(Checksum::None),
@@ -75,7 +75,7 @@ pub(crate) fn journal_config(
     }
 }
 
-/// Says so if a threshold starts too late to spare anybody a wait.
+/// Logs a warning if the threshold is so low that operations wait for log space before it.
 pub(crate) fn warn_of_idle_threshold(journal: &Journal, asked: AsyncCheckpoint) {
     let forced = journal.forced_reclaim_percent();
     if let Some(percent) = asked.percent()

@@ -1,11 +1,11 @@
 //! Transactions: every change of metadata belongs to a handle, with a journal or without.
 //!
-//! With a journal a handle's changes reach the disk together or not at all. Without one a change only
-//! marks its block dirty, and write-back takes it home in no order, as ext2 does.
+//! With a journal a handle's changes become durable together or not at all. Without one a change only marks its block
+//! dirty, and write-back writes it in no order, as ext2 does.
 //!
 //! **Half-done changes.** A handle knows whether it changed a block since its last consistent point. An operation that
 //! ends there, by an error that it has not undone or by a panic, is not committed: the volume stops with that error as
-//! its cause, and is marked for e2fsck. Operations therefore read what they need first ([`crate::pins`]); an operation
+//! its cause, and is marked for e2fsck. Operations therefore pin their blocks first ([`crate::pins`]); an operation
 //! that undoes its changes, or whose parts are consistent by themselves, declares that ([`Handle::consistent`],
 //! [`Handle::consistent_since`]).
 
@@ -17,25 +17,25 @@ use steadfs_cache::{MetaBuf, MetaCache, MetaMut};
 use steadfs_jbd2::{Journal, JournalError};
 use steadfs_vfs::{FsError, Result};
 
-/// Where a volume's changes go: into its journal, or without one home, in no order.
+/// The transactions of a volume: in its journal, or without one in place, in no order.
 pub struct Txns {
     cache: Arc<MetaCache>,
     /// The volume has a journal, which is open once the volume is mounted for writing.
     journaled: bool,
     journal: OnceLock<Arc<Journal>>,
-    /// Stops the volume, marked as one with errors.
+    /// Stops the volume and marks it as having errors.
     stop: OnceLock<StopVolume>,
 }
 
 /// Stops a volume for the given cause.
 type StopVolume = Box<dyn Fn(&str) + Send + Sync>;
 
-/// The right to change metadata, until [`Handle::end`]. While it lives, its holder never waits for file
-/// data, for an inode lock or for another handle.
+/// The right to change metadata, until [`Handle::end`]. A task with a handle never waits for file data, for an inode
+/// lock or for another handle.
 pub struct Handle<'a> {
     txns: &'a Txns,
     kind: HandleKind<'a>,
-    /// The blocks that it takes for metadata were reserved.
+    /// Metadata blocks are allocated from the reservation of delayed data.
     reserved: bool,
     /// Blocks were changed since the last consistent point.
     changed: bool,
@@ -43,11 +43,11 @@ pub struct Handle<'a> {
     half_done: Option<String>,
 }
 
-/// Whether a handle had changed something at some point: see [`Handle::consistent_since`].
+/// Whether a handle had changes at some point: see [`Handle::consistent_since`].
 #[derive(Clone, Copy, Debug)]
 pub struct Savepoint(bool);
 
-/// The cause where an operation ended in the middle without an error: by a panic.
+/// The cause if an operation ended in the middle without an error: by a panic.
 const UNFINISHED: &str = "an operation ended in the middle of a change";
 
 enum HandleKind<'a> {
@@ -55,8 +55,8 @@ enum HandleKind<'a> {
     Direct(&'a MetaCache),
 }
 
-/// What to do about a journal that is not replayed here. Of e2fsck not every version gets through it: that of 1.47.0 leaves
-/// a superblock with a wrong checksum.
+/// What to do about a journal that is not replayed here. Of e2fsck not every version gets through it: that of 1.47.0
+/// leaves a superblock with a wrong checksum.
 const BY_KERNEL: &str = "which is not supported: mount it once by the kernel (mount -t ext4) and unmount it; with -o ro,noload \
                          it can be seen here as it was before them";
 
@@ -74,7 +74,7 @@ pub fn journal_error(error: JournalError) -> FsError {
 }
 
 impl Txns {
-    /// Of a volume with or without a journal, which is not open yet.
+    /// For a volume with or without a journal, which is not open yet.
     pub fn new(cache: Arc<MetaCache>, journaled: bool) -> Self {
         Self {
             cache,
@@ -84,27 +84,27 @@ impl Txns {
         }
     }
 
-    /// From now on `stop` is called with the cause when a change was left half done on a volume without a
-    /// journal; a journal has callbacks of its own.
+    /// Sets the callback for a half-done change on a volume without a journal; it gets the cause. A journal has its own
+    /// callbacks.
     pub fn on_half_done(&self, stop: Box<dyn Fn(&str) + Send + Sync>) {
-        // The first stays: a remount sets it again.
+        // A remount calls this again; the first callback stays.
         let _ = self.stop.set(stop);
     }
 
-    /// From now on changes go into the open journal.
+    /// Sets the open journal for all later handles.
     pub fn set_journal(&self, journal: Arc<Journal>) {
-        assert!(self.journaled, "only a volume that has one");
+        assert!(self.journaled, "only a volume with a journal opens one");
         let opened = self.journal.set(journal);
         assert!(opened.is_ok(), "a journal is opened once");
     }
 
-    /// Begins an operation that changes at most `credits` blocks. May wait for a commit or for log
-    /// space, so the caller holds inode locks at most.
+    /// Begins an operation that changes at most `credits` blocks. May wait for a commit or for log space, so the caller
+    /// holds no locks but those of inodes.
     pub fn begin(&self, credits: u32) -> Result<Handle<'_>> {
         self.begin_as(credits, IoTag::default())
     }
 
-    /// The same for a caller of tag `tag`: what he waits for is raised to it.
+    /// Begins an operation of a caller of tag `tag`: requests that it waits for are boosted to that tag.
     pub fn begin_as(&self, credits: u32, tag: IoTag) -> Result<Handle<'_>> {
         let kind = match self.journal.get() {
             Some(journal) => {
@@ -123,11 +123,11 @@ impl Txns {
         })
     }
 
-    /// Runs an operation in a handle of `credits` for a caller of tag `tag`. The volume stops where the operation
-    /// fails after it has changed something.
+    /// Runs an operation in a handle of `credits` for a caller of tag `tag`. The volume stops if the operation fails
+    /// after a change.
     ///
     /// # Errors
-    /// The operation's, or why there is no handle.
+    /// The operation's error, or that of beginning the handle.
     pub fn run<T, E: Display + From<FsError>>(
         &self,
         credits: u32,
@@ -139,7 +139,7 @@ impl Txns {
         handle.end(result)
     }
 
-    /// Stops the volume because of a change that is half done.
+    /// Stops the volume because of a half-done change.
     fn stop_half_done(&self, cause: &str) {
         let cause = format!("a change is half done: {cause}");
         match (self.journal.get(), self.stop.get()) {
@@ -159,12 +159,12 @@ impl Txns {
         self.journaled
     }
 
-    /// The blocks that are written home at any time, on a volume without a journal.
+    /// The metadata cache, on a volume without a journal: dirty blocks may be written at any time.
     pub fn direct(&self) -> Option<&Arc<MetaCache>> {
         (!self.journaled).then_some(&self.cache)
     }
 
-    /// Makes everything that handles have changed durable up to transaction `tid`.
+    /// Makes the changes of all handles up to transaction `tid` durable.
     pub fn commit(&self, tid: Tid, tag: IoTag) -> Result<()> {
         match self.journal.get() {
             Some(journal) => journal.commit(tid, tag).map(|_| ()).map_err(journal_error),
@@ -174,13 +174,12 @@ impl Txns {
 }
 
 impl Handle<'_> {
-    /// Whether what it takes for metadata from now on was reserved: blocks of the map of delayed data. Else it takes
-    /// only what nobody was reserved.
+    /// Sets whether metadata blocks are allocated from a reservation (for the map of delayed data) or from unreserved space.
     pub fn use_reservation(&mut self, reserved: bool) {
         self.reserved = reserved;
     }
 
-    /// Whether what it takes was reserved.
+    /// Whether metadata blocks are allocated from a reservation.
     pub fn uses_reservation(&self) -> bool {
         self.reserved
     }
@@ -205,13 +204,13 @@ impl Handle<'_> {
         result
     }
 
-    /// What was changed so far must not be committed. The first reason is kept.
+    /// The changes so far must not be committed. The first reason is kept.
     pub fn must_not_commit(&mut self, why: &impl Display) {
         self.half_done.get_or_insert_with(|| why.to_string());
     }
 
-    /// Runs a step that happens as a whole or not at all: where it fails after a change, nothing of the
-    /// handle is committed, even if the caller handles the error.
+    /// Runs an atomic step: if it fails after a change, nothing of the handle is committed, even if the caller handles
+    /// the error.
     pub fn step<T>(&mut self, step: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let before = std::mem::replace(&mut self.changed, false);
         let result = step(self);
@@ -224,22 +223,22 @@ impl Handle<'_> {
         result
     }
 
-    /// What was changed so far is consistent by itself: an error from here on leaves nothing half done.
+    /// The changes so far are consistent by themselves: a later error leaves nothing half done.
     pub fn consistent(&mut self) {
         self.changed = false;
     }
 
-    /// For [`Handle::consistent_since`].
+    /// The state for [`Handle::consistent_since`].
     pub fn savepoint(&self) -> Savepoint {
         Savepoint(self.changed)
     }
 
-    /// What was changed since `savepoint` was undone, or is consistent by itself.
+    /// The changes since `savepoint` were undone, or are consistent by themselves.
     pub fn consistent_since(&mut self, savepoint: Savepoint) {
         self.changed = savepoint.0;
     }
 
-    /// The block is metadata no more: no older copy of it may ever be written again. A credit.
+    /// The block is no longer metadata: no older copy of it may be written or replayed (revoke). One credit.
     pub fn forget(&mut self, block: DevBlock) -> Result<()> {
         match &mut self.kind {
             HandleKind::Journal(handle) => handle.forget(block).map_err(journal_error)?,
@@ -262,8 +261,8 @@ impl Handle<'_> {
         matches!(self.kind, HandleKind::Journal(_))
     }
 
-    /// Makes sure that at least `credits` blocks can be changed yet. False: the transaction is full, and the
-    /// caller brings its operation to a consistent point and calls [`Handle::restart`].
+    /// Makes sure that at least `credits` more blocks can be changed. False: the transaction is full, and the caller
+    /// brings its operation to a consistent point and calls [`Handle::restart`].
     #[must_use]
     pub fn extend(&mut self, credits: u32) -> bool {
         match &mut self.kind {
@@ -275,8 +274,8 @@ impl Handle<'_> {
         }
     }
 
-    /// The same for who has to take back what he did before he can end: also where the transaction is being closed.
-    /// False: there is no room.
+    /// [`Handle::extend`] for an operation that must undo its changes before it can end: succeeds also while the
+    /// transaction is locked for its commit. False: there is no room.
     #[must_use]
     pub fn extend_while_locked(&mut self, credits: u32) -> bool {
         match &mut self.kind {
@@ -302,7 +301,7 @@ impl Handle<'_> {
 }
 
 impl Drop for Handle<'_> {
-    /// The part of the transaction ends after this: a commit that waits for it finds the journal stopped.
+    /// Runs before the journal's handle ends, so that a commit that waits for the handle finds the journal aborted.
     fn drop(&mut self) {
         if self.changed {
             self.must_not_commit(&UNFINISHED);

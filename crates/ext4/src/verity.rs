@@ -1,7 +1,7 @@
-//! Verity files: where ext4 keeps the hash tree and the descriptor, and what it refuses of them.
+//! Verity files: the places of the hash tree and the descriptor, and their validation.
 //!
-//! Both lie in the file's own blocks behind its end, which no reader sees: the tree from the next multiple of 64 KiB
-//! on, then, from a block's beginning, the descriptor, whose size in bytes is the last word of the file's last block
+//! Both are in the file's own blocks beyond its end: the tree from the next multiple of 64 KiB on, then, from the start
+//! of a block, the descriptor, whose size in bytes is the last word of the file's last block
 //! (Documentation/filesystems/ext4/verity.rst of Linux). Only files mapped by extents have them.
 
 use std::ops::Range;
@@ -51,7 +51,7 @@ impl Ext4 {
         Ok(self.verity(&inode, cx.tag)?.digest().clone())
     }
 
-    /// Reads bytes of a verity file, checked. The caller holds `inode.lock`.
+    /// Reads and verifies bytes of a verity file. The caller holds `inode.lock`.
     pub(crate) fn read_verified(
         &self,
         inode: &Inode,
@@ -104,7 +104,7 @@ impl Ext4 {
         };
         let tree = Self::tree_start(inode)?;
         let Some(size_at) = end.checked_sub(SIZE_FIELD).filter(|at| *at >= tree) else {
-            return bad("there is none behind the file's end");
+            return bad("there is none beyond the end of the file");
         };
         let size = self.read_mapped(inode, size_at..end, None, tag)?.to_vec();
         let size = size
@@ -118,7 +118,7 @@ impl Ext4 {
             return bad("its size is impossible");
         };
         if start < tree {
-            return bad("it does not lie behind the hashes");
+            return bad("it is not after the hashes");
         }
         if size > DESCRIPTOR_MAX as u64 {
             return Err(FsError::Invalid("the verity descriptor is too long"));

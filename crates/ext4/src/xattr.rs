@@ -1,8 +1,8 @@
-//! Extended attributes: in the inode where they fit, else in one block, which inodes made by others
-//! may share.
+//! Extended attributes: in the inode if they fit, else in one block. Inodes written by other implementations may share
+//! a block.
 //!
-//! A shared block is never changed but for its count: who changes an attribute in it gets a block of
-//! his own. Values that are inodes of their own are read; volumes that have them are not written.
+//! **Rule.** Only the reference count of a shared block changes: a change of an attribute gives the inode its own block
+//! (copy on write). Values in inodes of their own (`ea_inode`) are read; volumes with that feature are not written.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn split(name: &[u8]) -> Result<(u8, &[u8])> {
     match xattr::split_name(name) {
         Some((index, rest)) if is_served(index) => Ok((index, rest)),
         None if [&b"user."[..], b"trusted.", b"security."].contains(&name) => Err(
-            FsError::Invalid("an attribute's name is missing behind its namespace"),
+            FsError::Invalid("an attribute's name is missing after its namespace"),
         ),
         _ => Err(FsError::NotSupported(
             "extended attributes of this namespace",
@@ -51,7 +51,7 @@ fn split(name: &[u8]) -> Result<(u8, &[u8])> {
     }
 }
 
-/// Whether attributes with this prefix number are shown and set by name, as in the kernel.
+/// Whether attributes with this prefix number are accessible by name, as in the kernel.
 fn is_served(index: u8) -> bool {
     is_acl(index) || matches!(index, INDEX_USER | INDEX_TRUSTED | INDEX_SECURITY)
 }
@@ -60,7 +60,7 @@ fn is_acl(index: u8) -> bool {
     index == INDEX_ACL_ACCESS || index == INDEX_ACL_DEFAULT
 }
 
-/// Whether files of this kind have attributes of users.
+/// Whether files of this kind can have `user.` attributes.
 fn has_user_attrs(kind: FileKind) -> bool {
     matches!(kind, FileKind::Regular | FileKind::Directory)
 }
@@ -177,8 +177,8 @@ impl Ext4 {
         })
     }
 
-    /// Reads what a change of an inode's fields and attributes will need, before the first change: its slot, its
-    /// block of attributes and what may free it, the superblock.
+    /// Pins the blocks that a change of an inode's fields and attributes changes: its slot, its attribute block with
+    /// the bitmap and descriptor that freeing it changes, and the superblock.
     pub(crate) fn pin_to_change_attrs(&self, inode: &Inode, tag: IoTag) -> Result<Pins> {
         let mut pins = Pins::of_inodes(self, &[inode.ino()], tag)?;
         let file_acl = inode.core.read().file_acl;
@@ -211,7 +211,7 @@ impl Ext4 {
                 "access control lists of symbolic links",
             ));
         }
-        // Lists are set and removed without asking whether there was one, as in the kernel.
+        // ACLs are set and removed whether or not there was one, as in the kernel.
         if how == SetXattr::Any || is_acl(index) {
             return Ok(());
         }
@@ -280,8 +280,8 @@ impl Ext4 {
         if !self.is_nameable(ino) {
             return Err(bad("no such inode"));
         }
-        // Read past the inodes in memory: their locks come before the one held here, and nobody else
-        // knows an inode like this.
+        // Read from the table directly: the locks of inodes in memory come before the one held here, and no task has an
+        // attribute inode in memory.
         let (slots, at) = self.inode_slot(ino, tag)?;
         let slot = &slots.data()[at..at + usize::from(self.geo().inode_size)];
         let core = disk::Inode::parse(self.geo(), ino, slot)?;
@@ -304,8 +304,8 @@ impl Ext4 {
         Ok(value)
     }
 
-    /// Changes one attribute: in the inode if the result fits there, else in the block. `core` is only
-    /// changed if all goes well; the caller stores it, and has read what it takes. [`crate::credits::XATTR_BLOCKS`].
+    /// Changes one attribute: in the inode if the result fits there, else in the block. On error `core` is unchanged;
+    /// the caller stores it, and has pinned the blocks to change. [`crate::credits::XATTR_BLOCKS`].
     pub(crate) fn change_attr(
         &self,
         handle: &mut Handle<'_>,
@@ -352,8 +352,8 @@ impl Ext4 {
             .collect())
     }
 
-    /// Makes `list` the content of the inode's block: in place if the block is its own, else in a new
-    /// one; none for an empty list.
+    /// Stores `list` in the inode's block: in place if the block is not shared, else in a new one; none for an empty
+    /// list.
     fn replace_block(
         &self,
         handle: &mut Handle<'_>,
@@ -387,7 +387,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Gives the inode's block back: one user less, or freed.
+    /// Releases the inode's block: decrements its reference count, or frees it.
     fn release_block(&self, handle: &mut Handle<'_>, core: &mut disk::Inode) -> Result<()> {
         let Some(at) = core.file_acl else {
             return Ok(());
@@ -410,8 +410,8 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Gives back what the attributes of an inode that is being freed have. The caller stores the
-    /// inode. [`crate::credits::XATTR_BLOCKS`].
+    /// Releases the attributes of an inode that is being freed. The caller stores the inode.
+    /// [`crate::credits::XATTR_BLOCKS`].
     pub(crate) fn drop_xattrs(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let mut core = inode.core.write();
         core.xattr_area = Box::default();

@@ -258,7 +258,7 @@ fn a_block_that_a_file_maps_twice_is_written_once() {
 fn block_numbers_at_the_edge_are_truncated_without_overflow() {
     let image = crafted("ext2", &[]);
     let indirect: u64 = image.debugfs("bmap file 12").trim().parse().unwrap();
-    // The indirect block lies before what it maps.
+    // The indirect block is before what it maps.
     edit(&image, |bytes| {
         bytes[(indirect as usize - 1) << 10..][..1024].fill(0xFF);
     });

@@ -39,7 +39,7 @@ impl Ext4 {
             if core.flags.contains(InodeFlags::IMMUTABLE) || (append_only && !allocates) {
                 return Err(FsError::NotPermitted);
             }
-            // HoleCount, too, and whatever maps the file: Linux has one such limit for a whole volume.
+            // Holes are limited, too, and for both kinds of map: Linux has one limit for the whole volume.
             let most = self.geo.max_file_size(true);
             let end = offset.checked_add(len).filter(|end| *end <= most);
             let end = end.ok_or(FsError::FileTooBig)?;
@@ -74,7 +74,7 @@ impl Ext4 {
         }
     }
 
-    /// Times, and a larger size if there is one.
+    /// Sets the times, and a larger size if there is one.
     fn finish(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         if size > inode.size() {
             return self.truncate(cx, inode, size);
@@ -86,7 +86,7 @@ impl Ext4 {
             core.mtime = now;
             core.ctime = now;
             self.store_inode(handle, inode, &core)?;
-            inode.note_tid(handle, true);
+            inode.record_tid(handle, true);
             Ok(())
         })
     }
@@ -132,9 +132,9 @@ impl Ext4 {
         let result = self.txns.run(credits, cx.tag, |handle| {
             let mut core = inode.core.write();
             let named = self.map_allocation(handle, inode.ino(), &mut core, at, run, true);
-            // In any case: the tree above may have another shape.
+            // In any case, as the upper nodes of the tree may have changed.
             self.store_inode(handle, inode, &core)?;
-            inode.note_tid(handle, true);
+            inode.record_tid(handle, true);
             handle.consistent();
             named
         });
@@ -144,9 +144,9 @@ impl Ext4 {
         result.map(|()| run.len.into())
     }
 
-    /// Brings the size on disk up to the file's before blocks leave the cache: write-back, which would
-    /// raise it, will not see them any more.
-    fn settle_size(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+    /// Writes the file's size to disk before blocks leave the cache, as write-back, which would do so, will not see
+    /// them.
+    fn store_size(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         if inode.core.read().size < inode.size() {
             self.write_out(inode, WritebackReason::Sync, cx.tag)?;
         }
@@ -191,9 +191,9 @@ impl Ext4 {
 
     /// Makes a hole.
     fn punch(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
-        // Before the edges are zeroed: what it writes may still be the last word on a block that is
-        // about to go, if a crash comes before that is committed.
-        self.settle_size(cx, inode)?;
+        // Before the edges are zeroed: after a crash before the commit the blocks to be freed are still mapped, with
+        // the content that this writes.
+        self.store_size(cx, inode)?;
         let whole = self.zero_edges(cx, inode, &range)?;
         if whole.is_empty() {
             return Ok(());
@@ -203,7 +203,7 @@ impl Ext4 {
         self.alloc.with_totals(|t| t.release_reserved(released));
         let (mut start, mut end) = (FileBlock(whole.start), FileBlock(whole.end));
         match self.free_range(inode, start, &mut end) {
-            // The map needs a block of its own, and none is free: what is left reads as zeros at least.
+            // The map needs a block, and none is free: the rest is made to read as zeros.
             Err(FsError::NoSpace) => {
                 while start < end {
                     start = self.write_zeros(cx, inode, start..end)?;
@@ -214,7 +214,7 @@ impl Ext4 {
         }
     }
 
-    /// Frees the blocks of a range, from its end on; `end` is where it has come to.
+    /// Frees the blocks of a range from its end on; `end` is the end of the part that is left.
     fn free_range(&self, inode: &Inode, start: FileBlock, end: &mut FileBlock) -> Result<()> {
         let credits = 40;
         let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
@@ -222,9 +222,9 @@ impl Ext4 {
             loop {
                 let mut core = inode.core.write();
                 let left = self.unmap(handle, inode.ino(), &mut core, start..*end, false);
-                // In any case: the tree above may have another shape.
+                // In any case, as the upper nodes of the tree may have changed.
                 self.store_inode(handle, inode, &core)?;
-                inode.note_tid(handle, true);
+                inode.record_tid(handle, true);
                 handle.consistent();
                 *end = left?;
                 if *end <= start {
@@ -236,11 +236,10 @@ impl Ext4 {
         })
     }
 
-    /// Makes a range read as zeros, allocated: first allocated, since after that nothing can fail for
-    /// want of room.
+    /// Makes a range read as zeros and be allocated. Allocates first, as nothing after that can fail for lack of space.
     fn zero(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
         self.allocate(cx, inode, range.clone())?;
-        self.settle_size(cx, inode)?;
+        self.store_size(cx, inode)?;
         let whole = self.zero_edges(cx, inode, &range)?;
         if whole.is_empty() {
             return Ok(());
@@ -257,7 +256,7 @@ impl Ext4 {
         let Range { start: mut at, end } = blocks;
         while at < end {
             match self.mark_unwritten(inode, at..end) {
-                // The map needs a block of its own, and none is free: zeros need none.
+                // The map needs a block, and none is free: writing zeros needs none.
                 Err(FsError::NoSpace) => at = self.write_zeros(cx, inode, at..end)?,
                 marked => return marked,
             }
@@ -274,9 +273,9 @@ impl Ext4 {
                 let mut core = inode.core.write();
                 let converted =
                     Tree::new(self, inode.ino(), &mut core).convert(handle, at..end, true);
-                // In any case: the tree above may have another shape.
+                // In any case, as the upper nodes of the tree may have changed.
                 self.store_inode(handle, inode, &core)?;
-                inode.note_tid(handle, true);
+                inode.record_tid(handle, true);
                 handle.consistent();
                 at = converted?;
                 drop(core);
@@ -288,7 +287,7 @@ impl Ext4 {
         })
     }
 
-    /// Writes zeros over the first run of written blocks, or passes over one of others; where it ends.
+    /// Writes zeros over the first run of written blocks, or skips a run of others; returns its end.
     fn write_zeros(&self, cx: &Cx, inode: &Inode, blocks: Range<FileBlock>) -> Result<FileBlock> {
         let at = blocks.start;
         let mapped = self.map(inode.ino(), &inode.core.read(), at, cx.tag)?;

@@ -1,8 +1,10 @@
-//! Who waits for write-back that others do.
+//! Boosting write-back that an fsync waits for (priority inheritance).
 //!
-//! An fsync finds its file's data in the hands of the flusher, or of a writer who makes room: it waits
-//! for them, so all that they wait for becomes as urgent as the fsync is. That is the file's own writes,
-//! those of the files that go together with it, and what they begin while somebody waits.
+//! **Problem.** An fsync finds its file's data in write-back by the flusher or a throttled writer, with background
+//! requests.
+//!
+//! **Rule.** While an fsync waits, all requests that it depends on get its tag: those of the file, those of the files
+//! in the same batch, and those submitted meanwhile.
 
 use std::sync::Arc;
 
@@ -10,15 +12,15 @@ use steadfs_base::IoTag;
 use steadfs_block::{IoHandle, Queue};
 use steadfs_rt::{Mutex, Rank};
 
-/// Who waits for one file's write-back.
+/// The tasks that wait for one file's write-back.
 pub(crate) struct FlushWaiters(Mutex<FlushWaitersState>);
 
 #[derive(Default)]
 struct FlushWaitersState {
     count: usize,
-    /// The best of their tags.
+    /// The highest of their tags.
     tag: Option<IoTag>,
-    /// The files whose write-back its own waits for.
+    /// The batch that the file is written in.
     batch: Option<Arc<SmallFileBatch>>,
 }
 
@@ -27,7 +29,7 @@ impl FlushWaiters {
         Self(Mutex::new(Rank::Table, FlushWaitersState::default()))
     }
 
-    /// Somebody of this tag waits until the guard is dropped. Raises what is under way.
+    /// Registers a task of this tag as waiting until the guard is dropped. Boosts the requests in flight.
     pub(super) fn enter(&self, queue: &Queue, tag: IoTag) -> FlushWaiter<'_> {
         let batch = {
             let mut inner = self.0.lock();
@@ -41,12 +43,12 @@ impl FlushWaiters {
         FlushWaiter(self)
     }
 
-    /// The tag of those who wait, if anybody does.
+    /// The highest tag of the waiting tasks.
     pub(super) fn tag(&self) -> Option<IoTag> {
         self.0.lock().tag
     }
 
-    /// The file's data goes together with that of others from now on, or no longer.
+    /// Sets the batch that the file is written in.
     pub(super) fn set_batch(&self, queue: &Queue, batch: Option<&Arc<SmallFileBatch>>) {
         let tag = {
             let mut inner = self.0.lock();
@@ -59,7 +61,7 @@ impl FlushWaiters {
     }
 }
 
-/// Somebody waits.
+/// A waiting task.
 pub(super) struct FlushWaiter<'a>(&'a FlushWaiters);
 
 impl Drop for FlushWaiter<'_> {
@@ -72,13 +74,13 @@ impl Drop for FlushWaiter<'_> {
     }
 }
 
-/// Files whose data is in flight together: each has to wait for all.
+/// Files written in one batch: each waits for the requests of all.
 pub(super) struct SmallFileBatch(Mutex<BatchState>);
 
 #[derive(Default)]
 struct BatchState {
     ios: Vec<IoHandle>,
-    /// The best tag of those who wait for one of them.
+    /// The highest tag of the tasks that wait for one of them.
     tag: Option<IoTag>,
 }
 
@@ -87,13 +89,13 @@ impl SmallFileBatch {
         Arc::new(Self(Mutex::new(Rank::Table, BatchState::default())))
     }
 
-    /// The tag that requests of tag `tag` have.
+    /// The effective tag of requests of tag `tag`.
     pub(super) fn raised(&self, queue: &Queue, tag: IoTag) -> IoTag {
         let waiter = self.0.lock().tag;
         waiter.map_or(tag, |waiter| queue.effective_tag(tag, waiter))
     }
 
-    /// These requests are waited for, too.
+    /// Adds requests to the batch.
     pub(super) fn add<'a>(&self, queue: &Queue, ios: impl Iterator<Item = &'a IoHandle>) {
         let mut state = self.0.lock();
         let from = state.ios.len();

@@ -1,10 +1,12 @@
-//! Writes that get their place at once: on a volume with too little room for promises, and with
-//! `nodelalloc`.
+//! Writes without delayed allocation: with `nodelalloc`, and on a volume with too little space for reservations.
 //!
-//! They go through the file in its order. What has its place already is copied into the cache as
-//! always, since that needs no room. What is new is written to allocated blocks and mapped before it is
-//! acknowledged, piece by piece; the first block for which there is no room ends the write. So the
-//! writer hears how much of it fitted, and behind that the file is what it was.
+//! **Problem.** On a nearly full volume the worst case of a write does not fit, although the write itself may. Its
+//! error must be reported by write(2), not by a later fsync.
+//!
+//! **Rule.** The write proceeds through the file in order. Blocks that are mapped or reserved are copied into the
+//! cache, as they need no space. New blocks are allocated, written and mapped before the write is acknowledged, piece
+//! by piece. The first block without space ends the write: the caller gets the number of bytes that fitted, and the
+//! rest of the file is unchanged.
 
 use std::ops::Range;
 
@@ -23,20 +25,20 @@ use crate::io_error;
 use crate::mballoc::Run;
 use crate::place::BlockPlace;
 
-/// Blocks of a file that are written alike.
+/// Blocks of a file that are written the same way.
 enum Stretch {
-    /// They have their place, or a promise of one.
+    /// They are mapped, or have a reservation: copied into the cache.
     Cacheable(u64),
-    /// They are not in the cache, and a hole or unwritten: this many, from this place on.
+    /// They are not cached, and are a hole or unwritten: the number of blocks, and the first one's place.
     New(u64, BlockPlace),
 }
 
-/// A write that has still to find its place.
+/// The part of a write that is not done.
 #[derive(Clone, Copy)]
 struct Rest<'a> {
     offset: u64,
     data: &'a [u8],
-    /// How far the file may grow by it.
+    /// The size up to which the file may grow.
     limit: u64,
 }
 
@@ -51,8 +53,8 @@ impl Rest<'_> {
 }
 
 impl Ext4 {
-    /// Writes as much of `data` as there is room for; how many bytes, and why not all. Where an error
-    /// ends the write, nothing behind the bytes that count was changed.
+    /// Writes as much of `data` as fits; returns the number of bytes, and the error if not all. Where an error
+    /// ends the write, nothing after the bytes that count was changed.
     pub(super) fn write_without_delalloc(
         &self,
         cx: &Cx,
@@ -77,9 +79,9 @@ impl Ext4 {
         (done, result)
     }
 
-    /// Tries something that takes blocks until it succeeds, or nothing more is about to become free: others were
-    /// promised more than they need, or what was freed waits for a commit. What is tried goes on where it ended, and
-    /// holds no handle and no flush lock in between.
+    /// Repeats an attempt to allocate blocks until it succeeds or no more blocks are about to become free: reservations
+    /// of other files may exceed their need, and freed blocks may wait for a commit. The attempt continues where it
+    /// failed, and holds no handle and no flush lock between two calls.
     pub(crate) fn with_space<T>(
         &self,
         cx: &Cx,
@@ -101,12 +103,12 @@ impl Ext4 {
         }
     }
 
-    /// Writes some bytes, at least one. The caller holds `inode.flush`.
+    /// Writes the next bytes, at least one. The caller holds `inode.flush`.
     fn write_stretch(&self, cx: &Cx, inode: &Inode, rest: Rest<'_>) -> Result<usize> {
         let bs = self.geo.block_size;
         let at = bs.file_block(rest.offset);
         let end = bs.blocks_for(rest.offset + rest.data.len() as u64);
-        // The bytes of so many blocks from `at` on.
+        // The bytes of a number of blocks from `at` on.
         let bytes_of = |blocks: u64| {
             let upto = (at.0 + blocks) << bs.bits();
             ((upto - rest.offset) as usize).min(rest.data.len())
@@ -135,8 +137,8 @@ impl Ext4 {
         Ok(bytes)
     }
 
-    /// How the first of `blocks` is written, and how many after it likewise. Nothing of the file is in
-    /// flight, so what is in the cache is dirty: it has its place or was promised one.
+    /// How the first of `blocks` is written, and the number of blocks to which that applies. No data of the file is in
+    /// flight, so cached blocks are dirty: they are mapped or have a reservation.
     fn stretch(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<Stretch> {
         let at = FileBlock(blocks.start);
         let mapped = self.map(inode.ino(), &inode.core.read(), at, cx.tag)?;
@@ -151,7 +153,7 @@ impl Ext4 {
         })
     }
 
-    /// Writes blocks that read as zeros now, which hold the rest; how many from the first on.
+    /// Writes blocks of `rest` that read as zeros now; returns how many from the first on.
     fn write_new(
         &self,
         cx: &Cx,
@@ -184,7 +186,7 @@ impl Ext4 {
             Err(error) => Err(error),
         };
         while mapped.as_ref().is_err_and(is_full) {
-            // The map needs a block of its own: fewer blocks of data, then, or a piece that needs none.
+            // The map needs a block: write fewer data blocks, or a piece that can be mapped without.
             let other = match piece.action {
                 MapAction::Insert(_) => self.release_half(&piece),
                 MapAction::Convert | MapAction::None => {
@@ -229,14 +231,14 @@ impl Ext4 {
         })
     }
 
-    /// Names a written piece, and lets the file grow over it.
+    /// Maps a written piece and grows the file over it.
     fn map_new(&self, cx: &Cx, inode: &Inode, rest: Rest<'_>, piece: &Piece) -> Result<()> {
         let bs = self.geo.block_size;
         let end = rest.offset + rest.data.len() as u64;
         let reached = end.min(piece.blocks.end << bs.bits()).min(rest.limit);
         let on_disk = inode.core.read().size;
         if on_disk < reached {
-            // What is dirty before it belongs to what the size will cover.
+            // Dirty data before the piece will be covered by the new size.
             let before = bs.file_block(on_disk).0..piece.blocks.start;
             if !before.is_empty() {
                 self.write_out_locked(inode, before, cx.tag)?;
@@ -255,10 +257,9 @@ impl Ext4 {
         Ok(())
     }
 
-    /// The whole extent that an unwritten piece is a part of, zeros written around the piece: to name
-    /// it takes no block. What lies behind the end of the file is left out, where only unwritten blocks may be: then
-    /// the extent falls into two, of which the first goes on with what is written before it if it can. Not if there is
-    /// nothing around the piece.
+    /// Extends an unwritten piece to its whole extent by writing zeros around it, as converting a whole extent needs no
+    /// block. Blocks beyond the end of the file are left out, as they must stay unwritten: then the extent is split in
+    /// two, and the first part may merge with the written extent before it. `None` if the piece is the whole extent.
     fn zero_rest_of_extent(
         &self,
         cx: &Cx,
@@ -280,7 +281,7 @@ impl Ext4 {
             return Ok(None);
         }
         let around = [whole.start..at.0, piece.blocks.end..whole.end];
-        // At an end of the extent there is nothing on one side, and no block that it could begin with.
+        // At an end of the extent one side is empty and has no first block.
         for around in around.into_iter().filter(|blocks| !blocks.is_empty()) {
             let start = extent.device_block(FileBlock(around.start));
             self.zero_on_device(cx, inode, start, around.end - around.start)?;
@@ -293,7 +294,7 @@ impl Ext4 {
         }))
     }
 
-    /// The first half of a allocated piece; the rest of the claim is given back.
+    /// The first half of an allocated piece; the other half is freed.
     fn release_half(&self, piece: &Piece) -> Option<Piece> {
         let MapAction::Insert(run) = piece.action else {
             return None;

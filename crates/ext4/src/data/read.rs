@@ -18,15 +18,15 @@ use crate::place::BlockPlace;
 impl Ext4 {
     /// Reads up to `len` bytes from `offset`.
     pub fn read_file(&self, cx: &Cx, inode: &Inode, offset: u64, len: usize) -> Result<ReadData> {
-        let out = self.read_unnoticed(cx, inode, offset, len)?;
+        let out = self.read_without_atime(cx, inode, offset, len)?;
         if !out.is_empty() {
             self.touch_atime(inode);
         }
         Ok(out)
     }
 
-    /// The same, but the file's access time stays.
-    pub(crate) fn read_unnoticed(
+    /// Reads without updating the access time.
+    pub(crate) fn read_without_atime(
         &self,
         cx: &Cx,
         inode: &Inode,
@@ -46,8 +46,8 @@ impl Ext4 {
         self.read_mapped(inode, range, Some(size), cx.tag)
     }
 
-    /// Bytes of a file as they are mapped. Of a file of `size` bytes what a stream will ask for next is read ahead;
-    /// without a size the range may lie behind the end, where verity files have their hashes.
+    /// Reads bytes of a file through its map. With `size`, a sequential stream gets read-ahead; without, the range may
+    /// be beyond the end of the file, where verity files have their hashes.
     pub(crate) fn read_mapped(
         &self,
         inode: &Inode,
@@ -82,7 +82,7 @@ impl Ext4 {
         Ok(out)
     }
 
-    /// Where a block that is not in memory comes from, and how many are mapped alike.
+    /// The source of an uncached block, and the number of blocks mapped like it.
     fn source(
         &self,
         inode: &Inode,
@@ -98,7 +98,7 @@ impl Ext4 {
         Ok((source, mapped.len))
     }
 
-    /// Notes an access as relatime does: once a day unless the file changed since.
+    /// Updates the access time as relatime does: once a day, or if the file changed since.
     pub(crate) fn touch_atime(&self, inode: &Inode) {
         let wanted = self.options.read().atime == Atime::Relative;
         if !wanted || self.check_writable().is_err() {

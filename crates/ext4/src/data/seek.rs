@@ -43,9 +43,9 @@ impl Ext4 {
         }
     }
 
-    /// Whether a block holds data, and for how many blocks that is known to go on.
+    /// Whether a block holds data, and the number of blocks for which that is known to hold.
     fn is_data(&self, cx: &Cx, inode: &Inode, at: u64) -> Result<(bool, u64)> {
-        // The cache first: see `gather`.
+        // The cache first, as in `read_mapped`.
         let next = inode.pages.next_cached(FileBlock(at)).map(|b| b.0);
         if next == Some(at) {
             return Ok((true, 1));
@@ -68,7 +68,7 @@ impl Ext4 {
         if to.1 >= self.geo.max_file_size(has_extents(&to.0.core.read())) {
             return Err(FsError::FileTooBig);
         }
-        // What a copy into the same file appends is not copied again.
+        // Data that a copy into the same file appends is not copied again.
         let len = len.min(from.0.size().saturating_sub(from.1));
         if from.0.ino() == to.0.ino() && from.1.abs_diff(to.1) < len {
             return Err(FsError::Invalid("source and destination overlap"));
@@ -78,10 +78,10 @@ impl Ext4 {
         })
     }
 
-    /// Copies at most `len` bytes, less where a write takes less; 0 only at the source's end.
+    /// Copies at most `len` bytes, fewer if a write takes fewer; 0 only at the source's end.
     fn copy_piece(&self, cx: &Cx, from: (&Inode, u64), to: (&Inode, u64), len: u64) -> Result<u64> {
-        let data = self.read_unnoticed(cx, from.0, from.1, len as usize)?;
-        // In one write: what a crash leaves of it is whole blocks of the target.
+        let data = self.read_without_atime(cx, from.0, from.1, len as usize)?;
+        // In one write, so that a crash leaves whole blocks of the target.
         let written = self.write_file(cx, to.0, to.1, &data.to_vec(), !cx.fsetid)?;
         if written > 0 {
             self.touch_atime(from.0);

@@ -1,4 +1,4 @@
-//! Making things durable.
+//! fsync, fdatasync and sync.
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_cache::{DirtyFile, WritebackReason};
@@ -12,8 +12,8 @@ use crate::pins::Pins;
 use crate::txn::journal_error;
 
 impl Ext4 {
-    /// fsync and fdatasync. Threads woken: none, unless a commit or a write of the same data is already
-    /// under way elsewhere; the caller writes, commits and flushes itself.
+    /// fsync and fdatasync. The calling thread writes, commits and flushes; no other thread is woken, unless a commit
+    /// or a write of the same data is already in progress.
     pub fn fsync_inode(&self, cx: &Cx, inode: &Inode, datasync: bool) -> Result<()> {
         let synced = self.make_durable(cx, inode, datasync);
         synced.map_err(FsError::not_durable)
@@ -24,14 +24,13 @@ impl Ext4 {
             return Err(FsError::Stopped(cause.clone()));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
-        // Others who hold what it waits for work in this caller's name.
+        // Priority inheritance: tasks that hold a lock this task waits for issue I/O at its tag.
         let _acting = inherit::set_task_tag(tag);
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.ino().0.into()));
             self.write_cluster(inode, tag);
             let written = self.write_out(inode, WritebackReason::Sync, tag);
-            // The error that a background write met is told here, once, also where what failed has
-            // been written since; one that was told is not told again when the data is there.
+            // An error of a background write is reported here once, even if the data has been written since.
             let earlier = inode.pages.take_error();
             written?;
             if let Some(error) = earlier {
@@ -40,14 +39,14 @@ impl Ext4 {
         }
         match self.check_writable() {
             Ok(()) => self.store_if_dirty(inode)?,
-            // Whoever else met an error meanwhile has kept this from being stored.
+            // The volume stopped by another task's error, and the inode was not stored.
             Err(error) if error.is_stop() => return Err(error),
             Err(_) => {}
         }
         match (self.txns.journal(), self.txns.direct()) {
             (Some(journal), _) => {
                 let reread = inode.is_reread();
-                // Names are a directory's data, whichever of its blocks they lie in.
+                // The names are a directory's data, whatever blocks they are in.
                 let datasync = datasync && inode.kind() == FileKind::Regular;
                 match inode.tid_for_sync(datasync) {
                     _ if reread => drop(journal.commit_all(tag).map_err(journal_error)?),
@@ -57,14 +56,14 @@ impl Ext4 {
                 if reread {
                     inode.all_is_durable();
                 }
-                // The commit's FLUSH, or somebody else's, may be the one that the data needs.
+                // The commit's FLUSH, or another task's, may have covered the data.
                 match self.queue.has_flushed(inode.unflushed()) {
                     true => Ok(()),
                     false => self.flush_device(tag),
                 }
             }
             (None, Some(meta)) => {
-                // Nothing tells which blocks lead to this file: all of them go.
+                // The metadata blocks of this file are not tracked: all dirty ones are written.
                 meta.write_dirty(tag).map_err(io_error)?;
                 self.flush_device(tag)
             }
@@ -73,9 +72,9 @@ impl Ext4 {
         }
     }
 
-    /// Makes everything durable that the device has answered. If it cannot, nobody knows which of the
-    /// writes since the last good FLUSH it still has, and the cache has let them go: the volume stops,
-    /// so that no later fsync acknowledges what may be lost.
+    /// Makes all completed writes durable. If the FLUSH fails, it is unknown which of the writes since the last
+    /// successful FLUSH the device still has, and the cache has marked them clean: the volume stops, so that no later
+    /// fsync acknowledges data that may be lost.
     fn flush_device(&self, tag: IoTag) -> Result<()> {
         if !self.options.read().barrier {
             return Ok(());
@@ -97,7 +96,7 @@ impl Ext4 {
             .run(1, tag, |handle| self.store_now(handle, inode))
     }
 
-    /// Commits all that was changed, in the running transaction and in one under way, and waits.
+    /// Commits the running transaction and waits, also for one that is being committed.
     pub(crate) fn commit_running(&self, tag: IoTag) -> Result<()> {
         let Some(journal) = self.txns.journal() else {
             return Ok(());
@@ -124,7 +123,7 @@ impl Ext4 {
             Some(meta) => result = result.and(meta.write_dirty(tag).map_err(io_error)),
         }
         result = result.and(self.flush_device(tag));
-        // Whoever else met an error meanwhile has kept this from being stored.
+        // The volume stopped by another task's error, and the inode was not stored.
         match self.stopped.lock().as_ref() {
             Some(cause) => result.and(Err(FsError::Stopped(cause.clone()))),
             None => result,

@@ -1,4 +1,4 @@
-//! Changing a file's size, and freeing what an unlinked inode had.
+//! Changing a file's size, and freeing unlinked inodes.
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::WritebackReason;
@@ -16,7 +16,7 @@ use crate::txn::Handle;
 /// block of the orphan file), and the first freed run with its tree blocks.
 const FIRST_CREDITS: u32 = 40;
 
-/// The file block behind every possible one.
+/// The end of all file blocks.
 const END: FileBlock = FileBlock(u32::MAX as u64);
 
 impl Ext4 {
@@ -37,7 +37,7 @@ impl Ext4 {
         let bs = self.geo.block_size;
         let first_freed = FileBlock(bs.blocks_for(size));
         if inode.core.read().size < size {
-            // What is left must be on disk before the size covers it. If it cannot be, nothing is cut.
+            // The remaining data must be on disk before the size covers it. If its write fails, nothing is freed.
             self.write_out_locked(inode, 0..first_freed.0, cx.tag)?;
         }
         let released = inode.pages.discard(first_freed.0..u64::MAX) * self.reserve_per_block(inode);
@@ -51,10 +51,9 @@ impl Ext4 {
         self.cut_to(inode, old, size, first_freed)
     }
 
-    /// Writes the new content of files that were truncated to nothing (`auto_da_alloc`): who writes a
-    /// new version over the old one expects a crash to leave one of both. (The kernel writes when such a
-    /// file is closed, which we are not told; the next period of the flusher comes as soon as the next
-    /// commit, which makes the truncation durable.)
+    /// Writes the new content of files that were truncated to 0 bytes (`auto_da_alloc`): programs that replace a file
+    /// this way expect a crash to leave the old or the new content. (The kernel writes on close, which FUSE does not
+    /// report; the next flusher period is no later than the next commit, which makes the truncation durable.)
     pub(crate) fn write_replaced(&self) {
         let replaced = std::mem::take(&mut *self.replaced.lock());
         let files: Vec<u64> = replaced.into_iter().map(|ino| ino.0.into()).collect();
@@ -67,8 +66,8 @@ impl Ext4 {
         }
     }
 
-    /// Larger: a hole. What lies behind the old end in its last block must read as zeros first, and
-    /// delayed data be on disk before the size covers it.
+    /// Grows the file by a hole. Before the size changes, the rest of the old last block is zeroed and dirty data is
+    /// written.
     fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         self.zero_tail(cx, inode, old, size)?;
         self.write_out(inode, WritebackReason::Sync, cx.tag)?;
@@ -81,14 +80,14 @@ impl Ext4 {
             core.mtime = now;
             core.ctime = now;
             self.store_inode(handle, inode, &core)?;
-            inode.note_tid(handle, true);
+            inode.record_tid(handle, true);
             Ok(())
         })
     }
 
-    /// Stores a smaller size than `old` and frees what lies behind it, in as many transactions as it takes; the
-    /// orphan list remembers it between them. On an error the file keeps its size: what is still mapped is
-    /// covered by it, and what was cut reads as zeros.
+    /// Stores a smaller size than `old` and frees the blocks beyond it, in as many transactions as needed; the inode is
+    /// on the orphan list between them. On an error the file keeps its old size: it covers the blocks still mapped, and
+    /// freed ranges read as zeros.
     pub(crate) fn cut_to(
         &self,
         inode: &Inode,
@@ -131,20 +130,20 @@ impl Ext4 {
                     core.size = old;
                     inode.set_size(old);
                 }
-                // In any case: the map above may have another shape.
+                // In any case, as the upper nodes of the map may have changed.
                 self.store_inode(handle, inode, &core)?;
                 left
             };
-            inode.note_tid(handle, true);
+            inode.record_tid(handle, true);
             if left.is_err() {
-                // What is left of the map is whole, and so is the inode.
+                // The rest of the map and the inode are consistent.
                 handle.consistent();
             }
             end = left?;
             if end <= first_freed {
                 break;
             }
-            // An inode without names is on record already, and stays there.
+            // An inode without names is an orphan already, and stays one.
             if !listed && inode.core.read().links > 0 {
                 self.orphans.add(self, handle, inode)?;
                 listed = true;
@@ -169,12 +168,11 @@ impl Ext4 {
         self.cut_to(inode, size, size, first_freed)
     }
 
-    /// Frees everything an inode without names has, and the inode. It is on the orphan list; nobody
-    /// refers to it any more.
+    /// Frees an inode without names or references, and everything it owns. It is on the orphan list.
     pub fn evict(&self, inode: &Inode) -> Result<()> {
         let _under_way = self.freeing.begin();
         let _alone = inode.lock.write();
-        // Freed by somebody else, or known to a caller again: then his last `forget` frees it.
+        // Freed by another task, or looked up again: then the last `forget` frees it.
         if inode.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
@@ -192,8 +190,8 @@ impl Ext4 {
         })
     }
 
-    /// Frees what an inode without names maps, in as many transactions as it takes. What is left on an error is
-    /// whole. The inode's slot is kept in memory.
+    /// Frees the blocks of an inode without names, in as many transactions as needed. After an error the rest is
+    /// consistent. The inode's slot is pinned.
     fn free_content(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let mapped = self.has_map(&inode.core.read());
         let metadata = inode.kind() != FileKind::Regular;
@@ -203,7 +201,7 @@ impl Ext4 {
             let all = FileBlock(0)..end;
             let left = self.unmap(handle, inode.ino(), &mut core, all, metadata);
             core.size = 0;
-            // In any case: the map above may have another shape.
+            // In any case, as the upper nodes of the map may have changed.
             self.store_inode(handle, inode, &core)?;
             drop(core);
             handle.consistent();
@@ -215,7 +213,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Frees the rest: attributes, the place on the orphan list, the inode. The inode's slot is kept in memory.
+    /// Frees the rest: attributes, the orphan entry, the inode. The inode's slot is pinned.
     fn free_inode(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let ino = inode.ino();
         let mut pins = self.pin_to_change_attrs(inode, IoTag::default())?;
@@ -230,7 +228,7 @@ impl Ext4 {
             core.dtime = u32::try_from(wall_clock().secs).unwrap_or(u32::MAX).max(1);
             self.store_inode(handle, inode, &core)?;
         }
-        // Out of the table before the number is free for somebody else's new inode.
+        // Removed from the table before the number can be reused.
         inode.set_dead();
         self.inodes.remove(ino);
         self.alloc.free_inode(self, handle, ino, inode.kind())

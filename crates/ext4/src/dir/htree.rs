@@ -1,8 +1,7 @@
-//! The hash index of a directory: from a name's hash to the leaf that has it, and how the tree grows.
+//! The hash index of a directory (htree): descent from a name's hash to its leaf, and growth.
 //!
-//! Growing goes by small steps, each of which adds one block and leaves a whole tree: split the leaf,
-//! or else the lowest node under one with room, or else give the root a level. The caller searches
-//! again after each.
+//! The index grows by steps, each of which adds one block and leaves a consistent tree: split the leaf, or else the
+//! lowest node whose parent has room, or else add a level below the root. The caller searches again after each step.
 
 use std::sync::Arc;
 
@@ -18,13 +17,13 @@ use crate::inode::Inode;
 use crate::txn::Handle;
 use crate::verified;
 
-/// A node on the way to a leaf, and which of its children the way goes through.
+/// A node on the path to a leaf, and the child that the path follows.
 pub(super) struct Step {
     buf: Arc<MetaBuf>,
     at: u16,
 }
 
-/// The way from the root to a leaf.
+/// The path from the root to a leaf.
 pub(super) struct Path {
     info: RootInfo,
     steps: Vec<Step>,
@@ -105,7 +104,7 @@ impl Dir<'_> {
         ))
     }
 
-    /// The way to the leaf where names with this hash begin.
+    /// The path to the first leaf of names with this hash.
     pub(super) fn descend(&self, core: &disk::Inode, major: u32) -> Result<Path> {
         let (buf, info) = self.root(core)?;
         self.descend_from(core, buf, info, major)
@@ -135,7 +134,7 @@ impl Dir<'_> {
         }
     }
 
-    /// The lowest hash of the leaf behind the path's, if there is one.
+    /// The lowest hash of the leaf after the path's, if there is one.
     pub(super) fn bound(&self, path: &Path) -> Result<Option<u32>> {
         for (depth, step) in path.steps.iter().enumerate().rev() {
             let data = step.buf.data();
@@ -147,7 +146,7 @@ impl Dir<'_> {
         Ok(None)
     }
 
-    /// Moves the path to the next leaf; the leaf's lowest hash, or `None` behind the last.
+    /// Moves the path to the next leaf; the leaf's lowest hash, or `None` after the last.
     pub(super) fn advance(&self, core: &disk::Inode, path: &mut Path) -> Result<Option<u32>> {
         let levels = path.steps.len();
         let mut bound = None;
@@ -173,7 +172,7 @@ impl Dir<'_> {
         Ok(bound)
     }
 
-    /// The path's leaf. Its place in the index is not believed more than its content.
+    /// The path's leaf, verified.
     pub(super) fn leaf_of(&self, core: &disk::Inode, path: &Path) -> Result<Arc<MetaBuf>> {
         if path.leaf == 0 {
             return Err(self.corrupt("the index leads back to its root"));
@@ -191,7 +190,7 @@ impl Dir<'_> {
         self.find_continued(core, path, hash, name)
     }
 
-    /// Looks for a name in the leaves that continue a run of equal hashes.
+    /// Searches for a name in the leaves that continue a run of equal hashes.
     fn find_continued(
         &self,
         core: &disk::Inode,
@@ -342,7 +341,7 @@ impl Dir<'_> {
         }
     }
 
-    /// ENOSPC does not name its cause where the volume has space: the log and `.steadfs/errors` do.
+    /// ENOSPC although the volume has space: the log and `.steadfs/errors` name the cause.
     fn index_full(&self) -> FsError {
         let what = format!(
             "directory {}: its index has no room for more names; use several directories (only the kernel's ext4 writes \
@@ -475,7 +474,7 @@ fn split_point(names: &[(u32, RawEntry<'_>)], block_size: usize) -> Option<usize
     let mut moved = 0;
     for (i, (_, entry)) in names.iter().enumerate().skip(1).rev() {
         let size = dir_entry::entry_size(entry.name.len());
-        // An entry goes where its bigger part lies.
+        // An entry belongs to the half that has its larger part.
         if moved + size / 2 > block_size / 2 {
             return Some((i + 1).min(names.len() - 1));
         }

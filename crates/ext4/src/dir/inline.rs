@@ -1,5 +1,5 @@
-//! Directories that live in their inode (`inline_data`): the parent's number and entries in `i_block`,
-//! more entries in the value of the attribute `system.data`. Only read.
+//! Inline directories (`inline_data`): the parent's number and entries in `i_block`, more entries in the value of the
+//! attribute `system.data`. Read-only.
 
 use steadfs_vfs::{DirEntry, Result};
 
@@ -12,7 +12,7 @@ use crate::disk::{self, Ino};
 /// Bytes of the parent's number, in place of `.` and `..`.
 const PARENT: usize = 4;
 
-/// The parts of an inode that hold its content, one behind the other.
+/// The parts of an inode that hold its content, in order.
 pub(crate) fn parts(core: &disk::Inode) -> Result<[&[u8]; 2]> {
     let attrs = InodeAttrs::parse(&core.xattr_area)?;
     let more = match attrs.get(INDEX_SYSTEM, b"data").map(|attr| attr.value) {
@@ -30,7 +30,7 @@ pub(super) fn parent(core: &disk::Inode) -> Ino {
     Ino(u32::from_le_bytes(*word))
 }
 
-/// Calls `visit` with every entry and its place in the content, until it has enough.
+/// Calls `visit` with every entry and its offset in the content, until it returns false.
 fn each(
     dir: &Dir<'_>,
     core: &disk::Inode,
@@ -76,7 +76,7 @@ pub(super) fn read(dir: &Dir<'_>, core: &disk::Inode, cookie: u64, emit: Emit<'_
         return Ok(());
     }
     each(dir, core, &mut |ino, at, entry| {
-        // No entry starts before the parent's number, so its place is above the dots' cookies.
+        // No entry starts before the end of the parent's number, so its offset is above the dots' cookies.
         let at = at as u64;
         if cookie > at.max(2) {
             return Ok(true);

@@ -1,5 +1,4 @@
-//! Names of encrypted directories as they show without the key: what the kernel calls no-key names
-//! (see [`steadfs_vfs::nokey`]), with the hashes that the directory's index has.
+//! No-key names of encrypted directories (see [`steadfs_vfs::nokey`]), with the hashes that the directory's index has.
 
 use steadfs_vfs::nokey::{show, shown_hash};
 use steadfs_vfs::{InodeFlags, Result};
@@ -9,7 +8,7 @@ use crate::disk::dir_entry::{self, RawEntry};
 use crate::disk::hash::NameHash;
 use crate::disk::{self, Ino};
 
-/// The name to show for an entry of an encrypted directory; `block` is where the entry lies.
+/// The no-key name of an entry of an encrypted directory; `block` holds the entry.
 pub(super) fn shown_name(
     dir: &Dir<'_>,
     core: &disk::Inode,
@@ -27,8 +26,7 @@ pub(super) fn shown_name(
         .ok_or_else(|| dir.corrupt("an encrypted name is too short"))
 }
 
-/// The hash behind the name: directories that are encrypted and ignore case hash the plain name, so
-/// it is stored.
+/// The hash stored after the name: encrypted, case-insensitive directories hash the plain name.
 fn stored_hash(block: &[u8], entry: &RawEntry<'_>) -> NameHash {
     let at = entry.offset + dir_entry::entry_size(entry.name.len());
     let word = |at: usize| {
@@ -43,7 +41,7 @@ fn stored_hash(block: &[u8], entry: &RawEntry<'_>) -> NameHash {
     }
 }
 
-/// Finds a shown name.
+/// Finds an entry by its no-key name.
 pub(super) fn lookup(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Option<Ino>> {
     let Some(major) = shown_hash(name) else {
         return Ok(None);

@@ -1,18 +1,18 @@
-//! Listing a directory, with cookies that stay true while it changes.
+//! readdir, with cookies that stay valid while the directory changes.
 //!
-//! Directories that have an index, or that will get one when their only block is full, are listed in
-//! the order of their names' hashes: an insertion, a removal or a split never moves a name in that
-//! order. A cookie is the place in the order behind the entry it came with:
+//! Directories that have an index, or that will get one when their only block is full, are listed in the order of their
+//! names' hashes: an insertion, a removal or a split never moves a name in that order. The cookie of an entry is the
+//! position after it:
 //!
 //! ```text
 //! 62          32 31             8 7       0
 //! hash (major)/2  tie (24 bits)   ordinal       + 2
 //! ```
 //!
-//! 0, 1 and 2 are the places before `.`, before `..` and before the first name. The tie is the upper
+//! 0, 1 and 2 are the positions before `.`, before `..` and before the first name. The tie is the upper
 //! part of the minor hash (of the name's CRC where the hash function has no minor), the ordinal counts
-//! names that agree in all 55 bits, in the order of their bytes. Only if such a neighbour is added or
-//! removed between two calls can a name be told twice or not at all, and only if more than 256 agree.
+//! names that agree in all 55 bits, in the order of their bytes. A name can be listed twice or not at
+//! all only if more than 256 names agree and one of them is added or removed between two calls.
 //!
 //! All other directories are listed by position, as in the kernel; those never get an index.
 
@@ -25,29 +25,29 @@ use crate::disk::dir_entry::{self, RawEntry};
 use crate::disk::hash::HashKind;
 use crate::disk::{self, Ino};
 
-/// Names kept in memory at once where a run of equal hashes goes over many leaves.
+/// Most names kept in memory if a run of equal hashes covers many leaves.
 const WINDOW: usize = 4096;
 /// Bits of the ordinal.
 const ORDINAL: u64 = 0xFF;
 
 /// A name in the listing's order.
 struct Name {
-    /// Place in the order, [`ORDINAL`] bits zero until all of its group are there.
+    /// Position in the order; the [`ORDINAL`] bits are zero until all names of its group are collected.
     key: u64,
     ino: Ino,
     file_type: u8,
     name: Box<[u8]>,
 }
 
-/// A piece of the listing.
+/// A part of the listing.
 struct Window {
     names: Vec<Name>,
-    /// Where the next piece starts.
+    /// Start of the next part.
     next: Option<u64>,
 }
 
 impl Dir<'_> {
-    /// Reports the entries behind `cookie` until `emit` has enough.
+    /// Calls `emit` for the entries after `cookie` until it returns false.
     pub(crate) fn read(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
         if core.has(disk::inode::INLINE_DATA) {
             return inline::read(self, core, cookie, emit);
@@ -72,9 +72,9 @@ impl Dir<'_> {
         let mut resume = cookie.saturating_sub(2);
         loop {
             let window = if self.is_indexed(core) {
-                self.gather(core, resume)?
+                self.collect_window(core, resume)?
             } else {
-                self.gather_only_block(core, resume)?
+                self.collect_only_block(core, resume)?
             };
             for name in window.names {
                 let entry = DirEntry {
@@ -94,7 +94,7 @@ impl Dir<'_> {
         }
     }
 
-    fn gather_only_block(&self, core: &disk::Inode, resume: u64) -> Result<Window> {
+    fn collect_only_block(&self, core: &disk::Inode, resume: u64) -> Result<Window> {
         let mut names = Vec::new();
         let buf = self.leaf(core, 0)?;
         for entry in dir_entry::entries(&self.layout, &buf.data()) {
@@ -108,9 +108,9 @@ impl Dir<'_> {
         Ok(Window { names, next: None })
     }
 
-    /// The names of the leaf where `resume` lies, and of those that continue its run of equal hashes;
-    /// or of the first leaf behind it that has any.
-    fn gather(&self, core: &disk::Inode, resume: u64) -> Result<Window> {
+    /// Collects the names of the leaf that contains `resume`, and of those that continue its run of equal hashes; or of
+    /// the first leaf after it that has any.
+    fn collect_window(&self, core: &disk::Inode, resume: u64) -> Result<Window> {
         let mut names = Vec::new();
         let mut cut = false;
         let mut path = self.descend(core, major_of(resume))?;
@@ -160,7 +160,7 @@ impl Dir<'_> {
         Ok(())
     }
 
-    /// Notes a name unless it lies before `resume`; its hash.
+    /// Adds a name unless it is before `resume`; returns its hash.
     fn take(
         &self,
         kind: HashKind,
@@ -226,7 +226,7 @@ impl Dir<'_> {
         Ok(())
     }
 
-    /// Reports one block's entries from offset `from` on; whether the caller wants more.
+    /// Calls `emit` for one block's entries from offset `from` on; returns whether the caller wants more.
     fn read_block(
         &self,
         core: &disk::Inode,
@@ -282,11 +282,11 @@ fn key_of(major: u32, tie: u32) -> u64 {
 }
 
 fn major_of(key: u64) -> u32 {
-    // A cookie that no listing has given out may be anything.
+    // A made-up cookie may have any value.
     ((key >> 31) & u64::from(u32::MAX - 1)) as u32
 }
 
-/// Sorts and gives names that agree in their keys their ordinals.
+/// Sorts the names, and numbers those that agree in their keys.
 fn order(names: &mut [Name]) {
     names.sort_unstable_by(|a, b| (a.key & !ORDINAL, &a.name).cmp(&(b.key & !ORDINAL, &b.name)));
     let mut group = None;

@@ -1,4 +1,4 @@
-//! What every listing has in common: the two names that are no entries, and names that are not shown.
+//! What all listings share: `.` and `..`, and the validation of names.
 
 use steadfs_vfs::{DirEntry, FileKind, Result};
 
@@ -6,11 +6,11 @@ use super::Dir;
 use crate::disk;
 use crate::disk::dir_entry::RawEntry;
 
-/// A caller's function that takes entries until it returns false.
+/// Callback of a listing; returns false when it wants no more entries.
 pub(crate) type Emit<'e> = &'e mut dyn FnMut(DirEntry<'_>) -> bool;
 
 impl Dir<'_> {
-    /// Reports `.` and `..` at cookies 0 and 1; whether the caller wants more.
+    /// Calls `emit` for `.` and `..` at cookies 0 and 1; returns whether the caller wants more.
     pub(super) fn read_dots(
         &self,
         core: &disk::Inode,
@@ -39,7 +39,7 @@ impl Dir<'_> {
         Ok(true)
     }
 
-    /// Refuses what no caller could use as a name, or only to get somewhere else.
+    /// Refuses names that no caller can use, or that would resolve to another file.
     pub(super) fn check_shown(&self, entry: &RawEntry<'_>) -> Result<()> {
         let name = entry.name;
         let dots = name == b"." || name == b"..";

@@ -1,5 +1,5 @@
-//! Random names against maps in memory, over all hash functions and block sizes; listings that go on
-//! while the directory changes; large directories. e2fsck judges every image.
+//! Random names against maps in memory, over all hash functions and block sizes; listings while the directory changes;
+//! large directories. e2fsck judges every image.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -168,7 +168,7 @@ fn random_names_without_index_checksums_or_journal() {
     }
 }
 
-/// A listing in small batches while names come and go: what is there all the time is listed once.
+/// A listing in small batches while names are added and removed: names that exist all the time are listed once.
 fn list_while_changing(image: Image, seed: u64) {
     let mut random = Random::new(seed);
     let world = World::open(image);
@@ -233,7 +233,7 @@ fn a_hundred_thousand_names() {
     let world = World::make(&["-t", "ext4", "-b", "1024", "-N", "200"], "64M");
     let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
     let target = world.file(ROOT, b"target").unwrap().ino;
-    // Links, since inodes are not what is tried here; 65 000 names are the most of one file.
+    // Hard links, as inodes are not tested here; one file has at most 65 000 names.
     let second = world.file(ROOT, b"second").unwrap().ino;
     for n in 0..100_000 {
         let ino = if n < 60_000 { target } else { second };

@@ -4,7 +4,7 @@ use steadfs_base::{Corruption, DevBlock, FileBlock};
 use steadfs_vfs::{FsError, Result};
 
 use super::Tree;
-use super::path::{Level, Path, Shape, root, two_things};
+use super::path::{Level, Path, Shape, root, shared_node_error};
 use crate::disk::ExtentIndex;
 use crate::disk::extent::{ExtentNodeMut, MAX_DEPTH};
 use crate::pins::Pins;
@@ -12,7 +12,7 @@ use crate::txn::Handle;
 use crate::verified::EXTENT_NODE;
 
 impl Tree<'_> {
-    /// Changes a node and seals it, once for each way to it.
+    /// Changes a node and seals it, in the inode or in a block.
     fn edit<R>(
         &mut self,
         handle: &mut Handle<'_>,
@@ -26,7 +26,7 @@ impl Tree<'_> {
         let mut bytes = handle.write(buf)?;
         let mut node = ExtentNodeMut::edit(&mut bytes)?;
         if Shape::of(&node.node()) != level.shape {
-            return Err(two_things());
+            return Err(shared_node_error());
         }
         let result = change(&mut node);
         node.seal(seed);
@@ -43,12 +43,12 @@ impl Tree<'_> {
         self.edit(handle, path.leaf(), change)
     }
 
-    /// The first entry of the leaf starts elsewhere now: says so in the nodes above.
+    /// Corrects the keys in the upper nodes after the first entry of the leaf has changed.
     pub(super) fn correct_keys(&mut self, handle: &mut Handle<'_>, path: &Path) -> Result<()> {
         let bytes = path.leaf().bytes(self.core);
         let leaf = bytes.node()?;
         if leaf.is_empty() {
-            return Err(two_things());
+            return Err(shared_node_error());
         }
         let first = leaf.first_block(0);
         drop(bytes);
@@ -79,8 +79,8 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// One step towards room in the full leaf: splits the lowest node on the path whose parent has
-    /// room, or puts a level under the root.
+    /// One step towards room in the full leaf: splits the lowest node on the path whose parent has room, or adds a
+    /// level below the root.
     pub(super) fn make_room(
         &mut self,
         handle: &mut Handle<'_>,
@@ -111,7 +111,7 @@ impl Tree<'_> {
         let (from, first) = {
             let bytes = level.bytes(self.core);
             let node = bytes.node()?;
-            // Who appends leaves full nodes behind; else each half has room.
+            // Appends leave full nodes; otherwise each half gets room.
             let appends = node.position(block) == node.len();
             let from = if appends {
                 node.len() - 1
@@ -187,7 +187,7 @@ impl Tree<'_> {
         Ok(block)
     }
 
-    /// Reads what [`Tree::remove_entry`] will need where nodes run empty, before the first change.
+    /// Pins what [`Tree::remove_entry`] changes when nodes become empty.
     pub(super) fn pin_to_remove_entry(&self, pins: &mut Pins, path: &Path) -> Result<()> {
         for level in path.levels.iter().rev() {
             let Some(buf) = &level.buf else {
@@ -214,7 +214,7 @@ impl Tree<'_> {
             let len = level.bytes(self.core).node()?.len();
             match &level.buf {
                 Some(buf) if len == 1 => {
-                    // Its only entry: the node goes, and with it its entry in the parent.
+                    // Its only entry: the node is freed, and its entry in the parent removed.
                     let block = buf.block();
                     handle.forget(block)?;
                     self.fs.alloc.free_blocks(self.fs, handle, block, 1)?;

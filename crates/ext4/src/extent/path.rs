@@ -1,4 +1,4 @@
-//! The way from an inode's root node to a leaf.
+//! The path from an inode's root node to a leaf.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::disk::{self, Ino};
 use crate::fs::Ext4;
 use crate::verified::EXTENT_NODE;
 
-/// A node on the way.
+/// A node on the path.
 pub(super) struct Level {
-    /// What it was when the way was found.
+    /// Its shape when the path was found.
     pub(super) shape: Shape,
     /// The node's block; `None` is the root in the inode.
     pub(super) buf: Option<Arc<MetaBuf>>,
-    /// Which entry leads on (upper nodes).
+    /// Position of the entry of the next node (upper nodes).
     pub(super) pos: u16,
     /// File blocks below the node.
     pub(super) blocks: Range<FileBlock>,
@@ -30,8 +30,8 @@ pub(super) struct Path {
     pub(super) levels: Vec<Level>,
 }
 
-/// What positions in a node are reckoned with. On a damaged volume its block may be something else, too: then
-/// whoever changes that changes the node, although nobody else has the inode.
+/// The header fields on which positions in a node depend. On a corrupt volume its block may belong to another
+/// structure, too; then a change of that changes the node, although no other task holds the inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     depth: u16,
@@ -76,13 +76,13 @@ impl Bytes<'_> {
         let node = ExtentNode::view(self)?;
         match node.depth() == self.depth {
             true => Ok(node),
-            false => Err(two_things()),
+            false => Err(shared_node_error()),
         }
     }
 }
 
-/// A node is not any more what it was.
-pub(super) fn two_things() -> FsError {
+/// The error for a node that has changed its shape meanwhile.
+pub(super) fn shared_node_error() -> FsError {
     Corruption::new("a block is a node of an extent tree and something else").into()
 }
 
@@ -103,7 +103,7 @@ pub(super) fn root(core: &disk::Inode) -> Result<ExtentNode<'_>> {
 }
 
 impl Path {
-    /// The way to the leaf that holds `block` or would.
+    /// The path to the leaf that holds `block` or would hold it.
     pub(super) fn find(
         fs: &Ext4,
         ino: Ino,
@@ -145,7 +145,7 @@ impl Path {
                     .map(|_| ())
                     .map_err(|e| e.in_inode(ino).in_block(index.child))
             })?;
-            // A node verified under another parent may not belong here; the depth bounds the walk.
+            // A node verified under another parent may not belong here; the depth limits the walk.
             let shape = Shape::of(&ExtentNode::view(&buf.data())?);
             if shape.depth != expect.depth {
                 return Err(Corruption::new("an extent node has the wrong depth")

@@ -1,7 +1,11 @@
-//! Damaged groups, which are passed over while others have room.
+//! Corrupt groups, from which nothing is allocated.
 //!
-//! A group whose bitmap cannot be believed gives no block and no inode away. The others do, and what was found is told
-//! once, to whoever next asks: an allocation runs inside a handle and under locks, where first_error cannot be noted.
+//! **Problem.** Allocation finds a bitmap or descriptor that fails verification. It runs inside a handle and under
+//! locks, where the corruption cannot be recorded in the superblock.
+//!
+//! **Rule.** The group is skipped, and the allocation continues in the other groups. Each corruption is queued once,
+//! and the end of the operation takes it from the queue ([`Allocator::take_corruption`]) and records it. (As
+//! `EXT4_GROUP_INFO_BBITMAP_CORRUPT` in Linux.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,10 +16,10 @@ use steadfs_vfs::{FsError, Result};
 use super::Allocator;
 use crate::disk::GroupNo;
 
-/// What was found in groups that were passed over.
+/// Corruption found by allocation and not yet recorded.
 pub(super) struct CorruptGroups {
     reports: Mutex<Vec<Corruption>>,
-    /// There are some: for a look without the lock.
+    /// Whether `reports` has entries, read without the lock.
     has_reports: AtomicBool,
 }
 
@@ -29,8 +33,8 @@ impl CorruptGroups {
 }
 
 impl Allocator {
-    /// What was found in a group; nothing in a damaged one, of which `first_error` keeps the first: the answer where no
-    /// other group has anything.
+    /// Turns corruption of group `no` into `None`, so that the search continues. `first_error` keeps the first
+    /// corruption, which is the result if no other group has space.
     pub(super) fn skip_corrupt<T>(
         &self,
         no: GroupNo,
@@ -51,7 +55,7 @@ impl Allocator {
         Ok(None)
     }
 
-    /// What was found in groups that were passed over since this was asked last.
+    /// Takes the corruption found since the last call.
     #[inline]
     pub(crate) fn take_corruption(&self) -> Vec<Corruption> {
         if !self.corrupt_groups.has_reports.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! Inode numbers: near the directory for files, spread for directories.
+//! Inode numbers: near the directory for files, spread over the groups for directories (Orlov allocator).
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::txn::Handle;
 use crate::verified::INODE_BITMAP;
 
 impl Allocator {
-    /// Takes a free inode number for a new `kind` in `parent`; `pins` keeps its slot in the table. Two credits
-    /// (three where the block bitmap must come first, on volumes whose groups were never written).
+    /// Allocates an inode number for a new `kind` in `parent`; `pins` keeps its slot in the table. Two credits (three
+    /// if the group's block bitmap was never written).
     pub fn new_inode(
         &self,
         fs: &Ext4,
@@ -43,8 +43,8 @@ impl Allocator {
         Err(first_error.unwrap_or(FsError::NoSpace))
     }
 
-    /// A directory at the top goes to a group of its own with room above the average; one further
-    /// down stays near its parent while the parent's group has room left.
+    /// A directory in the root directory gets the next group with more free inodes and blocks than average; any other
+    /// stays in its parent's group while that has a quarter of the average.
     fn group_for_dir(&self, fs: &Ext4, parent: &Inode) -> GroupNo {
         let geo = fs.geo();
         let totals = self.totals();
@@ -88,7 +88,7 @@ impl Allocator {
         let written = group.desc.inodes_in_use_limit(geo);
         let table = desc_block(fs, no)?;
         if group.desc.inode_uninit(geo) {
-            // Its first number will be taken, and to write the bitmap is a change.
+            // The first number will be allocated. Pinned now, as initialising the bitmap is a change.
             pins.keep(fs.inode_slot(geo.inode_at(no, first), IoTag::default())?.0);
         }
         let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
@@ -98,12 +98,16 @@ impl Allocator {
             let what = format!("descriptor has {said} free inodes, bitmap none");
             return Err(Corruption::new(what).in_group(no.0).into());
         };
-        // The caller writes to its slot.
+        // The caller writes the slot.
         let (slots, at) = fs.inode_slot(geo.inode_at(no, index), IoTag::default())?;
         pins.keep(Arc::clone(&slots));
         if index < written {
             check_unused(geo.inode_at(no, index), &slots.data()[at..])?;
         }
+        assert!(
+            (first..geo.inodes_per_group).contains(&index),
+            "reserved inodes are not allocated"
+        );
         let mut bits = handle.write(&buf)?;
         bitmap::set(&mut bits, index);
         let desc = &mut group.desc;
@@ -118,13 +122,14 @@ impl Allocator {
         drop(bits);
         write_desc(fs, no, &group.desc, handle, &table)?;
         self.with_totals(|t| {
+            assert!(t.free_inodes > 0, "the total includes every group");
             t.free_inodes -= 1;
             t.dirs += u64::from(kind == FileKind::Directory);
         });
         Ok(Some(geo.inode_at(no, index)))
     }
 
-    /// Gives an inode number back. Two credits.
+    /// Frees an inode number. Two credits.
     pub fn free_inode(
         &self,
         fs: &Ext4,
@@ -133,6 +138,7 @@ impl Allocator {
         kind: FileKind,
     ) -> Result<()> {
         let geo = fs.geo();
+        assert!(ino.0 >= geo.first_ino.0, "reserved inodes are not freed");
         let (no, index) = geo.group_of_inode(ino);
         let mut group = self.group(no);
         let table = desc_block(fs, no)?;
@@ -158,7 +164,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Reads what freeing an inode number will need, before the first change.
+    /// Pins the bitmap and descriptor that freeing an inode number changes.
     pub fn pin_to_free_inode(&self, fs: &Ext4, pins: &mut Pins, ino: Ino) -> Result<()> {
         let (no, _) = fs.geo().group_of_inode(ino);
         let group = self.group(no);
@@ -169,7 +175,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Whether the bitmap says that the inode is in use.
+    /// Whether the inode is in use by its bitmap.
     pub(crate) fn is_inode_used(&self, fs: &Ext4, ino: Ino) -> Result<bool> {
         let (no, index) = fs.geo().group_of_inode(ino);
         let group = self.group(no);
@@ -202,8 +208,8 @@ impl Allocator {
     }
 }
 
-/// Refuses a number that the bitmap has as free while the table has an inode there: whoever gets it
-/// would destroy somebody's file.
+/// Refuses a number that the bitmap has as free while its slot holds an inode with links: a new inode there would
+/// destroy that file.
 fn check_unused(ino: Ino, slot: &[u8]) -> Result<()> {
     if !disk::inode::has_links(slot) {
         return Ok(());

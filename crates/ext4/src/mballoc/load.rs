@@ -1,8 +1,8 @@
 //! Reading the group descriptors when a volume is opened.
 //!
-//! Writing needs all of them to be right. Reading needs one number of a group, the place of its inode table, and of
-//! the groups only those whose inodes are asked for: a descriptor that is damaged is taken from a copy of its block,
-//! and a group without one that verifies is lost alone ([`Descriptors`] says which mount needs what).
+//! A mount for writing needs all of them to be valid. Reading needs only the place of a group's inode table: a corrupt
+//! descriptor is taken from a copy of its block, and a group without a valid copy loses only its own inodes
+//! ([`Descriptors`] defines what each kind of mount needs).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -19,27 +19,26 @@ use super::{Allocator, Group, Totals};
 use crate::disk::{DESC_COPIES_MAX, Geometry, GroupDesc, GroupNo};
 use crate::io_error;
 
-/// Blocks of group descriptors that are read ahead of those looked at.
+/// Read-ahead window in descriptor blocks.
 const DESC_WINDOW: u32 = 256;
-/// What the inode table of a group that is lost counts as: no table lies there.
+/// Inode table of a lost group: no inode table can be in block 0.
 const NOWHERE: DevBlock = DevBlock(0);
 
-/// What has to be right about the group descriptors.
+/// The validity required of the group descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descriptors {
-    /// Everything: the volume may be written.
+    /// All of them are valid: the volume may be written.
     Right,
-    /// The places that they name; a wrong checksum alone is passed over, as the kernel does on a volume that is
-    /// mounted read-only.
+    /// Their places are valid; a wrong checksum alone is ignored, as by the kernel on a read-only mount.
     Places,
-    /// Nothing: what cannot be found is lost.
+    /// None: groups without a valid descriptor are lost.
     Nothing,
 }
 
-/// Groups that may be lost; more are no volume.
+/// Most groups that may be lost.
 const MOST_LOST: u32 = 1 << 16;
 
-/// Descriptors as they are read, and what was wrong with them.
+/// Reads descriptors and counts the corrupt ones.
 struct Reader<'a> {
     geo: &'a Geometry,
     meta: &'a MetaCache,
@@ -49,7 +48,7 @@ struct Reader<'a> {
     /// The copies of a block that were read last.
     copies: Option<(u32, Vec<Vec<u8>>)>,
     lost: u32,
-    /// What was passed over: how many descriptors, and the first of them.
+    /// Number of corrupt descriptors, and the error of the first.
     damage: Option<(u32, String)>,
 }
 
@@ -102,7 +101,7 @@ impl Reader<'_> {
         slots.find_map(|slot| GroupDesc::parse(self.geo, group, slot).ok())
     }
 
-    /// A block of the table; `None` where it cannot be read and need not be.
+    /// A block of the table; `None` if it cannot be read and is not required.
     fn read_block(&self, n: u32) -> Result<Option<Arc<MetaBuf>>> {
         let at = self.geo.desc_block_at(n);
         if n.is_multiple_of(DESC_WINDOW) {
@@ -123,15 +122,14 @@ impl Reader<'_> {
 }
 
 impl Allocator {
-    /// Reads and verifies all group descriptors. Returns what was passed over, too: a volume of which something was
-    /// is not to be written.
+    /// Reads and verifies all group descriptors. Also returns what was ignored; if something was, the volume must not
+    /// be written.
     pub fn load(
         geo: &Geometry,
         meta: &MetaCache,
         needed: Descriptors,
     ) -> Result<(Self, Option<String>)> {
-        // What the superblock says there are is not believed before their descriptors are there: a sparse file is
-        // as large as its author likes, at no cost.
+        // No memory is allocated by the superblock's group count alone: a sparse file can claim any size.
         let mut groups = Vec::new();
         let mut inode_tables = Vec::new();
         let mut zones = Zones::default();
@@ -185,6 +183,11 @@ impl Allocator {
             1 => first,
             _ => format!("{first} (and {} group descriptors more)", count - 1),
         });
+        assert_eq!(
+            groups.len(),
+            geo.group_count as usize,
+            "each group has its state"
+        );
         let allocator = Self {
             groups,
             inode_tables,
@@ -205,7 +208,7 @@ impl Allocator {
     /// First block of a group's inode table.
     ///
     /// # Errors
-    /// The group's descriptor was damaged when the volume was opened.
+    /// The group's descriptor was corrupt when the volume was opened.
     pub fn inode_table(&self, group: GroupNo) -> Result<DevBlock> {
         match self.inode_tables[group.0 as usize] {
             NOWHERE => Err(Corruption::new("its descriptor is damaged")

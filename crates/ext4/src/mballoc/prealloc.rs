@@ -1,13 +1,15 @@
-//! Prealloc behind files that grow.
+//! Preallocation for growing files (inode preallocation).
 //!
-//! Problem: of several files that are appended to and synced by turns each gets the next free block, and
-//! all of them lie in pieces of one block. Rule: whoever continues a file in small steps claims more than
-//! he needs, up to what the file has already, and the rest is kept for the file's next blocks.
+//! **Problem.** If several files are appended to and synced alternately, each append gets the next free block, and
+//! every file consists of extents of one block.
 //!
-//! What is kept is claimed like everything else, in memory only, so a crash knows nothing of it. It counts
-//! as free in [`Totals`](super::Totals), promises included, and whoever finds no other block gets it all
-//! back ([`Allocator::search_after_drop`]). The kernel tells us of no close; a file's room goes with its last
-//! reference, its truncation, some time without use, or when too many others have some.
+//! **Rule.** An append in small steps allocates more blocks than it needs, up to the file's current length (at least 4
+//! blocks, at most 8 MiB), and the rest is kept for the file's next blocks.
+//!
+//! Preallocated blocks are allocated in memory only, so a crash leaves no trace of them. They count as free in
+//! [`Totals`](super::Totals), and an allocation that finds no other block releases all of them
+//! ([`Allocator::search_after_drop`]). FUSE does not report a close; a preallocation ends with the file's last
+//! reference, its truncation, 12 idle periods of the flusher, or when more than 512 files have one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,37 +22,37 @@ use super::{Allocator, Run};
 use crate::disk::Ino;
 use crate::fs::Ext4;
 
-/// Most bytes kept for a file.
+/// Most bytes preallocated for a file.
 const PREALLOC_BYTES_MAX: u64 = 8 << 20;
-/// Fewest blocks that a growing file claims at a time.
+/// Fewest blocks that a growing file allocates at a time.
 const PREALLOC_BLOCKS_MIN: u64 = 4;
-/// Most files that have prealloc.
+/// Most files with a preallocation.
 const PREALLOC_FILES_MAX: usize = 512;
-/// Periods of the flusher after which unused room goes: a minute, unless the period was changed.
+/// Idle periods of the flusher after which a preallocation is released: a minute by default.
 const PREALLOC_IDLE_PERIODS: u64 = 12;
-/// Prealloc is only made where there is so many times as much free space.
+/// Blocks are preallocated only if unreserved free space is at least this many times as large.
 const PREALLOC_FREE_FACTOR: u64 = 64;
 
-/// What is kept for which file.
+/// Preallocations by inode.
 pub(super) struct PreallocTable {
-    /// Held while room is made or given back, so that whoever finds no free block and then takes this
-    /// has only to look again.
+    /// Held while blocks are preallocated or released: a task that found no free block takes it and needs to search
+    /// only once more.
     moving: Mutex<()>,
     files: Mutex<PreallocMap>,
-    /// How many files have prealloc: for a look without the lock.
+    /// Number of entries, read without the lock.
     count: AtomicUsize,
 }
 
 #[derive(Default)]
 struct PreallocMap {
     by_inode: FixedMap<Ino, Prealloc>,
-    /// Counts up with each use.
+    /// Incremented with each use.
     clock: u64,
     /// Counts the flusher's periods.
     period: u64,
 }
 
-/// Prealloc for a file from one block on.
+/// Blocks preallocated for a file from its block `at` on.
 struct Prealloc {
     at: FileBlock,
     run: Run,
@@ -78,8 +80,8 @@ impl PreallocTable {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Takes up to `want` blocks of a file's room out, for its block `at`. Prealloc that is for other blocks is
-    /// of no use any more and comes second.
+    /// Takes up to `want` preallocated blocks for the file's block `at`. A preallocation for another file block is
+    /// useless and is returned second, to be released.
     fn take(&self, ino: Ino, at: FileBlock, want: u32) -> (Option<Run>, Option<Run>) {
         if self.is_empty() {
             return (None, None);
@@ -104,8 +106,10 @@ impl PreallocTable {
         })
     }
 
-    /// Keeps a run for a file from its block `at` on. Returns what has to go for it.
+    /// Keeps a run for a file from its block `at` on. Returns the preallocations to release: the file's old one, and
+    /// the least recently used one if there are too many.
     fn keep(&self, ino: Ino, at: FileBlock, run: Run) -> [Option<Run>; 2] {
+        assert!(run.len > 0, "a preallocation has at least one block");
         self.change(|files| {
             files.clock += 1;
             let prealloc = Prealloc {
@@ -124,13 +128,17 @@ impl PreallocTable {
                 let found = found.map(|(&ino, _)| ino);
                 oldest = found.and_then(|ino| files.by_inode.remove(&ino));
             }
+            assert!(
+                files.by_inode.len() <= PREALLOC_FILES_MAX,
+                "the oldest is removed"
+            );
             [before, oldest].map(|prealloc| prealloc.map(|prealloc| prealloc.run))
         })
     }
 }
 
 impl Run {
-    /// The first `len` blocks, at least one, and the others.
+    /// The first `len` blocks (at least one), and the others.
     fn split(self, len: u32) -> (Self, Option<Self>) {
         let len = len.clamp(1, self.len);
         let first = Self { len, ..self };
@@ -138,13 +146,14 @@ impl Run {
             start: self.start.plus(len.into()),
             len: self.len - len,
         };
+        debug_assert_eq!(first.len + rest.len, self.len, "no block is lost");
         (first, (rest.len > 0).then_some(rest))
     }
 }
 
 impl Allocator {
-    /// Claims up to `want` blocks for a file that grows from its block `at` on, as [`Allocator::allocate`] does,
-    /// out of the room it has or with some more for what comes next.
+    /// Allocates up to `want` blocks for a file that grows from its block `at` on, as [`Allocator::allocate`] does:
+    /// from the file's preallocation, or together with a new one.
     pub fn allocate_growing(
         &self,
         fs: &Ext4,
@@ -152,10 +161,12 @@ impl Allocator {
         goal: DevBlock,
         want: u32,
     ) -> Result<Run> {
+        assert!(want > 0, "an allocation has at least one block");
         let moving = self.prealloc.moving.lock();
         let (mine, useless) = self.prealloc.take(ino, at, want);
         self.release_prealloc(fs, useless);
         if let Some(run) = mine {
+            assert!(run.len <= want, "no more blocks than requested");
             self.with_totals(|t| t.free -= u64::from(run.len));
             return Ok(run);
         }
@@ -181,7 +192,7 @@ impl Allocator {
         Ok(run)
     }
 
-    /// A file needs its room no longer.
+    /// Releases a file's preallocation.
     pub fn drop_prealloc(&self, fs: &Ext4, ino: Ino) {
         if !self.prealloc.is_empty() {
             let _moving = self.prealloc.moving.lock();
@@ -190,7 +201,7 @@ impl Allocator {
         }
     }
 
-    /// A period of the flusher is over: who has not grown for long needs no prealloc.
+    /// Called at the end of each flusher period: releases preallocations that were idle for too long.
     pub fn age_preallocs(&self, fs: &Ext4) {
         if self.prealloc.is_empty() {
             return;
@@ -213,7 +224,7 @@ impl Allocator {
         }
     }
 
-    /// Claims when no block was found: gives all files' room back and looks again.
+    /// Releases all preallocations and searches again, after a search that found no block.
     pub(super) fn search_after_drop(
         &self,
         fs: &Ext4,
@@ -225,7 +236,7 @@ impl Allocator {
         self.search(fs, goal, want)
     }
 
-    /// Gives all files' room back, for a look at what is free.
+    /// Releases all preallocations, so that a trim sees their blocks as free.
     pub(super) fn drop_all_preallocs(&self, fs: &Ext4) {
         let _moving = self.prealloc.moving.lock();
         self.release_all_preallocs(fs);
@@ -242,12 +253,12 @@ impl Allocator {
 
     fn release_prealloc(&self, fs: &Ext4, run: Option<Run>) {
         if let Some(run) = run {
-            // It never stopped counting as free.
+            // Preallocated blocks count as free all the time.
             self.make_free(fs, run, false);
         }
     }
 
-    /// Blocks that are kept for files.
+    /// Blocks that are preallocated.
     #[cfg(test)]
     pub(crate) fn preallocated_blocks(&self) -> u64 {
         let sum =

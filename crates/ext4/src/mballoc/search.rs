@@ -1,4 +1,4 @@
-//! Finding free blocks: near the goal, in one piece, without looking at groups that cannot have it.
+//! Search for free blocks: near the goal, contiguous, and without loading groups that cannot have them.
 
 use std::sync::atomic::Ordering;
 
@@ -10,21 +10,21 @@ use crate::disk::{GroupNo, bitmap};
 use crate::fs::Ext4;
 use crate::txn::Handle;
 
-/// How much is to be claimed.
+/// A request for blocks.
 #[derive(Clone, Copy)]
 pub(super) struct AllocRequest {
     len: u32,
-    /// Take only of what nobody was promised, and leave so many blocks.
+    /// Allocate only unreserved blocks, and leave this number of them. `None`: reserved blocks, too.
     keep: Option<u64>,
 }
 
 impl AllocRequest {
-    /// So many blocks, whoever was promised some.
+    /// A request for `len` blocks, of reserved ones, too.
     pub(super) fn of(len: u32) -> Self {
         Self { len, keep: None }
     }
 
-    /// At most what was found.
+    /// The request limited to `found` blocks.
     fn at_most(self, found: u32) -> Self {
         Self {
             len: self.len.min(found),
@@ -34,13 +34,13 @@ impl AllocRequest {
 }
 
 impl Allocator {
-    /// Claims up to `want` blocks in one run, as near behind `goal` as can be: at the goal itself, in
-    /// its group, in a group that has the whole length in one piece, and last whatever there is.
+    /// Allocates up to `want` blocks in one run, in this order: at the goal, in its group, in a group that has the
+    /// whole length contiguous, in any group with an eighth of it, anywhere.
     pub fn allocate(&self, fs: &Ext4, goal: DevBlock, want: u32) -> Result<Run> {
         self.allocate_request(fs, goal, AllocRequest::of(want))
     }
 
-    /// The same of what nobody was promised, leaving `keep` blocks.
+    /// Allocates unreserved blocks only, and leaves `keep` of them.
     pub fn allocate_spare(&self, fs: &Ext4, goal: DevBlock, want: u32, keep: u64) -> Result<Run> {
         if self.with_totals(|t| t.spare(keep)) == 0 {
             return Err(FsError::NoSpace);
@@ -57,9 +57,9 @@ impl Allocator {
         }
     }
 
-    /// Claims of what nobody has, files' room included.
+    /// Searches the blocks that are not busy; preallocated blocks are busy.
     pub(super) fn search(&self, fs: &Ext4, goal: DevBlock, want: AllocRequest) -> Result<Run> {
-        assert!(want.len > 0, "a claim has a length");
+        assert!(want.len > 0, "an allocation has at least one block");
         let geo = fs.geo();
         let goal = if geo.block_range().contains(&goal.0) {
             goal
@@ -104,8 +104,8 @@ impl Allocator {
         Err(first_error.unwrap_or(FsError::NoSpace))
     }
 
-    /// Claims one block for metadata: of what was promised if the handle keeps promises, else of what nobody was
-    /// promised. So data that was acknowledged finds its place whatever else is made on a full volume.
+    /// Allocates one block for metadata: from the reservation if the handle uses one, else an unreserved block. So
+    /// acknowledged data always finds its blocks, even if a full volume is changed otherwise.
     pub fn allocate_meta(&self, fs: &Ext4, handle: &Handle<'_>, goal: DevBlock) -> Result<Run> {
         match handle.uses_reservation() {
             true => self.allocate(fs, goal, 1),
@@ -113,7 +113,7 @@ impl Allocator {
         }
     }
 
-    /// Claims one block for metadata and uses it at once. Two credits.
+    /// Allocates one block for metadata and marks it used. Two credits.
     pub fn alloc_meta_block(
         &self,
         fs: &Ext4,
@@ -128,7 +128,7 @@ impl Allocator {
         Ok(run.start)
     }
 
-    /// The run that starts exactly at `at`, if enough of it is free to continue the file there.
+    /// Allocates the run that starts exactly at `at`, if it is long enough to continue the file there.
     fn allocate_at(
         &self,
         fs: &Ext4,
@@ -141,14 +141,14 @@ impl Allocator {
         let blocks = fs.geo().blocks_in(no);
         let end = bitmap::find_next_set(busy, at..(at + want.len).min(blocks));
         let end = end.unwrap_or((at + want.len).min(blocks));
-        // A short piece in front of somebody else's blocks is not worth breaking the file for.
+        // Fewer than 16 blocks before other files' blocks would fragment the file.
         if end - at < want.len.min(16) {
             return Ok(None);
         }
         Ok(self.take(fs, no, &mut group, at, want.at_most(end - at)))
     }
 
-    /// The first run of at least `need` blocks from `from` on (or else before it).
+    /// Allocates from the first run of at least `need` blocks from `from` on (or else before it).
     fn allocate_run(
         &self,
         fs: &Ext4,
@@ -176,7 +176,7 @@ impl Allocator {
         Ok(self.take(fs, no, &mut group, found.start, found_len))
     }
 
-    /// A run of `want` blocks from `from` on (or else before it) that begins at a multiple of `stripe`.
+    /// Allocates a run of `want` blocks from `from` on (or else before it) that begins at a multiple of `stripe`.
     fn allocate_aligned(
         &self,
         fs: &Ext4,
@@ -208,7 +208,7 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Takes a free run; nothing if there are no blocks to spare.
+    /// Allocates from a free run; `None` if no block may be taken.
     fn take(
         &self,
         fs: &Ext4,
@@ -226,6 +226,10 @@ impl Allocator {
         if len == 0 {
             return None;
         }
+        assert!(
+            len <= want.len && len <= group.free,
+            "only free blocks are allocated"
+        );
         let busy = group.busy.as_mut().expect("a run was found in it");
         bitmap::set_range(busy, at..at + len);
         group.free -= len;
@@ -244,7 +248,7 @@ mod tests {
     use crate::options::MountOptions;
     use crate::test_world::{ROOT, World};
 
-    /// Where a file of 64 blocks begins that is written after some small ones.
+    /// First block of a file of 64 blocks that is written after small ones.
     fn start(mkfs: &[&str], list: &str) -> u64 {
         let mut options = vec!["-t", "ext4", "-b", "1024", "-O", "^has_journal"];
         options.extend(mkfs);

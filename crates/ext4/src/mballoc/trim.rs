@@ -1,8 +1,11 @@
-//! Free space that the device is told to forget.
+//! Discarding free space (FITRIM).
 //!
-//! What is being discarded is allocated, so that nobody gets it meanwhile; for who writes it is not free. So only a
-//! part of what nobody was promised is taken at a time, who finds too little room all the same waits for it as for
-//! other space that is being freed, and nothing more is taken while he looks again.
+//! **Problem.** Blocks must be allocated while they are discarded, so that no file gets them; for a writer on a nearly
+//! full volume they are then missing.
+//!
+//! **Rule.** One request takes at most 32 MiB and at most half of the unreserved free blocks. A task that still finds
+//! too little space waits for the discard as for other space being freed, and the trim takes nothing more while that
+//! task searches again (for at most 1 s).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -15,14 +18,14 @@ use super::{Allocator, Run};
 use crate::disk::{GroupNo, bitmap};
 use crate::fs::Ext4;
 
-/// Bytes discarded at a time: a slow device does that in a moment.
+/// Bytes discarded by one request.
 const TRIM_CHUNK_BYTES: u64 = 32 << 20;
-/// How long callers without room are waited for, and how often they are looked at.
+/// How long a trim waits for tasks that are short of space, and how often it looks.
 const SHORTAGE_WAIT_MAX: Duration = Duration::from_secs(1);
 const SHORTAGE_POLL: Duration = Duration::from_millis(10);
 
 impl Allocator {
-    /// Discards free space in a block range, runs of at least `min` blocks; blocks discarded.
+    /// Discards the free runs of at least `min` blocks in a block range; returns the number of blocks discarded.
     pub fn trim(&self, fs: &Ext4, cx: &Cx, range: Range<u64>, min: u32) -> Result<u64> {
         let geo = fs.geo();
         let mut trimmed = 0;
@@ -57,14 +60,14 @@ impl Allocator {
         Ok(bitmap::find_zero_run(busy, range, min.max(1)))
     }
 
-    /// Discards what is still free of a run, piece by piece.
+    /// Discards the blocks of a run that are still free, piece by piece.
     fn trim_run(&self, fs: &Ext4, no: GroupNo, run: Range<u32>) -> Result<u64> {
         let base = fs.geo().first_block_of(no);
         let mut trimmed = 0;
         let mut at = run.start;
         while at < run.end {
             self.wait_for_shortages();
-            // Before the claim: who misses these blocks waits for them.
+            // Before the allocation: a task that lacks these blocks waits for them.
             let _under_way = fs.freeing.begin();
             let Some(piece) = self.take_for_trim(fs, no, at..run.end)? else {
                 break;
@@ -73,6 +76,7 @@ impl Allocator {
                 start: base.plus(piece.start.into()),
                 len: piece.end - piece.start,
             };
+            assert!(allocated.len > 0, "a discard has at least one block");
             self.discard_run(fs, allocated);
             self.release(fs, allocated);
             self.trimmed.fetch_add(1, Ordering::AcqRel);
@@ -82,8 +86,7 @@ impl Allocator {
         Ok(trimmed)
     }
 
-    /// Claims the next free blocks, so that nobody takes them while they are being discarded: at most half of what
-    /// nobody was promised.
+    /// Allocates the next free blocks for a discard: at most half of the unreserved ones.
     fn take_for_trim(
         &self,
         fs: &Ext4,
@@ -107,12 +110,13 @@ impl Allocator {
             return Ok(None);
         }
         let piece = found.start..found.start + len;
+        assert!(piece.end <= found.end, "blocks are taken from the free run");
         bitmap::set_range(busy, piece.clone());
         group.free -= len;
         Ok(Some(piece))
     }
 
-    /// Lets callers who found no room look without a block being missing.
+    /// Waits for tasks that are short of space, so that they search without a block being discarded.
     fn wait_for_shortages(&self) {
         let until = now() + SHORTAGE_WAIT_MAX;
         while self.shortages.load(Ordering::Acquire) > 0 && !until.since(now()).is_zero() {
@@ -120,19 +124,20 @@ impl Allocator {
         }
     }
 
-    /// Somebody found too little room and is about to look again.
+    /// A task found too little space and will search again.
     pub(crate) fn enter_shortage(&self) {
         self.shortages.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Changes whenever blocks are free again that were being discarded.
+    /// Changes whenever discarded blocks are free again.
     pub(crate) fn trimmed(&self) -> u64 {
         self.trimmed.load(Ordering::Acquire)
     }
 
-    /// He found some, or gave up.
+    /// The task found space, or gave up.
     pub(crate) fn leave_shortage(&self) {
-        self.shortages.fetch_sub(1, Ordering::AcqRel);
+        let before = self.shortages.fetch_sub(1, Ordering::AcqRel);
+        assert!(before > 0, "a shortage ends once");
     }
 }
 

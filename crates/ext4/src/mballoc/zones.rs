@@ -6,19 +6,19 @@ use steadfs_base::DevBlock;
 
 use crate::disk::bitmap;
 
-/// Disjoint block ranges, start to end, neighbours merged.
+/// Disjoint block ranges, start to end; adjacent ranges are merged.
 #[derive(Default)]
 pub(super) struct Zones(BTreeMap<u64, u64>);
 
 impl Zones {
-    /// Adds a range; whether it was apart from all others.
+    /// Adds a range; returns whether it overlaps no other.
     pub(super) fn add(&mut self, start: DevBlock, len: u64) -> bool {
         if len == 0 {
             return true;
         }
         let apart = !self.overlaps(start, len);
         let (mut low, mut high) = (start.0, start.0 + len);
-        // Merge with the range before and with every one that starts inside or right behind.
+        // Merge with the range before and with every range that starts inside it or directly after it.
         if let Some((&s, &e)) = self.0.range(..=low).next_back()
             && e >= low
         {
@@ -47,7 +47,7 @@ impl Zones {
             .is_some_and(|(_, &e)| e > start.0)
     }
 
-    /// Sets the bits of a group's bitmap that lie in zones. `first` is the group's first block.
+    /// Sets the bits of a group's bitmap that are in zones. `first` is the group's first block.
     pub(super) fn mark(&self, first: DevBlock, blocks: u32, bits: &mut [u8]) {
         let end = first.0 + u64::from(blocks);
         for (&s, &e) in self.0.range(..end).rev() {

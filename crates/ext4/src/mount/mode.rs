@@ -1,4 +1,4 @@
-//! How far a volume can be used: for reading and writing, for reading, or not at all.
+//! Whether a volume can be mounted for writing, for reading, or not at all.
 
 use steadfs_vfs::{FsError, Result};
 
@@ -8,7 +8,7 @@ use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::JournalPlace;
 use crate::options::MountOptions;
 
-/// Features of images that were made to be read: no later version of this program will write them.
+/// Features of images that are read-only by design.
 const MADE_TO_BE_READ: RoCompat = RoCompat::READONLY.union(RoCompat::SHARED_BLOCKS);
 
 /// Why the volume can only be read, a phrase for each reason; empty if it can be written.
@@ -33,7 +33,7 @@ pub(crate) fn why_only_readable(sb: &Superblock) -> Vec<String> {
     why
 }
 
-/// Whether the volume can be used as asked.
+/// Refuses the mount, or reports why it must be read-only.
 pub(super) fn choose_mode(
     sb: &Superblock,
     options: &MountOptions,

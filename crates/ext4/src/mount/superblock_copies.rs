@@ -18,7 +18,7 @@ fn queue(image: &Image) -> Queue {
     Queue::new(image.device(), QueueOptions::default())
 }
 
-/// A volume with a file in its root, and a file that lies in another group.
+/// A volume with a file in its root, and a file that is in another group.
 fn volume(options: &[&str], size: &str) -> Image {
     let image = Image::make(options, size);
     let content = image.beside("content");

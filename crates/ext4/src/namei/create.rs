@@ -24,8 +24,8 @@ use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::xattr::Change;
 
-/// Flags that a new inode takes from its directory (`EXT4_FL_INHERITED`), as far as volumes that are
-/// written have them: secure deletion, undelete, compression, sync, no dump, no access time, no
+/// Flags that a new inode inherits from its directory (`EXT4_FL_INHERITED`), without those of volumes that are not
+/// written: secure deletion, undelete, compression, sync, no dump, no access time, no
 /// compression, journal data, no tail merging, directory sync, project inheritance.
 const INHERITED: u32 = 0x1
     | 0x2
@@ -42,18 +42,18 @@ const INHERITED: u32 = 0x1
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
-/// What to make.
+/// The inode to create.
 #[derive(Clone, Copy)]
 pub(super) struct Spec<'a> {
     pub(super) kind: FileKind,
-    /// Permission bits that were asked for, before umask and default list.
+    /// Requested permission bits, before umask and default list.
     pub(super) perm: u32,
     pub(super) rdev: u32,
     /// Target of a symbolic link.
     pub(super) target: &'a [u8],
 }
 
-/// Why an inode could not be made, and what there is of it: for [`Ext4::give_up`].
+/// The error of a failed creation, and the partly made inode, for [`Ext4::clean_up_failed`].
 pub(super) struct Failed {
     error: FsError,
     half_made: Option<Arc<Inode>>,
@@ -100,7 +100,7 @@ impl Ext4 {
 
     /// See [`steadfs_vfs::FileSystem::mkdir`].
     pub fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
-        // Set-group-ID comes from the parent, and nobody asks for set-user-ID.
+        // Set-group-ID is inherited from the parent; set-user-ID is ignored.
         self.create(
             cx,
             dir,
@@ -152,7 +152,7 @@ impl Ext4 {
             Ok(inode)
         });
         drop(names);
-        let inode = made.map_err(|failed| self.give_up(failed))?;
+        let inode = made.map_err(|failed| self.clean_up_failed(failed))?;
         Ok(inode.attr(self))
     }
 
@@ -186,11 +186,11 @@ impl Ext4 {
             Ok(inode)
         });
         drop(names);
-        let inode = made.map_err(|failed: Failed| self.give_up(failed))?;
+        let inode = made.map_err(|failed: Failed| self.clean_up_failed(failed))?;
         Ok(inode.attr(self))
     }
 
-    /// Writes a name into its place. `subdir`: the directory gains a `..`.
+    /// Inserts a name at `slot`. `subdir`: the directory's link count gains a `..`.
     pub(super) fn add_name(
         &self,
         cx: &Cx,
@@ -214,8 +214,8 @@ impl Ext4 {
         self.store_inode(handle, dir, &core)
     }
 
-    /// Makes an inode with its content and attributes, stored and in the table of inodes, but without
-    /// a name. On error nothing has changed, or what was made is an orphan ([`Ext4::give_up`]).
+    /// Creates an inode with its content and attributes, stored and in the table of inodes, but without a name. On
+    /// error nothing has changed, or the inode is an orphan ([`Ext4::clean_up_failed`]).
     pub(super) fn new_inode(
         &self,
         cx: &Cx,
@@ -234,8 +234,7 @@ impl Ext4 {
             .clear_slot(handle, ino)
             .and_then(|()| Inode::new(self, ino, core));
         let inode = match made {
-            // In the table before anything on disk says that there is such an inode: nobody else reads
-            // it from there.
+            // Inserted in the table before the inode exists on disk, so that no other task reads it from there.
             Ok(inode) => self.inodes.insert(inode),
             Err(error) => {
                 self.alloc.free_inode(self, handle, ino, spec.kind)?;
@@ -258,9 +257,9 @@ impl Ext4 {
         }
     }
 
-    /// Frees what is left of an inode that could not be made, once the handle that tried has ended and
-    /// no lock is held. A crash before finds it on the orphan list.
-    pub(super) fn give_up(&self, failed: Failed) -> FsError {
+    /// Frees a partly made inode after its handle has ended; no lock is held. After a crash before this, it is on the
+    /// orphan list.
+    pub(super) fn clean_up_failed(&self, failed: Failed) -> FsError {
         if let Some(inode) = failed.half_made
             && let Err(error) = self.evict(&inode)
         {
@@ -343,10 +342,10 @@ impl Ext4 {
     ) -> Result<()> {
         let mut core = inode.core.write();
         let result = self.fill_core(handle, parent, inode, &mut core, spec, inherited);
-        // Stored in any case: what was allocated is found there again if it has to be given back.
+        // Stored in any case: the cleanup finds allocated blocks there.
         self.store_inode(handle, inode, &core)?;
-        // Without the inode its data cannot be read back.
-        inode.note_tid(handle, true);
+        // fdatasync needs the inode to read its data back.
+        inode.record_tid(handle, true);
         result
     }
 

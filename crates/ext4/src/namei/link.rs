@@ -1,4 +1,4 @@
-//! More and fewer names for an inode: link, unlink, rmdir.
+//! link, unlink, rmdir.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Ext4 {
         Ok(inode.attr(self))
     }
 
-    /// One name more for an inode that may have one; with the first it is no orphan any more.
+    /// Increments the link count; with its first name an inode is no longer an orphan.
     fn gain_name(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let first = {
             let mut core = inode.core.write();
@@ -133,7 +133,7 @@ impl Ext4 {
         })
     }
 
-    /// Reads what it takes that an inode loses a name, and perhaps its last, before the first change.
+    /// Pins the blocks that change when an inode loses a name, perhaps its last.
     fn pin_to_lose_name(&self, cx: &Cx, dir: &Inode, victim: &Inode) -> Result<Pins> {
         let mut pins = Pins::of_inodes(self, &[dir.ino(), victim.ino()], cx.tag)?;
         self.orphans.pin_to_add(self, &mut pins)?;
@@ -159,7 +159,7 @@ impl Ext4 {
         Ok((entry, inode))
     }
 
-    /// Removes an entry, `subdir`: of a directory.
+    /// Removes an entry. `subdir`: the directory's link count loses a `..`.
     pub(super) fn take_name(
         &self,
         cx: &Cx,
@@ -177,11 +177,11 @@ impl Ext4 {
         self.store_inode(handle, dir, &core)
     }
 
-    /// One name less for an inode that is not a directory; the last one makes it an orphan.
+    /// Decrements the link count of an inode that is not a directory; without names it becomes an orphan.
     pub(super) fn lose_name(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let last = {
             let mut core = inode.core.write();
-            // A count that was wrong already must not wrap.
+            // A wrong count on disk must not wrap around.
             core.links = core.links.saturating_sub(1);
             core.ctime = self.now(&core);
             self.store_inode(handle, inode, &core)?;
@@ -194,7 +194,7 @@ impl Ext4 {
         }
     }
 
-    /// A directory loses its name and is an orphan.
+    /// Removes a directory's links and makes it an orphan.
     pub(super) fn lose_all_names(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         {
             let mut core = inode.core.write();
@@ -205,8 +205,8 @@ impl Ext4 {
         self.orphans.add(self, handle, inode)
     }
 
-    /// Frees an inode that has no name and that no caller knows. The caller holds no lock. Should it
-    /// fail, the inode stays on record as an orphan, for the next mount.
+    /// Frees an inode without names and lookups. The caller holds no lock. On failure the inode stays an orphan, for
+    /// the next mount.
     pub(super) fn free_unnamed(&self, inode: &Inode) {
         if inode.core.read().links > 0 {
             return;

@@ -1,4 +1,4 @@
-//! Looking at names: lookup, readdir, readlink.
+//! lookup, readdir, readlink.
 
 use steadfs_base::{Corruption, FileBlock, InodeNo, IoTag};
 use steadfs_vfs::names::check_length;
@@ -11,8 +11,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 
 impl Ext4 {
-    /// See [`steadfs_vfs::FileSystem::lookup`]. In directories that ignore case names are found by
-    /// their exact bytes.
+    /// See [`steadfs_vfs::FileSystem::lookup`]. In case-insensitive directories names are found by their exact bytes.
     pub fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         check_length(name)?;
         let dir = self.directory(dir, cx.tag)?;
@@ -22,7 +21,7 @@ impl Ext4 {
             Dir::new(self, dir.ino(), &core, cx.tag).lookup(&core, name)?
         };
         let inode = self.named(&dir, ino.ok_or(FsError::NotFound)?, cx.tag)?;
-        // Under the directory's lock: whoever removes the name later sees the count.
+        // Under the directory's lock: a later removal of the name sees the lookup count.
         inode.add_lookup();
         Ok(inode.attr(self))
     }
@@ -53,7 +52,7 @@ impl Ext4 {
         self.link_target(&inode, cx.tag)
     }
 
-    /// A symbolic link's target as it shows.
+    /// A symbolic link's target; an encrypted one in its no-key form.
     pub(crate) fn link_target(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
         let content = self.link_content(inode, tag)?;
         let encrypted = inode.core.read().has(InodeFlags::ENCRYPTED);

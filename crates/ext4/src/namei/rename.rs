@@ -1,4 +1,4 @@
-//! Renames, of every kind.
+//! rename, with all flags of renameat2(2).
 
 use std::sync::Arc;
 
@@ -17,35 +17,35 @@ use crate::inode::Inode;
 use crate::pins::Pins;
 use crate::txn::Handle;
 
-/// Levels of directories looked at above one another before the tree is taken for a circle.
+/// Most levels of directories that are followed upwards; more are a loop.
 const DEEPEST: u32 = 1 << 20;
 
-/// A name and its directory.
+/// One name of a rename and its directory.
 #[derive(Clone, Copy)]
 struct Side<'a> {
     dir: &'a Inode,
     name: &'a [u8],
 }
 
-/// What both names stand for.
+/// The inodes of both names.
 struct Pair {
     old: Arc<Inode>,
     new: Option<Arc<Inode>>,
 }
 
-/// What a try to rename comes to.
+/// Result of one attempt to rename.
 enum Done {
-    /// Done; the inode that lost its name.
+    /// Renamed, with the inode that lost its name.
     Renamed(Option<Arc<Inode>>),
-    /// This file's data must be written out first, without locks.
-    SettleFirst(Arc<Inode>),
+    /// This file's data must be written first, without locks.
+    WriteFirst(Arc<Inode>),
 }
 
 fn is_dir(inode: &Inode) -> bool {
     inode.kind() == FileKind::Directory
 }
 
-/// Whether a move changes how many subdirectories its two directories have.
+/// Whether a move changes the number of subdirectories of its two directories.
 fn counts(from: Side<'_>, to: Side<'_>, moved: &Inode) -> bool {
     is_dir(moved) && from.dir.ino() != to.dir.ino()
 }
@@ -71,7 +71,7 @@ impl Ext4 {
             dir: &to_dir,
             name: to,
         };
-        // While it is held no directory moves to another parent, so ancestors stay ancestors.
+        // While it is held no directory moves to another parent, so the check for ancestors stays valid.
         let _order = (from_dir.ino() != to_dir.ino()).then(|| self.rename.lock());
         let replaced = self.with_space(cx, || self.rename_once(cx, from, to, flags))?;
         if let Some(inode) = replaced {
@@ -80,7 +80,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// One try, which may find that there is too little space; the inode that lost its name.
+    /// One attempt, which may fail for lack of space; returns the inode that lost its name.
     fn rename_once(
         &self,
         cx: &Cx,
@@ -98,30 +98,29 @@ impl Ext4 {
                 Ok((pair, named))
             };
             let act = |pair: Pair| {
-                if !settled && self.must_settle(&pair, flags) {
-                    return Ok(Done::SettleFirst(pair.old));
+                if !settled && self.must_write_first(&pair, flags) {
+                    return Ok(Done::WriteFirst(pair.old));
                 }
                 self.rename_locked(cx, from, to, pair, flags)
                     .map(Done::Renamed)
             };
             match with_names_locked([from.dir, to.dir], look, act) {
                 Ok(Done::Renamed(replaced)) => return Ok(replaced),
-                Ok(Done::SettleFirst(inode)) => {
-                    // Its error is its own, and stays with the file for the next fsync.
+                Ok(Done::WriteFirst(inode)) => {
+                    // The error stays with the file for its next fsync.
                     if let Err(error) = self.write_out(&inode, WritebackReason::Sync, cx.tag) {
                         tracing::debug!(ino = %inode.ino(), %error, "write-out before a rename");
                     }
                     settled = true;
                 }
-                Err(failed) => return Err(self.give_up(failed)),
+                Err(failed) => return Err(self.clean_up_failed(failed)),
             }
         }
     }
 
-    /// Whether the data of a file must go to the device before the file takes another's name
-    /// (`auto_da_alloc`): who replaces a file by a new version expects one of both after a crash, not
-    /// an empty one.
-    fn must_settle(&self, pair: &Pair, flags: RenameFlags) -> bool {
+    /// Whether the data of a file must be written before the file replaces another (`auto_da_alloc`): programs that
+    /// replace a file by rename expect the old or the new content after a crash, not an empty file.
+    fn must_write_first(&self, pair: &Pair, flags: RenameFlags) -> bool {
         !flags.exchange
             && !flags.no_replace
             && pair.new.is_some()
@@ -142,7 +141,7 @@ impl Ext4 {
             .as_ref()
             .is_some_and(|new| new.ino() == pair.old.ino())
         {
-            // Two names of one inode: nothing to do, says POSIX.
+            // Two names of one inode: POSIX requires that nothing is done.
             return if flags.no_replace {
                 Err(FsError::Exists.into())
             } else {
@@ -234,7 +233,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Whether what has the new name may be replaced.
+    /// Refuses to replace the inode at the new name if that is not allowed.
     fn check_replace(&self, cx: &Cx, pair: &Pair, new: &Inode) -> Result<()> {
         match (is_dir(&pair.old), is_dir(new)) {
             (true, false) => return Err(FsError::NotDir),
@@ -250,7 +249,7 @@ impl Ext4 {
         }
     }
 
-    /// Whether `dir` is `above` or lies somewhere below it.
+    /// Whether `dir` is `above` or a descendant of it.
     fn is_inside(&self, cx: &Cx, dir: &Inode, above: Ino) -> Result<bool> {
         let mut at = dir.ino();
         for _ in 0..DEEPEST {
@@ -296,9 +295,9 @@ impl Ext4 {
                 None
             };
             self.put_new_name(cx, handle, (from, to), pair, slot.as_ref())?;
-            // The block may be the same: where the old name lies is only known now.
+            // The insertion may have moved the old name within the same block, so it is looked up again.
             let entry = self.present(cx, from)?;
-            // In one directory a `..` stays, unless that of a directory that was replaced goes.
+            // Within one directory the number of `..` stays the same, unless a replaced directory's `..` is removed.
             let subdir = is_dir(&pair.old) && (counts(from, to, &pair.old) || pair.new.is_some());
             self.drop_old_name(cx, handle, from, &entry, subdir, stand_in.as_deref())?;
             self.move_inode(cx, handle, from, to, &pair.old)?;
@@ -311,8 +310,8 @@ impl Ext4 {
         })
     }
 
-    /// Reads what a rename will need, before the first change: all inodes, the blocks of both names and of every
-    /// `..` that changes, the record of orphans.
+    /// Pins the blocks that a rename changes: all inodes, the blocks of both names and of every `..` that changes, and
+    /// the orphan record.
     fn pin_to_rename(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<Pins> {
         let inodes = [Some(&pair.old), pair.new.as_ref()];
         let inodes = inodes.into_iter().flatten();
@@ -350,7 +349,7 @@ impl Ext4 {
         let mut core = to.dir.core.write();
         let blocks = Dir::new(self, to.dir.ino(), &core, cx.tag);
         blocks.retarget(handle, &entry, pair.old.ino(), pair.old.kind())?;
-        // A directory that replaces a directory: one `..` more and one less.
+        // A directory that replaces a directory: one `..` is added and one removed.
         self.touch_dir(&mut core);
         self.store_inode(handle, to.dir, &core)
     }
@@ -378,7 +377,7 @@ impl Ext4 {
         self.store_inode(handle, from.dir, &core)
     }
 
-    /// What a move changes in the moved inode: its time, and a directory's `..`.
+    /// Changes the moved inode: its time, and a directory's `..`.
     fn move_inode(
         &self,
         cx: &Cx,
@@ -395,7 +394,7 @@ impl Ext4 {
         self.store_inode(handle, inode, &core)
     }
 
-    /// Swaps what two names stand for.
+    /// Exchanges the inodes of two names.
     fn exchange(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<(), Failed> {
         let new = pair.new.as_ref().expect("checked: both names are there");
         let _pins = self.pin_to_rename(cx, from, to, pair)?;

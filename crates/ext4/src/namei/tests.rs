@@ -491,7 +491,7 @@ fn the_volumes_own_files_are_nobodys() {
     world.fs.close().unwrap();
 }
 
-/// Names go into a directory whose index `tune2fs -O ^dir_index` left behind; one lies over the index's root.
+/// Names go into a directory whose index `tune2fs -O ^dir_index` left after; one is over the index's root.
 #[test]
 fn a_name_in_a_directory_with_a_leftover_index_ends_the_index() {
     type Way = fn(&World, InodeNo);

@@ -1,8 +1,7 @@
-//! What becomes of orphans when nobody holds them any more: at the mount after a crash, and when the
-//! volume is closed.
+//! Processing orphans without references: at the mount after a crash, and when the volume is closed.
 //!
-//! The record may be damaged: whatever it says is checked before it is believed, and what is wrong is
-//! noted as damage and dropped. No record keeps a volume from being mounted.
+//! **Rule.** The record may be corrupt: each entry is validated first, and an invalid one is reported as corruption and
+//! dropped. No content of the record prevents a mount.
 
 use std::sync::atomic::Ordering;
 
@@ -14,15 +13,15 @@ use crate::disk::superblock::STATE_ERROR;
 use crate::disk::{Ino, orphan_file};
 use crate::fs::Ext4;
 
-/// Largest orphan file there is, in bytes; `mke2fs` makes 512 blocks at most.
+/// Largest valid orphan file in bytes; `mke2fs` makes at most 512 blocks.
 const MAX_FILE: u64 = 512 << 16;
 
 impl Orphans {
-    /// Reads the record of the last mount and finishes what is on it: inodes without links are freed,
-    /// others truncated to their size. Returns how many there were.
+    /// Processes the orphans of the last mount: frees inodes without links, truncates others to their size. Returns
+    /// their number.
     ///
-    /// A volume with noted errors keeps its orphans for e2fsck, as in the kernel: freeing what may
-    /// belong to somebody else would make it worse.
+    /// A volume with recorded errors keeps its orphans for e2fsck, as in the kernel: their blocks may belong to other
+    /// files, too.
     pub fn clean_up(&self, fs: &Ext4) -> Result<u64> {
         let has_errors = fs.sb.lock().state() & STATE_ERROR != 0;
         if let Err(error) = self.open_file(fs) {
@@ -52,7 +51,7 @@ impl Orphans {
             }
         }
         if let Some(error) = list_is_bad {
-            // What is left of the list leads to nothing that can be believed.
+            // The rest of the list is invalid.
             fs.txns().run(CREDITS, IoTag::default(), |handle| {
                 fs.update_super(handle, |sb| sb.set_last_orphan(None))
             })?;
@@ -63,8 +62,7 @@ impl Orphans {
         Ok(done)
     }
 
-    /// Damage is noted, and the mount goes on, read-only if `errors=` wants that; what else went
-    /// wrong ends it.
+    /// Records corruption, and the mount continues, read-only if `errors=` requires that; any other error ends it.
     fn drop_bad(&self, fs: &Ext4, error: FsError) -> Result<()> {
         match fs.judge(Err::<(), _>(error)) {
             Err(FsError::Corrupt(corruption)) => {
@@ -91,7 +89,7 @@ impl Orphans {
         })
     }
 
-    /// Whether this can be an orphan.
+    /// Refuses an inode that cannot be an orphan.
     fn check(&self, fs: &Ext4, ino: Ino) -> Result<()> {
         let bad = |what| Err(Corruption::new(what).in_inode(ino).into());
         if !fs.is_nameable(ino) || ino == Ino::ROOT {
@@ -103,8 +101,7 @@ impl Orphans {
         Ok(())
     }
 
-    /// Follows the list from the superblock, the newest first, as far as it can be believed; and what
-    /// ended it, if that was not its end.
+    /// Follows the list from the superblock, newest first, up to the first invalid entry, which is the error.
     fn load_list(&self, fs: &Ext4) -> (Vec<Ino>, Option<FsError>) {
         let mut next = fs.sb.lock().last_orphan();
         self.state.lock().head = next;
@@ -164,7 +161,7 @@ impl Orphans {
         Ok(())
     }
 
-    /// Reads the orphan file as far as it can be believed.
+    /// Reads the valid entries of the orphan file; the error is the first invalid one.
     fn load_slots(&self, fs: &Ext4) -> (Vec<Ino>, Option<FsError>) {
         let mut found = Vec::new();
         let blocks = self
@@ -180,7 +177,7 @@ impl Orphans {
             }
         }
         if first_error.is_some() {
-            // What cannot be believed stays in the file, for e2fsck.
+            // Invalid entries stay in the file, for e2fsck.
             self.kept.store(true, Ordering::Release);
             if let Some(file) = &mut self.state.lock().file {
                 file.closed = true;
@@ -189,7 +186,7 @@ impl Orphans {
         (found, first_error)
     }
 
-    /// Reads a block's orphans; the error is the first of those that cannot be believed.
+    /// Reads a block's orphans; the error is the first invalid one.
     fn load_block(&self, fs: &Ext4, block: usize, found: &mut Vec<Ino>) -> Result<()> {
         let slots: Vec<(u32, Ino)> = {
             let state = self.state.lock();
@@ -219,7 +216,7 @@ impl Orphans {
         Ok(())
     }
 
-    /// Frees all orphans when the volume is closed: whoever still held one cannot any more.
+    /// Frees all orphans when the volume is closed; no references are left.
     pub fn free_all(&self, fs: &Ext4) -> Result<()> {
         let mut result = Ok(());
         for ino in self.all() {

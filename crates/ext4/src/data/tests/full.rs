@@ -96,8 +96,8 @@ const KINDS: [&[&str]; 4] = [
     &["-t", "ext4", "-b", "4096", "-m", "0"],
 ];
 
-/// What a write finds no room for it leaves alone: before its first new block it has done all, behind
-/// it nothing, also where a block behind has its place.
+/// What a write finds no room for it leaves alone: before its first new block it has done all, after
+/// it nothing, also where a block after has its place.
 #[test]
 fn a_write_ends_where_room_ends() {
     for (kind, mount) in KINDS
@@ -109,7 +109,7 @@ fn a_write_ends_where_room_ends() {
         let file = world.make(b"f");
         let mut model = vec![1; 5 * block + 1];
         assert_eq!(world.write(&file, 0, &model), Ok(model.len()));
-        // A hole of two blocks, and content behind it.
+        // A hole of two blocks, and content after it.
         let far = 8 * block as u64;
         assert_eq!(world.write(&file, far, &[2; 100]), Ok(100));
         world.fill(1);
@@ -216,7 +216,7 @@ fn what_was_allocated_can_be_written() {
     world.close();
 }
 
-/// The same behind the end of the file, where only unwritten blocks may be.
+/// The same beyond the end of the file, where only unwritten blocks may be.
 #[test]
 fn what_was_allocated_behind_the_end_can_be_written() {
     let world = Full::new(&["-t", "ext4", "-b", "1024", "-m", "0"], "");

@@ -41,7 +41,7 @@ impl Device for Appends {
     }
 }
 
-/// Its last block is dirty again, and lies behind what is written next.
+/// Its last block is dirty again, and is after what is written next.
 #[test]
 fn a_file_grows_over_no_block_that_write_back_has_passed() {
     let whole = [FIRST.as_slice(), &MORE].concat();

@@ -54,7 +54,7 @@ fn blocks_without_a_place_count_as_if_they_had_one() {
         assert_eq!(case.blocks(), 2, "{kind}");
         case.sync();
         assert_eq!(case.blocks(), 2);
-        // Over what is there, behind the end, and behind a hole.
+        // Over what is there, beyond the end, and after a hole.
         case.write(1, 3);
         assert_eq!(case.blocks(), 4);
         case.write(8, 1);

@@ -33,7 +33,7 @@ fn grow_by_turns(world: &World, files: &[Arc<Inode>], turns: u64) {
     }
 }
 
-/// In how many pieces a file lies on the device.
+/// In how many pieces a file is on the device.
 fn pieces(world: &World, file: &Inode) -> usize {
     let core = file.core.read();
     let mut pieces = 0;

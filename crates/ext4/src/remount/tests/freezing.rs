@@ -127,7 +127,7 @@ fn a_thaw_on_a_device_that_fails_stops_the_volume() {
     }
 }
 
-/// Nobody knows what the device has of it, so it is not tried again in the same mount, and nobody else is blamed.
+/// Nobody knows what the device has of it, so it is not tried again in the same mount, and no other task is blamed.
 #[test]
 fn a_volume_that_could_not_become_writable_stops() {
     for mount in ["", "nobarrier"] {
