@@ -26,7 +26,7 @@ impl Control for Ext4 {
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         let mut text = match path {
             "options" => self.effective_options().show(),
-            "errors" => self.tell_errors(),
+            "errors" => self.error_lines(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
             "ext4/freeze" => u8::from(self.frozen.load(Ordering::Acquire)).to_string(),
@@ -68,7 +68,7 @@ impl Ext4 {
     /// What is wrong with the volume, a line each: why it stopped, data that could not be written and
     /// is tried again, errors noted in the superblock, corruption met since the mount and directories whose index is
     /// full. Nothing where nothing is wrong.
-    fn tell_errors(&self) -> String {
+    fn error_lines(&self) -> String {
         let mut text = String::new();
         let stopped = self.stopped.lock().clone();
         if let Some(cause) = stopped {

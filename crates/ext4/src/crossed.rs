@@ -1,5 +1,5 @@
-//! Volumes on which blocks are two things at once: nodes of a tree that are free, or data, or another map's table.
-//! Whatever is done on them, nothing panics, hangs, or leaves the volume half done.
+//! Corrupt volumes on which a block belongs to two structures: tree nodes that are free, or data, or another map's
+//! table. Operations on them never panic, hang or leave a change half done.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::test_world::{ROOT, World};
 use crate::{CacheSizes, Ext4, MountOptions};
 
 const BLOCK: usize = 1024;
-/// More requests than any call needs on a volume of 8 MiB.
+/// A limit of requests above what any call needs on a volume of 8 MiB.
 const MOST: u64 = 1 << 16;
 
-/// Damaged volumes in the sweep, and where it begins; others by `STEADFS_CROSSED=from:cases`.
+/// The seeds of the sweep; others by `STEADFS_CROSSED=from:cases`.
 fn cases() -> std::ops::Range<u64> {
     let Ok(text) = std::env::var("STEADFS_CROSSED") else {
         return 0..150;
@@ -27,7 +27,7 @@ fn cases() -> std::ops::Range<u64> {
     from..from + count.parse::<u64>().unwrap()
 }
 
-/// A block with a role, and who has it.
+/// A metadata block of a map.
 struct Role {
     block: u32,
     /// Words of it that are block numbers.
@@ -48,7 +48,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Base {
-    /// Files of both kinds of maps, deep ones, a large directory, attributes.
+    /// Files with both kinds of maps, deep maps, a large directory, attributes.
     fn make(journal: bool) -> Self {
         let kind = if journal { "ext3" } else { "ext2" };
         let options = ["-t", kind, "-b", "1024", "-O", "dir_index", "-N", "512"];
@@ -93,7 +93,7 @@ impl Base {
         base
     }
 
-    /// The blocks that the map in an inode's 60 bytes at this place leads to, its own words included.
+    /// The blocks of the map that starts in the 60 bytes at this offset of an inode, its own words included.
     fn collect(&mut self, at: usize, extents: bool) {
         let own = (at / BLOCK) as u32;
         let within = at % BLOCK;
@@ -150,12 +150,12 @@ impl Base {
         self.roles.push(Role { block, words });
     }
 
-    /// The base with a few blocks that are two things.
+    /// The base with a few blocks that belong to two structures.
     fn cross(&self, random: &mut Random) -> MemDevice {
         let mut bytes = self.bytes.clone();
         let nodes: Vec<&Role> = self.roles.iter().filter(|r| !r.words.is_empty()).collect();
         for _ in 0..1 + random.below(4) {
-            // Most blocks are data, which is of less interest.
+            // Most blocks are data, which is less interesting.
             let one = nodes[random.below(nodes.len())];
             let other = match random.chance(800) {
                 true => nodes[random.below(nodes.len())],
@@ -163,20 +163,20 @@ impl Base {
             };
             let to = other.block as usize * BLOCK;
             match random.below(5) {
-                // Named by another, too.
+                // Mapped by another block, too.
                 0 | 1 if !one.words.is_empty() => {
                     let at = one.words[random.below(one.words.len())];
                     let at = one.block as usize * BLOCK + at;
                     bytes[at..at + 4].copy_from_slice(&other.block.to_le_bytes());
                 }
-                // A copy of another.
+                // A copy of another block.
                 2 if !one.words.is_empty() && one.block > 300 && other.block > 300 => {
                     let at = one.block as usize * BLOCK;
                     bytes.copy_within(to..to + BLOCK, at);
                 }
-                // Not in its own place, but in the inode table.
+                // Moved into the inode table.
                 3 => self.put_into_table(&mut bytes, one, random),
-                // Free by the bitmap.
+                // Free in the bitmap.
                 _ => {
                     let at = self.bitmap as usize * BLOCK;
                     let bit = other.block - 1;
@@ -189,7 +189,7 @@ impl Base {
         MemDevice::from_bytes(&bytes)
     }
 
-    /// Moves one of the blocks that a block names into the inode table.
+    /// Moves one of the blocks that a block maps into the inode table.
     fn put_into_table(&self, bytes: &mut [u8], parent: &Role, random: &mut Random) {
         if parent.words.is_empty() {
             return;
@@ -226,7 +226,7 @@ fn fragmented(world: &World, name: &[u8]) -> InodeNo {
     ino
 }
 
-/// Where the map in an inode is on the device, and whether it is of extents.
+/// Offset on the device of an inode's map, and whether it is of extents.
 fn place_of(fs: &Ext4, ino: InodeNo) -> (usize, bool) {
     let ino = Ino(ino.0 as u32);
     let inode = fs.inode(ino, IoTag::default()).unwrap();
@@ -238,13 +238,13 @@ fn place_of(fs: &Ext4, ino: InodeNo) -> (usize, bool) {
     (block.0 as usize * BLOCK + at + 40, extents)
 }
 
-/// A call may make its requests from here on; those before it made no more than that.
+/// Starts the count of a call's requests, after checking the count of the call before.
 fn next_call(device: &FaultDevice) {
-    assert_eq!(device.failures(), 0, "a call goes on for ever");
+    assert_eq!(device.failures(), 0, "a call does not end");
     device.fail_after(MOST);
 }
 
-/// Does what users do; whatever comes of it.
+/// Performs the operations of users, with any result.
 fn use_it(fs: &Ext4, device: &FaultDevice, random: &mut Random) {
     let cx = Cx::default();
     let names = [&b"tables"[..], b"nodes", b"more nodes", b"dir"];
@@ -328,7 +328,7 @@ fn run(base: &Base, seed: u64) -> bool {
 }
 
 #[test]
-fn blocks_that_are_two_things_are_written_around() {
+fn blocks_in_two_structures_never_panic_or_hang() {
     let bases = [true, false].map(Base::make);
     let mut mounted = 0;
     for seed in cases() {
@@ -341,7 +341,7 @@ fn blocks_that_are_two_things_are_written_around() {
     assert!(mounted * 2 >= all, "only {mounted} of {all} were mounted");
 }
 
-/// Says which case it was if it panics.
+/// Prints the case if it panics.
 struct Told(String);
 
 impl Drop for Told {

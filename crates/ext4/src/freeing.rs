@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn a_full_volume_has_room_again_when_the_kernel_lets_a_file_go_late() {
+    fn a_full_volume_has_space_again_after_a_late_forget() {
         for kind in ["ext4", "ext2"] {
-            let run = move || let_go_late(World::make(&["-t", kind, "-m", "0"], "32M"));
+            let run = move || late_forget(World::make(&["-t", kind, "-m", "0"], "32M"));
             sim::run(sim::Config::new(1), run);
         }
     }
 
-    fn let_go_late(world: World) {
+    fn late_forget(world: World) {
         let free = || world.fs.statfs(&Cx::default()).unwrap().blocks_free;
         let empty = free();
         let (big, size) = fill(&world, b"big");
@@ -157,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn an_inode_that_the_kernel_lets_go_late_is_free_again() {
+    fn an_inode_is_free_again_after_a_late_forget() {
         for kind in ["ext4", "ext2"] {
-            let run = move || inode_let_go_late(World::make(&["-t", kind, "-N", "128"], "16M"));
+            let run = move || inode_late_forget(World::make(&["-t", kind, "-N", "128"], "16M"));
             sim::run(sim::Config::new(1), run);
         }
     }
 
-    fn inode_let_go_late(world: World) {
+    fn inode_late_forget(world: World) {
         let make = |n: u32| {
             let name = format!("f{n}");
             FileSystem::mknod(&*world.fs, &world.cx, ROOT, name.as_bytes(), 0o100_644, 0)
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_stays_open_holds_nobody_up_for_long() {
+    fn an_open_unlinked_file_delays_writers_for_a_second_at_most() {
         let run = || stays_open(World::make(&["-t", "ext4", "-m", "0"], "32M"));
         sim::run(sim::Config::new(1), run);
     }

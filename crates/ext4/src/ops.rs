@@ -136,14 +136,14 @@ impl Ext4 {
             let options = self.options.read();
             options.sync || options.dirsync
         };
-        let mut gathered = false;
+        let mut batched = false;
         for &dir in dirs {
             let dir = self.get(cx, dir)?;
             let flags = dir.core.read().flags;
             if all || flags.contains(InodeFlags::SYNC) || flags.contains(InodeFlags::DIRSYNC) {
-                if let Some(journal) = self.txns.journal().filter(|_| !gathered) {
+                if let Some(journal) = self.txns.journal().filter(|_| !batched) {
                     journal.wait_for_batch(cx.caller);
-                    gathered = true;
+                    batched = true;
                 }
                 self.fsync_inode(cx, &dir, false)?;
             }

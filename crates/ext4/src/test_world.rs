@@ -52,7 +52,7 @@ impl World {
         &self.device
     }
 
-    /// Unmounts and lets the judge look at it.
+    /// Unmounts and runs e2fsck.
     pub(crate) fn close(self) -> Image {
         self.fs.close().unwrap();
         self.judge()
@@ -64,7 +64,7 @@ impl World {
         self.image
     }
 
-    /// Unmounts, judges and mounts again.
+    /// Unmounts, checks and mounts again.
     pub(crate) fn reopen(self) -> Self {
         Self::open(self.close())
     }
@@ -80,7 +80,7 @@ impl World {
         Arc::new(self.device.copy())
     }
 
-    /// Mounts what a power cut left: journal and orphans are worked off.
+    /// Mounts the image of a power cut: journal and orphans are processed.
     pub(crate) fn recover(self, device: Arc<MemDevice>) -> Self {
         let fs = mount(&device, MountOptions::default()).unwrap();
         Self { fs, device, ..self }
@@ -92,7 +92,7 @@ impl World {
         Ok(attr)
     }
 
-    /// Gives back one lookup as the caller of the file system does.
+    /// Drops one lookup, as the caller of the file system does.
     pub(crate) fn forget(&self, ino: InodeNo) {
         let inode = self.fs.by_number(ino, self.cx.tag).unwrap();
         if inode.drop_lookups(1) && inode.core.read().links == 0 {
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// A regular file; its lookup is given back.
+    /// Creates a regular file and drops its lookup.
     pub(crate) fn file(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let attr = self.fs.mknod(&self.cx, dir, name, 0o100_644, 0)?;
         self.forget(attr.ino);

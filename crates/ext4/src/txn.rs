@@ -174,7 +174,8 @@ impl Txns {
 }
 
 impl Handle<'_> {
-    /// Sets whether metadata blocks are allocated from a reservation (for the map of delayed data) or from unreserved space.
+    /// Sets whether metadata blocks are allocated from a reservation (for the map of delayed data) or from unreserved
+    /// space.
     pub fn use_reservation(&mut self, reserved: bool) {
         self.reserved = reserved;
     }

@@ -130,14 +130,14 @@ impl Checker<'_> {
             // Places are checked below, counts at the end.
             self.descs.push(copy.unwrap_or(desc));
         }
-        self.claim_overheads();
+        self.mark_overheads();
         for group in self.geo.groups() {
             self.check_group(group);
         }
         if let Some(block) = self.sb.mmp_block()
             && self.geo.is_data_range(block, 1)
         {
-            self.used.claim(&self.geo, block, 1);
+            self.used.mark_used(&self.geo, block, 1);
         }
     }
 
@@ -159,7 +159,7 @@ impl Checker<'_> {
         })
     }
 
-    fn claim_overheads(&mut self) {
+    fn mark_overheads(&mut self) {
         for group in self.geo.groups() {
             let blocks = self
                 .geo
@@ -168,7 +168,7 @@ impl Checker<'_> {
                 .min(self.geo.blocks_in(group));
             if blocks > 0 {
                 let first = self.geo.first_block_of(group);
-                self.used.claim(&self.geo, first, blocks.into());
+                self.used.mark_used(&self.geo, first, blocks.into());
             }
         }
     }
@@ -194,7 +194,7 @@ impl Checker<'_> {
                 *at = DevBlock(0);
                 continue;
             }
-            let twice = self.used.claim(&self.geo, *at, count);
+            let twice = self.used.mark_used(&self.geo, *at, count);
             if exclusive && twice.is_some() {
                 let block = *at;
                 self.issue(Issue::MetadataOverlap { group, what, block });

@@ -61,7 +61,7 @@ pub enum Issue {
     #[error("{0}")]
     GroupDesc(DiskError),
     /// A group's bitmap or inode table is on other metadata.
-    #[error("group {group}: {what} at block {block} lies on other metadata")]
+    #[error("group {group}: {what} at block {block} overlaps other metadata")]
     MetadataOverlap {
         /// Group of the descriptor.
         group: GroupNo,

@@ -101,13 +101,13 @@ impl Checker<'_> {
         }
         if node.depth() == 0 {
             for extent in node.extents() {
-                self.claim_extent(walk, &extent);
+                self.mark_extent(walk, &extent);
             }
             return;
         }
         for (i, index) in (0..).zip(node.indexes()) {
             let expect = node.expect_child(i, own);
-            if !self.claim_meta(walk, index.child) {
+            if !self.mark_meta(walk, index.child) {
                 continue;
             }
             let level = usize::from(node.depth());
@@ -130,9 +130,9 @@ impl Checker<'_> {
     }
 
     /// Marks a block of the map itself; false if it was in use already, so that no block is visited twice.
-    pub(super) fn claim_meta(&mut self, walk: &mut Walk, block: DevBlock) -> bool {
+    pub(super) fn mark_meta(&mut self, walk: &mut Walk, block: DevBlock) -> bool {
         walk.blocks += u64::from(self.geo.blocks_per_cluster());
-        let Some(twice) = self.used.claim(&self.geo, block, 1) else {
+        let Some(twice) = self.used.mark_used(&self.geo, block, 1) else {
             return true;
         };
         walk.intact = false;
@@ -144,7 +144,7 @@ impl Checker<'_> {
         false
     }
 
-    fn claim_extent(&mut self, walk: &mut Walk, extent: &Extent) {
+    fn mark_extent(&mut self, walk: &mut Walk, extent: &Extent) {
         let mut start = extent.start;
         let mut len = u64::from(extent.len);
         let bits = self.geo.cluster_bits;
@@ -164,7 +164,7 @@ impl Checker<'_> {
             walk.blocks += len;
         }
         if len > 0
-            && let Some(twice) = self.used.claim(&self.geo, start, len)
+            && let Some(twice) = self.used.mark_used(&self.geo, start, len)
             && !self.shared_blocks
         {
             walk.intact = false;
@@ -227,7 +227,7 @@ impl Checker<'_> {
             return;
         }
         let at = DevBlock(block.into());
-        if !self.claim_meta(walk, at) {
+        if !self.mark_meta(walk, at) {
             return;
         }
         let mut buf = std::mem::take(&mut self.levels[depth]);
@@ -284,7 +284,7 @@ impl Checker<'_> {
 
     fn flush_pending(&mut self, walk: &mut Walk) {
         if let Some(run) = walk.pending.take() {
-            self.claim_extent(walk, &run);
+            self.mark_extent(walk, &run);
         }
     }
 }

@@ -270,7 +270,7 @@ impl Checker<'_> {
         }
         let seed = ChecksumSeed::NONE;
         let mut walk = Walk::new(Ino::RESIZE, seed, Collect::Nothing, false);
-        if !self.claim_meta(&mut walk, at) {
+        if !self.mark_meta(&mut walk, at) {
             return;
         }
         let mut dind = std::mem::take(&mut self.levels[2]);

@@ -32,7 +32,7 @@ impl UsedBlocks {
 
     /// Marks the blocks (the clusters they are in) and returns those marked before. The range
     /// is within the volume's groups.
-    pub(super) fn claim(&mut self, geo: &Geometry, start: DevBlock, len: u64) -> Option<Twice> {
+    pub(super) fn mark_used(&mut self, geo: &Geometry, start: DevBlock, len: u64) -> Option<Twice> {
         let mut twice: Option<Twice> = None;
         let mut at = start;
         let end = start.0 + len;

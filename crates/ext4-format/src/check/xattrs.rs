@@ -50,7 +50,7 @@ impl Checker<'_> {
             shared.counted += 1;
             return shared.value_blocks;
         }
-        if let Some(twice) = self.used.claim(&self.geo, block, 1) {
+        if let Some(twice) = self.used.mark_used(&self.geo, block, 1) {
             self.issue(Issue::BlockUsedTwice {
                 ino,
                 block: twice.first,

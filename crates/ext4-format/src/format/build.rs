@@ -123,12 +123,12 @@ impl Build {
     /// Allocates a block. The caller provides its content.
     pub(super) fn alloc(&mut self, goal: u64) -> Result<u64, FormatError> {
         let block = self.space.near(goal).ok_or_else(full)?;
-        self.claim(block..block + 1);
+        self.mark_used(block..block + 1);
         Ok(block)
     }
 
     /// Marks free blocks as in use.
-    pub(super) fn claim(&mut self, blocks: Range<u64>) {
+    pub(super) fn mark_used(&mut self, blocks: Range<u64>) {
         clear_uninit(&self.geo, &mut self.descs, blocks.clone());
         self.space.take(blocks);
     }

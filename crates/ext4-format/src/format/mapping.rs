@@ -54,7 +54,7 @@ impl Row {
     /// Marks the allocated blocks of the current run.
     fn end(&mut self, build: &mut Build) {
         if self.run.start < self.next {
-            build.claim(self.run.start..self.next);
+            build.mark_used(self.run.start..self.next);
             self.run.start = self.next;
         }
     }
@@ -112,7 +112,7 @@ impl Build {
             let start = self.space.near(goal).ok_or_else(full)?;
             let most = left.min(extent::MAX_LEN.into());
             let end = self.space.free_end(start, most);
-            self.claim(start..end);
+            self.mark_used(start..end);
             runs.push(start..end);
             left -= end - start;
             goal = end;

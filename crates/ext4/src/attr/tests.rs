@@ -85,7 +85,7 @@ fn small_inodes_have_whole_seconds() {
 }
 
 #[test]
-fn privileges_go_with_the_owner() {
+fn chown_clears_privileges() {
     let world = World::make(&["-t", "ext4"], "16M");
     let (fs, cx) = (&world.fs, &world.cx);
     let file = fs.mknod(cx, ROOT, b"file", 0o106_755, 0).unwrap().ino;
@@ -108,7 +108,7 @@ fn privileges_go_with_the_owner() {
         fs.getxattr(cx, file, b"security.capability"),
         Err(FsError::NoData)
     );
-    // Without group execution set-group-ID means something else.
+    // Without group execution set-group-ID means mandatory locking.
     fs.setattr(
         cx,
         file,
@@ -158,7 +158,7 @@ fn privileges_go_with_the_owner() {
 }
 
 #[test]
-fn whoever_has_no_privilege_takes_it_from_what_he_changes() {
+fn unprivileged_changes_clear_privileges() {
     let world = World::make(&["-t", "ext4"], "16M");
     let (fs, cx) = (&*world.fs as &dyn FileSystem, &world.cx);
     let file = world.file(ROOT, b"file").unwrap().ino;
@@ -182,7 +182,7 @@ fn whoever_has_no_privilege_takes_it_from_what_he_changes() {
     assert_eq!(perm_after(0o6777, cx), 0o6777);
     assert_eq!(perm_after(0o6777, &user(7)), 0o777);
     assert_eq!(perm_after(0o6777, &user(50)), 0o777);
-    // Without group execution set-group-ID gives nothing away to who is in the group.
+    // Without group execution set-group-ID gives no privilege to members of the group.
     assert_eq!(perm_after(0o6767, &user(7)), 0o767);
     assert_eq!(perm_after(0o6767, &user(50)), 0o2767);
     world.close();
@@ -280,7 +280,7 @@ fn immutable_and_append_only() {
 }
 
 #[test]
-fn reading_moves_no_time_of_what_is_to_keep_it() {
+fn reads_keep_the_access_time_where_required() {
     let world = World::make(&["-t", "ext4"], "16M");
     let (fs, cx) = (&world.fs, &world.cx);
     let long_ago = Timestamp { secs: 5, nanos: 0 };
@@ -348,7 +348,7 @@ fn flags_are_inherited_and_refused() {
     world.close();
 }
 
-/// `security_inode_killpriv` is called for what is no directory.
+/// `security_inode_killpriv` is not called for directories.
 #[test]
 fn a_directory_keeps_its_capability_when_its_owner_changes() {
     let world = World::make(&["-t", "ext4"], "16M");

@@ -310,10 +310,10 @@ fn metadata_on_other_metadata_is_refused() {
         said.split('-').next().unwrap().parse::<u32>().unwrap()
     };
     image.debugfs(&format!("sif <8> block[1] {table}"));
-    refused(&image, "journal lies on other metadata");
+    refused(&image, "journal overlaps other metadata");
     // Before its replay, which would find no log and drop what is in the true one.
     image.debugfs("feature needs_recovery");
-    refused(&image, "journal lies on the metadata of group 0");
+    refused(&image, "journal overlaps the group's metadata");
 }
 
 #[test]

@@ -175,7 +175,7 @@ impl Model {
                 let from = (start as usize).min(self.bytes.len());
                 assert!(
                     self.bytes[from..].iter().all(|&b| b == 0),
-                    "data behind the last"
+                    "data beyond the last"
                 );
             }
             Err(error) => panic!("{error}"),
@@ -236,7 +236,7 @@ fn files_mapped_by_extents() {
 }
 
 #[test]
-fn files_mapped_by_blocks_of_numbers() {
+fn files_mapped_by_indirect_blocks() {
     for seed in 0..4 {
         torture(&["-t", "ext2", "-b", "1024"], "", seed);
         torture(&["-t", "ext3", "-b", "1024"], "", 20 + seed);
@@ -250,7 +250,7 @@ fn files_mapped_by_blocks_of_numbers() {
 }
 
 #[test]
-fn a_full_volume_keeps_what_it_took() {
+fn a_full_volume_keeps_acknowledged_data() {
     for options in [
         ["-t", "ext4", "-b", "1024"],
         ["-t", "ext2", "-b", "1024"],
@@ -275,7 +275,7 @@ fn a_full_volume_keeps_what_it_took() {
             };
             assert_eq!(full, FsError::NoSpace);
             assert!(end > 2 << 20, "only {end} bytes fitted");
-            // What is there can be written over, and all of it reaches the device.
+            // Existing data can be overwritten, and all of it reaches the device.
             fs.write_file(&cx, &inode, 0, &[255; 9000], false).unwrap();
             fs.fsync_inode(&cx, &inode, false).unwrap();
             fs.close().unwrap();

@@ -217,7 +217,7 @@ fn list_while_changing(image: Image, seed: u64) {
 }
 
 #[test]
-fn cookies_stay_true() {
+fn cookies_stay_valid() {
     for seed in 0..6 {
         let hash = ["half_md4", "tea", "legacy"][seed % 3];
         let image = Image::make(&["-t", "ext4", "-b", "1024", "-N", "4096"], "16M");
@@ -264,7 +264,7 @@ fn a_hundred_thousand_names() {
 }
 
 #[test]
-fn an_index_that_is_full_says_so() {
+fn a_full_index_is_reported() {
     // Names of 255 bytes: three to a leaf of 1 KiB, so that the index of two levels overflows.
     let world = World::make(&["-t", "ext4", "-b", "1024", "-N", "64"], "64M");
     let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
@@ -285,7 +285,7 @@ fn an_index_that_is_full_says_so() {
         .unwrap();
     let errors = String::from_utf8(errors).unwrap();
     let of_directory = format!(": directory {}: its index", dir.0);
-    // The call tries once more after a commit, so it is met twice.
+    // The call retries after a commit, so the full index is found twice.
     let reports = |line: &str| line.starts_with("full") && line.contains(&of_directory);
     assert!(
         errors.lines().any(reports) && errors.contains("large_dir"),
@@ -316,7 +316,7 @@ fn a_damaged_index_is_an_error() {
     };
     let image = world.close();
     let mut bytes = image.bytes();
-    // The second child's block: beyond the directory.
+    // The second child's block number: beyond the directory.
     let at = root.0 as usize * 1024 + 32 + 8 + 4;
     bytes[at..at + 4].copy_from_slice(&9999u32.to_le_bytes());
     std::fs::write(image.path(), bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Superblocks that claim what is not so, in their place and in the log.
+//! Superblocks with false content, in place and in the log.
 
 use std::mem::offset_of;
 
@@ -25,7 +25,7 @@ fn logged(edit: impl FnOnce(&mut [u8])) -> Image {
     let bytes = image.bytes();
     let mut sb = bytes[1024..2048].to_vec();
     edit(&mut sb);
-    // As a volume in use has it; the replay takes the mark away.
+    // As on a volume in use; the replay clears `needs_recovery`.
     let at = offset_of!(RawSuperblock, feature_incompat);
     change(&mut sb, at, |bits| bits | Incompat::NEEDS_RECOVERY.0);
     let (block, script) = (image.beside("block"), image.beside("script"));
@@ -47,7 +47,7 @@ fn open(device: Arc<MemDevice>, options: &str) -> Result<(Arc<Ext4>, MountReport
 }
 
 #[test]
-fn what_the_log_says_of_the_superblock_is_judged() {
+fn a_superblock_in_the_log_is_validated() {
     type Edit = fn(&mut [u8]);
     let incompat = offset_of!(RawSuperblock, feature_incompat);
     assert_eq!(incompat, 96);
@@ -88,14 +88,14 @@ fn what_the_log_says_of_the_superblock_is_judged() {
         let said = |opened: Result<_>| opened.err().map(|e: FsError| e.to_string());
         let viewed = said(replayed_view(image.device(), &MountOptions::default()).map(drop));
         let opened = said(open(image.device(), "").map(drop));
-        // Who only looks may look at features that are none.
+        // A read-only program may read volumes with unknown features.
         let looks = words == "unsupported features" && viewed.is_none();
         for said in [opened.clone(), if looks { opened } else { viewed }] {
             let there = said.as_ref().is_some_and(|said| said.contains(words));
             assert!(there, "{words}: {said:?}");
         }
     }
-    // One that has its own numbers, and was mounted once more.
+    // A superblock with the volume's own numbers, mounted once more.
     let mounts = offset_of!(RawSuperblock, mnt_count);
     let image = logged(|sb| sb[mounts] = 77);
     replayed_view(image.device(), &MountOptions::default()).unwrap();
@@ -105,9 +105,9 @@ fn what_the_log_says_of_the_superblock_is_judged() {
     fs.close().unwrap();
 }
 
-/// A sparse file is as large as one likes: 2^28 groups would be tens of gigabytes in memory.
+/// A sparse file can have any size: 2^28 groups would need tens of gigabytes of memory.
 #[test]
-fn groups_are_not_believed_before_their_descriptors_are_there() {
+fn no_memory_is_allocated_by_the_group_count_alone() {
     const GROUPS: u32 = 1 << 28;
     let image = Image::make(&["-t", "ext2", "-b", "1024"], "4M");
     let device = MemDevice::new(1 << 47);
@@ -131,9 +131,9 @@ fn groups_are_not_believed_before_their_descriptors_are_there() {
     assert!(matches!(said, FsError::Corrupt(_)), "{said}");
 }
 
-/// A few tables that name each other would make a map without end of a log.
+/// A few tables that name each other would make an endless map of the log.
 #[test]
-fn a_table_that_is_twice_in_the_map_of_the_log_is_told() {
+fn a_table_twice_in_the_journals_map_is_refused() {
     const BLOCK: usize = 1024;
     const JOURNAL_INO: usize = 8;
     let image = Image::make(&["-t", "ext3", "-b", "1024", "-J", "size=4"], "32M");
@@ -152,5 +152,5 @@ fn a_table_that_is_twice_in_the_map_of_the_log_is_told() {
     bytes.copy_within(tables..tables + 4, tables + 4);
     let said = open(Arc::new(MemDevice::from_bytes(&bytes)), "").err();
     let said = said.expect("nothing is logged there").to_string();
-    assert!(said.contains("twice in its map"), "{said}");
+    assert!(said.contains("twice in the journal's map"), "{said}");
 }

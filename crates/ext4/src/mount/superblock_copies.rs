@@ -1,4 +1,4 @@
-//! Volumes whose first superblock, journal, descriptors or end is damaged or missing.
+//! Volumes whose first superblock, journal, descriptors or end is corrupt or missing.
 
 use std::sync::Arc;
 
@@ -159,9 +159,9 @@ fn programs_that_read_find_a_copy_themselves() {
     assert!(report.stats.files > 0);
 }
 
-/// What is in the log is seen although the copy does not know of it.
+/// The log is replayed although the copy does not have `needs_recovery`.
 #[test]
-fn the_log_is_replayed_whatever_the_copy_says() {
+fn the_log_is_replayed_if_a_copy_is_used() {
     let image = volume(&["-t", "ext4", "-b", "1024"], "16M");
     let commands = image.beside("commands");
     let block = image.beside("block");
@@ -205,7 +205,7 @@ fn a_journal_that_cannot_be_replayed_is_left_out_by_programs_that_read() {
 }
 
 #[test]
-fn descriptors_come_from_copies_and_a_lost_group_is_lost_alone() {
+fn descriptors_come_from_copies_and_other_groups_stay_readable() {
     let image = volume(
         &["-t", "ext4", "-b", "1024", "-g", "4096", "-N", "1024"],
         "16M",

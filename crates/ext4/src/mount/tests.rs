@@ -1,4 +1,4 @@
-//! What a mount leaves in the superblock.
+//! The state of the superblock after mounts.
 
 use steadfs_block::MemDevice;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::disk::test_images::{Image, judge};
 use crate::test_world::{ROOT, World};
 
-/// Mounts for writing, makes a file of this name and unmounts; what the mount said of the volume.
+/// Mounts for writing, creates a file of this name and unmounts; why the mount advises a check.
 fn used(image: &Image, name: &[u8]) -> Option<&'static str> {
     let device = image.device();
     let sizes = CacheSizes::of(8 << 20);
@@ -20,7 +20,7 @@ fn used(image: &Image, name: &[u8]) -> Option<&'static str> {
     report.check_because
 }
 
-/// What e2fsck does to a volume at boot: whether it found something to mend.
+/// Runs e2fsck as at boot; returns whether it repaired something.
 fn preened(image: &Image) -> bool {
     let mut e2fsck = judge("e2fsck");
     let done = e2fsck.arg("-p").arg(image.path()).output().unwrap();
@@ -36,7 +36,7 @@ fn a_volume_that_was_not_clean_stays_so_until_it_is_checked() {
         let content = image.beside("content");
         std::fs::write(&content, [7; 3000]).unwrap();
         image.debugfs(&format!("write {} file", content.display()));
-        // A block of the file is free, and nothing but this flag tells that somebody has to look.
+        // A block of the file is free, and only this flag requires a check.
         let block = image.debugfs("blocks file");
         let block = block.split_whitespace().next().unwrap().to_owned();
         image.debugfs(&format!("freeb {block}"));
@@ -55,14 +55,14 @@ fn a_volume_that_was_not_clean_stays_so_until_it_is_checked() {
 }
 
 #[test]
-fn a_volume_marked_with_errors_is_told_of() {
+fn a_volume_marked_with_errors_is_reported() {
     let image = Image::make(&["-t", "ext4"], "16M");
     image.debugfs("set_super_value state 3");
     assert_eq!(used(&image, b"c"), Some("is marked as one with errors"));
     assert_eq!(used(&image, b"d"), Some("is marked as one with errors"));
 }
 
-/// A volume whose first bitmap of blocks (or inodes) is not one.
+/// A volume whose first block bitmap (or inode bitmap) is corrupt.
 fn with_bad_bitmap(size: &str, of: &str) -> Arc<MemDevice> {
     let image = Image::make(&["-t", "ext4", "-b", "1024", "-e", "continue"], size);
     let blocks = image.debugfs("stats");
@@ -75,7 +75,7 @@ fn with_bad_bitmap(size: &str, of: &str) -> Arc<MemDevice> {
     image.device()
 }
 
-/// Mounts a volume whose only block bitmap is bad, and writes a file that will find no place.
+/// Mounts a volume whose only block bitmap is corrupt, and writes a file for which no block can be allocated.
 fn dirtied(options: &str) -> (Arc<MemDevice>, Arc<Ext4>) {
     written(with_bad_bitmap("8M", "block"), options)
 }
@@ -92,8 +92,8 @@ fn written(device: Arc<MemDevice>, options: &str) -> (Arc<MemDevice>, Arc<Ext4>)
     (device, fs)
 }
 
-/// Whether the device says, to whoever opens it next, that the volume has errors.
-fn says_errors(device: &MemDevice) -> bool {
+/// Whether the superblock on the device has the error flag.
+fn has_error_flag(device: &MemDevice) -> bool {
     let device = Arc::new(device.copy());
     let options = MountOptions::parse("ro").unwrap();
     let (fs, _) = Ext4::open(device, options, CacheSizes::of(8 << 20)).unwrap();
@@ -102,30 +102,30 @@ fn says_errors(device: &MemDevice) -> bool {
 }
 
 #[test]
-fn damage_that_a_sync_meets_is_noted() {
+fn corruption_found_by_a_sync_is_recorded() {
     let (device, fs) = dirtied("");
     let synced = steadfs_vfs::FileSystem::sync_all(&*fs, &Cx::default());
     assert!(matches!(synced, Err(FsError::Corrupt(_))), "{synced:?}");
     assert!(fs.check_writable().is_ok());
     assert!(fs.close().is_err());
-    assert!(says_errors(&device));
+    assert!(has_error_flag(&device));
 }
 
 #[test]
-fn damage_that_an_unmount_meets_is_noted() {
+fn corruption_found_by_an_unmount_is_recorded() {
     let (device, fs) = dirtied("");
     assert!(fs.close().is_err());
-    assert!(says_errors(&device));
+    assert!(has_error_flag(&device));
 }
 
 #[test]
-fn damage_that_a_sync_meets_ends_writing_where_that_is_asked() {
+fn corruption_found_by_a_sync_makes_the_volume_read_only_by_option() {
     let (device, fs) = dirtied("errors=remount-ro");
     let synced = steadfs_vfs::FileSystem::sync_all(&*fs, &Cx::default());
     assert!(matches!(synced, Err(FsError::Corrupt(_))), "{synced:?}");
     assert!(fs.check_writable().is_err());
     let _ = fs.close();
-    assert!(says_errors(&device));
+    assert!(has_error_flag(&device));
 }
 
 #[test]
@@ -136,20 +136,20 @@ fn a_clean_volume_is_clean_again() {
 }
 
 #[test]
-fn a_damaged_group_is_passed_over_and_told_of() {
+fn a_corrupt_group_is_skipped_and_reported() {
     for of in ["block", "inode"] {
         let (device, fs) = written(with_bad_bitmap("32M", of), "");
-        assert!(!says_errors(&device), "{of}: nothing was stored yet");
+        assert!(!has_error_flag(&device), "{of}: nothing was stored yet");
         steadfs_vfs::FileSystem::sync_all(&*fs, &Cx::default()).unwrap();
         let noted = fs.sb.lock().error_count();
         assert_eq!(noted, 1, "{of}: once for each group");
         fs.close().unwrap();
-        assert!(says_errors(&device), "{of}");
+        assert!(has_error_flag(&device), "{of}");
     }
 }
 
 #[test]
-fn a_mount_does_what_the_superblock_asks_for() {
+fn a_mount_applies_the_superblocks_default_options() {
     let image = Image::make(&["-t", "ext4"], "16M");
     image.debugfs("set_super_value default_mount_opts 0x40c");
     image.debugfs("set_super_value mount_opts commit=33,bogus");

@@ -1,4 +1,4 @@
-//! Operations on names, judged by e2fsck and by what is read back.
+//! Operations on names, verified by e2fsck and by reading back.
 
 mod foreign;
 
@@ -62,7 +62,7 @@ fn every_kind_of_inode() {
 }
 
 #[test]
-fn names_go() {
+fn names_are_removed() {
     let world = World::make(&["-t", "ext4"], "16M");
     let (fs, cx) = (&world.fs, &world.cx);
     let dir = world.mkdir(ROOT, b"dir").unwrap();
@@ -79,7 +79,7 @@ fn names_go() {
 }
 
 #[test]
-fn rename_moves() {
+fn rename_moves_names() {
     let world = World::make(&["-t", "ext4"], "16M");
     let (fs, cx) = (&world.fs, &world.cx);
     let plain = RenameFlags::default();
@@ -159,7 +159,7 @@ fn open_files_outlive_their_names() {
         fs.unlink(cx, ROOT, format!("f{i}").as_bytes()).unwrap();
     }
     assert_eq!(fs.alloc.totals().free_inodes, free - 10);
-    // From the middle, the end and the start of the list.
+    // From the middle, the end and the start of the orphan list.
     for i in [5, 0, 9, 1, 8] {
         world.forget(open[i]);
     }
@@ -202,7 +202,7 @@ fn more_subdirectories_than_links() {
             .rename(&world.cx, (ROOT, b"other"), (dir, b"other"), plain);
         assert_eq!(into.is_ok(), limit > 65_000);
         world.fs.rmdir(&world.cx, dir, b"0").unwrap();
-        // One of a directory's own can always change its name.
+        // A subdirectory can always be renamed within its directory.
         world
             .fs
             .rename(&world.cx, (dir, b"1"), (dir, b"one"), plain)
@@ -255,7 +255,7 @@ fn inodes_and_blocks_run_out() {
     }
 }
 
-/// Directories, long links and attributes until nothing fits, then everything again.
+/// Directories, long links and attributes until nothing fits, then everything is removed.
 fn fill(world: &World) {
     let (fs, cx) = (&world.fs, &world.cx);
     let target = [b't'; 500];
@@ -325,7 +325,7 @@ fn many_tasks_in_few_directories() {
     world.close();
 }
 
-/// An operation that may well fail because somebody else was faster.
+/// An operation that may fail because another task was faster.
 fn busy_step(world: &World, random: &mut Random, dirs: &[InodeNo; 3]) {
     let (fs, cx) = (&world.fs, &world.cx);
     let mut pick = || {
@@ -370,7 +370,7 @@ fn busy_step(world: &World, random: &mut Random, dirs: &[InodeNo; 3]) {
 
 /// An inode that was changed, dropped from memory and read again is still made durable by fsync.
 #[test]
-fn fsync_remembers_what_an_inode_was_before_it_left_memory() {
+fn fsync_covers_changes_from_before_an_eviction() {
     const MANY: u32 = 18_000;
     let name = |n: u32| format!("f{n}").into_bytes();
     let world = World::make(&["-t", "ext4", "-b", "4096", "-N", "20000"], "64M");
@@ -401,10 +401,10 @@ fn fsync_remembers_what_an_inode_was_before_it_left_memory() {
     world.close();
 }
 
-/// The kernel refers to every inode it has seen: that must not keep them all in memory, and an inode
-/// that left is still known to be referred to.
+/// The kernel references every inode that it has seen: that must not keep all of them in memory, and the lookup count
+/// of an evicted inode is kept.
 #[test]
-fn inodes_referred_to_leave_memory_and_live_on() {
+fn referenced_inodes_are_evicted_and_stay_in_use() {
     const MANY: u32 = 40_000;
     let world = World::make(&["-t", "ext4", "-N", "50000"], "64M");
     let (fs, cx) = (&world.fs, &world.cx);
@@ -420,13 +420,13 @@ fn inodes_referred_to_leave_memory_and_live_on() {
     assert!(fs.inodes.len() < 16_000, "{}", fs.inodes.len());
     let number = Ino(first.0 as u32);
     assert!(fs.inodes.get(number).is_none(), "the first one left");
-    // Unlinked, it lives until its last reference is given back.
+    // Unlinked, it is in use until its last reference is dropped.
     fs.unlink(cx, ROOT, &name(0)).unwrap();
     let read = FileSystem::read(&**fs, cx, first, 0, 100).unwrap();
     assert_eq!(read.to_vec(), b"content");
     FileSystem::forget(&**fs, first, 1);
     assert!(fs.inode(number, cx.tag).is_err(), "freed");
-    // One that is away gives its references back without coming back.
+    // References to an evicted inode are dropped without reading it.
     let second = world.lookup(ROOT, &name(1)).unwrap().ino;
     for n in 2..MANY {
         let ino = world.lookup(ROOT, &name(n)).unwrap().ino;
@@ -442,10 +442,10 @@ fn inodes_referred_to_leave_memory_and_live_on() {
     world.close();
 }
 
-/// The journal, the descriptors kept for growing, quota and the like: whoever could write them by a file handle or by
-/// a damaged name could do anything to the volume.
+/// The journal, the reserved descriptors, quota and other hidden files: writing them through a file handle or a corrupt
+/// name could change anything on the volume.
 #[test]
-fn the_volumes_own_files_are_nobodys() {
+fn the_volumes_own_files_are_inaccessible() {
     let image = Image::make(&["-t", "ext4", "-O", "orphan_file"], "16M");
     let orphans = image.superblock().orphan_file().unwrap();
     let entries = [(8, "journal"), (7, "resize"), (orphans.0, "orphans")];
@@ -453,7 +453,7 @@ fn the_volumes_own_files_are_nobodys() {
         image.debugfs(&format!("link <{ino}> {name}"));
     }
     let world = World::open(image);
-    // As the kernel calls it: damage is noted.
+    // Called as by the kernel: corruption is recorded.
     let (fs, cx): (&dyn FileSystem, _) = (&*world.fs, &world.cx);
     let beyond = world.fs.geo().inodes_count + 1;
     for ino in (1..=11).chain([orphans.0, beyond]) {
@@ -478,7 +478,7 @@ fn the_volumes_own_files_are_nobodys() {
             );
         }
     }
-    // A number that somebody has made up is no damage, a name is.
+    // A made-up inode number is no corruption, a name is.
     let errors = || world.fs.sb.lock().state() & STATE_ERROR;
     assert_eq!(errors(), 0);
     for (_, name) in entries {
@@ -493,7 +493,7 @@ fn the_volumes_own_files_are_nobodys() {
 
 /// Names go into a directory whose index `tune2fs -O ^dir_index` left after; one is over the index's root.
 #[test]
-fn a_name_in_a_directory_with_a_leftover_index_ends_the_index() {
+fn a_new_name_drops_a_leftover_index() {
     type Way = fn(&World, InodeNo);
     const WAYS: &[(&[u8], Way)] = &[
         (b"create", |world, dir| {
@@ -535,7 +535,7 @@ fn a_name_in_a_directory_with_a_leftover_index_ends_the_index() {
             world.file(dir, b"new").unwrap();
         }),
     ];
-    // These put a name in the place of another, or none.
+    // These replace a name by another, or remove it.
     const KEEP: &[(&[u8], Way)] = &[
         (b"remove", |world, dir| {
             world.fs.unlink(&world.cx, dir, b"name-7").unwrap()
@@ -598,7 +598,7 @@ fn a_name_in_a_directory_with_a_leftover_index_ends_the_index() {
             let dir = dir.unwrap();
             way(&world, dir);
             assert!(has_index(dir), "{}", String::from_utf8_lossy(name));
-            // The judge takes no index here, whatever it is.
+            // e2fsck accepts no index here.
             world.file(dir, b"new").unwrap();
             assert!(!has_index(dir));
         }

@@ -51,7 +51,7 @@ fn transactions(bytes: &[u8], list: &str, tasks: u64, seed: u64) -> u64 {
 #[test]
 fn synchronous_changes_of_several_callers_share_commits() {
     let bytes = Image::make(&["-t", "ext4"], "16M").bytes();
-    // How many share one is the schedule's luck: over several.
+    // The number that share a commit depends on the schedule: the sum over several.
     let over_seeds = |list: &str| -> u64 { (0..8).map(|s| transactions(&bytes, list, 4, s)).sum() };
     let together = over_seeds("dirsync,min_batch_time=2000");
     let apart = over_seeds("dirsync,max_batch_time=0");
@@ -59,7 +59,7 @@ fn synchronous_changes_of_several_callers_share_commits() {
         together * 5 <= apart * 3,
         "{together} and {apart} transactions"
     );
-    // Who is alone waits for nobody: not longer, and not less often.
+    // A single task does not wait for others: as many commits, and no longer.
     let alone = transactions(&bytes, "dirsync,min_batch_time=2000", 1, 7);
     assert!((20..=22).contains(&alone), "{alone}");
 }
@@ -108,7 +108,7 @@ fn everything_is_durable_at_once_on_a_synchronous_mount() {
 }
 
 #[test]
-fn a_file_written_anew_is_not_empty_after_a_crash() {
+fn a_replaced_file_is_not_empty_after_a_crash() {
     let bytes = Image::make(&["-t", "ext4"], "16M").bytes();
     let length = |list: &'static str| {
         let bytes = bytes.clone();
@@ -159,7 +159,7 @@ fn the_journals_checksums_are_as_asked() {
         assert_eq!(sums, mkfs == "metadata_csum");
         let found = world.fs.txns.journal().unwrap().checksum();
         assert_eq!(format!("{found:?}"), wanted, "{mkfs} {list}");
-        // What was logged so is replayed, by us and by e2fsck.
+        // The log is replayed by this implementation and by e2fsck.
         device.save(&world.image.path()).unwrap();
         let judge = crate::disk::test_images::judge("e2fsck")
             .arg("-fy")

@@ -1,4 +1,4 @@
-//! Orphans over crashes, unmounts and damage.
+//! Orphans after crashes, unmounts and corruption.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::test_world::{ROOT, World};
 const KINDS: [&[&str]; 3] = [
     &["-t", "ext4", "-b", "1024"],
     &["-t", "ext4", "-b", "1024", "-O", "orphan_file"],
-    // Room for one block of 254: what does not fit goes to the list.
+    // One block of 254 slots: further orphans are added to the list.
     &[
         "-t",
         "ext4",
@@ -37,7 +37,7 @@ fn orphans(world: &World, count: usize) -> Vec<InodeNo> {
 }
 
 #[test]
-fn a_crash_frees_them() {
+fn a_mount_after_a_crash_frees_orphans() {
     for options in KINDS {
         let world = World::make(&[options, &["-N", "16384"]].concat(), "64M");
         let free = world.fs.alloc.totals();
@@ -65,7 +65,7 @@ fn a_crash_frees_them() {
 }
 
 #[test]
-fn closing_frees_them() {
+fn an_unmount_frees_orphans() {
     for options in KINDS {
         let world = World::make(options, "16M");
         let free = world.fs.alloc.totals().free_inodes;
@@ -92,7 +92,7 @@ fn closing_frees_them() {
 }
 
 #[test]
-fn many_come_and_go_in_the_file() {
+fn many_orphans_are_added_and_removed() {
     let world = World::make(&[KINDS[2], &["-N", "16384"]].concat(), "64M");
     let mut held = orphans(&world, 9000);
     for ino in held.drain(..).rev() {
@@ -106,7 +106,7 @@ fn many_come_and_go_in_the_file() {
 }
 
 #[test]
-fn a_truncation_leaves_an_orphan_on_record() {
+fn a_truncation_records_an_orphan() {
     let world = World::make(KINDS[0], "64M");
     let file = world.fs.tmpfile(&world.cx, ROOT, 0o600).unwrap().ino;
     let inode = world.fs.by_number(file, world.cx.tag).unwrap();
@@ -146,8 +146,8 @@ fn listed(head: u32, links: &[(u32, u32)]) -> Image {
 }
 
 #[test]
-fn damaged_lists_do_not_keep_a_volume_from_being_mounted() {
-    // A whole one, circles, a free inode, the root, the journal, no inode at all.
+fn corrupt_lists_do_not_prevent_a_mount() {
+    // A valid list, loops, a free inode, the root, the journal, an invalid number.
     for (head, links, clean) in [
         (12, &[(12, 13), (13, 0)][..], true),
         (12, &[(12, 13), (13, 12)], false),
@@ -174,9 +174,9 @@ fn damaged_lists_do_not_keep_a_volume_from_being_mounted() {
     }
 }
 
-/// What a damaged orphan file names beside nonsense is freed; the nonsense stays announced.
+/// The valid entries of a corrupt orphan file are freed; the others stay recorded.
 #[test]
-fn a_damaged_file_keeps_what_cannot_be_believed() {
+fn a_corrupt_orphan_file_keeps_its_invalid_entries() {
     let options = ["-t", "ext4", "-b", "1024", "-O", "orphan_file"];
     for nonsense in [500, 2, 8, 12] {
         let world = World::make(&options, "16M");
@@ -207,7 +207,7 @@ fn a_damaged_file_keeps_what_cannot_be_believed() {
 
         let world = World::open(Image::of(&bytes));
         let orphans = world.fs.orphans.all();
-        assert_eq!(orphans, [], "those that can be believed are freed");
+        assert_eq!(orphans, [], "valid entries are freed");
         assert_eq!(world.fs.alloc.totals().free_inodes, free);
         assert!(world.fs.sb.lock().error_count() > 0);
         world.fs.close().unwrap();
@@ -217,9 +217,9 @@ fn a_damaged_file_keeps_what_cannot_be_believed() {
     }
 }
 
-/// A file that loses its name while it is cut shorter in several transactions.
+/// A file that loses its name during a truncation in several transactions.
 #[test]
-fn a_name_lost_during_a_truncation_leaves_an_orphan_on_record() {
+fn a_name_lost_during_a_truncation_records_an_orphan() {
     for seed in 0..10 {
         let config = sim::Config {
             preempt: 512,
@@ -251,13 +251,13 @@ fn name_lost_during_a_truncation() {
         fs.setattr(&Cx::default(), file.ino, &none).unwrap();
     });
     let fs = Arc::clone(&world.fs);
-    // While a transaction is being closed nobody gets more of it: what goes on goes on in the next.
+    // A transaction that is locked for its commit gives no further credits: the operation continues in the next one.
     let sync = spawn("sync", move || {
         for _ in 0..20 {
             fs.sync_volume(&Cx::default()).unwrap();
         }
     });
-    // On record, and yet with a name: it is being cut.
+    // Recorded although it has a name: it is being truncated.
     while world.fs.orphans.is_empty()
         && world.fs.by_number(file.ino, world.cx.tag).unwrap().size() > 0
     {
@@ -273,7 +273,7 @@ fn name_lost_during_a_truncation() {
 
 /// The blocks of a large directory are revoked while others fill the transaction.
 #[test]
-fn a_large_directory_goes_while_transactions_are_full() {
+fn a_large_directory_is_freed_while_transactions_are_full() {
     for seed in 0..6 {
         for kind in ["ext4", "ext3"] {
             let config = sim::Config {

@@ -12,11 +12,11 @@ use crate::disk::test_images::Image;
 use crate::test_world::{ROOT, World, check};
 
 mod freezing;
-mod telling;
+mod warnings;
 
 const EXT4: &[&str] = &["-t", "ext4", "-O", "orphan_file"];
 
-/// A device opened for reading only until it is asked to become writable.
+/// A device that is read-only until [`Device::make_writable`].
 struct Reluctant {
     inner: Arc<MemDevice>,
     read_only: Geometry,
@@ -205,7 +205,7 @@ fn remount_while_in_use(image: &Image) {
     FileSystem::unlink(&*fs, &cx(), ROOT, b"file").unwrap();
     assert_eq!(fs.remount(&cx(), "ro"), Err(FsError::Busy));
     write(&fs, b"still", b"writable").unwrap();
-    // The kernel's word that it lets the file go comes a moment late.
+    // The kernel's FORGET arrives after the remount has begun.
     let late = Arc::clone(&fs);
     let task = spawn("late", move || {
         sleep(Duration::from_millis(50));
@@ -223,17 +223,18 @@ fn writers_lose_nothing_when_the_volume_becomes_read_only() {
     let image = Image::make(EXT4, "64M");
     let device = image.device();
     let fs = open(Arc::clone(&device) as _, "");
-    let taken: Arc<Mutex<Vec<(String, usize)>>> = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
+    let acknowledged: Arc<Mutex<Vec<(String, usize)>>> =
+        Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
     let writers: Vec<_> = (0..4)
         .map(|writer| {
-            let (fs, taken) = (Arc::clone(&fs), Arc::clone(&taken));
+            let (fs, acknowledged) = (Arc::clone(&fs), Arc::clone(&acknowledged));
             spawn("writer", move || {
                 // All of them fit the volume.
                 for n in 0..1000 {
                     let name = format!("w{writer}-{n}");
                     let len = 1 + n * 977 % 20_000;
                     match write(&fs, name.as_bytes(), &vec![writer; len]) {
-                        Ok(()) => taken.lock().push((name, len)),
+                        Ok(()) => acknowledged.lock().push((name, len)),
                         Err(error) => {
                             assert_eq!(error, FsError::ReadOnly);
                             return;
@@ -243,7 +244,7 @@ fn writers_lose_nothing_when_the_volume_becomes_read_only() {
             })
         })
         .collect();
-    while taken.lock().len() < 40 {
+    while acknowledged.lock().len() < 40 {
         sleep(Duration::from_millis(1));
     }
     fs.remount(&cx(), "ro").unwrap();
@@ -253,9 +254,9 @@ fn writers_lose_nothing_when_the_volume_becomes_read_only() {
     }
     judge(&image, &copy);
     let again = open(copy, "ro");
-    let taken = taken.lock().clone();
-    assert!(!taken.is_empty());
-    for (name, len) in taken {
+    let acknowledged = acknowledged.lock().clone();
+    assert!(!acknowledged.is_empty());
+    for (name, len) in acknowledged {
         assert_eq!(read(&again, name.as_bytes()).len(), len, "{name}");
     }
 }
@@ -285,7 +286,7 @@ fn a_volume_mounted_read_only_becomes_writable_with_its_journal_replayed() {
 }
 
 #[test]
-fn what_must_stay_read_only_says_why() {
+fn a_refused_remount_states_its_reason() {
     let refused = |fs: &Ext4, word: &str| {
         let said = fs.remount(&cx(), "rw").unwrap_err().to_string();
         assert!(said.contains(word), "{said}");
@@ -303,7 +304,7 @@ fn what_must_stay_read_only_says_why() {
         "write-protected",
     );
 
-    // Somebody else mounted it meanwhile.
+    // Another program mounted it meanwhile.
     let fs = open(Reluctant::new(&device, true), "ro");
     open(Arc::clone(&device) as _, "").close().unwrap();
     refused(&fs, "another program");
@@ -315,8 +316,8 @@ fn what_must_stay_read_only_says_why() {
     assert!(fs.close().is_err());
 }
 
-/// `async_checkpoint` at mount and by remount: what is typed is what the reclaimer does and what is shown;
-/// a mistake changes nothing.
+/// `async_checkpoint` at mount and by remount: the given value is what the reclaim task uses and what is shown; an
+/// invalid value changes nothing.
 #[test]
 fn background_reclaim_follows_its_option() {
     /// The threshold and what is shown, or why it is refused.
@@ -365,7 +366,7 @@ fn background_reclaim_follows_its_option() {
                 assert_eq!((low(&fs), shown(&fs).as_str()), (*percent, *text), "{list}");
                 fs.close().unwrap();
                 mounted.remount(&cx(), list).unwrap();
-                // Nothing said by a remount leaves all as it is.
+                // A remount without the option keeps it.
                 if !list.is_empty() {
                     let now = (low(&mounted), shown(&mounted));
                     assert_eq!(now, (*percent, (*text).to_owned()), "{list}");
@@ -381,7 +382,7 @@ fn background_reclaim_follows_its_option() {
             }
         }
     }
-    // Accepted while nothing is written, and armed with the first remount for writing.
+    // Accepted on a read-only mount, and active from the first remount for writing.
     mounted.remount(&cx(), "ro,async_checkpoint=60").unwrap();
     assert_eq!(shown(&mounted), "async_checkpoint=60");
     mounted.remount(&cx(), "rw").unwrap();
@@ -414,10 +415,9 @@ fn background_reclaim_needs_a_journal() {
     fs.close().unwrap();
 }
 
-/// The same operations leave the same files, and a volume that e2fsck finds nothing wrong with, whoever
-/// reclaims the log.
+/// The same operations leave the same files and a consistent volume, with background reclaim and without.
 #[test]
-fn who_reclaims_the_log_changes_nothing_that_is_seen() {
+fn background_reclaim_changes_no_results() {
     let work = |options: &str| {
         let image = Image::make(&["-t", "ext4", "-b", "1024", "-J", "size=1"], "24M");
         let world = World::open_with(image, MountOptions::parse(options).unwrap());
@@ -467,7 +467,7 @@ fn who_reclaims_the_log_changes_nothing_that_is_seen() {
     assert!(on == off);
 }
 
-/// Without the tasks of journal and flusher nothing is written: a host that refuses them keeps the volume read-only.
+/// Without the tasks of journal and flusher nothing is written: if they cannot be started, the volume stays read-only.
 #[test]
 fn without_further_tasks_a_volume_stays_read_only() {
     let run = || {
@@ -484,7 +484,7 @@ fn without_further_tasks_a_volume_stays_read_only() {
     steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
 }
 
-/// The flusher of a volume that stays writable goes on, though the host would refuse another.
+/// The flusher of a volume that stays writable continues, although no new task could be started.
 #[test]
 fn a_remount_that_is_refused_needs_no_new_tasks() {
     let run = || {
@@ -537,9 +537,9 @@ fn without_tasks_a_volume_is_mounted_for_reading_only() {
     sim::run(sim::Config::new(1), run);
 }
 
-/// What a replay writes passes another queue: what this one has read before that is not to be found.
+/// A replay writes through another queue: blocks that this queue read ahead before must not be used.
 #[test]
-fn nothing_that_was_read_ahead_outlives_a_remount() {
+fn a_remount_drops_blocks_read_ahead() {
     let fs = open(Image::make(EXT4, "32M").device(), "");
     write(&fs, b"stream", &vec![7; 4 << 20]).unwrap();
     fs.remount(&cx(), "ro").unwrap();

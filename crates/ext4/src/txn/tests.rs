@@ -1,4 +1,4 @@
-//! Changes that are half done.
+//! Half-done changes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -27,7 +27,7 @@ fn errors(world: &World) -> String {
     String::from_utf8(errors).unwrap()
 }
 
-/// The volume stopped for this cause, and the next mount finds it marked.
+/// The volume stopped with this cause, and the next mount finds the error flag.
 fn assert_stopped(world: World, cause: &str) {
     assert!(errors(&world).contains(cause), "{}", errors(&world));
     assert_eq!(world.file(ROOT, b"more").unwrap_err().errno(), 30);
@@ -39,7 +39,7 @@ fn assert_stopped(world: World, cause: &str) {
     let mut raw = vec![0; 1024];
     world.device().read(SUPERBLOCK_OFFSET, &mut raw);
     let sb = Superblock::parse(&raw).unwrap();
-    assert_ne!(sb.state() & STATE_ERROR, 0, "e2fsck is to look");
+    assert_ne!(sb.state() & STATE_ERROR, 0, "e2fsck must check it");
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn open(world: &World, write: bool) -> Result<(), FsError> {
 }
 
 #[test]
-fn what_fits_its_hashes_is_read_and_measured() {
+fn data_that_matches_its_hashes_is_read_and_measured() {
     for (block_size, how, size) in [
         (4096, &[][..], 700_000),
         (4096, &["--salt=0102", "--block-size=1024"], 700_001),
@@ -129,7 +129,7 @@ fn what_fits_its_hashes_is_read_and_measured() {
 }
 
 #[test]
-fn what_does_not_fit_is_never_handed_out() {
+fn data_that_does_not_match_is_never_returned() {
     let size = 700_000;
     let sealed = seal(4096, &[], size);
     let tree = size.next_multiple_of(64 << 10) as u64;
@@ -139,7 +139,7 @@ fn what_does_not_fit_is_never_handed_out() {
     assert!(matches!(read(&world, 300_500, 10), Err(FsError::Io(_))));
     assert!(matches!(read(&world, 0, size), Err(FsError::Io(_))));
     assert!(read(&world, 0, 200_000).unwrap() == sealed.content[..200_000]);
-    // The root of the tree, then what hashes the first half of the file.
+    // The root of the tree, then the block with the hashes of the first half of the file.
     for (at, first_half, rest) in [(tree, false, false), (tree + 4096 + 31, false, true)] {
         let world = sealed.changed(at);
         assert_eq!(read(&world, 1000, 10).is_ok(), first_half);
@@ -161,7 +161,7 @@ fn what_does_not_fit_is_never_handed_out() {
 }
 
 #[test]
-fn a_file_that_only_claims_to_have_hashes_cannot_be_read() {
+fn a_file_without_its_hashes_cannot_be_read() {
     let image = Image::make(&["-t", "ext4", "-b", "4096", "-O", "verity"], "16M");
     let content = image.beside("content");
     fs::write(&content, vec![7; 9000]).unwrap();

@@ -1,4 +1,4 @@
-//! Random attributes against a map in memory; shared blocks; what debugfs reads of ours.
+//! Random attributes against a map in memory; shared blocks; attributes read by debugfs.
 
 use std::collections::BTreeMap;
 
@@ -242,7 +242,7 @@ fn values_that_are_inodes_are_read() {
         .fs
         .setxattr(&world.cx, file, b"user.x", b"", SetXattr::Any);
     assert_eq!(refused, Err(FsError::ReadOnly));
-    // Not judged: debugfs leaves the inode's count of blocks wrong.
+    // Not checked by e2fsck: debugfs leaves the inode's block count wrong.
     world.fs.close().unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Large files, batch by batch.
+//! Large files, written in batches.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use steadfs_vfs::{Cx, FsError};
 use super::{FILE, image_with_file, judge};
 use crate::{CacheSizes, Ext4, MountOptions};
 
-/// Some batches, the last one not whole.
+/// Several batches, the last one partial.
 const SIZE: usize = (14 << 20) + 5000;
 
-/// A device on which one large write fails, after so many.
+/// A device on which one large write fails, after a number of others.
 fn fails_once(memory: Arc<MemDevice>, before: u32) -> Arc<FaultDevice> {
     let device = FaultDevice::new(memory);
     let mut count = 0;
@@ -28,7 +28,7 @@ fn fails_once(memory: Arc<MemDevice>, before: u32) -> Arc<FaultDevice> {
 fn open(device: Arc<dyn Device>, cache: u64) -> Arc<Ext4> {
     let options = MountOptions::parse("").unwrap();
     let (fs, _) = Ext4::open(device, options, CacheSizes::of(cache)).unwrap();
-    // What is dirty stays so until the test wants it written.
+    // The flusher does not run: dirty data is written by the test only.
     fs.writeback().stop();
     fs
 }
@@ -76,7 +76,7 @@ fn a_file_never_grows_over_a_batch_that_failed() {
         }
         failures += 1;
         assert!(there.len() < SIZE);
-        // Told once, and nothing is lost.
+        // Reported once, and nothing is lost.
         let told = fs.fsync_inode(&cx, &inode, false);
         assert!(matches!(told, Err(FsError::Io(_))), "{told:?}");
         fs.fsync_inode(&cx, &inode, false).unwrap();
@@ -89,7 +89,7 @@ fn a_file_never_grows_over_a_batch_that_failed() {
 }
 
 #[test]
-fn who_is_held_up_goes_on_below_the_limit() {
+fn a_throttled_writer_continues_below_the_limit() {
     let image = image_with_file(&["-t", "ext4", "-b", "4096"], "128M");
     let fs = open(image.device(), 128 << 20);
     let cx = Cx::default();

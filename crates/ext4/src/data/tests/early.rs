@@ -1,4 +1,4 @@
-//! Overwrites before an fsync that is expected.
+//! Early write-back before an expected fsync.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::inode::Inode;
 use crate::{CacheSizes, Ext4, MountOptions};
 
 const BLOCK: u64 = 4096;
-/// Of which every second one is written over.
+/// Number of blocks, of which every second one is overwritten.
 const BLOCKS: u64 = 64;
 
 struct World {
@@ -59,7 +59,7 @@ impl World {
         writes.map(|o| o.count).sum()
     }
 
-    /// Writes half of the blocks over, with time for others in between; how many requests that made.
+    /// Overwrites half of the blocks, with pauses for other tasks; returns the number of requests.
     fn overwrite(&self, byte: u8) -> u64 {
         let before = self.writes();
         let inode = self.inode();
@@ -77,7 +77,7 @@ impl World {
         self.fs.fsync_inode(&self.cx, &self.inode(), false)
     }
 
-    /// Two fsyncs from which it is known what the third is for.
+    /// Two fsyncs, from which the third is predicted.
     fn learn(&self) {
         for byte in [2, 3] {
             assert_eq!(self.overwrite(byte), 0, "nothing is known yet");
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// What a power cut would leave now has this byte in every second block, and ones in the others.
+    /// After a power cut now, every second block has this byte, and the others have ones.
     fn check(&self, byte: u8) {
         let device = Arc::new(self.device.memory.copy());
         judged(&device, &self.image, byte);
@@ -109,12 +109,13 @@ fn judged(device: &Arc<MemDevice>, image: &Image, byte: u8) {
 }
 
 #[test]
-fn a_file_synced_again_and_again_is_written_meanwhile() {
+fn a_file_synced_repeatedly_is_written_early() {
     sim::run(sim::Config::new(1), || {
         let world = World::new();
         world.learn();
         for byte in 4..8 {
-            // All groups but the one that is the fsync's own, of which the flusher may have found the first.
+            // All groups but the last, which the fsync writes itself, and perhaps the first, which the flusher may have
+            // found.
             let early = world.overwrite(byte);
             assert!((BLOCKS / 2 - 8..BLOCKS / 2).contains(&early), "{early}");
             let before = world.writes();
@@ -127,7 +128,7 @@ fn a_file_synced_again_and_again_is_written_meanwhile() {
 }
 
 #[test]
-fn what_fails_early_is_told_by_the_fsync_and_written_by_the_next() {
+fn an_early_failure_is_reported_by_the_fsync_and_written_by_the_next() {
     sim::run(sim::Config::new(1), || {
         let world = World::new();
         world.learn();
@@ -142,7 +143,7 @@ fn what_fails_early_is_told_by_the_fsync_and_written_by_the_next() {
 }
 
 #[test]
-fn what_is_written_again_goes_once() {
+fn a_block_written_again_is_submitted_once() {
     sim::run(sim::Config::new(1), || {
         let world = World::new();
         for byte in 2..6 {

@@ -1,4 +1,4 @@
-//! `data_err=`: what a device that cannot take a file's data costs the rest of the volume.
+//! `data_err=`: the effect of a failed data write on the rest of the volume.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl Case {
         let device = FaultDevice::new(image.device());
         let cx = Cx::default();
         let fs = open(Arc::clone(&device) as Arc<dyn Device>, mount).unwrap();
-        // Nothing is written but what the test writes.
+        // Only the test writes.
         fs.writeback().stop();
         let case = Self { device, fs, cx };
         case.make(b"before").unwrap();
@@ -36,7 +36,7 @@ impl Case {
         FileSystem::mkdir(&*self.fs, &self.cx, ROOT, name, 0o755).map(|_| ())
     }
 
-    /// The device writes nothing while `work` runs, which says so.
+    /// Every write to the device fails while `work` runs.
     #[track_caller]
     fn broken<T: std::fmt::Debug>(&self, work: impl FnOnce() -> Result<T, FsError>) {
         self.device.fail_writes(true);
@@ -51,7 +51,7 @@ fn open(device: Arc<dyn Device>, mount: &str) -> Result<Arc<Ext4>, FsError> {
     Ok(Ext4::open(device, options, CacheSizes::of(16 << 20))?.0)
 }
 
-/// How data of a file comes to be written while the device cannot.
+/// The operation that writes a file's data while the device fails.
 type Way = fn(&Case, &Inode);
 
 fn by_fsync(case: &Case, file: &Inode) {
@@ -66,16 +66,16 @@ fn in_background(case: &Case, file: &Inode) {
     case.broken(|| fs.write_out(file, WritebackReason::Background, IoTag::background()));
 }
 
-/// What has its blocks at once is written at once.
+/// Without delayed allocation, data is written by the call.
 fn undelayed(case: &Case, file: &Inode) {
     let (fs, cx) = (&case.fs, &case.cx);
     case.broken(|| fs.write_file(cx, file, 0, &[1; 5000], false));
 }
 
-/// With `data_err=abort` nothing is committed any more once a file's data could not be written, so that what there
-/// is of the volume stays as it is for who has to look after it; otherwise the rest goes on.
+/// With `data_err=abort` nothing is committed after a failed data write, so that the volume stays as it was for its
+/// administrator; otherwise other files are not affected.
 #[test]
-fn data_that_cannot_be_written_stops_the_volume_where_that_is_asked_for() {
+fn a_failed_data_write_stops_the_volume_with_data_err_abort() {
     let ext4 = &["-t", "ext4", "-b", "4096"][..];
     let ext3 = &["-t", "ext3", "-b", "1024"][..];
     let ways: [(&[&str], &str, Way); 4] = [
@@ -84,7 +84,7 @@ fn data_that_cannot_be_written_stops_the_volume_where_that_is_asked_for() {
         (ext4, "delalloc", in_background),
         (ext4, "nodelalloc", undelayed),
     ];
-    // At mount, and what a remount makes of it.
+    // At mount, and after a remount.
     let asked = [
         ("rw", "", false),
         ("data_err=ignore", "", false),
@@ -128,7 +128,7 @@ fn data_that_cannot_be_written_stops_the_volume_where_that_is_asked_for() {
     }
 }
 
-/// There is nothing to abort: as Linux, which refuses it when it mounts.
+/// There is no journal to abort: refused at mount, as by Linux.
 #[test]
 fn without_a_journal_there_is_nothing_to_abort() {
     let image = image_with_file(&["-t", "ext2"], "8M");

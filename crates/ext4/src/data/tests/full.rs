@@ -1,4 +1,4 @@
-//! Volumes without room: what is told to have fitted is there, and the rest is what it was.
+//! Full volumes: acknowledged bytes are there, and the rest of a file is unchanged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,13 +62,13 @@ impl Full {
         FileSystem::statfs(&*self.fs, &self.cx).unwrap().blocks_free
     }
 
-    /// Takes all room but for `left` blocks.
+    /// Allocates all but `left` blocks.
     fn fill(&self, left: u64) {
         let block = 1 << self.fs.geo().block_size.bits();
         let filler = self.make(b"filler");
         let mut size = 0;
         loop {
-            // Blocks of the map come in between.
+            // Blocks of the map are allocated in between.
             self.fs.sync_volume(&self.cx).unwrap();
             let free = self.free();
             if free <= left {
@@ -96,10 +96,10 @@ const KINDS: [&[&str]; 4] = [
     &["-t", "ext4", "-b", "4096", "-m", "0"],
 ];
 
-/// What a write finds no room for it leaves alone: before its first new block it has done all, after
-/// it nothing, also where a block after has its place.
+/// A write ends at its first block without space: everything before is written, nothing after it, even blocks that are
+/// mapped.
 #[test]
-fn a_write_ends_where_room_ends() {
+fn a_write_ends_at_the_first_block_without_space() {
     for (kind, mount) in KINDS
         .iter()
         .flat_map(|kind| [(kind, ""), (kind, "nodelalloc")])
@@ -109,7 +109,7 @@ fn a_write_ends_where_room_ends() {
         let file = world.make(b"f");
         let mut model = vec![1; 5 * block + 1];
         assert_eq!(world.write(&file, 0, &model), Ok(model.len()));
-        // A hole of two blocks, and content after it.
+        // A hole of two blocks, followed by data.
         let far = 8 * block as u64;
         assert_eq!(world.write(&file, far, &[2; 100]), Ok(100));
         world.fill(1);
@@ -120,7 +120,7 @@ fn a_write_ends_where_room_ends() {
         assert_eq!(world.write(&file, 10, &data), Ok(fits), "{kind:?} {mount}");
         model[10..10 + fits].fill(3);
         assert!(world.read(&file) == model, "{kind:?} {mount}");
-        // Not one byte more; but what is there can be written over without end.
+        // Not one byte more; but existing data can be overwritten any number of times.
         let at = 7 * block as u64;
         assert_eq!(world.write(&file, at, &data), Err(FsError::NoSpace));
         for round in 4..8 {
@@ -138,8 +138,7 @@ fn a_write_ends_where_room_ends() {
     }
 }
 
-/// What was acknowledged outlives a write that meets a broken device on a full volume, and reaches the
-/// device when it works again.
+/// Acknowledged data survives a failed write on a full volume, and reaches the device when that works again.
 #[test]
 fn a_broken_device_costs_a_full_volume_nothing() {
     for kind in KINDS {
@@ -152,7 +151,7 @@ fn a_broken_device_costs_a_full_volume_nothing() {
         assert_eq!(world.write(&file, 5, &[2; 20]), Ok(20));
         model[5..25].fill(2);
         world.device.fail_writes(true);
-        // In place it is taken into the cache; a new block cannot be had, and nothing of it stays.
+        // Mapped blocks are written to the cache; a new block cannot be written, and nothing of it stays.
         let fits = 3 * block - 100;
         assert_eq!(world.write(&file, 100, &vec![3; 3 * block]), Ok(fits));
         model[100..].fill(3);
@@ -166,11 +165,14 @@ fn a_broken_device_costs_a_full_volume_nothing() {
             IoTag::default(),
         );
         assert!(matches!(written, Err(FsError::Io(_))), "{written:?}");
-        assert!(world.read(&file) == model, "what failed stays in the cache");
+        assert!(
+            world.read(&file) == model,
+            "the failed write stays in the cache"
+        );
         world.device.fail_writes(false);
         assert_eq!(world.write(&file, 3 * block as u64, &[5; 50]), Ok(50));
         model.extend([5; 50]);
-        // Nobody has been told of the failure yet.
+        // The failure has not been reported yet.
         let fsync = || world.fs.fsync_inode(&world.cx, &file, false);
         assert!(matches!(fsync(), Err(FsError::Io(_))));
         fsync().unwrap();
@@ -180,10 +182,9 @@ fn a_broken_device_costs_a_full_volume_nothing() {
     }
 }
 
-/// Blocks that fallocate gave can be written, whatever shape their map is in and however full the
-/// volume.
+/// Blocks allocated by fallocate can be written, whatever the form of their map and however full the volume.
 #[test]
-fn what_was_allocated_can_be_written() {
+fn fallocated_blocks_can_be_written() {
     let world = Full::new(&["-t", "ext4", "-b", "1024", "-m", "0"], "");
     let file = world.make(b"f");
     let allocate = FallocMode::Allocate { keep_size: false };
@@ -194,7 +195,7 @@ fn what_was_allocated_can_be_written() {
         .unwrap();
     world.fill(0);
     let mut model = vec![0; (blocks as usize) << 10];
-    // Every second block: each breaks the run in two, until the leaf is full.
+    // Every second block: each splits an extent, until the leaf is full.
     for at in (0..blocks).step_by(2).map(|block| (block as usize) << 10) {
         let fill = (at >> 10) as u8 | 1;
         assert_eq!(world.write(&file, at as u64, &[fill; 1000]), Ok(1000));
@@ -218,7 +219,7 @@ fn what_was_allocated_can_be_written() {
 
 /// The same beyond the end of the file, where only unwritten blocks may be.
 #[test]
-fn what_was_allocated_behind_the_end_can_be_written() {
+fn fallocated_blocks_beyond_the_end_can_be_written() {
     let world = Full::new(&["-t", "ext4", "-b", "1024", "-m", "0"], "");
     let file = world.make(b"f");
     let mut model = vec![1; 5000];
@@ -246,14 +247,13 @@ fn what_was_allocated_behind_the_end_can_be_written() {
     world.close();
 }
 
-/// The same of a map that takes no more pieces, whichever block of a run is written: its first, its last,
-/// one between them.
+/// The same with a map that has no room for more extents, for the first, the last and a middle block of an extent.
 #[test]
 fn every_block_of_a_run_can_be_written() {
     let world = Full::new(&["-t", "ext4", "-b", "1024", "-m", "0"], "");
     let file = world.make(b"f");
     let allocate = FallocMode::Allocate { keep_size: false };
-    // As many runs as an inode names by itself.
+    // As many extents as fit the inode.
     for run in 0..4 {
         world
             .fs
@@ -276,10 +276,10 @@ fn every_block_of_a_run_can_be_written() {
     world.close();
 }
 
-/// A failure is told once; an fsync that writes everything after that succeeds, however often the
-/// background has failed in between.
+/// A failure is reported once; a later fsync that writes everything succeeds, however many background writes have
+/// failed in between.
 #[test]
-fn a_healed_device_is_not_blamed_again() {
+fn a_failure_is_reported_once_after_the_device_works_again() {
     for kind in [["-t", "ext4"], ["-t", "ext2"]] {
         let world = Full::new(&kind, "");
         let file = world.make(b"f");
@@ -300,7 +300,7 @@ fn a_healed_device_is_not_blamed_again() {
             fails(false);
             fsync().unwrap();
         }
-        // Failed and written in the background: the next fsync tells it, and no other.
+        // Failed and then written in the background: only the next fsync reports it.
         assert_eq!(world.write(&file, 0, &[3; 5000]), Ok(5000));
         fails(true);
         in_background().unwrap_err();
@@ -313,8 +313,8 @@ fn a_healed_device_is_not_blamed_again() {
     }
 }
 
-/// What a smaller size would cover has to be written first. Where that fails the file is what it was, and so it is
-/// on the device in the end.
+/// Data below the new size must be written first. If that fails the file is unchanged, in memory and finally on the
+/// device.
 #[test]
 fn a_truncate_that_cannot_write_cuts_nothing() {
     for kind in [["-t", "ext4"], ["-t", "ext2"]] {
@@ -328,7 +328,7 @@ fn a_truncate_that_cannot_write_cuts_nothing() {
         assert!(matches!(cut, Err(FsError::Io(_))), "{cut:?}");
         assert!(world.read(&file) == content);
         world.device.fail_writes(false);
-        // The failure may be told once more.
+        // The failure may be reported once more.
         let _ = world.fs.fsync_inode(&world.cx, &file, false);
         world.fs.fsync_inode(&world.cx, &file, false).unwrap();
         let ino = file.ino();
@@ -346,7 +346,7 @@ fn a_truncate_that_cannot_write_cuts_nothing() {
 }
 
 impl Full {
-    /// Maps `len` blocks of a file from `at` on in a transaction that somebody has begun to close.
+    /// Maps `len` blocks of a file from `at` on in a transaction that is locked for its commit.
     fn map_while_closing(&self, file: &Inode, at: u64, len: u32) -> Result<(), FsError> {
         let fs = &self.fs;
         let goal = fs.alloc.goal_for(fs.geo(), file.ino());
@@ -357,7 +357,7 @@ impl Full {
         let (closing, tid) = (Arc::clone(fs), handle.tid());
         let commit = spawn("commit", move || closing.txns.commit(tid, IoTag::default()));
         sleep(Duration::from_millis(50));
-        assert!(!handle.extend(credits + 1), "it is being closed");
+        assert!(!handle.extend(credits + 1), "it is locked");
         let mut core = file.core.write();
         let mapped = fs.map_allocation(
             &mut handle,
@@ -378,11 +378,11 @@ impl Full {
     }
 }
 
-/// A map that finds no room for blocks of its own is put back also where the transaction is being closed, which gives
-/// nobody more credits: it once kept what was counted and marked, and the next who got the block found it in use.
+/// A mapping that finds no space for map blocks is undone also while the transaction is locked for its commit and gives
+/// no further credits. (Otherwise the blocks stay marked used, and their next allocation fails as corrupt.)
 #[test]
-fn what_finds_no_room_is_taken_back_in_a_closing_transaction() {
-    // A leaf with room for one extent more; the end of what the inode itself maps.
+fn a_failed_mapping_is_undone_in_a_locked_transaction() {
+    // A leaf with room for one more extent; the end of the blocks that the inode itself maps.
     let spread: Vec<u64> = (0..100).map(|i| 4 * i).collect();
     let cases = [
         (KINDS[0], spread, vec![(2, 1), (6, 1)]),

@@ -1,4 +1,4 @@
-//! What is stored of a file's size while the file grows.
+//! The size on disk while a file grows.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -34,16 +34,16 @@ impl Device for Appends {
                 let written = fs.write_file(&Cx::default(), &inode, 5000, &MORE, true);
                 assert_eq!(written.unwrap(), MORE.len());
             };
-            // Another task's: this one may hold locks.
+            // In another task, as this one may hold locks.
             steadfs_rt::spawn("append", append).join();
         }
         self.inner.start(bio, done);
     }
 }
 
-/// Its last block is dirty again, and is after what is written next.
+/// Its last block is dirty again, and is after the blocks that are written next.
 #[test]
-fn a_file_grows_over_no_block_that_write_back_has_passed() {
+fn a_file_does_not_grow_over_a_block_that_write_back_skipped() {
     let whole = [FIRST.as_slice(), &MORE].concat();
     for why in [WritebackReason::Background, WritebackReason::Sync] {
         let image = image_with_file(&["-t", "ext4", "-b", "4096"], "16M");
@@ -55,7 +55,7 @@ fn a_file_grows_over_no_block_that_write_back_has_passed() {
         let shared = Arc::clone(&device) as Arc<dyn Device>;
         let options = MountOptions::parse("").unwrap();
         let (fs, _) = Ext4::open(shared, options, CacheSizes::of(8 << 20)).unwrap();
-        // What is dirty stays so until the test wants it written.
+        // The flusher does not run: dirty data is written by the test only.
         fs.writeback().stop();
         assert!(device.fs.set(Arc::downgrade(&fs)).is_ok());
         let cx = Cx::default();

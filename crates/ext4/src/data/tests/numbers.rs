@@ -1,4 +1,4 @@
-//! What a file's attributes say of its blocks, and how long it can be.
+//! The block count in a file's attributes, and the largest file size.
 
 use std::sync::Arc;
 
@@ -47,14 +47,14 @@ impl Case {
 }
 
 #[test]
-fn blocks_without_a_place_count_as_if_they_had_one() {
+fn delayed_blocks_are_counted_in_st_blocks() {
     for kind in ["ext4", "ext2"] {
         let case = Case::new(&["-t", kind, "-b", "4096"]);
         case.write(0, 2);
         assert_eq!(case.blocks(), 2, "{kind}");
         case.sync();
         assert_eq!(case.blocks(), 2);
-        // Over what is there, beyond the end, and after a hole.
+        // Over existing data, beyond the end, and after a hole.
         case.write(1, 3);
         assert_eq!(case.blocks(), 4);
         case.write(8, 1);
@@ -70,7 +70,7 @@ fn blocks_without_a_place_count_as_if_they_had_one() {
 }
 
 #[test]
-fn delayed_blocks_count_in_however_many_pieces() {
+fn delayed_blocks_are_counted_in_any_number_of_pieces() {
     // One leaf of extents holds 340, one block of block numbers 1024.
     const PIECES: u64 = 400;
     for kind in ["ext4", "ext2"] {
@@ -82,7 +82,7 @@ fn delayed_blocks_count_in_however_many_pieces() {
         // Maps count too.
         let (mapped, maps) = (PIECES, case.blocks() - PIECES);
         assert!(maps > 1, "{kind}: {maps} blocks of maps");
-        // Before what is there, half over it, and where nothing is.
+        // Before existing data, half over it, and in a hole.
         every(8, 0).for_each(|block| case.write(block, 2));
         case.write(5 * PIECES, 7);
         assert_eq!(case.blocks(), mapped + maps + PIECES / 2 + 7, "{kind}");
@@ -94,7 +94,7 @@ fn delayed_blocks_count_in_however_many_pieces() {
 }
 
 #[test]
-fn a_block_that_changes_on_its_way_counts_once() {
+fn a_block_rewritten_in_flight_is_counted_once() {
     let case = Case::new(&["-t", "ext4", "-b", "4096"]);
     case.write(0, 3);
     let taken = case.file.pages.collect(0..2, 2);
@@ -113,7 +113,7 @@ fn a_block_that_changes_on_its_way_counts_once() {
 }
 
 #[test]
-fn a_write_ends_where_files_end() {
+fn a_write_ends_at_the_largest_file_size() {
     for options in [
         &["-t", "ext4", "-b", "4096"][..],
         &["-t", "ext4", "-b", "1024", "-O", "^huge_file"],
@@ -136,7 +136,7 @@ fn a_write_ends_where_files_end() {
 
 /// As Linux: one limit for the whole volume, and for every mode.
 #[test]
-fn ranges_end_where_files_can() {
+fn fallocate_ends_at_the_largest_file_size() {
     let keep_size = true;
     for options in [
         &["-t", "ext4", "-b", "4096"][..],

@@ -1,4 +1,4 @@
-//! Delayed data on a volume that is almost full: nothing takes the room that it was promised.
+//! Delayed data on a volume that is almost full: nothing else uses its reservation.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, SetAttr, SetXattr};
 
 use crate::test_world::{ROOT, World};
 
-/// Takes blocks for something until there are none.
+/// Allocates blocks in some way until none is left.
 type Taker = fn(&World, u32) -> Result<(), FsError>;
 
 const TAKERS: [(&str, Taker); 4] = [
@@ -26,7 +26,7 @@ const TAKERS: [(&str, Taker); 4] = [
         FileSystem::setxattr(&*world.fs, &world.cx, file, name, &value, SetXattr::Any)
     }),
     ("fallocate", |world, n| {
-        // Pieces, so that the map takes blocks, too.
+        // Separate extents, so that the map needs blocks, too.
         let file = world.file(ROOT, format!("pieces{}", n / 100).as_bytes());
         let file = file.or_else(|_| world.lookup(ROOT, format!("pieces{}", n / 100).as_bytes()));
         let (file, at) = (file?.ino, u64::from(n % 100) * 8192);
@@ -35,9 +35,9 @@ const TAKERS: [(&str, Taker); 4] = [
     }),
 ];
 
-/// A write that was acknowledged finds its place, however much is made on a volume that is almost full.
+/// Acknowledged data finds its blocks, whatever else is allocated on a volume that is almost full.
 #[test]
-fn what_is_delayed_keeps_its_promise() {
+fn delayed_data_keeps_its_reservation() {
     for kind in ["ext4", "ext3", "ext2"] {
         for (what, take) in TAKERS {
             if (what, kind) == ("fallocate", "ext3") || (what, kind) == ("fallocate", "ext2") {
@@ -84,9 +84,9 @@ fn keeps_its_promise(kind: &str, take: Taker) {
     world.close();
 }
 
-/// Several tasks fill and empty a volume of many groups: what was acknowledged finds its place at every moment.
+/// Several tasks fill and empty a volume of many groups: acknowledged data finds its blocks at any time.
 #[test]
-fn syncs_find_room_while_others_take_it() {
+fn syncs_find_space_while_other_tasks_allocate() {
     for seed in 1..=12 {
         let run = move || {
             let options = [

@@ -1,4 +1,4 @@
-//! A volume that stops while somebody makes something durable.
+//! A volume that stops during an fsync.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{CacheSizes, Ext4, MountOptions};
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// A device at whose next write something happens.
+/// A device that runs an action at its next write.
 struct Meddling {
     inner: Arc<MemDevice>,
     hook: Mutex<Option<Hook>>,
@@ -43,9 +43,9 @@ fn open(device: &Arc<Meddling>) -> Arc<Ext4> {
     Ext4::open(device, options, sizes).unwrap().0
 }
 
-/// Its data went where it was before, without a transaction; its times were to go with one.
+/// The data was overwritten in place, without a transaction; the times need one.
 #[test]
-fn an_fsync_is_not_answered_well_if_the_volume_stops_meanwhile() {
+fn an_fsync_fails_if_the_volume_stops_meanwhile() {
     for kind in [&["-t", "ext4"][..], &["-t", "ext3"], &["-t", "ext2"]] {
         let image = image_with_file(kind, "16M");
         let device = Arc::new(Meddling {

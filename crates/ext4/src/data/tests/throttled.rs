@@ -1,4 +1,4 @@
-//! Writers who are held up beside the flusher.
+//! Throttled writers beside the flusher.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::{FILE, image_with_file};
 use crate::{CacheSizes, Ext4, MountOptions};
 
 #[test]
-fn who_is_held_up_does_not_make_the_flusher_urgent() {
+fn a_throttled_writer_does_not_boost_the_flusher() {
     let config = sim::Config {
         allow_daemons: true,
         ..sim::Config::new(1)
@@ -41,8 +41,9 @@ fn who_is_held_up_does_not_make_the_flusher_urgent() {
         drop(acting);
         let stats = fs.queue.stats();
         let dirty = fs.writeback().dirty_bytes();
-        assert!(dirty <= 8 << 20, "{dirty} bytes: nobody was held up");
-        // A writer may wait for the map's lock while a batch is in flight; every throttled write would raise one.
+        assert!(dirty <= 8 << 20, "{dirty} bytes: no writer was throttled");
+        // A writer may wait for the map's lock while a batch is in flight; otherwise every throttled write would boost
+        // one.
         let raised = stats.boosts.inherited - before;
         assert!(raised <= 2, "{raised} requests were raised");
         drop(inode);

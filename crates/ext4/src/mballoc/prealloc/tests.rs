@@ -1,4 +1,4 @@
-//! Files that grow by turns.
+//! Files that grow alternately.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn files(world: &World, count: u8) -> Vec<Arc<Inode>> {
     (0..count).map(make).collect()
 }
 
-/// Appends a block to each file and syncs it, by turns.
+/// Appends a block to each file in turn, and syncs it.
 fn grow_by_turns(world: &World, files: &[Arc<Inode>], turns: u64) {
     for turn in 0..turns {
         for (n, file) in files.iter().enumerate() {
@@ -33,7 +33,7 @@ fn grow_by_turns(world: &World, files: &[Arc<Inode>], turns: u64) {
     }
 }
 
-/// In how many pieces a file is on the device.
+/// Number of extents of a file.
 fn pieces(world: &World, file: &Inode) -> usize {
     let core = file.core.read();
     let mut pieces = 0;
@@ -55,13 +55,13 @@ fn free(world: &World) -> u64 {
 }
 
 #[test]
-fn files_that_grow_by_turns_lie_in_few_pieces() {
+fn files_that_grow_alternately_have_few_extents() {
     for kind in ["ext4", "ext2"] {
         let world = World::make(&["-t", kind, "-b", "1024"], "32M");
         let files = files(&world, 6);
         grow_by_turns(&world, &files, 128);
         for file in &files {
-            // Each piece is as long as what there was before, beginning with one block and four.
+            // Each extent is as long as the file before it, beginning with one block and four.
             assert!(pieces(&world, file) <= 10, "{}", pieces(&world, file));
         }
         assert!(world.fs.alloc.preallocated_blocks() > 0);
@@ -70,13 +70,13 @@ fn files_that_grow_by_turns_lie_in_few_pieces() {
 }
 
 #[test]
-fn what_is_kept_counts_as_free_and_is_nobodys_after_a_crash() {
+fn preallocated_blocks_count_as_free_and_are_free_after_a_crash() {
     let world = World::make(&["-t", "ext4", "-b", "1024"], "32M");
     let files = files(&world, 3);
     let before = free(&world);
     grow_by_turns(&world, &files, 25);
     assert!(world.fs.alloc.preallocated_blocks() > 0);
-    // Each file may have a block of its map besides.
+    // Each file may have a block of its map, too.
     let used = before - free(&world);
     assert!((75..=78).contains(&used), "{used}");
     let device = world.cut_power_now();
@@ -87,7 +87,7 @@ fn what_is_kept_counts_as_free_and_is_nobodys_after_a_crash() {
 }
 
 #[test]
-fn a_full_volume_takes_back_what_is_kept() {
+fn a_full_volume_releases_preallocations() {
     let fill = |turns| {
         let world = World::make(&["-t", "ext4", "-b", "1024", "-m", "0"], "32M");
         let some = files(&world, 4);
@@ -101,7 +101,7 @@ fn a_full_volume_takes_back_what_is_kept() {
                 Err(error) => break assert_eq!(error, FsError::NoSpace),
             }
         }
-        // What was promised has its place, to the last block.
+        // Reserved data has its blocks, to the last one.
         world.fs.sync_all(&world.cx).unwrap();
         assert_eq!(world.fs.alloc.preallocated_blocks(), 0);
         let left = free(&world);
@@ -112,7 +112,7 @@ fn a_full_volume_takes_back_what_is_kept() {
 }
 
 #[test]
-fn room_goes_with_its_file() {
+fn a_preallocation_ends_with_its_file() {
     let world = World::make(&["-t", "ext4", "-b", "1024"], "32M");
     let kept = || world.fs.alloc.preallocated_blocks();
     let file = files(&world, 1).remove(0);

@@ -1,4 +1,4 @@
-//! Writers beside a slow discard.
+//! Writers during a slow discard.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::fs::Ext4;
 use crate::options::MountOptions;
 use crate::test_world::ROOT;
 
-/// A volume of one group on a device that takes its time for every request.
+/// A volume of one group on a device with a delay for every request.
 fn slow_volume(kind: &str, options: MountOptions) -> Arc<Ext4> {
     let image = Image::make(&["-t", kind, "-b", "4096", "-m", "0"], "16M");
     let model = DeviceModel {
@@ -37,7 +37,7 @@ fn cut(fs: &Ext4, ino: InodeNo) {
     FileSystem::setattr(fs, &Cx::default(), ino, &set).unwrap();
 }
 
-/// Writes a file until the volume is full, makes it durable and cuts it again; its size.
+/// Writes a file until the volume is full, makes it durable and truncates it; returns its size.
 fn fill(fs: &Ext4) -> u64 {
     let cx = Cx::default();
     let ino = match FileSystem::lookup(fs, &cx, ROOT, b"big") {
@@ -59,7 +59,7 @@ fn fill(fs: &Ext4) -> u64 {
     size
 }
 
-/// Trims all the time while `work` runs; how often.
+/// Trims repeatedly while `work` runs; returns the number of trims.
 fn beside_trims<R>(fs: &Arc<Ext4>, work: impl FnOnce() -> R) -> (R, u64) {
     let (done, rounds) = (
         Arc::new(AtomicBool::new(false)),
@@ -82,14 +82,14 @@ fn beside_trims<R>(fs: &Arc<Ext4>, work: impl FnOnce() -> R) -> (R, u64) {
 }
 
 #[test]
-fn what_is_being_discarded_is_nobodys_shortage() {
+fn blocks_being_discarded_cause_no_enospc() {
     for kind in ["ext4", "ext2"] {
         sim::run(sim::Config::new(1), move || {
             let fs = slow_volume(kind, MountOptions::default());
             let alone = fill(&fs);
             let (beside, rounds) = beside_trims(&fs, || fill(&fs));
             assert!(rounds > 0, "nothing was trimmed meanwhile");
-            // In more pieces it may need a few blocks more for its map.
+            // With more extents it may need a few more blocks for its map.
             assert!(beside + 8 * 4096 >= alone, "{kind}: {beside} of {alone}");
             fs.close().unwrap();
         });
@@ -97,7 +97,7 @@ fn what_is_being_discarded_is_nobodys_shortage() {
 }
 
 #[test]
-fn small_files_are_written_and_synced_beside_a_trim() {
+fn small_files_are_written_and_synced_during_a_trim() {
     sim::run(sim::Config::new(1), || {
         let fs = slow_volume("ext4", MountOptions::default());
         let ((), rounds) = beside_trims(&fs, || {
@@ -116,7 +116,7 @@ fn small_files_are_written_and_synced_beside_a_trim() {
 }
 
 #[test]
-fn what_a_commit_frees_is_there_when_it_has_been_discarded() {
+fn blocks_freed_by_a_commit_are_free_after_their_discard() {
     sim::run(sim::Config::new(1), || {
         let options = MountOptions {
             discard: true,
@@ -130,7 +130,7 @@ fn what_a_commit_frees_is_there_when_it_has_been_discarded() {
 }
 
 #[test]
-fn what_was_just_freed_is_trimmed() {
+fn blocks_just_freed_are_trimmed() {
     sim::run(sim::Config::new(1), || {
         let fs = slow_volume("ext4", MountOptions::default());
         let trim = |min| FileSystem::trim(&*fs, &Cx::default(), 0, u64::MAX, min);

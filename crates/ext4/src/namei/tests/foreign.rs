@@ -1,4 +1,4 @@
-//! Directories that are only read: in the inode, without regard to case, with encrypted names.
+//! Read-only kinds of directories: inline, case-insensitive, encrypted.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ fn compare(world: &World, dir: InodeNo, host: &Path) {
 }
 
 #[test]
-fn directories_in_their_inodes() {
+fn inline_directories() {
     let dir = tempfile::tempdir().unwrap();
     let make = |count: usize, name: &str| {
         let sub = dir.path().join(name);
@@ -76,7 +76,7 @@ fn directories_in_their_inodes() {
 }
 
 #[test]
-fn directories_without_regard_to_case() {
+fn case_insensitive_directories() {
     let options = [
         "-t",
         "ext4",
@@ -87,7 +87,7 @@ fn directories_without_regard_to_case() {
         "-E",
         "encoding=utf8",
     ];
-    // Made as an ordinary directory, then marked: its index is by hashes of names as they are.
+    // Made as an ordinary directory, then marked: its index hashes the names as stored.
     let image = Image::make(&options, "16M");
     for n in 0..200 {
         image.debugfs(&format!("write /dev/null File-{n}"));

@@ -1,4 +1,4 @@
-//! Options that change what a call is answered.
+//! Options that change results of calls.
 
 use steadfs_vfs::SetXattr;
 
@@ -18,7 +18,7 @@ fn user(uid: u32, gid: u32, groups: &[u32]) -> Cx {
     }
 }
 
-/// Appends to a file until the volume is full for this caller; how many bytes, all durable.
+/// Appends to a file until the volume is full for this caller; returns the number of bytes, all durable.
 fn fill(world: &World, cx: &Cx, name: &[u8]) -> u64 {
     let ino = FileSystem::mknod(&*world.fs, cx, ROOT, name, 0o100_644, 0)
         .unwrap()
@@ -35,7 +35,7 @@ fn fill(world: &World, cx: &Cx, name: &[u8]) -> u64 {
 }
 
 #[test]
-fn reserved_blocks_are_for_whom_they_are_reserved() {
+fn only_privileged_users_get_reserved_blocks() {
     let mkfs = &["-t", "ext4", "-b", "1024", "-m", "20", "-N", "64"];
     for list in ["", "nodelalloc", "resuid=77", "resgid=88"] {
         let world = world(mkfs, list);
@@ -51,7 +51,7 @@ fn reserved_blocks_are_for_whom_they_are_reserved() {
             "{list}: {} free, {reserved} reserved",
             full.blocks_free
         );
-        // Who is somebody else gets no more than a block or two that were spare.
+        // Other users get at most a block or two.
         assert!(fill(&world, &user(1001, 1001, &[]), b"other") < 8 << 10);
         let named = match list {
             "resuid=77" => user(77, 1000, &[]),
@@ -67,7 +67,7 @@ fn reserved_blocks_are_for_whom_they_are_reserved() {
 }
 
 #[test]
-fn a_directory_ends_where_it_may() {
+fn max_dir_size_kb_limits_directories() {
     for index in ["dir_index", "^dir_index"] {
         let mkfs = &["-t", "ext4", "-b", "1024", "-O", index, "-N", "1024"];
         let world = world(mkfs, "max_dir_size_kb=8");
@@ -80,7 +80,7 @@ fn a_directory_ends_where_it_may() {
             .unwrap()
             .size;
         assert_eq!(size, 8 << 10);
-        // There is room in others, and in this one for a name that takes another's place.
+        // Other directories can grow, and this one accepts a name that replaces another.
         world.file(ROOT, b"elsewhere").unwrap();
         let first = format!("{:0>100}", 0);
         FileSystem::unlink(&*world.fs, &world.cx, dir, first.as_bytes()).unwrap();

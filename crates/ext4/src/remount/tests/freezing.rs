@@ -47,7 +47,7 @@ const KINDS: [&[&str]; 4] = [
 ];
 
 #[test]
-fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
+fn a_thaw_frees_files_released_while_frozen() {
     for options in KINDS {
         let image = Image::make(options, "32M");
         let device = FaultDevice::new(image.device());
@@ -72,7 +72,7 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
         assert_eq!(data.to_vec(), [7; 500_000]);
         fs.forget(kept, 1);
         assert_eq!(free(&fs), empty);
-        // Nothing is left that would keep it writable.
+        // No orphan is left that would prevent a read-only remount.
         fs.remount(&cx(), "ro").unwrap();
         judge(&image, &device.memory);
         fs.remount(&cx(), "rw").unwrap();
@@ -88,7 +88,7 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
     }
 }
 
-/// The error is told, nothing is changed below the clean mark, and what was acknowledged is there.
+/// The error is reported, nothing is changed below the clean mark, and acknowledged data is there.
 #[test]
 fn a_thaw_on_a_device_that_fails_stops_the_volume() {
     for mount in ["", "nobarrier", "errors=continue", "errors=remount-ro"] {
@@ -111,7 +111,7 @@ fn a_thaw_on_a_device_that_fails_stops_the_volume() {
                     let refused = durable(&fs, b"after", b"");
                     let turned = matches!(refused, Err(FsError::TurnedReadOnly(_)));
                     assert!(turned, "{refused:?}");
-                    // There is nothing more to thaw, and nothing to freeze.
+                    // A stopped volume can be neither thawed nor frozen.
                     freeze(&fs, "0").unwrap();
                     assert!(freeze(&fs, "1").is_err());
                 }
@@ -127,7 +127,7 @@ fn a_thaw_on_a_device_that_fails_stops_the_volume() {
     }
 }
 
-/// Nobody knows what the device has of it, so it is not tried again in the same mount, and no other task is blamed.
+/// The state of the device is unknown, so the remount is not retried, and the error names the first cause.
 #[test]
 fn a_volume_that_could_not_become_writable_stops() {
     for mount in ["", "nobarrier"] {
@@ -164,7 +164,7 @@ fn a_volume_that_could_not_become_writable_stops() {
     }
 }
 
-/// Whether the mark reached the device or not: what is acknowledged afterwards survives a crash, or nothing is.
+/// Whether or not the mark reached the device: data acknowledged afterwards survives a crash, or none is acknowledged.
 #[test]
 fn a_volume_that_could_not_be_marked_clean_is_not_taken_for_clean() {
     for mount in ["", "nobarrier"] {
@@ -195,7 +195,7 @@ fn a_volume_that_could_not_be_marked_clean_is_not_taken_for_clean() {
                 assert_eq!(after.is_ok(), goes_on, "{what}: {after:?}");
                 assert_eq!(fs.options().starts_with("rw"), goes_on, "{what}");
                 if options.contains(&"ext2") {
-                    // Without a journal the crash is e2fsck's; the mark tells that there was one.
+                    // Without a journal e2fsck repairs after the crash; the missing clean mark requires it.
                     let sb = Superblock::parse(&device.memory.to_bytes()[1024..2048]).unwrap();
                     assert!(!goes_on || sb.state() & STATE_CLEAN == 0, "{what}");
                     let _ = fs.close();

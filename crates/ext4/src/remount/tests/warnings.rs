@@ -1,4 +1,4 @@
-//! What is said of a threshold at which operations wait for log space anyway.
+//! The warning about a threshold at which operations wait for log space anyway.
 
 use std::cell::RefCell;
 use std::fmt::{self, Write as _};
@@ -49,7 +49,7 @@ impl Subscriber for Ear {
     }
 }
 
-/// What was said since the last time.
+/// The warnings since the last call.
 fn heard() -> Vec<String> {
     HEARD.take()
 }
@@ -61,7 +61,7 @@ fn warning(percent: u8, forced: u8) -> Vec<String> {
 }
 
 #[test]
-fn a_threshold_that_comes_too_late_is_told_at_mount_and_by_remount() {
+fn a_threshold_that_is_too_low_is_warned_of_at_mount_and_remount() {
     let image = Image::make(EXT4, "64M");
     sim::run(sim::Config::new(1), move || {
         with_default(Ear, || mounted_and_remounted(&image))
@@ -90,7 +90,7 @@ fn mounted_and_remounted(image: &Image) {
         let other = open(volume(), &option);
         assert_eq!(heard(), due, "at mount");
         other.close().unwrap();
-        // Where nothing is written nothing is reclaimed: it is told when the volume becomes writable.
+        // A read-only volume reclaims nothing: the warning comes when the volume becomes writable.
         let reader = open(volume(), &format!("ro,{option}"));
         assert_eq!(heard(), [""; 0], "{option}");
         reader.remount(&cx(), "rw").unwrap();
