@@ -1,4 +1,4 @@
-//! Write-back of one file in batches: while one batch is in flight, blocks are allocated for the next.
+//! A file's dirty data, batch by batch: while the device has one, the next one gets its place.
 
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ use super::writeout::{MapAction, WritebackRun};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 
-/// Bytes of a batch, for which blocks are allocated together; up to two batches are in flight.
+/// Blocks that get their place together, in bytes; up to twice as much is in wb_run.
 pub(super) const BATCH_BYTES: usize = 4 << 20;
-/// Batches after which background write-back releases the file's flush lock for waiting tasks.
+/// Batches after which who writes for nobody lets others have the file's flush lock.
 const TURN_BATCHES: usize = 4;
 
 impl WritebackRun<'_> {
@@ -37,8 +37,8 @@ impl Ext4 {
             .1
     }
 
-    /// Background write-back of a file: writes [`TURN_BATCHES`] batches at a time, and releases `inode.flush` in
-    /// between, until the data of `epoch` is written or `enough` returns true.
+    /// Writes up to `most` batches of a file's dirty data for nobody who waits for it, then lets others have
+    /// `inode.flush`, and so on; until what was dirty in `epoch` is written, or `enough`.
     pub(super) fn write_in_turns(
         &self,
         inode: &Inode,
@@ -61,8 +61,8 @@ impl Ext4 {
         }
     }
 
-    /// Writes up to `most` batches of the data of `epoch` in `rest`, and removes them from it. Returns whether more may
-    /// be left, and the first error.
+    /// Writes up to `most` batches of what was dirty in `epoch` in `rest`, and takes them out of it. Whether there may be
+    /// more to write; and the first error of all.
     pub(super) fn write_batches(
         &self,
         inode: &Inode,
@@ -79,7 +79,7 @@ impl Ext4 {
                 true => self.collect_next(inode, rest, epoch, under_way.as_ref(), tag),
                 false => None,
             };
-            // Mapped blocks may, on a corrupt volume, be the same as those of the batch in flight.
+            // What has its place already may, on a damaged volume, have that of the batch under way.
             let beside = next.as_mut().filter(|next| next.is_allocated());
             let submitted = beside
                 .map(|next| self.submit_run(None, next, tag))
@@ -90,7 +90,7 @@ impl Ext4 {
                 if let Err(error) = &first_error
                     && inode.core.read().size < size
                 {
-                    // The file must not grow over a batch that failed.
+                    // The file cannot grow over what has failed.
                     if let Some(next) = next {
                         self.abandon_run(&next, error);
                     }
@@ -108,8 +108,9 @@ impl Ext4 {
         }
     }
 
-    /// Collects the next batch of dirty blocks of `rest` and allocates its blocks, after those of the batch `before`.
-    /// `None`: nothing is dirty, or this is background write-back and an fsync waits, which writes the rest itself.
+    /// Takes the next batch of dirty blocks out of `rest` and gives them their place, behind that of the batch
+    /// `before`. `None`: nothing is dirty any more, or somebody waits who writes the rest himself, in his own
+    /// name.
     fn collect_next<'a>(
         &self,
         inode: &'a Inode,
@@ -134,12 +135,12 @@ impl Ext4 {
         Some(self.allocate_run(inode, collected, before, tag))
     }
 
-    /// Leaves the blocks of a batch dirty and unmapped, because of an error of another batch.
+    /// Leaves the blocks of a batch dirty and without names, because of an error elsewhere.
     fn abandon_run(&self, wb_run: &WritebackRun<'_>, error: &FsError) {
         wb_run.wait();
         let written = vec![Ok(()); wb_run.pieces.len()];
         let mapped: Vec<_> = wb_run.pieces.iter().map(|_| Err(error.clone())).collect();
-        // The caller has the error, and the blocks stay dirty.
+        // The caller has the error, and each block is dirty.
         let _ = self.complete_run(wb_run, &written, &mapped);
     }
 }

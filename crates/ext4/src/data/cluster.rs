@@ -1,4 +1,4 @@
-//! Fsync clustering: an fsync also writes other dirty files ([`steadfs_cache::FsyncClustering`]).
+//! Files whose data goes along with another file's fsync ([`steadfs_cache::FsyncClustering`]).
 
 use std::sync::Arc;
 
@@ -10,9 +10,8 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 
 impl Ext4 {
-    /// Called before the data of `inode` is written for an fsync: writes it in one batch with files that are likely to
-    /// be synced soon, so that their fsync finds nothing to write. Data that fails stays dirty and is its own file's
-    /// error.
+    /// Before the data of `inode` is written for an fsync: writes it together with that of neighbours,
+    /// where that promises to spare them their own. What fails is left dirty and is its file's error.
     pub(super) fn write_cluster(&self, inode: &Inode, tag: IoTag) {
         if inode.take_clustered() && inode.pages.is_empty() {
             self.fsync_clustering.record_hit();
@@ -32,10 +31,10 @@ impl Ext4 {
         let others = near.iter().chain([&file.0]);
         let known = others.filter_map(|&ino| self.inodes.get(Ino(u32::try_from(ino).ok()?)));
         let mut group: Vec<Arc<Inode>> = known.collect();
-        // In lock order.
+        // The order of their locks.
         group.sort_unstable_by_key(|inode| inode.ino());
         if let Err(error) = self.write_small(&group, WritebackReason::Sync, tag) {
-            tracing::debug!(%error, "fsync clustering: writing another file's data failed");
+            tracing::debug!(%error, "a file that went along with an fsync was not written");
         }
         for other in group.iter().filter(|other| other.ino() != inode.ino()) {
             other.mark_clustered();

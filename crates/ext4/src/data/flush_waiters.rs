@@ -1,10 +1,8 @@
-//! Boosting write-back that an fsync waits for (priority inheritance).
+//! Who waits for write-back that others do.
 //!
-//! **Problem.** An fsync finds its file's data in write-back by the flusher or a throttled writer, with background
-//! requests.
-//!
-//! **Rule.** While an fsync waits, all requests that it depends on get its tag: those of the file, those of the files
-//! in the same batch, and those submitted meanwhile.
+//! An fsync finds its file's data in the hands of the flusher, or of a writer who makes room: it waits
+//! for them, so all that they wait for becomes as urgent as the fsync is. That is the file's own writes,
+//! those of the files that go together with it, and what they begin while somebody waits.
 
 use std::sync::Arc;
 
@@ -12,15 +10,15 @@ use steadfs_base::IoTag;
 use steadfs_block::{IoHandle, Queue};
 use steadfs_rt::{Mutex, Rank};
 
-/// The tasks that wait for one file's write-back.
+/// Who waits for one file's write-back.
 pub(crate) struct FlushWaiters(Mutex<FlushWaitersState>);
 
 #[derive(Default)]
 struct FlushWaitersState {
     count: usize,
-    /// The highest of their tags.
+    /// The best of their tags.
     tag: Option<IoTag>,
-    /// The batch that the file is written in.
+    /// The files whose write-back its own waits for.
     batch: Option<Arc<SmallFileBatch>>,
 }
 
@@ -29,7 +27,7 @@ impl FlushWaiters {
         Self(Mutex::new(Rank::Table, FlushWaitersState::default()))
     }
 
-    /// Registers a task of this tag as waiting until the guard is dropped. Boosts the requests in flight.
+    /// Somebody of this tag waits until the guard is dropped. Raises what is under way.
     pub(super) fn enter(&self, queue: &Queue, tag: IoTag) -> FlushWaiter<'_> {
         let batch = {
             let mut inner = self.0.lock();
@@ -43,12 +41,12 @@ impl FlushWaiters {
         FlushWaiter(self)
     }
 
-    /// The highest tag of the waiting tasks.
+    /// The tag of those who wait, if anybody does.
     pub(super) fn tag(&self) -> Option<IoTag> {
         self.0.lock().tag
     }
 
-    /// Sets the batch that the file is written in.
+    /// The file's data goes together with that of others from now on, or no longer.
     pub(super) fn set_batch(&self, queue: &Queue, batch: Option<&Arc<SmallFileBatch>>) {
         let tag = {
             let mut inner = self.0.lock();
@@ -61,7 +59,7 @@ impl FlushWaiters {
     }
 }
 
-/// A waiting task.
+/// Somebody waits.
 pub(super) struct FlushWaiter<'a>(&'a FlushWaiters);
 
 impl Drop for FlushWaiter<'_> {
@@ -74,13 +72,13 @@ impl Drop for FlushWaiter<'_> {
     }
 }
 
-/// Files written in one batch: each waits for the requests of all.
+/// Files whose data is in flight together: each has to wait for all.
 pub(super) struct SmallFileBatch(Mutex<BatchState>);
 
 #[derive(Default)]
 struct BatchState {
     ios: Vec<IoHandle>,
-    /// The highest tag of the tasks that wait for one of them.
+    /// The best tag of those who wait for one of them.
     tag: Option<IoTag>,
 }
 
@@ -89,13 +87,13 @@ impl SmallFileBatch {
         Arc::new(Self(Mutex::new(Rank::Table, BatchState::default())))
     }
 
-    /// The effective tag of requests of tag `tag`.
+    /// The tag that requests of tag `tag` have.
     pub(super) fn raised(&self, queue: &Queue, tag: IoTag) -> IoTag {
         let waiter = self.0.lock().tag;
         waiter.map_or(tag, |waiter| queue.effective_tag(tag, waiter))
     }
 
-    /// Adds requests to the batch.
+    /// These requests are waited for, too.
     pub(super) fn add<'a>(&self, queue: &Queue, ios: impl Iterator<Item = &'a IoHandle>) {
         let mut state = self.0.lock();
         let from = state.ios.len();

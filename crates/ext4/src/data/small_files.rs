@@ -1,5 +1,5 @@
-//! Small-file batching: write-back of many small files in one run. Their blocks are adjacent, so their writes merge,
-//! and one handle maps all of them.
+//! Write-back of many files at once: their blocks lie side by side, so their writes merge, and one
+//! handle names them all.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::disk::Ino;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 
-/// Most files in a batch.
+/// Files whose data is in wb_run together.
 const BATCH_FILES_MAX: usize = 256;
-/// Most dirty bytes of a file that is written in a batch.
+/// Dirty bytes of a file up to which it goes with others, and of all that go together.
 const SMALL_FILE_BYTES_MAX: u64 = 128 << 10;
 const BATCH_BYTES_MAX: u64 = 8 << 20;
 
 impl Ext4 {
     /// Writes the dirty data of many files and waits, as [`Ext4::write_out`] does for one. The first
-    /// error is returned; the other files are written nevertheless.
+    /// error of all; the others are written all the same.
     pub fn write_out_files(&self, files: &[u64], why: WritebackReason, tag: IoTag) -> Result<()> {
         let epoch = self.writeback.end_epoch();
         let mut result = Ok(());
@@ -57,20 +57,20 @@ impl Ext4 {
         if group.is_empty() {
             return Ok(());
         }
-        // In lock order.
+        // The order of their locks.
         group.sort_unstable_by_key(|inode| inode.ino());
         let mut result = self.check_writable();
         if result.is_ok() {
             result = self.write_small(&group, why, tag);
         }
-        // The rest: files locked by other tasks, files that had grown, data that was in flight at the start.
+        // What somebody else was writing, what had grown, what was in wb_run when this began.
         for inode in &group {
             let left = match why {
                 WritebackReason::Sync => true,
                 WritebackReason::Background | WritebackReason::Throttle => {
                     inode.pages.dirty_bytes() > 0
                 }
-                // The expected fsync writes the rest.
+                // The fsync that is expected does that.
                 WritebackReason::Early => false,
             };
             if left && !inode.pages.is_empty() {
@@ -80,7 +80,7 @@ impl Ext4 {
         result
     }
 
-    /// Writes a group of files, skipping those in write-back by other tasks.
+    /// Writes what can be written of a group without waiting for anybody else's write-back.
     pub(super) fn write_small(
         &self,
         group: &[Arc<Inode>],
@@ -93,7 +93,7 @@ impl Ext4 {
                 tag.with_urgency(Urgency::Background)
             }
         };
-        // Early write-back is small and not urgent: one plug, as this task waits for all of it.
+        // What is little and not late goes together from this task, which waits for it anyway.
         let plug = (why == WritebackReason::Early).then(|| self.queue.plug());
         let limit = SMALL_FILE_BYTES_MAX as usize >> self.geo.block_size.bits();
         let mut result = Ok(());
@@ -117,7 +117,7 @@ impl Ext4 {
                 .device_runs()
                 .all(|(at, len)| device_runs.add(at, len))
             {
-                // Corrupt volume: two files map the same block. The two writes must not be in flight together.
+                // A damaged volume: two files have one block. Their writes must not meet.
                 result = result.and(self.finish_runs(std::mem::take(&mut wb_runs)));
                 device_runs = DeviceRuns::default();
                 wb_run.device_runs().for_each(|(at, len)| {
@@ -139,12 +139,12 @@ impl Ext4 {
     }
 }
 
-/// Runs of device blocks in flight: end by start.
+/// Blocks of the device that are being written, as ends by starts.
 #[derive(Default)]
 struct DeviceRuns(BTreeMap<u64, u64>);
 
 impl DeviceRuns {
-    /// Adds a run; false if it overlaps another.
+    /// Adds a run; false if some of it is there already.
     fn add(&mut self, at: DevBlock, len: u64) -> bool {
         let end = at.0 + len;
         let before = self.0.range(..end).next_back();

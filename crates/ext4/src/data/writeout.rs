@@ -1,7 +1,4 @@
-//! Write-back of dirty data: collect, allocate, submit, wait, map, complete.
-//!
-//! **Rule.** A handle maps blocks only after their data is on the device, and a file never grows over data that could
-//! not be written. So a commit needs no ordered data, and a crash never shows stale content.
+//! Write-back: dirty blocks get their place, reach the device, and only then their names.
 
 use std::ops::Range;
 
@@ -22,32 +19,32 @@ use crate::pins::Pins;
 use crate::place::BlockPlace;
 use crate::txn::Handle;
 
-/// The change of the map once a piece is written.
+/// What the map has to learn once a piece is written.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MapAction {
-    /// None: the blocks are mapped and were written before.
+    /// Nothing: the block had its place and was written before.
     None,
-    /// The blocks are mapped as unwritten: convert them.
+    /// The blocks were allocated but unwritten.
     Convert,
-    /// The blocks were allocated for the piece: insert them.
+    /// The blocks are allocated.
     Insert(Run),
 }
 
-/// A write-back run: dirty blocks of one file, from collection to completion.
+/// Blocks of a file on their way to the device.
 pub(super) struct WritebackRun<'a> {
     inode: &'a Inode,
     collected: Vec<CollectedBlock>,
-    /// The file's size at collection: the file may grow on disk up to it.
+    /// The file's size when they were collected: how far it may grow on disk by them.
     pub(super) size: u64,
     pub(super) pieces: Vec<Piece>,
     /// The requests of each piece.
     ios: Vec<Vec<IoHandle>>,
-    /// Why some block was not allocated, if so.
+    /// WritebackReason some block has no place, if so.
     alloc_result: Result<()>,
 }
 
 impl WritebackRun<'_> {
-    /// Where its blocks are on the device: first block and length of each piece.
+    /// Where its blocks lie on the device: first block and length of each piece.
     pub(super) fn device_runs(&self) -> impl Iterator<Item = (DevBlock, u64)> {
         self.pieces
             .iter()
@@ -71,24 +68,24 @@ impl WritebackRun<'_> {
         self.ios.iter().flatten()
     }
 
-    /// Waits for its requests; results in the pieces' order.
+    /// Waits for the device; results in the pieces' order.
     pub(super) fn wait(&self) -> Vec<Result<(), IoError>> {
         let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
         self.ios.iter().map(each).collect()
     }
 }
 
-/// A run of blocks that is contiguous in the file and on the device.
+/// A run of blocks that lies in one piece in the file and on the device.
 pub(super) struct Piece {
     pub(super) blocks: Range<u64>,
     pub(super) start: DevBlock,
     pub(super) action: MapAction,
-    /// Number of its blocks with a reservation.
+    /// How many of its blocks hold a promise.
     pub(super) reserved: u64,
 }
 
 impl Piece {
-    /// Blocks allocated for the file from `at` on, without a reservation.
+    /// A claim for the blocks from `at` on, without a promise.
     pub(super) fn allocated(at: FileBlock, run: Run) -> Self {
         Self {
             blocks: at.0..at.0 + u64::from(run.len),
@@ -100,12 +97,13 @@ impl Piece {
 }
 
 impl Ext4 {
-    /// Writes all data of the file that is dirty at the start, and waits. Data that fails stays dirty.
+    /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
+    /// failed dirty.
     pub fn write_out(&self, inode: &Inode, why: WritebackReason, tag: IoTag) -> Result<()> {
         self.write_out_of(inode, self.writeback.end_epoch(), why, tag)
     }
 
-    /// Writes the file's data of `epoch`, and waits.
+    /// The same for what was dirty in `epoch`.
     pub(super) fn write_out_of(
         &self,
         inode: &Inode,
@@ -116,7 +114,7 @@ impl Ext4 {
         if inode.pages.is_empty() {
             return Ok(());
         }
-        // After a shutdown (`EXT4_IOC_SHUTDOWN`) nothing may be written.
+        // After a power cut, real or asked for, nothing reaches the device.
         self.check_writable()?;
         let tag = match why {
             WritebackReason::Sync => tag.with_urgency(Urgency::Waited),
@@ -125,14 +123,14 @@ impl Ext4 {
             }
         };
         if why != WritebackReason::Sync {
-            // A throttled writer waits for the flusher's turns, and must not boost them.
+            // A writer who is held up waits for the flusher's turns, and must not make them urgent.
             let _acting = inherit::set_task_tag(tag);
             let file = DirtyFile(inode.ino().0.into());
             let throttled = why == WritebackReason::Throttle;
             let enough = || throttled && !self.writeback.must_throttle(file);
             return self.write_in_turns(inode, enough, epoch, tag);
         }
-        // Boosts what the flusher has in flight.
+        // What the flusher has under way is waited for now.
         let _waiter = inode.flush_waiters.enter(&self.queue, tag);
         inode.pages.boost(0..u64::MAX, &self.queue, tag);
         let _one = inode.lock_flush();
@@ -141,8 +139,8 @@ impl Ext4 {
             .1
     }
 
-    /// Maps or allocates collected blocks, after the piece `before` if they continue it. The blocks come with the
-    /// file's size at collection.
+    /// Gives collected blocks their place, behind the piece `before` if they continue that; the file had that
+    /// size when they were collected.
     pub(super) fn allocate_run<'a>(
         &self,
         inode: &'a Inode,
@@ -176,8 +174,8 @@ impl Ext4 {
         }
     }
 
-    /// Waits for submitted runs, maps them (all files in one handle if possible) and completes them. Returns the first
-    /// error.
+    /// Waits for launched blocks, names them (of all files in one handle where it can) and ends their
+    /// wb_runs. The first error of all.
     pub(super) fn finish_runs(&self, wb_runs: Vec<WritebackRun<'_>>) -> Result<()> {
         let written: Vec<Vec<_>> = wb_runs.iter().map(WritebackRun::wait).collect();
         let mut handle = None;
@@ -200,7 +198,7 @@ impl Ext4 {
         result
     }
 
-    /// Records a failed data write for `.steadfs/errors`. With `data_err=abort` the volume stops.
+    /// Remembered for `.steadfs/errors`. `data_err=abort`: a volume whose data cannot be written stops.
     pub(super) fn data_failed(&self, error: &IoError) {
         *self.data_error.lock() = Some(error.to_string());
         let aborts = self.options.read().abort_on_data_error;
@@ -209,7 +207,7 @@ impl Ext4 {
         }
     }
 
-    /// Looks up or allocates the device blocks of a run. Blocks without one are not among the pieces.
+    /// Finds or claims a place for each block of a run. What gets none is not among the pieces.
     fn map_or_allocate(
         &self,
         inode: &Inode,
@@ -263,8 +261,8 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Removes pieces whose device blocks another piece has, too: the map is corrupt, and both would read the content
-    /// written last. Of the two, an allocated piece is kept.
+    /// Takes out pieces on device blocks that another piece has too: the map is damaged, and whichever
+    /// was written last would be what both read. A claim is never the one to go.
     fn drop_shared(&self, inode: &Inode, pieces: &mut Vec<Piece>) -> Result<()> {
         if pieces.len() < 2 {
             return Ok(());
@@ -301,8 +299,8 @@ impl Ext4 {
             .into())
     }
 
-    /// Allocates blocks for data; `grows` is the file and block if this extends the file. If no block is free, commits
-    /// so that freed blocks become free.
+    /// Claims blocks for data, at a file's end if `grows` says of which; if none is free but some wait
+    /// for a commit, commits first.
     fn allocate_for_data(
         &self,
         grows: Option<(Ino, FileBlock)>,
@@ -327,7 +325,7 @@ impl Ext4 {
         }
     }
 
-    /// Submits the writes of every piece, to the queue or to a plug.
+    /// Starts the writes of every piece, or hands them to a plug.
     pub(super) fn submit_run(
         &self,
         plug: Option<&Plug<'_>>,
@@ -377,8 +375,8 @@ impl Ext4 {
         }
     }
 
-    /// Maps the written pieces: map, bitmap, size. A piece that failed is not mapped. Uses `handle` if there is one,
-    /// and leaves it for the next file.
+    /// Gives the written pieces their names: map, bitmap, size. A piece that failed is not mapped. Goes
+    /// on in `handle` if there is one, and leaves it for the next file.
     fn map_run<'h>(
         &'h self,
         handle: &mut Option<Handle<'h>>,
@@ -393,7 +391,7 @@ impl Ext4 {
             .collect();
         let on_disk = inode.core.read().size;
         let grows = |p: &Piece| self.size_after(size, p) > on_disk;
-        // The file does not grow over a block that failed, as its content on the device is undefined.
+        // The file does not grow over what has failed: behind its old end there may be anything.
         let tail = self.geo.block_size.file_block(on_disk).0;
         if let Some((block, error)) = wb_run.first_failed(written).filter(|f| f.0 >= tail) {
             for (piece, result) in pieces.iter().zip(&mut results) {
@@ -425,8 +423,8 @@ impl Ext4 {
         size.min(piece.blocks.end << self.geo.block_size.bits())
     }
 
-    /// Maps pieces of a file and grows it up to `size`, in one handle or in several in sequence. On error returns the
-    /// number of pieces done.
+    /// Names pieces of a file that may grow by them up to `size`. In one handle, or in several one after
+    /// the other; on error how many pieces were done.
     pub(super) fn map_pieces<'h>(
         &'h self,
         slot: &mut Option<Handle<'h>>,
@@ -464,7 +462,7 @@ impl Ext4 {
             }
             drop(core);
             if let Err(error) = mapped {
-                // The pieces before it are mapped.
+                // The pieces before it have their names.
                 self.store_now(handle, inode).map_err(fail(stored))?;
                 inode.record_tid(handle, true);
                 handle.consistent();
@@ -523,7 +521,7 @@ impl Ext4 {
         self.store_inode(handle, inode, &core)
     }
 
-    /// Completes a run: blocks written and mapped become clean, the others dirty again.
+    /// Ends the wb_runs: clean what is written and mapped, dirty again what is not.
     pub(super) fn complete_run(
         &self,
         wb_run: &WritebackRun<'_>,
@@ -539,7 +537,7 @@ impl Ext4 {
         } = wb_run;
         let per_block = self.reserve_per_block(inode);
         let mut first_error = Ok(());
-        // First, so that a task that finds no dirty block finds this.
+        // First: whoever finds no block in memory any more must find this.
         inode.mark_unflushed(self.queue.next_flush());
         let mut covered = collected[0].block.0;
         let end = collected[collected.len() - 1].block.0 + 1;
@@ -581,8 +579,8 @@ impl Ext4 {
         first_error
     }
 
-    /// Frees an allocation that was not mapped. Not if the journal failed: then nothing is allocated any more, and the
-    /// bitmap may have the blocks as used.
+    /// A claim that got no name is given back, unless the journal failed, after which nothing is
+    /// allocated any more anyway and the bitmap may have it.
     pub(crate) fn release_unmapped(&self, run: Run, why: &FsError) {
         if !why.is_stop() && *why != FsError::ReadOnly {
             self.alloc.release(self, run);
