@@ -410,7 +410,7 @@ impl Inner {
     /// the waiters are woken, so that the last of them can close it.
     fn complete(self: Arc<Self>, id: ReqId, bio: Bio, result: Result<(), IoError>) {
         if matches!(bio.op, Op::Write | Op::Discard | Op::WriteZeroes) {
-            self.read_ahead.forget(&(bio.offset..bio.end()));
+            self.read_ahead.drop_range(&(bio.offset..bio.end()));
         }
         let now = now();
         let mut state = self.state.lock();

@@ -29,7 +29,7 @@ const DEFAULT_LIMIT_BYTES: u64 = 24 << 20;
 
 /// Unused read-aheads.
 pub(super) struct ReadAheadCache {
-    kept: Mutex<ReadAheadState>,
+    state: Mutex<ReadAheadState>,
     /// Their number, for a check without the lock.
     count: AtomicUsize,
     limit: AtomicU64,
@@ -42,7 +42,7 @@ struct ReadAheadState {
     /// Their starts, by age.
     order: BTreeMap<u64, u64>,
     /// Dropped ones that are still in flight, with their lengths. Their memory is in use.
-    forgotten: Vec<(u64, Arc<IoCompletion>)>,
+    dropped_in_flight: Vec<(u64, Arc<IoCompletion>)>,
     /// Memory of all of these.
     bytes: u64,
     counts: ReadAheadStats,
@@ -52,7 +52,7 @@ struct ReadAheadEntry {
     end: u64,
     /// Number of read-aheads that were started before.
     number: u64,
-    begun: Instant,
+    started_at: Instant,
     io: Arc<IoCompletion>,
 }
 
@@ -75,11 +75,11 @@ impl ReadAheadState {
         self.counts.dropped += 1;
         if !io.is_done() {
             self.bytes += len;
-            self.forgotten.push((len, io));
+            self.dropped_in_flight.push((len, io));
         }
     }
 
-    fn forget(&mut self, range: &Range<u64>) {
+    fn drop_range(&mut self, range: &Range<u64>) {
         loop {
             let before = self.reads.range(..range.end).next_back();
             let Some((&start, _)) = before.filter(|(_, read)| read.end > range.start) else {
@@ -90,11 +90,13 @@ impl ReadAheadState {
     }
 
     /// Counts the memory of dropped read-aheads that have ended as free.
-    fn release_forgotten(&mut self) {
+    fn release_ended(&mut self) {
         let Self {
-            forgotten, bytes, ..
+            dropped_in_flight,
+            bytes,
+            ..
         } = self;
-        forgotten.retain(|(len, io)| {
+        dropped_in_flight.retain(|(len, io)| {
             let done = io.is_done();
             *bytes -= if done { *len } else { 0 };
             !done
@@ -103,11 +105,11 @@ impl ReadAheadState {
 
     /// Drops ended read-aheads that have been unused for [`MIN_LIFETIME`].
     fn evict_old(&mut self, now: Instant) {
-        self.release_forgotten();
+        self.release_ended();
         let old: Vec<u64> = self
             .order
             .values()
-            .take_while(|start| now.since(self.reads[start].begun) > MIN_LIFETIME)
+            .take_while(|start| now.since(self.reads[start].started_at) > MIN_LIFETIME)
             .filter(|start| self.reads[start].io.is_done())
             .copied()
             .collect();
@@ -128,7 +130,7 @@ pub(super) enum Reservation {
 impl ReadAheadCache {
     pub(super) fn new() -> Self {
         Self {
-            kept: Mutex::new(Rank::Leaf, ReadAheadState::default()),
+            state: Mutex::new(Rank::Leaf, ReadAheadState::default()),
             count: AtomicUsize::new(0),
             limit: AtomicU64::new(DEFAULT_LIMIT_BYTES),
         }
@@ -141,17 +143,17 @@ impl ReadAheadCache {
     /// Bytes below the limit.
     pub(super) fn available(&self, now: Instant) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);
-        let mut kept = self.kept.lock();
+        let mut state = self.state.lock();
         // Below half the limit even old ones are kept, for a single slow reader.
-        if kept.bytes > limit / 2 {
-            kept.evict_old(now);
-            self.update_count(&kept);
+        if state.bytes > limit / 2 {
+            state.evict_old(now);
+            self.update_count(&state);
         }
-        limit.saturating_sub(kept.bytes)
+        limit.saturating_sub(state.bytes)
     }
 
-    fn update_count(&self, kept: &ReadAheadState) {
-        self.count.store(kept.reads.len(), Ordering::Release);
+    fn update_count(&self, state: &ReadAheadState) {
+        self.count.store(state.reads.len(), Ordering::Release);
     }
 
     /// Reserves memory for a read-ahead of `range`. The caller then submits it.
@@ -163,32 +165,32 @@ impl ReadAheadCache {
     ) -> Reservation {
         let limit = self.limit.load(Ordering::Relaxed);
         let len = range.end - range.start;
-        let mut kept = self.kept.lock();
-        let there = kept.reads.get(&range.start);
+        let mut state = self.state.lock();
+        let there = state.reads.get(&range.start);
         if there.is_some_and(|read| read.end == range.end) {
             return Reservation::Exists;
         }
         // The reader's pieces have other limits now.
-        kept.forget(&range);
-        if kept.bytes + len > limit {
-            kept.evict_old(now);
+        state.drop_range(&range);
+        if state.bytes + len > limit {
+            state.evict_old(now);
         }
-        let room = kept.bytes + len <= limit;
-        if room {
-            let number = kept.counts.started;
-            kept.counts.started += 1;
-            kept.bytes += len;
-            kept.order.insert(number, range.start);
+        let fits = state.bytes + len <= limit;
+        if fits {
+            let number = state.counts.started;
+            state.counts.started += 1;
+            state.bytes += len;
+            state.order.insert(number, range.start);
             let read = ReadAheadEntry {
                 end: range.end,
                 number,
-                begun: now,
+                started_at: now,
                 io: Arc::clone(io),
             };
-            kept.reads.insert(range.start, read);
+            state.reads.insert(range.start, read);
         }
-        self.update_count(&kept);
-        if room {
+        self.update_count(&state);
+        if fits {
             Reservation::New
         } else {
             Reservation::Full
@@ -200,48 +202,48 @@ impl ReadAheadCache {
         if self.count.load(Ordering::Acquire) == 0 || bio.op != Op::Read {
             return None;
         }
-        let mut kept = self.kept.lock();
-        let there = kept.reads.get(&bio.offset);
+        let mut state = self.state.lock();
+        let there = state.reads.get(&bio.offset);
         there.filter(|read| read.end == bio.end())?;
-        let io = kept.take(bio.offset)?;
-        kept.counts.used += 1;
-        self.update_count(&kept);
-        drop(kept);
+        let io = state.take(bio.offset)?;
+        state.counts.used += 1;
+        self.update_count(&state);
+        drop(state);
         let joined = io.join(tag);
         if !joined {
-            let counts = &mut self.kept.lock().counts;
+            let counts = &mut self.state.lock().counts;
             (counts.used, counts.dropped) = (counts.used - 1, counts.dropped + 1);
         }
         joined.then_some(io)
     }
 
     /// Drops read-aheads of a range that has changed.
-    pub(super) fn forget(&self, range: &Range<u64>) {
+    pub(super) fn drop_range(&self, range: &Range<u64>) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
-        let mut kept = self.kept.lock();
-        kept.forget(range);
-        self.update_count(&kept);
+        let mut state = self.state.lock();
+        state.drop_range(range);
+        self.update_count(&state);
     }
 
     /// Drops all read-aheads and returns those in flight.
     pub(super) fn drain(&self) -> Vec<Arc<IoCompletion>> {
-        let mut kept = self.kept.lock();
-        kept.forget(&(0..u64::MAX));
-        self.update_count(&kept);
-        kept.bytes = 0;
-        let under_way = std::mem::take(&mut kept.forgotten);
+        let mut state = self.state.lock();
+        state.drop_range(&(0..u64::MAX));
+        self.update_count(&state);
+        state.bytes = 0;
+        let under_way = std::mem::take(&mut state.dropped_in_flight);
         under_way.into_iter().map(|(_, io)| io).collect()
     }
 
     pub(super) fn stats(&self) -> ReadAheadStats {
-        let mut kept = self.kept.lock();
-        kept.release_forgotten();
+        let mut state = self.state.lock();
+        state.release_ended();
         ReadAheadStats {
-            kept: kept.reads.len() as u64,
-            bytes: kept.bytes,
-            ..kept.counts
+            kept: state.reads.len() as u64,
+            bytes: state.bytes,
+            ..state.counts
         }
     }
 }
