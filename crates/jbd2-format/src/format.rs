@@ -78,8 +78,8 @@ impl Format {
 
     /// Capacity of a descriptor in blocks.
     pub fn tags_per_descriptor(&self) -> u32 {
-        let room = self.block_size.bytes() - 12 - UUID_LEN - self.tail_len();
-        u32::try_from(room / self.tag_len()).expect("a block holds fewer than 2^32 tags")
+        let space = self.block_size.bytes() - 12 - UUID_LEN - self.tail_len();
+        u32::try_from(space / self.tag_len()).expect("a block holds fewer than 2^32 tags")
     }
 
     /// Bytes of a revoked block's number.
@@ -89,8 +89,8 @@ impl Format {
 
     /// Capacity of a revoke block in blocks.
     pub fn revokes_per_block(&self) -> u32 {
-        let room = self.block_size.bytes() - REVOKE_HEADER_LEN - self.tail_len();
-        u32::try_from(room / self.revoke_len()).expect("a block holds fewer than 2^32 revokes")
+        let space = self.block_size.bytes() - REVOKE_HEADER_LEN - self.tail_len();
+        u32::try_from(space / self.revoke_len()).expect("a block holds fewer than 2^32 revokes")
     }
 
     /// Writes the checksum into a descriptor's or revoke block's tail, if this journal has them.

@@ -186,10 +186,10 @@ impl Journal {
         if let Some(running) = &mut state.running
             && running.tid == tid
         {
-            let raised = running
+            let boosted = running
                 .waiter_tag
                 .map(|now| self.queue.effective_tag(now, tag));
-            running.waiter_tag = raised.or(Some(tag));
+            running.waiter_tag = boosted.or(Some(tag));
         }
         self.boost_committing(state, tag);
     }
@@ -197,11 +197,11 @@ impl Journal {
     /// Boosts the I/O of the commit under way to `tag`.
     pub(crate) fn boost_committing(&self, state: &mut JournalState, tag: IoTag) {
         if let Some(committing) = &mut state.committing {
-            let raised = self.queue.effective_tag(committing.tag, tag);
-            if raised != committing.tag {
-                committing.tag = raised;
+            let boosted = self.queue.effective_tag(committing.tag, tag);
+            if boosted != committing.tag {
+                committing.tag = boosted;
                 for io in &committing.ios {
-                    self.queue.boost(io, raised);
+                    self.queue.boost(io, boosted);
                 }
             }
         }

@@ -87,10 +87,10 @@ impl Journal {
     fn track_reclaim(&self, ios: &[IoHandle], tag: IoTag) {
         let lists = &mut *self.lists.lock();
         lists.in_flight = ios.to_vec();
-        let raised = self.tag_for_waiters(tag, &lists.waiters);
-        if raised != tag {
+        let boosted = self.tag_for_waiters(tag, &lists.waiters);
+        if boosted != tag {
             for io in ios {
-                self.queue.boost(io, raised);
+                self.queue.boost(io, boosted);
             }
         }
     }

@@ -101,13 +101,13 @@ impl LogCosts {
     /// Most credits of a handle: alone in a transaction, with one revoke block.
     pub(crate) fn max_credits(&self) -> u32 {
         // One of `tags + 1` blocks is a descriptor, rounded up.
-        let room = self.max_transaction - 2;
-        let descriptors = room.div_ceil(self.tags_per_descriptor + 1);
+        let space = self.max_transaction - 2;
+        let descriptors = space.div_ceil(self.tags_per_descriptor + 1);
         assert!(
-            room > descriptors,
+            space > descriptors,
             "the smallest transaction holds one block"
         );
-        room - descriptors
+        space - descriptors
     }
 }
 

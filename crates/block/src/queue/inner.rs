@@ -246,8 +246,8 @@ impl Inner {
             return;
         }
         let boost = state.boost(io.request(), tag, now);
-        let (raised, collateral) = state.boost_charge(io);
-        state.recorder.record_boost(boost, raised, collateral);
+        let (charged, collateral) = state.boost_charge(io);
+        state.recorder.record_boost(boost, charged, collateral);
         if matches!(boost, BoostOutcome::Boosted { .. }) {
             self.pump(state, now);
         }

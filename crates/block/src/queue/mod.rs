@@ -8,7 +8,7 @@
 //! are started so that as few tasks as possible are woken:
 //!
 //! - Requests with an urgent tag (waited, journal, checkpoint) are **held**, because their submitter is going to
-//!   wait. When it waits, all of its held requests are dispatched together and run by that task itself
+//!   wait. When it waits, all of its held requests are dispatched at once and run by that task itself
 //!   ([`Device::run`]): a single fsync wakes no other task. If the submitter does not wait after all,
 //!   [`IoHandle::is_done`] or the drop of the last handle starts the request.
 //! - Other requests, and those with a callback, are started at once ([`Device::start`]).
@@ -210,7 +210,7 @@ impl Queue {
             .enqueue(bio, tag, Completion::Call(Box::new(done)), None);
     }
 
-    /// A plug, which collects requests so that they are merged and started together.
+    /// A plug, which collects requests so that they are merged and started at once.
     pub fn plug(&self) -> Plug<'_> {
         Plug {
             queue: self,

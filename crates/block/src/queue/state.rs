@@ -474,11 +474,11 @@ impl QueueState {
         if phase == Phase::Dispatched {
             return BoostOutcome::AlreadyDispatched;
         }
-        let raised = self.sched.boosted_tag(old, tag);
-        if raised == old {
+        let boosted = self.sched.boosted_tag(old, tag);
+        if boosted == old {
             return BoostOutcome::AlreadyUrgent;
         }
-        self.request_mut(id).tag = raised;
+        self.request_mut(id).tag = boosted;
         if phase == Phase::Queued {
             return self.sched.boost(id.io_id(), tag, nanos(now));
         }
@@ -524,11 +524,12 @@ impl QueueState {
         if !self.settings.boost || !inherit::has_waiters() {
             return tag;
         }
-        let raised = inherit::effective_tag(tag, |now, waiter| self.sched.boosted_tag(now, waiter));
-        if raised != tag {
+        let boosted =
+            inherit::effective_tag(tag, |now, waiter| self.sched.boosted_tag(now, waiter));
+        if boosted != tag {
             self.recorder.record_inherited();
         }
-        raised
+        boosted
     }
 
     /// The group that is charged for the request of a submitted bio, and its bytes; and the bytes of other bios

@@ -321,7 +321,7 @@ fn depth_limits_what_the_device_has() {
     assert_eq!(
         (device.pending(), queue.stats().queued),
         (3, 7),
-        "room is left"
+        "slots of the device are free"
     );
     queue.read(SIZE - 512, 512, WAITED).unwrap();
     wait_all(&ios).unwrap();

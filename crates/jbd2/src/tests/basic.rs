@@ -244,13 +244,13 @@ fn an_abort_keeps_its_first_cause_and_is_recorded() {
     let layout = Layout::new(1024, 2048, 256);
     let device = layout.device();
     let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
-    let told = Arc::new(steadfs_rt::Event::<String>::new());
-    let tell = Arc::clone(&told);
-    journal.on_abort(Box::new(move |cause| tell.set(cause.to_owned())));
+    let reported = Arc::new(steadfs_rt::Event::<String>::new());
+    let event = Arc::clone(&reported);
+    journal.on_abort(Box::new(move |cause| event.set(cause.to_owned())));
     let tid = set(&journal, 700, 1);
     journal.abort("first");
     journal.abort("second");
-    assert_eq!(told.get().as_deref(), Some("first"));
+    assert_eq!(reported.get().as_deref(), Some("first"));
     assert_eq!(journal.abort_reason().as_deref(), Some("first"));
     let aborted = JournalError::Aborted("first".into());
     assert_eq!(journal.commit(tid, TAG), Err(aborted.clone()));

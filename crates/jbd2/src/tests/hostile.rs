@@ -71,7 +71,7 @@ fn corruption_is_reported_or_harmless_with_checksums() {
     for checksum in [Checksum::V2, Checksum::V3] {
         let (layout, image, model) = worked(checksum, 3);
         let states = model.states();
-        let (mut told, mut harmless) = (0, 0);
+        let (mut reported, mut harmless) = (0, 0);
         let mut random = Random::new(9);
         for _ in 0..3000 {
             let mut damaged = image.clone();
@@ -86,7 +86,7 @@ fn corruption_is_reported_or_harmless_with_checksums() {
                     assert!(shown.is_ok(), "byte {at}: {shown:?}");
                 }
                 Err(error) => {
-                    told += 1;
+                    reported += 1;
                     assert!(matches!(
                         error,
                         JournalError::Corrupt(_) | JournalError::Unsupported(_)
@@ -98,7 +98,7 @@ fn corruption_is_reported_or_harmless_with_checksums() {
                 }
             }
         }
-        assert!(told > 500 && harmless > 100, "{told} {harmless}");
+        assert!(reported > 500 && harmless > 100, "{reported} {harmless}");
     }
 }
 
@@ -114,7 +114,7 @@ fn with_asynchronous_commits_only_the_last_transaction_may_lack_blocks() {
         })
     };
     let all = try_recover(&layout, &image, Recover::IntoMemory).0.unwrap();
-    let (mut dropped, mut told) = (0, 0);
+    let (mut dropped, mut reported) = (0, 0);
     let mut random = Random::new(9);
     for _ in 0..3000 {
         let mut damaged = image.clone();
@@ -127,13 +127,13 @@ fn with_asynchronous_commits_only_the_last_transaction_may_lack_blocks() {
                 assert_eq!(found.summary.transactions + 1, all.summary.transactions);
                 dropped += 1;
             }
-            (Err(_), Err(_)) => told += 1,
+            (Err(_), Err(_)) => reported += 1,
             (Ok(strict), lenient) => assert_eq!(lenient.unwrap().summary, strict.summary),
         }
     }
     assert!(
-        dropped > 0 && told > dropped,
-        "{dropped} dropped, {told} told"
+        dropped > 0 && reported > dropped,
+        "{dropped} dropped, {reported} reported"
     );
 }
 

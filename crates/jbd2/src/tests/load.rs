@@ -367,7 +367,7 @@ fn an_abort_wakes_every_waiter() {
         });
         sleep(Duration::from_secs(1));
         let at: Instant = now();
-        journal.shutdown("told to");
+        journal.shutdown("test");
         // The first may have begun between the two freezes.
         let _ = stuck.join();
         assert!(second.join().is_err());
@@ -467,9 +467,9 @@ fn a_handle_that_waits_for_log_space_boosts_reclaim() {
         sim::run(sim::Config::new(1), run).value
     };
     assert_eq!(run(false).0, 0);
-    let (raised, (written, boosted)) = run(true);
-    assert!(raised > 10, "{raised} of the queued requests are boosted");
-    assert!(boosted >= raised * 1024, "{boosted}");
+    let (boosts, (written, boosted)) = run(true);
+    assert!(boosts > 10, "{boosts} of the queued requests are boosted");
+    assert!(boosted >= boosts * 1024, "{boosted}");
     assert!(
         written > boosted,
         "the superblock's write is charged to it, too: {written}, {boosted}"

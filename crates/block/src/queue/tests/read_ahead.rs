@@ -198,7 +198,11 @@ fn unused_read_aheads_delay_no_other_request() {
         let device = Puppet::new();
         let queue = queue_by(&device, 8, policy);
         (0..12).for_each(|n| assert!(ahead(&queue, 3 * n, 1)));
-        assert_eq!(device.pending(), 6, "{policy:?}: room for who comes");
+        assert_eq!(
+            device.pending(),
+            6,
+            "{policy:?}: slots are free for other requests"
+        );
         let waiter = IoTag {
             owner: steadfs_base::OwnerId(7),
             ..WAITED
