@@ -294,6 +294,6 @@ fn the_info_page_has_the_kernels_lines_and_ours() {
     assert_eq!(lines[11], "  3 logged blocks per transaction");
     assert_eq!(
         lines[13],
-        "  0 for locked transaction, 0us in all, 0us the longest"
+        "  0 for locked transaction, 0us in total, 0us the longest"
     );
 }
