@@ -1,4 +1,5 @@
-//! File-system operations as data, with an oracle and a shrinker.
+//! File-system operations as data, a model that predicts their results, an oracle that judges a volume after a crash,
+//! and a shrinker of failing programs.
 
 pub mod generate;
 pub mod model;

@@ -1,4 +1,4 @@
-//! Looks at everything a file system shows, and checks that it agrees with itself.
+//! Reads everything that a file system shows, and checks that it is consistent.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub struct InodeSnapshot {
     pub kind: FileKind,
     /// Permission bits.
     pub perm: u32,
-    /// Number of names (directories: of links).
+    /// Number of links.
     pub nlink: u32,
     /// User and group.
     pub owner: (u32, u32),
@@ -24,19 +24,19 @@ pub struct InodeSnapshot {
     pub rdev: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Last access.
+    /// Access time.
     pub atime: Timestamp,
-    /// Last change of content.
+    /// Modification time.
     pub mtime: Timestamp,
     /// Target of a symbolic link.
     pub target: Vec<u8>,
     /// Extended attributes.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Content of a regular file, as far as [`CONTENT_LIMIT`].
+    /// Content of a regular file, up to [`CONTENT_LIMIT`].
     pub content: Content,
 }
 
-/// Content is read up to this many bytes of a file.
+/// Number of bytes of a file that are read.
 pub const CONTENT_LIMIT: u64 = 256 << 20;
 
 /// Everything a file system shows.
@@ -48,25 +48,25 @@ pub struct Observed {
     pub inodes: BTreeMap<InodeNo, InodeSnapshot>,
 }
 
-/// A file system that cannot be looked at, or that contradicts itself.
+/// A file system that cannot be read, or whose answers contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Unreadable {
     /// A call failed.
     #[error("{call} of {path}: {error}")]
     Failed {
-        /// Which call.
+        /// The call.
         call: &'static str,
-        /// On what.
+        /// The file.
         path: TreePath,
-        /// How.
+        /// Its error.
         error: FsError,
     },
     /// Two answers contradict each other.
     #[error("{path}: {what}")]
     Contradiction {
-        /// Where.
+        /// The file.
         path: TreePath,
-        /// Which.
+        /// The contradiction.
         what: String,
     },
 }
@@ -75,17 +75,17 @@ struct Walk<'a> {
     fs: &'a dyn FileSystem,
     cx: Cx,
     seen: Observed,
-    /// Directories still to be listed, with their parents.
+    /// Directories that are not listed yet, with their parents.
     todo: Vec<(TreePath, InodeNo, InodeNo)>,
-    /// Directories' subdirectories, counted.
+    /// Number of subdirectories per directory.
     subdirs: BTreeMap<InodeNo, u32>,
 }
 
-/// Looks at everything `fs` shows.
+/// Reads everything that `fs` shows.
 ///
 /// # Errors
-/// If a call fails or answers contradict each other: a listing and a lookup, a type in an entry and
-/// in an inode, a link count and the names, `..` and the parent, or a read and the size.
+/// If a call fails or answers contradict each other: a listing and a lookup, a type in an entry and in an inode, a link
+/// count and the names, `..` and the parent, or a read and the size.
 pub fn observe(fs: &dyn FileSystem) -> Result<Observed, Unreadable> {
     let mut walk = Walk {
         fs,
@@ -96,7 +96,7 @@ pub fn observe(fs: &dyn FileSystem) -> Result<Observed, Unreadable> {
     };
     let root = TreePath::root();
     let attr = walk.call("getattr", &root, fs.getattr(&walk.cx, fs.root()))?;
-    walk.note(root, attr, fs.root())?;
+    walk.record(root, attr, fs.root())?;
     while let Some((path, ino, parent)) = walk.todo.pop() {
         walk.list(&path, ino, parent)?;
     }
@@ -125,8 +125,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Notes a name and, the first time, its inode.
-    fn note(&mut self, path: TreePath, attr: Attr, parent: InodeNo) -> Result<(), Unreadable> {
+    /// Records a name and, on its first occurrence, the inode.
+    fn record(&mut self, path: TreePath, attr: Attr, parent: InodeNo) -> Result<(), Unreadable> {
         let ino = attr.ino;
         if attr.kind == FileKind::Directory {
             if self.seen.inodes.contains_key(&ino) {
@@ -222,7 +222,7 @@ impl Walk<'_> {
             }
         }
         if dots != 2 {
-            return self.contradiction(path, "a listing without its dots");
+            return self.contradiction(path, ". or .. is missing");
         }
         Ok(())
     }
@@ -240,7 +240,7 @@ impl Walk<'_> {
         let name = path.name().unwrap_or_default().to_vec();
         let found = self.fs.lookup(&self.cx, dir, &name);
         let attr = self.call("lookup", &path, found)?;
-        let noted = if attr.ino != ino {
+        let recorded = if attr.ino != ino {
             self.contradiction(
                 &path,
                 format!("listed as inode {ino}, found as {}", attr.ino),
@@ -254,10 +254,10 @@ impl Walk<'_> {
             if attr.kind == FileKind::Directory {
                 *self.subdirs.entry(dir).or_default() += 1;
             }
-            self.note(path, attr, dir)
+            self.record(path, attr, dir)
         };
         self.fs.forget(ino, 1);
-        noted
+        recorded
     }
 
     fn check_links(&self) -> Result<(), Unreadable> {
@@ -271,7 +271,7 @@ impl Walk<'_> {
                 FileKind::Directory => 2 + self.subdirs.get(ino).copied().unwrap_or(0),
                 _ => names[ino],
             };
-            // Past the format's limit a directory's links are not counted: it shows one.
+            // Beyond the format's limit the links of a directory are not counted; it shows 1.
             let uncounted = seen.kind == FileKind::Directory && seen.nlink == 1;
             if seen.nlink != due && !uncounted {
                 return self.contradiction(path, format!("{} links, not {due}", seen.nlink));

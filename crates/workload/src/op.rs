@@ -5,12 +5,12 @@ use steadfs_vfs::{FallocMode, FileKind, RenameFlags, SetXattr};
 
 use crate::TreePath;
 
-/// What an operation works on: a name, or something opened before.
+/// The operand of an operation: a path, or an open file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    /// Whatever has this name now.
+    /// The file that has this path when the operation runs.
     Path(TreePath),
-    /// What [`Op::Open`] or [`Op::Tmpfile`] of the same task opened under this number.
+    /// The file that [`Op::Open`] or [`Op::Tmpfile`] of the same task opened under this number.
     Handle(u32),
 }
 
@@ -41,7 +41,7 @@ impl Span {
     }
 }
 
-/// How [`Op::Rename`] treats what is at the new name.
+/// How [`Op::Rename`] treats a file at the new name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RenameHow {
     /// Replace it.
@@ -56,7 +56,7 @@ pub enum RenameHow {
 }
 
 impl RenameHow {
-    /// The same in the words of the file-system trait.
+    /// The flags of the `FileSystem` trait.
     pub const fn flags(self) -> RenameFlags {
         RenameFlags {
             no_replace: matches!(self, Self::NoReplace),
@@ -80,7 +80,7 @@ pub enum Op {
     Mknod {
         /// Its name.
         path: TreePath,
-        /// Which of them.
+        /// Type of the node.
         kind: FileKind,
         /// Permission bits.
         perm: u32,
@@ -98,7 +98,7 @@ pub enum Op {
     Symlink {
         /// Its name.
         path: TreePath,
-        /// What it says.
+        /// The link's target.
         target: Vec<u8>,
     },
     /// Makes a hard link.
@@ -124,46 +124,46 @@ pub enum Op {
         from: TreePath,
         /// New name.
         to: TreePath,
-        /// What happens to the file at the new name.
+        /// How a file at the new name is treated.
         how: RenameHow,
     },
-    /// Opens a file or directory under a number.
+    /// Opens a file or directory under a handle number.
     Open {
-        /// The number; what it meant before is closed.
+        /// The handle number; a file that was open under it is closed.
         handle: u32,
         /// What to open.
         path: TreePath,
     },
-    /// Makes a file without a name and opens it.
+    /// Creates an unnamed file and opens it.
     Tmpfile {
-        /// The number; what it meant before is closed.
+        /// The handle number; a file that was open under it is closed.
         handle: u32,
-        /// Directory near which it is made.
+        /// Directory of the file, as O_TMPFILE takes it.
         dir: TreePath,
         /// Permission bits.
         perm: u32,
     },
-    /// Closes what is open under a number.
+    /// Closes a handle.
     Close {
-        /// The number.
+        /// The handle number.
         handle: u32,
     },
-    /// Writes a fill.
+    /// Writes bytes of a fill.
     Write {
         /// The file.
         file: Target,
-        /// Where.
+        /// Range to write.
         span: Span,
-        /// With which fill.
+        /// Fill number.
         fill: u32,
     },
     /// Copies between files.
     Copy {
-        /// Source.
+        /// Source file.
         from: Target,
         /// Bytes of the source.
         span: Span,
-        /// Destination.
+        /// Destination file.
         to: Target,
         /// First byte of the destination.
         offset: u64,
@@ -175,18 +175,18 @@ pub enum Op {
         /// Its new size.
         size: u64,
     },
-    /// Allocates, punches, zeroes, collapses or inserts.
+    /// Allocates, punches, zeroes, collapses or inserts a range.
     Fallocate {
         /// The file.
         file: Target,
-        /// Which of them.
+        /// Mode of fallocate(2).
         mode: FallocMode,
-        /// Where.
+        /// Range.
         span: Span,
     },
     /// Sets an extended attribute.
     SetXattr {
-        /// Of what.
+        /// The file.
         file: Target,
         /// Full name.
         name: Vec<u8>,
@@ -194,78 +194,78 @@ pub enum Op {
         len: u64,
         /// Fill of the value.
         fill: u32,
-        /// Whether it may or must exist.
+        /// Whether the attribute may or must exist.
         how: SetXattr,
     },
     /// Removes an extended attribute.
     RemoveXattr {
-        /// Of what.
+        /// The file.
         file: Target,
         /// Full name.
         name: Vec<u8>,
     },
     /// Sets the permission bits.
     Chmod {
-        /// Of what.
+        /// The file.
         file: Target,
         /// Permission bits.
         perm: u32,
     },
     /// Sets the owner.
     Chown {
-        /// Of what.
+        /// The file.
         file: Target,
-        /// User.
+        /// User id.
         uid: u32,
-        /// Group.
+        /// Group id.
         gid: u32,
     },
     /// Sets the times.
     Utimens {
-        /// Of what.
+        /// The file.
         file: Target,
-        /// Last access.
+        /// Access time.
         atime: Timestamp,
-        /// Last change of content.
+        /// Modification time.
         mtime: Timestamp,
     },
     /// Makes a file or directory durable.
     Fsync {
-        /// Which.
+        /// The file or directory.
         file: Target,
     },
     /// Makes a file's data durable.
     Fdatasync {
-        /// Which.
+        /// The file or directory.
         file: Target,
     },
     /// Makes the volume durable.
     Sync,
-    /// Does nothing for a while: timers run.
+    /// Sleeps in virtual time: timers run.
     Sleep {
-        /// How long.
+        /// Duration in milliseconds.
         millis: u64,
     },
-    /// Reads; the result is compared with what it should be.
+    /// Reads; the result is compared with the model's.
     Read {
         /// The file.
         file: Target,
-        /// Where.
+        /// Range to read.
         span: Span,
     },
-    /// Reads the attributes; those that can be predicted are compared.
+    /// Reads the attributes; those that the model predicts are compared.
     Stat {
-        /// Of what.
+        /// The file.
         file: Target,
     },
     /// Lists a directory; the names are compared.
     List {
-        /// Which.
+        /// The directory.
         dir: Target,
     },
     /// Reads an extended attribute; the value is compared.
     GetXattr {
-        /// Of what.
+        /// The file.
         file: Target,
         /// Full name.
         name: Vec<u8>,
@@ -286,7 +286,7 @@ impl Op {
         )
     }
 
-    /// Every path the operation names.
+    /// All paths in the operation.
     pub fn paths(&self) -> Vec<&TreePath> {
         let of = path_of;
         match self {
@@ -320,7 +320,7 @@ impl Op {
         }
     }
 
-    /// The same, for changing.
+    /// All paths in the operation, mutable.
     pub fn paths_mut(&mut self) -> Vec<&mut TreePath> {
         let of = path_of_mut;
         match self {
@@ -369,17 +369,17 @@ fn path_of(target: &Target) -> Option<&TreePath> {
     }
 }
 
-/// What runs: a start made by one task and synced, then tasks side by side.
+/// A program: a setup, run by one task and synced, then tasks that run concurrently.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Program {
-    /// Done first, by one task, and made durable; crashes are explored only after it.
+    /// Run first, by one task, and synced; crashes are explored only after it.
     pub setup: Vec<Op>,
-    /// Tasks that run side by side.
+    /// Tasks that run concurrently.
     pub tasks: Vec<Vec<Op>>,
 }
 
 impl Program {
-    /// A program of one task without a start.
+    /// A program of one task without a setup.
     pub fn single(ops: Vec<Op>) -> Self {
         Self {
             setup: Vec::new(),
@@ -387,7 +387,7 @@ impl Program {
         }
     }
 
-    /// Operations in all tasks, the start not counted.
+    /// Number of operations of all tasks, without the setup.
     pub fn len(&self) -> usize {
         self.tasks.iter().map(Vec::len).sum()
     }

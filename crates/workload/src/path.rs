@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A path from the root of a volume: its parts, none of them for the root itself. Links are never
-/// followed. As text it begins with `/`; bytes other than visible ASCII, and `\`, are written `\xNN`.
+/// A path from the root of a volume: its components, none for the root. Symbolic links are never followed. As text it
+/// begins with `/`; `\` and bytes other than visible ASCII are written `\xNN`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TreePath(Vec<Vec<u8>>);
 
@@ -21,18 +21,18 @@ impl TreePath {
         Self(parts)
     }
 
-    /// The directory this path's last part is in; `None` for the root.
+    /// The path of the directory that holds the last component; `None` for the root.
     pub fn parent(&self) -> Option<Self> {
         let (_, dir) = self.0.split_last()?;
         Some(Self(dir.to_vec()))
     }
 
-    /// The last part; `None` for the root.
+    /// The last component; `None` for the root.
     pub fn name(&self) -> Option<&[u8]> {
         self.0.last().map(Vec::as_slice)
     }
 
-    /// All parts, from the root.
+    /// All components, from the root.
     pub fn parts(&self) -> &[Vec<u8>] {
         &self.0
     }
@@ -55,7 +55,7 @@ pub(crate) fn escape(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// Reads what [`escape`] wrote.
+/// Parses the output of [`escape`].
 pub(crate) fn unescape(text: &str) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

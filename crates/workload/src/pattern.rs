@@ -1,10 +1,10 @@
-//! File content that tells where it came from.
+//! File content from which its origin can be computed.
 //!
-//! Every write carries a *fill* number. The byte at file offset `o` of fill `f` is byte `o % 8` of a
-//! reversibly mixed word of `f` and `o / 8`: it looks random, no two fills agree anywhere for long,
-//! and from eight aligned bytes found in the wrong place [`origin`] reads back whose they are.
+//! Every write carries a *fill* number. The byte at file offset `o` of fill `f` is byte `o % 8` of a reversibly mixed
+//! word of `f` and `o / 8`. It looks random, no two fills agree over more than a few bytes, and from eight aligned
+//! bytes found in a wrong place [`origin`] computes fill and offset.
 
-/// Bits of the word's number in the mixed word; the fill stands above them, a mark above that.
+/// Bits of the word number in the mixed word; above them the fill number, above that a magic number.
 const WORD_BITS: u32 = 30;
 const MARK: u64 = 0x2A7;
 const MARK_SHIFT: u32 = 54;
@@ -62,16 +62,16 @@ pub fn bytes(fill: u32, offset: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// Whose bytes these are, if a fill made them.
+/// The write that bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Number of the fill.
+    /// Fill number.
     pub fill: u32,
     /// File offset for which the fill made them, modulo 8 GiB.
     pub offset: u64,
 }
 
-/// Finds out which fill made the eight bytes at the start of `bytes`.
+/// The fill of the eight bytes at the start of `bytes`, if a fill made them.
 pub fn origin(bytes: &[u8]) -> Option<Origin> {
     let first: [u8; 8] = bytes.get(..8)?.try_into().ok()?;
     let word = unmix(u64::from_le_bytes(first));

@@ -10,31 +10,30 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Result, SetAttr, SetT
 
 use crate::{Op, Program, Span, Target, TreePath, pattern};
 
-/// What an operation returned, where it can be predicted.
+/// What an operation returned, as far as the model predicts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// Nothing.
     None,
     /// Bytes read, an attribute's value or a link's target.
     Bytes(Vec<u8>),
-    /// How many bytes were done.
+    /// Number of bytes processed.
     Count(u64),
-    /// A directory's names, dots left out, each with the type its entry tells.
+    /// Names in a directory without `.` and `..`, each with the type in its entry.
     Names(BTreeMap<Vec<u8>, Option<FileKind>>),
-    /// Attributes that can be predicted: type, permission bits, links, owner, device, size (not of
-    /// directories).
+    /// Attributes that the model predicts: type, permission bits, links, owner, device, size (not of directories).
     Attr {
         /// Type.
         kind: FileKind,
         /// Permission bits.
         perm: u32,
-        /// Number of names.
+        /// Number of links.
         nlink: u32,
         /// User and group.
         owner: (u32, u32),
         /// Device number.
         rdev: u32,
-        /// Size in bytes; 0 for directories, whose size is the format's affair.
+        /// Size in bytes; 0 for directories, whose size depends on the format.
         size: u64,
     },
 }
@@ -56,7 +55,7 @@ impl From<Attr> for Value {
     }
 }
 
-/// An inode inode_ref by one lookup count, given back on drop.
+/// An inode with one lookup count, which drop releases.
 struct InodeRef<'a> {
     fs: &'a dyn FileSystem,
     attr: Attr,
@@ -71,7 +70,7 @@ impl Drop for InodeRef<'_> {
     }
 }
 
-/// One task's view of a file system: what it has open.
+/// One task's open files and credentials.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystem,
     cx: Cx,
@@ -79,7 +78,7 @@ pub struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    /// A task with nothing open, run by the superuser.
+    /// A task of the superuser with no open files.
     pub fn new(fs: &'a dyn FileSystem) -> Self {
         let cx = Cx {
             fsetid: true,
@@ -101,7 +100,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Walks to `path` by lookups.
+    /// Resolves `path` by lookups.
     fn walk(&self, path: &TreePath) -> Result<InodeRef<'a>> {
         let mut at = InodeRef {
             fs: self.fs,
@@ -118,7 +117,7 @@ impl<'a> Runner<'a> {
         Ok(at)
     }
 
-    /// Walks to the directory `path` is in.
+    /// Resolves the directory that `path` is in.
     fn walk_dir<'p>(&self, path: &'p TreePath) -> Result<(InodeRef<'a>, &'p [u8])> {
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
             return Err(FsError::Busy);
@@ -130,18 +129,18 @@ impl<'a> Runner<'a> {
         Ok((dir, name))
     }
 
-    /// Number of the inode `target` means now.
+    /// The inode that `target` refers to now.
     pub fn resolve(&self, target: &Target) -> Result<InodeNo> {
         match target {
             Target::Path(path) => Ok(self.walk(path)?.attr.ino),
             Target::Handle(number) => match self.open.get(number) {
                 Some(inode_ref) => Ok(inode_ref.attr.ino),
-                None => Err(FsError::Invalid("nothing is open under this number")),
+                None => Err(FsError::Invalid("no file is open under this number")),
             },
         }
     }
 
-    /// Calls `f` with the inode, inode_ref.
+    /// Calls `f` while a lookup count keeps the inode.
     fn with<T>(&self, target: &Target, f: impl FnOnce(InodeNo) -> Result<T>) -> Result<T> {
         match target {
             Target::Path(path) => {
@@ -254,7 +253,7 @@ impl<'a> Runner<'a> {
             Op::Close { handle } => {
                 self.open.remove(handle);
             }
-            other => unreachable!("{other} is not about handles"),
+            other => unreachable!("{other} uses no handle"),
         }
         Ok(Value::None)
     }
@@ -368,12 +367,12 @@ impl<'a> Runner<'a> {
                 let inode_ref = self.walk(path)?;
                 fs.readlink(cx, inode_ref.attr.ino).map(Value::Bytes)
             }
-            other => unreachable!("{other} changes something"),
+            other => unreachable!("{other} is not a read"),
         }
     }
 }
 
-/// The names of a directory, dots left out.
+/// The names in a directory, without `.` and `..`.
 fn list(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<BTreeMap<Vec<u8>, Option<FileKind>>> {
     let mut names = BTreeMap::new();
     let mut dots = BTreeSet::new();
@@ -391,12 +390,12 @@ fn list(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<BTreeMap<Vec<u8>, 
         return Err(Corruption::new(format!("'{name}' is listed twice")).into());
     }
     if dots.len() != 2 {
-        return Err(Corruption::new("a listing without its dots").into());
+        return Err(Corruption::new(". or .. is missing").into());
     }
     Ok(names)
 }
 
-/// The bytes of a fill; refuses lengths that only a mistaken program asks for.
+/// The bytes of a fill. Refuses lengths that only an erroneous program has.
 fn fill_of(fill: u32, span: Span) -> Result<Vec<u8>> {
     const LIMIT: u64 = 64 << 20;
     match usize::try_from(span.len) {
@@ -405,12 +404,12 @@ fn fill_of(fill: u32, span: Span) -> Result<Vec<u8>> {
     }
 }
 
-/// One operation that was run.
+/// One executed operation.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// What was run.
+    /// The operation.
     pub op: Op,
-    /// What it returned.
+    /// Its result.
     pub result: Result<Value>,
     /// The marker's value before it began.
     pub started: u64,
@@ -418,18 +417,18 @@ pub struct Step {
     pub ended: u64,
 }
 
-/// A program that was run.
+/// An executed program.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
-    /// The start, one task.
+    /// The setup, one task.
     pub setup: Vec<Step>,
-    /// The marker's value when the start was durable.
+    /// The marker's value when the setup was durable.
     pub ready: u64,
-    /// The tasks that ran side by side.
+    /// The concurrent tasks.
     pub tasks: Vec<Vec<Step>>,
 }
 
-/// Tells how far the world is: a number that never falls, such as the length of the device's log.
+/// Returns a number that never decreases, such as the length of the device's log: the time of an event.
 pub type Marker = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// Runs `ops` as one task.
@@ -450,7 +449,7 @@ pub fn run(fs: &dyn FileSystem, ops: &[Op], marker: &Marker) -> Vec<Step> {
     steps
 }
 
-/// Runs a program: its start, a sync, then its tasks side by side. Fails if the sync does.
+/// Runs a program: its setup, a sync, then its tasks concurrently. Fails if the sync fails.
 pub fn run_program(
     fs: &Arc<dyn FileSystem>,
     program: &Program,

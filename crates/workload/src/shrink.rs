@@ -1,4 +1,4 @@
-//! Makes a failing program smaller while it still fails.
+//! Reduces a failing program to a smaller one that still fails (delta debugging).
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ struct Shrinker<'a> {
     tries: usize,
 }
 
-/// Drops tasks and operations, then simplifies arguments and names, as long as `fails` says that
-/// what is left still fails, with at most `tries` questions. `program` itself must fail.
+/// Removes tasks and operations, then simplifies arguments and names, as long as `fails` returns true for the result.
+/// Calls `fails` at most `tries` times. `program` itself must fail.
 pub fn shrink(program: Program, tries: usize, fails: &mut dyn FnMut(&Program) -> bool) -> Program {
     let mut shrinker = Shrinker {
         best: program,
@@ -32,7 +32,7 @@ pub fn shrink(program: Program, tries: usize, fails: &mut dyn FnMut(&Program) ->
 }
 
 impl Shrinker<'_> {
-    /// Takes `smaller` if it still fails.
+    /// Keeps `smaller` if it still fails.
     fn accept(&mut self, smaller: Program) -> bool {
         if self.tries == 0 {
             return false;
@@ -153,7 +153,7 @@ fn simpler_span(span: Span) -> Vec<Span> {
         .collect()
 }
 
-/// The same operation with simpler arguments, the boldest first.
+/// The same operation with simpler arguments, the largest reduction first.
 fn simpler(op: &Op) -> Vec<Op> {
     match op {
         Op::Create { path, perm } if *perm != 0o644 => vec![plain_file(path)],
@@ -186,7 +186,7 @@ fn plain_file(path: &TreePath) -> Op {
     }
 }
 
-/// The same operation with each of the `simpler` values at `place`, if it has such a place.
+/// The same operation with each of the `simpler` values at `place`, if it has this argument.
 fn variants<T: Copy>(
     op: &Op,
     place: fn(&mut Op) -> Option<&mut T>,

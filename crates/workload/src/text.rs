@@ -1,4 +1,4 @@
-//! Programs as text, one operation a line, so that a failing case can be read, kept and run again.
+//! The text form of programs, one operation per line, in which failing cases are kept and replayed.
 //!
 //! ```text
 //! # a comment
@@ -30,9 +30,9 @@ use crate::{Op, Program, Span, Target, TreePath};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}: {cause}")]
 pub struct ParseError {
-    /// Number of the line, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// What is wrong with the line.
     pub cause: String,
 }
 
@@ -168,7 +168,7 @@ impl Display for Op {
     }
 }
 
-/// The words of a line after its first, taken one by one.
+/// The words of a line after its first.
 struct Words<'a>(std::str::SplitAsciiWhitespace<'a>);
 
 impl<'a> Words<'a> {
@@ -251,7 +251,7 @@ impl FromStr for Op {
         let op = parse_verb(verb, &mut words)?;
         match words.0.next() {
             None => Ok(op),
-            Some(extra) => Err(format!("'{extra}' is one word too many")),
+            Some(extra) => Err(format!("'{extra}': too many words")),
         }
     }
 }
@@ -325,7 +325,7 @@ fn parse_verb(verb: &str, words: &mut Words<'_>) -> Result<Op, String> {
     })
 }
 
-/// Operations whose first word is the file.
+/// Operations whose first operand is the file.
 fn parse_file_verb(verb: &str, words: &mut Words<'_>) -> Result<Op, String> {
     const VERBS: [&str; 13] = [
         "write",

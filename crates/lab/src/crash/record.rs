@@ -83,11 +83,11 @@ struct MarkedMoment {
 fn marker(
     device: &SimDevice,
     moments: Arc<Mutex<Vec<MarkedMoment>>>,
-    observed_at: Option<Arc<dyn FileSystem>>,
+    observed_from: Option<Arc<dyn FileSystem>>,
 ) -> Marker {
     let device = device.clone();
     Arc::new(move || {
-        let left = observed_at
+        let left = observed_from
             .as_deref()
             .map(FreeCounts::of)
             .unwrap_or_default();
@@ -137,7 +137,7 @@ struct Raw {
     base: State,
     recording: Recording,
     live: Result<Observed, Unreadable>,
-    observed_at: u64,
+    observed_from: u64,
     /// Of the device, those started after the start was durable.
     requests: Range<u64>,
     first_failure: Option<usize>,
@@ -206,7 +206,7 @@ pub fn record_with(
             if tolerance == Tolerance::DeviceErrors && is_device(error) => {}
         Err(unreadable) => return Err(fail(Problem::Unreadable(unreadable.clone()), &detail)),
     }
-    history.observed_at(raw.observed_at);
+    history.observed_from(raw.observed_from);
     let marks = marks_of(&log);
     let ready = marks.partition_point(|mark| *mark < raw.recording.ready);
     let unmounted = raw.recording.tasks.last().and_then(|task| task.last());
@@ -301,8 +301,8 @@ fn simulate(
     let moments = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
     // Of several tasks one may have made room after the other had none.
     let alone = program.tasks.len() == 1 && matches!(injection, Injection::Space(_));
-    let observed_at = alone.then(|| Arc::clone(&fs));
-    let marker = marker(&device, Arc::clone(&moments), observed_at);
+    let observed_from = alone.then(|| Arc::clone(&fs));
+    let marker = marker(&device, Arc::clone(&moments), observed_from);
     let ran = run_mounted(&fs, program, &marker);
     let work = subject.work.map(|ask| ask(fs.as_ref()));
     // In any case: its tasks end only so.
@@ -344,12 +344,12 @@ fn run_mounted(
 ) -> Result<Raw, Problem> {
     let base = State::of(&observe(fs.as_ref()).map_err(Problem::Unreadable)?);
     let recording = run_program(fs, program, marker).map_err(Problem::Sync)?;
-    let observed_at = marker();
+    let observed_from = marker();
     Ok(Raw {
         base,
         recording,
         live: observe(fs.as_ref()),
-        observed_at,
+        observed_from,
         requests: 0..0,
         first_failure: None,
         work: Vec::new(),

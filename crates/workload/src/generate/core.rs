@@ -1,4 +1,4 @@
-//! Every single operation, and all pairs of a core set, each with its ways of being made durable.
+//! Every single operation, and all pairs of a core set, each with every way to make it durable.
 
 use steadfs_base::Timestamp;
 use steadfs_vfs::{FallocMode, FileKind, SetXattr};
@@ -7,7 +7,7 @@ use super::number_fills;
 use crate::op::RenameHow;
 use crate::{Format, Op, Program, Span, Target, TreePath};
 
-/// A few operations that belong together, and what one would fsync after them.
+/// Operations that belong together, and the file that a program would fsync after them.
 #[derive(Clone)]
 struct Scenario {
     ops: Vec<Op>,
@@ -31,8 +31,8 @@ fn write(file: &str, offset: u64, len: u64) -> Op {
     }
 }
 
-/// The tree that the core programs start from: two directories, three files, a link, an empty
-/// directory. `/foo` has 10000 bytes, `/A/foo` 6000, `/A/bar` 100.
+/// The tree that the core programs start from: two directories, three files, a link, an empty directory. `/foo` has
+/// 10000 bytes, `/A/foo` 6000, `/A/bar` 100.
 fn start() -> Vec<Op> {
     let mut ops = Vec::new();
     for dir in ["/A", "/B", "/B/empty"] {
@@ -248,7 +248,7 @@ fn attribute_scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// Operations on files without a name.
+/// Operations on unnamed files.
 fn nameless_scenarios() -> Vec<Scenario> {
     let handle = Target::Handle(1);
     let fill = |handle: &Target| Op::Write {
@@ -295,7 +295,7 @@ fn scenarios(format: Format) -> Vec<Scenario> {
     scenarios
 }
 
-/// The ways to make an scenario durable.
+/// The ways to make a scenario durable.
 fn syncs(scenario: &Scenario) -> [Op; 5] {
     let file = || Target::Path(scenario.file.clone());
     let dir = scenario.file.parent().unwrap_or_default();
@@ -319,8 +319,7 @@ fn program(ops: Vec<Op>) -> Program {
     program
 }
 
-/// Every operation once, followed by each way of making it durable, then by something else that
-/// nobody waits for.
+/// Every operation once, followed by each way of making it durable, then by an operation that no sync covers.
 pub fn singles(format: Format) -> Vec<Program> {
     let mut all = Vec::new();
     for scenario in scenarios(format) {
@@ -340,8 +339,8 @@ pub fn singles(format: Format) -> Vec<Program> {
     all
 }
 
-/// Files that are written first and made durable one by one later: new ones, old ones that grow, an old
-/// one written in place; in the order in which they were written, and backwards.
+/// Files that are written first and fsynced one by one later: new files, growing files, an overwritten file; in the
+/// order of the writes and in reverse order.
 fn convoys() -> [Program; 2] {
     let new = ["/A/new1", "/A/new2", "/B/new3", "/A/new4"];
     let mut ops = Vec::new();
@@ -362,8 +361,7 @@ fn convoys() -> [Program; 2] {
     [program(forwards.collect()), program(backwards.collect())]
 }
 
-/// All ordered pairs of the core operations: made durable together by fsync, each by itself, and
-/// together by sync.
+/// All ordered pairs of the core operations: both made durable by one fsync, each by its own, and both by one sync.
 pub fn pairs(format: Format) -> Vec<Program> {
     let scenarios = scenarios(format);
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Makes programs: every single operation, all pairs of a core set, and random ones from a seed.
+//! Generates programs: every single operation, all pairs of a core set, and random programs from a seed.
 
 mod core;
 mod random;
@@ -8,7 +8,7 @@ pub use self::random::{Shape, random};
 
 use crate::{Op, Program};
 
-/// Gives every written fill its own number, so that no content can be mistaken for another's.
+/// Gives every write a fill number of its own, so that no content can be mistaken for another's.
 fn number_fills(program: &mut Program) {
     let mut next = 1;
     let tasks = program.tasks.iter_mut().flatten();
@@ -75,7 +75,7 @@ mod tests {
                 assert!(program.tasks.iter().all(|task| task.len() >= shape.ops));
                 let text = program.to_string();
                 assert_eq!(text.parse().as_ref(), Ok(&program));
-                // Tasks that touch one path would panic here.
+                // Tasks that change the same path would panic here.
                 let history = History::from_model(&program, format);
                 assert_eq!(history.base_names() > 1, shape.tasks > 1);
             }

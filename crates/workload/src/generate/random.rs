@@ -1,4 +1,4 @@
-//! Random programs that follow from a seed.
+//! Random programs, each a function of its seed.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use super::number_fills;
 use crate::op::RenameHow;
 use crate::{Format, ModelFs, Op, Program, Runner, Span, State, Target, TreePath};
 
-/// What random programs are like.
+/// Parameters of random programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Tasks side by side. Each has names of its own.
+    /// Number of concurrent tasks. Each has names of its own.
     pub tasks: usize,
-    /// Operations of each task, at least.
+    /// Minimum number of operations per task.
     pub ops: usize,
     /// Several tasks work in the same directories; otherwise each in its own.
     pub shared: bool,
-    /// Operations out of a hundred that make something durable.
+    /// Percentage of operations that make something durable.
     pub sync_percent: u64,
-    /// Operations out of a hundred before which time passes: enough for timers to go off.
+    /// Percentage of operations preceded by a sleep that lets timers expire.
     pub sleep_percent: u64,
     /// Largest offset written, in bytes.
     pub max_file: u64,
-    /// Bytes that all files of a task may have together.
+    /// Largest sum of a task's file sizes, in bytes.
     pub space: u64,
 }
 
@@ -43,7 +43,7 @@ impl Default for Shape {
     }
 }
 
-/// A random program.
+/// Generates the program of `seed`.
 pub fn random(seed: u64, shape: Shape, format: Format) -> Program {
     let mut random = Random::new(seed);
     let mut setup = Vec::new();
@@ -96,7 +96,7 @@ pub fn random(seed: u64, shape: Shape, format: Format) -> Program {
     program
 }
 
-/// Writes one task's operations, following along in a model.
+/// Generates one task's operations, and executes them in a model.
 struct TaskGenerator<'a> {
     random: Random,
     shape: Shape,
@@ -104,12 +104,12 @@ struct TaskGenerator<'a> {
     fs: &'a ModelFs,
     runner: Runner<'a>,
     homes: &'a [TreePath],
-    /// Begins every name this task makes in a home directory.
+    /// Prefix of every name that this task makes in a home directory.
     prefix: String,
     ops: Vec<Op>,
 }
 
-/// What the task can work on.
+/// Existing files that the task can use.
 struct Candidates {
     files: Vec<TreePath>,
     dirs: Vec<TreePath>,
@@ -126,10 +126,10 @@ impl TaskGenerator<'_> {
                 let millis = [1, 20, 6_000, 40_000][self.random.below(4)];
                 self.ops.push(Op::Sleep { millis });
             }
-            let sight = self.sight();
-            for op in self.group(&sight) {
+            let candidates = self.candidates();
+            for op in self.group(&candidates) {
                 let fails = self.runner.step(&op).is_err();
-                // A failing operation is worth trying now and then; most shall do something.
+                // Failing operations are rare; most shall succeed.
                 if !fails || self.percent(10) {
                     self.ops.push(op);
                 }
@@ -141,10 +141,10 @@ impl TaskGenerator<'_> {
         self.ops
     }
 
-    fn sight(&self) -> Candidates {
+    fn candidates(&self) -> Candidates {
         let state = self.fs.state();
         let inodes = state.flatten();
-        let mut sight = Candidates {
+        let mut candidates = Candidates {
             files: Vec::new(),
             dirs: self.homes.to_vec(),
             others: Vec::new(),
@@ -156,18 +156,18 @@ impl TaskGenerator<'_> {
             if !self.is_own(path) {
                 continue;
             }
-            let node = sight.state.node(*ino).expect("a named inode exists");
+            let node = candidates.state.node(*ino).expect("a named inode exists");
             match node.kind {
                 FileKind::Regular => {
-                    sight.files.push(path.clone());
-                    sight.bytes += node.size.min(self.shape.max_file);
+                    candidates.files.push(path.clone());
+                    candidates.bytes += node.size.min(self.shape.max_file);
                 }
-                FileKind::Directory => sight.dirs.push(path.clone()),
-                _ => sight.others.push(path.clone()),
+                FileKind::Directory => candidates.dirs.push(path.clone()),
+                _ => candidates.others.push(path.clone()),
             }
         }
-        sight.inodes = inodes;
-        sight
+        candidates.inodes = inodes;
+        candidates
     }
 
     fn is_own(&self, path: &TreePath) -> bool {
@@ -206,15 +206,15 @@ impl TaskGenerator<'_> {
         name
     }
 
-    /// A name that may be free or taken.
-    fn new_path(&mut self, sight: &Candidates) -> TreePath {
-        let dir = self.pick(&sight.dirs).expect("there is a home");
+    /// A name that may be free or used.
+    fn new_path(&mut self, candidates: &Candidates) -> TreePath {
+        let dir = self.pick(&candidates.dirs).expect("there is a home");
         let name = self.name();
         dir.child(&name)
     }
 
-    fn any_path(&mut self, sight: &Candidates) -> Option<TreePath> {
-        let own: Vec<_> = sight
+    fn any_path(&mut self, candidates: &Candidates) -> Option<TreePath> {
+        let own: Vec<_> = candidates
             .inodes
             .keys()
             .filter(|path| self.is_own(path))
@@ -223,79 +223,79 @@ impl TaskGenerator<'_> {
         self.pick(&own)
     }
 
-    fn any_file(&mut self, sight: &Candidates) -> Target {
+    fn any_file(&mut self, candidates: &Candidates) -> Target {
         if self.percent(10) {
             return Target::Handle(1 + self.below(3) as u32);
         }
-        match self.pick(&sight.files) {
+        match self.pick(&candidates.files) {
             Some(path) => path.into(),
             None => Target::Handle(1),
         }
     }
 
-    fn size_of(&self, sight: &Candidates, file: &Target) -> u64 {
+    fn size_of(&self, candidates: &Candidates, file: &Target) -> u64 {
         let ino = self.runner.resolve(file).ok();
-        let node = ino.and_then(|ino| sight.state.node(ino).ok());
+        let node = ino.and_then(|ino| candidates.state.node(ino).ok());
         node.map_or(0, |node| node.size)
     }
 
     /// The next operations.
-    fn group(&mut self, sight: &Candidates) -> Vec<Op> {
+    fn group(&mut self, candidates: &Candidates) -> Vec<Op> {
         if self.percent(self.shape.sync_percent) {
-            return vec![self.sync(sight)];
+            return vec![self.sync(candidates)];
         }
-        if sight.files.is_empty() && self.percent(60) {
-            return self.new_file(sight);
+        if candidates.files.is_empty() && self.percent(60) {
+            return self.new_file(candidates);
         }
         let op = match self.below(100) {
-            0..12 => return self.new_file(sight),
+            0..12 => return self.new_file(candidates),
             12..18 => Op::Mkdir {
-                path: self.new_path(sight),
+                path: self.new_path(candidates),
                 perm: 0o755,
             },
-            18..22 => self.special(sight),
+            18..22 => self.special(candidates),
             22..27 => Op::Link {
-                from: self.any_file(sight),
-                path: self.new_path(sight),
+                from: self.any_file(candidates),
+                path: self.new_path(candidates),
             },
-            27..36 => self.removal(sight),
-            36..46 => self.rename(sight),
-            46..50 => return self.open(sight),
-            50..68 if sight.bytes < self.shape.space => self.write_op(sight),
+            27..36 => self.removal(candidates),
+            36..46 => self.rename(candidates),
+            46..50 => return self.open(candidates),
+            50..68 if candidates.bytes < self.shape.space => self.write_op(candidates),
             50..68 => Op::Truncate {
-                file: self.any_file(sight),
+                file: self.any_file(candidates),
                 size: 0,
             },
-            68..75 => self.truncate(sight),
-            75..82 => self.fallocate(sight),
-            82..88 => self.xattr(sight),
-            88..92 => self.attribute(sight),
-            92..94 => return self.crowd(sight),
-            _ => self.look(sight),
+            68..75 => self.truncate(candidates),
+            75..82 => self.fallocate(candidates),
+            82..88 => self.xattr(candidates),
+            88..92 => self.attribute(candidates),
+            92..94 => return self.crowd(candidates),
+            _ => self.look(candidates),
         };
         vec![op]
     }
 
-    fn sync(&mut self, sight: &Candidates) -> Op {
+    fn sync(&mut self, candidates: &Candidates) -> Op {
         match self.below(10) {
             0 => Op::Sync,
             1 => Op::Fsync {
-                file: self.pick(&sight.dirs).expect("there is a home").into(),
+                file: self.pick(&candidates.dirs).expect("there is a home").into(),
             },
             2 => Op::Fdatasync {
-                file: self.pick(&sight.dirs).expect("there is a home").into(),
+                file: self.pick(&candidates.dirs).expect("there is a home").into(),
             },
             3 | 4 => Op::Fdatasync {
-                file: self.any_file(sight),
+                file: self.any_file(candidates),
             },
             _ => Op::Fsync {
-                file: self.any_file(sight),
+                file: self.any_file(candidates),
             },
         }
     }
 
-    fn new_file(&mut self, sight: &Candidates) -> Vec<Op> {
-        let path = self.new_path(sight);
+    fn new_file(&mut self, candidates: &Candidates) -> Vec<Op> {
+        let path = self.new_path(candidates);
         let span = Span::new(0, 1 + self.below(9_000));
         let write = Op::Write {
             file: path.clone().into(),
@@ -310,8 +310,8 @@ impl TaskGenerator<'_> {
         }
     }
 
-    fn special(&mut self, sight: &Candidates) -> Op {
-        let path = self.new_path(sight);
+    fn special(&mut self, candidates: &Candidates) -> Op {
+        let path = self.new_path(candidates);
         match self.below(3) {
             0 => {
                 let len = 1 + self.below(200) as usize;
@@ -335,26 +335,26 @@ impl TaskGenerator<'_> {
         }
     }
 
-    fn removal(&mut self, sight: &Candidates) -> Op {
-        match self.any_path(sight) {
-            Some(path) if sight.dirs.contains(&path) => Op::Rmdir { path },
+    fn removal(&mut self, candidates: &Candidates) -> Op {
+        match self.any_path(candidates) {
+            Some(path) if candidates.dirs.contains(&path) => Op::Rmdir { path },
             Some(path) => Op::Unlink { path },
             None => Op::Create {
-                path: self.new_path(sight),
+                path: self.new_path(candidates),
                 perm: 0o600,
             },
         }
     }
 
-    fn rename(&mut self, sight: &Candidates) -> Op {
-        let Some(from) = self.any_path(sight) else {
+    fn rename(&mut self, candidates: &Candidates) -> Op {
+        let Some(from) = self.any_path(candidates) else {
             return Op::Mkdir {
-                path: self.new_path(sight),
+                path: self.new_path(candidates),
                 perm: 0o700,
             };
         };
-        let existing = self.any_path(sight).unwrap_or_else(|| from.clone());
-        let fresh = self.new_path(sight);
+        let existing = self.any_path(candidates).unwrap_or_else(|| from.clone());
+        let fresh = self.new_path(candidates);
         let to = if self.percent(40) {
             existing.clone()
         } else {
@@ -384,10 +384,10 @@ impl TaskGenerator<'_> {
         }
     }
 
-    fn open(&mut self, sight: &Candidates) -> Vec<Op> {
+    fn open(&mut self, candidates: &Candidates) -> Vec<Op> {
         let handle = 1 + self.below(3) as u32;
         let file = Target::Handle(handle);
-        match (self.below(4), self.pick(&sight.files)) {
+        match (self.below(4), self.pick(&candidates.files)) {
             (0, _) => vec![Op::Close { handle }],
             (1, Some(path)) => vec![Op::Open { handle, path }],
             (2, Some(path)) => vec![
@@ -398,7 +398,7 @@ impl TaskGenerator<'_> {
                 Op::Unlink { path },
             ],
             _ => {
-                let dir = self.pick(&sight.dirs).expect("there is a home");
+                let dir = self.pick(&candidates.dirs).expect("there is a home");
                 let span = Span::new(0, 1 + self.below(9_000));
                 let mut ops = vec![
                     Op::Tmpfile {
@@ -415,7 +415,7 @@ impl TaskGenerator<'_> {
                 if self.percent(60) {
                     ops.push(Op::Link {
                         from: file,
-                        path: self.new_path(sight),
+                        path: self.new_path(candidates),
                     });
                 }
                 ops
@@ -442,12 +442,12 @@ impl TaskGenerator<'_> {
         Span::new(offset, len.min(limit - offset))
     }
 
-    fn write_op(&mut self, sight: &Candidates) -> Op {
-        let file = self.any_file(sight);
-        let size = self.size_of(sight, &file);
+    fn write_op(&mut self, candidates: &Candidates) -> Op {
+        let file = self.any_file(candidates);
+        let size = self.size_of(candidates, &file);
         if self.percent(8) {
-            let from = self.any_file(sight);
-            let there = self.size_of(sight, &from);
+            let from = self.any_file(candidates);
+            let there = self.size_of(candidates, &from);
             let span = Span::new(self.below(there + 1), 1 + self.below(8_000));
             let offset = self.span(size).offset;
             return Op::Copy {
@@ -465,9 +465,9 @@ impl TaskGenerator<'_> {
         }
     }
 
-    fn truncate(&mut self, sight: &Candidates) -> Op {
-        let file = self.any_file(sight);
-        let size = self.size_of(sight, &file);
+    fn truncate(&mut self, candidates: &Candidates) -> Op {
+        let file = self.any_file(candidates);
+        let size = self.size_of(candidates, &file);
         let size = match self.below(4) {
             0 => 0,
             1 => self.span(size).end(),
@@ -476,9 +476,9 @@ impl TaskGenerator<'_> {
         Op::Truncate { file, size }
     }
 
-    fn fallocate(&mut self, sight: &Candidates) -> Op {
-        let file = self.any_file(sight);
-        let size = self.size_of(sight, &file);
+    fn fallocate(&mut self, candidates: &Candidates) -> Op {
+        let file = self.any_file(candidates);
+        let size = self.size_of(candidates, &file);
         let mut span = self.span(size);
         let keep_size = self.percent(50);
         let mode = match self.below(6) {
@@ -498,12 +498,12 @@ impl TaskGenerator<'_> {
         Op::Fallocate { file, mode, span }
     }
 
-    /// Attributes fit one block together, whatever else is there.
-    fn xattr(&mut self, sight: &Candidates) -> Op {
-        let file = match self.any_path(sight) {
+    /// All attributes of a file fit in one block.
+    fn xattr(&mut self, candidates: &Candidates) -> Op {
+        let file = match self.any_path(candidates) {
             // Only regular files and directories may have user attributes.
-            Some(path) if !sight.others.contains(&path) => Target::Path(path),
-            _ => self.any_file(sight),
+            Some(path) if !candidates.others.contains(&path) => Target::Path(path),
+            _ => self.any_file(candidates),
         };
         let name = format!("user.{}", self.below(3)).into_bytes();
         if self.percent(25) {
@@ -531,8 +531,10 @@ impl TaskGenerator<'_> {
         }
     }
 
-    fn attribute(&mut self, sight: &Candidates) -> Op {
-        let file = self.any_path(sight).map_or(Target::Handle(1), Target::Path);
+    fn attribute(&mut self, candidates: &Candidates) -> Op {
+        let file = self
+            .any_path(candidates)
+            .map_or(Target::Handle(1), Target::Path);
         let secs = self.below(4_000_000_000) as i64;
         let time = Timestamp {
             secs,
@@ -560,8 +562,8 @@ impl TaskGenerator<'_> {
     }
 
     /// Many names in one directory: its blocks split.
-    fn crowd(&mut self, sight: &Candidates) -> Vec<Op> {
-        let dir = self.pick(&sight.dirs).expect("there is a home");
+    fn crowd(&mut self, candidates: &Candidates) -> Vec<Op> {
+        let dir = self.pick(&candidates.dirs).expect("there is a home");
         let number = self.below(1000);
         let count = 4 + self.below(12);
         let names = (0..count).map(|n| {
@@ -582,14 +584,14 @@ impl TaskGenerator<'_> {
         ops
     }
 
-    fn look(&mut self, sight: &Candidates) -> Op {
-        let file = self.any_file(sight);
-        let size = self.size_of(sight, &file);
-        match (self.below(4), self.any_path(sight)) {
+    fn look(&mut self, candidates: &Candidates) -> Op {
+        let file = self.any_file(candidates);
+        let size = self.size_of(candidates, &file);
+        match (self.below(4), self.any_path(candidates)) {
             (0, Some(path)) => Op::Stat { file: path.into() },
-            // What others do in a shared directory is not known.
+            // The names of other tasks in a shared directory are unknown.
             (1, _) if !self.shape.shared => Op::List {
-                dir: self.pick(&sight.dirs).expect("there is a home").into(),
+                dir: self.pick(&candidates.dirs).expect("there is a home").into(),
             },
             _ => Op::Read {
                 file,

@@ -1,17 +1,17 @@
-//! Sparse file content whose copies share their pages.
+//! Sparse file content; copies share their pages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Bytes in a page of the model; no relation to the block size of a volume.
+/// Bytes per page of the model; independent of a volume's block size.
 pub const PAGE: usize = 4096;
 const PAGE_U64: u64 = PAGE as u64;
 
-/// One page.
+/// Content of one page.
 pub type Page = [u8; PAGE];
 
-/// Content of a file, endless and zero where nothing was written. A page that was ever written or
-/// allocated stays present until it is punched out, even when its bytes are zero.
+/// Content of a file: unlimited, and zero where nothing was written. A page that was written or allocated stays present
+/// until it is punched out, even if its bytes are zero.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Content {
     pages: BTreeMap<u64, Arc<Page>>,
@@ -34,7 +34,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
 }
 
 impl Content {
-    /// The page number `index`, if anything was written there.
+    /// Page number `index`, if it is present.
     pub fn page(&self, index: u64) -> Option<&Arc<Page>> {
         self.pages.get(&index)
     }
@@ -71,7 +71,7 @@ impl Content {
         }
     }
 
-    /// Makes [offset, end) zero; whole pages go.
+    /// Zeroes [offset, end); whole pages are removed.
     pub fn zero(&mut self, offset: u64, end: u64) {
         let first = offset.div_ceil(PAGE_U64);
         let last = end / PAGE_U64;
@@ -108,8 +108,8 @@ impl Content {
         }
     }
 
-    /// Moves everything from `from` on to `to` (collapse: `to` < `from`, insert: `to` > `from`);
-    /// what lay between is gone.
+    /// Moves everything from `from` on to `to` (collapse: `to` < `from`, insert: `to` > `from`); content between the
+    /// two is lost.
     pub fn shift(&mut self, from: u64, to: u64) {
         let mut tail = self.clone();
         tail.zero(0, from);

@@ -1,8 +1,8 @@
-//! What volumes of different formats can do and keep.
+//! Differences between formats that the model must know.
 
 use steadfs_base::Timestamp;
 
-/// What the volume under test can do, where volumes differ.
+/// Capabilities of the volume under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     /// Block size in bytes.
@@ -11,29 +11,28 @@ pub struct Format {
     pub extents: bool,
     /// fallocate can collapse and insert ranges.
     pub shift_ranges: bool,
-    /// Times have nanoseconds and years after 2038; otherwise they are rounded down to seconds and
-    /// kept within 32 bits.
+    /// Times have nanoseconds and years after 2038; otherwise they are rounded down to seconds and clamped to 32 bits.
     pub wide_times: bool,
-    /// What is promised of it after a power cut.
+    /// The states that a crash may leave.
     pub recovery: Recovery,
 }
 
-/// What a file system promises to show after a power cut (see [`oracle`](crate::oracle)).
+/// Which states a file system may show after a power cut (see [`oracle`](crate::oracle)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// Operations are there up to some moment, and none after it: a journal.
+    /// All operations up to some moment and none after it: a journal.
     Prefix,
-    /// The same, but files that were made durable after that moment are as they were then, without what
-    /// was done to others before: checkpoints and roll-forward.
+    /// The same, but a file that was made durable after that moment is as it was then, without earlier changes of other
+    /// files: checkpoints and roll-forward.
     RollForward {
-        /// A new file is made durable alone only if nothing was renamed into its directory before
+        /// An fsync of a new file takes a checkpoint if a name was renamed into its directory before
         /// (`fsync_mode=strict`).
         strict: bool,
     },
 }
 
 impl Format {
-    /// What is kept of a time.
+    /// The time as the volume stores it.
     pub fn stored(self, time: Timestamp) -> Timestamp {
         if self.wide_times {
             return time;

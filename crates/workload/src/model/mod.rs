@@ -1,5 +1,4 @@
-//! A plain file system in memory: predicts what every call returns, and is the value the oracle
-//! compares with.
+//! A file system in memory. It predicts the result of every call, and its states are what the oracle compares with.
 
 mod content;
 mod format;
@@ -21,21 +20,21 @@ use steadfs_vfs::{
 
 use crate::Span;
 
-/// A [`State`] behind the [`FileSystem`] trait. Space and inodes never run out; times are those that
-/// somebody set, otherwise zero.
+/// A [`State`] behind the [`FileSystem`] trait. Space and inodes never run out; times are those that a call set,
+/// otherwise zero.
 pub struct ModelFs {
     format: Format,
     inner: Mutex<Inner>,
     on_sync: Option<OnSync>,
 }
 
-/// Called when something is to be made durable, with what tells the present content: asked under a lock of the
-/// callee, so that of two calls the later one never has the older content.
+/// Called for a sync, with a function that returns the present content. The callee calls it under a lock, so that of
+/// two syncs the later one never has the older content.
 pub type OnSync = Box<dyn Fn(&dyn Fn() -> State) -> Result<()> + Send + Sync>;
 
 struct Inner {
     state: State,
-    /// Lookup counts; an inode that is not here has none.
+    /// Lookup counts above 0.
     lookups: BTreeMap<InodeNo, u64>,
 }
 
@@ -47,7 +46,7 @@ impl Inner {
         Ok(attr)
     }
 
-    /// After a name went: the inode goes too unless somebody holds it.
+    /// After a name was removed: removes an unnamed inode that has no lookup count.
     fn drop_reference(&mut self, ino: InodeNo) {
         if !self.lookups.contains_key(&ino) {
             self.state.reap(ino);
@@ -107,7 +106,7 @@ impl ModelFs {
         }
     }
 
-    /// The same, but every fsync, sync and unmount calls `on_sync` and returns what it returns.
+    /// The same, but every fsync, sync and unmount calls `on_sync` and returns its result.
     pub fn with_sync(self, on_sync: OnSync) -> Self {
         Self {
             on_sync: Some(on_sync),
@@ -154,10 +153,10 @@ impl FileSystem for ModelFs {
         let left = inner
             .lookups
             .get_mut(&ino)
-            .expect("only what is held is forgotten");
+            .expect("forget of an inode without a lookup count");
         *left = left
             .checked_sub(count)
-            .expect("not more is forgotten than held");
+            .expect("forget exceeds the lookup count");
         if *left == 0 {
             inner.lookups.remove(&ino);
             inner.state.reap(ino);
@@ -216,7 +215,7 @@ impl FileSystem for ModelFs {
     }
 
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
-        // mkdir(2) takes the sticky bit but sets no identity.
+        // mkdir(2) takes the sticky bit but no set-ID bits.
         let perm = mode & 0o1777 & !cx.umask;
         self.made(|state| {
             state.make(
@@ -343,7 +342,7 @@ impl FileSystem for ModelFs {
         let mut inner = self.inner.lock();
         inner.state.write(to.0, 0, &[])?;
         let bytes = inner.state.read(from.0, from.1, len)?;
-        // Only what there is to copy can overlap.
+        // Only bytes that exist in the source can overlap.
         if from.0 == to.0 && from.1.abs_diff(to.1) < bytes.len() as u64 {
             return Err(FsError::Invalid("ranges overlap"));
         }

@@ -1,4 +1,4 @@
-//! The whole of a small file system as a value: copies are cheap and share what is equal.
+//! A whole small file system as a value; copies are cheap because they share unchanged nodes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::observe::{InodeSnapshot, Observed};
 
 mod inside;
 
-/// One file, directory, link or node.
+/// A file, directory, symbolic link or special file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Type.
@@ -26,7 +26,7 @@ pub struct Node {
     pub gid: u32,
     /// Device number.
     pub rdev: u32,
-    /// Number of names; of a directory: 2 and its subdirectories, 0 when removed.
+    /// Number of links; of a directory 2 and its subdirectories, 0 when removed.
     pub nlink: u32,
     /// Size in bytes of a regular file, otherwise 0.
     pub size: u64,
@@ -36,18 +36,18 @@ pub struct Node {
     pub target: Vec<u8>,
     /// Entries of a directory.
     pub entries: BTreeMap<Vec<u8>, InodeNo>,
-    /// The directory a directory is in.
+    /// Parent of a directory.
     pub parent: InodeNo,
     /// Extended attributes.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Last access, while it is what somebody set.
+    /// Access time, while it is what a call set.
     pub atime: Option<Timestamp>,
-    /// Last change of content, while it is what somebody set.
+    /// Modification time, while it is what a call set.
     pub mtime: Option<Timestamp>,
-    /// Number of the state's change that last changed the inode itself (what its change time tells:
-    /// names, attributes, size set by truncate; not written content).
+    /// Number of the state's change that last changed the inode itself, as ctime counts it: names, attributes, a size
+    /// set by truncate; not written content.
     pub changed: u64,
-    /// Made without a name: may get its first one though it has none.
+    /// Created unnamed (O_TMPFILE): may be linked although its link count is 0.
     pub linkable: bool,
 }
 
@@ -95,15 +95,14 @@ impl Node {
         self.kind == FileKind::Directory
     }
 
-    /// Clears set-user-ID, and set-group-ID where group execution gives it its meaning, as a change
-    /// of owner does.
+    /// Clears set-user-ID, and set-group-ID if the group may execute, as a change of owner does.
     pub fn drop_privileges(&mut self) {
         let group = if self.perm & 0o0010 != 0 { 0o2000 } else { 0 };
         self.perm &= !(0o4000 | group);
     }
 
-    /// Everything an observer sees of the inode except size and content, names, its last access,
-    /// and (of a directory) times and link count, which change with its entries.
+    /// Compares what an observer sees of the inode, except size and content, names, its access time, and (of a
+    /// directory) times and link count, which change with its entries.
     pub fn same_attributes(&self, other: &Node) -> bool {
         self.kind == other.kind
             && (self.perm, self.uid, self.gid) == (other.perm, other.uid, other.gid)
@@ -137,7 +136,7 @@ impl State {
         }
     }
 
-    /// The tree that a file system shows, with times left open.
+    /// The tree that a file system shows, with unknown times.
     pub fn of(seen: &Observed) -> Self {
         let mut state = Self::new();
         let mut numbers = BTreeMap::new();
@@ -168,18 +167,18 @@ impl State {
         self.nodes.get(&ino).ok_or(FsError::Stale)
     }
 
-    /// Every inode, nameless ones too.
+    /// All inodes, unnamed ones included.
     pub fn nodes(&self) -> impl Iterator<Item = (InodeNo, &Arc<Node>)> {
         self.nodes.iter().map(|(ino, node)| (*ino, node))
     }
 
-    /// Puts an inode there as it is, names apart.
+    /// Inserts an inode as it is, without a name.
     #[cfg(test)]
     pub(crate) fn put(&mut self, ino: InodeNo, node: Node) {
         self.nodes.insert(ino, Arc::new(node));
     }
 
-    /// The inode for changing its attributes; counts as a change of it.
+    /// The inode, to change its attributes; counts as a change of it.
     pub fn change(&mut self, ino: InodeNo) -> Result<&mut Node> {
         self.changes += 1;
         let changes = self.changes;
@@ -188,7 +187,7 @@ impl State {
         Ok(node)
     }
 
-    /// Changes the inode's attributes; counts as a change only if something is different afterwards.
+    /// Changes the inode's attributes; counts as a change only if one differs afterwards.
     pub fn alter(&mut self, ino: InodeNo, alter: impl FnOnce(&mut Node)) -> Result<&Arc<Node>> {
         let mut node = Node::clone(self.node(ino)?);
         alter(&mut node);
@@ -200,7 +199,7 @@ impl State {
         self.node(ino)
     }
 
-    /// The inode for changing what does not count as a change of it (written content, access time).
+    /// The inode, for changes that do not count as a change of it (written content, access time).
     pub fn touch(&mut self, ino: InodeNo) -> Result<&mut Node> {
         let node = self.nodes.get_mut(&ino).ok_or(FsError::Stale)?;
         Ok(Arc::make_mut(node))
@@ -237,7 +236,7 @@ impl State {
         node.entries.get(name).copied().ok_or(FsError::NotFound)
     }
 
-    /// Refuses a new entry where there cannot be one.
+    /// Returns the error of a new entry that is not possible.
     fn check_new(&self, dir: InodeNo, name: &[u8]) -> Result<()> {
         let node = self.dir(dir)?;
         check_name(name)?;
@@ -271,7 +270,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes an entry of any kind; `shape` completes the new inode.
+    /// Creates an entry of any kind; `shape` completes the new inode.
     pub fn make(
         &mut self,
         dir: InodeNo,
@@ -314,7 +313,7 @@ impl State {
         })
     }
 
-    /// Makes a regular file without a name.
+    /// Creates an unnamed regular file.
     pub fn tmpfile(&mut self, dir: InodeNo, perm: u32, owner: (u32, u32)) -> Result<InodeNo> {
         self.dir(dir)?;
         let mut node = Node::new(FileKind::Regular, perm, owner);
@@ -343,7 +342,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes the entry `name` away; the inode stays until it is reaped.
+    /// Removes the entry `name`; the inode stays until it is reaped.
     fn detach(&mut self, dir: InodeNo, name: &[u8]) -> Result<InodeNo> {
         let parent = self.change(dir)?;
         let ino = parent.entries.remove(name).ok_or(FsError::NotFound)?;
@@ -358,7 +357,7 @@ impl State {
         Ok(ino)
     }
 
-    /// Removes a name that is not a directory's.
+    /// Removes a name of a file that is not a directory.
     pub fn unlink(&mut self, dir: InodeNo, name: &[u8]) -> Result<InodeNo> {
         let ino = self.lookup(dir, name)?;
         if self.node(ino)?.is_dir() {
@@ -377,14 +376,14 @@ impl State {
         self.detach(dir, name)
     }
 
-    /// Forgets an inode that has no name.
+    /// Removes an inode that has no name.
     pub fn reap(&mut self, ino: InodeNo) {
         if self.nodes.get(&ino).is_some_and(|n| n.nlink == 0) {
             self.nodes.remove(&ino);
         }
     }
 
-    /// Whether `above` is `dir` or a directory on the way from the root to it.
+    /// Whether `above` is `dir` or an ancestor of it.
     fn is_ancestor(&self, above: InodeNo, dir: InodeNo) -> bool {
         let mut at = dir;
         loop {
@@ -398,7 +397,7 @@ impl State {
         }
     }
 
-    /// Refuses a rename as Linux does, in its order; says which inodes are at both names.
+    /// Returns the errors of rename(2) in Linux's order, or the inodes at both names.
     fn check_rename(
         &self,
         from: (InodeNo, &[u8]),
@@ -406,7 +405,7 @@ impl State {
         flags: RenameFlags,
     ) -> Result<(InodeNo, Option<InodeNo>)> {
         if flags.exchange && (flags.no_replace || flags.whiteout) {
-            return Err(FsError::Invalid("exchange goes with no other rename flag"));
+            return Err(FsError::Invalid("exchange excludes other rename flags"));
         }
         let source = self.lookup(from.0, from.1)?;
         let replaced = match self.lookup(to.0, to.1) {
@@ -446,7 +445,7 @@ impl State {
         Ok((source, replaced))
     }
 
-    /// Moves a name; returns the inode that lost its name at the destination.
+    /// Renames; returns the inode that lost its name at the destination.
     pub fn rename(
         &mut self,
         from: (InodeNo, &[u8]),
@@ -459,7 +458,7 @@ impl State {
             return Ok(None);
         }
         if flags.exchange {
-            let other = replaced.expect("an exchange has both names");
+            let other = replaced.expect("exchange needs both names");
             self.place(from, other)?;
             self.place(to, source)?;
             self.moved_dir(source, from.0, to.0)?;
@@ -487,7 +486,7 @@ impl State {
         Ok(())
     }
 
-    /// After `ino` moved between directories: it has changed, and a directory has a new parent.
+    /// After `ino` moved to another directory: it has changed, and a directory has a new parent.
     fn moved_dir(&mut self, ino: InodeNo, old: InodeNo, new: InodeNo) -> Result<()> {
         let node = self.change(ino)?;
         if !node.is_dir() {

@@ -1,4 +1,4 @@
-//! Compares what was found after a crash with a history.
+//! Compares the state found after a crash with a history.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +12,16 @@ use crate::model::Node;
 use crate::observe::{InodeSnapshot, Observed};
 use crate::{Recovery, TreePath};
 
-/// What a task may show after a crash.
+/// The moments that a task may show after a crash.
 struct Bounds {
-    /// The first and the last moment allowed.
+    /// The first and the last allowed moment.
     first: usize,
     last: usize,
     /// For each file, the moment up to which its data was acknowledged.
     durable: BTreeMap<InodeNo, usize>,
     /// The same for every file, by a sync.
     all_durable: usize,
-    /// For each inode, the first moment that has all that was acknowledged of it.
+    /// For each inode, the first moment that includes all acknowledged changes of it.
     required: BTreeMap<InodeNo, usize>,
     /// The last marker, if files may have been rolled forward beyond the common moment.
     rolled: Option<u64>,
@@ -33,7 +33,7 @@ impl Bounds {
         own.max(self.all_durable)
     }
 
-    /// A file was made durable at `moment`, with all of it that there was at moment `needed`.
+    /// A file was made durable at `moment`, with all changes of it up to moment `needed`.
     fn acknowledge(&mut self, ino: InodeNo, moment: usize, needed: usize) {
         self.durable.insert(ino, moment);
         let required = self.required.entry(ino).or_default();
@@ -45,8 +45,7 @@ impl Bounds {
 }
 
 impl TaskHistory {
-    /// What the task may show if the last marker before the crash was `mark`, without regard to
-    /// other tasks' syncs.
+    /// The bounds if the last marker before the crash was `mark`, without regard to other tasks' syncs.
     fn bounds(&self, mark: u64, recovery: Recovery) -> Bounds {
         let mut bounds = Bounds {
             first: 0,
@@ -82,7 +81,7 @@ impl TaskHistory {
         bounds
     }
 
-    /// The first moment that has everything of `ino` that a sync as operation `index` acknowledges.
+    /// The first moment that includes every change of `ino` that a sync as operation `index` acknowledges.
     fn needed(&self, index: usize, ino: InodeNo, data_only: bool) -> usize {
         let concerns = |number: &usize| {
             let record = &self.records[*number];
@@ -100,7 +99,7 @@ impl TaskHistory {
             .map_or(0, |number| number + 1)
     }
 
-    /// The moment that everything which had returned before marker `at` has reached.
+    /// The moment that includes every operation that had returned before marker `at`.
     fn returned_by(&self, at: u64) -> usize {
         self.records
             .iter()
@@ -108,7 +107,7 @@ impl TaskHistory {
             .count()
     }
 
-    /// Another task's operation that began at marker `began` is there: which of this one's must be.
+    /// The moment of this task that is implied by another task's operation that began at marker `began`.
     fn implied_by(&self, began: u64) -> usize {
         (0..self.returned_by(began))
             .rev()
@@ -118,11 +117,10 @@ impl TaskHistory {
 }
 
 impl History {
-    /// Compares what was found after a crash, before which `mark` was the last marker, with what may
-    /// be found.
+    /// Compares the state found after a crash with the allowed ones; `mark` was the last marker before the crash.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The rule that is violated.
     pub fn check(&self, found: &Observed, mark: u64) -> Result<Explanation, Box<Violation>> {
         self.check_untouched(found)?;
         let mut bounds: Vec<_> = {
@@ -134,7 +132,7 @@ impl History {
         let mut all_rolled = Vec::new();
         let mut others = Vec::new();
         for (number, (task, bounds)) in self.tasks.iter().zip(&bounds).enumerate() {
-            let part = TaskView::of(task, found, mark < self.observed_at);
+            let part = TaskView::of(task, found, mark < self.observed_from);
             let mut right = Vec::new();
             let mut rolled = Vec::new();
             let mut why = Vec::new();
@@ -176,10 +174,10 @@ impl History {
         }
     }
 
-    /// Compares what a running file system shows with the only thing it may show.
+    /// Compares the state of a running file system with the only allowed one.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The difference.
     pub fn check_live(&self, found: &Observed) -> Result<(), Box<Violation>> {
         self.check_untouched(found)?;
         for (number, task) in self.tasks.iter().enumerate() {
@@ -204,7 +202,7 @@ impl History {
         Ok(())
     }
 
-    /// A sync of one task covers what had returned in all others when it began.
+    /// A sync of one task covers every operation of other tasks that had returned when it began.
     fn apply_foreign_syncs(&self, bounds: &mut [Bounds], mark: u64) {
         let acked = |record: &&super::history::OpRecord| {
             record.ended <= mark && matches!(record.ack, Some(Ack::All))
@@ -224,7 +222,7 @@ impl History {
         }
     }
 
-    /// Chooses one candidate of each task such that rule 3 holds: the latest ones that do.
+    /// Chooses one candidate per task such that rule 3 holds, the latest possible ones.
     fn agree(&self, candidates: &[Vec<usize>]) -> Option<Vec<usize>> {
         let mut chosen: Vec<_> = candidates.iter().map(|of| of.len() - 1).collect();
         loop {
@@ -241,13 +239,13 @@ impl History {
             });
             match too_late {
                 None => return Some((0..chosen.len()).map(moment).collect()),
-                // The others' latest candidates are chosen already: only this one can give way.
+                // The others' latest candidates are chosen already: only this one can be lowered.
                 Some(task) => chosen[task] = chosen[task].checked_sub(1)?,
             }
         }
     }
 
-    /// Names that no task ever touched are as they were.
+    /// Names that no task changed are as at the start.
     fn check_untouched(&self, found: &Observed) -> Result<(), Box<Violation>> {
         let owned = |path: &TreePath| self.tasks.iter().any(|task| task.own.contains(path));
         let wrong = |path: &TreePath, what: String| {
@@ -256,7 +254,7 @@ impl History {
         };
         for path in found.names.keys() {
             if !self.base_paths.contains_key(path) && !owned(path) {
-                return wrong(path, "nobody ever made it".to_owned());
+                return wrong(path, "no task created it".to_owned());
             }
         }
         for (path, ino) in &self.base_paths {
@@ -264,13 +262,13 @@ impl History {
                 continue;
             }
             let Some(there) = found.names.get(path) else {
-                return wrong(path, "is gone though nobody removed it".to_owned());
+                return wrong(path, "is missing although no task removed it".to_owned());
             };
             let node = self.base.node(*ino).expect("a named inode exists");
             let seen = &found.inodes[there];
             let same = compare_attributes(node, seen)
                 .and_then(|()| match node.is_dir() {
-                    // Entries of a shared directory come and go, and its times with them.
+                    // Entries of a shared directory change, and its times with them.
                     true => Ok(()),
                     false => compare_mtime(node, seen),
                 })
@@ -284,7 +282,7 @@ impl History {
     }
 }
 
-/// Why a moment is not the one found; the larger the rank, the nearer it came.
+/// Why a moment is not the one found; the higher the rank, the better the match.
 struct Mismatch {
     rank: u32,
     text: String,
@@ -303,7 +301,7 @@ fn reason<T>(rank: u32, text: impl Into<String>) -> Result<T, Mismatch> {
     })
 }
 
-/// What was found of one task's paths.
+/// The state found of one task's paths.
 struct TaskView<'a> {
     found: &'a Observed,
     /// Whether access times are known.
@@ -326,8 +324,8 @@ impl<'a> TaskView<'a> {
         }
     }
 
-    /// Whether this is the task's state at `moment`, with what may be there beside it: how many files
-    /// are of a later moment.
+    /// Checks whether this is the task's state at `moment`, with files that were rolled forward beyond it; returns the
+    /// number of these files.
     fn compare(
         &self,
         history: &History,
@@ -347,10 +345,10 @@ impl<'a> TaskView<'a> {
                 Err(wrong) => nearest = Some(wrong),
             }
         }
-        Err(nearest.expect("there is a view or an error"))
+        Err(nearest.expect("a tree or an error"))
     }
 
-    /// The same for one way in which files may have been rolled forward.
+    /// The same for one combination of files that were rolled forward.
     fn compare_view(
         &self,
         history: &History,
@@ -409,7 +407,7 @@ impl<'a> TaskView<'a> {
         Ok(later)
     }
 
-    /// Whether an inode is as it may be at one moment.
+    /// Checks whether an inode is as it may be at one moment.
     fn compare_inode(
         &self,
         file: &File<'_>,
@@ -443,7 +441,7 @@ impl<'a> TaskView<'a> {
         Ok(())
     }
 
-    /// Pairs the model's names with those found; refuses other names and other link groups.
+    /// Pairs the model's names with those found; refuses other names and other hard links.
     fn match_names(
         &self,
         due: &BTreeMap<TreePath, InodeNo>,
@@ -469,8 +467,7 @@ impl<'a> TaskView<'a> {
     }
 }
 
-/// Compares everything but times, size, content, names, and the link count, which was checked against
-/// the names.
+/// Compares everything but times, size, content, names, and the link count, which was checked against the names.
 fn compare_attributes(node: &Node, seen: &InodeSnapshot) -> Result<(), String> {
     if node.kind != seen.kind {
         return Err(format!("is a {:?}, not a {:?}", seen.kind, node.kind));

@@ -1,5 +1,5 @@
-//! Histories of runs in which operations failed for reasons that the model does not know: a device
-//! that answers with errors, a full volume.
+//! Histories of runs in which operations failed for reasons that the model does not know: device errors, or a full
+//! volume.
 
 use steadfs_vfs::{FallocMode, FsError};
 
@@ -8,29 +8,28 @@ use super::verdict::{Explanation, Violation};
 use crate::run::{Recording, Step, Value};
 use crate::{Format, Observed, Op, State};
 
-/// Ways of one task, and of all together, that are followed: with more failures than that nothing can be
-/// said.
-const WAYS_OF_TASK: usize = 64;
-const WAYS: usize = 512;
-/// Attempts to find the ways of one task.
+/// Maximum number of histories that are followed for one task, and for all tasks together: with more failures there is
+/// no verdict.
+const HISTORIES_OF_TASK: usize = 64;
+const HISTORIES: usize = 512;
+/// Maximum number of attempts to find the histories of one task.
 const TRIES: usize = 2048;
 
-/// Which failures are no mistake of the file system.
+/// The failures that are not the file system's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tolerance {
-    /// None.
+    /// No failure.
     Nothing,
-    /// The device failed. Any operation may return an I/O error; it is then done or it is not, or, if
-    /// it changes content, some sectors are changed and some are not. From when the volume stops,
-    /// nothing is done any more.
+    /// The device failed. Any operation may return an I/O error; it is then done or not done, or, if it changes
+    /// content, some sectors are changed and some are not. Once the volume stops, nothing more is done.
     DeviceErrors,
-    /// The volume is full. An operation that needs space may fail, and is then not done, or do a part
-    /// and say so; making things durable never fails.
+    /// The volume is full. An operation that needs space may fail without effect, or do a part and report it; an
+    /// operation that makes data durable never fails.
     NoSpace,
 }
 
 impl Tolerance {
-    /// What may have become of an operation that returned `result`, the likelier first.
+    /// The possible outcomes of an operation with this result, the likelier first.
     fn outcomes(self, step: &Step) -> &'static [OpOutcome] {
         match (self, &step.result) {
             (Self::DeviceErrors, Err(FsError::Io(_))) if is_pure(&step.op) => &[OpOutcome::NotDone],
@@ -42,7 +41,7 @@ impl Tolerance {
         }
     }
 
-    /// The bytes that a write or copy did, if those are fewer than it was asked for.
+    /// The number of bytes that a write or copy did, if it was short.
     fn short(self, step: &Step) -> Option<u64> {
         let (Op::Write { span, .. } | Op::Copy { span, .. }) = &step.op else {
             return None;
@@ -54,14 +53,14 @@ impl Tolerance {
     }
 }
 
-/// Whether the volume stopped in a run, and who has seen that.
+/// Whether the volume stopped in a run, and whether a task noticed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// It went on to the end.
+    /// The volume did not stop.
     Never,
-    /// A task that met it was told.
+    /// The task that met it got an error.
     Told,
-    /// A task may have read from it before it was told: something in the background had stopped it.
+    /// A task may have read from the volume before it got an error: a background task had stopped it.
     Unseen,
 }
 
@@ -74,7 +73,7 @@ fn has_failed_to_sync(step: &Step) -> bool {
     step.op.is_sync() && matches!(step.result, Err(FsError::Io(_)))
 }
 
-/// Whether an operation failed for a reason of the names' and files', not the device's.
+/// Whether an operation failed for a reason in names or files, not in the device.
 fn is_refused(step: &Step) -> bool {
     matches!(&step.result, Err(error) if !matches!(error, FsError::Io(_)))
 }
@@ -92,8 +91,8 @@ fn can_stop_half_way(op: &Op) -> bool {
     )
 }
 
-/// For each operation that failed and may have stopped half-way: the states had it come out otherwise,
-/// up to where a later result contradicts them that is not what a read saw.
+/// For each operation that failed and may have stopped half-way: the states with its other outcome, up to a later
+/// result that contradicts them (results of reads excepted).
 fn others(
     who: &str,
     base: &State,
@@ -110,7 +109,7 @@ fn others(
                 match replay(who, base, steps, &outcomes, format) {
                     Ok(task) => break task.states,
                     Err(wrong) => match &steps[wrong.index].op {
-                        // It saw what is half of one and half of the other, and changed nothing.
+                        // The read saw a mix of both outcomes, and changed nothing.
                         Op::Read { .. } => outcomes[wrong.index] = OpOutcome::NotDone,
                         _ => outcomes.truncate(wrong.index),
                     },
@@ -122,7 +121,7 @@ fn others(
     all
 }
 
-/// What else may in part have become of an operation that failed.
+/// The other partial effects that a failed operation may have had.
 fn other_outcomes(outcome: OpOutcome, op: &Op) -> &'static [OpOutcome] {
     match outcome {
         _ if !can_stop_half_way(op) => &[],
@@ -133,13 +132,13 @@ fn other_outcomes(outcome: OpOutcome, op: &Op) -> &'static [OpOutcome] {
     }
 }
 
-/// Whether an operation first zeroes what is there, and then lets the file grow.
+/// Whether an operation first zeroes existing bytes and then extends the file.
 fn zeroes_and_grows(op: &Op) -> bool {
     let zeroes = FallocMode::ZeroRange { keep_size: false };
     matches!(op, Op::Fallocate { mode, .. } if *mode == zeroes)
 }
 
-/// Whether an operation only looks at content.
+/// Whether an operation only reads content.
 fn is_read(op: &Op) -> bool {
     matches!(op, Op::Read { .. })
 }
@@ -160,7 +159,7 @@ fn is_pure(op: &Op) -> bool {
         )
 }
 
-/// Everything that can have happened in a run: one of these histories.
+/// All histories that explain a run; one of them happened.
 #[derive(Clone, Debug)]
 pub struct Histories(Vec<History>);
 
@@ -174,7 +173,7 @@ impl Histories {
     /// All histories that explain the results of a run; `None` if there are too many.
     ///
     /// # Errors
-    /// If there is none: the operation that none explains.
+    /// The operation whose result no history explains.
     ///
     /// # Panics
     /// As [`History::of`].
@@ -189,17 +188,20 @@ impl Histories {
             true => Stop::Told,
             false => Stop::Never,
         };
-        let mut ways: Vec<Vec<TaskHistory>> = vec![Vec::new()];
+        let mut combinations: Vec<Vec<TaskHistory>> = vec![Vec::new()];
         for (number, steps) in recording.tasks.iter().enumerate() {
-            let ways_if = |stop| ways_of_task(&who(number), &base, steps, format, tolerance, stop);
+            let ways_if =
+                |stop| histories_of_task(&who(number), &base, steps, format, tolerance, stop);
             let of_task = ways_if(stop).or_else(|wrong| match stop {
                 Stop::Told => ways_if(Stop::Unseen),
                 Stop::Never | Stop::Unseen => Err(wrong),
             })?;
-            let Some(of_task) = of_task.filter(|of_task| ways.len() * of_task.len() <= WAYS) else {
+            let Some(of_task) =
+                of_task.filter(|of_task| combinations.len() * of_task.len() <= HISTORIES)
+            else {
                 return Ok(None);
             };
-            ways = ways
+            combinations = combinations
                 .iter()
                 .flat_map(|way| {
                     let longer =
@@ -208,7 +210,7 @@ impl Histories {
                 })
                 .collect();
         }
-        let all = ways.into_iter();
+        let all = combinations.into_iter();
         let all = all.map(|tasks| History {
             failing: tolerance == Tolerance::DeviceErrors,
             ..History::assemble(base.clone(), tasks, format)
@@ -216,25 +218,25 @@ impl Histories {
         Ok(Some(Self(all.collect())))
     }
 
-    /// As [`History::observed_at`].
-    pub fn observed_at(&mut self, mark: u64) {
+    /// As [`History::observed_from`].
+    pub fn observed_from(&mut self, mark: u64) {
         for history in &mut self.0 {
-            history.observed_at(mark);
+            history.observed_from(mark);
         }
     }
 
-    /// As [`History::check`]: right if it is right for one of the histories.
+    /// As [`History::check`]: accepts a state that one of the histories accepts.
     ///
     /// # Errors
-    /// What is wrong with the likeliest.
+    /// The violation of the likeliest history.
     pub fn check(&self, found: &Observed, mark: u64) -> Result<Explanation, Box<Violation>> {
         self.any(|history| history.check(found, mark))
     }
 
-    /// As [`History::check_live`]: right if it is right for one of the histories.
+    /// As [`History::check_live`]: accepts a state that one of the histories accepts.
     ///
     /// # Errors
-    /// What is wrong with the likeliest.
+    /// The violation of the likeliest history.
     pub fn check_live(&self, found: &Observed) -> Result<(), Box<Violation>> {
         self.any(|history| history.check_live(found))
     }
@@ -243,7 +245,7 @@ impl Histories {
         &self,
         check: impl Fn(&History) -> Result<T, Box<Violation>>,
     ) -> Result<T, Box<Violation>> {
-        let (first, others) = self.0.split_first().expect("something happened");
+        let (first, others) = self.0.split_first().expect("at least one history");
         check(first).or_else(|violation| {
             let mut right = others.iter().filter_map(|history| check(history).ok());
             right.next().ok_or(violation)
@@ -251,8 +253,8 @@ impl Histories {
     }
 }
 
-/// Every way through a task's failures that explains its later results; `None` if there are too many.
-fn ways_of_task(
+/// All histories of a task's failures that explain its later results; `None` if there are too many.
+fn histories_of_task(
     who: &str,
     base: &State,
     steps: &[Step],
@@ -271,18 +273,18 @@ fn ways_of_task(
                 continue;
             }
             let before = &steps[..outcomes.len()];
-            // The failure of a sync may have been what stopped it.
+            // A failed sync may be what stopped the volume.
             let stopped =
                 |step: &Step| has_stopped(step) || stop != Stop::Never && has_failed_to_sync(step);
             let may: &[OpOutcome] =
                 match tolerance == Tolerance::DeviceErrors && before.iter().any(stopped) {
-                    // It may have been opened before that, to be written to.
+                    // The file may have been opened for writing before the volume stopped.
                     true if is_open(step) => &[OpOutcome::NotDone, OpOutcome::AsReported],
-                    // What a volume shows that has stopped was never promised.
+                    // The state that a stopped volume shows is not acknowledged.
                     true if is_pure(&step.op) || is_refused(step) => &[OpOutcome::NotDone],
                     _ => tolerance.outcomes(step),
                 };
-            let (first, others) = may.split_first().expect("every operation has a outcome");
+            let (first, others) = may.split_first().expect("every operation has an outcome");
             todo.extend(
                 others
                     .iter()
@@ -295,7 +297,7 @@ fn ways_of_task(
                 task.others = others(who, base, steps, &outcomes, format);
                 found.push(task);
             }
-            // What a volume shows that has stopped was never promised.
+            // The state that a stopped volume shows is not acknowledged.
             Err(wrong) if stop == Stop::Unseen && is_read(&steps[wrong.index].op) => {
                 outcomes[wrong.index] = OpOutcome::NotDone;
                 todo.push(outcomes);
@@ -308,7 +310,7 @@ fn ways_of_task(
             }
         }
         tries += 1;
-        if found.len() > WAYS_OF_TASK || tries > TRIES {
+        if found.len() > HISTORIES_OF_TASK || tries > TRIES {
             return Ok(None);
         }
     }

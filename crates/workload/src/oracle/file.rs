@@ -1,4 +1,4 @@
-//! What one file may hold after a crash.
+//! The content and size that one file may have after a crash.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::{Format, Op, Span, pattern};
 
 const SECTOR: usize = 512;
 
-/// Compares content that can only be one thing.
+/// Compares content if only one is allowed.
 pub(super) fn compare_content(node: &Node, seen: &InodeSnapshot) -> Result<(), String> {
     let pages = |content: &Content| content.pages().map(|(index, _)| index).collect::<Vec<_>>();
     for index in pages(&node.content).into_iter().chain(pages(&seen.content)) {
@@ -32,7 +32,7 @@ fn page_of(content: &Content, index: u64) -> &Page {
     content.page(index).map_or(&ZEROS, Arc::as_ref)
 }
 
-/// Says what is in a sector that should not be there.
+/// Describes the content of a sector that is not allowed.
 fn wrong_sector(page: u64, within: usize, got: &[u8]) -> String {
     let offset = page * PAGE as u64 + within as u64;
     let origin = (0..got.len().saturating_sub(7))
@@ -45,12 +45,12 @@ fn wrong_sector(page: u64, within: usize, got: &[u8]) -> String {
             origin.offset.saturating_sub(at as u64)
         ),
         None if got.iter().all(|byte| *byte == 0) => "zeros".to_owned(),
-        None => "bytes that no fill made".to_owned(),
+        None => "bytes of no fill".to_owned(),
     };
     format!("content at byte {offset} is wrong: {what}")
 }
 
-/// One file of one task, as it may be found at one moment.
+/// One file of one task, in its state at one moment.
 pub(super) struct File<'a> {
     pub(super) format: Format,
     pub(super) task: &'a TaskHistory,
@@ -59,12 +59,12 @@ pub(super) struct File<'a> {
     pub(super) moment: usize,
     /// The moment up to which the data was acknowledged.
     pub(super) durable: usize,
-    /// The last moment that anything can be of.
+    /// The last moment that any sector can be of.
     pub(super) last: usize,
-    /// It was made durable by itself at that moment, with its exact size.
+    /// The file was made durable by its own fsync at that moment, with its exact size.
     pub(super) own: bool,
-    /// The device failed: what was written before the size was set may have found no way to it, and then
-    /// the size lags behind that too.
+    /// The device failed: data written before the size was set may not be on disk, and then the size lags behind that
+    /// write, too.
     pub(super) failing: bool,
 }
 
@@ -87,8 +87,8 @@ impl File<'_> {
         })
     }
 
-    /// The last moment whose size is known to be on disk, where `found` is the size there: what grew the file since then
-    /// made it that large.
+    /// The last moment whose size is certainly on disk, where `found` is the size there: an operation since then
+    /// extended the file to that size.
     fn exact(&self, found: u64) -> usize {
         let sized = self
             .events(0..self.moment)
@@ -109,7 +109,7 @@ impl File<'_> {
             return 0;
         }
         let grown = (exact + 1..=self.last).find(|moment| self.size(*moment) > new);
-        // What was there before and what was added go together where nothing lies between them.
+        // Old and appended bytes are written together if they are adjacent.
         let goes_on = |moment: usize| {
             self.events(moment - 1..moment)
                 .any(|(_, event)| matches!(event, Event::Wrote(span) if span.offset <= old))
@@ -145,7 +145,7 @@ impl File<'_> {
             0..0
         };
         let between = (self.size(exact)..largest).contains(&found) || half_done.contains(&found);
-        // A copy is done in pieces, the first of which may have been kept within the inode.
+        // A copy is done in pieces, the first of which may have been stored inline in the inode.
         let upto_next = (upto + 1).min(self.last);
         let copied = self.task.records[exact.min(upto_next)..upto_next].iter();
         let copied = copied
@@ -155,7 +155,7 @@ impl File<'_> {
             return Ok(());
         }
         Err(format!(
-            "has {found} bytes; {} to {largest} would be right",
+            "has {found} bytes; {} to {largest} are allowed",
             self.size(exact)
         ))
     }
@@ -201,14 +201,13 @@ impl File<'_> {
             });
             if !right && !self.half_done(index, within..end, got, first..last + 1) {
                 let wrong = wrong_sector(index, within, &got[within..end]);
-                return Err(format!("{wrong} (may be of moment {first} to {last})"));
+                return Err(format!("{wrong} (allowed: moments {first} to {last})"));
             }
         }
         Ok(())
     }
 
-    /// Whether a sector is from one of `moments` as it would be had an operation that failed half-way
-    /// come out otherwise.
+    /// Whether a sector is from one of `moments` with the other outcome of an operation that failed half-way.
     fn half_done(
         &self,
         index: u64,
@@ -260,8 +259,8 @@ impl File<'_> {
         (first, last.max(first))
     }
 
-    /// How many bytes of the sector at `offset`, as it was at moment `from`, no truncate since then
-    /// and up to the metadata's moment has cut off.
+    /// The number of bytes of the sector at `offset`, as of moment `from`, that no truncate up to the metadata's moment
+    /// has cut off.
     fn kept(&self, from: usize, offset: u64) -> usize {
         let upto = self.moment.max(from);
         let cuts = self
@@ -274,8 +273,8 @@ impl File<'_> {
         kept.map_or(SECTOR, |kept| kept.min(SECTOR as u64) as usize)
     }
 
-    /// Whether the block at `offset` may have been mapped at the metadata's moment (an allocated one
-    /// too: a file system may turn it into a written one whenever it likes).
+    /// Whether the block at `offset` may have been mapped at the metadata's moment (also if allocated: a file system
+    /// may convert it to a written one at any time).
     fn mapped(&self, offset: u64) -> bool {
         let span = Span::new(offset, u64::from(self.format.block_size));
         self.node(self.moment).is_some_and(|node| {

@@ -1,4 +1,4 @@
-//! What happened: every state a run passed through, and what each operation meant for durability.
+//! The states that a run passed through, and what each operation changed and made durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::model::{PAGE, State};
 use crate::run::{Marker, Recording, Runner, Step, Value, run};
 use crate::{Format, ModelFs, Op, Program, Recovery, Span, Target, TreePath};
 
-/// An operation that returned something else than it should have.
+/// An operation whose result differs from the model's.
 #[derive(Clone, Debug, Error)]
 #[error("{who}, operation {index} '{op}': expected {expected:?}, got {actual:?}")]
 pub struct Divergence {
@@ -23,30 +23,30 @@ pub struct Divergence {
     pub index: usize,
     /// The operation.
     pub op: Op,
-    /// What the model returned.
+    /// The model's result.
     pub expected: Result<Value>,
-    /// What the file system returned.
+    /// The file system's result.
     pub actual: Result<Value>,
 }
 
-/// What happened to a file's content or size.
+/// A change of a file's content or size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// Bytes were written.
     Wrote(Span),
-    /// The file was cut short: everything from here is gone.
+    /// The file was truncated to this size.
     Cut(u64),
-    /// A range was punched: its blocks are free when that is committed.
+    /// A range was punched: its blocks are free once that is committed.
     Punched(Span),
     /// A range was zeroed; it keeps its blocks.
     Zeroed(Span),
-    /// Everything from here was moved.
+    /// Everything from here on was moved.
     Shifted(u64),
     /// Only the size was set.
     Sized,
 }
 
-/// What an operation made durable when it returned.
+/// What an operation has made durable when it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ack {
     /// One inode, with everything its metadata needs.
@@ -57,22 +57,22 @@ pub(super) enum Ack {
     All,
 }
 
-/// One operation and what it meant.
+/// An executed operation and its effects.
 #[derive(Clone, Debug)]
 pub(super) struct OpRecord {
     pub(super) op: Op,
     pub(super) started: u64,
     pub(super) ended: u64,
     pub(super) ack: Option<Ack>,
-    /// Inodes whose metadata it changed for certain when it returned.
+    /// Inodes whose metadata it has certainly changed when it returns.
     pub(super) changed: BTreeSet<InodeNo>,
     /// The files whose content or size it changed, and how.
     pub(super) events: Vec<(InodeNo, Event)>,
-    /// Files that it made grow or gave blocks: their metadata changes when the data is written back.
+    /// Files that it extended or mapped: their metadata changes when the data is written back.
     pub(super) grown: BTreeSet<InodeNo>,
-    /// The inode it made.
+    /// The inode that it created.
     pub(super) made: Option<InodeNo>,
-    /// The inode that it was to make durable, whatever came of that.
+    /// The inode that it was to make durable, whether it succeeded or not.
     pub(super) synced: Option<InodeNo>,
 }
 
@@ -80,15 +80,15 @@ pub(super) struct OpRecord {
 #[derive(Clone, Debug)]
 pub(super) struct TaskHistory {
     pub(super) states: Vec<State>,
-    /// Paths of each state, only those that are this task's.
+    /// The task's own paths in each state.
     pub(super) paths: Vec<BTreeMap<TreePath, InodeNo>>,
     pub(super) records: Vec<OpRecord>,
-    /// Every path this task ever made, changed or removed.
+    /// Every path that this task created, changed or removed.
     pub(super) own: BTreeSet<TreePath>,
-    /// For each operation that failed half-way, the states had it come out otherwise (as far as the
-    /// later results allow): single sectors may be from there.
+    /// For each operation that failed half-way, the states with its other outcome (up to a later result that
+    /// contradicts them): single sectors may be from there.
     pub(super) others: Vec<Vec<State>>,
-    /// The files that may be rolled forward, if that is promised.
+    /// The files that may be rolled forward, with [`Recovery::RollForward`].
     pub(super) chains: Vec<Chain>,
 }
 
@@ -99,21 +99,20 @@ pub struct History {
     pub(super) base: State,
     pub(super) base_paths: BTreeMap<TreePath, InodeNo>,
     pub(super) tasks: Vec<TaskHistory>,
-    /// From this marker on somebody else read files: access times are not known any more.
-    pub(super) observed_at: u64,
+    /// From this marker on an observer reads files: access times are unknown.
+    pub(super) observed_from: u64,
     /// The device failed.
     pub(super) failing: bool,
 }
 
 impl History {
-    /// Replays a run in the model. `base` is what the volume held before the setup.
+    /// Replays a run in the model. `base` is the volume's content before the setup.
     ///
     /// # Errors
-    /// The first operation that returned something else than in the model.
+    /// The first operation whose result differs from the model's.
     ///
     /// # Panics
-    /// If two tasks change the same path: what they do then depends on their order, which nobody
-    /// knows.
+    /// If two tasks change the same path: the result would depend on their order, which is unknown.
     pub fn of(
         base: &State,
         recording: &Recording,
@@ -128,7 +127,7 @@ impl History {
         Ok(Self::assemble(base, tasks, format))
     }
 
-    /// Puts tasks together that all start from `base`.
+    /// Combines the histories of tasks that all start from `base`.
     pub(super) fn assemble(base: State, mut tasks: Vec<TaskHistory>, format: Format) -> Self {
         let base_paths = base.flatten();
         let mut owned = BTreeSet::new();
@@ -136,7 +135,7 @@ impl History {
         for task in &mut tasks {
             task.claim(&base, &base_paths, &windows, format.recovery);
             for path in &task.own {
-                assert!(owned.insert(path.clone()), "{path} is changed by two tasks");
+                assert!(owned.insert(path.clone()), "two tasks change {path}");
             }
         }
         Self {
@@ -144,19 +143,19 @@ impl History {
             base,
             base_paths,
             tasks,
-            observed_at: u64::MAX,
+            observed_from: u64::MAX,
             failing: false,
         }
     }
 
-    /// Notes that from this marker on somebody read files who is no task of this history, so that
-    /// access times after later crashes are not known.
-    pub fn observed_at(&mut self, mark: u64) {
-        self.observed_at = mark;
+    /// Records that from this marker on an observer which is no task of this history reads files, so that access times
+    /// after later crashes are unknown.
+    pub fn observed_from(&mut self, mark: u64) {
+        self.observed_from = mark;
     }
 
-    /// Replays a program as if it had run in the model, one task after the other, with a marker
-    /// before and after each operation: for tests.
+    /// Replays a program in the model, one task after the other, with a marker before and after each operation: for
+    /// tests.
     ///
     /// # Panics
     /// If two tasks change the same path.
@@ -177,15 +176,15 @@ impl History {
             ready,
             tasks,
         };
-        Self::of(&base, &recording, format).expect("the model does what the model does")
+        Self::of(&base, &recording, format).expect("the model agrees with itself")
     }
 
-    /// How many names there are at the start, the root included.
+    /// Number of names at the start, the root included.
     pub fn base_names(&self) -> usize {
         self.base_paths.len()
     }
 
-    /// The volume's state when everything was done, of a single task.
+    /// The final state of a single task.
     pub fn last(&self) -> &State {
         match self.tasks.as_slice() {
             [] => &self.base,
@@ -195,18 +194,18 @@ impl History {
     }
 }
 
-/// What became of an operation.
+/// What an operation did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpOutcome {
-    /// What it returned.
+    /// What its result reports.
     AsReported,
-    /// It failed, but what it should do was done.
+    /// It failed, but had its full effect.
     Done,
-    /// It failed, and nothing was done.
+    /// It failed, and had no effect.
     NotDone,
-    /// Only the first so many bytes were done.
+    /// It wrote only the first bytes, this number of them.
     Short(u64),
-    /// It failed, and what lies within the file was zeroed; the file did not grow.
+    /// It failed, and the part within the file was zeroed; the file did not grow.
     Inside,
 }
 
@@ -294,7 +293,7 @@ fn shortened(op: &Op, bytes: u64) -> Op {
     op
 }
 
-/// What an operation may have read before it failed, which moves a time of access.
+/// The read that an operation may have done before it failed, which changes the access time.
 fn reading_of(op: &Op) -> Option<Op> {
     match op {
         Op::Copy { from, span, .. } => Some(Op::Read {
@@ -321,7 +320,7 @@ fn kept_size(op: &Op) -> Op {
 fn agree(expected: &Result<Value>, actual: &Result<Value>) -> bool {
     match (expected, actual) {
         (Ok(Value::Names(due)), Ok(Value::Names(got))) => {
-            // An entry need not tell its type.
+            // An entry may lack its type.
             due.keys().eq(got.keys())
                 && due
                     .iter()
@@ -334,7 +333,7 @@ fn agree(expected: &Result<Value>, actual: &Result<Value>) -> bool {
     }
 }
 
-/// The file that an operation on an existing file is about.
+/// The existing file that an operation changes or reads.
 fn main_target(op: &Op) -> Option<&Target> {
     match op {
         Op::Write { file, .. }
@@ -369,7 +368,7 @@ impl OpRecord {
         let Ok(value) = result else {
             return record;
         };
-        record.note_changes(before, after);
+        record.record_changes(before, after);
         if step.op == Op::Sync {
             record.ack = Some(Ack::All);
         }
@@ -406,7 +405,7 @@ impl OpRecord {
         self.events.iter().map(|(ino, _)| *ino)
     }
 
-    /// Notes what a truncate or fallocate did.
+    /// Records the effect of a truncate or fallocate.
     fn reshaped(&mut self, ino: InodeNo, before: &State, after: &State) {
         let (Ok(old), Ok(new)) = (before.node(ino), after.node(ino)) else {
             return;
@@ -423,7 +422,7 @@ impl OpRecord {
             },
             _ => None,
         };
-        // What changed nothing need not have reached the journal.
+        // An operation that changed nothing may be absent from the journal.
         if old.content != new.content || old.size != new.size {
             self.events.extend(event.map(|event| (ino, event)));
         }
@@ -432,8 +431,8 @@ impl OpRecord {
         }
     }
 
-    /// Which inodes the states differ in, written content apart.
-    fn note_changes(&mut self, before: &State, after: &State) {
+    /// Records the inodes in which the states differ, written content apart.
+    fn record_changes(&mut self, before: &State, after: &State) {
         for (ino, node) in after.nodes() {
             match before.node(ino) {
                 Ok(old) if old.changed == node.changed => {}
@@ -442,7 +441,7 @@ impl OpRecord {
                 }
                 Err(_) => {
                     self.changed.insert(ino);
-                    // A rename makes only a whiteout, which nobody can have open.
+                    // The only inode that a rename creates is a whiteout, which cannot be open.
                     self.made = Some(ino);
                 }
             }
@@ -477,7 +476,7 @@ pub(super) fn pages_of_blocks(span: Span, format: Format) -> std::ops::Range<u64
     first / PAGE as u64..end.div_ceil(PAGE as u64)
 }
 
-/// Offsets of the blocks of `span` that surely were not mapped: nothing near them was ever written.
+/// Offsets of the blocks of `span` that were certainly not mapped: nothing near them was ever written.
 fn unmapped_blocks(content: &crate::model::Content, span: Span, format: Format) -> Vec<u64> {
     let block = u64::from(format.block_size);
     let first = span.offset / block;
@@ -492,8 +491,7 @@ fn unmapped_blocks(content: &crate::model::Content, span: Span, format: Format) 
 }
 
 impl TaskHistory {
-    /// Finds out which paths are this task's: those that in any of its states are not what they
-    /// were in the base state.
+    /// Determines this task's paths: those that in any of its states differ from the base state.
     fn claim(
         &mut self,
         base: &State,

@@ -1,4 +1,4 @@
-//! Which files a recovery may have rolled forward, and to what: rule 7.
+//! Rule 7: which files a recovery may have rolled forward, and to which states.
 
 #[cfg(test)]
 mod tests;
@@ -13,23 +13,22 @@ use crate::model::State;
 use crate::op::RenameHow;
 use crate::{Op, TreePath};
 
-/// What making one file durable may have left beside the last checkpoint.
+/// A file that was made durable beside the last checkpoint (f2fs: its node chain).
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     pub(super) ino: InodeNo,
-    /// The moment that it shows the file at.
+    /// The moment whose state of the file it restores.
     pub(super) moment: usize,
-    /// When it was begun.
+    /// The marker at which it was begun.
     pub(super) started: u64,
-    /// It went clustered with the fsync of another file.
+    /// It was written along with the fsync of another file.
     pub(super) clustered: bool,
-    /// For each moment of a checkpoint before it: where the file is if it is rolled forward from there;
-    /// `None` where it cannot be, so that only a later checkpoint can have made it durable.
+    /// For each earlier moment of a checkpoint: the file's path if it is rolled forward from there; `None` if it cannot
+    /// be, so that only a later checkpoint can have made it durable.
     pub(super) places: Vec<Option<TreePath>>,
 }
 
-/// From when to when files were being made durable by themselves, whichever task asked for it: others may
-/// have gone clustered.
+/// The intervals during which an fsync of any task was in progress: other files may have been clustered with it.
 pub(super) fn windows(tasks: &[TaskHistory]) -> Vec<(u64, u64)> {
     let of = |task: &TaskHistory| {
         let is_file = |index: usize, ino| {
@@ -45,8 +44,8 @@ pub(super) fn windows(tasks: &[TaskHistory]) -> Vec<(u64, u64)> {
     tasks.iter().flat_map(of).collect()
 }
 
-/// What a task may have left beside a checkpoint taken at any of its moments; `all` has the paths of
-/// each.
+/// The chains that a task may have left beside a checkpoint taken at any of its moments; `all` has the paths of each
+/// moment.
 pub(super) fn chains(
     task: &TaskHistory,
     all: &[BTreeMap<TreePath, InodeNo>],
@@ -81,7 +80,7 @@ pub(super) fn chains(
             add(ino, moment, record.started, false);
         }
         reshaped.extend(record.reshapes());
-        // The state lasts from some time in this operation to some time in the next.
+        // The state exists from a time in this operation to a time in the next.
         let until = task.records.get(moment).map_or(u64::MAX, |next| next.ended);
         let open = windows
             .iter()
@@ -96,7 +95,7 @@ pub(super) fn chains(
     found
 }
 
-/// The rules for one file that is made durable.
+/// The conditions for rolling one file forward.
 struct Rules<'a> {
     task: &'a TaskHistory,
     all: &'a [BTreeMap<TreePath, InodeNo>],
@@ -118,11 +117,11 @@ impl<'a> Rules<'a> {
         Some((*dir, path.name()?))
     }
 
-    /// Where the file is if it is rolled forward from the checkpoint of this moment.
+    /// The file's path if it is rolled forward from the checkpoint of this moment.
     fn place(&self, checkpoint: usize, dir: InodeNo, name: &[u8]) -> Option<TreePath> {
         let then = &self.task.states[checkpoint];
         let mut paths = self.all[checkpoint].iter();
-        // No name can be made in a directory that is not there.
+        // No name can be made in a directory that does not exist.
         let (above, _) = paths.find(|(_, ino)| **ino == dir)?;
         let place = above.child(name);
         let attributes = |state: &'a State| state.node(dir).ok().map(|dir| &dir.xattrs);
@@ -130,12 +129,12 @@ impl<'a> Rules<'a> {
             return None;
         }
         if then.node(self.ino).is_ok() {
-            // Its name is not made again: it must be the one that it has.
+            // The name is not made again: it must be the existing one.
             let mut names = self.all[checkpoint].iter();
             let mut names = names.by_ref().filter(|(_, ino)| **ino == self.ino);
             return (names.next()?.0 == &place && names.next().is_none()).then_some(place);
         }
-        // Who had the name before loses it.
+        // A file that had the name before loses it.
         let between = &self.task.states[checkpoint..self.moment];
         let others = between
             .iter()
@@ -148,7 +147,7 @@ impl<'a> Rules<'a> {
         Some(place)
     }
 
-    /// Whether anything was renamed into the directory since the checkpoint, or it was renamed itself.
+    /// Whether a name was renamed into the directory since the checkpoint, or the directory was renamed.
     fn renamed_into(&self, dir: InodeNo, checkpoint: usize) -> bool {
         (checkpoint..self.moment).any(|index| {
             let record = &self.task.records[index];
@@ -158,50 +157,50 @@ impl<'a> Rules<'a> {
             let there = |path: &TreePath| self.all[index].get(path) == Some(&dir);
             let is_into = |path: &TreePath| path.parent().is_some_and(|above| there(&above));
             let both = *how == RenameHow::Exchange;
-            // One that had nothing to do did nothing.
+            // A rename without effect changed no inode.
             let done = !record.changed.is_empty();
             done && (there(from) || is_into(to) || both && (there(to) || is_into(from)))
         })
     }
 }
 
-/// A moment that a file may be shown at.
+/// A moment whose state a file may show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShownMoment {
     pub(super) moment: usize,
-    /// Somebody asked for that: its size is that moment's.
+    /// A sync of the file was requested: its size is that moment's.
     pub(super) exact: bool,
 }
 
-/// A file that may have been rolled forward: where to, and what it is then.
+/// The possible states of a file that may have been rolled forward: path and moment.
 type Placements<'a> = Vec<(&'a TreePath, ShownMoment)>;
 
-/// The tree of one checkpoint with what may have been rolled forward.
+/// The tree of one checkpoint with the files that may have been rolled forward.
 pub(super) struct RecoveredTree {
-    /// Who has which name.
+    /// The inode of each name.
     pub(super) names: BTreeMap<TreePath, InodeNo>,
-    /// What a file may be shown as, where that is not just what the checkpoint has.
+    /// The states that a file may show, if not just the checkpoint's.
     pub(super) moments: BTreeMap<InodeNo, Vec<ShownMoment>>,
-    /// Directories in which names were made again: now, so their times are not what they were.
+    /// Directories in which recovery made names: their times changed.
     pub(super) touched: BTreeSet<InodeNo>,
 }
 
-/// What a crash leaves room for.
+/// The limits on roll-forward after one crash.
 pub(super) struct RollForward<'a> {
-    /// The last marker before the crash: what was begun later cannot be there.
+    /// The last marker before the crash: a chain that was begun later cannot be there.
     pub(super) mark: u64,
-    /// For each file, the first moment that has all that was acknowledged of it.
+    /// For each file, the first moment that includes all acknowledged changes of it.
     pub(super) required: &'a BTreeMap<InodeNo, usize>,
 }
 
-/// Ways to give out names that are looked at: more than one only if one name belonged to several files.
-const WAYS: usize = 64;
+/// Maximum number of assignments of names that are examined: more than one only if a name belonged to several files.
+const ASSIGNMENTS: usize = 64;
 
 impl RollForward<'_> {
-    /// What may be there beside the checkpoint of moment `checkpoint`, where these names are `found`.
+    /// The trees that may be found beside the checkpoint of moment `checkpoint`, where these names are `found`.
     ///
     /// # Errors
-    /// A file that was made durable and can have come from nowhere.
+    /// A file that was made durable and that nothing can have restored.
     pub(super) fn from(
         &self,
         task: &TaskHistory,
@@ -211,7 +210,7 @@ impl RollForward<'_> {
         let files = self.files(task, checkpoint);
         let state = &task.states[checkpoint];
         let is_new = |ino: &InodeNo| state.node(*ino).is_err();
-        // Which new files may have which name.
+        // The new files that may have each name.
         let mut claims: BTreeMap<&TreePath, Vec<InodeNo>> = BTreeMap::new();
         for (ino, fit) in files.iter().filter(|(ino, _)| is_new(ino)) {
             for (place, _) in fit.iter().filter(|(place, _)| found.contains_key(place)) {
@@ -221,27 +220,27 @@ impl RollForward<'_> {
                 }
             }
         }
-        let mut ways: Vec<BTreeMap<&TreePath, InodeNo>> = vec![BTreeMap::new()];
+        let mut assignments: Vec<BTreeMap<&TreePath, InodeNo>> = vec![BTreeMap::new()];
         for (place, claims) in claims {
             let kept = task.paths[checkpoint].contains_key(place).then_some(None);
             let choices = kept.into_iter().chain(claims.into_iter().map(Some));
             let choices: Vec<_> = choices.collect();
-            ways = ways
+            assignments = assignments
                 .iter()
-                .flat_map(|way| {
+                .flat_map(|assignment| {
                     choices.iter().map(|choice| {
-                        let mut way = way.clone();
-                        way.extend(choice.map(|ino| (place, ino)));
-                        way
+                        let mut assignment = assignment.clone();
+                        assignment.extend(choice.map(|ino| (place, ino)));
+                        assignment
                     })
                 })
-                .take(WAYS)
+                .take(ASSIGNMENTS)
                 .collect();
         }
         let mut views = Vec::new();
         let mut wrong = String::new();
-        for way in ways {
-            match self.view(task, checkpoint, &files, &way) {
+        for assignment in assignments {
+            match self.view(task, checkpoint, &files, &assignment) {
                 Ok(view) => views.push(view),
                 Err(text) => wrong = text,
             }
@@ -252,7 +251,7 @@ impl RollForward<'_> {
         }
     }
 
-    /// The files that may have been rolled forward from a checkpoint: where to, and to which moments.
+    /// The files that may have been rolled forward from a checkpoint: to which paths and moments.
     fn files<'a>(
         &self,
         task: &'a TaskHistory,
@@ -299,7 +298,7 @@ impl RollForward<'_> {
         }
         let gone = |required: usize| {
             Err(format!(
-                "what was made durable after {required} operations is not there"
+                "a file that was durable after {required} operations is missing"
             ))
         };
         for (ino, fit) in files {
@@ -321,7 +320,7 @@ impl RollForward<'_> {
                 .iter()
                 .filter(|(place, _)| chosen.get(place) == Some(ino));
             let moments: Vec<_> = here.map(|(_, shown)| *shown).collect();
-            // By a file that had the name later.
+            // Replaced by a file that had the name later.
             let has_later = |other: &InodeNo, place| {
                 let mut fit = files[other].iter();
                 fit.any(|(there, shown)| *there == place && shown.moment > required)
@@ -335,7 +334,7 @@ impl RollForward<'_> {
             }
             view.moments.insert(*ino, moments);
         }
-        // What no chain can have.
+        // Inodes that no chain can restore.
         let alone = |ino: &InodeNo| files.contains_key(ino);
         let mut required = self.required.iter().filter(|(ino, _)| !alone(ino));
         match required.find(|(_, required)| **required > checkpoint) {

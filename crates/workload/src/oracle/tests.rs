@@ -1,5 +1,5 @@
-//! The oracle is tried on a toy that loses power: right, it must always pass; broken in any of
-//! several ways, it must be caught.
+//! Tests the oracle with a simulated disk that loses power. The correct one must always pass; each of several flaws
+//! must be caught.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,15 +21,15 @@ const FORMAT: Format = Format {
 };
 const BLOCK: u64 = PAGE as u64;
 
-/// What is wrong with a toy.
+/// A flaw of the simulated disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     None,
     /// fsync commits metadata but leaves data in memory.
-    ForgetsData,
+    LosesData,
     /// fsync writes data but commits nothing.
-    ForgetsNames,
-    /// A rename is there without what was done before it.
+    LosesNames,
+    /// A rename is there without operations before it.
     ReordersRenames,
     /// A block of a grown file shows another file's bytes.
     LeaksData,
@@ -42,25 +42,25 @@ enum Flaw {
     /// A hard link becomes a copy.
     SplitsLinks,
     /// An empty file appears.
-    Litters,
+    LeavesEmptyFile,
     /// A file's size covers what is not written yet.
     GrowsEarly,
 }
 
-/// One life of a block of a file: mapped from one moment to another.
+/// One lifetime of a block of a file: mapped from one moment to another.
 #[derive(Clone)]
-struct Life {
+struct BlockLifetime {
     data: Vec<u8>,
     since: usize,
     until: Option<usize>,
 }
 
-/// A disk in the manner of ext4 with ordered data and delayed allocation, in moments of one task.
+/// A disk like ext4's with ordered data and delayed allocation, in moments of one task.
 struct Disk<'a> {
     task: &'a TaskHistory,
     flaw: Flaw,
     random: Random,
-    lives: BTreeMap<(InodeNo, u64), Vec<Life>>,
+    lives: BTreeMap<(InodeNo, u64), Vec<BlockLifetime>>,
     dirty: BTreeSet<(InodeNo, u64)>,
     sizes: BTreeMap<InodeNo, Vec<(usize, u64)>>,
     /// The last moment each inode's metadata changed.
@@ -83,7 +83,7 @@ impl<'a> Disk<'a> {
         };
         for (ino, node) in base.nodes() {
             for (index, page) in node.content.pages() {
-                let life = Life {
+                let life = BlockLifetime {
                     data: page.to_vec(),
                     since: 0,
                     until: None,
@@ -129,7 +129,7 @@ impl<'a> Disk<'a> {
         self.changed.insert(ino, moment);
     }
 
-    fn live(&mut self, ino: InodeNo, index: u64) -> Option<&mut Life> {
+    fn live(&mut self, ino: InodeNo, index: u64) -> Option<&mut BlockLifetime> {
         let life = self.lives.get_mut(&(ino, index))?.last_mut()?;
         life.until.is_none().then_some(life)
     }
@@ -154,7 +154,7 @@ impl<'a> Disk<'a> {
                     self.free(ino, moment, from.div_ceil(BLOCK)..u64::MAX);
                     let index = from / BLOCK;
                     if from % BLOCK != 0 && self.flaw != Flaw::RevivesTail {
-                        // Ordered: out before the commit.
+                        // Ordered: written before the commit.
                         let data = self.content(moment, ino, index);
                         if let Some(life) = self.live(ino, index) {
                             life.data = data;
@@ -180,7 +180,7 @@ impl<'a> Disk<'a> {
                         .pages()
                         .filter(|(index, _)| *index >= from / BLOCK);
                     for (index, page) in moved {
-                        let life = Life {
+                        let life = BlockLifetime {
                             data: page.to_vec(),
                             since: moment,
                             until: None,
@@ -223,7 +223,7 @@ impl<'a> Disk<'a> {
             if let Some(life) = self.live(ino, index) {
                 life.data = data;
             } else {
-                let life = Life {
+                let life = BlockLifetime {
                     data,
                     since: moment,
                     until: None,
@@ -251,11 +251,11 @@ impl<'a> Disk<'a> {
         match self.task.records[index].ack {
             None => {}
             Some(Ack::Inode(ino) | Ack::Data(ino)) => {
-                if self.flaw != Flaw::ForgetsData {
+                if self.flaw != Flaw::LosesData {
                     self.write_back(ino, moment);
                 }
                 let needed = self.changed.get(&ino).copied().unwrap_or(0);
-                if self.flaw != Flaw::ForgetsNames {
+                if self.flaw != Flaw::LosesNames {
                     self.committed = self.committed.max(needed);
                 }
             }
@@ -295,14 +295,14 @@ impl<'a> Disk<'a> {
             .map(|(k, v)| (*k, v.clone()))
             .collect();
         for ((_, index), lives) in all {
-            let there = |life: &&Life| {
+            let there = |life: &&BlockLifetime| {
                 life.since <= moment && life.until.is_none_or(|until| until > moment)
             };
             let Some(life) = lives.iter().find(there) else {
                 continue;
             };
             let mut data = life.data.clone();
-            // What is being written back may be torn.
+            // A block that is being written back may be torn.
             if life.until.is_none() && self.dirty.contains(&(ino, index)) {
                 let newer = self.content(last, ino, index);
                 for (old, new) in data.chunks_mut(512).zip(newer.chunks(512)) {
@@ -321,7 +321,7 @@ impl<'a> Disk<'a> {
         (content, size.unwrap_or(0))
     }
 
-    /// Flaws that do not show on the way.
+    /// Flaws that are applied to the final state.
     fn spoil(&mut self, state: &mut State, inodes: &[InodeNo], moment: usize, last: usize) {
         match self.flaw {
             Flaw::ReordersRenames => {
@@ -369,7 +369,7 @@ impl<'a> Disk<'a> {
                     }
                 }
             }
-            Flaw::Litters if moment == last => {
+            Flaw::LeavesEmptyFile if moment == last => {
                 let kind = (FileKind::Regular, 0);
                 state
                     .make(crate::model::ROOT, b"litter", kind, (0, 0), |_| Ok(()))
@@ -380,9 +380,8 @@ impl<'a> Disk<'a> {
     }
 }
 
-/// Crashes `program` at every marker, a few times each; returns how often the oracle complained and
-/// about what first.
-fn complaints(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String>) {
+/// Crashes `program` at every marker, several times each; returns the number of violations and the first one.
+fn violations(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String>) {
     let history = History::from_model(program, FORMAT);
     let task = &history.tasks[0];
     let mut count = 0;
@@ -422,7 +421,7 @@ fn programs() -> Vec<Program> {
 #[test]
 fn a_right_file_system_always_passes() {
     for (seed, program) in (0..).zip(programs()) {
-        let (count, first) = complaints(&program, Flaw::None, seed);
+        let (count, first) = violations(&program, Flaw::None, seed);
         assert_eq!(count, 0, "{}", first.unwrap_or_default());
     }
 }
@@ -430,28 +429,28 @@ fn a_right_file_system_always_passes() {
 #[test]
 fn every_flaw_is_caught() {
     let flaws = [
-        Flaw::ForgetsData,
-        Flaw::ForgetsNames,
+        Flaw::LosesData,
+        Flaw::LosesNames,
         Flaw::ReordersRenames,
         Flaw::LeaksData,
         Flaw::RevivesTail,
         Flaw::ReusesEarly,
         Flaw::TearsAttributes,
         Flaw::SplitsLinks,
-        Flaw::Litters,
+        Flaw::LeavesEmptyFile,
         Flaw::GrowsEarly,
     ];
     let programs = programs();
     for flaw in flaws {
         let caught = (0..)
             .zip(&programs)
-            .filter(|(seed, program)| complaints(program, flaw, *seed).0 > 0)
+            .filter(|(seed, program)| violations(program, flaw, *seed).0 > 0)
             .count();
         assert!(caught > 0, "{flaw:?} is never noticed");
     }
 }
 
-/// The example of the module's documentation.
+/// The example in the module's documentation.
 #[test]
 fn the_example_is_judged_as_documented() {
     let program: Program =
@@ -483,9 +482,9 @@ fn the_example_is_judged_as_documented() {
     assert!(judge("create /a 600\nwrite /a 0+4096 1\n").is_err());
 }
 
-/// Where a file that was not synced grew: which zeros may be found in it.
+/// A file that was not synced grew: which zeros may be found in it.
 #[test]
-fn zeros_are_no_part_of_what_was_appended() {
+fn an_append_contains_no_zeros() {
     let judge = |ran: &str, found: &str| {
         let ran: Program = format!("create /a 644\nsync\n{ran}").parse().unwrap();
         let history = History::from_model(&ran, FORMAT);
@@ -503,12 +502,12 @@ fn zeros_are_no_part_of_what_was_appended() {
     assert!(judge("write /a 0+8192 1\n", "write /a 0+4096 1\n").is_ok());
     assert!(judge("write /a 0+8192 1\n", zeros).is_err());
     assert!(judge("write /a 0+8192 1\n", half).is_err());
-    // A hole, and a size that was set, with data that comes later.
+    // A hole, and a size that was set, with data that is written later.
     assert!(judge("write /a 4096+4096 1\n", zeros).is_err());
     let tail = "write /a 4096+4096 1\n";
     assert!(judge(&format!("{tail}write /a 0+4096 2\n"), tail).is_ok());
     assert!(judge("truncate /a 8192\nwrite /a 0+8192 1\n", zeros).is_ok());
-    // Within a sector: what goes on from the old end, and what does not.
+    // Within a sector: bytes adjacent to the old end, and others.
     let old = "write /a 0+100 1\n";
     let both = format!("{old}write /a 100+100 2\n");
     let synced = |then: &str| format!("{old}fsync /a\n{then}");
@@ -520,7 +519,7 @@ fn zeros_are_no_part_of_what_was_appended() {
     assert!(judge(&synced(apart), &newer).is_ok());
 }
 
-/// Two tasks: what one synced and what began later in the other.
+/// Two tasks: one syncs, and the other begins an operation later.
 #[test]
 fn tasks_agree_with_each_other() {
     let program: Program =
@@ -544,5 +543,8 @@ fn tasks_agree_with_each_other() {
     assert!(judge("create /0/a 644\n").is_ok());
     assert!(judge("create /0/a 644\ncreate /1/b 644\n").is_ok());
     let wrong = judge("create /1/b 644\n").unwrap_err();
-    assert!(wrong.to_string().contains("never were together"), "{wrong}");
+    assert!(
+        wrong.to_string().contains("never existed together"),
+        "{wrong}"
+    );
 }

@@ -1,41 +1,40 @@
-//! What the oracle says.
+//! The oracle's verdict.
 
 use std::fmt;
 
 use crate::TreePath;
 
-/// Where a right answer was found.
+/// A history that explains the state found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// Each task's moment: how many of its operations are there.
+    /// Per task: the moment found, as a number of operations.
     pub moments: Vec<usize>,
-    /// Files that are not as they were at these moments, but as they were made durable later.
+    /// Number of files that are not as at these moments, but were rolled forward to a later one.
     pub rolled: usize,
 }
 
-/// What is there but may not be, or is not there but must be.
+/// A state that the history does not allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// A name that nobody ever made, or that is gone though nobody touched it, or what it names has
-    /// changed though nobody changed it.
+    /// A name that no task created, or a name or file that differs although no task changed it.
     Untouched {
-        /// The name.
+        /// The path.
         path: TreePath,
-        /// What is wrong with it.
+        /// What differs.
         what: String,
     },
-    /// What one task left is none of the states it passed through.
+    /// The state of one task's paths is none that the task passed through.
     NoMoment {
-        /// Which task.
+        /// The task.
         task: usize,
-        /// For each moment that would be allowed, the nearest last, why it is not this one.
+        /// For each moment that would be allowed, the nearest last, why the state is not that moment's.
         why: Vec<(usize, String)>,
     },
-    /// Each task's part is right by itself, but together they never were.
+    /// Each task's state is allowed by itself, but not together with the others'.
     NoCommonMoment {
-        /// Moments that each task's part could be.
+        /// Per task: the moments that fit.
         candidates: Vec<Vec<usize>>,
-        /// Of each task, why it is at no other moment.
+        /// Per task: why no other moment fits.
         why: Vec<Vec<(usize, String)>>,
     },
 }
@@ -45,17 +44,23 @@ impl fmt::Display for Violation {
         match self {
             Self::Untouched { path, what } => write!(f, "{path}: {what}"),
             Self::NoMoment { task, why } => {
-                write!(f, "task {task} shows none of the states it passed through:")?;
+                write!(
+                    f,
+                    "task {task} is in none of the states that it passed through:"
+                )?;
                 for (moment, reason) in why {
-                    write!(f, "\n  not that after {moment} operations: {reason}")?;
+                    write!(f, "\n  not the state after {moment} operations: {reason}")?;
                 }
                 Ok(())
             }
             Self::NoCommonMoment { candidates, why } => {
-                write!(f, "the tasks' states never were together: {candidates:?}")?;
+                write!(
+                    f,
+                    "the tasks' states never existed together: {candidates:?}"
+                )?;
                 for (task, why) in why.iter().enumerate() {
                     for (moment, reason) in why {
-                        let not = format!("not that after {moment} operations");
+                        let not = format!("not the state after {moment} operations");
                         write!(f, "\n  task {task}: {not}: {reason}")?;
                     }
                 }

@@ -1,4 +1,4 @@
-//! What is inside of files: content and extended attributes.
+//! Content and extended attributes of files.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl State {
     /// Sets the size of a regular file.
     pub fn truncate(&mut self, ino: InodeNo, size: u64) -> Result<()> {
         if self.regular(ino)?.size == size {
-            // Whether the times move is left open.
+            // Whether the times change is not specified.
             self.touch(ino)?.mtime = None;
             return Ok(());
         }
@@ -84,7 +84,7 @@ impl State {
             .ok_or(FsError::NoData)
     }
 
-    /// Only files and directories have attributes that users make.
+    /// Only regular files and directories have user attributes.
     fn check_user_xattr(&self, ino: InodeNo, name: &[u8]) -> Result<()> {
         let kind = self.node(ino)?.kind;
         let may = matches!(kind, FileKind::Regular | FileKind::Directory);

@@ -26,7 +26,7 @@ fn ways(tasks: Vec<Vec<Step>>, tolerance: Tolerance) -> Option<usize> {
     all.ok().flatten().map(|all| all.0.len())
 }
 
-/// Something in the background may stop a volume: who only reads is not told.
+/// A background task may stop a volume: a task that only reads gets no error.
 #[test]
 fn what_is_read_of_a_volume_that_stopped_need_not_be_right() {
     let mut steps = steps_of("create /f 644\nwrite /f 0+5000 1\nread /f 4096+100\nread /f 0+10\n");
@@ -37,12 +37,12 @@ fn what_is_read_of_a_volume_that_stopped_need_not_be_right() {
     assert_eq!(ways(tasks(&steps, &sync), Tolerance::DeviceErrors), None);
     sync[0].result = Err(FsError::Stopped("a flush failed".into()));
     assert_eq!(ways(tasks(&steps, &sync), Tolerance::DeviceErrors), Some(1));
-    // What changes something must be told.
+    // An operation that changes something must fail.
     steps[0].result = Err(FsError::Exists);
     assert_eq!(ways(tasks(&steps, &sync), Tolerance::DeviceErrors), None);
 }
 
-/// A copy that found no room may have read before.
+/// A copy that failed with ENOSPC may have read before.
 #[test]
 fn a_copy_that_failed_leaves_the_time_of_access_open() {
     let before = "create /f 644\ncreate /g 644\nwrite /f 0+50 1\n\

@@ -1,5 +1,5 @@
-//! Rule 7 is tried on a toy that takes checkpoints and rolls files forward: right, it must always pass;
-//! broken in any of several ways, it must be caught.
+//! Tests rule 7 with a simulated file system that takes checkpoints and rolls files forward. The correct one must
+//! always pass; each of several flaws must be caught.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,45 +22,46 @@ const fn format(strict: bool) -> Format {
     }
 }
 
-/// What is wrong with a toy.
+/// A flaw of the simulated file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     None,
     /// fsync of a file does nothing.
-    ForgetsFiles,
+    IgnoresFileSync,
     /// fsync of a directory does nothing.
-    ForgetsDirectories,
-    /// fsync of a file with several names does without a checkpoint.
-    ForgetsLinks,
-    /// A new file is brought back without its name.
+    IgnoresDirectorySync,
+    /// fsync of a file with several names does not take a checkpoint.
+    IgnoresLinks,
+    /// A new file is restored without its name.
     LosesNames,
-    /// A renamed file is brought back under its new name as well.
+    /// A renamed file is restored under its new name as well.
     NamesTwice,
-    /// Content is brought back, attributes are not.
+    /// Content is restored, attributes are not.
     OldAttributes,
-    /// The size is brought back rounded up to a block.
+    /// The size is restored rounded up to a block.
     WrongSize,
-    /// Its content is that of the checkpoint.
+    /// The content is the checkpoint's.
     OldContent,
-    /// A file that nobody synced is brought back too.
-    TooMuch,
-    /// Who took a name away from another is brought back, and the other has it.
+    /// A file that was not synced is restored, too.
+    RestoresUnsynced,
+    /// A file that took another's name is restored, and the other keeps it.
     StealsNames,
     /// A sync takes no checkpoint, but makes every file durable by itself.
     SyncsFiles,
-    /// Files go along with another's fsync that cannot be brought back by themselves.
-    TakesAllAlong,
+    /// Files are clustered with another's fsync that recovery cannot restore.
+    ClustersAll,
 }
 
-/// The toy: all content is where it belongs at once, so that a checkpoint has a moment's whole state.
+/// The simulated file system. All content is written in place at once, so that a checkpoint holds a moment's whole
+/// state.
 struct Toy<'a> {
     task: &'a TaskHistory,
     flaw: Flaw,
     checkpoint: usize,
-    /// Files by themselves since then, with their moments, the older first.
+    /// Files made durable since the checkpoint, with their moments, the oldest first.
     files: Vec<(InodeNo, usize)>,
-    /// Whether others go along with an fsync.
-    along: bool,
+    /// Whether other files are clustered with an fsync.
+    clustered: bool,
 }
 
 impl Toy<'_> {
@@ -82,8 +83,8 @@ impl Toy<'_> {
             .and_then(|(dir, name)| Some((dir, name?)))
     }
 
-    /// Whether recovery could do without a checkpoint: told from all states, unlike the oracle does.
-    fn can_do_alone(&self, ino: InodeNo, moment: usize) -> bool {
+    /// Whether recovery can restore the file without a checkpoint; decided from all states, unlike in the oracle.
+    fn can_roll_forward(&self, ino: InodeNo, moment: usize) -> bool {
         let states = &self.task.states[self.checkpoint..=moment];
         let (then, now) = (&states[0], &states[states.len() - 1]);
         let Some((dir, name)) = self.name(ino, moment) else {
@@ -94,7 +95,7 @@ impl Toy<'_> {
         };
         let same_xattrs = now.node(dir).is_ok_and(|dir| dir.xattrs == parent.xattrs);
         let is_reachable = then.flatten().values().any(|ino| *ino == dir);
-        // The name is the same one since the file was there, and nobody else's before.
+        // The name is the same since the file exists, and was no other file's before.
         let mut seen = false;
         let steady = states.iter().all(|state| {
             let there = state.lookup(dir, &name).ok();
@@ -113,27 +114,27 @@ impl Toy<'_> {
         };
         let is_file = node.kind == FileKind::Regular;
         match self.flaw {
-            Flaw::ForgetsFiles if is_file => return,
-            Flaw::ForgetsDirectories if node.is_dir() => return,
-            Flaw::ForgetsLinks if node.nlink > 1 => return,
+            Flaw::IgnoresFileSync if is_file => return,
+            Flaw::IgnoresDirectorySync if node.is_dir() => return,
+            Flaw::IgnoresLinks if node.nlink > 1 => return,
             Flaw::NamesTwice | Flaw::StealsNames if is_file && node.nlink == 1 => {
                 self.files.push((ino, moment));
                 return;
             }
             _ => {}
         }
-        if is_file && self.can_do_alone(ino, moment) {
+        if is_file && self.can_roll_forward(ino, moment) {
             self.files.push((ino, moment));
-            if self.along {
-                self.take_along(ino, moment);
+            if self.clustered {
+                self.cluster_others(ino, moment);
             }
         } else {
             self.take_checkpoint(moment);
         }
     }
 
-    /// Makes other files durable, too, that were written to since the checkpoint.
-    fn take_along(&mut self, ino: InodeNo, moment: usize) {
+    /// Makes other files that were written since the checkpoint durable, too.
+    fn cluster_others(&mut self, ino: InodeNo, moment: usize) {
         let records = &self.task.records[self.checkpoint..moment];
         let written: BTreeSet<_> = records
             .iter()
@@ -141,8 +142,8 @@ impl Toy<'_> {
             .collect();
         for other in written.into_iter().filter(|other| *other != ino) {
             let is_named = self.name(other, moment).is_some();
-            let any = self.flaw == Flaw::TakesAllAlong && is_named;
-            if any || self.can_do_alone(other, moment) {
+            let any = self.flaw == Flaw::ClustersAll && is_named;
+            if any || self.can_roll_forward(other, moment) {
                 self.files.push((other, moment));
             }
         }
@@ -161,7 +162,7 @@ impl Toy<'_> {
                 for ino in all {
                     let node = self.task.states[moment].node(ino);
                     let is_file = node.is_ok_and(|node| node.kind == FileKind::Regular);
-                    if is_file && self.can_do_alone(ino, moment) {
+                    if is_file && self.can_roll_forward(ino, moment) {
                         self.files.push((ino, moment));
                     }
                 }
@@ -170,11 +171,11 @@ impl Toy<'_> {
         }
     }
 
-    /// What is there after the crash.
+    /// The state after the crash.
     fn crash(&self, last: usize) -> State {
         let mut state = self.task.states[self.checkpoint].clone();
         let mut files = self.files.clone();
-        if self.flaw == Flaw::TooMuch {
+        if self.flaw == Flaw::RestoresUnsynced {
             let made = self.task.records[..last]
                 .iter()
                 .filter_map(|record| record.made);
@@ -183,7 +184,7 @@ impl Toy<'_> {
                 node.is_ok_and(|node| node.kind == FileKind::Regular)
             };
             let made = made.filter(is_file).map(|ino| (ino, last));
-            files.extend(made.filter(|(ino, at)| self.can_do_alone(*ino, *at)));
+            files.extend(made.filter(|(ino, at)| self.can_roll_forward(*ino, *at)));
         }
         for (ino, moment) in files {
             self.roll_forward(&mut state, ino, moment);
@@ -225,9 +226,8 @@ impl Toy<'_> {
     }
 }
 
-/// Crashes `program` at every marker, a few times each; how often the oracle complained, and about what
-/// first.
-fn complaints(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String>) {
+/// Crashes `program` at every marker, several times each; returns the number of violations and the first one.
+fn violations(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String>) {
     let history = History::from_model(program, format(false));
     let task = &history.tasks[0];
     let mut count = 0;
@@ -242,7 +242,7 @@ fn complaints(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String
                 flaw,
                 checkpoint: 0,
                 files: Vec::new(),
-                along: flaw == Flaw::TakesAllAlong || random.chance(512),
+                clustered: flaw == Flaw::ClustersAll || random.chance(512),
             };
             let mut last = 0;
             for (index, record) in task.records.iter().enumerate() {
@@ -250,7 +250,7 @@ fn complaints(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String
                     break;
                 }
                 last = index + 1;
-                // What has not returned may be done.
+                // An operation that has not returned may be done.
                 if record.ended <= mark || random.chance(512) {
                     toy.acknowledge(index);
                 }
@@ -296,7 +296,7 @@ fn programs() -> Vec<Program> {
 #[test]
 fn a_right_file_system_always_passes() {
     for (seed, program) in (0..).zip(programs()) {
-        let (count, first) = complaints(&program, Flaw::None, seed);
+        let (count, first) = violations(&program, Flaw::None, seed);
         assert_eq!(count, 0, "{}", first.unwrap_or_default());
     }
 }
@@ -304,29 +304,29 @@ fn a_right_file_system_always_passes() {
 #[test]
 fn every_flaw_is_caught() {
     let flaws = [
-        Flaw::ForgetsFiles,
-        Flaw::ForgetsDirectories,
-        Flaw::ForgetsLinks,
+        Flaw::IgnoresFileSync,
+        Flaw::IgnoresDirectorySync,
+        Flaw::IgnoresLinks,
         Flaw::LosesNames,
         Flaw::NamesTwice,
         Flaw::OldAttributes,
         Flaw::WrongSize,
         Flaw::OldContent,
-        Flaw::TooMuch,
+        Flaw::RestoresUnsynced,
         Flaw::StealsNames,
         Flaw::SyncsFiles,
-        Flaw::TakesAllAlong,
+        Flaw::ClustersAll,
     ];
     let programs = programs();
     for flaw in flaws {
         let caught = (0..)
             .zip(&programs)
-            .any(|(seed, program)| complaints(program, flaw, seed).0 > 0);
+            .any(|(seed, program)| violations(program, flaw, seed).0 > 0);
         assert!(caught, "{flaw:?} is never noticed");
     }
 }
 
-/// Judges trees that `made` make after a crash at the end of `program`.
+/// Judges the trees that the program `made` produces, as states after a crash at the end of `program`.
 fn judge(program: &str, strict: bool) -> impl Fn(&str) -> Result<(), String> + use<> {
     let program: Program = program.parse().unwrap();
     let history = History::from_model(&program, format(strict));
@@ -384,9 +384,9 @@ fn a_new_file_comes_with_its_name_only() {
     );
 }
 
-/// Who was written to before may come along with an fsync, but not alone, nor as it never was.
+/// A file that was written before may be clustered with an fsync, but not alone, and only in a state that it had.
 #[test]
-fn a_neighbour_may_go_along() {
+fn a_clustered_file_may_be_rolled_forward() {
     let judge = judge(
         "setup\ncreate /a 644\ntask\nmkdir /d 755\ncreate /b 644\ncreate /c 644\nwrite /c 0+300 2\n\
          write /a 0+5000 1\nfsync /a\nwrite /a 0+5000 3\nchmod /c 600\n",
@@ -394,21 +394,21 @@ fn a_neighbour_may_go_along() {
     );
     let asked = "create /a 644\nwrite /a 0+5000 1\n";
     assert_eq!(judge(asked), Ok(()));
-    let along = "create /c 644\nwrite /c 0+300 2\n";
-    assert_eq!(judge(&format!("{asked}{along}")), Ok(()));
-    assert!(judge(along).is_err(), "fsync was called for another");
+    let clustered = "create /c 644\nwrite /c 0+300 2\n";
+    assert_eq!(judge(&format!("{asked}{clustered}")), Ok(()));
+    assert!(judge(clustered).is_err(), "fsync was called for another");
     assert!(
         judge(&format!("{asked}create /b 644\n")).is_err(),
         "nobody wrote to it"
     );
     assert!(
-        judge(&format!("{asked}{along}chmod /c 600\n")).is_err(),
+        judge(&format!("{asked}{clustered}chmod /c 600\n")).is_err(),
         "that was later"
     );
     assert!(judge(&format!("{asked}create /c 644\nwrite /c 0+300 4\n")).is_err());
 }
 
-/// The directory was renamed before: the file comes back under a path that it never had.
+/// The directory was renamed before: the file is restored under a path that it never had.
 #[test]
 fn a_directory_is_where_the_checkpoint_has_it() {
     let judge = judge(
@@ -423,7 +423,7 @@ fn a_directory_is_where_the_checkpoint_has_it() {
 
 #[test]
 fn what_no_recovery_can_do_takes_a_checkpoint() {
-    // A name of its own besides the one that the checkpoint has.
+    // A second name besides the checkpoint's.
     let renamed = judge(
         "setup\ncreate /a 644\ntask\nrename /a /b replace\nfsync /b\n",
         false,
@@ -439,14 +439,14 @@ fn what_no_recovery_can_do_takes_a_checkpoint() {
     );
     assert!(new_dir("").is_err());
     assert!(new_dir("mkdir /d 755\n").is_err());
-    // The old one would lose its name.
+    // The old file would lose its name.
     let again = "setup\ncreate /a 600\ntask\nrename /a /b replace\ncreate /a 644\nfsync /a\n";
     let again = judge(again, false);
     assert!(again("create /a 644\n").is_err());
     assert_eq!(again("create /a 644\ncreate /b 600\n"), Ok(()));
 }
 
-/// A name that belonged to files that are gone: the last one that was synced has it.
+/// A name of removed files: the last one that was synced has it.
 #[test]
 fn a_name_can_be_used_again() {
     let judge = judge(
