@@ -1,23 +1,21 @@
-//! Crash exploration: runs programs on a modelled device, builds the images that a power cut may
-//! leave, recovers each, and asks judges.
+//! Crash exploration: runs programs on a simulated device, builds the images that a power cut may leave, recovers each
+//! image, and judges the result.
 //!
-//! **One run.** A program runs in a simulation against a freshly formatted volume ([`record`]); the
-//! device logs everything, with a mark before and after each operation. Before the crash is explored
-//! the run itself is judged: every result as in the model, the tree at the end as in the model, a
-//! clean unmount.
+//! **One run.** A program runs in a simulation on a freshly formatted volume ([`record`]). The device logs every
+//! request, with a mark before and after each operation. The run itself is judged first: every result and the final
+//! tree must be the model's, and the unmount must be clean.
 //!
-//! **Its crashes.** For every cut that [`Log::last_cuts`](crate::device::Log::last_cuts) names, and
-//! for some in between, images are built for subsets of what the cut puts in doubt ([`explore`]).
-//! Equal images are recovered once. Each distinct image is opened in a simulation of its own, looked
-//! at, and unmounted; it must recover without an error, the oracle must accept what is seen for every
-//! cut that can leave this image, and the checker must find nothing afterwards. For some images the
-//! recovery is cut as well, or meets a device that fails at one request, from then on, or at a FLUSH with
-//! the loss of its cache, and what that leaves is judged by the same history.
+//! **Its crashes.** For every cut of [`Log::last_cuts`](crate::device::Log::last_cuts), and for some cuts in between,
+//! images are built from subsets of the writes that the cut leaves undecided ([`explore`]). Equal images are recovered
+//! once. Each distinct image is mounted in a simulation of its own, read, and unmounted. The recovery must succeed, the
+//! oracle must accept the state for every cut that can leave this image, and the checker must find nothing afterwards.
+//! For a sample of images the recovery is cut, too, or runs on a device that fails at one request, from one request on,
+//! or at a FLUSH with the loss of its cache; the result is judged by the same history.
 //!
-//! **Failures** are kept as directories that say everything needed to see them again, with a smaller
-//! program where one was found ([`case`]).
+//! **Failures** are kept as directories that hold everything needed to replay them, with a smaller program if the
+//! shrinker found one ([`case`]).
 //!
-//! Everything follows from the program, the subject and a seed.
+//! Everything is a function of the program, the subject and a seed.
 
 pub mod case;
 pub mod explore;
@@ -50,70 +48,69 @@ use steadfs_workload::{Divergence, Op, Violation};
 
 use crate::device::{Image, Survivors};
 
-/// Does something with a volume and waits until the last of its tasks has noticed that it is gone (a queue's
-/// timer is told, but nobody waits for it), and until the slowest device has answered what nobody waits for (blocks
-/// read ahead).
+/// Runs `act` on a volume, then waits 60 s of virtual time: until the last of the volume's tasks has ended (a queue's
+/// timer is not joined), and until the slowest device has completed requests that no task waits for (read-ahead).
 fn run_until_idle<T>(act: impl FnOnce() -> T) -> T {
     let done = act();
     steadfs_rt::sleep(Duration::from_secs(60));
     done
 }
 
-/// A crash, and where a recovery from it was cut again.
+/// A crash, followed by crashes of the recoveries from it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct CrashPath {
-    /// Each crash: how many events of the device came before it, and what survived. The second is of
-    /// the device on which the recovery from the first ran, and so on.
+    /// For each crash: the number of device events before it, and what survived. The second crash is of the device on
+    /// which the recovery from the first ran, and so on.
     pub crashes: Vec<(usize, Survivors)>,
 }
 
-/// What is wrong.
+/// A defect that the exploration found.
 #[derive(Debug)]
 pub enum Problem {
     /// A simulation failed: a panic, a deadlock, a stall, a leaked task.
     Simulation(Box<sim::Failure>),
     /// The volume could not be opened.
     Open(FsError),
-    /// An operation returned something else than it should have.
+    /// The result of an operation differs from the model's.
     Result(Box<Divergence>),
-    /// The volume could not be read, or contradicts itself.
+    /// The volume could not be read, or its answers contradict each other.
     Unreadable(Unreadable),
-    /// The running volume shows something else than it should.
+    /// The mounted volume shows a state that is not allowed.
     Live(Box<Violation>),
-    /// After a crash something is there that may not be, or is missing.
+    /// After a crash the volume shows a state that is not allowed.
     Oracle(Box<Violation>),
-    /// Making the start durable, or unmounting, failed.
+    /// Syncing the setup, or unmounting, failed.
     Sync(FsError),
-    /// The checker or the format's own tool found the volume damaged.
+    /// The checker or the format's own tool found corruption.
     Damaged {
-        /// Who says so.
+        /// The judge that found it.
         judge: &'static str,
-        /// What.
+        /// Its findings.
         findings: String,
     },
-    /// A volume that was emptied has not the room that it had when it was new.
+    /// A volume that was emptied has less free space than when it was new.
     Leaked {
-        /// Blocks and inodes that were free when it was new.
+        /// Free blocks and inodes of the new volume.
         new: (u64, u64),
-        /// Those that are free now.
+        /// Free blocks and inodes of the emptied volume.
         emptied: (u64, u64),
     },
-    /// An operation found no room on a volume that has enough for it.
+    /// An operation failed with ENOSPC although the volume has enough space for it.
     TooEarly {
-        /// What found none.
+        /// The operation.
         op: Op,
-        /// Blocks that were free right after it.
+        /// Number of free blocks right after it.
         free: u64,
-        /// Blocks of which one more step of it needs fewer.
+        /// Number of blocks that suffice for one more step of it.
         enough: u64,
     },
-    /// One judge finds the volume damaged, the other does not: one of them is wrong.
+    /// One judge finds corruption, the other does not: one of them is wrong.
     Disagreement {
-        /// Who finds nothing.
+        /// The judge that finds nothing.
         content: &'static str,
-        /// Who finds something.
+        /// The judge that finds something.
         judge: &'static str,
-        /// What.
+        /// Its findings.
         findings: String,
     },
 }
@@ -122,20 +119,20 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Simulation(failure) => failure.fmt(f),
-            Self::Open(error) => write!(f, "opening the volume failed: {error}"),
+            Self::Open(error) => write!(f, "cannot mount the volume: {error}"),
             Self::Result(divergence) => divergence.fmt(f),
             Self::Unreadable(unreadable) => unreadable.fmt(f),
-            Self::Live(violation) => write!(f, "while it ran: {violation}"),
+            Self::Live(violation) => write!(f, "on the running volume: {violation}"),
             Self::Oracle(violation) => write!(f, "after the crash: {violation}"),
             Self::Sync(error) => write!(f, "sync or unmount failed: {error}"),
             Self::Damaged { judge, findings } => write!(f, "{judge}: {findings}"),
             Self::Leaked { new, emptied } => write!(
                 f,
-                "emptied, the volume has {emptied:?} free blocks and inodes; new it had {new:?}"
+                "the emptied volume has {emptied:?} free blocks and inodes, the new one had {new:?}"
             ),
             Self::TooEarly { op, free, enough } => write!(
                 f,
-                "'{op}' found no free_space, though {free} blocks are free and {enough} would do"
+                "'{op}' failed with ENOSPC although {free} blocks are free and {enough} suffice"
             ),
             Self::Disagreement {
                 content,
@@ -146,18 +143,18 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Something wrong, and where it was found.
+/// A problem and the crash that shows it.
 #[derive(Debug)]
 pub struct Failure {
-    /// The crash; none if the run itself went wrong.
+    /// The crashes; empty if the run itself failed.
     pub path: CrashPath,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
-    /// Everything about the crash that a reader wants: what survived of each change in doubt.
+    /// What survived of each undecided write.
     pub detail: String,
-    /// What went wrong besides.
+    /// The faults that were injected.
     pub injection: Injection,
-    /// What the last crash left; none if the run itself went wrong.
+    /// The image that the last crash left; `None` if the run itself failed.
     pub crashed: Option<Image>,
 }
 

@@ -1,20 +1,18 @@
-//! A modelled device: time, a volatile cache, faults, and a log of everything.
+//! A simulated device: time, a volatile cache, faults, and a log of all requests.
 //!
-//! **The crash model.** A completed write is in the device's volatile cache. It is durable once a
-//! FLUSH (or a write's preflush) that was started after it completed has completed, or when it
-//! completes if it carried FUA. A crash keeps everything durable and any subset of the rest, writes
-//! in request among it, each torn at the atomic unit; of two that overlap the later one wins where
-//! both survive. A write with a preflush reaches the medium only after that. Reads are stable. A
-//! discarded range reads as before or as zeros (the model's seed chooses, once for each discard) and
-//! after a crash as either.
+//! **The crash model.** A completed write is in the device's volatile cache. It is durable once a FLUSH (or a write's
+//! preflush) that was started after its completion has completed, or on its own completion if it carried FUA. A crash
+//! keeps everything durable and any subset of the other writes, including those in flight, each torn at the atomic
+//! unit; of two writes that overlap the later one wins if both survive. A write with a preflush reaches the medium only
+//! after the preflush. Reads are stable. A discarded range reads as before or as zeros (the model's seed decides once
+//! per discard), and after a crash as either.
 //!
-//! **Crash images without stopping.** The device keeps a [`Log`] of its life; for every position in
-//! it and every choice of survivors [`Log::image`] builds the image afterwards, sharing what did not
-//! change. A device made from such an image has a log of its own, so crashes during a recovery
-//! compose.
+//! **Crash images without stopping.** The device keeps a [`Log`] of its requests. For every position in the log and
+//! every choice of survivors [`Log::image`] builds the image, which shares unchanged content. A device made from such
+//! an image has a log of its own, so crashes during a recovery compose.
 //!
-//! **Time.** Inside a simulation requests take the model's time on one of its parallel units;
-//! outside, and where the model says zero, they complete before [`Device::start`] returns.
+//! **Time.** In a simulation requests take the model's time on one of its parallel units; outside, and if the model's
+//! time is zero, they complete before [`Device::start`] returns.
 
 mod change;
 mod content_tree;
@@ -36,36 +34,36 @@ pub use log::{Event, Log};
 
 use log::Recorder;
 
-/// What a device is like.
+/// Properties of a simulated device.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Unit of offsets and lengths: 512 or 4096.
     pub logical_block: u32,
-    /// Bytes that are written whole or not at all: a multiple of the logical block.
+    /// Bytes that are written atomically: a multiple of the logical block.
     pub atomic_unit: u32,
     /// Whether the device offers FUA.
     pub fua: bool,
-    /// Whether it offers discard, and its granularity in bytes.
+    /// Granularity of discards in bytes; `None`: no discards.
     pub discard_granularity: Option<u64>,
-    /// Largest transfer in bytes.
+    /// Maximum transfer in bytes.
     pub max_transfer: u32,
-    /// Whether it refuses changes.
+    /// Whether it fails changes.
     pub read_only: bool,
-    /// Time of a read, without its bytes.
+    /// Time of a read without its transfer.
     pub read: Duration,
-    /// Time of a write (or discard), without its bytes.
+    /// Time of a write or discard without its transfer.
     pub write: Duration,
-    /// Time of a flush; a preflush and FUA take it too.
+    /// Time of a flush, also as preflush and for FUA.
     pub flush: Duration,
-    /// Time of a MiB of a read or write.
+    /// Transfer time per MiB.
     pub per_mib: Duration,
-    /// Each request takes up to this many 1024ths more, at random.
+    /// Each request takes up to this many 1024ths longer, at random.
     pub jitter: u16,
-    /// Requests served at a time.
+    /// Requests served concurrently.
     pub parallel: usize,
-    /// Whether a log is kept.
+    /// Whether the device keeps a log.
     pub log: bool,
-    /// Chooses which discards leave the old content.
+    /// Decides which discards keep the old content.
     pub seed: u64,
 }
 
@@ -92,7 +90,7 @@ impl Default for Model {
 }
 
 impl Model {
-    /// A solid-state disk: 80 µs reads, 20 µs writes, 400 µs flushes, 2 GiB/s, 16 at a time.
+    /// A solid-state disk: 80 µs per read, 20 µs per write, 400 µs per flush, 2 GiB/s, 16 requests at a time.
     pub fn solid_state() -> Self {
         Self {
             read: Duration::from_micros(80),
@@ -105,7 +103,7 @@ impl Model {
         }
     }
 
-    /// A rotating disk without FUA: 8 ms to get anywhere, 160 MiB/s, one at a time.
+    /// A rotating disk without FUA: 8 ms per access, 160 MiB/s, one request at a time.
     pub fn rotating() -> Self {
         Self {
             atomic_unit: 4096,
@@ -121,40 +119,40 @@ impl Model {
     }
 }
 
-/// RequestFilter requests a fault meets. Requests are counted from 0, by when they were started.
+/// The requests that a fault applies to. Requests are numbered from 0 in the order of their start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestFilter {
-    /// The one with this number among all.
+    /// The request with this number.
     Nth(u64),
-    /// The one with this number among all, and every later one.
+    /// The request with this number and all later ones.
     From(u64),
-    /// The one with this number among those that flush: FLUSH, and writes with a preflush.
+    /// The request with this number among those that flush: FLUSHes, and writes with a preflush.
     NthFlushing(u64),
-    /// The one with this number among those of this kind.
+    /// The request with this number among those of this kind.
     NthOf(Op, u64),
-    /// Every one of this kind.
+    /// All requests of this kind.
     Every(Op),
-    /// Every one of this kind that touches this range of bytes.
+    /// All requests of this kind that overlap this byte range.
     Touching(Op, Range<u64>),
 }
 
-/// What goes wrong.
+/// A fault of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails and does nothing.
+    /// The request fails without effect.
     Fail,
-    /// It fails, and the device loses everything that was not durable: reads show it.
+    /// The request fails, and the device loses everything that was not durable; reads show it.
     LoseCache,
-    /// It is done, but said to have failed.
+    /// The request is done but reported as failed.
     Misreport,
-    /// Its flush, preflush and FUA are said to have been done but were not.
+    /// The request's flush, preflush or FUA is acknowledged but not done.
     LostFlush,
-    /// It takes this much longer (in simulation).
+    /// The request takes this much longer (in a simulation).
     Delay(Duration),
 }
 
 impl Fault {
-    /// Whether the device says that something is wrong.
+    /// Whether the device reports an error.
     pub const fn is_reported(&self) -> bool {
         match self {
             Self::Fail | Self::LoseCache | Self::Misreport => true,
@@ -163,7 +161,7 @@ impl Fault {
     }
 }
 
-/// How many requests of each kind were started.
+/// Numbers of started requests by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads.
@@ -179,7 +177,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// All together: the number of the next request.
+    /// The sum: the number of the next request.
     pub fn total(&self) -> u64 {
         self.reads + self.writes + self.flushes + self.discards + self.zeroings
     }
@@ -195,7 +193,7 @@ impl Counts {
     }
 }
 
-/// A modelled device. Clones are the same device.
+/// A simulated device. Clones are the same device.
 #[derive(Clone)]
 pub struct SimDevice(Arc<Inner>);
 
@@ -208,12 +206,12 @@ struct Inner {
 struct State {
     recorder: Recorder,
     counts: Counts,
-    /// Requests that were started and flush.
+    /// Number of started requests that flush.
     flushing: u64,
     faults: Vec<(RequestFilter, Fault)>,
-    /// Length of the log when the first request was met by a fault that is told.
+    /// Length of the log when the first request with a reported fault was started.
     first_failure: Option<usize>,
-    /// When each parallel unit is free again.
+    /// When each parallel unit becomes free.
     busy: Vec<Instant>,
 }
 
@@ -223,11 +221,11 @@ struct StartedRequest {
     bio: Bio,
     done: Done,
     fault: Option<Fault>,
-    /// What its flush or preflush makes durable.
+    /// The writes that its flush or preflush makes durable, for [`Recorder::flushed`].
     covers: u64,
 }
 
-/// How long a request's two steps take from now on.
+/// The times until a request's two steps complete.
 struct Times {
     preflushed: Duration,
     ended: Duration,
@@ -242,8 +240,8 @@ impl SimDevice {
         Self::with_faults(image, model, Vec::new())
     }
 
-    /// The same, with what goes wrong from the beginning. No task of a simulation takes a lock for that: until the
-    /// first fault is met all goes as it does without any.
+    /// The same, with faults from the start. No task of a simulation takes a lock for them: up to the first fault the
+    /// run equals the one without faults.
     ///
     /// # Panics
     /// If the model contradicts itself.
@@ -286,12 +284,12 @@ impl SimDevice {
         }))
     }
 
-    /// Puts `mark` into the log: what was done before is before it in every cut.
+    /// Writes `mark` to the log: earlier requests precede it in every cut.
     pub fn mark(&self, mark: u64) {
         self.0.state.lock().recorder.push(Event::Mark(mark));
     }
 
-    /// What happened so far.
+    /// The log.
     ///
     /// # Panics
     /// If the model keeps no log.
@@ -300,40 +298,39 @@ impl SimDevice {
         self.0.state.lock().recorder.log().clone()
     }
 
-    /// What reads see now.
+    /// The content that reads see now.
     pub fn content(&self) -> Image {
         let tree = self.0.state.lock().recorder.live().clone();
         Image { tree }
     }
 
-    /// How many requests were started.
+    /// Numbers of started requests.
     pub fn counts(&self) -> Counts {
         self.0.state.lock().counts
     }
 
-    /// Lets something go wrong from now on; of several that meet a request the first counts.
+    /// Adds a fault; if several apply to a request, the first one counts.
     pub fn inject(&self, which: RequestFilter, fault: Fault) {
         self.0.state.lock().faults.push((which, fault));
     }
 
-    /// How long the log was when the first request was started that failed or will; none if none
-    /// did.
+    /// Length of the log when the first request was started that failed or will fail; `None` without failures.
     pub fn first_failure(&self) -> Option<usize> {
         self.0.state.lock().first_failure
     }
 
-    /// Lets nothing go wrong any more.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         self.0.state.lock().faults.clear();
     }
 
-    /// The preflush, if there is one, is done.
+    /// Completes the preflush of a request.
     fn preflushed(&self, request: &StartedRequest) {
         let event = Event::Preflushed { id: request.id };
         let recorder = &mut self.0.state.lock().recorder;
         match request.fault {
             Some(Fault::LostFlush) => recorder.flushed_nothing(event),
-            // Where the FLUSH fails the write behind it is not sent, by the kernel or by our own queue.
+            // If the FLUSH fails, the write behind it is not sent, neither by the kernel nor by our queue.
             Some(Fault::Fail | Fault::LoseCache) => {}
             Some(Fault::Delay(_) | Fault::Misreport) | None => {
                 recorder.flushed(request.covers, event)
@@ -341,7 +338,7 @@ impl SimDevice {
         }
     }
 
-    /// The request is done: does it and answers.
+    /// Completes a request.
     fn end(&self, mut request: StartedRequest) {
         let result = self.0.state.lock().end(&mut request);
         (request.done)(request.bio, result);
@@ -380,7 +377,7 @@ impl Device for SimDevice {
 }
 
 impl State {
-    /// Numbers and notes a request and reserves its time.
+    /// Numbers and logs a request and reserves its time.
     fn begin(&mut self, model: &Model, bio: Bio, done: Done) -> (StartedRequest, Times) {
         let id = self.counts.total();
         let fault = self.fault_of(id, &bio);
@@ -429,7 +426,7 @@ impl State {
         fault.map(|(_, fault)| fault.clone())
     }
 
-    /// Finds the unit that is free first and how long the request takes there.
+    /// The time of a request on the unit that becomes free first.
     fn schedule(&mut self, model: &Model, bio: &Bio, fault: &Option<Fault>) -> Times {
         if !sim::active() {
             return Times {
@@ -472,7 +469,7 @@ impl State {
         }
     }
 
-    /// Does what a request asks for and says how it ended.
+    /// Executes a request and logs its completion.
     fn end(&mut self, request: &mut StartedRequest) -> Result<(), IoError> {
         let StartedRequest { id, bio, fault, .. } = request;
         let id = *id;
@@ -490,7 +487,7 @@ impl State {
             _ => self.recorder.completed(id, bio.fua && !lies),
         }
         if *fault == Some(Fault::LoseCache) {
-            self.recorder.forget();
+            self.recorder.lose_cache();
         }
         match failed || *fault == Some(Fault::Misreport) {
             true => Err(IoError::of(bio, "EIO (injected)")),

@@ -1,11 +1,10 @@
-//! Modelled flash devices: how long each command takes, by stated parameters.
+//! Models of flash devices: the time of each command from stated parameters.
 //!
-//! [`Parameters`] come from a file ([`BUILT_IN`] has four), [`Machine`] is the pure state machine that says when
-//! a command ends, [`Store`] holds the content, and [`FlashDevice`] is the three as a
-//! [`Device`](steadfs_block::Device). What is modelled: command overhead, a bus of so many MiB a second, pages
-//! programmed and read in so many units at a time, a volatile cache that is written in the background, the cost of a
-//! flush (fixed, and by what was written since the last), FUA, and the cost of opening an erase unit. What is not:
-//! garbage collection inside the device, wear, heat, and power states.
+//! [`Parameters`] come from a file ([`BUILT_IN`] has four), [`Machine`] is a pure state machine that computes when a
+//! command ends, [`Store`] holds the content, and [`FlashDevice`] combines them as a [`Device`](steadfs_block::Device).
+//! Modelled: command overhead, a bus of limited bandwidth, pages programmed and read in parallel units, a volatile
+//! cache that is written in the background, the cost of a flush (fixed, and per MiB written since the last), FUA, and
+//! the cost of opening an erase unit. Not modelled: garbage collection inside the device, wear, heat, and power states.
 
 mod device;
 mod machine;

@@ -1,4 +1,4 @@
-//! Crash exploration, modelled devices, and the published experiments on them.
+//! The laboratory: simulated devices, crash exploration, and the published experiments on device models.
 
 pub mod crash;
 pub mod device;

@@ -1,13 +1,14 @@
-//! A read that fails once in the middle of a call.
+//! Read errors in the middle of a call.
 //!
-//! **Problem.** A call that reads a block after it has changed another one leaves the volume half changed when that
-//! read fails; committed, that is damage which nothing has marked.
-//! **Rule.** For every kind of call, with all clean metadata pushed out of the cache, the first, second, … read
-//! from the device fails until the call meets no failure. Afterwards every inode is stored once more and the volume
-//! is unmounted. It is then consistent, or it stopped and is marked for its checker.
+//! **Problem.** If a call reads a block after it has changed another one, and that read fails, the volume is half
+//! changed; committed, that is corruption without an error mark.
 //!
-//! A failed read is tried in two ways: once, and for every read of the same place until the call ends (a bad sector:
-//! what reads ahead tries twice).
+//! **Rule.** For every kind of call, with all clean metadata evicted from the cache, the first, second, … read from the
+//! device fails, until the call meets no failure. Afterwards every inode is stored once more and the volume is
+//! unmounted. It is then consistent, or it stopped and is marked for its checker.
+//!
+//! Each failed read is tested in two ways: it fails once, or every read of the same block fails until the call ends (a
+//! bad sector: read-ahead tries twice).
 
 mod cases;
 mod volumes;
@@ -29,20 +30,20 @@ pub use volumes::{Volume, volumes};
 pub enum ReadFailures {
     /// Once.
     Once,
-    /// Whenever the same place is read during the call.
+    /// Whenever the same block is read during the call.
     BadSector,
 }
 
-/// What came of one kind of call.
+/// The results of one kind of call.
 #[derive(Clone, Default, Debug)]
 pub struct Tally {
-    /// Calls that met a failed read.
+    /// Calls in which a read failed.
     pub faults: u32,
-    /// Calls that succeeded all the same.
+    /// Calls that succeeded nevertheless.
     pub succeeded: u32,
-    /// Volumes that stopped, marked.
+    /// Volumes that stopped and were marked.
     pub stopped: u32,
-    /// What is wrong: a volume that is damaged and not marked.
+    /// Failures: a corrupt volume that is not marked.
     pub bad: Vec<String>,
 }
 
@@ -66,33 +67,33 @@ impl fmt::Display for Tally {
         let bad = bad.len();
         write!(
             f,
-            "{faults} faults, {succeeded} calls succeeded, {stopped} volumes stopped, {bad} bad"
+            "{faults} faults, {succeeded} calls succeeded, {stopped} volumes stopped, {bad} failures"
         )
     }
 }
 
-/// More reads than any call makes.
+/// More reads than any call does.
 const MOST_READS: u64 = 400;
 
-/// A mounted volume in a case.
+/// A mounted volume during a case.
 pub struct Mounted<'a> {
     /// The volume.
     pub fs: &'a dyn FileSystem,
-    /// Its caller: root.
+    /// The caller: root.
     pub cx: Cx,
     /// The inodes of its files, by name.
     pub inos: &'a BTreeMap<&'static str, InodeNo>,
 }
 
 impl Mounted<'_> {
-    /// The inode that was made under this name.
+    /// The inode that was created under this name.
     pub fn ino(&self, name: &str) -> InodeNo {
         self.inos[name]
     }
 }
 
-/// Tries every case in both ways on every volume of a kind of file system with `name` in its own, and writes what
-/// came out. How much is wrong; `None` if there is no such volume.
+/// Runs every case in both ways on every volume of a file system with `name` in its own, and writes the results.
+/// Returns the number of failures; `None` if there is no such volume.
 ///
 /// # Errors
 /// If `out` cannot be written.
@@ -132,8 +133,8 @@ fn every_case(volume: &Volume) -> Tally {
     all
 }
 
-/// Fails each read of `case` on `volume` in turn. `second`: whether the format's own checker is asked, too, for the
-/// n-th fault.
+/// Fails each read of `case` on `volume` in turn. `second`: whether the format's own checker judges the n-th fault,
+/// too.
 pub fn sweep(
     volume: &Volume,
     case: &Case,
@@ -156,7 +157,7 @@ pub fn sweep(
             inos: &volume.inos,
         };
         let made = (case.setup)(&mounted);
-        fs.forget_clean();
+        fs.evict_clean();
         fail_read(&device, n, fails);
         let result = (case.call)(&mounted, made);
         let met = device.failures() > 0;
@@ -196,11 +197,11 @@ pub fn sweep(
         tally.succeeded += u32::from(result.is_ok());
         tally.stopped += u32::from(why_stopped.is_some());
     }
-    tally.bad.push(format!("{}: reads for ever", case.name));
+    tally.bad.push(format!("{}: reads without end", case.name));
     tally
 }
 
-/// The n-th read from now on fails.
+/// Lets the n-th read from now on fail.
 fn fail_read(device: &FaultDevice, n: u64, fails: ReadFailures) {
     let (mut seen, mut bad) = (0, None);
     device.fail(move |bio| {
@@ -222,19 +223,19 @@ fn fail_read(device: &FaultDevice, n: u64, fails: ReadFailures) {
     });
 }
 
-/// Stores every inode: what memory has of them reaches the device.
+/// Stores every inode, so that its in-memory state reaches the device.
 fn store_all(mounted: &Mounted<'_>) {
     let touch = SetAttr {
         mtime: Some(SetTime::Now),
         ..SetAttr::default()
     };
     for &ino in mounted.inos.values() {
-        // It may be gone, or the volume stopped.
+        // The inode may be removed, or the volume stopped.
         let _ = mounted.fs.setattr(&mounted.cx, ino, &touch);
     }
 }
 
-/// Why the volume has stopped, if it has.
+/// The reason why the volume has stopped, if it has.
 fn stopped(fs: &dyn FileSystem) -> Option<String> {
     let errors = fs.control()?.read("errors").ok()?;
     let errors = String::from_utf8_lossy(&errors);

@@ -1,7 +1,7 @@
-//! One fsync as it crosses the rooms: its locks, its waits and its I/O, in virtual time.
+//! A trace of one fsync through the crates: its locks, its waits and its I/O, in virtual time.
 //!
-//! The volume, its queue and its cache are those of an experiment; nothing else happens on them. FsyncTarget is label follows
-//! from the file system, the device and the seed.
+//! The volume, its queue and its cache are those of an experiment, without other load. The trace is a function of the
+//! file system, the device and the seed.
 
 mod block_names;
 mod show;
@@ -20,7 +20,7 @@ use crate::experiment::{
 use crate::flash::{Parameters, RequestEvent, Store};
 use block_names::BlockNames;
 
-/// Whose fsync.
+/// The file system whose fsync is traced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// ext4's.
@@ -39,41 +39,41 @@ impl Kind {
     }
 }
 
-/// Of what.
+/// The object of the fsync.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FsyncTarget {
-    /// A file to which 8 KiB were appended.
+    /// A file after an append of 8 KiB.
     Append,
-    /// A file of which 8 KiB were written over.
+    /// A file after an overwrite of 8 KiB.
     Overwrite,
-    /// A directory in which a file was made.
+    /// A directory after a file was created in it.
     Directory,
 }
 
 impl FsyncTarget {
     const fn about(self) -> &'static str {
         match self {
-            Self::Append => "a file to which 8 KiB were appended",
-            Self::Overwrite => "a file of which 8 KiB were written over",
-            Self::Directory => "a directory in which a file was just made",
+            Self::Append => "a file after an append of 8 KiB",
+            Self::Overwrite => "a file after an overwrite of 8 KiB",
+            Self::Directory => "a directory after a file was created in it",
         }
     }
 }
 
-/// FsyncTarget happened.
+/// An event of the trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum TraceEvent {
-    /// A task's step.
+    /// A task's event.
     Task(sim::TaskStep),
-    /// A request began: number, in words.
+    /// A request began: its number and description.
     Starts(u64, String),
-    /// It ended.
+    /// A request ended.
     Ends(u64),
-    /// The call itself begins or returns.
+    /// The fsync call begins or returns.
     Call(String),
 }
 
-/// A step: when, whose, what.
+/// A line of the trace: time, task, event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct TraceLine {
     at: Instant,
@@ -82,7 +82,8 @@ struct TraceLine {
 }
 
 thread_local! {
-    /// FsyncTarget was seen: a simulation is on one thread, and who watches its locks must not take one.
+    /// The recorded events. Thread-local: a simulation runs on one thread, and an observer of its locks must not take
+    /// one.
     static SEEN: RefCell<Vec<TraceLine>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -92,16 +93,16 @@ fn note(at: Instant, task: String, step: TraceEvent) {
 
 /// Large enough for blocks of 4 KiB.
 const VOLUME: u64 = 1 << 30;
-/// Bytes of the file, and of what is written to it.
+/// Size of the file, and bytes written to it.
 const SIZE: u64 = 64 << 10;
 const BYTES: u64 = 8192;
-/// The task that calls: a simulation's main one.
+/// The calling task: a simulation's main task.
 const CALLER: &str = "main";
 
-/// One fsync, label line by line.
+/// Traces one fsync, line by line.
 ///
 /// # Errors
-/// FsyncTarget failed.
+/// The call that failed.
 pub fn fsync(
     kind: Kind,
     what: FsyncTarget,
@@ -136,7 +137,7 @@ pub fn fsync(
     Ok(show::text(&head, kind, &outcome.value))
 }
 
-/// A volume with a directory `dir` and in it a file of 64 KiB.
+/// A volume with a directory `dir` that holds a file of 64 KiB.
 fn volume(kind: Kind, mount: &Mount) -> Result<Store, String> {
     let format = move |queue: &Queue| match kind {
         Kind::Ext4 => {
@@ -169,7 +170,7 @@ fn volume(kind: Kind, mount: &Mount) -> Result<Store, String> {
     })
 }
 
-/// Does what comes before, and watches the fsync.
+/// Makes the preparations, and records the fsync.
 fn watched(
     testbed: &Testbed,
     what: FsyncTarget,
@@ -178,7 +179,7 @@ fn watched(
     let (fs, cx) = (&*testbed.fs, process(GroupId(0), IoPrio::default(), 1));
     let file = fs.lookup(&cx, fs.root(), b"file")?;
     let dir = fs.lookup(&cx, fs.root(), b"dir")?;
-    // The first fsync after a mount may have to do more.
+    // The first fsync after a mount may do more.
     fs.write(&cx, file, 0, &content(0, BYTES))?;
     fs.fsync(&cx, file)?;
     sleep(std::time::Duration::from_millis(10));

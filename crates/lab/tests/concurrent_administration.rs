@@ -491,9 +491,9 @@ fn on_failing_devices(
             let quiet = trial(subject.clone(), seed, options, stats, None);
             for fault in faults_of(&quiet, &mut Random::new(seed)) {
                 println!("{}, seed {seed:#x}, {fault:?}", subject.name);
-                let troubled = trial(subject.clone(), seed, options, stats, Some(fault));
+                let with_faults = trial(subject.clone(), seed, options, stats, Some(fault));
                 tried += 1;
-                met += u64::from(troubled.met);
+                met += u64::from(with_faults.met);
             }
         }
     }

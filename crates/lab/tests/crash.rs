@@ -110,7 +110,7 @@ fn ext4_survives_a_failing_device() {
         trial: Trial::Faults,
         budget: 4_000,
         effort: Effort {
-            troubles: 10,
+            faults: 10,
             cuts: 3,
             nested: 16,
             by_tool: 8,
@@ -121,8 +121,8 @@ fn ext4_survives_a_failing_device() {
     let report = sweep(subjects(&out), options).unwrap();
     assert_clean(&report);
     let stats = &report.stats;
-    assert!(stats.troubled > 1000 && stats.stopped > 100, "{stats:?}");
-    assert!(stats.undecided * 20 < stats.troubled, "{stats:?}");
+    assert!(stats.with_faults > 1000 && stats.stopped > 100, "{stats:?}");
+    assert!(stats.undecided * 20 < stats.with_faults, "{stats:?}");
 }
 
 /// A volume that fills up at any allocation: exact errors, nothing acknowledged is lost, and all room
@@ -134,7 +134,7 @@ fn ext4_survives_a_full_volume() {
         trial: Trial::Space,
         budget: 4_000,
         effort: Effort {
-            troubles: 6,
+            faults: 6,
             cuts: 3,
             nested: 16,
             by_tool: 8,
@@ -145,11 +145,11 @@ fn ext4_survives_a_full_volume() {
     let all = ext4::subjects(&out).expect("mke2fs makes every kind of volume");
     let report = sweep(all, options).unwrap();
     assert_clean(&report);
-    assert!(report.stats.troubled > 60, "{:?}", report.stats);
+    assert!(report.stats.with_faults > 60, "{:?}", report.stats);
 }
 
 #[test]
-fn what_once_failed_does_not_fail_again() {
+fn regressions_pass() {
     let out = cases("regressions");
     let subjects = subjects(&out);
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
@@ -184,28 +184,28 @@ fn what_once_failed_does_not_fail_again() {
 
 /// What once failed on a full volume: with every amount of room from none on.
 #[test]
-fn what_once_failed_without_room_does_not_fail_again() {
+fn regressions_on_full_volumes_pass() {
     let out = cases("on-full-volume");
     let mut subjects = ext4::subjects(&out).expect("mke2fs makes every kind of volume");
     subjects.retain(|subject| subject.small);
     subjects.retain(|subject| subject.format.extents);
-    let seen = common::regressions_without_room(&subjects, &out);
+    let seen = common::regressions_on_full_volume(&subjects, &out);
     assert!(seen >= 8, "{seen} runs");
 }
 
 /// What once failed where the device did: with an error at each request, and at all from there on.
 #[test]
-fn what_once_failed_with_the_device_does_not_fail_again() {
+fn regressions_with_device_faults_pass() {
     let out = cases("with-faults");
     let subjects = subjects(&out);
     let runs = subjects.iter().flat_map(|s| [(s, 0), (s, 1)]);
-    let troubled = common::regressions_with_faults(runs, &out);
-    assert!(troubled > 500, "{troubled} runs met an error");
+    let with_faults = common::regressions_with_faults(runs, &out);
+    assert!(with_faults > 500, "{with_faults} runs met an error");
 }
 
 /// The explorer would notice: a device that only says that it flushed loses what was acknowledged.
 #[test]
-fn a_device_that_lies_about_flushes_is_noticed() {
+fn lost_flushes_are_noticed() {
     let out = cases("lost-flush");
     let subjects = subjects(&out);
     let program: Program = "create /f 644\nwrite /f 0+9000 1\nfsync /f\n"

@@ -84,7 +84,7 @@ fn f2fs_survives_twenty_thousand_power_cuts() {
 
 /// Several files are changed, and made durable one by one later, some under other names by then: those that
 /// settled meanwhile go along with the first.
-fn convoy(seed: u64) -> Program {
+fn late_fsyncs(seed: u64) -> Program {
     let mut random = Random::new(seed ^ 0xC0_4071);
     let mut text = String::from("setup\n");
     let dirs = ["/a", "/b"].map(|dir| {
@@ -136,7 +136,7 @@ fn convoy(seed: u64) -> Program {
 /// Neighbours of a file that is made durable are as if somebody had asked for them too, or as in the last
 /// checkpoint; and never in the way of the file itself.
 #[test]
-fn what_goes_along_with_an_fsync_survives_whole() {
+fn a_file_clustered_with_an_fsync_survives_whole() {
     let out = cases("along");
     std::fs::create_dir_all(&out).unwrap();
     let mut subjects = f2fs::subjects().unwrap();
@@ -148,7 +148,7 @@ fn what_goes_along_with_an_fsync_survives_whole() {
     let mut stats = Stats::default();
     for number in 0..(images(20_000) / 4_000) as u64 {
         for (subject, seed) in subjects.iter().zip(100 * number..) {
-            let program = convoy(seed);
+            let program = late_fsyncs(seed);
             let (of_run, failure) =
                 try_program(Trial::Crashes, subject, &program, seed, effort, &out);
             stats.add(of_run);
@@ -166,7 +166,7 @@ fn what_goes_along_with_an_fsync_survives_whole() {
             }
         }
     }
-    let along = |name: &str| stats.work_of(name, f2fs::ALONG);
+    let along = |name: &str| stats.work_of(name, f2fs::CLUSTERED);
     assert!(along("f2fs-plain") > 0, "{:?}", stats.work);
     assert_eq!(along("f2fs-fastboot") + along("f2fs-two-logs"), 0);
     let all: u64 = subjects.iter().map(|subject| along(&subject.name)).sum();
@@ -174,7 +174,7 @@ fn what_goes_along_with_an_fsync_survives_whole() {
 }
 
 #[test]
-fn what_once_failed_does_not_fail_again() {
+fn regressions_pass() {
     let out = cases("regressions");
     std::fs::create_dir_all(&out).unwrap();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
@@ -209,29 +209,29 @@ fn what_once_failed_does_not_fail_again() {
 
 /// What once failed on a full volume: with every amount of room from none on.
 #[test]
-fn what_once_failed_without_room_does_not_fail_again() {
+fn regressions_on_full_volumes_pass() {
     let out = cases("on-full-volume");
     std::fs::create_dir_all(&out).unwrap();
     let mut subjects = f2fs::subjects().unwrap();
     subjects.retain(|subject| subject.small);
-    let seen = common::regressions_without_room(&subjects, &out);
+    let seen = common::regressions_on_full_volume(&subjects, &out);
     assert!(seen >= 16, "{seen} runs");
 }
 
 /// What once failed where the device did: with an error at each request, and at all from there on.
 #[test]
-fn what_once_failed_with_the_device_does_not_fail_again() {
+fn regressions_with_device_faults_pass() {
     let out = cases("with-faults");
     std::fs::create_dir_all(&out).unwrap();
     let mut subjects = f2fs::subjects().unwrap();
     subjects.retain(|subject| !subject.small);
-    let troubled = common::regressions_with_faults(subjects.iter().zip(0..), &out);
-    assert!(troubled > 200, "{troubled} runs met an error");
+    let with_faults = common::regressions_with_faults(subjects.iter().zip(0..), &out);
+    assert!(with_faults > 200, "{with_faults} runs met an error");
 }
 
 /// An fsync of which only the end survived, and a recovery that is cut off while it writes in front of that.
 #[test]
-fn a_recovery_leads_no_other_to_what_was_torn() {
+fn a_cut_recovery_never_links_a_torn_chain() {
     let out = cases("torn");
     std::fs::create_dir_all(&out).unwrap();
     let program: Program =
@@ -257,13 +257,13 @@ fn a_recovery_leads_no_other_to_what_was_torn() {
     assert!(nested > 500, "{nested}");
 }
 
-/// A twentieth of the images, with `troubles` of a trial in each run.
-fn troubled(trial: Trial, troubles: usize, out: PathBuf) -> Options {
+/// A twentieth of the images, with `faults` of a trial in each run.
+fn with_faults(trial: Trial, faults: usize, out: PathBuf) -> Options {
     Options {
         trial,
         budget: images(20_000) / 20,
         effort: Effort {
-            troubles,
+            faults,
             cuts: 3,
             nested: 16,
             by_tool: 8,
@@ -277,23 +277,23 @@ fn troubled(trial: Trial, troubles: usize, out: PathBuf) -> Options {
 /// or hangs.
 #[test]
 fn f2fs_survives_a_failing_device() {
-    let options = troubled(Trial::Faults, 10, cases("faults"));
+    let options = with_faults(Trial::Faults, 10, cases("faults"));
     let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
     assert_clean(&report);
     let stats = &report.stats;
-    assert!(stats.troubled > 100 && stats.stopped > 10, "{stats:?}");
-    assert!(stats.undecided * 20 < stats.troubled, "{stats:?}");
+    assert!(stats.with_faults > 100 && stats.stopped > 10, "{stats:?}");
+    assert!(stats.undecided * 20 < stats.with_faults, "{stats:?}");
 }
 
 /// A volume that fills up at any allocation: exact errors, nothing acknowledged is lost, and all room
 /// comes back.
 #[test]
 fn f2fs_survives_a_full_volume() {
-    let options = troubled(Trial::Space, 6, cases("space"));
+    let options = with_faults(Trial::Space, 6, cases("space"));
     let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
     assert_clean(&report);
     let stats = &report.stats;
-    assert!(stats.troubled > 10, "{stats:?}");
+    assert!(stats.with_faults > 10, "{stats:?}");
 }
 
 /// With a device that fails too, and sections cleaned meanwhile.
@@ -333,7 +333,7 @@ fn runs_are_functions_of_their_seed() {
 }
 
 /// What checkpoints were asked for, by whom, and what became of it.
-struct Asked {
+struct CheckpointRequests {
     log: Log,
     /// Directories whose making was made durable, by the mark that was set then.
     made: Vec<(u64, String)>,
@@ -341,7 +341,7 @@ struct Asked {
 
 /// Several make directories and make them durable at once, while the checkpoints' task goes and comes,
 /// the volume is frozen and thawed, and at the end, on odd seeds, unmounted under their hands.
-fn ask(open: &Open, image: &Image, seed: u64) -> Asked {
+fn ask(open: &Open, image: &Image, seed: u64) -> CheckpointRequests {
     let model = Model {
         atomic_unit: 4096,
         seed,
@@ -392,7 +392,7 @@ fn ask(open: &Open, image: &Image, seed: u64) -> Asked {
     }
     drop(fs);
     sleep(Duration::from_millis(1));
-    Asked {
+    CheckpointRequests {
         log: device.log(),
         made,
     }
@@ -401,7 +401,7 @@ fn ask(open: &Open, image: &Image, seed: u64) -> Asked {
 /// A request is answered only by a checkpoint that began after it was made: what was answered is there
 /// when the power is cut right then, and nobody is left without an answer.
 #[test]
-fn who_shares_a_checkpoint_is_in_it() {
+fn a_merged_checkpoint_covers_every_requester() {
     let mut subjects = f2fs::subjects().unwrap();
     let subject = subjects.swap_remove(0);
     let mut answered = 0;

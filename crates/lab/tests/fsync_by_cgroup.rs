@@ -27,7 +27,7 @@ const SECONDS: u64 = 20;
 
 /// Who is there.
 #[derive(Clone, Copy)]
-struct Crowd {
+struct Workload {
     heavy: u32,
     light: u32,
     /// Whether one of the light group writes a stream besides, durable 256 KiB at a time.
@@ -93,7 +93,7 @@ fn appender(fs: &Ext4, cx: &Cx, size: u64, over: &AtomicBool) -> Vec<Duration> {
 }
 
 /// The fsyncs of both groups' appenders.
-fn measure(crowd: Crowd, seed: u64) -> [Times; 2] {
+fn measure(workload: Workload, seed: u64) -> [Times; 2] {
     let run = move || {
         let store = Arc::new(MemDevice::new(VOLUME));
         let plain = Queue::new(Arc::clone(&store) as _, QueueOptions::default());
@@ -110,7 +110,7 @@ fn measure(crowd: Crowd, seed: u64) -> [Times; 2] {
         let (fs, _) = Ext4::open(device, options, CacheSizes::of(64 << 20)).unwrap();
         let mut settings = fs.queue().settings();
         settings.policy = Policy::Fair;
-        (crowd.queue)(&mut settings);
+        (workload.queue)(&mut settings);
         fs.queue().configure(settings);
         fs.queue().set_group(HEAVY, GroupId(0), 100);
         fs.queue().set_group(LIGHT, GroupId(0), 20);
@@ -121,11 +121,11 @@ fn measure(crowd: Crowd, seed: u64) -> [Times; 2] {
                 appender(&fs, &process(group, owner), size, &over)
             })
         };
-        let heavy: Vec<_> = (0..crowd.heavy).map(|n| start(HEAVY, n, 4096)).collect();
-        let light: Vec<_> = (0..crowd.light)
+        let heavy: Vec<_> = (0..workload.heavy).map(|n| start(HEAVY, n, 4096)).collect();
+        let light: Vec<_> = (0..workload.light)
             .map(|n| start(LIGHT, 100 + n, 4096))
             .collect();
-        let stream = crowd.stream.then(|| start(LIGHT, 200, 256 << 10));
+        let stream = workload.stream.then(|| start(LIGHT, 200, 256 << 10));
         sleep(Duration::from_secs(SECONDS));
         over.store(true, Ordering::Release);
         let times = [heavy, light].map(|all| {
@@ -147,8 +147,8 @@ fn measure(crowd: Crowd, seed: u64) -> [Times; 2] {
 
 fn fair(_: &mut QueueSettings) {}
 
-fn crowd(heavy: u32, light: u32, stream: bool, queue: fn(&mut QueueSettings)) -> Crowd {
-    Crowd {
+fn workload(heavy: u32, light: u32, stream: bool, queue: fn(&mut QueueSettings)) -> Workload {
+    Workload {
         heavy,
         light,
         stream,
@@ -159,9 +159,9 @@ fn crowd(heavy: u32, light: u32, stream: bool, queue: fn(&mut QueueSettings)) ->
 #[test]
 fn a_shared_commit_costs_the_heavy_group_no_more_than_the_one_under_way() {
     for seed in 1..3 {
-        let [alone, _] = measure(crowd(1, 0, false, fair), seed);
+        let [alone, _] = measure(workload(1, 0, false, fair), seed);
         for light in [1, 8] {
-            let [heavy, others] = measure(crowd(1, light, false, fair), seed);
+            let [heavy, others] = measure(workload(1, light, false, fair), seed);
             let summary = format!(
                 "{light}: {}; {}; {}",
                 alone.summary(),
@@ -188,9 +188,9 @@ fn a_shared_commit_costs_the_heavy_group_no_more_than_the_one_under_way() {
 }
 
 #[test]
-fn a_crowd_and_a_stream_of_the_light_group_stay_behind_the_heavy_one() {
+fn eight_appenders_and_a_stream_of_the_light_group_stay_behind_the_heavy_group() {
     for seed in 1..3 {
-        let [heavy, light] = measure(crowd(1, 8, true, fair), seed);
+        let [heavy, light] = measure(workload(1, 8, true, fair), seed);
         let summary = format!("{}; {}", heavy.summary(), light.summary());
         assert!(heavy.percentile(50) < light.percentile(50), "{summary}");
         assert!(heavy.percentile(99) * 2 < light.percentile(99), "{summary}");
@@ -198,11 +198,11 @@ fn a_crowd_and_a_stream_of_the_light_group_stay_behind_the_heavy_one() {
         let without: [fn(&mut QueueSettings); 2] =
             [|q| q.policy = Policy::Fifo, |q| q.boost = false];
         for queue in without {
-            let [other, _] = measure(crowd(1, 8, true, queue), seed);
+            let [other, _] = measure(workload(1, 8, true, queue), seed);
             let summary = format!("{summary}; without: {}", other.summary());
             assert!(heavy.percentile(50) * 2 < other.percentile(50), "{summary}");
         }
-        let [heavy, light] = measure(crowd(4, 4, true, fair), seed);
+        let [heavy, light] = measure(workload(4, 4, true, fair), seed);
         let summary = format!("{}; {}", heavy.summary(), light.summary());
         assert!(heavy.percentile(50) * 2 < light.percentile(50), "{summary}");
         assert!(light.0.len() * 5 > heavy.0.len(), "{summary}");

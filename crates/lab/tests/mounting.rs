@@ -16,7 +16,7 @@ use steadfs_rt::{Random, sim, sleep};
 use steadfs_vfs::FsError;
 use steadfs_workload::{Observed, Op, Program, Runner, TreePath};
 
-use common::{KEPT, kept, look, repair, says_clean};
+use common::{KEPT, is_marked_clean, kept, look, repair};
 
 /// Done on each volume before: what is kept, and what is taken away later.
 const BEFORE: &str = "mkdir /gone 755
@@ -128,7 +128,7 @@ impl Judge<'_> {
         let repaired;
         let image = match self.repairs {
             true => {
-                let clean = says_clean(image);
+                let clean = is_marked_clean(image);
                 let (code, after) = repair(image, self.dir);
                 assert!(
                     code == 0 || code == 1 && !clean,

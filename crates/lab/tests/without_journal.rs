@@ -25,13 +25,13 @@ use steadfs_lab::device::{Fault, Image, RequestFilter, Survivors};
 use steadfs_workload::Program;
 use steadfs_workload::generate::{Shape, random};
 
-use common::{KEPT, kept, look, repair, says_clean};
+use common::{KEPT, is_marked_clean, kept, look, repair};
 
 /// Whether an image needed repair, which is no more than e2fsck does by itself; what is kept in it then.
 fn after_repair(subject: &Subject, image: &Image, dir: &Path, what: &str) -> (bool, Vec<String>) {
     let (code, repaired) = repair(image, dir);
     assert!(matches!(code, 0 | 1), "{what}: e2fsck ends with {code}");
-    let hides_it = code == 1 && says_clean(image);
+    let hides_it = code == 1 && is_marked_clean(image);
     assert!(!hides_it, "{what}: it needs repair, and says it does not");
     let clean = Tool::E2fsck.check(&repaired, dir).unwrap();
     assert_eq!(clean, "", "{what}: after the repair");
@@ -51,7 +51,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[test]
-fn what_was_synced_and_left_alone_survives_a_repair() {
+fn synced_and_unchanged_files_survive_a_repair() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("journal-less");
     let (mut images, mut repaired) = (0, 0);
     for subject in ext4::without_journal(&dir).unwrap() {
@@ -96,7 +96,7 @@ fn what_was_synced_and_left_alone_survives_a_repair() {
             for at in (0..run.first_cut).step_by(run.first_cut.div_ceil(5).max(1)) {
                 for survivors in run.log.at(at).choices(3, seed) {
                     let image = run.log.image(at, &survivors);
-                    if says_clean(&image) {
+                    if is_marked_clean(&image) {
                         let said = Tool::E2fsck.check(&image, &dir).unwrap();
                         assert_eq!(said, "", "{what}, cut {at}, {survivors:?}");
                     }
@@ -109,7 +109,7 @@ fn what_was_synced_and_left_alone_survives_a_repair() {
 
 /// The test would notice: on a device that only says that it flushed, nothing is kept.
 #[test]
-fn a_device_that_lies_about_flushes_is_noticed() {
+fn lost_flushes_are_noticed() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("journal-less-lies");
     let program: Program = format!("{KEPT}task\ncreate /beside 644\n").parse().unwrap();
     for subject in ext4::without_journal(&dir).unwrap() {

@@ -1,6 +1,6 @@
-//! Failing cases as directories: `ops.txt` (the program), `case.txt` (everything else that is needed
-//! to see it again), `report.txt` (what is wrong), and for crashes `crashed.img` (what the last of them
-//! left, before any recovery; a sparse file).
+//! Failing cases as directories: `ops.txt` (the program), `case.txt` (everything else that a replay needs),
+//! `report.txt` (the problem), and for crashes `crashed.img` (the image that the last crash left, before any recovery;
+//! a sparse file).
 
 use std::fs;
 use std::io;
@@ -22,24 +22,24 @@ pub struct Case {
     pub subject: String,
     /// Seed of the run.
     pub seed: u64,
-    /// What ran.
+    /// The program.
     pub program: Program,
-    /// What went wrong besides.
+    /// The injected faults.
     pub injection: Injection,
-    /// The crashes; none if the run itself fails.
+    /// The crashes; empty if the run itself fails.
     pub path: CrashPath,
 }
 
-/// A directory that is not a case.
+/// A directory that does not hold a case.
 #[derive(Debug, Error)]
 pub enum CaseError {
-    /// It cannot be read or written.
+    /// A file cannot be read or written.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It does not say what a case says.
+    /// A file cannot be parsed.
     #[error("{file}: {cause}")]
     Format {
-        /// RequestFilter file.
+        /// The file.
         file: &'static str,
         /// What is wrong with it.
         cause: String,
@@ -47,10 +47,10 @@ pub enum CaseError {
 }
 
 impl Case {
-    /// Writes the case to `dir`, with what is wrong.
+    /// Writes the case and its problem to `dir`.
     ///
     /// # Errors
-    /// If the directory cannot be made or written.
+    /// If the directory cannot be created or written.
     pub fn save(&self, dir: &Path, failure: &Failure) -> io::Result<()> {
         fs::create_dir_all(dir)?;
         fs::write(dir.join("ops.txt"), self.program.to_string())?;
@@ -68,10 +68,10 @@ impl Case {
         }
     }
 
-    /// Reads a case back.
+    /// Reads a case.
     ///
     /// # Errors
-    /// If files are missing or say something else.
+    /// If files are missing or cannot be parsed.
     pub fn load(dir: &Path) -> Result<Self, CaseError> {
         let wrong = |cause: String| CaseError::Format {
             file: "case.txt",
@@ -102,31 +102,31 @@ impl Case {
                         .parse()
                         .map_err(|_| wrong(format!("'{cut}' is not a cut")))?;
                     let survivors = parse_survivors(survivors)
-                        .ok_or_else(|| wrong(format!("'{line}' does not say what survives")))?;
+                        .ok_or_else(|| wrong(format!("cannot parse the survivors in '{line}'")))?;
                     case.path.crashes.push((cut, survivors));
                 }
                 ["fault", words @ ..] => {
                     let fault = parse_fault(words)
-                        .ok_or_else(|| wrong(format!("'{line}' does not say what fails")))?;
+                        .ok_or_else(|| wrong(format!("cannot parse the fault in '{line}'")))?;
                     case.injection = Injection::Faults(vec![fault]);
                 }
                 ["space", words @ ..] => {
                     let free_space = parse_free_space(words)
-                        .ok_or_else(|| wrong(format!("'{line}' does not say what is free")))?;
+                        .ok_or_else(|| wrong(format!("cannot parse the free space in '{line}'")))?;
                     case.injection = Injection::Space(free_space);
                 }
                 [] => {}
-                _ => return Err(wrong(format!("'{line}' is not understood"))),
+                _ => return Err(wrong(format!("cannot parse the line '{line}'"))),
             }
         }
         Ok(case)
     }
 
-    /// Runs the case again: first its own crash, then, since a mended file system writes other
-    /// things at other times, the program's other crashes.
+    /// Replays the case: first its own crash, then the program's other crashes, because a corrected file system writes
+    /// other blocks at other times.
     ///
     /// # Errors
-    /// What is (still) wrong.
+    /// The problem, if it still occurs.
     pub fn replay(&self, subject: &Subject, scratch: &Path) -> Result<(), Box<Failure>> {
         if self.injection != Injection::None {
             let effort = Effort {
@@ -146,7 +146,7 @@ impl Case {
     }
 }
 
-/// A line for each fault that a sweep can find; none for no injection.
+/// One line per fault that a sweep can inject; empty without faults.
 fn injection_text(injection: &Injection) -> String {
     match injection {
         Injection::None => String::new(),
@@ -223,7 +223,7 @@ fn parse_survivors(words: &[&str]) -> Option<Survivors> {
         ["none"] => Survivors::None,
         ["all"] => Survivors::All,
         ["seeded", seed] => Survivors::Seeded(seed.parse().ok()?),
-        // Of no changes or units there is no flag.
+        // Without undecided changes or units there are no flags.
         ["changes"] => Survivors::Changes(Vec::new()),
         ["units"] => Survivors::Units(Vec::new()),
         ["changes", kept] => Survivors::Changes(flags(kept)?),

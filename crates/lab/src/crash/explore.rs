@@ -11,23 +11,23 @@ use super::subject::Subject;
 use super::{CrashPath, Failure, Problem, run_until_idle};
 use crate::device::{Event, Fault, Image, Log, Model, RequestFilter, Survivors};
 
-/// How much is tried.
+/// Limits of an exploration.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Images built of one run, about.
+    /// Approximate number of images per run.
     pub images: usize,
-    /// Recoveries out of 1024 that are cut as well.
+    /// Share of recoveries that are cut, too, of 1024.
     pub nested: u16,
-    /// Recoveries out of 1024 that are tried on a failing device before.
+    /// Share of recoveries that also run on a failing device, of 1024.
     pub failing: u16,
-    /// Recovered images out of 1024 that the format's own tool is asked about.
+    /// Share of recovered images that the format's own tool judges, of 1024.
     pub by_tool: u16,
-    /// Failures after which a run is left.
+    /// Number of failures after which a run is given up.
     pub failures: usize,
-    /// Of a run in injection, positions that crashes are tried at.
+    /// Number of crash positions of a run with faults.
     pub cuts: usize,
-    /// Troubles tried of one program.
-    pub troubles: usize,
+    /// Number of faults per program.
+    pub faults: usize,
 }
 
 impl Default for Effort {
@@ -39,23 +39,23 @@ impl Default for Effort {
             by_tool: 4,
             failures: 1,
             cuts: 4,
-            troubles: usize::MAX,
+            faults: usize::MAX,
         }
     }
 }
 
-/// How much was tried.
+/// Counts of an exploration.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// Programs run.
+    /// Executed programs.
     pub runs: u64,
-    /// Of these, runs in which the device failed or the volume was full.
-    pub troubled: u64,
+    /// Runs in which the device failed or the volume was full.
+    pub with_faults: u64,
     /// Of these, runs whose volume stopped.
     pub stopped: u64,
-    /// Runs with so many failures that nothing can be said about them.
+    /// Runs with too many failures for a verdict.
     pub undecided: u64,
-    /// Positions that crashes were tried at.
+    /// Crash positions.
     pub cuts: u64,
     /// Images built.
     pub images: u64,
@@ -63,30 +63,30 @@ pub struct Stats {
     pub recoveries: u64,
     /// Of these, images left by a crash during a recovery.
     pub nested: u64,
-    /// Of these, images left by a recovery on a device that failed.
+    /// Of these, images left by a recovery on a failing device.
     pub retried: u64,
-    /// Recovered volumes that our checker was asked about.
+    /// Recovered volumes that our checker judged.
     pub checked: u64,
-    /// Of these, volumes that the format's own tool was asked about as well.
+    /// Of these, volumes that the format's own tool judged as well.
     pub by_tool: u64,
-    /// Verdicts of the oracle: one for each distinct marker of each image.
+    /// Verdicts of the oracle: one per distinct marker of each image.
     pub verdicts: u64,
-    /// Files that verdicts found as they were made durable after the last checkpoint.
+    /// Files that verdicts found rolled forward beyond the checkpoint.
     pub rolled: u64,
-    /// Crashes after which something was missing or damaged because the device had lied.
+    /// Crashes after which data was missing or corrupt because the device had dropped a FLUSH.
     pub lost_by_device: u64,
-    /// What the volumes did of their own accord in all runs, by subject.
+    /// Background work of the volumes in all runs, by subject.
     pub work: BTreeMap<(String, &'static str), u64>,
-    /// Recovered images by what the crash came before.
+    /// Recovered images by the event that the crash preceded.
     pub before: BTreeMap<&'static str, u64>,
-    /// Recovered images by what survived.
+    /// Recovered images by the kind of survivors.
     pub survivors: BTreeMap<&'static str, u64>,
-    /// Fingerprints of all images that were recovered.
+    /// Fingerprints of all recovered images.
     pub distinct: FixedSet<u64>,
 }
 
 impl Stats {
-    /// Adds what a volume did in a run.
+    /// Adds a volume's background work in a run.
     pub fn add_work(&mut self, subject: &Subject, run: &Run) {
         for (what, count) in &run.work {
             let entry = self.work.entry((subject.name.clone(), what));
@@ -94,16 +94,16 @@ impl Stats {
         }
     }
 
-    /// What all volumes of a subject did.
+    /// The background work of all volumes of a subject.
     pub fn work_of(&self, subject: &str, what: &'static str) -> u64 {
         let count = self.work.get(&(subject.to_owned(), what));
         count.copied().unwrap_or(0)
     }
 
-    /// Adds another's counts.
+    /// Adds another exploration's counts.
     pub fn add(&mut self, other: Stats) {
         self.runs += other.runs;
-        self.troubled += other.troubled;
+        self.with_faults += other.with_faults;
         self.stopped += other.stopped;
         self.undecided += other.undecided;
         self.cuts += other.cuts;
@@ -129,21 +129,21 @@ impl Stats {
     }
 }
 
-/// An image that some crashes leave.
+/// An image left by one or several crashes.
 struct Crashed {
     image: Image,
     path: CrashPath,
     /// The last marker before each crash that leaves it.
     marks: BTreeSet<u64>,
-    /// What the first of them came before.
+    /// The event that the first of them preceded.
     before: &'static str,
 }
 
-/// What a recovery made of an image.
+/// The result of a recovery.
 struct Recovered {
     seen: Observed,
     after: Image,
-    /// The device's life, and how many events of it there were when the volume was open.
+    /// The device's log, and the number of its events when the volume was mounted.
     log: Option<(Log, usize)>,
 }
 
@@ -169,11 +169,11 @@ pub fn explore(
     (explorer.stats, explorer.failures)
 }
 
-/// Recovers the image that `path` leads to and judges it: for seeing a failure again. Where the run
-/// has become another one, such that there is no such crash, nothing is judged.
+/// Recovers the image that `path` leads to and judges it, to replay a failure. If the run differs now, so that this
+/// crash does not exist, nothing is judged.
 ///
 /// # Errors
-/// What is wrong.
+/// The problem found.
 pub fn judge_one(
     subject: &Subject,
     run: &Run,
@@ -196,7 +196,7 @@ pub fn judge_one(
                 injection: run.injection.clone(),
             })
         })?;
-        let (log, _) = recovered.log.expect("a log was asked for");
+        let (log, _) = recovered.log.expect("the recovery kept a log");
         match image_of(&log, crash) {
             Some(next) => image = next,
             None => return Ok(()),
@@ -230,7 +230,7 @@ pub fn judge_one(
     }
 }
 
-/// The image of a crash, if the log can have it.
+/// The image of a crash, if the log has this position.
 fn image_of(log: &Log, (at, survivors): &(usize, Survivors)) -> Option<Image> {
     if *at > log.len() {
         return None;
@@ -267,7 +267,7 @@ impl Explorer<'_> {
             each = (self.effort.images * 3 / 4 / cuts.len().max(1)).clamp(4, 256);
             more = self.effort.images / 4 / 4;
         } else {
-            // The end always: what was acknowledged is there without a power cut too.
+            // Always the end: acknowledged data is there without a power cut, too.
             while cuts.len() > self.effort.cuts.max(1) {
                 cuts.remove(self.random.below(cuts.len() - 1));
             }
@@ -353,7 +353,7 @@ impl Explorer<'_> {
             self.stats.nested += 1;
         }
         let print = crashed.image.fingerprint(&self.subject.image);
-        // Subjects of one size could share a fingerprint.
+        // Subjects of the same size could share a fingerprint.
         let salt = self
             .subject
             .name
@@ -372,8 +372,8 @@ impl Explorer<'_> {
             let verdict = self.run.history.check(&recovered.seen, *mark);
             self.stats.rolled += verdict.map_err(Problem::Oracle)?.rolled as u64;
         }
-        // A volume that is noted as having errors keeps its orphans on record; e2fsck does not go by
-        // that record then, and blames it for each of them.
+        // A volume that is marked as having errors keeps its orphans recorded; e2fsck then ignores that record and
+        // reports each of them.
         let second = self.random.chance(self.effort.by_tool) && !self.run.stopped;
         let judged = self.subject.judge(&recovered.after, second, self.scratch);
         let (asked, verdict) = judged.expect("the tool runs and the scratch directory is writable");
@@ -382,7 +382,7 @@ impl Explorer<'_> {
         verdict
     }
 
-    /// A device that fails at some request while an image is recovered: without it, everything is there.
+    /// Recovers an image on devices that fail at some request: a recovery without the fault must find everything.
     fn recover_on_failing_devices(&mut self, crashed: &Crashed) {
         for left in failing_recoveries(self.subject, &crashed.image, &mut self.random) {
             self.stats.recoveries += 1;
@@ -394,13 +394,13 @@ impl Explorer<'_> {
                 let failure = self.failures.last_mut().expect("just kept");
                 failure
                     .detail
-                    .push_str("\nbefore, a recovery met a failing device");
+                    .push_str("\nbefore, a recovery ran on a failing device");
                 return;
             }
         }
     }
 
-    /// Some images of crashes while an image was recovered.
+    /// A sample of crashes during a recovery.
     fn crashes_of_recovery(&mut self, crashed: &Crashed, log: &Log, opened: usize) -> Vec<Crashed> {
         let base = log.base();
         let mut cuts: Vec<_> = log
@@ -433,7 +433,7 @@ impl Explorer<'_> {
     fn fail(&mut self, crashed: &Crashed, problem: Problem) {
         let first = crashed.path.crashes.first().expect("a crash");
         let mut detail = self.run.log.at(first.0).describe(&first.1);
-        // What the judges say helps, whoever complained.
+        // The judges' findings help, whichever check failed.
         if let Ok(recovered) = recover(self.subject, &crashed.image, false)
             && let Ok((_, Err(judged))) = self.subject.judge(&recovered.after, true, self.scratch)
         {
@@ -454,12 +454,12 @@ fn event_name(event: Option<&Event>) -> &'static str {
         None => "the end",
         Some(Event::Issued(_)) => "a request",
         Some(Event::Preflushed { .. }) => "the end of a preflush",
-        Some(Event::Completed { durable: true, .. }) => "a durable answer",
-        Some(Event::Completed { durable: false, .. }) => "an answer",
+        Some(Event::Completed { durable: true, .. }) => "a durable completion",
+        Some(Event::Completed { durable: false, .. }) => "a completion",
         Some(Event::Failed { .. } | Event::FlushFailed { .. }) => "an error",
         Some(Event::FlushIssued { .. }) => "a flush",
         Some(Event::FlushCompleted { .. }) => "the end of a flush",
-        Some(Event::CacheLost) => "a loss",
+        Some(Event::CacheLost) => "a loss of the cache",
         Some(Event::Mark(_)) => "an operation's start or end",
     }
 }
@@ -474,7 +474,7 @@ fn survivors_name(survivors: &Survivors) -> &'static str {
     }
 }
 
-/// Opens an image, looks at everything, unmounts.
+/// Mounts an image, reads everything, unmounts.
 fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Problem> {
     let (subject, image) = (subject.clone(), image.clone());
     let outcome = sim::try_run(sim::Config::new(1), move || {
@@ -487,7 +487,7 @@ fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Pro
             let fs = fs.map_err(Problem::Open)?;
             let opened = if log { device.log().len() } else { 0 };
             let seen = observe(fs.as_ref()).map_err(Problem::Unreadable);
-            // In any case: its tasks end only so, and the first problem is the one that matters.
+            // Unmount in any case: it ends the tasks. The first problem is reported.
             let unmounted = fs.unmount().map_err(Problem::Sync);
             let seen = seen?;
             unmounted?;
@@ -501,8 +501,8 @@ fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Pro
     outcome.map_err(Problem::Simulation)?.value
 }
 
-/// Recovers an image on devices that fail at one request, or from then on: what each of them is left with, at
-/// the end and after a power cut on the way there.
+/// Recovers an image on devices that fail at one request, or from one request on; returns the image that each leaves at
+/// its end, and after a power cut before it.
 fn failing_recoveries(
     subject: &Subject,
     image: &Image,
@@ -540,7 +540,7 @@ fn failing_recoveries(
     all
 }
 
-/// What a recovery did to a device that failed or did not.
+/// A recovery on a device that may have failed.
 struct RecoveryRun {
     content: Image,
     log: Log,
@@ -559,7 +559,7 @@ fn recover_with(
             let (device, opened) = subject.open_on(&image, Model::default(), fault);
             let requests = device.counts().total();
             if let Ok(fs) = &opened {
-                // Whatever it says: the device fails. (To look at it would change access times.)
+                // The result does not matter: the device fails. (Reading would change access times.)
                 let _unmounted = fs.unmount();
             }
             let (content, log) = (device.content(), device.log());

@@ -1,4 +1,4 @@
-//! ext3 and ext4 volumes as subjects, made by `mke2fs`.
+//! ext3 and ext4 volumes as subjects, formatted by `mke2fs`.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::Subject;
 use super::subject::Tool;
 use crate::device::Image;
 
-/// How a volume is made.
+/// How a volume is formatted and mounted.
 struct Recipe {
     name: &'static str,
     size: &'static str,
@@ -25,13 +25,14 @@ struct Recipe {
     extents: bool,
     wide_times: bool,
     options: &'static [&'static str],
-    /// How it is mounted.
+    /// Mount options.
     mount: &'static str,
-    /// How requests are ordered.
+    /// Queue settings.
     queue: fn(&mut QueueSettings),
 }
 
-/// Each mechanism on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so that images differ little.
+/// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
+/// that images differ in few blocks.
 const RECIPES: [Recipe; 9] = [
     Recipe {
         name: "ext4-1k",
@@ -80,7 +81,7 @@ const RECIPES: [Recipe; 9] = [
         mount: "async_checkpoint,discard",
         queue: |queue| queue.policy = Policy::Fair,
     },
-    // Larger than the pages of most kernels. Below 2048 blocks mke2fs makes no journal.
+    // Blocks larger than the pages of most kernels. Below 2048 blocks mke2fs creates no journal.
     Recipe {
         name: "ext4-64k",
         size: "160M",
@@ -101,7 +102,7 @@ const RECIPES: [Recipe; 9] = [
         mount: "noasync_checkpoint",
         queue: |queue| queue.policy = Policy::Cfq,
     },
-    // The smallest that have a journal: to be filled up.
+    // The smallest volumes that have a journal: to be filled up.
     Recipe {
         name: "small-ext4-1k",
         size: "2200K",
@@ -134,7 +135,7 @@ const RECIPES: [Recipe; 9] = [
     },
 ];
 
-/// Volumes without a journal promise less than the oracle asks for: these are for tests of their own.
+/// Volumes without a journal guarantee less than the oracle requires; they have tests of their own.
 const WITHOUT_JOURNAL: [Recipe; 3] = [
     Recipe {
         name: "ext2-1k",
@@ -175,7 +176,7 @@ const WITHOUT_JOURNAL: [Recipe; 3] = [
     },
 ];
 
-/// Makes every kind of volume that has a journal, using `scratch` for files.
+/// Formats every kind of volume that has a journal, using `scratch` for files.
 ///
 /// # Errors
 /// If `mke2fs` cannot be run or fails, or the directory cannot be written.
@@ -183,8 +184,8 @@ pub fn subjects(scratch: &Path) -> io::Result<Vec<Subject>> {
     make_all(&RECIPES, scratch)
 }
 
-/// Makes volumes without a journal. What survives there is only what was synced and not touched since, and
-/// only after e2fsck's repair: nothing for [`sweep`](super::sweep).
+/// Formats volumes without a journal. After a crash they keep only data that was synced and not changed since, and only
+/// after e2fsck's repair: not for [`sweep`](super::sweep).
 ///
 /// # Errors
 /// As [`subjects`].
@@ -211,7 +212,7 @@ impl Recipe {
             true => vec!["-J", &journal],
             false => Vec::new(),
         };
-        // The same volume each time.
+        // A fixed UUID: every run formats the same volume.
         const ID: &str = "5eadf5ba-0000-4000-8000-000000000001";
         let output = Command::new("mke2fs")
             .env("E2FSPROGS_FAKE_TIME", "1700000000")
@@ -229,8 +230,8 @@ impl Recipe {
         let image = Image::load(&path)?;
         std::fs::remove_file(&path)?;
         if has_journal(&image) != self.wants_journal() {
-            // mke2fs makes none, without a word, where the volume is too small.
-            let said = format!("{} with a journal or without: not as wanted", self.name);
+            // mke2fs silently creates no journal if the volume is too small.
+            let said = format!("mke2fs of {}: the journal is not as requested", self.name);
             return Err(io::Error::other(said));
         }
         let mount = MountOptions::parse(self.mount)
@@ -276,7 +277,7 @@ fn open(
     Ok(fs)
 }
 
-/// What our checker finds wrong with an unmounted volume.
+/// Our checker's findings in an unmounted volume.
 fn check(image: &Image) -> String {
     let report = steadfs_ext4::check::check(image, &CheckOptions::default());
     let mut findings: Vec<String> = report.issues.iter().map(ToString::to_string).collect();

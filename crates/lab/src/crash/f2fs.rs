@@ -1,4 +1,4 @@
-//! f2fs volumes as subjects, made by our own format.
+//! f2fs volumes as subjects, formatted by steadfs.
 
 use std::io;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use super::subject::Tool;
 use super::{Problem, Subject};
 use crate::device::Image;
 
-/// How a volume is made and mounted.
+/// How a volume is formatted and mounted.
 struct Recipe {
     name: &'static str,
     features: &'static str,
     options: &'static str,
-    /// Control files and what is written to them after the mount.
+    /// Control files and the values written to them after the mount.
     controls: &'static [(&'static str, &'static str)],
-    /// How requests are ordered.
+    /// Queue settings.
     queue: fn(&mut QueueSettings),
     /// Whether the volume has been used until free segments are short.
     worn: bool,
     small: bool,
 }
 
-/// Small, so that images differ little: the smallest there can be have 52 MiB.
+/// Small, so that images differ in few blocks; the minimum is 52 MiB.
 const SIZE: u64 = 60 << 20;
 
 const PLAIN: Recipe = Recipe {
@@ -42,10 +42,10 @@ const PLAIN: Recipe = Recipe {
     small: false,
 };
 
-/// Cleans in the background as often as it can.
+/// Background GC as often as possible.
 const URGENT: &[(&str, &str)] = &[("f2fs/gc_urgent_sleep_time", "1"), ("f2fs/gc_urgent", "1")];
 
-/// Each mechanism on in some and off in others.
+/// Each mechanism is on in some and off in others.
 const RECIPES: [Recipe; 13] = [
     PLAIN,
     Recipe {
@@ -55,7 +55,7 @@ const RECIPES: [Recipe; 13] = [
         queue: |queue| queue.policy = Policy::Fair,
         ..PLAIN
     },
-    // New places for all that is overwritten, so that segments get holes.
+    // Overwrites go to new blocks (OPU), so that segments become partly valid.
     Recipe {
         name: "f2fs-lfs",
         features: "extra_attr,inode_checksum",
@@ -63,7 +63,7 @@ const RECIPES: [Recipe; 13] = [
         queue: |queue| queue.boost = false,
         ..PLAIN
     },
-    // Nothing is kept within inodes.
+    // No inline data or entries.
     Recipe {
         name: "f2fs-blocks",
         features: "extra_attr,compression",
@@ -88,7 +88,7 @@ const RECIPES: [Recipe; 13] = [
         options: "alloc_mode=reuse,nodiscard,fsync_mode=strict",
         ..PLAIN
     },
-    // Cleaning: with the operations, beside them, and holes of old segments filled.
+    // GC: foreground, background, and SSR in old segments.
     Recipe {
         name: "f2fs-worn",
         worn: true,
@@ -135,7 +135,7 @@ const RECIPES: [Recipe; 13] = [
     },
 ];
 
-/// Makes every kind of volume.
+/// Formats every kind of volume.
 ///
 /// # Errors
 /// A recipe is wrong.
@@ -147,7 +147,7 @@ impl Recipe {
     fn make(&self) -> io::Result<Subject> {
         let wrong =
             |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", self.name));
-        // The same volume each time.
+        // A fixed UUID: every run formats the same volume.
         let mut options = FormatOptions {
             uuid: Some([0x5E; 16]),
             time: Some(1_700_000_000),
@@ -174,11 +174,11 @@ impl Recipe {
             open: Arc::new(move |device| open(device, &options, controls, queue)),
             check: Some(Arc::new(check)),
             tool: Some(Tool::FsckF2fs),
-            // A node's checksum, where it has one, covers inodes only: f2fs relies on whole blocks.
+            // A node's checksum, if enabled, covers inodes only: f2fs relies on atomic blocks.
             atomic_unit: 4096,
             small: self.small,
             work: Some(work),
-            // Each takes a block as it is made.
+            // Each inode takes a block when it is created.
             fixed_inodes: false,
         };
         if self.worn {
@@ -191,7 +191,7 @@ impl Recipe {
             };
             let (batches, mut image) = wear(u64::MAX)?;
             if !in_holes {
-                // Cleaning makes room for long: what is wanted is the moment before.
+                // GC frees space for a long time; the volume is needed as it is just before.
                 image = wear(batches)?.1;
             }
             subject.image = image;
@@ -200,14 +200,14 @@ impl Recipe {
     }
 }
 
-/// Files made durable at a time, and when free segments are short; all but one of them go again.
+/// Files that are synced at a time, and the batch size when free segments are short; all but one of them are removed.
 const BATCH: u64 = 64;
 const SMALL_BATCH: u64 = 8;
-/// Batches in which the volume should have begun to use what is left in its segments.
+/// Number of batches after which the volume should have begun SSR.
 const BATCHES: u64 = 2_000;
 
-/// Uses the volume until free segments are so short that it begins to clean, or to write to the holes of
-/// others, but for no more than `most` batches. How many it took.
+/// Uses the volume until free segments are so short that GC or SSR begins, but for at most `most` batches. Returns
+/// their number.
 fn wear(fs: &dyn FileSystem, in_holes: bool, most: u64) -> std::result::Result<u64, Problem> {
     let mut runner = Runner::new(fs);
     let mut step = |op: &Op| runner.step(op).map(drop).map_err(Problem::Sync);
@@ -255,24 +255,24 @@ fn wear(fs: &dyn FileSystem, in_holes: bool, most: u64) -> std::result::Result<u
     match most < BATCHES {
         true => Ok(most),
         false => Err(Problem::Sync(FsError::Invalid(
-            "free segments have not become short",
+            "free segments did not become short",
         ))),
     }
 }
 
 /// Sections cleaned.
 pub const CLEANED: &str = "sections cleaned";
-/// Blocks written to holes of used segments.
-pub const IN_HOLES: &str = "blocks written to holes";
-/// Files that went along with another's fsync.
-pub const ALONG: &str = "files synced along";
+/// Blocks written by SSR.
+pub const IN_HOLES: &str = "blocks written by SSR";
+/// Files that were clustered with another's fsync.
+pub const CLUSTERED: &str = "clustered files";
 
-/// What the volume says of this in its status; the lines that tell it, and what they mean.
+/// Counts in the volume's status: the lines that hold them, and their names.
 fn work(fs: &dyn FileSystem) -> Vec<(&'static str, u64)> {
     let lines = [
         ("GC victims: ", CLEANED),
         ("SSR: ", IN_HOLES),
-        ("  - along with others' : ", ALONG),
+        ("  - along with others' : ", CLUSTERED),
     ];
     let status = fs.control().map(|control| control.read("f2fs/status"));
     let status = status.and_then(Result::ok).unwrap_or_default();
@@ -298,7 +298,7 @@ fn segments(fs: &dyn FileSystem, name: &str) -> std::result::Result<u64, Problem
     number.map_err(|_| Problem::Sync(FsError::Invalid("a control file is no number")))
 }
 
-/// What our checker finds wrong with an unmounted volume.
+/// Our checker's findings in an unmounted volume.
 fn check(image: &Image) -> String {
     let report = steadfs_f2fs::check::check(image, &CheckOptions::default());
     let mut findings: Vec<String> = report.issues.iter().map(ToString::to_string).collect();

@@ -1,18 +1,18 @@
-//! What a failing device and a full volume do: every [`FaultKind`] of injection in turn, each with its verdict.
+//! Runs every kind of fault in turn, each with its verdict.
 
 use std::io;
 
 use super::sweep::{Options, Report, sweep};
 use super::{Subject, Trial};
 
-/// A kind of injection.
+/// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultKind {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What is tried.
+    /// The trial that injects it.
     pub trial: Trial,
-    /// In a sentence.
+    /// One sentence for the report.
     pub about: &'static str,
 }
 
@@ -21,42 +21,42 @@ pub const FAULT_KINDS: [FaultKind; 4] = [
     FaultKind {
         name: "errors",
         trial: Trial::Faults,
-        about: "EIO of each request: once, from then on, though it was done, and of a FLUSH with the loss of the cache",
+        about: "EIO at each request: once, at all later ones, after it was done, and at a FLUSH with the loss of the cache",
     },
     FaultKind {
         name: "space",
         trial: Trial::Space,
-        about: "ENOSPC: every amount of free_space, from none to enough",
+        about: "ENOSPC: every number of free blocks, from none to enough",
     },
     FaultKind {
         name: "latency",
         trial: Trial::Latency,
-        about: "requests that take up to a second longer, FLUSHes above all",
+        about: "requests that take up to 1 s longer, mostly FLUSHes",
     },
     FaultKind {
         name: "lost-flush",
         trial: Trial::LostFlushes,
-        about: "a device that says it flushed, and did not",
+        about: "a device that acknowledges a FLUSH and does not do it",
     },
 ];
 
-/// What came of one kind.
+/// The result for one kind.
 pub struct Outcome {
-    /// RequestFilter.
+    /// The kind of fault.
     pub kind: FaultKind,
-    /// What was found.
+    /// The sweep's report.
     pub report: Report,
 }
 
 impl Outcome {
-    /// Whether steadfs did something wrong. What a lying device lost is the device's doing.
+    /// Whether steadfs is at fault. Data lost by a device that drops FLUSHes is not its fault.
     pub fn is_bad(&self) -> bool {
         !self.report.failures.is_empty()
     }
 }
 
-/// Tries `kinds` on `subjects`, each with the whole budget, and writes what came out as it comes. Failing cases are
-/// kept below `options.out`, in a directory for each kind.
+/// Runs `kinds` on `subjects`, each with the whole budget, and writes each result as it is known. Failing cases are
+/// kept below `options.out`, in one directory per kind.
 ///
 /// # Errors
 /// If cases or `out` cannot be written.
@@ -90,30 +90,35 @@ fn print_outcome(outcome: &Outcome, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "{}: {}", kind.name, kind.about)?;
     writeln!(
         out,
-        "  {} runs, {} of them met it, {} volumes stopped; {} crashes, {} recoveries judged",
-        stats.runs, stats.troubled, stats.stopped, stats.images, stats.recoveries
+        "  {} runs, {} with a fault, {} volumes stopped; {} crashes, {} recoveries judged",
+        stats.runs, stats.with_faults, stats.stopped, stats.images, stats.recoveries
     )?;
     if kind.trial == Trial::LostFlushes {
-        let honest = "the same runs on honest devices lost nothing";
+        let control = "the same runs without the fault lost nothing";
         match stats.lost_by_device {
-            0 => writeln!(out, "  nothing that was promised was lost; {honest}")?,
+            0 => writeln!(out, "  no acknowledged data was lost; {control}")?,
             lost => writeln!(
                 out,
-                "  {lost} crashes lost what fsync had promised, or left a damaged volume: THE DEVICE'S DOING. It \
-                 acknowledged FLUSHes that it did not do; {honest}"
+                "  {lost} crashes lost data that fsync had acknowledged, or left a corrupt volume: THE DEVICE'S FAULT. It \
+                 acknowledged FLUSHes that it did not do; {control}"
             )?,
         }
     }
     for (dir, failure) in &report.failures {
-        writeln!(out, "  BAD, in {}: {}", dir.display(), failure.problem)?;
         writeln!(
             out,
-            "  see it again: steadfs lab crash --replay {}",
+            "  FAILURE, case in {}: {}",
+            dir.display(),
+            failure.problem
+        )?;
+        writeln!(
+            out,
+            "  replay it with: steadfs lab crash --replay {}",
             dir.display()
         )?;
     }
     match report.failures.len() {
-        0 => writeln!(out, "  nothing is wrong"),
-        bad => writeln!(out, "  {bad} bad"),
+        0 => writeln!(out, "  no failure found"),
+        bad => writeln!(out, "  {bad} failures"),
     }
 }

@@ -9,26 +9,25 @@ use steadfs_workload::{
 use super::{Problem, Subject, run_until_idle};
 use crate::device::{Image, Model};
 
-/// What is left free of a volume.
+/// The free space to leave on a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FreeSpace {
-    /// Blocks; as many as there are if none is given.
+    /// Number of free blocks; `None`: all.
     pub blocks: Option<u64>,
-    /// Inodes, likewise.
+    /// Number of free inodes; `None`: all.
     pub inodes: Option<u64>,
 }
 
-/// Attempts to leave exactly as many blocks: taking some may take one more for a map.
+/// Attempts to leave an exact number of blocks: an allocation may take one more block for a map.
 const TRIES: usize = 30;
-/// Blocks that a file takes without a block for its map.
+/// Blocks that a file can have without a block for its map.
 const UNMAPPED: u64 = 12;
 
-/// Runs the program's start on the subject and fills the volume but for `room`. What comes back are
-/// the subject with that volume and the program without a start; nothing if the volume has not that
-/// much free space.
+/// Runs the program's setup on the subject and fills the volume except for `free_space`. Returns the subject with that
+/// volume and the program without a setup; `None` if the volume has less free space.
 ///
 /// # Errors
-/// What went wrong while the volume had free space.
+/// A failure before the volume was full.
 pub fn fill(
     subject: &Subject,
     program: &Program,
@@ -39,7 +38,7 @@ pub fn fill(
     let filled = on_volume(subject, &subject.image, move |fs, block_size| {
         let mut runner = Runner::new(fs);
         for op in &setup {
-            // A start may hold operations that fail; the run proper judges results.
+            // A setup may hold operations that fail; the run itself judges results.
             let _result = runner.step(op);
         }
         let filler = Filler {
@@ -69,11 +68,11 @@ pub fn fill(
     Ok(fits.then_some((subject, program)))
 }
 
-/// Removes everything from a volume of this kind: it must then have as much room as when it was new,
-/// less what its root directory has grown by.
+/// Removes all files from a volume of this kind: it must then have the free space that it had when it was new, less the
+/// growth of its root directory.
 ///
 /// # Errors
-/// If something cannot be removed, or room is missing.
+/// If a file cannot be removed, or free space is missing.
 pub fn check_freed(subject: &Subject, image: &Image) -> Result<(), Problem> {
     let (new, _) = on_volume(subject, &subject.image, |fs, _| usage(fs))?;
     let (emptied, _) = on_volume(subject, image, |fs, _| {
@@ -101,11 +100,11 @@ fn statfs(fs: &dyn FileSystem) -> Result<StatFs, Problem> {
     fs.statfs(&Cx::default()).map_err(Problem::Sync)
 }
 
-/// Removes all names but the one that e2fsck needs.
+/// Removes all names except lost+found, which e2fsck needs.
 fn empty(fs: &dyn FileSystem) -> Result<(), Problem> {
     let seen = observe(fs).map_err(Problem::Unreadable)?;
     let mut runner = Runner::new(fs);
-    // Longer names first: what is in a directory before the directory.
+    // In reverse order: the entries of a directory before the directory.
     for (path, ino) in seen.names.iter().rev() {
         if path.name().is_none() || path.name() == Some(b"lost+found") {
             continue;
@@ -120,7 +119,7 @@ fn empty(fs: &dyn FileSystem) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Mounts an image in a simulation, does something, unmounts; what came of it and the image after.
+/// Mounts an image in a simulation, calls `f`, unmounts; returns its result and the image afterwards.
 pub(super) fn on_volume<T: 'static>(
     subject: &Subject,
     image: &Image,
@@ -146,7 +145,7 @@ pub(super) fn on_volume<T: 'static>(
     outcome.map_err(Problem::Simulation)?.value
 }
 
-/// What was free at a moment.
+/// Free space at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FreeCounts {
     pub(super) blocks: u64,
@@ -165,11 +164,10 @@ impl FreeCounts {
     }
 }
 
-/// Every failure for want of room must have been one: `after` is what was free after each step of the
-/// only task of a run.
+/// Checks that every ENOSPC was justified: `after` returns the free space after each step of the only task of a run.
 ///
 /// # Errors
-/// The first that came too early.
+/// The first failure with enough free space.
 pub(super) fn check_shortages(
     steps: &[Step],
     after: impl Fn(&Step) -> FreeCounts,
@@ -194,18 +192,18 @@ pub(super) fn check_shortages(
     Ok(())
 }
 
-/// Whether a step found too little free space; the bytes it had done until then.
+/// The number of bytes that a step had done when it met ENOSPC; `None` if it did not.
 fn fell_short(step: &Step) -> Option<u64> {
     match (&step.op, &step.result) {
         (_, Err(FsError::NoSpace)) => Some(0),
-        // (A copy may be short because its source is.)
+        // (A copy may also be short because its source is.)
         (Op::Write { span, .. }, Ok(Value::Count(done))) => (*done < span.len).then_some(*done),
         _ => None,
     }
 }
 
-/// So many free blocks are enough for the step that an operation could not do any more, whatever
-/// shape the volume is in; `None` if nobody can say.
+/// A number of free blocks that suffices for the next step of a failed operation, whatever the volume's layout; `None`
+/// if unknown.
 fn enough_for(op: &Op, done: u64, format: Format) -> Option<u64> {
     // A full leaf below a full root: the block, a new leaf, a new level.
     const IN_TREE: u64 = 3;
@@ -225,7 +223,7 @@ fn enough_for(op: &Op, done: u64, format: Format) -> Option<u64> {
     match op {
         Op::Write { span, .. } => Some(in_file(span.offset + done)),
         Op::Copy { offset, .. } => Some(in_file(offset + done)),
-        // f2fs promises the whole range before it begins.
+        // f2fs reserves the whole range before it begins.
         Op::Fallocate { span, .. } if format.recovery != Recovery::Prefix => {
             Some(span.len / u64::from(format.block_size) + 2 + IN_TREE + 1)
         }
@@ -254,7 +252,7 @@ impl Filler<'_> {
         Ok(())
     }
 
-    /// Makes files until `left` inodes are free; whether there were as many.
+    /// Creates files until `left` inodes are free; returns false if there were fewer.
     fn take_inodes(&self, left: u64) -> Result<bool, Problem> {
         let dir = path("/fill-inodes");
         if statfs(self.fs)?.files_free <= left {
@@ -276,7 +274,7 @@ impl Filler<'_> {
         Ok(true)
     }
 
-    /// Writes files until exactly `left` blocks are free; whether that was possible.
+    /// Writes files until exactly `left` blocks are free; returns whether that was possible.
     fn take_blocks(&self, left: u64) -> Result<bool, Problem> {
         let files = ["/fill-most", "/fill-rest"].map(path);
         for path in &files {
@@ -311,7 +309,7 @@ impl Filler<'_> {
             let span = Span::new(blocks[file] * self.block_size, count * self.block_size);
             let target = Target::Path(files[file].clone());
             let take = match self.extents {
-                // Quick to take, and to look at.
+                // fallocate is faster, and nothing must be read back.
                 true => Op::Fallocate {
                     file: target,
                     mode: FallocMode::Allocate { keep_size: false },

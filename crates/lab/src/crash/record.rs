@@ -18,29 +18,29 @@ use super::subject::{CHECKER, Subject};
 use super::{Failure, Problem, run_until_idle};
 use crate::device::{Fault, Log, Model, RequestFilter, SimDevice, Survivors};
 
-/// A program that was run.
+/// An executed program.
 pub struct Run {
-    /// What the device did.
+    /// The device's log.
     pub log: Log,
-    /// What the program did.
+    /// The histories that explain the results.
     pub history: Histories,
-    /// The first cut worth exploring: the start is durable, and injection has begun if there is any.
+    /// The first cut to explore: the setup is durable, and the first injected fault has happened, if there is one.
     pub first_cut: usize,
-    /// The last marker before each cut: one for each position of the log.
+    /// The last marker before each cut, one per position of the log.
     pub marks: Vec<u64>,
-    /// The device's requests that were started after the start was durable.
+    /// The device's requests that were started after the setup was durable.
     pub requests: Range<u64>,
-    /// What went wrong.
+    /// The injected faults.
     pub injection: Injection,
-    /// Whether any of it was met.
+    /// Whether any of them happened.
     pub met: bool,
     /// Whether the volume stopped.
     pub stopped: bool,
-    /// What the volume did of its own accord.
+    /// Counts of the volume's background work.
     pub work: Vec<(&'static str, u64)>,
 }
 
-/// The device that a seed means: how fast, with which atomic unit, and with which delays.
+/// The device of a seed: speed, atomic unit, and delays.
 pub fn device_model(seed: u64) -> Model {
     let mut random = Random::new(seed ^ 0xD0_57);
     let base = match random.below(4) {
@@ -49,7 +49,7 @@ pub fn device_model(seed: u64) -> Model {
         _ => Model::solid_state(),
     };
     Model {
-        // Tearing at 512 bytes includes what a coarser device may leave.
+        // Tearing at 512 bytes includes the states that a coarser device may leave.
         atomic_unit: 512,
         fua: random.chance(700),
         discard_granularity: random.chance(512).then_some(4096),
@@ -58,7 +58,7 @@ pub fn device_model(seed: u64) -> Model {
     }
 }
 
-/// Puts now and then a long delay into a device's way.
+/// Adds long delays to a few requests, for a quarter of the seeds.
 fn add_spikes(device: &SimDevice, seed: u64) {
     let mut random = Random::new(seed ^ 0x5B1CE);
     if random.chance(256) {
@@ -71,15 +71,15 @@ fn add_spikes(device: &SimDevice, seed: u64) {
     }
 }
 
-/// What was so when a marker was set.
+/// The state at a marker.
 struct MarkedMoment {
-    /// Requests of the device until then.
+    /// Number of device requests until then.
     requests: u64,
-    /// What was free, if that is looked at.
+    /// Free space, if it is recorded.
     left: FreeCounts,
 }
 
-/// A marker that puts its numbers into the device's log, and what is so into `moments`.
+/// A marker that writes its number to the device's log and the state to `moments`.
 fn marker(
     device: &SimDevice,
     moments: Arc<Mutex<Vec<MarkedMoment>>>,
@@ -101,20 +101,20 @@ fn marker(
     })
 }
 
-/// What goes wrong in a run, power cuts apart.
+/// The faults injected into a run, apart from power cuts.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum Injection {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// Requests of the device.
+    /// Device requests that fail.
     Faults(Vec<(RequestFilter, Fault)>),
-    /// The volume, full but for this, fills up.
+    /// The volume is filled except for this space.
     Space(FreeSpace),
 }
 
 impl Injection {
-    /// The failures that this excuses. A device that lies is no tolerance: nobody can know.
+    /// The failures of operations that these faults explain. A lost FLUSH explains none: no caller can notice it.
     fn tolerance(&self) -> Tolerance {
         let is_reported = |(_, fault): &(RequestFilter, Fault)| fault.is_reported();
         match self {
@@ -132,32 +132,32 @@ impl Injection {
     }
 }
 
-/// What comes out of the simulation.
+/// The result of the simulation.
 struct Raw {
     base: State,
     recording: Recording,
     live: Result<Observed, Unreadable>,
     observed_from: u64,
-    /// Of the device, those started after the start was durable.
+    /// The device's requests that were started after the setup was durable.
     requests: Range<u64>,
     first_failure: Option<usize>,
     work: Vec<(&'static str, u64)>,
 }
 
-/// Runs `program` on a fresh volume in a simulation of `seed`, unmounts it, and judges results, the
-/// tree at the end and the unmounted volume.
+/// Runs `program` on a fresh volume in a simulation of `seed`, unmounts it, and judges the results, the final tree and
+/// the unmounted volume.
 ///
 /// # Errors
-/// What is wrong already without a crash.
+/// A problem that occurs without a crash.
 pub fn record(subject: &Subject, program: &Program, seed: u64) -> Result<Run, Box<Failure>> {
     let run = record_with(subject, program, seed, &Injection::None)?;
     Ok(run.expect("without failures one history explains everything"))
 }
 
-/// The same in injection. `None`: so much failed that nothing can be said about it.
+/// The same with injected faults. `None`: too much failed for a verdict.
 ///
 /// # Errors
-/// What is wrong already without a crash.
+/// A problem that occurs without a crash.
 pub fn record_with(
     subject: &Subject,
     program: &Program,
@@ -173,7 +173,7 @@ pub fn record_with(
         })
     };
     let (raw, log) = match run_in_simulation(subject, program, seed, injection) {
-        // A task of the volume's own met it before the start was durable.
+        // A background task of the volume met the fault before the setup was durable.
         Err(Problem::Sync(error))
             if injection.tolerance() == Tolerance::DeviceErrors && is_device(&error) =>
         {
@@ -197,7 +197,7 @@ pub fn record_with(
     };
     let stopped = has_stopped(&raw.recording);
     match &raw.live {
-        // What memory shows of a volume that stopped in the middle of an operation is nobody's word.
+        // The state that a volume shows which stopped in the middle of an operation is not specified.
         Ok(_) | Err(Unreadable::Contradiction { .. }) if stopped => {}
         Ok(live) => history
             .check_live(live)
@@ -226,7 +226,7 @@ pub fn record_with(
     }))
 }
 
-/// Asks the checker about the volume that a good unmount left.
+/// Checks the volume after a successful unmount.
 fn check_unmounted(subject: &Subject, log: &Log) -> Result<(), Problem> {
     let Some(check) = &subject.check else {
         return Ok(());
@@ -258,7 +258,7 @@ fn has_stopped(recording: &Recording) -> bool {
     results(recording).any(|result| result.as_ref().is_err_and(is_stop))
 }
 
-/// Whether the tolerance was needed.
+/// Whether an operation failed because of the injected faults.
 fn has_failed(recording: &Recording, tolerance: Tolerance) -> bool {
     results(recording).any(|result| match tolerance {
         Tolerance::Nothing => false,
@@ -267,7 +267,7 @@ fn has_failed(recording: &Recording, tolerance: Tolerance) -> bool {
     })
 }
 
-/// Runs the program in a simulation of its own, which may fail by itself (a deadlock, a panic).
+/// Runs the program in a simulation, which may fail itself (a deadlock, a panic).
 fn run_in_simulation(
     subject: &Subject,
     program: &Program,
@@ -299,13 +299,13 @@ fn simulate(
     let shared: Arc<dyn Device> = Arc::new(device.clone());
     let fs = (subject.open)(shared).map_err(Problem::Open)?;
     let moments = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
-    // Of several tasks one may have made room after the other had none.
+    // With several tasks, one may have freed space after another met ENOSPC.
     let alone = program.tasks.len() == 1 && matches!(injection, Injection::Space(_));
     let observed_from = alone.then(|| Arc::clone(&fs));
     let marker = marker(&device, Arc::clone(&moments), observed_from);
     let ran = run_mounted(&fs, program, &marker);
     let work = subject.work.map(|ask| ask(fs.as_ref()));
-    // In any case: its tasks end only so.
+    // Unmount in any case: it ends the volume's tasks.
     let started = marker();
     let unmounted = fs.unmount();
     let ended = marker();
@@ -315,7 +315,7 @@ fn simulate(
     {
         return Err(Problem::Sync(error.clone()));
     }
-    // A clean unmount acknowledges everything, as a sync by one more task does.
+    // A clean unmount acknowledges everything, like a sync by one more task.
     raw.recording.tasks.push(vec![Step {
         op: Op::Sync,
         result: unmounted.map(|()| Value::None),

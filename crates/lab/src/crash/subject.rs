@@ -1,4 +1,4 @@
-//! What is explored: formatted volumes and how they are opened and judged.
+//! Subjects: formatted volumes, how they are mounted and how they are judged.
 
 use std::io;
 use std::path::Path;
@@ -12,12 +12,12 @@ use steadfs_workload::Format;
 use super::Problem;
 use crate::device::{Fault, Image, Model, RequestFilter, SimDevice};
 
-/// Opens the file system on a device, recovering it if need be.
+/// Mounts the file system on a device, with recovery if it is needed.
 pub type Open = Arc<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> + Send + Sync>;
-/// Checks an unmounted volume: what is wrong with it, line by line; empty if nothing is.
+/// Checks an unmounted volume: one line per finding; empty if it is clean.
 pub type Check = Arc<dyn Fn(&Image) -> String + Send + Sync>;
 
-/// Counts of what a volume did of its own accord, by what it is.
+/// Counts of a volume's background work, by name.
 pub type Work = fn(&dyn FileSystem) -> Vec<(&'static str, u64)>;
 
 /// A kind of volume under test.
@@ -27,27 +27,26 @@ pub struct Subject {
     pub name: String,
     /// The freshly formatted volume.
     pub image: Image,
-    /// What it can do.
+    /// Its capabilities.
     pub format: Format,
-    /// How it is opened.
+    /// Mounts it.
     pub open: Open,
-    /// Our checker, asked about every recovered image.
+    /// Our checker, which judges every recovered image.
     pub check: Option<Check>,
-    /// The format's own tool, asked about a sample and every failure.
+    /// The format's own tool, which judges a sample and every failure.
     pub tool: Option<Tool>,
-    /// Bytes that the device writes whole or not at all: less than the format needs would show what no
-    /// file system on it survives.
+    /// Bytes that the device writes atomically. A smaller unit than the format requires would show crashes that no file
+    /// system on it survives.
     pub atomic_unit: u32,
-    /// Whether there is so little room that it is one for [`Trial::Space`](super::Trial::Space), and for
-    /// no other trial.
+    /// Whether the volume is small, for [`Trial::Space`](super::Trial::Space) and no other trial.
     pub small: bool,
-    /// How it is asked what it did: cleaning and the like, which no program can ask for.
+    /// Reads counts of background work, such as GC, which no program can request.
     pub work: Option<Work>,
-    /// Whether only so many inodes can be made, whatever room there is.
+    /// Whether the number of inodes is fixed, whatever space is free.
     pub fixed_inodes: bool,
 }
 
-/// A checker that is not ours.
+/// A checker of another project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tool {
     /// Of e2fsprogs.
@@ -56,12 +55,12 @@ pub enum Tool {
     FsckF2fs,
 }
 
-/// The name of our judge in reports.
+/// The name of our checker in reports.
 pub(super) const CHECKER: &str = "the checker";
 
 impl Subject {
-    /// Opens the volume of `image` on a device of its own, in the simulation that the caller runs in: a device as
-    /// `model` says, with the atomic unit that this volume needs, and with what happens to its requests.
+    /// Mounts the volume of `image` on a device of its own, in the caller's simulation: a device of `model`, with the
+    /// atomic unit that this volume needs, and with these faults.
     pub fn open_on(
         &self,
         image: &Image,
@@ -80,15 +79,15 @@ impl Subject {
         (device, opened)
     }
 
-    /// Whether the format's own tool can be asked.
+    /// Checks that the format's own tool can be run.
     ///
     /// # Errors
-    /// If it cannot be run, with its name.
+    /// The error, with the tool's name.
     pub(super) fn has_tool(&self) -> io::Result<()> {
         let Some(tool) = self.tool else {
             return Ok(());
         };
-        // What it answers to this does not matter.
+        // The output of -V does not matter.
         match Command::new(tool.name()).arg("-V").output() {
             Ok(_) => Ok(()),
             Err(error) => {
@@ -98,12 +97,12 @@ impl Subject {
         }
     }
 
-    /// Has an unmounted volume judged: by the checker, and by the format's tool if `second` or if the
-    /// checker finds anything. Whether the tool was asked comes back too.
+    /// Judges an unmounted volume with the checker, and with the format's tool if `second` or if the checker finds
+    /// anything. Returns whether the tool ran, too.
     ///
     /// # Errors
-    /// If the tool cannot be run or the directory not be written; inside: what is wrong, or which judge
-    /// is alone in saying so.
+    /// If the tool cannot be run or the directory cannot be written; inside: the findings, or a disagreement of the
+    /// two.
     pub fn judge(
         &self,
         image: &Image,
@@ -150,10 +149,10 @@ impl Tool {
         }
     }
 
-    /// What it finds wrong with an image, which it does not change; empty if nothing is.
+    /// The tool's findings in an image, which it does not change; empty if there are none.
     ///
     /// # Errors
-    /// If it cannot be run, or the directory not be written.
+    /// If it cannot be run, or the directory cannot be written.
     pub fn check(self, image: &Image, scratch: &Path) -> io::Result<String> {
         let path = scratch.join("judged.img");
         image.save(&path)?;

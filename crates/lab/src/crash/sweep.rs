@@ -1,4 +1,4 @@
-//! Many programs on several subjects, on all processors, until enough was seen.
+//! Explores the crashes of many programs on several subjects, in several threads, up to a budget.
 
 use std::fs;
 use std::io;
@@ -15,33 +15,33 @@ use super::explore::{Effort, Stats};
 use super::trial::{Trial, try_program};
 use super::{Case, Failure, Subject};
 
-/// What to try, and for how long.
+/// Programs, subjects and limits of a sweep.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Source of every choice.
+    /// Seed of the random number generator.
     pub seed: u64,
-    /// Random programs for each subject.
+    /// Number of random programs per subject.
     pub seeds: u64,
-    /// Distinct images after which it is enough; 0: when every program was run.
+    /// Number of distinct images after which the sweep ends; 0: after all programs.
     pub budget: usize,
-    /// Threads.
+    /// Number of threads.
     pub workers: usize,
-    /// Where failing cases and scratch files go.
+    /// Directory for failing cases and scratch files.
     pub out: PathBuf,
-    /// What is tried of each program.
+    /// The trial of each program.
     pub trial: Trial,
-    /// How much is tried of each run.
+    /// The effort per run.
     pub effort: Effort,
-    /// Failing programs after which it is enough.
+    /// Number of failing programs after which the sweep ends.
     pub failures: usize,
-    /// Runs spent on making a failing program smaller.
+    /// Number of runs to shrink a failing program.
     pub shrink: usize,
-    /// This program, with that many seeds, and no other.
+    /// Only this program, with `seeds` seeds.
     pub program: Option<Program>,
 }
 
 impl Options {
-    /// Every core program and 1000 random ones, on two threads, with cases below `out`.
+    /// All core programs and 1000 random ones, in two threads, with cases below `out`.
     pub fn new(out: PathBuf) -> Self {
         Self {
             seed: 1,
@@ -58,16 +58,16 @@ impl Options {
     }
 }
 
-/// What a sweep found.
+/// The result of a sweep.
 #[derive(Default)]
 pub struct Report {
-    /// How much was tried.
+    /// Counts of everything that was done.
     pub stats: Stats,
-    /// What is wrong, each with the directory of its case.
+    /// The failures, each with the directory of its case.
     pub failures: Vec<(PathBuf, Failure)>,
 }
 
-/// Where a program comes from.
+/// The origin of a program.
 #[derive(Clone, Copy)]
 enum Source {
     Single(usize),
@@ -95,7 +95,7 @@ struct Shared {
 /// Explores `subjects`.
 ///
 /// # Errors
-/// If the output directory cannot be written, or a tool that judges cannot be run.
+/// If the output directory cannot be written, or a judging tool cannot be run.
 pub fn sweep(subjects: Vec<Subject>, options: Options) -> io::Result<Report> {
     fs::create_dir_all(&options.out)?;
     let mut subjects = subjects;
@@ -127,7 +127,7 @@ pub fn sweep(subjects: Vec<Subject>, options: Options) -> io::Result<Report> {
     Ok(std::mem::take(&mut *shared.report.lock()))
 }
 
-/// All programs of all subjects in an order that the seed chooses: a part of them is a sample.
+/// All programs of all subjects in a random order: any prefix is a sample.
 fn plan(core: &[(Vec<Program>, Vec<Program>)], options: &Options) -> Vec<Job> {
     let mut jobs = Vec::new();
     for (subject, (singles, pairs)) in core.iter().enumerate() {
@@ -148,8 +148,8 @@ fn plan(core: &[(Vec<Program>, Vec<Program>)], options: &Options) -> Vec<Job> {
     jobs
 }
 
-/// Makes the first directory of these names below `dir` that is not there: others may explore beside us, or have
-/// kept cases before.
+/// Creates the first directory of these names below `dir` that does not exist: another sweep may run in `dir`, or may
+/// have kept cases there.
 fn own_dir(dir: &Path, name: impl Fn(usize) -> String) -> io::Result<PathBuf> {
     let mut number = 0;
     loop {
@@ -162,12 +162,12 @@ fn own_dir(dir: &Path, name: impl Fn(usize) -> String) -> io::Result<PathBuf> {
     }
 }
 
-/// Makes a directory for the files of one worker.
+/// Creates a directory for the files of one worker.
 fn scratch(out: &Path) -> io::Result<PathBuf> {
     own_dir(out, |number| format!("scratch-{number}"))
 }
 
-/// What the random program of a seed is like.
+/// The parameters of the random program of a seed.
 fn shape_of(seed: u64) -> Shape {
     let mut random = Random::new(seed ^ 0x5A9E);
     Shape {
@@ -237,7 +237,7 @@ impl Shared {
         try_program(trial, subject, program, seed, effort, scratch)
     }
 
-    /// Makes the program smaller and writes the case.
+    /// Shrinks the program and writes the case.
     fn keep(
         &self,
         subject: &Subject,
@@ -277,25 +277,25 @@ impl Shared {
 }
 
 const HELP: &str = "\
-Explores crashes: runs programs on modelled devices, cuts the power everywhere, recovers, checks.
-  --seed N       source of every choice (1)
-  --seeds N      random programs for each subject (1000)
-  --budget N     stop after this many distinct images (0: when all programs were run)
-  --workers N    threads (2)
+Explores crashes: runs programs on simulated devices, cuts the power at every point, recovers, checks.
+  --seed N       seed of the random number generator (1)
+  --seeds N      number of random programs per subject (1000)
+  --budget N     stop after this number of distinct images (0: after all programs)
+  --workers N    number of threads (2)
   --faults       an error at each request of the device, then power cuts
   --space        a full volume at each allocation, and power cuts
   --fs KIND      only subjects of this file system: ext4 (with ext2 and ext3), f2fs
   --subject S    only subjects whose name contains S
-  --ops FILE     only the program in this file, with 20 seeds unless --seeds says otherwise: one operation a line,
-                 as in ops.txt of a failing case and in crates/lab/regressions
-  --out DIR      where failing cases go (crash-cases)
-  --replay DIR   run the case in this directory again, and nothing else
+  --ops FILE     only the program in this file, with 20 seeds unless --seeds says otherwise: one operation per
+                 line, as in ops.txt of a failing case and in crates/lab/regressions
+  --out DIR      directory for failing cases (crash-cases)
+  --replay DIR   replay the case in this directory, and nothing else
 ";
 
 struct Arguments {
     options: Options,
     subject: String,
-    /// Whether only f2fs, or only the others.
+    /// Whether only f2fs, or only other formats.
     f2fs: Option<bool>,
     replay: Option<PathBuf>,
 }
@@ -343,7 +343,7 @@ fn parse(args: &[String]) -> Result<Option<Arguments>, String> {
             "--ops" => parsed.options.program = Some(program_in(Path::new(value))?),
             "--out" => parsed.options.out = PathBuf::from(value),
             "--replay" => parsed.replay = Some(PathBuf::from(value)),
-            _ => return Err(format!("{name} is not an option; --help shows them")),
+            _ => return Err(format!("{name}: no such option (--help lists them)")),
         }
     }
     let usual = match parsed.options.program {
@@ -368,8 +368,8 @@ fn program_in(file: &Path) -> Result<Program, String> {
     program.map_err(|why: String| format!("{}: {why}", file.display()))
 }
 
-/// The command `steadfs lab crash`: explores `subjects`, prints what came out, and returns the exit
-/// code: 0 nothing wrong, 1 something is, 2 wrong arguments or no way to write.
+/// The command `steadfs lab crash`: explores `subjects`, prints the report, and returns the exit code: 0 no failure, 1
+/// failures, 2 wrong arguments or a system error.
 ///
 /// # Errors
 /// If `out` cannot be written.
@@ -400,7 +400,10 @@ pub fn main_with(
         subject.name.contains(name) && of_fs && subject.small == space
     });
     if subjects.is_empty() {
-        writeln!(out, "there is no such subject with '{name}' in its name")?;
+        writeln!(
+            out,
+            "--subject {name}: no subject for this trial has this in its name"
+        )?;
         return Ok(2);
     }
     arguments.options.workers = arguments.options.workers.clamp(1, 64);
@@ -410,7 +413,7 @@ pub fn main_with(
             Ok(i32::from(!report.failures.is_empty()))
         }
         Err(error) => {
-            writeln!(out, "exploring stopped: {error}")?;
+            writeln!(out, "the exploration stopped: {error}")?;
             Ok(2)
         }
     }
@@ -430,7 +433,11 @@ fn replay(
         }
     };
     let Some(subject) = subjects.iter().find(|subject| subject.name == case.subject) else {
-        writeln!(out, "there is no subject '{}'", case.subject)?;
+        writeln!(
+            out,
+            "the case needs the subject '{}', which does not exist",
+            case.subject
+        )?;
         return Ok(2);
     };
     if let Err(error) = subject.has_tool() {
@@ -443,7 +450,7 @@ fn replay(
     fs::remove_dir_all(&scratch)?;
     match replayed {
         Ok(()) => {
-            writeln!(out, "nothing is wrong")?;
+            writeln!(out, "no failure found")?;
             Ok(0)
         }
         Err(failure) => {
@@ -456,8 +463,8 @@ fn replay(
 fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     let stats = &report.stats;
     writeln!(out, "programs        {:>10}", stats.runs)?;
-    if stats.troubled > 0 {
-        writeln!(out, "  in injection    {:>10}", stats.troubled)?;
+    if stats.with_faults > 0 {
+        writeln!(out, "  with faults   {:>10}", stats.with_faults)?;
         writeln!(out, "  stopped       {:>10}", stats.stopped)?;
         writeln!(out, "  undecided     {:>10}", stats.undecided)?;
     }
@@ -465,12 +472,12 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "images          {:>10}", stats.images)?;
     writeln!(out, "  distinct      {:>10}", stats.distinct.len())?;
     writeln!(out, "recoveries      {:>10}", stats.recoveries)?;
-    writeln!(out, "  of recoveries {:>10}", stats.nested)?;
+    writeln!(out, "  nested        {:>10}", stats.nested)?;
     writeln!(out, "  after errors  {:>10}", stats.retried)?;
     writeln!(out, "verdicts        {:>10}", stats.verdicts)?;
     writeln!(out, "  rolled files  {:>10}", stats.rolled)?;
     writeln!(out, "checked         {:>10}", stats.checked)?;
-    writeln!(out, "  by a tool too {:>10}", stats.by_tool)?;
+    writeln!(out, "  by a tool     {:>10}", stats.by_tool)?;
     for (what, count) in &stats.before {
         writeln!(out, "before {what}: {count}")?;
     }
@@ -483,5 +490,5 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     for (dir, failure) in &report.failures {
         writeln!(out, "\n{}:\n{}", dir.display(), failure.problem)?;
     }
-    writeln!(out, "{} bad", report.failures.len())
+    writeln!(out, "{} failures", report.failures.len())
 }

@@ -1,6 +1,5 @@
-//! The explorer is tried on a toy: a file system that writes all of itself at each sync, to one of
-//! two places in turn. Right, nothing may be found; with a flush left out or a stale place chosen,
-//! something must be.
+//! Tests the explorer with a toy file system that writes its whole tree at each sync, alternating between two places.
+//! Nothing may be found in the correct one; a missing flush or a stale place must be found.
 
 mod toy;
 
@@ -34,7 +33,7 @@ fn explored(flaw: Flaw, budget: usize) -> (tempfile::TempDir, Report) {
 }
 
 #[test]
-fn a_right_toy_is_never_blamed() {
+fn a_correct_toy_passes() {
     let (_dir, report) = explored(Flaw::None, 3000);
     if let Some((_, failure)) = report.failures.first() {
         panic!("{}\n{}", failure.problem, failure.detail);
@@ -44,7 +43,7 @@ fn a_right_toy_is_never_blamed() {
 }
 
 #[test]
-fn a_flush_left_out_is_found_kept_and_seen_again() {
+fn a_missing_flush_is_found_kept_and_replayed() {
     let (dir, report) = explored(Flaw::NoFlush, 3000);
     let (case_dir, failure) = report.failures.first().expect("it is found");
     assert!(!failure.path.crashes.is_empty());
@@ -56,12 +55,12 @@ fn a_flush_left_out_is_found_kept_and_seen_again() {
     let again = case.replay(&subject(Flaw::NoFlush), scratch).unwrap_err();
     assert_eq!(again.problem.to_string(), failure.problem.to_string());
     case.replay(&subject(Flaw::None), scratch)
-        .expect("the right toy passes");
+        .expect("the correct toy passes");
 }
 
-/// What others have in the same directory stays: files of an exploration beside this one, cases kept before.
+/// Other files in the same directory stay: those of a concurrent exploration, and cases kept earlier.
 #[test]
-fn nobody_elses_files_are_touched() {
+fn other_files_are_untouched() {
     let dir = tempfile::tempdir().unwrap();
     let theirs = ["scratch-0/judged.img", "scratch-1/x", "case-0-toy/ops.txt"].map(|name| {
         let path = dir.path().join(name);
@@ -101,12 +100,14 @@ fn a_sync_that_does_nothing_is_found() {
 }
 
 #[test]
-fn a_recovery_that_spoils_the_volume_when_cut_is_found() {
+fn a_recovery_that_corrupts_the_volume_when_cut_is_found() {
     let (_dir, report) = explored(Flaw::CarelessRecovery, 20_000);
     let failure = &report.failures.first().expect("it is found").1;
-    // By a second power cut or a third, or by a device that failed meanwhile: which comes first is the threads' chance.
+    // Found by a second or third power cut, or by a device fault: the first to be found depends on the threads.
     let cut_again = failure.path.crashes.len() >= 2;
-    let failed = failure.detail.contains("a recovery met a failing device");
+    let failed = failure
+        .detail
+        .contains("a recovery ran on a failing device");
     assert!(
         cut_again || failed,
         "{}\n{}",
@@ -164,7 +165,7 @@ fn the_command_says_what_came_out() {
         0
     );
     assert_eq!(run(Flaw::None, &["--replay", &out_dir]).0, 2);
-    // The small program that was kept, alone: it fails again, and says where it was cut.
+    // The small program that was kept fails again when it runs alone, and reports the cut.
     let ops = format!("{case}/ops.txt");
     let alone = ["--ops", &ops, "--out", &out_dir];
     let (code, text) = run(Flaw::NoFlush, &alone);
@@ -190,9 +191,9 @@ fn the_command_says_what_came_out() {
     assert_eq!(run(Flaw::None, &["--help"]).0, 0);
 }
 
-/// A lying device's losses are told as the device's, and nothing else is excused by them.
+/// Data lost by a dropped FLUSH is reported as the device's fault; no other problem is excused by it.
 #[test]
-fn what_a_lying_device_loses_is_not_ours() {
+fn data_lost_by_a_dropped_flush_is_the_devices_fault() {
     let run = |flaw, kind: &str| {
         let dir = tempfile::tempdir().unwrap();
         let kind = FAULT_KINDS
@@ -204,16 +205,16 @@ fn what_a_lying_device_loses_is_not_ours() {
         let outcomes = faults(&[subject(flaw)], &[kind], &options, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         let stats = &outcomes[0].report.stats;
-        assert!(stats.troubled > 0 || outcomes[0].is_bad(), "{text}");
+        assert!(stats.with_faults > 0 || outcomes[0].is_bad(), "{text}");
         (outcomes[0].is_bad(), stats.lost_by_device, text)
     };
     let (bad, lost, text) = run(Flaw::None, "lost-flush");
     assert!(!bad && lost > 0, "{text}");
-    assert!(text.contains("THE DEVICE'S DOING") && text.contains("nothing is wrong"));
+    assert!(text.contains("THE DEVICE'S FAULT") && text.contains("no failure found"));
     let (bad, lost, text) = run(Flaw::None, "latency");
     assert_eq!((bad, lost), (false, 0), "{text}");
     for kind in ["lost-flush", "latency"] {
         let (bad, _, text) = run(Flaw::NoFlush, kind);
-        assert!(bad && text.contains("  BAD, in "), "{text}");
+        assert!(bad && text.contains("  FAILURE, case in "), "{text}");
     }
 }

@@ -1,5 +1,4 @@
-//! What is tried of a program: its crashes, its crashes while the device fails, its crashes while the
-//! volume fills up.
+//! The trials of one program: its crashes, its crashes on a failing device, its crashes on a volume that fills up.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,33 +12,34 @@ use super::record::{Injection, Run, record, record_with};
 use super::{Failure, Problem, Subject};
 use crate::device::{Fault, Log, RequestFilter, Survivors};
 
-/// What is tried of each program.
+/// A trial of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Trial {
     /// Power cuts.
     #[default]
     Crashes,
-    /// An error at each request of the device: once, once though it was done, from then on, and of a
-    /// flush with the loss of all that it should have made durable; and power cuts afterwards.
+    /// An error at each request of the device, followed by power cuts. Each request fails once, fails although it was
+    /// done, and fails with all later ones; a flush also fails with the loss of everything that it should have made
+    /// durable.
     Faults,
-    /// A full volume at each allocation: the program runs with every amount of free space, from none to
-    /// enough; and power cuts.
+    /// A full volume at each allocation, followed by power cuts: the program runs with every number of free blocks,
+    /// from none to enough.
     Space,
-    /// A device that takes up to a second longer now and then; and power cuts.
+    /// A device on which some requests take up to 1 s longer; and power cuts.
     Latency,
-    /// A device that says it has flushed but has not; and power cuts. What is lost then is the device's doing, and is
-    /// counted; the same run on an honest device must lose nothing.
+    /// A device that acknowledges a FLUSH and does not do it; and power cuts. Lost data is the device's fault, and is
+    /// counted; the same run without the fault must lose nothing.
     LostFlushes,
 }
 
-/// Amounts of free space after which a program that still has not enough is left.
+/// Numbers of free blocks after which a program that still does not fit is given up.
 const FREE_SPACE_STEPS: u64 = 160;
-/// Ways in which a device is slow that are tried of a program.
+/// Number of runs with delays per program.
 const SPIKED_RUNS: usize = 4;
-/// Numbers of free inodes that are tried.
+/// Numbers of free inodes that are tried: 0 to one less.
 const INODES: u64 = 3;
 
-/// Tries a program in every way that `trial` says.
+/// Runs a program in every variant of `trial`.
 pub fn try_program(
     trial: Trial,
     subject: &Subject,
@@ -64,10 +64,10 @@ pub fn try_program(
     (attempts.stats, result.err().map(|failure| *failure))
 }
 
-/// Runs a program in one kind of injection and explores its crashes.
+/// Runs a program with injected faults and explores its crashes.
 ///
 /// # Errors
-/// What is wrong.
+/// The problem found.
 pub fn try_injection(
     subject: &Subject,
     program: &Program,
@@ -123,7 +123,7 @@ impl Attempts<'_> {
             }
         }
         let mut random = Random::new(self.seed ^ 0xFA17);
-        while all.len() > self.effort.troubles {
+        while all.len() > self.effort.faults {
             all.swap_remove(random.below(all.len()));
         }
         for fault in all {
@@ -133,16 +133,16 @@ impl Attempts<'_> {
     }
 
     fn space(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
-        let start = match self.effort.troubles {
+        let start = match self.effort.faults {
             usize::MAX => 0,
-            // A few amounts in a row, anywhere.
+            // Some consecutive numbers at a random start.
             _ => Random::new(self.seed ^ 0x5BACE).below(40) as u64,
         };
-        let rooms = (start..FREE_SPACE_STEPS).map(|blocks| FreeSpace {
+        let steps = (start..FREE_SPACE_STEPS).map(|blocks| FreeSpace {
             blocks: Some(blocks),
             inodes: None,
         });
-        for free_space in rooms.take(self.effort.troubles) {
+        for free_space in steps.take(self.effort.faults) {
             if !self.one(subject, program, &Injection::Space(free_space))? {
                 break;
             }
@@ -161,7 +161,7 @@ impl Attempts<'_> {
         let quiet = record(subject, program, self.seed)?;
         let flushes: Vec<u64> = quiet.log.flushes().collect();
         let mut random = Random::new(self.seed ^ 0x1A7E);
-        for _ in 0..SPIKED_RUNS.min(self.effort.troubles) {
+        for _ in 0..SPIKED_RUNS.min(self.effort.faults) {
             let mut spikes = Vec::new();
             for request in quiet.requests.clone() {
                 let chance = if flushes.contains(&request) { 512 } else { 128 };
@@ -170,14 +170,14 @@ impl Attempts<'_> {
                     spikes.push((RequestFilter::Nth(request), Fault::Delay(delay)));
                 }
             }
-            self.stats.troubled += u64::from(!spikes.is_empty());
+            self.stats.with_faults += u64::from(!spikes.is_empty());
             self.one(subject, program, &Injection::Faults(spikes))?;
         }
         Ok(())
     }
 
     fn lost_flushes(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
-        // What it is measured against.
+        // The run without faults, for comparison.
         self.crashes(subject, program)?;
         let honest = record(subject, program, self.seed)?;
         let all = (RequestFilter::From(honest.requests.start), Fault::LostFlush);
@@ -187,7 +187,7 @@ impl Attempts<'_> {
             self.stats.undecided += 1;
             return Ok(());
         };
-        self.stats.troubled += 1;
+        self.stats.with_faults += 1;
         let effort = Effort {
             failures: usize::MAX,
             ..self.effort
@@ -195,7 +195,7 @@ impl Attempts<'_> {
         let (stats, failures) = explore(subject, &run, effort, self.seed, self.scratch);
         self.stats.add(stats);
         for failure in failures {
-            // Whatever a device does, nobody panics, hangs or waits for ever.
+            // Whatever the device does, no task may panic, hang or wait forever.
             if matches!(failure.problem, Problem::Simulation(_)) {
                 return Err(Box::new(failure));
             }
@@ -204,7 +204,7 @@ impl Attempts<'_> {
         Ok(())
     }
 
-    /// One run in injection; whether it met any.
+    /// One run with faults; returns whether any of them happened.
     fn one(
         &mut self,
         new: &Subject,
@@ -217,7 +217,7 @@ impl Attempts<'_> {
             Injection::None | Injection::Faults(_) => (new, program),
             Injection::Space(free_space) => {
                 let filled = free_space::fill(new, program, *free_space);
-                let filled = filled.map_err(|problem| with_faults_injected(problem, injection))?;
+                let filled = filled.map_err(|problem| failure_of(problem, injection))?;
                 let Some(filled) = filled else {
                     return Ok(true);
                 };
@@ -229,25 +229,25 @@ impl Attempts<'_> {
             self.stats.undecided += 1;
             return Ok(true);
         };
-        self.stats.troubled += u64::from(run.met);
+        self.stats.with_faults += u64::from(run.met);
         self.stats.stopped += u64::from(run.stopped);
         self.explore(subject, &run)?;
         if let Injection::Space(_) = injection {
             free_space::check_freed(new, &last_image(&run.log))
-                .map_err(|problem| with_faults_injected(problem, injection))?;
+                .map_err(|problem| failure_of(problem, injection))?;
         }
         Ok(run.met)
     }
 }
 
-fn with_faults_injected(problem: Problem, injection: &Injection) -> Box<Failure> {
+fn failure_of(problem: Problem, injection: &Injection) -> Box<Failure> {
     Box::new(Failure {
         injection: injection.clone(),
         ..Failure::of_run(problem)
     })
 }
 
-/// The content when everything was done, nothing lost.
+/// The content at the end of the log, with nothing lost.
 fn last_image(log: &Log) -> crate::device::Image {
     log.at(log.len()).image(&Survivors::All)
 }

@@ -11,24 +11,24 @@ use super::content_tree::ContentTree;
 pub struct Change {
     /// Number of the request, counted from 0 over all requests of the device.
     pub id: u64,
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// The new content of a write, in device order.
     pub bufs: Vec<Buf>,
-    /// Nothing of it reaches the medium before what had completed is durable.
+    /// The change reaches the medium only after all writes that completed before it are durable.
     pub preflush: bool,
     /// Durable when it completes.
     pub fua: bool,
-    /// A discard after which the range reads as before.
+    /// For a discard: the range reads as before.
     reads_old: bool,
 }
 
 impl Change {
-    /// The change that `bio` asks for. A discard leaves zeroes or the old content as `reads_old` says.
+    /// The change of `bio`. A discard keeps the old content if `reads_old`, else it zeroes.
     pub(super) fn of(id: u64, bio: &Bio, reads_old: bool) -> Self {
         let is_write = bio.op == Op::Write;
         Self {
@@ -52,7 +52,7 @@ impl Change {
         self.offset + self.len
     }
 
-    /// Changes the part `range` of what it covers.
+    /// Applies the part `range` of the change.
     pub(super) fn apply(&self, tree: &mut ContentTree, range: Range<u64>) {
         if self.op != Op::Write {
             tree.zero(range.start, range.end - range.start);
@@ -69,7 +69,7 @@ impl Change {
         }
     }
 
-    /// Does what the device that is not cut off does.
+    /// Applies the change as reads see it while the device runs.
     pub(super) fn apply_outcome(&self, tree: &mut ContentTree) {
         if !self.reads_old {
             self.apply(tree, self.offset..self.end());

@@ -1,4 +1,4 @@
-//! A device's content as a value: cheap to clone, and a change copies only what it touches.
+//! A device's content as a persistent radix tree: cheap to clone, and a change copies only the nodes on its path.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ const CHUNK_U64: u64 = CHUNK as u64;
 const BITS: u32 = 5;
 const FAN: usize = 1 << BITS;
 
-/// A chunk's bytes: a part of a buffer that somebody wrote.
+/// A chunk's bytes: a part of a written buffer.
 #[derive(Clone)]
 struct Chunk {
     buf: Buf,
@@ -23,7 +23,7 @@ impl Chunk {
         &self.buf[self.at..self.at + CHUNK]
     }
 
-    /// The bytes for changing, copied first where anything else shares them.
+    /// The bytes, mutable; copied first if they are shared.
     fn bytes_mut(&mut self) -> &mut [u8] {
         if self.buf.len() != CHUNK || self.buf.is_shared() {
             *self = Self {
@@ -35,11 +35,11 @@ impl Chunk {
     }
 }
 
-/// A part of the tree; where there is none, all is zero.
+/// A subtree; an absent one is all zeros.
 #[derive(Clone)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "most nodes are leaves, and each lies in an Arc of its own"
+    reason = "most nodes are leaves, and each has its own Arc"
 )]
 enum Node {
     Inner([Option<Arc<Node>>; FAN]),
@@ -55,10 +55,10 @@ impl Node {
     }
 }
 
-/// What is called with offset, old and new bytes of a chunk.
+/// Called with offset, old and new bytes of a chunk.
 pub(crate) type OnChange<'a> = &'a mut dyn FnMut(u64, &[u8], &[u8]);
 
-/// The content of a device of 4 KiB chunks, those that were never written zero.
+/// The content of a device in chunks of 4 KiB; chunks that were never written are zero.
 #[derive(Clone)]
 pub(crate) struct ContentTree {
     root: Option<Arc<Node>>,
@@ -98,7 +98,7 @@ impl ContentTree {
         }
     }
 
-    /// The place of a chunk, made if need be, with nothing in between shared.
+    /// The slot of a chunk. Creates the path to it and copies shared nodes.
     fn place(&mut self, number: u64) -> &mut Option<Chunk> {
         let mut height = self.height;
         let mut node = &mut self.root;
@@ -112,7 +112,7 @@ impl ContentTree {
         }
     }
 
-    /// Reads at `offset`; the range lies inside.
+    /// Reads at `offset`; the range must be inside the device.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         for piece in pieces(offset, out.len() as u64) {
             let part = &mut out[piece.of_range];
@@ -123,7 +123,7 @@ impl ContentTree {
         }
     }
 
-    /// Writes the bytes `range` of `buf` at `offset`; the place lies inside. Shares whole chunks.
+    /// Writes the bytes `range` of `buf` at `offset`, inside the device. Whole chunks share the buffer.
     pub(crate) fn write(&mut self, offset: u64, buf: &Buf, range: Range<usize>) {
         for piece in pieces(offset, range.len() as u64) {
             let from = range.start + piece.of_range.start;
@@ -144,7 +144,7 @@ impl ContentTree {
         }
     }
 
-    /// Zeroes a range that lies inside.
+    /// Zeroes a range inside the device.
     pub(crate) fn zero(&mut self, offset: u64, len: u64) {
         let end = offset + len;
         let whole = offset.div_ceil(CHUNK_U64)..end / CHUNK_U64;
@@ -157,7 +157,7 @@ impl ContentTree {
         clear(&mut self.root, self.height, 0, &whole);
     }
 
-    /// Zeroes a range that holds no whole chunk.
+    /// Zeroes a range within one chunk.
     fn zero_within(&mut self, range: Range<u64>) {
         for piece in pieces(range.start, range.end - range.start) {
             if self.chunk(piece.chunk).is_some()
@@ -168,28 +168,28 @@ impl ContentTree {
         }
     }
 
-    /// Calls `f` with offset, old and new bytes of every chunk that differs from `base`; where one
-    /// has no chunk, its bytes are none and mean zeros. The devices are of one size.
+    /// Calls `f` with offset, old and new bytes of every chunk that differs from `base`; an absent chunk has no bytes
+    /// and reads as zeros. Both devices have the same size.
     pub(crate) fn changes(&self, base: &ContentTree, f: OnChange) {
-        assert_eq!(self.size, base.size, "contents of one size are compared");
+        assert_eq!(self.size, base.size, "both contents have the same size");
         let (old, new) = (base.root.as_ref(), self.root.as_ref());
         changes(old, new, self.height, 0, f);
     }
 }
 
-/// Where chunk `number` is found in a node of `height`.
+/// The index of chunk `number` in a node of `height`.
 fn slot(number: u64, height: u32) -> usize {
     (number >> (BITS * height)) as usize & (FAN - 1)
 }
 
-/// A part of a range inside one chunk.
+/// The part of a range inside one chunk.
 struct Piece {
     chunk: u64,
     within: Range<usize>,
     of_range: Range<usize>,
 }
 
-/// The chunks that a range touches.
+/// The parts of a range, chunk by chunk.
 fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -209,7 +209,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// Empties the chunks `range` of the tree below `node`, whose first chunk is `first`.
+/// Removes the chunks `range` of the tree below `node`, whose first chunk is `first`.
 fn clear(node: &mut Option<Arc<Node>>, height: u32, first: u64, range: &Range<u64>) {
     let covers = 1u64 << (BITS * (height + 1));
     if node.is_none() || range.end <= first || first + covers <= range.start {
@@ -284,7 +284,7 @@ mod tests {
 
     const SIZE: usize = 300 * CHUNK;
 
-    /// A range of up to 40 chunks on 512-byte borders, and what to do there.
+    /// A range of up to 40 chunks at 512-byte boundaries, and its operation.
     fn change() -> impl Strategy<Value = (usize, usize, u8, bool)> {
         let places = (0..SIZE / 512, 1..320usize);
         (places, any::<u8>(), any::<bool>()).prop_map(|((at, len), byte, zero)| {

@@ -1,4 +1,4 @@
-//! What a crash at one position may leave.
+//! The images that a crash at one position may leave.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -11,38 +11,38 @@ use super::change::Change;
 use super::content_tree::ContentTree;
 use super::image::Image;
 
-/// Parts that a discard or a write of zeroes may be torn into.
+/// Number of parts into which a discard or a write of zeroes may be torn.
 const ZERO_PARTS: u64 = 8;
 
-/// RequestFilter of the changes that a crash puts in doubt survive it. Changes are counted in the order of
-/// [`Cut::doubtful`], units through all of them in that order.
+/// The undecided changes that survive a crash. Changes are numbered in the order of [`Cut::doubtful`], units through
+/// all of them in that order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Survivors {
     /// None.
     None,
     /// All, whole.
     All,
-    /// What this seed chooses, some torn.
+    /// A random choice of this seed, with torn changes.
     Seeded(u64),
-    /// These changes, whole: one flag each.
+    /// Whole changes: one flag each.
     Changes(Vec<bool>),
-    /// These atomic units: one flag each.
+    /// Atomic units: one flag each.
     Units(Vec<bool>),
 }
 
-/// A change whose fate a crash decides, or that is not in the durable content yet.
+/// A change that is not in the durable content yet.
 #[derive(Clone, Debug)]
 pub struct Pending {
-    /// What it does.
+    /// The change.
     pub change: Arc<Change>,
-    /// Whether it had not been answered.
+    /// Whether it had not completed.
     pub in_flight: bool,
-    /// Whether it survives for certain (FUA).
+    /// Whether it certainly survives (FUA).
     pub certain: bool,
 }
 
 impl Pending {
-    /// The ranges of bytes that survive whole or not at all.
+    /// The byte ranges that survive atomically.
     fn units(&self, atomic: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         let (mut at, end) = (self.change.offset, self.change.end());
         let unit = match self.change.op {
@@ -60,7 +60,7 @@ impl Pending {
     }
 }
 
-/// What a crash at one position may leave.
+/// The images that a crash at one position may leave.
 #[derive(Clone)]
 pub struct Cut {
     durable: ContentTree,
@@ -81,26 +81,24 @@ impl Cut {
         cut
     }
 
-    /// The changes that may or may not survive: completed ones in the order of their completion,
-    /// then those in flight.
+    /// The changes that may or may not survive: completed ones in the order of their completion, then those in flight.
     pub fn doubtful(&self) -> impl Iterator<Item = &Pending> {
         self.pending.iter().filter(|pending| !pending.certain)
     }
 
-    /// How many changes may or may not survive.
+    /// Number of changes that may or may not survive.
     pub fn changes(&self) -> usize {
         self.doubtful().count()
     }
 
-    /// How many atomic units those have together.
+    /// Number of their atomic units.
     pub fn units(&self) -> usize {
         self.units
     }
 
-    /// At most `limit` choices (at least two), different ones: all subsets of units if those are few
-    /// enough; else none and all, then all subsets of whole changes if those are few enough, or else
-    /// each prefix, each all-but-one and each single one as far as half the limit goes; the rest is
-    /// chosen by `seed`, with torn changes.
+    /// At most `limit` distinct choices (at least two). All subsets of units, if `limit` allows; else none and all, and
+    /// all subsets of whole changes, if `limit` allows; else each prefix, each all-but-one and each single change up to
+    /// half the limit, and random choices of `seed` with torn changes.
     pub fn choices(&self, limit: usize, seed: u64) -> Vec<Survivors> {
         let (changes, units) = (self.changes(), self.units);
         let fits = |bits: usize, limit: usize| bits < 48 && 1u64 << bits <= limit as u64;
@@ -120,10 +118,10 @@ impl Cut {
         chosen
     }
 
-    /// The units that `survivors` means, explicitly.
+    /// The flags of all units that `survivors` describes.
     ///
     /// # Panics
-    /// If it has another number of flags than there are changes or units.
+    /// If the number of flags differs from the number of changes or units.
     pub fn units_of(&self, survivors: &Survivors) -> Vec<bool> {
         match survivors {
             Survivors::None => vec![false; self.units],
@@ -188,7 +186,7 @@ impl Cut {
         Image { tree }
     }
 
-    /// One line for each change in doubt: what it is and what of it survives.
+    /// One line per undecided change: the change, and which part of it survives.
     pub fn describe(&self, survivors: &Survivors) -> String {
         let flags = self.units_of(survivors);
         let mut flags = flags.as_slice();
@@ -209,14 +207,14 @@ impl Cut {
                 "completed"
             };
             let kept = mine.iter().filter(|keep| **keep).count();
-            let fate = match kept {
+            let result = match kept {
                 0 => "lost".to_owned(),
                 n if n == mine.len() => "survives".to_owned(),
                 n => format!("torn: {n} of {} units survive", mine.len()),
             };
             writeln!(
                 text,
-                "#{id} {op:?} of {len} bytes at byte {offset}, {when}: {fate}"
+                "#{id} {op:?} of {len} bytes at byte {offset}, {when}: {result}"
             )
             .expect("a string takes text");
         }
@@ -224,17 +222,17 @@ impl Cut {
     }
 }
 
-/// All subsets of `n` things, the empty one first.
+/// All subsets of `n` elements, the empty one first.
 fn subsets(n: usize) -> impl Iterator<Item = Vec<bool>> {
     (0..1u64 << n).map(move |mask| (0..n).map(|bit| mask >> bit & 1 == 1).collect())
 }
 
-/// Prefixes, all but one and single ones of `n` things, without the empty and the full set; at most
+/// Prefixes, all-but-one and single-element subsets of `n` elements, without the empty and the full set; at most
 /// `limit`, evenly chosen.
 fn corners(n: usize, limit: usize) -> impl Iterator<Item = Vec<bool>> {
     let flags = move |keep: &dyn Fn(usize) -> bool| (0..n).map(keep).collect::<Vec<_>>();
     let prefixes = (1..n).map(move |upto| flags(&|i| i < upto));
-    // The prefix of all but the last, and the one of the first alone, are there already.
+    // The prefix without the last element, and the first element alone, are there already.
     let but_one = (0..n.saturating_sub(1)).map(move |one| flags(&|i| i != one));
     let single = (1..n).map(move |one| flags(&|i| i == one));
     let stride = (3 * n).div_ceil(limit.max(1)).max(1);

@@ -1,4 +1,4 @@
-//! A device's content at rest.
+//! A device's content without the device.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -11,7 +11,7 @@ use steadfs_block::Buf;
 
 use super::content_tree::{CHUNK, ContentTree};
 
-/// A device's content as a value. Clones share everything that neither of them changes.
+/// A device's content as a value. Clones share unchanged content.
 #[derive(Clone)]
 pub struct Image {
     pub(super) tree: ContentTree,
@@ -57,7 +57,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Makes `path` a sparse file with this content.
+    /// Creates `path` as a sparse file with this content.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -81,13 +81,13 @@ impl Image {
         self.tree.size()
     }
 
-    /// Reads at `offset`. The range must lie inside.
+    /// Reads at `offset`. The range must be inside the image.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         self.check(offset, out.len());
         self.tree.read(offset, out);
     }
 
-    /// Changes the content at `offset`, as bit rot would. The range must lie inside.
+    /// Changes the content at `offset`, as bit rot would. The range must be inside the image.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.check(offset, bytes.len());
         if !bytes.is_empty() {
@@ -104,9 +104,8 @@ impl Image {
         out
     }
 
-    /// A hash of how this image differs from `base`, which is of the same size: equal for images of
-    /// equal content, different for others but for chance. Looks only at chunks the two do not
-    /// share.
+    /// A hash of the differences from `base`, which has the same size: equal for images of equal content, and different
+    /// for others except by chance. Reads only chunks that the two do not share.
     pub fn fingerprint(&self, base: &Image) -> u64 {
         let mut hasher = FixedHasher::default();
         self.tree.changes(&base.tree, &mut |offset, _, new| {
@@ -118,7 +117,7 @@ impl Image {
         hasher.finish()
     }
 
-    /// Whether both hold the same bytes.
+    /// Whether both have the same bytes.
     pub fn same_content(&self, other: &Image) -> bool {
         let mut same = self.size() == other.size();
         if same {
@@ -132,7 +131,7 @@ impl Image {
         assert!(end.is_some_and(|end| end <= self.size()), "inside");
     }
 
-    /// Writes to a place that is still zero.
+    /// Writes to a range that is still zero.
     fn fill(&mut self, offset: u64, bytes: &[u8]) {
         if bytes.iter().any(|byte| *byte != 0) {
             self.write(offset, bytes);

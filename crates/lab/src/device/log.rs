@@ -1,4 +1,4 @@
-//! What was asked of a device and what it answered, in one sequence.
+//! The log of a device: requests and completions in one sequence.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -9,55 +9,55 @@ use super::content_tree::ContentTree;
 use super::cut::{Cut, Pending, Survivors};
 use super::image::Image;
 
-/// One step of a device's life.
+/// One event of a device.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A change was asked for.
+    /// A change was started.
     Issued(Arc<Change>),
     /// A change's preflush is done: its own content may reach the medium from here on.
     Preflushed {
         /// The change's number.
         id: u64,
     },
-    /// A change was answered well.
+    /// A change succeeded.
     Completed {
         /// The change's number.
         id: u64,
-        /// Whether it is durable by itself.
+        /// Whether its completion makes it durable.
         durable: bool,
     },
-    /// A change was answered with an error; nothing of it was done.
+    /// A change failed without effect.
     Failed {
         /// The change's number.
         id: u64,
     },
-    /// A flush was asked for.
+    /// A flush was started.
     FlushIssued {
         /// The flush's number.
         id: u64,
     },
-    /// A flush was answered well.
+    /// A flush succeeded.
     FlushCompleted {
         /// The flush's number.
         id: u64,
     },
-    /// A flush was answered with an error.
+    /// A flush failed.
     FlushFailed {
         /// The flush's number.
         id: u64,
     },
     /// The device lost everything that was not durable.
     CacheLost,
-    /// The user's word.
+    /// A mark of the user.
     Mark(u64),
 }
 
-/// A completed change, and whether it survives for certain.
+/// A completed change, and whether it certainly survives.
 pub(super) type Cached = (Arc<Change>, bool);
-/// A change that has not ended, and whether anything of it can be on the medium.
+/// A change in flight, and whether a part of it can be on the medium.
 pub(super) type InFlight = (Arc<Change>, bool);
 
-/// The whole state at one position, from where later ones are built.
+/// The whole state at one position, the base of the following ones.
 #[derive(Clone)]
 struct Epoch {
     at: usize,
@@ -66,7 +66,7 @@ struct Epoch {
     in_flight: Vec<InFlight>,
 }
 
-/// What a device did, from which the images that a crash may leave are built for any position.
+/// A device's log, from which the images that a crash may leave are built for any position.
 #[derive(Clone)]
 pub struct Log {
     atomic: u64,
@@ -75,12 +75,12 @@ pub struct Log {
 }
 
 impl Log {
-    /// How many events there were.
+    /// Number of events.
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Whether nothing happened.
+    /// Whether there are no events.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
@@ -105,14 +105,14 @@ impl Log {
         Image { tree }
     }
 
-    /// Every position a crash can come at: cut `n` comes after the first `n` events.
+    /// All crash positions: cut `n` follows the first `n` events.
     pub fn cut_points(&self) -> RangeInclusive<usize> {
         0..=self.events.len()
     }
 
-    /// The cuts just before something becomes durable or is forgotten, and the last one. Every image
-    /// that some cut allows is allowed by one of these, where no fewer marks were passed: enough to
-    /// check that what was acknowledged survives.
+    /// The cuts just before something becomes durable or is lost, and the last one. Every image that some cut allows is
+    /// allowed by one of these at which no fewer marks have passed: they suffice to check that acknowledged data
+    /// survives.
     pub fn last_cuts(&self) -> Vec<usize> {
         let ends = |event: &Event| match event {
             Event::Preflushed { .. } | Event::FlushCompleted { .. } | Event::CacheLost => true,
@@ -126,7 +126,7 @@ impl Log {
         cuts
     }
 
-    /// The marks before `cut`, in their order.
+    /// The marks before `cut`, in order.
     pub fn marks(&self, cut: usize) -> impl Iterator<Item = u64> {
         self.events[..cut].iter().filter_map(|event| match event {
             Event::Mark(id) => Some(*id),
@@ -134,7 +134,7 @@ impl Log {
         })
     }
 
-    /// What a crash at `cut` may leave.
+    /// The images that a crash at `cut` may leave.
     ///
     /// # Panics
     /// If there are fewer events.
@@ -159,7 +159,7 @@ impl Log {
                     cached.extend(in_flight.remove(id).map(|(change, _)| (change, *durable)));
                 }
                 Event::Failed { id } => drop(in_flight.remove(id)),
-                // An epoch begins after each that changes what is durable.
+                // An epoch begins after each event that changes the durable content.
                 Event::FlushCompleted { .. } | Event::CacheLost => {}
                 Event::FlushIssued { .. } | Event::FlushFailed { .. } | Event::Mark(_) => {}
             }
@@ -179,8 +179,8 @@ impl Log {
         Cut::new(epoch.durable.clone(), pending, self.atomic)
     }
 
-    /// The image that a crash at `cut` leaves if `survivors` survive; for several images of one cut
-    /// ask [`Log::at`] once.
+    /// The image that a crash at `cut` leaves if `survivors` survive; for several images of one cut call [`Log::at`]
+    /// once.
     ///
     /// # Panics
     /// As [`Log::at`] and [`Cut::image`].
@@ -189,13 +189,13 @@ impl Log {
     }
 }
 
-/// A device's content, what of it is durable, and the log of how it came to that.
+/// A device's content, its durable part, and the log.
 pub(super) struct Recorder {
     live: ContentTree,
     durable: ContentTree,
-    /// Completed after what is durable, in this order.
+    /// Completed changes that are not durable yet, in order.
     cached: VecDeque<Cached>,
-    /// How many left the front of `cached` so far.
+    /// Number of changes removed from the front of `cached`.
     left: u64,
     in_flight: BTreeMap<u64, InFlight>,
     keep: bool,
@@ -231,7 +231,7 @@ impl Recorder {
         &self.log
     }
 
-    /// What reads see.
+    /// The content that reads see.
     pub(super) fn live(&self) -> &ContentTree {
         &self.live
     }
@@ -250,12 +250,12 @@ impl Recorder {
         self.push(Event::Issued(change));
     }
 
-    /// What a flush that is issued now makes durable, as a word for [`Recorder::flushed`].
+    /// The changes that a flush makes durable which starts now, as a value for [`Recorder::flushed`].
     pub(super) fn covered_by_flush(&self) -> u64 {
         self.left + self.cached.len() as u64
     }
 
-    /// A flush, or a change's preflush, has made durable what it covers.
+    /// A flush, or a change's preflush, has made the changes before `covered` durable.
     pub(super) fn flushed(&mut self, covered: u64, event: Event) {
         if let Event::Preflushed { id } = event {
             self.in_flight
@@ -273,7 +273,7 @@ impl Recorder {
         }
     }
 
-    /// A flush, or a change's preflush, that only says so.
+    /// A flush, or a change's preflush, was acknowledged without effect (a lost FLUSH).
     pub(super) fn flushed_nothing(&mut self, event: Event) {
         if let Event::Preflushed { id } = event {
             self.in_flight
@@ -284,7 +284,7 @@ impl Recorder {
     }
 
     pub(super) fn completed(&mut self, id: u64, durable: bool) {
-        let (change, _) = self.in_flight.remove(&id).expect("a change ends once");
+        let (change, _) = self.in_flight.remove(&id).expect("a change completes once");
         change.apply_outcome(&mut self.live);
         self.cached.push_back((change, durable));
         self.push(Event::Completed { id, durable });
@@ -300,8 +300,8 @@ impl Recorder {
         self.push(Event::Failed { id });
     }
 
-    /// Loses every completed change that is not durable; reads see it.
-    pub(super) fn forget(&mut self) {
+    /// Loses every completed change that is not durable; reads show it.
+    pub(super) fn lose_cache(&mut self) {
         self.push(Event::CacheLost);
         for (change, certain) in std::mem::take(&mut self.cached) {
             self.left += 1;
@@ -313,7 +313,7 @@ impl Recorder {
         self.begin_epoch();
     }
 
-    /// Makes changes durable that are so by themselves and wait for no older one.
+    /// Makes the leading FUA changes durable.
     fn settle_certain(&mut self) {
         while self.cached.front().is_some_and(|(_, certain)| *certain) {
             self.settle_first();

@@ -13,7 +13,7 @@ const SIZE: u64 = 64 * 1024;
 
 type Outcome = Arc<Happening<Result<Vec<u8>, IoError>>>;
 
-/// Starts a request; the event happens when it ends, with what was read.
+/// Starts a request; the event is signalled when it ends, with the data read.
 fn start(device: &SimDevice, bio: Bio) -> Outcome {
     let outcome = Outcome::default();
     let event = Arc::clone(&outcome);
@@ -28,7 +28,7 @@ fn run(device: &SimDevice, bio: Bio) -> Result<Vec<u8>, IoError> {
     start(device, bio).wait()
 }
 
-/// A write of `blocks` blocks full of `byte` at block `at`.
+/// A write of `blocks` blocks of `byte` from block `at` on.
 fn write(at: u64, blocks: usize, byte: u8) -> Bio {
     let buf = Buf::copy_of(&vec![byte; blocks * BLOCK]);
     Bio::write(at * BLOCK as u64, vec![buf])
@@ -53,7 +53,7 @@ fn block_of(image: &Image, at: u64) -> u8 {
     bytes[0]
 }
 
-/// The first `N` blocks of every image a crash at `cut` may leave.
+/// The first `N` blocks of every image that a crash at `cut` may leave.
 fn images<const N: usize>(log: &Log, cut: usize) -> BTreeSet<[u8; N]> {
     let cut = log.at(cut);
     let choices = cut.choices(1 << 12, 0);
@@ -69,7 +69,7 @@ fn instant() -> SimDevice {
     SimDevice::new(&Image::zeroed(SIZE), Model::default())
 }
 
-/// Runs `f` with a device that takes its time, in a simulation.
+/// Runs `f` on a device of this model, in a simulation.
 fn timed<T: 'static>(model: Model, f: impl FnOnce(SimDevice) -> T + 'static) -> T {
     let device = SimDevice::new(&Image::zeroed(SIZE), model);
     steadfs_rt::sim::run(Config::new(1), move || f(device)).value
@@ -370,7 +370,7 @@ fn faults_meet_the_requests_they_name() {
 }
 
 #[test]
-fn a_lying_device_keeps_nothing_for_certain() {
+fn a_lost_flush_makes_nothing_durable() {
     let device = instant();
     device.inject(RequestFilter::Every(Op::Flush), Fault::LostFlush);
     device.inject(RequestFilter::Every(Op::Write), Fault::LostFlush);
@@ -383,7 +383,7 @@ fn a_lying_device_keeps_nothing_for_certain() {
 }
 
 #[test]
-fn a_failed_flush_may_forget() {
+fn a_failed_flush_may_lose_the_cache() {
     let device = instant();
     run(&device, write(0, 1, 1)).unwrap();
     run(&device, Bio::flush()).unwrap();
@@ -530,8 +530,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What each block may hold after a crash now, in the plainest words: the values that it had since
-/// the last time it was certain.
+/// The values that each block may hold after a crash: those since it was last certain. A reference for the log.
 #[derive(Clone)]
 struct Plain(Vec<Vec<u8>>);
 

@@ -1,4 +1,4 @@
-//! The model as a device: commands end at the machine's times, in simulation or on the host's clock.
+//! The model as a device: commands complete at the machine's times, in a simulation or on the host's clock.
 
 use std::sync::Arc;
 
@@ -7,31 +7,31 @@ use steadfs_rt::{Instant, Mutex, Rank, now, sim};
 
 use super::{Command, Machine, Parameters, Store};
 
-/// What a device has done.
+/// Counts of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Reads, and their bytes.
     pub reads: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read_bytes: u64,
     /// Writes.
     pub writes: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: u64,
-    /// Flushes, those before a write among them.
+    /// Flushes, including preflushes.
     pub flushes: u64,
     /// Discards.
     pub discards: u64,
-    /// Pages that were programmed.
+    /// Pages programmed.
     pub pages: u64,
-    /// Erase units that were opened.
+    /// Erase units opened.
     pub units_opened: u64,
-    /// Writes that did not continue where their open erase unit's last one ended.
+    /// Writes that did not continue at the end of their open erase unit's last write.
     pub jumps: u64,
 }
 
 impl Counters {
-    /// What was done since `earlier`.
+    /// The difference from the counts `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             reads: self.reads - earlier.reads,
@@ -47,21 +47,21 @@ impl Counters {
     }
 }
 
-/// What becomes of a request.
+/// An event of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RequestEvent {
-    /// The device has got it.
+    /// The device has received it.
     Started,
-    /// It has ended.
+    /// It has completed.
     Ended,
 }
 
-/// Who is told of each request: its number, itself, what becomes of it. It must not wait.
+/// Called for each request with its number, the bio and the event. It must not wait.
 pub type Watcher = Arc<dyn Fn(u64, &Bio, RequestEvent) + Send + Sync>;
 
-/// A modelled device. Clones are the same device.
+/// A device model. Clones are the same device.
 ///
-/// In simulation commands end by the virtual clock; otherwise a task of its own ends them at their times.
+/// In a simulation commands complete on the virtual clock; otherwise a task completes them at their times.
 #[derive(Clone)]
 pub struct FlashDevice(Arc<Inner>);
 
@@ -74,12 +74,12 @@ struct Inner {
 }
 
 struct State {
-    /// None: no time passes.
+    /// `None`: no time passes.
     machine: Option<Machine>,
     store: Store,
     counters: Counters,
     watcher: Option<Watcher>,
-    /// Of requests that are watched.
+    /// Number of the next watched request.
     next: u64,
 }
 
@@ -95,7 +95,7 @@ impl FlashDevice {
         Self::with(Some(Machine::new(parameters, seed)), geometry, depth, store)
     }
 
-    /// A device that takes no time: for making and judging volumes.
+    /// A device that takes no time: to prepare and check volumes.
     pub fn instant(store: Store) -> Self {
         let geometry = geometry(&store);
         Self::with(None, geometry, 1024, store)
@@ -104,7 +104,7 @@ impl FlashDevice {
     fn with(machine: Option<Machine>, geometry: Geometry, depth: usize, store: Store) -> Self {
         let clock = (machine.is_some() && !sim::active()).then(|| {
             let clock = DelayedCompletions::start("flash-device");
-            clock.expect("a thread for the modelled device")
+            clock.expect("a thread for the device model")
         });
         let state = State {
             machine,
@@ -121,17 +121,17 @@ impl FlashDevice {
         }))
     }
 
-    /// The content as it is now.
+    /// The present content.
     pub fn content(&self) -> Store {
         self.0.state.lock().store.clone()
     }
 
-    /// From now on `watcher` is told of each request that starts; none: nobody.
+    /// Calls `watcher` for each request that starts from now on; `None`: no longer.
     pub fn watch(&self, watcher: Option<Watcher>) {
         self.0.state.lock().watcher = watcher;
     }
 
-    /// What it has done.
+    /// Its counts.
     pub fn counters(&self) -> Counters {
         let state = self.0.state.lock();
         let machine = state.machine.as_ref();
@@ -157,7 +157,7 @@ fn geometry(store: &Store) -> Geometry {
 }
 
 impl State {
-    /// Does what a bio asks for and says when it has been done.
+    /// Executes a bio and returns when it ends.
     fn take(&mut self, bio: &mut Bio, now: Instant) -> Option<Instant> {
         let command = Command::of(bio);
         self.counters.count(&command);
@@ -265,7 +265,7 @@ mod tests {
         parameters
     }
 
-    /// Writes, flushes and reads through a queue; how long it took.
+    /// The time of writes, flushes and reads through a queue.
     fn work() -> Duration {
         let device = FlashDevice::new(&parameters(), Store::zeroed(1 << 20), 1);
         let queue = Queue::new(Arc::new(device.clone()), QueueOptions::default());
@@ -277,12 +277,15 @@ mod tests {
                 queue.submit(bio, tag)
             })
             .collect();
-        wait_all(&writes).expect("the model does not fail");
-        queue.flush(tag).wait().expect("nor here");
+        wait_all(&writes).expect("the model reports no errors");
+        queue
+            .flush(tag)
+            .wait()
+            .expect("the model reports no errors");
         for n in 0..4u8 {
             let read = queue
                 .read(u64::from(n) * 8192, 4096, tag)
-                .expect("nor here");
+                .expect("the model reports no errors");
             assert!(read.iter().all(|byte| *byte == n));
         }
         let took = begin.elapsed();

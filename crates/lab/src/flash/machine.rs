@@ -9,14 +9,14 @@ use steadfs_rt::Random;
 
 use super::parameters::Parameters;
 
-/// What the device is asked for.
+/// A command to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Flush before.
     pub preflush: bool,
@@ -25,7 +25,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// What a bio asks for.
+    /// The command of a bio.
     pub fn of(bio: &Bio) -> Self {
         Self {
             op: bio.op,
@@ -37,28 +37,28 @@ impl Command {
     }
 }
 
-/// When a command's steps end.
+/// The times of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// When the device began with it.
+    /// When the device began it.
     pub began: u64,
-    /// When it has ended.
+    /// When it ended.
     pub ended: u64,
 }
 
-/// A device's state between commands. Commands are served in the order in which they come; reads go before
-/// programming that is planned, not before what has begun.
+/// A device's state between commands. Commands are served in the order of arrival; reads precede planned programs, but
+/// not those that have begun.
 #[derive(Clone, Debug)]
 pub struct Machine {
     parameters: Parameters,
     random: Random,
-    /// When each place for a command is free.
+    /// When each command slot becomes free.
     places: Vec<u64>,
-    /// When the bus is free: to the device, from it.
+    /// When the bus becomes free: to the device, from it.
     bus: [u64; 2],
-    /// When each unit is free.
+    /// When each unit becomes free.
     units: Vec<u64>,
-    /// Programming under way out of the cache: its end, its bytes. The earliest end first.
+    /// Programs from the cache in progress: end and bytes, the earliest end first.
     programs: BinaryHeap<Reverse<(u64, u64)>>,
     /// Bytes in the cache: those being programmed, and `pending`.
     cached: u64,
@@ -66,9 +66,9 @@ pub struct Machine {
     pending: u64,
     /// Bytes written since the last flush began.
     unflushed: u64,
-    /// When all that was programmed so far is.
+    /// When all programs started so far have ended.
     programmed: u64,
-    /// Open erase units, the longest unused first: number, where the last write ended.
+    /// Open erase units, the least recently used first: number, and end of the last write.
     open: VecDeque<(u64, u64)>,
     opened: u64,
     jumps: u64,
@@ -76,7 +76,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A device that has done nothing; `seed` chooses its jitter.
+    /// A new device; `seed` determines its jitter.
     pub fn new(parameters: &Parameters, seed: u64) -> Self {
         Self {
             random: Random::new(seed),
@@ -96,22 +96,22 @@ impl Machine {
         }
     }
 
-    /// Erase units that were opened.
+    /// Number of erase units opened.
     pub fn opened(&self) -> u64 {
         self.opened
     }
 
-    /// Writes into open erase units that did not continue there.
+    /// Number of writes to open erase units that did not continue the last one.
     pub fn jumps(&self) -> u64 {
         self.jumps
     }
 
-    /// Pages that were programmed.
+    /// Number of pages programmed.
     pub fn pages_programmed(&self) -> u64 {
         self.pages
     }
 
-    /// Takes a command that comes at `now`, which never goes back.
+    /// Serves a command that arrives at `now`, which never decreases.
     pub fn begin(&mut self, command: Command, now: u64) -> Times {
         let place = self
             .places
@@ -120,7 +120,7 @@ impl Machine {
             .min_by_key(|(_, free)| **free);
         let (place, free) = place
             .map(|(at, free)| (at, *free))
-            .expect("a device has a place");
+            .expect("a device has a command slot");
         let began = now.max(free);
         let mut at = began + nanos(self.parameters.interface.command);
         if command.preflush {
@@ -136,7 +136,7 @@ impl Machine {
         Times { began, ended }
     }
 
-    /// When `bytes` that may be moved from `at` on have been.
+    /// When a transfer of `bytes` that may begin at `at` ends.
     fn transfer(&mut self, way: usize, bytes: u64, at: u64) -> u64 {
         let speed = u128::from(self.parameters.interface.transfer_mib_s) << 20;
         let time = u128::from(bytes) * 1_000_000_000 / speed;
@@ -145,7 +145,7 @@ impl Machine {
         end
     }
 
-    /// Programs a page in the unit that is free first.
+    /// Programs a page in the unit that becomes free first.
     fn program(&mut self, at: u64) -> u64 {
         let flash = &self.parameters.flash;
         let time = nanos(flash.program);
@@ -174,7 +174,7 @@ impl Machine {
         }
     }
 
-    /// Programs what comes, page for page.
+    /// Programs the data page by page.
     fn write_through(&mut self, len: u64, at: u64) -> u64 {
         let mut left = len;
         let mut ended = at;
@@ -187,7 +187,7 @@ impl Machine {
         ended
     }
 
-    /// Takes what comes into the cache, as soon as there is room, and programs each page that is full.
+    /// Puts the data into the cache as soon as it has space, and programs each full page.
     fn write_cached(&mut self, len: u64, mut at: u64) -> u64 {
         let page = self.parameters.flash.page;
         let mut left = len;
@@ -207,7 +207,7 @@ impl Machine {
         at
     }
 
-    /// Waits until the cache has room for `bytes`.
+    /// Waits until the cache has space for `bytes`.
     fn make_room(&mut self, bytes: u64, mut at: u64) -> u64 {
         while let Some(Reverse((end, _))) = self.programs.peek()
             && (*end <= at || self.cached + bytes > self.parameters.cache.size)
@@ -221,7 +221,7 @@ impl Machine {
         at
     }
 
-    /// Programs what is cached, and what a flush takes besides.
+    /// Programs the cached data, and adds the cost of the flush.
     fn flush(&mut self, at: u64) -> u64 {
         if self.pending > 0 {
             self.pending = 0;
@@ -251,7 +251,7 @@ impl Machine {
         );
         let pages = command.offset / page..(command.offset + command.len).div_ceil(page);
         let at = match self.parameters.cache.flush_blocks {
-            // While a flush is under way the bus is taken.
+            // A flush in progress occupies the bus.
             true => at.max(self.bus[1]),
             false => at,
         };
@@ -265,7 +265,7 @@ impl Machine {
         self.transfer(1, command.len, ready)
     }
 
-    /// What the erase units cost that a write touches.
+    /// The cost of the erase units that a write touches.
     fn open_units(&mut self, command: Command, mut at: u64) -> u64 {
         let Some(erase) = self.parameters.erase.clone() else {
             return at;

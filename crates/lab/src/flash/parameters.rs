@@ -1,4 +1,4 @@
-//! What a device is told to be: read from a file, every value checked.
+//! Device parameters: read from a file, every value checked.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,28 +7,28 @@ use thiserror::Error;
 
 use super::table::{self, Value, Values};
 
-/// Why a file describes no device.
+/// Why a parameter file is not usable.
 #[derive(Debug, Error)]
 pub enum ParameterError {
-    /// It cannot be read, and no built-in device has that name.
-    #[error("{}: {error} (built in are {})", path.display(), names())]
+    /// It cannot be read, and no built-in device has this name.
+    #[error("{}: {error} (built-in devices: {})", path.display(), names())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: std::io::Error,
     },
-    /// It is wrong; the text names the key.
+    /// A value is wrong; the text names the key.
     #[error("{origin}: {why}")]
     Wrong {
         /// The file or built-in device.
         origin: String,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
 }
 
-/// The devices that come with the program: name and file.
+/// The built-in devices: name and file.
 pub const BUILT_IN: [(&str, &str); 4] = [
     ("sdhc-2013", include_str!("../../devices/sdhc-2013.toml")),
     ("ufs-2016", include_str!("../../devices/ufs-2016.toml")),
@@ -40,99 +40,99 @@ fn names() -> String {
     BUILT_IN.map(|(name, _)| name).join(", ")
 }
 
-/// A device's parameters, and those of the machine that it was measured in.
+/// Parameters of a device, and of the host that it was measured in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// Its name.
     pub name: String,
-    /// How commands and data reach it.
+    /// Command and data transfer.
     pub interface: Interface,
-    /// The memory itself.
+    /// The flash memory.
     pub flash: Flash,
     /// Its volatile cache.
     pub cache: Cache,
-    /// Erase units, where they matter.
+    /// Erase units, if modelled.
     pub erase: Option<Erase>,
-    /// The machine around it.
+    /// The host.
     pub host: Host,
 }
 
-/// How commands and data reach the device.
+/// Command and data transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Commands it works on at a time.
+    /// Number of concurrent commands.
     pub queue_depth: usize,
-    /// What each command takes besides.
+    /// Overhead of each command.
     pub command: Duration,
-    /// MiB a second on the bus, each way.
+    /// Bus bandwidth in MiB/s, each way.
     pub transfer_mib_s: u64,
-    /// Largest transfer of one command, in bytes.
+    /// Maximum transfer of one command, in bytes.
     pub max_transfer: u32,
 }
 
-/// The memory itself.
+/// The flash memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flash {
-    /// Pages that are programmed or read at a time.
+    /// Pages that are programmed or read concurrently.
     pub units: usize,
     /// Bytes programmed at a time in one unit.
     pub page: u64,
-    /// Reading a page.
+    /// Time to read a page.
     pub read: Duration,
-    /// Programming a page.
+    /// Time to program a page.
     pub program: Duration,
-    /// Each program takes up to this many hundredths more, at random.
+    /// Each program takes up to this many percent longer, at random.
     pub jitter_percent: u64,
 }
 
 /// The volatile cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
-    /// Bytes; 0: none, a write ends when it is programmed.
+    /// Size in bytes; 0: no cache, a write ends when it is programmed.
     pub size: u64,
-    /// What a flush takes besides programming what is cached.
+    /// Time of a flush without the programs of cached data.
     pub flush: Duration,
-    /// … and more for each MiB written since the last flush.
+    /// Additional time per MiB written since the last flush.
     pub flush_per_mib: Duration,
-    /// Whether nothing else is served while a flush is under way.
+    /// Whether a flush in progress blocks other commands.
     pub flush_blocks: bool,
-    /// Whether single writes can be made durable.
+    /// Whether single writes can be made durable (FUA).
     pub fua: bool,
-    /// What such a write takes besides being programmed.
+    /// Time of a FUA write without its program.
     pub fua_extra: Duration,
 }
 
-/// Erase units: of those that are not being written one must be opened first.
+/// Erase units: a unit that is not open must be opened before a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Erase {
-    /// Bytes.
+    /// Size in bytes.
     pub unit: u64,
-    /// How many are open at a time.
+    /// Number of units open at a time.
     pub open: usize,
-    /// Opening one: another one's content is put in order first.
+    /// Time to open a unit, which merges the content of another one.
     pub opening: Duration,
-    /// A write into an open one that does not continue its last write.
+    /// Time of a write that does not continue the last write of its open unit.
     pub jump: Duration,
 }
 
-/// The machine around the device.
+/// The host of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// From a wake-up until the task runs.
+    /// Time from a wake-up until the task runs.
     pub wake: Duration,
 }
 
 impl Parameters {
-    /// A built-in device's.
+    /// The parameters of a built-in device.
     pub fn built_in(name: &str) -> Option<Self> {
         let (name, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;
         Some(Self::parse(name, text).expect("a test parses every built-in file"))
     }
 
-    /// A built-in device by name, or the one that a file describes.
+    /// A built-in device by name, or the device of a file.
     ///
     /// # Errors
-    /// The file cannot be read or is wrong.
+    /// The file cannot be read or has an error.
     pub fn find(name: &Path) -> Result<Self, ParameterError> {
         if let Some(found) = name.to_str().and_then(Self::built_in) {
             return Ok(found);
@@ -144,10 +144,10 @@ impl Parameters {
         Self::parse(&name.display().to_string(), &text)
     }
 
-    /// Reads a device file.
+    /// Parses a parameter file.
     ///
     /// # Errors
-    /// What is wrong, with the key.
+    /// The error, with its key.
     pub fn parse(origin: &str, text: &str) -> Result<Self, ParameterError> {
         let wrong = |why| ParameterError::Wrong {
             origin: origin.to_owned(),
@@ -158,7 +158,7 @@ impl Parameters {
     }
 }
 
-/// Takes values one after the other; what is left at the end is unknown.
+/// Takes values by key; remaining values at the end are unknown keys.
 struct Reader {
     values: Values,
 }
@@ -206,7 +206,7 @@ impl Reader {
             wake: self.micros("host.wake_us")?,
         };
         match self.values.keys().next() {
-            Some(key) => Err(format!("{key}: there is no such parameter")),
+            Some(key) => Err(format!("{key}: unknown parameter")),
             None => Ok(Parameters {
                 name,
                 interface,
@@ -227,10 +227,7 @@ impl Reader {
         match self.take(key)? {
             Value::Number(n) if (least..=most).contains(&n) => Ok(n),
             Value::Number(n) => Err(format!("{key}: {n} is not from {least} to {most}")),
-            other => Err(format!(
-                "{key}: a whole number is wanted, not {}",
-                other.kind()
-            )),
+            other => Err(format!("{key}: needs a whole number, not {}", other.kind())),
         }
     }
 
@@ -239,12 +236,12 @@ impl Reader {
         Ok(usize::try_from(n).expect("the limits are small"))
     }
 
-    /// KiB, as bytes; whole blocks of 4 KiB.
+    /// A size in KiB, in bytes; whole blocks of 4 KiB.
     fn kib(&mut self, key: &str, least: u64, most: u64) -> Result<u64, String> {
         let n = self.number(key, least, most)?;
         match n.is_multiple_of(4) {
             true => Ok(n << 10),
-            false => Err(format!("{key}: {n} is no multiple of 4")),
+            false => Err(format!("{key}: {n} is not a multiple of 4")),
         }
     }
 
@@ -255,17 +252,14 @@ impl Reader {
     fn flag(&mut self, key: &str) -> Result<bool, String> {
         match self.take(key)? {
             Value::Flag(flag) => Ok(flag),
-            other => Err(format!(
-                "{key}: true or false is wanted, not {}",
-                other.kind()
-            )),
+            other => Err(format!("{key}: needs true or false, not {}", other.kind())),
         }
     }
 
     fn text(&mut self, key: &str) -> Result<String, String> {
         match self.take(key)? {
             Value::Text(text) => Ok(text),
-            other => Err(format!("{key}: a string is wanted, not {}", other.kind())),
+            other => Err(format!("{key}: needs a string, not {}", other.kind())),
         }
     }
 }
@@ -293,12 +287,8 @@ mod tests {
                 "queue_depth = 0",
                 "interface.queue_depth: 0",
             ),
-            ("fua = true", "fua = 1", "cache.fua: true or false"),
-            (
-                "fua = true",
-                "fua = true\nfu = 1",
-                "cache.fu: there is no such",
-            ),
+            ("fua = true", "fua = 1", "cache.fua: needs true or false"),
+            ("fua = true", "fua = true\nfu = 1", "cache.fu: unknown"),
             ("name = ", "nom = ", "name is missing"),
         ] {
             assert!(good.contains(from), "{from}");

@@ -1,4 +1,4 @@
-//! A device's content, for volumes of gigabytes: blocks that repeat one word take no room of their own.
+//! A device's content for volumes of gigabytes: a block that repeats one word is stored as that word.
 
 use std::io;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use steadfs_block::BlockSource;
 
 const BLOCK: usize = 4096;
 const BLOCK_U64: u64 = BLOCK as u64;
-/// Blocks that are shared or copied together.
+/// Number of blocks that are shared or copied together.
 const GROUP: usize = 64;
 
 #[derive(Clone)]
 enum Slot {
-    /// One word, again and again; zero at first.
+    /// One repeated word; zero at first.
     Word(u64),
     Bytes(Arc<[u8; BLOCK]>),
 }
@@ -47,7 +47,7 @@ impl Slot {
     }
 }
 
-/// A device's content. Clones share what neither of them changes.
+/// A device's content. Clones share unchanged groups of blocks.
 #[derive(Clone)]
 pub struct Store {
     size: u64,
@@ -65,7 +65,7 @@ impl Store {
         }
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -81,7 +81,7 @@ impl Store {
         &mut Arc::make_mut(group)[(block % GROUP as u64) as usize]
     }
 
-    /// Reads at `offset`; the range lies inside.
+    /// Reads at `offset`; the range must be inside.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let mut done = 0;
         while done < out.len() {
@@ -95,7 +95,7 @@ impl Store {
         }
     }
 
-    /// Writes at `offset`; the range lies inside.
+    /// Writes at `offset`; the range must be inside.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         let mut done = 0;
         while done < bytes.len() {
@@ -113,7 +113,7 @@ impl Store {
         }
     }
 
-    /// Zeroes a range that lies inside.
+    /// Zeroes a range, which must be inside.
     pub fn zero(&mut self, offset: u64, len: u64) {
         let zeros = [0; BLOCK];
         let mut at = offset;
@@ -129,7 +129,7 @@ impl Store {
     }
 }
 
-/// The block that byte `done` of a range lies in, where in it, and how many bytes of the range it has.
+/// The block of byte `done` of a range, the offset in it, and the number of the range's bytes in it.
 fn piece(offset: u64, done: usize, len: usize) -> (u64, usize, usize) {
     let at = offset + done as u64;
     let within = (at % BLOCK_U64) as usize;
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against plain bytes, with clones that must not change.
+        /// Compares with plain bytes, with clones that must not change.
         #[test]
         fn holds_what_is_written(
             steps in prop::collection::vec(

@@ -1,9 +1,9 @@
-//! The little of TOML that device files need: `[tables]`, and `key = value` with whole numbers, strings and
-//! booleans. Anything else is refused with its line.
+//! The subset of TOML that parameter files use: `[tables]`, and `key = value` with integers, strings and booleans.
+//! Anything else is refused with its line number.
 
 use std::collections::BTreeMap;
 
-/// A value.
+/// A value of a parameter file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Value {
     Number(u64),
@@ -21,13 +21,13 @@ impl Value {
     }
 }
 
-/// All values by key; those of a table as `table.key`.
+/// All values by key; a value in a table as `table.key`.
 pub(super) type Values = BTreeMap<String, Value>;
 
-/// Reads a text.
+/// Parses a file.
 ///
 /// # Errors
-/// What is wrong, and in which line.
+/// The error, with its line number.
 pub(super) fn read(text: &str) -> Result<Values, String> {
     let mut values = Values::new();
     let mut table = String::new();
@@ -42,7 +42,7 @@ pub(super) fn read(text: &str) -> Result<Values, String> {
             let name = name.filter(|name| is_key(name));
             table = match name {
                 Some(name) => format!("{name}."),
-                None => return Err(wrong(format!("{line:?} is no table such as [cache]"))),
+                None => return Err(wrong(format!("{line:?} is not a table such as [cache]"))),
             };
             continue;
         }
@@ -58,7 +58,7 @@ pub(super) fn read(text: &str) -> Result<Values, String> {
             ))
         })?;
         if values.insert(key.clone(), value).is_some() {
-            return Err(wrong(format!("{key} is there twice")));
+            return Err(wrong(format!("{key} is given twice")));
         }
     }
     Ok(values)
@@ -69,7 +69,7 @@ fn is_key(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(known)
 }
 
-/// The line up to a `#` that is in no string. (Strings have no escapes, so quotes come in pairs.)
+/// The line up to a `#` outside strings. (Strings have no escapes, so quotes come in pairs.)
 fn without_comment(line: &str) -> &str {
     let mut quoted = false;
     for (at, byte) in line.bytes().enumerate() {
@@ -131,7 +131,7 @@ mod tests {
             ("a = 1.5", "a:"),
             ("a = \"x", "a:"),
             ("a = \"x\\n\"", "a:"),
-            ("a = 1\na = 2", "a is there twice"),
+            ("a = 1\na = 2", "a is given twice"),
             ("a b = 1", "line 1"),
             ("a = 99999999999999999999", "a:"),
         ] {

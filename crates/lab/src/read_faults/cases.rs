@@ -5,15 +5,15 @@ use steadfs_vfs::{FallocMode, InodeFlags, RenameFlags, Result, SetAttr, SetXattr
 
 use super::Mounted;
 
-/// A call, and what is done before it.
+/// A call and its preparation.
 pub struct Case {
     /// Its name.
     pub name: &'static str,
-    /// Done before a read fails; an inode for the call.
+    /// Runs before a read fails; returns an inode for the call.
     pub setup: fn(&Mounted<'_>) -> Option<InodeNo>,
     /// The call.
     pub call: fn(&Mounted<'_>, Option<InodeNo>) -> Result<()>,
-    /// Whether only maps of extents have it.
+    /// Whether only extent-mapped files support it.
     pub extents: bool,
 }
 
@@ -104,7 +104,7 @@ fn setxattr(m: &Mounted<'_>, file: &str, name: &[u8], value: &[u8]) -> Result<()
     m.fs.setxattr(&m.cx, m.ino(file), name, value, SetXattr::Any)
 }
 
-/// A list that is more than a mode.
+/// An ACL that is more than a mode.
 pub(super) fn list() -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] = [
         (1, 7, u32::MAX),
@@ -126,7 +126,7 @@ fn sync(m: &Mounted<'_>, made: Option<InodeNo>) -> Result<()> {
     m.fs.fsync(&m.cx, made.expect("made by the setup"), false)
 }
 
-/// Writes data to blocks far from one another, and does not sync it.
+/// Writes data to distant blocks, and does not sync it.
 fn write(m: &Mounted<'_>, file: &str, blocks: &[u64]) -> Option<InodeNo> {
     let ino = m.ino(file);
     for block in blocks {
@@ -140,7 +140,7 @@ fn fallocate(m: &Mounted<'_>, file: &str, mode: FallocMode, range: (u64, u64)) -
     m.fs.fallocate(&m.cx, m.ino(file), mode, range.0, range.1)
 }
 
-/// Takes a file's name while it is still referred to.
+/// Removes a file's name while the file has a lookup count.
 fn unlink_held(m: &Mounted<'_>, dir: &str, name: &str) -> Option<InodeNo> {
     let attr = m.fs.lookup(&m.cx, m.ino(dir), name.as_bytes());
     let ino = attr.expect("no read fails yet").ino;
@@ -154,10 +154,10 @@ fn forget(m: &Mounted<'_>, made: Option<InodeNo>) -> Result<()> {
     Ok(())
 }
 
-/// A target that is no part of the inode.
+/// A link target that does not fit into the inode.
 pub(super) const LONG: [u8; 300] = [b'l'; 300];
 
-/// All of them.
+/// All cases.
 pub const CASES: &[Case] = &[
     case("mknod", |m, _| mknod(m, "dir", b"new", 0o100_644)),
     case("mknod fifo", |m, _| mknod(m, "dir", b"new", 0o010_644)),
@@ -178,10 +178,8 @@ pub const CASES: &[Case] = &[
         }
         Ok(())
     }),
-    case("mknod with lists", |m, _| {
-        mknod(m, "acl", b"new", 0o100_644)
-    }),
-    case("mkdir with lists", |m, _| {
+    case("mknod with ACLs", |m, _| mknod(m, "acl", b"new", 0o100_644)),
+    case("mkdir with ACLs", |m, _| {
         m.fs.mkdir(&m.cx, m.ino("acl"), b"new", 0o755).map(drop)
     }),
     case("mkdir", |m, _| {
@@ -282,7 +280,7 @@ pub const CASES: &[Case] = &[
         rename(m, ("dir", b"plain"), ("other", b"file"), WHITEOUT)
     }),
     case("chmod", |m, _| chmod(m, "plain")),
-    case("chmod with a list", |m, _| chmod(m, "attrs")),
+    case("chmod with an ACL", |m, _| chmod(m, "attrs")),
     case("chown", |m, _| {
         let owner = SetAttr {
             uid: Some(7),
@@ -359,7 +357,7 @@ pub const CASES: &[Case] = &[
     case("list", |m, _| {
         setxattr(m, "plain", b"system.posix_acl_access", &list())
     }),
-    case("default list", |m, _| {
+    case("default ACL", |m, _| {
         setxattr(m, "dir", b"system.posix_acl_default", &list())
     }),
     case("flags", |m, _| {

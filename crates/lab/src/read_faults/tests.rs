@@ -1,9 +1,9 @@
-//! No failed read leaves a volume damaged and unmarked.
+//! No read error leaves a volume corrupt and unmarked.
 
 use super::*;
 
-/// With `STEADFS_READS` set every case is tried on every volume, and every volume is judged by the format's own
-/// checker, too; else a part of each, another for each case.
+/// With `STEADFS_READS` set every case runs on every volume, and the format's own checker judges every volume, too;
+/// otherwise a sample, different for each case.
 fn all() -> bool {
     std::env::var_os("STEADFS_READS").is_some()
 }

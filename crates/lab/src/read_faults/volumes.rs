@@ -20,11 +20,11 @@ use super::cases::{LONG, list};
 pub struct Volume {
     /// Its name, for reports.
     pub name: &'static str,
-    /// Whether holes of its files can be allocated in advance.
+    /// Whether its files support preallocation of holes.
     pub extents: bool,
     base: Arc<MemDevice>,
     format: Format,
-    /// Its inodes, by what they were made as.
+    /// Its inodes, by their names at creation.
     pub inos: BTreeMap<&'static str, InodeNo>,
 }
 
@@ -42,8 +42,8 @@ impl Opened {
         }
     }
 
-    /// Pushes the metadata out of the cache that is not in use and not dirty.
-    pub(super) fn forget_clean(&self) {
+    /// Evicts clean metadata that is not in use from the cache.
+    pub(super) fn evict_clean(&self) {
         match self {
             Self::Ext(fs) => fs.forget_clean(),
             Self::F2fs(fs) => fs.forget_clean(),
@@ -56,7 +56,7 @@ impl Opened {
 pub enum Format {
     /// ext2, ext3 or ext4.
     Ext {
-        /// It has a journal.
+        /// Whether it has a journal.
         journaled: bool,
     },
     /// f2fs.
@@ -111,7 +111,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
     ext.chain(F2FS.iter().map(|recipe| recipe.0))
 }
 
-/// The n-th volume, made anew. To be called in a simulation.
+/// The n-th volume, newly formatted. Call it in a simulation.
 pub(super) fn make(n: usize) -> Volume {
     match EXT.get(n) {
         Some(recipe) => make_ext(recipe),
@@ -119,7 +119,7 @@ pub(super) fn make(n: usize) -> Volume {
     }
 }
 
-/// Every volume, made anew. To be called in a simulation.
+/// Every volume, newly formatted. Call it in a simulation.
 pub fn volumes() -> Vec<Volume> {
     (0..EXT.len() + F2FS.len()).map(make).collect()
 }
@@ -165,7 +165,7 @@ impl Volume {
         let fs = fs.expect("it mounts");
         volume.inos = fill(fs.fs(), extents).expect("it can be filled");
         fs.fs().unmount().expect("it unmounts");
-        volume.judge(&volume.base, true).expect("it is whole");
+        volume.judge(&volume.base, true).expect("it is consistent");
         volume
     }
 
@@ -174,7 +174,7 @@ impl Volume {
         self.base.copy()
     }
 
-    /// Mounts it, with nothing in memory.
+    /// Mounts it with an empty cache.
     ///
     /// # Errors
     /// Why it cannot be mounted.
@@ -196,7 +196,7 @@ impl Volume {
         })
     }
 
-    /// What is wrong with it after an unmount.
+    /// The findings after an unmount.
     pub(super) fn judge(&self, device: &MemDevice, second: bool) -> Result<(), String> {
         let (issues, program, options) = match self.format {
             Format::Ext { .. } => {
@@ -210,7 +210,7 @@ impl Volume {
             }
         };
         if issues != "[]" {
-            return Err(format!("not marked, and damaged: {issues}"));
+            return Err(format!("not marked, and corrupt: {issues}"));
         }
         if !second {
             return Ok(());
@@ -229,7 +229,7 @@ impl Volume {
         }
     }
 
-    /// What is wrong with a volume that stopped: it is marked, and consistent after a mount unless it has no journal.
+    /// The findings in a volume that stopped: it must be marked, and consistent after a mount unless it has no journal.
     pub(super) fn judge_stopped(&self, device: &Arc<MemDevice>) -> Result<(), String> {
         if self.format == (Format::Ext { journaled: false }) {
             return is_marked(device);
@@ -252,7 +252,7 @@ impl Volume {
     }
 }
 
-/// Whether an ext volume is marked as one with errors.
+/// Checks that an ext volume is marked as having errors.
 fn is_marked(device: &Arc<MemDevice>) -> Result<(), String> {
     let queue = Queue::new(Arc::clone(device) as _, QueueOptions::default());
     let sb = steadfs_ext4::read_superblock(&queue).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! FsyncTarget a request is about, by where it goes and what it holds.
+//! Describes a request by its target and content.
 
 use steadfs_block::{Bio, Op};
 use steadfs_f2fs::disk::node::Footer;
@@ -9,12 +9,12 @@ use crate::experiment::content;
 use crate::flash::Store;
 
 const BLOCK: u64 = 4096;
-/// Blocks that the file has at most: each holds its number, and one more, again and again.
+/// Maximum number of blocks of the file: each is filled with its number plus one.
 const LARGEST: u64 = 1 << 10;
-/// Begins each block of a journal that is not a copy (big-endian).
+/// First bytes of each journal block that is not a copy (big-endian).
 const JBD2_MAGIC: [u8; 4] = 0xC03B_3998_u32.to_be_bytes();
 
-/// Where things lie on a volume.
+/// The layout of a volume.
 pub(super) enum BlockNames {
     /// The journal's blocks.
     Ext4 { log: std::ops::Range<u64> },
@@ -28,7 +28,7 @@ fn word(block: &[u8], at: usize) -> Option<u32> {
 }
 
 impl BlockNames {
-    /// Of a new volume.
+    /// The layout of a new volume.
     pub(super) fn of(kind: Kind, store: &Store) -> Result<Self, String> {
         let mut block = [0; BLOCK as usize];
         match kind {
@@ -40,7 +40,7 @@ impl BlockNames {
             Kind::Ext4 => {
                 for number in 0..store.size() / BLOCK {
                     store.read(number * BLOCK, &mut block);
-                    // The journal's superblock: type 4, its length in the word at 16. A new one lies in one piece.
+                    // The journal's superblock: type 4, its length in the word at 16. A new journal is contiguous.
                     if block.starts_with(&JBD2_MAGIC) && word(&block, 4) == Some(4) {
                         let length = word(&block, 16).unwrap_or(0);
                         let log = number..number + u64::from(length);
@@ -86,7 +86,7 @@ impl BlockNames {
         }
         match self {
             Self::Ext4 { log } if log.contains(&at) => in_log(bytes),
-            Self::Ext4 { .. } => "metadata at home",
+            Self::Ext4 { .. } => "metadata, home location",
             Self::F2fs(layout) => in_f2fs(layout, at, bytes),
         }
     }
@@ -126,13 +126,13 @@ fn in_f2fs(layout: &Layout, at: u64, bytes: &[u8]) -> &'static str {
     let footer = Footer::parse(bytes);
     let plausible = layout.is_nid(footer.nid) && layout.is_nid(footer.ino);
     match (plausible, footer.fsync) {
-        (true, true) => "node, with the mark of an fsync",
+        (true, true) => "node, with an fsync mark",
         (true, false) => "node",
         (false, _) => "directory block",
     }
 }
 
-/// `a, 3 x b`: runs of one name as one.
+/// `a, 3 x b`: consecutive equal names are counted.
 fn counted(names: impl Iterator<Item = &'static str>) -> String {
     let mut runs: Vec<(&str, u64)> = Vec::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! A trace as text.
+//! Formats a trace as text.
 
 use std::fmt::Write as _;
 
@@ -7,13 +7,13 @@ use steadfs_rt::sim::TaskStep;
 
 use super::{CALLER, Kind, TraceEvent, TraceLine};
 
-/// The room that a lock belongs to.
+/// The crate that a lock belongs to.
 const fn room(kind: Kind, rank: Rank) -> &'static str {
     match rank {
         Rank::JournalReclaim | Rank::JournalSuper | Rank::JournalLists | Rank::JournalState => {
             "jbd2"
         }
-        // Of ext4 a transaction's handles, of f2fs its gate.
+        // ext4: a transaction's handles; f2fs: `cp_lock`.
         Rank::TxnHandle => match kind {
             Kind::Ext4 => "jbd2",
             Kind::F2fs => "f2fs",
@@ -34,13 +34,13 @@ fn task_of(name: &str) -> &str {
     }
 }
 
-/// FsyncTarget one line of the text says.
+/// A row of the text.
 struct TraceRow {
     room: &'static str,
     step: String,
 }
 
-/// Locks that are taken one after the other, in one room, by one task.
+/// Locks that a task takes consecutively in one crate.
 struct Locks<'a> {
     at: u64,
     task: &'a str,
@@ -76,7 +76,7 @@ impl<'a> Text<'a> {
             more => format!("+{}", millis(more)),
         };
         self.last = at;
-        // Writing into a string does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(
             self.out,
             "{:>10} {step:>9}  {:<12} {:<7} {}",
@@ -132,7 +132,7 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[TraceLine]) -> String {
     let mut started = Vec::new();
     for line in lines {
         let (at, task) = (line.at.0, line.task.as_str());
-        // Short locks inside rt and the device's own are of no interest.
+        // Short locks of rt and of the device are omitted.
         if let TraceEvent::Task(TaskStep::Locked(rank)) = line.step {
             if !matches!(rank, Rank::Leaf | Rank::DeviceInner) {
                 text.lock(at, task, room(kind, rank), rank);
@@ -171,7 +171,7 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[TraceLine]) -> String {
 
 fn of_task_step(kind: Kind, step: TaskStep) -> TraceRow {
     match step {
-        TaskStep::Locked(_) => unreachable!("locks are gathered before"),
+        TaskStep::Locked(_) => unreachable!("locks are collected before"),
         TaskStep::WaitsForLock(rank) => TraceRow {
             room: room(kind, rank),
             step: format!("WAITS for the lock {rank:?}"),
@@ -182,7 +182,7 @@ fn of_task_step(kind: Kind, step: TaskStep) -> TraceRow {
         },
         TaskStep::Resumes => TraceRow {
             room: "rt",
-            step: "goes on".to_owned(),
+            step: "continues".to_owned(),
         },
         TaskStep::Sleeps => TraceRow {
             room: "rt",
@@ -191,7 +191,7 @@ fn of_task_step(kind: Kind, step: TaskStep) -> TraceRow {
     }
 }
 
-/// FsyncTarget the caller's time went to.
+/// The sums of the caller's time.
 fn sums(lines: &[TraceLine]) -> String {
     let (mut locks, mut waits, mut waited, mut since) = (0, 0, 0, None);
     for line in lines.iter().filter(|line| line.task == CALLER) {
@@ -218,7 +218,7 @@ fn sums(lines: &[TraceLine]) -> String {
         _ => 0,
     };
     format!(
-        "\n{} ms in all; the caller waited {} ms of them, {waits} times, and took {locks} locks; {requests} requests\n",
+        "\n{} ms in total; the caller waited for {} ms in {waits} waits, and took {locks} locks; {requests} requests\n",
         millis(whole),
         millis(waited)
     )

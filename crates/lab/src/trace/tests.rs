@@ -11,7 +11,7 @@ fn traced(kind: Kind, what: FsyncTarget) -> String {
     first
 }
 
-/// The lines that hold these words, in this order.
+/// The lines that contain these words, in this order.
 fn in_order(text: &str, steps: &[&str]) {
     let mut rest = text;
     for step in steps {
@@ -21,7 +21,7 @@ fn in_order(text: &str, steps: &[&str]) {
     }
 }
 
-/// Data first, then the log, then the record that makes it count, with all before it made durable.
+/// Data first, then the log, then the commit record, which flushes everything before it.
 #[test]
 fn ext4_writes_data_then_the_log_then_its_record() {
     let text = traced(Kind::Ext4, FsyncTarget::Append);
@@ -44,7 +44,7 @@ fn ext4_writes_data_then_the_log_then_its_record() {
     assert!(columns.len() > 10 && columns.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
-/// Only the file's times are new, but they go through the log as well.
+/// Only the file's times change, but they go through the log as well.
 #[test]
 fn an_overwrite_of_ext4_logs_one_block() {
     let text = traced(Kind::Ext4, FsyncTarget::Overwrite);
@@ -67,7 +67,7 @@ fn f2fs_marks_a_node() {
         &[
             "fsync(inode",
             "the file's data",
-            "with the mark of an fsync",
+            "with an fsync mark",
             "returns",
         ],
     );
@@ -90,6 +90,6 @@ fn a_directory_of_f2fs_takes_a_checkpoint() {
             "returns",
         ],
     );
-    // Nobody else waits for it: its caller writes it, and wakes no task.
+    // The caller takes the checkpoint itself: no other task waits for it.
     assert!(!text.contains("f2fs_ckpt"), "{text}");
 }

@@ -64,7 +64,7 @@ pub fn repair(image: &Image, dir: &Path) -> (i32, Image) {
 }
 
 /// Whether an ext volume says of itself that it was left in order.
-pub fn says_clean(image: &Image) -> bool {
+pub fn is_marked_clean(image: &Image) -> bool {
     let mut bytes = [0; SUPERBLOCK_SIZE];
     image.read(SUPERBLOCK_OFFSET, &mut bytes);
     Superblock::parse(&bytes).is_ok_and(|sb| sb.state() & STATE_CLEAN != 0)
@@ -96,13 +96,13 @@ pub fn regressions_with_faults<'a>(
         cuts: 4,
         ..Effort::default()
     };
-    let mut troubled = 0;
+    let mut with_faults = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
         for (subject, seed) in runs.clone() {
             let (stats, failure) = try_program(Trial::Faults, subject, &program, seed, effort, out);
-            troubled += stats.troubled;
+            with_faults += stats.with_faults;
             if let Some(failure) = failure {
                 let text = format!("{}\n{}", failure.problem, failure.detail);
                 let (path, name) = (path.display(), &subject.name);
@@ -110,12 +110,12 @@ pub fn regressions_with_faults<'a>(
             }
         }
     }
-    troubled
+    with_faults
 }
 
 /// Runs what once failed on a full volume on each of these subjects, with every amount of room from none on; how many
 /// runs there were.
-pub fn regressions_without_room(subjects: &[Subject], out: &Path) -> u64 {
+pub fn regressions_on_full_volume(subjects: &[Subject], out: &Path) -> u64 {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/on-full-volume");
     let mut seen = 0;
     for entry in std::fs::read_dir(dir).unwrap() {

@@ -1,8 +1,8 @@
 //! A file system that is always written whole.
 //!
-//! Block 0 and block 1 are headers, each for one of two places. A sync writes the tree to the place
-//! that is not current, flushes, and writes that place's header with a higher number, durably. The
-//! right header is the one with the highest number.
+//! Blocks 0 and 1 are headers, one for each of two places. A sync writes the tree to the place that is not current,
+//! flushes, and writes that place's header with a higher number, durably. The valid header is the one with the highest
+//! number.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use steadfs_workload::{Format, ModelFs, Observed, Recovery, State, TreePath, obs
 use crate::crash::Subject;
 use crate::device::Image;
 
-/// What is wrong with the toy.
+/// A flaw of the toy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     None,
@@ -26,7 +26,7 @@ pub enum Flaw {
     NoFlush,
     /// Every fifth sync does nothing.
     IdleFsync,
-    /// Opening wipes the other place first and writes the current one's header again.
+    /// Recovery wipes the other place first and writes the current one's header again.
     CarelessRecovery,
     /// It panics on a high number.
     Panics,
@@ -64,7 +64,7 @@ fn io_error(error: impl std::fmt::Display) -> FsError {
 struct Header {
     number: u64,
     len: u64,
-    /// Of the tree.
+    /// Checksum of the tree.
     sum: u32,
 }
 
@@ -175,7 +175,7 @@ fn serve(queue: Arc<Queue>, state: State, newest: u64, flaw: Flaw) -> Result<Arc
             return Ok(());
         }
         let number = last.0 + 1;
-        // Not before it is this sync's turn: an older state must not come after a newer one.
+        // Syncs are ordered: an older state must not follow a newer one.
         write(&queue, &state(), number, flaw)?;
         last.0 = number;
         Ok(())

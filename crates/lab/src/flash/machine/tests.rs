@@ -7,7 +7,7 @@ const US: u64 = 1000;
 const MS: u64 = 1_000_000;
 const KIB: u64 = 1024;
 
-/// Round numbers: 100 us a command, 1 MiB a millisecond, 4 units, pages of 16 KiB programmed in 1 ms.
+/// Round numbers: 100 us per command, 1 MiB per ms, 4 units, pages of 16 KiB programmed in 1 ms.
 fn parameters() -> Parameters {
     Parameters {
         name: "test".to_owned(),
@@ -67,7 +67,7 @@ const FLUSH: Command = Command {
     fua: false,
 };
 
-/// Transfer time of so many bytes.
+/// Transfer time of this number of bytes.
 fn moved(bytes: u64) -> u64 {
     bytes * 1_000_000_000 / (1000 << 20)
 }
@@ -101,7 +101,7 @@ fn a_page_takes_its_time_to_be_programmed_and_read() {
 }
 
 #[test]
-fn so_many_pages_are_programmed_at_a_time() {
+fn units_program_pages_concurrently() {
     for units in [1, 2, 4, 8] {
         let mut parameters = parameters();
         parameters.flash.units = units;
@@ -129,13 +129,13 @@ fn a_cache_answers_when_it_has_the_data_until_it_is_full() {
     let mut machine = Machine::new(&cached(128 * KIB), 0);
     let quick = end(&mut machine, write(0, 128 * KIB), 0);
     assert!(quick < 300 * US, "{quick}");
-    // Four pages are programmed in the first millisecond; eight more have no room before.
+    // Four pages are programmed in the first millisecond; the cache has no space for eight more before.
     let slow = end(&mut machine, write(0, 128 * KIB), quick);
     assert!((2 * MS..3 * MS).contains(&slow), "{slow}");
 }
 
 #[test]
-fn a_cache_gathers_small_writes_into_pages() {
+fn a_cache_combines_small_writes_into_pages() {
     let mut machine = Machine::new(&cached(1 << 20), 0);
     for block in 0..10 {
         end(&mut machine, write(block * 4 * KIB, 4 * KIB), block);
@@ -153,7 +153,7 @@ fn a_flush_costs_what_is_cached_and_its_own_time() {
         100 * US + 3 * MS,
         "an idle one"
     );
-    // 512 KiB: 32 pages, eight after each other.
+    // 512 KiB: 32 pages, eight per unit.
     let wrote = end(&mut machine, write(0, 512 * KIB), 10 * MS);
     let flushed = end(&mut machine, FLUSH, wrote);
     let programmed = flushed - 3 * MS - 10 * MS;
@@ -166,7 +166,7 @@ fn a_flush_costs_more_for_each_byte_since_the_last() {
     parameters.cache.flush_per_mib = Duration::from_millis(4);
     let mut machine = Machine::new(&parameters, 0);
     end(&mut machine, write(0, 256 * KIB), 0);
-    // All is programmed by then.
+    // All programs have ended by then.
     let at = 100 * MS;
     assert_eq!(end(&mut machine, FLUSH, at), at + 100 * US + 3 * MS + MS);
     assert_eq!(end(&mut machine, FLUSH, 2 * at), 2 * at + 100 * US + 3 * MS);
@@ -196,7 +196,7 @@ fn fua_waits_for_its_own_pages_only() {
 }
 
 #[test]
-fn a_flush_keeps_others_out_if_it_is_told_to() {
+fn a_flush_blocks_other_commands_if_configured() {
     for (blocks, least) in [(false, 0), (true, 3 * MS)] {
         let mut parameters = cached(1 << 20);
         parameters.cache.flush_blocks = blocks;
@@ -269,7 +269,7 @@ fn jitter_is_bounded_and_follows_the_seed() {
 
 #[test]
 fn throughput_follows_from_units_page_and_program() {
-    // Four pages of 16 KiB a millisecond: 62.5 MiB/s, with or without a cache.
+    // Four pages of 16 KiB per millisecond: 62.5 MiB/s, with or without a cache.
     for parameters in [parameters(), cached(256 * KIB)] {
         let mut machine = Machine::new(&parameters, 0);
         let mut now = 0;
