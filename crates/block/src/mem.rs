@@ -13,12 +13,12 @@ use steadfs_rt::{Mutex, Rank};
 
 use crate::{Bio, BlockSource, Device, Done, Geometry, IoError, Op};
 
-const CHUNK: usize = 4096;
-/// Bytes per read or write of an image file, a multiple of [`CHUNK`].
+const CHUNK_BYTES: usize = 4096;
+/// Bytes per read or write of an image file, a multiple of [`CHUNK_BYTES`].
 const FILE_IO_BYTES: usize = 1 << 20;
 
 /// Content by offset. Copies of a device share it until one of them writes.
-type Chunks = BTreeMap<u64, Arc<[u8; CHUNK]>>;
+type Chunks = BTreeMap<u64, Arc<[u8; CHUNK_BYTES]>>;
 
 /// A sparse device in memory whose writes are durable at once.
 pub struct MemDevice {
@@ -34,7 +34,7 @@ impl MemDevice {
                 size,
                 logical_block: 512,
                 read_only: false,
-                discard_granularity: Some(CHUNK as u64),
+                discard_granularity: Some(CHUNK_BYTES as u64),
                 discard_zeroes: true,
                 fua: true,
                 max_transfer: 1 << 20,
@@ -85,7 +85,7 @@ impl MemDevice {
         let mut run: Vec<u8> = Vec::new();
         let mut start = 0;
         for (&at, chunk) in &chunks {
-            if **chunk == [0; CHUNK] {
+            if **chunk == [0; CHUNK_BYTES] {
                 continue;
             }
             if start + run.len() as u64 != at || run.len() >= FILE_IO_BYTES {
@@ -93,7 +93,8 @@ impl MemDevice {
                 run.clear();
                 start = at;
             }
-            let len = CHUNK.min(usize::try_from(self.geometry.size - at).unwrap_or(CHUNK));
+            let len =
+                CHUNK_BYTES.min(usize::try_from(self.geometry.size - at).unwrap_or(CHUNK_BYTES));
             run.extend_from_slice(&chunk[..len]);
         }
         file.write_all_at(&run, start)
@@ -136,7 +137,9 @@ impl MemDevice {
             if part.iter().all(|&b| b == 0) && !chunks.contains_key(&at) {
                 continue;
             }
-            let chunk = chunks.entry(at).or_insert_with(|| Arc::new([0; CHUNK]));
+            let chunk = chunks
+                .entry(at)
+                .or_insert_with(|| Arc::new([0; CHUNK_BYTES]));
             Arc::make_mut(chunk)[within..within + part.len()].copy_from_slice(part);
         }
     }
@@ -146,9 +149,9 @@ impl MemDevice {
         let mut at = offset;
         let end = offset + len;
         while at < end {
-            let base = at / CHUNK as u64 * CHUNK as u64;
-            let upto = (base + CHUNK as u64).min(end);
-            if at == base && upto == base + CHUNK as u64 {
+            let base = at / CHUNK_BYTES as u64 * CHUNK_BYTES as u64;
+            let upto = (base + CHUNK_BYTES as u64).min(end);
+            if at == base && upto == base + CHUNK_BYTES as u64 {
                 chunks.remove(&base);
             } else if let Some(chunk) = chunks.get_mut(&base) {
                 Arc::make_mut(chunk)[(at - base) as usize..(upto - base) as usize].fill(0);
@@ -214,8 +217,8 @@ fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops
             return None;
         }
         let at = offset + done as u64;
-        let within = (at % CHUNK as u64) as usize;
-        let n = (CHUNK - within).min(len - done);
+        let within = (at % CHUNK_BYTES as u64) as usize;
+        let n = (CHUNK_BYTES - within).min(len - done);
         let range = done..done + n;
         done += n;
         Some((at - within as u64, within, range))
@@ -245,7 +248,10 @@ mod tests {
         let size = (3 * FILE_IO_BYTES + 1024) as u64;
         let device = MemDevice::new(size);
         device.write(100, &[1; 7]);
-        device.write(2 * CHUNK as u64 - 1, &vec![2; FILE_IO_BYTES + CHUNK]);
+        device.write(
+            2 * CHUNK_BYTES as u64 - 1,
+            &vec![2; FILE_IO_BYTES + CHUNK_BYTES],
+        );
         device.write(size - 600, &[3; 600]);
         device.write(100, &[0; 7]);
         device.save(&path).unwrap();
@@ -263,7 +269,7 @@ mod tests {
 
     #[test]
     fn copies_change_independently() {
-        let device = MemDevice::new(4 * CHUNK as u64);
+        let device = MemDevice::new(4 * CHUNK_BYTES as u64);
         device.write(10, b"before");
         let copy = device.copy();
         copy.write(12, b"X");
@@ -275,7 +281,7 @@ mod tests {
         };
         assert_eq!((&read(&device), &read(&copy)), (b"\0efore", b"beXore"));
         let mut beyond = [0; 2];
-        let end = 4 * CHUNK as u64 - 1;
+        let end = 4 * CHUNK_BYTES as u64 - 1;
         assert!(BlockSource::read(&copy, end, &mut beyond).is_err());
     }
 }

@@ -22,8 +22,8 @@ pub struct DeviceModel {
 }
 
 /// Longest time for the data of one request: it limits the transfer size.
-const LONGEST_TRANSFER: Duration = Duration::from_millis(5);
-const SMALLEST_TRANSFER: u64 = 64 << 10;
+const MAX_TRANSFER_TIME: Duration = Duration::from_millis(5);
+const MIN_TRANSFER_BYTES: u64 = 64 << 10;
 
 /// A device with the content of another one and a fixed speed. Requests begin in the order of their
 /// submission. If the inner device is slower than the model, the request takes longer.
@@ -81,9 +81,9 @@ impl ModelDevice {
         assert!(model.bytes_per_second > 0, "a transfer ends");
         assert!(model.depth > 0, "a device serves at least one request");
         let mut geometry = inner.geometry().clone();
-        let bytes = u128::from(model.bytes_per_second) * LONGEST_TRANSFER.as_nanos();
+        let bytes = u128::from(model.bytes_per_second) * MAX_TRANSFER_TIME.as_nanos();
         let bytes = u64::try_from(bytes / 1_000_000_000).unwrap_or(u64::MAX);
-        let most = bytes.clamp(SMALLEST_TRANSFER, 1 << 30);
+        let most = bytes.clamp(MIN_TRANSFER_BYTES, 1 << 30);
         let most = u32::try_from(most).expect("bounded above");
         geometry.max_transfer = geometry.max_transfer.min(1 << most.ilog2());
         let state = ModelState {

@@ -26,7 +26,7 @@ pub(crate) const DEFAULT_FAST_COMMIT_BLOCKS: u32 = 256;
 /// Unused block between the log and the fast-commit area.
 const FAST_COMMIT_GAP: u32 = 1;
 /// Smallest supported log in blocks (mke2fs makes no journal of less than 1024 blocks).
-const MIN_LOG: u32 = 32;
+const MIN_LOG_BLOCKS: u32 = 32;
 
 /// `journal_superblock_s`, 1024 bytes at the start of the journal's block 0.
 #[derive(Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -151,7 +151,7 @@ impl Superblock {
         let incompat = raw.incompat.get();
         let (last, fast_commit) = log_end(&raw, len)?;
         let first = raw.first.get();
-        if first == 0 || last.saturating_sub(first) < MIN_LOG {
+        if first == 0 || last.saturating_sub(first) < MIN_LOG_BLOCKS {
             return Err(corrupt(format!(
                 "log from block {first} to {last} is too short"
             )));

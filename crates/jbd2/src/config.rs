@@ -6,7 +6,7 @@ use steadfs_base::{IoPrio, IoTag, Urgency};
 
 use crate::{Checksum, ReclaimPolicy};
 
-const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
+const DEFAULT_COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Settings that a remount may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct JournalTuning {
 impl Default for JournalTuning {
     fn default() -> Self {
         Self {
-            commit_interval: DEFAULT_INTERVAL,
+            commit_interval: DEFAULT_COMMIT_INTERVAL,
             min_batch: Duration::ZERO,
             max_batch: Duration::from_micros(15_000),
             barriers: true,
@@ -39,7 +39,7 @@ impl JournalTuning {
     /// Age at which a transaction is committed.
     pub(crate) fn max_transaction_age(&self) -> Duration {
         if self.commit_interval.is_zero() {
-            return DEFAULT_INTERVAL;
+            return DEFAULT_COMMIT_INTERVAL;
         }
         self.commit_interval
     }

@@ -6,14 +6,14 @@ use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
 use crate::JournalMap;
 
 /// Largest request of the journal, in bytes; less if the device's limit is lower.
-const MAX_REQUEST: usize = 1 << 20;
+const MAX_REQUEST_BYTES: usize = 1 << 20;
 /// Most buffers in one request: below the 1024 vectors of a system call.
 const MAX_BUFS: usize = 512;
 
 /// Blocks in the largest request.
 pub(crate) fn max_run(queue: &Queue, block_size: BlockSize) -> usize {
-    let device = usize::try_from(queue.geometry().max_transfer).unwrap_or(MAX_REQUEST);
-    (MAX_REQUEST.min(device) / block_size.bytes()).clamp(1, MAX_BUFS)
+    let device = usize::try_from(queue.geometry().max_transfer).unwrap_or(MAX_REQUEST_BYTES);
+    (MAX_REQUEST_BYTES.min(device) / block_size.bytes()).clamp(1, MAX_BUFS)
 }
 
 /// Submits a write for each run of contiguous blocks.

@@ -22,9 +22,9 @@ use crate::sb::{SuperblockChange, WriteOrder};
 use crate::{Journal, JournalError};
 
 /// Size limit of a batch of home writes, in bytes, for a waiting handle, a flush, or to relieve memory.
-const BATCH_BYTES: usize = 4 << 20;
+const HOME_WRITE_BYTES: usize = 4 << 20;
 /// … and of the background reclaimer for log space: a handle that needs space waits for at most one of them.
-const STEP_BYTES: usize = 512 << 10;
+const BACKGROUND_HOME_WRITE_BYTES: usize = 512 << 10;
 
 /// Handles that wait for log space. Reclaim by any task serves them (priority inheritance): requests in
 /// flight are boosted to their best tag, new ones are submitted with it.
@@ -116,7 +116,8 @@ impl Journal {
             // reclaimer is about to free more.
             let spare = if helped { 0 } else { need / 2 };
             let goal = need.saturating_add(spare) - free;
-            if freeable < goal && self.write_home(tag, BATCH_BYTES, |_, before| before < goal)? > 0
+            if freeable < goal
+                && self.write_home(tag, HOME_WRITE_BYTES, |_, before| before < goal)? > 0
             {
                 continue;
             }
@@ -132,7 +133,7 @@ impl Journal {
     /// Writes all blocks to their home locations and moves the tail past all durable transactions.
     pub(crate) fn reclaim_all(&self, tag: IoTag) -> Result<(), JournalError> {
         let _one = self.reclaiming.lock();
-        while self.write_home(tag, BATCH_BYTES, |_, _| true)? > 0 {}
+        while self.write_home(tag, HOME_WRITE_BYTES, |_, _| true)? > 0 {}
         self.move_tail(tag)?;
         Ok(())
     }
@@ -148,7 +149,7 @@ impl Journal {
         while too_much() {
             let _one = self.reclaiming.lock();
             self.state.lock().check()?;
-            if self.write_home(IoTag::background(), BATCH_BYTES, |_, _| true)? == 0 {
+            if self.write_home(IoTag::background(), HOME_WRITE_BYTES, |_, _| true)? == 0 {
                 break;
             }
         }
@@ -171,11 +172,11 @@ impl Journal {
             }
             Advice::Write => {
                 let wanted = |age: Duration, before: u32| age >= max_age || before < short_by;
-                self.write_home(tag, STEP_BYTES, wanted)?;
+                self.write_home(tag, BACKGROUND_HOME_WRITE_BYTES, wanted)?;
                 Ok(true)
             }
             Advice::RelieveMemory => {
-                self.write_home(tag, BATCH_BYTES, |_, _| true)?;
+                self.write_home(tag, HOME_WRITE_BYTES, |_, _| true)?;
                 Ok(true)
             }
         }

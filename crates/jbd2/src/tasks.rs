@@ -13,7 +13,7 @@ use crate::Journal;
 use crate::worker::ReclaimWorker;
 
 /// Shortest period of the reclaimer, unless it is woken.
-const MIN_PERIOD: Duration = Duration::from_millis(1);
+const MIN_RECLAIM_PERIOD: Duration = Duration::from_millis(1);
 
 impl Journal {
     /// Starts the commit task and the background reclaimer, which keep the journal alive until
@@ -140,7 +140,7 @@ impl Journal {
     fn next_reclaim(&self) -> bool {
         let mut lists = self.lists.lock();
         if lists.worker == ReclaimWorker::Idle && !lists.stopping {
-            let period = lists.policy.period.max(MIN_PERIOD);
+            let period = lists.policy.period.max(MIN_RECLAIM_PERIOD);
             self.reclaim_wake.wait_for(&mut lists, period);
         }
         if lists.stopping {

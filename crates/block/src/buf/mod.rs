@@ -13,7 +13,7 @@ mod slab;
 
 /// Alignment in bytes of every buffer of at least this length; smaller ones are aligned to their length,
 /// rounded up to a power of two. No known device needs more for O_DIRECT.
-pub const ALIGN: usize = 4096;
+pub const ALIGN_BYTES: usize = 4096;
 
 struct Memory {
     start: NonNull<u8>,
@@ -30,7 +30,8 @@ enum Backing {
 
 impl Memory {
     fn layout(len: usize) -> Layout {
-        Layout::from_size_align(len, ALIGN).expect("a buffer is far smaller than the address space")
+        Layout::from_size_align(len, ALIGN_BYTES)
+            .expect("a buffer is far smaller than the address space")
     }
 
     /// `len` initialised bytes of undefined content.

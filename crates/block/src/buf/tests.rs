@@ -41,7 +41,7 @@ fn buffers_are_aligned_and_zeroed_and_apart() {
         ] {
             for _ in 0..9 {
                 let mut buf = Buf::zeroed(len);
-                let unit = len.next_power_of_two().min(ALIGN);
+                let unit = len.next_power_of_two().min(ALIGN_BYTES);
                 assert_eq!(buf.as_ptr() as usize % unit, 0, "{len} bytes");
                 assert!(buf.iter().all(|&b| b == 0));
                 buf.make_mut().fill(round + 1);

@@ -7,7 +7,7 @@ use steadfs_rt::{Mutex, Rank};
 
 use super::busy_poll::BusyPoll;
 use super::jobs::{Job, JobSource};
-use super::ring::{RING, Ring};
+use super::ring::{RING_ENTRIES, Ring};
 use super::transfer::Target;
 use crate::Op;
 
@@ -51,7 +51,7 @@ impl RequestRunner {
 
     /// How many requests one task runs at a time.
     pub(super) fn width(&self) -> usize {
-        if self.has_rings() { RING } else { 1 }
+        if self.has_rings() { RING_ENTRIES } else { 1 }
     }
 
     /// Runs `jobs` to their ends. A single one is a system call: that is faster than a ring that sleeps.

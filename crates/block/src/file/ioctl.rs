@@ -15,7 +15,7 @@ const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 /// of the file that the loop device shows.
 const LOOP_GET_STATUS64: Opcode = 0x4C05;
 /// Words of 64 bits in that struct: 232 bytes.
-const LOOP_INFO: usize = 29;
+const LOOP_INFO_WORDS: usize = 29;
 
 /// Discards `len` bytes at `at` of a block device.
 pub(super) fn discard(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> {
@@ -27,12 +27,17 @@ pub(super) fn discard(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno
 pub(super) fn shown_file(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
     // SAFETY: LOOP_GET_STATUS64 reads nothing and writes one `struct loop_info64`, which is as long as the array, and
     // whatever it writes is good for that.
-    let info = unsafe { ioctl(fd, Getter::<LOOP_GET_STATUS64, [u64; LOOP_INFO]>::new()) }?;
+    let info = unsafe {
+        ioctl(
+            fd,
+            Getter::<LOOP_GET_STATUS64, [u64; LOOP_INFO_WORDS]>::new(),
+        )
+    }?;
     Ok((info[0], info[1]))
 }
 
 /// The byte that is locked: behind every image, and none of those that other programs lock.
-const LOCK_BYTE: i64 = 1 << 62;
+const LOCK_BYTE_OFFSET: i64 = 1 << 62;
 
 /// Locks of an open file description (fcntl(2), F_OFD_SETLK).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +58,7 @@ pub(super) fn lock_byte(fd: BorrowedFd<'_>, lock: ByteLock) -> Result<(), Errno>
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = kind as libc::c_short;
     range.l_whence = libc::SEEK_SET as libc::c_short;
-    (range.l_start, range.l_len) = (LOCK_BYTE, 1);
+    (range.l_start, range.l_len) = (LOCK_BYTE_OFFSET, 1);
     // SAFETY: F_OFD_SETLK reads one `struct flock` and writes no memory.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
     match result {

@@ -14,13 +14,13 @@ use thiserror::Error;
 
 use super::claim;
 use super::transfer::{DirectIo, Target, TargetKind, retry};
-use crate::buf::ALIGN;
+use crate::buf::ALIGN_BYTES;
 use crate::{Buf, Geometry};
 
 /// Smallest unit of a device's offsets and lengths, in bytes.
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 /// Largest transfer of one request, in bytes.
-const MAX_TRANSFER: u32 = 1 << 20;
+const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
 /// How a file is opened as a device.
 #[derive(Clone, Debug)]
@@ -188,7 +188,7 @@ pub(super) fn open_target(
         None => size,
     };
     // A partial last sector cannot be part of a volume.
-    let len = end.saturating_sub(options.offset) / SECTOR * SECTOR;
+    let len = end.saturating_sub(options.offset) / SECTOR_BYTES * SECTOR_BYTES;
     if len == 0 {
         return Err(OpenError::Empty {
             path: path.to_owned(),
@@ -208,13 +208,13 @@ pub(super) fn open_target(
     let punches = kind == TargetKind::Image && !options.read_only && punches(&fd, &file, size);
     let geometry = Geometry {
         size: len,
-        logical_block: SECTOR as u32,
+        logical_block: SECTOR_BYTES as u32,
         read_only: options.read_only,
         discard_granularity: discard_granularity(&file, kind)
             .filter(|_| punches || kind == TargetKind::BlockDevice),
         discard_zeroes: punches,
         fua: kind == TargetKind::BlockDevice && queue_number(&file, "fua") == Some(1),
-        max_transfer: MAX_TRANSFER,
+        max_transfer: MAX_TRANSFER_BYTES,
     };
     let target = Target::new(fd, kind, geometry, options.offset, direct);
     Ok((target, exclusive))
@@ -387,8 +387,8 @@ fn refusal(errno: Errno) -> String {
 
 /// The unit of offsets and lengths for direct I/O, or why none is suitable.
 fn direct_unit(fd: &OwnedFd, kind: TargetKind) -> Result<u64, String> {
-    let mut unit = SECTOR;
-    let mut memory = SECTOR;
+    let mut unit = SECTOR_BYTES;
+    let mut memory = SECTOR_BYTES;
     if kind == TargetKind::BlockDevice
         && let Ok(sector) = rustix::fs::ioctl_blksszget(fd)
     {
@@ -404,22 +404,24 @@ fn direct_unit(fd: &OwnedFd, kind: TargetKind) -> Result<u64, String> {
         unit = u64::from(x.stx_dio_offset_align);
         memory = u64::from(x.stx_dio_mem_align);
     }
-    if memory > ALIGN as u64
+    if memory > ALIGN_BYTES as u64
         || !unit.is_power_of_two()
         || !memory.is_power_of_two()
-        || unit > u64::from(MAX_TRANSFER)
+        || unit > u64::from(MAX_TRANSFER_BYTES)
     {
         return Err(format!(
             "direct I/O needs memory in units of {memory} bytes and offsets in units of {unit}"
         ));
     }
     // Buffers are aligned to their length up to a page, so buffers of whole units are aligned in memory, too.
-    Ok(unit.max(memory).max(SECTOR))
+    Ok(unit.max(memory).max(SECTOR_BYTES))
 }
 
 /// Whether holes can be punched in an image file: tested past its end, where a hole changes nothing.
 fn punches(fd: &OwnedFd, file: &Stat, size: u64) -> bool {
-    let unit = u64::try_from(file.st_blksize).unwrap_or(SECTOR).max(SECTOR);
+    let unit = u64::try_from(file.st_blksize)
+        .unwrap_or(SECTOR_BYTES)
+        .max(SECTOR_BYTES);
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     size.checked_next_multiple_of(unit)
         .is_some_and(|end| retry(|| fallocate(fd, mode, end, unit)).is_ok())

@@ -18,7 +18,7 @@ use super::transfer::{MAX_PIECES, Target};
 use crate::{Bio, Buf, Done, IoError, Op};
 
 /// Most requests of a ring at a time.
-pub(super) const RING: usize = 64;
+pub(super) const RING_ENTRIES: usize = 64;
 
 /// A ring with the file registered as its number 0.
 pub(super) struct Ring {
@@ -49,7 +49,7 @@ unsafe impl Send for InFlight {}
 impl Ring {
     /// A ring for `file`, or the kernel's refusal.
     pub(super) fn new(file: BorrowedFd<'_>) -> Result<Self, String> {
-        let entries = RING as u32;
+        let entries = RING_ENTRIES as u32;
         // Completions are collected by the task that waits for them, so it need not be interrupted.
         // Kernels before 5.19 do not have this flag.
         let ring = IoUring::builder()
@@ -65,8 +65,8 @@ impl Ring {
             .map_err(|error| format!("the kernel does not register the file ({error})"))?;
         Ok(Self {
             ring,
-            slots: (0..RING).map(|_| None).collect(),
-            free: (0..RING).collect(),
+            slots: (0..RING_ENTRIES).map(|_| None).collect(),
+            free: (0..RING_ENTRIES).collect(),
         })
     }
 
@@ -111,7 +111,7 @@ impl Ring {
     }
 
     fn in_flight(&self) -> usize {
-        RING - self.free.len()
+        RING_ENTRIES - self.free.len()
     }
 
     /// Puts jobs into the submission queue while slots are free; returns those that the ring cannot take.

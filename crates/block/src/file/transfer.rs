@@ -11,13 +11,13 @@ use rustix::fs::{
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::ioctl;
-use crate::buf::ALIGN;
+use crate::buf::ALIGN_BYTES;
 use crate::{Bio, Buf, Geometry, IoError, Op};
 
 /// Most iovecs in one system call (Linux `UIO_MAXIOV`).
 pub(super) const MAX_PIECES: usize = 1024;
 /// Length in bytes of writes of zeros, if the file system cannot zero a range.
-const ZEROES: usize = 256 << 10;
+const ZEROES_BYTES: usize = 256 << 10;
 
 /// Kind of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ pub(super) enum TargetKind {
 }
 
 /// Smallest sector size of devices in bytes.
-const SECTOR: u32 = 512;
+const SECTOR_BYTES: u32 = 512;
 
 /// An open file, and the window of it that is the device.
 pub(super) struct Target {
@@ -86,7 +86,7 @@ fn sector(fd: &OwnedFd, kind: TargetKind) -> u32 {
         TargetKind::Image => None,
         TargetKind::BlockDevice => rustix::fs::ioctl_blksszget(fd).ok(),
     };
-    size.unwrap_or(SECTOR)
+    size.unwrap_or(SECTOR_BYTES)
 }
 
 /// Whether direct I/O is used.
@@ -368,7 +368,7 @@ impl Target {
         let mut at = at - self.start;
         let end = at + len;
         while at < end {
-            let piece = (end - at).min(ZEROES as u64);
+            let piece = (end - at).min(ZEROES_BYTES as u64);
             let bio = Bio::write(at, vec![Buf::zeroed(piece as usize)]);
             self.write(self.start + at, &bio)?;
             at += piece;
@@ -414,4 +414,7 @@ pub(super) fn retry<T>(mut f: impl FnMut() -> Result<T, Errno>) -> Result<T, Err
     }
 }
 
-const _: () = assert!(ALIGN >= 4096, "direct I/O takes buffers of this alignment");
+const _: () = assert!(
+    ALIGN_BYTES >= 4096,
+    "direct I/O takes buffers of this alignment"
+);
