@@ -1,12 +1,12 @@
-//! Fair shares for groups and processes, and what somebody waits for ahead of what nobody waits for.
+//! Hierarchical weighted fair queueing: fair shares for cgroups and processes, and sync requests before async ones.
 
+mod device_speed;
 mod lanes;
 mod options;
-mod pace;
 mod pick;
 mod sharing;
 mod tree;
-mod volatile;
+mod volatile_cache;
 
 pub use options::{AsyncRamp, Charge, FairOptions, PrioWeights, Slice};
 
@@ -16,67 +16,64 @@ use std::fmt::Write;
 use steadfs_base::{GroupId, IoTag, Urgency};
 
 use crate::{BoostOutcome, Direction, Io, IoId, Nanos, Scheduler};
+use device_speed::DeviceSpeed;
 use lanes::{class, is_sync, lane_of};
 use options::{CLASSES, WEIGHTS};
-use pace::Pace;
 use pick::Pick;
 use sharing::Sharer;
-use tree::{AHEAD, LeafKey, Tree};
-use volatile::Volatile;
+use tree::{LeafKey, READAHEAD_OWNER, Tree};
+use volatile_cache::VolatileCache;
 
-/// Hierarchical weighted fair queueing.
+/// Hierarchical weighted fair queueing, after BFQ: start-time fair queueing at each level of a tree of cgroups.
 ///
-/// # Who is served
-/// Groups (cgroups) form a tree. In a group compete its child groups, each by its weight, and the
-/// group's own processes, each by the weight of its I/O priority, as in BFQ. Each level is a
-/// start-time fair queue: the one with the least service divided by weight comes first. Who comes
-/// after a pause starts level with the others.
+/// Sync requests are those for which a task waits, async requests are the others. An *owner* is a process.
 ///
-/// A *turn* ([`Slice`]) is a few requests of one owner. When it ends its cost is charged to the owner
-/// and to its groups.
+/// # Order of service
+/// Groups (cgroups) form a tree. In a group its child groups compete by their weights, and the group's own processes by
+/// the weights of their I/O priorities, as in BFQ. Each level serves the entity with the smallest start tag (service
+/// divided by weight). An entity that becomes active after a pause starts at the vtime of its lane.
 ///
-/// Inside a group strictly in this order: real-time, best-effort, idle; and in each class what
-/// somebody waits for (*sync*), then what nobody waits for (*async*: one queue for each priority,
-/// and one for what is read ahead). Child groups stand with the best-effort sync owners. Reads are always sync,
-/// but for those that were begun before anybody asked: a stream's are many, and others would wait for all that
-/// the device has.
+/// A *slice* ([`Slice`]) is a few requests of one owner. When it expires, its cost is charged to the owner and to its
+/// groups.
 ///
-/// # What is bounded
-/// - Async requests get one byte for [`FairOptions::sync_per_async`] bytes of sync service of their
-///   group and class, and one request each [`FairOptions::async_max_wait`].
-/// - A class gets one request each [`FairOptions::class_max_wait`] of its group's turns, whatever
-///   better classes want.
-/// - At most [`FairOptions::async_depth`] async requests and one of the idle class are in the device,
-///   and no async one joins [`FairOptions::async_bytes`], so a sync request that comes first in line
-///   waits for those at most.
-/// - While FLUSHes come one after the other, the device is given no more async writes between two of them than
-///   it can make durable in the time of one ([`FairOptions::flush_bytes_min`]): a FLUSH covers all that the device
-///   has taken, whoever wrote it, and whoever waits for it waits for that. A group that weighs more than the
-///   one that calls for them is not bound by that.
+/// Inside a group the order is strict: real-time, best-effort, idle; and in each class sync, then async requests. Async
+/// requests of one priority share one queue; read-ahead has another. Child groups are served in the best-effort sync
+/// lane. Reads are always sync, except read-ahead: a stream has many read-ahead requests, and other owners would wait
+/// for all of them that are in flight.
 ///
-/// # Waiting for somebody
-/// An owner of sync requests whose turn it is and who has nothing queued keeps its place while it
-/// has requests in the device and [`FairOptions::slice_idle`] longer, if it usually comes back in
-/// that time: else a process that waits for each request would get no more than one that does not.
-/// This happens only where the weights or classes of those who compete differ (or with
-/// [`FairOptions::always_idle`]); a lone owner never waits.
+/// # Bounds
+/// - Async requests get one byte for [`FairOptions::sync_per_async`] bytes of sync service of their group and class,
+///   and at least one request in [`FairOptions::async_max_wait`].
+/// - A class gets at least one request in [`FairOptions::class_max_wait`], whatever its group's earlier classes request.
+/// - At most [`FairOptions::async_depth`] async requests and one request of the idle class are in flight, and no async
+///   request is dispatched while [`FairOptions::async_bytes`] bytes of them are in flight. So the first sync request
+///   waits for these at most.
+/// - In a series of FLUSHes, the device gets no more async writes between two of them than it can make durable in the
+///   time of one FLUSH ([`FairOptions::flush_bytes_min`]), since a FLUSH writes the whole volatile cache, whose data may
+///   be other owners', and its caller waits for that. A group that weighs more than that of the FLUSHes is not bound.
 ///
-/// # Barriers
-/// A FLUSH goes before everything that is queued. So nothing passes a FLUSH that it stood behind,
-/// boosted or not.
+/// # Idling
+/// If an owner of sync requests is in service and its queue is empty, the device idles for it while requests of it are
+/// in flight, and for [`FairOptions::slice_idle`] afterwards, if its usual think time is shorter. Otherwise a process
+/// that waits for each request would get no larger share than one that does not. The device idles only if the weights
+/// or classes of the competing owners differ (or with [`FairOptions::always_idle`]), and never for a lone owner.
 ///
-/// It costs its owner what the device could have moved meanwhile (`Pace`), and so does a write that is
-/// durable when it ends. One that serves several groups costs each what it would have cost alone, its
-/// owners their parts of that: sharing is the device's gain, and no way to a larger share.
+/// # FLUSH
+/// A FLUSH is dispatched before all queued requests. So no request overtakes a FLUSH that was queued before it, boosted
+/// or not.
 ///
-/// # What is done for others
-/// A request that one does for others ([`Scheduler::share`]) stands in the lines of all of them and in its
-/// owner's. It goes with the first whose turn comes, and is on everybody's account, by groups as a FLUSH is.
-/// Those whose turn it was not go no deeper into debt by it than one such request. Between two such requests
-/// they keep their places as if they had made them.
+/// A FLUSH costs its owner the bytes that the device could have transferred meanwhile (`DeviceSpeed`), and so does a
+/// durable write. A FLUSH for several groups is charged to each group in full, and divided among the owners of a group:
+/// sharing is a gain of the device, and does not increase the share of an owner.
+///
+/// # Shared requests
+/// A request that an owner submits for others ([`Scheduler::share`]) is queued for its submitter and for all others. It
+/// is dispatched in the first slice of one of them and charged to all of them, by groups like a FLUSH. Those that were
+/// not in service go at most the cost of one such request beyond the vtime. Between two such requests the device idles
+/// for them as if they had submitted the requests themselves.
 ///
 /// # A lone request
-/// With nothing queued and nothing in the device a request takes no place in the tree.
+/// A request that is alone, with no other queued or in flight, is not entered in the tree.
 #[derive(Debug)]
 pub struct Fair {
     options: FairOptions,
@@ -86,17 +83,17 @@ pub struct Fair {
     arrivals: u64,
     queued: usize,
     flushes: VecDeque<IoId>,
-    /// Whom else requests serve, until they end.
+    /// Other owners that requests serve, until the requests complete.
     sharers: Vec<(IoId, Sharer)>,
-    pace: Pace,
-    volatile: Volatile,
-    /// The only request that is queued, in no queue of the tree.
-    express: Option<IoId>,
-    turn: Option<Turn>,
+    speed: DeviceSpeed,
+    volatile: VolatileCache,
+    /// The only queued request, if it is not in the tree.
+    lone: Option<IoId>,
+    in_service: Option<InService>,
     in_flight: InFlight,
     rerun_at: Option<Nanos>,
-    /// When a sync request last took long.
-    delayed: Option<Nanos>,
+    /// When a sync request last completed late ([`AsyncRamp`]).
+    last_delayed: Option<Nanos>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,12 +101,12 @@ struct Entry {
     tag: IoTag,
     bytes: u64,
     direction: Direction,
-    /// How often data is made durable for it.
+    /// Number of times that the device makes data durable for it.
     flushes: u8,
     arrival: u64,
     arrived: Nanos,
     dispatched: Nanos,
-    /// Its queue, unless it is express or a FLUSH that is queued.
+    /// Its leaf; `None` for a lone request and for a queued FLUSH.
     leaf: Option<usize>,
     queued: bool,
 }
@@ -119,7 +116,7 @@ impl Entry {
         self.direction == Direction::Flush
     }
 
-    /// Whether it is a write that nobody waits for and that is not durable when it ends.
+    /// Whether it is an async write that stays in the device's volatile cache.
     fn is_volatile(&self) -> bool {
         self.direction == Direction::Write && self.flushes == 0 && !is_sync(self.tag)
     }
@@ -129,9 +126,9 @@ impl Entry {
 struct InFlight {
     sync: usize,
     background: usize,
-    /// Of the background ones.
+    /// Bytes of the background requests.
     background_bytes: u64,
-    /// Of both, those of the idle class.
+    /// Those of both kinds that are of the idle class.
     idle: usize,
 }
 
@@ -158,9 +155,9 @@ impl InFlight {
     }
 }
 
-/// An owner's turn.
+/// The owner in service, and what its slice has used so far.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
+struct InService {
     leaf: usize,
     began: Nanos,
     bytes: u64,
@@ -170,23 +167,23 @@ struct Turn {
 impl Fair {
     /// A policy with nothing queued.
     pub fn new(options: FairOptions) -> Self {
-        let options = options.settled();
-        let raises = options.low_latency && options.charge == Charge::Bytes;
+        let options = options.with_implied();
+        let raises_weight = options.low_latency && options.charge == Charge::Bytes;
         Self {
             options,
-            tree: Tree::new(options.prio_weights, raises),
+            tree: Tree::new(options.prio_weights, raises_weight),
             entries: Vec::new(),
             arrivals: 0,
             queued: 0,
             flushes: VecDeque::new(),
             sharers: Vec::new(),
-            pace: Pace::default(),
-            volatile: Volatile::default(),
-            express: None,
-            turn: None,
+            speed: DeviceSpeed::default(),
+            volatile: VolatileCache::default(),
+            lone: None,
+            in_service: None,
             in_flight: InFlight::default(),
             rerun_at: None,
-            delayed: None,
+            last_delayed: None,
         }
     }
 
@@ -204,64 +201,69 @@ impl Fair {
             .expect("the request was inserted and is not complete")
     }
 
-    /// Puts a request in its owner's queue, and in those of its sharers.
+    /// Queues a request in its owner's leaf, and in the leaves of its sharers.
     fn enqueue(&mut self, id: IoId, now: Nanos) {
         let Entry { tag, arrival, .. } = *self.entry(id);
         let leaf = self.tree.leaf_for(tag);
         self.entry_mut(id).leaf = Some(leaf);
-        if !self.stood_for_sharer(id, leaf) {
-            self.tree.push(leaf, arrival, id, now);
+        if !self.take_over_from_sharer(id, leaf) {
+            self.tree.push_own(leaf, arrival, id, now);
         }
         self.enqueue_for_sharers(id, now);
-        if self.turn.is_some_and(|turn| self.interrupts(tag, turn)) {
-            self.end_turn(now);
+        if self
+            .in_service
+            .is_some_and(|in_service| self.interrupts(tag, in_service))
+        {
+            self.expire_slice(now);
         }
     }
 
-    /// Whether a new request ends a turn: of a better class, or the first that somebody waits for.
-    fn interrupts(&self, tag: IoTag, turn: Turn) -> bool {
-        lane_of(tag) < self.tree.leaf(turn.leaf).key.lane
+    /// Whether a new request ends a slice: its lane is served before the lane in service.
+    fn interrupts(&self, tag: IoTag, in_service: InService) -> bool {
+        lane_of(tag) < self.tree.leaf(in_service.leaf).key.lane
     }
 
-    /// Charges the turn to its owner.
-    fn end_turn(&mut self, now: Nanos) {
-        let Some(turn) = self.turn.take() else { return };
-        let cost = match self.options.charge {
-            Charge::Bytes => turn.bytes,
-            Charge::Time => now.0.saturating_sub(turn.began.0),
+    /// Ends the slice and charges it to its owner.
+    fn expire_slice(&mut self, now: Nanos) {
+        let Some(in_service) = self.in_service.take() else {
+            return;
         };
-        self.tree.charge(turn.leaf, cost);
+        let cost = match self.options.charge {
+            Charge::Bytes => in_service.bytes,
+            Charge::Time => now.0.saturating_sub(in_service.began.0),
+        };
+        self.tree.charge(in_service.leaf, cost);
     }
 
-    /// Nothing is queued or in the device: whoever is waited for in vain loses its place.
-    fn forget_stragglers(&mut self, tag: IoTag, now: Nanos) {
-        self.end_turn(now);
+    /// No request is queued or in flight: owners for which the device idles no longer become inactive.
+    fn expire_idle_leaves(&mut self, tag: IoTag, now: Nanos) {
+        self.expire_slice(now);
         let key = LeafKey::of(tag);
         for at in 0..self.tree.leaves.len() {
             let Some(leaf) = &self.tree.leaves[at] else {
                 continue;
             };
-            let waits = leaf.key != key && self.is_waited_for(at, now);
-            if leaf.place.active && !waits {
+            let is_idled_for = leaf.key != key && self.is_idled_for(at, now);
+            if leaf.entity.active && !is_idled_for {
                 self.tree.deactivate(at);
             }
         }
-        self.tree.tidy();
+        self.tree.remove_empty_groups();
     }
 
-    /// Whether the device may have one more async request.
-    fn has_async_room(&self, now: Nanos) -> bool {
+    /// Whether one more async request may be dispatched.
+    fn may_dispatch_async(&self, now: Nanos) -> bool {
         self.in_flight.background < self.async_limit(now)
             && self.in_flight.background_bytes < self.options.async_bytes
     }
 
-    /// How many async requests the device may have.
+    /// Most async requests in flight.
     fn async_limit(&self, now: Nanos) -> usize {
         let options = &self.options;
         if options.async_alone && self.in_flight.sync > 0 {
             return 0;
         }
-        match (options.async_ramp, self.delayed) {
+        match (options.async_ramp, self.last_delayed) {
             (Some(ramp), Some(delayed)) => {
                 let steps = now.0.saturating_sub(delayed.0) / ramp.step.0.max(1);
                 let steps = usize::try_from(steps).unwrap_or(usize::MAX);
@@ -284,28 +286,28 @@ impl Fair {
             self.volatile.write_begins(entry.bytes);
         }
         self.in_flight.count(entry.tag, entry.bytes, true);
-        self.pace.begin(entry.flushes, now);
+        self.speed.begin(entry.flushes, now);
         id
     }
 
-    /// How many bytes that nobody waits for the next FLUSH may have to make durable.
-    fn flush_bytes_min(&self) -> u64 {
-        let moved = self.pace.flush_bytes().unwrap_or(0);
+    /// Most bytes of async writes between two FLUSHes of a series.
+    fn volatile_limit(&self) -> u64 {
+        let moved = self.speed.flush_bytes().unwrap_or(0);
         self.options.flush_bytes_min.max(moved)
     }
 
-    /// Whether a write of this tag, that nobody waits for, has to wait for a FLUSH, or for the end of a row of
-    /// them. A group that weighs more than the flusher's has its share, however long FLUSHes take then.
+    /// Whether an async write of this tag has to wait for the next FLUSH or the end of the series. A group that weighs
+    /// more than that of the FLUSHes keeps its share, even if it delays them.
     fn has_to_wait_for_flush(&self, tag: IoTag, now: Nanos) -> bool {
-        self.volatile.is_full(self.flush_bytes_min(), now) && !self.outweighs_flusher(tag)
+        self.volatile.is_full(self.volatile_limit(), now) && !self.outweighs_flush_requester(tag)
     }
 
-    fn outweighs_flusher(&self, tag: IoTag) -> bool {
-        let flusher = self.volatile.flusher();
-        flusher.group != tag.group && self.tree.is_heavier(flusher, tag)
+    fn outweighs_flush_requester(&self, tag: IoTag) -> bool {
+        let requester = self.volatile.flush_requester();
+        requester.group != tag.group && self.tree.is_heavier(requester, tag)
     }
 
-    /// Whether an owner's next request has to wait for a FLUSH.
+    /// Whether the first request of an owner has to wait for a FLUSH.
     fn is_held_back(&self, leaf: usize, now: Nanos) -> bool {
         let first = self.tree.leaf(leaf).requests.values().next();
         first.is_some_and(|&id| {
@@ -314,19 +316,19 @@ impl Fair {
         })
     }
 
-    /// What making data durable costs.
+    /// The cost of making data durable once.
     fn flush_cost(&self) -> u64 {
         let first = self.options.flush_cost;
         match self.options.charge {
-            Charge::Bytes => self.pace.flush_bytes().unwrap_or(first),
-            Charge::Time => self.pace.flush_time().unwrap_or(0),
+            Charge::Bytes => self.speed.flush_bytes().unwrap_or(first),
+            Charge::Time => self.speed.flush_time().unwrap_or(0),
         }
     }
 
     fn dispatch_from(&mut self, leaf: usize, now: Nanos) -> IoId {
-        if self.turn.is_none() {
-            self.tree.begin_turn(leaf);
-            self.turn = Some(Turn {
+        if self.in_service.is_none() {
+            self.tree.begin_slice(leaf);
+            self.in_service = Some(InService {
                 leaf,
                 began: now,
                 bytes: 0,
@@ -336,23 +338,25 @@ impl Fair {
         let requests = &self.tree.leaf(leaf).requests;
         let (&arrival, &id) = requests
             .first_key_value()
-            .expect("the owner has one queued");
+            .expect("the picked owner has a queued request");
         let entry = *self.entry(id);
         let durable = match self.options.charge {
             Charge::Bytes if entry.flushes > 0 => u64::from(entry.flushes) * self.flush_cost(),
-            // A turn's time is measured whatever it does.
+            // The time of a slice includes it.
             Charge::Bytes | Charge::Time => 0,
         };
-        // A request without content costs the device something, too.
+        // A request without data costs one sector.
         let cost = entry.bytes.max(512) + durable;
-        self.tree.take(leaf, arrival, now);
-        self.tree.pass(leaf, cost, now);
-        let own = entry.leaf.expect("it stands in a queue");
-        self.tree.note_begun(own, entry.bytes);
+        self.tree.dequeue(leaf, arrival, now);
+        self.tree.record_service(leaf, cost, now);
+        let own = entry
+            .leaf
+            .expect("a request that is picked from a leaf has a leaf");
+        self.tree.record_dispatch(own, entry.bytes);
         let part = self.charge_others(id, leaf, cost, now);
-        if let Some(turn) = &mut self.turn {
-            turn.bytes = turn.bytes.saturating_add(part);
-            turn.requests += 1;
+        if let Some(in_service) = &mut self.in_service {
+            in_service.bytes = in_service.bytes.saturating_add(part);
+            in_service.requests += 1;
         }
         self.dispatch(id, now)
     }
@@ -364,10 +368,11 @@ impl Scheduler for Fair {
     }
 
     fn insert(&mut self, id: IoId, io: Io, now: Nanos) {
-        // Whoever reads waits, also the flusher for a map that it needs, with locks that others want.
+        // A background read is sync, for example that of a block map by the flusher: the task waits for it, perhaps
+        // with locks held.
         let tag = match (io.direction, io.tag.urgency) {
             (Direction::Read, Urgency::Background) if io.readahead => IoTag {
-                owner: AHEAD,
+                owner: READAHEAD_OWNER,
                 ..io.tag
             },
             (Direction::Read, Urgency::Background) => io.tag.with_urgency(Urgency::Waited),
@@ -389,26 +394,29 @@ impl Scheduler for Fair {
         if self.entries.len() <= slot {
             self.entries.resize(slot + 1, None);
         }
-        assert!(self.entries[slot].is_none(), "the number is not in use");
+        assert!(
+            self.entries[slot].is_none(),
+            "the request number is not in use"
+        );
         self.entries[slot] = Some(entry);
-        let first = self.queued == 0;
+        let is_first = self.queued == 0;
         self.queued += 1;
         if entry.is_flush() {
             self.flushes.push_back(id);
             return;
         }
         let held_back = entry.is_volatile() && self.has_to_wait_for_flush(tag, now);
-        if first && self.in_flight.all() == 0 && !held_back {
+        if is_first && self.in_flight.all() == 0 && !held_back {
             if self.tree.active > 0 {
-                self.forget_stragglers(tag, now);
+                self.expire_idle_leaves(tag, now);
             }
             if self.tree.active == 0 {
-                self.express = Some(id);
+                self.lone = Some(id);
                 return;
             }
         }
-        if let Some(express) = self.express.take() {
-            self.enqueue(express, now);
+        if let Some(lone) = self.lone.take() {
+            self.enqueue(lone, now);
         }
         self.enqueue(id, now);
     }
@@ -428,24 +436,24 @@ impl Scheduler for Fair {
         if !entry.queued {
             return BoostOutcome::AlreadyDispatched;
         }
-        let raised = self.boosted_tag(entry.tag, tag);
-        if raised == entry.tag {
+        let boosted = self.boosted_tag(entry.tag, tag);
+        if boosted == entry.tag {
             return BoostOutcome::AlreadyUrgent;
         }
-        self.entry_mut(id).tag = raised;
+        self.entry_mut(id).tag = boosted;
         let Some(old) = entry.leaf else {
             return BoostOutcome::Boosted { overtaken: 0 };
         };
-        let ahead = |leaf: &tree::Leaf| leaf.requests.range(..entry.arrival).count() as u64;
-        let was = ahead(self.tree.leaf(old));
-        self.tree.take(old, entry.arrival, now);
+        let before = |leaf: &tree::Leaf| leaf.requests.range(..entry.arrival).count() as u64;
+        let old_position = before(self.tree.leaf(old));
+        self.tree.dequeue(old, entry.arrival, now);
         self.enqueue(id, now);
-        let new = self.entry(id).leaf.expect("it was put in a queue");
-        let is = ahead(self.tree.leaf(new));
+        let new = self.entry(id).leaf.expect("enqueue has set the leaf");
+        let new_position = before(self.tree.leaf(new));
         let overtaken = if new == old {
             0
         } else {
-            was.saturating_sub(is)
+            old_position.saturating_sub(new_position)
         };
         BoostOutcome::Boosted { overtaken }
     }
@@ -458,16 +466,16 @@ impl Scheduler for Fair {
         if let Some(id) = self.flushes.pop_front() {
             return Some(self.dispatch_flush(id, now));
         }
-        if let Some(id) = self.express.take() {
+        if let Some(id) = self.lone.take() {
             return Some(self.dispatch(id, now));
         }
         let pick = self.pick(now);
-        self.tree.tidy();
+        self.tree.remove_empty_groups();
         match pick {
             Pick::Leaf(leaf) => Some(self.dispatch_from(leaf, now)),
-            Pick::Late(leaf) => {
+            Pick::Overdue(leaf) => {
                 let id = self.dispatch_from(leaf, now);
-                self.end_turn(now);
+                self.expire_slice(now);
                 Some(id)
             }
             Pick::Wait(until) => {
@@ -475,8 +483,8 @@ impl Scheduler for Fair {
                 None
             }
             Pick::Nothing => {
-                let full = self.volatile.is_full(self.flush_bytes_min(), now);
-                self.rerun_at = self.volatile.lapses().filter(|_| full);
+                let full = self.volatile.is_full(self.volatile_limit(), now);
+                self.rerun_at = self.volatile.series_ends_at().filter(|_| full);
                 None
             }
         }
@@ -492,17 +500,17 @@ impl Scheduler for Fair {
         } else if entry.is_volatile() {
             self.volatile.write_ends(entry.bytes);
         }
-        self.pace
+        self.speed
             .end(entry.flushes, entry.bytes, entry.dispatched, now);
         self.end_sharers(id, now);
         if let Some(leaf) = entry.leaf {
-            self.tree.ended(leaf, now);
+            self.tree.record_completion(leaf, now);
         }
         if let Some(ramp) = self.options.async_ramp
             && is_sync(entry.tag)
             && now.0.saturating_sub(entry.arrived.0) > ramp.delayed.0
         {
-            self.delayed = Some(now);
+            self.last_delayed = Some(now);
         }
     }
 
@@ -512,12 +520,12 @@ impl Scheduler for Fair {
 
     fn boosted_tag(&self, now: IoTag, waiter: IoTag) -> IoTag {
         let kind = |tag| (class(tag), !is_sync(tag));
-        let raised = now.boosted_to(waiter);
-        if now.group == waiter.group || kind(raised) != kind(now) {
-            return raised;
+        let boosted = now.boosted_to(waiter);
+        if now.group == waiter.group || kind(boosted) != kind(now) {
+            return boosted;
         }
-        // Of one kind, but on different accounts: the one that is served more is better, whatever the
-        // priorities inside the groups are.
+        // Both are served in the same lane, but charged to different groups: the group that is served more decides,
+        // whatever the priorities inside the groups are.
         if !self.tree.is_heavier(now, waiter) {
             return now;
         }
@@ -534,8 +542,8 @@ impl Scheduler for Fair {
     }
 
     fn max_write_bytes(&self, tag: IoTag, now: Nanos) -> u64 {
-        let bound = !is_sync(tag) && self.volatile.flushes_go_on(now);
-        match bound && !self.outweighs_flusher(tag) {
+        let bound = !is_sync(tag) && self.volatile.in_flush_series(now);
+        match bound && !self.outweighs_flush_requester(tag) {
             true => self.options.flush_bytes_min,
             false => u64::MAX,
         }

@@ -1,4 +1,4 @@
-//! First come, first served, inside three classes.
+//! First come, first served in three classes.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,15 @@ use steadfs_base::{IoTag, Urgency};
 
 use crate::{BoostOutcome, Io, IoId, Nanos, Scheduler};
 
-/// Arrival order, with what somebody waits for ahead of what nobody waits for.
+/// Arrival order in three classes: *urgent* (a task waits, journal, checkpoint), *background* and *idle*. Priorities and
+/// groups do not count.
 ///
-/// There are three classes: *urgent* (waited, journal, checkpoint), *background*, *idle*. Inside a
-/// class the order is that of arrival, whatever the priority or the group. Urgent requests go
-/// first, but after [`FifoOptions::urgent_burst`] of them in a row one background request has its
-/// turn. Idle requests go when nothing else is queued or in the device, one at a time. A boosted
-/// request moves to its new class and takes the place there that its arrival gives it.
+/// Urgent requests are dispatched first, but after [`FifoOptions::urgent_burst`] of them in a row one background request
+/// is dispatched. Idle requests are dispatched one at a time, when no other request is queued or in flight. A boosted
+/// request moves to its new class, at the position of its arrival.
 ///
-/// Background requests never take the whole device: [`FifoOptions::background_depth`] of them at
-/// most are in flight.
+/// At most [`FifoOptions::background_depth`] background requests are in flight, so that the device always accepts an
+/// urgent one.
 #[derive(Debug)]
 pub struct Fifo {
     options: FifoOptions,
@@ -32,7 +31,7 @@ pub struct Fifo {
 /// The limits of [`Fifo`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FifoOptions {
-    /// Most background requests in the device.
+    /// Most background requests in flight.
     pub background_depth: usize,
     /// Most urgent requests in a row while a background request waits.
     pub urgent_burst: usize,
@@ -77,8 +76,14 @@ impl Class {
 impl Fifo {
     /// A policy with nothing queued.
     pub fn new(options: FifoOptions) -> Self {
-        assert!(options.background_depth > 0, "background requests end, too");
-        assert!(options.urgent_burst > 0, "urgent requests go first");
+        assert!(
+            options.background_depth > 0,
+            "at least one background request may be in flight"
+        );
+        assert!(
+            options.urgent_burst > 0,
+            "at least one urgent request is dispatched in a row"
+        );
         Self {
             options,
             arrivals: 0,
@@ -96,13 +101,13 @@ impl Fifo {
             .expect("the request was inserted and is not complete")
     }
 
-    /// The class whose turn it is.
-    fn turn(&mut self) -> Option<Class> {
-        let waits = |class: Class| !self.queues[class as usize].is_empty();
-        let background = waits(Class::Background)
+    /// The class that is served next.
+    fn next_class(&mut self) -> Option<Class> {
+        let is_queued = |class: Class| !self.queues[class as usize].is_empty();
+        let background = is_queued(Class::Background)
             && self.in_flight[Class::Background as usize] < self.options.background_depth;
-        if waits(Class::Urgent) && !(background && self.burst >= self.options.urgent_burst) {
-            self.burst = if waits(Class::Background) {
+        if is_queued(Class::Urgent) && !(background && self.burst >= self.options.urgent_burst) {
+            self.burst = if is_queued(Class::Background) {
                 self.burst + 1
             } else {
                 0
@@ -112,8 +117,8 @@ impl Fifo {
             self.burst = 0;
             Some(Class::Background)
         } else {
-            let busy = waits(Class::Background) || self.in_flight.iter().any(|&n| n > 0);
-            (waits(Class::Idle) && !busy).then_some(Class::Idle)
+            let busy = is_queued(Class::Background) || self.in_flight.iter().any(|&n| n > 0);
+            (is_queued(Class::Idle) && !busy).then_some(Class::Idle)
         }
     }
 }
@@ -135,7 +140,10 @@ impl Scheduler for Fifo {
         if self.entries.len() <= slot {
             self.entries.resize(slot + 1, None);
         }
-        assert!(self.entries[slot].is_none(), "the number is not in use");
+        assert!(
+            self.entries[slot].is_none(),
+            "the request number is not in use"
+        );
         self.entries[slot] = Some(entry);
         self.queues[entry.class as usize].insert(entry.arrival, id);
     }
@@ -149,26 +157,26 @@ impl Scheduler for Fifo {
         if !entry.queued {
             return BoostOutcome::AlreadyDispatched;
         }
-        let raised = entry.tag.boosted_to(tag);
-        if raised == entry.tag {
+        let boosted = entry.tag.boosted_to(tag);
+        if boosted == entry.tag {
             return BoostOutcome::AlreadyUrgent;
         }
-        entry.tag = raised;
+        entry.tag = boosted;
         let old = entry.class;
-        entry.class = Class::of(raised);
+        entry.class = Class::of(boosted);
         let (new, arrival) = (entry.class, entry.arrival);
         self.queues[old as usize].remove(&arrival);
-        let ahead = |class: Class| self.queues[class as usize].range(..arrival).count() as u64;
-        let overtaken = if old == new { 0 } else { ahead(old) };
+        let before = |class: Class| self.queues[class as usize].range(..arrival).count() as u64;
+        let overtaken = if old == new { 0 } else { before(old) };
         self.queues[new as usize].insert(arrival, id);
         BoostOutcome::Boosted { overtaken }
     }
 
     fn next(&mut self, _now: Nanos) -> Option<IoId> {
-        let class = self.turn()?;
+        let class = self.next_class()?;
         let (_, id) = self.queues[class as usize]
             .pop_first()
-            .expect("a class whose turn it is has a request");
+            .expect("the chosen class has a queued request");
         self.in_flight[class as usize] += 1;
         let entry = self.entry(id);
         debug_assert!(entry.queued && entry.class == class);

@@ -1,7 +1,7 @@
 //! I/O scheduling policies: pure state machines without clock, lock or I/O.
 //!
-//! A policy decides which of the queued requests the device gets next. It knows requests by number
-//! and never sees their content; time is told to it.
+//! A policy decides which of the queued requests is dispatched to the device next. It knows requests by number and
+//! never accesses their data; its caller passes the time.
 
 mod fair;
 mod fifo;
@@ -13,22 +13,22 @@ use std::fmt::Write;
 
 use steadfs_base::{GroupId, IoTag};
 
-/// A request's number: dense and small, used again after [`Scheduler::complete`].
+/// The number of a request: a small index, used again after [`Scheduler::complete`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct IoId(pub u32);
 
-/// A point in time, in nanoseconds from an origin that does not matter.
+/// A point in time or a duration, in nanoseconds. The origin of the clock does not matter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Nanos(pub u64);
 
-/// What a request does, as far as order is concerned.
+/// The kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
-    /// Brings data.
+    /// Reads data.
     Read,
-    /// Takes data or changes a range.
+    /// Writes data, or changes a range (discard, zeroes).
     Write,
-    /// Makes data durable.
+    /// Makes the device's volatile cache durable.
     Flush,
 }
 
@@ -37,95 +37,93 @@ pub enum Direction {
 pub struct Io {
     /// Owner and urgency.
     pub tag: IoTag,
-    /// What it does.
+    /// The kind of the request.
     pub direction: Direction,
-    /// Bytes that it moves or changes.
+    /// Bytes that are read, written or changed.
     pub bytes: u64,
-    /// How many times the device makes data durable for it: once for a FLUSH, for a flush before a write
-    /// and for a write that is durable when it ends.
+    /// How many times the device makes data durable for it: once for a FLUSH, for a FLUSH before a write (preflush) and
+    /// for a durable write (FUA).
     pub flushes: u8,
-    /// A read that was begun before anybody asked for it: nobody waits, whatever other reads are for.
+    /// A read-ahead request, for which no task waits. All other reads are sync.
     pub readahead: bool,
 }
 
-/// What became of a boost.
+/// The result of [`Scheduler::boost`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BoostOutcome {
-    /// The request is served as the new tag demands.
+    /// The request has a new tag and is served by it.
     Boosted {
-        /// How many requests stand before it no longer.
+        /// Requests of its old queue that it has overtaken.
         overtaken: u64,
     },
-    /// Its tag was at least as good.
+    /// Its tag was at least as urgent.
     AlreadyUrgent,
-    /// It is not queued any more: the device has it.
+    /// It is in flight.
     AlreadyDispatched,
 }
 
-/// A policy. The queue calls it under its lock: it must be quick.
+/// A scheduling policy. The queue calls it under a lock, so it must be fast.
 ///
-/// A request is inserted, perhaps grown and boosted, returned by [`Scheduler::next`] once, and
-/// completed. A policy may hold requests back while it has requests in the device, or until a time
-/// that [`Scheduler::rerun_at`] tells: when nothing is in flight and something is queued, `next`
-/// returns a request, or there is such a time and then it does.
+/// A request is inserted, perhaps grown and boosted, returned once by [`Scheduler::next`], and completed. A policy may
+/// hold requests back while other requests are in flight, or until the time of [`Scheduler::rerun_at`]. Invariant: if
+/// requests are queued and none is in flight, `next` returns a request, or `rerun_at` a time at which it does.
 pub trait Scheduler: Send {
-    /// The policy's name, as options and reports call it.
+    /// The policy's name in options and reports.
     fn name(&self) -> &'static str;
 
-    /// A request has arrived. Its number is not in use.
+    /// Queues a request. Its number must not be in use.
     fn insert(&mut self, id: IoId, io: Io, now: Nanos);
 
-    /// A queued request has absorbed a neighbour of `bytes` bytes.
+    /// A queued request was merged with an adjacent one of `bytes` bytes.
     fn grow(&mut self, id: IoId, bytes: u64);
 
-    /// A queued request is for somebody of this tag, too: a FLUSH, or what somebody waits for.
+    /// A queued request also serves the owner of this tag: it is a FLUSH, or a sync request submitted for others.
     fn share(&mut self, id: IoId, tag: IoTag, now: Nanos) {
         let _ = (id, tag, now);
     }
 
-    /// Somebody waits for this request: raises its tag to `tag`, never lowers it.
+    /// A task of tag `tag` waits for this request: boosts the request to it. Never makes it less urgent.
     fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> BoostOutcome;
 
-    /// The request that the device gets now; `None` if none is queued or all are held back.
+    /// The request to dispatch now; `None` if none is queued or all are held back.
     fn next(&mut self, now: Nanos) -> Option<IoId>;
 
-    /// The device has ended a request that `next` returned.
+    /// A request that `next` returned has completed.
     fn complete(&mut self, id: IoId, now: Nanos);
 
-    /// How many requests are queued.
+    /// The number of queued requests.
     fn queued(&self) -> usize;
 
-    /// The tag of a request of tag `now` for which a task of tag `waiter` waits. At least as good as
-    /// both; the same as `now` if that is as good for the waiter already.
+    /// The boosted tag of a request of tag `now` for which a task of tag `waiter` waits: at least as urgent as both, and
+    /// `now` itself if that is urgent enough for the waiter.
     fn boosted_tag(&self, now: IoTag, waiter: IoTag) -> IoTag {
         now.boosted_to(waiter)
     }
 
-    /// How many bytes one write of this tag should have at most, so that others wait for it no longer than they
-    /// have to.
+    /// The largest size of one write of this tag, so that other requests do not wait longer than necessary for it.
     fn max_write_bytes(&self, tag: IoTag, now: Nanos) -> u64 {
         let _ = (tag, now);
         u64::MAX
     }
 
-    /// When [`Scheduler::next`] is to be asked again although no request has come or ended: it holds
-    /// requests back until then for somebody who is expected to come first.
+    /// The time at which the queue must call [`Scheduler::next`] again even if no request arrives or completes: until
+    /// then, requests are held back for an owner that is expected to submit one (idling), or for a FLUSH.
     fn rerun_at(&self) -> Option<Nanos> {
         None
     }
 
-    /// A group exists below `parent`, with this weight (1 to 1000); or its weight has changed. Groups
-    /// that nobody has told of are below the root and have the default weight.
+    /// Adds a group below `parent` with this weight (1 to 1000), or changes its weight. A group that was never set is
+    /// below the root and has the default weight.
     fn set_group(&mut self, group: GroupId, parent: GroupId, weight: u32) {
         let _ = (group, parent, weight);
     }
 
-    /// A group is gone. Requests on its account are served as before.
+    /// Removes a group. Its remaining requests are served as before.
     fn remove_group(&mut self, group: GroupId) {
         let _ = group;
     }
 
-    /// Tells, a line each, who has requests queued or in the device.
+    /// Writes a line for each owner with requests that are queued or in flight.
     fn describe(&self, out: &mut dyn Write) -> std::fmt::Result {
         writeln!(out, "{} requests queued", self.queued())
     }

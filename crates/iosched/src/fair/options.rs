@@ -1,4 +1,4 @@
-//! What can be chosen about [`Fair`](super::Fair), and its presets.
+//! The parameters of [`Fair`](super::Fair), and their presets.
 
 use steadfs_base::{IoPrio, PrioClass};
 
@@ -6,16 +6,16 @@ use crate::Nanos;
 
 const MS: u64 = 1_000_000;
 
-/// The weight of a group that nobody gave one, and the bounds (Linux: io.bfq.weight).
+/// Default and bounds of a group's weight (Linux: `io.bfq.weight`).
 pub(crate) const DEFAULT_WEIGHT: u32 = 100;
 pub(crate) const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=1000;
 
-/// What a turn costs its owner.
+/// The cost of a slice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Charge {
-    /// The bytes that were moved.
+    /// The bytes that were transferred.
     Bytes,
-    /// The time it took.
+    /// The time it lasted.
     Time,
 }
 
@@ -38,76 +38,74 @@ impl PrioWeights {
     }
 }
 
-/// How long a turn is: whichever limit comes first.
+/// The limits of a slice: it expires at the first one that is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slice {
-    /// Most bytes, but for one request that is larger.
+    /// Most bytes, except for a single larger request.
     pub bytes: u64,
-    /// Longest time of those that somebody waits for.
-    pub sync: Nanos,
-    /// Longest time of those that nobody waits for.
-    pub background: Nanos,
-    /// Most requests of those that nobody waits for.
+    /// Longest time of a slice of sync requests.
+    pub sync_time: Nanos,
+    /// Longest time of a slice of async requests.
+    pub background_time: Nanos,
+    /// Most requests of a slice of async requests.
     pub background_requests: usize,
-    /// Most requests that one owner has in the device while others want it.
+    /// Most requests of one owner in flight while other owners are active.
     pub depth: usize,
-    /// Whether a turn lasts to its end: an owner that has nothing queued is waited for.
-    pub kept: bool,
+    /// Whether the device idles for an owner with an empty queue until the end of its slice.
+    pub idle_to_end: bool,
 }
 
-/// CFQ's answer to sync requests that took long: few background requests at a time, one more for
-/// each slice in which none took long.
+/// CFQ's reaction to late sync requests: the async depth restarts at one request, and grows by one for each step without
+/// a late request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AsyncRamp {
-    /// One more request for each of these.
+    /// The time after which the depth grows by one.
     pub step: Nanos,
-    /// A sync request that ended later than this after it came took long.
+    /// A sync request that completes later than this after its arrival is late.
     pub delayed: Nanos,
 }
 
-/// How [`Fair`](super::Fair) works.
+/// The parameters of [`Fair`](super::Fair).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FairOptions {
     /// The policy's name.
     pub name: &'static str,
-    /// Most requests in the device.
+    /// Most requests in flight.
     pub depth: usize,
-    /// Most requests in the device that nobody waits for.
+    /// Most async requests in flight.
     pub async_depth: usize,
-    /// Bytes in the device that nobody waits for, from which on no more such requests go there: what
-    /// the device has, nobody can pass.
+    /// Bytes of async requests in flight from which on no more of them are dispatched: no request can overtake one that
+    /// is in flight.
     pub async_bytes: u64,
-    /// How long a turn is.
+    /// The limits of a slice.
     pub slice: Slice,
-    /// What it costs.
+    /// The cost of a slice.
     pub charge: Charge,
     /// Weights inside a group.
     pub prio_weights: PrioWeights,
-    /// How long the device is kept for an owner that has just been served, whose turn it is and who
-    /// has nothing queued. Only where weights or classes differ; zero: never.
+    /// How long the device idles for the owner in service after its last completion. Only if weights or classes
+    /// differ; zero disables idling.
     pub slice_idle: Nanos,
-    /// Wait for such an owner also where all weights are the same.
+    /// Idle also if all weights are equal.
     pub always_idle: bool,
-    /// Owners that come after a pause start with thirty times their weight, inside their group.
+    /// Weight raising: inside its group, an owner that becomes active after a pause has 30 times its weight at first.
     pub low_latency: bool,
-    /// One request at a time, and every owner is waited for: shares are exact, speed is not.
+    /// One request in flight, and the device idles for every owner: exact shares at the cost of throughput.
     pub strict_guarantees: bool,
-    /// Nothing that nobody waits for is in the device together with what somebody waits for.
+    /// No async request is in flight together with sync requests.
     pub async_alone: bool,
-    /// Fewer background requests after sync requests that took long.
+    /// A lower async depth after late sync requests.
     pub async_ramp: Option<AsyncRamp>,
-    /// Where somebody waits for requests of the same group all the time, those that nobody waits for
-    /// get one byte for this many.
+    /// If a group always has sync requests queued, its async requests get one byte for this many bytes of sync service.
     pub sync_per_async: u64,
-    /// … and at least one request in this time.
+    /// The async requests of a group get at least one request in this time.
     pub async_max_wait: Nanos,
-    /// A class gets at least one request in this time, whatever a better class wants.
+    /// A class gets at least one request in this time, whatever earlier classes request.
     pub class_max_wait: Nanos,
-    /// What a FLUSH costs while nobody knows how long it takes and how fast the device is, in bytes.
+    /// The cost of a FLUSH in bytes, until the duration of a FLUSH and the throughput of the device are measured.
     pub flush_cost: u64,
-    /// While FLUSHes come one after the other: how many bytes of writes that nobody waits for the device is
-    /// given from one to the next, at least, and in one piece at most. More where it moves more in the time
-    /// that a FLUSH takes.
+    /// In a series of FLUSHes: bytes of async writes that may be dispatched from one FLUSH to the next, and the largest
+    /// single write. More bytes if the device transfers more in the time of a FLUSH.
     pub flush_bytes_min: u64,
 }
 
@@ -120,11 +118,11 @@ impl Default for FairOptions {
             async_bytes: 2 << 20,
             slice: Slice {
                 bytes: 64 << 10,
-                sync: Nanos(125 * MS),
-                background: Nanos(40 * MS),
+                sync_time: Nanos(125 * MS),
+                background_time: Nanos(40 * MS),
                 background_requests: usize::MAX,
                 depth: usize::MAX,
-                kept: false,
+                idle_to_end: false,
             },
             charge: Charge::Bytes,
             prio_weights: PrioWeights::Bfq,
@@ -144,8 +142,8 @@ impl Default for FairOptions {
 }
 
 impl FairOptions {
-    /// As Linux's CFQ had it up to 4.20: time slices of 100 ms (40 ms and two requests for those that
-    /// nobody waits for), idling, a background depth that restarts at one when sync requests suffer.
+    /// Linux's CFQ, up to 4.20: time slices of 100 ms (40 ms and two requests for async requests), idling, and an async
+    /// depth that restarts at one after a late sync request.
     pub fn cfq() -> Self {
         Self {
             name: "cfq",
@@ -153,11 +151,11 @@ impl FairOptions {
             flush_bytes_min: u64::MAX,
             slice: Slice {
                 bytes: u64::MAX,
-                sync: Nanos(100 * MS),
-                background: Nanos(40 * MS),
+                sync_time: Nanos(100 * MS),
+                background_time: Nanos(40 * MS),
                 background_requests: 2,
                 depth: 4,
-                kept: true,
+                idle_to_end: true,
             },
             charge: Charge::Time,
             prio_weights: PrioWeights::Cfq,
@@ -171,21 +169,21 @@ impl FairOptions {
         }
     }
 
-    /// What `strict_guarantees` implies.
-    pub(super) fn settled(mut self) -> Self {
+    /// These options with what `strict_guarantees` implies.
+    pub(super) fn with_implied(mut self) -> Self {
         if self.strict_guarantees {
             self.depth = 1;
-            self.slice.kept = true;
+            self.slice.idle_to_end = true;
             self.always_idle = true;
             self.slice_idle = self.slice_idle.max(Nanos(8 * MS));
         }
         assert!(
             self.depth > 0 && self.async_depth > 0 && self.async_bytes > 0,
-            "requests end"
+            "at least one request of each kind may be in flight"
         );
         assert!(
             self.slice.bytes > 0 && self.slice.background_requests > 0 && self.slice.depth > 0,
-            "a turn serves something"
+            "a slice serves at least one request"
         );
         self
     }

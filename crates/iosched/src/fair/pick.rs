@@ -1,42 +1,42 @@
-//! Whose turn it is.
+//! The choice of the owner that is served next.
 
 use std::ops::Bound;
 
 use super::lanes::{LANES, async_lane, is_sync_lane};
 use super::options::CLASSES;
 use super::tree::{Child, ROOT};
-use super::{Fair, Turn};
+use super::{Fair, InService};
 use crate::Nanos;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pick {
-    /// The owner whose request goes now.
+    /// The owner whose first request is dispatched now.
     Leaf(usize),
-    /// The same, for one request: others come before it, but it has waited too long.
-    Late(usize),
-    /// Nobody: the one whose turn it is will come. Until when, if no request in the device says so.
+    /// The same for a single request, which has waited too long in a lane that is not the first.
+    Overdue(usize),
+    /// No owner: the device idles for one until this time, or until a request in flight completes.
     Wait(Option<Nanos>),
-    /// Nobody may.
+    /// No owner: none has a request that may be dispatched.
     Nothing,
 }
 
-/// Those of a line who come first and are waited for.
+/// The owners at the head of a lane for which the device idles.
 #[derive(Clone, Copy, Default)]
-struct Expected {
-    /// Their least and greatest weight.
+struct Idling {
+    /// Their smallest and largest weight.
     weights: Option<(u32, u32)>,
     until: Option<Nanos>,
 }
 
-impl Expected {
+impl Idling {
     fn add(&mut self, weight: u32, until: Option<Nanos>) {
         let (least, most) = self.weights.unwrap_or((weight, weight));
         self.weights = Some((least.min(weight), most.max(weight)));
         self.until = self.until.or(until);
     }
 
-    /// Whether somebody of this weight has to wait for them: among equals it is not worth it.
-    fn go_before(&self, weight: u32, always: bool) -> bool {
+    /// Whether an owner of this weight has to wait for them. Among equal weights idling is not worth its cost.
+    fn precede(&self, weight: u32, always: bool) -> bool {
         self.weights
             .is_some_and(|(least, most)| always || least != weight || most != weight)
     }
@@ -44,212 +44,217 @@ impl Expected {
 
 impl Fair {
     pub(super) fn pick(&mut self, now: Nanos) -> Pick {
-        if let Some(turn) = self.turn {
-            if let Some(pick) = self.go_on(turn, now) {
+        if let Some(in_service) = self.in_service {
+            if let Some(pick) = self.continue_slice(in_service, now) {
                 return pick;
             }
-            self.end_turn(now);
+            self.expire_slice(now);
         }
-        self.pick_in(ROOT, now)
+        self.pick_in_group(ROOT, now)
     }
 
-    /// The owner whose turn it is goes on, or is waited for.
-    fn go_on(&self, turn: Turn, now: Nanos) -> Option<Pick> {
+    /// The choice if the slice of the owner in service continues; `None` if it has expired.
+    fn continue_slice(&self, in_service: InService, now: Nanos) -> Option<Pick> {
         let slice = self.options.slice;
-        let leaf = self.tree.leaf(turn.leaf);
+        let leaf = self.tree.leaf(in_service.leaf);
         let lane = leaf.key.lane;
         let (longest, most) = if leaf.is_sync() {
-            (slice.sync, usize::MAX)
+            (slice.sync_time, usize::MAX)
         } else {
-            (slice.background, slice.background_requests)
+            (slice.background_time, slice.background_requests)
         };
-        let next = self.first_bytes(Child::Leaf(turn.leaf)).unwrap_or(0);
-        let over = turn.bytes.saturating_add(next) > slice.bytes
-            || turn.requests >= most
-            || now.0.saturating_sub(turn.began.0) >= longest.0;
-        if over || !leaf.place.active || self.overdue_on_the_way(turn.leaf, now) {
+        let next = self.first_bytes(Child::Leaf(in_service.leaf)).unwrap_or(0);
+        let is_over = in_service.bytes.saturating_add(next) > slice.bytes
+            || in_service.requests >= most
+            || now.0.saturating_sub(in_service.began.0) >= longest.0;
+        if is_over || !leaf.entity.active || self.is_overdue_on_path(in_service.leaf, now) {
             return None;
         }
         if leaf.requests.is_empty() {
-            let waits = slice.kept && self.is_waited_for(turn.leaf, now);
-            return waits.then(|| Pick::Wait(self.waited_for_until(turn.leaf, now)));
+            let waits = slice.idle_to_end && self.is_idled_for(in_service.leaf, now);
+            return waits.then(|| Pick::Wait(self.idle_until(in_service.leaf, now)));
         }
-        if !self.may_go(lane, now) || self.is_held_back(turn.leaf, now) {
+        if !self.may_dispatch(lane, now) || self.is_held_back(in_service.leaf, now) {
             return None;
         }
         if leaf.in_flight >= slice.depth && self.tree.active > 1 {
-            return slice.kept.then_some(Pick::Wait(None));
+            return slice.idle_to_end.then_some(Pick::Wait(None));
         }
-        Some(Pick::Leaf(turn.leaf))
+        Some(Pick::Leaf(in_service.leaf))
     }
 
-    /// Whether an owner of sync requests that has none queued will come soon enough, or somebody for him.
-    pub(super) fn is_waited_for(&self, leaf: usize, now: Nanos) -> bool {
-        self.comes_back(leaf, now)
+    /// Whether the device idles for an owner of sync requests with an empty queue: the owner, or the owner that submits
+    /// for it, usually returns in time.
+    pub(super) fn is_idled_for(&self, leaf: usize, now: Nanos) -> bool {
+        self.returns_soon(leaf, now)
             || self
                 .tree
-                .carrier_of(leaf)
-                .is_some_and(|carrier| self.comes_back(carrier, now))
+                .submitter_of(leaf)
+                .is_some_and(|submitter| self.returns_soon(submitter, now))
     }
 
-    fn comes_back(&self, leaf: usize, now: Nanos) -> bool {
+    fn returns_soon(&self, leaf: usize, now: Nanos) -> bool {
         let idle = self.options.slice_idle.0;
         let leaf = self.tree.leaf(leaf);
         leaf.is_sync()
             && leaf.key.lane / 2 < CLASSES - 1
-            && leaf.think <= idle
-            && (leaf.in_flight > 0 || now.0 < leaf.last_end.0.saturating_add(idle))
+            && leaf.think_time <= idle
+            && (leaf.in_flight > 0 || now.0 < leaf.last_completion.0.saturating_add(idle))
     }
 
-    /// Until when one that is waited for is, if neither it nor who works for it has something in the device.
-    fn waited_for_until(&self, leaf: usize, now: Nanos) -> Option<Nanos> {
-        let who = match self.comes_back(leaf, now) {
+    /// The time until which the device idles for an owner, unless a request of it, or of its submitter, is in flight.
+    fn idle_until(&self, leaf: usize, now: Nanos) -> Option<Nanos> {
+        let awaited = match self.returns_soon(leaf, now) {
             true => leaf,
-            false => self.tree.carrier_of(leaf).unwrap_or(leaf),
+            false => self.tree.submitter_of(leaf).unwrap_or(leaf),
         };
-        let leaf = self.tree.leaf(who);
-        let until = leaf.last_end.0.saturating_add(self.options.slice_idle.0);
+        let leaf = self.tree.leaf(awaited);
+        let until = leaf
+            .last_completion
+            .0
+            .saturating_add(self.options.slice_idle.0);
         (leaf.in_flight == 0).then_some(Nanos(until))
     }
 
-    /// Whether the limits of its kind let a request go.
-    fn may_go(&self, lane: usize, now: Nanos) -> bool {
+    /// Whether the limits on requests in flight allow a request of this lane.
+    fn may_dispatch(&self, lane: usize, now: Nanos) -> bool {
         let idle = lane / 2 == CLASSES - 1;
-        (is_sync_lane(lane) || self.has_async_room(now)) && !(idle && self.in_flight.all() > 0)
+        (is_sync_lane(lane) || self.may_dispatch_async(now)) && !(idle && self.in_flight.all() > 0)
     }
 
-    /// The same for a line that is overdue: the idle class need not wait for an idle device.
-    fn may_go_late(&self, lane: usize, now: Nanos) -> bool {
+    /// The same for an overdue lane: the idle class then does not wait for an idle device.
+    fn may_dispatch_overdue(&self, lane: usize, now: Nanos) -> bool {
         let idle = lane / 2 == CLASSES - 1;
-        (is_sync_lane(lane) || self.has_async_room(now)) && !(idle && self.in_flight.idle > 0)
+        (is_sync_lane(lane) || self.may_dispatch_async(now)) && !(idle && self.in_flight.idle > 0)
     }
 
-    /// Whether a line was passed by better ones as much as it has to bear.
-    fn is_overdue(&self, group: usize, lane: usize, now: Nanos) -> bool {
-        let line = &self.tree.group(group).lanes[lane];
-        if line.queued == 0 || line.passed == 0 {
+    /// Whether a lane has waited, or was passed by earlier lanes, up to its limit.
+    fn is_lane_overdue(&self, group: usize, lane: usize, now: Nanos) -> bool {
+        let queue = &self.tree.group(group).lanes[lane];
+        if queue.queued == 0 || queue.passed == 0 {
             return false;
         }
         let options = &self.options;
-        let waited = now.0.saturating_sub(line.since.0);
+        let waited = now.0.saturating_sub(queue.since.0);
         if is_sync_lane(lane) || self.tree.group(group).lanes[lane - 1].queued == 0 {
             return waited >= options.class_max_wait.0;
         }
-        let goes =
+        let is_dispatchable =
             |child: &&Child| !matches!(**child, Child::Leaf(leaf) if self.is_held_back(leaf, now));
-        let Some(first) = line.active.values().find(goes) else {
+        let Some(first) = queue.active.values().find(is_dispatchable) else {
             return false;
         };
         let first = self.first_bytes(*first).unwrap_or(0);
         let due = first.saturating_mul(options.sync_per_async);
-        line.passed >= due.max(1) || waited >= options.async_max_wait.0
+        queue.passed >= due.max(1) || waited >= options.async_max_wait.0
     }
 
-    /// The bytes of a leaf's first request.
+    /// The size of a leaf's first request.
     fn first_bytes(&self, child: Child) -> Option<u64> {
         let Child::Leaf(at) = child else { return None };
         let (_, &id) = self.tree.leaf(at).requests.first_key_value()?;
         Some(self.entry(id).bytes)
     }
 
-    /// Whether, in one of a leaf's groups, another line is overdue and may go.
-    fn overdue_on_the_way(&self, leaf: usize, now: Nanos) -> bool {
-        let mut at = Some(self.tree.leaf(leaf).place);
-        while let Some(place) = at {
+    /// Whether another lane is overdue, and may be served, in one of the leaf's groups up to the root.
+    fn is_overdue_on_path(&self, leaf: usize, now: Nanos) -> bool {
+        let mut at = Some(self.tree.leaf(leaf).entity);
+        while let Some(entity) = at {
             let overdue = |lane: usize| {
-                lane != place.lane
-                    && self.is_overdue(place.parent, lane, now)
-                    && (self.may_go_late(lane, now) || self.is_drained_for(place.parent, lane, now))
+                lane != entity.lane
+                    && self.is_lane_overdue(entity.parent, lane, now)
+                    && (self.may_dispatch_overdue(lane, now)
+                        || self.is_drained_for(entity.parent, lane, now))
             };
             if (1..LANES).any(overdue) {
                 return true;
             }
-            at = self.tree.group(place.parent).place;
+            at = self.tree.group(entity.parent).entity;
         }
         false
     }
 
-    /// Whether a line of what nobody waits for has waited so long that nothing more of what somebody waits
-    /// for goes before it: it needs the device alone.
+    /// Whether an async lane that needs the device alone has waited so long that no more sync requests are dispatched:
+    /// the device drains for it.
     fn is_drained_for(&self, group: usize, lane: usize, now: Nanos) -> bool {
-        let line = &self.tree.group(group).lanes[lane];
+        let queue = &self.tree.group(group).lanes[lane];
         self.options.async_alone
             && !is_sync_lane(lane)
-            && line.queued > 0
+            && queue.queued > 0
             && self.in_flight.sync > 0
-            && now.0.saturating_sub(line.since.0) >= self.options.async_max_wait.0
+            && now.0.saturating_sub(queue.since.0) >= self.options.async_max_wait.0
     }
 
-    fn pick_in(&mut self, group: usize, now: Nanos) -> Pick {
+    fn pick_in_group(&mut self, group: usize, now: Nanos) -> Pick {
         if self.tree.group(group).queued > 0 {
             if (1..LANES).any(|lane| self.is_drained_for(group, lane, now)) {
                 return Pick::Wait(None);
             }
             for lane in (1..LANES).rev() {
-                if self.is_overdue(group, lane, now)
-                    && self.may_go_late(lane, now)
-                    && let Pick::Leaf(leaf) | Pick::Late(leaf) =
+                if self.is_lane_overdue(group, lane, now)
+                    && self.may_dispatch_overdue(lane, now)
+                    && let Pick::Leaf(leaf) | Pick::Overdue(leaf) =
                         self.pick_in_lane(group, lane, now, true)
                 {
-                    return Pick::Late(leaf);
+                    return Pick::Overdue(leaf);
                 }
             }
         }
-        let mut expected: Option<(usize, Option<Nanos>)> = None;
+        let mut idling: Option<(usize, Option<Nanos>)> = None;
         for lane in 0..LANES {
             if self.tree.group(group).lanes[lane].active.is_empty() {
                 continue;
             }
-            if let Some((ahead, _)) = expected
-                && (self.options.always_idle || lane != async_lane(ahead))
+            if let Some((idling_lane, _)) = idling
+                && (self.options.always_idle || lane != async_lane(idling_lane))
             {
                 break;
             }
-            if !self.may_go(lane, now) {
+            if !self.may_dispatch(lane, now) {
                 continue;
             }
             match self.pick_in_lane(group, lane, now, false) {
-                Pick::Wait(until) => expected = Some((lane, until)),
+                Pick::Wait(until) => idling = Some((lane, until)),
                 Pick::Nothing => {}
                 found => return found,
             }
         }
-        expected.map_or(Pick::Nothing, |(_, until)| Pick::Wait(until))
+        idling.map_or(Pick::Nothing, |(_, until)| Pick::Wait(until))
     }
 
-    /// The first of a line, unless somebody ahead of it is waited for (`late`: nobody is).
-    fn pick_in_lane(&mut self, group: usize, lane: usize, now: Nanos, late: bool) -> Pick {
-        let mut expected = Expected::default();
+    /// The first owner of a lane, unless the device idles for an owner before it (`is_overdue`: the lane does not wait).
+    fn pick_in_lane(&mut self, group: usize, lane: usize, now: Nanos, is_overdue: bool) -> Pick {
+        let mut idling = Idling::default();
         let mut after = Bound::Unbounded;
         loop {
-            let line = &self.tree.group(group).lanes[lane].active;
-            let Some((&key, &child)) = line.range((after, Bound::Unbounded)).next() else {
+            let queue = &self.tree.group(group).lanes[lane].active;
+            let Some((&key, &child)) = queue.range((after, Bound::Unbounded)).next() else {
                 break;
             };
             after = Bound::Excluded(key);
             let weight = self.tree.weight(child);
             let found = match child {
-                Child::Leaf(leaf) => self.look_at(leaf, now),
-                Child::Group(group) => self.pick_in(group, now),
+                Child::Leaf(leaf) => self.pick_leaf(leaf, now),
+                Child::Group(group) => self.pick_in_group(group, now),
             };
             match found {
                 Pick::Nothing => {}
-                Pick::Wait(until) => expected.add(weight, until),
-                Pick::Leaf(_) | Pick::Late(_) => {
-                    if !late && expected.go_before(weight, self.options.always_idle) {
+                Pick::Wait(until) => idling.add(weight, until),
+                Pick::Leaf(_) | Pick::Overdue(_) => {
+                    if !is_overdue && idling.precede(weight, self.options.always_idle) {
                         break;
                     }
                     return found;
                 }
             }
         }
-        match expected.weights {
-            Some(_) if !late => Pick::Wait(expected.until),
+        match idling.weights {
+            Some(_) if !is_overdue => Pick::Wait(idling.until),
             _ => Pick::Nothing,
         }
     }
 
-    fn look_at(&mut self, at: usize, now: Nanos) -> Pick {
+    fn pick_leaf(&mut self, at: usize, now: Nanos) -> Pick {
         let leaf = self.tree.leaf(at);
         if !leaf.requests.is_empty() {
             return match self.is_held_back(at, now) {
@@ -257,8 +262,8 @@ impl Fair {
                 false => Pick::Leaf(at),
             };
         }
-        if self.is_waited_for(at, now) {
-            return Pick::Wait(self.waited_for_until(at, now));
+        if self.is_idled_for(at, now) {
+            return Pick::Wait(self.idle_until(at, now));
         }
         if leaf.in_flight == 0 {
             self.tree.deactivate(at);

@@ -1,4 +1,5 @@
-//! Requests that are for several accounts: FLUSHes that many wait for, and what one does for others.
+//! Requests that are charged to several owners: FLUSHes for which several owners wait, and requests that one owner
+//! submits for others (the checkpoint task of f2fs).
 
 use steadfs_base::{GroupId, IoTag};
 
@@ -7,35 +8,35 @@ use super::options::Charge;
 use super::{Entry, Fair};
 use crate::{IoId, Nanos};
 
-/// Somebody else whom a request serves.
+/// Another owner that a request serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sharer {
-    /// It is a FLUSH, or stands in no queue.
-    Noted(IoTag),
-    /// It stands in this queue, too.
+    /// The owner of this tag; the request is a FLUSH, or in no leaf yet.
+    Recorded(IoTag),
+    /// The request is also queued in this leaf.
     Queued(usize),
-    /// It is a FLUSH in the device, on this queue's account; its owner's is among them.
+    /// The request is a FLUSH in flight that was charged to this leaf. The leaf of its own tag is recorded likewise.
     Charged(usize),
 }
 
 impl Fair {
-    /// A queued request is for somebody of this tag, too.
+    /// Adds an owner that a queued request serves.
     pub(super) fn add_sharer(&mut self, id: IoId, tag: IoTag, now: Nanos) {
         let entry = *self.entry(id);
         assert!(entry.queued, "only queued requests are shared");
-        // What nobody waits for is raised by those who come to wait. Where turns are charged by their time
-        // there is no telling what a request costs when it goes.
+        // An async request is boosted by a waiter instead. If slices are charged by time, the cost of a single request
+        // is not known when it is dispatched.
         let by_time = self.options.charge == Charge::Time;
         if !entry.is_flush() && (by_time || !is_sync(tag) || !is_sync(entry.tag)) {
             return;
         }
-        self.sharers.push((id, Sharer::Noted(tag)));
+        self.sharers.push((id, Sharer::Recorded(tag)));
         if entry.leaf.is_some() {
             self.enqueue_for_sharers(id, now);
         }
     }
 
-    /// Puts a request that stands in its owner's queue in those of its sharers.
+    /// Queues a request that is in its owner's leaf in the leaves of its sharers.
     pub(super) fn enqueue_for_sharers(&mut self, id: IoId, now: Nanos) {
         if self.sharers.is_empty() {
             return;
@@ -44,7 +45,7 @@ impl Fair {
             arrival, leaf: own, ..
         } = *self.entry(id);
         for (of, sharer) in std::mem::take(&mut self.sharers) {
-            let Sharer::Noted(tag) = sharer else {
+            let Sharer::Recorded(tag) = sharer else {
                 self.sharers.push((of, sharer));
                 continue;
             };
@@ -58,15 +59,18 @@ impl Fair {
                 continue;
             }
             self.sharers.push(queued);
-            self.tree.stand(leaf, arrival, id, now);
-            if self.turn.is_some_and(|turn| self.interrupts(tag, turn)) {
-                self.end_turn(now);
+            self.tree.enqueue(leaf, arrival, id, now);
+            if self
+                .in_service
+                .is_some_and(|in_service| self.interrupts(tag, in_service))
+            {
+                self.expire_slice(now);
             }
         }
     }
 
-    /// Whether a request stands in this queue for a sharer: for its owner from now on.
-    pub(super) fn stood_for_sharer(&mut self, id: IoId, leaf: usize) -> bool {
+    /// If a request is queued in this leaf for a sharer, it is queued there for its owner from now on.
+    pub(super) fn take_over_from_sharer(&mut self, id: IoId, leaf: usize) -> bool {
         let at = self
             .sharers
             .iter()
@@ -74,8 +78,8 @@ impl Fair {
         at.map(|at| self.sharers.swap_remove(at)).is_some()
     }
 
-    /// A request goes with the turn of `picked`: takes it out of all other queues that it stands in, and
-    /// charges them. What `picked` has to pay comes back.
+    /// A request is dispatched in the slice of `picked`: removes it from all other leaves and charges them. Returns the
+    /// part of the cost that is charged to `picked`.
     pub(super) fn charge_others(&mut self, id: IoId, picked: usize, cost: u64, now: Nanos) -> u64 {
         if !self.sharers.iter().any(|(of, _)| *of == id) {
             return cost;
@@ -92,45 +96,45 @@ impl Fair {
         });
         let group = |fair: &Self, leaf: usize| fair.tree.leaf(leaf).key.group;
         let groups: Vec<GroupId> = leaves.iter().map(|&leaf| group(self, leaf)).collect();
-        if let Some(carrier) = own {
-            for &leaf in leaves.iter().filter(|leaf| **leaf != carrier) {
-                self.tree.note_carried(leaf, carrier);
+        if let Some(submitter) = own {
+            for &leaf in leaves.iter().filter(|leaf| **leaf != submitter) {
+                self.tree.record_submitter(leaf, submitter);
             }
         }
         let part = |group: GroupId| {
-            let among = groups.iter().filter(|other| **other == group).count();
-            cost / among.max(1) as u64
+            let sharers = groups.iter().filter(|other| **other == group).count();
+            cost / sharers.max(1) as u64
         };
         for (n, (&leaf, &group)) in leaves.iter().zip(&groups).enumerate() {
             if leaf == picked {
                 continue;
             }
-            self.tree.take(leaf, arrival, now);
-            // Those of one group pass who is behind them there once.
+            self.tree.dequeue(leaf, arrival, now);
+            // The leaves of one group pass its later lanes once.
             if !groups[..n].contains(&group) {
-                self.tree.pass_beside(leaf, picked, cost, now);
+                self.tree.record_service_beside(leaf, picked, cost, now);
             }
-            self.tree.charge_along(leaf, part(group));
+            self.tree.charge_shared(leaf, part(group));
         }
         part(group(self, picked))
     }
 
-    /// A FLUSH: before everything else, and on the accounts of those whom it serves.
+    /// Dispatches a FLUSH, which goes before all other requests, and charges it to the owners that it serves.
     pub(super) fn dispatch_flush(&mut self, id: IoId, now: Nanos) -> IoId {
         if self.tree.active > 0 {
             let cost = self.flush_cost();
-            let own = (id, Sharer::Noted(self.entry(id).tag));
+            let own = (id, Sharer::Recorded(self.entry(id).tag));
             let mut leaves: Vec<(GroupId, usize)> = Vec::new();
             let others = std::mem::take(&mut self.sharers);
             for (flush, sharer) in std::iter::once(own).chain(others) {
                 match sharer {
-                    Sharer::Noted(tag) if flush == id => {
+                    Sharer::Recorded(tag) if flush == id => {
                         let owner = (tag.group, self.tree.leaf_for(tag));
                         if !leaves.contains(&owner) {
-                            // It passes those behind once.
-                            let passes = if leaves.is_empty() { cost } else { 0 };
-                            self.tree.pass(owner.1, passes, now);
-                            self.tree.note_begun(owner.1, 0);
+                            // It passes the later lanes once.
+                            let passed = if leaves.is_empty() { cost } else { 0 };
+                            self.tree.record_service(owner.1, passed, now);
+                            self.tree.record_dispatch(owner.1, 0);
                             self.sharers.push((id, Sharer::Charged(owner.1)));
                             leaves.push(owner);
                         }
@@ -139,21 +143,21 @@ impl Fair {
                 }
             }
             for &(group, leaf) in &leaves {
-                let among = leaves.iter().filter(|(g, _)| *g == group).count();
-                self.tree.charge(leaf, cost / among as u64);
+                let sharers = leaves.iter().filter(|(g, _)| *g == group).count();
+                self.tree.charge(leaf, cost / sharers as u64);
             }
         }
         self.dispatch(id, now)
     }
 
-    /// A request has ended.
+    /// A request has completed: forgets its sharers.
     pub(super) fn end_sharers(&mut self, id: IoId, now: Nanos) {
         if self.sharers.is_empty() {
             return;
         }
         for &(of, sharer) in &self.sharers {
             if let (true, Sharer::Charged(leaf)) = (of == id, sharer) {
-                self.tree.ended(leaf, now);
+                self.tree.record_completion(leaf, now);
             }
         }
         self.sharers.retain(|(of, _)| *of != id);

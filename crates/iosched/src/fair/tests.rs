@@ -1,8 +1,8 @@
-//! Single decisions by hand, shares against a modelled device, random histories against the rules.
+//! Single decisions, shares on a modelled device, and random histories that are checked against the rules.
 
-mod carried;
 mod flushes;
 mod histories;
+mod shared;
 mod shares;
 
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ fn flush(tag: IoTag) -> Io {
     }
 }
 
-/// Serves everything, one request at a time that takes a millisecond; the order.
+/// Serves all requests one at a time, in 1 ms each; returns their order.
 fn drain(fair: &mut Fair) -> Vec<u32> {
     let mut now = Nanos(0);
     let mut order = Vec::new();
@@ -71,7 +71,7 @@ fn drain(fair: &mut Fair) -> Vec<u32> {
                 fair.complete(id, now);
                 order.push(id.0);
             }
-            None => now = fair.rerun_at().expect("nothing is in the device").max(now),
+            None => now = fair.rerun_at().expect("no request is in flight").max(now),
         }
     }
     order
@@ -86,7 +86,7 @@ fn filled(requests: &[Io]) -> Fair {
 }
 
 #[test]
-fn classes_and_kinds_in_their_order() {
+fn classes_and_lanes_are_served_in_order() {
     let real_time = tag(0, 1, Urgency::Waited, prio(PrioClass::RealTime));
     let idle = tag(0, 2, Urgency::Waited, prio(PrioClass::Idle));
     let requests = [idle, background(0), sync(0, 3), real_time, sync(0, 3)];
@@ -95,7 +95,7 @@ fn classes_and_kinds_in_their_order() {
 }
 
 #[test]
-fn a_lone_request_goes_at_once_and_leaves_no_trace() {
+fn a_lone_request_is_not_entered_in_the_tree() {
     let mut fair = Fair::new(FairOptions::default());
     for n in 0..100 {
         let now = Nanos(n * MS);
@@ -108,7 +108,7 @@ fn a_lone_request_goes_at_once_and_leaves_no_trace() {
 }
 
 #[test]
-fn a_lone_owner_is_never_waited_for() {
+fn the_device_never_idles_for_a_lone_owner() {
     for options in [FairOptions::default(), FairOptions::cfq()] {
         let mut fair = Fair::new(options);
         for n in 0..100u32 {
@@ -126,7 +126,7 @@ fn a_lone_owner_is_never_waited_for() {
 }
 
 #[test]
-fn a_flush_goes_first_whatever_its_tag() {
+fn a_flush_goes_first_with_any_tag() {
     let idle = tag(3, 2, Urgency::Idle, prio(PrioClass::Idle));
     let real_time = tag(0, 1, Urgency::Waited, prio(PrioClass::RealTime));
     let mut fair = filled(&[
@@ -138,16 +138,16 @@ fn a_flush_goes_first_whatever_its_tag() {
     assert_eq!(drain(&mut fair)[0], 2);
 }
 
-/// It is served as writes are that nobody waits for, and does not stand behind all of them.
+/// Read-ahead is served like async writes, in a leaf of its own.
 #[test]
-fn what_is_read_ahead_has_a_line_of_its_own() {
-    let ahead = Io {
+fn readahead_does_not_queue_behind_async_writes() {
+    let readahead = Io {
         direction: Direction::Read,
         readahead: true,
         ..write(background(1), 64 * KIB)
     };
     let mut ios = vec![write(background(1), 64 * KIB); 8];
-    ios.extend([ahead, ahead, write(sync(1, 5), KIB)]);
+    ios.extend([readahead, readahead, write(sync(1, 5), KIB)]);
     let mut fair = filled(&ios);
     let now = Nanos(0);
     assert!(matches!(
@@ -155,13 +155,16 @@ fn what_is_read_ahead_has_a_line_of_its_own() {
         BoostOutcome::Boosted { .. }
     ));
     let order = drain(&mut fair);
-    let place = |id| order.iter().position(|&o| o == id).unwrap();
-    assert!(place(9) < 2 && place(10) < 2, "{order:?}: somebody waits");
-    assert!((2..5).contains(&place(8)), "{order:?}");
+    let position = |id| order.iter().position(|&o| o == id).unwrap();
+    assert!(
+        position(9) < 2 && position(10) < 2,
+        "{order:?}: a task waits"
+    );
+    assert!((2..5).contains(&position(8)), "{order:?}");
 }
 
 #[test]
-fn a_boost_raises_in_place_once() {
+fn a_second_boost_changes_nothing() {
     let mut fair = filled(&[
         write(background(1), KIB),
         write(background(1), KIB),
@@ -183,26 +186,26 @@ fn a_boost_raises_in_place_once() {
         fair.boost(IoId(3), sync(2, 5), now),
         BoostOutcome::AlreadyUrgent
     );
-    // It came before the waiter's own.
+    // The boosted request arrived before the waiter's own.
     let order = drain(&mut fair);
-    let place = |id| order.iter().position(|&o| o == id);
-    assert!(place(2) < place(3));
+    let position = |id| order.iter().position(|&o| o == id);
+    assert!(position(2) < position(3));
 }
 
 #[test]
-fn a_boost_moves_the_account_to_a_heavier_group_only() {
+fn a_boost_charges_another_group_only_if_it_is_heavier() {
     let mut fair = Fair::new(FairOptions::default());
     fair.set_group(GroupId(1), GroupId(0), 100);
     fair.set_group(GroupId(2), GroupId(0), 20);
     fair.set_group(GroupId(3), GroupId(2), 1000);
-    let raised = |now, waiter| fair.boosted_tag(now, waiter).group.0;
-    assert_eq!(raised(sync(2, 1), sync(1, 2)), 1);
-    assert_eq!(raised(sync(1, 1), sync(2, 2)), 1);
-    // What counts is the weight where the ways part.
-    assert_eq!(raised(sync(1, 1), sync(3, 2)), 1);
-    assert_eq!(raised(sync(3, 1), sync(1, 2)), 1);
-    assert_eq!(raised(sync(1, 1), sync(1, 2)), 1);
-    assert_eq!(raised(background(1), sync(2, 2)), 2);
+    let boosted = |now, waiter| fair.boosted_tag(now, waiter).group.0;
+    assert_eq!(boosted(sync(2, 1), sync(1, 2)), 1);
+    assert_eq!(boosted(sync(1, 1), sync(2, 2)), 1);
+    // The weights at the level where the paths separate count.
+    assert_eq!(boosted(sync(1, 1), sync(3, 2)), 1);
+    assert_eq!(boosted(sync(3, 1), sync(1, 2)), 1);
+    assert_eq!(boosted(sync(1, 1), sync(1, 2)), 1);
+    assert_eq!(boosted(background(1), sync(2, 2)), 2);
 }
 
 #[test]
@@ -214,17 +217,21 @@ fn a_boosted_request_in_the_device_stays_as_it_is() {
 }
 
 #[test]
-fn cfq_lets_background_in_slowly_after_a_slow_sync_request() {
+fn cfq_ramps_the_async_depth_up_after_a_late_sync_request() {
     let mut fair = Fair::new(FairOptions::cfq());
     fair.insert(IoId(0), write(sync(0, 1), KIB), Nanos(0));
     assert_eq!(fair.next(Nanos(0)), Some(IoId(0)));
     for id in 1..20 {
         fair.insert(IoId(id), write(background(0), KIB), Nanos(0));
     }
-    assert_eq!(fair.next(Nanos(0)), None, "not beside a sync request");
+    assert_eq!(
+        fair.next(Nanos(0)),
+        None,
+        "no async request beside a sync one"
+    );
     let slow = 200 * MS;
     fair.complete(IoId(0), Nanos(slow));
-    let let_in = |fair: &mut Fair, now: u64| {
+    let dispatched = |fair: &mut Fair, now: u64| {
         let mut ids = Vec::new();
         while let Some(id) = fair.next(Nanos(now)) {
             ids.push(id);
@@ -233,14 +240,14 @@ fn cfq_lets_background_in_slowly_after_a_slow_sync_request() {
         ids.into_iter().for_each(|id| fair.complete(id, Nanos(now)));
         n
     };
-    assert_eq!(let_in(&mut fair, slow), 1);
-    assert_eq!(let_in(&mut fair, slow + 50 * MS), 1);
-    assert_eq!(let_in(&mut fair, slow + 200 * MS), 2);
-    assert_eq!(let_in(&mut fair, slow + 500 * MS), 5);
+    assert_eq!(dispatched(&mut fair, slow), 1);
+    assert_eq!(dispatched(&mut fair, slow + 50 * MS), 1);
+    assert_eq!(dispatched(&mut fair, slow + 200 * MS), 2);
+    assert_eq!(dispatched(&mut fair, slow + 500 * MS), 5);
 }
 
 #[test]
-fn owners_that_are_gone_are_forgotten() {
+fn idle_owners_and_removed_groups_are_dropped() {
     let mut fair = Fair::new(FairOptions::default());
     let mut now = 0;
     for n in 0..10_000u32 {
@@ -260,7 +267,7 @@ fn owners_that_are_gone_are_forgotten() {
 }
 
 #[test]
-fn describes_who_waits() {
+fn describe_lists_owners_with_requests() {
     let fair = filled(&[write(sync(4, 77), KIB), write(background(4), KIB)]);
     let mut text = String::new();
     fair.describe(&mut text).unwrap();

@@ -1,5 +1,4 @@
-//! Groups and owners: who is known, where each belongs and what it weighs, and when it is forgotten. How
-//! they stand in line and are served: [`service`].
+//! The tree of groups and owners: their parents and weights, and their removal. [`service`] queues and serves them.
 
 mod service;
 
@@ -12,12 +11,12 @@ use super::lanes::{LANES, is_sync, is_sync_lane, lane_of};
 use super::options::{DEFAULT_WEIGHT, PrioWeights};
 use crate::{IoId, Nanos};
 
-/// Where groups stand, as BFQ has it: beside their parent's best-effort owners.
+/// The lane of child groups: that of best-effort sync requests, as in BFQ.
 const GROUP_LANE: usize = 2;
-/// Groups nest this deep; deeper ones stand beside their parents.
-const DEEPEST: usize = 32;
-/// Owners without requests that are remembered.
-const MAX_IDLE_LEAVES: usize = 128;
+/// Depth of the tree; deeper groups become siblings of their parents.
+const DEPTH_MAX: usize = 32;
+/// Leaves without requests that are kept.
+const IDLE_LEAVES_MAX: usize = 128;
 pub(super) const ROOT: usize = 0;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,52 +25,54 @@ pub(super) enum Child {
     Group(usize),
 }
 
+/// The position of an owner or group in its parent (BFQ's `bfq_entity`).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Entity {
     pub parent: usize,
     pub lane: usize,
     pub weight: u32,
     start: u128,
-    /// Orders equal start tags.
-    number: u64,
+    /// Order among equal start tags.
+    seq: u64,
     pub active: bool,
 }
 
-impl Place {
+impl Entity {
     fn key(&self) -> (u128, u64) {
-        (self.start, self.number)
+        (self.start, self.seq)
     }
 }
 
+/// The owners, and child groups, of one class in a group, sync or async (BFQ's `bfq_service_tree`).
 #[derive(Debug, Default)]
 pub(super) struct Lane {
-    /// Owners and groups that have something queued, or may soon, by start tag.
+    /// Entities with queued requests, or for which the device idles, by start tag.
     pub active: BTreeMap<(u128, u64), Child>,
-    /// The start tag of who was served last.
-    virtual_time: u128,
-    /// Requests queued in it and below.
+    /// The start tag of the entity that was served last.
+    vtime: u128,
+    /// Requests queued in the lane and below it.
     pub queued: usize,
-    /// Since when something waits here and nothing was served.
+    /// When the lane was served last, or became non-empty.
     pub since: Nanos,
-    /// Bytes that the lines ahead of this one have had since then.
+    /// Bytes that earlier lanes were served since then.
     pub passed: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Group {
     pub id: GroupId,
-    /// `None`: the root.
-    pub place: Option<Place>,
+    /// `None` for the root.
+    pub entity: Option<Entity>,
     depth: usize,
     pub lanes: [Lane; LANES],
     pub queued: usize,
     children: usize,
-    /// Nobody knows it any more (or nobody ever told of it): goes when it is empty.
-    forgotten: bool,
+    /// The group was removed (or never set): it is dropped when it is empty.
+    removed: bool,
     pub served: u64,
 }
 
-/// Whose requests stand in one queue.
+/// What the requests of one leaf have in common.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LeafKey {
     pub group: GroupId,
@@ -80,38 +81,39 @@ pub(super) struct LeafKey {
     pub owner: OwnerId,
 }
 
-/// Who owns what is read before anybody has asked for it: it does not stand behind all that is to be written.
-pub(super) const AHEAD: OwnerId = OwnerId(u32::MAX);
+/// The owner of read-ahead requests: their leaf is their own, so that they do not queue behind all async writes.
+pub(super) const READAHEAD_OWNER: OwnerId = OwnerId(u32::MAX);
 
 impl LeafKey {
-    /// Requests that nobody waits for share one queue for each priority of a group, what is read ahead another.
+    /// Async requests of a group share one leaf for each priority; read-ahead has another.
     pub(super) fn of(tag: IoTag) -> Self {
-        let is_known = is_sync(tag) || tag.owner == AHEAD;
+        let has_owner = is_sync(tag) || tag.owner == READAHEAD_OWNER;
         Self {
             group: tag.group,
             lane: lane_of(tag),
             level: tag.prio.level.min(7),
-            owner: if is_known { tag.owner } else { OwnerId(0) },
+            owner: if has_owner { tag.owner } else { OwnerId(0) },
         }
     }
 }
 
+/// The queue of one owner (BFQ's `bfq_queue`).
 #[derive(Debug)]
 pub(super) struct Leaf {
     pub key: LeafKey,
-    pub place: Place,
+    pub entity: Entity,
     /// By arrival.
     pub requests: BTreeMap<u64, IoId>,
     pub in_flight: usize,
-    /// When the last of its requests ended.
-    pub last_end: Nanos,
-    ended_any: bool,
-    /// Mean time from the end of its last request to the next one.
-    pub think: u64,
-    /// Whose request was the last that stood here, if it was not its own: that owner works for this one, too.
-    carrier: Option<(usize, LeafKey)>,
-    /// Service that counts a thirtieth only.
-    raised: u64,
+    /// When its last request completed.
+    pub last_completion: Nanos,
+    completed_any: bool,
+    /// Moving average of the time from a completion to the next request, in nanoseconds.
+    pub think_time: u64,
+    /// The leaf of the last request that was served for this one, if another owner submitted it.
+    submitter: Option<(usize, LeafKey)>,
+    /// Service that is still charged at the raised weight.
+    weight_raised_bytes: u64,
     pub served: u64,
 }
 
@@ -121,7 +123,7 @@ impl Leaf {
     }
 }
 
-/// All groups and owners.
+/// All groups and leaves.
 #[derive(Debug)]
 pub(super) struct Tree {
     pub groups: Vec<Option<Group>>,
@@ -130,11 +132,11 @@ pub(super) struct Tree {
     free_leaves: Vec<usize>,
     by_key: BTreeMap<LeafKey, usize>,
     last: Option<(LeafKey, usize)>,
-    numbers: u64,
-    /// Leaves that stand in a line.
+    last_seq: u64,
+    /// Active leaves.
     pub active: usize,
-    /// Groups that may have become empty.
-    untidy: Vec<usize>,
+    /// Removed groups that may be empty.
+    maybe_empty: Vec<usize>,
     prio_weights: PrioWeights,
     low_latency: bool,
 }
@@ -143,12 +145,12 @@ impl Tree {
     pub(super) fn new(prio_weights: PrioWeights, low_latency: bool) -> Self {
         let root = Group {
             id: GroupId(0),
-            place: None,
+            entity: None,
             depth: 0,
             lanes: Default::default(),
             queued: 0,
             children: 0,
-            forgotten: false,
+            removed: false,
             served: 0,
         };
         Self {
@@ -158,55 +160,63 @@ impl Tree {
             free_leaves: Vec::new(),
             by_key: BTreeMap::new(),
             last: None,
-            numbers: 0,
+            last_seq: 0,
             active: 0,
-            untidy: Vec::new(),
+            maybe_empty: Vec::new(),
             prio_weights,
             low_latency,
         }
     }
 
     pub(super) fn group(&self, at: usize) -> &Group {
-        self.groups[at].as_ref().expect("the group is there")
+        self.groups[at]
+            .as_ref()
+            .expect("the index is that of a group")
     }
 
     pub(super) fn group_mut(&mut self, at: usize) -> &mut Group {
-        self.groups[at].as_mut().expect("the group is there")
+        self.groups[at]
+            .as_mut()
+            .expect("the index is that of a group")
     }
 
     pub(super) fn leaf(&self, at: usize) -> &Leaf {
-        self.leaves[at].as_ref().expect("the owner is there")
+        self.leaves[at]
+            .as_ref()
+            .expect("the index is that of a leaf")
     }
 
     pub(super) fn leaf_mut(&mut self, at: usize) -> &mut Leaf {
-        self.leaves[at].as_mut().expect("the owner is there")
+        self.leaves[at]
+            .as_mut()
+            .expect("the index is that of a leaf")
     }
 
-    fn place(&self, child: Child) -> Option<Place> {
+    fn entity(&self, child: Child) -> Option<Entity> {
         match child {
-            Child::Leaf(at) => Some(self.leaf(at).place),
-            Child::Group(at) => self.group(at).place,
+            Child::Leaf(at) => Some(self.leaf(at).entity),
+            Child::Group(at) => self.group(at).entity,
         }
     }
 
-    fn set_place(&mut self, child: Child, place: Place) {
+    fn set_entity(&mut self, child: Child, entity: Entity) {
         match child {
-            Child::Leaf(at) => self.leaf_mut(at).place = place,
-            Child::Group(at) => self.group_mut(at).place = Some(place),
+            Child::Leaf(at) => self.leaf_mut(at).entity = entity,
+            Child::Group(at) => self.group_mut(at).entity = Some(entity),
         }
     }
 
     pub(super) fn weight(&self, child: Child) -> u32 {
-        self.place(child)
-            .map_or(DEFAULT_WEIGHT, |place| place.weight)
+        self.entity(child)
+            .map_or(DEFAULT_WEIGHT, |entity| entity.weight)
     }
 
-    fn number(&mut self) -> u64 {
-        self.numbers += 1;
-        self.numbers
+    fn next_seq(&mut self) -> u64 {
+        self.last_seq += 1;
+        self.last_seq
     }
 
-    /// The group's index; one that nobody has told of is made, below the root.
+    /// The group's index. A group that was never set is added below the root.
     fn group_at(&mut self, id: GroupId) -> usize {
         match self.by_id.get(&id) {
             Some(&at) => at,
@@ -214,28 +224,28 @@ impl Tree {
         }
     }
 
-    fn add_group(&mut self, id: GroupId, parent: usize, weight: u32, forgotten: bool) -> usize {
+    fn add_group(&mut self, id: GroupId, parent: usize, weight: u32, removed: bool) -> usize {
         let parent = match &self.group(parent) {
-            group if group.depth >= DEEPEST => group.place.expect("the root is not deep").parent,
+            group if group.depth >= DEPTH_MAX => group.entity.expect("the root has depth 0").parent,
             _ => parent,
         };
         let depth = self.group(parent).depth + 1;
         self.group_mut(parent).children += 1;
         let group = Group {
             id,
-            place: Some(Place {
+            entity: Some(Entity {
                 parent,
                 lane: GROUP_LANE,
                 weight,
                 start: 0,
-                number: self.number(),
+                seq: self.next_seq(),
                 active: false,
             }),
             depth,
             lanes: Default::default(),
             queued: 0,
             children: 0,
-            forgotten,
+            removed,
             served: 0,
         };
         let at = self.groups.iter().position(Option::is_none);
@@ -254,9 +264,9 @@ impl Tree {
         }
         if let Some(&at) = self.by_id.get(&id) {
             let group = self.group_mut(at);
-            group.forgotten = false;
-            if let Some(place) = &mut group.place {
-                place.weight = weight;
+            group.removed = false;
+            if let Some(entity) = &mut group.entity {
+                entity.weight = weight;
             }
             return;
         }
@@ -269,53 +279,53 @@ impl Tree {
             return;
         }
         if let Some(&at) = self.by_id.get(&id) {
-            self.group_mut(at).forgotten = true;
+            self.group_mut(at).removed = true;
             self.drop_if_empty(at);
         }
     }
 
-    /// Removes a forgotten group that has nothing left, and its parents likewise.
+    /// Drops a removed group that is empty, and its parents likewise.
     fn drop_if_empty(&mut self, mut at: usize) {
         loop {
             let group = self.group(at);
-            let Some(place) = group.place else { return };
-            if !group.forgotten || place.active || group.queued > 0 {
+            let Some(entity) = group.entity else { return };
+            if !group.removed || entity.active || group.queued > 0 {
                 return;
             }
             let id = group.id;
             if self.group(at).children > 0 {
-                self.sweep(Some(id));
+                self.drop_idle_leaves(Some(id));
             }
             if self.group(at).children > 0 {
                 return;
             }
             self.by_id.remove(&id);
             self.groups[at] = None;
-            self.group_mut(place.parent).children -= 1;
-            at = place.parent;
+            self.group_mut(entity.parent).children -= 1;
+            at = entity.parent;
         }
     }
 
-    /// Removes forgotten groups that have become empty. Not while somebody walks through them.
-    pub(super) fn tidy(&mut self) {
-        while let Some(at) = self.untidy.pop() {
+    /// Drops removed groups that have become empty. Not to be called during a walk of the tree.
+    pub(super) fn remove_empty_groups(&mut self) {
+        while let Some(at) = self.maybe_empty.pop() {
             if self.groups[at].is_some() {
                 self.drop_if_empty(at);
             }
         }
     }
 
-    /// Forgets owners that have nothing (of one group, or all).
-    fn sweep(&mut self, of: Option<GroupId>) {
+    /// Drops leaves without requests, of one group or of all.
+    fn drop_idle_leaves(&mut self, of: Option<GroupId>) {
         for at in 0..self.leaves.len() {
             let Some(leaf) = &self.leaves[at] else {
                 continue;
             };
-            let busy = leaf.place.active || leaf.in_flight > 0 || !leaf.requests.is_empty();
-            if busy || of.is_some_and(|group| leaf.key.group != group) {
+            let is_busy = leaf.entity.active || leaf.in_flight > 0 || !leaf.requests.is_empty();
+            if is_busy || of.is_some_and(|group| leaf.key.group != group) {
                 continue;
             }
-            let (key, parent) = (leaf.key, leaf.place.parent);
+            let (key, parent) = (leaf.key, leaf.entity.parent);
             self.by_key.remove(&key);
             self.leaves[at] = None;
             self.free_leaves.push(at);
@@ -324,7 +334,7 @@ impl Tree {
         self.last = None;
     }
 
-    /// The queue for requests of this tag.
+    /// The leaf for requests of this tag.
     pub(super) fn leaf_for(&mut self, tag: IoTag) -> usize {
         let key = LeafKey::of(tag);
         if let Some((last, at)) = self.last
@@ -341,8 +351,8 @@ impl Tree {
     }
 
     fn add_leaf(&mut self, key: LeafKey) -> usize {
-        if self.leaves.len() - self.free_leaves.len() >= self.active + MAX_IDLE_LEAVES {
-            self.sweep(None);
+        if self.leaves.len() - self.free_leaves.len() >= self.active + IDLE_LEAVES_MAX {
+            self.drop_idle_leaves(None);
         }
         let parent = self.group_at(key.group);
         let prio = IoPrio {
@@ -351,21 +361,21 @@ impl Tree {
         };
         let leaf = Leaf {
             key,
-            place: Place {
+            entity: Entity {
                 parent,
                 lane: key.lane,
                 weight: self.prio_weights.of(prio),
                 start: 0,
-                number: self.number(),
+                seq: self.next_seq(),
                 active: false,
             },
             requests: BTreeMap::new(),
             in_flight: 0,
-            last_end: Nanos(0),
-            ended_any: false,
-            think: 0,
-            carrier: None,
-            raised: 0,
+            last_completion: Nanos(0),
+            completed_any: false,
+            think_time: 0,
+            submitter: None,
+            weight_raised_bytes: 0,
             served: 0,
         };
         self.group_mut(parent).children += 1;
@@ -378,34 +388,34 @@ impl Tree {
         at
     }
 
-    /// Whether a request on the account of `b` is better off than on that of `a`: the weights where
-    /// their ways part. Both are of one class.
+    /// Whether a request that is charged to `b` is served more than one charged to `a`: compares the weights at the
+    /// level where their paths from the root separate. Both must be of one class.
     pub(super) fn is_heavier(&self, a: IoTag, b: IoTag) -> bool {
-        let (a, b) = (self.way(a), self.way(b));
-        let apart = a.iter().zip(&b).find(|(a, b)| a.0 != b.0);
-        apart.is_some_and(|(a, b)| b.1 > a.1)
+        let (a, b) = (self.path(a), self.path(b));
+        let separate = a.iter().zip(&b).find(|(a, b)| a.0 != b.0);
+        separate.is_some_and(|(a, b)| b.1 > a.1)
     }
 
-    /// The groups from the root down with their weights, and the priority's at last.
-    fn way(&self, tag: IoTag) -> Vec<(Option<GroupId>, u32)> {
-        let mut way = vec![(None, self.prio_weights.of(tag.prio))];
+    /// The groups from the root down with their weights, and at the end the weight of the tag's priority.
+    fn path(&self, tag: IoTag) -> Vec<(Option<GroupId>, u32)> {
+        let mut path = vec![(None, self.prio_weights.of(tag.prio))];
         if !self.by_id.contains_key(&tag.group) {
-            way.push((Some(tag.group), DEFAULT_WEIGHT));
+            path.push((Some(tag.group), DEFAULT_WEIGHT));
         }
         let mut at = self.by_id.get(&tag.group).copied();
         while let Some(group) = at.map(|at| self.group(at)) {
-            let Some(place) = group.place else { break };
-            way.push((Some(group.id), place.weight));
-            at = Some(place.parent);
+            let Some(entity) = group.entity else { break };
+            path.push((Some(group.id), entity.weight));
+            at = Some(entity.parent);
         }
-        way.reverse();
-        way
+        path.reverse();
+        path
     }
 
-    /// A line for each group and owner that has something queued or in the device.
+    /// Writes a line for each group, and for each owner with requests that are queued or in flight.
     pub(super) fn describe(&self, out: &mut dyn Write) -> std::fmt::Result {
         for group in self.groups.iter().flatten() {
-            let weight = group.place.map_or(DEFAULT_WEIGHT, |place| place.weight);
+            let weight = group.entity.map_or(DEFAULT_WEIGHT, |entity| entity.weight);
             writeln!(
                 out,
                 "group {} weight {weight}: {} queued, {} bytes served",
@@ -422,7 +432,7 @@ impl Tree {
                     "  owner {} {class},{} {kind} weight {}: {} queued, {} in the device, {} bytes served",
                     leaf.key.owner.0,
                     leaf.key.level,
-                    leaf.place.weight,
+                    leaf.entity.weight,
                     leaf.requests.len(),
                     leaf.in_flight,
                     leaf.served

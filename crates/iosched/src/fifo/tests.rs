@@ -1,4 +1,4 @@
-//! Single steps by hand, and random histories against the rules.
+//! Single decisions, and random histories that are checked against the rules.
 
 use std::collections::BTreeSet;
 
@@ -46,14 +46,14 @@ fn urgent_then_background_then_idle_each_in_arrival_order() {
 }
 
 #[test]
-fn a_boosted_request_takes_its_place_by_arrival() {
+fn a_boosted_request_is_queued_by_its_arrival() {
     let mut fifo = filled(&[Background, Background, Waited, Background, Waited]);
     let waiter = IoTag {
         group: GroupId(7),
         ..IoTag::default()
     };
-    let raised = BoostOutcome::Boosted { overtaken: 2 };
-    assert_eq!(fifo.boost(IoId(3), waiter, NOW), raised);
+    let boosted = BoostOutcome::Boosted { overtaken: 2 };
+    assert_eq!(fifo.boost(IoId(3), waiter, NOW), boosted);
     assert_eq!(
         fifo.boost(IoId(3), waiter, NOW),
         BoostOutcome::AlreadyUrgent
@@ -71,14 +71,14 @@ fn a_boosted_request_takes_its_place_by_arrival() {
 }
 
 #[test]
-fn a_better_priority_alone_keeps_the_place() {
+fn a_better_priority_alone_changes_no_order() {
     let mut fifo = filled(&[Background, Background]);
     let better = IoTag {
         prio: IoPrio::best_effort(0),
         ..IoTag::background()
     };
-    let raised = BoostOutcome::Boosted { overtaken: 0 };
-    assert_eq!(fifo.boost(IoId(1), better, NOW), raised);
+    let boosted = BoostOutcome::Boosted { overtaken: 0 };
+    assert_eq!(fifo.boost(IoId(1), better, NOW), boosted);
     assert_eq!(drain(&mut fifo), [0, 1]);
 }
 
@@ -89,12 +89,12 @@ fn background_is_not_starved_by_urgent() {
         fifo.insert(IoId(i), io(Waited), NOW);
     }
     let order = drain(&mut fifo);
-    let turn = order.iter().position(|&id| id == 0);
-    assert_eq!(turn, Some(FifoOptions::default().urgent_burst));
+    let position = order.iter().position(|&id| id == 0);
+    assert_eq!(position, Some(FifoOptions::default().urgent_burst));
 }
 
 #[test]
-fn background_leaves_room_in_the_device() {
+fn background_requests_in_flight_are_bounded() {
     let mut fifo = Fifo::new(FifoOptions {
         background_depth: 2,
         urgent_burst: 1,
@@ -131,11 +131,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// What is queued, as (id, arrival, urgency), and what is in flight.
+/// The queued requests as (id, arrival, urgency), and those in flight.
 #[derive(Default)]
 struct Model {
     queued: Vec<(u32, u64, Urgency)>,
-    flying: Vec<(u32, Urgency)>,
+    in_flight: Vec<(u32, Urgency)>,
     passed_over: usize,
 }
 
@@ -151,8 +151,8 @@ impl Model {
     fn dispatched(&mut self, got: Option<IoId>, options: FifoOptions) {
         let Some(id) = got else {
             assert!(
-                self.queued.is_empty() || !self.flying.is_empty(),
-                "an idle device gets what is queued"
+                self.queued.is_empty() || !self.in_flight.is_empty(),
+                "an idle device gets a queued request"
             );
             assert!(
                 self.queued.iter().all(|q| class(q.2) > 0),
@@ -165,23 +165,23 @@ impl Model {
         let same = |q: &&(u32, u64, Urgency)| class(q.2) == class(urgency);
         assert!(
             self.queued.iter().filter(same).all(|q| q.1 > arrival),
-            "arrival order inside a class"
+            "requests of a class are served in order of arrival"
         );
-        let in_flight = |c| self.flying.iter().filter(|f| class(f.1) == c).count();
+        let in_flight = |c| self.in_flight.iter().filter(|f| class(f.1) == c).count();
         let background_waits = self.queued.iter().any(|q| class(q.2) == 1);
         if class(urgency) == 0 && background_waits {
             let held_back = in_flight(1) == options.background_depth;
             assert!(
                 held_back || self.passed_over < options.urgent_burst,
-                "background has its turn after a burst"
+                "a background request is served after a burst"
             );
             self.passed_over += 1;
         } else {
             self.passed_over = 0;
         }
         assert!(class(urgency) != 1 || in_flight(1) < options.background_depth);
-        assert!(class(urgency) != 2 || self.flying.is_empty());
-        self.flying.push((id.0, urgency));
+        assert!(class(urgency) != 2 || self.in_flight.is_empty());
+        self.in_flight.push((id.0, urgency));
     }
 }
 
@@ -212,8 +212,8 @@ proptest! {
                     prop_assert!(raises || boost == BoostOutcome::AlreadyUrgent);
                 }
                 Step::Next => model.dispatched(fifo.next(NOW), options),
-                Step::Complete(i) if !model.flying.is_empty() => {
-                    let (id, _) = model.flying.remove(i % model.flying.len());
+                Step::Complete(i) if !model.in_flight.is_empty() => {
+                    let (id, _) = model.in_flight.remove(i % model.in_flight.len());
                     fifo.complete(IoId(id), NOW);
                     free.insert(id);
                 }
@@ -221,9 +221,9 @@ proptest! {
             }
             prop_assert_eq!(fifo.queued(), model.queued.len());
         }
-        // Whatever happened, everything ends.
-        while !model.queued.is_empty() || !model.flying.is_empty() {
-            if let Some((id, _)) = model.flying.pop() {
+        // All requests complete.
+        while !model.queued.is_empty() || !model.in_flight.is_empty() {
+            if let Some((id, _)) = model.in_flight.pop() {
                 fifo.complete(IoId(id), NOW);
             }
             model.dispatched(fifo.next(NOW), options);

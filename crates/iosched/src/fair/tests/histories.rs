@@ -1,4 +1,4 @@
-//! Random histories against the rules that always hold.
+//! Random histories, checked against the invariants.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,9 @@ enum Step {
     Grow(usize),
     Next,
     Complete(usize),
-    Pass(u64),
+    Advance(u64),
     Weigh(u32, u32, u32),
-    Forget(u32),
+    RemoveGroup(u32),
 }
 
 fn tags() -> impl Strategy<Value = IoTag> {
@@ -44,9 +44,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<usize>().prop_map(Step::Grow),
         8 => Just(Step::Next),
         8 => any::<usize>().prop_map(Step::Complete),
-        3 => (0..20 * MS).prop_map(Step::Pass),
+        3 => (0..20 * MS).prop_map(Step::Advance),
         1 => (1..5u32, 0..5u32, 1..1000u32).prop_map(|(id, p, w)| Step::Weigh(id, p, w)),
-        1 => (1..5u32).prop_map(Step::Forget),
+        1 => (1..5u32).prop_map(Step::RemoveGroup),
     ];
     prop::collection::vec(step, 1..300)
 }
@@ -56,9 +56,9 @@ struct Queued {
     id: u32,
     tag: IoTag,
     flush: bool,
-    /// Whether its tag is the one it came with.
+    /// Whether its tag was boosted.
     boosted: bool,
-    /// Whether it is for others, too.
+    /// Whether it also serves other owners.
     shared: bool,
 }
 
@@ -69,12 +69,12 @@ struct History {
     free: BTreeSet<u32>,
     /// In order of arrival.
     queued: Vec<Queued>,
-    flying: Vec<Queued>,
+    in_flight: Vec<Queued>,
 }
 
 impl History {
     fn insert(&mut self, io: Io) {
-        let id = self.free.pop_first().expect("there are enough");
+        let id = self.free.pop_first().expect("there are 1000 numbers");
         self.fair.insert(IoId(id), io, Nanos(self.now));
         self.queued.push(Queued {
             id,
@@ -88,10 +88,10 @@ impl History {
     fn next(&mut self) -> bool {
         let Some(IoId(id)) = self.fair.next(Nanos(self.now)) else {
             let waits = self.fair.rerun_at().is_some_and(|at| at.0 > self.now);
-            let full = self.flying.len() >= self.options.depth;
+            let full = self.in_flight.len() >= self.options.depth;
             assert!(
-                self.queued.is_empty() || !self.flying.is_empty() || waits,
-                "an idle device and no reason"
+                self.queued.is_empty() || !self.in_flight.is_empty() || waits,
+                "an idle device gets a queued request or has a time for the next attempt"
             );
             assert!(
                 full || self.queued.iter().all(|q| !q.flush),
@@ -101,18 +101,19 @@ impl History {
         };
         let at = self.queued.iter().position(|q| q.id == id);
         let at = at.expect("it was queued and not dispatched");
-        let went = self.queued.remove(at);
+        let dispatched = self.queued.remove(at);
         let (before, _) = self.queued.split_at(at);
-        assert!(before.iter().all(|q| !q.flush), "it stood behind a FLUSH");
-        let same = |q: &&Queued| LeafKey::of(q.tag) == LeafKey::of(went.tag) && !q.flush;
+        assert!(before.iter().all(|q| !q.flush), "it overtook a FLUSH");
+        let same = |q: &&Queued| LeafKey::of(q.tag) == LeafKey::of(dispatched.tag) && !q.flush;
         assert!(
-            went.flush || went.shared || before.iter().find(same).is_none(),
-            "arrival order of one owner's"
+            dispatched.flush || dispatched.shared || before.iter().find(same).is_none(),
+            "requests of one owner are served in order of arrival"
         );
-        self.flying.push(went);
-        assert!(self.flying.len() <= self.options.depth);
-        let flying = |kind: fn(&Queued) -> bool| self.flying.iter().filter(|q| kind(q)).count();
-        let background = flying(|q| !is_sync(q.tag) && !q.flush);
+        self.in_flight.push(dispatched);
+        assert!(self.in_flight.len() <= self.options.depth);
+        let in_flight =
+            |kind: fn(&Queued) -> bool| self.in_flight.iter().filter(|q| kind(q)).count();
+        let background = in_flight(|q| !is_sync(q.tag) && !q.flush);
         assert!(background <= self.options.async_depth);
         true
     }
@@ -124,7 +125,7 @@ impl History {
         assert_eq!(
             self.fair.boosted_tag(raised, waiter),
             raised,
-            "once is enough"
+            "a second boost changes nothing"
         );
         let boost = self.fair.boost(IoId(queued.id), waiter, Nanos(self.now));
         assert_eq!(
@@ -136,7 +137,7 @@ impl History {
     }
 
     fn step(&mut self, step: Step) {
-        let (queued, flying) = (self.queued.len(), self.flying.len());
+        let (queued, in_flight) = (self.queued.len(), self.in_flight.len());
         match step {
             Step::Insert(tag, bytes) => self.insert(write(tag, bytes)),
             Step::Flush(tag) => self.insert(flush(tag)),
@@ -152,43 +153,50 @@ impl History {
             Step::Next => {
                 self.next();
             }
-            Step::Complete(n) if flying > 0 => self.complete(n % flying),
-            Step::Pass(time) => self.now += time,
+            Step::Complete(n) if in_flight > 0 => self.complete(n % in_flight),
+            Step::Advance(time) => self.now += time,
             Step::Weigh(id, parent, weight) if id != parent => {
                 self.fair.set_group(GroupId(id), GroupId(parent), weight);
             }
-            Step::Forget(id) => self.fair.remove_group(GroupId(id)),
+            Step::RemoveGroup(id) => self.fair.remove_group(GroupId(id)),
             _ => {}
         }
         assert_eq!(self.fair.queued(), self.queued.len());
     }
 
     fn complete(&mut self, at: usize) {
-        let ended = self.flying.swap_remove(at);
+        let ended = self.in_flight.swap_remove(at);
         let boost = self.fair.boost(IoId(ended.id), sync(1, 1), Nanos(self.now));
         assert_eq!(boost, BoostOutcome::AlreadyDispatched);
         self.fair.complete(IoId(ended.id), Nanos(self.now));
         self.free.insert(ended.id);
     }
 
-    /// Whatever happened, everything ends.
+    /// Completes all requests.
     fn finish(mut self) {
-        let mut patience = 10_000;
-        while !self.queued.is_empty() || !self.flying.is_empty() {
-            patience -= 1;
-            assert!(patience > 0, "{} requests never end", self.queued.len());
+        let mut steps_left = 10_000;
+        while !self.queued.is_empty() || !self.in_flight.is_empty() {
+            steps_left -= 1;
+            assert!(
+                steps_left > 0,
+                "{} requests never complete",
+                self.queued.len()
+            );
             if self.next() {
                 continue;
             }
-            if self.flying.is_empty() {
-                let at = self.fair.rerun_at().expect("a reason was asserted");
+            if self.in_flight.is_empty() {
+                let at = self.fair.rerun_at().expect("next() asserts this time");
                 self.now = self.now.max(at.0);
             } else {
                 self.now += MS;
                 self.complete(0);
             }
         }
-        assert!(self.fair.sharers.is_empty(), "whom ended requests served");
+        assert!(
+            self.fair.sharers.is_empty(),
+            "completed requests have no sharers"
+        );
     }
 }
 
@@ -218,7 +226,7 @@ proptest! {
             now: 0,
             free: (0..1000).collect(),
             queued: Vec::new(),
-            flying: Vec::new(),
+            in_flight: Vec::new(),
         };
         for step in steps {
             history.step(step);

@@ -1,16 +1,16 @@
-//! Who gets how much of a device, in virtual time.
+//! Shares of a modelled device, in virtual time.
 
 use super::*;
 
-/// Somebody who keeps `outstanding` requests of `bytes` going and takes `think` before the next.
+/// A client that keeps `outstanding` requests of `bytes` queued, with a think time of `think` before the next one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Client {
     tag: IoTag,
     bytes: u64,
     outstanding: usize,
     think: u64,
-    /// For whom it works, too.
-    carries: &'static [IoTag],
+    /// Other owners that its requests serve.
+    sharers: &'static [IoTag],
 }
 
 impl Client {
@@ -20,13 +20,13 @@ impl Client {
             bytes,
             outstanding,
             think: 0,
-            carries: &[],
+            sharers: &[],
         }
     }
 
-    pub(super) fn carrying(self, carries: &[IoTag]) -> Self {
+    pub(super) fn for_others(self, sharers: &[IoTag]) -> Self {
         Self {
-            carries: carries.to_vec().leak(),
+            sharers: sharers.to_vec().leak(),
             ..self
         }
     }
@@ -36,25 +36,25 @@ impl Client {
     }
 }
 
-/// What happened to a request.
+/// A completed request.
 #[derive(Clone, Copy, Debug)]
-struct Event {
+struct Completed {
     client: usize,
-    came: u64,
+    arrived: u64,
     ended: u64,
     bytes: u64,
 }
 
-/// A device of fixed speed that serves its requests one after the other, `depth` of them in it.
+/// A device of fixed throughput with a queue of `depth` requests, which it serves one after the other.
 pub(super) struct World {
     pub(super) fair: Fair,
     depth: usize,
     nanos_per_kib: u64,
     clients: Vec<Client>,
-    events: Vec<Event>,
+    events: Vec<Completed>,
 }
 
-pub(super) const SPEED: u64 = 20; // MiB/s
+pub(super) const MIB_PER_SECOND: u64 = 20;
 pub(super) const WINDOW: u64 = 1000 * MS;
 
 impl World {
@@ -66,7 +66,7 @@ impl World {
         Self {
             fair,
             depth,
-            nanos_per_kib: 1_000_000_000 / (SPEED * 1024),
+            nanos_per_kib: 1_000_000_000 / (MIB_PER_SECOND * 1024),
             clients: Vec::new(),
             events: Vec::new(),
         }
@@ -74,20 +74,20 @@ impl World {
 
     pub(super) fn run(&mut self, clients: &[Client], until: u64) {
         self.clients = clients.to_vec();
-        // (time, client): a request comes.
-        let mut coming: Vec<(u64, usize)> = Vec::new();
+        // (time, client) of the next arrivals.
+        let mut arriving: Vec<(u64, usize)> = Vec::new();
         for (n, client) in clients.iter().enumerate() {
-            coming.extend((0..client.outstanding).map(|_| (0, n)));
+            arriving.extend((0..client.outstanding).map(|_| (0, n)));
         }
-        let mut flying: Vec<(u64, IoId)> = Vec::new();
+        let mut in_flight: Vec<(u64, IoId)> = Vec::new();
         let mut requests: BTreeMap<u32, (usize, u64)> = BTreeMap::new();
         let (mut now, mut free_at) = (0, 0);
         while now < until {
-            coming.sort_unstable_by(|a, b| b.cmp(a));
-            while let Some(&(at, n)) = coming.last()
+            arriving.sort_unstable_by(|a, b| b.cmp(a));
+            while let Some(&(at, n)) = arriving.last()
                 && at <= now
             {
-                coming.pop();
+                arriving.pop();
                 let id = (0..).find(|id| !requests.contains_key(id)).unwrap();
                 requests.insert(id, (n, now));
                 self.fair.insert(
@@ -95,71 +95,72 @@ impl World {
                     write(clients[n].tag, clients[n].bytes),
                     Nanos(now),
                 );
-                for &tag in clients[n].carries {
+                for &tag in clients[n].sharers {
                     self.fair.share(IoId(id), tag, Nanos(now));
                 }
             }
-            while flying.len() < self.depth
+            while in_flight.len() < self.depth
                 && let Some(id) = self.fair.next(Nanos(now))
             {
                 let bytes = clients[requests[&id.0].0].bytes;
                 free_at = now.max(free_at) + bytes / KIB * self.nanos_per_kib;
-                flying.push((free_at, id));
+                in_flight.push((free_at, id));
             }
             let timer = self.fair.rerun_at().map(|at| at.0);
             assert!(
-                self.fair.queued() == 0 || !flying.is_empty() || timer.is_some_and(|t| t > now),
-                "an idle device and no reason"
+                self.fair.queued() == 0 || !in_flight.is_empty() || timer.is_some_and(|t| t > now),
+                "an idle device gets a queued request or has a time for the next attempt"
             );
-            let end = flying.iter().map(|f| f.0).min();
-            let next = coming.last().map(|c| c.0);
+            let end = in_flight.iter().map(|f| f.0).min();
+            let next = arriving.last().map(|c| c.0);
             let step = [end, next, timer].into_iter().flatten().min();
-            now = step.expect("somebody does something").max(now);
-            for at in (0..flying.len()).rev() {
-                if flying[at].0 <= now {
-                    let (ended, id) = flying.swap_remove(at);
-                    let (n, came) = requests.remove(&id.0).unwrap();
+            now = step
+                .expect("a request arrives or completes, or the scheduler has a timer")
+                .max(now);
+            for at in (0..in_flight.len()).rev() {
+                if in_flight[at].0 <= now {
+                    let (ended, id) = in_flight.swap_remove(at);
+                    let (n, arrived) = requests.remove(&id.0).unwrap();
                     self.fair.complete(id, Nanos(now));
-                    self.events.push(Event {
+                    self.events.push(Completed {
                         client: n,
-                        came,
+                        arrived,
                         ended,
                         bytes: clients[n].bytes,
                     });
-                    coming.push((now + clients[n].think, n));
+                    arriving.push((now + clients[n].think, n));
                 }
             }
         }
     }
 
-    /// Bytes of each client that ended in a second from `from` on.
+    /// Bytes of each client that completed in the second after `from`.
     pub(super) fn served(&self, from: u64) -> Vec<u64> {
         let mut served = vec![0; self.clients.len()];
-        let inside = |e: &&Event| e.ended > from && e.ended <= from + WINDOW;
+        let inside = |e: &&Completed| e.ended > from && e.ended <= from + WINDOW;
         for event in self.events.iter().filter(inside) {
             served[event.client] += event.bytes;
         }
         served
     }
 
-    /// Any second from the first on: each client has its part of the whole within five percent, or
-    /// as near as whole turns let it be (start-time fair queueing's own bound: one of its own, and the
-    /// part of another's that is due to it).
+    /// Checks every second after the first 0.3 s: each client has its share within 5 %, or within two of its slices (the
+    /// bound of start-time fair queueing: one slice of its own, and its part of another client's).
     #[track_caller]
-    pub(super) fn check(&self, until: u64, parts: &[f64]) {
-        let whole: f64 = parts.iter().sum();
+    pub(super) fn check(&self, until: u64, weights: &[f64]) {
+        let whole: f64 = weights.iter().sum();
         for from in (300 * MS..until - WINDOW).step_by(37 * MS as usize) {
             let served = self.served(from);
             let total: u64 = served.iter().sum();
-            let device = (SPEED << 20) as f64;
+            let device = (MIB_PER_SECOND << 20) as f64;
             assert!(
                 total as f64 > 0.5 * device,
                 "the device is used: {served:?}"
             );
-            for (n, (&got, part)) in served.iter().zip(parts).enumerate() {
+            for (n, (&got, part)) in served.iter().zip(weights).enumerate() {
                 let due = total as f64 * part / whole;
-                let turn = self.clients[n].bytes.max(64 * KIB) as f64;
-                let slack = (0.05 * due).max(2.0 * turn);
+                let slice = self.clients[n].bytes.max(64 * KIB) as f64;
+                let slack = (0.05 * due).max(2.0 * slice);
                 assert!(
                     (got as f64 - due).abs() <= slack,
                     "client {n} at {from}: got {got}, due {due:.0}; all {served:?}"
@@ -169,13 +170,13 @@ impl World {
     }
 
     pub(super) fn longest(&self, client: usize) -> u64 {
-        let of = |e: &&Event| e.client == client;
-        let waits = self.events.iter().filter(of).map(|e| e.ended - e.came);
+        let of = |e: &&Completed| e.client == client;
+        let waits = self.events.iter().filter(of).map(|e| e.ended - e.arrived);
         waits.max().expect("it was served")
     }
 
     pub(super) fn longest_gap(&self, client: usize, until: u64) -> u64 {
-        let of = |e: &&Event| e.client == client;
+        let of = |e: &&Completed| e.client == client;
         let mut ends: Vec<u64> = self.events.iter().filter(of).map(|e| e.ended).collect();
         ends.insert(0, 0);
         ends.push(until);
@@ -189,7 +190,7 @@ impl World {
 pub(super) const LONG: u64 = 6000 * MS;
 
 #[test]
-fn two_groups_get_five_to_one_whatever_they_do() {
+fn two_groups_get_five_to_one_with_any_request_size_and_depth() {
     let kinds = [
         |g| Client::of(sync(g, g), 128 * KIB, 8),
         |g| Client::of(sync(g, g), 64 * KIB, 1),
@@ -203,7 +204,7 @@ fn two_groups_get_five_to_one_whatever_they_do() {
                 let mut world = World::new(FairOptions::default(), &groups, depth);
                 let clients = [a(1), b(2)];
                 world.run(&clients, LONG);
-                // A lighter one that thinks is not waited for: it may take less.
+                // The device does not idle for a lighter client with think time: it may get less.
                 if clients[1].think == 0 || clients[0].think > 0 {
                     world.check(LONG, &[100.0, 20.0]);
                 }
@@ -213,7 +214,7 @@ fn two_groups_get_five_to_one_whatever_they_do() {
 }
 
 #[test]
-fn background_of_two_groups_by_their_weights() {
+fn background_writes_of_two_groups_get_their_weights() {
     let mut world = World::new(FairOptions::default(), &[(1, 0, 100), (2, 0, 300)], 4);
     let clients = [1, 2].map(|g| Client::of(background(g), 128 * KIB, 16));
     world.run(&clients, LONG);
@@ -221,7 +222,7 @@ fn background_of_two_groups_by_their_weights() {
 }
 
 #[test]
-fn nested_groups_share_what_their_parent_has() {
+fn nested_groups_share_the_service_of_their_parent() {
     let groups = [(1, 0, 200), (2, 0, 100), (3, 1, 300), (4, 1, 100)];
     let mut world = World::new(FairOptions::default(), &groups, 2);
     let clients = [3, 4, 2].map(|g| Client::of(sync(g, g), 64 * KIB, 4));
@@ -230,7 +231,7 @@ fn nested_groups_share_what_their_parent_has() {
 }
 
 #[test]
-fn priorities_inside_a_group_weigh_as_bfq_has_them() {
+fn priorities_inside_a_group_have_the_weights_of_bfq() {
     let mut world = World::new(FairOptions::default(), &[], 1);
     let at = |level: u8| tag(0, level.into(), Urgency::Waited, be(level));
     let clients = [0, 4, 7].map(|level| Client::of(at(level), 64 * KIB, 4));
@@ -299,7 +300,7 @@ fn a_real_time_request_waits_for_the_device_only() {
             ],
             LONG,
         );
-        // What is in the device, one that was due for waiting too long, and its own.
+        // The requests in flight, one overdue request, and its own.
         let bound = (depth as u64 + 2) * request;
         assert!(world.longest(0) <= bound, "{} > {bound}", world.longest(0));
     }
@@ -324,8 +325,7 @@ fn nothing_starves() {
     }
 }
 
-/// CFQ keeps what nobody waits for away from the device while there is anything else in it: that is drained
-/// when it has waited for long.
+/// CFQ dispatches no async request while sync requests are in flight: the device drains for an overdue one.
 #[test]
 fn nothing_starves_under_cfq_either() {
     for depth in [1, 8] {
@@ -340,7 +340,7 @@ fn nothing_starves_under_cfq_either() {
         let bound = 250 * MS + (depth as u64 + 2) * request;
         let gap = world.longest_gap(0, LONG);
         assert!(gap <= bound, "depth {depth}: {gap} > {bound}");
-        // The slices of two, and what the drained device costs.
+        // The slices of two clients, and the time to drain the device.
         for client in [1, 2] {
             let gap = world.longest_gap(client, LONG);
             assert!(gap <= 250 * MS, "depth {depth}, client {client}: {gap}");
@@ -349,7 +349,7 @@ fn nothing_starves_under_cfq_either() {
 }
 
 #[test]
-fn background_has_its_ninth_beside_sync_of_its_group() {
+fn background_writes_get_a_ninth_beside_sync_of_their_group() {
     let mut world = World::new(FairOptions::default(), &[], 1);
     let clients = [
         Client::of(sync(0, 1), 64 * KIB, 8),
@@ -378,9 +378,9 @@ fn a_small_request_passes_a_backlog_of_background() {
     assert!(world.longest(0) <= bound, "{} > {bound}", world.longest(0));
 }
 
-/// What the device has, nobody can pass, however many requests it takes.
+/// No request overtakes those in flight, so their bytes are bounded even if the device takes many requests.
 #[test]
-fn a_deep_device_has_few_bytes_of_background() {
+fn background_bytes_in_flight_are_bounded_on_a_deep_device() {
     let mut world = World::new(FairOptions::default(), &[], 32);
     let clients = [
         Client::of(sync(0, 1), 4 * KIB, 1).thinking(5 * MS),
@@ -392,7 +392,7 @@ fn a_deep_device_has_few_bytes_of_background() {
 }
 
 #[test]
-fn one_background_request_goes_however_large() {
+fn a_background_request_above_the_byte_limit_is_served() {
     let options = FairOptions {
         async_bytes: 1,
         ..FairOptions::default()

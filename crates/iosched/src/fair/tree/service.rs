@@ -1,114 +1,118 @@
-//! Standing in line, and being served.
+//! Queueing and service by start tags (start-time fair queueing).
 //!
-//! What stands in a line is ordered by *start tags*: the service it has had, divided by its weight
-//! (start-time fair queueing, at each level of the tree). An owner stands in a line of his group while he has
-//! something queued (or is waited for), and the group in one of its parent's while anybody stands in its own.
+//! At each level of the tree the active entities of a lane are ordered by their *start tags*: the service they have
+//! received divided by their weight. An owner is active in a lane of its group while it has requests queued, or while
+//! the device idles for it. A group is active in its parent while one of its lanes has an active entity.
 
-use super::{Child, Place, Tree};
+use super::{Child, Entity, Tree};
 use crate::{IoId, Nanos};
 
-/// Start tags count bytes (or nanoseconds) in these parts, divided by the weight.
+/// Units of a start tag for one byte (or nanosecond) of service at weight 1.
 const SCALE: u128 = 1 << 20;
-/// With `low_latency`: the factor, and for how many bytes (or nanoseconds) it holds.
-const RAISE: u64 = 30;
-const RAISED_FOR: u64 = 512 << 10;
-/// … and after which pause.
-const PAUSE: u64 = 300_000_000;
-/// Weight of a new think time in the mean, as a divisor.
-const THINK_SHARE: u64 = 8;
+/// Weight raising with `low_latency`: the factor, and the bytes for which it holds.
+const WEIGHT_RAISE_FACTOR: u64 = 30;
+const WEIGHT_RAISE_BYTES: u64 = 512 << 10;
+/// The pause of an owner after which its weight is raised.
+const WEIGHT_RAISE_PAUSE_NS: u64 = 300_000_000;
+/// Share of a new think time in the moving average, as a divisor.
+const THINK_TIME_DIVISOR: u64 = 8;
 
 impl Tree {
-    /// Puts a child in its line, and its parents in theirs.
+    /// Makes a child and its parents active in their lanes.
     fn activate(&mut self, mut child: Child) {
-        while let Some(mut place) = self.place(child) {
-            if place.active {
+        while let Some(mut entity) = self.entity(child) {
+            if entity.active {
                 return;
             }
-            let lane = &mut self.group_mut(place.parent).lanes[place.lane];
-            place.start = place.start.max(lane.virtual_time);
-            place.active = true;
-            lane.active.insert(place.key(), child);
-            self.set_place(child, place);
-            child = Child::Group(place.parent);
+            let lane = &mut self.group_mut(entity.parent).lanes[entity.lane];
+            entity.start = entity.start.max(lane.vtime);
+            entity.active = true;
+            lane.active.insert(entity.key(), child);
+            self.set_entity(child, entity);
+            child = Child::Group(entity.parent);
         }
     }
 
-    /// Takes a leaf that has nothing out of its line, and groups that are empty then.
+    /// Makes a leaf without requests inactive, and the groups that have no active entity then.
     pub(in crate::fair) fn deactivate(&mut self, leaf: usize) {
-        debug_assert!(self.leaf(leaf).place.active && self.leaf(leaf).requests.is_empty());
+        debug_assert!(self.leaf(leaf).entity.active && self.leaf(leaf).requests.is_empty());
         self.active -= 1;
         let mut child = Child::Leaf(leaf);
-        while let Some(mut place) = self.place(child) {
-            let group = self.group_mut(place.parent);
-            group.lanes[place.lane].active.remove(&place.key());
-            let empty = group.lanes.iter().all(|lane| lane.active.is_empty());
-            place.active = false;
-            self.set_place(child, place);
-            child = Child::Group(place.parent);
-            if !empty {
+        while let Some(mut entity) = self.entity(child) {
+            let group = self.group_mut(entity.parent);
+            group.lanes[entity.lane].active.remove(&entity.key());
+            let is_empty = group.lanes.iter().all(|lane| lane.active.is_empty());
+            entity.active = false;
+            self.set_entity(child, entity);
+            child = Child::Group(entity.parent);
+            if !is_empty {
                 break;
             }
         }
-        let parent = self.leaf(leaf).place.parent;
-        if self.group(parent).forgotten {
-            self.untidy.push(parent);
+        let parent = self.leaf(leaf).entity.parent;
+        if self.group(parent).removed {
+            self.maybe_empty.push(parent);
         }
     }
 
-    /// A request joins a leaf's queue.
-    pub(in crate::fair) fn push(&mut self, at: usize, seq: u64, id: IoId, now: Nanos) {
+    /// Queues a request of the leaf's own owner.
+    pub(in crate::fair) fn push_own(&mut self, at: usize, seq: u64, id: IoId, now: Nanos) {
         let (low_latency, leaf) = (self.low_latency, self.leaf_mut(at));
-        leaf.carrier = None;
+        leaf.submitter = None;
         if leaf.requests.is_empty() && leaf.in_flight == 0 {
-            let pause = now.0.saturating_sub(leaf.last_end.0);
-            if leaf.ended_any {
-                let sample = pause.min(PAUSE);
-                leaf.think = (leaf.think * (THINK_SHARE - 1) + sample) / THINK_SHARE;
+            let pause = now.0.saturating_sub(leaf.last_completion.0);
+            if leaf.completed_any {
+                let sample = pause.min(WEIGHT_RAISE_PAUSE_NS);
+                leaf.think_time =
+                    (leaf.think_time * (THINK_TIME_DIVISOR - 1) + sample) / THINK_TIME_DIVISOR;
             }
-            if low_latency && leaf.is_sync() && (pause >= PAUSE || !leaf.ended_any) {
-                leaf.raised = RAISED_FOR;
+            if low_latency
+                && leaf.is_sync()
+                && (pause >= WEIGHT_RAISE_PAUSE_NS || !leaf.completed_any)
+            {
+                leaf.weight_raised_bytes = WEIGHT_RAISE_BYTES;
             }
         }
-        self.stand(at, seq, id, now);
+        self.enqueue(at, seq, id, now);
     }
 
-    /// The same for a request that is not the leaf's own: it tells nothing of how soon its owner comes back.
-    pub(in crate::fair) fn stand(&mut self, at: usize, seq: u64, id: IoId, now: Nanos) {
+    /// Queues a request. If it is another owner's, it does not count for the think time of this one.
+    pub(in crate::fair) fn enqueue(&mut self, at: usize, seq: u64, id: IoId, now: Nanos) {
         let leaf = self.leaf_mut(at);
         let before = leaf.requests.insert(seq, id);
-        debug_assert!(before.is_none(), "it stands there once");
-        if !leaf.place.active {
+        debug_assert!(before.is_none(), "a request is queued once in a leaf");
+        if !leaf.entity.active {
             self.active += 1;
             self.activate(Child::Leaf(at));
         }
         self.count(at, now, true);
     }
 
-    /// What was served for a leaf was the request of another one.
-    pub(in crate::fair) fn note_carried(&mut self, at: usize, carrier: usize) {
-        let key = self.leaf(carrier).key;
-        self.leaf_mut(at).carrier = Some((carrier, key));
+    /// Records that the last request served for a leaf was submitted by another leaf's owner.
+    pub(in crate::fair) fn record_submitter(&mut self, at: usize, submitter: usize) {
+        let key = self.leaf(submitter).key;
+        self.leaf_mut(at).submitter = Some((submitter, key));
     }
 
-    /// Who works for a leaf, if somebody does and has nothing queued, here or elsewhere.
-    pub(in crate::fair) fn carrier_of(&self, at: usize) -> Option<usize> {
-        let (carrier, key) = self.leaf(at).carrier?;
-        let leaf = self.leaves[carrier].as_ref()?;
-        (leaf.key == key && leaf.requests.is_empty()).then_some(carrier)
+    /// The leaf whose owner submits requests for this one, if that leaf has no requests queued.
+    pub(in crate::fair) fn submitter_of(&self, at: usize) -> Option<usize> {
+        let (submitter, key) = self.leaf(at).submitter?;
+        let leaf = self.leaves[submitter].as_ref()?;
+        (leaf.key == key && leaf.requests.is_empty()).then_some(submitter)
     }
 
-    /// A request leaves a leaf's queue.
-    pub(in crate::fair) fn take(&mut self, at: usize, seq: u64, now: Nanos) {
+    /// Removes a request from a leaf.
+    pub(in crate::fair) fn dequeue(&mut self, at: usize, seq: u64, now: Nanos) {
         let removed = self.leaf_mut(at).requests.remove(&seq);
-        debug_assert!(removed.is_some(), "it was queued there");
+        debug_assert!(removed.is_some(), "the request was queued in this leaf");
         self.count(at, now, false);
     }
 
     fn count(&mut self, leaf: usize, now: Nanos, more: bool) {
-        let mut at = Some(self.leaf(leaf).place);
-        while let Some(place) = at {
-            let group = self.group_mut(place.parent);
-            let lane = &mut group.lanes[place.lane];
+        let mut at = Some(self.leaf(leaf).entity);
+        while let Some(entity) = at {
+            let group = self.group_mut(entity.parent);
+            let lane = &mut group.lanes[entity.lane];
             if more {
                 if lane.queued == 0 {
                     (lane.since, lane.passed) = (now, 0);
@@ -119,116 +123,118 @@ impl Tree {
                 lane.queued -= 1;
                 group.queued -= 1;
             }
-            at = group.place;
+            at = group.entity;
         }
     }
 
-    /// A leaf's turn begins: those who come now stand behind it at most.
-    pub(in crate::fair) fn begin_turn(&mut self, leaf: usize) {
-        let mut at = Some(self.leaf(leaf).place);
-        while let Some(place) = at {
-            let group = self.group_mut(place.parent);
-            let lane = &mut group.lanes[place.lane];
-            lane.virtual_time = lane.virtual_time.max(place.start);
-            at = group.place;
+    /// Begins a leaf's slice: the vtime of its lanes advances to its start tags, so that an entity that becomes active
+    /// starts no earlier.
+    pub(in crate::fair) fn begin_slice(&mut self, leaf: usize) {
+        let mut at = Some(self.leaf(leaf).entity);
+        while let Some(entity) = at {
+            let group = self.group_mut(entity.parent);
+            let lane = &mut group.lanes[entity.lane];
+            lane.vtime = lane.vtime.max(entity.start);
+            at = group.entity;
         }
     }
 
-    /// A request of a leaf goes to the device.
-    pub(in crate::fair) fn note_begun(&mut self, leaf: usize, bytes: u64) {
+    /// Counts a dispatched request of a leaf.
+    pub(in crate::fair) fn record_dispatch(&mut self, leaf: usize, bytes: u64) {
         let served = self.leaf_mut(leaf);
         served.in_flight += 1;
         served.served += bytes;
-        let mut at = Some(served.place);
-        while let Some(place) = at {
-            let group = self.group_mut(place.parent);
+        let mut at = Some(served.entity);
+        while let Some(entity) = at {
+            let group = self.group_mut(entity.parent);
             group.served += bytes;
-            at = group.place;
+            at = group.entity;
         }
     }
 
-    /// A leaf's lines are served, and pass those behind them.
-    pub(in crate::fair) fn pass(&mut self, leaf: usize, cost: u64, now: Nanos) {
-        let mut at = Some(self.leaf(leaf).place);
-        while let Some(place) = at {
-            at = self.pass_in(place, cost, now);
+    /// Records the service of a leaf's lanes, up to the root: they have passed the lanes after them.
+    pub(in crate::fair) fn record_service(&mut self, leaf: usize, cost: u64, now: Nanos) {
+        let mut at = Some(self.leaf(leaf).entity);
+        while let Some(entity) = at {
+            at = self.record_service_in(entity, cost, now);
         }
     }
 
-    fn pass_in(&mut self, place: Place, cost: u64, now: Nanos) -> Option<Place> {
-        let group = self.group_mut(place.parent);
-        let lane = &mut group.lanes[place.lane];
+    fn record_service_in(&mut self, entity: Entity, cost: u64, now: Nanos) -> Option<Entity> {
+        let group = self.group_mut(entity.parent);
+        let lane = &mut group.lanes[entity.lane];
         (lane.since, lane.passed) = (now, 0);
-        for behind in &mut group.lanes[place.lane + 1..] {
-            behind.passed = behind.passed.saturating_add(cost.max(512));
+        for later in &mut group.lanes[entity.lane + 1..] {
+            later.passed = later.passed.saturating_add(cost.max(512));
         }
-        group.place
+        group.entity
     }
 
-    /// The same in the group of a leaf that was served by the turn of another, unless that one's line leads
-    /// through it.
-    pub(in crate::fair) fn pass_beside(
+    /// Records service in the group of a leaf whose request was dispatched in the slice of `picked`, unless the path of
+    /// `picked` to the root contains that group.
+    pub(in crate::fair) fn record_service_beside(
         &mut self,
         leaf: usize,
         picked: usize,
         cost: u64,
         now: Nanos,
     ) {
-        let place = self.leaf(leaf).place;
-        let mut at = Some(self.leaf(picked).place);
+        let entity = self.leaf(leaf).entity;
+        let mut at = Some(self.leaf(picked).entity);
         while let Some(above) = at {
-            if above.parent == place.parent {
+            if above.parent == entity.parent {
                 return;
             }
-            at = self.group(above.parent).place;
+            at = self.group(above.parent).entity;
         }
-        self.pass_in(place, cost, now);
+        self.record_service_in(entity, cost, now);
     }
 
-    /// Charges a leaf and its groups for service.
+    /// Charges service to a leaf and its groups.
     pub(in crate::fair) fn charge(&mut self, leaf: usize, cost: u64) {
         self.charge_to(leaf, cost, false);
     }
 
-    /// The same for service that came by another's turn: nobody is then further behind than one such service
-    /// would put him who was level. Whoever is carried by a heavy one would be in debt for long.
-    pub(in crate::fair) fn charge_along(&mut self, leaf: usize, cost: u64) {
+    /// Charges service that the leaf received in another owner's slice. The start tag then is at most one such service
+    /// beyond the vtime: otherwise an owner of small weight that was served for long in the slices of one of large
+    /// weight would wait for long afterwards.
+    pub(in crate::fair) fn charge_shared(&mut self, leaf: usize, cost: u64) {
         self.charge_to(leaf, cost, true);
     }
 
     fn charge_to(&mut self, leaf: usize, cost: u64, bounded: bool) {
         let owner = self.leaf_mut(leaf);
-        let cheap = owner.raised.min(cost);
-        owner.raised -= cheap;
+        let raised = owner.weight_raised_bytes.min(cost);
+        owner.weight_raised_bytes -= raised;
         let mut child = Child::Leaf(leaf);
         let full = cost;
-        let mut cost = cheap / RAISE + (cost - cheap);
-        while let Some(mut place) = self.place(child) {
-            let added = u128::from(cost) * SCALE / u128::from(place.weight);
-            let lane = &mut self.group_mut(place.parent).lanes[place.lane];
-            let most = match bounded {
-                true => place.start.max(lane.virtual_time + added),
+        let mut cost = raised / WEIGHT_RAISE_FACTOR + (cost - raised);
+        while let Some(mut entity) = self.entity(child) {
+            let added = u128::from(cost) * SCALE / u128::from(entity.weight);
+            let lane = &mut self.group_mut(entity.parent).lanes[entity.lane];
+            let limit = match bounded {
+                true => entity.start.max(lane.vtime + added),
                 false => u128::MAX,
             };
-            let start = most.min(place.start + added);
-            if place.active {
-                lane.active.remove(&place.key());
-                place.start = start;
-                lane.active.insert(place.key(), child);
+            let start = limit.min(entity.start + added);
+            if entity.active {
+                lane.active.remove(&entity.key());
+                entity.start = start;
+                lane.active.insert(entity.key(), child);
             } else {
-                place.start = start;
+                entity.start = start;
             }
-            self.set_place(child, place);
-            child = Child::Group(place.parent);
+            self.set_entity(child, entity);
+            child = Child::Group(entity.parent);
             cost = full;
         }
     }
 
-    /// A leaf's request has ended.
-    pub(in crate::fair) fn ended(&mut self, at: usize, now: Nanos) {
+    /// Counts a completed request of a leaf.
+    pub(in crate::fair) fn record_completion(&mut self, at: usize, now: Nanos) {
         let leaf = self.leaf_mut(at);
         leaf.in_flight -= 1;
-        leaf.last_end = now;
-        leaf.ended_any = true;
+        leaf.last_completion = now;
+        leaf.completed_any = true;
     }
 }

@@ -1,14 +1,14 @@
-//! What one does for others: as the f2fs task that writes the checkpoints of all.
+//! Requests that one owner submits for others, as the f2fs checkpoint task does.
 
 use super::shares::{Client, LONG, WINDOW, World};
 use super::*;
 
-/// One of the root's, of weight 50.
-fn carrier() -> IoTag {
+/// An owner in the root group, of weight 50, that submits for others.
+fn submitter() -> IoTag {
     tag(0, 0, Urgency::Checkpoint, be(3))
 }
 
-/// Groups 1 and 2 ask, 3 to 5 stream.
+/// Requests are submitted for groups 1 and 2; groups 3 to 5 write streams.
 const GROUPS: [(u32, u32, u32); 5] = [
     (1, 0, 200),
     (2, 0, 20),
@@ -21,8 +21,8 @@ fn world(depth: usize) -> World {
     World::new(FairOptions::default(), &GROUPS, depth)
 }
 
-fn carried(for_whom: &[IoTag]) -> Client {
-    Client::of(carrier(), 64 * KIB, 4).carrying(for_whom)
+fn submitting(sharers: &[IoTag]) -> Client {
+    Client::of(submitter(), 64 * KIB, 4).for_others(sharers)
 }
 
 fn stream(group: u32) -> Client {
@@ -30,7 +30,7 @@ fn stream(group: u32) -> Client {
 }
 
 #[test]
-fn it_goes_with_the_strongest_of_those_whom_it_serves_and_the_carrier() {
+fn a_shared_request_has_the_largest_weight_of_its_owners() {
     for depth in [1, 4] {
         let cases: [(&[IoTag], f64); 4] = [
             (&[], 50.0),
@@ -38,44 +38,44 @@ fn it_goes_with_the_strongest_of_those_whom_it_serves_and_the_carrier() {
             (&[sync(1, 1)], 200.0),
             (&[sync(1, 1), sync(2, 2), sync(1, 3)], 200.0),
         ];
-        for (for_whom, weight) in cases {
+        for (sharers, weight) in cases {
             let mut world = world(depth);
-            world.run(&[carried(for_whom), stream(3)], LONG);
+            world.run(&[submitting(sharers), stream(3)], LONG);
             world.check(LONG, &[weight, 100.0]);
         }
     }
 }
 
 #[test]
-fn it_is_on_the_account_of_those_whom_it_serves() {
+fn a_shared_request_is_charged_to_its_owners() {
     let mut world = world(1);
-    world.run(&[carried(&[sync(1, 1)]), stream(1), stream(3)], LONG);
+    world.run(&[submitting(&[sync(1, 1)]), stream(1), stream(3)], LONG);
     for from in (300 * MS..LONG - WINDOW).step_by(100 * MS as usize) {
         let served = world.served(from);
-        // The group's 200, and something of the carrier's own 50.
+        // The group's weight of 200, and a part of the submitter's own 50.
         let ratio = (served[0] + served[1]) as f64 / served[2] as f64;
         assert!((1.9..2.6).contains(&ratio), "{served:?}");
-        // The group's own stream has its half.
+        // The group's own stream gets half of its share.
         let ratio = served[0] as f64 / served[1] as f64;
         assert!((0.9..1.2).contains(&ratio), "{served:?}");
     }
 }
 
 #[test]
-fn in_the_group_of_those_whom_it_serves_it_goes_before_what_nobody_waits_for() {
+fn a_shared_request_goes_before_async_writes_of_the_group() {
     let mut world = world(1);
     let clients = [
-        carried(&[sync(1, 1), sync(1, 2)]),
+        submitting(&[sync(1, 1), sync(1, 2)]),
         Client::of(background(1), 64 * KIB, 8),
     ];
     world.run(&clients, LONG);
     world.check(LONG, &[8.0, 1.0]);
 }
 
-/// A light group is carried along by a heavy one for seconds. When that one has gone, the light one
-/// competes as ever.
+/// A light group shares the requests of a heavy one for seconds. When the heavy one has ended, the light one gets its
+/// usual share.
 #[test]
-fn who_was_carried_is_in_no_debt() {
+fn shared_service_leaves_no_debt() {
     let mut fair = Fair::new(FairOptions::default());
     for (id, parent, weight) in GROUPS {
         fair.set_group(GroupId(id), GroupId(parent), weight);
@@ -90,7 +90,11 @@ fn who_was_carried_is_in_no_debt() {
         }
         for _ in 0..rounds {
             let Some(IoId(id)) = fair.next(Nanos(now)) else {
-                now = fair.rerun_at().expect("somebody is waited for").0.max(now);
+                now = fair
+                    .rerun_at()
+                    .expect("the device idles for an owner")
+                    .0
+                    .max(now);
                 continue;
             };
             now += MS;
@@ -107,13 +111,13 @@ fn who_was_carried_is_in_no_debt() {
                     now += MS;
                     fair.complete(id, Nanos(now));
                 }
-                None => now = fair.rerun_at().expect("somebody is waited for").0,
+                None => now = fair.rerun_at().expect("the device idles for an owner").0,
             }
         }
         served
     };
     let both = [
-        (2, write(carrier(), 64 * KIB)),
+        (2, write(submitter(), 64 * KIB)),
         (0, write(sync(3, 3), 64 * KIB)),
     ];
     let served = serve(&mut fair, &both, 5000);
@@ -121,7 +125,7 @@ fn who_was_carried_is_in_no_debt() {
         (1.9..2.1).contains(&(served[0] as f64 / served[1] as f64)),
         "{served:?}"
     );
-    // For a weight of 20 that was as much as 100 seconds of its own.
+    // For a weight of 20, that service took as long as 100 s of its own share.
     let later = [
         (0, write(sync(2, 2), 64 * KIB)),
         (0, write(sync(4, 4), 64 * KIB)),
@@ -132,7 +136,7 @@ fn who_was_carried_is_in_no_debt() {
         "{served:?}"
     );
     let daemon = [
-        (0, write(carrier(), 64 * KIB)),
+        (0, write(submitter(), 64 * KIB)),
         (0, write(sync(5, 5), 64 * KIB)),
     ];
     let served = serve(&mut fair, &daemon, 300);
@@ -143,13 +147,19 @@ fn who_was_carried_is_in_no_debt() {
 }
 
 #[test]
-fn a_raised_request_stands_once_in_each_queue() {
-    let mut fair = filled(&[write(carrier(), KIB), write(sync(3, 3), KIB)]);
+fn a_boosted_request_is_queued_once_in_each_leaf() {
+    let mut fair = filled(&[write(submitter(), KIB), write(sync(3, 3), KIB)]);
     let now = Nanos(0);
-    for waiter in [sync(1, 1), sync(1, 1), carrier(), sync(3, 3), background(3)] {
+    for waiter in [
+        sync(1, 1),
+        sync(1, 1),
+        submitter(),
+        sync(3, 3),
+        background(3),
+    ] {
         fair.share(IoId(0), waiter, now);
     }
-    // To where it stands for somebody already.
+    // To a leaf where it is queued for a sharer already.
     let real_time = tag(1, 1, Urgency::Waited, prio(PrioClass::RealTime));
     fair.share(IoId(0), real_time, now);
     assert!(matches!(
@@ -160,10 +170,10 @@ fn a_raised_request_stands_once_in_each_queue() {
     assert!(fair.sharers.is_empty());
 }
 
-/// Who lets another one work for him loses nothing by it: between its requests, too, he is waited for where he
-/// would be if they were his own.
+/// An owner loses nothing if another one submits for it: the device idles for it between these requests, as if they were
+/// its own.
 #[test]
-fn who_is_carried_is_waited_for_as_the_carrier_is() {
+fn the_device_idles_for_sharers_as_for_the_submitter() {
     for depth in [1, 4] {
         let got = |client: Client| {
             let mut world = World::new(FairOptions::default(), &GROUPS[..3], depth);
@@ -175,9 +185,9 @@ fn who_is_carried_is_waited_for_as_the_carrier_is() {
                 .sum::<u64>()
         };
         let own = got(Client::of(sync(1, 1), 64 * KIB, 1));
-        let carried = got(Client::of(carrier(), 64 * KIB, 1).carrying(&[sync(1, 1)]));
-        println!("{own} {carried}");
-        assert!(carried >= own, "{depth}: {carried} {own}");
+        let shared = got(Client::of(submitter(), 64 * KIB, 1).for_others(&[sync(1, 1)]));
+        println!("{own} {shared}");
+        assert!(shared >= own, "{depth}: {shared} {own}");
     }
 }
 
@@ -191,7 +201,7 @@ proptest! {
     ) {
         let groups: Vec<_> = (1..).zip(&weights).map(|(id, &w)| (id, 0, w)).collect();
         let mut world = World::new(FairOptions::default(), &groups, depth);
-        let clients = [carried(&[sync(1, 1), sync(2, 2)]), stream(3), stream(4)];
+        let clients = [submitting(&[sync(1, 1), sync(2, 2)]), stream(3), stream(4)];
         world.run(&clients, 3000 * MS);
         let strongest = weights[0].max(weights[1]).max(50);
         world.check(3000 * MS, &[strongest, weights[2], weights[3]].map(f64::from));
