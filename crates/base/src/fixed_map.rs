@@ -1,12 +1,12 @@
-//! Hash maps whose order is a function of their content and history, not of the process.
+//! Hash maps with a fixed hash function.
 //!
-//! The standard library seeds its hasher at random, so iteration order differs from run to run and
-//! a simulation would no longer be a function of its seed.
+//! The standard library seeds its hash function at random, so the order of iteration differs from run to run, and a
+//! simulation would not be a function of its seed.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Multiplicative hashing of the words it is fed (the constant is 2^64 divided by the golden
-/// ratio). For keys that we number ourselves, not for names an attacker chooses.
+/// Multiplicative hashing (Fibonacci hashing: the factor is 2^64 divided by the golden ratio). For numbers that the
+/// program chooses, not for keys that an attacker can choose.
 #[derive(Default, Clone, Copy, Debug)]
 pub struct FixedHasher(u64);
 

@@ -1,6 +1,6 @@
-//! Who asked for an I/O, and why: travels with every dirty page and every bio.
+//! The tag of an I/O: its urgency, priority, cgroup and owner. Every dirty page and every bio has one.
 
-/// Why an I/O is issued. Ordered: a smaller value is more urgent. Only ever raised.
+/// The urgency of an I/O. A smaller value is more urgent; a boost only makes it smaller.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Urgency {
     /// A task waits for it.
@@ -12,25 +12,25 @@ pub enum Urgency {
     Checkpoint,
     /// Background write-back, read-ahead, journal reclaim.
     Background,
-    /// Only when the device has nothing else to do.
+    /// Only while the device is idle.
     Idle,
 }
 
-/// I/O priority class, as ioprio_set(2) has it; ordered from the first served.
+/// I/O priority class of ioprio_set(2), in the order of service.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum PrioClass {
     /// Served before every other class.
     RealTime,
     /// The normal class.
     BestEffort,
-    /// Served when no other class wants the device.
+    /// Served when no other class has requests.
     Idle,
 }
 
-/// I/O priority: class and level (0 first to 7 last).
+/// I/O priority: class and level.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct IoPrio {
-    /// Class of service.
+    /// The class.
     pub class: PrioClass,
     /// Level inside the class, 0 to 7; a smaller level is served first.
     pub level: u8,
@@ -47,36 +47,36 @@ impl IoPrio {
 }
 
 impl Default for IoPrio {
-    /// Best-effort 4: what a process has that never set a priority.
+    /// Best-effort 4, the default of a process.
     fn default() -> Self {
         Self::best_effort(4)
     }
 }
 
-/// A cgroup as the scheduler knows it; 0 is the root group.
+/// The number of a cgroup in the scheduler; 0 is the root group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct GroupId(pub u32);
 
-/// The process (as the kernel counts them: the thread) behind an I/O; 0 is nobody in particular.
+/// The number of the kernel task (thread) that an I/O belongs to; 0 is no single task.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct OwnerId(pub u32);
 
 /// Owner and urgency of an I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct IoTag {
-    /// Why it is issued.
+    /// How urgent it is.
     pub urgency: Urgency,
-    /// With which priority.
+    /// The I/O priority of its owner.
     pub prio: IoPrio,
-    /// On whose account.
+    /// The cgroup that is charged.
     pub group: GroupId,
-    /// For whom inside the group.
+    /// The owner inside the cgroup.
     pub owner: OwnerId,
 }
 
 impl IoTag {
-    /// The same account, with another urgency. What nobody waits for is no single process's, so that
-    /// neighbours on the device become one request.
+    /// The same tag with another urgency. Background and idle I/O has no owner, so that adjacent requests of different
+    /// owners can be merged.
     pub const fn with_urgency(self, urgency: Urgency) -> Self {
         let owner = match urgency {
             Urgency::Waited | Urgency::Journal | Urgency::Checkpoint => self.owner,
@@ -89,7 +89,7 @@ impl IoTag {
         }
     }
 
-    /// A background tag of nobody in particular: flusher, read-ahead, reclaim.
+    /// A background tag of the root group, without an owner: for the flusher, read-ahead and reclaim.
     pub const fn background() -> Self {
         Self {
             urgency: Urgency::Background,
@@ -99,8 +99,8 @@ impl IoTag {
         }
     }
 
-    /// This tag raised to `waiter`'s: the more urgent of both urgencies and the better priority.
-    /// The account moves to the waiter if anything was raised. Never lowers.
+    /// This tag boosted to the waiter's: the more urgent of both urgencies, and the better of both priorities. If one of
+    /// them changes, the I/O is charged to the waiter. Never makes an I/O less urgent.
     pub fn boosted_to(self, waiter: IoTag) -> IoTag {
         if waiter.urgency >= self.urgency && waiter.prio >= self.prio {
             return self;
@@ -119,15 +119,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn raising_never_lowers() {
-        let bg = IoTag::background();
+    fn a_boost_never_lowers_a_tag() {
+        let background = IoTag::background();
         let waited = IoTag {
             group: GroupId(3),
             ..IoTag::default()
         };
-        let raised = bg.boosted_to(waited);
-        assert_eq!(raised.urgency, Urgency::Waited);
-        assert_eq!(raised.group, GroupId(3));
-        assert_eq!(raised.boosted_to(bg), raised);
+        let boosted = background.boosted_to(waited);
+        assert_eq!(boosted.urgency, Urgency::Waited);
+        assert_eq!(boosted.group, GroupId(3));
+        assert_eq!(boosted.boosted_to(background), boosted);
     }
 }

@@ -1,4 +1,4 @@
-//! Words, units, endian types, checksums and limits shared by every room.
+//! Units, I/O tags, endian types, checksums, UUIDs and limits for all crates.
 //!
 //! Nothing here does I/O, takes a lock or reads a clock.
 
@@ -16,7 +16,7 @@ pub use io_tag::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 pub use units::{BlockSize, DevBlock, FileBlock, InodeNo, Tid, Timestamp};
 pub use uuid::{parse_uuid, parse_uuid_option, time_uuid, uuid_seed, uuid_text};
 
-/// Endian-typed words for on-disk structures: the field's type says the byte order.
+/// Integers of on-disk structures, whose byte order is part of their type.
 pub mod endian {
     use zerocopy::byteorder::{BigEndian, LittleEndian, U16, U32, U64};
     /// Little-endian 16-bit word.

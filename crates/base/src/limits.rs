@@ -1,6 +1,6 @@
-//! Limits that several rooms share.
+//! Limits that several crates use.
 
-/// Longest file name in bytes, in every namespace call (POSIX `NAME_MAX`).
+/// Longest file name in bytes (POSIX `NAME_MAX`).
 pub const NAME_MAX: usize = 255;
 /// Longest symbolic-link target in bytes, terminating zero excluded (Linux `PATH_MAX` - 1).
 pub const SYMLINK_MAX: usize = 4095;

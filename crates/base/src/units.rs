@@ -1,4 +1,4 @@
-//! Newtypes for the numbers that can be confused with one another.
+//! Types for block, inode and transaction numbers, block sizes and time stamps.
 
 use std::fmt;
 
@@ -51,7 +51,7 @@ impl FileBlock {
     }
 }
 
-/// A journal transaction's number. Numbers wrap; 0 is as valid as any other.
+/// The number of a journal transaction. It wraps around; 0 is a valid number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Tid(pub u32);
 
@@ -61,12 +61,12 @@ impl Tid {
         Self(self.0.wrapping_add(1))
     }
 
-    /// Whether this transaction is older than `other`, as numbers wrap.
+    /// Whether this transaction is older than `other`, modulo 2^32.
     pub const fn before(self, other: Self) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
-    /// Whether this transaction is `other` or newer, as numbers wrap.
+    /// Whether this transaction is `other` or newer, modulo 2^32.
     pub const fn at_least(self, other: Self) -> bool {
         !self.before(other)
     }
@@ -123,12 +123,12 @@ impl BlockSize {
         FileBlock(offset >> self.bits())
     }
 
-    /// How many blocks hold `bytes` bytes, rounded up.
+    /// The number of blocks for `bytes` bytes, rounded up.
     pub const fn blocks_for(self, bytes: u64) -> u64 {
         bytes.div_ceil(self.0 as u64)
     }
 
-    /// `offset`'s distance from the start of its block.
+    /// The position of byte `offset` in its block.
     pub const fn offset_in_block(self, offset: u64) -> usize {
         (offset & (self.0 as u64 - 1)) as usize
     }

@@ -1,17 +1,17 @@
-//! UUIDs: what is asked for in words, and those that tell a time.
+//! UUIDs: text form, time-based UUIDs, and the option of mke2fs.
 
 use crate::Timestamp;
 
-/// Seconds from 15 October 1582, where the Gregorian calendar begins, to 1970.
-const SINCE_GREGORY: i64 = 12_219_292_800;
+/// Seconds from 15 October 1582, the epoch of UUID time stamps, to 1970.
+const UUID_EPOCH_SECONDS: i64 = 12_219_292_800;
 const TICKS_PER_SECOND: u64 = 10_000_000;
 const NANOS_PER_TICK: u32 = 100;
 
-/// The UUID that mke2fs's `-U` asks for: in the usual form, `clear` or `null` (all zeros), `time` ([`time_uuid`] of `now`),
-/// or `random`, which is `None`: whoever makes the volume makes it. The words may be in any case.
+/// Parses the argument of mke2fs's `-U`: a UUID, `clear` or `null` (all zeros), `time` ([`time_uuid`] of `now`) or
+/// `random`, which returns `None`: mkfs then chooses a random UUID. Upper and lower case are equal.
 ///
 /// # Errors
-/// The text is none of these: what to say of it.
+/// The text is none of these; returns the message.
 pub fn parse_uuid_option(
     text: &str,
     now: Timestamp,
@@ -27,7 +27,7 @@ pub fn parse_uuid_option(
     }
 }
 
-/// A UUID in its usual form: 8-4-4-4-12 hexadecimal digits.
+/// Parses a UUID: 8-4-4-4-12 hexadecimal digits.
 pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let groups: Vec<&str> = text.split('-').collect();
     if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
@@ -45,26 +45,28 @@ pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     Some(uuid)
 }
 
-/// A UUID of version 1 (RFC 9562): the time in ticks of 100 ns, and from `random` what keeps UUIDs of one tick apart.
-/// The node is no network card's number, and marked so. Times before 15 October 1582 count as that.
+/// A UUID of version 1 (RFC 9562): the time in units of 100 ns, and clock sequence and node from `random`. The multicast
+/// bit of the node is set, since it is not the address of a network card. Times before 15 October 1582 become that day.
 pub fn time_uuid(time: Timestamp, random: u64) -> [u8; 16] {
-    let seconds = u64::try_from(time.secs.saturating_add(SINCE_GREGORY)).unwrap_or(0);
-    let within = u64::from(time.nanos / NANOS_PER_TICK);
-    let ticks = seconds.wrapping_mul(TICKS_PER_SECOND).wrapping_add(within);
+    let seconds = u64::try_from(time.secs.saturating_add(UUID_EPOCH_SECONDS)).unwrap_or(0);
+    let subsecond = u64::from(time.nanos / NANOS_PER_TICK);
+    let ticks = seconds
+        .wrapping_mul(TICKS_PER_SECOND)
+        .wrapping_add(subsecond);
     let time_low = ticks << 32;
     let time_mid = ticks >> 16 & 0xFFFF_0000;
     let time_high = ticks >> 48 & 0x0FFF;
     let first = time_low | time_mid | 0x1000 | time_high;
     let variant = 1 << 63;
-    let no_card = 1 << 40;
-    let second = random >> 2 | variant | no_card;
+    let multicast = 1 << 40;
+    let second = random >> 2 | variant | multicast;
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&first.to_be_bytes());
     uuid[8..].copy_from_slice(&second.to_be_bytes());
     uuid
 }
 
-/// A UUID in its usual form.
+/// Formats a UUID: 8-4-4-4-12 hexadecimal digits.
 pub fn uuid_text(bytes: &[u8; 16]) -> String {
     let mut out = String::with_capacity(36);
     for (byte, i) in bytes.iter().zip(0..) {
@@ -76,7 +78,7 @@ pub fn uuid_text(bytes: &[u8; 16]) -> String {
     out
 }
 
-/// A number that follows from a UUID, as a seed of what is to be the same for the same UUID.
+/// A seed that is a function of a UUID: for random numbers that must be equal for equal UUIDs.
 pub fn uuid_seed(uuid: [u8; 16]) -> u64 {
     let all = u128::from_be_bytes(uuid);
     (all >> 64) as u64 ^ all as u64
@@ -88,7 +90,7 @@ mod tests {
 
     /// The example of RFC 9562, appendix A.1.
     #[test]
-    fn of_the_standards_example() {
+    fn time_uuid_of_the_example_in_rfc_9562() {
         let time = Timestamp {
             secs: 1_645_557_742,
             nanos: 0,
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_mke2fs() {
+    fn the_words_of_mke2fs_are_parsed() {
         let chosen = |text: &str| parse_uuid_option(text, Timestamp::default(), 0);
         assert_eq!(chosen("clear"), Ok(Some([0; 16])));
         assert_eq!(chosen("NULL"), Ok(Some([0; 16])));
@@ -111,7 +113,7 @@ mod tests {
             own.unwrap().unwrap(),
             0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF_u128.to_be_bytes()
         );
-        // Digits of four bytes, or of two: the groups are as long as they must be, and it is none.
+        // The last text has groups of the right length in bytes, but not of hexadecimal digits.
         for text in [
             "",
             "0123",
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_out_of_range() {
+    fn every_time_has_a_uuid() {
         for secs in [i64::MIN, -1, 0, i64::MAX] {
             let uuid = time_uuid(
                 Timestamp {
