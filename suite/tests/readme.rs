@@ -3,9 +3,11 @@
 
 use std::path::Path;
 
+use steadfs::Options;
 use steadfs_suite::scratch::IN_NAMESPACE;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Scratch, run, steadfs, succeed};
+use steadfs_vfs::options::HelpLine;
 
 fn readme() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
@@ -92,6 +94,40 @@ fn every_command_is_in_the_readmes_table() {
         count += 1;
     }
     assert!(count > 10, "{help}");
+}
+
+/// A row of README's option tables is a line of `steadfs mount --help`, or refers to Linux.
+#[test]
+fn option_tables_are_those_of_the_help() {
+    let lines: Vec<_> = Options::help()
+        .into_iter()
+        .flat_map(|(_, lines)| lines)
+        .collect();
+    let text = readme().replace("\\|", "\u{1}");
+    let mut rows = 0;
+    for table in text.split("| option | meaning |\n|---|---|\n").skip(1) {
+        for row in table.lines().map_while(|line| line.strip_prefix("| ")) {
+            let (names, meaning) = row.split_once(" | ").unwrap();
+            let meaning = meaning.trim_end_matches(" |").replace('\u{1}', "|");
+            let names: Vec<String> = names
+                .split('`')
+                .skip(1)
+                .step_by(2)
+                .map(|name| name.replace('\u{1}', "|"))
+                .collect();
+            if meaning.starts_with("as in Linux") {
+                for name in &names {
+                    let name = name.split('=').next().unwrap();
+                    assert!(Options::names().any(|known| known == name), "{row}");
+                }
+            } else {
+                let same = |line: &&HelpLine| line.usages == names && line.meaning == meaning;
+                assert!(lines.iter().any(|line| same(&line)), "{row}");
+            }
+            rows += 1;
+        }
+    }
+    assert!(rows > 10, "{rows} rows");
 }
 
 /// `make` expands an undefined variable to nothing.

@@ -19,6 +19,7 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
+use steadfs::Options;
 
 fn main() -> io::Result<()> {
     let Some(dir) = std::env::args_os().nth(1) else {
@@ -47,7 +48,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Adds to the page of `steadfs mount` what its options mean, and how fstab has them.
+/// Adds the mount options and the use in fstab to the page of `steadfs mount`.
 fn mount_page(mut program: Command, path: &Path) -> io::Result<()> {
     program.build();
     let mut page = Vec::new();
@@ -57,21 +58,21 @@ fn mount_page(mut program: Command, path: &Path) -> io::Result<()> {
     let mut roff = Roff::new();
     roff.control("SH", ["MOUNT OPTIONS"]);
     roff.text([roman(mount_options::RULES)]);
-    for (title, options) in mount_options::GROUPS {
-        roff.control("SS", [*title]);
-        for (names, meaning) in *options {
+    for (title, lines) in Options::help() {
+        roff.control("SS", [title]);
+        for line in lines {
             roff.control("TP", []);
-            roff.text([bold(*names)]);
-            roff.text([roman(*meaning)]);
+            roff.text([bold(line.usages.join(", "))]);
+            roff.text([roman(line.meaning)]);
         }
     }
-    roff.control("SS", ["Taken as they are"]);
-    roff.text([roman(mount_options::TAKEN)]);
-    roff.control(
-        "SS",
-        ["Accepted without effect, each with its reason on standard error"],
-    );
-    roff.text([roman(mount_options::NO_EFFECT)]);
+    for (title, names) in [
+        (mount_options::TAKEN, Options::taken()),
+        (mount_options::NO_EFFECT, Options::ineffective()),
+    ] {
+        roff.control("SS", [title]);
+        roff.text([roman(names.join(", "))]);
+    }
     roff.control("SH", ["FSTAB"]);
     roff.text([roman(mount_options::FSTAB)]);
     roff.control("SH", ["SEE ALSO"]);

@@ -239,7 +239,7 @@ impl Ext4 {
     pub(crate) fn root_reserved_blocks(&self, cx: &Cx) -> u64 {
         let (resuid, resgid) = {
             let options = self.options.read();
-            (options.resuid, options.resgid)
+            (options.common.resuid, options.common.resgid)
         };
         let sb = self.sb.lock();
         let (uid, gid) = sb.reserved_owner();

@@ -70,7 +70,7 @@ impl MountOptions {
     pub fn superblock_choice(&self) -> SuperblockChoice {
         SuperblockChoice {
             sb: self.sb,
-            salvage: self.salvage,
+            salvage: self.common.salvage,
         }
     }
 }
@@ -93,7 +93,7 @@ impl Ext4 {
         let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
         let mut chosen = superblock::choose(&queue, &options.superblock_choice())?;
         report.warnings.extend(chosen.warning.take());
-        report.pass_over(check_size(&chosen.sb, &queue), options.salvage)?;
+        report.pass_over(check_size(&chosen.sb, &queue), options.common.salvage)?;
         let device_read_only = queue.geometry().read_only;
         choose_mode(&chosen.sb, &options, device_read_only, &mut report)?;
         let has_journal = !matches!(chosen.sb.journal(), JournalPlace::None);
@@ -105,11 +105,11 @@ impl Ext4 {
                 device,
                 &source.queue,
                 &chosen,
-                options.salvage,
+                options.common.salvage,
                 &mut report,
             ) {
                 Ok(replayed) => source = replayed,
-                Err(error) if options.salvage => report.warnings.push(format!(
+                Err(error) if options.common.salvage => report.warnings.push(format!(
                     "the journal cannot be replayed ({error}): files may be older than what was written"
                 )),
                 Err(error) => return Err(without_log(error, &options)),
@@ -160,9 +160,9 @@ impl Ext4 {
             meta_budget,
         ));
         let by_copy = super_at != SUPERBLOCK_OFFSET;
-        let needed = match options.read_only {
+        let needed = match options.common.read_only {
             false => Descriptors::Right,
-            true if options.salvage || by_copy => Descriptors::Nothing,
+            true if options.common.salvage || by_copy => Descriptors::Nothing,
             true => Descriptors::Places,
         };
         let (mut alloc, unwritable) = Allocator::load(&geo, &meta, needed)?;
@@ -171,14 +171,14 @@ impl Ext4 {
         alloc.set_stripe(stripe(&sb, &options));
         let journaled = !matches!(sb.journal(), JournalPlace::None);
         if journaled && let Ok(map) = journal_map(&queue, &sb) {
-            report.pass_over(alloc.add_journal(&map), options.salvage)?;
+            report.pass_over(alloc.add_journal(&map), options.common.salvage)?;
         }
         let overhead = geo.first_data_block.0 + alloc.own_blocks();
         let txns = Txns::new(Arc::clone(&meta), journaled);
         let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         queue.set_read_ahead_limit(sizes.read_ahead);
-        let read_only = options.read_only;
+        let read_only = options.common.read_only;
         let large_file = sb.features().ro_compat.contains(RoCompat::LARGE_FILE);
         let hidden = sb.own_files();
         Ok(Arc::new_cyclic(|me| Self {
@@ -538,10 +538,10 @@ const WITHOUT_JOURNAL: &str =
 /// Adds the hint to the error of a journal that cannot be replayed.
 fn without_log(error: FsError, options: &MountOptions) -> FsError {
     match error {
-        FsError::Corrupt(corruption) if options.read_only => {
+        FsError::Corrupt(corruption) if options.common.read_only => {
             corruption.with_hint(WITHOUT_JOURNAL).into()
         }
-        FsError::Stopped(what) if options.read_only => {
+        FsError::Stopped(what) if options.common.read_only => {
             Corruption::new(what).with_hint(WITHOUT_JOURNAL).into()
         }
         error => error,

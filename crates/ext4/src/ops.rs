@@ -134,7 +134,7 @@ impl Ext4 {
         let value = self.judge(result)?;
         let all = {
             let options = self.options.read();
-            options.sync || options.dirsync
+            options.common.sync || options.common.dirsync
         };
         let mut batched = false;
         for &dir in dirs {
@@ -155,7 +155,7 @@ impl Ext4 {
     /// requires that.
     fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
         let value = self.judge(result)?;
-        let all = self.options.read().sync;
+        let all = self.options.read().common.sync;
         if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
             self.fsync_inode(cx, inode, false)?;
         }
@@ -339,7 +339,7 @@ impl FileSystem for Ext4 {
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
         self.judge(Ext4::readdir(self, cx, dir, cookie, emit))?;
-        let quiet = self.options.read().nodiratime;
+        let quiet = self.options.read().common.nodiratime;
         if cookie == 0 && !quiet {
             self.touch_atime(&*self.get(cx, dir)?);
         }

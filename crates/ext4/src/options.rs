@@ -3,16 +3,14 @@
 mod defaults;
 mod table;
 
-use std::fmt::Write as _;
-
-use steadfs_vfs::options::{Refusals, apply, cannot_change, set_all};
+use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown, set_all};
 use steadfs_vfs::{FsError, Result};
 
 pub use defaults::Asked;
+pub use steadfs_vfs::options::{Atime, OnError};
 pub use table::TABLE;
 
 use crate::disk::{Features, RoCompat};
-use table::{DATA_MODES, ON_ERROR};
 
 /// `data=`: when file data goes to the device relative to its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,36 +21,15 @@ pub enum DataMode {
     Writeback,
 }
 
-/// `errors=`: what a damaged structure does to the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnError {
-    /// The call fails, the volume goes on.
-    Continue,
-    /// The volume becomes read-only.
-    RemountReadOnly,
-}
-
-/// When reading updates the time of last access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Atime {
-    /// Never.
-    Never,
-    /// If it is not newer than the last change, or a day old (`relatime`). Reads that the kernel
-    /// serves from its page cache are not seen.
-    Relative,
-}
-
 /// What the owner asked for at mount time. `None`: as the superblock says, else as Linux has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// `ro`: nothing is changed by calls (the journal is still replayed if the device allows it).
-    pub read_only: bool,
+    /// What f2fs has, too.
+    pub common: CommonOptions,
     /// `noload`: the journal is not replayed; needs `ro`.
     pub no_replay: bool,
     /// `sb=`: the superblock to use, in units of 1 KiB; `None`: the first one.
     pub sb: Option<u64>,
-    /// For programs that only read: what reading can do without may be damaged or missing. Needs `read_only`.
-    pub salvage: bool,
     /// `data=`.
     pub data: Option<DataMode>,
     /// `commit=`: seconds between commits; 0 stands for the default of 5.
@@ -76,16 +53,8 @@ pub struct MountOptions {
     pub async_checkpoint: AsyncCheckpoint,
     /// `discard`: freed blocks are discarded when the transaction that freed them has committed.
     pub discard: bool,
-    /// `user_xattr`: `user.*` attributes are offered.
-    pub user_xattr: Option<bool>,
-    /// `acl`: POSIX access control lists are offered.
-    pub acl: Option<bool>,
     /// `grpid`: new files get their directory's group.
     pub grpid: Option<bool>,
-    /// `resuid=`: the user who may use the reserved blocks.
-    pub resuid: Option<u32>,
-    /// `resgid=`: the group that may use the reserved blocks.
-    pub resgid: Option<u32>,
     /// `delalloc`: blocks are chosen at write-back, not at write.
     pub delalloc: bool,
     /// `auto_da_alloc`: data of files that replace others by rename or truncate goes out at once.
@@ -98,16 +67,6 @@ pub struct MountOptions {
     pub max_dir_kib: Option<u64>,
     /// `minixdf`: statfs counts the file system's own structures as usable space.
     pub minixdf: bool,
-    /// `noatime`, `relatime`.
-    pub atime: Atime,
-    /// `nodiratime`: reading directories does not update their access time.
-    pub nodiratime: bool,
-    /// `sync`: every change is durable before its call returns.
-    pub sync: bool,
-    /// `dirsync`: so is every change of a directory.
-    pub dirsync: bool,
-    /// `prjquota`: counts nothing here, but Linux refuses it where projects have no numbers.
-    pub project_quota: bool,
     /// Where it is mounted, which the superblock notes; `None`: it is opened without being mounted.
     pub mounted_on: Option<Vec<u8>>,
     /// What of all this was asked for by name.
@@ -140,10 +99,9 @@ impl AsyncCheckpoint {
 impl Default for MountOptions {
     fn default() -> Self {
         Self {
-            read_only: false,
+            common: CommonOptions::default(),
             no_replay: false,
             sb: None,
-            salvage: false,
             data: None,
             commit_secs: DEFAULT_COMMIT_SECS,
             min_batch_us: 0,
@@ -155,22 +113,13 @@ impl Default for MountOptions {
             errors: None,
             async_checkpoint: AsyncCheckpoint::Default,
             discard: false,
-            user_xattr: None,
-            acl: None,
             grpid: None,
-            resuid: None,
-            resgid: None,
             delalloc: true,
             auto_da_alloc: true,
             inode_readahead_blocks: 32,
             stripe: None,
             max_dir_kib: None,
             minixdf: false,
-            atime: Atime::Relative,
-            nodiratime: false,
-            sync: false,
-            dirsync: false,
-            project_quota: false,
             mounted_on: None,
             asked: Asked::default(),
         }
@@ -205,7 +154,7 @@ impl MountOptions {
     }
 
     fn put(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
-        apply(TABLE, self, name, value)
+        TABLE.apply(self, name, value)
     }
 
     /// What they come to on a volume with a journal, or without.
@@ -237,7 +186,7 @@ impl MountOptions {
     pub fn validate(&self) -> Result<()> {
         let mut refused = Refusals::default();
         let mut wrong = |why: &str| refused.push(FsError::BadOption(why.to_owned()));
-        if self.no_replay && !self.read_only {
+        if self.no_replay && !self.common.read_only {
             wrong("option noload: needs ro, for a volume is only written after its journal");
         }
         if self.min_batch_us > self.max_batch_us {
@@ -251,7 +200,7 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] naming option and feature.
     pub(crate) fn check_features(&self, features: Features) -> Result<()> {
-        if self.project_quota && !features.ro_compat.contains(RoCompat::PROJECT) {
+        if self.common.project_quota && !features.ro_compat.contains(RoCompat::PROJECT) {
             let why = "option prjquota: the volume does not have the feature project";
             return Err(FsError::BadOption(why.to_owned()));
         }
@@ -266,108 +215,29 @@ impl MountOptions {
         let mut new = self.clone();
         new.set_list(list)?;
         new.validate()?;
-        let fixed = [
-            ("data", self.data != new.data),
-            ("noload", self.no_replay != new.no_replay),
-            ("sb", self.sb != new.sb),
-            (
-                "journal_checksum",
-                self.journal_checksum != new.journal_checksum,
-            ),
-            // The kernel was told when the volume was mounted, and checks permissions by it.
-            ("acl", self.acl.unwrap_or(true) != new.acl.unwrap_or(true)),
-        ];
-        let mut refused = Refusals::default();
-        for (name, _) in fixed.iter().filter(|(_, changed)| *changed) {
-            refused.push(cannot_change(name));
-        }
-        refused.into_result().map(|()| new)
+        TABLE.check_remount(self, &new).map(|()| new)
     }
 
     fn set_list(&mut self, list: &str) -> Result<()> {
-        let names = || TABLE.iter().map(|entry| entry.name);
-        set_all(list, |name, value| self.set(name, value), names)
+        set_all(list, |name, value| self.set(name, value), || TABLE.names())
     }
 
-    /// The options as /proc/mounts shows them: `ro` or `rw`, then what differs from the default.
+    /// The options as /proc/mounts shows them: `ro` or `rw`, the kind of access times, and what differs from the default.
     pub fn show(&self) -> String {
-        let default = Self::default();
-        let mut out = String::from(if self.read_only { "ro" } else { "rw" });
-        let mut word = |shown: bool, name: &str| {
-            if shown {
-                out.push(',');
-                out.push_str(name);
-            }
-        };
-        word(self.sync, "sync");
-        word(self.dirsync, "dirsync");
-        word(self.atime == Atime::Never, "noatime");
-        word(self.atime == Atime::Relative, "relatime");
-        word(self.nodiratime, "nodiratime");
-        word(self.no_replay, "norecovery");
-        word(!self.barrier, "nobarrier");
-        word(self.abort_on_data_error, "data_err=abort");
-        word(self.journal_checksum == Some(true), "journal_checksum");
-        word(self.journal_checksum == Some(false), "nojournal_checksum");
-        word(self.discard, "discard");
-        word(self.user_xattr == Some(false), "nouser_xattr");
-        word(self.acl == Some(false), "noacl");
-        word(self.grpid == Some(true), "grpid");
-        word(!self.delalloc, "nodelalloc");
-        word(!self.auto_da_alloc, "noauto_da_alloc");
-        word(self.minixdf, "minixdf");
-        let off = self.async_checkpoint == AsyncCheckpoint::Off;
-        word(off, "noasync_checkpoint");
-        let differs = |own: u32, default: u32| (own != default).then_some(u64::from(own));
-        let readahead = differs(self.inode_readahead_blocks, default.inode_readahead_blocks);
-        let percent = match self.async_checkpoint {
-            AsyncCheckpoint::Below(percent) => Some(percent.into()),
-            _ => None,
-        };
-        let numbers = [
-            ("commit", differs(self.commit_secs, default.commit_secs)),
-            (
-                "min_batch_time",
-                differs(self.min_batch_us, default.min_batch_us),
-            ),
-            (
-                "max_batch_time",
-                differs(self.max_batch_us, default.max_batch_us),
-            ),
-            (
-                "journal_ioprio",
-                differs(self.journal_ioprio.into(), default.journal_ioprio.into()),
-            ),
-            ("async_checkpoint", percent),
-            ("inode_readahead_blks", readahead),
-            ("stripe", self.stripe.map(u64::from)),
-            ("resuid", self.resuid.map(u64::from)),
-            ("resgid", self.resgid.map(u64::from)),
-            ("max_dir_size_kb", self.max_dir_kib),
-            ("sb", self.sb),
-        ];
-        for (name, value) in numbers {
-            if let Some(value) = value {
-                // Writing to a string cannot fail.
-                let _ = write!(out, ",{name}={value}");
-            }
-        }
-        let mut named = |name: &str, value: Option<&str>| {
-            if let Some(value) = value {
-                let _ = write!(out, ",{name}={value}");
-            }
-        };
-        named("errors", self.errors.and_then(|v| name_of(v, ON_ERROR)));
-        named("data", self.data.and_then(|v| name_of(v, DATA_MODES)));
-        out
+        TABLE.show(self)
     }
 }
 
-fn name_of<V: PartialEq + Copy>(value: V, names: &[(&'static str, V)]) -> Option<&'static str> {
-    names
-        .iter()
-        .find(|(_, v)| *v == value)
-        .map(|(name, _)| *name)
+impl HasCommon for MountOptions {
+    const ATTRIBUTES_SHOWN: Shown = Shown::Changed;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut CommonOptions {
+        &mut self.common
+    }
 }
 
 #[cfg(test)]

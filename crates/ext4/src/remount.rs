@@ -28,7 +28,7 @@ impl Ext4 {
     /// The current options, with `ro` if an error has made the volume read-only.
     pub(crate) fn effective_options(&self) -> MountOptions {
         let mut options = self.options.read().clone();
-        options.read_only = self.read_only.load(Ordering::Acquire);
+        options.common.read_only = self.read_only.load(Ordering::Acquire);
         options
     }
 
@@ -38,14 +38,14 @@ impl Ext4 {
         if self.frozen.load(Ordering::Acquire) {
             return Err(FsError::Busy);
         }
-        let asked = self.options.read().read_only;
+        let asked = self.options.read().common.read_only;
         let old = self.effective_options();
         let new = old.remounted(list)?.on(self.txns.is_journaled())?;
         new.check_features(self.sb.lock().features())?;
-        if !old.read_only {
+        if !old.common.read_only {
             self.judge(self.sync_volume(cx))?;
         }
-        match (old.read_only, new.read_only) {
+        match (old.common.read_only, new.common.read_only) {
             (true, false) if asked => self.become_writable(&old, &new),
             (true, false) => Err(FsError::Stopped(self.why_stopped())),
             (false, true) => self.become_read_only(&new),

@@ -138,7 +138,7 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
         mended: None,
     };
     view.report.warnings.extend(chosen.warning.take());
-    if !options.salvage {
+    if !options.common.salvage {
         check_size(&chosen.sb, &queue)?;
     }
     if options.no_replay || !may_have_log(&chosen) {
@@ -154,7 +154,7 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
                 view.mended = first.ok().and_then(|first| Superblock::parse(&first).err());
             }
         }
-        Err(error) if options.salvage => view.unreplayed = Some(error),
+        Err(error) if options.common.salvage => view.unreplayed = Some(error),
         Err(error) => return Err(error),
     }
     Ok(view)

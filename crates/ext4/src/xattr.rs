@@ -69,12 +69,12 @@ impl Ext4 {
     /// Refuses a namespace that the mount options switch off.
     pub(crate) fn check_namespace(&self, index: u8) -> Result<()> {
         let options = self.options.read();
-        if is_acl(index) && options.acl == Some(false) {
+        if is_acl(index) && options.common.acl == Some(false) {
             return Err(FsError::NotSupported(
                 "access control lists (mounted with noacl)",
             ));
         }
-        if index == INDEX_USER && options.user_xattr == Some(false) {
+        if index == INDEX_USER && options.common.user_xattr == Some(false) {
             let what = "attributes of users (mounted with nouser_xattr)";
             return Err(FsError::NotSupported(what));
         }

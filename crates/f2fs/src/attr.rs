@@ -194,7 +194,7 @@ impl F2fs {
 
     /// Updates the access time after a read, with the rules of `relatime`.
     pub(crate) fn touch_atime(&self, inode: &Inode, tag: IoTag) {
-        if self.options.read().atime == Atime::Never {
+        if self.options.read().common.atime == Atime::Never {
             return;
         }
         let now = self.now();

@@ -165,8 +165,11 @@ impl F2fs {
         let options = self.options.read();
         let is_in = |gid: u32| cx.gid == gid || cx.groups.contains(&gid);
         cx.uid == 0
-            || options.resuid == Some(cx.uid)
-            || options.resgid.is_some_and(|gid| gid != 0 && is_in(gid))
+            || options.common.resuid == Some(cx.uid)
+            || options
+                .common
+                .resgid
+                .is_some_and(|gid| gid != 0 && is_in(gid))
     }
 
     /// Usage as the kernel's statfs reports it.

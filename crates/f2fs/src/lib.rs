@@ -39,7 +39,7 @@ mod xattr;
 
 pub use fs::F2fs;
 pub use mount::MountReport;
-pub use options::{Atime, MountOptions, OnError, TABLE as OPTION_TABLE};
+pub use options::{Atime, MountOptions, OWN as OWN_OPTIONS, OnError, TABLE as OPTION_TABLE};
 pub use steadfs_cache::CacheSizes;
 pub use steadfs_f2fs_format::{check, disk, format, inspect, read_superblock};
 

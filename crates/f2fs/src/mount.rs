@@ -73,7 +73,7 @@ impl F2fs {
         let mut fs = Self::assemble(queue, superblock, current, options, sizes);
         if recover && fs.read_only.load(Ordering::Acquire) {
             let found = match fs.find_fsynced(IoTag::default()) {
-                Err(error) if fs.options.read().salvage => {
+                Err(error) if fs.options.read().common.salvage => {
                     report.warnings.push(format!(
                         "what fsync wrote after the last checkpoint cannot be followed ({error}): files are as of the \
                          checkpoint"
@@ -139,7 +139,7 @@ impl F2fs {
             verities: VerityFiles::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
-            read_only: AtomicBool::new(options.read_only),
+            read_only: AtomicBool::new(options.common.read_only),
             aborted: Mutex::new(Rank::Leaf, None),
             notes: Notes::new(superblock.clone()),
             superblock,
@@ -186,12 +186,12 @@ fn load(
 ) -> Result<Current> {
     let size = check_size(superblock, queue);
     let current = checkpoint::load(queue, superblock.layout())?;
-    if !options.read_only {
+    if !options.common.read_only {
         size?;
         return current.for_writing();
     }
     if let Some(error) = &current.unreadable {
-        if !options.salvage {
+        if !options.common.salvage {
             return Err(error.clone());
         }
         report.warnings.push(format!(
@@ -247,11 +247,11 @@ fn check_mountable(
         return refuse("volumes on several devices are not supported".to_owned());
     }
     let why = read_only_reasons(superblock);
-    if !why.is_empty() && !options.read_only {
+    if !why.is_empty() && !options.common.read_only {
         return Err(FsError::OnlyReadable(why.join("; ")));
     }
     report.read_only_because = why;
-    if device_read_only && !options.read_only {
+    if device_read_only && !options.common.read_only {
         return Err(FsError::ReadOnly);
     }
     Ok(())

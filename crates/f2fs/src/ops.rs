@@ -41,7 +41,7 @@ impl F2fs {
         let value = self.report_corruption(result)?;
         let all = {
             let options = self.options.read();
-            options.sync || options.dirsync
+            options.common.sync || options.common.dirsync
         };
         let asks = |dir: &InodeNo| -> Result<bool> {
             let flags = self.get(cx, *dir)?.core.read().flags;
@@ -61,7 +61,7 @@ impl F2fs {
     /// durable before the call returns.
     fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
         let value = self.report_corruption(result)?;
-        let all = self.options.read().sync;
+        let all = self.options.read().common.sync;
         if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
             self.report_corruption(self.fsync_inode(cx, inode, false))?;
         }
@@ -258,7 +258,7 @@ impl FileSystem for F2fs {
     ) -> Result<()> {
         let _seen = self.read_overlay();
         self.report_corruption(self.read_dir(cx, dir, cookie, emit))?;
-        let quiet = self.options.read().nodiratime;
+        let quiet = self.options.read().common.nodiratime;
         if cookie == 0 && !quiet {
             self.touch_atime(&*self.get(cx, dir)?, cx.tag);
         }

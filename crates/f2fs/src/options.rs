@@ -2,34 +2,13 @@
 
 mod table;
 
-use std::fmt::Write as _;
-
-use steadfs_vfs::options::{Refusals, apply, cannot_change, set_all};
+use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown, set_all};
 use steadfs_vfs::{FsError, Result};
 
-pub use table::TABLE;
+pub use steadfs_vfs::options::{Atime, OnError};
+pub use table::{OWN, TABLE};
 
 use crate::disk::Features;
-
-/// What reads do to access times.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Atime {
-    /// `relatime`.
-    #[default]
-    Relative,
-    /// `noatime`.
-    Never,
-}
-
-/// `errors=`: what happens when damage is found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnError {
-    /// The call fails, the volume stays.
-    #[default]
-    Continue,
-    /// Writing stops.
-    RemountReadOnly,
-}
 
 /// `background_gc=`: cleaning while the volume is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,26 +100,12 @@ impl Unusable {
 /// Options of an f2fs volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// `ro`.
-    pub read_only: bool,
-    /// For programs that only read: what reading can do without may be damaged or missing. Needs `read_only`.
-    pub salvage: bool,
+    /// What ext4 has, too.
+    pub common: CommonOptions,
     /// `norecovery`, `disable_roll_forward`: what fsync wrote after the checkpoint is not looked for.
     pub no_recovery: bool,
-    /// `user_xattr`: attributes of users are offered.
-    pub user_xattr: Option<bool>,
-    /// `acl`: POSIX access control lists are offered.
-    pub acl: Option<bool>,
     /// `errors=`.
     pub errors: OnError,
-    /// `noatime`, `relatime`.
-    pub atime: Atime,
-    /// `nodiratime`.
-    pub nodiratime: bool,
-    /// `sync`: every change is durable before its call returns.
-    pub sync: bool,
-    /// `dirsync`: so is every change of a directory.
-    pub dirsync: bool,
     /// `background_gc=`.
     pub background_gc: BackgroundGc,
     /// `gc_policy=`.
@@ -173,12 +138,6 @@ pub struct MountOptions {
     pub data_flush: bool,
     /// `reserve_root=`: blocks for the superuser, and for `resuid` and `resgid`.
     pub reserve_root: u32,
-    /// `resuid=`: the user who may use the reserved blocks.
-    pub resuid: Option<u32>,
-    /// `resgid=`: the group that may use the reserved blocks.
-    pub resgid: Option<u32>,
-    /// `prjquota`: counts nothing here, but Linux refuses it where projects have no numbers.
-    pub project_quota: bool,
     /// `mode=`.
     pub mode: Mode,
     /// `alloc_mode=`. `None`: `reuse` up to 16 GiB, else `default`.
@@ -199,16 +158,9 @@ impl Default for MountOptions {
     /// As the kernel has them.
     fn default() -> Self {
         Self {
-            read_only: false,
-            salvage: false,
+            common: CommonOptions::default(),
             no_recovery: false,
-            user_xattr: None,
-            acl: None,
             errors: OnError::default(),
-            atime: Atime::default(),
-            nodiratime: false,
-            sync: false,
-            dirsync: false,
             background_gc: BackgroundGc::default(),
             gc_policy: GcPolicy::default(),
             atgc: false,
@@ -225,9 +177,6 @@ impl Default for MountOptions {
             fastboot: false,
             data_flush: false,
             reserve_root: 0,
-            resuid: None,
-            resgid: None,
-            project_quota: false,
             mode: Mode::default(),
             alloc_mode: None,
             fsync_mode: FsyncMode::default(),
@@ -254,7 +203,7 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] for a value that makes no sense or an option that is not offered.
     pub fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
-        apply(TABLE, self, name, value)
+        TABLE.apply(self, name, value)
     }
 
     /// Contradictions between options, once all are set.
@@ -265,7 +214,7 @@ impl MountOptions {
         let old_policy = self.gc_policy == GcPolicy::Linux2013;
         let wrong = [
             (
-                self.no_recovery && !self.read_only,
+                self.no_recovery && !self.common.read_only,
                 "option norecovery: needs ro, for a volume is only written after its recovery",
             ),
             (
@@ -277,7 +226,7 @@ impl MountOptions {
                 "option gc_policy=2013: fills holes, which mode=lfs forbids",
             ),
             (
-                self.checkpoint_off.is_some() && self.read_only,
+                self.checkpoint_off.is_some() && self.common.read_only,
                 "option checkpoint=disable: does not go with ro; checkpoint=enable comes first",
             ),
         ];
@@ -305,7 +254,7 @@ impl MountOptions {
                 "option inline_xattr_size: the volume does not have the feature flexible_inline_xattr",
             ),
             (
-                self.project_quota && no_projects,
+                self.common.project_quota && no_projects,
                 "option prjquota: the volume does not have the feature project_quota",
             ),
         ];
@@ -320,118 +269,29 @@ impl MountOptions {
         let mut new = self.clone();
         new.set_list(list)?;
         new.validate()?;
-        let fixed = [
-            ("norecovery", self.no_recovery != new.no_recovery),
-            ("discard_unit", self.discard_unit != new.discard_unit),
-            ("active_logs", self.active_logs != new.active_logs),
-            ("mode", self.mode != new.mode),
-            ("atgc", self.atgc != new.atgc),
-            // The kernel was told when the volume was mounted, and checks permissions by it.
-            ("acl", self.acl.unwrap_or(true) != new.acl.unwrap_or(true)),
-        ];
-        let mut refused = Refusals::default();
-        for (name, _) in fixed.iter().filter(|(_, changed)| *changed) {
-            refused.push(cannot_change(name));
-        }
-        refused.into_result().map(|()| new)
+        TABLE.check_remount(self, &new).map(|()| new)
     }
 
     fn set_list(&mut self, list: &str) -> Result<()> {
-        let names = || TABLE.iter().map(|entry| entry.name);
-        set_all(list, |name, value| self.set(name, value), names)
+        set_all(list, |name, value| self.set(name, value), || TABLE.names())
     }
 
-    /// The options as /proc/mounts shows them: `ro` or `rw`, then what the kernel's f2fs always shows, and
-    /// what differs from the default.
+    /// The options as /proc/mounts shows them: `ro` or `rw`, what the kernel's f2fs always shows, and what differs from
+    /// the default.
     pub fn show(&self) -> String {
-        let mut out = String::from(if self.read_only { "ro" } else { "rw" });
-        self.show_words(&mut out);
-        self.show_values(&mut out);
-        out
+        TABLE.show(self)
+    }
+}
+
+impl HasCommon for MountOptions {
+    const ATTRIBUTES_SHOWN: Shown = Shown::Always;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
     }
 
-    fn show_words(&self, out: &mut String) {
-        let mut word = |shown: bool, name: &str| {
-            if shown {
-                out.push(',');
-                out.push_str(name);
-            }
-        };
-        word(self.sync, "sync");
-        word(self.dirsync, "dirsync");
-        word(self.atime == Atime::Never, "noatime");
-        word(self.atime == Atime::Relative, "relatime");
-        word(self.nodiratime, "nodiratime");
-        word(self.no_recovery, "norecovery");
-        word(self.atgc, "atgc");
-        word(!self.ext_identify, "disable_ext_identify");
-        word(self.fastboot, "fastboot");
-        word(self.data_flush, "data_flush");
-        // One of two, always.
-        let mut either = |on: bool, name: &str| {
-            out.push_str(if on { "," } else { ",no" });
-            out.push_str(name);
-        };
-        either(self.gc_merge, "gc_merge");
-        if let Some(discard) = self.discard {
-            either(discard, "discard");
-        }
-        either(self.user_xattr != Some(false), "user_xattr");
-        either(self.inline_xattr, "inline_xattr");
-        either(self.acl != Some(false), "acl");
-        either(self.inline_data, "inline_data");
-        either(self.inline_dentry, "inline_dentry");
-        either(true, "flush_merge");
-        either(self.barrier, "barrier");
-        either(true, "extent_cache");
-        either(self.checkpoint_merge, "checkpoint_merge");
-    }
-
-    fn show_values(&self, out: &mut String) {
-        let mut named = |name: &str, value: Option<&str>| {
-            if let Some(value) = value {
-                // Writing to a string cannot fail.
-                let _ = write!(out, ",{name}={value}");
-            }
-        };
-        named(
-            "background_gc",
-            table::name_of(self.background_gc, table::BACKGROUND_GC),
-        );
-        let policy = table::changed(self.gc_policy, table::GC_POLICIES);
-        named("gc_policy", policy);
-        named(
-            "discard_unit",
-            table::name_of(self.discard_unit, table::DISCARD_UNITS),
-        );
-        named("mode", table::name_of(self.mode, table::MODES));
-        let alloc = self
-            .alloc_mode
-            .and_then(|mode| table::name_of(mode, table::ALLOC_MODES));
-        named("alloc_mode", alloc);
-        named(
-            "fsync_mode",
-            table::name_of(self.fsync_mode, table::FSYNC_MODES),
-        );
-        named("memory", Some("normal"));
-        named("errors", table::name_of(self.errors, table::ON_ERROR));
-        let mut pair = |name: &str, value: Option<u32>| {
-            if let Some(value) = value {
-                let _ = write!(out, ",{name}={value}");
-            }
-        };
-        pair("active_logs", Some(self.active_logs.into()));
-        let room = self.inline_xattr_size.map(u32::from);
-        pair("inline_xattr_size", room);
-        let reserved = self.reserve_root;
-        pair("reserve_root", (reserved != 0).then_some(reserved));
-        pair("resuid", self.resuid);
-        pair("resgid", self.resgid);
-        let _ = match self.checkpoint_off {
-            None => Ok(()),
-            Some(Unusable::Blocks(blocks)) => write!(out, ",checkpoint=disable:{blocks}"),
-            Some(Unusable::Percent(percent)) => write!(out, ",checkpoint=disable:{percent}%"),
-        };
+    fn common_mut(&mut self) -> &mut CommonOptions {
+        &mut self.common
     }
 }
 

@@ -39,7 +39,7 @@ impl F2fs {
     /// The current options; with `ro` also if an error has made the volume read-only.
     pub(crate) fn effective_options(&self) -> MountOptions {
         let mut options = self.options.read().clone();
-        options.read_only = self.read_only.load(Ordering::Acquire);
+        options.common.read_only = self.read_only.load(Ordering::Acquire);
         options
     }
 
@@ -47,12 +47,12 @@ impl F2fs {
     pub(crate) fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
         let _one = self.remounting.lock();
         self.check_open()?;
-        let asked = self.options.read().read_only;
+        let asked = self.options.read().common.read_only;
         let old = self.effective_options();
         let mut new = old.remounted(list)?;
         new.settle(self.space.counts().user_blocks);
         new.check_features(self.superblock.features())?;
-        match (old.read_only, new.read_only) {
+        match (old.common.read_only, new.common.read_only) {
             (true, false) if asked => self.become_writable(&old, &new),
             (true, false) => Err(FsError::Stopped(self.why_stopped())),
             (false, true) => self.become_read_only(&new),

@@ -72,12 +72,12 @@ impl F2fs {
     /// Fails for a namespace that a mount option switches off.
     pub(crate) fn check_namespace(&self, number: u8) -> Result<()> {
         let options = self.options.read();
-        if is_acl(number) && options.acl == Some(false) {
+        if is_acl(number) && options.common.acl == Some(false) {
             return Err(FsError::NotSupported(
                 "access control lists (mounted with noacl)",
             ));
         }
-        if number == index::USER && options.user_xattr == Some(false) {
+        if number == index::USER && options.common.user_xattr == Some(false) {
             let what = "user.* attributes (mounted with nouser_xattr)";
             return Err(FsError::NotSupported(what));
         }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use steadfs_block::{DeviceModel, Policy, QueueSettings};
 use steadfs_vfs::Result;
-use steadfs_vfs::options::{Entry, apply, bytes, choice, flag, number, value};
+use steadfs_vfs::options::Section::Device;
+use steadfs_vfs::options::Shown::Changed;
+use steadfs_vfs::options::{Entry, Table, bytes, choice, number, word};
 
 /// How I/O is ordered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,27 +18,78 @@ pub struct IoOptions {
     pub group_weights: BTreeMap<String, u32>,
 }
 
-/// Most requests a queue keeps in the device.
-const MAX_DEPTH: usize = 1024;
+/// Most requests in flight at the device.
+const QUEUE_DEPTH_MAX: usize = 1024;
 
-pub(crate) const IO_TABLE: &[Entry<IoOptions>] = &[
-    value("io_scheduler", |o, v| {
+pub(crate) const IO_TABLE: Table<IoOptions> = Table(&[ENTRIES]);
+
+type Opt = Entry<IoOptions>;
+
+const ENTRIES: &[Opt] = &[
+    Opt::value("io_scheduler", "=fair|fifo|cfq", |o, v| {
         let policies = Policy::ALL.map(|policy| (policy.name(), policy));
         choice(v, &policies).map(|policy| o.queue.policy = policy)
+    })
+    .help(
+        Device,
+        "the order of queued I/O: by the weights of cgroups and I/O priorities; first come, first served, with \
+         synchronous requests first; by weights in CFQ's time slices",
+    )
+    .current(Changed, |o| {
+        Some(format!("io_scheduler={}", o.queue.policy.name()))
     }),
-    value("queue_depth", |o, v| {
-        number(v, 1..=MAX_DEPTH).map(|n| o.queue.depth = n)
-    }),
-    value("slice_idle", |o, v| {
+    Opt::value("queue_depth", "=1..1024", |o, v| {
+        number(v, 1..=QUEUE_DEPTH_MAX).map(|n| o.queue.depth = n)
+    })
+    .help(Device, "the most requests in flight at the device")
+    .current(Changed, |o| Some(format!("queue_depth={}", o.queue.depth))),
+    Opt::value("slice_idle", "=0..1000", |o, v| {
         number(v, 0..=1000).map(|n| o.queue.slice_idle = Some(Duration::from_millis(n)))
+    })
+    .help_with_default(
+        Device,
+        "fair, cfq: how many milliseconds the device idles for the next request of the process that is being served",
+        "8",
+    )
+    .current(Changed, |o| {
+        let idle = o.queue.slice_idle?.as_millis();
+        Some(format!("slice_idle={idle}"))
     }),
-    flag("low_latency", |o| o.queue.low_latency = true),
-    flag("nolow_latency", |o| o.queue.low_latency = false),
-    flag("strict_guarantees", |o| o.queue.strict_guarantees = true),
-    flag("nostrict_guarantees", |o| o.queue.strict_guarantees = false),
-    flag("boost", |o| o.queue.boost = true),
-    flag("noboost", |o| o.queue.boost = false),
-    value("cgroup_weight", set_group_weight),
+    Opt::flag("low_latency", |o| o.queue.low_latency = true)
+        .help(
+            Device,
+            "fair: a process that begins I/O after a pause gets a higher weight at first",
+        )
+        .current(Changed, |o| {
+            word(o.queue.low_latency, "low_latency", "nolow_latency")
+        }),
+    Opt::flag("nolow_latency", |o| o.queue.low_latency = false).also(),
+    Opt::flag("strict_guarantees", |o| o.queue.strict_guarantees = true)
+        .help(Device, "fair, cfq: one request at a time, for exact shares")
+        .current(Changed, |o| {
+            let strict = o.queue.strict_guarantees;
+            word(strict, "strict_guarantees", "nostrict_guarantees")
+        }),
+    Opt::flag("nostrict_guarantees", |o| o.queue.strict_guarantees = false).also(),
+    Opt::flag("boost", |o| o.queue.boost = true)
+        .help(
+            Device,
+            "a task that waits for queued I/O boosts it to its own priority and cgroup",
+        )
+        .current(Changed, |o| word(o.queue.boost, "boost", "noboost")),
+    Opt::flag("noboost", |o| o.queue.boost = false).also(),
+    Opt::value("cgroup_weight", "=PATH:WEIGHT", set_group_weight)
+        .help_with_default(
+            Device,
+            "fair, cfq: the weight of a cgroup, 1 to 1000, in place of its own file's; can be repeated; default removes it",
+            "as the cgroup's file says",
+        )
+        .current(Changed, |o| {
+            let weights = o.group_weights.iter();
+            let items = weights.map(|(path, weight)| format!("cgroup_weight={path}:{weight}"));
+            let items: Vec<_> = items.collect();
+            (!items.is_empty()).then(|| items.join(","))
+        }),
 ];
 
 fn set_group_weight(options: &mut IoOptions, value: &str) -> Result<(), String> {
@@ -67,7 +120,9 @@ pub(crate) fn device_model(text: &str) -> Result<DeviceModel, String> {
     let latency = parts
         .next()
         .map_or(Ok(0), |us| number(us, 0..=10_000_000))?;
-    let depth = parts.next().map_or(Ok(1), |n| number(n, 1..=MAX_DEPTH))?;
+    let depth = parts
+        .next()
+        .map_or(Ok(1), |n| number(n, 1..=QUEUE_DEPTH_MAX))?;
     let flush = parts
         .next()
         .map_or(Ok(0), |us| number(us, 0..=10_000_000))?;
@@ -93,32 +148,12 @@ pub(crate) fn show_device_model(model: &DeviceModel) -> String {
 impl IoOptions {
     /// Applies one item. Returns whether the name is one of these options.
     pub(crate) fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
-        apply(IO_TABLE, self, name, value)
+        IO_TABLE.apply(self, name, value)
     }
 
     /// What differs from the defaults, as a list.
     pub fn show(&self) -> String {
-        let (queue, default) = (&self.queue, QueueSettings::default());
-        let mut shown: Vec<String> = Vec::new();
-        if queue.policy != default.policy {
-            shown.push(format!("io_scheduler={}", queue.policy.name()));
-        }
-        if queue.depth != default.depth {
-            shown.push(format!("queue_depth={}", queue.depth));
-        }
-        if let Some(idle) = queue.slice_idle {
-            shown.push(format!("slice_idle={}", idle.as_millis()));
-        }
-        let words = [
-            (!queue.low_latency, "nolow_latency"),
-            (queue.strict_guarantees, "strict_guarantees"),
-            (!queue.boost, "noboost"),
-        ];
-        let words = words.iter().filter(|(differs, _)| *differs);
-        shown.extend(words.map(|(_, word)| (*word).to_owned()));
-        let weights = self.group_weights.iter();
-        shown.extend(weights.map(|(path, weight)| format!("cgroup_weight={path}:{weight}")));
-        shown.join(",")
+        IO_TABLE.show(self)
     }
 }
 

@@ -73,8 +73,8 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
             noexec: flags.noexec,
             noatime: flags.noatime,
             nodiratime: flags.nodiratime,
-            sync: options.ext4.sync,
-            dirsync: options.ext4.dirsync,
+            sync: options.ext4.common.sync,
+            dirsync: options.ext4.common.dirsync,
         },
         allow_other,
         // The volume may have said so itself.

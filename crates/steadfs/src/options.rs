@@ -1,15 +1,16 @@
 //! A mount's whole option list: what mount(8) and fusermount3(1) know, what is ours, and what
 //! belongs to the volume's file system.
 
+mod help;
 mod remount;
 mod table;
 
 use std::path::Path;
 
 use steadfs_block::DeviceModel;
-use steadfs_ext4::{MountOptions, OPTION_TABLE};
+use steadfs_ext4::{Atime, MountOptions, OPTION_TABLE as EXT4_TABLE};
 use steadfs_f2fs::OPTION_TABLE as F2FS_TABLE;
-use steadfs_vfs::options::{Refusals, apply, item, items, no_effect_because, unknown};
+use steadfs_vfs::options::{Entry, Refusals, item, items, unknown};
 use steadfs_vfs::{FsError, Result};
 
 use crate::io_options::{IO_TABLE, IoOptions};
@@ -187,9 +188,9 @@ impl Options {
     pub fn without_effect(list: &str, kind: Option<Kind>) -> Vec<String> {
         let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
         for (name, value) in items(list) {
-            let ours = no_effect_because(TABLE, name, value);
-            let ext4 = || no_effect_because(OPTION_TABLE, name, value);
-            let f2fs = || no_effect_because(F2FS_TABLE, name, value);
+            let ours = TABLE.no_effect_because(name, value);
+            let ext4 = || EXT4_TABLE.no_effect_because(name, value);
+            let f2fs = || F2FS_TABLE.no_effect_because(name, value);
             let why = match kind {
                 Some(Kind::F2fs) => ours.or_else(f2fs),
                 Some(_) => ours.or_else(ext4),
@@ -210,8 +211,8 @@ impl Options {
     /// The options in `list`, and all that is refused of them whatever the volume is.
     fn read(list: &str) -> (Self, Refusals) {
         let (mut options, mut refused) = Self::take(list);
-        options.flags.noatime = options.ext4.atime == steadfs_ext4::Atime::Never;
-        options.flags.nodiratime = options.ext4.nodiratime;
+        options.flags.noatime = options.ext4.common.atime == Atime::Never;
+        options.flags.nodiratime = options.ext4.common.nodiratime;
         if let Err(error) = options.ext4.validate() {
             options.misfits.ext4.push(error);
         }
@@ -246,35 +247,41 @@ impl Options {
         }
     }
 
-    /// The names of all options that are taken; `x-…` and `X-…`, notes for others, are taken too.
+    /// The names of all options that are not refused; so are `x-…` and `X-…`, which are for other programs.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        let ours = TABLE.iter().filter(|e| !e.is_refused()).map(|e| e.name);
-        let format = OPTION_TABLE.iter().filter(|e| !e.is_refused());
-        let f2fs = F2FS_TABLE
-            .iter()
-            .filter(|e| !e.is_refused() && !is_ext4(e.name));
-        let io = IO_TABLE.iter().map(|e| e.name);
-        ours.chain(io)
-            .chain(format.map(|e| e.name))
-            .chain(f2fs.map(|e| e.name))
+        let offered = |name: &&str| {
+            let refused = [
+                TABLE.find(name).map(Entry::is_refused),
+                EXT4_TABLE.find(name).map(Entry::is_refused),
+                F2FS_TABLE.find(name).map(Entry::is_refused),
+            ];
+            refused.contains(&Some(false)) || IO_TABLE.find(name).is_some()
+        };
+        Self::all_names().filter(offered)
+    }
+
+    fn all_names() -> impl Iterator<Item = &'static str> {
+        let own = TABLE.names().chain(IO_TABLE.names());
+        let f2fs = F2FS_TABLE.names().filter(|name| !is_ext4(name));
+        own.chain(EXT4_TABLE.names()).chain(f2fs)
     }
 
     /// Sets `ro` or `rw` for whatever the volume is.
     pub fn set_read_only(&mut self, read_only: bool) {
-        self.ext4.read_only = read_only;
-        self.f2fs.read_only = read_only;
+        self.ext4.common.read_only = read_only;
+        self.f2fs.common.read_only = read_only;
     }
 
     /// For programs that only read, and mount nothing: what reading can do without may be damaged or missing.
     pub fn set_salvage(&mut self) {
         self.set_read_only(true);
-        self.ext4.salvage = true;
-        self.f2fs.salvage = true;
+        self.ext4.common.salvage = true;
+        self.f2fs.common.salvage = true;
     }
 
     /// Whether the volume is only to be read.
     pub fn read_only(&self) -> bool {
-        self.ext4.read_only
+        self.ext4.common.read_only
     }
 
     /// Whether the list fits volumes of this kind.
@@ -286,7 +293,7 @@ impl Options {
     }
 
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<()> {
-        if is_note(name)? || apply(TABLE, self, name, value)? || self.io.set(name, value)? {
+        if is_note(name)? || TABLE.apply(self, name, value)? || self.io.set(name, value)? {
             return Ok(());
         }
         let of_other = |kind: &str| FsError::BadOption(format!("option {name}: {kind} has none"));
@@ -304,19 +311,13 @@ impl Options {
             }
             // Whoever knows the name says what is wrong with it.
             (Err(error), _) | (_, Err(error)) => Err(error),
-            (Ok(false), Ok(false)) => {
-                let ours = TABLE.iter().map(|entry| entry.name);
-                let ours = ours.chain(IO_TABLE.iter().map(|entry| entry.name));
-                let ext4 = OPTION_TABLE.iter().map(|entry| entry.name);
-                let f2fs = F2FS_TABLE.iter().map(|entry| entry.name);
-                Err(unknown(name, ours.chain(ext4).chain(f2fs)))
-            }
+            (Ok(false), Ok(false)) => Err(unknown(name, Self::all_names())),
         }
     }
 }
 
 fn is_ext4(name: &str) -> bool {
-    OPTION_TABLE.iter().any(|entry| entry.name == name)
+    EXT4_TABLE.find(name).is_some()
 }
 
 #[cfg(test)]
@@ -399,11 +400,11 @@ mod tests {
 
     #[test]
     fn tables_do_not_overlap() {
-        for entry in TABLE {
-            let twice = TABLE.iter().filter(|e| e.name == entry.name).count();
-            assert_eq!(twice, 1, "{}", entry.name);
-            let f2fs = F2FS_TABLE.iter().any(|e| e.name == entry.name);
-            assert!(!is_ext4(entry.name) && !f2fs, "{}", entry.name);
+        for name in TABLE.names() {
+            let twice = TABLE.names().filter(|other| *other == name).count();
+            assert_eq!(twice, 1, "{name}");
+            let f2fs = F2FS_TABLE.find(name).is_some();
+            assert!(!is_ext4(name) && !f2fs, "{name}");
         }
     }
 
@@ -412,7 +413,7 @@ mod tests {
         let both = good("ro,noatime,noacl,errors=continue");
         assert_eq!(both.fits(Kind::Ext3), Ok(()));
         assert_eq!(both.fits(Kind::F2fs), Ok(()));
-        assert!(both.f2fs.read_only && both.f2fs.acl == Some(false));
+        assert!(both.f2fs.common.read_only && both.f2fs.common.acl == Some(false));
         let ext4 = good("data=ordered");
         assert_eq!(ext4.fits(Kind::Ext4), Ok(()));
         let said = ext4.fits(Kind::F2fs).unwrap_err().to_string();

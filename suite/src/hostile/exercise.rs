@@ -27,11 +27,15 @@ const MAX_ENTRIES: usize = 2000;
 
 /// The options of a program that only reads.
 fn reading() -> MountOptions {
-    MountOptions {
-        read_only: true,
-        salvage: true,
-        ..MountOptions::default()
-    }
+    let mut options = read_only();
+    options.common.salvage = true;
+    options
+}
+
+fn read_only() -> MountOptions {
+    let mut options = MountOptions::default();
+    options.common.read_only = true;
+    options
 }
 
 /// The result of a case.
@@ -223,17 +227,14 @@ impl Trial {
 
     /// Mounts read-only and reads everything: with the defaults, and with `salvage`.
     fn read_all(&mut self) {
-        self.read_all_with(MountOptions {
-            read_only: true,
-            ..MountOptions::default()
-        });
+        self.read_all_with(read_only());
         self.read_all_with(reading());
     }
 
     fn read_all_with(&mut self, options: MountOptions) {
         let device = Arc::new(ImageDevice::new(self.image.clone()));
-        let is_mount = !options.salvage;
-        self.may_be_longer = options.salvage;
+        let is_mount = !options.common.salvage;
+        self.may_be_longer = options.common.salvage;
         let opened = open(&device, options);
         if let Some(fs) = self.check_error("mount ro", opened) {
             self.outcome.mounted[0] |= is_mount;
@@ -478,11 +479,7 @@ impl Trial {
     /// Checks that synced files are intact, or that an error was reported.
     fn check_synced_files(&mut self, image: &Image) {
         let device = Arc::new(ImageDevice::new(image.clone()));
-        let options = MountOptions {
-            read_only: true,
-            ..MountOptions::default()
-        };
-        let Some(fs) = self.check_error("mount again", open(&device, options)) else {
+        let Some(fs) = self.check_error("mount again", open(&device, read_only())) else {
             return;
         };
         let synced_files = std::mem::take(&mut self.synced_files);

@@ -437,11 +437,9 @@ pub fn exercise_f2fs(image: &Image) -> Outcome {
 
 fn read_all(trial: &mut Trial, device: &Arc<ImageDevice>) {
     for salvage in [false, true] {
-        let options = MountOptions {
-            read_only: true,
-            salvage,
-            ..MountOptions::default()
-        };
+        let mut options = MountOptions::default();
+        options.common.read_only = true;
+        options.common.salvage = salvage;
         let opened = F2fs::open(Arc::clone(device) as _, options, CacheSizes::of(CACHE));
         if let Some((fs, _)) = trial.check_error("mount", opened) {
             trial.outcome.mounted[0] |= !salvage;

@@ -211,10 +211,8 @@ impl<'a> ValueWriter<'a> {
             .map(|name| name.into())
             .collect();
         let found = sim::run(sim::Config::new(1), move || {
-            let options = MountOptions {
-                read_only: true,
-                ..MountOptions::default()
-            };
+            let mut options = MountOptions::default();
+            options.common.read_only = true;
             let (fs, _) = Ext4::open(device as _, options, CacheSizes::of(1 << 20)).unwrap();
             let mut at = fs.root();
             for name in path.iter().filter(|name| !name.is_empty()) {

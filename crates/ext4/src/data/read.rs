@@ -100,7 +100,7 @@ impl Ext4 {
 
     /// Updates the access time as relatime does: once a day, or if the file changed since.
     pub(crate) fn touch_atime(&self, inode: &Inode) {
-        let wanted = self.options.read().atime == Atime::Relative;
+        let wanted = self.options.read().common.atime == Atime::Relative;
         if !wanted || self.check_writable().is_err() {
             return;
         }

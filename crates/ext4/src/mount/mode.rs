@@ -53,11 +53,11 @@ pub(super) fn choose_mode(
         ));
     }
     let why = why_only_readable(sb);
-    if !why.is_empty() && !options.read_only {
+    if !why.is_empty() && !options.common.read_only {
         return Err(FsError::OnlyReadable(why.join("; ")));
     }
     report.read_only_because = why;
-    if device_read_only && !options.read_only {
+    if device_read_only && !options.common.read_only {
         return Err(FsError::ReadOnly);
     }
     Ok(())

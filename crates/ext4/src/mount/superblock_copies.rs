@@ -34,10 +34,9 @@ fn without_first(image: &Image) {
 }
 
 fn options(list: &str, salvage: bool) -> MountOptions {
-    MountOptions {
-        salvage,
-        ..MountOptions::parse(list).unwrap()
-    }
+    let mut options = MountOptions::parse(list).unwrap();
+    options.common.salvage = salvage;
+    options
 }
 
 fn open(device: &Arc<MemDevice>, options: MountOptions) -> Result<(Arc<Ext4>, MountReport)> {

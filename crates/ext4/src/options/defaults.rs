@@ -2,7 +2,7 @@
 //! go before them.
 
 use steadfs_vfs::names::printable;
-use steadfs_vfs::options::{item, items, no_effect_because};
+use steadfs_vfs::options::{item, items};
 
 use super::{MountOptions, TABLE};
 
@@ -54,7 +54,7 @@ impl MountOptions {
         let mut passed = Vec::new();
         for (name, value) in items(&defaults.join(",")).chain(items(text)) {
             let why = match new.put(name, value) {
-                Ok(true) => match no_effect_because(TABLE, name, value) {
+                Ok(true) => match TABLE.no_effect_because(name, value) {
                     None => continue,
                     Some(why) => format!("option {}: has no effect: {why}", item(name, value)),
                 },
@@ -69,10 +69,11 @@ impl MountOptions {
             let _ = new.put(name, value.as_deref());
         }
         // What mount(8) knows of every volume is not the superblock's to say.
-        new.read_only = self.read_only;
+        let (common, own) = (&mut new.common, &self.common);
+        common.read_only = own.read_only;
+        (common.sync, common.dirsync) = (own.sync, own.dirsync);
+        (common.atime, common.nodiratime) = (own.atime, own.nodiratime);
         new.no_replay = self.no_replay;
-        (new.sync, new.dirsync) = (self.sync, self.dirsync);
-        (new.atime, new.nodiratime) = (self.atime, self.nodiratime);
         match new.validate() {
             Ok(()) => (new, passed),
             Err(error) => {

@@ -1,197 +1,272 @@
-//! The table of ext4's mount options: every name that Linux knows, with what it does, why it has no effect or why it
-//! is not offered.
+//! The table of the mount options of ext2, ext3 and ext4: every name that Linux knows.
 
+use std::fmt::Display;
+
+use steadfs_vfs::options::Section::Ext4;
+use steadfs_vfs::options::Shown::Changed;
 use steadfs_vfs::options::{
-    Entry, already, choice, either, flag, no_effect, no_effect_if, number, refused, value,
+    Common, ERRORS, Entry, Table, choice, item, name_of, number, parse_errors, word,
 };
 
-use super::{
-    AsyncCheckpoint, Atime, DEFAULT_ASYNC_PERCENT, DEFAULT_COMMIT_SECS, DataMode, MountOptions,
-    OnError,
-};
+use super::{AsyncCheckpoint, DEFAULT_ASYNC_PERCENT, DEFAULT_COMMIT_SECS, DataMode, MountOptions};
 
 /// `sb=` of the first superblock.
 const FIRST_SB: u64 = 1;
 /// Longest commit interval: a day.
-const MAX_COMMIT_SECS: u32 = 86_400;
-/// Longest wait for company: a minute.
-const MAX_BATCH_US: u32 = 60_000_000;
-pub(super) const DATA_MODES: &[(&str, DataMode)] = &[
+const COMMIT_SECS_MAX: u32 = 86_400;
+/// Longest wait of a commit for others to join: a minute.
+const BATCH_US_MAX: u32 = 60_000_000;
+const DATA_MODES: &[(&str, DataMode)] = &[
     ("ordered", DataMode::Ordered),
     ("writeback", DataMode::Writeback),
 ];
-pub(super) const ON_ERROR: &[(&str, OnError)] = &[
-    ("continue", OnError::Continue),
-    ("remount-ro", OnError::RemountReadOnly),
-];
-const NO_QUOTA: &str = "quota is neither counted nor enforced";
+const DATA_ERRORS: &[(&str, bool)] = &[("ignore", false), ("abort", true)];
 const EXTERNAL: &str = "external journals are not supported; only one inside the volume is";
 const GONE: &str = "Linux removed it, too";
-const TIMES: &str = "times are written with the inode at each commit";
 const INODE_TABLES: &str = "inode tables are initialised when their groups are first used";
 const NEVER_STALE: &str = "direct reads never see what is not written";
 
+type Opt = Entry<MountOptions>;
+
 /// Every option of ext2, ext3 and ext4 that Linux knows.
-pub const TABLE: &[Entry<MountOptions>] = &[
-    flag("ro", |o| o.read_only = true),
-    flag("rw", |o| o.read_only = false),
-    flag("noload", |o| o.no_replay = true),
-    flag("norecovery", |o| o.no_replay = true),
-    value("sb", |o, v| {
-        number(v, 0..=u64::MAX >> 10).map(|n| o.sb = (n != FIRST_SB).then_some(n))
+pub const TABLE: Table<MountOptions> = Table(&[Common::<MountOptions>::ENTRIES, OWN]);
+
+const OWN: &[Entry<MountOptions>] = &[
+    Opt::flag("noload", |o| o.no_replay = true)
+        .help(Ext4, "the journal is not replayed; only with ro")
+        .current(Changed, |o| o.no_replay.then(|| "norecovery".into()))
+        .fixed(),
+    Opt::flag("norecovery", |o| o.no_replay = true).also().fixed(),
+    Opt::either("barrier", "[=0|1]", |o, v| switch(v).map(|on| o.barrier = on))
+        .help(
+            Ext4,
+            "commits flush the device's cache; without it a power cut can corrupt the volume",
+        )
+        .current(Changed, |o| word(o.barrier, "barrier", "nobarrier")),
+    Opt::flag("nobarrier", |o| o.barrier = false).also(),
+    Opt::value("data_err", "=ignore|abort", |o, v| {
+        choice(v, DATA_ERRORS).map(|abort| o.abort_on_data_error = abort)
+    })
+    .help(
+        Ext4,
+        "abort: a failed write of file data also aborts the journal",
+    )
+    .current(Changed, |o| {
+        named("data_err", name_of(o.abort_on_data_error, DATA_ERRORS))
     }),
-    value("data", set_data),
-    value("commit", |o, v| {
-        number(v, 0..=MAX_COMMIT_SECS).map(|secs| {
+    Opt::flag("journal_checksum", |o| o.journal_checksum = Some(true))
+        .help_with_default(
+            Ext4,
+            "whether log blocks have checksums",
+            "if the volume's metadata has them",
+        )
+        .current(Changed, |o| {
+            let on = o.journal_checksum?;
+            word(on, "journal_checksum", "nojournal_checksum")
+        })
+        .fixed(),
+    Opt::flag("nojournal_checksum", |o| o.journal_checksum = Some(false))
+        .also()
+        .fixed(),
+    Opt::flag("discard", |o| o.discard = true)
+        .help(
+            Ext4,
+            "freed blocks are discarded after the commit that freed them",
+        )
+        .current(Changed, |o| word(o.discard, "discard", "nodiscard")),
+    Opt::flag("nodiscard", |o| o.discard = false).also(),
+    Opt::flag("grpid", |o| o.grpid = Some(true))
+        .help_with_default(
+            Ext4,
+            "new files get the group of their directory, or the caller's",
+            "nogrpid",
+        )
+        .current(Changed, |o| {
+            (o.grpid == Some(true)).then(|| "grpid".into())
+        }),
+    Opt::flag("bsdgroups", |o| o.grpid = Some(true)).also(),
+    Opt::flag("nogrpid", |o| o.grpid = Some(false)).also(),
+    Opt::flag("sysvgroups", |o| o.grpid = Some(false)).also(),
+    Opt::flag("delalloc", |o| o.delalloc = true)
+        .help(
+            Ext4,
+            "blocks are allocated at write-back (delayed allocation), or at write",
+        )
+        .current(Changed, |o| word(o.delalloc, "delalloc", "nodelalloc")),
+    Opt::flag("nodelalloc", |o| o.delalloc = false).also(),
+    Opt::either("auto_da_alloc", "[=0|1]", |o, v| {
+        switch(v).map(|on| o.auto_da_alloc = on)
+    })
+    .help(
+        Ext4,
+        "a file that replaces another by rename is written before it does; one that replaces by truncate within seconds",
+    )
+    .current(Changed, |o| {
+        word(o.auto_da_alloc, "auto_da_alloc", "noauto_da_alloc")
+    }),
+    Opt::flag("noauto_da_alloc", |o| o.auto_da_alloc = false).also(),
+    Opt::flag("minixdf", |o| o.minixdf = true)
+        .help(
+            Ext4,
+            "statfs counts the volume's own metadata as space, or not",
+        )
+        .current(Changed, |o| word(o.minixdf, "minixdf", "bsddf")),
+    Opt::flag("bsddf", |o| o.minixdf = false).also(),
+    Opt::value("commit", "=SECONDS", |o, v| {
+        number(v, 0..=COMMIT_SECS_MAX).map(|secs| {
             o.commit_secs = if secs == 0 { DEFAULT_COMMIT_SECS } else { secs };
         })
-    }),
-    value("min_batch_time", |o, v| {
-        number(v, 0..=MAX_BATCH_US).map(|us| o.min_batch_us = us)
-    }),
-    value("max_batch_time", |o, v| {
-        number(v, 0..=MAX_BATCH_US).map(|us| o.max_batch_us = us)
-    }),
-    value("journal_ioprio", |o, v| {
+    })
+    .help(Ext4, "time between two commits of the journal")
+    .current(Changed, |o| named("commit", o.commit_secs)),
+    Opt::value("min_batch_time", "=US", |o, v| {
+        number(v, 0..=BATCH_US_MAX).map(|us| o.min_batch_us = us)
+    })
+    .help(
+        Ext4,
+        "how long a synchronous commit waits for others to join (group commit), in microseconds",
+    )
+    .current(Changed, |o| named("min_batch_time", o.min_batch_us)),
+    Opt::value("max_batch_time", "=US", |o, v| {
+        number(v, 0..=BATCH_US_MAX).map(|us| o.max_batch_us = us)
+    })
+    .also()
+    .current(Changed, |o| named("max_batch_time", o.max_batch_us)),
+    Opt::value("journal_ioprio", "=0..7", |o, v| {
         number(v, 0..=7).map(|prio| o.journal_ioprio = prio)
-    }),
-    flag("journal_checksum", |o| o.journal_checksum = Some(true)),
-    flag("nojournal_checksum", |o| o.journal_checksum = Some(false)),
-    either("barrier", |o, v| switch(v).map(|on| o.barrier = on)),
-    flag("nobarrier", |o| o.barrier = false),
-    value("data_err", |o, v| {
-        choice(v, &[("ignore", false), ("abort", true)]).map(|abort| o.abort_on_data_error = abort)
-    }),
-    value("errors", set_errors),
-    either("async_checkpoint", set_async_checkpoint),
-    flag("noasync_checkpoint", |o| {
+    })
+    .help(Ext4, "the I/O priority of the journal; 0 is the highest")
+    .current(Changed, |o| named("journal_ioprio", o.journal_ioprio)),
+    Opt::either("async_checkpoint", "[=PERCENT]", set_async_checkpoint)
+        .help_with_default(
+            Ext4,
+            "log space is reclaimed in the background if less than PERCENT (1 to 99) of it are free, or only when it runs out",
+            "50",
+        )
+        .current(Changed, |o| match o.async_checkpoint {
+            AsyncCheckpoint::Default => None,
+            AsyncCheckpoint::Below(percent) => named("async_checkpoint", percent),
+            AsyncCheckpoint::Off => Some("noasync_checkpoint".into()),
+        }),
+    Opt::flag("noasync_checkpoint", |o| {
         o.async_checkpoint = AsyncCheckpoint::Off;
-    }),
-    flag("discard", |o| o.discard = true),
-    flag("nodiscard", |o| o.discard = false),
-    flag("user_xattr", |o| o.user_xattr = Some(true)),
-    flag("nouser_xattr", |o| o.user_xattr = Some(false)),
-    flag("acl", |o| o.acl = Some(true)),
-    flag("noacl", |o| o.acl = Some(false)),
-    flag("grpid", |o| o.grpid = Some(true)),
-    flag("bsdgroups", |o| o.grpid = Some(true)),
-    flag("nogrpid", |o| o.grpid = Some(false)),
-    flag("sysvgroups", |o| o.grpid = Some(false)),
-    value("resuid", |o, v| {
-        number(v, 0..=u32::MAX - 1).map(|id| o.resuid = Some(id))
-    }),
-    value("resgid", |o, v| {
-        number(v, 0..=u32::MAX - 1).map(|id| o.resgid = Some(id))
-    }),
-    flag("delalloc", |o| o.delalloc = true),
-    flag("nodelalloc", |o| o.delalloc = false),
-    either("auto_da_alloc", |o, v| {
-        switch(v).map(|on| o.auto_da_alloc = on)
-    }),
-    flag("noauto_da_alloc", |o| o.auto_da_alloc = false),
-    value("inode_readahead_blks", set_inode_readahead),
-    value("stripe", |o, v| {
+    })
+    .also(),
+    Opt::value("inode_readahead_blks", "=N", set_inode_readahead)
+        .help(
+            Ext4,
+            "inode table blocks that are read ahead: 0 or a power of two",
+        )
+        .current(Changed, |o| {
+            named("inode_readahead_blks", o.inode_readahead_blocks)
+        }),
+    Opt::value("stripe", "=BLOCKS", |o, v| {
         number(v, 0..=u32::MAX).map(|blocks| o.stripe = Some(blocks))
-    }),
-    value("max_dir_size_kb", |o, v| {
+    })
+    .help_with_default(
+        Ext4,
+        "long allocations begin at multiples of BLOCKS; 0: anywhere",
+        "as the superblock says",
+    )
+    .current(Changed, |o| named("stripe", o.stripe?)),
+    Opt::value("max_dir_size_kb", "=KIB", |o, v| {
         number(v, 0..=u64::MAX >> 10).map(|n| o.max_dir_kib = (n > 0).then_some(n))
-    }),
-    flag("minixdf", |o| o.minixdf = true),
-    flag("bsddf", |o| o.minixdf = false),
-    flag("noatime", |o| o.atime = Atime::Never),
-    flag("atime", |o| o.atime = Atime::Relative),
-    flag("relatime", |o| o.atime = Atime::Relative),
-    flag("nodiratime", |o| o.nodiratime = true),
-    flag("diratime", |o| o.nodiratime = false),
-    flag("sync", |o| o.sync = true),
-    flag("async", |o| o.sync = false),
-    flag("dirsync", |o| o.dirsync = true),
-    // What is so anyway.
-    already("block_validity"),
-    already("nolazytime"),
-    already("nostrictatime"),
-    already("noinit_itable"),
-    already("no_prefetch_block_bitmaps"),
-    already("nombcache"),
-    already("no_mbcache"),
-    already("noquota"),
-    already("dioread_nolock"),
-    already("nowarn_on_error"),
-    either("dax", |_, v| match v {
+    })
+    .help_with_default(Ext4, "the largest size of a directory", "unlimited")
+    .current(Changed, |o| named("max_dir_size_kb", o.max_dir_kib?)),
+    Opt::value("sb", "=N", |o, v| {
+        number(v, 0..=u64::MAX >> 10).map(|n| o.sb = (n != FIRST_SB).then_some(n))
+    })
+    .help_with_default(
+        Ext4,
+        "the superblock to use, in units of 1 KiB: a backup if the first one is corrupt",
+        "1",
+    )
+    .current(Changed, |o| named("sb", o.sb?))
+    .fixed(),
+    Opt::value("errors", "=continue|remount-ro", |o, v| {
+        parse_errors(v).map(|on| o.errors = Some(on))
+    })
+    .help_with_default(
+        Ext4,
+        "what the volume does when it finds corruption",
+        "as the superblock says",
+    )
+    .current(Changed, |o| named("errors", name_of(o.errors?, ERRORS))),
+    Opt::value("data", "=ordered|writeback", set_data)
+        .help_with_default(
+            Ext4,
+            "with both, no committed file ever shows blocks that were not written",
+            "as the superblock says, else ordered",
+        )
+        .current(Changed, |o| named("data", name_of(o.data?, DATA_MODES)))
+        .fixed(),
+    // These hold in any case.
+    Opt::already("block_validity"),
+    Opt::already("noinit_itable"),
+    Opt::already("no_prefetch_block_bitmaps"),
+    Opt::already("nombcache"),
+    Opt::already("no_mbcache"),
+    Opt::already("dioread_nolock"),
+    Opt::already("nowarn_on_error"),
+    Opt::either("dax", "=never|inode", |_, v| match v {
         Some("never" | "inode") => Ok(()),
         _ => Err(DAX.to_owned()),
     }),
-    // Accepted, for they ask for speed, or Linux has them without effect, too.
-    no_effect("lazytime", TIMES),
-    no_effect("norelatime", "Linux has relatime in its place, too"),
-    no_effect(
+    // Accepted: they request speed only, or have no effect in Linux either.
+    Opt::no_effect(
+        "lazytime",
+        "times are written with the inode at each commit",
+    ),
+    Opt::no_effect(
         "journal_async_commit",
         "a commit record is always written last",
     ),
-    no_effect_if("init_itable", INODE_TABLES, |_, v| {
+    Opt::no_effect_if("init_itable", "=", INODE_TABLES, |_, v| {
         v.map_or(Ok(()), |v| number(v, 0..=u32::MAX).map(drop))
     }),
-    no_effect(
+    Opt::no_effect(
         "noblock_validity",
         "structures are always checked against each other",
     ),
-    no_effect("dioread_lock", NEVER_STALE),
-    no_effect("nodioread_nolock", NEVER_STALE),
-    no_effect_if(
+    Opt::no_effect("dioread_lock", NEVER_STALE),
+    Opt::no_effect("nodioread_nolock", NEVER_STALE),
+    Opt::no_effect_if(
         "mb_optimize_scan",
+        "=",
         "the allocator has one search",
         |_, v| {
             let value = v.ok_or("needs a value (mb_optimize_scan=…)")?;
             number(value, 0..=1).map(|_: u32| ())
         },
     ),
-    no_effect(
+    Opt::no_effect(
         "prefetch_block_bitmaps",
         "bitmaps are read when they are needed",
     ),
-    no_effect("i_version", "FUSE does not show a change counter"),
-    no_effect("debug", "steadfs inspect shows the volume's parameters"),
-    no_effect("warn_on_error", "errors are always logged"),
-    no_effect("inlinecrypt", "encrypted files have no key here"),
-    no_effect("bh", GONE),
-    no_effect("nobh", GONE),
-    no_effect("mblk_io_submit", GONE),
-    no_effect("nomblk_io_submit", GONE),
-    no_effect("oldalloc", GONE),
-    no_effect("orlov", GONE),
-    no_effect("reservation", GONE),
-    no_effect("noreservation", GONE),
-    no_effect("journal", GONE),
-    no_effect("check", GONE),
-    no_effect("nocheck", GONE),
-    // The kernel counts nothing either until quotaon(8) is run, which fails on a FUSE mount.
-    no_effect("quota", NO_QUOTA),
-    no_effect("usrquota", NO_QUOTA),
-    no_effect("grpquota", NO_QUOTA),
-    no_effect("usrjquota", NO_QUOTA),
-    no_effect("grpjquota", NO_QUOTA),
-    no_effect_if("jqfmt", NO_QUOTA, |_, v| {
-        let formats = ["vfsold", "vfsv0", "vfsv1"].map(|name| (name, ()));
-        choice(v.unwrap_or_default(), &formats)
-    }),
-    no_effect_if("prjquota", NO_QUOTA, |o, _| {
-        o.project_quota = true;
-        Ok(())
-    }),
-    // What is not offered.
-    refused(
-        "strictatime",
-        "reads served by the kernel's page cache are not seen; use relatime",
-    ),
-    refused("journal_dev", EXTERNAL),
-    refused("journal_path", EXTERNAL),
-    refused("nouid32", "owners are always kept with 32 bits"),
-    refused(
+    Opt::no_effect("i_version", "FUSE does not show a change counter"),
+    Opt::no_effect("debug", "steadfs inspect shows the volume's parameters"),
+    Opt::no_effect("warn_on_error", "errors are always logged"),
+    Opt::no_effect("bh", GONE),
+    Opt::no_effect("nobh", GONE),
+    Opt::no_effect("mblk_io_submit", GONE),
+    Opt::no_effect("nomblk_io_submit", GONE),
+    Opt::no_effect("oldalloc", GONE),
+    Opt::no_effect("orlov", GONE),
+    Opt::no_effect("reservation", GONE),
+    Opt::no_effect("noreservation", GONE),
+    Opt::no_effect("journal", GONE).arg("="),
+    Opt::no_effect("check", GONE).arg("="),
+    Opt::no_effect("nocheck", GONE),
+    // Refused.
+    Opt::refused("journal_dev", EXTERNAL),
+    Opt::refused("journal_path", EXTERNAL),
+    Opt::refused("nouid32", "owners are always kept with 32 bits"),
+    Opt::refused(
         "abort",
         "is for testing kernels; the shutdown ioctl stops a volume",
     ),
-    refused("test_dummy_encryption", "is for testing kernels"),
-    refused("debug_want_extra_isize", "is for testing kernels"),
+    Opt::refused("debug_want_extra_isize", "is for testing kernels"),
 ];
 
 const DAX: &str = "pages of the volume cannot be mapped into processes";
@@ -217,14 +292,6 @@ fn set_async_checkpoint(options: &mut MountOptions, value: Option<&str>) -> Resu
     Ok(())
 }
 
-fn set_errors(options: &mut MountOptions, value: &str) -> Result<(), String> {
-    if value == "panic" {
-        return Err("a program cannot halt the machine; use errors=remount-ro".to_owned());
-    }
-    options.errors = Some(choice(value, ON_ERROR)?);
-    Ok(())
-}
-
 fn set_inode_readahead(options: &mut MountOptions, value: &str) -> Result<(), String> {
     let blocks = number(value, 0..=1 << 30)?;
     if blocks != 0 && !u32::is_power_of_two(blocks) {
@@ -232,4 +299,9 @@ fn set_inode_readahead(options: &mut MountOptions, value: &str) -> Result<(), St
     }
     options.inode_readahead_blocks = blocks;
     Ok(())
+}
+
+/// The item of an option with a value.
+fn named(name: &str, value: impl Display) -> Option<String> {
+    Some(item(name, Some(&value.to_string())))
 }

@@ -41,10 +41,8 @@ fn volume(args: &[&str], mib: u64) -> Arc<MemDevice> {
 }
 
 fn open(device: &Arc<MemDevice>, options: &str, write: bool) -> Arc<F2fs> {
-    let options = MountOptions {
-        read_only: !write,
-        ..MountOptions::parse(options).unwrap()
-    };
+    let mut options = MountOptions::parse(options).unwrap();
+    options.common.read_only = !write;
     let device = Arc::clone(device) as Arc<dyn Device>;
     let opened = F2fs::open(device, options, CacheSizes::of(8 << 20));
     opened.unwrap().0

@@ -1,220 +1,292 @@
-//! The table of f2fs's mount options: every name that Linux knows, with what it does, why it has no
-//! effect or why it is not offered, and those of ours (`gc_policy`).
+//! The table of f2fs's mount options: every name that Linux knows, and our own (`gc_policy`).
 
+use std::fmt::Display;
+
+use steadfs_vfs::options::Section::F2fs;
+use steadfs_vfs::options::Shown::{Always, Changed};
 use steadfs_vfs::options::{
-    Entry, already, choice, flag, no_effect, no_effect_but, no_effect_if, number, refused, value,
+    Common, ERRORS, Entry, Table, choice, item, name_of, number, parse_errors, word,
 };
 
 use super::{
-    AllocMode, Atime, BackgroundGc, DiscardUnit, FsyncMode, GcPolicy, Mode, MountOptions, OnError,
-    Unusable,
+    AllocMode, BackgroundGc, DiscardUnit, FsyncMode, GcPolicy, Mode, MountOptions, Unusable,
 };
 use crate::disk::inode::XATTR_WORDS;
 
 /// Bytes of an extension in the superblock, with its end.
 const EXTENSION_BYTES: usize = 8;
 
-/// Names of the values of an option; the default is not shown.
-pub(super) type Names<V> = &'static [(&'static str, V)];
+/// The words for the values of an option.
+type Names<V> = &'static [(&'static str, V)];
 
-pub(super) const ON_ERROR: Names<OnError> = &[
-    ("continue", OnError::Continue),
-    ("remount-ro", OnError::RemountReadOnly),
-];
-pub(super) const BACKGROUND_GC: Names<BackgroundGc> = &[
+const BACKGROUND_GC: Names<BackgroundGc> = &[
     ("on", BackgroundGc::On),
     ("off", BackgroundGc::Off),
     ("sync", BackgroundGc::Sync),
 ];
-pub(super) const GC_POLICIES: Names<GcPolicy> = &[
+const GC_POLICIES: Names<GcPolicy> = &[
     ("default", GcPolicy::Linux618),
     ("2013", GcPolicy::Linux2013),
 ];
-pub(super) const DISCARD_UNITS: Names<DiscardUnit> = &[
+const DISCARD_UNITS: Names<DiscardUnit> = &[
     ("block", DiscardUnit::Block),
     ("segment", DiscardUnit::Segment),
     ("section", DiscardUnit::Section),
 ];
-pub(super) const MODES: Names<Mode> = &[("adaptive", Mode::Adaptive), ("lfs", Mode::Lfs)];
-pub(super) const ALLOC_MODES: Names<AllocMode> =
+const MODES: Names<Mode> = &[("adaptive", Mode::Adaptive), ("lfs", Mode::Lfs)];
+const ALLOC_MODES: Names<AllocMode> =
     &[("default", AllocMode::Default), ("reuse", AllocMode::Reuse)];
-pub(super) const FSYNC_MODES: Names<FsyncMode> = &[
+const FSYNC_MODES: Names<FsyncMode> = &[
     ("posix", FsyncMode::Posix),
     ("strict", FsyncMode::Strict),
     ("nobarrier", FsyncMode::NoBarrier),
 ];
 
-const NO_QUOTA: &str = "quota is neither counted nor enforced";
+const NO_PROJECT_QUOTA: &str = "quota is neither counted nor enforced";
 const GONE: &str = "Linux removed it, too";
 const TIMES: &str = "times are written with the inode at each checkpoint";
 const LOOKUP: &str = "names are found by their hash";
 const TESTING: &str = "is for testing kernels";
 const NOT_COMPRESSED: &str = "new files are written uncompressed; compressed ones can be read";
 
-/// The name of a value.
-pub(super) fn name_of<V: PartialEq + Copy>(value: V, names: Names<V>) -> Option<&'static str> {
-    let found = names.iter().find(|(_, named)| *named == value);
-    found.map(|(name, _)| *name)
-}
+type Opt = Entry<MountOptions>;
 
-/// The name of a value that is not the default.
-pub(super) fn changed<V: PartialEq + Copy + Default>(
-    value: V,
-    names: Names<V>,
-) -> Option<&'static str> {
-    name_of(value, names).filter(|_| value != V::default())
-}
+/// Every option of f2fs that Linux knows, and our own.
+pub const TABLE: Table<MountOptions> = Table(&[Common::<MountOptions>::ENTRIES, OWN]);
 
-/// Every option of f2fs that Linux knows.
-pub const TABLE: &[Entry<MountOptions>] = &[
-    flag("ro", |o| o.read_only = true),
-    flag("rw", |o| o.read_only = false),
-    flag("norecovery", |o| o.no_recovery = true),
-    flag("disable_roll_forward", |o| o.no_recovery = true),
-    flag("user_xattr", |o| o.user_xattr = Some(true)),
-    flag("nouser_xattr", |o| o.user_xattr = Some(false)),
-    flag("acl", |o| o.acl = Some(true)),
-    flag("noacl", |o| o.acl = Some(false)),
-    value("errors", set_errors),
-    flag("noatime", |o| o.atime = Atime::Never),
-    flag("atime", |o| o.atime = Atime::Relative),
-    flag("relatime", |o| o.atime = Atime::Relative),
-    flag("nodiratime", |o| o.nodiratime = true),
-    flag("diratime", |o| o.nodiratime = false),
-    flag("sync", |o| o.sync = true),
-    flag("async", |o| o.sync = false),
-    flag("dirsync", |o| o.dirsync = true),
-    value("background_gc", |o, v| {
+/// The options that ext4 does not have, or has with other values.
+pub const OWN: &[Entry<MountOptions>] = &[
+    Opt::flag("norecovery", |o| o.no_recovery = true)
+        .help(
+            F2fs,
+            "what fsync wrote after the last checkpoint is not recovered (roll-forward); only with ro",
+        )
+        .current(Changed, |o| o.no_recovery.then(|| "norecovery".into()))
+        .fixed(),
+    Opt::flag("disable_roll_forward", |o| o.no_recovery = true)
+        .also()
+        .fixed(),
+    Opt::flag("atgc", |o| o.atgc = true)
+        .help(
+            F2fs,
+            "background GC selects victims by age, on a volume that was mounted for a week in its life; .steadfs/f2fs/atgc_* tunes it",
+        )
+        .current(Changed, |o| o.atgc.then(|| "atgc".into()))
+        .fixed(),
+    Opt::flag("disable_ext_identify", |o| o.ext_identify = false)
+        .help(F2fs, "file names do not select hot and cold segments")
+        .current(Changed, |o| {
+            (!o.ext_identify).then(|| "disable_ext_identify".into())
+        }),
+    Opt::flag("fastboot", |o| o.fastboot = true)
+        .help(
+            F2fs,
+            "each fsync writes a checkpoint, so the next mount has nothing to recover",
+        )
+        .current(Changed, |o| o.fastboot.then(|| "fastboot".into())),
+    Opt::flag("data_flush", |o| o.data_flush = true)
+        .help(F2fs, "background checkpoints write file data first")
+        .current(Changed, |o| o.data_flush.then(|| "data_flush".into())),
+    Opt::flag("gc_merge", |o| o.gc_merge = true)
+        .help(
+            F2fs,
+            "a task that needs free segments waits for the GC thread, or runs GC itself",
+        )
+        .current(Always, |o| word(o.gc_merge, "gc_merge", "nogc_merge")),
+    Opt::flag("nogc_merge", |o| o.gc_merge = false).also(),
+    Opt::flag("discard", |o| o.discard = Some(true))
+        .help_with_default(
+            F2fs,
+            "freed blocks are discarded after the checkpoint that freed them",
+            "if the device supports it",
+        )
+        .current(Changed, |o| word(o.discard?, "discard", "nodiscard")),
+    Opt::flag("nodiscard", |o| o.discard = Some(false)).also(),
+    Opt::flag("inline_xattr", |o| o.inline_xattr = true)
+        .help(F2fs, "new inodes reserve space for attributes")
+        .current(Always, |o| {
+            word(o.inline_xattr, "inline_xattr", "noinline_xattr")
+        }),
+    Opt::flag("noinline_xattr", |o| o.inline_xattr = false).also(),
+    Opt::flag("inline_data", |o| o.inline_data = true)
+        .help(F2fs, "small files are stored in their inodes")
+        .current(Always, |o| {
+            word(o.inline_data, "inline_data", "noinline_data")
+        }),
+    Opt::flag("noinline_data", |o| o.inline_data = false).also(),
+    Opt::flag("inline_dentry", |o| o.inline_dentry = true)
+        .help(F2fs, "small directories are stored in their inodes")
+        .current(Always, |o| {
+            word(o.inline_dentry, "inline_dentry", "noinline_dentry")
+        }),
+    Opt::flag("noinline_dentry", |o| o.inline_dentry = false).also(),
+    Opt::already("flush_merge").current(Always, |_| Some("flush_merge".into())),
+    Opt::flag("barrier", |o| o.barrier = true)
+        .help(
+            F2fs,
+            "checkpoints and fsync flush the device's cache; without it a power cut can corrupt the volume",
+        )
+        .current(Always, |o| word(o.barrier, "barrier", "nobarrier")),
+    Opt::flag("nobarrier", |o| o.barrier = false).also(),
+    Opt::already("extent_cache").current(Always, |_| Some("extent_cache".into())),
+    Opt::flag("checkpoint_merge", |o| o.checkpoint_merge = true)
+        .help(F2fs, "concurrent requests for a checkpoint share one")
+        .current(Always, |o| {
+            word(o.checkpoint_merge, "checkpoint_merge", "nocheckpoint_merge")
+        }),
+    Opt::flag("nocheckpoint_merge", |o| o.checkpoint_merge = false).also(),
+    Opt::value("background_gc", "=on|off|sync", |o, v| {
         choice(v, BACKGROUND_GC).map(|gc| o.background_gc = gc)
+    })
+    .help(
+        F2fs,
+        "GC while the volume is idle; sync: it writes what it moves at once",
+    )
+    .current(Always, |o| {
+        named("background_gc", name_of(o.background_gc, BACKGROUND_GC))
     }),
-    value("gc_policy", |o, v| {
+    Opt::value("gc_policy", "=default|2013", |o, v| {
         choice(v, GC_POLICIES).map(|policy| o.gc_policy = policy)
+    })
+    .help(
+        F2fs,
+        "GC and segment allocation as in Linux 6.18, or as in Linux 3.11, which max_victim_search was measured on; for experiments",
+    )
+    .current(Changed, |o| {
+        named("gc_policy", name_of(o.gc_policy, GC_POLICIES))
     }),
-    flag("atgc", |o| o.atgc = true),
-    flag("gc_merge", |o| o.gc_merge = true),
-    flag("nogc_merge", |o| o.gc_merge = false),
-    flag("discard", |o| o.discard = Some(true)),
-    flag("nodiscard", |o| o.discard = Some(false)),
-    value("discard_unit", |o, v| {
+    Opt::value("discard_unit", "=block|segment|section", |o, v| {
         choice(v, DISCARD_UNITS).map(|unit| o.discard_unit = unit)
-    }),
-    value("active_logs", |o, v| {
-        choice(v, &[("2", 2), ("4", 4), ("6", 6)]).map(|logs| o.active_logs = logs)
-    }),
-    flag("disable_ext_identify", |o| o.ext_identify = false),
-    flag("inline_xattr", |o| o.inline_xattr = true),
-    flag("noinline_xattr", |o| o.inline_xattr = false),
-    value("inline_xattr_size", |o, v| {
-        number(v, XATTR_WORDS).map(|words| o.inline_xattr_size = Some(words))
-    }),
-    flag("inline_data", |o| o.inline_data = true),
-    flag("noinline_data", |o| o.inline_data = false),
-    flag("inline_dentry", |o| o.inline_dentry = true),
-    flag("noinline_dentry", |o| o.inline_dentry = false),
-    flag("barrier", |o| o.barrier = true),
-    flag("nobarrier", |o| o.barrier = false),
-    flag("fastboot", |o| o.fastboot = true),
-    flag("data_flush", |o| o.data_flush = true),
-    value("reserve_root", |o, v| {
-        number(v, 0..=u32::MAX).map(|blocks| o.reserve_root = blocks)
-    }),
-    value("resuid", |o, v| {
-        number(v, 0..=u32::MAX - 1).map(|id| o.resuid = Some(id))
-    }),
-    value("resgid", |o, v| {
-        number(v, 0..=u32::MAX - 1).map(|id| o.resgid = Some(id))
-    }),
-    value("mode", set_mode),
-    value("alloc_mode", |o, v| {
+    })
+    .help(F2fs, "the smallest unit that is discarded")
+    .current(Always, |o| {
+        named("discard_unit", name_of(o.discard_unit, DISCARD_UNITS))
+    })
+    .fixed(),
+    Opt::value("mode", "=adaptive|lfs", set_mode)
+        .help(
+            F2fs,
+            "blocks are written where it costs least (free segments, SSR, IPU), or always to free segments",
+        )
+        .current(Always, |o| named("mode", name_of(o.mode, MODES)))
+        .fixed(),
+    Opt::value("alloc_mode", "=default|reuse", |o, v| {
         choice(v, ALLOC_MODES).map(|mode| o.alloc_mode = Some(mode))
+    })
+    .help_with_default(
+        F2fs,
+        "the next free segment is the one after the last, or the first of the volume",
+        "reuse up to 16 GiB",
+    )
+    .current(Changed, |o| {
+        named("alloc_mode", name_of(o.alloc_mode?, ALLOC_MODES))
     }),
-    value("fsync_mode", |o, v| {
+    Opt::value("fsync_mode", "=posix|strict|nobarrier", |o, v| {
         choice(v, FSYNC_MODES).map(|mode| o.fsync_mode = mode)
+    })
+    .help(
+        F2fs,
+        "what fsync makes durable: the file; also the names that lead to it; the file, without a FLUSH",
+    )
+    .current(Always, |o| {
+        named("fsync_mode", name_of(o.fsync_mode, FSYNC_MODES))
     }),
-    flag("checkpoint_merge", |o| o.checkpoint_merge = true),
-    flag("nocheckpoint_merge", |o| o.checkpoint_merge = false),
-    // What is so anyway.
-    already("nolazytime"),
-    already("nostrictatime"),
-    already("noquota"),
-    already("offusrjquota"),
-    already("offgrpjquota"),
-    already("offprjjquota"),
-    already("extent_cache"),
-    already("flush_merge"),
-    value("checkpoint", set_checkpoint),
-    no_effect_but(
+    Opt::no_effect_but(
         "memory",
         "normal",
         "cache_size= says how much memory is used",
         |_, v| choice(v.unwrap_or_default(), &[("normal", ()), ("low", ())]),
-    ),
-    // Accepted, for they ask for speed, or Linux has them without effect, too.
-    no_effect("lazytime", TIMES),
-    no_effect("norelatime", "Linux has relatime in its place, too"),
-    no_effect(
+    )
+    .current(Always, |_| named("memory", "normal")),
+    Opt::value("errors", "=continue|remount-ro", |o, v| {
+        parse_errors(v).map(|on| o.errors = on)
+    })
+    .help(F2fs, "what the volume does when it finds corruption")
+    .current(Always, |o| named("errors", name_of(o.errors, ERRORS))),
+    Opt::value("active_logs", "=2|4|6", |o, v| {
+        choice(v, &[("2", 2), ("4", 4), ("6", 6)]).map(|logs| o.active_logs = logs)
+    })
+    .help(F2fs, "logs (cursegs) that are written side by side")
+    .current(Always, |o| named("active_logs", o.active_logs))
+    .fixed(),
+    Opt::value("inline_xattr_size", "=WORDS", |o, v| {
+        number(v, XATTR_WORDS).map(|words| o.inline_xattr_size = Some(words))
+    })
+    .help_with_default(
+        F2fs,
+        "space for attributes in new inodes, in units of 4 bytes; needs the feature flexible_inline_xattr",
+        "50",
+    )
+    .current(Changed, |o| named("inline_xattr_size", o.inline_xattr_size?)),
+    Opt::value("reserve_root", "=BLOCKS", |o, v| {
+        number(v, 0..=u32::MAX).map(|blocks| o.reserve_root = blocks)
+    })
+    .help(F2fs, "blocks reserved for root, resuid= and resgid=")
+    .current(Changed, |o| named("reserve_root", o.reserve_root)),
+    Opt::value(
+        "checkpoint",
+        "=enable|disable[:BLOCKS|:PERCENT%]",
+        set_checkpoint,
+    )
+    .help_with_default(
+        F2fs,
+        "disable: nothing is durable until checkpoint=enable, and an unmount or a power cut restores the last checkpoint; \
+         at most BLOCKS or PERCENT of the volume may become unusable meanwhile",
+        "enable",
+    )
+    .current(Changed, |o| match o.checkpoint_off? {
+        Unusable::Blocks(blocks) => named("checkpoint", format_args!("disable:{blocks}")),
+        Unusable::Percent(percent) => named("checkpoint", format_args!("disable:{percent}%")),
+    }),
+    // These hold in any case.
+    Opt::already("offusrjquota"),
+    Opt::already("offgrpjquota"),
+    Opt::already("offprjjquota"),
+    // Accepted: they request speed only, or have no effect in Linux either.
+    Opt::no_effect("lazytime", TIMES),
+    Opt::no_effect(
         "noextent_cache",
         "where blocks lie is always kept in memory",
     ),
-    no_effect("noflush_merge", "concurrent flushes are always merged"),
-    no_effect("age_extent_cache", "the age of blocks is not followed"),
-    no_effect("nat_bits", "mounting reads the table without them"),
-    no_effect_but("lookup_mode", "perf", LOOKUP, |_, v| {
+    Opt::no_effect("noflush_merge", "concurrent flushes are always merged"),
+    Opt::no_effect("age_extent_cache", "the age of blocks is not followed"),
+    Opt::no_effect("nat_bits", "mounting reads the table without them"),
+    Opt::no_effect_but("lookup_mode", "perf", LOOKUP, |_, v| {
         let modes = ["perf", "compat", "auto"].map(|name| (name, ()));
         choice(v.unwrap_or_default(), &modes)
     }),
-    no_effect_if("compress_algorithm", NOT_COMPRESSED, |_, v| {
+    Opt::no_effect_if("compress_algorithm", "=", NOT_COMPRESSED, |_, v| {
         check_algorithm(v.unwrap_or_default())
     }),
-    no_effect_if("compress_log_size", NOT_COMPRESSED, |_, v| {
+    Opt::no_effect_if("compress_log_size", "=", NOT_COMPRESSED, |_, v| {
         number(v.unwrap_or_default(), 2..=8).map(|_: u32| ())
     }),
-    no_effect_if("compress_extension", NOT_COMPRESSED, |_, v| {
+    Opt::no_effect_if("compress_extension", "=", NOT_COMPRESSED, |_, v| {
         check_extension(v)
     }),
-    no_effect_if("nocompress_extension", NOT_COMPRESSED, |_, v| {
+    Opt::no_effect_if("nocompress_extension", "=", NOT_COMPRESSED, |_, v| {
         check_extension(v)
     }),
-    no_effect("compress_chksum", NOT_COMPRESSED),
-    no_effect_if("compress_mode", NOT_COMPRESSED, |_, v| {
+    Opt::no_effect("compress_chksum", NOT_COMPRESSED),
+    Opt::no_effect_if("compress_mode", "=", NOT_COMPRESSED, |_, v| {
         choice(v.unwrap_or_default(), &[("fs", ()), ("user", ())])
     }),
-    no_effect(
+    Opt::no_effect(
         "compress_cache",
         "read blocks of compressed files are cached anyway",
     ),
-    no_effect("io_bits", GONE),
-    no_effect("heap", GONE),
-    no_effect("no_heap", GONE),
-    no_effect("whint_mode", GONE),
-    no_effect("inlinecrypt", "encrypted files have no key here"),
-    // The kernel counts nothing either until quotaon(8) is run, which fails on a FUSE mount.
-    no_effect("quota", NO_QUOTA),
-    no_effect("usrquota", NO_QUOTA),
-    no_effect("grpquota", NO_QUOTA),
-    no_effect("usrjquota", NO_QUOTA),
-    no_effect("grpjquota", NO_QUOTA),
-    no_effect_if("prjquota", NO_QUOTA, |o, _| {
-        o.project_quota = true;
+    Opt::no_effect("io_bits", GONE).arg("="),
+    Opt::no_effect("heap", GONE),
+    Opt::no_effect("no_heap", GONE),
+    Opt::no_effect("whint_mode", GONE).arg("="),
+    Opt::no_effect_if("prjjquota", "=", NO_PROJECT_QUOTA, |o, _| {
+        o.common.project_quota = true;
         Ok(())
     }),
-    no_effect_if("prjjquota", NO_QUOTA, |o, _| {
-        o.project_quota = true;
-        Ok(())
-    }),
-    no_effect_if("jqfmt", NO_QUOTA, |_, v| {
-        let formats = ["vfsold", "vfsv0", "vfsv1"].map(|name| (name, ()));
-        choice(v.unwrap_or_default(), &formats)
-    }),
-    // What is not offered.
-    refused("reserve_node", "only blocks are reserved (reserve_root)"),
-    refused("fault_injection", TESTING),
-    refused("fault_type", TESTING),
-    refused("test_dummy_encryption", TESTING),
-    refused(
-        "strictatime",
-        "reads served by the kernel's page cache are not seen; use relatime",
-    ),
+    // Refused.
+    Opt::refused("reserve_node", "only blocks are reserved (reserve_root)"),
+    Opt::refused("fault_injection", TESTING),
+    Opt::refused("fault_type", TESTING),
 ];
 
 /// `lz4`, `zstd:6` and the like.
@@ -243,19 +315,11 @@ fn check_extension(value: Option<&str>) -> Result<(), String> {
     }
 }
 
-fn set_errors(options: &mut MountOptions, value: &str) -> Result<(), String> {
-    if value == "panic" {
-        return Err("a program cannot halt the machine; use errors=remount-ro".to_owned());
-    }
-    options.errors = choice(value, ON_ERROR)?;
-    Ok(())
-}
-
 /// `enable`, `disable`, `disable:BLOCKS`, `disable:PERCENT%`.
 fn set_checkpoint(options: &mut MountOptions, value: &str) -> Result<(), String> {
     options.checkpoint_off = match value.split_once(':') {
         None if value == "enable" => None,
-        // What was said before of how much may be unusable holds on.
+        // The limit of an earlier item stays.
         None if value == "disable" => options.checkpoint_off.or(Some(Unusable::Blocks(0))),
         Some(("disable", cap)) => Some(match cap.strip_suffix('%') {
             Some(percent) => Unusable::Percent(number(percent, 0..=100)?),
@@ -272,4 +336,9 @@ fn set_mode(options: &mut MountOptions, value: &str) -> Result<(), String> {
     }
     options.mode = choice(value, MODES)?;
     Ok(())
+}
+
+/// The item of an option with a value.
+fn named(name: &str, value: impl Display) -> Option<String> {
+    Some(item(name, Some(&value.to_string())))
 }

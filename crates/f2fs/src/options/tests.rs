@@ -1,4 +1,4 @@
-use steadfs_vfs::options::{items, no_effect_because};
+use steadfs_vfs::options::items;
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn what_the_kernel_shows_is_the_default() {
 
 #[test]
 fn names_are_listed_once() {
-    let mut names: Vec<_> = TABLE.iter().map(|entry| entry.name).collect();
+    let mut names: Vec<_> = TABLE.names().collect();
     names.sort_unstable();
     let all = names.len();
     names.dedup();
@@ -68,11 +68,9 @@ fn what_is_shown_is_read_back() {
         let options = MountOptions::parse(list).expect(list);
         assert_ne!(options, MountOptions::default());
         let read = MountOptions::parse(&options.show()).expect(list);
-        let shown = MountOptions {
-            user_xattr: read.user_xattr,
-            acl: read.acl,
-            ..options
-        };
+        let mut shown = options;
+        shown.common.user_xattr = read.common.user_xattr;
+        shown.common.acl = read.common.acl;
         assert_eq!(read, shown, "{list}");
     }
 }
@@ -310,7 +308,7 @@ fn every_option_of_the_kernels_page_is_taken_or_refused_by_name() {
         let found = match (&found, here) {
             (Ok(_), Idle(reason)) => {
                 let (name, value) = items(list).next().unwrap();
-                let said = no_effect_because(TABLE, name, value);
+                let said = TABLE.no_effect_because(name, value);
                 assert!(
                     said.is_some_and(|said| said.starts_with(reason)),
                     "{list}: {said:?}"
@@ -321,7 +319,7 @@ fn every_option_of_the_kernels_page_is_taken_or_refused_by_name() {
                 let all: Vec<_> = items(list).collect();
                 let idle = all
                     .iter()
-                    .any(|(n, v)| no_effect_because(TABLE, n, *v).is_some());
+                    .any(|(n, v)| TABLE.no_effect_because(n, *v).is_some());
                 assert!(!idle, "{list}");
                 IsSo
             }
@@ -348,7 +346,7 @@ fn no_option_is_offered_that_nobody_knows() {
         item.split_once('=').map_or(item, |(name, _)| name)
     };
     let known: Vec<&str> = PAGE.iter().map(|(list, _)| name(list)).collect();
-    for entry in TABLE {
+    for entry in TABLE.entries() {
         let is_known = known.contains(&entry.name) != OTHERS.contains(&entry.name);
         assert!(is_known, "{}", entry.name);
     }

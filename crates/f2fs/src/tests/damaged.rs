@@ -22,11 +22,9 @@ type Wrong<T> = (&'static str, fn(&mut T));
 type Opened = Result<(Arc<F2fs>, MountReport), FsError>;
 
 fn open(bytes: &[u8], read_only: bool, salvage: bool) -> Opened {
-    let options = MountOptions {
-        read_only,
-        salvage,
-        ..MountOptions::default()
-    };
+    let mut options = MountOptions::default();
+    options.common.read_only = read_only;
+    options.common.salvage = salvage;
     let device = Arc::new(MemDevice::from_bytes(bytes));
     F2fs::open(device, options, CacheSizes::of(8 << 20))
 }

@@ -1,29 +1,16 @@
 //! Option lists of running mounts: what the volume changes, what the kernel enforces, and what a mount fixes.
 
 use steadfs_vfs::Result;
-use steadfs_vfs::options::{cannot_change, item, items};
+use steadfs_vfs::options::{Entry, cannot_change, item, items};
 
-use super::table::{ENGINES, TABLE, TRANSPORTS};
+use super::table::TABLE;
 use super::{MountFlags, Options, is_note};
-use crate::io_options::show_device_model;
 use crate::probe::Kind;
 
-/// What a volume is mounted with and a running mount cannot change.
-const FIXED: [&str; 13] = [
-    "offset",
-    "sizelimit",
-    "cache_size",
-    "io_engine",
-    "direct",
-    "buffered",
-    "device_model",
-    "fuse_transport",
-    "control",
-    "nocontrol",
-    "allow_other",
-    "noallow_other",
-    "foreground",
-];
+/// Whether a running mount cannot change the option.
+fn is_fixed(name: &str) -> bool {
+    TABLE.find(name).is_some_and(Entry::is_fixed)
+}
 
 impl Options {
     /// Refuses items of a list that no mount takes, and with them what a volume of this kind does not have. Anything else
@@ -46,7 +33,7 @@ impl Options {
         let (mut rest, mut fixed) = (Vec::new(), Vec::new());
         for (name, value) in items(list) {
             let item = item(name, value);
-            if FIXED.contains(&name) {
+            if is_fixed(name) {
                 fixed.push(item);
             } else {
                 rest.push(item);
@@ -70,35 +57,7 @@ impl Options {
 
     /// What a running mount cannot change and differs from the default, as a list.
     pub(crate) fn show_fixed(&self) -> String {
-        let default = Self::default();
-        let mut shown: Vec<String> = Vec::new();
-        if self.offset != default.offset {
-            shown.push(format!("offset={}", self.offset));
-        }
-        let sizes = [
-            ("sizelimit", self.size_limit),
-            ("cache_size", self.cache_size),
-        ];
-        let sizes = sizes
-            .iter()
-            .filter_map(|(name, size)| Some((name, (*size)?)));
-        shown.extend(sizes.map(|(name, size)| format!("{name}={size}")));
-        if self.io_engine != default.io_engine {
-            shown.push(format!("io_engine={}", name_of(self.io_engine, &ENGINES)));
-        }
-        if self.buffered {
-            shown.push("buffered".to_owned());
-        }
-        if let Some(model) = &self.device_model {
-            shown.push(format!("device_model={}", show_device_model(model)));
-        }
-        if self.fuse_transport != default.fuse_transport {
-            shown.push(format!(
-                "fuse_transport={}",
-                name_of(self.fuse_transport, &TRANSPORTS)
-            ));
-        }
-        shown.join(",")
+        TABLE.show(self)
     }
 
     /// Takes what is not the volume's out of a list for a running mount of one of this kind, and returns the rest: what
@@ -113,39 +72,19 @@ impl Options {
         let mut rest = Vec::new();
         for (name, value) in items(list) {
             let item = item(name, value);
-            if FIXED.contains(&name) {
+            if is_fixed(name) {
                 let mut changed = self.clone();
-                if changed.set(name, value).is_ok() && !changed.is_mounted_as(self) {
+                if changed.set(name, value).is_ok()
+                    && !TABLE.fixed_changes(self, &changed).is_empty()
+                {
                     refused.push(cannot_change(&item));
                 }
-            } else if !TABLE.iter().any(|entry| entry.name == name) && is_note(name) != Ok(true) {
+            } else if TABLE.find(name).is_none() && is_note(name) != Ok(true) {
                 rest.push(item);
             }
         }
         refused.into_result().map(|()| rest.join(","))
     }
-
-    /// Whether what is fixed is the same.
-    fn is_mounted_as(&self, other: &Self) -> bool {
-        let fixed = |o: &Self| {
-            let device = (
-                o.offset,
-                o.size_limit,
-                o.io_engine,
-                o.buffered,
-                o.device_model,
-            );
-            let program = (o.fuse_transport, o.control, o.allow_other, o.foreground);
-            (device, o.cache_size, program)
-        };
-        fixed(self) == fixed(other)
-    }
-}
-
-/// The word for a choice.
-fn name_of<V: PartialEq>(chosen: V, choices: &[(&'static str, V)]) -> &'static str {
-    let found = choices.iter().find(|(_, choice)| *choice == chosen);
-    found.map_or("", |(name, _)| name)
 }
 
 #[cfg(test)]
@@ -235,8 +174,5 @@ mod tests {
             }
         }
         assert!(good("").for_volume("offset=x", Kind::F2fs).is_err());
-        for name in FIXED {
-            assert!(TABLE.iter().any(|entry| entry.name == name), "{name}");
-        }
     }
 }

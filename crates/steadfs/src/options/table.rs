@@ -1,12 +1,11 @@
-//! The table of options that mount(8) and fusermount3(1) know and of our own: what each does, why it has no effect or
-//! why it is not offered.
+//! The table of options that belong to no format: those of mount(8) and fusermount3(1), and our own.
 
-use steadfs_vfs::options::{
-    Entry, already, bytes, choice, either, flag, no_effect, no_effect_if, refused, value,
-};
+use steadfs_vfs::options::Section::{Device, Mount, Server};
+use steadfs_vfs::options::Shown::{Changed, Never};
+use steadfs_vfs::options::{Entry, Table, bytes, choice, name_of, word};
 
 use super::{FuseTransport, IoEngine, MIN_CACHE_SIZE, Options, SECTOR};
-use crate::io_options::device_model;
+use crate::io_options::{device_model, show_device_model};
 
 const OWNERS: &str = "owners and modes come from the volume";
 const BIND: &str = "is mount(8)'s own; bind the mount point instead";
@@ -14,145 +13,231 @@ const PROPAGATION: &str = "is mount(8)'s own; mount --make-private and the like 
 const VERITY: &str = "is mount(8)'s own; mount the device that veritysetup makes";
 const LABELS: &str = "security labels come from the volume's attributes";
 
-pub(super) const ENGINES: [(&str, IoEngine); 3] = [
+const ENGINES: [(&str, IoEngine); 3] = [
     ("auto", IoEngine::Auto),
     ("uring", IoEngine::Uring),
     ("threads", IoEngine::Threads),
 ];
-pub(super) const TRANSPORTS: [(&str, FuseTransport); 3] = [
+const TRANSPORTS: [(&str, FuseTransport); 3] = [
     ("auto", FuseTransport::Auto),
     ("uring", FuseTransport::Uring),
     ("dev", FuseTransport::Dev),
 ];
 
-pub(super) const TABLE: &[Entry<Options>] = &[
-    flag("suid", |o| o.flags.nosuid = false),
-    flag("nosuid", |o| o.flags.nosuid = true),
-    flag("dev", |o| o.flags.nodev = false),
-    flag("nodev", |o| o.flags.nodev = true),
-    flag("exec", |o| o.flags.noexec = false),
-    flag("noexec", |o| o.flags.noexec = true),
-    already("symfollow"),
-    flag("defaults", set_defaults),
-    // mount(8): who may mount is decided before we run; what it implies is applied.
-    either("user", |o, _| {
+pub(super) const TABLE: Table<Options> = Table(&[ENTRIES]);
+
+type Opt = Entry<Options>;
+
+const ENTRIES: &[Opt] = &[
+    Opt::flag("suid", |o| o.flags.nosuid = false)
+        .help(Mount, "whether set-user-ID and set-group-ID bits and file capabilities have an effect")
+        .current(Never, |o| word(o.flags.nosuid, "nosuid", "suid")),
+    Opt::flag("nosuid", |o| o.flags.nosuid = true).also(),
+    Opt::flag("dev", |o| o.flags.nodev = false)
+        .help(Mount, "whether device nodes can be opened")
+        .current(Never, |o| word(o.flags.nodev, "nodev", "dev")),
+    Opt::flag("nodev", |o| o.flags.nodev = true).also(),
+    Opt::flag("exec", |o| o.flags.noexec = false)
+        .help(Mount, "whether programs can be run")
+        .current(Never, |o| word(o.flags.noexec, "noexec", "exec")),
+    Opt::flag("noexec", |o| o.flags.noexec = true).also(),
+    Opt::flag("defaults", set_defaults).help(Mount, "rw,suid,dev,exec,async"),
+    // mount(8) decides who may mount before it calls us; here the options apply what they imply.
+    Opt::either("user", "", |o, _| {
         untrusted(o);
         o.flags.noexec = true;
         Ok(())
-    }),
-    flag("users", |o| {
+    })
+    .help(Mount, "as in fstab: nosuid,nodev, and with the first two noexec"),
+    Opt::flag("users", |o| {
         untrusted(o);
         o.flags.noexec = true;
-    }),
-    flag("owner", untrusted),
-    flag("group", untrusted),
-    already("nouser"),
-    already("nousers"),
-    already("noowner"),
-    already("nogroup"),
-    already("auto"),
-    already("noauto"),
-    already("nofail"),
-    already("_netdev"),
-    already("silent"),
-    already("loud"),
-    already("nomand"),
-    already("noiversion"),
-    value("comment", |_, _| Ok(())),
-    value("helper", |_, _| Ok(())),
-    value("uhelper", |_, _| Ok(())),
+    })
+    .also(),
+    Opt::flag("owner", untrusted).also(),
+    Opt::flag("group", untrusted).also(),
     // fusermount3(1).
-    flag("allow_other", |o| o.allow_other = Some(true)),
-    flag("noallow_other", |o| o.allow_other = Some(false)),
-    already("default_permissions"),
-    // Ours.
-    value("offset", |o, v| sectors(v).map(|n| o.offset = n)),
-    value("sizelimit", |o, v| {
+    Opt::flag("allow_other", |o| o.allow_other = Some(true))
+        .help_with_default(
+            Server,
+            "whether users other than the one who mounts may use the mount; users other than root need user_allow_other \
+             in /etc/fuse.conf for it",
+            "root: allow_other",
+        )
+        .current(Never, |o| {
+            word(o.allow_other?, "allow_other", "noallow_other")
+        })
+        .fixed(),
+    Opt::flag("noallow_other", |o| o.allow_other = Some(false))
+        .also()
+        .fixed(),
+    // Our own.
+    Opt::value("offset", "=BYTES", |o, v| sectors(v).map(|n| o.offset = n))
+        .help(
+            Device,
+            "where the volume begins on the device, also with K, M, G; most disk images have their first partition at 1M",
+        )
+        .current(Changed, |o| Some(format!("offset={}", o.offset)))
+        .fixed(),
+    Opt::value("sizelimit", "=BYTES", |o, v| {
         sectors(v).map(|n| o.size_limit = (n > 0).then_some(n))
-    }),
-    value("cache_size", set_cache_size),
-    value("io_engine", |o, v| {
+    })
+    .help_with_default(
+        Device,
+        "how much of the device belongs to the volume",
+        "the rest",
+    )
+    .current(Changed, |o| Some(format!("sizelimit={}", o.size_limit?)))
+    .fixed(),
+    Opt::value("cache_size", "=BYTES", set_cache_size)
+        .help_with_default(
+            Device,
+            "memory for clean metadata and dirty data, at least 8M; an eighth of it, at most 24 MiB, comes on top for \
+             read-ahead",
+            "1/16 of the memory of the host or cgroup, 32M to 256M",
+        )
+        .current(Changed, |o| Some(format!("cache_size={}", o.cache_size?)))
+        .fixed(),
+    Opt::value("io_engine", "=auto|uring|threads", |o, v| {
         choice(v, &ENGINES).map(|engine| o.io_engine = engine)
-    }),
-    flag("direct", |o| o.buffered = false),
-    flag("buffered", |o| o.buffered = true),
-    value("device_model", |o, v| {
+    })
+    .help_with_default(
+        Device,
+        "how the device is read and written; with io_uring a task that waits for a single small read busy-polls while \
+         the machine is idle",
+        "auto: io_uring where it is allowed",
+    )
+    .current(Changed, |o| {
+        Some(format!("io_engine={}", name_of(o.io_engine, &ENGINES)))
+    })
+    .fixed(),
+    Opt::flag("direct", |o| o.buffered = false)
+        .help(Device, "I/O bypasses the host's page cache, or goes through it")
+        .current(Changed, |o| word(o.buffered, "buffered", "direct"))
+        .fixed(),
+    Opt::flag("buffered", |o| o.buffered = true).also().fixed(),
+    Opt::value("device_model", "=BYTES[:US[:DEPTH[:US]]]", |o, v| {
         device_model(v).map(|model| o.device_model = Some(model))
-    }),
-    value("fuse_transport", |o, v| {
+    })
+    .help_with_default(
+        Device,
+        "for tests: a device with this throughput per second, latency in microseconds, queue depth, and latency of a \
+         FLUSH",
+        "0, 1, 0",
+    )
+    .current(Changed, |o| {
+        let model = show_device_model(o.device_model.as_ref()?);
+        Some(format!("device_model={model}"))
+    })
+    .fixed(),
+    Opt::value("fuse_transport", "=auto|uring|dev", |o, v| {
         choice(v, &TRANSPORTS).map(|transport| o.fuse_transport = transport)
-    }),
-    flag("control", |o| o.control = true),
-    flag("nocontrol", |o| o.control = false),
-    flag("foreground", |o| o.foreground = true),
-    // Accepted, for what they ask for is so, or Linux has them without effect, too.
-    no_effect_if("loop", "image files need no loop device", |_, v| match v {
+    })
+    .help_with_default(
+        Server,
+        "how requests come from the kernel",
+        "auto: io_uring where it is on",
+    )
+    .current(Changed, |o| {
+        let transport = name_of(o.fuse_transport, &TRANSPORTS);
+        Some(format!("fuse_transport={transport}"))
+    })
+    .fixed(),
+    Opt::flag("control", |o| o.control = true)
+        .help(Server, "the hidden directory .steadfs in the root of the mount")
+        .current(Never, |o| word(o.control, "control", "nocontrol"))
+        .fixed(),
+    Opt::flag("nocontrol", |o| o.control = false).also().fixed(),
+    Opt::flag("foreground", |o| o.foreground = true)
+        .help(Server, "the command stays until the volume is unmounted")
+        .current(Never, |o| o.foreground.then(|| "foreground".into()))
+        .fixed(),
+    // These hold in any case, or are for other programs.
+    Opt::already("symfollow"),
+    Opt::already("nouser"),
+    Opt::already("nousers"),
+    Opt::already("noowner"),
+    Opt::already("nogroup"),
+    Opt::already("auto"),
+    Opt::already("noauto"),
+    Opt::already("nofail"),
+    Opt::already("_netdev"),
+    Opt::already("silent"),
+    Opt::already("loud"),
+    Opt::already("nomand"),
+    Opt::already("noiversion"),
+    Opt::already("default_permissions"),
+    Opt::value("comment", "=", |_, _| Ok(())),
+    Opt::value("helper", "=", |_, _| Ok(())),
+    Opt::value("uhelper", "=", |_, _| Ok(())),
+    // Accepted: what they request holds, or they have no effect in Linux either.
+    Opt::no_effect_if("loop", "", "image files need no loop device", |_, v| match v {
         None => Ok(()),
         Some(_) => Err("image files need no loop device; leave it out".to_owned()),
     }),
-    no_effect("mand", "Linux removed mandatory locks"),
-    no_effect("iversion", "FUSE does not show a change counter"),
-    no_effect("seclabel", LABELS),
+    Opt::no_effect("mand", "Linux removed mandatory locks"),
+    Opt::no_effect("iversion", "FUSE does not show a change counter"),
+    Opt::no_effect("seclabel", LABELS),
     // What the kernel shows of every FUSE mount.
-    no_effect("user_id", "is the user who mounts"),
-    no_effect("group_id", "is the group of the user who mounts"),
-    no_effect("blksize", "is the volume's block size"),
-    // Not offered.
-    refused("allow_root", "use allow_other"),
-    refused("fsname", "the source is always the image or device"),
-    refused("nosymfollow", "FUSE's helpers do not take it"),
-    refused("uid", OWNERS),
-    refused("gid", OWNERS),
-    refused("umask", OWNERS),
-    refused("fmask", OWNERS),
-    refused("dmask", OWNERS),
-    refused("context", LABELS),
-    refused("fscontext", LABELS),
-    refused("defcontext", LABELS),
-    refused("rootcontext", LABELS),
-    refused(
+    Opt::no_effect("user_id", "is the user who mounts").arg("="),
+    Opt::no_effect("group_id", "is the group of the user who mounts").arg("="),
+    Opt::no_effect("blksize", "is the volume's block size").arg("="),
+    // Refused.
+    Opt::refused("allow_root", "use allow_other"),
+    Opt::refused("fsname", "the source is always the image or device"),
+    Opt::refused("nosymfollow", "FUSE's helpers do not take it"),
+    Opt::refused("uid", OWNERS),
+    Opt::refused("gid", OWNERS),
+    Opt::refused("umask", OWNERS),
+    Opt::refused("fmask", OWNERS),
+    Opt::refused("dmask", OWNERS),
+    Opt::refused("context", LABELS),
+    Opt::refused("fscontext", LABELS),
+    Opt::refused("defcontext", LABELS),
+    Opt::refused("rootcontext", LABELS),
+    Opt::refused(
         "remount",
         "use steadfs remount, which reaches the running mount",
     ),
-    refused("bind", BIND),
-    refused("rbind", BIND),
-    refused("move", "is mount(8)'s own; mount --move moves a mount"),
-    refused("private", PROPAGATION),
-    refused("rprivate", PROPAGATION),
-    refused("shared", PROPAGATION),
-    refused("rshared", PROPAGATION),
-    refused("slave", PROPAGATION),
-    refused("rslave", PROPAGATION),
-    refused("unbindable", PROPAGATION),
-    refused("runbindable", PROPAGATION),
-    refused(
+    Opt::refused("bind", BIND),
+    Opt::refused("rbind", BIND),
+    Opt::refused("move", "is mount(8)'s own; mount --move moves a mount"),
+    Opt::refused("private", PROPAGATION),
+    Opt::refused("rprivate", PROPAGATION),
+    Opt::refused("shared", PROPAGATION),
+    Opt::refused("rshared", PROPAGATION),
+    Opt::refused("slave", PROPAGATION),
+    Opt::refused("rslave", PROPAGATION),
+    Opt::refused("unbindable", PROPAGATION),
+    Opt::refused("runbindable", PROPAGATION),
+    Opt::refused(
         "encryption",
         "was removed from mount(8); mount the device that cryptsetup makes",
     ),
-    refused("verity.hashdevice", VERITY),
-    refused("verity.roothash", VERITY),
-    refused("verity.roothashfile", VERITY),
-    refused("kernel_cache", "pages are always kept; leave it out"),
-    refused("auto_cache", "pages are always kept; leave it out"),
-    refused(
+    Opt::refused("verity.hashdevice", VERITY),
+    Opt::refused("verity.roothash", VERITY),
+    Opt::refused("verity.roothashfile", VERITY),
+    Opt::refused("kernel_cache", "pages are always kept; leave it out"),
+    Opt::refused("auto_cache", "pages are always kept; leave it out"),
+    Opt::refused(
         "writeback_cache",
         "writes go to our own cache, which knows their owner",
     ),
-    refused(
+    Opt::refused(
         "max_read",
         "requests have the largest size the kernel allows",
     ),
-    refused("blkdev", "is chosen when root mounts a block device"),
-    refused("subtype", "is the volume's type"),
+    Opt::refused("blkdev", "is chosen when root mounts a block device"),
+    Opt::refused("subtype", "is the volume's type"),
 ];
 
 fn set_defaults(options: &mut Options) {
-    // mount(8): rw, suid, dev, exec, auto, nouser and async.
+    // As mount(8) has it: rw, suid, dev, exec, auto, nouser and async.
     options.flags.nosuid = false;
     options.flags.nodev = false;
     options.flags.noexec = false;
     options.set_read_only(false);
-    options.ext4.sync = false;
+    options.ext4.common.sync = false;
 }
 
 fn untrusted(options: &mut Options) {
