@@ -1,13 +1,13 @@
 # Two commands matter: `make run` (see it work) and `make test` (every judge).
-# They are meant for a fresh Debian 12 machine, as root; both install what they need.
+# They run as root on a fresh Debian 12 machine; both install what they need.
 
 SHELL := /bin/bash
-# Where rustup puts cargo, which may be installed only while we run.
+# Where rustup installs cargo, which may happen while make runs.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 JUDGES := $(CURDIR)/.cache/judges/bin
 
 PREFIX ?= /usr/local
-# The only place where mount(8) and umount(8) look for helpers, whatever the prefix.
+# The only directory in which mount(8) and umount(8) look for helpers, for any prefix.
 HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
@@ -26,15 +26,15 @@ install: ## programs, mount helpers, manual, completions; takes PREFIX (/usr/loc
 		$(MAKE) --no-print-directory build
 	@scripts/install-program install "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"
 
-uninstall: ## takes away what install brought; takes the same PREFIX and DESTDIR
+uninstall: ## removes what install installed; takes the same PREFIX and DESTDIR
 	@scripts/install-program uninstall "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"
 
-run: build ## the main job as a story: make, mount, fill, kill, replay, compare, e2fsck
+run: build ## the main job on real input: make, mount, fill, kill, replay, compare, e2fsck
 	@scripts/install-packages e2fsprogs fuse3 diffutils
 	@scripts/prepare-kernel
 	@scripts/story target/release/steadfs
 
-judges: ## installs the independent judges the tests ask
+judges: ## installs the independent judges of the tests
 	@scripts/install-build
 	@scripts/install-judges
 
@@ -65,5 +65,5 @@ lint: ## formatting and lints, warnings are errors
 fmt: ## formats the sources
 	cargo fmt
 
-clean: ## removes what was built and cached
+clean: ## removes build results and caches
 	rm -rf target .cache

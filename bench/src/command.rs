@@ -13,12 +13,12 @@ pub fn program(name: &str) -> Command {
 
 /// Runs `command` to its end; returns its output.
 pub fn output(command: &mut Command) -> Result<String> {
-    let said = command.stdin(Stdio::null()).output()?;
-    if !said.status.success() {
-        let err = String::from_utf8_lossy(&said.stderr);
-        return Err(format!("{command:?}: {}: {}", said.status, err.trim()).into());
+    let result = command.stdin(Stdio::null()).output()?;
+    if !result.status.success() {
+        let err = String::from_utf8_lossy(&result.stderr);
+        return Err(format!("{command:?}: {}: {}", result.status, err.trim()).into());
     }
-    Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+    Ok(String::from_utf8_lossy(&result.stdout).into_owned())
 }
 
 /// Runs `command` to its end; discards its output.

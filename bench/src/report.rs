@@ -274,17 +274,17 @@ mod tests {
     #[test]
     fn the_table_shows_medians_ratios_and_goals() {
         let subjects = [Subject::KernelDirect, Subject::Steadfs];
-        let said = table(
+        let result = table(
             &samples(&[900.0, 1000.0, 5000.0], &[400.0, 1.0, 500.0]),
             &subjects,
         );
-        let line = said.lines().nth(2).unwrap();
+        let line = result.lines().nth(2).unwrap();
         assert_eq!(
             line,
             "| fs_mark 0 | files/s | 1000 | 400 (0.40) | 0.40 | ≥ 0.35 | meets |"
         );
-        let said = table(&samples(&[1000.0], &[349.0]), &subjects);
-        assert!(said.contains("**misses**"), "{said}");
+        let result = table(&samples(&[1000.0], &[349.0]), &subjects);
+        assert!(result.contains("**misses**"), "{result}");
     }
 
     #[test]
@@ -300,12 +300,12 @@ mod tests {
                 samples.add("some", subject, result);
             }
         }
-        let said = table(&samples, &subjects);
-        let lines: Vec<_> = said.lines().collect();
-        assert!(lines[2].ends_with("| 1.20 | ≥ 1 | meets |"), "{said}");
+        let result = table(&samples, &subjects);
+        let lines: Vec<_> = result.lines().collect();
+        assert!(lines[2].ends_with("| 1.20 | ≥ 1 | meets |"), "{result}");
         assert!(
             lines[3].ends_with("| 1.20 | ≥ 1.3 | **misses** |"),
-            "{said}"
+            "{result}"
         );
     }
 
@@ -324,8 +324,8 @@ mod tests {
             };
             samples.add("mechanisms", subject, result);
         }
-        let said = table(&samples, &subjects);
-        let line = said.lines().nth(2).unwrap();
+        let result = table(&samples, &subjects);
+        let line = result.lines().nth(2).unwrap();
         assert_eq!(
             line,
             "| lone fsync, boost to noboost | × |  | 1.01 | 1.20 | 1.01 | ≤ 1.03 | meets | \

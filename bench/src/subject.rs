@@ -181,17 +181,17 @@ fn serve(
     // Fails only if the child has exited.
     let _ = child.kill();
     child.wait()?;
-    let said = std::fs::read_to_string(&log)?;
-    Err(format!("{command:?} does not mount: {}", said.trim()).into())
+    let result = std::fs::read_to_string(&log)?;
+    Err(format!("{command:?} does not mount: {}", result.trim()).into())
 }
 
 /// Waits until the server prints "ready".
 fn until_ready(server: &mut Child, _: &Path) -> Result<bool> {
-    let mut said = String::new();
+    let mut result = String::new();
     if let Some(pipe) = server.stdout.take() {
-        BufReader::new(pipe).read_line(&mut said)?;
+        BufReader::new(pipe).read_line(&mut result)?;
     }
-    Ok(said == "ready\n")
+    Ok(result == "ready\n")
 }
 
 /// Waits until the mount is listed, and answers.
@@ -238,8 +238,8 @@ impl Mounted {
             Ok(self.server.as_mut().map(Child::wait).transpose()?)
         })?;
         if let Some(status) = status.filter(|status| !status.success()) {
-            let said = std::fs::read_to_string(self.root.with_extension("log"))?;
-            return Err(format!("the server ended with {status}: {}", said.trim()).into());
+            let result = std::fs::read_to_string(self.root.with_extension("log"))?;
+            return Err(format!("the server ended with {status}: {}", result.trim()).into());
         }
         Ok(UnmountResult { seconds, usage })
     }

@@ -54,23 +54,29 @@ impl Image {
     /// Checks that `e2fsck -fn` finds nothing.
     #[track_caller]
     pub fn check_clean(&self) {
-        let said = run("e2fsck", ["-fn".as_ref(), self.path.as_os_str()]);
-        assert_eq!(said.code(), 0, "e2fsck -fn:\n{}{}", said.out, said.err);
+        let output = run("e2fsck", ["-fn".as_ref(), self.path.as_os_str()]);
+        assert_eq!(
+            output.code(),
+            0,
+            "e2fsck -fn:\n{}{}",
+            output.out,
+            output.err
+        );
     }
 
     /// Lets `e2fsck -fy` replay the journal; fails the test if it repairs anything else.
     #[track_caller]
     pub fn replay_by_e2fsck(&self) {
-        let said = run("e2fsck", ["-fy".as_ref(), self.path.as_os_str()]);
+        let output = run("e2fsck", ["-fy".as_ref(), self.path.as_os_str()]);
         assert!(
-            matches!(said.code(), 0 | 1),
+            matches!(output.code(), 0 | 1),
             "e2fsck -fy:\n{}{}",
-            said.out,
-            said.err
+            output.out,
+            output.err
         );
         self.check_clean();
         // The superblock's free counts are not journaled; each mount recomputes them.
-        let lines: Vec<&str> = said.out.lines().filter(|line| !line.is_empty()).collect();
+        let lines: Vec<&str> = output.out.lines().filter(|line| !line.is_empty()).collect();
         let answered = |line: &str| line.ends_with("? yes");
         let repairs = lines.windows(2).find(|pair| {
             let counts = [
@@ -83,7 +89,7 @@ impl Image {
             ];
             answered(pair[1]) && !counts.iter().any(|c| pair[0].starts_with(c))
         });
-        assert_eq!(repairs, None, "e2fsck repaired:\n{}", said.out);
+        assert_eq!(repairs, None, "e2fsck repaired:\n{}", output.out);
     }
 
     /// Runs commands of debugfs in write mode.
@@ -103,7 +109,7 @@ impl Image {
     /// Whether the journal needs a replay.
     #[track_caller]
     pub fn needs_recovery(&self) -> bool {
-        let said = succeed("dumpe2fs", ["-h".as_ref(), self.path.as_os_str()]);
-        said.out.contains("needs_recovery")
+        let output = succeed("dumpe2fs", ["-h".as_ref(), self.path.as_os_str()]);
+        output.out.contains("needs_recovery")
     }
 }

@@ -24,13 +24,13 @@ pub fn ioctl(file: &Path, command: u32, argument: &[u8]) -> Result<Vec<u8>, i32>
         number.as_ref(),
         hex.as_ref(),
     ];
-    let said = succeed("perl", args).out;
-    match said.strip_prefix('E') {
+    let output = succeed("perl", args).out;
+    match output.strip_prefix('E') {
         Some(error) => Err(error.parse().unwrap()),
         // Perl's buffer is longer.
         None => Ok((0..2 * size)
             .step_by(2)
-            .map(|at| u8::from_str_radix(&said[at..at + 2], 16).unwrap())
+            .map(|at| u8::from_str_radix(&output[at..at + 2], 16).unwrap())
             .collect()),
     }
 }

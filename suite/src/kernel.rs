@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::command::{Outcome, run, succeed, until};
-use crate::scratch::{Scratch, unmount_patiently};
+use crate::scratch::{Scratch, unmount_when_idle};
 
 /// A loop device over an image; detached when dropped.
 pub struct LoopDevice {
@@ -38,9 +38,9 @@ impl LoopDevice {
     #[track_caller]
     fn attach_with(image: &Path, how: &str) -> Self {
         let args = ["--find", "--show", how].map(Path::new);
-        let said = succeed("losetup", args.into_iter().chain([image]));
+        let output = succeed("losetup", args.into_iter().chain([image]));
         Self {
-            path: PathBuf::from(said.out.trim()),
+            path: PathBuf::from(output.out.trim()),
             image: image.to_owned(),
         }
     }
@@ -85,7 +85,7 @@ impl KernelMount {
     pub fn new(scratch: &Scratch, image: &Path, options: &str) -> Self {
         match Self::attempt(scratch, image, options) {
             Ok(mount) => mount,
-            Err(said) => panic!("{}: {}", said.line, said.err),
+            Err(output) => panic!("{}: {}", output.line, output.err),
         }
     }
 
@@ -101,9 +101,9 @@ impl KernelMount {
             options
         };
         let args = ["-t", "ext4", "-o", options].map(Path::new);
-        let said = run("mount", args.into_iter().chain([device.path(), &root]));
-        if said.code() != 0 {
-            return Err(said);
+        let output = run("mount", args.into_iter().chain([device.path(), &root]));
+        if output.code() != 0 {
+            return Err(output);
         }
         Ok(Self {
             root,
@@ -125,7 +125,7 @@ impl KernelMount {
     /// Unmounts; fails the test if that fails.
     #[track_caller]
     pub fn unmount(mut self) {
-        unmount_patiently(&self.root);
+        unmount_when_idle(&self.root);
         self.mounted = false;
     }
 }
@@ -138,7 +138,7 @@ impl Drop for KernelMount {
         if std::thread::panicking() {
             let _ = run("umount", [&self.root]);
         } else {
-            unmount_patiently(&self.root);
+            unmount_when_idle(&self.root);
         }
     }
 }

@@ -23,5 +23,5 @@ pub use image::Image;
 pub use ioctl::ioctl;
 pub use kernel::{KernelMount, LoopDevice};
 pub use scratch::Scratch;
-pub use stead::{SteadMount, steadfs, steadfs_patiently};
+pub use stead::{SteadMount, steadfs, steadfs_when_idle};
 pub use tree::{Compare, Tree};

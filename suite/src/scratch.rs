@@ -66,15 +66,15 @@ impl Drop for Scratch {
 
 /// Runs umount(8); retries if a process that another test has just forked still has a file open.
 #[track_caller]
-pub fn unmount_patiently(root: &Path) {
-    until("nobody uses the mount", || {
-        let said = run("umount", [root]);
+pub fn unmount_when_idle(root: &Path) {
+    until("the mount is not in use", || {
+        let output = run("umount", [root]);
         assert!(
-            said.code() == 0 || said.err.contains("busy"),
+            output.code() == 0 || output.err.contains("busy"),
             "{}",
-            said.err
+            output.err
         );
-        said.code() == 0
+        output.code() == 0
     });
 }
 

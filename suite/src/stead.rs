@@ -13,7 +13,7 @@ use steadfs_rt::FAULT_VARIABLE;
 
 use crate::command::{Outcome, PATIENCE, finish, run, until, wait};
 use crate::image::Image;
-use crate::scratch::{Scratch, mounts_below, unmount_patiently};
+use crate::scratch::{Scratch, mounts_below, unmount_when_idle};
 
 /// Longest time of a command, and until a mount is usable or has ended.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -55,14 +55,14 @@ pub fn steadfs<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> 
 /// forked has our files open until it runs its program, and the kernel reports the close of a file to the server with a
 /// delay.
 #[track_caller]
-pub fn steadfs_patiently<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Outcome {
+pub fn steadfs_when_idle<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Outcome {
     let end = Instant::now() + PATIENCE;
     let in_use = ["busy", "without a name", "open for writing"];
     loop {
-        let said = steadfs(args);
-        let waits = said.code() != 0 && in_use.iter().any(|words| said.err.contains(words));
+        let output = steadfs(args);
+        let waits = output.code() != 0 && in_use.iter().any(|words| output.err.contains(words));
         if !waits || Instant::now() > end {
-            return said;
+            return output;
         }
         thread::sleep(Duration::from_millis(10));
     }
@@ -106,7 +106,9 @@ impl SteadMount {
     pub fn new(scratch: &Scratch, image: &Path, options: &str) -> Self {
         match Self::attempt(scratch, image, options) {
             Ok(mount) => mount,
-            Err((code, said)) => panic!("mounting {} ended with {code}: {said}", image.display()),
+            Err((code, output)) => {
+                panic!("mounting {} ended with {code}: {output}", image.display())
+            }
         }
     }
 
@@ -122,7 +124,9 @@ impl SteadMount {
         let armed = format!("{FAULT_VARIABLE}={point}@{}", trigger.display());
         match Self::attempt_as(scratch, image, options, Some(&armed)) {
             Ok(mount) => (mount, trigger),
-            Err((code, said)) => panic!("mounting {} ended with {code}: {said}", image.display()),
+            Err((code, output)) => {
+                panic!("mounting {} ended with {code}: {output}", image.display())
+            }
         }
     }
 
@@ -174,7 +178,7 @@ impl SteadMount {
         while !mounts_below(&mount.root).contains(&mount.root) {
             if let Ok(Some(status)) = mount.server.try_wait() {
                 mount.gone = true;
-                return Err((status.code().unwrap_or(-1), mount.said()));
+                return Err((status.code().unwrap_or(-1), mount.log()));
             }
             assert!(Instant::now() < end, "not mounted in {LIMIT:?}");
             thread::sleep(Duration::from_millis(1));
@@ -198,7 +202,7 @@ impl SteadMount {
     }
 
     /// The server's log so far.
-    pub fn said(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
@@ -207,8 +211,8 @@ impl SteadMount {
     /// # Panics
     /// If it does not.
     #[track_caller]
-    pub fn wait_for_words(&self, words: &str) {
-        until(words, || self.said().contains(words));
+    pub fn wait_for_log(&self, words: &str) {
+        until(words, || self.log().contains(words));
     }
 
     /// Unmounts by `steadfs umount`; checks that the server succeeds without errors in its log, and that e2fsck finds
@@ -216,7 +220,7 @@ impl SteadMount {
     #[track_caller]
     pub fn unmount(self) {
         let (volume, is_written) = (self.volume.clone(), !self.read_only);
-        self.unmount_damaged();
+        self.unmount_corrupt();
         if is_written && is_ext(&volume) {
             Image::at(volume).check_clean();
         }
@@ -224,14 +228,14 @@ impl SteadMount {
 
     /// The same for a volume that the test has corrupted.
     #[track_caller]
-    pub fn unmount_damaged(mut self) {
-        let said = steadfs_patiently(&["umount".as_ref(), self.root.as_os_str()]);
+    pub fn unmount_corrupt(mut self) {
+        let output = steadfs_when_idle(&["umount".as_ref(), self.root.as_os_str()]);
         assert_eq!(
-            said.code(),
+            output.code(),
             0,
             "umount: {}\nserver: {}",
-            said.err,
-            self.said()
+            output.err,
+            self.log()
         );
         self.end();
     }
@@ -239,7 +243,7 @@ impl SteadMount {
     /// Unmounts by umount(8), without steadfs's helper.
     #[track_caller]
     pub fn unmount_by_kernel(mut self) {
-        unmount_patiently(&self.root);
+        unmount_when_idle(&self.root);
         self.end();
     }
 
@@ -247,10 +251,10 @@ impl SteadMount {
     fn end(&mut self) {
         self.gone = true;
         let status = wait(&mut self.server, LIMIT);
-        let said = self.said();
-        let status = status.unwrap_or_else(|| panic!("the server did not end: {said}"));
-        assert!(status.success(), "the server ended with {status}: {said}");
-        assert!(!said.contains("panicked"), "{said}");
+        let output = self.log();
+        let status = status.unwrap_or_else(|| panic!("the server did not end: {output}"));
+        assert!(status.success(), "the server ended with {status}: {output}");
+        assert!(!output.contains("panicked"), "{output}");
     }
 
     /// Kills the server at once and detaches the dead mount.
@@ -258,8 +262,8 @@ impl SteadMount {
     pub fn kill(mut self) {
         self.server.kill().expect("a child can be killed");
         self.server.wait().expect("a child can be waited for");
-        let said = self.said();
-        assert!(!said.contains("panicked"), "{said}");
+        let output = self.log();
+        assert!(!output.contains("panicked"), "{output}");
         run("umount", ["-l".as_ref(), self.root.as_os_str()]).expect(0);
         self.gone = true;
     }
@@ -294,15 +298,15 @@ impl SteadMount {
     /// Waits until the server exits by itself; returns its exit code.
     #[track_caller]
     pub fn wait(self) -> i32 {
-        self.wait_with_words().0
+        self.wait_with_log().0
     }
 
     /// The same, with its log.
     #[track_caller]
-    pub fn wait_with_words(mut self) -> (i32, String) {
+    pub fn wait_with_log(mut self) -> (i32, String) {
         self.gone = true;
         let status = wait(&mut self.server, LIMIT).expect("the server ends");
-        (status.code().unwrap_or(-1), self.said())
+        (status.code().unwrap_or(-1), self.log())
     }
 }
 
@@ -312,7 +316,7 @@ impl Drop for SteadMount {
             return;
         }
         if thread::panicking() {
-            eprintln!("server of {}: {}", self.root.display(), self.said());
+            eprintln!("server of {}: {}", self.root.display(), self.log());
         }
         // Each may have happened already.
         let _ = self.server.kill();

@@ -44,12 +44,12 @@ pub fn boot(scratch: &Scratch, images: &[&Path], script: &str) -> String {
     );
     let dir = scratch.folder("uml");
     let init = dir.join("init");
-    let (said, status) = (dir.join("said"), dir.join("status"));
+    let (output, status) = (dir.join("output"), dir.join("status"));
     // Output of an earlier boot must not be taken for this one's.
-    for file in [&said, &status] {
+    for file in [&output, &status] {
         let _ = fs::remove_file(file);
     }
-    let (said_at, status_at) = (said.display(), status.display());
+    let (said_at, status_at) = (output.display(), status.display());
     let text = format!(
         "#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
@@ -93,7 +93,7 @@ sleep {LIMIT}
         )
         .arg(format!("init={}", init.display()));
     let booted = finish_without_xstate(command, Duration::from_secs(LIMIT + 10));
-    let text = fs::read_to_string(&said).unwrap_or_default();
+    let text = fs::read_to_string(&output).unwrap_or_default();
     let ended = fs::read_to_string(&status).unwrap_or_default();
     assert_eq!(ended.trim(), "0", "{text}\n{}\n{script}", booted.out);
     text

@@ -12,7 +12,7 @@ use rustix::fs::{
     AtFlags, CWD, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, StatxFlags, XattrFlags,
 };
 use steadfs_suite::{
-    Image, KernelMount, LoopDevice, Scratch, SteadMount, ioctl, run, steadfs, steadfs_patiently,
+    Image, KernelMount, LoopDevice, Scratch, SteadMount, ioctl, run, steadfs, steadfs_when_idle,
 };
 
 const MIB: u64 = 1 << 20;
@@ -30,7 +30,7 @@ const GOINGDOWN: u32 = 0x8004_587d;
 /// The answers, in the order of the calls.
 struct Answers<'a> {
     root: &'a Path,
-    said: Vec<String>,
+    output: Vec<String>,
 }
 
 impl Answers<'_> {
@@ -49,18 +49,18 @@ impl Answers<'_> {
     }
 
     fn say(&mut self, what: &str, answer: impl Debug) {
-        self.said.push(format!("{what}: {answer:?}"));
+        self.output.push(format!("{what}: {answer:?}"));
     }
 
     /// Runs a shell command in the root of the mount.
     fn shell(&mut self, script: &str) {
         let place = format!("cd '{}' && {script}", self.root.display());
-        let said = run("sh", ["-c", &place]);
-        self.say(script, (said.code(), said.out, said.err));
+        let output = run("sh", ["-c", &place]);
+        self.say(script, (output.code(), output.out, output.err));
     }
 
     /// The same as an unprivileged user.
-    fn shell_of_nobody(&mut self, script: &str) {
+    fn unprivileged_shell(&mut self, script: &str) {
         let user = "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c";
         self.shell(&format!("{user} '{script}'"));
     }
@@ -318,13 +318,13 @@ fn attributes(all: &mut Answers<'_>) {
     all.shell(
         "chmod 640 file && setfacl -m u:65534:rw file && getfacl -cn file && stat -c %A file",
     );
-    all.shell_of_nobody("cat file && echo y >> file");
+    all.unprivileged_shell("cat file && echo y >> file");
     all.shell("chmod 600 file && getfacl -cn file");
-    all.shell_of_nobody("cat file");
+    all.unprivileged_shell("cat file");
     all.shell("mkdir acl && setfacl -d -m u:65534:rwx,g::r,o::- acl && umask 077 && touch acl/f && mkdir acl/d");
     all.shell("cd acl && mkfifo -m 604 p && ln -s f l && getfacl -cn f d p && setfacl -b d && getfacl -cn d");
     all.shell("setfacl -m u:1:rwx,m::r file && setfacl -x u:1 file && getfacl -cn file && setfacl -b file && getfattr -m - file");
-    all.shell_of_nobody("setfacl -m u:1:r file");
+    all.unprivileged_shell("setfacl -m u:1:r file");
 }
 
 fn rights(all: &mut Answers<'_>) {
@@ -336,7 +336,7 @@ fn rights(all: &mut Answers<'_>) {
             "setfattr -n security.capability -v 0x0000000200200000000000000000000000000000";
         all.shell(&format!("{capability} {name}"));
     }
-    all.shell_of_nobody(
+    all.unprivileged_shell(
         "echo y >> write; : > cut; truncate -s 20000 longer; fallocate -o 0 -l 30000 fallocate",
     );
     chown(all.path("owner"), Some(0), Some(0)).unwrap();
@@ -349,10 +349,12 @@ fn rights(all: &mut Answers<'_>) {
     for name in ["sgid/f", "sgid/d"] {
         all.mode(name);
     }
-    all.shell_of_nobody("touch sgid/his && chmod 2755 sgid/his && stat -c %a:%u:%g sgid/his");
+    all.unprivileged_shell("touch sgid/own && chmod 2755 sgid/own && stat -c %a:%u:%g sgid/own");
     all.shell("mkdir sticky && chmod 1777 sticky && touch sticky/roots");
-    all.shell_of_nobody("rm -f sticky/roots; mv sticky/roots sticky/his; chmod 777 sticky/roots; touch -d @1 sticky/roots");
-    all.shell_of_nobody("mkdir sub; mknod node c 1 3; ln write hard; chown 65534 write; touch new");
+    all.unprivileged_shell("rm -f sticky/roots; mv sticky/roots sticky/own; chmod 777 sticky/roots; touch -d @1 sticky/roots");
+    all.unprivileged_shell(
+        "mkdir sub; mknod node c 1 3; ln write hard; chown 65534 write; touch new",
+    );
 }
 
 /// The last calls of a mount: they shut the volume down.
@@ -386,12 +388,12 @@ fn answers(root: &Path) -> Vec<String> {
     fs::set_permissions(root, Permissions::from_mode(0o777)).unwrap();
     let mut all = Answers {
         root,
-        said: Vec::new(),
+        output: Vec::new(),
     };
     for part in [flags, space, names, attributes, rights, end] {
         part(&mut all);
     }
-    all.said
+    all.output
 }
 
 #[track_caller]
@@ -411,9 +413,9 @@ fn compare(kernel: &[String], ours: &[String], what: &str) {
 /// Unmounts a volume that was shut down; the unmount succeeds.
 #[track_caller]
 fn leave(mount: SteadMount) {
-    steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()]).expect(0);
-    let (_, said) = mount.wait_with_words();
-    assert!(!said.contains("panicked"), "{said}");
+    steadfs_when_idle(&["umount".as_ref(), mount.root().as_os_str()]).expect(0);
+    let (_, output) = mount.wait_with_log();
+    assert!(!output.contains("panicked"), "{output}");
 }
 
 /// What was synced before the shutdown is there, and the volume is clean.
@@ -456,7 +458,7 @@ fn calls_return_what_the_kernels_ext4_returns() {
 
 /// What read-only calls return for every file below `root`: kind, size, blocks, link target, whether it can be opened.
 fn looked_at(root: &Path) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         let mut paths: Vec<_> = fs::read_dir(&folder)
@@ -474,7 +476,7 @@ fn looked_at(root: &Path) -> Vec<String> {
             };
             let target = fs::read_link(&path).ok();
             let name = path.strip_prefix(root).unwrap().display().to_string();
-            said.push(format!(
+            output.push(format!(
                 "{name} {:o} size {} blocks {} -> {target:?} {opened:?}",
                 meta.mode(),
                 meta.size(),
@@ -489,8 +491,8 @@ fn looked_at(root: &Path) -> Vec<String> {
     let (blocks, files) = (usage.f_blocks, usage.f_files);
     // The kernel reserves another 2 % for its block maps (`s_resv_clusters`), so `f_bavail` differs.
     let free = (usage.f_bfree, usage.f_ffree);
-    said.push(format!("{blocks} blocks, {files} files, free {free:?}"));
-    said
+    output.push(format!("{blocks} blocks, {files} files, free {free:?}"));
+    output
 }
 
 /// Compares what we and the kernel see of an image; nothing writes to it meanwhile.
@@ -582,12 +584,16 @@ fn without_its_key_an_encrypted_tree_equals_the_kernels() {
                 assert!(fs::read(entry.path()).is_err_and(no_key));
                 let inside = Path::new("vault").join(entry.file_name());
                 let place = format!("{}:/{}", image.path().display(), inside.display());
-                let said = steadfs(["cat", &place]);
-                assert!(said.code() != 0 && said.out.is_empty(), "{}", said.out);
+                let output = steadfs(["cat", &place]);
+                assert!(
+                    output.code() != 0 && output.out.is_empty(),
+                    "{}",
+                    output.out
+                );
                 let copy = scratch.join("copy");
-                let said = steadfs(["cp", &place, copy.to_str().unwrap()]);
-                assert!(said.code() != 0 && !copy.exists(), "{}", said.err);
-                assert!(said.err.contains("key"), "{}", said.err);
+                let output = steadfs(["cp", &place, copy.to_str().unwrap()]);
+                assert!(output.code() != 0 && !copy.exists(), "{}", output.err);
+                assert!(output.err.contains("key"), "{}", output.err);
                 closed += 1;
             }
         }

@@ -41,10 +41,10 @@ fn cp(args: &[&str]) {
 
 #[track_caller]
 fn refused(args: &[&str], words: &str) {
-    let said = steadfs(args);
-    assert_eq!(said.code(), 1, "{args:?}: {}", said.err);
-    assert!(said.err.contains(words), "{args:?}: {}", said.err);
-    assert_eq!(said.err.lines().count(), 1, "{args:?}: {}", said.err);
+    let output = steadfs(args);
+    assert_eq!(output.code(), 1, "{args:?}: {}", output.err);
+    assert!(output.err.contains(words), "{args:?}: {}", output.err);
+    assert_eq!(output.err.lines().count(), 1, "{args:?}: {}", output.err);
 }
 
 fn tree_by_kernel(scratch: &Scratch, image: &Image, path: &str) -> Tree {
@@ -190,8 +190,8 @@ fn names_are_escaped_on_a_terminal() {
             "64M",
         ])
         .expect(0);
-        let said = steadfs(["inspect", volume]).expect(0).out;
-        assert!(said.contains("a\\033[31m\\012State"), "{said}");
+        let output = steadfs(["inspect", volume]).expect(0).out;
+        assert!(output.contains("a\\033[31m\\012State"), "{output}");
     }
     let bad = scratch.folder("folder").join("b\x1b[31m");
     fs::write(&bad, "").unwrap();
@@ -199,13 +199,13 @@ fn names_are_escaped_on_a_terminal() {
     cp(&["-r", source, &format!("{volume}:/")]);
     let twice = scratch.folder("out");
     fs::write(twice.join("b\x1b[31m"), "").unwrap();
-    let said = steadfs([
+    let output = steadfs([
         "extract",
         &format!("{volume}:/folder"),
         twice.to_str().unwrap(),
     ]);
-    assert_eq!(said.code(), 1);
-    assert!(said.err.contains("b\\033[31m"), "{}", said.err);
+    assert_eq!(output.code(), 1);
+    assert!(output.err.contains("b\\033[31m"), "{}", output.err);
 }
 
 #[test]
@@ -373,9 +373,9 @@ fn listings_equal_those_of_ls() {
         });
         assert!(found, "{line} is not in\n{ours}");
     }
-    let said = steadfs(["ls", &at(&volume, "/none")]);
-    assert_eq!(said.code(), 2);
-    assert!(said.err.contains("/none: no such file"), "{}", said.err);
+    let output = steadfs(["ls", &at(&volume, "/none")]);
+    assert_eq!(output.code(), 2);
+    assert!(output.err.contains("/none: no such file"), "{}", output.err);
 }
 
 #[test]
@@ -403,15 +403,19 @@ fn a_closed_pipe_ends_the_command() {
             .spawn()
             .unwrap();
         let status = wait(&mut child, PATIENCE).unwrap();
-        let mut said = String::new();
+        let mut output = String::new();
         child
             .stderr
             .take()
             .unwrap()
-            .read_to_string(&mut said)
+            .read_to_string(&mut output)
             .unwrap();
-        assert_eq!(status.signal(), Some(SIGPIPE), "{words:?}: {status} {said}");
-        assert_eq!(said, "", "{words:?}");
+        assert_eq!(
+            status.signal(),
+            Some(SIGPIPE),
+            "{words:?}: {status} {output}"
+        );
+        assert_eq!(output, "", "{words:?}");
     }
 }
 
@@ -459,15 +463,15 @@ fn interrupted_copies_leave_consistent_volumes() {
             let count = steadfs(["ls", &at(&volume, "/source")]).out.lines().count();
             let stopped = status.signal() == Some(sent.as_raw());
             assert!(stopped || status.success(), "{status}");
-            let mut said = String::new();
+            let mut output = String::new();
             child
                 .stderr
                 .take()
                 .unwrap()
-                .read_to_string(&mut said)
+                .read_to_string(&mut output)
                 .unwrap();
             // A signal that arrives before the program handles signals ends it as it ends any other program.
-            assert!(said.is_empty() || said.contains("stopped"), "{said}");
+            assert!(output.is_empty() || output.contains("stopped"), "{output}");
             fs::remove_file(volume.path()).unwrap();
             stopped && count > 0 && count < 3000
         });
@@ -546,8 +550,8 @@ fn progress_is_shown_on_a_terminal_only() {
     });
     assert!(shown, "nothing was shown in fifty runs");
     let out = scratch.join("quiet");
-    let said = steadfs(["extract", &place, out.to_str().unwrap()]).expect(0);
-    assert_eq!((said.out.as_str(), said.err.as_str()), ("", ""));
+    let output = steadfs(["extract", &place, out.to_str().unwrap()]).expect(0);
+    assert_eq!((output.out.as_str(), output.err.as_str()), ("", ""));
     // An error is a line of its own; the progress line is erased before.
     let line = format!("{} extract {place} {}", program().display(), out.display());
     let failed = run("script", ["-qec", &line, "/dev/null"]);
@@ -568,15 +572,15 @@ fn a_copy_that_does_not_fit_is_reported() {
     let other = image(&scratch, "other.img", "ext2", 64 * MIB);
     let file = scratch.join("file");
     let content: Vec<u8> = (0..8 * MIB).map(|i| (i / 4096 + i) as u8).collect();
-    let mut told = 0;
+    let mut reported = 0;
     for kib in (5 * 1024..8 * 1024).step_by(256) {
         let content = &content[..kib * 1024];
         fs::write(&file, content).unwrap();
         cp(&["-f", file.to_str().unwrap(), &at(&other, "/file")]);
         for source in [file.to_str().unwrap(), &at(&other, "/file")] {
             let target = empty.copy(&scratch, "target.img");
-            let said = steadfs(["cp", source, &at(&target, "/copy")]);
-            if said.code() == 0 {
+            let output = steadfs(["cp", source, &at(&target, "/copy")]);
+            if output.code() == 0 {
                 let out = scratch.join("out");
                 cp(&["-f", &at(&target, "/copy"), out.to_str().unwrap()]);
                 assert!(
@@ -584,12 +588,16 @@ fn a_copy_that_does_not_fit_is_reported() {
                     "{kib} KiB from {source}"
                 );
             } else {
-                assert!(said.err.contains("no space left on volume"), "{}", said.err);
-                told += 1;
+                assert!(
+                    output.err.contains("no space left on volume"),
+                    "{}",
+                    output.err
+                );
+                reported += 1;
             }
         }
     }
-    assert!(told > 0, "everything fits: nothing was tried");
+    assert!(reported > 0, "everything fits: nothing was tried");
 }
 
 /// Attributes that the host cannot store are reported, and everything else is copied.
@@ -611,12 +619,12 @@ fn attributes_too_large_for_the_host_are_reported() {
     let host = Image::mke2fs(&scratch, "host.img", 16 * MIB, &["-t", "ext4"]);
     let host = KernelMount::new(&scratch, host.path(), "");
     let out = host.join("out");
-    let said = steadfs(["extract", &at(&from, "/tree"), out.to_str().unwrap()]);
-    assert_eq!(said.code(), 1, "{}", said.err);
+    let output = steadfs(["extract", &at(&from, "/tree"), out.to_str().unwrap()]);
+    assert_eq!(output.code(), 1, "{}", output.err);
     assert!(
-        said.err.contains("attribute user.large was not kept"),
+        output.err.contains("attribute user.large was not kept"),
         "{}",
-        said.err
+        output.err
     );
     let mut value = [0; 8];
     assert_eq!(

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use steadfs_suite::scratch::unmount_patiently;
+use steadfs_suite::scratch::unmount_when_idle;
 use steadfs_suite::{
-    Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_patiently, succeed,
+    Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_when_idle, succeed,
 };
 
 const MIB: u64 = 1 << 20;
@@ -73,7 +73,7 @@ impl Host {
     }
 
     /// Frees space on the host: writes succeed again.
-    fn mend(&self) {
+    fn free(&self) {
         fs::remove_file(&self.filler).unwrap();
     }
 }
@@ -82,8 +82,8 @@ impl Host {
 fn allocate_metadata(image: &Image) {
     let file = File::options().write(true).open(image.path()).unwrap();
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 64 * MIB).unwrap();
-    let said = succeed("dumpe2fs", [image.path()]).out;
-    let free = said
+    let output = succeed("dumpe2fs", [image.path()]).out;
+    let free = output
         .lines()
         .filter_map(|line| line.strip_prefix("  Free blocks: "));
     for range in free
@@ -105,7 +105,7 @@ fn fails<T>(result: std::io::Result<T>, wanted: Errno) {
 }
 
 fn umount(mount: &SteadMount) -> Outcome {
-    steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()])
+    steadfs_when_idle(&["umount".as_ref(), mount.root().as_os_str()])
 }
 
 fn errors(mount: &SteadMount) -> String {
@@ -133,17 +133,17 @@ fn data_errors_are_returned_to_every_holder_until_repaired() {
     let later = File::open(mount.join("file")).unwrap();
     fails(later.sync_all(), Errno::IO);
     assert!(fs::read(mount.join("file")).unwrap() == content);
-    let said = errors(&mount);
-    assert!(said.contains("bytes are not written yet"), "{said}");
+    let output = errors(&mount);
+    assert!(output.contains("bytes are not written yet"), "{output}");
     // The rest of the volume still works.
     fs::create_dir(mount.join("dir")).unwrap();
     File::open(mount.root()).unwrap().sync_all().unwrap();
     // Unmounting would lose the data: the error is reported while the user can still act.
     drop((file, later));
-    let said = umount(&mount);
-    assert_eq!(said.code(), 32);
-    assert!(said.err.contains("--lazy"), "{}", said.err);
-    host.mend();
+    let output = umount(&mount);
+    assert_eq!(output.code(), 32);
+    assert!(output.err.contains("--lazy"), "{}", output.err);
+    host.free();
     // The unmount met the error; a holder that has not seen it yet gets it once more.
     let file = File::open(mount.join("file")).unwrap();
     let _ = file.sync_all();
@@ -170,11 +170,11 @@ fn lost_data_is_the_servers_exit_code() {
         .unwrap();
     host.fill();
     fs::write(mount.join("file"), vec![1; 500_000]).unwrap();
-    unmount_patiently(mount.root());
-    let (code, said) = mount.wait_with_words();
-    assert_eq!(code, 32, "{said}");
-    assert!(said.contains("No space left on device"), "{said}");
-    host.mend();
+    unmount_when_idle(mount.root());
+    let (code, output) = mount.wait_with_log();
+    assert_eq!(code, 32, "{output}");
+    assert!(output.contains("No space left on device"), "{output}");
+    host.free();
     let mount = SteadMount::new(&host.scratch, host.image.path(), "");
     assert_eq!(fs::read(mount.join("before")).unwrap(), b"before");
     mount.unmount();
@@ -204,15 +204,15 @@ fn a_journal_that_fails(through_loop: bool, options: &str) {
     assert_eq!(fs::read(mount.join("before")).unwrap(), b"before");
     let options = fs::read_to_string(mount.join(".steadfs/options")).unwrap();
     assert!(options.starts_with("ro,"), "{options}");
-    let said = errors(&mount);
-    assert!(said.starts_with("stopped: journal: Write of"), "{said}");
-    mount.wait_for_words("journal aborted");
-    let said = umount(&mount);
-    assert_eq!(said.code(), 32);
-    assert!(said.err.contains("unmounted, but"), "{}", said.err);
-    let (code, words) = mount.wait_with_words();
+    let output = errors(&mount);
+    assert!(output.starts_with("stopped: journal: Write of"), "{output}");
+    mount.wait_for_log("journal aborted");
+    let output = umount(&mount);
+    assert_eq!(output.code(), 32);
+    assert!(output.err.contains("unmounted, but"), "{}", output.err);
+    let (code, words) = mount.wait_with_log();
     assert_eq!(code, 32, "{words}");
-    host.mend();
+    host.free();
     let mount = SteadMount::new(&host.scratch, path, "");
     assert_eq!(fs::read(mount.join("before")).unwrap(), b"before");
     mount.unmount();
@@ -239,8 +239,8 @@ fn corruption_follows_the_errors_option() {
     fs::create_dir(mount.join("dir")).unwrap();
     fs::write(mount.join("dir/child"), b"").unwrap();
     mount.unmount();
-    let said = image.debugfs("blocks /dir").out;
-    let block: u64 = said.split_whitespace().last().unwrap().parse().unwrap();
+    let output = image.debugfs("blocks /dir").out;
+    let block: u64 = output.split_whitespace().last().unwrap().parse().unwrap();
     let file = File::options().write(true).open(image.path()).unwrap();
     file.write_all_at(&[0xAA; 40], block * 1024 + 30).unwrap();
     drop(file);
@@ -248,7 +248,7 @@ fn corruption_follows_the_errors_option() {
         let mount = SteadMount::new(&scratch, image.path(), options);
         let open = File::create(mount.join("open")).unwrap();
         fails(fs::metadata(mount.join("dir/child")), Errno::UCLEAN);
-        mount.wait_for_words("damaged");
+        mount.wait_for_log("damaged");
         assert!(
             errors(&mount).contains("errors noted"),
             "{}",
@@ -267,16 +267,16 @@ fn corruption_follows_the_errors_option() {
             }
         }
         drop(open);
-        let said = umount(&mount);
-        assert_eq!(said.code(), if writable { 0 } else { 32 }, "{}", said.err);
-        let (code, words) = mount.wait_with_words();
+        let output = umount(&mount);
+        assert_eq!(output.code(), if writable { 0 } else { 32 }, "{}", output.err);
+        let (code, words) = mount.wait_with_log();
         assert_eq!(code == 0, writable, "{options}: {words}");
     }
     let dir = scratch.folder("mnt");
     let args = ["mount", "-o", "errors=panic"].map(std::path::Path::new);
-    let said = steadfs(args.into_iter().chain([image.path(), dir.as_path()]));
-    assert_eq!(said.code(), 1);
-    assert!(said.err.contains("errors=remount-ro"), "{}", said.err);
+    let output = steadfs(args.into_iter().chain([image.path(), dir.as_path()]));
+    assert_eq!(output.code(), 1);
+    assert!(output.err.contains("errors=remount-ro"), "{}", output.err);
 }
 
 /// Also if a folder of the volume has the name of the control folder.
@@ -290,12 +290,12 @@ fn umount_reports_errors_without_control_files() {
     host.fill();
     let content: Vec<u8> = (0..2_000_000).map(|n| (n % 251) as u8).collect();
     fs::write(mount.join("file"), &content).unwrap();
-    let said = umount(&mount);
-    assert_eq!(said.code(), 32, "{}", said.err);
+    let output = umount(&mount);
+    assert_eq!(output.code(), 32, "{}", output.err);
     for words in ["No space left", "--lazy"] {
-        assert!(said.err.contains(words), "{}", said.err);
+        assert!(output.err.contains(words), "{}", output.err);
     }
-    host.mend();
+    host.free();
     mount.unmount();
     let mount = SteadMount::new(&host.scratch, host.image.path(), "");
     assert!(fs::read(mount.join("file")).unwrap() == content);
@@ -309,10 +309,10 @@ fn a_stopped_volume_without_control_files_is_unmounted() {
     let mount = SteadMount::new(&host.scratch, host.image.path(), "nocontrol");
     host.fill();
     fs::write(mount.join("file"), vec![1; 2_000_000]).unwrap();
-    let said = umount(&mount);
-    assert_eq!(said.code(), 32, "{}", said.err);
+    let output = umount(&mount);
+    assert_eq!(output.code(), 32, "{}", output.err);
     for words in ["unmounted, but not everything", "No space left"] {
-        assert!(said.err.contains(words), "{}", said.err);
+        assert!(output.err.contains(words), "{}", output.err);
     }
     assert_ne!(mount.wait(), 0);
 }
@@ -350,15 +350,15 @@ fn new_volumes_have_blocks_of_at_least_a_sector() {
     let image = Image::empty(&scratch, "d.img", 64 * MIB);
     let device = LoopDevice::attach_with_sectors(image.path(), 4096);
     let path = device.path().to_str().unwrap();
-    let said = steadfs(["format", "-b", "2048", path]).expect(1).err;
-    assert!(said.contains("sectors of 4096 bytes"), "{said}");
+    let output = steadfs(["format", "-b", "2048", path]).expect(1).err;
+    assert!(output.contains("sectors of 4096 bytes"), "{output}");
     steadfs(["format", "-q", path]).expect(0);
-    let said = succeed("dumpe2fs", ["-h", path]).out;
-    assert!(said.contains("Block size:               4096"), "{said}");
+    let output = succeed("dumpe2fs", ["-h", path]).out;
+    assert!(output.contains("Block size:               4096"), "{output}");
     let root = scratch.folder("kernel");
     succeed("mount", [device.path(), &root]);
-    unmount_patiently(&root);
+    unmount_when_idle(&root);
     steadfs(["format", "-q", "-f", "-t", "f2fs", path]).expect(0);
-    let said = succeed("fsck.f2fs", ["--dry-run", path]).out;
-    assert!(said.contains("FS sectors = 16384 (64 MB)"), "{said}");
+    let output = succeed("fsck.f2fs", ["--dry-run", path]).out;
+    assert!(output.contains("FS sectors = 16384 (64 MB)"), "{output}");
 }

@@ -202,8 +202,8 @@ fn add_projects(image: &Path) {
 /// The project of a file, as lsattr shows it, and whether it is inherited.
 #[track_caller]
 fn project(path: &Path) -> (u32, bool) {
-    let said = succeed("lsattr", ["-pd".as_ref(), path.as_os_str()]).out;
-    let mut words = said.split_whitespace();
+    let output = succeed("lsattr", ["-pd".as_ref(), path.as_os_str()]).out;
+    let mut words = output.split_whitespace();
     let id = words.next().unwrap().parse().unwrap();
     (id, words.next().unwrap().contains('P'))
 }
@@ -307,10 +307,10 @@ fn volumes_without_projects_and_with_quota_files_report_it() {
         "-O extra_attr,project_quota",
     );
     let mount = SteadMount::new(&scratch, image.path(), "rw");
-    let said = mount.said();
+    let output = mount.log();
     assert!(
-        said.contains("read-only") && said.contains("quota_ino"),
-        "{said}"
+        output.contains("read-only") && output.contains("quota_ino"),
+        "{output}"
     );
     mount.unmount();
     let script = format!(
@@ -343,8 +343,8 @@ fn shutdown_modes_leave_what_they_promise() {
         let root = mount.root().to_str().unwrap();
         succeed("f2fs_io", ["shutdown", level, root]);
         assert!(fs::create_dir(mount.join("later")).is_err());
-        let said = fs::read_to_string(mount.join(".steadfs/errors")).unwrap();
-        assert!(said.contains("shutdown (1)"), "{said}");
+        let output = fs::read_to_string(mount.join(".steadfs/errors")).unwrap();
+        assert!(output.contains("shutdown (1)"), "{output}");
         // It was shut down on purpose: that is not a failure.
         let unmounted = steadfs(["umount", root]).expect(0);
         assert_eq!(unmounted.err, "");

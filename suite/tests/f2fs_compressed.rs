@@ -66,7 +66,7 @@ fn compressed_files_of_sload_are_read_back() {
             &["-f", top.to_str().unwrap(), path],
         ]
         .concat();
-        let said = succeed(judge, what);
+        let output = succeed(judge, what);
         check_clean(image.path(), "compressed");
         // Without a mount, as for taking apart the image of a phone.
         let out = scratch.join(&format!("out{n}"));
@@ -75,7 +75,7 @@ fn compressed_files_of_sload_are_read_back() {
 
         let mount = SteadMount::new(&scratch, image.path(), "");
         let large = mount.join("text7");
-        assert!(is_compressed(&large), "{options:?}: {}", said.out);
+        assert!(is_compressed(&large), "{options:?}: {}", output.out);
         run(
             "diff",
             ["-r".as_ref(), top.as_os_str(), mount.root().as_os_str()],

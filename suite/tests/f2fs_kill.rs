@@ -44,9 +44,9 @@ struct Task {
     dir: String,
     numbers: Numbers,
     /// The directory's names after each change, in order; the last change may not have returned.
-    passed: Vec<Names>,
+    history: Vec<Names>,
     /// Content that an acknowledged fsync covers and no later call has changed.
-    owed: BTreeMap<String, Vec<u8>>,
+    durable: BTreeMap<String, Vec<u8>>,
 }
 
 impl Task {
@@ -54,8 +54,8 @@ impl Task {
         Self {
             dir: format!("t{}", seed % TASKS),
             numbers: Numbers::new(seed),
-            passed: vec![Names::new()],
-            owed: BTreeMap::new(),
+            history: vec![Names::new()],
+            durable: BTreeMap::new(),
         }
     }
 
@@ -77,10 +77,10 @@ impl Task {
     ) -> io::Result<()> {
         touched
             .iter()
-            .for_each(|name| drop(self.owed.remove(*name)));
-        let mut after = self.passed.last().unwrap().clone();
+            .for_each(|name| drop(self.durable.remove(*name)));
+        let mut after = self.history.last().unwrap().clone();
         names(&mut after);
-        self.passed.push(after);
+        self.history.push(after);
         call()
     }
 
@@ -88,7 +88,7 @@ impl Task {
         let name = format!("n{}", self.numbers.below(NAMES));
         let other = format!("n{}", self.numbers.below(NAMES));
         let (path, to) = (dir.join(&name), dir.join(&other));
-        let is_there = self.passed.last().unwrap().contains(&name);
+        let is_there = self.history.last().unwrap().contains(&name);
         match self.numbers.below(28) {
             0..9 if is_there => {
                 let gone = name.clone();
@@ -105,7 +105,7 @@ impl Task {
                 };
                 self.change(&[&name, &other], moved, || fs::rename(path, to))
             }
-            10 if is_there && !self.passed.last().unwrap().contains(&other) => {
+            10 if is_there && !self.history.last().unwrap().contains(&other) => {
                 let added = other.clone();
                 // The other name belongs to the same file, whose content the fsync of either covers.
                 self.change(
@@ -116,7 +116,7 @@ impl Task {
             }
             11 => {
                 File::open(dir)?.sync_all()?;
-                self.owed.clear();
+                self.durable.clear();
                 Ok(())
             }
             _ => self.write_durably(&path, name),
@@ -130,7 +130,7 @@ impl Task {
         let made = name.clone();
         let durably = self.numbers.below(2) == 0;
         // The other names of a link get the content, too.
-        self.owed.clear();
+        self.durable.clear();
         self.change(
             &[],
             |names| names.insert(made),
@@ -143,7 +143,7 @@ impl Task {
             },
         )?;
         if durably {
-            self.owed.insert(name, bytes);
+            self.durable.insert(name, bytes);
         }
         Ok(())
     }
@@ -173,7 +173,7 @@ fn recovered_by_us(image: &Path, tasks: &[Task]) -> Vec<String> {
     let volume = Volume::open(image, &Options::parse("noatime").unwrap()).unwrap();
     let tree = Tree::of_volume(&*volume.fs());
     for task in tasks {
-        for (name, bytes) in &task.owed {
+        for (name, bytes) in &task.durable {
             let path = format!("{}/{name}", task.dir).into_bytes();
             let node = tree.nodes.get(&path);
             assert_eq!(
@@ -192,7 +192,7 @@ fn is_mixed(ours: &[String], task: &Task) -> bool {
     let prefix = format!("{}/", task.dir);
     let names = ours.iter().filter_map(|line| line.strip_prefix(&prefix));
     let names: Names = names.map(|name| name[..2].to_owned()).collect();
-    !task.passed.contains(&names)
+    !task.history.contains(&names)
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn the_kernel_rolls_a_killed_volume_forward_to_the_same_tree() {
         let copy = image.copy(&scratch, &format!("{seed}-kernel.img"));
         let ours = recovered_by_us(image.path(), &tasks);
         let mixed = tasks.iter().filter(|task| is_mixed(&ours, task)).count();
-        let steps: usize = tasks.iter().map(|task| task.passed.len()).sum();
+        let steps: usize = tasks.iter().map(|task| task.history.len()).sum();
         println!("{options}: {steps} changes, {mixed} directories with names of different moments");
         check_clean(image.path(), options);
         volumes.push((options, copy, ours));

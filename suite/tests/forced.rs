@@ -14,7 +14,7 @@ use steadfs_suite::stead::program;
 use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, steadfs};
 
 /// A call that waits for the server's reply.
-fn ask(path: &Path) -> Child {
+fn blocked_call(path: &Path) -> Child {
     let mut command = Command::new("stat");
     command
         .arg(path)
@@ -32,7 +32,7 @@ fn force_away(scratch: &Scratch, volume: &Path, force: impl Fn(&Path)) {
     let mount = SteadMount::new(scratch, volume, "fuse_transport=dev");
     fs::write(mount.join("kept"), [7; 300_000]).unwrap();
     mount.stop();
-    let mut asks = ask(&mount.join("unknown"));
+    let mut asks = blocked_call(&mount.join("unknown"));
     force(mount.root());
     let ended = wait(&mut asks, Duration::from_secs(20)).expect("the call fails");
     assert!(!ended.success());

@@ -8,10 +8,10 @@ use steadfs_suite::{KernelMount, Scratch, SteadMount, run, steadfs, succeed};
 
 #[path = "format/builders.rs"]
 mod builders;
+#[path = "format/options.rs"]
+mod options;
 #[path = "format/reproducible.rs"]
 mod reproducible;
-#[path = "format/words.rs"]
-mod words;
 
 const MIB: u64 = 1 << 20;
 const UUID: &str = "6b4c9a52-0f5e-4f0c-9f2b-0d8c5f6a7b8c";
@@ -44,8 +44,8 @@ fn dump(image: &str) -> Vec<String> {
         "Lifetime writes",
         "Checksum:",
     ];
-    let said = succeed("dumpe2fs", [image]).out;
-    let lines = said
+    let output = succeed("dumpe2fs", [image]).out;
+    let lines = output
         .lines()
         .filter(|line| !of_time.iter().any(|start| line.starts_with(start)));
     lines.map(str::to_owned).collect()
@@ -62,8 +62,8 @@ fn pair(scratch: &Scratch, name: &str, content: &[u8]) -> [String; 2] {
 }
 
 fn clean(image: &str) {
-    let said = run("e2fsck", ["-fn", image]);
-    assert_eq!(said.code(), 0, "{}{}", said.out, said.err);
+    let output = run("e2fsck", ["-fn", image]);
+    assert_eq!(output.code(), 0, "{}{}", output.out, output.err);
 }
 
 #[test]
@@ -111,9 +111,9 @@ fn groups_and_names_are_as_mke2fs_makes_them() {
         (&["-E", "offset=7"], "multiple of 512"),
         (&["-E", "offset=x"], "offset"),
     ] {
-        let said = steadfs(["format", image, "64M"].iter().chain(options));
-        assert_ne!(said.code(), 0, "{options:?}");
-        assert!(said.err.contains(why), "{options:?}: {}", said.err);
+        let output = steadfs(["format", image, "64M"].iter().chain(options));
+        assert_ne!(output.code(), 0, "{options:?}");
+        assert!(output.err.contains(why), "{options:?}: {}", output.err);
         assert!(!Path::new(image).exists());
     }
 }
@@ -137,20 +137,25 @@ fn tiny_volumes_are_made_or_refused() {
         for size in sizes {
             let text = format!("{size}B");
             let words = ["format", "-q", ours, &text];
-            let said = steadfs(words.iter().chain(options));
+            let output = steadfs(words.iter().chain(options));
             fs::File::create(&theirs).unwrap().set_len(size).unwrap();
             let words = ["-q", "-F", theirs_too];
             let made = run("mke2fs", words.iter().chain(options)).code() == 0;
-            assert_eq!(said.code() == 0, made, "{options:?} {size}: {}", said.err);
-            assert_eq!(our.exists(), made, "{options:?} {size}: {}", said.err);
+            assert_eq!(
+                output.code() == 0,
+                made,
+                "{options:?} {size}: {}",
+                output.err
+            );
+            assert_eq!(our.exists(), made, "{options:?} {size}: {}", output.err);
             if made {
                 clean(ours);
                 fs::remove_file(&our).unwrap();
             } else {
                 let clear = ["too small", "too few", "has only"];
-                let is_clear = clear.iter().any(|words| said.err.contains(words));
-                assert!(is_clear, "{options:?} {size}: {}", said.err);
-                assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+                let is_clear = clear.iter().any(|words| output.err.contains(words));
+                assert!(is_clear, "{options:?} {size}: {}", output.err);
+                assert_eq!(output.err.lines().count(), 1, "{}", output.err);
             }
         }
     }
@@ -163,8 +168,8 @@ fn uuid_arguments_mean_what_they_mean_to_mke2fs() {
     let image = image.to_str().unwrap();
     let uuid = |kind: &str, word: &str| {
         steadfs(["format", "-qF", "-t", kind, "-U", word, image, "64M"]).expect(0);
-        let said = steadfs(["inspect", image]).expect(0).out;
-        let line = said.lines().find(|line| line.contains("UUID")).unwrap();
+        let output = steadfs(["inspect", image]).expect(0).out;
+        let line = output.lines().find(|line| line.contains("UUID")).unwrap();
         line.split_whitespace().last().unwrap().to_owned()
     };
     for kind in ["ext4", "f2fs"] {
@@ -182,9 +187,9 @@ fn uuid_arguments_mean_what_they_mean_to_mke2fs() {
         assert_eq!(version(&uuid(kind, "random")), b'4');
         assert_eq!(uuid(kind, UUID), UUID);
         let words = ["format", "-qF", "-t", kind, "-U", "now", image, "64M"];
-        let said = steadfs(words);
-        assert_ne!(said.code(), 0);
-        assert!(said.err.contains("'now' is not a UUID"), "{}", said.err);
+        let output = steadfs(words);
+        assert_ne!(output.code(), 0);
+        assert!(output.err.contains("'now' is not a UUID"), "{}", output.err);
     }
 }
 
@@ -235,10 +240,10 @@ fn features_are_made_or_refused_with_an_alternative() {
         (&["-t", "ext5"], "ext5"),
         (&["-t", "f2fs", "-j"], "-j: mkfs.f2fs has no such option"),
     ] {
-        let said = steadfs(["format", image, "64M"].iter().chain(words));
-        assert_ne!(said.code(), 0, "{words:?}");
-        assert!(said.err.contains(says), "{words:?}: {}", said.err);
-        assert!(!said.err.contains("tip"), "{}", said.err);
+        let output = steadfs(["format", image, "64M"].iter().chain(words));
+        assert_ne!(output.code(), 0, "{words:?}");
+        assert!(output.err.contains(says), "{words:?}: {}", output.err);
+        assert!(!output.err.contains("tip"), "{}", output.err);
         assert!(!path.exists());
     }
 }
@@ -280,10 +285,10 @@ fn impossible_numbers_are_refused_with_the_possible_ones() {
             "1024 blocks: Linux mounts no volume whose orphan file has more",
         ),
     ] {
-        let said = steadfs(["format", image, "64M"].iter().chain(words));
-        assert_ne!(said.code(), 0, "{words:?}");
-        assert!(said.err.contains(says), "{words:?}: {}", said.err);
-        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+        let output = steadfs(["format", image, "64M"].iter().chain(words));
+        assert_ne!(output.code(), 0, "{words:?}");
+        assert!(output.err.contains(says), "{words:?}: {}", output.err);
+        assert_eq!(output.err.lines().count(), 1, "{}", output.err);
         assert!(!path.exists());
     }
 }
@@ -326,14 +331,14 @@ fn a_volume_begins_at_the_given_offset() {
     let mount = SteadMount::new(&scratch, Path::new(new), &at);
     assert_eq!(fs::read(mount.join("file")).unwrap(), [7; 10_000]);
     mount.unmount();
-    let said = steadfs(["format", "-E", "offset=8M", new]).expect(0);
-    assert!(said.err.contains("end"), "{}", said.err);
+    let output = steadfs(["format", "-E", "offset=8M", new]).expect(0);
+    assert!(output.err.contains("end"), "{}", output.err);
     clean(&format!("{new}?offset=8388608"));
     assert_eq!(fs::metadata(new).unwrap().len(), OFFSET + 16 * MIB);
-    let said = steadfs(["format", "-E", "offset=1073741824", new]);
+    let output = steadfs(["format", "-E", "offset=1073741824", new]);
     assert!(
-        said.code() != 0 && said.err.contains("offset"),
+        output.code() != 0 && output.err.contains("offset"),
         "{}",
-        said.err
+        output.err
     );
 }

@@ -57,8 +57,8 @@ fn exercise_mount(
                 .arg(scratch.path())
                 .arg(mount.join(&format!("file{seed}")));
             scope.spawn(|| {
-                let said = finish(command, Duration::from_secs(3600)).expect(0);
-                assert!(said.out.contains("A-OK"), "{}{}", said.out, said.err);
+                let output = finish(command, Duration::from_secs(3600)).expect(0);
+                assert!(output.out.contains("A-OK"), "{}{}", output.out, output.err);
             });
         }
     });
@@ -136,7 +136,7 @@ fn fsx_finds_no_difference_on_a_fragmented_f2fs() {
         fs::write(mount.join(&format!(".steadfs/f2fs/{name}")), value).unwrap();
     };
     control("ipu_policy", "0");
-    wear(&mount);
+    fragment(&mount);
     control("gc_urgent_sleep_time", "1");
     control("gc_urgent", "1");
     let cleaned = || {
@@ -163,11 +163,11 @@ fn counted(status: &str, words: &str) -> u64 {
 }
 
 /// Fills a volume with small files, except for the space that fsx needs, and removes two of three.
-fn wear(mount: &SteadMount) {
-    let path = |n: u64| mount.join(&format!("worn/{n}"));
-    fs::create_dir(mount.join("worn")).unwrap();
+fn fragment(mount: &SteadMount) {
+    let path = |n: u64| mount.join(&format!("fragmented/{n}"));
+    fs::create_dir(mount.join("fragmented")).unwrap();
     let is_full = || {
-        let stat = rustix::fs::statvfs(mount.join("worn")).unwrap();
+        let stat = rustix::fs::statvfs(mount.join("fragmented")).unwrap();
         stat.f_bavail < 1024
     };
     let count = (0..).find(|n| {
@@ -175,7 +175,7 @@ fn wear(mount: &SteadMount) {
         is_full()
     });
     let sync = || {
-        fs::File::open(mount.join("worn"))
+        fs::File::open(mount.join("fragmented"))
             .unwrap()
             .sync_all()
             .unwrap()
@@ -189,6 +189,6 @@ fn wear(mount: &SteadMount) {
 
 /// Operations for each file on f2fs; `STEADFS_FSX_OPERATIONS` changes it.
 fn operations() -> u32 {
-    let said = std::env::var("STEADFS_FSX_OPERATIONS").ok();
-    said.and_then(|n| n.parse().ok()).unwrap_or(34_000)
+    let output = std::env::var("STEADFS_FSX_OPERATIONS").ok();
+    output.and_then(|n| n.parse().ok()).unwrap_or(34_000)
 }

@@ -98,11 +98,11 @@ fn everything_is_installed_and_uninstalled() {
     ] {
         assert!(page.contains(word), "{word} is not in the page");
     }
-    let said = run(
+    let output = run(
         dest.join("opt/stead/bin/steadfs").to_str().unwrap(),
         ["--version"],
     );
-    assert!(said.expect(0).out.starts_with("steadfs "));
+    assert!(output.expect(0).out.starts_with("steadfs "));
     let lab = run(
         dest.join("opt/stead/bin/steadfs").to_str().unwrap(),
         ["lab", "--version"],
@@ -126,18 +126,18 @@ fn an_incomplete_installation_installs_nothing() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/install-program");
     let helpers = file.join("sbin");
     let words = ["install", built, ""].map(std::ffi::OsStr::new);
-    let said = run(
+    let output = run(
         script,
         words
             .into_iter()
             .chain([prefix.as_os_str(), helpers.as_os_str()]),
     );
-    assert_eq!(said.code(), 1);
+    assert_eq!(output.code(), 1);
     let why = format!(
-        "nothing is installed:\n  {} is no directory",
+        "nothing is installed:\n  {} is not a directory",
         file.display()
     );
-    assert!(said.err.starts_with(&why), "{}", said.err);
+    assert!(output.err.starts_with(&why), "{}", output.err);
     assert!(!prefix.exists());
 }
 
@@ -156,16 +156,20 @@ fn packages_wait_for_another_apt() {
         .args(["-o", "Dir::Etc::SourceParts=/dev/null", "update", "-qq"]);
     let mut hurried = Command::new(apt.get_program());
     hurried.args(apt.get_args()).env("APT_WAIT", "0");
-    let said = finish(hurried, Duration::from_secs(60));
-    assert_ne!(said.code(), 0);
-    assert!(said.err.contains("Could not get lock"), "{}", said.err);
+    let output = finish(hurried, Duration::from_secs(60));
+    assert_ne!(output.code(), 0);
+    assert!(output.err.contains("Could not get lock"), "{}", output.err);
     let release = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(2));
         drop(lock);
     });
-    let said = finish(apt, Duration::from_secs(120)).expect(0);
+    let output = finish(apt, Duration::from_secs(120)).expect(0);
     release.join().unwrap();
-    assert!(said.err.contains("waiting for another apt"), "{}", said.err);
+    assert!(
+        output.err.contains("waiting for another apt"),
+        "{}",
+        output.err
+    );
 }
 
 #[test]
@@ -181,14 +185,14 @@ fn shells_complete_commands_and_options() {
     };
     let scratch = Scratch::new();
     let bash = scratch.join("steadfs.bash");
-    let said = steadfs(["completions", "bash"]).expect(0);
-    fs::write(&bash, said.out).unwrap();
+    let output = steadfs(["completions", "bash"]).expect(0);
+    fs::write(&bash, output.out).unwrap();
     let bash = bash.to_str().unwrap();
     assert_eq!(complete(bash, "steadfs mo"), "mount\n");
     assert_eq!(complete(bash, "steadfs inspect --j"), "--json\n");
     for (shell, word) in [("zsh", "#compdef steadfs"), ("fish", "complete -c steadfs")] {
-        let said = steadfs(["completions", shell]).expect(0);
-        assert!(said.out.contains(word), "{shell}: {}", said.out);
+        let output = steadfs(["completions", shell]).expect(0);
+        assert!(output.out.contains(word), "{shell}: {}", output.out);
     }
     assert_eq!(steadfs(["completions", "abacus"]).code(), 2);
 }
@@ -199,7 +203,7 @@ const WITH_HELPERS: &str = r#"
 set -euo pipefail
 cd "$1"
 mount --make-rprivate /
-trap 'umount -li "$1/mnt" "$1/his" "$1/other" "$1/third" 2>/dev/null || true; losetup -d "$dev" 2>/dev/null || true' EXIT
+trap 'umount -li "$1/mnt" "$1/own" "$1/other" "$1/third" 2>/dev/null || true; losetup -d "$dev" 2>/dev/null || true' EXIT
 dev=
 copy() { # a directory that can be changed without changing the machine
     mkdir -p "$1.was"; mount --bind "$2" "$1.was"
@@ -214,7 +218,7 @@ cp "$1/fstab" /etc/fstab
 ln -sf /proc/self/mounts /etc/mtab # a relative link leads elsewhere from the copy
 step() { echo "-- $*" >&2; }
 clean() { e2fsck -fn "$1" >&2; ! dumpe2fs -h "$1" 2>/dev/null | grep -q needs_recovery; }
-as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
+as_user() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
 
 for type in steadfs fuse.steadfs; do
     step "by type $type"
@@ -226,19 +230,19 @@ for type in steadfs fuse.steadfs; do
 done
 
 step "nofail"
-if mount -t steadfs nothing.img mnt 2>said; then exit 1; else test $? = 32; fi
+if mount -t steadfs nothing.img mnt 2>output; then exit 1; else test $? = 32; fi
 mount -t steadfs -o nofail nothing.img mnt
 ! mountpoint -q mnt
 
 step "options are refused by name"
-if mount -t steadfs -o noatme a.img mnt 2>said; then exit 1; else test $? = 1; fi
-grep "did you mean noatime" said >&2
+if mount -t steadfs -o noatme a.img mnt 2>output; then exit 1; else test $? = 1; fi
+grep "did you mean noatime" output >&2
 
 step "root by fstab, remounted, everything in it unmounted"
 mount "$1/mnt"
 grep " $1/mnt fuse.steadfs rw,noexec" /proc/mounts >&2
-mount -o remount,commit=9,cache_size=9M mnt 2>said
-grep "cache_size=9M stays as it was" said >&2
+mount -o remount,commit=9,cache_size=9M mnt 2>output
+grep "cache_size=9M stays as it was" output >&2
 grep noatime,.*commit=9 mnt/.steadfs/options >&2
 grep " $1/mnt fuse.steadfs rw,noexec,noatime" /proc/mounts >&2
 mount -o remount,exec,nosuid,relatime,commit=7 mnt
@@ -263,14 +267,14 @@ mount -a
 ! mountpoint -q mnt
 clean a.img
 
-step "the mechanisms' own words, on a block device, an image and a line of fstab"
+step "the mechanisms' options, on a block device, an image and a line of fstab"
 dev=$(losetup -f --show a.img)
 mount -t steadfs -o async_checkpoint=30 "$dev" mnt
 grep async_checkpoint=30 mnt/.steadfs/options >&2
 mount -o remount,noasync_checkpoint mnt
 grep noasync_checkpoint mnt/.steadfs/options >&2
-if mount -o remount,async_checkpoint=100 mnt 2>said; then exit 1; fi
-grep "from 1 to 99" said >&2
+if mount -o remount,async_checkpoint=100 mnt 2>output; then exit 1; fi
+grep "from 1 to 99" output >&2
 grep noasync_checkpoint mnt/.steadfs/options >&2
 umount mnt
 losetup -d "$dev"
@@ -289,12 +293,12 @@ grep ,checkpoint_merge other/.steadfs/options >&2
 umount other
 
 step "a user by fstab"
-if as_nobody mount "$1/mnt" 2>/dev/null; then exit 1; fi
-as_nobody mount "$1/his"
-grep " $1/his fuse.steadfs rw,nosuid,nodev,noexec.*user_id=65534" /proc/mounts >&2
-as_nobody touch his/file
-as_nobody umount "$1/his"
-! mountpoint -q his
+if as_user mount "$1/mnt" 2>/dev/null; then exit 1; fi
+as_user mount "$1/own"
+grep " $1/own fuse.steadfs rw,nosuid,nodev,noexec.*user_id=65534" /proc/mounts >&2
+as_user touch own/file
+as_user umount "$1/own"
+! mountpoint -q own
 clean b.img
 "#;
 
@@ -308,28 +312,28 @@ fn mount_8_and_fstab_mount_the_type() {
     let helpers = format!("HELPERDIR={}/helpers", dir.display());
     make("install", &[&prefix, &helpers]);
     Image::mke2fs(&scratch, "a.img", 16 << 20, &["-t", "ext4"]);
-    let his = Image::mke2fs(
+    let own = Image::mke2fs(
         &scratch,
         "b.img",
         16 << 20,
         &["-t", "ext4", "-E", "root_owner=65534:65534"],
     );
-    chown(his.path(), Some(65_534), Some(65_534)).unwrap();
+    chown(own.path(), Some(65_534), Some(65_534)).unwrap();
     scratch.folder("mnt");
     scratch.folder("other");
     scratch.folder("third");
     let c = scratch.join("c.img");
     let words = ["format", "-q", "-t", "f2fs"].map(std::ffi::OsStr::new);
     steadfs(words.into_iter().chain([c.as_os_str(), "128M".as_ref()])).expect(0);
-    chown(scratch.folder("his"), Some(65_534), Some(65_534)).unwrap();
+    chown(scratch.folder("own"), Some(65_534), Some(65_534)).unwrap();
     let dir = dir.to_str().unwrap();
     let lines = format!(
         "{dir}/a.img {dir}/mnt steadfs noexec,noatime,noauto,nofail,x-systemd.idle-timeout=60 0 0\n\
-         {dir}/b.img {dir}/his fuse.steadfs noauto,user,noatime 0 0\n\
+         {dir}/b.img {dir}/own fuse.steadfs noauto,user,noatime 0 0\n\
          {dir}/a.img {dir}/third steadfs noauto,async_checkpoint=40,io_scheduler=cfq 0 0\n"
     );
     fs::write(scratch.join("fstab"), lines).unwrap();
     let words = ["bash", "-c", WITH_HELPERS, "bash", dir];
-    let said: Outcome = run("unshare", IN_NAMESPACE.into_iter().chain(words));
-    assert_eq!(said.code(), 0, "{}{}", said.out, said.err);
+    let output: Outcome = run("unshare", IN_NAMESPACE.into_iter().chain(words));
+    assert_eq!(output.code(), 0, "{}{}", output.out, output.err);
 }

@@ -212,8 +212,8 @@ impl Pending {
 }
 
 /// Creates, truncates and removes files and folders without fsync, until the first error.
-fn noise(root: &Path, random: &mut Random) -> io::Error {
-    let dir = root.join("noise");
+fn churn(root: &Path, random: &mut Random) -> io::Error {
+    let dir = root.join("churn");
     let mut step = || -> io::Result<()> {
         let path = dir.join(random.name());
         match random.below(5) {
@@ -260,7 +260,7 @@ fn round(mount: SteadMount, writers: &mut [Writer], random: &mut Random, done: &
                 end(error, &writer.name);
             });
         }
-        scope.spawn(|| end(noise(&root, &mut Random(noise_seed)), "noise"));
+        scope.spawn(|| end(churn(&root, &mut Random(noise_seed)), "churn"));
         let begin = Instant::now();
         while done.load(Ordering::Relaxed) < enough && begin.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
@@ -321,14 +321,14 @@ impl Judged for OfF2fs {
 type Fault = (&'static str, &'static str, &'static str, fn(&Path));
 
 /// Ignores errors, which are expected once the server has exited.
-fn quietly<T>(_: io::Result<T>) {}
+fn ignore_error<T>(_: io::Result<T>) {}
 
 fn rename(root: &Path) {
-    quietly(fs::rename(root.join("a/moves"), root.join("b/moved")));
+    ignore_error(fs::rename(root.join("a/moves"), root.join("b/moved")));
 }
 
 fn change(root: &Path) {
-    quietly(fs::write(root.join("a/more"), [1; 100_000]));
+    ignore_error(fs::write(root.join("a/more"), [1; 100_000]));
     std::thread::sleep(Duration::from_millis(50));
 }
 
@@ -338,8 +338,8 @@ fn sync_folders(root: &Path) {
             let folder = root.join(name);
             scope.spawn(move || {
                 for number in 0..10 {
-                    quietly(File::create(folder.join(format!("{number}"))));
-                    quietly(File::open(&folder).and_then(|folder| folder.sync_all()));
+                    ignore_error(File::create(folder.join(format!("{number}"))));
+                    ignore_error(File::open(&folder).and_then(|folder| folder.sync_all()));
                 }
             });
         }
@@ -351,21 +351,21 @@ fn write_at_once(root: &Path) {
         for name in ["a", "b", "c", "d"] {
             let path = root.join(name).join("large");
             scope.spawn(move || {
-                quietly(fs::write(&path, vec![1; 4 << 20]));
-                quietly(File::open(&path).and_then(|file| file.sync_all()));
+                ignore_error(fs::write(&path, vec![1; 4 << 20]));
+                ignore_error(File::open(&path).and_then(|file| file.sync_all()));
             });
         }
     });
 }
 
 fn clean_urgently(root: &Path) {
-    quietly(fs::write(root.join(".steadfs/f2fs/gc_urgent"), "1"));
+    ignore_error(fs::write(root.join(".steadfs/f2fs/gc_urgent"), "1"));
     change(root);
 }
 
 fn free_blocks(root: &Path) {
     write_at_once(root);
-    quietly(fs::remove_file(root.join("a/large")));
+    ignore_error(fs::remove_file(root.join("a/large")));
     sync_folders(root);
 }
 
@@ -377,10 +377,10 @@ fn end_at(scratch: &Scratch, volume: &dyn Judged, (point, thread, options, provo
     let (mount, trigger) = SteadMount::with_fault(scratch, image.path(), options, point);
     let root = mount.root().to_owned();
     for name in ["a", "b", "c", "d"] {
-        quietly(fs::create_dir(root.join(name)));
+        ignore_error(fs::create_dir(root.join(name)));
     }
     fs::write(root.join("a/moves"), point).unwrap();
-    quietly(fs::remove_file(root.join("b/moved")));
+    ignore_error(fs::remove_file(root.join("b/moved")));
     assert!(steadfs(["sync".as_ref(), root.as_os_str()]).code() == 0);
     File::create(&trigger).unwrap();
     let mut probe = 0;
@@ -392,7 +392,7 @@ fn end_at(scratch: &Scratch, volume: &dyn Judged, (point, thread, options, provo
         let gone = gone.map_err(|error| error.raw_os_error());
         matches!(gone, Err(Some(ENOTCONN)))
     });
-    let (code, said) = mount.wait_with_words();
+    let (code, output) = mount.wait_with_log();
     assert_eq!(code, -1, "{point}: a signal ends it");
     let expected = [
         format!("{} on {}", image.path().display(), root.display()),
@@ -400,7 +400,7 @@ fn end_at(scratch: &Scratch, volume: &dyn Judged, (point, thread, options, provo
         format!("fault point {point}"),
     ];
     for words in &expected {
-        assert!(said.contains(words), "{point}: no {words:?} in {said}");
+        assert!(output.contains(words), "{point}: no {words:?} in {output}");
     }
     let unmounted = steadfs(["umount".as_ref(), root.as_os_str()]);
     assert_eq!(unmounted.code(), 0, "{point}: {}", unmounted.err);
@@ -480,11 +480,11 @@ fn a_panic_ends_a_command_that_writes_an_image() {
         command.arg(format!("{}:/", image.display()));
         command.env(FAULT_VARIABLE, format!("close@{}", file.display()));
         let ended = command.output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.signal(), Some(6), "{said}");
+        let output = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.signal(), Some(6), "{output}");
         assert!(
-            said.contains("internal error: thread 'main' panicked"),
-            "{said}"
+            output.contains("internal error: thread 'main' panicked"),
+            "{output}"
         );
         volume.check_killed(&scratch);
         SteadMount::new(&scratch, image, "").unmount();
@@ -519,7 +519,7 @@ fn survive(scratch: &Scratch, volume: &dyn Judged) {
         let options = ["fuse_transport=uring", "fuse_transport=dev"][usize::from(number % 2 == 1)];
         let mut mount = SteadMount::new(scratch, image.path(), options);
         if number == 0 {
-            fs::create_dir(mount.join("noise")).unwrap();
+            fs::create_dir(mount.join("churn")).unwrap();
             for writer in &writers {
                 fs::create_dir(mount.join(&writer.name)).unwrap();
             }

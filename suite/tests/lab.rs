@@ -84,14 +84,14 @@ fn a_wrong_device_file_is_refused_naming_the_key() {
     let path = scratch.path().join("device.toml");
     std::fs::write(&path, "name = \"x\"\n[interface]\nqueue_depth = 0\n").expect("a file");
     let path = path.to_str().expect("a name in UTF-8");
-    let said = steadfs(["lab", "checkpoint-merge", "--device", path])
+    let output = steadfs(["lab", "checkpoint-merge", "--device", path])
         .expect(1)
         .err;
-    assert!(said.contains("interface.queue_depth"), "{said}");
-    let said = steadfs(["lab", "checkpoint-merge", "--device", "floppy"])
+    assert!(output.contains("interface.queue_depth"), "{output}");
+    let output = steadfs(["lab", "checkpoint-merge", "--device", "floppy"])
         .expect(1)
         .err;
-    assert!(said.contains("ufs-2021"), "{said}");
+    assert!(output.contains("ufs-2021"), "{output}");
 }
 
 #[test]

@@ -15,15 +15,17 @@ fn volume(scratch: &Scratch, kind: &str) -> Image {
         return Image::mke2fs(scratch, "e.img", 64 << 20, &["-t", kind]);
     }
     let path = scratch.join("f.img");
-    let words = ["format", "-q", "--force", "-t", "f2fs"].map(OsStr::new);
-    let words = words.into_iter().chain([path.as_os_str(), "128M".as_ref()]);
-    steadfs(words).expect(0);
+    let arguments = ["format", "-q", "--force", "-t", "f2fs"].map(OsStr::new);
+    let arguments = arguments
+        .into_iter()
+        .chain([path.as_os_str(), "128M".as_ref()]);
+    steadfs(arguments).expect(0);
     Image::at(path)
 }
 
-fn ask(command: &str, mount: &SteadMount, words: &[&str]) -> Outcome {
+fn run_on(command: &str, mount: &SteadMount, arguments: &[&str]) -> Outcome {
     let first = [command.as_ref(), mount.root().as_os_str()];
-    steadfs(first.into_iter().chain(words.iter().map(OsStr::new)))
+    steadfs(first.into_iter().chain(arguments.iter().map(OsStr::new)))
 }
 
 fn options(mount: &SteadMount) -> String {
@@ -35,7 +37,7 @@ fn options(mount: &SteadMount) -> String {
 fn settings_are_changed_all_or_none() {
     let scratch = Scratch::new();
     let mount = SteadMount::new(&scratch, volume(&scratch, "f2fs").path(), "");
-    let listed = ask("tune", &mount, &[]).expect(0).out;
+    let listed = run_on("tune", &mount, &[]).expect(0).out;
     for line in [
         "max_victim_search=4096",
         "ckpt_thread_ioprio=be,3",
@@ -67,10 +69,10 @@ fn settings_are_changed_all_or_none() {
         ),
         ("checkpoint_merge=1", "is a mount option: steadfs remount"),
     ] {
-        let said = ask("tune", &mount, &["cp_interval=7", "scheduler=cfq", bad]);
-        assert_eq!(said.code(), 32, "{bad}");
-        assert!(said.err.contains(why), "{bad}: {}", said.err);
-        assert_eq!(ask("tune", &mount, &[]).expect(0).out, listed, "{bad}");
+        let output = run_on("tune", &mount, &["cp_interval=7", "scheduler=cfq", bad]);
+        assert_eq!(output.code(), 32, "{bad}");
+        assert!(output.err.contains(why), "{bad}: {}", output.err);
+        assert_eq!(run_on("tune", &mount, &[]).expect(0).out, listed, "{bad}");
     }
     let new = [
         "max_victim_search=20",
@@ -79,10 +81,10 @@ fn settings_are_changed_all_or_none() {
         "ckpt_thread_ioprio=rt,0",
         "io/scheduler=cfq",
     ];
-    assert_eq!(ask("tune", &mount, &new).expect(0).out, "");
-    let asked = ask("tune", &mount, &["max_victim_search", "ckpt_thread_ioprio"]);
+    assert_eq!(run_on("tune", &mount, &new).expect(0).out, "");
+    let current = run_on("tune", &mount, &["max_victim_search", "ckpt_thread_ioprio"]);
     assert_eq!(
-        asked.expect(0).out,
+        current.expect(0).out,
         "max_victim_search=20\nckpt_thread_ioprio=rt,0\n"
     );
     let file = |name: &str| fs::read_to_string(mount.join(".steadfs").join(name)).unwrap();
@@ -90,18 +92,18 @@ fn settings_are_changed_all_or_none() {
     assert_eq!(file("f2fs/bggc_io_aware"), "1\n");
     assert_eq!(file("f2fs/migration_granularity"), "1\n");
     assert_eq!(file("io/scheduler"), "fifo fair [cfq]\n");
-    assert_eq!(ask("tune", &mount, &["frobnicate"]).code(), 32);
+    assert_eq!(run_on("tune", &mount, &["frobnicate"]).code(), 32);
     // A mount without control files has settings, too, and so does a read-only one.
     mount.unmount();
     let options = "nocontrol,ro";
     let mount = SteadMount::new(&scratch, &scratch.join("f.img"), options);
-    ask("tune", &mount, &["scheduler=fifo"]).expect(0);
+    run_on("tune", &mount, &["scheduler=fifo"]).expect(0);
     assert_eq!(
-        ask("tune", &mount, &["scheduler"]).expect(0).out,
+        run_on("tune", &mount, &["scheduler"]).expect(0).out,
         "scheduler=fifo\n"
     );
-    let said = ask("stat", &mount, &[]);
-    assert!(said.err.contains("nocontrol"), "{}", said.err);
+    let output = run_on("stat", &mount, &[]);
+    assert!(output.err.contains("nocontrol"), "{}", output.err);
     mount.unmount();
 }
 
@@ -125,7 +127,7 @@ fn a_mount_reports_its_counters() {
     for (kind, title) in [("ext4", "journal:"), ("f2fs", "f2fs:"), ("ext2", "groups:")] {
         let mount = SteadMount::new(&scratch, volume(&scratch, kind).path(), "");
         work(&mount);
-        let text = ask("stat", &mount, &[]).expect(0).out;
+        let text = run_on("stat", &mount, &[]).expect(0).out;
         for part in [
             "queue: fair, depth 32",
             "boost: ",
@@ -137,7 +139,7 @@ fn a_mount_reports_its_counters() {
             assert!(text.contains(part), "{kind}: {part} is not in {text}");
         }
         let json: Value =
-            serde_json::from_str(&ask("stat", &mount, &["--json"]).expect(0).out).unwrap();
+            serde_json::from_str(&run_on("stat", &mount, &["--json"]).expect(0).out).unwrap();
         let number = |path: &str| json.pointer(path).and_then(Value::as_u64);
         assert!(number("/io/ops/write/count") > Some(3), "{json}");
         // In any group that this test may run in.
@@ -163,12 +165,12 @@ fn a_mount_reports_its_counters() {
         }
         mount.unmount();
     }
-    let said = steadfs(["stat", "--json", "e.img:/"]);
-    assert_eq!(said.code(), 1);
+    let output = steadfs(["stat", "--json", "e.img:/"]);
+    assert_eq!(output.code(), 1);
     assert!(
-        said.err.contains("--json is for mount points"),
+        output.err.contains("--json is for mount points"),
         "{}",
-        said.err
+        output.err
     );
 }
 
@@ -366,7 +368,7 @@ fn every_option_of_the_mechanisms_works_as_documented() {
                 "io_scheduler=fair,queue_depth=32,slice_idle=8,nostrict_guarantees,low_latency,boost,\
                  cgroup_weight=/a/b:default,cgroup_weight=/a/c:default,cgroup_weight=/a:1/b:default,{back}"
             );
-            ask("remount", &mount, &["-o", &undo]).expect(0);
+            run_on("remount", &mount, &["-o", &undo]).expect(0);
             let now = options(&mount).replace(",slice_idle=8", "");
             assert_eq!(now, first, "after {typed}");
         }
@@ -404,10 +406,10 @@ fn thread_of(mount: &SteadMount, name: &str) -> OsString {
 /// A thread's I/O priority, as ionice prints it.
 fn host_prio(mount: &SteadMount, name: &str) -> String {
     let number = thread_of(mount, name);
-    let said = run("ionice", ["-p".as_ref(), number.as_os_str()])
+    let output = run("ionice", ["-p".as_ref(), number.as_os_str()])
         .expect(0)
         .out;
-    said.trim().to_owned()
+    output.trim().to_owned()
 }
 
 /// Threads with a priority of their own set it with ioprio_set(2), also when it changes; threads that work for
@@ -423,19 +425,19 @@ fn threads_set_their_priority_with_ioprio_set() {
     for other in &others {
         assert_eq!(*other, others[0]);
     }
-    for (prio, told) in [
+    for (prio, expected) in [
         ("rt,0", "realtime: prio 0"),
         ("be,7", "best-effort: prio 7"),
         ("rt,7", "realtime: prio 7"),
     ] {
         let setting = format!("ckpt_thread_ioprio={prio}");
-        ask("tune", &mount, &[&setting]).expect(0);
-        until(told, || host_prio(&mount, "f2fs_ckpt") == told);
+        run_on("tune", &mount, &[&setting]).expect(0);
+        until(expected, || host_prio(&mount, "f2fs_ckpt") == expected);
     }
     // The priority is kept while there is no thread, and the next one gets it.
-    ask("remount", &mount, &["-o", "nocheckpoint_merge"]).expect(0);
-    ask("tune", &mount, &["ckpt_thread_ioprio=be,1"]).expect(0);
-    ask("remount", &mount, &["-o", "checkpoint_merge"]).expect(0);
+    run_on("remount", &mount, &["-o", "nocheckpoint_merge"]).expect(0);
+    run_on("tune", &mount, &["ckpt_thread_ioprio=be,1"]).expect(0);
+    run_on("remount", &mount, &["-o", "checkpoint_merge"]).expect(0);
     until("be,1", || {
         host_prio(&mount, "f2fs_ckpt") == "best-effort: prio 1"
     });
@@ -451,7 +453,7 @@ fn threads_set_their_priority_with_ioprio_set() {
     for other in &others {
         assert_eq!(*other, others[0]);
     }
-    ask("remount", &mount, &["-o", "journal_ioprio=6"]).expect(0);
+    run_on("remount", &mount, &["-o", "journal_ioprio=6"]).expect(0);
     // From its next commit on.
     fs::write(mount.join("file"), "content").unwrap();
     until("be,6", || {
@@ -467,22 +469,22 @@ fn a_useless_threshold_is_reported() {
     let image = volume(&scratch, "ext4");
     let mount = SteadMount::new(&scratch, image.path(), "async_checkpoint=1");
     let begin = "async_checkpoint=1 does little here: operations wait for log space from ";
-    mount.wait_for_words(begin);
-    let said = mount.said();
-    let (_, rest) = said.split_once(begin).unwrap();
+    mount.wait_for_log(begin);
+    let output = mount.log();
+    let (_, rest) = output.split_once(begin).unwrap();
     let (forced, _) = rest.split_once('%').unwrap();
     let forced: u8 = forced.parse().unwrap();
-    assert!((1..99).contains(&forced), "{said}");
-    let told = |percent: u8| format!("async_checkpoint={percent} does little here");
+    assert!((1..99).contains(&forced), "{output}");
+    let expected = |percent: u8| format!("async_checkpoint={percent} does little here");
     // A useful one is accepted silently; the same list with a useless one after it causes the warning.
     for percent in [forced + 1, forced] {
         let option = format!("async_checkpoint={percent}");
-        ask("remount", &mount, &["-o", &option]).expect(0);
+        run_on("remount", &mount, &["-o", &option]).expect(0);
         assert!(shows(&options(&mount), &option));
     }
-    mount.wait_for_words(&told(forced));
-    let said = mount.said();
-    assert!(!said.contains(&told(forced + 1)), "{said}");
+    mount.wait_for_log(&expected(forced));
+    let output = mount.log();
+    assert!(!output.contains(&expected(forced + 1)), "{output}");
     mount.unmount();
 }
 
@@ -493,20 +495,20 @@ fn by_remount(mount: &SteadMount, typed: &str, wanted: &Result<&str, &str>) {
     let before = options(mount);
     // Together with a valid item.
     let list = format!("noatime,{typed}");
-    let said = ask("remount", mount, &["-o", &list]);
+    let output = run_on("remount", mount, &["-o", &list]);
     match wanted {
         Ok(shown) => {
-            said.expect(0);
+            output.expect(0);
             let now = options(mount);
             assert!(
                 shows(&now, shown) && shows(&now, "noatime"),
                 "{typed}: {now}"
             );
-            ask("remount", mount, &["-o", "relatime"]).expect(0);
+            run_on("remount", mount, &["-o", "relatime"]).expect(0);
         }
         Err(why) => {
-            assert_ne!(said.code(), 0, "{typed}");
-            assert!(said.err.contains(why), "{typed}: {}", said.err);
+            assert_ne!(output.code(), 0, "{typed}");
+            assert!(output.err.contains(why), "{typed}: {}", output.err);
             assert_eq!(options(mount), before, "{typed}");
         }
     }
@@ -519,11 +521,11 @@ fn by_mount(scratch: &Scratch, image: &Path, typed: &str, wanted: &Result<&str, 
             assert!(shows(&now, shown), "{typed}: {now}");
             mount.unmount();
         }
-        (Err((code, said)), Err(why)) => {
+        (Err((code, output)), Err(why)) => {
             assert!(code == 1 || code == 32, "{typed}: {code}");
-            assert!(said.contains(why), "{typed}: {said}");
+            assert!(output.contains(why), "{typed}: {output}");
         }
         (Ok(_), Err(_)) => panic!("{typed} was taken"),
-        (Err((_, said)), Ok(_)) => panic!("{typed}: {said}"),
+        (Err((_, output)), Ok(_)) => panic!("{typed}: {output}"),
     }
 }

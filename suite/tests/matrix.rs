@@ -230,8 +230,8 @@ fn a_block_shared_by_two_files_is_read_in_both() {
     ];
     let image = Image::mke2fs(&scratch, "shared.img", 64 << 20, &args);
     let block = |file: &str, n: u32| {
-        let said = image.debugfs(&format!("bmap {file} {n}")).out;
-        said.trim().lines().last().unwrap().trim().to_owned()
+        let output = image.debugfs(&format!("bmap {file} {n}")).out;
+        output.trim().lines().last().unwrap().trim().to_owned()
     };
     let mut commands = "feature shared_blocks\n".to_owned();
     for n in 0..10 {
@@ -260,10 +260,10 @@ fn read_only_kinds_of_volumes_are_not_written() {
         let image = kind.make(&scratch, kind.size(), None);
         let before = std::fs::read(image.path()).unwrap();
         let mount = SteadMount::new(&scratch, image.path(), "rw");
-        let said = mount.said();
+        let output = mount.log();
         let feature = kind.name.split('-').next().unwrap();
-        let is_named = said.contains("read-only") && said.contains(feature);
-        assert!(is_named, "{}: {said}", kind.name);
+        let is_named = output.contains("read-only") && output.contains(feature);
+        assert!(is_named, "{}: {output}", kind.name);
         let error = std::fs::write(mount.join("new"), b"").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
         mount.unmount();

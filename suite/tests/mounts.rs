@@ -12,9 +12,9 @@ use std::time::SystemTime;
 use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use steadfs_suite::command::{PATIENCE, finish};
-use steadfs_suite::scratch::{mounts_below, unmount_patiently};
+use steadfs_suite::scratch::{mounts_below, unmount_when_idle};
 use steadfs_suite::stead::program;
-use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, run, steadfs, steadfs_patiently};
+use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, run, steadfs, steadfs_when_idle};
 
 const MIB: u64 = 1 << 20;
 
@@ -35,16 +35,16 @@ fn options_of(mount: &SteadMount) -> String {
 /// Checks that mounting fails with this exit code and message.
 #[track_caller]
 fn refuses(args: &[&str], code: i32, words: &[&str]) {
-    let said = steadfs(["mount"].iter().chain(args));
-    assert_eq!(said.code(), code, "{args:?}: {}", said.err);
+    let output = steadfs(["mount"].iter().chain(args));
+    assert_eq!(output.code(), code, "{args:?}: {}", output.err);
     for word in words {
         assert!(
-            said.err.contains(word),
+            output.err.contains(word),
             "{args:?}: {word:?} is not in {:?}",
-            said.err
+            output.err
         );
     }
-    assert!(said.err.lines().count() <= 2, "{}", said.err);
+    assert!(output.err.lines().count() <= 2, "{}", output.err);
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn errors_have_the_exit_codes_of_mount_8() {
         (&["ls", "--bogus"], 2),
         (&["mount", "--help"], 0),
     ] {
-        let said = steadfs(words);
-        assert_eq!(said.code(), code, "{words:?}: {}", said.err);
+        let output = steadfs(words);
+        assert_eq!(output.code(), code, "{words:?}: {}", output.err);
     }
     let full = format!("{} check {image} >/dev/full", program().display());
     assert_eq!(run("sh", ["-c", &full]).code(), 8);
@@ -131,12 +131,12 @@ fn existing_content_is_not_overwritten_without_a_question() {
         assert!(!new.exists(), "{kind}");
     }
     for (from, why) in [(zeros, "not a directory"), ("/no/such/folder", "No such")] {
-        let said = steadfs(["format", "-d", from, small, "64M"]);
-        assert_eq!(said.code(), 1);
+        let output = steadfs(["format", "-d", from, small, "64M"]);
+        assert_eq!(output.code(), 1);
         assert!(
-            said.err.contains(from) && said.err.contains(why),
+            output.err.contains(from) && output.err.contains(why),
             "{}",
-            said.err
+            output.err
         );
         assert!(!new.exists(), "{from}");
     }
@@ -150,8 +150,8 @@ fn a_volume_is_used_by_one_program_at_a_time() {
     let mount = SteadMount::new(&scratch, image.path(), "");
     let (path, dir) = (image.path().to_str().unwrap(), other.to_str().unwrap());
     refuses(&[path, dir], 32, &["in use", "steadfs"]);
-    let said = steadfs(["cp", "/etc/hostname", &format!("{path}:/")]);
-    assert_eq!(said.code(), 1);
+    let output = steadfs(["cp", "/etc/hostname", &format!("{path}:/")]);
+    assert_eq!(output.code(), 1);
     mount.unmount();
     let device = LoopDevice::attach(image.path(), false);
     refuses(&[path, dir], 32, &["loop device"]);
@@ -173,21 +173,21 @@ fn the_background_begins_when_the_mount_is_usable() {
     let image = image(&scratch);
     let dir = scratch.folder("mnt");
     for _ in 0..5 {
-        let said = steadfs(["mount".as_ref(), image.path().as_os_str(), dir.as_os_str()]);
-        assert_eq!(said.code(), 0, "{}", said.err);
+        let output = steadfs(["mount".as_ref(), image.path().as_os_str(), dir.as_os_str()]);
+        assert_eq!(output.code(), 0, "{}", output.err);
         fs::write(dir.join("file"), b"here").unwrap();
-        let said = steadfs_patiently(&["umount".as_ref(), dir.as_os_str()]);
-        assert_eq!(said.code(), 0, "{}", said.err);
+        let output = steadfs_when_idle(&["umount".as_ref(), dir.as_os_str()]);
+        assert_eq!(output.code(), 0, "{}", output.err);
         // Closed when umount returns: there is no open file, and nothing left to write.
         image.check_clean();
         assert!(!image.needs_recovery());
     }
-    let said = steadfs(["umount".as_ref(), dir.as_os_str()]);
-    assert_eq!(said.code(), 32);
+    let output = steadfs(["umount".as_ref(), dir.as_os_str()]);
+    assert_eq!(output.code(), 32);
     assert!(
-        said.err.contains("no steadfs volume is mounted"),
+        output.err.contains("no steadfs volume is mounted"),
         "{}",
-        said.err
+        output.err
     );
 }
 
@@ -197,21 +197,21 @@ fn a_busy_volume_stays_unless_it_is_lazy() {
     let image = image(&scratch);
     let mount = SteadMount::new(&scratch, image.path(), "");
     let mut open = File::create(mount.join("open")).unwrap();
-    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
-    assert_eq!(said.code(), 32);
-    assert!(said.err.contains("busy"), "{}", said.err);
-    let said = steadfs([
+    let output = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
+    assert_eq!(output.code(), 32);
+    assert!(output.err.contains("busy"), "{}", output.err);
+    let output = steadfs([
         "umount".as_ref(),
         "--lazy".as_ref(),
         mount.root().as_os_str(),
     ]);
-    assert_eq!(said.code(), 0, "{}", said.err);
+    assert_eq!(output.code(), 0, "{}", output.err);
     open.write_all(b"still written").unwrap();
     drop(open);
     assert_eq!(mount.wait(), 0);
     image.check_clean();
-    let said = steadfs(["cat", &format!("{}:/open", image.path().display())]);
-    assert_eq!(said.out, "still written");
+    let output = steadfs(["cat", &format!("{}:/open", image.path().display())]);
+    assert_eq!(output.out, "still written");
 }
 
 #[test]
@@ -225,13 +225,13 @@ fn the_mount_of_a_dead_server_is_reported_and_detached() {
     File::open(dir.join("file")).unwrap().sync_all().unwrap();
     mount.signal(rustix::process::Signal::KILL);
     assert_ne!(mount.wait(), 0);
-    let said = steadfs(words);
-    assert_eq!(said.code(), 32, "{}", said.err);
-    assert!(said.err.contains("unmount that first"), "{}", said.err);
+    let output = steadfs(words);
+    assert_eq!(output.code(), 32, "{}", output.err);
+    assert!(output.err.contains("unmount that first"), "{}", output.err);
     steadfs(["umount".as_ref(), dir.as_os_str()]).expect(0);
     steadfs(words).expect(0);
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"here");
-    steadfs_patiently(&["umount".as_ref(), dir.as_os_str()]).expect(0);
+    steadfs_when_idle(&["umount".as_ref(), dir.as_os_str()]).expect(0);
     image.check_clean();
 }
 
@@ -277,7 +277,7 @@ fn block_devices_reach_durability_by_sync_and_umount() {
     assert!(fs::read(mount.join("synced")).unwrap() == vec![7; 100_000]);
     fs::write(mount.join("last"), b"words").unwrap();
     // umount(8) returns when the volume is closed.
-    unmount_patiently(mount.root());
+    unmount_when_idle(mount.root());
     image.check_clean();
     assert!(!image.needs_recovery());
     assert_eq!(mount.wait(), 0);
@@ -298,8 +298,8 @@ fn read_only_mounts_change_nothing() {
     let error = fs::create_dir(mount.join("dir")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
     // Several programs may read.
-    let said = steadfs(["cat", &format!("{}:/file", image.path().display())]);
-    assert_eq!(said.out, "content");
+    let output = steadfs(["cat", &format!("{}:/file", image.path().display())]);
+    assert_eq!(output.out, "content");
     mount.unmount();
     assert!(fs::read(image.path()).unwrap() == before);
 }
@@ -315,7 +315,7 @@ fn a_write_protected_device_is_mounted_read_only() {
     let device = LoopDevice::attach_read_only(image.path());
     let device_name = device.path().to_str().unwrap();
     let mount = SteadMount::new(&scratch, device.path(), "");
-    assert!(mount.said().contains("takes no writes"), "{}", mount.said());
+    assert!(mount.log().contains("takes no writes"), "{}", mount.log());
     assert_eq!(fs::read(mount.join("file")).unwrap(), b"kept");
     let refused = fs::write(mount.join("file"), "new").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
@@ -403,16 +403,24 @@ fn control_files_are_there_and_hidden() {
     };
     assert_eq!(remount("noatime,commit=9").expect(0).out, "");
     assert_eq!(options(), "rw,noatime,commit=9,async_checkpoint=50");
-    let said = remount("data=writeback");
-    assert_eq!(said.code(), 32);
+    let output = remount("data=writeback");
+    assert_eq!(output.code(), 32);
     assert_eq!(options(), "rw,noatime,commit=9,async_checkpoint=50");
-    assert!(said.err.contains("unmount and mount again"), "{}", said.err);
-    let said = remount("noatme");
-    assert_eq!(said.code(), 1);
-    assert!(said.err.contains("did you mean noatime?"), "{}", said.err);
+    assert!(
+        output.err.contains("unmount and mount again"),
+        "{}",
+        output.err
+    );
+    let output = remount("noatme");
+    assert_eq!(output.code(), 1);
+    assert!(
+        output.err.contains("did you mean noatime?"),
+        "{}",
+        output.err
+    );
     fs::write(mount.join("file"), b"after").unwrap();
-    let said = steadfs(["sync".as_ref(), mount.root().as_os_str()]);
-    assert_eq!(said.code(), 0, "{}", said.err);
+    let output = steadfs(["sync".as_ref(), mount.root().as_os_str()]);
+    assert_eq!(output.code(), 0, "{}", output.err);
     mount.kill();
     let mount = SteadMount::new(&scratch, image.path(), "nocontrol");
     assert_eq!(
@@ -475,22 +483,22 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     assert!(kernel_options(mount.root()).starts_with("rw,"));
     let mut file = File::create(mount.join("file")).unwrap();
     file.write_all(b"content").unwrap();
-    let said = remount("ro");
-    assert_eq!(said.code(), 32);
-    assert!(said.err.contains("open for writing"), "{}", said.err);
+    let output = remount("ro");
+    assert_eq!(output.code(), 32);
+    assert!(output.err.contains("open for writing"), "{}", output.err);
     drop(file);
     let open = File::open(mount.join("file")).unwrap();
     fs::remove_file(mount.join("file")).unwrap();
-    let said = remount("ro");
-    assert_eq!(said.code(), 32);
-    assert!(said.err.contains("without a name"), "{}", said.err);
+    let output = remount("ro");
+    assert_eq!(output.code(), 32);
+    assert!(output.err.contains("without a name"), "{}", output.err);
     assert!(options().starts_with("rw,"), "{}", options());
     assert!(kernel_options(mount.root()).starts_with("rw,"));
     drop(open);
     fs::write(mount.join("kept"), b"written").unwrap();
     let words = ["remount".as_ref(), mount.root().as_os_str(), "-o".as_ref()];
     let words = [&words[..], &["ro,noatime".as_ref()]].concat();
-    steadfs_patiently(&words).expect(0);
+    steadfs_when_idle(&words).expect(0);
     assert_eq!(options(), "ro,noatime,async_checkpoint=50");
     assert!(kernel_options(mount.root()).starts_with("ro,noatime"));
     let error = fs::write(mount.join("kept"), b"not").unwrap_err();

@@ -58,8 +58,8 @@ fn results(scratch: &Scratch, root: &Path) -> Results {
 /// Runs the cases with one of these words in their names, or all.
 fn run_cases(scratch: &Scratch, root: &Path, remount: bool, words: &[&str]) -> Results {
     let config = scratch.join("pjdfstest.toml");
-    let told = CONFIG.replace("REMOUNT", &remount.to_string());
-    fs::write(&config, told).unwrap();
+    let config_text = CONFIG.replace("REMOUNT", &remount.to_string());
+    fs::write(&config, config_text).unwrap();
     let mut command = Command::new(judge("pjdfstest"));
     let path = std::env::var("PATH").unwrap_or_default();
     let bin = scratch.join("bin");
@@ -75,10 +75,10 @@ fn run_cases(scratch: &Scratch, root: &Path, remount: bool, words: &[&str]) -> R
         .arg("-s")
         .arg(scratch.folder("other"))
         .args(words);
-    let said = finish(command, Duration::from_secs(1800));
+    let output = finish(command, Duration::from_secs(1800));
     let mut results = Results::new();
     let mut last = String::new();
-    for line in said.out.lines() {
+    for line in output.out.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             [case, verdict @ ("ok" | "FAILED" | "skipped")] if !line.starts_with('\t') => {
@@ -86,15 +86,20 @@ fn run_cases(scratch: &Scratch, root: &Path, remount: bool, words: &[&str]) -> R
                 results.insert(last.clone(), (verdict.to_owned(), String::new()));
             }
             _ => {
-                if let Some((_, told)) = results.get_mut(&last) {
-                    told.push_str(line);
-                    told.push('\n');
+                if let Some((_, text)) = results.get_mut(&last) {
+                    text.push_str(line);
+                    text.push('\n');
                 }
             }
         }
     }
     let total = format!("{} total", results.len());
-    assert!(said.out.contains(&total), "{}\n{}", said.out, said.err);
+    assert!(
+        output.out.contains(&total),
+        "{}\n{}",
+        output.out,
+        output.err
+    );
     results
 }
 

@@ -63,13 +63,13 @@ impl Database {
             "pragma synchronous=extra; pragma mmap_size=67108864; pragma journal_mode={journal};"
         );
         // The size of the map, then the mode.
-        assert_eq!(database.ask(&set).as_deref(), Some("67108864"));
+        assert_eq!(database.query(&set).as_deref(), Some("67108864"));
         assert_eq!(database.line().as_deref(), Some(journal));
         database
     }
 
     /// The first line of the result of `statements`; `None` if there is no server any more.
-    fn ask(&mut self, statements: &str) -> Option<String> {
+    fn query(&mut self, statements: &str) -> Option<String> {
         writeln!(self.say, "{statements}").ok()?;
         self.line()
     }
@@ -86,7 +86,7 @@ impl Database {
             "insert into t values({number}, randomblob({})); select {number};",
             number * 397 % 9000
         );
-        self.ask(&row) == Some(number.to_string())
+        self.query(&row) == Some(number.to_string())
     }
 
     fn close(mut self) {
@@ -134,12 +134,12 @@ fn a_database_survives_kills(kind: &str) {
             let limit = acknowledged + 20;
             acknowledged = commit_until_killed(mount, &file, journal, acknowledged, limit);
             let mount = SteadMount::new(&scratch, image.path(), "");
-            let ask =
+            let query =
                 "pragma integrity_check; select count(*) >= max(id) from t; select max(id) from t;";
-            let said = succeed("sqlite3", [file.as_os_str(), ask.as_ref()]).out;
-            let lines: Vec<&str> = said.lines().collect();
+            let output = succeed("sqlite3", [file.as_os_str(), query.as_ref()]).out;
+            let lines: Vec<&str> = output.lines().collect();
             let &["ok", "1", last] = lines.as_slice() else {
-                panic!("{kind}, {journal}, round {round}: {said}");
+                panic!("{kind}, {journal}, round {round}: {output}");
             };
             let last: u64 = last.parse().unwrap();
             // The row in flight at the kill may have been committed.

@@ -38,9 +38,9 @@ fn the_first_session_of_the_readme_runs() {
         work = work.display(),
     );
     let words = IN_NAMESPACE.into_iter().chain(["bash", "-c", &script]);
-    let said = run("unshare", words);
-    assert_eq!(said.code(), 0, "{}{}", said.out, said.err);
-    assert!(said.out.contains("noatime,commit=30"), "{}", said.out);
+    let output = run("unshare", words);
+    assert_eq!(output.code(), 0, "{}{}", output.out, output.err);
+    assert!(output.out.contains("noatime,commit=30"), "{}", output.out);
     for name in ["disk.img", "boot.img"] {
         Image::at(work.join(name)).check_clean();
     }
@@ -60,7 +60,7 @@ fn make_run_succeeds() {
         program().as_os_str(),
         tree.as_ref(),
     ];
-    let said = run("env", words).expect(0);
+    let output = run("env", words).expect(0);
     for words in [
         " files acknowledged",
         "acknowledged files are there, byte for byte",
@@ -69,10 +69,10 @@ fn make_run_succeeds() {
         "Nothing was lost.",
     ] {
         assert!(
-            said.out.contains(words),
+            output.out.contains(words),
             "{words:?}: {}{}",
-            said.out,
-            said.err
+            output.out,
+            output.err
         );
     }
 }
@@ -89,8 +89,9 @@ fn every_command_is_in_the_readmes_table() {
         .filter(|name| *name != "help");
     let mut count = 0;
     for name in commands {
-        let told = text.contains(&format!("`{name}`")) || text.contains(&format!("`{name} "));
-        assert!(told, "README.md does not know `{name}`");
+        let is_documented =
+            text.contains(&format!("`{name}`")) || text.contains(&format!("`{name} "));
+        assert!(is_documented, "README.md does not know `{name}`");
         count += 1;
     }
     assert!(count > 10, "{help}");
@@ -144,11 +145,11 @@ fn makefile_recipes_use_no_undefined_variable() {
     for target in targets {
         // `-n` prints the commands without running them; a recipe that calls make again runs all the same.
         let dry = ["-C", root, "-n", "--warn-undefined-variables", target];
-        let said = run("env", ["-u", "CARGO", "make"].iter().chain(&dry)).expect(0);
+        let output = run("env", ["-u", "CARGO", "make"].iter().chain(&dry)).expect(0);
         // DESTDIR is set by the caller.
         let vanished =
             |line: &&str| line.contains("undefined variable") && !line.contains("DESTDIR");
-        assert_eq!(said.err.lines().find(vanished), None);
+        assert_eq!(output.err.lines().find(vanished), None);
         count += 1;
     }
     assert!(count > 10, "{list}");

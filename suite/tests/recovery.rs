@@ -167,12 +167,12 @@ fn we_replay_debugfs_journals() {
             "journal_open -c" => (String::new(), 0x5a),
             _ => (format!("journal_write -r 9001 {place}\n"), 0),
         };
-        let said = image.debugfs(&format!(
+        let output = image.debugfs(&format!(
             "{open}\njournal_write -b 9000,9001 {place}\njournal_write -b 9002 {place}\n\
              journal_write -b 9003 {like_log}\n{revoke}journal_close\n"
         ));
-        let failed = said.out.contains("will not add") || said.err.contains("invalid option");
-        assert!(!failed, "{open}: {} {}", said.out, said.err);
+        let failed = output.out.contains("will not add") || output.err.contains("invalid option");
+        assert!(!failed, "{open}: {} {}", output.out, output.err);
         assert!(image.needs_recovery(), "{open}: {args:?}");
         let by_e2fsck = image.copy(&scratch, "by-e2fsck.img");
         by_e2fsck.replay_by_e2fsck();
@@ -206,7 +206,7 @@ fn we_replay_debugfs_journals() {
 
 /// Log blocks of the transactions in the log, first to last.
 fn transactions(image: &Image) -> Vec<u64> {
-    let said = image.debugfs("logdump").out;
+    let output = image.debugfs("logdump").out;
     let at = |line: &str| {
         line.split_once(" at block ")?
             .1
@@ -215,7 +215,7 @@ fn transactions(image: &Image) -> Vec<u64> {
             .parse()
             .ok()
     };
-    let found = said
+    let found = output
         .lines()
         .filter(|line| line.contains("Found expected sequence"));
     found.filter_map(at).collect()
@@ -305,16 +305,16 @@ fn a_volume_whose_journal_is_on_another_device_is_read() {
     for options in ["ro", "ro,noload"] {
         let mount = SteadMount::new(&scratch, image.path(), options);
         assert_eq!(fs::read(mount.join("file")).unwrap(), b"content");
-        let said = steadfs(["remount", "-o", "rw", mount.root().to_str().unwrap()]);
-        assert!(said.code() != 0, "{}", said.err);
+        let output = steadfs(["remount", "-o", "rw", mount.root().to_str().unwrap()]);
+        assert!(output.code() != 0, "{}", output.err);
         mount.unmount();
     }
     let root = scratch.folder("root");
     let at = root.to_str().unwrap();
-    let said = steadfs(["mount", &names[0], at]).expect(0).err;
+    let output = steadfs(["mount", &names[0], at]).expect(0).err;
     assert!(
-        said.contains("read-only: its journal is on another device"),
-        "{said}"
+        output.contains("read-only: its journal is on another device"),
+        "{output}"
     );
     assert_eq!(fs::read(root.join("file")).unwrap(), b"content");
     steadfs(["umount", at]).expect(0);
@@ -326,30 +326,30 @@ fn a_volume_whose_journal_is_on_another_device_is_read() {
     }
     steadfs(["check", &names[0]]).expect(0);
     steadfs(["inspect", &names[0]]).expect(0);
-    let said = steadfs(["cp", "/etc/hostname", &format!("{}:/", names[0])])
+    let output = steadfs(["cp", "/etc/hostname", &format!("{}:/", names[0])])
         .expect(1)
         .err;
-    assert!(said.contains("journal is on another device"), "{said}");
+    assert!(output.contains("journal is on another device"), "{output}");
 
     for options in ["", "ro"] {
-        let Err((code, said)) = SteadMount::attempt(&scratch, dirty.path(), options) else {
+        let Err((code, output)) = SteadMount::attempt(&scratch, dirty.path(), options) else {
             panic!("it was mounted");
         };
         assert_eq!(code, 32);
         assert!(
-            said.contains("on another device") && said.contains("ro,noload"),
-            "{said}"
+            output.contains("on another device") && output.contains("ro,noload"),
+            "{output}"
         );
     }
-    let said = steadfs(["cat", &dirty_file]).expect(1).err;
-    assert!(said.contains("-o ro,noload"), "{said}");
+    let output = steadfs(["cat", &dirty_file]).expect(1).err;
+    assert!(output.contains("-o ro,noload"), "{output}");
     SteadMount::new(&scratch, dirty.path(), "ro,noload").unmount();
     for command in ["ls", "check", "inspect"] {
-        let said = steadfs([command, "-o", "noload", &names[1]]);
+        let output = steadfs([command, "-o", "noload", &names[1]]);
         assert!(
-            said.code() == 0 || command == "check",
+            output.code() == 0 || command == "check",
             "{command}: {}",
-            said.err
+            output.err
         );
     }
     for (image, before) in [&image, &dirty].iter().zip(before) {
@@ -378,12 +378,12 @@ fn fast_commits_are_refused_with_the_remedy() {
         Err(refused) => refused,
     };
     for options in ["", "ro"] {
-        let (code, said) = refused(options);
+        let (code, output) = refused(options);
         assert_eq!(code, 32);
         for words in ["fast commits", "mount -t ext4", "ro,noload"] {
-            assert!(said.contains(words), "{said}");
+            assert!(output.contains(words), "{output}");
         }
-        assert!(!said.contains("stopped"), "{said}");
+        assert!(!output.contains("stopped"), "{output}");
     }
     SteadMount::new(&scratch, left.path(), "ro,noload").unmount();
     let kernel = KernelMount::new(&scratch, left.path(), "");

@@ -50,13 +50,13 @@ impl Group {
     fn at(folder: PathBuf, path: String, weight: u32) -> Self {
         fs::create_dir(&folder).expect("root can make cgroups");
         let files = ["blkio.bfq.weight", "io.bfq.weight", "blkio.weight"];
-        let told = files.iter().any(|file| {
+        let has_weight_file = files.iter().any(|file| {
             folder.join(file).exists() && fs::write(folder.join(file), weight.to_string()).is_ok()
         });
-        let option = match told {
+        let option = match has_weight_file {
             true => String::new(),
             false => {
-                eprintln!("{path} has no weight file: the server is told by cgroup_weight=");
+                eprintln!("{path} has no weight file: the weight is set by cgroup_weight=");
                 format!(",cgroup_weight={path}:{weight}")
             }
         };
@@ -125,13 +125,13 @@ impl Drop for Helper {
 }
 
 fn remount(mount: &SteadMount, list: &str) {
-    let said = steadfs([
+    let output = steadfs([
         "remount".as_ref(),
         mount.root().as_os_str(),
         "-o".as_ref(),
         list.as_ref(),
     ]);
-    said.expect(0);
+    output.expect(0);
 }
 
 fn volume(scratch: &Scratch) -> Image {
@@ -358,8 +358,12 @@ fn a_lock_holder_inherits_the_weight_of_a_waiting_group() {
     let kept = (0..TRIES).any(|_| {
         let times = ["noboost", "boost"].map(|option| {
             remount(&mount, option);
-            let said = run("sh", ["-c", &script]).expect(0);
-            let times: Vec<u64> = said.out.lines().map(|line| line.parse().unwrap()).collect();
+            let output = run("sh", ["-c", &script]).expect(0);
+            let times: Vec<u64> = output
+                .out
+                .lines()
+                .map(|line| line.parse().unwrap())
+                .collect();
             let whole = times.chunks(2).map(|pair| pair[1] - pair[0]).sum();
             Duration::from_nanos(whole)
         });
@@ -427,8 +431,12 @@ impl TwoDirectories {
              n=$((n + 1)); done",
             dir = self.mount.join("mine").display()
         ));
-        let said = run("sh", ["-c", &script]).expect(0);
-        let times: Vec<u64> = said.out.lines().map(|line| line.parse().unwrap()).collect();
+        let output = run("sh", ["-c", &script]).expect(0);
+        let times: Vec<u64> = output
+            .out
+            .lines()
+            .map(|line| line.parse().unwrap())
+            .collect();
         let mut times: Vec<u64> = times.chunks(2).map(|pair| pair[1] - pair[0]).collect();
         assert_eq!(times.len(), rounds);
         times.sort_unstable();

@@ -54,9 +54,9 @@ fn nothing_is_acknowledged_that_the_kernel_overwrites() {
     names.push("of the kernel".to_owned());
 
     let dir = mount.root().to_owned();
-    let said = steadfs_suite::steadfs(["umount".as_ref(), dir.as_os_str()]);
-    assert_eq!(said.code(), 32, "{}", said.err);
-    let (code, words) = mount.wait_with_words();
+    let output = steadfs_suite::steadfs(["umount".as_ref(), dir.as_os_str()]);
+    assert_eq!(output.code(), 32, "{}", output.err);
+    let (code, words) = mount.wait_with_log();
     assert_eq!(code, 32, "{words}");
     assert!(words.contains("/dev/loop"), "{words}");
     all_there(kernel.root(), &names);
@@ -78,7 +78,7 @@ fn an_f2fs_volume_stops_when_a_loop_device_writes() {
     names.push("before".to_owned());
     all_there(mount.root(), &names);
     mount.signal(rustix::process::Signal::TERM);
-    let (code, words) = mount.wait_with_words();
+    let (code, words) = mount.wait_with_log();
     assert_eq!(code, 32, "{words}");
     assert!(words.contains("/dev/loop"), "{words}");
     drop(device);

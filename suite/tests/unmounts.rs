@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use steadfs_suite::command::{finish, succeed, until};
 use steadfs_suite::scratch::{IN_NAMESPACE, mounts_below};
 use steadfs_suite::stead::program;
-use steadfs_suite::{Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_patiently};
+use steadfs_suite::{Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_when_idle};
 
 const MIB: u64 = 1 << 20;
 /// Longest time of an unmount that has nothing to wait for.
@@ -25,7 +25,7 @@ fn image(scratch: &Scratch, name: &str) -> Image {
 }
 
 fn umount(mount: &SteadMount) -> Outcome {
-    steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()])
+    steadfs_when_idle(&["umount".as_ref(), mount.root().as_os_str()])
 }
 
 /// A user with read permission waits for the image's lock, and gets it as soon as the server has closed the image.
@@ -55,18 +55,18 @@ fn a_readers_lock_delays_neither_unmount_nor_the_next_mount() {
     });
     let mount = SteadMount::new(&scratch, image.path(), "");
     assert_eq!(fs::read(mount.join("f")).unwrap(), b"x");
-    assert!(mount.said().contains("(sleep)"), "{}", mount.said());
+    assert!(mount.log().contains("(sleep)"), "{}", mount.log());
     let second = scratch.folder("second");
     let words = ["mount", "-o", "ro"].map(std::ffi::OsStr::new);
-    let said = steadfs(
+    let output = steadfs(
         words
             .into_iter()
             .chain([image.path().as_os_str(), second.as_os_str()]),
     );
     assert!(
-        said.code() != 0 && said.err.contains("in use by"),
+        output.code() != 0 && output.err.contains("in use by"),
         "{}",
-        said.err
+        output.err
     );
     let mut command = Command::new(program());
     command.arg("umount").arg(mount.root());
@@ -89,8 +89,8 @@ fn a_mount_whose_server_is_being_killed_is_unmounted() {
             &format!("fuse_transport={transport}"),
         );
         mount.signal(Signal::KILL);
-        let said = umount(&mount);
-        assert_eq!(said.code(), 0, "{transport}: {}", said.err);
+        let output = umount(&mount);
+        assert_eq!(output.code(), 0, "{transport}: {}", output.err);
         mount.wait();
     }
 }
@@ -181,9 +181,7 @@ fn an_image_is_closed_when_umount_returns_even_if_renamed() {
         change(image.path());
         fs::write(mount.join("file"), vec![7; 4_000_000]).unwrap();
         umount(&mount).expect(0);
-        opened
-            .try_lock_shared()
-            .expect("nobody has it open any more");
+        opened.try_lock_shared().expect("the image is closed");
         assert_eq!(mount.wait(), 0);
     }
 }
@@ -207,12 +205,12 @@ fn errors_while_a_volume_is_closed_are_reported() {
         .set_len(100 * MIB)
         .unwrap();
     succeed("losetup", ["-c".as_ref(), device.path().as_os_str()]);
-    let said = umount(&mount);
-    assert_eq!(said.code(), 32, "{}", said.err);
+    let output = umount(&mount);
+    assert_eq!(output.code(), 32, "{}", output.err);
     assert!(
-        said.err.contains("could not be closed well: "),
+        output.err.contains("could not be closed well: "),
         "{}",
-        said.err
+        output.err
     );
     assert!(mounts_below(mount.root()).is_empty());
     assert_eq!(mount.wait(), 32);
@@ -230,7 +228,7 @@ fn a_volume_with_two_mount_points_stays_at_the_other() {
     fs::write(mount.join("file"), "content").unwrap();
     umount(&mount).expect(0);
     assert_eq!(fs::read(other.join("file")).unwrap(), b"content");
-    steadfs_patiently(&["umount".as_ref(), other.as_os_str()]).expect(0);
+    steadfs_when_idle(&["umount".as_ref(), other.as_os_str()]).expect(0);
     assert_eq!(mount.wait(), 0);
     image.check_clean();
 }
@@ -253,17 +251,17 @@ fn a_mount_in_another_namespace_is_reported_and_not_waited_for() {
     });
     let mut command = Command::new(program());
     command.arg("umount").arg(mount.root());
-    let said = finish(command, SOON);
+    let output = finish(command, SOON);
     let still_there = mounts_below(mount.root());
     other.kill().unwrap();
     other.wait().unwrap();
-    assert_eq!(said.code(), 32, "{}", said.err);
+    assert_eq!(output.code(), 32, "{}", output.err);
     for words in [
         "waiting, for",
         "another mount namespace",
         &format!("process {}", other.id()),
     ] {
-        assert!(said.err.contains(words), "{}", said.err);
+        assert!(output.err.contains(words), "{}", output.err);
     }
     assert!(still_there.is_empty());
     assert_eq!(mount.wait(), 0);
@@ -320,21 +318,21 @@ fn a_covered_mount_is_reported_and_both_stay() {
         &["tune"],
     ] {
         let words = words.iter().map(std::ffi::OsStr::new);
-        let said = steadfs(words.chain([below.path().as_os_str()]));
-        assert_eq!(said.code(), 32, "{}", said.err);
-        assert!(said.err.contains("lies below"), "{}", said.err);
+        let output = steadfs(words.chain([below.path().as_os_str()]));
+        assert_eq!(output.code(), 32, "{}", output.err);
+        assert!(output.err.contains("lies below"), "{}", output.err);
         assert!(
-            said.err.contains("above.img (fuse.steadfs)"),
+            output.err.contains("above.img (fuse.steadfs)"),
             "{}",
-            said.err
+            output.err
         );
         assert_eq!(mounts_below(mount.root()), both);
     }
     mount.signal(Signal::TERM);
-    mount.wait_for_words("above.img (fuse.steadfs)");
+    mount.wait_for_log("above.img (fuse.steadfs)");
     assert_eq!(mounts_below(mount.root()), both);
     assert_eq!(fs::read(mount.join("file")).unwrap(), b"above");
-    steadfs_patiently(&["umount".as_ref(), above.path().as_os_str()]).expect(0);
+    steadfs_when_idle(&["umount".as_ref(), above.path().as_os_str()]).expect(0);
     above.check_clean();
     // The server has waited for this; the volume is in use again.
     until("the other leaves the tree too", || {
@@ -364,9 +362,9 @@ fn a_mount_covered_by_a_foreign_one_ends_at_the_second_signal() {
             ["-t".as_ref(), "tmpfs".as_ref(), "foreign".as_ref(), over],
         );
         for name in [&*root, image.path()] {
-            let said = steadfs(["umount".as_ref(), name.as_os_str()]);
-            assert_eq!(said.code(), 32, "{}", said.err);
-            assert!(said.err.contains("foreign (tmpfs) on"), "{}", said.err);
+            let output = steadfs(["umount".as_ref(), name.as_os_str()]);
+            assert_eq!(output.code(), 32, "{}", output.err);
+            assert!(output.err.contains("foreign (tmpfs) on"), "{}", output.err);
         }
         mount.signal(Signal::TERM);
         std::thread::sleep(Duration::from_secs(1));

@@ -82,10 +82,14 @@ impl User {
 
     #[track_caller]
     fn refused(&self, options: &str, mountpoint: &str, code: i32, words: &str) {
-        let said = self.steadfs(["mount", "-o", options, "a.img", mountpoint]);
-        assert_eq!(said.code(), code, "{}", said.err);
-        assert!(said.err.contains(words), "{:?} has no {words:?}", said.err);
-        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+        let output = self.steadfs(["mount", "-o", options, "a.img", mountpoint]);
+        assert_eq!(output.code(), code, "{}", output.err);
+        assert!(
+            output.err.contains(words),
+            "{:?} has no {words:?}",
+            output.err
+        );
+        assert_eq!(output.err.lines().count(), 1, "{}", output.err);
         assert!(self.mounts().is_empty());
     }
 
@@ -136,8 +140,8 @@ fn users_mount_their_images() {
         assert!(user.mounts().is_empty());
         user.image().check_clean();
         assert!(!user.image().needs_recovery());
-        let said = user.steadfs(["cat", &format!("a.img:/{transport}")]);
-        assert!(said.expect(0).out.contains("root:"));
+        let output = user.steadfs(["cat", &format!("a.img:/{transport}")]);
+        assert!(output.expect(0).out.contains("root:"));
     }
     let owner = fs::metadata(user.home.join("a.img")).unwrap().uid();
     assert_eq!(owner, NOBODY);
@@ -182,9 +186,9 @@ fn root_unmounts_for_a_user() {
         .expect(0);
     let write = "head -c 18000000 /dev/urandom >mnt/file";
     user.run("sh".as_ref(), ["-c", write]).expect(0);
-    let said = umount("mnt");
-    assert_eq!(said.code(), 32, "{}", said.err);
-    assert!(said.err.contains("No space left"), "{}", said.err);
+    let output = umount("mnt");
+    assert_eq!(output.code(), 32, "{}", output.err);
+    assert!(output.err.contains("No space left"), "{}", output.err);
 }
 
 #[test]
@@ -208,14 +212,14 @@ fn users_cannot_exceed_their_permissions() {
     let private = fs::Permissions::from_mode(0o600);
     fs::set_permissions(image.path(), private).unwrap();
     let path = image.path().to_str().unwrap();
-    let said = user.steadfs(["mount", path, "mnt"]);
-    assert_eq!(said.code(), 1, "{}", said.err);
-    assert!(said.err.contains("Permission denied"), "{}", said.err);
+    let output = user.steadfs(["mount", path, "mnt"]);
+    assert_eq!(output.code(), 1, "{}", output.err);
+    assert!(output.err.contains("Permission denied"), "{}", output.err);
     let readable = fs::Permissions::from_mode(0o644);
     fs::set_permissions(image.path(), readable).unwrap();
-    let said = user.steadfs(["mount", path, "mnt"]);
-    assert_eq!(said.code(), 1, "{}", said.err);
-    assert!(said.err.contains("-o ro mounts it"), "{}", said.err);
+    let output = user.steadfs(["mount", path, "mnt"]);
+    assert_eq!(output.code(), 1, "{}", output.err);
+    assert!(output.err.contains("-o ro mounts it"), "{}", output.err);
     user.steadfs(["mount", "-o", "ro", path, "mnt"]).expect(0);
     user.steadfs(["umount", "mnt"]).expect(0);
     // An image, or a mount point, in a folder without access.
@@ -224,22 +228,23 @@ fn users_cannot_exceed_their_permissions() {
     let inside = closed.join("any");
     let inside = inside.to_str().unwrap();
     for words in [["mount", inside, "mnt"], ["mount", "a.img", inside]] {
-        let said = user.steadfs(words);
-        assert_eq!(said.code(), 1, "{}", said.err);
+        let output = user.steadfs(words);
+        assert_eq!(output.code(), 1, "{}", output.err);
         let why = format!("{inside}: Permission denied");
-        assert!(said.err.contains(&why), "{}", said.err);
+        assert!(output.err.contains(&why), "{}", output.err);
     }
     // A mount of another user.
     let roots = user.scratch.folder("roots");
     let other = steadfs_suite::steadfs(["mount".as_ref(), image.path(), &roots]);
     other.expect(0);
-    let said = user.steadfs(["umount".as_ref(), roots.as_os_str()]);
-    assert_eq!(said.code(), 1, "{}", said.err);
+    let output = user.steadfs(["umount".as_ref(), roots.as_os_str()]);
+    assert_eq!(output.code(), 1, "{}", output.err);
     assert!(
-        said.err
+        output
+            .err
             .ends_with("only the user that mounted it, or root, may do that\n"),
         "{}",
-        said.err
+        output.err
     );
     assert_eq!(user.mounts(), [roots.as_path()]);
     steadfs_suite::steadfs(["umount".as_ref(), roots.as_os_str()]).expect(0);
@@ -261,17 +266,21 @@ fn a_limit_of_threads_is_reported_or_met() {
             "a.img".as_ref(),
             "mnt".as_ref(),
         ];
-        let said = user.run("prlimit".as_ref(), words);
-        assert!(!said.err.contains("panicked"), "{threads}: {}", said.err);
-        if said.code() == 0 {
+        let output = user.run("prlimit".as_ref(), words);
+        assert!(
+            !output.err.contains("panicked"),
+            "{threads}: {}",
+            output.err
+        );
+        if output.code() == 0 {
             user.run("cp".as_ref(), ["/etc/passwd", "mnt"]).expect(0);
             user.steadfs(["umount", "mnt"]).expect(0);
             outcomes[0] += 1;
         } else {
             assert!(
-                said.err.contains("Resource temporarily unavailable"),
+                output.err.contains("Resource temporarily unavailable"),
                 "{}",
-                said.err
+                output.err
             );
             outcomes[1] += 1;
         }
@@ -288,10 +297,10 @@ fn a_missing_fusermount3_is_reported_with_the_remedy() {
     mount
         .env("PATH", "/nowhere")
         .args(["mount", "a.img", "mnt"]);
-    let said = finish(mount, PATIENCE);
-    assert_eq!(said.code(), 2, "{}", said.err);
+    let output = finish(mount, PATIENCE);
+    assert_eq!(output.code(), 2, "{}", output.err);
     for word in ["fusermount3 is not installed", "package fuse3", "as root"] {
-        assert!(said.err.contains(word), "{}", said.err);
+        assert!(output.err.contains(word), "{}", output.err);
     }
     // The volume had been opened, and is closed again.
     user.image().check_clean();
@@ -379,8 +388,13 @@ fn a_device_node_with_two_links_does_not_end_a_users_copy() {
         inside.as_ref(),
     ])
     .expect(0);
-    let said = user.steadfs(["extract", "a.img:/devices", "out"]).expect(1);
-    assert_eq!(said.err.matches("only root can").count(), 2, "{}", said.err);
+    let output = user.steadfs(["extract", "a.img:/devices", "out"]).expect(1);
+    assert_eq!(
+        output.err.matches("only root can").count(),
+        2,
+        "{}",
+        output.err
+    );
     assert_eq!(fs::read(user.home.join("out/c")).unwrap(), b"content");
 }
 
@@ -398,15 +412,15 @@ fn a_file_size_limit_is_reported_before_it_kills_the_server() {
                 .chain(words),
         )
     };
-    let said = limited(&["mount", "a.img", "mnt"]);
-    assert_eq!(said.code(), 32, "{}", said.err);
-    assert!(said.err.contains("ulimit -f"), "{}", said.err);
+    let output = limited(&["mount", "a.img", "mnt"]);
+    assert_eq!(output.code(), 32, "{}", output.err);
+    assert!(output.err.contains("ulimit -f"), "{}", output.err);
     assert!(user.mounts().is_empty());
     // A command that only reads, and a volume that fits.
     limited(&["ls", "a.img:/"]).expect(0);
     limited(&["format", "-q", "small.img", "16M"]).expect(0);
-    let said = limited(&["format", "-q", "large.img", "64M"]).expect(1);
-    assert!(said.err.contains("ulimit -f"), "{}", said.err);
+    let output = limited(&["format", "-q", "large.img", "64M"]).expect(1);
+    assert!(output.err.contains("ulimit -f"), "{}", output.err);
     assert!(!user.home.join("large.img").exists());
 }
 
@@ -437,8 +451,8 @@ fn root_without_capabilities_does_not_administer_a_mount() {
     ];
     for way in without {
         for words in commands {
-            let said = by(way, words);
-            assert_ne!(said.code(), 0, "{way:?} {words:?}");
+            let output = by(way, words);
+            assert_ne!(output.code(), 0, "{way:?} {words:?}");
         }
         // It still has the rights of a file owner.
         let name = mount.join("file");

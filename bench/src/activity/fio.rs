@@ -17,8 +17,8 @@ pub fn stream(run: &mut ActivityRun) -> Result<()> {
     run.record("streaming write", rate(&written, "write")?);
     run.cold()?;
     for row in ["streaming read, cold", "streaming read, warm"] {
-        let said = fio(run, &read)?;
-        run.record(row, rate(&said, "read")?);
+        let result = fio(run, &read)?;
+        run.record(row, rate(&result, "read")?);
     }
     Ok(())
 }
@@ -33,12 +33,12 @@ pub fn random(run: &mut ActivityRun) -> Result<()> {
         ("--fsync=1", "random write, fsync every 1"),
         ("--fsync=32", "random write, fsync every 32"),
     ] {
-        let said = fio(run, &["--rw=randwrite", "--bs=4k", &size, &time, every])?;
-        run.record(row, operations(&said, "write")?);
+        let result = fio(run, &["--rw=randwrite", "--bs=4k", &size, &time, every])?;
+        run.record(row, operations(&result, "write")?);
     }
     run.cold()?;
-    let said = fio(run, &["--rw=randread", "--bs=4k", &size, &time])?;
-    run.record("random read, cold", operations(&said, "read")?);
+    let result = fio(run, &["--rw=randread", "--bs=4k", &size, &time])?;
+    run.record("random read, cold", operations(&result, "read")?);
     Ok(())
 }
 
@@ -53,8 +53,8 @@ pub fn appenders(run: &mut ActivityRun) -> Result<()> {
         let mut fio = plain_job(run);
         fio.args(["--rw=write", "--bs=4k", "--size=1G", "--fsync=1", &time]);
         fio.args([jobs, "--group_reporting"]);
-        let said = report(&output(&mut fio)?)?;
-        run.record(row, operations(&said, "write")?);
+        let result = report(&output(&mut fio)?)?;
+        run.record(row, operations(&result, "write")?);
     }
     Ok(())
 }
@@ -83,8 +83,8 @@ fn plain_job(run: &ActivityRun) -> Command {
 }
 
 /// A job's report; notes may precede it.
-pub fn report(said: &str) -> Result<Value> {
-    let report = said.find('{').map_or("", |at| &said[at..]);
+pub fn report(result: &str) -> Result<Value> {
+    let report = result.find('{').map_or("", |at| &result[at..]);
     Ok(serde_json::from_str(report)?)
 }
 

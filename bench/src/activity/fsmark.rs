@@ -17,16 +17,16 @@ pub fn run<const MODE: usize>(run: &mut ActivityRun) -> Result<()> {
     // Its log would otherwise be written to the volume.
     fs_mark.args(["-l", "/dev/null"]);
     fs_mark.args(["-S", &MODE.to_string(), "-n", &files.to_string()]);
-    let said = match output(&mut fs_mark) {
+    let result = match output(&mut fs_mark) {
         Err(error) if is_name_collision(&error.to_string()) => {
             eprintln!("fs_mark {MODE} again: {error}");
             std::fs::remove_dir_all(root.join("d"))?;
             std::fs::create_dir(root.join("d"))?;
             output(&mut fs_mark)?
         }
-        said => said?,
+        result => result?,
     };
-    run.record(KEYS[MODE], files_per_second(&said)?);
+    run.record(KEYS[MODE], files_per_second(&result)?);
     Ok(())
 }
 
@@ -51,12 +51,13 @@ const KEYS: [&str; 7] = [
 ];
 
 /// The fourth column of the only line of numbers.
-fn files_per_second(said: &str) -> Result<f64> {
-    said.lines()
+fn files_per_second(result: &str) -> Result<f64> {
+    result
+        .lines()
         .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split_ascii_whitespace().nth(3)?.parse().ok())
         .next_back()
-        .ok_or_else(|| format!("fs_mark said no figure: {said}").into())
+        .ok_or_else(|| format!("fs_mark result no figure: {result}").into())
 }
 
 #[cfg(test)]
@@ -65,9 +66,9 @@ mod tests {
 
     #[test]
     fn its_table_is_understood() {
-        let said = "#\tVersion 3.3\n\nFSUse%        Count         Size    Files/sec     App Overhead\n    \
+        let result = "#\tVersion 3.3\n\nFSUse%        Count         Size    Files/sec     App Overhead\n    \
                     75           80         4096       6802.5              467\n";
-        assert_eq!(files_per_second(said).unwrap(), 6802.5);
+        assert_eq!(files_per_second(result).unwrap(), 6802.5);
         assert!(files_per_second("#").is_err());
     }
 

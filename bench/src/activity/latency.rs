@@ -94,13 +94,13 @@ impl Stream {
 
     /// Waits for its end; returns MiB per second.
     fn finish(mut self) -> Result<f64> {
-        let mut said = String::new();
+        let mut result = String::new();
         if let Some(mut pipe) = self.writer.stdout.take() {
-            std::io::Read::read_to_string(&mut pipe, &mut said)?;
+            std::io::Read::read_to_string(&mut pipe, &mut result)?;
         }
         self.writer.wait()?;
         self.ended = true;
-        fio::rate(&fio::report(&said)?, "write")
+        fio::rate(&fio::report(&result)?, "write")
     }
 }
 

@@ -17,8 +17,8 @@ fn bash(scratch: &Scratch, line: &str) -> (i32, String) {
         .args(["-c", line])
         .env("S", program())
         .current_dir(scratch.join("."));
-    let said = finish(shell, PATIENCE);
-    (said.code(), said.out)
+    let output = finish(shell, PATIENCE);
+    (output.code(), output.out)
 }
 
 fn content(image: &Image, path: &str) -> String {
@@ -135,18 +135,18 @@ fn targets_on_the_host_are_written_as_cp_writes_them() {
     symlink(host("target"), scratch.join("2/f")).unwrap();
     cp(&["-r", scratch.join("2").to_str().unwrap(), &at(&volume, "/")]);
     let into = scratch.folder("into");
-    let said = steadfs([
+    let output = steadfs([
         "cp",
         "-r",
         &at(&volume, "/2/f"),
         &from,
         into.to_str().unwrap(),
     ]);
-    assert_eq!(said.code(), 1);
+    assert_eq!(output.code(), 1);
     assert!(
-        said.err.contains("made by this copy already"),
+        output.err.contains("made by this copy already"),
         "{}",
-        said.err
+        output.err
     );
     assert_eq!(fs::metadata(host("target")).unwrap().ino(), before.ino());
     assert_eq!(fs::read_to_string(host("target")).unwrap(), "new text");
@@ -283,9 +283,9 @@ fn copies_continue_after_corruption() {
             ],
         ];
         for words in ways {
-            let said = steadfs(&words);
-            assert_eq!(said.code(), 1, "{words:?}: {}", said.err);
-            assert!(said.err.contains(place), "{words:?}: {}", said.err);
+            let output = steadfs(&words);
+            assert_eq!(output.code(), 1, "{words:?}: {}", output.err);
+            assert!(output.err.contains(place), "{words:?}: {}", output.err);
         }
         let find = format!("find {} -type f -size +0 | wc -l", out.display());
         assert_eq!(
@@ -303,24 +303,28 @@ fn copies_continue_after_corruption() {
         assert_eq!(files, whole, "{damage}: {listed}");
         target.check_clean();
         // A corrupt inode is listed with ls(1)'s question marks, and the others as usual.
-        let said = steadfs(["ls", "-lR", &at(&bad, "/")]);
-        let found = said
+        let output = steadfs(["ls", "-lR", &at(&bad, "/")]);
+        let found = output
             .out
             .lines()
             .filter(|line| line.starts_with("-rw"))
             .count();
-        assert!(found >= whole, "{damage}: {}", said.out);
+        assert!(found >= whole, "{damage}: {}", output.out);
         if damage.contains("mode") || damage.contains("clri") {
-            assert_eq!(said.code(), 1, "{damage}: {}", said.err);
-            assert!(said.out.contains("????????? ? ?"), "{damage}: {}", said.out);
+            assert_eq!(output.code(), 1, "{damage}: {}", output.err);
+            assert!(
+                output.out.contains("????????? ? ?"),
+                "{damage}: {}",
+                output.out
+            );
         }
     }
-    let said = steadfs(["ls", &at(&good, "/none"), &at(&good, "/m")]);
+    let output = steadfs(["ls", &at(&good, "/none"), &at(&good, "/m")]);
     assert_eq!(
-        (said.code(), said.out.lines().count()),
+        (output.code(), output.out.lines().count()),
         (2, 1),
         "{}",
-        said.err
+        output.err
     );
 }
 
@@ -338,9 +342,12 @@ fn copies_continue_after_a_refusal_of_the_host() {
     }
     cp(&["-r", &format!("{}/.", source.display()), &at(&volume, "/")]);
     let (code, _) = bash(&scratch, "unshare -r $S extract a.img out 2>err");
-    let said = fs::read_to_string(scratch.join("err")).unwrap();
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains("/a: owner 1234:1234 was not kept"), "{said}");
+    let output = fs::read_to_string(scratch.join("err")).unwrap();
+    assert_eq!(code, 1, "{output}");
+    assert!(
+        output.contains("/a: owner 1234:1234 was not kept"),
+        "{output}"
+    );
     let mode = fs::metadata(scratch.join("out/a")).unwrap().mode();
     // It has another owner now, so it is not a set-ID program.
     assert_eq!(mode & 0o7777, 0o755);
@@ -350,13 +357,13 @@ fn copies_continue_after_a_refusal_of_the_host() {
         &scratch,
         "$S format -q -d source source/made.img 16M 2>err || { echo $?; exit 7; }",
     );
-    let said = fs::read_to_string(scratch.join("err")).unwrap();
-    assert_eq!(code, 7, "{said}");
+    let output = fs::read_to_string(scratch.join("err")).unwrap();
+    assert_eq!(code, 7, "{output}");
     for wanted in [
         "made.img: is the image that is copied into",
         "the volume is made, but incomplete: 1 file",
     ] {
-        assert!(said.contains(wanted), "{said}");
+        assert!(output.contains(wanted), "{output}");
     }
     let made = Image::at(scratch.join("source/made.img"));
     assert_eq!(content(&made, "/b"), "b");
@@ -372,13 +379,13 @@ fn an_unknown_command_suggests_no_harmful_command() {
         ("fsck", "check"),
         ("lss", "ls"),
     ] {
-        let said = steadfs([word, "x"]);
-        assert_eq!(said.code(), 2);
+        let output = steadfs([word, "x"]);
+        assert_eq!(output.code(), 2);
         assert!(
-            said.err.contains(&format!("steadfs {wanted}")),
+            output.err.contains(&format!("steadfs {wanted}")),
             "{}",
-            said.err
+            output.err
         );
-        assert!(!said.err.contains("format"), "{}", said.err);
+        assert!(!output.err.contains("format"), "{}", output.err);
     }
 }

@@ -70,8 +70,8 @@ trusted.label=\"boxed\"
 fn owners_devices_and_attributes_of_fakeroot_are_copied_both_ways() {
     for kind in ["ext4", "f2fs"] {
         let scratch = Scratch::new();
-        let said = under_fakeroot(scratch.path(), &format!("KIND={kind}\n{BUILD}")).expect(0);
-        assert_eq!(said.out, BUILT.repeat(2), "{kind}: {}", said.err);
+        let output = under_fakeroot(scratch.path(), &format!("KIND={kind}\n{BUILD}")).expect(0);
+        assert_eq!(output.out, BUILT.repeat(2), "{kind}: {}", output.err);
         if kind == "f2fs" {
             continue;
         }
@@ -97,8 +97,8 @@ fn a_mount_under_fakeroot_uses_fusermount3() {
         "$S" format -q -E root_owner=65534:65534 a.img 16M; mkdir mnt
         "$S" mount a.img mnt; echo content >mnt/file; "$S" sync mnt; "$S" umount mnt
         "$S" cat a.img:/file"#;
-    let said = under_fakeroot(scratch.path(), script).expect(0);
-    assert_eq!(said.out, "content\n");
+    let output = under_fakeroot(scratch.path(), script).expect(0);
+    assert_eq!(output.out, "content\n");
 }
 
 #[test]
@@ -110,11 +110,11 @@ fn format_d_fails_if_an_attribute_is_lost() {
     let image = scratch.join("a.img");
     let image = image.to_str().unwrap();
     let words = ["format", "-q", "-d", from.to_str().unwrap(), image, "16M"];
-    let said = steadfs(words).expect(1);
+    let output = steadfs(words).expect(1);
     for part in ["/file: attribute user.large was not kept", "incomplete: 1"] {
-        assert!(said.err.contains(part), "{part}: {}", said.err);
+        assert!(output.err.contains(part), "{part}: {}", output.err);
     }
     super::clean(image);
-    let said = steadfs(["cat", &format!("{image}:/file")]).expect(0);
-    assert_eq!(said.out, "content");
+    let output = steadfs(["cat", &format!("{image}:/file")]).expect(0);
+    assert_eq!(output.out, "content");
 }

@@ -108,9 +108,9 @@ fn the_same_tree_makes_the_same_bytes() {
         clean(image);
         let date = ["-u", "-d", "@1600000000", "+%a %b %e %T %Y"];
         let date = succeed("date", date).out;
-        let said = succeed("env", ["TZ=UTC", "dumpe2fs", "-h", image]).out;
+        let output = succeed("env", ["TZ=UTC", "dumpe2fs", "-h", image]).out;
         let label = "Filesystem created:";
-        let made = said.lines().find_map(|line| line.strip_prefix(label));
+        let made = output.lines().find_map(|line| line.strip_prefix(label));
         assert_eq!(made.unwrap().trim(), date.trim());
     }
 }
@@ -130,12 +130,12 @@ fn an_empty_volume_is_determined_by_uuid_and_time() {
     let mut command = Command::new(program());
     command.env("SOURCE_DATE_EPOCH", "yesterday");
     command.arg("format").arg(&image).arg("64M");
-    let said = finish(command, Duration::from_secs(60));
-    assert_eq!(said.code(), 1);
+    let output = finish(command, Duration::from_secs(60));
+    assert_eq!(output.code(), 1);
     assert!(
-        said.err.contains("SOURCE_DATE_EPOCH=yesterday"),
+        output.err.contains("SOURCE_DATE_EPOCH=yesterday"),
         "{}",
-        said.err
+        output.err
     );
     assert!(!image.exists());
 }

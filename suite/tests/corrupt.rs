@@ -1,5 +1,5 @@
 //! Files without a volume, and corrupt volumes, through the whole program: commands without a mount, and a mount in the
-//! kernel's tree. Clear messages, the right exit codes, bounded time and memory.
+//! kernel's tree. Clear messages, the right exit codes, run_with_memory_limit time and memory.
 //!
 //! `CORRUPT_CASES=n` tries n corrupt volumes.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -18,7 +18,7 @@ use steadfs_suite::hostile::values::{Effect, ValueWriter, table};
 use steadfs_suite::hostile::{Base, Family, save};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
-use steadfs_suite::{Image, Outcome, Scratch, SteadMount, steadfs_patiently, succeed};
+use steadfs_suite::{Image, Outcome, Scratch, SteadMount, steadfs_when_idle, succeed};
 
 /// Longest time of a command with a corrupt volume of a few megabytes.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -33,14 +33,14 @@ const FAILED: i32 = 1;
 const CHECK_FAILED: i32 = 8;
 const MOUNT_FAILED: i32 = 32;
 /// `check` found corruption.
-const DAMAGED: i32 = 4;
+const FOUND_CORRUPTION: i32 = 4;
 
 fn cases() -> usize {
-    std::env::var("DAMAGED_CASES").map_or(CASES, |n| n.parse().unwrap())
+    std::env::var("CORRUPT_CASES").map_or(CASES, |n| n.parse().unwrap())
 }
 
 /// Runs our program under a memory limit; it must neither panic nor be killed.
-fn bounded(words: &[&str]) -> Outcome {
+fn run_with_memory_limit(words: &[&str]) -> Outcome {
     let mut command = Command::new("prlimit");
     command.arg(format!("--data={MEMORY}")).arg(program());
     let outcome = finish(command_with(command, words), LIMIT);
@@ -49,8 +49,8 @@ fn bounded(words: &[&str]) -> Outcome {
     if outcome.code() == 0 {
         return outcome;
     }
-    let said = format!("{}{}", outcome.err, outcome.out);
-    assert!(!said.trim().is_empty(), "{}: no word", outcome.line);
+    let output = format!("{}{}", outcome.err, outcome.out);
+    assert!(!output.trim().is_empty(), "{}: no word", outcome.line);
     outcome
 }
 
@@ -80,7 +80,7 @@ fn all_refuse(scratch: &Scratch, image: &str, words: &[&str]) {
         (&["cat", image], FAILED),
         (&["extract", image, out], FAILED),
     ] {
-        let outcome = bounded(command);
+        let outcome = run_with_memory_limit(command);
         assert_eq!(outcome.code(), code, "{}: {}", outcome.line, outcome.err);
         for word in words {
             let there = outcome.err.contains(word);
@@ -173,18 +173,18 @@ fn an_unreadable_image_is_refused_by_name() {
 }
 
 /// Corrupt volumes as files: hostile values and flipped bits, evenly distributed.
-struct Damaged {
+struct CorruptVolume {
     name: String,
     path: PathBuf,
     /// Whether it can be mounted at all, if known.
     effect: Option<Effect>,
 }
 
-fn damaged(scratch: &Scratch, seed: u64) -> Vec<Damaged> {
+fn corrupt_volumes(scratch: &Scratch, seed: u64) -> Vec<CorruptVolume> {
     let bases = Base::all(&scratch.folder("bases"));
     let table = table();
     let wanted = cases();
-    let path = |n: usize| scratch.join(&format!("damaged-{n}"));
+    let path = |n: usize| scratch.join(&format!("corrupt-{n}"));
     let mut all = Vec::new();
     for n in 0..wanted {
         let (name, image, effect) = if n % 2 == 0 {
@@ -206,7 +206,7 @@ fn damaged(scratch: &Scratch, seed: u64) -> Vec<Damaged> {
             (name, family.apply(base, seed), None)
         };
         save(&image, &path(n));
-        all.push(Damaged {
+        all.push(CorruptVolume {
             name,
             path: path(n),
             effect,
@@ -219,24 +219,26 @@ fn damaged(scratch: &Scratch, seed: u64) -> Vec<Damaged> {
 fn commands_handle_corrupt_volumes() {
     let scratch = Scratch::new();
     let out = scratch.folder("extracted");
-    for (n, case) in damaged(&scratch, 0).iter().enumerate() {
+    for (n, case) in corrupt_volumes(&scratch, 0).iter().enumerate() {
         let image = case.path.to_str().unwrap();
         let name = &case.name;
         let at = |path: &str| format!("{image}:{path}");
         let code = |words: &[&str], allowed: &[i32]| {
-            let outcome = bounded(words);
+            let outcome = run_with_memory_limit(words);
             let code = outcome.code();
             assert!(allowed.contains(&code), "{name}: {code}: {}", outcome.err);
             code
         };
         let before = fs::read(&case.path).unwrap();
-        let checked = code(&["check", image], &[0, DAMAGED, CHECK_FAILED]);
+        let checked = code(&["check", image], &[0, FOUND_CORRUPTION, CHECK_FAILED]);
         let listed = code(&["ls", "-lR", image], &[0, FAILED]);
         match case.effect {
             // A volume that cannot be mounted may still be readable.
             Some(Effect::Refused) => assert_ne!(checked, 0, "{name}"),
             Some(Effect::Harmless) => assert_eq!((checked, listed), (0, 0), "{name}"),
-            Some(Effect::Reported | Effect::Found) => assert_eq!(checked, DAMAGED, "{name}"),
+            Some(Effect::Reported | Effect::Found) => {
+                assert_eq!(checked, FOUND_CORRUPTION, "{name}")
+            }
             None => {}
         }
         code(&["inspect", image], &[0, FAILED]);
@@ -269,7 +271,7 @@ fn commands_handle_corrupt_volumes() {
             "{name}: reading changed it"
         );
         code(&["cp", "-rf", "/etc/hostname", &at("/a/")], &[0, FAILED]);
-        code(&["check", image], &[0, DAMAGED, CHECK_FAILED]);
+        code(&["check", image], &[0, FOUND_CORRUPTION, CHECK_FAILED]);
         fs::remove_file(&case.path).unwrap();
     }
 }
@@ -285,7 +287,7 @@ cp small new-1/copy; mv large new-2; ln scattered new-3/link; rm -rf many
 truncate -s 1000 new-2/large; sync -f .; df . >/dev/null; true";
 
 /// The read-only part of it.
-const LOOK: &str = "cd \"$1\" || exit 0
+const READ_ONLY_USE: &str = "cd \"$1\" || exit 0
 find . -xdev -ls >/dev/null
 find . -xdev -type f -size -9 -exec cat {} + >/dev/null
 head -c 3000000 large >/dev/null
@@ -304,15 +306,15 @@ fn peak_kib(pid: u32) -> u64 {
 fn mounts_handle_corrupt_volumes() {
     let scratch = Scratch::new();
     let mut mounted = 0;
-    for case in damaged(&scratch, 1000) {
+    for case in corrupt_volumes(&scratch, 1000) {
         let name = &case.name;
         let options = "cache_size=8M";
         let mount = match SteadMount::attempt(&scratch, &case.path, options) {
             Ok(mount) => mount,
-            Err((code, said)) => {
-                assert_eq!(code, MOUNT_FAILED, "{name}: {said}");
-                assert!(said.starts_with("steadfs: "), "{name}: {said}");
-                assert!(!said.contains("panicked"), "{name}: {said}");
+            Err((code, output)) => {
+                assert_eq!(code, MOUNT_FAILED, "{name}: {output}");
+                assert!(output.starts_with("steadfs: "), "{name}: {output}");
+                assert!(!output.contains("panicked"), "{name}: {output}");
                 continue;
             }
         };
@@ -325,15 +327,15 @@ fn mounts_handle_corrupt_volumes() {
         let peak = peak_kib(mount.pid());
         assert!(peak < SERVER_MEMORY_KIB, "{name}: {peak} KiB");
         let root = mount.root().to_owned();
-        let said = finish(
+        let output = finish(
             command_with(Command::new(program()), &["umount", root.to_str().unwrap()]),
             LIMIT,
         );
-        let (code, log) = mount.wait_with_words();
+        let (code, log) = mount.wait_with_log();
         assert!(!log.contains("panicked"), "{name}: {log}");
         // A volume that had to stop reports it at its end, and so does the program that unmounts it.
         assert!(matches!(code, 0 | MOUNT_FAILED), "{name}: {code}: {log}");
-        assert_eq!(said.code(), code, "{name}: {}{log}", said.err);
+        assert_eq!(output.code(), code, "{name}: {}{log}", output.err);
         fs::remove_file(&case.path).unwrap();
     }
     assert!(mounted * 3 > cases(), "only {mounted} could be mounted");
@@ -353,12 +355,12 @@ fn corrupt_f2fs_volumes_are_handled() {
         save(&base.corrupt_copy(Family::Flipped, n as u64 + 5000), &image);
         let name = format!("{}:{}", base.name, n + 5000);
         let code = |words: &[&str], allowed: &[i32]| {
-            let outcome = bounded(words);
+            let outcome = run_with_memory_limit(words);
             let code = outcome.code();
             assert!(allowed.contains(&code), "{name}: {code}: {}", outcome.err);
         };
         let at = |file: &str| format!("{path}:{file}");
-        code(&["check", path], &[0, DAMAGED, CHECK_FAILED]);
+        code(&["check", path], &[0, FOUND_CORRUPTION, CHECK_FAILED]);
         code(&["inspect", path], &[0, FAILED]);
         code(&["ls", "-lR", path], &[0, FAILED]);
         code(&["stat", &at("/"), &at("/large")], &[0, FAILED]);
@@ -367,18 +369,18 @@ fn corrupt_f2fs_volumes_are_handled() {
         succeed("rm", ["-rf", out.to_str().unwrap()]);
         let mount = match SteadMount::attempt(&scratch, &image, "ro,cache_size=8M") {
             Ok(mount) => mount,
-            Err((code, said)) => {
-                assert_eq!(code, MOUNT_FAILED, "{name}: {said}");
+            Err((code, output)) => {
+                assert_eq!(code, MOUNT_FAILED, "{name}: {output}");
                 assert!(
-                    said.starts_with("steadfs: ") && !said.contains("panicked"),
-                    "{said}"
+                    output.starts_with("steadfs: ") && !output.contains("panicked"),
+                    "{output}"
                 );
                 continue;
             }
         };
         mounted += 1;
         let mut command = Command::new("sh");
-        command.args(["-c", LOOK, "sh"]).arg(mount.root());
+        command.args(["-c", READ_ONLY_USE, "sh"]).arg(mount.root());
         finish(command, LIMIT).expect(0);
         let peak = peak_kib(mount.pid());
         assert!(peak < SERVER_MEMORY_KIB, "{name}: {peak} KiB");
@@ -410,10 +412,10 @@ fn an_image_may_shrink_under_a_mount() {
     assert!(last.is_err(), "what is not there cannot be read");
     drop(file);
     // With or without data to write, it must end.
-    steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()]);
-    let (code, said) = mount.wait_with_words();
-    assert!(matches!(code, 0 | MOUNT_FAILED), "{code}: {said}");
-    assert!(!said.contains("panicked"), "{said}");
+    steadfs_when_idle(&["umount".as_ref(), mount.root().as_os_str()]);
+    let (code, output) = mount.wait_with_log();
+    assert!(matches!(code, 0 | MOUNT_FAILED), "{code}: {output}");
+    assert!(!output.contains("panicked"), "{output}");
 }
 
 /// A volume's label and default options come from its maker; on a terminal their control characters have no effect.
@@ -427,19 +429,19 @@ fn control_characters_of_a_volume_do_not_reach_the_terminal() {
     succeed("tune2fs", ["-E", options.as_str(), path]);
     let mut all = Vec::new();
     for words in [&["inspect"][..], &["inspect", "--json"], &["check"]] {
-        let said = steadfs_patiently(&[words, &[path]].concat()).expect(0);
-        all.push(said.out + &said.err);
+        let output = steadfs_when_idle(&[words, &[path]].concat()).expect(0);
+        all.push(output.out + &output.err);
     }
     assert!(all[0].contains("\\033]0;x\\007"), "{}", all[0]);
     assert!(all[1].contains("\\u001b]0;x\\u0007"), "{}", all[1]);
     let mount = SteadMount::new(&scratch, image.path(), "");
-    mount.wait_for_words("\\033]0;x\\007");
-    all.push(mount.said());
+    mount.wait_for_log("\\033]0;x\\007");
+    all.push(mount.log());
     // This warning is expected.
-    mount.unmount_damaged();
-    for said in all {
-        let mut harmful = said.chars().filter(|&c| c.is_control() && c != '\n');
-        assert_eq!(harmful.next(), None, "{said:?}");
+    mount.unmount_corrupt();
+    for output in all {
+        let mut harmful = output.chars().filter(|&c| c.is_control() && c != '\n');
+        assert_eq!(harmful.next(), None, "{output:?}");
     }
 }
 
@@ -467,14 +469,14 @@ fn partitions_are_listed_with_their_offsets() {
         (&["cat", &format!("{image}:/x")], FAILED),
         (&["cp", "/etc/hostname", &format!("{image}:/")], FAILED),
     ] {
-        let said = bounded(words);
-        assert_eq!(said.code(), code, "{}: {}", said.line, said.err);
-        let listed = said
+        let output = run_with_memory_limit(words);
+        assert_eq!(output.code(), code, "{}: {}", output.line, output.err);
+        let listed = output
             .err
             .contains("-o offset=1048576, 8 MiB, Linux: ext4 \"root\"");
-        assert!(listed, "{}: {}", said.line, said.err);
+        assert!(listed, "{}: {}", output.line, output.err);
     }
-    let listed = bounded(&["ls", "-o", "offset=1048576", image]);
+    let listed = run_with_memory_limit(&["ls", "-o", "offset=1048576", image]);
     assert!(listed.out.contains("lost+found"), "{}", listed.err);
 }
 
@@ -490,22 +492,22 @@ fn readable_parts_of_a_corrupt_volume_are_read() {
     bytes[1024..2048].fill(0);
     fs::write(ext.path(), bytes).unwrap();
     let path = ext.path().to_str().unwrap();
-    let (code, said) = SteadMount::attempt(&scratch, ext.path(), "ro")
+    let (code, output) = SteadMount::attempt(&scratch, ext.path(), "ro")
         .err()
         .unwrap();
     assert_eq!(code, MOUNT_FAILED);
     assert!(
-        said.contains("sb=8193") && said.contains("e2fsck -b 8193"),
-        "{said}"
+        output.contains("sb=8193") && output.contains("e2fsck -b 8193"),
+        "{output}"
     );
     let mount = SteadMount::new(&scratch, ext.path(), "ro,sb=8193");
     assert_eq!(fs::read(mount.join("file")).unwrap(), b"content");
-    assert!(mount.said().contains("block 8193"), "{}", mount.said());
-    mount.unmount_damaged();
-    let read = bounded(&["cat", &format!("{path}:/file")]).expect(0);
+    assert!(mount.log().contains("block 8193"), "{}", mount.log());
+    mount.unmount_corrupt();
+    let read = run_with_memory_limit(&["cat", &format!("{path}:/file")]).expect(0);
     assert_eq!(read.out, "content");
     assert!(read.err.contains("sb=8193"), "{}", read.err);
-    let checked = bounded(&["check", path]).expect(DAMAGED);
+    let checked = run_with_memory_limit(&["check", path]).expect(FOUND_CORRUPTION);
     assert!(
         checked.out.contains("superblock has magic"),
         "{}",
@@ -515,20 +517,20 @@ fn readable_parts_of_a_corrupt_volume_are_read() {
     let f2fs = scratch.join("f2fs");
     let path = f2fs.to_str().unwrap();
     let tree = tree.to_str().unwrap();
-    bounded(&["format", "-q", "-t", "f2fs", "-d", tree, path, "64M"]).expect(0);
+    run_with_memory_limit(&["format", "-q", "-t", "f2fs", "-d", tree, path, "64M"]).expect(0);
     File::options()
         .write(true)
         .open(&f2fs)
         .unwrap()
         .set_len(60 << 20)
         .unwrap();
-    let read = bounded(&["cat", &format!("{path}:/file")]).expect(0);
+    let read = run_with_memory_limit(&["cat", &format!("{path}:/file")]).expect(0);
     assert_eq!(read.out, "content");
     assert!(read.err.contains("the device only"), "{}", read.err);
     assert!(SteadMount::attempt(&scratch, &f2fs, "").is_err());
     let mount = SteadMount::new(&scratch, &f2fs, "ro");
     assert_eq!(fs::read(mount.join("file")).unwrap(), b"content");
-    mount.unmount_damaged();
+    mount.unmount_corrupt();
 }
 
 /// An unsupported feature is not corruption.
@@ -537,7 +539,7 @@ fn unsupported_features_are_not_reported_as_corruption() {
     let scratch = Scratch::new();
     let f2fs = scratch.join("f2fs");
     let path = f2fs.to_str().unwrap();
-    bounded(&["format", "-q", "-t", "f2fs", path, "64M"]).expect(0);
+    run_with_memory_limit(&["format", "-q", "-t", "f2fs", path, "64M"]).expect(0);
     let good = fs::read(&f2fs).unwrap();
     let ext = Image::mke2fs(
         &scratch,
@@ -556,14 +558,17 @@ fn unsupported_features_are_not_reported_as_corruption() {
             bytes[copy + at] = value;
         }
         fs::write(&f2fs, bytes).unwrap();
-        let said = bounded(&["check", path]).expect(CHECK_FAILED);
-        let both = said.err.clone() + &said.out;
+        let output = run_with_memory_limit(&["check", path]).expect(CHECK_FAILED);
+        let both = output.err.clone() + &output.out;
         assert!(
             both.contains("not supported") && both.contains(name),
             "{both}"
         );
-        assert!(!both.contains("damaged"), "{both}");
+        for word in ["damaged", "corrupt"] {
+            assert!(!both.contains(word), "{both}");
+        }
     }
-    let said = bounded(&["check", ext.path().to_str().unwrap()]).expect(CHECK_FAILED);
-    assert!(said.err.contains("FEATURE_I28"), "{}", said.err);
+    let output =
+        run_with_memory_limit(&["check", ext.path().to_str().unwrap()]).expect(CHECK_FAILED);
+    assert!(output.err.contains("FEATURE_I28"), "{}", output.err);
 }

@@ -12,9 +12,9 @@ use super::{MIB, UUID, clean, pair};
 
 /// Bytes of the volume that dumpe2fs finds.
 fn ext_size(image: &str) -> u64 {
-    let said = succeed("dumpe2fs", ["-h", image]).out;
+    let output = succeed("dumpe2fs", ["-h", image]).out;
     let number = |label: &str| -> u64 {
-        let line = said.lines().find_map(|line| line.strip_prefix(label));
+        let line = output.lines().find_map(|line| line.strip_prefix(label));
         line.unwrap().trim().parse().unwrap()
     };
     number("Block count:") * number("Block size:")
@@ -59,12 +59,12 @@ fn sizes_have_the_units_of_mke2fs() {
         steadfs(["format", "-q", image, size]).expect(0);
         assert_eq!(fs::metadata(image).unwrap().len(), bytes, "{size}");
     }
-    let said = steadfs(["format", "-q", image, "64MB"]).expect(1);
-    assert!(said.err.contains("64MB"), "{}", said.err);
+    let output = steadfs(["format", "-q", image, "64MB"]).expect(1);
+    assert!(output.err.contains("64MB"), "{}", output.err);
     // The size is in bytes.
     let _ = fs::remove_file(image);
-    let said = steadfs(["format", "-q", image, "4503599627370496"]).expect(1);
-    assert!(said.err.contains("4503599627370496B"), "{}", said.err);
+    let output = steadfs(["format", "-q", image, "4503599627370496"]).expect(1);
+    assert!(output.err.contains("4503599627370496B"), "{}", output.err);
     assert!(fs::metadata(image).is_err());
     for (words, sectors) in [(&[] as &[&str], "131072"), (&["-w", "4096"], "16384")] {
         let _ = fs::remove_file(image);
@@ -104,13 +104,17 @@ fn options_of_mke2fs_are_accepted_or_refused_by_name() {
         (&["-E", "root_perms=9"], "-E root_perms: "),
         (&["--overprovision", "5"], "--overprovision: "),
     ] {
-        let said = steadfs(["format", image, "16M"].iter().chain(words));
-        assert_eq!(said.code(), 1, "{words:?}: {}", said.err);
-        assert!(said.err.contains(why), "{words:?}: {}", said.err);
+        let output = steadfs(["format", image, "16M"].iter().chain(words));
+        assert_eq!(output.code(), 1, "{words:?}: {}", output.err);
+        assert!(output.err.contains(why), "{words:?}: {}", output.err);
         assert!(!path.exists(), "{words:?}");
     }
-    let said = steadfs(["format", "-V"]).expect(0);
-    assert!(said.out.contains(env!("CARGO_PKG_VERSION")), "{}", said.out);
+    let output = steadfs(["format", "-V"]).expect(0);
+    assert!(
+        output.out.contains(env!("CARGO_PKG_VERSION")),
+        "{}",
+        output.out
+    );
 }
 
 #[test]
@@ -120,7 +124,7 @@ fn a_dry_run_prints_superblock_copies_and_writes_nothing() {
     let image = path.to_str().unwrap();
     let words = ["-b", "1024", image, "64M"];
     let dry = ["format", "-n", "-v"];
-    let said = steadfs(dry.iter().chain(&words)).expect(0).out;
+    let output = steadfs(dry.iter().chain(&words)).expect(0).out;
     assert!(!path.exists());
     steadfs(["format", "-q"].iter().chain(&words)).expect(0);
     let before = fs::read(&path).unwrap();
@@ -132,15 +136,15 @@ fn a_dry_run_prints_superblock_copies_and_writes_nothing() {
         .collect();
     assert!(copies.len() > 2);
     let line = format!("superblock copies at blocks: {}", copies.join(", "));
-    assert!(said.contains(&line), "{line}: {said}");
+    assert!(output.contains(&line), "{line}: {output}");
     steadfs(["format", "-n", "-F", "-t", "ext2", image]).expect(0);
     assert!(before == fs::read(&path).unwrap(), "a dry run wrote");
 }
 
 /// Owner, group and permissions of a volume's root.
 fn root_of(image: &str) -> String {
-    let said = steadfs(["ls", "-lad", &format!("{image}:/")]).expect(0).out;
-    let words: Vec<&str> = said.split_whitespace().collect();
+    let output = steadfs(["ls", "-lad", &format!("{image}:/")]).expect(0).out;
+    let words: Vec<&str> = output.split_whitespace().collect();
     format!("{} {}:{}", words[0], words[2], words[3])
 }
 
@@ -157,8 +161,8 @@ fn the_root_directory_gets_the_requested_owner() {
         succeed("mke2fs", words.iter().chain(&[theirs.as_str()]));
         steadfs(["format"].iter().chain(&words).chain(&[our.as_str()])).expect(0);
         let stat = |image: &str| {
-            let said = succeed("debugfs", ["-R", "stat /", image]).out;
-            let line = said.lines().find(|line| line.contains("User:")).unwrap();
+            let output = succeed("debugfs", ["-R", "stat /", image]).out;
+            let line = output.lines().find(|line| line.contains("User:")).unwrap();
             line.split("Size:").next().unwrap().trim().to_owned()
         };
         assert_eq!(stat(our), stat(theirs), "{kind}");
@@ -275,11 +279,11 @@ fn option_letters_for_f2fs_are_those_of_mkfs_f2fs() {
         (&["-R", "5"], "root's owner"),
     ] {
         let all = ["format", "-t", "f2fs"].iter().chain(words);
-        let said = steadfs(all.chain(&[path, "64M"]));
-        assert_eq!(said.code(), 1, "{words:?}: {}", said.err);
-        assert!(said.err.contains(why), "{words:?}: {}", said.err);
+        let output = steadfs(all.chain(&[path, "64M"]));
+        assert_eq!(output.code(), 1, "{words:?}: {}", output.err);
+        assert!(output.err.contains(why), "{words:?}: {}", output.err);
         assert!(!image.exists(), "{words:?}");
     }
-    let said = steadfs(["format", "-t", "f2fs", "--help"]).expect(0).out;
-    assert!(said.contains("sectors"), "{said}");
+    let output = steadfs(["format", "-t", "f2fs", "--help"]).expect(0).out;
+    assert!(output.contains("sectors"), "{output}");
 }

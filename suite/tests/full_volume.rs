@@ -33,11 +33,11 @@ fn lost_pages_of_a_mapping_are_reported_and_do_not_keep_a_volume_mounted() {
         "--thread",
     ];
     run("fio", how.into_iter().chain([named.as_str()])).expect(0);
-    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]).expect(0);
+    let output = steadfs(["umount".as_ref(), mount.root().as_os_str()]).expect(0);
     assert!(
-        said.err.contains("No space left") && said.err.contains("mappings"),
+        output.err.contains("No space left") && output.err.contains("mappings"),
         "{}",
-        said.err
+        output.err
     );
     assert_eq!(mount.wait(), 0);
     drop(device);
