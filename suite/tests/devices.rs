@@ -268,7 +268,12 @@ fn corruption_follows_the_errors_option() {
         }
         drop(open);
         let output = umount(&mount);
-        assert_eq!(output.code(), if writable { 0 } else { 32 }, "{}", output.err);
+        assert_eq!(
+            output.code(),
+            if writable { 0 } else { 32 },
+            "{}",
+            output.err
+        );
         let (code, words) = mount.wait_with_log();
         assert_eq!(code == 0, writable, "{options}: {words}");
     }
@@ -354,7 +359,10 @@ fn new_volumes_have_blocks_of_at_least_a_sector() {
     assert!(output.contains("sectors of 4096 bytes"), "{output}");
     steadfs(["format", "-q", path]).expect(0);
     let output = succeed("dumpe2fs", ["-h", path]).out;
-    assert!(output.contains("Block size:               4096"), "{output}");
+    assert!(
+        output.contains("Block size:               4096"),
+        "{output}"
+    );
     let root = scratch.folder("kernel");
     succeed("mount", [device.path(), &root]);
     unmount_when_idle(&root);

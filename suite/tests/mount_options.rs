@@ -59,7 +59,10 @@ fn a_device_is_found_by_label_and_uuid() {
     for tag in ["LABEL", "UUID", "PARTLABEL", "PARTUUID"] {
         let none = format!("{tag}=none-has-this");
         let output = mount(&[&none, at]).expect(1).err;
-        assert!(output.contains(&none) && output.contains("no device"), "{output}");
+        assert!(
+            output.contains(&none) && output.contains("no device"),
+            "{output}"
+        );
         // mount(8) has the same exit code.
         run("mount", ["-t", "ext4", &none, at]).expect(1);
     }
@@ -103,7 +106,10 @@ fn the_type_option_must_match_the_volume() {
         }
     }
     let output = mount(&["-t", "xfs", images[0], at]).expect(1).err;
-    assert!(output.contains("xfs") && output.contains("ext2"), "{output}");
+    assert!(
+        output.contains("xfs") && output.contains("ext2"),
+        "{output}"
+    );
 }
 
 /// As mount(8) and users write them, to the command and to the helper of mount(8).
@@ -159,7 +165,10 @@ fn unknown_options_are_named() {
     }
     for option in ["frob", "mballoc", "xino", "utf8"] {
         let output = mount(&["-o", option, image, at]).expect(1).err;
-        assert!(output.contains(option) && !output.contains("mean"), "{output}");
+        assert!(
+            output.contains(option) && !output.contains("mean"),
+            "{output}"
+        );
     }
     for words in ["-a", "--bind", "--make-private", "-N", "--sorce"] {
         let output = mount(&[words, image, at]).expect(1).err;
@@ -247,7 +256,10 @@ fn option_lists_of_the_kernel_are_accepted() {
             "atgc",
             "acl",
         ] {
-            assert!(lines.iter().all(|line| !line.contains(effective)), "{output}");
+            assert!(
+                lines.iter().all(|line| !line.contains(effective)),
+                "{output}"
+            );
         }
         fs::write(root.join("file"), vec![7; 100_000]).unwrap();
         let again = ["remount", "-o", "lazytime,noatime", at];
