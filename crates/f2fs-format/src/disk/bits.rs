@@ -1,4 +1,4 @@
-//! Bitmaps, in both orders that the format uses. Bits beyond the slice read as clear.
+//! Bitmaps in the two bit orders that the format uses. Bits beyond the slice read as 0.
 
 use super::num::wide;
 
@@ -25,7 +25,7 @@ pub fn get(order: Order, map: &[u8], bit: usize) -> bool {
     map.get(byte).is_some_and(|b| b & mask != 0)
 }
 
-/// Sets or clears a bit; the caller has checked that it exists.
+/// Sets or clears a bit that exists.
 pub fn put(order: Order, map: &mut [u8], bit: usize, value: bool) {
     let (byte, mask) = place(order, bit);
     if value {
@@ -35,14 +35,17 @@ pub fn put(order: Order, map: &mut [u8], bit: usize, value: bool) {
     }
 }
 
-/// Number of bits set.
+/// Number of set bits.
 pub fn count(map: &[u8]) -> u64 {
     map.iter().map(|b| u64::from(b.count_ones())).sum()
 }
 
-/// The first bit from `start` to before `end` that is `value`.
+/// The first bit in `start..end` with this value.
 pub fn find(order: Order, map: &[u8], start: usize, end: usize, value: bool) -> Option<usize> {
-    debug_assert!(wide(end) <= wide(map.len()) * 8, "inside the map");
+    debug_assert!(
+        wide(end) <= wide(map.len()) * 8,
+        "the range ends within the map"
+    );
     let skip = if value { 0x00 } else { 0xFF };
     let mut bit = start;
     while bit < end {

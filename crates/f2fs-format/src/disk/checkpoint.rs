@@ -1,13 +1,12 @@
-//! Checkpoints: the state of the volume at one moment. Each of two packs lies in its own segment:
+//! Checkpoints: the state of the volume at one point in time. Each of the two packs is in a segment of its own:
 //!
 //! ```text
 //! first block │ payload │ orphans │ data summaries │ node summaries │ first block again … nat_bits
 //! ```
 //!
-//! A pack is valid when its first and its last block both verify and have one version; the valid pack
-//! with the higher version is the volume's state (the first one if they are equal, as after
-//! sload.f2fs). Node summaries are there only after an unmount or
-//! with fast boot; `nat_bits`, a hint, fills the end of the segment.
+//! A pack is valid if its first and its last block verify and have the same version. The valid pack with the higher
+//! version is the state of the volume (the first one if they are equal, as after sload.f2fs). Node summaries are
+//! present only after an unmount or with `fastboot`; `nat_bits`, a hint, is at the end of the segment.
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -20,13 +19,13 @@ use super::{
     SegNo, Structure, checksum,
 };
 
-/// Where the bitmaps begin in the first block, and the first place where a checksum may lie.
+/// Start of the bitmaps in the first block, and the lowest offset of the checksum.
 pub const BITMAPS_AT: usize = size_of::<RawCheckpoint>();
-/// The last place where a checksum may lie (`CP_CHKSUM_OFFSET`).
+/// The highest offset of the checksum (`CP_CHKSUM_OFFSET`).
 pub const LAST_CHECKSUM_AT: usize = BLOCK_SIZE - 4;
-/// Allocation in an open log: the next block (`LFS`).
+/// Allocation in a curseg: the next block (LFS).
 pub const ALLOC_LFS: u8 = 0;
-/// Allocation in an open log: holes of the segment (`SSR`).
+/// Allocation in a curseg: invalid blocks of the segment (SSR).
 pub const ALLOC_SSR: u8 = 1;
 
 /// Flags of a checkpoint (`ckpt_flags`).
@@ -36,33 +35,33 @@ pub struct CpFlags(pub u32);
 impl CpFlags {
     /// Written by unmount: node summaries are in the pack (`CP_UMOUNT_FLAG`).
     pub const UNMOUNT: Self = Self(0x1);
-    /// There are orphans (`CP_ORPHAN_PRESENT_FLAG`).
+    /// The pack has orphans (`CP_ORPHAN_PRESENT_FLAG`).
     pub const ORPHANS: Self = Self(0x2);
     /// Data summaries are compacted (`CP_COMPACT_SUM_FLAG`).
     pub const COMPACT_SUMMARIES: Self = Self(0x4);
-    /// Writing failed (`CP_ERROR_FLAG`).
+    /// A write failed (`CP_ERROR_FLAG`).
     pub const ERROR: Self = Self(0x8);
-    /// Should be checked (`CP_FSCK_FLAG`).
+    /// fsck should be run (`CP_FSCK_FLAG`).
     pub const FSCK: Self = Self(0x10);
-    /// Node summaries are in the pack though nothing was unmounted (`CP_FASTBOOT_FLAG`).
+    /// Node summaries are in the pack although it was not written by unmount (`CP_FASTBOOT_FLAG`).
     pub const FASTBOOT: Self = Self(0x20);
-    /// Versions in nodes have the checkpoint's checksum in their high half (`CP_CRC_RECOVERY_FLAG`).
+    /// `cp_ver` of nodes has the checkpoint's checksum in its high half (`CP_CRC_RECOVERY_FLAG`).
     pub const CRC_RECOVERY: Self = Self(0x40);
-    /// `nat_bits` lies at the end of the segment (`CP_NAT_BITS_FLAG`).
+    /// The end of the segment has `nat_bits` (`CP_NAT_BITS_FLAG`).
     pub const NAT_BITS: Self = Self(0x80);
     /// Free space has been discarded (`CP_TRIMMED_FLAG`).
     pub const TRIMMED: Self = Self(0x100);
-    /// Nodes written since may lack the checksum in their version (`CP_NOCRC_RECOVERY_FLAG`).
+    /// Nodes written since may lack the checksum in `cp_ver` (`CP_NOCRC_RECOVERY_FLAG`).
     pub const NOCRC_RECOVERY: Self = Self(0x200);
     /// Bitmaps follow the checksum (`CP_LARGE_NAT_BITMAP_FLAG`).
     pub const LARGE_NAT_BITMAP: Self = Self(0x400);
     /// Quota files need a check (`CP_QUOTA_NEED_FSCK_FLAG`).
     pub const QUOTA_FSCK: Self = Self(0x800);
-    /// Checkpoints were switched off (`CP_DISABLED_FLAG`).
+    /// Written with checkpoint=disable (`CP_DISABLED_FLAG`).
     pub const DISABLED: Self = Self(0x1000);
-    /// They were, and garbage may be left (`CP_DISABLED_QUICK_FLAG`).
+    /// Written with checkpoint=disable, and blocks without an owner may be left (`CP_DISABLED_QUICK_FLAG`).
     pub const DISABLED_QUICK: Self = Self(0x2000);
-    /// Stopped while changing the volume's size (`CP_RESIZEFS_FLAG`).
+    /// An online resize was interrupted (`CP_RESIZEFS_FLAG`).
     pub const RESIZE: Self = Self(0x4000);
 
     /// Whether every flag of `other` is set.
@@ -76,27 +75,26 @@ impl CpFlags {
         Self(self.0 | other.0)
     }
 
-    /// The flags that `other` does not have.
+    /// The flags without those of `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 }
 
-/// Where a log goes on.
+/// The position of a curseg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CursegState {
     /// Its segment.
     pub segment: SegNo,
-    /// The next block to write in it: 0 to 511, 512 only in memory when it is full.
+    /// The next block to write: 0 to 511; 512 only in memory, when the segment is full.
     pub offset: u16,
     /// [`ALLOC_LFS`] or [`ALLOC_SSR`].
     pub alloc: u8,
 }
 
 impl CursegState {
-    /// How many summaries of the log the compacted form has: up to where it stands, or all where it
-    /// fills holes.
+    /// Summaries of the curseg in the compact form: those before its position, or all 512 for SSR.
     pub fn summaries(&self) -> u32 {
         match self.alloc {
             ALLOC_SSR => SEGMENT_BLOCKS,
@@ -105,44 +103,44 @@ impl CursegState {
     }
 }
 
-/// A checkpoint as plain numbers.
+/// The decoded fields of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Counts checkpoints.
+    /// `checkpoint_ver`.
     pub version: u64,
-    /// Blocks users may fill.
+    /// Blocks available to users.
     pub user_blocks: u64,
     /// Valid blocks of the main area.
     pub valid_blocks: u64,
-    /// Segments kept for cleaning.
+    /// Segments reserved for GC.
     pub reserved_segments: u32,
-    /// Segments users cannot fill, the reserved ones included.
+    /// Segments not available to users, including the reserved ones.
     pub overprovision_segments: u32,
     /// Free segments.
     pub free_segments: u32,
-    /// The six logs, by [`LogType`].
+    /// The cursegs of the six logs, by [`LogType`].
     pub logs: [CursegState; 6],
-    /// Flags.
+    /// `ckpt_flags`.
     pub flags: CpFlags,
-    /// Blocks of the pack, `nat_bits` not included.
+    /// Blocks of the pack without `nat_bits`.
     pub pack_blocks: u32,
-    /// The first block of the data summaries, counted from the pack's first.
+    /// First block of the data summaries, relative to the start of the pack.
     pub start_sum: u32,
     /// Valid nodes.
     pub valid_nodes: u32,
     /// Valid inodes.
     pub valid_inodes: u32,
-    /// Where to look for a free node id.
+    /// Where the search for a free node id starts.
     pub next_free_nid: Nid,
-    /// Where the checksum lies in the first block.
+    /// Offset of the checksum in the first block.
     pub checksum_at: u32,
     /// The checksum; [`Checkpoint::encode`] sets it.
     pub checksum: u32,
-    /// Seconds for which the volume has been mounted.
+    /// Seconds for which the volume has been mounted so far.
     pub elapsed: u64,
-    /// For each block of the segment table whether the second copy is current.
+    /// One bit per SIT block: the second copy is current.
     pub sit_bitmap: Vec<u8>,
-    /// For each block of the node address table whether the second copy is current.
+    /// One bit per NAT block: the second copy is current.
     pub nat_bitmap: Vec<u8>,
 }
 
@@ -150,7 +148,7 @@ fn bad(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskEr
     DiskError::field(Structure::Checkpoint, field, value, rule)
 }
 
-/// The checksum of a pack's first (or last) block, which lies at `at`; bytes behind it count too.
+/// The checksum, stored at `at`, of a pack's first or last block; it covers the bytes after it, too.
 fn compute(block: &[u8], at: usize) -> u32 {
     let sum = checksum::of(&block[..at]);
     if at < LAST_CHECKSUM_AT {
@@ -160,7 +158,7 @@ fn compute(block: &[u8], at: usize) -> u32 {
     }
 }
 
-/// What the first block of a pack says about itself, after its checksum was verified.
+/// Fields of the first or last block of a pack whose checksum was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackHead {
     /// The checkpoint's version.
@@ -191,7 +189,7 @@ pub fn verify_block(block: &[u8]) -> Result<PackHead> {
         return Err(bad(
             "cp_pack_total_block_count",
             pack_blocks,
-            "not a pack's",
+            "not the size of a pack",
         ));
     }
     Ok(PackHead {
@@ -200,23 +198,22 @@ pub fn verify_block(block: &[u8]) -> Result<PackHead> {
     })
 }
 
-/// Whether a checkpoint came after another one: versions may wrap around.
+/// Whether a checkpoint is newer than another one; versions may wrap around.
 pub fn is_after(version: u64, other: u64) -> bool {
     super::num::as_signed64(version.wrapping_sub(other)) > 0
 }
 
 impl Checkpoint {
-    /// Decodes and validates a checkpoint from a pack's first block and its payload:
-    /// `(1 + cp_payload)` blocks. The caller compares the versions of first and last block
-    /// ([`verify_block`]).
+    /// Decodes and validates a checkpoint from a pack's first block and payload, `1 + cp_payload` blocks. The
+    /// caller compares the versions of first and last block ([`verify_block`]).
     pub fn parse(layout: &Layout, blocks: &[u8]) -> Result<Self> {
         let checkpoint = Self::parse_lenient(layout, blocks)?;
         checkpoint.validate(layout)?;
         Ok(checkpoint)
     }
 
-    /// As [`Checkpoint::parse`], but only what finding nodes depends on is judged: the places of the bitmaps and of
-    /// the summaries. Whether the rest is right [`Checkpoint::validate`] says.
+    /// As [`Checkpoint::parse`], but validates only what finding nodes depends on: the positions of bitmaps and
+    /// summaries. [`Checkpoint::validate`] checks the rest.
     pub fn parse_lenient(layout: &Layout, blocks: &[u8]) -> Result<Self> {
         assert_eq!(blocks.len(), (1 + idx(layout.cp_payload)) * BLOCK_SIZE);
         verify_block(&blocks[..BLOCK_SIZE])?;
@@ -256,14 +253,14 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Whether the numbers agree with each other and with the volume.
+    /// Validates the counts and cursegs against each other and against the volume.
     pub fn validate(&self, layout: &Layout) -> Result<()> {
         let limit = u64::from(layout.main_blocks());
         if self.user_blocks == 0 || self.user_blocks > limit {
             return Err(bad(
                 "user_block_count",
                 self.user_blocks,
-                "not the main area's",
+                "not possible with this main area",
             ));
         }
         if self.valid_blocks > self.user_blocks {
@@ -301,7 +298,7 @@ impl Checkpoint {
     }
 
     fn validate_logs(&self, layout: &Layout) -> Result<()> {
-        // Volumes made to be read only have but one log each for data and nodes.
+        // Volumes with the feature `ro` have only one log for data and one for nodes.
         let one = layout.has(Features::READ_ONLY);
         let used = |log: LogType| !one || matches!(log, LogType::HotData | LogType::HotNode);
         for log in LogType::ALL.into_iter().filter(|log| used(*log)) {
@@ -316,29 +313,29 @@ impl Checkpoint {
                 .into_iter()
                 .any(|other| other > log && used(other) && self.log(other).segment == open.segment);
             if twice {
-                return Err(bad("cur_segno", open.segment.0, "open in two logs"));
+                return Err(bad("cur_segno", open.segment.0, "the segment of two logs"));
             }
         }
         Ok(())
     }
 
-    /// One of the logs.
+    /// The curseg of a log.
     pub fn log(&self, log: LogType) -> CursegState {
         self.logs[log.index()]
     }
 
-    /// [`CursegState::summaries`] of the data logs, hot, warm, cold.
+    /// [`CursegState::summaries`] of the hot, warm and cold data log.
     pub fn compacted_counts(&self) -> [u32; 3] {
         [LogType::HotData, LogType::WarmData, LogType::ColdData]
             .map(|log| self.log(log).summaries())
     }
 
-    /// Whether the node summaries of the logs are in the pack.
+    /// Whether the pack has node summaries.
     pub const fn has_node_summaries(&self) -> bool {
         self.flags.contains(CpFlags::UNMOUNT) || self.flags.contains(CpFlags::FASTBOOT)
     }
 
-    /// Blocks of orphans in the pack: they lie behind the payload and before the summaries.
+    /// Orphan blocks of the pack, between payload and summaries.
     pub fn orphan_blocks(&self, layout: &Layout) -> std::ops::Range<u32> {
         let first = 1 + layout.cp_payload;
         if self.flags.contains(CpFlags::ORPHANS) {
@@ -348,8 +345,8 @@ impl Checkpoint {
         }
     }
 
-    /// Where in the pack the summary block of a log lies when summaries are not compacted; `None`
-    /// for nodes when they are not there (then the summary area has it), or when the pack is too short.
+    /// Position in the pack of a log's summary block in the normal form. `None` for nodes without node summaries
+    /// (the SSA has it then), and if the pack is too short.
     pub fn summary_in_pack(&self, log: LogType) -> Option<u32> {
         let from_end = match (log.is_node(), self.has_node_summaries()) {
             (false, true) => 7,
@@ -360,23 +357,23 @@ impl Checkpoint {
         (self.pack_blocks + u32::from(log.number())).checked_sub(from_end)
     }
 
-    /// Whether the second copy of this block of the node address table is the current one.
+    /// Whether the second copy of this NAT block is current.
     pub fn nat_second(&self, block: u32) -> bool {
         bits::get(Order::HighFirst, &self.nat_bitmap, idx(block))
     }
 
-    /// Whether the second copy of this block of the segment table is the current one.
+    /// Whether the second copy of this SIT block is current.
     pub fn sit_second(&self, block: u32) -> bool {
         bits::get(Order::HighFirst, &self.sit_bitmap, idx(block))
     }
 
-    /// The version with the checksum in its high half: what `nat_bits` and, where the flag
-    /// `CRC_RECOVERY` is set, nodes written after this checkpoint carry.
+    /// The version with the checksum in its high half, used by `nat_bits` and, with `CRC_RECOVERY`, by nodes
+    /// written after this checkpoint.
     pub const fn version_with_checksum(&self) -> u64 {
         self.version | join32(self.checksum, 0)
     }
 
-    /// What nodes written after this checkpoint carry as `cp_ver`.
+    /// `cp_ver` of nodes written after this checkpoint.
     pub const fn node_version(&self) -> u64 {
         if self.flags.contains(CpFlags::CRC_RECOVERY) {
             self.version_with_checksum()
@@ -385,11 +382,11 @@ impl Checkpoint {
         }
     }
 
-    /// The pack's first block and payload, sealed; `checksum` is set. The last block of the pack is a
-    /// copy of the first.
+    /// Encodes the pack's first block and payload and sets `checksum`. The last block of the pack is a copy of the
+    /// first.
     ///
     /// # Errors
-    /// The bitmaps do not have their place.
+    /// The bitmaps do not fit.
     pub fn encode(&mut self, layout: &Layout) -> Result<Vec<u8>> {
         let sizes = (
             super::num::short(self.sit_bitmap.len()),
@@ -434,8 +431,7 @@ impl Checkpoint {
 
 type ByteRange = std::ops::Range<usize>;
 
-/// Where the bitmaps of the segment table and of the node address table lie in first block and
-/// payload.
+/// Byte ranges of the SIT and NAT bitmaps in first block and payload.
 fn bitmap_ranges(
     layout: &Layout,
     flags: CpFlags,
@@ -445,14 +441,14 @@ fn bitmap_ranges(
         return Err(bad(
             "sit_ver_bitmap_bytesize",
             sit,
-            "not the segment table's",
+            "not the size of the SIT bitmap",
         ));
     }
     if nat != layout.nat_blocks / 8 {
         return Err(bad(
             "nat_ver_bitmap_bytesize",
             nat,
-            "not the node address table's",
+            "not the size of the NAT bitmap",
         ));
     }
     let (sit, nat) = (idx(sit), idx(nat));
@@ -501,18 +497,17 @@ fn write_log(raw: &mut RawCheckpoint, log: LogType, open: CursegState) {
     }
 }
 
-/// The hint at the end of a pack's segment: which blocks of the node address table have every entry
-/// in use, and which have none.
+/// A hint at the end of a pack's segment: which NAT blocks have all entries in use, and which have none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NatBits {
-    /// A bit per block: all entries are in use.
+    /// One bit per NAT block: all entries are in use.
     pub full: Vec<u8>,
-    /// A bit per block: no entry is in use.
+    /// One bit per NAT block: no entry is in use.
     pub empty: Vec<u8>,
 }
 
 impl NatBits {
-    /// From its blocks; `None` when they belong to another checkpoint.
+    /// Decodes the hint; `None` if it belongs to another checkpoint.
     pub fn parse(layout: &Layout, checkpoint: &Checkpoint, blocks: &[u8]) -> Option<Self> {
         let bytes = idx(layout.nat_blocks / 8);
         assert!(
@@ -528,7 +523,7 @@ impl NatBits {
         })
     }
 
-    /// As blocks, for a checkpoint that was encoded.
+    /// Encodes the hint for an encoded checkpoint.
     pub fn encode(&self, layout: &Layout, checkpoint: &Checkpoint) -> Vec<u8> {
         let bytes = idx(layout.nat_blocks / 8);
         assert!(self.full.len() == bytes && self.empty.len() == bytes);
@@ -539,19 +534,19 @@ impl NatBits {
         out
     }
 
-    /// Where it lies in the segment of a pack; `None` where the pack leaves no room.
+    /// Address of the hint in the segment of a pack; `None` if the pack leaves no space.
     pub fn place(layout: &Layout, pack: u32, pack_blocks: u32) -> Option<BlockAddr> {
         let blocks = layout.nat_bits_blocks();
         let at = SEGMENT_BLOCKS.checked_sub(blocks)?;
         (pack_blocks <= at).then(|| layout.pack_start(pack).plus(at))
     }
 
-    /// Whether a block has no entry in use.
+    /// Whether a NAT block has no entry in use.
     pub fn is_empty(&self, block: u32) -> bool {
         bits::get(Order::LowFirst, &self.empty, idx(block))
     }
 
-    /// Whether a block has all entries in use.
+    /// Whether a NAT block has all entries in use.
     pub fn is_full(&self, block: u32) -> bool {
         bits::get(Order::LowFirst, &self.full, idx(block))
     }

@@ -1,6 +1,6 @@
-//! Directory entries: a bitmap of slots in use, an entry per slot, and the names. A name of more than
-//! 8 bytes takes consecutive slots, all of them marked; the entry is in the first. The same form in
-//! blocks and, smaller, in the inode.
+//! Directory entries: a bitmap of used slots, an entry per slot, and the names. A name of more than 8 bytes takes
+//! consecutive slots, all marked as used; the entry is in the first one. Directory blocks and inline directories
+//! use the same form with different sizes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,23 +20,23 @@ pub const SLOT: usize = 8;
 pub const BLOCK_SLOTS: usize = 214;
 const ENTRY: usize = size_of::<RawDirEntry>();
 
-/// Where bitmap, entries and names lie.
+/// Offsets of bitmap, entries and names in a directory block or inline directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DentryLayout {
     /// Number of slots.
     pub slots: usize,
     entries_at: usize,
     names_at: usize,
-    /// Bytes of the whole.
+    /// Size in bytes.
     pub len: usize,
 }
 
 impl DentryLayout {
-    /// Of a directory's block.
+    /// The layout of a directory block.
     pub const BLOCK: Self = Self::of(BLOCK_SIZE);
 
-    /// Of an area of so many bytes: as many slots as fit, each with its bit; what is left lies
-    /// between the bitmap and the entries.
+    /// The layout of an area of `len` bytes: as many slots as fit, each with a bit; unused bytes are between the
+    /// bitmap and the entries.
     pub const fn of(len: usize) -> Self {
         let slots = len * 8 / ((ENTRY + SLOT) * 8 + 1);
         let names_at = len - slots * SLOT;
@@ -69,28 +69,28 @@ const _: () = {
     assert!(DentryLayout::BLOCK.entries_at == 30);
 };
 
-/// Slots that a name of `len` bytes takes.
+/// Number of slots for a name of `len` bytes.
 pub const fn slots_for(len: usize) -> usize {
     len.div_ceil(SLOT)
 }
 
-/// An entry.
+/// A directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// Its first slot.
     pub slot: usize,
     /// Hash of the name.
     pub hash: u32,
-    /// The inode it names.
+    /// The inode it refers to.
     pub ino: Nid,
-    /// The type as stored; see [`kind_of`].
+    /// The stored file type; see [`kind_of`].
     pub file_type: u8,
     /// The name.
     pub name: &'a [u8],
 }
 
 impl Entry<'_> {
-    /// Whether the name could be a file's: without a slash or a zero byte. Encrypted names need not be.
+    /// Whether the name has no slash and no zero byte, as every name that is not encrypted.
     pub fn has_plain_name(&self) -> bool {
         !self.name.iter().any(|&b| b == 0 || b == b'/')
     }
@@ -101,18 +101,18 @@ impl Entry<'_> {
     }
 }
 
-/// Slots of an area from one on, as a walk over its entries.
+/// An iterator over the entries of an area.
 pub struct Entries<'a> {
     layout: DentryLayout,
     bytes: &'a [u8],
     next: usize,
 }
 
-/// The entries whose first slot is `from` or behind it. A damaged entry is an error and takes one
-/// slot; the walk goes on behind it.
+/// The entries with a first slot of `from` or higher. A corrupt entry is reported as an error and skipped as one
+/// slot.
 ///
-/// `from` may be any number: where a directory was read up to, a longer entry may have been put since, and
-/// who reads a directory may go anywhere. So the walk begins with the area and is silent up to `from`.
+/// `from` may be any number: a longer entry may have been inserted where a listing stopped, and callers of readdir
+/// may pass any cookie. So the iteration starts at the first slot and reports nothing before `from`.
 pub fn entries<'a>(layout: &DentryLayout, bytes: &'a [u8], from: usize) -> Entries<'a> {
     assert_eq!(bytes.len(), layout.len);
     let mut entries = Entries {
@@ -151,17 +151,17 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// The entry whose first slot this is; the slot is marked.
+/// The entry at a first slot whose bit is set.
 fn entry_at<'a>(layout: &DentryLayout, bytes: &'a [u8], slot: usize) -> Result<Entry<'a>> {
     let bad = |rule| Err(DiskError::entry(Structure::Dentries, short(slot), rule));
     let raw = RawDirEntry::ref_from_bytes(&bytes[layout.entry(slot)]).expect("an entry's size");
     let len = idx16(raw.name_len.get());
     if len == 0 || len > 255 || slot + slots_for(len) > layout.slots {
-        return bad("has a name of impossible length");
+        return bad("has an invalid name length");
     }
     let name = &bytes[layout.name(slot, len)];
     if raw.ino.get() == 0 {
-        return bad("names no inode");
+        return bad("has no inode number");
     }
     Ok(Entry {
         slot,
@@ -172,8 +172,7 @@ fn entry_at<'a>(layout: &DentryLayout, bytes: &'a [u8], slot: usize) -> Result<E
     })
 }
 
-/// The entry with this name (and hash; entries with another hash are not compared). Damaged entries
-/// are passed over: they have no name that could be looked for.
+/// The entry with this hash and name. Corrupt entries are skipped: they have no name to compare.
 pub fn find<'a>(
     layout: &DentryLayout,
     bytes: &'a [u8],
@@ -185,7 +184,7 @@ pub fn find<'a>(
         .find(|entry| entry.hash == hash && entry.name == name)
 }
 
-/// The first of so many consecutive free slots.
+/// The first `slots` consecutive free slots.
 pub fn find_free_slots(layout: &DentryLayout, bytes: &[u8], slots: usize) -> Option<usize> {
     assert_eq!(bytes.len(), layout.len);
     let map = &bytes[layout.bitmap()];
@@ -201,7 +200,7 @@ pub fn find_free_slots(layout: &DentryLayout, bytes: &[u8], slots: usize) -> Opt
     }
 }
 
-/// Puts an entry into free slots, as found by [`find_free_slots`].
+/// Writes an entry into free slots, as found by [`find_free_slots`].
 pub fn insert(layout: &DentryLayout, bytes: &mut [u8], entry: &Entry<'_>) {
     assert_eq!(bytes.len(), layout.len);
     let count = slots_for(entry.name.len());
@@ -215,7 +214,8 @@ pub fn insert(layout: &DentryLayout, bytes: &mut [u8], entry: &Entry<'_>) {
     bytes[layout.entry(entry.slot)].copy_from_slice(raw.as_bytes());
     bytes[layout.name(entry.slot, entry.name.len())].copy_from_slice(entry.name);
     for slot in entry.slot..entry.slot + count {
-        // Names in the slots behind the first: a walk that starts inside must find no old entry.
+        // Name lengths of the other slots are cleared: an iteration that starts at one of them must not find an old
+        // entry.
         if slot > entry.slot {
             bytes[layout.entry(slot)].fill(0);
         }
@@ -231,7 +231,7 @@ pub fn remove(layout: &DentryLayout, bytes: &mut [u8], slot: usize, name_len: us
     }
 }
 
-/// Lets an entry name another inode.
+/// Changes the inode that an entry refers to.
 pub fn set_target(layout: &DentryLayout, bytes: &mut [u8], slot: usize, ino: Nid, file_type: u8) {
     assert_eq!(bytes.len(), layout.len);
     let raw = RawDirEntry::mut_from_bytes(&mut bytes[layout.entry(slot)]).expect("an entry's size");
@@ -239,15 +239,15 @@ pub fn set_target(layout: &DentryLayout, bytes: &mut [u8], slot: usize, ino: Nid
     raw.file_type = file_type;
 }
 
-/// The entries of a smaller area as a directory's block: each keeps its slot, so that cookies of listings
-/// stay true.
+/// Converts an inline directory to a directory block. Each entry keeps its slot, so that readdir cookies stay
+/// valid.
 pub fn as_block(layout: &DentryLayout, bytes: &[u8]) -> Vec<u8> {
     assert!(bytes.len() == layout.len && layout.slots <= BLOCK_SLOTS);
     let block = &DentryLayout::BLOCK;
     let mut out = vec![0; block.len];
     let map = layout.bitmap().len();
     out[..map].copy_from_slice(&bytes[..map]);
-    // Bits behind the last slot mean nothing there, but slots here.
+    // Bits after the last slot are padding in the inline form, but slots in a block.
     for slot in layout.slots..map * 8 {
         bits::put(Order::LowFirst, &mut out, slot, false);
     }
@@ -258,11 +258,11 @@ pub fn as_block(layout: &DentryLayout, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The entries of an area as the blocks of a hashed directory whose table begins with `dir_level`, and
-/// the number of its levels.
+/// Converts an inline directory to the blocks of a hash table that starts with `dir_level`. Returns the blocks and
+/// the number of levels.
 ///
 /// # Errors
-/// A damaged entry: it has no hash that could be believed.
+/// A corrupt entry, because its hash cannot be trusted.
 pub fn as_table(
     layout: &DentryLayout,
     bytes: &[u8],
@@ -283,7 +283,7 @@ pub fn as_table(
             })
         });
         let (level, block, slot) = place.ok_or_else(|| {
-            let rule = "finds no room in any level";
+            let rule = "does not fit in any level";
             DiskError::entry(Structure::Dentries, short(entry.slot), rule)
         })?;
         depth = depth.max(level + 1);
@@ -299,7 +299,7 @@ pub fn is_vacant(layout: &DentryLayout, bytes: &[u8]) -> bool {
     bits::find(Order::LowFirst, map, 0, layout.slots, true).is_none()
 }
 
-/// Whether there is any entry besides `.` and `..`.
+/// Whether there is an entry other than `.` and `..`.
 pub fn has_names(layout: &DentryLayout, bytes: &[u8]) -> bool {
     entries(layout, bytes, 0).any(|entry| match entry {
         Ok(entry) => entry.name != b"." && entry.name != b"..",
@@ -334,7 +334,7 @@ mod tests {
                 .map(|e| e.unwrap().name)
                 .collect();
             assert_eq!(names, [&b"a"[..], &long, b"exactly8", b"nine byte"]);
-            // From the middle of an entry the walk goes on with the next.
+            // From the middle of an entry the iteration continues with the next one.
             for (from, first) in [(1, 1), (2, 33), (32, 33), (33, 33), (35, 36), (36, 36)] {
                 let next = entries(&layout, &bytes, from).next();
                 let next = next.map(|e| e.unwrap().slot);
@@ -369,7 +369,7 @@ mod tests {
             all.map(|e| (e.slot, e.hash, e.name.to_vec())).collect()
         };
         assert_eq!(list(&DentryLayout::BLOCK, &block), list(&layout, &bytes));
-        // Many buckets on the first level: each name where a lookup finds it.
+        // Many buckets on the first level: each name is where a lookup searches.
         let (table, depth) = as_table(&layout, &bytes, 3).unwrap();
         assert_eq!(depth, 1);
         assert!(table.len() > 4 && *table.keys().last().unwrap() < 16);

@@ -1,4 +1,4 @@
-//! What is wrong with a structure, and where it lies.
+//! Errors of structures that contradict the format: what is wrong, and where.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::superblock::ErrorFlag;
 use super::{BlockAddr, Nid};
 
-/// Result of decoding or verifying a structure.
+/// The result of decoding or verifying a structure.
 pub type Result<T, E = DiskError> = std::result::Result<T, E>;
 
 /// A structure that contradicts the format. Converts to [`FsError::Corrupt`], with the bit of `s_errors` where Linux
@@ -19,7 +19,7 @@ pub type Result<T, E = DiskError> = std::result::Result<T, E>;
 pub struct DiskError {
     /// What is wrong.
     pub kind: CorruptKind,
-    /// Where, as far as known.
+    /// Where, if known.
     pub place: DiskLocation,
 }
 
@@ -50,7 +50,7 @@ pub enum Structure {
     Acl,
     /// Cluster of a compressed file.
     Cluster,
-    /// The place of a verity file's descriptor (`struct fsverity_descriptor_location`).
+    /// The position of a verity descriptor (`struct fsverity_descriptor_location`).
     Verity,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for Structure {
             Self::Xattrs => "attributes",
             Self::Acl => "access control list",
             Self::Cluster => "compressed cluster",
-            Self::Verity => "place of the verity descriptor",
+            Self::Verity => "position of the verity descriptor",
         })
     }
 }
@@ -77,7 +77,7 @@ impl fmt::Display for Structure {
 /// What is wrong with a structure.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CorruptKind {
-    /// The magic number is another one.
+    /// A wrong magic number.
     #[error("{what} has magic {found:#x}")]
     Magic {
         /// Which structure.
@@ -85,10 +85,10 @@ pub enum CorruptKind {
         /// The number found.
         found: u32,
     },
-    /// Not wrong, but of a form that is not supported.
+    /// Not corrupt, but of a form that is not supported.
     #[error("not supported: {what}")]
     Unsupported {
-        /// Names of features, or what else it needs.
+        /// Names of features, or other requirements.
         what: String,
     },
     /// The stored checksum is not the computed one.
@@ -101,7 +101,7 @@ pub enum CorruptKind {
         /// As computed.
         computed: u32,
     },
-    /// A field has a value the format or the volume's geometry does not allow.
+    /// A field has a value that the format or the volume's geometry does not allow.
     #[error("{what}: {field} is {value}, {rule}")]
     Field {
         /// Which structure.
@@ -113,7 +113,7 @@ pub enum CorruptKind {
         /// The rule it breaks.
         rule: &'static str,
     },
-    /// A block address that cannot be one.
+    /// An invalid block address.
     #[error("{what}: block address is {addr}, {rule}")]
     Address {
         /// Which structure has it.
@@ -123,7 +123,7 @@ pub enum CorruptKind {
         /// The rule it breaks.
         rule: &'static str,
     },
-    /// An entry (of a table, a directory, a list, …) breaks a rule.
+    /// An entry of a table, directory or list breaks a rule.
     #[error("{what}: entry {index} {rule}")]
     Entry {
         /// Which structure.
@@ -135,12 +135,12 @@ pub enum CorruptKind {
     },
 }
 
-/// Where a damaged structure lies; parts that are not known are `None`.
+/// The location of a corrupt structure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskLocation {
-    /// The node (or inode) it belongs to.
+    /// The node or inode that it belongs to.
     pub node: Option<Nid>,
-    /// The block it lies in.
+    /// The block that holds it.
     pub block: Option<BlockAddr>,
 }
 
@@ -157,12 +157,12 @@ impl fmt::Display for DiskLocation {
 }
 
 impl DiskError {
-    /// The magic number is `found`.
+    /// An error for the wrong magic number `found`.
     pub fn magic(what: Structure, found: u32) -> Self {
         CorruptKind::Magic { what, found }.into()
     }
 
-    /// A number that breaks a rule.
+    /// An error for a field with an invalid value.
     pub fn field(
         what: Structure,
         field: &'static str,
@@ -178,17 +178,17 @@ impl DiskError {
         .into()
     }
 
-    /// A block address that breaks a rule.
+    /// An error for an invalid block address.
     pub fn address(what: Structure, addr: BlockAddr, rule: &'static str) -> Self {
         CorruptKind::Address { what, addr, rule }.into()
     }
 
-    /// The entry at `index` breaks a rule.
+    /// An error for the entry `index`.
     pub fn entry(what: Structure, index: u32, rule: &'static str) -> Self {
         CorruptKind::Entry { what, index, rule }.into()
     }
 
-    /// The stored checksum is not the computed one.
+    /// An error for a wrong checksum.
     pub fn checksum(what: Structure, stored: u32, computed: u32) -> Self {
         CorruptKind::Checksum {
             what,
@@ -198,14 +198,14 @@ impl DiskError {
         .into()
     }
 
-    /// The same, known to be in `node`.
+    /// Adds the node, unless one is known already.
     #[must_use]
     pub fn in_node(mut self, node: Nid) -> Self {
         self.place.node.get_or_insert(node);
         self
     }
 
-    /// The same, known to be in `block`.
+    /// Adds the block, unless one is known already.
     #[must_use]
     pub fn in_block(mut self, block: BlockAddr) -> Self {
         self.place.block.get_or_insert(block);

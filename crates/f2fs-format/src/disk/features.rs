@@ -1,4 +1,4 @@
-//! Feature bits: their names as f2fs-tools prints them, and what a mount may do with each.
+//! Feature bits: their names in f2fs-tools, and what a mount supports of each.
 
 use std::borrow::Cow;
 
@@ -29,7 +29,7 @@ features! {
     PROJECT_QUOTA = 0x10, "project_quota";
     /// Inodes have a checksum (`INODE_CHKSUM`).
     INODE_CHECKSUM = 0x20, "inode_checksum";
-    /// Inodes say how much room inline attributes have (`FLEXIBLE_INLINE_XATTR`).
+    /// The size of the inline xattr area is stored in the inode (`FLEXIBLE_INLINE_XATTR`).
     FLEXIBLE_INLINE_XATTR = 0x40, "flexible_inline_xattr";
     /// Quota files are hidden inodes (`QUOTA_INO`).
     QUOTA_INO = 0x80, "quota_ino";
@@ -41,15 +41,15 @@ features! {
     VERITY = 0x400, "verity";
     /// The superblock has a checksum (`SB_CHKSUM`).
     SB_CHECKSUM = 0x800, "sb_checksum";
-    /// Some directories ignore case (`CASEFOLD`).
+    /// Some directories are case-insensitive (`CASEFOLD`).
     CASEFOLD = 0x1000, "casefold";
     /// Some files are compressed (`COMPRESSION`).
     COMPRESSION = 0x2000, "compression";
-    /// Made to be read only: no room to write (`RO`).
+    /// Created read-only, without space for writing (`RO`).
     READ_ONLY = 0x4000, "ro";
-    /// Files that stand for whole devices (`DEVICE_ALIAS`).
+    /// Some files map whole devices (`DEVICE_ALIAS`).
     DEVICE_ALIAS = 0x8000, "device_alias";
-    /// Several segments share a block of summaries (`PACKED_SSA`).
+    /// Several segments share a summary block (`PACKED_SSA`).
     PACKED_SSA = 0x1_0000, "packed_ssa";
 }
 
@@ -65,13 +65,13 @@ impl Features {
         Self(self.0 | other.0)
     }
 
-    /// The bits that `other` does not have.
+    /// The bits without those of `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Names of all bits set, lowest first; a bit without a name is `FEATURE_` and its number.
+    /// Names of all set bits, lowest first; a bit without a name is `FEATURE_` and its value.
     pub fn names(self) -> Vec<Cow<'static, str>> {
         (0..u32::BITS)
             .filter(|bit| self.0 & (1 << bit) != 0)
@@ -84,7 +84,7 @@ impl Features {
             .collect()
     }
 
-    /// The bit with this name; as mkfs.f2fs does, `quota` is another name of `quota_ino`.
+    /// The bit with this name. As in mkfs.f2fs, `quota` is an alias of `quota_ino`.
     pub fn by_name(name: &str) -> Option<Self> {
         let name = if name == "quota" { "quota_ino" } else { name };
         Self::NAMES
@@ -94,7 +94,7 @@ impl Features {
     }
 }
 
-/// Features of volumes that can be mounted for writing.
+/// Features of volumes that can be mounted read-write.
 pub const WRITE: Features = Features(
     Features::ENCRYPT.0
         | Features::EXTRA_ATTR.0
@@ -108,31 +108,31 @@ pub const WRITE: Features = Features(
         | Features::COMPRESSION.0,
 );
 
-/// Features of volumes that can only be read: one of them bars writing. (mkfs.f2fs 1.15 sets
-/// `quota_ino` together with `project_quota`: such volumes are among them until quota is accounted.)
+/// Features of volumes that can only be mounted read-only. (mkfs.f2fs 1.15 sets `quota_ino` together with
+/// `project_quota`: such volumes are among them as long as quota is not supported.)
 pub const READ: Features =
     Features(Features::QUOTA_INO.0 | Features::CASEFOLD.0 | Features::READ_ONLY.0);
 
-const _: () = assert!(WRITE.0 & READ.0 == 0, "a feature is in one circle");
+const _: () = assert!(WRITE.0 & READ.0 == 0, "a feature is in one of the two sets");
 
-/// How far a volume can be used.
+/// How a volume can be mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MountMode {
-    /// Reading and writing.
+    /// Read-write.
     ReadWrite,
-    /// Reading only, because of these features.
+    /// Read-only.
     ReadOnly {
-        /// Names of the features that bar writing.
+        /// Names of the features that prevent writing.
         because: Vec<Cow<'static, str>>,
     },
-    /// Not at all, because of these features.
+    /// Not at all.
     Refused {
-        /// Names of the features that are not understood.
+        /// Names of the unknown features.
         features: Vec<Cow<'static, str>>,
     },
 }
 
-/// What the features allow.
+/// How a volume with these features can be mounted.
 pub fn mount_mode(features: Features) -> MountMode {
     let refused = features.without(WRITE.union(READ));
     if refused != Features::default() {

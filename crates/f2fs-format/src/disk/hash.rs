@@ -1,11 +1,11 @@
-//! Hashes of names, and where in a directory a hash leads: a table of 2^n buckets on level n, each
-//! bucket two blocks (four from level 31), levels one behind the other in the directory's file.
+//! Name hashes and the hash table of a directory: 2^n buckets on level n, each of two blocks (four from level 31
+//! on); the levels follow each other in the directory's file.
 
 use super::num::{low32, wide};
 
-/// Most levels of a directory (`MAX_DIR_HASH_DEPTH`).
+/// The highest number of levels (`MAX_DIR_HASH_DEPTH`).
 pub const MAX_DEPTH: u32 = 63;
-/// Level from which tables grow no more and buckets have four blocks.
+/// From this level on, tables do not grow and buckets have four blocks.
 const WIDE_LEVEL: u32 = MAX_DEPTH / 2;
 
 const START: [u32; 2] = [0x6745_2301, 0xEFCD_AB89];
@@ -28,7 +28,7 @@ pub fn of_name(name: &[u8]) -> u32 {
     }
 }
 
-/// The next 16 bytes as big-endian words; missing bytes are the length left, in every byte.
+/// The next 16 bytes as big-endian words; missing bytes are filled with the remaining length.
 fn words(rest: &[u8]) -> [u32; 4] {
     let length = low32(wide(rest.len()));
     let pair = length | length << 8;
@@ -57,7 +57,7 @@ fn mix(state: &mut [u32; 2], key: [u32; 4]) {
     *state = [state[0].wrapping_add(left), state[1].wrapping_add(right)];
 }
 
-/// Buckets on a level of a directory whose inode says `dir_level`.
+/// Number of buckets on a level of a directory with this `dir_level`.
 pub const fn buckets(level: u32, dir_level: u8) -> u32 {
     let sum = level + widen(dir_level);
     if sum < WIDE_LEVEL {
@@ -72,14 +72,14 @@ pub const fn bucket_blocks(level: u32) -> u32 {
     if level < WIDE_LEVEL { 2 } else { 4 }
 }
 
-/// The first block of the directory's file that belongs to this level.
+/// The first block of a level in the directory's file.
 pub fn level_start(level: u32, dir_level: u8) -> u64 {
     (0..level)
         .map(|l| u64::from(buckets(l, dir_level)) * u64::from(bucket_blocks(l)))
         .sum()
 }
 
-/// The blocks of the directory's file in which a name with this hash lies, if it is on this level.
+/// The blocks of the bucket that holds a name with this hash, if it is on this level.
 pub fn bucket(level: u32, dir_level: u8, hash: u32) -> std::ops::Range<u64> {
     let number = hash % buckets(level, dir_level);
     let blocks = u64::from(bucket_blocks(level));

@@ -1,4 +1,4 @@
-//! Node ids, block addresses and segment numbers: all 32 bits on disk, and easily confused.
+//! Types for node ids, block addresses and segment numbers, which are all 32-bit numbers on disk.
 
 use std::fmt;
 
@@ -27,33 +27,32 @@ macro_rules! number {
 }
 
 number!(
-    /// A node's id; an inode's number is its node's id. 0 means "none" in every structure.
+    /// A node id. An inode number is the id of the inode's node. 0 means "none".
     Nid
 );
 number!(
-    /// A block of the volume as structures name it, with three values that are no address.
+    /// A block address; three values are not addresses but have a special meaning.
     BlockAddr
 );
 number!(
-    /// A segment of the main area, counted from its first.
+    /// A segment of the main area, counted from its start.
     SegNo
 );
 
 impl Nid {
-    /// The inode that the kernel keeps nodes under; never on disk (`F2FS_NODE_INO`).
+    /// The kernel's internal inode for nodes; never on disk (`F2FS_NODE_INO`).
     pub const NODE: Self = Self(1);
-    /// The inode that the kernel keeps metadata under; never on disk (`F2FS_META_INO`).
+    /// The kernel's internal inode for metadata; never on disk (`F2FS_META_INO`).
     pub const META: Self = Self(2);
     /// The root directory (`F2FS_ROOT_INO`).
     pub const ROOT: Self = Self(3);
 
-    /// The number, unless it is 0 ("none").
+    /// The id, or `None` for 0.
     pub const fn some(self) -> Option<Self> {
         if self.0 == 0 { None } else { Some(self) }
     }
 
-    /// The inode with this number in the rest of the program; `None` where it cannot be one of an
-    /// f2fs volume (0, or more than 32 bits).
+    /// Converts an inode number; `None` if no f2fs volume can have it (0, or more than 32 bits).
     pub fn from_vfs(ino: InodeNo) -> Option<Self> {
         if ino.0 == 0 || ino.0 > u64::from(u32::MAX) {
             return None;
@@ -71,12 +70,12 @@ impl From<Nid> for InodeNo {
 impl BlockAddr {
     /// No block: a hole, or a node that does not exist (`NULL_ADDR`).
     pub const NULL: Self = Self(0);
-    /// Promised, not yet written: reads as zeros (`NEW_ADDR`).
+    /// Space is reserved, no block is allocated: reads as zeros (`NEW_ADDR`).
     pub const NEW: Self = Self(u32::MAX);
-    /// In a compressed file the first slot of a cluster that is stored compressed (`COMPRESS_ADDR`).
+    /// The first slot of a compressed cluster (`COMPRESS_ADDR`).
     pub const COMPRESSED: Self = Self(u32::MAX - 1);
 
-    /// The block, unless the value is one of the three that are none.
+    /// The block; `None` for the special values.
     pub fn block(self) -> Option<DevBlock> {
         match self {
             Self::NULL | Self::NEW | Self::COMPRESSED => None,
@@ -84,12 +83,12 @@ impl BlockAddr {
         }
     }
 
-    /// Whether this is a block's address and not one of the special values.
+    /// Whether this is an address and not a special value.
     pub fn is_block(self) -> bool {
         self.block().is_some()
     }
 
-    /// The address `n` blocks further; the caller knows that there is one.
+    /// The address `n` blocks further, which the caller knows to exist.
     #[must_use]
     pub const fn plus(self, n: u32) -> Self {
         Self(self.0 + n)

@@ -1,6 +1,5 @@
-//! Inodes: a block each. Fixed fields, extra fields where the volume has them, then words that are
-//! addresses of the first blocks, or the content itself, with room for attributes at the end; five
-//! node ids; the footer.
+//! Inodes: one block each. Fixed fields, extra fields with `extra_attr`, then words that hold the addresses of the
+//! first blocks or inline content, with the inline xattr area at their end; five node ids; the footer.
 
 use std::ops::Range;
 
@@ -20,101 +19,101 @@ mod raw_bits;
 
 pub use raw_bits::{Advise, CompressAlgorithm, Inline};
 
-/// Bytes of the fixed fields: where extra fields or addresses begin.
+/// Bytes of the fixed fields; extra fields or addresses follow.
 pub const FIXED: usize = size_of::<RawInode>();
-/// Bytes of all extra fields known (`F2FS_TOTAL_EXTRA_ATTR_SIZE`).
+/// Bytes of all known extra fields (`F2FS_TOTAL_EXTRA_ATTR_SIZE`).
 pub const EXTRA: usize = size_of::<RawInodeExtra>();
-/// Words behind the fixed fields (`DEF_ADDRS_PER_INODE`).
+/// Words after the fixed fields (`DEF_ADDRS_PER_INODE`).
 pub const WORDS: u16 = 923;
-/// Words for attributes in inodes that do not say (`DEFAULT_INLINE_XATTR_ADDRS`).
+/// Words of the inline xattr area in inodes that do not store its size (`DEFAULT_INLINE_XATTR_ADDRS`).
 pub const DEFAULT_XATTR_WORDS: u16 = 50;
-/// Longest name in an inode.
+/// The longest name stored in an inode.
 pub const NAME_MAX: usize = 255;
 
 const NIDS_AT: usize = FIXED + 4 * 923;
 const CHECKSUM_AT: usize = FIXED + 8;
 const GENERATION_AT: usize = 68;
-/// Words of content that are never used: the first (`DEF_INLINE_RESERVED_SIZE`).
+/// Words of inline content that are not used: the first (`DEF_INLINE_RESERVED_SIZE`).
 const INLINE_RESERVED: u16 = 1;
-/// The fewest and the most words for attributes that an inode may name.
+/// Valid values of `i_inline_xattr_size`.
 pub const XATTR_WORDS: std::ops::RangeInclusive<u16> = 6..=WORDS - 9 - INLINE_RESERVED - 10;
 
 const _: () = assert!(NIDS_AT + 20 == super::node::FOOTER_AT && EXTRA == 36);
 
-/// The largest piece of a file that lies in one piece (`struct f2fs_extent`): a cache, not the truth.
+/// The largest extent of a file (`struct f2fs_extent`): a cache of the block map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
     /// First block of the file.
     pub file_block: u32,
-    /// Where it lies.
+    /// Its device block.
     pub addr: BlockAddr,
-    /// Blocks; 0 for none.
+    /// Number of blocks; 0 for none.
     pub len: u32,
 }
 
-/// How a compressed file is stored.
+/// The compression parameters of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compression {
     /// Blocks saved.
     pub saved_blocks: u64,
-    /// By which algorithm, as stored.
+    /// The stored algorithm number.
     pub algorithm: u8,
-    /// Blocks in a cluster, as a power of two: 2 to 8.
+    /// log2 of the blocks per cluster: 2 to 8.
     pub log_cluster: u8,
     /// Bit 0: clusters have a checksum; bits 8 to 15: level.
     pub flags: u16,
 }
 
-/// An inode as plain numbers, without what lies behind its fields.
+/// The decoded fields of an inode, without addresses, content and node ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inode {
     /// Type and permission bits.
     pub mode: u16,
     /// Hints (`i_advise`).
     pub advise: Advise,
-    /// What lies in the inode (`i_inline`).
+    /// What is stored in the inode (`i_inline`).
     pub inline: Inline,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Number of names.
+    /// Link count.
     pub links: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Blocks of the file: data, nodes and the inode itself.
+    /// Blocks of the file: data, nodes and the inode.
     pub blocks: u64,
-    /// Last access.
+    /// Access time.
     pub atime: Timestamp,
-    /// Last change of the inode.
+    /// Time of the last inode change.
     pub ctime: Timestamp,
-    /// Last change of content.
+    /// Time of the last content change.
     pub mtime: Timestamp,
-    /// Birth, where the inode has room for it.
+    /// Birth time, if the inode has the field.
     pub btime: Option<Timestamp>,
-    /// Differs between two lives of one inode number.
+    /// Differs between two uses of one inode number.
     pub generation: u32,
-    /// Levels of a directory's hash table; of a pinned file how often cleaning met it.
+    /// Levels of a directory's hash table. For a pinned file: how often GC met its blocks.
     pub depth: u32,
-    /// The node of attributes, or 0.
+    /// The xattr node, or 0.
     pub xattr_nid: Nid,
-    /// Flags (`i_flags`), as users see them.
+    /// `i_flags`.
     pub flags: InodeFlags,
-    /// The directory it was made in (`i_pino`).
+    /// The directory that it was created in or moved to (`i_pino`).
     pub parent: Nid,
-    /// The name it was made with, at most 255 bytes.
+    /// Its name in that directory, at most 255 bytes.
     pub name: Vec<u8>,
-    /// Levels that the directory's hash table begins with.
+    /// `i_dir_level`: log2 of the buckets on the first level.
     pub dir_level: u8,
-    /// Cached extent.
+    /// The cached extent.
     pub extent: Extent,
-    /// Bytes of extra fields; 0 on volumes without them.
+    /// Bytes of extra fields; 0 without `extra_attr`.
     pub extra_isize: u16,
-    /// Words for attributes where inodes say it themselves (`i_inline_xattr_size`).
+    /// Words of the inline xattr area, if the inode stores it (`i_inline_xattr_size`).
     pub xattr_words: u16,
-    /// Project.
+    /// Project id.
     pub project: u32,
-    /// How it is compressed, where the inode has room to say it.
+    /// Compression parameters, if the inode has the fields.
     pub compression: Option<Compression>,
 }
 
@@ -123,7 +122,7 @@ fn bad(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskEr
 }
 
 impl Inode {
-    /// Decodes, verifies and validates an inode, its footer included.
+    /// Decodes, verifies and validates an inode and its footer.
     pub fn parse(layout: &Layout, nid: Nid, block: &[u8]) -> Result<Self> {
         Footer::parse(block).check(nid, nid)?;
         verify_checksum(layout, block).map_err(|e| e.in_node(nid))?;
@@ -132,7 +131,7 @@ impl Inode {
         Ok(inode)
     }
 
-    /// Decodes without judging more than what decoding itself needs (`i_extra_isize`, `i_namelen`).
+    /// Decodes an inode. Validates only what decoding needs (`i_extra_isize`, `i_namelen`).
     pub fn decode(layout: &Layout, block: &[u8]) -> Result<Self> {
         assert_eq!(block.len(), BLOCK_SIZE);
         let (raw, rest) = RawInode::ref_from_prefix(block).expect("a block holds an inode");
@@ -146,7 +145,7 @@ impl Inode {
         };
         let len = raw.namelen.get();
         if idx(len) > NAME_MAX {
-            return Err(bad("i_namelen", len, "more than a name has"));
+            return Err(bad("i_namelen", len, "longer than a name can be"));
         }
         Ok(Self {
             mode: raw.mode.get(),
@@ -193,34 +192,46 @@ impl Inode {
         })
     }
 
-    /// Whether the fields make sense for an inode that is in use.
+    /// Validates the fields of an inode that is in use.
     pub fn validate(&self, layout: &Layout, nid: Nid) -> Result<()> {
         let Some(kind) = self.kind() else {
-            return Err(bad("i_mode", self.mode, "no type"));
+            return Err(bad("i_mode", self.mode, "no file type"));
         };
         if self.blocks == 0 {
-            return Err(bad("i_blocks", self.blocks, "not even the inode"));
+            return Err(bad("i_blocks", self.blocks, "less than the inode itself"));
         }
         if self.xattr_nid == nid || (self.xattr_nid.0 != 0 && !layout.is_nid(self.xattr_nid)) {
-            return Err(bad("i_xattr_nid", self.xattr_nid.0, "not a possible node"));
+            return Err(bad("i_xattr_nid", self.xattr_nid.0, "not a valid node id"));
         }
-        // Inodes of sload.f2fs 1.15 have no room though they say that attributes lie there: harmless.
+        // Inodes of sload.f2fs 1.15 have no inline xattr area although the flag is set; that is harmless.
         let words = self.xattr_words;
         if words != 0 && !XATTR_WORDS.contains(&words) {
-            return Err(bad("i_inline_xattr_size", words, "not a possible room"));
+            return Err(bad(
+                "i_inline_xattr_size",
+                words,
+                "not a valid size of the inline xattr area",
+            ));
         }
         let data = self.inline.contains(Inline::DATA);
         if data && !matches!(kind, FileKind::Regular | FileKind::Symlink) {
-            return Err(bad("i_inline", self.inline.0, "content in such an inode"));
+            return Err(bad(
+                "i_inline",
+                self.inline.0,
+                "inline data in an inode that cannot have it",
+            ));
         }
         if self.inline.contains(Inline::DENTRIES) && kind != FileKind::Directory {
-            return Err(bad("i_inline", self.inline.0, "entries in no directory"));
+            return Err(bad(
+                "i_inline",
+                self.inline.0,
+                "inline directory entries in an inode that is not a directory",
+            ));
         }
         if kind == FileKind::Directory && self.depth > super::hash::MAX_DEPTH {
             return Err(bad(
                 "i_current_depth",
                 self.depth,
-                "more levels than there can be",
+                "more levels than a hash table can have",
             ));
         }
         self.validate_compression(layout)?;
@@ -230,7 +241,11 @@ impl Inode {
             self.fanout(layout).max_blocks() * super::num::wide(BLOCK_SIZE)
         };
         if self.size > limit && kind != FileKind::Directory {
-            return Err(bad("i_size", self.size, "more than such a file can have"));
+            return Err(bad(
+                "i_size",
+                self.size,
+                "more than a file with this map can have",
+            ));
         }
         Ok(())
     }
@@ -253,8 +268,8 @@ impl Inode {
         }
     }
 
-    /// Writes the fields into an inode's block; addresses, content, node ids and footer stay. Fill the
-    /// block of a new inode with zeros first, and [`seal`] when it has its place in the log.
+    /// Writes the fields into an inode's block; addresses, content, node ids and footer stay. The block of a new
+    /// inode must be zeros. Call [`seal`] after setting the footer.
     ///
     /// # Errors
     /// The name is longer than the field.
@@ -262,7 +277,7 @@ impl Inode {
         assert_eq!(block.len(), BLOCK_SIZE);
         if self.name.len() > NAME_MAX {
             let len = super::num::wide(self.name.len());
-            return Err(bad("i_namelen", len, "more than a name has"));
+            return Err(bad("i_namelen", len, "longer than a name can be"));
         }
         let (raw, rest) = RawInode::mut_from_prefix(block).expect("a block holds an inode");
         raw.mode.set(self.mode);
@@ -317,7 +332,7 @@ impl Inode {
         rest[..len].copy_from_slice(&extra.as_bytes()[..len]);
     }
 
-    /// Flags as users see them: those stored, and those that are hints or bits elsewhere.
+    /// The flags that ioctls report: those in `i_flags`, and those derived from hints and inline bits.
     pub fn visible_flags(&self) -> InodeFlags {
         let mut flags = self.flags;
         if self.advise.contains(Advise::ENCRYPTED) {
@@ -335,8 +350,8 @@ impl Inode {
         flags
     }
 
-    /// Whether a slot with this value counts as one of the file's blocks: all do but holes, and the marks of
-    /// compressed clusters once the blocks that compression saved were given back.
+    /// Whether a slot with this value counts in the file's blocks: all but holes, and but the marks of compressed
+    /// clusters after F2FS_IOC_RELEASE_COMPRESS_BLOCKS.
     pub fn counts(&self, addr: BlockAddr) -> bool {
         match addr {
             BlockAddr::NULL => false,
@@ -350,17 +365,17 @@ impl Inode {
         self.flags.contains(flag)
     }
 
-    /// Whether there is room for a project.
+    /// Whether the inode has the field for a project id.
     pub fn has_project(&self, layout: &Layout) -> bool {
         layout.has(Features::PROJECT_QUOTA) && self.extra_isize >= 8
     }
 
-    /// The type, if the mode has one.
+    /// The file type, if the mode is valid.
     pub fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(self.mode.into())
     }
 
-    /// Whether its content may lie in compressed clusters: regular, flagged, and with room to say how.
+    /// Whether its content may be in compressed clusters: a regular file with the flag and the fields.
     pub fn is_compressed(&self, layout: &Layout) -> bool {
         layout.has(Features::COMPRESSION)
             && self.flags.contains(InodeFlags::COMPRESSED)
@@ -372,7 +387,7 @@ impl Inode {
         layout.has(Features::FLEXIBLE_INLINE_XATTR) && self.inline.contains(Inline::EXTRA)
     }
 
-    /// Words kept for attributes at the end of the words.
+    /// Words of the inline xattr area.
     pub fn xattr_space(&self, layout: &Layout) -> u16 {
         if self.stores_xattr_words(layout) {
             self.xattr_words
@@ -383,20 +398,20 @@ impl Inode {
         }
     }
 
-    /// Words behind the extra fields.
+    /// Words after the extra fields.
     fn words(&self) -> u16 {
         WORDS.saturating_sub(self.extra_isize / 4)
     }
 
-    /// Words that are addresses (or content).
+    /// Words for addresses or inline content.
     fn content_words(&self, layout: &Layout) -> u16 {
         self.words().saturating_sub(self.xattr_space(layout))
     }
 
-    /// How many blocks each of its nodes maps.
+    /// Number of blocks that each of its nodes maps.
     pub fn fanout(&self, layout: &Layout) -> Fanout {
         let whole = |count: u32| match self.compression {
-            // A shift of at most 8 was checked; a wild one must not panic before that.
+            // The shift is at most 8 in a validated inode; another one must not panic here.
             Some(how) if self.is_compressed(layout) => {
                 count >> how.log_cluster.min(31) << how.log_cluster.min(31)
             }
@@ -408,19 +423,19 @@ impl Inode {
         }
     }
 
-    /// Bytes of the inode's block that hold content or entries, where the inode holds them itself.
+    /// The bytes of the inode's block with inline content or inline directory entries.
     pub fn inline_range(&self, layout: &Layout) -> Range<usize> {
         let start = FIXED + idx16(self.extra_isize) + 4 * idx16(INLINE_RESERVED);
         let words = self.content_words(layout).saturating_sub(INLINE_RESERVED);
         start..start + 4 * idx16(words)
     }
 
-    /// Layout of entries in the inode.
+    /// The layout of inline directory entries.
     pub fn inline_dentries(&self, layout: &Layout) -> DentryLayout {
         DentryLayout::of(self.inline_range(layout).len())
     }
 
-    /// Bytes of the inode's block that hold attributes; empty where there is no room.
+    /// The bytes of the inode's block with the inline xattr area; may be empty.
     pub fn xattr_range(&self, layout: &Layout) -> Range<usize> {
         if !self.inline.contains(Inline::XATTR) {
             return NIDS_AT..NIDS_AT;
@@ -428,7 +443,7 @@ impl Inode {
         NIDS_AT - 4 * idx16(self.xattr_space(layout))..NIDS_AT
     }
 
-    /// The address of the file's block in `slot` of the inode.
+    /// The address in a slot of the inode.
     pub fn addr(&self, layout: &Layout, block: &[u8], slot: u16) -> BlockAddr {
         BlockAddr(get32(block, self.addr_at(layout, slot)))
     }
@@ -439,21 +454,24 @@ impl Inode {
     }
 
     fn addr_at(&self, layout: &Layout, slot: u16) -> usize {
-        assert!(slot < self.content_words(layout), "a slot of the inode");
+        assert!(
+            slot < self.content_words(layout),
+            "the slot is within the inode"
+        );
         FIXED + idx16(self.extra_isize) + 4 * idx16(slot)
     }
 
-    /// The device number of a device node, in Linux's 32-bit `makedev` encoding: the old 16-bit form
-    /// in the first address, or the new one in the second.
+    /// The device number of a device node in Linux's 32-bit `makedev` encoding: stored in the old 16-bit form in
+    /// the first address, or in the new form in the second.
     pub fn rdev(&self, layout: &Layout, block: &[u8]) -> u32 {
         match self.addr(layout, block, 0).0 {
             0 => self.addr(layout, block, 1).0,
-            // Major and minor of 8 bits each lie the same way in the new encoding.
+            // Major and minor numbers of 8 bits are the same in the new encoding.
             old => old & 0xFFFF,
         }
     }
 
-    /// Stores a device number; the old form where major and minor fit 8 bits, as the kernel does.
+    /// Stores a device number; as in the kernel, in the old form if major and minor fit 8 bits.
     pub fn set_rdev(&self, layout: &Layout, block: &mut [u8], rdev: u32) {
         let (old, new) = if rdev <= 0xFFFF { (rdev, 0) } else { (0, rdev) };
         self.set_addr(layout, block, 0, BlockAddr(old));
@@ -478,7 +496,7 @@ fn put_stamp(secs: &mut Le64, nanos: &mut Le32, time: Timestamp) {
     nanos.set(time.nanos);
 }
 
-/// The extra fields, zero where the inode has none.
+/// The extra fields; zeros if the inode has none.
 fn read_extra(layout: &Layout, inline: Inline, rest: &[u8]) -> Result<RawInodeExtra> {
     let mut extra = RawInodeExtra::new_zeroed();
     if !inline.contains(Inline::EXTRA) {
@@ -488,13 +506,17 @@ fn read_extra(layout: &Layout, inline: Inline, rest: &[u8]) -> Result<RawInodeEx
         return Err(bad(
             "i_inline",
             inline.0,
-            "extra fields on a volume without",
+            "set on a volume without extra_attr",
         ));
     }
     let size = u16::from_le_bytes([rest[0], rest[1]]);
-    // More than is known: newer programs put fields behind, and addresses behind those.
+    // Newer kernels may have more fields than are known here; addresses follow them.
     if size < 4 || !size.is_multiple_of(4) || idx16(size) > EXTRA {
-        return Err(bad("i_extra_isize", size, "not the extra fields' size"));
+        return Err(bad(
+            "i_extra_isize",
+            size,
+            "not a valid size of the extra fields",
+        ));
     }
     extra.as_mut_bytes()[..idx16(size)].copy_from_slice(&rest[..idx16(size)]);
     Ok(extra)
@@ -516,7 +538,7 @@ fn compute(layout: &Layout, block: &[u8]) -> u32 {
     checksum::over(sum, &block[CHECKSUM_AT + 4..])
 }
 
-/// Compares an inode's stored checksum with its block, where it has one.
+/// Verifies an inode's checksum, if it has one.
 pub fn verify_checksum(layout: &Layout, block: &[u8]) -> Result<()> {
     assert_eq!(block.len(), BLOCK_SIZE);
     if !has_checksum(layout, block) {
@@ -529,7 +551,7 @@ pub fn verify_checksum(layout: &Layout, block: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Sets an inode's checksum, where it has one. The checksum covers the footer: seal last.
+/// Sets an inode's checksum, if it has one. It covers the footer, which must be set before.
 pub fn seal(layout: &Layout, block: &mut [u8]) {
     assert_eq!(block.len(), BLOCK_SIZE);
     if has_checksum(layout, block) {
@@ -538,7 +560,7 @@ pub fn seal(layout: &Layout, block: &mut [u8]) {
     }
 }
 
-/// The bytes of extra fields that new inodes of a volume have: as mkfs.f2fs and the kernel choose them.
+/// Bytes of extra fields in new inodes of a volume, as mkfs.f2fs and the kernel choose them.
 pub fn extra_isize_for(layout: &Layout) -> u16 {
     if layout.has(Features::EXTRA_ATTR) {
         low16(short(EXTRA))

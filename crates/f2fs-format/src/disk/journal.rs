@@ -1,5 +1,5 @@
-//! Journals of the node address table and the segment information table: the newest entries, kept in
-//! the space that summary blocks have left (`struct f2fs_journal`), overriding the tables' blocks.
+//! NAT and SIT journals: the newest entries, stored in unused space of summary blocks (`struct f2fs_journal`). They
+//! override the entries in the tables.
 
 use steadfs_base::endian::{Le16, Le32};
 use zerocopy::{FromBytes, IntoBytes};
@@ -10,9 +10,9 @@ use super::{DiskError, Layout, NatEntry, Nid, Result, SegNo, SitEntry, Structure
 
 /// Bytes of a journal (`SUM_JOURNAL_SIZE`).
 pub const SIZE: usize = 507;
-/// Entries that a journal of the node address table holds (`NAT_JOURNAL_ENTRIES`).
+/// Entries of a NAT journal (`NAT_JOURNAL_ENTRIES`).
 pub const NAT_ENTRIES: usize = (SIZE - 2) / size_of::<RawNatJournalEntry>();
-/// Entries that a journal of the segment information table holds (`SIT_JOURNAL_ENTRIES`).
+/// Entries of a SIT journal (`SIT_JOURNAL_ENTRIES`).
 pub const SIT_ENTRIES: usize = (SIZE - 2) / size_of::<RawSitJournalEntry>();
 
 const _: () = assert!(NAT_ENTRIES == 38 && SIT_ENTRIES == 6);
@@ -31,7 +31,7 @@ fn entries(bytes: &[u8; SIZE], what: Structure, limit: usize, size: usize) -> Re
     Ok(&rest[..idx16(count) * size])
 }
 
-/// Reads a journal of the node address table; ids that cannot be are an error.
+/// Decodes a NAT journal; invalid ids are an error.
 pub fn parse_nat(layout: &Layout, bytes: &[u8; SIZE]) -> Result<Vec<(Nid, NatEntry)>> {
     const ENTRY: usize = size_of::<RawNatJournalEntry>();
     let list = entries(bytes, Structure::Nat, NAT_ENTRIES, ENTRY)?;
@@ -40,7 +40,7 @@ pub fn parse_nat(layout: &Layout, bytes: &[u8; SIZE]) -> Result<Vec<(Nid, NatEnt
             let raw = RawNatJournalEntry::ref_from_bytes(chunk).expect("a chunk of its size");
             let nid = Nid(raw.nid.get());
             if nid.0 == 0 || nid.0 >= layout.max_nid {
-                let rule = "not a possible node";
+                let rule = "not a valid node id";
                 return Err(DiskError::field(Structure::Nat, "journal nid", nid.0, rule));
             }
             Ok((nid, NatEntry::decode(&raw.ne)))
@@ -48,7 +48,7 @@ pub fn parse_nat(layout: &Layout, bytes: &[u8; SIZE]) -> Result<Vec<(Nid, NatEnt
         .collect()
 }
 
-/// Writes a journal of the node address table: at most [`NAT_ENTRIES`].
+/// Encodes a NAT journal of at most [`NAT_ENTRIES`] entries.
 pub fn encode_nat(list: &[(Nid, NatEntry)]) -> [u8; SIZE] {
     let chunks = list.iter().map(|(nid, entry)| RawNatJournalEntry {
         nid: Le32::new(nid.0),
@@ -57,7 +57,7 @@ pub fn encode_nat(list: &[(Nid, NatEntry)]) -> [u8; SIZE] {
     encode(list.len(), NAT_ENTRIES, chunks)
 }
 
-/// Reads a journal of the segment information table; segments that do not exist are an error.
+/// Decodes a SIT journal; segments that do not exist are an error.
 pub fn parse_sit(layout: &Layout, bytes: &[u8; SIZE]) -> Result<Vec<(SegNo, SitEntry)>> {
     const ENTRY: usize = size_of::<RawSitJournalEntry>();
     let list = entries(bytes, Structure::Sit, SIT_ENTRIES, ENTRY)?;
@@ -79,7 +79,7 @@ pub fn parse_sit(layout: &Layout, bytes: &[u8; SIZE]) -> Result<Vec<(SegNo, SitE
         .collect()
 }
 
-/// The entries of a journal of the segment information table as they are stored: for the checker.
+/// The raw entries of a SIT journal, for the checker.
 pub fn raw_sit(bytes: &[u8; SIZE]) -> Result<Vec<(SegNo, RawSitEntry)>> {
     const ENTRY: usize = size_of::<RawSitJournalEntry>();
     let list = entries(bytes, Structure::Sit, SIT_ENTRIES, ENTRY)?;
@@ -91,7 +91,7 @@ pub fn raw_sit(bytes: &[u8; SIZE]) -> Result<Vec<(SegNo, RawSitEntry)>> {
         .collect())
 }
 
-/// Writes a journal of the segment information table: at most [`SIT_ENTRIES`].
+/// Encodes a SIT journal of at most [`SIT_ENTRIES`] entries.
 pub fn encode_sit(list: &[(SegNo, SitEntry)]) -> [u8; SIZE] {
     let chunks = list.iter().map(|(segment, entry)| RawSitJournalEntry {
         segno: Le32::new(segment.0),
@@ -105,7 +105,7 @@ fn encode<T: IntoBytes + zerocopy::Immutable>(
     limit: usize,
     chunks: impl Iterator<Item = T>,
 ) -> [u8; SIZE] {
-    assert!(count <= limit, "a journal holds no more");
+    assert!(count <= limit, "the entries fit in the journal");
     let mut out = [0; SIZE];
     let count = u16::try_from(count).expect("the limit is small");
     out[..2].copy_from_slice(&count.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Where the areas of a volume lie, and how node ids, segments and blocks are found in them.
+//! The areas of a volume, and the positions of node ids, segments and blocks in them.
 
 use super::num::{idx, low32, wide};
 use super::superblock::RawSuperblock;
@@ -7,15 +7,15 @@ use super::{
 };
 use super::{nat, sit, superblock};
 
-/// The six logs, in the order of their numbers (`CURSEG_HOT_DATA` to `CURSEG_COLD_NODE`); what they
-/// hold is also the type of a segment in its SIT entry.
+/// The six logs, by number (`CURSEG_HOT_DATA` to `CURSEG_COLD_NODE`). A SIT entry has the log's number as the type
+/// of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LogType {
     /// Directory blocks.
     HotData,
     /// Data of files.
     WarmData,
-    /// Data that changes rarely, or was moved by cleaning.
+    /// Data that changes rarely, or was moved by GC.
     ColdData,
     /// Inodes and direct nodes of directories.
     HotNode,
@@ -26,7 +26,7 @@ pub enum LogType {
 }
 
 impl LogType {
-    /// All six, in the order of their numbers.
+    /// All six, by number.
     pub const ALL: [Self; 6] = [
         Self::HotData,
         Self::WarmData,
@@ -48,7 +48,7 @@ impl LogType {
         }
     }
 
-    /// The number as an index into arrays of six.
+    /// The number as an array index.
     pub fn index(self) -> usize {
         self.number().into()
     }
@@ -58,7 +58,7 @@ impl LogType {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    /// What it holds, in words.
+    /// The content of the log in words.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HotData => "hot data",
@@ -76,7 +76,7 @@ impl LogType {
     }
 }
 
-/// What does not change while a volume is mounted. Areas in the order in which they lie.
+/// Everything that does not change while a volume is mounted. The areas are in disk order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Feature bits.
@@ -85,15 +85,15 @@ pub struct Layout {
     pub block_count: u64,
     /// First block of the first checkpoint pack; each pack has one segment.
     pub cp_start: u32,
-    /// Blocks behind the first of a pack that continue its bitmaps (`cp_payload`).
+    /// Blocks after the first one of a pack that continue its bitmaps (`cp_payload`).
     pub cp_payload: u32,
     /// First block of the segment information table.
     pub sit_start: u32,
-    /// Blocks of one copy of it.
+    /// Blocks of one copy of the SIT.
     pub sit_blocks: u32,
     /// First block of the node address table.
     pub nat_start: u32,
-    /// Blocks of one copy of it.
+    /// Blocks of one copy of the NAT.
     pub nat_blocks: u32,
     /// First block of the segment summaries.
     pub ssa_start: u32,
@@ -101,13 +101,13 @@ pub struct Layout {
     pub main_start: u32,
     /// Segments of the main area.
     pub main_segments: u32,
-    /// Segments in a section, the unit of cleaning.
+    /// Segments per section, the unit of GC.
     pub segments_per_section: u32,
     /// Sections in a zone.
     pub sections_per_zone: u32,
-    /// Node ids are below this.
+    /// The upper bound of node ids, exclusive.
     pub max_nid: u32,
-    /// Where checksums of inodes start.
+    /// The seed of inode checksums.
     pub checksum_seed: u32,
 }
 
@@ -116,7 +116,7 @@ fn bad(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskEr
 }
 
 impl Layout {
-    /// Validates every number of a superblock that other code computes with.
+    /// Validates the superblock fields that other code computes with.
     pub(super) fn of(raw: &RawSuperblock) -> Result<Self> {
         check_units(raw)?;
         check_areas(raw)?;
@@ -131,7 +131,7 @@ impl Layout {
                 "too few",
             ));
         }
-        // Volumes made to be read only are never cleaned: nobody asks whose a block is.
+        // Volumes with the feature `ro` are never garbage collected and need no summaries.
         let summaries = u64::from(raw.segment_count_ssa.get()) * u64::from(SEGMENT_BLOCKS);
         let read_only = Features(raw.feature.get()).contains(Features::READ_ONLY);
         if summaries < main_segments.into() && !read_only {
@@ -161,29 +161,29 @@ impl Layout {
         })
     }
 
-    /// Whether a feature is on.
+    /// Whether the volume has a feature.
     pub const fn has(&self, feature: Features) -> bool {
         self.features.contains(feature)
     }
 
-    /// First block of a checkpoint pack: 0 or 1.
+    /// First block of a checkpoint pack, 0 or 1.
     pub const fn pack_start(&self, pack: u32) -> BlockAddr {
         debug_assert!(pack < 2);
         BlockAddr(self.cp_start + pack * SEGMENT_BLOCKS)
     }
 
-    /// Whether a node with this id may exist.
+    /// Whether this is a valid node id.
     pub const fn is_nid(&self, nid: Nid) -> bool {
         nid.0 > Nid::META.0 && nid.0 < self.max_nid
     }
 
-    /// Block of the node address table (in one copy) that has the entry of `nid`, and its place there.
+    /// The NAT block (within one copy) and the slot of a node's entry.
     pub fn nat_slot(&self, nid: Nid) -> (u32, usize) {
         let per = low32(wide(nat::PER_BLOCK));
         (nid.0 / per, idx(nid.0 % per))
     }
 
-    /// Where a block of the node address table lies: the copies alternate by segment.
+    /// The address of a NAT block; the two copies alternate by segment.
     pub const fn nat_block(&self, block: u32, second: bool) -> BlockAddr {
         debug_assert!(block < self.nat_blocks);
         let within = block % SEGMENT_BLOCKS;
@@ -191,20 +191,19 @@ impl Layout {
         BlockAddr(first + if second { SEGMENT_BLOCKS } else { 0 })
     }
 
-    /// Block of the segment information table (in one copy) with the entry of a segment, and its place
-    /// there.
+    /// The SIT block (within one copy) and the slot of a segment's entry.
     pub fn sit_slot(&self, segment: SegNo) -> (u32, usize) {
         let per = low32(wide(sit::PER_BLOCK));
         (segment.0 / per, idx(segment.0 % per))
     }
 
-    /// Where a block of the segment information table lies: the second copy follows the first.
+    /// The address of a SIT block; the second copy follows the first.
     pub const fn sit_block(&self, block: u32, second: bool) -> BlockAddr {
         debug_assert!(block < self.sit_blocks);
         BlockAddr(self.sit_start + block + if second { self.sit_blocks } else { 0 })
     }
 
-    /// Blocks of one copy of the segment information table that have entries.
+    /// Blocks of one copy of the SIT that have entries.
     pub fn sit_used_blocks(&self) -> u32 {
         self.main_segments.div_ceil(low32(wide(sit::PER_BLOCK)))
     }
@@ -219,14 +218,14 @@ impl Layout {
         self.main_segments * SEGMENT_BLOCKS
     }
 
-    /// The segment a block of the main area lies in, and its place there; `None` outside of it.
+    /// The segment of a block in the main area, and the offset in it; `None` outside the main area.
     pub fn place(&self, addr: BlockAddr) -> Option<(SegNo, u32)> {
         let within = addr.0.checked_sub(self.main_start)?;
         (within < self.main_blocks())
             .then_some((SegNo(within / SEGMENT_BLOCKS), within % SEGMENT_BLOCKS))
     }
 
-    /// Whether a block lies in the main area.
+    /// Whether a block is in the main area.
     pub fn is_main(&self, addr: BlockAddr) -> bool {
         self.place(addr).is_some()
     }
@@ -237,7 +236,7 @@ impl Layout {
         BlockAddr(self.main_start + segment.0 * SEGMENT_BLOCKS + offset)
     }
 
-    /// Blocks that `nat_bits` takes at the end of a pack's segment.
+    /// Blocks of `nat_bits` at the end of a pack's segment.
     pub fn nat_bits_blocks(&self) -> u32 {
         low32((u64::from(self.nat_blocks / 8) * 2 + 8).div_ceil(wide(super::BLOCK_SIZE)))
     }
@@ -265,7 +264,11 @@ fn check_units(raw: &RawSuperblock) -> Result<()> {
     }
     if raw.log_sectors_per_block.get() != 12 - sector {
         let value = raw.log_sectors_per_block.get();
-        return Err(bad("log_sectors_per_block", value, "not a block's"));
+        return Err(bad(
+            "log_sectors_per_block",
+            value,
+            "not the sectors of a 4 KiB block",
+        ));
     }
     for (field, value, expected) in [
         ("root_ino", raw.root_ino.get(), Nid::ROOT),
@@ -273,7 +276,7 @@ fn check_units(raw: &RawSuperblock) -> Result<()> {
         ("meta_ino", raw.meta_ino.get(), Nid::META),
     ] {
         if value != expected.0 {
-            return Err(bad(field, value, "not the reserved number"));
+            return Err(bad(field, value, "not the reserved inode number"));
         }
     }
     let extensions = raw.extension_count.get();
@@ -282,15 +285,15 @@ fn check_units(raw: &RawSuperblock) -> Result<()> {
         return Err(bad(
             "extension_count",
             extensions,
-            "more than the list holds",
+            "more extensions than the list can hold",
         ));
     }
-    // First and last block of a pack, and summaries of six logs, need their place too.
+    // A pack also has its first and last block and six summaries.
     if raw.cp_payload.get() >= SEGMENT_BLOCKS - 2 - 6 {
         return Err(bad(
             "cp_payload",
             raw.cp_payload.get(),
-            "more than a pack holds",
+            "more than a pack can hold",
         ));
     }
     Ok(())
@@ -301,11 +304,11 @@ fn check_areas(raw: &RawSuperblock) -> Result<()> {
     check_order(raw)
 }
 
-/// Whether the numbers of segments, sections and zones can be true of one volume.
+/// Validates the numbers of segments, sections and zones.
 fn check_counts(raw: &RawSuperblock) -> Result<()> {
     let segments = raw.segment_count.get();
     if !(superblock::MIN_SEGMENTS..=superblock::MAX_SEGMENTS).contains(&segments) {
-        return Err(bad("segment_count", segments, "not a possible number"));
+        return Err(bad("segment_count", segments, "not in the valid range"));
     }
     if u64::from(segments) > raw.block_count.get() / u64::from(SEGMENT_BLOCKS) {
         return Err(bad("segment_count", segments, "beyond block_count"));
@@ -313,15 +316,19 @@ fn check_counts(raw: &RawSuperblock) -> Result<()> {
     let sections = raw.section_count.get();
     let per_section = raw.segs_per_sec.get();
     if per_section == 0 || per_section > segments {
-        return Err(bad("segs_per_sec", per_section, "not a possible number"));
+        return Err(bad("segs_per_sec", per_section, "not in the valid range"));
     }
     let per_zone = raw.secs_per_zone.get();
     if per_zone == 0 || per_zone > sections {
-        return Err(bad("secs_per_zone", per_zone, "not a possible number"));
+        return Err(bad("secs_per_zone", per_zone, "not in the valid range"));
     }
     let main = raw.segment_count_main.get();
     if sections == 0 || u64::from(sections) * u64::from(per_section) > main.into() {
-        return Err(bad("section_count", sections, "not the main area's"));
+        return Err(bad(
+            "section_count",
+            sections,
+            "not the sections of the main area",
+        ));
     }
     for (field, count) in [
         ("segment_count_sit", raw.segment_count_sit.get()),
@@ -338,7 +345,7 @@ fn check_counts(raw: &RawSuperblock) -> Result<()> {
     Ok(())
 }
 
-/// Whether the areas follow each other, between the superblocks and the end of the volume.
+/// Validates that the areas follow each other, between the superblocks and the end of the volume.
 fn check_order(raw: &RawSuperblock) -> Result<()> {
     let first = raw.segment0_blkaddr.get();
     let main = raw.segment_count_main.get();
@@ -351,7 +358,7 @@ fn check_order(raw: &RawSuperblock) -> Result<()> {
         ("main_blkaddr", raw.main_blkaddr, raw.segment_count_main),
     ] {
         if u64::from(start.get()) != at {
-            return Err(bad(field, start.get(), "not where the area before it ends"));
+            return Err(bad(field, start.get(), "not the end of the area before it"));
         }
         at += u64::from(segments.get()) * u64::from(SEGMENT_BLOCKS);
     }
@@ -361,7 +368,7 @@ fn check_order(raw: &RawSuperblock) -> Result<()> {
         return Err(bad("segment_count_main", main, "beyond the volume"));
     }
     if first < 2 {
-        return Err(bad("segment0_blkaddr", first, "over the superblocks"));
+        return Err(bad("segment0_blkaddr", first, "overlaps the superblocks"));
     }
     Ok(())
 }

@@ -1,27 +1,24 @@
-//! The on-disk structures of f2fs: one object per file, named as the kernel names it.
+//! The on-disk structures of f2fs: one file per structure, named as in the kernel.
 //!
-//! Everything here is pure: bytes in, values out, and back. No I/O, no lock, no clock.
+//! Everything here is pure: no I/O, no lock, no clock.
 //!
-//! **How to use it.** [`Superblock::parse`] turns 1024 bytes and more into a validated superblock; its
-//! [`Layout`] holds every fact that does not change while the volume is mounted (where each area
-//! lies, counts, features, checksum seed) and is what other functions here take. Structures come in
-//! two shapes:
+//! **Usage.** [`Superblock::parse`] turns 1024 bytes and more into a validated superblock. Its [`Layout`] holds
+//! every fact that does not change while the volume is mounted (the areas, counts, features, checksum seed), and
+//! other functions here take it as a parameter. There are two kinds of structures:
 //!
-//! - *values* ([`Checkpoint`], [`NatEntry`], [`SitEntry`], [`Inode`], …): decoded and validated once,
-//!   changed as plain fields, written back with `encode`/`encode_into`, which seals where the
-//!   structure itself has the checksum;
-//! - *blocks* ([`node`], [`dentry`], [`xattr`]): functions and views over a block's bytes; nodes are
-//!   sealed with [`inode::seal`] when they get their place, as the checksum covers the footer.
+//! - *values* ([`Checkpoint`], [`NatEntry`], [`SitEntry`], [`Inode`], …): decoded and validated once, changed as
+//!   plain fields, written back with `encode`/`encode_into`, which sets the checksum if the structure has its own;
+//! - *blocks* ([`node`], [`dentry`], [`xattr`]): functions and views on a block's bytes. Inodes get their checksum
+//!   from [`inode::seal`] when their address is known, because the checksum covers the footer.
 //!
-//! Bits lie in two orders: the version bitmaps of NAT and SIT and a segment's map of valid blocks
-//! have the first bit at the *top* of each byte, directory bitmaps and `nat_bits` at the *bottom*
-//! (see [`bits`]).
+//! There are two bit orders: the version bitmaps of NAT and SIT and the valid map of a segment start at the
+//! *highest* bit of each byte, directory bitmaps and `nat_bits` at the *lowest* (see [`bits`]).
 //!
-//! Facts about the format are from the kernel's Documentation/filesystems/f2fs.rst and the
-//! structures' public declarations (`f2fs_fs.h`); fields keep the names used there in their docs.
+//! Sources: the kernel's Documentation/filesystems/f2fs.rst and the public declarations of the structures
+//! (`f2fs_fs.h`), whose field names the docs use.
 //!
-//! No content of a volume makes anything here panic. Functions that take a whole block assert that
-//! the *caller* passed [`BLOCK_SIZE`] bytes.
+//! Content of a volume never causes a panic here. Functions that take a whole block assert that the *caller* passed
+//! [`BLOCK_SIZE`] bytes.
 #![warn(clippy::as_conversions)]
 
 pub mod bits;
@@ -55,7 +52,7 @@ pub use nat::NatEntry;
 pub use sit::SitEntry;
 pub use superblock::Superblock;
 
-/// Bytes in a block; the only size that exists on volumes with 4 KiB pages (`F2FS_BLKSIZE`).
+/// Bytes per block; the only size on volumes of kernels with 4 KiB pages (`F2FS_BLKSIZE`).
 pub const BLOCK_SIZE: usize = 4096;
-/// Blocks in a segment (`1 << log_blocks_per_seg`; the format allows no other number).
+/// Blocks per segment (`1 << log_blocks_per_seg`; the format allows no other value).
 pub const SEGMENT_BLOCKS: u32 = 512;

@@ -1,5 +1,4 @@
-//! The node address table: where each node lies. Two copies of every block; a bit of the checkpoint
-//! says which is the current one.
+//! The NAT, the table of node addresses. Each block exists twice; a bit of the checkpoint selects the current copy.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -7,25 +6,25 @@ pub use super::raw::{RawNatEntry, RawNatJournalEntry};
 
 use super::{BLOCK_SIZE, BlockAddr, DiskError, Layout, Nid, Result, Structure};
 
-/// Entries in a block (`NAT_ENTRY_PER_BLOCK`).
+/// Entries per block (`NAT_ENTRY_PER_BLOCK`).
 pub const PER_BLOCK: usize = BLOCK_SIZE / size_of::<RawNatEntry>();
 const ENTRY: usize = size_of::<RawNatEntry>();
 
 const _: () = assert!(PER_BLOCK == 455);
 
-/// Where a node lies and whose it is.
+/// The address and the inode of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NatEntry {
-    /// Counts the lives of this node id; part of the summaries of the data it maps.
+    /// Counts the uses of this node id; also stored in the summaries of the data that the node maps.
     pub version: u8,
-    /// The inode it belongs to; itself for an inode.
+    /// The inode that the node belongs to; for an inode its own id.
     pub ino: Nid,
-    /// Its block; `NULL` when there is no such node, `NEW` (only in memory) when it is not written.
+    /// Its address: `NULL` if the node does not exist, `NEW` (only in memory) before it is written.
     pub addr: BlockAddr,
 }
 
 impl NatEntry {
-    /// From its fields on disk.
+    /// Decodes an entry.
     pub fn decode(raw: &RawNatEntry) -> Self {
         Self {
             version: raw.version,
@@ -34,7 +33,7 @@ impl NatEntry {
         }
     }
 
-    /// As fields on disk.
+    /// Encodes an entry.
     pub fn encode(self) -> RawNatEntry {
         RawNatEntry {
             version: self.version,
@@ -43,12 +42,12 @@ impl NatEntry {
         }
     }
 
-    /// Whether there is such a node.
+    /// Whether the node exists.
     pub fn is_used(self) -> bool {
         self.addr != BlockAddr::NULL
     }
 
-    /// Whether a node that is in use lies in the main area and belongs to a possible inode.
+    /// Validates the entry of a node that exists: an address in the main area and a valid inode number.
     pub fn validate(self, layout: &Layout, nid: Nid) -> Result<()> {
         let bad = |field, value, rule| {
             Err(DiskError::field(Structure::Nat, field, value, rule).in_node(nid))
@@ -57,7 +56,7 @@ impl NatEntry {
             return bad("block_addr", self.addr.0, "outside the main area");
         }
         if !layout.is_nid(self.ino) {
-            return bad("ino", self.ino.0, "not a possible inode");
+            return bad("ino", self.ino.0, "not a valid inode number");
         }
         Ok(())
     }

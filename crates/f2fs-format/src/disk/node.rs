@@ -1,9 +1,10 @@
-//! Nodes: blocks with a footer that says which node of which inode they are. An inode is a node; so
-//! are direct nodes (addresses of data), indirect ones (ids of nodes) and the one of attributes.
+//! Nodes: blocks with a footer that identifies the node and its inode. There are inodes, direct nodes (block
+//! addresses), indirect nodes (ids of direct nodes), double indirect nodes (ids of indirect nodes), and the xattr
+//! node.
 //!
-//! The nodes of an inode are numbered in the order of a walk down the tree ("node offset"): the inode
-//! 0, two direct nodes 1 and 2, two indirect ones 3 and 1022 with their 1018 children behind each, a
-//! double indirect one 2041 with indirect ones that have their children behind each.
+//! The nodes of an inode are numbered in preorder ("node offset"): the inode 0, two direct nodes 1 and 2, two
+//! indirect ones 3 and 1022, each followed by its 1018 children, and a double indirect one 2041, followed by
+//! indirect ones that are each followed by their children.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -12,18 +13,18 @@ pub use super::raw::RawFooter;
 use super::num::{get32, low16, low32, put32};
 use super::{BLOCK_SIZE, BlockAddr, DiskError, Nid, Result, Structure};
 
-/// Where the footer begins.
+/// Offset of the footer.
 pub const FOOTER_AT: usize = BLOCK_SIZE - size_of::<RawFooter>();
-/// Addresses in a direct node, ids in an indirect one (`DEF_ADDRS_PER_BLOCK`, `NIDS_PER_BLOCK`).
+/// Addresses per direct node, ids per indirect node (`DEF_ADDRS_PER_BLOCK`, `NIDS_PER_BLOCK`).
 pub const PER_NODE: u32 = 1018;
-/// Node offset of the node of attributes (`XATTR_NODE_OFFSET`).
+/// Node offset of the xattr node (`XATTR_NODE_OFFSET`).
 pub const XATTR_OFFSET: u32 = u32::MAX >> 3;
 
 /// Node offset of the first indirect node; its children follow.
 pub const FIRST_INDIRECT: u32 = 3;
 /// Node offset of the second indirect node; its children follow.
 pub const SECOND_INDIRECT: u32 = FIRST_INDIRECT + 1 + PER_NODE;
-/// Node offset of the double indirect node; its children follow, each with its own behind it.
+/// Node offset of the double indirect node; its children follow, each with its own children.
 pub const DOUBLE_INDIRECT: u32 = SECOND_INDIRECT + 1 + PER_NODE;
 
 const COLD: u32 = 1;
@@ -40,22 +41,22 @@ pub struct Footer {
     pub nid: Nid,
     /// Its inode.
     pub ino: Nid,
-    /// Of a file whose data is cold.
+    /// The node belongs to a file with cold data.
     pub cold: bool,
-    /// The last of the nodes that an fsync wrote.
+    /// Fsync mark: the last node that an fsync wrote.
     pub fsync: bool,
-    /// Of an inode that fsync wrote: its name is to be made anew by recovery.
+    /// Dentry mark of an inode that an fsync wrote: recovery adds its name to the directory.
     pub dentry: bool,
-    /// Its place in the inode's tree.
+    /// Its node offset.
     pub offset: u32,
-    /// The checkpoint it was written after ([`Checkpoint::node_version`](super::Checkpoint::node_version)).
+    /// The version of the checkpoint before it ([`Checkpoint::node_version`](super::Checkpoint::node_version)).
     pub cp_version: u64,
-    /// Where the log goes on behind this block: the chain that recovery follows.
+    /// The next block of the log: the node chain that recovery follows.
     pub next: BlockAddr,
 }
 
 impl Footer {
-    /// From a node's block.
+    /// Decodes the footer of a node block.
     pub fn parse(block: &[u8]) -> Self {
         assert_eq!(block.len(), BLOCK_SIZE);
         let raw = RawFooter::ref_from_bytes(&block[FOOTER_AT..]).expect("a footer's size");
@@ -72,7 +73,7 @@ impl Footer {
         }
     }
 
-    /// Writes the footer into a node's block. Seal an inode afterwards: its checksum covers it.
+    /// Writes the footer into a node block. An inode must be sealed afterwards: its checksum covers the footer.
     pub fn encode_into(&self, block: &mut [u8]) {
         assert_eq!(block.len(), BLOCK_SIZE);
         assert!(self.offset <= XATTR_OFFSET);
@@ -88,24 +89,28 @@ impl Footer {
         block[FOOTER_AT..].copy_from_slice(raw.as_bytes());
     }
 
-    /// Which kind of node this is.
+    /// The kind of this node.
     pub const fn kind(&self) -> NodeKind {
         NodeKind::at(self.offset)
     }
 
-    /// Whether the footer is that of node `nid` of inode `ino`.
+    /// Verifies that the footer is that of node `nid` of inode `ino`.
     pub fn check(&self, nid: Nid, ino: Nid) -> Result<()> {
         let bad = |field, value: Nid, rule| {
             Err(DiskError::field(Structure::Node, field, value.0, rule).in_node(nid))
         };
         if self.nid != nid {
-            return bad("footer nid", self.nid, "not the node looked for");
+            return bad("footer nid", self.nid, "not the expected node");
         }
         if self.ino != ino {
-            return bad("footer ino", self.ino, "not the inode it was found in");
+            return bad("footer ino", self.ino, "not the expected inode");
         }
         if (self.kind() == NodeKind::Inode) != (nid == ino) {
-            return bad("footer offset", Nid(self.offset), "not such a node's");
+            return bad(
+                "footer offset",
+                Nid(self.offset),
+                "not valid for this kind of node",
+            );
         }
         Ok(())
     }
@@ -114,15 +119,15 @@ impl Footer {
 /// The kinds of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
-    /// The inode.
+    /// An inode.
     Inode,
-    /// Addresses of data.
+    /// Addresses of data blocks.
     Direct,
     /// Ids of direct nodes.
     Indirect,
     /// Ids of indirect nodes.
     DoubleIndirect,
-    /// Attributes.
+    /// Extended attributes.
     Xattr,
 }
 
@@ -147,25 +152,24 @@ impl NodeKind {
     }
 }
 
-/// How many blocks each node of a file maps; less than there is room for in compressed files, where
-/// no cluster lies in two nodes.
+/// Number of blocks that each node of a file maps. In compressed files it is a multiple of the cluster size, so
+/// that no cluster spans two nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fanout {
-    /// In the inode.
+    /// By the inode.
     pub inode: u32,
-    /// In a direct node.
+    /// By a direct node.
     pub direct: u32,
 }
 
 impl Fanout {
-    /// Blocks that the map of a file has room for.
+    /// Number of blocks that the map of a file can have.
     pub fn max_blocks(self) -> u64 {
         let (direct, per) = (u64::from(self.direct), u64::from(PER_NODE));
         u64::from(self.inode) + direct * (2 + 2 * per + per * per)
     }
 
-    /// The first block of a file that the node at this node offset maps; `None` for nodes that map
-    /// no data themselves.
+    /// The first file block that the node at this node offset maps; `None` for nodes that map no data themselves.
     pub fn first_block(self, offset: u32) -> Option<u64> {
         let direct_number = match NodeKind::at(offset) {
             NodeKind::Inode => return Some(0),
@@ -175,8 +179,8 @@ impl Fanout {
         Some(u64::from(self.inode) + u64::from(direct_number) * u64::from(self.direct))
     }
 
-    /// The first block of a file that the node at this node offset leads to, itself or through nodes below
-    /// it; behind every block for the node of attributes.
+    /// The first file block that the node at this node offset maps, directly or through its descendants; higher
+    /// than any block for the xattr node.
     pub fn first_block_below(self, offset: u32) -> u64 {
         let direct = match NodeKind::at(offset) {
             NodeKind::Inode | NodeKind::Direct => offset,
@@ -187,7 +191,7 @@ impl Fanout {
         self.first_block(direct).unwrap_or(u64::MAX)
     }
 
-    /// Blocks from this one to the last that the same node names.
+    /// Number of blocks from this one to the last that the same node maps.
     pub fn left_in_node(self, block: u64) -> u64 {
         match block.checked_sub(self.inode.into()) {
             None => u64::from(self.inode) - block,
@@ -195,7 +199,7 @@ impl Fanout {
         }
     }
 
-    /// The way to a block of a file; `None` past the largest file.
+    /// The path to a file block; `None` beyond the largest file.
     pub fn path(self, block: u64) -> Option<NodePath> {
         if block >= self.max_blocks() {
             return None;
@@ -203,14 +207,14 @@ impl Fanout {
         let Some(behind) = block.checked_sub(self.inode.into()) else {
             return Some(NodePath::inline(low16(low32(block))));
         };
-        // Fits: the largest file has fewer than 2^31 blocks.
+        // No overflow: the largest file has fewer than 2^31 blocks.
         let number = low32(behind / u64::from(self.direct));
         let last = low16(low32(behind % u64::from(self.direct)));
         Some(NodePath::through(number, last))
     }
 }
 
-/// Number of a direct node among the direct nodes of a file.
+/// The node offset of the direct node with this number among the direct nodes of a file.
 const fn direct_number(offset: u32) -> u32 {
     if offset < FIRST_INDIRECT {
         offset - 1
@@ -224,15 +228,15 @@ const fn direct_number(offset: u32) -> u32 {
     }
 }
 
-/// The way from an inode to a block of its file.
+/// The path from an inode to a file block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePath {
-    /// Nodes below the inode on the way: 0 to 3.
+    /// Number of nodes below the inode: 0 to 3.
     pub depth: usize,
-    /// The slot to take in each node, the inode's first. With `depth` 0 the inode's is that of an
-    /// address, otherwise of an id (0 to 4); the slot at `depth` is that of an address.
+    /// The slot in each node, starting with the inode. With `depth` 0 the inode's slot holds an address, otherwise
+    /// a node id (0 to 4); the slot at index `depth` holds an address.
     pub slots: [u16; 4],
-    /// Node offset of each node, the inode's first.
+    /// The node offsets, starting with the inode.
     pub offsets: [u32; 4],
 }
 
@@ -245,7 +249,7 @@ impl NodePath {
         }
     }
 
-    /// Through the direct node with this number.
+    /// A path through the direct node with this number.
     const fn through(number: u32, last: u16) -> Self {
         if number < 2 {
             return Self {
@@ -275,22 +279,22 @@ impl NodePath {
     }
 }
 
-/// The id at `slot` of an indirect node.
+/// The node id in a slot of an indirect node.
 pub fn child(block: &[u8], slot: u16) -> Nid {
     Nid(word(block, slot))
 }
 
-/// Stores the id at `slot` of an indirect node.
+/// Stores a node id in a slot of an indirect node.
 pub fn set_child(block: &mut [u8], slot: u16, nid: Nid) {
     set_word(block, slot, nid.0);
 }
 
-/// The address at `slot` of a direct node.
+/// The address in a slot of a direct node.
 pub fn addr(block: &[u8], slot: u16) -> BlockAddr {
     BlockAddr(word(block, slot))
 }
 
-/// Stores the address at `slot` of a direct node.
+/// Stores an address in a slot of a direct node.
 pub fn set_addr(block: &mut [u8], slot: u16, addr: BlockAddr) {
     set_word(block, slot, addr.0);
 }
@@ -307,7 +311,7 @@ fn set_word(block: &mut [u8], slot: u16, value: u32) {
     put32(block, usize::from(slot) * 4, value);
 }
 
-/// A block for a new node that is no inode: nothing mapped.
+/// A block for a new node other than an inode, without addresses.
 pub fn new_block(footer: &Footer) -> Vec<u8> {
     let mut block = vec![0; BLOCK_SIZE];
     footer.encode_into(&mut block);

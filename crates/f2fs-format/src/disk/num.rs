@@ -1,10 +1,10 @@
-//! The few places where a number changes its width, and little-endian reads and writes in a slice.
+//! Conversions between widths of numbers, and little-endian access in slices.
 #![expect(
     clippy::as_conversions,
-    reason = "the one file of disk/ that narrows and widens numbers, each function saying which way"
+    reason = "the only file of disk/ with numeric casts; the name of each function states the conversion"
 )]
 
-/// A 32-bit count as an index. Every platform this runs on has 32-bit addresses or wider.
+/// A 32-bit count as an index. All supported platforms have addresses of at least 32 bits.
 pub(crate) const fn idx(n: u32) -> usize {
     const { assert!(usize::BITS >= 32) };
     n as usize
@@ -20,17 +20,17 @@ pub(crate) const fn wide(n: usize) -> u64 {
     n as u64
 }
 
-/// An index or length inside a block as a 32-bit number.
+/// An index or length within a block as a 32-bit number.
 pub(crate) const fn short(n: usize) -> u32 {
     n as u32
 }
 
-/// The low half.
+/// The low 32 bits.
 pub(crate) const fn low32(n: u64) -> u32 {
     n as u32
 }
 
-/// The lowest 16 bits.
+/// The low 16 bits.
 pub(crate) const fn low16(n: u32) -> u16 {
     n as u16
 }
@@ -45,12 +45,12 @@ pub(crate) const fn as_unsigned64(n: i64) -> u64 {
     n as u64
 }
 
-/// Two 32-bit halves.
+/// Joins two 32-bit halves.
 pub(crate) const fn join32(high: u32, low: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
-/// 32-bit word at `at`; the caller has checked the bounds.
+/// The 32-bit word at `at`; the caller has checked the bounds.
 pub(crate) const fn get32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }

@@ -1,4 +1,4 @@
-//! Lists of orphans in a checkpoint pack: inodes without a name that were open when it was written.
+//! Orphan blocks in a checkpoint pack: inodes without links that were open when it was written.
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -7,11 +7,10 @@ pub use super::raw::RawOrphanBlock;
 use super::num::{idx, low16, short};
 use super::{BLOCK_SIZE, DiskError, Layout, Nid, Result, Structure, checksum};
 
-/// Inode numbers in a block (`F2FS_ORPHANS_PER_BLOCK`).
+/// Inode numbers per block (`F2FS_ORPHANS_PER_BLOCK`).
 pub const PER_BLOCK: usize = 1020;
 
-/// The orphans in one block. (The kernel writes the checksum field but never fills it, so it is not
-/// verified; [`encode`] fills it.)
+/// Decodes one orphan block. (The kernel leaves the checksum field 0, so it is not verified; [`encode`] sets it.)
 pub fn parse(layout: &Layout, block: &[u8]) -> Result<Vec<Nid>> {
     assert_eq!(block.len(), BLOCK_SIZE);
     let raw = RawOrphanBlock::ref_from_bytes(block).expect("a block is an orphan block's size");
@@ -33,13 +32,13 @@ pub fn parse(layout: &Layout, block: &[u8]) -> Result<Vec<Nid>> {
             _ => Err(DiskError::entry(
                 Structure::OrphanBlock,
                 i,
-                "is no possible inode",
+                "is not a valid inode number",
             )),
         })
         .collect()
 }
 
-/// All blocks for these orphans, in order (none for none).
+/// Encodes the orphan blocks; none for an empty list.
 pub fn encode(orphans: &[Nid]) -> Vec<Vec<u8>> {
     let blocks = orphans.len().div_ceil(PER_BLOCK);
     orphans

@@ -1,5 +1,5 @@
-//! Every structure as it lies on disk, in one place; sizes and offsets are checked when the program
-//! is compiled. Names are those of the public declarations (`f2fs_fs.h`), without their prefixes.
+//! All raw structures. Sizes and offsets are checked at compile time. Names are those of the public declarations
+//! (`f2fs_fs.h`) without their prefixes.
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -96,7 +96,7 @@ on_disk! {
 }
 
 on_disk! {
-    /// `struct node_footer`: the last bytes of every node's block.
+    /// `struct node_footer`: the last bytes of a node block.
     RawFooter, 24, {
         nid: Le32 = 0, ino: Le32 = 4, flag: Le32 = 8, cp_ver: Le64 = 12, next_blkaddr: Le32 = 20,
     }

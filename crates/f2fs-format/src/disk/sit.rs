@@ -1,5 +1,5 @@
-//! The segment information table: which blocks of each segment are valid, what kind of blocks they
-//! are, and how old. Two copies of every block, as with the node address table.
+//! The SIT, the segment information table: which blocks of each segment are valid, its type, and its age. Each
+//! block exists twice, as in the NAT.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -9,26 +9,26 @@ use super::bits::{self, Order};
 use super::num::{idx, low16, low32};
 use super::{BLOCK_SIZE, DiskError, LogType, Result, SEGMENT_BLOCKS, SegNo, Structure};
 
-/// Entries in a block (`SIT_ENTRY_PER_BLOCK`).
+/// Entries per block (`SIT_ENTRY_PER_BLOCK`).
 pub const PER_BLOCK: usize = BLOCK_SIZE / size_of::<RawSitEntry>();
-/// Bytes of a segment's map of valid blocks (`SIT_VBLOCK_MAP_SIZE`).
+/// Bytes of a segment's valid map (`SIT_VBLOCK_MAP_SIZE`).
 pub const MAP_SIZE: usize = 64;
 const ENTRY: usize = size_of::<RawSitEntry>();
-/// Bits of `vblocks` that are the count; the others are the type (`SIT_VBLOCKS_SHIFT`).
+/// Bits of `vblocks` that are the count; the other bits are the type (`SIT_VBLOCKS_SHIFT`).
 pub const COUNT_BITS: u32 = 10;
 
 const _: () = assert!(PER_BLOCK == 55);
 
-/// What is known of a segment.
+/// The state of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SitEntry {
-    /// What kind of blocks it holds.
+    /// Its type.
     pub kind: LogType,
     /// Number of valid blocks, 0 to 512; the bits set in `map`.
     pub valid: u16,
     /// Which blocks are valid.
     pub map: [u8; MAP_SIZE],
-    /// When it was written, in seconds of the volume's mounted time.
+    /// Its modification time, in seconds of mounted time.
     pub mtime: u64,
 }
 
@@ -43,7 +43,7 @@ impl SitEntry {
         }
     }
 
-    /// From its fields on disk, checked: the count is the map's, the kind is one of the six.
+    /// Decodes and validates an entry: the count matches the map, and the type is one of the six.
     pub fn decode(raw: &RawSitEntry, segment: SegNo) -> Result<Self> {
         let word = u32::from(raw.vblocks.get());
         let valid = word & ((1 << COUNT_BITS) - 1);
@@ -53,7 +53,7 @@ impl SitEntry {
             return bad("has an unknown type");
         };
         if u64::from(valid) != bits::count(&raw.valid_map) {
-            return bad("counts other than its map's valid blocks");
+            return bad("has a count that differs from its valid map");
         }
         Ok(Self {
             kind,
@@ -63,7 +63,7 @@ impl SitEntry {
         })
     }
 
-    /// As fields on disk.
+    /// Encodes an entry.
     pub fn encode(&self) -> RawSitEntry {
         debug_assert_eq!(u64::from(self.valid), bits::count(&self.map));
         let kind = u16::from(self.kind.number());
@@ -79,9 +79,9 @@ impl SitEntry {
         bits::get(Order::HighFirst, &self.map, idx(offset))
     }
 
-    /// Marks a block; whether that changed anything. The count follows.
+    /// Marks a block as valid or invalid and updates the count. Returns whether the map changed.
     pub fn set_valid(&mut self, offset: u32, valid: bool) -> bool {
-        assert!(offset < SEGMENT_BLOCKS, "inside the segment");
+        assert!(offset < SEGMENT_BLOCKS, "the offset is within the segment");
         if self.is_valid(offset) == valid {
             return false;
         }
@@ -91,7 +91,7 @@ impl SitEntry {
     }
 }
 
-/// The entry at `slot` of a block; `segment` is for the error.
+/// The entry at `slot` of a block; `segment` is for error messages.
 pub fn get(block: &[u8], slot: usize, segment: SegNo) -> Result<SitEntry> {
     assert_eq!(block.len(), BLOCK_SIZE);
     assert!(slot < PER_BLOCK);

@@ -1,6 +1,5 @@
-//! Segment summaries: for each block of a segment, who points at it. In the summary area a block per
-//! segment; the summaries of the open logs, with the journals, are in the checkpoint pack: whole
-//! blocks ("normal") or packed together ("compacted").
+//! Segment summaries: the owner of each block of a segment. The SSA has one block per segment. The summaries of the
+//! cursegs, with the journals, are in the checkpoint pack: as whole blocks ("normal") or packed ("compact").
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -9,26 +8,26 @@ pub use super::raw::{RawSummary, RawSummaryBlock};
 use super::num::idx;
 use super::{BLOCK_SIZE, DiskError, Nid, Result, SEGMENT_BLOCKS, Structure, journal};
 
-/// Bytes of an entry (`SUMMARY_SIZE`).
+/// Bytes per entry (`SUMMARY_SIZE`).
 pub const ENTRY_SIZE: usize = size_of::<RawSummary>();
 /// Bytes of the footer of a summary block (`SUM_FOOTER_SIZE`).
 pub const FOOTER_SIZE: usize = 5;
 /// Entries of a summary block: one per block of the segment.
 pub const ENTRIES: usize = 512;
 
-/// Who points at a block.
+/// The owner of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Of a data block the node that maps it, of a node its own id. 0 for a block never written.
+    /// For a data block the node that maps it, for a node its own id; 0 for a block never written.
     pub nid: Nid,
     /// The node's version in the node address table when the data was written.
     pub version: u8,
-    /// Of a data block the slot in the node.
+    /// For a data block the slot in the node.
     pub slot: u16,
 }
 
 impl Summary {
-    /// From its fields on disk.
+    /// Decodes an entry.
     pub fn decode(raw: &RawSummary) -> Self {
         Self {
             nid: Nid(raw.nid.get()),
@@ -37,7 +36,7 @@ impl Summary {
         }
     }
 
-    /// As fields on disk.
+    /// Encodes an entry.
     pub fn encode(self) -> RawSummary {
         RawSummary {
             nid: self.nid.0.into(),
@@ -47,7 +46,7 @@ impl Summary {
     }
 }
 
-/// What a segment holds, as its summary says.
+/// The type of blocks in a segment according to its summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SummaryKind {
     /// `SUM_TYPE_DATA`.
@@ -61,15 +60,15 @@ pub enum SummaryKind {
 pub struct SummaryBlock {
     /// One entry per block of the segment.
     pub entries: Box<[Summary; ENTRIES]>,
-    /// A journal, in the blocks of the hot data log (node addresses) and of the cold data log
-    /// (segments) inside a checkpoint pack; elsewhere of no meaning.
+    /// In a checkpoint pack: the NAT journal in the block of the hot data log, the SIT journal in that of the cold
+    /// data log. Unused elsewhere.
     pub journal: [u8; journal::SIZE],
-    /// Data or nodes.
+    /// The type of the segment's blocks.
     pub holds: SummaryKind,
 }
 
 impl SummaryBlock {
-    /// With no entry set.
+    /// A summary block without entries.
     pub fn empty(holds: SummaryKind) -> Self {
         Self {
             entries: Box::new([Summary::default(); ENTRIES]),
@@ -78,7 +77,8 @@ impl SummaryBlock {
         }
     }
 
-    /// From a block. Node ids are not judged: old segments may name nodes that are gone.
+    /// Decodes a summary block. Node ids are not validated: old segments may refer to nodes that do not exist any
+    /// more.
     pub fn parse(block: &[u8]) -> Result<Self> {
         assert_eq!(block.len(), BLOCK_SIZE);
         let raw = RawSummaryBlock::ref_from_bytes(block).expect("a block is a summary's size");
@@ -106,7 +106,7 @@ impl SummaryBlock {
         })
     }
 
-    /// As a block.
+    /// Encodes a summary block.
     pub fn encode(&self) -> Vec<u8> {
         let mut raw = RawSummaryBlock::new_zeroed();
         for (entry, raw) in self.entries.iter().zip(&mut raw.entries) {
@@ -121,19 +121,19 @@ impl SummaryBlock {
     }
 }
 
-/// The summaries of the three data logs, packed: both journals, then the entries that are in use,
-/// none across the end of a block.
+/// The compact form of the summaries of the three data logs: both journals, then the used entries, none across a
+/// block boundary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactSummaries {
-    /// Journal of the node address table.
+    /// The NAT journal.
     pub nat_journal: [u8; journal::SIZE],
-    /// Journal of the segment information table.
+    /// The SIT journal.
     pub sit_journal: [u8; journal::SIZE],
     /// Entries of the hot, warm and cold data log.
     pub logs: [Vec<Summary>; 3],
 }
 
-/// Where entries may lie in the blocks of packed summaries.
+/// Positions of entries in the blocks of compact summaries.
 fn compacted_slots() -> impl Iterator<Item = (usize, usize)> {
     let last = BLOCK_SIZE - FOOTER_SIZE - ENTRY_SIZE;
     (0usize..).flat_map(move |block| {
@@ -145,7 +145,7 @@ fn compacted_slots() -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl CompactSummaries {
-    /// Blocks that packed summaries with so many entries take, journals included.
+    /// Number of blocks of compact summaries with this number of entries, journals included.
     pub fn blocks_for(entries: usize) -> usize {
         match entries.checked_sub(1) {
             None => 1,
@@ -155,8 +155,7 @@ impl CompactSummaries {
         }
     }
 
-    /// From consecutive blocks; `counts` are the entries in use of each log (all 512 of a log that
-    /// fills holes).
+    /// Decodes consecutive blocks; `counts` has the used entries of each log (512 for SSR).
     pub fn parse(blocks: &[u8], counts: [u32; 3]) -> Result<Self> {
         let short = |len: usize| {
             let len = super::num::wide(len);
@@ -164,7 +163,7 @@ impl CompactSummaries {
                 Structure::Summary,
                 "length",
                 len,
-                "fewer than the entries need",
+                "too few blocks for the entries",
             )
         };
         let total: u32 = counts.iter().sum();
@@ -196,7 +195,7 @@ impl CompactSummaries {
         })
     }
 
-    /// As consecutive blocks.
+    /// Encodes consecutive blocks.
     pub fn encode(&self) -> Vec<u8> {
         let total = self.logs.iter().map(Vec::len).sum();
         let mut out = vec![0; Self::blocks_for(total) * BLOCK_SIZE];
@@ -224,7 +223,7 @@ mod tests {
 
     #[test]
     fn packing() {
-        // 439 entries share the first block with the journals, 584 lie in each further one.
+        // 439 entries share the first block with the journals; each further block has 584.
         assert_eq!(CompactSummaries::blocks_for(0), 1);
         assert_eq!(CompactSummaries::blocks_for(439), 1);
         assert_eq!(CompactSummaries::blocks_for(440), 2);

@@ -1,4 +1,4 @@
-//! The superblock: two copies, each 1024 bytes behind the start of one of the volume's first blocks.
+//! The superblock: two copies, at offset 1024 of the volume's first two blocks.
 
 mod error_flags;
 
@@ -18,19 +18,19 @@ use super::{
 
 /// Bytes of a superblock on disk.
 pub const SUPERBLOCK_SIZE: usize = 3072;
-/// Offset of the superblock inside its block.
+/// Offset of the superblock in its block.
 pub const SUPERBLOCK_OFFSET: usize = 1024;
-/// Offsets of both copies from the volume's first byte.
+/// Byte offsets of both copies in the volume.
 pub const COPIES: [u64; 2] = [1024, 1024 + 4096];
-/// Most extensions in the list, cold and hot together (`F2FS_MAX_EXTENSION`).
+/// The most extensions in the list, cold and hot together (`F2FS_MAX_EXTENSION`).
 pub const MAX_EXTENSIONS: u32 = 64;
-/// Fewest segments of a volume (`F2FS_MIN_SEGMENT`).
+/// The fewest segments of a volume (`F2FS_MIN_SEGMENT`).
 pub const MIN_SEGMENTS: u32 = 9;
-/// Most segments of a volume: 16 TiB (`F2FS_MAX_SEGMENT`).
+/// The most segments of a volume: 16 TiB (`F2FS_MAX_SEGMENT`).
 pub const MAX_SEGMENTS: u32 = 16 * 1024 * 1024 / 2;
-/// Where the checksum lies in the superblock, where there is one.
+/// Offset of the checksum in the superblock, if it has one.
 const CRC_AT: u32 = 3068;
-/// `log_blocksize` of volumes that kernels with larger pages have: 8 to 64 KiB.
+/// `log_blocksize` of volumes from kernels with larger pages: 8 to 64 KiB.
 const LARGE_BLOCKS: std::ops::RangeInclusive<u32> = 13..=16;
 
 const _: () = assert!(SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE == BLOCK_SIZE);
@@ -43,15 +43,15 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// Decodes and validates a superblock (3072 bytes; more are ignored). Features are *not* judged
-    /// here: see [`mount_mode`](super::mount_mode).
+    /// Decodes and validates a superblock (3072 bytes; more are ignored). Features are not checked here: see
+    /// [`mount_mode`](super::mount_mode).
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let superblock = Self::parse_lenient(bytes)?;
         superblock.verify_checksum()?;
         Ok(superblock)
     }
 
-    /// As [`Superblock::parse`], but a wrong checksum is not an error: for the checker.
+    /// As [`Superblock::parse`], but a wrong checksum is not an error, for the checker.
     pub fn parse_lenient(bytes: &[u8]) -> Result<Self> {
         let (raw, _) = RawSuperblock::read_from_prefix(bytes).map_err(|_| {
             let what = Structure::Superblock;
@@ -63,19 +63,19 @@ impl Superblock {
         Self::from_raw(raw.clone()).map_err(|error| unsupported(&raw).unwrap_or(error))
     }
 
-    /// Makes a superblock of fields filled in by `mkfs`, with the same validation (the checksum is
-    /// not looked at: sealing sets it).
+    /// Creates a superblock from fields set by mkfs, with the same validation except for the checksum, which
+    /// encoding sets.
     pub fn from_raw(raw: RawSuperblock) -> Result<Self> {
         let layout = Layout::of(&raw)?;
         Ok(Self { raw, layout })
     }
 
-    /// Whether bytes (as for [`Superblock::parse`]) begin like a superblock.
+    /// Whether bytes (as for [`Superblock::parse`]) have the magic number.
     pub fn has_magic(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC.to_le_bytes())
     }
 
-    /// Compares the stored checksum with the fields, where the volume has one.
+    /// Verifies the checksum, if the volume has one.
     pub fn verify_checksum(&self) -> Result<()> {
         if !self.layout.has(Features::SB_CHECKSUM) {
             return Ok(());
@@ -87,7 +87,7 @@ impl Superblock {
                 what,
                 "checksum_offset",
                 at,
-                "not the checksum's",
+                "not the offset of the checksum",
             ));
         }
         let computed = self.compute();
@@ -102,7 +102,7 @@ impl Superblock {
         checksum::of(&self.raw.as_bytes()[..idx(CRC_AT)])
     }
 
-    /// The 3072 bytes to write, sealed.
+    /// The 3072 bytes to write, with the checksum set.
     pub fn encode(&mut self) -> Vec<u8> {
         if self.layout.has(Features::SB_CHECKSUM) {
             self.raw.checksum_offset.set(CRC_AT);
@@ -112,7 +112,7 @@ impl Superblock {
         self.raw.as_bytes().to_vec()
     }
 
-    /// Facts that do not change while the volume is mounted.
+    /// Everything that does not change while the volume is mounted.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -139,12 +139,12 @@ impl Superblock {
         String::from_utf16_lossy(&units)
     }
 
-    /// Which kernel made the volume (`init_version`) and wrote it last (`version`).
+    /// The kernels that made the volume (`init_version`) and wrote it last (`version`).
     pub fn versions(&self) -> [Cow<'_, str>; 2] {
         [text(&self.raw.init_version), text(&self.raw.version)]
     }
 
-    /// Extensions of names whose data is cold, then those whose data is hot.
+    /// File name extensions of cold data, then of hot data.
     pub fn extensions(&self) -> (Vec<Cow<'_, str>>, Vec<Cow<'_, str>>) {
         let cold = idx(self.raw.extension_count.get());
         let both = cold + usize::from(self.raw.hot_ext_count);
@@ -155,7 +155,7 @@ impl Superblock {
         (names(0..cold), names(cold..both))
     }
 
-    /// Paths and segments of the devices of a volume that has several; empty for one device.
+    /// Paths and segment counts of the devices of a multi-device volume; empty for one device.
     pub fn devices(&self) -> Vec<(Cow<'_, str>, u32)> {
         let named = self.raw.devs.iter().filter(|dev| dev.path[0] != 0);
         named
@@ -163,7 +163,7 @@ impl Superblock {
             .collect()
     }
 
-    /// Quota files: user, group, project.
+    /// Inodes of the quota files: user, group, project.
     pub fn quota_inodes(&self) -> [Option<Nid>; 3] {
         if !self.layout.has(Features::QUOTA_INO) {
             return [None; 3];
@@ -171,21 +171,21 @@ impl Superblock {
         [0, 1, 2].map(|i: usize| Nid(self.raw.qf_ino[i].get()).some())
     }
 
-    /// Encoding and its flags of casefolded names.
+    /// Encoding and encoding flags of casefolded names.
     pub fn encoding(&self) -> Option<(u16, u16)> {
         self.layout
             .has(Features::CASEFOLD)
             .then(|| (self.raw.encoding.get(), self.raw.encoding_flags.get()))
     }
 
-    /// Whether the volume noted damage or a stop that was no shutdown (`s_errors`, `s_stop_reason`):
-    /// it should be checked.
+    /// Whether the superblock has recorded corruption or an abort (`s_errors`, `s_stop_reason`), so that fsck
+    /// should be run.
     pub fn has_errors(&self) -> bool {
-        // The first reason is a shutdown somebody asked for.
+        // The first stop reason is an intended shutdown.
         self.raw.errors.iter().any(|&b| b != 0) || self.raw.stop_reason[1..].iter().any(|&b| b != 0)
     }
 
-    /// Notes a kind of damage. Whether it was not noted before.
+    /// Records a kind of corruption. Returns whether it is new.
     pub fn record_error(&mut self, note: ErrorFlag) -> bool {
         let bit = idx16(note.0);
         let byte = &mut self.raw.errors[bit / 8];
@@ -194,20 +194,20 @@ impl Superblock {
         *byte != before
     }
 
-    /// Counts a stop for this reason.
+    /// Counts a stop with this reason.
     pub fn record_stop(&mut self, reason: StopReason) {
         let count = &mut self.raw.stop_reason[idx16(reason.0)];
         *count = count.saturating_add(1);
     }
 
-    /// The kinds of damage that are noted; those that have no name here by their numbers.
+    /// The recorded kinds of corruption; those without a known name by number.
     pub fn recorded_errors(&self) -> Vec<String> {
         let bits = 0..8 * self.raw.errors.len();
         let noted = bits.filter(|bit| self.raw.errors[bit / 8] & 1 << (bit % 8) != 0);
         noted.map(|bit| named(error_flags::ERRORS, bit)).collect()
     }
 
-    /// Why the volume stopped, and how often.
+    /// The recorded stop reasons and their counts.
     pub fn recorded_stops(&self) -> Vec<(String, u8)> {
         let counts = self.raw.stop_reason.iter().enumerate();
         let noted = counts.filter(|(_, count)| **count > 0);
@@ -216,12 +216,12 @@ impl Superblock {
             .collect()
     }
 
-    /// Sets which kernel (here: program) writes the volume, cut to 256 bytes.
+    /// Sets the program that writes the volume (`version`), cut to 256 bytes.
     pub fn set_version(&mut self, version: &str) {
         fill_text(&mut self.raw.version, version);
     }
 
-    /// A volume identity for statfs(2), folded from the UUID.
+    /// The volume id for statfs(2), derived from the UUID.
     pub fn fsid(&self) -> u64 {
         let (low, high) = self.raw.uuid.split_at(8);
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b));
@@ -229,8 +229,7 @@ impl Superblock {
     }
 }
 
-/// Fills `volume_name` with a label; what does not fit with its terminator is an error for the caller
-/// to report, told by `false`.
+/// Writes a label to `volume_name`. Returns false if it does not fit with its terminator.
 pub fn put_label(raw: &mut RawSuperblock, label: &str) -> bool {
     let units: Vec<u16> = label.encode_utf16().collect();
     if units.len() >= raw.volume_name.len() {
@@ -264,8 +263,8 @@ fn text(field: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(&field[..end])
 }
 
-/// Why a superblock that breaks a rule may still be right: it is of a form that is not supported here, which may have
-/// other rules. Not if its checksum says that it is damaged.
+/// Why a superblock that fails validation may still be correct: it has a form that is not supported here, with
+/// other rules. `None` if its checksum is wrong.
 fn unsupported(raw: &RawSuperblock) -> Option<DiskError> {
     let features = Features(raw.feature.get());
     let sum = checksum::of(&raw.as_bytes()[..idx(CRC_AT)]);

@@ -1,5 +1,5 @@
-//! Extended attributes: one list, of which the first part lies in the inode (where it has room for
-//! attributes) and the rest in a node of its own. A header, then entries until one that is all zero.
+//! Extended attributes: one list, whose first part is stored in the inode (in the inline xattr area, if it has one)
+//! and the rest in the xattr node. A header, then entries up to an all-zero one.
 
 use zerocopy::FromBytes;
 
@@ -11,37 +11,37 @@ use super::{DiskError, Result, Structure};
 
 /// `F2FS_XATTR_MAGIC`.
 pub const MAGIC: u32 = 0xF2F5_2011;
-/// Bytes of a node that hold attributes (`VALID_XATTR_BLOCK_SIZE`).
+/// Bytes of the xattr node that hold attributes (`VALID_XATTR_BLOCK_SIZE`).
 pub const NODE_XATTR_BYTES: usize = FOOTER_AT;
 const HEADER: usize = size_of::<RawXattrHeader>();
 const ENTRY: usize = size_of::<RawXattrEntry>();
 
-/// What a name begins with (`F2FS_XATTR_INDEX_*`); the prefix itself is not stored.
+/// Name prefixes (`F2FS_XATTR_INDEX_*`), which are not stored with the name.
 pub mod index {
     /// `user.`
     pub const USER: u8 = 1;
-    /// `system.posix_acl_access`, whole.
+    /// `system.posix_acl_access`, the full name.
     pub const ACL_ACCESS: u8 = 2;
-    /// `system.posix_acl_default`, whole.
+    /// `system.posix_acl_default`, the full name.
     pub const ACL_DEFAULT: u8 = 3;
     /// `trusted.`
     pub const TRUSTED: u8 = 4;
-    /// `lustre.`, never used.
+    /// `lustre.`, not used.
     pub const LUSTRE: u8 = 5;
     /// `security.`
     pub const SECURITY: u8 = 6;
-    /// `system.advise`: not stored, it is a field of the inode.
+    /// `system.advise`: not stored in the list but in `i_advise`.
     pub const ADVISE: u8 = 7;
-    /// The encryption context, for nobody to see.
+    /// The encryption context; hidden from users.
     pub const ENCRYPTION: u8 = 9;
-    /// The place of verity's data, for nobody to see.
+    /// The position of the verity descriptor; hidden from users.
     pub const VERITY: u8 = 11;
 }
 
-/// An attribute.
+/// An extended attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Xattr<'a> {
-    /// What the name begins with.
+    /// The prefix of the name.
     pub index: u8,
     /// The rest of the name.
     pub name: &'a [u8],
@@ -54,26 +54,26 @@ const fn padded(len: usize) -> usize {
 }
 
 impl Xattr<'_> {
-    /// Bytes it takes.
+    /// Bytes of the entry.
     pub const fn size(&self) -> usize {
         padded(ENTRY + self.name.len() + self.value.len())
     }
 }
 
-/// Whether there is a list at all: areas never used have no header.
+/// Whether the area has a list: areas never used have no header.
 pub fn is_present(area: &[u8]) -> bool {
     area.len() >= HEADER && get32(area, 0) == MAGIC
 }
 
-/// The attributes in an area: the inode's part, with the node's behind it where there is one. None
-/// where there is no header.
+/// Decodes the attributes of an area: the part in the inode, followed by the xattr node's, if there is one. Without
+/// a header there are none.
 pub fn parse(area: &[u8]) -> Result<Vec<Xattr<'_>>> {
     let mut list = Vec::new();
     if !is_present(area) {
         return Ok(list);
     }
     let mut rest = &area[HEADER..];
-    // What the area's end cuts off is a list's end too, as an all-zero word is.
+    // The list also ends where the area ends before another entry header.
     while rest.len() >= ENTRY && get32(rest, 0) != 0 {
         let (raw, body) = RawXattrEntry::ref_from_prefix(rest).expect("long enough");
         let (name_len, value_len) = (usize::from(raw.name_len), idx16(raw.value_size.get()));
@@ -82,7 +82,7 @@ pub fn parse(area: &[u8]) -> Result<Vec<Xattr<'_>>> {
             return Err(DiskError::entry(
                 Structure::Xattrs,
                 number,
-                "reaches past the end",
+                "extends beyond the end of the area",
             ));
         }
         let (name, behind) = body.split_at(name_len);
@@ -97,10 +97,10 @@ pub fn parse(area: &[u8]) -> Result<Vec<Xattr<'_>>> {
     Ok(list)
 }
 
-/// What is done to one attribute.
+/// A change of one attribute.
 #[derive(Clone, Copy, Debug)]
 pub struct XattrChange<'a> {
-    /// What the name begins with.
+    /// The prefix of the name.
     pub index: u8,
     /// The rest of the name.
     pub name: &'a [u8],
@@ -115,17 +115,17 @@ impl XattrChange<'_> {
     }
 }
 
-/// An inode's list of attributes cut into its two places.
+/// A list of attributes split between inode and xattr node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitXattrs {
-    /// The inode's part; as long as its room.
+    /// The part in the inode, as long as the inline xattr area.
     pub inode: Vec<u8>,
-    /// The node's part, [`NODE_XATTR_BYTES`] bytes; `None` where the inode's room is enough.
+    /// The part in the node, [`NODE_XATTR_BYTES`] bytes; `None` if the inline area is sufficient.
     pub node: Option<Vec<u8>>,
 }
 
-/// The areas of a list after changes: changed attributes go last. `inline`: bytes of room in the inode.
-/// `None` if it does not fit.
+/// Applies changes to a list and splits it; changed attributes move to the end. `inline`: bytes of the inline xattr
+/// area. `None` if the list does not fit.
 pub fn apply(
     list: &[Xattr<'_>],
     changes: &[XattrChange<'_>],
@@ -143,7 +143,7 @@ pub fn apply(
     split(&list, inline)
 }
 
-/// The areas of a list; none of it in a node where the list is empty. `None` if it does not fit.
+/// Splits a list; an empty one needs no node. `None` if it does not fit.
 pub fn split(list: &[Xattr<'_>], inline: usize) -> Option<SplitXattrs> {
     let mut area = encode(list, inline + NODE_XATTR_BYTES)?;
     let fits = size_of_list(list) <= inline || list.is_empty();
@@ -154,8 +154,8 @@ pub fn split(list: &[Xattr<'_>], inline: usize) -> Option<SplitXattrs> {
     })
 }
 
-/// Writes a list into an area of `len` bytes (as for [`parse`]). `None` when it does not fit. (It may fill the area:
-/// Linux leaves no room for a zero word behind it, either.)
+/// Encodes a list into an area of `len` bytes (as for [`parse`]). `None` if it does not fit. (It may fill the area:
+/// Linux keeps no terminating zero word free either.)
 pub fn encode(list: &[Xattr<'_>], len: usize) -> Option<Vec<u8>> {
     let size: usize = HEADER + list.iter().map(Xattr::size).sum::<usize>();
     if size > len {
@@ -180,12 +180,12 @@ pub fn encode(list: &[Xattr<'_>], len: usize) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Bytes of a list, header and final zeros included: what decides whether the inode's part is enough.
+/// Bytes of a list with header and terminating zeros; decides whether the inline area is sufficient.
 pub fn size_of_list(list: &[Xattr<'_>]) -> usize {
     HEADER + list.iter().map(Xattr::size).sum::<usize>() + 4
 }
 
-/// Longest value that an inode with so many bytes for attributes can have with an empty name.
+/// The longest value that an attribute with an empty name can have, with an inline area of this size.
 pub fn max_value(inline: usize) -> u64 {
     wide((inline + NODE_XATTR_BYTES).saturating_sub(HEADER + ENTRY)).min(low16(u32::MAX).into())
 }
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// The list that two areas hold, as it is read.
+    /// The list as it is read from both areas.
     fn together(cut: &SplitXattrs) -> Vec<u8> {
         [&cut.inode[..], cut.node.as_deref().unwrap_or(&[])].concat()
     }
@@ -213,13 +213,13 @@ mod tests {
         let first = apply(&[], &[user(b"a", &[1; 100])], INLINE).unwrap();
         assert_eq!((first.inode.len(), &first.node), (INLINE, &None));
         let list = parse(&first.inode).unwrap();
-        // The second one reaches over the edge.
+        // The second attribute crosses the boundary.
         let second = apply(&list, &[user(b"b", &[2; 100])], INLINE).unwrap();
         assert_eq!(second.node.as_ref().unwrap().len(), NODE_XATTR_BYTES);
         let area = together(&second);
         let list = parse(&area).unwrap();
         assert_eq!(list.len(), 2);
-        // A new value goes last; what is removed may let the node go.
+        // A new value moves to the end; removing an attribute may free the node.
         let third = apply(&list, &[user(b"a", b"new")], INLINE).unwrap();
         assert!(third.node.is_none());
         let list = parse(&third.inode).unwrap();

@@ -11,11 +11,11 @@ fn packs_of_mkfs_round_trip() {
         (&["-O", ALL_FEATURES][..], 64),
         (&["-i"], 256),
         (&["-s", "4"], 1000),
-        // So large that the bitmap of the segment table needs payload.
+        // Large enough that the SIT bitmap needs payload blocks.
         (&[], 6 << 20),
     ] {
         let image = Image::make(options, mib);
-        // Only the metadata is looked at; the rest of a sparse image stays unread.
+        // Only metadata is read; the rest of the sparse image is not.
         let bytes = if mib > 2000 {
             use std::io::Read;
             let mut bytes = vec![0; 64 << 20];
@@ -69,7 +69,7 @@ fn tables_and_summaries_agree() {
     let opened = image.open();
     let layout = opened.layout();
     let cp = &opened.checkpoint;
-    // Valid blocks as the segment table counts them.
+    // Valid blocks according to the SIT.
     let mut valid = 0;
     let mut nodes = 0;
     for segment in (0..layout.main_segments).map(SegNo) {
@@ -86,7 +86,7 @@ fn tables_and_summaries_agree() {
     }
     assert_eq!(opened.nids().len(), idx(cp.valid_nodes));
     if !cp.flags.contains(CpFlags::COMPACT_SUMMARIES) {
-        // sload keeps its counts in the table itself when it writes whole summaries.
+        // sload.f2fs keeps its counts in the SIT when it writes normal summaries.
         assert_eq!((valid, nodes), (cp.valid_blocks, cp.valid_nodes));
     }
     for nid in opened.nids() {
@@ -137,7 +137,7 @@ fn damage_is_refused() {
         block[bit / 8] ^= 1 << (bit % 8);
         assert!(Checkpoint::parse(layout, &block).is_err(), "bit {bit}");
     }
-    // With the checksum mended: never a panic.
+    // With a correct checksum: never a panic.
     for at in 0..BITMAPS_AT {
         for value in [0, 1, 0xFF] {
             let mut block = good.clone();

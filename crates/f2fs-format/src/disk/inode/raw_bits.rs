@@ -20,7 +20,7 @@ macro_rules! bits {
                 Self(self.0 | other.0)
             }
 
-            /// The bits that `other` does not have.
+            /// The bits without those of `other`.
             #[must_use]
             pub const fn without(self, other: Self) -> Self {
                 Self(self.0 & !other.0)
@@ -30,15 +30,15 @@ macro_rules! bits {
 }
 
 bits! {
-    /// What lies in the inode (`i_inline`).
+    /// What is stored in the inode (`i_inline`).
     Inline {
-        /// Attributes (`F2FS_INLINE_XATTR`).
+        /// Extended attributes (`F2FS_INLINE_XATTR`).
         XATTR = 0x01;
-        /// Content, or room for it (`F2FS_INLINE_DATA`).
+        /// The inode has space for content (`F2FS_INLINE_DATA`).
         DATA = 0x02;
         /// Directory entries (`F2FS_INLINE_DENTRY`).
         DENTRIES = 0x04;
-        /// There is content (`F2FS_DATA_EXIST`).
+        /// The inode has content (`F2FS_DATA_EXIST`).
         DATA_EXISTS = 0x08;
         /// `.` and `..` are missing (`F2FS_INLINE_DOTS`).
         DOTS = 0x10;
@@ -46,7 +46,7 @@ bits! {
         EXTRA = 0x20;
         /// The file's blocks must not move (`F2FS_PIN_FILE`).
         PINNED = 0x40;
-        /// Blocks saved by compression were given back (`F2FS_COMPRESS_RELEASED`).
+        /// Blocks saved by compression were released (`F2FS_COMPRESS_RELEASED`).
         COMPRESS_RELEASED = 0x80;
     }
 }
@@ -60,25 +60,25 @@ bits! {
         LOST_PARENT = 0x02;
         /// It is encrypted (`FADVISE_ENCRYPT_BIT`).
         ENCRYPTED = 0x04;
-        /// The name kept in the inode is encrypted (`FADVISE_ENC_NAME_BIT`).
+        /// The name stored in the inode is encrypted (`FADVISE_ENC_NAME_BIT`).
         ENCRYPTED_NAME = 0x08;
-        /// Blocks past its end are meant (`FADVISE_KEEP_SIZE_BIT`).
+        /// Blocks beyond its end are intended (`FADVISE_KEEP_SIZE_BIT`).
         KEEP_SIZE = 0x10;
         /// Its data is hot (`FADVISE_HOT_BIT`).
         HOT = 0x20;
-        /// It has verity data behind its end (`FADVISE_VERITY_BIT`).
+        /// It has verity data beyond its end (`FADVISE_VERITY_BIT`).
         VERITY = 0x40;
-        /// Cut off below its size (`FADVISE_TRUNC_BIT`).
+        /// Truncated below its stored size (`FADVISE_TRUNC_BIT`).
         TRUNCATED = 0x80;
     }
 }
 
-/// By what a file is compressed (`i_compress_algorithm`).
+/// Compression algorithms (`i_compress_algorithm`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompressAlgorithm {
     /// LZO1X.
     Lzo,
-    /// LZ4 (written by its fast or its high-compression form).
+    /// LZ4 (fast or high-compression).
     Lz4,
     /// Zstandard.
     Zstd,

@@ -68,7 +68,7 @@ fn check_entries(opened: &Opened, layout: &DentryLayout, bytes: &[u8]) -> usize 
     count
 }
 
-/// Every entry has the hash of its name and lies in the bucket that its hash leads to.
+/// Every entry has the hash of its name and is in the bucket of its hash.
 fn directory(opened: &Opened, inode: &Inode, block: &[u8]) {
     let layout = opened.layout();
     if inode.inline.contains(Inline::DENTRIES) {
@@ -134,7 +134,7 @@ fn damage_is_refused() {
         copy[bit / 8] ^= 1 << (bit % 8);
         assert!(Inode::parse(layout, Nid::ROOT, &copy).is_err(), "bit {bit}");
     }
-    // With the checksum mended: never a panic, whatever is accepted.
+    // With a correct checksum: never a panic, whether or not it is accepted.
     for at in 0..FIXED + EXTRA {
         for value in [0, 1, 4, 0x7F, 0xA4, 0xFF] {
             let mut copy = block.to_vec();

@@ -1,17 +1,17 @@
-//! What the superblock says of things that went wrong (Linux since 6.1).
+//! What the superblock records about corruption and aborts (Linux since 6.1).
 
 use steadfs_vfs::FsError;
 
 use super::super::{CorruptKind, Structure};
 
-/// A kind of damage: the number of its bit in `s_errors` (`enum f2fs_error`).
+/// A kind of corruption: its bit in `s_errors` (`enum f2fs_error`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorFlag(pub(super) u16);
 
 impl ErrorFlag {
     /// A cluster of a compressed file.
     pub const CLUSTER: Self = Self(0);
-    /// An address that is none of a block.
+    /// An invalid block address.
     pub const BLOCK_ADDRESS: Self = Self(2);
     /// Directory entries.
     pub const DIRENT: Self = Self(3);
@@ -21,13 +21,13 @@ impl ErrorFlag {
     pub const SUMMARY: Self = Self(5);
     /// A node's footer.
     pub const FOOTER: Self = Self(6);
-    /// An entry of the segment table.
+    /// A SIT entry.
     pub const SIT: Self = Self(12);
     /// Extended attributes.
     pub const XATTR: Self = Self(14);
-    /// The place of a verity file's descriptor.
+    /// The position of a verity descriptor.
     pub const VERITY_XATTR: Self = Self(15);
-    /// An entry of the node address table.
+    /// A NAT entry.
     pub const NAT: Self = Self(16);
 }
 
@@ -53,7 +53,7 @@ pub(super) const ERRORS: &[&str] = &[
 ];
 
 impl ErrorFlag {
-    /// What is noted of damage of this kind; `None`: Linux has no bit for it.
+    /// The flag for a kind of corruption; `None` if Linux has no bit for it.
     pub const fn of(kind: &CorruptKind) -> Option<Self> {
         let what = match kind {
             CorruptKind::Address { .. } => return Some(Self::BLOCK_ADDRESS),
@@ -73,7 +73,7 @@ impl ErrorFlag {
             Structure::Sit => Some(Self::SIT),
             Structure::Inode => Some(Self::INODE),
             Structure::Node => Some(Self::FOOTER),
-            // Without them there is no mount that could note anything.
+            // Without a valid one there is no mount that could record it.
             Structure::Superblock | Structure::Checkpoint | Structure::OrphanBlock => None,
         }
     }
@@ -83,7 +83,7 @@ impl ErrorFlag {
         self.0
     }
 
-    /// The kind of damage that an error tells of.
+    /// The flag for an error.
     pub fn of_error(error: &FsError) -> Option<Self> {
         match error {
             FsError::Corrupt(corruption) => match corruption.code {
@@ -95,22 +95,22 @@ impl ErrorFlag {
     }
 }
 
-/// Why a volume stopped: its place in `s_stop_reason` (`enum stop_cp_reason`).
+/// Why a volume was aborted: the index in `s_stop_reason` (`enum stop_cp_reason`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopReason(pub(super) u16);
 
 impl StopReason {
-    /// Somebody asked for it.
+    /// A requested shutdown.
     pub const SHUTDOWN: Self = Self(0);
     /// A write failed.
     pub const WRITE_FAIL: Self = Self(3);
-    /// A change failed half-way.
+    /// An operation failed after its first change.
     pub const UPDATE_INODE: Self = Self(5);
-    /// A flush failed.
+    /// A FLUSH failed.
     pub const FLUSH_FAIL: Self = Self(6);
 }
 
-/// Names of the places in `s_stop_reason`, as fsck.f2fs prints them.
+/// Names of the indexes in `s_stop_reason`, as fsck.f2fs prints them.
 pub(super) const STOPS: &[&str] = &[
     "shutdown",
     "fault_inject",

@@ -73,7 +73,7 @@ fn damage_is_refused() {
         assert!(Superblock::parse(&bytes).is_err(), "bit {bit}");
     }
     assert!(Superblock::parse(&bytes[..100]).is_err());
-    // Without the checksum: no panic, and what is accepted computes without overflow.
+    // Without a checksum: no panic, and accepted values compute without overflow.
     for at in (0..108).chain([1148, 1664, 2757]) {
         for value in [0, 1, 0x7F, 0xFF] {
             let mut bytes = bytes.clone();
