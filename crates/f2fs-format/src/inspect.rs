@@ -1,4 +1,4 @@
-//! Looking at a volume without opening it: what its superblock and its checkpoint say.
+//! Describes a volume without opening it: its superblock and its checkpoint.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -12,36 +12,36 @@ use crate::disk::checkpoint::{ALLOC_SSR, CpFlags};
 use crate::disk::{LogType, Superblock};
 use crate::superblock::read_superblock;
 
-/// Everything that can be said about a volume without opening it. Names are those of dump.f2fs.
+/// The description of a volume. Names are those of dump.f2fs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inspection {
     /// Label.
     pub label: String,
-    /// UUID in its usual form.
+    /// UUID as text.
     pub uuid: String,
-    /// Which kernel made the volume.
+    /// The kernel that made the volume.
     pub made_by: String,
-    /// Which kernel (or program) wrote it last.
+    /// The kernel (or program) that wrote it last.
     pub written_by: String,
     /// Names of the features.
     pub features: Vec<String>,
-    /// Whether it notes damage or an unwanted stop.
+    /// Whether it has recorded corruption or an abort.
     pub has_errors: bool,
-    /// Where its areas lie.
+    /// The areas of the volume.
     pub layout: Areas,
-    /// Extensions of names whose data is cold.
+    /// File name extensions of cold data.
     pub cold_extensions: Vec<String>,
-    /// Extensions of names whose data is hot.
+    /// File name extensions of hot data.
     pub hot_extensions: Vec<String>,
-    /// Other devices of the volume.
+    /// Further devices of the volume.
     pub devices: Vec<String>,
-    /// Quota files of users, groups and projects.
+    /// Inodes of the user, group and project quota files.
     pub quota_inodes: [Option<u32>; 3],
-    /// The state.
+    /// The current checkpoint.
     pub checkpoint: CheckpointState,
 }
 
-/// Where the areas lie; blocks of 4096 bytes and segments of 512 blocks.
+/// Areas and sizes, in blocks of 4096 bytes and segments of 512 blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "the names are dump.f2fs's")]
 pub struct Areas {
@@ -68,23 +68,23 @@ pub struct Areas {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckpointState {
-    /// No pack can be read.
+    /// No pack is valid.
     Unreadable {
-        /// Why.
+        /// The error.
         why: String,
     },
-    /// What it says.
+    /// The fields of the pack.
     Valid(Box<CheckpointNumbers>),
 }
 
-/// What a checkpoint says.
+/// Fields of the current checkpoint pack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "the names are dump.f2fs's")]
 pub struct CheckpointNumbers {
-    /// What is wrong with it.
+    /// What is inconsistent in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrong: Option<String>,
-    /// Which pack it is: 0 or 1.
+    /// Its pack: 0 or 1.
     pub pack: u32,
     pub checkpoint_ver: u64,
     /// Names of its flags, as dump.f2fs prints them; the last is `unmount` or `sudden-power-off`.
@@ -100,33 +100,33 @@ pub struct CheckpointNumbers {
     pub cp_pack_total_block_count: u32,
     pub cp_pack_start_sum: u32,
     pub elapsed_time: u64,
-    /// The open logs: hot, warm and cold data, then hot, warm and cold nodes.
+    /// The cursegs: hot, warm and cold data, then hot, warm and cold nodes.
     pub cursegs: Vec<Curseg>,
-    /// Inodes without a name that were open.
+    /// Inodes without links that were open.
     pub orphans: Vec<u32>,
-    /// Entries in the journal of the node address table.
+    /// Entries in the NAT journal.
     pub nat_journal: usize,
-    /// Entries in the journal of the segment table.
+    /// Entries in the SIT journal.
     pub sit_journal: usize,
 }
 
-/// An open log.
+/// The position of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Curseg {
-    /// What it holds.
+    /// The log.
     pub name: &'static str,
-    /// Its segment.
+    /// The segment.
     pub segment: u32,
-    /// The next block in it.
+    /// The next block in the segment.
     pub offset: u16,
-    /// Whether it fills holes (`SSR`) instead of going on at the end (`LFS`).
+    /// Allocates invalid blocks of the segment (SSR) and not only blocks after its position (LFS).
     pub ssr: bool,
 }
 
-/// Looks at the volume on a device.
+/// Describes the volume on a device.
 ///
 /// # Errors
-/// No superblock can be read. Everything else that is wrong is told in the result.
+/// No superblock is valid. All other errors are in the result.
 pub fn inspect(queue: &Queue) -> Result<Inspection> {
     let superblock = read_superblock(queue)?;
     let layout = superblock.layout();
@@ -252,7 +252,7 @@ fn flag_names(flags: CpFlags) -> Vec<&'static str> {
 impl Display for Inspection {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut line = |name: &str, value: &dyn Display| {
-            // Labels and the like are whatever somebody wrote into a superblock.
+            // Labels may contain any bytes.
             let value = printable(value.to_string().as_bytes());
             writeln!(f, "{name:<28}{value}")
         };
@@ -262,20 +262,23 @@ impl Display for Inspection {
         line("Made by:", &self.made_by)?;
         line("Written by:", &self.written_by)?;
         line("Features:", &self.features.join(" "))?;
-        line("Errors noted:", &if self.has_errors { "yes" } else { "no" })?;
+        line(
+            "Errors recorded:",
+            &if self.has_errors { "yes" } else { "no" },
+        )?;
         let areas = &self.layout;
         line("Block count:", &areas.block_count)?;
         line("Block size:", &crate::disk::BLOCK_SIZE)?;
-        line("Bytes in a sector:", &(1u64 << areas.log_sectorsize))?;
+        line("Sector size:", &(1u64 << areas.log_sectorsize))?;
         line("Segments:", &areas.segment_count)?;
         line("Sections:", &areas.section_count)?;
         line("Segments per section:", &areas.segs_per_sec)?;
         line("Sections per zone:", &areas.secs_per_zone)?;
         line("Checkpoint area:", &areas.cp_blkaddr)?;
         line("Checkpoint payload:", &areas.cp_payload)?;
-        line("Segment table:", &areas.sit_blkaddr)?;
-        line("Node address table:", &areas.nat_blkaddr)?;
-        line("Summary area:", &areas.ssa_blkaddr)?;
+        line("SIT area:", &areas.sit_blkaddr)?;
+        line("NAT area:", &areas.nat_blkaddr)?;
+        line("SSA area:", &areas.ssa_blkaddr)?;
         line("Main area:", &areas.main_blkaddr)?;
         line("Main segments:", &areas.segment_count_main)?;
         line("Cold extensions:", &self.cold_extensions.join(" "))?;
@@ -303,7 +306,7 @@ impl Display for CheckpointNumbers {
         let mut line = |name: &str, value: &dyn Display| writeln!(f, "{name:<28}{value}");
         line("Checkpoint pack:", &(self.pack + 1))?;
         if let Some(wrong) = &self.wrong {
-            line("Checkpoint is wrong:", wrong)?;
+            line("Checkpoint error:", wrong)?;
         }
         line(
             "Checkpoint version:",
@@ -320,9 +323,9 @@ impl Display for CheckpointNumbers {
         line("Overprovisioned segments:", &self.overprov_segment_count)?;
         line("Pack blocks:", &self.cp_pack_total_block_count)?;
         line("First summary block:", &self.cp_pack_start_sum)?;
-        line("Mounted for seconds:", &self.elapsed_time)?;
-        line("Node address journal:", &self.nat_journal)?;
-        line("Segment journal:", &self.sit_journal)?;
+        line("Mounted time (s):", &self.elapsed_time)?;
+        line("NAT journal entries:", &self.nat_journal)?;
+        line("SIT journal entries:", &self.sit_journal)?;
         line("Orphans:", &self.orphans.len())?;
         for (n, log) in self.cursegs.iter().enumerate() {
             let end = if n + 1 == self.cursegs.len() {

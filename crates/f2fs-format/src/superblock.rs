@@ -23,7 +23,7 @@ pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
     };
     match read_copy(queue, 1)? {
         Ok(superblock) => {
-            tracing::warn!(%first, "the second superblock is used");
+            tracing::warn!(%first, "using the second superblock");
             Ok(superblock)
         }
         Err(second) if is_magic(&first) => Err(second.into()),

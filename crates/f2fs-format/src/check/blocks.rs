@@ -1,4 +1,4 @@
-//! Blocks found in use: each once, in a segment of its kind, and named by the segment's summary.
+//! Blocks in use: each has one owner, a segment of its type, and a matching summary entry.
 
 use super::tables::{Segment, entry_bytes, holds};
 use super::{Checker, Issue};
@@ -14,16 +14,16 @@ pub(super) struct WrongSummary {
     stored: Summary,
 }
 
-/// What a segment's summary says of a block.
+/// The summary entry of a block.
 enum Said {
-    /// An entry, of a summary of this kind.
+    /// An entry, and the type of its summary block.
     Entry(Option<SummaryKind>, Summary),
-    /// Nothing: there is no summary, or it cannot be read.
+    /// There is no summary, or it cannot be read.
     Nothing,
 }
 
 impl Checker<'_> {
-    /// Takes a block as a node's.
+    /// Records a block as a node's.
     pub(super) fn claim_node(&mut self, ino: Nid, nid: Nid, addr: BlockAddr) {
         let (version, slot) = (0, 0);
         self.claim(
@@ -34,7 +34,7 @@ impl Checker<'_> {
         );
     }
 
-    /// Takes a block as data; `owner` is the node that maps it, and where.
+    /// Records a block as data; `owner` is the node and slot that map it.
     pub(super) fn claim_data(&mut self, ino: Nid, addr: BlockAddr, owner: Summary) {
         self.claim(ino, addr, SummaryKind::Data, owner);
     }
@@ -51,7 +51,7 @@ impl Checker<'_> {
         }
         self.check_segment_type(segment, addr, what);
         if self.layout.has(Features::READ_ONLY) {
-            // Nothing is ever cleaned there: no summaries are kept.
+            // Volumes with the feature `ro` have no GC and no summaries.
             return;
         }
         match self.summary_of(segment, offset) {
@@ -76,7 +76,7 @@ impl Checker<'_> {
 
     fn check_segment_type(&mut self, segment: SegNo, block: BlockAddr, what: SummaryKind) {
         let known = &mut self.segments[segment.0 as usize];
-        // A type that does not exist was told when the entry was read.
+        // An invalid type was reported when the SIT entry was read.
         let Some(stored) = LogType::from_number(known.kind) else {
             return;
         };
@@ -90,7 +90,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What the summary of a segment says of one of its blocks: the pack's for an open log.
+    /// The summary entry of a block: from the pack for a curseg, otherwise from the SSA.
     fn summary_of(&mut self, segment: SegNo, offset: u32) -> Said {
         for log in LogType::ALL {
             if self.checkpoint.log(log).segment != segment {
@@ -101,7 +101,7 @@ impl Checker<'_> {
             } else {
                 SummaryKind::Data
             };
-            // Nodes need no summary while their log is open, and of data a log has none behind its end.
+            // In a curseg, node summaries may be missing, and data summaries end at its position.
             let entries = self.open[log.index()].as_ref();
             return match entries.and_then(|entries| entries.get(offset as usize)) {
                 Some(entry) => Said::Entry(Some(kind), *entry),
@@ -123,7 +123,7 @@ impl Checker<'_> {
         Said::Entry(holds(block), entry)
     }
 
-    /// The inode that a valid block belongs to, by its segment's summary.
+    /// The inode that a valid block belongs to, according to its summary.
     pub(super) fn owner_of(&mut self, segment: SegNo, offset: u32) -> Option<Nid> {
         match self.summary_of(segment, offset) {
             Said::Entry(_, entry) => self.nat.get(&self.layout, entry.nid).map(|slot| slot.ino),
@@ -147,7 +147,7 @@ impl Checker<'_> {
         wrong.count += 1;
     }
 
-    /// Tells what was found wrong with summaries, one issue for each segment.
+    /// Reports wrong summary entries, one issue per segment.
     pub(super) fn tell_wrong_summaries(&mut self) {
         for (segment, wrong) in std::mem::take(&mut self.wrong_summaries) {
             self.issue(Issue::Summary {

@@ -1,4 +1,4 @@
-//! Directory entries: names, hashes, places, and the inodes they name.
+//! Directory entries: names, hashes, hash buckets, and the inodes they refer to.
 
 use std::hash::Hasher;
 
@@ -12,31 +12,31 @@ use crate::disk::bits::{self, Order};
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::{Nid, hash};
 
-/// A directory being checked.
+/// The state of checking a directory.
 pub(super) struct Context {
-    /// Its number in the list of directories.
+    /// Its index in the list of directories.
     pub(super) dir: usize,
     ino: Nid,
     encrypted: bool,
     casefold: bool,
     dots: u32,
     dotdots: u32,
-    /// Of all names, to find equal ones.
+    /// Fingerprints of all names, to find duplicates.
     fingerprints: Vec<u64>,
 }
 
-/// Where a block of entries lies.
+/// The position of a block of entries.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    /// Block of the directory's file.
+    /// Block number in the directory's file.
     block: u64,
-    /// Its level; none where no lookup reaches it.
+    /// Its level in the hash table; `None` if no lookup reaches the block.
     level: Option<u32>,
     dir_level: u8,
 }
 
 impl Place {
-    /// Of a block in a directory of so many levels, whose file has so many blocks.
+    /// The position of a block in a directory with this many levels and blocks.
     pub(super) fn new(block: u64, dir_level: u8, depth: u32, blocks: u64) -> Self {
         let ends_behind = |level: &u32| block < hash::level_start(level + 1, dir_level);
         let level = (0..depth.min(hash::MAX_DEPTH)).find(ends_behind);
@@ -47,14 +47,14 @@ impl Place {
         }
     }
 
-    /// Whether a name with this hash is found here.
+    /// Whether a lookup of this hash reaches the block.
     fn is_right(&self, hash: u32) -> bool {
         self.level
             .is_some_and(|level| hash::bucket(level, self.dir_level, hash).contains(&self.block))
     }
 }
 
-/// A number that two equal names share.
+/// A number that is equal for equal names.
 pub(super) fn fingerprint(entry: &Entry<'_>) -> u64 {
     let mut hasher = FixedHasher::default();
     hasher.write(entry.name);
@@ -75,7 +75,7 @@ impl Context {
         }
     }
 
-    /// Fingerprints that several names have, in order.
+    /// Fingerprints that occur more than once, sorted.
     pub(super) fn equal_fingerprints(&mut self) -> Vec<u64> {
         self.fingerprints.sort_unstable();
         let pairs = self.fingerprints.windows(2);
@@ -86,7 +86,7 @@ impl Context {
 }
 
 impl Checker<'_> {
-    /// Checks all entries in an area; `place` is where it lies, if it is a block.
+    /// Checks all entries of an area; `place` is its position, if it is a block.
     pub(super) fn check_entries(
         &mut self,
         cx: &mut Context,
@@ -127,7 +127,10 @@ impl Checker<'_> {
         if !marked.all(|bit| bit) {
             self.issue(Issue::DirSlots { dir, name: name() });
         }
-        debug_assert!(layout.slots / 8 < area.len(), "the bitmap is in the area");
+        debug_assert!(
+            layout.slots / 8 < area.len(),
+            "the bitmap is within the area"
+        );
         if !cx.encrypted && !entry.has_plain_name() {
             self.issue(Issue::BadName { dir, name: name() });
         }
@@ -157,15 +160,15 @@ impl Checker<'_> {
     fn check_dot(&mut self, cx: &mut Context, entry: &Entry<'_>) {
         let mut wrong = Vec::new();
         if entry.file_type != FileKind::Directory.entry_type() {
-            wrong.push("\".\" or \"..\" has another type than a directory's");
+            wrong.push("\".\" or \"..\" does not have the type of a directory");
         }
         if !cx.casefold && entry.hash != 0 {
-            wrong.push("\".\" or \"..\" has a hash");
+            wrong.push("\".\" or \"..\" has a hash that is not 0");
         }
         if entry.name == b"." {
             cx.dots += 1;
             if entry.ino != cx.ino {
-                wrong.push("\".\" leads to another directory");
+                wrong.push("\".\" refers to another inode");
             }
         } else {
             cx.dotdots += 1;
@@ -182,19 +185,19 @@ impl Checker<'_> {
             (1, 1) => return,
             (0, _) => "\".\" is missing",
             (_, 0) => "\"..\" is missing",
-            _ => "\".\" or \"..\" is there twice",
+            _ => "\".\" or \"..\" occurs twice",
         };
         self.issue(Issue::DirDots { dir: cx.ino, why });
     }
 
-    /// The inode that an entry names.
+    /// Checks the inode that an entry refers to.
     fn check_target(&mut self, cx: &Context, entry: &Entry<'_>) {
         let (dir, ino) = (cx.ino, entry.ino);
         let name = || Name::of(entry.name);
         let slot = self.nat.get_mut(&self.layout, ino);
         let why = match &slot {
             None => "which is not in use",
-            Some(slot) if slot.ino != ino => "a node that is no inode",
+            Some(slot) if slot.ino != ino => "which is a node and not an inode",
             Some(_) if ino == Nid::ROOT => "the root directory",
             Some(slot) if slot.has(Slot::HIDDEN) => "a quota file",
             Some(slot) if slot.has(Slot::ORPHAN) => "an orphan",
@@ -210,7 +213,7 @@ impl Checker<'_> {
         };
         slot.names = slot.names.saturating_add(1);
         let (stored, kind) = (entry.file_type, slot.kind);
-        // An inode that could not be read has no type; that was told.
+        // The type of an unreadable inode is not known; that was reported.
         if kind != 0 && stored != kind {
             self.issue(Issue::EntryType {
                 dir,

@@ -1,4 +1,4 @@
-//! Directories: all their entries, in blocks and in inodes.
+//! Directories: their entries, in blocks and inline.
 
 use steadfs_vfs::InodeFlags;
 
@@ -10,7 +10,7 @@ use crate::disk::inode::{Advise, Inline, WORDS};
 use crate::disk::{BLOCK_SIZE, Inode, Nid};
 
 impl Checker<'_> {
-    /// Checks every directory. They were found in the order of their numbers.
+    /// Checks every directory, by inode number.
     pub(super) fn check_dirs(&mut self) {
         let root = self.nat.get(&self.layout, Nid::ROOT);
         if self.dir_index(Nid::ROOT).is_none() || root.is_none_or(|slot| slot.has(Slot::ORPHAN)) {
@@ -20,11 +20,11 @@ impl Checker<'_> {
         for i in 0..self.dirs.len() {
             let ino = self.dirs[i].ino;
             let slot = self.nat.get(&self.layout, ino).unwrap_or_default();
-            // What is left in a directory that was removed while somebody had it open has no meaning.
+            // A directory that was removed while it was open: its entries have no meaning.
             if slot.has(Slot::ORPHAN) || !self.read_block(slot.addr, &mut block) {
                 continue;
             }
-            // It was decoded before.
+            // It was decoded before without an error.
             if let Ok(inode) = Inode::decode(&self.layout, &block)
                 && inode.xattr_words <= WORDS
             {
@@ -67,7 +67,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Names that are there twice: of those whose fingerprints are equal the bytes are compared.
+    /// Finds duplicate names, by comparing the names with equal fingerprints.
     fn check_duplicates(&mut self, cx: &mut Context, inode: &Inode, block: &[u8]) {
         let suspects = cx.equal_fingerprints();
         if suspects.is_empty() {

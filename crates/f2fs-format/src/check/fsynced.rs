@@ -1,5 +1,5 @@
-//! What fsync wrote after the checkpoint: the chain of nodes behind the end of the warm node log, which
-//! the next mount takes over. It is counted, and must not lie over what the checkpoint has.
+//! Nodes that fsync wrote after the checkpoint: the chain after the position of the warm node log, which the next
+//! mount recovers (roll-forward). They are counted, and must not use blocks of other owners in the checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +10,13 @@ use crate::disk::inode::Inline;
 use crate::disk::node::{self, Footer, NodeKind, PER_NODE};
 use crate::disk::{BlockAddr, DiskError, Inode, LogType, Nid, Structure};
 
-/// A node of the chain.
 struct Found {
     addr: BlockAddr,
     footer: Footer,
 }
 
 impl Checker<'_> {
-    /// Follows the chain and checks what a recovery would take over.
+    /// Follows the chain and checks what roll-forward would recover.
     pub(super) fn check_fsynced(&mut self) {
         let chain = self.follow_chain();
         let ends = self.recovered(&chain);
@@ -33,8 +32,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The nodes in the order in which they were written. Each is in it once, and there is memory for so
-    /// many.
+    /// The nodes of the chain in order. Each occurs once, and memory is limited.
     fn follow_chain(&mut self) -> Vec<Found> {
         let mut chain = Vec::new();
         if !self.has_log(LogType::WarmNode) {
@@ -77,8 +75,8 @@ impl Checker<'_> {
         footer.cp_version == wanted
     }
 
-    /// Of each inode that a recovery takes over its last marked node: inodes of the checkpoint, and those
-    /// with a name to be made.
+    /// The last node with an fsync mark of each inode that roll-forward recovers: inodes in the checkpoint, and
+    /// those with a dentry mark.
     fn recovered(&self, chain: &[Found]) -> BTreeMap<Nid, usize> {
         let mut ends = BTreeMap::new();
         let mut named = BTreeSet::new();
@@ -101,7 +99,7 @@ impl Checker<'_> {
         let owner = self.nat.get(&self.layout, nid).map(|slot| slot.ino);
         let known = self.layout.is_nid(nid) && self.layout.is_nid(ino);
         let result = if !known || owner.is_some_and(|owner| owner != ino) {
-            let rule = "of an inode that it does not belong to";
+            let rule = "a node of another inode";
             Err(DiskError::field(Structure::Node, "footer nid", nid.0, rule))
         } else {
             found.footer.check(nid, ino)
@@ -135,7 +133,7 @@ impl Checker<'_> {
         addrs.extend(slots.map(|slot| inode.addr(&self.layout, block, slot)));
     }
 
-    /// A block that is valid in the checkpoint belongs to the same file there.
+    /// Checks that a block that is valid in the checkpoint belongs to the same file there.
     fn check_fsynced_addr(
         &mut self,
         ino: Nid,

@@ -1,4 +1,4 @@
-//! Inodes: fields, what lies in them, and what hangs on them.
+//! Inodes: their fields, inline content and extended attributes.
 
 use steadfs_vfs::{FileKind, InodeFlags};
 
@@ -8,11 +8,11 @@ use super::{Checker, Issue};
 use crate::disk::inode::{self, Advise, FIXED, Inline, WORDS};
 use crate::disk::{Features, Inode, Nid};
 
-/// Longest target of a symbolic link.
+/// The longest target of a symbolic link.
 const LINK_MAX: u64 = 4096;
 
 impl Checker<'_> {
-    /// Checks every inode in use with its tree.
+    /// Checks every inode in use with its node tree.
     pub(super) fn check_inodes(&mut self) {
         let mut from = Nid(0);
         while let Some((nid, slot)) = self.nat.next_used(&self.layout, from) {
@@ -27,7 +27,7 @@ impl Checker<'_> {
 
     fn check_inode(&mut self, ino: Nid, slot: Slot, block: &mut Vec<u8>) {
         if slot.has(Slot::REACHED) {
-            // Some tree has it as one of its nodes, which was told.
+            // It is a node in another inode's tree, which was reported.
             return;
         }
         let layout = &self.layout;
@@ -62,7 +62,7 @@ impl Checker<'_> {
         }
         self.check_flags(ino, kind, &inode);
         if inode.xattr_words > WORDS {
-            // Told with the fields: nothing in the inode has a place.
+            // Reported with the fields: the positions of everything else are unknown.
             return;
         }
         self.check_content(ino, kind, &inode, block, slot.version);
@@ -91,7 +91,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Flags and hints that need a feature, or another kind of inode.
+    /// Checks flags and hints that require a feature or another type of inode.
     fn check_flags(&mut self, ino: Nid, kind: FileKind, inode: &Inode) {
         let has = |feature| self.layout.has(feature);
         let casefold = inode.flags.contains(InodeFlags::CASEFOLD);
@@ -100,28 +100,28 @@ impl Checker<'_> {
         let rules = [
             (
                 inode.advise.contains(Advise::ENCRYPTED) && !has(Features::ENCRYPT),
-                "is encrypted on a volume without that feature",
+                "is encrypted on a volume without the feature encrypt",
             ),
             (
                 inode.advise.contains(Advise::VERITY)
                     && (!has(Features::VERITY) || kind != FileKind::Regular),
-                "has verity hashes, which it cannot have",
+                "has the verity flag, which it cannot have",
             ),
             (
                 casefold && (!has(Features::CASEFOLD) || kind != FileKind::Directory),
-                "ignores case, which it cannot",
+                "has the casefold flag, which it cannot have",
             ),
             (
                 compressed && !has(Features::COMPRESSION),
-                "is compressed on a volume without that feature",
+                "is compressed on a volume without the feature compression",
             ),
             (
                 compressed && inline && kind == FileKind::Regular,
-                "is compressed and has its content in the inode",
+                "is compressed and has inline data",
             ),
             (
                 inline && inode.inline.contains(Inline::DENTRIES),
-                "has both content and entries in the inode",
+                "has both inline data and inline directory entries",
             ),
         ];
         let wrong = rules.into_iter().filter(|(is, _)| *is);
@@ -130,7 +130,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Attributes, content and blocks.
+    /// Checks extended attributes, inline content and blocks.
     fn check_content(
         &mut self,
         ino: Nid,
@@ -194,25 +194,25 @@ impl Checker<'_> {
         }
     }
 
-    /// Content or entries in the inode: the word before them is never used, and content is announced.
+    /// Checks inline content: the word before it is 0, and DATA_EXIST is set if there is content.
     fn check_inline(&mut self, ino: Nid, inode: &Inode, block: &[u8]) {
         let reserved = FIXED + usize::from(inode.extra_isize);
         if block[reserved..reserved + 4] != [0; 4] {
-            let why = "has an address before it";
+            let why = "has a nonzero word before it";
             self.issue(Issue::Inline { ino, why });
         }
         let content = &block[inode.inline_range(&self.layout)];
         let announced =
             inode.inline.contains(Inline::DATA_EXISTS) || inode.inline.contains(Inline::DENTRIES);
         if !announced && content.iter().any(|&byte| byte != 0) {
-            let why = "is there without being announced";
+            let why = "exists although DATA_EXIST is not set";
             self.issue(Issue::Inline { ino, why });
         }
     }
 
     fn check_symlink(&mut self, ino: Nid, inode: &Inode, block: &[u8]) {
         if inode.size == 0 || inode.size > LINK_MAX {
-            let why = "has a target of impossible length";
+            let why = "has a target of invalid length";
             return self.issue(Issue::Symlink { ino, why });
         }
         if inode.advise.contains(Advise::ENCRYPTED) {

@@ -1,4 +1,4 @@
-//! Everything the checker can find.
+//! All kinds of findings of the checker.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use thiserror::Error;
 use crate::disk::summary::Summary;
 use crate::disk::{BlockAddr, DiskError, LogType, Nid, SegNo};
 
-/// A name as it can be shown.
+/// A name in printable form.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Name(pub Vec<u8>);
 
 impl Name {
-    /// At most as much as a name has.
+    /// A name, cut to the longest valid length.
     pub(super) fn of(bytes: &[u8]) -> Self {
         Self(bytes[..bytes.len().min(NAME_MAX)].to_vec())
     }
@@ -31,7 +31,7 @@ impl fmt::Debug for Name {
     }
 }
 
-/// One thing that is wrong with a volume.
+/// A finding: one inconsistency of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Issue {
     /// A copy of the superblock breaks a rule, or its checksum is wrong.
@@ -46,7 +46,7 @@ pub enum Issue {
     #[error("the two superblocks describe different volumes")]
     SuperblocksDiffer,
     /// The device ends before the volume.
-    #[error("the volume has {blocks} blocks, its device {device_blocks}")]
+    #[error("the volume has {blocks} blocks, the device only {device_blocks}")]
     DeviceTooSmall {
         /// Blocks of the volume.
         blocks: u64,
@@ -54,12 +54,12 @@ pub enum Issue {
         device_blocks: u64,
     },
     /// A block cannot be read.
-    #[error("block {block} cannot be read")]
+    #[error("cannot read block {block}")]
     Unreadable {
         /// The block.
         block: BlockAddr,
     },
-    /// Neither checkpoint pack is valid: nothing else was checked.
+    /// Neither checkpoint pack is valid; nothing else was checked.
     #[error("no checkpoint is valid: {first}; {second}")]
     NoCheckpoint {
         /// What is wrong with the first pack.
@@ -67,7 +67,7 @@ pub enum Issue {
         /// What is wrong with the second one.
         second: DiskError,
     },
-    /// A number of the checkpoint cannot be.
+    /// A field of the checkpoint is inconsistent.
     #[error("checkpoint: {field} is {stored}, {rule}")]
     Checkpoint {
         /// The field, as the format's documentation names it.
@@ -77,13 +77,13 @@ pub enum Issue {
         /// The rule it breaks.
         rule: &'static str,
     },
-    /// The last block of the checkpoint pack is no copy of the first.
-    #[error("checkpoint pack {}: its last block is no copy of the first", .pack + 1)]
+    /// The last block of the checkpoint pack is not a copy of the first.
+    #[error("checkpoint pack {}: its last block is not a copy of the first", .pack + 1)]
     PackEnds {
         /// Which of the two: 0 or 1.
         pack: u32,
     },
-    /// Summaries or journals in the checkpoint pack cannot be used: nothing else was checked.
+    /// The summaries or journals in the checkpoint pack cannot be decoded; nothing else was checked.
     #[error("checkpoint pack: {0}")]
     Pack(DiskError),
     /// A journal has two entries for one node or segment.
@@ -94,10 +94,10 @@ pub enum Issue {
         /// The node or segment.
         number: u32,
     },
-    /// A list of orphans breaks a rule.
+    /// An orphan block breaks a rule.
     #[error("{0}")]
     OrphanBlock(DiskError),
-    /// An inode on the list of orphans that is none.
+    /// An entry of the orphan list is not an orphan.
     #[error("orphan {ino} {why}")]
     Orphan {
         /// The inode.
@@ -105,31 +105,31 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// An open log contradicts its segment.
+    /// A curseg contradicts its segment.
     #[error("{} log: segment {segment} {why}", .log.name())]
     Log {
         /// Which log.
         log: LogType,
-        /// Its segment.
+        /// The segment.
         segment: SegNo,
         /// What is wrong.
         why: &'static str,
     },
-    /// An entry of the node address table breaks a rule.
+    /// A NAT entry breaks a rule.
     #[error("{0}")]
     Nat(DiskError),
-    /// `nat_bits` contradicts a block of the node address table.
-    #[error("nat_bits: block {block} of the node address table {why}")]
+    /// `nat_bits` contradicts a NAT block.
+    #[error("nat_bits: NAT block {block} {why}")]
     NatBits {
-        /// The block, counted in one copy.
+        /// Number of the block within one copy.
         block: u32,
         /// What is wrong.
         why: &'static str,
     },
-    /// An entry of the segment table breaks a rule.
+    /// A SIT entry breaks a rule.
     #[error("{0}")]
     Sit(DiskError),
-    /// A segment's map of valid blocks is not what files and directories use.
+    /// A segment's valid map differs from the blocks that files and directories use.
     #[error(
         "segment {segment}: map of valid blocks is wrong from block {first} on: {used_but_free} used \
          blocks marked free, {free_but_used} free ones marked used"
@@ -139,32 +139,32 @@ pub enum Issue {
         segment: SegNo,
         /// First block that differs.
         first: BlockAddr,
-        /// Blocks in use that the map has as free.
+        /// Blocks in use that the map has as invalid.
         used_but_free: u32,
-        /// Blocks nobody uses that the map has as in use.
+        /// Blocks not in use that the map has as valid.
         free_but_used: u32,
     },
-    /// A segment holds data where its entry says nodes, or the other way round.
-    #[error("segment {segment} has type \"{}\", and holds {holds} at block {block}", .stored.name())]
+    /// A segment has data although its type is for nodes, or the reverse.
+    #[error("segment {segment} has type \"{}\", but has {holds} at block {block}", .stored.name())]
     SegmentType {
         /// The segment.
         segment: SegNo,
-        /// What its entry says.
+        /// The type in the SIT.
         stored: LogType,
-        /// What it holds.
+        /// The kind of block found.
         holds: &'static str,
-        /// Where.
+        /// The block.
         block: BlockAddr,
     },
-    /// A segment's summary block says that it holds data where it holds nodes, or the other way round.
-    #[error("segment {segment}: its summary is not one of {holds}")]
+    /// A segment's summary block is of type data and the segment has nodes, or the reverse.
+    #[error("segment {segment}: its summary block is not of type {holds}")]
     SummaryType {
         /// The segment.
         segment: SegNo,
-        /// What it holds.
+        /// The kind of block found.
         holds: &'static str,
     },
-    /// Entries of a segment's summary do not name who uses the blocks.
+    /// Summary entries of a segment do not have the owners of its blocks.
     #[error(
         "segment {segment}: {wrong} summary entries are wrong; block {first} belongs to node {}, slot {} \
          (version {}), the entry says node {}, slot {} (version {})",
@@ -173,76 +173,76 @@ pub enum Issue {
     Summary {
         /// The segment.
         segment: SegNo,
-        /// Entries that are wrong.
+        /// Number of wrong entries.
         wrong: u32,
-        /// The first block of them that was found.
+        /// The first block with a wrong entry.
         first: BlockAddr,
-        /// Who uses it.
+        /// Its owner.
         owner: Summary,
-        /// Who the entry says does.
+        /// The owner in the entry.
         stored: Summary,
     },
-    /// A node's footer, or an inode's fields, break a rule.
+    /// A node's footer or an inode's field breaks a rule.
     #[error("{0}")]
     Node(DiskError),
-    /// A node says that it was written after a checkpoint that is still to come.
+    /// A node was written after a checkpoint that does not exist yet.
     #[error("node {nid} was written after checkpoint {version}, but this is {checkpoint}")]
     NodeVersion {
         /// The node.
         nid: Nid,
-        /// The checkpoint it names (its low half).
+        /// The checkpoint version in the node (low half).
         version: u32,
-        /// The volume's (its low half).
+        /// The checkpoint version of the volume (low half).
         checkpoint: u32,
     },
-    /// An inode's tree names a node that does not exist.
-    #[error("inode {ino}: node {nid} at place {offset} of its tree does not exist")]
+    /// A node in an inode's tree does not exist.
+    #[error("inode {ino}: node {nid} with offset {offset} does not exist")]
     NodeMissing {
         /// The inode.
         ino: Nid,
         /// The node.
         nid: Nid,
-        /// Its place ("node offset").
+        /// Its node offset.
         offset: u32,
     },
-    /// The node address table says that a node belongs to another inode than the one that names it.
-    #[error("inode {ino}: node {nid} belongs to inode {stored} by the node address table")]
+    /// According to the NAT, a node in an inode's tree belongs to another inode.
+    #[error("inode {ino}: node {nid} belongs to inode {stored} according to the NAT")]
     NodeOwner {
         /// The inode.
         ino: Nid,
         /// The node.
         nid: Nid,
-        /// The inode in the table.
+        /// The inode in the NAT.
         stored: Nid,
     },
-    /// A node is in two places.
-    #[error("inode {ino}: node {nid} is in use in another place too")]
+    /// A node is used twice.
+    #[error("inode {ino}: node {nid} is used elsewhere, too")]
     NodeTwice {
         /// The inode.
         ino: Nid,
         /// The node.
         nid: Nid,
     },
-    /// No inode has this node in its tree.
-    #[error("node {nid} of inode {ino} is in no tree")]
+    /// A node is in no inode's tree.
+    #[error("node {nid} of inode {ino} is not in the inode's tree")]
     NodeUnreached {
         /// The node.
         nid: Nid,
-        /// The inode that the node address table names.
+        /// The inode in the NAT.
         ino: Nid,
     },
-    /// A block has two owners.
-    #[error("inode {ino}: block {block}, in node {nid}, is in use elsewhere too")]
+    /// A block is used twice.
+    #[error("inode {ino}: block {block}, in node {nid}, is used elsewhere, too")]
     BlockUsedTwice {
         /// The inode.
         ino: Nid,
-        /// The node that maps it, or the node in it.
+        /// The node that maps it, or the node that it holds.
         nid: Nid,
         /// The block.
         block: BlockAddr,
     },
     /// A node maps a block outside the main area.
-    #[error("inode {ino}: slot {slot} of node {nid} leads to block {addr}, outside the main area")]
+    #[error("inode {ino}: slot {slot} of node {nid} maps block {addr} outside the main area")]
     BadAddress {
         /// The inode.
         ino: Nid,
@@ -253,7 +253,7 @@ pub enum Issue {
         /// The block.
         addr: BlockAddr,
     },
-    /// The number of blocks of an inode is wrong.
+    /// The block count of an inode is wrong.
     #[error("inode {ino} has {stored} blocks, counted {counted}")]
     BlockCount {
         /// The inode.
@@ -263,7 +263,7 @@ pub enum Issue {
         /// Counted.
         counted: u64,
     },
-    /// A cluster of a compressed file, or a mark of one where there is none, breaks a rule.
+    /// A compressed cluster, or the mark of one, breaks a rule.
     #[error("inode {ino}: the cluster with block {block} {why}")]
     Cluster {
         /// The inode.
@@ -273,7 +273,7 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// The number of blocks that compression saves is wrong.
+    /// The number of blocks saved by compression is wrong.
     #[error("inode {ino}: compression saves {stored} blocks, counted {counted}")]
     SavedBlocks {
         /// The inode.
@@ -283,9 +283,9 @@ pub enum Issue {
         /// Counted.
         counted: u64,
     },
-    /// The extent that an inode caches is not how its blocks lie.
+    /// The cached extent of an inode contradicts its block map.
     #[error(
-        "inode {ino}: blocks {file_block} to {last} do not lie at {addr} in one piece, as it says"
+        "inode {ino}: the cached extent has blocks {file_block} to {last} at {addr}, the map has not"
     )]
     Extent {
         /// The inode.
@@ -294,10 +294,10 @@ pub enum Issue {
         file_block: u32,
         /// Last block of the file.
         last: u64,
-        /// Where they lie.
+        /// First block on the device.
         addr: BlockAddr,
     },
-    /// What lies in the inode breaks a rule.
+    /// Inline content breaks a rule.
     #[error("inode {ino}: its inline content {why}")]
     Inline {
         /// The inode.
@@ -305,7 +305,7 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// An inode has what the volume's features exclude, or what such an inode cannot have.
+    /// An inode has a property that the features or its type do not allow.
     #[error("inode {ino} {why}")]
     InodeFlag {
         /// The inode.
@@ -321,10 +321,10 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// Attributes break a rule.
+    /// Extended attributes break a rule.
     #[error("{0}")]
     Xattr(DiskError),
-    /// An attribute list is there, but not as it must be.
+    /// An attribute list is missing or incomplete.
     #[error("inode {ino}: attributes: {why}")]
     XattrList {
         /// The inode.
@@ -332,15 +332,15 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// An entry of a directory breaks a rule.
+    /// A directory entry breaks a rule.
     #[error("{error} (block {block} of the directory)")]
     Dentry {
-        /// Block of the directory's file; 0 in the inode.
+        /// Block number in the directory's file; 0 for inline entries.
         block: u64,
         /// What is wrong.
         error: DiskError,
     },
-    /// Slots that a name takes are marked free.
+    /// Slots of a name are marked as free.
     #[error("directory {dir}: the slots of {name} are not all marked in use")]
     DirSlots {
         /// The directory.
@@ -348,8 +348,8 @@ pub enum Issue {
         /// The name.
         name: Name,
     },
-    /// A name is not where its hash leads.
-    #[error("directory {dir}: {name} is in block {block} and cannot be found there")]
+    /// A name is not in the bucket of its hash.
+    #[error("directory {dir}: {name} is in block {block} which is not a bucket of its hash")]
     DirPlace {
         /// The directory.
         dir: Nid,
@@ -370,7 +370,7 @@ pub enum Issue {
         /// As computed.
         computed: u32,
     },
-    /// `.` or `..` is missing, twice there or wrong.
+    /// `.` or `..` is missing, duplicate or wrong.
     #[error("directory {dir}: {why}")]
     DirDots {
         /// The directory.
@@ -378,71 +378,71 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// A name that no file can have.
-    #[error("directory {dir}: {name} cannot be a name")]
+    /// An invalid name.
+    #[error("directory {dir}: {name} is not a valid name")]
     BadName {
         /// The directory.
         dir: Nid,
         /// The name.
         name: Name,
     },
-    /// A name is there twice.
-    #[error("directory {dir}: {name} is there twice")]
+    /// A duplicate name.
+    #[error("directory {dir}: {name} occurs twice")]
     DuplicateName {
         /// The directory.
         dir: Nid,
         /// The name.
         name: Name,
     },
-    /// A name leads to what cannot have a name.
-    #[error("directory {dir}: {name} is {ino}, {why}")]
+    /// A name refers to an inode that cannot have a name.
+    #[error("directory {dir}: {name} refers to {ino}, {why}")]
     BadTarget {
         /// The directory.
         dir: Nid,
         /// The name.
         name: Name,
-        /// The inode named.
+        /// The inode that it refers to.
         ino: Nid,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A name's type byte is not the inode's type.
+    /// The type in a directory entry is not the type of the inode.
     #[error("directory {dir}: {name} has type {stored}, inode {ino} has {kind}")]
     EntryType {
         /// The directory.
         dir: Nid,
         /// The name.
         name: Name,
-        /// The inode named.
+        /// The inode that it refers to.
         ino: Nid,
         /// Type in the entry.
         stored: u8,
         /// Type of the inode.
         kind: u8,
     },
-    /// A directory has a second name.
+    /// A directory has more than one name.
     #[error("directory {dir}: {name} is a second name of directory {ino}")]
     SecondName {
         /// The directory with the name.
         dir: Nid,
         /// The name.
         name: Name,
-        /// The directory named.
+        /// The directory that it refers to.
         ino: Nid,
     },
-    /// A directory's `..`, or the parent in its inode, is not where its name is.
+    /// A directory's `..`, or the parent in its inode, is not the directory that has its name.
     #[error("directory {dir}: {what} is {stored}, its name is in {parent}")]
     WrongParent {
         /// The directory.
         dir: Nid,
-        /// Which of the two.
+        /// `..`, or the parent in the inode.
         what: &'static str,
-        /// The directory it leads to.
+        /// The directory that it refers to.
         stored: Nid,
         /// The directory with its name.
         parent: Nid,
     },
-    /// The number of links of an inode is wrong.
+    /// The link count of an inode is wrong.
     #[error("inode {ino} has {stored} links, counted {counted}")]
     LinkCount {
         /// The inode.
@@ -452,14 +452,14 @@ pub enum Issue {
         /// Counted.
         counted: u64,
     },
-    /// An inode in use has no name, and is no orphan.
+    /// An inode in use has no name and is not an orphan.
     #[error("inode {ino} has no name")]
     Unattached {
         /// The inode.
         ino: Nid,
     },
-    /// Directories that are in each other.
-    #[error("directory {ino} is inside itself")]
+    /// A cycle of directories.
+    #[error("directory {ino} is its own ancestor")]
     DirLoop {
         /// One of them.
         ino: Nid,
@@ -467,7 +467,7 @@ pub enum Issue {
     /// There is no root directory.
     #[error("there is no root directory")]
     NoRoot,
-    /// A quota file that the superblock names is none.
+    /// A quota file in the superblock is not valid.
     #[error("quota file {ino} {why}")]
     QuotaFile {
         /// The inode.
@@ -475,7 +475,7 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// A quota file does not count what somebody has.
+    /// A quota file's usage of an owner is wrong.
     #[error(
         "quota of {kind} {id}: {} bytes and {} inodes, counted {} and {}",
         .stored.0, .stored.1, .counted.0, .counted.1
@@ -490,12 +490,12 @@ pub enum Issue {
         /// Bytes and inodes counted.
         counted: (u64, u64),
     },
-    /// What fsync wrote after the checkpoint cannot be recovered.
+    /// Nodes written by fsync after the checkpoint cannot be recovered.
     #[error("written by fsync after the checkpoint: {0}")]
     Fsynced(DiskError),
-    /// What fsync wrote after the checkpoint lies where the checkpoint has something else.
+    /// Nodes written by fsync after the checkpoint use a block of another owner in the checkpoint.
     #[error(
-        "written by fsync after the checkpoint: inode {ino} lies over block {block} of the checkpoint"
+        "written by fsync after the checkpoint: inode {ino} uses block {block}, which has another owner in the checkpoint"
     )]
     FsyncedOver {
         /// The inode.

@@ -1,4 +1,4 @@
-//! Names against inodes: link counts, parents, directories that are in each other, quota files.
+//! Names and inodes: link counts, parents, cycles of directories, quota files.
 
 use steadfs_vfs::names::parent_cycles;
 
@@ -7,12 +7,12 @@ use super::{Checker, Issue};
 use crate::disk::Nid;
 
 impl Checker<'_> {
-    /// Compares every inode with the names that were found.
+    /// Compares every inode with the names found.
     pub(super) fn check_links(&mut self) {
         let mut from = Nid(0);
         while let Some((nid, slot)) = self.nat.next_used(&self.layout, from) {
             from = Nid(nid.0 + 1);
-            // An inode that could not be read was told.
+            // An unreadable inode was reported.
             if slot.ino == nid && slot.kind != 0 && !slot.has(Slot::HIDDEN) {
                 self.check_inode_links(nid, slot);
             }
@@ -76,7 +76,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Finds directories that are named, but not from the root down.
+    /// Finds directories that have a name but cannot be reached from the root.
     fn check_loops(&mut self) {
         let parent = |dir: &Dir| {
             let parent = dir.parent.filter(|_| dir.ino != Nid::ROOT);
@@ -89,7 +89,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Quota files: regular, with one link and no name.
+    /// Checks that quota files are regular files with one link and no name.
     pub(super) fn check_quota_files(&mut self, files: [Option<Nid>; 3]) {
         for ino in files.into_iter().flatten() {
             let Some(slot) = self.nat.get(&self.layout, ino) else {
@@ -97,7 +97,7 @@ impl Checker<'_> {
             };
             let regular = steadfs_vfs::FileKind::Regular.entry_type();
             if slot.has(Slot::HIDDEN) && slot.kind != 0 && slot.kind != regular {
-                let why = "is no regular file";
+                let why = "is not a regular file";
                 self.issue(Issue::QuotaFile { ino, why });
             } else if slot.has(Slot::HIDDEN) && slot.kind != 0 && slot.links != 1 {
                 let why = "does not have one link";

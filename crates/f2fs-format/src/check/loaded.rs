@@ -1,4 +1,4 @@
-//! The node address table and the segment table with their journals, as the checkpoint has them.
+//! Loads the NAT and the SIT with their journals.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use crate::disk::{
     BLOCK_SIZE, BlockAddr, DiskError, NatEntry, Nid, SegNo, SitEntry, Structure, journal,
 };
 
-/// What the table says of the two inodes that are never on disk.
+/// The address in the NAT entries of the two internal inodes that are never on disk.
 const NOWHERE: BlockAddr = BlockAddr(1);
 
-/// Blocks of a table read at once.
+/// Blocks of a table read per request.
 const WINDOW: u32 = 64;
 
 fn is_zero(block: &[u8]) -> bool {
@@ -26,7 +26,7 @@ fn is_zero(block: &[u8]) -> bool {
 }
 
 impl Checker<'_> {
-    /// Takes over the node address table; false where nothing can be checked without it.
+    /// Loads the NAT. Returns false if nothing can be checked without it.
     pub(super) fn load_nat(&mut self, journals: &Journals) -> bool {
         let entries = match journal::parse_nat(&self.layout, &journals.nat) {
             Ok(entries) => entries,
@@ -55,7 +55,7 @@ impl Checker<'_> {
         let mut seen = BTreeSet::new();
         for (nid, entry) in entries {
             if !seen.insert(nid) {
-                let (table, number) = ("node address table", nid.0);
+                let (table, number) = ("NAT", nid.0);
                 self.issue(Issue::JournalTwice { table, number });
             }
             self.load_nat_entry(nid, entry);
@@ -63,7 +63,7 @@ impl Checker<'_> {
         true
     }
 
-    /// Current blocks that lie in a row, from one on.
+    /// Current NAT blocks that are consecutive, starting with this one.
     fn nat_window(&self, block: u32) -> (BlockAddr, u32) {
         let at = |n: u32| self.layout.nat_block(n, self.checkpoint.nat_second(n));
         let first = at(block);
@@ -73,7 +73,7 @@ impl Checker<'_> {
     }
 
     fn load_nat_block(&mut self, block: u32, bytes: &[u8], bits: Option<&NatBits>) {
-        // The first block has the entries of the reserved inodes, which are never free.
+        // The first block has the entries of internal inodes, which are always in use.
         let empty = block > 0 && is_zero(bytes);
         let mut used = 0;
         if !empty {
@@ -84,7 +84,7 @@ impl Checker<'_> {
                 self.load_nat_entry(nid, entry);
             }
         }
-        // Node 0 does not exist, and its entry counts as one in use.
+        // Node 0 does not exist, but its entry counts as used.
         let reserved = usize::from(block == 0);
         let Some(bits) = bits else {
             return;
@@ -105,7 +105,7 @@ impl Checker<'_> {
             self.issue(Issue::Nat(error));
             kept.addr = BlockAddr::NULL;
         }
-        // Entries of the kernel's own inodes lead nowhere.
+        // The entries of internal inodes have no address.
         if nid < Nid::ROOT || nid.0 >= self.layout.max_nid {
             kept.addr = BlockAddr::NULL;
         }
@@ -123,14 +123,16 @@ impl Checker<'_> {
             Err(error.in_node(nid))
         };
         match nid {
-            Nid::NODE | Nid::META if entry.addr != NOWHERE => bad("not that of a reserved inode"),
+            Nid::NODE | Nid::META if entry.addr != NOWHERE => {
+                bad("not the address of a reserved inode")
+            }
             Nid::NODE | Nid::META => Ok(()),
-            Nid(0) => bad("that of a node which cannot be"),
+            Nid(0) => bad("the entry of node 0, which cannot exist"),
             _ => entry.validate(&self.layout, nid),
         }
     }
 
-    /// The hint at the end of the pack's segment, where it is there and belongs to this checkpoint.
+    /// `nat_bits`, if the pack has it and it belongs to this checkpoint.
     fn nat_bits(&mut self) -> Option<NatBits> {
         if !self.checkpoint.flags.contains(CpFlags::NAT_BITS) {
             return None;
@@ -144,7 +146,7 @@ impl Checker<'_> {
         NatBits::parse(&self.layout, &self.checkpoint, &blocks)
     }
 
-    /// Takes over the segment table.
+    /// Loads the SIT.
     pub(super) fn load_sit(&mut self, journals: &Journals) {
         let entries = match journal::raw_sit(&journals.sit) {
             Ok(entries) => entries,
@@ -164,7 +166,7 @@ impl Checker<'_> {
                 continue;
             }
             if !journaled.insert(*segment) {
-                let table = "segment table";
+                let table = "SIT";
                 self.issue(Issue::JournalTwice { table, number });
             }
             self.load_sit_entry(*segment, raw);
@@ -195,7 +197,7 @@ impl Checker<'_> {
     }
 
     fn load_sit_entry(&mut self, segment: SegNo, raw: &RawSitEntry) {
-        // What an entry says of its blocks is taken as it is, however wrong its count or type.
+        // The valid map is used as it is, also if count or type are wrong.
         if let Err(error) = SitEntry::decode(raw, segment) {
             self.issue(Issue::Sit(error));
         }

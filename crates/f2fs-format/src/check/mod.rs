@@ -1,24 +1,22 @@
-//! Read-only consistency checker: what fsck.f2fs --dry-run would say and more, as a list of exact
-//! [`Issue`]s.
+//! The consistency checker: read-only, like fsck.f2fs --dry-run, and reporting exact [`Issue`]s.
 //!
-//! It reads through a [`BlockSource`], so that it runs on an image in memory and on a device. It changes
-//! nothing, keeps a few bits for each block of the main area and twenty bytes for each node in use, and
-//! never panics or loops on damage: each node is visited once, whatever points to it.
+//! It reads from a [`BlockSource`], which may be a device or an image in memory. It changes nothing, needs a few
+//! bits per block of the main area and 20 bytes per node in use, and on a corrupt volume neither panics nor loops:
+//! each node is visited once, however many references it has.
 //!
-//! A volume is checked as its checkpoint has it. What fsync wrote after the checkpoint is no part of
-//! that: it is followed, counted ([`Stats::fsynced_nodes`]) and must not contradict the checkpoint.
+//! The checkpoint's state of the volume is checked. Nodes that fsync wrote after the checkpoint are followed and
+//! counted ([`Stats::fsynced_nodes`]), and must not contradict the checkpoint.
 //!
-//! The steps, in order: superblocks and checkpoint; node address table and segment table; every inode
-//! with its tree, blocks and attributes, each block against its segment's summary; every directory;
-//! names against inodes; orphans; what fsync wrote; maps of valid blocks and counts.
+//! The steps, in order: superblocks and checkpoint; NAT and SIT; every inode with its node tree, blocks and
+//! attributes, and the summary of each block; every directory; names and inodes; orphans; nodes written by fsync;
+//! valid maps and counts.
 //!
-//! Where it differs from fsck.f2fs on purpose:
-//! - an older or broken checkpoint pack beside the current one, and errors that the volume notes about
-//!   itself, are not damage;
-//! - what fsck.f2fs does not look at is looked at: hash places behind the depth, equal names, slots of
-//!   long names, clusters, contexts of encrypted files, versions of nodes.
+//! Intended differences from fsck.f2fs:
+//! - An older or incomplete checkpoint pack, and errors recorded in the superblock, are not findings.
+//! - More is checked: hash buckets beyond the depth, duplicate names, slots of long names, clusters, contexts of
+//!   encrypted files, versions of nodes.
 //!
-//! What a volume has that is not looked at is named in [`Report::skipped`].
+//! Properties of a volume that are not checked are listed in [`Report::skipped`].
 
 mod blocks;
 mod dentries;
@@ -51,12 +49,12 @@ use crate::disk::{
 pub use issue::{Issue, Name};
 use tables::{Blocks, Dir, DirBlock, NatTable, Segment, Summaries};
 
-/// How to check.
+/// Limits of a check.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Keep at most this many issues; the rest is counted.
+    /// The most issues to keep; further ones are only counted.
     pub max_issues: usize,
-    /// Stop ([`Refusal::TooLarge`]) where a volume needs more bytes of memory than this.
+    /// The most memory in bytes; a volume that needs more is refused ([`Refusal::TooLarge`]).
     pub memory_limit: u64,
 }
 
@@ -69,14 +67,14 @@ impl Default for Options {
     }
 }
 
-/// What was counted on the way.
+/// Counts of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Blocks of the main area.
     pub blocks: u64,
-    /// Valid blocks, those promised to files included.
+    /// Valid blocks, including reserved ones.
     pub blocks_used: u64,
-    /// Nodes that the volume can have.
+    /// The most nodes that the volume can have.
     pub nodes: u32,
     /// Nodes in use.
     pub nodes_used: u32,
@@ -84,27 +82,27 @@ pub struct Stats {
     pub inodes_used: u32,
     /// Regular files.
     pub files: u32,
-    /// Regular files and links whose content lies in the inode.
+    /// Regular files and symbolic links with inline data.
     pub inline_files: u32,
     /// Regular files that may be compressed.
     pub compressed_files: u32,
     /// Directories.
     pub dirs: u32,
-    /// Directories whose entries lie in the inode.
+    /// Directories with inline entries.
     pub inline_dirs: u32,
     /// Symbolic links.
     pub symlinks: u32,
-    /// Devices, pipes and sockets.
+    /// Device nodes, FIFOs and sockets.
     pub specials: u32,
-    /// Names, `.` and `..` not counted.
+    /// Names without `.` and `..`.
     pub names: u64,
-    /// Nodes of attributes.
+    /// Xattr nodes.
     pub xattr_nodes: u32,
     /// Segments of the main area.
     pub segments: u32,
-    /// Segments without a valid block that no log has open.
+    /// Segments without valid blocks that are not cursegs.
     pub free_segments: u32,
-    /// Inodes on the list of orphans.
+    /// Inodes on the orphan list.
     pub orphans: u32,
     /// Version of the checkpoint.
     pub checkpoint: u64,
@@ -112,23 +110,23 @@ pub struct Stats {
     pub unmounted: bool,
     /// Nodes that fsync wrote after the checkpoint.
     pub fsynced_nodes: u64,
-    /// Files that they belong to.
+    /// Inodes of these nodes.
     pub fsynced_files: u64,
-    /// Whether the volume notes errors or an unwanted stop.
+    /// The superblock or checkpoint has recorded errors or an abort.
     pub notes_errors: bool,
 }
 
-/// Why a volume was not checked: that says nothing about whether it is damaged.
+/// Why a volume was not checked. This says nothing about its consistency.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// It needs what is not supported.
+    /// It requires unsupported features.
     #[error("not supported: {names}")]
     Unsupported {
         /// Names of the features.
         names: String,
     },
-    /// The check takes more memory than allowed.
-    #[error("checking this volume takes more than {needed} bytes of memory")]
+    /// The check needs more memory than allowed.
+    #[error("the check needs at least {needed} bytes of memory")]
     TooLarge {
         /// Bytes needed.
         needed: u64,
@@ -138,26 +136,26 @@ pub enum Refusal {
 /// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Why it was not checked, or not to its end.
+    /// Why it was not checked, or not completely.
     pub refused: Option<Refusal>,
-    /// Everything found, in the order of the steps.
+    /// All findings, in the order of the steps.
     pub issues: Vec<Issue>,
-    /// Issues beyond [`Options::max_issues`].
+    /// Number of issues beyond [`Options::max_issues`].
     pub more: u64,
-    /// What was counted.
+    /// Counts.
     pub stats: Stats,
-    /// What the volume has and was not checked, by name.
+    /// Properties of the volume that were not checked.
     pub skipped: Vec<Cow<'static, str>>,
 }
 
 impl Report {
-    /// Whether nothing is wrong.
+    /// Whether the volume was checked and nothing was found.
     pub fn is_clean(&self) -> bool {
         self.refused.is_none() && self.issues.is_empty() && self.more == 0
     }
 }
 
-/// Checks the volume that `src` holds.
+/// Checks the volume on `src`.
 pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     let mut report = Report::default();
     let Some(superblock) = read_superblocks(src, &mut report) else {
@@ -198,7 +196,7 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     checker.report
 }
 
-/// The first copy of the superblock that verifies.
+/// The first valid copy of the superblock.
 fn read_superblocks(src: &dyn BlockSource, report: &mut Report) -> Option<Superblock> {
     let mut good = Vec::new();
     for copy in 0..2 {
@@ -229,7 +227,7 @@ fn read_superblocks(src: &dyn BlockSource, report: &mut Report) -> Option<Superb
     good.into_iter().next()
 }
 
-/// What a volume needs that is not supported, if that is all that is said of a copy of its superblock.
+/// The unsupported requirements of a volume, if they are the only finding about a superblock copy.
 fn unsupported(issues: &[Issue]) -> Option<String> {
     issues.iter().find_map(|issue| match issue {
         Issue::Superblock { error, .. } => match &error.kind {
@@ -240,38 +238,38 @@ fn unsupported(issues: &[Issue]) -> Option<String> {
     })
 }
 
-/// Bytes of what is kept for each block, segment and block of a table, whatever is in use.
+/// Memory in bytes that is independent of the volume's content.
 fn memory_needed(layout: &Layout) -> u64 {
     let segment = (2 * 64 + size_of::<Segment>()) as u64;
     u64::from(layout.main_segments) * segment + u64::from(layout.nat_blocks) * 16
 }
 
-/// The state of a check.
+/// The state of a running check.
 struct Checker<'a> {
     src: &'a dyn BlockSource,
     options: &'a Options,
     layout: Layout,
     checkpoint: Checkpoint,
-    /// Which of the two packs it is.
+    /// The number of the pack.
     pack: u32,
     report: Report,
     nat: NatTable,
     segments: Vec<Segment>,
-    /// Blocks valid by the segment table.
+    /// Valid blocks according to the SIT.
     valid: Blocks,
     /// Blocks found in use.
     used: Blocks,
     summaries: Summaries,
-    /// Summaries of open logs, where the pack has them.
+    /// Summaries of cursegs that are in the pack.
     open: pack::OpenSummaries,
-    /// Wrong entries of summaries by segment: how many, and the first.
+    /// Wrong summary entries by segment: the number, and the first one.
     wrong_summaries: BTreeMap<SegNo, blocks::WrongSummary>,
     orphans: BTreeSet<u32>,
-    /// What belongs to whom, on volumes with quota files.
+    /// Usage by owner, on volumes with quota files.
     usages: quota::Usages,
     dirs: Vec<Dir>,
     dir_blocks: Vec<DirBlock>,
-    /// Block buffers for the levels of a tree and for what hangs on it; taken and given back.
+    /// Reusable block buffers, one per level of the node tree and one for attributes and content.
     buffers: [Vec<u8>; 5],
 }
 
@@ -350,12 +348,12 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Reads a block of the volume; false (and an issue) where that is not possible.
+    /// Reads a block. On an error, reports an issue and returns false.
     fn read_block(&mut self, block: BlockAddr, buf: &mut Vec<u8>) -> bool {
         self.read_blocks(block, 1, buf)
     }
 
-    /// Reads `count` blocks in a row.
+    /// Reads consecutive blocks.
     fn read_blocks(&mut self, first: BlockAddr, count: u32, buf: &mut Vec<u8>) -> bool {
         if read_from(self.src, first, count, buf) {
             return true;
@@ -391,7 +389,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Reads blocks in a row; whether that was possible.
+/// Reads consecutive blocks. Returns whether that succeeded.
 fn read_from(src: &dyn BlockSource, first: BlockAddr, count: u32, buf: &mut Vec<u8>) -> bool {
     let len = count as usize * BLOCK_SIZE;
     if buf.len() != len {

@@ -1,5 +1,4 @@
-//! The checkpoint pack that is the volume's state: which it is, its numbers, its summaries, journals and
-//! orphans.
+//! The current checkpoint pack: its choice, counts, summaries, journals and orphans.
 
 use steadfs_block::BlockSource;
 
@@ -12,8 +11,8 @@ use crate::disk::{
     journal, orphan,
 };
 
-/// Summaries of the open logs by [`LogType`]; none where the pack does not have them. A log that does not
-/// fill holes has as many as blocks.
+/// Summaries of the cursegs by [`LogType`]; `None` if the pack does not have them. An LFS curseg has one per block
+/// before its position.
 pub(super) type OpenSummaries = [Option<Vec<Summary>>; 6];
 
 /// Both journals of a pack as they are stored.
@@ -25,8 +24,8 @@ pub(super) struct Journals {
 const DATA_LOGS: [LogType; 3] = [LogType::HotData, LogType::WarmData, LogType::ColdData];
 const NODE_LOGS: [LogType; 3] = [LogType::HotNode, LogType::WarmNode, LogType::ColdNode];
 
-/// The valid pack with the higher version, as a mount chooses it. Whether it is valid is told by checksums
-/// and versions alone: a pack that says nonsense is not passed over for an older one.
+/// The valid pack with the higher version, as a mount chooses it. Only checksums and versions decide: an
+/// inconsistent pack is not skipped in favour of an older one.
 pub(super) fn choose(
     src: &dyn BlockSource,
     layout: &Layout,
@@ -53,8 +52,8 @@ pub(super) fn choose(
     }
 }
 
-/// A pack's version, and its first block with the payload, if its first and last block verify and agree;
-/// `None` (and an issue) where it cannot be read.
+/// A pack's version, first block and payload, if its first and last block verify and agree; `None` and an issue if
+/// it cannot be read.
 fn read_pack(
     src: &dyn BlockSource,
     layout: &Layout,
@@ -91,12 +90,12 @@ fn read_pack(
 }
 
 impl Checker<'_> {
-    /// Whether a volume has this log: those made to be read only have one for data and one for nodes.
+    /// Whether a volume has this log: with the feature `ro` there is one for data and one for nodes.
     pub(super) fn has_log(&self, log: LogType) -> bool {
         !self.layout.has(Features::READ_ONLY) || matches!(log, LogType::HotData | LogType::HotNode)
     }
 
-    /// Numbers that are not the pack's own affair alone, and the pack's length.
+    /// Checks counts that depend on the volume, and the pack's length.
     pub(super) fn check_checkpoint(&mut self) {
         let cp = &self.checkpoint;
         let layout = &self.layout;
@@ -115,11 +114,11 @@ impl Checker<'_> {
                 bad(
                     "overprov_segment_count",
                     kept,
-                    "nothing is kept for cleaning",
+                    "no segments are reserved for garbage collection",
                 );
             }
             if reserved == 0 || reserved > kept {
-                let rule = "not a part of the segments that are kept";
+                let rule = "more than the overprovisioned segments";
                 bad("rsvd_segment_count", reserved, rule);
             }
         }
@@ -131,7 +130,7 @@ impl Checker<'_> {
         }
         let expected = self.expected_pack_blocks();
         if cp.pack_blocks != expected {
-            let rule = "not the length of what the pack holds";
+            let rule = "not the length of the pack's content";
             bad("cp_pack_total_block_count", cp.pack_blocks.into(), rule);
         }
         for issue in found {
@@ -140,7 +139,7 @@ impl Checker<'_> {
         self.check_ends();
     }
 
-    /// Blocks of the pack by what it says it holds.
+    /// Number of blocks of the pack according to its content.
     fn expected_pack_blocks(&self) -> u32 {
         let cp = &self.checkpoint;
         let data = if cp.flags.contains(CpFlags::COMPACT_SUMMARIES) {
@@ -163,7 +162,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads summaries, journals and orphans; `None` where the journals cannot be had.
+    /// Loads summaries, journals and orphans; `None` if the journals cannot be decoded.
     pub(super) fn load_pack(&mut self) -> Option<Journals> {
         let start = self.layout.pack_start(self.pack);
         let first = self.checkpoint.start_sum;
@@ -182,7 +181,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Takes summaries and journals from the blocks of the pack behind its orphans.
+    /// Decodes summaries and journals from the blocks after the orphans.
     fn parse_summaries(&mut self, blocks: &[u8]) -> Result<Journals, DiskError> {
         let compacted = self.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES);
         let mut journals = None;
@@ -213,7 +212,7 @@ impl Checker<'_> {
         match (journals, whole) {
             (Some(journals), _) => Ok(journals),
             (None, [Some(nat), Some(sit)]) => Ok(Journals { nat, sit }),
-            (None, _) => unreachable!("whole summaries were parsed"),
+            (None, _) => unreachable!("normal summaries were decoded above"),
         }
     }
 
@@ -224,7 +223,7 @@ impl Checker<'_> {
             .and_then(|at| at.checked_sub(cp.start_sum))
             .and_then(|n| blocks.get(n as usize * BLOCK_SIZE..(n as usize + 1) * BLOCK_SIZE))
             .ok_or_else(|| {
-                let (field, rule) = ("cp_pack_total_block_count", "no room for the summaries");
+                let (field, rule) = ("cp_pack_total_block_count", "too small for the summaries");
                 DiskError::field(Structure::Checkpoint, field, cp.pack_blocks, rule)
             })?;
         let block = SummaryBlock::parse(block)?;
@@ -235,7 +234,7 @@ impl Checker<'_> {
         };
         if block.holds != wanted && self.has_log(log) {
             let segment = cp.log(log).segment;
-            let why = "has a summary of the other kind";
+            let why = "has a summary of the other type";
             self.issue(Issue::Log { log, segment, why });
         }
         Ok(block)
@@ -258,7 +257,7 @@ impl Checker<'_> {
             };
             for ino in list {
                 if !self.orphans.insert(ino.0) {
-                    let why = "is there twice";
+                    let why = "occurs twice";
                     self.issue(Issue::Orphan { ino, why });
                 }
             }
@@ -266,7 +265,7 @@ impl Checker<'_> {
         self.report.stats.orphans = self.orphans.len() as u32;
     }
 
-    /// Tells the node table which inodes are orphans.
+    /// Marks orphans in the node table.
     pub(super) fn mark_orphans(&mut self) {
         for ino in std::mem::take(&mut self.orphans) {
             let ino = Nid(ino);
@@ -275,14 +274,14 @@ impl Checker<'_> {
                     slot.set(Slot::ORPHAN);
                 }
                 _ => {
-                    let why = "is no inode in use";
+                    let why = "is not an inode in use";
                     self.issue(Issue::Orphan { ino, why });
                 }
             }
         }
     }
 
-    /// Tells the node table which inodes are quota files.
+    /// Marks quota files in the node table.
     pub(super) fn mark_quota_files(&mut self, files: [Option<Nid>; 3]) {
         for ino in files.into_iter().flatten() {
             match self.nat.get_mut(&self.layout, ino) {
@@ -290,7 +289,7 @@ impl Checker<'_> {
                     slot.set(Slot::HIDDEN);
                 }
                 _ => {
-                    let why = "is no inode in use";
+                    let why = "is not an inode in use";
                     self.issue(Issue::QuotaFile { ino, why });
                 }
             }

@@ -1,7 +1,7 @@
-//! Quota files: what they count for each user, group and project against what the inodes add up to.
+//! Quota files: recorded usage per user, group and project, compared with the sum over all inodes.
 //!
-//! The files are in the kernel's format "vfsv1": blocks of 1024 bytes, a tree of four levels of 256
-//! references from the second block on, a byte of the id for each level, then blocks of entries.
+//! The files have the kernel's format "vfsv1": blocks of 1024 bytes; from the second block on a tree of four levels
+//! with 256 references per block, one level per byte of the id; then blocks of entries.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use crate::disk::num::get32;
 use crate::disk::{BLOCK_SIZE, Inode, Nid};
 
 const QUOTA_BLOCK: usize = 1024;
-/// The blocks of entries are behind so many levels of references.
+/// Levels of references above the blocks of entries.
 const LEVELS: u32 = 4;
-/// Magic numbers of the files of users, groups and projects.
+/// Magic numbers of user, group and project quota files.
 const MAGICS: [u32; 3] = [0xD9C0_1F11, 0xD9C0_1927, 0xD9C0_3F14];
 const HEADER: usize = 16;
 const ENTRY: usize = 72;
 const KINDS: [&str; 3] = ["user", "group", "project"];
 
-/// What belongs to somebody.
+/// The usage of an owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     bytes: u64,
@@ -31,7 +31,7 @@ pub(super) struct Usage {
 pub(super) type Usages = [BTreeMap<u32, Usage>; 3];
 
 impl Checker<'_> {
-    /// Adds an inode to what its owners have. Its own block is nobody's.
+    /// Adds an inode to the usage of its owners. The inode's own block is not charged.
     pub(super) fn add_usage(&mut self, inode: &Inode) {
         let ids = [inode.uid, inode.gid, inode.project];
         for (usages, id) in self.usages.iter_mut().zip(ids) {
@@ -44,12 +44,12 @@ impl Checker<'_> {
         }
     }
 
-    /// Compares what quota files count, unless the checkpoint says that they may be old.
+    /// Compares the recorded usage, unless the checkpoint has marked it as out of date.
     pub(super) fn check_quota_usage(&mut self, files: [Option<Nid>; 3]) {
         if self.checkpoint.flags.contains(CpFlags::QUOTA_FSCK) {
             self.report
                 .skipped
-                .push("quota usage, which is noted to be old".into());
+                .push("quota usage, which the checkpoint has marked as out of date".into());
             return;
         }
         for (kind, ino) in files.into_iter().enumerate() {
@@ -86,8 +86,8 @@ impl Checker<'_> {
         }
     }
 
-    /// A quota file's content. Nothing where it cannot be read, which was told, or where its inode does
-    /// not map all of it: so many owners are left alone.
+    /// The content of a quota file; `None` if it cannot be read, which was reported, or if it is larger than its
+    /// inode maps: such a number of owners is not checked.
     fn quota_content(&mut self, ino: Nid) -> Option<Vec<u8>> {
         let slot = self.nat.get(&self.layout, ino)?;
         let mut block = Vec::new();
@@ -103,7 +103,7 @@ impl Checker<'_> {
         if blocks > inode.fanout(&self.layout).inode.into() {
             self.report
                 .skipped
-                .push("usage of very many owners (quota_ino)".into());
+                .push("usage in a quota file larger than its inode maps (quota_ino)".into());
             return None;
         }
         let mut content = Vec::new();
@@ -122,18 +122,20 @@ impl Checker<'_> {
     }
 }
 
-/// The entries of a quota file; each of its blocks is looked at once.
+/// The entries of a quota file; each block is read once.
 fn entries(content: &[u8], magic: u32) -> Result<BTreeMap<u32, Usage>, &'static str> {
     let (blocks, _) = content.as_chunks::<QUOTA_BLOCK>();
     let head = blocks.first().ok_or("is empty")?;
     if get32(head, 0) != magic || get32(head, 4) != 1 {
-        return Err("is no quota file of its kind");
+        return Err("does not have the magic number of its kind");
     }
     let mut seen = vec![false; blocks.len()];
     let mut found = BTreeMap::new();
     let mut open = vec![(1, 0)];
     while let Some((number, level)) = open.pop() {
-        let block: &[u8; QUOTA_BLOCK] = blocks.get(number).ok_or("leads behind its end")?;
+        let block: &[u8; QUOTA_BLOCK] = blocks
+            .get(number)
+            .ok_or("refers to a block beyond its end")?;
         if level == LEVELS {
             // Several references lead to one block of entries.
             if !std::mem::replace(&mut seen[number], true) {
@@ -142,7 +144,7 @@ fn entries(content: &[u8], magic: u32) -> Result<BTreeMap<u32, Usage>, &'static 
             continue;
         }
         if std::mem::replace(&mut seen[number], true) {
-            return Err("has a block of references in two places");
+            return Err("uses a block of references twice");
         }
         let references = block.as_chunks::<4>().0.iter().map(|word| get32(word, 0));
         open.extend(

@@ -1,5 +1,4 @@
-//! Segments and counts: open logs against the segment table, and at the end what the table and the
-//! checkpoint count against what was found.
+//! Segments and counts: the cursegs against the SIT, and the counts of SIT and checkpoint against what was found.
 
 use super::tables::Blocks;
 use super::{Checker, Issue};
@@ -7,7 +6,7 @@ use crate::disk::checkpoint::ALLOC_LFS;
 use crate::disk::{LogType, Nid, SEGMENT_BLOCKS, SegNo};
 
 impl Checker<'_> {
-    /// The open logs: their segments must be of their type, and what they write next must be free.
+    /// Checks the cursegs: their segments have the log's type, and their next blocks are invalid.
     pub(super) fn check_logs(&mut self) {
         for log in LogType::ALL {
             if !self.has_log(log) {
@@ -17,14 +16,14 @@ impl Checker<'_> {
             let (segment, next) = (open.segment, u32::from(open.offset));
             let mut wrong = Vec::new();
             if self.segments[segment.0 as usize].kind != log.number() {
-                wrong.push("has another type in the segment table");
+                wrong.push("has another type in the SIT");
             }
             if self.valid.get(segment, next) {
-                wrong.push("has a valid block where the log goes on");
+                wrong.push("has a valid block at the position of the curseg");
             } else if open.alloc == ALLOC_LFS
                 && (next..SEGMENT_BLOCKS).any(|offset| self.valid.get(segment, offset))
             {
-                wrong.push("has valid blocks behind the end of the log");
+                wrong.push("has valid blocks beyond the position of the curseg");
             }
             for why in wrong {
                 self.issue(Issue::Log { log, segment, why });
@@ -32,13 +31,13 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether a log has the segment open.
+    /// Whether the segment is a curseg.
     fn is_open(&self, segment: SegNo) -> bool {
         let mut logs = LogType::ALL.into_iter().filter(|log| self.has_log(*log));
         logs.any(|log| self.checkpoint.log(log).segment == segment)
     }
 
-    /// Compares the maps of valid blocks with what was found in use.
+    /// Compares the valid maps with the blocks in use.
     pub(super) fn check_segments(&mut self) {
         self.tell_wrong_summaries();
         let mut free = 0;
@@ -65,7 +64,7 @@ impl Checker<'_> {
         self.report.stats.free_segments = free;
     }
 
-    /// Compares the checkpoint's counts with what was counted.
+    /// Compares the checkpoint's counts.
     pub(super) fn check_counts(&mut self) {
         let (cp, stats) = (&self.checkpoint, &self.report.stats);
         let mut wrong = Vec::new();
@@ -98,7 +97,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Names nodes in use that no tree has. Their blocks count as in use: one issue is enough.
+    /// Reports nodes that are in no tree. Their blocks count as used, so that there is only one issue.
     pub(super) fn check_unreached(&mut self) {
         let mut from = Nid(0);
         while let Some((nid, slot)) = self.nat.next_used(&self.layout, from) {

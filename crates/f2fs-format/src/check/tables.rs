@@ -1,41 +1,40 @@
-//! What the checker remembers: twenty bytes for each node in use, two bits for each block of the main
-//! area, and a bounded number of summary blocks. Memory for nodes is taken by block of the node address
-//! table, when the first of its entries turns up.
+//! The checker's tables: 20 bytes per node in use, two bits per block of the main area, and a bounded cache of
+//! summary blocks. Memory for nodes is allocated per NAT block, at its first entry in use.
 
 use crate::disk::nat::PER_BLOCK;
 use crate::disk::summary::{ENTRY_SIZE, SummaryKind};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Layout, NatEntry, Nid, SEGMENT_BLOCKS, SegNo};
 
-/// What is known of a node.
+/// The state of a node.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Slot {
-    /// Its block; `NULL` where there is no such node.
+    /// Its address; `NULL` if it does not exist.
     pub(super) addr: BlockAddr,
     /// The inode it belongs to.
     pub(super) ino: Nid,
-    /// Of an inode: names found.
+    /// For an inode: number of names found.
     pub(super) names: u32,
-    /// Of an inode: links as stored.
+    /// For an inode: the stored link count.
     pub(super) links: u32,
     pub(super) version: u8,
-    /// Of an inode that could be read its type byte, as in directory entries; otherwise 0.
+    /// For a readable inode: its type as in directory entries; otherwise 0.
     pub(super) kind: u8,
     flags: u8,
 }
 
 impl Slot {
-    /// Some tree has it.
+    /// It is in an inode's tree.
     pub(super) const REACHED: u8 = 1;
-    /// On the list of orphans.
+    /// It is on the orphan list.
     pub(super) const ORPHAN: u8 = 2;
-    /// Has no name by its nature: quota files.
+    /// It is a quota file, which has no name.
     pub(super) const HIDDEN: u8 = 4;
 
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    /// Sets a flag; whether it was set before.
+    /// Sets a flag. Returns whether it was set before.
     pub(super) fn set(&mut self, flag: u8) -> bool {
         let before = self.has(flag);
         self.flags |= flag;
@@ -43,10 +42,10 @@ impl Slot {
     }
 }
 
-/// The node address table with its journal, and what is found out of each node.
+/// The NAT with its journal, and the findings per node.
 pub(super) struct NatTable {
     chunks: Vec<Option<Box<[Slot]>>>,
-    /// Bytes taken.
+    /// Bytes allocated.
     pub(super) bytes: u64,
 }
 
@@ -58,7 +57,7 @@ impl NatTable {
         }
     }
 
-    /// Keeps an entry; `NULL` for a node that is not in use.
+    /// Stores an entry; `NULL` for a node not in use.
     pub(super) fn put(&mut self, layout: &Layout, nid: Nid, entry: NatEntry) {
         let (block, slot) = layout.nat_slot(nid);
         let Some(chunk) = self.chunks.get_mut(block as usize) else {
@@ -80,14 +79,14 @@ impl NatTable {
         };
     }
 
-    /// A node in use.
+    /// The state of a node in use.
     pub(super) fn get(&self, layout: &Layout, nid: Nid) -> Option<Slot> {
         let (block, slot) = layout.nat_slot(nid);
         let chunk = self.chunks.get(block as usize)?.as_ref()?;
         Some(chunk[slot]).filter(|slot| slot.addr != BlockAddr::NULL)
     }
 
-    /// The same, to be changed.
+    /// The mutable state of a node in use.
     pub(super) fn get_mut(&mut self, layout: &Layout, nid: Nid) -> Option<&mut Slot> {
         let (block, slot) = layout.nat_slot(nid);
         let chunk = self.chunks.get_mut(block as usize)?.as_mut()?;
@@ -112,11 +111,10 @@ impl NatTable {
 
 const WORDS: usize = SEGMENT_BLOCKS as usize / 64;
 
-/// Blocks of one segment.
+/// A bit per block of a segment.
 type Map = [u64; WORDS];
 
-/// A bit for each block of the main area. The order is that of the segment table's maps, read as big-endian
-/// words.
+/// A bit per block of the main area, in the order of the SIT's valid maps, which are read as big-endian words.
 pub(super) struct Blocks {
     segments: Vec<Map>,
 }
@@ -128,7 +126,7 @@ impl Blocks {
         }
     }
 
-    /// Takes over a segment's map from the segment table.
+    /// Loads a segment's valid map from the SIT.
     pub(super) fn load(&mut self, segment: SegNo, map: &[u8; 64]) {
         for (word, bytes) in self.segments[segment.0 as usize]
             .iter_mut()
@@ -151,7 +149,7 @@ impl Blocks {
         self.segments[segment.0 as usize][word] & bit != 0
     }
 
-    /// Marks a block; whether it was marked before.
+    /// Marks a block. Returns whether it was marked before.
     pub(super) fn set(&mut self, segment: SegNo, offset: u32) -> bool {
         let (word, bit) = Self::place(offset);
         let word = &mut self.segments[segment.0 as usize][word];
@@ -160,12 +158,12 @@ impl Blocks {
         before
     }
 
-    /// Number of blocks marked.
+    /// Number of marked blocks.
     pub(super) fn count(map: &Map) -> u32 {
         map.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// The first block marked.
+    /// The first marked block.
     pub(super) fn first(map: &Map) -> Option<u32> {
         let (n, word) = (0..).zip(map).find(|(_, word)| **word != 0)?;
         Some(n * 64 + word.leading_zeros())
@@ -177,16 +175,16 @@ impl Blocks {
     }
 }
 
-/// Summary blocks kept at most.
+/// The most cached summary blocks.
 const LINES: usize = 2048;
 
-/// A summary block that is kept.
+/// A cached summary block.
 pub(super) struct Line {
     segment: SegNo,
     bytes: Box<[u8]>,
 }
 
-/// Summaries of closed segments, read when they are asked for.
+/// The SSA, cached block by block.
 pub(super) struct Summaries {
     lines: Vec<Option<Line>>,
 }
@@ -203,13 +201,13 @@ impl Summaries {
         segment.0 as usize % self.lines.len()
     }
 
-    /// A segment's summary block, if it is here.
+    /// A segment's summary block, if it is cached.
     pub(super) fn get(&self, segment: SegNo) -> Option<&[u8]> {
         let line = self.lines[self.line(segment)].as_ref()?;
         (line.segment == segment).then_some(&line.bytes)
     }
 
-    /// Keeps a segment's summary block in the place of another's.
+    /// Caches a segment's summary block, in place of another one.
     pub(super) fn put(&mut self, segment: SegNo, bytes: Box<[u8]>) {
         assert_eq!(bytes.len(), BLOCK_SIZE);
         let line = self.line(segment);
@@ -223,7 +221,7 @@ pub(super) fn entry_bytes(block: &[u8], offset: u32) -> &[u8] {
     &block[at..at + ENTRY_SIZE]
 }
 
-/// What a summary block says that its segment holds.
+/// The type of a summary block.
 pub(super) fn holds(block: &[u8]) -> Option<SummaryKind> {
     match block[BLOCK_SIZE - 5] {
         0 => Some(SummaryKind::Data),
@@ -232,21 +230,21 @@ pub(super) fn holds(block: &[u8]) -> Option<SummaryKind> {
     }
 }
 
-/// What is known of a segment.
+/// The state of a segment.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Segment {
-    /// Number of its log in the segment table; 255 where the entry has none.
+    /// Its type in the SIT; 255 if that is invalid.
     pub(super) kind: u8,
     flags: u8,
 }
 
 impl Segment {
-    /// The wrong kind of blocks was found in it, and told.
+    /// A block of the wrong kind was reported.
     pub(super) const TYPE_TOLD: u8 = 1;
-    /// Its summary has the wrong type, which was told.
+    /// A summary block of the wrong type was reported.
     pub(super) const SUMMARY_TOLD: u8 = 2;
 
-    /// Sets a flag; whether it was set before.
+    /// Sets a flag. Returns whether it was set before.
     pub(super) fn set(&mut self, flag: u8) -> bool {
         let before = self.flags & flag != 0;
         self.flags |= flag;
@@ -257,11 +255,11 @@ impl Segment {
 /// A directory.
 pub(super) struct Dir {
     pub(super) ino: Nid,
-    /// Its blocks in the list of all directories' blocks.
+    /// Its range in the list of all directory blocks.
     pub(super) blocks: std::ops::Range<usize>,
-    /// Where its name was found.
+    /// The directory that has its name.
     pub(super) parent: Option<Nid>,
-    /// The directory that its inode says it was made in, or was moved to.
+    /// The parent in its inode.
     pub(super) stored_parent: Nid,
     pub(super) dotdot: Option<Nid>,
     pub(super) subdirs: u64,
@@ -270,7 +268,7 @@ pub(super) struct Dir {
 /// A block of a directory.
 #[derive(Clone, Copy)]
 pub(super) struct DirBlock {
-    /// Block of the directory's file.
+    /// Block number in the directory's file.
     pub(super) file_block: u32,
     pub(super) addr: BlockAddr,
 }

@@ -1,4 +1,4 @@
-//! An inode's tree: its nodes, each in its place and in no other, and what they map.
+//! The node tree of an inode: each node at its node offset and in one tree only, and the blocks they map.
 
 use steadfs_vfs::FileKind;
 
@@ -11,24 +11,24 @@ use crate::disk::node::{
 use crate::disk::summary::Summary;
 use crate::disk::{BlockAddr, DiskError, Inode, Nid, Structure};
 
-/// The walk over one inode's blocks.
+/// The state of walking one inode's tree.
 pub(super) struct Walk {
     pub(super) ino: Nid,
     pub(super) fanout: Fanout,
     is_dir: bool,
-    /// Blocks counted, those of nodes included.
+    /// Blocks counted, including nodes.
     pub(super) blocks: u64,
-    /// Blocks in a cluster of a compressed file.
+    /// Blocks per cluster of a compressed file.
     cluster: Option<u64>,
-    /// Saved blocks were given back: marks of compressed clusters take no block.
+    /// Saved blocks were released: the marks of compressed clusters do not count as blocks.
     released: bool,
     /// Blocks that compression saves.
     pub(super) saved: u64,
-    /// The compressed cluster that the walk is in: its first block.
+    /// First block of the compressed cluster that the walk is in.
     inside: Option<u64>,
-    /// In it a slot without a block was seen.
+    /// A slot without a block was seen in this cluster.
     ended: bool,
-    /// The cached extent, and how many of its blocks lie as it says.
+    /// The cached extent, and the number of blocks that match it.
     extent: Extent,
     matched: u64,
 }
@@ -57,7 +57,7 @@ impl Walk {
         }
     }
 
-    /// Whether the cached extent, if there is one, is how its blocks lie.
+    /// Whether the cached extent matches the block map; true if there is none.
     pub(super) fn extent_holds(&self) -> bool {
         self.extent.len == 0 || self.matched == u64::from(self.extent.len)
     }
@@ -94,7 +94,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Walks the node at a place of the tree: level 1 maps data, higher ones have nodes below them.
+    /// Walks a node: level 1 maps data, higher levels have child nodes.
     fn walk_node(&mut self, walk: &mut Walk, nid: Nid, offset: u32, level: usize) {
         if nid.some().is_none() {
             return;
@@ -105,7 +105,7 @@ impl Checker<'_> {
             if level == 1 {
                 self.walk_direct(walk, &block, nid, offset, version);
             } else {
-                // Each child of the double indirect node has its own children behind it.
+                // Each child of the double indirect node is followed by its own children.
                 let step = if level == 3 { PER_NODE + 1 } else { 1 };
                 for slot in 0..PER_NODE {
                     let child = node::child(&block, slot as u16);
@@ -127,7 +127,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Takes what a slot says of a block of the file.
+    /// Checks the address of a file block.
     fn address(&mut self, walk: &mut Walk, block: u64, addr: BlockAddr, owner: Summary) {
         if let Some(size) = walk.cluster
             && block.is_multiple_of(size)
@@ -143,7 +143,7 @@ impl Checker<'_> {
             }
             addr => {
                 if walk.inside.is_some() && walk.ended {
-                    let why = "has a block behind its end";
+                    let why = "has a block after its end";
                     self.cluster_issue(walk, block, why);
                 }
                 self.data(walk, block, addr, owner);
@@ -156,12 +156,16 @@ impl Checker<'_> {
         self.issue(Issue::Cluster { ino, block, why });
     }
 
-    /// The mark of a compressed cluster, in the place of its first block.
+    /// Checks the mark of a compressed cluster, which takes the slot of its first block.
     fn cluster_mark(&mut self, walk: &mut Walk, block: u64) {
         match walk.cluster {
-            None => self.cluster_issue(walk, block, "is marked compressed in a file that is not"),
+            None => self.cluster_issue(
+                walk,
+                block,
+                "is marked as compressed in a file that is not compressed",
+            ),
             Some(size) if !block.is_multiple_of(size) => {
-                self.cluster_issue(walk, block, "has its mark not at its start");
+                self.cluster_issue(walk, block, "has its mark not in its first slot");
             }
             Some(_) => {
                 walk.inside = Some(block);
@@ -175,13 +179,17 @@ impl Checker<'_> {
         }
     }
 
-    /// A block that is promised and not written.
+    /// Checks a reserved block (`NEW_ADDR`).
     fn reservation(&mut self, walk: &mut Walk, block: u64) {
         walk.blocks += 1;
         self.report.stats.blocks_used += 1;
         if walk.inside.is_some() {
             if walk.released {
-                self.cluster_issue(walk, block, "keeps a block that was given back");
+                self.cluster_issue(
+                    walk,
+                    block,
+                    "has a reserved block although its blocks were released",
+                );
             } else {
                 walk.saved += 1;
             }
@@ -209,8 +217,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads the node that an inode's tree names, if it is there, is this inode's and in its place, and in
-    /// no other; its version.
+    /// Reads a node of an inode's tree if it exists, belongs to this inode, has the right node offset and is in no
+    /// other tree. Returns its NAT version.
     pub(super) fn read_node(
         &mut self,
         ino: Nid,
@@ -236,7 +244,7 @@ impl Checker<'_> {
         Some(version)
     }
 
-    /// Reads a node's block, if its footer is right.
+    /// Reads a node block and verifies its footer.
     pub(super) fn read_footer(
         &mut self,
         ino: Nid,
@@ -253,7 +261,7 @@ impl Checker<'_> {
             if footer.offset == offset {
                 return Ok(());
             }
-            let (field, rule) = ("node offset", "not its place in the tree");
+            let (field, rule) = ("node offset", "not its position in the tree");
             let error = DiskError::field(Structure::Node, field, footer.offset, rule);
             Err(error.in_node(nid))
         };

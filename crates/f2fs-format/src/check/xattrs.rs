@@ -1,4 +1,4 @@
-//! Extended attributes: one list in the inode and in a node of its own.
+//! Extended attributes: the list in the inode and the xattr node.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::disk::xattr::{self, NODE_XATTR_BYTES, Xattr, index};
 use crate::disk::{DiskError, Inode, Nid, Structure};
 
 impl Checker<'_> {
-    /// Checks an inode's attributes; the number of blocks they take.
+    /// Checks an inode's attributes. Returns the number of blocks they use.
     pub(super) fn check_xattrs(&mut self, ino: Nid, inode: &Inode, block: &[u8]) -> u64 {
         let inline = &block[inode.xattr_range(&self.layout)];
         let mut blocks = 0;
@@ -48,9 +48,9 @@ impl Checker<'_> {
         let behind = area.get(end..).unwrap_or_default();
         if behind.iter().any(|&byte| byte != 0) {
             wrong.push(if end == 0 {
-                "there is something, but no list"
+                "the area is not empty and has no list"
             } else {
-                "there is something behind the list's end"
+                "the area is not empty after the end of the list"
             });
         }
         let has = |number: u8| list.iter().any(|xattr| xattr.index == number);
@@ -58,14 +58,14 @@ impl Checker<'_> {
             wrong.push("the context of an encrypted file is missing");
         }
         if inode.advise.contains(Advise::VERITY) && !has(index::VERITY) {
-            wrong.push("the place of the verity hashes is missing");
+            wrong.push("the position of the verity descriptor is missing");
         }
         let mut names = BTreeSet::new();
         if !list
             .iter()
             .all(|xattr| names.insert((xattr.index, xattr.name)))
         {
-            wrong.push("a name is there twice");
+            wrong.push("a name occurs twice");
         }
         for why in wrong {
             self.issue(Issue::XattrList { ino, why });

@@ -1,4 +1,4 @@
-//! A new volume in memory: the few blocks that are not empty.
+//! A new volume in memory: only the blocks that are not empty.
 
 use std::collections::BTreeMap;
 
@@ -13,21 +13,20 @@ use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, Layout, LogType, NatEntry, Nid, SitEntry, journal, nat,
 };
 
-/// What the node address table says of the two inodes that are never on disk.
+/// The address in the NAT entries of the two internal inodes that are never on disk.
 const NO_ADDRESS_YET: BlockAddr = BlockAddr(1);
 
-/// The volume as it grows.
 pub(super) struct Build {
     pub plan: Plan,
-    /// Blocks by place, without the superblocks.
+    /// Blocks by address, without the superblocks.
     pub blocks: BTreeMap<u32, Vec<u8>>,
-    /// Who points at the blocks of each log, by [`LogType`]; as many as are in use.
+    /// Summaries of the used blocks of each log, by [`LogType`].
     summaries: [Vec<Summary>; 6],
     nodes: Vec<(Nid, NatEntry)>,
 }
 
 impl Build {
-    /// Everything but checkpoints, which say whether the device was discarded.
+    /// Builds everything but the checkpoints, which record whether the device was discarded.
     pub(super) fn new(
         plan: Plan,
         opts: &FormatOptions,
@@ -48,7 +47,7 @@ impl Build {
         self.plan.superblock.layout()
     }
 
-    /// Where the next block of a log goes.
+    /// The address of the next block of a log.
     pub(super) fn next_place(&self, log: LogType) -> BlockAddr {
         first_block(&self.plan, log).plus(self.used(log))
     }
@@ -57,7 +56,7 @@ impl Build {
         self.summaries[log.index()].len() as u32
     }
 
-    /// Puts a block at a log's end. `nid` and `slot`: who points at it.
+    /// Appends a block to a log; `nid` and `slot` are its owner.
     pub(super) fn append(
         &mut self,
         log: LogType,
@@ -72,14 +71,14 @@ impl Build {
         at
     }
 
-    /// Says where an inode lies.
+    /// Sets the address of an inode.
     pub(super) fn set_nat(&mut self, ino: Nid, addr: BlockAddr) {
         let version = 0;
         self.nodes.push((ino, NatEntry { version, ino, addr }));
     }
 
-    /// The first block of the node address table: the reserved inodes, the root directory and the quota
-    /// file. The rest is in the journal, where these are too.
+    /// The first NAT block: the internal inodes, the root directory and the quota file. The other entries are in
+    /// the journal, together with these.
     fn make_nat(&mut self) {
         let mut block = vec![0; BLOCK_SIZE];
         let mut put = |ino: Nid, addr| {
@@ -98,7 +97,7 @@ impl Build {
         self.blocks.insert(at.0, block);
     }
 
-    /// Both checkpoint packs: the first is the volume's state, the second is older.
+    /// Both checkpoint packs: the first is current, the second is older.
     pub(super) fn make_checkpoints(
         &mut self,
         version: u32,
@@ -173,7 +172,7 @@ impl Build {
         Ok(())
     }
 
-    /// Summaries of the logs with both journals.
+    /// The summaries of the cursegs with both journals.
     fn write_summaries(&mut self, pack: BlockAddr, start: u32) {
         use LogType::{ColdData, ColdNode, HotData, HotNode, WarmData, WarmNode};
         let segments = [HotNode, WarmNode, ColdNode, HotData, WarmData, ColdData].map(|log| {
@@ -198,8 +197,7 @@ impl Build {
         }
     }
 
-    /// Which blocks of the node address table are full (none) and which are empty (all but the first),
-    /// at the end of the pack's segment.
+    /// `nat_bits` at the end of the pack's segment: no NAT block is full, all but the first are empty.
     fn write_nat_bits(&mut self, layout: &Layout, pack: BlockAddr, version: u64) {
         let count = layout.nat_bits_blocks();
         let map = (layout.nat_blocks / 8) as usize;

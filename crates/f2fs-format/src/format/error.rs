@@ -1,22 +1,22 @@
-//! Why a volume cannot be made.
+//! Errors of mkfs.
 
 use steadfs_block::IoError;
 use thiserror::Error;
 
 use crate::disk::DiskError;
 
-/// Why a volume cannot be made. Nothing was written except with [`FormatError::Io`].
+/// Why a volume cannot be made. Only with [`FormatError::Io`] has anything been written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
-    /// An option has a value that is not possible, alone or together with others.
+    /// An option has an invalid value, alone or together with others.
     #[error("{option}: {why}")]
     Option {
         /// The option in words.
         option: String,
-        /// What is wrong, and what would be right.
+        /// What is wrong, and which values are valid.
         why: String,
     },
-    /// Something that mkfs.f2fs has and this program does not make.
+    /// A feature of mkfs.f2fs that is not supported here.
     #[error("{0} is not supported")]
     Unsupported(String),
     /// The device cannot hold such a volume.
@@ -25,11 +25,11 @@ pub enum FormatError {
     /// The device cannot be used.
     #[error("{0}")]
     Device(String),
-    /// Reading or writing the device failed. What was on it before may be gone.
+    /// Reading or writing the device failed. Its old content may be lost.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The numbers chosen contradict the format: a mistake of this program.
-    #[error("the volume would be wrong: {0}")]
+    /// The chosen numbers contradict the format: a bug in this program.
+    #[error("the new volume fails validation (a bug): {0}")]
     Wrong(#[from] DiskError),
 }
 

@@ -1,4 +1,4 @@
-//! The files a new volume has: the root directory, the project quota file, `lost+found`.
+//! The files of a new volume: the root directory, the project quota file, `lost+found`.
 
 use steadfs_base::Timestamp;
 use steadfs_vfs::InodeFlags;
@@ -11,19 +11,19 @@ use crate::disk::inode::{self, Inline};
 use crate::disk::node::Footer;
 use crate::disk::{BLOCK_SIZE, BlockAddr, Features, Inode, Layout, LogType, Nid, hash};
 
-/// Checkpoint that the first nodes say they follow.
+/// The checkpoint version in the first nodes.
 const FIRST_VERSION: u64 = 1;
 const LOST_FOUND: &[u8] = b"lost+found";
 const DIRECTORY: u8 = 2;
 
-/// Bytes in a block of a quota file (`QT_BLKSIZE` of the vfsv1 format).
+/// Bytes per block of a quota file (`QT_BLKSIZE` of the vfsv1 format).
 const QUOTA_BLOCK: usize = 1024;
 /// Blocks of a quota file with one user: head, four levels of tree, entries.
 const QUOTA_BLOCKS: u32 = 6;
-/// Seconds for which limits may be passed, until somebody says otherwise.
+/// The default grace period in seconds.
 const GRACE: u32 = 7 * 24 * 60 * 60;
 
-/// Bytes of extra fields: up to the last that a feature of the volume uses.
+/// Bytes of extra fields: up to the last one that a feature of the volume needs.
 fn extra_isize(layout: &Layout) -> u16 {
     let ends = [
         (Features::COMPRESSION, 36),
@@ -36,7 +36,7 @@ fn extra_isize(layout: &Layout) -> u16 {
     found.map_or(0, |(_, end)| end)
 }
 
-/// An inode with what all of them have in common.
+/// An inode with the fields that all new inodes share.
 fn base(layout: &Layout, mode: u16, now: Timestamp, owner: (u32, u32)) -> Inode {
     let inline = if layout.has(Features::EXTRA_ATTR) {
         Inline::EXTRA
@@ -57,7 +57,7 @@ fn base(layout: &Layout, mode: u16, now: Timestamp, owner: (u32, u32)) -> Inode 
 }
 
 impl Build {
-    /// Makes the files; the root directory first, as its node is the first.
+    /// Creates the files; the root directory first, because its node is the first of the log.
     pub(super) fn make_files(
         &mut self,
         opts: &FormatOptions,
@@ -118,7 +118,7 @@ impl Build {
         self.put_inode(layout, ino, inode, vec![block], 1)
     }
 
-    /// A quota file of project ids: all that there is belongs to project 0.
+    /// Creates a project quota file: everything belongs to project 0.
     fn make_project_quota(
         &mut self,
         layout: &Layout,
@@ -133,13 +133,13 @@ impl Build {
         inode.size = u64::from(QUOTA_BLOCKS) * QUOTA_BLOCK as u64;
         let bytes = quota_of_projects(directories);
         let blocks = bytes.chunks(BLOCK_SIZE).map(<[u8]>::to_vec).collect();
-        // The three possible quota files each have their place for the next block's address, taken or
-        // not: the third's is three blocks on.
+        // For each of the three possible quota files there is one next-block address; that of the third is three
+        // blocks further.
         self.put_inode(layout, PROJECT_QUOTA_FILE, inode, blocks, 3)
     }
 
-    /// Gives a file's blocks and its inode the next places in their logs. `next`: how far behind the
-    /// inode its footer says that the log goes on.
+    /// Appends a file's blocks and its inode to their logs. `next`: distance from the inode to the next-block
+    /// address in its footer.
     fn put_inode(
         &mut self,
         layout: &Layout,
@@ -171,8 +171,8 @@ impl Build {
     }
 }
 
-/// The quota file (Linux Documentation/filesystems/quota, format vfsv1 with 64-bit counts): a head, a
-/// tree with a level for each byte of the id, and a block of entries with the one of id 0.
+/// The content of the quota file (Linux Documentation/filesystems/quota, format vfsv1 with 64-bit counts): a
+/// header, a tree with one level per byte of the id, and a block of entries with that of id 0.
 fn quota_of_projects(directories: u32) -> Vec<u8> {
     const MAGIC: u32 = 0xD9C0_3F14;
     const FORMAT: u32 = 1;
@@ -189,7 +189,7 @@ fn quota_of_projects(directories: u32) -> Vec<u8> {
     ] {
         put(at, value);
     }
-    // Each level names the next block.
+    // Each level refers to the next block.
     for level in 1..QUOTA_BLOCKS - 1 {
         put(level as usize * QUOTA_BLOCK, level + 1);
     }

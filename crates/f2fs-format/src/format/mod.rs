@@ -1,13 +1,13 @@
-//! Making volumes (mkfs).
+//! mkfs: making volumes.
 //!
-//! **Rule.** A volume made here is the one that mkfs.f2fs of f2fs-tools 1.15 makes with the same
-//! options, byte for byte, but for the name of the program. One mistake of it is not repeated: where
-//! the device does not end with a whole zone, mkfs.f2fs counts the segments behind the last zone as
-//! free ones and as users' (fsck.f2fs then complains); here they are not counted.
+//! **Rule.** A volume made here is byte for byte the one that mkfs.f2fs of f2fs-tools 1.15 makes with the same
+//! options, except for the name of the program. One bug is not repeated: if the device does not end with a whole
+//! zone, mkfs.f2fs counts the segments after the last zone as free and available to users (which fsck.f2fs
+//! reports); here they are not counted.
 //!
-//! The way there: options and size give a [`Plan`](plan::Plan) (areas, superblock, overprovision);
-//! the plan becomes a volume in memory ([`Build`](build::Build)), which holds only what is not empty;
-//! and that is written, the superblocks last, so that a format that was cut short leaves no volume.
+//! Options and size determine a [`Plan`](plan::Plan) (areas, superblock, overprovision). From the plan a volume is
+//! built in memory ([`Build`](build::Build)), with only the blocks that are not empty. Then it is written, the
+//! superblocks last, so that an interrupted format leaves no volume.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use build::Build;
 use plan::Plan;
 use write::Writer;
 
-/// What was made.
+/// The properties of the new volume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FormatReport {
     /// Blocks of 4096 bytes.
@@ -42,13 +42,13 @@ pub struct FormatReport {
     pub main_segments: u32,
     /// Sections of the main area.
     pub sections: u32,
-    /// Blocks that users may fill.
+    /// Blocks available to users.
     pub user_blocks: u64,
-    /// Percent of the main area kept from users.
+    /// Overprovision: percent of the main area not available to users.
     pub overprovision: f64,
-    /// Segments kept from users, those for cleaning included.
+    /// Segments not available to users, including the reserved ones.
     pub overprovision_segments: u32,
-    /// Segments kept for cleaning.
+    /// Segments reserved for GC.
     pub reserved_segments: u32,
     /// UUID.
     pub uuid: [u8; 16],
@@ -56,21 +56,21 @@ pub struct FormatReport {
     pub label: String,
     /// Names of the features.
     pub features: Vec<String>,
-    /// Bytes written to the device, zeroing not counted.
+    /// Bytes written to the device, without zeroing.
     pub written: u64,
-    /// What came out otherwise than one may expect, in sentences.
+    /// Sentences about unexpected properties of the result.
     pub notes: Vec<String>,
 }
 
-/// Makes a volume of `size` bytes (rounded down to whole sectors) at the start of the device. What is
-/// on the device is lost. When this returns without an error the volume is durable.
+/// Makes a volume of `size` bytes (rounded down to whole sectors) at the start of the device. The old content of
+/// the device is lost. On success the volume is durable.
 ///
 /// # Errors
-/// Options or sizes that no volume can have, found before anything is written; a device's failure.
+/// Invalid options or sizes, found before anything is written; a device failure.
 pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatReport, FormatError> {
     let device = queue.geometry();
     if device.read_only {
-        let what = "the device can only be read".to_owned();
+        let what = "the device is read-only".to_owned();
         return Err(FormatError::Device(what));
     }
     let size = size - size % u64::from(device.logical_block);
@@ -95,12 +95,13 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     let version = opts
         .checkpoint_version
         .unwrap_or_else(|| first_version(opts));
-    // Everything that can be wrong with the options is found before anything is lost.
+    // Invalid options are found before anything is overwritten.
     build.make_checkpoints(version, false)?;
     let mut writer = Writer::new(queue);
     let mut notes = Vec::new();
     if build.layout().has(Features::QUOTA_INO) {
-        let note = "steadfs mounts a volume with quota files, which project_quota makes, read-only";
+        let note =
+            "steadfs mounts this volume read-only, because project_quota creates a quota file";
         notes.push(note.to_owned());
     }
     let mut zeroed = false;
@@ -122,7 +123,7 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     Ok(report(&build.plan, written, notes))
 }
 
-/// A new device in memory with a volume that fills it, for tests.
+/// A device in memory with a volume that fills it, for tests.
 ///
 /// # Errors
 /// As [`format()`].
@@ -133,8 +134,8 @@ pub fn image(size: u64, opts: &FormatOptions) -> Result<Arc<MemDevice>, FormatEr
     Ok(device)
 }
 
-/// The version of the first checkpoint, an odd number: random, or where UUID and time are given and all bytes are to
-/// follow from them, from the UUID.
+/// The version of the first checkpoint, an odd number. It is random, unless UUID and time are given: then it is
+/// derived from the UUID, so that all bytes are reproducible.
 fn first_version(opts: &FormatOptions) -> u32 {
     let number = match (opts.uuid, opts.time) {
         (Some(uuid), Some(_)) => Random::new(uuid_seed(uuid)).next_u64(),

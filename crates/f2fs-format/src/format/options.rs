@@ -1,4 +1,4 @@
-//! What a new volume is to be like.
+//! Options of mkfs.
 
 use steadfs_base::parse_uuid_option;
 use steadfs_rt::{random_u64, wall_clock};
@@ -6,16 +6,16 @@ use steadfs_rt::{random_u64, wall_clock};
 use super::FormatError;
 use crate::disk::features::{Features, WRITE};
 
-/// Extensions of names whose data rarely changes: media, archives, programs.
+/// File name extensions of cold data, which rarely changes: media, archives, programs.
 const COLD: [&str; 36] = [
     "mp", "wm", "og", "jp", "avi", "m4v", "m4p", "mkv", "mov", "webm", "wav", "m4a", "3gp", "opus",
     "flac", "gif", "png", "svg", "webp", "jar", "deb", "iso", "gz", "xz", "zst", "pdf", "pyc",
     "ttc", "ttf", "exe", "apk", "cnt", "exo", "odex", "vdex", "so",
 ];
-/// Extensions of names whose data often changes: databases and disks of virtual machines.
+/// File name extensions of hot data, which often changes: databases and disk images of virtual machines.
 const HOT: [&str; 4] = ["db", "vmdk", "vdi", "qcow2"];
 
-/// Features that need the inodes' extra fields.
+/// Features that require `extra_attr`.
 const NEED_EXTRA: [Features; 5] = [
     Features::PROJECT_QUOTA,
     Features::INODE_CHECKSUM,
@@ -24,7 +24,7 @@ const NEED_EXTRA: [Features; 5] = [
     Features::COMPRESSION,
 ];
 
-/// What a new volume is to be like; the default is what mkfs.f2fs makes when it is told nothing.
+/// Options of a new volume; the defaults are those of mkfs.f2fs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FormatOptions {
     /// Label: at most 511 units of UTF-16 (`-l`).
@@ -33,30 +33,30 @@ pub struct FormatOptions {
     pub uuid: Option<[u8; 16]>,
     /// Features (`-O`); see [`FormatOptions::set_features`].
     pub features: Features,
-    /// Segments of 2 MiB in a section, the unit of cleaning (`-s`).
+    /// Segments of 2 MiB per section, the unit of GC (`-s`).
     pub segments_per_section: u32,
-    /// Sections in a zone; logs start in zones of their own (`-z`).
+    /// Sections per zone; logs start in different zones (`-z`).
     pub sections_per_zone: u32,
-    /// Percent of the main area that users do not get; what leaves most to them if `None` (`-o`).
+    /// Overprovision in percent; if `None`, the one that leaves the most space to users (`-o`).
     pub overprovision: Option<f64>,
-    /// Extensions of names whose data is cold, besides the usual ones (`-e`).
+    /// File name extensions of cold data, in addition to the default ones (`-e`).
     pub cold_extensions: Vec<String>,
-    /// Extensions of names whose data is hot, besides the usual ones (`-E`).
+    /// File name extensions of hot data, in addition to the default ones (`-E`).
     pub hot_extensions: Vec<String>,
-    /// Room for more nodes than the checkpoint's block alone allows (`-i`).
+    /// Use checkpoint payload blocks for a larger NAT bitmap, so that more nodes are possible (`-i`).
     pub large_nat_bitmap: bool,
     /// Discard the device's old content first (`-t`).
     pub discard: bool,
     /// Owner and group of the root directory and of `lost+found` (`-R`).
     pub root_owner: (u32, u32),
-    /// Bytes in a sector, 512 to 4096; the device's if `None` (`-w`).
+    /// Sector size in bytes, 512 to 4096; the device's if `None` (`-w`).
     pub sector_size: Option<u32>,
-    /// Times of the first inodes, in seconds; now if `None` (`-T`).
+    /// Timestamps of the first inodes in seconds; the current time if `None` (`-T`).
     pub time: Option<i64>,
-    /// Version of the first checkpoint, odd. If `None`, it is random, so that nodes of an older volume on the same device
-    /// are not taken for new ones, or follows from the UUID where that and the time are given.
+    /// Version of the first checkpoint, odd. If `None` it is random, so that nodes of an older volume on the same
+    /// device are not recovered; if UUID and time are given it is derived from the UUID.
     pub checkpoint_version: Option<u32>,
-    /// Which program made the volume, for the superblock.
+    /// The program recorded in the superblock.
     pub program: String,
 }
 
@@ -83,10 +83,10 @@ impl Default for FormatOptions {
 }
 
 impl FormatOptions {
-    /// Adds features: names as mkfs.f2fs has them, separated by commas.
+    /// Adds features: names as in mkfs.f2fs, separated by commas.
     ///
     /// # Errors
-    /// A name that is unknown, or a feature that volumes made here cannot have.
+    /// An unknown feature, or one that is not supported here.
     pub fn set_features(&mut self, list: &str) -> Result<(), FormatError> {
         for name in words(list) {
             let Some(feature) = Features::by_name(name) else {
@@ -100,20 +100,20 @@ impl FormatOptions {
         Ok(())
     }
 
-    /// Adds extensions of names whose data is cold, separated by commas.
+    /// Adds file name extensions of cold data, separated by commas.
     pub fn add_cold(&mut self, list: &str) {
         self.cold_extensions.extend(words(list).map(str::to_owned));
     }
 
-    /// Adds extensions of names whose data is hot, separated by commas.
+    /// Adds file name extensions of hot data, separated by commas.
     pub fn add_hot(&mut self, list: &str) {
         self.hot_extensions.extend(words(list).map(str::to_owned));
     }
 
-    /// Sets the UUID from its text, or from mke2fs's words ([`parse_uuid_option`]).
+    /// Sets the UUID from its text or from one of mke2fs's keywords ([`parse_uuid_option`]).
     ///
     /// # Errors
-    /// It is none of these.
+    /// The text is neither.
     pub fn set_uuid(&mut self, text: &str) -> Result<(), FormatError> {
         let chosen = parse_uuid_option(text, wall_clock(), random_u64());
         self.uuid = chosen.map_err(|why| FormatError::option("UUID", why))?;
@@ -129,13 +129,13 @@ impl FormatOptions {
             .split_once(':')
             .and_then(|(user, group)| Some((user.parse().ok()?, group.parse().ok()?)));
         self.root_owner = owner.ok_or_else(|| {
-            let why = format!("{text} is not of the form 1000:100");
+            let why = format!("{text} is not of the form UID:GID, such as 1000:100");
             FormatError::option("root's owner", why)
         })?;
         Ok(())
     }
 
-    /// Whether the features fit together.
+    /// Checks that the features are compatible.
     pub(super) fn check_features(&self) -> Result<(), FormatError> {
         if self.features.contains(Features::EXTRA_ATTR) {
             return Ok(());
@@ -150,7 +150,7 @@ impl FormatOptions {
         }
     }
 
-    /// Both lists of extensions as the volume gets them: cold, hot.
+    /// The lists of extensions in the superblock: cold, hot.
     pub(super) fn extensions(&self) -> Result<[Vec<&str>; 2], FormatError> {
         let lists = [
             merged(&COLD, &self.cold_extensions)?,
@@ -160,14 +160,14 @@ impl FormatOptions {
         let most = crate::disk::superblock::MAX_EXTENSIONS;
         if count > most as usize {
             let usual = COLD.len() + HOT.len();
-            let why = format!("{count} with the {usual} usual ones, a volume has at most {most}");
+            let why = format!("{count} with the {usual} default ones; a volume has at most {most}");
             return Err(FormatError::option("extensions", why));
         }
         Ok(lists)
     }
 }
 
-/// The usual ones and those added, each once.
+/// The default and the added extensions, each once.
 fn merged<'a>(usual: &[&'a str], added: &'a [String]) -> Result<Vec<&'a str>, FormatError> {
     let mut list = usual.to_vec();
     for extension in added {

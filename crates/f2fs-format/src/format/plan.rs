@@ -1,8 +1,7 @@
-//! Numbers and superblock of a new volume, as mkfs.f2fs chooses them.
+//! The geometry and superblock of a new volume, as mkfs.f2fs computes them.
 //!
-//! Areas follow each other in whole segments: checkpoint packs, segment table, node address table,
-//! summaries, main area. Everything before the main area fills whole zones, as does what of the
-//! device is used at all.
+//! The areas follow each other in whole segments: checkpoint packs, SIT, NAT, SSA, main area. The areas before the
+//! main area together fill whole zones, and so does the used part of the device.
 
 use zerocopy::FromZeros;
 
@@ -14,40 +13,39 @@ use crate::disk::{
     nat, sit,
 };
 
-/// Bytes in a segment.
 const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS as u64 * BLOCK_SIZE as u64;
-/// Bytes for both version bitmaps in a checkpoint's first block.
+/// Bytes of both version bitmaps in a checkpoint's first block.
 const VERSION_BITMAP_BYTES: u64 = (LAST_CHECKSUM_AT - BITMAPS_AT) as u64;
-/// Bytes of the bitmap of one segment of a table.
+/// Bytes in a version bitmap per segment of a table.
 const BITMAP_BYTES_PER_SEGMENT: u64 = SEGMENT_BLOCKS as u64 / 8;
-/// Segments of checkpoint packs: one each.
+/// Segments of the checkpoint packs, one each.
 const PACK_SEGMENTS: u64 = 2;
-/// Zones that the logs need, and one more.
+/// The fewest zones: one per log, and one more.
 const ZONES_MIN: u64 = 7;
-/// Main areas of fewer segments have their overprovision chosen in coarse steps.
+/// In smaller main areas the overprovision is searched in coarse steps.
 const COARSE_STEP_SEGMENTS_MAX: u64 = 256;
 /// Version of the format (`major_ver`, `minor_ver`).
 const VERSION: (u16, u16) = (1, 15);
 /// The inode of the project quota file, where there is one.
 pub(super) const PROJECT_QUOTA_FILE: Nid = Nid(4);
 
-/// Everything that is decided before anything is made.
+/// All properties of a volume that are fixed before it is built.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub superblock: Superblock,
-    /// Percent of the main area kept from users.
+    /// Overprovision: percent of the main area not available to users.
     pub overprovision: f64,
-    /// Segments kept for cleaning.
+    /// Segments reserved for GC.
     pub reserved_segments: u32,
-    /// Segments kept from users, the reserved ones included.
+    /// Segments not available to users, including the reserved ones.
     pub overprovision_segments: u32,
-    /// Where each log begins, by [`LogType`].
+    /// The first segment of each log, by [`LogType`].
     pub logs: [SegNo; 6],
-    /// Whether version bitmaps lie behind the checkpoint's checksum.
+    /// The version bitmaps follow the checkpoint's checksum.
     pub large_nat_bitmap: bool,
 }
 
-/// Segments of each area, and what lies around them.
+/// Sizes of the areas in segments.
 #[derive(Clone, Copy, Debug)]
 struct Areas {
     first: u64,
@@ -95,7 +93,7 @@ impl Plan {
     }
 }
 
-/// A number of segments or blocks as the format stores it.
+/// A number of segments or blocks as the 32-bit field that stores it.
 fn small(n: u64) -> Result<u32, FormatError> {
     u32::try_from(n).map_err(|_| FormatError::Device("the device is too large for f2fs".to_owned()))
 }
@@ -151,13 +149,12 @@ impl Areas {
     }
 }
 
-/// Segments of one copy of the node address table, and blocks that checkpoints need besides their
-/// first for the bitmaps of both tables.
+/// Segments of one copy of the NAT, and payload blocks that checkpoints need for the bitmaps of both tables.
 fn bitmaps(sit: u64, wanted: u64, large: bool) -> (u64, u64) {
     let block = BLOCK_SIZE as u64;
     let sit_bytes = sit * BITMAP_BYTES_PER_SEGMENT;
     if large {
-        // A fifth of the nodes that there could be blocks for.
+        // One node per five blocks.
         let nat = (wanted / 5).max(1);
         let beyond =
             (sit_bytes + nat * BITMAP_BYTES_PER_SEGMENT).saturating_sub(VERSION_BITMAP_BYTES);
@@ -171,13 +168,13 @@ fn bitmaps(sit: u64, wanted: u64, large: bool) -> (u64, u64) {
     (wanted.min(room / BITMAP_BYTES_PER_SEGMENT), payload)
 }
 
-/// Segments for cleaning with this overprovision: two passes over what one free section takes to be
-/// won, and one section for each log.
+/// Segments to reserve for GC with this overprovision: twice what freeing one section takes, and one section per
+/// log.
 fn reserved(percent: f64, section: u64) -> f64 {
     (2.0 * (100.0 / percent + 1.0) + 6.0) * section as f64
 }
 
-/// The overprovision in percent, the reserved segments, and both together in segments.
+/// The overprovision in percent, the reserved segments, and the sum of both in segments.
 fn plan_overprovision(
     main: u64,
     section: u64,
@@ -189,15 +186,17 @@ fn plan_overprovision(
             let why = format!("{percent} is not a percentage above 0");
             return Err(FormatError::option("overprovision", why));
         }
-        None => best_overprovision(main, section)
-            .ok_or_else(|| too_small(format!("cleaning needs more than {main} segments")))?,
+        None => best_overprovision(main, section).ok_or_else(|| {
+            too_small(format!(
+                "garbage collection needs more than {main} segments"
+            ))
+        })?,
     };
     let reserved = reserved(percent, section) as u64;
     let open = LogType::ALL.len() as u64;
     if main < reserved + open {
-        let what = format!(
-            "of {main} segments {reserved} are needed for cleaning, and {open} for the logs"
-        );
+        let what =
+            format!("of {main} segments, garbage collection needs {reserved} and the logs {open}");
         return Err(too_small(what));
     }
     let kept = ((main - reserved) as f64 * percent / 100.0) as u64 + reserved;
@@ -208,7 +207,7 @@ fn plan_overprovision(
     Ok((percent, reserved, kept))
 }
 
-/// The overprovision that leaves most to users.
+/// The overprovision that leaves the most space to users.
 fn best_overprovision(main: u64, section: u64) -> Option<f64> {
     let (first, last, step) = if main < COARSE_STEP_SEGMENTS_MAX {
         (10.0, 95.0, 5.0)
@@ -218,7 +217,7 @@ fn best_overprovision(main: u64, section: u64) -> Option<f64> {
     let mut best = None;
     let mut most = 0.0;
     let mut candidate: f64 = first;
-    // Adding up, rounding included, tries the same numbers as mkfs.f2fs.
+    // Repeated addition, with its rounding, tries the same numbers as mkfs.f2fs.
     while candidate <= last {
         let reserved = reserved(candidate, section);
         let rest = main as f64 - reserved;
@@ -232,8 +231,8 @@ fn best_overprovision(main: u64, section: u64) -> Option<f64> {
     best
 }
 
-/// Where the logs begin: nodes and directories at the front, cold data at a quarter of the main area
-/// and warm data at half of it, each in a zone of its own.
+/// The start of the logs: nodes and directories at the front, cold data at a quarter of the main area and warm data
+/// at half of it, each in a zone of its own.
 fn place_logs(zones: u64, zone: u64) -> Result<[SegNo; 6], FormatError> {
     let last_of = |zones: u64| zones.saturating_sub(1) * zone;
     let hot_data = 3 * zone;
@@ -303,7 +302,7 @@ fn fill(
     raw.meta_ino.set(Nid::META.0);
     raw.uuid = uuid;
     if !put_label(&mut raw, &opts.label) {
-        let why = "longer than 511 units of UTF-16";
+        let why = "longer than 511 UTF-16 units";
         return Err(FormatError::option("label", why));
     }
     let [cold, hot] = opts.extensions()?;
@@ -316,7 +315,7 @@ fn fill(
     fill_text(&mut raw.init_version, &opts.program);
     raw.feature.set(opts.features.0);
     if opts.features.contains(Features::PROJECT_QUOTA) {
-        // As mkfs.f2fs does it, project ids come with a file that counts what they use.
+        // As in mkfs.f2fs, the feature project_quota creates a project quota file.
         let features = opts.features.union(Features::QUOTA_INO);
         raw.feature.set(features.0);
         raw.qf_ino[2].set(PROJECT_QUOTA_FILE.0);
@@ -324,7 +323,7 @@ fn fill(
     Ok(raw)
 }
 
-/// Where the first block of a log lies.
+/// The address of the first block of a log.
 pub(super) fn first_block(plan: &Plan, log: LogType) -> BlockAddr {
     let layout = plan.superblock.layout();
     layout.block_in(plan.logs[log.index()], 0)

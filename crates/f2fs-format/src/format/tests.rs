@@ -290,7 +290,7 @@ fn refused_with_a_reason() {
     };
     for (args, size, words) in [
         (&[][..], 1 << 20, "too small"),
-        (&[], 40 << 20, "cleaning"),
+        (&[], 40 << 20, "garbage collection"),
         (&["-O", "quota"], 64 << 20, "the feature quota"),
         (&["-O", "casefold"], 64 << 20, "the feature casefold"),
         (&["-O", "ro"], 64 << 20, "the feature ro"),

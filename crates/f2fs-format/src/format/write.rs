@@ -1,4 +1,4 @@
-//! The volume in memory becomes one on the device.
+//! Writes a volume from memory to the device.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,12 +13,11 @@ use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{BLOCK_SIZE, LogType, SEGMENT_BLOCKS};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Requests under way at a time.
 const WRITES_IN_FLIGHT_MAX: usize = 32;
-/// Bytes of a discard or of zeroing in one request.
+/// Bytes per request of a discard or of zeroing.
 const DISCARD_STEP_BYTES: u64 = 2 << 30;
 
-/// Writes to the device, several requests at a time.
+/// Writes to the device with several requests in flight.
 pub(super) struct Writer<'a> {
     queue: &'a Queue,
     under_way: VecDeque<IoHandle>,
@@ -57,7 +56,7 @@ impl<'a> Writer<'a> {
         Ok(self.queue.flush(IoTag::default()).wait()?)
     }
 
-    /// Discards the first `len` bytes. Whether the device did it, and whether they now read as zeros.
+    /// Discards the first `len` bytes. Returns whether the device did so, and whether they now read as zeros.
     pub(super) fn discard(&mut self, len: u64) -> Result<(bool, bool), FormatError> {
         if self.queue.geometry().discard_granularity.is_none() {
             return Ok((false, false));
@@ -65,14 +64,14 @@ impl<'a> Writer<'a> {
         let mut ok = true;
         for at in (0..len).step_by(DISCARD_STEP_BYTES as usize) {
             let bio = Bio::discard(at, DISCARD_STEP_BYTES.min(len - at));
-            // A device may refuse a discard: then nothing has changed.
+            // A device may fail a discard; its content is unchanged then.
             ok &= self.queue.submit(bio, IoTag::default()).wait().is_ok();
         }
         Ok((ok, ok && self.queue.geometry().discard_zeroes))
     }
 
-    /// Makes sure that no superblock is found before the new one is written. The whole segment before
-    /// the first area goes, as other file systems have their superblocks there.
+    /// Makes sure that no superblock is found before the new one is written. The whole segment before the first
+    /// area is erased, because other file systems have their superblocks there.
     pub(super) fn wipe_superblocks(&mut self, zeroed: bool) -> Result<(), FormatError> {
         let blocks = if zeroed { 2 } else { SEGMENT_BLOCKS };
         self.zero(0..blocks)?;
@@ -90,8 +89,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Empties the copies of both tables that are in force, and the place where a log would be found to
-    /// go on after the checkpoint.
+    /// Zeroes the current copies of both tables, and the block where recovery would look for a node chain after the
+    /// checkpoint.
     pub(super) fn zero_tables(&mut self, build: &Build) -> Result<(), FormatError> {
         let layout = build.layout();
         self.zero(layout.sit_start..layout.sit_start + layout.sit_blocks)?;
@@ -104,7 +103,7 @@ impl<'a> Writer<'a> {
         self.wait()
     }
 
-    /// Writes the whole volume, durably, its superblocks last. Returns the bytes written.
+    /// Writes the whole volume and makes it durable, superblocks last. Returns the bytes written.
     pub(super) fn write(mut self, build: &mut Build) -> Result<u64, FormatError> {
         for (at, block) in std::mem::take(&mut build.blocks) {
             self.put(at, &block)?;
