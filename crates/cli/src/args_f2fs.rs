@@ -1,4 +1,4 @@
-//! What `steadfs format -t f2fs` takes: the words of mkfs.f2fs.
+//! The arguments of `steadfs format -t f2fs`: those of mkfs.f2fs.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -111,8 +111,8 @@ pub struct RefusedF2fs {
     pub hint: Option<String>,
 }
 
-/// Whether the words after `steadfs` are `format` with `-t f2fs`, whose options are mkfs.f2fs's. Letters that have a
-/// value in one of both programs only are taken for such without one: before them `f2fs` can be no kind.
+/// Whether the arguments are `format` with `-t f2fs`, whose options are mkfs.f2fs's. A letter that takes a value in
+/// only one of the two programs counts as one without: an `f2fs` after it cannot be the kind then.
 pub fn is_f2fs(words: &[OsString]) -> bool {
     const ALONE: &str = "cDFfijKmnqrSvV";
     let words: Vec<_> = words

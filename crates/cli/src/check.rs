@@ -11,11 +11,11 @@ use crate::failure::Failure;
 use crate::output::print;
 use crate::progress::Line;
 
-/// Exit code of e2fsck(8): issues that were left as they are.
+/// Exit code of e2fsck(8): errors that were left uncorrected.
 const UNCORRECTED: u8 = 4;
-/// Exit code of e2fsck(8): the check could not be made.
+/// Exit code of e2fsck(8): the check could not be done.
 const OPERATIONAL: u8 = 8;
-/// Exit code of e2fsck(8): a wrong call.
+/// Exit code of e2fsck(8): wrong usage.
 pub const USAGE: u8 = 16;
 
 pub fn run(args: &args::Check) -> Result<(), Failure> {

@@ -1,9 +1,9 @@
-//! Waiting for the end of a mount that another process serves.
+//! Waits for the end of a mount that another process serves.
 //!
-//! The server holds the lock of its image while it has it open. So a process that has the same file open, whatever has
-//! become of its name since, learns from the lock when the volume is closed. Others can take that lock, too: where the
-//! server's descriptors of the image are seen, it is enough that they are closed. As long as the kernel has the volume
-//! mounted anywhere, the server does not close it.
+//! The server holds a lock on its image while the image is open. So a process that has the same file open, even if the
+//! file was renamed or removed since, learns from the lock when the volume is closed. Other processes may take that
+//! lock, too: if the server's descriptors of the image are visible in /proc, it suffices that they are closed. As long
+//! as the kernel has the volume mounted anywhere, the server does not close it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -17,26 +17,27 @@ use steadfs::FileId;
 use crate::failure::{Failure, code};
 use crate::umount::{Mount, at, mounts};
 
-/// How long others may have the volume mounted until that is told. Namespaces that end just now are not worth it.
+/// How long another namespace may have the volume mounted before the command reports it. Namespaces that are just
+/// ending are not reported.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long they are waited for: a sandbox that is being set up has them for a while.
+/// How long the command waits for other namespaces: a sandbox that is being set up has their mounts for a short time.
 const LIMIT: Duration = Duration::from_secs(15);
 
 /// A mount that is about to end.
 pub struct Closing {
     mount: Mount,
-    /// Nobody knows of another one, which would have to be looked for.
+    /// No other mount is known that the command would have to look for.
     image: Option<File>,
     /// The server's descriptors of the image, in /proc, and the image.
     servers: Option<(Vec<PathBuf>, FileId)>,
-    /// What the kernel shows of the mount as long as it has it.
+    /// What the kernel shows of the mount as long as it exists.
     shown: Option<(PathBuf, u64)>,
     /// Devices of other mounts of files that have, or had, the image's name.
     others: Vec<String>,
 }
 
 impl Closing {
-    /// To be called while the volume is mounted. The image is the one that the server told of.
+    /// Call it while the volume is mounted. `image` is the path that the server reported.
     pub fn of(mount: &Mount, image: Option<FileId>) -> Self {
         let others = of_source(&mount.source).filter(|device| *device != mount.device);
         let opened = match image {
@@ -59,7 +60,8 @@ impl Closing {
         }
     }
 
-    /// Waits until the server has let the image or device go; whether that was seen. Somebody who mounts it again at
+    /// Waits until the server has closed the image or device; returns whether this was seen. Does not wait for another
+    /// server that mounts the volume again at once, or at another mount point.
     /// once, or has it at another mount point, is not waited for.
     pub fn wait(self) -> Result<bool, Failure> {
         let source = self.mount.source.display();
@@ -101,7 +103,7 @@ impl Closing {
         })
     }
 
-    /// Or still, at another mount point.
+    /// Mounted again, or still mounted at another mount point.
     fn is_mounted_again(&self) -> bool {
         of_source(&self.mount.source).any(|device| !self.others.contains(&device))
     }
@@ -111,7 +113,7 @@ impl Closing {
         self.shown.is_some() && shown(&self.mount.device) == self.shown
     }
 
-    /// Where the volume still is mounted.
+    /// The places where the volume is still mounted.
     fn elsewhere(&self) -> String {
         match user_of(&self.mount.device) {
             Some(who) => format!("in another mount namespace, that of {who}"),
@@ -133,14 +135,14 @@ impl Closing {
     }
 }
 
-/// Devices of the mounts of what has this name.
+/// Devices of the mounts of files with this name.
 fn of_source(source: &Path) -> impl Iterator<Item = String> {
     let all = mounts().unwrap_or_default().into_iter();
     all.filter(move |mount| mount.source == source)
         .map(|mount| mount.device)
 }
 
-/// The entry of a mounted volume in sysfs, and the entry's own number: the volume's is soon another's.
+/// The entry of a mounted volume in sysfs, and the entry's inode number: the volume's number is soon reused.
 fn shown(device: &str) -> Option<(PathBuf, u64)> {
     ["", "-fuseblk"].into_iter().find_map(|suffix| {
         let path = PathBuf::from(format!("/sys/class/bdi/{device}{suffix}"));
@@ -170,7 +172,7 @@ fn processes() -> impl Iterator<Item = PathBuf> {
     entries.map(|entry| entry.path()).filter(is_process)
 }
 
-/// Descriptors of the image that the user has open who serves the mount.
+/// Descriptors of the image in processes of the user that serves the mount.
 fn servers(mount: &Mount, image: FileId) -> Vec<PathBuf> {
     let user = mount
         .options
@@ -190,7 +192,7 @@ fn servers(mount: &Mount, image: FileId) -> Vec<PathBuf> {
     found
 }
 
-/// Opens the image by its name, or else as the server has it open.
+/// Opens the image by its name, or else through the server's descriptor.
 fn open_image(source: &Path, image: FileId) -> Option<File> {
     let descriptors = || {
         processes().flat_map(|process| {
@@ -204,7 +206,7 @@ fn open_image(source: &Path, image: FileId) -> Option<File> {
         .find_map(|path| File::open(path).ok())
 }
 
-/// Whether a path leads there. Nobody's server is asked: it may be one that does not answer.
+/// Whether a path leads to the image. Does not follow it into a FUSE mount, whose server may not answer.
 fn is_file(path: &Path, image: FileId) -> bool {
     let found = statx(
         CWD,

@@ -1,4 +1,4 @@
-//! Asking before a volume is made where there is something already.
+//! Asks before a volume is formatted over existing content.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
@@ -8,12 +8,12 @@ use steadfs::{Error, Options};
 
 use crate::failure::Failure;
 
-/// Bytes at the beginning of a device that tell whether anything is there: every partition table and
-/// file system leaves a mark in them.
+/// Bytes at the beginning of a device that are read to detect content: every partition table and file system has a
+/// signature in them.
 const MARKS: u64 = 128 << 10;
 
-/// Asks whoever sits at a terminal whether what is on `path` from `offset` on may go, as mke2fs does. Nobody is asked in
-/// scripts, or where there is nothing but zeros.
+/// Asks the user at a terminal whether the content of `path` from `offset` on may be overwritten, as mke2fs does. Does
+/// not ask in scripts, or if there are only zeros.
 pub fn ask(path: &Path, offset: u64) -> Result<(), Failure> {
     let is_seen = io::stdin().is_terminal() && io::stdout().is_terminal();
     if !is_seen || !path.exists() {
@@ -37,7 +37,8 @@ pub fn ask(path: &Path, offset: u64) -> Result<(), Failure> {
     }
 }
 
-/// What is on a device, if anything can be seen. What cannot be read is no reason to ask: making the
+/// Describes the content of a device, if there is any. A device that cannot be read is no reason to ask: formatting
+/// reports the error.
 /// volume says why.
 fn content(path: &Path, offset: u64) -> Option<String> {
     let mut options = Options::default();

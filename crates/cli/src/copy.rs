@@ -77,7 +77,7 @@ pub fn extract(args: &args::Extract) -> Result<(), Failure> {
     end(done?)
 }
 
-/// The options that cp(1)'s words mean.
+/// The copy options of cp(1)'s options.
 fn options(args: &args::Cp) -> CopyOptions {
     let recursive = args.recursive || args.archive;
     CopyOptions {
@@ -114,7 +114,8 @@ fn file_of(image: &Path) -> Option<HostFile> {
     Some((found.dev(), found.ino()))
 }
 
-/// Where a copy goes. Nothing is copied within the host, so an image without a path means the volume's root there.
+/// The target of a copy. Files are not copied within the host, so an image without a path means the volume's root
+/// there.
 fn destination(last: &OsStr, sources: &[Place], open: &args::Open) -> Result<Place, Failure> {
     let to = parse(last);
     let is_volume = |place: &Place| matches!(place, Place::Volume(_));
@@ -131,7 +132,7 @@ fn destination(last: &OsStr, sources: &[Place], open: &args::Open) -> Result<Pla
     Err(Failure::plain(why))
 }
 
-/// The kind of the volume that a file or block device holds, if it does.
+/// The kind of the volume in a file or block device, if there is one.
 fn volume_in(path: &Path, open: &args::Open) -> Result<Option<&'static str>, Failure> {
     let kind = path.metadata().map(|found| found.file_type());
     if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
@@ -151,15 +152,15 @@ struct Job<'a> {
     options: CopyOptions,
     stop: Stop,
     line: Line,
-    /// What was made in the directory that is copied into: a second source of the same name must not destroy the first
-    /// one, or be written through a link that was just copied.
+    /// Names created in the target directory: a second source of the same name must not destroy the first, or be
+    /// written through a link that was just copied.
     made: BTreeSet<Vec<u8>>,
     total: Report,
     to_directory: bool,
 }
 
 impl Job<'_> {
-    /// Adds up what one source's copy did. One that failed does not end the others.
+    /// Adds the counts of one source's copy. A failed source does not end the others.
     fn count(&mut self, done: Result<Report, Failure>) -> Result<(), Failure> {
         match done {
             Ok(report) => self.total.add(report),
@@ -172,7 +173,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Whether what is copied goes into the target, which `is_dir` says is a directory.
+    /// Whether the source is copied into the target, which `is_dir` says is a directory.
     fn goes_into(&self, is_dir: bool, sources: usize, shown: &str) -> Result<bool, Failure> {
         let into = is_dir && !self.args.no_target_directory;
         match into || (sources == 1 && !self.to_directory) {
@@ -181,7 +182,7 @@ impl Job<'_> {
         }
     }
 
-    /// Notes a name in the directory that is copied into.
+    /// Records a name in the target directory.
     fn take_name(&mut self, target: &[u8], is_dir: bool) -> Result<(), Failure> {
         if self.made.insert(target.to_vec()) || is_dir {
             return Ok(());
@@ -299,7 +300,7 @@ impl Job<'_> {
         })
     }
 
-    /// A volume is not overwritten by a file that was perhaps to be copied into it.
+    /// A volume is not overwritten by a file that the user may have meant to copy into it.
     fn spare_volume(&self, target: &Path) -> Result<(), Failure> {
         if matches!(self.options.existing, Existing::Force | Existing::Skip) {
             return Ok(());
@@ -328,9 +329,9 @@ fn is_dir(fs: &dyn FileSystem, place: &OnVolume, follow: Follow) -> bool {
         .is_ok_and(|file| file.attr().kind == FileKind::Directory)
 }
 
-/// The permissions that this process gives to no new file.
+/// The permission bits that this process's umask removes from new files.
 fn umask() -> u32 {
-    // It can only be read by setting it.
+    // It can be read only by setting it.
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     mask.as_raw_mode()
@@ -345,7 +346,7 @@ fn same_image(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// The end of a copy that went through. Its problems were reported as they occurred; several are counted.
+/// The result of a copy. Its errors were reported as they occurred; if there are several, their number is reported.
 pub fn end(report: Report) -> Result<(), Failure> {
     match report {
         report if report.is_complete() => Ok(()),
@@ -354,7 +355,7 @@ pub fn end(report: Report) -> Result<(), Failure> {
     }
 }
 
-/// What a copy could not do, in numbers.
+/// The numbers of files that could not be copied.
 pub fn counts(report: Report) -> String {
     let Report {
         failed, not_kept, ..
@@ -368,7 +369,7 @@ pub fn counts(report: Report) -> String {
     }
 }
 
-/// An error of a copy, with the way out.
+/// An error of a copy, with a hint.
 pub fn failure(error: &ToolError, stop: &Stop) -> Failure {
     match error {
         ToolError::Stopped => stop.failure(error),
@@ -376,7 +377,7 @@ pub fn failure(error: &ToolError, stop: &Stop) -> Failure {
     }
 }
 
-/// An error of a copy, with the way out.
+/// An error of a copy, with a hint.
 pub fn words(error: &ToolError) -> String {
     let exists = match error {
         ToolError::Volume { source, .. } => *source == FsError::Exists,
@@ -393,8 +394,7 @@ fn shown(path: &Path) -> String {
     printable(path.as_os_str().as_bytes())
 }
 
-/// The name that a copy into a folder gets; none for a source that is a folder's content (`x/.`) or
-/// a root.
+/// The name of a copy in a directory; `None` for a source that is a directory's content (`x/.`) or a root.
 fn name_of(place: &Place) -> Option<&[u8]> {
     let path = match place {
         Place::Host(path) => path.as_os_str().as_bytes(),

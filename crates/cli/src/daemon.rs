@@ -1,9 +1,8 @@
-//! Going to the background: another run of this program serves, this one waits until the mount is
-//! usable and then ends with the exit code that tells.
+//! Runs the server in the background: another process of this program serves; this one waits until the mount is usable
+//! and then ends with the matching exit code.
 //!
-//! The child's standard output is the way it says "ready"; its standard error is ours until then.
-//! So nothing is forked in the middle of a program with threads, and whatever goes wrong before the
-//! mount is usable is seen where the command was typed.
+//! The child reports readiness on its standard output; until then its standard error is ours. So no process with
+//! threads forks, and an error before the mount is usable appears where the command was typed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,11 +12,10 @@ use crate::failure::{Failure, code};
 
 const READY: &[u8] = b"ready\n";
 
-/// Runs `command` (this program with `--serve`) until it is ready or ends. Returns when the mount is
-/// usable.
+/// Runs `command` (this program with `--serve`) until it is ready or ends. Returns when the mount is usable.
 ///
 /// # Errors
-/// The child's exit code, when it ended before; it has said why itself.
+/// The child's exit code, if it ended before; it has printed the error itself.
 pub fn start(mut command: Command) -> Result<(), Failure> {
     let system = |error| Failure::new(code::SYSTEM, format!("cannot start the server: {error}"));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -44,26 +42,26 @@ pub fn start(mut command: Command) -> Result<(), Failure> {
     }
 }
 
-/// What a child of [`start`] puts in the place of its caller's terminal or pipe. Opened before anything else: later
-/// there may be no descriptor left, and whoever reads that pipe waits for its end.
+/// /dev/null, which replaces the terminal or pipe of a child of [`start`]. Opened before anything else: later there may
+/// be no descriptor left, and the reader of that pipe waits for its end.
 pub struct Nowhere(File);
 
 impl Nowhere {
-    /// In the child, before anything else: leaves the terminal's session, so that its signals stay away.
+    /// In the child, before anything else: leaves the terminal's session, so that its signals are not received.
     ///
     /// # Errors
     /// /dev/null cannot be opened.
     pub fn leave_session() -> std::io::Result<Self> {
-        // Fails only for the leader of a group, which a child of `start` is not.
+        // Fails only for a process group leader, which a child of `start` is not.
         let _ = rustix::process::setsid();
         let null = File::options().read(true).write(true).open("/dev/null");
         null.map(Self)
     }
 
-    /// In the child: says that the mount is usable and lets the terminal and the current folder go.
+    /// In the child: reports that the mount is usable, and releases the terminal and the working directory.
     ///
     /// # Errors
-    /// The parent is gone. The terminal is let go all the same.
+    /// The parent has exited. The terminal is released in any case.
     pub fn ready(self) -> std::io::Result<()> {
         let mut out = std::io::stdout();
         let told = out.write_all(READY).and_then(|()| out.flush());

@@ -1,4 +1,4 @@
-//! How a command ends badly: an exit code and a sentence.
+//! A failed command: its exit code and message.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -8,22 +8,22 @@ use steadfs_vfs::FsError;
 
 /// Exit codes; those of mounting are mount(8)'s.
 pub mod code {
-    /// A command that is not about mounting failed.
+    /// A command other than mount and umount failed.
     pub const FAILED: u8 = 1;
     /// Wrong call or missing permission.
     pub const USAGE: u8 = 1;
-    /// Words that no command takes; of commands that are not about mounting.
+    /// Arguments that no command takes; of commands other than mount and umount.
     pub const WORDS: u8 = 2;
-    /// The system lacks something, such as /dev/fuse or memory.
+    /// A resource of the system is missing, such as /dev/fuse or memory.
     pub const SYSTEM: u8 = 2;
     /// Mounting or unmounting failed.
     pub const MOUNT: u8 = 32;
 }
 
-/// Shells show the end by a signal as 128 and its number.
+/// Shells show a termination by a signal as 128 plus its number.
 const SIGNALLED: u8 = 128;
 
-/// A command's bad end.
+/// A failed command.
 #[derive(Debug)]
 pub struct Failure {
     pub code: u8,
@@ -36,35 +36,34 @@ impl Failure {
         Self { code, message }
     }
 
-    /// The end of a command that a signal ended, once it has left everything in order: shells are to
-    /// see the signal.
+    /// A command that a signal interrupted and that has cleaned up: the shell shall see the signal.
     pub fn by_signal(signal: i32, message: impl Display) -> Self {
         let code = u8::try_from(signal).map_or(code::FAILED, |signal| SIGNALLED | signal);
         Self::new(code, message)
     }
 
-    /// Whether a signal ended the command.
+    /// Whether a signal interrupted the command.
     pub fn is_signal(&self) -> bool {
         self.code & SIGNALLED != 0
     }
 
-    /// Ends the program as the signal does, or gives its exit code.
+    /// Ends the process by the signal, or returns the exit code.
     pub fn exit(&self) -> ExitCode {
         if self.is_signal() {
             let signal = i32::from(self.code & !SIGNALLED);
-            // Does not return, except for signals that end nothing; the code says the same.
+            // Returns only for a signal whose default action is not to terminate; the code shows the same.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
         ExitCode::from(self.code)
     }
 
-    /// For commands that are not about mounting.
+    /// A failure of a command other than mount and umount.
     pub fn plain(message: impl Display) -> Self {
         Self::new(code::FAILED, message)
     }
 }
 
-/// The exit code that mount(8) has for an error of opening or mounting.
+/// mount(8)'s exit code for an error of opening or mounting.
 pub fn mount_failure(error: &Error) -> Failure {
     use std::io::ErrorKind::PermissionDenied;
     let code = match error {
@@ -78,7 +77,7 @@ pub fn mount_failure(error: &Error) -> Failure {
             | MountError::NoHelper
             | MountError::Threads(_)
             | MountError::OldKernel { .. } => code::SYSTEM,
-            // What fusermount3 refuses, this user may not do.
+            // fusermount3 refused it: this user lacks the permission.
             MountError::Helper(_) => code::USAGE,
             _ => code::MOUNT,
         },
@@ -87,7 +86,7 @@ pub fn mount_failure(error: &Error) -> Failure {
     Failure::new(code, format!("{error}{}", hint(error)))
 }
 
-/// The way out of an error, where what is wrong does not say it.
+/// A hint for an error whose message contains none.
 fn hint(error: &Error) -> &'static str {
     use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     match error {

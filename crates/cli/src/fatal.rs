@@ -1,11 +1,11 @@
-//! A failed assertion (panic) anywhere in the program ends it at once: fail-stop.
+//! A failed assertion (panic) anywhere in the program ends the process at once: fail-stop.
 //!
-//! The hook runs in the thread that panicked, before anything is unwound. So no destructor closes what is half changed,
-//! and the commit that would take it still waits for its handle. The message goes where reports go, then the process aborts:
-//! callers of a mount get ENOTCONN, and for the volume it is a power cut. Nothing on the way takes a lock or waits for
-//! long: another thread may hold the one, and what reads our messages may lie on our own mount.
+//! The hook runs in the thread that panicked, before unwinding. So no destructor closes what is half changed, and the
+//! commit that would include it still waits for its handle. The message goes to the log, then the process aborts:
+//! callers of the mount get ENOTCONN, and for the volume it is a power cut. The hook takes no lock and waits for at
+//! most [`PATIENCE`]: another thread may hold the lock, and the reader of our messages may depend on our own mount.
 //!
-//! In a simulation (`steadfs lab`) a panic fails the run and is reported by it.
+//! In a simulation a panic fails the run, which reports it.
 
 use std::panic::PanicHookInfo;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use steadfs::tools::printable_text;
 
 use crate::log;
 
-/// How long standard error is waited for, if its reader is slow.
+/// Maximum wait for a slow reader of standard error.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// From now on a panic ends the process. To be called before anything else.
+/// Makes a panic end the process. Call it before anything else.
 pub fn end_on_panic() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -74,7 +74,7 @@ fn print(text: &str) {
         if !matches!(ready, Ok(1..)) {
             return;
         }
-        // A pipe that is ready takes as much as this without a wait.
+        // A pipe that is ready accepts this number of bytes without blocking (PIPE_BUF is larger).
         let part = &left[..left.len().min(512)];
         match rustix::io::write(out, part) {
             Ok(written) => left = &left[written..],

@@ -15,7 +15,7 @@ use crate::output::print;
 use crate::place::{OnVolume, on_volume};
 use crate::volume::with_volume;
 
-/// Runs `work` for each place; all are tried, and the worst end counts.
+/// Runs `work` for each place, even after failures; the worst exit code counts.
 fn for_each_place(
     places: &[OsString],
     open: &args::Open,
@@ -35,7 +35,7 @@ fn for_each_place(
     worst.map_or(Ok(()), |code| Err(Failure::new(code, "")))
 }
 
-/// Exit code of ls(1) where a file that was named does not exist.
+/// ls(1)'s exit code if a file on the command line does not exist.
 const SERIOUS: u8 = 2;
 
 pub fn ls(args: &args::Ls) -> Result<(), Failure> {
@@ -92,7 +92,7 @@ fn complain(message: &str) {
     eprintln!("steadfs: {}", printable_text(message));
 }
 
-/// An error with the image that it is about.
+/// An error with the image that it concerns.
 fn on_image(place: &OnVolume, error: &ToolError) -> String {
     format!("{}:{error}", place.image.display())
 }
@@ -135,7 +135,7 @@ fn arrow(file: &Listed, long: bool) -> String {
     }
 }
 
-/// Columns of a long listing.
+/// Column widths of a long listing.
 struct Widths {
     ino: usize,
     nlink: usize,
@@ -177,7 +177,7 @@ impl Widths {
     }
 }
 
-/// An attribute, or ls(1)'s word for one that cannot be read.
+/// An attribute, or ls(1)'s placeholder for one that cannot be read.
 fn shown<T: ToString>(file: &Listed, word: impl FnOnce(&Attr) -> T) -> String {
     match &file.attr {
         Ok(attr) => word(attr).to_string(),

@@ -1,4 +1,4 @@
-//! Filling a new volume from a directory, and the time that reproducible volumes have.
+//! Fills a new volume from a directory, and computes the time stamp of reproducible volumes.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::progress::Line;
 use crate::stop::Stop;
 
-/// The time that SOURCE_DATE_EPOCH sets, if it is set.
+/// The time in SOURCE_DATE_EPOCH, if it is set.
 pub fn epoch() -> Result<Option<Timestamp>, Failure> {
     const NAME: &str = "SOURCE_DATE_EPOCH";
     let Some(text) = std::env::var_os(NAME).filter(|text| !text.is_empty()) else {
@@ -26,12 +26,12 @@ pub fn epoch() -> Result<Option<Timestamp>, Failure> {
     })
 }
 
-/// A time of whole seconds.
+/// A time in whole seconds.
 pub fn at(secs: i64) -> Timestamp {
     Timestamp { secs, nanos: 0 }
 }
 
-/// Refuses what no volume can be filled from, before one is made.
+/// Refuses an unusable source before a volume is formatted.
 pub fn check_source(dir: &Path) -> Result<(), Failure> {
     let fail = |why: String| Failure::plain(format!("{}: {why}", dir.display()));
     let found = std::fs::metadata(dir).map_err(|error| fail(error.to_string()))?;
@@ -41,9 +41,9 @@ pub fn check_source(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies a directory's content into the new volume.
+/// Copies a directory's content to the new volume.
 pub fn fill(path: &Path, dir: &Path, how: &Fill) -> Result<(), Failure> {
-    // A link to a directory is followed here, and none below it.
+    // A link on the command line is followed, links below it are not.
     let real = dir.canonicalize();
     let real = real.map_err(|error| Failure::plain(format!("{}: {error}", dir.display())))?;
     let stop = Stop::on_signals()?;

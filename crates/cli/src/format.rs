@@ -16,7 +16,7 @@ use crate::size;
 pub fn run(args: &args::Format) -> Result<(), Failure> {
     refuse(args)?;
     let options = options(args)?;
-    // As mke2fs counts it: blocks, where their size was given.
+    // In mke2fs's unit: blocks if their size was given.
     let unit = u64::from(options.block_size.unwrap_or(1024));
     let size = size_of(&args.volume, args.size.as_deref(), unit)?;
     if let Some(dir) = &args.from_dir {
@@ -54,7 +54,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The size that was given, which a file that is not there needs.
+/// The given size, which a file that does not exist needs.
 pub fn size_of(volume: &Path, text: Option<&str>, unit: u64) -> Result<Option<u64>, Failure> {
     let size = text.map(|text| size::parse(text, unit)).transpose()?;
     if size.is_none() && !volume.exists() {
@@ -64,7 +64,7 @@ pub fn size_of(volume: &Path, text: Option<&str>, unit: u64) -> Result<Option<u6
     Ok(size)
 }
 
-/// An error of making a volume. A bare number that was meant as bytes is too much.
+/// A formatting error. A bare number that was meant as bytes is too large.
 pub fn failure(error: &steadfs::Error, text: Option<&str>, size: Option<u64>) -> Failure {
     const MUCH: u64 = 1 << 40;
     match (text, size) {
@@ -75,7 +75,7 @@ pub fn failure(error: &steadfs::Error, text: Option<&str>, size: Option<u64>) ->
     }
 }
 
-/// Options that make no ext volume are not passed over.
+/// Options that make no ext volume are refused.
 fn refuse(args: &args::Format) -> Result<(), Failure> {
     let (only, refused) = (&args.f2fs, &args.refused);
     let fail = |what: &str, why: &str| Err(Failure::plain(format!("{what}: {why}")));
@@ -178,7 +178,7 @@ fn set(args: &args::Format, options: &mut FormatOptions) -> Result<(), FormatErr
     for list in &args.journal {
         options.set_journal(list)?;
     }
-    // The C library's: under fakeroot(1) root makes the volume.
+    // The C library's getuid: under fakeroot(1) root formats the volume.
     options.caller = (getuid().as_raw(), getgid().as_raw());
     for list in args.raid.iter().chain(&args.extended) {
         options.set_extended(list)?;

@@ -15,7 +15,7 @@ use crate::progress::Line;
 /// Bytes in a sector of an image file.
 const SECTOR: u32 = 512;
 
-/// Version of the first checkpoint with `-r`: the first number of the C library's generator of seed 0, made odd.
+/// Version of the first checkpoint with `-r`: the first number of the C library's generator with seed 0, made odd.
 const FIXED_VERSION: u32 = 1_804_289_383;
 
 pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
@@ -57,7 +57,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A number for -d is mkfs.f2fs's debug level, unless a directory has that name.
+/// A number after -d is mkfs.f2fs's debug level, unless a directory has that name.
 fn check_source(dir: &Path) -> Result<(), Failure> {
     let text = dir.to_string_lossy();
     if text.bytes().all(|byte| byte.is_ascii_digit()) && !dir.exists() {
@@ -67,7 +67,7 @@ fn check_source(dir: &Path) -> Result<(), Failure> {
     fill::check_source(dir)
 }
 
-/// Options of mkfs.f2fs that ask for what is not made are not passed over.
+/// Options of mkfs.f2fs that steadfs does not implement are refused.
 fn refuse(args: &FormatF2fs) -> Result<(), Failure> {
     let refused = &args.refused;
     let text = |value: &Option<String>| value.clone().unwrap_or_default();

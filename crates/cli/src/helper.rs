@@ -1,4 +1,4 @@
-//! Being called by mount(8) and umount(8) as `mount.steadfs` and `umount.steadfs`.
+//! The mount helpers: mount(8) and umount(8) call this program as `mount.steadfs` and `umount.steadfs`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use crate::args;
 use crate::failure::{Failure, code};
 use crate::{mount, remount, source, umount};
 
-/// Under which name the program was called.
+/// The helper's role, from the name of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Mount,
     Umount,
 }
 
-/// The role that the program's own name asks for.
+/// The role for the program's own name.
 pub fn called_as(words: &[OsString]) -> Option<Role> {
     let name = Path::new(words.first()?).file_name()?.to_str()?;
     match name {
@@ -52,7 +52,7 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
                 return remount::for_mount_8(&mountpoint, &options);
             }
             let volume = source::device(&volume);
-            // mount(8) looks after this only where it mounts itself.
+            // mount(8) handles this option only for file systems that it mounts itself.
             let is_missing = volume.as_ref().map_or(true, |volume| is_missing(volume));
             if options.split(',').any(|item| item == "nofail") && is_missing {
                 return Ok(());
@@ -71,7 +71,7 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
     }
 }
 
-/// Whether there is no such image or device, or nothing in it.
+/// Whether the image or device is missing or empty.
 fn is_missing(volume: &Path) -> bool {
     match rustix::fs::stat(volume) {
         Err(error) => error == Errno::NOENT,
@@ -83,10 +83,10 @@ fn is_missing(volume: &Path) -> bool {
     }
 }
 
-/// The options that can be taken; the others are told. autofs asks for this, always.
+/// The options that are supported; the others are reported. autofs always requests this (-s).
 fn what_is_known(list: &str) -> String {
     let items = list.split(',').filter(|item| {
-        // Alone, without what others of the list make of it.
+        // Each alone, independent of the others in the list.
         let checked = steadfs::Options::check_items(item, None);
         if let Err(error) = &checked {
             eprintln!("steadfs: {error}; left out");
@@ -96,9 +96,8 @@ fn what_is_known(list: &str) -> String {
     items.collect::<Vec<_>>().join(",")
 }
 
-/// The words of a call by mount(8) (`SPEC DIR [-sfnv] [-N NS] [-o OPTIONS] [-t TYPE]`), or of
-/// a person, who may also write `-r`, `-w` and `-oOPTIONS`; or of one by umount(8)
-/// (`DIR [-flnrv] [-N NS] [-t TYPE]`).
+/// The arguments of a call by mount(8) (`SPEC DIR [-sfnv] [-N NS] [-o OPTIONS] [-t TYPE]`), or by a person, who may
+/// also write `-r`, `-w` and `-oOPTIONS`; or of a call by umount(8) (`DIR [-flnrv] [-N NS] [-t TYPE]`).
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Call {
     paths: Vec<PathBuf>,
@@ -126,7 +125,7 @@ impl Call {
             while let Some(letter) = letters.next() {
                 match (letter, role) {
                     ('v', _) => call.verbose = true,
-                    // There is no mtab to leave alone.
+                    // There is no mtab to skip.
                     ('n', _) => {}
                     ('f', Role::Mount) => call.fake = true,
                     ('f', Role::Umount) => call.force = true,
@@ -158,7 +157,7 @@ impl Call {
     }
 }
 
-/// The value of an option: what is left of its word, or the next word.
+/// The value of an option: the rest of its word, or the next word.
 fn value<'a>(letters: &mut Chars<'a>, words: &mut Iter<'a, OsString>) -> Option<&'a str> {
     let rest = letters.as_str();
     *letters = "".chars();
@@ -168,7 +167,7 @@ fn value<'a>(letters: &mut Chars<'a>, words: &mut Iter<'a, OsString>) -> Option<
     }
 }
 
-/// Takes mount(8)'s `remount` out of the lists.
+/// Removes mount(8)'s `remount` from the lists.
 fn split_remount(lists: &[String]) -> (bool, String) {
     let all = lists.join(",");
     let rest: Vec<&str> = all.split(',').filter(|item| *item != "remount").collect();

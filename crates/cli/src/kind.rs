@@ -1,4 +1,4 @@
-//! `mount -t`: which kinds of volumes are wanted.
+//! `mount -t`: the requested kinds of volumes.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use crate::failure::{Failure, code, mount_failure};
 
 const KINDS: [Kind; 4] = [Kind::Ext2, Kind::Ext3, Kind::Ext4, Kind::F2fs];
 
-/// Whether a volume may be mounted where these types are asked for.
+/// Checks that a volume of this kind may be mounted as one of these types.
 ///
 /// # Errors
-/// A type is not served here, or the volume is of another one.
+/// steadfs does not support a type, or the volume is of another one.
 pub fn check(types: &[String], volume: &Path, options: &Options) -> Result<(), Failure> {
     let any = |name: &str| {
         matches!(
@@ -44,7 +44,7 @@ pub fn check(types: &[String], volume: &Path, options: &Options) -> Result<(), F
     ))
 }
 
-/// The kernel's ext4 mounts what is older, too.
+/// The kernel's ext4 mounts ext2 and ext3, too.
 fn serves(wanted: Kind, found: Kind) -> bool {
     wanted == found || wanted == Kind::Ext4 && matches!(found, Kind::Ext2 | Kind::Ext3)
 }

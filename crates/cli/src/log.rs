@@ -1,4 +1,4 @@
-//! Where the rooms' reports go: standard error in the foreground, the system's log in the background.
+//! The log: standard error in the foreground, syslog in the background.
 
 use std::fmt::Write as _;
 use std::os::unix::net::UnixDatagram;
@@ -12,43 +12,43 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 static TO_SYSTEM: AtomicBool = AtomicBool::new(false);
-/// The volume that this process serves, and its mount point: one system's log has the reports of many.
+/// The served volume and its mount point: syslog receives the messages of all servers.
 static SERVED: OnceLock<String> = OnceLock::new();
 
-/// Takes reports from now on: warnings and errors, with `verbose` also what is worth knowing.
+/// Starts logging of warnings and errors, with `verbose` also of information.
 pub fn start(verbose: bool) {
     let most = if verbose { Level::INFO } else { Level::WARN };
     let log = Log {
         most,
         spans: AtomicU64::new(1),
     };
-    // Only the first call counts; a second one would say the same.
+    // Only the first call counts; a second one would set the same.
     let _ = tracing::subscriber::set_global_default(log);
 }
 
-/// Names what is served in every report from now on.
+/// Names the served volume in every message from now on.
 pub fn serves(volume: &Path, mountpoint: &Path) {
     let served = format!("{} on {}", volume.display(), mountpoint.display());
     // One process serves one volume.
     let _ = SERVED.set(served);
 }
 
-/// What [`serves`] named.
+/// The volume and mount point set by [`serves`].
 pub fn served() -> Option<&'static str> {
     SERVED.get().map(String::as_str)
 }
 
-/// Sends reports to the system's log from now on.
+/// Sends messages to syslog from now on.
 pub fn to_system() {
     TO_SYSTEM.store(true, Ordering::Relaxed);
 }
 
-/// Whether reports go to the system's log.
+/// Whether messages go to syslog.
 pub fn is_to_system() -> bool {
     TO_SYSTEM.load(Ordering::Relaxed)
 }
 
-/// Sends the report of an error to the system's log, if that takes it at once.
+/// Sends an error message to syslog, if that does not block.
 pub fn last_words(text: &str) {
     send_from(
         UnixDatagram::unbound().and_then(|socket| {
@@ -82,7 +82,7 @@ impl Subscriber for Log {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        // Errors may tell of what lies on a volume.
+        // Errors may contain names from a volume.
         let served = served()
             .map(|served| format!("{served}: "))
             .unwrap_or_default();
@@ -111,7 +111,7 @@ impl Visit for Line {
     }
 }
 
-/// One datagram to syslog, as syslog(3) writes them (RFC 3164): facility daemon, then severity.
+/// Sends one datagram to syslog, in syslog(3)'s format (RFC 3164): facility daemon, then severity.
 fn send(level: Level, text: &str) {
     send_from(UnixDatagram::unbound(), level, text);
 }
@@ -126,7 +126,7 @@ fn send_from(socket: std::io::Result<UnixDatagram>, level: Level, text: &str) {
     };
     let pid = std::process::id();
     let line = format!("<{}>steadfs[{pid}]: {text}", DAEMON | severity);
-    // A machine without a log has nobody to tell.
+    // A machine without syslog loses the message.
     if let Ok(socket) = socket {
         let _ = socket.send_to(line.as_bytes(), "/dev/log");
     }

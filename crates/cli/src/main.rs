@@ -1,4 +1,4 @@
-//! The steadfs command line: arguments and printing. What it does is in the library.
+//! The steadfs command line: arguments and printing. The library does the work.
 
 mod args;
 mod args_f2fs;
@@ -72,8 +72,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints what is wrong with a call, or the help that was asked for. Who reads exit codes of mounting or checking must
-/// not take a wrong call for something else.
+/// Prints an argument error, or the requested help. The exit code of a wrong call must differ from the codes of
+/// mounting and checking.
 fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
     let command = words.get(1).and_then(|word| word.to_str());
     match (error.get(ContextKind::InvalidArg), command) {
@@ -85,7 +85,7 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         (Some(arg), Some(command)) if is_negative(arg) => {
             eprintln!("steadfs: {arg}: steadfs {command} takes no negative number here");
         }
-        // clap would have it passed as a value.
+        // clap's message would suggest to pass it as a value.
         (Some(arg), Some("format"))
             if error.kind() == ErrorKind::UnknownArgument && args_f2fs::is_f2fs(words) =>
         {
@@ -100,7 +100,7 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         (Some(arg), _) if error.kind() == ErrorKind::ValueValidation => {
             eprintln!("steadfs: {}", printable_text(&wrong_value(arg, error)));
         }
-        // Nowhere is left to say that this failed.
+        // If standard error fails, there is no place for a message.
         _ => drop(error.print()),
     }
     if !error.use_stderr() {
@@ -113,16 +113,16 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
     })
 }
 
-/// Whether a word that begins with a minus, of which clap names the first letter, is no option but a number.
+/// Whether an argument that begins with a minus, of which clap reports the first letter, is a negative number.
 fn is_negative(arg: &ContextValue) -> bool {
     let arg = arg.to_string();
     arg.strip_prefix('-')
         .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// What is wrong with the value of an option.
+/// The error in an option's value.
 fn wrong_value(arg: &ContextValue, error: &clap::Error) -> String {
-    // It comes as `--option <NAME>`.
+    // clap names it `--option <NAME>`.
     let arg = arg.to_string();
     let option = arg.split_once(" <").map_or(&*arg, |(option, _)| option);
     let value = error.get(ContextKind::InvalidValue);
@@ -131,7 +131,7 @@ fn wrong_value(arg: &ContextValue, error: &clap::Error) -> String {
     format!("{option} {value}: {why}")
 }
 
-/// Who has the options that a command has not.
+/// Where options are found that a command does not have.
 fn who_else(command: &str) -> &'static str {
     match command {
         "mount" => {

@@ -14,8 +14,8 @@ use crate::daemon::Nowhere;
 use crate::failure::{Failure, code, mount_failure};
 use crate::{daemon, kind, log, signals, source};
 
-/// Threads without which no volume is served: its tasks, one that reads and writes the device, one for signals, and
-/// one or two for requests. Further ones make it faster.
+/// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
+/// requests. Additional threads increase parallelism.
 const THREADS: usize = 16;
 
 pub fn run(args: &args::Mount) -> Result<(), Failure> {
@@ -44,7 +44,7 @@ pub fn run(args: &args::Mount) -> Result<(), Failure> {
     daemon::start(command)
 }
 
-/// What is mounted, and where: of a device with a label or UUID the first word is the mount point.
+/// The volume and the mount point: with a label or UUID the first argument is the mount point.
 fn places(args: &args::Mount) -> (PathBuf, PathBuf) {
     let named = [("LABEL", &args.label), ("UUID", &args.uuid)];
     let named = named
@@ -56,7 +56,7 @@ fn places(args: &args::Mount) -> (PathBuf, PathBuf) {
     }
 }
 
-/// Where anything is refused, what the volume's kind does not have is reported with it.
+/// Options that this kind of volume does not support are reported together with refused ones.
 fn parse(list: &str, volume: &Path) -> Result<Options, Failure> {
     let parsed = Options::parse(list).or_else(|error| match source::device(volume) {
         Ok(volume) => Options::parse_for(list, &volume),
@@ -65,7 +65,7 @@ fn parse(list: &str, volume: &Path) -> Result<Options, Failure> {
     parsed.map_err(|error| Failure::new(code::USAGE, error))
 }
 
-/// The server goes to `/`: paths must not depend on where it was started.
+/// The server changes to `/`: paths must not depend on its working directory.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     path.canonicalize().map_err(|error| {
         let code = match error.kind() {
@@ -111,7 +111,7 @@ fn serve(
         }
     };
     if let Err(error) = signals::end(signals, mounted.handle(), Arc::downgrade(&volume.fs())) {
-        // Signals could not end it; nobody was told of it yet.
+        // Signals could not end the mount, and the caller does not know about it yet.
         let left = mounted.handle().unmount(Unmount::Detach);
         let closed = mounted.wait();
         tracing::debug!(?left, ?closed, "giving up a mount");
@@ -119,7 +119,7 @@ fn serve(
     }
     if let Some(nowhere) = nowhere {
         if let Err(error) = nowhere.ready() {
-            // Nobody waits for this mount any more: it goes on, as it was asked for.
+            // The parent has exited: the mount continues, as requested.
             tracing::warn!(%error, "cannot leave the terminal");
         }
         log::to_system();
@@ -130,8 +130,8 @@ fn serve(
     })
 }
 
-/// Opens the volume. What can only be read is mounted read-only and that is reported, as mount(8) does, unless `-w`
-/// asks for a mount that can be written. A file that this user may not write is refused: that may be a mistake.
+/// Opens the volume. A volume that can only be read is mounted read-only with a warning, as mount(8) does, unless `-w`
+/// requests write access. A file that this user may not write is refused: that may be a mistake.
 fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Options), Failure> {
     let mut options = options.clone();
     let error = match Volume::open(path, &options) {
@@ -168,7 +168,7 @@ fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Opt
     Ok((volume, options))
 }
 
-/// Reports what the user should know about the mount before it is used.
+/// Prints warnings about the mount before it is used.
 fn report(args: &args::Mount, volume: &Volume) {
     let report = volume.report();
     let list = args.options.lists.join(",");
@@ -205,7 +205,7 @@ fn report(args: &args::Mount, volume: &Volume) {
     }
 }
 
-/// Reports which options of a list have no effect, and why.
+/// Prints the options of a list that have no effect, with the reason.
 pub fn report_no_effect(list: &str, kind: Option<Kind>) {
     for why in Options::without_effect(list, kind) {
         eprintln!("steadfs: without effect: {}", printable_text(&why));

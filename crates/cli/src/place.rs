@@ -11,7 +11,7 @@ pub struct OnVolume {
     pub path: Vec<u8>,
 }
 
-/// A file on a volume or on this machine.
+/// A file on a volume or on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     Volume(OnVolume),
@@ -20,7 +20,7 @@ pub enum Place {
     Stream,
 }
 
-/// Takes an argument that must be on a volume: a plain path is the image itself.
+/// Parses an argument that must be on a volume: a plain path is the image itself.
 pub fn on_volume(argument: &OsStr) -> OnVolume {
     match parse(argument) {
         Place::Volume(place) => place,
@@ -31,8 +31,8 @@ pub fn on_volume(argument: &OsStr) -> OnVolume {
     }
 }
 
-/// Takes an argument apart. A path of this machine that has `:/` in it is told apart by the image:
-/// the first part that is a file names it; a leading `./` or `/` part that is a folder does not. `IMAGE:` is the root.
+/// Parses an argument. A path of the host may contain `:/`, too: the first prefix that is a file is the image; a
+/// leading `./` or `/` prefix that is a directory is not. `IMAGE:` is the root.
 pub fn parse(argument: &OsStr) -> Place {
     let bytes = argument.as_bytes();
     if bytes == b"-" {
@@ -52,7 +52,7 @@ pub fn parse(argument: &OsStr) -> Place {
         .collect();
     let is_image = |c: &&OnVolume| c.image.exists() && !c.image.is_dir();
     let chosen = candidates.iter().find(is_image).or_else(|| {
-        // No such image: still an image in the message, unless the whole is a path that is there.
+        // There is no such image: report it as an image, unless the whole argument is an existing path.
         let whole = Path::new(argument);
         let is_host = whole.symlink_metadata().is_ok() || bytes.starts_with(b"./");
         candidates.first().filter(|_| !is_host)

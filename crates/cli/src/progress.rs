@@ -1,4 +1,4 @@
-//! How long work shows itself when somebody watches.
+//! Progress display on a terminal.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::copy::words;
 use crate::output::print;
 use crate::stop::Stop;
 
-/// Work that is done sooner shows nothing.
+/// Operations shorter than this show no progress.
 const SOON: Duration = Duration::from_millis(400);
-/// How often the line moves when nothing is told.
+/// Interval in which the line moves when there is no news.
 const TICK: Duration = Duration::from_millis(200);
 
-/// A line on standard error with what was done so far, if that is a terminal and the work takes long.
+/// A line on standard error with the work done so far, if that is a terminal and the work takes long.
 pub struct Line {
     bar: ProgressBar,
     files: u64,
@@ -35,12 +35,12 @@ impl Line {
         }
     }
 
-    /// For work that reads the volume.
+    /// For operations that read the volume.
     pub fn of_reading(name: &'static str) -> Self {
         Self::new("{spinner} {msg}, {elapsed}: {bytes} read", name)
     }
 
-    /// For work that tells nothing until it is done.
+    /// For operations that report no progress.
     pub fn of_silence(name: &'static str) -> Self {
         let mut line = Self::new("{spinner} {msg}, {elapsed}", name);
         line.show();
@@ -86,7 +86,7 @@ impl Line {
         self.bar.suspend(|| eprintln!("steadfs: {message}"));
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub fn done(self) {
         self.bar.finish_and_clear();
     }
@@ -97,7 +97,7 @@ impl Progress for Line {
         self.files += 1;
         if self.verbose {
             let names = (printable(source), printable(target));
-            // A reader that has gone away is no error of the copy.
+            // A closed pipe is no error of the copy.
             let _ = self
                 .bar
                 .suspend(|| print(|out| writeln!(out, "'{}' -> '{}'", names.0, names.1)));

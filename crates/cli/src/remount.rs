@@ -1,4 +1,4 @@
-//! `steadfs remount`, and mount(8)'s `-o remount`: options of a running mount.
+//! `steadfs remount`, and mount(8)'s `-o remount`: change options of a mounted volume.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::failure::{Failure, code};
 use crate::mount::report_no_effect;
 use crate::umount::{Mount, find};
 
-/// Hands the options to the server, which takes what a running volume can change and what is as it was.
+/// Sends the options to the server, which accepts changes that are possible while mounted, and unchanged options.
 pub fn run(args: &args::Remount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
     let list = args.options.join(",");
@@ -37,11 +37,11 @@ pub fn run(args: &args::Remount) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What mount(8) asks for: it passes all options of the mount, from fstab or from /proc/mounts, with
-/// the changes among them. What is fixed at mount time therefore stays, and is told.
+/// Handles a call by mount(8): it passes all options of the mount, from fstab or /proc/mounts, including the changes.
+/// Options that are fixed at mount time keep their value, with a warning.
 pub fn for_mount_8(mountpoint: &Path, list: &str) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
-    // `ro` and `rw` are both there when mount point and volume differ.
+    // `ro` and `rw` are both present if mount point and volume differ.
     let kept = |item: &str| !matches!(item, "ro" | "rw");
     let new = |item: &&str| {
         let shown = kept(item) && mount.options.iter().any(|had| had == item);
@@ -55,13 +55,13 @@ pub fn for_mount_8(mountpoint: &Path, list: &str) -> Result<(), Failure> {
     }
     apply(&mount, &rest)?;
     let mount = find(mountpoint)?;
-    // The kernel's own flags: the list is complete, so what is not in it is off.
+    // The kernel's own flags: the list is complete, so absent flags are off.
     let all: Vec<&str> = list.split(',').filter(|item| !is_fuses(item)).collect();
     let wanted = Options::parse(&all.join(",")).map_err(|e| Failure::new(code::USAGE, e))?;
     set_flags(&mount, wanted.flags)
 }
 
-/// Options that the kernel shows of every FUSE mount and nobody gives.
+/// Options that the kernel shows for every FUSE mount and no user gives.
 fn is_fuses(item: &str) -> bool {
     item.starts_with("user_id=") || item.starts_with("group_id=") || item.starts_with("blksize=")
 }
@@ -92,7 +92,7 @@ fn apply(mount: &Mount, list: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sets what the kernel enforces at the mount point, if it is not so.
+/// Sets the flags that the kernel enforces at the mount point, if they differ.
 fn set_flags(mount: &Mount, wanted: MountFlags) -> Result<(), Failure> {
     let has = |name: &str| mount.options.iter().any(|item| item == name);
     let list = [
@@ -101,7 +101,7 @@ fn set_flags(mount: &Mount, wanted: MountFlags) -> Result<(), Failure> {
         (wanted.noexec, Raw::NOEXEC, "noexec"),
         (wanted.noatime, Raw::NOATIME, "noatime"),
         (wanted.nodiratime, Raw::NODIRATIME, "nodiratime"),
-        // Changed together with the volume's own state only.
+        // Changed only together with the volume's own state.
         (has("ro"), Raw::RDONLY, "ro"),
     ];
     if list.iter().all(|(on, _, name)| *on == has(name)) {

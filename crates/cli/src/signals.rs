@@ -1,4 +1,4 @@
-//! Signals to a server: the mount is to end.
+//! Signals to a server unmount its volume.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use steadfs_vfs::FileSystem;
 
 use crate::failure::code;
 
-/// How long until a mount that is covered is looked at again.
+/// Interval in which a covered mount is checked again.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Hears the signals that end the program from now on.
+/// Catches the terminating signals from now on.
 ///
 /// # Errors
-/// The host refuses that.
+/// The system refuses it.
 pub fn heard() -> std::io::Result<Signals> {
     Signals::new(ending())
 }
 
-/// The signals that end the program: the end of the terminal does, unless that is not to be heeded (nohup).
+/// The terminating signals: SIGHUP is one unless it is ignored (nohup).
 fn ending() -> Vec<i32> {
     let mut list = vec![SIGINT, SIGTERM];
     if !is_ignored(SIGHUP) {
@@ -39,12 +39,12 @@ fn is_ignored(signal: i32) -> bool {
     set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
 }
 
-/// A signal unmounts what is still open; if the volume is in use, it leaves the tree at once and is closed when its last user has
-/// left; if another mount covers it, it stays until that is gone, for the kernel takes only that away.
-/// A second signal ends the program: what was written before the first is safe.
+/// A signal unmounts the volume if it is still mounted. A volume in use is detached at once and closed when its last
+/// user has closed it; a volume that another mount covers stays until that mount is removed, because the kernel
+/// unmounts only the topmost one. A second signal ends the program: data written before the first is durable.
 ///
 /// # Errors
-/// The host refuses a thread.
+/// The system refuses a thread.
 pub fn end(
     mut signals: Signals,
     handle: MountHandle,
@@ -67,7 +67,7 @@ fn give_up() -> ! {
     std::process::exit(i32::from(code::MOUNT))
 }
 
-/// Whether the mount is out of the tree.
+/// Whether the mount is detached.
 fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem>) -> bool {
     let mut is_told = false;
     loop {
@@ -79,7 +79,7 @@ fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem
                 _ => handle.unmount(Unmount::Detach),
             });
         match done {
-            // Somebody was quicker, or it is seen elsewhere only.
+            // Another process unmounted it, or it is visible in another namespace only.
             Ok(()) | Err(MountError::NotMounted(_)) => return true,
             Err(error @ MountError::Covered { .. }) => {
                 if !is_told {
@@ -102,7 +102,7 @@ fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem
 }
 
 fn write_all(handle: &MountHandle, fs: &Weak<dyn FileSystem>) {
-    // First what only the kernel has. For one volume it does that where the mount can be reached.
+    // First the kernel's dirty data. The kernel syncs one volume only where its mount can be reached.
     match handle.sync() {
         Err(SyncError::Covered(_)) => rustix::fs::sync(),
         Err(error) => tracing::debug!(%error, "asking the kernel for what it has"),

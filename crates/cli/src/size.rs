@@ -1,11 +1,11 @@
-//! Sizes of volumes, as mke2fs, mkfs.f2fs and truncate(1) have them.
+//! Volume sizes in the notation of mke2fs, mkfs.f2fs and truncate(1).
 
 use crate::failure::Failure;
 
 /// Bytes that suffix `s` counts.
 const SECTOR: u64 = 512;
 
-/// The size that `text` means. `unit`: bytes that a bare number counts.
+/// Parses a size. `unit`: bytes per unit of a bare number.
 pub fn parse(text: &str, unit: u64) -> Result<u64, Failure> {
     let fail = |why: &str| Failure::plain(format!("size {text}: {why}"));
     let bad = || {
@@ -32,7 +32,7 @@ pub fn parse(text: &str, unit: u64) -> Result<u64, Failure> {
         }
         _ => return Err(bad()),
     };
-    // No size has more than nine digits behind the point, nor a need for them.
+    // Sizes have at most nine decimals.
     if fraction.len() > 9 {
         return Err(bad());
     }
@@ -49,7 +49,7 @@ pub fn parse(text: &str, unit: u64) -> Result<u64, Failure> {
         .ok_or_else(bad)
 }
 
-/// Whether a size is a bare number, which counts blocks and no bytes.
+/// Whether a size is a bare number, which counts blocks instead of bytes.
 pub fn is_bare(text: &str) -> bool {
     split(text).is_some_and(|(.., suffix)| suffix.is_empty())
 }
@@ -58,8 +58,8 @@ fn product(count: u64, unit: u64) -> Option<u64> {
     count.checked_mul(unit).filter(|bytes| *bytes > 0)
 }
 
-/// Number, digits behind the point, suffix. As in mke2fs 0x begins a hexadecimal number; a leading zero is octal there
-/// and decimal elsewhere, so it is nothing here.
+/// Number, decimals, suffix. As in mke2fs, 0x begins a hexadecimal number; a leading zero means octal there and decimal
+/// elsewhere, so it is refused.
 fn split(text: &str) -> Option<(u64, &str, &str)> {
     if let Some(hex) = text.strip_prefix("0x") {
         let end = hex

@@ -1,16 +1,16 @@
-//! Devices named by what is on them, as in fstab(5).
+//! Devices identified by their content, as in fstab(5).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, code};
 
-/// What mount(8) takes in place of a device's path.
+/// mount(8)'s tags.
 const TAGS: [&str; 4] = ["LABEL=", "UUID=", "PARTLABEL=", "PARTUUID="];
-/// The directories of system programs, which users' paths may lack.
+/// The directories of system programs, which users' PATH may lack.
 const SYSTEM: &str = "/usr/sbin:/sbin";
 
-/// The path of a device: found by its tag, or as it is given.
+/// The path of a device: found by its tag, or unchanged.
 ///
 /// # Errors
 /// No device has the tag.
@@ -21,7 +21,7 @@ pub fn device(source: &Path) -> Result<PathBuf, Failure> {
     tag.map_or_else(|| Ok(source.to_owned()), find)
 }
 
-/// Asks util-linux, which knows udev's names and looks at the devices where there are none.
+/// Calls util-linux, which uses udev's links and reads the devices if there are none.
 fn find(tag: &str) -> Result<PathBuf, Failure> {
     // Quotes are allowed around the value, as in fstab.
     let tag = tag.replacen("=\"", "=", 1);

@@ -1,4 +1,4 @@
-//! `steadfs stat`: of a mount, what it has done; files on volumes are `files`'.
+//! `steadfs stat` of a mount: its statistics; of files on volumes see `files`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -35,7 +35,7 @@ pub fn run(args: &args::Stat) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The mount whose mount point an argument is.
+/// The mount at this mount point.
 fn mounted(place: &OsString) -> Result<Option<Mount>, Failure> {
     let real = Path::new(place).canonicalize().ok();
     let Some(path) = real.filter(|path| path.is_dir()) else {
@@ -111,7 +111,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
 
-/// A time in the unit that gives it three digits or so.
+/// A time with three significant digits, and its unit.
 fn time(nanos: u64) -> String {
     match nanos {
         0..10_000 => format!("{:.1}us", nanos as f64 / 1e3),

@@ -1,5 +1,5 @@
-//! Ending long work in order: a signal is noted, the work stops at its next step, and the volume is
-//! closed. So a copy that is interrupted leaves a consistent volume, with or without a journal.
+//! Ends long work cleanly: a signal is recorded, the work stops at its next step, and the volume is closed. So an
+//! interrupted copy leaves a consistent volume, with or without a journal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,12 +9,12 @@ use signal_hook::flag;
 
 use crate::failure::{Failure, code};
 
-/// Whether a signal has come, and which.
+/// The first signal, if one has arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicUsize>);
 
 impl Stop {
-    /// Notes signals from now on. A second one ends the program at once.
+    /// Records signals from now on. A second one ends the program at once.
     pub fn on_signals() -> Result<Self, Failure> {
         let stop = Self::default();
         let again = Arc::new(AtomicBool::new(false));
@@ -37,7 +37,7 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The end of work that stopped.
+    /// The failure of interrupted work.
     pub fn failure(&self, message: impl std::fmt::Display) -> Failure {
         match i32::try_from(self.signal()) {
             Ok(signal) if signal != 0 => Failure::by_signal(signal, message),

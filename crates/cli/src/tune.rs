@@ -1,4 +1,4 @@
-//! `steadfs tune`: settings of a running mount.
+//! `steadfs tune`: settings of a mounted volume.
 
 use steadfs::{MountHandle, Options};
 
@@ -52,7 +52,7 @@ fn names(settings: &[String]) -> impl Iterator<Item = &str> {
         .filter(|item| !item.contains('='))
 }
 
-/// The way out where one of these is a mount option and no setting.
+/// A hint if one of these is a mount option and no setting.
 fn hint(items: &[&str]) -> String {
     let name = |item: &str| item.split('=').next().unwrap_or_default().to_owned();
     let option = items

@@ -1,4 +1,4 @@
-//! `steadfs umount` and `sync`, and what all commands share that are about a running mount.
+//! `steadfs umount` and `sync`, and code shared by all commands about a mounted volume.
 
 use std::fs::File;
 use std::io;
@@ -27,7 +27,7 @@ const BLOCK: &str = "fuseblk.steadfs";
 pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
     if args.force {
-        // Whatever asked the server for something could wait forever.
+        // A call to the server could block forever.
         return take_away(&mount, Unmount::Abort);
     }
     if args.lazy {
@@ -58,7 +58,7 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
             );
             closed
         }
-        // Whoever asked for that knows what it leaves.
+        // The user requested this and knows the consequence.
         Settled::Stopped(cause) if cause == SHUT_DOWN => closed,
         Settled::Stopped(cause) => Err(Failure::new(
             code::MOUNT,
@@ -73,7 +73,7 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     }
 }
 
-/// Others may have written after the sync, and closing writes, too.
+/// Other tasks may have written after the sync, and closing writes, too.
 fn check_close_result(mount: &Mount, result: &PendingCloseResult) -> Result<(), Failure> {
     let why = match result.wait() {
         CloseResult::Clean => return Ok(()),
@@ -96,18 +96,18 @@ fn take_away(mount: &Mount, how: Unmount) -> Result<(), Failure> {
         .map_err(|e| Failure::new(code::MOUNT, e))
 }
 
-/// What is known of a volume that may be unmounted.
+/// The state of a volume before it is unmounted.
 enum Settled {
     Durable(Synced),
-    /// Nothing can be done any more; the first cause.
+    /// The volume has stopped; the first cause.
     Stopped(String),
-    /// The server is not there any more.
+    /// The server has exited.
     Gone,
-    /// Nobody but its user may ask the server; what the kernel said.
+    /// Only its user may call the server; the kernel's error.
     Closed(String),
 }
 
-/// Makes everything durable. A failure is told while there is still a mount to do something about it.
+/// Syncs the volume. An error is reported while the mount still exists, so that the user can react.
 fn settle(mount: &Mount) -> Result<Settled, Failure> {
     let handle = MountHandle::of(mount.clone());
     let first = match handle.sync() {
@@ -128,7 +128,7 @@ fn settle(mount: &Mount) -> Result<Settled, Failure> {
         }
         Err(error) => error,
     };
-    // What stopped the volume may have failed just now: then it is the next who hears that.
+    // The error that stopped the volume may have just occurred: then the next command reports it.
     match (first, handle.sync()) {
         (SyncError::Stopped(cause), _) | (_, Err(SyncError::Stopped(cause))) => {
             Ok(Settled::Stopped(cause))
@@ -137,8 +137,7 @@ fn settle(mount: &Mount) -> Result<Settled, Failure> {
     }
 }
 
-/// Root may not enter what another user has mounted for himself. So a process of that user's does what is to be done,
-/// if one can be had.
+/// Root may not enter a mount of another user. So a process of that user does the work, if one can be started.
 fn by_owner(mount: &Mount) -> Option<Result<(), Failure>> {
     let number = |name: &str| {
         let mut items = mount.options.iter();
@@ -153,13 +152,13 @@ fn by_owner(mount: &Mount) -> Option<Result<(), Failure>> {
     let ended = command.uid(user).gid(group).status().ok()?;
     Some(match ended.code().map(u8::try_from) {
         Some(Ok(0)) => Ok(()),
-        // It has said why.
+        // It has printed the error.
         Some(Ok(code)) => Err(Failure::new(code, "")),
         _ => Err(at(&mount.mountpoint, &io::Error::other(ended.to_string()))),
     })
 }
 
-/// Why the mount is kept, with the way out for the cause.
+/// Why the mount is kept, with a hint for the cause.
 fn still_mounted(mount: &Mount, error: &SyncError) -> Failure {
     let errno = match error {
         SyncError::Failed { errno, .. } => errno.map(Errno::from_raw_os_error),
@@ -180,11 +179,11 @@ fn still_mounted(mount: &Mount, error: &SyncError) -> Failure {
     Failure::new(code, format!("{message}; {hint}"))
 }
 
-/// Makes everything on the mount durable.
+/// Syncs everything on the mount.
 pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
     if mount.kind == BLOCK {
-        // The kernel asks the server, whoever calls.
+        // The kernel calls the server, whoever the caller is.
         let folder = File::open(&mount.mountpoint).map_err(|e| at(&mount.mountpoint, &e))?;
         return rustix::fs::syncfs(&folder).map_err(|e| at(&mount.mountpoint, &e.into()));
     }
@@ -227,8 +226,8 @@ pub fn find(path: &Path) -> Result<Mount, Failure> {
     })
 }
 
-/// The same, if there is one. Whoever acts on a path acts on what lies on top there, so a mount that is covered by
-/// another, of ours or not, is refused.
+/// The same, if there is one. An action on a path applies to the topmost mount there, so a mount that is covered by
+/// another one is refused.
 pub fn look_up(path: &Path) -> Result<Option<Mount>, Failure> {
     let mounts = mounts()?;
     let known_as = |wanted: &Path| {
@@ -242,7 +241,7 @@ pub fn look_up(path: &Path) -> Result<Option<Mount>, Failure> {
             false => at,
         }
     };
-    // As it is given first: what the path leads to the server would be asked, which may not answer.
+    // First the path as given: resolving it would call the server, which may not answer.
     let mut found = known_as(path);
     if found.is_empty()
         && let Ok(real) = path.canonicalize()
@@ -253,7 +252,7 @@ pub fn look_up(path: &Path) -> Result<Option<Mount>, Failure> {
     for mount in found {
         match MountHandle::of(mount.clone()).check() {
             Ok(()) => return Ok(Some(mount)),
-            // By now.
+            // In the meantime.
             Err(MountError::NotMounted(_)) => {}
             Err(error) => {
                 let what = format!("{}: {error}", mount.source.display());

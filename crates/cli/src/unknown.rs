@@ -1,17 +1,17 @@
-//! The answer to a command that does not exist. Likeness of names alone would suggest `format` for `rm`.
+//! The message for an unknown command. Similarity alone would suggest `format` for `rm`.
 
 use clap::CommandFactory;
 use steadfs::tools::printable_text;
 
 use crate::args::Args;
 
-/// Letters by which a misspelt name may differ from the one that is meant.
+/// Maximum number of typing errors for a suggestion.
 const TYPOS: usize = 1;
 /// The same for a name of at least `LONG` letters.
 const TYPOS_IN_LONG: usize = 2;
 const LONG: usize = 6;
 
-/// What is said of the command `word`.
+/// The message for the unknown command `word`.
 pub fn message(word: &str) -> String {
     let word = printable_text(word);
     let hint = match elsewhere(&word) {
@@ -24,7 +24,7 @@ pub fn message(word: &str) -> String {
     format!("{word}: no such command; {hint}")
 }
 
-/// Where what users of other programs look for is found.
+/// The equivalent of another program's command.
 fn elsewhere(word: &str) -> Option<&'static str> {
     Some(match word {
         "rm" | "rmdir" | "mkdir" | "mv" | "ln" | "touch" | "chmod" | "chown" | "truncate"
@@ -43,7 +43,7 @@ fn elsewhere(word: &str) -> Option<&'static str> {
     })
 }
 
-/// The command whose name is the nearest, if it is near.
+/// The command with the most similar name, if it is similar enough.
 fn near(word: &str) -> Option<String> {
     let typos = if word.len() < LONG {
         TYPOS
@@ -59,7 +59,7 @@ fn near(word: &str) -> Option<String> {
         .map(|(_, name)| name.to_owned())
 }
 
-/// Letters to be added, taken away or exchanged until one word is the other (Levenshtein).
+/// Number of letters to insert, delete or replace until the words are equal (Levenshtein distance).
 fn distance(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, letter) in a.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Opening a volume for one command.
+//! Opens a volume for one command.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use steadfs_vfs::FileSystem;
 use crate::args;
 use crate::failure::Failure;
 
-/// Opens the volume, lets `work` have it, and closes it; both must succeed.
+/// Opens the volume, calls `work`, and closes it; both must succeed.
 pub fn with_volume<T>(
     image: &Path,
     open: &args::Open,

@@ -1,13 +1,13 @@
-//! The published experiments on modelled devices: real file-system code, queue and cache, in virtual time.
+//! The published experiments on device models: real file-system code, queue and cache, in virtual time.
 //!
-//! An experiment is a function that makes a [`Plan`]: [`Cell`]s (conditions), in each [`Arm`]s that are compared, and
-//! the published [`Figure`]s. [`run`] runs every arm with every seed and makes a [`Report`], which is a function of the
-//! program, the device and the seeds. Every arm's volume is unmounted, checked and read again; arms that do the same
-//! must leave the same content.
+//! An experiment is a function that returns a [`Plan`]: [`Cell`]s (conditions) with the [`Arm`]s that are compared in
+//! each, and the published [`Figure`]s. [`run`] runs every arm with every seed and returns a [`Report`], which is a
+//! function of the program, the device and the seeds. Every arm's volume is unmounted, checked and read again; arms
+//! that do the same work must leave the same content.
 //!
-//! What keeps it honest: one device and one load for all arms of a cell; a device's parameters are set by figures
-//! without contention or without the mechanism only, and its file says which; what was not used is marked as
-//! predicted; nothing is tuned to a result.
+//! Rules against overfitting: all arms of a cell have the same device and load. A device's parameters are calibrated
+//! only by figures without contention or without the mechanism, and its file states which. Figures that calibrated
+//! nothing are marked as predicted. Nothing is tuned to a result.
 
 mod actors;
 mod async_checkpoint;
@@ -43,7 +43,7 @@ pub use statistics::{Estimate, percentile};
 pub use testbed::{CacheSizes, Cgroup, Mount, Outcome, Testbed, World, prepare, process, run_on};
 pub use timeline::{Depths, Timeline};
 
-/// An experiment: its name, and what makes its plan.
+/// An experiment: its name and the function that returns its plan.
 pub type Experiment = (&'static str, fn(&Settings) -> Result<Plan, Error>);
 
 /// Every experiment, in the order of reports.

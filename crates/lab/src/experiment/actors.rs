@@ -1,4 +1,4 @@
-//! Threads that go on beside what is measured.
+//! Background threads of an experiment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,13 +10,13 @@ use steadfs_vfs::{Cx, FsError};
 
 use super::files::Files;
 
-/// Bytes of a write of [`writer`], and of what [`content`] makes.
+/// Bytes per write of [`writer`], and per call of [`content`].
 pub const PIECE: u64 = 128 << 10;
-/// CPU of a write of that size.
+/// CPU time of a write of that size.
 pub const WRITE_CPU: Duration = Duration::from_micros(60);
 
-/// What belongs at an offset of a file, each time it is written: so what is left does not depend on how often that
-/// was. A device's store keeps a word for each block of it.
+/// The content at an offset of a file, the same at each write: the final content does not depend on the number of
+/// writes. A device's store keeps one word for each block of it.
 pub fn content(at: u64, len: u64) -> Vec<u8> {
     let len = usize::try_from(len).expect("what is written at once fits memory");
     let mut bytes = vec![0; len];
@@ -31,7 +31,7 @@ fn fill(at: u64, bytes: &mut [u8]) {
     }
 }
 
-/// A thread that goes on until it is told to stop, and how much it has done.
+/// A thread that repeats a step until it is stopped, with the sum of the steps' results.
 pub struct Background {
     task: JoinHandle<Result<(), FsError>>,
     stop: Arc<AtomicBool>,
@@ -39,7 +39,7 @@ pub struct Background {
 }
 
 impl Background {
-    /// Starts one; each step says how much it has done.
+    /// Starts a thread; each step returns the amount done.
     pub fn spawn(
         name: &str,
         mut step: impl FnMut() -> Result<u64, FsError> + Send + 'static,
@@ -56,22 +56,22 @@ impl Background {
         Self { task, stop, done }
     }
 
-    /// How much it has done.
+    /// The amount done.
     pub fn count(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Stops it and waits for its end.
+    /// Stops the thread and joins it.
     ///
     /// # Errors
-    /// What a step failed with.
+    /// The error of a step.
     pub fn end(self) -> Result<(), FsError> {
         self.stop.store(true, Ordering::Relaxed);
         self.task.join()
     }
 }
 
-/// A thread that writes a file of `size` bytes from start to end, again and again.
+/// A thread that writes a file of `size` bytes from start to end repeatedly.
 pub fn writer(fs: &Arc<dyn Files>, cx: Cx, file: InodeNo, size: u64) -> Background {
     let fs = Arc::clone(fs);
     let (mut at, mut bytes) = (0, content(0, PIECE));
@@ -84,7 +84,7 @@ pub fn writer(fs: &Arc<dyn Files>, cx: Cx, file: InodeNo, size: u64) -> Backgrou
     })
 }
 
-/// Makes a file in the root directory, with its content.
+/// Creates a file in the root directory, with its content.
 ///
 /// # Errors
 /// The file system's.

@@ -1,8 +1,8 @@
-//! ext4 `async_checkpoint` (RFC of September 2019): log space is reclaimed before somebody waits for it.
+//! ext4 `async_checkpoint` (RFC of September 2019): log space is reclaimed before a task must wait for it.
 //!
-//! fs_mark on an NVMe drive: 32 threads, each makes 500 000 files of 4 KiB in 16 directories, in seven ways to make
-//! them durable. With an fsync for each file the rate grew by 6 to 15 %, and there were fewer, larger
-//! transactions; without, nothing changed.
+//! fs_mark on an NVMe drive: 32 threads, each creates 500 000 files of 4 KiB in 16 directories, with seven ways to make
+//! them durable. With an fsync per file the rate grew by 6 to 15 %, with fewer and larger transactions; without fsync
+//! nothing changed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,30 +22,30 @@ use crate::flash::{Parameters, Store};
 
 /// fs_mark's `-t`.
 const THREADS: u64 = 32;
-/// fs_mark's `-D`: directories; they are shared by all threads, as in fs_mark.
+/// fs_mark's `-D`: directories, shared by all threads.
 const DIRS: u64 = 16;
-/// fs_mark's `-N`: files made in a directory before the next one's turn.
+/// fs_mark's `-N`: files created in a directory before the next directory is used.
 const TURN: u64 = 256;
 /// fs_mark's `-s`.
 const SIZE: usize = 4096;
-/// Files of a thread that was published.
+/// Published number of files per thread.
 const PUBLISHED_FILES: u64 = 500_000;
-/// CPU of making a file (open, write, close): 32 threads make 96 898 a second (mode 0 without the mechanism).
+/// CPU time to create a file (open, write, close): 32 threads create 96 898 per second (mode 0 without the mechanism).
 const MAKE_CPU: Duration = Duration::from_micros(330);
-/// CPU of opening it again and of an fsync.
+/// CPU time to reopen it, and of an fsync.
 const SYNC_CPU: Duration = Duration::from_micros(20);
 const VOLUME: u64 = 1 << 30;
 
-/// What fs_mark's `-S` means.
+/// fs_mark's `-S` modes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durable {
     /// 0: nothing.
     None,
     /// 1: an fsync before each close.
     InBand,
-    /// 2: sync(2) and one fsync, when all files are made.
+    /// 2: sync(2) and one fsync, after all files are created.
     All,
-    /// 3: when all are made, each is opened again and fsynced, the last one first.
+    /// 3: after all are created, each is reopened and fsynced, the last one first.
     Reverse,
     /// 4: sync(2), then as 3.
     AllReverse,
@@ -59,7 +59,7 @@ struct Mode {
     number: u32,
     sync: Durable,
     about: &'static str,
-    /// Files a second and transactions, without the mechanism and with it.
+    /// Files per second and transactions, without and with the mechanism.
     published: [(f64, f64); 2],
 }
 
@@ -117,10 +117,10 @@ struct Case {
     name: String,
     about: String,
     sync: Durable,
-    /// MiB.
+    /// Size of the journal in MiB.
     journal: u32,
     options: &'static [&'static str],
-    /// Between a thread's files: so long that the background writes old transactions home.
+    /// Pause after each of a thread's files: long enough for old transactions to be reclaimed in the background.
     pause: Duration,
 }
 
@@ -173,7 +173,7 @@ const TRANSACTIONS: &str = "transactions";
 /// The plan.
 ///
 /// # Errors
-/// A device file that is wrong, or a volume that cannot be made.
+/// A parameter file with an error, or a volume that cannot be formatted.
 pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     let device = settings.device("nvme-2019")?;
     let files = settings.scaled(512, 24, 128);
@@ -215,7 +215,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     })
 }
 
-/// Why a figure is off by more than a quarter.
+/// Why a figure deviates by more than a quarter.
 const WHY: &str = "an fsync of steadfs takes settled neighbours along, so how many commits there are is decided by which file comes \
                    first, and differs between seeds by half in both arms; and reclaim writes snapshots, so no hot buffer forces \
                    the commits that the RFC saved.";
@@ -235,7 +235,7 @@ fn figures() -> Vec<Figure> {
                 why: Some(WHY.to_owned()),
             });
         };
-        // What set CPU and FLUSH of the device; see its file.
+        // The figures that calibrated CPU and FLUSH times; see the device's file.
         let role = match mode.number {
             0 | 1 => Role::Calibrated,
             _ => Role::Predicted,
@@ -337,7 +337,7 @@ fn one_run(
         },
     };
     let (sync, pause) = (case.sync, case.pause);
-    // With pauses a few files show it.
+    // With pauses a few files suffice.
     let files = if pause.is_zero() {
         files
     } else {
@@ -389,7 +389,7 @@ struct Thread {
 }
 
 impl Thread {
-    /// CPU time, up to a tenth more or less.
+    /// CPU time, within 10 %.
     fn work(&mut self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).expect("short");
         let part = self.random.below(2048) as u64;
@@ -498,7 +498,7 @@ fn measure(
     })
 }
 
-/// What `.steadfs/jbd2/info` counts.
+/// Counts of `.steadfs/jbd2/info`.
 struct Journal {
     transactions: u64,
     waits: u64,

@@ -8,15 +8,15 @@ use super::statistics::Estimate;
 use super::text::estimate;
 
 const WIDTH: f64 = 900.0;
-/// Where labels end and the plot begins, and where it ends.
+/// The right end of labels, and the ends of the plot.
 const LEFT: f64 = 390.0;
 const RIGHT: f64 = 865.0;
 const ROW: f64 = 22.0;
 const TOP: f64 = 46.0;
-/// Labels below the plot that do not run into each other.
+/// Maximum number of labels below the plot that do not overlap.
 const MOST_TICKS: f64 = 16.0;
 
-/// Writing into a string does not fail.
+/// Writing to a string does not fail.
 macro_rules! put {
     ($out:expr, $($arg:tt)*) => {{ let _ = writeln!($out, $($arg)*); }};
 }
@@ -27,7 +27,7 @@ pub(super) fn escaped(text: &str) -> String {
     text.replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// An axis: values become places.
+/// An axis: maps values to positions.
 #[derive(Clone, Copy)]
 struct Axis {
     low: f64,
@@ -62,7 +62,7 @@ impl Canvas {
         }
     }
 
-    /// The middle of the next row, with its label.
+    /// The centre of the next row, with its label.
     fn row(&mut self, label: &str, bold: bool) -> f64 {
         let y = TOP + ROW * self.rows as f64 + ROW / 2.0;
         self.rows += 1;
@@ -113,7 +113,7 @@ impl Canvas {
         );
     }
 
-    /// The whole picture, with a grid at these values.
+    /// Completes the picture, with grid lines at these values.
     fn finish(self, title: &str, grid: &[(f64, String)]) -> String {
         let bottom = TOP + ROW * self.rows as f64;
         let mut out = String::new();
@@ -151,7 +151,7 @@ impl Canvas {
 }
 
 impl Report {
-    /// Every published figure as a bar of one, and ours beside it, with its interval.
+    /// Every published figure as a bar of length 1, with ours beside it and its interval.
     pub fn figures_chart(&self) -> String {
         let share = |value: f64, published: f64| value / published;
         let highest = self
@@ -194,8 +194,8 @@ impl Report {
         canvas.finish(&title, &grid)
     }
 
-    /// The latency that is looked at, of each arm: from p50 to the longest, p99 between, the mean as a dot.
-    /// Conditions in which nobody waits for such an operation are left out. `None` if nothing is measured so.
+    /// The latency of each arm: from p50 to the maximum, with p99 and the mean. Conditions without such a latency are
+    /// omitted; `None` if there is none.
     pub fn latency_chart(&self) -> Option<String> {
         let all = self.cells.iter().flat_map(|cell| &cell.arms);
         let name = all

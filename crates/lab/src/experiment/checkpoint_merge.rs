@@ -1,9 +1,9 @@
-//! f2fs `checkpoint_merge` (Linux 5.12, commit 261eeb9c): a directory's fsync while another group, of little weight,
-//! does the same without end.
+//! f2fs `checkpoint_merge` (Linux 5.12, commit 261eeb9c): fsync of a directory while another cgroup of low weight does
+//! the same continuously.
 //!
-//! Thread A (group fg, weight 100): 1000 times touch a file, fsync its directory. Thread B: one file written
-//! from start to end again and again, 128 KiB at a time. Thread C (group bg, weight 20): what A does, without end.
-//! BFQ with strict_guarantees: one request in the device. A took 68 s without the option and 48 s with it.
+//! Thread A (cgroup fg, weight 100): 1000 times touch a file, fsync its directory. Thread B: one file written from
+//! start to end repeatedly, 128 KiB at a time. Thread C (cgroup bg, weight 20): the same as A, continuously. BFQ with
+//! strict_guarantees: one request in the device. A took 68 s without the option and 48 s with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,27 +22,27 @@ use super::plan::{
 use super::testbed::{CacheSizes, Cgroup, Mount, Testbed, World, prepare, process, run_on};
 use crate::flash::{Counters, Parameters, Store};
 
-/// The volume. (The phone's had 256 GB; nothing here depends on it but the time of a mount.)
+/// Size of the volume. (The phone's had 256 GB; only the time of a mount depends on it.)
 const VOLUME: u64 = 4 << 30;
-/// B's file, which is there before: so B's blocks are the same ones in both arms, and what is left is the same.
+/// B's file, created beforehand: so B overwrites the same blocks in both arms, and the final content is the same.
 const FILE: u64 = 128 << 20;
-/// CPU of a process that starts, does one thing, and ends (`touch`, `fsync`). It differs by up to a fifth.
+/// CPU time of a process that does one call (`touch`, `fsync`), within 20 %.
 const PROCESS_CPU: Duration = Duration::from_millis(1);
-/// How long B and C run before A begins.
+/// Time that B and C run before A begins.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// Memory for dirty data: the flusher begins at a quarter, B is held up at a half.
+/// Memory for dirty data: the flusher begins at a quarter, B is throttled at a half.
 const DIRTY: u64 = 128 << 20;
 
 const FG: GroupId = GroupId(1);
 const BG: GroupId = GroupId(2);
-/// The kernel's flusher, as BFQ sees it where cgroups (version 1) know nothing of buffered writes: a queue of the root,
-/// of priority be,4, which competes with the groups by its weight whether somebody waits for it or not. With
-/// `fair` only a group of that weight does; what nobody waits for on the root's own account goes last there.
+/// The kernel's flusher, as BFQ sees it with cgroups of version 1, which do not account buffered writes: a queue of the
+/// root, of priority be,4, which competes with the groups by its weight whether a task waits for it or not. With `fair`
+/// only a group of that weight does this; the root's own background requests are dispatched last there.
 const FLUSHER: GroupId = GroupId(3);
 const GROUPS: [(GroupId, u32); 3] = [(FG, 100), (BG, 20), (FLUSHER, 40)];
 const ROOT: GroupId = GroupId(0);
 
-/// Why the merging arm is off by more than a quarter.
+/// Why the merging arm deviates by more than a quarter.
 const WHY_MERGED: &str = "whether A and C share a checkpoint or miss each other's by a moment, so that an iteration waits for two of them, is \
                           chance, and lasts; the published run may have had the one more often than ours.";
 
@@ -50,11 +50,11 @@ const WHY_MERGED: &str = "whether A and C share a checkpoint or miss each other'
 const WHY_AIM: &str = "a checkpoint of C's is under way when A asks for its own, so A waits for two where it waits for one alone, and B's data has \
                        its ninth of the device meanwhile.";
 
-/// Why real time shows another ratio.
+/// Why the ratio differs in real time.
 const WHY_REAL: &str = "what a thread's way through the kernel, FUSE and the server takes here is no part of the model: \
                         about a tenth of a millisecond for each call, and more where other threads want the processors.";
 
-/// RequestFilter priority the merging task has.
+/// The arms, each with the priority of the merging task.
 const ARMS: [(&str, Option<&str>); 3] = [
     ("nocheckpoint_merge", None),
     ("checkpoint_merge be,3", Some("be,3")),
@@ -67,15 +67,15 @@ struct Case {
     name: &'static str,
     about: &'static str,
     queue: fn(QueueSettings) -> QueueSettings,
-    /// On whose account are A, B's data and C.
+    /// The groups of A, of B's data and of C.
     groups: [GroupId; 3],
     load: bool,
     antagonist: bool,
-    /// Of A's iterations only one in so many.
+    /// One of this number of A's iterations is run.
     share: u64,
 }
 
-/// … in cells of which nothing was published, and where B is fast, so that each takes long to simulate.
+/// The same in cells without published figures, and with a fast B, which are slow to simulate.
 const PART: u64 = 5;
 const SMALL_PART: u64 = 10;
 
@@ -174,7 +174,7 @@ const CASES: [Case; 9] = [
 /// The plan.
 ///
 /// # Errors
-/// A device file that is wrong, or a volume that cannot be made.
+/// A parameter file with an error, or a volume that cannot be formatted.
 pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     let device = settings.device("ufs-2021")?;
     let iterations = settings.scaled(1000, 40, 100);
@@ -318,7 +318,7 @@ fn volume() -> Result<Store, String> {
     })
 }
 
-/// A process tree's life: whose it is, its CPU times, and the processes it starts.
+/// The processes of one thread: their group, CPU times and numbers.
 struct Actor {
     fs: Arc<dyn Files>,
     group: GroupId,
@@ -327,7 +327,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// Actors have numbers of their own: 1, 2 and 3.
+    /// Actors have numbers 1, 2 and 3.
     fn new(fs: &Arc<dyn Files>, number: u32, group: GroupId, seed: u64) -> Self {
         Self {
             fs: Arc::clone(fs),
@@ -337,7 +337,7 @@ impl Actor {
         }
     }
 
-    /// A process starts, and takes its CPU time.
+    /// Starts a process, which takes its CPU time.
     fn process(&mut self) -> Cx {
         let part = self.random.below(2048) as u64;
         let nanos = u64::try_from(PROCESS_CPU.as_nanos()).expect("a millisecond");
@@ -348,7 +348,7 @@ impl Actor {
         process(self.group, IoPrio::default(), self.next)
     }
 
-    /// `touch FILE; fsync DIR`, two processes. The fsync's time comes back.
+    /// `touch FILE; fsync DIR`, two processes. Returns the time of the fsync.
     fn touch_and_sync(&mut self, (dir, file): (InodeNo, InodeNo)) -> Result<u64, FsError> {
         let cx = self.process();
         self.fs.touch(&cx, file)?;
@@ -359,7 +359,7 @@ impl Actor {
     }
 }
 
-/// What the threads measured.
+/// Measurements of the threads.
 struct Measured {
     iterations: Vec<u64>,
     syncs: Vec<u64>,
@@ -430,7 +430,7 @@ fn one_run(
     Ok(sample)
 }
 
-/// Threads A, B and C, until A has done its iterations.
+/// Runs threads A, B and C until A has done its iterations.
 fn measure(
     case: &Case,
     groups: [GroupId; 3],
@@ -503,7 +503,7 @@ fn antagonist(mut actor: Actor, place: (InodeNo, InodeNo)) -> Background {
     })
 }
 
-/// Checkpoints that were written.
+/// Number of checkpoints written.
 fn checkpoints(fs: &dyn Files) -> Result<u64, FsError> {
     let text = fs.control("f2fs/status")?;
     let text = String::from_utf8_lossy(&text);

@@ -5,24 +5,24 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr, SetTime};
 
-/// A volume as an experiment's processes see it.
+/// A volume as the processes of an experiment see it.
 pub trait Files: Send + Sync {
     /// The root directory.
     fn root(&self) -> InodeNo;
 
-    /// What a name means.
+    /// Looks up a name.
     ///
     /// # Errors
     /// The file system's, here and below.
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<InodeNo, FsError>;
 
-    /// Makes a file.
+    /// Creates a file.
     ///
     /// # Errors
     /// As above.
     fn make(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<InodeNo, FsError>;
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
     /// As above.
@@ -40,28 +40,28 @@ pub trait Files: Send + Sync {
     /// As above.
     fn touch(&self, cx: &Cx, file: InodeNo) -> Result<(), FsError>;
 
-    /// Writes; how much was written comes back.
+    /// Writes; returns the number of bytes written.
     ///
     /// # Errors
     /// As above.
     fn write(&self, cx: &Cx, file: InodeNo, at: u64, data: &[u8]) -> Result<usize, FsError>;
 
-    /// fsync(2), of a directory too.
+    /// fsync(2), also of a directory.
     ///
     /// # Errors
     /// As above.
     fn fsync(&self, cx: &Cx, ino: InodeNo) -> Result<(), FsError>;
 
-    /// Makes everything durable.
+    /// sync(2).
     ///
     /// # Errors
     /// As above.
     fn sync_all(&self, cx: &Cx) -> Result<(), FsError>;
 
-    /// Nobody here uses this inode any more.
+    /// Drops the lookup count of an inode.
     fn forget(&self, ino: InodeNo);
 
-    /// Blocks that are free.
+    /// Number of free blocks.
     ///
     /// # Errors
     /// As above.
@@ -70,17 +70,17 @@ pub trait Files: Send + Sync {
     /// Reads a control file.
     ///
     /// # Errors
-    /// There is no such file.
+    /// The file does not exist.
     fn control(&self, path: &str) -> Result<Vec<u8>, FsError>;
 
-    /// Writes one.
+    /// Writes a control file.
     ///
     /// # Errors
-    /// There is no such file, or the value is refused.
+    /// The file does not exist, or refuses the value.
     fn set_control(&self, path: &str, value: &[u8]) -> Result<(), FsError>;
 }
 
-/// The calls of the file-system code itself.
+/// Calls the file-system code directly.
 pub(super) struct Direct(pub(super) Arc<dyn FileSystem>);
 
 impl Files for Direct {

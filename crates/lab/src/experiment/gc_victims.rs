@@ -1,9 +1,9 @@
-//! f2fs `max_victim_search` (Linux 3.12, commit a26b7c8a): how many dirty segments are looked at before one is
-//! cleaned or filled.
+//! f2fs `max_victim_search` (Linux 3.12, commit a26b7c8a): the number of dirty segments that GC or SSR examines to
+//! choose a victim.
 //!
 //! A partition of 2 GB on an SDHC card: files of 32 KiB until it is full, then 100 000 synchronous writes of 4 KiB at
-//! random places of random files. With a limit of 20 segments: 341 s and 4227 s; with 4096, which is all of
-//! them: 324 s and 2958 s.
+//! random positions of random files. With a limit of 20 segments: 341 s and 4227 s; with 4096, which is all of them:
+//! 324 s and 2958 s.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,21 +21,21 @@ use super::plan::{
 use super::testbed::{CacheSizes, Mount, Testbed, World, prepare, run_on};
 use crate::flash::{Parameters, Store};
 
-/// Blocks of a file: 32 KiB.
+/// Blocks per file: 32 KiB.
 const BLOCKS: u64 = 8;
 const BLOCK: usize = 4096;
-/// Bytes of a segment.
+/// Bytes per segment.
 const SEGMENT: u64 = 2 << 20;
-/// Files of a directory.
+/// Files per directory.
 const PER_DIR: u64 = 1000;
-/// mkfs's overprovision then.
+/// mkfs's overprovision at that time.
 const OVERPROVISION: f64 = 5.0;
-/// CPU of a file's creation, and of a write with its sync.
+/// CPU time of a file's creation, and of a write with its sync.
 const CPU: Duration = Duration::from_micros(200);
-/// CPU of looking at a candidate. It is not slept but told: at most a second in an hour.
+/// CPU time to examine a candidate. It is reported and not slept: at most 1 s per hour.
 const CPU_PER_CANDIDATE_NS: f64 = 100.0;
 
-/// What is made smaller, for `--quick` or to fit ten seeds in minutes.
+/// Scale factors for `--quick`, or to run ten seeds in minutes.
 #[derive(Clone, Copy)]
 struct Scale {
     volume: u64,
@@ -53,19 +53,19 @@ struct Case {
     name: &'static str,
     about: &'static str,
     options: &'static str,
-    /// `ipu_policy`, where it is set.
+    /// `ipu_policy`, if it is set.
     in_place: Option<&'static str>,
-    /// Percent of the volume that is filled.
+    /// Percentage of the volume that is filled.
     fill: u64,
-    /// One of so many of the rewrites.
+    /// One of this number of rewrites is run.
     part: u64,
     limits: &'static [u32],
 }
 
 const ALL: u32 = u32::MAX;
-/// Of the rewrites, in cells of which nothing was published.
+/// The same in cells without published figures.
 const PART: u64 = 5;
-/// Linux 3.11 by gc_policy=2013, and what it had not got yet.
+/// Linux 3.11 by gc_policy=2013, without later mechanisms.
 const OF_2013: &str = "gc_policy=2013,alloc_mode=default,nodiscard,noinline_data,noinline_dentry,noinline_xattr,nocheckpoint_merge";
 const OF_TODAY: &str = "nodiscard";
 
@@ -109,9 +109,9 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// The first of these limits with which every search is the one of `limit`, if that is another one. A search goes
-/// from its cursor to the end and, with the rules of 2013, over everything once more: it looks at no more than twice as
-/// many as there are segments, so that any two limits above that are never reached.
+/// The first of these limits with which every search equals that of `limit`, if it is another one. A search goes from
+/// its cursor to the end and, with the rules of 2013, over all segments once more: it examines at most twice the number
+/// of segments, so that any two limits above that are never reached.
 fn same_as(limit: u32, limits: &[u32], volume: u64) -> Option<u32> {
     let never_reached = |limit: u32| u64::from(limit) > 2 * (volume / SEGMENT);
     let first = limits.iter().find(|first| never_reached(**first))?;
@@ -128,7 +128,7 @@ fn arm_name(limit: u32) -> String {
 /// The plan.
 ///
 /// # Errors
-/// A device file that is wrong, or a volume that cannot be made.
+/// A parameter file with an error, or a volume that cannot be formatted.
 pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     let device = settings.device("sdhc-2013")?;
     let scale = settings.scaled(
@@ -184,7 +184,7 @@ const REWRITE: &str = "rewrite time";
 const VICTIMS: &str = "cleaned";
 const GARBAGE: &str = "garbage blocks";
 
-/// Why a figure is off by more than a quarter.
+/// Why a figure deviates by more than a quarter.
 const WHY: &str = "probably the model puts too much of a small write's cost on opening erase units, of which a higher limit saves most, \
                    and too little on moving blocks; no run has isolated it. Numbers of cleanings can differ by two between runs: either \
                    each checkpoint comes with a cleaning or every second one, which is decided at the start and lasts.";
@@ -310,7 +310,7 @@ fn notes() -> Vec<String> {
     .to_vec()
 }
 
-/// An empty volume as mkfs.f2fs made it then.
+/// An empty volume as mkfs.f2fs formatted it at that time.
 fn volume(size: u64) -> Result<Store, String> {
     let make = move |queue: &Queue| {
         let options = FormatOptions {
@@ -326,7 +326,7 @@ fn volume(size: u64) -> Result<Store, String> {
     prepare(size, &Mount::f2fs(OF_2013)?, make, |_| Ok(()))
 }
 
-/// What `.steadfs/f2fs/status` counts.
+/// Counts of `.steadfs/f2fs/status`.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     victims: u64,
@@ -363,7 +363,7 @@ impl Counts {
     }
 }
 
-/// What a run measured.
+/// Measurements of a run.
 struct Measured {
     files: u64,
     create: u64,
@@ -391,7 +391,7 @@ fn one_run(
         queue: QueueSettings::default(),
         groups: Vec::new(),
         memory: CacheSizes {
-            // FreeSpace for all inodes, as in the page cache of a machine of 1 GB.
+            // Space for all inodes, as in the page cache of a machine of 1 GB.
             metadata: 320 << 20,
             dirty_data: 32 << 20,
             read_ahead: 8 << 20,
@@ -499,7 +499,7 @@ fn measure(
     })
 }
 
-/// Makes files until the volume is as full as it is to be.
+/// Creates files up to this fill level.
 fn fill(fs: &dyn Files, percent: u64) -> Result<Vec<InodeNo>, FsError> {
     let cx = Cx::default();
     let blocks = fs.blocks_free()?;
@@ -559,7 +559,7 @@ mod tests {
         assert_eq!(same_as(4096, &[20, 4096], FULL.volume), None);
     }
 
-    /// What `same_as` says is so, to the last command; a limit that is reached leads elsewhere.
+    /// The claim of `same_as` holds to the last command; a limit that is reached gives another run.
     #[test]
     fn a_run_with_a_limit_that_no_search_reaches_is_the_run_without() {
         let scale = Scale {

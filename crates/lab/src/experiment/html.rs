@@ -40,7 +40,7 @@ fn table(out: &mut String, rows: &[Vec<String>]) {
         let tag = if number == 0 { "th" } else { "td" };
         out.push_str("<tr>");
         for cell in row {
-            // Writing into a string does not fail.
+            // Writing to a string does not fail.
             let _ = write!(out, "<{tag}>{}</{tag}>", escaped(cell));
         }
         out.push_str("</tr>\n");
@@ -48,7 +48,7 @@ fn table(out: &mut String, rows: &[Vec<String>]) {
     out.push_str("</table></div>\n");
 }
 
-/// One page of all reports: tables and charts, nothing from elsewhere.
+/// One page of all reports: tables and charts, without external resources.
 pub fn page(reports: &[Report]) -> String {
     let mut out = HEAD.to_owned();
     overview(&mut out, reports);
@@ -60,7 +60,7 @@ pub fn page(reports: &[Report]) -> String {
     out
 }
 
-/// Within a quarter of what was published, or an aim that is reached.
+/// Within a quarter of the published figure, or an aim that is reached.
 fn is_good(figure: &FigureReport) -> bool {
     match figure.aim {
         true => figure.ours.mean <= figure.published,

@@ -1,9 +1,8 @@
-//! Where an experiment is checked against reality: the volume on a modelled device that keeps the host's time, mounted
-//! through FUSE, its processes real threads in real cgroups.
+//! Experiments in real time: the volume on a device model that follows the host's clock, mounted through FUSE, with
+//! processes as real threads in real cgroups.
 //!
-//! What is real: the kernel's part of every call, threads and what wakes them, the CPU that all of it takes, cgroups
-//! and how the server learns of them. What is modelled as in simulations: the device, and the CPU time that the
-//! experiment charges, which is slept.
+//! Real: the kernel's part of every call, threads and their wake-ups, all CPU time, cgroups and how the server learns
+//! them. Modelled as in simulations: the device, and the CPU time that the experiment charges, which is slept.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -27,15 +26,15 @@ use super::files::Files;
 use super::testbed::{Cgroup, Mount, Outcome, Testbed, World};
 use crate::flash::{FlashDevice, Store};
 
-/// Files that are kept open; others are opened for each call.
+/// Number of files that are kept open; others are opened for each call.
 const OPEN: usize = 200;
-/// How long an unmount may find its volume in use.
+/// Maximum time that an unmount may fail with EBUSY.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Runs `f` on a mount of a prepared volume, and has the checker look at it afterwards.
+/// Runs `f` on a mount of a prepared volume, and checks the volume afterwards.
 ///
 /// # Errors
-/// What failed, or what is wrong with the volume.
+/// The error of `f`, or the findings in the volume.
 pub(super) fn on_mount<T>(
     world: &World,
     volume: &Store,
@@ -92,12 +91,12 @@ pub(super) fn on_mount<T>(
     )
 }
 
-/// Mounts that experiments make and use now.
+/// The experiments' mounts.
 static MOUNTS: LazyLock<Mutex<Vec<PathBuf>>> = LazyLock::new(|| Mutex::new(Rank::Leaf, Vec::new()));
-/// Nobody begins to use a mount any more.
+/// Set when no further mount may be used.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
-/// A mount is among [`MOUNTS`] until this is dropped.
+/// Keeps a mount in [`MOUNTS`] until it is dropped.
 struct RegisteredMount<'a>(&'a Path);
 
 impl<'a> RegisteredMount<'a> {
@@ -113,9 +112,10 @@ impl Drop for RegisteredMount<'_> {
     }
 }
 
-/// Takes away the mount that an experiment uses now; its calls fail, and so does the experiment. Whether there was one.
+/// Unmounts the volume of the running experiment, whose calls then fail; returns whether there was one.
 ///
-/// For whoever has to end this program early. Its threads are users of its own mount: killed, those that wait
+/// Needed before this program can be terminated: its threads use its own mount. A killed thread that waits for an
+/// answer would keep the process alive, and the kernel waits for the process before it gives up the mount.
 /// for an answer would keep the program from ending, for which the kernel waits before it gives up the mount.
 pub fn unmount_on_signal() -> bool {
     ENDED.store(true, Ordering::Release);
@@ -157,7 +157,7 @@ fn unmount(mounted: &steadfs::Mounted) -> Result<(), String> {
     Ok(())
 }
 
-/// An empty directory that goes when it is not needed any more.
+/// An empty directory, removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -177,14 +177,14 @@ impl Drop for Scratch {
     }
 }
 
-/// The host's cgroups that an experiment's processes are in.
+/// The host's cgroups for the experiment's processes.
 struct Cgroups {
-    /// Where this program is.
+    /// The cgroup of this program.
     own: PathBuf,
     made: BTreeMap<GroupId, PathBuf>,
 }
 
-/// Why threads cannot be in cgroups here; `None` if they can.
+/// Why threads cannot be put into cgroups here; `None` if they can.
 pub fn why_no_cgroups() -> Option<String> {
     let group = Cgroup {
         id: GroupId(1),
@@ -200,7 +200,7 @@ fn groups_of(world: &World) -> Result<Option<Cgroups>, String> {
     }
 }
 
-/// Only version 1's groups take single threads for block I/O.
+/// Only cgroups of version 1 can hold single threads for block I/O.
 const BLKIO: &str = "/sys/fs/cgroup/blkio";
 
 impl Cgroups {
@@ -238,7 +238,7 @@ impl Cgroups {
         Ok(groups)
     }
 
-    /// Puts the calling thread into a group.
+    /// Moves the calling thread into a cgroup.
     fn join(&self, group: GroupId) -> Result<(), FsError> {
         let path = self.made.get(&group).unwrap_or(&self.own).join("tasks");
         let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
@@ -251,7 +251,7 @@ impl Drop for Cgroups {
     fn drop(&mut self) {
         let begin = now();
         for path in self.made.values() {
-            // A thread that has ended may be in its group for a moment.
+            // A thread that has ended may still be in its cgroup for a short time.
             while let Err(error) = fs::remove_dir(path) {
                 if begin.elapsed() > PATIENCE {
                     tracing::warn!(%error, path = %path.display(), "a cgroup stays");
@@ -263,10 +263,10 @@ impl Drop for Cgroups {
     }
 }
 
-/// The mount's files by number.
+/// The mount's files by inode number.
 struct Calls {
     root: InodeNo,
-    /// Of the volume itself: for what the kernel does not hand on to a plain FUSE server (sync(2)), and for control
+    /// The volume itself: for calls that the kernel does not pass to a plain FUSE server (sync(2)), and for control
     /// files.
     volume: Arc<dyn FileSystem>,
     groups: Option<Cgroups>,
@@ -280,7 +280,7 @@ struct OpenInode {
 }
 
 thread_local! {
-    /// The process that this thread is; 0: none yet.
+    /// The process number of this thread; 0: none yet.
     static OWNER: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -311,7 +311,7 @@ impl Calls {
         })
     }
 
-    /// Nothing is open any more, and this thread is nobody's process.
+    /// Closes all files, and ends this thread's process.
     fn end(&self) -> Result<(), String> {
         let open = std::mem::take(&mut self.known.lock().open);
         drop(open);
@@ -327,7 +327,7 @@ impl Calls {
         known.paths.get(&ino.0).cloned().ok_or(FsError::Stale)
     }
 
-    /// What has this name now, and its path.
+    /// Looks up a path and records its inode.
     fn learn(&self, path: PathBuf) -> Result<InodeNo, FsError> {
         let ino = fs::metadata(&path).map_err(|error| fs_error(&error))?.ino();
         self.known.lock().paths.insert(ino, path);
@@ -339,7 +339,7 @@ impl Calls {
             return Ok(Arc::clone(file));
         }
         let path = self.path(ino)?;
-        // Directories open for reading only.
+        // A directory can be opened for reading only.
         let file = File::options().read(true).write(true).open(&path);
         let file = file
             .or_else(|_| File::open(&path))
@@ -357,12 +357,12 @@ impl Calls {
     }
 }
 
-/// The kernel's calls on the mount.
+/// Calls on the mount.
 struct OnMount(Arc<Calls>);
 
 impl OnMount {
-    /// Does something as the process that `cx` names: a thread becomes the first one that it calls for; for another
-    /// one there is a new thread, as a shell would fork.
+    /// Runs `f` as the process of `cx`: a thread takes the number of the first process that it calls for; for another
+    /// one a new thread is started, as a shell would fork.
     fn act<T: Send + 'static>(
         &self,
         cx: &Cx,

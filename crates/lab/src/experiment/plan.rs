@@ -1,5 +1,5 @@
-//! What an experiment consists of: cells (conditions), arms (what is compared in them), and what a run of one seed
-//! measures.
+//! The parts of an experiment: cells (conditions), arms (the variants compared in them), and the measurements of one
+//! run.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ use super::testbed::Outcome;
 use super::timeline::Depths;
 use crate::flash::{ParameterError, Parameters};
 
-/// Why an experiment did not come to an end.
+/// Why an experiment failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The device file is wrong.
+    /// The parameter file has an error.
     #[error("{0}")]
     Device(#[from] ParameterError),
-    /// The volume for all runs could not be made.
+    /// The volume for all runs could not be prepared.
     #[error("{0}")]
     Setup(String),
-    /// A run failed, or left a damaged volume.
+    /// A run failed, or left a corrupt volume.
     #[error("{cell}, {arm}, seed {seed}: {why}")]
     Run {
         /// The cell.
@@ -30,41 +30,41 @@ pub enum Error {
         arm: String,
         /// The seed.
         seed: u64,
-        /// What happened.
+        /// The error.
         why: String,
     },
-    /// Arms that do the same left different content.
+    /// Arms that do the same work left different content.
     #[error("{cell}, seed {seed}: {arm} left other content than {first}")]
     Content {
         /// The cell.
         cell: String,
-        /// The arms.
+        /// The first arm.
         first: String,
-        /// The arms.
+        /// The other arm.
         arm: String,
         /// The seed.
         seed: u64,
     },
 }
 
-/// What a user may choose.
+/// The user's choices.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Another device: a built-in name or a file.
+    /// Device model: a built-in name or a file.
     pub device: Option<PathBuf>,
-    /// How many seeds; ten, or with `quick` three, if none is given.
+    /// Number of seeds; the default is ten, with `quick` three.
     pub seeds: Option<u64>,
-    /// A smaller run, to see that all works.
+    /// A smaller run: a smoke test.
     pub quick: bool,
-    /// So small that it can be run in real time as well.
+    /// Small enough to run in real time as well.
     pub real: bool,
 }
 
 impl Settings {
-    /// The device: what the user named, or the experiment's own.
+    /// The device: the user's, or the experiment's own.
     ///
     /// # Errors
-    /// A file that describes no device.
+    /// The parameter file has an error.
     pub fn device(&self, own: &str) -> Result<Parameters, ParameterError> {
         match &self.device {
             Some(path) => Parameters::find(path),
@@ -72,7 +72,7 @@ impl Settings {
         }
     }
 
-    /// How many seeds are run: 1 to that.
+    /// The seeds are 1 to this number.
     pub fn seeds(&self) -> u64 {
         let usual = match (self.real, self.quick) {
             (true, true) => 1,
@@ -82,7 +82,7 @@ impl Settings {
         self.seeds.unwrap_or(usual)
     }
 
-    /// `full`, or where it has to be quick `quick`, or what is run in real time.
+    /// `full`, or with --quick `quick`, or in real time `real`.
     pub fn scaled<T>(&self, full: T, quick: T, real: T) -> T {
         match (self.real, self.quick) {
             (true, _) => real,
@@ -91,24 +91,24 @@ impl Settings {
         }
     }
 
-    /// Whether anything is smaller than published.
+    /// Whether the run is smaller than the published one.
     pub fn is_smaller(&self) -> bool {
         self.quick || self.real
     }
 }
 
-/// How a value reads.
+/// The unit of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
-    /// A number of things.
+    /// A number.
     Count,
     /// Nanoseconds.
     Nanos,
-    /// Bytes a second.
+    /// Bytes per second.
     BytesPerSecond,
-    /// A number with two digits behind the point: ratios, amplification.
+    /// A ratio with two decimals, such as write amplification.
     Ratio,
-    /// Things a second.
+    /// Operations per second.
     PerSecond,
 }
 
@@ -124,25 +124,25 @@ impl fmt::Display for Unit {
     }
 }
 
-/// What one run of one arm measured.
+/// The measurements of one run of one arm.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// Single values: name, unit, value. The same names in each run of an arm.
+    /// Name, unit, value; the same names in each run of an arm.
     pub values: Vec<(&'static str, Unit, f64)>,
-    /// Times in nanoseconds, each by a name: they become p50, p99, max and mean.
+    /// Latencies in nanoseconds by name; reported as p50, p99, max and mean.
     pub latencies: Vec<(&'static str, Vec<u64>)>,
-    /// The content that was left.
+    /// Hash of the final content.
     pub content: u64,
-    /// Nanoseconds that were simulated.
+    /// Simulated nanoseconds.
     pub simulated: u64,
-    /// Hash of all that happened.
+    /// Hash of all events.
     pub trace: u64,
-    /// How full the queue was, where it was looked at.
+    /// Queue depths, if they were sampled.
     pub timeline: Vec<Depths>,
 }
 
 impl Sample {
-    /// A sample with what each run has: content, simulated time, trace.
+    /// A sample with content, simulated time and trace of a run.
     pub fn of<T>(outcome: &Outcome<T>) -> Self {
         Self {
             content: outcome.content,
@@ -158,13 +158,13 @@ impl Sample {
         self.values.push((name, unit, value));
     }
 
-    /// Adds times.
+    /// Adds latencies.
     pub fn latency(&mut self, name: &'static str, nanos: Vec<u64>) {
         self.latencies.push((name, nanos));
     }
 }
 
-/// Where something runs.
+/// The clock of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Clock {
     /// In a simulation, in virtual time.
@@ -177,13 +177,13 @@ pub enum Clock {
 /// One run of an arm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attempt {
-    /// Source of every choice.
+    /// Seed of the random number generator.
     pub seed: u64,
-    /// Where.
+    /// The clock.
     pub place: Clock,
-    /// Whether processes are in their groups; all are in one where the host has no cgroups for them.
+    /// Whether processes are in their cgroups; without cgroups on the host all are in one.
     pub grouped: bool,
-    /// How often the queue is looked at, if it is.
+    /// Sampling interval of the queue, if it is sampled.
     pub sampled: Option<Duration>,
 }
 
@@ -202,14 +202,14 @@ impl Attempt {
 /// Runs an arm.
 pub type Run = Arc<dyn Fn(Attempt) -> Result<Sample, String> + Send + Sync>;
 
-/// One of the things that are compared in a cell.
+/// One of the variants compared in a cell.
 #[derive(Clone)]
 pub struct Arm {
     /// Its name, such as `nocheckpoint_merge`.
     pub name: String,
-    /// One run.
+    /// Runs it once.
     pub run: Run,
-    /// An earlier arm of the cell whose runs are this one's, provably, to the last command: it is not run again.
+    /// An earlier arm of the cell whose runs are provably identical, to the last command: this one is not run.
     pub like: Option<String>,
 }
 
@@ -226,7 +226,7 @@ impl Arm {
         }
     }
 
-    /// The same, whose runs are those of `earlier`.
+    /// The same arm, with runs identical to those of `earlier`.
     #[must_use]
     pub fn like(self, earlier: Option<String>) -> Self {
         Self {
@@ -235,55 +235,55 @@ impl Arm {
         }
     }
 
-    /// Whether it is run by itself.
+    /// Whether the arm is run.
     pub(super) fn is_run(&self) -> bool {
         self.like.is_none()
     }
 }
 
-/// A condition under which arms are compared. The arms of a cell do the same with the same seeds, and leave the
+/// A condition under which arms are compared. The arms of a cell do the same work with the same seeds, and leave the
 /// same content.
 #[derive(Clone)]
 pub struct Cell {
     /// Its name.
     pub name: String,
-    /// What it is, in a sentence or two.
+    /// One or two sentences about it.
     pub about: String,
-    /// What is compared.
+    /// The arms.
     pub arms: Vec<Arm>,
-    /// Whether the arms leave the same content (they do where they do the same, not where time ends them).
+    /// Whether the arms leave the same content (true unless a time limit ends them).
     pub same_content: bool,
 }
 
-/// What a figure was to the model.
+/// How the model used a figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// Set a parameter.
+    /// It calibrated a parameter.
     Calibrated,
-    /// Predicted: the model has not seen it.
+    /// It is predicted: the model did not use it.
     Predicted,
-    /// No published figure: what steadfs wants, with all mechanisms on. Ours is to be at most this.
+    /// It is not published but a goal of steadfs with all mechanisms on: ours must not exceed it.
     Aim,
 }
 
-/// A published figure beside ours.
+/// A published figure and ours.
 #[derive(Clone, Debug)]
 pub struct Figure {
     /// What it is, such as `A's 1000 iterations, s`.
     pub what: String,
-    /// Cell, arm and value that are ours.
+    /// Our value.
     pub ours: Source,
-    /// Ours is divided by this, to be in the published unit.
+    /// Ours is divided by this to get the published unit.
     pub scale: f64,
-    /// What was published.
+    /// The published value.
     pub published: f64,
-    /// Whether the model has seen it.
+    /// How the model used it.
     pub role: Role,
-    /// Why ours differs by more than a quarter, where it does.
+    /// Why ours deviates, if by more than a quarter.
     pub why: Option<String>,
 }
 
-/// Where a number comes from.
+/// Where our value comes from.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A value of an arm.
@@ -297,9 +297,9 @@ pub enum Source {
     },
     /// The ratio of a value of two arms of different cells, the second to the first.
     Across {
-        /// Cell and arm below.
+        /// Cell and arm of the denominator.
         before: [String; 2],
-        /// Cell and arm above.
+        /// Cell and arm of the numerator.
         after: [String; 2],
         /// The value.
         value: String,
@@ -308,9 +308,9 @@ pub enum Source {
     Ratio {
         /// The cell.
         cell: String,
-        /// The arm below.
+        /// The arm of the denominator.
         before: String,
-        /// The arm above.
+        /// The arm of the numerator.
         after: String,
         /// The value.
         value: String,
@@ -327,7 +327,7 @@ impl Source {
         }
     }
 
-    /// The ratio of a value of two cells' arms, the second's to the first's.
+    /// The ratio of a value of arms of two cells, the second to the first.
     pub fn across(before: [&str; 2], after: [&str; 2], value: &str) -> Self {
         Self::Across {
             before: before.map(str::to_owned),
@@ -351,21 +351,21 @@ impl Source {
 pub struct Plan {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it asks, in a sentence.
+    /// Its question, in one sentence.
     pub title: &'static str,
     /// The device's name.
     pub device: String,
-    /// What was made smaller than published, if anything.
+    /// The reduction from the published size, if any.
     pub scale: Option<String>,
     /// The conditions.
     pub cells: Vec<Cell>,
     /// Published figures and ours.
     pub figures: Vec<Figure>,
-    /// What a reader must know, a sentence or two each.
+    /// Notes for the reader, one or two sentences each.
     pub notes: Vec<String>,
-    /// The cell whose queue is shown over time, and how often it is looked at.
+    /// The cell whose queue is shown over time, and the sampling interval.
     pub timeline: (String, Duration),
-    /// What is compared with a run in real time.
+    /// Values compared with a run in real time.
     pub checks: Vec<Check>,
 }
 
@@ -378,6 +378,6 @@ pub struct Check {
     pub arms: [String; 2],
     /// The value.
     pub value: &'static str,
-    /// Why the ratio of both is another one in real time, where it is.
+    /// Why the ratio differs in real time, if it does.
     pub why: &'static str,
 }

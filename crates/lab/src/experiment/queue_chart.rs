@@ -1,4 +1,4 @@
-//! The queue over time, as SVG: one panel for each arm.
+//! The queue over time, as SVG: one panel per arm.
 
 use std::fmt::Write as _;
 
@@ -10,13 +10,13 @@ const WIDTH: f64 = 900.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 885.0;
 const TOP: f64 = 66.0;
-/// A panel, and the space below it for its name.
+/// Height of a panel, and of the space below it for its name.
 const PANEL: f64 = 110.0;
 const GAP: f64 = 44.0;
-/// Below a panel: when somebody waits for anything. One request of a hundred would not be seen above.
+/// Height of the strip below a panel that marks waited requests. One request of a hundred would not be visible above.
 const STRIP: f64 = 9.0;
 
-/// Writing into a string does not fail.
+/// Writing to a string does not fail.
 macro_rules! put {
     ($out:expr, $($arg:tt)*) => {{ let _ = writeln!($out, $($arg)*); }};
 }
@@ -30,7 +30,7 @@ const PARTS: [(&str, &str); 4] = [
 ];
 
 impl Report {
-    /// Who waits in the queue and what the device has, over virtual time. `None` if nobody looked.
+    /// Waited and background requests in the queue and in the device, over virtual time. `None` without samples.
     pub fn timeline_chart(&self) -> Option<String> {
         let timeline = self.timeline.as_ref()?;
         let longest = timeline.arms.iter().map(|(_, seen)| seen.len()).max()?;
@@ -145,7 +145,7 @@ fn panel(
     );
 }
 
-/// From when until when there were requests of a part.
+/// The intervals with requests of a part.
 fn spans(seen: &[Depths], part: usize) -> Vec<(usize, usize)> {
     let mut spans: Vec<(usize, usize)> = Vec::new();
     let there = (0..)
@@ -160,7 +160,7 @@ fn spans(seen: &[Depths], part: usize) -> Vec<(usize, usize)> {
     spans
 }
 
-/// Where a line of steps turns.
+/// The corners of a step line.
 fn steps(counts: impl Iterator<Item = u32>) -> Vec<(usize, u32)> {
     let mut turns: Vec<(usize, u32)> = Vec::new();
     let mut last = (0, 0);

@@ -1,4 +1,4 @@
-//! The same experiment in real time, beside its simulation.
+//! Experiments in real time, compared with their simulation.
 
 use super::mounted::why_no_cgroups;
 use super::plan::{Attempt, Check, Clock, Error, Plan, Sample, Unit};
@@ -6,14 +6,14 @@ use super::report::{CellReport, RealReport, RealRow};
 use super::run::{cell_report, run_all};
 use super::statistics::Estimate;
 
-/// How far the worlds' ratios may be from each other.
+/// Maximum relative difference of the two ratios.
 const AGREE: f64 = 0.2;
 
-/// Runs what a plan wants to be checked with seeds 1 to `seeds`: in simulation, on all processors, and then in real
-/// time, one after the other.
+/// Runs the checks of a plan with seeds 1 to `seeds`: in simulation, on all processors, and then in real time, one run
+/// at a time.
 ///
 /// # Errors
-/// A run failed, or a mount is not to be had.
+/// A run failed, or a mount is not possible.
 pub fn check(plan: &Plan, seeds: u64) -> Result<RealReport, Error> {
     let lacking = why_no_cgroups();
     let attempt = |seed, place| Attempt {
@@ -44,7 +44,7 @@ pub fn check(plan: &Plan, seeds: u64) -> Result<RealReport, Error> {
     })
 }
 
-/// The arms that are checked, in one world.
+/// The arms that are checked, on one clock.
 fn of_world(
     plan: &Plan,
     seeds: u64,
@@ -58,7 +58,7 @@ fn of_world(
         };
         let mut cell = cell.clone();
         cell.arms.retain(|arm| wanted(&arm.name));
-        // In real time no two runs are the same, and the arm that it is like may not be among these.
+        // In real time no two runs are identical, and the arm that this one equals may not be among these.
         for arm in &mut cell.arms {
             arm.like = None;
         }
@@ -72,7 +72,7 @@ fn of_world(
             .collect();
         let workers = match attempt(1).place {
             Clock::Simulation => steadfs_rt::cpu::processors(),
-            // Whoever runs beside would be measured as well.
+            // Concurrent runs would disturb the measurement.
             Clock::Mount => 1,
         };
         let mut samples = run_all(jobs, workers).into_iter();
@@ -90,7 +90,7 @@ fn seeds_of<'a>(cells: &'a [CellReport], check: &Check, arm: usize) -> (Unit, &'
     (measure.unit, &measure.seeds)
 }
 
-/// Both arms' values and their ratio, in both worlds.
+/// Both arms' values and their ratio, on both clocks.
 fn rows(check: &Check, simulated: &[CellReport], real: &[CellReport]) -> Vec<RealRow> {
     let mut rows = Vec::new();
     for arm in 0..2 {

@@ -1,4 +1,4 @@
-//! What came out, as data. Holds nothing that differs between two runs of the same seeds.
+//! The results as data. They are equal for equal seeds.
 
 use serde::{Serialize, Serializer};
 
@@ -11,49 +11,49 @@ use super::timeline::Timeline;
 pub struct Report {
     /// Its name.
     pub experiment: String,
-    /// What it asks.
+    /// Its question.
     pub title: String,
-    /// Where the numbers come from: `simulated`.
+    /// `simulated`, or `simulated and real`.
     pub source: &'static str,
     /// The device's name.
     pub device: String,
-    /// How many seeds each arm ran with.
+    /// Number of seeds per arm.
     pub seeds: u64,
-    /// What was made smaller than published.
+    /// The reduction from the published size.
     pub scale: Option<String>,
     /// Virtual time of all runs together, in nanoseconds.
     pub simulated_ns: u64,
-    /// Results by condition.
+    /// Results per condition.
     pub cells: Vec<CellReport>,
-    /// Published figures beside ours.
+    /// Published figures and ours.
     pub figures: Vec<FigureReport>,
-    /// What a reader must know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
-    /// How full the queue was over time.
+    /// Queue depths over time.
     pub timeline: Option<Timeline>,
-    /// The same in real time, if it was asked for; only this part differs from run to run.
+    /// The same in real time, with `--real`; only this part differs from run to run.
     pub real: Option<RealReport>,
 }
 
 /// An experiment in real time beside its simulation.
 #[derive(Clone, Debug, Serialize)]
 pub struct RealReport {
-    /// How many seeds.
+    /// Number of seeds.
     pub seeds: u64,
     /// The host's processors.
     pub processors: usize,
-    /// What else wanted them when it began: the first word of /proc/loadavg.
+    /// The host's load at the start: the first word of /proc/loadavg.
     pub load: String,
-    /// How groups were made, or why there were none (in both worlds then).
+    /// How cgroups were created, or why there were none (on both clocks then).
     pub groups: String,
     /// The values.
     pub rows: Vec<RealRow>,
 }
 
-/// A value in both worlds.
+/// A value on both clocks.
 #[derive(Clone, Debug, Serialize)]
 pub struct RealRow {
-    /// What.
+    /// Its name.
     pub what: String,
     /// Its unit.
     #[serde(serialize_with = "as_text")]
@@ -62,11 +62,11 @@ pub struct RealRow {
     pub simulated: Estimate,
     /// In real time.
     pub real: Estimate,
-    /// Real to simulated.
+    /// The real value divided by the simulated one.
     pub ratio: f64,
-    /// Of the ratio of two arms: whether both worlds agree within 20 %.
+    /// For the ratio of two arms: whether both clocks agree within 20 %.
     pub agrees: Option<bool>,
-    /// Why they do not.
+    /// Why they do not agree.
     pub why: Option<String>,
 }
 
@@ -75,7 +75,7 @@ pub struct RealRow {
 pub struct CellReport {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// One or two sentences about it.
     pub about: String,
     /// Its arms.
     pub arms: Vec<ArmReport>,
@@ -86,16 +86,16 @@ pub struct CellReport {
 pub struct ArmReport {
     /// Its name.
     pub name: String,
-    /// The arm whose runs are this one's, provably; it was not run again.
+    /// The arm whose runs are provably identical; this one was not run.
     pub like: Option<String>,
-    /// What was measured.
+    /// The measured values.
     pub measures: Vec<Measure>,
-    /// A hash of each seed's whole run: the same for the same program, seed and device.
+    /// A hash of each seed's run: the same for the same program, seed and device.
     #[serde(serialize_with = "as_hex")]
     pub traces: Vec<u64>,
 }
 
-/// One value over all seeds.
+/// A value over all seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measure {
     /// Its name.
@@ -103,29 +103,29 @@ pub struct Measure {
     /// Its unit.
     #[serde(serialize_with = "as_text")]
     pub unit: Unit,
-    /// The mean and its interval.
+    /// The mean and its confidence interval.
     #[serde(flatten)]
     pub estimate: Estimate,
-    /// Each seed's.
+    /// The value of each seed.
     pub seeds: Vec<f64>,
 }
 
 /// A published figure and ours.
 #[derive(Clone, Debug, Serialize)]
 pub struct FigureReport {
-    /// What it is.
+    /// Its name.
     pub what: String,
-    /// What was published.
+    /// The published value.
     pub published: f64,
-    /// What came out.
+    /// Our value.
     pub ours: Estimate,
-    /// How far the mean is from what was published: 0.1 is ten percent more.
+    /// Relative deviation of our mean: 0.1 is ten percent above.
     pub deviation: f64,
-    /// Whether the model had not seen it.
+    /// Whether the model did not use it.
     pub predicted: bool,
-    /// Whether it is no published figure but an aim: ours is to be at most this.
+    /// Whether it is not published but an upper limit that we aim for.
     pub aim: bool,
-    /// Why it is off by more than a quarter.
+    /// Why it deviates by more than a quarter.
     pub why: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Runs every arm of a plan with every seed, on all processors, and puts the results together. What comes out
-//! does not depend on which run ended first.
+//! Runs every arm of a plan with every seed, on all processors, and combines the results, independently of the order in
+//! which runs end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::timeline::{Depths, Timeline};
 
 type Slot = Mutex<Option<Result<Sample, String>>>;
 
-/// Runs that are to be done, and what came out of them.
+/// The runs to do, and their results.
 struct Work {
     jobs: Vec<(Run, Attempt)>,
     next: AtomicUsize,
@@ -35,7 +35,7 @@ impl Work {
     }
 }
 
-/// Does all of these on `workers` threads. Results come in the order of the jobs, whatever ended first.
+/// Runs all jobs on `workers` threads. Returns the results in the order of the jobs.
 pub(super) fn run_all(jobs: Vec<(Run, Attempt)>, workers: usize) -> Vec<Result<Sample, String>> {
     let results = jobs.iter().map(|_| Mutex::new(Rank::Leaf, None)).collect();
     let work = Arc::new(Work {
@@ -60,7 +60,7 @@ pub(super) fn run_all(jobs: Vec<(Run, Attempt)>, workers: usize) -> Vec<Result<S
 /// Runs a plan with seeds 1 to `seeds`.
 ///
 /// # Errors
-/// A run failed, a volume was damaged, or arms of a cell left different content.
+/// A run failed, a volume was corrupt, or arms of a cell left different content.
 pub fn run(plan: &Plan, seeds: u64) -> Result<Report, Error> {
     let arms = plan.cells.iter().flat_map(|cell| &cell.arms);
     let arms = arms.filter(|arm| arm.is_run());
@@ -111,7 +111,7 @@ pub fn run(plan: &Plan, seeds: u64) -> Result<Report, Error> {
     })
 }
 
-/// How full the queue of a cell's arms was: runs of their own, so that nobody is disturbed by who looks.
+/// Queue depths of a cell's arms: sampled in runs of their own, so that sampling does not affect the results.
 fn timeline(
     cell: &Cell,
     step: Duration,
@@ -196,7 +196,7 @@ pub(super) fn cell_report(
     Ok((report, simulated))
 }
 
-/// Each value of the samples, and of each latency p50, p99, max and mean, as estimates.
+/// Estimates of each value of the samples, and of p50, p99, max and mean of each latency.
 fn measures(samples: &[Sample]) -> Vec<Measure> {
     let mut order: Vec<(String, Unit)> = Vec::new();
     let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();

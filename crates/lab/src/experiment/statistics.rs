@@ -1,15 +1,15 @@
-//! Numbers of several seeds: means with their intervals, and percentiles.
+//! Statistics over seeds: means with confidence intervals, and percentiles.
 
 use serde::Serialize;
 
-/// A mean over the seeds, and where the true one lies with 95 % confidence (Student's t; the same for one seed).
+/// A mean over the seeds, with its 95 % confidence interval (Student's t; of length 0 for one seed).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Estimate {
     /// The mean.
     pub mean: f64,
-    /// The interval's lower end.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Its upper end.
+    /// Upper end of the interval.
     pub high: f64,
 }
 
@@ -21,7 +21,7 @@ const STUDENT: [f64; 30] = [
 ];
 
 impl Estimate {
-    /// Of one value for each seed.
+    /// The estimate of one value per seed.
     pub fn of(values: &[f64]) -> Self {
         let n = values.len();
         let mean = values.iter().sum::<f64>() / n.max(1) as f64;
@@ -46,7 +46,7 @@ impl Estimate {
         }
     }
 
-    /// Of the ratios of two values for each seed. Nothing to nothing is as much; something to nothing has no ratio.
+    /// The estimate of the ratios of two values per seed. 0 to 0 is 1; other ratios to 0 are undefined.
     pub fn of_ratios(before: &[f64], after: &[f64]) -> Self {
         let ratio = |(before, after): (&f64, &f64)| match (*before, *after) {
             (0.0, 0.0) => Some(1.0),
@@ -58,7 +58,7 @@ impl Estimate {
     }
 }
 
-/// The value that `per_1000` of a thousand are at most (nearest rank); 0 of none.
+/// The smallest value that at least `per_1000` of 1000 values do not exceed (nearest rank); 0 without values.
 pub fn percentile(sorted: &[u64], per_1000: u64) -> u64 {
     debug_assert!(sorted.is_sorted());
     let rank = (sorted.len() as u64 * per_1000).div_ceil(1000).max(1);

@@ -1,5 +1,5 @@
-//! Where an experiment runs: a volume on a modelled device, in simulation, with the queue, the cache and the
-//! file system that a mount has.
+//! The environment of an experiment: a volume on a device model, in a simulation, with queue, cache and file system as
+//! in a mount.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -30,19 +30,19 @@ pub enum Mount {
 }
 
 impl Mount {
-    /// ext4 with these options, a list as mount(8) takes it.
+    /// ext4 with a list of mount options.
     ///
     /// # Errors
-    /// An option that is wrong.
+    /// An invalid option.
     pub fn ext4(options: &str) -> Result<Self, String> {
         let parsed = steadfs_ext4::MountOptions::parse(options);
         parsed.map(Self::Ext4).map_err(|error| error.to_string())
     }
 
-    /// f2fs with these options.
+    /// f2fs with a list of mount options.
     ///
     /// # Errors
-    /// An option that is wrong.
+    /// An invalid option.
     pub fn f2fs(options: &str) -> Result<Self, String> {
         let parsed = steadfs_f2fs::MountOptions::parse(options);
         parsed.map(Self::F2fs).map_err(|error| error.to_string())
@@ -67,7 +67,7 @@ impl Mount {
         })
     }
 
-    /// What the file system's own checker finds wrong with an unmounted volume.
+    /// Fails with the findings of the file system's own checker in an unmounted volume.
     fn check(&self, store: &Store) -> Result<(), String> {
         fn no_issues<I: ToString>(issues: &[I], more: u64) -> Result<(), String> {
             match issues.first() {
@@ -107,24 +107,24 @@ pub struct Cgroup {
     pub weight: u32,
 }
 
-/// What a run depends on.
+/// The conditions of a run.
 #[derive(Clone, Debug)]
 pub struct World {
-    /// The seed, and where it runs.
+    /// The seed and the clock.
     pub attempt: Attempt,
     /// The device.
     pub device: Parameters,
     /// The file system.
     pub mount: Mount,
-    /// How the queue works.
+    /// Queue settings.
     pub queue: QueueSettings,
-    /// The cgroups there are.
+    /// The cgroups.
     pub groups: Vec<Cgroup>,
-    /// The volume's memory.
+    /// Sizes of the volume's caches.
     pub memory: CacheSizes,
 }
 
-/// A mounted volume on a modelled device.
+/// A mounted volume on a device model.
 pub struct Testbed {
     /// Its calls.
     pub fs: Arc<dyn Files>,
@@ -132,12 +132,12 @@ pub struct Testbed {
     pub queue: Arc<Queue>,
     /// Its device.
     pub device: FlashDevice,
-    /// Where its queue is looked at now and then.
+    /// Samples the queue, if requested.
     pub(super) sampler: Option<Sampler>,
 }
 
 impl Testbed {
-    /// What is measured has ended: the queue's timeline ends here.
+    /// Ends the measurement, and with it the queue's timeline.
     pub fn measured(&self) {
         if let Some(sampler) = &self.sampler {
             sampler.stop();
@@ -145,27 +145,27 @@ impl Testbed {
     }
 }
 
-/// What came out of a run besides the experiment's own values.
+/// The results of a run besides the experiment's own values.
 #[derive(Debug)]
 pub struct Outcome<T> {
-    /// What the experiment returned.
+    /// The experiment's result.
     pub value: T,
-    /// Content at the end: names, kinds, sizes and bytes, no times and no places.
+    /// Hash of the final content: names, kinds, sizes and bytes, without times and block numbers.
     pub content: u64,
-    /// How long the run was, from mount to unmount.
+    /// Time from mount to unmount.
     pub simulated: Duration,
-    /// Hash of every decision and every device command.
+    /// Hash of every scheduling decision and every device command.
     pub trace: u64,
-    /// What the queue did until the experiment returned.
+    /// Queue statistics up to the experiment's end.
     pub queue: QueueStats,
-    /// What the device did until then.
+    /// Device counts up to then.
     pub device: Counters,
-    /// How full the queue was, where it was looked at.
+    /// Queue depths, if they were sampled.
     pub timeline: Vec<Depths>,
 }
 
 impl<T> Outcome<T> {
-    /// After a run: the unmounted volume must be whole.
+    /// After a run: checks the unmounted volume.
     pub(super) fn judged(
         mount: &Mount,
         store: Store,
@@ -204,11 +204,11 @@ pub fn process(group: GroupId, prio: IoPrio, owner: u32) -> Cx {
 
 const MEMORY: u64 = 64 << 20;
 
-/// Runs `f` on a new volume that `format` makes, on a device that takes no time. What comes back is the unmounted
-/// volume, for any number of runs.
+/// Runs `f` on a new volume that `format` makes, on a device that takes no time. Returns the unmounted volume, for any
+/// number of runs.
 ///
 /// # Errors
-/// What failed.
+/// The step that failed.
 pub fn prepare(
     size: u64,
     mount: &Mount,
@@ -241,10 +241,10 @@ pub fn prepare(
     report.map_err(|failure| failure.to_string())?.value
 }
 
-/// Runs `f` on a prepared volume, in simulation or on a mount, unmounts it and has the checker look at it.
+/// Runs `f` on a prepared volume, in a simulation or on a mount, unmounts it and checks it.
 ///
 /// # Errors
-/// What failed, or what is wrong with the volume.
+/// The error of `f`, or the findings in the volume.
 pub fn run_on<T: 'static>(
     world: World,
     volume: &Store,
@@ -354,7 +354,7 @@ fn digest_dir(fs: &dyn FileSystem, dir: InodeNo, hasher: &mut FixedHasher) -> Re
         }
         fs.forget(ino, 1);
     }
-    // The end of a directory, so that trees of the same names differ.
+    // The end of a directory, so that trees with the same names differ.
     hasher.write_u64(u64::MAX);
     Ok(())
 }
@@ -386,7 +386,7 @@ fn digest_file(
     Ok(())
 }
 
-/// A hash of bytes in four sums at a time, for gigabytes of them.
+/// A hash of four interleaved sums, fast enough for gigabytes.
 #[derive(Default)]
 struct Lanes([u64; 4]);
 

@@ -1,4 +1,4 @@
-//! Experiments as a whole, small.
+//! Whole experiments, reduced in size.
 
 mod judging;
 mod markup;
@@ -14,14 +14,14 @@ fn report(name: &str) -> Report {
     };
     let (_, plan) = ALL.iter().find(|(known, _)| *known == name).unwrap();
     let mut plan = plan(&settings).unwrap();
-    // A condition is enough for this, and takes a second or two.
+    // One condition suffices, and takes 1 to 2 s.
     plan.cells.truncate(1);
     plan.timeline.0 = plan.cells[0].name.clone();
     plan.figures.clear();
     run(&plan, settings.seeds()).unwrap()
 }
 
-/// What a reader is promised: the same program, device and seeds, the same report, byte for byte.
+/// Reproducibility: the same program, device and seeds give the same report, byte for byte.
 #[test]
 fn the_same_seeds_give_the_same_report() {
     let mut charts = 0;
@@ -29,7 +29,7 @@ fn the_same_seeds_give_the_same_report() {
         let (first, again) = (report(name), report(name));
         assert_eq!(first.to_json(), again.to_json());
         assert_eq!(first.to_text(), again.to_text());
-        // Where somebody waits for single operations.
+        // Conditions with a measured latency.
         let queue = first.timeline_chart().expect("the queue was looked at");
         assert_eq!(Some(queue), again.timeline_chart());
         if let Some(chart) = first.latency_chart() {
@@ -45,7 +45,7 @@ fn the_same_seeds_give_the_same_report() {
     assert!(charts >= 2, "{charts}");
 }
 
-/// Charts and pages show what a report says, whatever its texts hold.
+/// Charts and pages show the report's values, whatever characters its texts contain.
 #[test]
 fn charts_and_pages_hold_the_figures_and_escape_texts() {
     let figure = |what: &str, published, seeds: &[f64], predicted| FigureReport {
@@ -127,7 +127,7 @@ fn charts_and_pages_hold_the_figures_and_escape_texts() {
     }
 }
 
-/// A report with all names that a plan has, and some values.
+/// A report with all names of a plan, and some values.
 fn nominal(plan: &Plan) -> Report {
     let ranks = [("mean", 2e6), ("p50", 1e6), ("p99", 3e8), ("max", 2e9)];
     let arm = |arm: &Arm| ArmReport {
@@ -181,8 +181,8 @@ fn nominal(plan: &Plan) -> Report {
     }
 }
 
-/// Whatever the experiments call their cells, arms and figures: no text runs out of its chart or into another, and
-/// the page can be parsed.
+/// With the names of the real cells, arms and figures: no text leaves its chart or overlaps another, and the page can
+/// be parsed.
 #[test]
 fn charts_and_pages_of_every_experiment_can_be_read() {
     let settings = Settings {

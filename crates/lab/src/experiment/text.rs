@@ -6,7 +6,7 @@ use super::plan::Unit;
 use super::report::{CellReport, FigureReport, Measure, RealReport, Report};
 use super::statistics::Estimate;
 
-/// A number with about three digits.
+/// A number with three significant digits.
 fn short(value: f64) -> String {
     match value.abs() {
         size if size >= 99.95 => format!("{value:.0}"),
@@ -15,7 +15,7 @@ fn short(value: f64) -> String {
     }
 }
 
-/// What a value of this size is divided by, and the unit then.
+/// The divisor of a value of this size, and its unit.
 fn readable(unit: Unit, size: f64) -> (f64, &'static str) {
     match unit {
         Unit::Nanos if size >= 1e10 => (1e9, "s"),
@@ -39,7 +39,7 @@ pub(super) fn estimate(unit: Unit, of: &Estimate) -> String {
     }
 }
 
-/// Rows of columns, each as wide as it must be; the first to the left, the others to the right.
+/// Rows of columns as wide as their content; the first is aligned left, the others right.
 fn table(out: &mut String, rows: &[Vec<String>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -50,7 +50,7 @@ fn table(out: &mut String, rows: &[Vec<String>]) {
     for row in rows {
         let mut line = String::from("  ");
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            // Writing into a string does not fail.
+            // Writing to a string does not fail.
             let _ = match column {
                 0 => write!(line, "{cell:<width$}"),
                 _ => write!(line, "  {cell:>width$}"),
@@ -173,7 +173,7 @@ pub(super) fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
     rows
 }
 
-/// RequestFilter arms were not run by themselves.
+/// The arms that were not run.
 pub(super) fn run_once(cell: &CellReport) -> impl Iterator<Item = String> {
     let arms = cell.arms.iter();
     arms.filter_map(|arm| {

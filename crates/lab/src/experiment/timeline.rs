@@ -1,4 +1,4 @@
-//! Who waits in the queue and what the device has, over virtual time.
+//! Requests in the queue and in the device over virtual time, waited and background.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,35 +8,35 @@ use serde::Serialize;
 use steadfs_block::Queue;
 use steadfs_rt::{Mutex, Rank, now, sim};
 
-/// Requests at one moment.
+/// Numbers of requests at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Depths {
-    /// In the queue, and somebody waits for them.
+    /// In the queue, with a waiting task.
     pub waited: u32,
-    /// In the queue, and nobody does.
+    /// In the queue, in the background.
     pub background: u32,
-    /// In the device, and somebody waits for them.
+    /// In the device, with a waiting task.
     pub device_waited: u32,
-    /// In the device, and nobody does.
+    /// In the device, in the background.
     pub device_background: u32,
 }
 
-/// How full the queue was while the arms of a cell ran.
+/// Queue depths while the arms of a cell ran.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timeline {
     /// The cell.
     pub cell: String,
-    /// Virtual nanoseconds from one look to the next.
+    /// Sampling interval in virtual nanoseconds.
     pub step_ns: u64,
-    /// Each arm's last looks before what was measured ended.
+    /// Per arm: the last samples before its measurement ended.
     pub arms: Vec<(String, Vec<Depths>)>,
 }
 
-/// Looks that are kept.
+/// Number of samples kept.
 const KEPT: usize = 600;
 
 impl Depths {
-    /// Of a queue.
+    /// The depths of a queue.
     fn of(queue: &Queue) -> Self {
         let depths = queue.depths();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -48,7 +48,7 @@ impl Depths {
         }
     }
 
-    /// All four, what the device has first.
+    /// All four, the device's first.
     pub const fn parts(&self) -> [u32; 4] {
         [
             self.device_waited,
@@ -59,7 +59,7 @@ impl Depths {
     }
 }
 
-/// Looks at a queue now and then, until it is told to stop. Only in simulations: a look is a timed callback.
+/// Samples a queue periodically until it is stopped. Only in simulations: a sample is a timed callback.
 pub(super) struct Sampler(Arc<Inner>);
 
 struct Inner {
@@ -85,7 +85,7 @@ impl Sampler {
         self.0.stop.store(true, Ordering::Relaxed);
     }
 
-    /// The last looks.
+    /// The last samples.
     pub(super) fn end(&self) -> Vec<Depths> {
         self.stop();
         let seen = std::mem::take(&mut *self.0.seen.lock());

@@ -1,4 +1,4 @@
-//! What the frame refuses: arms that leave different content, and volumes that are not whole.
+//! A run must fail if arms leave different content, or if a volume is corrupt.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Whether pages are XML, and whether texts of charts can be read: by their places.
+//! Checks that pages are well-formed XML, and that the texts of charts do not overlap.
 
-/// What is wrong with references in a text or a value.
+/// The first malformed reference in a text or value.
 fn bad_reference(text: &str) -> Option<&str> {
     let known = ["amp;", "lt;", "gt;", "quot;"];
     let mut parts = text.split('&').skip(1);
@@ -29,10 +29,10 @@ fn attributes(mut rest: &str) -> Result<Vec<(&str, &str)>, String> {
     Ok(found)
 }
 
-/// Name, attributes, and the text that follows the tag.
+/// Name, attributes, and the text after the tag.
 type Element<'a> = (&'a str, Vec<(&'a str, &'a str)>, &'a str);
 
-/// Elements from first to last. An end has the name `/`.
+/// All elements in order. An end tag has the name `/`.
 fn elements(text: &str) -> Result<Vec<Element<'_>>, String> {
     let text = text.strip_prefix("<!DOCTYPE html>").unwrap_or(text);
     let mut open: Vec<&str> = Vec::new();
@@ -74,18 +74,18 @@ fn elements(text: &str) -> Result<Vec<Element<'_>>, String> {
     }
 }
 
-/// Well-formed, as far as pages of ours go: no comments, no CDATA.
+/// Checks the subset of XML that our pages use: no comments, no CDATA.
 pub fn assert_well_formed(text: &str) {
     if let Err(why) = elements(text) {
         panic!("{why} in {text}");
     }
 }
 
-/// A text's place: left, right, top, bottom.
+/// The rectangle of a text: left, right, top, bottom.
 type Place = [f64; 4];
 
-/// Every text lies inside its chart, and none in another. A letter is taken to be 0.56 of the font's height wide: what
-/// letters of sans-serif fonts are on average, or less.
+/// Every text is inside its chart and overlaps no other. A letter counts as 0.56 of the font's height: the average of
+/// sans-serif fonts, or more.
 pub fn assert_legible(chart: &str) {
     let elements = elements(chart).unwrap();
     let get = |of: &[(&str, &str)], name: &str| -> Option<String> {
