@@ -263,7 +263,10 @@ fn impossible_numbers_are_refused_with_the_possible_ones() {
             &["-b", "128K"],
             "block size: 128K is not a power of two from 1024",
         ),
-        (&["-N", "-1"], "-1: steadfs format takes no negative number"),
+        (
+            &["-N", "-1"],
+            "-1: steadfs format does not accept a negative number",
+        ),
         (&["-N", "many"], "--inodes many: needs a whole number"),
         (&["-I", "99999"], "--inode-size 99999: is too large"),
         (&["-m", "x"], "--reserved x: needs a percentage"),

@@ -208,7 +208,7 @@ fn errors_while_a_volume_is_closed_are_reported() {
     let output = umount(&mount);
     assert_eq!(output.code(), 32, "{}", output.err);
     assert!(
-        output.err.contains("could not be closed well: "),
+        output.err.contains("cannot close the volume cleanly: "),
         "{}",
         output.err
     );

@@ -1,11 +1,11 @@
-//! What the command line takes.
+//! The command line's arguments.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-/// ext2, ext3, ext4 and f2fs volumes in user space: mounted, or read and written in place.
+/// ext2, ext3, ext4 and f2fs volumes in user space: mount them, or read and write them without a mount.
 #[derive(Debug, Parser)]
 #[command(name = "steadfs", version, max_term_width = 100)]
 pub struct Args {
@@ -13,13 +13,13 @@ pub struct Args {
     pub command: Command,
 }
 
-/// A number as an option takes it.
+/// Parses a number.
 pub fn number<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str> {
     let number: u64 = text.parse().map_err(|_| "needs a whole number")?;
     T::try_from(number).map_err(|_| "is too large")
 }
 
-/// A percentage as an option takes it.
+/// Parses a percentage.
 pub fn percent(text: &str) -> Result<f64, &'static str> {
     let number: Option<f64> = text.parse().ok();
     number
@@ -27,7 +27,7 @@ pub fn percent(text: &str) -> Result<f64, &'static str> {
         .ok_or("needs a percentage, such as 5 or 0.5")
 }
 
-/// A number of bytes, as `bytes` of the mount options.
+/// Parses a number of bytes, as mount options do.
 fn size_of_bytes(text: &str) -> Result<u32, &'static str> {
     let bytes =
         steadfs_vfs::options::bytes(text).map_err(|_| "needs a number of bytes, or with K or M")?;
@@ -53,27 +53,27 @@ pub enum Command {
     Lab(Lab),
 }
 
-/// Make an ext2, ext3, ext4 or f2fs volume; what is on the device is lost.
+/// Format an ext2, ext3, ext4 or f2fs volume; existing content is lost.
 ///
 /// Options and defaults are mke2fs's. With `-t f2fs` they are those of mkfs.f2fs (see steadfs format -t f2fs --help):
-/// -i, -m, -r, -t 0, -T, -g, -o, -s, -z and others then mean what they mean there. SOURCE_DATE_EPOCH is the time of
-/// everything in the volume: with it and -U the same tree makes the same bytes.
+/// -i, -m, -r, -t 0, -T, -g, -o, -s, -z and others then have mkfs.f2fs's meaning. SOURCE_DATE_EPOCH sets all times in
+/// the volume: with it and -U the same tree gives the same bytes.
 #[derive(Debug, clap::Args)]
 #[command(version, args_override_self = true)]
 pub struct Format {
     /// Image file or block device.
     pub volume: PathBuf,
-    /// Size of the volume; an image file is made or lengthened. A bare number counts blocks of -b bytes, or KiB
-    /// without -b (f2fs: sectors), as mke2fs has it; or with s (512 bytes), K, M, G, T, KiB to TiB, or B (bytes).
+    /// Size of the volume; an image file is created or extended. A bare number counts blocks of -b bytes, or KiB
+    /// without -b (f2fs: sectors), as in mke2fs; or with s (512 bytes), K, M, G, T, KiB to TiB, or B (bytes).
     pub size: Option<String>,
-    /// Kind of volume: ext2, ext3, ext4 (which it is if not given) or f2fs.
+    /// Kind of volume: ext2, ext3, ext4 (the default) or f2fs.
     #[arg(short = 't', long = "type", value_name = "KIND")]
     pub kind: Vec<String>,
-    /// What it is for: floppy, small, default, big, huge, news, largefile or largefile4.
+    /// Usage type: floppy, small, default, big, huge, news, largefile or largefile4.
     #[arg(short = 'T', long, value_name = "LIST")]
     pub usage: Option<String>,
-    /// Bytes in a block: a power of two from 1024 to 65536. With a minus, as in -4096, at least so many, and the
-    /// volume's size decides.
+    /// Bytes in a block: a power of two from 1024 to 65536. With a minus, as in -4096: a
+    /// minimum; the volume's size decides.
     #[arg(short, long, value_name = "BYTES", allow_hyphen_values = true)]
     pub block_size: Option<String>,
     /// Number of inodes.
@@ -88,19 +88,19 @@ pub struct Format {
     /// Blocks in a group: a multiple of 8.
     #[arg(short = 'g', long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub blocks_per_group: Option<u32>,
-    /// Groups whose bitmaps and inode tables lie together: a power of two; 16 if not given.
+    /// Groups whose bitmaps and inode tables are stored together: a power of two; default 16.
     #[arg(short = 'G', long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub flex_group_size: Option<u32>,
-    /// Directory that it counts as last mounted on.
+    /// Last mount point to record in the superblock.
     #[arg(short = 'M', long, value_name = "DIR")]
     pub last_mounted: Option<String>,
-    /// Revision of the format: 1. Volumes of revision 0 are not made.
+    /// Revision of the format: 1. Revision 0 is not supported.
     #[arg(short, long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub revision: Option<u32>,
-    /// Write past the page cache, as mke2fs -D; it is done anyway where the device allows it.
+    /// Use O_DIRECT, as mke2fs -D; it is the default if the device supports it.
     #[arg(short = 'D', long)]
     pub direct: bool,
-    /// Percent of the blocks that only root may use; 5 if not given.
+    /// Percentage of blocks reserved for root; default 5.
     #[arg(short = 'm', long, value_name = "PERCENT", value_parser = percent)]
     pub reserved: Option<f64>,
     /// Label: at most 16 bytes, f2fs (there also -l) 511 units of UTF-16.
@@ -109,46 +109,44 @@ pub struct Format {
     /// UUID, or random, time, clear.
     #[arg(short = 'U', long)]
     pub uuid: Option<String>,
-    /// Features, separated by commas; ^ takes one away.
+    /// Features, separated by commas; ^ removes one.
     #[arg(short = 'O', long, value_name = "LIST")]
     pub features: Vec<String>,
-    /// Make a journal, whatever the kind; the same as -O has_journal.
+    /// Create a journal for any kind; the same as -O has_journal.
     #[arg(short = 'j', long)]
     pub with_journal: bool,
-    /// Journal: size=MIB and the like.
+    /// Journal options, such as size=MIB.
     #[arg(short = 'J', long, value_name = "LIST")]
     pub journal: Vec<String>,
-    /// Extended options, as mke2fs has them, such as offset=BYTES, where on the device it begins, or root_owner[=UID:GID];
-    /// of f2fs more extensions of names whose data is hot.
+    /// mke2fs's extended options, such as offset=BYTES (start of the volume on the device) or root_owner[=UID:GID];
+    /// f2fs: additional file name extensions of hot data.
     #[arg(short = 'E', long, value_name = "LIST")]
     pub extended: Vec<String>,
-    /// What is done about errors: continue, remount-ro or panic; of f2fs more extensions of names
-    /// whose data is cold.
+    /// Behavior on errors: continue, remount-ro or panic; f2fs: additional file name extensions of cold data.
     #[arg(short = 'e', long)]
     pub errors: Option<String>,
-    /// Fill the volume with the content of this directory; mkfs.f2fs's debug level, which has this letter, is not taken.
+    /// Fill the volume with the content of this directory; mkfs.f2fs's debug level -d is not supported.
     #[arg(short = 'd', long, value_name = "DIR")]
     pub from_dir: Option<PathBuf>,
-    /// Make it even where there is something already: at a terminal nobody is asked, and an f2fs
-    /// volume replaces another.
+    /// Overwrite existing content: do not ask at a terminal, and replace an existing f2fs volume.
     #[arg(short, long, short_alias = 'F')]
     pub force: bool,
-    /// Make nothing, and print what would be made: sizes, and where copies of the superblock would lie.
+    /// Dry run: print sizes and the locations of superblock backups.
     #[arg(short = 'n', long)]
     pub dry_run: bool,
-    /// Print features, UUID and the places of superblock copies, too.
+    /// Print features, UUID and the locations of superblock backups, too.
     #[arg(short, long)]
     pub verbose: bool,
     /// Print nothing.
     #[arg(short, long)]
     pub quiet: bool,
-    /// Operating system that it counts as made by, as mke2fs -o: Linux.
+    /// Creator operating system, as mke2fs -o: Linux.
     #[arg(short = 'o', long, value_name = "OS")]
     pub creator_os: Option<String>,
-    /// mke2fs's old word for -E nodiscard.
+    /// mke2fs's old name of -E nodiscard.
     #[arg(short = 'K', hide = true)]
     pub keep: bool,
-    /// mke2fs's old word for -E.
+    /// mke2fs's old name of -E.
     #[arg(short = 'R', hide = true)]
     pub raid: Vec<String>,
     #[command(flatten)]
@@ -174,26 +172,26 @@ pub struct RefusedFormat {
     pub undo_file: Option<PathBuf>,
 }
 
-/// What only f2fs volumes have.
+/// Options of f2fs volumes.
 #[derive(Debug, Default, clap::Args)]
-#[command(next_help_heading = "f2fs only, with mkfs.f2fs's letters after -t f2fs")]
+#[command(next_help_heading = "f2fs only (mkfs.f2fs's letters after -t f2fs in parentheses)")]
 pub struct F2fsFormat {
-    /// Segments of 2 MiB in a section, the unit of cleaning; 1 if not given (-s).
+    /// Segments of 2 MiB per section, the unit of GC; default 1 (-s).
     #[arg(long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub segments_per_section: Option<u32>,
-    /// Sections in a zone; 1 if not given (-z).
+    /// Sections per zone; default 1 (-z).
     #[arg(long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub sections_per_zone: Option<u32>,
-    /// Percent of the main area kept from users for cleaning; the best if not given, or 0 (-o).
+    /// Percentage of the main area reserved for GC; 0 or none: the optimum (-o).
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub overprovision: Option<f64>,
-    /// Room for more nodes, with the bitmap behind the checkpoint's checksum (-i).
+    /// Larger node bitmap, stored after the checkpoint's checksum (-i).
     #[arg(long)]
     pub extended_node_bitmap: bool,
-    /// Owner of the root directory, as in 1000:100; else the user and group that make the volume (-R).
+    /// Owner of the root directory, such as 1000:100; default: the calling user and group (-R).
     #[arg(long, value_name = "USER:GROUP")]
     pub root_owner: Option<String>,
-    /// Bytes in a sector: 512, 1024, 2048 or 4096; the device's if not given (-w).
+    /// Bytes per sector: 512, 1024, 2048 or 4096; default: the device's (-w).
     #[arg(long, value_name = "BYTES", value_parser = number::<u32>)]
     pub sector_size: Option<u32>,
     /// Do not discard the device's old content (-t 0).
@@ -221,8 +219,8 @@ pub struct Mount {
     /// Mount the device with this UUID; the same as UUID=.
     #[arg(short = 'U', long, conflicts_with = "mountpoint")]
     pub uuid: Option<String>,
-    /// Mount it only if it is one of these: ext2, ext3, ext4, f2fs; as in mount(8), ext4 takes ext2 and ext3, too, and
-    /// auto is what holds anyway.
+    /// Mount the volume only if it is of one of these kinds: ext2, ext3, ext4, f2fs; as in mount(8), ext4 includes ext2
+    /// and ext3, and auto means any.
     #[arg(
         short = 't',
         long = "types",
@@ -232,22 +230,21 @@ pub struct Mount {
     pub types: Vec<String>,
     #[command(flatten)]
     pub options: ListedOptions,
-    /// Of no effect, as in mount(8) today: there is no mtab to leave alone.
+    /// No effect, as in mount(8) today: there is no mtab.
     #[arg(short = 'n', long)]
     pub no_mtab: bool,
-    /// Stay in the foreground, and log to standard error. Interrupted, or when its terminal is closed, it unmounts.
+    /// Run in the foreground and log to standard error. An interrupt or a hang-up of the terminal unmounts.
     #[arg(short, long)]
     pub foreground: bool,
-    /// Say what mounting found and did.
+    /// Log what the mount finds and does.
     #[arg(short, long)]
     pub verbose: bool,
-    /// This is the program that serves; it says so on standard output when the mount is usable.
+    /// Run the server; it reports on standard output that the mount is usable.
     #[arg(long, hide = true)]
     pub serve: bool,
 }
 
-/// `-o`, `-r` and `-w` of mount(8). The last one counts wherever it stands, so their order is kept, which clap's derived
-/// fields lose.
+/// `-o`, `-r` and `-w` of mount(8). The last one wins, so their order is kept, which clap's derived fields lose.
 #[derive(Debug, Default)]
 pub struct ListedOptions {
     /// All of them as lists.
@@ -311,18 +308,17 @@ impl clap::Args for ListedOptions {
     }
 }
 
-/// Unmount a volume; returns when it is closed and everything is on the device.
+/// Unmount a volume; returns when it is closed and all data is on the device.
 #[derive(Debug, clap::Args)]
 pub struct Umount {
     /// The mount point, or the image or device that is mounted.
     pub mountpoint: PathBuf,
-    /// Take the mount out of the tree now, even if it is in use, and do not wait.
+    /// Detach the mount now, even if it is in use, and do not wait.
     #[arg(short, long)]
     pub lazy: bool,
-    /// Take the mount away from a server that does not answer: calls that wait for it fail, and so does what
-    /// programs do with files that are open there. What the kernel has not handed over is lost; what the server
-    /// has acknowledged it writes all the same, if it lives. Nobody waits for that, and a server that can do
-    /// nothing any more must be killed. Only root can.
+    /// Abort the connection to a server that does not respond: pending calls and later calls on open files fail.
+    /// Dirty data in the kernel is lost; data that the server has acknowledged is still written if the server runs,
+    /// but the command does not wait for it. A server that is stuck must be killed. Requires root.
     #[arg(short, long)]
     pub force: bool,
 }
@@ -339,13 +335,13 @@ pub struct Remount {
 
 /// Show and change settings of a mounted volume.
 ///
-/// These are the writable files below `.steadfs`, by their names in the kernel. All are changed, or
-/// none: a value that makes no sense leaves everything as it was. Without settings, all are listed.
+/// The settings are the writable files below `.steadfs`, with their names in the kernel. Either all or none are
+/// changed: an invalid value changes nothing. Without arguments all settings are listed.
 #[derive(Debug, clap::Args)]
 pub struct Tune {
     /// The mount point.
     pub mountpoint: PathBuf,
-    /// What to change; without =VALUE, what to show.
+    /// The setting to change; without =VALUE, to show.
     #[arg(value_name = "NAME[=VALUE]")]
     pub settings: Vec<String>,
 }
@@ -365,9 +361,9 @@ pub struct Open {
     pub options: Vec<String>,
 }
 
-/// Print a script that completes the words of this command in a shell.
+/// Print a shell completion script.
 ///
-/// `make install` puts them where the shells look. By hand, for bash: steadfs completions bash
+/// `make install` installs them. Manually, for bash: steadfs completions bash
 /// >~/.local/share/bash-completion/completions/steadfs
 #[derive(Debug, clap::Args)]
 pub struct Completions {
@@ -384,10 +380,9 @@ pub struct Lab {
     pub args: Vec<OsString>,
 }
 
-/// Check a volume for damage; nothing is changed.
+/// Check a volume; nothing is changed.
 ///
-/// Exit codes are e2fsck's: 0 for a clean volume, 4 for damage, 8 if it could not be checked, 16 for a wrong
-/// call.
+/// Exit codes are e2fsck's: 0 for a clean volume, 4 for errors found, 8 if it could not be checked, 16 for wrong usage.
 #[derive(Debug, clap::Args)]
 pub struct Check {
     /// Image file or block device.
@@ -396,12 +391,12 @@ pub struct Check {
     pub open: Open,
 }
 
-/// Show what a volume says of itself: features, journal, usage.
+/// Show a volume's superblock: features, journal, usage.
 #[derive(Debug, clap::Args)]
 pub struct Inspect {
     /// Image file or block device.
     pub volume: PathBuf,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -410,7 +405,7 @@ pub struct Inspect {
 
 /// List files on a volume.
 ///
-/// As ls(1) does, one name a line; owners are numbers, times are UTC.
+/// Like ls(1), one name per line; owners are numbers, times are UTC.
 #[derive(Debug, clap::Args)]
 pub struct Ls {
     /// IMAGE or IMAGE:/PATH.
@@ -425,10 +420,10 @@ pub struct Ls {
     /// As -a, but not the entries . and ..
     #[arg(short = 'A', long)]
     pub almost_all: bool,
-    /// Directories themselves, not what is in them.
+    /// Directories themselves, not their entries.
     #[arg(short, long)]
     pub directory: bool,
-    /// Also what is in the directories below.
+    /// Also the entries of subdirectories.
     #[arg(short = 'R', long)]
     pub recursive: bool,
     /// Inode numbers.
@@ -451,44 +446,44 @@ pub struct Cat {
 /// Copy files into a volume, out of it, or from one to another.
 ///
 /// Sources, targets and options are those of cp(1), except that new files always keep types, permissions, times, extended
-/// attributes, holes and hard links, and owners: out of a volume only when root runs it; else copies are no set-ID
-/// programs any more. A path on a volume is IMAGE:/PATH, its root IMAGE: (write ./a:/b for a path of this machine with a
-/// colon); - is standard input or output. What cannot be copied is reported, and the copy goes on; the exit code is 1
-/// then. Interrupted, it closes the volume; what is copied is there.
+/// attributes, holes and hard links. They also keep owners; out of a volume only if root runs it, else set-ID bits are
+/// dropped. A path on a volume is IMAGE:/PATH, its root IMAGE: (write ./a:/b for a host path with a colon); - is standard
+/// input or output. A file that cannot be copied is reported, and the copy continues; the exit code is 1 then. An
+/// interrupted copy closes the volume; the files copied so far are there.
 #[derive(Debug, clap::Args)]
 #[command(args_override_self = true)]
 pub struct Cp {
-    /// What to copy, and last where to, unless -t says it.
+    /// Sources, and last the target unless -t is given.
     #[arg(required = true, value_name = "PATH")]
     pub places: Vec<OsString>,
-    /// Directories, too, with all that is in them; special files are made anew, not read.
+    /// Copy directories recursively; special files are created, not read.
     #[arg(short, long, visible_short_alias = 'R')]
     pub recursive: bool,
     /// The same as -r -d -p.
     #[arg(short, long)]
     pub archive: bool,
-    /// Give owner, mode, times and attributes also to files that were there before.
+    /// Set owner, mode, times and attributes also on existing files.
     #[arg(short, long)]
     pub preserve: bool,
     /// Copy links as links (the default with -r).
     #[arg(short = 'P', long, overrides_with_all = ["dereference", "dereference_named", "links"])]
     pub no_dereference: bool,
-    /// Copy what links lead to.
+    /// Follow symbolic links.
     #[arg(short = 'L', long, overrides_with_all = ["no_dereference", "dereference_named", "links"])]
     pub dereference: bool,
-    /// Copy what a link that is named leads to, but links below it as links.
+    /// Follow symbolic links on the command line, but copy links below them as links.
     #[arg(short = 'H', overrides_with_all = ["no_dereference", "dereference", "links"])]
     pub dereference_named: bool,
     /// The same as -P: hard links are always kept.
     #[arg(short = 'd', overrides_with_all = ["no_dereference", "dereference", "dereference_named"])]
     pub links: bool,
-    /// Remove a file that is there and cannot be opened, and overwrite an image by a file.
+    /// Replace an existing file that cannot be opened, and overwrite an image by a file.
     #[arg(short, long)]
     pub force: bool,
-    /// Leave files that are there as they are.
+    /// Do not overwrite existing files.
     #[arg(short, long)]
     pub no_clobber: bool,
-    /// Remove files that are there first.
+    /// Remove existing files first.
     #[arg(long)]
     pub remove_destination: bool,
     /// Copy into this directory.
@@ -499,10 +494,10 @@ pub struct Cp {
         conflicts_with = "no_target_directory"
     )]
     pub target_directory: Option<OsString>,
-    /// The target is the copy itself, also if it is a directory.
+    /// The target is the copy itself, even if it is a directory.
     #[arg(short = 'T', long)]
     pub no_target_directory: bool,
-    /// Print each file that is copied.
+    /// Print each copied file.
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]
@@ -511,31 +506,30 @@ pub struct Cp {
 
 /// Copy a whole volume, or a part of it, to a directory.
 ///
-/// What cannot be copied is reported, and the copy goes on; the exit code is 1 then.
+/// A file that cannot be copied is reported, and the copy continues; the exit code is 1 then.
 #[derive(Debug, clap::Args)]
 pub struct Extract {
     /// IMAGE or IMAGE:/PATH.
     #[arg(value_name = "IMAGE[:/PATH]")]
     pub place: OsString,
-    /// The directory to fill; it is made if it is not there.
+    /// The directory to fill; it is created if it does not exist.
     pub directory: PathBuf,
-    /// Replace files that are there already.
+    /// Replace existing files.
     #[arg(short, long)]
     pub force: bool,
     #[command(flatten)]
     pub open: Open,
 }
 
-/// Show all attributes of files on a volume, or what a mounted volume has done.
+/// Show all attributes of files on a volume, or statistics of a mounted volume.
 ///
-/// Of a mount: its queue with waits and boosts, by operation and by group, and its commits, reclaim,
-/// checkpoints and cleaning.
+/// For a mount: its queue with waits and boosts, by operation and by group, and its commits, reclaim, checkpoints and GC.
 #[derive(Debug, clap::Args)]
 pub struct Stat {
     /// IMAGE:/PATH, or a mount point.
     #[arg(required = true, value_name = "IMAGE:/PATH|MOUNTPOINT")]
     pub places: Vec<OsString>,
-    /// Of a mount: as JSON, times of the queue in nanoseconds.
+    /// For a mount: print JSON, times of the queue in nanoseconds.
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

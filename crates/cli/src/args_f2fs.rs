@@ -7,10 +7,10 @@ use clap::Parser;
 
 use crate::args::{number, percent};
 
-/// Make an f2fs volume; what is on the device is lost.
+/// Format an f2fs volume; existing content is lost.
 ///
-/// Options and defaults are those of mkfs.f2fs, but for -d. SOURCE_DATE_EPOCH (or -T) is the time of everything in the
-/// volume: with it and -U the same tree makes the same bytes.
+/// Options and defaults are those of mkfs.f2fs, except -d. SOURCE_DATE_EPOCH (or -T) sets all times in the volume: with
+/// it and -U the same tree gives the same bytes.
 #[derive(Debug, Parser)]
 #[command(
     name = "steadfs format -t f2fs",
@@ -21,10 +21,10 @@ use crate::args::{number, percent};
 pub struct FormatF2fs {
     /// Image file or block device.
     pub volume: PathBuf,
-    /// Size of the volume; an image file is made or lengthened. A bare number counts sectors (-w), as mkfs.f2fs has it;
+    /// Size of the volume; an image file is created or extended. A bare number counts sectors (-w), as in mkfs.f2fs;
     /// or with s (512 bytes), K, M, G, T, KiB to TiB, or B (bytes).
     pub size: Option<String>,
-    /// f2fs; and 1 or 0, as mkfs.f2fs has it: discard the device's old content first (1 if not given).
+    /// f2fs; and 1 or 0, as in mkfs.f2fs: discard the device's old content first (default 1).
     #[arg(short = 't', long = "type", value_name = "f2fs|1|0")]
     pub kind: Vec<String>,
     /// Label: at most 511 units of UTF-16.
@@ -36,44 +36,44 @@ pub struct FormatF2fs {
     /// Features, separated by commas.
     #[arg(short = 'O', long, value_name = "LIST")]
     pub features: Vec<String>,
-    /// More extensions of names whose data is cold, separated by commas.
+    /// Additional file name extensions of cold data, separated by commas.
     #[arg(short = 'e', long, value_name = "LIST", alias = "errors")]
     pub cold_extensions: Vec<String>,
-    /// More extensions of names whose data is hot, separated by commas.
+    /// Additional file name extensions of hot data, separated by commas.
     #[arg(short = 'E', long, value_name = "LIST", alias = "extended")]
     pub hot_extensions: Vec<String>,
-    /// Fill the volume with the content of this directory. mkfs.f2fs's debug level, which has this letter, is not taken.
+    /// Fill the volume with the content of this directory; mkfs.f2fs's debug level -d is not supported.
     #[arg(short = 'd', long, value_name = "DIR")]
     pub from_dir: Option<PathBuf>,
-    /// Make it even where there is a volume already.
+    /// Overwrite an existing volume.
     #[arg(short, long, short_alias = 'F')]
     pub force: bool,
     /// Print nothing.
     #[arg(short, long)]
     pub quiet: bool,
-    /// Segments of 2 MiB in a section, the unit of cleaning; 1 if not given.
+    /// Segments of 2 MiB per section, the unit of GC; default 1.
     #[arg(short, long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub segments_per_section: Option<u32>,
-    /// Sections in a zone; 1 if not given.
+    /// Sections per zone; default 1.
     #[arg(short = 'z', long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub sections_per_zone: Option<u32>,
-    /// Percent of the main area kept from users for cleaning; the best if not given, or 0.
+    /// Percentage of the main area reserved for GC; 0 or none: the optimum.
     #[arg(short, long, value_name = "PERCENT", value_parser = percent)]
     pub overprovision: Option<f64>,
-    /// Room for more nodes, with the bitmap behind the checkpoint's checksum.
+    /// Larger node bitmap, stored after the checkpoint's checksum.
     #[arg(short = 'i', long)]
     pub extended_node_bitmap: bool,
     /// Owner of the root directory, as in 1000:100; else the user and group that make the volume, or with -d the
     /// directory's.
     #[arg(short = 'R', long, value_name = "USER:GROUP")]
     pub root_owner: Option<String>,
-    /// Bytes in a sector: 512, 1024, 2048 or 4096; the device's if not given.
+    /// Bytes per sector: 512, 1024, 2048 or 4096; default: the device's.
     #[arg(short = 'w', long, value_name = "BYTES", value_parser = number::<u32>)]
     pub sector_size: Option<u32>,
     /// Do not discard the device's old content; the same as -t 0.
     #[arg(long)]
     pub nodiscard: bool,
-    /// Seconds since 1970 that are the time of everything in the volume; -1 is now.
+    /// All times in the volume, in seconds since 1970; -1 is now.
     #[arg(
         short = 'T',
         long,
@@ -81,10 +81,10 @@ pub struct FormatF2fs {
         allow_negative_numbers = true
     )]
     pub timestamp: Option<i64>,
-    /// Begin with the checkpoint version that mkfs.f2fs -r begins with, not with a random one.
+    /// Start with the checkpoint version of mkfs.f2fs -r instead of a random one.
     #[arg(short = 'r', long)]
     pub fixed_version: bool,
-    /// Heap-based allocation: 0. Volumes with 1 are not made.
+    /// Heap-based allocation: 0; 1 is not supported.
     #[arg(short = 'a', long, value_name = "0|1")]
     pub heap: Option<String>,
     /// Bytes in a block: 4096.

@@ -23,7 +23,7 @@ pub fn ask(path: &Path, offset: u64) -> Result<(), Failure> {
         return Ok(());
     };
     print!(
-        "{}: {what}. Make a new volume in its place? (y/N) ",
+        "{}: {what}. Overwrite it with a new volume? (y/N) ",
         path.display()
     );
     let mut answer = String::new();

@@ -47,7 +47,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     }
     if !args.quiet {
         if options.offset > 0 && size.is_none() {
-            eprintln!("steadfs: no size was given: the volume goes to the device's end");
+            eprintln!("steadfs: no size was given: the volume extends to the device's end");
         }
         tell(&args.volume, &report, args.verbose)?;
     }

@@ -31,7 +31,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
         && let Ok(kind) = steadfs::probe(&args.volume, &Options::default())
     {
         return Err(Failure::plain(format!(
-            "{}: there is a volume already ({}); --force makes a new one in its place",
+            "{}: already holds a volume ({}); --force overwrites it",
             args.volume.display(),
             kind.name()
         )));
@@ -61,7 +61,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
 fn check_source(dir: &Path) -> Result<(), Failure> {
     let text = dir.to_string_lossy();
     if text.bytes().all(|byte| byte.is_ascii_digit()) && !dir.exists() {
-        let why = "here -d takes the directory that fills the volume; there are no debug levels";
+        let why = "-d takes the directory that fills the volume; debug levels are not supported";
         return Err(Failure::plain(format!("-d {text}: {why}")));
     }
     fill::check_source(dir)
@@ -112,7 +112,7 @@ fn refuse(args: &FormatF2fs) -> Result<(), Failure> {
             "-a",
             args.heap.as_deref().is_some_and(|value| value != "0"),
             text(&args.heap),
-            "heap-based allocation is not made; 0 is the default",
+            "heap-based allocation is not supported; 0 is the default",
         ),
         (
             "-b",

@@ -83,18 +83,18 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
             eprintln!("steadfs: {}", unknown::message(&word));
         }
         (Some(arg), Some(command)) if is_negative(arg) => {
-            eprintln!("steadfs: {arg}: steadfs {command} takes no negative number here");
+            eprintln!("steadfs: {arg}: steadfs {command} does not accept a negative number here");
         }
         // clap's message would suggest to pass it as a value.
         (Some(arg), Some("format"))
             if error.kind() == ErrorKind::UnknownArgument && args_f2fs::is_f2fs(words) =>
         {
             eprintln!(
-                "steadfs: {arg}: mkfs.f2fs has no such option (steadfs format -t f2fs --help lists those it has)"
+                "steadfs: {arg}: mkfs.f2fs has no such option (steadfs format -t f2fs --help lists its options)"
             );
         }
         (Some(arg), Some(command)) if error.kind() == ErrorKind::UnknownArgument => eprintln!(
-            "steadfs: {arg}: steadfs {command} has no such option (steadfs {command} --help tells which it has){}",
+            "steadfs: {arg}: steadfs {command} has no such option (steadfs {command} --help lists its options){}",
             who_else(command)
         ),
         (Some(arg), _) if error.kind() == ErrorKind::ValueValidation => {

@@ -181,7 +181,7 @@ fn report(args: &args::Mount, volume: &Volume) {
         );
     }
     for why in &report.defaults_passed_over {
-        eprintln!("steadfs: the superblock's default is passed over: {why}");
+        eprintln!("steadfs: ignored a default mount option of the superblock: {why}");
     }
     if let Some(why) = report.check_because {
         eprintln!(

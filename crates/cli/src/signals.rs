@@ -83,7 +83,7 @@ fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem
             Ok(()) | Err(MountError::NotMounted(_)) => return true,
             Err(error @ MountError::Covered { .. }) => {
                 if !is_told {
-                    tracing::error!(%error, "cannot unmount yet; all is written, and a second signal ends the server");
+                    tracing::error!(%error, "cannot unmount yet; all data is written, and a second signal ends the server");
                     is_told = true;
                 }
                 while matches!(handle.check(), Err(MountError::Covered { .. })) {
@@ -105,12 +105,12 @@ fn write_all(handle: &MountHandle, fs: &Weak<dyn FileSystem>) {
     // First the kernel's dirty data. The kernel syncs one volume only where its mount can be reached.
     match handle.sync() {
         Err(SyncError::Covered(_)) => rustix::fs::sync(),
-        Err(error) => tracing::debug!(%error, "asking the kernel for what it has"),
+        Err(error) => tracing::debug!(%error, "cannot sync the kernel's dirty data"),
         Ok(_) => {}
     }
     if let Some(fs) = fs.upgrade()
         && let Err(error) = fs.sync_all(&owner_cx())
     {
-        tracing::error!(%error, "writing all before the end");
+        tracing::error!(%error, "cannot write all data before the end");
     }
 }

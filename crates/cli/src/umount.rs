@@ -66,9 +66,7 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
         )),
         Settled::Closed(why) => Err(Failure::new(
             code::MOUNT,
-            format!(
-                "{place}: unmounted, but its server could not be asked whether everything is written: {why}"
-            ),
+            format!("{place}: unmounted, but the server's result is unknown: {why}"),
         )),
     }
 }
@@ -77,10 +75,9 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
 fn check_close_result(mount: &Mount, result: &PendingCloseResult) -> Result<(), Failure> {
     let why = match result.wait() {
         CloseResult::Clean => return Ok(()),
-        CloseResult::Failed(cause) => format!("the volume could not be closed well: {cause}"),
+        CloseResult::Failed(cause) => format!("cannot close the volume cleanly: {cause}"),
         CloseResult::Unknown => {
-            "its server ended without a word: what was written in the last moment may be lost"
-                .to_owned()
+            "the server exited without reporting a result; recent writes may be lost".to_owned()
         }
     };
     let place = mount.mountpoint.display();

@@ -1,7 +1,8 @@
-//! Volumes that are frozen, remounted, thawed and at last unmounted while others change them. Nobody hangs, each
-//! call gets its answer, a frozen device is left alone and its copy is whole, and what an fsync said to be
-//! durable is on the device at that moment: with checkpoint merging, it was a checkpoint that began after it was
-//! asked for. Then the same on devices that fail at one of all these requests: calls say so, and all the rest still holds.
+//! Concurrent administration: volumes are frozen, remounted, thawed and finally unmounted while tasks change them.
+//!
+//! No call hangs, and each returns. A frozen device receives no writes, and a copy of it is consistent. Whatever an
+//! fsync acknowledged is on the device at that moment; with checkpoint merging, by a checkpoint that began after the
+//! request. The same holds on devices that fail at one of the requests, except that calls report the error.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,24 +19,24 @@ use steadfs_rt::{Mutex, Random, Rank, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError, Result};
 
 const CLIENTS: u64 = 4;
-/// What each makes at most: all of it fits the smallest volume.
+/// Maximum number of files and directories per task: all fit on the smallest volume.
 const MADE: u64 = 36;
 const STEPS: u64 = 12;
-/// Moments at which the device is looked at as if the power had failed, in a trial.
+/// Number of crash images examined per trial.
 const CUTS: usize = 12;
 
-/// Something that is durable from its mark in the device's log on.
+/// A file or directory that is durable from its mark in the device's log on.
 #[derive(Clone)]
 struct Acknowledged {
     name: String,
-    /// Bytes of a file; a directory has none.
+    /// Size of a file; `None` for a directory.
     size: Option<usize>,
     mark: u64,
-    /// The mark from which on it may be gone.
+    /// The mark from which on it may be removed.
     until: Option<u64>,
 }
 
-/// One volume with everybody who uses it.
+/// A volume and the state shared by its tasks.
 struct World {
     subject: Subject,
     device: SimDevice,
@@ -83,7 +84,7 @@ impl World {
         self.fs.control().unwrap().write(path, value.as_bytes())
     }
 
-    /// Whether something was done. It may only fail because the device does.
+    /// Whether a call succeeded. It may fail only because of the device.
     fn done<T>(&self, result: Result<T>) -> bool {
         match result {
             Ok(_) => true,
@@ -94,13 +95,13 @@ impl World {
         }
     }
 
-    /// Requests that changed the device.
+    /// Number of requests that changed the device.
     fn changes(&self) -> u64 {
         let counts = self.device.counts();
         counts.writes + counts.discards + counts.zeroings
     }
 
-    /// A copy of the device, mounted: it has all of `acknowledged`, and is whole.
+    /// Mounts a copy of the device: it holds all of `acknowledged`, and is consistent.
     fn judge(&self, image: &Image, acknowledged: &[Acknowledged], what: &str) {
         let quiet = Model {
             log: false,
@@ -122,7 +123,7 @@ impl World {
     }
 }
 
-/// Finds what was promised.
+/// Checks an acknowledged file or directory.
 fn look(fs: &dyn FileSystem, expected: &Acknowledged) -> Result<()> {
     let cx = Cx::default();
     let attr = fs.lookup(&cx, fs.root(), expected.name.as_bytes())?;
@@ -143,7 +144,7 @@ fn content(name: &str, size: usize) -> Vec<u8> {
     name.bytes().cycle().take(size).collect()
 }
 
-/// Whether a call may say so while others freeze, remount and unmount.
+/// Whether a call may fail with this error during freezes, remounts and unmounts.
 fn is_refusal(error: &FsError) -> bool {
     match error {
         FsError::Busy | FsError::ReadOnly => true,
@@ -152,12 +153,12 @@ fn is_refusal(error: &FsError) -> bool {
     }
 }
 
-/// Whether a call may say so where the device fails.
+/// Whether a call may fail with this error if the device fails.
 fn is_device(error: &FsError) -> bool {
     matches!(error, FsError::Io(_) | FsError::ReadOnly) || error.is_stop()
 }
 
-/// Makes files and directories durable, removes some, and lets go of what it knows a while later.
+/// Creates and syncs files and directories, removes some, and later drops its lookup counts.
 fn client(world: &World, seed: u64, number: u64) {
     let fs = world.fs.as_ref();
     let mut random = Random::new(seed * 1000 + number);
@@ -219,7 +220,7 @@ fn make(
     Ok(())
 }
 
-/// Removes one of the caller's own.
+/// Removes one of the caller's own files.
 fn remove(world: &World, prefix: &str, random: &mut Random) -> Result<()> {
     let (fs, cx) = (world.fs.as_ref(), Cx::default());
     let mark = world.mark();
@@ -242,7 +243,7 @@ fn remove(world: &World, prefix: &str, random: &mut Random) -> Result<()> {
     }
 }
 
-/// Freezes the volume for a while. Its device is left alone, and a copy has all that was promised.
+/// Freezes the volume for a while. Its device receives no writes, and a copy has everything acknowledged.
 fn freeze(world: &World, random: &mut Random) {
     if !world.done(world.control(world.freeze, "1")) {
         return;
@@ -258,13 +259,13 @@ fn freeze(world: &World, random: &mut Random) {
         excused || matches!(&refused, Err(FsError::Busy) | Ok(())),
         "{refused:?}"
     );
-    // Longer than anything waits that happens of its own accord.
+    // Longer than the interval of any background work.
     sleep(Duration::from_millis(random.below(70_000) as u64));
     assert_eq!(world.changes(), before, "a frozen volume was written");
     world.done(world.control(world.freeze, "0"));
 }
 
-/// Changes whether the volume can be written; refused while unlinked files are in use.
+/// Remounts read-only and back; refused while unlinked files are open.
 fn read_only_and_back(world: &World, random: &mut Random) {
     match world.fs.remount(&Cx::default(), "ro") {
         Ok(()) => {
@@ -278,7 +279,7 @@ fn read_only_and_back(world: &World, random: &mut Random) {
     }
 }
 
-/// The moments at which power fails: each finds all that was promised until then.
+/// Crash images: each has everything that was acknowledged until then.
 fn cut_power(world: &World, log: &Log, random: &mut Random) {
     let acknowledged = world.acknowledged.lock().clone();
     let cuts = if acknowledged.is_empty() { 0 } else { CUTS };
@@ -300,7 +301,7 @@ fn cut_power(world: &World, log: &Log, random: &mut Random) {
     }
 }
 
-/// Does one of the things that this is about.
+/// One administrative action.
 fn administer(world: &World, options: &[&str], random: &mut Random) {
     let cx = Cx::default();
     match random.below(6) {
@@ -308,7 +309,7 @@ fn administer(world: &World, options: &[&str], random: &mut Random) {
         2 => read_only_and_back(world, random),
         3 => drop(world.done(world.fs.sync_all(&cx))),
         4 => match world.fs.trim(&cx, 0, u64::MAX, 0) {
-            // Every other device can discard nothing.
+            // Every other device does not support discard.
             Err(FsError::NotSupported(_)) => {}
             trimmed => drop(world.done(trimmed)),
         },
@@ -319,16 +320,16 @@ fn administer(world: &World, options: &[&str], random: &mut Random) {
     }
 }
 
-/// Ends it all, and judges what is left.
+/// Ends the tasks, unmounts, and judges the volume.
 fn end(world: &World, at_rest: bool, clients: Vec<steadfs_rt::JoinHandle<()>>) {
     let whole = if at_rest {
         world.over.store(true, Ordering::Release);
         clients.into_iter().for_each(|client| client.join());
-        // All that was let go is freed, also what was while the volume was frozen.
+        // Unlinked files whose last reference was dropped are freed, also those dropped while frozen.
         world.done(world.fs.remount(&Cx::default(), "ro"));
         world.done(world.fs.unmount())
     } else {
-        // In the midst of their work.
+        // While the clients run.
         let unmounted = world.done(world.fs.unmount());
         world.over.store(true, Ordering::Release);
         clients.into_iter().for_each(|client| client.join());
@@ -343,11 +344,11 @@ fn end(world: &World, at_rest: bool, clients: Vec<steadfs_rt::JoinHandle<()>>) {
     world.judge(&left, &acknowledged, "what is left");
 }
 
-/// What came of a trial.
+/// The result of a trial.
 struct Trial {
-    /// What the volume did, as its JSON tells.
+    /// The volume's statistics as JSON.
     stats: Value,
-    /// Requests of the device until the volume was open, and in all.
+    /// Number of device requests until the mount, and in total.
     requests: (u64, u64),
     /// The same of requests that flush.
     flushes: (u64, u64),
@@ -389,7 +390,7 @@ fn trial(
             flushes: (opened.1, flushes()),
             met: world.device.first_failure().is_some(),
         };
-        // The last of a volume's tasks notice that it is gone.
+        // The last tasks of the volume end.
         drop(world);
         sleep(Duration::from_secs(60));
         done
@@ -397,7 +398,7 @@ fn trial(
     sim::run(sim::Config::new(seed), run).value
 }
 
-/// Faults of a trial like this one, each at some moment of it.
+/// Faults of a trial like this one, each at a random request.
 fn faults_of(quiet: &Trial, random: &mut Random) -> Vec<(RequestFilter, Fault)> {
     let mut within = |(from, to): (u64, u64)| from + random.next_u64() % (to - from);
     vec![
@@ -427,7 +428,7 @@ const F2FS_OPTIONS: &[&str] = &[
     "nodiscard",
     "discard",
 ];
-/// Where volumes tell what they did.
+/// The control files with the volumes' statistics.
 const JOURNAL: &str = "jbd2/stats.json";
 const F2FS: &str = "f2fs/stats.json";
 
@@ -437,7 +438,7 @@ fn number(stats: &Value, path: &str) -> u64 {
 }
 
 fn seeds() -> std::ops::Range<u64> {
-    let asked = std::env::var("MEDDLED_SEEDS").ok();
+    let asked = std::env::var("ADMINISTRATION_SEEDS").ok();
     0..asked.and_then(|n| n.parse().ok()).unwrap_or(4)
 }
 
@@ -475,18 +476,18 @@ fn f2fs_withstands_concurrent_administration() {
     assert!(shared > 0, "some requests were answered together");
 }
 
-/// Each kind of volume on devices that fail, as many trials as `MEDDLED_SEEDS` says or one.
+/// Each kind of volume on failing devices: as many trials as `ADMINISTRATION_SEEDS` gives, or one.
 fn on_failing_devices(
     subjects: Vec<Subject>,
     options: &'static [&'static str],
     stats: &'static str,
 ) {
-    let asked = std::env::var("MEDDLED_SEEDS").ok();
+    let asked = std::env::var("ADMINISTRATION_SEEDS").ok();
     let seeds = asked.and_then(|n| n.parse().ok()).unwrap_or(1);
     let (mut tried, mut met) = (0, 0);
     for (number, subject) in (0..).zip(subjects.into_iter().filter(|subject| !subject.small)) {
         for seed in 0..seeds {
-            // Some at rest, some in the midst of their work.
+            // Some at rest, some while clients run.
             let seed = 0xFA11_0000 + seed + number;
             let quiet = trial(subject.clone(), seed, options, stats, None);
             for fault in faults_of(&quiet, &mut Random::new(seed)) {

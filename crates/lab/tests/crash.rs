@@ -14,7 +14,7 @@ use steadfs_lab::device::{Fault, Image, RequestFilter};
 use steadfs_workload::Program;
 use steadfs_workload::generate::{Shape, random};
 
-/// Cases of failures outlive the test: that is what they are for.
+/// Failing cases are kept after the test.
 fn cases(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join("crash")
@@ -70,7 +70,7 @@ fn ext4_survives_twenty_thousand_power_cuts() {
     );
 }
 
-/// Two judges that say different things are a failure, whichever of them is wrong.
+/// A disagreement of two judges is a failure, whichever of them is wrong.
 #[test]
 fn judges_that_disagree_are_reported() {
     let out = cases("judges");
@@ -92,7 +92,7 @@ fn judges_that_disagree_are_reported() {
         "{verdict}"
     );
     subject.check = Some(Arc::new(|_| "nonsense".to_owned()));
-    // Not in the sample, but a failure.
+    // Not in the sample, but a failure: the tool judges it, too.
     let (asked, verdict) = subject.judge(&subject.image, false, &out).unwrap();
     let verdict = verdict.unwrap_err().to_string();
     assert!(
@@ -101,8 +101,7 @@ fn judges_that_disagree_are_reported() {
     );
 }
 
-/// A device that fails at any request: what is acknowledged is there all the same, and nothing panics
-/// or hangs.
+/// A device that fails at any request: acknowledged data is there, and no task panics or hangs.
 #[test]
 fn ext4_survives_a_failing_device() {
     let out = cases("faults");
@@ -125,8 +124,8 @@ fn ext4_survives_a_failing_device() {
     assert!(stats.undecided * 20 < stats.with_faults, "{stats:?}");
 }
 
-/// A volume that fills up at any allocation: exact errors, nothing acknowledged is lost, and all room
-/// comes back.
+/// A volume that is full at any allocation: errors are exact, no acknowledged data is lost, and all space can be freed
+/// again.
 #[test]
 fn ext4_survives_a_full_volume() {
     let out = cases("space");
@@ -182,7 +181,7 @@ fn regressions_pass() {
     assert!(seen >= 6, "{seen} programs");
 }
 
-/// What once failed on a full volume: with every amount of room from none on.
+/// Regressions on a full volume: with every number of free blocks.
 #[test]
 fn regressions_on_full_volumes_pass() {
     let out = cases("on-full-volume");
@@ -193,7 +192,7 @@ fn regressions_on_full_volumes_pass() {
     assert!(seen >= 8, "{seen} runs");
 }
 
-/// What once failed where the device did: with an error at each request, and at all from there on.
+/// Regressions with device faults: an error at each request, and at all later ones.
 #[test]
 fn regressions_with_device_faults_pass() {
     let out = cases("with-faults");
@@ -203,7 +202,7 @@ fn regressions_with_device_faults_pass() {
     assert!(with_faults > 500, "{with_faults} runs met an error");
 }
 
-/// The explorer would notice: a device that only says that it flushed loses what was acknowledged.
+/// The explorer notices a lost FLUSH: acknowledged data is lost.
 #[test]
 fn lost_flushes_are_noticed() {
     let out = cases("lost-flush");

@@ -19,7 +19,7 @@ use steadfs_vfs::Cx;
 use steadfs_workload::Program;
 use steadfs_workload::generate::{Shape, random};
 
-/// Cases of failures outlive the test: that is what they are for.
+/// Failing cases are kept after the test.
 fn cases(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join("crash-f2fs")
@@ -37,7 +37,7 @@ fn assert_clean(report: &Report) {
     }
 }
 
-/// As many distinct images as `CRASH_IMAGES` says, for longer runs.
+/// Number of distinct images: `CRASH_IMAGES`, for longer runs, or `otherwise`.
 fn images(otherwise: usize) -> usize {
     let asked = std::env::var("CRASH_IMAGES").ok();
     asked.and_then(|n| n.parse().ok()).unwrap_or(otherwise)
@@ -82,8 +82,8 @@ fn f2fs_survives_twenty_thousand_power_cuts() {
     }
 }
 
-/// Several files are changed, and made durable one by one later, some under other names by then: those that
-/// settled meanwhile go along with the first.
+/// Several files are changed and fsynced one by one later, some after a rename: the settled ones are clustered with the
+/// first fsync.
 fn late_fsyncs(seed: u64) -> Program {
     let mut random = Random::new(seed ^ 0xC0_4071);
     let mut text = String::from("setup\n");
@@ -133,8 +133,8 @@ fn late_fsyncs(seed: u64) -> Program {
     text.parse().expect("one line is one operation")
 }
 
-/// Neighbours of a file that is made durable are as if somebody had asked for them too, or as in the last
-/// checkpoint; and never in the way of the file itself.
+/// Files that are clustered with an fsync are as if they had been synced too, or as in the last checkpoint; and they
+/// never prevent the recovery of the synced file.
 #[test]
 fn a_file_clustered_with_an_fsync_survives_whole() {
     let out = cases("along");
@@ -207,7 +207,7 @@ fn regressions_pass() {
     assert!(seen >= 9, "{seen} programs");
 }
 
-/// What once failed on a full volume: with every amount of room from none on.
+/// Regressions on a full volume: with every number of free blocks.
 #[test]
 fn regressions_on_full_volumes_pass() {
     let out = cases("on-full-volume");
@@ -218,7 +218,7 @@ fn regressions_on_full_volumes_pass() {
     assert!(seen >= 16, "{seen} runs");
 }
 
-/// What once failed where the device did: with an error at each request, and at all from there on.
+/// Regressions with device faults: an error at each request, and at all later ones.
 #[test]
 fn regressions_with_device_faults_pass() {
     let out = cases("with-faults");
@@ -229,7 +229,7 @@ fn regressions_with_device_faults_pass() {
     assert!(with_faults > 200, "{with_faults} runs met an error");
 }
 
-/// An fsync of which only the end survived, and a recovery that is cut off while it writes in front of that.
+/// An fsync of which only the end survived, and a recovery that is cut while it writes before that.
 #[test]
 fn a_cut_recovery_never_links_a_torn_chain() {
     let out = cases("torn");
@@ -257,7 +257,7 @@ fn a_cut_recovery_never_links_a_torn_chain() {
     assert!(nested > 500, "{nested}");
 }
 
-/// A twentieth of the images, with `faults` of a trial in each run.
+/// One twentieth of the images, with `faults` faults per run.
 fn with_faults(trial: Trial, faults: usize, out: PathBuf) -> Options {
     Options {
         trial,
@@ -273,8 +273,7 @@ fn with_faults(trial: Trial, faults: usize, out: PathBuf) -> Options {
     }
 }
 
-/// A device that fails at any request: what is acknowledged is there all the same, and nothing panics
-/// or hangs.
+/// A device that fails at any request: acknowledged data is there, and no task panics or hangs.
 #[test]
 fn f2fs_survives_a_failing_device() {
     let options = with_faults(Trial::Faults, 10, cases("faults"));
@@ -285,8 +284,8 @@ fn f2fs_survives_a_failing_device() {
     assert!(stats.undecided * 20 < stats.with_faults, "{stats:?}");
 }
 
-/// A volume that fills up at any allocation: exact errors, nothing acknowledged is lost, and all room
-/// comes back.
+/// A volume that is full at any allocation: errors are exact, no acknowledged data is lost, and all space can be freed
+/// again.
 #[test]
 fn f2fs_survives_a_full_volume() {
     let options = with_faults(Trial::Space, 6, cases("space"));
@@ -296,7 +295,7 @@ fn f2fs_survives_a_full_volume() {
     assert!(stats.with_faults > 10, "{stats:?}");
 }
 
-/// With a device that fails too, and sections cleaned meanwhile.
+/// With a failing device and GC, too.
 #[test]
 fn runs_are_functions_of_their_seed() {
     let mut subjects = f2fs::subjects().unwrap();
@@ -319,7 +318,7 @@ fn runs_are_functions_of_their_seed() {
                 texts.collect::<Vec<_>>()
             })
         };
-        // What an error is told of must be the request that was counted without one.
+        // The request that fails must be the one that was counted in the run without faults.
         let nothing = injection(Fault::Delay(Duration::ZERO));
         let fails = injection(Fault::Fail);
         for (one, other) in [(&Injection::None, &nothing), (&fails, &fails)] {
@@ -332,15 +331,15 @@ fn runs_are_functions_of_their_seed() {
     }
 }
 
-/// What checkpoints were asked for, by whom, and what became of it.
+/// Requested checkpoints and their results.
 struct CheckpointRequests {
     log: Log,
-    /// Directories whose making was made durable, by the mark that was set then.
+    /// Directories whose creation was synced, with the mark set then.
     made: Vec<(u64, String)>,
 }
 
-/// Several make directories and make them durable at once, while the checkpoints' task goes and comes,
-/// the volume is frozen and thawed, and at the end, on odd seeds, unmounted under their hands.
+/// Several tasks create and sync directories concurrently, while f2fs_ckpt starts and stops, the volume is frozen and
+/// thawed, and at the end, for odd seeds, unmounted while they run.
 fn ask(open: &Open, image: &Image, seed: u64) -> CheckpointRequests {
     let model = Model {
         atomic_unit: 4096,
@@ -398,8 +397,8 @@ fn ask(open: &Open, image: &Image, seed: u64) -> CheckpointRequests {
     }
 }
 
-/// A request is answered only by a checkpoint that began after it was made: what was answered is there
-/// when the power is cut right then, and nobody is left without an answer.
+/// A request is completed only by a checkpoint that began after it: it is durable at a power cut right then, and every
+/// request completes.
 #[test]
 fn a_merged_checkpoint_covers_every_requester() {
     let mut subjects = f2fs::subjects().unwrap();

@@ -1,9 +1,9 @@
-//! Two cgroups that append and call fsync on one ext4 mount, of weight 100 and 20.
+//! Two cgroups of weight 100 and 20 that append and call fsync on one ext4 mount.
 //!
-//! A commit of the journal is a common good: all who wait for it get it at the same time, so weights cannot make
-//! one group's fsyncs five times as many as the other's. What they can do is keep the light group's own data out
-//! of the heavy one's way, and what must hold is that sharing the commit costs the heavy group no more than the
-//! wait for one that was under way, whoever leads it, and that nobody starves.
+//! A commit completes for all its waiters at the same time, so weights cannot give one group five times the other's
+//! fsyncs. The scheduler can keep the light group's data behind the heavy group's. The test asserts that a shared
+//! commit costs the heavy group at most the wait for one commit in progress, whichever task leads it, and that no task
+//! starves.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -25,18 +25,18 @@ const HEAVY: GroupId = GroupId(1);
 const LIGHT: GroupId = GroupId(2);
 const SECONDS: u64 = 20;
 
-/// Who is there.
+/// Tasks and scheduler of one measurement.
 #[derive(Clone, Copy)]
 struct Workload {
     heavy: u32,
     light: u32,
-    /// Whether one of the light group writes a stream besides, durable 256 KiB at a time.
+    /// Whether one task of the light group writes a stream, fsynced every 256 KiB.
     stream: bool,
-    /// What differs from `fair` as a mount has it.
+    /// Changes of the queue settings from a mount's default.
     queue: fn(&mut QueueSettings),
 }
 
-/// The fsyncs of a group: their times, sorted.
+/// The durations of a group's fsyncs, sorted.
 #[derive(Debug, Default)]
 struct Times(Vec<Duration>);
 
@@ -74,7 +74,7 @@ fn process(group: GroupId, owner: u32) -> Cx {
     }
 }
 
-/// Writes `size` bytes at the end of a file of its own and calls fsync, again and again.
+/// Appends `size` bytes to a file of its own and fsyncs it, repeatedly.
 fn appender(fs: &Ext4, cx: &Cx, size: u64, over: &AtomicBool) -> Vec<Duration> {
     let name = format!("file{}", cx.caller);
     let ino = fs.mknod(cx, fs.root(), name.as_bytes(), 0o100_644, 0);
@@ -168,7 +168,7 @@ fn a_shared_commit_costs_the_heavy_group_no_more_than_the_one_under_way() {
                 heavy.summary(),
                 others.summary()
             );
-            // The one under way, its own, and what the device had begun.
+            // The commit in progress, its own, and requests that the device had begun.
             assert!(
                 heavy.percentile(50) <= alone.percentile(50) * 3,
                 "{summary}"
@@ -178,7 +178,7 @@ fn a_shared_commit_costs_the_heavy_group_no_more_than_the_one_under_way() {
                 "{summary}"
             );
             assert!(heavy.percentile(99) <= others.percentile(99), "{summary}");
-            // Each of the light group comes to a fifth of the heavy one's at least.
+            // Each task of the light group does at least a fifth of the heavy one's fsyncs.
             assert!(
                 others.0.len() * 5 >= heavy.0.len() * light as usize,
                 "{summary}"

@@ -1,5 +1,5 @@
-//! Whatever waits for "all that is dirty" ends, however others write on: a file that grows, or one that is written over
-//! again and again, faster than the device takes it.
+//! Liveness: every wait for write-back ends, although a file grows or is overwritten continuously, faster than the
+//! device writes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,9 +16,9 @@ use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
 
 const VOLUME: u64 = 512 << 20;
 const RATE: u64 = 20 << 20;
-/// At most half of it is dirty: 0.8 s of the device, which the writer shares.
+/// At most half of it is dirty: 0.8 s of device time, which the writer shares.
 const CACHE: u64 = 32 << 20;
-/// Bytes of the file that is written over, and the largest size of the one that grows: 11 s of the device.
+/// Bytes of the overwritten file, and the maximum size of the growing one: 11 s of device time.
 const LAP: u64 = 220 << 20;
 const BOUND: Duration = Duration::from_secs(4);
 const PIECE: usize = 128 << 10;
@@ -30,7 +30,7 @@ enum Format {
     F2fs,
 }
 
-/// What is waited for.
+/// The operation that waits.
 #[derive(Clone, Copy, Debug)]
 enum Wait {
     SyncAll,
@@ -95,7 +95,7 @@ fn process(owner: u32) -> Cx {
     }
 }
 
-/// Writes as fast as it is let until `over`, from the start again after a lap.
+/// Writes without pause until `over`, from the start again after a lap.
 fn writer(fs: &dyn FileSystem, file: InodeNo, appends: bool, over: &AtomicBool) {
     let cx = process(1);
     let data = vec![7; PIECE];
@@ -114,7 +114,7 @@ fn writer(fs: &dyn FileSystem, file: InodeNo, appends: bool, over: &AtomicBool) 
         match done {
             Ok(()) if at >= LAP && appends => at = 0,
             Ok(()) => at += PIECE as u64,
-            // It is frozen, or has just been unmounted.
+            // The volume is frozen, or has just been unmounted.
             Err(FsError::Busy) => sleep(Duration::from_millis(10)),
             Err(error) => {
                 assert!(over.load(Ordering::Acquire), "{error}");
@@ -124,7 +124,7 @@ fn writer(fs: &dyn FileSystem, file: InodeNo, appends: bool, over: &AtomicBool) 
     }
 }
 
-/// Changes a directory and calls fsync for it, again and again.
+/// Changes a directory and fsyncs it repeatedly.
 fn syncer(fs: &dyn FileSystem, over: &AtomicBool) {
     let cx = process(3);
     let dir = loop {
@@ -155,7 +155,7 @@ fn syncer(fs: &dyn FileSystem, over: &AtomicBool) {
     fs.forget(dir, 1);
 }
 
-/// How long it takes beside the writer.
+/// The duration of the wait beside the writer.
 fn measure(format: Format, policy: Policy, appends: bool, wait: Wait) -> Duration {
     let run = move || {
         let fs = open(format, policy);
@@ -171,7 +171,7 @@ fn measure(format: Format, policy: Policy, appends: bool, wait: Wait) -> Duratio
             let (fs, over) = (Arc::clone(&fs), Arc::clone(&over));
             spawn("syncer", move || syncer(&*fs, &over))
         };
-        // The file that is written over is past its first lap, in which it grows.
+        // The overwritten file is past its first lap, in which it grows.
         sleep(Duration::from_secs(if appends { 3 } else { 15 }));
         fs.write(&cx, other.ino, 0, &[1; 4096], false).unwrap();
         let name = match format {

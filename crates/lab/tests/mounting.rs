@@ -1,8 +1,8 @@
-//! Mounts volumes that were left in order on devices that fail while they are mounted: each request once, from
-//! then on, once though it was done, and each FLUSH with the loss of the cache.
+//! Mounts clean volumes on devices that fail during the mount: each request fails once, fails with all later ones, or
+//! fails although it was done, and each FLUSH fails with the loss of the cache.
 //!
-//! A mount that refuses says that the device fails, and the volume is what it was. One that goes on keeps its promises:
-//! what a sync covered is there after a power cut, and so is all that was there before.
+//! A refused mount reports the device's error, and leaves the volume as it was. A mount that succeeds keeps its
+//! guarantees: after a power cut, data that a sync covered is there, and so is everything from before the mount.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -18,7 +18,7 @@ use steadfs_workload::{Observed, Op, Program, Runner, TreePath};
 
 use common::{KEPT, is_marked_clean, kept, look, repair};
 
-/// Done on each volume before: what is kept, and what is taken away later.
+/// Done on each volume before: files that are kept, and files that are removed later.
 const BEFORE: &str = "mkdir /gone 755
 create /gone/file 644
 write /gone/file 0+60000 4
@@ -41,12 +41,12 @@ fn ops(text: &str) -> Vec<Op> {
     program.setup
 }
 
-/// A mount, and what came of it.
+/// A mount attempt and its result.
 struct Attempt {
     opened: bool,
-    /// Requests until the volume was open.
+    /// Number of requests until the mount.
     requests: u64,
-    /// Where in the log it was synced; none if that failed.
+    /// Position in the log of the sync; `None` if that failed.
     synced: Option<usize>,
     unmounted: bool,
     log: Log,
@@ -93,7 +93,7 @@ fn attempt(
     ran.value
 }
 
-/// A failure is the device's.
+/// Asserts that an error is the device's.
 fn refused_by_device(result: Result<&(), &FsError>, what: &str) {
     if let Err(error) = result {
         let is = matches!(error, FsError::Io(_) | FsError::ReadOnly) || error.is_stop();
@@ -101,7 +101,7 @@ fn refused_by_device(result: Result<&(), &FsError>, what: &str) {
     }
 }
 
-/// What was made after the mount: its content, and that what was taken away is gone.
+/// The content created after the mount, and whether the removed files are gone.
 fn made(seen: &Observed) -> Vec<String> {
     let content = |path: &str| {
         let path: TreePath = path.parse().unwrap();
@@ -113,11 +113,11 @@ fn made(seen: &Observed) -> Vec<String> {
     paths.into_iter().filter_map(content).collect()
 }
 
-/// The volumes of a kind, and how they are judged.
+/// The volumes of a kind, and their judges.
 struct Judge<'a> {
     subject: &'a Subject,
     dir: &'a Path,
-    /// Without a journal e2fsck has to be asked first.
+    /// Without a journal e2fsck must run first.
     repairs: bool,
     kept: Vec<String>,
     made: Vec<String>,
@@ -165,7 +165,7 @@ impl Judge<'_> {
     }
 }
 
-/// Every fault of a mount; how many mounts there were, and how many went on.
+/// All faults of a mount; returns the number of mounts, and of those that succeeded.
 fn all_mounts(subject: &Subject, dir: &Path, repairs: bool) -> (u32, u32) {
     let setup = attempt(
         subject,

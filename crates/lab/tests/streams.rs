@@ -1,5 +1,5 @@
-//! Files that are read as streams, so that the device reads ahead of them, while they are changed, and while what
-//! they gave up is used by others: nobody sees old content.
+//! Files that are read as streams, with read-ahead, while they are changed and while freed blocks are reused: no reader
+//! sees old content.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,19 +14,19 @@ use steadfs_lab::device::{Model, SimDevice};
 use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, Result, SetAttr};
 
-/// Bytes in each read of a stream.
+/// Bytes per read of a stream.
 const PIECE: usize = 128 << 10;
-/// Pieces of a file.
+/// Pieces per file.
 const PIECES: usize = 8;
 const STEPS: usize = 150;
 
-/// Two files of a volume, and what is in them.
+/// Two files of a volume and their content.
 struct World {
     fs: Arc<dyn FileSystem>,
     device: SimDevice,
     random: Random,
     files: [(InodeNo, Vec<u8>); 2],
-    /// Requests that read, more than were asked for.
+    /// Blocks read ahead.
     ahead: u64,
 }
 
@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    /// Anything inside the largest size: first byte and length.
+    /// A random range within the largest size: first byte and length.
     fn range(&mut self) -> (usize, usize) {
         let from = self.random.below(PIECES * PIECE);
         let most = if self.random.chance(300) {
@@ -99,12 +99,12 @@ impl World {
         Ok(())
     }
 
-    /// Reads on from a piece, and looks at what comes.
+    /// Reads a stream from a piece on, and checks the content.
     fn stream(&mut self, which: usize) {
         let (ino, content) = &self.files[which];
         let before = self.device.counts().reads;
         let (first, count) = (self.random.below(PIECES), 2 + self.random.below(8));
-        // In order, or by two tasks of which the second is quicker now and then.
+        // In order, or by two tasks of which the second sometimes overtakes the first.
         let mut pieces: Vec<usize> = (first..first + count).collect();
         if self.random.chance(300) {
             pieces.chunks_mut(2).for_each(|pair| pair.reverse());
@@ -138,7 +138,7 @@ impl World {
             9 => self.zero(which, FallocMode::PunchHole),
             10 => self.zero(which, FallocMode::ZeroRange { keep_size: true }),
             11 => {
-                // Written back and let go of: read from the device from now on.
+                // Written back and evicted: read from the device from now on.
                 sleep(Duration::from_secs(40));
                 Ok(())
             }
@@ -148,7 +148,7 @@ impl World {
     }
 }
 
-/// How much was read that nobody had asked for yet, in one history.
+/// The number of reads ahead in one history.
 fn history(subject: Subject, seed: u64) -> u64 {
     let run = move || {
         let mut world = World::open(&subject, seed);
@@ -194,17 +194,17 @@ fn streams_of_f2fs_volumes_see_what_is_there() {
     histories(f2fs::subjects().unwrap());
 }
 
-/// Bytes of a block.
+/// Bytes per block.
 const BLOCK: usize = 4096;
 const BLOCKS: usize = PIECES * PIECE / BLOCK;
 const FILES: usize = 3;
 
-/// What is known of each block of a file that several tasks read and change.
+/// The state of each block of a file that several tasks read and change.
 #[derive(Clone)]
 struct Known {
-    /// The number of the last change that was answered.
+    /// Number of the last completed change.
     answered: Vec<u64>,
-    /// The number of the last one that was begun and left zeros.
+    /// Number of the last change that was begun and left zeros.
     zeroed: Vec<u64>,
 }
 
@@ -262,7 +262,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads a piece; what is in each block was there when it was asked for, or later.
+    /// Reads a piece; each block's content is the one at the start of the read, or a later one.
     fn look(&self, file: usize, piece: usize) {
         let (ino, known) = &self.files[file];
         let before = known.lock().answered.clone();

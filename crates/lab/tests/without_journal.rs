@@ -1,18 +1,18 @@
 //! Explores the crashes of volumes without a journal.
 //!
-//! # What is promised there
-//! Nothing orders the writes of such a volume: after a power cut its metadata may contradict itself, and
-//! e2fsck has to be asked before it is mounted again (so does Linux). What is left to promise, and is
-//! asserted here for every cut and whatever subset of the unflushed writes survives:
+//! # Guarantees
+//! The writes of such a volume are not ordered: after a power cut its metadata may be inconsistent, and e2fsck must run
+//! before the next mount (as with Linux). These guarantees remain, and are asserted for every cut and any subset of the
+//! unflushed writes:
 //!
-//! 1. e2fsck can repair it without asking anybody, and what it leaves is clean to it and to our checker.
-//! 2. What a sync covered and nobody has touched since is there, byte for byte, with its names and
-//!    attributes, whatever went on beside it: no block of it was given away or written over.
-//! 3. After a clean unmount nothing needs repair, and everything is there.
-//! 4. A volume that says it was left in order needs no repair, whenever power fails: nobody would ask e2fsck.
+//! 1. e2fsck can repair it without questions, and both e2fsck and our checker find the result clean.
+//! 2. Files that a sync covered and that were not changed since are there, byte for byte, with their names and
+//!    attributes, whatever other tasks did: no block of them was reallocated or overwritten.
+//! 3. After a clean unmount no repair is needed, and everything is there.
+//! 4. A volume that is marked clean needs no repair, whenever the power fails: otherwise a boot would skip e2fsck.
 //!
-//! Nothing is said of what was being changed: a file may be in lost+found, be cut off or be gone, and a new
-//! file that fsync was called for may be found without its name, unless its directory was synced too.
+//! Nothing is guaranteed for files that were being changed: a file may be in lost+found, truncated or missing, and an
+//! fsynced new file may have no name, unless its directory was synced, too.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -27,7 +27,7 @@ use steadfs_workload::generate::{Shape, random};
 
 use common::{KEPT, is_marked_clean, kept, look, repair};
 
-/// Whether an image needed repair, which is no more than e2fsck does by itself; what is kept in it then.
+/// Repairs an image, which needs no more than e2fsck -p; returns whether it was needed, and the kept files.
 fn after_repair(subject: &Subject, image: &Image, dir: &Path, what: &str) -> (bool, Vec<String>) {
     let (code, repaired) = repair(image, dir);
     assert!(matches!(code, 0 | 1), "{what}: e2fsck ends with {code}");
@@ -40,7 +40,7 @@ fn after_repair(subject: &Subject, image: &Image, dir: &Path, what: &str) -> (bo
     (code == 1, kept(&look(subject, &repaired).0))
 }
 
-/// Seeds of the programs for each kind of volume: `CRASH_PROGRAMS` of them, from `CRASH_SEED` on, for longer runs.
+/// Seeds of the programs for each kind of volume: `CRASH_PROGRAMS` of them from `CRASH_SEED` on, for longer runs.
 fn seeds() -> std::ops::Range<u64> {
     let asked = |name, or| {
         let asked = std::env::var(name).ok();
@@ -92,7 +92,7 @@ fn synced_and_unchanged_files_survive_a_repair() {
             let said = Tool::E2fsck.check(&end, &dir).unwrap();
             assert_eq!(said, "", "{what}: unmounted");
             assert_eq!(kept(&look(&subject, &end).0), wanted, "{what}: unmounted");
-            // The mount, and what made the start.
+            // The mount and the setup.
             for at in (0..run.first_cut).step_by(run.first_cut.div_ceil(5).max(1)) {
                 for survivors in run.log.at(at).choices(3, seed) {
                     let image = run.log.image(at, &survivors);
@@ -107,7 +107,7 @@ fn synced_and_unchanged_files_survive_a_repair() {
     assert!(images > 100 && repaired > 50, "{images}, {repaired}");
 }
 
-/// The test would notice: on a device that only says that it flushed, nothing is kept.
+/// With lost FLUSHes nothing is kept: the test notices it.
 #[test]
 fn lost_flushes_are_noticed() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("journal-less-lies");

@@ -85,7 +85,7 @@ const MODES: [Mode; 7] = [
     Mode {
         number: 3,
         sync: Durable::Reverse,
-        about: "all files, then fsync for each, the last one first",
+        about: "all files, then fsync of each, the last one first",
         published: [(61_977.0, 282_973.0), (70_962.0, 88_148.0)],
     },
     Mode {
@@ -97,7 +97,7 @@ const MODES: [Mode; 7] = [
     Mode {
         number: 5,
         sync: Durable::InOrder,
-        about: "all files, then fsync for each, the first one first",
+        about: "all files, then fsync of each, the first one first",
         published: [(61_523.0, 411_394.0), (66_785.0, 280_367.0)],
     },
     Mode {
@@ -146,8 +146,7 @@ fn cases() -> Vec<Case> {
             )
         })
         .collect();
-    let thresholds =
-        "Mode 3: where reclaim begins. At 30 and below the largest transaction forces it first.";
+    let thresholds = "Mode 3 with other thresholds of reclaim. At 30 and below the largest transaction forces it first.";
     cases.push(Case {
         options: &[OFF, "async_checkpoint=30", ON, "async_checkpoint=70"],
         ..case("mode 3, thresholds".to_owned(), thresholds.to_owned(), 3)
@@ -159,10 +158,10 @@ fn cases() -> Vec<Case> {
             ..case(format!("mode 3, journal {journal} MiB"), about, 3)
         });
     }
-    let clean = "Mode 1 with pauses, so that the log is written home by its age (30 s) long before it is full.";
+    let clean = "Mode 1 with pauses, so that the log is reclaimed by its age (30 s) long before it is full.";
     cases.push(Case {
         pause: Duration::from_secs(2),
-        ..case("mode 1, lists kept clean".to_owned(), clean.to_owned(), 1)
+        ..case("mode 1, with pauses".to_owned(), clean.to_owned(), 1)
     });
     cases
 }
@@ -200,7 +199,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     }
     Ok(Plan {
         name: "async-checkpoint",
-        title: "does reclaiming log space ahead of need make files durable faster?",
+        title: "does reclaiming log space in advance make files durable faster?",
         device: device.name.clone(),
         scale: Some(format!(
             "{} files of each of {THREADS} threads, published {PUBLISHED_FILES}; a journal of {JOURNAL} MiB, \
@@ -216,9 +215,9 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
 }
 
 /// Why a figure deviates by more than a quarter.
-const WHY: &str = "an fsync of steadfs takes settled neighbours along, so how many commits there are is decided by which file comes \
-                   first, and differs between seeds by half in both arms; and reclaim writes snapshots, so no hot buffer forces \
-                   the commits that the RFC saved.";
+const WHY: &str = "an fsync of steadfs writes other settled files, too (fsync clustering), so the number of commits depends on the \
+                   order of files, and differs between seeds by half in both arms; and reclaim writes snapshots, so no \
+                   hot buffer forces the commits that the RFC saved.";
 
 fn figures() -> Vec<Figure> {
     let mut figures = Vec::new();
@@ -252,8 +251,8 @@ fn figures() -> Vec<Figure> {
     figures
 }
 
-const WHY_REAL: &str = "32 threads share the processors here, where the model has one for each: fewer files are under way at a time. And with so few \
-                        files there are so few transactions that which file comes first decides how many.";
+const WHY_REAL: &str = "32 threads share the host's processors; the model has one for each: fewer files are in progress at a time. With \
+                        few files there are few transactions, and their number depends on the order of files.";
 
 fn checks() -> Vec<Check> {
     let check = |cell: &str, value| Check {
@@ -272,10 +271,10 @@ fn checks() -> Vec<Check> {
 
 fn notes() -> Vec<String> {
     [
-        "Published was one run for each figure; 1.3 % either way are noise by the author's own words.",
+        "Each published figure is from one run; its author considers 1.3 % in either direction noise.",
         "steadfs differs from jbd2 where it counts: reclaim writes committed snapshots, so it never forces or awaits a \
          commit; an fsync takes settled neighbours along, so later fsyncs of them cost nothing.",
-        "The number of processors was not told: each thread has one here.",
+        "The number of processors is not published; here each thread has its own.",
         "A virtual second of this experiment has up to 97 000 files in it, each made by the real code on one processor: that \
          cannot be a hundred times as fast as 32 processors were. The other experiments are.",
     ]
@@ -357,7 +356,7 @@ fn one_run(
     sample.value("waits for log space", Unit::Count, m.space_waits as f64);
     sample.value("time of these", Unit::Nanos, m.space_waited_us as f64 * 1e3);
     sample.value(
-        "log blocks freed ahead",
+        "log blocks freed in advance",
         Unit::Count,
         m.by_background as f64,
     );
@@ -513,7 +512,7 @@ impl Journal {
         let text = String::from_utf8_lossy(&text);
         let get = |words: &str, n: usize| -> u64 {
             let line = text.lines().find(|line| line.contains(words));
-            let line = line.unwrap_or_else(|| panic!("the journal tells nothing of {words}"));
+            let line = line.unwrap_or_else(|| panic!("the journal reports no {words}"));
             let digits = line.split(|c: char| !c.is_ascii_digit());
             let mut numbers = digits.filter_map(|n| n.parse().ok());
             numbers.nth(n).expect("a number in this line")

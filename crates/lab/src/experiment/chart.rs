@@ -247,7 +247,7 @@ impl Report {
             .map(|value| (value, estimate(Unit::Nanos, &Estimate::of(&[value]))))
             .collect();
         let title = format!(
-            "{}: {name}, simulated: from p50 over p99 to the longest, the mean as a dot",
+            "{}: {name}, simulated: from p50 to the maximum with p99, the mean as a dot",
             self.experiment
         );
         Some(canvas.finish(&title, &grid))

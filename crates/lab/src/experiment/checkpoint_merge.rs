@@ -43,16 +43,16 @@ const GROUPS: [(GroupId, u32); 3] = [(FG, 100), (BG, 20), (FLUSHER, 40)];
 const ROOT: GroupId = GroupId(0);
 
 /// Why the merging arm deviates by more than a quarter.
-const WHY_MERGED: &str = "whether A and C share a checkpoint or miss each other's by a moment, so that an iteration waits for two of them, is \
-                          chance, and lasts; the published run may have had the one more often than ours.";
+const WHY_MERGED: &str = "A and C either share each checkpoint, or just miss the other's, so that an iteration waits for two; which of both is random \
+                          and persists; the published run may have shared more often than ours.";
 
 /// Why the aim is missed.
-const WHY_AIM: &str = "a checkpoint of C's is under way when A asks for its own, so A waits for two where it waits for one alone, and B's data has \
-                       its ninth of the device meanwhile.";
+const WHY_AIM: &str = "a checkpoint of C is in progress when A requests its own, so A waits for two instead of one, and B's data gets a ninth of the \
+                       device meanwhile.";
 
 /// Why the ratio differs in real time.
-const WHY_REAL: &str = "what a thread's way through the kernel, FUSE and the server takes here is no part of the model: \
-                        about a tenth of a millisecond for each call, and more where other threads want the processors.";
+const WHY_REAL: &str = "the time of a call in the kernel, FUSE and the server is not modelled: about 0.1 ms per call, and more if other threads \
+                        use the processors.";
 
 /// The arms, each with the priority of the merging task.
 const ARMS: [(&str, Option<&str>); 3] = [
@@ -107,7 +107,7 @@ const CASES: [Case; 9] = [
     PUBLISHED,
     Case {
         name: "without low_latency",
-        about: "As published, without favour for owners that come after a pause.",
+        about: "As published, without BFQ's preference for queues that become busy after a pause.",
         queue: |queue| QueueSettings {
             low_latency: false,
             ..published(queue)
@@ -115,40 +115,40 @@ const CASES: [Case; 9] = [
         ..VARIANT
     },
     Case {
-        name: "B on fg's account",
+        name: "B charged to fg",
         about: "As published, but B's data is charged to fg (as cgroup v2 does).",
         groups: [FG, FG, BG],
         ..VARIANT
     },
     Case {
         name: "B last",
-        about: "As published, but B's data on the root's own account, where it goes after all that somebody waits for, but for \
-                its ninth: so it holds up nobody's checkpoint.",
+        about: "As published, but B's data is charged to the root, where it is dispatched after all waited requests, except for \
+                a ninth of the service: so it delays no checkpoint.",
         groups: [FG, ROOT, BG],
         ..VARIANT
     },
     Case {
         name: "one group",
-        about: "A, B and C in one group: no inversion is left to be cured.",
+        about: "A, B and C in one group: no priority inversion is left.",
         groups: [FG, FG, FG],
         ..VARIANT
     },
     Case {
         name: "without C",
-        about: "A and B: nobody holds what A needs.",
+        about: "A and B: no task holds a resource that A needs.",
         antagonist: false,
         ..VARIANT
     },
     Case {
         name: "A alone",
-        about: "No contention at all: what the wake-ups of the merging task cost.",
+        about: "No contention: the cost of the wake-ups of the merging task.",
         load: false,
         antagonist: false,
         ..VARIANT
     },
     Case {
         name: "steadfs fair",
-        about: "A, B and C as published; io_scheduler=fair as it comes: as many requests in the device as it takes; \
+        about: "A, B and C as published; io_scheduler=fair with its defaults: the device's whole queue depth; \
                 a tenth of the iterations.",
         groups: [FG, ROOT, BG],
         share: SMALL_PART,
@@ -160,7 +160,7 @@ const CASES: [Case; 9] = [
     },
     Case {
         name: "steadfs fifo",
-        about: "The same with io_scheduler=fifo, which knows no groups.",
+        about: "The same with io_scheduler=fifo, which ignores groups.",
         groups: [FG, ROOT, BG],
         share: SMALL_PART,
         queue: |queue| QueueSettings {
@@ -202,7 +202,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     });
     Ok(Plan {
         name: "checkpoint-merge",
-        title: "does a directory's fsync wait less if a task of its own writes the checkpoints of all?",
+        title: "does fsync of a directory wait less if one task writes the merged checkpoints of all callers?",
         device: device.name.clone(),
         scale: settings
             .is_smaller()
@@ -281,16 +281,16 @@ fn checks() -> Vec<Check> {
 
 fn notes() -> Vec<String> {
     [
-        "Cells of which nothing was published do a fifth of A's iterations, where B is fast a tenth.",
-        "Published was one figure for each arm, without variance or number of runs; the fill level, B's file and the \
-         dirty limits were not told.",
+        "Cells without published figures run a fifth of A's iterations, with a fast B a tenth.",
+        "Published is one figure per arm, without variance or number of runs; the fill level, B's file and the dirty \
+         limits are unknown.",
         "The scheduler is steadfs's fair, not BFQ: weights and strict_guarantees mean the same, and the flusher has BFQ's weight; \
          budgets, weight raising and preemption differ.",
-        "B's data competes with C's own checkpoint at 40 to 20; a merged one goes with the best placed of those who asked for it (100, \
-         20) and of the task (be,3: 50; rt,3: first). Where B comes last anyway (cell \"B last\") there is less to be cured.",
-        "fair charges bytes, and for a FLUSH those that the device could have moved meanwhile; BFQ charges slow owners by time.",
-        "Two threads that fsync either share each checkpoint or miss each other's by a moment, for long; which of both is \
-         chance. Medians differ from means for that reason.",
+        "B's data competes with C's own checkpoint at 40 to 20; a merged one at the highest weight among its requesters (100, \
+         20) and the task (be,3: 50; rt,3: first). Where B is dispatched last anyway (cell \"B last\") less priority inversion is left.",
+        "fair charges bytes, and for a FLUSH the bytes that the device could have transferred in that time; BFQ charges slow queues by time.",
+        "Two threads that fsync either share each checkpoint or just miss the other's, for a long time; which of both is \
+         random. Medians differ from means for that reason.",
     ]
     .map(str::to_owned)
     .to_vec()

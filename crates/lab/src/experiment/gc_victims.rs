@@ -81,7 +81,7 @@ const CASES: [Case; 4] = [
     },
     Case {
         name: "half full",
-        about: "The same, half full, a fifth of the rewrites: there is always a free segment, and nothing to be chosen.",
+        about: "The same, half full, a fifth of the rewrites: there is always a free segment, and no victim to choose.",
         options: OF_2013,
         in_place: None,
         fill: 50,
@@ -89,9 +89,9 @@ const CASES: [Case; 4] = [
         limits: &[20, 4096],
     },
     Case {
-        name: "today's rules, out of place",
-        about: "Linux 6.18's rules and ipu_policy=0, full, a fifth of the rewrites: foreground cleaning looks at every \
-                section, who fills holes at as many as the limit says.",
+        name: "today's rules, OPU",
+        about: "Linux 6.18's rules and ipu_policy=0, full, a fifth of the rewrites: foreground GC examines every section, \
+                SSR as many segments as the limit allows.",
         options: OF_TODAY,
         in_place: Some("0"),
         fill: 100,
@@ -100,7 +100,7 @@ const CASES: [Case; 4] = [
     },
     Case {
         name: "today's defaults",
-        about: "As a volume of up to 16 GiB is mounted today, full, a fifth of the rewrites: everything is written in place.",
+        about: "As a volume of up to 16 GiB is mounted today, full, a fifth of the rewrites: all overwrites are in place (IPU).",
         options: OF_TODAY,
         in_place: None,
         fill: 100,
@@ -161,7 +161,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     });
     Ok(Plan {
         name: "gc-victims",
-        title: "how many dirty segments should be looked at before one is cleaned or filled?",
+        title: "how many dirty segments should GC and SSR examine to choose a victim?",
         device: device.name.clone(),
         scale: (scale.volume != FULL.volume || scale.rewrites != FULL.rewrites).then(|| {
             format!(
@@ -186,8 +186,8 @@ const GARBAGE: &str = "garbage blocks";
 
 /// Why a figure deviates by more than a quarter.
 const WHY: &str = "probably the model puts too much of a small write's cost on opening erase units, of which a higher limit saves most, \
-                   and too little on moving blocks; no run has isolated it. Numbers of cleanings can differ by two between runs: either \
-                   each checkpoint comes with a cleaning or every second one, which is decided at the start and lasts.";
+                   and too little on moving blocks; no run has isolated it. The number of cleaned sections can differ by a factor of \
+                   two between runs: GC runs before each checkpoint or before every second one, as decided at the start.";
 
 fn figures(scale: Scale) -> Vec<Figure> {
     let cell = CASES[0].name;
@@ -295,7 +295,7 @@ fn checks() -> Vec<Check> {
         cell: CASES[0].name.to_owned(),
         arms: [arm_name(20), arm_name(4096)],
         value,
-        why: "the volume is small here, so few segments are cleaned at all, and chance has its part.",
+        why: "the volume is small here, so few segments are cleaned, and the result varies.",
     };
     vec![check(CREATE), check(REWRITE), check(VICTIMS)]
 }
@@ -304,7 +304,7 @@ fn notes() -> Vec<String> {
     [
         "A search looks at no more than twice as many candidates as the volume has segments (2 GB: 1024): limits above that are \
          run once. 1024 is run by itself.",
-        "Looking at candidates is told as CPU time (100 ns each) and not added to the times.",
+        "Examining candidates is reported as CPU time (100 ns each) and not added to the times.",
     ]
     .map(str::to_owned)
     .to_vec()
@@ -423,7 +423,7 @@ fn one_run(
         count(after.moved - before.moved),
     );
     sample.value(
-        "segments filled",
+        "segments reused (SSR)",
         Unit::Count,
         count(after.filled - before.filled),
     );
@@ -440,9 +440,9 @@ fn one_run(
     );
     sample.value("erase units opened", Unit::Count, count(m.opened));
     let examined = count(after.examined - before.examined);
-    sample.value("candidates looked at", Unit::Count, examined);
+    sample.value("candidates examined", Unit::Count, examined);
     sample.value(
-        "CPU of looking",
+        "CPU of candidates",
         Unit::Nanos,
         examined * CPU_PER_CANDIDATE_NS,
     );

@@ -45,7 +45,8 @@ pub(super) fn on_mount<T>(
     let shared = Arc::new(device.clone());
     let volume = Volume::on(shared, Path::new("flash"), world.memory, &options);
     let volume = volume.map_err(|error| error.to_string())?;
-    let scratch = Scratch::new().map_err(|error| format!("a mount point: {error}"))?;
+    let scratch =
+        Scratch::new().map_err(|error| format!("cannot create a mount point: {error}"))?;
     let under_way = RegisteredMount::begin(&scratch.0);
     let mounted = match steadfs::mount(&volume, &scratch.0, &options) {
         Ok(mounted) => mounted,
@@ -56,7 +57,7 @@ pub(super) fn on_mount<T>(
     };
     let begin = now();
     let groups = match ENDED.load(Ordering::Acquire) {
-        true => Err("the program is being ended".to_owned()),
+        true => Err("a signal ends the program".to_owned()),
         false => groups_of(world),
     };
     let done = groups.map_err(FsError::Io).and_then(|groups| {
@@ -78,7 +79,7 @@ pub(super) fn on_mount<T>(
     let elapsed = begin.elapsed();
     mounted
         .wait()
-        .map_err(|error| format!("closing the volume: {error}"))?;
+        .map_err(|error| format!("cannot close the volume: {error}"))?;
     let (value, queue, counters) = done.map_err(|error| error.to_string())?;
     drop(volume);
     let took = (elapsed, 0);
@@ -126,7 +127,7 @@ pub fn unmount_on_signal() -> bool {
         .filter(|mount| places.contains(&mount.mountpoint))
     {
         if let Err(error) = MountHandle::of(mount).unmount(Unmount::Abort) {
-            tracing::debug!(%error, "a mount that is there no more");
+            tracing::debug!(%error, "the mount was already removed");
         }
     }
     !places.is_empty()
@@ -148,9 +149,7 @@ fn unmount(mounted: &steadfs::Mounted) -> Result<(), String> {
         let busy = matches!(error, MountError::Busy(_));
         if !busy || begin.elapsed() > PATIENCE {
             let detached = mounted.unmount(Unmount::Detach);
-            return Err(format!(
-                "unmounting: {error} (then taken away: {detached:?})"
-            ));
+            return Err(format!("cannot unmount: {error} (detached: {detached:?})"));
         }
         sleep(Duration::from_millis(20));
     }
@@ -172,7 +171,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir(&self.0) {
-            tracing::debug!(%error, "a mount point stays");
+            tracing::debug!(%error, "cannot remove the mount point");
         }
     }
 }
@@ -254,7 +253,7 @@ impl Drop for Cgroups {
             // A thread that has ended may still be in its cgroup for a short time.
             while let Err(error) = fs::remove_dir(path) {
                 if begin.elapsed() > PATIENCE {
-                    tracing::warn!(%error, path = %path.display(), "a cgroup stays");
+                    tracing::warn!(%error, path = %path.display(), "cannot remove the cgroup");
                     return;
                 }
                 sleep(Duration::from_millis(10));

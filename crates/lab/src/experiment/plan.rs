@@ -34,7 +34,7 @@ pub enum Error {
         why: String,
     },
     /// Arms that do the same work left different content.
-    #[error("{cell}, seed {seed}: {arm} left other content than {first}")]
+    #[error("{cell}, seed {seed}: the content of {arm} differs from that of {first}")]
     Content {
         /// The cell.
         cell: String,

@@ -23,9 +23,9 @@ macro_rules! put {
 
 /// From the bottom of the stack to its top: name and colour.
 const PARTS: [(&str, &str); 4] = [
-    ("in the device, waited for", "#1f4e8c"),
+    ("in the device, waited", "#1f4e8c"),
     ("in the device, background", "#9db7d5"),
-    ("queued, waited for", "#d9480f"),
+    ("queued, waited", "#d9480f"),
     ("queued, background", "#f0d2b6"),
 ];
 
@@ -140,7 +140,7 @@ fn panel(
     put!(
         out,
         "<text x=\"{LEFT}\" y=\"{0:.1}\" fill=\"#555\">-{millis} ms</text>\
-         <text x=\"{RIGHT}\" y=\"{0:.1}\" text-anchor=\"end\" fill=\"#555\">the bar shows when somebody waits; what is measured ends here</text>",
+         <text x=\"{RIGHT}\" y=\"{0:.1}\" text-anchor=\"end\" fill=\"#555\">the bar marks waited requests; the measurement ends here</text>",
         bottom + 26.0
     );
 }

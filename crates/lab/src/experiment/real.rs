@@ -37,7 +37,9 @@ pub fn check(plan: &Plan, seeds: u64) -> Result<RealReport, Error> {
         groups: match lacking {
             None => "real cgroups (blkio, version 1)".to_owned(),
             Some(why) => {
-                format!("no cgroups here ({why}): all processes were in one group, in both worlds")
+                format!(
+                    "no cgroups ({why}): all processes were in one group, in simulation and in real time"
+                )
             }
         },
         rows: rows.collect(),

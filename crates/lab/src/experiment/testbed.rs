@@ -222,7 +222,7 @@ pub fn prepare(
             Arc::new(device.clone()),
             QueueOptions::default(),
         ))?;
-        let prepare_error = |error: FsError| format!("preparing the volume: {error}");
+        let prepare_error = |error: FsError| format!("cannot prepare the volume: {error}");
         let shared = Arc::new(device.clone());
         let (fs, queue) = mount
             .open(shared, CacheSizes::of(MEMORY))
@@ -327,7 +327,7 @@ fn digest(mount: &Mount, store: Store) -> Result<u64, String> {
     let report = report.map_err(|failure| failure.to_string())?;
     report
         .value
-        .map_err(|error| format!("reading the volume again: {error}"))
+        .map_err(|error| format!("cannot read the volume again: {error}"))
 }
 
 fn digest_dir(fs: &dyn FileSystem, dir: InodeNo, hasher: &mut FixedHasher) -> Result<(), FsError> {

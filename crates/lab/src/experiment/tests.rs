@@ -100,7 +100,7 @@ fn charts_and_pages_hold_the_figures_and_escape_texts() {
     };
     assert_eq!(report.latency_chart(), None);
     let queue = report.timeline_chart().unwrap();
-    for said in ["&lt;arm&gt;", "-3 ms", "queued, waited for", ">7<"] {
+    for said in ["&lt;arm&gt;", "-3 ms", "queued, waited", ">7<"] {
         assert!(queue.contains(said), "{said}: {queue}");
     }
     assert_eq!(queue.matches("<polygon").count(), 2, "{queue}");

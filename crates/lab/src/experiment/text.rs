@@ -163,9 +163,9 @@ pub(super) fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
             estimate(Unit::Ratio, &figure.ours),
             format!("{:+.0} %", figure.deviation * 100.0),
             match (figure.aim, figure.predicted) {
-                (true, _) => "aims at this or less",
-                (false, true) => "predicts it",
-                (false, false) => "was set by it",
+                (true, _) => "upper limit",
+                (false, true) => "predicted",
+                (false, false) => "calibrated by it",
             }
             .to_owned(),
         ]);
@@ -179,7 +179,7 @@ pub(super) fn run_once(cell: &CellReport) -> impl Iterator<Item = String> {
     arms.filter_map(|arm| {
         let like = arm.like.as_ref()?;
         Some(format!(
-            "{}: the same as {like} by construction, shown again and not run again",
+            "{}: identical to {like} by construction, not run again",
             arm.name
         ))
     })

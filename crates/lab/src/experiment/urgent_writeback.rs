@@ -62,10 +62,10 @@ const BENCHES: [Bench; 2] = [
         quick: 20,
         published: [10.6, 217.8, 32.4],
         why: [
-            "the published background was not told, and ours does not wait for CFQ's slices of async requests in turn.",
-            "steadfs's flusher has one file's data under way at a time, so the page is seldom queued when fsync comes \
-             (see \"raised\"): fsync sends it itself, in both arms. What it waits for is in the device already, where \
-             nothing can be raised: up to 24 background requests of 512 KiB (compare queue_depth=4).",
+            "the published background I/O is unknown, and ours does not wait for CFQ's slices of async requests.",
+            "steadfs's flusher writes one file at a time, so the page is seldom queued when fsync begins (see \
+             \"raised\"): fsync submits it itself, in both arms. It waits for requests that are in the device already, \
+             where no boost is possible: up to 24 background requests of 512 KiB (compare queue_depth=4).",
         ],
     },
     Bench {
@@ -77,16 +77,16 @@ const BENCHES: [Bench; 2] = [
         quick: 10,
         published: [104.6, 292.2, 225.6],
         why: [
-            "the cfq preset serves background requests of a group only while nobody waits there; CFQ gave them a slice in \
-             turn. So the background gets next to nothing here, and costs little.",
-            "as without boost; and the flusher had queued nothing of the 8 MiB, so there was nothing to raise.",
+            "the cfq preset serves background requests of a group only while no task waits there; CFQ gave them slices. So \
+             the background gets almost no service here, and costs little.",
+            "as without boost; and the flusher had queued nothing of the 8 MiB, so there was nothing to boost.",
         ],
     },
 ];
 
 /// Why an fsync beside a load takes longer than twice its time alone.
-const WHY_AIM: &str = "before each of its steps (data, log, commit record) an fsync waits for the background requests that the \
-     device has, 2 MiB of them with fair: 24 ms at this device's speed, where an fsync alone takes 10.";
+const WHY_AIM: &str = "before each of its steps (data, log, commit record) an fsync waits for the background requests in \
+     the device, 2 MiB of them with fair: 24 ms at this device's speed, where an fsync alone takes 10.";
 
 /// Why the mechanism by itself gains more than was published.
 const WHY_DEEP: &str = "128 requests of 512 KiB are 64 MiB, three quarters of a second at this device's speed; the published queue was \
@@ -226,7 +226,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     }
     Ok(Plan {
         name: "urgent-writeback",
-        title: "does fsync wait less if the writes it waits for are raised in the queue?",
+        title: "does fsync wait less if the queued writes that it waits for are boosted?",
         device: device.name.clone(),
         scale: settings
             .is_smaller()
@@ -329,9 +329,9 @@ fn checks() -> Vec<Check> {
 
 fn notes() -> Vec<String> {
     [
-        "The background I/O was not told (\"intensive\"). Here: four threads that each write a file of 64 MiB from \
-         start to end without end, buffered.",
-        "The file that is measured grows with each write.",
+        "The background I/O is not specified (\"intensive\"). Here: four threads that each write a file of 64 MiB from \
+         start to end repeatedly, buffered.",
+        "The measured file grows with each write.",
     ]
     .map(str::to_owned)
     .to_vec()
@@ -435,7 +435,7 @@ fn one_run(
         sample.value(name, Unit::Count, count as f64);
     }
     let along = boosts.collateral_bytes as f64 / 1_048_576.0;
-    sample.value("raised along, MiB", Unit::Ratio, along);
+    sample.value("boosted with them, MiB", Unit::Ratio, along);
     Ok(sample)
 }
 

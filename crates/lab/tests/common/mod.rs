@@ -1,5 +1,5 @@
-//! What several explorations share: what is kept on a volume while something goes on beside it, how it is looked
-//! at, and programs that once failed with the device.
+//! Shared by several explorations: files kept on a volume during a crash, how they are read, and regressions with
+//! faults.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ use steadfs_lab::device::{Image, Model};
 use steadfs_rt::{sim, sleep};
 use steadfs_workload::{Observed, Program, TreePath, observe};
 
-/// Made and synced before the crash, and not touched by what runs then.
+/// Created and synced before the crash, and not changed by the program.
 pub const KEPT: &str = "setup
 mkdir /kept 755
 mkdir /kept/deep 700
@@ -34,21 +34,21 @@ create /kept/deep/empty 600
 truncate /kept/deep/empty 40000
 ";
 
-/// What is below the directory that is kept, in words.
+/// A description of everything below the kept directory.
 pub fn kept(seen: &Observed) -> Vec<String> {
     let dir: TreePath = "/kept".parse().unwrap();
     let inside = seen.names.iter().filter(|(path, _)| path.is_within(&dir));
     inside
         .map(|(path, ino)| {
             let mut there = seen.inodes[ino].clone();
-            // Looking changes it.
+            // Observing changes the access time.
             there.atime = there.mtime;
             format!("{path} {ino:?} {there:?}")
         })
         .collect()
 }
 
-/// Has e2fsck repair an image: its exit code (0: nothing to repair; 1: repaired), and what is left.
+/// Repairs an image with e2fsck; returns its exit code (0: nothing to repair; 1: repaired) and the image.
 pub fn repair(image: &Image, dir: &Path) -> (i32, Image) {
     let path = dir.join("repaired.img");
     image.save(&path).unwrap();
@@ -63,14 +63,14 @@ pub fn repair(image: &Image, dir: &Path) -> (i32, Image) {
     (said.status.code().unwrap(), repaired)
 }
 
-/// Whether an ext volume says of itself that it was left in order.
+/// Whether an ext volume is marked clean.
 pub fn is_marked_clean(image: &Image) -> bool {
     let mut bytes = [0; SUPERBLOCK_SIZE];
     image.read(SUPERBLOCK_OFFSET, &mut bytes);
     Superblock::parse(&bytes).is_ok_and(|sb| sb.state() & STATE_CLEAN != 0)
 }
 
-/// Mounts an image, looks at everything, unmounts: what was seen, and the image then.
+/// Mounts an image, reads everything, unmounts; returns what it read, and the image.
 pub fn look(subject: &Subject, image: &Image) -> (Observed, Image) {
     let (subject, image) = (subject.clone(), image.clone());
     let seen = sim::run(sim::Config::new(1), move || {
@@ -84,8 +84,8 @@ pub fn look(subject: &Subject, image: &Image) -> (Observed, Image) {
     seen.value
 }
 
-/// Runs what once failed where the device did on each of these subjects with its seed, with an error at each request and
-/// at all from there on; how many runs met an error.
+/// Runs the regressions with device faults on each of these subjects with its seed: an error at each request, and at
+/// all later ones. Returns the number of runs with an error.
 pub fn regressions_with_faults<'a>(
     runs: impl Iterator<Item = (&'a Subject, u64)> + Clone,
     out: &Path,
@@ -113,8 +113,8 @@ pub fn regressions_with_faults<'a>(
     with_faults
 }
 
-/// Runs what once failed on a full volume on each of these subjects, with every amount of room from none on; how many
-/// runs there were.
+/// Runs the regressions on a full volume on each of these subjects, with every number of free blocks. Returns the
+/// number of runs.
 pub fn regressions_on_full_volume(subjects: &[Subject], out: &Path) -> u64 {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/on-full-volume");
     let mut seen = 0;
