@@ -42,6 +42,21 @@ pub fn boot(scratch: &Scratch, images: &[&Path], script: &str) -> String {
         Path::new(MODULES).is_dir(),
         "{MODULES} is missing: run scripts/install-judges"
     );
+    boot_kernel("linux.uml", scratch, images, script)
+}
+
+/// As [`boot`], with the kernel that `scripts/judge-kernel` builds: f2fs with compression, casefold, encryption and
+/// verity.
+///
+/// # Panics
+/// As [`boot`].
+#[track_caller]
+pub fn boot_with_all_of_f2fs(scratch: &Scratch, images: &[&Path], script: &str) -> String {
+    boot_kernel("linux-f2fs.uml", scratch, images, script)
+}
+
+#[track_caller]
+fn boot_kernel(kernel: &str, scratch: &Scratch, images: &[&Path], script: &str) -> String {
     let dir = scratch.folder("uml");
     let init = dir.join("init");
     let (output, status) = (dir.join("output"), dir.join("status"));
@@ -59,7 +74,7 @@ mount -t tmpfs none /mnt
 mkdir -p /mnt/root/lib {TOP}
 ln -s {MODULES} /mnt/root/lib/modules
 exec > {said_at} 2>&1
-modprobe -d /mnt/root f2fs
+grep -qw f2fs /proc/filesystems || modprobe -d /mnt/root f2fs
 (set -e
 {script}
 )
@@ -76,7 +91,7 @@ sleep {LIMIT}
     let mut command = Command::new(judge("timeout"));
     command
         .args(["--signal=KILL", &LIMIT.to_string()])
-        .arg(judge("linux.uml"))
+        .arg(judge(kernel))
         .args([
             "mem=512M",
             "root=none",
