@@ -50,7 +50,12 @@ fn files_that_linux_compressed_read_back() {
         "compress_algorithm=zstd:3,compress_log_size=4",
     ] {
         let name = format!("{}.img", options.replace([',', '='], "-"));
-        let image = mkfs(&scratch, &name, SIZE, "-O extra_attr,inode_checksum,compression");
+        let image = mkfs(
+            &scratch,
+            &name,
+            SIZE,
+            "-O extra_attr,inode_checksum,compression",
+        );
         let script = format!(
             "mount -t f2fs -o {options},compress_extension=* /dev/ubda {TOP}\n\
              cp -a {}/. {TOP}/\nsync\numount {TOP}",
@@ -102,7 +107,9 @@ fn what_linux_made_a_verity_file_is_verified() {
         content.display()
     );
     let said = boot_with_all_of_f2fs(&scratch, &[image.path()], &script);
-    let digest = said.split_whitespace().find(|word| word.starts_with("sha256:"));
+    let digest = said
+        .split_whitespace()
+        .find(|word| word.starts_with("sha256:"));
     let digest = digest.unwrap_or_else(|| panic!("{said}"));
     check_clean(image.path(), "verity");
     let mount = SteadMount::new(&scratch, image.path(), "");

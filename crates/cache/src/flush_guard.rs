@@ -2,7 +2,7 @@
 
 use steadfs_rt::{MutexGuard, Unwinding};
 
-use crate::Mapping;
+use crate::{FlushLock, Mapping, WritebackFile};
 
 /// Holds a file's flush lock, and with it all of the file's blocks that are in flight. A panic gives them back as dirty:
 /// a library's volume has stopped then, and tasks that wait for the blocks get its error.
@@ -14,8 +14,23 @@ pub struct FlushGuard<'a> {
 }
 
 impl<'a> FlushGuard<'a> {
-    /// After the flush lock of the mapping's file was taken.
-    pub fn new(mapping: &'a Mapping, lock: MutexGuard<'a, ()>) -> Self {
+    /// Waits for a file's flush lock and takes it.
+    pub fn lock(file: &'a impl WritebackFile) -> Self {
+        Self::of(file.pages(), file.flush())
+    }
+
+    /// The same for a file's mapping.
+    pub(crate) fn of(mapping: &'a Mapping, flush: &'a FlushLock) -> Self {
+        Self::held(mapping, flush.lock())
+    }
+
+    /// Takes the flush lock if it is free.
+    pub fn try_lock(file: &'a impl WritebackFile) -> Option<Self> {
+        let lock = file.flush().try_lock()?;
+        Some(Self::held(file.pages(), lock))
+    }
+
+    fn held(mapping: &'a Mapping, lock: MutexGuard<'a, ()>) -> Self {
         Self {
             mapping,
             unwinding: Unwinding::watch(),

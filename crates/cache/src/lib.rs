@@ -8,6 +8,7 @@
 
 mod clustering;
 mod early;
+mod engine;
 mod flush_guard;
 mod mapping;
 mod meta;
@@ -18,6 +19,10 @@ mod write_error;
 mod writeback;
 
 pub use clustering::FsyncClustering;
+pub use engine::{
+    Engine, FlushLock, FlushWaiter, Intent, MapAction, MapRequest, MappedPiece, Piece, Settlement,
+    WritebackFile, WritebackFs, WritebackLimits, WritebackRun,
+};
 pub use flush_guard::FlushGuard;
 pub use mapping::{CacheWrite, CollectedBlock, Mapping, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};

@@ -4,14 +4,10 @@
 //! ([`writeout`], delayed allocation). Data is on the device before a handle maps its blocks, so no commit waits for
 //! data.
 
-mod batches;
-pub(crate) mod cluster;
 mod fallocate;
-pub(crate) mod flush_waiters;
 mod no_delalloc;
 mod read;
 mod seek;
-mod small_files;
 mod sync;
 mod truncate;
 mod writeout;

@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{Corruption, FixedMap, InodeNo, IoTag, Tid};
-use steadfs_cache::{DirtyFile, FlushGuard, Mapping, ReadAheadWindow};
+use steadfs_cache::{DirtyFile, FlushGuard, FlushLock, Mapping, ReadAheadWindow};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, InodeFlags, Result};
 
-use crate::data::flush_waiters::FlushWaiters;
 use crate::disk::inode::INLINE_DATA;
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
@@ -38,9 +37,7 @@ pub struct Inode {
     /// Held for writing by calls that change content, size or names, for reading by calls that read them.
     pub lock: RwLock<()>,
     /// One write-back of the file's data at a time.
-    flush: Mutex<()>,
-    /// The tasks that wait for that.
-    pub(crate) flush_waiters: FlushWaiters,
+    pub(crate) flush: FlushLock,
     /// What the inode table has or will have, block map included. For regular files its `size` is the
     /// size on disk, which follows [`Inode::size`] when data has been written.
     pub core: RwLock<disk::Inode>,
@@ -95,8 +92,7 @@ impl Inode {
             ino,
             kind,
             lock: RwLock::with_key(Rank::Inode, ino.0.into(), ()),
-            flush: Mutex::with_key(Rank::Writeback, ino.0.into(), ()),
-            flush_waiters: FlushWaiters::new(),
+            flush: FlushLock::new(ino.0.into()),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
             read_ahead: ReadAheadWindow::default(),
@@ -118,13 +114,7 @@ impl Inode {
 
     /// Waits for the flush lock and takes it.
     pub(crate) fn lock_flush(&self) -> FlushGuard<'_> {
-        FlushGuard::new(&self.pages, self.flush.lock())
-    }
-
-    /// Takes the flush lock if it is free.
-    pub(crate) fn try_lock_flush(&self) -> Option<FlushGuard<'_>> {
-        let lock = self.flush.try_lock()?;
-        Some(FlushGuard::new(&self.pages, lock))
+        FlushGuard::lock(self)
     }
 
     /// The inode's number.

@@ -5,16 +5,13 @@
 //! so a checkpoint never waits for data.
 
 mod cluster;
-mod complete;
 pub(crate) mod cp_reason;
 mod fallocate;
 mod pinned;
 pub(crate) mod placement;
 mod read;
 mod relocate;
-mod run;
 mod seek;
-mod small_files;
 mod sync;
 mod truncate;
 mod write;

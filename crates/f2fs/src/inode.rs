@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{BlockSize, InodeNo, IoTag};
 use steadfs_block::Buf;
-use steadfs_cache::{DirtyFile, FlushGuard, Mapping, ReadAheadWindow};
+use steadfs_cache::{DirtyFile, FlushGuard, FlushLock, Mapping, ReadAheadWindow};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, FsxAttr, InodeFlags, Result};
@@ -31,7 +31,7 @@ pub struct Inode {
     /// Orders calls: held for writing by those that change content, size or names, for reading by the others.
     pub lock: RwLock<()>,
     /// The flush lock: one write-back of the file's data at a time.
-    flush: Mutex<()>,
+    pub(crate) flush: FlushLock,
     /// The fields as the next checkpoint stores them. `size` is the size to be stored; it follows [`Inode::size`]
     /// once data is written. Held shared while the node tree is walked, exclusively while it changes.
     pub core: RwLock<disk::Inode>,
@@ -106,7 +106,7 @@ impl Inode {
             nid,
             kind,
             lock: RwLock::with_key(Rank::Inode, nid.0.into(), ()),
-            flush: Mutex::with_key(Rank::Writeback, nid.0.into(), ()),
+            flush: FlushLock::new(nid.0.into()),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
             read_ahead: ReadAheadWindow::default(),
@@ -130,13 +130,7 @@ impl Inode {
 
     /// Waits for the flush lock.
     pub(crate) fn lock_flush(&self) -> FlushGuard<'_> {
-        FlushGuard::new(&self.pages, self.flush.lock())
-    }
-
-    /// Takes the flush lock if it is free.
-    pub(crate) fn try_lock_flush(&self) -> Option<FlushGuard<'_>> {
-        let lock = self.flush.try_lock()?;
-        Some(FlushGuard::new(&self.pages, lock))
+        FlushGuard::lock(self)
     }
 
     pub fn nid(&self) -> Nid {

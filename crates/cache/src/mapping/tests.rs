@@ -1,7 +1,7 @@
 use steadfs_block::Op;
 
 use super::*;
-use crate::WritebackOptions;
+use crate::{FlushLock, WritebackOptions};
 
 const BS: usize = 1024;
 
@@ -276,11 +276,11 @@ fn a_block_is_as_old_as_its_oldest_content_that_is_not_written() {
 #[test]
 fn a_panic_under_the_flush_lock_leaves_nothing_in_flight() {
     let (writeback, map) = mapping();
-    let flush = Mutex::with_key(Rank::Writeback, 12, ());
+    let flush = FlushLock::new(12);
     dirty(&map, 0, 2);
     let epoch = writeback.end_epoch();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _one = crate::FlushGuard::new(&map, flush.lock());
+        let _one = crate::FlushGuard::of(&map, &flush);
         assert_eq!(map.collect(0..9, 9).len(), 2);
         // As a panic, without its message.
         std::panic::resume_unwind(Box::new("quietly"));

@@ -317,7 +317,7 @@ impl Ext4 {
                 .queue
                 .submit(Bio::write(bs.offset_of(at), bufs), cx.tag);
             io.wait().map_err(|error| {
-                self.data_failed(&error);
+                self.record_data_error(&error);
                 io_error(error)
             })?;
             at = at.plus(n);

@@ -12,11 +12,10 @@ use std::ops::Range;
 
 use steadfs_base::FileBlock;
 use steadfs_block::{Bio, Buf, IoHandle};
-use steadfs_cache::CacheWrite;
+use steadfs_cache::{CacheWrite, MapAction, MapRequest, Piece};
 use steadfs_vfs::{Cx, FsError, Result};
 
-use super::batches::BATCH_BYTES;
-use super::writeout::{MapAction, Piece};
+use super::writeout::{BATCH_BYTES, run_of};
 use crate::extent::Tree;
 use crate::freeing::Shortage;
 use crate::fs::Ext4;
@@ -170,7 +169,7 @@ impl Ext4 {
                 let goal = self.goal_after(inode.ino(), &inode.core.read(), at);
                 let keep = self.root_reserved_blocks(cx);
                 let run = self.alloc.allocate_spare(self, goal, want as u32, keep)?;
-                Piece::allocated(at, run)
+                allocated(at, run)
             }
             BlockPlace::Unwritten(start) | BlockPlace::Written(start) => Piece {
                 blocks,
@@ -188,7 +187,7 @@ impl Ext4 {
         while mapped.as_ref().is_err_and(is_full) {
             // The map needs a block: write fewer data blocks, or a piece that can be mapped without.
             let other = match piece.action {
-                MapAction::Insert(_) => self.release_half(&piece),
+                MapAction::Insert => self.release_half(&piece),
                 MapAction::Convert | MapAction::None => {
                     self.zero_rest_of_extent(cx, inode, rest, &piece)?
                 }
@@ -200,8 +199,8 @@ impl Ext4 {
             mapped = self.map_new(cx, inode, rest, &piece);
         }
         if let Err(error) = mapped {
-            if let MapAction::Insert(run) = piece.action {
-                self.release_unmapped(run, &error);
+            if piece.action == MapAction::Insert {
+                self.release_unmapped(run_of(&piece), &error);
             }
             return Err(error);
         }
@@ -226,7 +225,7 @@ impl Ext4 {
         }
         let written = ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
         written.map_err(|error| {
-            self.data_failed(&error);
+            self.record_data_error(&error);
             io_error(error)
         })
     }
@@ -246,9 +245,15 @@ impl Ext4 {
         }
         let size = inode.size().max(reached);
         let mut handle = None;
-        let mapped = self
-            .map_pieces(&mut handle, inode, size, std::slice::from_ref(piece), &[0])
-            .map_err(|(_, error)| error);
+        let request = MapRequest {
+            file: inode,
+            size,
+            pieces: std::slice::from_ref(piece),
+            todo: vec![0],
+            outcomes: Vec::new(),
+        };
+        let mapped = self.map_pieces(&mut handle, &request);
+        let mapped = mapped.map_err(|(_, error)| error);
         match handle {
             Some(handle) => handle.end(mapped)?,
             None => mapped?,
@@ -296,9 +301,10 @@ impl Ext4 {
 
     /// The first half of an allocated piece; the other half is freed.
     fn release_half(&self, piece: &Piece) -> Option<Piece> {
-        let MapAction::Insert(run) = piece.action else {
+        if piece.action != MapAction::Insert {
             return None;
-        };
+        }
+        let run = run_of(piece);
         let len = run.len / 2;
         if len == 0 {
             return None;
@@ -308,10 +314,18 @@ impl Ext4 {
             len: run.len - len,
         };
         self.alloc.release(self, upper);
-        Some(Piece::allocated(
-            FileBlock(piece.blocks.start),
-            Run { len, ..run },
-        ))
+        let first = Run { len, ..run };
+        Some(allocated(FileBlock(piece.blocks.start), first))
+    }
+}
+
+/// Blocks that were allocated for the file's blocks from `at` on, without a reservation.
+fn allocated(at: FileBlock, run: Run) -> Piece {
+    Piece {
+        blocks: at.0..at.0 + u64::from(run.len),
+        start: run.start,
+        action: MapAction::Insert,
+        reserved: 0,
     }
 }
 

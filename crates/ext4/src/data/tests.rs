@@ -13,6 +13,7 @@ use crate::disk::test_images::Image;
 use crate::{CacheSizes, Ext4, MountOptions};
 
 mod batches;
+mod cluster;
 mod early;
 mod errors;
 mod full;

@@ -10,11 +10,10 @@
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_cache::DirtyFile;
-use steadfs_vfs::{FileKind, Result};
+use steadfs_cache::{Engine, FlushGuard, Intent, WritebackReason};
+use steadfs_vfs::Result;
 
 use super::placement::Occasion;
-use crate::disk::Nid;
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::chain::{Chain, ChainPlan};
@@ -24,33 +23,12 @@ impl F2fs {
     /// likely to be synced next, and returns those. A file whose write fails stays dirty; its own fsync meets the
     /// error again.
     pub(super) fn write_cluster(&self, inode: &Inode, tag: IoTag) -> Vec<Arc<Inode>> {
-        if inode.take_clustered() && inode.pages.is_empty() {
-            self.clustering.record_hit();
-        }
-        let file = DirtyFile(inode.nid().0.into());
-        let dirty = inode.pages.dirty_bytes();
-        let candidates = self.clustering.candidates(&self.writeback, file, dirty);
-        if candidates.is_empty() || self.check_writable().is_err() {
-            return Vec::new();
-        }
-        self.clustering.record_run();
-        let numbers = candidates.iter().chain([&file.0]);
-        let nids = numbers.filter_map(|&ino| u32::try_from(ino).ok().map(Nid));
-        let known = nids.filter_map(|nid| self.inodes.find(nid).ok());
-        let mut cluster: Vec<Arc<Inode>> = known
-            .filter(|inode| inode.kind() == FileKind::Regular)
-            .collect();
-        // Flush locks are taken in this order.
-        cluster.sort_unstable_by_key(|inode| inode.nid());
-        let written = self
-            .balance(tag)
-            .and_then(|()| self.write_small_files(None, &cluster, Occasion::SmallSync, tag));
-        if let Err(error) = written {
-            tracing::debug!(%error, "cannot write a file clustered with an fsync");
-        }
-        cluster.retain(|other| other.nid() != inode.nid());
-        cluster.iter().for_each(|other| other.mark_clustered());
-        cluster
+        let intent = Intent {
+            reason: WritebackReason::Sync,
+            hint: Occasion::SmallSync,
+            tag,
+        };
+        Engine(self).write_cluster(inode, intent)
     }
 
     /// Plans the chains of clustered files, except those that need a checkpoint and those under write-back.
@@ -73,7 +51,7 @@ impl F2fs {
     }
 
     fn plan_other_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<Option<Chain<'f>>> {
-        let Some(_one) = inode.try_lock_flush() else {
+        let Some(_one) = FlushGuard::try_lock(inode) else {
             return Ok(None);
         };
         match self.place_chain(inode, tag)? {

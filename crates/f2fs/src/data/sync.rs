@@ -95,7 +95,7 @@ impl F2fs {
             } else {
                 Occasion::Sync
             };
-            let written = self.write_out_as(inode, occasion, tag);
+            let written = self.write_out_as(inode, WritebackReason::Sync, occasion, tag);
             // An error of background write-back since the last fsync is reported here, once. The data that failed
             // is still dirty and was just retried.
             let earlier = inode.pages.take_error();

@@ -1,162 +1,323 @@
-//! Write-back: blocks are allocated, written, and only then mapped.
+//! Write-back of f2fs files: what the engine ([`steadfs_cache::Engine`]) leaves to the file system.
 //!
-//! A block is overwritten in place (IPU) where the rules of [`placement`](super::placement) allow it. Otherwise a
-//! new one is allocated from a curseg (OPU), and the node that maps it changes after the write. So a checkpoint or
-//! node chain never refers to a block whose data is not on the device.
+//! A block is overwritten in place (IPU) where the rules of [`placement`](super::placement) allow it; otherwise a new one
+//! is allocated at the end of a log (OPU), and the node that maps it changes after the device has written it. So no
+//! block that a checkpoint or an fsync's node chain refers to is ever missing on the device, and no checkpoint waits for
+//! data.
 
-use std::ops::Range;
+use std::sync::Arc;
 
-use steadfs_base::{IoTag, Urgency};
-use steadfs_block::{Bio, IoError, Plug};
-use steadfs_cache::{CollectedBlock, DirtyEpoch, DirtyFile, WritebackReason};
-use steadfs_rt::inherit;
+use steadfs_base::{DevBlock, IoTag};
+use steadfs_block::{IoError, Queue};
+use steadfs_cache::{
+    CollectedBlock, DirtyFile, Engine, FlushLock, FsyncClustering, Intent, MapAction, MapRequest,
+    MappedPiece, Mapping, Piece, Settlement, Writeback, WritebackFile, WritebackFs,
+    WritebackLimits, WritebackReason, WritebackRun,
+};
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::placement::{self, FileHints, Occasion, VolumeState};
-use super::run::{Extent, MapResult, WritebackRun, size_after};
 use super::{BLOCK, MapTarget};
 use crate::cp_lock::Change;
-use crate::disk::{self, BlockAddr, DiskError, LogType, Structure};
+use crate::disk::{self, BlockAddr, DiskError, LogType, Nid, Structure};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 use crate::options::{GcPolicy, Mode};
 use crate::segment::{BlockKind, Demand, Purpose, Run};
+use crate::space::Need;
 
-/// The most blocks of one file in flight at the same time, and while free sections are short (SSR).
-const BATCH_BLOCKS: usize = (8 << 20) / BLOCK as usize;
-const BATCH_BLOCKS_NEED_SSR: usize = (2 << 20) / BLOCK as usize;
-/// Attempts to free segments without progress before write-back fails with `NoSpace`.
-const SPACE_ATTEMPTS_MAX: u32 = 4;
+/// Blocks of a file that are written between two looks at the free space, and how many where free sections are short.
+const TURN_BLOCKS: usize = (8 << 20) / BLOCK as usize;
+const TURN_BLOCKS_NEED_SSR: usize = (2 << 20) / BLOCK as usize;
+const LIMITS: WritebackLimits = WritebackLimits {
+    small_file_bytes: 1 << 20,
+    small_batch_bytes: 4 << 20,
+};
 
-impl F2fs {
-    /// Writes what was dirty when the call began, and waits. Data whose write fails stays dirty. (Directories and
-    /// symbolic links are written by checkpoints.) The caller holds no lock: this frees segments if the logs are
-    /// full.
-    pub(crate) fn write_out(&self, inode: &Inode, why: WritebackReason, tag: IoTag) -> Result<()> {
-        self.write_out_epoch(inode, self.writeback.end_epoch(), why, tag)
+impl WritebackFile for Inode {
+    fn number(&self) -> DirtyFile {
+        DirtyFile(self.nid().0.into())
     }
 
-    /// As [`F2fs::write_out`], for what was dirty in `epoch`.
-    pub(super) fn write_out_epoch(
-        &self,
-        inode: &Inode,
-        epoch: DirtyEpoch,
-        why: WritebackReason,
-        tag: IoTag,
-    ) -> Result<()> {
-        let file = DirtyFile(inode.nid().0.into());
-        // A throttled writer continues as soon as there is less dirty data than the limit.
-        let throttled = why == WritebackReason::Throttle;
-        // While it waits for the flusher's requests it must not boost them.
-        let tag_of_his = tag.with_urgency(Urgency::Background);
-        let _acting = throttled.then(|| inherit::set_task_tag(tag_of_his));
-        let enough = || throttled && !self.writeback.must_throttle(file);
-        self.write_while(enough, inode, epoch, occasion(why), tag)
+    fn pages(&self) -> &Mapping {
+        &self.pages
     }
 
-    /// As [`F2fs::write_out`], for a caller that knows the occasion of the write.
-    pub(super) fn write_out_as(&self, inode: &Inode, occasion: Occasion, tag: IoTag) -> Result<()> {
-        let epoch = self.writeback.end_epoch();
-        self.write_while(|| false, inode, epoch, occasion, tag)
+    fn flush(&self) -> &FlushLock {
+        &self.flush
     }
 
-    fn write_while(
-        &self,
-        enough: impl Fn() -> bool,
-        inode: &Inode,
-        epoch: DirtyEpoch,
-        occasion: Occasion,
-        tag: IoTag,
-    ) -> Result<()> {
-        let tag = tag.with_urgency(urgency(occasion));
-        let mut tries = 0;
-        let mut from = 0;
-        let end = inode.pages.dirty_end(epoch);
-        let mut first_error = Ok(());
-        while from < end && self.has_data_to_write(inode)? && !enough() {
-            self.balance(tag)?;
-            match self.write_batch(inode, from..end, epoch, occasion, tag) {
-                Ok(None) => return first_error,
-                Ok(Some(next)) => (from, tries) = (next, 0),
-                // The blocks are reserved, but all free segments are in use until a checkpoint or GC frees some.
-                Err((_, FsError::NoSpace)) if tries < SPACE_ATTEMPTS_MAX => {
-                    tries += 1;
-                    self.make_free_space(tag)?;
-                }
-                Err((next, error)) => {
-                    from = next;
-                    first_error = first_error.and(Err(error));
-                }
+    fn size(&self) -> u64 {
+        Self::size(self)
+    }
+
+    fn stored_size(&self) -> u64 {
+        self.core.read().size
+    }
+
+    fn mark_clustered(&self) {
+        Self::mark_clustered(self);
+    }
+
+    fn take_clustered(&self) -> bool {
+        Self::take_clustered(self)
+    }
+}
+
+/// The address of a device block that the engine got from here.
+fn addr(block: DevBlock) -> BlockAddr {
+    BlockAddr(u32::try_from(block.0).expect("an address of the volume"))
+}
+
+fn run_of(start: DevBlock, blocks: u64) -> Run {
+    Run {
+        start: addr(start),
+        len: u32::try_from(blocks).expect("a piece of a segment"),
+    }
+}
+
+impl WritebackFs for F2fs {
+    type File = Inode;
+    type Hint = Occasion;
+    /// Whether blocks are overwritten, and the log that new ones come from.
+    type Placement = (bool, LogType);
+
+    fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    fn writeback(&self) -> &Writeback {
+        &self.writeback
+    }
+
+    fn clustering(&self) -> &FsyncClustering {
+        &self.clustering
+    }
+
+    fn limits(&self) -> WritebackLimits {
+        LIMITS
+    }
+
+    fn file(&self, number: u64) -> Option<Arc<Inode>> {
+        let inode = self.inodes.find(Nid(u32::try_from(number).ok()?)).ok()?;
+        (inode.kind() == FileKind::Regular).then_some(inode)
+    }
+
+    fn hint(&self, reason: WritebackReason) -> Occasion {
+        match reason {
+            WritebackReason::Sync => Occasion::Sync,
+            WritebackReason::Background | WritebackReason::Throttle | WritebackReason::Early => {
+                Occasion::Background
             }
         }
-        first_error
     }
 
-    /// As [`F2fs::write_out`], for a caller that holds the inode's lock. On `NoSpace` it releases the lock, frees
-    /// segments and retries.
-    pub(super) fn write_out_locked(&self, inode: &Inode, tag: IoTag) -> Result<()> {
-        self.write_out_upto(inode, u64::MAX, tag)
+    fn check_writable(&self) -> Result<()> {
+        Self::check_writable(self)
     }
 
-    /// As [`F2fs::write_out_locked`], at least for what is dirty before block `end`.
-    pub(super) fn write_out_upto(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
-        let tag = tag.with_urgency(Urgency::Waited);
-        let mut from = 0;
-        let all = DirtyEpoch::ALL;
-        while from < end && self.has_data_to_write(inode)? {
-            match self.write_batch(inode, from..u64::MAX, all, Occasion::Sync, tag) {
-                Ok(None) => return Ok(()),
-                Ok(Some(next)) => from = next,
-                Err((_, error)) => return Err(error),
+    fn before_turn(&self, tag: IoTag) -> Result<()> {
+        Self::check_writable(self)?;
+        self.balance(tag)
+    }
+
+    /// A change may dirty a node for each block that it maps, so a turn is as small as the logs have room for nodes.
+    fn turn(&self, _reason: WritebackReason) -> (usize, usize) {
+        let most = self.gc.blocks_at_once();
+        match self.placement_state().needs_ssr {
+            true => (TURN_BLOCKS_NEED_SSR.min(most), 1),
+            false => ((TURN_BLOCKS.min(most) / 2).max(1), 2),
+        }
+    }
+
+    /// The reservation stands, but the logs are full of what a checkpoint or GC frees.
+    fn is_retried(&self, error: &FsError) -> bool {
+        *error == FsError::NoSpace
+    }
+
+    fn make_space(&self, tag: IoTag) -> Result<()> {
+        self.make_free_space(tag)
+    }
+
+    /// Out of place the fsync would have a node to write besides.
+    fn may_write_early(&self, inode: &Inode) -> bool {
+        let volume = self.placement_state();
+        placement::ipu(&volume, &self.file_hints(inode), Occasion::Background)
+    }
+
+    fn placement(&self, inode: &Inode, intent: &Intent<Occasion>) -> (bool, LogType) {
+        let file = self.file_hints(inode);
+        let ipu = placement::ipu(&self.placement_state(), &file, intent.hint);
+        (ipu, self.data_log(&file, intent.hint))
+    }
+
+    fn allocate(
+        &self,
+        inode: &Inode,
+        run: &[CollectedBlock],
+        _before: Option<&Piece>,
+        &(ipu, log): &(bool, LogType),
+        tag: IoTag,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < run.len() {
+            let at = run[done].block.0;
+            let left = (run.len() - done) as u64;
+            // Looked up in any case: the node that maps the blocks is in memory when `cp_lock` is held.
+            let mapped = Self::map(self, inode, at, left, tag)?;
+            let over = match mapped.target {
+                MapTarget::Block(start) if ipu => {
+                    let len = u32::try_from(mapped.len).unwrap_or(u32::MAX);
+                    u64::from(self.segments().may_overwrite(start, len))
+                }
+                _ => 0,
+            };
+            let (start, n, action) = match mapped.target {
+                MapTarget::Block(start) if over > 0 => {
+                    self.check_own(inode, start, over)?;
+                    self.syncs
+                        .wrote_ipu(u32::try_from(over).unwrap_or(u32::MAX));
+                    (start, over, MapAction::None)
+                }
+                MapTarget::Compressed => {
+                    return Err(FsError::NotSupported("writing compressed files"));
+                }
+                _ => {
+                    let want = u32::try_from(mapped.len).unwrap_or(u32::MAX);
+                    let run = self.segments().allocate(log, want, Purpose::User)?;
+                    (run.start, run.len.into(), MapAction::Insert)
+                }
+            };
+            let start = DevBlock(start.0.into());
+            let blocks = &run[done..done + n as usize];
+            let reserved = blocks.iter().filter(|block| block.reserved).count() as u64;
+            done += n as usize;
+            // Blocks of a file that are allocated in turn are consecutive in the log, too.
+            if let Some(last) = pieces.last_mut()
+                && last.action == action
+                && last.blocks.end == at
+                && last.end() == start
+            {
+                last.blocks.end += n;
+                last.reserved += reserved;
+                continue;
             }
+            pieces.push(Piece {
+                blocks: at..at + n,
+                start,
+                action,
+                reserved,
+            });
         }
         Ok(())
     }
 
-    fn has_data_to_write(&self, inode: &Inode) -> Result<bool> {
-        if inode.kind() != FileKind::Regular || inode.pages.is_empty() {
-            return Ok(false);
-        }
-        // After an abort or a shutdown nothing reaches the device.
-        self.check_writable()?;
-        Ok(true)
+    fn shared_block(&self, inode: &Inode, block: DevBlock) -> FsError {
+        let rule = "more than once in a file";
+        let error = DiskError::address(Structure::Inode, addr(block), rule);
+        error.in_node(inode.nid()).into()
     }
 
-    /// Writes one batch of what was dirty in `epoch` in a range. Returns the block to continue from, `None` at the
-    /// end. (It only moves forward: a block dirtied again before that position is left to the next call.)
-    fn write_batch(
+    fn map(&self, requests: &mut [MapRequest<'_, Inode>]) {
+        for request in requests {
+            if !request.todo.is_empty() {
+                self.map_pieces(request);
+            }
+        }
+    }
+
+    fn release_unmapped(&self, start: DevBlock, blocks: u64, _why: &FsError) {
+        self.segments().release(run_of(start, blocks));
+    }
+
+    fn settle(&self, _inode: &Inode, settlement: Settlement) {
+        let Settlement { held, used, kept } = settlement;
+        assert!(used + kept <= held, "a run settles what it held");
+        self.space.release(Need {
+            blocks: held - used - kept,
+            nodes: 0,
+        });
+    }
+
+    fn data_failed(&self, inode: &Inode, error: &IoError) {
+        tracing::warn!(ino = %inode.nid(), %error, "data could not be written");
+        let error = io_error(error.clone());
+        self.notes.data_failed(inode.nid(), &error);
+    }
+
+    fn before_complete(&self, run: &WritebackRun<'_, Inode>, outcomes: &[MappedPiece]) {
+        let inode = run.file;
+        // A size that grew must not be found without the data, as if that were out of place.
+        let is_new = |piece: &Piece| piece.action == MapAction::Insert;
+        let mut opu = run.pieces.iter().any(is_new) || outcomes.iter().any(|mapped| mapped.grew);
+        if let Some(from) = inode.stale_tail()
+            && run.collected.iter().any(|b| b.block.0 == from / BLOCK)
+        {
+            // The device still has what was cut off there, which the file never had.
+            opu = true;
+            if outcomes.iter().all(|mapped| mapped.result.is_ok()) {
+                inode.clear_stale_tail();
+            }
+        }
+        inode.record_written(opu, self.queue.next_flush());
+    }
+}
+
+impl F2fs {
+    /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
+    /// failed dirty. (Dirty blocks of directories and links are written by checkpoints.) The caller
+    /// holds no lock: space is made where the logs have none.
+    pub(crate) fn write_out(&self, inode: &Inode, why: WritebackReason, tag: IoTag) -> Result<()> {
+        self.write_out_as(inode, why, WritebackFs::hint(self, why), tag)
+    }
+
+    /// The same for an occasion that the rules of placement distinguish.
+    pub(super) fn write_out_as(
         &self,
         inode: &Inode,
-        range: Range<u64>,
-        epoch: DirtyEpoch,
-        occasion: Occasion,
+        reason: WritebackReason,
+        hint: Occasion,
         tag: IoTag,
-    ) -> Result<Option<u64>, (u64, FsError)> {
-        if occasion != Occasion::Background {
-            // Boost what the flusher has in flight: this task waits for it.
-            inode.pages.boost(range.clone(), &self.queue, tag);
+    ) -> Result<()> {
+        if inode.kind() != FileKind::Regular {
+            return Ok(());
         }
-        let file = self.file_hints(inode);
-        let volume = self.placement_state();
-        let limit = if volume.needs_ssr {
-            BATCH_BLOCKS_NEED_SSR
-        } else {
-            BATCH_BLOCKS
-        };
-        let limit = limit.min(self.gc.blocks_at_once());
-        let _one = inode.lock_flush();
-        let stored = inode.core.read().size;
-        let collected = inode
-            .pages
-            .collect_forward(range, limit, epoch, stored, || inode.size());
-        let Some(last) = collected.0.last() else {
-            return Ok(None);
-        };
-        let next = last.block.0 + 1;
-        let mut wb_run = self.allocate_run(inode, (&volume, &file), collected, occasion, tag);
-        self.submit_run(None, &mut wb_run, tag);
-        let done = self.finish_runs(vec![wb_run]);
-        done.map(|()| Some(next)).map_err(|error| (next, error))
+        let intent = Intent { reason, hint, tag };
+        Engine(self).write_out(inode, self.writeback.end_epoch(), intent)
+    }
+
+    /// The same for many files, of which small ones are written together.
+    pub(crate) fn write_out_files(
+        &self,
+        files: &[u64],
+        why: WritebackReason,
+        tag: IoTag,
+    ) -> Result<()> {
+        let engine = Engine(self);
+        engine.write_out_files(files, engine.intent(why, tag))
+    }
+
+    /// Writes the file's dirty data as [`F2fs::write_out`] does, for a caller that holds the inode's lock.
+    ///
+    /// # Errors
+    /// `NoSpace` where the logs have no room: the caller releases the lock, makes space and tries again.
+    pub(super) fn write_out_locked(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        self.write_out_upto(inode, u64::MAX, tag)
+    }
+
+    /// [`F2fs::write_out_locked`] for the blocks before `end`.
+    pub(super) fn write_out_upto(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
+        if inode.kind() != FileKind::Regular || inode.pages.is_empty() {
+            return Ok(());
+        }
+        // After a power cut, real or requested, nothing reaches the device.
+        self.check_writable()?;
+        let engine = Engine(self);
+        let intent = engine.intent(WritebackReason::Sync, tag);
+        inode.pages.boost(0..end, &self.queue, tag);
+        let _flush = inode.lock_flush();
+        engine.write_out_locked(inode, 0..end, intent)
     }
 
     /// The state of a file that placement depends on.
@@ -204,103 +365,6 @@ impl F2fs {
         placement::data_log(logs, temperature, file, occasion)
     }
 
-    /// Allocates or finds the device blocks of collected blocks.
-    pub(super) fn allocate_run<'a>(
-        &self,
-        inode: &'a Inode,
-        (volume, file): (&VolumeState, &FileHints),
-        (collected, size): (Vec<CollectedBlock>, u64),
-        occasion: Occasion,
-        tag: IoTag,
-    ) -> WritebackRun<'a> {
-        let ipu = placement::ipu(volume, file, occasion);
-        let log = self.data_log(file, occasion);
-        let mut extents = Vec::new();
-        let mut allocation = Ok(());
-        let mut rest = &collected[..];
-        while let Some(first) = rest.first() {
-            let n = rest
-                .iter()
-                .zip(first.block.0..)
-                .take_while(|(t, n)| t.block.0 == *n)
-                .count();
-            let (run, after) = rest.split_at(n);
-            rest = after;
-            if let Err(error) = self.allocate_extents(inode, run, (ipu, log), tag, &mut extents) {
-                allocation = allocation.and(Err(error));
-            }
-        }
-        allocation = allocation.and(drop_cross_linked(inode, &mut extents));
-        WritebackRun {
-            inode,
-            size,
-            collected,
-            extents,
-            ios: Vec::new(),
-            allocation,
-        }
-    }
-
-    /// Finds or allocates device blocks for each file block of a run. Blocks that get none are in no extent.
-    fn allocate_extents(
-        &self,
-        inode: &Inode,
-        run: &[CollectedBlock],
-        (ipu, log): (bool, LogType),
-        tag: IoTag,
-        extents: &mut Vec<Extent>,
-    ) -> Result<()> {
-        let mut done = 0;
-        while done < run.len() {
-            let at = run[done].block.0;
-            let left = (run.len() - done) as u64;
-            // Looked up in any case: the node that maps the blocks is in memory when `cp_lock` is taken later.
-            let mapped = self.map(inode, at, left, tag)?;
-            let over = match mapped.target {
-                MapTarget::Block(start) if ipu => {
-                    let len = u32::try_from(mapped.len).unwrap_or(u32::MAX);
-                    u64::from(self.segments().may_overwrite(start, len))
-                }
-                _ => 0,
-            };
-            let (start, n, allocated) = match mapped.target {
-                MapTarget::Block(start) if over > 0 => {
-                    self.check_own(inode, start, over)?;
-                    (start, over, false)
-                }
-                MapTarget::Compressed => {
-                    return Err(FsError::NotSupported("writing to compressed files"));
-                }
-                _ => {
-                    let want = u32::try_from(mapped.len).unwrap_or(u32::MAX);
-                    let run = self.segments().allocate(log, want, Purpose::User)?;
-                    (run.start, run.len.into(), true)
-                }
-            };
-            let reserved =
-                |blocks: &[CollectedBlock]| blocks.iter().filter(|t| t.reserved).count() as u64;
-            let reserved = reserved(&run[done..done + n as usize]);
-            done += n as usize;
-            // Allocations from one curseg are often consecutive: extend the last extent.
-            if let Some(last) = extents.last_mut()
-                && last.allocated == allocated
-                && last.blocks.end == at
-                && last.start.0 + last.len() == start.0
-            {
-                last.blocks.end += n;
-                last.reserved += reserved;
-                continue;
-            }
-            extents.push(Extent {
-                blocks: at..at + n,
-                start,
-                allocated,
-                reserved,
-            });
-        }
-        Ok(())
-    }
-
     /// A block that the SIT does not have as valid may be allocated again, and a node block belongs to another
     /// owner: a map that refers to one is corrupt, and nothing is written there.
     fn check_own(&self, inode: &Inode, start: BlockAddr, len: u64) -> Result<()> {
@@ -314,175 +378,74 @@ impl F2fs {
         (self.queue.max_transfer_for(tag) as usize / BLOCK as usize).max(1)
     }
 
-    /// Submits the writes of every extent, directly or through a plug.
-    pub(super) fn submit_run(
-        &self,
-        plug: Option<&Plug<'_>>,
-        wb_run: &mut WritebackRun<'_>,
-        tag: IoTag,
-    ) {
-        let WritebackRun {
-            inode,
-            collected,
-            extents,
-            ios,
-            ..
-        } = wb_run;
-        let per_bio = self.blocks_to_write(tag);
-        let mut rest = &collected[..];
-        for extent in extents.iter() {
-            if !extent.allocated {
-                self.syncs.wrote_ipu(extent.len());
-            }
-            let before = |t: &&CollectedBlock| t.block.0 < extent.blocks.start;
-            let skip = rest.iter().take_while(before).count();
-            let (run, after) = rest[skip..].split_at(extent.len() as usize);
-            rest = after;
-            let mut handles = Vec::new();
-            for (i, chunk) in run.chunks(per_bio).enumerate() {
-                let at = extent.start.plus((i * per_bio) as u32);
-                let bufs = chunk.iter().map(|t| t.data.clone()).collect();
-                let tag = if tag.urgency == Urgency::Waited {
-                    tag
-                } else {
-                    chunk[0].tag.with_urgency(tag.urgency)
-                };
-                let bio = Bio::write(u64::from(at.0) * BLOCK, bufs);
-                let io = match plug {
-                    Some(plug) => plug.submit(bio, tag),
-                    None => self.queue.submit(bio, tag),
-                };
-                let blocks = chunk[0].block.0..chunk[chunk.len() - 1].block.0 + 1;
-                inode.pages.mark_submitted(blocks, &io);
-                handles.push(io);
-            }
-            ios.push(handles);
-        }
-    }
-
-    /// Waits for submitted runs, maps their blocks and completes them. Returns the first error.
-    pub(super) fn finish_runs(&self, runs: Vec<WritebackRun<'_>>) -> Result<()> {
-        let mut result = Ok(());
-        for wb_run in runs {
-            let written = wb_run.wait();
-            if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
-                tracing::warn!(ino = %wb_run.inode.nid(), %error, "cannot write file data");
-            }
-            let mapped = self.map_run(&wb_run, &written);
-            let completed = self.complete_run(&wb_run, &written, &mapped);
-            result = result.and(wb_run.allocation).and(completed);
-        }
-        result
-    }
-
-    /// Maps the written extents: node slots, SIT, size. An extent whose write failed is not mapped.
-    fn map_run(
-        &self,
-        wb_run: &WritebackRun<'_>,
-        written: &[Result<(), IoError>],
-    ) -> Vec<MapResult> {
-        let WritebackRun { inode, extents, .. } = wb_run;
-        let stored = inode.core.read().size;
-        let grows = |p: &Extent| size_after(wb_run.size, p) > stored;
-        // The file does not grow over a block that failed: beyond its old end the device may hold old content.
-        let gap = wb_run.first_failed(written);
-        let gap = gap.filter(|(block, _)| *block >= stored / BLOCK);
-        let result_of = |(extent, written): (&Extent, &Result<(), IoError>)| match (written, &gap) {
-            (Err(error), _) => {
-                let error = io_error(error.clone());
-                self.notes.data_failed(inode.nid(), &error);
-                MapResult::none(error)
-            }
-            (Ok(()), Some((block, error))) if extent.blocks.start > *block && grows(extent) => {
-                MapResult::none(error.clone())
-            }
-            (Ok(()), _) => MapResult::all(extent),
-        };
-        let mut results: Vec<MapResult> = extents.iter().zip(written).map(result_of).collect();
-        let todo: Vec<usize> = (0..extents.len())
-            .filter(|&i| results[i].result.is_ok() && (extents[i].allocated || grows(&extents[i])))
-            .collect();
-        if !todo.is_empty() {
-            self.map_extents(wb_run, &todo, &mut results);
-        }
-        results
-    }
-
-    /// Maps extents in order, up to one that fails; the remaining ones get its error.
-    fn map_extents(&self, wb_run: &WritebackRun<'_>, todo: &[usize], results: &mut [MapResult]) {
-        let WritebackRun { inode, extents, .. } = wb_run;
-        let mut todo = todo.iter().copied();
+    /// Maps pieces one after the other, up to one that cannot be mapped: the others have its error.
+    fn map_pieces(&self, request: &mut MapRequest<'_, Inode>) {
+        let inode = request.file;
+        let mut todo = std::mem::take(&mut request.todo).into_iter();
         let failed = match self.change() {
             Ok(change) => {
                 let mut core = inode.core.write();
                 todo.find_map(|i| {
-                    let extent = &extents[i];
-                    let mut mapped = MapResult::all(extent);
-                    mapped.result =
-                        self.map_extent(&change, wb_run, &mut core, extent, &mut mapped);
-                    results[i] = mapped;
-                    results[i].result.clone().err()
+                    let mapped = self.map_piece(&change, request, &mut core, &request.pieces[i]);
+                    let failed = mapped.result.clone().err();
+                    request.outcomes[i] = mapped;
+                    failed
                 })
             }
             Err(error) => Some(error),
         };
         if let Some(error) = failed {
-            todo.for_each(|i| results[i] = MapResult::none(error.clone()));
+            todo.for_each(|i| request.outcomes[i] = MappedPiece::none(error.clone()));
         }
     }
 
-    fn map_extent(
+    fn map_piece(
         &self,
         change: &Change<'_>,
-        wb_run: &WritebackRun<'_>,
+        request: &MapRequest<'_, Inode>,
         core: &mut disk::Inode,
-        extent: &Extent,
-        mapped: &mut MapResult,
-    ) -> Result<()> {
-        let (inode, tag) = (wb_run.inode, IoTag::default());
-        self.mark_dirty(change, inode, tag)?;
-        if extent.allocated {
-            let reserved = extent.reserved;
-            (mapped.blocks, mapped.used) = (0, 0);
-            let run = extent.run();
-            self.map_allocated(
-                change,
-                inode,
-                core,
-                (extent.blocks.start, run),
-                reserved,
-                mapped,
-            )?;
+        piece: &Piece,
+    ) -> MappedPiece {
+        let inode = request.file;
+        let mut mapped = MappedPiece::all(piece);
+        if let Err(error) = self.mark_dirty(change, inode, IoTag::default()) {
+            return MappedPiece::none(error);
         }
-        let size = size_after(wb_run.size, extent);
+        if piece.action == MapAction::Insert {
+            mapped.blocks = 0;
+            mapped.result = self.map_allocated(change, inode, core, piece, &mut mapped);
+            if mapped.result.is_err() {
+                return mapped;
+            }
+        }
+        let size = request.size_after(piece, BLOCK.ilog2());
         mapped.grew = size > core.size;
         core.size = core.size.max(size);
-        Ok(())
+        mapped
     }
 
-    /// Maps allocated and written blocks to the file from `block` on. `reserved` of them have a reservation, which
-    /// those without a previous block use. `mapped` counts what was done, also on an error.
+    /// Makes allocated and written blocks those of the file; blocks that were not mapped before use the piece's
+    /// reservations. What was done is counted also when the rest fails.
     fn map_allocated(
         &self,
         change: &Change<'_>,
         inode: &Inode,
         core: &mut disk::Inode,
-        (block, run): (u64, Run),
-        reserved: u64,
-        mapped: &mut MapResult,
+        piece: &Piece,
+        mapped: &mut MappedPiece,
     ) -> Result<()> {
         let tag = IoTag::default();
-        while mapped.blocks < run.len {
-            let at = block + u64::from(mapped.blocks);
+        while mapped.blocks < piece.len() {
+            let at = piece.blocks.start + mapped.blocks;
             let mut slot = self.make_slot(change, inode, core, at, tag)?;
-            for _ in 0..u32::from(slot.left).min(run.len - mapped.blocks) {
+            for _ in 0..u64::from(slot.left).min(piece.len() - mapped.blocks) {
                 let fresh = !core.counts(self.addr_in(core, &slot)?);
-                if fresh && mapped.used == reserved {
-                    let rule = "has no reservation";
+                if fresh && mapped.used == piece.reserved {
+                    let rule = "no space was reserved for it";
                     let error = DiskError::field(Structure::Inode, "file block", at, rule);
                     return Err(error.in_node(inode.nid()).into());
                 }
-                let addr = run.start.plus(mapped.blocks);
+                let addr = addr(piece.start.plus(mapped.blocks));
                 self.set_slot(change, inode, core, &slot, addr, tag)?;
                 self.segments().set_valid(addr, slot.owner());
                 mapped.used += u64::from(fresh);
@@ -492,50 +455,4 @@ impl F2fs {
         }
         Ok(())
     }
-}
-
-fn occasion(why: WritebackReason) -> Occasion {
-    match why {
-        WritebackReason::Sync => Occasion::Sync,
-        WritebackReason::Background | WritebackReason::Throttle | WritebackReason::Early => {
-            Occasion::Background
-        }
-    }
-}
-
-pub(super) fn urgency(occasion: Occasion) -> Urgency {
-    match occasion {
-        Occasion::Background | Occasion::Moved => Urgency::Background,
-        Occasion::SmallSync | Occasion::Sync => Urgency::Waited,
-    }
-}
-
-/// Drops extents that overlap another one in place: the map is corrupt, and both file ranges would read what was
-/// written last. (Newly allocated blocks have no other owner.)
-fn drop_cross_linked(inode: &Inode, extents: &mut Vec<Extent>) -> Result<()> {
-    let mut order: Vec<usize> = (0..extents.len())
-        .filter(|&i| !extents[i].allocated)
-        .collect();
-    if order.len() < 2 {
-        return Ok(());
-    }
-    order.sort_unstable_by_key(|&i| extents[i].start);
-    let mut shared = Vec::new();
-    let mut end = BlockAddr(0);
-    for &i in &order {
-        let extent = &extents[i];
-        if extent.start < end {
-            shared.push(i);
-        }
-        end = end.max(extent.start.plus(extent.len()));
-    }
-    let Some(&first) = shared.first() else {
-        return Ok(());
-    };
-    let addr = extents[first].start;
-    let mut index = 0..;
-    extents.retain(|_| index.next().is_some_and(|i| !shared.contains(&i)));
-    let rule = "mapped more than once in a file";
-    let error = DiskError::address(Structure::Inode, addr, rule);
-    Err(error.in_node(inode.nid()).into())
 }

@@ -264,7 +264,7 @@ fn fsync_of_one_of_many(boost: bool) -> Duration {
         let took = began.elapsed();
         flusher.join();
         busy.into_iter().for_each(steadfs_rt::JoinHandle::join);
-        assert_eq!(fs.queue.stats().boosts.inherited > 0, boost);
+        assert_eq!(fs.queue.stats().boosts.raised > 0, boost);
         fs.close().unwrap();
         took
     };

@@ -5,11 +5,10 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Device, Done, FaultDevice, Geometry, MemDevice, Op};
-use steadfs_cache::WritebackReason;
+use steadfs_cache::{Engine, WritebackReason};
 use steadfs_vfs::{Cx, FsError, Result};
 
 use super::super::BLOCK;
-use super::super::placement::Occasion;
 use super::{file, fsck, open, volume_with_file};
 use crate::checkpoint::Reason;
 use crate::inode::Inode;
@@ -86,7 +85,9 @@ fn written_while_it_grows(
 fn a_size_covers_nothing_that_came_while_the_block_was_written() {
     let tag = IoTag::default();
     let [first, second] = written_while_it_grows(700, |fs, inode| {
-        fs.write_small_files(None, &[Arc::clone(inode)], Occasion::Background, tag)
+        let engine = Engine(fs);
+        let intent = engine.intent(WritebackReason::Background, tag);
+        engine.write_small_files(&[Arc::clone(inode)], intent)
     });
     assert!(first == [1; 5000]);
     assert!(second == [[1; 5000].as_slice(), &[2; 700]].concat());
