@@ -88,7 +88,7 @@ fn names_of_a_casefolded_directory_are_listed_and_read() {
         assert_eq!(read.out, format!("{n}\n"));
     }
     let mount = SteadMount::new(&scratch, Path::new(image), "");
-    assert!(mount.said().contains("casefold"), "{}", mount.said());
+    assert!(mount.log().contains("casefold"), "{}", mount.log());
     let written = fs::write(mount.join("new"), b"x").unwrap_err();
     assert_eq!(written.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     mount.unmount();
