@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_and_go() {
+    fn names_are_inserted_and_removed() {
         for layout in [DentryLayout::BLOCK, DentryLayout::of(3488)] {
             let mut bytes = vec![0; layout.len];
             let long = [b'x'; 255];
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn an_area_becomes_blocks() {
+    fn inline_entries_become_blocks() {
         let layout = DentryLayout::of(3488);
         let mut bytes = vec![0xFF; layout.len];
         bytes[..layout.bitmap().end].fill(0);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_and_passed_over() {
+    fn corrupt_entries_are_reported_and_skipped() {
         let layout = DentryLayout::BLOCK;
         let mut bytes = vec![0xFF; layout.len];
         assert!(entries(&layout, &bytes, 0).all(|e| e.is_err()));

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn circles() {
+    fn unsupported_features_are_refused() {
         assert_eq!(mount_mode(Features::default()), MountMode::ReadWrite);
         assert_eq!(mount_mode(WRITE), MountMode::ReadWrite);
         assert_eq!(

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_cut_where_the_inode_ends() {
+    fn a_list_is_split_at_the_end_of_the_inode() {
         const INLINE: usize = 200;
         let first = apply(&[], &[user(b"a", &[1; 100])], INLINE).unwrap();
         assert_eq!((first.inode.len(), &first.node), (INLINE, &None));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_in_the_inode_all_is_in_the_node() {
+    fn without_an_inline_area_all_is_in_the_node() {
         let made = apply(&[], &[user(b"a", b"b")], 0).unwrap();
         assert!(made.inode.is_empty());
         assert_eq!(parse(&together(&made)).unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! The judges: mkfs.f2fs's own image, fsck.f2fs, and our own checker.
+//! New volumes compared with those of mkfs.f2fs, and checked by fsck.f2fs and by our checker.
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,11 +16,11 @@ use crate::disk::superblock::{RawSuperblock, SUPERBLOCK_OFFSET};
 
 const UUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
 const TIME: &str = "1700000000";
-/// What mkfs.f2fs -r gives the first checkpoint: the first number of the C library's generator.
+/// The version that mkfs.f2fs -r gives the first checkpoint: the first number of the C library's generator.
 const FIRST_RANDOM: u32 = 1_804_289_383;
 const MIB: u64 = 1 << 20;
 
-/// Options of mkfs.f2fs as ours.
+/// Translates options of mkfs.f2fs.
 fn options(args: &[&str]) -> Result<FormatOptions, FormatError> {
     let mut opts = FormatOptions {
         time: Some(TIME.parse().unwrap()),
@@ -63,7 +63,7 @@ fn judge(program: &str, args: &[&str]) -> (bool, String) {
     )
 }
 
-/// mkfs.f2fs with `args` on a file of `size`; what it says if it refuses. `used`: bytes to use of it.
+/// Runs mkfs.f2fs with `args` on a file of `size` bytes, of which it may use `used`. Returns its output on failure.
 fn theirs(path: &Path, args: &[&str], size: u64, used: u64) -> Result<(), String> {
     File::create(path).unwrap().set_len(size).unwrap();
     let sectors = (used / 512).to_string();
@@ -88,7 +88,7 @@ fn ours(path: &Path, args: &[&str], size: u64) -> Result<FormatReport, FormatErr
     format(&queue, size, &options(args)?)
 }
 
-/// Where a file may have something else than zeros.
+/// The ranges of a file that may have bytes other than 0.
 fn data_of(file: &File) -> Vec<Range<u64>> {
     let size = file.metadata().unwrap().len();
     let mut found = Vec::new();
@@ -104,8 +104,8 @@ fn data_of(file: &File) -> Vec<Range<u64>> {
     found
 }
 
-/// A block as the comparison sees it: without the names of the programs, and of the superblock without
-/// the size where the two programs were told different ones, and without its checksum then.
+/// A block in comparable form: without the names of the programs, and, for a superblock, without the size if the
+/// two programs were given different ones; without its checksum then.
 fn block_of(file: &File, at: u64, sizes_differ: bool) -> Vec<u8> {
     let mut block = vec![0; BLOCK_SIZE];
     let len = file.read_at(&mut block, at).unwrap();
@@ -144,7 +144,7 @@ fn compare(ours: &Path, theirs: &Path, sizes_differ: bool, what: &str) {
     }
 }
 
-/// fsck.f2fs and our own checker find nothing.
+/// fsck.f2fs and our checker find nothing.
 fn accept(path: &Path, what: &str) {
     let (ok, said) = judge("fsck.f2fs", &["--dry-run", path.to_str().unwrap()]);
     let fine = |line: &str| !line.contains("[Fail]") && !line.contains("ASSERT");
@@ -156,7 +156,7 @@ fn accept(path: &Path, what: &str) {
     assert_eq!(report.stats.names, extra, "{what}");
 }
 
-/// Bytes up to the end of the main area, behind which mkfs.f2fs counts wrongly.
+/// Bytes up to the end of the main area; mkfs.f2fs counts wrongly beyond it.
 fn end_of_main(path: &Path) -> u64 {
     let mut bytes = vec![0; BLOCK_SIZE];
     File::open(path)
@@ -168,7 +168,7 @@ fn end_of_main(path: &Path) -> u64 {
     u64::from(layout.main_start + layout.main_blocks()) * BLOCK_SIZE as u64
 }
 
-/// Both programs with the same options and size: the same bytes, or both refuse.
+/// Runs both programs with the same options and size: they write the same bytes, or both refuse.
 fn case(dir: &TempDir, args: &[&str], size: u64) -> bool {
     let what = format!("{args:?} {size}");
     let (our_path, their_path) = (dir.path().join("ours"), dir.path().join("theirs"));
@@ -178,7 +178,7 @@ fn case(dir: &TempDir, args: &[&str], size: u64) -> bool {
         Ok(_) => end_of_main(&our_path),
         Err(_) => size,
     };
-    // Where nothing is left over, both are told the same size.
+    // If the device ends with the main area, both get the same size.
     let differ = size - used >= 2 * MIB;
     let used = if differ { used } else { size };
     let their = theirs(&their_path, args, size, used);
@@ -326,7 +326,7 @@ fn refused_with_a_reason() {
 
 #[test]
 fn old_content_is_gone() {
-    // A device full of an old volume, which cannot discard: nothing old is taken for new.
+    // A device full of old bytes, without discard: no old content is taken for metadata.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ours");
     let noise: Vec<u8> = (0..64 * MIB).map(|i| (i * 7 / 5) as u8 | 1).collect();
@@ -337,7 +337,7 @@ fn old_content_is_gone() {
 }
 
 #[test]
-fn random_where_nothing_is_said() {
+fn defaults_are_random() {
     let report = |_| {
         let queue = Queue::new(Arc::new(MemDevice::new(64 << 20)), QueueOptions::default());
         format(&queue, 64 << 20, &FormatOptions::default()).unwrap()

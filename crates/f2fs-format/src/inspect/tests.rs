@@ -1,4 +1,4 @@
-//! Against dump.f2fs.
+//! Compared with dump.f2fs.
 
 use std::fs;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Images made by f2fs-tools, and direct access to their structures, for the tests of this crate and of the engine.
 #![allow(clippy::unwrap_used)]
 
-pub mod damage;
+pub mod corrupt;
 pub mod tree;
 
 use std::collections::BTreeMap;
@@ -23,22 +23,22 @@ use crate::disk::{
     journal, nat,
 };
 
-/// Options of mkfs.f2fs that give every inode all the fields there are.
+/// Options of mkfs.f2fs for inodes with all fields.
 pub const ALL_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
                                        flexible_inline_xattr,lost_found,verity,encrypt,compression";
 
-/// The same for images that sload.f2fs 1.15 fills: with `flexible_inline_xattr` it writes inodes that
-/// its own check then repairs at the cost of their data.
+/// As `ALL_FEATURES`, for images filled by sload.f2fs 1.15: with `flexible_inline_xattr` it writes inodes that its
+/// own check then repairs with data loss.
 pub const LOAD_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
                                         lost_found,verity,encrypt,compression";
 
-/// An image file that lives as long as the value.
+/// An image file that is deleted with the value.
 pub struct Image {
     dir: TempDir,
 }
 
-/// A judge to be started. A whole path, because a name is looked for after a fork, which copies the page
-/// tables of a process full of images.
+/// A command of f2fs-tools. With a full path, because a search of PATH happens after the fork, which copies the
+/// page tables of a process full of images.
 pub fn judge(program: &str) -> Command {
     let path = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         .map(|dir| Path::new(dir).join(program))
@@ -47,11 +47,11 @@ pub fn judge(program: &str) -> Command {
     Command::new(path.unwrap_or_else(|| panic!("{program} is needed by this test")))
 }
 
-/// Runs a judge; its standard output. Panics when it is missing or fails.
+/// Runs a command and returns its standard output. Panics if it is missing or fails.
 pub fn run(program: &str, args: &[&str]) -> String {
     let output = judge(program).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    // sload.f2fs shows its progress for ever: the end is what matters.
+    // sload.f2fs prints its progress: only the end is of interest.
     let said = text.get(text.len().saturating_sub(400)..).unwrap_or(&text);
     assert!(
         output.status.success(),
@@ -62,7 +62,7 @@ pub fn run(program: &str, args: &[&str]) -> String {
 }
 
 impl Image {
-    /// `mkfs.f2fs` with these options on a new sparse file of so many MiB.
+    /// Runs `mkfs.f2fs` with these options on a new sparse file of `mib` MiB.
     pub fn make(options: &[&str], mib: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let image = Self { dir };
@@ -76,7 +76,7 @@ impl Image {
         image
     }
 
-    /// Fills the image from a directory, as `sload.f2fs` with these options does.
+    /// Fills the image from a directory by `sload.f2fs` with these options.
     pub fn load(&self, from: &Path, options: &[&str]) {
         let path = self.path();
         let mut args = vec!["-f", from.to_str().unwrap()];
@@ -89,7 +89,7 @@ impl Image {
         self.dir.path().join("image")
     }
 
-    /// A device with the image's content.
+    /// A device in memory with the image's content.
     pub fn device(&self) -> Arc<MemDevice> {
         Arc::new(MemDevice::load(&self.path()).unwrap())
     }
@@ -99,7 +99,7 @@ impl Image {
         self.dir.path().join(name)
     }
 
-    /// `dump.f2fs` with these options.
+    /// Runs `dump.f2fs` with these options.
     pub fn dump(&self, options: &[&str]) -> String {
         let path = self.path();
         let mut args = options.to_vec();
@@ -112,12 +112,12 @@ impl Image {
     }
 }
 
-/// An image in memory with its newest checkpoint.
+/// An image in memory with its current checkpoint.
 pub struct Opened {
     pub bytes: Vec<u8>,
     pub superblock: Superblock,
     pub checkpoint: Checkpoint,
-    /// Which of the two packs is the current one.
+    /// The number of the current pack.
     pub pack: u32,
     journal: BTreeMap<Nid, NatEntry>,
 }
@@ -127,7 +127,7 @@ impl Opened {
         let at = usize::try_from(COPIES[0]).unwrap();
         let superblock = Superblock::parse(&bytes[at..at + SUPERBLOCK_SIZE]).unwrap();
         let layout = superblock.layout().clone();
-        // Of equal versions the last is taken: the first pack.
+        // For equal versions `max_by_key` returns the last one: the first pack.
         let (checkpoint, pack) = [1, 0]
             .into_iter()
             .filter_map(|pack| {
@@ -213,7 +213,7 @@ fn range(bytes: &[u8], at: BlockAddr, count: u32) -> &[u8] {
     &bytes[start..start + idx(count) * BLOCK_SIZE]
 }
 
-/// What `fsck.f2fs --dry-run` says of an image file: its exit code (0 is clean) and its words.
+/// Runs `fsck.f2fs --dry-run`. Returns its exit code (0: clean) and its output.
 pub fn fsck(path: &Path) -> (i32, String) {
     let output = judge("fsck.f2fs")
         .args(["--dry-run", path.to_str().unwrap()])

@@ -1,4 +1,4 @@
-//! A directory of the host that fills a volume, and the options of mkfs.f2fs to try it with.
+//! A directory of the host to fill volumes with, and sets of options of mkfs.f2fs.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::LOAD_FEATURES;
 
-/// What mkfs.f2fs offers. (Debian's sload.f2fs is built without compression.)
+/// Sets of features that mkfs.f2fs offers. (Debian's sload.f2fs is built without compression.)
 pub const MATRIX: &[&[&str]] = &[
     &[],
     &["-i"],
@@ -31,13 +31,13 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(word).collect()
 }
 
-/// A tree with everything that sload.f2fs takes: sizes around every limit, long names, holes, links.
+/// Creates everything that sload.f2fs supports: sizes around every limit, long names, holes, symbolic links.
 pub fn make_tree(root: &Path) {
     fs::create_dir_all(root.join("sizes")).unwrap();
     for len in [0usize, 1, 3000, 3488, 3489, 4095, 4096, 4097, 100_000] {
         fs::write(root.join(format!("sizes/{len}")), pattern(len, 7)).unwrap();
     }
-    // Through direct nodes, and into the first indirect one (2959 blocks are before it).
+    // Through direct nodes, and into the first indirect one, which starts at block 2959.
     fs::write(root.join("sizes/direct"), pattern(5 << 20, 1)).unwrap();
     fs::write(root.join("sizes/indirect"), pattern((2970 << 12) + 5, 2)).unwrap();
     fs::create_dir(root.join("many")).unwrap();

@@ -1,4 +1,4 @@
-//! Lists and modes that agree.
+//! ACLs and modes are consistent.
 
 use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr, SetXattr};
 
@@ -33,7 +33,7 @@ fn simple(owner: u16, group: u16, other: u16) -> Vec<u8> {
 }
 
 #[test]
-fn list_and_mode_follow_one_another() {
+fn acl_and_mode_stay_consistent() {
     let world = World::make(ALL, 64);
     let (fs, cx) = (&*world.fs, &world.cx);
     let file = world.file(ROOT, b"file").unwrap().ino;
@@ -72,7 +72,7 @@ fn list_and_mode_follow_one_another() {
 }
 
 #[test]
-fn set_group_id_goes_with_a_list_set_by_a_stranger() {
+fn an_acl_set_by_a_non_member_clears_set_group_id() {
     let world = World::make(ALL, 64);
     let (fs, cx) = (&*world.fs, &world.cx);
     let file = fs.mknod(cx, ROOT, b"file", 0o102_755, 0).unwrap().ino;
@@ -109,7 +109,7 @@ fn new_files_inherit() {
         let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
         fs.setxattr(cx, dir, DEFAULT, &rich(7, 6, 5, 6, 0), SetXattr::Any)
             .unwrap();
-        // The default list takes the umask's place.
+        // The default ACL replaces the umask.
         let file = fs.mknod(cx, dir, b"file", 0o100_666, 0).unwrap();
         assert_eq!(file.perm, 0o660);
         assert_eq!(

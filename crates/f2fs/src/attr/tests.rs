@@ -43,7 +43,7 @@ fn fields_are_kept() {
 }
 
 #[test]
-fn privileges_go_with_the_owner() {
+fn a_change_of_owner_removes_privileges() {
     let world = World::make(ALL, 64);
     let (fs, cx) = (&*world.fs, &world.cx);
     let file = fs.mknod(cx, ROOT, b"file", 0o106_755, 0).unwrap().ino;
@@ -66,7 +66,7 @@ fn privileges_go_with_the_owner() {
         fs.getxattr(cx, file, b"security.capability"),
         Err(FsError::NoData)
     );
-    // Without group execution set-group-ID means something else.
+    // Without group execution, set-group-ID has another meaning.
     fs.setattr(
         cx,
         file,
@@ -116,7 +116,7 @@ fn privileges_go_with_the_owner() {
 }
 
 #[test]
-fn whoever_has_no_privilege_takes_it_from_what_he_changes() {
+fn an_unprivileged_write_removes_privileges() {
     let world = World::make(ALL, 64);
     let (fs, cx) = (&*world.fs, &world.cx);
     let file = world.file(ROOT, b"file").unwrap().ino;
@@ -140,7 +140,7 @@ fn whoever_has_no_privilege_takes_it_from_what_he_changes() {
     assert_eq!(perm_after(0o6777, cx), 0o6777);
     assert_eq!(perm_after(0o6777, &user(7)), 0o777);
     assert_eq!(perm_after(0o6777, &user(50)), 0o777);
-    // Without group execution set-group-ID gives nothing away to who is in the group.
+    // Without group execution, set-group-ID gives the group's members no privilege.
     assert_eq!(perm_after(0o6767, &user(7)), 0o767);
     assert_eq!(perm_after(0o6767, &user(50)), 0o2767);
     world.close();
@@ -175,7 +175,7 @@ fn groups_are_inherited() {
 }
 
 #[test]
-fn reading_moves_the_time_of_access() {
+fn reads_update_atime() {
     let world = World::make(ALL, 64);
     let (fs, cx) = (&*world.fs, &world.cx);
     let flags = [
@@ -301,9 +301,9 @@ fn flags_are_inherited_and_refused() {
     world.close();
 }
 
-/// `chattr =A DIR` sends that one flag, without those that only say what the inode is.
+/// `chattr =A DIR` passes that one flag, without those that only report the state of the inode.
 #[test]
-fn flags_that_stay_can_be_left_out() {
+fn fixed_flags_can_be_omitted() {
     let world = World::make(ALL, 64);
     let (fs, cx) = (&*world.fs, &world.cx);
     let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
@@ -318,7 +318,7 @@ fn flags_that_stay_can_be_left_out() {
 }
 
 #[test]
-fn flags_tell_how_a_file_is_stored() {
+fn flags_report_how_a_file_is_stored() {
     const SET_PIN_FILE: u32 = 0x4004_f50d;
     let world = World::make(ALL, 64);
     let (fs, cx) = (&*world.fs, &world.cx);
@@ -328,16 +328,16 @@ fn flags_tell_how_a_file_is_stored() {
     fs.write(cx, file, 0, b"few bytes", false).unwrap();
     assert!(of(file).contains(inline));
     assert!(of(world.mkdir(ROOT, b"dir").unwrap().ino).contains(inline));
-    // As chattr(1) does it: what was read goes back, with more or with less.
+    // As chattr(1) does: flags that were read are set again, with one added or removed.
     fs.set_flags(cx, file, of(file).union(InodeFlags::NODUMP))
         .unwrap();
     assert_eq!(of(file), InodeFlags::NODUMP.union(inline));
     fs.set_flags(cx, file, InodeFlags::NOATIME).unwrap();
     assert_eq!(of(file), InodeFlags::NOATIME.union(inline));
-    // Nobody pins a file by a flag.
+    // A file cannot be pinned by a flag.
     fs.set_flags(cx, file, of(file).union(pinned)).unwrap();
     assert_eq!(of(file), InodeFlags::NOATIME.union(inline));
-    // (Its only block is in the inode.)
+    // (Its only block is the inode.)
     fs.ioctl(cx, file, SET_PIN_FILE, &1u32.to_ne_bytes())
         .unwrap();
     assert_eq!(of(file), InodeFlags::NOATIME.union(pinned));
@@ -353,7 +353,7 @@ fn flags_tell_how_a_file_is_stored() {
     world.close();
 }
 
-/// `security_inode_killpriv` is called for what is no directory.
+/// The kernel calls `security_inode_killpriv` only for inodes other than directories.
 #[test]
 fn a_directory_keeps_its_capability_when_its_owner_changes() {
     let world = World::make(ALL, 64);

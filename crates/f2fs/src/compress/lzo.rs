@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn literals_copies_and_the_end() {
-        // 4 literals, then 8 bytes from 4 back (an overlapping copy), then the end.
+        // 4 literals, then 8 bytes from distance 4 (an overlapping copy), then the end.
         let stream = [17 + 4, b'a', b'b', b'c', b'd', 0b1110_1100, 0, 17, 0, 0];
         assert_eq!(decompress(&stream, 12).unwrap(), b"abcdabcdabcd");
         assert_eq!(decompress(&stream, 11), None, "more than wanted");

@@ -48,7 +48,7 @@ mod tests {
 
     const PLAIN: usize = 16 << 10;
 
-    /// A frame with this beginning, of blocks that each stand for a byte repeated `size` times.
+    /// A frame with this header, of blocks that each expand to one byte repeated `size` times.
     fn repeating(header: &[u8], size: u32, blocks: usize) -> Vec<u8> {
         let mut frame = [&MAGIC, header].concat();
         for n in 1..=blocks {
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_what_headers_say() {
+    fn windows_match_headers() {
         for (header, wanted) in [
             (&[0x00, 0x00][..], 1 << 10),
             (&[0x00, 0xFF], (1 << 41) + 7 * (1 << 38)),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_the_largest_cluster_is_read() {
+    fn frames_up_to_the_largest_cluster_decode() {
         let wanted = Some(vec![7; PLAIN]);
         let size = PLAIN as u32 / 4;
         for header in [&[0x00, 0x20][..], &[0x00, 0x50], &[0xA0, 0, 0x40, 0, 0]] {
@@ -86,9 +86,9 @@ mod tests {
         }
     }
 
-    /// Each would take 256 MiB and be read; a megabyte of such blocks would take 32 GiB.
+    /// Each would expand to 256 MiB; a megabyte of such blocks to 32 GiB.
     #[test]
-    fn a_frame_cannot_make_its_decoder_keep_more() {
+    fn a_frame_cannot_exceed_the_memory_limit() {
         let size = 128 << 10;
         for header in [
             &[0x00, 0xFF][..],
@@ -99,7 +99,7 @@ mod tests {
             let frame = repeating(header, size, 2048);
             assert!(decompress(&frame, PLAIN).is_none());
         }
-        // A window within bounds ends it early.
+        // A window within the limit ends it early.
         let frame = repeating(&[0x00, 0x50], size, 2048);
         assert!(decompress(&frame, PLAIN) == Some(vec![7; PLAIN + 1]));
     }

@@ -1,5 +1,5 @@
-//! Random operations on one file against a vector of bytes, in place and out of place, inline and in
-//! nodes of every level; the volume is judged by fsck.f2fs.
+//! Random operations on one file, compared with a vector of bytes: IPU and OPU, inline and in nodes of every level.
+//! fsck.f2fs checks the volume.
 
 mod growing;
 mod largest;
@@ -18,7 +18,7 @@ use crate::test_world::fsck;
 use crate::{CacheSizes, F2fs, MountOptions};
 use steadfs_f2fs_format::test_support::{Image, LOAD_FEATURES};
 
-/// Ranges begin and end before this.
+/// Ranges begin and end before this offset.
 const LARGEST: u64 = 600_000;
 
 /// A volume with an empty file in its root directory.
@@ -45,7 +45,7 @@ fn file(fs: &F2fs) -> Arc<Inode> {
 
 struct Model {
     bytes: Vec<u8>,
-    /// Added to every offset, so that the file reaches into deeper nodes.
+    /// Added to every offset, so that the file uses deeper nodes.
     base: u64,
     random: Random,
     steps: usize,
@@ -134,7 +134,7 @@ impl Model {
         }
     }
 
-    /// Moves blocks as cleaning does.
+    /// Moves blocks as GC does.
     fn relocate(&mut self, fs: &F2fs, inode: &Inode, at: u64) {
         let first = at / super::BLOCK;
         let tag = IoTag::default();
@@ -200,7 +200,7 @@ impl Model {
     }
 }
 
-/// Rounds of random steps, each ended by an unmount (or, to be recovered, without one).
+/// Rounds of random steps, each ended by an unmount or, with recovery, by a power cut.
 fn torture(features: &str, mount: &str, base: u64, seed: u64) {
     let device = volume_with_file(features, 64);
     let mut model = Model::new(base, seed);
@@ -231,7 +231,7 @@ fn files_of_all_depths() {
 }
 
 #[test]
-fn files_with_all_fields_and_new_places() {
+fn files_with_all_fields_and_opu() {
     for seed in 10..12 {
         torture(LOAD_FEATURES, "mode=lfs", 0, seed);
         torture(LOAD_FEATURES, "", 3_700_000, 100 + seed);
@@ -239,7 +239,7 @@ fn files_with_all_fields_and_new_places() {
 }
 
 #[test]
-fn a_full_volume_keeps_what_it_took() {
+fn a_full_volume_keeps_acknowledged_data() {
     let device = volume_with_file("extra_attr", 64);
     let cx = Cx {
         uid: 1000,
@@ -265,7 +265,7 @@ fn a_full_volume_keeps_what_it_took() {
             fs.segments().counts(),
             fs.segments().policy()
         );
-        // What is there can be written over, and all of it reaches the device.
+        // Existing blocks can be overwritten, and all data reaches the device.
         fs.write_file(&cx, &inode, 0, &[255; 90_000], false)
             .unwrap();
         fs.fsync_inode(&cx, &inode, false).unwrap();

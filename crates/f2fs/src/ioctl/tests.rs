@@ -1,4 +1,4 @@
-//! The ioctls by the kernel's numbers, judged by fsck.f2fs.
+//! ioctls by the kernel's numbers, checked by fsck.f2fs.
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileSystem, FsError};
@@ -30,7 +30,7 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Two files of which each second block of every segment is: one of them goes.
+/// Two files that share every segment, block by block; one of them is removed.
 fn fragmented(world: &World, blocks: u64) -> InodeNo {
     let files = [b"kept", b"gone"].map(|name| world.file(ROOT, name).unwrap().ino);
     for block in 0..blocks {
@@ -64,7 +64,7 @@ fn check(world: &World, file: InodeNo, blocks: u64) {
 }
 
 #[test]
-fn sections_are_cleaned_until_none_is_left_but_for_pinned_files() {
+fn gc_empties_all_sections_without_pinned_files() {
     let world = World::make("", 128);
     let file = fragmented(&world, 1000);
     assert_eq!(
@@ -78,11 +78,11 @@ fn sections_are_cleaned_until_none_is_left_but_for_pinned_files() {
         let _ = call(&world, file, GARBAGE_COLLECT, &1u32.to_ne_bytes());
     }
     assert_eq!(places(&world, file, 1000), pinned);
-    // Each try counts.
+    // Each attempt counts.
     let (failures, output) = call(&world, file, GET_PIN_FILE, &[]).unwrap();
     assert!(failures > 0);
     assert_eq!(output, (failures as u32).to_ne_bytes());
-    // Written over where it lies, whatever the rules for others are.
+    // Written in place whatever `ipu_policy` is.
     world.fs.set_gc("ipu_policy", "0").unwrap();
     world
         .fs
@@ -90,7 +90,7 @@ fn sections_are_cleaned_until_none_is_left_but_for_pinned_files() {
         .unwrap();
     world.fs.sync_all(&world.cx).unwrap();
     assert_eq!(places(&world, file, 1000), pinned);
-    // (fsck.f2fs resets the count, and says so.)
+    // (fsck.f2fs resets the count and reports it.)
     assert_eq!(
         call(&world, file, SET_PIN_FILE, &0u32.to_ne_bytes()),
         Ok((0, vec![]))
@@ -104,7 +104,7 @@ fn sections_are_cleaned_until_none_is_left_but_for_pinned_files() {
             Err(error) => panic!("{error}"),
         }
         if cleaned > 20 {
-            // Cleaning never ends: it makes a new partly filled section of each.
+            // GC never finishes: it makes a new partly valid section of each.
             break;
         }
     }
@@ -115,7 +115,7 @@ fn sections_are_cleaned_until_none_is_left_but_for_pinned_files() {
 }
 
 #[test]
-fn a_file_too_often_in_the_way_is_unpinned() {
+fn a_file_that_blocks_gc_too_often_is_unpinned() {
     let world = World::make("", 128);
     let file = fragmented(&world, 600);
     world.fs.set_gc("gc_pin_file_thresh", "3").unwrap();
@@ -131,7 +131,7 @@ fn a_file_too_often_in_the_way_is_unpinned() {
 }
 
 #[test]
-fn a_fragmented_file_is_put_together() {
+fn a_fragmented_file_becomes_contiguous() {
     let world = World::make("extra_attr", 128);
     let file = fragmented(&world, 500);
     let follow = |places: &[BlockAddr]| places.windows(2).filter(|p| p[0].plus(1) == p[1]).count();
@@ -149,7 +149,7 @@ fn a_fragmented_file_is_put_together() {
 }
 
 #[test]
-fn ranges_of_sections_are_cleaned() {
+fn gc_empties_the_sections_of_a_range() {
     let world = World::make("", 128);
     let file = fragmented(&world, 600);
     let before = places(&world, file, 600);
@@ -175,7 +175,7 @@ fn ranges_of_sections_are_cleaned() {
 }
 
 #[test]
-fn others_are_refused_and_root_is_asked_for() {
+fn unsupported_ioctls_fail_and_root_is_required() {
     let mut world = World::make("extra_attr", 64);
     let file = world.file(ROOT, b"file").unwrap().ino;
     let (_, features) = call(&world, file, GET_FEATURES, &[]).unwrap();
@@ -217,7 +217,7 @@ fn others_are_refused_and_root_is_asked_for() {
         Err(FsError::Access)
     );
     world.cx = Cx { uid: 0, ..world.cx };
-    // A container's root.
+    // Root in a container.
     let cleaned = call(&world, file, GARBAGE_COLLECT, &[0; 4]);
     assert_eq!(cleaned, Err(FsError::NotPermitted));
     world.fs.remount(&world.cx, "ro").unwrap();

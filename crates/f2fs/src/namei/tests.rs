@@ -198,7 +198,7 @@ fn open_files_outlive_their_names() {
     world.close();
 }
 
-/// A directory that grows through its inode, one block and many levels, and shrinks again.
+/// A directory that grows from inline entries to one block and many levels, and shrinks again.
 #[test]
 fn large_directories() {
     for (options, dir_level) in [("", 0), ("noinline_dentry", 0), ("", 3)] {
@@ -238,7 +238,7 @@ fn large_directories() {
             assert_eq!(fs.rmdir(cx, ROOT, b"dir"), Err(FsError::NotEmpty));
             fs.unlink(cx, dir, &name(n)).unwrap();
         }
-        // What is empty is given back.
+        // Blocks without entries are freed.
         assert!(blocks() < 100 && before > 500, "{} of {before}", blocks());
         world.judge_now();
         fs.rmdir(cx, ROOT, b"dir").unwrap();
@@ -271,7 +271,7 @@ fn inodes_know_their_last_name() {
         (core(sub).parent, core(sub).advise),
         (Nid::from_vfs(dir).unwrap(), Advise::default())
     );
-    // A new file under the old name must not be recovered over the one that moved.
+    // Recovery must not let a new file under the old name replace the inode that moved.
     let again = world.file(ROOT, b"clip.mp4").unwrap().ino;
     let new_inode = world.file(ROOT, b"new_inode").unwrap().ino;
     let cut = |ino| {
@@ -286,7 +286,7 @@ fn inodes_know_their_last_name() {
 }
 
 #[test]
-fn a_full_volume_says_so_and_loses_nothing() {
+fn a_full_volume_reports_enospc_and_keeps_data() {
     let world = World::make_with(ALL, 52, "noinline_dentry");
     let (fs, cx) = (&*world.fs, &world.cx);
     let target = vec![b't'; 4000];
@@ -363,7 +363,7 @@ fn many_tasks_in_few_directories() {
     world.close();
 }
 
-/// An operation that may well fail because somebody else was faster.
+/// A random operation that may fail because another task was faster.
 fn busy_step(world: &World, random: &mut Random, dirs: &[InodeNo; 3]) {
     let (fs, cx) = (&*world.fs, &world.cx);
     let mut pick = || {
@@ -396,9 +396,9 @@ fn busy_step(world: &World, random: &mut Random, dirs: &[InodeNo; 3]) {
     }
 }
 
-/// Random operations in one directory beside a map of what it must hold.
+/// Random operations in one directory, compared with a map of its expected content.
 #[test]
-fn names_are_as_a_map_has_them() {
+fn names_match_a_model() {
     for seed in 0..4 {
         let world = World::make_with(ALL, 64, ["", "noinline_dentry"][seed % 2]);
         let mut random = Random::new(seed as u64);
@@ -455,9 +455,9 @@ fn model_step(
     }
 }
 
-/// Quota files and the numbers that the kernel keeps for itself: neither by a file handle nor by a damaged name.
+/// Quota files and the kernel's internal inode numbers cannot be reached by a file handle or a corrupt name.
 #[test]
-fn the_volumes_own_files_are_nobodys() {
+fn internal_inodes_are_hidden() {
     let world = World::make_with("extra_attr,project_quota", 64, "ro");
     let (fs, cx) = (&*world.fs, &world.cx);
     let quota = fs.superblock.quota_inodes()[2].unwrap();
@@ -472,7 +472,7 @@ fn the_volumes_own_files_are_nobodys() {
     fs.forget(ROOT, 1);
 }
 
-/// Encrypted inodes as this program finds them: it has no keys. What the kernel allows without the key is allowed.
+/// Encrypted inodes without keys: what the kernel allows without the key is allowed.
 #[test]
 fn without_the_key_files_can_be_removed_and_keep_their_content() {
     use crate::disk::hash;
@@ -531,7 +531,7 @@ fn without_the_key_files_can_be_removed_and_keep_their_content() {
     no_key(fs.rename(cx, (dir, &shown[0]), (ROOT, b"new"), plain));
     no_key(fs.rename(cx, (dir, &shown[0]), (dir, &shown[1]), plain));
     no_key(fs.link(cx, file, dir, b"new").map(drop));
-    // What needs no key.
+    // Operations that need no key.
     fs.link(cx, file, link, b"one more").unwrap();
     let owner = SetAttr {
         uid: Some(7),

@@ -1,4 +1,4 @@
-//! Volumes as mkfs makes them can be mounted, whatever their size and options.
+//! New volumes can be mounted, whatever their size and options.
 
 use steadfs_vfs::{Cx, FileSystem};
 
@@ -9,7 +9,7 @@ use crate::{CacheSizes, F2fs};
 const ALL: &str = "extra_attr,project_quota,inode_checksum,flexible_inline_xattr,inode_crtime,\
                    lost_found,verity,encrypt,compression,sb_checksum";
 
-/// Mounts a new volume; the number of names in its root.
+/// Mounts a new volume. Returns the number of names in its root; `None` if mkfs refuses it.
 fn names(options: &FormatOptions, mib: u64) -> Option<usize> {
     let device = image(mib << 20, options).ok()?;
     let (fs, _) = F2fs::open(device, read_only(), CacheSizes::of(64 << 20)).unwrap();

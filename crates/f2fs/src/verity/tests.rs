@@ -1,4 +1,4 @@
-//! Verity files made with the tree and the descriptor of `fsverity digest`.
+//! Verity files, built with the tree and the descriptor of `fsverity digest`.
 
 use std::fs;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ impl Sealed {
         World::of(Arc::clone(&self.device), "")
     }
 
-    /// The volume with a byte of the file's blocks changed.
+    /// The volume with one byte of the file's blocks changed.
     fn changed(&self, at: u64) -> World {
         let world = self.open();
         let inode = world.fs.by_number(file_of(&world), world.cx.tag).unwrap();
@@ -120,7 +120,7 @@ fn open(world: &World, write: bool) -> Result<(), FsError> {
 }
 
 #[test]
-fn what_fits_its_hashes_is_read_and_measured() {
+fn verified_content_is_read_and_measured() {
     for (how, size) in [
         (&[][..], 700_000),
         (&["--salt=0102", "--block-size=1024"], 700_001),
@@ -158,7 +158,7 @@ fn what_fits_its_hashes_is_read_and_measured() {
             FileSystem::write(fs, cx, file, 0, b"x", false),
             Err(FsError::NotPermitted)
         );
-        // Its blocks behind the end are its own, whatever else is written.
+        // Its blocks beyond the end are not allocated to other files.
         world.file(ROOT, b"other").unwrap();
         let world = World::of(world.close(), "");
         assert!(read(&world, 0, size).unwrap() == sealed.content);
@@ -167,22 +167,22 @@ fn what_fits_its_hashes_is_read_and_measured() {
 }
 
 #[test]
-fn what_does_not_fit_is_never_handed_out() {
+fn corrupt_content_is_not_returned() {
     let size = 700_000;
     let sealed = seal(&[], size);
-    // Content: the block alone.
+    // Content: only the corrupt block fails.
     let world = sealed.changed(300_000);
     open(&world, false).unwrap();
     assert!(matches!(read(&world, 300_500, 10), Err(FsError::Io(_))));
     assert!(matches!(read(&world, 0, size), Err(FsError::Io(_))));
     assert!(read(&world, 0, 200_000).unwrap() == sealed.content[..200_000]);
-    // The root of the tree, then what hashes the first part of the file.
+    // The root of the tree, then a block that covers the first part of the file.
     for (at, rest) in [(sealed.tree, false), (sealed.tree + 4096 + 31, true)] {
         let world = sealed.changed(at);
         assert!(matches!(read(&world, 1000, 10), Err(FsError::Io(_))));
         assert_eq!(read(&world, 600_000, 10).is_ok(), rest);
     }
-    // The root hash, and the size of another file.
+    // A wrong root hash, and the size of another file.
     let world = sealed.changed(sealed.descriptor + 16);
     open(&world, false).unwrap();
     assert!(matches!(read(&world, 0, 1), Err(FsError::Io(_))));
@@ -192,7 +192,7 @@ fn what_does_not_fit_is_never_handed_out() {
 }
 
 #[test]
-fn a_descriptor_that_is_elsewhere_is_damage() {
+fn a_misplaced_descriptor_is_corruption() {
     type Place = fn(u32, u64) -> Option<Vec<u8>>;
     const PLACES: &[(Place, bool)] = &[
         (|_, _| None, true),

@@ -1,4 +1,4 @@
-//! Random attributes against a map in memory.
+//! Random attributes, compared with a map in memory.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +82,7 @@ fn random_attributes() {
         for (ino, model) in [file, dir].into_iter().zip(&models) {
             compare(&world, ino, model);
         }
-        // What all of it took comes back.
+        // All space is freed again.
         let (fs, cx) = (&*world.fs, &world.cx);
         for name in models[0].keys() {
             fs.removexattr(cx, file, name).unwrap();
@@ -128,9 +128,9 @@ fn namespaces_have_their_rules() {
     world.reopen().close();
 }
 
-/// As in Linux, nothing is kept free behind the last attribute.
+/// As in Linux, no space is kept free after the last attribute.
 #[test]
-fn attributes_fill_their_room() {
+fn attributes_fill_their_areas() {
     // Header and entry have 28 bytes, the name one.
     for (options, room) in [("noinline_xattr", 4072), ("", 4072 + 200)] {
         let world = World::make_with("", 64, options);

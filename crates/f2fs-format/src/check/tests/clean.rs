@@ -1,4 +1,4 @@
-//! Volumes in order: no issue.
+//! Consistent volumes: no issue.
 
 use super::*;
 use crate::test_support::tree::{MATRIX, make_tree};

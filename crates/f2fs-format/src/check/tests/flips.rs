@@ -1,5 +1,4 @@
-//! Random damage, with checksums mended: never a panic or a hang, and nothing that fsck.f2fs finds is
-//! missed.
+//! Random corruption with correct checksums: the checker never panics or hangs, and finds whatever fsck.f2fs finds.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +8,9 @@ use crate::disk::Nid;
 use crate::disk::checkpoint::verify_block;
 use crate::disk::inode;
 use crate::disk::node::Footer;
-use crate::test_support::damage::{Base, Damage};
+use crate::test_support::corrupt::{BaseImage, CorruptVolume};
 
-/// A small generator with a seed.
+/// A small random generator with a seed.
 struct Random(u64);
 
 impl Random {
@@ -24,23 +23,23 @@ impl Random {
     }
 }
 
-/// How often, unless the environment asks for more.
+/// The number of rounds; STEADFS_FLIPS overrides it.
 fn rounds(default: usize) -> usize {
     let asked = std::env::var("STEADFS_FLIPS").ok();
     asked.and_then(|n| n.parse().ok()).unwrap_or(default)
 }
 
-/// Blocks by what they are.
+/// Blocks by kind.
 struct Places {
-    /// Of each kind its blocks, so that kinds with few are not forgotten.
+    /// The blocks of each kind, so that rare kinds are picked as often as others.
     kinds: Vec<Vec<BlockAddr>>,
     nodes: Vec<Nid>,
 }
 
 impl Places {
-    fn of(damage: &Damage, base: Base) -> Self {
-        let opened = damage.opened();
-        let layout = &damage.layout;
+    fn of(volume: &CorruptVolume, base: BaseImage) -> Self {
+        let opened = volume.opened();
+        let layout = &volume.layout;
         let cp = &opened.checkpoint;
         let pack = layout.pack_start(opened.pack);
         let filled = (base.filled() / BLOCK_SIZE) as u32;
@@ -75,7 +74,7 @@ impl Places {
         Self { kinds, nodes }
     }
 
-    /// A byte somewhere: often where the fields are.
+    /// A random byte, often among the fields.
     fn pick(&self, random: &mut Random) -> (BlockAddr, usize) {
         let kind = &self.kinds[random.below(self.kinds.len())];
         let within = match random.below(4) {
@@ -88,16 +87,16 @@ impl Places {
     }
 }
 
-/// Mends what has a checksum: inodes, and both ends of the pack.
-fn mend(damage: &mut Damage, addr: BlockAddr, packs: [BlockAddr; 2]) {
-    let layout = damage.layout.clone();
+/// Corrects the checksums of inodes and of both ends of the pack.
+fn mend(volume: &mut CorruptVolume, addr: BlockAddr, packs: [BlockAddr; 2]) {
+    let layout = volume.layout.clone();
     if addr.0 >= layout.main_start {
-        let block = damage.block(addr);
+        let block = volume.block(addr);
         if Footer::parse(block).offset == 0 {
             inode::seal(&layout, block);
         }
     } else if packs.contains(&addr) {
-        let block = damage.block(addr);
+        let block = volume.block(addr);
         let at = u32::from_le_bytes([164, 165, 166, 167].map(|i| block[i])) as usize;
         if (192..=BLOCK_SIZE - 4).contains(&at) && verify_block(block).is_err() {
             let sum = crate::disk::checksum::of(&block[..at]);
@@ -105,38 +104,38 @@ fn mend(damage: &mut Damage, addr: BlockAddr, packs: [BlockAddr; 2]) {
         }
         let block = block.to_vec();
         for end in packs {
-            damage.block(end).copy_from_slice(&block);
+            volume.block(end).copy_from_slice(&block);
         }
     }
 }
 
-fn pack_ends(damage: &Damage) -> [BlockAddr; 2] {
-    let opened = damage.opened();
-    let start = damage.layout.pack_start(opened.pack);
+fn pack_ends(volume: &CorruptVolume) -> [BlockAddr; 2] {
+    let opened = volume.opened();
+    let start = volume.layout.pack_start(opened.pack);
     [start, start.plus(opened.checkpoint.pack_blocks - 1)]
 }
 
 #[test]
-fn damage_never_panics_or_hangs() {
+fn corruption_never_panics_or_hangs() {
     let mut random = Random(7);
-    for base in [Base::Plain, Base::Rich, Base::Quota] {
-        let mut damage = Damage::new(base);
-        let places = Places::of(&damage, base);
-        let packs = pack_ends(&damage);
+    for base in [BaseImage::Plain, BaseImage::Rich, BaseImage::Quota] {
+        let mut volume = CorruptVolume::new(base);
+        let places = Places::of(&volume, base);
+        let packs = pack_ends(&volume);
         for _ in 0..rounds(300) {
             let mut undo = BTreeMap::new();
             for _ in 0..=random.below(12) {
                 let (addr, at) = places.pick(&mut random);
                 for addr in [addr, packs[0], packs[1]] {
-                    let old = damage.block(addr).to_vec();
+                    let old = volume.block(addr).to_vec();
                     undo.entry(addr).or_insert(old);
                 }
-                let block = damage.block(addr);
+                let block = volume.block(addr);
                 match random.below(4) {
                     0 => block[at] ^= 1 << random.below(8),
                     1 => block[at] = random.below(256) as u8,
                     2 => {
-                        // Nodes and blocks that are somewhere else.
+                        // References to random nodes and blocks.
                         let nid = places.nodes[random.below(places.nodes.len())];
                         let word = at / 4 * 4;
                         block[word..word + 4].copy_from_slice(&nid.0.to_le_bytes());
@@ -146,60 +145,60 @@ fn damage_never_panics_or_hangs() {
                         block[word..word + 4].fill(0xFF);
                     }
                 }
-                mend(&mut damage, addr, packs);
+                mend(&mut volume, addr, packs);
             }
             let began = steadfs_rt::now();
-            check(&damage.bytes, &Options::default());
+            check(&volume.bytes, &Options::default());
             assert!(began.elapsed().as_secs() < 120, "{undo:?}");
             for (addr, old) in undo {
-                damage.block(addr).copy_from_slice(&old);
+                volume.block(addr).copy_from_slice(&old);
             }
         }
     }
 }
 
-/// Whole blocks exchanged, and volumes cut off.
+/// Exchanged blocks, and truncated volumes.
 #[test]
-fn blocks_in_wrong_places_never_panic() {
+fn exchanged_blocks_never_panic() {
     let mut random = Random(3);
-    let mut damage = Damage::new(Base::Rich);
-    let places = Places::of(&damage, Base::Rich);
+    let mut volume = CorruptVolume::new(BaseImage::Rich);
+    let places = Places::of(&volume, BaseImage::Rich);
     for _ in 0..rounds(300) {
         let (one, _) = places.pick(&mut random);
         let (other, _) = places.pick(&mut random);
-        let old = damage.block(one).to_vec();
-        let new = damage.block(other).to_vec();
-        damage.block(one).copy_from_slice(&new);
-        check(&damage.bytes, &Options::default());
-        damage.block(one).copy_from_slice(&old);
+        let old = volume.block(one).to_vec();
+        let new = volume.block(other).to_vec();
+        volume.block(one).copy_from_slice(&new);
+        check(&volume.bytes, &Options::default());
+        volume.block(one).copy_from_slice(&old);
     }
     for blocks in [0, 1, 2, 3, 513, 600, 2000, 6000, 9000] {
-        let cut = &damage.bytes[..blocks * BLOCK_SIZE];
+        let cut = &volume.bytes[..blocks * BLOCK_SIZE];
         assert!(!check(&cut, &Options::default()).is_clean());
     }
 }
 
-/// One wrong byte somewhere: what fsck.f2fs finds is found.
+/// One random wrong byte: the checker finds whatever fsck.f2fs finds.
 #[test]
 fn nothing_that_fsck_finds_is_missed() {
     let mut random = Random(11);
     let (mut found, mut missed) = (0, Vec::new());
-    for base in [Base::Plain, Base::Rich, Base::Quota] {
+    for base in [BaseImage::Plain, BaseImage::Rich, BaseImage::Quota] {
         let judged = Judged::new(base);
-        let mut damage = Damage::new(base);
-        let places = Places::of(&damage, base);
-        let packs = pack_ends(&damage);
+        let mut volume = CorruptVolume::new(base);
+        let places = Places::of(&volume, base);
+        let packs = pack_ends(&volume);
         for _ in 0..rounds(60) {
             let (addr, at) = places.pick(&mut random);
             let value = random.below(256) as u8;
-            let old = [addr, packs[0], packs[1]].map(|addr| (addr, damage.block(addr).to_vec()));
-            let before = damage.block(addr)[at];
-            damage.block(addr)[at] = value;
-            mend(&mut damage, addr, packs);
-            if !check(&damage.bytes, &Options::default()).is_clean() {
+            let old = [addr, packs[0], packs[1]].map(|addr| (addr, volume.block(addr).to_vec()));
+            let before = volume.block(addr)[at];
+            volume.block(addr)[at] = value;
+            mend(&mut volume, addr, packs);
+            if !check(&volume.bytes, &Options::default()).is_clean() {
                 found += 1;
             } else if before != value {
-                let (code, said) = judged.fsck(&damage.bytes);
+                let (code, said) = judged.fsck(&volume.bytes);
                 if code != 0 {
                     let lines: Vec<_> =
                         said.lines().filter(|line| !line.contains("Ok..")).collect();
@@ -212,7 +211,7 @@ fn nothing_that_fsck_finds_is_missed() {
                 }
             }
             for (addr, old) in old {
-                damage.block(addr).copy_from_slice(&old);
+                volume.block(addr).copy_from_slice(&old);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The checker against f2fs-tools: both must find the same volumes clean, and the same damaged.
+//! The checker against f2fs-tools: both must find the same volumes clean, and the same ones corrupt.
 
 mod clean;
 mod flips;

@@ -1,5 +1,5 @@
-//! Each kind of issue, provoked: the checker names it, and fsck.f2fs calls the volume bad too, or is known
-//! not to look.
+//! Each kind of issue, provoked: the checker reports it, and fsck.f2fs reports the volume, too, or is known not to
+//! check this.
 
 mod dirs;
 mod inodes;
@@ -16,7 +16,7 @@ use crate::disk::inode::{Advise, FIXED, Inline, set_nid_at};
 use crate::disk::node::{self, Footer};
 use crate::disk::xattr::{self, Xattr, index};
 use crate::disk::{BlockAddr, LogType, Nid, hash};
-use crate::test_support::damage::{Base, Damage};
+use crate::test_support::corrupt::{BaseImage, CorruptVolume};
 
 /// The name of an issue's kind. A new kind does not compile until it is listed and provoked here.
 pub(super) fn kind(issue: &Issue) -> &'static str {
@@ -88,41 +88,46 @@ pub(super) fn kind(issue: &Issue) -> &'static str {
     )
 }
 
-/// Kinds there are.
+/// Number of kinds.
 const KINDS: usize = 59;
 
-/// What fsck.f2fs 1.15 must say: that the volume is bad, or nothing, being blind for it.
+/// What fsck.f2fs 1.15 must report.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Judge {
     Agrees,
-    /// Its exit code is 0, but it says these words.
+    /// Its exit code is 0, but its output has these words.
     Tells(&'static str),
-    /// It does not look at this.
+    /// It does not check this.
     Blind,
 }
 use Judge::{Agrees, Blind, Tells};
 
 struct Case {
     kind: &'static str,
-    base: Base,
+    base: BaseImage,
     judge: Judge,
-    damage: fn(&mut Damage),
+    volume: fn(&mut CorruptVolume),
 }
 
-const fn case(kind: &'static str, base: Base, judge: Judge, damage: fn(&mut Damage)) -> Case {
+const fn case(
+    kind: &'static str,
+    base: BaseImage,
+    judge: Judge,
+    volume: fn(&mut CorruptVolume),
+) -> Case {
     Case {
         kind,
         base,
         judge,
-        damage,
+        volume,
     }
 }
 
 /// A node that is not in use.
 const FREE_NID: Nid = Nid(5000);
 
-/// An inode that fsync wrote after the checkpoint, changed by `edit`.
-fn chain(d: &mut Damage, ino: Nid, edit: impl FnOnce(&mut [u8])) {
+/// Writes an inode as fsync does after the checkpoint, changed by `edit`.
+fn chain(d: &mut CorruptVolume, ino: Nid, edit: impl FnOnce(&mut [u8])) {
     let opened = d.opened();
     let cp = &opened.checkpoint;
     let log = cp.log(LogType::WarmNode);
@@ -141,12 +146,12 @@ fn chain(d: &mut Damage, ino: Nid, edit: impl FnOnce(&mut [u8])) {
 }
 
 /// The first direct node of the large file.
-fn direct(d: &Damage) -> Nid {
+fn direct(d: &CorruptVolume) -> Nid {
     crate::disk::inode::nid_at(d.opened().node(d.ino("large")), 0)
 }
 
-/// Gives the small file (whose blocks are few) attributes with these names in its inode.
-fn attributes(d: &mut Damage, names: &[&[u8]], edit: impl FnOnce(&mut [u8])) {
+/// Gives the small file attributes with these names in its inode.
+fn attributes(d: &mut CorruptVolume, names: &[&[u8]], edit: impl FnOnce(&mut [u8])) {
     let layout = d.layout.clone();
     d.inode("small", |core, block| {
         core.inline = core.inline.union(Inline::XATTR);
@@ -162,8 +167,8 @@ fn attributes(d: &mut Damage, names: &[&[u8]], edit: impl FnOnce(&mut [u8])) {
     });
 }
 
-/// Makes the small file one that may be compressed.
-fn compress(d: &mut Damage, saved_blocks: u64) {
+/// Turns the small file into one with compression.
+fn compress(d: &mut CorruptVolume, saved_blocks: u64) {
     d.inode("small", |core, _| {
         core.flags = core.flags.union(InodeFlags::COMPRESSED);
         core.compression = Some(crate::disk::inode::Compression {
@@ -176,21 +181,21 @@ fn compress(d: &mut Damage, saved_blocks: u64) {
 }
 
 /// The first block of the project quota file.
-fn quota_block(d: &Damage) -> BlockAddr {
+fn quota_block(d: &CorruptVolume) -> BlockAddr {
     let opened = d.opened();
     let block = opened.node(Nid(4));
     let core = crate::disk::Inode::decode(&d.layout, block).unwrap();
     core.addr(&d.layout, block, 0)
 }
 
-/// An image file for the judge: what a case changes is written, and afterwards taken back.
+/// An image file for fsck.f2fs: the changes of a case are written, and reverted afterwards.
 pub(super) struct Judged {
     dir: tempfile::TempDir,
-    base: Base,
+    base: BaseImage,
 }
 
 impl Judged {
-    pub(super) fn new(base: Base) -> Self {
+    pub(super) fn new(base: BaseImage) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let judged = Self { dir, base };
         fs::write(judged.path(), base.image()).unwrap();
@@ -229,14 +234,14 @@ impl Judged {
 
 fn run_case(case: &Case, judged: &Judged) -> Vec<String> {
     let mut failures = Vec::new();
-    let mut damage = Damage::new(case.base);
-    (case.damage)(&mut damage);
-    let report = check(&damage.bytes, &Options::default());
+    let mut volume = CorruptVolume::new(case.base);
+    (case.volume)(&mut volume);
+    let report = check(&volume.bytes, &Options::default());
     let kinds: BTreeSet<_> = report.issues.iter().map(kind).collect();
     if !kinds.contains(case.kind) {
         failures.push(format!("found {:?}", words(&report)));
     }
-    let (code, said) = judged.fsck(&damage.bytes);
+    let (code, said) = judged.fsck(&volume.bytes);
     let right = match case.judge {
         Agrees => code != 0,
         Blind => code == 0,
@@ -253,7 +258,7 @@ fn run_case(case: &Case, judged: &Judged) -> Vec<String> {
 fn every_kind_is_provoked() {
     let mut failures = Vec::new();
     let mut seen = BTreeSet::new();
-    for base in [Base::Plain, Base::Rich, Base::Quota] {
+    for base in [BaseImage::Plain, BaseImage::Rich, BaseImage::Quota] {
         let judged = Judged::new(base);
         let cases = volume::VOLUME
             .iter()
@@ -273,7 +278,7 @@ fn every_kind_is_provoked() {
     assert_eq!(seen.len(), KINDS, "{seen:?}");
 }
 
-/// A device of which one block cannot be read.
+/// A device with one unreadable block.
 struct BadBlock {
     bytes: Vec<u8>,
     bad: BlockAddr,
@@ -294,23 +299,23 @@ impl BlockSource for BadBlock {
 }
 
 #[test]
-fn unreadable_blocks_are_named() {
-    let damage = Damage::new(Base::Plain);
-    let layout = &damage.layout;
-    let file = damage.ino("large");
+fn unreadable_blocks_are_reported() {
+    let volume = CorruptVolume::new(BaseImage::Plain);
+    let layout = &volume.layout;
+    let file = volume.ino("large");
     let places = [
         BlockAddr(0),
         layout.pack_start(0),
         layout.pack_start(1),
-        layout.sit_block(0, damage.opened().checkpoint.sit_second(0)),
-        layout.nat_block(0, damage.opened().checkpoint.nat_second(0)),
-        layout.summary_block(layout.place(damage.mapped("large", 500)).unwrap().0),
-        damage.addr_of(file),
-        damage.addr_of(direct(&damage)),
-        damage.mapped("many", 0),
+        layout.sit_block(0, volume.opened().checkpoint.sit_second(0)),
+        layout.nat_block(0, volume.opened().checkpoint.nat_second(0)),
+        layout.summary_block(layout.place(volume.mapped("large", 500)).unwrap().0),
+        volume.addr_of(file),
+        volume.addr_of(direct(&volume)),
+        volume.mapped("many", 0),
     ];
     for bad in places {
-        let bytes = damage.bytes.clone();
+        let bytes = volume.bytes.clone();
         let report = check(&BadBlock { bytes, bad }, &Options::default());
         let named = |issue: &Issue| kind(issue) == "Unreadable";
         let found = words(&report);
@@ -320,82 +325,82 @@ fn unreadable_blocks_are_named() {
 
 #[test]
 fn memory_and_issues_are_bounded() {
-    let damage = Damage::new(Base::Plain);
+    let volume = CorruptVolume::new(BaseImage::Plain);
     for memory_limit in [1000, 8000] {
         let tight = Options {
             memory_limit,
             ..Options::default()
         };
-        let report = check(&damage.bytes, &tight);
+        let report = check(&volume.bytes, &tight);
         assert!(matches!(report.refused, Some(Refusal::TooLarge { .. })));
     }
-    let mut damage = Damage::new(Base::Plain);
-    let table = damage
+    let mut volume = CorruptVolume::new(BaseImage::Plain);
+    let table = volume
         .layout
-        .nat_block(0, damage.opened().checkpoint.nat_second(0));
-    damage.block(table)[100..].fill(0);
+        .nat_block(0, volume.opened().checkpoint.nat_second(0));
+    volume.block(table)[100..].fill(0);
     let few = Options {
         max_issues: 5,
         ..Options::default()
     };
-    let report = check(&damage.bytes, &few);
+    let report = check(&volume.bytes, &few);
     assert_eq!(report.issues.len(), 5);
     assert!(report.more > 10 && !report.is_clean());
 }
 
-/// An orphan is in use: a file without links or name, and a directory.
+/// Orphans are valid: a file without links or name, and a directory.
 #[test]
 fn orphans_are_no_issue() {
-    let mut damage = Damage::new(Base::Plain);
-    let orphans = [damage.ino("small"), damage.ino("a/b/c")];
+    let mut volume = CorruptVolume::new(BaseImage::Plain);
+    let orphans = [volume.ino("small"), volume.ino("a/b/c")];
     for (folder, name) in [("", "small"), ("a/b", "c")] {
-        damage.free_slots(folder, name, 0);
+        volume.free_slots(folder, name, 0);
     }
-    let layout = damage.layout.clone();
+    let layout = volume.layout.clone();
     for nid in orphans {
-        damage.node(nid, |block| {
+        volume.node(nid, |block| {
             let mut core = crate::disk::Inode::decode(&layout, block).unwrap();
             core.links = 0;
             core.encode_into(&layout, block).unwrap();
         });
     }
-    damage.inode("a/b", |core, _| core.links = 2);
-    damage.orphans(&orphans);
-    let report = check(&damage.bytes, &Options::default());
+    volume.inode("a/b", |core, _| core.links = 2);
+    volume.orphans(&orphans);
+    let report = check(&volume.bytes, &Options::default());
     assert!(report.is_clean(), "{:?}", words(&report));
     assert_eq!(report.stats.orphans, 2);
 }
 
-/// What fsync wrote after the checkpoint is counted, as far as it was finished.
+/// Nodes that fsync wrote after the checkpoint are counted, if their chain is complete.
 #[test]
 fn fsynced_files_are_no_issue() {
-    let mut damage = Damage::new(Base::Plain);
-    let file = damage.ino("small");
-    chain(&mut damage, file, |_| ());
-    let report = check(&damage.bytes, &Options::default());
+    let mut volume = CorruptVolume::new(BaseImage::Plain);
+    let file = volume.ino("small");
+    chain(&mut volume, file, |_| ());
+    let report = check(&volume.bytes, &Options::default());
     assert!(report.is_clean(), "{:?}", words(&report));
     let stats = &report.stats;
     assert_eq!((stats.fsynced_files, stats.fsynced_nodes), (1, 1));
-    let mut damage = Damage::new(Base::Plain);
-    chain(&mut damage, file, |block| {
+    let mut volume = CorruptVolume::new(BaseImage::Plain);
+    chain(&mut volume, file, |block| {
         let fsync = false;
         let footer = Footer::parse(block);
         Footer { fsync, ..footer }.encode_into(block);
     });
-    let report = check(&damage.bytes, &Options::default());
+    let report = check(&volume.bytes, &Options::default());
     assert!(report.is_clean(), "{:?}", words(&report));
     assert_eq!(report.stats.fsynced_nodes, 0);
 }
 
-/// Clusters as the kernel stores them: with the blocks they save kept for them, and given back.
+/// Clusters as the kernel stores them, with the saved blocks reserved and with them released.
 #[test]
 fn compressed_clusters_are_no_issue() {
-    let judged = Judged::new(Base::Rich);
+    let judged = Judged::new(BaseImage::Rich);
     for released in [false, true] {
-        let mut damage = Damage::new(Base::Rich);
-        let freed = [4, 6, 7].map(|slot| damage.mapped("small", slot));
-        compress(&mut damage, if released { 0 } else { 3 });
-        damage.inode("small", |core, _| {
+        let mut volume = CorruptVolume::new(BaseImage::Rich);
+        let freed = [4, 6, 7].map(|slot| volume.mapped("small", slot));
+        compress(&mut volume, if released { 0 } else { 3 });
+        volume.inode("small", |core, _| {
             core.extent.len = 0;
             if released {
                 core.inline = core.inline.union(Inline::COMPRESS_RELEASED);
@@ -407,22 +412,22 @@ fn compressed_clusters_are_no_issue() {
         } else {
             BlockAddr::NEW
         };
-        damage.addrs("small", |list| {
+        volume.addrs("small", |list| {
             (list[4], list[6], list[7]) = (BlockAddr::COMPRESSED, rest, rest);
         });
         for addr in freed {
-            damage.sit(addr, |entry, offset| {
+            volume.sit(addr, |entry, offset| {
                 entry.vblocks.set(entry.vblocks.get() - 1);
                 entry.valid_map[offset / 8] &= !(0x80 >> (offset % 8));
             });
         }
         if released {
-            damage.checkpoint(|cp| cp.valid_blocks -= 3);
+            volume.checkpoint(|cp| cp.valid_blocks -= 3);
         }
-        let report = check(&damage.bytes, &Options::default());
+        let report = check(&volume.bytes, &Options::default());
         assert!(report.is_clean(), "{released}: {:?}", words(&report));
         assert_eq!(report.stats.compressed_files, 1);
-        let (code, said) = judged.fsck(&damage.bytes);
+        let (code, said) = judged.fsck(&volume.bytes);
         assert_eq!(code, 0, "{released}: {said}");
     }
 }

@@ -127,7 +127,7 @@ fn summaries_in_the_pack() {
 }
 
 #[test]
-fn damage_is_refused() {
+fn corruption_is_refused() {
     let image = Image::make(&["-i"], 64);
     let opened = image.open();
     let layout = opened.layout();

@@ -125,7 +125,7 @@ fn file(opened: &Opened, inode: &Inode, block: &[u8]) {
 }
 
 #[test]
-fn damage_is_refused() {
+fn corruption_is_refused() {
     let opened = loaded(&["-O", LOAD_FEATURES]);
     let layout = opened.layout();
     let block = opened.node(Nid::ROOT);

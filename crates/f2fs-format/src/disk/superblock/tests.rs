@@ -64,7 +64,7 @@ fn layout_is_what_dump_prints() {
 }
 
 #[test]
-fn damage_is_refused() {
+fn corruption_is_refused() {
     let image = Image::make(&["-O", ALL_FEATURES], 64);
     let bytes = first_copy(&image);
     for bit in (0..SUPERBLOCK_SIZE * 8).step_by(61) {

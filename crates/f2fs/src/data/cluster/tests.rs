@@ -24,7 +24,7 @@ fn flushes(fs: &F2fs) -> u64 {
     flushes.map(|o| o.count).sum()
 }
 
-/// The files that are dirty: the root directory is a checkpoint's.
+/// The dirty files without the root directory, which a checkpoint writes.
 fn dirty(fs: &F2fs) -> Vec<u64> {
     let mut dirty = fs.writeback.dirty_files();
     dirty.retain(|ino| *ino != fs.root().0);
@@ -46,7 +46,7 @@ fn written(fs: &F2fs, from: usize, count: usize) -> Vec<InodeNo> {
     (from..from + count).map(new).collect()
 }
 
-/// How long a file has been dirty is what matters here.
+/// The age of dirty data matters here.
 fn in_simulated_time(test: fn()) {
     sim::run(sim::Config::new(1), test);
 }
@@ -71,7 +71,7 @@ fn share_flushes() {
     assert!(fs.syncs.reasons().is_empty());
     assert!(dirty(&fs).is_empty());
 
-    // What nobody called fsync for is not there after a crash; all else is.
+    // Files that were not synced are lost by a crash; all others are there.
     written(&fs, 100, 1);
     let copy = Arc::new(device.copy());
     fsck(&copy);
@@ -94,7 +94,7 @@ fn share_flushes() {
 }
 
 #[test]
-fn a_file_synced_at_once_takes_nobody_along() {
+fn a_file_synced_at_once_has_no_cluster() {
     in_simulated_time(synced_at_once);
 }
 

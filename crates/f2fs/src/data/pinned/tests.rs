@@ -1,4 +1,4 @@
-//! Pinned files: where fallocate puts them, what may be done to them, what a crash leaves.
+//! Pinned files: where fallocate allocates them, which operations they allow, what a crash leaves.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 const ALLOCATE: FallocMode = FallocMode::Allocate { keep_size: false };
 const KEEP_SIZE: FallocMode = FallocMode::Allocate { keep_size: true };
 
-/// A volume with sections of so many segments.
+/// A volume with `per_section` segments per section.
 fn world(mib: u64, per_section: u32) -> World {
     let format = FormatOptions {
         segments_per_section: per_section,
@@ -58,7 +58,7 @@ fn places(world: &World, file: InodeNo, blocks: u64) -> Vec<BlockAddr> {
     (0..blocks).map(place).collect()
 }
 
-/// Each section's worth of the file is a section of the volume.
+/// Each section of the file is a section of the volume.
 fn assert_aligned(world: &World, places: &[BlockAddr]) {
     let layout = world.fs.layout();
     let size = layout.segments_per_section * crate::disk::SEGMENT_BLOCKS;
@@ -68,7 +68,7 @@ fn assert_aligned(world: &World, places: &[BlockAddr]) {
     }
 }
 
-/// A volume whose blocks have been written by others, and are free again.
+/// A volume whose blocks were used by other files and are free again.
 fn used(mib: u64, per_section: u32) -> World {
     let world = world(mib, per_section);
     let file = world.file(ROOT, b"old").unwrap().ino;
@@ -83,7 +83,7 @@ fn used(mib: u64, per_section: u32) -> World {
 }
 
 #[test]
-fn fallocate_gives_whole_sections() {
+fn fallocate_allocates_whole_sections() {
     for per_section in [1, 2, 3] {
         let world = used(192, per_section);
         let file = pinned(&world, b"file");
@@ -95,10 +95,10 @@ fn fallocate_gives_whole_sections() {
         let blocks = 2 * section / BLOCK_SIZE as u64;
         let before = places(&world, file, blocks);
         assert_aligned(&world, &before);
-        // Nobody reads what was there.
+        // The old content is not visible.
         let read = world.fs.read(&world.cx, file, 0, MIB as usize).unwrap();
         assert!(read.to_vec().iter().all(|byte| *byte == 0));
-        // Again, and with what is behind: what is there stays.
+        // Again, and beyond: allocated blocks stay.
         fallocate(&world, file, KEEP_SIZE, 3 * section - 1, 1).unwrap();
         fallocate(&world, file, ALLOCATE, 0, 100).unwrap();
         let now = places(&world, file, blocks + section / BLOCK_SIZE as u64);
@@ -111,7 +111,7 @@ fn fallocate_gives_whole_sections() {
 }
 
 #[test]
-fn only_what_has_blocks_is_written_and_only_sections_are_cut_off() {
+fn a_pinned_file_is_written_in_its_blocks_and_truncated_by_sections() {
     let world = world(128, 1);
     let file = pinned(&world, b"file");
     assert!(matches!(write(&world, file, 0, b"x"), Err(FsError::Io(_))));
@@ -158,7 +158,7 @@ fn a_crash_after_fsync_finds_a_pinned_file_where_it_was() {
     fallocate(&world, first, ALLOCATE, 0, 5 * MIB).unwrap();
     write(&world, first, 4 * MIB, b"here").unwrap();
     world.fs.fsync(&world.cx, first, false).unwrap();
-    // Not fsynced: a crash leaves nothing of it, and its section is free.
+    // Not synced: after a crash the file has no blocks, and the section is free.
     fallocate(&world, second, ALLOCATE, 0, MIB).unwrap();
     assert_eq!(
         world.fs.checkpoints.written(),
@@ -179,9 +179,9 @@ fn a_crash_after_fsync_finds_a_pinned_file_where_it_was() {
 }
 
 #[test]
-fn sections_are_cleaned_for_a_pinned_file_or_it_gets_none() {
+fn gc_frees_sections_for_a_pinned_file() {
     let world = world(128, 1);
-    // Every fourth block of all sections stays.
+    // Every fourth block of all sections stays valid.
     let files = [b"kept", b"gone"].map(|name| world.file(ROOT, name).unwrap().ino);
     let mut block = 0;
     loop {
@@ -204,7 +204,7 @@ fn sections_are_cleaned_for_a_pinned_file_or_it_gets_none() {
     let wanted = u64::from(free) * 2 * MIB + 10 * MIB;
     fallocate(&world, file, ALLOCATE, 0, wanted).unwrap();
     assert_aligned(&world, &places(&world, file, wanted / 4096));
-    // More than there is: what it got stays its own, nothing is lost.
+    // More than the volume has: what was allocated before stays, and no data is lost.
     let result = fallocate(&world, file, ALLOCATE, 0, 1 << 30);
     assert_eq!(result, Err(FsError::NoSpace));
     assert_eq!(world.lookup(ROOT, b"file").unwrap().size, wanted);

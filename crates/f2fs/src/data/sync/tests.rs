@@ -9,7 +9,7 @@ use steadfs_vfs::{Cx, FileSystem, RenameFlags, SetAttr};
 use crate::test_world::{ROOT, World};
 use crate::{CacheSizes, F2fs, MountOptions};
 
-/// What happens while an fsync waits for its turn.
+/// An operation while an fsync waits for a lock.
 type Meanwhile = fn(&World, InodeNo);
 
 fn link(world: &World, file: InodeNo) {
@@ -41,7 +41,7 @@ fn close(world: &World) {
     world.judge_device();
 }
 
-/// Writes a file's data back for ten milliseconds, as far as others can see.
+/// Holds a file's flush lock for 10 ms, as a write-back does.
 fn take_turn(world: &Arc<World>, file: InodeNo) -> JoinHandle<()> {
     let inode = world.fs.by_number(file, world.cx.tag).unwrap();
     let turn = spawn("turn", move || {
@@ -52,10 +52,10 @@ fn take_turn(world: &Arc<World>, file: InodeNo) -> JoinHandle<()> {
     turn
 }
 
-/// An fsync that has looked at a file, and waits for its turn to write the nodes, writes them as the file is
-/// then: if recovery could not make that of them, it takes a checkpoint.
+/// An fsync that decided on a chain and then waited for its turn writes the nodes as they are then. If recovery
+/// could not use them, it takes a checkpoint.
 #[test]
-fn an_fsync_looks_at_the_file_when_it_is_its_turn() {
+fn an_fsync_decides_again_when_it_writes_the_chain() {
     let cases: [(&str, Meanwhile, &[&str]); 4] = [
         ("link", link, &["file", "second"]),
         ("unlink", unlink, &[]),
@@ -92,9 +92,9 @@ fn an_fsync_looks_at_the_file_when_it_is_its_turn() {
     }
 }
 
-/// What an fsync stores beside a truncate has nothing behind the end: not even when the file grows again.
+/// Nodes stored by an fsync beside a truncate map no block beyond the end, also when the file grows again.
 #[test]
-fn an_fsync_beside_a_truncate_brings_nothing_back() {
+fn an_fsync_beside_a_truncate_stores_no_truncated_block() {
     const SIZE: u64 = 4 << 20;
     let of_size = |size| SetAttr {
         size: Some(size),
@@ -136,7 +136,7 @@ fn an_fsync_beside_a_truncate_brings_nothing_back() {
     }
 }
 
-/// A name that two files had one after the other is the later one's after a power cut, whichever has the larger
+/// A name that two files had in turn belongs to the later one after a power cut, whichever has the higher inode
 /// number.
 #[test]
 fn a_name_is_that_of_the_file_synced_last() {
@@ -158,7 +158,7 @@ fn a_name_is_that_of_the_file_synced_last() {
         make(b"spare", b"");
         fs.sync_all(&cx).unwrap();
         fs.unlink(&cx, ROOT, b"spare").unwrap();
-        // A file that is made while a checkpoint is written cannot have the number that this sets free.
+        // A file created while a checkpoint is in flight cannot get the inode number that this frees.
         device.set(|bio| match bio.preflush {
             true => Fault::Delay(Duration::from_millis(3)),
             false => Fault::None,

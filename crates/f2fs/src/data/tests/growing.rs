@@ -1,4 +1,4 @@
-//! What is stored of a file's size while the file grows.
+//! The stored size of a file while it grows.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,12 +14,11 @@ use crate::checkpoint::Reason;
 use crate::inode::Inode;
 use crate::{CacheSizes, F2fs, MountOptions};
 
-/// A device on which a file is appended to while it has a write.
+/// A device during whose writes a file is appended to.
 struct Appends {
     inner: Arc<MemDevice>,
     fs: OnceLock<Weak<F2fs>>,
     next: AtomicBool,
-    /// So many bytes.
     bytes: usize,
 }
 
@@ -37,15 +36,15 @@ impl Device for Appends {
                 let written = fs.write_file(&Cx::default(), &inode, 5000, &more, true);
                 assert_eq!(written.unwrap(), more.len());
             };
-            // Another task's: this one may hold locks.
+            // In another task, because this one may hold locks.
             steadfs_rt::spawn("append", append).join();
         }
         self.inner.start(bio, done);
     }
 }
 
-/// A file of 5000 bytes that is written back and grows by so many while the device has its blocks; then it is
-/// written back again. Sizes and contents that power cuts leave.
+/// A file of 5000 bytes is written back and grows by this many bytes while its blocks are in flight; then it is
+/// written back again. Returns the sizes and contents after power cuts.
 fn written_while_it_grows(
     bytes: usize,
     write: impl Fn(&F2fs, &Arc<Inode>) -> Result<()>,
@@ -59,7 +58,7 @@ fn written_while_it_grows(
     });
     let options = MountOptions::parse("").unwrap();
     let (fs, _) = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20)).unwrap();
-    // What is dirty stays so until the test wants it written.
+    // Dirty data stays in memory until the test writes it.
     fs.writeback.stop();
     assert!(device.fs.set(Arc::downgrade(&fs)).is_ok());
     let (cx, tag) = (Cx::default(), IoTag::default());
@@ -82,7 +81,7 @@ fn written_while_it_grows(
 }
 
 #[test]
-fn a_size_covers_nothing_that_came_while_the_block_was_written() {
+fn the_stored_size_excludes_data_added_during_write_back() {
     let tag = IoTag::default();
     let [first, second] = written_while_it_grows(700, |fs, inode| {
         let engine = Engine(fs);
@@ -93,9 +92,9 @@ fn a_size_covers_nothing_that_came_while_the_block_was_written() {
     assert!(second == [[1; 5000].as_slice(), &[2; 700]].concat());
 }
 
-/// Its last block is dirty again, and lies behind what is written next.
+/// The last block is dirty again, and is before what is written next.
 #[test]
-fn a_file_grows_over_no_block_that_write_back_has_passed() {
+fn the_stored_size_excludes_blocks_dirtied_behind_write_back() {
     let whole = [[1; 5000].as_slice(), &[2; 9000]].concat();
     for why in [WritebackReason::Background, WritebackReason::Sync] {
         let [first, second] =
@@ -105,17 +104,16 @@ fn a_file_grows_over_no_block_that_write_back_has_passed() {
     }
 }
 
-/// Pieces of a file that are written together, of which one fails: the size on disk does not cover it, until it
-/// could be written, too.
+/// Of several extents in flight one fails: the stored size does not cover it until it is written.
 #[test]
-fn a_file_grows_over_nothing_that_failed() {
+fn the_stored_size_excludes_failed_blocks() {
     const PIECES: [u64; 4] = [0, 3, 6, 9];
     for failing in 1..4_u8 {
         let device = FaultDevice::new(volume_with_file("extra_attr", 64));
         let options = MountOptions::parse("").unwrap();
         let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
         let fs = opened.unwrap().0;
-        // What is dirty stays so until the test wants it written.
+        // Dirty data stays in memory until the test writes it.
         fs.writeback.stop();
         let (cx, tag) = (Cx::default(), IoTag::default());
         let inode = file(&fs);

@@ -1,4 +1,4 @@
-//! Where the largest files end. Linux's f2fs neither reads nor writes behind that.
+//! The largest file size. Linux's f2fs neither reads nor writes beyond it.
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FallocMode, FileSystem, FsError, Result, SetAttr};
@@ -17,7 +17,7 @@ fn resize(world: &World, file: InodeNo, size: u64) -> Result<u64> {
 }
 
 #[test]
-fn no_file_gets_larger_than_linux_reads_it() {
+fn no_file_exceeds_the_size_that_linux_reads() {
     for features in ["", ALL] {
         let world = World::make(features, 60);
         let (fs, cx) = (&world.fs, &world.cx);
@@ -64,9 +64,9 @@ fn no_file_gets_larger_than_linux_reads_it() {
     }
 }
 
-/// Earlier versions made such files.
+/// Earlier versions created such files.
 #[test]
-fn a_larger_file_can_be_read_and_cut() {
+fn a_larger_file_can_be_read_and_truncated() {
     let world = World::make("", 60);
     let (fs, cx) = (&world.fs, &world.cx);
     let file = world.file(ROOT, b"file").unwrap().ino;

@@ -1,4 +1,4 @@
-//! What a file's attributes say of its blocks.
+//! The block count of a file.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Case {
         FileSystem::getattr(fs, cx, ino).unwrap().blocks
     }
 
-    /// It says this many blocks of 4 KiB, and the same when all is written.
+    /// The file has this many blocks of 4 KiB, before and after write-back.
     #[track_caller]
     fn counts(&self, blocks: u64) {
         assert_eq!(self.sectors(), blocks * 8, "delayed");
@@ -57,12 +57,12 @@ impl Case {
 }
 
 #[test]
-fn blocks_without_a_place_count_as_if_they_had_one() {
+fn delayed_blocks_count_as_allocated() {
     for options in ["", "mode=lfs", "checkpoint=disable"] {
         let case = Case::new(options);
         case.write(0, 2);
         case.counts(2);
-        // Over what is there, behind the end, and behind a hole.
+        // Over existing blocks, beyond the end, and after a hole.
         case.write(1, 3);
         case.counts(4);
         case.write(8, 1);
@@ -71,7 +71,7 @@ fn blocks_without_a_place_count_as_if_they_had_one() {
         case.counts(7);
         case.write(0, 9);
         case.counts(9);
-        // What fallocate has taken counts from then on.
+        // Blocks reserved by fallocate count at once.
         let (fs, cx) = (&*case.world.fs, &case.world.cx);
         let ino = case.file.nid().into();
         let (mode, from) = (FallocMode::Allocate { keep_size: false }, 9 * BLOCK);
@@ -86,7 +86,7 @@ fn blocks_without_a_place_count_as_if_they_had_one() {
 #[test]
 fn nodes_that_delayed_blocks_need_count_too() {
     let case = Case::new("");
-    // In the first direct node, in the second twice, and in one of the double tree.
+    // In the first direct node, twice in the second, and in one of the double indirect tree.
     case.write(1500, 1);
     assert_eq!(case.sectors(), 2 * 8);
     case.write(2500, 1);
@@ -98,7 +98,7 @@ fn nodes_that_delayed_blocks_need_count_too() {
 }
 
 #[test]
-fn what_lies_in_an_inode_counts_in_sectors() {
+fn inline_content_counts_in_sectors() {
     let case = Case::new("");
     assert_eq!(case.sectors(), 0);
     case.write_at(0, b"little");
@@ -122,9 +122,9 @@ fn what_lies_in_an_inode_counts_in_sectors() {
     case.world.close();
 }
 
-/// As in Linux's f2fs: a hole that begins before the end of the file may reach behind it.
+/// As in Linux's f2fs: a hole that begins before the end of the file may extend beyond it.
 #[test]
-fn a_hole_takes_what_was_allocated_behind_the_end() {
+fn a_hole_frees_blocks_beyond_the_end() {
     let case = Case::new("");
     let (fs, cx) = (&*case.world.fs, &case.world.cx);
     let ino = case.file.nid().into();
@@ -133,7 +133,7 @@ fn a_hole_takes_what_was_allocated_behind_the_end() {
     FileSystem::fallocate(fs, cx, ino, keep, BLOCK, 16 * BLOCK).unwrap();
     case.counts(17);
     let punch = |start, len| FileSystem::fallocate(fs, cx, ino, FallocMode::PunchHole, start, len);
-    // Behind the end there is nothing to punch.
+    // Beyond the end there is nothing to punch.
     punch(3600, 1 << 20).unwrap();
     case.counts(17);
     punch(0, 2 * BLOCK + 1).unwrap();

@@ -1,34 +1,34 @@
-//! Damage to the superblocks, packs and tables.
+//! Corrupt superblocks, packs and tables.
 
 use super::*;
 
 pub(super) const VOLUME: &[Case] = &[
-    case("Superblock", Base::Rich, Blind, |d| {
+    case("Superblock", BaseImage::Rich, Blind, |d| {
         d.bytes[1024 + 200] ^= 1
     }),
-    case("Superblock", Base::Rich, Agrees, |d| {
+    case("Superblock", BaseImage::Rich, Agrees, |d| {
         d.bytes[1024 + 200] ^= 1;
         d.bytes[1024 + 4096 + 200] ^= 1;
     }),
-    case("SuperblocksDiffer", Base::Plain, Blind, |d| {
+    case("SuperblocksDiffer", BaseImage::Plain, Blind, |d| {
         d.bytes[4096 + 1024 + 110] ^= 1
     }),
-    case("DeviceTooSmall", Base::Plain, Blind, |d| {
+    case("DeviceTooSmall", BaseImage::Plain, Blind, |d| {
         d.bytes.truncate(96 << 20)
     }),
-    case("NoCheckpoint", Base::Plain, Agrees, |d| {
+    case("NoCheckpoint", BaseImage::Plain, Agrees, |d| {
         for pack in [0, 1] {
             let at = d.layout.pack_start(pack);
             d.block(at)[8] ^= 1;
         }
     }),
-    case("Checkpoint", Base::Plain, Agrees, |d| {
+    case("Checkpoint", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.overprovision_segments = 0)
     }),
-    case("Checkpoint", Base::Plain, Blind, |d| {
+    case("Checkpoint", BaseImage::Plain, Blind, |d| {
         d.checkpoint(|cp| cp.logs[1].alloc = 7)
     }),
-    case("PackEnds", Base::Plain, Blind, |d| {
+    case("PackEnds", BaseImage::Plain, Blind, |d| {
         let opened = d.opened();
         let mut cp = opened.checkpoint.clone();
         cp.elapsed += 1;
@@ -36,58 +36,61 @@ pub(super) const VOLUME: &[Case] = &[
         let last = d.layout.pack_start(opened.pack).plus(cp.pack_blocks - 1);
         d.block(last).copy_from_slice(&head[..BLOCK_SIZE]);
     }),
-    case("Pack", Base::Plain, Tells("truncate n_nats(99)"), |d| {
-        d.pack_summary(LogType::HotData)[3584..3586].copy_from_slice(&99u16.to_le_bytes())
-    }),
-    case("Pack", Base::Plain, Agrees, |d| {
+    case(
+        "Pack",
+        BaseImage::Plain,
+        Tells("truncate n_nats(99)"),
+        |d| d.pack_summary(LogType::HotData)[3584..3586].copy_from_slice(&99u16.to_le_bytes()),
+    ),
+    case("Pack", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.user_blocks = 1 << 30)
     }),
-    case("JournalTwice", Base::Plain, Blind, |d| {
+    case("JournalTwice", BaseImage::Plain, Blind, |d| {
         let root = d.opened().nat(Nid::ROOT);
         let journal = crate::disk::journal::encode_nat(&[(Nid::ROOT, root), (Nid::ROOT, root)]);
         d.pack_summary(LogType::HotData)[3584..4091].copy_from_slice(&journal);
     }),
-    case("OrphanBlock", Base::Plain, Agrees, |d| {
+    case("OrphanBlock", BaseImage::Plain, Agrees, |d| {
         let at = d.orphans(&[FREE_NID]);
         d.block(at)[4088..4092].copy_from_slice(&9999u32.to_le_bytes());
     }),
-    case("Orphan", Base::Plain, Agrees, |d| {
+    case("Orphan", BaseImage::Plain, Agrees, |d| {
         d.orphans(&[FREE_NID]);
     }),
-    case("Orphan", Base::Plain, Agrees, |d| {
+    case("Orphan", BaseImage::Plain, Agrees, |d| {
         let file = d.ino("small");
         d.free_slots("", "small", 0);
         d.orphans(&[file]);
     }),
-    case("BadTarget", Base::Plain, Agrees, |d| {
+    case("BadTarget", BaseImage::Plain, Agrees, |d| {
         let file = d.ino("small");
         d.inode("small", |core, _| core.links = 0);
         d.orphans(&[file]);
     }),
-    case("Log", Base::Plain, Agrees, |d| {
+    case("Log", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.logs[LogType::WarmNode.index()].offset -= 1)
     }),
-    case("Log", Base::Plain, Agrees, |d| {
+    case("Log", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.logs.swap(0, 3))
     }),
-    case("Nat", Base::Plain, Agrees, |d| {
+    case("Nat", BaseImage::Plain, Agrees, |d| {
         let file = d.ino("small");
         let outside = d.layout.ssa_start;
         d.nat(file, |entry| entry.block_addr.set(outside));
     }),
-    case("Nat", Base::Plain, Agrees, |d| {
+    case("Nat", BaseImage::Plain, Agrees, |d| {
         let file = d.ino("small");
         d.nat(file, |entry| entry.ino.set(0));
     }),
-    case("Nat", Base::Plain, Agrees, |d| {
+    case("Nat", BaseImage::Plain, Agrees, |d| {
         d.nat(Nid::NODE, |entry| entry.block_addr.set(0))
     }),
-    case("Nat", Base::Plain, Agrees, |d| {
+    case("Nat", BaseImage::Plain, Agrees, |d| {
         d.nat(Nid::META, |entry| entry.block_addr.set(0))
     }),
     case(
         "NatBits",
-        Base::Plain,
+        BaseImage::Plain,
         Tells("Corrupted valid nat_bits"),
         |d| {
             let opened = d.opened();
@@ -96,58 +99,58 @@ pub(super) const VOLUME: &[Case] = &[
             d.block(at)[empty] |= 1;
         },
     ),
-    case("Sit", Base::Plain, Agrees, |d| {
+    case("Sit", BaseImage::Plain, Agrees, |d| {
         let addr = d.mapped("small", 0);
         d.sit(addr, |entry, _| entry.vblocks.set(entry.vblocks.get() - 1));
     }),
-    case("SitDiffers", Base::Plain, Agrees, |d| {
+    case("SitDiffers", BaseImage::Plain, Agrees, |d| {
         let addr = d.mapped("small", 0);
         d.sit(addr, |entry, offset| {
             entry.vblocks.set(entry.vblocks.get() - 1);
             entry.valid_map[offset / 8] &= !(0x80 >> (offset % 8));
         });
     }),
-    case("SegmentType", Base::Plain, Agrees, |d| {
+    case("SegmentType", BaseImage::Plain, Agrees, |d| {
         let addr = d.mapped("small", 0);
         d.sit(addr, |entry, _| {
             entry.vblocks.set(entry.vblocks.get() & 0x3FF | 4 << 10)
         });
     }),
-    case("SummaryType", Base::Plain, Agrees, |d| {
+    case("SummaryType", BaseImage::Plain, Agrees, |d| {
         // The large file filled a segment.
         let addr = d.mapped("large", 500);
         d.summary_block(addr)[4091] = 1;
     }),
-    case("Summary", Base::Plain, Agrees, |d| {
+    case("Summary", BaseImage::Plain, Agrees, |d| {
         let addr = d.mapped("small", 1);
         d.summary(addr, |entry| entry.ofs_in_node.set(77));
     }),
-    case("Summary", Base::Plain, Agrees, |d| {
+    case("Summary", BaseImage::Plain, Agrees, |d| {
         let addr = d.mapped("small", 1);
         d.summary(addr, |entry| entry.version ^= 1);
     }),
-    case("Summary", Base::Plain, Agrees, |d| {
+    case("Summary", BaseImage::Plain, Agrees, |d| {
         let file = d.ino("small");
         let addr = d.addr_of(file);
         d.summary(addr, |entry| entry.nid.set(77));
     }),
-    case("ValidBlocks", Base::Plain, Agrees, |d| {
+    case("ValidBlocks", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.valid_blocks -= 1)
     }),
-    case("ValidNodes", Base::Plain, Agrees, |d| {
+    case("ValidNodes", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.valid_nodes += 1)
     }),
-    case("ValidInodes", Base::Plain, Agrees, |d| {
+    case("ValidInodes", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.valid_inodes -= 1)
     }),
-    case("FreeSegments", Base::Plain, Agrees, |d| {
+    case("FreeSegments", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.free_segments -= 1)
     }),
-    case("Fsynced", Base::Plain, Blind, |d| {
+    case("Fsynced", BaseImage::Plain, Blind, |d| {
         let file = d.ino("small");
         chain(d, file, |block| block[84..92].fill(0xFF));
     }),
-    case("FsyncedOver", Base::Plain, Blind, |d| {
+    case("FsyncedOver", BaseImage::Plain, Blind, |d| {
         let file = d.ino("small");
         let other = d.mapped("large", 0);
         let layout = d.layout.clone();

@@ -1,4 +1,4 @@
-//! What reading can do without, and what is no damage but not supported.
+//! Corruption that a read-only mount tolerates, and unsupported features, which are not corruption.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use steadfs_block::MemDevice;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
 use steadfs_f2fs_format::check::{self, Refusal, check};
-use steadfs_f2fs_format::test_support::damage::{Base, Damage};
+use steadfs_f2fs_format::test_support::corrupt::{BaseImage, CorruptVolume};
 use steadfs_f2fs_format::test_support::words;
 
 use crate::disk::Checkpoint;
@@ -16,7 +16,7 @@ use crate::disk::{LogType, SegNo};
 use crate::mount::MountReport;
 use crate::{CacheSizes, F2fs, MountOptions};
 
-/// A name, and the change that makes it wrong.
+/// The name of a change, and the change.
 type Wrong<T> = (&'static str, fn(&mut T));
 
 type Opened = Result<(Arc<F2fs>, MountReport), FsError>;
@@ -35,7 +35,7 @@ fn small(fs: &F2fs) -> Result<Vec<u8>, FsError> {
     Ok(fs.read(&cx, ino, 0, 99_999)?.to_vec())
 }
 
-/// It can be read, with a warning, and is not written, neither by a mount nor by a remount.
+/// The volume can be read, with a warning, and neither a mount nor a remount for writing succeeds.
 #[track_caller]
 fn only_read(bytes: &[u8], what: &str) {
     assert!(open(bytes, false, false).is_err(), "{what}");
@@ -48,7 +48,7 @@ fn only_read(bytes: &[u8], what: &str) {
 }
 
 #[test]
-fn wrong_counts_and_logs_are_in_the_way_of_writing_only() {
+fn wrong_counts_and_cursegs_prevent_writing_only() {
     let wrongs: [Wrong<Checkpoint>; 9] = [
         ("user_blocks", |cp| cp.user_blocks = 5),
         ("user_blocks", |cp| cp.user_blocks = u64::MAX),
@@ -65,74 +65,75 @@ fn wrong_counts_and_logs_are_in_the_way_of_writing_only() {
         ("a data log", |cp| cp.logs[0].offset = u16::MAX),
     ];
     for (what, wrong) in wrongs {
-        let mut damage = Damage::new(Base::Plain);
-        damage.checkpoint(wrong);
-        only_read(&damage.bytes, what);
+        let mut volume = CorruptVolume::new(BaseImage::Plain);
+        volume.checkpoint(wrong);
+        only_read(&volume.bytes, what);
     }
 }
 
 #[test]
-fn the_free_end_of_a_dump_is_in_the_way_of_writing_only() {
-    let mut damage = Damage::new(Base::Plain);
-    damage.bytes.truncate(96 << 20);
-    only_read(&damage.bytes, "truncated");
+fn a_missing_free_end_prevents_writing_only() {
+    let mut volume = CorruptVolume::new(BaseImage::Plain);
+    volume.bytes.truncate(96 << 20);
+    only_read(&volume.bytes, "truncated");
 }
 
 #[test]
-fn a_damaged_segment_table_is_in_the_way_of_writing_only() {
-    let mut damage = Damage::new(Base::Plain);
-    let second = damage.opened().checkpoint.sit_second(0);
-    let table = damage.layout.sit_block(0, second);
-    damage.block(table).fill(0x5a);
-    assert!(open(&damage.bytes, false, false).is_err());
-    let (fs, _) = open(&damage.bytes, true, false).unwrap();
+fn a_corrupt_sit_prevents_writing_only() {
+    let mut volume = CorruptVolume::new(BaseImage::Plain);
+    let second = volume.opened().checkpoint.sit_second(0);
+    let table = volume.layout.sit_block(0, second);
+    volume.block(table).fill(0x5a);
+    assert!(open(&volume.bytes, false, false).is_err());
+    let (fs, _) = open(&volume.bytes, true, false).unwrap();
     assert_eq!(small(&fs).unwrap(), [b's'; 30_000]);
 }
 
 #[test]
-fn a_damaged_journal_of_nodes_is_passed_over_by_programs_that_read() {
-    let mut damage = Damage::new(Base::Plain);
-    let opened = damage.opened();
+fn salvage_skips_a_corrupt_nat_journal() {
+    let mut volume = CorruptVolume::new(BaseImage::Plain);
+    let opened = volume.opened();
     let cp = &opened.checkpoint;
-    // The journal's count: in a compacted pack the first bytes, else behind the entries of the hot data's summary.
+    // The journal's count: in compact summaries the first bytes, otherwise after the entries of the hot data
+    // summary.
     let compacted = cp.flags.contains(CpFlags::COMPACT_SUMMARIES);
     let (n, at) = match compacted {
         true => (cp.start_sum, 0),
         false => (cp.summary_in_pack(LogType::HotData).unwrap(), 512 * 7),
     };
-    let block = damage.layout.pack_start(opened.pack).plus(n);
-    damage.block(block)[at..at + 2].fill(0xff);
-    assert!(open(&damage.bytes, false, false).is_err());
-    assert!(open(&damage.bytes, true, false).is_err());
-    let (fs, report) = open(&damage.bytes, true, true).unwrap();
+    let block = volume.layout.pack_start(opened.pack).plus(n);
+    volume.block(block)[at..at + 2].fill(0xff);
+    assert!(open(&volume.bytes, false, false).is_err());
+    assert!(open(&volume.bytes, true, false).is_err());
+    let (fs, report) = open(&volume.bytes, true, true).unwrap();
     assert!(report.warnings[0].contains("older state"), "{report:?}");
     fs.statfs(&Cx::default()).unwrap();
 }
 
 #[test]
-fn what_is_not_supported_is_not_called_damaged() {
+fn unsupported_features_are_not_corruption() {
     let wrongs: [Wrong<RawSuperblock>; 6] = [
         ("packed_ssa", |raw| raw.feature.set(0x1_0000)),
         ("blkzoned", |raw| raw.feature.set(2)),
         ("device_alias", |raw| raw.feature.set(0x8000)),
         ("FEATURE_25", |raw| raw.feature.set(1 << 25)),
         ("blocks of 16 KiB", |raw| raw.log_blocksize.set(14)),
-        // Fewer summaries than segments, as such a volume has.
+        // Fewer summary blocks than segments, as on such a volume.
         ("packed_ssa", |raw| {
             raw.feature.set(0x1_0000);
             raw.segment_count_ssa.set(0);
         }),
     ];
     for (name, wrong) in wrongs {
-        let mut damage = Damage::new(Base::Plain);
-        damage.superblocks(wrong);
-        let report = check(&damage.bytes, &check::Options::default());
+        let mut volume = CorruptVolume::new(BaseImage::Plain);
+        volume.superblocks(wrong);
+        let report = check(&volume.bytes, &check::Options::default());
         let Some(Refusal::Unsupported { names }) = &report.refused else {
             panic!("{name}: {:?}", words(&report));
         };
         assert_eq!(names, name);
         assert!(report.issues.is_empty() && !report.is_clean(), "{name}");
-        let said = open(&damage.bytes, true, true).err().unwrap();
+        let said = open(&volume.bytes, true, true).err().unwrap();
         assert!(matches!(said, FsError::BadOption(_)), "{name}: {said}");
         assert!(said.to_string().contains(name), "{name}: {said}");
     }

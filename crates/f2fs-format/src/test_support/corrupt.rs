@@ -1,4 +1,4 @@
-//! A volume to be damaged: the shortest way to each of its structures, sealed again after each change.
+//! A volume to corrupt: access to each of its structures, with checksums updated after each change.
 
 use std::fs;
 use std::path::Path;
@@ -18,23 +18,23 @@ use crate::disk::{BLOCK_SIZE, BlockAddr, Checkpoint, Inode, Layout, LogType, Nid
 
 /// A volume made by f2fs-tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Base {
-    /// Without a feature, nothing in inodes but what fits.
+pub enum BaseImage {
+    /// No features; nothing inline but what fits.
     Plain,
-    /// With what inodes can have, checksums included.
+    /// With all features that sload.f2fs supports, checksums included.
     Rich,
     /// With the project quota file.
     Quota,
 }
 
-impl Base {
-    /// The undamaged volume with its checkpoint: names are looked up there.
+impl BaseImage {
+    /// The original volume with its checkpoint, for looking up names.
     fn opened(self) -> &'static Opened {
         static OPENED: [OnceLock<Opened>; 3] = [const { OnceLock::new() }; 3];
         OPENED[self as usize].get_or_init(|| Opened::of(self.image().to_vec()))
     }
 
-    /// Bytes of the volume that hold anything.
+    /// Bytes up to the last block that is not empty.
     pub fn filled(self) -> usize {
         static FILLED: [OnceLock<usize>; 3] = [const { OnceLock::new() }; 3];
         *FILLED[self as usize].get_or_init(|| {
@@ -44,7 +44,7 @@ impl Base {
         })
     }
 
-    /// The undamaged volume.
+    /// The original volume.
     pub fn image(self) -> &'static [u8] {
         static IMAGES: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
         IMAGES[self as usize].get_or_init(|| {
@@ -73,20 +73,20 @@ fn write_tree(root: &Path) {
     fs::write(root.join("a/twin1"), "first").unwrap();
     fs::write(root.join("a/twin2"), "second").unwrap();
     fs::write(root.join("small"), vec![b's'; 30_000]).unwrap();
-    // Into the first direct node.
+    // Uses the first direct node.
     fs::write(root.join("large"), vec![b'l'; 6 << 20]).unwrap();
     std::os::unix::fs::symlink("where it leads", root.join("link")).unwrap();
 }
 
-/// The volume, changing.
-pub struct Damage {
-    base: Base,
+/// The volume with its changes.
+pub struct CorruptVolume {
+    base: BaseImage,
     pub bytes: Vec<u8>,
     pub layout: Layout,
 }
 
-impl Damage {
-    pub fn new(base: Base) -> Self {
+impl CorruptVolume {
+    pub fn new(base: BaseImage) -> Self {
         let (good, filled) = (base.image(), base.filled());
         let mut bytes = vec![0; good.len()];
         bytes[..filled].copy_from_slice(&good[..filled]);
@@ -98,9 +98,9 @@ impl Damage {
         }
     }
 
-    /// The volume as it is now.
+    /// The volume with its changes, and its checkpoint.
     pub fn opened(&self) -> Opened {
-        // Copying what is empty would take most of the time.
+        // Copying empty blocks would take most of the time.
         Opened::of(self.bytes[..self.base.filled().min(self.bytes.len())].to_vec())
     }
 
@@ -126,7 +126,7 @@ impl Damage {
         self.opened().nat(nid).addr
     }
 
-    /// Changes the bytes of a node, and seals it if it is an inode.
+    /// Changes the bytes of a node, and updates the checksum of an inode.
     pub fn node(&mut self, nid: Nid, edit: impl FnOnce(&mut [u8])) {
         let (addr, layout) = (self.addr_of(nid), self.layout.clone());
         let block = self.block(addr);
@@ -144,7 +144,7 @@ impl Damage {
         });
     }
 
-    /// Changes addresses of an inode: the slots from the first on.
+    /// Changes the addresses in an inode.
     pub fn addrs(&mut self, path: &str, edit: impl FnOnce(&mut Vec<BlockAddr>)) {
         let layout = self.layout.clone();
         self.inode(path, |core, block| {
@@ -157,7 +157,7 @@ impl Damage {
         });
     }
 
-    /// Where a block of a file lies that its inode maps.
+    /// The address of a file block that the inode maps.
     pub fn mapped(&self, path: &str, slot: u16) -> BlockAddr {
         let (nid, opened) = (self.ino(path), self.opened());
         let block = opened.node(nid);
@@ -165,7 +165,7 @@ impl Damage {
         core.addr(&self.layout, block, slot)
     }
 
-    /// Changes an entry of the node address table in the table itself: the journal is empty here.
+    /// Changes an entry in the NAT; the journal is empty.
     pub fn nat(&mut self, nid: Nid, edit: impl FnOnce(&mut RawNatEntry)) {
         let (block, slot) = self.layout.nat_slot(nid);
         let second = self.opened().checkpoint.nat_second(block);
@@ -175,7 +175,7 @@ impl Damage {
         edit(RawNatEntry::mut_from_bytes(bytes).unwrap());
     }
 
-    /// Changes an entry of the segment table in the table itself: the journal is empty here.
+    /// Changes an entry in the SIT; the journal is empty.
     pub fn sit(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSitEntry, usize)) {
         let (segment, offset) = self.layout.place(addr).unwrap();
         let (block, slot) = self.layout.sit_slot(segment);
@@ -186,7 +186,7 @@ impl Damage {
         edit(RawSitEntry::mut_from_bytes(bytes).unwrap(), offset as usize);
     }
 
-    /// The summary block of the segment that a block lies in: the pack's where a log has it open.
+    /// The summary block of a block's segment: in the pack if the segment is a curseg.
     pub fn summary_block(&mut self, addr: BlockAddr) -> &mut [u8] {
         let (segment, _) = self.layout.place(addr).unwrap();
         let cp = self.opened().checkpoint;
@@ -208,7 +208,7 @@ impl Damage {
         edit(RawSummary::mut_from_bytes(bytes).unwrap());
     }
 
-    /// Changes the numbers of the current checkpoint pack.
+    /// Changes the current checkpoint pack.
     pub fn checkpoint(&mut self, edit: impl FnOnce(&mut Checkpoint)) {
         let opened = self.opened();
         let mut cp = opened.checkpoint;
@@ -226,7 +226,7 @@ impl Damage {
         self.block(last).copy_from_slice(&head[..BLOCK_SIZE]);
     }
 
-    /// Puts a list of orphans into the current pack, which has none.
+    /// Inserts orphans into the current pack, which has none.
     pub fn orphans(&mut self, list: &[Nid]) -> BlockAddr {
         let opened = self.opened();
         let mut cp = opened.checkpoint.clone();
@@ -245,7 +245,7 @@ impl Damage {
         first
     }
 
-    /// The bytes of a whole summary block of an open log in the pack.
+    /// The summary block of a curseg in the pack.
     pub fn pack_summary(&mut self, log: LogType) -> &mut [u8] {
         let opened = self.opened();
         assert!(!opened.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES));
@@ -254,7 +254,7 @@ impl Damage {
         self.block(start.plus(at))
     }
 
-    /// Changes both superblocks (of a volume whose superblocks have no checksum).
+    /// Changes both superblocks, and their checksums if they have one.
     pub fn superblocks(&mut self, edit: impl Fn(&mut RawSuperblock)) {
         for at in [1024, 1024 + BLOCK_SIZE] {
             let bytes = &mut self.bytes[at..at + SUPERBLOCK_SIZE];
@@ -271,7 +271,7 @@ impl Damage {
         dir_area(&self.opened(), &self.bytes, self.ino(path), name)
     }
 
-    /// Changes a directory's entry, and the bytes of its name; which blocks are changed is up to `edit`.
+    /// Changes a directory entry and the bytes of its name. Which blocks change depends on `edit`.
     pub fn entry(
         &mut self,
         path: &str,
@@ -288,7 +288,7 @@ impl Damage {
         self.seal_dir(path);
     }
 
-    /// Marks slots of an entry free: those from `first` on, counted in the entry.
+    /// Marks the slots of an entry from number `first` on as free.
     pub fn free_slots(&mut self, path: &str, name: &str, first: usize) {
         let (at, _, slot) = self.dir_area(path, name);
         for slot in slot + first..slot + dentry::slots_for(name.len()) {
@@ -297,7 +297,7 @@ impl Damage {
         self.seal_dir(path);
     }
 
-    /// A directory whose entries lie in its inode has changed.
+    /// Updates the checksum after a change of inline directory entries.
     fn seal_dir(&mut self, path: &str) {
         let nid = self.ino(path);
         self.node(nid, |_| {});
