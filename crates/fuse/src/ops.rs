@@ -47,7 +47,7 @@ pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBu
         },
     };
     // The holder of a lock that this request waits for inherits its tag (priority inheritance).
-    let _acting = steadfs_rt::inherit::set_task_tag(call.cx.tag.with_urgency(Urgency::Waited));
+    let _task_tag = steadfs_rt::inherit::set_task_tag(call.cx.tag.with_urgency(Urgency::Waited));
     match call.run(&request.op, out) {
         Ok(()) => Answer::Done,
         Err(CallError::Errno(errno)) => Answer::Error(errno),

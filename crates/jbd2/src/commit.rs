@@ -127,7 +127,7 @@ impl Journal {
             };
             if state.leading {
                 self.boost_commit(&mut state, tid, tag);
-                let _for = inherit::wait_for(&[state.leader]);
+                let _edge = inherit::wait_for(&[state.leader]);
                 waiters.wait(&mut state);
             } else {
                 state.leading = true;
@@ -270,7 +270,7 @@ impl Journal {
         );
         running.locked = true;
         while let Some(running) = state.running.as_ref().filter(|r| r.open > 0) {
-            let _for = inherit::wait_for(&running.holders);
+            let _edge = inherit::wait_for(&running.holders);
             self.drained.wait(&mut state);
         }
         state.check()?;

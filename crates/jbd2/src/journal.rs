@@ -230,13 +230,13 @@ impl Journal {
         match admission {
             Admission::Join => unreachable!("a handle that may join does not wait"),
             Admission::Locked => {
-                let _for = inherit::wait_for(&[state.leader]);
+                let _edge = inherit::wait_for(&[state.leader]);
                 self.admission.wait(&mut state);
             }
             Admission::Credits => {
                 let running = state.running.as_ref();
                 let holders = running.map_or(&[][..], |running| &running.holders);
-                let _for = inherit::wait_for(holders);
+                let _edge = inherit::wait_for(holders);
                 state.waiting_credits += 1;
                 self.admission.wait(&mut state);
                 state.waiting_credits -= 1;
@@ -245,7 +245,7 @@ impl Journal {
                 self.boost_committing(&mut state, tag);
                 state.commit_request = Some(tid);
                 self.task_wake.notify_one();
-                let _for = inherit::wait_for(&[state.leader]);
+                let _edge = inherit::wait_for(&[state.leader]);
                 self.admission.wait(&mut state);
             }
             Admission::Full(tid) => {

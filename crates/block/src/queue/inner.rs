@@ -307,7 +307,7 @@ impl Inner {
     pub(super) fn wait(self: &Arc<Self>, io: &IoCompletion) {
         let now = now();
         let own = Arc::clone(self);
-        let _queued = inherit::blocked_on(own);
+        let _blocked = inherit::blocked_on(own);
         let mut state = self.state.lock();
         if inherit::has_waiters() {
             // Another task waits for this one since it submitted the requests.

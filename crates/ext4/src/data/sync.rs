@@ -25,7 +25,7 @@ impl Ext4 {
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Priority inheritance: tasks that hold a lock this task waits for issue I/O at its tag.
-        let _acting = inherit::set_task_tag(tag);
+        let _task_tag = inherit::set_task_tag(tag);
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.ino().0.into()));
             self.write_cluster(inode, tag);

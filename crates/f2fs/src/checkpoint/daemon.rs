@@ -227,7 +227,7 @@ impl Daemon {
         };
         let tag = batch.iter().fold(tag, better);
         // Changes that the checkpoint has to wait for inherit this tag.
-        let _acting = inherit::set_task_tag(tag);
+        let _task_tag = inherit::set_task_tag(tag);
         let requesters: Vec<IoTag> = batch.iter().map(|request| request.tag).collect();
         let guard = OnUnwind::new(|| {
             fs.abort_for_panic();

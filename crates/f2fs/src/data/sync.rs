@@ -83,7 +83,7 @@ impl F2fs {
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Write-back of the file by other tasks, and open changes, proceed at this task's priority while it waits.
-        let _acting = inherit::set_task_tag(tag);
+        let _task_tag = inherit::set_task_tag(tag);
         let mut cluster = Vec::new();
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.nid().0.into()));
@@ -323,7 +323,7 @@ impl F2fs {
             return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
-        let _acting = inherit::set_task_tag(tag);
+        let _task_tag = inherit::set_task_tag(tag);
         let dirty = self.writeback.dirty_files();
         let mut result = self.write_out_files(&dirty, WritebackReason::Sync, tag);
         if self.check_writable().is_ok() && !self.is_cp_disabled() {

@@ -63,7 +63,7 @@ impl GcTask {
         let server = state.server;
         self.work.notify_one();
         drop(state);
-        let _for = inherit::wait_for(&[server]);
+        let _edge = inherit::wait_for(&[server]);
         state = self.state.lock();
         while state.ended < mine && !state.stop {
             self.served.wait(&mut state);

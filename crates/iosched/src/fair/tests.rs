@@ -172,8 +172,8 @@ fn a_second_boost_changes_nothing() {
         write(sync(2, 5), KIB),
     ]);
     let now = Nanos(0);
-    let raised = BoostOutcome::Boosted { overtaken: 2 };
-    assert_eq!(fair.boost(IoId(2), sync(2, 5), now), raised);
+    let boosted = BoostOutcome::Boosted { overtaken: 2 };
+    assert_eq!(fair.boost(IoId(2), sync(2, 5), now), boosted);
     assert_eq!(
         fair.boost(IoId(2), sync(2, 5), now),
         BoostOutcome::AlreadyUrgent

@@ -204,12 +204,12 @@ proptest! {
                 Step::Boost(i, urgency) if !model.queued.is_empty() => {
                     let at = i % model.queued.len();
                     let queued = &mut model.queued[at];
-                    let raised = queued.2.min(urgency);
-                    let raises = raised != queued.2;
-                    queued.2 = raised;
+                    let boosted = queued.2.min(urgency);
+                    let is_boosted = boosted != queued.2;
+                    queued.2 = boosted;
                     let boost = fifo.boost(IoId(queued.0), io(urgency).tag, NOW);
-                    prop_assert_eq!(matches!(boost, BoostOutcome::Boosted { .. }), raises);
-                    prop_assert!(raises || boost == BoostOutcome::AlreadyUrgent);
+                    prop_assert_eq!(matches!(boost, BoostOutcome::Boosted { .. }), is_boosted);
+                    prop_assert!(is_boosted || boost == BoostOutcome::AlreadyUrgent);
                 }
                 Step::Next => model.dispatched(fifo.next(NOW), options),
                 Step::Complete(i) if !model.in_flight.is_empty() => {

@@ -32,13 +32,13 @@ fn a_throttled_writer_does_not_boost_the_flusher() {
         let inode = fs.inode(FILE, cx.tag).unwrap();
         let before = fs.queue.stats().boosts.inherited;
         // As a request of a mount does.
-        let acting = inherit::set_task_tag(cx.tag.with_urgency(Urgency::Waited));
+        let task_tag = inherit::set_task_tag(cx.tag.with_urgency(Urgency::Waited));
         let piece = vec![7; 256 << 10];
         for n in 0..96 {
             let at = n * piece.len() as u64;
             fs.write_file(&cx, &inode, at, &piece, false).unwrap();
         }
-        drop(acting);
+        drop(task_tag);
         let stats = fs.queue.stats();
         let dirty = fs.writeback().dirty_bytes();
         assert!(dirty <= 8 << 20, "{dirty} bytes: no writer was throttled");

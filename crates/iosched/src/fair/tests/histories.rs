@@ -120,19 +120,19 @@ impl History {
 
     fn boost(&mut self, at: usize, waiter: IoTag) {
         let queued = &mut self.queued[at];
-        let raised = self.fair.boosted_tag(queued.tag, waiter);
-        assert!(raised.urgency <= queued.tag.urgency && raised.prio <= queued.tag.prio);
+        let boosted = self.fair.boosted_tag(queued.tag, waiter);
+        assert!(boosted.urgency <= queued.tag.urgency && boosted.prio <= queued.tag.prio);
         assert_eq!(
-            self.fair.boosted_tag(raised, waiter),
-            raised,
+            self.fair.boosted_tag(boosted, waiter),
+            boosted,
             "a second boost changes nothing"
         );
         let boost = self.fair.boost(IoId(queued.id), waiter, Nanos(self.now));
         assert_eq!(
             matches!(boost, BoostOutcome::Boosted { .. }),
-            raised != queued.tag
+            boosted != queued.tag
         );
-        queued.tag = raised;
+        queued.tag = boosted;
         queued.boosted = true;
     }
 
