@@ -1,4 +1,4 @@
-//! Whole volumes, made and filled by f2fs-tools, read through the file-system calls.
+//! Whole volumes, made and filled by f2fs-tools, read through file-system calls.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -49,7 +49,7 @@ fn mount(image: &Image) -> Arc<F2fs> {
     mount_device(&image.device()).unwrap()
 }
 
-/// The names in a directory, through listings of a few entries each.
+/// The names in a directory, listed a few at a time.
 fn names(fs: &F2fs, dir: InodeNo) -> Vec<(Vec<u8>, InodeNo, Option<FileKind>)> {
     let mut out = Vec::new();
     let mut cookie = 0;
@@ -67,7 +67,7 @@ fn names(fs: &F2fs, dir: InodeNo) -> Vec<(Vec<u8>, InodeNo, Option<FileKind>)> {
     }
 }
 
-/// Compares a directory of the volume with one of the host; the number of names compared.
+/// Compares a directory of the volume with one of the host; returns the number of names.
 fn compare(fs: &F2fs, dir: InodeNo, host: &Path) -> usize {
     let cx = Cx::default();
     let mut listed = names(fs, dir);
@@ -148,7 +148,7 @@ fn larger_volumes_and_holes() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
     fs::create_dir(&tree).unwrap();
-    // A file with holes: sload.f2fs writes them as blocks; the content is what counts.
+    // A file with holes: sload.f2fs writes them as blocks, so only the content is compared.
     let file = fs::File::create(tree.join("sparse")).unwrap();
     file.set_len(9 << 20).unwrap();
     std::os::unix::fs::FileExt::write_at(&file, b"in the middle", 5 << 20).unwrap();
@@ -168,7 +168,7 @@ fn larger_volumes_and_holes() {
 }
 
 #[test]
-fn what_is_refused_says_why() {
+fn refusals_name_their_reason() {
     let refused = |bytes: &[u8], options: &str| {
         let device = MemDevice::new(bytes.len() as u64);
         device.write(0, bytes);
@@ -200,14 +200,14 @@ fn what_is_refused_says_why() {
     }
     assert!(refused(&blocks, "ro").contains("blocks of 16 KiB"));
     assert!(refused(&vec![0; 1 << 20], "ro").contains("magic"));
-    // One of two superblocks is enough, and so is one of two checkpoints.
+    // One valid superblock of two is enough, and one valid checkpoint of two.
     let mut torn = bytes;
     torn[1024] = 0;
     assert!(mount_bytes(&torn).is_ok());
 }
 
 #[test]
-fn volumes_that_are_only_read() {
+fn unsupported_features_allow_read_only_mounts() {
     let image = Image::make(&["-O", "extra_attr,casefold", "-C", "utf8"], 64);
     let (fs, report) = F2fs::open(image.device(), read_only(), CacheSizes::of(64 << 20)).unwrap();
     let why = "features not supported for writing: casefold";

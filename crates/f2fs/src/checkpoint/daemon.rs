@@ -404,7 +404,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn priorities() {
+    fn io_priorities_round_trip() {
         for text in ["rt,3", "be,0", "be,7"] {
             assert_eq!(show_prio(parse_prio(text).unwrap()), text);
         }

@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_share_logs_where_few_are_in_use() {
+    fn nodes_share_logs_with_fewer_active_logs() {
         let node = |offset, cold| Footer {
             offset,
             cold,

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_times() {
+    fn steps_show_names_and_times() {
         steadfs_rt::sim::run(steadfs_rt::sim::Config::new(7), || {
             let mut steps = Steps::begin();
             steadfs_rt::sleep(Duration::from_micros(1250));

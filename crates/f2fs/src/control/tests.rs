@@ -57,7 +57,7 @@ fn set_and_count() {
     let cx = Cx::default();
     world.fs.mkdir(&cx, ROOT, b"dir", 0o755).unwrap();
     world.fs.fsync(&cx, ROOT, false).unwrap();
-    // Counted after those who waited were told.
+    // The counters are updated after the waiters are answered.
     world.fs.daemon.flush(&world.fs);
     let status = read(&world, "f2fs/status");
     for line in [
@@ -70,9 +70,9 @@ fn set_and_count() {
     world.close();
 }
 
-/// What was set belongs to the mount, not to the tasks that come and go.
+/// Settings belong to the mount, not to the tasks that start and stop.
 #[test]
-fn settings_stay_when_their_tasks_go() {
+fn settings_outlive_their_tasks() {
     let world = World::make_with("", 64, "nocheckpoint_merge,background_gc=off");
     let set = [
         ("f2fs/ckpt_thread_ioprio", "rt,2"),

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_counted_by_size() {
+    fn waits_are_counted_by_bucket() {
         let mut stats = Stats::default();
         for micros in [3, 10, 999, 20_000_000, 90_000_000] {
             stats.count_wait(Duration::from_micros(micros));

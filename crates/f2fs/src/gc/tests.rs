@@ -1,5 +1,5 @@
-//! Full volumes that are written over at random, for as long as `STEADFS_GC_ROUNDS` says. In simulated
-//! time: what cleaning in the background comes to would depend on the machine's load otherwise.
+//! Full volumes that are overwritten at random, for `STEADFS_GC_ROUNDS` rounds. In simulated time: the results of
+//! background GC would otherwise depend on the machine's load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,7 +69,7 @@ struct Full {
     files: Vec<(Arc<Inode>, Vec<u64>)>,
     random: Random,
     stamp: u64,
-    /// Passes after each rewritten block.
+    /// Time between rewritten blocks.
     pause: Duration,
 }
 
@@ -110,7 +110,7 @@ impl Full {
         Ok(())
     }
 
-    /// Writes until nothing more fits.
+    /// Writes until the volume is full.
     fn fill(&mut self) {
         for n in 0.. {
             let file = n % FILES;
@@ -162,10 +162,10 @@ impl Full {
         }
     }
 
-    /// Every block is what the model says, here and after a mount.
+    /// Each block has the content that the model expects, here and after a mount.
     fn verify(&self) {
         self.sync();
-        // Of a copy: cleaning goes on here, and what it leaves is discarded.
+        // On a copy: GC continues on this volume, and its old places are discarded.
         let copy = Arc::new(self.device.copy());
         fsck(&copy);
         let again = open(&copy, "", false);
@@ -211,7 +211,7 @@ fn rewrite_all(args: &[&str], mib: u64, options: &str) {
 }
 
 #[test]
-fn a_full_volume_is_written_over_in_free_segments() {
+fn a_full_volume_is_overwritten_by_lfs() {
     full_and_rewritten(&[], 64, "mode=lfs");
     full_and_rewritten(&[], 128, "mode=lfs");
 }
@@ -221,13 +221,13 @@ fn large_sections_are_cleaned() {
     full_and_rewritten(&["-s", "4"], 512, "mode=lfs");
 }
 
-/// In place is no choice here: holes of used segments are filled, which checkpoints make.
+/// With SSR, not IPU: checkpoints make invalid blocks of dirty segments usable.
 #[test]
-fn a_full_volume_is_written_over_in_holes() {
-    simulated(7, rewrite_in_holes);
+fn a_full_volume_is_overwritten_by_ssr() {
+    simulated(7, rewrite_by_ssr);
 }
 
-fn rewrite_in_holes() {
+fn rewrite_by_ssr() {
     let mut full = Full::new(volume(&[], 128), "", 7);
     full.fs.set_gc("ipu_policy", "0").unwrap();
     full.fill();
@@ -238,7 +238,7 @@ fn rewrite_in_holes() {
     }
     let usage = full.fs.segments().usage();
     assert!(usage.ssr_blocks > 0, "{usage:?}");
-    // Cleaning at once, as if it were urgent.
+    // GC without pauses.
     full.fs.set_gc("gc_urgent", "1").unwrap();
     let before = full.fs.gc.stats().calls[1];
     full.pause = Duration::from_millis(5);
@@ -249,14 +249,14 @@ fn rewrite_in_holes() {
     assert!(full.fs.status().contains("SSR: "));
 }
 
-/// By the rules of 2013: holes from the overprovisioned sections on, fsync's nodes never in holes, so
-/// cleaning has to make room for these.
+/// By the rules of Linux 3.11: SSR below the overprovisioned sections, never for fsync's nodes, for which GC has to
+/// free sections.
 #[test]
-fn a_full_volume_is_written_over_by_the_rules_of_2013() {
-    simulated(13, rewrite_by_the_rules_of_2013);
+fn a_full_volume_is_overwritten_by_the_rules_of_linux_3_11() {
+    simulated(13, rewrite_by_linux_3_11);
 }
 
-fn rewrite_by_the_rules_of_2013() {
+fn rewrite_by_linux_3_11() {
     let options = "gc_policy=2013,noinline_data,background_gc=off";
     let mut full = Full::new(volume(&[], 256), options, 13);
     full.fs.set_gc("max_victim_search", "20").unwrap();
@@ -271,10 +271,9 @@ fn rewrite_by_the_rules_of_2013() {
     assert!(stats.victims > 0 && usage.ssr_blocks > 0, "{usage:?}");
 }
 
-/// More inodes change in memory than there are free blocks to write them to: by calls that change them, and
-/// by being read.
+/// More inodes become dirty than there are free blocks for their nodes: by changes, and by reads.
 #[test]
-fn many_changed_inodes_find_room_on_a_full_volume() {
+fn many_dirty_inodes_are_written_on_a_full_volume() {
     simulated(1, change_many_inodes);
 }
 
@@ -312,9 +311,9 @@ fn change_many_inodes() {
     }
 }
 
-/// A volume that was mounted for a week is cleaned by age, and what is moved stays as old as it is.
+/// A volume that was mounted for a week is cleaned by age, and moved blocks keep their age.
 #[test]
-fn what_is_old_is_cleaned_by_age() {
+fn atgc_cleans_old_sections() {
     let device = volume(&[], 64);
     let week = Duration::from_secs(AGE_THRESHOLD);
     let config = Config {
@@ -348,7 +347,7 @@ fn what_is_old_is_cleaned_by_age() {
 }
 
 #[test]
-fn trimming_takes_nothing_that_is_needed() {
+fn fitrim_discards_free_blocks_only() {
     simulated(9, trim);
 }
 
@@ -371,13 +370,13 @@ fn trim() {
     assert!(full.fs.trim_range(&Cx::default(), u64::MAX, 1, 0).is_err());
 }
 
-/// What background cleaning did on a volume of which a third is garbage: calls in the foreground and in the
-/// background, blocks of data moved in all and in the background, checkpoints for space, sections got back.
+/// Background GC on a volume of which a third is invalid: calls in the foreground and in the background, data blocks
+/// moved in all and in the background, checkpoints for space, free sections gained.
 fn left_alone(options: &'static str) -> ([u64; 2], [u64; 2], u64, i64) {
     let work = move || {
         let mut full = Full::new(volume(&[], 128), options, 11);
         full.fs.set_gc("ipu_policy", "0").unwrap();
-        // Nothing else writes a checkpoint.
+        // No other checkpoint is written.
         full.fs
             .checkpoints
             .set_interval(Duration::from_secs(86_400));
@@ -406,7 +405,7 @@ fn left_alone(options: &'static str) -> ([u64; 2], [u64; 2], u64, i64) {
 }
 
 #[test]
-fn background_cleaning_is_off_waits_for_checkpoints_or_writes_them() {
+fn background_gc_off_on_and_sync() {
     assert_eq!(left_alone("background_gc=off"), ([0, 0], [0, 0], 0, 0));
     let (calls, moved, checkpoints, _) = left_alone("background_gc=on");
     assert!(calls[1] > 0 && moved[1] > 0, "{calls:?} {moved:?}");
@@ -418,7 +417,7 @@ fn background_cleaning_is_off_waits_for_checkpoints_or_writes_them() {
 }
 
 #[test]
-fn writers_let_the_task_clean_with_gc_merge() {
+fn gc_merge_cleans_in_the_task() {
     simulated(12, || {
         for (options, merged) in [("mode=lfs,nogc_merge", false), ("mode=lfs,gc_merge", true)] {
             let options = format!("{options},background_gc=off");
@@ -432,7 +431,7 @@ fn writers_let_the_task_clean_with_gc_merge() {
     });
 }
 
-/// Sections of four segments, some with much garbage; the background is to clean greedily.
+/// Sections of four segments, some with many invalid blocks, and greedy background GC.
 fn large_sections_with_garbage(granularity: Option<&str>) -> Full {
     let mut full = Full::new(volume(&["-s", "4"], 512), "", 21);
     let settings = [
@@ -459,10 +458,10 @@ fn large_sections_with_garbage(granularity: Option<&str>) -> Full {
     full
 }
 
-/// A round in the background, after which the next is far: segments cleaned, sections chosen.
+/// A background round, followed by a long sleep: segments cleaned, victims chosen.
 fn one_round(full: &Full) -> (u64, u64) {
     let seen = || {
-        // Between two of them.
+        // Between two rounds.
         let _one = full.fs.gc.one.lock();
         let stats = full.fs.gc.stats();
         assert_eq!(stats.in_vain, 0, "{stats:?}");
@@ -482,7 +481,7 @@ fn one_round(full: &Full) -> (u64, u64) {
 }
 
 #[test]
-fn a_round_empties_so_many_segments_of_a_section() {
+fn a_round_empties_at_most_migration_granularity_segments() {
     simulated(21, || {
         for (granularity, most) in [(None, 4), (Some("3"), 3), (Some("1"), 1)] {
             let full = large_sections_with_garbage(granularity);
@@ -498,15 +497,14 @@ fn a_round_empties_so_many_segments_of_a_section() {
             let goes_on = |(segments, sections): &(u64, u64)| *segments > 0 && *sections == 0;
             let is_split = rounds.iter().any(goes_on);
             assert_eq!(is_split, most < 4, "{rounds:?}");
-            // However small the steps, whole sections are got back.
+            // Whole sections become free with any granularity.
             full.verify();
             assert!(full.fs.segments().free_sections() > free, "{rounds:?}");
         }
     });
 }
 
-/// Whether the background cleans, and how often it does not because of I/O, beside reads or writes without
-/// a pause.
+/// Whether background GC cleans, and how often it does not because of I/O, beside reads or writes without a pause.
 fn cleans_beside(op: Op, aware: &str) -> (bool, u64) {
     let device = volume(&[], 64);
     let mut full = Full::new(Arc::clone(&device), "", 22);
@@ -536,7 +534,7 @@ fn cleans_beside(op: Op, aware: &str) -> (bool, u64) {
             let (queue, stop) = (Arc::clone(fs.queue()), Arc::clone(&stop));
             spawn("beside", move || {
                 sleep(Duration::from_millis(2 * n));
-                // A sector of the second superblock, and what is in it.
+                // A sector of the second superblock, with its content.
                 let at = BLOCK_SIZE as u64 + 512 * n;
                 let buf = queue.read(at, 512, tag()).unwrap();
                 while !stop.load(Ordering::Acquire) {
@@ -568,7 +566,7 @@ fn cleans_beside(op: Op, aware: &str) -> (bool, u64) {
 }
 
 #[test]
-fn the_background_heeds_the_io_that_it_is_told_to() {
+fn bggc_io_aware_selects_the_io_that_stops_gc() {
     simulated(22, || {
         for (op, aware, cleans) in [
             (Op::Read, "0", false),

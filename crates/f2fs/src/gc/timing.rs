@@ -261,7 +261,7 @@ mod tests {
     };
 
     #[test]
-    fn sleeps_follow_what_happens() {
+    fn sleep_adapts_to_what_rounds_find() {
         let sleep_times = SleepTimes::default();
         let mut sleep = Sleep::new(sleep_times);
         assert_eq!(sleep.begin(sleep_times, GcMode::Normal, IDLE), Round::Clean);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn io_is_heeded_by_kind() {
+    fn io_in_flight_counts_by_kind() {
         let nothing = Depths::default();
         let write = Depths {
             device_background: 1,
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn much_is_invalid() {
+    fn many_invalid_blocks() {
         // 1000 blocks of users: 500 valid, 100 free, 400 invalid: not more than 40 %.
         assert!(!many_invalid(1000, 500, 100));
         assert!(many_invalid(1000, 450, 100));

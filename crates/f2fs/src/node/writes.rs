@@ -163,7 +163,7 @@ mod tests {
     /// Each write is added once and removed once, on success and on failure, so no task waits for a write that has
     /// ended.
     #[test]
-    fn each_ends_as_often_as_it_began() {
+    fn each_write_is_removed_once() {
         let queue = Queue::new(Arc::new(MemDevice::new(4096)), QueueOptions::default());
         let (tag, writes) = (IoTag::default(), NodeWrites::new());
         let (first, order) = writes.begin();

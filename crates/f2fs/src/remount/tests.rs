@@ -1,4 +1,4 @@
-//! From writable to read-only and back, frozen and stopped; judged by fsck.f2fs.
+//! Remount to read-only and back, freeze and shutdown; judged by fsck.f2fs.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ fn read_only_and_back() {
 }
 
 #[test]
-fn an_unlinked_file_in_use_keeps_the_volume_writable() {
+fn an_open_unlinked_file_prevents_a_remount_to_read_only() {
     let world = World::make("", 64);
     let attr = world
         .fs
@@ -64,7 +64,7 @@ fn an_unlinked_file_in_use_keeps_the_volume_writable() {
 }
 
 #[test]
-fn a_frozen_volume_refuses_changes_and_its_image_is_whole() {
+fn a_frozen_volume_refuses_changes_and_is_consistent() {
     let world = World::make("", 64);
     world.file(ROOT, b"one").unwrap();
     let control = world.fs.control().unwrap();
@@ -76,13 +76,13 @@ fn a_frozen_volume_refuses_changes_and_its_image_is_whole() {
     assert!(control.write("f2fs/freeze", b"2").is_err());
     control.write("f2fs/freeze", b"0").unwrap();
     world.mkdir(ROOT, b"two").unwrap();
-    // An unmount ends freezing.
+    // An unmount thaws.
     control.write("f2fs/freeze", b"1").unwrap();
     world.close();
 }
 
 #[test]
-fn shutdowns_keep_what_they_say() {
+fn shutdown_modes_keep_what_they_wrote() {
     for (mode, kept) in [
         (ShutdownMode::Sync, true),
         (ShutdownMode::FlushLog, true),
@@ -106,9 +106,9 @@ fn shutdowns_keep_what_they_say() {
     }
 }
 
-/// What fsync wrote after the checkpoint is seen in memory with `ro`, and part of the volume after `rw`.
+/// What fsync wrote after the checkpoint is in the overlay with `ro`, and part of the volume after `rw`.
 #[test]
-fn what_is_recovered_in_memory_becomes_part_of_the_volume() {
+fn a_remount_applies_the_roll_forward_overlay() {
     let world = World::make("extra_attr", 64);
     let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
     let old = world.file(dir, b"old").unwrap().ino;
@@ -128,7 +128,7 @@ fn what_is_recovered_in_memory_becomes_part_of_the_volume() {
     assert!(world.fs.unmount().is_err());
     let world = world.look_at_again("ro");
     assert!(world.fs.recovered().files() > 0);
-    // Known to the kernel when it changes below.
+    // The kernel knows this inode when it changes below.
     let held = world.fs.lookup(&world.cx, dir, b"new").unwrap();
     let before = world.tree();
     assert_eq!(before[&b"/dir/new"[..]].attr.size, 3_000_000);
@@ -159,7 +159,7 @@ fn what_is_recovered_in_memory_becomes_part_of_the_volume() {
 }
 
 #[test]
-fn checkpoints_are_merged_while_the_volume_is_written_and_the_option_says_so() {
+fn the_merge_task_follows_the_option() {
     let world = World::make("", 64);
     let prio = || {
         let control = world.fs.control().unwrap();
@@ -182,7 +182,7 @@ fn checkpoints_are_merged_while_the_volume_is_written_and_the_option_says_so() {
         world.fs.remount(&world.cx, list).unwrap();
         assert_eq!(world.fs.daemon.is_running(), runs, "{list}");
         if list == "nocheckpoint_merge" {
-            // Kept for the next task.
+            // The priority is kept for the next task.
             let control = world.fs.control().unwrap();
             control.write("f2fs/ckpt_thread_ioprio", b"rt,1").unwrap();
         }
@@ -218,7 +218,7 @@ fn free(world: &World) -> (u64, u64) {
 }
 
 #[test]
-fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
+fn thaw_frees_files_unlinked_while_frozen() {
     let world = World::make("", 64);
     let fs = &world.fs;
     let empty = free(&world);
@@ -246,7 +246,7 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
     fs.forget(kept, 1);
     fs.sync_all(&world.cx).unwrap();
     assert_eq!(free(&world), empty);
-    // Nothing is left that would keep it writable.
+    // No unlinked file keeps the volume writable.
     fs.remount(&world.cx, "ro").unwrap();
     world.judge_device();
     fs.remount(&world.cx, "rw").unwrap();
@@ -260,9 +260,9 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
     world.close();
 }
 
-/// A remount whose options ask for a task that the host refuses changes nothing: neither options nor tasks.
+/// A remount whose options require a task that cannot be started changes neither options nor tasks.
 #[test]
-fn an_option_whose_task_cannot_start_is_refused() {
+fn a_remount_fails_if_its_task_cannot_start() {
     let run = || {
         let off = "background_gc=off,nogc_merge,nodiscard,nocheckpoint_merge";
         let world = World::make_with("extra_attr", 64, off);
@@ -301,9 +301,9 @@ fn an_option_whose_task_cannot_start_is_refused() {
     steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
 }
 
-/// The flusher of a volume that stays writable goes on, though the host would refuse another.
+/// The flusher of a volume that stays writable continues, even if no thread could be created.
 #[test]
-fn a_remount_that_is_refused_needs_no_new_tasks() {
+fn a_failed_remount_keeps_its_tasks() {
     let run = || {
         let world = World::make("extra_attr", 64);
         let (fs, cx) = (&world.fs, &world.cx);
@@ -326,7 +326,7 @@ fn a_remount_that_is_refused_needs_no_new_tasks() {
 }
 
 #[test]
-fn without_a_flusher_a_volume_is_mounted_for_reading_only() {
+fn without_a_flusher_only_a_read_only_mount_succeeds() {
     let run = || {
         let device = World::make("extra_attr", 64).close();
         let mount = |list: &str| {
@@ -344,9 +344,9 @@ fn without_a_flusher_a_volume_is_mounted_for_reading_only() {
     steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
 }
 
-/// What a recovery writes passes another queue: what this one has read before that is not to be found.
+/// Recovery writes through another queue: data read ahead in this one before must not be found afterwards.
 #[test]
-fn nothing_that_was_read_ahead_outlives_a_remount() {
+fn a_remount_drops_read_ahead_data() {
     let world = World::make("", 64);
     let (fs, cx) = (&world.fs, &world.cx);
     let file = world.file(ROOT, b"stream").unwrap().ino;

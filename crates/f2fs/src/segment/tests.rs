@@ -1,4 +1,4 @@
-//! Segments beside a model that knows every block.
+//! The segment manager compared with a model that knows every block.
 
 mod bg_victims;
 
@@ -22,7 +22,7 @@ fn tag() -> IoTag {
     IoTag::default()
 }
 
-/// A volume of which only segments are used, with a checkpoint writer of the least kind.
+/// A volume of which only segments are used, with a minimal checkpoint writer.
 struct Volume {
     device: Arc<MemDevice>,
     queue: Queue,
@@ -64,7 +64,7 @@ impl Volume {
             .write(u64::from(at.0) * BLOCK_SIZE as u64, bytes);
     }
 
-    /// Writes a pack for the snapshot. The node address table stays as it is.
+    /// Writes a pack for the snapshot. The NAT stays as it is.
     fn write_pack(&mut self, snapshot: &mut SegmentSnapshot, unmount: bool) {
         let layout = self.layout.clone();
         snapshot
@@ -122,12 +122,12 @@ impl Volume {
     }
 }
 
-/// What each block holds, and what must not be lost.
+/// The owner of each block, and which blocks must not be overwritten.
 #[derive(Default)]
 struct Model {
     valid: BTreeMap<u32, (Owner, bool)>,
     allocated: BTreeSet<u32>,
-    /// What the durable checkpoint refers to, and what became valid since.
+    /// Blocks of the durable checkpoint, and blocks that became valid since.
     ckpt_valid: BTreeSet<u32>,
     next: Option<BTreeSet<u32>>,
 }
@@ -136,15 +136,15 @@ impl Model {
     fn may_be_written(&self, addr: BlockAddr) {
         let n = addr.0;
         assert!(!self.valid.contains_key(&n), "{n} is valid");
-        assert!(!self.allocated.contains(&n), "{n} is claimed");
+        assert!(!self.allocated.contains(&n), "{n} is allocated");
         assert!(
             !self.ckpt_valid.contains(&n),
-            "{n} is what a crash brings back"
+            "{n} is in the last checkpoint"
         );
         let next = self.next.as_ref();
         assert!(
             !next.is_some_and(|next| next.contains(&n)),
-            "{n} is in the next"
+            "{n} is in the checkpoint in flight"
         );
     }
 
@@ -165,7 +165,7 @@ impl Model {
     }
 }
 
-/// Random operations; `fill`: how much of the volume users may have, in 1024ths.
+/// Random operations; `fill`: the share of the volume that users may have, in 1024ths.
 struct RandomRun {
     volume: Volume,
     model: Model,
@@ -202,7 +202,7 @@ impl RandomRun {
         (len > 0).then(|| BlockAddr(*found.unwrap().0))
     }
 
-    /// Takes a block from its owner, and from nobody who takes it for something else.
+    /// Invalidates a block, which fails for the other kind of blocks.
     fn invalidate(&mut self, addr: BlockAddr) {
         let (_, node) = self.model.valid.remove(&addr.0).unwrap();
         let (content, other) = match node {
@@ -242,7 +242,7 @@ impl RandomRun {
             self.model.allocated.insert(addr.0);
         }
         if self.random.chance(100) {
-            // Left for a while: a write that takes long.
+            // Kept for a while, as by a slow write.
             return;
         }
         for addr in run.blocks() {
@@ -250,7 +250,7 @@ impl RandomRun {
         }
     }
 
-    /// Moves nothing, but takes places as cleaning by age does.
+    /// Moves no data, but allocates blocks as GC by age does.
     fn atgc(&mut self) {
         let want = 1 + self.random.below(40) as u32;
         let Some(from) = self.any_valid() else { return };
@@ -355,7 +355,7 @@ impl RandomRun {
         self.compare(&expected);
     }
 
-    /// Nodes that say who they are: mounts read them where a pack has no summaries of them.
+    /// Nodes with footers: a mount reads them if a pack has no node summaries.
     fn write_nodes(&self, expected: &BTreeMap<u32, (Owner, bool)>) {
         for (addr, (owner, node)) in expected {
             if *node {
@@ -366,7 +366,7 @@ impl RandomRun {
         }
     }
 
-    /// A mount finds what the snapshot saw.
+    /// A mount finds the state of the snapshot.
     fn compare(&mut self, expected: &BTreeMap<u32, (Owner, bool)>) {
         let found = Volume::open(Arc::clone(&self.volume.device));
         let layout = &found.layout;
@@ -442,7 +442,7 @@ fn random_operations() {
             (192 << 20, 1, true),
             (384 << 20, 2, seed == 1),
         ] {
-            // In simulated time: years of it, so that things have an age.
+            // Years of simulated time, so that segments differ in age.
             let config = sim::Config {
                 max_time: Duration::from_secs(100 * 365 * 86_400),
                 ..sim::Config::new(seed)
@@ -453,7 +453,7 @@ fn random_operations() {
 }
 
 #[test]
-fn a_full_volume_keeps_places_for_nodes() {
+fn a_full_volume_can_allocate_nodes() {
     let mut volume = Volume::new(128 << 20, 1);
     volume.segments.set_policy(|p| p.max_search = u32::MAX);
     let owner = Owner {
@@ -474,7 +474,7 @@ fn a_full_volume_keeps_places_for_nodes() {
     for addr in &allocated {
         volume.segments.set_valid(*addr, owner);
     }
-    // Nodes still go on, up to the last segment, and then the logs still have their place.
+    // Nodes can be allocated up to the last segment, and each curseg keeps a position.
     let mut nodes = 0;
     while volume
         .segments
@@ -486,7 +486,7 @@ fn a_full_volume_keeps_places_for_nodes() {
     assert!(nodes >= 512 * counts.free_sections);
     assert_eq!(volume.segments.free_sections(), 0);
     volume.segments.check();
-    // What was written since the last checkpoint is needed until the next.
+    // What was written since the last checkpoint is kept until the next.
     for addr in &allocated {
         volume.segments.invalidate(*addr, BlockKind::Data).unwrap();
     }
@@ -499,7 +499,7 @@ fn a_full_volume_keeps_places_for_nodes() {
 }
 
 #[test]
-fn holes_are_filled_when_there_is_no_free_section() {
+fn ssr_is_used_without_free_sections() {
     let mut volume = Volume::new(128 << 20, 1);
     volume.segments.set_policy(|p| p.force_ssr = true);
     let owner = Owner {
@@ -559,7 +559,7 @@ fn holes_are_filled_when_there_is_no_free_section() {
 }
 
 #[test]
-fn recovery_steps_over_what_it_needs() {
+fn cursegs_skip_blocks_that_recovery_needs() {
     let volume = Volume::new(128 << 20, 1);
     let log = volume.checkpoint.log(LogType::WarmNode);
     let start = volume.layout.block_in(log.segment, log.offset.into());
@@ -568,7 +568,7 @@ fn recovery_steps_over_what_it_needs() {
         version: 1,
         slot: 2,
     };
-    // A chain of nodes from the log's place on, with a gap, and data in a segment that was free.
+    // A chain of nodes from the curseg's position on, with a gap, and data in a segment that was free.
     let nodes = [start, start.plus(1), start.plus(3)];
     let data = volume.layout.block_in(SegNo(30), 5);
     for addr in nodes.into_iter().chain([data]) {
@@ -596,7 +596,7 @@ fn recovery_steps_over_what_it_needs() {
     let node = volume
         .segments
         .recover_block(other, owner, LogType::HotNode);
-    assert!(node.is_err(), "a node among data");
+    assert!(node.is_err(), "a node in a data segment");
     volume.segments.check();
     let owners = volume.segments.owners(SegNo(30), &volume.queue, tag());
     assert_eq!(owners, Ok(vec![(5, owner)]));
@@ -608,7 +608,7 @@ fn recovery_steps_over_what_it_needs() {
 }
 
 #[test]
-fn tables_that_contradict_themselves_are_refused() {
+fn inconsistent_tables_are_refused() {
     let volume = Volume::new(128 << 20, 1);
     let current = checkpoint::load(&volume.queue, &volume.layout).unwrap();
     let try_with = |change: &dyn Fn(&mut Checkpoint)| {

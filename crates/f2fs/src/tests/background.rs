@@ -1,4 +1,4 @@
-//! Checkpoints that nobody asks for, and who writes those that somebody does.
+//! Background checkpoints, and which thread writes requested ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,12 +29,12 @@ pub(super) fn open(options: &str, cache: u64) -> Arc<F2fs> {
     let device: Arc<dyn Device> = Arc::new(ModelDevice::new(device as _, model));
     let options = MountOptions::parse(options).unwrap();
     let (fs, _) = F2fs::open(device, options, CacheSizes::of(cache)).unwrap();
-    // Only the test asks.
+    // Only the test calls for checkpoints.
     fs.checkpoints.set_interval(DAY);
     fs
 }
 
-/// How many are written when the background looks, with this `cp_interval`.
+/// Checkpoints written by one background check, with this `cp_interval`.
 pub(super) fn looked(fs: &F2fs, seconds: u64) -> u64 {
     let before = fs.checkpoints.written();
     fs.checkpoints.set_interval(Duration::from_secs(seconds));
@@ -44,7 +44,7 @@ pub(super) fn looked(fs: &F2fs, seconds: u64) -> u64 {
 }
 
 #[test]
-fn what_is_old_waits_for_a_quiet_moment_but_not_for_ever() {
+fn an_old_checkpoint_waits_for_idle_but_at_most_two_intervals() {
     sim::run(sim::Config::new(1), || {
         let fs = open("background_gc=off", 64 << 20);
         let busy = Arc::new(AtomicBool::new(true));
@@ -59,7 +59,7 @@ fn what_is_old_waits_for_a_quiet_moment_but_not_for_ever() {
         make_file(&fs, b"one", 0);
         sleep(Duration::from_millis(11_001));
         assert_eq!(looked(&fs, 12), 0, "not old enough");
-        assert_eq!(looked(&fs, 10), 0, "the device is at work");
+        assert_eq!(looked(&fs, 10), 0, "the device has I/O in flight");
         assert_eq!(looked(&fs, 5), 1, "it has waited long enough");
         assert_eq!(looked(&fs, 5), 0, "nothing is changed");
         busy.store(false, Ordering::Release);
@@ -72,7 +72,7 @@ fn what_is_old_waits_for_a_quiet_moment_but_not_for_ever() {
         assert_eq!(
             looked(&fs, 10),
             0,
-            "an operation is under way, others came just now"
+            "an operation is in progress, and others came just now"
         );
         fs.checkpoints.set_idle(Duration::ZERO);
         let slow = spawn("slow", {
@@ -81,15 +81,15 @@ fn what_is_old_waits_for_a_quiet_moment_but_not_for_ever() {
         });
         sleep(Duration::from_millis(50));
         drop(change);
-        assert_eq!(slow.join(), 1, "the last one counts as long ago");
+        assert_eq!(slow.join(), 1, "the last operation was long ago");
         assert_eq!(fs.checkpoints.calls().1, 2);
         fs.close().unwrap();
     });
 }
 
-/// Each kind of change is counted, not nodes alone.
+/// All kinds of changes are counted, not nodes alone.
 #[test]
-fn much_of_all_kinds_brings_one_at_once() {
+fn each_kind_of_dirty_blocks_triggers_a_checkpoint() {
     sim::run(sim::Config::new(1), || {
         let fs = open("background_gc=off,noinline_dentry", 8 << 20);
         let cx = Cx::default();
@@ -110,7 +110,7 @@ fn much_of_all_kinds_brings_one_at_once() {
 }
 
 #[test]
-fn who_remounts_or_freezes_writes_the_checkpoint_himself() {
+fn remount_and_freeze_write_unmerged_checkpoints() {
     sim::run(sim::Config::new(1), || {
         let fs = open("", 64 << 20);
         let control = fs.control().unwrap();
@@ -129,7 +129,7 @@ fn who_remounts_or_freezes_writes_the_checkpoint_himself() {
             assert_eq!(fs.checkpoints.written() - written, u64::from(n < 2));
             control.write("f2fs/freeze", b"0").unwrap();
             assert_eq!(fs.daemon.stats().total, n, "not by the task");
-            // What failed has left the merging of others' as it was.
+            // A failure must not end the merging of other requests.
             make_file(&fs, format!("{n} later").as_bytes(), 0);
             fs.request_checkpoint(IoTag::default()).unwrap();
             fs.daemon.flush(&fs);
@@ -140,14 +140,14 @@ fn who_remounts_or_freezes_writes_the_checkpoint_himself() {
 }
 
 #[test]
-fn with_fastboot_each_pack_is_as_after_an_unmount() {
+fn fastboot_packs_have_node_summaries() {
     let world = World::make_with("", 64, "fastboot");
     world.mkdir(ROOT, b"dir").unwrap();
     world.fs.fsync(&world.cx, ROOT, false).unwrap();
     let last = world.fs.checkpoints.last();
     assert!(last.flags.contains(CpFlags::FASTBOOT) && last.has_node_summaries());
     assert!(!last.flags.contains(CpFlags::UNMOUNT));
-    assert_eq!(world.fs.daemon.stats().total, 0, "each has his own");
+    assert_eq!(world.fs.daemon.stats().total, 0, "none is merged");
     world.judge_device();
     let mode = steadfs_vfs::ShutdownMode::NoFlush;
     world.fs.shutdown(&world.cx, mode).unwrap();
@@ -157,9 +157,9 @@ fn with_fastboot_each_pack_is_as_after_an_unmount() {
     world.close();
 }
 
-/// The same operations leave the same volume, byte by byte, whether or not checkpoints are merged.
+/// The same operations leave the same volume, byte by byte, with and without checkpoint merging.
 #[test]
-fn merging_changes_nothing_on_the_device() {
+fn merged_checkpoints_leave_the_same_bytes() {
     let run = |options: &'static str| {
         let run = move || {
             let format = FormatOptions {

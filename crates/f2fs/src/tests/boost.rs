@@ -1,4 +1,4 @@
-//! Who waits for others' checkpoints and nodes, on a slow device with shares.
+//! Waiting for checkpoints and nodes of other groups, on a slow device with weighted groups.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::{F2fs, MountOptions};
 
 const LIGHT: IoTag = of_group(1);
 const HEAVY: IoTag = of_group(2);
-/// Others, as heavy, who keep the device busy.
+/// Other I/O of the same weight that keeps the device busy.
 const OTHERS: IoTag = of_group(3);
 
 const fn of_group(number: u32) -> IoTag {
@@ -49,8 +49,8 @@ fn world(options: &str, boost: bool) -> Arc<F2fs> {
     fs
 }
 
-/// Requests raised, and bytes on the heavy group's account, when it waits for a checkpoint that was begun
-/// for somebody else.
+/// Requests boosted, and bytes charged to the heavy group, when it waits for a checkpoint that was begun for another
+/// group.
 fn waits(options: &str, first: IoTag, waiter: IoTag) -> (u64, u64) {
     let options = options.to_owned();
     let run = move || {
@@ -74,7 +74,7 @@ fn waits(options: &str, first: IoTag, waiter: IoTag) -> (u64, u64) {
 }
 
 #[test]
-fn a_merged_checkpoint_is_raised_to_who_waits_for_it() {
+fn a_merged_checkpoint_is_boosted_to_its_waiter() {
     let real_time = IoTag {
         prio: steadfs_base::IoPrio {
             class: steadfs_base::PrioClass::RealTime,
@@ -84,24 +84,24 @@ fn a_merged_checkpoint_is_raised_to_who_waits_for_it() {
     };
     let (raised, bytes) = waits("checkpoint_merge", LIGHT, real_time);
     assert!(raised > 0 && bytes > 0, "{raised} {bytes}");
-    // The daemon's own priority is good enough for others.
+    // The daemon's own priority is not lower than that of other groups.
     assert_eq!(waits("checkpoint_merge", LIGHT, HEAVY), (0, 0));
 }
 
 #[test]
-fn an_inline_checkpoint_stays_its_callers_but_not_in_the_background() {
+fn an_unmerged_checkpoint_is_charged_to_its_caller() {
     assert_eq!(waits("nocheckpoint_merge", LIGHT, HEAVY), (0, 0));
     let background = IoTag {
         urgency: steadfs_base::Urgency::Background,
         ..LIGHT
     };
     let (raised, bytes) = waits("nocheckpoint_merge", background, HEAVY);
-    assert!(raised > 0, "somebody waits for it now");
-    assert_eq!(bytes, 0, "but not on his account");
+    assert!(raised > 0, "a task waits for it now");
+    assert_eq!(bytes, 0, "but is not charged");
 }
 
-/// How many checkpoints two askers get in ten seconds, each in a group, beside somebody of a third who streams:
-/// waited for or not.
+/// Checkpoints that two requesters, each in a group of its own, get in ten seconds while a task of a third group
+/// streams; `waited`: as awaited I/O or not.
 fn asked(options: &str, groups: [u32; 3], waited: bool) -> [u64; 2] {
     let options = options.to_owned();
     let run = move || {
@@ -125,7 +125,7 @@ fn asked(options: &str, groups: [u32; 3], waited: bool) -> [u64; 2] {
                     fs.mknod(&cx, fs.root(), name.as_bytes(), 0o100_644, 0)
                         .unwrap();
                     fs.request_checkpoint(tag).unwrap();
-                    // They do not come in step.
+                    // The requesters are out of step.
                     sleep(Duration::from_micros(u64::from(owner) * 53));
                     count += 1;
                 }
@@ -136,7 +136,7 @@ fn asked(options: &str, groups: [u32; 3], waited: bool) -> [u64; 2] {
             true => of_group(groups[2]),
             false => of_group(groups[2]).with_urgency(steadfs_base::Urgency::Background),
         };
-        // As much as there may be under way, in the volume's middle, which nobody uses yet.
+        // The most requests in flight, in the middle of the volume, which is unused.
         while now().0 < until {
             let write =
                 |n: u64| Bio::write((128 << 20) + n * (128 << 10), vec![Buf::zeroed(64 << 10)]);
@@ -151,7 +151,7 @@ fn asked(options: &str, groups: [u32; 3], waited: bool) -> [u64; 2] {
 }
 
 #[test]
-fn merging_takes_nothing_from_those_who_are_of_one_group() {
+fn merging_keeps_the_share_of_each_group() {
     for waited in [false, true] {
         for groups in [[1, 1, 1], [3, 3, 3], [1, 1, 3]] {
             let merged = asked("checkpoint_merge", groups, waited);
@@ -166,8 +166,7 @@ fn merging_takes_nothing_from_those_who_are_of_one_group() {
     }
 }
 
-/// How long the heavy group's fsync takes that comes after one of the light group, whose nodes it has to
-/// wait for; others keep the device busy.
+/// Time of the heavy group's fsync after one of the light group, for whose nodes it has to wait, on a busy device.
 fn fsync_behind_another(boost: bool) -> Duration {
     let run = move || {
         let fs = world("", boost);
@@ -211,13 +210,13 @@ fn fsync_behind_another(boost: bool) -> Duration {
 }
 
 #[test]
-fn nodes_of_others_are_raised_to_who_waits_for_them() {
+fn node_writes_are_boosted_to_their_waiter() {
     let (with, without) = (fsync_behind_another(true), fsync_behind_another(false));
     assert!(with * 2 < without, "{with:?} {without:?}");
 }
 
-/// How long the fsync of one small file takes while the flusher has it under way together with ninety-nine
-/// of a light group; others keep the device busy.
+/// Time of the fsync of one small file that the flusher is writing together with 99 files of a light group, on a busy
+/// device.
 fn fsync_of_one_of_many(boost: bool) -> Duration {
     let run = move || {
         let fs = world("background_gc=off", boost);
@@ -271,9 +270,9 @@ fn fsync_of_one_of_many(boost: bool) -> Duration {
     sim::run(sim::Config::new(11), run).value
 }
 
-/// All that the flusher has to do before it lets go of the file is raised, of the other files too.
+/// All requests that the flusher completes before it releases the file are boosted, those of other files, too.
 #[test]
-fn files_that_go_together_are_raised_for_one() {
+fn an_fsync_boosts_the_whole_write_back_run() {
     let with = fsync_of_one_of_many(true);
     let without = fsync_of_one_of_many(false);
     assert!(with * 2 < without, "{with:?} {without:?}");

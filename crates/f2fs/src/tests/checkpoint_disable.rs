@@ -1,4 +1,4 @@
-//! Checkpoints switched off and on: what an unmount and a power cut bring back, and what is refused.
+//! Checkpoints disabled and enabled: the state after an unmount and a power cut, and what is refused.
 
 use steadfs_base::InodeNo;
 use steadfs_rt::Random;
@@ -18,7 +18,7 @@ fn content(world: &World, name: &[u8]) -> Vec<u8> {
     read.unwrap().to_vec()
 }
 
-/// A volume with some files, all of it durable.
+/// A volume with some files, all of them durable.
 fn world(features: &str, options: &str) -> World {
     let world = World::make_with(features, 128, options);
     let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
@@ -36,7 +36,7 @@ fn world(features: &str, options: &str) -> World {
     world
 }
 
-/// Changes everything there is, and calls fsync now and then.
+/// Changes all files and directories, and calls fsync now and then.
 fn turn_over(world: &World, rounds: u64) {
     let mut random = Random::new(rounds);
     let dir = world.lookup(ROOT, b"dir").unwrap().ino;
@@ -61,7 +61,7 @@ fn turn_over(world: &World, rounds: u64) {
 }
 
 #[test]
-fn an_unmount_brings_the_last_checkpoint_back() {
+fn an_unmount_returns_to_the_last_checkpoint() {
     for (features, options) in [("", ""), (ALL, "alloc_mode=default,active_logs=4")] {
         let world = world(features, options);
         world
@@ -82,7 +82,7 @@ fn an_unmount_brings_the_last_checkpoint_back() {
         turn_over(&world, 1500);
         assert_ne!(world.tree(), before);
         assert!(content(&world, b"large").contains(&2));
-        // What is on the device is as it was.
+        // The content of the device still is the last checkpoint's.
         world.judge_device();
         assert_eq!(world.fs.checkpoints.last().version, versions);
         let world = World::of(world.close(), options);
@@ -101,7 +101,7 @@ fn an_unmount_brings_the_last_checkpoint_back() {
 }
 
 #[test]
-fn a_power_cut_brings_the_last_checkpoint_back_also_to_readers() {
+fn a_power_cut_returns_to_the_last_checkpoint() {
     let world = world("", "");
     let before = world.tree();
     let world = World::of(world.close(), "checkpoint=disable:100%");
@@ -118,7 +118,7 @@ fn a_power_cut_brings_the_last_checkpoint_back_also_to_readers() {
 }
 
 #[test]
-fn switched_on_again_everything_is_durable() {
+fn enabling_checkpoints_makes_all_changes_durable() {
     let world = world(ALL, "");
     world
         .fs
@@ -128,7 +128,7 @@ fn switched_on_again_everything_is_durable() {
     let unusable = world.fs.unusable();
     assert!(
         unusable > 0,
-        "blocks of the last checkpoint lost their owners"
+        "blocks of the last checkpoint were invalidated"
     );
     let free = world.fs.usage().blocks_free;
     world.fs.remount(&world.cx, "checkpoint=enable").unwrap();
@@ -137,7 +137,7 @@ fn switched_on_again_everything_is_durable() {
     world.judge_device();
     let world = world.reopen();
     assert!(content(&world, b"large").contains(&2));
-    // fsync promises something again.
+    // fsync makes data durable again.
     let large = world.lookup(ROOT, b"large").unwrap().ino;
     write(&world, large, 5, 9).unwrap();
     world.fs.fsync(&world.cx, large, false).unwrap();
@@ -147,9 +147,9 @@ fn switched_on_again_everything_is_durable() {
     world.close();
 }
 
-/// The volume says that it is full, and keeps what the last checkpoint has and what was taken since.
+/// The volume is full in time, and keeps the blocks of the last checkpoint and those written since.
 #[test]
-fn a_volume_filled_without_checkpoints_is_full_in_time() {
+fn a_volume_without_checkpoints_fills_up_in_time() {
     let world = world("", "");
     world
         .fs
@@ -160,7 +160,7 @@ fn a_volume_filled_without_checkpoints_is_full_in_time() {
     let mut random = Random::new(1);
     let mut written = 0;
     loop {
-        // Over what is there, which takes new blocks each time, and behind it.
+        // In existing blocks, which uses new ones each time, and behind them.
         let block = match written % 2 {
             0 => random.below(2000) as u64,
             _ => 2000 + written,
@@ -198,9 +198,9 @@ fn a_volume_filled_without_checkpoints_is_full_in_time() {
 }
 
 #[test]
-fn too_much_unusable_space_is_refused_and_nothing_changes() {
+fn too_much_unusable_space_is_refused() {
     let world = World::make("", 256);
-    // Holes everywhere: every other block of each segment.
+    // Every other block of each segment is invalid.
     let file = world.file(ROOT, b"file").unwrap().ino;
     let other = world.file(ROOT, b"other").unwrap().ino;
     for block in 0..16000 {
@@ -216,20 +216,20 @@ fn too_much_unusable_space_is_refused_and_nothing_changes() {
     assert!(unusable > 0);
     let said = world.fs.control().unwrap().read("f2fs/unusable").unwrap();
     assert_eq!(said, format!("{unusable}\n").into_bytes());
-    // What is pinned cannot be cleaned.
+    // GC cannot move pinned files.
     world.pin_where_it_lies(file);
     let refused = world.fs.remount(&world.cx, "checkpoint=disable:3%");
     assert_eq!(refused.unwrap_err().errno(), 11);
     assert!(!world.fs.is_cp_disabled() && !world.fs.options().contains("checkpoint=disable"));
     unpin(&world, file);
     world.judge_now();
-    // Cleaning, which is done first, brings it below what is allowed.
+    // GC runs first and reduces the unusable space below the limit.
     world.fs.remount(&world.cx, "checkpoint=disable:0").unwrap();
     assert!(world.fs.is_cp_disabled());
     assert_eq!(
         world.fs.remount(&world.cx, "ro").unwrap_err().errno(),
         22,
-        "not while checkpoints are switched off"
+        "not while checkpoints are disabled"
     );
     world.fs.remount(&world.cx, "checkpoint=enable").unwrap();
     assert!(!world.fs.is_cp_disabled());

@@ -1,4 +1,4 @@
-//! Checkpoints of changes made by hand, judged by fsck.f2fs and by a mount that reads.
+//! Checkpoints of changes made directly, judged by fsck.f2fs and by a read-only mount.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use crate::segment::Purpose;
 use crate::space::Need;
 use crate::test_world::{ROOT, World, fsck};
 
-/// Mounts for changes by hand.
+/// Mounts a volume for direct changes.
 pub(super) fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
     let fs = mount_device(device).unwrap();
     fs.read_segments(IoTag::default()).unwrap();
@@ -28,7 +28,7 @@ pub(super) fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
     fs
 }
 
-/// Makes a file of `blocks` blocks with a name in the root directory, as one operation each.
+/// Creates a file of `blocks` blocks in the root directory, each step as one operation.
 pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     let tag = IoTag::default();
     let need = |blocks, nodes| Need { blocks, nodes };
@@ -81,7 +81,7 @@ fn content(inode: &Inode, block: u64) -> Buf {
     Buf::copy_of(&[(u64::from(inode.nid().0) * 7 + block) as u8; BLOCK_SIZE])
 }
 
-/// Writes a block's data somewhere and names it.
+/// Writes a block's data and maps it.
 fn write_block(fs: &F2fs, inode: &Inode, block: u64) {
     let tag = IoTag::default();
     let run = fs
@@ -123,7 +123,7 @@ fn files_reach_the_device_with_each_checkpoint() {
     for round in 0..6u64 {
         for n in 0..round * 6 {
             let name = format!("file {round} {n}");
-            // A few go through direct nodes.
+            // Some files have direct nodes.
             let blocks = if n == 3 { 950 + round } else { n % 3 };
             make_file(&fs, name.as_bytes(), blocks);
             files.push((name, blocks));
@@ -141,7 +141,7 @@ fn files_reach_the_device_with_each_checkpoint() {
     for (name, blocks) in &files {
         check_file(&fs, name.as_bytes(), *blocks);
     }
-    // An unmount's has the summaries of nodes, and another mount goes on from there.
+    // An unmount's checkpoint has the node summaries, and another mount continues from there.
     fs.checkpoint(Reason::Unmount, tag).unwrap();
     fsck(&device);
     let fs = writable(&device);
@@ -169,7 +169,7 @@ fn write_block_again(fs: &F2fs, inode: &Inode, block: u64) {
     assert_eq!(fs.space.counts(), before);
 }
 
-/// A file's chain, if anything of it changed.
+/// A file's chain, if the file is dirty.
 fn chain_of<'f>(fs: &'f F2fs, inode: &'f Inode) -> Option<Chain<'f>> {
     match fs.place_chain(inode, IoTag::default()).unwrap() {
         ChainPlan::Chain(chain) => Some(chain),
@@ -179,7 +179,7 @@ fn chain_of<'f>(fs: &'f F2fs, inode: &'f Inode) -> Option<Chain<'f>> {
 }
 
 #[test]
-fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
+fn roll_forward_recovers_complete_chains_only() {
     let device = image(64 << 20, &FormatOptions::default()).unwrap();
     let fs = writable(&device);
     let tag = IoTag::default();
@@ -189,11 +189,11 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
         fs.write_chain(chain_of(&fs, inode).expect("something changed"), how, tag)
             .unwrap();
     };
-    // A new file, whose name is made by recovery, and blocks of an old one through two nodes.
+    // A new file, whose name recovery creates, and blocks of an old one in two nodes.
     let new = make_file(&fs, b"new", 930);
     sync(&new, Barrier::Ordered);
     assert!(chain_of(&fs, &new).is_none());
-    // Behind the mark with its name a chain without the inode will do.
+    // After the dentry mark a chain without the inode is enough.
     write_block(&fs, &new, 925);
     let last = fs.slot(&new, 925, tag).unwrap();
     sync(&new, Barrier::Ordered);
@@ -227,7 +227,7 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     sync(&old, Barrier::Flush);
     assert!(found(1000));
     assert!(chain_of(&fs, &old).is_none());
-    // The chain of one whose mark is not written counts for nothing, and stops nobody later.
+    // A chain without its mark is ignored, and does not end the chain for later ones.
     write_block(&fs, &old, 7);
     let chain = chain_of(&fs, &old).unwrap();
     write_block(&fs, &new, 3);
@@ -235,14 +235,14 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     fs.write_chain(chain, Barrier::None, tag).unwrap();
     sync(&new, Barrier::Ordered);
     assert!(found(1000));
-    // A checkpoint takes over.
+    // After a checkpoint no chain is needed.
     fs.checkpoint(Reason::Sync, tag).unwrap();
     assert!(found(1000));
     assert_eq!(fs.writeback.dirty_bytes(), 0);
 }
 
 #[test]
-fn cutting_frees_everything_behind_in_bounded_steps() {
+fn truncation_frees_everything_in_bounded_steps() {
     let device = image(64 << 20, &FormatOptions::default()).unwrap();
     let fs = writable(&device);
     let tag = IoTag::default();
@@ -311,7 +311,7 @@ fn cutting_frees_everything_behind_in_bounded_steps() {
 }
 
 #[test]
-fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
+fn a_writable_mount_applies_roll_forward() {
     let device = image(64 << 20, &FormatOptions::default()).unwrap();
     let fs = writable(&device);
     let tag = IoTag::default();
@@ -325,7 +325,7 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
         let chain = chain_of(&fs, file).unwrap();
         fs.write_chain(chain, Barrier::Ordered, tag).unwrap();
     }
-    // Not synced: gone.
+    // Without an fsync it is lost.
     write_block(&fs, &old, 6);
     let wanted: Vec<_> = (0..1000).map(|n| fs.slot(&old, n, tag).unwrap()).collect();
     let copy = Arc::new(device.copy());
@@ -342,7 +342,7 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
         let same = (0..1000).filter(|n| fs.slot(&found, *n, tag) == Ok(wanted[*n as usize]));
         assert_eq!(same.count(), 999);
         fs.segments().check();
-        // A crash right behind recovery, then an unmount.
+        // A crash right after recovery, then an unmount.
         fsck(&copy.copy());
         if round == 1 {
             fs.unmount().unwrap();
@@ -353,15 +353,15 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
     }
 }
 
-/// A checkpoint that finds places for some of what changed only: what has none is told of, nothing of the volume is
-/// lost, neither where power fails then nor when there is room again.
+/// A checkpoint that has space for some dirty blocks only: the caller gets the error, and nothing of the volume is
+/// lost, neither by a power cut then nor when there is space again.
 #[test]
-fn a_checkpoint_without_room_for_all_loses_nothing() {
-    // In simulated time: none of the background comes between.
-    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(2), no_room_for_all);
+fn a_checkpoint_without_space_loses_nothing() {
+    // In simulated time: no background task interferes.
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(2), checkpoint_without_space);
 }
 
-fn no_room_for_all() {
+fn checkpoint_without_space() {
     let world = World::make("", 64);
     let make = |name: String| world.file(ROOT, name.as_bytes()).unwrap().ino;
     for n in 0..50 {
@@ -377,11 +377,15 @@ fn no_room_for_all() {
         world.fs.fsync(&world.cx, ino, false).unwrap();
     }
     let written = world.fs.checkpoints.written();
-    // More than the log of files' nodes has room for in its segment.
+    // More than the warm node curseg can hold in its segment.
     for n in 0..900 {
         make(format!("new{n}"));
     }
-    assert_eq!(world.fs.checkpoints.written(), written, "none by itself");
+    assert_eq!(
+        world.fs.checkpoints.written(),
+        written,
+        "no background checkpoint"
+    );
     let segments = world.fs.segments();
     let held: Vec<_> = std::iter::from_fn(|| segments.allocate_free_run(0..u32::MAX, 1)).collect();
     assert!(!held.is_empty());

@@ -1,5 +1,5 @@
-//! Volumes that no tool at hand makes: compressed clusters, encrypted and case-ignoring directories,
-//! made of plain ones by changing their inodes.
+//! Volumes that available tools cannot make: with compressed clusters, and with encrypted or case-insensitive
+//! directories, made from plain ones by changing inodes.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ fn text() -> Vec<u8> {
     out
 }
 
-/// An image with a file of three clusters and a half, and a directory; the bytes and the file's id.
+/// An image with a file of 3.5 clusters, and a directory; its bytes and their ids.
 fn image() -> (Vec<u8>, Nid, Nid) {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
@@ -55,7 +55,7 @@ fn change(bytes: &mut [u8], nid: Nid, work: impl FnOnce(&mut Inode, &mut [u8])) 
     inode::seal(layout, block);
 }
 
-/// Compresses the second cluster of the file: its stored form, and what it says of itself.
+/// Compresses the second cluster of the file: `stored` are its blocks, `sum` the stored checksum.
 fn compress(bytes: &mut [u8], nid: Nid, algorithm: u8, stored: &[u8], sum: u32) {
     let opened = Opened::of(bytes.to_vec());
     let layout = opened.layout().clone();
@@ -104,7 +104,7 @@ fn compressed_clusters_read_back() {
         assert!(got == wanted[20_000..23_000], "algorithm {algorithm}");
         let hole = fs.seek(&cx, file.into(), 0, Seek::Hole).unwrap();
         assert_eq!(hole, wanted.len() as u64);
-        // A wrong checksum, and damage under a right one.
+        // A wrong checksum, and corruption with a right one.
         let mut wrong = plain.clone();
         compress(&mut wrong, file, algorithm, stored, 7);
         let fs = mount_bytes(&wrong).unwrap();
@@ -124,8 +124,8 @@ fn compressed_clusters_read_back() {
     }
 }
 
-/// Clusters whose stored blocks lie side by side are one read of the device, also ahead of a stream; clusters that
-/// were not worth compressing come between as they are.
+/// Clusters whose stored blocks are consecutive are one read of the device, also in read-ahead of a stream;
+/// incompressible clusters between them are plain.
 #[test]
 fn compressed_clusters_are_read_in_runs() {
     const CLUSTERS: usize = 200;

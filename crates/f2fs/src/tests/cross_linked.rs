@@ -1,5 +1,5 @@
-//! Files that refer to blocks of others: crafted volumes on which nobody else may lose anything, and that can be
-//! mounted again after such a file was used and removed.
+//! Cross-linked files: crafted volumes with a file that refers to blocks of another. The other file must not lose
+//! anything, and the volume can be mounted again after the corrupt file was used and removed.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::test_world::{ROOT, World};
 use steadfs_f2fs_format::test_support::Opened;
 use steadfs_f2fs_format::test_support::tree::pattern;
 
-/// A block that lies in the file's third direct node, and its size.
+/// A file block that the third direct node maps, and a file size.
 const FAR: u64 = 3000;
 const SIZE: usize = 40 * BLOCK_SIZE;
 
-/// A volume of two files: a good one with content and a direct node, and one that is going to lie. What `craft` does
-/// to it gets its bytes, and the blocks of the good file's nodes: its inode's, and the direct one's.
+/// A volume of two files: a good one with content and a direct node, and one that `craft` corrupts. `craft` gets the
+/// image, and the blocks of the good file's nodes: its inode's and the direct one's.
 struct Crafted {
     device: Arc<MemDevice>,
     good: InodeNo,
@@ -64,7 +64,7 @@ impl Crafted {
         World::of(Arc::clone(&self.device), "background_gc=off")
     }
 
-    /// The good file is as it was.
+    /// The good file is unchanged.
     fn check_good(&self, world: &World) {
         let got = world.fs.read(&world.cx, self.good, 0, SIZE).unwrap();
         assert!(got.to_vec() == pattern(SIZE, b'g'));
@@ -73,7 +73,7 @@ impl Crafted {
         assert_eq!(got.to_vec(), [7; 10]);
     }
 
-    /// Removes the liar and more, and mounts again what is left.
+    /// Removes the corrupt file and others, and mounts the volume again.
     fn remove_and_mount_again(&self) {
         let world = self.mount();
         world.fs.unlink(&world.cx, ROOT, b"liar").unwrap();
@@ -85,7 +85,7 @@ impl Crafted {
             world.lookup(ROOT, b"liar"),
             Err(FsError::NotFound)
         ));
-        // Twice: what the first mount brought into order stays so.
+        // Twice: what the first mount corrected stays correct.
         world.fs.unlink(&world.cx, ROOT, b"another").unwrap();
         world.fs.close().unwrap();
         let world = self.mount();
@@ -94,14 +94,14 @@ impl Crafted {
     }
 }
 
-/// A volume's bytes with the inode of the file that lies.
+/// A volume's bytes with the inode of the corrupt file.
 struct Image {
     opened: Opened,
     nid: Nid,
 }
 
 impl Image {
-    /// Lets `n` slots of the inode from `first` on name these blocks.
+    /// Sets `n` slots of the inode from `first` on to these blocks.
     fn name(&mut self, first: u16, blocks: impl IntoIterator<Item = BlockAddr>) {
         let layout = self.opened.layout().clone();
         let block = self.block(self.opened.nat(self.nid).addr);
@@ -112,7 +112,7 @@ impl Image {
         }
     }
 
-    /// What a slot of the inode names.
+    /// The address in a slot of the inode.
     fn named(&self, slot: u16) -> BlockAddr {
         let layout = self.opened.layout();
         let block = self.block(self.opened.nat(self.nid).addr);
@@ -129,7 +129,7 @@ impl Image {
         &mut self.opened.bytes[at..at + BLOCK_SIZE]
     }
 
-    /// Says wherever the volume says it, in a journal or in a table, that a node lies elsewhere.
+    /// Sets a node's address wherever the volume has it, in a journal or in the NAT.
     fn move_node(&mut self, nid: Nid, to: BlockAddr) {
         let entry = self.opened.nat(nid);
         let entry_at = |addr: BlockAddr| {
@@ -150,7 +150,7 @@ impl Image {
 }
 
 #[test]
-fn no_file_is_written_over_another_ones_nodes() {
+fn writes_never_overwrite_nodes_of_another_file() {
     let crafted = Crafted::make(|image, _, nodes| image.name(1, nodes));
     for options in ["background_gc=off", "background_gc=off,mode=lfs"] {
         let world = World::of(Arc::clone(&crafted.device), options);
@@ -161,12 +161,12 @@ fn no_file_is_written_over_another_ones_nodes() {
         if options.ends_with("off") {
             assert!(matches!(written, Err(FsError::Corrupt(_))), "{written:?}");
         }
-        // A mount of what is on the device now reads the nodes, not this one's memory.
+        // A new mount reads the nodes from the device, not from this mount's memory.
         let device = MemDevice::from_bytes(&world.bytes());
         let other = World::of(Arc::new(device), "ro");
         crafted.check_good(&other);
         drop(other);
-        // What cannot be written is lost, and the end says so.
+        // What cannot be written is lost, which the unmount reports.
         let _ = fs.close();
         let world = crafted.mount();
         crafted.check_good(&world);
@@ -175,12 +175,12 @@ fn no_file_is_written_over_another_ones_nodes() {
 }
 
 #[test]
-fn nodes_named_by_a_file_that_is_removed_stay() {
+fn removing_a_corrupt_file_frees_no_nodes() {
     Crafted::make(|image, _, nodes| image.name(1, nodes)).remove_and_mount_again();
 }
 
 #[test]
-fn blocks_named_twice_are_freed_once() {
+fn blocks_mapped_twice_are_freed_once() {
     let crafted = Crafted::make(|image, _, _| {
         let twice = image.named(0);
         image.name(1, [twice; 30]);
@@ -192,8 +192,8 @@ fn blocks_named_twice_are_freed_once() {
 }
 
 #[test]
-fn a_node_among_data_is_none() {
-    // The copy in the file's own block has the same footer: only the segment table knows better.
+fn a_node_in_a_data_segment_is_refused() {
+    // The copy in the file's own block has the same footer: only the SIT has the difference.
     let crafted = Crafted::make(|image, [_, direct], _| {
         let copy = image.opened.node(direct).to_vec();
         let at = image.named(5);

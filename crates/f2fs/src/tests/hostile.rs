@@ -1,4 +1,4 @@
-//! Damaged volumes: an error, never a panic or a hang.
+//! Corrupt volumes that are read: an error, never a panic or a hang.
 
 use std::fs;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::disk::{BLOCK_SIZE, inode, node};
 use steadfs_f2fs_format::test_support::tree::make_tree;
 use steadfs_f2fs_format::test_support::{Image, LOAD_FEATURES, Opened};
 
-/// Looks at everything there is, whatever comes of it; at most so many calls.
+/// Reads everything, ignoring errors, with at most `calls` calls.
 fn walk(fs: &F2fs, calls: &mut u32) {
     let cx = Cx::default();
     let mut dirs = vec![fs.root()];
@@ -58,7 +58,7 @@ fn device(bytes: &[u8]) -> Arc<MemDevice> {
     Arc::new(device)
 }
 
-/// A volume of few files with every structure, cut to what is in use.
+/// A volume of few files with every structure, reduced to the blocks in use.
 fn small() -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     make_tree(dir.path());
@@ -76,7 +76,7 @@ fn flipped_bits_of_metadata() {
     let device = device(&bytes);
     let opened = Opened::of(bytes);
     let layout = opened.layout().clone();
-    // Places worth damage: both superblocks, packs, tables in use, every node, directory blocks.
+    // Both superblocks, packs, tables in use, all nodes, directory blocks.
     let mut blocks: Vec<u32> = vec![0, 1];
     blocks.extend(layout.cp_start..layout.cp_start + 8);
     blocks.extend(layout.cp_start + 512..layout.cp_start + 520);
@@ -108,7 +108,7 @@ fn flipped_bits_of_metadata() {
     }
 }
 
-/// With checksums mended: nodes that lie about each other.
+/// With valid checksums: nodes that contradict each other.
 #[test]
 fn nodes_that_contradict_each_other() {
     let bytes = small();

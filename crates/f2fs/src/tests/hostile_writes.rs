@@ -1,5 +1,5 @@
-//! Damaged volumes that are written: errors, never a panic or a hang, and never more damage to what is whole
-//! than what the damage itself allows. No call goes on for ever: each is given so many requests to the device.
+//! Corrupt volumes that are written: an error, never a panic or a hang, and never more damage to intact files than the
+//! corruption itself allows. Each call has a limit of device requests, so an endless loop is found.
 
 use std::sync::Arc;
 
@@ -12,22 +12,22 @@ use crate::test_world::{ROOT, World};
 use crate::{CacheSizes, F2fs, MountOptions};
 use steadfs_f2fs_format::test_support::Opened;
 
-/// Damaged volumes in one test; more by `STEADFS_HOSTILE_WRITES`.
+/// Corrupt volumes in one test; `STEADFS_HOSTILE_WRITES` sets another number.
 fn cases() -> u64 {
     let cases = std::env::var("STEADFS_HOSTILE_WRITES").ok();
     cases.and_then(|n| n.parse().ok()).unwrap_or(20)
 }
 
-/// More requests than any call needs on a volume of 64 MiB, whatever it cleans and writes first.
+/// More requests than any call needs on a volume of 64 MiB, with all GC and write-back before it.
 const MOST: u64 = 1 << 17;
 
-/// A call may make its requests from here on; those before it made no more than that.
+/// Resets the limit for the next call; asserts that the last one stayed below it.
 fn next_call(device: &FaultDevice) {
-    assert_eq!(device.failures(), 0, "a call goes on for ever");
+    assert_eq!(device.failures(), 0, "a call exceeds its request limit");
     device.fail_after(MOST);
 }
 
-/// A small volume with directories, deep files, links, attributes and orphans, as a crash leaves it.
+/// A small volume with directories, deep files, links, attributes and orphans, as after a crash.
 fn base(options: &str) -> Vec<u8> {
     let world = World::make_with("extra_attr,inode_checksum,inode_crtime", 64, options);
     let (fs, cx) = (&world.fs, &world.cx);
@@ -58,13 +58,13 @@ fn base(options: &str) -> Vec<u8> {
     fs.write(cx, open.ino, 0, &[3; 9000], false).unwrap();
     fs.unlink(cx, ROOT, b"open").unwrap();
     fs.sync_all(cx).unwrap();
-    // What fsync wrote behind the checkpoint.
+    // What fsync wrote after the checkpoint.
     fs.write(cx, deep, 4096, &[7; 70_000], false).unwrap();
     fs.fsync(cx, deep, false).unwrap();
     world.bytes()
 }
 
-/// Does what users do; whatever comes of it.
+/// Random calls of users, ignoring errors.
 fn use_it(fs: &F2fs, device: &FaultDevice, random: &mut Random) {
     let cx = Cx::default();
     let mut found = vec![(fs.root(), FileKind::Directory, Vec::new(), fs.root())];
@@ -150,7 +150,7 @@ fn run(device: Arc<MemDevice>, random: &mut Random) -> bool {
     let ended = fs.unmount();
     drop(fs);
     next_call(&device);
-    // What was ended in order can be gone on with, whatever it met.
+    // A volume that was unmounted without an error can be mounted again.
     if ended.is_ok() {
         let options = MountOptions::parse("background_gc=off").unwrap();
         let again = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
@@ -162,7 +162,7 @@ fn run(device: Arc<MemDevice>, random: &mut Random) -> bool {
     true
 }
 
-/// The base with blocks of one kind damaged, `times` times.
+/// The base volume with corrupt blocks of one kind, `times` times.
 fn sweep(places: impl Fn(&Opened) -> Vec<u32>, seal: bool, seed: u64) {
     let opened = Opened::of(base(if seed.is_multiple_of(2) {
         ""
@@ -204,11 +204,11 @@ fn sweep(places: impl Fn(&Opened) -> Vec<u32>, seal: bool, seed: u64) {
         }
         mounted += u32::from(run(Arc::new(bad), &mut random));
     }
-    assert!(mounted > 0, "no damage let itself be mounted");
+    assert!(mounted > 0, "each corrupt volume was refused");
 }
 
 #[test]
-fn nodes_that_lie_are_written_around() {
+fn writes_survive_corrupt_nodes() {
     sweep(
         |opened| {
             opened
@@ -223,8 +223,8 @@ fn nodes_that_lie_are_written_around() {
 }
 
 #[test]
-fn tables_that_lie_are_written_around() {
-    // The blocks in use of both copies of both tables, and the summary area.
+fn writes_survive_corrupt_tables() {
+    // The blocks in use of both copies of both tables, and the SSA.
     let places = |opened: &Opened| {
         let layout = opened.layout();
         let mut all: Vec<u32> = (layout.nat_start..layout.nat_start + 4).collect();
@@ -237,9 +237,9 @@ fn tables_that_lie_are_written_around() {
     sweep(places, false, 3);
 }
 
-/// Journals with impossible counts, summaries, orphans: what a pack has between its first and last block.
+/// Journals with impossible counts, summaries, orphans: the blocks between the first and last block of a pack.
 #[test]
-fn packs_that_lie_are_written_around() {
+fn writes_survive_corrupt_packs() {
     let places = |opened: &Opened| {
         let start = opened.layout().pack_start(opened.pack).0;
         (start + 1..start + opened.checkpoint.pack_blocks - 1).collect()

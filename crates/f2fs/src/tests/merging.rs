@@ -1,4 +1,4 @@
-//! Checkpoints asked for by many at one time.
+//! Checkpoint merging with many concurrent requests.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,12 +29,12 @@ fn the_same_each_time() -> FormatOptions {
     }
 }
 
-/// Makes files and wants each durable at once; answers in order.
+/// Creates files and makes each durable at once; returns the results in order.
 fn client(fs: &Arc<F2fs>, number: u64, rounds: u64) -> Vec<Result<(), FsError>> {
     let mut answers = Vec::new();
     for round in 0..rounds {
         sleep(Duration::from_micros(137 * number + 1));
-        // The last checkpoint that can lack the file: one that began before the request does not answer it.
+        // Checkpoints up to this one may lack the file: they began before the request and must not answer it.
         let (_, before) = fs.checkpoints.node_version();
         make_file(fs, format!("{number} {round}").as_bytes(), 0);
         let answer = fs.request_checkpoint(IoTag::default());
@@ -47,7 +47,7 @@ fn client(fs: &Arc<F2fs>, number: u64, rounds: u64) -> Vec<Result<(), FsError>> 
 }
 
 #[test]
-fn requests_share_checkpoints_and_none_is_lost_at_the_end() {
+fn requests_share_checkpoints_and_each_is_answered() {
     for seed in 0..20 {
         let run = move || {
             let fs = world();
@@ -59,7 +59,7 @@ fn requests_share_checkpoints_and_none_is_lost_at_the_end() {
                     spawn("client", move || client(&fs, number, 5))
                 })
                 .collect();
-            // The task goes and comes while they ask.
+            // The task is started and stopped meanwhile.
             for _ in 0..3 {
                 sleep(Duration::from_micros(500 + seed * 31));
                 fs.daemon.stop(&fs);
@@ -85,7 +85,7 @@ fn requests_share_checkpoints_and_none_is_lost_at_the_end() {
 }
 
 #[test]
-fn everybody_learns_that_the_volume_stopped() {
+fn all_requesters_get_the_error_of_an_abort() {
     sim::run(sim::Config::new(3), || {
         let fs = world();
         fs.daemon.start(fs.weak().clone()).unwrap();
@@ -107,7 +107,7 @@ fn everybody_learns_that_the_volume_stopped() {
             let answer = client.join();
             assert_eq!(answer, Err(FsError::Stopped("the first cause".to_owned())));
         }
-        // One that fails is one that was issued; nothing had changed, and still it is no success.
+        // A failed checkpoint counts as issued; although nothing had changed, it must not report success.
         let before = fs.daemon.stats();
         fs.request_checkpoint(IoTag::default()).unwrap_err();
         fs.daemon.flush(&fs);
@@ -125,10 +125,10 @@ fn everybody_learns_that_the_volume_stopped() {
     });
 }
 
-/// Directories made durable by several while the volume is remounted, frozen and at last unmounted: all get
-/// an answer, and a good one only where the directory is durable.
+/// Directories are made durable by several tasks while the volume is remounted, frozen and finally unmounted: each gets
+/// an answer, and success only if the directory is durable.
 #[test]
-fn nobody_hangs_whoever_meddles() {
+fn requests_end_during_remount_freeze_and_unmount() {
     for seed in 0..8 {
         sim::run(sim::Config::new(seed), move || {
             let device = image(64 << 20, &the_same_each_time()).unwrap();
@@ -172,7 +172,7 @@ fn nobody_hangs_whoever_meddles() {
     }
 }
 
-/// Makes directories until forty are done or refused; how many became durable.
+/// Creates directories until forty are durable or refused; returns the number of durable ones.
 fn directories(fs: &Arc<F2fs>, number: u64) -> u64 {
     let cx = Cx::default();
     let mut durable = 0;
@@ -195,10 +195,10 @@ fn directories(fs: &Arc<F2fs>, number: u64) -> u64 {
     durable
 }
 
-/// A checkpoint that cannot be made is not tried for ever: all who asked are told why, and a later one is
-/// made when it can be.
+/// A checkpoint without space is not repeated endlessly: each requester gets the error, and a later checkpoint succeeds
+/// when there is space.
 #[test]
-fn without_room_everybody_is_told_and_a_later_one_is_made() {
+fn all_requesters_get_no_space_and_a_later_checkpoint_succeeds() {
     for merge in [true, false] {
         sim::run(sim::Config::new(5), move || {
             let fs = world();
@@ -209,7 +209,7 @@ fn without_room_everybody_is_told_and_a_later_one_is_made() {
             fs.request_checkpoint(IoTag::default()).unwrap();
             let written = fs.checkpoints.written();
             make_file(&fs, b"dirty", 0);
-            // What no node can go to.
+            // All blocks that nodes could use.
             let mut claimed = Vec::new();
             for log in LogType::ALL {
                 while let Ok(run) = fs.segments().allocate(log, 512, Purpose::Reserved) {

@@ -1,5 +1,4 @@
-//! What a mount reads: as much as its tables need, in few large pieces, however large the volume is and whatever
-//! lies on it.
+//! Reads of a mount: the tables it needs, in few large requests, whatever the size and content of the volume.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +10,7 @@ use crate::disk::{BLOCK_SIZE, Layout};
 use crate::format::{FormatOptions, image};
 use crate::{CacheSizes, F2fs, MountOptions};
 
-/// Reads of a mount, their bytes, and those of the segment table.
+/// Reads of a mount, their bytes, and those of the SIT.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     reads: u64,
@@ -42,9 +41,9 @@ fn mount(device: &Arc<MemDevice>, options: &str) -> (Arc<F2fs>, Cost) {
     (fs, cost)
 }
 
-/// Superblocks, the checkpoint's two packs, the logs' summaries, the root and the free ids' part of the node table.
+/// Reads of superblocks, both packs, summaries, the root, and NAT blocks for free ids.
 const REST: u64 = 40;
-/// Bytes of the segment table in one read.
+/// Bytes of the SIT in one read.
 const PIECE: u64 = 1 << 20;
 
 fn assert_cheap(cost: Cost) {
@@ -52,7 +51,7 @@ fn assert_cheap(cost: Cost) {
     assert!(cost.bytes <= cost.table + (1 << 20), "{cost:?}");
 }
 
-/// Mounts a volume of so many MiB as mkfs made it, and with so many files.
+/// Mounts a volume of `mib` MiB as mkfs made it, and with this number of files.
 fn volume(mib: u64, files: u32) {
     let device = image(mib << 20, &FormatOptions::default()).unwrap();
     let cx = Cx::default();
@@ -80,12 +79,12 @@ fn volume(mib: u64, files: u32) {
 }
 
 #[test]
-fn a_mount_reads_its_tables_in_large_pieces() {
+fn a_mount_reads_its_tables_in_large_requests() {
     volume(64, 300);
     volume(16 << 10, 3000);
 }
 
-/// The goal is half a second. A machine's time is nobody's promise, so reads are counted; 36 MiB in 40 pieces.
+/// The goal is half a second. Time depends on the machine, so reads are counted; 36 MiB in 40 requests.
 #[test]
 fn a_tebibyte_is_mounted_with_few_reads() {
     volume(1 << 20, 3000);

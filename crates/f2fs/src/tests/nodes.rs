@@ -1,4 +1,4 @@
-//! Nodes in memory: found, made, freed, and what is counted.
+//! Nodes in memory: lookup, creation, freeing, and the counts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::format::{FormatOptions, image};
 use crate::node::SlotLookup;
 use crate::space::Need;
 
-/// A volume in memory that changes are allowed on.
+/// A writable volume in memory.
 fn writable() -> Arc<F2fs> {
     let device = image(64 << 20, &FormatOptions::default()).unwrap();
     let fs = mount_device(&device).unwrap();
@@ -47,7 +47,7 @@ fn trees_grow_and_are_counted() {
     let inode = fs.new_inode(&change, 0, file, tag).unwrap();
     drop(change);
     assert!(Arc::ptr_eq(&fs.inode(inode.nid(), tag).unwrap(), &inode));
-    // Through a double indirect, an indirect and a direct node; asked for twice, promised once.
+    // Through a double indirect, an indirect and a direct node; requested twice, reserved once.
     let fanout = inode.core.read().fanout(&fs.layout);
     let far = fanout.max_blocks() - 1;
     fs.reserve_nodes(&inode, far..far + 1, false, tag).unwrap();
@@ -122,7 +122,7 @@ fn trees_grow_and_are_counted() {
 }
 
 #[test]
-fn ids_are_given_out_once_and_not_again_before_a_checkpoint() {
+fn ids_are_allocated_once_between_checkpoints() {
     let fs = writable();
     let tag = IoTag::default();
     fs.nat.build_free_nids(tag).unwrap();
@@ -133,7 +133,7 @@ fn ids_are_given_out_once_and_not_again_before_a_checkpoint() {
         assert!(fs.layout.is_nid(nid) && nid != Nid::ROOT && seen.insert(nid));
         fs.nat.remove(&change, nid, entry);
     }
-    // All of a small table.
+    // All ids of a small NAT.
     let mut left = u64::from(fs.layout.max_nid) - 1200;
     while fs.nat.alloc_nid(&change, None, tag).is_ok() {
         left -= 1;
@@ -147,7 +147,7 @@ fn ids_are_given_out_once_and_not_again_before_a_checkpoint() {
 }
 
 #[test]
-fn a_volume_that_is_read_only_or_stopped_lets_no_change_begin() {
+fn a_read_only_or_aborted_volume_refuses_changes() {
     let fs = writable();
     fs.abort(StopReason::SHUTDOWN, "the first cause");
     fs.abort(StopReason::SHUTDOWN, "another");

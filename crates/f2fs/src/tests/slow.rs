@@ -1,4 +1,4 @@
-//! Slow checkpoints: which step it was, and how long each request waited, is told by name.
+//! Slow checkpoints: the log names the slow step, and how long each request waited.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use crate::disk::BLOCK_SIZE;
 use crate::format::{FormatOptions, image};
 use crate::{CacheSizes, F2fs, MountOptions};
 
-/// How long the device takes for what it is slow at.
+/// Time of a slow request.
 const LONG: Duration = Duration::from_millis(7300);
 
-/// What a device is slow at.
+/// The request that is slow.
 #[derive(Clone, Copy, Debug)]
 enum At {
     Nothing,
-    /// A write to the checkpoint packs that is no barrier.
+    /// A write to the checkpoint packs without a barrier.
     Pack,
-    /// The write that makes a checkpoint the volume's state.
+    /// The write that commits a checkpoint.
     LastBlock,
 }
 
-/// What is told of a checkpoint on such a device while two wait for it: of it, and of them.
+/// Warnings about a checkpoint on such a device and about the waits of its two requesters.
 fn told(at: At, options: &'static str) -> [Option<(u64, String)>; 2] {
     let run = move || {
         let inner = image(64 << 20, &FormatOptions::default()).unwrap();
@@ -78,14 +78,14 @@ fn told(at: At, options: &'static str) -> [Option<(u64, String)>; 2] {
 }
 
 #[test]
-fn a_slow_step_is_named_and_each_wait_is_told() {
+fn slow_steps_and_waits_are_logged_by_name() {
     for options in ["checkpoint_merge", "nocheckpoint_merge"] {
         for (at, step) in [
             (At::Pack, "wait for tables, nodes and pack"),
             (At::LastBlock, "last block"),
         ] {
             let [slow, waits] = told(at, options).map(Option::unwrap);
-            // Without merging who waits for the other one does so in a checkpoint of his own.
+            // Without merging the second requester waits inside a checkpoint of its own.
             let (ones, step, begin) = match options {
                 "checkpoint_merge" => (1, step, "a checkpoint took 73"),
                 _ => (2, "wait for another checkpoint", "a checkpoint took 72"),

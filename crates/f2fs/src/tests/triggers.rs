@@ -1,4 +1,4 @@
-//! What brings a checkpoint in the background at once, one by one: as much as may be brings none, one more does.
+//! Triggers of a background checkpoint, one by one: none is written at the limit, one is written beyond it.
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_cache::WritebackReason;
@@ -13,7 +13,7 @@ use crate::space::Need;
 const LARGE: u64 = 64 << 20;
 const SMALL: u64 = 8 << 20;
 
-/// Whether one is written now although nothing is old.
+/// Whether a background check writes a checkpoint although nothing is old.
 fn due(fs: &F2fs) -> bool {
     looked(fs, 3600) == 1
 }
@@ -27,7 +27,7 @@ fn tag() -> IoTag {
 }
 
 #[test]
-fn a_tenth_of_all_node_addresses() {
+fn dirty_nat_entries() {
     simulated(|| {
         let fs = open("background_gc=off", LARGE);
         let limit = u64::from(fs.layout().max_nid) * 10 / 100;
@@ -43,14 +43,14 @@ fn a_tenth_of_all_node_addresses() {
         assert!(!fs.needs_background_checkpoint(), "{limit}");
         touch(nid);
         assert!(fs.needs_background_checkpoint(), "{limit}");
-        // Entries of nodes that are none: nothing for a checkpoint.
+        // Entries of nodes that do not exist must not be written by a checkpoint.
         fs.shutdown(&Cx::default(), ShutdownMode::NoFlush).unwrap();
         fs.close().unwrap_err();
     });
 }
 
-/// Leaves segments that only wait for a checkpoint to be free; how many.
-fn hold_some(fs: &F2fs) -> u32 {
+/// Leaves some prefree segments; returns their number.
+fn leave_prefree(fs: &F2fs) -> u32 {
     let cx = Cx::default();
     let file = fs
         .mknod(&cx, fs.root(), b"large", 0o100_644, 0)
@@ -69,7 +69,7 @@ fn hold_some(fs: &F2fs) -> u32 {
 }
 
 #[test]
-fn segments_that_wait_to_be_free() {
+fn prefree_segments() {
     simulated(|| {
         let fs = open("background_gc=off,nodiscard", LARGE);
         let control = fs.control().unwrap();
@@ -77,7 +77,7 @@ fn segments_that_wait_to_be_free() {
             let path = "f2fs/reclaim_segments";
             control.write(path, n.to_string().as_bytes()).unwrap();
         };
-        let held = hold_some(&fs);
+        let held = leave_prefree(&fs);
         assert!(held >= 4, "{held}");
         limit(held);
         assert!(!due(&fs), "{held}");
@@ -88,14 +88,14 @@ fn segments_that_wait_to_be_free() {
     });
 }
 
-/// Roll-forward recovery knows nothing of what was freed, so all that was there and all that came must fit.
+/// Roll-forward does not know what was freed, so all blocks of before and since must fit.
 #[test]
-fn no_room_to_recover_what_was_written() {
+fn space_for_roll_forward() {
     simulated(|| {
         let fs = open("background_gc=off,nodiscard", LARGE);
         let counts = || fs.space.counts();
         file(&fs, "file");
-        // A block that comes, and goes again.
+        // A block that is created and freed again.
         let block = || {
             let need = Need {
                 blocks: 1,
@@ -116,11 +116,10 @@ fn no_room_to_recover_what_was_written() {
     });
 }
 
-/// Does something `act` until there are so many of one kind that a checkpoint is due; it is due then, and was not
-/// before.
+/// Calls `act` until the count of one kind is beyond its limit: a checkpoint is due then, and not before.
 fn bring(options: &str, busy: bool, count: fn(&F2fs) -> u64, prepare: fn(&F2fs) -> Act) {
     let fs = open(&format!("background_gc=off,{options}"), SMALL);
-    // Nobody else looks.
+    // No other background check.
     fs.writeback.stop();
     let most = fs.node_limit() as u64;
     let most = if busy { most + most / 2 } else { most };
@@ -137,12 +136,12 @@ fn bring(options: &str, busy: bool, count: fn(&F2fs) -> u64, prepare: fn(&F2fs) 
         }
         act(&fs, n);
     }
-    // Nothing is under way now.
+    // No operation is in progress now.
     assert!(due(&fs));
     fs.close().unwrap();
 }
 
-/// Changes something more, the nth time.
+/// Makes one more change, the nth.
 type Act = Box<dyn Fn(&F2fs, u64)>;
 
 fn file(fs: &F2fs, name: &str) -> InodeNo {
@@ -150,7 +149,7 @@ fn file(fs: &F2fs, name: &str) -> InodeNo {
     made.unwrap().ino
 }
 
-/// A block in a place that a node of its own names.
+/// Writes a block that a node of its own maps.
 fn one_node_each(fs: &F2fs) -> Act {
     let sparse = file(fs, "sparse");
     Box::new(move |fs, n| {
@@ -162,7 +161,7 @@ fn one_node_each(fs: &F2fs) -> Act {
     })
 }
 
-/// Long names of one file, in one directory.
+/// Adds a long name of one file to one directory.
 fn one_name_each(fs: &F2fs) -> Act {
     let linked = file(fs, "linked");
     Box::new(move |fs, n| {
@@ -172,7 +171,7 @@ fn one_name_each(fs: &F2fs) -> Act {
     })
 }
 
-/// Other attributes of files that are there already.
+/// Changes attributes of existing files.
 fn one_inode_each(fs: &F2fs) -> Act {
     let limit = fs.node_limit() as u64 * 2;
     let files: Vec<InodeNo> = (0..limit).map(|n| file(fs, &n.to_string())).collect();
@@ -185,9 +184,9 @@ fn one_inode_each(fs: &F2fs) -> Act {
     })
 }
 
-/// Each for itself; half as many more while an operation is under way.
+/// Each limit by itself; it is 1.5 times higher while an operation is in progress.
 #[test]
-fn many_nodes_or_blocks_of_directories_or_inodes() {
+fn dirty_nodes_directory_blocks_and_inodes() {
     simulated(|| {
         for busy in [false, true] {
             bring("", busy, |fs| fs.nodes.dirty_count() as u64, one_node_each);

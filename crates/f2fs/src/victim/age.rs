@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_agrees_with_the_model() {
+    fn oldest_agrees_with_the_model() {
         let mut from = Random::new(11);
         let mut chosen = 0;
         for _ in 0..20_000 {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_agrees_with_the_model() {
+    fn nearest_agrees_with_the_model() {
         let mut from = Random::new(12);
         for _ in 0..20_000 {
             let (candidates, rules) = random(&mut from);

@@ -1,4 +1,4 @@
-//! Files that are removed while their blocks are moved.
+//! Removing files while GC moves their blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ fn name(n: usize) -> Vec<u8> {
     format!("name{n}").into_bytes()
 }
 
-/// Makes files and long symbolic links, which have a block.
+/// Creates files, and long symbolic links, which have a block.
 fn fill(device: Arc<dyn Device>) {
     let (fs, cx) = (open(device), Cx::default());
     for n in 0..FILES {
@@ -82,7 +82,7 @@ fn clean_beside_removals() {
 }
 
 #[test]
-fn a_file_that_is_removed_while_it_is_moved_is_no_damage() {
+fn removing_a_file_during_gc_is_no_corruption() {
     for seed in 0..6 {
         run(Config::new(seed), clean_beside_removals);
     }

@@ -1,8 +1,8 @@
-//! Sections in which cleaning in the background has begun.
+//! Sections that background GC has begun.
 
 use super::*;
 
-/// Sections of four segments that are half full, but for those of the log; their blocks.
+/// Half full sections of four segments, without those of the log; their blocks.
 fn half_full() -> (Volume, Vec<BlockAddr>) {
     let mut volume = Volume::new(512 << 20, 4);
     volume.segments.set_policy(|p| p.alloc = AllocMode::Reuse);
@@ -33,7 +33,7 @@ fn fill(volume: &Volume, blocks: usize) -> Vec<BlockAddr> {
     named
 }
 
-/// A round in which nothing is moved: what it would clean, before segment `next` if any.
+/// A round that moves nothing: its victim. It ends before segment `next`, if given.
 fn round(volume: &Volume, foreground: bool, next: Option<u32>) -> Option<Victim> {
     let victim = volume.segments.begin_cleaning(VictimSearch {
         cost: VictimCost::Greedy,
@@ -50,7 +50,7 @@ fn round(volume: &Volume, foreground: bool, next: Option<u32>) -> Option<Victim>
 }
 
 #[test]
-fn the_background_goes_on_where_its_last_round_ended() {
+fn background_gc_continues_where_its_last_round_ended() {
     let (volume, _) = half_full();
     let first = round(&volume, false, Some(1)).unwrap();
     assert_eq!(first.resumed, None);
@@ -59,7 +59,7 @@ fn the_background_goes_on_where_its_last_round_ended() {
         assert_eq!(again.section, first.section);
         assert_eq!(again.resumed, Some(SegNo(first.section * 4 + from)));
     }
-    // It is through with that section; a writer who waits takes all of it.
+    // That section is done; a waiting writer takes all of the next one.
     let other = round(&volume, false, Some(2)).unwrap();
     assert!(other.section != first.section && other.resumed.is_none());
     let waited: BTreeSet<u32> = (0..2)
@@ -70,12 +70,12 @@ fn the_background_goes_on_where_its_last_round_ended() {
         })
         .collect();
     assert_eq!(waited, BTreeSet::from([first.section, other.section]));
-    // What the writer has taken the background does not go on with.
+    // The background does not continue in the writer's section.
     assert_eq!(round(&volume, false, None).unwrap().resumed, None);
 }
 
 #[test]
-fn a_section_that_became_free_was_not_begun() {
+fn a_section_that_became_free_is_no_longer_begun() {
     let (mut volume, named) = half_full();
     let victim = round(&volume, false, Some(2)).unwrap();
     let of_victim = |addr: &BlockAddr| {
@@ -91,7 +91,7 @@ fn a_section_that_became_free_was_not_begun() {
         volume.segments.invalidate(addr, BlockKind::Data).unwrap();
     }
     volume.checkpoint(false);
-    // Until the section has been written again, and is a candidate like any other.
+    // Until the section has been written again and is an ordinary candidate.
     let again = loop {
         let more = fill(&volume, 4 * 512);
         for addr in more.iter().step_by(2) {

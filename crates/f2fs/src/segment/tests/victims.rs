@@ -1,5 +1,5 @@
-//! Every search for a section to clean or a segment to fill, beside an explicit look at all of them: what is found
-//! costs as little as anything, whatever index or cursor led there.
+//! Each search for a victim or an SSR segment, compared with a search that examines all of them: whatever index or
+//! cursor is used, the result must be among the cheapest.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::segment::policy::ssr_types;
 use crate::segment::victims::{VictimCost, VictimSearch};
 use crate::victim::age::{self, AgeCandidate, AgeRules};
 
-/// A search for a section, by all means.
+/// Every kind of search for a section.
 const SEARCHES: [(VictimCost, Option<u32>); 5] = [
     (VictimCost::Greedy, None),
     (VictimCost::Greedy, Some(u32::MAX)),
@@ -19,7 +19,7 @@ const SEARCHES: [(VictimCost, Option<u32>); 5] = [
     (VictimCost::Age, None),
 ];
 
-/// Sections without a log in which some but not all blocks are valid, and nothing is being written.
+/// Dirty sections in which nothing is allocated.
 fn sections(logs: &SegmentManager) -> Vec<AgeCandidate> {
     let sit = &logs.sit;
     let all = sit.per_section() * SEGMENT_BLOCKS;
@@ -43,7 +43,7 @@ fn sections(logs: &SegmentManager) -> Vec<AgeCandidate> {
     found
 }
 
-/// What cleaning a section by cost and benefit costs; none where it brings nothing.
+/// The cost by cost-benefit; none if cleaning frees nothing.
 fn cost_benefit(one: &AgeCandidate, size: u32, oldest: u64, now: u64) -> Option<u64> {
     let percent = u64::from(one.valid) * 100 / u64::from(size);
     let (stamp, span) = (
@@ -58,7 +58,7 @@ fn cost_benefit(one: &AgeCandidate, size: u32, oldest: u64, now: u64) -> Option<
     (benefit > 0).then(|| u64::from(u32::MAX) - benefit)
 }
 
-/// By age, without the threshold where nothing is as old and the volume is younger than it.
+/// By age; without the threshold if no section is that old and the volume is younger than it.
 fn by_age(
     rules: AgeRules,
     now: u64,
@@ -71,7 +71,7 @@ fn by_age(
     find(&rules).or_else(|| (now < rules.threshold).then(|| find(&any))?)
 }
 
-/// What a search may find: any of these.
+/// The sections that a search may choose.
 fn due(logs: &SegmentManager, search: VictimSearch<'_>, now: u64) -> Vec<u32> {
     let mut candidates = sections(logs);
     candidates.retain(|one| !search.skip.contains(&one.number));
@@ -105,7 +105,7 @@ fn due(logs: &SegmentManager, search: VictimSearch<'_>, now: u64) -> Vec<u32> {
 }
 
 impl RandomRun {
-    /// Lets time pass, and looks for victims in every way.
+    /// Advances time and searches for victims in every way.
     pub(super) fn victims(&mut self) {
         steadfs_rt::sleep(Duration::from_secs(self.random.below(200_000) as u64));
         let sections = self.volume.layout.main_segments as usize;
@@ -137,7 +137,7 @@ impl RandomRun {
         self.volume
             .segments
             .set_policy(|p| p.rules = GcPolicy::Linux618);
-        self.aged_holes();
+        self.atgc_segments();
     }
 
     fn search(&self, search: VictimSearch<'_>) {
@@ -151,7 +151,7 @@ impl RandomRun {
             due.contains(&victim.section),
             "{search:?}: {victim:?} {due:?}"
         );
-        // Nobody else cleans meanwhile.
+        // No other section is cleaned meanwhile.
         assert_eq!(segments.begin_cleaning(search), None);
         let left = segments.end_cleaning(victim.section);
         assert_eq!(left, victim.valid);
@@ -184,8 +184,8 @@ impl RandomRun {
         logs.policy.max_search = searched;
     }
 
-    /// Where blocks of some age go.
-    fn aged_holes(&mut self) {
+    /// Where ATGC places blocks of some age.
+    fn atgc_segments(&mut self) {
         let now = self.volume.segments.elapsed();
         let wanted = self.random.below(now as usize + 1) as u64;
         let mut inner = self.volume.segments.inner.lock();
@@ -217,7 +217,7 @@ impl RandomRun {
     }
 }
 
-/// The segments of a type in which something is valid, but not all, and which no log has open.
+/// The dirty segments of a type.
 fn partly_filled(logs: &SegmentManager, kind: LogType) -> impl Iterator<Item = SegNo> {
     let of_kind = (0..logs.sit.len())
         .map(SegNo)

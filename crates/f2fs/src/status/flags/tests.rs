@@ -1,4 +1,4 @@
-//! Every bit when it is true, and not before and after.
+//! Each bit of `sb_status` and `cp_status` is set exactly while its condition holds.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::disk::{DiskError, Structure};
 use crate::test_world::{ROOT, World};
 use crate::{CacheSizes, F2fs, MountOptions};
 
-/// What the two files show, and the names in `status`.
+/// The values of the two files, and the names in `status`.
 fn shown(fs: &F2fs) -> (u32, u32, String) {
     let control = fs.control().unwrap();
     let read = |path| String::from_utf8(control.read(path).unwrap()).unwrap();
@@ -26,7 +26,7 @@ fn shown(fs: &F2fs) -> (u32, u32, String) {
     (sb, cp, names)
 }
 
-/// The bits of `sb_status`, which `status` names.
+/// The bits of `sb_status`; their names must be those in `status`.
 fn bits(fs: &F2fs, names: &str) -> u32 {
     let (bits, _, seen) = shown(fs);
     assert_eq!(seen, names);
@@ -34,8 +34,8 @@ fn bits(fs: &F2fs, names: &str) -> u32 {
 }
 
 #[test]
-fn bits_are_set_as_long_as_they_are_true() {
-    // In simulated time: no checkpoint of the background meanwhile.
+fn bits_are_set_while_their_condition_holds() {
+    // In simulated time: no background checkpoint is written meanwhile.
     sim::run(sim::Config::new(1), || {
         let world = World::make("", 64);
         let (fs, cx) = (&world.fs, &world.cx);
@@ -70,7 +70,7 @@ fn bits_are_set_as_long_as_they_are_true() {
 }
 
 #[test]
-fn bits_tell_what_went_wrong() {
+fn bits_report_errors() {
     sim::run(sim::Config::new(1), || {
         let world = World::make("", 64);
         let fs = &world.fs;
@@ -97,7 +97,7 @@ fn bits_tell_what_went_wrong() {
     });
 }
 
-/// A volume with something that fsync wrote after the last checkpoint, after a shutdown.
+/// A volume after a shutdown, with an fsync after the last checkpoint.
 fn cut_off() -> World {
     let world = World::make("", 64);
     let (fs, cx) = (&world.fs, &world.cx);
@@ -115,7 +115,7 @@ fn cut_off() -> World {
 }
 
 #[test]
-fn what_was_recovered_is_told_for_the_rest_of_the_mount() {
+fn recovered_stays_set_until_unmount() {
     sim::run(sim::Config::new(1), || {
         let world = cut_off();
         let reader = world.look_at_again("ro");
@@ -126,7 +126,7 @@ fn what_was_recovered_is_told_for_the_rest_of_the_mount() {
         assert_eq!(bits(&reader.fs, "fs_dirty recovered"), 0x81);
         let world = World::of(reader.close(), "");
         assert_eq!(bits(&world.fs, ""), 0);
-        // Unlinked and in use when the power is cut: the next mount frees it.
+        // Unlinked and open at the power cut: the next mount frees it.
         let (fs, cx) = (&world.fs, &world.cx);
         fs.mknod(cx, ROOT, b"open", 0o100_644, 0).unwrap();
         fs.unlink(cx, ROOT, b"open").unwrap();
@@ -141,9 +141,9 @@ fn what_was_recovered_is_told_for_the_rest_of_the_mount() {
     });
 }
 
-/// Seen from beside: a checkpoint on its way to a slow device, and what a remount recovers.
+/// Observed by another task: a checkpoint in flight to a slow device, and the recovery of a remount.
 #[test]
-fn bits_are_set_while_something_is_under_way() {
+fn bits_are_set_while_a_checkpoint_is_in_flight() {
     sim::run(sim::Config::new(1), || {
         let world = cut_off();
         let memory = Arc::new(MemDevice::from_bytes(&world.bytes()));
@@ -178,7 +178,7 @@ fn bits_are_set_while_something_is_under_way() {
         assert_eq!(then, "recovered");
         let cx = Cx::default();
         fs.mknod(&cx, ROOT, b"new", 0o100_644, 0).unwrap();
-        // All of it is in the checkpoint by then, and that is not durable.
+        // All changes are in the checkpoint's snapshot by then, which is not durable.
         let (seen, then) = beside(|fs| fs.sync_all(&Cx::default()).unwrap());
         assert!(fs.checkpoints.written() > 1);
         assert!(seen.contains("fs_dirty recovered"), "{seen:?}");
