@@ -29,7 +29,9 @@ const INTERVALS_WHILE_IN_USE: u32 = 2;
 impl F2fs {
     /// Dirty nodes before a checkpoint is due; fewer if memory is small.
     pub(crate) fn node_limit(&self) -> usize {
-        DIRTY_NODES_MAX.min(self.nodes.budget() / 2)
+        let limit = DIRTY_NODES_MAX.min(self.nodes.budget() / 2);
+        assert!(limit > 0, "a clean volume needs no checkpoint");
+        limit
     }
 
     /// Whether so many nodes are dirty that operations wait for a checkpoint.

@@ -43,6 +43,7 @@ impl CheckpointInFlight {
     /// A checkpoint begins; `requesters`: those that a merged one serves.
     pub fn begin(&self, tag: IoTag, requesters: &[IoTag]) {
         let inner = &mut *self.0.lock();
+        assert!(inner.tag.is_none(), "one checkpoint is in flight at a time");
         inner.tag = Some(tag);
         inner
             .requesters
@@ -51,7 +52,8 @@ impl CheckpointInFlight {
 
     /// The checkpoint has ended.
     pub fn end(&self) {
-        *self.0.lock() = InFlight::default();
+        let ended = std::mem::take(&mut *self.0.lock());
+        assert!(ended.tag.is_some(), "a checkpoint was in flight");
     }
 
     /// The tag of its requests now.
@@ -85,6 +87,10 @@ impl F2fs {
             inner.requesters.push(waiter);
             self.queue.share(&inner.ios, &[waiter]);
         }
+        assert!(
+            inner.requesters.len() <= MAX_REQUESTERS,
+            "the number of charged requesters is bounded"
+        );
         let raised = self
             .queue
             .effective_tag(now, boosted_tag(now, waiter, merge));
@@ -99,6 +105,10 @@ impl F2fs {
     /// Records requests of the checkpoint in flight, submitted with `tag`, and boosts them if a waiter came since.
     pub(super) fn record_checkpoint_io(&self, ios: &[IoHandle], tag: IoTag) {
         let inner = &mut *self.checkpoints.in_flight.0.lock();
+        assert!(
+            inner.tag.is_some(),
+            "requests belong to the checkpoint in flight"
+        );
         inner.ios.extend_from_slice(ios);
         self.queue.share(ios, &inner.requesters);
         if let Some(now) = inner.tag.filter(|now| *now != tag) {

@@ -214,6 +214,7 @@ impl Daemon {
 
     /// Writes one checkpoint and answers all requests of `batch` with its result.
     fn serve(&self, fs: &F2fs, batch: Vec<Arc<Request>>) {
+        assert!(!batch.is_empty(), "a batch has a request");
         let tag = IoTag {
             urgency: Urgency::Checkpoint,
             prio: self.prio(),
@@ -258,7 +259,8 @@ impl Daemon {
                 stats.waits[CLASSES.partition_point(|end| *end <= wait)] += 1;
             }
         }
-        self.queued.fetch_sub(count, Ordering::AcqRel);
+        let queued = self.queued.fetch_sub(count, Ordering::AcqRel);
+        assert!(queued >= count, "a request is counted until it is answered");
     }
 
     /// Waits for requests; `None` when the task has to end.

@@ -87,6 +87,7 @@ impl F2fs {
     /// # Errors
     /// Something cannot be written; checkpoints stay disabled.
     pub(crate) fn enable_checkpoints(&self, cx: &Cx) -> Result<()> {
+        assert!(self.is_cp_disabled(), "disabled checkpoints are enabled");
         self.sync_volume_unmerged(cx)?;
         self.checkpoint(Reason::Enable, cx.tag)
     }

@@ -7,6 +7,7 @@ use steadfs_vfs::Result;
 use super::snapshot::PlacedBlocks;
 use super::write::Writes;
 use crate::cp_lock::Change;
+use crate::disk::BlockAddr;
 use crate::disk::superblock::StopReason;
 use crate::fs::{F2fs, io_error};
 
@@ -34,6 +35,10 @@ impl F2fs {
         let (write, _) = self.node_writes.begin();
         drop(change);
         let mut writes = Writes::default();
+        debug_assert!(
+            placed.dirs.iter().all(|dir| dir.addr != BlockAddr::NULL),
+            "each block to be written is allocated"
+        );
         placed.nodes.sort_unstable_by_key(|(addr, _)| *addr);
         self.submit_blocks(&placed.nodes, tag, &mut writes);
         placed.dirs.sort_unstable_by_key(|dir| dir.addr);

@@ -296,6 +296,10 @@ impl F2fs {
             self.boost_checkpoint(tag);
         }
         let mut state = self.checkpoints.state.lock();
+        assert!(
+            version <= state.version,
+            "a task waits only for a checkpoint that has begun"
+        );
         while state.last.version < version {
             if let Some(cause) = self.abort_cause() {
                 return Err(FsError::Stopped(cause));

@@ -91,6 +91,14 @@ impl F2fs {
         let PlacedBlocks {
             nodes, held, dirs, ..
         } = placed;
+        assert!(
+            self.nodes.dirty_count() == 0,
+            "a block was allocated for each dirty node"
+        );
+        assert!(
+            nodes.len() == held.len(),
+            "each node in flight stays in memory"
+        );
         let writes_before = self.node_writes.started();
         let nat = self.nat.snapshot();
         let segments = self.segments().snapshot();
@@ -135,6 +143,10 @@ impl F2fs {
                 .into_iter()
                 .partition(|dir| dir.addr != BlockAddr::NULL);
             placed.dirs = whole;
+            assert!(
+                placed.nodes.len() == placed.held.len(),
+                "each node in flight stays in memory"
+            );
             self.redirty_dirs(&rest, error);
         }
         placed
@@ -231,6 +243,10 @@ impl F2fs {
             Ok(at.addr)
         })?;
         Ok(placed.map(|placed| {
+            assert!(
+                placed.entry.addr != placed.old,
+                "a node is never overwritten in place"
+            );
             self.nat.set(change, node.nid(), placed.entry);
             self.invalidate(change, placed.old, BlockKind::Node);
             (placed.entry.addr, placed.data)

@@ -80,6 +80,10 @@ impl F2fs {
     ) -> Result<NatWrites> {
         let mut writes = Writes::default();
         snapshot.nodes.sort_unstable_by_key(|(addr, _)| *addr);
+        debug_assert!(
+            snapshot.nodes.is_sorted_by(|a, b| a.0 < b.0),
+            "each node has an address of its own"
+        );
         self.submit_part(&snapshot.nodes, &mut writes);
         snapshot.dirs.sort_unstable_by_key(|dir| dir.addr);
         let dirs: Vec<_> = snapshot
@@ -187,6 +191,11 @@ impl F2fs {
         let ids = self.nat.committed(snapshot.nat, nat);
         self.space.free_nids(ids);
         let mut state = self.checkpoints.state.lock();
+        assert!(state.pack != pack, "a checkpoint goes to the other pack");
+        assert!(
+            state.version == snapshot.checkpoint.version,
+            "the last snapshot became durable"
+        );
         state.last = snapshot.checkpoint;
         state.pack = pack;
         state.ended = now();

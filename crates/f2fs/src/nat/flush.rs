@@ -142,6 +142,10 @@ fn plan(layout: &Layout, state: &NatState) -> NatPlan {
         let slots = entries
             .into_iter()
             .map(|(nid, entry)| (layout.nat_slot(nid).1, entry));
+        assert!(
+            plan.journal.len() <= journal::NAT_ENTRIES,
+            "the journal has space for its entries"
+        );
         plan.blocks.push(BlockChange {
             from: layout.nat_block(block, second),
             to: layout.nat_block(block, !second),

@@ -148,6 +148,7 @@ impl NodeCache {
                 recent: AtomicBool::new(true),
             })
         }));
+        assert!(node.nid == nid, "the table is keyed by node id");
         node.recent.store(true, Ordering::Relaxed);
         if inserted && self.cached.fetch_add(1, Ordering::Relaxed) >= self.budget {
             let before = shard.len();
@@ -194,6 +195,10 @@ impl NodeCache {
         // A freed node leaves the table, and its id is not used again before a checkpoint. A task may still hold the
         // old node, but cannot find it here.
         let node = self.find_or_insert(nid);
+        assert!(
+            Footer::parse(block).nid == nid && block.len() == BLOCK_SIZE,
+            "a new node has its own footer"
+        );
         let mut state = node.state.write();
         state.data = Some(Buf::copy_of(block));
         state.entry = entry;
@@ -237,7 +242,8 @@ impl NodeCache {
         state.dirty = false;
         drop(state);
         if self.shard(node.nid).lock().remove(&node.nid.0).is_some() {
-            self.cached.fetch_sub(1, Ordering::Relaxed);
+            let cached = self.cached.fetch_sub(1, Ordering::Relaxed);
+            assert!(cached > 0, "each node in a table is counted");
         }
     }
 
@@ -260,6 +266,10 @@ impl NodeCache {
         let addr = work(data.make_mut())?;
         let data = data.clone();
         let footer = Footer::parse(&data);
+        assert!(
+            footer.nid == node.nid,
+            "a node is written with its own footer"
+        );
         self.dirty.lock().remove(&(footer.ino, footer.offset));
         state.dirty = false;
         let old = std::mem::replace(&mut state.entry.addr, addr);
@@ -278,8 +288,9 @@ impl NodeCache {
             let mut shard = shard.lock();
             let before = shard.len();
             shard.retain(|_, node| Arc::strong_count(node) > 1);
-            self.cached
-                .fetch_sub(before - shard.len(), Ordering::Relaxed);
+            let dropped = before - shard.len();
+            let cached = self.cached.fetch_sub(dropped, Ordering::Relaxed);
+            assert!(cached >= dropped, "each node in a table is counted");
         }
     }
 

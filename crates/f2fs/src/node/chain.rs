@@ -119,6 +119,7 @@ impl F2fs {
         nodes: Vec<Arc<Node>>,
         dentry: bool,
     ) -> Chain<'f> {
+        assert!(!nodes.is_empty(), "a chain has a node to mark");
         let (node_version, version) = self.checkpoints.node_version();
         let (write, order) = self.node_writes.begin();
         let mut blocks = Vec::with_capacity(nodes.len());
@@ -139,6 +140,7 @@ impl F2fs {
             }
         }
         drop(order);
+        assert!(blocks.len() <= nodes.len(), "a node is in its chain once");
         Chain {
             inode,
             write,
@@ -220,6 +222,14 @@ impl F2fs {
         chains.extend(others);
         let last = chains.last().expect("there is at least one chain");
         let (before, version) = (last.write.before(), last.version);
+        assert!(
+            chains.iter().all(|chain| chain.version <= version),
+            "the last chain follows the latest checkpoint"
+        );
+        assert!(
+            chains.is_sorted_by(|a, b| a.write.before() < b.write.before()),
+            "chains are in the order of the log"
+        );
         let opu = chains.iter().map(|chain| chain.inode.unflushed_opu());
         if !self.queue.has_flushed(opu.max().unwrap_or(0)) {
             self.flush_device(tag)?;

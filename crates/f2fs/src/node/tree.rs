@@ -190,6 +190,7 @@ impl F2fs {
             fanout.direct
         };
         let slot = path.slots[path.depth];
+        assert!(u32::from(slot) < whole, "a slot is within its node");
         Ok(Slot {
             node: at,
             slot,
@@ -207,6 +208,7 @@ impl F2fs {
         offset: u32,
         tag: IoTag,
     ) -> Result<Arc<Node>> {
+        assert!(offset > 0, "offset 0 is that of the inode itself");
         self.mark_dirty(change, inode, tag)?;
         let ino = inode.nid();
         let (nid, entry) = self.nat.alloc_nid(change, Some(ino), tag)?;
@@ -240,6 +242,10 @@ impl F2fs {
         addr: BlockAddr,
         tag: IoTag,
     ) -> Result<BlockAddr> {
+        assert!(
+            slot.in_inode == (slot.node.nid() == inode.nid()),
+            "a slot is in the inode's own node or in another"
+        );
         let old = self.addr_in(core, slot)?;
         if old == addr {
             return Ok(old);
@@ -325,6 +331,10 @@ impl F2fs {
         core: &mut disk::Inode,
         node: &Node,
     ) {
+        assert!(
+            node.nid() != inode.nid(),
+            "an inode's own node is freed last"
+        );
         let old = self.nat.remove(change, node.nid(), node.entry());
         self.nodes.forget(change, node);
         self.truncated_since_cp.lock().insert(inode.nid());
@@ -375,6 +385,7 @@ impl F2fs {
 
     /// Frees an inode's own node, after everything else of it was freed.
     pub(crate) fn free_inode(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
+        assert!(!inode.is_dead(), "an inode is freed once");
         let nid = inode.nid();
         let node = self.inode_node(nid, tag)?;
         let old = self.nat.remove(change, nid, node.entry());

@@ -60,6 +60,7 @@ impl F2fs {
         limit: u32,
         tag: IoTag,
     ) -> Result<u64> {
+        assert!(limit > 0, "each call frees something");
         self.mark_dirty(change, inode, tag)?;
         let fanout = core.fanout(&self.layout);
         let (direct, per) = (u64::from(fanout.direct), u64::from(PER_NODE));
@@ -144,7 +145,12 @@ impl Truncation<'_> {
         let node = self
             .fs
             .expect_node(nid, self.inode.nid(), offset, self.tag)?;
-        let first = self.from.saturating_sub(base) as u16;
+        let first = self.from.saturating_sub(base);
+        assert!(
+            first < self.sizes[0],
+            "a node is visited only if blocks of it are freed"
+        );
+        let first = first as u16;
         if first == 0 {
             let data = node.data()?;
             let old = (0..self.sizes[0] as u16).map(|slot| node::addr(&data, slot));

@@ -52,7 +52,8 @@ impl NodeWrites {
         let mut state = self.state.lock();
         let number = state.started;
         state.started += 1;
-        state.in_flight.insert(number, Vec::new());
+        let listed = state.in_flight.insert(number, Vec::new());
+        assert!(listed.is_none(), "each write has a number of its own");
         let write = NodeWrite {
             writes: self,
             number,
@@ -78,6 +79,10 @@ impl NodeWrites {
     /// A write has failed.
     pub fn wait(&self, count: u64, queue: &Queue, tag: IoTag) -> Result<()> {
         let mut state = self.state.lock();
+        assert!(
+            count <= state.started,
+            "a task waits only for writes that have begun"
+        );
         let has_some =
             |state: &WritesState| state.in_flight.keys().next().is_some_and(|n| *n < count);
         if has_some(&state) {
@@ -120,9 +125,9 @@ impl NodeWrite<'_> {
     pub fn note(&self, ios: &[IoHandle], queue: &Queue) {
         let waiters: Vec<IoTag> = {
             let state = &mut *self.writes.state.lock();
-            if let Some(own) = state.in_flight.get_mut(&self.number) {
-                own.extend_from_slice(ios);
-            }
+            let own = state.in_flight.get_mut(&self.number);
+            own.expect("a write is listed until it ends")
+                .extend_from_slice(ios);
             let for_it = state
                 .waiters
                 .iter()

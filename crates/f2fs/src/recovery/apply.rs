@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use steadfs_base::IoTag;
 use steadfs_block::Buf;
@@ -54,6 +55,10 @@ impl F2fs {
     /// # Errors
     /// Corruption, `NoSpace`, or a device error: the volume cannot be mounted for writing.
     pub(crate) fn recover(&self, tag: IoTag) -> Result<Applied> {
+        assert!(
+            self.recovering.load(Ordering::Acquire),
+            "roll-forward is part of recovery"
+        );
         let log = self.read_log(tag)?;
         let mut apply = Apply {
             fs: self,
@@ -398,6 +403,7 @@ impl Apply<'_> {
 
     /// The name referred to another inode, which loses it.
     fn replace(&self, dir: &Inode, named: &FoundDentry, inode: &Inode) -> Result<()> {
+        assert!(named.ino != inode.nid(), "the name refers to another inode");
         let (fs, tag) = (self.fs, self.tag);
         let other = fs.inode_of_entry(dir, named.ino, tag)?;
         let was_dir = other.kind() == FileKind::Directory;

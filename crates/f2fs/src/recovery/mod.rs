@@ -13,6 +13,7 @@
 mod apply;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use steadfs_base::{FixedSet, IoTag};
 use steadfs_vfs::Result;
@@ -125,6 +126,10 @@ impl NodeLog {
     fn names(&self) -> Vec<(Nid, BlockAddr)> {
         let mut marked: Vec<(usize, Nid)> = self.named.iter().map(|(ino, n)| (*n, *ino)).collect();
         marked.sort_unstable();
+        assert!(
+            marked.last().is_none_or(|(n, _)| *n < self.chain.len()),
+            "a mark is in the chain"
+        );
         let place = |(n, ino): (usize, Nid)| (ino, self.chain[n].addr);
         marked.into_iter().map(place).collect()
     }
@@ -133,6 +138,10 @@ impl NodeLog {
 impl F2fs {
     /// Follows the chain and builds the overlay.
     pub(crate) fn find_fsynced(&self, tag: IoTag) -> Result<Recovered> {
+        assert!(
+            self.read_only.load(Ordering::Acquire),
+            "the overlay is for read-only mounts"
+        );
         let log = self.read_log(tag)?;
         let mut recovered = Recovered {
             files: log.ends.len() as u64,
@@ -167,6 +176,10 @@ impl F2fs {
                 ends.insert(ino, end);
             }
         }
+        assert!(
+            named.keys().all(|ino| ends.contains_key(ino)),
+            "an inode whose name is created is recovered"
+        );
         Ok(NodeLog { chain, ends, named })
     }
 

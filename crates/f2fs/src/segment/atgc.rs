@@ -19,6 +19,7 @@ impl SegmentManager {
         want: u32,
         now: u64,
     ) -> Option<SegmentRun> {
+        assert!(!kind.is_node() && want > 0, "ATGC moves blocks of data");
         if self.atgc.is_none() {
             let (segment, ssr) = self.choose_atgc((kind, stamp), now)?;
             self.open_atgc(kind, segment, ssr);
@@ -28,6 +29,10 @@ impl SegmentManager {
         let busy = self.sit.busy(segment);
         let end = (offset + want.min(SEGMENT_BLOCKS)).min(SEGMENT_BLOCKS);
         let end = busy.next_set(offset).map_or(end, |used| used.min(end));
+        assert!(
+            offset < end && end <= SEGMENT_BLOCKS,
+            "an allocation is within its segment"
+        );
         self.sit.allocate(segment, offset..end);
         let blocks = match curseg.ssr {
             true => &mut self.usage.ssr_blocks,
@@ -98,6 +103,7 @@ impl SegmentManager {
             true => self.sit.kind(segment),
             false => kind,
         };
+        assert!(self.atgc.is_none(), "there is one ATGC log");
         let (curseg, usage) = (self.opened(kind, segment, ssr), &mut self.usage);
         match ssr {
             true => usage.ssr_segments += 1,

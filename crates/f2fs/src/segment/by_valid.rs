@@ -25,6 +25,7 @@ struct Links {
 impl ByValid {
     /// For `sections` sections of `size` blocks, none of them listed.
     pub fn new(sections: u32, size: u32) -> Self {
+        assert!(size > 0, "a section has blocks");
         let links = Links {
             before: NONE,
             behind: NONE,
@@ -40,6 +41,10 @@ impl ByValid {
     /// Lists a section under its number of valid blocks; `None` removes it.
     pub fn put(&mut self, section: u32, valid: Option<u32>) {
         let new = valid.unwrap_or(NONE);
+        assert!(
+            new == NONE || (new as usize) < self.heads.len(),
+            "a section has at most its size of valid blocks"
+        );
         let old = self.list_of[section as usize];
         if old == new {
             return;
@@ -62,6 +67,10 @@ impl ByValid {
     }
 
     fn unlink(&mut self, section: u32, list: u32) {
+        assert!(
+            self.list_of[section as usize] == list && self.used.get(list),
+            "a section is removed from its own list"
+        );
         let Links { before, behind } = self.links[section as usize];
         match before {
             NONE => self.heads[list as usize] = behind,

@@ -32,6 +32,10 @@ impl Capacity {
     pub fn nodes_with(self, dentries: u64) -> u64 {
         let over = dentries.saturating_sub(self.dentries);
         let all = self.nodes.saturating_add(self.free.saturating_sub(over));
+        assert!(
+            all >= self.nodes,
+            "directory blocks use no space that only nodes can use"
+        );
         all - BLOCKS_HEADROOM.min(all / 2)
     }
 }
@@ -92,6 +96,10 @@ impl SegmentManager {
         let curseg = &self.cursegs[log.index()];
         let busy = self.sit.busy(curseg.segment);
         let behind = busy.ones().filter(|offset| *offset >= curseg.next).count() as u32;
+        assert!(
+            curseg.next + behind < SEGMENT_BLOCKS,
+            "a curseg's next block may be written"
+        );
         u64::from(SEGMENT_BLOCKS - curseg.next - behind)
     }
 
@@ -107,6 +115,10 @@ impl SegmentManager {
 
     /// Blocks that can be allocated in prefree segments while checkpoints are disabled.
     fn prefree_blocks(&self) -> u64 {
+        assert!(
+            self.sit.is_cp_disabled(),
+            "prefree segments are used only while checkpoints are disabled"
+        );
         let all = (0..self.sit.len()).map(SegNo);
         all.filter(|at| self.sit.state(*at) == SegmentState::Prefree)
             .map(|at| u64::from(SEGMENT_BLOCKS - self.sit.busy(at).count()))

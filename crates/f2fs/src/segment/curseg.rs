@@ -86,6 +86,10 @@ impl SegmentManager {
         assert!(!busy.get(offset), "a curseg's next block may be written");
         let end = (offset + want.min(SEGMENT_BLOCKS)).min(SEGMENT_BLOCKS);
         let end = busy.next_set(offset).map_or(end, |used| used.min(end));
+        assert!(
+            offset < end && end <= SEGMENT_BLOCKS,
+            "an allocation is within its segment"
+        );
         let mut len = end - offset;
         self.sit.allocate(segment, offset..end);
         match busy.next_clear(end) {
@@ -107,6 +111,7 @@ impl SegmentManager {
             &mut self.usage.lfs_blocks
         };
         *blocks += u64::from(len);
+        assert!(len <= want, "at most the wanted blocks are allocated");
         Some(SegmentRun {
             segment,
             offset,
@@ -125,6 +130,10 @@ impl SegmentManager {
 
     fn enter(&mut self, kind: LogType, segment: SegNo, ssr: bool) {
         let curseg = self.opened(kind, segment, ssr);
+        assert!(
+            self.sit.kind(segment) == kind,
+            "a curseg's segment has its type"
+        );
         let old = std::mem::replace(&mut self.cursegs[kind.index()], curseg);
         self.closed.insert(old.segment.0, old.summary);
         self.sit.close(old.segment);
@@ -137,6 +146,10 @@ impl SegmentManager {
 
     /// A curseg at the first block of a segment that may be written.
     pub fn opened(&mut self, kind: LogType, segment: SegNo, ssr: bool) -> Curseg {
+        assert!(
+            ssr || self.sit.valid(segment) == 0,
+            "without SSR a curseg opens empty segments"
+        );
         let summary = if ssr {
             self.known_summary(segment, kind)
         } else {
@@ -222,6 +235,10 @@ impl SegmentManager {
     /// While checkpoints are disabled: a segment without a valid block that is not free, but has blocks that may be
     /// written.
     fn find_prefree_segment(&self) -> Option<SegNo> {
+        assert!(
+            self.sit.is_cp_disabled(),
+            "prefree segments are used only while checkpoints are disabled"
+        );
         let has_room = |at: &SegNo| {
             self.sit.state(*at) == SegmentState::Prefree
                 && self.gc.victim != Some(self.sit.section_of(*at))
@@ -272,6 +289,10 @@ impl SegmentManager {
             self.gc.greedy_cursor = found.cursor;
             self.usage.scanned += u64::from(found.looked_at);
             if let Some((segment, _)) = found.victim {
+                assert!(
+                    self.sit.state(SegNo(segment)) == SegmentState::Dirty,
+                    "SSR uses dirty segments"
+                );
                 return Some(SegNo(segment));
             }
         }
@@ -280,6 +301,10 @@ impl SegmentManager {
 
     /// Stores the owner of a block in its segment's summary.
     pub fn set_summary(&mut self, at: SegNo, offset: u32, owner: Summary) {
+        assert!(
+            self.sit.current(at).get(offset),
+            "only valid blocks have an owner"
+        );
         let kind = self.sit.kind(at);
         if let Some(curseg) = self.curseg_in(at) {
             curseg.summary.set(offset, owner);
@@ -295,6 +320,10 @@ impl SegmentManager {
     /// A curseg as a checkpoint stores it.
     pub fn open_log(&self, kind: LogType) -> CursegState {
         let curseg = &self.cursegs[kind.index()];
+        assert!(
+            curseg.next < SEGMENT_BLOCKS,
+            "a checkpoint stores a position inside the segment"
+        );
         CursegState {
             segment: curseg.segment,
             offset: curseg.next as u16,
@@ -305,6 +334,10 @@ impl SegmentManager {
     /// Number of summary entries that a checkpoint has to store for a curseg.
     pub fn summary_entries(&self, kind: LogType) -> u32 {
         let curseg = &self.cursegs[kind.index()];
+        assert!(
+            self.sit.state(curseg.segment) == SegmentState::Open,
+            "a curseg's segment is open"
+        );
         if curseg.ssr {
             SEGMENT_BLOCKS
         } else {

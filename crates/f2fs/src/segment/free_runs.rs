@@ -30,6 +30,7 @@ impl Segments {
                     0
                 };
                 let len = len + more * SEGMENT_BLOCKS;
+                assert!(len > 0, "a run has blocks");
                 return Some(Run { start, len });
             }
             at = (segment.0 + 1) * SEGMENT_BLOCKS;
@@ -52,6 +53,7 @@ impl SegmentManager {
         ) {
             return None;
         }
+        assert!(within.end <= SEGMENT_BLOCKS, "a run is within its segment");
         let busy = self.sit.busy(segment);
         let mut at = within.start;
         while let Some(first) = busy.next_clear(at).filter(|first| *first < within.end) {
@@ -68,6 +70,10 @@ impl SegmentManager {
 
     /// Allocates the free segments that follow one; returns their number.
     fn allocate_free_after(&mut self, segment: SegNo, end: u32) -> u32 {
+        assert!(
+            self.sit.state(segment) != SegmentState::Free,
+            "the first segment is allocated"
+        );
         let mut more = 0;
         while more + 1 < SEGMENTS_AT_ONCE && self.sit.free_sections().count() > FREE_SECTIONS_PLENTY
         {

@@ -231,6 +231,10 @@ fn read_summaries(
         };
         edits.push(read_summary(queue, at, kind)?);
     }
+    assert!(
+        edits.len() == LogType::ALL.len(),
+        "each log has one summary"
+    );
     Ok(edits)
 }
 

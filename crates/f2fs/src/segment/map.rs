@@ -36,14 +36,17 @@ impl BlockBitmap {
     }
 
     pub const fn get(&self, bit: u32) -> bool {
+        assert!(bit < SEGMENT_BLOCKS, "a block is within its segment");
         self.0[(bit / 64) as usize] & mask(bit) != 0
     }
 
     pub const fn set(&mut self, bit: u32) {
+        assert!(bit < SEGMENT_BLOCKS, "a block is within its segment");
         self.0[(bit / 64) as usize] |= mask(bit);
     }
 
     pub const fn clear(&mut self, bit: u32) {
+        assert!(bit < SEGMENT_BLOCKS, "a block is within its segment");
         self.0[(bit / 64) as usize] &= !mask(bit);
     }
 
@@ -151,6 +154,7 @@ impl BitSet {
         if was != value {
             *word ^= 1 << (bit % 64);
             self.ones = if value { self.ones + 1 } else { self.ones - 1 };
+            assert!(self.ones <= self.len, "at most all bits are set");
         }
     }
 

@@ -393,6 +393,10 @@ impl Segments {
             (valid, edit) = known();
             edit.fill_from(&block);
         }
+        assert!(
+            edit.unknown_of(valid).is_empty(),
+            "each owner is known once the SSA block was read"
+        );
         let owner = |offset| Some((offset, edit.get(offset)?));
         Ok(valid.ones().filter_map(owner).collect())
     }

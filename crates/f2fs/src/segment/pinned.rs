@@ -21,6 +21,10 @@ impl Segments {
             return Err(FsError::NoSpace);
         }
         let section = free.next_around(0).ok_or(FsError::NoSpace)?;
+        assert!(
+            manager.sit.valid_in(section) == 0,
+            "a free section has no valid block"
+        );
         for at in manager.sit.segments_of(section) {
             manager.sit.allocate(at, 0..SEGMENT_BLOCKS);
         }

@@ -49,6 +49,7 @@ pub enum Purpose {
 }
 
 const fn sections(blocks: u32, per_section: u32) -> u32 {
+    assert!(per_section > 0, "a section has segments");
     blocks.div_ceil(per_section * SEGMENT_BLOCKS)
 }
 

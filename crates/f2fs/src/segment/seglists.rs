@@ -66,6 +66,7 @@ pub(super) struct SegmentLists {
 impl SegmentLists {
     /// Lists for this number of segments, all of them free.
     pub fn new(segments: u32, per_section: u32) -> Self {
+        assert!(per_section > 0, "a section has segments");
         let sections = segments / per_section;
         let mut free_sections = BitSet::new(sections);
         for section in 0..sections {
@@ -143,6 +144,11 @@ impl SegmentLists {
 
     /// A segment of this type changes its state.
     pub fn change_state(&mut self, at: SegNo, kind: LogType, old: SegmentState, new: SegmentState) {
+        assert!(old != new, "a segment enters another state");
+        assert!(
+            self.by_state[old as usize] > 0,
+            "a segment is counted in its state"
+        );
         if old == SegmentState::Dirty {
             self.dirty[kind.index()].put(at.0, false);
         }
@@ -161,6 +167,10 @@ impl SegmentLists {
 
     /// A segment in state `Dirty` changes its type.
     pub fn retype_dirty(&mut self, at: SegNo, old: LogType, new: LogType) {
+        assert!(
+            self.dirty[old.index()].get(at.0),
+            "a dirty segment is listed by its type"
+        );
         self.dirty[old.index()].put(at.0, false);
         self.dirty[new.index()].put(at.0, true);
     }
@@ -171,6 +181,14 @@ impl SegmentLists {
         if section < self.sections {
             let content = self.in_section[section as usize];
             let all = self.per_section * SEGMENT_BLOCKS;
+            assert!(
+                content.open <= content.used && content.used <= self.per_section,
+                "open segments are in use, and used ones are in the section"
+            );
+            assert!(
+                content.valid <= all,
+                "a section has at most its size of valid blocks"
+            );
             let dirty = content.open == 0 && content.valid > 0 && content.valid < all;
             self.free_sections.put(section, content.used == 0);
             self.dirty_sections.put(section, dirty);

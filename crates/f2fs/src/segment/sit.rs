@@ -374,6 +374,15 @@ impl Sit {
         self.oldest = self.oldest.min(segment.mtime);
         self.newest = self.newest.max(segment.mtime);
         let after = before.saturating_add_signed(change.into());
+        assert!(
+            after <= u64::from(SEGMENT_BLOCKS),
+            "a segment has at most 512 valid blocks"
+        );
+        debug_assert_eq!(
+            u64::from(map.count()),
+            after,
+            "the count is that of the bitmap"
+        );
         segment.valid = after as u16;
         segment.map = match after {
             0 => None,
@@ -406,6 +415,10 @@ impl Sit {
             if self.state(at) == SegmentState::Dirty {
                 self.lists.retype_dirty(at, old, kind);
             }
+            assert!(
+                *self.valid_of(old) >= valid,
+                "the total includes each segment"
+            );
             *self.valid_of(old) -= valid;
             *self.valid_of(kind) += valid;
             self.segments[at.0 as usize].kind = kind;
@@ -416,14 +429,20 @@ impl Sit {
 
     /// A curseg leaves a segment.
     pub fn close(&mut self, at: SegNo) {
-        assert!(self.state(at) == SegmentState::Open);
+        assert!(
+            self.state(at) == SegmentState::Open,
+            "a curseg leaves an open segment"
+        );
         self.enter(at, SegmentState::Free);
         self.drop_if_unneeded(at);
     }
 
     /// Sets the type of a segment without valid blocks.
     pub fn set_kind_of_empty(&mut self, at: SegNo, kind: LogType) {
-        assert!(self.valid(at) == 0);
+        assert!(
+            self.valid(at) == 0,
+            "valid blocks keep the type of their segment"
+        );
         self.segments[at.0 as usize].kind = kind;
     }
 

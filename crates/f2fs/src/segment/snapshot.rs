@@ -63,6 +63,10 @@ pub struct SegmentSnapshot {
 
 pub(super) fn take(layout: &Layout, inner: &mut Inner, elapsed: u64) -> SegmentSnapshot {
     inner.manager.close_atgc();
+    assert!(
+        inner.manager.atgc.is_none(),
+        "no checkpoint stores the ATGC log"
+    );
     let mut entries = inner.manager.sit.begin_checkpoint();
     entries.extend(&inner.journaled);
     let plan = plan_entries(layout, inner, &entries);
@@ -126,6 +130,7 @@ fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> Entr
     }
     let mut order: Vec<(u32, u32)> = by_block.into_iter().map(|(b, n)| (n, b)).collect();
     order.sort_unstable();
+    let changed_blocks = order.len();
     let mut room = journal::SIT_ENTRIES as u32;
     let mut in_journal = BTreeSet::new();
     let mut blocks = Vec::new();
@@ -148,12 +153,20 @@ fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> Entr
         });
         blocks.push((layout.sit_block(block, second), content));
     }
+    assert!(
+        blocks.len() + in_journal.len() == changed_blocks,
+        "the entries of each SIT block are stored once"
+    );
     blocks.sort_unstable_by_key(|(at, _)| *at);
     let journaled: BTreeSet<u32> = entries
         .iter()
         .copied()
         .filter(|n| in_journal.contains(&layout.sit_slot(SegNo(*n)).0))
         .collect();
+    assert!(
+        journaled.len() <= journal::SIT_ENTRIES,
+        "the journal has space for its entries"
+    );
     let list: Vec<_> = journaled
         .iter()
         .map(|n| (SegNo(*n), sit.entry(SegNo(*n))))

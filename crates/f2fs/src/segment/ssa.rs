@@ -43,6 +43,10 @@ impl SegmentSummary {
 
     /// With these first entries; the rest is known to be empty.
     pub fn starting_with(kind: LogType, entries: &[Summary]) -> Self {
+        assert!(
+            entries.len() <= ENTRIES,
+            "a segment has one entry for each block"
+        );
         let mut edit = Self::empty(kind);
         edit.entries[..entries.len()].copy_from_slice(entries);
         edit

@@ -57,6 +57,7 @@ pub struct Victim {
 /// Cost of cleaning a section: its reads and writes, against the blocks that it frees weighted by the age of the valid
 /// ones. The section with the least cost is cleaned. `percent`: valid blocks; stamps in seconds of mounted time.
 fn cost_benefit(percent: u64, stamp: u64, oldest: u64, newest: u64) -> u64 {
+    assert!(percent <= 100, "at most all blocks are valid");
     let span = newest.saturating_sub(oldest);
     let since = stamp.clamp(oldest, newest.max(oldest)) - oldest;
     let age = match (100 * u128::from(since)).checked_div(u128::from(span)) {
@@ -128,6 +129,7 @@ impl SegmentManager {
             VictimCost::Greedy | VictimCost::CostBenefit => self.find_by_scan(search, now),
         };
         let (section, looked_at) = found?;
+        assert!(self.sit.valid_in(section) > 0, "a victim has valid blocks");
         if !search.foreground {
             self.gc.bg_victims.insert(section);
         }
@@ -277,13 +279,22 @@ impl Segments {
     /// A background round ends before this segment of the victim; the next round continues there if the section is
     /// still a candidate.
     pub fn resume_at(&self, section: u32, next: SegNo) {
-        self.inner.lock().manager.gc.unfinished = Some((section, next));
+        let mut inner = self.inner.lock();
+        assert!(
+            inner.manager.gc.victim == Some(section)
+                && inner.manager.sit.section_of(next) == section,
+            "a round ends inside its victim"
+        );
+        inner.manager.gc.unfinished = Some((section, next));
     }
 
     /// Ends the cleaning of a section. Returns the number of blocks that are still valid.
     pub fn end_cleaning(&self, section: u32) -> u32 {
         let mut inner = self.inner.lock();
-        assert!(inner.manager.gc.victim == Some(section));
+        assert!(
+            inner.manager.gc.victim == Some(section),
+            "only the victim's cleaning ends"
+        );
         inner.manager.gc.victim = None;
         let left = inner.manager.sit.valid_in(section);
         if left == 0 {
@@ -355,7 +366,12 @@ impl SegmentManager {
         let behind =
             |at: &SegNo| at.0 > curseg.segment.0 && self.sit.state(*at) == SegmentState::Free;
         let free = self.sit.segments_of(section).filter(behind).count() as u32;
-        in_segment + free * SEGMENT_BLOCKS
+        let left = in_segment + free * SEGMENT_BLOCKS;
+        assert!(
+            left <= self.sit.per_section() * SEGMENT_BLOCKS,
+            "a section has no more blocks than its size"
+        );
+        left
     }
 }
 
