@@ -316,10 +316,11 @@ impl Apply<'_> {
         }
         let mut freed = false;
         if addr.is_block() {
-            // The kernel's atomic writes keep their blocks in an unlinked inode until the commit moves them to the
-            // file. If the checkpoint has them there, that orphan has been freed by now.
-            freed = !self.blocks.contains_key(&addr) && fs.segments().is_freed(addr);
             self.take_from_others(addr)?;
+            // Another file had the block, in this chain or in the checkpoint. (The kernel's atomic writes keep their
+            // blocks in an unlinked inode until the commit moves them to the file. If the checkpoint has them there,
+            // that orphan has been freed by now.)
+            freed = fs.segments().is_freed(addr);
         }
         let change = fs.change()?;
         let mut core = inode.core.write();
@@ -358,9 +359,7 @@ impl Apply<'_> {
         };
         let (fs, tag) = (self.fs, self.tag);
         let inode = fs.inode(ino, tag)?;
-        self.empty_slot(&inode, block, addr)?;
-        fs.segments().protect(addr)?;
-        fs.segments().skip_protected()
+        self.empty_slot(&inode, block, addr)
     }
 
     /// Creates the name that a new inode was created with.

@@ -353,6 +353,43 @@ fn a_writable_mount_applies_roll_forward() {
     }
 }
 
+/// The kernel may write a block twice after a checkpoint, for two files: the later file has it.
+#[test]
+fn roll_forward_leaves_a_block_mapped_twice_to_the_later_file() {
+    let device = image(64 << 20, &FormatOptions::default()).unwrap();
+    let fs = writable(&device);
+    let tag = IoTag::default();
+    let [first, second] = [&b"first"[..], b"second"].map(|name| make_file(&fs, name, 1));
+    fs.checkpoint(Reason::Sync, tag).unwrap();
+    for file in [&first, &second] {
+        write_block(&fs, file, 0);
+        let chain = chain_of(&fs, file).unwrap();
+        fs.write_chain(chain, Barrier::Ordered, tag).unwrap();
+    }
+    // The second file's node in the chain maps the first file's block, too.
+    let twice = fs.slot(&first, 0, tag).unwrap();
+    let node = fs.nat.entry(second.nid(), tag).unwrap().addr;
+    let at = u64::from(node.0) * BLOCK_SIZE as u64;
+    let mut block = fs.queue.read(at, BLOCK_SIZE, tag).unwrap();
+    let bytes = block.make_mut();
+    second.core.write().set_addr(&fs.layout, bytes, 0, twice);
+    disk::inode::seal(&fs.layout, bytes);
+    let copy = Arc::new(device.copy());
+    copy.write(at, &block);
+    let options = crate::MountOptions::parse("").unwrap();
+    let sizes = crate::CacheSizes::of(64 << 20);
+    let (fs, report) = F2fs::open(Arc::clone(&copy) as _, options, sizes).unwrap();
+    assert_eq!(report.recovered_files, 2);
+    let slots = [first, second].map(|file| {
+        let inode = fs.inode(file.nid(), tag).unwrap();
+        fs.slot(&inode, 0, tag).unwrap()
+    });
+    assert_eq!(slots, [disk::BlockAddr::NULL, twice]);
+    fs.segments().check();
+    fsck(&copy.copy());
+    fs.join_tasks();
+}
+
 /// A checkpoint that has space for some dirty blocks only: the caller gets the error, and nothing of the volume is
 /// lost, neither by a power cut then nor when there is space again.
 #[test]
