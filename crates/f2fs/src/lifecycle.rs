@@ -33,23 +33,23 @@ use crate::segment::Segments;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeTasks {
     /// `f2fs_ckpt`.
-    merging: bool,
+    ckpt: bool,
     /// `f2fs_gc`.
-    cleaning: bool,
+    gc: bool,
     /// `f2fs_discard`.
-    discarding: bool,
+    discard: bool,
 }
 
 impl VolumeTasks {
     pub(crate) const NONE: Self = Self {
-        merging: false,
-        cleaning: false,
-        discarding: false,
+        ckpt: false,
+        gc: false,
+        discard: false,
     };
 
     /// Number of threads.
     pub(crate) fn count(self) -> usize {
-        usize::from(self.merging) + usize::from(self.cleaning) + usize::from(self.discarding)
+        usize::from(self.ckpt) + usize::from(self.gc) + usize::from(self.discard)
     }
 }
 
@@ -133,17 +133,17 @@ impl F2fs {
     /// The tasks that these options require.
     pub(crate) fn tasks_for(&self, options: &MountOptions) -> VolumeTasks {
         VolumeTasks {
-            merging: options.checkpoint_merge && options.checkpoint_off.is_none(),
-            cleaning: options.background_gc != BackgroundGc::Off || options.gc_merge,
-            discarding: self.wants_discards(options),
+            ckpt: options.checkpoint_merge && options.checkpoint_off.is_none(),
+            gc: options.background_gc != BackgroundGc::Off || options.gc_merge,
+            discard: self.wants_discards(options),
         }
     }
 
     pub(crate) fn running_tasks(&self) -> VolumeTasks {
         VolumeTasks {
-            merging: self.daemon.is_running(),
-            cleaning: self.has_gc_task(),
-            discarding: self.is_discarding(),
+            ckpt: self.daemon.is_running(),
+            gc: self.has_gc_task(),
+            discard: self.is_discarding(),
         }
     }
 
@@ -154,13 +154,13 @@ impl F2fs {
     pub(crate) fn start_tasks(&self, options: &MountOptions) -> Result<VolumeTasks> {
         let (before, wanted) = (self.running_tasks(), self.tasks_for(options));
         let start = || {
-            if wanted.merging {
+            if wanted.ckpt {
                 self.daemon.start(Weak::clone(self.weak()))?;
             }
-            if wanted.cleaning {
+            if wanted.gc {
                 self.start_gc_task()?;
             }
-            if wanted.discarding {
+            if wanted.discard {
                 self.start_discards()?;
             }
             Ok(before)
@@ -173,13 +173,13 @@ impl F2fs {
 
     /// Ends all tasks but these; each finishes its current work. The caller holds no lock.
     pub(crate) fn join_tasks_except(&self, kept: VolumeTasks) {
-        if !kept.cleaning {
+        if !kept.gc {
             self.stop_gc_task();
         }
-        if !kept.discarding {
+        if !kept.discard {
             self.stop_discards();
         }
-        if !kept.merging {
+        if !kept.ckpt {
             self.daemon.stop(self);
         }
     }

@@ -62,6 +62,6 @@ impl F2fs {
                 self.redirty_dirs(&placed.dirs, error);
             }
         }
-        written.and(placed.whole)
+        written.and(placed.allocated)
     }
 }

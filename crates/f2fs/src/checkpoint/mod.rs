@@ -57,7 +57,7 @@ pub enum Reason {
 /// The checkpoints of a mounted volume.
 pub struct Checkpoints {
     /// Held by the task that writes a checkpoint.
-    one: Mutex<()>,
+    cp_global_lock: Mutex<()>,
     state: Mutex<CheckpointState>,
     /// Notified when a checkpoint became durable, or failed.
     ended: Condvar,
@@ -106,7 +106,7 @@ impl CheckpointState {
 impl Checkpoints {
     pub fn new(last: Checkpoint, pack: u32) -> Self {
         Self {
-            one: Mutex::new(Rank::Checkpoint, ()),
+            cp_global_lock: Mutex::new(Rank::Checkpoint, ()),
             state: Mutex::new(Rank::Super, CheckpointState::of(last, pack)),
             ended: Condvar::new(),
             in_flight: CheckpointInFlight::new(),
@@ -220,7 +220,7 @@ impl F2fs {
     ) -> Result<()> {
         let mut steps = Steps::begin();
         self.boost_checkpoint(tag);
-        let one = self.checkpoints.one.lock();
+        let serialized = self.checkpoints.cp_global_lock.lock();
         steps.ended("wait for another checkpoint");
         self.check_writable()?;
         if reason == Reason::Sync && !self.has_changed() {
@@ -252,7 +252,7 @@ impl F2fs {
                 &format!("a checkpoint failed: {error}"),
             ),
         }
-        drop(one);
+        drop(serialized);
         // Waiters learn that this one is durable or has failed. The lock is taken so that none is between its check and
         // its wait.
         drop(self.checkpoints.state.lock());
@@ -268,7 +268,7 @@ impl F2fs {
         let change = self.change_exclusive()?;
         steps.ended("wait for operations");
         let placed = self.place_dirty(&change);
-        if placed.whole.is_err() {
+        if placed.allocated.is_err() {
             // Allocated blocks are written, because the NAT refers to them.
             let tag = self.checkpoints.in_flight.tag();
             return self.write_placed(change, placed, tag);

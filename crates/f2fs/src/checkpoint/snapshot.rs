@@ -43,10 +43,10 @@ pub struct DirBlock {
 pub struct PlacedBlocks {
     pub nodes: Vec<(BlockAddr, Buf)>,
     /// The same nodes in memory, so that a node being written is not evicted and read again.
-    pub held: Vec<Arc<Node>>,
+    pub in_flight_nodes: Vec<Arc<Node>>,
     pub dirs: Vec<DirBlock>,
     /// Whether these are all dirty blocks. The others stay dirty.
-    pub whole: Result<()>,
+    pub allocated: Result<()>,
 }
 
 /// Everything that a checkpoint will write.
@@ -59,7 +59,7 @@ pub struct Snapshot {
     pub segments: SegmentSnapshot,
     pub nodes: Vec<(BlockAddr, Buf)>,
     /// The same nodes in memory, so that a node being written is not evicted and read again.
-    pub held: Vec<Arc<Node>>,
+    pub in_flight_nodes: Vec<Arc<Node>>,
     pub dirs: Vec<DirBlock>,
     /// The pack contains the summaries of the node logs.
     pub node_summaries: bool,
@@ -89,14 +89,17 @@ impl F2fs {
         reason: Reason,
     ) -> Result<Snapshot> {
         let PlacedBlocks {
-            nodes, held, dirs, ..
+            nodes,
+            in_flight_nodes,
+            dirs,
+            ..
         } = placed;
         assert!(
             self.nodes.dirty_count() == 0,
             "a block was allocated for each dirty node"
         );
         assert!(
-            nodes.len() == held.len(),
+            nodes.len() == in_flight_nodes.len(),
             "each node in flight stays in memory"
         );
         let writes_before = self.node_writes.started();
@@ -106,7 +109,7 @@ impl F2fs {
         // With `fastboot` each checkpoint has the node summaries, so that the next mount is fast.
         let fastboot_summaries = reason == Reason::Sync && self.options.read().fastboot;
         let node_summaries = fastboot_summaries || reason == Reason::Unmount;
-        let mut checkpoint = self.compose(&nat, &segments, orphans.len(), (reason, node_summaries));
+        let mut checkpoint = self.compose(&nat, &segments, orphans.len(), reason, node_summaries);
         let head = checkpoint.encode(&self.layout)?;
         self.truncated_since_cp.lock().clear();
         *self.names_since_cp.lock() = NamesSinceCp::default();
@@ -121,7 +124,7 @@ impl F2fs {
             nat,
             segments,
             nodes,
-            held,
+            in_flight_nodes,
             dirs,
             node_summaries,
             disables_cp: reason == Reason::Disable,
@@ -133,18 +136,18 @@ impl F2fs {
     pub(super) fn place_dirty(&self, change: &Change<'_>) -> PlacedBlocks {
         let mut placed = PlacedBlocks {
             nodes: Vec::new(),
-            held: Vec::new(),
+            in_flight_nodes: Vec::new(),
             dirs: Vec::new(),
-            whole: Ok(()),
+            allocated: Ok(()),
         };
-        placed.whole = self.place_into(change, &mut placed);
-        if let Err(error) = &placed.whole {
-            let (whole, rest) = std::mem::take(&mut placed.dirs)
+        placed.allocated = self.place_into(change, &mut placed);
+        if let Err(error) = &placed.allocated {
+            let (dirs, rest) = std::mem::take(&mut placed.dirs)
                 .into_iter()
                 .partition(|dir| dir.addr != BlockAddr::NULL);
-            placed.dirs = whole;
+            placed.dirs = dirs;
             assert!(
-                placed.nodes.len() == placed.held.len(),
+                placed.nodes.len() == placed.in_flight_nodes.len(),
                 "each node in flight stays in memory"
             );
             self.redirty_dirs(&rest, error);
@@ -166,7 +169,7 @@ impl F2fs {
             let found = self.place_node(change, &node, node_version, Marks::default())?;
             if let Some(found) = found {
                 placed.nodes.push(found);
-                placed.held.push(node);
+                placed.in_flight_nodes.push(node);
             }
         }
         Ok(())
@@ -259,7 +262,8 @@ impl F2fs {
         nat: &NatPlan,
         segments: &SegmentSnapshot,
         orphan_blocks: usize,
-        (reason, node_summaries): (Reason, bool),
+        reason: Reason,
+        node_summaries: bool,
     ) -> Checkpoint {
         let last = self.checkpoints.last();
         let (counts, wrong) = self.space.snapshot(segments.valid);

@@ -117,7 +117,7 @@ impl F2fs {
         self.submit_part(&body, &mut writes);
         steps.ended("submit tables and pack");
         writes.wait().map_err(io_error)?;
-        snapshot.held.clear();
+        snapshot.in_flight_nodes.clear();
         steps.ended("wait for tables, nodes and pack");
         let tag = self.checkpoints.in_flight.tag();
         self.node_writes

@@ -8,6 +8,7 @@ use steadfs_rt::now;
 use steadfs_vfs::{FsError, Result};
 
 use super::NOT_IN_VAIN;
+use super::moving::MoveMode;
 use super::timing::GcMode;
 use crate::checkpoint::Reason;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS};
@@ -129,11 +130,11 @@ impl F2fs {
 
     fn make_space_for(&self, goal: SpaceGoal, tag: IoTag) -> Result<()> {
         let begun = now();
-        let merged = self.options.read().gc_merge && self.gc.task.ask(goal);
+        let merged = self.options.read().gc_merge && self.gc.task.request(goal);
         let result = match merged {
             true => Ok(()),
             false => {
-                let _one = self.gc.one.lock();
+                let _one = self.gc.gc_lock.lock();
                 self.collect(goal, tag)
             }
         };
@@ -220,7 +221,7 @@ impl F2fs {
     /// Cleans the section with the fewest valid blocks and adds it to `skip`, because nodes that were marked dirty are
     /// in it until a checkpoint. Returns whether the section is empty then; `None` if there is no victim.
     pub(crate) fn clean_one(&self, skip: &mut BTreeSet<u32>, tag: IoTag) -> Result<Option<bool>> {
-        let _one = self.gc.one.lock();
+        let _one = self.gc.gc_lock.lock();
         self.gc.stats.lock().calls[0] += 1;
         let segments = self.segments();
         let search = VictimSearch {
@@ -245,7 +246,7 @@ impl F2fs {
     /// # Errors
     /// `Busy`: a curseg is in it, or it is being cleaned. A device error.
     pub(crate) fn clean_section(&self, section: u32, tag: IoTag) -> Result<()> {
-        let _one = self.gc.one.lock();
+        let _one = self.gc.gc_lock.lock();
         if let Some(victim) = self.segments().begin_cleaning_of(section)? {
             self.clean(victim, GcMode::UrgentHigh, false, tag)?;
         }
@@ -256,7 +257,7 @@ impl F2fs {
     }
 
     pub(crate) fn is_gc_running(&self) -> bool {
-        self.gc.one.try_lock().is_none()
+        self.gc.gc_lock.try_lock().is_none()
     }
 
     /// Whether a section has enough invalid blocks (1/16) to be cleaned while SSR can use other segments.
@@ -274,8 +275,11 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<bool> {
         let (_, by_age) = self.gc.mode();
-        let by_age = by_age && background && mode != GcMode::UrgentHigh;
-        let done = self.empty_section(victim, (by_age, background), tag);
+        let how = MoveMode {
+            by_age: by_age && background && mode != GcMode::UrgentHigh,
+            background,
+        };
+        let done = self.empty_section(victim, how, tag);
         self.segments().end_cleaning(victim.section);
         let done = done?;
         let size = self.layout.segments_per_section * SEGMENT_BLOCKS;

@@ -107,7 +107,7 @@ impl F2fs {
                 let set = self.gc.tunables.lock().set(&name, &text);
                 debug_assert_eq!(set, Ok(()), "a validated value can be set");
                 self.apply_log_options();
-                self.gc.task.kick();
+                self.gc.task.wake();
             }));
         }
         let is_it = |path: &str| path.strip_prefix(FOLDER) == Some(name);

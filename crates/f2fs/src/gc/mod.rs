@@ -39,7 +39,7 @@ const NOT_IN_VAIN: u64 = u64::MAX;
 /// State of GC on a mounted volume.
 pub struct Gc {
     /// Held by the task that cleans.
-    one: Mutex<()>,
+    gc_lock: Mutex<()>,
     pub(crate) tunables: Mutex<Tunables>,
     stats: Mutex<Stats>,
     /// Time of the last request that changed something, in nanoseconds of the steady clock.
@@ -56,7 +56,7 @@ pub struct Gc {
 impl Gc {
     pub fn new() -> Self {
         Self {
-            one: Mutex::new(Rank::Gc, ()),
+            gc_lock: Mutex::new(Rank::Gc, ()),
             tunables: Mutex::new(Rank::Leaf, Tunables::default()),
             stats: Mutex::new(Rank::Leaf, Stats::default()),
             last_request: AtomicU64::new(now().0),

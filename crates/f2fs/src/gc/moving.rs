@@ -20,6 +20,15 @@ use crate::segment::{Owner, Victim};
 /// Attempts to lock a file that is in use, 1 ms apart.
 const FILE_RETRIES: u32 = 20;
 
+/// How the blocks of a section are moved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MoveMode {
+    /// Data goes to the ATGC log.
+    pub by_age: bool,
+    /// At most `migration_granularity` segments are emptied.
+    pub background: bool,
+}
+
 /// A file block and its address.
 type BlockAt = (u64, BlockAddr);
 
@@ -31,17 +40,16 @@ struct FileBlocks {
 
 impl F2fs {
     /// Moves the valid data of a section, and marks its nodes and directory blocks dirty so that the next checkpoint
-    /// moves them. `by_age`: data goes to the ATGC log. `background`: at most `migration_granularity` segments are
-    /// emptied.
+    /// moves them.
     pub(super) fn empty_section(
         &self,
         victim: Victim,
-        (by_age, background): (bool, bool),
+        mode: MoveMode,
         tag: IoTag,
     ) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         let section = victim.section;
-        let most = match background {
+        let most = match mode.background {
             true => self.migration_granularity(),
             false => u32::MAX,
         };
@@ -71,8 +79,8 @@ impl F2fs {
                 self.mark_nodes(segment, &owners, tag, &mut outcome)?;
             } else {
                 outcome.data_segments += 1;
-                let (at, how) = ((section, segment), (by_age, background));
-                self.move_data(at, &owners, how, tag, &mut outcome)?;
+                let at = (section, segment);
+                self.move_data(at, &owners, mode, tag, &mut outcome)?;
             }
         }
         Ok(outcome)
@@ -126,7 +134,7 @@ impl F2fs {
         &self,
         (section, segment): (u32, SegNo),
         owners: &[(u32, Owner)],
-        (by_age, background): (bool, bool),
+        mode: MoveMode,
         tag: IoTag,
         outcome: &mut Outcome,
     ) -> Result<()> {
@@ -151,11 +159,11 @@ impl F2fs {
             let inode = &work.inode;
             if inode.core.read().inline.contains(Inline::PINNED) {
                 self.segments().pin(section);
-                if !background {
+                if !mode.background {
                     self.count_pin(inode)?;
                 }
             } else if inode.kind() == FileKind::Regular {
-                outcome.data_blocks += self.move_file(inode, &work.blocks, by_age, tag)?;
+                outcome.data_blocks += self.move_file(inode, &work.blocks, mode.by_age, tag)?;
             } else {
                 outcome.marked_data += self.mark_directory(inode, &work.blocks, tag)?;
             }

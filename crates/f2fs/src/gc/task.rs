@@ -28,7 +28,7 @@ struct TaskState {
     running: Option<JoinHandle<()>>,
     stop: bool,
     /// A setting changed on which the sleep depends.
-    kicked: bool,
+    settings_changed: bool,
     /// The largest goal of the writers that wait.
     foreground_goal: Option<SpaceGoal>,
     /// Foreground rounds begun and ended.
@@ -49,7 +49,7 @@ impl GcTask {
 
     /// Requests a foreground round and waits for one that began after this call. Returns `false` if there is no task;
     /// the caller cleans then.
-    pub fn ask(&self, goal: SpaceGoal) -> bool {
+    pub fn request(&self, goal: SpaceGoal) -> bool {
         let mut state = self.state.lock();
         if state.running.is_none() || state.stop {
             return false;
@@ -72,8 +72,8 @@ impl GcTask {
     }
 
     /// Ends the current sleep because a setting changed.
-    pub fn kick(&self) {
-        self.state.lock().kicked = true;
+    pub fn wake(&self) {
+        self.state.lock().settings_changed = true;
         self.work.notify_one();
     }
 
@@ -94,7 +94,7 @@ impl GcTask {
                 return (true, state.foreground_goal.take());
             }
             let left = until.since(now());
-            if std::mem::take(&mut state.kicked) || left.is_zero() {
+            if std::mem::take(&mut state.settings_changed) || left.is_zero() {
                 return (true, None);
             }
             self.work.wait_for(&mut state, left);
@@ -172,7 +172,7 @@ impl F2fs {
             Round::Busy => self.gc.stats.lock().skipped_busy += 1,
             Round::InUse => self.gc.stats.lock().skipped_in_use += 1,
             Round::Serve => {
-                let _one = self.gc.one.lock();
+                let _one = self.gc.gc_lock.lock();
                 // The waiting writers check the result by themselves.
                 let _ = self.collect(foreground_goal.unwrap_or(SpaceGoal::Reserve), tag);
             }
@@ -182,7 +182,7 @@ impl F2fs {
     }
 
     fn round_in_background(&self, sleep: &mut Sleep, sleep_times: SleepTimes, tag: IoTag) {
-        let _one = self.gc.one.lock();
+        let _one = self.gc.gc_lock.lock();
         self.update_demand();
         if !self.segments().has_space(SpaceGoal::Reserve, 0) {
             // Space is short: the same work as for a writer.
@@ -223,7 +223,7 @@ impl F2fs {
             read_only: self.check_writable().is_err(),
             frozen: self.is_frozen(),
             foreground,
-            busy: self.gc.one.try_lock().is_none(),
+            busy: self.gc.gc_lock.try_lock().is_none(),
             in_use: tunables.io_aware.is_in_use(self.queue.depths()),
             quiet: self.gc.quiet_for() >= tunables.idle_interval.into(),
             many_invalid: many_invalid(counts.user_blocks, counts.valid_blocks, free),
@@ -245,9 +245,9 @@ fn run(fs: &Weak<F2fs>, task: &GcTask) {
     task.state.lock().server = inherit::current_task();
     let mut sleep = Sleep::new(sleep_times);
     loop {
-        let (goes_on, foreground_goal) = task.sleep(sleep.time());
+        let (continues, foreground_goal) = task.sleep(sleep.time());
         let Some(fs) = fs.upgrade() else { return };
-        if !goes_on || task.is_stopped() {
+        if !continues || task.is_stopped() {
             return;
         }
         let now = fs.gc.tunables.lock().sleep_times;

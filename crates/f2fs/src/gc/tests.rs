@@ -462,14 +462,14 @@ fn large_sections_with_garbage(granularity: Option<&str>) -> Full {
 fn one_round(full: &Full) -> (u64, u64) {
     let seen = || {
         // Between two rounds.
-        let _one = full.fs.gc.one.lock();
+        let _one = full.fs.gc.gc_lock.lock();
         let stats = full.fs.gc.stats();
         assert_eq!(stats.in_vain, 0, "{stats:?}");
         let segments = stats.data_segments[1] + stats.node_segments[1];
         (stats.calls[1], segments, stats.victims)
     };
     let before = seen();
-    full.fs.gc.task.kick();
+    full.fs.gc.task.wake();
     loop {
         sleep(Duration::from_millis(10));
         let after = seen();
@@ -494,8 +494,8 @@ fn a_round_empties_at_most_migration_granularity_segments() {
             let rounds: Vec<_> = (0..16).map(|_| one_round(&full)).collect();
             let segments = rounds.iter().map(|(segments, _)| *segments);
             assert_eq!(segments.max(), Some(most), "{rounds:?}");
-            let goes_on = |(segments, sections): &(u64, u64)| *segments > 0 && *sections == 0;
-            let is_split = rounds.iter().any(goes_on);
+            let continues = |(segments, sections): &(u64, u64)| *segments > 0 && *sections == 0;
+            let is_split = rounds.iter().any(continues);
             assert_eq!(is_split, most < 4, "{rounds:?}");
             // Whole sections become free with any granularity.
             full.verify();

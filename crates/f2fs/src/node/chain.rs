@@ -40,11 +40,11 @@ pub struct Chain<'f> {
     /// Contents by address, the marked node last.
     blocks: Vec<(BlockAddr, Buf)>,
     /// The same nodes, so that a node being written is not evicted and read again.
-    held: Vec<Arc<Node>>,
+    in_flight_nodes: Vec<Arc<Node>>,
     /// Version of the checkpoint that the chain follows.
     version: u64,
     /// `NoSpace` if blocks were not allocated for all nodes.
-    whole: Result<()>,
+    allocated: Result<()>,
 }
 
 /// How an fsync makes a file's nodes durable.
@@ -86,8 +86,8 @@ impl F2fs {
             return Ok(ChainPlan::Clean);
         }
         let dentry = named && with_inode;
-        let chain = self.give_places(&change, inode, nodes, dentry);
-        if dentry && chain.whole.is_ok() {
+        let chain = self.allocate_chain(&change, inode, nodes, dentry);
+        if dentry && chain.allocated.is_ok() {
             inode.set_dentry_marked(version);
         }
         Ok(ChainPlan::Chain(chain))
@@ -112,7 +112,7 @@ impl F2fs {
 
     /// Allocates a block for each of these nodes and marks the last. No checkpoint begins inside `change`, so all carry
     /// the same version.
-    fn give_places<'f>(
+    fn allocate_chain<'f>(
         &'f self,
         change: &Change<'_>,
         inode: &'f Inode,
@@ -123,7 +123,7 @@ impl F2fs {
         let (node_version, version) = self.checkpoints.node_version();
         let (write, order) = self.node_writes.begin();
         let mut blocks = Vec::with_capacity(nodes.len());
-        let mut whole = Ok(());
+        let mut allocated = Ok(());
         for (n, node) in nodes.iter().enumerate() {
             let marked = n + 1 == nodes.len();
             let marks = Marks {
@@ -134,7 +134,7 @@ impl F2fs {
                 Ok(placed) => blocks.extend(placed),
                 // Those with a block are written nevertheless: the NAT refers to them.
                 Err(error) => {
-                    whole = Err(error);
+                    allocated = Err(error);
                     break;
                 }
             }
@@ -145,9 +145,9 @@ impl F2fs {
             inode,
             write,
             blocks,
-            held: nodes,
+            in_flight_nodes: nodes,
             version,
-            whole,
+            allocated,
         }
     }
 
@@ -161,9 +161,9 @@ impl F2fs {
             inode,
             write,
             mut blocks,
-            held,
+            in_flight_nodes,
             version,
-            whole,
+            allocated,
         } = chain;
         let before = write.before();
         let marked = (how == Barrier::Ordered).then(|| blocks.pop()).flatten();
@@ -177,7 +177,7 @@ impl F2fs {
             write.note(std::slice::from_ref(&io), &self.queue);
             io.wait().map_err(io_error)
         });
-        drop(held);
+        drop(in_flight_nodes);
         match &written {
             Ok(()) => {
                 // A later fsync of the clean file waits for this write and knows which FLUSH it needs.
@@ -193,7 +193,7 @@ impl F2fs {
             }
         }
         written?;
-        whole?;
+        allocated?;
         self.node_writes.wait(before, &self.queue, tag)?;
         if how == Barrier::Flush {
             self.queue.flush(tag).wait().map_err(|error| {
@@ -216,7 +216,7 @@ impl F2fs {
         others: Vec<Chain<'_>>,
         tag: IoTag,
     ) -> Result<()> {
-        let whole = first.whole.clone();
+        let allocated = first.allocated.clone();
         let mut chains = Vec::with_capacity(1 + others.len());
         chains.push(first);
         chains.extend(others);
@@ -253,7 +253,7 @@ impl F2fs {
             chain.inode.record_written(false, self.queue.next_flush());
             chain.write.end();
         }
-        whole?;
+        allocated?;
         self.node_writes.wait(before, &self.queue, tag)?;
         self.flush_device(tag)?;
         self.wait_checkpoint(version, tag)

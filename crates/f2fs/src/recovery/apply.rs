@@ -291,17 +291,12 @@ impl Apply<'_> {
                 let error = DiskError::address(Structure::Node, addr, rule);
                 return Err(error.in_node(inode.nid()).into());
             }
-            self.slot(inode, block, (now, addr))?;
+            self.slot(inode, block, now, addr)?;
         }
         Ok(())
     }
 
-    fn slot(
-        &mut self,
-        inode: &Inode,
-        block: u64,
-        (now, addr): (BlockAddr, BlockAddr),
-    ) -> Result<()> {
+    fn slot(&mut self, inode: &Inode, block: u64, now: BlockAddr, addr: BlockAddr) -> Result<()> {
         let (fs, tag) = (self.fs, self.tag);
         let takes = now == BlockAddr::NULL;
         if takes {
