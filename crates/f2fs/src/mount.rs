@@ -75,8 +75,8 @@ impl F2fs {
             let found = match fs.find_fsynced(IoTag::default()) {
                 Err(error) if fs.options.read().common.salvage => {
                     report.warnings.push(format!(
-                        "what fsync wrote after the last checkpoint cannot be followed ({error}): files are as of the \
-                         checkpoint"
+                        "what fsync wrote after the last checkpoint cannot be recovered ({error}): files are in the \
+                         state of the checkpoint"
                     ));
                     Recovered::default()
                 }
@@ -195,7 +195,7 @@ fn load(
             return Err(error.clone());
         }
         report.warnings.push(format!(
-            "{error}: of the files that changed last there may be an older state"
+            "{error}: files that changed last may be in an older state"
         ));
     }
     let passed = size.err().into_iter().chain(current.unwritable.clone());

@@ -80,7 +80,9 @@ impl F2fs {
 
     fn why_stopped(&self) -> String {
         let cause = self.abort_cause();
-        cause.unwrap_or_else(|| "damage was found; unmount and repair with fsck.f2fs".to_owned())
+        cause.unwrap_or_else(|| {
+            "the volume is corrupt; unmount it and repair it with fsck.f2fs".to_owned()
+        })
     }
 
     /// Disables or enables checkpoints, if the options change that.

@@ -34,7 +34,7 @@ impl F2fs {
         limit
     }
 
-    /// Whether so many nodes are dirty that operations wait for a checkpoint.
+    /// Whether more nodes are dirty than operations may leave in memory; they wait for a checkpoint then.
     pub(crate) fn excess_dirty_nodes(&self) -> bool {
         self.nodes.dirty_count() > 4 * self.node_limit() || self.excess_of_free_space()
     }

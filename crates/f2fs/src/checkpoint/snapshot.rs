@@ -268,7 +268,7 @@ impl F2fs {
         let last = self.checkpoints.last();
         let (counts, wrong) = self.space.snapshot(segments.valid);
         if wrong {
-            let rule = "less than the segment table says, or not its nodes";
+            let rule = "less than the number of valid blocks in the segment table, or the number of nodes differs";
             let found = counts.valid_blocks;
             let what = Structure::Checkpoint;
             self.note_damage(&DiskError::field(what, "valid_block_count", found, rule).into());

@@ -74,7 +74,7 @@ impl Node {
     }
 
     fn is_gone(&self) -> steadfs_vfs::FsError {
-        let rule = "freed while it was used";
+        let rule = "freed while it was in use";
         let what = crate::disk::Structure::Node;
         crate::disk::DiskError::field(what, "nid", self.nid.0, rule).into()
     }

@@ -83,7 +83,7 @@ impl F2fs {
         let node = self.node(nid, ino, tag)?.ok_or_else(missing)?;
         let found = node.footer()?.offset;
         if found != offset {
-            let rule = "not where it was found in the tree";
+            let rule = "not the offset at which the tree refers to it";
             let error = DiskError::field(Structure::Node, "node offset", found, rule);
             return Err(error.in_node(nid).into());
         }

@@ -196,10 +196,10 @@ impl Apply<'_> {
             FsError::from(error.in_node(inode.nid()))
         };
         if found.kind() != Some(FileKind::Regular) || inode.kind() != FileKind::Regular {
-            return Err(bad("found by recovery in what is no regular file"));
+            return Err(bad("recovered for an inode that is no regular file"));
         }
         if found.fanout(layout) != inode.core.read().fanout(layout) {
-            return Err(bad("changes what nodes name"));
+            return Err(bad("changes the layout of the block map"));
         }
         let inline = found.inline.contains(Inline::DATA);
         let was_inline = inode.has_inline_data();
@@ -369,7 +369,7 @@ impl Apply<'_> {
     /// Makes a stored name refer to an inode.
     fn entry(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         if dir.kind() != FileKind::Directory || name.is_empty() {
-            let rule = "no directory that a name could be made in";
+            let rule = "not a directory in which a name can be created";
             let error = DiskError::field(Structure::Inode, "i_pino", dir.nid().0, rule);
             return Err(error.in_node(inode.nid()).into());
         }
@@ -402,7 +402,7 @@ impl Apply<'_> {
         let other = fs.inode_of_entry(dir, named.ino, tag)?;
         let was_dir = other.kind() == FileKind::Directory;
         if was_dir && !fs.is_empty_dir(&other, tag)? {
-            let rule = "no name of a directory that has entries";
+            let rule = "not a name that can replace a directory with entries";
             let error = DiskError::field(Structure::Inode, "i_name", other.nid().0, rule);
             return Err(error.in_node(inode.nid()).into());
         }

@@ -52,11 +52,11 @@ impl Segments {
         let nodes = u64::from(checkpoint.valid_nodes);
         let (valid_data, valid_nodes) = sit.totals();
         if valid_nodes != nodes {
-            let rule = "not what the segment table says";
+            let rule = "not the number of valid nodes in the segment table";
             return Err(wrong("valid_node_count", nodes, rule).into());
         }
         if valid_data + valid_nodes > checkpoint.valid_blocks {
-            let rule = "less than the segment table says";
+            let rule = "less than the number of valid blocks in the segment table";
             return Err(wrong("valid_block_count", checkpoint.valid_blocks, rule).into());
         }
         let mut summaries = read_summaries(layout, checkpoint, pack, queue, &sit)?.into_iter();
@@ -171,10 +171,14 @@ fn open(
     let place = checkpoint.log(kind);
     let (at, next) = (place.segment, u32::from(place.offset));
     if sit.state(at) == SegmentState::Open {
-        return Err(wrong("cur_segno", at.0, "open in two logs"));
+        return Err(wrong("cur_segno", at.0, "the segment of another log, too"));
     }
     if sit.valid(at) > 0 && sit.kind(at).is_node() != kind.is_node() {
-        return Err(wrong("cur_segno", at.0, "holds another kind of blocks"));
+        return Err(wrong(
+            "cur_segno",
+            at.0,
+            "a segment of the other kind of blocks",
+        ));
     }
     let valid = sit.current(at);
     let ssr = match place.alloc {
@@ -183,7 +187,7 @@ fn open(
         other => return Err(wrong("alloc_type", other, "not a known one")),
     };
     if valid.get(next) || !ssr && valid.next_set(next).is_some() {
-        let rule = "in front of a valid block";
+        let rule = "not free, or before a valid block";
         return Err(wrong("cur_blkoff", next, rule));
     }
     if sit.valid(at) == 0 {

@@ -280,7 +280,7 @@ impl Segments {
         let mut inner = self.inner.lock();
         let manager = &mut inner.manager;
         if !manager.sit.allocated(segment).get(offset) {
-            return refuse("has a block in use that recovery found referred to again");
+            return refuse("has a block that is in use, and a recovered node refers to it");
         }
         let open = manager.sit.state(segment) == SegmentState::Open;
         if manager.sit.valid(segment) == 0 && !open {
@@ -288,7 +288,9 @@ impl Segments {
             let fresh = Box::new(SegmentSummary::empty(log));
             manager.closed.insert(segment.0, fresh);
         } else if manager.sit.kind(segment).is_node() != log.is_node() {
-            return refuse("holds another kind of blocks than recovery found in it");
+            return refuse(
+                "is of the other kind of blocks, and a recovered node refers to one of them",
+            );
         }
         manager.sit.set_valid(segment, offset, now);
         manager.set_summary(segment, offset, owner);
@@ -314,7 +316,7 @@ impl Segments {
         let mut inner = self.inner.lock();
         let manager = &mut inner.manager;
         if !manager.sit.is_freed(segment, offset) || manager.sit.kind(segment).is_node() {
-            let rule = "has a block in use that recovery found referred to again";
+            let rule = "has a block that is in use, and a recovered node refers to it";
             let error = DiskError::entry(Structure::Sit, segment.0, rule);
             return Err(error.in_block(addr));
         }
@@ -533,8 +535,8 @@ impl Segments {
 /// Fails if a segment holds the other kind of blocks.
 fn holds(sit: &Sit, segment: SegNo, content: BlockKind) -> Result<(), DiskError> {
     let rule = match (content, sit.kind(segment).is_node()) {
-        (BlockKind::Data, true) => "holds nodes, and a file refers to one as to its data",
-        (BlockKind::Node, false) => "holds data, and a block of it is referred to as a node",
+        (BlockKind::Data, true) => "is a node segment, and a file refers to a block of it as data",
+        (BlockKind::Node, false) => "is a data segment, and a block of it is referred to as a node",
         _ => return Ok(()),
     };
     Err(DiskError::entry(Structure::Sit, segment.0, rule))

@@ -162,7 +162,7 @@ impl Policy {
     }
 
     /// Whether a log uses free segments only while there are any: in 2013 the log of fsync's node chain, because
-    /// roll-forward could not tell its nodes from older ones by SSR.
+    /// roll-forward could not distinguish its nodes from older ones in the same segment.
     pub fn always_lfs(&self, log: LogType) -> bool {
         self.rules == GcPolicy::Linux2013 && log == LogType::WarmNode
     }
