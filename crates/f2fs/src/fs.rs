@@ -1,6 +1,5 @@
 //! A mounted volume: the state that all modules share.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -15,17 +14,17 @@ use crate::checkpoint::Checkpoints;
 use crate::checkpoint::daemon::Daemon;
 use crate::damage::Notes;
 use crate::discard::Discards;
-use crate::disk::{BLOCK_SIZE, Layout, Nid, Superblock};
+use crate::disk::{BLOCK_SIZE, Layout, Superblock};
 use crate::gc::Gc;
 use crate::inode::{Inode, InodeTable};
 use crate::namei::Extensions;
-use crate::names_since_cp::NamesSinceCp;
 use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
-use crate::recovery::{NOTHING, Recovered};
+use crate::recovery::{Overlay, Recovered};
 use crate::segment::Segments;
+use crate::since_cp::SinceCp;
 use crate::space::{RESERVED_NODES, Space};
 
 /// Metadata blocks that checkpoints have written, by area.
@@ -63,11 +62,7 @@ pub struct F2fs {
     pub(crate) writeback: Arc<Writeback>,
     /// Held shared by changes ([`Change`](crate::cp_lock::Change)), exclusively by a checkpoint's snapshot.
     pub(crate) cp_lock: RwLock<()>,
-    /// Inodes of which nodes were freed since the last snapshot: a node chain cannot express that, so their next fsync
-    /// needs a checkpoint.
-    pub(crate) truncated_since_cp: Mutex<BTreeSet<Nid>>,
-    /// Changes of names since the last snapshot.
-    pub(crate) names_since_cp: Mutex<NamesSinceCp>,
+    pub(crate) since_cp: SinceCp,
     pub(crate) syncs: crate::data::SyncStats,
     /// Which files' chains an fsync writes clustering.
     pub(crate) clustering: FsyncClustering,
@@ -77,12 +72,7 @@ pub struct F2fs {
     pub(crate) clock: Clock,
     /// Held while a name moves from one directory to another.
     pub(crate) rename: Mutex<()>,
-    /// Overlay of a read-only mount: what fsync wrote after the checkpoint.
-    pub(crate) recovered: Recovered,
-    /// Whether the overlay is in use; cleared once its content is part of the volume.
-    pub(crate) has_overlay: AtomicBool,
-    /// While the overlay is in use, reads hold this shared; recovery into the volume holds it exclusively.
-    pub(crate) overlay_lock: RwLock<()>,
+    pub(crate) overlay: Overlay,
     pub(crate) options: RwLock<MountOptions>,
     /// File name extensions of cold and hot data.
     pub(crate) extensions: Extensions,
@@ -134,16 +124,12 @@ impl F2fs {
 
     /// The overlay: what fsync wrote after the checkpoint and is not part of the volume.
     pub(crate) fn recovered(&self) -> &Recovered {
-        match self.has_overlay.load(Ordering::Acquire) {
-            true => &self.recovered,
-            false => &NOTHING,
-        }
+        self.overlay.recovered()
     }
 
     /// Held by reads while the overlay is in use.
     pub(crate) fn read_overlay(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        let has_overlay = self.has_overlay.load(Ordering::Acquire);
-        has_overlay.then(|| self.overlay_lock.read())
+        self.overlay.read()
     }
 
     /// The segment manager of a writable volume.

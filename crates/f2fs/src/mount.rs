@@ -1,6 +1,5 @@
 //! Opens a volume: superblock, checkpoint, roll-forward.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -21,13 +20,13 @@ use crate::fs::{F2fs, MetaWrites};
 use crate::gc::Gc;
 use crate::inode::InodeTable;
 use crate::namei::Extensions;
-use crate::names_since_cp::NamesSinceCp;
 use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::read_superblock;
-use crate::recovery::Recovered;
+use crate::recovery::{Overlay, Recovered};
+use crate::since_cp::SinceCp;
 use crate::space::Space;
 
 /// What opening a volume found and did.
@@ -87,8 +86,7 @@ impl F2fs {
             // The caches have content of the checkpoint without the overlay.
             fs.inodes = InodeTable::new();
             fs.nodes = NodeCache::new(metadata_budget(sizes) / 2);
-            fs.has_overlay = AtomicBool::new(found.files() > 0);
-            fs.recovered = found;
+            fs.overlay = Overlay::new(found);
         }
         let fs = Arc::new(fs);
         assert!(
@@ -131,8 +129,7 @@ impl F2fs {
             space: Space::new(&layout, &current.checkpoint),
             writeback: Arc::new(Writeback::new(limits)),
             cp_lock: RwLock::new(Rank::TxnHandle, ()),
-            truncated_since_cp: Mutex::new(Rank::Leaf, BTreeSet::new()),
-            names_since_cp: Mutex::new(Rank::Leaf, NamesSinceCp::default()),
+            since_cp: SinceCp::new(),
             clustering: FsyncClustering::default(),
             extensions: Extensions::of(&superblock),
             freeing: PendingFrees::new(),
@@ -154,9 +151,7 @@ impl F2fs {
             queue,
             meta,
             inodes: InodeTable::new(),
-            recovered: Recovered::default(),
-            has_overlay: AtomicBool::new(false),
-            overlay_lock: RwLock::with_key(Rank::Mount, 2, ()),
+            overlay: Overlay::new(Recovered::default()),
             options: RwLock::new(Rank::Leaf, options),
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
             remount_lock: RwLock::with_key(Rank::Mount, 1, ()),

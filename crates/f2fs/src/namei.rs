@@ -92,17 +92,14 @@ impl F2fs {
 
     /// Records that an inode with another name has lost this one (by its hash).
     fn record_moved_name(&self, dir: &Inode, hash: u32) {
-        self.names_since_cp.lock().moved.insert((dir.nid(), hash));
+        self.since_cp.move_name(dir.nid(), hash);
     }
 
     /// If `name` belonged to another inode since the last checkpoint, an fsync of the new file needs a checkpoint:
     /// roll-forward would replace the name of that inode.
     fn check_recovered_name(&self, dir: &Inode, name: &[u8], ino: Nid) {
-        let key = (dir.nid(), hash::of_name(name));
-        let moved = self.names_since_cp.lock().moved.contains(&key);
-        if moved {
-            self.truncated_since_cp.lock().insert(ino);
-        }
+        self.since_cp
+            .create_name(dir.nid(), hash::of_name(name), ino);
     }
 
     /// Returns the result of a step that follows the first change of an operation. On an error the volume is

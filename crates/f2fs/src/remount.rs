@@ -176,7 +176,7 @@ impl F2fs {
     /// Recovers the overlay into the volume through a second, private mount, then reloads all state. The caller holds
     /// `remount_lock` exclusively.
     fn recover_for_good(&self) -> Result<()> {
-        let _alone = self.overlay_lock.write();
+        let exclusive = self.overlay.write();
         let options = MountOptions::parse("background_gc=off,nodiscard,nocheckpoint_merge")?;
         let device = Arc::clone(self.queue.device());
         let sizes = CacheSizes::of(RECOVERY_CACHE_BYTES);
@@ -199,7 +199,7 @@ impl F2fs {
         self.space.reload(&self.layout, &now.checkpoint);
         self.orphans.reload(now.orphans);
         self.checkpoints.reload(now.checkpoint, now.pack);
-        self.has_overlay.store(false, Ordering::Release);
+        self.overlay.retire(&exclusive);
         Ok(())
     }
 

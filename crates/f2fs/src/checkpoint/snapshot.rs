@@ -15,7 +15,6 @@ use crate::disk::summary::CompactSummaries;
 use crate::disk::{BlockAddr, Checkpoint, DiskError, LogType, Structure, inode, orphan};
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::names_since_cp::NamesSinceCp;
 use crate::nat::NatPlan;
 use crate::node::{Node, SlotLookup};
 use crate::segment::{BlockKind, SegmentSnapshot};
@@ -111,8 +110,7 @@ impl F2fs {
         let node_summaries = fastboot_summaries || reason == Reason::Unmount;
         let mut checkpoint = self.compose(&nat, &segments, orphans.len(), reason, node_summaries);
         let head = checkpoint.encode(&self.layout)?;
-        self.truncated_since_cp.lock().clear();
-        *self.names_since_cp.lock() = NamesSinceCp::default();
+        self.since_cp.clear();
         let mut state = self.checkpoints.state.lock();
         state.version = checkpoint.version;
         state.node_version = checkpoint.node_version();

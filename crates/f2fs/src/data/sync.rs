@@ -260,12 +260,8 @@ impl F2fs {
             let strict = options.fsync_mode == FsyncMode::Strict;
             (options.fastboot, options.active_logs, strict)
         };
-        let (renamed_into_parent, parent_attributes) = {
-            let since = self.names_since_cp.lock();
-            let renamed_into = since.renamed_into.contains(&parent);
-            (renamed_into, since.attributes.contains(&parent))
-        };
-        let nodes_freed = self.truncated_since_cp.lock().contains(&inode.nid());
+        let parent_changes = self.since_cp.of_directory(parent);
+        let nodes_freed = self.since_cp.needs_checkpoint(inode.nid());
         Ok(FsyncFacts {
             kind: inode.kind(),
             compressed: core.is_compressed(&self.layout),
@@ -277,8 +273,8 @@ impl F2fs {
             active_logs,
             strict,
             new: !self.is_in_checkpoint(inode.nid(), tag)?,
-            renamed_into_parent,
-            parent_attributes,
+            renamed_into_parent: parent_changes.renamed_into,
+            parent_attributes: parent_changes.attributes,
             nodes_freed,
             broken_chain: self.node_writes.has_failed(),
         })

@@ -391,10 +391,9 @@ impl F2fs {
         }
         core.ctime = self.now();
         drop(core);
-        let mut since = self.names_since_cp.lock();
-        since.renamed_into.insert(to.dir.nid());
+        self.since_cp.rename_into(to.dir.nid());
         if is_dir(inode) {
-            since.renamed_into.insert(inode.nid());
+            self.since_cp.rename_into(inode.nid());
         }
         Ok(())
     }

@@ -274,14 +274,13 @@ fn inodes_know_their_last_name() {
     // Recovery must not let a new file under the old name replace the inode that moved.
     let again = world.file(ROOT, b"clip.mp4").unwrap().ino;
     let new_inode = world.file(ROOT, b"new_inode").unwrap().ino;
-    let cut = |ino| {
-        fs.truncated_since_cp
-            .lock()
-            .contains(&Nid::from_vfs(ino).unwrap())
+    let needs_checkpoint = |ino| {
+        let nid = Nid::from_vfs(ino).unwrap();
+        fs.since_cp.needs_checkpoint(nid)
     };
-    assert!(cut(again) && !cut(new_inode));
+    assert!(needs_checkpoint(again) && !needs_checkpoint(new_inode));
     world.judge_now();
-    assert!(!cut(again));
+    assert!(!needs_checkpoint(again));
     world.close();
 }
 

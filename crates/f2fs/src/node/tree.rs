@@ -337,7 +337,7 @@ impl F2fs {
         );
         let old = self.nat.remove(change, node.nid(), node.entry());
         self.nodes.forget(change, node);
-        self.truncated_since_cp.lock().insert(inode.nid());
+        self.since_cp.free_nodes_of(inode.nid());
         core.blocks = core.blocks.saturating_sub(1).max(1);
         self.space.free_node(false);
         self.invalidate(change, old, BlockKind::Node);

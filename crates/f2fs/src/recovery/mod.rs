@@ -11,12 +11,15 @@
 //! does.)
 
 mod apply;
+mod overlay;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use steadfs_base::{FixedSet, IoTag};
 use steadfs_vfs::Result;
+
+pub use overlay::Overlay;
 
 use crate::checkpoint::read_blocks;
 use crate::disk::checkpoint::CpFlags;
@@ -43,7 +46,7 @@ pub struct Recovered {
 }
 
 /// The empty overlay: nothing was recovered, or it is part of the volume now.
-pub static NOTHING: Recovered = Recovered {
+static NOTHING: Recovered = Recovered {
     nodes: BTreeMap::new(),
     places: BTreeMap::new(),
     names: BTreeMap::new(),

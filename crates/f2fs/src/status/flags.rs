@@ -33,7 +33,7 @@ const BITS: [Bit; 10] = [
     }),
     // Since the mount orphans were freed, or roll-forward recovered files.
     (7, "recovered", |fs| {
-        fs.has_recovered.load(Ordering::Acquire) || fs.has_overlay.load(Ordering::Acquire)
+        fs.has_recovered.load(Ordering::Acquire) || fs.overlay.is_in_use()
     }),
     (8, "cp_disabled", F2fs::is_cp_disabled),
     // Frozen.

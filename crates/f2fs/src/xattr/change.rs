@@ -243,7 +243,7 @@ impl F2fs {
     /// Records that the attributes of a directory changed.
     fn note_attr_change(&self, inode: &Inode) {
         if inode.kind() == FileKind::Directory {
-            self.names_since_cp.lock().attributes.insert(inode.nid());
+            self.since_cp.change_attributes(inode.nid());
         }
     }
 }
