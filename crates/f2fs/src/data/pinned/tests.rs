@@ -125,7 +125,7 @@ fn a_pinned_file_is_written_in_its_blocks_and_truncated_by_sections() {
     ));
     world.fs.sync_all(&world.cx).unwrap();
     assert_eq!(places(&world, file, 1024), before, "in place");
-    let refused = FsError::NotSupported("taking blocks from a pinned file");
+    let refused = FsError::NotSupported("punching or zeroing a pinned file");
     for mode in [
         FallocMode::PunchHole,
         FallocMode::ZeroRange { keep_size: true },
