@@ -250,7 +250,7 @@ fn corruption_follows_the_errors_option() {
         fails(fs::metadata(mount.join("dir/child")), Errno::UCLEAN);
         mount.wait_for_log("damaged");
         assert!(
-            errors(&mount).contains("errors noted"),
+            errors(&mount).contains("errors recorded"),
             "{}",
             errors(&mount)
         );

@@ -65,9 +65,8 @@ impl Control for Ext4 {
 }
 
 impl Ext4 {
-    /// What is wrong with the volume, a line each: why it stopped, data that could not be written and
-    /// is tried again, errors noted in the superblock, corruption met since the mount and directories whose index is
-    /// full. Nothing where nothing is wrong.
+    /// The content of `errors`, a line for each problem: why the volume stopped, data that could not be written yet,
+    /// errors recorded in the superblock, corruption found since the mount, and directories whose index is full.
     fn error_lines(&self) -> String {
         let mut text = String::new();
         let stopped = self.stopped.lock().clone();
@@ -81,14 +80,14 @@ impl Ext4 {
                 text += &format!("{left} bytes are not written yet; the last error: {error}\n");
             }
         }
-        let noted = self.sb.lock().error_count();
-        if noted > 0 {
-            text += &format!("errors noted in the superblock: {noted}\n");
+        let recorded = self.sb.lock().error_count();
+        if recorded > 0 {
+            text += &format!("errors recorded in the superblock: {recorded}\n");
         }
         text += &self.findings.show("corruption");
         text += &self.full_directories.show("full");
         let writes = !self.read_only.load(Ordering::Acquire);
-        if let Some(why) = self.why_check().filter(|_| writes && noted == 0) {
+        if let Some(why) = self.why_check().filter(|_| writes && recorded == 0) {
             text += &format!("the volume {why}: e2fsck should look at it\n");
         }
         if text.is_empty() {

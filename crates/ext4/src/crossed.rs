@@ -333,7 +333,7 @@ fn blocks_in_two_structures_never_panic_or_hang() {
     let mut mounted = 0;
     for seed in cases() {
         let what = format!("STEADFS_CROSSED={seed}:1");
-        let guard = Told(what);
+        let guard = PrintCaseOnPanic(what);
         mounted += u64::from(run(&bases[seed as usize % 2], seed));
         drop(guard);
     }
@@ -342,9 +342,9 @@ fn blocks_in_two_structures_never_panic_or_hang() {
 }
 
 /// Prints the case if it panics.
-struct Told(String);
+struct PrintCaseOnPanic(String);
 
-impl Drop for Told {
+impl Drop for PrintCaseOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.0);

@@ -1,4 +1,4 @@
-//! What happens when the volume turns out to be damaged: noted in the superblock, and `errors=` obeyed.
+//! Reaction to corruption: it is recorded in the superblock and in `.steadfs/errors`, and `errors=` is applied.
 
 use std::panic::Location;
 use std::sync::atomic::Ordering;
@@ -13,13 +13,13 @@ use crate::fs::Ext4;
 use crate::options::OnError;
 
 /// `EXT4_ERR_EFSBADCRC` and `EXT4_ERR_EFSCORRUPTED`: the codes that the kernel records for wrong
-/// checksums and for other damage.
+/// checksums and for other corruption.
 const BAD_CHECKSUM: u8 = 4;
 const CORRUPTED: u8 = 5;
 /// `EXT4_ERR_EIO`.
 const IO_ERROR: u8 = 2;
 
-/// Marks a superblock because a change was left half done.
+/// Records a half-done change in a superblock.
 #[track_caller]
 pub(crate) fn record_half_done(sb: &mut superblock::Superblock) {
     sb.record_error(&ErrorRecord {
@@ -34,22 +34,23 @@ pub(crate) fn record_half_done(sb: &mut superblock::Superblock) {
 }
 
 impl Ext4 {
-    /// Passes a call's result on; damage that it met, or passed over, is noted first. The caller holds no lock.
+    /// Returns a call's result, after recording the corruption that the call failed with or skipped. The caller holds
+    /// no lock.
     #[track_caller]
     #[inline]
-    pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn report_corruption<T>(&self, result: Result<T>) -> Result<T> {
         for corruption in self.alloc.take_corruption() {
-            self.damaged(&corruption, Location::caller());
+            self.handle_corruption(&corruption, Location::caller());
         }
         if let Err(FsError::Corrupt(corruption)) = &result {
-            self.damaged(corruption, Location::caller());
+            self.handle_corruption(corruption, Location::caller());
         }
         result
     }
 
-    fn damaged(&self, corruption: &Corruption, found: &Location<'_>) {
+    fn handle_corruption(&self, corruption: &Corruption, found: &Location<'_>) {
         let text = corruption.to_string();
-        // Each finding once: a program that tries again would fill the log.
+        // Each finding is logged once: a program that retries would fill the log.
         if self.findings.record(&text) {
             tracing::error!(%corruption, "the volume is damaged");
         }
@@ -59,13 +60,13 @@ impl Ext4 {
         let asked = self.options.read().errors;
         let read_only = match asked {
             Some(asked) => asked == OnError::RemountReadOnly,
-            // A program cannot stop the machine: the strongest it can do is to stop writing.
+            // A program cannot panic the machine: `panic` makes the volume read-only, too.
             None => self.sb.lock().on_error() != superblock::OnError::Continue,
         };
         // After a failed write an unmount commits nothing more.
         let last = read_only || self.unmounted.load(Ordering::Acquire);
-        if let Err(error) = self.record_damage(corruption, found, last) {
-            tracing::error!(%error, "noting the damage failed");
+        if let Err(error) = self.write_error_record(corruption, found, last) {
+            tracing::error!(%error, "recording the corruption in the superblock failed");
         }
         if read_only {
             self.shut_down(&text);
@@ -73,7 +74,7 @@ impl Ext4 {
     }
 
     /// Writes the error record; made durable if nothing will be committed afterwards.
-    fn record_damage(
+    fn write_error_record(
         &self,
         corruption: &Corruption,
         found: &Location<'_>,

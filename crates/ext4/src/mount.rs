@@ -437,7 +437,7 @@ impl Ext4 {
         }
         // Calls that wait for this lock are refused afterwards.
         let alone = self.remount_lock.write();
-        if let Err(error) = self.judge(self.orphans.free_all(self)) {
+        if let Err(error) = self.report_corruption(self.orphans.free_all(self)) {
             // They stay on the orphan list, for the next mount.
             tracing::warn!(%error, "freeing orphans failed");
         }
@@ -463,7 +463,7 @@ impl Ext4 {
     /// # Errors
     /// Not everything could be written: changes are possible as before, or the volume has stopped.
     pub(crate) fn quiesce(&self, shut: &AtomicBool) -> Result<()> {
-        self.judge(self.sync_volume(&Cx::default()))?;
+        self.report_corruption(self.sync_volume(&Cx::default()))?;
         if let Some(journal) = self.txns.journal() {
             let emptied = journal.flush_all().map_err(journal_error);
             emptied.map_err(FsError::not_durable)?;
@@ -505,7 +505,9 @@ impl Backing for Ext4 {
     fn write_out(&self, files: &[u64], why: WritebackReason) {
         steadfs_rt::fault_point("flusher");
         let _open = self.open_to_changes();
-        if let Err(error) = self.judge(self.write_out_files(files, why, IoTag::background())) {
+        if let Err(error) =
+            self.report_corruption(self.write_out_files(files, why, IoTag::background()))
+        {
             // Each file keeps its error for the next fsync; the data stays dirty.
             tracing::warn!(%error, "write-back failed");
         }
@@ -519,7 +521,7 @@ impl Backing for Ext4 {
         self.write_replaced();
         self.alloc.age_preallocs(self);
         for inode in self.inodes.dirty() {
-            if let Err(error) = self.judge(self.store_if_dirty(&inode)) {
+            if let Err(error) = self.report_corruption(self.store_if_dirty(&inode)) {
                 tracing::warn!(ino = %inode.ino(), %error, "storing an inode failed");
             }
         }

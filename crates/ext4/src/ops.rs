@@ -43,7 +43,7 @@ impl Ext4 {
 
     /// Frees an inode without names after its last reference was dropped. The caller prevents a freeze of the volume.
     pub(crate) fn free_unlinked(&self, inode: &Inode) -> Result<()> {
-        let evicted = self.judge(self.evict(inode));
+        let evicted = self.report_corruption(self.evict(inode));
         self.freeing.released();
         evicted
     }
@@ -131,7 +131,7 @@ impl Ext4 {
     /// Ends a change of directories: makes it durable if the mount (`sync`, `dirsync`) or a directory's flags require
     /// that.
     fn changed<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
-        let value = self.judge(result)?;
+        let value = self.report_corruption(result)?;
         let all = {
             let options = self.options.read();
             options.common.sync || options.common.dirsync
@@ -154,7 +154,7 @@ impl Ext4 {
     /// Ends a change of one inode's content or attributes: makes it durable if the mount (`sync`) or the inode's flag
     /// requires that.
     fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
-        let value = self.judge(result)?;
+        let value = self.report_corruption(result)?;
         let all = self.options.read().common.sync;
         if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
             self.fsync_inode(cx, inode, false)?;
@@ -164,7 +164,7 @@ impl Ext4 {
 
     /// [`Ext4::changed_one`] by inode number.
     fn changed_at<T>(&self, cx: &Cx, ino: InodeNo, result: Result<T>) -> Result<T> {
-        let value = self.judge(result)?;
+        let value = self.report_corruption(result)?;
         let inode = self.get(cx, ino)?;
         self.changed_one(cx, &inode, Ok(value))
     }
@@ -176,11 +176,11 @@ impl FileSystem for Ext4 {
     }
 
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
-        self.judge(Ext4::lookup(self, cx, dir, name))
+        self.report_corruption(Ext4::lookup(self, cx, dir, name))
     }
 
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        let inode = self.judge(self.get(cx, ino))?;
+        let inode = self.report_corruption(self.get(cx, ino))?;
         // Freeing holds the lock for writing: the inode is either in use or already dead.
         let _alive = inode.lock.read();
         if inode.is_dead() {
@@ -198,7 +198,7 @@ impl FileSystem for Ext4 {
     }
 
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        Ok(self.judge(self.get(cx, ino))?.attr(self))
+        Ok(self.report_corruption(self.get(cx, ino))?.attr(self))
     }
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
@@ -207,7 +207,7 @@ impl FileSystem for Ext4 {
     }
 
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
-        self.judge(Ext4::readlink(self, cx, ino))
+        self.report_corruption(Ext4::readlink(self, cx, ino))
     }
 
     fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
@@ -261,15 +261,15 @@ impl FileSystem for Ext4 {
     }
 
     fn open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
-        self.judge(self.check_open(cx, ino, write))
+        self.report_corruption(self.check_open(cx, ino, write))
     }
 
     fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
-        self.judge(self.measure(cx, ino))
+        self.report_corruption(self.measure(cx, ino))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
-        self.judge(
+        self.report_corruption(
             self.get(cx, ino)
                 .and_then(|inode| self.read_file(cx, &inode, offset, len)),
         )
@@ -284,14 +284,14 @@ impl FileSystem for Ext4 {
         kill_priv: bool,
     ) -> Result<usize> {
         let _open = self.open_to_changes();
-        let inode = self.judge(self.get(cx, ino))?;
+        let inode = self.report_corruption(self.get(cx, ino))?;
         let result = self.write_file(cx, &inode, offset, data, kill_priv);
         self.changed_one(cx, &inode, result)
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
         let _open = self.open_to_changes();
-        self.judge(
+        self.report_corruption(
             self.get(cx, ino)
                 .and_then(|inode| self.fsync_inode(cx, &inode, datasync)),
         )
@@ -306,13 +306,13 @@ impl FileSystem for Ext4 {
         len: u64,
     ) -> Result<()> {
         let _open = self.open_to_changes();
-        let inode = self.judge(self.get(cx, ino))?;
+        let inode = self.report_corruption(self.get(cx, ino))?;
         let result = self.fallocate_file(cx, &inode, mode, offset, len);
         self.changed_one(cx, &inode, result)
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
-        self.judge(
+        self.report_corruption(
             self.get(cx, ino)
                 .and_then(|inode| self.seek_file(cx, &inode, offset, what)),
         )
@@ -338,7 +338,7 @@ impl FileSystem for Ext4 {
         cookie: u64,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        self.judge(Ext4::readdir(self, cx, dir, cookie, emit))?;
+        self.report_corruption(Ext4::readdir(self, cx, dir, cookie, emit))?;
         let quiet = self.options.read().common.nodiratime;
         if cookie == 0 && !quiet {
             self.touch_atime(&*self.get(cx, dir)?);
@@ -347,11 +347,11 @@ impl FileSystem for Ext4 {
     }
 
     fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
-        self.judge(Ext4::getxattr(self, cx, ino, name))
+        self.report_corruption(Ext4::getxattr(self, cx, ino, name))
     }
 
     fn listxattr(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
-        self.judge(Ext4::listxattr(self, cx, ino))
+        self.report_corruption(Ext4::listxattr(self, cx, ino))
     }
 
     fn setxattr(
@@ -376,7 +376,7 @@ impl FileSystem for Ext4 {
     }
 
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
-        self.judge(Ext4::flags(self, cx, ino))
+        self.report_corruption(Ext4::flags(self, cx, ino))
     }
 
     fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
@@ -390,12 +390,12 @@ impl FileSystem for Ext4 {
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
-        self.judge(Ext4::generation(self, cx, ino))
+        self.report_corruption(Ext4::generation(self, cx, ino))
     }
 
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         let _open = self.open_to_changes();
-        self.judge(self.trim_range(cx, start, len, min_len))
+        self.report_corruption(self.trim_range(cx, start, len, min_len))
     }
 
     fn panicked(&self) {
@@ -403,7 +403,7 @@ impl FileSystem for Ext4 {
     }
 
     fn sync_all(&self, cx: &Cx) -> Result<()> {
-        self.judge(self.sync_volume(cx))
+        self.report_corruption(self.sync_volume(cx))
     }
 
     fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {

@@ -43,7 +43,7 @@ impl Ext4 {
         let new = old.remounted(list)?.on(self.txns.is_journaled())?;
         new.check_features(self.sb.lock().features())?;
         if !old.common.read_only {
-            self.judge(self.sync_volume(cx))?;
+            self.report_corruption(self.sync_volume(cx))?;
         }
         match (old.common.read_only, new.common.read_only) {
             (true, false) if asked => self.become_writable(&old, &new),
@@ -71,7 +71,7 @@ impl Ext4 {
             return Ok(());
         }
         // Most of it while changes continue.
-        self.judge(self.sync_volume(&Cx::default()))?;
+        self.report_corruption(self.sync_volume(&Cx::default()))?;
         let _alone = self.remount_lock.write();
         self.check_writable()?;
         self.quiesce(&self.frozen)

@@ -1,4 +1,4 @@
-//! Damage that is noted, and the smallest volumes on which damage once did harm.
+//! Recorded corruption, and minimal corrupt volumes for former bugs.
 
 use steadfs_base::{DevBlock, InodeNo};
 use steadfs_vfs::{
@@ -32,7 +32,7 @@ fn an_error_of_a_structure_keeps_its_position_and_kind() {
 }
 
 #[test]
-fn damage_is_noted_with_its_place() {
+fn corruption_is_recorded_with_its_place() {
     let options = ["-t", "ext4", "-e", "continue"];
     let world = World::make(&options, "16M").reopen();
     let dir = world.mkdir(ROOT, b"dir").unwrap();
@@ -83,7 +83,7 @@ fn world_block_bits() -> u32 {
 }
 
 #[test]
-fn an_aborted_journal_is_noted_by_the_next_mount() {
+fn an_aborted_journal_is_recorded_by_the_next_mount() {
     let world = World::make(&["-t", "ext4", "-O", "orphan_file"], "16M");
     world.file(ROOT, b"file").unwrap();
     world.fs.sync_volume(&world.cx).unwrap();
@@ -99,7 +99,7 @@ fn an_aborted_journal_is_noted_by_the_next_mount() {
     let mut raw = vec![0; 1024];
     world.device().read(SUPERBLOCK_OFFSET, &mut raw);
     let sb = superblock::Superblock::parse(&raw).unwrap();
-    assert_ne!(sb.state() & STATE_ERROR, 0, "e2fsck is to look");
+    assert_ne!(sb.state() & STATE_ERROR, 0, "e2fsck must check it");
 }
 
 /// Error numbers of all calls that change a volume with a `file`, a `dir` and an open file `held`.
@@ -150,15 +150,15 @@ fn changes(world: &World, held: InodeNo) -> Vec<(&'static str, Option<i32>)> {
         .into()
 }
 
-/// As the kernel says: EROFS once an error made the volume read-only, EIO after a shutdown.
+/// As in the kernel: EROFS once an error made the volume read-only, EIO after a shutdown.
 #[test]
-fn changes_of_a_volume_that_an_error_stopped_say_so() {
+fn changes_of_a_stopped_volume_fail_with_its_error() {
     const EIO: i32 = 5;
     const EROFS: i32 = 30;
     type Stop = fn(&Ext4);
     let stops: [(Stop, i32); 3] = [
         (
-            |fs| drop(fs.judge::<()>(Err(Corruption::new("test").into()))),
+            |fs| drop(fs.report_corruption::<()>(Err(Corruption::new("test").into()))),
             EROFS,
         ),
         (|fs| fs.abort("the device failed"), EROFS),
@@ -185,7 +185,7 @@ fn changes_of_a_volume_that_an_error_stopped_say_so() {
             for (call, said) in changes(&world, held) {
                 assert_eq!(said, Some(errno), "{kind}: {call}");
             }
-            // What was written before is not durable.
+            // Data written before is not durable.
             let synced = world
                 .fs
                 .fsync(&world.cx, held, false)
@@ -197,8 +197,8 @@ fn changes_of_a_volume_that_an_error_stopped_say_so() {
     }
 }
 
-/// A volume of 1 KiB blocks without checksums, so that any byte of it may say anything, with a file of
-/// 300 blocks; and what debugfs did to it.
+/// A volume of 1 KiB blocks without checksums, so that any byte of it may be changed, with a file of 300 blocks; and
+/// changed by debugfs.
 fn crafted(kind: &str, commands: &[&str]) -> Image {
     let options = ["-t", kind, "-b", "1024", "-O", "^metadata_csum,^uninit_bg"];
     let image = Image::make(&options, "8M");
@@ -255,7 +255,7 @@ fn a_block_that_a_file_maps_twice_is_written_once() {
 }
 
 #[test]
-fn block_numbers_at_the_edge_are_truncated_without_overflow() {
+fn block_numbers_at_the_limit_are_truncated_without_overflow() {
     let image = crafted("ext2", &[]);
     let indirect: u64 = image.debugfs("bmap file 12").trim().parse().unwrap();
     // The indirect block is before what it maps.
@@ -275,7 +275,7 @@ fn block_numbers_at_the_edge_are_truncated_without_overflow() {
 }
 
 #[test]
-fn errors_remount_ro_mounts_in_spite_of_bad_orphans() {
+fn errors_remount_ro_mounts_despite_corrupt_orphans() {
     let image = crafted("ext4", &["ssv errors 2", "ssv last_orphan 2"]);
     let world = World::open(image);
     let made = world.file(ROOT, b"new");
@@ -284,24 +284,24 @@ fn errors_remount_ro_mounts_in_spite_of_bad_orphans() {
 }
 
 #[test]
-fn a_root_that_is_none_is_refused() {
-    for (lie, why) in [
+fn a_volume_without_a_root_directory_is_refused() {
+    for (change, why) in [
         ("sif <2> mode 0100644", "is none"),
         ("sif <2> links_count 0", "not in use"),
         ("sif <2> size 0", "is empty"),
     ] {
-        refused(&crafted("ext4", &[lie]), why);
+        refused(&crafted("ext4", &[change]), why);
     }
 }
 
 #[test]
 fn metadata_on_other_metadata_is_refused() {
-    for lie in [
+    for change in [
         "set_bg 0 block_bitmap 2",
         "set_bg 0 inode_bitmap 4",
         "set_bg 0 inode_table 1",
     ] {
-        refused(&crafted("ext2", &[lie]), "group");
+        refused(&crafted("ext2", &[change]), "group");
     }
     let image = crafted("ext3", &[]);
     let table = {
@@ -311,13 +311,13 @@ fn metadata_on_other_metadata_is_refused() {
     };
     image.debugfs(&format!("sif <8> block[1] {table}"));
     refused(&image, "journal overlaps other metadata");
-    // Before its replay, which would find no log and drop what is in the true one.
+    // Before its replay, which would find no log and clear `needs_recovery`.
     image.debugfs("feature needs_recovery");
     refused(&image, "journal overlaps the group's metadata");
 }
 
 #[test]
-fn nobody_gets_an_inode_in_use() {
+fn an_inode_in_use_is_never_allocated() {
     let image = crafted("ext2", &["freei file"]);
     let world = World::open(image);
     let made = world.file(ROOT, b"new");
@@ -330,7 +330,7 @@ fn nobody_gets_an_inode_in_use() {
 }
 
 #[test]
-fn a_file_without_links_is_not_freed_by_who_looks_it_up() {
+fn a_lookup_does_not_free_a_file_without_links() {
     let image = crafted("ext4", &["sif file links_count 0"]);
     let world = World::open(image);
     let found = world.fs.lookup(&world.cx, ROOT, b"file");
@@ -341,7 +341,7 @@ fn a_file_without_links_is_not_freed_by_who_looks_it_up() {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_not_listed() {
+fn names_that_resolve_to_other_files_are_not_listed() {
     for name in [&b"fi/e"[..], b"fi\0e", b".."] {
         let image = crafted("ext4", &[]);
         edit(&image, |bytes| {
@@ -362,7 +362,7 @@ fn names_that_lead_elsewhere_are_not_listed() {
 }
 
 #[test]
-fn links_to_nothing_are_told() {
+fn corrupt_links_are_reported() {
     let image = crafted("ext4", &["symlink link target", "sif link size 0"]);
     let world = World::open(image);
     let link = world.lookup(ROOT, b"link").unwrap().ino;
@@ -371,7 +371,7 @@ fn links_to_nothing_are_told() {
 }
 
 #[test]
-fn inline_data_where_there_can_be_none_is_told() {
+fn impossible_inline_data_is_reported() {
     for flags in ["0x10000000", "0x10080000"] {
         let world = World::open(crafted("ext4", &[&format!("sif file flags {flags}")]));
         assert!(
@@ -382,7 +382,7 @@ fn inline_data_where_there_can_be_none_is_told() {
     }
 }
 
-/// A library's caller whose code, or ours, panics inside an operation: the volume stops, and nothing of the operation
+/// A panic inside an operation, of a library's caller or of this code: the volume stops, and nothing of the operation
 /// is committed.
 #[test]
 fn a_panic_within_a_change_stops_the_volume() {

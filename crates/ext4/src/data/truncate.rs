@@ -57,7 +57,7 @@ impl Ext4 {
     pub(crate) fn write_replaced(&self) {
         let replaced = std::mem::take(&mut *self.replaced.lock());
         let files: Vec<u64> = replaced.into_iter().map(|ino| ino.0.into()).collect();
-        if let Err(error) = self.judge(self.write_out_files(
+        if let Err(error) = self.report_corruption(self.write_out_files(
             &files,
             WritebackReason::Background,
             IoTag::background(),

@@ -214,7 +214,7 @@ impl Ext4 {
         if inode.is_looked_up() {
             return self.freeing.expect_release();
         }
-        if let Err(error) = self.judge(self.evict(inode)) {
+        if let Err(error) = self.report_corruption(self.evict(inode)) {
             tracing::warn!(ino = %inode.ino(), %error, "freeing an unlinked inode failed");
         }
     }

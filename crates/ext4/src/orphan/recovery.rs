@@ -64,7 +64,7 @@ impl Orphans {
 
     /// Records corruption, and the mount continues, read-only if `errors=` requires that; any other error ends it.
     fn drop_bad(&self, fs: &Ext4, error: FsError) -> Result<()> {
-        match fs.judge(Err::<(), _>(error)) {
+        match fs.report_corruption(Err::<(), _>(error)) {
             Err(FsError::Corrupt(corruption)) => {
                 tracing::warn!(%corruption, "an orphan cannot be recovered");
                 Ok(())

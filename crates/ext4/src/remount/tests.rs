@@ -17,14 +17,14 @@ mod warnings;
 const EXT4: &[&str] = &["-t", "ext4", "-O", "orphan_file"];
 
 /// A device that is read-only until [`Device::make_writable`].
-struct Reluctant {
+struct ReadOnlyUntilAsked {
     inner: Arc<MemDevice>,
     read_only: Geometry,
     writable: AtomicBool,
     allows: bool,
 }
 
-impl Reluctant {
+impl ReadOnlyUntilAsked {
     fn new(inner: &Arc<MemDevice>, allows: bool) -> Arc<Self> {
         Arc::new(Self {
             inner: Arc::clone(inner),
@@ -38,7 +38,7 @@ impl Reluctant {
     }
 }
 
-impl Device for Reluctant {
+impl Device for ReadOnlyUntilAsked {
     fn geometry(&self) -> &Geometry {
         if self.writable.load(Ordering::Acquire) {
             self.inner.geometry()
@@ -272,7 +272,7 @@ fn a_volume_mounted_read_only_becomes_writable_with_its_journal_replayed() {
         .unwrap();
     let device = world.cut_power();
     let before = device.to_bytes();
-    let fs = open(Reluctant::new(&device, true), "ro");
+    let fs = open(ReadOnlyUntilAsked::new(&device, true), "ro");
     assert_eq!(read(&fs, b"durable"), [5; 70_000]);
     assert!(device.to_bytes() == before);
     fs.remount(&cx(), "rw").unwrap();
@@ -300,12 +300,12 @@ fn a_refused_remount_states_its_reason() {
     let image = Image::make(EXT4, "32M");
     let device = image.device();
     refused(
-        &open(Reluctant::new(&device, false), "ro"),
+        &open(ReadOnlyUntilAsked::new(&device, false), "ro"),
         "write-protected",
     );
 
     // Another program mounted it meanwhile.
-    let fs = open(Reluctant::new(&device, true), "ro");
+    let fs = open(ReadOnlyUntilAsked::new(&device, true), "ro");
     open(Arc::clone(&device) as _, "").close().unwrap();
     refused(&fs, "another program");
 
@@ -321,8 +321,8 @@ fn a_refused_remount_states_its_reason() {
 #[test]
 fn background_reclaim_follows_its_option() {
     /// The threshold and what is shown, or why it is refused.
-    type Due = std::result::Result<(Option<u8>, &'static str), &'static str>;
-    let table: &[(&str, Due)] = &[
+    type Expected = std::result::Result<(Option<u8>, &'static str), &'static str>;
+    let table: &[(&str, Expected)] = &[
         ("", Ok((Some(50), "async_checkpoint=50"))),
         ("async_checkpoint", Ok((Some(50), "async_checkpoint=50"))),
         ("async_checkpoint=50", Ok((Some(50), "async_checkpoint=50"))),

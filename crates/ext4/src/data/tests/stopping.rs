@@ -14,12 +14,12 @@ use crate::{CacheSizes, Ext4, MountOptions};
 type Hook = Box<dyn FnOnce() + Send>;
 
 /// A device that runs an action at its next write.
-struct Meddling {
+struct ActsAtNextWrite {
     inner: Arc<MemDevice>,
     hook: Mutex<Option<Hook>>,
 }
 
-impl Device for Meddling {
+impl Device for ActsAtNextWrite {
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }
@@ -36,7 +36,7 @@ impl Device for Meddling {
     }
 }
 
-fn open(device: &Arc<Meddling>) -> Arc<Ext4> {
+fn open(device: &Arc<ActsAtNextWrite>) -> Arc<Ext4> {
     let device = Arc::clone(device) as Arc<dyn Device>;
     let options = MountOptions::parse("").unwrap();
     let sizes = CacheSizes::of(4 << 20);
@@ -48,7 +48,7 @@ fn open(device: &Arc<Meddling>) -> Arc<Ext4> {
 fn an_fsync_fails_if_the_volume_stops_meanwhile() {
     for kind in [&["-t", "ext4"][..], &["-t", "ext3"], &["-t", "ext2"]] {
         let image = image_with_file(kind, "16M");
-        let device = Arc::new(Meddling {
+        let device = Arc::new(ActsAtNextWrite {
             inner: image.device(),
             hook: Mutex::new(Rank::DeviceInner, None),
         });

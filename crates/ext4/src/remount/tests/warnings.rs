@@ -11,11 +11,11 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use super::*;
 
 thread_local! {
-    static HEARD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    static WARNINGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Keeps warnings.
-struct Ear;
+struct WarningCollector;
 
 #[derive(Default)]
 struct Words(String);
@@ -28,7 +28,7 @@ impl Visit for Words {
     }
 }
 
-impl Subscriber for Ear {
+impl Subscriber for WarningCollector {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::WARN
     }
@@ -45,13 +45,13 @@ impl Subscriber for Ear {
     fn event(&self, event: &Event<'_>) {
         let mut words = Words::default();
         event.record(&mut words);
-        HEARD.with_borrow_mut(|heard| heard.push(words.0));
+        WARNINGS.with_borrow_mut(|heard| heard.push(words.0));
     }
 }
 
 /// The warnings since the last call.
 fn heard() -> Vec<String> {
-    HEARD.take()
+    WARNINGS.take()
 }
 
 fn warning(percent: u8, forced: u8) -> Vec<String> {
@@ -64,7 +64,7 @@ fn warning(percent: u8, forced: u8) -> Vec<String> {
 fn a_threshold_that_is_too_low_is_warned_of_at_mount_and_remount() {
     let image = Image::make(EXT4, "64M");
     sim::run(sim::Config::new(1), move || {
-        with_default(Ear, || mounted_and_remounted(&image))
+        with_default(WarningCollector, || mounted_and_remounted(&image))
     });
 }
 
