@@ -162,7 +162,9 @@ impl Ext4 {
         }
         let allowed = MODIFIABLE & flags_for(inode.kind());
         if flags.0 & MODIFIABLE & !allowed & !old.0 != 0 {
-            return Err(FsError::NotSupported("this flag on what is no directory"));
+            return Err(FsError::NotSupported(
+                "this flag on a file that is not a directory",
+            ));
         }
         let new = InodeFlags(old.0 & !MODIFIABLE | flags.0 & allowed);
         self.change_fields(cx.tag, &inode, |_, core| {

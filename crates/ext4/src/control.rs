@@ -50,7 +50,7 @@ impl Control for Ext4 {
 
     fn write(&self, path: &str, value: &[u8]) -> Result<()> {
         let text = std::str::from_utf8(value)
-            .map_err(|_| FsError::BadOption("what is written here is text".to_owned()))?
+            .map_err(|_| FsError::BadOption("the value is not UTF-8 text".to_owned()))?
             .trim();
         match (path, text) {
             ("options", list) => self.remount(&Cx::default(), list),

@@ -302,7 +302,7 @@ impl Allocator {
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
         if !bitmap::all_set(&buf.data(), first..first + run.len) {
-            return Err(Corruption::new("freed, but is free")
+            return Err(Corruption::new("freed although it is free")
                 .in_block(run.start)
                 .into());
         }

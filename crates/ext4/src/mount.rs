@@ -224,11 +224,11 @@ impl Ext4 {
     /// Refuses a volume without a root directory.
     fn check_root(&self) -> Result<()> {
         let bad = |what: &str| {
-            let root = Corruption::new(format!("the root directory {what}"));
+            let root = Corruption::new(format!("the root inode {what}"));
             Err(root.in_inode(Ino::ROOT).into())
         };
         match self.inode(Ino::ROOT, IoTag::default()) {
-            Ok(root) if root.kind() != FileKind::Directory => bad("is none"),
+            Ok(root) if root.kind() != FileKind::Directory => bad("is not a directory"),
             Ok(root) if root.size() == 0 => bad("is empty"),
             Ok(_) => Ok(()),
             Err(FsError::Stale) => bad("is not in use"),
@@ -312,7 +312,7 @@ impl Ext4 {
         if !self.was_clean.load(Ordering::Acquire) {
             Some("was not cleanly unmounted")
         } else if self.sb.lock().state() & STATE_ERROR != 0 {
-            Some("is marked as one with errors")
+            Some("is marked as having errors")
         } else {
             None
         }

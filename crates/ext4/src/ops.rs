@@ -95,7 +95,7 @@ impl Ext4 {
             return Err(FsError::Invalid("range to trim"));
         }
         if min_len > u64::from(self.geo.blocks_per_group) << bs.bits() {
-            return Err(FsError::Invalid("no run of free blocks is so long"));
+            return Err(FsError::Invalid("the minimum length exceeds a block group"));
         }
         if self.alloc.totals().pending > 0 {
             self.commit_running(cx.tag)?;

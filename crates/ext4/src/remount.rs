@@ -116,7 +116,7 @@ impl Ext4 {
 
     fn why_stopped(&self) -> String {
         let cause = self.stopped.lock().clone();
-        cause.unwrap_or_else(|| "damage was found; unmount and repair with e2fsck".to_owned())
+        cause.unwrap_or_else(|| "corruption was found; unmount and repair with e2fsck".to_owned())
     }
 
     /// Applies new options, including those that journal and allocator keep a copy of.

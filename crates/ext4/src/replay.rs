@@ -185,7 +185,7 @@ pub(crate) fn replayed_superblock(
     match other {
         None => Ok(sb),
         Some(what) => Err(Corruption::new(format!(
-            "the superblock in the journal has another {what} than the one that led to it"
+            "the superblock in the journal has a different {what} than the one on the device"
         ))
         .into()),
     }

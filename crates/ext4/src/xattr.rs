@@ -286,7 +286,7 @@ impl Ext4 {
         let slot = &slots.data()[at..at + usize::from(self.geo().inode_size)];
         let core = disk::Inode::parse(self.geo(), ino, slot)?;
         if !core.has(disk::inode::EA_INODE) {
-            return Err(bad("is something else"));
+            return Err(bad("is not an attribute inode"));
         }
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         if core.size != size as u64 || size > XATTR_SIZE_MAX {

@@ -132,7 +132,7 @@ fn edit(mut features: Features, list: &str) -> Result<Features, FormatError> {
             if !within(bits, MADE) {
                 let read = match name {
                     "journal_dev" => "",
-                    _ => " (such volumes are only read here, with -o ro)",
+                    _ => " (such volumes can only be mounted with -o ro)",
                 };
                 return Err(FormatError::Unsupported(format!("feature {name}{read}")));
             }
@@ -172,7 +172,7 @@ fn by_name(name: &str) -> Result<Features, FormatError> {
         let near = nearest(name, made.iter().map(AsRef::as_ref));
         let near = near.map(|near| format!("; did you mean {near}?"));
         let near = near.unwrap_or_default();
-        let why = format!("{name} is not a feature a new volume can be given{near}");
+        let why = format!("{name} is not a feature of new volumes{near}");
         return Err(FormatError::option("features", why));
     }
     Ok(bits)
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(
             names("bigalloc").unwrap_err(),
             FormatError::Unsupported(
-                "feature bigalloc (such volumes are only read here, with -o ro)".into()
+                "feature bigalloc (such volumes can only be mounted with -o ro)".into()
             )
         );
         assert_eq!(names("^bigalloc,^meta_bg").unwrap(), "");

@@ -483,7 +483,7 @@ fn set_times(raw: &mut RawSuperblock, now: Timestamp) -> Result<(), FormatError>
     let secs = u64::try_from(now.secs)
         .ok()
         .filter(|&secs| secs < 1 << 40)
-        .ok_or_else(|| FormatError::option("time", "outside of what a superblock can store"))?;
+        .ok_or_else(|| FormatError::option("time", "outside the range of a superblock"))?;
     for (low, high) in [
         (&mut raw.mkfs_time, &mut raw.mkfs_time_hi),
         (&mut raw.lastcheck, &mut raw.lastcheck_hi),

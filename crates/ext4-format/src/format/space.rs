@@ -27,7 +27,7 @@ impl Space {
         if blocks.is_empty() {
             return;
         }
-        assert!(self.is_free(&blocks), "blocks are given away once");
+        assert!(self.is_free(&blocks), "blocks are allocated once");
         assert!(blocks.start >= self.all.start && blocks.end <= self.all.end);
         let (mut start, mut end) = (blocks.start, blocks.end);
         if let Some((&before, &before_end)) = self.runs.range(..start).next_back()
@@ -169,7 +169,7 @@ mod tests {
             let count = (start..100).filter(|&b| used[b as usize]).count() as u64;
             prop_assert_eq!(space.count_used(start..100.max(start)), count);
             for pair in space.runs.iter().collect::<Vec<_>>().windows(2) {
-                prop_assert!(pair[0].1 < pair[1].0, "runs that touch are one");
+                prop_assert!(pair[0].1 < pair[1].0, "adjacent runs are merged");
             }
         }
     }

@@ -373,7 +373,7 @@ impl Dir<'_> {
         }
         names.sort_by_key(|&(hash, _)| hash);
         let split = split_point(&names, self.layout.block_size)
-            .ok_or_else(|| self.corrupt("a full leaf has less than two names"))?;
+            .ok_or_else(|| self.corrupt("a full leaf has fewer than two names"))?;
         let (at, new) = self.fs.append_dir_block(handle, inode, core)?;
         self.pack(handle, &new, names[split..].iter().map(|(_, entry)| entry))?;
         self.pack(handle, &leaf, names[..split].iter().map(|(_, entry)| entry))?;

@@ -83,7 +83,7 @@ impl Bytes<'_> {
 
 /// The error for a node that has changed its shape meanwhile.
 pub(super) fn shared_node_error() -> FsError {
-    Corruption::new("a block is a node of an extent tree and something else").into()
+    Corruption::new("a node of an extent tree belongs to another structure, too").into()
 }
 
 impl Level {

@@ -144,7 +144,9 @@ impl Allocator {
         let table = desc_block(fs, no)?;
         let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
         if !bitmap::test(&buf.data(), index) {
-            return Err(Corruption::new("freed, but is free").in_inode(ino).into());
+            return Err(Corruption::new("freed although it is free")
+                .in_inode(ino)
+                .into());
         }
         let mut bits = handle.write(&buf)?;
         bitmap::clear(&mut bits, index);

@@ -181,7 +181,7 @@ impl Allocator {
         }
         let damage = reader.damage.map(|(count, first)| match count {
             1 => first,
-            _ => format!("{first} (and {} group descriptors more)", count - 1),
+            _ => format!("{first} (and {} more group descriptors)", count - 1),
         });
         assert_eq!(
             groups.len(),

@@ -58,8 +58,8 @@ fn a_volume_that_was_not_clean_stays_so_until_it_is_checked() {
 fn a_volume_marked_with_errors_is_reported() {
     let image = Image::make(&["-t", "ext4"], "16M");
     image.debugfs("set_super_value state 3");
-    assert_eq!(used(&image, b"c"), Some("is marked as one with errors"));
-    assert_eq!(used(&image, b"d"), Some("is marked as one with errors"));
+    assert_eq!(used(&image, b"c"), Some("is marked as having errors"));
+    assert_eq!(used(&image, b"d"), Some("is marked as having errors"));
 }
 
 /// A volume whose first block bitmap (or inode bitmap) is corrupt.

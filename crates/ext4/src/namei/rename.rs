@@ -261,14 +261,14 @@ impl Ext4 {
             }
             let inode = self.inode(at, cx.tag)?;
             if !is_dir(&inode) {
-                return Err(Corruption::new("named by .. but no directory")
+                return Err(Corruption::new("named by .. but not a directory")
                     .in_inode(at)
                     .into());
             }
             let core = inode.core.read();
             at = Dir::new(self, at, &core, cx.tag).parent(&core)?;
         }
-        Err(Corruption::new(".. leads in a circle")
+        Err(Corruption::new(".. entries form a loop")
             .in_inode(dir.ino())
             .into())
     }
