@@ -12,19 +12,19 @@ pub use table::TABLE;
 
 use crate::disk::{Features, RoCompat};
 
-/// `data=`: when file data goes to the device relative to its metadata.
+/// `data=`: when file data is written relative to its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataMode {
-    /// Data is on the device before the transaction that makes it reachable commits.
+    /// Data is on the device before the transaction that maps it commits.
     Ordered,
-    /// Data goes when it goes; after a crash new blocks may show old content.
+    /// No order in Linux, where new blocks may show old content after a crash.
     Writeback,
 }
 
-/// What the owner asked for at mount time. `None`: as the superblock says, else as Linux has it.
+/// The mount options. `None`: the superblock's default, else that of Linux.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What f2fs has, too.
+    /// The options that f2fs has, too.
     pub common: CommonOptions,
     /// `noload`: the journal is not replayed; needs `ro`.
     pub no_replay: bool,
@@ -32,16 +32,16 @@ pub struct MountOptions {
     pub sb: Option<u64>,
     /// `data=`.
     pub data: Option<DataMode>,
-    /// `commit=`: seconds between commits; 0 stands for the default of 5.
+    /// `commit=`: seconds between commits; 0 means the default of 5.
     pub commit_secs: u32,
-    /// `min_batch_time=`: microseconds a synchronous commit waits for company.
+    /// `min_batch_time=`: microseconds that a synchronous commit waits for others to join.
     pub min_batch_us: u32,
     /// `max_batch_time=`: the longest such wait, in microseconds.
     pub max_batch_us: u32,
     /// `journal_ioprio=`: best-effort I/O priority of the journal, 0 the highest, 7 the lowest.
     pub journal_ioprio: u8,
-    /// `journal_checksum`, `nojournal_checksum`: whether what is logged has checksums; by default as
-    /// the volume's metadata.
+    /// `journal_checksum`, `nojournal_checksum`: whether the log has checksums; by default if the volume's metadata
+    /// has.
     pub journal_checksum: Option<bool>,
     /// `barrier=`: whether commits flush the device's volatile cache.
     pub barrier: bool,
@@ -55,33 +55,33 @@ pub struct MountOptions {
     pub discard: bool,
     /// `grpid`: new files get their directory's group.
     pub grpid: Option<bool>,
-    /// `delalloc`: blocks are chosen at write-back, not at write.
+    /// `delalloc`: blocks are allocated at write-back, not at write.
     pub delalloc: bool,
-    /// `auto_da_alloc`: data of files that replace others by rename or truncate goes out at once.
+    /// `auto_da_alloc`: data of files that replace others by rename or truncate is written early.
     pub auto_da_alloc: bool,
     /// `inode_readahead_blks=`: inode table blocks read ahead; a power of two, 0 turns it off.
     pub inode_readahead_blocks: u32,
     /// `stripe=`: blocks of a RAID stripe, to which long allocations are aligned; 0 turns that off.
     pub stripe: Option<u32>,
-    /// `max_dir_size_kb=`: size no directory outgrows, in KiB.
+    /// `max_dir_size_kb=`: the largest size of a directory, in KiB.
     pub max_dir_kib: Option<u64>,
     /// `minixdf`: statfs counts the file system's own structures as usable space.
     pub minixdf: bool,
-    /// Where it is mounted, which the superblock notes; `None`: it is opened without being mounted.
+    /// The mount point, recorded in the superblock; `None`: opened without being mounted.
     pub mounted_on: Option<Vec<u8>>,
-    /// What of all this was asked for by name.
+    /// The options given by name.
     pub asked: Asked,
 }
 
 /// When log space is reclaimed in the background.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AsyncCheckpoint {
-    /// Nothing was said: as [`AsyncCheckpoint::Below`] half of the log where there is one.
+    /// Not given: [`AsyncCheckpoint::Below`] half of the log, if there is a journal.
     #[default]
     Default,
-    /// When less than so many percent of the log are free (1 to 99).
+    /// When less than this percentage of the log is free (1 to 99).
     Below(u8),
-    /// Never for want of space: who needs some reclaims it.
+    /// Not in the background: operations reclaim the log space that they need.
     Off,
 }
 
@@ -157,10 +157,10 @@ impl MountOptions {
         TABLE.apply(self, name, value)
     }
 
-    /// What they come to on a volume with a journal, or without.
+    /// The options in effect on a volume with a journal, or without.
     ///
     /// # Errors
-    /// [`FsError::BadOption`] if they ask for something that a volume without a journal has not.
+    /// [`FsError::BadOption`] if they need a journal and the volume has none.
     pub fn on(mut self, journaled: bool) -> Result<Self> {
         let below = matches!(self.async_checkpoint, AsyncCheckpoint::Below(_));
         let without = [
@@ -179,7 +179,7 @@ impl MountOptions {
         Ok(self)
     }
 
-    /// Contradictions between options, once all are set.
+    /// Refuses contradictory options, once all are set.
     ///
     /// # Errors
     /// [`FsError::BadOption`] naming the options that do not go together.
@@ -195,7 +195,7 @@ impl MountOptions {
         refused.into_result()
     }
 
-    /// Refuses what the volume's features give no meaning.
+    /// Refuses options that have no meaning without a feature of the volume.
     ///
     /// # Errors
     /// [`FsError::BadOption`] naming option and feature.
@@ -222,7 +222,8 @@ impl MountOptions {
         set_all(list, |name, value| self.set(name, value), || TABLE.names())
     }
 
-    /// The options as /proc/mounts shows them: `ro` or `rw`, the kind of access times, and what differs from the default.
+    /// The options as /proc/mounts shows them: `ro` or `rw`, the kind of access times, and what differs from the
+    /// default.
     pub fn show(&self) -> String {
         TABLE.show(self)
     }

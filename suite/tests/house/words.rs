@@ -14,7 +14,6 @@ const ALLOWANCES: &[(&str, usize)] = &[
     ("crates/base", 6),
     ("crates/cache", 45),
     ("crates/cli", 34),
-    ("crates/ext4", 152),
     ("crates/f2fs", 46),
     ("crates/f2fs-format", 40),
     ("crates/iosched", 81),

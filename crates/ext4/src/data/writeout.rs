@@ -1,8 +1,8 @@
-//! Write-back of ext4 files: what the engine ([`steadfs_cache::Engine`]) leaves to the file system.
+//! Write-back of ext4 files: the part of the engine ([`steadfs_cache::Engine`]) that depends on the file system.
 //!
-//! Blocks are allocated in memory, and mapped in a handle after the device has written them: bitmap bit, extent and size
-//! in one transaction. So a commit has no data to wait for, `data=ordered` and `data=writeback` are the same code, and an
-//! aborted run leaks nothing.
+//! Blocks are allocated in memory, and mapped in a handle after the device has written them: bitmap bit, extent and
+//! size in one transaction. So a commit has no data to wait for, `data=ordered` and `data=writeback` are the same code,
+//! and an aborted run leaks nothing.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::txn::Handle;
 
 /// Bytes of a batch; up to twice as much of a file is in flight.
 pub(super) const BATCH_BYTES: usize = 4 << 20;
-/// Batches after which a task that writes for no caller gives up the file's flush lock.
+/// Batches after which background write-back releases the file's flush lock for waiting tasks.
 const TURN_BATCHES: usize = 4;
 const LIMITS: WritebackLimits = WritebackLimits {
     small_file_bytes: 128 << 10,
@@ -177,7 +177,7 @@ impl WritebackFs for Ext4 {
             .into()
     }
 
-    /// Goes on in one handle for all files where it can.
+    /// Maps the pieces of all files in one handle if possible.
     fn map(&self, requests: &mut [MapRequest<'_, Inode>]) {
         let mut handle = None;
         for request in requests {
@@ -205,13 +205,13 @@ impl WritebackFs for Ext4 {
     }
 
     fn settle(&self, inode: &Inode, settlement: Settlement) {
-        let weight = self.reserve_per_block(inode);
+        let per_block = self.reserve_per_block(inode);
         let Settlement { held, kept, .. } = settlement;
         self.alloc
-            .with_totals(|t| t.adjust(held * weight, kept * weight));
+            .with_totals(|t| t.adjust(held * per_block, kept * per_block));
     }
 
-    /// Recorded for `.steadfs/errors`. `data_err=abort`: a volume whose data cannot be written stops.
+    /// Records the error for `.steadfs/errors`; with `data_err=abort` the volume stops.
     fn data_failed(&self, _inode: &Inode, error: &IoError) {
         self.record_data_error(error);
     }
@@ -222,14 +222,14 @@ impl WritebackFs for Ext4 {
 }
 
 impl Ext4 {
-    /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
-    /// failed dirty.
+    /// Writes all data of the file that is dirty at the start, and waits. Data that fails stays dirty.
     pub fn write_out(&self, inode: &Inode, why: WritebackReason, tag: IoTag) -> Result<()> {
         let engine = Engine(self);
         engine.write_out(inode, self.writeback.end_epoch(), engine.intent(why, tag))
     }
 
-    /// The same for a range of blocks. The caller holds the flush lock, and the inode's lock, which keeps writers out.
+    /// Writes the dirty data of a range of blocks. The caller holds the flush lock, and the inode's lock against
+    /// writers.
     pub(crate) fn write_out_locked(
         &self,
         inode: &Inode,
@@ -240,19 +240,20 @@ impl Ext4 {
         engine.write_out_locked(inode, range, engine.intent(WritebackReason::Sync, tag))
     }
 
-    /// The same for many files, of which small ones are written together.
+    /// Writes the dirty data of many files; small ones are batched.
     pub fn write_out_files(&self, files: &[u64], why: WritebackReason, tag: IoTag) -> Result<()> {
         let engine = Engine(self);
         engine.write_out_files(files, engine.intent(why, tag))
     }
 
-    /// Before the data of `inode` is written for an fsync: writes it together with that of its fsync cluster.
+    /// Called before the data of `inode` is written for an fsync: writes it in one batch with that of its fsync
+    /// cluster.
     pub(super) fn write_cluster(&self, inode: &Inode, tag: IoTag) {
         let engine = Engine(self);
         engine.write_cluster(inode, engine.intent(WritebackReason::Sync, tag));
     }
 
-    /// Recorded for `.steadfs/errors`; with `data_err=abort` the volume stops.
+    /// Records the error for `.steadfs/errors`; with `data_err=abort` the volume stops.
     pub(super) fn record_data_error(&self, error: &IoError) {
         *self.data_error.lock() = Some(error.to_string());
         let aborts = self.options.read().abort_on_data_error;
@@ -261,8 +262,8 @@ impl Ext4 {
         }
     }
 
-    /// Allocates blocks for data, at a file's end if `grows` names it; if none is free but some wait
-    /// for a commit, commits first.
+    /// Allocates blocks for data; `grows` is the file and block if this extends the file. If no block is free, commits
+    /// so that freed blocks become free.
     fn allocate_for_data(
         &self,
         grows: Option<(Ino, FileBlock)>,
@@ -287,8 +288,8 @@ impl Ext4 {
         }
     }
 
-    /// Maps the pieces `todo` of a request, in one handle, or in several one after the other; on error how many pieces
-    /// were done.
+    /// Maps the pieces `todo` of a request, in one handle or in several in sequence. On error returns the number of
+    /// pieces done.
     pub(super) fn map_pieces<'h>(
         &'h self,
         slot: &mut Option<Handle<'h>>,
@@ -383,8 +384,8 @@ impl Ext4 {
         self.store_inode(handle, inode, &core)
     }
 
-    /// A claim that got no name is given back, unless the journal failed, after which nothing is
-    /// allocated any more anyway and the bitmap may have it.
+    /// Frees an allocation that was not mapped. Not if the journal failed: then nothing is allocated any more, and the
+    /// bitmap may have the blocks as used.
     pub(crate) fn release_unmapped(&self, run: Run, why: &FsError) {
         if !why.is_stop() && *why != FsError::ReadOnly {
             self.alloc.release(self, run);

@@ -1,13 +1,13 @@
-//! Options that a volume asks for in its superblock (`tune2fs -o`, `tune2fs -E mount_opts=`): those of the mount
-//! go before them.
+//! Default mount options in the superblock (`tune2fs -o`, `tune2fs -E mount_opts=`). Options of the mount override
+//! them.
 
 use steadfs_vfs::names::printable;
 use steadfs_vfs::options::{item, items};
 
 use super::{MountOptions, TABLE};
 
-/// `s_default_mount_opts`: bits (`EXT4_DEFM_*` of the ext4 disk layout) and the options they stand for. What is on
-/// anyway, or tells nothing here (1: debug, 4: user_xattr, 8: acl, 0x10: uid16, 0x200: block_validity), is left out.
+/// `s_default_mount_opts`: bits (`EXT4_DEFM_*` of the ext4 disk layout) and their options, without those that are
+/// always on or have no effect here (1: debug, 4: user_xattr, 8: acl, 0x10: uid16, 0x200: block_validity).
 const BITS: [(u32, &str); 4] = [
     (0x2, "grpid"),
     (0x100, "nobarrier"),
@@ -22,8 +22,7 @@ const DATA_MODES: [(u32, &str); 3] = [
     (0x60, "data=writeback"),
 ];
 
-/// What was asked for at the mount, in order. Not a part of what the options are: two ways to ask for the same are
-/// equal.
+/// The options given at the mount, in order. Ignored by comparisons: two lists with the same effect are equal.
 #[derive(Clone, Debug, Default)]
 pub struct Asked(Vec<(String, Option<String>)>);
 
@@ -44,8 +43,8 @@ impl PartialEq for Asked {
 impl Eq for Asked {}
 
 impl MountOptions {
-    /// These options, and where they say nothing those of a superblock with these `s_default_mount_opts` and
-    /// `s_mount_opts`; and why some of the latter are passed over, a sentence each.
+    /// These options over those of a superblock with these `s_default_mount_opts` and `s_mount_opts`. Also returns why
+    /// some of the superblock's are ignored, a sentence for each.
     pub(crate) fn over(&self, bits: u32, text: &str) -> (Self, Vec<String>) {
         let set = BITS.iter().filter(|(bit, _)| bits & bit != 0);
         let mode = DATA_MODES.iter().filter(|(mode, _)| bits & DATA == *mode);
@@ -61,14 +60,14 @@ impl MountOptions {
                 Ok(false) => format!("option {name}: unknown"),
                 Err(error) => error.to_string(),
             };
-            // Whoever wrote the superblock wrote these words.
+            // The text comes from the superblock and may hold any characters.
             passed.push(printable(why.as_bytes()));
         }
         for (name, value) in &self.asked.0 {
-            // It was good before.
+            // It was valid at the mount.
             let _ = new.put(name, value.as_deref());
         }
-        // What mount(8) knows of every volume is not the superblock's to say.
+        // The superblock cannot set options that mount(8) handles for every file system.
         let (common, own) = (&mut new.common, &self.common);
         common.read_only = own.read_only;
         (common.sync, common.dirsync) = (own.sync, own.dirsync);

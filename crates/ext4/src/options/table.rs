@@ -1,4 +1,4 @@
-//! The table of the mount options of ext2, ext3 and ext4: every name that Linux knows.
+//! The table of mount options of ext2, ext3 and ext4: every name that Linux knows.
 
 use std::fmt::Display;
 
@@ -201,7 +201,7 @@ const OWN: &[Entry<MountOptions>] = &[
         )
         .current(Changed, |o| named("data", name_of(o.data?, DATA_MODES)))
         .fixed(),
-    // These hold in any case.
+    // Always in effect.
     Opt::already("block_validity"),
     Opt::already("noinit_itable"),
     Opt::already("no_prefetch_block_bitmaps"),

@@ -110,7 +110,7 @@ fn mistakes_name_the_option() {
     assert!(MountOptions::parse("dax=never,dax=inode").is_ok());
 }
 
-/// What Linux accepts and ignores, or what asks for speed only: accepted, and none of it changes the mount.
+/// Options that Linux accepts and ignores, or that only concern speed: accepted without effect.
 #[test]
 fn options_without_effect_are_accepted() {
     let list = "lazytime,norelatime,journal_async_commit,init_itable=10,noblock_validity,dioread_lock,\
@@ -161,7 +161,7 @@ fn remount_changes_what_may_change() {
     );
 }
 
-/// What a mount with `list` comes to on a volume that asks for these, and what is passed over.
+/// The options of a mount with `list` on a volume with these defaults, and which defaults are ignored.
 fn on_volume(list: &str, bits: u32, text: &str) -> (String, Vec<String>) {
     let asked = MountOptions::parse(list).expect(list);
     let (options, passed) = asked.over(bits, text);
@@ -169,7 +169,7 @@ fn on_volume(list: &str, bits: u32, text: &str) -> (String, Vec<String>) {
 }
 
 #[test]
-fn the_superblock_is_asked_where_the_mount_says_nothing() {
+fn defaults_of_the_superblock_apply_unless_the_mount_overrides_them() {
     let good = |list, bits, text| {
         let (shown, passed) = on_volume(list, bits, text);
         assert!(passed.is_empty(), "{passed:?}");
@@ -182,7 +182,7 @@ fn the_superblock_is_asked_where_the_mount_says_nothing() {
     );
     let all = "barrier,nodiscard,nogrpid,delalloc,commit=5,data=ordered,noatime";
     assert_eq!(good(all, 0xd62, "commit=33"), "rw,noatime,data=ordered");
-    // In the text, too, the last word counts.
+    // The last item of the text counts, too.
     assert_eq!(
         good("", 0x400, "nodiscard,commit=3"),
         "rw,relatime,commit=3"
@@ -197,7 +197,7 @@ fn the_superblock_is_asked_where_the_mount_says_nothing() {
 }
 
 #[test]
-fn what_the_superblock_cannot_have_is_told() {
+fn invalid_defaults_of_the_superblock_are_reported() {
     let (shown, passed) = on_volume("", 0x20, "commit=33,bogus,ro,data=journal,sync");
     assert_eq!(shown, "rw,relatime,commit=33");
     assert_eq!(
@@ -216,9 +216,9 @@ fn what_the_superblock_cannot_have_is_told() {
     assert_eq!(passed.len(), 1, "{passed:?}");
 }
 
-/// Whoever made the volume wrote them; they are told at a terminal.
+/// They come from the superblock and are shown at a terminal.
 #[test]
-fn options_of_the_superblock_say_nothing_to_a_terminal() {
+fn options_of_the_superblock_are_shown_with_escapes() {
     let words = "\u{1b}]0;owned\u{7},commit=\u{9b}2J,discard,no\u{202e}such";
     let (options, passed) = MountOptions::default().over(0, words);
     assert!(options.discard);

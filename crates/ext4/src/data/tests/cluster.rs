@@ -52,7 +52,7 @@ fn files_written_before_share_commits_and_flushes() {
     in_simulated_time(share_commits_and_flushes);
 }
 
-/// How long a file has been dirty is what matters here.
+/// In simulated time, as clustering depends on how long a file has been dirty.
 fn in_simulated_time(test: fn()) {
     sim::run(sim::Config::new(1), test);
 }
@@ -73,7 +73,7 @@ fn share_commits_and_flushes() {
 }
 
 #[test]
-fn a_file_synced_at_once_takes_nobody_along() {
+fn a_file_synced_after_each_write_is_not_clustered() {
     in_simulated_time(synced_at_once);
 }
 
