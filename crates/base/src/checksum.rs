@@ -16,8 +16,8 @@ pub fn crc32_le(seed: u32, bytes: &[u8]) -> u32 {
     !hasher.finalize()
 }
 
-/// The four bytes between `before` and `after` with which [`crc32c`] of all three is `target`. They exist and are unique,
-/// since a CRC is linear.
+/// The four bytes between `before` and `after` with which [`crc32c`] of all three is `target`. A CRC is linear, so they
+/// exist and are unique.
 pub fn crc32c_filler<const AFTER: usize>(
     seed: u32,
     before: &[u8],

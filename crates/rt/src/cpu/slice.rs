@@ -60,7 +60,7 @@ mod host {
             sched_period: 0,
         };
         let at = &raw mut attributes;
-        // SAFETY: the kernel writes at most `size` bytes, the size of `attributes`, and any bytes are a valid `sched_attr`.
+        // SAFETY: the kernel writes at most `size` bytes, which `attributes` has, and any bytes are a valid `sched_attr`.
         let result = unsafe { libc::syscall(libc::SYS_sched_getattr, SELF, at, size, NO_FLAGS) };
         (result == 0).then_some(attributes)
     }
