@@ -25,7 +25,7 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
     let checked = steadfs::check(&args.volume, &options, &mut |bytes| line.bytes(bytes));
     line.done();
     let checked = checked.map_err(|error| Failure::new(OPERATIONAL, error))?;
-    print(|out| tell(&args.volume, &checked, out)).map_err(|failure| {
+    print(|out| print_report(&args.volume, &checked, out)).map_err(|failure| {
         match failure.is_signal() {
             true => failure,
             false => Failure::new(OPERATIONAL, failure.message),
@@ -38,7 +38,7 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
     }
 }
 
-fn tell(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
+fn print_report(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
     let name = volume.display();
     match checked {
         Checked::Ext4 { replayed, .. } if replayed.replayed_transactions > 0 => {

@@ -75,7 +75,7 @@ impl Closing {
             match flock(image, FlockOperation::NonBlockingLockShared) {
                 Ok(()) => return Ok(true),
                 Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if self.is_let_go() => return Ok(true),
+                Err(Errno::WOULDBLOCK) if self.is_released() => return Ok(true),
                 Err(Errno::WOULDBLOCK) if self.is_mounted_again() => return Ok(false),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() > PATIENCE && self.is_used() => {
                     if begun.elapsed() > LIMIT {
@@ -97,7 +97,7 @@ impl Closing {
     }
 
     /// Whether the server's descriptors of the image were seen, and are closed.
-    fn is_let_go(&self) -> bool {
+    fn is_released(&self) -> bool {
         self.servers.as_ref().is_some_and(|(servers, image)| {
             !servers.is_empty() && !servers.iter().any(|path| is_file(path, *image))
         })
@@ -125,11 +125,11 @@ impl Closing {
 
     fn not_closed(&self) -> Failure {
         let (place, source) = (self.mount.mountpoint.display(), self.mount.source.display());
-        let whose = self.elsewhere();
+        let where_mounted = self.elsewhere();
         Failure::new(
             code::MOUNT,
             format!(
-                "{place}: unmounted here, but {source} is not closed: it is still mounted {whose}"
+                "{place}: unmounted here, but {source} is not closed: it is still mounted {where_mounted}"
             ),
         )
     }
@@ -206,7 +206,7 @@ fn open_image(source: &Path, image: FileId) -> Option<File> {
         .find_map(|path| File::open(path).ok())
 }
 
-/// Whether a path leads to the image. Does not follow it into a FUSE mount, whose server may not answer.
+/// Whether a path leads to the image. Does not follow it into a FUSE mount, where_mounted server may not answer.
 fn is_file(path: &Path, image: FileId) -> bool {
     let found = statx(
         CWD,

@@ -69,7 +69,7 @@ pub fn extract(args: &args::Extract) -> Result<(), Failure> {
     };
     let mut line = Line::of_copy(stop.clone(), false);
     let done = with_volume(&place.image, &args.open, false, |fs| {
-        let options = outwards(options, &place);
+        let options = options_to_host(options, &place);
         copy_out(fs, &owner_cx(), &place.path, &to, options, &mut line)
             .map_err(|error| failure(&error, &stop))
     });
@@ -101,7 +101,7 @@ fn options(args: &args::Cp) -> CopyOptions {
 }
 
 /// The options of a copy from the volume in an image to the host.
-fn outwards(options: CopyOptions, place: &OnVolume) -> CopyOptions {
+fn options_to_host(options: CopyOptions, place: &OnVolume) -> CopyOptions {
     CopyOptions {
         owners: rustix::process::geteuid().is_root(),
         image: file_of(&place.image),
@@ -287,7 +287,7 @@ impl Job<'_> {
                 target.as_os_str().as_bytes(),
                 is_dir(fs, place, self.options.follow),
             )?;
-            let options = outwards(self.options, place);
+            let options = options_to_host(self.options, place);
             copy_out(
                 fs,
                 &owner_cx(),

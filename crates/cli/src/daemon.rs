@@ -21,14 +21,14 @@ pub fn start(mut command: Command) -> Result<(), Failure> {
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     steadfs_rt::close_descriptors_on_exec();
     let mut child = command.spawn().map_err(system)?;
-    let mut said = Vec::new();
+    let mut received = Vec::new();
     if let Some(mut pipe) = child.stdout.take() {
         let mut byte = [0];
-        while said.len() < READY.len() && pipe.read(&mut byte).map_err(system)? == 1 {
-            said.push(byte[0]);
+        while received.len() < READY.len() && pipe.read(&mut byte).map_err(system)? == 1 {
+            received.push(byte[0]);
         }
     }
-    if said == READY {
+    if received == READY {
         return Ok(());
     }
     let status = child.wait().map_err(system)?;
@@ -44,14 +44,14 @@ pub fn start(mut command: Command) -> Result<(), Failure> {
 
 /// /dev/null, which replaces the terminal or pipe of a child of [`start`]. Opened before anything else: later there may
 /// be no descriptor left, and the reader of that pipe waits for its end.
-pub struct Nowhere(File);
+pub struct NullDevice(File);
 
-impl Nowhere {
+impl NullDevice {
     /// In the child, before anything else: leaves the terminal's session, so that its signals are not received.
     ///
     /// # Errors
     /// /dev/null cannot be opened.
-    pub fn leave_session() -> std::io::Result<Self> {
+    pub fn open_in_new_session() -> std::io::Result<Self> {
         // Fails only for a process group leader, which a child of `start` is not.
         let _ = rustix::process::setsid();
         let null = File::options().read(true).write(true).open("/dev/null");
@@ -64,10 +64,10 @@ impl Nowhere {
     /// The parent has exited. The terminal is released in any case.
     pub fn ready(self) -> std::io::Result<()> {
         let mut out = std::io::stdout();
-        let told = out.write_all(READY).and_then(|()| out.flush());
+        let reported = out.write_all(READY).and_then(|()| out.flush());
         rustix::stdio::dup2_stdout(&self.0)?;
         rustix::stdio::dup2_stderr(&self.0)?;
         std::env::set_current_dir("/")?;
-        told
+        reported
     }
 }

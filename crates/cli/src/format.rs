@@ -24,7 +24,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     }
     if args.dry_run {
         let report = steadfs::dry_run(&args.volume, size, &options).map_err(Failure::plain)?;
-        return tell(&args.volume, &report, true);
+        return print_report(&args.volume, &report, true);
     }
     if !args.force {
         consent::ask(&args.volume, options.offset)?;
@@ -49,7 +49,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         if options.offset > 0 && size.is_none() {
             eprintln!("steadfs: no size was given: the volume extends to the device's end");
         }
-        tell(&args.volume, &report, args.verbose)?;
+        print_report(&args.volume, &report, args.verbose)?;
     }
     Ok(())
 }
@@ -190,7 +190,7 @@ fn set(args: &args::Format, options: &mut FormatOptions) -> Result<(), FormatErr
     Ok(())
 }
 
-fn tell(path: &Path, report: &FormatReport, verbose: bool) -> Result<(), Failure> {
+fn print_report(path: &Path, report: &FormatReport, verbose: bool) -> Result<(), Failure> {
     for note in &report.notes {
         eprintln!("steadfs: {note}");
     }

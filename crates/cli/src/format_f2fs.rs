@@ -52,7 +52,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
         fill::fill(&args.volume, dir, &how)?;
     }
     if !args.quiet {
-        tell(&args.volume, &report)?;
+        print_report(&args.volume, &report)?;
     }
     Ok(())
 }
@@ -197,7 +197,7 @@ fn set(args: &FormatF2fs, options: &mut F2fsFormatOptions) -> Result<(), F2fsFor
     Ok(())
 }
 
-fn tell(path: &Path, report: &F2fsFormatReport) -> Result<(), Failure> {
+fn print_report(path: &Path, report: &F2fsFormatReport) -> Result<(), Failure> {
     for note in &report.notes {
         eprintln!("steadfs: {note}");
     }

@@ -95,7 +95,7 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         }
         (Some(arg), Some(command)) if error.kind() == ErrorKind::UnknownArgument => eprintln!(
             "steadfs: {arg}: steadfs {command} has no such option (steadfs {command} --help lists its options){}",
-            who_else(command)
+            option_hint(command)
         ),
         (Some(arg), _) if error.kind() == ErrorKind::ValueValidation => {
             eprintln!("steadfs: {}", printable_text(&wrong_value(arg, error)));
@@ -132,7 +132,7 @@ fn wrong_value(arg: &ContextValue, error: &clap::Error) -> String {
 }
 
 /// Where options are found that a command does not have.
-fn who_else(command: &str) -> &'static str {
+fn option_hint(command: &str) -> &'static str {
     match command {
         "mount" => {
             "; what mount(8) does itself it does with `mount -t steadfs`, where mount.steadfs is installed"

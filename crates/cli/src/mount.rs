@@ -10,7 +10,7 @@ use steadfs::{Error, Kind, OpenError, Options, Unmount, Volume};
 use steadfs_vfs::FsError;
 
 use crate::args;
-use crate::daemon::Nowhere;
+use crate::daemon::NullDevice;
 use crate::failure::{Failure, code, mount_failure};
 use crate::{daemon, kind, log, signals, source};
 
@@ -84,13 +84,13 @@ fn serve(
 ) -> Result<(), Failure> {
     let system = |error: std::io::Error| Failure::new(code::SYSTEM, error);
     let nowhere = match args.serve {
-        true => Some(Nowhere::leave_session().map_err(system)?),
+        true => Some(NullDevice::open_in_new_session().map_err(system)?),
         false => None,
     };
     log::start(args.verbose);
     log::serves(path, mountpoint);
     steadfs_rt::limit_malloc_arenas();
-    let signals = signals::heard().map_err(system)?;
+    let signals = signals::catch_signals().map_err(system)?;
     steadfs_rt::check_thread_limit(THREADS)
         .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
     let mut options = options.clone();
@@ -161,10 +161,10 @@ fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Opt
             format!("{place}: cannot be mounted for writing (-w): {why}; {way_out}"),
         ));
     }
-    let said = format!("{}: mounted read-only: {why}", path.display());
+    let warning = format!("{}: mounted read-only: {why}", path.display());
     options.set_read_only(true);
     let volume = Volume::open(path, &options).map_err(|error| mount_failure(&error))?;
-    eprintln!("steadfs: {}", printable_text(&said));
+    eprintln!("steadfs: {}", printable_text(&warning));
     Ok((volume, options))
 }
 

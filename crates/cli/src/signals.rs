@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// The system refuses it.
-pub fn heard() -> std::io::Result<Signals> {
+pub fn catch_signals() -> std::io::Result<Signals> {
     Signals::new(ending())
 }
 
@@ -51,12 +51,12 @@ pub fn end(
     fs: Weak<dyn FileSystem>,
 ) -> std::io::Result<()> {
     let work = move || {
-        let mut asked = false;
+        let mut is_requested = false;
         loop {
-            match (signals.wait().count(), asked) {
+            match (signals.wait().count(), is_requested) {
                 (0, _) => {}
                 (_, true) => give_up(),
-                (_, false) => asked = unmount(&mut signals, &handle, &fs),
+                (_, false) => is_requested = unmount(&mut signals, &handle, &fs),
             }
         }
     };

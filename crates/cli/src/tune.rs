@@ -16,9 +16,9 @@ pub fn run(args: &args::Tune) -> Result<(), Failure> {
     let now = MountHandle::of(mount.clone())
         .tune(&changes.join("\n"))
         .map_err(|error| Failure::new(code::MOUNT, format!("{error}{}", hint(&changes))))?;
-    let asked: Vec<&str> = names(&args.settings).collect();
+    let requested: Vec<&str> = names(&args.settings).collect();
     let mut shown = Vec::new();
-    for name in &asked {
+    for name in &requested {
         let last = name.rsplit('/').next().unwrap_or(name);
         let found = now
             .lines()

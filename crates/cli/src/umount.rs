@@ -28,30 +28,30 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
     if args.force {
         // A call to the server could block forever.
-        return take_away(&mount, Unmount::Abort);
+        return unmount(&mount, Unmount::Abort);
     }
     if args.lazy {
-        return take_away(&mount, Unmount::Detach);
+        return unmount(&mount, Unmount::Detach);
     }
-    let before = match settle(&mount)? {
-        Settled::Closed(_) if let Some(done) = by_owner(&mount) => return done,
-        settled => settled,
+    let before = match sync_volume(&mount)? {
+        VolumeState::Closed(_) if let Some(done) = by_owner(&mount) => return done,
+        state => state,
     };
     let (image, close_result) = match &before {
-        Settled::Durable(synced) => (synced.image, synced.close_result),
+        VolumeState::Durable(synced) => (synced.image, synced.close_result),
         _ => (None, None),
     };
     let close_result = close_result.and_then(CloseResultFd::open);
     let closing = Closing::of(&mount, image);
-    take_away(&mount, Unmount::IfIdle)?;
+    unmount(&mount, Unmount::IfIdle)?;
     let closed = closing.wait().and_then(|is_closed| match close_result {
         Some(result) if is_closed => check_close_result(&mount, &result),
         _ => Ok(()),
     });
     let place = mount.mountpoint.display();
     match before {
-        Settled::Durable(_) => closed,
-        Settled::Gone => {
+        VolumeState::Durable(_) => closed,
+        VolumeState::Gone => {
             eprintln!(
                 "steadfs: {place}: unmounted; its server had ended before: writes that were not synced may be lost, and \
                  the next mount recovers the volume"
@@ -59,12 +59,12 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
             closed
         }
         // The user requested this and knows the consequence.
-        Settled::Stopped(cause) if cause == SHUT_DOWN => closed,
-        Settled::Stopped(cause) => Err(Failure::new(
+        VolumeState::Stopped(cause) if cause == SHUT_DOWN => closed,
+        VolumeState::Stopped(cause) => Err(Failure::new(
             code::MOUNT,
             format!("{place}: unmounted, but not everything could be written: {cause}"),
         )),
-        Settled::Closed(why) => Err(Failure::new(
+        VolumeState::Closed(why) => Err(Failure::new(
             code::MOUNT,
             format!("{place}: unmounted, but the server's result is unknown: {why}"),
         )),
@@ -87,14 +87,14 @@ fn check_close_result(mount: &Mount, result: &PendingCloseResult) -> Result<(), 
     ))
 }
 
-fn take_away(mount: &Mount, how: Unmount) -> Result<(), Failure> {
+fn unmount(mount: &Mount, how: Unmount) -> Result<(), Failure> {
     MountHandle::of(mount.clone())
         .unmount(how)
         .map_err(|e| Failure::new(code::MOUNT, e))
 }
 
 /// The state of a volume before it is unmounted.
-enum Settled {
+enum VolumeState {
     Durable(Synced),
     /// The volume has stopped; the first cause.
     Stopped(String),
@@ -105,7 +105,7 @@ enum Settled {
 }
 
 /// Syncs the volume. An error is reported while the mount still exists, so that the user can react.
-fn settle(mount: &Mount) -> Result<Settled, Failure> {
+fn sync_volume(mount: &Mount) -> Result<VolumeState, Failure> {
     let handle = MountHandle::of(mount.clone());
     let first = match handle.sync() {
         Ok(synced) => {
@@ -116,10 +116,10 @@ fn settle(mount: &Mount) -> Result<Settled, Failure> {
                     mount.mountpoint.display()
                 );
             }
-            return Ok(Settled::Durable(synced));
+            return Ok(VolumeState::Durable(synced));
         }
-        Err(SyncError::Gone) => return Ok(Settled::Gone),
-        Err(SyncError::Closed(why)) => return Ok(Settled::Closed(why)),
+        Err(SyncError::Gone) => return Ok(VolumeState::Gone),
+        Err(SyncError::Closed(why)) => return Ok(VolumeState::Closed(why)),
         Err(error @ (SyncError::NotAllowed | SyncError::Covered(_))) => {
             return Err(failure(mount, &error));
         }
@@ -128,7 +128,7 @@ fn settle(mount: &Mount) -> Result<Settled, Failure> {
     // The error that stopped the volume may have just occurred: then the next command reports it.
     match (first, handle.sync()) {
         (SyncError::Stopped(cause), _) | (_, Err(SyncError::Stopped(cause))) => {
-            Ok(Settled::Stopped(cause))
+            Ok(VolumeState::Stopped(cause))
         }
         (first, _) => Err(still_mounted(mount, &first)),
     }
@@ -180,7 +180,7 @@ fn still_mounted(mount: &Mount, error: &SyncError) -> Failure {
 pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
     if mount.kind == BLOCK {
-        // The kernel calls the server, whoever the caller is.
+        // The kernel calls the server, for any caller.
         let folder = File::open(&mount.mountpoint).map_err(|e| at(&mount.mountpoint, &e))?;
         return rustix::fs::syncfs(&folder).map_err(|e| at(&mount.mountpoint, &e.into()));
     }
