@@ -36,7 +36,7 @@ impl F2fs {
         self.prepare(cx)?;
         let inode = self.by_number(ino, cx.tag)?;
         self.with_space(cx, || {
-            let _alone = inode.lock.write();
+            let _exclusive = inode.lock.write();
             set.check(inode.kind(), inode.core.read().flags)?;
             if let Some(size) = set.size {
                 self.check_pinned_size(&inode, size)?;
@@ -142,7 +142,7 @@ impl F2fs {
     pub(crate) fn change_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
         self.prepare(cx)?;
         let inode = self.by_number(ino, cx.tag)?;
-        let _alone = inode.lock.write();
+        let _exclusive = inode.lock.write();
         let change = self.change()?;
         let mut core = inode.core.write();
         let shown = core.visible_flags().0;
@@ -172,7 +172,7 @@ impl F2fs {
     pub(crate) fn change_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
         self.prepare(cx)?;
         let inode = self.by_number(ino, cx.tag)?;
-        let _alone = inode.lock.write();
+        let _exclusive = inode.lock.write();
         let change = self.change()?;
         let mut core = inode.core.write();
         if core.project == project {

@@ -206,17 +206,17 @@ fn decompress(inode: &Inode, stored: &[u8], plain: usize) -> Result<Vec<u8>, &'s
     if how.flags & HAS_CHECKSUM != 0 && checksum::of(bytes) != word(4) {
         return Err("does not match its checksum");
     }
-    let damaged = "cannot be decompressed";
+    let corrupt = "cannot be decompressed";
     let out = match CompressAlgorithm::from_number(how.algorithm) {
         Some(CompressAlgorithm::Lz4) => {
             let mut out = vec![0; plain];
-            let n = lz4_flex::block::decompress_into(bytes, &mut out).map_err(|_| damaged)?;
+            let n = lz4_flex::block::decompress_into(bytes, &mut out).map_err(|_| corrupt)?;
             out.truncate(n);
             out
         }
-        Some(CompressAlgorithm::Zstd) => zstd::decompress(bytes, plain).ok_or(damaged)?,
-        Some(CompressAlgorithm::Lzo) => lzo::decompress(bytes, plain).ok_or(damaged)?,
-        Some(CompressAlgorithm::LzoRle) => lzo::decompress(bytes, plain).ok_or(damaged)?,
+        Some(CompressAlgorithm::Zstd) => zstd::decompress(bytes, plain).ok_or(corrupt)?,
+        Some(CompressAlgorithm::Lzo) => lzo::decompress(bytes, plain).ok_or(corrupt)?,
+        Some(CompressAlgorithm::LzoRle) => lzo::decompress(bytes, plain).ok_or(corrupt)?,
         None => return Err("is compressed by an unknown algorithm"),
     };
     if out.len() != plain {

@@ -109,7 +109,7 @@ impl F2fs {
             }
             // A run ends before a compressed cluster: the cluster's first slot holds no block address.
         }
-        let addr = |ahead: u16| slot.addr(&self.layout, core, data, ahead);
+        let addr = |n: u16| slot.addr(&self.layout, core, data, n);
         let first = addr(0);
         if first == BlockAddr::NULL || first == BlockAddr::NEW {
             let same = |n: &u16| addr(*n) == first;

@@ -275,7 +275,7 @@ impl F2fs {
 
     /// Pins a file (GC does not move its blocks) or unpins it. Returns how often GC has met its blocks.
     fn set_pin(&self, cx: &Cx, inode: &Inode, pin: bool) -> Result<u16> {
-        let _alone = inode.lock.write();
+        let _exclusive = inode.lock.write();
         if inode.kind() != FileKind::Regular {
             return Err(FsError::Invalid("only regular files can be pinned"));
         }

@@ -37,7 +37,7 @@ impl F2fs {
 
     /// Ends a change of directories. With `sync` or `dirsync`, as a mount option or directory flag, it is durable
     /// before the call returns.
-    fn changed<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
+    fn finish_dir_change<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
         let value = self.report_corruption(result)?;
         let all = {
             let options = self.options.read();
@@ -59,7 +59,7 @@ impl F2fs {
 
     /// Ends a change of one inode's content or attributes. With `sync`, as a mount option or inode flag, it is
     /// durable before the call returns.
-    fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
+    fn finish_inode_change<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
         let value = self.report_corruption(result)?;
         let all = self.options.read().common.sync;
         if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
@@ -68,11 +68,11 @@ impl F2fs {
         Ok(value)
     }
 
-    /// As `changed_one`, by inode number.
-    fn changed_at<T>(&self, cx: &Cx, ino: InodeNo, result: Result<T>) -> Result<T> {
+    /// As `finish_inode_change`, by inode number.
+    fn finish_change_of<T>(&self, cx: &Cx, ino: InodeNo, result: Result<T>) -> Result<T> {
         let value = self.report_corruption(result)?;
         let inode = self.get(cx, ino)?;
-        self.changed_one(cx, &inode, Ok(value))
+        self.finish_inode_change(cx, &inode, Ok(value))
     }
 }
 
@@ -115,7 +115,7 @@ impl FileSystem for F2fs {
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
         let _open = self.open_to_changes()?;
-        self.changed_at(cx, ino, self.set_attributes(cx, ino, set))
+        self.finish_change_of(cx, ino, self.set_attributes(cx, ino, set))
     }
 
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
@@ -129,37 +129,37 @@ impl FileSystem for F2fs {
     fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
         let _open = self.open_to_changes()?;
         let made = self.make_node_file(cx, dir, name, mode, rdev);
-        self.changed(cx, &[dir], made)
+        self.finish_dir_change(cx, &[dir], made)
     }
 
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
         let _open = self.open_to_changes()?;
-        self.changed(cx, &[dir], self.make_dir(cx, dir, name, mode))
+        self.finish_dir_change(cx, &[dir], self.make_dir(cx, dir, name, mode))
     }
 
     fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
         let _open = self.open_to_changes()?;
-        self.changed(cx, &[dir], self.make_symlink(cx, dir, name, target))
+        self.finish_dir_change(cx, &[dir], self.make_symlink(cx, dir, name, target))
     }
 
     fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let _open = self.open_to_changes()?;
-        self.changed(cx, &[dir], self.make_link(cx, ino, dir, name))
+        self.finish_dir_change(cx, &[dir], self.make_link(cx, ino, dir, name))
     }
 
     fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
         let _open = self.open_to_changes()?;
-        self.changed(cx, &[dir], self.make_tmpfile(cx, dir, mode))
+        self.finish_dir_change(cx, &[dir], self.make_tmpfile(cx, dir, mode))
     }
 
     fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.changed(cx, &[dir], self.remove_file(cx, dir, name))
+        self.finish_dir_change(cx, &[dir], self.remove_file(cx, dir, name))
     }
 
     fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.changed(cx, &[dir], self.remove_dir(cx, dir, name))
+        self.finish_dir_change(cx, &[dir], self.remove_dir(cx, dir, name))
     }
 
     fn rename(
@@ -170,7 +170,7 @@ impl FileSystem for F2fs {
         flags: RenameFlags,
     ) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.changed(cx, &[from.0, to.0], self.move_names(cx, from, to, flags))
+        self.finish_dir_change(cx, &[from.0, to.0], self.move_names(cx, from, to, flags))
     }
 
     fn checks_opens(&self) -> bool {
@@ -204,7 +204,7 @@ impl FileSystem for F2fs {
         let _open = self.open_to_changes()?;
         let inode = self.report_corruption(self.get(cx, ino))?;
         let written = self.write_file(cx, &inode, offset, data, kill_priv);
-        self.changed_one(cx, &inode, written)
+        self.finish_inode_change(cx, &inode, written)
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
@@ -224,7 +224,7 @@ impl FileSystem for F2fs {
         let _open = self.open_to_changes()?;
         let inode = self.report_corruption(self.get(cx, ino))?;
         let done = self.fallocate_file(cx, &inode, mode, offset, len);
-        self.changed_one(cx, &inode, done)
+        self.finish_inode_change(cx, &inode, done)
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
@@ -246,7 +246,7 @@ impl FileSystem for F2fs {
         let source = self.report_corruption(self.get(cx, from.0))?;
         let target = self.report_corruption(self.get(cx, to.0))?;
         let copied = self.copy_between(cx, (&source, from.1), (&target, to.1), len);
-        self.changed_one(cx, &target, copied)
+        self.finish_inode_change(cx, &target, copied)
     }
 
     fn readdir(
@@ -284,12 +284,12 @@ impl FileSystem for F2fs {
         how: SetXattr,
     ) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.changed_at(cx, ino, self.set_attr(cx, ino, name, value, how))
+        self.finish_change_of(cx, ino, self.set_attr(cx, ino, name, value, how))
     }
 
     fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.changed_at(cx, ino, self.remove_attr(cx, ino, name))
+        self.finish_change_of(cx, ino, self.remove_attr(cx, ino, name))
     }
 
     fn statfs(&self, _: &Cx) -> Result<StatFs> {
@@ -306,12 +306,12 @@ impl FileSystem for F2fs {
 
     fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.changed_at(cx, ino, self.change_flags(cx, ino, flags))
+        self.finish_change_of(cx, ino, self.change_flags(cx, ino, flags))
     }
 
     fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.changed_at(cx, ino, self.change_project(cx, ino, project))
+        self.finish_change_of(cx, ino, self.change_project(cx, ino, project))
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {

@@ -233,7 +233,7 @@ fn judge(device: &MemDevice) {
 pub(crate) fn fsck(device: &MemDevice) {
     let file = tempfile::NamedTempFile::new().unwrap();
     device.save(file.path()).unwrap();
-    let out = steadfs_f2fs_format::test_support::judge("fsck.f2fs")
+    let out = steadfs_f2fs_format::test_support::tool("fsck.f2fs")
         .args(["-f", "--dry-run"])
         .arg(file.path())
         .output()

@@ -15,7 +15,7 @@ pub(super) struct WrongSummary {
 }
 
 /// The summary entry of a block.
-enum Said {
+enum SummaryLookup {
     /// An entry, and the type of its summary block.
     Entry(Option<SummaryKind>, Summary),
     /// There is no summary, or it cannot be read.
@@ -24,9 +24,9 @@ enum Said {
 
 impl Checker<'_> {
     /// Records a block as a node's.
-    pub(super) fn claim_node(&mut self, ino: Nid, nid: Nid, addr: BlockAddr) {
+    pub(super) fn record_node_block(&mut self, ino: Nid, nid: Nid, addr: BlockAddr) {
         let (version, slot) = (0, 0);
-        self.claim(
+        self.record_block(
             ino,
             addr,
             SummaryKind::Nodes,
@@ -35,11 +35,11 @@ impl Checker<'_> {
     }
 
     /// Records a block as data; `owner` is the node and slot that map it.
-    pub(super) fn claim_data(&mut self, ino: Nid, addr: BlockAddr, owner: Summary) {
-        self.claim(ino, addr, SummaryKind::Data, owner);
+    pub(super) fn record_data_block(&mut self, ino: Nid, addr: BlockAddr, owner: Summary) {
+        self.record_block(ino, addr, SummaryKind::Data, owner);
     }
 
-    fn claim(&mut self, ino: Nid, addr: BlockAddr, what: SummaryKind, owner: Summary) {
+    fn record_block(&mut self, ino: Nid, addr: BlockAddr, what: SummaryKind, owner: Summary) {
         self.report.stats.blocks_used += 1;
         let Some((segment, offset)) = self.layout.place(addr) else {
             return;
@@ -55,18 +55,18 @@ impl Checker<'_> {
             return;
         }
         match self.summary_of(segment, offset) {
-            Said::Nothing => {}
-            Said::Entry(kind, stored) if kind == Some(what) => {
+            SummaryLookup::Nothing => {}
+            SummaryLookup::Entry(kind, stored) if kind == Some(what) => {
                 let good = match what {
                     SummaryKind::Data => stored == owner,
                     SummaryKind::Nodes => stored.nid == owner.nid,
                 };
                 if !good {
-                    self.note_wrong_summary(segment, addr, owner, stored);
+                    self.record_wrong_summary(segment, addr, owner, stored);
                 }
             }
-            Said::Entry(..) => {
-                if !self.segments[segment.0 as usize].set(Segment::SUMMARY_TOLD) {
+            SummaryLookup::Entry(..) => {
+                if !self.segments[segment.0 as usize].set(Segment::SUMMARY_REPORTED) {
                     let holds = name(what);
                     self.issue(Issue::SummaryType { segment, holds });
                 }
@@ -80,7 +80,7 @@ impl Checker<'_> {
         let Some(stored) = LogType::from_number(known.kind) else {
             return;
         };
-        if stored.is_node() != (what == SummaryKind::Nodes) && !known.set(Segment::TYPE_TOLD) {
+        if stored.is_node() != (what == SummaryKind::Nodes) && !known.set(Segment::TYPE_REPORTED) {
             self.issue(Issue::SegmentType {
                 segment,
                 stored,
@@ -91,7 +91,7 @@ impl Checker<'_> {
     }
 
     /// The summary entry of a block: from the pack for a curseg, otherwise from the SSA.
-    fn summary_of(&mut self, segment: SegNo, offset: u32) -> Said {
+    fn summary_of(&mut self, segment: SegNo, offset: u32) -> SummaryLookup {
         for log in LogType::ALL {
             if self.checkpoint.log(log).segment != segment {
                 continue;
@@ -104,34 +104,36 @@ impl Checker<'_> {
             // In a curseg, node summaries may be missing, and data summaries end at its position.
             let entries = self.open[log.index()].as_ref();
             return match entries.and_then(|entries| entries.get(offset as usize)) {
-                Some(entry) => Said::Entry(Some(kind), *entry),
-                None => Said::Nothing,
+                Some(entry) => SummaryLookup::Entry(Some(kind), *entry),
+                None => SummaryLookup::Nothing,
             };
         }
         if self.summaries.get(segment).is_none() {
             let mut bytes = Vec::with_capacity(BLOCK_SIZE);
             if !self.read_block(self.layout.summary_block(segment), &mut bytes) {
-                return Said::Nothing;
+                return SummaryLookup::Nothing;
             }
             self.summaries.put(segment, bytes.into_boxed_slice());
         }
         let Some(block) = self.summaries.get(segment) else {
-            return Said::Nothing;
+            return SummaryLookup::Nothing;
         };
         let raw = RawSummary::ref_from_bytes(entry_bytes(block, offset));
         let entry = raw.map(Summary::decode).unwrap_or_default();
-        Said::Entry(holds(block), entry)
+        SummaryLookup::Entry(holds(block), entry)
     }
 
     /// The inode that a valid block belongs to, according to its summary.
     pub(super) fn owner_of(&mut self, segment: SegNo, offset: u32) -> Option<Nid> {
         match self.summary_of(segment, offset) {
-            Said::Entry(_, entry) => self.nat.get(&self.layout, entry.nid).map(|slot| slot.ino),
-            Said::Nothing => None,
+            SummaryLookup::Entry(_, entry) => {
+                self.nat.get(&self.layout, entry.nid).map(|slot| slot.ino)
+            }
+            SummaryLookup::Nothing => None,
         }
     }
 
-    fn note_wrong_summary(
+    fn record_wrong_summary(
         &mut self,
         segment: SegNo,
         first: BlockAddr,
@@ -148,7 +150,7 @@ impl Checker<'_> {
     }
 
     /// Reports wrong summary entries, one issue per segment.
-    pub(super) fn tell_wrong_summaries(&mut self) {
+    pub(super) fn report_wrong_summaries(&mut self) {
         for (segment, wrong) in std::mem::take(&mut self.wrong_summaries) {
             self.issue(Issue::Summary {
                 segment,

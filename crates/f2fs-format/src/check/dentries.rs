@@ -38,8 +38,8 @@ pub(super) struct Place {
 impl Place {
     /// The position of a block in a directory with this many levels and blocks.
     pub(super) fn new(block: u64, dir_level: u8, depth: u32, blocks: u64) -> Self {
-        let ends_behind = |level: &u32| block < hash::level_start(level + 1, dir_level);
-        let level = (0..depth.min(hash::MAX_DEPTH)).find(ends_behind);
+        let ends_after = |level: &u32| block < hash::level_start(level + 1, dir_level);
+        let level = (0..depth.min(hash::MAX_DEPTH)).find(ends_after);
         Self {
             block,
             level: level.filter(|_| block < blocks),

@@ -24,8 +24,8 @@ impl Checker<'_> {
         let mut over = BTreeSet::new();
         let mut block = Vec::new();
         for (n, found) in chain.iter().enumerate() {
-            let taken = ends.get(&found.footer.ino).is_some_and(|&end| n <= end);
-            if taken && self.read_block(found.addr, &mut block) {
+            let recovered_here = ends.get(&found.footer.ino).is_some_and(|&end| n <= end);
+            if recovered_here && self.read_block(found.addr, &mut block) {
                 self.report.stats.fsynced_nodes += 1;
                 self.check_fsynced_node(found, &block, &mut over);
             }
@@ -48,7 +48,7 @@ impl Checker<'_> {
                 break;
             }
             let footer = Footer::parse(&block);
-            if !self.is_behind_checkpoint(&footer) {
+            if !self.follows_checkpoint(&footer) {
                 break;
             }
             let layout = &self.layout;
@@ -67,7 +67,7 @@ impl Checker<'_> {
         chain
     }
 
-    fn is_behind_checkpoint(&self, footer: &Footer) -> bool {
+    fn follows_checkpoint(&self, footer: &Footer) -> bool {
         let wanted = self.checkpoint.node_version();
         if self.checkpoint.flags.contains(CpFlags::NOCRC_RECOVERY) {
             return footer.cp_version as u32 == wanted as u32;

@@ -34,7 +34,7 @@ impl Checker<'_> {
         if let Some(slot) = self.nat.get_mut(layout, ino) {
             slot.set(Slot::REACHED);
         }
-        self.claim_node(ino, ino, slot.addr);
+        self.record_node_block(ino, ino, slot.addr);
         if self.read_footer(ino, ino, slot.addr, 0, block).is_none() {
             return;
         }

@@ -54,11 +54,11 @@ impl Checker<'_> {
         let Some(parent) = parent else {
             return self.issue(Issue::Unattached { ino });
         };
-        let mut claims = vec![("\"..\"", dotdot.unwrap_or(parent))];
+        let mut parents = vec![("\"..\"", dotdot.unwrap_or(parent))];
         if ino != Nid::ROOT {
-            claims.push(("the parent in its inode", stored_parent));
+            parents.push(("the parent in its inode", stored_parent));
         }
-        for (what, stored) in claims.into_iter().filter(|(_, stored)| *stored != parent) {
+        for (what, stored) in parents.into_iter().filter(|(_, stored)| *stored != parent) {
             self.issue(Issue::WrongParent {
                 dir: ino,
                 what,

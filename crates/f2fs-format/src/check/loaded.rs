@@ -14,7 +14,7 @@ use crate::disk::{
 };
 
 /// The address in the NAT entries of the two internal inodes that are never on disk.
-const NOWHERE: BlockAddr = BlockAddr(1);
+const NO_ADDRESS: BlockAddr = BlockAddr(1);
 
 /// Blocks of a table read per request.
 const WINDOW: u32 = 64;
@@ -101,7 +101,7 @@ impl Checker<'_> {
 
     fn load_nat_entry(&mut self, nid: Nid, entry: NatEntry) {
         let mut kept = entry;
-        if let Err(error) = self.judge_nat_entry(nid, entry) {
+        if let Err(error) = self.check_nat_entry(nid, entry) {
             self.issue(Issue::Nat(error));
             kept.addr = BlockAddr::NULL;
         }
@@ -112,7 +112,7 @@ impl Checker<'_> {
         self.nat.put(&self.layout, nid, kept);
     }
 
-    fn judge_nat_entry(&self, nid: Nid, entry: NatEntry) -> Result<(), DiskError> {
+    fn check_nat_entry(&self, nid: Nid, entry: NatEntry) -> Result<(), DiskError> {
         let is_reserved = matches!(nid, Nid::NODE | Nid::META);
         if !entry.is_used() && !is_reserved {
             return Ok(());
@@ -123,7 +123,7 @@ impl Checker<'_> {
             Err(error.in_node(nid))
         };
         match nid {
-            Nid::NODE | Nid::META if entry.addr != NOWHERE => {
+            Nid::NODE | Nid::META if entry.addr != NO_ADDRESS => {
                 bad("not the address of a reserved inode")
             }
             Nid::NODE | Nid::META => Ok(()),

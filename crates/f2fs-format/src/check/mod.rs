@@ -113,7 +113,7 @@ pub struct Stats {
     /// Inodes of these nodes.
     pub fsynced_files: u64,
     /// The superblock or checkpoint has recorded errors or an abort.
-    pub notes_errors: bool,
+    pub has_errors: bool,
 }
 
 /// Why a volume was not checked. This says nothing about its consistency.
@@ -312,7 +312,7 @@ impl<'a> Checker<'a> {
         stats.nodes = self.layout.max_nid;
         stats.checkpoint = self.checkpoint.version;
         stats.unmounted = self.checkpoint.flags.contains(CpFlags::UNMOUNT);
-        stats.notes_errors = superblock.has_errors()
+        stats.has_errors = superblock.has_errors()
             || self.checkpoint.flags.contains(CpFlags::ERROR)
             || self.checkpoint.flags.contains(CpFlags::FSCK);
         self.check_checkpoint();

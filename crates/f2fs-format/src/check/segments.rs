@@ -39,7 +39,7 @@ impl Checker<'_> {
 
     /// Compares the valid maps with the blocks in use.
     pub(super) fn check_segments(&mut self) {
-        self.tell_wrong_summaries();
+        self.report_wrong_summaries();
         let mut free = 0;
         for number in 0..self.layout.main_segments {
             let segment = SegNo(number);
@@ -109,7 +109,7 @@ impl Checker<'_> {
             }
             let ino = slot.ino;
             self.issue(Issue::NodeUnreached { nid, ino });
-            self.claim_node(ino, nid, slot.addr);
+            self.record_node_block(ino, nid, slot.addr);
         }
     }
 }

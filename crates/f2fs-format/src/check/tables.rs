@@ -240,9 +240,9 @@ pub(super) struct Segment {
 
 impl Segment {
     /// A block of the wrong kind was reported.
-    pub(super) const TYPE_TOLD: u8 = 1;
+    pub(super) const TYPE_REPORTED: u8 = 1;
     /// A summary block of the wrong type was reported.
-    pub(super) const SUMMARY_TOLD: u8 = 2;
+    pub(super) const SUMMARY_REPORTED: u8 = 2;
 
     /// Sets a flag. Returns whether it was set before.
     pub(super) fn set(&mut self, flag: u8) -> bool {

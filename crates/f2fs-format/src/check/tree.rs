@@ -62,7 +62,7 @@ impl Walk {
         self.extent.len == 0 || self.matched == u64::from(self.extent.len)
     }
 
-    fn note_extent(&mut self, block: u64, addr: BlockAddr) {
+    fn compare_extent(&mut self, block: u64, addr: BlockAddr) {
         let extent = self.extent;
         let Some(within) = block.checked_sub(extent.file_block.into()) else {
             return;
@@ -208,8 +208,8 @@ impl Checker<'_> {
             });
         }
         walk.blocks += 1;
-        walk.note_extent(block, addr);
-        self.claim_data(ino, addr, owner);
+        walk.compare_extent(block, addr);
+        self.record_data_block(ino, addr, owner);
         if walk.is_dir {
             // The largest file has fewer than 2^32 blocks.
             let file_block = block as u32;
@@ -239,7 +239,7 @@ impl Checker<'_> {
             self.issue(Issue::NodeTwice { ino, nid });
             return None;
         }
-        self.claim_node(ino, nid, addr);
+        self.record_node_block(ino, nid, addr);
         self.read_footer(ino, nid, addr, offset, block)?;
         Some(version)
     }

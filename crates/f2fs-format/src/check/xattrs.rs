@@ -45,8 +45,8 @@ impl Checker<'_> {
         } else {
             0
         };
-        let behind = area.get(end..).unwrap_or_default();
-        if behind.iter().any(|&byte| byte != 0) {
+        let rest = area.get(end..).unwrap_or_default();
+        if rest.iter().any(|&byte| byte != 0) {
             wrong.push(if end == 0 {
                 "the area is not empty and has no list"
             } else {

@@ -195,7 +195,7 @@ impl Fanout {
     pub fn left_in_node(self, block: u64) -> u64 {
         match block.checked_sub(self.inode.into()) {
             None => u64::from(self.inode) - block,
-            Some(behind) => u64::from(self.direct) - behind % u64::from(self.direct),
+            Some(after_inode) => u64::from(self.direct) - after_inode % u64::from(self.direct),
         }
     }
 
@@ -204,12 +204,12 @@ impl Fanout {
         if block >= self.max_blocks() {
             return None;
         }
-        let Some(behind) = block.checked_sub(self.inode.into()) else {
+        let Some(after_inode) = block.checked_sub(self.inode.into()) else {
             return Some(NodePath::inline(low16(low32(block))));
         };
         // No overflow: the largest file has fewer than 2^31 blocks.
-        let number = low32(behind / u64::from(self.direct));
-        let last = low16(low32(behind % u64::from(self.direct)));
+        let number = low32(after_inode / u64::from(self.direct));
+        let last = low16(low32(after_inode % u64::from(self.direct)));
         Some(NodePath::through(number, last))
     }
 }

@@ -157,8 +157,8 @@ impl Superblock {
 
     /// Paths and segment counts of the devices of a multi-device volume; empty for one device.
     pub fn devices(&self) -> Vec<(Cow<'_, str>, u32)> {
-        let named = self.raw.devs.iter().filter(|dev| dev.path[0] != 0);
-        named
+        let name_of = self.raw.devs.iter().filter(|dev| dev.path[0] != 0);
+        name_of
             .map(|dev| (text(&dev.path), dev.total_segments.get()))
             .collect()
     }
@@ -203,16 +203,18 @@ impl Superblock {
     /// The recorded kinds of corruption; those without a known name by number.
     pub fn recorded_errors(&self) -> Vec<String> {
         let bits = 0..8 * self.raw.errors.len();
-        let noted = bits.filter(|bit| self.raw.errors[bit / 8] & 1 << (bit % 8) != 0);
-        noted.map(|bit| named(error_flags::ERRORS, bit)).collect()
+        let recorded = bits.filter(|bit| self.raw.errors[bit / 8] & 1 << (bit % 8) != 0);
+        recorded
+            .map(|bit| name_of(error_flags::ERRORS, bit))
+            .collect()
     }
 
     /// The recorded stop reasons and their counts.
     pub fn recorded_stops(&self) -> Vec<(String, u8)> {
         let counts = self.raw.stop_reason.iter().enumerate();
-        let noted = counts.filter(|(_, count)| **count > 0);
-        noted
-            .map(|(n, count)| (named(error_flags::STOPS, n), *count))
+        let recorded = counts.filter(|(_, count)| **count > 0);
+        recorded
+            .map(|(n, count)| (name_of(error_flags::STOPS, n), *count))
             .collect()
     }
 
@@ -253,7 +255,7 @@ pub fn fill_text(field: &mut [u8], text: &str) {
 }
 
 /// The name of a number, or the number.
-fn named(names: &[&str], number: usize) -> String {
+fn name_of(names: &[&str], number: usize) -> String {
     let name = names.get(number).map(|name| (*name).to_owned());
     name.unwrap_or_else(|| number.to_string())
 }

@@ -85,11 +85,11 @@ pub fn parse(area: &[u8]) -> Result<Vec<Xattr<'_>>> {
                 "extends beyond the end of the area",
             ));
         }
-        let (name, behind) = body.split_at(name_len);
+        let (name, value) = body.split_at(name_len);
         list.push(Xattr {
             index: raw.name_index,
             name,
-            value: &behind[..value_len],
+            value: &value[..value_len],
         });
         let size = padded(ENTRY + name_len + value_len);
         rest = rest.get(size..).unwrap_or_default();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     /// The list as it is read from both areas.
-    fn together(cut: &SplitXattrs) -> Vec<u8> {
+    fn joined(cut: &SplitXattrs) -> Vec<u8> {
         [&cut.inode[..], cut.node.as_deref().unwrap_or(&[])].concat()
     }
 
@@ -216,7 +216,7 @@ mod tests {
         // The second attribute crosses the boundary.
         let second = apply(&list, &[user(b"b", &[2; 100])], INLINE).unwrap();
         assert_eq!(second.node.as_ref().unwrap().len(), NODE_XATTR_BYTES);
-        let area = together(&second);
+        let area = joined(&second);
         let list = parse(&area).unwrap();
         assert_eq!(list.len(), 2);
         // A new value moves to the end; removing an attribute may free the node.
@@ -244,7 +244,7 @@ mod tests {
     fn without_an_inline_area_all_is_in_the_node() {
         let made = apply(&[], &[user(b"a", b"b")], 0).unwrap();
         assert!(made.inode.is_empty());
-        assert_eq!(parse(&together(&made)).unwrap().len(), 1);
+        assert_eq!(parse(&joined(&made)).unwrap().len(), 1);
         assert_eq!(split(&[], 0).unwrap().node, None);
     }
 

@@ -14,7 +14,7 @@ use crate::disk::{
 };
 
 /// The address in the NAT entries of the two internal inodes that are never on disk.
-const NO_ADDRESS_YET: BlockAddr = BlockAddr(1);
+const NO_ADDRESS: BlockAddr = BlockAddr(1);
 
 pub(super) struct Build {
     pub plan: Plan,
@@ -85,8 +85,8 @@ impl Build {
             let version = 0;
             nat::put(&mut block, ino.0 as usize, NatEntry { version, ino, addr });
         };
-        put(Nid::NODE, NO_ADDRESS_YET);
-        put(Nid::META, NO_ADDRESS_YET);
+        put(Nid::NODE, NO_ADDRESS);
+        put(Nid::META, NO_ADDRESS);
         let quota = self.plan.superblock.raw().qf_ino[2].get();
         for (ino, entry) in &self.nodes {
             if *ino == Nid::ROOT || ino.0 == quota {

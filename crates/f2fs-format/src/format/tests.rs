@@ -51,8 +51,8 @@ fn options(args: &[&str]) -> Result<FormatOptions, FormatError> {
     Ok(opts)
 }
 
-fn judge(program: &str, args: &[&str]) -> (bool, String) {
-    let output = crate::test_support::judge(program)
+fn run_tool(program: &str, args: &[&str]) -> (bool, String) {
+    let output = crate::test_support::tool(program)
         .args(args)
         .output()
         .unwrap();
@@ -71,7 +71,7 @@ fn theirs(path: &Path, args: &[&str], size: u64, used: u64) -> Result<(), String
     all.extend_from_slice(args);
     all.push(path.to_str().unwrap());
     all.push(&sectors);
-    match judge("mkfs.f2fs", &all) {
+    match run_tool("mkfs.f2fs", &all) {
         (true, _) => Ok(()),
         (false, said) => Err(said),
     }
@@ -146,7 +146,7 @@ fn compare(ours: &Path, theirs: &Path, sizes_differ: bool, what: &str) {
 
 /// fsck.f2fs and our checker find nothing.
 fn accept(path: &Path, what: &str) {
-    let (ok, said) = judge("fsck.f2fs", &["--dry-run", path.to_str().unwrap()]);
+    let (ok, said) = run_tool("fsck.f2fs", &["--dry-run", path.to_str().unwrap()]);
     let fine = |line: &str| !line.contains("[Fail]") && !line.contains("ASSERT");
     assert!(ok && said.lines().all(fine), "{what}: {said}");
     assert!(said.contains("[Ok..]"), "{what}: {said}");

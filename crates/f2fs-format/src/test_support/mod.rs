@@ -39,7 +39,7 @@ pub struct Image {
 
 /// A command of f2fs-tools. With a full path, because a search of PATH happens after the fork, which copies the
 /// page tables of a process full of images.
-pub fn judge(program: &str) -> Command {
+pub fn tool(program: &str) -> Command {
     let path = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         .map(|dir| Path::new(dir).join(program))
         .into_iter()
@@ -49,7 +49,7 @@ pub fn judge(program: &str) -> Command {
 
 /// Runs a command and returns its standard output. Panics if it is missing or fails.
 pub fn run(program: &str, args: &[&str]) -> String {
-    let output = judge(program).args(args).output().unwrap();
+    let output = tool(program).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     // sload.f2fs prints its progress: only the end is of interest.
     let said = text.get(text.len().saturating_sub(400)..).unwrap_or(&text);
@@ -215,7 +215,7 @@ fn range(bytes: &[u8], at: BlockAddr, count: u32) -> &[u8] {
 
 /// Runs `fsck.f2fs --dry-run`. Returns its exit code (0: clean) and its output.
 pub fn fsck(path: &Path) -> (i32, String) {
-    let output = judge("fsck.f2fs")
+    let output = tool("fsck.f2fs")
         .args(["--dry-run", path.to_str().unwrap()])
         .output()
         .unwrap();

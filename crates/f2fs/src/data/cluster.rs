@@ -51,7 +51,7 @@ impl F2fs {
     }
 
     fn plan_other_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<Option<Chain<'f>>> {
-        let Some(_one) = FlushGuard::try_lock(inode) else {
+        let Some(_flush) = FlushGuard::try_lock(inode) else {
             return Ok(None);
         };
         match self.place_chain(inode, tag)? {

@@ -46,7 +46,7 @@ impl F2fs {
         range: Range<u64>,
     ) -> Result<()> {
         let Range { start: offset, end } = range;
-        let _alone = inode.lock.write();
+        let _exclusive = inode.lock.write();
         self.check_may_change(inode)?;
         {
             let core = inode.core.read();

@@ -30,7 +30,7 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<u64> {
         // For writing: a reader has looked up these addresses and may still be waiting for the device.
-        let Some(_alone) = inode.lock.try_write() else {
+        let Some(_exclusive) = inode.lock.try_write() else {
             return Ok(0);
         };
         // Removed while the caller waited for this lock, or before.
@@ -38,7 +38,7 @@ impl F2fs {
             return Ok(0);
         }
         // No write-back overwrites them meanwhile.
-        let _one = inode.lock_flush();
+        let _flush = inode.lock_flush();
         let mut valid = Vec::with_capacity(blocks.len());
         for &(block, addr) in blocks {
             if self.slot(inode, block, tag)? == addr && addr.is_block() {

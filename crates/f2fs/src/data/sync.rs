@@ -126,7 +126,7 @@ impl F2fs {
         for _ in 0..CHAIN_ATTEMPTS_MAX {
             let (placed, opu) = {
                 // Blocks that are mapped from here on belong to the next fsync.
-                let _one = inode.lock_flush();
+                let _flush = inode.lock_flush();
                 let placed = self.place_chain(inode, tag)?;
                 (placed, !self.queue.has_flushed(inode.unflushed_opu()))
             };

@@ -92,7 +92,7 @@ impl Model {
                 self.bytes[start as usize..end as usize].copy_from_slice(&data);
             }
             4 => {
-                let _alone = inode.lock.write();
+                let _exclusive = inode.lock.write();
                 fs.truncate(&cx, inode, at).unwrap();
                 self.bytes.resize(start as usize, 0);
             }

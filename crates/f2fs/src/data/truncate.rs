@@ -59,7 +59,7 @@ impl F2fs {
         inode.set_size(size);
         {
             // A write-back in flight may have collected blocks with the truncated content.
-            let _one = inode.lock_flush();
+            let _flush = inode.lock_flush();
             if !size.is_multiple_of(BLOCK) {
                 let block = steadfs_base::FileBlock(size / BLOCK);
                 inode.pages.zero_tail(block, (size % BLOCK) as usize);
@@ -99,7 +99,7 @@ impl F2fs {
 
     /// Drops blocks from the cache and releases their reservations, after waiting for write-back in flight.
     pub(super) fn drop_pages(&self, inode: &Inode, blocks: std::ops::Range<u64>) {
-        let _one = inode.lock_flush();
+        let _flush = inode.lock_flush();
         let blocks = inode.pages.discard(blocks);
         self.space.release(Need { blocks, nodes: 0 });
     }

@@ -53,7 +53,7 @@ impl F2fs {
             return Ok(0);
         }
         let whole = self.with_space(cx, || {
-            let _alone = inode.lock.write();
+            let _exclusive = inode.lock.write();
             let data = self.writable_part(inode, offset, data)?;
             let end = offset + data.len() as u64;
             self.check_pinned_write(inode, offset..end, cx.tag)?;
@@ -88,7 +88,7 @@ impl F2fs {
 
     /// On a nearly full volume: writes block by block, up to the first that cannot be reserved.
     fn write_what_fits(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
-        let _alone = inode.lock.write();
+        let _exclusive = inode.lock.write();
         let data = self.writable_part(inode, offset, data)?;
         let end = offset + data.len() as u64;
         self.check_pinned_write(inode, offset..end, cx.tag)?;

@@ -26,7 +26,7 @@ use crate::options::{GcPolicy, Mode};
 use crate::segment::{BlockKind, Demand, Purpose, Run};
 use crate::space::Need;
 
-/// Blocks of a file that are written between two looks at the free space, and how many where free sections are short.
+/// The most blocks of a file written before the free space is checked again, and while free sections are short.
 const TURN_BLOCKS: usize = (8 << 20) / BLOCK as usize;
 const TURN_BLOCKS_NEED_SSR: usize = (2 << 20) / BLOCK as usize;
 const LIMITS: WritebackLimits = WritebackLimits {
@@ -64,15 +64,15 @@ impl WritebackFile for Inode {
     }
 }
 
-/// The address of a device block that the engine got from here.
+/// The address of a device block that this file system has allocated or mapped.
 fn addr(block: DevBlock) -> BlockAddr {
-    BlockAddr(u32::try_from(block.0).expect("an address of the volume"))
+    BlockAddr(u32::try_from(block.0).expect("the engine passes back addresses of this volume"))
 }
 
 fn run_of(start: DevBlock, blocks: u64) -> Run {
     Run {
         start: addr(start),
-        len: u32::try_from(blocks).expect("a piece of a segment"),
+        len: u32::try_from(blocks).expect("a piece is within a segment"),
     }
 }
 
@@ -121,7 +121,7 @@ impl WritebackFs for F2fs {
         self.balance(tag)
     }
 
-    /// A change may dirty a node for each block that it maps, so a turn is as small as the logs have room for nodes.
+    /// A change may dirty one node per block that it maps, so the free sections limit the blocks per turn.
     fn turn(&self, _reason: WritebackReason) -> (usize, usize) {
         let most = self.gc.blocks_at_once();
         match self.placement_state().needs_ssr {
@@ -130,7 +130,7 @@ impl WritebackFs for F2fs {
         }
     }
 
-    /// The reservation stands, but the logs are full of what a checkpoint or GC frees.
+    /// The blocks are reserved, but all free segments are in use until a checkpoint or GC frees some.
     fn is_retried(&self, error: &FsError) -> bool {
         *error == FsError::NoSpace
     }
@@ -139,7 +139,7 @@ impl WritebackFs for F2fs {
         self.make_free_space(tag)
     }
 
-    /// Out of place the fsync would have a node to write besides.
+    /// Newly allocated blocks would add a node to the fsync that is expected.
     fn may_write_early(&self, inode: &Inode) -> bool {
         let volume = self.placement_state();
         placement::ipu(&volume, &self.file_hints(inode), Occasion::Background)
@@ -181,7 +181,7 @@ impl WritebackFs for F2fs {
                     (start, over, MapAction::None)
                 }
                 MapTarget::Compressed => {
-                    return Err(FsError::NotSupported("writing compressed files"));
+                    return Err(FsError::NotSupported("writing to compressed files"));
                 }
                 _ => {
                     let want = u32::try_from(mapped.len).unwrap_or(u32::MAX);
@@ -233,7 +233,10 @@ impl WritebackFs for F2fs {
 
     fn settle(&self, _inode: &Inode, settlement: Settlement) {
         let Settlement { held, used, kept } = settlement;
-        assert!(used + kept <= held, "a run settles what it held");
+        assert!(
+            used + kept <= held,
+            "a run cannot use and keep more reservations than it held"
+        );
         self.space.release(Need {
             blocks: held - used - kept,
             nodes: 0,
@@ -241,20 +244,21 @@ impl WritebackFs for F2fs {
     }
 
     fn data_failed(&self, inode: &Inode, error: &IoError) {
-        tracing::warn!(ino = %inode.nid(), %error, "data could not be written");
+        tracing::warn!(ino = %inode.nid(), %error, "cannot write file data");
         let error = io_error(error.clone());
         self.notes.data_failed(inode.nid(), &error);
     }
 
     fn before_complete(&self, run: &WritebackRun<'_, Inode>, outcomes: &[MappedPiece]) {
         let inode = run.file;
-        // A size that grew must not be found without the data, as if that were out of place.
+        // A size that covers more needs the same FLUSH as newly allocated blocks: recovery must not find it without
+        // the data.
         let is_new = |piece: &Piece| piece.action == MapAction::Insert;
         let mut opu = run.pieces.iter().any(is_new) || outcomes.iter().any(|mapped| mapped.grew);
         if let Some(from) = inode.stale_tail()
             && run.collected.iter().any(|b| b.block.0 == from / BLOCK)
         {
-            // The device still has what was cut off there, which the file never had.
+            // Treated like newly allocated blocks: the old content of the device is not content of the file.
             opu = true;
             if outcomes.iter().all(|mapped| mapped.result.is_ok()) {
                 inode.clear_stale_tail();
@@ -265,14 +269,14 @@ impl WritebackFs for F2fs {
 }
 
 impl F2fs {
-    /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
-    /// failed dirty. (Dirty blocks of directories and links are written by checkpoints.) The caller
-    /// holds no lock: space is made where the logs have none.
+    /// Writes what was dirty when the call began, and waits. Data whose write fails stays dirty. (Dirty blocks of
+    /// directories and symbolic links are written by checkpoints.) The caller holds no lock: this frees segments if
+    /// the logs are full.
     pub(crate) fn write_out(&self, inode: &Inode, why: WritebackReason, tag: IoTag) -> Result<()> {
         self.write_out_as(inode, why, WritebackFs::hint(self, why), tag)
     }
 
-    /// The same for an occasion that the rules of placement distinguish.
+    /// As [`F2fs::write_out`], for a caller that knows the occasion of the write.
     pub(super) fn write_out_as(
         &self,
         inode: &Inode,
@@ -287,7 +291,7 @@ impl F2fs {
         Engine(self).write_out(inode, self.writeback.end_epoch(), intent)
     }
 
-    /// The same for many files, of which small ones are written together.
+    /// As [`F2fs::write_out`], for many files; small ones are batched.
     pub(crate) fn write_out_files(
         &self,
         files: &[u64],
@@ -298,10 +302,10 @@ impl F2fs {
         engine.write_out_files(files, engine.intent(why, tag))
     }
 
-    /// Writes the file's dirty data as [`F2fs::write_out`] does, for a caller that holds the inode's lock.
+    /// As [`F2fs::write_out`], for a caller that holds the inode's lock.
     ///
     /// # Errors
-    /// `NoSpace` where the logs have no room: the caller releases the lock, makes space and tries again.
+    /// `NoSpace` if the logs are full: the caller releases the lock, frees segments and retries.
     pub(super) fn write_out_locked(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.write_out_upto(inode, u64::MAX, tag)
     }
@@ -311,7 +315,7 @@ impl F2fs {
         if inode.kind() != FileKind::Regular || inode.pages.is_empty() {
             return Ok(());
         }
-        // After a power cut, real or requested, nothing reaches the device.
+        // After an abort or a shutdown nothing reaches the device.
         self.check_writable()?;
         let engine = Engine(self);
         let intent = engine.intent(WritebackReason::Sync, tag);
@@ -378,7 +382,7 @@ impl F2fs {
         (self.queue.max_transfer_for(tag) as usize / BLOCK as usize).max(1)
     }
 
-    /// Maps pieces one after the other, up to one that cannot be mapped: the others have its error.
+    /// Maps pieces in order, up to one that fails; the remaining ones get its error.
     fn map_pieces(&self, request: &mut MapRequest<'_, Inode>) {
         let inode = request.file;
         let mut todo = std::mem::take(&mut request.todo).into_iter();
@@ -424,8 +428,8 @@ impl F2fs {
         mapped
     }
 
-    /// Makes allocated and written blocks those of the file; blocks that were not mapped before use the piece's
-    /// reservations. What was done is counted also when the rest fails.
+    /// Maps allocated and written blocks to the file; those without a previous block use the piece's reservations.
+    /// What was done is counted also on an error.
     fn map_allocated(
         &self,
         change: &Change<'_>,
@@ -441,7 +445,7 @@ impl F2fs {
             for _ in 0..u64::from(slot.left).min(piece.len() - mapped.blocks) {
                 let fresh = !core.counts(self.addr_in(core, &slot)?);
                 if fresh && mapped.used == piece.reserved {
-                    let rule = "no space was reserved for it";
+                    let rule = "has no reservation";
                     let error = DiskError::field(Structure::Inode, "file block", at, rule);
                     return Err(error.in_node(inode.nid()).into());
                 }

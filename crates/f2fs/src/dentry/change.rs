@@ -37,7 +37,7 @@ pub(crate) struct FreeDentry {
     pub(crate) block: Option<u64>,
     slot: usize,
     /// The block is a hole.
-    fresh: bool,
+    is_hole: bool,
     /// Levels of the directory after the insertion.
     depth: u32,
     /// Space that the insertion needs.
@@ -75,7 +75,7 @@ impl F2fs {
                 hash: wanted.hash,
                 block: None,
                 slot,
-                fresh: false,
+                is_hole: false,
                 depth: 1,
                 need: Need::default(),
             }),
@@ -94,9 +94,9 @@ impl F2fs {
             (core.depth, core.dir_level)
         };
         let layout = &DentryLayout::BLOCK;
-        let mut room = None;
+        let mut free = None;
         for level in 0..hash::MAX_DEPTH {
-            if level >= depth && room.is_some() {
+            if level >= depth && free.is_some() {
                 break;
             }
             for block in hash::bucket(level, dir_level, wanted.hash) {
@@ -107,18 +107,18 @@ impl F2fs {
                     return Ok(DentrySearch::Found(FoundDentry::new(Some(block), &entry)));
                 }
                 let slot = match &bytes {
-                    _ if room.is_some() => None,
+                    _ if free.is_some() => None,
                     Some(bytes) => dentry::find_free_slots(layout, bytes, slots),
                     None => Some(0),
                 };
                 if let Some(slot) = slot {
-                    let fresh = bytes.is_none();
-                    room = Some((block, slot, fresh, depth.max(level + 1)));
+                    let is_hole = bytes.is_none();
+                    free = Some((block, slot, is_hole, depth.max(level + 1)));
                 }
             }
         }
         // The buckets of all levels are full of names with this hash.
-        let (block, slot, fresh, depth) = room.ok_or_else(|| {
+        let (block, slot, is_hole, depth) = free.ok_or_else(|| {
             let what = format!(
                 "directory {}: no free slots for another name with the same hash",
                 dir.nid()
@@ -128,7 +128,7 @@ impl F2fs {
             }
             FsError::NoSpace
         })?;
-        let need = if fresh {
+        let need = if is_hole {
             self.need_for_block(dir, block, tag)?
         } else {
             Need::default()
@@ -137,7 +137,7 @@ impl F2fs {
             hash: wanted.hash,
             block: Some(block),
             slot,
-            fresh,
+            is_hole,
             depth,
             need,
         }))
@@ -236,28 +236,28 @@ impl F2fs {
         dir: &Inode,
         core: &mut disk::Inode,
         reservation: &mut Reservation<'_>,
-        (room, new): (&FreeDentry, &NewName<'_>),
+        (free, new): (&FreeDentry, &NewName<'_>),
         tag: IoTag,
     ) -> Result<()> {
         self.mark_dirty(change, dir, tag)?;
         let entry = Entry {
-            slot: room.slot,
-            hash: room.hash,
+            slot: free.slot,
+            hash: free.hash,
             ino: new.ino,
             file_type: new.kind.entry_type(),
             name: new.name,
         };
         let put = |bytes: &mut [u8]| dentry::insert(&DentryLayout::BLOCK, bytes, &entry);
-        match room.block {
+        match free.block {
             None => self.edit_inline(change, dir, core, tag, |layout, bytes| {
                 dentry::insert(layout, bytes, &entry);
             })?,
-            Some(block) if room.fresh => {
+            Some(block) if free.is_hole => {
                 self.make_block(change, dir, core, reservation, (block, tag), put)?;
             }
             Some(block) => self.edit_block(change, dir, core, block, tag, put)?,
         }
-        core.depth = core.depth.max(room.depth);
+        core.depth = core.depth.max(free.depth);
         Ok(())
     }
 

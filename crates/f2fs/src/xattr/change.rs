@@ -52,7 +52,7 @@ impl F2fs {
         let (number, rest) = split(name)?;
         self.check_namespace(number)?;
         let inode = self.by_number(ino, cx.tag)?;
-        let _alone = inode.lock.write();
+        let _exclusive = inode.lock.write();
         if number == index::ADVISE {
             return self.set_advice(cx, &inode, value);
         }
@@ -89,7 +89,7 @@ impl F2fs {
         }
         core.ctime = self.now();
         drop(core);
-        self.note_attr_change(&inode);
+        self.record_attr_change(&inode);
         Ok(())
     }
 
@@ -241,7 +241,7 @@ impl F2fs {
     }
 
     /// Records that the attributes of a directory changed.
-    fn note_attr_change(&self, inode: &Inode) {
+    fn record_attr_change(&self, inode: &Inode) {
         if inode.kind() == FileKind::Directory {
             self.since_cp.change_attributes(inode.nid());
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::provoked::Judged;
+use super::provoked::ImageFile;
 use super::*;
 use crate::disk::Nid;
 use crate::disk::checkpoint::verify_block;
@@ -184,7 +184,7 @@ fn nothing_that_fsck_finds_is_missed() {
     let mut random = Random(11);
     let (mut found, mut missed) = (0, Vec::new());
     for base in [BaseImage::Plain, BaseImage::Rich, BaseImage::Quota] {
-        let judged = Judged::new(base);
+        let image = ImageFile::new(base);
         let mut volume = CorruptVolume::new(base);
         let places = Places::of(&volume, base);
         let packs = pack_ends(&volume);
@@ -198,7 +198,7 @@ fn nothing_that_fsck_finds_is_missed() {
             if !check(&volume.bytes, &Options::default()).is_clean() {
                 found += 1;
             } else if before != value {
-                let (code, said) = judged.fsck(&volume.bytes);
+                let (code, said) = image.fsck(&volume.bytes);
                 if code != 0 {
                     let lines: Vec<_> =
                         said.lines().filter(|line| !line.contains("Ok..")).collect();

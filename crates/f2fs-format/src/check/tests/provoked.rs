@@ -93,32 +93,32 @@ const KINDS: usize = 59;
 
 /// What fsck.f2fs 1.15 must report.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Judge {
+enum FsckResult {
     Agrees,
     /// Its exit code is 0, but its output has these words.
-    Tells(&'static str),
+    Prints(&'static str),
     /// It does not check this.
-    Blind,
+    NotChecked,
 }
-use Judge::{Agrees, Blind, Tells};
+use FsckResult::{Agrees, NotChecked, Prints};
 
 struct Case {
     kind: &'static str,
     base: BaseImage,
-    judge: Judge,
+    fsck: FsckResult,
     volume: fn(&mut CorruptVolume),
 }
 
 const fn case(
     kind: &'static str,
     base: BaseImage,
-    judge: Judge,
+    fsck: FsckResult,
     volume: fn(&mut CorruptVolume),
 ) -> Case {
     Case {
         kind,
         base,
-        judge,
+        fsck,
         volume,
     }
 }
@@ -189,17 +189,17 @@ fn quota_block(d: &CorruptVolume) -> BlockAddr {
 }
 
 /// An image file for fsck.f2fs: the changes of a case are written, and reverted afterwards.
-pub(super) struct Judged {
+pub(super) struct ImageFile {
     dir: tempfile::TempDir,
     base: BaseImage,
 }
 
-impl Judged {
+impl ImageFile {
     pub(super) fn new(base: BaseImage) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let judged = Self { dir, base };
-        fs::write(judged.path(), base.image()).unwrap();
-        judged
+        let image = Self { dir, base };
+        fs::write(image.path(), base.image()).unwrap();
+        image
     }
 
     fn path(&self) -> std::path::PathBuf {
@@ -232,7 +232,7 @@ impl Judged {
     }
 }
 
-fn run_case(case: &Case, judged: &Judged) -> Vec<String> {
+fn run_case(case: &Case, image: &ImageFile) -> Vec<String> {
     let mut failures = Vec::new();
     let mut volume = CorruptVolume::new(case.base);
     (case.volume)(&mut volume);
@@ -241,11 +241,11 @@ fn run_case(case: &Case, judged: &Judged) -> Vec<String> {
     if !kinds.contains(case.kind) {
         failures.push(format!("found {:?}", words(&report)));
     }
-    let (code, said) = judged.fsck(&volume.bytes);
-    let right = match case.judge {
+    let (code, said) = image.fsck(&volume.bytes);
+    let right = match case.fsck {
         Agrees => code != 0,
-        Blind => code == 0,
-        Tells(what) => code == 0 && said.contains(what),
+        NotChecked => code == 0,
+        Prints(what) => code == 0 && said.contains(what),
     };
     if !right {
         let lines: Vec<_> = said.lines().skip(14).collect();
@@ -259,7 +259,7 @@ fn every_kind_is_provoked() {
     let mut failures = Vec::new();
     let mut seen = BTreeSet::new();
     for base in [BaseImage::Plain, BaseImage::Rich, BaseImage::Quota] {
-        let judged = Judged::new(base);
+        let image = ImageFile::new(base);
         let cases = volume::VOLUME
             .iter()
             .chain(inodes::INODES)
@@ -267,7 +267,7 @@ fn every_kind_is_provoked() {
             .enumerate();
         for (n, case) in cases.filter(|(_, case)| case.base == base) {
             let what = format!("case {n}, {} on {base:?}", case.kind);
-            let found = run_case(case, &judged);
+            let found = run_case(case, &image);
             failures.extend(found.iter().map(|failure| format!("{what}: {failure}")));
             seen.insert(case.kind);
         }
@@ -395,7 +395,7 @@ fn fsynced_files_are_no_issue() {
 /// Clusters as the kernel stores them, with the saved blocks reserved and with them released.
 #[test]
 fn compressed_clusters_are_no_issue() {
-    let judged = Judged::new(BaseImage::Rich);
+    let image = ImageFile::new(BaseImage::Rich);
     for released in [false, true] {
         let mut volume = CorruptVolume::new(BaseImage::Rich);
         let freed = [4, 6, 7].map(|slot| volume.mapped("small", slot));
@@ -427,7 +427,7 @@ fn compressed_clusters_are_no_issue() {
         let report = check(&volume.bytes, &Options::default());
         assert!(report.is_clean(), "{released}: {:?}", words(&report));
         assert_eq!(report.stats.compressed_files, 1);
-        let (code, said) = judged.fsck(&volume.bytes);
+        let (code, said) = image.fsck(&volume.bytes);
         assert_eq!(code, 0, "{released}: {said}");
     }
 }

@@ -45,7 +45,7 @@ fn close(world: &World) {
 fn take_turn(world: &Arc<World>, file: InodeNo) -> JoinHandle<()> {
     let inode = world.fs.by_number(file, world.cx.tag).unwrap();
     let turn = spawn("turn", move || {
-        let _one = inode.lock_flush();
+        let _flush = inode.lock_flush();
         sleep(Duration::from_millis(10));
     });
     sleep(Duration::from_millis(1));

@@ -9,10 +9,10 @@ pub(super) const DIRS: &[Case] = &[
     case("Dentry", BaseImage::Plain, Agrees, |d| {
         d.entry("a", "twin1", |entry, _| entry.ino.set(0))
     }),
-    case("DirSlots", BaseImage::Plain, Blind, |d| {
+    case("DirSlots", BaseImage::Plain, NotChecked, |d| {
         d.free_slots("many", "entry number 007", 1)
     }),
-    case("DirPlace", BaseImage::Plain, Blind, |d| {
+    case("DirPlace", BaseImage::Plain, NotChecked, |d| {
         d.inode("many", |core, _| core.depth = 1)
     }),
     case("DirPlace", BaseImage::Plain, Agrees, |d| {
@@ -21,7 +21,7 @@ pub(super) const DIRS: &[Case] = &[
     case(
         "DirHash",
         BaseImage::Plain,
-        Tells("Mismatch hash_code"),
+        Prints("Mismatch hash_code"),
         |d| {
             d.entry("a", "twin1", |entry, _| {
                 entry.hash_code.set(entry.hash_code.get() ^ 0x100)
@@ -35,13 +35,13 @@ pub(super) const DIRS: &[Case] = &[
         let other = d.ino("many");
         d.entry("a", ".", |entry, _| entry.ino.set(other.0));
     }),
-    case("BadName", BaseImage::Plain, Blind, |d| {
+    case("BadName", BaseImage::Plain, NotChecked, |d| {
         d.entry("a", "twin1", |entry, name| {
             name.copy_from_slice(b"tw/n1");
             entry.hash_code.set(hash::of_name(b"tw/n1"));
         })
     }),
-    case("DuplicateName", BaseImage::Plain, Blind, |d| {
+    case("DuplicateName", BaseImage::Plain, NotChecked, |d| {
         d.entry("a", "twin1", |entry, name| {
             name.copy_from_slice(b"twin2");
             entry.hash_code.set(hash::of_name(b"twin2"));
@@ -79,7 +79,7 @@ pub(super) const DIRS: &[Case] = &[
     case(
         "Unattached",
         BaseImage::Plain,
-        Tells("Reconnect 1 files"),
+        Prints("Reconnect 1 files"),
         |d| d.free_slots("a", "twin1", 0),
     ),
     case("DirLoop", BaseImage::Plain, Agrees, |d| {
@@ -94,7 +94,7 @@ pub(super) const DIRS: &[Case] = &[
     case("QuotaFile", BaseImage::Quota, Agrees, |d| {
         d.superblocks(|raw| raw.qf_ino[2].set(FREE_NID.0))
     }),
-    case("QuotaFile", BaseImage::Quota, Blind, |d| {
+    case("QuotaFile", BaseImage::Quota, NotChecked, |d| {
         let at = quota_block(d);
         d.block(at)[3] ^= 1;
     }),
@@ -102,7 +102,7 @@ pub(super) const DIRS: &[Case] = &[
         // The project of a regular file, in its inode.
         d.inode("small", |core, _| core.project = 77);
     }),
-    case("QuotaFile", BaseImage::Quota, Blind, |d| {
+    case("QuotaFile", BaseImage::Quota, NotChecked, |d| {
         let (quota, layout) = (Nid(4), d.layout.clone());
         d.node(quota, |block| {
             let mut core = crate::disk::Inode::decode(&layout, block).unwrap();

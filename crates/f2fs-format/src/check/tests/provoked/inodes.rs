@@ -14,7 +14,7 @@ pub(super) const INODES: &[Case] = &[
     case("Node", BaseImage::Plain, Agrees, |d| {
         d.inode("small", |core, _| core.mode = 0o644)
     }),
-    case("NodeVersion", BaseImage::Plain, Blind, |d| {
+    case("NodeVersion", BaseImage::Plain, NotChecked, |d| {
         let file = d.ino("small");
         d.node(file, |block| {
             let footer = Footer::parse(block);
@@ -57,7 +57,9 @@ pub(super) const INODES: &[Case] = &[
         compress(d, 0);
         d.addrs("small", |list| list[5] = BlockAddr::COMPRESSED);
     }),
-    case("SavedBlocks", BaseImage::Rich, Blind, |d| compress(d, 3)),
+    case("SavedBlocks", BaseImage::Rich, NotChecked, |d| {
+        compress(d, 3)
+    }),
     case("Extent", BaseImage::Plain, Agrees, |d| {
         d.inode("small", |core, _| {
             core.extent.len = 3;
@@ -74,7 +76,7 @@ pub(super) const INODES: &[Case] = &[
             core.inline = core.inline.without(Inline::DATA_EXISTS)
         })
     }),
-    case("InodeFlag", BaseImage::Plain, Blind, |d| {
+    case("InodeFlag", BaseImage::Plain, NotChecked, |d| {
         d.inode("small", |core, _| {
             core.advise = core.advise.union(Advise::ENCRYPTED)
         })
@@ -84,23 +86,23 @@ pub(super) const INODES: &[Case] = &[
             core.flags = core.flags.union(InodeFlags::CASEFOLD)
         })
     }),
-    case("Symlink", BaseImage::Plain, Blind, |d| {
+    case("Symlink", BaseImage::Plain, NotChecked, |d| {
         let layout = d.layout.clone();
         d.inode("link", |core, block| {
             let range = core.inline_range(&layout);
             block[range][3] = 0;
         });
     }),
-    case("Xattr", BaseImage::Plain, Blind, |d| {
+    case("Xattr", BaseImage::Plain, NotChecked, |d| {
         attributes(d, &[b"one"], |area| area[26..28].fill(0xFF))
     }),
-    case("XattrList", BaseImage::Plain, Blind, |d| {
+    case("XattrList", BaseImage::Plain, NotChecked, |d| {
         attributes(d, &[b"one"], |area| area[100] = 1)
     }),
-    case("XattrList", BaseImage::Plain, Blind, |d| {
+    case("XattrList", BaseImage::Plain, NotChecked, |d| {
         attributes(d, &[b"one", b"one"], |_| ())
     }),
-    case("XattrList", BaseImage::Rich, Blind, |d| {
+    case("XattrList", BaseImage::Rich, NotChecked, |d| {
         d.inode("small", |core, _| {
             core.advise = core.advise.union(Advise::ENCRYPTED)
         })

@@ -3,17 +3,17 @@
 use super::*;
 
 pub(super) const VOLUME: &[Case] = &[
-    case("Superblock", BaseImage::Rich, Blind, |d| {
+    case("Superblock", BaseImage::Rich, NotChecked, |d| {
         d.bytes[1024 + 200] ^= 1
     }),
     case("Superblock", BaseImage::Rich, Agrees, |d| {
         d.bytes[1024 + 200] ^= 1;
         d.bytes[1024 + 4096 + 200] ^= 1;
     }),
-    case("SuperblocksDiffer", BaseImage::Plain, Blind, |d| {
+    case("SuperblocksDiffer", BaseImage::Plain, NotChecked, |d| {
         d.bytes[4096 + 1024 + 110] ^= 1
     }),
-    case("DeviceTooSmall", BaseImage::Plain, Blind, |d| {
+    case("DeviceTooSmall", BaseImage::Plain, NotChecked, |d| {
         d.bytes.truncate(96 << 20)
     }),
     case("NoCheckpoint", BaseImage::Plain, Agrees, |d| {
@@ -25,10 +25,10 @@ pub(super) const VOLUME: &[Case] = &[
     case("Checkpoint", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.overprovision_segments = 0)
     }),
-    case("Checkpoint", BaseImage::Plain, Blind, |d| {
+    case("Checkpoint", BaseImage::Plain, NotChecked, |d| {
         d.checkpoint(|cp| cp.logs[1].alloc = 7)
     }),
-    case("PackEnds", BaseImage::Plain, Blind, |d| {
+    case("PackEnds", BaseImage::Plain, NotChecked, |d| {
         let opened = d.opened();
         let mut cp = opened.checkpoint.clone();
         cp.elapsed += 1;
@@ -39,13 +39,13 @@ pub(super) const VOLUME: &[Case] = &[
     case(
         "Pack",
         BaseImage::Plain,
-        Tells("truncate n_nats(99)"),
+        Prints("truncate n_nats(99)"),
         |d| d.pack_summary(LogType::HotData)[3584..3586].copy_from_slice(&99u16.to_le_bytes()),
     ),
     case("Pack", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.user_blocks = 1 << 30)
     }),
-    case("JournalTwice", BaseImage::Plain, Blind, |d| {
+    case("JournalTwice", BaseImage::Plain, NotChecked, |d| {
         let root = d.opened().nat(Nid::ROOT);
         let journal = crate::disk::journal::encode_nat(&[(Nid::ROOT, root), (Nid::ROOT, root)]);
         d.pack_summary(LogType::HotData)[3584..4091].copy_from_slice(&journal);
@@ -91,7 +91,7 @@ pub(super) const VOLUME: &[Case] = &[
     case(
         "NatBits",
         BaseImage::Plain,
-        Tells("Corrupted valid nat_bits"),
+        Prints("Corrupted valid nat_bits"),
         |d| {
             let opened = d.opened();
             let at = NatBits::place(&d.layout, opened.pack, opened.checkpoint.pack_blocks).unwrap();
@@ -146,11 +146,11 @@ pub(super) const VOLUME: &[Case] = &[
     case("FreeSegments", BaseImage::Plain, Agrees, |d| {
         d.checkpoint(|cp| cp.free_segments -= 1)
     }),
-    case("Fsynced", BaseImage::Plain, Blind, |d| {
+    case("Fsynced", BaseImage::Plain, NotChecked, |d| {
         let file = d.ino("small");
         chain(d, file, |block| block[84..92].fill(0xFF));
     }),
-    case("FsyncedOver", BaseImage::Plain, Blind, |d| {
+    case("FsyncedOver", BaseImage::Plain, NotChecked, |d| {
         let file = d.ino("small");
         let other = d.mapped("large", 0);
         let layout = d.layout.clone();
