@@ -19,11 +19,11 @@ const LOOK: Duration = Duration::from_millis(200);
 /// # Errors
 /// The system refuses it.
 pub fn catch_signals() -> std::io::Result<Signals> {
-    Signals::new(ending())
+    Signals::new(terminating_signals())
 }
 
 /// The terminating signals: SIGHUP is one unless it is ignored (nohup).
-fn ending() -> Vec<i32> {
+fn terminating_signals() -> Vec<i32> {
     let mut list = vec![SIGINT, SIGTERM];
     if !is_ignored(SIGHUP) {
         list.push(SIGHUP);

@@ -1,4 +1,4 @@
-//! The commands.
+//! The commands of the laboratory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,23 +24,23 @@ pub fn run(command: &Command) -> Result<(), Failure> {
         Command::Crash(args) => crash(&args.args),
         Command::Faults(args) => faults(args),
         Command::Trace(args::Trace::Fsync(args)) => trace_fsync(args),
-        Command::CheckpointMerge(args) => one("checkpoint-merge", args),
-        Command::GcVictims(args) => one("gc-victims", args),
-        Command::AsyncCheckpoint(args) => one("async-checkpoint", args),
-        Command::UrgentWriteback(args) => one("urgent-writeback", args),
-        Command::All(args) => all(args),
+        Command::CheckpointMerge(args) => run_one("checkpoint-merge", args),
+        Command::GcVictims(args) => run_one("gc-victims", args),
+        Command::AsyncCheckpoint(args) => run_one("async-checkpoint", args),
+        Command::UrgentWriteback(args) => run_one("urgent-writeback", args),
+        Command::All(args) => run_all(args),
     }
 }
 
 type Plan = fn(&experiment::Settings) -> Result<experiment::Plan, experiment::Error>;
 
 /// Runs an experiment and prints its report.
-fn one(name: &str, args: &args::Experiment) -> Result<(), Failure> {
+fn run_one(name: &str, args: &args::Experiment) -> Result<(), Failure> {
     let (_, plan) = experiment::ALL
         .iter()
         .find(|(known, _)| *known == name)
         .expect("every command has its experiment");
-    let report = measured(plan, args)?;
+    let report = run_and_plot(plan, args)?;
     let text = match args.json {
         true => report.to_json(),
         false => report.to_text(),
@@ -49,11 +49,11 @@ fn one(name: &str, args: &args::Experiment) -> Result<(), Failure> {
 }
 
 /// Runs every experiment and prints the reports, as JSON in one array.
-fn all(args: &args::AllExperiments) -> Result<(), Failure> {
+fn run_all(args: &args::AllExperiments) -> Result<(), Failure> {
     let mut reports = Vec::new();
     let begin = steadfs_rt::now();
     for (_, plan) in experiment::ALL {
-        reports.push(measured(plan, &args.how)?);
+        reports.push(run_and_plot(plan, &args.how)?);
     }
     if !args.how.real {
         let simulated: f64 = reports.iter().map(|r| r.simulated_ns as f64 / 1e9).sum();
@@ -111,7 +111,7 @@ fn end_by_signals(first: Arc<AtomicI32>) -> Result<(), Failure> {
 
 /// Runs an experiment and writes its charts. The run time goes to standard error, so that equal runs print equal
 /// reports.
-fn measured(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
+fn run_and_plot(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
     let settings = experiment::Settings {
         device: args.device.clone(),
         seeds: args.seeds,

@@ -13,14 +13,11 @@ const ALLOWANCES: &[(&str, usize)] = &[
     ("ARCHITECTURE.md", 59),
     ("crates/base", 6),
     ("crates/cache", 45),
-    ("crates/cli", 34),
     ("crates/f2fs", 46),
     ("crates/f2fs-format", 40),
     ("crates/iosched", 81),
-    ("crates/lab", 68),
     ("crates/steadfs", 19),
     ("crates/vfs", 21),
-    ("crates/workload", 36),
 ];
 
 /// Whether an area below its allowance fails the test, too, so that the allowance is lowered.
