@@ -157,7 +157,7 @@ fn workload(heavy: u32, light: u32, stream: bool, queue: fn(&mut QueueSettings))
 }
 
 #[test]
-fn a_shared_commit_costs_the_heavy_group_no_more_than_the_one_under_way() {
+fn a_shared_commit_costs_the_heavy_group_at_most_one_commit() {
     for seed in 1..3 {
         let [alone, _] = measure(workload(1, 0, false, fair), seed);
         for light in [1, 8] {

@@ -230,19 +230,19 @@ fn try_all(subjects: &[Subject], dir: &Path, repairs: bool) {
 }
 
 #[test]
-fn journaled_volumes_outlive_mounts_on_failing_devices() {
+fn journaled_volumes_survive_mounts_on_failing_devices() {
     let dir = scratch("mounting-ext4");
     try_all(&ext4::subjects(&dir).unwrap(), &dir, false);
 }
 
 #[test]
-fn volumes_without_a_journal_outlive_mounts_on_failing_devices() {
+fn volumes_without_a_journal_survive_mounts_on_failing_devices() {
     let dir = scratch("mounting-unjournaled");
     try_all(&ext4::without_journal(&dir).unwrap(), &dir, true);
 }
 
 #[test]
-fn f2fs_volumes_outlive_mounts_on_failing_devices() {
+fn f2fs_volumes_survive_mounts_on_failing_devices() {
     let dir = scratch("mounting-f2fs");
     try_all(&f2fs::subjects().unwrap(), &dir, false);
 }

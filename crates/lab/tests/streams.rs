@@ -184,13 +184,13 @@ fn histories(subjects: Vec<Subject>) {
 }
 
 #[test]
-fn streams_of_ext_volumes_see_what_is_there() {
+fn streams_on_ext_volumes_read_current_content() {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("streams");
     histories(ext4::subjects(&scratch).unwrap());
 }
 
 #[test]
-fn streams_of_f2fs_volumes_see_what_is_there() {
+fn streams_on_f2fs_volumes_read_current_content() {
     histories(f2fs::subjects().unwrap());
 }
 
@@ -351,12 +351,12 @@ fn all_beside_each_other(subjects: Vec<Subject>) {
 }
 
 #[test]
-fn readers_of_ext_volumes_see_what_others_have_written() {
+fn readers_on_ext_volumes_see_concurrent_writes() {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("streams-beside");
     all_beside_each_other(ext4::subjects(&scratch).unwrap());
 }
 
 #[test]
-fn readers_of_f2fs_volumes_see_what_others_have_written() {
+fn readers_on_f2fs_volumes_see_concurrent_writes() {
     all_beside_each_other(f2fs::subjects().unwrap());
 }

@@ -287,7 +287,7 @@ mod tests {
     use crate::{Format, ModelFs, Program, Recovery, State};
 
     #[test]
-    fn what_is_seen_is_what_was_made() {
+    fn observation_matches_the_operations() {
         let format = Format {
             block_size: 4096,
             extents: true,

@@ -225,7 +225,7 @@ mod tests {
     use crate::{Format, Recovery, Target};
 
     #[test]
-    fn only_what_matters_is_left() {
+    fn shrinking_keeps_only_the_relevant_operations() {
         let format = Format {
             block_size: 1024,
             extents: true,

@@ -515,7 +515,7 @@ task
     }
 
     #[test]
-    fn mistakes_are_named_with_their_line() {
+    fn parse_errors_have_line_numbers() {
         let wrong = |text: &str| text.parse::<Program>().unwrap_err();
         assert_eq!(wrong("sync\n\nfrob /a").line, 3);
         assert!(

@@ -140,7 +140,7 @@ fn one_seed_explores_the_same_twice() {
 }
 
 #[test]
-fn the_command_says_what_came_out() {
+fn the_command_prints_its_result() {
     let dir = tempfile::tempdir().unwrap();
     let out_dir = dir.path().join("cases").display().to_string();
     let run = |flaw, args: &[&str]| {

@@ -104,7 +104,7 @@ fn reads_see_what_was_written_discarded_and_zeroed() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused() {
+fn invalid_requests_are_refused() {
     let device = instant();
     for bio in [
         Bio::read(SIZE, 512),
@@ -274,7 +274,7 @@ fn a_discarded_block_reads_old_or_zero_after_a_crash() {
 }
 
 #[test]
-fn marks_lie_where_they_were_made() {
+fn marks_keep_their_positions() {
     let device = instant();
     run(&device, write(0, 1, 1)).unwrap();
     run(&device, Bio::flush()).unwrap();
@@ -342,7 +342,7 @@ fn crashes_during_recovery_compose() {
 }
 
 #[test]
-fn faults_meet_the_requests_they_name() {
+fn faults_apply_to_the_requests_that_they_name() {
     let device = instant();
     device.inject(RequestFilter::Nth(1), Fault::Fail);
     device.inject(RequestFilter::NthOf(Op::Read, 1), Fault::Fail);

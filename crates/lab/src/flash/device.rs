@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn both_worlds_take_the_models_time() {
+    fn simulated_and_real_time_follow_the_model() {
         let simulated = sim::run(sim::Config::default(), work).value;
         let real = work();
         assert!(simulated >= Duration::from_millis(4), "{simulated:?}");

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_built_in_file_is_right_and_says_its_name() {
+    fn every_built_in_device_parses_under_its_name() {
         for (name, text) in BUILT_IN {
             let parsed = Parameters::parse(name, text).unwrap();
             assert_eq!(parsed.name, name);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn parse_errors_name_the_line() {
         let (_, good) = BUILT_IN[2];
         for (from, to, said) in [
             ("queue_depth = 32", "", "interface.queue_depth is missing"),

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_words_take_no_room() {
+    fn blocks_of_one_word_take_no_space() {
         let mut store = Store::zeroed(1 << 20);
         let words: Vec<u8> = 77u64.to_le_bytes().repeat(1024);
         store.write(8192, &words);

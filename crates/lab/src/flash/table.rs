@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_with_its_line() {
+    fn unknown_syntax_is_refused_with_its_line() {
         for (text, said) in [
             ("a = 1\nb", "line 2"),
             ("[cache", "line 1"),

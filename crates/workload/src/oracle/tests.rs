@@ -419,7 +419,7 @@ fn programs() -> Vec<Program> {
 }
 
 #[test]
-fn a_right_file_system_always_passes() {
+fn a_correct_file_system_always_passes() {
     for (seed, program) in (0..).zip(programs()) {
         let (count, first) = violations(&program, Flaw::None, seed);
         assert_eq!(count, 0, "{}", first.unwrap_or_default());

@@ -125,7 +125,7 @@ pub fn assert_legible(chart: &str) {
 }
 
 #[test]
-fn what_is_not_well_formed_is_seen() {
+fn malformed_markup_is_detected() {
     for bad in [
         "<a><b></a></b>",
         "<a>",
@@ -142,7 +142,7 @@ fn what_is_not_well_formed_is_seen() {
 
 #[test]
 #[should_panic(expected = "runs into")]
-fn texts_in_one_place_are_seen() {
+fn overlapping_texts_are_detected() {
     assert_legible(
         "<svg viewBox=\"0 0 99 99\"><text x=\"5\" y=\"20\">one</text><text x=\"9\" y=\"22\">two</text></svg>",
     );

@@ -28,7 +28,7 @@ fn ways(tasks: Vec<Vec<Step>>, tolerance: Tolerance) -> Option<usize> {
 
 /// A background task may stop a volume: a task that only reads gets no error.
 #[test]
-fn what_is_read_of_a_volume_that_stopped_need_not_be_right() {
+fn reads_of_a_stopped_volume_may_be_wrong() {
     let mut steps = steps_of("create /f 644\nwrite /f 0+5000 1\nread /f 4096+100\nread /f 0+10\n");
     let mut sync = steps_of("sync\n");
     let tasks = |steps: &[Step], sync: &[Step]| vec![steps.to_vec(), sync.to_vec()];

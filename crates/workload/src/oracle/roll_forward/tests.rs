@@ -294,7 +294,7 @@ fn programs() -> Vec<Program> {
 }
 
 #[test]
-fn a_right_file_system_always_passes() {
+fn a_correct_file_system_always_passes() {
     for (seed, program) in (0..).zip(programs()) {
         let (count, first) = violations(&program, Flaw::None, seed);
         assert_eq!(count, 0, "{}", first.unwrap_or_default());
@@ -422,7 +422,7 @@ fn a_directory_is_where_the_checkpoint_has_it() {
 }
 
 #[test]
-fn what_no_recovery_can_do_takes_a_checkpoint() {
+fn fsync_takes_a_checkpoint_where_roll_forward_is_impossible() {
     // A second name besides the checkpoint's.
     let renamed = judge(
         "setup\ncreate /a 644\ntask\nrename /a /b replace\nfsync /b\n",
@@ -477,7 +477,7 @@ fn strict_covers_what_was_renamed_into_the_directory() {
 }
 
 #[test]
-fn what_was_removed_may_come_back_only_if_it_was_synced() {
+fn a_removed_file_may_return_only_if_it_was_synced() {
     let judge = judge(
         "setup\ntask\ncreate /a 644\nfsync /a\nunlink /a\ncreate /b 644\nunlink /b\n",
         false,
