@@ -152,7 +152,7 @@ fn the_command_prints_its_result() {
     let usual = ["--budget", "200", "--seeds", "5", "--out", &out_dir];
     let (code, text) = run(Flaw::None, &usual);
     assert_eq!(code, 0, "{text}");
-    assert!(text.contains("0 bad"), "{text}");
+    assert!(text.contains("0 failures"), "{text}");
     let (code, text) = run(Flaw::NoFlush, &["--budget", "9000", "--out", &out_dir]);
     assert_eq!(code, 1, "{text}");
     let case = format!("{out_dir}/case-0-toy");

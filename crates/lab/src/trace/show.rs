@@ -8,7 +8,7 @@ use steadfs_rt::sim::TaskStep;
 use super::{CALLER, Kind, TraceEvent, TraceLine};
 
 /// The crate that a lock belongs to.
-const fn room(kind: Kind, rank: Rank) -> &'static str {
+const fn crate_name(kind: Kind, rank: Rank) -> &'static str {
     match rank {
         Rank::JournalReclaim | Rank::JournalSuper | Rank::JournalLists | Rank::JournalState => {
             "jbd2"
@@ -36,7 +36,7 @@ fn task_of(name: &str) -> &str {
 
 /// A row of the text.
 struct TraceRow {
-    room: &'static str,
+    crate_name: &'static str,
     step: String,
 }
 
@@ -44,7 +44,7 @@ struct TraceRow {
 struct Locks<'a> {
     at: u64,
     task: &'a str,
-    room: &'static str,
+    crate_name: &'static str,
     ranks: Vec<(Rank, u64)>,
 }
 
@@ -82,7 +82,7 @@ impl<'a> Text<'a> {
             "{:>10} {step:>9}  {:<12} {:<7} {}",
             millis(at - self.begin),
             task_of(task),
-            shown.room,
+            shown.crate_name,
             shown.step
         );
     }
@@ -90,16 +90,16 @@ impl<'a> Text<'a> {
     fn end_locks(&mut self) {
         if let Some(locks) = self.locks.take() {
             let shown = TraceRow {
-                room: locks.room,
+                crate_name: locks.crate_name,
                 step: locks.text(),
             };
             self.row(locks.at, locks.task, &shown);
         }
     }
 
-    fn lock(&mut self, at: u64, task: &'a str, room: &'static str, rank: Rank) {
+    fn lock(&mut self, at: u64, task: &'a str, crate_name: &'static str, rank: Rank) {
         if let Some(locks) = &mut self.locks
-            && (locks.at, locks.task, locks.room) == (at, task, room)
+            && (locks.at, locks.task, locks.crate_name) == (at, task, crate_name)
         {
             match locks.ranks.iter_mut().find(|(known, _)| *known == rank) {
                 Some((_, count)) => *count += 1,
@@ -111,7 +111,7 @@ impl<'a> Text<'a> {
         self.locks = Some(Locks {
             at,
             task,
-            room,
+            crate_name,
             ranks: vec![(rank, 1)],
         });
     }
@@ -123,7 +123,7 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[TraceLine]) -> String {
     let mut text = Text {
         out: format!(
             "{head}\n{:>10} {:>9}  {:<12} {:<7} step\n",
-            "ms", "+ms", "task", "room"
+            "ms", "+ms", "task", "crate"
         ),
         begin,
         last: begin,
@@ -135,20 +135,20 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[TraceLine]) -> String {
         // Short locks of rt and of the device are omitted.
         if let TraceEvent::Task(TaskStep::Locked(rank)) = line.step {
             if !matches!(rank, Rank::Leaf | Rank::DeviceInner) {
-                text.lock(at, task, room(kind, rank), rank);
+                text.lock(at, task, crate_name(kind, rank), rank);
             }
             continue;
         }
         let shown = match &line.step {
             TraceEvent::Task(step) => of_task_step(kind, *step),
             TraceEvent::Call(call) => TraceRow {
-                room: "vfs",
+                crate_name: "vfs",
                 step: call.clone(),
             },
             TraceEvent::Starts(number, what) => {
                 started.push((*number, at));
                 TraceRow {
-                    room: "device",
+                    crate_name: "device",
                     step: format!("#{number} {what}"),
                 }
             }
@@ -156,7 +156,7 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[TraceLine]) -> String {
                 let since = started.iter().find(|(known, _)| known == number);
                 let took = since.map_or(0, |(_, since)| at - since);
                 TraceRow {
-                    room: "device",
+                    crate_name: "device",
                     step: format!("#{number} done, took {} ms", millis(took)),
                 }
             }
@@ -173,19 +173,19 @@ fn of_task_step(kind: Kind, step: TaskStep) -> TraceRow {
     match step {
         TaskStep::Locked(_) => unreachable!("locks are collected before"),
         TaskStep::WaitsForLock(rank) => TraceRow {
-            room: room(kind, rank),
+            crate_name: crate_name(kind, rank),
             step: format!("WAITS for the lock {rank:?}"),
         },
         TaskStep::WaitsForCondition(rank) => TraceRow {
-            room: room(kind, rank),
+            crate_name: crate_name(kind, rank),
             step: "waits".to_owned(),
         },
         TaskStep::Resumes => TraceRow {
-            room: "rt",
+            crate_name: "rt",
             step: "continues".to_owned(),
         },
         TaskStep::Sleeps => TraceRow {
-            room: "rt",
+            crate_name: "rt",
             step: "sleeps".to_owned(),
         },
     }

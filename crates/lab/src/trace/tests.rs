@@ -38,7 +38,7 @@ fn ext4_writes_data_then_the_log_then_its_record() {
     );
     let columns: Vec<usize> = text
         .lines()
-        .filter(|line| line.contains(" caller "))
+        .filter(|line| line.contains(" caller  "))
         .filter_map(|line| line.find("caller"))
         .collect();
     assert!(columns.len() > 10 && columns.windows(2).all(|pair| pair[0] == pair[1]));

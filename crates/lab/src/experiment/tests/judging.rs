@@ -49,7 +49,7 @@ fn arms_of_a_cell_leave_the_same_content() {
     assert_eq!(refusal(&plan_of(false, vec![one(), other()])), None);
     assert_eq!(
         refusal(&plan_of(true, vec![one(), other()])).as_deref(),
-        Some("cell, seed 2: two left other content than one")
+        Some("cell, seed 2: the content of two differs from that of one")
     );
     let damaged = Arm::new("three", |attempt: Attempt| match attempt.seed {
         3 => Err("the checker found something".to_owned()),
