@@ -24,7 +24,7 @@ mod text;
 mod tests;
 
 /// Bytes of descriptors read at a time.
-const PIECE: u64 = 1 << 20;
+const DESC_READ_BYTES: u64 = 1 << 20;
 /// `s_flags`: a volume for tests of experimental code.
 const FLAG_TEST: u32 = 4;
 
@@ -50,8 +50,8 @@ pub struct Inspection {
     pub default_mount_options: Vec<String>,
     /// Default mount options as text (`s_mount_opts`).
     pub mount_options: String,
-    /// State of the volume: clean, errors, orphans.
-    pub state: State,
+    /// VolumeState of the volume: clean, errors, orphans.
+    pub state: VolumeState,
     /// Numbers of blocks and inodes, and how they are grouped.
     pub geometry: Layout,
     /// Times and counters.
@@ -69,14 +69,14 @@ pub struct Inspection {
     /// Inodes of user, group and project quota.
     pub quota_inodes: [Option<u32>; 3],
     /// The superblock's checksum, on volumes with metadata checksums.
-    pub checksum: Option<Sum>,
+    pub checksum: Option<StoredChecksum>,
     /// Free and used space by group.
     pub usage: Usage,
 }
 
-/// State of a volume.
+/// VolumeState of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct State {
+pub struct VolumeState {
     /// It was unmounted cleanly. The log may still hold transactions.
     pub clean: bool,
     /// The log holds transactions to replay.
@@ -229,7 +229,7 @@ pub struct Hash {
 
 /// A checksum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Sum {
+pub struct StoredChecksum {
     /// As stored.
     pub stored: u32,
     /// Whether it equals the computed checksum.
@@ -300,7 +300,7 @@ pub fn inspect(queue: &Queue, choice: &SuperblockChoice) -> Result<Inspection> {
         orphan_file: sb.orphan_file().map(|ino| ino.0),
         mmp_block: sb.mmp_block().map(|block| block.0),
         quota_inodes: sb.quota_inodes().map(|ino| ino.map(|ino| ino.0)),
-        checksum: sb.geometry().seed.enabled().then(|| Sum {
+        checksum: sb.geometry().seed.enabled().then(|| StoredChecksum {
             stored: raw.checksum.get(),
             is_right: sb.verify_checksum().is_ok(),
         }),
@@ -330,7 +330,7 @@ pub fn group_usage(
 ) -> Result<()> {
     let geo = sb.geometry();
     let size = geo.block_size;
-    let step = (PIECE >> size.bits()).max(1) as u32;
+    let step = (DESC_READ_BYTES >> size.bits()).max(1) as u32;
     let mut block = 0;
     while block < geo.desc_blocks() {
         // Adjacent descriptor blocks in one read; with meta_bg they are not adjacent.
@@ -401,7 +401,7 @@ fn flags(bits: u32) -> Vec<&'static str> {
     .collect()
 }
 
-fn state(sb: &Superblock) -> State {
+fn state(sb: &Superblock) -> VolumeState {
     let raw = sb.raw();
     let fact = |time: i64, function: &[u8], line: u32, ino: u32, block: u64, code: u8| {
         (time != 0).then(|| ErrorFacts {
@@ -413,7 +413,7 @@ fn state(sb: &Superblock) -> State {
             code: (code != 0).then(|| text::error_code(code)),
         })
     };
-    State {
+    VolumeState {
         clean: sb.state() & STATE_CLEAN != 0,
         needs_recovery: sb.features().incompat.contains(Incompat::NEEDS_RECOVERY),
         has_errors: sb.state() & STATE_ERROR != 0,

@@ -29,11 +29,11 @@ pub struct SuperblockChoice {
 }
 
 /// Groups in which a copy is looked for; with and without `sparse_super` they have one.
-const GROUPS: [u32; 9] = [1, 3, 5, 7, 9, 25, 27, 49, 81];
+const COPY_GROUPS: [u32; 9] = [1, 3, 5, 7, 9, 25, 27, 49, 81];
 /// Blocks in a cluster as mke2fs makes them; groups are larger by the same factor.
-const CLUSTERS: [u64; 2] = [1, 16];
+const CLUSTER_BLOCKS: [u64; 2] = [1, 16];
 /// Most copies that a message names.
-const NAMED: usize = 3;
+const NAMED_COPIES_MAX: usize = 3;
 
 /// A copy of the superblock that verifies.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub fn find_copies(
     most: usize,
 ) -> Vec<BackupSuperblock> {
     let mut found: Vec<BackupSuperblock> = Vec::new();
-    for (at, group) in likely_places(first) {
+    for (at, group) in possible_offsets(first) {
         if found.len() == most {
             break;
         }
@@ -100,18 +100,19 @@ pub fn find_copies(
 }
 
 /// Offsets where copies may be, with their groups.
-fn likely_places(first: Option<&Geometry>) -> Vec<(u64, u32)> {
+fn possible_offsets(first: Option<&Geometry>) -> Vec<(u64, u32)> {
     let mut places = Vec::new();
     if let Some(geo) = first {
-        let named = geo.copy_groups().take(GROUPS.len());
+        let named = geo.copy_groups().take(COPY_GROUPS.len());
         places.extend(named.map(|group| (offset_of(geo, group), group.0)));
     }
     for bits in 10..=16 {
-        for clusters in CLUSTERS {
+        for clusters in CLUSTER_BLOCKS {
             // A bitmap has a bit for each cluster of a group.
             let group_bytes = ((8 * clusters) << bits) << bits;
             let before = u64::from(bits == 10 && clusters == 1) << bits;
-            places.extend(GROUPS.map(|group| (u64::from(group) * group_bytes + before, group)));
+            places
+                .extend(COPY_GROUPS.map(|group| (u64::from(group) * group_bytes + before, group)));
         }
     }
     places
@@ -290,7 +291,7 @@ fn copies_on(queue: &Queue, first: Option<&Geometry>) -> Vec<BackupSuperblock> {
         }
         Err(_) => false,
     };
-    find_copies(queue.geometry().size, first, &mut read, NAMED)
+    find_copies(queue.geometry().size, first, &mut read, NAMED_COPIES_MAX)
 }
 
 /// Reads the 1024 bytes of a superblock.

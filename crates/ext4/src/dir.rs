@@ -31,7 +31,7 @@ use crate::verified;
 pub(crate) use inline::parts as inline_parts;
 
 /// Read-ahead window of a directory, in blocks.
-const READ_AHEAD: u32 = 32;
+const READ_AHEAD_BLOCKS: u32 = 32;
 
 /// A directory during one operation.
 pub(crate) struct Dir<'a> {
@@ -134,8 +134,10 @@ impl<'a> Dir<'a> {
 
     /// Reads the window around block `n`, with one request for each contiguous run.
     fn read_ahead(&self, core: &disk::Inode, n: u32) -> Result<()> {
-        let first = n - n % READ_AHEAD;
-        let end = self.block_count(core).min(first.saturating_add(READ_AHEAD));
+        let first = n - n % READ_AHEAD_BLOCKS;
+        let end = self
+            .block_count(core)
+            .min(first.saturating_add(READ_AHEAD_BLOCKS));
         let mut run: Option<(DevBlock, u64)> = None;
         for i in first..end {
             let Some(at) = self

@@ -17,7 +17,7 @@ use crate::place::{BlockPlace, FreeStep, Mapped};
 use crate::txn::Handle;
 
 /// Tree depth that credits are computed for: four levels hold more extents than a file has blocks.
-const MAX_TREE: u16 = 4;
+const TREE_DEPTH_MAX: u16 = 4;
 
 /// Whether the inode is mapped by extents.
 pub fn has_extents(core: &disk::Inode) -> bool {
@@ -92,7 +92,7 @@ impl Ext4 {
     /// Credits for mapping one more run of `len` blocks of a file, bitmap and descriptor included.
     pub fn map_credits(&self, core: &disk::Inode, len: u32) -> u32 {
         if has_extents(core) {
-            2 + extent::insert_credits(MAX_TREE) * (1 + len / disk::extent::MAX_UNWRITTEN_LEN)
+            2 + extent::insert_credits(TREE_DEPTH_MAX) * (1 + len / disk::extent::MAX_UNWRITTEN_LEN)
         } else {
             2 + indirect::insert_credits(disk::indirect::per_block(&self.geo), len)
         }
@@ -171,7 +171,7 @@ impl Ext4 {
         // The blocks to change belong to the transaction already, so hardly any of these credits are used.
         let left = if has_extents(core) {
             handle
-                .extend_while_locked(extent::remove_credits(MAX_TREE))
+                .extend_while_locked(extent::remove_credits(TREE_DEPTH_MAX))
                 .then(|| {
                     Tree::new(self, ino, core).remove(handle, range, FreeStep::DATA, &mut keep)
                 })

@@ -161,7 +161,7 @@ impl Ext4 {
         ));
         let by_copy = super_at != SUPERBLOCK_OFFSET;
         let needed = match options.common.read_only {
-            false => Descriptors::Right,
+            false => Descriptors::Valid,
             true if options.common.salvage || by_copy => Descriptors::Nothing,
             true => Descriptors::Places,
         };

@@ -27,7 +27,7 @@ use crate::txn::Handle;
 
 /// Most steps by which a directory grows for one name: each index level once, and the leaf; more are needed only for
 /// long names with equal hashes.
-const MOST_STEPS: u32 = 16;
+const GROWTH_STEPS_MAX: u32 = 16;
 
 impl Ext4 {
     /// The inode with a number given by the caller of the file system. It may come from a file handle: a number that no
@@ -68,7 +68,7 @@ impl Ext4 {
         name: &[u8],
         rest: u32,
     ) -> Result<Slot> {
-        for _ in 0..MOST_STEPS {
+        for _ in 0..GROWTH_STEPS_MAX {
             let needed = {
                 let core = dir.core.read();
                 match Dir::new(self, dir.ino(), &core, cx.tag).search(&core, name)? {

@@ -29,23 +29,23 @@ pub const CREDITS: u32 = 3;
 
 /// The orphans of a volume.
 pub struct Orphans {
-    state: Mutex<State>,
+    state: Mutex<OrphanState>,
     cleaning: AtomicBool,
     /// Orphans of the last mount are kept for e2fsck.
     kept: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct OrphanState {
     /// The list's head.
     head: Option<Ino>,
-    places: BTreeMap<Ino, Place>,
+    places: BTreeMap<Ino, OrphanPlace>,
     /// The orphan file, if there is one.
     file: Option<OrphanFile>,
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+enum OrphanPlace {
     /// In the list, between these.
     List {
         newer: Option<Ino>,
@@ -130,7 +130,7 @@ impl Orphans {
     /// None yet.
     pub fn new() -> Self {
         Self {
-            state: Mutex::new(Rank::Orphan, State::default()),
+            state: Mutex::new(Rank::Orphan, OrphanState::default()),
             cleaning: AtomicBool::new(false),
             kept: AtomicBool::new(false),
         }
@@ -171,12 +171,12 @@ impl Orphans {
         let state = self.state.lock();
         match state.places.get(&ino) {
             None => Ok(()),
-            Some(Place::Slot(slot)) => {
+            Some(OrphanPlace::Slot(slot)) => {
                 let file = state.file.as_ref().expect("a slot is in the file");
                 pins.keep(file.block(fs, slot.block)?);
                 Ok(())
             }
-            Some(&Place::List { newer, .. }) => {
+            Some(&OrphanPlace::List { newer, .. }) => {
                 drop(state);
                 if let Some(newer) = newer {
                     pins.keep(fs.inode_slot(newer, IoTag::default())?.0);
@@ -199,7 +199,7 @@ impl Orphans {
         {
             file.set(fs, handle, slot, Some(ino))?;
             inode.set_orphan(true);
-            state.places.insert(ino, Place::Slot(slot));
+            state.places.insert(ino, OrphanPlace::Slot(slot));
             return Ok(());
         }
         let mut pins = Pins::of_inodes(fs, &[ino], IoTag::default())?;
@@ -234,7 +234,7 @@ impl Orphans {
 
     fn take_out(
         &self,
-        state: &mut State,
+        state: &mut OrphanState,
         fs: &Ext4,
         handle: &mut Handle<'_>,
         inode: &Inode,
@@ -242,7 +242,7 @@ impl Orphans {
         let ino = inode.ino();
         let (newer, older) = match state.places.get(&ino) {
             None => return Ok(()),
-            Some(&Place::Slot(slot)) => {
+            Some(&OrphanPlace::Slot(slot)) => {
                 let file = state.file.as_mut().expect("a slot is in the file");
                 file.set(fs, handle, slot, None)?;
                 file.free.push(slot);
@@ -250,7 +250,7 @@ impl Orphans {
                 inode.set_orphan(false);
                 return Ok(());
             }
-            Some(&Place::List { newer, older }) => (newer, older),
+            Some(&OrphanPlace::List { newer, older }) => (newer, older),
         };
         let both = [Some(ino), newer];
         let both: Vec<Ino> = both.into_iter().flatten().collect();
@@ -292,21 +292,27 @@ impl Default for Orphans {
     }
 }
 
-impl State {
+impl OrphanState {
     /// Inserts an inode between two list entries.
     fn link(&mut self, ino: Ino, newer: Option<Ino>, older: Option<Ino>) {
-        self.places.insert(ino, Place::List { newer, older });
-        if let Some(Place::List { newer: n, .. }) = older.and_then(|o| self.places.get_mut(&o)) {
+        self.places.insert(ino, OrphanPlace::List { newer, older });
+        if let Some(OrphanPlace::List { newer: n, .. }) =
+            older.and_then(|o| self.places.get_mut(&o))
+        {
             *n = Some(ino);
         }
     }
 
     /// Makes two list entries adjacent.
     fn relink(&mut self, newer: Option<Ino>, older: Option<Ino>) {
-        if let Some(Place::List { older: o, .. }) = newer.and_then(|n| self.places.get_mut(&n)) {
+        if let Some(OrphanPlace::List { older: o, .. }) =
+            newer.and_then(|n| self.places.get_mut(&n))
+        {
             *o = older;
         }
-        if let Some(Place::List { newer: n, .. }) = older.and_then(|o| self.places.get_mut(&o)) {
+        if let Some(OrphanPlace::List { newer: n, .. }) =
+            older.and_then(|o| self.places.get_mut(&o))
+        {
             *n = newer;
         }
     }

@@ -10,7 +10,7 @@ use crate::disk::features::RoCompat;
 use crate::options::{AsyncCheckpoint, MountOptions};
 
 /// Smallest limit of a transaction in blocks, whatever the memory: every operation fits.
-const MIN_TRANSACTION: u32 = 256;
+const TRANSACTION_BLOCKS_MIN: u32 = 256;
 
 /// The alignment of long allocations in blocks: the option's, else the superblock's; 1: none. A stripe that does not
 /// fit a group is ignored.
@@ -64,7 +64,7 @@ pub(crate) fn journal_config(
         max_transaction: Some(
             u32::try_from(blocks)
                 .unwrap_or(u32::MAX)
-                .max(MIN_TRANSACTION),
+                .max(TRANSACTION_BLOCKS_MIN),
         ),
         reclaim: ReclaimPolicy {
             max_unwritten_bytes: share,

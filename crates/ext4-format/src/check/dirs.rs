@@ -5,7 +5,7 @@ use std::hash::Hasher;
 use steadfs_base::{DevBlock, FixedHasher};
 use steadfs_vfs::FileKind;
 
-use super::htree::{Index, Named};
+use super::htree::{Index, IndexRole};
 use super::inodes::inline_rest;
 use super::issue::Name;
 use super::tables::{Dir, DirForm, InodeState};
@@ -130,7 +130,7 @@ impl Checker<'_> {
         let mut layout = self.layout;
         match named {
             // Its own checksum was verified with the index; entries cover the whole block.
-            Some(Named::Node) => layout.has_tail = false,
+            Some(IndexRole::Node) => layout.has_tail = false,
             // An index that cannot be used: any block may be a node of it.
             None if indexed => layout.has_tail &= dir_entry::has_valid_tail(&layout, bytes),
             _ => {
@@ -175,7 +175,7 @@ impl Checker<'_> {
         &mut self,
         position: Position,
         entry: &RawEntry<'_>,
-        named: Option<Named>,
+        named: Option<IndexRole>,
         scratch: &mut Scratch,
     ) {
         if position.block == 0 && position.entry < 2 {
@@ -186,7 +186,7 @@ impl Checker<'_> {
         };
         let dir = self.dirs[position.dir].ino;
         self.report.stats.names += 1;
-        if let Some(Named::Leaf(hashes)) = named
+        if let Some(IndexRole::Leaf(hashes)) = named
             && let Some(hash) = scratch
                 .index
                 .hash

@@ -9,7 +9,7 @@ use crate::disk::{DiskError, Structure};
 
 /// Role of a directory block in the index.
 #[derive(Clone, Copy, Default)]
-pub(super) enum Named {
+pub(super) enum IndexRole {
     /// Not named by the index.
     #[default]
     Not,
@@ -51,7 +51,7 @@ impl Hashes {
 #[derive(Default)]
 pub(super) struct Index {
     /// One for each block of the directory; empty if there is no usable index.
-    pub(super) blocks: Vec<Named>,
+    pub(super) blocks: Vec<IndexRole>,
     /// How its names are hashed; `None` if unknown.
     pub(super) hash: Option<HashParams>,
 }
@@ -60,7 +60,7 @@ impl Checker<'_> {
     /// Reads the whole index of a directory without holes; `index` is empty if it is unusable.
     pub(super) fn load_index(&mut self, dir: &Dir, index: &mut Index) {
         index.blocks.clear();
-        index.blocks.resize(dir.blocks as usize, Named::Not);
+        index.blocks.resize(dir.blocks as usize, IndexRole::Not);
         index.hash = None;
         let mut root = std::mem::take(&mut self.levels[0]);
         if !self.read_dir_block(dir, 0, &mut root) {
@@ -87,7 +87,7 @@ impl Checker<'_> {
             ));
         }
         let root = DxNode::parse_root(&self.layout, dir.seed, block)?;
-        index.blocks[0] = Named::Node;
+        index.blocks[0] = IndexRole::Node;
         if !dir.casefold {
             index.hash = Some(self.geo.hash.with_kind(info.hash));
         }
@@ -123,11 +123,11 @@ impl Checker<'_> {
                     let (dir, block) = (dir.ino, child.block);
                     self.issue(Issue::HtreeChild { dir, block });
                 }
-                Some(named @ Named::Not) => {
+                Some(named @ IndexRole::Not) => {
                     *named = if levels == 0 {
-                        Named::Leaf(hashes)
+                        IndexRole::Leaf(hashes)
                     } else {
-                        Named::Node
+                        IndexRole::Node
                     };
                     if levels > 0 {
                         self.load_node(dir, child.block, levels, hashes, index);
@@ -155,7 +155,7 @@ impl Checker<'_> {
 
     fn check_unnamed(&mut self, dir: &Dir, index: &Index) {
         for (block, named) in (0..).zip(&index.blocks) {
-            if matches!(named, Named::Not) {
+            if matches!(named, IndexRole::Not) {
                 self.issue(Issue::HtreeBlockUnnamed {
                     dir: dir.ino,
                     block,

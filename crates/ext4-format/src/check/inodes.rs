@@ -19,7 +19,7 @@ const COMPRESSED_BLOCKS: InodeFlags = InodeFlags(0x200);
 const IMAGIC: InodeFlags = InodeFlags(0x2000);
 
 /// Bytes of inode table read at once.
-const CHUNK: usize = 64 << 10;
+const ITABLE_READ_BYTES: usize = 64 << 10;
 
 impl Checker<'_> {
     pub(super) fn check_inodes(&mut self) {
@@ -37,7 +37,7 @@ impl Checker<'_> {
         let size = usize::from(self.geo.inode_size);
         let limit = desc.inodes_in_use_limit(&self.geo);
         let blocks = limit.div_ceil(self.geo.inodes_per_block());
-        let at_once = (CHUNK / self.geo.block_size.bytes()).max(1) as u32;
+        let at_once = (ITABLE_READ_BYTES / self.geo.block_size.bytes()).max(1) as u32;
         let mut first = 0;
         while first < blocks {
             let count = at_once.min(blocks - first);

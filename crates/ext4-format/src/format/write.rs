@@ -14,9 +14,9 @@ use crate::disk::superblock::{STATE_CLEAN, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{DiskError, GroupDesc, GroupNo, Ino, Inode, bitmap, group_desc};
 
 /// Requests in flight.
-const DEPTH: usize = 32;
+const REQUESTS_IN_FLIGHT_MAX: usize = 32;
 /// Bytes of a discard or of zeroing in one request.
-const STEP: u64 = 2 << 30;
+const REQUEST_BYTES_MAX: u64 = 2 << 30;
 /// Bytes around the superblock where another file system may have left its own.
 const OLD_SUPERBLOCK: Range<usize> = 1024..4096;
 
@@ -43,7 +43,7 @@ impl<'a> Writer<'a> {
     }
 
     fn start(&mut self, bio: Bio) -> Result<(), FormatError> {
-        if self.under_way.len() >= DEPTH
+        if self.under_way.len() >= REQUESTS_IN_FLIGHT_MAX
             && let Some(oldest) = self.under_way.pop_front()
         {
             oldest.wait()?;
@@ -91,7 +91,7 @@ impl<'a> Writer<'a> {
     ) -> Result<(), FormatError> {
         let mut at = bytes.start;
         while at < bytes.end {
-            let len = STEP.min(bytes.end - at);
+            let len = REQUEST_BYTES_MAX.min(bytes.end - at);
             self.start(make(at, len))?;
             at += len;
         }

@@ -169,7 +169,7 @@ impl Display for Inspection {
         line(f, "Label", or_none(&self.label))?;
         line(f, "UUID", &self.uuid)?;
         line(f, "Features", or_none(&self.features.join(" ")))?;
-        line(f, "State", self.state_in_words())?;
+        line(f, "VolumeState", self.state_in_words())?;
         self.errors(f)?;
         self.sizes(f)?;
         self.times(f)?;

@@ -11,7 +11,7 @@ use crate::map::has_extents;
 use crate::place::BlockPlace;
 
 /// Bytes copied in one step.
-const COPY: u64 = 1 << 20;
+const COPY_STEP_BYTES: u64 = 1 << 20;
 
 impl Ext4 {
     /// The next data or hole at or after `offset`.
@@ -73,7 +73,7 @@ impl Ext4 {
         if from.0.ino() == to.0.ino() && from.1.abs_diff(to.1) < len {
             return Err(FsError::Invalid("source and destination overlap"));
         }
-        in_pieces(len, COPY, |done, n| {
+        in_pieces(len, COPY_STEP_BYTES, |done, n| {
             self.copy_piece(cx, (from.0, from.1 + done), (to.0, to.1 + done), n)
         })
     }

@@ -26,7 +26,7 @@ use crate::disk::hash::HashKind;
 use crate::disk::{self, Ino};
 
 /// Most names kept in memory if a run of equal hashes covers many leaves.
-const WINDOW: usize = 4096;
+const WINDOW_NAMES_MAX: usize = 4096;
 /// Bits of the ordinal.
 const ORDINAL: u64 = 0xFF;
 
@@ -117,9 +117,9 @@ impl Dir<'_> {
         for _ in 0..self.block_count(core) {
             let bound = self.bound(&path)?;
             self.take_leaf(core, &path, bound, resume, &mut names)?;
-            if names.len() > 2 * WINDOW {
+            if names.len() > 2 * WINDOW_NAMES_MAX {
                 order(&mut names);
-                names.truncate(WINDOW);
+                names.truncate(WINDOW_NAMES_MAX);
                 cut = true;
             }
             let run_ends = bound.is_none_or(|bound| bound & 1 == 0);
@@ -127,7 +127,7 @@ impl Dir<'_> {
                 order(&mut names);
                 let mut next = bound.map(|bound| key_of(bound, 0));
                 if cut {
-                    names.truncate(WINDOW);
+                    names.truncate(WINDOW_NAMES_MAX);
                     next = names.last().map(|last| last.key + 1);
                 }
                 names.retain(|name| name.key >= resume);

@@ -20,15 +20,15 @@ use crate::disk::{DESC_COPIES_MAX, Geometry, GroupDesc, GroupNo};
 use crate::io_error;
 
 /// Read-ahead window in descriptor blocks.
-const DESC_WINDOW: u32 = 256;
+const DESC_READ_AHEAD_BLOCKS: u32 = 256;
 /// Inode table of a lost group: no inode table can be in block 0.
-const NOWHERE: DevBlock = DevBlock(0);
+const NO_TABLE: DevBlock = DevBlock(0);
 
 /// The validity required of the group descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descriptors {
     /// All of them are valid: the volume may be written.
-    Right,
+    Valid,
     /// Their places are valid; a wrong checksum alone is ignored, as by the kernel on a read-only mount.
     Places,
     /// None: groups without a valid descriptor are lost.
@@ -36,7 +36,7 @@ pub enum Descriptors {
 }
 
 /// Most groups that may be lost.
-const MOST_LOST: u32 = 1 << 16;
+const LOST_GROUPS_MAX: u32 = 1 << 16;
 
 /// Reads descriptors and counts the corrupt ones.
 struct Reader<'a> {
@@ -68,7 +68,7 @@ impl Reader<'_> {
                 Err(error) => error.into(),
             },
         };
-        if self.needed == Descriptors::Right {
+        if self.needed == Descriptors::Valid {
             return Err(error);
         }
         let as_stored = block.map(|buf| GroupDesc::decode(self.geo, &buf.data()[slot]));
@@ -79,7 +79,7 @@ impl Reader<'_> {
         self.record_damage(&error);
         let found = self.desc_of_copy(group).or(as_stored);
         self.lost += u32::from(found.is_none());
-        if self.lost > MOST_LOST {
+        if self.lost > LOST_GROUPS_MAX {
             return Err(error);
         }
         Ok(found)
@@ -104,13 +104,13 @@ impl Reader<'_> {
     /// A block of the table; `None` if it cannot be read and is not required.
     fn read_block(&self, n: u32) -> Result<Option<Arc<MetaBuf>>> {
         let at = self.geo.desc_block_at(n);
-        if n.is_multiple_of(DESC_WINDOW) {
-            let count = DESC_WINDOW.min(self.geo.desc_blocks_together(n));
+        if n.is_multiple_of(DESC_READ_AHEAD_BLOCKS) {
+            let count = DESC_READ_AHEAD_BLOCKS.min(self.geo.desc_blocks_together(n));
             self.meta.prefetch(at, count.into(), IoTag::default());
         }
         match self.meta.get(at, IoTag::default()) {
             Ok(buf) => Ok(Some(buf)),
-            Err(_) if self.needed != Descriptors::Right => Ok(None),
+            Err(_) if self.needed != Descriptors::Valid => Ok(None),
             Err(error) => Err(io_error(error)),
         }
     }
@@ -159,7 +159,7 @@ impl Allocator {
                     desc
                 }
                 None => GroupDesc {
-                    inode_table: NOWHERE,
+                    inode_table: NO_TABLE,
                     ..GroupDesc::default()
                 },
             };
@@ -211,7 +211,7 @@ impl Allocator {
     /// The group's descriptor was corrupt when the volume was opened.
     pub fn inode_table(&self, group: GroupNo) -> Result<DevBlock> {
         match self.inode_tables[group.0 as usize] {
-            NOWHERE => Err(Corruption::new("its descriptor is damaged")
+            NO_TABLE => Err(Corruption::new("its descriptor is damaged")
                 .in_group(group.0)
                 .into()),
             table => Ok(table),

@@ -24,13 +24,13 @@ pub const RESERVE_PER_BLOCK_EXTENT: u64 = 2;
 /// Blocks reserved for each dirty block of a file mapped by indirect blocks: the block, and up to three levels.
 pub const RESERVE_PER_BLOCK_INDIRECT: u64 = 4;
 /// Blocks kept free beside reservations, for tree blocks above the leaves.
-const SLACK: u64 = 64;
+const TREE_SLACK_BLOCKS: u64 = 64;
 
 impl Totals {
     /// Reserves `blocks` if free space covers them beside all other reservations and the `keep` blocks that only root
     /// may use.
     pub fn reserve(&mut self, blocks: u64, keep: u64) -> bool {
-        let wanted = self.reserved + blocks + keep + SLACK;
+        let wanted = self.reserved + blocks + keep + TREE_SLACK_BLOCKS;
         if wanted > self.free {
             return false;
         }
@@ -44,7 +44,7 @@ impl Totals {
 
     /// Free blocks without the reserved ones, those for tree blocks above the leaves of reserved data, and `keep`.
     pub fn spare(&self, keep: u64) -> u64 {
-        let reserved = self.reserved + self.reserved.min(SLACK);
+        let reserved = self.reserved + self.reserved.min(TREE_SLACK_BLOCKS);
         self.free.saturating_sub(reserved + keep)
     }
 

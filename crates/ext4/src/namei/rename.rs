@@ -18,7 +18,7 @@ use crate::pins::Pins;
 use crate::txn::Handle;
 
 /// Most levels of directories that are followed upwards; more are a loop.
-const DEEPEST: u32 = 1 << 20;
+const ANCESTORS_MAX: u32 = 1 << 20;
 
 /// One name of a rename and its directory.
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ struct Pair {
 }
 
 /// Result of one attempt to rename.
-enum Done {
+enum RenameOutcome {
     /// Renamed, with the inode that lost its name.
     Renamed(Option<Arc<Inode>>),
     /// This file's data must be written first, without locks.
@@ -99,14 +99,14 @@ impl Ext4 {
             };
             let act = |pair: Pair| {
                 if !settled && self.must_write_first(&pair, flags) {
-                    return Ok(Done::WriteFirst(pair.old));
+                    return Ok(RenameOutcome::WriteFirst(pair.old));
                 }
                 self.rename_locked(cx, from, to, pair, flags)
-                    .map(Done::Renamed)
+                    .map(RenameOutcome::Renamed)
             };
             match with_names_locked([from.dir, to.dir], look, act) {
-                Ok(Done::Renamed(replaced)) => return Ok(replaced),
-                Ok(Done::WriteFirst(inode)) => {
+                Ok(RenameOutcome::Renamed(replaced)) => return Ok(replaced),
+                Ok(RenameOutcome::WriteFirst(inode)) => {
                     // The error stays with the file for its next fsync.
                     if let Err(error) = self.write_out(&inode, WritebackReason::Sync, cx.tag) {
                         tracing::debug!(ino = %inode.ino(), %error, "write-out before a rename");
@@ -252,7 +252,7 @@ impl Ext4 {
     /// Whether `dir` is `above` or a descendant of it.
     fn is_inside(&self, cx: &Cx, dir: &Inode, above: Ino) -> Result<bool> {
         let mut at = dir.ino();
-        for _ in 0..DEEPEST {
+        for _ in 0..ANCESTORS_MAX {
             if at == above {
                 return Ok(true);
             }

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 use steadfs_base::{Corruption, FileBlock, IoTag};
 use steadfs_vfs::{FileKind, FsError, Result};
 
-use super::{CREDITS, OrphanFile, Orphans, Place, Slot};
+use super::{CREDITS, OrphanFile, OrphanPlace, Orphans, Slot};
 use crate::disk::superblock::STATE_ERROR;
 use crate::disk::{Ino, orphan_file};
 use crate::fs::Ext4;
 
 /// Largest valid orphan file in bytes; `mke2fs` makes at most 512 blocks.
-const MAX_FILE: u64 = 512 << 16;
+const ORPHAN_FILE_BYTES_MAX: u64 = 512 << 16;
 
 impl Orphans {
     /// Processes the orphans of the last mount: frees inodes without links, truncates others to their size. Returns
@@ -141,7 +141,7 @@ impl Orphans {
             |what| FsError::from(Corruption::new(format!("orphan file {what}")).in_inode(ino));
         let inode = fs.inode(ino, IoTag::default())?;
         let core = inode.core.read();
-        if core.size > MAX_FILE {
+        if core.size > ORPHAN_FILE_BYTES_MAX {
             return Err(bad("is too large"));
         }
         let mut blocks = Vec::new();
@@ -212,7 +212,7 @@ impl Orphans {
                 .in_inode(ino)
                 .into());
         }
-        state.places.insert(ino, Place::Slot(slot));
+        state.places.insert(ino, OrphanPlace::Slot(slot));
         Ok(())
     }
 
