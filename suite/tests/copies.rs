@@ -674,7 +674,7 @@ fn a_folder_within_itself_is_reported_as_corruption() {
         .expect(0);
     }
     let out = scratch.join("out");
-    let says = "/d/in/again: volume is damaged: directory inode";
+    let says = "/d/in/again: volume is corrupt: inode";
     refused(&["extract", &at(&image, "/"), out.to_str().unwrap()], says);
     refused(&["cp", "-r", &at(&image, "/d"), &at(&other, "/")], says);
     refused(&["ls", "-R", &at(&image, "/d")], says);

@@ -248,7 +248,7 @@ fn corruption_follows_the_errors_option() {
         let mount = SteadMount::new(&scratch, image.path(), options);
         let open = File::create(mount.join("open")).unwrap();
         fails(fs::metadata(mount.join("dir/child")), Errno::UCLEAN);
-        mount.wait_for_log("damaged");
+        mount.wait_for_log("corrupt");
         assert!(
             errors(&mount).contains("errors recorded"),
             "{}",

@@ -74,7 +74,7 @@ fn print_report(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Re
     let verdict = if checked.is_clean() {
         "clean"
     } else {
-        "damaged"
+        "corrupt"
     };
     match checked {
         Checked::Ext4 { report, .. } => {

@@ -163,7 +163,7 @@ fn still_mounted(mount: &Mount, error: &SyncError) -> Failure {
     };
     let remedy = match errno {
         Some(Errno::UCLEAN) => {
-            "the volume is damaged (see .steadfs/errors): copy what is needed, give up what is not \
+            "the volume is corrupt (see .steadfs/errors): copy what is needed, give up what is not \
                                 written with --lazy, and check it with e2fsck or fsck.f2fs"
         }
         Some(Errno::NOSPC | Errno::DQUOT) => {

@@ -378,7 +378,7 @@ impl Ext4 {
     /// for e2fsck to repair.
     fn stop_and_mark(&self, cause: &str) {
         self.stop(cause);
-        let marked = self.write_super(crate::damage::record_half_done);
+        let marked = self.write_super(crate::corruption::record_half_done);
         if let Err(error) = marked {
             tracing::error!(%error, "marking the stopped volume failed");
         }

@@ -38,7 +38,7 @@ impl Control for F2fs {
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         let mut text = match path {
             "options" => self.effective_options().show(),
-            "errors" => self.tell_errors(),
+            "errors" => self.show_errors(),
             "f2fs/freeze" => u8::from(self.is_frozen()).to_string(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),

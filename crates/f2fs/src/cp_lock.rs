@@ -94,7 +94,7 @@ impl F2fs {
                 true
             }
             Err(error) => {
-                self.note_damage(&error.into());
+                self.record_corruption(&error.into());
                 false
             }
         }

@@ -12,7 +12,7 @@ use steadfs_vfs::{Clock, Cx, FsError, PendingFrees, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
 use crate::checkpoint::daemon::Daemon;
-use crate::damage::Notes;
+use crate::corruption::ErrorLog;
 use crate::discard::Discards;
 use crate::disk::{BLOCK_SIZE, Layout, Superblock};
 use crate::gc::Gc;
@@ -79,7 +79,7 @@ pub struct F2fs {
     pub(crate) read_only: AtomicBool,
     /// Corruption was found: checkpoints set the flag that requires fsck.
     pub(crate) damaged: AtomicBool,
-    pub(crate) notes: Notes,
+    pub(crate) errors: ErrorLog,
     /// Why the volume aborted, if it did.
     pub(crate) aborted: Mutex<Option<String>>,
     /// Held during a remount, freeze or thaw.

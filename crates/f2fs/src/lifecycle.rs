@@ -227,7 +227,7 @@ impl F2fs {
         self.queue.set_read_ahead_limit(0);
         self.queue.drain_read_ahead();
         let ended = end();
-        let noted = self.store_notes_now();
+        let noted = self.write_errors_now();
         self.read_only.store(true, Ordering::Release);
         self.unmounted.store(true, Ordering::Release);
         ended.and(noted)
@@ -280,7 +280,7 @@ impl Backing for F2fs {
     }
 
     fn tick(&self) {
-        self.store_notes();
+        self.write_errors();
         if !self.is_frozen() {
             self.background_checkpoint();
         }

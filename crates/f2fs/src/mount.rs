@@ -12,7 +12,7 @@ use steadfs_vfs::{Clock, FsError, PendingFrees, Result};
 
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::{self, Checkpoints, Current};
-use crate::damage::Notes;
+use crate::corruption::ErrorLog;
 use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, Features, MountMode, Superblock, mount_mode};
@@ -138,7 +138,7 @@ impl F2fs {
             rename: Mutex::new(Rank::Rename, ()),
             read_only: AtomicBool::new(options.common.read_only),
             aborted: Mutex::new(Rank::Leaf, None),
-            notes: Notes::new(superblock.clone()),
+            errors: ErrorLog::new(superblock.clone()),
             superblock,
             checkpoints: Checkpoints::new(current.checkpoint, current.pack),
             segments: OnceLock::new(),

@@ -20,13 +20,13 @@ impl F2fs {
     /// read-only.
     pub(crate) fn report_corruption<T>(&self, result: Result<T>) -> Result<T> {
         if let Some(error) = result.as_ref().err().filter(|error| error.is_corruption()) {
-            self.note_damage(error);
+            self.record_corruption(error);
             if self.options.read().errors == OnError::RemountReadOnly {
                 self.read_only.store(true, Ordering::Release);
             }
         }
         if result.is_err() {
-            self.store_notes();
+            self.write_errors();
         }
         result
     }
@@ -351,7 +351,7 @@ impl FileSystem for F2fs {
 
     fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {
         let written = self.shut_down(cx, mode);
-        self.store_notes();
+        self.write_errors();
         written
     }
 

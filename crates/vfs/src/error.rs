@@ -111,7 +111,7 @@ pub enum FsError {
     #[error("I/O error: {0}")]
     Io(String),
     /// Content of the volume failed verification.
-    #[error("volume is damaged: {0}")]
+    #[error("volume is corrupt: {0}")]
     Corrupt(Box<Corruption>),
 }
 

@@ -237,7 +237,7 @@ impl<S: WritebackFs> Engine<'_, S> {
         let intent = intent.with_urgency();
         if intent.reason != WritebackReason::Sync {
             // A throttled writer waits for the flusher's turns and must not make them urgent.
-            let _acting = inherit::set_task_tag(intent.tag);
+            let _task_tag = inherit::set_task_tag(intent.tag);
             let throttled = intent.reason == WritebackReason::Throttle;
             let enough = || throttled && !self.0.writeback().must_throttle(file.number());
             return self.write_in_turns(file, enough, epoch, &intent);

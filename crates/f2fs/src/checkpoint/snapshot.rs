@@ -269,7 +269,9 @@ impl F2fs {
             let rule = "less than the number of valid blocks in the segment table, or the number of nodes differs";
             let found = counts.valid_blocks;
             let what = Structure::Checkpoint;
-            self.note_damage(&DiskError::field(what, "valid_block_count", found, rule).into());
+            self.record_corruption(
+                &DiskError::field(what, "valid_block_count", found, rule).into(),
+            );
         }
         let data = [LogType::HotData, LogType::WarmData, LogType::ColdData];
         let entries: u32 = data
@@ -292,7 +294,7 @@ impl F2fs {
         set(reason == Reason::Unmount, CpFlags::UNMOUNT);
         let fastboot_summaries = node_summaries && reason != Reason::Unmount;
         set(fastboot_summaries, CpFlags::FASTBOOT);
-        set(self.is_damaged(), CpFlags::FSCK);
+        set(self.is_corrupt(), CpFlags::FSCK);
         set(reason == Reason::Disable, CpFlags::DISABLED);
         let start_sum = 1 + self.layout.cp_payload + orphan_blocks as u32;
         let data_blocks = packed.min(3);

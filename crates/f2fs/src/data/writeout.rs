@@ -246,7 +246,7 @@ impl WritebackFs for F2fs {
     fn data_failed(&self, inode: &Inode, error: &IoError) {
         tracing::warn!(ino = %inode.nid(), %error, "cannot write file data");
         let error = io_error(error.clone());
-        self.notes.data_failed(inode.nid(), &error);
+        self.errors.data_failed(inode.nid(), &error);
     }
 
     fn before_complete(&self, run: &WritebackRun<'_, Inode>, outcomes: &[MappedPiece]) {

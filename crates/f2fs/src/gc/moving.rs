@@ -65,7 +65,7 @@ impl F2fs {
             let owners = match self.segments().owners(segment, &self.queue, tag) {
                 Ok(owners) => owners,
                 Err(error) if error.is_corruption() => {
-                    self.note_damage(&error);
+                    self.record_corruption(&error);
                     outcome.left += 1;
                     continue;
                 }
@@ -150,7 +150,7 @@ impl F2fs {
                     work.blocks.push((block, addr));
                 }
                 Ok(None) => {}
-                Err(error) if error.is_corruption() => self.note_damage(&error),
+                Err(error) if error.is_corruption() => self.record_corruption(&error),
                 Err(error) => return Err(error),
             }
         }

@@ -21,11 +21,11 @@ const BITS: [Bit; 10] = [
     (1, "closing", |fs| fs.closing.load(Ordering::Acquire)),
     // Corruption was found, now or before the last checkpoint.
     (2, "need_fsck", |fs| {
-        fs.is_damaged() || fs.checkpoints.last().flags.contains(CpFlags::FSCK)
+        fs.is_corrupt() || fs.checkpoints.last().flags.contains(CpFlags::FSCK)
     }),
     (3, "recovering", |fs| fs.recovering.load(Ordering::Acquire)),
     // The superblocks have to record something.
-    (4, "sb_dirty", |fs| fs.notes.is_pending()),
+    (4, "sb_dirty", |fs| fs.errors.is_pending()),
     // A node write of an fsync failed: each later fsync needs a checkpoint.
     (5, "need_cp", |fs| fs.node_writes.has_failed()),
     (6, "shutdown", |fs| {

@@ -76,7 +76,7 @@ fn clean_beside_removals() {
         steadfs_rt::sleep(Duration::from_millis(1));
     }
     remover.join();
-    assert!(!fs.is_damaged());
+    assert!(!fs.is_corrupt());
     fs.close().unwrap();
     fsck(&device);
 }

@@ -75,9 +75,9 @@ fn bits_report_errors() {
         let world = World::make("", 64);
         let fs = &world.fs;
         let wrong = DiskError::entry(Structure::Node, 1, "of a test");
-        fs.note_damage(&FsError::from(wrong));
+        fs.record_corruption(&FsError::from(wrong));
         assert_eq!(bits(fs, "need_fsck sb_dirty"), 0x14);
-        fs.store_notes_now().unwrap();
+        fs.write_errors_now().unwrap();
         assert_eq!(bits(fs, "need_fsck"), 4);
         world.file(ROOT, b"file").unwrap();
         fs.sync_all(&world.cx).unwrap();
@@ -107,7 +107,7 @@ fn cut_off() -> World {
     fs.fsync(cx, ino, false).unwrap();
     world.file(ROOT, b"lost").unwrap();
     fs.shutdown(cx, ShutdownMode::NoFlush).unwrap();
-    fs.store_notes_now().unwrap();
+    fs.write_errors_now().unwrap();
     // CP_ERROR_FLAG.
     assert_eq!(shown(fs), (0x41, 0x4c, "fs_dirty shutdown".to_owned()));
     assert!(fs.close().is_err());

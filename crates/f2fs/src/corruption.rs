@@ -1,9 +1,9 @@
-//! What went wrong: told below `.steadfs`, and on a volume that is written noted in both superblocks as
-//! Linux does since 6.1, kinds of damage as bits of `s_errors`, stops counted in `s_stop_reason`.
+//! Errors of a volume: shown in `.steadfs/errors`, and on a volume that is written recorded in both superblocks as Linux
+//! does since 6.1: kinds of corruption as bits of `s_errors`, stops counted in `s_stop_reason`.
 //!
-//! Damage and failures are met with locks held, so they are only remembered there. They are written by
-//! who holds none: a call that fails, the tick of write-back, the unmount. A copy is written whole and waited
-//! for before the other one, so a crash in between leaves one of them good.
+//! Errors occur while locks are held, so they are only recorded in memory there. A task without locks writes them: a call
+//! that fails, the tick of write-back, the unmount. One copy is written and flushed before the other, so a crash in between
+//! leaves one of them valid.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,33 +18,32 @@ use crate::disk::superblock::{ErrorFlag, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, Sto
 use crate::disk::{BLOCK_SIZE, Nid, Superblock};
 use crate::fs::{F2fs, io_error};
 
-/// Files remembered whose data could not be written.
-const FAILED_FILES: usize = 64;
-/// How long after a superblock could not be written it is tried again.
-const PAUSE: Duration = Duration::from_secs(5);
+/// Files with failed data writes that are kept, at most.
+const FAILED_FILES_MAX: usize = 64;
+/// Time between two attempts to write a superblock.
+const SUPERBLOCK_RETRY: Duration = Duration::from_secs(5);
 
-/// What went wrong since the mount, and what the superblock is to say of it.
-pub struct Notes {
+/// Errors since the mount, and the superblock that records them.
+pub struct ErrorLog {
     state: Mutex<State>,
-    /// What corruption was met.
+    /// Corruption that was found.
     findings: Findings,
-    /// Directories that take no further names of one hash although there is space.
+    /// Directories whose index is full for one hash although there is space.
     pub(crate) full_directories: Findings,
-    /// Something is to be written.
+    /// The superblocks are to be written.
     pending: AtomicBool,
 }
 
 /// [Leaf]
 struct State {
     superblock: Superblock,
-    /// Files whose data could not be written, and how each failed last.
+    /// Files whose data could not be written, with the last error of each.
     data: BTreeMap<Nid, String>,
-    /// Why the superblock does not say it, and since when.
+    /// Why the superblocks could not be written, and since when.
     unwritten: Option<(String, Instant)>,
 }
 
-impl Notes {
-    /// Nothing went wrong yet.
+impl ErrorLog {
     pub fn new(superblock: Superblock) -> Self {
         let state = State {
             superblock,
@@ -59,10 +58,10 @@ impl Notes {
         }
     }
 
-    /// Damage of this kind was met. Whether it is the first of its kind at its place.
-    fn damage(&self, what: &FsError) -> bool {
-        if let Some(note) = ErrorFlag::of_error(what) {
-            let new = self.state.lock().superblock.record_error(note);
+    /// Records corruption. Returns whether it is new.
+    fn record(&self, what: &FsError) -> bool {
+        if let Some(flag) = ErrorFlag::of_error(what) {
+            let new = self.state.lock().superblock.record_error(flag);
             self.pending.fetch_or(new, Ordering::AcqRel);
         }
         match what {
@@ -76,15 +75,15 @@ impl Notes {
         self.pending.store(true, Ordering::Release);
     }
 
-    /// Whether the superblocks do not say yet what they are to say.
+    /// Whether errors are recorded that the superblocks on the device lack.
     pub fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// A file's data could not be written.
+    /// Records that a file's data could not be written.
     pub fn data_failed(&self, ino: Nid, error: &FsError) {
         let mut state = self.state.lock();
-        while state.data.len() >= FAILED_FILES {
+        while state.data.len() >= FAILED_FILES_MAX {
             state.data.pop_first();
         }
         state.data.insert(ino, error.to_string());
@@ -102,12 +101,12 @@ impl F2fs {
             first
         };
         if first {
-            self.notes.stop(reason);
+            self.errors.stop(reason);
         }
         self.read_only.store(true, Ordering::Release);
     }
 
-    /// Stops the volume because its code panicked, as a power cut would: nothing is noted on the device, which has a
+    /// Stops the volume because its code panicked, as a power cut would: nothing is recorded on the device, which has a
     /// state that the volume passed through.
     pub(crate) fn abort_for_panic(&self) {
         tracing::error!(cause = PANICKED, "the volume stops");
@@ -122,60 +121,59 @@ impl F2fs {
         self.aborted.lock().clone()
     }
 
-    /// Whether something was found that contradicts itself.
-    pub(crate) fn is_damaged(&self) -> bool {
+    /// Whether corruption was found.
+    pub(crate) fn is_corrupt(&self) -> bool {
         self.damaged.load(Ordering::Acquire)
     }
 
-    /// Tells of damage that does not keep an operation from being done. The next checkpoint says that the
-    /// volume should be checked.
-    pub(crate) fn note_damage(&self, error: &FsError) {
+    /// Records corruption that does not fail the operation. The next checkpoint requests a check of the volume.
+    pub(crate) fn record_corruption(&self, error: &FsError) {
         self.damaged.store(true, Ordering::Release);
-        if self.notes.damage(error) {
-            tracing::error!(%error, "the volume is damaged; it should be checked");
+        if self.errors.record(error) {
+            tracing::error!(%error, "the volume is corrupt; run fsck.f2fs");
         }
     }
 
-    /// Writes what is to be noted in the superblocks, if anything is. What cannot be written is told, and tried
-    /// again by later calls, though not by each. The caller holds no lock.
-    pub(crate) fn store_notes(&self) {
+    /// Writes the superblocks if errors are recorded. A failure is logged and retried by later calls, at intervals. The
+    /// caller holds no lock.
+    pub(crate) fn write_errors(&self) {
         // While the volume is frozen not even this is written.
-        if !self.notes.is_pending() || self.is_frozen() {
+        if !self.errors.is_pending() || self.is_frozen() {
             return;
         }
         let failed = self
-            .notes
+            .errors
             .state
             .lock()
             .unwritten
             .as_ref()
             .map(|(_, at)| *at);
-        if failed.is_none_or(|at| at.elapsed() >= PAUSE) {
-            // Told by the function itself; the unmount returns it.
-            let _ = self.store_notes_now();
+        if failed.is_none_or(|at| at.elapsed() >= SUPERBLOCK_RETRY) {
+            // Logged by the function itself; the unmount returns it.
+            let _ = self.write_errors_now();
         }
     }
 
-    /// The same at once.
+    /// As [`F2fs::write_errors`], without an interval.
     ///
     /// # Errors
-    /// The device failed: the superblocks do not say what went wrong.
-    pub(crate) fn store_notes_now(&self) -> Result<()> {
+    /// The device failed: the superblocks lack the errors.
+    pub(crate) fn write_errors_now(&self) -> Result<()> {
         // A volume that was only ever read is not written.
-        if self.segments.get().is_none() || !self.notes.pending.swap(false, Ordering::AcqRel) {
+        if self.segments.get().is_none() || !self.errors.pending.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        let bytes = self.notes.state.lock().superblock.encode();
+        let bytes = self.errors.state.lock().superblock.encode();
         let written = [1, 0].iter().try_for_each(|n| self.write_copy(*n, &bytes));
-        let mut state = self.notes.state.lock();
+        let mut state = self.errors.state.lock();
         match &written {
             Ok(()) => state.unwritten = None,
             Err(error) => {
                 if state.unwritten.is_none() {
-                    tracing::error!(%error, "the superblock cannot note what went wrong");
+                    tracing::error!(%error, "cannot record errors in the superblocks");
                 }
                 state.unwritten = Some((error.to_string(), now()));
-                self.notes.pending.store(true, Ordering::Release);
+                self.errors.pending.store(true, Ordering::Release);
             }
         }
         written
@@ -185,25 +183,24 @@ impl F2fs {
         let (at, tag) = (copy * BLOCK_SIZE as u64, IoTag::default());
         let mut block = self.queue.read(at, BLOCK_SIZE, tag).map_err(io_error)?;
         block.make_mut()[SUPERBLOCK_OFFSET..][..SUPERBLOCK_SIZE].copy_from_slice(bytes);
-        // A write with a FLUSH of its own that fails would be taken for a FLUSH that failed, after which nothing
-        // is written any more.
+        // A failed write with PREFLUSH would count as a failed FLUSH, after which nothing is written any more.
         let written = self.queue.submit(Bio::write(at, vec![block]), tag).wait();
         written.map_err(io_error)?;
         self.queue.flush(tag).wait().map_err(io_error)
     }
 
-    /// What is wrong with the volume, a line each: why it stopped, data that could not be written and is
-    /// tried again, damage met since the mount, and what the superblock says. `none` where nothing is.
-    pub(crate) fn tell_errors(&self) -> String {
+    /// The content of `.steadfs/errors`, one line each: why the volume stopped, data that could not be written and is
+    /// retried, corruption found since the mount, and what the superblock has recorded; `none` if there is nothing.
+    pub(crate) fn show_errors(&self) -> String {
         let mut text = String::new();
         if let Some(cause) = self.abort_cause() {
             text += &format!("stopped: {cause}\n");
         }
         let dirty = self.writeback.dirty_files();
         let findings =
-            self.notes.findings.show("corruption") + &self.notes.full_directories.show("full");
-        let mut state = self.notes.state.lock();
-        // Of the others the data is written by now, or gone.
+            self.errors.findings.show("corruption") + &self.errors.full_directories.show("full");
+        let mut state = self.errors.state.lock();
+        // The data of the others has been written, or removed.
         state
             .data
             .retain(|ino, _| dirty.contains(&u64::from(ino.0)));
@@ -213,7 +210,7 @@ impl F2fs {
         text += &findings;
         let kinds = state.superblock.recorded_errors().join(", ");
         if !kinds.is_empty() {
-            text += &format!("damage noted in the superblock: {kinds}\n");
+            text += &format!("errors noted in the superblock: {kinds}\n");
         }
         let stops = state.superblock.recorded_stops();
         let stops: Vec<String> = stops

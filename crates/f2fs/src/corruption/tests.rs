@@ -14,7 +14,7 @@ use crate::options::MountOptions;
 use crate::test_world::{ALL, ROOT, World};
 
 fn errors(fs: &F2fs) -> String {
-    fs.tell_errors()
+    fs.show_errors()
 }
 
 /// Both superblocks, which are whole and say the same.
@@ -51,7 +51,7 @@ fn damage_is_noted_and_told_again_by_later_mounts() {
         let said = errors(&world.fs);
         assert!(said.starts_with("corruption (2 times): "), "{said}");
         assert!(
-            said.ends_with("damage noted in the superblock: inconsistent_footer\n"),
+            said.ends_with("errors noted in the superblock: inconsistent_footer\n"),
             "{said}"
         );
         assert_eq!(
@@ -67,7 +67,7 @@ fn damage_is_noted_and_told_again_by_later_mounts() {
         world.lookup(ROOT, b"file").unwrap();
         assert_eq!(
             errors(&world.fs),
-            "damage noted in the superblock: inconsistent_footer\n"
+            "errors noted in the superblock: inconsistent_footer\n"
         );
         world.close();
     }
@@ -196,12 +196,12 @@ fn note_while_superblocks_fail() {
     // Not by each call that fails: a dying device would get two writes for every one.
     fs.lookup(&cx, ROOT, b"file").unwrap_err();
     assert!(errors(&fs).contains(told));
-    steadfs_rt::sleep(super::PAUSE);
+    steadfs_rt::sleep(super::SUPERBLOCK_RETRY);
     fs.lookup(&cx, ROOT, b"file").unwrap_err();
     // The flusher looks at that time, too: if it is at it, the call has left it to it.
     let begin = steadfs_rt::now();
     while errors(&fs).contains(told) {
-        assert!(begin.elapsed() < super::PAUSE, "{}", errors(&fs));
+        assert!(begin.elapsed() < super::SUPERBLOCK_RETRY, "{}", errors(&fs));
         steadfs_rt::sleep(std::time::Duration::from_millis(1));
     }
     let noted = superblock(&device.memory.to_bytes());

@@ -52,7 +52,7 @@ impl Ext4 {
         let text = corruption.to_string();
         // Each finding is logged once: a program that retries would fill the log.
         if self.findings.record(&text) {
-            tracing::error!(%corruption, "the volume is damaged");
+            tracing::error!(%corruption, "the volume is corrupt");
         }
         if self.check_writable().is_err() {
             return;

@@ -27,7 +27,7 @@ fn an_error_of_a_structure_keeps_its_position_and_kind() {
     assert_eq!(corruption.inode, Some(InodeNo(12)));
     assert_eq!(corruption.block, Some(DevBlock(345)));
     assert_eq!(corruption.kind, CorruptionKind::Magic);
-    let text = "volume is damaged: inode 12: block 345: extent node has magic 0x1";
+    let text = "volume is corrupt: inode 12: block 345: extent node has magic 0x1";
     assert_eq!(error.to_string(), text);
 }
 
