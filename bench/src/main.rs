@@ -109,7 +109,7 @@ fn run(args: &Args) -> Result<bool> {
         for round in 1..=rounds {
             for &subject in subjects.iter().filter(|s| activity.supports(**s)) {
                 if stop.load(Ordering::Relaxed) {
-                    eprintln!("bench: stopped; what was measured so far:");
+                    eprintln!("bench: interrupted; results so far:");
                     break 'all;
                 }
                 eprintln!("{}, round {round} of {rounds}: {subject}", activity.name);
@@ -128,7 +128,7 @@ fn chosen(words: &[String]) -> Result<Vec<&'static Activity>> {
     let wanted = |a: &&Activity| words.is_empty() || words.iter().any(|w| a.name.contains(&**w));
     let result: Vec<_> = ACTIVITIES.iter().filter(wanted).collect();
     if result.is_empty() {
-        return Err("--only: no activity has such a name (see --list)".into());
+        return Err("--only: no activity matches (see --list)".into());
     }
     Ok(result)
 }

@@ -31,7 +31,7 @@ impl Samples {
         for (key, value) in result.values.drain(..) {
             assert!(
                 row(key).is_some(),
-                "{activity} records {key}, which is no row"
+                "{activity} records unknown row {key}"
             );
             self.values.entry((key, subject)).or_default().push(value);
         }

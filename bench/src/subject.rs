@@ -182,7 +182,7 @@ fn serve(
     let _ = child.kill();
     child.wait()?;
     let result = std::fs::read_to_string(&log)?;
-    Err(format!("{command:?} does not mount: {}", result.trim()).into())
+    Err(format!("{command:?} did not mount the volume: {}", result.trim()).into())
 }
 
 /// Waits until the server prints "ready".
@@ -239,7 +239,7 @@ impl Mounted {
         })?;
         if let Some(status) = status.filter(|status| !status.success()) {
             let result = std::fs::read_to_string(self.root.with_extension("log"))?;
-            return Err(format!("the server ended with {status}: {}", result.trim()).into());
+            return Err(format!("the server exited with {status}: {}", result.trim()).into());
         }
         Ok(UnmountResult { seconds, usage })
     }

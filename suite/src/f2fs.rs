@@ -35,6 +35,6 @@ pub fn check_clean(image: &Path, what: &str) -> Report {
     run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
     match checked {
         Checked::F2fs { report } => report,
-        Checked::Ext4 { .. } => panic!("{what}: not taken as f2fs"),
+        Checked::Ext4 { .. } => panic!("{what}: not recognized as f2fs"),
     }
 }

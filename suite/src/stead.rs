@@ -252,8 +252,8 @@ impl SteadMount {
         self.gone = true;
         let status = wait(&mut self.server, LIMIT);
         let output = self.log();
-        let status = status.unwrap_or_else(|| panic!("the server did not end: {output}"));
-        assert!(status.success(), "the server ended with {status}: {output}");
+        let status = status.unwrap_or_else(|| panic!("the server did not exit: {output}"));
+        assert!(status.success(), "the server exited with {status}: {output}");
         assert!(!output.contains("panicked"), "{output}");
     }
 
@@ -305,7 +305,7 @@ impl SteadMount {
     #[track_caller]
     pub fn wait_with_log(mut self) -> (i32, String) {
         self.gone = true;
-        let status = wait(&mut self.server, LIMIT).expect("the server ends");
+        let status = wait(&mut self.server, LIMIT).expect("the server exits");
         (status.code().unwrap_or(-1), self.log())
     }
 }

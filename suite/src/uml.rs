@@ -195,7 +195,7 @@ pub fn inside(how: Torture) {
             let tree = Tree::of(Path::new(TOP));
             write_lines(&durable_lines(&tree, &files), Path::new(path));
         }
-        other => panic!("{other}: no such work"),
+        other => panic!("unknown work {other}"),
     }
 }
 

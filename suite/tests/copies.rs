@@ -548,7 +548,7 @@ fn progress_is_shown_on_a_terminal_only() {
         });
         text.contains("MiB") && text.contains("files: /source/")
     });
-    assert!(shown, "nothing was shown in fifty runs");
+    assert!(shown, "no progress was shown in 50 runs");
     let out = scratch.join("quiet");
     let output = steadfs(["extract", &place, out.to_str().unwrap()]).expect(0);
     assert_eq!((output.out.as_str(), output.err.as_str()), ("", ""));
@@ -597,7 +597,7 @@ fn a_copy_that_does_not_fit_is_reported() {
             }
         }
     }
-    assert!(reported > 0, "everything fits: nothing was tried");
+    assert!(reported > 0, "all attributes fit: nothing was tested");
 }
 
 /// Attributes that the host cannot store are reported, and everything else is copied.

@@ -409,7 +409,7 @@ fn an_image_may_shrink_under_a_mount() {
         .set_len(1 << 20)
         .unwrap();
     let last = file.read_exact_at(&mut first, 19 << 20);
-    assert!(last.is_err(), "what is not there cannot be read");
+    assert!(last.is_err(), "a missing file cannot be read");
     drop(file);
     // With or without data to write, it must end.
     steadfs_when_idle(&["umount".as_ref(), mount.root().as_os_str()]);

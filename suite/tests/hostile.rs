@@ -107,7 +107,7 @@ fn ask_e2fsck(name: &str, image: &Image, corrupt: bool) {
     let theirs = run_judge("e2fsck", ["-fn".as_ref(), file.path().as_os_str()]);
     if (theirs.code() != 0) != corrupt {
         let (code, words) = (theirs.code(), theirs.out);
-        println!("{name}: corrupt: we say {corrupt}, e2fsck {code}: {words}");
+        println!("{name}: our checker: corrupt {corrupt}; e2fsck: exit code {code}: {words}");
     }
 }
 
@@ -164,7 +164,7 @@ fn run(family: Family) {
     });
     let totals = totals.into_inner().unwrap();
     println!(
-        "{}: {} cases, {} mounted ro, {} rw, {} corrupt, {} reported, {} lost what was synced, \
+        "{}: {} cases, {} mounted ro, {} rw, {} corrupt, {} reported, {} lost synced data, \
          peak {} KiB in {}",
         family.name(),
         totals.cases,
@@ -184,8 +184,8 @@ fn run(family: Family) {
     );
     assert_eq!(totals.cases, cases);
     // The corruption is neither so coarse that nothing mounts nor so fine that nothing is found.
-    assert!(totals.mounted[0] * 20 > cases, "hardly anything mounts");
-    assert!(totals.corrupt * 4 > cases, "hardly anything is corrupt");
+    assert!(totals.mounted[0] * 20 > cases, "too few images can be mounted");
+    assert!(totals.corrupt * 4 > cases, "too few images are corrupt");
 }
 
 #[test]

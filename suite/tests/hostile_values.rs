@@ -70,7 +70,7 @@ fn run_case(case: &HostileCase, base: &Base, judged: &Path) -> Vec<String> {
     }
     if (corrupt == outcome.corrupt) == case.e2fsck.is_some() {
         let ours = outcome.corrupt;
-        violations.push(format!("corrupt: we say {ours}, e2fsck {corrupt}: {words}"));
+        violations.push(format!("our checker: corrupt {ours}; e2fsck: corrupt {corrupt}: {words}"));
     }
     violations.extend(outcome.violations);
     violations

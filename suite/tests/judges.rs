@@ -125,7 +125,7 @@ fn e2fsck_finds_corruption() {
     image.check_clean();
     image.debugfs("set_inode_field <2> links_count 9\n");
     let judged = std::panic::catch_unwind(|| image.check_clean());
-    assert!(judged.is_err(), "a wrong link count passed");
+    assert!(judged.is_err(), "a wrong link count was not found");
 }
 
 #[test]

@@ -525,7 +525,7 @@ fn by_mount(scratch: &Scratch, image: &Path, typed: &str, wanted: &Result<&str, 
             assert!(code == 1 || code == 32, "{typed}: {code}");
             assert!(output.contains(why), "{typed}: {output}");
         }
-        (Ok(_), Err(_)) => panic!("{typed} was taken"),
+        (Ok(_), Err(_)) => panic!("{typed} was accepted"),
         (Err((_, output)), Ok(_)) => panic!("{typed}: {output}"),
     }
 }

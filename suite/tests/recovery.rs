@@ -258,7 +258,7 @@ fn we_replay_a_log_that_wraps_around() {
             (!places.is_sorted()).then_some(dirty)
         });
         mount.unmount();
-        let dirty = goes_round.unwrap_or_else(|| panic!("{args:?}: no log goes round"));
+        let dirty = goes_round.unwrap_or_else(|| panic!("{args:?}: no log wraps around"));
         let by_kernel = dirty.copy(&scratch, "by-kernel.img");
         KernelMount::new(&scratch, by_kernel.path(), "").unmount();
         let by_e2fsck = dirty.copy(&scratch, "by-e2fsck.img");
@@ -470,7 +470,7 @@ fn write_until_killed(top: &Path, writer: u64, acknowledged: &Acknowledged, gone
             // may have made it durable. Afterwards only the new name is.
             let note = |old: &str, new: String| {
                 let mut acknowledged = acknowledged.lock().unwrap();
-                let len = acknowledged.remove(old).expect("it was noted");
+                let len = acknowledged.remove(old).expect("it was recorded");
                 acknowledged.insert(new, len);
             };
             let either = format!("{moved}|{name}");

@@ -280,7 +280,7 @@ fn a_second_signal_ends_a_busy_mount_without_loss() {
         open.write_all(content.as_bytes()).unwrap();
         let mapper = Mapper::new(&mount.join("mapped"));
         mount.signal(signal);
-        until("it leaves the tree", || {
+        until("the mount is detached", || {
             mounts_below(mount.root()).is_empty()
         });
         mount.signal(signal);
@@ -335,7 +335,7 @@ fn a_covered_mount_is_reported_and_both_stay() {
     steadfs_when_idle(&["umount".as_ref(), above.path().as_os_str()]).expect(0);
     above.check_clean();
     // The server has waited for this; the volume is in use again.
-    until("the other leaves the tree too", || {
+    until("the other mount is detached", || {
         mounts_below(mount.root()).is_empty()
     });
     drop(open);

@@ -107,7 +107,7 @@ impl User {
         let file = fs::File::open(self.home.join("a.img")).unwrap();
         let end = Instant::now() + PATIENCE;
         while file.try_lock_shared().is_err() {
-            assert!(Instant::now() < end, "the server does not end");
+            assert!(Instant::now() < end, "the server does not exit");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

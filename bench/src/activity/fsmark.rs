@@ -57,7 +57,7 @@ fn files_per_second(result: &str) -> Result<f64> {
         .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split_ascii_whitespace().nth(3)?.parse().ok())
         .next_back()
-        .ok_or_else(|| format!("fs_mark result no figure: {result}").into())
+        .ok_or_else(|| format!("fs_mark printed no rate: {result}").into())
 }
 
 #[cfg(test)]

@@ -177,7 +177,7 @@ impl MountOptions {
 ///
 /// Dropping it without [`Mounted::wait`] detaches the mount; the service threads exit when it is no longer in use.
 pub struct Mounted {
-    service: Arc<MountThreads>,
+    mount_threads: Arc<MountThreads>,
     negotiated: Negotiated,
     handle: MountHandle,
     waited: bool,
@@ -255,9 +255,9 @@ fn mount_with(
             classifier: options.classifier.clone(),
         },
     );
-    let service = MountThreads::new(Arc::new(session));
+    let mount_threads = MountThreads::new(Arc::new(session));
     let served = spare_descriptors(mountpoint).and_then(|spare| {
-        let served = serve(&service, device, options, queues);
+        let served = serve(&mount_threads, device, options, queues);
         drop(spare);
         served
     });
@@ -265,7 +265,7 @@ fn mount_with(
         Ok(negotiated) => {
             set_read_ahead(&handle.entry.device, options.read_ahead_kib);
             Ok(Mounted {
-                service,
+                mount_threads,
                 negotiated,
                 handle,
                 waited: false,
@@ -276,7 +276,7 @@ fn mount_with(
             if let Err(error) = handle.unmount(Unmount::Detach) {
                 tracing::error!(%error, "cannot detach a mount that failed");
             }
-            service.wait();
+            mount_threads.wait();
             Err(error)
         }
     }
@@ -284,13 +284,13 @@ fn mount_with(
 
 /// Starts the service threads and waits until the mount is usable.
 fn serve(
-    service: &Arc<MountThreads>,
+    mount_threads: &Arc<MountThreads>,
     device: OwnedFd,
     options: &MountOptions,
     queues: Option<u16>,
 ) -> Result<Negotiated, MountError> {
     let device = Arc::new(device);
-    service
+    mount_threads
         .session
         .volume
         .set_notifier(Notifier::new(device.clone()));
@@ -302,11 +302,11 @@ fn serve(
         cpus.clamp(1, 8)
     };
     let threads_max = max_in_service(options.max_threads) + readers;
-    DevPool::start(service, device.clone(), readers, threads_max)
+    DevPool::start(mount_threads, device.clone(), readers, threads_max)
         .map_err(|error| MountError::Threads(FsError::no_thread(error)))?;
-    let negotiated = service.session.wait_negotiated()?;
+    let negotiated = mount_threads.session.wait_negotiated()?;
     if let (true, Some(queues)) = (negotiated.uring, queues) {
-        UringPool::start(service, device, queues, options.max_threads)?;
+        UringPool::start(mount_threads, device, queues, options.max_threads)?;
     }
     Ok(negotiated)
 }
@@ -417,7 +417,7 @@ impl Mounted {
 
     /// Counters of requests.
     pub fn stats(&self) -> &Stats {
-        self.service.session.stats()
+        self.mount_threads.session.stats()
     }
 
     /// How requests arrive.
@@ -443,8 +443,8 @@ impl Mounted {
     /// so. Returns the result of closing.
     pub fn wait(mut self) -> Result<(), FsError> {
         self.waited = true;
-        self.service.wait();
-        self.service.session.close_volume()
+        self.mount_threads.wait();
+        self.mount_threads.session.close_volume()
     }
 }
 

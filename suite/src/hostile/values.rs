@@ -83,7 +83,7 @@ pub struct ValueWriter<'a> {
 }
 
 fn hex(text: &str) -> u64 {
-    u64::from_str_radix(text, 16).unwrap_or_else(|_| panic!("{text} is no number"))
+    u64::from_str_radix(text, 16).unwrap_or_else(|_| panic!("not a number: {text}"))
 }
 
 fn low(value: u64) -> u32 {
@@ -139,7 +139,7 @@ impl<'a> ValueWriter<'a> {
                 let block = self.place(text).0.block;
                 self.base.survey.block(&self.base.image, block)
             }
-            other => panic!("{other} is no kind of value"),
+            other => panic!("unknown kind of value {other}"),
         }
     }
 
@@ -186,7 +186,7 @@ impl<'a> ValueWriter<'a> {
             "journal" => Part::JournalSuper,
             "log" => Part::Log,
             "orphans" => Part::Orphans,
-            other => panic!("{other} is no place"),
+            other => panic!("unknown place {other}"),
         };
         let owner = owner.map(|owner| self.inode(owner).expect("an inode"));
         let mut metadata = survey

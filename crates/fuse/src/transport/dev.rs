@@ -5,7 +5,7 @@
 //!
 //! A request that finds no slot ([`Admission`](crate::admission::Admission)) is queued with its message, and the thread
 //! reads the next one. Problem: a message holds up to 1 MiB. Rule: above [`QUEUED_BYTES_MAX`] of queued messages, a
-//! buffered write is cut to its first [`SHORT_WRITE`] bytes; its caller continues after the short count.
+//! buffered write is cut to its first [`SHORT_WRITE_BYTES`]; its caller continues after the short count.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use crate::reply::Answer;
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::sys;
-use crate::transport::{MountThreads, SHORT_WRITE, cut_write};
+use crate::transport::{MountThreads, SHORT_WRITE_BYTES, cut_write};
 use crate::wire::{self, InHeader, OutHeader, WriteIn};
 
 /// Read buffer beside the data of the largest WRITE: the kernel requires space for the headers; one page is enough.
@@ -34,7 +34,7 @@ static ZEROS: [u8; 65536] = [0; 65536];
 
 /// Threads that read the device.
 pub struct DevPool {
-    service: Arc<MountThreads>,
+    mount_threads: Arc<MountThreads>,
     device: Arc<OwnedFd>,
     /// Threads that exist.
     threads: AtomicUsize,
@@ -55,7 +55,7 @@ impl DevPool {
     /// # Errors
     /// If not even one thread can be created.
     pub fn start(
-        service: &Arc<MountThreads>,
+        mount_threads: &Arc<MountThreads>,
         device: Arc<OwnedFd>,
         threads: usize,
         threads_max: usize,
@@ -65,7 +65,7 @@ impl DevPool {
             "a pool has between 1 and threads_max threads"
         );
         let pool = Arc::new(Self {
-            service: service.clone(),
+            mount_threads: mount_threads.clone(),
             device,
             threads: AtomicUsize::new(1),
             idle: AtomicUsize::new(1),
@@ -83,7 +83,7 @@ impl DevPool {
     /// Starts a reader that is already counted as existing and idle.
     fn add(self: &Arc<Self>) -> std::io::Result<()> {
         let pool = self.clone();
-        self.service.start("fuse-dev", move || pool.run())
+        self.mount_threads.start("fuse-dev", move || pool.run())
     }
 
     /// Starts another reader if fewer than `threads_max` exist. If the thread cannot be created, the others continue.
@@ -102,7 +102,7 @@ impl DevPool {
             let threads = self.threads.fetch_sub(1, Ordering::Relaxed) - 1;
             self.idle.fetch_sub(1, Ordering::Relaxed);
             // One thread has to stay free to read.
-            self.service.session.admission.shrink(threads);
+            self.mount_threads.session.admission.shrink(threads);
         }
     }
 
@@ -114,16 +114,16 @@ impl DevPool {
             // one.
             Err(_) => self.device.clone(),
         };
-        let size = self.service.session.volume.config.max_request as usize + HEADER_BYTES;
+        let size = self.mount_threads.session.volume.config.max_request as usize + HEADER_BYTES;
         let mut message = vec![0; size];
-        let mut out = self.service.session.reply_buf();
+        let mut out = self.mount_threads.session.reply_buf();
         loop {
             let len = match rustix::io::read(&*device, &mut message[..]) {
                 // Interrupted, or the kernel withdrew the request.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
                 // Unmounted, or the connection was aborted.
                 Ok(0) | Err(Errno::NODEV | Errno::CONNABORTED | Errno::NOTCONN) => {
-                    self.service.session.admission.close();
+                    self.mount_threads.session.admission.close();
                     break;
                 }
                 Err(error) => {
@@ -142,7 +142,7 @@ impl DevPool {
             }
             self.serve_message(&device, &message[..len], &mut out);
             if let Some(slot) = slot {
-                self.service.session.admission.leave(slot);
+                self.mount_threads.session.admission.leave(slot);
             }
             if self.idle.fetch_add(1, Ordering::Relaxed) >= self.idle_max {
                 break;
@@ -159,7 +159,7 @@ impl DevPool {
         message: &mut Vec<u8>,
         len: usize,
     ) -> Option<Option<Slot>> {
-        let session = &self.service.session;
+        let session = &self.mount_threads.session;
         let Ok(raw) = RawRequest::from_message(&message[..len]) else {
             return Some(None);
         };
@@ -190,7 +190,7 @@ impl DevPool {
         if self.queued_bytes.load(Ordering::Relaxed) + len > QUEUED_BYTES_MAX {
             len = cut_message(&mut message[..len]);
         }
-        let own = if len > 2 * SHORT_WRITE {
+        let own = if len > 2 * SHORT_WRITE_BYTES {
             let fresh = vec![0; message.len()];
             let mut own = std::mem::replace(message, fresh);
             own.truncate(len);
@@ -207,7 +207,7 @@ impl DevPool {
         self.queued_bytes
             .fetch_sub(message.len(), Ordering::Relaxed);
         // Allocated anew: this is rare and cheap beside the wait.
-        let mut out = self.service.session.reply_buf();
+        let mut out = self.mount_threads.session.reply_buf();
         match verdict {
             Verdict::Admitted(_) => self.serve_message(device, message, &mut out),
             Verdict::Interrupted => {
@@ -229,7 +229,7 @@ impl DevPool {
 
     fn serve(&self, device: &OwnedFd, raw: RawRequest<'_>, out: &mut ReplyBuf) {
         let unique = raw.header.unique;
-        let error = match self.service.session.serve(raw, out) {
+        let error = match self.mount_threads.session.serve(raw, out) {
             Answer::Silent => return,
             Answer::Done => 0,
             Answer::Error(errno) => {
@@ -250,7 +250,7 @@ fn reply(device: &OwnedFd, unique: u64, error: i32, out: &ReplyBuf) {
     }
 }
 
-/// Cuts a message to [`SHORT_WRITE`] bytes of data if it is a write that may be cut; returns its length.
+/// Cuts a message to [`SHORT_WRITE_BYTES`] of data if it is a write that may be cut; returns its length.
 fn cut_message(message: &mut [u8]) -> usize {
     let len = message.len();
     let Ok((header, body)) = InHeader::mut_from_prefix(message) else {

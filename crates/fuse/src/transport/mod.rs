@@ -18,17 +18,17 @@ use crate::session::Session;
 use crate::wire::{self, WriteIn};
 
 /// Bytes that remain of a queued write that is cut to save memory. Database pages are smaller, so they are never cut.
-pub(crate) const SHORT_WRITE: usize = 64 << 10;
+pub(crate) const SHORT_WRITE_BYTES: usize = 64 << 10;
 
-/// Cuts a write to its first [`SHORT_WRITE`] bytes if its caller can take a short count; returns the number of bytes
+/// Cuts a write to its first [`SHORT_WRITE_BYTES`] if its caller can take a short count; returns the number of bytes
 /// cut. For a direct write, and for pages of a shared mapping, the kernel does not treat a short count as one.
 pub(crate) fn cut_write(write: &mut WriteIn) -> usize {
     let direct = write.flags & OFlags::DIRECT.bits() != 0;
-    let cut = (write.size as usize).saturating_sub(SHORT_WRITE);
+    let cut = (write.size as usize).saturating_sub(SHORT_WRITE_BYTES);
     if direct || write.write_flags & (wire::WRITE_CACHE | wire::BYPASS_CACHE) != 0 || cut == 0 {
         return 0;
     }
-    write.size = SHORT_WRITE as u32;
+    write.size = SHORT_WRITE_BYTES as u32;
     cut
 }
 
@@ -107,8 +107,8 @@ mod tests {
         };
         let plain = OFlags::empty();
         let mut long = write(1 << 20, plain, 0);
-        assert_eq!(cut_write(&mut long), (1 << 20) - SHORT_WRITE);
-        assert_eq!(long.size as usize, SHORT_WRITE);
+        assert_eq!(cut_write(&mut long), (1 << 20) - SHORT_WRITE_BYTES);
+        assert_eq!(long.size as usize, SHORT_WRITE_BYTES);
         for mut whole in [
             long,
             write(1 << 20, OFlags::DIRECT, 0),

@@ -6,7 +6,7 @@
 //!
 //! Each entry of a queue (the buffers of one request) belongs to a thread with its own ring: a thread that waits inside
 //! the volume occupies its own entry and nothing else. The kernel gives a request to the entry that became free last,
-//! so as few threads as possible are cache-warm.
+//! so that few threads serve most requests, with warm CPU caches.
 //!
 //! A request that finds no free entry stays in the kernel until another request of its queue is replied to, even if an
 //! entry is registered in the meantime (observed on 6.18). So a queue gets more entries while some are still free:
@@ -33,7 +33,7 @@ use crate::reply::ReplyBuf;
 use crate::transport::MountThreads;
 use crate::wire;
 
-use entry::{Entry, Ring, SMALL_PAYLOAD};
+use entry::{Entry, Ring, SMALL_PAYLOAD_BYTES};
 
 /// Entries, over all queues, that keep the memory of a large request.
 const LARGE_ENTRIES_KEPT: usize = 16;
@@ -50,8 +50,9 @@ const ENTRIES_MAX: usize = 1024;
 
 /// A thread for each entry of the kernel's queues.
 pub struct UringPool {
-    service: Arc<MountThreads>,
-    service_threads: Arc<ServiceThreads>,
+    mount_threads: Arc<MountThreads>,
+    /// Makes busy service threads SCHED_IDLE, so that a woken caller keeps its CPU.
+    idle_policy: Arc<ServiceThreads>,
     device: Arc<OwnedFd>,
     /// Entries that now hold the memory of a large request.
     large: AtomicUsize,
@@ -97,7 +98,7 @@ impl UringPool {
     /// If a queue is left without an entry, the first cause: the kernel then serves no request, and the mount has to be
     /// ended.
     pub fn start(
-        service: &Arc<MountThreads>,
+        mount_threads: &Arc<MountThreads>,
         device: Arc<OwnedFd>,
         queues: u16,
         threads: usize,
@@ -109,8 +110,8 @@ impl UringPool {
             failure: None,
         };
         let pool = Arc::new(Self {
-            service: service.clone(),
-            service_threads: ServiceThreads::new(),
+            mount_threads: mount_threads.clone(),
+            idle_policy: ServiceThreads::new(),
             device,
             large: AtomicUsize::new(0),
             busy: (0..queues).map(|_| AtomicUsize::new(0)).collect(),
@@ -121,7 +122,7 @@ impl UringPool {
         for _ in 0..each {
             for queue in 0..queues {
                 let worker = pool.clone();
-                if let Err(error) = service.start("fuse-ring", move || worker.run(queue)) {
+                if let Err(error) = mount_threads.start("fuse-ring", move || worker.run(queue)) {
                     pool.registration_failed(error);
                 }
             }
@@ -133,7 +134,7 @@ impl UringPool {
         if startup.registered.iter().all(|&entries| entries > 0) {
             drop(startup);
             let monitor = steadfs_rt::try_spawn("fuse-watch", move || {
-                if let Err(error) = pool.service_threads.monitor() {
+                if let Err(error) = pool.idle_policy.monitor() {
                     tracing::debug!(%error, "service threads stay SCHED_OTHER: callers may move between CPUs");
                 }
             });
@@ -173,7 +174,7 @@ impl UringPool {
         for _ in 0..ENTRIES_STEP {
             self.startup.lock().pending += 1;
             let worker = self.clone();
-            if let Err(error) = self.service.start("fuse-ring", move || worker.run(queue)) {
+            if let Err(error) = self.mount_threads.start("fuse-ring", move || worker.run(queue)) {
                 tracing::debug!(queue, %error, "cannot create another service thread");
                 self.registration_failed(error);
             }
@@ -211,7 +212,7 @@ impl UringPool {
     /// Creates a ring and an entry, and registers the entry with the kernel.
     fn register(&self, queue: u16) -> std::io::Result<(Ring, Entry)> {
         let mut ring = make_ring()?;
-        let mut entry = Entry::new(self.service.session.volume.config.max_request as usize)?;
+        let mut entry = Entry::new(self.mount_threads.session.volume.config.max_request as usize)?;
         loop {
             entry.submit_register(&mut ring, &self.device, queue)?;
             ring.submit()?;
@@ -236,9 +237,9 @@ impl UringPool {
         entry: &mut Entry,
         mut pinned: Option<&mut PinnedThread>,
     ) -> std::io::Result<()> {
-        let mut out = self.service.session.reply_buf();
+        let mut out = self.mount_threads.session.reply_buf();
         let busy = &self.busy[usize::from(queue)];
-        let mut thread = self.service_threads.join();
+        let mut thread = self.idle_policy.join();
         loop {
             match entry.wait(ring)? {
                 Ok(()) => {}
@@ -278,7 +279,7 @@ impl UringPool {
 
     /// Serves an entry's request once it has a slot.
     fn serve(&self, entry: &mut Entry, out: &mut ReplyBuf) {
-        let session = &self.service.session;
+        let session = &self.mount_threads.session;
         let raw = entry.request();
         let header = raw.header;
         let Some(class) = session.class(&raw) else {
@@ -312,7 +313,7 @@ impl UringPool {
     }
 
     fn count_large(&self, entry: &mut Entry) {
-        if entry.touched > SMALL_PAYLOAD && !entry.large {
+        if entry.touched > SMALL_PAYLOAD_BYTES && !entry.large {
             entry.large = true;
             self.large.fetch_add(1, Ordering::Relaxed);
         }
@@ -323,7 +324,7 @@ impl UringPool {
     fn bound_memory(&self, entry: &mut Entry) {
         self.count_large(entry);
         if entry.large
-            && entry.used <= SMALL_PAYLOAD
+            && entry.used <= SMALL_PAYLOAD_BYTES
             && self.large.load(Ordering::Relaxed) > LARGE_ENTRIES_KEPT
         {
             entry.release_large();

@@ -28,7 +28,7 @@ use crate::wire::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringReqHeader
 pub(super) type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
 /// Payload bytes above which an entry counts as large: its memory is then worth releasing.
-pub(super) const SMALL_PAYLOAD: usize = 64 << 10;
+pub(super) const SMALL_PAYLOAD_BYTES: usize = 64 << 10;
 
 /// One request's buffers, registered with the kernel.
 pub(super) struct Entry {
@@ -87,14 +87,14 @@ impl Entry {
         })
     }
 
-    /// Releases the memory after the first [`SMALL_PAYLOAD`] bytes of the payload, which the last reply does not use.
+    /// Releases the memory after the first [`SMALL_PAYLOAD_BYTES`] of the payload, which the last reply does not use.
     pub(super) fn release_large(&mut self) {
         assert!(
-            !self.with_kernel && self.used <= SMALL_PAYLOAD,
+            !self.with_kernel && self.used <= SMALL_PAYLOAD_BYTES,
             "the payload is in use"
         );
-        let rest = &mut self.payload_mut()[SMALL_PAYLOAD..];
-        // SAFETY: whole pages (the mapping and SMALL_PAYLOAD are page-aligned) of a private mapping that
+        let rest = &mut self.payload_mut()[SMALL_PAYLOAD_BYTES..];
+        // SAFETY: whole pages (the mapping and SMALL_PAYLOAD_BYTES are page-aligned) of a private mapping that
         // only this entry uses; they read as zeros afterwards, and nothing relies on their content.
         let advised = unsafe {
             rustix::mm::madvise(rest.as_mut_ptr().cast(), rest.len(), Advice::LinuxDontNeed)
@@ -102,7 +102,7 @@ impl Entry {
         if let Err(error) = advised {
             tracing::debug!(%error, "cannot release the memory of a ring entry");
         }
-        self.touched = SMALL_PAYLOAD;
+        self.touched = SMALL_PAYLOAD_BYTES;
         self.large = false;
     }
 
@@ -141,7 +141,7 @@ impl Entry {
 
     /// Whether copying the request's payload takes longer than migrating its caller to another CPU.
     pub(super) fn has_large_payload(&self) -> bool {
-        self.header().ent.payload_sz as usize > SMALL_PAYLOAD
+        self.header().ent.payload_sz as usize > SMALL_PAYLOAD_BYTES
     }
 
     /// Whether copying the reply may take that long. The caller runs meanwhile: it allocates memory for its next
@@ -150,7 +150,7 @@ impl Entry {
         let header = self.header();
         self.in_header().opcode == wire::opcode::READ
             && ReadIn::read_from_prefix(&header.op_in)
-                .is_ok_and(|(arg, _)| arg.size as usize > SMALL_PAYLOAD)
+                .is_ok_and(|(arg, _)| arg.size as usize > SMALL_PAYLOAD_BYTES)
     }
 
     pub(super) fn submit_register(
