@@ -29,10 +29,7 @@ impl Samples {
     /// Adds the result of a run of `activity`.
     pub fn add(&mut self, activity: &'static str, subject: Subject, mut result: RunResult) {
         for (key, value) in result.values.drain(..) {
-            assert!(
-                row(key).is_some(),
-                "{activity} records unknown row {key}"
-            );
+            assert!(row(key).is_some(), "{activity} records unknown row {key}");
             self.values.entry((key, subject)).or_default().push(value);
         }
         self.used

@@ -101,7 +101,8 @@ pub fn finish(mut command: Command, limit: Duration) -> Outcome {
     let mut child = command.spawn().unwrap_or_else(|e| panic!("{line}: {e}"));
     let out = drain(child.stdout.take());
     let err = drain(child.stderr.take());
-    let status = wait(&mut child, limit).unwrap_or_else(|| panic!("{line}: not finished after {limit:?}"));
+    let status =
+        wait(&mut child, limit).unwrap_or_else(|| panic!("{line}: not finished after {limit:?}"));
     Outcome {
         status,
         out: out.join().unwrap_or_default(),

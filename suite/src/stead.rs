@@ -253,7 +253,10 @@ impl SteadMount {
         let status = wait(&mut self.server, LIMIT);
         let output = self.log();
         let status = status.unwrap_or_else(|| panic!("the server did not exit: {output}"));
-        assert!(status.success(), "the server exited with {status}: {output}");
+        assert!(
+            status.success(),
+            "the server exited with {status}: {output}"
+        );
         assert!(!output.contains("panicked"), "{output}");
     }
 

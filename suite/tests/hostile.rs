@@ -184,7 +184,10 @@ fn run(family: Family) {
     );
     assert_eq!(totals.cases, cases);
     // The corruption is neither so coarse that nothing mounts nor so fine that nothing is found.
-    assert!(totals.mounted[0] * 20 > cases, "too few images can be mounted");
+    assert!(
+        totals.mounted[0] * 20 > cases,
+        "too few images can be mounted"
+    );
     assert!(totals.corrupt * 4 > cases, "too few images are corrupt");
 }
 

@@ -70,7 +70,9 @@ fn run_case(case: &HostileCase, base: &Base, judged: &Path) -> Vec<String> {
     }
     if (corrupt == outcome.corrupt) == case.e2fsck.is_some() {
         let ours = outcome.corrupt;
-        violations.push(format!("our checker: corrupt {ours}; e2fsck: corrupt {corrupt}: {words}"));
+        violations.push(format!(
+            "our checker: corrupt {ours}; e2fsck: corrupt {corrupt}: {words}"
+        ));
     }
     violations.extend(outcome.violations);
     violations

@@ -35,7 +35,7 @@ impl CloseResultFile {
         match memfd_create("steadfs-close-result", MemfdFlags::CLOEXEC) {
             Ok(file) => Some(Self { file: file.into() }),
             Err(error) => {
-                tracing::debug!(%error, "cannot create a memfd; umount will not report the result of closing the volume");
+                tracing::debug!(%error, "cannot create a memfd: umount will not report how the volume was closed");
                 None
             }
         }

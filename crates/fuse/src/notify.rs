@@ -155,7 +155,7 @@ impl Notifier {
             if let Err(error) = steadfs_rt::try_spawn("fuse-notify", move || this.run()) {
                 // The next write tries again, and its thread sends this range, too.
                 queue.has_thread = false;
-                tracing::warn!(node, %error, "cannot create fuse-notify; stale pages stay cached until the next direct write");
+                tracing::warn!(node, %error, "cannot create fuse-notify: stale pages stay until the next direct write");
                 return;
             }
         }

@@ -1,9 +1,9 @@
 //! The language of comments, pages and names: a ratchet that keeps private words out.
 //!
 //! Rule: comments and pages use the words of the field and plain technical English (`docs/glossary.md`). A word list
-//! cannot judge a sentence, but it finds the constructions that a technical writer avoids: pronouns and relative clauses
-//! without a noun, verbs of speech for functions, amounts without a unit. Each area of the tree has an allowance of lines
-//! with such a construction, which only shrinks.
+//! cannot judge a sentence, but it finds the constructions that a technical writer avoids: pronouns and relative
+//! clauses without a noun, verbs of speech for functions, amounts without a unit. Each area of the tree has an
+//! allowance of lines with such a construction, which only shrinks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

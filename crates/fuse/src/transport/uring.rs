@@ -174,7 +174,10 @@ impl UringPool {
         for _ in 0..ENTRIES_STEP {
             self.startup.lock().pending += 1;
             let worker = self.clone();
-            if let Err(error) = self.mount_threads.start("fuse-ring", move || worker.run(queue)) {
+            if let Err(error) = self
+                .mount_threads
+                .start("fuse-ring", move || worker.run(queue))
+            {
                 tracing::debug!(queue, %error, "cannot create another service thread");
                 self.registration_failed(error);
             }
