@@ -182,10 +182,9 @@ impl F2fs {
                 limit: of_2013.then_some(policy.max_search),
                 skip: &skip,
             };
-            let victim = if enough {
-                None
-            } else {
-                segments.begin_cleaning(search)
+            let victim = match enough {
+                true => None,
+                false => segments.begin_cleaning(search),
             };
             let Some(victim) = victim else {
                 if waiting {
