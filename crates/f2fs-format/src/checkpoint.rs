@@ -187,12 +187,12 @@ fn journal_of(
     start: BlockAddr,
     log: LogType,
 ) -> Result<JournalBytes> {
-    let place = checkpoint.summary_in_pack(log).ok_or_else(|| {
+    let position = checkpoint.summary_in_pack(log).ok_or_else(|| {
         let (field, blocks) = ("cp_pack_total_block_count", checkpoint.pack_blocks);
         let rule = "no room for the summaries";
         DiskError::field(Structure::Checkpoint, field, blocks, rule)
     })?;
-    let at = start.plus(place);
+    let at = start.plus(position);
     let block = SummaryBlock::parse(&read_blocks(queue, at, 1)?).map_err(|e| e.in_block(at))?;
     Ok(block.journal)
 }

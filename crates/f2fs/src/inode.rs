@@ -260,11 +260,11 @@ impl Inode {
         self.orphan.store(orphan, Ordering::Release);
     }
 
-    /// Records a completed write of the file, `new_places` if to newly allocated blocks; the FLUSH with this number
+    /// Records a completed write of the file, to newly allocated blocks or in place; the FLUSH with this number
     /// makes it durable.
-    pub(crate) fn record_written(&self, new_places: bool, flush: u64) {
+    pub(crate) fn record_written(&self, newly_allocated: bool, flush: u64) {
         self.unflushed.fetch_max(flush, Ordering::AcqRel);
-        if new_places {
+        if newly_allocated {
             self.unflushed_opu.fetch_max(flush, Ordering::AcqRel);
         }
     }

@@ -87,9 +87,9 @@ impl F2fs {
     }
 
     fn verity_descriptor(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
-        let place = self.attr_value(inode, index::VERITY, VERITY_XATTR, tag)?;
-        let place = place.ok_or_else(|| bad(inode, "is missing"))?;
-        let DescriptorLocation { start, size } = DescriptorLocation::parse(&place)
+        let value = self.attr_value(inode, index::VERITY, VERITY_XATTR, tag)?;
+        let value = value.ok_or_else(|| bad(inode, "is missing"))?;
+        let DescriptorLocation { start, size } = DescriptorLocation::parse(&value)
             .ok_or_else(|| bad(inode, "has an unknown version or size"))?;
         if start < tree_of(inode)? || start.checked_add(size.into()).is_none() {
             return Err(bad(inode, "is not beyond the file's end"));

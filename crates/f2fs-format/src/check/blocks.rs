@@ -41,7 +41,7 @@ impl Checker<'_> {
 
     fn record_block(&mut self, ino: Nid, addr: BlockAddr, what: SummaryKind, owner: Summary) {
         self.report.stats.blocks_used += 1;
-        let Some((segment, offset)) = self.layout.place(addr) else {
+        let Some((segment, offset)) = self.layout.segment_of(addr) else {
             return;
         };
         if self.used.set(segment, offset) {

@@ -27,7 +27,7 @@ pub(super) struct Context {
 
 /// The position of a block of entries.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct EntryBlock {
     /// Block number in the directory's file.
     block: u64,
     /// Its level in the hash table; `None` if no lookup reaches the block.
@@ -35,7 +35,7 @@ pub(super) struct Place {
     dir_level: u8,
 }
 
-impl Place {
+impl EntryBlock {
     /// The position of a block in a directory with this many levels and blocks.
     pub(super) fn new(block: u64, dir_level: u8, depth: u32, blocks: u64) -> Self {
         let ends_after = |level: &u32| block < hash::level_start(level + 1, dir_level);
@@ -86,20 +86,20 @@ impl Context {
 }
 
 impl Checker<'_> {
-    /// Checks all entries of an area; `place` is its position, if it is a block.
+    /// Checks all entries of an area; `position` is that of its block; `None` for inline entries.
     pub(super) fn check_entries(
         &mut self,
         cx: &mut Context,
         layout: &DentryLayout,
         area: &[u8],
-        place: Option<Place>,
+        position: Option<EntryBlock>,
     ) {
         for entry in dentry::entries(layout, area, 0) {
             match entry {
-                Ok(entry) => self.check_entry(cx, layout, area, &entry, place),
+                Ok(entry) => self.check_entry(cx, layout, area, &entry, position),
                 Err(error) => {
                     let error = error.in_node(cx.ino);
-                    let block = place.map_or(0, |place| place.block);
+                    let block = position.map_or(0, |position| position.block);
                     self.issue(Issue::Dentry { block, error });
                 }
             }
@@ -112,7 +112,7 @@ impl Checker<'_> {
         layout: &DentryLayout,
         area: &[u8],
         entry: &Entry<'_>,
-        place: Option<Place>,
+        position: Option<EntryBlock>,
     ) {
         let dir = cx.ino;
         if entry.is_dot() {
@@ -143,10 +143,10 @@ impl Checker<'_> {
                 computed,
             });
         }
-        if let Some(place) = place
-            && !place.is_right(entry.hash)
+        if let Some(position) = position
+            && !position.is_right(entry.hash)
         {
-            let block = place.block;
+            let block = position.block;
             self.issue(Issue::DirPlace {
                 dir,
                 name: name(),

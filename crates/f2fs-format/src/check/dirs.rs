@@ -2,7 +2,7 @@
 
 use steadfs_vfs::InodeFlags;
 
-use super::dentries::{Context, Place, fingerprint};
+use super::dentries::{Context, EntryBlock, fingerprint};
 use super::tables::Slot;
 use super::{Checker, Issue};
 use crate::disk::dentry::DentryLayout;
@@ -61,8 +61,8 @@ impl Checker<'_> {
             let at = self.dir_blocks[n];
             if self.read_block(at.addr, &mut block) {
                 let file_block = at.file_block.into();
-                let place = Place::new(file_block, inode.dir_level, inode.depth, blocks);
-                self.check_entries(cx, &DentryLayout::BLOCK, &block, Some(place));
+                let position = EntryBlock::new(file_block, inode.dir_level, inode.depth, blocks);
+                self.check_entries(cx, &DentryLayout::BLOCK, &block, Some(position));
             }
         }
     }

@@ -43,7 +43,7 @@ impl Checker<'_> {
         let mut seen: Option<Blocks> = None;
         let limit = self.options.memory_limit / 2 / size_of::<Found>() as u64;
         let mut block = Vec::new();
-        while let Some((segment, offset)) = self.layout.place(addr) {
+        while let Some((segment, offset)) = self.layout.segment_of(addr) {
             if (chain.len() as u64) >= limit || !self.read_block(addr, &mut block) {
                 break;
             }
@@ -141,7 +141,7 @@ impl Checker<'_> {
         addr: BlockAddr,
         over: &mut BTreeSet<u32>,
     ) {
-        let Some((segment, offset)) = self.layout.place(addr) else {
+        let Some((segment, offset)) = self.layout.segment_of(addr) else {
             let rule = "outside the main area";
             let error = DiskError::address(Structure::Node, addr, rule);
             return self.issue(Issue::Fsynced(error.in_node(nid)));

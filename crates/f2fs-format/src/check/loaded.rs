@@ -137,10 +137,10 @@ impl Checker<'_> {
         if !self.checkpoint.flags.contains(CpFlags::NAT_BITS) {
             return None;
         }
-        let place = NatBits::place(&self.layout, self.pack, self.checkpoint.pack_blocks)?;
+        let first = NatBits::address(&self.layout, self.pack, self.checkpoint.pack_blocks)?;
         let mut blocks = Vec::new();
         let count = self.layout.nat_bits_blocks();
-        if !self.read_blocks(place, count, &mut blocks) {
+        if !self.read_blocks(first, count, &mut blocks) {
             return None;
         }
         NatBits::parse(&self.layout, &self.checkpoint, &blocks)

@@ -218,8 +218,8 @@ impl Checker<'_> {
 
     fn parse_summary(&mut self, blocks: &[u8], log: LogType) -> Result<SummaryBlock, DiskError> {
         let cp = &self.checkpoint;
-        let place = cp.summary_in_pack(log);
-        let block = place
+        let position = cp.summary_in_pack(log);
+        let block = position
             .and_then(|at| at.checked_sub(cp.start_sum))
             .and_then(|n| blocks.get(n as usize * BLOCK_SIZE..(n as usize + 1) * BLOCK_SIZE))
             .ok_or_else(|| {

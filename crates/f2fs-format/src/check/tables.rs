@@ -140,18 +140,18 @@ impl Blocks {
         &self.segments[segment.0 as usize]
     }
 
-    const fn place(offset: u32) -> (usize, u64) {
+    const fn bit_position(offset: u32) -> (usize, u64) {
         ((offset / 64) as usize, 1 << (63 - offset % 64))
     }
 
     pub(super) fn get(&self, segment: SegNo, offset: u32) -> bool {
-        let (word, bit) = Self::place(offset);
+        let (word, bit) = Self::bit_position(offset);
         self.segments[segment.0 as usize][word] & bit != 0
     }
 
     /// Marks a block. Returns whether it was marked before.
     pub(super) fn set(&mut self, segment: SegNo, offset: u32) -> bool {
-        let (word, bit) = Self::place(offset);
+        let (word, bit) = Self::bit_position(offset);
         let word = &mut self.segments[segment.0 as usize][word];
         let before = *word & bit != 0;
         *word |= bit;
@@ -207,7 +207,7 @@ impl Summaries {
         (line.segment == segment).then_some(&line.bytes)
     }
 
-    /// Caches a segment's summary block, in place of another one.
+    /// Caches a segment's summary block, replacing another one.
     pub(super) fn put(&mut self, segment: SegNo, bytes: Box<[u8]>) {
         assert_eq!(bytes.len(), BLOCK_SIZE);
         let line = self.line(segment);

@@ -257,7 +257,7 @@ impl Checker<'_> {
             return None;
         }
         let footer = Footer::parse(block);
-        let place = || {
+        let check_offset = || {
             if footer.offset == offset {
                 return Ok(());
             }
@@ -265,7 +265,7 @@ impl Checker<'_> {
             let error = DiskError::field(Structure::Node, field, footer.offset, rule);
             Err(error.in_node(nid))
         };
-        if let Err(error) = footer.check(nid, ino).and_then(|()| place()) {
+        if let Err(error) = footer.check(nid, ino).and_then(|()| check_offset()) {
             self.issue(Issue::Node(error.in_block(addr)));
             return None;
         }

@@ -11,7 +11,7 @@ pub enum Order {
     LowFirst,
 }
 
-const fn place(order: Order, bit: usize) -> (usize, u8) {
+const fn bit_position(order: Order, bit: usize) -> (usize, u8) {
     let mask = match order {
         Order::HighFirst => 0x80 >> (bit % 8),
         Order::LowFirst => 1 << (bit % 8),
@@ -21,13 +21,13 @@ const fn place(order: Order, bit: usize) -> (usize, u8) {
 
 /// Whether a bit is set.
 pub fn get(order: Order, map: &[u8], bit: usize) -> bool {
-    let (byte, mask) = place(order, bit);
+    let (byte, mask) = bit_position(order, bit);
     map.get(byte).is_some_and(|b| b & mask != 0)
 }
 
 /// Sets or clears a bit that exists.
 pub fn put(order: Order, map: &mut [u8], bit: usize, value: bool) {
-    let (byte, mask) = place(order, bit);
+    let (byte, mask) = bit_position(order, bit);
     if value {
         map[byte] |= mask;
     } else {

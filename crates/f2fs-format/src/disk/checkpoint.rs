@@ -535,7 +535,7 @@ impl NatBits {
     }
 
     /// Address of the hint in the segment of a pack; `None` if the pack leaves no space.
-    pub fn place(layout: &Layout, pack: u32, pack_blocks: u32) -> Option<BlockAddr> {
+    pub fn address(layout: &Layout, pack: u32, pack_blocks: u32) -> Option<BlockAddr> {
         let blocks = layout.nat_bits_blocks();
         let at = SEGMENT_BLOCKS.checked_sub(blocks)?;
         (pack_blocks <= at).then(|| layout.pack_start(pack).plus(at))

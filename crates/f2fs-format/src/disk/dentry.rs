@@ -273,7 +273,7 @@ pub fn as_table(
     for entry in entries(layout, bytes, 0) {
         let entry = entry?;
         let slots = slots_for(entry.name.len());
-        let place = (0..MAX_DEPTH).find_map(|level| {
+        let position = (0..MAX_DEPTH).find_map(|level| {
             bucket(level, dir_level, entry.hash).find_map(|block| {
                 let room = match table.get(&block) {
                     Some(bytes) => find_free_slots(&DentryLayout::BLOCK, bytes, slots),
@@ -282,7 +282,7 @@ pub fn as_table(
                 room.map(|slot| (level, block, slot))
             })
         });
-        let (level, block, slot) = place.ok_or_else(|| {
+        let (level, block, slot) = position.ok_or_else(|| {
             let rule = "does not fit in any level";
             DiskError::entry(Structure::Dentries, short(entry.slot), rule)
         })?;

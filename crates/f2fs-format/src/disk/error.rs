@@ -15,12 +15,12 @@ pub type Result<T, E = DiskError> = std::result::Result<T, E>;
 /// A structure that contradicts the format. Converts to [`FsError::Corrupt`], with the bit of `s_errors` where Linux
 /// has one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{place}{kind}")]
+#[error("{location}{kind}")]
 pub struct DiskError {
     /// What is wrong.
     pub kind: CorruptKind,
     /// Where, if known.
-    pub place: DiskLocation,
+    pub location: DiskLocation,
 }
 
 /// The kind of structure an error is about.
@@ -201,14 +201,14 @@ impl DiskError {
     /// Adds the node, unless one is known already.
     #[must_use]
     pub fn in_node(mut self, node: Nid) -> Self {
-        self.place.node.get_or_insert(node);
+        self.location.node.get_or_insert(node);
         self
     }
 
     /// Adds the block, unless one is known already.
     #[must_use]
     pub fn in_block(mut self, block: BlockAddr) -> Self {
-        self.place.block.get_or_insert(block);
+        self.location.block.get_or_insert(block);
         self
     }
 }
@@ -228,7 +228,7 @@ impl From<CorruptKind> for DiskError {
     fn from(kind: CorruptKind) -> Self {
         Self {
             kind,
-            place: DiskLocation::default(),
+            location: DiskLocation::default(),
         }
     }
 }
@@ -238,11 +238,11 @@ impl From<DiskError> for FsError {
         if matches!(error.kind, CorruptKind::Unsupported { .. }) {
             return Self::BadOption(error.to_string());
         }
-        let DiskError { kind, place } = error;
+        let DiskError { kind, location } = error;
         let corruption = Corruption {
             code: ErrorFlag::of(&kind).map(ErrorFlag::bit),
-            node: place.node.map(|nid| nid.0),
-            block: place.block.map(|addr| DevBlock(addr.0.into())),
+            node: location.node.map(|nid| nid.0),
+            block: location.block.map(|addr| DevBlock(addr.0.into())),
             ..Corruption::new(kind.to_string())
         };
         corruption.of_kind(kind.class()).into()

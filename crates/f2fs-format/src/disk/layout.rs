@@ -219,7 +219,7 @@ impl Layout {
     }
 
     /// The segment of a block in the main area, and the offset in it; `None` outside the main area.
-    pub fn place(&self, addr: BlockAddr) -> Option<(SegNo, u32)> {
+    pub fn segment_of(&self, addr: BlockAddr) -> Option<(SegNo, u32)> {
         let within = addr.0.checked_sub(self.main_start)?;
         (within < self.main_blocks())
             .then_some((SegNo(within / SEGMENT_BLOCKS), within % SEGMENT_BLOCKS))
@@ -227,7 +227,7 @@ impl Layout {
 
     /// Whether a block is in the main area.
     pub fn is_main(&self, addr: BlockAddr) -> bool {
-        self.place(addr).is_some()
+        self.segment_of(addr).is_some()
     }
 
     /// The block at `offset` of a segment.

@@ -178,8 +178,8 @@ impl CompactSummaries {
         };
         let mut slots = compacted_slots();
         let logs = counts.map(|count| {
-            let places = slots.by_ref().take(idx(count));
-            places
+            let slots_of_log = slots.by_ref().take(idx(count));
+            slots_of_log
                 .map(|(block, at)| {
                     let start = block * BLOCK_SIZE + at;
                     let raw = RawSummary::ref_from_bytes(&blocks[start..start + ENTRY_SIZE])

@@ -48,7 +48,7 @@ impl Build {
     }
 
     /// The address of the next block of a log.
-    pub(super) fn next_place(&self, log: LogType) -> BlockAddr {
+    pub(super) fn next_address(&self, log: LogType) -> BlockAddr {
         first_block(&self.plan, log).plus(self.used(log))
     }
 
@@ -64,7 +64,7 @@ impl Build {
         slot: u16,
         block: Vec<u8>,
     ) -> BlockAddr {
-        let at = self.next_place(log);
+        let at = self.next_address(log);
         let version = 0;
         self.summaries[log.index()].push(Summary { nid, version, slot });
         self.blocks.insert(at.0, block);

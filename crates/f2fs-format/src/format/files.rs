@@ -155,7 +155,7 @@ impl Build {
             let addr = self.append(LogType::HotData, ino, slot, block);
             inode.set_addr(layout, &mut node, slot, addr);
         }
-        let addr = self.next_place(LogType::HotNode);
+        let addr = self.next_address(LogType::HotNode);
         let footer = Footer {
             nid: ino,
             ino,

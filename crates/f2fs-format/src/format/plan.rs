@@ -87,7 +87,7 @@ impl Plan {
             overprovision,
             reserved_segments: small(reserved)?,
             overprovision_segments: small(kept)?,
-            logs: place_logs(areas.zones, areas.zone)?,
+            logs: first_segments(areas.zones, areas.zone)?,
             large_nat_bitmap: opts.large_nat_bitmap,
         })
     }
@@ -233,7 +233,7 @@ fn best_overprovision(main: u64, section: u64) -> Option<f64> {
 
 /// The start of the logs: nodes and directories at the front, cold data at a quarter of the main area and warm data
 /// at half of it, each in a zone of its own.
-fn place_logs(zones: u64, zone: u64) -> Result<[SegNo; 6], FormatError> {
+fn first_segments(zones: u64, zone: u64) -> Result<[SegNo; 6], FormatError> {
     let last_of = |zones: u64| zones.saturating_sub(1) * zone;
     let hot_data = 3 * zone;
     let cold_data = last_of(zones / 4).max(hot_data + zone);

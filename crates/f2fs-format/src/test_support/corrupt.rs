@@ -177,7 +177,7 @@ impl CorruptVolume {
 
     /// Changes an entry in the SIT; the journal is empty.
     pub fn sit(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSitEntry, usize)) {
-        let (segment, offset) = self.layout.place(addr).unwrap();
+        let (segment, offset) = self.layout.segment_of(addr).unwrap();
         let (block, slot) = self.layout.sit_slot(segment);
         let second = self.opened().checkpoint.sit_second(block);
         let at = self.layout.sit_block(block, second);
@@ -188,7 +188,7 @@ impl CorruptVolume {
 
     /// The summary block of a block's segment: in the pack if the segment is a curseg.
     pub fn summary_block(&mut self, addr: BlockAddr) -> &mut [u8] {
-        let (segment, _) = self.layout.place(addr).unwrap();
+        let (segment, _) = self.layout.segment_of(addr).unwrap();
         let cp = self.opened().checkpoint;
         let open = LogType::ALL
             .into_iter()
@@ -202,7 +202,7 @@ impl CorruptVolume {
 
     /// Changes the summary entry of a block.
     pub fn summary(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSummary)) {
-        let (_, offset) = self.layout.place(addr).unwrap();
+        let (_, offset) = self.layout.segment_of(addr).unwrap();
         let at = offset as usize * 7;
         let bytes = &mut self.summary_block(addr)[at..at + 7];
         edit(RawSummary::mut_from_bytes(bytes).unwrap());

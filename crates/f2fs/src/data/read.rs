@@ -63,10 +63,10 @@ impl F2fs {
         let compressed = self.cluster_blocks(&inode.core.read()).is_some();
         let reading = match (compressed, size) {
             (true, _) => self.begin_compressed(&reader, inode, range, size)?,
-            (false, None) => reader.begin(range, self.places(inode, tag))?,
+            (false, None) => reader.begin(range, self.block_sources(inode, tag))?,
             (false, Some(size)) => {
-                let reading = reader.begin(range.clone(), self.places(inode, tag))?;
-                reader.read_ahead(range, size, self.places(inode, tag));
+                let reading = reader.begin(range.clone(), self.block_sources(inode, tag))?;
+                reader.read_ahead(range, size, self.block_sources(inode, tag));
                 reading
             }
         };
@@ -122,7 +122,7 @@ impl F2fs {
     }
 
     /// The block map of a file without compressed clusters.
-    fn places<'a>(
+    fn block_sources<'a>(
         &'a self,
         inode: &'a Inode,
         tag: IoTag,

@@ -128,7 +128,7 @@ pub(super) fn fields(
     // File type and 12 permission bits.
     core.mode = (spec.kind.mode_bits() | perm) as u16;
     extra_fields(setting, &mut core);
-    place_content(setting, spec, &mut core);
+    choose_inline(setting, spec, &mut core);
     if spec.kind == FileKind::Regular
         && let Some(extensions) = setting.extensions
     {
@@ -154,7 +154,7 @@ fn extra_fields(setting: &InodeContext<'_>, core: &mut disk::Inode) {
 }
 
 /// Decides which content is stored in the inode.
-fn place_content(setting: &InodeContext<'_>, spec: &NewInodeSpec<'_>, core: &mut disk::Inode) {
+fn choose_inline(setting: &InodeContext<'_>, spec: &NewInodeSpec<'_>, core: &mut disk::Inode) {
     let options = setting.options;
     if options.inline_xattr {
         core.inline = core.inline.union(Inline::XATTR);

@@ -454,9 +454,9 @@ impl RenamedInode<'_> {
         whiteout: Option<&Inode>,
     ) -> Result<()> {
         let (fs, tag) = (self.fs, self.cx.tag);
-        self.put_new_name(reservation, free_dentry)?;
+        self.insert_new_name(reservation, free_dentry)?;
         steadfs_rt::fault_point("rename");
-        self.drop_old_name(whiteout)?;
+        self.remove_old_name(whiteout)?;
         fs.move_inode(self.change, self.from, self.to, self.pair.moved(), tag)?;
         fs.record_moved_name(self.from.dir, self.pair.old.0.hash);
         match self.pair.replaced() {
@@ -474,7 +474,7 @@ impl RenamedInode<'_> {
         }
     }
 
-    fn put_new_name(
+    fn insert_new_name(
         &self,
         reservation: &mut Reservation<'_>,
         free_dentry: Option<&FreeDentry>,
@@ -483,8 +483,8 @@ impl RenamedInode<'_> {
         let Some((entry, _)) = &self.pair.new else {
             let free_dentry = free_dentry.expect("a new name has free slots");
             let counts = counts(self.from, to, old);
-            let place = (to.dir, free_dentry, to.name);
-            return fs.add_name(self.cx, self.change, reservation, place, old, counts);
+            let slot = (to.dir, free_dentry, to.name);
+            return fs.add_name(self.cx, self.change, reservation, slot, old, counts);
         };
         let mut core = to.dir.core.write();
         let target = (old.nid(), old.kind());
@@ -494,7 +494,7 @@ impl RenamedInode<'_> {
         Ok(())
     }
 
-    fn drop_old_name(&self, whiteout: Option<&Inode>) -> Result<()> {
+    fn remove_old_name(&self, whiteout: Option<&Inode>) -> Result<()> {
         let (fs, from, tag) = (self.fs, self.from, self.cx.tag);
         // Entries never move within blocks, but the inline directory may have been converted to blocks.
         let entry = fs.found_dentry(from, tag)?;

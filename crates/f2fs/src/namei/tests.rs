@@ -273,12 +273,12 @@ fn inodes_know_their_last_name() {
     );
     // Recovery must not let a new file under the old name replace the inode that moved.
     let again = world.file(ROOT, b"clip.mp4").unwrap().ino;
-    let new_inode = world.file(ROOT, b"new_inode").unwrap().ino;
+    let unrelated = world.file(ROOT, b"unrelated").unwrap().ino;
     let needs_checkpoint = |ino| {
         let nid = Nid::from_vfs(ino).unwrap();
         fs.since_cp.needs_checkpoint(nid)
     };
-    assert!(needs_checkpoint(again) && !needs_checkpoint(new_inode));
+    assert!(needs_checkpoint(again) && !needs_checkpoint(unrelated));
     world.judge_now();
     assert!(!needs_checkpoint(again));
     world.close();

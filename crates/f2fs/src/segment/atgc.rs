@@ -127,7 +127,7 @@ impl Segments {
     /// Allocates up to `want` consecutive blocks for data moved by age from `from` on; `None` if it goes to the
     /// cold-data log, as without `atgc`.
     pub fn allocate_atgc(&self, from: BlockAddr, want: u32) -> Option<Run> {
-        let (segment, _) = self.layout.place(from)?;
+        let (segment, _) = self.layout.segment_of(from)?;
         let now = self.elapsed();
         let mut inner = self.inner.lock();
         let manager = &mut inner.manager;
@@ -145,7 +145,7 @@ impl Segments {
 
     /// As [`Segments::set_valid`], for a block moved from `from`, whose age it keeps.
     pub fn set_valid_atgc(&self, addr: BlockAddr, owner: Owner, from: BlockAddr) {
-        let stamp = self.layout.place(from).map(|(segment, _)| {
+        let stamp = self.layout.segment_of(from).map(|(segment, _)| {
             let inner = self.inner.lock();
             inner.manager.sit.stamp(segment)
         });

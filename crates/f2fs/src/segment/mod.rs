@@ -220,7 +220,7 @@ impl Segments {
     /// The address, which a structure of the volume holds, is not that of a valid block of this kind.
     pub fn invalidate(&self, addr: BlockAddr, content: BlockKind) -> Result<bool, DiskError> {
         let now = self.elapsed();
-        let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+        let (segment, offset) = self.layout.segment_of(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
         let sit = &mut inner.manager.sit;
         // A corrupt file must not free a node, nor a corrupt node address a file's data.
@@ -239,7 +239,7 @@ impl Segments {
     /// # Errors
     /// The address is outside the main area.
     pub fn protect(&self, addr: BlockAddr) -> Result<bool> {
-        let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+        let (segment, offset) = self.layout.segment_of(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
         let sit = &mut inner.manager.sit;
         if sit.busy(segment).get(offset) {
@@ -272,7 +272,7 @@ impl Segments {
         log: LogType,
     ) -> Result<(), DiskError> {
         let now = self.elapsed();
-        let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+        let (segment, offset) = self.layout.segment_of(addr).ok_or_else(|| outside(addr))?;
         let refuse = |rule| {
             let error = DiskError::entry(Structure::Sit, segment.0, rule);
             Err(error.in_block(addr))
@@ -299,10 +299,12 @@ impl Segments {
 
     /// Whether the last checkpoint has this block and its owner has lost it since, so that it is free to recover.
     pub fn is_freed(&self, addr: BlockAddr) -> bool {
-        self.layout.place(addr).is_some_and(|(segment, offset)| {
-            let inner = self.inner.lock();
-            inner.manager.sit.is_freed(segment, offset)
-        })
+        self.layout
+            .segment_of(addr)
+            .is_some_and(|(segment, offset)| {
+                let inner = self.inner.lock();
+                inner.manager.sit.is_freed(segment, offset)
+            })
     }
 
     /// Makes a block valid again that the checkpoint has for another owner, which has lost it since. Its content is
@@ -312,7 +314,7 @@ impl Segments {
     /// The block is in use, was not in the checkpoint, or is in a node segment.
     pub fn recover_freed_block(&self, addr: BlockAddr, owner: Owner) -> Result<(), DiskError> {
         let now = self.elapsed();
-        let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+        let (segment, offset) = self.layout.segment_of(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
         let manager = &mut inner.manager;
         if !manager.sit.is_freed(segment, offset) || manager.sit.kind(segment).is_node() {
@@ -339,7 +341,7 @@ impl Segments {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
         for addr in (0..len).map(|n| start.plus(n)) {
-            let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+            let (segment, offset) = self.layout.segment_of(addr).ok_or_else(|| outside(addr))?;
             holds(sit, segment, content).map_err(|e| e.in_block(addr))?;
             if !sit.current(segment).get(offset) {
                 let rule = "has a block that is referred to, but not valid";
@@ -352,10 +354,12 @@ impl Segments {
 
     /// Whether a block is valid.
     pub fn is_valid(&self, addr: BlockAddr) -> bool {
-        self.layout.place(addr).is_some_and(|(segment, offset)| {
-            let inner = self.inner.lock();
-            inner.manager.sit.current(segment).get(offset)
-        })
+        self.layout
+            .segment_of(addr)
+            .is_some_and(|(segment, offset)| {
+                let inner = self.inner.lock();
+                inner.manager.sit.current(segment).get(offset)
+            })
     }
 
     /// How many of `len` valid blocks from `start` on may be overwritten in place (IPU): those before the first that
@@ -366,7 +370,7 @@ impl Segments {
         if !sit.is_cp_disabled() {
             return len;
         }
-        let kept = |n: &u32| match self.layout.place(start.plus(*n)) {
+        let kept = |n: &u32| match self.layout.segment_of(start.plus(*n)) {
             Some((segment, offset)) => sit.is_in_checkpoint(segment, offset),
             None => true,
         };
@@ -527,7 +531,7 @@ impl Segments {
 
     /// The position of a block that this module allocated.
     fn own(&self, addr: BlockAddr) -> (SegNo, u32) {
-        let place = self.layout.place(addr);
+        let place = self.layout.segment_of(addr);
         place.expect("allocated blocks are in the main area")
     }
 }

@@ -396,7 +396,7 @@ impl RandomRun {
             }
         }
         for addr in expected.keys() {
-            let (at, offset) = layout.place(BlockAddr(*addr)).unwrap();
+            let (at, offset) = layout.segment_of(BlockAddr(*addr)).unwrap();
             let map = inner.manager.sit.current(at);
             assert!(
                 map.get(offset),

@@ -309,7 +309,7 @@ fn unreadable_blocks_are_reported() {
         layout.pack_start(1),
         layout.sit_block(0, volume.opened().checkpoint.sit_second(0)),
         layout.nat_block(0, volume.opened().checkpoint.nat_second(0)),
-        layout.summary_block(layout.place(volume.mapped("large", 500)).unwrap().0),
+        layout.summary_block(layout.segment_of(volume.mapped("large", 500)).unwrap().0),
         volume.addr_of(file),
         volume.addr_of(direct(&volume)),
         volume.mapped("many", 0),

@@ -52,7 +52,7 @@ fn nat_bits_name_used_blocks() {
     let opened = image.open();
     let layout = opened.layout();
     assert!(opened.checkpoint.flags.contains(CpFlags::NAT_BITS));
-    let at = NatBits::place(layout, opened.pack, opened.checkpoint.pack_blocks).unwrap();
+    let at = NatBits::address(layout, opened.pack, opened.checkpoint.pack_blocks).unwrap();
     let blocks = opened.blocks(at, layout.nat_bits_blocks());
     let bits = NatBits::parse(layout, &opened.checkpoint, blocks).unwrap();
     assert!(!bits.is_empty(0) && bits.is_empty(1) && !bits.is_full(0));
@@ -91,7 +91,7 @@ fn tables_and_summaries_agree() {
     }
     for nid in opened.nids() {
         let entry = opened.nat(nid);
-        let (segment, offset) = layout.place(entry.addr).unwrap();
+        let (segment, offset) = layout.segment_of(entry.addr).unwrap();
         if LogType::ALL
             .iter()
             .any(|log| cp.log(*log).segment == segment)

@@ -79,7 +79,7 @@ fn a_section_that_became_free_is_no_longer_begun() {
     let (mut volume, named) = half_full();
     let victim = round(&volume, false, Some(2)).unwrap();
     let of_victim = |addr: &BlockAddr| {
-        let (segment, _) = volume.layout.place(*addr).unwrap();
+        let (segment, _) = volume.layout.segment_of(*addr).unwrap();
         segment.0 / 4 == victim.section
     };
     let left: Vec<BlockAddr> = named

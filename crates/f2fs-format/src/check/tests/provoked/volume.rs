@@ -94,7 +94,8 @@ pub(super) const VOLUME: &[Case] = &[
         Prints("Corrupted valid nat_bits"),
         |d| {
             let opened = d.opened();
-            let at = NatBits::place(&d.layout, opened.pack, opened.checkpoint.pack_blocks).unwrap();
+            let at =
+                NatBits::address(&d.layout, opened.pack, opened.checkpoint.pack_blocks).unwrap();
             let empty = 8 + (d.layout.nat_blocks / 8) as usize;
             d.block(at)[empty] |= 1;
         },
