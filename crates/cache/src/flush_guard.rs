@@ -4,8 +4,8 @@ use steadfs_rt::{MutexGuard, Unwinding};
 
 use crate::{FlushLock, Mapping, WritebackFile};
 
-/// Holds a file's flush lock, and with it all of the file's blocks that are in flight. A panic gives them back as dirty:
-/// a library's volume has stopped then, and tasks that wait for the blocks get its error.
+/// Holds a file's flush lock, and with it all of the file's blocks that are in flight. A panic marks them dirty again:
+/// the volume has aborted then, and tasks that wait for the blocks get its error.
 #[must_use]
 pub struct FlushGuard<'a> {
     mapping: &'a Mapping,

@@ -1,10 +1,9 @@
-//! The cache of blocks: metadata buffers, dirty file data, write-back timing and reclaim.
+//! The block cache: metadata buffers, dirty file data, the timing of write-back, and eviction.
 //!
-//! The unit is one file-system block. Content is copy-on-write ([`steadfs_block::Buf`]): a commit or
-//! a write in flight holds a clone, a later change makes its own copy. So nobody waits for a
-//! block to become stable, and nothing needs freezing.
+//! The unit is one file-system block. Content is copy-on-write ([`steadfs_block::Buf`]): a commit or a write in flight
+//! holds a clone, and a later change makes its own copy. So no task waits for stable pages, and no buffer is frozen.
 //!
-//! This room allocates no disk space and knows no format.
+//! This crate allocates no disk space and knows no format.
 
 mod clustering;
 mod early;

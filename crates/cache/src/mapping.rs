@@ -1,4 +1,4 @@
-//! One file's cached blocks: dirty data, data in flight, and nothing else that is not needed.
+//! One file's cached blocks: dirty data and data in flight. Clean data is left to the kernel's page cache.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,21 +12,20 @@ use steadfs_rt::{Condvar, Mutex, Rank};
 use crate::write_error::WriteError;
 use crate::writeback::{DirtyEpoch, DirtyFile, Writeback};
 
-/// Blocks that a write puts into memory at a time: others may want the mapping meanwhile.
-const RUN: usize = 64;
+/// Blocks that a write copies in under one hold of the mapping's lock.
+const COPY_BLOCKS_MAX: usize = 64;
 
 /// A file's blocks in memory.
 ///
-/// A block is *dirty* (newer than the device), *in flight* (being written), both (changed again
-/// while being written; the write goes on with the older content), or not here at all. Only a
-/// successful write ends a block's dirt.
+/// A block is *dirty* (newer than the device), *in flight* (being written), both (changed again while being written;
+/// the write continues with the older content), or not in the mapping. Only a successful write makes a block clean.
 pub struct Mapping {
     block_size: BlockSize,
     file: DirtyFile,
     writeback: Arc<Writeback>,
     inner: Mutex<Inner>,
-    /// Some block's flight has ended.
-    landed: Condvar,
+    /// A write of some block has completed.
+    write_done: Condvar,
 }
 
 #[derive(Default)]
@@ -34,21 +33,20 @@ struct Inner {
     pages: BTreeMap<u64, Page>,
     dirty: u64,
     in_flight: u64,
-    /// The first failed write since [`Mapping::take_error`] that is news.
+    /// The first write error since the last [`Mapping::take_error`].
     error: Option<WriteError>,
-    /// Somebody was told that a block could not be written, and some still is not: that it fails again is
-    /// no news.
-    told: bool,
+    /// A write error was reported, and some block is still not written: a repeated failure is no new error.
+    error_reported: bool,
 }
 
 struct Page {
     data: Buf,
-    /// Changed since it was last taken for writing; by whom.
+    /// The tag of the last writer, if the page was changed since it was last collected for writing.
     dirty: Option<IoTag>,
     /// The epoch in which it became dirty.
     since: u64,
-    /// Being written; the request once submitted.
-    flight: Option<Flight>,
+    /// The write in flight, if there is one.
+    write: Option<PageWrite>,
     /// The file system holds one block of reservation for this page.
     reserved: bool,
 }
@@ -59,19 +57,19 @@ impl Page {
             data,
             dirty: None,
             since: 0,
-            flight: None,
+            write: None,
             reserved: false,
         }
     }
 
-    /// Its content was changed; whether it holds a reservation that it did not, and whether it was clean.
+    /// Marks changed content dirty. Returns whether the page newly holds a reservation, and whether it was clean.
     fn written(&mut self, tag: IoTag, epoch: u64, reserve: bool) -> (bool, bool) {
         let newly_reserved = reserve && !self.reserved;
         self.reserved |= reserve;
         (newly_reserved, self.make_dirty(tag, epoch))
     }
 
-    /// Whether it was clean.
+    /// Marks the page dirty. Returns whether it was clean.
     fn make_dirty(&mut self, tag: IoTag, epoch: u64) -> bool {
         let was_clean = self.dirty.replace(tag).is_none();
         if was_clean {
@@ -80,18 +78,20 @@ impl Page {
         was_clean
     }
 
-    /// Whether content that was dirty by the end of that epoch is not on the device yet.
-    fn is_older(&self, epoch: DirtyEpoch) -> bool {
-        let flight = self.flight.as_ref();
+    /// Whether content that was dirty by the end of `epoch` is not on the device yet.
+    fn is_unwritten_of(&self, epoch: DirtyEpoch) -> bool {
+        let write = self.write.as_ref();
         (self.dirty.is_some() && epoch.contains(self.since))
-            || flight.is_some_and(|flight| epoch.contains(flight.since))
+            || write.is_some_and(|write| epoch.contains(write.since))
     }
 }
 
+/// The write of a page that is in flight.
 #[derive(Default)]
-struct Flight {
+struct PageWrite {
+    /// The request, once submitted.
     io: Option<IoHandle>,
-    /// The page held a reservation when it was taken.
+    /// The page held a reservation when it was collected.
     reserved: bool,
     /// The epoch in which the page had become dirty.
     since: u64,
@@ -102,59 +102,58 @@ struct Flight {
 pub struct CacheWrite<'a> {
     /// First byte.
     pub offset: u64,
-    /// What is written there.
+    /// The content.
     pub data: &'a [u8],
-    /// By whom.
+    /// The tag of the writer.
     pub tag: IoTag,
 }
 
-/// A block taken for writing.
+/// A block collected for a write-back run.
 #[derive(Debug)]
 pub struct CollectedBlock {
-    /// Which block.
+    /// Its number in the file.
     pub block: FileBlock,
-    /// Its content, fixed for the write.
+    /// Its content, which no later change affects.
     pub data: Buf,
-    /// Who dirtied it last.
+    /// The tag of its last writer.
     pub tag: IoTag,
-    /// Whether the file system reserved space for it; the reservation passes to the taker.
+    /// Whether the file system reserved space for it; the reservation passes to the write-back run.
     pub reserved: bool,
 }
 
 impl CollectedBlock {
-    /// The first of the blocks `taken`, in order, that is in none of the runs.
-    pub fn first_not_in(taken: &[Self], runs: impl Iterator<Item = Range<u64>>) -> Option<u64> {
+    /// The first of the blocks `collected`, in order, that is in none of the runs.
+    pub fn first_not_in(collected: &[Self], runs: impl Iterator<Item = Range<u64>>) -> Option<u64> {
         let mut blocks = runs.flatten();
-        let mut taken = taken.iter().map(|taken| taken.block.0);
-        taken.find(|block| blocks.next() != Some(*block))
+        let mut collected = collected.iter().map(|collected| collected.block.0);
+        collected.find(|block| blocks.next() != Some(*block))
     }
 }
 
-/// What a write into the cache came to.
+/// The result of a write into the cache.
 #[derive(Debug)]
 pub struct Written<E> {
-    /// Bytes taken, from the first; fewer than given only with an error.
+    /// Bytes copied in, from the first; fewer than given only with an error.
     pub bytes: usize,
-    /// Blocks that hold a reservation now and held none before; the rest of what the caller reserved is
-    /// his to release.
+    /// Blocks that hold a reservation now and held none before. The caller releases the rest of what it reserved.
     pub reserved: u64,
-    /// WritebackReason a block could not be filled.
+    /// The error of the block that could not be filled.
     pub error: Option<E>,
 }
 
 impl Mapping {
-    /// An empty mapping of `file`, whose dirt is counted by `writeback`.
+    /// An empty mapping of `file`, whose dirty bytes `writeback` counts.
     pub fn new(block_size: BlockSize, file: DirtyFile, writeback: Arc<Writeback>) -> Self {
         Self {
             block_size,
             file,
             writeback,
             inner: Mutex::new(Rank::MappingTree, Inner::default()),
-            landed: Condvar::new(),
+            write_done: Condvar::new(),
         }
     }
 
-    /// The size of the blocks.
+    /// The block size.
     pub fn block_size(&self) -> BlockSize {
         self.block_size
     }
@@ -184,9 +183,9 @@ impl Mapping {
     pub fn reserved_blocks(&self) -> Vec<FileBlock> {
         let inner = self.inner.lock();
         let pages = inner.pages.iter();
-        let flies_reserved = |page: &Page| page.flight.as_ref().is_some_and(|f| f.reserved);
+        let writes_reserved = |page: &Page| page.write.as_ref().is_some_and(|w| w.reserved);
         pages
-            .filter(|(_, page)| page.reserved || flies_reserved(page))
+            .filter(|(_, page)| page.reserved || writes_reserved(page))
             .map(|(&n, _)| FileBlock(n))
             .collect()
     }
@@ -202,10 +201,11 @@ impl Mapping {
     }
 
     /// Copies data in and marks the blocks dirty. A block that is written only in part and is not in memory is filled
-    /// by `fill` first; where that fails, the write ends short. `reserve` says which blocks are to hold a reservation
-    /// of the file system's. `reached` hears how far the write has come, at once with the content: who takes a block
-    /// for writing knows a file's size that covers it. It must not wait.
-    /// The caller holds the inode lock for writing, so nothing else adds blocks meanwhile.
+    /// by `fill` first; if that fails, the write ends short. `reserve` returns whether a block holds a reservation of
+    /// the file system's. `reached` is called with the end of the write, atomically with the content, so a write-back
+    /// run that collects a block sees a file size that covers it; it must not block.
+    ///
+    /// The caller holds the inode lock for writing, so no other task adds blocks meanwhile.
     pub fn write_growing<E>(
         &self,
         write: CacheWrite<'_>,
@@ -224,9 +224,10 @@ impl Mapping {
                 data: &write.data[written.bytes..],
                 ..write
             };
-            let (bytes, newly_reserved) = match self.put_whole(part, &reserve, &mut reached) {
+            let (bytes, newly_reserved) = match self.copy_whole_blocks(part, &reserve, &mut reached)
+            {
                 Some(put) => put,
-                None => match self.put_part(part, &reserve, &mut fill, &mut reached) {
+                None => match self.copy_partial_block(part, &reserve, &mut fill, &mut reached) {
                     Ok(put) => put,
                     Err(error) => {
                         written.error = Some(error);
@@ -240,10 +241,9 @@ impl Mapping {
         written
     }
 
-    /// Puts the whole blocks that a write begins with into memory, up to [`RUN`] at a time, and marks them
-    /// dirty; how many bytes that is, and how many reservations it took. `None`: it begins with no whole
-    /// block.
-    fn put_whole(
+    /// Copies in the whole blocks that a write begins with, at most [`COPY_BLOCKS_MAX`], and marks them dirty. Returns
+    /// the number of bytes and of new reservations; `None` if the write does not begin with a whole block.
+    fn copy_whole_blocks(
         &self,
         write: CacheWrite<'_>,
         reserve: &impl Fn(FileBlock) -> bool,
@@ -252,7 +252,10 @@ impl Mapping {
         if self.block_size.offset_in_block(write.offset) > 0 {
             return None;
         }
-        let blocks = write.data.chunks_exact(self.block_size.bytes()).take(RUN);
+        let blocks = write
+            .data
+            .chunks_exact(self.block_size.bytes())
+            .take(COPY_BLOCKS_MAX);
         let contents: Vec<Buf> = blocks.map(Buf::copy_of).collect();
         let bytes = contents.len() << self.block_size.bits();
         if bytes == 0 {
@@ -280,9 +283,9 @@ impl Mapping {
         Some((bytes, newly_reserved))
     }
 
-    /// Puts what a write has for the one block that it begins in, as [`Mapping::put_whole`] does. What else
-    /// the block holds is in memory, or asked of `fill`.
-    fn put_part<E>(
+    /// Copies in the part of a write that is in its first block, as [`Mapping::copy_whole_blocks`] does. The rest of the
+    /// block is in memory, or comes from `fill`.
+    fn copy_partial_block<E>(
         &self,
         write: CacheWrite<'_>,
         reserve: &impl Fn(FileBlock) -> bool,
@@ -294,7 +297,7 @@ impl Mapping {
         let len = write.data.len().min(self.block_size.bytes() - within);
         let mut fresh = None;
         loop {
-            // A block that is here now may have landed and left by the time it is needed.
+            // A block that is in the mapping now may be written and dropped before the lock is taken again.
             let reserve = reserve(block);
             let mut inner = self.inner.lock();
             let page = match inner.pages.entry(block.0) {
@@ -316,8 +319,8 @@ impl Mapping {
         }
     }
 
-    /// So many more blocks are dirty. Under the lock: the flusher must not count a block clean before it
-    /// counted dirty.
+    /// Counts `blocks` newly dirty blocks. Runs under the lock, so that no block is counted clean before it is counted
+    /// dirty.
     fn dirtied(&self, inner: &mut Inner, blocks: u64) {
         if blocks > 0 {
             inner.dirty += blocks;
@@ -326,9 +329,8 @@ impl Mapping {
         }
     }
 
-    /// Changes a block by `work` and marks it dirty. `fill` gives the content of one that is not in
-    /// memory; no copy is made of a buffer that nobody else holds. The caller holds the inode lock for
-    /// writing.
+    /// Changes a block by `work` and marks it dirty. `fill` reads a block that is not in memory; a buffer without other
+    /// references is not copied. The caller holds the inode lock for writing.
     ///
     /// # Errors
     /// Those of `fill`; nothing is changed then.
@@ -340,7 +342,7 @@ impl Mapping {
         work: impl FnOnce(&mut [u8]),
     ) -> Result<(), E> {
         let fresh = match self.get(block) {
-            // A copy of a block in flight stays good when that has landed.
+            // The copy of a block in flight stays valid after its write has completed.
             Some(content) => content,
             None => fill()?,
         };
@@ -365,14 +367,14 @@ impl Mapping {
         }
     }
 
-    /// Takes up to `limit` dirty blocks of `range` for writing, in order. A block in flight is not
-    /// taken again until it has landed: no block is ever in flight twice.
+    /// Collects up to `limit` dirty blocks of `range` for writing, in order. A block in flight is not collected before
+    /// its write has completed: no block is ever in flight twice.
     pub fn collect(&self, range: Range<u64>, limit: usize) -> Vec<CollectedBlock> {
         self.collect_with(limit, || (range, ())).0
     }
 
-    /// The same; `ask` gives the range, and a size, at the same moment: what it says covers what was taken, and
-    /// no later write. It must not wait.
+    /// As [`Mapping::collect`]; `ask` returns the range and the file size, atomically with the collection: the size
+    /// covers the collected blocks and no later write. `ask` must not block.
     pub fn collect_with<S>(
         &self,
         limit: usize,
@@ -388,44 +390,44 @@ impl Mapping {
         wanted: impl Fn(u64, &Page) -> bool,
     ) -> (Vec<CollectedBlock>, S) {
         let mut inner = self.inner.lock();
-        let mut taken = Vec::new();
+        let mut collected = Vec::new();
         let (range, size) = ask();
         if inner.dirty == 0 || range.is_empty() {
-            return (taken, size);
+            return (collected, size);
         }
         for (&n, page) in inner.pages.range_mut(range) {
-            if page.flight.is_some() || !wanted(n, page) {
+            if page.write.is_some() || !wanted(n, page) {
                 continue;
             }
             if let Some(tag) = page.dirty.take() {
                 let reserved = std::mem::take(&mut page.reserved);
-                page.flight = Some(Flight {
+                page.write = Some(PageWrite {
                     io: None,
                     reserved,
                     since: page.since,
                 });
-                taken.push(CollectedBlock {
+                collected.push(CollectedBlock {
                     block: FileBlock(n),
                     data: page.data.clone(),
                     tag,
                     reserved,
                 });
-                if taken.len() == limit {
+                if collected.len() == limit {
                     break;
                 }
             }
         }
-        let n = taken.len() as u64;
+        let n = collected.len() as u64;
         inner.dirty -= n;
         inner.in_flight += n;
-        (taken, size)
+        (collected, size)
     }
 
-    /// The same for write-back, which has been up to `rest` and goes onwards only: a block dirtied again before
-    /// it is the next one's. So nothing is taken where the file has grown from before `rest`: with `stored`, its
-    /// size on disk, and `size`, asked for at the moment of taking, what lies behind would make it cover what is
-    /// dirty there. What became dirty after `epoch` stays for the next one, too, unless it lies behind `stored`: there
-    /// the size on disk will cover it as soon as a later block is mapped.
+    /// Collects the next blocks of a write-back run, which has written everything before `rest` and only moves forward:
+    /// a block dirtied again before `rest` belongs to the next run. So nothing is collected if the file has grown from
+    /// a `stored` size (on disk) before `rest`: with the new `size`, mapping a block of `rest` would make the file on
+    /// disk cover blocks before it that are still dirty. A block that became dirty after `epoch` belongs to the next
+    /// run, too, unless it is past `stored`: there the size on disk will cover it as soon as a later block is mapped.
     pub fn collect_forward(
         &self,
         rest: Range<u64>,
@@ -435,69 +437,68 @@ impl Mapping {
         size: impl FnOnce() -> u64,
     ) -> (Vec<CollectedBlock>, u64) {
         let bits = self.block_size.bits();
-        let passed = rest.start << bits;
+        let written_to = rest.start << bits;
         let ask = || {
             let size = size();
-            let grown_behind = stored < size && stored < passed;
-            (if grown_behind { 0..0 } else { rest }, size)
+            let grown_before = stored < size && stored < written_to;
+            (if grown_before { 0..0 } else { rest }, size)
         };
         self.collect_if(limit, ask, |block, page| {
             epoch.contains(page.since) || block >= stored >> bits
         })
     }
 
-    /// The end of the blocks that were dirty in `epoch` and whose content of then is not on the device yet: they are
-    /// dirty or in flight. Zero if there are none.
+    /// The end of the last block whose content of `epoch` is not on the device yet: it is dirty or in flight. Zero if
+    /// there is none.
     pub fn dirty_end(&self, epoch: DirtyEpoch) -> u64 {
         let inner = self.inner.lock();
         let mut pages = inner.pages.iter().rev();
-        let last = pages.find(|(_, page)| page.is_older(epoch));
+        let last = pages.find(|(_, page)| page.is_unwritten_of(epoch));
         last.map_or(0, |(block, _)| block + 1)
     }
 
-    /// Notes the request that carries a run of taken blocks, so that a waiter can raise it.
+    /// Records the request that writes a run of collected blocks, so that a waiter can boost it.
     pub fn mark_submitted(&self, run: Range<u64>, io: &IoHandle) {
         for (_, page) in self.inner.lock().pages.range_mut(run) {
-            if let Some(flight) = &mut page.flight {
-                flight.io = Some(io.clone());
+            if let Some(write) = &mut page.write {
+                write.io = Some(io.clone());
             }
         }
     }
 
-    /// Ends the flight of a run of taken blocks. After success a block that was not changed again is
-    /// dropped; after a failure each is dirty again (never clean on error), and where the file system keeps
-    /// them (`reserve`) holds the reservation again that passed to the taker. Returns how many blocks hold
-    /// one now and held none before.
+    /// Completes the write of a run of collected blocks. After success, a block that was not changed again is dropped.
+    /// After a failure each block is dirty again (never clean on error), and if `reserve` is set it holds the
+    /// reservation again that passed to the write-back run. Returns the number of blocks that newly hold one.
     pub fn complete(&self, run: Range<u64>, result: Result<(), &WriteError>, reserve: bool) -> u64 {
         let mut inner = self.inner.lock();
         if let Err(error) = result
-            && !inner.told
+            && !inner.error_reported
         {
             inner.error.get_or_insert_with(|| error.clone());
         }
-        self.end_flights(&mut inner, run, result.is_ok(), reserve)
+        self.end_writes(&mut inner, run, result.is_ok(), reserve)
     }
 
-    /// Gives back a run of taken blocks that were not written after all, for no fault of the device's: as
-    /// after a failure, but none is kept for [`Mapping::take_error`].
+    /// Marks a run of collected blocks dirty again that were not written, without an error of the device: as after a
+    /// failed write, but without an error for [`Mapping::take_error`].
     pub fn redirty(&self, run: Range<u64>, reserve: bool) -> u64 {
-        self.end_flights(&mut self.inner.lock(), run, false, reserve)
+        self.end_writes(&mut self.inner.lock(), run, false, reserve)
     }
 
-    fn end_flights(&self, inner: &mut Inner, run: Range<u64>, good: bool, reserve: bool) -> u64 {
+    fn end_writes(&self, inner: &mut Inner, run: Range<u64>, good: bool, reserve: bool) -> u64 {
         let mut ended = 0;
         let mut cleaned = 0;
         let mut dirtied = 0;
         let mut reserved = 0;
         inner.pages.retain_range(run, |page| {
-            let Some(flight) = page.flight.take() else {
+            let Some(write) = page.write.take() else {
                 return true;
             };
             ended += 1;
             if !good {
-                // What was to be written is not on the device: the page is as old as that.
-                let since = page.dirty.map_or(flight.since, |_| page.since);
-                page.since = since.min(flight.since);
+                // The content is not on the device: the page keeps the older epoch.
+                let since = page.dirty.map_or(write.since, |_| page.since);
+                page.since = since.min(write.since);
             }
             match (good, page.dirty) {
                 (_, Some(_)) => cleaned += 1,
@@ -507,7 +508,7 @@ impl Mapping {
                 }
                 (false, None) => {
                     page.dirty = Some(IoTag::background());
-                    let keeps = reserve && flight.reserved;
+                    let keeps = reserve && write.reserved;
                     reserved += u64::from(keeps && !page.reserved);
                     page.reserved |= keeps;
                     dirtied += 1;
@@ -518,25 +519,25 @@ impl Mapping {
         inner.in_flight -= ended;
         inner.dirty += dirtied;
         let left = inner.dirty + inner.in_flight;
-        inner.told &= left > 0;
-        self.landed.notify_all();
+        inner.error_reported &= left > 0;
+        self.write_done.notify_all();
         self.writeback
             .cleaned(&self.file, cleaned << self.block_size.bits(), left == 0);
         reserved
     }
 
-    /// Raises every queued write of `range` to `tag`: somebody waits for it now.
+    /// Boosts every queued write of `range` to `tag`, the tag of a task that now waits for it.
     pub fn boost(&self, range: Range<u64>, queue: &Queue, tag: IoTag) {
         let ios: Vec<IoHandle> = {
             let inner = self.inner.lock();
             if inner.in_flight == 0 {
                 return;
             }
-            let flights = inner
+            let writes = inner
                 .pages
                 .range(range)
-                .filter_map(|(_, p)| p.flight.as_ref());
-            flights.filter_map(|f| f.io.clone()).collect()
+                .filter_map(|(_, p)| p.write.as_ref());
+            writes.filter_map(|w| w.io.clone()).collect()
         };
         for io in ios {
             queue.boost(&io, tag);
@@ -550,25 +551,24 @@ impl Mapping {
             && inner
                 .pages
                 .range(range.clone())
-                .any(|(_, p)| p.flight.is_some())
+                .any(|(_, p)| p.write.is_some())
         {
-            self.landed.wait(&mut inner);
+            self.write_done.wait(&mut inner);
         }
     }
 
-    /// Drops every block of `range`, none of which may be in flight; returns how many reservations
-    /// they held.
+    /// Drops every block of `range`, none of which may be in flight. Returns the number of reservations they held.
     pub fn discard(&self, range: Range<u64>) -> u64 {
         self.try_discard(range)
             .expect("a discarded block is not in flight")
     }
 
-    /// The same where blocks may be in flight: then nothing is dropped, and there is no answer.
+    /// As [`Mapping::discard`]; `None` if a block is in flight, and then nothing is dropped.
     pub fn try_discard(&self, range: Range<u64>) -> Option<u64> {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let mut flying = inner.pages.range(range.clone());
-        if inner.in_flight > 0 && flying.any(|(_, page)| page.flight.is_some()) {
+        let mut pages = inner.pages.range(range.clone());
+        if inner.in_flight > 0 && pages.any(|(_, page)| page.write.is_some()) {
             return None;
         }
         let mut released = 0;
@@ -587,13 +587,12 @@ impl Mapping {
         Some(released)
     }
 
-    /// The first write error since the last call, for somebody who is told of it. As long as some block
-    /// stays unwritten, that it fails again is no new error: whoever writes all of it later, and
-    /// succeeds, has nothing to tell.
+    /// Returns the first write error since the last call; the caller reports it. While some block stays unwritten, a
+    /// repeated failure is no new error: a later fsync that writes everything succeeds.
     pub fn take_error(&self) -> Option<WriteError> {
         let mut inner = self.inner.lock();
         let error = inner.error.take();
-        inner.told |= error.is_some() && inner.dirty + inner.in_flight > 0;
+        inner.error_reported |= error.is_some() && inner.dirty + inner.in_flight > 0;
         error
     }
 

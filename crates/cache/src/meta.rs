@@ -1,4 +1,4 @@
-//! Metadata buffers: one per device block in use, shared by everybody who asks for the block.
+//! Metadata buffers: one for each device block in use, shared by all its users.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
@@ -10,42 +10,42 @@ use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
 use steadfs_rt::{Condvar, Mutex, Rank, RwLock, RwLockWriteGuard};
 
 const SHARDS: usize = 16;
-/// Largest read that fills neighbours along with the block asked for, in bytes.
-const MAX_FILL: usize = 1 << 20;
+/// Longest request of [`MetaCache::prefetch`], in bytes.
+const PREFETCH_BYTES_MAX: usize = 1 << 20;
 
 /// One metadata block in memory.
 pub struct MetaBuf {
     block: DevBlock,
-    state: RwLock<State>,
-    /// Which kind of content was verified since it was read; 0: none.
+    state: RwLock<BufState>,
+    /// The kind of content that was verified since it was read; 0: none.
     verified: AtomicU8,
-    /// Used since the last sweep.
+    /// Used since the last eviction sweep.
     recent: AtomicBool,
 }
 
-struct State {
+struct BufState {
     /// `None` until the first read has filled it.
     data: Option<Buf>,
-    /// Of `data`, by whoever changed it last; 0: nothing.
-    note: u32,
-    /// The journal transaction that changed it last, while that one is not yet snapshotted.
+    /// The hint of the last change ([`MetaMut::set_hint`]); 0: none.
+    hint: u32,
+    /// The journal transaction that changed it last, until that one has its snapshot.
     tid: Option<Tid>,
     /// Changed without a journal and not yet written.
     dirty: bool,
 }
 
-impl State {
+impl BufState {
     fn fill(&mut self, data: Buf) {
         self.data = Some(data);
-        self.note = 0;
+        self.hint = 0;
     }
 }
 
 impl MetaBuf {
     fn new(block: DevBlock, data: Option<Buf>) -> Self {
-        let state = State {
+        let state = BufState {
             data,
-            note: 0,
+            hint: 0,
             tid: None,
             dirty: false,
         };
@@ -57,27 +57,29 @@ impl MetaBuf {
         }
     }
 
-    /// Where the block lies.
+    /// The block's number.
     pub fn block(&self) -> DevBlock {
         self.block
     }
 
-    /// The present content. The clone keeps it as it is now; a writer that comes later copies, so
-    /// drop it before changing the block yourself.
+    /// The current content. The clone keeps it; a later change makes a copy while the clone lives, so drop it before
+    /// changing the block.
     pub fn data(&self) -> Buf {
         self.state
             .read()
             .data
             .clone()
-            .expect("a buffer is handed out filled")
+            .expect("a buffer is filled before it is returned")
     }
 
-    /// The present content, as [`MetaBuf::data`] gives it, and what whoever made it so noted of it
-    /// ([`MetaMut::note`]); 0: nothing.
+    /// The current content, as [`MetaBuf::data`] returns it, with its hint ([`MetaMut::set_hint`]); 0: none.
     pub fn data_and_hint(&self) -> (Buf, u32) {
         let state = self.state.read();
         let data = state.data.clone();
-        (data.expect("a buffer is handed out filled"), state.note)
+        (
+            data.expect("a buffer is filled before it is returned"),
+            state.hint,
+        )
     }
 
     /// Runs `check` on the content unless content of this `kind` (not 0) has passed it before.
@@ -95,7 +97,7 @@ impl MetaBuf {
         Ok(())
     }
 
-    /// Says that the content is of this `kind` and right because we made it so.
+    /// Marks the content as verified for this `kind`, because it was made here.
     pub fn set_verified(&self, kind: u8) {
         self.verified.store(kind, Ordering::Release);
     }
@@ -111,31 +113,31 @@ impl MetaBuf {
 
 /// A metadata buffer locked for changing.
 pub struct MetaMut<'a> {
-    state: RwLockWriteGuard<'a, State>,
+    state: RwLockWriteGuard<'a, BufState>,
 }
 
 impl MetaMut<'_> {
-    /// The transaction that changed the block last, if its snapshot has not been taken yet.
+    /// The transaction that changed the block last, if it has no snapshot yet.
     pub fn tid(&self) -> Option<Tid> {
         self.state.tid
     }
 
-    /// Notes the transaction that changes the block (`None` once its snapshot is taken).
+    /// Records the transaction that changes the block (`None` once it has its snapshot).
     pub fn set_tid(&mut self, tid: Option<Tid>) {
         self.state.tid = tid;
     }
 
-    /// Keeps a number beside the content, for whoever reads it next, until the content changes or leaves memory.
-    pub fn set_hint(&mut self, note: u32) {
-        self.state.note = note;
+    /// Keeps a number with the content as a hint for later readers, until the content changes or is evicted.
+    pub fn set_hint(&mut self, hint: u32) {
+        self.state.hint = hint;
     }
 
-    /// The content as it is now, shared.
+    /// A shared clone of the current content.
     pub fn snapshot(&self) -> Buf {
         self.state
             .data
             .clone()
-            .expect("a buffer is handed out filled")
+            .expect("a buffer is filled before it is returned")
     }
 }
 
@@ -145,23 +147,23 @@ impl Deref for MetaMut<'_> {
         self.state
             .data
             .as_ref()
-            .expect("a buffer is handed out filled")
+            .expect("a buffer is filled before it is returned")
     }
 }
 
 impl DerefMut for MetaMut<'_> {
     /// Copies the content first if a commit, a write in flight or a reader shares it.
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.state.note = 0;
+        self.state.hint = 0;
         self.state
             .data
             .as_mut()
-            .expect("a buffer is handed out filled")
+            .expect("a buffer is filled before it is returned")
             .make_mut()
     }
 }
 
-/// How full the metadata cache is.
+/// The fill level of the metadata cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MetaStats {
     /// Blocks in memory.
@@ -181,26 +183,25 @@ pub struct MetaCache {
     dirty: Mutex<std::collections::BTreeMap<u64, Arc<MetaBuf>>>,
     /// One write-back of unjournaled blocks at a time: no block is in flight twice.
     writing: Mutex<()>,
-    /// Blocks that it has taken from `dirty` and whose writes have not ended.
-    flying: Mutex<BTreeSet<u64>>,
-    /// Some of them have ended.
-    landed: Condvar,
-    /// Blocks being read, each under its buffer's lock, for those who wait for that.
+    /// Blocks collected from `dirty` whose writes have not completed.
+    in_flight: Mutex<BTreeSet<u64>>,
+    /// The write of some block has completed.
+    write_done: Condvar,
+    /// Blocks being read, each under its buffer's lock, so that waiters can boost the read.
     fills: Mutex<std::collections::BTreeMap<u64, Fill>>,
 }
 
 /// A block being read.
 #[derive(Default)]
 struct Fill {
-    /// Once it is submitted.
+    /// The request, once submitted.
     io: Option<IoHandle>,
-    /// Somebody who came before that.
+    /// The highest tag of the tasks that began to wait before that.
     waiter: Option<IoTag>,
 }
 
 impl MetaCache {
-    /// A cache of blocks of `block_size` read through `queue`, holding about `budget` bytes of
-    /// blocks that nobody uses.
+    /// A cache of blocks of `block_size` that are read through `queue`. It keeps about `budget` bytes of unused blocks.
     pub fn new(queue: Arc<Queue>, block_size: BlockSize, budget: usize) -> Self {
         let shards = (0..SHARDS)
             .map(|_| Mutex::new(Rank::Table, FixedMap::default()))
@@ -213,8 +214,8 @@ impl MetaCache {
             shards,
             dirty: Mutex::new(Rank::Dirty, std::collections::BTreeMap::new()),
             writing: Mutex::new(Rank::Writeback, ()),
-            flying: Mutex::new(Rank::Leaf, BTreeSet::new()),
-            landed: Condvar::new(),
+            in_flight: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            write_done: Condvar::new(),
             fills: Mutex::new(Rank::Leaf, std::collections::BTreeMap::new()),
         }
     }
@@ -224,12 +225,12 @@ impl MetaCache {
         self.block_size
     }
 
-    /// The queue the blocks come through.
+    /// The device's queue.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue
     }
 
-    /// How full the cache is.
+    /// The fill level.
     pub fn stats(&self) -> MetaStats {
         MetaStats {
             cached: self.cached.load(Ordering::Relaxed),
@@ -264,18 +265,18 @@ impl MetaCache {
         match buf.state.try_read().map(|state| state.data.is_some()) {
             Some(true) => return Ok(buf),
             Some(false) => {}
-            None => self.raise_fill(block, tag),
+            None => self.boost_fill(block, tag),
         }
         let mut state = buf.state.write();
         if state.data.is_none() {
-            // The lock is held over the read: whoever wants the block too waits for it here.
+            // The lock is held during the read: other tasks that need the block wait here.
             state.fill(self.read_in(block, tag)?);
         }
         drop(state);
         Ok(buf)
     }
 
-    /// Reads a block, so that others can raise that.
+    /// Reads a block; waiters can boost the read.
     fn read_in(&self, block: DevBlock, tag: IoTag) -> Result<Buf, IoError> {
         self.fills.lock().insert(block.0, Fill::default());
         let offset = self.block_size.offset_of(block);
@@ -293,9 +294,8 @@ impl MetaCache {
         Ok(bio?.bufs.pop().expect("a read has one buffer"))
     }
 
-    /// Somebody waits for a block that is locked: if it is being read, perhaps by one who is served less,
-    /// that is raised.
-    fn raise_fill(&self, block: DevBlock, tag: IoTag) {
+    /// Boosts the read of a locked block, if it is being read, for a task that waits for it.
+    fn boost_fill(&self, block: DevBlock, tag: IoTag) {
         let io = self.fills.lock().get_mut(&block.0).and_then(|fill| {
             fill.waiter = Some(fill.waiter.map_or(tag, |other| other.boosted_to(tag)));
             fill.io.clone()
@@ -324,17 +324,17 @@ impl MetaCache {
         buf
     }
 
-    /// Says what a block holds: somebody wrote it to the device otherwise.
+    /// Replaces the content of a block that was written to the device without the cache.
     pub fn set_content(&self, block: DevBlock, data: Buf) {
         let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
         buf.state.write().fill(data);
         buf.verified.store(0, Ordering::Release);
     }
 
-    /// Brings `count` blocks from `first` into memory with as few reads as possible and waits for
-    /// them. Blocks already in memory are left alone. Errors show when a block is asked for.
+    /// Reads `count` blocks from `first` on with as few requests as possible, and waits. Blocks in memory are not read
+    /// again. Errors are not reported here: [`MetaCache::get`] reads such a block again.
     pub fn prefetch(&self, first: DevBlock, count: u64, tag: IoTag) {
-        let per_read = (MAX_FILL / self.block_size.bytes()).max(1) as u64;
+        let per_read = (PREFETCH_BYTES_MAX / self.block_size.bytes()).max(1) as u64;
         let mut reads: Vec<(DevBlock, IoHandle)> = Vec::new();
         let mut at = 0;
         while at < count {
@@ -368,14 +368,14 @@ impl MetaCache {
     fn fill(&self, block: DevBlock, data: Buf) {
         let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
         let mut state = buf.state.write();
-        // Someone may have read or remade it meanwhile; what is there is at least as new.
+        // Another task may have read or replaced it meanwhile; its content is at least as new.
         if state.data.is_none() {
             state.fill(data);
         }
     }
 
-    /// Forgets a block that is metadata no more. Its dirt, if any, is not written; where a write of it is
-    /// under way, that ends first: the block's next owner may write to it at once.
+    /// Drops a block that is no longer metadata (jbd2_journal_forget). Dirty content is not written. A write in flight
+    /// completes first, since the block's next owner may write to it at once.
     pub fn forget(&self, block: DevBlock) {
         let buf = self.shard(block).lock().remove(&block.0);
         let clean = || {
@@ -387,33 +387,33 @@ impl MetaCache {
         self.cached
             .fetch_sub(usize::from(buf.is_some()), Ordering::Relaxed);
         clean();
-        if self.await_landing(block) {
-            // A write that has failed leaves its block dirty.
+        if self.wait_in_flight(block) {
+            // A failed write leaves its block dirty.
             clean();
         }
     }
 
-    /// Waits until no unjournaled write of the block is under way; whether one was.
-    fn await_landing(&self, block: DevBlock) -> bool {
-        let mut flying = self.flying.lock();
-        let flew = flying.contains(&block.0);
-        while flying.contains(&block.0) {
-            self.landed.wait(&mut flying);
+    /// Waits until no unjournaled write of the block is in flight. Returns whether one was.
+    fn wait_in_flight(&self, block: DevBlock) -> bool {
+        let mut in_flight = self.in_flight.lock();
+        let waits = in_flight.contains(&block.0);
+        while in_flight.contains(&block.0) {
+            self.write_done.wait(&mut in_flight);
         }
-        flew
+        waits
     }
 
-    /// The writes of these blocks have ended.
-    fn land(&self, blocks: impl IntoIterator<Item = DevBlock>) {
-        let mut flying = self.flying.lock();
+    /// Completes the writes of these blocks.
+    fn complete(&self, blocks: impl IntoIterator<Item = DevBlock>) {
+        let mut in_flight = self.in_flight.lock();
         for block in blocks {
-            flying.remove(&block.0);
+            in_flight.remove(&block.0);
         }
-        drop(flying);
-        self.landed.notify_all();
+        drop(in_flight);
+        self.write_done.notify_all();
     }
 
-    /// Forgets every block that is not in use and not dirty, as memory pressure would.
+    /// Drops every block that is unused and clean, as `drop_caches` does.
     pub fn drop_unused(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -424,37 +424,34 @@ impl MetaCache {
         }
     }
 
-    /// Forgets every block: somebody changed the device otherwise. Nothing is dirty.
+    /// Drops every block, because the device was changed without the cache. Nothing may be dirty.
     pub fn invalidate_all(&self) {
-        assert!(
-            self.dirty.lock().is_empty(),
-            "what is dirty is not forgotten"
-        );
+        assert!(self.dirty.lock().is_empty(), "dirty blocks are not dropped");
         for shard in &self.shards {
             let gone = std::mem::take(&mut *shard.lock());
             self.cached.fetch_sub(gone.len(), Ordering::Relaxed);
         }
     }
 
-    /// Locks a buffer for a change made without a journal; [`MetaCache::write_dirty`] will write it.
+    /// Locks a buffer for a change without a journal; [`MetaCache::write_dirty`] will write it.
     pub fn lock_dirty<'b>(&self, buf: &'b Arc<MetaBuf>) -> MetaMut<'b> {
         let mut state = buf.state.write();
         if !state.dirty {
-            // Under the buffer's lock: a write-back that comes between would miss the change.
+            // Under the buffer's lock: a write-back in between would miss the change.
             state.dirty = true;
             self.dirty.lock().insert(buf.block.0, Arc::clone(buf));
         }
         MetaMut { state }
     }
 
-    /// Writes every block changed without a journal and waits. A block that fails stays dirty; the
-    /// first error is returned after all were tried.
+    /// Writes every block changed without a journal and waits. A failed block stays dirty; the first error is returned
+    /// after all blocks were tried.
     pub fn write_dirty(&self, tag: IoTag) -> Result<(), IoError> {
         let _one = self.writing.lock();
         let batch = {
             let mut dirty = self.dirty.lock();
-            // Under this lock: whoever forgets a block finds it among the dirty ones or here.
-            *self.flying.lock() = dirty.keys().copied().collect();
+            // Under this lock: `forget` finds a block either dirty or in flight.
+            *self.in_flight.lock() = dirty.keys().copied().collect();
             std::mem::take(&mut *dirty)
         };
         let mut blocks = Vec::with_capacity(batch.len());
@@ -467,7 +464,7 @@ impl MetaCache {
                 blocks.push((buf, data));
             } else {
                 drop(state);
-                self.land([buf.block]);
+                self.complete([buf.block]);
             }
         }
         let mut first_error = None;
@@ -479,12 +476,12 @@ impl MetaCache {
                 }
                 first_error.get_or_insert(error);
             }
-            self.land(run.iter().map(|(buf, _)| buf.block));
+            self.complete(run.iter().map(|(buf, _)| buf.block));
         }
         first_error.map_or(Ok(()), Err)
     }
 
-    /// One write for each run of neighbouring blocks.
+    /// Submits one write for each run of adjacent blocks.
     fn submit_runs(
         &self,
         blocks: &[(Arc<MetaBuf>, Buf)],
@@ -509,7 +506,8 @@ impl MetaCache {
     }
 }
 
-/// Whether a sweep keeps a buffer: somebody uses it, it is dirty, or it was used since the last one.
+/// Whether an eviction sweep keeps a buffer: it is in use or dirty (both hold a reference), or was used since the last
+/// sweep.
 fn keep(buf: &Arc<MetaBuf>) -> bool {
     Arc::strong_count(buf) > 1 || buf.recent.swap(false, Ordering::Relaxed)
 }

@@ -1,76 +1,76 @@
-//! Files that are read from one end to the other.
+//! The read-ahead window of a file.
 //!
-//! Who reads a file as a stream is served sooner if the device reads ahead while he does something with
-//! what he has. (Behind FUSE the caller is the kernel's own read-ahead, which asks for the next pieces
-//! while it hands out the last; but it first finds memory for all of them, and the device stands idle.
-//! Measured on 2 CPUs: a cold stream of 1070 MiB/s without, 1450 with.)
+//! Problem: a sequential reader leaves the device idle between two reads. Behind FUSE the reader is the kernel's own
+//! read-ahead, which requests the next pieces while it copies out the last ones; but it allocates memory for all of them
+//! first, and the device idles meanwhile. Rule: after [`STREAM_READS_MIN`] reads in sequence the window opens and grows
+//! with the stream, up to [`WINDOW_BYTES_MAX`]. Measured on 2 CPUs: a cold stream reads 1070 MiB/s without, 1450 with.
 //!
-//! Several pieces of a stream are asked for at the same time, by tasks that come in any order: what lies
-//! near the place that was reached belongs to the stream.
+//! Several pieces of a stream are requested at the same time, by tasks in any order: a read within
+//! [`NEAR_READS`] reads of the furthest one belongs to the stream.
 
 use std::ops::Range;
 
 use steadfs_rt::{Mutex, Rank};
 
-/// Shortest read in bytes that can belong to a stream: what is read in smaller pieces does not need the
-/// device often.
-const LEAST: u64 = 128 << 10;
-/// Most bytes that are read ahead of a stream.
-const MOST: u64 = 16 << 20;
-/// How many reads before or behind the place reached one may lie.
-const NEAR: u64 = 8;
-/// How many reads further than its first one a stream has come.
-const ENOUGH: u64 = 3;
-/// Of so many bytes behind it at most one was not asked for: whoever leaves out more, or goes backwards, would
-/// leave what is read ahead, too.
-const LEFT_OUT: u64 = 8;
+/// Shortest read in bytes that can belong to a stream: smaller reads come from page-cache hits most of the time.
+const READ_BYTES_MIN: u64 = 128 << 10;
+/// Largest window in bytes.
+const WINDOW_BYTES_MAX: u64 = 16 << 20;
+/// How many reads before or after the furthest one a read may begin.
+const NEAR_READS: u64 = 8;
+/// How many reads past its beginning a stream must have come.
+const STREAM_READS_MIN: u64 = 3;
+/// At most one byte in this many of a stream may be skipped: a reader that skips more, or goes backwards, would skip the
+/// read-ahead, too.
+const SKIP_SHARE: u64 = 8;
 
-/// How a file has been read lately.
-pub struct ReadAheadWindow(Mutex<Reader>);
+/// A file's read-ahead window.
+pub struct ReadAheadWindow(Mutex<ReadStream>);
 
+/// The reads of a file that follow each other.
 #[derive(Default)]
-struct Reader {
+struct ReadStream {
     /// Bytes in each read.
     len: u64,
-    /// Where it began, or the last so many reads did.
+    /// Where the stream began; it moves up, so that the span stays bounded.
     from: u64,
-    /// Bytes asked for since.
-    asked: u64,
-    /// The end of the read that lies furthest ahead.
+    /// Bytes requested since `from`.
+    requested: u64,
+    /// The end of the furthest read.
     reached: u64,
-    /// What lies before was asked for, or is read ahead.
+    /// Everything before it was requested or is read ahead.
     until: u64,
 }
 
 impl Default for ReadAheadWindow {
     fn default() -> Self {
-        Self(Mutex::new(Rank::Leaf, Reader::default()))
+        Self(Mutex::new(Rank::Leaf, ReadStream::default()))
     }
 }
 
 impl ReadAheadWindow {
-    /// Bytes `range` of a file of `size` bytes are read. Returns whether something is to be read ahead;
-    /// [`ReadAheadWindow::next_pieces`] tells what.
+    /// Records a read of bytes `range` of a file of `size` bytes. Returns whether read-ahead is due; then
+    /// [`ReadAheadWindow::next_pieces`] returns the pieces.
     pub fn record_read(&self, range: Range<u64>, size: u64) -> bool {
         let mut reader = self.0.lock();
         if !reader.follows(&range) {
-            *reader = Reader::beginning_with(&range);
+            *reader = ReadStream::beginning_with(&range);
             return false;
         }
-        reader.note(&range);
-        reader.goes_on() && reader.until < size && reader.pending() <= reader.wanted() / 2
+        reader.extend(&range);
+        reader.is_sequential() && reader.until < size && reader.pending() <= reader.window() / 2
     }
 
-    /// The pieces to read ahead of a file of `size` bytes, in order, each as long as the reads are (but for
-    /// the file's last); [`ReadAheadWindow::shrink_to`] takes back those that were not. There is room for so many
-    /// bytes more, for all streams together.
+    /// The pieces of a file of `size` bytes to read ahead, in order, each as long as the reads (except the last one of
+    /// the file). [`ReadAheadWindow::shrink_to`] returns those that were not submitted. `room`: bytes that all streams
+    /// together may still read ahead.
     pub fn next_pieces(&self, size: u64, room: u64) -> Vec<Range<u64>> {
         let mut reader = self.0.lock();
         let mut pieces = Vec::new();
-        // Twice what is left at most: so there is always some left for another one, and all get as much.
-        let window = reader.wanted().min((room + reader.pending()) / 3 * 2);
-        // By halves, so that the device gets several at a time.
-        if !reader.goes_on() || reader.pending() > window / 2 {
+        // At most two thirds of what is left and its own: some is left for the next stream, and all get equal shares.
+        let window = reader.window().min((room + reader.pending()) / 3 * 2);
+        // In halves of the window, so that the device gets several requests at once.
+        if !reader.is_sequential() || reader.pending() > window / 2 {
             return pieces;
         }
         while reader.until < size && reader.until + reader.len <= reader.reached + window {
@@ -81,61 +81,61 @@ impl ReadAheadWindow {
         pieces
     }
 
-    /// What lies from `offset` on was not read ahead, for want of room.
+    /// Shrinks the window to `offset`: no memory was left to read ahead from there.
     pub fn shrink_to(&self, offset: u64) {
         let mut reader = self.0.lock();
         reader.until = reader.until.min(offset);
     }
 }
 
-impl Reader {
+impl ReadStream {
     fn beginning_with(range: &Range<u64>) -> Self {
         let len = range.end - range.start;
         Self {
             len,
             from: range.start,
-            asked: len,
+            requested: len,
             reached: range.end,
             until: range.end,
         }
     }
 
-    /// Whether a read lies where the last ones have been.
+    /// Whether a read belongs to the stream.
     fn follows(&self, range: &Range<u64>) -> bool {
-        let near = NEAR * self.len;
+        let near = NEAR_READS * self.len;
         range.end - range.start == self.len
-            && self.len >= LEAST
+            && self.len >= READ_BYTES_MIN
             && range.start <= self.reached.saturating_add(near)
             && range.start.saturating_add(near) >= self.reached
     }
 
-    fn note(&mut self, range: &Range<u64>) {
-        self.asked += self.len;
+    fn extend(&mut self, range: &Range<u64>) {
+        self.requested += self.len;
         self.reached = self.reached.max(range.end);
         self.until = self.until.max(self.reached);
         let span = self.reached - self.from;
-        if span > 4 * MOST {
-            // What was long ago says little.
+        if span > 4 * WINDOW_BYTES_MAX {
+            // Old reads count less.
             self.from += span / 2;
-            self.asked /= 2;
+            self.requested /= 2;
         }
     }
 
-    /// Bytes that are read ahead.
+    /// Bytes read ahead and not yet requested.
     fn pending(&self) -> u64 {
         self.until.saturating_sub(self.reached)
     }
 
-    /// Bytes that it is worth to read ahead: as many as it has gone on for.
-    fn wanted(&self) -> u64 {
-        MOST.min(self.reached - self.from)
+    /// The size of the window in bytes: the length of the stream so far.
+    fn window(&self) -> u64 {
+        WINDOW_BYTES_MAX.min(self.reached - self.from)
     }
 
-    /// Whether what comes next will be asked for: nearly all was that lies before.
-    fn goes_on(&self) -> bool {
+    /// Whether the next bytes will be requested, as nearly all before them were.
+    fn is_sequential(&self) -> bool {
         let span = self.reached - self.from;
-        let left_out = span.saturating_sub(self.asked);
-        span >= ENOUGH * self.len && left_out <= span / LEFT_OUT
+        let skipped = span.saturating_sub(self.requested);
+        span >= STREAM_READS_MIN * self.len && skipped <= span / SKIP_SHARE
     }
 }
 
@@ -160,19 +160,19 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_read_ahead_further_and_further() {
+    fn the_window_grows_with_the_stream() {
         let stream = ReadAheadWindow::default();
         let at = |n: u64| read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY);
         assert_eq!(at(0), []);
         assert_eq!(at(1), []);
         assert_eq!(at(2), whole(3, 6));
-        // More than half of the next window is there.
+        // More than half of the next window is read already.
         assert_eq!(at(3), whole(6, 8));
         for n in 4..80 {
             let pieces = at(n);
             let until = stream.0.lock().until;
             assert!(until > (n + 1) * MIB, "{n}");
-            assert!(until <= (n + 1) * MIB + MOST, "{n}");
+            assert!(until <= (n + 1) * MIB + WINDOW_BYTES_MAX, "{n}");
             for pair in pieces.windows(2) {
                 assert_eq!(pair[0].end, pair[1].start, "{n}");
             }
@@ -191,13 +191,13 @@ mod tests {
             assert_eq!(
                 piece.start,
                 first + n as u64 * MIB,
-                "each once, none left out"
+                "each piece once, none skipped"
             );
         }
     }
 
     #[test]
-    fn nothing_is_read_ahead_behind_the_end() {
+    fn nothing_is_read_ahead_past_the_end() {
         let stream = ReadAheadWindow::default();
         let size = 5 * MIB + 1000;
         let mut ahead = Vec::new();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_stream_is_left_alone() {
+    fn random_and_small_reads_open_no_window() {
         let stream = ReadAheadWindow::default();
         for n in [5, 50, 20, 70, 3, 90, 33, 60] {
             assert_eq!(read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY), []);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_had_no_room_is_asked_for_again() {
+    fn pieces_that_were_not_submitted_are_returned_again() {
         let stream = ReadAheadWindow::default();
         let at = |n: u64| read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY);
         for n in 0..2 {
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(at(3), whole(4, 8));
     }
 
-    /// Bytes read ahead of whoever reads these pieces of a large file.
+    /// Bytes that are read ahead of a reader of these pieces of a large file.
     fn ahead_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
         let stream = ReadAheadWindow::default();
         let size = 10_000 * MIB;
@@ -241,22 +241,22 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_backwards_or_leaves_much_out_is_no_stream() {
+    fn backward_reads_and_large_strides_open_no_window() {
         assert_eq!(ahead_of((0..1000).rev()), 0);
         for step in 2..9 {
             let read: u64 = ahead_of((0..1000).map(|n| step * n));
             assert_eq!(read, 0, "every {step}th piece");
         }
-        // Now and then one is left out that the caller has.
+        // The caller has one piece in twenty cached.
         let most = (0..1000).filter(|n| n % 20 != 7);
         let read = ahead_of(most) / MIB;
         assert!((950..1020).contains(&read), "{read}");
-        // A stream that becomes something else.
+        // A stream that turns into strides.
         let read = ahead_of((0..100).chain((1..1000).map(|n| 100 + 3 * n))) / MIB;
         assert!((100..180).contains(&read), "{read}");
     }
 
-    /// However they come, all have nearly as much as if it were dealt out, and some is left for the next one.
+    /// Whatever their order, all streams get nearly equal shares, and some room is left for another one.
     #[test]
     fn streams_share_the_room() {
         let room = 24 * MIB;

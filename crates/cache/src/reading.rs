@@ -1,5 +1,5 @@
-//! FileRead a range of a file: what is in memory from there, the rest from the device, whole blocks; then the
-//! ends are cut off, and what a stream will ask for next is read ahead.
+//! Reading a range of a file: blocks in memory are used as they are, the others are read from the device as whole
+//! blocks, both ends are cut to the range, and a sequential reader's next pieces are read ahead.
 
 use std::ops::Range;
 
@@ -8,48 +8,48 @@ use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
 
 use crate::{Mapping, ReadAheadWindow};
 
-/// Longest single read of the device, in bytes.
+/// Longest request to the device, in bytes.
 pub const READ_BYTES_MAX: u64 = 1 << 20;
 
-/// Where consecutive blocks of a file come from that are not in memory.
+/// Where consecutive blocks of a file that are not in memory come from.
 pub enum BlockSource {
-    /// From nowhere: they are zeros.
+    /// No blocks are allocated; they read as zeros.
     Hole,
-    /// From the device, from this byte on.
+    /// They are on the device, from this byte on.
     Device(u64),
-    /// The file system has their content already.
+    /// The file system has their content in memory.
     Content(Buf),
 }
 
-/// A part of what is read.
+/// A part of the result.
 pub enum ReadPart {
-    /// So many zeros.
+    /// This many zero bytes.
     Zeros(usize),
-    /// Bytes of a block, or of several.
+    /// A range of a buffer of one or several blocks.
     Bytes(Buf, Range<usize>),
 }
 
-/// How one file's blocks are read.
+/// Reads one file's blocks.
 ///
-/// The file system's part is its map, a function that is given a block and how many of those behind it are
-/// wanted as well, and tells where they come from and for how many that is so.
+/// The file system passes its block map as a function: it gets a block and the number of blocks wanted from there, and
+/// returns where they come from and for how many of them that holds.
 pub struct FileReader<'a> {
-    /// The device's.
+    /// The device's queue.
     pub queue: &'a Queue,
-    /// What is in memory of the file.
+    /// The file's blocks in memory.
     pub pages: &'a Mapping,
-    /// How the file has been read lately.
+    /// The file's read-ahead window.
     pub window: &'a ReadAheadWindow,
-    /// Whose reads they are.
+    /// The tag of the reader.
     pub tag: IoTag,
 }
 
-/// A read under way.
+/// A read in progress.
 pub struct FileRead {
     pieces: Vec<Piece>,
-    /// Bytes of the first blocks that are not wanted.
+    /// Bytes to skip at the beginning.
     skip: usize,
-    /// Bytes that are wanted.
+    /// Bytes to return.
     len: usize,
 }
 
@@ -61,10 +61,10 @@ enum Piece {
 }
 
 impl FileReader<'_> {
-    /// Begins to read bytes `range`: what comes from the device has been asked for when this returns.
+    /// Begins to read bytes `range`. All requests to the device are submitted when this returns.
     ///
     /// # Errors
-    /// The map's.
+    /// Those of `map`.
     pub fn begin<E>(
         &self,
         range: Range<u64>,
@@ -88,8 +88,8 @@ impl FileReader<'_> {
         })
     }
 
-    /// Bytes `range` of a file of `size` bytes are read: has the device read on where a stream will be. What is wrong
-    /// with the map there is told to whoever reads there.
+    /// Records a read of bytes `range` of a file of `size` bytes, and submits the read-ahead that it causes. An error of
+    /// the map there ends the read-ahead; the task that reads the range later gets it.
     pub fn read_ahead<E>(
         &self,
         range: Range<u64>,
@@ -104,8 +104,8 @@ impl FileReader<'_> {
         });
     }
 
-    /// The same where content does not lie on the device as it is: `find` passes on the runs of the device that a later
-    /// read of a range of the file will submit, until one is not taken.
+    /// The same for content that is stored in another form (compressed): `find` reports the device ranges that a later
+    /// read of a range of the file will submit, until one is refused.
     pub fn read_ahead_with<E>(
         &self,
         range: Range<u64>,
@@ -120,12 +120,12 @@ impl FileReader<'_> {
             .next_pieces(size, self.queue.read_ahead_available())
         {
             let start = piece.start;
-            let mut room = true;
+            let mut accepted = true;
             let found = find(piece, &mut |at, len| {
-                room = self.queue.read_ahead(at, len, self.tag);
-                room
+                accepted = self.queue.read_ahead(at, len, self.tag);
+                accepted
             });
-            if !room || found.is_err() {
+            if !accepted || found.is_err() {
                 self.window.shrink_to(start);
                 break;
             }
@@ -138,8 +138,8 @@ impl FileReader<'_> {
         size.file_block(range.start).0..size.blocks_for(range.end)
     }
 
-    /// Tells `each` where the blocks that hold `range` come from, and for how many bytes, in file order, until it has
-    /// had enough.
+    /// Calls `each` with the source and byte count of the blocks that hold `range`, in file order, until it returns
+    /// false.
     fn runs<E>(
         &self,
         range: &Range<u64>,
@@ -148,7 +148,7 @@ impl FileReader<'_> {
     ) -> Result<(), E> {
         let size = self.pages.block_size();
         let blocks = self.blocks_of(range);
-        // Memory first, then the map: a block that leaves memory in between is mapped by then.
+        // Memory first, then the map: a block that is written and dropped in between is mapped by then.
         let cached = self.pages.cached(blocks.clone());
         let mut cached = cached.into_iter().peekable();
         let mut at = blocks.start;
@@ -159,7 +159,7 @@ impl FileReader<'_> {
                     let until = cached.peek().map_or(blocks.end, |(n, _)| n.0);
                     let most = (until - at).min(READ_BYTES_MAX >> size.bits());
                     let (source, count) = map(FileBlock(at), most)?;
-                    assert!(count > 0, "a map goes on");
+                    assert!(count > 0, "a map covers at least one block");
                     (source, count.min(most))
                 }
             };
@@ -173,10 +173,10 @@ impl FileReader<'_> {
 }
 
 impl FileRead {
-    /// Waits for the device, and gives `out` all that was asked for, in file order.
+    /// Waits for the device and passes the parts to `out`, in file order.
     ///
     /// # Errors
-    /// The device's first one.
+    /// The first error of the device.
     pub fn finish(mut self, mut out: impl FnMut(ReadPart)) -> Result<(), IoError> {
         for piece in std::mem::take(&mut self.pieces) {
             match piece {
@@ -192,7 +192,7 @@ impl FileRead {
         Ok(())
     }
 
-    /// Which of the next `whole` bytes are wanted.
+    /// The part of the next `whole` bytes that belongs to the result.
     fn cut(&mut self, whole: usize) -> Range<usize> {
         let from = self.skip.min(whole);
         let to = (from + self.len).min(whole);

@@ -1,18 +1,18 @@
-//! How much memory a volume's caches get.
+//! The memory budget of a volume's caches.
 
 /// Memory for a volume's caches, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSizes {
     /// Clean metadata.
     pub metadata: u64,
-    /// File data that is not written yet: at half of it writers are held up.
+    /// Dirty file data; writers are throttled above half of it.
     pub dirty_data: u64,
-    /// File data that was read ahead and not asked for yet.
+    /// File data that was read ahead and not yet requested.
     pub read_ahead: u64,
 }
 
 impl CacheSizes {
-    /// Splits a budget in halves. What is read ahead is kept for moments: it comes on top.
+    /// Splits a budget into halves. Read-ahead is short-lived and comes on top: an eighth, at most 24 MiB.
     pub fn of(total: u64) -> Self {
         Self {
             metadata: total / 2,

@@ -1,4 +1,5 @@
-//! When dirty data is written: age, background limit, hard limit, before an fsync that is expected.
+//! The flusher: when dirty data is written. By age, above the background limit, above the hard limit by the throttled
+//! writer, and before an expected fsync (early write-back).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,42 +10,42 @@ use std::time::Duration;
 
 use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, OnUnwind, Rank, now, try_spawn};
 
-use crate::early::Early;
+use crate::early::EarlyWriteback;
 
-/// WritebackReason data is written back now.
+/// Why data is written back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WritebackReason {
-    /// Somebody waits for exactly this (fsync, sync, truncate).
+    /// A task waits for it (fsync, sync, truncate).
     Sync,
-    /// It has been dirty for long, or too much is dirty.
+    /// Its age, or the background limit.
     Background,
-    /// The writer has dirtied so much that it writes some itself.
+    /// The writer is throttled and writes its own data.
     Throttle,
-    /// An fsync of it is expected soon ([`Writeback::wrote`]).
+    /// An fsync is expected soon ([`Writeback::record_write`]).
     Early,
 }
 
-/// What the flusher asks of a file system.
+/// The file system's side of the flusher.
 pub trait Backing: Send + Sync {
-    /// Writes the files' dirty data (at least much of it). Errors are kept by the mappings, which
-    /// stay dirty; such files are tried again later.
+    /// Writes the files' dirty data. It may leave some of it. Failed blocks stay dirty with their error in the mapping;
+    /// the flusher tries such files again later.
     fn write_out(&self, files: &[u64], why: WritebackReason);
-    /// Called once a period: metadata that ages outside a journal is written here.
+    /// Called once per period. Writes metadata that ages outside a journal.
     fn tick(&self);
-    /// The flusher has panicked, perhaps with blocks in flight that will never land: the volume stops.
+    /// The flusher has panicked, perhaps with blocks in flight whose writes never complete: the volume aborts.
     fn panicked(&self);
 }
 
 /// Limits and periods of write-back.
 #[derive(Clone, Debug)]
 pub struct WritebackOptions {
-    /// Above this many dirty bytes the flusher writes whatever their age.
+    /// Above this many dirty bytes the flusher writes all files, whatever their age.
     pub background: u64,
-    /// Above this many dirty bytes heavy writers write their own data before they go on.
+    /// Above this many dirty bytes heavy writers are throttled: they write their own data first.
     pub hard: u64,
-    /// Data older than this is written.
+    /// The flusher writes files that have been dirty for longer.
     pub age: Duration,
-    /// How often the flusher looks.
+    /// Time between two rounds of the flusher.
     pub period: Duration,
 }
 
@@ -60,16 +61,17 @@ impl WritebackOptions {
     }
 }
 
-/// The end of an epoch of dirtying: separates data that was dirty by then from data dirtied later.
+/// The end of a dirty epoch: separates data that was dirty before it from data dirtied later.
 ///
-/// Whatever writes "all that is dirty" (fsync, sync, a round of the flusher, a throttled writer) ends an epoch when it
-/// begins and writes what is older. So it ends, however fast others write on, and also where they write the same blocks
-/// again: a block has the epoch in which it became dirty until a write of it has succeeded.
+/// An operation that writes everything dirty (fsync, sync, a round of the flusher, a throttled writer) ends the epoch
+/// when it begins and writes what is older. So it terminates (no livelock), however fast other tasks write, even to the
+/// same blocks: a block keeps the epoch in which it became dirty until a write of it has succeeded. Linux tags pages
+/// TOWRITE for this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyEpoch(u64);
 
 impl DirtyEpoch {
-    /// Everything, whenever it became dirty: for a caller that keeps writers out.
+    /// Everything, whenever it became dirty: for a caller that excludes writers.
     pub const ALL: Self = Self(u64::MAX);
 
     /// Whether what became dirty in the epoch numbered `since` was dirty by the end of this one.
@@ -78,43 +80,43 @@ impl DirtyEpoch {
     }
 }
 
-/// A file as the flusher knows it.
+/// A file's number in the flusher's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyFile(pub u64);
 
-struct Entry {
+struct DirtyEntry {
     since: Instant,
     bytes: u64,
 }
 
 #[derive(Default)]
-struct State {
-    files: BTreeMap<u64, Entry>,
+struct FlusherState {
+    files: BTreeMap<u64, DirtyEntry>,
     bytes: u64,
     kicked: bool,
     /// Files that are to be written early.
     early: Vec<u64>,
     stop: bool,
-    /// Somebody holds the flusher: it is to begin nothing.
-    held: bool,
-    /// The flusher is at its work.
-    at_work: bool,
+    /// The flusher is parked: it begins no round.
+    parked: bool,
+    /// The flusher runs a round.
+    running: bool,
 }
 
 /// What the flusher was woken for.
-enum Turn {
-    /// The period is over, or there is too much dirt.
+enum FlusherWork {
+    /// The period is over, or the background limit is exceeded.
     Round,
-    /// These files are to be written early.
+    /// Early write-back of these files.
     Early(Vec<u64>),
 }
 
-/// A flusher that begins nothing as long as this lives: see [`Writeback::hold`].
+/// A parked flusher: it begins no round while this guard lives. See [`Writeback::park`].
 pub struct ParkedFlusher<'a>(&'a Writeback);
 
 impl Drop for ParkedFlusher<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().held = false;
+        self.0.state.lock().parked = false;
         self.0.wake.notify_all();
     }
 }
@@ -122,26 +124,26 @@ impl Drop for ParkedFlusher<'_> {
 /// Dirty totals of a volume, and its flusher.
 pub struct Writeback {
     options: WritebackOptions,
-    state: Mutex<State>,
-    early: Early,
-    /// Number of the present epoch.
+    state: Mutex<FlusherState>,
+    early: EarlyWriteback,
+    /// The number of the current epoch.
     epoch: AtomicU64,
     wake: Condvar,
-    /// The flusher has ended what it had under way.
-    rests: Condvar,
+    /// The flusher has finished a round.
+    idle: Condvar,
     flusher: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Writeback {
-    /// No dirt, no flusher yet.
+    /// Without dirty data, and with no flusher yet.
     pub fn new(options: WritebackOptions) -> Self {
         Self {
             options,
-            state: Mutex::new(Rank::Dirty, State::default()),
-            early: Early::new(),
+            state: Mutex::new(Rank::Dirty, FlusherState::default()),
+            early: EarlyWriteback::new(),
             epoch: AtomicU64::new(0),
             wake: Condvar::new(),
-            rests: Condvar::new(),
+            idle: Condvar::new(),
             flusher: Mutex::new(Rank::Leaf, None),
         }
     }
@@ -149,7 +151,7 @@ impl Writeback {
     /// Starts the flusher's task over `backing`; again after [`Writeback::stop`].
     ///
     /// # Errors
-    /// The host refuses another thread: there is no flusher.
+    /// The thread cannot be created; then there is no flusher.
     pub fn start(self: &Arc<Self>, backing: Weak<dyn Backing>) -> io::Result<()> {
         {
             let mut state = self.state.lock();
@@ -159,18 +161,18 @@ impl Writeback {
         let this = Arc::clone(self);
         let task = try_spawn("flusher", move || this.run(&backing))?;
         let before = self.flusher.lock().replace(task);
-        assert!(before.is_none(), "one flusher a volume");
+        assert!(before.is_none(), "a volume has one flusher");
         Ok(())
     }
 
-    /// Waits until the flusher has ended what it has under way; it begins nothing more until the result is
-    /// dropped. For who may want it again: a new one the host may refuse.
+    /// Waits until the flusher has finished its round; it begins no other until the guard is dropped. For callers that
+    /// may need it again (a failed remount): creating a new thread can fail.
     #[must_use]
     pub fn park(&self) -> ParkedFlusher<'_> {
         let mut state = self.state.lock();
-        state.held = true;
-        while state.at_work {
-            self.rests.wait(&mut state);
+        state.parked = true;
+        while state.running {
+            self.idle.wait(&mut state);
         }
         ParkedFlusher(self)
     }
@@ -181,23 +183,23 @@ impl Writeback {
         self.wake.notify_all();
         let task = self.flusher.lock().take();
         if let Some(task) = task {
-            // One that panicked has stopped the volume, which the caller finds.
+            // A flusher that panicked has aborted the volume; the caller gets that error.
             let _ = task.join_panicked();
         }
     }
 
-    /// Lets the flusher look now, not at the end of its period.
+    /// Wakes the flusher for a round before the end of its period.
     pub fn kick(&self) {
         self.state.lock().kicked = true;
         self.wake.notify_all();
     }
 
-    /// Ends the present epoch.
+    /// Ends the current epoch.
     pub fn end_epoch(&self) -> DirtyEpoch {
         DirtyEpoch(self.epoch.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
-    /// The number of the present epoch.
+    /// The number of the current epoch.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
@@ -207,7 +209,7 @@ impl Writeback {
         self.state.lock().bytes
     }
 
-    /// Files with dirty data, the longest dirty first.
+    /// Files with dirty data, those dirty for the longest time first.
     pub fn dirty_files(&self) -> Vec<u64> {
         let state = self.state.lock();
         let mut files: Vec<(Instant, u64)> =
@@ -216,8 +218,8 @@ impl Writeback {
         files.into_iter().map(|(_, ino)| ino).collect()
     }
 
-    /// Up to `count` files near `file` by number, the nearest first above and below in turn, of which
-    /// each has at most `bytes` dirty, for at least `age`. None unless `file` has been dirty for so long.
+    /// Up to `count` files whose numbers are close to `file`'s, alternately above and below it. Each has at most `bytes`
+    /// dirty bytes, for at least `age`. Empty unless `file` itself has been dirty for `age`.
     pub(crate) fn close_files(
         &self,
         file: DirtyFile,
@@ -227,11 +229,11 @@ impl Writeback {
     ) -> Vec<u64> {
         let now = now();
         let state = self.state.lock();
-        let settled = |e: &Entry| now.since(e.since) >= age;
+        let settled = |e: &DirtyEntry| now.since(e.since) >= age;
         if count == 0 || !state.files.get(&file.0).is_some_and(settled) {
             return Vec::new();
         }
-        let fits = |(_, e): &(&u64, &Entry)| settled(e) && e.bytes <= bytes;
+        let fits = |(_, e): &(&u64, &DirtyEntry)| settled(e) && e.bytes <= bytes;
         let above = state.files.range(file.0 + 1..).take(2 * count).filter(fits);
         let below = state
             .files
@@ -252,10 +254,10 @@ impl Writeback {
         }
     }
 
-    /// `bytes` more of `file` are dirty.
+    /// Counts `bytes` newly dirty bytes of `file`.
     pub(crate) fn dirtied(&self, file: &DirtyFile, bytes: u64) {
         let mut state = self.state.lock();
-        let entry = state.files.entry(file.0).or_insert_with(|| Entry {
+        let entry = state.files.entry(file.0).or_insert_with(|| DirtyEntry {
             since: now(),
             bytes: 0,
         });
@@ -268,7 +270,7 @@ impl Writeback {
         }
     }
 
-    /// `bytes` of `file` are clean; `all`: the file has no dirty and no flying block left.
+    /// Counts `bytes` of `file` as clean; `all`: the file has no block left that is dirty or in flight.
     pub(crate) fn cleaned(&self, file: &DirtyFile, bytes: u64, all: bool) {
         let mut state = self.state.lock();
         state.bytes -= bytes;
@@ -281,9 +283,9 @@ impl Writeback {
         }
     }
 
-    /// Whether the writer of `file` must write some of it back itself before it dirties more: the
-    /// hard limit is passed and this file holds more than its share, so that a light writer is never
-    /// held up by a heavy one; past twice the hard limit everybody must.
+    /// Whether the writer of `file` must write some of it back before it dirties more: the dirty bytes exceed the hard
+    /// limit and this file has more than its share of them, so that a heavy writer never delays a light one. Above
+    /// twice the hard limit every writer must.
     pub fn must_throttle(&self, file: DirtyFile) -> bool {
         let state = self.state.lock();
         if state.bytes <= self.options.hard {
@@ -294,8 +296,8 @@ impl Writeback {
         own > share || (own > 0 && state.bytes > self.options.hard.saturating_mul(2))
     }
 
-    /// These blocks of `file` are dirty now; `overwrites`: without growing it. Where what is known of the
-    /// file says that an fsync will ask for them soon, the flusher writes them.
+    /// Records that these blocks of `file` are dirty; `overwrites`: without growing it. If an fsync is expected soon by
+    /// the file's history, the flusher writes them (early write-back).
     pub fn record_write(&self, file: DirtyFile, blocks: Range<u64>, overwrites: bool) {
         if !self.early.record_write(file, blocks, overwrites) {
             return;
@@ -303,13 +305,13 @@ impl Writeback {
         let mut state = self.state.lock();
         if !state.early.contains(&file.0) {
             state.early.push(file.0);
-            // Who is woken under the lock may get it, and then the writer waits until he has run.
+            // Woken under the lock, the flusher could take it first, and the writer would wait for it.
             drop(state);
             self.wake.notify_all();
         }
     }
 
-    /// fsync is called for `file`.
+    /// Records an fsync of `file`.
     pub fn record_fsync(&self, file: DirtyFile) {
         self.early.record_fsync(file);
     }
@@ -319,20 +321,20 @@ impl Writeback {
             if let Some(backing) = backing.upgrade() {
                 backing.panicked();
             }
-            self.state.lock().at_work = false;
-            self.rests.notify_all();
+            self.state.lock().running = false;
+            self.idle.notify_all();
         });
         let mut round = now() + self.options.period;
         loop {
-            let Some(turn) = self.sleep(round) else {
+            let Some(work) = self.sleep(round) else {
                 return;
             };
             let Some(backing) = backing.upgrade() else {
                 return;
             };
-            match turn {
-                Turn::Early(files) => backing.write_out(&files, WritebackReason::Early),
-                Turn::Round => {
+            match work {
+                FlusherWork::Early(files) => backing.write_out(&files, WritebackReason::Early),
+                FlusherWork::Round => {
                     backing.tick();
                     backing.write_out(&self.due(), WritebackReason::Background);
                     round = now() + self.options.period;
@@ -341,33 +343,33 @@ impl Writeback {
         }
     }
 
-    /// Waits until the next round, or for something to do before it; `None` when told to stop.
-    fn sleep(&self, round: Instant) -> Option<Turn> {
+    /// Waits until the next round, or for earlier work; `None` after [`Writeback::stop`].
+    fn sleep(&self, round: Instant) -> Option<FlusherWork> {
         let mut state = self.state.lock();
-        state.at_work = false;
-        if state.held {
-            self.rests.notify_all();
+        state.running = false;
+        if state.parked {
+            self.idle.notify_all();
         }
         while !state.stop {
-            if state.held {
+            if state.parked {
                 self.wake.wait(&mut state);
                 continue;
             }
             let left = round.since(now());
             if state.kicked || left.is_zero() {
-                (state.kicked, state.at_work) = (false, true);
-                return Some(Turn::Round);
+                (state.kicked, state.running) = (false, true);
+                return Some(FlusherWork::Round);
             }
             if !state.early.is_empty() {
-                state.at_work = true;
-                return Some(Turn::Early(std::mem::take(&mut state.early)));
+                state.running = true;
+                return Some(FlusherWork::Early(std::mem::take(&mut state.early)));
             }
             self.wake.wait_for(&mut state, left);
         }
         None
     }
 
-    /// The files whose turn it is: the aged ones; above the background limit all, oldest first.
+    /// The files of the next round: those older than the age limit, or all above the background limit; oldest first.
     fn due(&self) -> Vec<u64> {
         let over = self.dirty_bytes() > self.options.background;
         let now = now();

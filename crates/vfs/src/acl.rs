@@ -1,10 +1,9 @@
-//! POSIX access control lists: file systems of the ext family and f2fs store version 1, where only
-//! named users and groups have an id; `system.posix_acl_access` and `_default` show version 2, where
-//! every entry has one.
+//! POSIX access control lists. ext4 and f2fs store version 1, where only named users and groups have an id;
+//! `system.posix_acl_access` and `_default` show version 2, where every entry has one.
 
 use thiserror::Error;
 
-/// A list that is not valid: which entry (its number, or how many there are), and what is wrong.
+/// An invalid list: the entry (its number, or the number of entries), and the rule that it breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("access control list: entry {index} {rule}")]
 pub struct AclError {
@@ -62,13 +61,13 @@ fn check_version(bytes: &[u8], version: u32) -> Result<&[u8]> {
         return Err(bad(0, "is cut short"));
     }
     if get32(bytes, 0) != version {
-        return Err(bad(0, "is behind an unknown version"));
+        return Err(bad(0, "follows an unknown version"));
     }
     Ok(&bytes[HEADER..])
 }
 
-/// Checks that a list has the entries it must have, in order: owner, named users, owning group,
-/// named groups, mask (needed with named ones), others; ids without repetition are not required.
+/// Checks that a list has the required entries, in order: owner, named users, owning group, named groups, mask (required
+/// with named entries), others. Repeated ids are allowed.
 fn validate(entries: &[Entry]) -> Result<()> {
     let mut last = 0;
     let mut seen = 0;
@@ -85,7 +84,7 @@ fn validate(entries: &[Entry]) -> Result<()> {
             return Err(bad(i, "is out of order"));
         }
         if entry.has_id() && entry.id == NO_ID {
-            return Err(bad(i, "names nobody"));
+            return Err(bad(i, "has no id"));
         }
         last = entry.tag;
         seen |= entry.tag;
@@ -137,30 +136,30 @@ fn read_xattr(bytes: &[u8]) -> Result<Vec<Entry>> {
         .collect())
 }
 
-/// From the stored value to the value of the attribute as users see it.
+/// Converts the stored value to the value of the extended attribute.
 pub fn disk_to_xattr(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(Acl::from_disk(bytes)?.to_xattr())
 }
 
-/// From the value as a user gives it to the value to store. An error means that the user's value is
-/// not a valid list (EINVAL), not that the volume is damaged.
+/// Converts a user's value of the extended attribute to the value to store. An error means that the user's value is not a
+/// valid list (EINVAL), not that the volume is corrupt.
 pub fn xattr_to_disk(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(Acl::from_xattr(bytes)?.to_disk())
 }
 
-/// A valid list, and what it has to do with permission bits.
+/// A valid list, and its relation to the permission bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// From the stored value.
+    /// Parses the stored value.
     pub fn from_disk(bytes: &[u8]) -> Result<Self> {
         let entries = read_disk(bytes)?;
         validate(&entries)?;
         Ok(Self(entries))
     }
 
-    /// From the value as users see it; an error means it is not a valid list (EINVAL).
+    /// Parses the value of the extended attribute; an error means that it is not a valid list (EINVAL).
     pub fn from_xattr(bytes: &[u8]) -> Result<Self> {
         let entries = read_xattr(bytes)?;
         validate(&entries)?;
@@ -172,7 +171,7 @@ impl Acl {
         self.write(DISK_VERSION, |entry| entry.has_id())
     }
 
-    /// The value as users see it.
+    /// The value of the extended attribute.
     pub fn to_xattr(&self) -> Vec<u8> {
         self.write(XATTR_VERSION, |_| true)
     }
@@ -184,7 +183,7 @@ impl Acl {
             out.extend_from_slice(&entry.tag.to_le_bytes());
             out.extend_from_slice(&entry.perm.to_le_bytes());
             if with_id(entry) {
-                // Entries that name nobody have all bits set, whatever a user wrote there.
+                // Entries without an id have all bits set, whatever the user wrote there.
                 let id = if entry.has_id() { entry.id } else { NO_ID };
                 out.extend_from_slice(&id.to_le_bytes());
             }
@@ -197,14 +196,14 @@ impl Acl {
         self.0.is_empty()
     }
 
-    /// Whether permission bits alone say the same.
+    /// Whether the permission bits alone express the list.
     pub fn is_trivial(&self) -> bool {
         self.0
             .iter()
             .all(|entry| [USER_OBJ, GROUP_OBJ, OTHER].contains(&entry.tag))
     }
 
-    /// The entry that stands behind the group bits of the mode: the mask, or the owning group.
+    /// The entry that the group bits of the mode show: the mask, or the owning group.
     fn group_class(&self) -> u16 {
         if self.0.iter().any(|entry| entry.tag == MASK) {
             MASK
@@ -213,7 +212,7 @@ impl Acl {
         }
     }
 
-    /// Where in the mode the entry's permissions show, if they do.
+    /// The shift of the entry's permissions in the mode, if the mode shows them.
     fn shift(&self, tag: u16) -> Option<u32> {
         match tag {
             USER_OBJ => Some(6),
@@ -231,7 +230,7 @@ impl Acl {
         })
     }
 
-    /// Follows chmod: owner, mask (or owning group) and others take the bits of `mode`.
+    /// Applies chmod: owner, mask (or owning group) and others get the bits of `mode`.
     pub fn set_mode_bits(&mut self, mode: u32) {
         for i in 0..self.0.len() {
             if let Some(shift) = self.shift(self.0[i].tag) {
@@ -240,9 +239,9 @@ impl Acl {
         }
     }
 
-    /// What a file made in a directory with this default list gets: the same list with the owner,
-    /// group-class and other entries reduced to the bits of `mode` it asked for. Its mode is
-    /// [`Acl::mode_bits`] of the result; where the result is trivial no list is stored.
+    /// The access list of a file created in a directory with this default list: the same list with the owner, group-class
+    /// and other entries limited to the bits of the requested `mode`. The file's mode is [`Acl::mode_bits`] of the result;
+    /// a trivial result is not stored.
     pub fn inherit(&self, mode: u32) -> Self {
         let mut child = self.clone();
         for i in 0..child.0.len() {
@@ -278,7 +277,7 @@ mod tests {
     ];
 
     #[test]
-    fn both_forms_and_back() {
+    fn both_versions_convert_to_each_other() {
         let shown = xattr(&FULL);
         let stored = xattr_to_disk(&shown).unwrap();
         assert_eq!(stored.len(), 4 + 4 * 4 + 2 * 8);
@@ -336,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn mode_and_list_agree() {
+    fn the_list_follows_the_mode() {
         let mut acl = Acl::from_xattr(&xattr(&FULL)).unwrap();
         assert_eq!(acl.mode_bits(), 0o760);
         acl.set_mode_bits(0o604);

@@ -1,47 +1,46 @@
-//! Time stamps as Linux gives them since 6.13: coarse, except where somebody could see that a file
-//! changed twice at one time.
+//! Multigrain timestamps, as in Linux since 6.13: coarse, unless a reader could otherwise miss that a file changed
+//! between two reads of its times.
 //!
-//! A stamp that moves with every write makes every fsync of an overwritten file a journal commit. So a
-//! write gets the time of the last tick, and a finer one only if the times it replaces have been looked
-//! at. Of two files the one written later never has the earlier time: no tick is older than the last
-//! fine stamp given.
+//! Problem: a timestamp that changes with every write makes every fsync of an overwritten file a journal commit. Rule:
+//! a write gets the time of the last tick (4 ms), and a fine one only if the times it replaces have been queried. Of
+//! two files the one written later never has the earlier time: a coarse time is never before the last fine one.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use steadfs_base::Timestamp;
 use steadfs_rt::wall_clock;
 
-/// Nanoseconds from one tick to the next: those of a kernel with CONFIG_HZ=250.
-const TICK: i64 = 4_000_000;
-const SECOND: i64 = 1_000_000_000;
+/// Length of a tick: that of a kernel with CONFIG_HZ=250.
+const TICK_NANOS: i64 = 4_000_000;
+const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
-/// Gives a volume's stamps.
+/// The source of a volume's timestamps.
 #[derive(Default)]
 pub struct Clock {
-    /// The latest fine stamp, in nanoseconds since 1970.
+    /// The latest fine timestamp, in nanoseconds since 1970.
     floor: AtomicI64,
 }
 
 impl Clock {
-    /// The present.
+    /// The current time.
     pub fn fine(&self) -> Timestamp {
         let now = wall_clock();
         self.floor.fetch_max(nanos(now), Ordering::AcqRel);
         now
     }
 
-    /// The last tick, or the last fine stamp if that was later.
+    /// The time of the last tick, or the last fine timestamp if that is later.
     pub fn coarse(&self) -> Timestamp {
         let now = nanos(wall_clock());
-        let tick = now - now.rem_euclid(TICK);
+        let tick = now - now.rem_euclid(TICK_NANOS);
         let floor = self.floor.load(Ordering::Acquire);
-        // A clock that was set back starts anew.
+        // After the clock was set back, the floor does not apply.
         stamp(if floor <= now { tick.max(floor) } else { tick })
     }
 }
 
-/// Whether a read at `now` moves the time of the last one, as relatime says: where it is not later than the file's
-/// last changes, and once a day.
+/// Whether a read at `now` updates the access time under relatime: if that is not later than the last change of the file,
+/// or is a day old.
 pub fn relatime_needs_update(
     now: Timestamp,
     atime: Timestamp,
@@ -52,17 +51,17 @@ pub fn relatime_needs_update(
     atime <= mtime || atime <= ctime || atime.secs.saturating_add(DAY) <= now.secs
 }
 
-/// Nanoseconds since 1970; the year 2262 and later is all one.
+/// Nanoseconds since 1970; saturates in the year 2262.
 fn nanos(at: Timestamp) -> i64 {
     at.secs
-        .saturating_mul(SECOND)
+        .saturating_mul(NANOS_PER_SECOND)
         .saturating_add(at.nanos.into())
 }
 
 fn stamp(nanos: i64) -> Timestamp {
     Timestamp {
-        secs: nanos.div_euclid(SECOND),
-        nanos: nanos.rem_euclid(SECOND) as u32,
+        secs: nanos.div_euclid(NANOS_PER_SECOND),
+        nanos: nanos.rem_euclid(NANOS_PER_SECOND) as u32,
     }
 }
 
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_is_noted_after_changes_and_once_a_day() {
+    fn relatime_updates_after_changes_and_once_a_day() {
         let at = |secs| Timestamp { secs, nanos: 7 };
         let moves = |now, atime, mtime, ctime| {
             relatime_needs_update(at(now), at(atime), at(mtime), at(ctime))
@@ -85,12 +84,12 @@ mod tests {
         assert!(!moves(1000, 500, 499, 499));
         assert!(!moves(500 + 86_399, 500, 499, 499));
         assert!(moves(500 + 86_400, 500, 499, 499));
-        // A stamp of the far future is no overflow.
+        // A timestamp of the far future does not overflow.
         assert!(!moves(1000, i64::MAX, 499, 499));
     }
 
     #[test]
-    fn ticks_stand_still_but_never_before_a_fine_stamp() {
+    fn coarse_times_are_constant_within_a_tick_and_never_before_a_fine_one() {
         sim::run(sim::Config::default(), || {
             let clock = Clock::default();
             let first = clock.coarse();
@@ -98,14 +97,14 @@ mod tests {
             assert_eq!(clock.coarse(), first, "one tick");
             let fine = clock.fine();
             assert!(fine > first);
-            assert_eq!(clock.coarse(), fine, "not before what was given");
+            assert_eq!(clock.coarse(), fine, "not before the fine one");
             steadfs_rt::sleep(Duration::from_millis(5));
             assert!(clock.coarse() > fine);
         });
     }
 
     #[test]
-    fn stamps_before_1970_round_down() {
+    fn timestamps_before_1970_round_down() {
         let at = Timestamp {
             secs: -2,
             nanos: 999_999_999,

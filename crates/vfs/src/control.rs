@@ -1,4 +1,4 @@
-//! Live controls as files: what a volume shows below `.steadfs`.
+//! Control files: what a volume shows below `.steadfs`.
 
 use crate::{FsError, Result};
 
@@ -7,54 +7,54 @@ use crate::{FsError, Result};
 pub struct ControlEntry {
     /// Path below `.steadfs`, with `/` between its parts, such as `jbd2/info`.
     pub path: &'static str,
-    /// Whether writing it does something.
+    /// Whether the file can be written.
     pub writable: bool,
 }
 
 /// A volume's control files.
 pub trait Control: Send + Sync {
-    /// All files there are; the list is fixed for the life of the mount.
+    /// All files. The list is constant while the volume is mounted.
     fn entries(&self) -> Vec<ControlEntry>;
-    /// The present content of the file at `path`.
+    /// The current content of the file at `path`.
     fn read(&self, path: &str) -> Result<Vec<u8>>;
-    /// Applies `value`, whole, to the file at `path`; an error leaves everything as it was.
+    /// Applies `value` to the file at `path`, completely or, on an error, not at all.
     fn write(&self, path: &str, value: &[u8]) -> Result<()>;
 
-    /// The files that are settings: what is written to them stays, and can be set for several at once.
+    /// The files that are settings: they keep the value written to them, and several can be set at once.
     fn tunables(&self) -> Vec<&'static str> {
         Vec::new()
     }
 
-    /// Checks `value` for the setting at `path`; what is returned sets it, and does not fail.
+    /// Checks `value` for the setting at `path`. The returned function sets it and cannot fail.
     ///
     /// # Errors
-    /// [`FsError::BadOption`] says what is wrong; nothing has changed.
+    /// [`FsError::BadOption`] with the reason; nothing has changed.
     fn prepare(&self, path: &str, value: &str) -> Result<Setter<'_>> {
         let _ = value;
-        Err(FsError::BadOption(format!("{path} is no setting")))
+        Err(FsError::BadOption(format!("{path} is not a setting")))
     }
 }
 
-/// Sets what was checked before.
+/// Sets a value that was checked before.
 pub type Setter<'a> = Box<dyn FnOnce() + 'a>;
 
-/// What serves a volume besides the volume itself: options and control files of its own.
+/// Options and control files above those of the volume: of its queue and of its mount.
 pub trait ControlLayer: Send + Sync {
-    /// Takes its own items out of an option list for the running volume, and checks them.
+    /// Takes this layer's items out of a remount's option list, and checks them.
     ///
     /// # Errors
     /// [`FsError::BadOption`](crate::FsError::BadOption); nothing has changed.
     fn prepare(&self, list: &str) -> Result<PreparedOptions>;
-    /// Its options as they are, a list; empty where nothing differs from the defaults.
+    /// The layer's options that differ from the defaults, as a list.
     fn options(&self) -> String;
-    /// Its control files, which come before the volume's of the same names.
+    /// The layer's control files. They hide files of the volume with the same paths.
     fn control(&self) -> &dyn Control;
 }
 
-/// A checked change of options.
+/// A remount's options that were checked for one layer.
 pub struct PreparedOptions {
-    /// What is left for the volume.
+    /// The items of the volume.
     pub rest: String,
-    /// Does it; called when the volume has taken the rest.
+    /// Applies the layer's items; called after the volume has applied its own.
     pub apply: Box<dyn FnOnce() + Send>,
 }

@@ -1,16 +1,15 @@
-//! The hidden directory of control files, laid over any volume.
+//! The hidden directory of control files, added to any volume.
 //!
-//! Problem: a mounted volume's kernel keeps names, attributes and pages for a day and opens files
-//! without asking, but a control file's content is what is true at the moment. Rule: **each lookup
-//! of a control file makes a new inode that holds the content of that moment** (the transport gives
-//! these inodes no lifetime in the kernel's caches, see [`is_control_inode`]). So each open(2) by
-//! name reads fresh and complete content, a reader that goes on sees one consistent text, and what
-//! the page cache keeps belongs to an inode nobody finds again. A descriptor kept open shows the
-//! content of its opening. The inode goes when the last lookup count goes. What programs are told is
-//! the number of the file's place, which stays ([`reported_ino`]): cp(1) copies only what it has looked at.
+//! Problem: the kernel caches a volume's names, attributes and pages for a day and opens files without a request, but the
+//! content of a control file is the current state. Rule: **each lookup of a control file makes a new inode with a
+//! snapshot of the content** (the transport sets no lifetime for these inodes in the kernel's caches, see
+//! [`is_control_inode`]). So each open(2) by name reads current and complete content, a reader sees one consistent text,
+//! and cached pages belong to an inode that no later lookup finds. An open descriptor keeps its snapshot. The inode is
+//! dropped with its last lookup count. Programs see the inode number of the file's node in the tree, which is constant
+//! ([`reported_ino`]): cp(1) only copies a file whose number is that of its stat(2).
 //!
-//! A write hands its whole buffer to [`Control::write`](crate::Control::write), wherever the file
-//! position is; setting the size (`O_TRUNC`) does nothing.
+//! A write passes its whole buffer to [`Control::write`](crate::Control::write), whatever the file position; setting the
+//! size (`O_TRUNC`) does nothing.
 
 mod ops;
 mod tree;
@@ -22,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use steadfs_base::{InodeNo, Timestamp};
 use steadfs_rt::{Mutex, Rank};
 
-use tree::{Place, PlaceKind, insert};
+use tree::{ControlNode, NodeKind, insert};
 
 use crate::tune::tune;
 use crate::{
@@ -33,43 +32,41 @@ use crate::{
 
 /// Name of the directory of control files in the root directory.
 pub const CONTROL_DIR: &[u8] = b".steadfs";
-/// Control file that is always there: writing anything to it, or fsync on it, makes the volume
-/// durable.
+/// Control file that always exists: any write to it, and fsync of it, makes the volume durable.
 pub const SYNC_FILE: &str = "sync";
 
-/// Control file of the options: what is written to it is a remount.
+/// Control file of the options: a write to it is a remount.
 const OPTIONS_FILE: &str = "options";
 
 /// Control inodes have numbers from here on; no format has inode numbers of 62 bits.
 const FIRST_INO: u64 = 1 << 62;
-/// More than there are places: the number of a file's n-th inode is that of its place and n times this.
-const PLACES: u64 = 1 << 16;
+/// Most nodes of the tree. The number of a file's n-th inode is that of its node plus n times this.
+const NODES_MAX: u64 = 1 << 16;
 
-/// Whether `ino` is a control file or directory. Whoever caches must not keep anything about it:
-/// the next lookup of its name finds another inode.
+/// Whether `ino` is a control file or directory. Caches must not keep anything about it: the next lookup of its name
+/// finds another inode.
 pub const fn is_control_inode(ino: InodeNo) -> bool {
     ino.0 >= FIRST_INO
 }
 
-/// The number that programs are shown of an inode: of a control file one for all the inodes that it has
-/// by and by, the same as in its directory.
+/// The inode number that programs see: all inodes of a control file have the number that is in its directory.
 pub const fn reported_ino(ino: InodeNo) -> InodeNo {
     match is_control_inode(ino) {
-        true => InodeNo(FIRST_INO + (ino.0 - FIRST_INO) % PLACES),
+        true => InodeNo(FIRST_INO + (ino.0 - FIRST_INO) % NODES_MAX),
         false => ino,
     }
 }
 
-/// A file's inode that was looked up: the place, and the content at that moment. Directories never
-/// change and have one inode each, numbered by their place.
-struct Inode {
-    place: usize,
+/// An inode of a control file: its node, and the snapshot of its content. Directories never change and have one inode
+/// each, with the number of their node.
+struct ControlInode {
+    node: usize,
     content: Result<Arc<[u8]>>,
     made: Timestamp,
     lookups: u64,
 }
 
-impl Inode {
+impl ControlInode {
     fn size(&self) -> u64 {
         self.content.as_ref().map_or(0, |c| c.len() as u64)
     }
@@ -79,23 +76,23 @@ impl Inode {
 pub struct WithControl {
     inner: Arc<dyn FileSystem>,
     layer: Option<Arc<dyn ControlLayer>>,
-    /// Whether the directory is there.
+    /// Whether the directory is visible.
     shown: bool,
-    places: Vec<Place>,
-    inodes: Mutex<BTreeMap<u64, Inode>>,
-    /// Inodes made for files.
+    nodes: Vec<ControlNode>,
+    inodes: Mutex<BTreeMap<u64, ControlInode>>,
+    /// Number of inodes made for files.
     made: AtomicU64,
     mounted: Timestamp,
     owner: (u32, u32),
 }
 
 impl WithControl {
-    /// Lays the files that `inner.control()` names (and [`SYNC_FILE`]) over `inner`.
+    /// Adds the control files of `inner` and [`SYNC_FILE`].
     pub fn new(inner: Arc<dyn FileSystem>) -> Self {
-        let mut places = vec![Place {
+        let mut nodes = vec![ControlNode {
             name: "",
             parent: 0,
-            kind: PlaceKind::Dir,
+            kind: NodeKind::Dir,
         }];
         let mut entries: Vec<_> = inner
             .control()
@@ -108,13 +105,13 @@ impl WithControl {
             entries.push((SYNC_FILE, true));
         }
         for (path, writable) in entries {
-            insert(&mut places, path, writable);
+            insert(&mut nodes, path, writable);
         }
         Self {
             inner,
             layer: None,
             shown: true,
-            places,
+            nodes,
             inodes: Mutex::new(Rank::Leaf, BTreeMap::new()),
             made: AtomicU64::new(0),
             mounted: steadfs_rt::wall_clock(),
@@ -122,8 +119,7 @@ impl WithControl {
         }
     }
 
-    /// Lets a user and group own the control files, which are root's otherwise: those of the one who
-    /// mounts, when it is not root.
+    /// Sets the owner of the control files: an unprivileged user that mounts. By default it is root.
     pub fn owned_by(mut self, uid: u32, gid: u32) -> Self {
         self.owner = (uid, gid);
         self
@@ -132,71 +128,71 @@ impl WithControl {
     /// Adds a layer's files and options.
     pub fn with_layer(mut self, layer: Arc<dyn ControlLayer>) -> Self {
         for entry in layer.control().entries() {
-            let same = |place: &Place| matches!(place.kind, PlaceKind::File { path, .. } if path == entry.path);
-            match self.places.iter_mut().find(|place| same(place)) {
-                Some(place) => {
-                    place.kind = PlaceKind::File {
+            let same = |node: &ControlNode| matches!(node.kind, NodeKind::File { path, .. } if path == entry.path);
+            match self.nodes.iter_mut().find(|node| same(node)) {
+                Some(node) => {
+                    node.kind = NodeKind::File {
                         path: entry.path,
                         writable: entry.writable,
                     }
                 }
-                None => insert(&mut self.places, entry.path, entry.writable),
+                None => insert(&mut self.nodes, entry.path, entry.writable),
             }
         }
         self.layer = Some(layer);
         self
     }
 
-    /// Leaves the directory out; options work all the same.
+    /// Hides the directory. Options of the layer still work.
     pub fn hidden(mut self) -> Self {
         self.shown = false;
         self
     }
 
-    /// The volume itself.
+    /// The volume below.
     pub fn inner(&self) -> &Arc<dyn FileSystem> {
         &self.inner
     }
 
     fn child(&self, dir: usize, name: &[u8]) -> Option<usize> {
-        (1..self.places.len())
-            .find(|&i| self.places[i].parent == dir && self.places[i].name.as_bytes() == name)
+        (1..self.nodes.len())
+            .find(|&i| self.nodes[i].parent == dir && self.nodes[i].name.as_bytes() == name)
     }
 
-    /// The place of a control inode that is looked up, or that `readdir` reported.
-    fn place(&self, ino: InodeNo) -> Result<usize> {
+    /// The node of a control inode that was looked up, or that `readdir` reported.
+    fn node(&self, ino: InodeNo) -> Result<usize> {
         if let Some(inode) = self.inodes.lock().get(&ino.0) {
-            return Ok(inode.place);
+            return Ok(inode.node);
         }
         usize::try_from(ino.0 - FIRST_INO)
             .ok()
-            .filter(|&index| index < self.places.len())
+            .filter(|&index| index < self.nodes.len())
             .ok_or(FsError::Stale)
     }
 
-    /// A control directory's place.
-    fn dir_place(&self, ino: InodeNo) -> Result<usize> {
-        let place = self.place(ino)?;
-        match self.places[place].kind {
-            PlaceKind::Dir => Ok(place),
-            PlaceKind::File { .. } => Err(FsError::NotDir),
+    /// The node of a control directory.
+    fn dir_node(&self, ino: InodeNo) -> Result<usize> {
+        let node = self.node(ino)?;
+        match self.nodes[node].kind {
+            NodeKind::Dir => Ok(node),
+            NodeKind::File { .. } => Err(FsError::NotDir),
         }
     }
 
-    /// The inode of `place`, new for a file, with one lookup count.
-    fn make(&self, place: usize) -> Attr {
-        let PlaceKind::File { path, .. } = self.places[place].kind else {
-            return self.attr(place_ino(place), place, 0, self.mounted);
+    /// The inode of `node`, new for a file, with one lookup count.
+    fn make(&self, node: usize) -> Attr {
+        let NodeKind::File { path, .. } = self.nodes[node].kind else {
+            return self.attr(node_ino(node), node, 0, self.mounted);
         };
-        let inode = Inode {
-            place,
+        let inode = ControlInode {
+            node,
             content: self.content(path),
             made: steadfs_rt::wall_clock(),
             lookups: 1,
         };
         let before = self.made.fetch_add(1, Ordering::Relaxed);
-        let ino = InodeNo(place_ino(place).0 + (before + 1) * PLACES);
-        let attr = self.attr(ino, place, inode.size(), inode.made);
+        let ino = InodeNo(node_ino(node).0 + (before + 1) * NODES_MAX);
+        let attr = self.attr(ino, node, inode.size(), inode.made);
         self.inodes.lock().insert(ino.0, inode);
         attr
     }
@@ -211,23 +207,23 @@ impl WithControl {
         }
     }
 
-    /// Who has control files, those first whose files hide others'.
+    /// The owners of control files; files of the first hide those of the others.
     fn controls(&self) -> Vec<&dyn Control> {
         let layer = self.layer.as_deref().map(ControlLayer::control);
         layer.into_iter().chain(self.inner.control()).collect()
     }
 
-    /// Whose file it is.
+    /// The owner of the file at `path`.
     fn control_of(&self, path: &str) -> Option<&dyn Control> {
         let has = |control: &&dyn Control| control.entries().iter().any(|e| e.path == path);
         self.controls().into_iter().find(has)
     }
 
-    fn attr(&self, ino: InodeNo, place: usize, size: u64, time: Timestamp) -> Attr {
-        let (kind, perm, nlink) = match self.places[place].kind {
-            PlaceKind::Dir => (FileKind::Directory, 0o700, 2),
-            PlaceKind::File { writable: true, .. } => (FileKind::Regular, 0o600, 1),
-            PlaceKind::File { .. } => (FileKind::Regular, 0o400, 1),
+    fn attr(&self, ino: InodeNo, node: usize, size: u64, time: Timestamp) -> Attr {
+        let (kind, perm, nlink) = match self.nodes[node].kind {
+            NodeKind::Dir => (FileKind::Directory, 0o700, 2),
+            NodeKind::File { writable: true, .. } => (FileKind::Regular, 0o600, 1),
+            NodeKind::File { .. } => (FileKind::Regular, 0o400, 1),
         };
         Attr {
             ino,
@@ -251,10 +247,10 @@ impl WithControl {
 
     fn control_attr(&self, ino: InodeNo) -> Result<Attr> {
         if let Some(inode) = self.inodes.lock().get(&ino.0) {
-            return Ok(self.attr(ino, inode.place, inode.size(), inode.made));
+            return Ok(self.attr(ino, inode.node, inode.size(), inode.made));
         }
-        let place = self.dir_place(ino)?;
-        Ok(self.attr(ino, place, 0, self.mounted))
+        let node = self.dir_node(ino)?;
+        Ok(self.attr(ino, node, 0, self.mounted))
     }
 
     fn control_read(&self, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
@@ -270,8 +266,8 @@ impl WithControl {
     }
 
     fn control_write(&self, cx: &Cx, ino: InodeNo, data: &[u8]) -> Result<usize> {
-        let place = self.place(ino)?;
-        let PlaceKind::File { path, writable } = self.places[place].kind else {
+        let node = self.node(ino)?;
+        let NodeKind::File { path, writable } = self.nodes[node].kind else {
             return Err(FsError::IsDir);
         };
         if !writable {
@@ -293,9 +289,9 @@ impl WithControl {
     }
 
     fn control_fsync(&self, cx: &Cx, ino: InodeNo) -> Result<()> {
-        let place = self.place(ino)?;
-        match self.places[place].kind {
-            PlaceKind::File { path, .. } if path == SYNC_FILE => self.inner.sync_all(cx),
+        let node = self.node(ino)?;
+        match self.nodes[node].kind {
+            NodeKind::File { path, .. } if path == SYNC_FILE => self.inner.sync_all(cx),
             _ => Ok(()),
         }
     }
@@ -306,24 +302,24 @@ impl WithControl {
         cookie: u64,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let dir = self.dir_place(dir)?;
+        let dir = self.dir_node(dir)?;
         let parent = match dir {
             0 => self.inner.root(),
-            _ => place_ino(self.places[dir].parent),
+            _ => node_ino(self.nodes[dir].parent),
         };
-        let own = [(place_ino(dir), "."), (parent, "..")]
+        let own = [(node_ino(dir), "."), (parent, "..")]
             .into_iter()
             .map(|(ino, name)| (ino, FileKind::Directory, name));
-        let children = (1..self.places.len())
-            .filter(|&i| self.places[i].parent == dir)
+        let children = (1..self.nodes.len())
+            .filter(|&i| self.nodes[i].parent == dir)
             .map(|i| {
-                let kind = match self.places[i].kind {
-                    PlaceKind::Dir => FileKind::Directory,
-                    PlaceKind::File { .. } => FileKind::Regular,
+                let kind = match self.nodes[i].kind {
+                    NodeKind::Dir => FileKind::Directory,
+                    NodeKind::File { .. } => FileKind::Regular,
                 };
-                (place_ino(i), kind, self.places[i].name)
+                (node_ino(i), kind, self.nodes[i].name)
             });
-        // The list is fixed: the cookie is the count of entries already reported.
+        // The tree is constant, so the cookie is the number of entries already reported.
         let skip = usize::try_from(cookie).unwrap_or(usize::MAX);
         for ((ino, kind, name), next) in own.chain(children).zip(1..).skip(skip) {
             let entry = DirEntry {
@@ -353,8 +349,11 @@ impl WithControl {
     }
 }
 
-/// The number readdir reports for a place.
-fn place_ino(place: usize) -> InodeNo {
-    assert!((place as u64) < PLACES, "there are a few dozen");
-    InodeNo(FIRST_INO + place as u64)
+/// The inode number that readdir reports for a node.
+fn node_ino(node: usize) -> InodeNo {
+    assert!(
+        (node as u64) < NODES_MAX,
+        "the tree has at most 65536 nodes"
+    );
+    InodeNo(FIRST_INO + node as u64)
 }

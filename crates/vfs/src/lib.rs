@@ -1,6 +1,6 @@
-//! The FileSystem trait, its types, the errno table and the control files' interface.
+//! The [`FileSystem`] trait, its types, the errno table, the mount options' tables, and the control files' interface.
 //!
-//! This room knows no on-disk format, no FUSE and does no I/O.
+//! This crate knows no on-disk format and no FUSE, and does no I/O.
 
 pub mod acl;
 mod clock;
@@ -30,17 +30,15 @@ pub use types::{
 
 use steadfs_base::InodeNo;
 
-/// A mounted volume. Every call blocks until it is done and may be made from any task; calls on
-/// one file are ordered by the file system itself.
+/// A mounted volume. Every call blocks until it is done and may be made from any task; the file system orders calls on
+/// one file itself.
 ///
-/// **Lookup counts.** Each call that returns the [`Attr`] of a directory entry (`lookup`, `attach`,
-/// `create`, `mknod`, `mkdir`, `symlink`, `link`, `tmpfile`) adds one to the inode's lookup count;
-/// [`FileSystem::forget`] takes counts away. An unlinked inode lives until its count is zero. Calls
+/// **Lookup counts.** Each call that returns the [`Attr`] of a directory entry (`lookup`, `attach`, `mknod`, `mkdir`,
+/// `symlink`, `link`, `tmpfile`) adds one to the inode's lookup count; [`FileSystem::forget`] subtracts from it. An unlinked inode lives until its count is zero. Calls
 /// that take an inode number are only made while its count is positive (the root's always is).
 ///
-/// **Permissions** are checked by the caller (the kernel with `default_permissions`, or the library's
-/// user); what the file system itself enforces is what only it can know: immutable and append-only
-/// inodes, read-only volumes, space, limits.
+/// **Permissions** are checked by the caller (the kernel with `default_permissions`, or the library's user). The file
+/// system enforces what only it knows: immutable and append-only inodes, read-only volumes, space, limits.
 pub trait FileSystem: Send + Sync {
     /// The root directory's inode number.
     fn root(&self) -> InodeNo;
@@ -49,20 +47,19 @@ pub trait FileSystem: Send + Sync {
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr>;
     /// Takes one lookup count on an inode found by number (as `readdir` reports it).
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr>;
-    /// Gives back `count` lookup counts. The last one of an unlinked inode frees it; an error while
-    /// freeing is kept by the volume (and its space reclaimed at the next mount), not returned here.
+    /// Drops `count` lookup counts. The last one of an unlinked inode frees it. An error of that is recorded by the
+    /// volume, not returned here; orphan processing of the next mount frees the inode.
     fn forget(&self, ino: InodeNo, count: u64);
 
     /// The inode's attributes.
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr>;
-    /// Changes what `set` names; returns the attributes afterwards.
+    /// Changes the attributes that `set` has; returns all of them afterwards.
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr>;
     /// A symbolic link's target.
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>>;
 
-    /// Makes a file that is not a directory or link: `mode` has the type and permission bits (the
-    /// caller's umask in `cx` is applied here, after default ACLs), `rdev` the device number of a
-    /// device node (`makedev` encoding of Linux, 32 bits).
+    /// Makes a file that is not a directory or link. `mode` has the type and permission bits (the caller's umask in `cx`
+    /// is applied here, after default ACLs), `rdev` the device number of a device node (32 bits, Linux's `makedev`).
     fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr>;
     /// Makes a directory.
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr>;
@@ -72,7 +69,7 @@ pub trait FileSystem: Send + Sync {
     fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr>;
     /// Makes a regular file without a name (O_TMPFILE) near `dir`.
     fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr>;
-    /// Removes a name that is not a directory's.
+    /// Removes the name of a file that is not a directory.
     fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()>;
     /// Removes an empty directory.
     fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()>;
@@ -85,8 +82,8 @@ pub trait FileSystem: Send + Sync {
         flags: RenameFlags,
     ) -> Result<()>;
 
-    /// Whether opens have to be asked for: the volume may hold regular files that cannot be opened although their
-    /// permission bits allow it. Never changes while the volume is mounted.
+    /// Whether [`FileSystem::open`] must be called: the volume may have regular files that cannot be opened although
+    /// their permission bits allow it. Constant while the volume is mounted.
     fn checks_opens(&self) -> bool {
         false
     }
@@ -94,7 +91,7 @@ pub trait FileSystem: Send + Sync {
     fn open(&self, _cx: &Cx, _ino: InodeNo, _write: bool) -> Result<()> {
         Ok(())
     }
-    /// The digest of a verity file (FS_IOC_MEASURE_VERITY). [`FsError::NoData`]: the file is none.
+    /// The digest of a verity file (FS_IOC_MEASURE_VERITY); [`FsError::NoData`] for any other file.
     fn verity_digest(&self, _cx: &Cx, _ino: InodeNo) -> Result<verity::FileDigest> {
         Err(FsError::NotSupported("verity on this volume"))
     }
@@ -110,7 +107,7 @@ pub trait FileSystem: Send + Sync {
         data: &[u8],
         kill_priv: bool,
     ) -> Result<usize>;
-    /// Makes the file or directory durable (`datasync`: what is needed to read its data back).
+    /// Makes the file or directory durable (`datasync`: its data and the metadata needed to read it).
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()>;
     /// Allocates, punches or zeroes a byte range.
     fn fallocate(
@@ -172,8 +169,8 @@ pub trait FileSystem: Send + Sync {
     /// bytes discarded.
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64>;
 
-    /// An ioctl that only this kind of volume has, by its number, with what the kernel copied in. `None`: it
-    /// has none of this number.
+    /// An ioctl of this file system only, by its number, with the bytes that the kernel copied in. `None`: there is no
+    /// such ioctl.
     fn ioctl(
         &self,
         _cx: &Cx,
@@ -186,28 +183,28 @@ pub trait FileSystem: Send + Sync {
 
     /// Makes everything durable.
     fn sync_all(&self, cx: &Cx) -> Result<()>;
-    /// The volume's code has panicked in a call, so its structures in memory are in an unknown state: nothing is
-    /// changed or written any more. (A volume that lies in memory only has nothing to protect.)
+    /// A call has panicked, so the volume's state in memory is unknown: it aborts, and nothing is changed or written any
+    /// more. (A volume in memory has nothing to protect.)
     fn panicked(&self) {}
-    /// Stops the volume as a power cut would, after what `mode` says was written.
+    /// Stops the volume as a power cut would, after the writes that `mode` requests.
     fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()>;
-    /// Effective options, as /proc/mounts would show them.
+    /// The effective options, as /proc/mounts shows them.
     fn options(&self) -> String;
     /// Applies mount options to the running volume: all of them or none.
     fn remount(&self, cx: &Cx, options: &str) -> Result<()>;
     /// Control files, shown below `.steadfs`.
     fn control(&self) -> Option<&dyn Control>;
-    /// Sets the settings among the control files that `list` names, in lines `NAME=VALUE`: all of them
-    /// or none. Returns all settings as they are then, in such lines.
+    /// Sets control files that are settings, given as lines `NAME=VALUE`: all of them or none. Returns all settings
+    /// afterwards, in such lines.
     ///
     /// # Errors
-    /// [`FsError::BadOption`] names the line that is wrong, and why.
+    /// [`FsError::BadOption`] names the first line that is wrong, and the reason.
     fn tune(&self, list: &str) -> Result<String> {
         let controls: Vec<_> = self.control().into_iter().collect();
         tune::tune(&controls, list)
     }
 
-    /// Writes everything, marks the volume clean and stops its tasks. Later calls fail. The result
-    /// says whether anything was lost.
+    /// Writes everything, marks the volume clean and stops its tasks. Later calls fail. An error means that data was
+    /// lost.
     fn unmount(&self) -> Result<()>;
 }

@@ -1,5 +1,5 @@
-//! What POSIX says of names, whatever the format: which changes an inode's state allows, and the order
-//! in which the locks of several directories are taken.
+//! POSIX rules of names, whatever the format: the changes that an inode's state allows, and the order in which the locks
+//! of several directories are taken.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -10,13 +10,15 @@ use steadfs_rt::{RwLock, RwLockWriteGuard};
 
 use crate::{FsError, InodeFlags, RenameFlags, Result, check_name};
 
-/// Refuses what no rename can do, whatever the names stand for.
+/// Refuses renames that are invalid for any files.
 ///
 /// # Errors
 /// `Invalid` (flags that exclude each other), `Busy` (`.` or `..`), `NameTooLong` and the like.
 pub fn check_rename(from: &[u8], to: &[u8], flags: RenameFlags) -> Result<()> {
     if flags.exchange && (flags.no_replace || flags.whiteout) {
-        return Err(FsError::Invalid("exchange goes with no other flag"));
+        return Err(FsError::Invalid(
+            "RENAME_EXCHANGE cannot be combined with other flags",
+        ));
     }
     if is_dots(from) || is_dots(to) {
         return Err(FsError::Busy);
@@ -25,13 +27,13 @@ pub fn check_rename(from: &[u8], to: &[u8], flags: RenameFlags) -> Result<()> {
     check_name(to)
 }
 
-/// Whether this name is one of the two that every directory has.
+/// Whether the name is `.` or `..`.
 pub fn is_dots(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }
 
-/// Refuses a name that no entry can have; names are looked for with any bytes, since a volume can
-/// have any.
+/// Refuses a name by its length. Other bytes are not checked, since a corrupt volume can have any name, and unlink must
+/// find it.
 ///
 /// # Errors
 /// Too long, or empty.
@@ -46,7 +48,7 @@ pub fn check_length(name: &[u8]) -> Result<()> {
     }
 }
 
-/// Refuses to add names to a directory that is gone or must not change.
+/// Refuses to add names to a directory that was removed or is immutable.
 ///
 /// # Errors
 /// `NotFound`, `NotPermitted`.
@@ -60,7 +62,8 @@ pub fn check_may_add(links: u32, flags: InodeFlags) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to remove a name of a victim (which [`check_may_lose_name`] has allowed) from a directory.
+/// Refuses to remove a name from a directory that was removed, is immutable or is append-only. The caller has checked
+/// the inode behind the name with [`check_may_lose_name`].
 ///
 /// # Errors
 /// `NotFound`, `NotPermitted`.
@@ -71,7 +74,7 @@ pub fn check_may_remove(links: u32, flags: InodeFlags) -> Result<()> {
     check_may_lose_name(flags)
 }
 
-/// Refuses to change the names of an inode that must not change.
+/// Refuses to change the names of an inode that is immutable or append-only.
 ///
 /// # Errors
 /// `NotPermitted`.
@@ -82,17 +85,16 @@ pub fn check_may_lose_name(flags: InodeFlags) -> Result<()> {
     Ok(())
 }
 
-/// An inode with a lock for the names in it (of a directory) or its content.
+/// An inode with a lock for its names (of a directory) or its content.
 pub trait NameLock {
-    /// Its number: locks are taken in the order of these.
+    /// The inode number: locks are taken in this order.
     fn number(&self) -> InodeNo;
-    /// The lock.
+    /// The lock of its names or content.
     fn lock(&self) -> &RwLock<()>;
 }
 
-/// Locks two directories (or one, named twice) and looks at their names; then locks the directories
-/// that those stand for, too, as `look` returns them, and acts. Where the order of locks makes it let
-/// go of the first ones in between, it looks again.
+/// Locks two directories (or one, given twice), calls `look`, also locks the inodes that it returns, and calls `act`. If
+/// the lock order requires to unlock the first ones in between, `look` is called again.
 ///
 /// # Errors
 /// Those of `look` and `act`.
@@ -122,15 +124,15 @@ pub fn with_names_locked<I: NameLock, T, R, E: From<FsError>>(
     }
 }
 
-/// Locks inodes in the order of their numbers, each once; `inodes` is put in that order.
+/// Locks inodes in the order of their numbers, each once, and sorts `inodes` so.
 fn lock_all<'a, I: NameLock>(inodes: &mut Vec<&'a I>) -> Vec<RwLockWriteGuard<'a, ()>> {
     inodes.sort_unstable_by_key(|inode| inode.number());
     inodes.dedup_by_key(|inode| inode.number());
     inodes.iter().map(|inode| inode.lock().write()).collect()
 }
 
-/// One member of each circle among directories that are given as their parents' places in the list
-/// (`None`: the root, or a parent that is none).
+/// One member of each cycle among directories. `parents` has for each directory the index of its parent (`None`: the
+/// root, or an invalid parent).
 pub fn parent_cycles(parents: &[Option<usize>]) -> Vec<usize> {
     #[derive(Clone, Copy, PartialEq)]
     enum Seen {
@@ -156,9 +158,9 @@ pub fn parent_cycles(parents: &[Option<usize>]) -> Vec<usize> {
     found
 }
 
-/// Does `len` in pieces of at most `most` each, by `step(done, piece)`, which says how much of the piece
-/// it did; 0 ends it. An error after the first piece ends it, too: the caller learns how far it came,
-/// and the next call meets the error again.
+/// Processes `len` bytes in pieces of at most `most`, by `step(done, piece)`, which returns how much of the piece it
+/// processed; 0 ends the loop. An error after the first piece ends it, too: the caller gets the count, and its next call
+/// gets the error.
 ///
 /// # Errors
 /// That of the first step.
@@ -179,8 +181,8 @@ pub fn in_pieces(
     Ok(done)
 }
 
-/// A name as it can be shown: what is no letter for a terminal stands as `\ooo` or `\xHH…`, so that
-/// a volume cannot speak to the terminal.
+/// Escapes a name for output: control characters, invisible characters and bytes that are not UTF-8 become `\ooo`, so
+/// that a volume cannot send control sequences to the terminal.
 pub fn printable(name: &[u8]) -> String {
     let mut out = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -203,8 +205,8 @@ pub fn printable(name: &[u8]) -> String {
     out
 }
 
-/// A message as it can be shown: as [`printable`], but lines, tabs and backslashes stay what they are, for its names may
-/// have been made printable before.
+/// Escapes a message for output, as [`printable`], but without newlines, tabs and backslashes: its names may have been
+/// escaped before.
 pub fn printable_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -216,12 +218,13 @@ pub fn printable_text(text: &str) -> String {
     out
 }
 
-/// JSON as it can be shown: it is the same, with what speaks to a terminal in `\uXXXX`. Only its strings have that.
+/// Escapes JSON for output: characters that a terminal interprets become `\uXXXX`. They occur only in strings, so the
+/// value is the same.
 pub fn printable_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         if c != '\n' && (c.is_control() || is_invisible(c)) {
-            // Writing to a string cannot fail. None of these is beyond the first plane.
+            // Writing to a string cannot fail. All of these characters are in the basic multilingual plane.
             let _ = write!(out, "\\u{:04x}", u32::from(c));
         } else {
             out.push(c);
@@ -235,7 +238,7 @@ fn octal(out: &mut String, byte: u8) {
     let _ = write!(out, "\\{byte:03o}");
 }
 
-/// Characters that change the direction or the place of what follows.
+/// Invisible characters, and those that change the direction of the following text.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
@@ -245,15 +248,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_each_circle() {
+    fn one_member_of_each_cycle_is_found() {
         assert!(parent_cycles(&[None, Some(0), Some(1), None]).is_empty());
-        // 1 → 2 → 1, 3 hangs on it; 4 → 4.
+        // 1 → 2 → 1, with 3 below 1; 4 → 4.
         let parents = [None, Some(2), Some(1), Some(1), Some(4)];
         assert_eq!(parent_cycles(&parents), [1, 4]);
     }
 
     #[test]
-    fn pieces() {
+    fn pieces_end_at_zero_or_an_error() {
         let mut asked = Vec::new();
         let done = in_pieces(10, 4, |done, n| {
             asked.push((done, n));
@@ -276,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_say_nothing_to_a_terminal() {
+    fn messages_contain_no_control_sequences() {
         let text = "one: \\033\ntwo\t\u{1b}]0;x\u{7}\u{9b}31m\u{202e}ä";
         let shown = "one: \\033\ntwo\t\\033]0;x\\007\\302\\23331m\\342\\200\\256ä";
         assert_eq!(printable_text(text), shown);
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_inode_allows() {
+    fn inode_flags_limit_changes_of_names() {
         let none = InodeFlags(0);
         assert_eq!(check_may_add(0, none), Err(FsError::NotFound));
         assert_eq!(check_may_add(2, InodeFlags::APPEND), Ok(()));
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_speak_to_the_terminal() {
+    fn names_contain_no_control_sequences() {
         assert_eq!(printable("ä b".as_bytes()), "ä b");
         assert_eq!(printable(b"a\x1b[2Jb\n\xff\\"), "a\\033[2Jb\\012\\377\\\\");
         assert_eq!(printable("\u{202e}x".as_bytes()), "\\342\\200\\256x");

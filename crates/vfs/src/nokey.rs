@@ -1,9 +1,8 @@
-//! Names of encrypted directories as they show without the key: what the kernel calls no-key names
+//! No-key names: names in encrypted directories as they are shown without the key
 //! (Documentation/filesystems/fscrypt.rst), made of the encrypted bytes.
 //!
-//! A shown name is the unpadded base64url of: two directory hashes of the name (32 bits each, little
-//! endian; 0 where the directory has none), up to 149 encrypted bytes, and for longer names the
-//! SHA-256 of the rest.
+//! A no-key name is the unpadded base64url encoding of: two directory hashes of the name (32 bits each, little endian;
+//! 0 if the directory has none), up to 149 encrypted bytes, and for longer names the SHA-256 digest of the rest.
 
 use steadfs_base::Corruption;
 
@@ -11,23 +10,23 @@ use sha2::{Digest, Sha256};
 
 use crate::{FsError, Result};
 
-/// Encrypted bytes that are shown as they are.
-const PLAIN: usize = 149;
-/// Shortest encrypted name.
-const MIN_LEN: usize = 16;
+/// Encrypted bytes that are included unhashed.
+const UNHASHED_BYTES: usize = 149;
+/// Length of the shortest encrypted name.
+const ENCRYPTED_BYTES_MIN: usize = 16;
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// What to show for encrypted bytes with these hashes; `None` for fewer bytes than there can be.
+/// The no-key name of encrypted bytes with these hashes; `None` for fewer bytes than an encrypted name has.
 pub fn show(hashes: [u32; 2], encrypted: &[u8]) -> Option<Vec<u8>> {
-    if encrypted.len() < MIN_LEN {
+    if encrypted.len() < ENCRYPTED_BYTES_MIN {
         return None;
     }
-    let mut raw = Vec::with_capacity(8 + PLAIN + 32);
+    let mut raw = Vec::with_capacity(8 + UNHASHED_BYTES + 32);
     for hash in hashes {
         raw.extend_from_slice(&hash.to_le_bytes());
     }
-    let (plain, rest) = encrypted.split_at(encrypted.len().min(PLAIN));
+    let (plain, rest) = encrypted.split_at(encrypted.len().min(UNHASHED_BYTES));
     raw.extend_from_slice(plain);
     if !rest.is_empty() {
         raw.extend_from_slice(&Sha256::digest(rest));
@@ -47,7 +46,7 @@ fn base64url(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The first hash in a shown name.
+/// The first hash in a no-key name.
 pub fn shown_hash(name: &[u8]) -> Option<u32> {
     let mut bits = 0u64;
     // Six digits hold the first 36 bits.
@@ -58,8 +57,8 @@ pub fn shown_hash(name: &[u8]) -> Option<u32> {
     Some(((bits >> 4) as u32).swap_bytes())
 }
 
-/// The target of an encrypted symbolic link as it shows without the key; `stored` is its content:
-/// a 16-bit length and the encrypted bytes.
+/// The target of an encrypted symbolic link as it is shown without the key. `stored` is its content: a 16-bit length and
+/// the encrypted bytes.
 pub fn symlink_target(stored: &[u8]) -> Result<Vec<u8>> {
     let bad = || FsError::from(Corruption::new("encrypted symbolic link"));
     let (len, encrypted) = stored.split_first_chunk::<2>().ok_or_else(bad)?;

@@ -1,99 +1,100 @@
-//! Space that is about to become free.
+//! Pending frees: space that is about to become free.
 //!
-//! A caller that unlinks a file hears of it before the file is freed: the kernel says a moment later
-//! that it knows the file no longer, and freeing a large one takes several transactions. To who writes
-//! or asks for the free space in between, the volume would look full although nothing fills it. So a
-//! shortage waits a moment, as long as something is being freed or is going to be.
+//! Problem: unlink(2) returns before the file is freed. The kernel sends FORGET for it later, and freeing a large file
+//! takes several transactions. A write or statfs in between would find the volume full although no file uses the space.
+//! Rule: an operation that lacks space waits while blocks are being freed, or while an unlink within the last
+//! [`FORGET_WAIT_MAX`] has not been followed by its FORGET.
 
 use std::time::Duration;
 
 use steadfs_rt::{Condvar, Instant, Mutex, Rank, now};
 
-/// How long after the last unlink the kernel may still be about to let a file go. Later it has it open.
-const RECENT: Duration = Duration::from_millis(100);
-/// How long a question for the free space waits at most.
-const ANSWER: Duration = Duration::from_millis(100);
-const LOOK: Duration = Duration::from_millis(10);
+/// How long after the last unlink a FORGET is expected; later the file is taken to be open.
+const FORGET_WAIT_MAX: Duration = Duration::from_millis(100);
+/// How long statfs waits at most.
+const STATFS_WAIT_MAX: Duration = Duration::from_millis(100);
+/// How long one wait lasts at most.
+const WAIT_MAX: Duration = Duration::from_millis(10);
 
-/// What is being freed.
+/// The inodes of a volume that are being freed, or will be.
 pub struct PendingFrees {
-    state: Mutex<State>,
-    ended: Condvar,
+    state: Mutex<PendingState>,
+    freed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    /// Unlinked inodes that a caller knows.
-    awaited: u64,
+struct PendingState {
+    /// Unlinked inodes with lookup counts.
+    referenced: u64,
     /// When the last of them was unlinked.
-    last: Option<Instant>,
+    last_unlink: Option<Instant>,
     /// Inodes whose blocks are being freed.
-    under_way: u32,
+    in_progress: u32,
 }
 
-impl State {
+impl PendingState {
     fn is_pending(&self) -> bool {
-        let recent = |last: Instant| last.elapsed() < RECENT;
-        self.under_way > 0 || (self.awaited > 0 && self.last.is_some_and(recent))
+        let recent = |last: Instant| last.elapsed() < FORGET_WAIT_MAX;
+        self.in_progress > 0 || (self.referenced > 0 && self.last_unlink.is_some_and(recent))
     }
 }
 
-/// While it lives, an inode's blocks are being freed.
+/// An inode's blocks are being freed while this guard lives.
 pub struct FreeGuard<'a>(&'a PendingFrees);
 
 impl Drop for FreeGuard<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().under_way -= 1;
-        self.0.ended.notify_all();
+        self.0.state.lock().in_progress -= 1;
+        self.0.freed.notify_all();
     }
 }
 
 impl PendingFrees {
-    /// Nothing.
+    /// No pending frees.
     pub fn new() -> Self {
         Self {
-            state: Mutex::new(Rank::Leaf, State::default()),
-            ended: Condvar::new(),
+            state: Mutex::new(Rank::Leaf, PendingState::default()),
+            freed: Condvar::new(),
         }
     }
 
-    /// An inode without names is freed when its last caller lets it go.
+    /// Records an unlinked inode that is freed at its last FORGET.
     pub fn expect_release(&self) {
         let mut state = self.state.lock();
-        state.awaited += 1;
-        state.last = Some(now());
+        state.referenced += 1;
+        state.last_unlink = Some(now());
     }
 
-    /// A caller has let an inode without names go.
+    /// Records the last FORGET of an unlinked inode.
     pub fn released(&self) {
         let mut state = self.state.lock();
-        state.awaited = state.awaited.saturating_sub(1);
+        state.referenced = state.referenced.saturating_sub(1);
     }
 
-    /// An inode's blocks are being freed from now on.
+    /// Begins to free an inode's blocks.
     pub fn begin(&self) -> FreeGuard<'_> {
-        self.state.lock().under_way += 1;
+        self.state.lock().in_progress += 1;
         FreeGuard(self)
     }
 
-    /// Whether something is about to become free.
+    /// Whether space is about to become free.
     pub fn is_pending(&self) -> bool {
         self.state.lock().is_pending()
     }
 
-    /// Waits a little for something to become free; false at once if nothing will.
+    /// Waits at most [`WAIT_MAX`] for space to become free. Returns false at once if none will.
     pub fn wait(&self) -> bool {
         let mut state = self.state.lock();
         if !state.is_pending() {
             return false;
         }
-        self.ended.wait_for(&mut state, LOOK);
+        self.freed.wait_for(&mut state, WAIT_MAX);
         true
     }
 
-    /// Waits until nothing is about to become free, but not long.
+    /// Waits until nothing is pending, at most [`STATFS_WAIT_MAX`].
     pub fn wait_all(&self) {
-        let until = now() + ANSWER;
+        let until = now() + STATFS_WAIT_MAX;
         while !until.since(now()).is_zero() && self.wait() {}
     }
 }

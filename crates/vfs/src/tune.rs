@@ -1,10 +1,10 @@
-//! Settings of a running volume, several at once: all of them or none.
+//! Changes several settings of a running volume: all of them or none.
 
 use crate::options::nearest;
 use crate::{Control, FsError, Result};
 
-/// Sets the `NAME=VALUE` lines of `list`, all or none, and tells in lines of that form what all settings
-/// are then. A name is a control file's path, or the last part of it.
+/// Applies the `NAME=VALUE` lines of `list`, all or none. Returns all settings afterwards, in lines of that form. A name
+/// is the path of a control file, or its last component.
 ///
 /// # Errors
 /// [`FsError::BadOption`] names the first line that is wrong; nothing has changed.
@@ -32,7 +32,7 @@ fn show(controls: &[&dyn Control]) -> Result<String> {
     let mut text = String::new();
     for control in controls {
         for path in control.tunables() {
-            // One that a read-only volume does not have is not told.
+            // A read-only volume does not have every setting.
             let Ok(value) = control.read(path) else {
                 continue;
             };
@@ -43,7 +43,7 @@ fn show(controls: &[&dyn Control]) -> Result<String> {
     Ok(text)
 }
 
-/// Of `a [b] c` the one in brackets.
+/// The word in brackets of `a [b] c`.
 fn chosen(value: &str) -> &str {
     let inside = value
         .split_once('[')
@@ -83,7 +83,7 @@ mod tests {
     #[derive(Default)]
     struct Two([AtomicU32; 2]);
 
-    const PATHS: [&str; 2] = ["room/first", "room/second"];
+    const PATHS: [&str; 2] = ["dir/first", "dir/second"];
 
     impl Control for Two {
         fn entries(&self) -> Vec<ControlEntry> {
@@ -124,10 +124,7 @@ mod tests {
         let two = Two::default();
         let set = |list: &str| tune(&[&two], list).map_err(|error| error.to_string());
         assert_eq!(set("").unwrap(), "first=0\nsecond=0\n");
-        assert_eq!(
-            set("first=3\nroom/second=4").unwrap(),
-            "first=3\nsecond=4\n"
-        );
+        assert_eq!(set("first=3\ndir/second=4").unwrap(), "first=3\nsecond=4\n");
         assert_eq!(set("first=5\nsecond=x").unwrap_err(), "second=x: no number");
         assert_eq!(
             set("first=5\nsecnd=1").unwrap_err(),

@@ -1,4 +1,4 @@
-//! What goes in and out of the calls of [`FileSystem`](crate::FileSystem).
+//! Arguments and results of the calls of [`FileSystem`](crate::FileSystem).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,32 +8,32 @@ use steadfs_base::{InodeNo, IoTag, Timestamp};
 
 use crate::{FsError, Result};
 
-/// Who calls.
+/// The caller of an operation: its credentials and the tag of its I/O.
 #[derive(Clone, Debug, Default)]
 pub struct Cx {
     /// Effective user of the caller: owner of what it creates.
     pub uid: u32,
     /// Effective group of the caller.
     pub gid: u32,
-    /// Supplementary groups where the transport tells them.
+    /// Supplementary groups, if the transport knows them.
     pub groups: Vec<u32>,
     /// Whether the caller may keep set-group-ID on files of a group it is not in (CAP_FSETID).
     pub fsetid: bool,
-    /// Whether the caller administers the machine (CAP_SYS_ADMIN). A transport tells it of ioctls only.
+    /// Whether the caller has CAP_SYS_ADMIN. A transport sets it for ioctls only.
     pub admin: bool,
     /// Bits to clear in the mode of a new file that inherits no default ACL.
     pub umask: u32,
     /// Owner and urgency of the I/O this call causes.
     pub tag: IoTag,
-    /// Tells callers apart: the process, where there is one. Only compared.
+    /// Identifies the caller: the process, if there is one. Only compared.
     pub caller: u64,
-    /// Whether the caller is being killed, where the transport can see it.
+    /// How to find out whether the caller is being killed, if the transport can.
     pub interruption: Option<Arc<dyn Interruption>>,
 }
 
-/// What a transport knows of signals to a caller.
+/// The transport's view of signals to a caller.
 pub trait Interruption: Send + Sync + std::fmt::Debug {
-    /// Whether the caller is being killed: it does not see how its call ends any more.
+    /// Whether the caller has a fatal signal pending: it does not see the result of its call.
     fn is_killed(&self) -> bool;
 }
 
@@ -42,15 +42,15 @@ const SET_GROUP_ID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
 
 impl Cx {
-    /// Whether the caller is being killed. Calls that work through much ask between two steps, wherever the file is
-    /// in a state that may stay.
+    /// Whether the caller has a fatal signal pending (`fatal_signal_pending`). Long operations check it between two steps,
+    /// at points where the file is consistent.
     pub fn is_killed(&self) -> bool {
         self.interruption
             .as_ref()
             .is_some_and(|interruption| interruption.is_killed())
     }
 
-    /// [`FsError::Interrupted`] if the caller is being killed.
+    /// Fails with [`FsError::Interrupted`] if the caller is being killed.
     pub fn check_killed(&self) -> Result<()> {
         match self.is_killed() {
             true => Err(FsError::Interrupted),
@@ -63,9 +63,9 @@ impl Cx {
         self.fsetid || self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// The mode of a file of group `gid` after the caller, who has no privilege, changed its content or owner:
-    /// without set-user-ID, and without set-group-ID unless that means nothing (there is no group execution)
-    /// and the caller is in the group. Directories keep both.
+    /// The mode of a file of group `gid` after an unprivileged caller changed its content or owner: without set-user-ID,
+    /// and without set-group-ID unless it has no effect (no group execution) and the caller is in the group. Directories
+    /// keep both.
     pub fn without_privileges(&self, mode: u16, gid: u32) -> u16 {
         if FileKind::from_mode(mode.into()) == Some(FileKind::Directory) {
             return mode;
@@ -112,7 +112,7 @@ impl FileKind {
         }
     }
 
-    /// The type that the type bits of `mode` mean; `None` for a pattern that means none.
+    /// The type in the type bits of `mode`; `None` for an undefined pattern.
     pub const fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170_000 {
             0o010_000 => Self::Fifo,
@@ -140,7 +140,7 @@ impl FileKind {
         }
     }
 
-    /// What such a byte tells; `None` for "unknown" (0) and everything undefined.
+    /// The type of such a byte; `None` for "unknown" (0) and undefined values.
     pub const fn from_entry_type(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Regular,
@@ -160,7 +160,7 @@ impl FileKind {
 pub struct Attr {
     /// Inode number.
     pub ino: InodeNo,
-    /// Generation: differs between two lives of one inode number.
+    /// Generation: differs between two uses of one inode number.
     pub generation: u32,
     /// Type.
     pub kind: FileKind,
@@ -195,13 +195,13 @@ pub struct Attr {
 /// A new time of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
-    /// The present.
+    /// The current time.
     Now,
-    /// This point.
+    /// This time.
     At(Timestamp),
 }
 
-/// What [`FileSystem::setattr`](crate::FileSystem::setattr) changes; `None` leaves as it is.
+/// The changes of [`FileSystem::setattr`](crate::FileSystem::setattr); `None` changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits (07777).
@@ -218,12 +218,12 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Last change of the inode (only the kernel's write-back cache sends it).
     pub ctime: Option<Timestamp>,
-    /// Clear set-user-ID and set-group-ID as chown or truncate by an unprivileged process does.
+    /// Clear set-user-ID and set-group-ID, as chown and truncate by an unprivileged process do.
     pub kill_priv: bool,
 }
 
 impl SetAttr {
-    /// Whether the change takes set-user-ID, set-group-ID and file capabilities away from an inode of this kind.
+    /// Whether the change clears set-user-ID, set-group-ID and file capabilities of an inode of this kind.
     /// A directory keeps them (`security_inode_killpriv` is not called for one).
     pub const fn kills_privileges(&self, kind: FileKind) -> bool {
         let chown = self.uid.is_some() || self.gid.is_some();
@@ -233,13 +233,17 @@ impl SetAttr {
     /// Whether an inode of this kind, with these flags, allows the change.
     ///
     /// # Errors
-    /// A size of what has none to set, or an inode that must not change.
+    /// The inode has no size that can be set, or is immutable or append-only.
     pub fn check(&self, kind: FileKind, flags: InodeFlags) -> Result<()> {
         if self.size.is_some() {
             match kind {
                 FileKind::Regular => {}
                 FileKind::Directory => return Err(FsError::IsDir),
-                _ => return Err(FsError::Invalid("only a regular file has a size to set")),
+                _ => {
+                    return Err(FsError::Invalid(
+                        "only the size of a regular file can be set",
+                    ));
+                }
             }
         }
         let immutable = flags.contains(InodeFlags::IMMUTABLE);
@@ -262,9 +266,9 @@ impl SetAttr {
 /// A directory entry as `readdir` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {
-    /// Inode the entry names.
+    /// The entry's inode number.
     pub ino: InodeNo,
-    /// Its type, where the directory (or else the inode) tells.
+    /// Its type, if the directory (or else the inode) has it.
     pub kind: Option<FileKind>,
     /// The name.
     pub name: &'a [u8],
@@ -283,7 +287,7 @@ pub struct RenameFlags {
     pub whiteout: bool,
 }
 
-/// What fallocate(2) shall do.
+/// The mode of fallocate(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallocMode {
     /// Allocate; the size grows to the range's end unless `keep_size`.
@@ -298,13 +302,13 @@ pub enum FallocMode {
         /// Leave the file's size.
         keep_size: bool,
     },
-    /// Remove the range and move what follows down.
+    /// Remove the range and move the following data down.
     CollapseRange,
-    /// Move what follows the offset up and leave a hole.
+    /// Move the data from the offset on up and leave a hole.
     InsertRange,
 }
 
-/// What lseek(2) looks for.
+/// What lseek(2) searches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
     /// SEEK_DATA.
@@ -324,21 +328,21 @@ pub enum SetXattr {
     Replace,
 }
 
-/// The cause of a stop that somebody asked for with `FS_IOC_SHUTDOWN`.
+/// The cause of a stop by `FS_IOC_SHUTDOWN`.
 pub const SHUT_DOWN: &str = "shut down on request";
 
-/// How much shutdown writes before the volume stops (`FS_IOC_SHUTDOWN`).
+/// What `FS_IOC_SHUTDOWN` writes before the volume stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownMode {
-    /// Everything is synced first.
+    /// Everything is synced.
     Sync,
     /// The journal is committed, data is not written.
     FlushLog,
-    /// Nothing.
+    /// Nothing is written.
     NoFlush,
-    /// f2fs: metadata that no checkpoint refers to.
+    /// f2fs: metadata is written, without a checkpoint.
     MetaFlush,
-    /// f2fs: the volume is marked to be checked, and goes on.
+    /// f2fs: the volume is marked to be checked, and stays mounted.
     NeedCheck,
 }
 
@@ -394,7 +398,7 @@ impl InodeFlags {
     pub const VERITY: Self = Self(0x10_0000);
     /// FS_NOCOW_FL: written in place (f2fs: pinned).
     pub const NOCOW: Self = Self(0x80_0000);
-    /// FS_INLINE_DATA_FL: the content lies in the inode.
+    /// FS_INLINE_DATA_FL: the content is in the inode.
     pub const INLINE_DATA: Self = Self(0x1000_0000);
     /// FS_PROJINHERIT_FL: new files inherit the project.
     pub const PROJINHERIT: Self = Self(0x2000_0000);
@@ -419,11 +423,11 @@ pub struct FsxAttr {
     pub flags: InodeFlags,
     /// Project id.
     pub project: u32,
-    /// Number of extents, 0 where counting would cost too much.
+    /// Number of extents; 0 if counting them would be expensive.
     pub extents: u32,
 }
 
-/// A piece of what was read: part of a shared block, or zeros.
+/// A segment of a read's result: part of a shared buffer, or zeros.
 #[derive(Clone)]
 pub enum Segment {
     /// Bytes of a shared buffer.
@@ -432,7 +436,7 @@ pub enum Segment {
     Zeros(usize),
 }
 
-/// The result of a read: pieces in file order, without copying cached blocks.
+/// The result of a read: segments in file order, without copies of cached blocks.
 #[derive(Clone, Default)]
 pub struct ReadData {
     segments: Vec<Segment>,
@@ -440,7 +444,7 @@ pub struct ReadData {
 }
 
 impl ReadData {
-    /// Nothing read yet.
+    /// An empty result.
     pub fn new() -> Self {
         Self::default()
     }
@@ -475,12 +479,12 @@ impl ReadData {
         self.len == 0
     }
 
-    /// The pieces in file order.
+    /// The segments in file order.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The bytes `range` of it, without copying.
+    /// The bytes `range` of the result, without copying.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         let mut out = Self::new();
@@ -506,7 +510,7 @@ impl ReadData {
         out
     }
 
-    /// All of it in one vector (copies).
+    /// A copy of all bytes in one vector.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.len);
         for segment in &self.segments {
@@ -521,8 +525,7 @@ impl ReadData {
     }
 }
 
-/// Refuses what cannot be the name of a new or looked-up entry: longer than 255 bytes, empty, or
-/// with a slash or a zero byte.
+/// Refuses names that no entry can have: longer than 255 bytes, empty, or with a slash or a zero byte.
 pub fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         return Err(FsError::NameTooLong);
@@ -536,22 +539,22 @@ pub fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What an ioctl comes to.
+/// The result of an ioctl.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoctlAnswer {
-    /// What the call returns: 0 or more.
+    /// The return value of the call: 0 or more.
     pub result: i32,
-    /// What the caller's argument becomes.
+    /// The new bytes of the caller's argument.
     pub output: Vec<u8>,
 }
 
 impl IoctlAnswer {
-    /// 0, and these bytes.
+    /// Returns 0 and these bytes.
     pub const fn bytes(output: Vec<u8>) -> Self {
         Self { result: 0, output }
     }
 
-    /// A number, and no bytes.
+    /// Returns a number and no bytes.
     pub const fn result(result: i32) -> Self {
         let output = Vec::new();
         Self { result, output }

@@ -1,14 +1,14 @@
 //! fs-verity: a file's content is checked against a Merkle tree whenever it is read
 //! (Documentation/filesystems/fsverity.rst of Linux).
 //!
-//! Problem: a volume with verity files promises that their content is what was sealed. Rule: no byte of such a file is
-//! handed out before its block's hash was found in the tree, and the tree's blocks up to the root hash of the
-//! descriptor. What does not fit is EIO. The descriptor's own signature is not checked: that needs the kernel's keyring.
-//! [`Verity::digest`] (`fsverity measure`) is what a program compares with the digest that it trusts.
+//! Problem: a read of a verity file must never return content that differs from what was sealed. Rule: no byte of such a
+//! file is returned before its block's hash was verified against the tree, and the tree's blocks up to the root hash in
+//! the descriptor. A mismatch is EIO. The descriptor's signature is not verified: that needs the kernel's keyring. A
+//! program compares [`Verity::digest`] (`fsverity measure`) with the digest that it trusts.
 //!
-//! The format places the tree and the descriptor; the tree's hash blocks lie level by level, the root's first. A hash
-//! block of 4 KiB covers 128 blocks of data (SHA-256), so a sequential read hashes each byte once, and 1/128 more for
-//! the tree: of each level the block that was checked last is kept.
+//! The format defines where tree and descriptor are stored; the tree's hash blocks are stored level by level, the root's
+//! first. A hash block of 4 KiB covers 128 data blocks (SHA-256). The last verified block of each level is cached, so a
+//! sequential read hashes each byte once, and 1/128 more for the tree.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub use files::VerityFiles;
 pub const DESCRIPTOR_SIZE: usize = 256;
 /// Largest descriptor with its signature (`FS_VERITY_MAX_DESCRIPTOR_SIZE`).
 pub const DESCRIPTOR_MAX: usize = 16 << 10;
-/// The tree begins at the first multiple of this behind a file's end, on all formats.
+/// The tree begins at the first multiple of this after the end of the file, in all formats.
 pub const TREE_ALIGNMENT: u64 = 64 << 10;
 
 /// Offsets in the descriptor (`struct fsverity_descriptor`).
@@ -54,16 +54,16 @@ pub const fn tree_start(size: u64) -> Option<u64> {
     size.checked_next_multiple_of(TREE_ALIGNMENT)
 }
 
-/// A verity file's digest, by which the whole file is known (`FS_IOC_MEASURE_VERITY`).
+/// The digest that identifies a verity file's content (`FS_IOC_MEASURE_VERITY`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDigest {
     /// `FS_VERITY_HASH_ALG_*`.
     pub algorithm: u16,
-    /// The digest.
+    /// The bytes of the digest.
     pub bytes: Vec<u8>,
 }
 
-/// A hash function after it took the padded salt.
+/// A hash function, with the padded salt already hashed.
 #[derive(Clone)]
 enum Hasher {
     Sha256(Sha256),
@@ -86,7 +86,7 @@ impl Hasher {
         }
     }
 
-    /// The salt is padded to what the function takes in at a time.
+    /// The input block size of the function, to which the salt is padded.
     const fn input_size(&self) -> usize {
         match self {
             Self::Sha256(_) => 64,
@@ -125,12 +125,12 @@ impl Hasher {
     }
 }
 
-/// A block of the tree, checked, with its number.
+/// A verified block of the tree with its number.
 type TreeBlock = (u64, Arc<[u8]>);
 
-/// How one file's content is checked.
+/// Verifies one file's content.
 pub struct Verity {
-    /// Takes blocks.
+    /// The initial state for each block.
     salted: Hasher,
     log_block: u8,
     size: u64,
@@ -138,7 +138,7 @@ pub struct Verity {
     /// First block of each level in the tree; the leaves' level is first here and last in the tree.
     levels: Vec<u64>,
     digest: FileDigest,
-    /// Of each level the block that was checked last.
+    /// The last verified block of each level.
     checked: Mutex<Vec<Option<TreeBlock>>>,
 }
 
@@ -146,8 +146,8 @@ impl Verity {
     /// Reads the descriptor of a file of `size` bytes.
     ///
     /// # Errors
-    /// [`FsError::Invalid`] as the kernel's EINVAL: the descriptor contradicts itself or the file, or is of a kind that
-    /// is not known.
+    /// [`FsError::Invalid`], as the kernel's EINVAL: the descriptor is inconsistent, does not match the file, or is of an
+    /// unknown kind.
     pub fn parse(descriptor: &[u8], size: u64) -> Result<Self> {
         let bad = |what| Err(FsError::Invalid(what));
         let Some(fixed) = descriptor.get(..DESCRIPTOR_SIZE) else {
@@ -157,7 +157,7 @@ impl Verity {
             return bad("the verity descriptor has an unknown version");
         }
         if fixed[at::RESERVED].iter().any(|&byte| byte != 0) {
-            return bad("the verity descriptor has bits of no meaning");
+            return bad("the verity descriptor has reserved bits set");
         }
         let word = |range: Range<usize>| {
             let bytes = fixed[range].iter().rev();
@@ -167,7 +167,7 @@ impl Verity {
             return bad("the verity descriptor is shorter than its signature");
         }
         if word(at::DATA_SIZE) != size {
-            return bad("the verity descriptor is of a file of another size");
+            return bad("the verity descriptor has another file size");
         }
         let algorithm = fixed[at::ALGORITHM];
         let Some(plain) = Hasher::of(algorithm) else {
@@ -176,7 +176,7 @@ impl Verity {
         let log_block = fixed[at::LOG_BLOCK];
         let salt_size = usize::from(fixed[at::SALT_SIZE]);
         if !LOG_BLOCKS.contains(&log_block) || salt_size > SALT_MAX {
-            return bad("the verity descriptor has an impossible block or salt size");
+            return bad("the verity descriptor has an invalid block or salt size");
         }
         let mut salted = plain.clone();
         if salt_size > 0 {
@@ -207,7 +207,7 @@ impl Verity {
         &self.digest
     }
 
-    /// What has to be read so that `range` can be checked: whole blocks, up to the file's end.
+    /// The range to read so that `range` can be verified: whole blocks, up to the end of the file.
     pub fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
         let block = 1 << self.log_block;
         let end = range.end.checked_next_multiple_of(block);
@@ -215,11 +215,11 @@ impl Verity {
         range.start / block * block..end
     }
 
-    /// Checks `data`, which begins at byte `start` and is [whole blocks](Self::whole_blocks). `tree` reads bytes of
-    /// the tree, counted from its beginning.
+    /// Verifies `data`, which begins at byte `start` and consists of [whole blocks](Self::whole_blocks). `tree` reads bytes
+    /// of the tree, counted from its beginning.
     ///
     /// # Errors
-    /// [`FsError::Io`] if a block does not fit; those of `tree`.
+    /// [`FsError::Io`] if a hash does not match; those of `tree`.
     pub fn check(
         &self,
         start: u64,
@@ -258,14 +258,14 @@ impl Verity {
             }
         }
         if filled > 0 {
-            // The last block is hashed with zeros behind the end.
+            // The last block is hashed with zeros after the end of the file.
             hasher.update_zeros(block - filled);
             ends(hasher, index)?;
         }
         Ok(())
     }
 
-    /// The hash that block `index` of a level must have: the data's for level 0, then the tree's.
+    /// The expected hash of block `index` of a level: level 0 is the data, the others are the tree's.
     fn wanted(
         &self,
         level: usize,
@@ -282,7 +282,7 @@ impl Verity {
         Ok(block[at..at + size].to_vec())
     }
 
-    /// Block `index` of a level of the tree, checked.
+    /// Block `index` of a level of the tree, verified.
     fn tree_block(
         &self,
         level: usize,
@@ -317,8 +317,8 @@ fn segment_len(segment: &Segment) -> usize {
     }
 }
 
-/// Where the levels of the tree begin, in blocks, the leaves' first. The least block holds 16 hashes, so there are at
-/// most 14.
+/// The first block of each level of the tree, the leaves' first. The smallest block holds 16 hashes, so there are at most
+/// 14 levels.
 fn levels(size: u64, log_block: u8, digest_size: usize) -> Vec<u64> {
     let per_block = (1_u64 << log_block) / digest_size as u64;
     let mut blocks = size.div_ceil(1 << log_block);

@@ -15,7 +15,7 @@ fn mapping() -> (Arc<Writeback>, Mapping) {
 }
 
 impl Mapping {
-    /// Writes to a file whose size nobody asks for.
+    /// Writes without recording the file size.
     fn write<E>(
         &self,
         offset: u64,
@@ -51,11 +51,14 @@ fn a_block_written_again_in_flight_stays_dirty() {
     let (writeback, map) = mapping();
     let written = map.write(0, &[1; 2 * BS], IoTag::default(), always, zero_fill);
     assert_eq!((written.bytes, written.reserved), (2 * BS, 2));
-    let taken = map.collect(0..9, 9);
-    assert_eq!(taken.len(), 2);
+    let collected = map.collect(0..9, 9);
+    assert_eq!(collected.len(), 2);
     map.write(10, &[2; 5], IoTag::default(), always, zero_fill);
     assert!(map.collect(0..9, 9).is_empty(), "never in flight twice");
-    assert_eq!(taken[0].data[10], 1, "the flight keeps what it took");
+    assert_eq!(
+        collected[0].data[10], 1,
+        "the write keeps the collected content"
+    );
     map.complete(0..2, Ok(()), false);
     assert_eq!(writeback.dirty_bytes(), BS as u64);
     assert!(map.get(FileBlock(1)).is_none());
@@ -91,7 +94,7 @@ fn an_edited_block_is_filled_once_and_dirty() {
     assert_eq!(
         (before[0], before[1], before[2]),
         (1, 7, 7),
-        "a reader's stays"
+        "a reader's clone is unchanged"
     );
     assert_eq!(map.get(FileBlock(3)).unwrap()[..3], [1, 2, 7]);
     assert_eq!(writeback.dirty_bytes(), BS as u64);
@@ -108,8 +111,11 @@ fn only_what_needs_a_reservation_holds_one() {
     let second = |block| block == FileBlock(1);
     let written = map.write(0, &[1; 2 * BS], IoTag::default(), second, zero_fill);
     assert_eq!(written.reserved, 1);
-    let taken = map.collect(0..9, 9);
-    assert_eq!((taken[0].reserved, taken[1].reserved), (false, true));
+    let collected = map.collect(0..9, 9);
+    assert_eq!(
+        (collected[0].reserved, collected[1].reserved),
+        (false, true)
+    );
     assert_eq!(map.complete(0..1, Err(&failure()), false), 0);
     assert_eq!(map.complete(1..2, Err(&failure()), true), 1);
     assert_eq!(map.discard(0..9), 1);
@@ -130,7 +136,7 @@ fn a_failed_write_is_never_clean() {
 }
 
 #[test]
-fn a_failure_that_was_told_is_no_news_until_all_is_written() {
+fn a_reported_error_is_reported_again_only_after_all_was_written() {
     let (_, map) = mapping();
     map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
     let fail = || {
@@ -142,18 +148,18 @@ fn a_failure_that_was_told_is_no_news_until_all_is_written() {
     fail();
     map.collect(0..9, 9);
     map.complete(0..1, Ok(()), true);
-    assert_eq!(map.take_error(), None, "told before");
-    // All was written since: this one is another.
+    assert_eq!(map.take_error(), None, "it was reported before");
+    // Everything was written since: this is a new error.
     map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
     fail();
     map.collect(0..9, 9);
     map.complete(0..1, Ok(()), true);
-    assert_eq!(map.take_error(), Some(failure()), "nobody was told");
+    assert_eq!(map.take_error(), Some(failure()), "it was not reported");
     assert_eq!(map.take_error(), None);
 }
 
 #[test]
-fn what_is_put_back_is_dirty_without_an_error() {
+fn redirtied_blocks_are_dirty_without_an_error() {
     let (writeback, map) = mapping();
     map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
     map.collect(0..9, 9);
@@ -171,7 +177,7 @@ fn a_block_written_without_a_reservation_never_gets_one_by_failing() {
     assert_eq!((written.bytes, written.reserved), (BS, 0));
     assert!(!map.collect(0..9, 9)[0].reserved);
     assert_eq!(map.complete(0..1, Err(&failure()), true), 0);
-    // Nor does writing it again so take away the one it has got since.
+    // Nor does another write without one release the reservation that it holds since.
     map.write(0, &[2; BS], IoTag::default(), always, zero_fill);
     map.write(0, &[3; BS], IoTag::default(), never, zero_fill);
     assert_eq!(map.discard(0..1), 1);
@@ -188,25 +194,33 @@ fn the_size_grows_with_the_content() {
     let size = std::cell::Cell::new(0);
     map.write_growing(write, always, zero_fill, |end| size.set(end));
     assert_eq!(size.get(), 10 + 2 * BS as u64);
-    let (taken, seen) = map.collect_with(9, || (0..9, size.get()));
-    assert_eq!((taken.len(), seen), (3, size.get()));
+    let (collected, seen) = map.collect_with(9, || (0..9, size.get()));
+    assert_eq!((collected.len(), seen), (3, size.get()));
 }
 
 #[test]
-fn write_back_goes_onwards_unless_the_file_has_grown_behind_it() {
+fn a_run_moves_forward_unless_the_file_has_grown_before_it() {
     let bs = BS as u64;
-    let took = |stored: u64, size: u64| {
+    let collect = |stored: u64, size: u64| {
         let (_, map) = mapping();
         map.write(0, &[1; 5 * BS], IoTag::default(), always, zero_fill);
         let all = DirtyEpoch::ALL;
-        let (taken, seen) = map.collect_forward(2..u64::MAX, 9, all, stored, || size);
+        let (collected, seen) = map.collect_forward(2..u64::MAX, 9, all, stored, || size);
         assert_eq!(seen, size);
-        taken.iter().map(|t| t.block.0).collect::<Vec<_>>()
+        collected.iter().map(|t| t.block.0).collect::<Vec<_>>()
     };
-    assert_eq!(took(5 * bs, 5 * bs), [2, 3, 4], "it has not grown");
-    assert_eq!(took(2 * bs, 5 * bs), [2, 3, 4], "from where it is");
-    assert_eq!(took(2 * bs - 1, 5 * bs), [], "from behind it");
-    assert_eq!(took(bs, bs), [2, 3, 4], "it has shrunk meanwhile");
+    assert_eq!(collect(5 * bs, 5 * bs), [2, 3, 4], "it has not grown");
+    assert_eq!(
+        collect(2 * bs, 5 * bs),
+        [2, 3, 4],
+        "it has grown from its position"
+    );
+    assert_eq!(
+        collect(2 * bs - 1, 5 * bs),
+        [],
+        "it has grown from before its position"
+    );
+    assert_eq!(collect(bs, bs), [2, 3, 4], "it has shrunk meanwhile");
 }
 
 /// Writes `blocks` blocks from block `at` on.
@@ -215,30 +229,33 @@ fn dirty(map: &Mapping, at: u64, blocks: usize) {
     map.write(at * BS as u64, &data, IoTag::default(), always, zero_fill);
 }
 
-fn take_old(map: &Mapping, epoch: DirtyEpoch, stored: u64) -> Vec<u64> {
+fn collect_old(map: &Mapping, epoch: DirtyEpoch, stored: u64) -> Vec<u64> {
     let (stored, size) = (stored * BS as u64, 9 * BS as u64);
-    let (taken, _) = map.collect_forward(0..map.dirty_end(epoch), 9, epoch, stored, || size);
-    taken.iter().map(|taken| taken.block.0).collect()
+    let (collected, _) = map.collect_forward(0..map.dirty_end(epoch), 9, epoch, stored, || size);
+    collected
+        .iter()
+        .map(|collected| collected.block.0)
+        .collect()
 }
 
 #[test]
-fn what_is_dirtied_after_an_epoch_is_left_for_the_next_one() {
+fn blocks_dirtied_after_an_epoch_are_left_for_the_next_one() {
     let (writeback, map) = mapping();
     dirty(&map, 1, 1);
     dirty(&map, 3, 2);
     let epoch = writeback.end_epoch();
-    // Beside, between, behind; and once more what was dirty.
+    // Before, between and after the dirty blocks, and one of them again.
     dirty(&map, 0, 1);
     dirty(&map, 2, 1);
     dirty(&map, 7, 2);
     dirty(&map, 3, 1);
     assert_eq!(map.dirty_end(epoch), 5);
-    assert_eq!(take_old(&map, epoch, 9), [1, 3, 4]);
+    assert_eq!(collect_old(&map, epoch, 9), [1, 3, 4]);
     assert_eq!(map.dirty_end(epoch), 5, "in flight");
     map.complete(1..5, Ok(()), true);
     assert_eq!(map.dirty_end(epoch), 0);
     let next = writeback.end_epoch();
-    assert_eq!(take_old(&map, next, 9), [0, 2, 7, 8]);
+    assert_eq!(collect_old(&map, next, 9), [0, 2, 7, 8]);
 }
 
 #[test]
@@ -250,7 +267,7 @@ fn the_size_on_disk_covers_no_block_that_an_epoch_leaves_out() {
     dirty(&map, 2, 1);
     dirty(&map, 5, 1);
     dirty(&map, 8, 1);
-    assert_eq!(take_old(&map, epoch, 4), [1, 5, 6]);
+    assert_eq!(collect_old(&map, epoch, 4), [1, 5, 6]);
 }
 
 #[test]
@@ -282,7 +299,7 @@ fn a_panic_under_the_flush_lock_leaves_nothing_in_flight() {
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _one = crate::FlushGuard::of(&map, &flush);
         assert_eq!(map.collect(0..9, 9).len(), 2);
-        // As a panic, without its message.
+        // A panic without its message.
         std::panic::resume_unwind(Box::new("quietly"));
     }));
     assert!(caught.is_err());
@@ -292,13 +309,14 @@ fn a_panic_under_the_flush_lock_leaves_nothing_in_flight() {
 }
 
 #[test]
-fn the_first_that_is_in_no_run() {
+fn the_first_block_outside_all_runs_is_found() {
     let (_, map) = mapping();
     map.write(0, &[1; 2 * BS], IoTag::default(), always, zero_fill);
-    let behind = 4 * BS as u64;
-    map.write(behind, &[1; 2 * BS], IoTag::default(), always, zero_fill);
-    let taken = map.collect(0..9, 9);
-    let first = |runs: &[Range<u64>]| CollectedBlock::first_not_in(&taken, runs.iter().cloned());
+    let offset = 4 * BS as u64;
+    map.write(offset, &[1; 2 * BS], IoTag::default(), always, zero_fill);
+    let collected = map.collect(0..9, 9);
+    let first =
+        |runs: &[Range<u64>]| CollectedBlock::first_not_in(&collected, runs.iter().cloned());
     assert_eq!(first(&[0..2, 4..6]), None);
     assert_eq!(first(&[0..2, 4..5]), Some(5));
     assert_eq!(first(&[0..1, 1..2]), Some(4));

@@ -29,25 +29,25 @@ fn a_snapshot_keeps_what_it_saw() {
 }
 
 #[test]
-fn a_note_is_of_the_content_it_was_made_for() {
+fn a_hint_is_dropped_when_the_content_changes() {
     let (_device, cache) = cache(8, 1 << 20);
     let buf = cache.get(DevBlock(1), IoTag::default()).unwrap();
-    let note = || {
+    let annotate = || {
         let mut guard = buf.lock();
         guard[0] = 1;
         guard.set_hint(24);
     };
     assert_eq!(buf.data_and_hint().1, 0);
-    note();
+    annotate();
     assert_eq!((buf.data_and_hint().0[0], buf.data_and_hint().1), (1, 24));
     drop(buf.lock());
-    assert_eq!(buf.data_and_hint().1, 24, "nothing has changed");
+    assert_eq!(buf.data_and_hint().1, 24, "the content has not changed");
     buf.lock()[9] = 1;
     assert_eq!(buf.data_and_hint().1, 0);
-    note();
+    annotate();
     cache.get_new(DevBlock(1));
     assert_eq!(buf.data_and_hint().1, 0);
-    note();
+    annotate();
     cache.set_content(DevBlock(1), buf.data());
     assert_eq!(buf.data_and_hint().1, 0);
 }
@@ -94,9 +94,9 @@ fn prefetch_fills_what_is_missing_only() {
     assert!(cache.peek(DevBlock(12)).is_none());
 }
 
-/// Who wants a block that somebody of a light group is reading does not wait as long as that one would.
+/// A task that waits for a read by a group of low weight does not wait as long as that group would.
 #[test]
-fn a_read_that_others_wait_for_is_raised() {
+fn a_read_that_other_tasks_wait_for_is_boosted() {
     use steadfs_base::{GroupId, OwnerId};
     use steadfs_block::{DeviceModel, ModelDevice, Policy, QueueSettings};
     use steadfs_rt::now;
@@ -140,7 +140,7 @@ fn a_read_that_others_wait_for_is_raised() {
                 })
                 .collect();
             sleep(Duration::from_millis(50));
-            // So that the next one is not at the front.
+            // The light group has used its share, so its next request is not at the front.
             cache.get(DevBlock(1), of_group(1)).unwrap();
             let light = Arc::clone(&cache);
             let light = spawn("light", move || {
@@ -161,8 +161,8 @@ fn a_read_that_others_wait_for_is_raised() {
     assert!(with * 2 < without, "{with:?} {without:?}");
 }
 
-/// Two blocks, 3 and 5, that were changed without a journal and are being written, which takes block 3 ten
-/// milliseconds; block 5 meets `fault`.
+/// Blocks 3 and 5 were changed without a journal and are being written. The write of block 3 takes 10 ms; that of block
+/// 5 meets `fault`.
 fn being_written(fault: Fault, then: impl FnOnce(&FaultDevice, &Arc<MetaCache>) + Send + 'static) {
     sim::run(sim::Config::new(1), move || {
         let device = FaultDevice::new(Arc::new(MemDevice::new(8 * 4096)));
@@ -190,9 +190,9 @@ fn being_written(fault: Fault, then: impl FnOnce(&FaultDevice, &Arc<MetaCache>) 
     });
 }
 
-/// Without a journal a freed block is anybody's at once.
+/// Without a journal a freed block can be allocated at once.
 #[test]
-fn a_block_is_forgotten_when_no_write_of_it_is_under_way() {
+fn forget_waits_for_the_write_in_flight() {
     let late = Fault::Delay(Duration::from_millis(10));
     being_written(late, |device, cache| {
         cache.forget(DevBlock(5));

@@ -10,7 +10,7 @@ use crate::{CacheWrite, DirtyFile, Writeback, WritebackOptions};
 
 const BS: u64 = 1024;
 
-/// A file of which some blocks are in memory, some on the device, some made, and some are holes.
+/// A file with blocks in memory, on the device, and made by the file system, and with holes.
 struct File {
     queue: Queue,
     pages: Mapping,
@@ -92,7 +92,7 @@ fn kind(block: u64) -> Kind {
     }
 }
 
-/// Nothing is known of blocks in memory: what is said of them does not matter.
+/// The map is not called for blocks in memory.
 fn map(block: FileBlock, most: u64) -> Result<(BlockSource, u64), &'static str> {
     let what = kind(block.0);
     let count = (0..most).take_while(|n| kind(block.0 + n) == what).count() as u64;
@@ -109,7 +109,7 @@ fn map(block: FileBlock, most: u64) -> Result<(BlockSource, u64), &'static str> 
 }
 
 #[test]
-fn any_range_reads_as_what_lies_there() {
+fn every_range_reads_back_its_content() {
     let file = File::new(200);
     let mut random = Random::new(3);
     let size = file.content.len();
@@ -123,7 +123,7 @@ fn any_range_reads_as_what_lies_there() {
 }
 
 #[test]
-fn a_map_may_say_more_than_it_was_asked_for() {
+fn a_map_may_cover_more_blocks_than_requested() {
     let file = File::new(64);
     let hole = |_, _| Ok::<_, ()>((BlockSource::Hole, u64::MAX));
     let reading = file.reader().begin(10..4 * BS + 10, hole).unwrap();
@@ -143,25 +143,25 @@ fn a_map_may_say_more_than_it_was_asked_for() {
 }
 
 #[test]
-fn what_is_wrong_is_told() {
+fn errors_of_map_and_device_are_returned() {
     let file = File::new(16);
-    let begun = file.reader().begin(0..BS, |_, _| Err("damaged"));
-    assert_eq!(begun.err(), Some("damaged"));
+    let begun = file.reader().begin(0..BS, |_, _| Err("corrupt"));
+    assert_eq!(begun.err(), Some("corrupt"));
     let beyond = |_, most| Ok::<_, ()>((BlockSource::Device(1 << 40), most));
     let reading = file.reader().begin(0..BS, beyond).unwrap();
     assert!(reading.finish(|_| ()).is_err());
 }
 
 #[test]
-fn a_stream_is_read_ahead_until_something_is_in_the_way() {
+fn a_stream_is_read_ahead_up_to_an_error_of_the_map() {
     const READ: u64 = 128 << 10;
     const SIZE: u64 = 64 * READ;
     let file = File::new(SIZE / BS);
     let asked = Cell::new(0);
-    let damaged = Cell::new(false);
+    let corrupt = Cell::new(false);
     let map = |block: FileBlock, most| {
         asked.set(block.0 * BS);
-        match damaged.get() && block.0 >= 5 * READ / BS {
+        match corrupt.get() && block.0 >= 5 * READ / BS {
             true => Err(()),
             false => Ok((BlockSource::Device(block.0 * BS), most)),
         }
@@ -173,14 +173,14 @@ fn a_stream_is_read_ahead_until_something_is_in_the_way() {
         asked.get()
     };
     assert_eq!([ahead(0), ahead(1)], [0, 0], "not a stream yet");
-    damaged.set(true);
-    assert_eq!(ahead(2), 5 * READ, "up to the damage");
-    damaged.set(false);
+    corrupt.set(true);
+    assert_eq!(ahead(2), 5 * READ, "up to the corruption");
+    corrupt.set(false);
     assert!(ahead(3) > 5 * READ, "and from there on");
 }
 
 #[test]
-fn what_the_queue_does_not_take_is_asked_for_again() {
+fn read_ahead_that_the_queue_refused_is_tried_again() {
     const READ: u64 = 128 << 10;
     const SIZE: u64 = 64 * READ;
     let file = File::new(SIZE / BS);
@@ -192,7 +192,7 @@ fn what_the_queue_does_not_take_is_asked_for_again() {
         file.reader().read_ahead(range, SIZE, |block, most| {
             asked.set(block.0 * BS);
             if full.get() {
-                // Somebody else takes it meanwhile.
+                // Other streams use up the limit meanwhile.
                 file.queue.set_read_ahead_limit(0);
             }
             Ok::<_, ()>((BlockSource::Device(block.0 * BS), most))
@@ -200,7 +200,7 @@ fn what_the_queue_does_not_take_is_asked_for_again() {
         asked.get()
     };
     assert_eq!([ahead(0), ahead(1), ahead(2)], [0, 0, 3 * READ]);
-    assert_eq!(ahead(3), 0, "there is no room");
+    assert_eq!(ahead(3), 0, "the limit is reached");
     file.queue.set_read_ahead_limit(64 << 20);
     assert_eq!(ahead(4), 5 * READ);
     file.queue.set_read_ahead_limit(64 << 20);

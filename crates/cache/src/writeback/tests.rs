@@ -5,13 +5,13 @@ use steadfs_rt::sleep;
 
 use super::*;
 
-/// Panics when it is to write.
+/// Panics in `write_out`.
 #[derive(Default)]
 struct Panics(AtomicBool);
 
 impl Backing for Panics {
     fn write_out(&self, _: &[u64], _: WritebackReason) {
-        // As a panic, without its message.
+        // A panic without its message.
         resume_unwind(Box::new("quietly"));
     }
 
@@ -23,7 +23,7 @@ impl Backing for Panics {
 }
 
 #[test]
-fn a_flusher_that_panics_stops_the_volume_and_keeps_nobody_waiting() {
+fn a_flusher_that_panics_aborts_the_volume_and_blocks_no_caller() {
     let writeback = Arc::new(Writeback::new(WritebackOptions::for_cache(1 << 20)));
     let backing = Arc::new(Panics::default());
     let weak: Weak<dyn Backing> = Arc::<Panics>::downgrade(&backing);

@@ -1,4 +1,4 @@
-//! Each call's way: to a control file, or on to the volume.
+//! Dispatches each call to a control file or to the volume.
 
 use steadfs_base::InodeNo;
 
@@ -17,13 +17,13 @@ impl FileSystem for WithControl {
         if !is_control_inode(dir) {
             return self.inner.lookup(cx, dir, name);
         }
-        let place = self.dir_place(dir)?;
+        let node = self.dir_node(dir)?;
         match name {
-            b"." => Ok(self.make(place)),
-            b".." if place == 0 => self.inner.attach(cx, self.inner.root()),
-            b".." => Ok(self.make(self.places[place].parent)),
+            b"." => Ok(self.make(node)),
+            b".." if node == 0 => self.inner.attach(cx, self.inner.root()),
+            b".." => Ok(self.make(self.nodes[node].parent)),
             _ => self
-                .child(place, name)
+                .child(node, name)
                 .map(|found| self.make(found))
                 .ok_or(FsError::NotFound),
         }
@@ -33,7 +33,7 @@ impl FileSystem for WithControl {
         if !is_control_inode(ino) {
             return self.inner.attach(cx, ino);
         }
-        Ok(self.make(self.place(ino)?))
+        Ok(self.make(self.node(ino)?))
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
@@ -60,7 +60,7 @@ impl FileSystem for WithControl {
         if !is_control_inode(ino) {
             return self.inner.setattr(cx, ino, set);
         }
-        // Truncation and touching mean nothing here; ownership and mode are fixed.
+        // Truncation and new times have no effect; owner and mode cannot change.
         if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() {
             return Err(FsError::NotPermitted);
         }
@@ -226,7 +226,7 @@ impl FileSystem for WithControl {
         if dir != self.inner.root() {
             return self.inner.readdir(cx, dir, cookie, emit);
         }
-        // An entry of that name on the volume cannot be reached while the controls are there.
+        // The control directory hides an entry of that name on the volume.
         self.inner.readdir(cx, dir, cookie, &mut |entry| {
             self.is_control_name(dir, entry.name) || emit(entry)
         })

@@ -1,35 +1,35 @@
-//! The tree of control files: a list of places, each naming the one above it.
+//! The tree of control files: a list of nodes, each with the index of its parent.
 
-/// A place in the tree of control files; its number is its index, the root's is 0.
-pub(super) struct Place {
+/// A node of the tree. Its number is its index in the list; the root's is 0.
+pub(super) struct ControlNode {
     pub(super) name: &'static str,
     pub(super) parent: usize,
-    pub(super) kind: PlaceKind,
+    pub(super) kind: NodeKind,
 }
 
-pub(super) enum PlaceKind {
+pub(super) enum NodeKind {
     Dir,
     File { path: &'static str, writable: bool },
 }
 
 /// Adds the file at `path`, with the directories above it.
-pub(super) fn insert(places: &mut Vec<Place>, path: &'static str, writable: bool) {
+pub(super) fn insert(nodes: &mut Vec<ControlNode>, path: &'static str, writable: bool) {
     let mut dir = 0;
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
     for part in above.split('/').filter(|part| !part.is_empty()) {
-        let found = (1..places.len()).find(|&i| places[i].parent == dir && places[i].name == part);
+        let found = (1..nodes.len()).find(|&i| nodes[i].parent == dir && nodes[i].name == part);
         dir = found.unwrap_or_else(|| {
-            places.push(Place {
+            nodes.push(ControlNode {
                 name: part,
                 parent: dir,
-                kind: PlaceKind::Dir,
+                kind: NodeKind::Dir,
             });
-            places.len() - 1
+            nodes.len() - 1
         });
     }
-    places.push(Place {
+    nodes.push(ControlNode {
         name,
         parent: dir,
-        kind: PlaceKind::File { path, writable },
+        kind: NodeKind::File { path, writable },
     });
 }

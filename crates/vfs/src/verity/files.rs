@@ -1,5 +1,5 @@
-//! The verity files of a volume that were read last. An inode leaves memory between two reads; without this each read
-//! would fetch descriptor and hashes again.
+//! The most recently read verity files of a volume (LRU). An inode can be evicted between two reads; without this cache
+//! each read would read descriptor and hashes again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use steadfs_rt::{Mutex, Rank};
 use super::Verity;
 use crate::Result;
 
-/// Most files that are kept: their hashes take 64 KiB each at most with blocks of 4 KiB.
+/// Most files in the cache. With blocks of 4 KiB the hashes of a file take at most 64 KiB.
 const FILES_MAX: usize = 32;
 
-/// A file, by number and generation: a number is used again, and the file does not change as long as it lives.
+/// Inode number and generation: a number is reused, but a verity file never changes.
 type Key = (InodeNo, u32);
 
-/// See the module.
+/// The cached verity files.
 pub struct VerityFiles(Mutex<VecDeque<(Key, Arc<Verity>)>>);
 
 impl Default for VerityFiles {
@@ -26,7 +26,7 @@ impl Default for VerityFiles {
 }
 
 impl VerityFiles {
-    /// How the content of a file is checked; `load` reads its descriptor.
+    /// The verifier of a file; `load` reads its descriptor.
     ///
     /// # Errors
     /// Those of `load`.
