@@ -103,6 +103,7 @@ fn read_orphans(
         let bytes = read_blocks(queue, at, 1)?;
         orphans.extend(orphan::parse(layout, &bytes).map_err(|e| e.in_block(at))?);
     }
+    orphan::check_count(layout, orphans.len()).map_err(|e| e.in_block(start))?;
     Ok(orphans)
 }
 

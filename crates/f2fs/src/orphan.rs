@@ -7,10 +7,7 @@ use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
 use crate::cp_lock::Change;
-use crate::disk::{Layout, Nid, SEGMENT_BLOCKS, orphan};
-
-/// Blocks of a pack that cannot hold orphans: the first and the last, and the summaries of six logs.
-const OTHER_BLOCKS: u32 = 2 + 6;
+use crate::disk::{Layout, Nid, orphan};
 
 pub struct Orphans {
     /// Orphans that fit into a pack.
@@ -27,13 +24,12 @@ struct OrphanList {
 
 impl Orphans {
     pub fn new(layout: &Layout, listed: Vec<Nid>) -> Self {
-        let room = SEGMENT_BLOCKS - OTHER_BLOCKS - layout.cp_payload;
         let state = OrphanList {
             listed: listed.into_iter().collect(),
             changed: false,
         };
         Self {
-            max: room as usize * orphan::PER_BLOCK,
+            max: orphan::max(layout),
             state: Mutex::new(Rank::Orphan, state),
         }
     }
