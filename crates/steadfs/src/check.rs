@@ -16,25 +16,25 @@ use crate::Options;
 use crate::probe::{Kind, failed, kind_within};
 use crate::volume::{Error, open_device};
 
-/// What a check found in a volume of either kind.
+/// The result of a check of a volume of either kind.
 #[derive(Debug)]
 pub enum Checked {
     /// ext2, ext3 or ext4.
     Ext4 {
-        /// Issues, counts, and what was not looked at.
+        /// Issues, counts, and what was not checked.
         report: ext4::Report,
-        /// What the journal held: it was replayed (in memory) to see the volume as a mount would.
+        /// The result of the journal's replay in memory, which shows the volume as a mount would.
         replayed: MountReport,
     },
     /// f2fs.
     F2fs {
-        /// Issues, counts, and what was not looked at.
+        /// Issues, counts, and what was not checked.
         report: f2fs::Report,
     },
 }
 
 impl Checked {
-    /// Whether nothing is wrong.
+    /// Whether no issue was found.
     pub fn is_clean(&self) -> bool {
         match self {
             Self::Ext4 { report, .. } => report.is_clean(),
@@ -42,7 +42,7 @@ impl Checked {
         }
     }
 
-    /// What is wrong, in words, a line for each issue that was kept.
+    /// The kept issues, one line each.
     pub fn issues(&self) -> Vec<String> {
         match self {
             Self::Ext4 { report, .. } => report.issues.iter().map(ToString::to_string).collect(),
@@ -50,7 +50,7 @@ impl Checked {
         }
     }
 
-    /// How many issues were found beyond those kept.
+    /// The number of issues beyond those kept.
     pub fn more(&self) -> u64 {
         match self {
             Self::Ext4 { report, .. } => report.more,
@@ -58,7 +58,7 @@ impl Checked {
         }
     }
 
-    /// What the volume has and was not checked, by name.
+    /// The names of the volume's features that were not checked.
     pub fn skipped(&self) -> &[Cow<'static, str>] {
         match self {
             Self::Ext4 { report, .. } => &report.skipped,
@@ -67,46 +67,46 @@ impl Checked {
     }
 }
 
-/// Bytes read at once where a checker wants a few: what it wants next mostly lies near.
-const WINDOW: u64 = 128 << 10;
-/// Windows kept.
-const WINDOWS: usize = 64;
+/// Size of a read window. A checker's next read is mostly close to the last one.
+const WINDOW_BYTES: u64 = 128 << 10;
+/// Number of cached windows.
+const WINDOWS_MAX: usize = 64;
 
 /// A device read in windows.
 struct QueueSource<'a> {
     queue: Arc<Queue>,
-    heard: RefCell<&'a mut dyn FnMut(u64)>,
-    /// By their number modulo how many there are.
+    on_read: RefCell<&'a mut dyn FnMut(u64)>,
+    /// Direct-mapped: a window is at its number modulo [`WINDOWS_MAX`].
     windows: RefCell<Vec<Option<(u64, Buf)>>>,
 }
 
 impl<'a> QueueSource<'a> {
-    fn new(queue: Arc<Queue>, heard: &'a mut dyn FnMut(u64)) -> Self {
+    fn new(queue: Arc<Queue>, on_read: &'a mut dyn FnMut(u64)) -> Self {
         Self {
             queue,
-            heard: RefCell::new(heard),
-            windows: RefCell::new(vec![None; WINDOWS]),
+            on_read: RefCell::new(on_read),
+            windows: RefCell::new(vec![None; WINDOWS_MAX]),
         }
     }
 
     fn fetch(&self, start: u64, len: u64) -> io::Result<Buf> {
         let read = self.queue.read(start, len as usize, IoTag::default());
         let data = read.map_err(io::Error::other)?;
-        (self.heard.borrow_mut())(len);
+        (self.on_read.borrow_mut())(len);
         Ok(data)
     }
 
-    /// Fills `buf` from the window that it lies in; whether it lies in one that can be read.
+    /// Fills `buf` from its window. Returns false if it is not within one window, or the window cannot be read.
     fn read_window(&self, offset: u64, buf: &mut [u8]) -> bool {
-        let number = offset / WINDOW;
-        let start = number * WINDOW;
+        let number = offset / WINDOW_BYTES;
+        let start = number * WINDOW_BYTES;
         let within = (offset - start) as usize;
-        let end = self.size_bytes().min(start + WINDOW);
+        let end = self.size_bytes().min(start + WINDOW_BYTES);
         if offset + buf.len() as u64 > end {
             return false;
         }
         let mut windows = self.windows.borrow_mut();
-        let window = &mut windows[(number % WINDOWS as u64) as usize];
+        let window = &mut windows[(number % WINDOWS_MAX as u64) as usize];
         if window.as_ref().is_none_or(|(kept, _)| *kept != number) {
             match self.fetch(start, end - start) {
                 Ok(data) => *window = Some((number, data)),
@@ -130,7 +130,7 @@ impl BlockSource for QueueSource<'_> {
         if self.read_window(offset, buf) {
             return Ok(());
         }
-        // Larger than a window, across two, or beside something that cannot be read.
+        // Larger than a window, across two, or in a window that cannot be read.
         let unit = u64::from(self.queue.geometry().logical_block);
         let start = offset / unit * unit;
         let within = (offset - start) as usize;
@@ -141,10 +141,14 @@ impl BlockSource for QueueSource<'_> {
     }
 }
 
-/// Checks the volume on an image file or block device; nothing is written, not even the journal of an
-/// ext4 volume replayed: what is in it is laid over the volume in memory. An f2fs volume is checked as its
-/// checkpoint has it. `heard` is told of the bytes read.
-pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Result<Checked, Error> {
+/// Checks the volume on an image file or block device. Nothing is written: the journal of an ext4 volume is replayed into
+/// an overlay in memory, and an f2fs volume is checked as of its checkpoint. `on_read` is called with the number of bytes
+/// of each read.
+pub fn check(
+    path: &Path,
+    options: &Options,
+    on_read: &mut dyn FnMut(u64),
+) -> Result<Checked, Error> {
     let mut options = options.clone();
     options.set_salvage();
     let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
@@ -154,7 +158,7 @@ pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Resu
         why,
     };
     if kind_within(&queue, &options).map_err(|error| failed(path, error))? == Kind::F2fs {
-        let source = QueueSource::new(Arc::new(queue), heard);
+        let source = QueueSource::new(Arc::new(queue), on_read);
         let report = f2fs::check(&source, &f2fs::Options::default());
         return match &report.refused {
             Some(why) => Err(refused(why.to_string())),
@@ -165,14 +169,14 @@ pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Resu
     let view = view.map_err(|error| failed(path, error))?;
     let default = ext4::Options::default();
     let how = ext4::Options {
-        // After a replay the superblock's counts are those of the last mount, and a copy's are older.
+        // After a replay the superblock has the counts of the last mount; a backup's are older.
         after_crash: view.report.replayed_transactions > 0 || view.super_at != default.super_at,
         super_at: view.super_at,
         unreplayed: view.unreplayed.map(|error| error.to_string()),
         mended: view.mended,
         ..default
     };
-    let source = QueueSource::new(view.queue, heard);
+    let source = QueueSource::new(view.queue, on_read);
     let report = ext4::check(&source, &how);
     match &report.refused {
         Some(why) => Err(refused(why.to_string())),

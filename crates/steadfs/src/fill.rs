@@ -1,9 +1,9 @@
 //! Filling a new volume from a directory.
 //!
-//! **Reproducible volumes.** The same tree, UUID and time give the same bytes. The order of write-back, and with it
-//! where blocks lie and what the log holds, depends on threads. So such a volume is filled in a simulation
-//! ([`steadfs_rt::sim`]): the same file-system code as coroutines on one thread, with a clock that stands still and
-//! random numbers that follow from the UUID. Its device is the file, by plain system calls.
+//! **Reproducible volumes.** The same tree, UUID and time give the same bytes. Problem: the order of write-back, and with
+//! it block addresses and the content of the log, depends on thread timing. Rule: a reproducible volume is filled in a
+//! simulation ([`steadfs_rt::sim`]): the same file-system code runs as coroutines on one thread, with a constant clock
+//! and random numbers seeded by the UUID. Its device is the file, accessed by plain system calls.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,43 +20,43 @@ use crate::probe::failed;
 use crate::tools::{CopyOptions, Existing, Progress, Report, ToolError, copy_in, owner_cx};
 use crate::{Error, Options, Volume};
 
-/// Memory for unwritten data while a reproducible volume is filled. It decides when data is written back, so it does
-/// not follow the machine's.
-const CACHE: u64 = 64 << 20;
+/// Cache size while a reproducible volume is filled. It decides when data is written back, so it does not depend on the
+/// machine.
+const REPRODUCIBLE_CACHE_BYTES: u64 = 64 << 20;
 
 /// How a new volume is filled.
 #[derive(Clone, Debug, Default)]
 pub struct Fill {
     /// Where the volume begins on the device.
     pub offset: u64,
-    /// Owner of the root directory; else that of the source.
+    /// Owner of the root directory; by default that of the source.
     pub root_owner: Option<(u32, u32)>,
-    /// Permissions of the root directory; else those of the source.
+    /// Permissions of the root directory; by default those of the source.
     pub root_perm: Option<u32>,
-    /// What a reproducible volume follows from besides the tree; else the volume gets the present time.
+    /// The inputs of a reproducible volume besides the tree; `None`: the volume gets the current time.
     pub origin: Option<Origin>,
 }
 
-/// What the bytes of a reproducible volume follow from besides the tree.
+/// The inputs that determine the bytes of a reproducible volume, besides the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The time of everything that is made, and the latest that a file can have been written. Access times, which
-    /// reading the tree changes, are not copied.
+    /// The time of creation, and the latest modification time of a file. Access times, which reading the tree changes, are
+    /// not copied.
     pub time: Timestamp,
-    /// Source of inode generations.
+    /// Seed of the inode generations.
     pub uuid: [u8; 16],
 }
 
 /// Why a volume was not filled.
 #[derive(Debug, thiserror::Error)]
 pub enum FillError {
-    /// It could not be opened or closed.
+    /// The volume could not be opened or closed.
     #[error("{0}")]
     Volume(#[from] Error),
     /// A copy failed.
     #[error("{0}")]
     Copy(#[from] ToolError),
-    /// The simulation failed by itself.
+    /// The simulation failed.
     #[error("{}: {why}", path.display())]
     Simulation {
         /// The volume.
@@ -66,8 +66,8 @@ pub enum FillError {
     },
 }
 
-/// Copies a directory's content into the new volume at `path`. `progress` comes back, as the work may need it on
-/// another stack.
+/// Copies a directory's content into the new volume at `path`. Returns `progress`, which the work may use on another
+/// stack.
 ///
 /// # Errors
 /// Those of opening, of a copy that ends, and of closing. The report counts what could not be copied.
@@ -109,7 +109,7 @@ pub fn fill<P: Progress + 'static>(
     }
 }
 
-/// Opens a volume so that nothing runs beside the caller.
+/// Opens a volume so that all its I/O runs in the calling thread.
 fn open_alone(path: &Path, options: &Options) -> Result<Volume, Error> {
     let open = OpenOptions {
         direct: false,
@@ -117,7 +117,12 @@ fn open_alone(path: &Path, options: &Options) -> Result<Volume, Error> {
         ..OpenOptions::default()
     };
     let device = SyncFileDevice::open(path, &open)?;
-    Volume::on(Arc::new(device), path, CacheSizes::of(CACHE), options)
+    Volume::on(
+        Arc::new(device),
+        path,
+        CacheSizes::of(REPRODUCIBLE_CACHE_BYTES),
+        options,
+    )
 }
 
 fn into(
@@ -145,7 +150,7 @@ fn into(
     Ok(report)
 }
 
-/// Gives the root directory what was asked for; the copy has left it with the source's.
+/// Sets the requested owner and permissions of the root directory, which the copy took from the source.
 fn set_root(fs: &dyn FileSystem, how: &Fill) -> steadfs_vfs::Result<()> {
     if how.root_owner.is_none() && how.root_perm.is_none() {
         return Ok(());

@@ -10,13 +10,13 @@ use steadfs_vfs::FsError;
 
 use crate::volume::Error;
 
-/// Unit that a device's size is rounded down to when no size is given, as mke2fs does.
-const UNIT: u64 = 4096;
-/// Bytes in a sector of an image file.
+/// Without a given size, a device's size is rounded down to a multiple of this, as mke2fs does.
+const SIZE_UNIT: u64 = 4096;
+/// Sector size of an image file in bytes.
 const SMALLEST_SECTOR: u32 = 512;
 
-/// Makes a volume on an image file or block device; what is there is lost, from [`FormatOptions::offset`] on.
-/// `size`: bytes, for an image that is to be made, lengthened, or not to be filled; else the whole of it.
+/// Makes a volume on an image file or block device. Its content from [`FormatOptions::offset`] on is lost. `size` in
+/// bytes, for an image that is created or extended, or for a volume smaller than the device; `None`: the whole device.
 pub fn format(
     path: &Path,
     size: Option<u64>,
@@ -31,15 +31,18 @@ pub fn format(
     })
 }
 
-/// What [`format()`] would make; nothing is changed. A file that is not there, or shorter than `size`, counts as made
-/// for it.
+/// Reports what [`format()`] would make, and changes nothing. A file that is missing or shorter than `size` is treated as
+/// if it had that size.
 pub fn dry_run(
     path: &Path,
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
-    let (whole, sector) = match FileDevice::open(path, looking(options.offset)) {
-        Ok(device) => (device.geometry().size / UNIT * UNIT, device.sector_size()),
+    let (whole, sector) = match FileDevice::open(path, read_only(options.offset)) {
+        Ok(device) => (
+            device.geometry().size / SIZE_UNIT * SIZE_UNIT,
+            device.sector_size(),
+        ),
         Err(_) if size.is_some() && !path.exists() => (0, SMALLEST_SECTOR),
         Err(error) => return Err(error.into()),
     };
@@ -50,8 +53,8 @@ pub fn dry_run(
     })
 }
 
-/// How a device is opened that is only looked at.
-fn looking(offset: u64) -> OpenOptions {
+/// Open options for a device that is only inspected.
+fn read_only(offset: u64) -> OpenOptions {
     OpenOptions {
         read_only: true,
         offset,
@@ -75,7 +78,7 @@ pub fn format_f2fs(
     })
 }
 
-/// Lets `make` work on the device, whose size and sectors it is told. A file that was not there before stays only with a volume in it.
+/// Calls `make` with the device's queue, size and sector size. A file that did not exist before is removed on an error.
 fn on<T>(
     path: &Path,
     offset: u64,
@@ -85,7 +88,7 @@ fn on<T>(
     let is_new = !path.exists();
     let length = size.map(|size| size.saturating_add(offset));
     let opened = open(path, offset, size).inspect_err(|error| {
-        // Made, and it could not become so long, or is too short to be a device.
+        // The file was created, but could not be extended to `size`, or is too short to be a device.
         let own = !matches!(error, Error::Open(OpenError::Busy { .. }));
         let is_ours = |len| len == 0 || Some(len) == length;
         if is_new && own && std::fs::metadata(path).is_ok_and(|file| is_ours(file.len())) {
@@ -95,7 +98,7 @@ fn on<T>(
     let (queue, size, sector) = opened?;
     make(&queue, size, sector).map_err(|why| {
         if is_new {
-            // What is left is empty and in nobody's way.
+            // The file was created here and holds no volume.
             let _ = std::fs::remove_file(path);
         }
         Error::Volume {
@@ -108,7 +111,7 @@ fn on<T>(
 fn open(path: &Path, offset: u64, size: Option<u64>) -> Result<(Queue, u64, u32), Error> {
     let open = OpenOptions {
         offset,
-        // What cannot be is too large for every file, and the system says so.
+        // A size that overflows is too large for any file; the system call fails with the reason.
         create: size.map(|size| size.saturating_add(offset)),
         engine: Engine::Auto,
         ..OpenOptions::default()
@@ -116,6 +119,6 @@ fn open(path: &Path, offset: u64, size: Option<u64>) -> Result<(Queue, u64, u32)
     let device = Arc::new(FileDevice::open(path, open)?);
     let sector = device.sector_size();
     let queue = Queue::new(device, QueueOptions::default());
-    let size = size.unwrap_or(queue.geometry().size / UNIT * UNIT);
+    let size = size.unwrap_or(queue.geometry().size / SIZE_UNIT * SIZE_UNIT);
     Ok((queue, size, sector))
 }

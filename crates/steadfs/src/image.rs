@@ -1,8 +1,8 @@
-//! What lies on a device that holds no volume: names for what people put in front of the program, and partition
-//! tables with the offsets to type.
+//! Recognises the content of a device that holds no volume: other formats by name, and partition tables with the offsets
+//! for `-o offset=`.
 //!
-//! This knows magic numbers and tables, and no file system that is served here: `volume` asks it where it finds no
-//! volume. Nothing that is read here is believed: reads are bounded, and so is what a table may list.
+//! This module knows magic numbers and partition tables, but no file system that is served here; `volume` uses it for its
+//! error when it finds no volume. The input is not trusted: reads and the number of listed partitions are bounded.
 
 mod formats;
 mod partitions;
@@ -14,35 +14,35 @@ use steadfs_block::BlockSource;
 pub use formats::Format;
 pub use partitions::{Partition, Table};
 
-/// Bytes from the start that are looked at for what fills a device: all magic numbers lie there, or at its end.
-const HEAD: u64 = 256 << 10;
-/// Bytes from the end.
-const TAIL: u64 = 128 << 10;
-/// Bytes that have to be zeros for a device to be called empty.
-const ZEROS: u64 = 1 << 20;
+/// Bytes read from the start of a device: all magic numbers are there, or in the tail.
+const HEAD_BYTES: u64 = 256 << 10;
+/// Bytes read from the end of a device.
+const TAIL_BYTES: u64 = 128 << 10;
+/// A device whose first bytes up to this are zeros is called empty.
+const ZERO_BYTES: u64 = 1 << 20;
 
-/// What a device holds in place of a volume.
+/// The content of a device that holds no volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// No bytes at all.
     Empty,
     /// Fewer bytes than any volume has.
     TooSmall {
-        /// How many.
+        /// The size of the device.
         bytes: u64,
     },
-    /// Something with a name.
+    /// A known format.
     Named(&'static Format),
     /// A partition table.
     Partitioned(Table),
-    /// Zeros as far as was looked.
+    /// Zeros, in the bytes that were read.
     Zeros,
-    /// Nothing that is known.
+    /// Unknown content.
     Unknown,
 }
 
 impl Found {
-    /// Whether it is known what it is.
+    /// Whether the content was recognised.
     pub fn is_known(&self) -> bool {
         matches!(self, Self::Named(_) | Self::Partitioned(_))
     }
@@ -65,13 +65,14 @@ impl Display for Found {
     }
 }
 
-/// Says what a device holds that is no volume. `holds` names the volume that begins at a byte of it, if one does.
+/// Recognises the content of a device that holds no volume. `holds` returns the name of the volume that begins at a byte
+/// offset, if there is one.
 pub fn recognise(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) -> Found {
     let size = src.size_bytes();
     if size == 0 {
         return Found::Empty;
     }
-    let head = read(src, 0, HEAD.min(size)).unwrap_or_default();
+    let head = read(src, 0, HEAD_BYTES.min(size)).unwrap_or_default();
     let named = |found: Option<&'static Format>| found.map(Found::Named);
     named(formats::at_start(&head))
         .or_else(|| partitions::gpt(src, holds).map(Found::Partitioned))
@@ -79,16 +80,16 @@ pub fn recognise(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) -
         .or_else(|| partitions::mbr(src, holds).map(Found::Partitioned))
         .or_else(|| named(formats::within(&head)))
         .or_else(|| {
-            let from = size - TAIL.min(size);
+            let from = size - TAIL_BYTES.min(size);
             let tail = read(src, from, size - from).unwrap_or_default();
             named(formats::at_end(&tail, size))
         })
         .unwrap_or_else(|| rest(src, &head))
 }
 
-/// The same of a part of a device, in a word: for lists of partitions.
+/// Recognises a part of a device, as one word for lists of partitions.
 fn word_for(src: &dyn BlockSource, at: u64, bytes: u64) -> Option<&'static str> {
-    let head = read(src, at, HEAD.min(bytes))?;
+    let head = read(src, at, HEAD_BYTES.min(bytes))?;
     formats::at_start(&head)
         .or_else(|| formats::before_a_table(&head))
         .or_else(|| formats::within(&head))
@@ -102,13 +103,13 @@ fn rest(src: &dyn BlockSource, head: &[u8]) -> Found {
     if size < LEAST {
         return Found::TooSmall { bytes: size };
     }
-    if is_zero(head) && read(src, 0, ZEROS.min(size)).is_some_and(|bytes| is_zero(&bytes)) {
+    if is_zero(head) && read(src, 0, ZERO_BYTES.min(size)).is_some_and(|bytes| is_zero(&bytes)) {
         return Found::Zeros;
     }
     Found::Unknown
 }
 
-/// Bytes within the device; `None` where they are not, or cannot be read.
+/// Reads bytes of the device; `None` if they are outside it, or cannot be read.
 fn read(src: &dyn BlockSource, at: u64, len: u64) -> Option<Vec<u8>> {
     let fits = at
         .checked_add(len)

@@ -11,7 +11,7 @@ use crate::Options;
 use crate::probe::{Kind, failed, kind_on};
 use crate::volume::{Error, open_device};
 
-/// What can be said of a volume of either kind.
+/// The description of a volume of either kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Inspection {
@@ -30,8 +30,8 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// What the superblock, and the group descriptors and the journal's superblock, or the checkpoint, on
-/// an image file or block device say. Nothing is replayed or written.
+/// Describes a volume by its superblock, and by the group descriptors and the journal's superblock, or by the checkpoint.
+/// Nothing is replayed or written.
 pub fn inspect(path: &Path, options: &Options) -> Result<Inspection, Error> {
     let mut options = options.clone();
     options.set_salvage();

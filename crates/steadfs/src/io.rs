@@ -1,4 +1,4 @@
-//! The order of a mounted volume's I/O, as its owner sees it: options and control files.
+//! The options and control files of a volume's queue.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use steadfs_vfs::{Control, ControlEntry, ControlLayer, FsError, PreparedOptions,
 
 use crate::IoOptions;
 
-/// A volume's queue with its options, and the owners of what is in it.
+/// A volume's queue with its options, and the owners of its requests.
 pub struct Io {
     shared: Arc<Shared>,
 }
 
-/// On whose account a library's calls run.
+/// The owner to whom a library's calls are charged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// The group, a path from the root such as `/backup`; `/` for the root itself. Its weight is what
-    /// `cgroup_weight=` says, else the cgroup's of that path, else 100.
+    /// The group, a path from the root such as `/backup`; `/` for the root. Its weight is that of `cgroup_weight=`, else
+    /// that of the cgroup at this path, else 100.
     pub group: String,
     /// The I/O priority.
     pub prio: IoPrio,
@@ -101,7 +101,7 @@ impl Io {
         }
     }
 
-    /// The options as they are.
+    /// The current options.
     pub fn options(&self) -> IoOptions {
         self.shared.options.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! Options of the order in which I/O goes to the device. A running mount can change all of them.
+//! Options of the I/O scheduler. A remount can change all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use steadfs_vfs::options::Section::Device;
 use steadfs_vfs::options::Shown::Changed;
 use steadfs_vfs::options::{Entry, Table, bytes, choice, number, word};
 
-/// How I/O is ordered.
+/// The options of the I/O scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoOptions {
     /// `io_scheduler=`, `queue_depth=`, `slice_idle=`, `low_latency`, `strict_guarantees`, `boost`.
     pub queue: QueueSettings,
-    /// `cgroup_weight=PATH:WEIGHT`: weights that count more than the cgroups' own files.
+    /// `cgroup_weight=PATH:WEIGHT`: weights that override the cgroups' own files.
     pub group_weights: BTreeMap<String, u32>,
 }
 

@@ -1,4 +1,4 @@
-//! steadfs as a library: probe, open, format and mount volumes.
+//! The library: probe, open, format, check, fill and mount volumes.
 
 mod check;
 mod fill;

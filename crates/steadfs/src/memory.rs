@@ -1,14 +1,14 @@
-//! How much memory the caches may hold when nobody says.
+//! The default size of the caches.
 
 use std::path::Path;
 
 use crate::MIN_CACHE_SIZE;
 
-/// Share of the memory that is there.
-const SHARE: u64 = 16;
-/// More does not pay: memory that is used again is warm, and fresh memory costs a page fault for each
-/// 4 KiB (with 1 GiB, streams and new small files came in at two thirds of the speed).
-const LARGEST: u64 = 256 << 20;
+/// The caches get one part in this many of the memory.
+const MEMORY_SHARE: u64 = 16;
+/// Largest default. A larger cache is slower: reused memory is warm, and fresh memory costs a page fault per 4 KiB (with
+/// 1 GiB, streaming writes and new small files ran at two thirds of the speed).
+const CACHE_BYTES_MAX: u64 = 256 << 20;
 
 /// A sixteenth of the memory that this process may use, between 32 and 256 MiB.
 pub(crate) fn default_cache_size() -> u64 {
@@ -22,7 +22,7 @@ pub(crate) fn default_cache_size() -> u64 {
 fn share_of(host: Option<u64>, group: Option<u64>) -> u64 {
     const UNKNOWN: u64 = 4 << 30;
     let there = host.unwrap_or(UNKNOWN).min(group.unwrap_or(u64::MAX));
-    (there / SHARE).clamp(4 * MIN_CACHE_SIZE, LARGEST)
+    (there / MEMORY_SHARE).clamp(4 * MIN_CACHE_SIZE, CACHE_BYTES_MAX)
 }
 
 /// `MemTotal` of /proc/meminfo, in bytes.
@@ -43,7 +43,7 @@ fn group_limit(groups: &str) -> Option<u64> {
             "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             _ => continue,
         };
-        // In a container the path is the host's, and the root is the container's own.
+        // In a container the path is that of the host, but the root is that of the container.
         for folder in Path::new(path.trim_start_matches('/')).ancestors() {
             let limit = std::fs::read_to_string(Path::new(root).join(folder).join(file));
             let limit = limit.ok().and_then(|text| text.trim().parse().ok());
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_has_bounds() {
+    fn the_default_cache_size_has_bounds() {
         assert_eq!(share_of(Some(2 << 30), None), 128 << 20);
         assert_eq!(share_of(Some(64 << 30), None), 256 << 20);
         assert_eq!(share_of(Some(8 << 30), Some(1 << 30)), 64 << 20);

@@ -11,7 +11,7 @@ use crate::probe::Kind;
 use crate::volume::{Error, Volume};
 use crate::{FuseTransport, Io, Options};
 
-/// What a mount adds to its volume's options: those of its I/O, and those that hold as long as it does.
+/// The options that a mount adds to its volume's: those of its queue, and those that are fixed while it is mounted.
 struct MountLayer {
     io: Arc<Io>,
     options: Options,
@@ -59,7 +59,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     let read_only = options.read_only() || !volume.report().read_only_because.is_empty();
     let mount = MountOptions {
         source: volume.path().display().to_string(),
-        // Root mounts a block device as one: then sync(2) and umount(2) reach the volume.
+        // A mount by root of a block device is of type fuseblk: then sync(2) and umount(2) reach the volume.
         block_device: if root {
             volume.yield_block_device()
         } else {
@@ -77,7 +77,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
             dirsync: options.ext4.common.dirsync,
         },
         allow_other,
-        // The volume may have said so itself.
+        // The superblock may have switched them off.
         posix_acl: items(&volume.fs().options()).all(|(name, _)| name != "noacl"),
         transport: match options.fuse_transport {
             FuseTransport::Auto => Transport::Auto,

@@ -1,5 +1,4 @@
-//! A mount's whole option list: what mount(8) and fusermount3(1) know, what is ours, and what
-//! belongs to the volume's file system.
+//! The option list of a mount: options of mount(8) and fusermount3(1), our own, and those of the volume's file system.
 
 mod help;
 mod remount;
@@ -17,7 +16,7 @@ use crate::io_options::{IO_TABLE, IoOptions};
 use crate::probe::{Kind, probe};
 use table::TABLE;
 
-/// How the device is accessed.
+/// How the device is read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
     /// io_uring where the host allows it, else threads.
@@ -50,13 +49,13 @@ pub struct MountFlags {
     pub nodev: bool,
     /// `noexec`: programs cannot be run.
     pub noexec: bool,
-    /// `noatime`, told to the kernel too.
+    /// `noatime`, also a flag of the mount.
     pub noatime: bool,
-    /// `nodiratime`, told to the kernel too.
+    /// `nodiratime`, also a flag of the mount.
     pub nodiratime: bool,
 }
 
-/// Why a list does not fit volumes of one kind, though it fits those of the other.
+/// The errors of a list for volumes of one kind that are valid for the other kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Misfits {
     ext4: Refusals,
@@ -72,38 +71,38 @@ impl Misfits {
     }
 }
 
-/// Everything an option list can say.
+/// All options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Options of ext2, ext3 and ext4.
     pub ext4: MountOptions,
     /// Options of f2fs.
     pub f2fs: steadfs_f2fs::MountOptions,
-    /// Why the list fits volumes of one kind only.
+    /// The errors of the list for one kind of volume.
     misfits: Misfits,
     /// What the kernel enforces.
     pub flags: MountFlags,
     /// `offset=`: where on the device the volume begins, in bytes.
     pub offset: u64,
-    /// `sizelimit=`: how much of the device belongs to the volume, in bytes; `None`: the rest.
+    /// `sizelimit=`: the size of the volume's part of the device in bytes; `None`: up to the end.
     pub size_limit: Option<u64>,
-    /// `cache_size=`: memory the caches may hold, in bytes; `None`: chosen from the host's memory.
+    /// `cache_size=`: memory of the caches in bytes; `None`: by the host's memory.
     pub cache_size: Option<u64>,
     /// `io_engine=`.
     pub io_engine: IoEngine,
     /// `buffered`: I/O goes through the host's page cache; else around it (`direct`).
     pub buffered: bool,
-    /// The order in which queued I/O goes to the device.
+    /// The options of the I/O scheduler.
     pub io: IoOptions,
-    /// `device_model=`: the device is as slow as this, for tests.
+    /// `device_model=`: for tests, the device is slowed down to this model.
     pub device_model: Option<DeviceModel>,
     /// `fuse_transport=`.
     pub fuse_transport: FuseTransport,
-    /// `control`: the hidden directory `.steadfs` is there.
+    /// `control`: the hidden directory `.steadfs` exists.
     pub control: bool,
-    /// `allow_other`: other users may use the mount; `None`: as fits who mounts (root: yes).
+    /// `allow_other`: other users may use the mount; `None`: if root mounts.
     pub allow_other: Option<bool>,
-    /// `foreground`: the mounting program stays.
+    /// `foreground`: the command stays until the volume is unmounted.
     pub foreground: bool,
 }
 
@@ -131,14 +130,14 @@ impl Default for Options {
 
 /// Smallest cache a mount works with.
 pub const MIN_CACHE_SIZE: u64 = 8 << 20;
-/// What offsets are multiples of: the smallest unit every device can address.
+/// Offsets are multiples of this: the smallest sector size.
 pub const SECTOR: u64 = 512;
 
-/// Whether an item is a note for other programs: mount(8) keeps `x-…` and `X-…` for them.
+/// Whether an item is for other programs: mount(8) reserves `x-…` and `X-…` for them.
 ///
 /// # Errors
 /// [`FsError::BadOption`] for those that tell mount(8) to do something: it does that, and does not pass them on.
-fn is_note(name: &str) -> Result<bool> {
+fn is_for_others(name: &str) -> Result<bool> {
     if name.starts_with("x-mount.") || name.starts_with("X-mount.") {
         let why = "is done by mount(8); use mount -t steadfs";
         return Err(FsError::BadOption(format!("option {name}: {why}")));
@@ -158,7 +157,7 @@ impl Options {
         refused.into_result().map(|()| options)
     }
 
-    /// The same for a command that only reads: `ro` is the last word, so that what needs it need not be given with it.
+    /// As [`Options::parse`], for a command that only reads: `ro` is added, so options that require it are valid.
     ///
     /// # Errors
     /// As [`Options::parse`].
@@ -166,7 +165,7 @@ impl Options {
         Self::parse(&format!("{list},ro"))
     }
 
-    /// The same for the volume at `path`. Where anything is refused, so is at once what does not fit this volume's kind.
+    /// As [`Options::parse`], for the volume at `path`: an error also lists the options that are invalid for its kind.
     ///
     /// # Errors
     /// As [`Options::parse`].
@@ -183,8 +182,7 @@ impl Options {
         refused.into_result().map(|()| options)
     }
 
-    /// Each reason why options of `list` have no effect on a volume of this kind, with the options before it; of
-    /// whatever kind the volume is for `None`.
+    /// The options of `list` without effect on a volume of this kind (`None`: of any kind), grouped by reason.
     pub fn without_effect(list: &str, kind: Option<Kind>) -> Vec<String> {
         let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
         for (name, value) in items(list) {
@@ -208,7 +206,7 @@ impl Options {
         reasons.into_iter().map(sentence).collect()
     }
 
-    /// The options in `list`, and all that is refused of them whatever the volume is.
+    /// The options in `list`, and the errors that do not depend on the volume.
     fn read(list: &str) -> (Self, Refusals) {
         let (mut options, mut refused) = Self::take(list);
         options.flags.noatime = options.ext4.common.atime == Atime::Never;
@@ -231,7 +229,7 @@ impl Options {
         (options, refused)
     }
 
-    /// Applies the items of `list` one by one; contradictions between them are not looked for.
+    /// Applies the items of `list` one by one, without checking for contradictions.
     fn take(list: &str) -> (Self, Refusals) {
         let (mut options, mut refused) = (Self::default(), Refusals::default());
         for (name, value) in items(list) {
@@ -240,7 +238,7 @@ impl Options {
         (options, refused)
     }
 
-    /// A list must fit volumes of one kind at least.
+    /// Refuses a list that is valid for no kind of volume.
     fn refuse_unfit(&self, refused: &mut Refusals) {
         if !self.misfits.ext4.is_empty() && !self.misfits.f2fs.is_empty() {
             refused.extend(&self.misfits.ext4);
@@ -266,13 +264,13 @@ impl Options {
         own.chain(EXT4_TABLE.names()).chain(f2fs)
     }
 
-    /// Sets `ro` or `rw` for whatever the volume is.
+    /// Sets `ro` or `rw` for every kind of volume.
     pub fn set_read_only(&mut self, read_only: bool) {
         self.ext4.common.read_only = read_only;
         self.f2fs.common.read_only = read_only;
     }
 
-    /// For programs that only read, and mount nothing: what reading can do without may be damaged or missing.
+    /// For programs that only read and do not mount: metadata that reading can do without may be corrupt or missing.
     pub fn set_salvage(&mut self) {
         self.set_read_only(true);
         self.ext4.common.salvage = true;
@@ -284,7 +282,7 @@ impl Options {
         self.ext4.common.read_only
     }
 
-    /// Whether the list fits volumes of this kind.
+    /// Checks that the list is valid for volumes of this kind.
     ///
     /// # Errors
     /// [`FsError::BadOption`] naming all options that are of another kind's only.
@@ -293,7 +291,7 @@ impl Options {
     }
 
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<()> {
-        if is_note(name)? || TABLE.apply(self, name, value)? || self.io.set(name, value)? {
+        if is_for_others(name)? || TABLE.apply(self, name, value)? || self.io.set(name, value)? {
             return Ok(());
         }
         let of_other = |kind: &str| FsError::BadOption(format!("option {name}: {kind} has none"));
@@ -309,7 +307,7 @@ impl Options {
                 self.misfits.ext4.push(error);
                 Ok(())
             }
-            // Whoever knows the name says what is wrong with it.
+            // The table that has the name gives the reason.
             (Err(error), _) | (_, Err(error)) => Err(error),
             (Ok(false), Ok(false)) => Err(unknown(name, Self::all_names())),
         }

@@ -1,6 +1,6 @@
-//! What kind of volume is on a device, or what else is.
+//! Determines the kind of volume on a device, or its other content.
 //!
-//! The verdict goes by magic numbers, never by the words of an error: a volume whose structures are damaged stays one.
+//! Rule: only magic numbers decide, never the text of an error, so a corrupt volume is still recognised as one.
 
 use std::cell::RefCell;
 use std::io;
@@ -44,11 +44,11 @@ impl Kind {
     }
 }
 
-/// Why nothing was opened.
+/// Why no volume was opened.
 pub(crate) enum Unopened {
     /// There is no volume.
     NoVolume(Found),
-    /// There is one, and it refused.
+    /// There is a volume, and opening it failed.
     Refused(FsError),
 }
 
@@ -58,7 +58,7 @@ impl From<FsError> for Unopened {
     }
 }
 
-/// The error of a device that holds no volume, or one that refused.
+/// The error for a device without a volume, or for a volume that cannot be opened.
 pub(crate) fn failed(path: &Path, error: impl Into<Unopened>) -> Error {
     let path = path.to_owned();
     match error.into() {
@@ -67,7 +67,7 @@ pub(crate) fn failed(path: &Path, error: impl Into<Unopened>) -> Error {
     }
 }
 
-/// What kind of file system is on an image file or block device.
+/// Determines the kind of file system on an image file or block device.
 pub fn probe(path: &Path, options: &Options) -> Result<Kind, Error> {
     let mut options = options.clone();
     options.set_read_only(true);
@@ -76,13 +76,13 @@ pub fn probe(path: &Path, options: &Options) -> Result<Kind, Error> {
     kind_on(&queue, &options).map_err(|error| failed(path, error))
 }
 
-/// Offset of the ext family's superblock and of f2fs's first one from the volume's first byte.
+/// Offset of ext4's superblock and of f2fs's first one in the volume.
 const SUPERBLOCK: usize = 1024;
-/// Offset of f2fs's second one.
+/// Offset of f2fs's second superblock.
 const SECOND: usize = 4096 + SUPERBLOCK;
-/// Bytes that hold all of them.
+/// Bytes that contain all of them.
 const HEAD: usize = 8192;
-/// Bytes of the smallest volume there is: without them there is no superblock.
+/// Size of the smallest volume: a smaller device has no superblock.
 const SMALLEST: u64 = 2048;
 
 /// Magic numbers at a volume's start.
@@ -126,8 +126,8 @@ fn with_label(kind: Kind, label: &str) -> String {
     }
 }
 
-/// What kind of file system is on a device: the ext family's magic number goes before f2fs's, whose second superblock
-/// the making of another volume may leave, as it may leave magic numbers of what was there before.
+/// Determines the kind of file system on a device. ext4's magic number has precedence over f2fs's, whose second superblock
+/// mke2fs can leave in place, and over the magic numbers of other formats, which it can leave, too.
 pub(crate) fn kind_on(queue: &Queue, options: &Options) -> Result<Kind, Unopened> {
     let ext = &options.ext4.superblock_choice();
     if ext.sb.is_some() {
@@ -141,13 +141,13 @@ pub(crate) fn kind_on(queue: &Queue, options: &Options) -> Result<Kind, Unopened
         return Err(Unopened::NoVolume(recognise(&src, options)));
     }
     let Ok(marks) = Marks::at(&src, 0) else {
-        // An ext volume may have a copy of what cannot be read; else this is the error.
+        // An ext4 volume may have a backup of the unreadable superblock; otherwise `choose` returns the error.
         return Ok(kind_of(&choose(queue, ext)?.sb));
     };
     if marks.ext() {
         return match choose(queue, ext) {
             Ok(chosen) => Ok(kind_of(&chosen.sb)),
-            // Two bytes may be anything's.
+            // The magic number has only two bytes, which can also be part of another format.
             Err(error) => Err(match recognise(&src, options) {
                 found @ Found::Named(_) => Unopened::NoVolume(found),
                 _ => error.into(),
@@ -172,7 +172,7 @@ pub(crate) fn kind_on(queue: &Queue, options: &Options) -> Result<Kind, Unopened
     Ok(kind_of(&choose(queue, ext)?.sb))
 }
 
-/// The same, of a volume that `sizelimit=` does not cut off.
+/// As [`kind_on`]; fails if `sizelimit=` cuts off the volume.
 pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, Unopened> {
     let kind = kind_on(queue, options)?;
     let Some(limit) = options.size_limit else {
@@ -225,7 +225,8 @@ fn kind_of(sb: &ExtSuperblock) -> Kind {
     }
 }
 
-/// A queue's device at any offset, whatever its unit. The last piece is kept: probes look at few places often.
+/// Reads a queue's device at any offset, whatever its block size. The last piece is cached: probes read few places
+/// repeatedly.
 struct AnyBytes<'a> {
     queue: &'a Queue,
     last: RefCell<Option<(u64, Vec<u8>)>>,

@@ -1,4 +1,4 @@
-//! A volume on an image file or block device, opened.
+//! An open volume on an image file or block device.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,15 +23,15 @@ pub enum Error {
     /// The device could not be opened.
     #[error("{0}")]
     Open(#[from] OpenError),
-    /// What is on the device is no volume.
+    /// The device holds no volume.
     #[error("{}: {found}", path.display())]
     NoVolume {
         /// The device.
         path: PathBuf,
-        /// What was found.
+        /// The content of the device.
         found: Found,
     },
-    /// The volume was not checked: that says nothing about whether it is damaged.
+    /// The volume was not checked; it may be corrupt or not.
     #[error("{}: not checked: {why}", path.display())]
     Unchecked {
         /// The device.
@@ -39,7 +39,7 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// The volume refused.
+    /// The volume could not be opened, or an operation failed.
     #[error("{}: {error}", path.display())]
     Volume {
         /// The device.
@@ -53,7 +53,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The file system's own error, if it was one.
+    /// The error of the file system, if it is one.
     pub fn fs_error(&self) -> Option<&FsError> {
         match self {
             Self::Volume { error, .. } => Some(error),
@@ -62,24 +62,24 @@ impl Error {
     }
 }
 
-/// What opening a volume found and did.
+/// The result of opening a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenReport {
-    /// Journal blocks written home (or, on a read-only device, laid over it in memory).
+    /// Journal blocks replayed: written to their home location, or kept in an overlay on a read-only device.
     pub replayed_blocks: u64,
     /// Transactions replayed.
     pub replayed_transactions: u64,
-    /// Files of an f2fs volume that fsync wrote after the last checkpoint, taken over.
+    /// f2fs: files recovered by roll-forward, which fsync wrote after the last checkpoint.
     pub recovered_files: u64,
-    /// Unlinked or half-truncated inodes: finished, or (on a volume that is only read) passed over.
+    /// Orphan inodes: freed or truncated, or skipped on a read-only volume.
     pub orphans: u64,
-    /// Why the volume is read-only although writing was asked for, or could not be written.
+    /// Why the volume is read-only although it was opened for writing, or could not be written.
     pub read_only_because: Vec<String>,
-    /// Options that the superblock asks for and does not get, with the reason.
+    /// Options of the superblock that are not applied, with the reason.
     pub defaults_passed_over: Vec<String>,
-    /// What the volume says of itself because of which it should be checked, though it can be written.
+    /// Why the volume should be checked although it can be written.
     pub check_because: Option<&'static str>,
-    /// What is damaged or missing, and was passed over.
+    /// Corrupt or missing metadata that was skipped.
     pub warnings: Vec<String>,
 }
 
@@ -116,13 +116,13 @@ pub struct Volume {
     kind: Kind,
     report: OpenReport,
     path: PathBuf,
-    /// Of a volume in a file or on a block device.
+    /// `None` for a device of the caller's.
     device: Option<Arc<FileDevice>>,
     block_size: u32,
     io: Arc<Io>,
 }
 
-/// Opens the device that the options describe.
+/// Opens the device as the options specify.
 pub(crate) fn open_device(path: &Path, options: &Options) -> Result<FileDevice, Error> {
     let open = OpenOptions {
         read_only: options.read_only(),
@@ -141,7 +141,7 @@ pub(crate) fn open_device(path: &Path, options: &Options) -> Result<FileDevice, 
 
 type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32, Arc<Queue>);
 
-/// Opens whatever volume is on a device.
+/// Opens the volume on a device.
 fn open_on(
     device: Arc<dyn Device>,
     sizes: CacheSizes,
@@ -206,7 +206,7 @@ impl Volume {
         })
     }
 
-    /// What kind of file system it is.
+    /// The kind of file system.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -216,17 +216,17 @@ impl Volume {
         Arc::clone(&self.fs)
     }
 
-    /// The order of its I/O.
+    /// The volume's queue and its options.
     pub fn io(&self) -> &Arc<Io> {
         &self.io
     }
 
-    /// What opening found and did.
+    /// The result of opening.
     pub fn report(&self) -> &OpenReport {
         &self.report
     }
 
-    /// How the device is reached, in words.
+    /// Describes the device and its I/O engine.
     pub fn describe_device(&self) -> String {
         let device = self.device.as_ref();
         device.map_or_else(
@@ -235,7 +235,7 @@ impl Volume {
         )
     }
 
-    /// If this is a block device: lets the kernel claim it, and says what it needs for a mount.
+    /// Of a block device: drops our exclusive claim for the kernel's, and returns what mount(2) needs.
     pub(crate) fn yield_block_device(&self) -> Option<BlockDevice> {
         let device = self.device.as_ref()?;
         if !device.is_block_device() {
@@ -244,7 +244,7 @@ impl Volume {
         device.yield_claim();
         Some(BlockDevice {
             path: self.path.clone(),
-            // The kernel takes none smaller than the device's sectors, and shows the number to nobody.
+            // The kernel requires at least the device's sector size, and does not expose the number.
             block_size: self.block_size.max(device.sector_size()),
         })
     }
@@ -265,7 +265,7 @@ impl Volume {
         self.block_size
     }
 
-    /// Writes everything and marks the volume clean. The result says whether anything was lost.
+    /// Writes everything and marks the volume clean. An error means that data was lost.
     pub fn close(&self) -> Result<(), Error> {
         self.fs.unmount().map_err(|error| Error::Volume {
             path: self.path.clone(),

@@ -1,10 +1,10 @@
-//! Option lists of running mounts: what the volume changes, what the kernel enforces, and what a mount fixes.
+//! Option lists of a remount: options of the volume, flags that the kernel enforces, and options fixed at mount time.
 
 use steadfs_vfs::Result;
 use steadfs_vfs::options::{Entry, cannot_change, item, items};
 
 use super::table::TABLE;
-use super::{MountFlags, Options, is_note};
+use super::{MountFlags, Options, is_for_others};
 use crate::probe::Kind;
 
 /// Whether a running mount cannot change the option.
@@ -13,8 +13,8 @@ fn is_fixed(name: &str) -> bool {
 }
 
 impl Options {
-    /// Refuses items of a list that no mount takes, and with them what a volume of this kind does not have. Anything else
-    /// is for the running mount to judge, which knows what holds already.
+    /// Refuses items that are invalid for every mount; the error also lists those invalid for this kind of volume. The
+    /// running mount, which knows the current options, checks the rest.
     ///
     /// # Errors
     /// As [`Options::parse`], without contradictions between options.
@@ -28,7 +28,7 @@ impl Options {
         refused.into_result()
     }
 
-    /// The items of a list that a running mount can change, and those that are fixed when it is mounted.
+    /// Splits a list into the items that a remount can change, and those that are fixed at mount time.
     pub fn split_fixed(list: &str) -> (String, Vec<String>) {
         let (mut rest, mut fixed) = (Vec::new(), Vec::new());
         for (name, value) in items(list) {
@@ -42,30 +42,30 @@ impl Options {
         (rest.join(","), fixed)
     }
 
-    /// What the kernel enforces once `list` changes what it enforces now.
+    /// The flags that the kernel enforces after `list` is applied to the current ones.
     pub fn flags_over(now: MountFlags, list: &str) -> MountFlags {
         let mut options = Self {
             flags: now,
             ..Self::default()
         };
         for (name, value) in items(list) {
-            // What is refused was reported before.
+            // Errors were reported before.
             let _ = options.set(name, value);
         }
         options.flags
     }
 
-    /// What a running mount cannot change and differs from the default, as a list.
+    /// The fixed options that differ from the defaults, as a list.
     pub(crate) fn show_fixed(&self) -> String {
         TABLE.show(self)
     }
 
-    /// Takes what is not the volume's out of a list for a running mount of one of this kind, and returns the rest: what
-    /// the kernel enforces, notes for other programs, and what is fixed and is as it was.
+    /// Returns the items of a remount's list for the volume. Taken out are the flags that the kernel enforces, items for
+    /// other programs, and fixed options that do not change.
     ///
     /// # Errors
-    /// [`FsError::BadOption`](steadfs_vfs::FsError::BadOption) naming all items that no volume of this kind takes, and
-    /// all fixed ones that would change.
+    /// [`FsError::BadOption`](steadfs_vfs::FsError::BadOption) naming all items that are invalid for this kind of volume,
+    /// and all fixed ones that would change.
     pub(crate) fn for_volume(&self, list: &str, kind: Kind) -> Result<String> {
         let (checked, mut refused) = Self::take(list);
         refused.extend(checked.misfits.of(kind));
@@ -79,7 +79,7 @@ impl Options {
                 {
                     refused.push(cannot_change(&item));
                 }
-            } else if TABLE.find(name).is_none() && is_note(name) != Ok(true) {
+            } else if TABLE.find(name).is_none() && is_for_others(name) != Ok(true) {
                 rest.push(item);
             }
         }

@@ -14,11 +14,11 @@ use super::walk::{
 use super::{At, Result, is_root_path, printable, refused};
 
 /// Copies the file or tree at `from` on the volume `source`; the copy's path on the volume `target` is
-/// `to`. They may be the same volume. A folder that is there already is filled. What is kept, what is durable, and what
-/// happens to a file that cannot be copied, is as with [`copy_in`](super::copy_in).
+/// `to`. They may be the same volume. An existing directory is filled. Attributes, durability and errors are as in
+/// [`copy_in`](super::copy_in).
 ///
 /// # Errors
-/// The file that is named cannot be copied, or nothing that would follow could be.
+/// The named file cannot be copied, or the target volume failed.
 pub fn copy_between(
     (source, from): (&dyn FileSystem, &[u8]),
     (target, to): (&dyn FileSystem, &[u8]),
@@ -63,7 +63,7 @@ pub fn copy_between(
     Ok(copier.log.report)
 }
 
-/// A folder would grow into itself for ever.
+/// Refuses to copy a directory into itself, which would never end.
 fn refuse_itself(
     fs: &dyn FileSystem,
     cx: &Cx,
@@ -87,13 +87,13 @@ fn refuse_itself(
     }
 }
 
-/// A folder that is being filled.
+/// A directory that is being filled.
 struct Frame<'a> {
     from: Held<'a>,
     entries: std::vec::IntoIter<Entry>,
     to: Held<'a>,
     paths: Lengths,
-    /// It gets its original's attributes when it is filled.
+    /// It gets the attributes of its original after it is filled.
     keeps: bool,
 }
 
@@ -104,7 +104,7 @@ struct Copier<'a, 'p> {
     options: CopyOptions,
     same_volume: bool,
     log: Log<'p>,
-    /// What files of several names became.
+    /// The copies of files with several names.
     first_names: BTreeMap<InodeNo, Held<'a>>,
     folders: Met,
 }
@@ -122,11 +122,11 @@ impl<'a> Copier<'a, '_> {
         let mut end = Ok(());
         while let (depth, Some(frame)) = (stack.len(), stack.last_mut()) {
             paths.back_to(frame.paths);
-            // A copy that is stopped still finishes the folders that it is in.
+            // A stopped copy still finishes the directories that it is in.
             let next = end.is_ok().then(|| frame.entries.next()).flatten();
             let Some(entry) = next else {
                 if frame.keeps {
-                    // Last, for filling it changes its times and a default ACL would be inherited.
+                    // Last, because filling changes its times, and a default ACL would be inherited.
                     let kept = self.kept(frame.from.attr(), &paths.source);
                     let ino = frame.to.ino();
                     self.maker.keep(ino, kept, &paths.target, &mut self.log);
@@ -151,7 +151,7 @@ impl<'a> Copier<'a, '_> {
         end
     }
 
-    /// Copies what a folder has, or begins with it if it is a folder.
+    /// Copies an entry of a directory; of a subdirectory it returns the frame to fill.
     fn entry(
         &mut self,
         entry: &Entry,
@@ -173,7 +173,7 @@ impl<'a> Copier<'a, '_> {
         Ok(None)
     }
 
-    /// Makes a folder, or takes the one that is there. What cannot be read of its original is reported.
+    /// Makes a directory, or uses the existing one. Unreadable entries of its original are reported.
     fn enter(&mut self, from: Held<'a>, paths: &Paths, spot: Spot<'_>) -> Result<Frame<'a>> {
         let source = &paths.source;
         if !self.options.recursive {
@@ -184,7 +184,7 @@ impl<'a> Copier<'a, '_> {
         }
         self.log.begin(source, spot.path)?;
         self.folders.check(from.ino()).on_volume(source)?;
-        // Before the copy is made: within one volume it could be an entry of its original.
+        // Read before the copy is made, which within one volume could be an entry of its original.
         let (entries, error) = entries(self.source, self.cx, from.ino());
         let (to, made) = self.maker.dir(&spot)?;
         if let Err(error) = error.map_or(Ok(()), Err).on_volume(source) {
@@ -201,7 +201,7 @@ impl<'a> Copier<'a, '_> {
         })
     }
 
-    /// Copies what is no folder.
+    /// Copies a file that is not a directory.
     fn file(&mut self, from: &Held<'_>, source: &[u8], spot: Spot<'_>) -> Result<()> {
         let (attr, maker) = (from.attr(), self.maker);
         let spot = Spot {

@@ -18,17 +18,16 @@ use super::maker::{Kept, Maker, Node, Output, Spot};
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, os, refused};
 
-/// Bytes of zeros, aligned, that become a hole where holes must not follow from how the host stores a file.
-const HOLE: u64 = 4096;
+/// In a reproducible copy, aligned runs of zeros of this size become holes, however the host stores the file.
+const HOLE_BYTES: u64 = 4096;
 
-/// Copies the file or tree at `from` on the host; the copy's path on the volume is `to`. A folder
-/// that is there already is filled. Kept are types, permissions, owners (if asked), times of access
-/// and change, extended attributes, holes and hard links. What cannot be copied or kept is reported to `progress`, and
-/// the copy goes on with the next file; of a file that fails nothing new stays. Nothing is durable before the volume is
-/// synced or closed.
+/// Copies the file or tree at `from` on the host; the copy's path on the volume is `to`. An existing directory is filled.
+/// The copy keeps types, permissions, owners (if requested), access and modification times, extended attributes, holes
+/// and hard links. What cannot be copied or kept is reported to `progress`, and the copy continues with the next file; a
+/// partial file is removed. Nothing is durable before the volume is synced or closed.
 ///
 /// # Errors
-/// The file that is named cannot be copied, or nothing that would follow could be.
+/// The named file cannot be copied, or the target volume failed.
 pub fn copy_in(
     fs: &dyn FileSystem,
     cx: &Cx,
@@ -116,13 +115,13 @@ fn spot<'a>(dir: &Held<'_>, name: &'a [u8], path: &'a [u8]) -> Spot<'a> {
     }
 }
 
-/// A folder that is being filled.
+/// A directory that is being filled.
 struct Frame<'a> {
     held: Held<'a>,
     names: std::vec::IntoIter<Vec<u8>>,
     stat: Stat,
     paths: Lengths,
-    /// It gets its original's attributes when it is filled.
+    /// It gets the attributes of its original after it is filled.
     keeps: bool,
 }
 
@@ -130,9 +129,9 @@ struct Copier<'a, 'p> {
     maker: Maker<'a>,
     options: CopyOptions,
     log: Log<'p>,
-    /// What files of several names became, by the host's device and inode number.
+    /// The copies of files with several names, by the host's device and inode number.
     first_names: BTreeMap<HostFile, Held<'a>>,
-    /// Where all links are followed: the folders that are being copied, which one of them may lead back to.
+    /// If all links are followed: the directories being copied, to which a link may lead back.
     around: BTreeSet<HostFile>,
 }
 
@@ -171,14 +170,14 @@ impl<'a, 'p> Copier<'a, 'p> {
         while let (depth, Some(frame), Some(here)) = (stack.len(), stack.last_mut(), folders.here())
         {
             paths.back_to(frame.paths);
-            // A copy that is stopped still finishes the folders that it is in.
+            // A stopped copy still finishes the directories that it is in.
             let next = end.is_ok().then(|| frame.names.next()).flatten();
             let Some(name) = next else {
                 let path = host_path(&paths.source);
                 let left = folders.leave().on_host(path)?;
                 self.around.remove(&host::id_of(&frame.stat));
                 if let Some(fd) = left.filter(|_| frame.keeps) {
-                    // Last, for filling it changes its times and a default ACL would be inherited.
+                    // Last, because filling changes its times, and a default ACL would be inherited.
                     let (stat, ino) = (frame.stat, frame.held.ino());
                     self.attributes(ino, &Source { fd, stat }, &paths.target);
                 }
@@ -202,7 +201,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         end
     }
 
-    /// Copies what a folder has, or begins with it if it is a folder.
+    /// Copies an entry of a directory; of a subdirectory it returns the frame to fill.
     fn entry(
         &mut self,
         here: BorrowedFd<'_>,
@@ -232,7 +231,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         Ok(None)
     }
 
-    /// Makes a folder, or takes the one that is there.
+    /// Makes a directory, or uses the existing one.
     fn enter(
         &mut self,
         from: Source,
@@ -270,7 +269,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         Ok((frame, from.fd))
     }
 
-    /// Copies what is no folder.
+    /// Copies a file that is not a directory.
     fn file(&mut self, from: &Source, path: &Path, spot: Spot<'_>) -> Result<()> {
         self.log.begin(path.as_os_str().as_bytes(), spot.path)?;
         let id = host::id_of(&from.stat);
@@ -340,7 +339,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         self.regular(spot, read, |_| kept_of_content(&from.stat))
     }
 
-    /// Makes a regular file of what `read` gives. If that fails, nothing new stays.
+    /// Makes a regular file of what `read` writes. On an error a new file is removed.
     fn regular(
         &mut self,
         spot: Spot<'_>,
@@ -372,14 +371,14 @@ impl<'a, 'p> Copier<'a, 'p> {
     }
 }
 
-/// What the copy of a file keeps of it.
+/// The attributes that a copy keeps.
 fn kept(from: &Source, target: &[u8], log: &mut Log<'_>) -> Kept {
     let stat = &from.stat;
     let mut xattrs = from.xattrs().unwrap_or_else(|error| {
         log.not_kept(target, "extended attributes", &error);
         Vec::new()
     });
-    // The host keeps them in an order of its own.
+    // Their order depends on the host.
     xattrs.sort_unstable();
     Kept {
         kind: kind_of(stat),
@@ -389,7 +388,7 @@ fn kept(from: &Source, target: &[u8], log: &mut Log<'_>) -> Kept {
     }
 }
 
-/// What a regular file keeps of the device or pipe that its content was read from.
+/// The attributes that a regular file keeps of the device or pipe its content was read from.
 fn kept_of_content(stat: &Stat) -> Kept {
     Kept {
         kind: FileKind::Regular,
@@ -411,13 +410,17 @@ fn sparse(
     let mut buffer = vec![0; CHUNK];
     let mut at = 0;
     while let Some((start, end)) = host::next_data(file, at).on_host(path)? {
-        at = if even { start - start % HOLE } else { start };
+        at = if even {
+            start - start % HOLE_BYTES
+        } else {
+            start
+        };
         while at < end {
             let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
             let n = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut buffer[..want], at))
                 .on_host(path)?;
             if n == 0 {
-                return Ok(at); // Its end, wherever that is by now.
+                return Ok(at); // The current end of the file.
             }
             let written = if even {
                 runs(&buffer[..n])
@@ -435,10 +438,10 @@ fn sparse(
     Ok(u64::try_from(size).unwrap_or(0).max(at))
 }
 
-/// Where `bytes`, which begin at a multiple of [`HOLE`], are more than zeros.
+/// The runs of `bytes`, which begin at a multiple of [`HOLE_BYTES`], that are not zeros.
 fn runs(bytes: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    let step = HOLE as usize;
+    let step = HOLE_BYTES as usize;
     for (piece, start) in bytes.chunks(step).zip((0..).step_by(step)) {
         if piece.iter().all(|&byte| byte == 0) {
             continue;
@@ -452,7 +455,7 @@ fn runs(bytes: &[u8]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Copies what can be read in order. Returns how much that is.
+/// Copies a stream up to its end. Returns the number of bytes.
 fn stream(
     file: BorrowedFd<'_>,
     path: &Path,
@@ -462,7 +465,7 @@ fn stream(
     let mut buffer = vec![0; CHUNK];
     let mut at = 0;
     loop {
-        log.go_on()?;
+        log.check_stopped()?;
         if !host::is_readable(file).on_host(path)? {
             continue;
         }

@@ -19,13 +19,12 @@ use super::walk::{Entry, Held, Met, check_depth, check_end, child, entries, is_o
 use super::written::{Spot, Written, another_name};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, os, printable, refused};
 
-/// Copies the file or tree at `from` on the volume; the copy's path is `to`. A folder that is there
-/// already is filled. Kept are types, permissions, owners (if asked), times, extended attributes,
-/// holes and hard links. What cannot be copied or kept is reported to `progress`, and the copy goes on with the next
-/// file; of a file that fails nothing new stays.
+/// Copies the file or tree at `from` on the volume; the copy's path is `to`. An existing directory is filled. The copy
+/// keeps types, permissions, owners (if requested), times, extended attributes, holes and hard links. What cannot be
+/// copied or kept is reported to `progress`, and the copy continues with the next file; a partial file is removed.
 ///
 /// # Errors
-/// The file that is named cannot be copied, or nothing that would follow could be.
+/// The named file cannot be copied, or the target volume failed.
 pub fn copy_out(
     fs: &dyn FileSystem,
     cx: &Cx,
@@ -61,7 +60,7 @@ pub fn copy_out(
     Ok(copier.log.report)
 }
 
-/// The folder that a target is made in, and its name there; the name `.` is the folder itself, which exists.
+/// The directory of a target, and its name there; the name `.` is the directory itself, which exists.
 fn folder_and_name(to: &Path) -> (&Path, &[u8]) {
     let is_there = is_of_dir(to.as_os_str().as_bytes()) && to.is_dir();
     match (to.parent(), to.file_name()) {
@@ -76,8 +75,8 @@ fn folder_and_name(to: &Path) -> (&Path, &[u8]) {
     }
 }
 
-/// Opens a file, reads the data of its content and hands it on in file order with its offsets; holes are left
-/// out. Returns the bytes handed on.
+/// Opens a file, reads its data and passes it to `sink` in file order with its offsets, without holes. Returns the number
+/// of bytes.
 ///
 /// # Errors
 /// Those of reading, and those of `sink`.
@@ -124,19 +123,19 @@ pub fn write_content(
     }
 }
 
-/// A folder that is being filled.
+/// A directory that is being filled.
 struct Frame<'a> {
     held: Held<'a>,
     entries: std::vec::IntoIter<Entry>,
     paths: Lengths,
-    /// It gets its original's attributes when it is filled.
+    /// It gets the attributes of its original after it is filled.
     keeps: bool,
 }
 
-/// The copy of a file of several names.
+/// The first copy of a file with several names.
 struct First {
     path: PathBuf,
-    /// What was made there. Its folder may belong to another user by now, who can put another file there.
+    /// The file made there. If its directory belongs to another user by now, that user can replace the file.
     made: HostFile,
 }
 
@@ -145,7 +144,7 @@ struct Copier<'a, 'p> {
     cx: &'a Cx,
     options: CopyOptions,
     log: Log<'p>,
-    /// Where files of several names were first copied to.
+    /// The first copies of files with several names.
     first_names: BTreeMap<InodeNo, First>,
     folders: Met,
 }
@@ -167,7 +166,7 @@ impl<'a> Copier<'a, '_> {
         while let (depth, Some(frame), Some(here)) = (stack.len(), stack.last_mut(), folders.here())
         {
             paths.back_to(frame.paths);
-            // A copy that is stopped still finishes the folders that it is in.
+            // A stopped copy still finishes the directories that it is in.
             let next = end.is_ok().then(|| frame.entries.next()).flatten();
             let Some(entry) = next else {
                 let left = folders.leave().on_host(host_path(&paths.target))?;
@@ -203,7 +202,7 @@ impl<'a> Copier<'a, '_> {
         end
     }
 
-    /// Copies what a folder has, or begins with it if it is a folder.
+    /// Copies an entry of a directory; of a subdirectory it returns the frame to fill.
     fn entry(
         &mut self,
         entry: &Entry,
@@ -225,7 +224,7 @@ impl<'a> Copier<'a, '_> {
         Ok(None)
     }
 
-    /// Makes a folder, or takes the one that is there, and opens it. What cannot be read of its original is reported.
+    /// Makes a directory, or uses the existing one, and opens it. Unreadable entries of its original are reported.
     fn enter(
         &mut self,
         held: Held<'a>,
@@ -269,7 +268,7 @@ impl<'a> Copier<'a, '_> {
         Ok((frame, dir))
     }
 
-    /// Copies what is no folder.
+    /// Copies a file that is not a directory.
     fn file(&mut self, held: &Held<'_>, source: &[u8], spot: Spot<'_>) -> Result<()> {
         let attr = held.attr();
         self.log.begin(source, spot.path.as_os_str().as_bytes())?;
@@ -322,7 +321,7 @@ impl<'a> Copier<'a, '_> {
         }
     }
 
-    /// Writes a file's content. It is opened when the first piece was read.
+    /// Writes a file's content. The target is opened after the first read.
     fn content<'s>(
         &mut self,
         attr: &Attr,
@@ -366,9 +365,8 @@ impl<'a> Copier<'a, '_> {
         Ok(host::id_of(&made))
     }
 
-    /// Sets owner, permissions, extended attributes and times, in the order in which none undoes
-    /// another: a new owner clears set-ID bits and capabilities, an ACL sets permissions, and all
-    /// change times. A copy that does not get one of them is still the copy.
+    /// Sets owner, permissions, extended attributes and times, in this order, since a new owner clears set-ID bits and
+    /// capabilities, an ACL sets permissions, and each changes times. A failure is reported, and the copy stays.
     fn attributes(&mut self, attr: &Attr, target: &Target<'_>, source: &[u8]) {
         let mut stranger = !self.options.owners && (attr.uid, attr.gid) != host::own_ids();
         if self.options.owners

@@ -1,4 +1,4 @@
-//! What the copies into volumes, out of them and between them share: options, errors met on the way, paths.
+//! Shared by all copies (into, out of and between volumes): options, error reports, paths.
 
 use steadfs_base::Timestamp;
 
@@ -15,12 +15,12 @@ pub enum Follow {
     Always,
 }
 
-/// What is done where the target of a copy exists and neither it nor the source is a directory.
+/// What happens if the target of a copy exists and neither it nor the source is a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// An error.
     Refuse,
-    /// Left as it is, without an error (cp -n).
+    /// It is not changed, without an error (cp -n).
     Skip,
     /// As cp(1): a regular file is truncated and written, so it keeps its inode with owner, mode and other names. A
     /// named target may also be a device or pipe of the host, or a link to one of these. A link or special file that
@@ -28,11 +28,11 @@ pub enum Existing {
     Overwrite,
     /// The same, but a regular file that cannot be opened is removed first (cp -f).
     Force,
-    /// Removed first (cp --remove-destination).
+    /// It is removed first (cp --remove-destination).
     Replace,
 }
 
-/// How a copy is made; rules and words are cp(1)'s.
+/// The options of a copy, by the rules of cp(1).
 #[derive(Clone, Copy, Debug)]
 pub struct CopyOptions {
     /// Copy directories with all that is in them, and special files as such. Otherwise both are refused, except that a
@@ -40,11 +40,11 @@ pub struct CopyOptions {
     pub recursive: bool,
     /// Which links among the sources are followed.
     pub follow: Follow,
-    /// What is done where the target exists.
+    /// What happens if the target exists.
     pub existing: Existing,
     /// Give the original's attributes also to files and directories that existed before the copy.
     pub preserve: bool,
-    /// Keep owners. Otherwise files belong to who runs the copy or, on a volume, to user 0.
+    /// Keep owners. Otherwise files belong to the user that runs the copy or, on a volume, to user 0.
     pub owners: bool,
     /// The file on the host that holds the volume: it is neither copied into itself nor written over.
     pub image: Option<HostFile>,
@@ -68,9 +68,9 @@ impl Default for CopyOptions {
     }
 }
 
-/// What a copy did.
+/// The counts of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use = "a copy goes on behind what fails: only the report says whether it is complete"]
+#[must_use = "a copy continues after a failed file: only the report shows whether it is complete"]
 pub struct Report {
     /// Files of all kinds copied, folders included; a further hard link counts as one.
     pub files: u64,
@@ -78,12 +78,12 @@ pub struct Report {
     pub bytes: u64,
     /// Files and directories that could not be copied, or not with all that is in them.
     pub failed: u64,
-    /// Attributes that the target did not take, or the source did not give.
+    /// Attributes that could not be read or set.
     pub not_kept: u64,
 }
 
 impl Report {
-    /// Whether the copy has everything that the original has.
+    /// Whether everything was copied and kept.
     pub fn is_complete(&self) -> bool {
         self.failed == 0 && self.not_kept == 0
     }
@@ -97,15 +97,15 @@ impl Report {
     }
 }
 
-/// Observes a copy, and may stop it.
+/// Observes a copy, and can stop it.
 pub trait Progress {
     /// Copying of one file begins.
     fn file(&mut self, source: &[u8], target: &[u8]);
     /// This many more bytes are copied.
     fn bytes(&mut self, count: u64);
-    /// Something could not be copied or kept; the copy goes on.
+    /// A file could not be copied or an attribute kept; the copy continues.
     fn problem(&mut self, error: &ToolError);
-    /// Whether the copy is to stop: asked between files and between pieces of a file.
+    /// Whether the copy must stop; called between files and between pieces of a file.
     fn stopped(&self) -> bool {
         false
     }
@@ -134,28 +134,28 @@ impl<'p> Log<'p> {
         }
     }
 
-    /// Begins with a file.
+    /// Reports the next file.
     pub fn begin(&mut self, source: &[u8], target: &[u8]) -> Result<()> {
         self.progress.file(source, target);
-        self.go_on()
+        self.check_stopped()
     }
 
     /// Counts bytes copied.
     pub fn bytes(&mut self, count: usize) -> Result<()> {
         self.report.bytes += count as u64;
         self.progress.bytes(count as u64);
-        self.go_on()
+        self.check_stopped()
     }
 
-    /// Fails if the copy is to stop.
-    pub fn go_on(&self) -> Result<()> {
+    /// Fails if the copy must stop.
+    pub fn check_stopped(&self) -> Result<()> {
         match self.progress.stopped() {
             true => Err(ToolError::Stopped),
             false => Ok(()),
         }
     }
 
-    /// Notes that a file was not copied, or only in part. Returns the error where going on makes no sense.
+    /// Reports that a file was not copied completely. Fails if every later file would fail, too.
     pub fn failed(&mut self, error: ToolError) -> Result<()> {
         if error.ends_all() {
             return Err(error);
@@ -165,7 +165,7 @@ impl<'p> Log<'p> {
         Ok(())
     }
 
-    /// Notes that an attribute of the file at `path` was not kept.
+    /// Reports that an attribute of the file at `path` was not kept.
     pub fn not_kept(&mut self, path: &[u8], what: &str, why: &dyn std::fmt::Display) {
         self.report.not_kept += 1;
         self.progress.problem(&ToolError::NotKept {
@@ -176,14 +176,14 @@ impl<'p> Log<'p> {
     }
 }
 
-/// The paths of what is copied, and of the copy. They are kept once, whatever the depth: one for each folder would take
-/// the square of it.
+/// The current source and target path. One buffer for all levels: a path for each directory would need memory quadratic
+/// in the depth.
 pub(super) struct Paths {
     pub source: Vec<u8>,
     pub target: Vec<u8>,
 }
 
-/// How long the paths are in a folder.
+/// The lengths of the paths of a directory.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths {
     source: usize,
@@ -198,7 +198,7 @@ impl Paths {
         }
     }
 
-    /// Goes back to the folder where the paths had these lengths.
+    /// Truncates the paths to those of a directory.
     pub fn back_to(&mut self, folder: Lengths) {
         self.source.truncate(folder.source);
         self.target.truncate(folder.target);

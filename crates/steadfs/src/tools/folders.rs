@@ -1,65 +1,65 @@
-//! The host's folders from the top of a copy down to where it is.
+//! The open directories of the host from the top of a copy down to the current one.
 //!
-//! A tree may be deeper than a program may have files open (`ulimit -n`), so only the innermost folders stay open. One
-//! further out is opened again from below, as its `..`, and only believed if it is the one that was left: a folder
-//! that somebody moved meanwhile would lead elsewhere.
+//! Problem: a tree can be deeper than the limit of open files (`ulimit -n`). Rule: only the innermost [`OPEN_MAX`]
+//! directories stay open. An outer one is opened again as `..` of the inner one, and must have the same inode: if the
+//! inner directory was moved meanwhile, `..` leads elsewhere.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::host;
 
-/// Folders that stay open. Two would do; the others are not opened again for each small tree in them.
-const KEPT_OPEN: usize = 16;
+/// Directories that stay open. Two suffice; more save reopening for small trees.
+const OPEN_MAX: usize = 16;
 
-/// Folders in one another, the innermost last.
+/// Nested directories, the innermost last.
 pub struct Folders {
     levels: Vec<Level>,
-    kept_open: usize,
+    open_max: usize,
 }
 
 impl Default for Folders {
     fn default() -> Self {
         Self {
             levels: Vec::new(),
-            kept_open: KEPT_OPEN,
+            open_max: OPEN_MAX,
         }
     }
 }
 
 struct Level {
     id: (u64, u64),
-    /// Always there of the innermost one.
+    /// Always `Some` for the innermost one.
     open: Option<OwnedFd>,
 }
 
 impl Folders {
-    /// Folders that links lead into: what is around such a one is not its `..`, so all stay open.
+    /// For copies that follow links: the directory around a link's target is not its `..`, so all stay open.
     pub fn through_links() -> Self {
         Self {
             levels: Vec::new(),
-            kept_open: usize::MAX,
+            open_max: usize::MAX,
         }
     }
 
-    /// The innermost folder.
+    /// The innermost directory.
     pub fn here(&self) -> Option<BorrowedFd<'_>> {
         self.levels.last()?.open.as_ref().map(AsFd::as_fd)
     }
 
-    /// Goes into a folder, which is the top or in the innermost one.
+    /// Enters a directory, the top or an entry of the innermost one.
     pub fn enter(&mut self, dir: OwnedFd) -> io::Result<()> {
         let id = host::id_of(&rustix::fs::fstat(&dir)?);
         let open = Some(dir);
         self.levels.push(Level { id, open });
-        if let Some(outer) = self.levels.iter_mut().nth_back(self.kept_open) {
+        if let Some(outer) = self.levels.iter_mut().nth_back(self.open_max) {
             outer.open = None;
         }
         Ok(())
     }
 
-    /// Goes out of the innermost folder and returns it: `None` if there is none. What happens to it afterwards, such as
-    /// losing the permission to be searched, bars no way any more.
+    /// Leaves the innermost directory and returns it; `None` if there is none. Its permissions can change afterwards, since
+    /// `..` was opened before.
     pub fn leave(&mut self) -> io::Result<Option<OwnedFd>> {
         let Some(left) = self.levels.pop().and_then(|level| level.open) else {
             return Ok(None);
@@ -73,11 +73,11 @@ impl Folders {
     }
 }
 
-/// Opens the folder around `inner`, which must be `id`.
+/// Opens the parent directory of `inner`, which must be `id`.
 fn open_again(inner: &OwnedFd, id: (u64, u64)) -> io::Result<OwnedFd> {
     let dir = host::open_dir(inner.as_fd(), "..".as_ref())?;
     if host::id_of(&rustix::fs::fstat(&dir)?) != id {
-        let why = "was moved to another folder while it was copied";
+        let why = "was moved to another directory while it was copied";
         return Err(io::Error::other(why));
     }
     Ok(dir)
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// Goes down `depth` folders, which are made.
+    /// Makes and enters `depth` nested directories.
     fn descend(top: &Path, depth: usize) -> (Folders, Vec<(u64, u64)>) {
         let mut folders = Folders::default();
         let mut path = top.to_owned();
@@ -106,11 +106,11 @@ mod tests {
     }
 
     #[test]
-    fn all_are_left_in_order_though_few_stay_open() {
+    fn all_directories_are_left_in_order_though_few_stay_open() {
         let top = tempfile::tempdir().unwrap();
-        let (mut folders, ids) = descend(top.path(), 3 * KEPT_OPEN);
+        let (mut folders, ids) = descend(top.path(), 3 * OPEN_MAX);
         let open = folders.levels.iter().filter(|level| level.open.is_some());
-        assert_eq!(open.count(), KEPT_OPEN);
+        assert_eq!(open.count(), OPEN_MAX);
         for id in ids.iter().rev() {
             let left = folders.leave().unwrap().unwrap();
             assert_eq!(host::id_of(&rustix::fs::fstat(&left).unwrap()), *id);
@@ -119,12 +119,12 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_was_moved_leads_nowhere() {
+    fn a_moved_directory_is_detected() {
         let top = tempfile::tempdir().unwrap();
-        let (mut folders, _) = descend(top.path(), KEPT_OPEN + 2);
+        let (mut folders, _) = descend(top.path(), OPEN_MAX + 2);
         let moved = top.path().join("d/d/d");
         fs::rename(moved, top.path().join("elsewhere")).unwrap();
-        for _ in 1..KEPT_OPEN {
+        for _ in 1..OPEN_MAX {
             folders.leave().unwrap();
         }
         let error = folders.leave().unwrap_err().to_string();

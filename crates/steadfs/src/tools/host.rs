@@ -1,4 +1,4 @@
-//! The host's side of copies: everything relative to open folders, no symbolic link followed.
+//! The host's side of copies: all paths are relative to open directories, and no symbolic link is followed.
 //!
 //! Owners, permissions, types and extended attributes are read and set by functions of the C library only: fakeroot(1)
 //! and pseudo(1), under which images are built without root, replace these. rustix calls the C library, too (feature
@@ -19,19 +19,19 @@ use rustix::io::Errno;
 use steadfs_base::Timestamp;
 use steadfs_vfs::{Attr, FileKind, FsError};
 
-/// Opens a folder; a link to one is refused.
+/// Opens a directory; a link to one is refused.
 pub fn open_dir(at: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(at, name, flags, Mode::empty())
 }
 
-/// Opens a folder once more, to be read from its beginning.
+/// Opens a directory again, to read it from its beginning.
 pub fn open_this_dir(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(dir, ".", flags, Mode::empty())
 }
 
-/// Who new files belong to.
+/// The owner of new files.
 pub fn own_ids() -> (u32, u32) {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     (uid.as_raw(), gid.as_raw())
@@ -53,9 +53,9 @@ pub struct Source {
 /// How [`open_source`] opens.
 #[derive(Clone, Copy)]
 pub struct Opening {
-    /// The file that a link leads to, not the link.
+    /// Open the target of a link, not the link.
     pub follow: bool,
-    /// Devices and pipes to be read, not to be made anew.
+    /// Read devices and pipes, not copy them as such.
     pub read_special: bool,
 }
 
@@ -139,13 +139,12 @@ fn replaced() -> io::Error {
     io::Error::other("not copied: it was replaced while it was being copied")
 }
 
-/// Which file attributes are of: its device and inode number.
+/// The device and inode number.
 pub fn id_of(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }
 
-/// A file itself, for being looked at and linked; a link at the end of the path is not followed. The path may be longer
-/// than one call takes.
+/// Opens a file with `O_PATH`, without following a link at the end of the path. The path can be longer than PATH_MAX.
 pub fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
     // Linux's PATH_MAX is 4096, and a name with its slash at most 256.
     const PIECE: usize = 4096 - 256;
@@ -194,7 +193,7 @@ pub fn kind_of(stat: &Stat) -> Option<FileKind> {
     FileKind::from_mode(stat.st_mode)
 }
 
-/// What a path leads to.
+/// The type of the file at a path, following links.
 pub fn kind_at(path: &Path) -> steadfs_vfs::Result<FileKind> {
     match rustix::fs::stat(path) {
         Ok(stat) => Ok(kind_of(&stat).unwrap_or(FileKind::Regular)),
@@ -204,7 +203,7 @@ pub fn kind_at(path: &Path) -> steadfs_vfs::Result<FileKind> {
     }
 }
 
-/// The host's word for a type.
+/// The host's type.
 pub fn file_type(kind: FileKind) -> FileType {
     FileType::from_raw_mode(kind.mode_bits())
 }
@@ -239,7 +238,7 @@ impl Target<'_> {
         match self {
             Self::Open(fd) => rustix::fs::chmod(proc_path(*fd), mode),
             Self::Named(dir, name) => {
-                // chmod(2) follows a link, which somebody may have put here meanwhile.
+                // chmod(2) follows a link, which another process may have put here meanwhile.
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = openat(dir, *name, flags, Mode::empty())?;
                 let stat = rustix::fs::fstat(&file)?;
@@ -281,7 +280,7 @@ impl Target<'_> {
     }
 }
 
-/// Calls `read` with larger and larger buffers until the answer fits.
+/// Calls `read` with growing buffers until the result fits.
 fn grown(
     mut read: impl FnMut(&mut Vec<u8>) -> rustix::io::Result<usize>,
 ) -> rustix::io::Result<Vec<u8>> {
@@ -303,7 +302,7 @@ fn grown(
     }
 }
 
-/// What opens the current folder's files.
+/// The current directory.
 pub fn cwd() -> BorrowedFd<'static> {
     rustix::fs::CWD
 }
@@ -349,14 +348,14 @@ pub fn next_data(file: &OwnedFd, offset: u64) -> rustix::io::Result<Option<(u64,
     Ok((start < end).then_some((start, end)))
 }
 
-/// Waits until there is something to read, or the end. Returns false if there is nothing yet after a while.
+/// Waits up to 200 ms for data or the end of the file. Returns false on a timeout.
 pub fn is_readable(file: BorrowedFd<'_>) -> rustix::io::Result<bool> {
-    const A_WHILE: rustix::fs::Timespec = rustix::fs::Timespec {
+    const POLL_TIMEOUT: rustix::fs::Timespec = rustix::fs::Timespec {
         tv_sec: 0,
         tv_nsec: 200_000_000,
     };
     let mut polled = [PollFd::from_borrowed_fd(file, PollFlags::IN)];
-    match poll(&mut polled, Some(&A_WHILE)) {
+    match poll(&mut polled, Some(&POLL_TIMEOUT)) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(false),
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! Listing files, and the words in which attributes are shown.
+//! Listings, and the text form of attributes.
 
 use std::fmt::Write as _;
 
@@ -25,7 +25,7 @@ pub struct ListOptions {
 /// A file of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name in the directory, or the path as it was asked for.
+    /// Its name in the directory, or the path as given.
     pub name: Vec<u8>,
     /// Its attributes, if they can be read.
     pub attr: Result<Attr, FsError>,
@@ -165,21 +165,21 @@ impl Listing {
     }
 }
 
-/// The listings of a directory and of all that are below it: each before those below it, in the order of names.
+/// The listings of a directory and of all directories below it: each before those below it, sorted by name.
 pub struct Listings<'a> {
     lister: Lister<'a>,
-    /// The directory that was listed last, with a level for each one around it.
+    /// The directory that was listed last; `levels` has one level for it and for each directory around it.
     path: Vec<u8>,
     levels: Vec<Level<'a>>,
     folders: Met,
-    /// What is listed first, if it was not yet.
+    /// The top has not been listed yet.
     top: bool,
 }
 
-/// A directory on the way down.
+/// A directory between the top and the current one.
 struct Level<'a> {
     held: Held<'a>,
-    /// How much of the path is its own.
+    /// The length of its path.
     path: usize,
     /// The directories in it that are still to be listed.
     names: std::vec::IntoIter<Vec<u8>>,
@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_read_as_ls_has_them() {
+    fn modes_are_shown_as_by_ls() {
         let m = mode_string;
         assert_eq!(m(FileKind::Regular, 0o644), "-rw-r--r--");
         assert_eq!(m(FileKind::Directory, 0o1777), "drwxrwxrwt");
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn days_have_dates() {
+    fn days_are_converted_to_dates() {
         let at = |secs| utc(Timestamp { secs, nanos: 7 }, false);
         assert_eq!(at(0), "1970-01-01 00:00:00");
         assert_eq!(at(951_782_400), "2000-02-29 00:00:00");

@@ -1,4 +1,4 @@
-//! Making files on a volume: what the copiers into one share.
+//! Makes files on a volume, for the copies into one.
 
 use steadfs_base::{InodeNo, Timestamp};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, SetAttr, SetTime, SetXattr};
@@ -8,35 +8,35 @@ use super::printable;
 use super::walk::{Held, child, resolve};
 use super::{At, Result, refused};
 
-/// A file to be made that is no folder.
+/// A file to make that is not a directory.
 pub(super) struct Node<'a> {
     pub kind: FileKind,
     /// For devices: their numbers, in the volume's encoding.
     pub rdev: u32,
-    /// For symbolic links: where to.
+    /// For symbolic links: the target.
     pub target: &'a [u8],
 }
 
-/// What a copy keeps of its original.
+/// The attributes that a copy keeps of its original.
 pub(super) struct Kept {
     pub kind: FileKind,
     pub perm: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Access and modification; none are set for what has no times of its own, such as a pipe's content.
+    /// Access and modification; `None` for a source without times of its own, such as a pipe.
     pub times: Option<(Timestamp, Timestamp)>,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Where on a volume a copy goes. An empty `name` is the root itself.
+/// The target of a copy on a volume. An empty `name` is the root itself.
 #[derive(Clone, Copy)]
 pub(super) struct Spot<'a> {
     pub into: InodeNo,
     pub name: &'a [u8],
     pub path: &'a [u8],
-    /// It is the target that was named: links are followed only there.
+    /// The target that the user named: links are followed only there.
     pub top: bool,
-    /// Where the source is on the same volume: its inode, which a copy must not destroy.
+    /// The inode of a source on the same volume, which the copy must not overwrite.
     pub source: Option<InodeNo>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Maker<'a> {
 }
 
 impl<'a> Maker<'a> {
-    /// Makes a folder, or takes the one that is there; the second says that it was made.
+    /// Makes a directory, or uses the existing one. Returns whether it was made.
     pub fn dir(&self, spot: &Spot<'_>) -> Result<(Held<'a>, bool)> {
         let (fs, cx) = (self.fs, self.cx);
         if spot.name.is_empty() {
@@ -76,12 +76,12 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// Whether the copy is to be left out because something is there.
+    /// Whether the copy is skipped because the target exists.
     pub fn is_skipped(&self, spot: &Spot<'_>) -> Result<bool> {
         Ok(self.options.existing == Existing::Skip && self.found(spot)?.is_some())
     }
 
-    /// Removes what is there, where that is allowed, for a link or special file or a further name.
+    /// Removes an existing target, if the options allow it, for a link, a special file or a further hard link.
     fn clear(&self, spot: &Spot<'_>) -> Result<()> {
         if spot.name.is_empty() {
             return refused(spot.path, "is a directory: not replaced");
@@ -100,7 +100,7 @@ impl<'a> Maker<'a> {
         removed.on_volume(spot.path)
     }
 
-    /// Gives a file that was copied before a further name.
+    /// Adds a hard link to a file that was copied before.
     pub fn link(&self, first: InodeNo, spot: &Spot<'_>) -> Result<()> {
         if self.found(spot)?.is_some_and(|found| found.ino() == first) {
             return Ok(());
@@ -111,7 +111,7 @@ impl<'a> Maker<'a> {
         Ok(())
     }
 
-    /// Makes a link or special file, for its owner only.
+    /// Makes a link or special file, accessible to its owner only.
     pub fn special(&self, node: &Node<'_>, spot: &Spot<'_>) -> Result<Held<'a>> {
         self.clear(spot)?;
         self.make(node, spot)
@@ -136,7 +136,7 @@ impl<'a> Maker<'a> {
         self.make(&node, spot)
     }
 
-    /// Makes a regular file, or takes the one that exists; the second says that it was made.
+    /// Makes a regular file, or uses the existing one. Returns whether it was made.
     fn open(&self, spot: &Spot<'_>) -> Result<(Held<'a>, bool)> {
         if spot.name.is_empty() {
             return refused(spot.path, "is a directory: not replaced by a file");
@@ -149,7 +149,7 @@ impl<'a> Maker<'a> {
         let Some(mut found) = found else {
             return Ok((self.create(spot)?, true));
         };
-        // A copy that keeps names must not write into a file that has others.
+        // A copy that keeps hard links must not write into a file with other names.
         let is_file = found.attr().kind == FileKind::Regular;
         let alone = options.preserve && is_file && found.attr().nlink > 1;
         if options.existing == Existing::Replace || alone {
@@ -188,8 +188,8 @@ impl<'a> Maker<'a> {
         Ok((found, false))
     }
 
-    /// Sets owner and permissions, then extended attributes, then times: each would undo a later one. A copy that does
-    /// not get one of them is still the copy.
+    /// Sets owner and permissions, then extended attributes, then times: each changes those after it. A failure is
+    /// reported, and the copy stays.
     pub fn keep(&self, ino: InodeNo, kept: Kept, path: &[u8], log: &mut Log<'_>) {
         let (fs, cx) = (self.fs, self.cx);
         let owners = self.options.owners;
@@ -235,8 +235,8 @@ fn spare_source(found: &Held<'_>, spot: &Spot<'_>) -> Result<()> {
     }
 }
 
-/// A regular file on a volume that is being written. It is made, or the one that exists emptied, when the first data is
-/// there: what cannot be read destroys nothing.
+/// A regular file on a volume that is being written. It is created, or the existing one truncated, after the first read,
+/// so that an unreadable source destroys no file.
 pub(super) struct Output<'a, 's> {
     maker: Maker<'a>,
     spot: Spot<'s>,
@@ -263,8 +263,7 @@ impl<'a, 's> Output<'a, 's> {
         Ok(self.open.insert(opened).0.ino())
     }
 
-    /// Writes all of `bytes`. A call may take a part of them: up to where the volume is full, or a file as large as
-    /// it can be, and only the next call fails.
+    /// Writes all of `bytes`. A short write (a full volume, the largest file size) is continued, and the next call fails.
     pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         let ino = self.ino()?;
         let Maker { fs, cx, .. } = self.maker;
@@ -301,12 +300,12 @@ impl<'a, 's> Output<'a, 's> {
         made || self.maker.options.preserve
     }
 
-    /// Hands the file over.
+    /// Returns the file.
     pub fn into_held(self) -> Option<Held<'a>> {
         self.open.map(|(held, _)| held)
     }
 
-    /// Removes what was made for a copy that failed. A file that existed stays, with what it has by now.
+    /// Removes a file that was created for a failed copy. A file that existed before stays, with its current content.
     pub fn discard(self) {
         if let Some((_, true)) = self.open {
             let Maker { fs, cx, .. } = self.maker;

@@ -1,8 +1,7 @@
-//! Work on a volume without mounting it: finding, listing, copying in and out.
+//! Work on a volume without mounting it: path resolution, listing, copies in and out.
 //!
-//! Everything here goes through [`FileSystem`](steadfs_vfs::FileSystem), so it serves every format.
-//! Volumes may be hostile: names are checked, loops found, and nothing is written on the host
-//! outside the folder that was given.
+//! Everything uses [`FileSystem`](steadfs_vfs::FileSystem), so it works for every format. Volumes can be hostile: names are
+//! checked, cycles are detected, and on the host nothing is written outside the given directory.
 
 mod copy_between;
 mod copy_in;
@@ -30,7 +29,7 @@ pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mod
 pub use steadfs_vfs::names::{printable, printable_json, printable_text};
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
 
-/// Why a tool stopped, with the place.
+/// The error of a tool, with the path.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
     /// A call on the volume failed.
@@ -49,8 +48,8 @@ pub enum ToolError {
         /// The reason.
         source: io::Error,
     },
-    /// A tree goes deeper than any is followed.
-    #[error("{}: more than {} folders lie in one another", shortened(.path), walk::DEEPEST)]
+    /// A tree is too deep.
+    #[error("{}: more than {} folders lie in one another", shortened(.path), walk::DEPTH_MAX)]
     TooDeep {
         /// Path on the volume.
         path: Vec<u8>,
@@ -79,7 +78,7 @@ pub enum ToolError {
 }
 
 impl ToolError {
-    /// Whether all that would follow fails in the same way.
+    /// Whether every later file would fail in the same way.
     fn ends_all(&self) -> bool {
         match self {
             Self::Stopped => true,
@@ -100,7 +99,7 @@ pub type Result<T, E = ToolError> = std::result::Result<T, E>;
 /// A file of the host, by device and inode number.
 pub type HostFile = (u64, u64);
 
-/// The caller of tools: the volume's owner, who may do everything.
+/// The caller of tools: the volume's owner, with all privileges.
 pub fn owner_cx() -> Cx {
     Cx {
         fsetid: true,
@@ -112,7 +111,7 @@ pub fn owner_cx() -> Cx {
 /// Bytes moved by one read or write.
 const CHUNK: usize = 1 << 20;
 
-/// The beginning of a path that is too long to be read.
+/// The beginning of a path that is too long for a message.
 fn shortened(path: &[u8]) -> String {
     const SHOWN: usize = 64;
     match path.get(..SHOWN) {
@@ -125,8 +124,8 @@ fn show(path: &[u8]) -> String {
     printable(path)
 }
 
-/// The permissions that a copy keeps. With another owner (`stranger`) it lends nobody his rights, so it is no set-ID
-/// program any more; of folders the bit is about the group of new files.
+/// The permissions that a copy keeps. With another owner (`stranger`) it loses the set-ID bits, so that it does not run
+/// with that owner's rights; a directory keeps them, where set-group-ID is about the group of new files.
 fn kept_perm(kind: FileKind, perm: u32, stranger: bool) -> u32 {
     match stranger && kind != FileKind::Directory {
         true => perm & !0o6000,
@@ -156,7 +155,7 @@ fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Makes `path/name` of `path`.
+/// Appends `/name` to `path`.
 fn push(path: &mut Vec<u8>, name: &[u8]) {
     if path.last() != Some(&b'/') {
         path.push(b'/');
@@ -165,7 +164,7 @@ fn push(path: &mut Vec<u8>, name: &[u8]) {
 }
 
 trait At<T> {
-    /// Says where on the volume the error came up.
+    /// Adds the path on the volume to an error.
     fn on_volume(self, path: &[u8]) -> Result<T>;
 }
 
@@ -179,7 +178,7 @@ impl<T> At<T> for steadfs_vfs::Result<T> {
 }
 
 trait AtHost<T> {
-    /// Says where on the host the error came up.
+    /// Adds the path on the host to an error.
     fn on_host(self, path: &Path) -> Result<T>;
 }
 

@@ -9,13 +9,13 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Result, check_name};
 use super::copying::Follow;
 use super::{Result as ToolResult, ToolError};
 
-/// Folders in one another that copies and listings go down: twice as many as a path can name on Linux (`PATH_MAX`).
-pub(super) const DEEPEST: usize = 4096;
+/// Deepest tree of copies and listings: twice the depth of a path on Linux (`PATH_MAX`).
+pub(super) const DEPTH_MAX: usize = 4096;
 
 /// Symbolic links one path may lead through, as Linux has it (`MAXSYMLINKS`).
 const MAX_LINKS: u32 = 40;
 
-/// An inode that stays as long as this is held: one lookup count.
+/// A reference to an inode: one lookup count.
 pub struct Held<'a> {
     fs: &'a dyn FileSystem,
     attr: Attr,
@@ -64,15 +64,15 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Folders of a volume met so far: one met twice is damage, and could lead round in a circle.
+/// The directories visited so far. One visited twice is corruption, and could be part of a cycle.
 pub(super) struct Met {
-    /// Those met, or where links lead to folders once more, those that are being copied.
+    /// The visited directories; if links are followed, only those being copied.
     folders: BTreeSet<InodeNo>,
     linked: bool,
 }
 
 impl Met {
-    /// Meets folders in a walk that follows links by this rule.
+    /// For a walk that follows links by this rule.
     pub fn new(follow: Follow) -> Self {
         Self {
             folders: BTreeSet::new(),
@@ -80,14 +80,14 @@ impl Met {
         }
     }
 
-    /// Meets the folder `ino`.
+    /// Visits the directory `ino`.
     pub fn add(&mut self, ino: InodeNo) -> Result<()> {
         self.check(ino)?;
         self.folders.insert(ino);
         Ok(())
     }
 
-    /// Fails for a folder that must not be met any more.
+    /// Fails for a directory that must not be visited again.
     pub fn check(&self, ino: InodeNo) -> Result<()> {
         match (self.folders.contains(&ino), self.linked) {
             (false, _) => Ok(()),
@@ -100,7 +100,7 @@ impl Met {
         }
     }
 
-    /// Goes out of the folder `ino`.
+    /// Leaves the directory `ino`.
     pub fn leave(&mut self, ino: InodeNo) {
         if self.linked {
             self.folders.remove(&ino);
@@ -108,9 +108,9 @@ impl Met {
     }
 }
 
-/// Refuses to go down to `path`, if it lies in `around` folders and these are too many.
+/// Refuses `path` if more than [`DEPTH_MAX`] directories are around it.
 pub(super) fn check_depth(around: usize, path: &[u8]) -> ToolResult<()> {
-    match around > DEEPEST {
+    match around > DEPTH_MAX {
         true => Err(ToolError::TooDeep {
             path: path.to_vec(),
         }),
@@ -140,7 +140,7 @@ pub fn read_dir(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<Vec<Entry>
     }
 }
 
-/// As [`read_dir`]: the entries that can be read, and what is wrong with others.
+/// As [`read_dir`]: the readable entries, and the error of the others.
 pub(super) fn entries(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> (Vec<Entry>, Option<FsError>) {
     let mut entries = Vec::new();
     let mut bad = None;
@@ -191,7 +191,7 @@ pub(super) fn way<'a>(
     follow: bool,
 ) -> Result<Vec<Held<'a>>> {
     let mut way = vec![Held::root(fs, cx)?];
-    // Components still to go, the next one last.
+    // Remaining components, the next one last.
     let mut todo: Vec<Vec<u8>> = components(path);
     let must_be_dir = is_of_dir(path);
     let mut links = 0;
@@ -258,7 +258,7 @@ pub fn resolve_parent<'a>(
     Ok((dir, last))
 }
 
-/// Whether a path can only be a directory's, whatever is there.
+/// Whether a path can only name a directory.
 pub(super) fn is_of_dir(path: &[u8]) -> bool {
     path.ends_with(b"/") || is_dot(path)
 }
@@ -267,8 +267,8 @@ fn is_dot(path: &[u8]) -> bool {
     path.rsplit(|&b| b == b'/').next() == Some(b".")
 }
 
-/// Refuses a copy's path `to` that can only be a directory's where it is none, as the kernel does: `found` is what it
-/// leads to. A directory may be made at a path that ends in a slash.
+/// Refuses a copy's path `to` that can only name a directory but does not, as the kernel does; `found` returns the type
+/// there. A directory can be made at a path that ends in a slash.
 pub(super) fn check_end(
     kind: FileKind,
     to: &[u8],

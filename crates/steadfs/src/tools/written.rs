@@ -1,4 +1,4 @@
-//! The host's file that the content of a copy is written to.
+//! The file of the host that a copy writes its content to.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,14 +13,14 @@ use super::copying::{CopyOptions, Existing};
 use super::host::{self, Target};
 use super::{AtHost, HostFile, Result, os, refused};
 
-/// Where on the host a copy goes.
+/// The target of a copy on the host.
 #[derive(Clone, Copy)]
 pub struct Spot<'a> {
     pub dir: BorrowedFd<'a>,
     pub name: &'a [u8],
     pub path: &'a Path,
-    /// It is the target that was named. Links are followed and special files written only there: below it, a volume or
-    /// another user could have put one of them in the way.
+    /// The target that the user named. Only there are links followed and special files written to: below it, the volume or
+    /// another user could have placed them.
     pub top: bool,
 }
 
@@ -29,7 +29,7 @@ impl Spot<'_> {
         self.path.as_os_str().as_bytes()
     }
 
-    /// What is there, if anything.
+    /// The existing file, if there is one.
     fn found(&self) -> Result<Option<Stat>> {
         match host::stat(self.dir, os(self.name)) {
             Ok(stat) => Ok(Some(stat)),
@@ -38,12 +38,12 @@ impl Spot<'_> {
         }
     }
 
-    /// Whether the copy is to be left out because something is there.
+    /// Whether the copy is skipped because the target exists.
     pub fn is_skipped(&self, options: &CopyOptions) -> Result<bool> {
         Ok(options.existing == Existing::Skip && self.found()?.is_some())
     }
 
-    /// Removes what is there, where that is allowed, for a link or special file or a further name.
+    /// Removes an existing target, if the options allow it, for a link, a special file or a further hard link.
     pub fn clear(&self, options: &CopyOptions) -> Result<()> {
         if matches!(options.existing, Existing::Refuse | Existing::Skip) {
             return Ok(());
@@ -66,7 +66,7 @@ impl Spot<'_> {
     }
 }
 
-/// Fails if a file that is to be written or removed is the image that is read.
+/// Refuses to write to or remove the image that is being read.
 fn spare_image(options: &CopyOptions, stat: &Stat, spot: &Spot<'_>) -> Result<()> {
     match options.image == Some(host::id_of(stat)) {
         true => refused(spot.bytes(), "is the image that is copied from"),
@@ -74,11 +74,12 @@ fn spare_image(options: &CopyOptions, stat: &Stat, spot: &Spot<'_>) -> Result<()
     }
 }
 
+/// How the target is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Made for this copy.
+enum TargetState {
+    /// Created for this copy.
     New,
-    /// A regular file that existed.
+    /// A regular file that existed before.
     Existed,
     /// A device, pipe or terminal: written in order, without holes.
     Stream,
@@ -88,14 +89,14 @@ enum State {
 pub struct Written<'a> {
     spot: Spot<'a>,
     file: OwnedFd,
-    state: State,
-    /// Of a stream: the bytes written.
+    state: TargetState,
+    /// For a stream: the number of bytes written.
     at: u64,
 }
 
 impl<'a> Written<'a> {
-    /// Makes the file, or empties the one that exists. Called when the first data is there, so what cannot be read
-    /// destroys nothing.
+    /// Creates the file, or truncates the existing one. Called after the first read, so that an unreadable source destroys
+    /// no file.
     pub fn open(spot: Spot<'a>, options: &CopyOptions) -> Result<Self> {
         let existing = options.existing;
         let found = match existing {
@@ -109,7 +110,7 @@ impl<'a> Written<'a> {
         if kind == Some(FileKind::Directory) {
             return refused(spot.bytes(), "is a directory: not replaced by a file");
         }
-        // A copy that keeps names must not write into a file that has others.
+        // A copy that keeps hard links must not write into a file with other names.
         let alone = options.preserve && kind == Some(FileKind::Regular) && found.st_nlink > 1;
         if existing == Existing::Replace || alone {
             spot.clear(options)?;
@@ -145,10 +146,10 @@ impl<'a> Written<'a> {
         let stat = rustix::fs::fstat(&file).on_host(spot.path)?;
         spare_image(options, &stat, &spot)?;
         let state = match host::kind_of(&stat) {
-            Some(FileKind::Regular) => State::Existed,
-            _ => State::Stream,
+            Some(FileKind::Regular) => TargetState::Existed,
+            _ => TargetState::Stream,
         };
-        if state == State::Existed {
+        if state == TargetState::Existed {
             rustix::fs::ftruncate(&file, 0).on_host(spot.path)?;
         }
         Ok(Self {
@@ -166,7 +167,7 @@ impl<'a> Written<'a> {
         Ok(Self {
             spot,
             file,
-            state: State::New,
+            state: TargetState::New,
             at: 0,
         })
     }
@@ -174,7 +175,7 @@ impl<'a> Written<'a> {
     /// Writes a piece of the content; pieces come in the file's order.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let done = match self.state {
-            State::Stream => self.zeros_to(offset).and_then(|()| self.append(bytes)),
+            TargetState::Stream => self.zeros_to(offset).and_then(|()| self.append(bytes)),
             _ => write_all_at(&self.file, bytes, offset),
         };
         done.on_host(self.spot.path)
@@ -191,7 +192,7 @@ impl<'a> Written<'a> {
         Ok(())
     }
 
-    /// What has no holes gets the zeros that they stand for.
+    /// Writes the zeros of a hole to a stream.
     fn zeros_to(&mut self, offset: u64) -> rustix::io::Result<()> {
         const ZEROS: [u8; 4096] = [0; 4096];
         while self.at < offset {
@@ -204,39 +205,40 @@ impl<'a> Written<'a> {
     /// Ends the file at `size`.
     pub fn finish(&mut self, size: u64) -> Result<()> {
         let done = match self.state {
-            State::Stream => self.zeros_to(size),
+            TargetState::Stream => self.zeros_to(size),
             _ => rustix::fs::ftruncate(&self.file, size),
         };
         done.on_host(self.spot.path)
     }
 
-    /// Removes what was made for a copy that failed. A file that existed stays, with what it has by now.
+    /// Removes a file that was created for a failed copy. A file that existed before stays, with its current content.
     pub fn discard(self) {
-        let made = self.state == State::New && self.id().is_ok_and(|made| self.is_there(made));
+        let made =
+            self.state == TargetState::New && self.id().is_ok_and(|made| self.is_there(made));
         if made {
             // The copy's own error is the one to report.
             let _ = self.spot.remove();
         }
     }
 
-    /// Its name may be another file's by now.
+    /// Whether the name still refers to the file that was made.
     fn is_there(&self, made: HostFile) -> bool {
         let found = self.spot.found();
         found.is_ok_and(|found| found.is_some_and(|stat| host::id_of(&stat) == made))
     }
 
-    /// The file, by its numbers.
+    /// The device and inode number of the file.
     pub fn id(&self) -> Result<HostFile> {
         let stat = rustix::fs::fstat(&self.file).on_host(self.spot.path)?;
         Ok(host::id_of(&stat))
     }
 
-    /// Whether it gets its original's attributes, and what they are set on.
+    /// The target of the original's attributes, if the copy gets them.
     pub fn target(&self, options: &CopyOptions) -> Option<Target<'_>> {
         let keeps = match self.state {
-            State::New => true,
-            State::Existed => options.preserve,
-            State::Stream => false,
+            TargetState::New => true,
+            TargetState::Existed => options.preserve,
+            TargetState::Stream => false,
         };
         keeps.then(|| Target::Open(self.file.as_fd()))
     }
@@ -253,7 +255,7 @@ fn write_all_at(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> rustix::io
     Ok(())
 }
 
-/// A write that takes nothing and reports nothing would be repeated for ever.
+/// Turns a write of 0 bytes into an error; it would be repeated endlessly.
 fn some(written: usize) -> rustix::io::Result<usize> {
     match written {
         0 => Err(Errno::IO),
@@ -261,7 +263,7 @@ fn some(written: usize) -> rustix::io::Result<usize> {
     }
 }
 
-/// Gives the copy of a file of several names one more.
+/// Adds a hard link to the copy of a file with several names.
 pub fn another_name(
     path: &Path,
     made: HostFile,
