@@ -32,7 +32,7 @@ struct Shared {
     options: Mutex<IoOptions>,
 }
 
-/// What the owners tell of goes to the queue.
+/// Passes changes of groups from the owners to the queue.
 struct ToQueue(Arc<Queue>);
 
 impl Groups for ToQueue {
@@ -64,7 +64,7 @@ impl Shared {
         self.owners.use_groups(options.queue.policy != Policy::Fifo);
     }
 
-    /// What the queue has done, by groups' names.
+    /// The statistics of the queue, by group paths.
     fn stats(&self) -> String {
         let groups = self.owners.groups();
         let name = |wanted: GroupId| {
@@ -77,7 +77,7 @@ impl Shared {
         self.queue.stats().to_json_with(name)
     }
 
-    /// Who waits, and what the groups' numbers mean.
+    /// The queued requests, and the paths of the groups.
     fn describe(&self) -> String {
         let mut text = self.queue.describe();
         for (path, group, weight) in self.owners.groups() {
@@ -115,7 +115,7 @@ impl Io {
         }
     }
 
-    /// Who is behind a process.
+    /// Maps processes to the owners of their I/O.
     pub(crate) fn owners(&self) -> &Arc<Owners> {
         &self.shared.owners
     }

@@ -136,7 +136,7 @@ pub const SECTOR: u64 = 512;
 /// Whether an item is for other programs: mount(8) reserves `x-…` and `X-…` for them.
 ///
 /// # Errors
-/// [`FsError::BadOption`] for those that tell mount(8) to do something: it does that, and does not pass them on.
+/// [`FsError::BadOption`] for `x-mount.…`, which only mount(8) can do.
 fn is_for_others(name: &str) -> Result<bool> {
     if name.starts_with("x-mount.") || name.starts_with("X-mount.") {
         let why = "is done by mount(8); use mount -t steadfs";

@@ -1,6 +1,6 @@
-//! Names of what is no volume here, by magic numbers, and what leads on.
+//! Formats that are not volumes, by magic number, and what to do with them.
 
-/// Something that has a name.
+/// A known format.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Format {
     /// For a list.
@@ -11,7 +11,7 @@ pub struct Format {
     pub advice: &'static str,
 }
 
-/// A magic number at a fixed place.
+/// A magic number at a fixed offset.
 struct Magic {
     at: usize,
     bytes: &'static [u8],
@@ -37,7 +37,7 @@ const ASSEMBLE: &str = "mdadm --assemble makes the device that holds the volume"
 const CRYPT: &str = "cryptsetup open makes the device that holds the volume";
 const FLASH: &str = "it is made for flash memory: write it there, or onto the kernel's nandsim";
 
-/// What begins with its magic number, or nearly so: nothing can lie before it.
+/// Formats with their magic number at or near the start.
 static START: &[Magic] = &[
     magic(
         0,
@@ -408,7 +408,7 @@ static START: &[Magic] = &[
     ),
 ];
 
-/// What may have a boot sector with a partition table before it, and is still what fills the device.
+/// Formats that fill the device although a boot sector with a partition table can precede them.
 static BEFORE_A_TABLE: &[Magic] = &[
     magic(
         32769,
@@ -433,7 +433,7 @@ static BEFORE_A_TABLE: &[Magic] = &[
 
 const LVM: &str = "vgchange -ay makes the devices that hold its volumes";
 
-/// What has its magic number further in.
+/// Formats with their magic number further in.
 static WITHIN: &[Magic] = &[
     magic(
         1024,
@@ -580,7 +580,7 @@ fn search(list: &'static [Magic], bytes: &[u8]) -> Option<&'static Format> {
     list.iter().find(fits).map(|magic| &magic.format)
 }
 
-/// By what lies at the very start.
+/// Recognises a format by its start.
 pub(super) fn at_start(head: &[u8]) -> Option<&'static Format> {
     search(START, head)
         .or_else(|| is_bzip2(head).then_some(&BZIP2))
@@ -588,17 +588,17 @@ pub(super) fn at_start(head: &[u8]) -> Option<&'static Format> {
         .or_else(|| is_text(head).then_some(&TEXT))
 }
 
-/// By what fills a device although its first sector may have a partition table.
+/// Recognises a format that fills the device although its first sector can have a partition table.
 pub(super) fn before_a_table(head: &[u8]) -> Option<&'static Format> {
     search(BEFORE_A_TABLE, head)
 }
 
-/// By what lies further in.
+/// Recognises a format by a magic number further in.
 pub(super) fn within(head: &[u8]) -> Option<&'static Format> {
     search(WITHIN, head).or_else(|| is_zfs(head).then_some(&ZFS))
 }
 
-/// By what lies at the end of a device of `size` bytes.
+/// Recognises a format by the end of a device of `size` bytes.
 pub(super) fn at_end(tail: &[u8], size: u64) -> Option<&'static Format> {
     let from = size - tail.len() as u64;
     let is_at = |at: Option<u64>, magic: &[u8]| {

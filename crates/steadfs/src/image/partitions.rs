@@ -9,12 +9,12 @@ use steadfs_block::BlockSource;
 
 use super::{read, word_for};
 
-/// Sizes of a sector that tables count in.
+/// Sector sizes of partition tables.
 const SECTORS: [u64; 2] = [512, 4096];
-/// Partitions that are listed.
-const MOST: usize = 256;
-/// Bytes of a GPT's entries that are read.
-const MOST_ENTRIES: u64 = 1 << 20;
+/// Most partitions that are listed.
+const PARTITIONS_MAX: usize = 256;
+/// Most bytes of a GPT's entries that are read.
+const ENTRY_BYTES_MAX: u64 = 1 << 20;
 
 /// A partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Partition {
     pub name: String,
     /// What was recognised in it.
     pub holds: Option<String>,
-    /// Whether that is a volume.
+    /// Whether `holds` is a volume.
     pub is_volume: bool,
 }
 
@@ -113,7 +113,7 @@ fn le64(bytes: &[u8], at: usize) -> u64 {
     u64::from(le32(bytes, at)) | u64::from(le32(bytes, at + 4)) << 32
 }
 
-/// Says of each partition what it holds.
+/// Recognises the content of each partition.
 fn look_inside(
     src: &dyn BlockSource,
     partitions: &mut [Partition],
@@ -168,8 +168,8 @@ fn header(src: &dyn BlockSource, at: u64, sector: u64) -> Option<Header> {
 /// The partitions that a header leads to, and whether their sum is right.
 fn entries(src: &dyn BlockSource, header: &Header, sector: u64) -> Option<(Vec<Partition>, bool)> {
     let len = header.count.checked_mul(header.entry_bytes)?;
-    let bytes = read(src, header.entries, len.min(MOST_ENTRIES))?;
-    let is_right = len <= MOST_ENTRIES && crc32(&bytes) == header.sum;
+    let bytes = read(src, header.entries, len.min(ENTRY_BYTES_MAX))?;
+    let is_right = len <= ENTRY_BYTES_MAX && crc32(&bytes) == header.sum;
     let mut found = Vec::new();
     for (entry, number) in bytes.chunks_exact(header.entry_bytes as usize).zip(1..) {
         let (first, last) = (le64(entry, 32), le64(entry, 40));
@@ -180,7 +180,7 @@ fn entries(src: &dyn BlockSource, header: &Header, sector: u64) -> Option<(Vec<P
         let sectors = last.checked_sub(first).and_then(|n| n.checked_add(1));
         let bytes = sectors.and_then(|n| n.checked_mul(sector));
         if let (Some(start), Some(bytes)) = (start, bytes)
-            && found.len() < MOST
+            && found.len() < PARTITIONS_MAX
         {
             found.push(Partition {
                 number,
@@ -295,7 +295,7 @@ pub(super) fn mbr(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) 
             base: 0,
         });
     }
-    // Nothing says how long a sector is: where the other length leads to volumes it is that.
+    // An MBR does not record the sector size: 4096 is used if only that leads to volumes.
     let mut tables = SECTORS.map(|sector| {
         let mut partitions = mbr_partitions(src, &first, sector);
         look_inside(src, &mut partitions, holds);
@@ -341,7 +341,7 @@ fn mbr_partitions(src: &dyn BlockSource, first: &[Entry; 4], sector: u64) -> Vec
     let mut seen = BTreeSet::new();
     let mut link = Some(base);
     let mut number = 5;
-    while let Some(at) = link.filter(|at| found.len() < MOST && seen.insert(*at)) {
+    while let Some(at) = link.filter(|at| found.len() < PARTITIONS_MAX && seen.insert(*at)) {
         let bytes = read(src, at.saturating_mul(sector), 512);
         let Some(entries) = bytes.as_deref().and_then(mbr_entries) else {
             break;

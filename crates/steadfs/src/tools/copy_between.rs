@@ -7,9 +7,9 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
 use super::copy_out::write_content;
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
-use super::maker::{Kept, Maker, Node, Output, Spot};
+use super::maker::{CopyTarget, Kept, Maker, Node, Output};
 use super::walk::{
-    Entry, Held, Met, check_depth, check_end, child, entries, resolve, resolve_parent, way,
+    Entry, Held, VisitedDirs, check_depth, check_end, child, entries, resolve, resolve_parent, way,
 };
 use super::{At, Result, is_root_path, printable, refused};
 
@@ -50,9 +50,9 @@ pub fn copy_between(
         same_volume,
         log: Log::new(progress),
         first_names: BTreeMap::new(),
-        folders: Met::new(options.follow),
+        folders: VisitedDirs::new(options.follow),
     };
-    let spot = Spot {
+    let spot = CopyTarget {
         into: into.ino(),
         name: &name,
         path: to,
@@ -106,11 +106,11 @@ struct Copier<'a, 'p> {
     log: Log<'p>,
     /// The copies of files with several names.
     first_names: BTreeMap<InodeNo, Held<'a>>,
-    folders: Met,
+    folders: VisitedDirs,
 }
 
 impl<'a> Copier<'a, '_> {
-    fn tree(&mut self, top: Held<'a>, from: &[u8], spot: Spot<'_>) -> Result<()> {
+    fn tree(&mut self, top: Held<'a>, from: &[u8], spot: CopyTarget<'_>) -> Result<()> {
         if top.attr().kind != FileKind::Directory {
             return self.file(&top, from, spot);
         }
@@ -136,7 +136,7 @@ impl<'a> Copier<'a, '_> {
                 continue;
             };
             paths.push(&entry.name);
-            let spot = Spot {
+            let spot = CopyTarget {
                 into: frame.to.ino(),
                 name: &entry.name,
                 path: &paths.target,
@@ -157,7 +157,7 @@ impl<'a> Copier<'a, '_> {
         entry: &Entry,
         dir: InodeNo,
         paths: &Paths,
-        spot: Spot<'_>,
+        spot: CopyTarget<'_>,
         depth: usize,
     ) -> Result<Option<Frame<'a>>> {
         let source = &paths.source;
@@ -174,7 +174,7 @@ impl<'a> Copier<'a, '_> {
     }
 
     /// Makes a directory, or uses the existing one. Unreadable entries of its original are reported.
-    fn enter(&mut self, from: Held<'a>, paths: &Paths, spot: Spot<'_>) -> Result<Frame<'a>> {
+    fn enter(&mut self, from: Held<'a>, paths: &Paths, spot: CopyTarget<'_>) -> Result<Frame<'a>> {
         let source = &paths.source;
         if !self.options.recursive {
             return refused(
@@ -202,9 +202,9 @@ impl<'a> Copier<'a, '_> {
     }
 
     /// Copies a file that is not a directory.
-    fn file(&mut self, from: &Held<'_>, source: &[u8], spot: Spot<'_>) -> Result<()> {
+    fn file(&mut self, from: &Held<'_>, source: &[u8], spot: CopyTarget<'_>) -> Result<()> {
         let (attr, maker) = (from.attr(), self.maker);
-        let spot = Spot {
+        let spot = CopyTarget {
             source: self.same_volume.then(|| from.ino()),
             ..spot
         };
@@ -233,7 +233,7 @@ impl<'a> Copier<'a, '_> {
         Ok(())
     }
 
-    fn special(&mut self, attr: &Attr, source: &[u8], spot: Spot<'_>) -> Result<Held<'a>> {
+    fn special(&mut self, attr: &Attr, source: &[u8], spot: CopyTarget<'_>) -> Result<Held<'a>> {
         let target = match attr.kind {
             FileKind::Symlink => self.source.readlink(self.cx, attr.ino),
             _ => Ok(Vec::new()),
@@ -249,7 +249,7 @@ impl<'a> Copier<'a, '_> {
         Ok(made)
     }
 
-    fn regular(&mut self, attr: &Attr, source: &[u8], spot: Spot<'_>) -> Result<Held<'a>> {
+    fn regular(&mut self, attr: &Attr, source: &[u8], spot: CopyTarget<'_>) -> Result<Held<'a>> {
         let mut output = Output::new(self.maker, spot);
         let (fs, cx, log) = (self.source, self.cx, &mut self.log);
         let copied = write_content(fs, cx, source, attr.ino, &mut |offset, bytes| {

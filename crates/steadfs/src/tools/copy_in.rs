@@ -14,7 +14,7 @@ use steadfs_vfs::{Cx, FileKind, FileSystem};
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
 use super::folders::Folders;
 use super::host::{self, Opening, Source};
-use super::maker::{Kept, Maker, Node, Output, Spot};
+use super::maker::{CopyTarget, Kept, Maker, Node, Output};
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, os, refused};
 
@@ -105,8 +105,8 @@ fn target<'a>(
     Ok((dir, name))
 }
 
-fn spot<'a>(dir: &Held<'_>, name: &'a [u8], path: &'a [u8]) -> Spot<'a> {
-    Spot {
+fn spot<'a>(dir: &Held<'_>, name: &'a [u8], path: &'a [u8]) -> CopyTarget<'a> {
+    CopyTarget {
         into: dir.ino(),
         name,
         path,
@@ -151,7 +151,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         }
     }
 
-    fn tree(&mut self, top: Source, from: &Path, spot: Spot<'_>) -> Result<()> {
+    fn tree(&mut self, top: Source, from: &Path, spot: CopyTarget<'_>) -> Result<()> {
         if kind_of(&top.stat) != FileKind::Directory {
             return self.file(&top, from, spot);
         }
@@ -216,7 +216,7 @@ impl<'a, 'p> Copier<'a, 'p> {
             read_special: false,
         };
         let from = host::open_source(here, os(name), how).on_host(path)?;
-        let spot = Spot {
+        let spot = CopyTarget {
             into,
             name,
             path: &paths.target,
@@ -236,7 +236,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         &mut self,
         from: Source,
         paths: &Paths,
-        spot: Spot<'_>,
+        spot: CopyTarget<'_>,
     ) -> Result<(Frame<'a>, OwnedFd)> {
         let source = &paths.source;
         if !self.options.recursive {
@@ -270,7 +270,7 @@ impl<'a, 'p> Copier<'a, 'p> {
     }
 
     /// Copies a file that is not a directory.
-    fn file(&mut self, from: &Source, path: &Path, spot: Spot<'_>) -> Result<()> {
+    fn file(&mut self, from: &Source, path: &Path, spot: CopyTarget<'_>) -> Result<()> {
         self.log.begin(path.as_os_str().as_bytes(), spot.path)?;
         let id = host::id_of(&from.stat);
         if self.options.image == Some(id) {
@@ -304,7 +304,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         Ok(())
     }
 
-    fn special(&mut self, from: &Source, path: &Path, spot: Spot<'_>) -> Result<Held<'a>> {
+    fn special(&mut self, from: &Source, path: &Path, spot: CopyTarget<'_>) -> Result<Held<'a>> {
         let kind = kind_of(&from.stat);
         let target = match kind {
             FileKind::Symlink => from.link_target().on_host(path)?,
@@ -323,7 +323,7 @@ impl<'a, 'p> Copier<'a, 'p> {
     }
 
     /// Copies a regular file, or what can be read from a device or pipe.
-    fn content(&mut self, from: &Source, path: &Path, spot: Spot<'_>) -> Result<Held<'a>> {
+    fn content(&mut self, from: &Source, path: &Path, spot: CopyTarget<'_>) -> Result<Held<'a>> {
         if kind_of(&from.stat) == FileKind::Regular {
             let even = self.options.latest.is_some();
             let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
@@ -342,7 +342,7 @@ impl<'a, 'p> Copier<'a, 'p> {
     /// Makes a regular file of what `read` writes. On an error a new file is removed.
     fn regular(
         &mut self,
-        spot: Spot<'_>,
+        spot: CopyTarget<'_>,
         read: impl FnOnce(&mut Output<'_, '_>, &mut Log<'_>) -> Result<InodeNo>,
         kept: impl FnOnce(&mut Log<'_>) -> Kept,
     ) -> Result<Held<'a>> {

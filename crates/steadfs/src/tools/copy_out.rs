@@ -15,8 +15,10 @@ use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report}
 use super::folders::Folders;
 use super::host::{self, Target};
 use super::list::device_numbers;
-use super::walk::{Entry, Held, Met, check_depth, check_end, child, entries, is_of_dir, resolve};
-use super::written::{Spot, Written, another_name};
+use super::walk::{
+    Entry, Held, VisitedDirs, check_depth, check_end, child, entries, is_of_dir, resolve,
+};
+use super::written::{CopyTarget, Written, another_name};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, os, printable, refused};
 
 /// Copies the file or tree at `from` on the volume; the copy's path is `to`. An existing directory is filled. The copy
@@ -40,7 +42,7 @@ pub fn copy_out(
         options,
         log: Log::new(progress),
         first_names: BTreeMap::new(),
-        folders: Met::new(options.follow),
+        folders: VisitedDirs::new(options.follow),
     };
     let (dir, name) = folder_and_name(to);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -50,7 +52,7 @@ pub fn copy_out(
     });
     ends.map_err(|error| io::Error::from_raw_os_error(error.errno()))
         .on_host(to)?;
-    let spot = Spot {
+    let spot = CopyTarget {
         dir: folder.as_fd(),
         name,
         path: to,
@@ -146,11 +148,11 @@ struct Copier<'a, 'p> {
     log: Log<'p>,
     /// The first copies of files with several names.
     first_names: BTreeMap<InodeNo, First>,
-    folders: Met,
+    folders: VisitedDirs,
 }
 
 impl<'a> Copier<'a, '_> {
-    fn tree(&mut self, top: Held<'a>, source: &[u8], spot: Spot<'_>) -> Result<()> {
+    fn tree(&mut self, top: Held<'a>, source: &[u8], spot: CopyTarget<'_>) -> Result<()> {
         if top.attr().kind != FileKind::Directory {
             return self.file(&top, source, spot);
         }
@@ -181,7 +183,7 @@ impl<'a> Copier<'a, '_> {
                 continue;
             };
             paths.push(&entry.name);
-            let spot = Spot {
+            let spot = CopyTarget {
                 dir: here,
                 name: &entry.name,
                 path: host_path(&paths.target),
@@ -208,7 +210,7 @@ impl<'a> Copier<'a, '_> {
         entry: &Entry,
         dir: InodeNo,
         paths: &Paths,
-        spot: Spot<'_>,
+        spot: CopyTarget<'_>,
         depth: usize,
     ) -> Result<Option<(Frame<'a>, OwnedFd)>> {
         let source = &paths.source;
@@ -229,7 +231,7 @@ impl<'a> Copier<'a, '_> {
         &mut self,
         held: Held<'a>,
         paths: &Paths,
-        spot: Spot<'_>,
+        spot: CopyTarget<'_>,
     ) -> Result<(Frame<'a>, OwnedFd)> {
         let source = &paths.source;
         if !self.options.recursive {
@@ -269,7 +271,7 @@ impl<'a> Copier<'a, '_> {
     }
 
     /// Copies a file that is not a directory.
-    fn file(&mut self, held: &Held<'_>, source: &[u8], spot: Spot<'_>) -> Result<()> {
+    fn file(&mut self, held: &Held<'_>, source: &[u8], spot: CopyTarget<'_>) -> Result<()> {
         let attr = held.attr();
         self.log.begin(source, spot.path.as_os_str().as_bytes())?;
         if spot.is_skipped(&self.options)? {
@@ -301,7 +303,7 @@ impl<'a> Copier<'a, '_> {
         Ok(())
     }
 
-    fn regular(&mut self, attr: &Attr, source: &[u8], spot: Spot<'_>) -> Result<HostFile> {
+    fn regular(&mut self, attr: &Attr, source: &[u8], spot: CopyTarget<'_>) -> Result<HostFile> {
         let mut written: Option<Written<'_>> = None;
         let done = self.content(attr, source, spot, &mut written);
         match (done, written) {
@@ -326,7 +328,7 @@ impl<'a> Copier<'a, '_> {
         &mut self,
         attr: &Attr,
         source: &[u8],
-        spot: Spot<'s>,
+        spot: CopyTarget<'s>,
         written: &mut Option<Written<'s>>,
     ) -> Result<()> {
         let (fs, cx, options) = (self.fs, self.cx, self.options);
@@ -339,7 +341,7 @@ impl<'a> Copier<'a, '_> {
     }
 
     /// Makes a link, node, pipe or socket.
-    fn special(&mut self, attr: &Attr, source: &[u8], spot: Spot<'_>) -> Result<HostFile> {
+    fn special(&mut self, attr: &Attr, source: &[u8], spot: CopyTarget<'_>) -> Result<HostFile> {
         let made = if attr.kind == FileKind::Symlink {
             let target = self.fs.readlink(self.cx, attr.ino).on_volume(source)?;
             spot.clear(&self.options)?;
@@ -413,7 +415,7 @@ impl<'a> Copier<'a, '_> {
 
 fn opened<'w, 's>(
     written: &'w mut Option<Written<'s>>,
-    spot: Spot<'s>,
+    spot: CopyTarget<'s>,
     options: &CopyOptions,
 ) -> Result<&'w mut Written<'s>> {
     match written {

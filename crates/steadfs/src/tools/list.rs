@@ -6,7 +6,7 @@ use steadfs_base::{InodeNo, Timestamp};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
 use super::copying::Follow;
-use super::walk::{Held, Met, check_depth, child, entries, resolve};
+use super::walk::{Held, VisitedDirs, check_depth, child, entries, resolve};
 use super::{At, Result, ToolError, join, push};
 
 /// What [`list`] shows.
@@ -171,7 +171,7 @@ pub struct Listings<'a> {
     /// The directory that was listed last; `levels` has one level for it and for each directory around it.
     path: Vec<u8>,
     levels: Vec<Level<'a>>,
-    folders: Met,
+    folders: VisitedDirs,
     /// The top has not been listed yet.
     top: bool,
 }
@@ -192,7 +192,7 @@ impl<'a> Listings<'a> {
             lister: Lister { fs, cx, options },
             path: path.to_vec(),
             levels: Vec::new(),
-            folders: Met::new(Follow::Never),
+            folders: VisitedDirs::new(Follow::Never),
             top: true,
         }
     }

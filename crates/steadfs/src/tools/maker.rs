@@ -30,7 +30,7 @@ pub(super) struct Kept {
 
 /// The target of a copy on a volume. An empty `name` is the root itself.
 #[derive(Clone, Copy)]
-pub(super) struct Spot<'a> {
+pub(super) struct CopyTarget<'a> {
     pub into: InodeNo,
     pub name: &'a [u8],
     pub path: &'a [u8],
@@ -50,7 +50,7 @@ pub(super) struct Maker<'a> {
 
 impl<'a> Maker<'a> {
     /// Makes a directory, or uses the existing one. Returns whether it was made.
-    pub fn dir(&self, spot: &Spot<'_>) -> Result<(Held<'a>, bool)> {
+    pub fn dir(&self, spot: &CopyTarget<'_>) -> Result<(Held<'a>, bool)> {
         let (fs, cx) = (self.fs, self.cx);
         if spot.name.is_empty() {
             return Ok((Held::root(fs, cx).on_volume(spot.path)?, false));
@@ -68,7 +68,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    fn found(&self, spot: &Spot<'_>) -> Result<Option<Held<'a>>> {
+    fn found(&self, spot: &CopyTarget<'_>) -> Result<Option<Held<'a>>> {
         match child(self.fs, self.cx, spot.into, spot.name) {
             Ok(held) => Ok(Some(held)),
             Err(FsError::NotFound) => Ok(None),
@@ -77,12 +77,12 @@ impl<'a> Maker<'a> {
     }
 
     /// Whether the copy is skipped because the target exists.
-    pub fn is_skipped(&self, spot: &Spot<'_>) -> Result<bool> {
+    pub fn is_skipped(&self, spot: &CopyTarget<'_>) -> Result<bool> {
         Ok(self.options.existing == Existing::Skip && self.found(spot)?.is_some())
     }
 
     /// Removes an existing target, if the options allow it, for a link, a special file or a further hard link.
-    fn clear(&self, spot: &Spot<'_>) -> Result<()> {
+    fn clear(&self, spot: &CopyTarget<'_>) -> Result<()> {
         if spot.name.is_empty() {
             return refused(spot.path, "is a directory: not replaced");
         }
@@ -101,7 +101,7 @@ impl<'a> Maker<'a> {
     }
 
     /// Adds a hard link to a file that was copied before.
-    pub fn link(&self, first: InodeNo, spot: &Spot<'_>) -> Result<()> {
+    pub fn link(&self, first: InodeNo, spot: &CopyTarget<'_>) -> Result<()> {
         if self.found(spot)?.is_some_and(|found| found.ino() == first) {
             return Ok(());
         }
@@ -112,12 +112,12 @@ impl<'a> Maker<'a> {
     }
 
     /// Makes a link or special file, accessible to its owner only.
-    pub fn special(&self, node: &Node<'_>, spot: &Spot<'_>) -> Result<Held<'a>> {
+    pub fn special(&self, node: &Node<'_>, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
         self.clear(spot)?;
         self.make(node, spot)
     }
 
-    fn make(&self, node: &Node<'_>, spot: &Spot<'_>) -> Result<Held<'a>> {
+    fn make(&self, node: &Node<'_>, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
         let (fs, cx, dir, name) = (self.fs, self.cx, spot.into, spot.name);
         let attr: Attr = match node.kind {
             FileKind::Symlink => fs.symlink(cx, dir, name, node.target),
@@ -127,7 +127,7 @@ impl<'a> Maker<'a> {
         Ok(Held::counted(fs, attr))
     }
 
-    fn create(&self, spot: &Spot<'_>) -> Result<Held<'a>> {
+    fn create(&self, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
         let node = Node {
             kind: FileKind::Regular,
             rdev: 0,
@@ -137,7 +137,7 @@ impl<'a> Maker<'a> {
     }
 
     /// Makes a regular file, or uses the existing one. Returns whether it was made.
-    fn open(&self, spot: &Spot<'_>) -> Result<(Held<'a>, bool)> {
+    fn open(&self, spot: &CopyTarget<'_>) -> Result<(Held<'a>, bool)> {
         if spot.name.is_empty() {
             return refused(spot.path, "is a directory: not replaced by a file");
         }
@@ -228,7 +228,7 @@ impl<'a> Maker<'a> {
     }
 }
 
-fn spare_source(found: &Held<'_>, spot: &Spot<'_>) -> Result<()> {
+fn spare_source(found: &Held<'_>, spot: &CopyTarget<'_>) -> Result<()> {
     match spot.source == Some(found.ino()) {
         true => refused(spot.path, "source and target are the same file"),
         false => Ok(()),
@@ -239,14 +239,14 @@ fn spare_source(found: &Held<'_>, spot: &Spot<'_>) -> Result<()> {
 /// so that an unreadable source destroys no file.
 pub(super) struct Output<'a, 's> {
     maker: Maker<'a>,
-    spot: Spot<'s>,
+    spot: CopyTarget<'s>,
     /// The file, and whether it was made for this copy.
     open: Option<(Held<'a>, bool)>,
     end: u64,
 }
 
 impl<'a, 's> Output<'a, 's> {
-    pub fn new(maker: Maker<'a>, spot: Spot<'s>) -> Self {
+    pub fn new(maker: Maker<'a>, spot: CopyTarget<'s>) -> Self {
         Self {
             maker,
             spot,

@@ -65,13 +65,13 @@ impl Drop for Held<'_> {
 }
 
 /// The directories visited so far. One visited twice is corruption, and could be part of a cycle.
-pub(super) struct Met {
+pub(super) struct VisitedDirs {
     /// The visited directories; if links are followed, only those being copied.
     folders: BTreeSet<InodeNo>,
     linked: bool,
 }
 
-impl Met {
+impl VisitedDirs {
     /// For a walk that follows links by this rule.
     pub fn new(follow: Follow) -> Self {
         Self {
@@ -123,7 +123,7 @@ pub(super) fn check_depth(around: usize, path: &[u8]) -> ToolResult<()> {
 pub struct Entry {
     /// Inode number.
     pub ino: InodeNo,
-    /// Type, where the directory tells.
+    /// Type, if the directory has it.
     pub kind: Option<FileKind>,
     /// The name; checked, so never empty, never with a slash.
     pub name: Vec<u8>,

@@ -15,7 +15,7 @@ use super::{AtHost, HostFile, Result, os, refused};
 
 /// The target of a copy on the host.
 #[derive(Clone, Copy)]
-pub struct Spot<'a> {
+pub struct CopyTarget<'a> {
     pub dir: BorrowedFd<'a>,
     pub name: &'a [u8],
     pub path: &'a Path,
@@ -24,7 +24,7 @@ pub struct Spot<'a> {
     pub top: bool,
 }
 
-impl Spot<'_> {
+impl CopyTarget<'_> {
     fn bytes(&self) -> &[u8] {
         self.path.as_os_str().as_bytes()
     }
@@ -67,7 +67,7 @@ impl Spot<'_> {
 }
 
 /// Refuses to write to or remove the image that is being read.
-fn spare_image(options: &CopyOptions, stat: &Stat, spot: &Spot<'_>) -> Result<()> {
+fn spare_image(options: &CopyOptions, stat: &Stat, spot: &CopyTarget<'_>) -> Result<()> {
     match options.image == Some(host::id_of(stat)) {
         true => refused(spot.bytes(), "is the image that is copied from"),
         false => Ok(()),
@@ -87,7 +87,7 @@ enum TargetState {
 
 /// A file that is being written.
 pub struct Written<'a> {
-    spot: Spot<'a>,
+    spot: CopyTarget<'a>,
     file: OwnedFd,
     state: TargetState,
     /// For a stream: the number of bytes written.
@@ -97,7 +97,7 @@ pub struct Written<'a> {
 impl<'a> Written<'a> {
     /// Creates the file, or truncates the existing one. Called after the first read, so that an unreadable source destroys
     /// no file.
-    pub fn open(spot: Spot<'a>, options: &CopyOptions) -> Result<Self> {
+    pub fn open(spot: CopyTarget<'a>, options: &CopyOptions) -> Result<Self> {
         let existing = options.existing;
         let found = match existing {
             Existing::Refuse | Existing::Skip => None,
@@ -129,7 +129,7 @@ impl<'a> Written<'a> {
         }
     }
 
-    fn open_existing(spot: Spot<'a>, options: &CopyOptions) -> Result<Self> {
+    fn open_existing(spot: CopyTarget<'a>, options: &CopyOptions) -> Result<Self> {
         let mut flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
         if !spot.top {
             flags |= OFlags::NOFOLLOW;
@@ -160,7 +160,7 @@ impl<'a> Written<'a> {
         })
     }
 
-    fn create(spot: Spot<'a>) -> Result<Self> {
+    fn create(spot: CopyTarget<'a>) -> Result<Self> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let file = rustix::fs::openat(spot.dir, os(spot.name), flags, mode).on_host(spot.path)?;
@@ -267,7 +267,7 @@ fn some(written: usize) -> rustix::io::Result<usize> {
 pub fn another_name(
     path: &Path,
     made: HostFile,
-    spot: &Spot<'_>,
+    spot: &CopyTarget<'_>,
     options: &CopyOptions,
 ) -> Result<()> {
     let file = host::open_path(path).on_host(path)?;
