@@ -80,14 +80,14 @@ pub enum DiscardUnit {
 /// How much of the volume may be unusable while checkpoints are switched off (`checkpoint=disable:`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// So many blocks.
+    /// A number of blocks.
     Blocks(u32),
     /// Percent of the blocks users may fill.
     Percent(u8),
 }
 
 impl Unusable {
-    /// The same as blocks of a volume with so many for users, as the kernel rounds it.
+    /// The limit in blocks, of `user_blocks` that users may fill; rounded as in the kernel.
     pub const fn blocks(self, user_blocks: u64) -> u64 {
         match self {
             Self::Blocks(blocks) => blocks as u64,
@@ -110,9 +110,9 @@ pub struct MountOptions {
     pub background_gc: BackgroundGc,
     /// `gc_policy=`.
     pub gc_policy: GcPolicy,
-    /// `atgc`: background cleaning chooses by age, and moves data to data as old.
+    /// `atgc`: background GC selects victims by age, and moves data to data of the same age.
     pub atgc: bool,
-    /// `gc_merge`: who needs space lets the cleaning task make it.
+    /// `gc_merge`: tasks that need space wait for the GC task.
     pub gc_merge: bool,
     /// `discard`, `nodiscard`: freed blocks are discarded. `None`: if the device can.
     pub discard: Option<bool>,

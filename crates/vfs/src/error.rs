@@ -1,4 +1,4 @@
-//! What can go wrong in a file-system call, and the one table of error numbers.
+//! Errors of file-system calls, and the one table of error numbers.
 
 use std::fmt;
 
@@ -20,10 +20,10 @@ pub enum FsError {
     /// The name exists already.
     #[error("file exists")]
     Exists,
-    /// A directory is needed.
+    /// The operation requires a directory.
     #[error("not a directory")]
     NotDir,
-    /// A directory cannot be used here.
+    /// The operation does not accept a directory.
     #[error("is a directory")]
     IsDir,
     /// The directory has entries.
@@ -35,10 +35,10 @@ pub enum FsError {
     /// The quota is used up.
     #[error("quota exceeded")]
     Quota,
-    /// The volume is read-only, with the reason.
+    /// The volume is read-only.
     #[error("volume is read-only")]
     ReadOnly,
-    /// The volume can only be read and was opened for writing; why it can only be read.
+    /// The volume can only be read and was opened for writing, with the reason.
     #[error("can only be read: {0}")]
     OnlyReadable(String),
     /// The operation is not allowed on this inode (immutable, append-only, …).
@@ -50,10 +50,10 @@ pub enum FsError {
     /// A name longer than 255 bytes or a link target longer than a block.
     #[error("file name too long")]
     NameTooLong,
-    /// An argument makes no sense; which one.
+    /// An argument is invalid; which one.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// A mount option or control value makes no sense; the sentence says why.
+    /// A mount option or control value is invalid, with the reason.
     #[error("{0}")]
     BadOption(String),
     /// The link count has reached its limit.
@@ -83,16 +83,16 @@ pub enum FsError {
     /// In use.
     #[error("busy")]
     Busy,
-    /// Not now; what keeps it from being done.
+    /// Temporarily impossible, with the reason.
     #[error("try again: {0}")]
     Again(&'static str),
-    /// The host refuses a thread; why.
+    /// The host refused another thread, with the reason.
     #[error("cannot create a thread: {0} (see ulimit -u)")]
     NoThread(String),
-    /// The inode number means nothing any more.
+    /// The inode number is no longer valid.
     #[error("stale file handle")]
     Stale,
-    /// An encrypted name or file, and no key.
+    /// An encrypted name or file without its key.
     #[error("required key not available")]
     NoKey,
     /// Interrupted by a signal.
@@ -101,7 +101,7 @@ pub enum FsError {
     /// Out of memory within the budget.
     #[error("out of memory")]
     NoMemory,
-    /// An error has made the volume read-only, and what was asked for would change it; the first cause.
+    /// An error has made the volume read-only, and the call would change it; the first cause.
     #[error("volume was made read-only by an error: {0}")]
     TurnedReadOnly(String),
     /// The volume was shut down or aborted; the first cause.
@@ -116,16 +116,16 @@ pub enum FsError {
 }
 
 impl FsError {
-    /// A task could not be started.
+    /// From the host's refusal of a thread.
     pub fn no_thread(error: impl fmt::Display) -> Self {
         let why = error.to_string();
-        // The number that the host's errors are shown with says nothing more.
+        // The number behind the host's error texts adds nothing.
         let words = why.split(" (os error").next().unwrap_or_default();
         Self::NoThread(words.to_owned())
     }
 
-    /// What a change of a volume is told that has stopped for `cause`: as of ext4 in Linux, EROFS after an error
-    /// and EIO after a shutdown that somebody asked for.
+    /// The error of a call that would change a volume which stopped for `cause`: as of ext4 in Linux, EROFS after an
+    /// error and EIO after a requested shutdown.
     pub fn refused(cause: &str) -> Self {
         match cause {
             SHUT_DOWN => Self::Stopped(cause.to_owned()),
@@ -133,8 +133,8 @@ impl FsError {
         }
     }
 
-    /// The same where something is not durable that was written before: EIO, for of EROFS fsync(2) says that it
-    /// is about files that need no fsync, and there are callers who let that pass.
+    /// The same where written data is not durable: EIO, because fsync(2) documents EROFS for files that support no
+    /// synchronization, and some programs ignore it.
     pub fn not_durable(self) -> Self {
         match self {
             Self::TurnedReadOnly(cause) => Self::Stopped(cause),
@@ -142,7 +142,7 @@ impl FsError {
         }
     }
 
-    /// The same with the inode named, where a failure to read content is known to be this file's.
+    /// The same with the inode named, where content of a file could not be read.
     #[must_use]
     pub fn of_file(self, ino: impl std::fmt::Display) -> Self {
         match self {

@@ -1,8 +1,8 @@
-//! What was met since the mount that the volume's owner should know of: each finding once, with how often it was met.
+//! Findings since the mount that the volume's owner should see: each one once, with its count.
 
 use steadfs_rt::{Mutex, Rank};
 
-/// Findings that are kept; of others only the number is known.
+/// Findings that are kept, at most; further ones are counted.
 const FINDINGS_MAX: usize = 32;
 
 /// A list of findings.
@@ -13,19 +13,18 @@ pub struct Findings {
 #[derive(Default)]
 struct State {
     list: Vec<(String, u64)>,
-    /// Findings for which there was no room.
+    /// Occurrences of findings that were not kept.
     others: u64,
 }
 
 impl Findings {
-    /// None yet.
     pub fn new() -> Self {
         Self {
             state: Mutex::new(Rank::Leaf, State::default()),
         }
     }
 
-    /// Something was found. Whether it is the first time, as far as that is known.
+    /// Records a finding. Returns whether it is new, as far as that is known.
     pub fn record(&self, what: &str) -> bool {
         let mut state = self.state.lock();
         if let Some((_, times)) = state.list.iter_mut().find(|(known, _)| known == what) {
@@ -40,7 +39,7 @@ impl Findings {
         true
     }
 
-    /// A line for each finding, in the order in which they were met, which begins with `word`.
+    /// One line per finding, in order of the first occurrence; each begins with `word`.
     pub fn show(&self, word: &str) -> String {
         let state = self.state.lock();
         let mut text = String::new();

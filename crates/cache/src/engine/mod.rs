@@ -198,7 +198,7 @@ pub trait WritebackFs {
     fn settle(&self, file: &Self::File, settlement: Settlement);
     /// The device failed a write of the file's data.
     fn data_failed(&self, file: &Self::File, error: &IoError);
-    /// Called before a run's blocks leave the cache: whoever finds none of them there must find this.
+    /// Called before a run's blocks leave the cache: a task that does not find them there must see this record.
     fn before_complete(&self, run: &WritebackRun<'_, Self::File>, outcomes: &[MappedPiece]);
 }
 

@@ -1,4 +1,4 @@
-//! What is told and noted of damage, stops and failed writes.
+//! Corruption, aborts and failed writes in `.steadfs/errors` and in the superblocks.
 
 use std::sync::Arc;
 
@@ -261,7 +261,7 @@ fn every_structure_has_its_kind_of_damage() {
     );
 }
 
-/// A thaw writes nothing, so it ends well; what fails is told by whoever needs it, and nothing that was durable is lost.
+/// A thaw writes nothing, so it succeeds; later calls report the failure, and nothing that was durable is lost.
 #[test]
 fn after_a_thaw_a_device_that_fails_stops_the_volume() {
     for seed in 0..8 {

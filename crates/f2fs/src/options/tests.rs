@@ -229,8 +229,8 @@ const NO_QUOTAS: Here = Idle("quota is neither counted nor enforced");
 const FOR_TESTS: Here = Not("is for testing kernels");
 const IS_GONE: Here = Idle("Linux removed it, too");
 
-/// Every option of Documentation/filesystems/f2fs.rst of Linux 6.18, line by line, each value that it names; and
-/// at the end what fs/f2fs/super.c takes and the page does not tell.
+/// Every option of Documentation/filesystems/f2fs.rst of Linux 6.18, line by line, with each value that it names; at the
+/// end the options that fs/f2fs/super.c accepts and the page lacks.
 #[rustfmt::skip]
 const PAGE: &[(&str, Here)] = &[
     ("background_gc=on", IsSo), ("background_gc=off", Does), ("background_gc=sync", Does),

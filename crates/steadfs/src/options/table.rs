@@ -60,7 +60,7 @@ const ENTRIES: &[Opt] = &[
     Opt::flag("allow_other", |o| o.allow_other = Some(true))
         .help_with_default(
             Server,
-            "whether users other than the one who mounts may use the mount; users other than root need user_allow_other \
+            "whether other users may use the mount; without root this requires user_allow_other \
              in /etc/fuse.conf for it",
             "root: allow_other",
         )
