@@ -18,6 +18,7 @@ struct State {
 }
 
 impl Findings {
+    /// An empty list.
     pub fn new() -> Self {
         Self {
             state: Mutex::new(Rank::Leaf, State::default()),
