@@ -1,4 +1,5 @@
 //! Images made by e2fsprogs, for tests.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

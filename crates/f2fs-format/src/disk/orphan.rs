@@ -26,7 +26,8 @@ pub fn check_count(layout: &Layout, count: usize) -> Result<()> {
     }
     let what = Structure::OrphanBlock;
     let rule = "more than every checkpoint pack can list";
-    Err(DiskError::field(what, "orphans", count as u64, rule))
+    let count = u64::try_from(count).unwrap_or(u64::MAX);
+    Err(DiskError::field(what, "orphans", count, rule))
 }
 
 /// Decodes one orphan block. (The kernel leaves the checksum field 0, so it is not verified; [`encode`] sets it.)

@@ -86,10 +86,7 @@ impl ErrorFlag {
     /// The flag for an error.
     pub fn of_error(error: &FsError) -> Option<Self> {
         match error {
-            FsError::Corrupt(corruption) => match corruption.code {
-                Some(bit) => Some(Self(bit)),
-                None => None,
-            },
+            FsError::Corrupt(corruption) => corruption.code.map(Self),
             _ => None,
         }
     }
