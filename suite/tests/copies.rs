@@ -19,6 +19,9 @@ use steadfs_suite::{Compare, Image, KernelMount, Scratch, Tree, run, steadfs};
 #[path = "copies/as_cp.rs"]
 mod as_cp;
 
+#[path = "copies/interrupted.rs"]
+mod interrupted;
+
 const MIB: u64 = 1 << 20;
 const SIGPIPE: i32 = 13;
 
@@ -417,150 +420,6 @@ fn a_closed_pipe_ends_the_command() {
         );
         assert_eq!(output, "", "{words:?}");
     }
-}
-
-fn signal(child: &Child, signal: Signal) {
-    let pid = Pid::from_child(child);
-    kill_process(pid, signal).unwrap();
-}
-
-/// Bytes that a program has read so far; 0 after its end.
-fn bytes_read(child: &Child) -> u64 {
-    let counts = fs::read_to_string(format!("/proc/{}/io", child.id())).unwrap_or_default();
-    let line = counts.lines().find_map(|l| l.strip_prefix("rchar: "));
-    line.map_or(0, |number| number.parse().unwrap())
-}
-
-#[test]
-fn interrupted_copies_leave_consistent_volumes() {
-    let scratch = Scratch::new();
-    let source = scratch.folder("source");
-    for n in 0..3000 {
-        fs::write(source.join(n.to_string()), vec![n as u8; 30_000]).unwrap();
-    }
-    let source = source.to_str().unwrap();
-    for (kind, sent) in [
-        ("ext2", Signal::INT),
-        ("ext4", Signal::INT),
-        ("ext2", Signal::TERM),
-        ("ext4", Signal::HUP),
-    ] {
-        // Again if the copy was finished before we could look.
-        let stopped = (0..50).any(|_| {
-            let volume = image(&scratch, "a.img", kind, 256 * MIB);
-            let mut child = Command::new(program())
-                .args(["cp", "-r", source, &at(&volume, "/")])
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
-            until("a tenth is read", || {
-                bytes_read(&child) > 9_000_000 || child.try_wait().unwrap().is_some()
-            });
-            signal(&child, sent);
-            let status = wait(&mut child, PATIENCE).unwrap();
-            volume.check_clean();
-            assert!(!volume.needs_recovery());
-            let count = steadfs(["ls", &at(&volume, "/source")]).out.lines().count();
-            let stopped = status.signal() == Some(sent.as_raw());
-            assert!(stopped || status.success(), "{status}");
-            let mut output = String::new();
-            child
-                .stderr
-                .take()
-                .unwrap()
-                .read_to_string(&mut output)
-                .unwrap();
-            // A signal that arrives before the program handles signals ends it as it ends any other program.
-            assert!(output.is_empty() || output.contains("stopped"), "{output}");
-            fs::remove_file(volume.path()).unwrap();
-            stopped && count > 0 && count < 3000
-        });
-        assert!(stopped, "{kind}: no copy was stopped in its middle");
-    }
-}
-
-/// Runs the program on a terminal, and stops it for a while when `begun` is true.
-fn on_a_terminal(scratch: &Scratch, words: &[&str], begun: impl Fn() -> bool) -> String {
-    let pid = scratch.join("pid");
-    // From another run.
-    let _ = fs::remove_file(&pid);
-    let line = format!(
-        "echo $$ >{}; exec {} {}",
-        pid.display(),
-        program().display(),
-        words.join(" ")
-    );
-    let mut script = Command::new("script");
-    script
-        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
-        // A terminal with capabilities, independent of the one that the tests run on.
-        .env("TERM", "xterm")
-        .env_remove("NO_COLOR")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    let mut child = script.spawn().unwrap();
-    let out = child.stdout.take().unwrap();
-    let reader = std::thread::spawn(move || {
-        let mut text = Vec::new();
-        let mut out = out;
-        out.read_to_end(&mut text).map(|_| text)
-    });
-    let end = Instant::now() + PATIENCE;
-    while !begun() && child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < end, "{words:?} does not begin");
-        std::thread::yield_now();
-    }
-    let number = fs::read_to_string(&pid).unwrap_or_default();
-    let number = number.trim().parse().ok().and_then(Pid::from_raw);
-    if let Some(number) = number.filter(|_| child.try_wait().unwrap().is_none()) {
-        // The program may have ended.
-        if kill_process(number, Signal::STOP).is_ok() {
-            sleep(Duration::from_millis(600));
-            // script(1) stops itself with its child, and continues it.
-            signal(&child, Signal::CONT);
-            let _ = kill_process(number, Signal::CONT);
-        }
-    }
-    let status = wait(&mut child, PATIENCE).unwrap();
-    let text = String::from_utf8_lossy(&reader.join().unwrap().unwrap()).into_owned();
-    assert!(status.success(), "{words:?}: {status}\n{text}");
-    text
-}
-
-#[test]
-fn progress_is_shown_on_a_terminal_only() {
-    let scratch = Scratch::new();
-    let volume = image(&scratch, "a.img", "ext4", 256 * MIB);
-    let source = scratch.folder("source");
-    for n in 0..100 {
-        fs::write(source.join(n.to_string()), vec![n as u8; 1 << 20]).unwrap();
-    }
-    let source = source.to_str().unwrap();
-    let place = at(&volume, "/source");
-    cp(&["-r", source, &at(&volume, "/")]);
-    let shown = (0..50).any(|_| {
-        let out: PathBuf = scratch.join("out");
-        let _ = fs::remove_dir_all(&out);
-        let words = ["extract", &place, out.to_str().unwrap()];
-        // The order of the files is that of their hashes, which differ from volume to volume.
-        let text = on_a_terminal(&scratch, &words, || {
-            fs::read_dir(&out).is_ok_and(|mut files| files.next().is_some())
-        });
-        text.contains("MiB") && text.contains("files: /source/")
-    });
-    assert!(shown, "no progress was shown in 50 runs");
-    let out = scratch.join("quiet");
-    let output = steadfs(["extract", &place, out.to_str().unwrap()]).expect(0);
-    assert_eq!((output.out.as_str(), output.err.as_str()), ("", ""));
-    // An error is a line of its own; the progress line is erased before.
-    let line = format!("{} extract {place} {}", program().display(), out.display());
-    let failed = run("script", ["-qec", &line, "/dev/null"]);
-    assert_eq!(failed.code(), 1);
-    assert!(
-        failed.out.lines().any(|line| line.contains("File exists")),
-        "{}",
-        failed.out
-    );
 }
 
 /// A write that fills the volume returns a short count and no error: a truncated file must not pass for a complete

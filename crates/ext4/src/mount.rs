@@ -159,12 +159,7 @@ impl Ext4 {
             geo.block_size,
             meta_budget,
         ));
-        let by_copy = super_at != SUPERBLOCK_OFFSET;
-        let needed = match options.common.read_only {
-            false => Descriptors::Valid,
-            true if options.common.salvage || by_copy => Descriptors::Nothing,
-            true => Descriptors::Places,
-        };
+        let needed = needed_descriptors(&options, super_at);
         let (mut alloc, unwritable) = Allocator::load(&geo, &meta, needed)?;
         report.warnings.extend(unwritable.clone());
         alloc.set_discard(options.discard);
@@ -536,6 +531,16 @@ impl Backing for Ext4 {
 /// The hint for a journal that cannot be replayed.
 const WITHOUT_JOURNAL: &str =
     "-o ro,noload leaves the journal out; steadfs ls, cat and extract do so themselves";
+
+/// What an open with these options, by the superblock at `super_at`, needs of the group descriptors.
+fn needed_descriptors(options: &MountOptions, super_at: u64) -> Descriptors {
+    let by_copy = super_at != SUPERBLOCK_OFFSET;
+    match options.common.read_only {
+        false => Descriptors::Valid,
+        true if options.common.salvage || by_copy => Descriptors::Nothing,
+        true => Descriptors::Places,
+    }
+}
 
 /// Adds the hint to the error of a journal that cannot be replayed.
 fn without_log(error: FsError, options: &MountOptions) -> FsError {

@@ -116,18 +116,7 @@ impl Call<'_> {
                 Ok(())
             }
             Op::Setattr(ref arg) => self.setattr(arg, out),
-            Op::Read(arg) => {
-                let len = arg.size.min(self.volume.config.max_request) as usize;
-                // O_DIRECT is not enough: a mapping through such a descriptor reads into the page cache.
-                if arg.read_flags & wire::BYPASS_CACHE == 0 {
-                    self.volume.will_be_cached(self.ino);
-                }
-                out.data = fs.read(&self.cx, self.ino, arg.offset, len)?;
-                if out.data.len() > len {
-                    return Err(Errno::IO.into());
-                }
-                Ok(())
-            }
+            Op::Read(ref arg) => self.read(arg, out),
             Op::Write { arg, data } => self.write(&arg, data, out),
             Op::Open { write } => {
                 fs.open(&self.cx, self.ino, write)?;
@@ -147,16 +136,7 @@ impl Call<'_> {
                 out.put(&statfs_out(&fs.statfs(&self.cx)?));
                 Ok(())
             }
-            Op::Lseek(arg) => {
-                let what = match arg.whence {
-                    3 => Seek::Data,
-                    4 => Seek::Hole,
-                    _ => return Err(Errno::INVAL.into()),
-                };
-                let offset = fs.seek(&self.cx, self.ino, arg.offset, what)?;
-                out.put(&wire::LseekOut { offset });
-                Ok(())
-            }
+            Op::Lseek(ref arg) => self.seek(arg, out),
             Op::Fallocate(arg) => {
                 let mode = falloc_mode(arg.mode)?;
                 let kills = self.may_kill(self.ino, !self.cx.fsetid)?;
@@ -338,6 +318,31 @@ impl Call<'_> {
         if kills {
             self.volume.attributes_changed(ino);
         }
+    }
+
+    fn read(&self, arg: &wire::ReadIn, out: &mut ReplyBuf) -> Outcome {
+        let len = arg.size.min(self.volume.config.max_request) as usize;
+        // O_DIRECT is not enough: a mapping through such a descriptor reads into the page cache.
+        if arg.read_flags & wire::BYPASS_CACHE == 0 {
+            self.volume.will_be_cached(self.ino);
+        }
+        let fs = &self.volume.fs;
+        out.data = fs.read(&self.cx, self.ino, arg.offset, len)?;
+        if out.data.len() > len {
+            return Err(Errno::IO.into());
+        }
+        Ok(())
+    }
+
+    fn seek(&self, arg: &wire::LseekIn, out: &mut ReplyBuf) -> Outcome {
+        let what = match arg.whence {
+            3 => Seek::Data,
+            4 => Seek::Hole,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let offset = self.volume.fs.seek(&self.cx, self.ino, arg.offset, what)?;
+        out.put(&wire::LseekOut { offset });
+        Ok(())
     }
 
     fn write(&self, arg: &wire::WriteIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {

@@ -4,6 +4,7 @@
 //! This module knows magic numbers and partition tables, but no file system that is served here; `volume` uses it for its
 //! error when it finds no volume. The input is not trusted: reads and the number of listed partitions are bounded.
 
+mod detect;
 mod formats;
 mod partitions;
 
@@ -74,15 +75,15 @@ pub fn recognise(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) -
     }
     let head = read(src, 0, HEAD_BYTES.min(size)).unwrap_or_default();
     let named = |found: Option<&'static Format>| found.map(Found::Named);
-    named(formats::at_start(&head))
+    named(detect::at_start(&head))
         .or_else(|| partitions::gpt(src, holds).map(Found::Partitioned))
-        .or_else(|| named(formats::before_a_table(&head)))
+        .or_else(|| named(detect::before_a_table(&head)))
         .or_else(|| partitions::mbr(src, holds).map(Found::Partitioned))
-        .or_else(|| named(formats::within(&head)))
+        .or_else(|| named(detect::within(&head)))
         .or_else(|| {
             let from = size - TAIL_BYTES.min(size);
             let tail = read(src, from, size - from).unwrap_or_default();
-            named(formats::at_end(&tail, size))
+            named(detect::at_end(&tail, size))
         })
         .unwrap_or_else(|| rest(src, &head))
 }
@@ -90,9 +91,9 @@ pub fn recognise(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) -
 /// Recognises a part of a device, as one word for lists of partitions.
 fn word_for(src: &dyn BlockSource, at: u64, bytes: u64) -> Option<&'static str> {
     let head = read(src, at, HEAD_BYTES.min(bytes))?;
-    formats::at_start(&head)
-        .or_else(|| formats::before_a_table(&head))
-        .or_else(|| formats::within(&head))
+    detect::at_start(&head)
+        .or_else(|| detect::before_a_table(&head))
+        .or_else(|| detect::within(&head))
         .map(|format| format.word)
 }
 

@@ -2,8 +2,33 @@
 
 use steadfs_base::DevBlock;
 
-use super::features::{Compat, Incompat};
-use super::{Geometry, GroupDesc, GroupNo};
+use super::features::{Compat, Incompat, RoCompat};
+use super::num::{idx, wide};
+use super::{Features, Geometry, GroupDesc, GroupNo};
+
+/// Whether `group` starts with a superblock on a volume with these features; `backups` are the groups
+/// that `sparse_super2` names.
+pub const fn has_super(features: Features, backups: [u32; 2], group: GroupNo) -> bool {
+    let group = group.0;
+    if group == 0 {
+        return true;
+    }
+    if features.compat.contains(Compat::SPARSE_SUPER2) {
+        return group == backups[0] || group == backups[1];
+    }
+    if group == 1 || !features.ro_compat.contains(RoCompat::SPARSE_SUPER) {
+        return true;
+    }
+    is_power_of(3, group) || is_power_of(5, group) || is_power_of(7, group)
+}
+
+const fn is_power_of(base: u32, number: u32) -> bool {
+    let mut power = 1u64;
+    while power < wide(idx(number)) {
+        power *= wide(idx(base));
+    }
+    power == wide(idx(number))
+}
 
 /// Most copies of a descriptor block that are read.
 pub const DESC_COPIES_MAX: usize = 9;

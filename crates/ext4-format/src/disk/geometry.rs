@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use steadfs_base::{BlockSize, DevBlock};
 
+use super::copies::has_super;
 use super::features::{Compat, Incompat, RoCompat};
 use super::hash::{HashKind, HashParams};
-use super::num::{idx, join32, low32, wide};
+use super::num::{idx, join32, low32};
 use super::raw_superblock::{FLAG_UNSIGNED_HASH, RawSuperblock, SUPERBLOCK_OFFSET};
 use super::{ChecksumSeed, DiskError, Features, GroupNo, Ino, Result, Structure};
 
@@ -405,22 +406,6 @@ impl Geometry {
     }
 }
 
-/// Whether `group` starts with a superblock on a volume with these features; `backups` are the groups
-/// that `sparse_super2` names.
-pub const fn has_super(features: Features, backups: [u32; 2], group: GroupNo) -> bool {
-    let group = group.0;
-    if group == 0 {
-        return true;
-    }
-    if features.compat.contains(Compat::SPARSE_SUPER2) {
-        return group == backups[0] || group == backups[1];
-    }
-    if group == 1 || !features.ro_compat.contains(RoCompat::SPARSE_SUPER) {
-        return true;
-    }
-    is_power_of(3, group) || is_power_of(5, group) || is_power_of(7, group)
-}
-
 fn block_size(raw: &RawSuperblock) -> Result<BlockSize> {
     let log = raw.log_block_size.get();
     (log <= 6)
@@ -598,14 +583,6 @@ fn hash_params(raw: &RawSuperblock) -> HashParams {
         unsigned: raw.flags.get() & FLAG_UNSIGNED_HASH != 0,
         seed: raw.hash_seed.map(|word| word.get()),
     }
-}
-
-const fn is_power_of(base: u32, number: u32) -> bool {
-    let mut power = 1u64;
-    while power < wide(idx(number)) {
-        power *= wide(idx(base));
-    }
-    power == wide(idx(number))
 }
 
 #[cfg(test)]

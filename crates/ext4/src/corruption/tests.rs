@@ -286,7 +286,7 @@ fn errors_remount_ro_mounts_despite_corrupt_orphans() {
 #[test]
 fn a_volume_without_a_root_directory_is_refused() {
     for (change, why) in [
-        ("sif <2> mode 0100644", "is none"),
+        ("sif <2> mode 0100644", "is not a directory"),
         ("sif <2> links_count 0", "not in use"),
         ("sif <2> size 0", "is empty"),
     ] {

@@ -49,10 +49,31 @@ struct Reader<'a> {
     copies: Option<(u32, Vec<Vec<u8>>)>,
     lost: u32,
     /// Number of corrupt descriptors, and the error of the first.
-    damage: Option<(u32, String)>,
+    corruption: Option<(u32, String)>,
 }
 
 impl Reader<'_> {
+    /// A group's descriptor, whose blocks are added to `zones`; one without an inode table for a group that is lost.
+    fn desc_apart(&mut self, group: GroupNo, zones: &mut Zones) -> Result<GroupDesc> {
+        let Some(desc) = self.desc(group)? else {
+            return Ok(GroupDesc {
+                inode_table: NO_TABLE,
+                ..GroupDesc::default()
+            });
+        };
+        let own = desc.own_blocks(self.geo, group);
+        let apart = own.map(|(start, len)| zones.add(start, len));
+        if apart.contains(&false) {
+            let what = "its bitmaps or inode table overlap other metadata";
+            let error = Corruption::new(what).in_group(group.0).into();
+            if self.needed != Descriptors::Nothing {
+                return Err(error);
+            }
+            self.record_corruption(&error);
+        }
+        Ok(desc)
+    }
+
     /// A group's descriptor; `None` for a group that is lost.
     fn desc(&mut self, group: GroupNo) -> Result<Option<GroupDesc>> {
         let (n, at) = self.geo.desc_slot(group);
@@ -76,7 +97,7 @@ impl Reader<'_> {
         if self.needed == Descriptors::Places && as_stored.is_none() {
             return Err(error);
         }
-        self.record_damage(&error);
+        self.record_corruption(&error);
         let found = self.desc_of_copy(group).or(as_stored);
         self.lost += u32::from(found.is_none());
         if self.lost > LOST_GROUPS_MAX {
@@ -115,9 +136,9 @@ impl Reader<'_> {
         }
     }
 
-    fn record_damage(&mut self, what: &FsError) {
+    fn record_corruption(&mut self, what: &FsError) {
         let first = || (0, what.to_string());
-        self.damage.get_or_insert_with(first).0 += 1;
+        self.corruption.get_or_insert_with(first).0 += 1;
     }
 }
 
@@ -141,28 +162,10 @@ impl Allocator {
             block: None,
             copies: None,
             lost: 0,
-            damage: None,
+            corruption: None,
         };
         for group in geo.groups() {
-            let desc = match reader.desc(group)? {
-                Some(desc) => {
-                    let own = desc.own_blocks(geo, group);
-                    let apart = own.map(|(start, len)| zones.add(start, len));
-                    if apart.contains(&false) {
-                        let what = "its bitmaps or inode table overlap other metadata";
-                        let error = Corruption::new(what).in_group(group.0).into();
-                        if needed != Descriptors::Nothing {
-                            return Err(error);
-                        }
-                        reader.record_damage(&error);
-                    }
-                    desc
-                }
-                None => GroupDesc {
-                    inode_table: NO_TABLE,
-                    ..GroupDesc::default()
-                },
-            };
+            let desc = reader.desc_apart(group, &mut zones)?;
             totals.free += u64::from(desc.free_clusters);
             totals.free_inodes += u64::from(desc.free_inodes);
             totals.dirs += u64::from(desc.used_dirs);
@@ -179,7 +182,7 @@ impl Allocator {
             };
             groups.push(Mutex::with_key(Rank::Group, group.0.into(), state));
         }
-        let damage = reader.damage.map(|(count, first)| match count {
+        let corrupt = reader.corruption.map(|(count, first)| match count {
             1 => first,
             _ => format!("{first} (and {} more group descriptors)", count - 1),
         });
@@ -202,7 +205,7 @@ impl Allocator {
             stripe: AtomicU32::new(1),
             corrupt_groups: CorruptGroups::new(),
         };
-        Ok((allocator, damage))
+        Ok((allocator, corrupt))
     }
 
     /// First block of a group's inode table.

@@ -2,9 +2,11 @@
 
 mod core;
 mod random;
+mod shape;
 
 pub use self::core::{pairs, singles};
-pub use self::random::{Shape, random};
+pub use self::random::random;
+pub use self::shape::Shape;
 
 use crate::{Op, Program};
 

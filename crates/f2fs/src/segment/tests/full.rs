@@ -1,0 +1,184 @@
+//! Full volumes, recovery and inconsistent tables.
+
+use super::*;
+
+#[test]
+fn a_full_volume_can_allocate_nodes() {
+    let mut volume = Volume::new(128 << 20, 1);
+    volume.segments.set_policy(|p| p.max_search = u32::MAX);
+    let owner = Owner {
+        nid: Nid(4),
+        version: 0,
+        slot: 0,
+    };
+    let mut allocated = Vec::new();
+    while let Ok(run) = volume
+        .segments
+        .allocate(LogType::WarmData, 512, Purpose::User)
+    {
+        allocated.extend(run.blocks());
+    }
+    let counts = volume.segments.counts();
+    assert_eq!(counts.free_sections, 6);
+    volume.segments.check();
+    for addr in &allocated {
+        volume.segments.set_valid(*addr, owner);
+    }
+    // Nodes can be allocated up to the last segment, and each curseg keeps a position.
+    let mut nodes = 0;
+    while volume
+        .segments
+        .place_node(LogType::WarmNode, Nid(5))
+        .is_ok()
+    {
+        nodes += 1;
+    }
+    assert!(nodes >= 512 * counts.free_sections);
+    assert_eq!(volume.segments.free_sections(), 0);
+    volume.segments.check();
+    // What was written since the last checkpoint is kept until the next.
+    for addr in &allocated {
+        volume.segments.invalidate(*addr, BlockKind::Data).unwrap();
+    }
+    let prefree = volume.segments.counts();
+    assert_eq!(prefree.free_sections, 0);
+    assert!(prefree.prefree > 0);
+    volume.checkpoint(false);
+    let freed = volume.segments.counts();
+    assert_eq!((freed.prefree, freed.free), (0, prefree.prefree));
+}
+
+#[test]
+fn ssr_is_used_without_free_sections() {
+    let mut volume = Volume::new(128 << 20, 1);
+    volume.segments.set_policy(|p| p.force_ssr = true);
+    let owner = Owner {
+        nid: Nid(4),
+        version: 0,
+        slot: 0,
+    };
+    let mut named = Vec::new();
+    // As many as users may have.
+    while named.len() < 15_000
+        && let Ok(run) = volume
+            .segments
+            .allocate(LogType::WarmData, 512, Purpose::User)
+    {
+        for addr in run.blocks() {
+            volume.segments.set_valid(addr, owner);
+            named.push(addr);
+        }
+    }
+    for addr in named.iter().step_by(3) {
+        volume.segments.invalidate(*addr, BlockKind::Data).unwrap();
+    }
+    // Not before a checkpoint without them.
+    let early = volume
+        .segments
+        .allocate(LogType::WarmData, 512, Purpose::User);
+    assert!(!named.contains(&early.unwrap().start));
+    assert_eq!(volume.segments.usage().ssr_segments, 0);
+    volume.checkpoint(true);
+    let mut filled = BTreeSet::new();
+    while filled.len() < 3000 {
+        let run = volume
+            .segments
+            .allocate(LogType::WarmData, 9, Purpose::User);
+        for addr in run.unwrap().blocks() {
+            volume.segments.set_valid(addr, owner);
+            assert!(filled.insert(addr.0));
+        }
+        volume.segments.check();
+    }
+    assert!(volume.segments.usage().ssr_segments > 0);
+    let again = Volume::open(Arc::clone(&volume.device));
+    assert!(
+        filled
+            .iter()
+            .all(|n| !again.segments.is_valid(BlockAddr(*n)))
+    );
+    volume.checkpoint(false);
+    let again = Volume::open(Arc::clone(&volume.device));
+    assert!(
+        filled
+            .iter()
+            .all(|n| again.segments.is_valid(BlockAddr(*n)))
+    );
+    let log = again.checkpoint.log(LogType::WarmData);
+    assert_eq!(log.alloc, crate::disk::checkpoint::ALLOC_SSR);
+}
+
+#[test]
+fn cursegs_skip_blocks_that_recovery_needs() {
+    let volume = Volume::new(128 << 20, 1);
+    let log = volume.checkpoint.log(LogType::WarmNode);
+    let start = volume.layout.block_in(log.segment, log.offset.into());
+    let owner = Owner {
+        nid: Nid(7),
+        version: 1,
+        slot: 2,
+    };
+    // A chain of nodes from the curseg's position on, with a gap, and data in a segment that was free.
+    let nodes = [start, start.plus(1), start.plus(3)];
+    let data = volume.layout.block_in(SegNo(30), 5);
+    for addr in nodes.into_iter().chain([data]) {
+        assert_eq!(volume.segments.protect(addr), Ok(true));
+        assert_eq!(volume.segments.protect(addr), Ok(false));
+        volume.segments.skip_protected().unwrap();
+        volume.segments.check();
+    }
+    assert!(volume.segments.protect(BlockAddr(1)).is_err());
+    let placed = volume.segments.place_node(LogType::WarmNode, Nid(5));
+    let placed = placed.unwrap();
+    assert_eq!((placed.addr, placed.next), (start.plus(2), start.plus(4)));
+    volume
+        .segments
+        .recover_block(data, owner, LogType::WarmData)
+        .unwrap();
+    assert!(
+        volume
+            .segments
+            .recover_block(data, owner, LogType::WarmData)
+            .is_err()
+    );
+    let other = volume.layout.block_in(SegNo(30), 6);
+    volume.segments.protect(other).unwrap();
+    let node = volume
+        .segments
+        .recover_block(other, owner, LogType::HotNode);
+    assert!(node.is_err(), "a node in a data segment");
+    volume.segments.check();
+    let owners = volume.segments.owners(SegNo(30), &volume.queue, tag());
+    assert_eq!(owners, Ok(vec![(5, owner)]));
+    for addr in nodes {
+        let len = 1;
+        volume.segments.release(Run { start: addr, len });
+    }
+    volume.segments.check();
+}
+
+#[test]
+fn inconsistent_tables_are_refused() {
+    let volume = Volume::new(128 << 20, 1);
+    let current = checkpoint::load(&volume.queue, &volume.layout).unwrap();
+    let try_with = |change: &dyn Fn(&mut Checkpoint)| {
+        let mut cp = current.checkpoint.clone();
+        change(&mut cp);
+        let (layout, queue) = (&volume.layout, &volume.queue);
+        let loaded = Segments::load(layout, &cp, 0, &current.sit_journal, queue, tag());
+        loaded.err()
+    };
+    assert_eq!(try_with(&|_| ()), None);
+    let bad: [&dyn Fn(&mut Checkpoint); 6] = [
+        &|cp| cp.valid_nodes += 1,
+        &|cp| cp.valid_blocks = 0,
+        &|cp| cp.logs[1].segment = cp.logs[0].segment,
+        &|cp| cp.logs[1].alloc = 2,
+        &|cp| cp.logs[3].offset = 0,
+        &|cp| cp.logs[0].segment = cp.logs[3].segment,
+    ];
+    for (n, change) in bad.into_iter().enumerate() {
+        let error = try_with(change);
+        assert!(matches!(error, Some(FsError::Corrupt(_))), "{n}: {error:?}");
+    }
+}
