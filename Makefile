@@ -22,8 +22,9 @@ build: ## steadfs and its laboratory steadfs-lab, optimised
 	cargo build --release --locked -p steadfs-cli -p steadfs-lab-cli --bins --examples
 
 install: ## programs, mount helpers, manual, completions; takes PREFIX (/usr/local) and DESTDIR
-	@for built in steadfs steadfs-lab examples/manual examples/lab-manual; do [ -x $(BUILT)/$$built ] || exit 1; done || \
-		$(MAKE) --no-print-directory build
+	@missing=; for built in steadfs steadfs-lab examples/manual examples/lab-manual; do \
+		[ -x "$(BUILT)/$$built" ] || missing=$$built; done; \
+		[ -z "$$missing" ] || $(MAKE) --no-print-directory build
 	@scripts/install-program install "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"
 
 uninstall: ## removes what install installed; takes the same PREFIX and DESTDIR

@@ -230,7 +230,7 @@ fn the_mount_of_a_dead_server_is_reported_and_detached() {
     assert_ne!(mount.wait(), 0);
     let output = steadfs(words);
     assert_eq!(output.code(), 32, "{}", output.err);
-    assert!(output.err.contains("unmount that first"), "{}", output.err);
+    assert!(output.err.contains("unmount it first"), "{}", output.err);
     steadfs(["umount".as_ref(), dir.as_os_str()]).expect(0);
     steadfs(words).expect(0);
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"here");
@@ -494,7 +494,7 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     fs::remove_file(mount.join("file")).unwrap();
     let output = remount("ro");
     assert_eq!(output.code(), 32);
-    assert!(output.err.contains("without a name"), "{}", output.err);
+    assert!(output.err.contains("an unlinked file is still open"), "{}", output.err);
     assert!(options().starts_with("rw,"), "{}", options());
     assert!(kernel_options(mount.root()).starts_with("rw,"));
     drop(open);

@@ -320,7 +320,7 @@ fn a_covered_mount_is_reported_and_both_stay() {
         let words = words.iter().map(std::ffi::OsStr::new);
         let output = steadfs(words.chain([below.path().as_os_str()]));
         assert_eq!(output.code(), 32, "{}", output.err);
-        assert!(output.err.contains("lies below"), "{}", output.err);
+        assert!(output.err.contains("is covered by"), "{}", output.err);
         assert!(
             output.err.contains("above.img (fuse.steadfs)"),
             "{}",

@@ -61,7 +61,7 @@ const ENTRIES: &[Opt] = &[
         .help_with_default(
             Server,
             "whether other users may use the mount; without root this requires user_allow_other \
-             in /etc/fuse.conf for it",
+             in /etc/fuse.conf",
             "root: allow_other",
         )
         .current(Never, |o| {
