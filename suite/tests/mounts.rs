@@ -494,7 +494,11 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     fs::remove_file(mount.join("file")).unwrap();
     let output = remount("ro");
     assert_eq!(output.code(), 32);
-    assert!(output.err.contains("an unlinked file is still open"), "{}", output.err);
+    assert!(
+        output.err.contains("an unlinked file is still open"),
+        "{}",
+        output.err
+    );
     assert!(options().starts_with("rw,"), "{}", options());
     assert!(kernel_options(mount.root()).starts_with("rw,"));
     drop(open);
