@@ -48,7 +48,7 @@ fn files_that_linux_compressed_read_back() {
         "compress_algorithm=lzo-rle",
         "compress_algorithm=zstd:3,compress_log_size=4",
     ] {
-        let name = format!("{}.img", options.replace([',', '='], "-"));
+        let name = format!("{}.img", options.replace([',', '=', ':'], "-"));
         let image = mkfs(
             &scratch,
             &name,
