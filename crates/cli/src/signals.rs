@@ -91,6 +91,10 @@ fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem
                         give_up();
                     }
                     steadfs_rt::sleep(LOOK);
+                    // sync(2) does not wait for pages of shared mappings: the kernel may write them back only now.
+                    if let Some(fs) = fs.upgrade() {
+                        let _ = fs.sync_all(&owner_cx());
+                    }
                 }
             }
             Err(error) => {
