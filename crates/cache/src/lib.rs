@@ -19,7 +19,7 @@ mod writeback;
 
 pub use clustering::FsyncClustering;
 pub use engine::{
-    Engine, FlushLock, FlushWaiter, Intent, MapAction, MapRequest, MappedPiece, Piece, Settlement,
+    Engine, FlushLock, Intent, MapAction, MapRequest, MappedPiece, Piece, Settlement,
     WritebackFile, WritebackFs, WritebackLimits, WritebackRun,
 };
 pub use flush_guard::FlushGuard;

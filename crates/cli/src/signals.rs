@@ -13,6 +13,8 @@ use crate::failure::code;
 
 /// Interval in which a covered mount is checked again.
 const LOOK: Duration = Duration::from_millis(200);
+/// Checks after which the volume is synced again: 10 s, in which the kernel ends a write-back that it has begun.
+const LOOKS_WITH_SYNC: u32 = 50;
 
 /// Catches the terminating signals from now on.
 ///
@@ -86,14 +88,20 @@ fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem
                     tracing::error!(%error, "cannot unmount yet; all data is written, and a second signal ends the server");
                     is_told = true;
                 }
+                let mut looks = 0;
                 while matches!(handle.check(), Err(MountError::Covered { .. })) {
                     if signals.pending().next().is_some() {
                         give_up();
                     }
                     steadfs_rt::sleep(LOOK);
                     // sync(2) does not wait for pages of shared mappings: the kernel may write them back only now.
-                    if let Some(fs) = fs.upgrade() {
-                        let _ = fs.sync_all(&owner_cx());
+                    if looks < LOOKS_WITH_SYNC
+                        && let Some(fs) = fs.upgrade()
+                    {
+                        looks += 1;
+                        if let Err(error) = fs.sync_all(&owner_cx()) {
+                            tracing::debug!(%error, "cannot write all data before the end");
+                        }
                     }
                 }
             }

@@ -84,7 +84,7 @@ impl FlushWaiters {
 }
 
 /// A caller waits for a file's write-back while this lives.
-pub struct FlushWaiter<'a>(&'a FlushWaiters);
+pub(super) struct FlushWaiter<'a>(&'a FlushWaiters);
 
 impl Drop for FlushWaiter<'_> {
     fn drop(&mut self) {

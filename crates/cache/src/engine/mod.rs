@@ -45,7 +45,7 @@ use steadfs_block::{IoError, Queue};
 use steadfs_rt::inherit;
 use steadfs_vfs::{FsError, Result};
 
-pub use flush_waiters::{FlushLock, FlushWaiter};
+pub use flush_waiters::FlushLock;
 pub use run::{MapAction, MapRequest, MappedPiece, Piece, WritebackRun};
 
 use crate::{
