@@ -12,6 +12,8 @@ pub mod names;
 pub mod nokey;
 pub mod options;
 mod pending_frees;
+mod remount_state;
+mod stop_state;
 mod tune;
 mod types;
 pub mod verity;
@@ -22,6 +24,8 @@ pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode,
 pub use error::{FsError, Result};
 pub use findings::Findings;
 pub use pending_frees::{FreeGuard, PendingFrees};
+pub use remount_state::{AloneGuard, OpenGuard, RemountState};
+pub use stop_state::StopState;
 pub use types::{
     Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, Interruption, IoctlAnswer,
     ReadData, RenameFlags, SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode,
