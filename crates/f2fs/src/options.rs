@@ -6,9 +6,10 @@ use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown, set_all};
 use steadfs_vfs::{FsError, Result};
 
 pub use steadfs_vfs::options::{Atime, OnError};
-pub use table::{OWN, TABLE};
+pub use table::{GC_RULES_DEFAULT, OWN, TABLE};
 
 use crate::disk::Features;
+use crate::segment::rules::GcRules;
 
 /// `background_gc=`: cleaning while the volume is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,18 +40,6 @@ pub enum AllocMode {
     Default,
     /// The first one of the volume.
     Reuse,
-}
-
-/// `gc_policy=`: by whose rules segments are cleaned and filled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GcPolicy {
-    /// Linux 6.18's.
-    #[default]
-    Linux618,
-    /// Those of Linux 3.11, which `max_victim_search` was introduced to: every search ends at that
-    /// limit, nothing is written in place, holes are filled below the overprovisioned sections, and who
-    /// is short of the reserve cleans until it is there. For experiments.
-    Linux2013,
 }
 
 /// `fsync_mode=`.
@@ -108,8 +97,8 @@ pub struct MountOptions {
     pub errors: OnError,
     /// `background_gc=`.
     pub background_gc: BackgroundGc,
-    /// `gc_policy=`.
-    pub gc_policy: GcPolicy,
+    /// `gc_policy=`: the kernel by whose rules segments are cleaned and filled.
+    pub gc_policy: &'static dyn GcRules,
     /// `atgc`: background GC selects victims by age, and moves data to data of the same age.
     pub atgc: bool,
     /// `gc_merge`: tasks that need space wait for the GC task.
@@ -162,7 +151,7 @@ impl Default for MountOptions {
             no_recovery: false,
             errors: OnError::default(),
             background_gc: BackgroundGc::default(),
-            gc_policy: GcPolicy::default(),
+            gc_policy: GC_RULES_DEFAULT,
             atgc: false,
             gc_merge: false,
             discard: None,
@@ -211,18 +200,17 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] naming the options that do not go together.
     pub fn validate(&self) -> Result<()> {
-        let old_policy = self.gc_policy == GcPolicy::Linux2013;
         let wrong = [
             (
                 self.no_recovery && !self.common.read_only,
                 "option norecovery: needs ro, for a volume is only written after its recovery",
             ),
             (
-                old_policy && self.atgc,
+                !self.gc_policy.allows_atgc() && self.atgc,
                 "option atgc: is none of the rules of gc_policy=2013",
             ),
             (
-                old_policy && self.mode == Mode::Lfs,
+                !self.gc_policy.allows_lfs() && self.mode == Mode::Lfs,
                 "option gc_policy=2013: fills holes, which mode=lfs forbids",
             ),
             (

@@ -8,11 +8,6 @@ pub mod age;
 
 use crate::segment::map::BitSet;
 
-/// Rules of the scan where kernels differ. Linux 3.11 (before `max_victim_search`): candidates that must not be taken
-/// do not count towards the limit, one more than the limit is examined, and the cursor stays on the last one.
-/// Linux 6.18: each candidate counts.
-pub use crate::options::GcPolicy as Rules;
-
 /// Parameters of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<'a> {
@@ -27,7 +22,6 @@ pub struct Scan<'a> {
     pub from_cursor: bool,
     /// Candidates examined at most; `None`: all.
     pub limit: Option<u32>,
-    pub rules: Rules,
 }
 
 /// Result of a scan.
@@ -41,15 +35,31 @@ pub struct ScanResult {
     pub looked_at: u32,
 }
 
-/// Scans for the candidate with the least cost.
+impl ScanResult {
+    /// Nothing examined, at this cursor.
+    const fn at(cursor: u32) -> Self {
+        Self {
+            victim: None,
+            cursor,
+            looked_at: 0,
+        }
+    }
+
+    /// Takes a candidate that is cheaper than the one found.
+    fn compare(&mut self, candidate: u32, cost: Option<u64>) {
+        if let Some(cost) = cost
+            && self.victim.is_none_or(|(_, least)| cost < least)
+        {
+            self.victim = Some((candidate, cost));
+        }
+    }
+}
+
+/// Scans for the candidate with the least cost, by the rules of Linux 6.18: each candidate counts towards the limit.
 pub fn scan(scan: Scan<'_>, mut cost: impl FnMut(u32) -> Option<u64>) -> ScanResult {
     assert!(scan.unit > 0 && scan.total > 0);
     let start = scan.cursor;
-    let mut found = ScanResult {
-        victim: None,
-        cursor: start,
-        looked_at: 0,
-    };
+    let mut found = ScanResult::at(start);
     if scan.limit == Some(0) {
         return found;
     }
@@ -61,42 +71,49 @@ pub fn scan(scan: Scan<'_>, mut cost: impl FnMut(u32) -> Option<u64>) -> ScanRes
                 return found;
             }
             // Wrap around, to what is before the cursor.
-            (at, end, found.cursor) = match scan.rules {
-                Rules::Linux2013 => (0, scan.total, 0),
-                Rules::Linux618 => (0, found.cursor, 0),
-            };
+            (at, end, found.cursor) = (0, found.cursor, 0);
             continue;
         };
-        at = match scan.rules {
-            Rules::Linux2013 => candidate - candidate % scan.unit + scan.unit,
-            Rules::Linux618 => candidate + scan.unit,
-        };
-        let cost = cost(candidate);
-        if let Some(cost) = cost
-            && found.victim.is_none_or(|(_, least)| cost < least)
-        {
-            found.victim = Some((candidate, cost));
+        at = candidate + scan.unit;
+        found.compare(candidate, cost(candidate));
+        found.looked_at += 1;
+        if scan.limit.is_some_and(|limit| found.looked_at >= limit) {
+            let wrapped = found.cursor == 0 && candidate <= start;
+            let last = if wrapped { start } else { candidate };
+            found.cursor = (last + scan.unit) % scan.total;
+            return found;
         }
-        match scan.rules {
-            Rules::Linux2013 => {
-                if cost.is_none() {
-                    continue;
-                }
-                found.looked_at += 1;
-                if scan.limit.is_some_and(|limit| found.looked_at > limit) {
-                    found.cursor = candidate;
-                    return found;
-                }
+    }
+}
+
+/// The same by the rules of Linux 3.11 (before `max_victim_search`): candidates that must not be taken do not count
+/// towards the limit, one more than the limit is examined, the cursor stays on the last one, and a scan that wrapped
+/// around goes over all of them.
+pub fn scan_2013(scan: Scan<'_>, mut cost: impl FnMut(u32) -> Option<u64>) -> ScanResult {
+    assert!(scan.unit > 0 && scan.total > 0);
+    let mut found = ScanResult::at(scan.cursor);
+    if scan.limit == Some(0) {
+        return found;
+    }
+    let mut at = if scan.from_cursor { scan.cursor } else { 0 };
+    loop {
+        let Some(candidate) = scan.candidates.next(at, scan.total) else {
+            if found.cursor == 0 {
+                return found;
             }
-            Rules::Linux618 => {
-                found.looked_at += 1;
-                if scan.limit.is_some_and(|limit| found.looked_at >= limit) {
-                    let wrapped = found.cursor == 0 && candidate <= start;
-                    let last = if wrapped { start } else { candidate };
-                    found.cursor = (last + scan.unit) % scan.total;
-                    return found;
-                }
-            }
+            (at, found.cursor) = (0, 0);
+            continue;
+        };
+        at = candidate - candidate % scan.unit + scan.unit;
+        let cost = cost(candidate);
+        found.compare(candidate, cost);
+        if cost.is_none() {
+            continue;
+        }
+        found.looked_at += 1;
+        if scan.limit.is_some_and(|limit| found.looked_at > limit) {
+            found.cursor = candidate;
+            return found;
         }
     }
 }
@@ -106,8 +123,14 @@ mod tests {
     use super::*;
     use steadfs_rt::Random;
 
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Rules {
+        Linux618,
+        Linux2013,
+    }
+
     /// A model: lists the candidates examined, in order, and takes the first of the cheapest.
-    fn model(scan: Scan<'_>, costs: &[Option<u64>]) -> ScanResult {
+    fn model(rules: Rules, scan: Scan<'_>, costs: &[Option<u64>]) -> ScanResult {
         let unit = scan.unit;
         let listed = |from: u32, to: u32| {
             let mut list = Vec::new();
@@ -115,7 +138,7 @@ mod tests {
             while at < to {
                 if scan.candidates.get(at) {
                     list.push(at);
-                    at = match scan.rules {
+                    at = match rules {
                         Rules::Linux2013 => (at / unit + 1) * unit,
                         Rules::Linux618 => at + unit,
                     };
@@ -129,13 +152,13 @@ mod tests {
         let mut order = listed(first, scan.total);
         let before_wrap = order.len();
         if scan.cursor > 0 {
-            order.extend(match scan.rules {
+            order.extend(match rules {
                 Rules::Linux2013 => listed(0, scan.total),
                 Rules::Linux618 => listed(0, scan.cursor),
             });
         }
-        let counts = |n: &u32| scan.rules == Rules::Linux618 || costs[*n as usize].is_some();
-        let limit = scan.limit.map(|limit| match scan.rules {
+        let counts = |n: &u32| rules == Rules::Linux618 || costs[*n as usize].is_some();
+        let limit = scan.limit.map(|limit| match rules {
             Rules::Linux2013 if limit > 0 => limit as usize + 1,
             _ => limit as usize,
         });
@@ -157,7 +180,7 @@ mod tests {
             .iter()
             .filter_map(|n| costs[*n as usize].map(|cost| (*n, cost)))
             .reduce(|a, b| if b.1 < a.1 { b } else { a });
-        let cursor = match (stopped, scan.rules) {
+        let cursor = match (stopped, rules) {
             (None, _) if limit == Some(0) => scan.cursor,
             (None, _) => 0,
             (Some((_, n)), Rules::Linux2013) => n,
@@ -194,10 +217,15 @@ mod tests {
                 cursor: random.below((total / unit) as usize) as u32 * unit,
                 from_cursor: random.chance(700),
                 limit: random.chance(700).then(|| random.below(12) as u32),
-                rules: [Rules::Linux2013, Rules::Linux618][random.below(2)],
             };
-            let found = scan(scan_of, |n| costs[n as usize]);
-            assert_eq!(found, model(scan_of, &costs), "{scan_of:?} {costs:?}");
+            let rules = [Rules::Linux2013, Rules::Linux618][random.below(2)];
+            let cost = |n: u32| costs[n as usize];
+            let found = match rules {
+                Rules::Linux618 => scan(scan_of, cost),
+                Rules::Linux2013 => scan_2013(scan_of, cost),
+            };
+            let due = model(rules, scan_of, &costs);
+            assert_eq!(found, due, "{rules:?} {scan_of:?} {costs:?}");
         }
     }
 
@@ -218,7 +246,6 @@ mod tests {
                     cursor,
                     from_cursor: true,
                     limit: Some(30),
-                    rules: Rules::Linux618,
                 },
                 |n| Some(u64::from(100 - n)),
             );

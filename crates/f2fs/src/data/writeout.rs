@@ -22,7 +22,7 @@ use crate::cp_lock::Change;
 use crate::disk::{self, BlockAddr, DiskError, LogType, Nid, Structure};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
-use crate::options::{GcPolicy, Mode};
+use crate::options::Mode;
 use crate::segment::{BlockKind, Demand, Purpose, Run};
 use crate::space::Need;
 
@@ -340,7 +340,7 @@ impl F2fs {
             let options = self.options.read();
             (
                 options.mode == Mode::Lfs,
-                options.gc_policy == GcPolicy::Linux618,
+                options.gc_policy.places_by_temperature(),
             )
         };
         let counts = self.space.counts();
@@ -364,7 +364,10 @@ impl F2fs {
     pub(crate) fn data_log(&self, file: &FileHints, occasion: Occasion) -> LogType {
         let (logs, temperature) = {
             let options = self.options.read();
-            (options.active_logs, options.gc_policy == GcPolicy::Linux618)
+            (
+                options.active_logs,
+                options.gc_policy.places_by_temperature(),
+            )
         };
         placement::data_log(logs, temperature, file, occasion)
     }

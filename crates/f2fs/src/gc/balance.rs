@@ -13,14 +13,12 @@ use super::timing::GcMode;
 use crate::checkpoint::Reason;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
-use crate::segment::{Demand, GcPolicy, SpaceGoal, Victim, VictimSearch};
+use crate::segment::{Demand, SpaceGoal, Victim, VictimSearch};
 
 /// The dirty blocks in memory are counted once in this number of operations.
 const OPERATIONS_PER_COUNT: u64 = 32;
 /// Blocks that have to become invalid before a run is repeated that freed nothing.
 const INVALIDATED_BEFORE_RETRY: u64 = SEGMENT_BLOCKS as u64;
-/// Sections that one operation cleans at most if only the reserve is short.
-const SECTIONS_PER_OPERATION: u32 = 16;
 /// With at most this many free sections a checkpoint follows each emptied one.
 const FREE_SECTIONS_LOW: u32 = 4;
 
@@ -149,8 +147,9 @@ impl F2fs {
     pub(super) fn collect(&self, goal: SpaceGoal, tag: IoTag) -> Result<()> {
         let segments = self.segments();
         let mut skip = BTreeSet::new();
+        let size = self.layout.segments_per_section * SEGMENT_BLOCKS;
         let (mut emptied, mut cleaned) = (0, 0);
-        let mut pins_forgotten = false;
+        let (mut pins_forgotten, mut others_are_fuller) = (false, false);
         self.gc.stats.lock().calls[0] += 1;
         for round in 0..u64::from(segments.counts().sections) * 2 + 16 {
             self.check_writable()?;
@@ -160,9 +159,8 @@ impl F2fs {
                 break;
             }
             let policy = segments.policy();
-            let of_2013 = policy.rules == GcPolicy::Linux2013;
-            // Linux 3.11 cleans something in each run, even if a checkpoint alone frees enough.
-            if segments.has_space(goal, 0) && !(of_2013 && cleaned == 0 && round < 2) {
+            let rules = policy.rules;
+            if segments.has_space(goal, 0) && !rules.cleans_beyond_need(cleaned, round) {
                 self.gc.in_vain_at.store(NOT_IN_VAIN, Ordering::Relaxed);
                 return Ok(());
             }
@@ -173,13 +171,14 @@ impl F2fs {
                 emptied = 0;
                 continue;
             }
-            let enough =
-                goal == SpaceGoal::Reserve && cleaned >= SECTIONS_PER_OPERATION && !of_2013;
+            let most = rules.sections_per_operation();
+            let enough = goal == SpaceGoal::Reserve
+                && (others_are_fuller || most.is_some_and(|most| cleaned >= most));
             let (mode, by_age) = self.gc.mode();
             let search = VictimSearch {
                 cost: mode.cost(true, by_age),
                 foreground: true,
-                limit: of_2013.then_some(policy.max_search),
+                limit: rules.foreground_limit(policy.max_search),
                 skip: &skip,
             };
             let victim = match enough {
@@ -198,10 +197,10 @@ impl F2fs {
                 }
                 break;
             };
-            if goal == SpaceGoal::Reserve && !of_2013 && !self.is_worth_it(victim) {
+            if goal == SpaceGoal::Reserve && !rules.is_worth_cleaning(victim.valid, size) {
                 segments.end_cleaning(victim.section);
                 skip.insert(victim.section);
-                cleaned = SECTIONS_PER_OPERATION;
+                others_are_fuller = true;
                 continue;
             }
             cleaned += 1;
@@ -257,12 +256,6 @@ impl F2fs {
 
     pub(crate) fn is_gc_running(&self) -> bool {
         self.gc.gc_lock.try_lock().is_none()
-    }
-
-    /// Whether a section has enough invalid blocks (1/16) to be cleaned while SSR can use other segments.
-    fn is_worth_it(&self, victim: Victim) -> bool {
-        let size = self.layout.segments_per_section * SEGMENT_BLOCKS;
-        size - victim.valid >= size / 16
     }
 
     /// Cleans a victim; returns whether it is free after the next checkpoint.

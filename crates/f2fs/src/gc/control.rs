@@ -6,7 +6,7 @@ use super::GcMode;
 use super::tunables::{FOLDER, NAMES, Tunables, number};
 use crate::data::placement::IpuPolicy;
 use crate::fs::F2fs;
-use crate::options::{GcPolicy, Mode};
+use crate::options::Mode;
 use crate::segment::{AllocMode, Policy};
 use crate::victim::age::AGE_THRESHOLD;
 
@@ -211,11 +211,7 @@ impl F2fs {
             let options = self.options.read();
             (options.mode == Mode::Lfs, options.gc_policy)
         };
-        let own = || match rules {
-            // Linux 3.11: above 100 % utilisation, so never.
-            GcPolicy::Linux2013 => IpuPolicy(0),
-            GcPolicy::Linux618 => IpuPolicy::default_for(self.layout.main_segments, lfs),
-        };
+        let own = || rules.ipu_policy(self.layout.main_segments, lfs);
         set.map_or_else(own, IpuPolicy)
     }
 

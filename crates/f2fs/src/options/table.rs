@@ -8,13 +8,15 @@ use steadfs_vfs::options::{
     Common, ERRORS, Entry, Table, choice, item, name_of, number, parse_errors, word,
 };
 
-use super::{
-    AllocMode, BackgroundGc, DiscardUnit, FsyncMode, GcPolicy, Mode, MountOptions, Unusable,
-};
+use super::{AllocMode, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, Unusable};
 use crate::disk::inode::XATTR_WORDS;
+use crate::segment::rules::{GcRules, Linux618, Linux2013};
 
 /// Bytes of an extension in the superblock, with its end.
 const EXTENSION_BYTES: usize = 8;
+
+/// The rules of GC without `gc_policy=`.
+pub const GC_RULES_DEFAULT: &dyn GcRules = &Linux618;
 
 /// The words for the values of an option.
 type Names<V> = &'static [(&'static str, V)];
@@ -24,10 +26,7 @@ const BACKGROUND_GC: Names<BackgroundGc> = &[
     ("off", BackgroundGc::Off),
     ("sync", BackgroundGc::Sync),
 ];
-const GC_POLICIES: Names<GcPolicy> = &[
-    ("default", GcPolicy::Linux618),
-    ("2013", GcPolicy::Linux2013),
-];
+const GC_POLICIES: Names<&dyn GcRules> = &[("default", GC_RULES_DEFAULT), ("2013", &Linux2013)];
 const DISCARD_UNITS: Names<DiscardUnit> = &[
     ("block", DiscardUnit::Block),
     ("segment", DiscardUnit::Segment),

@@ -2,7 +2,8 @@
 //! as the blocks that GC moves, and is closed whenever a checkpoint begins.
 
 use super::curseg::{Curseg, SegmentManager, SegmentRun};
-use super::policy::{Mode, ssr_types};
+use super::policy::Mode;
+use super::rules::ssr_types;
 use super::{Run, Segments};
 use crate::disk::{BlockAddr, LogType, SEGMENT_BLOCKS, SegNo};
 use crate::segment::Owner;

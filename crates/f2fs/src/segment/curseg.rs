@@ -11,17 +11,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::gc_state::GcState;
-use super::policy::{
-    AllocMode, Demand, GcPolicy, Mode, Policy, Purpose, SECTIONS_KEPT_FROM_GC, ssr_types,
-};
+use super::policy::{AllocMode, Mode, Policy, Purpose, SECTIONS_KEPT_FROM_GC};
+use super::rules::{Demand, ssr_types};
 use super::seglists::SegmentState;
 use super::sit::Sit;
 use super::ssa::SegmentSummary;
 use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, CursegState};
 use crate::disk::summary::Summary;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
+use crate::victim::Scan;
 use crate::victim::age::AgeRules;
-use crate::victim::{self, Scan};
 
 /// A run of blocks in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +203,7 @@ impl SegmentManager {
         let free = self.sit.free_sections().count();
         let cp_disabled = self.sit.is_cp_disabled() && self.policy.mode == Mode::Adaptive;
         let needs_ssr = cp_disabled || self.policy.needs_ssr(free, self.demand, per_section);
-        let lfs_only = !cp_disabled && self.policy.always_lfs(kind);
+        let lfs_only = !cp_disabled && self.policy.rules.always_lfs(kind);
         if needs_ssr && !lfs_only {
             let types = self.policy.ssr_types(kind, free, self.demand, per_section);
             if let Some(segment) = self.find_ssr_segment(kind, types) {
@@ -221,7 +220,7 @@ impl SegmentManager {
             return section.map(|section| (SegNo(section * per_section), false));
         }
         // SSR has examined all candidates: there is no segment.
-        let looked = needs_ssr && !lfs_only && self.policy.rules == GcPolicy::Linux618;
+        let looked = needs_ssr && !lfs_only && self.policy.rules.ssr_search_is_complete();
         if self.policy.mode == Mode::Lfs || looked && !cp_disabled {
             return None;
         }
@@ -265,9 +264,9 @@ impl SegmentManager {
     pub(super) fn find_ssr_segment(&mut self, kind: LogType, types: &[LogType]) -> Option<SegNo> {
         let rules = self.policy.rules;
         let small = kind == LogType::HotData || kind.is_node();
-        let from_cursor = rules == GcPolicy::Linux2013 || !small;
+        let from_cursor = rules.ssr_from_cursor(small);
         for &other in types {
-            let found = victim::scan(
+            let found = rules.scan(
                 Scan {
                     candidates: self.sit.dirty(other),
                     total: self.sit.len(),
@@ -275,9 +274,8 @@ impl SegmentManager {
                     cursor: self.gc.greedy_cursor,
                     from_cursor,
                     limit: Some(self.policy.max_search),
-                    rules,
                 },
-                |n| {
+                &mut |n| {
                     let at = SegNo(n);
                     if self.gc.victim == Some(self.sit.section_of(at)) {
                         return None;

@@ -9,7 +9,8 @@ use steadfs_vfs::Result;
 
 use super::curseg::{Curseg, CursegUsage, SegmentManager};
 use super::gc_state::GcState;
-use super::policy::{AllocMode, Demand, GcPolicy, Mode, Policy};
+use super::policy::{AllocMode, Mode, Policy};
+use super::rules::Demand;
 use super::seglists::SegmentState;
 use super::sit::Sit;
 use super::ssa::SegmentSummary;
@@ -23,6 +24,7 @@ use crate::disk::{
     SitEntry, Structure, sit,
 };
 use crate::fs::io_error;
+use crate::options::GC_RULES_DEFAULT;
 use crate::victim::age::AgeRules;
 
 const SIT_BLOCKS_PER_READ: u32 = 256;
@@ -69,7 +71,7 @@ impl Segments {
         let per_section = layout.segments_per_section;
         let reserved_sections = checkpoint.reserved_segments / per_section;
         let policy = Policy {
-            rules: GcPolicy::default(),
+            rules: GC_RULES_DEFAULT,
             overprovision_sections: checkpoint.overprovision_segments / per_section,
             mode: Mode::Adaptive,
             alloc: AllocMode::Default,

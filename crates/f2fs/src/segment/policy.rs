@@ -1,13 +1,14 @@
 //! When and where new segments are opened: the kernel's rules as pure functions.
 
-use crate::disk::{LogType, SEGMENT_BLOCKS};
-pub use crate::options::{AllocMode, GcPolicy, Mode};
+use super::rules::{Demand, GcRules, Supply, sections};
+use crate::disk::LogType;
+pub use crate::options::{AllocMode, Mode};
 
 /// What the choice of segments depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// `gc_policy=`.
-    pub rules: GcPolicy,
+    pub rules: &'static dyn GcRules,
     /// `mode=`.
     pub mode: Mode,
     /// `alloc_mode=`.
@@ -24,19 +25,6 @@ pub struct Policy {
     pub max_search: u32,
 }
 
-/// Dirty blocks in memory that will be allocated, by type.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
-    /// Dirty nodes.
-    pub nodes: u32,
-    /// Dirty directory blocks.
-    pub dentries: u32,
-    /// Inodes that are dirty in memory only.
-    pub inodes: u32,
-    /// Dirty data of files, where it is not written in place.
-    pub data: u32,
-}
-
 /// Why a block is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -48,11 +36,6 @@ pub enum Purpose {
     Reserved,
 }
 
-const fn sections(blocks: u32, per_section: u32) -> u32 {
-    assert!(per_section > 0, "a section has segments");
-    blocks.div_ceil(per_section * SEGMENT_BLOCKS)
-}
-
 /// Sections that users' data always leaves to nodes and GC, however small the reserve: one for each log.
 const SECTIONS_KEPT_MIN: u32 = LogType::ALL.len() as u32;
 
@@ -60,23 +43,28 @@ const SECTIONS_KEPT_MIN: u32 = LogType::ALL.len() as u32;
 pub const SECTIONS_KEPT_FROM_GC: u32 = 2;
 
 impl Policy {
+    /// Free sections, and what these rules keep them for.
+    fn supply(&self, free: u32, demand: Demand, per_section: u32) -> Supply {
+        Supply {
+            free,
+            demand,
+            per_section,
+            reserved: self.reserved_sections,
+            overprovision: self.overprovision_sections,
+            min_ssr: self.min_ssr_sections,
+            lfs: self.mode == Mode::Lfs,
+        }
+    }
+
     /// Whether cursegs use SSR (`f2fs_need_SSR`).
-    pub const fn needs_ssr(&self, free: u32, demand: Demand, per_section: u32) -> bool {
-        if matches!(self.mode, Mode::Lfs) {
+    pub fn needs_ssr(&self, free: u32, demand: Demand, per_section: u32) -> bool {
+        if self.mode == Mode::Lfs {
             return false;
         }
-        if self.force_ssr {
-            return true;
-        }
-        if matches!(self.rules, GcPolicy::Linux2013) {
-            return free < self.overprovision_sections;
-        }
-        let nodes = sections(demand.nodes, per_section);
-        let dentries = sections(demand.dentries, per_section);
-        let inodes = sections(demand.inodes, per_section);
-        let kept = self.min_ssr_sections.saturating_add(self.reserved_sections);
-        let needed = nodes.saturating_add(2 * dentries).saturating_add(inodes);
-        free <= needed.saturating_add(kept)
+        self.force_ssr
+            || self
+                .rules
+                .needs_ssr(&self.supply(free, demand, per_section))
     }
 
     /// Free sections that users' data must not use: for dirty nodes and directories, and some for GC, up to the
@@ -97,46 +85,8 @@ impl Policy {
         per_section: u32,
         room: impl Fn(LogType) -> u32,
     ) -> bool {
-        let size = per_section * SEGMENT_BLOCKS;
-        if self.rules == GcPolicy::Linux2013 {
-            return free <= self.needed_2013(demand, per_section);
-        }
-        let nodes = demand.nodes.saturating_add(demand.inodes);
-        let nodes = nodes.saturating_add(demand.dentries);
-        let data = match self.mode {
-            Mode::Lfs => demand.data,
-            Mode::Adaptive => 0,
-        };
-        let parts = [nodes, demand.dentries, data];
-        let lower = parts
-            .iter()
-            .fold(0u32, |n, part| n.saturating_add(part / size));
-        let partly = parts.iter().filter(|part| *part % size > 0).count() as u32;
-        let lower = lower.saturating_add(self.reserved_sections);
-        if free > lower.saturating_add(partly) {
-            return false;
-        }
-        if free <= lower {
-            return true;
-        }
-        let fits = |log: LogType| {
-            let part = match log {
-                LogType::HotData => demand.dentries.saturating_add(data),
-                log if log.is_node() => nodes,
-                _ => data,
-            };
-            part % size <= room(log)
-        };
-        !LogType::ALL.into_iter().all(fits)
-    }
-
-    /// Sections that may be needed by Linux 3.11's count: dirty nodes and directories, and the reserve.
-    fn needed_2013(&self, demand: Demand, per_section: u32) -> u32 {
-        let nodes = demand.nodes.saturating_add(demand.inodes);
-        let dentries = sections(demand.dentries, per_section);
-        sections(nodes, per_section)
-            .saturating_add(dentries.saturating_mul(2))
-            .saturating_add(self.reserved_sections)
+        let supply = self.supply(free, demand, per_section);
+        self.rules.is_short(&supply, &room)
     }
 
     /// Types of segments in which a log uses SSR, in the order of the search.
@@ -147,49 +97,20 @@ impl Policy {
         demand: Demand,
         per_section: u32,
     ) -> &'static [LogType] {
-        let all = ssr_types(log);
-        match self.rules {
-            GcPolicy::Linux618 => all,
-            // Data only while space is short, from colder to hotter; nodes never.
-            GcPolicy::Linux2013 if log.is_node() => &all[..1],
-            GcPolicy::Linux2013 if free > self.needed_2013(demand, per_section) => &all[..1],
-            GcPolicy::Linux2013 => match log {
-                LogType::HotData => &all[..1],
-                LogType::WarmData => &[LogType::WarmData, LogType::HotData],
-                _ => all,
-            },
-        }
-    }
-
-    /// Whether a log uses free segments only while there are any: in 2013 the log of fsync's node chain, because
-    /// roll-forward could not distinguish its nodes from older ones in the same segment.
-    pub fn always_lfs(&self, log: LogType) -> bool {
-        self.rules == GcPolicy::Linux2013 && log == LogType::WarmNode
-    }
-}
-
-/// Types of segments in which a log may use SSR, in the order of the search: its own, then those of the same kind,
-/// nearest in temperature.
-pub const fn ssr_types(log: LogType) -> &'static [LogType; 3] {
-    use LogType::{ColdData, ColdNode, HotData, HotNode, WarmData, WarmNode};
-    match log {
-        HotData => &[HotData, WarmData, ColdData],
-        WarmData => &[WarmData, ColdData, HotData],
-        ColdData => &[ColdData, WarmData, HotData],
-        HotNode => &[HotNode, WarmNode, ColdNode],
-        WarmNode => &[WarmNode, ColdNode, HotNode],
-        ColdNode => &[ColdNode, WarmNode, HotNode],
+        let supply = self.supply(free, demand, per_section);
+        self.rules.ssr_types(log, &supply)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::segment::rules::{Linux618, Linux2013};
 
     #[test]
     fn ssr_is_used_when_few_sections_are_free() {
         let policy = Policy {
-            rules: GcPolicy::Linux618,
+            rules: &Linux618,
             overprovision_sections: 30,
             mode: Mode::Adaptive,
             alloc: AllocMode::Default,
@@ -236,7 +157,7 @@ mod tests {
     #[test]
     fn rules_of_linux_3_11() {
         let policy = Policy {
-            rules: GcPolicy::Linux2013,
+            rules: &Linux2013,
             mode: Mode::Adaptive,
             alloc: AllocMode::Default,
             reserved_sections: 10,
@@ -264,6 +185,6 @@ mod tests {
         assert_eq!(types(HotData, 10), [HotData]);
         assert_eq!(types(ColdData, 10), [ColdData, WarmData, HotData]);
         assert_eq!(types(ColdNode, 10), [ColdNode]);
-        assert!(policy.always_lfs(WarmNode) && !policy.always_lfs(ColdNode));
+        assert!(policy.rules.always_lfs(WarmNode) && !policy.rules.always_lfs(ColdNode));
     }
 }

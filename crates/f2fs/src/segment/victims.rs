@@ -9,8 +9,8 @@ use super::curseg::SegmentManager;
 use super::policy::Purpose;
 use super::seglists::SegmentState;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
+use crate::victim::Scan;
 use crate::victim::age::{self, AgeCandidate, AgeRules};
-use crate::victim::{self, Scan};
 
 /// How candidates are compared (`gc_mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +202,8 @@ impl SegmentManager {
             _ => self.gc.greedy_cursor / self.sit.per_section(),
         };
         let (oldest, all) = (self.sit.oldest(), self.sit.per_section() * SEGMENT_BLOCKS);
-        let found = victim::scan(
+        let rules = self.policy.rules;
+        let found = rules.scan(
             Scan {
                 candidates: self.sit.dirty_sections(),
                 total: self.sit.sections(),
@@ -210,9 +211,8 @@ impl SegmentManager {
                 cursor,
                 from_cursor: true,
                 limit: search.limit,
-                rules: self.policy.rules,
             },
-            |section| {
+            &mut |section| {
                 if !self.is_candidate(search, section) {
                     return None;
                 }

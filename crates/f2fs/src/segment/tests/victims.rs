@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::disk::SEGMENT_BLOCKS;
 use crate::segment::curseg::SegmentManager;
-use crate::segment::policy::ssr_types;
+use crate::segment::rules::{GcRules, Linux618, Linux2013, ssr_types};
 use crate::segment::victims::{VictimCost, VictimSearch};
 use crate::victim::age::{self, AgeCandidate, AgeRules};
 
@@ -120,7 +120,7 @@ impl RandomRun {
         if self.random.chance(50) {
             self.volume.segments.forget_pins();
         }
-        for rules in [GcPolicy::Linux618, GcPolicy::Linux2013] {
+        for rules in [&Linux618 as &dyn GcRules, &Linux2013] {
             self.volume.segments.set_policy(|p| p.rules = rules);
             for (cost, limit) in SEARCHES {
                 for foreground in [self.random.chance(512), self.random.chance(512)] {
@@ -134,9 +134,7 @@ impl RandomRun {
             }
             self.ssr();
         }
-        self.volume
-            .segments
-            .set_policy(|p| p.rules = GcPolicy::Linux618);
+        self.volume.segments.set_policy(|p| p.rules = &Linux618);
         self.atgc_segments();
     }
 
