@@ -1,14 +1,19 @@
 //! Hierarchical weighted fair queueing: fair shares for cgroups and processes, and sync requests before async ones.
 
+mod cfq;
 mod device_speed;
+mod entry;
 mod lanes;
 mod options;
 mod pick;
+mod rules;
 mod sharing;
 mod tree;
 mod volatile_cache;
 
-pub use options::{AsyncRamp, Charge, FairOptions, PrioWeights, Slice};
+pub use cfq::CfqRules;
+pub use options::{FairOptions, Slice};
+pub use rules::{FairRules, Rules};
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -17,9 +22,11 @@ use steadfs_base::{GroupId, IoTag, Urgency};
 
 use crate::{BoostOutcome, Direction, Io, IoId, Nanos, Scheduler};
 use device_speed::DeviceSpeed;
+use entry::{Entry, InFlight};
 use lanes::{class, is_sync, lane_of};
-use options::{CLASSES, WEIGHTS};
+use options::WEIGHTS;
 use pick::Pick;
+use rules::FlushCost;
 use sharing::Sharer;
 use tree::{LeafKey, READAHEAD_OWNER, Tree};
 use volatile_cache::VolatileCache;
@@ -75,8 +82,9 @@ use volatile_cache::VolatileCache;
 /// # A lone request
 /// A request that is alone, with no other queued or in flight, is not entered in the tree.
 #[derive(Debug)]
-pub struct Fair {
+pub struct FairQueue<R> {
     options: FairOptions,
+    rules: R,
     tree: Tree,
     /// By request number.
     entries: Vec<Option<Entry>>,
@@ -92,68 +100,13 @@ pub struct Fair {
     in_service: Option<InService>,
     in_flight: InFlight,
     rerun_at: Option<Nanos>,
-    /// When a sync request last completed late ([`AsyncRamp`]).
-    last_delayed: Option<Nanos>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    tag: IoTag,
-    bytes: u64,
-    direction: Direction,
-    /// Number of times that the device makes data durable for it.
-    flushes: u8,
-    arrival: u64,
-    arrived: Nanos,
-    dispatched: Nanos,
-    /// Its leaf; `None` for a lone request and for a queued FLUSH.
-    leaf: Option<usize>,
-    queued: bool,
-}
+/// The policy of the product.
+pub type Fair = FairQueue<FairRules>;
 
-impl Entry {
-    fn is_flush(&self) -> bool {
-        self.direction == Direction::Flush
-    }
-
-    /// Whether it is an async write that stays in the device's volatile cache.
-    fn is_volatile(&self) -> bool {
-        self.direction == Direction::Write && self.flushes == 0 && !is_sync(self.tag)
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct InFlight {
-    sync: usize,
-    background: usize,
-    /// Bytes of the background requests.
-    background_bytes: u64,
-    /// Those of both kinds that are of the idle class.
-    idle: usize,
-}
-
-impl InFlight {
-    fn all(self) -> usize {
-        self.sync + self.background
-    }
-
-    fn count(&mut self, tag: IoTag, bytes: u64, more: bool) {
-        let change = |n: &mut usize| *n = if more { *n + 1 } else { *n - 1 };
-        if is_sync(tag) {
-            change(&mut self.sync);
-        } else {
-            change(&mut self.background);
-            self.background_bytes = if more {
-                self.background_bytes + bytes
-            } else {
-                self.background_bytes - bytes
-            };
-        }
-        if lane_of(tag) / 2 == CLASSES - 1 {
-            change(&mut self.idle);
-        }
-    }
-}
+/// The same tree with CFQ's rules, for experiments.
+pub type Cfq = FairQueue<CfqRules>;
 
 /// The owner in service, and what its slice has used so far.
 #[derive(Clone, Copy, Debug)]
@@ -164,14 +117,14 @@ struct InService {
     requests: usize,
 }
 
-impl Fair {
+impl<R: Rules> FairQueue<R> {
     /// A policy with nothing queued.
     pub fn new(options: FairOptions) -> Self {
         let options = options.with_implied();
-        let raises_weight = options.low_latency && options.charge == Charge::Bytes;
         Self {
+            rules: R::new(&options),
+            tree: Tree::new(R::weight, options.low_latency && R::RAISES_WEIGHT),
             options,
-            tree: Tree::new(options.prio_weights, raises_weight),
             entries: Vec::new(),
             arrivals: 0,
             queued: 0,
@@ -183,8 +136,12 @@ impl Fair {
             in_service: None,
             in_flight: InFlight::default(),
             rerun_at: None,
-            last_delayed: None,
         }
+    }
+
+    /// The policy's own parameters.
+    pub fn preset() -> FairOptions {
+        R::options()
     }
 
     fn entry(&self, id: IoId) -> &Entry {
@@ -228,10 +185,8 @@ impl Fair {
         let Some(in_service) = self.in_service.take() else {
             return;
         };
-        let cost = match self.options.charge {
-            Charge::Bytes => in_service.bytes,
-            Charge::Time => now.0.saturating_sub(in_service.began.0),
-        };
+        let time = Nanos(now.0.saturating_sub(in_service.began.0));
+        let cost = R::slice_cost(in_service.bytes, time);
         self.tree.charge(in_service.leaf, cost);
     }
 
@@ -253,24 +208,8 @@ impl Fair {
 
     /// Whether one more async request may be dispatched.
     fn may_dispatch_async(&self, now: Nanos) -> bool {
-        self.in_flight.background < self.async_limit(now)
+        self.in_flight.background < self.rules.async_limit(self.in_flight, now)
             && self.in_flight.background_bytes < self.options.async_bytes
-    }
-
-    /// Most async requests in flight.
-    fn async_limit(&self, now: Nanos) -> usize {
-        let options = &self.options;
-        if options.async_alone && self.in_flight.sync > 0 {
-            return 0;
-        }
-        match (options.async_ramp, self.last_delayed) {
-            (Some(ramp), Some(delayed)) => {
-                let steps = now.0.saturating_sub(delayed.0) / ramp.step.0.max(1);
-                let steps = usize::try_from(steps).unwrap_or(usize::MAX);
-                steps.clamp(1, options.async_depth)
-            }
-            _ => options.async_depth,
-        }
     }
 
     fn dispatch(&mut self, id: IoId, now: Nanos) -> IoId {
@@ -317,12 +256,8 @@ impl Fair {
     }
 
     /// The cost of making data durable once.
-    fn flush_cost(&self) -> u64 {
-        let first = self.options.flush_cost;
-        match self.options.charge {
-            Charge::Bytes => self.speed.flush_bytes().unwrap_or(first),
-            Charge::Time => self.speed.flush_time().unwrap_or(0),
-        }
+    fn flush_cost(&self) -> FlushCost {
+        R::flush_cost(&self.speed, &self.options)
     }
 
     fn dispatch_from(&mut self, leaf: usize, now: Nanos) -> IoId {
@@ -340,10 +275,9 @@ impl Fair {
             .first_key_value()
             .expect("the picked owner has a queued request");
         let entry = *self.entry(id);
-        let durable = match self.options.charge {
-            Charge::Bytes if entry.flushes > 0 => u64::from(entry.flushes) * self.flush_cost(),
-            // The time of a slice includes it.
-            Charge::Bytes | Charge::Time => 0,
+        let durable = match entry.flushes {
+            0 => 0,
+            times => u64::from(times) * self.flush_cost().durable_write,
         };
         // A request without data costs one sector.
         let cost = entry.bytes.max(512) + durable;
@@ -362,9 +296,9 @@ impl Fair {
     }
 }
 
-impl Scheduler for Fair {
+impl<R: Rules> Scheduler for FairQueue<R> {
     fn name(&self) -> &'static str {
-        self.options.name
+        R::NAME
     }
 
     fn insert(&mut self, id: IoId, io: Io, now: Nanos) {
@@ -506,12 +440,7 @@ impl Scheduler for Fair {
         if let Some(leaf) = entry.leaf {
             self.tree.record_completion(leaf, now);
         }
-        if let Some(ramp) = self.options.async_ramp
-            && is_sync(entry.tag)
-            && now.0.saturating_sub(entry.arrived.0) > ramp.delayed.0
-        {
-            self.last_delayed = Some(now);
-        }
+        self.rules.completed(&entry, now);
     }
 
     fn queued(&self) -> usize {

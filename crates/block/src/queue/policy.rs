@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use steadfs_iosched::{Fair, FairOptions, Fifo, FifoOptions, Nanos, Scheduler};
+use steadfs_iosched::{Cfq, Fair, FairOptions, Fifo, FifoOptions, Nanos, Scheduler};
 
 use crate::Device;
 
@@ -69,27 +69,29 @@ impl QueueSettings {
         // Background requests leave slots of the device for waited-for ones.
         let most = (depth - depth / 4).max(1);
         let async_depth = device.background_depth().clamp(1, most);
-        let preset = match self.policy {
-            Policy::Fifo => {
-                return Box::new(Fifo::new(FifoOptions {
-                    background_depth: async_depth,
-                    ..FifoOptions::default()
-                }));
-            }
-            Policy::Fair => FairOptions::default(),
-            Policy::Cfq => FairOptions::cfq(),
-        };
+        let options = |preset| self.fair_options(preset, depth, async_depth);
+        match self.policy {
+            Policy::Fifo => Box::new(Fifo::new(FifoOptions {
+                background_depth: async_depth,
+                ..FifoOptions::default()
+            })),
+            Policy::Fair => Box::new(Fair::new(options(Fair::preset()))),
+            Policy::Cfq => Box::new(Cfq::new(options(Cfq::preset()))),
+        }
+    }
+
+    fn fair_options(&self, preset: FairOptions, depth: usize, async_depth: usize) -> FairOptions {
         let idle = self.slice_idle.map_or(preset.slice_idle, |idle| {
             Nanos(u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX))
         });
-        Box::new(Fair::new(FairOptions {
+        FairOptions {
             depth,
             async_depth,
             slice_idle: idle,
-            low_latency: self.low_latency && preset.low_latency,
+            low_latency: self.low_latency,
             strict_guarantees: self.strict_guarantees,
             ..preset
-        }))
+        }
     }
 
     pub(super) fn depth_for(&self, device: &dyn Device) -> usize {

@@ -20,7 +20,7 @@ const FLUSH_COST_NS_MAX: u64 = 100_000_000;
 /// shortest duration of the last 32 to 64 FLUSHes: a longer FLUSH writes data of other owners, or competes with other
 /// requests, which is not charged to its owner.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct DeviceSpeed {
+pub struct DeviceSpeed {
     bytes: u64,
     time: u64,
     /// The time of the last dispatch or completion.

@@ -1,42 +1,14 @@
-//! The parameters of [`Fair`](super::Fair), and their presets.
+//! The parameters of the policies over one tree.
 
-use steadfs_base::{IoPrio, PrioClass};
+use steadfs_base::PrioClass;
 
 use crate::Nanos;
 
-const MS: u64 = 1_000_000;
+pub(super) const MS: u64 = 1_000_000;
 
 /// Default and bounds of a group's weight (Linux: `io.bfq.weight`).
 pub(crate) const DEFAULT_WEIGHT: u32 = 100;
 pub(crate) const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=1000;
-
-/// The cost of a slice.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Charge {
-    /// The bytes that were transferred.
-    Bytes,
-    /// The time it lasted.
-    Time,
-}
-
-/// How an I/O priority's level becomes a weight inside its group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PrioWeights {
-    /// BFQ's: 80 for level 0, 40 for 4, 10 for 7.
-    Bfq,
-    /// CFQ's slice lengths: 180 for level 0, 100 for 4, 40 for 7.
-    Cfq,
-}
-
-impl PrioWeights {
-    pub(crate) fn of(self, prio: IoPrio) -> u32 {
-        let level = u32::from(prio.level.min(7));
-        match self {
-            Self::Bfq => (8 - level) * 10,
-            Self::Cfq => (9 - level) * 20,
-        }
-    }
-}
 
 /// The limits of a slice: it expires at the first one that is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,21 +27,9 @@ pub struct Slice {
     pub idle_to_end: bool,
 }
 
-/// CFQ's reaction to late sync requests: the async depth restarts at one request, and grows by one for each step without
-/// a late request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AsyncRamp {
-    /// The time after which the depth grows by one.
-    pub step: Nanos,
-    /// A sync request that completes later than this after its arrival is late.
-    pub delayed: Nanos,
-}
-
-/// The parameters of [`Fair`](super::Fair).
+/// The parameters of [`FairQueue`](super::FairQueue).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FairOptions {
-    /// The policy's name.
-    pub name: &'static str,
     /// Most requests in flight.
     pub depth: usize,
     /// Most async requests in flight.
@@ -79,10 +39,6 @@ pub struct FairOptions {
     pub async_bytes: u64,
     /// The limits of a slice.
     pub slice: Slice,
-    /// The cost of a slice.
-    pub charge: Charge,
-    /// Weights inside a group.
-    pub prio_weights: PrioWeights,
     /// How long the device idles for the owner in service after its last completion. Only if weights or classes
     /// differ; zero disables idling.
     pub slice_idle: Nanos,
@@ -92,10 +48,6 @@ pub struct FairOptions {
     pub low_latency: bool,
     /// One request in flight, and the device idles for every owner: exact shares at the cost of throughput.
     pub strict_guarantees: bool,
-    /// No async request is in flight together with sync requests.
-    pub async_alone: bool,
-    /// A lower async depth after late sync requests.
-    pub async_ramp: Option<AsyncRamp>,
     /// If a group always has sync requests queued, its async requests get one byte for this many bytes of sync service.
     pub sync_per_async: u64,
     /// The async requests of a group get at least one request in this time.
@@ -112,7 +64,6 @@ pub struct FairOptions {
 impl Default for FairOptions {
     fn default() -> Self {
         Self {
-            name: "fair",
             depth: usize::MAX,
             async_depth: 24,
             async_bytes: 2 << 20,
@@ -124,14 +75,10 @@ impl Default for FairOptions {
                 depth: usize::MAX,
                 idle_to_end: false,
             },
-            charge: Charge::Bytes,
-            prio_weights: PrioWeights::Bfq,
             slice_idle: Nanos(8 * MS),
             always_idle: false,
             low_latency: true,
             strict_guarantees: false,
-            async_alone: false,
-            async_ramp: None,
             sync_per_async: 8,
             async_max_wait: Nanos(250 * MS),
             class_max_wait: Nanos(200 * MS),
@@ -142,33 +89,6 @@ impl Default for FairOptions {
 }
 
 impl FairOptions {
-    /// Linux's CFQ, up to 4.20: time slices of 100 ms (40 ms and two requests for async requests), idling, and an async
-    /// depth that restarts at one after a late sync request.
-    pub fn cfq() -> Self {
-        Self {
-            name: "cfq",
-            async_bytes: u64::MAX,
-            flush_bytes_min: u64::MAX,
-            slice: Slice {
-                bytes: u64::MAX,
-                sync_time: Nanos(100 * MS),
-                background_time: Nanos(40 * MS),
-                background_requests: 2,
-                depth: 4,
-                idle_to_end: true,
-            },
-            charge: Charge::Time,
-            prio_weights: PrioWeights::Cfq,
-            always_idle: true,
-            async_alone: true,
-            async_ramp: Some(AsyncRamp {
-                step: Nanos(100 * MS),
-                delayed: Nanos(125 * MS),
-            }),
-            ..Self::default()
-        }
-    }
-
     /// These options with what `strict_guarantees` implies.
     pub(super) fn with_implied(mut self) -> Self {
         if self.strict_guarantees {

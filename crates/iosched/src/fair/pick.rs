@@ -4,8 +4,9 @@ use std::ops::Bound;
 
 use super::lanes::{LANES, async_lane, is_sync_lane};
 use super::options::CLASSES;
+use super::rules::Rules;
 use super::tree::{Child, ROOT};
-use super::{Fair, InService};
+use super::{FairQueue, InService};
 use crate::Nanos;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +43,7 @@ impl Idling {
     }
 }
 
-impl Fair {
+impl<R: Rules> FairQueue<R> {
     pub(super) fn pick(&mut self, now: Nanos) -> Pick {
         if let Some(in_service) = self.in_service {
             if let Some(pick) = self.continue_slice(in_service, now) {
@@ -178,11 +179,10 @@ impl Fair {
     /// the device drains for it.
     fn is_drained_for(&self, group: usize, lane: usize, now: Nanos) -> bool {
         let queue = &self.tree.group(group).lanes[lane];
-        self.options.async_alone
-            && !is_sync_lane(lane)
+        let waited = Nanos(now.0.saturating_sub(queue.since.0));
+        !is_sync_lane(lane)
             && queue.queued > 0
-            && self.in_flight.sync > 0
-            && now.0.saturating_sub(queue.since.0) >= self.options.async_max_wait.0
+            && self.rules.drains_for_async(self.in_flight, waited)
     }
 
     fn pick_in_group(&mut self, group: usize, now: Nanos) -> Pick {

@@ -3,9 +3,10 @@
 
 use steadfs_base::{GroupId, IoTag};
 
+use super::FairQueue;
+use super::entry::Entry;
 use super::lanes::is_sync;
-use super::options::Charge;
-use super::{Entry, Fair};
+use super::rules::Rules;
 use crate::{IoId, Nanos};
 
 /// Another owner that a request serves.
@@ -19,15 +20,14 @@ pub(super) enum Sharer {
     Charged(usize),
 }
 
-impl Fair {
+impl<R: Rules> FairQueue<R> {
     /// Adds an owner that a queued request serves.
     pub(super) fn add_sharer(&mut self, id: IoId, tag: IoTag, now: Nanos) {
         let entry = *self.entry(id);
         assert!(entry.queued, "only queued requests are shared");
-        // An async request is boosted by a waiter instead. If slices are charged by time, the cost of a single request
-        // is not known when it is dispatched.
-        let by_time = self.options.charge == Charge::Time;
-        if !entry.is_flush() && (by_time || !is_sync(tag) || !is_sync(entry.tag)) {
+        // An async request is boosted by a waiter instead.
+        let is_shared = R::COST_IS_KNOWN && is_sync(tag) && is_sync(entry.tag);
+        if !entry.is_flush() && !is_shared {
             return;
         }
         self.sharers.push((id, Sharer::Recorded(tag)));
@@ -122,7 +122,7 @@ impl Fair {
     /// Dispatches a FLUSH, which goes before all other requests, and charges it to the owners that it serves.
     pub(super) fn dispatch_flush(&mut self, id: IoId, now: Nanos) -> IoId {
         if self.tree.active > 0 {
-            let cost = self.flush_cost();
+            let cost = self.flush_cost().flush;
             let own = (id, Sharer::Recorded(self.entry(id).tag));
             let mut leaves: Vec<(GroupId, usize)> = Vec::new();
             let others = std::mem::take(&mut self.sharers);

@@ -61,7 +61,7 @@ fn flush(tag: IoTag) -> Io {
 }
 
 /// Serves all requests one at a time, in 1 ms each; returns their order.
-fn drain(fair: &mut Fair) -> Vec<u32> {
+fn drain(fair: &mut impl Scheduler) -> Vec<u32> {
     let mut now = Nanos(0);
     let mut order = Vec::new();
     while fair.queued() > 0 {
@@ -109,20 +109,21 @@ fn a_lone_request_is_not_entered_in_the_tree() {
 
 #[test]
 fn the_device_never_idles_for_a_lone_owner() {
-    for options in [FairOptions::default(), FairOptions::cfq()] {
-        let mut fair = Fair::new(options);
+    fn check(mut policy: impl Scheduler) {
         for n in 0..100u32 {
             let now = Nanos(u64::from(n) * MS);
             for id in [2 * n, 2 * n + 1] {
-                fair.insert(IoId(id), write(sync(0, 1), KIB), now);
+                policy.insert(IoId(id), write(sync(0, 1), KIB), now);
             }
             for id in [2 * n, 2 * n + 1] {
-                assert_eq!(fair.next(now), Some(IoId(id)));
+                assert_eq!(policy.next(now), Some(IoId(id)));
             }
-            fair.complete(IoId(2 * n), now);
-            fair.complete(IoId(2 * n + 1), now);
+            policy.complete(IoId(2 * n), now);
+            policy.complete(IoId(2 * n + 1), now);
         }
     }
+    check(Fair::new(Fair::preset()));
+    check(Cfq::new(Cfq::preset()));
 }
 
 #[test]
@@ -218,7 +219,7 @@ fn a_boosted_request_in_the_device_stays_as_it_is() {
 
 #[test]
 fn cfq_ramps_the_async_depth_up_after_a_late_sync_request() {
-    let mut fair = Fair::new(FairOptions::cfq());
+    let mut fair = Cfq::new(Cfq::preset());
     fair.insert(IoId(0), write(sync(0, 1), KIB), Nanos(0));
     assert_eq!(fair.next(Nanos(0)), Some(IoId(0)));
     for id in 1..20 {
@@ -231,7 +232,7 @@ fn cfq_ramps_the_async_depth_up_after_a_late_sync_request() {
     );
     let slow = 200 * MS;
     fair.complete(IoId(0), Nanos(slow));
-    let dispatched = |fair: &mut Fair, now: u64| {
+    let dispatched = |fair: &mut Cfq, now: u64| {
         let mut ids = Vec::new();
         while let Some(id) = fair.next(Nanos(now)) {
             ids.push(id);

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass};
 
 use super::lanes::{LANES, is_sync, is_sync_lane, lane_of};
-use super::options::{DEFAULT_WEIGHT, PrioWeights};
+use super::options::DEFAULT_WEIGHT;
 use crate::{IoId, Nanos};
 
 /// The lane of child groups: that of best-effort sync requests, as in BFQ.
@@ -137,12 +137,13 @@ pub(super) struct Tree {
     pub active: usize,
     /// Removed groups that may be empty.
     maybe_empty: Vec<usize>,
-    prio_weights: PrioWeights,
+    /// The weight of a priority inside its group.
+    prio_weight: fn(IoPrio) -> u32,
     low_latency: bool,
 }
 
 impl Tree {
-    pub(super) fn new(prio_weights: PrioWeights, low_latency: bool) -> Self {
+    pub(super) fn new(prio_weight: fn(IoPrio) -> u32, low_latency: bool) -> Self {
         let root = Group {
             id: GroupId(0),
             entity: None,
@@ -163,7 +164,7 @@ impl Tree {
             last_seq: 0,
             active: 0,
             maybe_empty: Vec::new(),
-            prio_weights,
+            prio_weight,
             low_latency,
         }
     }
@@ -364,7 +365,7 @@ impl Tree {
             entity: Entity {
                 parent,
                 lane: key.lane,
-                weight: self.prio_weights.of(prio),
+                weight: (self.prio_weight)(prio),
                 start: 0,
                 seq: self.next_seq(),
                 active: false,
@@ -398,7 +399,7 @@ impl Tree {
 
     /// The groups from the root down with their weights, and at the end the weight of the tag's priority.
     fn path(&self, tag: IoTag) -> Vec<(Option<GroupId>, u32)> {
-        let mut path = vec![(None, self.prio_weights.of(tag.prio))];
+        let mut path = vec![(None, (self.prio_weight)(tag.prio))];
         if !self.by_id.contains_key(&tag.group) {
             path.push((Some(tag.group), DEFAULT_WEIGHT));
         }

@@ -180,18 +180,7 @@ impl History {
                 self.note(Some(io), Op::Write, from, 1);
             }
             Step::Call(from, t) if self.is_free(from, 1) => self.call(from, t),
-            Step::Plugged(from, len) if self.is_free(from, len) => {
-                let bios: Vec<_> = (0..len).map(|i| self.bio(from + i, 1)).collect();
-                let plug = self.queue.plug();
-                let ios: Vec<_> = bios
-                    .into_iter()
-                    .map(|bio| plug.submit(bio, tag(2)))
-                    .collect();
-                drop(plug);
-                for (i, io) in (0..).zip(ios) {
-                    self.note(Some(io), Op::Write, from + i, 1);
-                }
-            }
+            Step::Plugged(from, len) if self.is_free(from, len) => self.plugged(from, len),
             Step::End(i) if self.device.pending() > 0 => self.device.end(i),
             Step::Wait(i) if n > 0 => {
                 if let Some(io) = self.open[i % n].io.clone() {
@@ -215,6 +204,19 @@ impl History {
             _ => {}
         }
         self.settle();
+    }
+
+    fn plugged(&mut self, from: u64, len: u64) {
+        let bios: Vec<_> = (0..len).map(|i| self.bio(from + i, 1)).collect();
+        let plug = self.queue.plug();
+        let ios: Vec<_> = bios
+            .into_iter()
+            .map(|bio| plug.submit(bio, tag(2)))
+            .collect();
+        drop(plug);
+        for (i, io) in (0..).zip(ios) {
+            self.note(Some(io), Op::Write, from + i, 1);
+        }
     }
 
     fn call(&mut self, from: u64, t: u8) {

@@ -6,7 +6,7 @@ const LIMIT: u64 = 128 * KIB;
 
 /// Dispatches and completes requests one at a time, in no time, until none may be dispatched; returns the bytes of async
 /// requests.
-fn drain_now(fair: &mut Fair, now: Nanos) -> u64 {
+fn drain_now<R: Rules>(fair: &mut FairQueue<R>, now: Nanos) -> u64 {
     let mut bytes = 0;
     while let Some(id) = fair.next(now) {
         let entry = *fair.entry(id);
@@ -17,8 +17,8 @@ fn drain_now(fair: &mut Fair, now: Nanos) -> u64 {
 }
 
 /// A scheduler with a stream of background writes queued, right after a FLUSH.
-fn beside_a_flush(options: FairOptions, now: Nanos) -> Fair {
-    let mut fair = Fair::new(options);
+fn beside_a_flush<R: Rules>(now: Nanos) -> FairQueue<R> {
+    let mut fair = FairQueue::new(R::options());
     fair.insert(IoId(0), flush(sync(0, 1)), now);
     assert_eq!(fair.next(now), Some(IoId(0)));
     fair.complete(IoId(0), now);
@@ -31,7 +31,7 @@ fn beside_a_flush(options: FairOptions, now: Nanos) -> Fair {
 #[test]
 fn async_writes_between_two_flushes_are_bounded() {
     let now = Nanos(50 * MS);
-    let mut fair = beside_a_flush(FairOptions::default(), now);
+    let mut fair: Fair = beside_a_flush(now);
     assert_eq!(drain_now(&mut fair, now), LIMIT);
     assert_eq!(fair.rerun_at(), Some(Nanos(54 * MS)));
     // Sync requests and reads are not bound.
@@ -56,7 +56,7 @@ fn async_writes_between_two_flushes_are_bounded() {
 #[test]
 fn a_lone_write_is_bound_too() {
     let now = Nanos(50 * MS);
-    let mut fair = beside_a_flush(FairOptions::default(), now);
+    let mut fair: Fair = beside_a_flush(now);
     drain_now(&mut fair, Nanos(60 * MS));
     fair.insert(IoId(0), flush(sync(0, 1)), Nanos(60 * MS));
     drain_now(&mut fair, Nanos(60 * MS));
@@ -112,20 +112,20 @@ fn a_heavier_group_is_not_held_back() {
 #[test]
 fn cfq_does_not_bound_writes_between_flushes() {
     let now = Nanos(50 * MS);
-    let mut fair = beside_a_flush(FairOptions::cfq(), now);
+    let mut fair: Cfq = beside_a_flush(now);
     assert_eq!(drain_now(&mut fair, now), 64 * 64 * KIB);
 }
 
 #[test]
 fn single_writes_are_small_in_a_series_of_flushes() {
     let now = Nanos(50 * MS);
-    let fair = beside_a_flush(FairOptions::default(), now);
+    let fair: Fair = beside_a_flush(now);
     assert_eq!(fair.max_write_bytes(background(0), now), LIMIT);
     assert_eq!(fair.max_write_bytes(sync(0, 2), now), u64::MAX);
     assert_eq!(
         fair.max_write_bytes(background(0), Nanos(54 * MS)),
         u64::MAX
     );
-    let cfq = beside_a_flush(FairOptions::cfq(), now);
+    let cfq: Cfq = beside_a_flush(now);
     assert_eq!(cfq.max_write_bytes(background(0), now), u64::MAX);
 }

@@ -62,8 +62,8 @@ struct Queued {
     shared: bool,
 }
 
-struct History {
-    fair: Fair,
+struct History<R> {
+    fair: FairQueue<R>,
     options: FairOptions,
     now: u64,
     free: BTreeSet<u32>,
@@ -72,7 +72,26 @@ struct History {
     in_flight: Vec<Queued>,
 }
 
-impl History {
+impl<R: Rules> History<R> {
+    fn new(options: FairOptions) -> Self {
+        Self {
+            fair: FairQueue::new(options),
+            options,
+            now: 0,
+            free: (0..1000).collect(),
+            queued: Vec::new(),
+            in_flight: Vec::new(),
+        }
+    }
+
+    /// Runs the steps and completes all requests.
+    fn run(mut self, steps: Vec<Step>) {
+        for step in steps {
+            self.step(step);
+        }
+        self.finish();
+    }
+
     fn insert(&mut self, io: Io) {
         let id = self.free.pop_first().expect("there are 1000 numbers");
         self.fair.insert(IoId(id), io, Nanos(self.now));
@@ -211,7 +230,6 @@ fn presets() -> impl Strategy<Value = FairOptions> {
         1 => Just(FairOptions { async_bytes: 128 << 10, ..small }),
         1 => Just(FairOptions { slice_idle: Nanos(0), ..small }),
         1 => Just(FairOptions { depth: 1, strict_guarantees: true, ..small }),
-        2 => Just(FairOptions { depth: 8, ..FairOptions::cfq() }),
     ]
 }
 
@@ -220,17 +238,16 @@ proptest! {
 
     #[test]
     fn random_histories_keep_the_rules(steps in steps(), options in presets()) {
-        let mut history = History {
-            fair: Fair::new(options),
-            options,
-            now: 0,
-            free: (0..1000).collect(),
-            queued: Vec::new(),
-            in_flight: Vec::new(),
-        };
-        for step in steps {
-            history.step(step);
-        }
-        history.finish();
+        History::<FairRules>::new(options).run(steps);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn cfq_keeps_the_rules_too(steps in steps()) {
+        let options = FairOptions { depth: 8, ..Cfq::preset() };
+        History::<CfqRules>::new(options).run(steps);
     }
 }

@@ -47,7 +47,7 @@ struct Completed {
 
 /// A device of fixed throughput with a queue of `depth` requests, which it serves one after the other.
 pub(super) struct World {
-    pub(super) fair: Fair,
+    pub(super) fair: Box<dyn Scheduler>,
     depth: usize,
     nanos_per_kib: u64,
     clients: Vec<Client>,
@@ -59,12 +59,15 @@ pub(super) const WINDOW: u64 = 1000 * MS;
 
 impl World {
     pub(super) fn new(options: FairOptions, groups: &[(u32, u32, u32)], depth: usize) -> Self {
-        let mut fair = Fair::new(options);
+        Self::of(Box::new(Fair::new(options)), groups, depth)
+    }
+
+    fn of(mut policy: Box<dyn Scheduler>, groups: &[(u32, u32, u32)], depth: usize) -> Self {
         for &(id, parent, weight) in groups {
-            fair.set_group(GroupId(id), GroupId(parent), weight);
+            policy.set_group(GroupId(id), GroupId(parent), weight);
         }
         Self {
-            fair,
+            fair: policy,
             depth,
             nanos_per_kib: 1_000_000_000 / (MIB_PER_SECOND * 1024),
             clients: Vec::new(),
@@ -248,7 +251,7 @@ fn processes_of_a_group_share_it_equally() {
         always_idle: true,
         ..FairOptions::default()
     };
-    world.fair = Fair::new(options);
+    world.fair = Box::new(Fair::new(options));
     world.run(&clients, LONG);
     world.check(LONG, &[50.0, 50.0, 100.0]);
 }
@@ -270,7 +273,7 @@ fn strict_guarantees_keep_one_request_in_the_device() {
 
 #[test]
 fn cfq_shares_time_by_priority() {
-    let mut world = World::new(FairOptions::cfq(), &[], 8);
+    let mut world = World::of(Box::new(Cfq::new(Cfq::preset())), &[], 8);
     let at = |level: u8| tag(0, level.into(), Urgency::Waited, be(level));
     let clients = [0, 4].map(|level| Client::of(at(level), 64 * KIB, 4));
     let until = 20_000 * MS;
@@ -334,7 +337,7 @@ fn nothing_starves_under_cfq_either() {
             Client::of(sync(0, 1), 64 * KIB, 8),
             Client::of(sync(0, 2), 64 * KIB, 8),
         ];
-        let mut world = World::new(FairOptions::cfq(), &[], depth);
+        let mut world = World::of(Box::new(Cfq::new(Cfq::preset())), &[], depth);
         world.run(&clients, LONG);
         let request = 64 * world.nanos_per_kib;
         let bound = 250 * MS + (depth as u64 + 2) * request;

@@ -1,0 +1,75 @@
+//! A request as the queue records it, and the counts of those in flight.
+
+use steadfs_base::IoTag;
+
+use super::lanes::{is_sync, lane_of};
+use super::options::CLASSES;
+use crate::{Direction, Nanos};
+
+/// A request that is queued or in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Its owner and urgency.
+    pub tag: IoTag,
+    /// Its size.
+    pub bytes: u64,
+    /// Its kind.
+    pub direction: Direction,
+    /// Number of times that the device makes data durable for it.
+    pub flushes: u8,
+    pub(super) arrival: u64,
+    /// When it was inserted.
+    pub arrived: Nanos,
+    /// When it was dispatched.
+    pub dispatched: Nanos,
+    /// Its leaf; `None` for a lone request and for a queued FLUSH.
+    pub(super) leaf: Option<usize>,
+    pub(super) queued: bool,
+}
+
+impl Entry {
+    pub(super) fn is_flush(&self) -> bool {
+        self.direction == Direction::Flush
+    }
+
+    /// Whether it is an async write that stays in the device's volatile cache.
+    pub(super) fn is_volatile(&self) -> bool {
+        self.direction == Direction::Write && self.flushes == 0 && !is_sync(self.tag)
+    }
+}
+
+/// Requests in flight.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InFlight {
+    /// Sync requests.
+    pub sync: usize,
+    /// Async requests.
+    pub background: usize,
+    /// Bytes of the async requests.
+    pub background_bytes: u64,
+    /// Those of both kinds that are of the idle class.
+    pub idle: usize,
+}
+
+impl InFlight {
+    pub(super) fn all(self) -> usize {
+        self.sync + self.background
+    }
+
+    pub(super) fn count(&mut self, tag: IoTag, bytes: u64, more: bool) {
+        let change = |n: &mut usize| *n = if more { *n + 1 } else { *n - 1 };
+        if is_sync(tag) {
+            change(&mut self.sync);
+        } else {
+            change(&mut self.background);
+            self.background_bytes = if more {
+                self.background_bytes + bytes
+            } else {
+                self.background_bytes - bytes
+            };
+        }
+        if lane_of(tag) / 2 == CLASSES - 1 {
+            change(&mut self.idle);
+        }
+    }
+}
