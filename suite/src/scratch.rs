@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::command::{run, succeed, until};
+use crate::command::{run, until};
 
 /// A folder of one test. When it is dropped, also by a panic, everything mounted in it is unmounted, loop devices over
 /// its files are detached, and it is removed.
@@ -111,9 +111,4 @@ fn loops_below(dir: &Path) -> Vec<String> {
         .filter(|(_, file)| Path::new(file.trim()).starts_with(dir))
         .map(|(device, _)| device.to_owned())
         .collect()
-}
-
-/// Makes everything written so far durable.
-pub fn sync() {
-    succeed("sync", [""; 0]);
 }

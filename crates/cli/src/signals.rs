@@ -114,9 +114,9 @@ fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem
 }
 
 fn write_all(handle: &MountHandle, fs: &Weak<dyn FileSystem>) {
-    // First the kernel's dirty data. The kernel syncs one volume only where its mount can be reached.
+    // First the kernel's dirty data.
     match handle.sync() {
-        Err(SyncError::Covered(_)) => rustix::fs::sync(),
+        Err(SyncError::Covered(_)) => sync_covered(handle),
         Err(error) => tracing::debug!(%error, "cannot sync the kernel's dirty data"),
         Ok(_) => {}
     }
@@ -124,5 +124,13 @@ fn write_all(handle: &MountHandle, fs: &Weak<dyn FileSystem>) {
         && let Err(error) = fs.sync_all(&owner_cx())
     {
         tracing::error!(%error, "cannot write all data before the end");
+    }
+}
+
+/// Without the privilege to reach one covered mount, only sync(2) writes back its pages, with those of all volumes.
+fn sync_covered(handle: &MountHandle) {
+    if let Err(error) = handle.sync_covered() {
+        tracing::debug!(%error, "cannot sync the covered mount alone");
+        rustix::fs::sync();
     }
 }

@@ -4,6 +4,7 @@
 //! (sync(2) reaches the volume) and DESTROY (umount(2) returns after the volume is closed). Other users mount through
 //! fusermount3, the set-user-ID helper of libfuse.
 
+mod covered;
 mod helper;
 mod remount;
 mod sync;

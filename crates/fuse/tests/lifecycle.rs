@@ -82,6 +82,48 @@ fn block_devices_get_syncfs_and_destroy() {
     }
 }
 
+/// syncfs(2) reaches the server of a block device; that of another mount, and the host's mounts, stay as they are.
+#[test]
+fn a_covered_mount_is_synced_alone() {
+    let device = Loop::new();
+    let mut mount = TestMount::with(MountOptions {
+        block_device: Some(BlockDevice {
+            path: device.device.clone().into(),
+            block_size: 4096,
+        }),
+        ..MountOptions::default()
+    });
+    for _ in 0..2 {
+        rustix::mount::mount(
+            "covers",
+            mount.root(),
+            "tmpfs",
+            rustix::mount::MountFlags::empty(),
+            None,
+        )
+        .unwrap();
+    }
+    let table = || {
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let root = mount.root().to_str().unwrap();
+        let lines = table.lines().filter(|line| line.contains(root));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = table();
+    assert_eq!(before.len(), 3);
+    let syncs = mount.mem().syncs.load(Ordering::SeqCst);
+    let handle = mount.mounted.as_ref().unwrap().handle();
+    handle.sync_covered().unwrap();
+    assert!(mount.mem().syncs.load(Ordering::SeqCst) > syncs);
+    assert_eq!(table(), before);
+    for _ in 0..2 {
+        rustix::mount::unmount(mount.root(), UnmountFlags::empty()).unwrap();
+    }
+    let mounted = mount.mounted.take().unwrap();
+    unmount(&mounted);
+    mounted.wait().unwrap();
+}
+
 #[test]
 fn a_device_that_is_in_use_is_refused_with_its_reason() {
     let device = Loop::new();

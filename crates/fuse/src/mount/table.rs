@@ -30,12 +30,12 @@ pub struct MountEntry {
 }
 
 impl MountEntry {
-    /// All mounts that are visible from here, the newest last.
+    /// All mounts of the calling thread's mount namespace, the newest last.
     ///
     /// # Errors
     /// The list cannot be read.
     pub fn all() -> io::Result<Vec<Self>> {
-        let table = fs::read("/proc/self/mountinfo")?;
+        let table = fs::read("/proc/thread-self/mountinfo")?;
         Ok(table
             .split(|&b| b == b'\n')
             .filter_map(Self::parse)
@@ -70,6 +70,13 @@ impl MountEntry {
     /// Whether this is the same mount. The id alone does not identify it, because ids are reused.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.id == other.id && self.device == other.device && self.source == other.source
+    }
+
+    /// Whether this is the mount `other` in a copy of its mount namespace, where it has another id.
+    pub(super) fn is_copy_of(&self, other: &Self) -> bool {
+        self.device == other.device
+            && self.source == other.source
+            && self.mountpoint == other.mountpoint
     }
 
     /// For messages.
