@@ -229,85 +229,54 @@ impl Node {
     }
 
     fn differences(&self, other: &Self, compare: Compare, path: &str, lines: &mut Vec<String>) {
-        let dir = self.is_dir();
-        let mut field = |name: &str, compared: bool, a: String, b: String| {
-            if compared && a != b {
-                lines.push(format!("{path}: {name}: {a} | {b}"));
+        let mut field = |name: &str, compared: bool, [ours, theirs]: [String; 2]| {
+            if compared && ours != theirs {
+                lines.push(format!("{path}: {name}: {ours} | {theirs}"));
             }
         };
-        let octal = |mode: u32| format!("{mode:o}");
-        let debug = |value: &dyn std::fmt::Debug| format!("{value:?}");
-        field("mode", true, octal(self.mode), octal(other.mode));
-        field(
-            "owner",
-            true,
-            debug(&(self.uid, self.gid)),
-            debug(&(other.uid, other.gid)),
-        );
-        field(
-            "nlink",
-            !dir || compare.dir_nlink,
-            self.nlink.to_string(),
-            other.nlink.to_string(),
-        );
-        field("size", !dir, self.size.to_string(), other.size.to_string());
-        field("device", true, debug(&self.rdev), debug(&other.rdev));
-        field(
-            "mtime",
-            !dir || compare.dir_mtime,
-            debug(&self.mtime),
-            debug(&other.mtime),
-        );
-        field(
-            "atime",
-            compare.atime,
-            debug(&self.atime),
-            debug(&other.atime),
-        );
-        field(
-            "ctime",
-            compare.ctime,
-            debug(&self.ctime),
-            debug(&other.ctime),
-        );
-        field(
-            "btime",
-            compare.btime,
-            debug(&self.btime),
-            debug(&other.btime),
-        );
-        field("content", true, debug(&self.content), debug(&other.content));
-        field(
-            "data ranges",
-            compare.holes,
-            debug(&self.data),
-            debug(&other.data),
-        );
-        let text = |bytes: &Option<Vec<u8>>| {
-            bytes
-                .as_ref()
-                .map_or_else(String::new, |b| b.escape_ascii().to_string())
-        };
-        field("target", true, text(&self.target), text(&other.target));
-        field(
-            "same file as",
-            true,
-            text(&self.same_as),
-            text(&other.same_as),
-        );
+        let dir = self.is_dir();
+        let both = [self, other];
+        field("mode", true, both.map(|node| format!("{:o}", node.mode)));
+        let owner = both.map(|node| format!("{:?}", (node.uid, node.gid)));
+        field("owner", true, owner);
+        let nlink = both.map(|node| node.nlink.to_string());
+        field("nlink", !dir || compare.dir_nlink, nlink);
+        field("size", !dir, both.map(|node| node.size.to_string()));
+        field("device", true, both.map(|node| format!("{:?}", node.rdev)));
+        let mtime = both.map(|node| format!("{:?}", node.mtime));
+        field("mtime", !dir || compare.dir_mtime, mtime);
+        let atime = both.map(|node| format!("{:?}", node.atime));
+        field("atime", compare.atime, atime);
+        let ctime = both.map(|node| format!("{:?}", node.ctime));
+        field("ctime", compare.ctime, ctime);
+        let btime = both.map(|node| format!("{:?}", node.btime));
+        field("btime", compare.btime, btime);
+        let content = both.map(|node| format!("{:?}", node.content));
+        field("content", true, content);
+        let data = both.map(|node| format!("{:?}", node.data));
+        field("data ranges", compare.holes, data);
+        field("target", true, both.map(|node| text(&node.target)));
+        field("same file as", true, both.map(|node| text(&node.same_as)));
         let names = self.xattrs.keys().chain(other.xattrs.keys());
         for name in names.collect::<std::collections::BTreeSet<_>>() {
-            let value = |node: &Self| match node.xattrs.get(name) {
-                None => "none".to_owned(),
-                Some(value) if value.len() > 64 => {
-                    format!("{} bytes #{:x}", value.len(), hash(value))
-                }
-                Some(value) => value.escape_ascii().to_string(),
-            };
             let label = format!("attribute {}", name.escape_ascii());
-            field(&label, true, value(self), value(other));
+            field(&label, true, both.map(|node| node.xattr_text(name)));
         }
     }
+
+    /// An attribute's value, or the length and hash of a long one.
+    fn xattr_text(&self, name: &[u8]) -> String {
+        match self.xattrs.get(name) {
+            None => "none".to_owned(),
+            Some(value) if value.len() > 64 => format!("{} bytes #{:x}", value.len(), hash(value)),
+            Some(value) => value.escape_ascii().to_string(),
+        }
+    }
+}
+
+fn text(bytes: &Option<Vec<u8>>) -> String {
+    let text = bytes.as_ref().map(|bytes| bytes.escape_ascii().to_string());
+    text.unwrap_or_default()
 }
 
 fn hash(bytes: &[u8]) -> u64 {

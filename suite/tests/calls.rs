@@ -75,13 +75,15 @@ impl Answers<'_> {
     }
 }
 
+/// The flag of a file that is mapped by extents.
+const EXTENTS: IFlags = IFlags::from_bits_retain(0x8_0000);
+
 fn flags(all: &mut Answers<'_>) {
     let file = all.new_file("flags", b"content");
     let path = all.path("flags");
     all.say("flags", rustix::fs::ioctl_getflags(&file));
-    let extents = IFlags::from_bits_retain(0x8_0000);
     for more in [IFlags::NODUMP, IFlags::IMMUTABLE, IFlags::APPEND] {
-        let set = rustix::fs::ioctl_setflags(&file, extents | more);
+        let set = rustix::fs::ioctl_setflags(&file, EXTENTS | more);
         all.say("set", (set, rustix::fs::ioctl_getflags(&file)));
         // FUSE checks this at write(2), not at open(2).
         let opened = File::options().write(true).open(&path);
@@ -112,13 +114,17 @@ fn flags(all: &mut Answers<'_>) {
             rustix::fs::setxattr(&path, "user.a", b"1", XattrFlags::empty()),
         );
     }
-    rustix::fs::ioctl_setflags(&file, extents).unwrap();
+    rustix::fs::ioctl_setflags(&file, EXTENTS).unwrap();
     let unknown = IFlags::from_bits_retain(0x8008_0000);
     all.say("unknown flag", rustix::fs::ioctl_setflags(&file, unknown));
     all.say("flags", rustix::fs::ioctl_getflags(&file));
     all.shell("mkdir many && (cd many && touch $(seq -f %0200g 500)) && chattr +AdSD many && lsattr -d many");
     all.shell("mkdir many/below && lsattr -d many/below && touch many/file && lsattr many/file");
+    ioctls(all, &file);
+}
 
+fn ioctls(all: &mut Answers<'_>, file: &File) {
+    let path = all.path("flags");
     let words = |numbers: [u32; 7]| numbers.map(u32::to_ne_bytes).concat();
     all.say("fsxattr", ioctl(&path, FSGETXATTR, &[0; 28]));
     for (flags, project) in [(0xc0, 0), (0x8, 0), (0, 5)] {
@@ -127,7 +133,7 @@ fn flags(all: &mut Answers<'_>) {
             "set fsxattr",
             (set.map(drop), ioctl(&path, FSGETXATTR, &[0; 28])),
         );
-        rustix::fs::ioctl_setflags(&file, extents).unwrap();
+        rustix::fs::ioctl_setflags(file, EXTENTS).unwrap();
     }
     let version = ioctl(&path, GETVERSION, &[0; 8]).unwrap();
     all.say("a version", version[..4] != [0; 4]);
@@ -251,7 +257,28 @@ fn names(all: &mut Answers<'_>) {
             stat.stx_btime.tv_sec <= stat.stx_mtime.tv_sec,
         ),
     );
+    renames(all);
+    for length in [255, 256] {
+        all.say(
+            "name",
+            File::create(all.path(&"n".repeat(length)))
+                .map(drop)
+                .map_err(|e| e.kind()),
+        );
+    }
+    for length in [59, 60, 1023, 4095] {
+        let name = format!("link{length}");
+        let made = symlink("s".repeat(length), all.path(&name)).map_err(|e| e.raw_os_error());
+        let read = fs::read_link(all.path(&name)).map(|found| found.as_os_str().len());
+        all.say("symlink", (length, made, read.map_err(|e| e.kind())));
+    }
+    fs::create_dir_all(all.path("dir/sub")).unwrap();
+    all.shell("mv dir dir/sub/x; rmdir dir; unlink dir; ln dir hard; mkdir dir; mkdir trail/; ls -d trail");
+    all.shell("touch -d @-2147483648.25 named; stat -c %.9Y named; touch -d @15032385535 named; stat -c %Y named");
+    all.shell("touch -d @99999999999 named; stat -c %Y named; touch -d @-9999999999 named; stat -c %Y named");
+}
 
+fn renames(all: &mut Answers<'_>) {
     for name in ["one", "two"] {
         fs::write(all.path(name), name).unwrap();
     }
@@ -272,24 +299,6 @@ fn names(all: &mut Answers<'_>) {
         all.say("rename", (from, to, how, done));
     }
     all.shell("cat two four; stat -c \"%n %F %t %T\" one three four five");
-    for length in [255, 256] {
-        all.say(
-            "name",
-            File::create(all.path(&"n".repeat(length)))
-                .map(drop)
-                .map_err(|e| e.kind()),
-        );
-    }
-    for length in [59, 60, 1023, 4095] {
-        let name = format!("link{length}");
-        let made = symlink("s".repeat(length), all.path(&name)).map_err(|e| e.raw_os_error());
-        let read = fs::read_link(all.path(&name)).map(|found| found.as_os_str().len());
-        all.say("symlink", (length, made, read.map_err(|e| e.kind())));
-    }
-    fs::create_dir_all(all.path("dir/sub")).unwrap();
-    all.shell("mv dir dir/sub/x; rmdir dir; unlink dir; ln dir hard; mkdir dir; mkdir trail/; ls -d trail");
-    all.shell("touch -d @-2147483648.25 named; stat -c %.9Y named; touch -d @15032385535 named; stat -c %Y named");
-    all.shell("touch -d @99999999999 named; stat -c %Y named; touch -d @-9999999999 named; stat -c %Y named");
 }
 
 fn attributes(all: &mut Answers<'_>) {

@@ -3,11 +3,12 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use steadfs_suite::f2fs::{check_clean, mkfs};
 use steadfs_suite::uml::{TOP, boot};
-use steadfs_suite::{Outcome, Scratch, SteadMount, run, steadfs, succeed};
+use steadfs_suite::{Image, Outcome, Scratch, SteadMount, run, steadfs, succeed};
 
 /// An f2fs ioctl: direction bits, size of its argument, number (linux/f2fs.h).
 #[derive(Clone, Copy)]
@@ -30,45 +31,74 @@ fn ioctl(file: &Path, call: Call, argument: &[u8]) -> Result<Vec<u8>, i32> {
 }
 
 /// The error number of a rustix error.
-fn number(error: rustix::io::Errno) -> i32 {
+fn number(error: Errno) -> i32 {
     error.raw_os_error()
 }
 
+fn range(start: u64, len: u64) -> Vec<u8> {
+    [start.to_ne_bytes(), len.to_ne_bytes()].concat()
+}
+
+/// A mounted volume with a file of 1 MiB.
+struct Mounted {
+    mount: SteadMount,
+    file: PathBuf,
+    image: Image,
+    _scratch: Scratch,
+}
+
+impl Mounted {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let features = "-O extra_attr,inode_crtime,encrypt";
+        let image = mkfs(&scratch, "calls.img", 128 << 20, features);
+        let mount = SteadMount::new(&scratch, image.path(), "background_gc=off");
+        let file = mount.join("file");
+        fs::write(&file, vec![1; 1 << 20]).unwrap();
+        Self {
+            mount,
+            file,
+            image,
+            _scratch: scratch,
+        }
+    }
+
+    /// Unmounts and checks the volume.
+    fn close(self) {
+        self.mount.unmount();
+        check_clean(self.image.path(), "after the calls");
+    }
+}
+
+fn checkpoints(mount: &SteadMount) -> u64 {
+    let read =
+        |name: &str| fs::read_to_string(mount.join(&format!(".steadfs/f2fs/{name}"))).unwrap();
+    let number = |name: &str| read(name).trim().parse::<u64>().unwrap();
+    number("cp_foreground_calls") + number("cp_background_calls")
+}
+
 #[test]
-fn ioctls_do_what_the_kernels_do() {
-    use rustix::io::Errno;
-    let scratch = Scratch::new();
-    let image = mkfs(
-        &scratch,
-        "calls.img",
-        128 << 20,
-        "-O extra_attr,inode_crtime,encrypt",
-    );
-    let mount = SteadMount::new(&scratch, image.path(), "background_gc=off");
-    let file = mount.join("file");
-    fs::write(&file, vec![1; 1 << 20]).unwrap();
+fn features_are_reported_and_a_checkpoint_is_written() {
+    let volume = Mounted::new();
     // encrypt, extra_attr, inode_crtime.
-    let features = ioctl(&file, GET_FEATURES, &[0; 4]).unwrap();
+    let features = ioctl(&volume.file, GET_FEATURES, &[0; 4]).unwrap();
     assert_eq!(features, 0x109_u32.to_ne_bytes());
-    assert_eq!(ioctl(&file, PRECACHE_EXTENTS, &[]), Ok(vec![]));
+    assert_eq!(ioctl(&volume.file, PRECACHE_EXTENTS, &[]), Ok(vec![]));
+    fs::create_dir(volume.mount.join("dir")).unwrap();
+    let before = checkpoints(&volume.mount);
+    assert_eq!(ioctl(&volume.file, WRITE_CHECKPOINT, &[]), Ok(vec![]));
+    assert!(checkpoints(&volume.mount) > before);
+    volume.close();
+}
 
-    // A checkpoint: what it wrote survives the server.
-    fs::create_dir(mount.join("dir")).unwrap();
-    let checkpoints = |mount: &SteadMount| {
-        let read =
-            |name: &str| fs::read_to_string(mount.join(&format!(".steadfs/f2fs/{name}"))).unwrap();
-        let number = |name: &str| read(name).trim().parse::<u64>().unwrap();
-        number("cp_foreground_calls") + number("cp_background_calls")
-    };
-    let before = checkpoints(&mount);
-    assert_eq!(ioctl(&file, WRITE_CHECKPOINT, &[]), Ok(vec![]));
-    assert!(checkpoints(&mount) > before);
-
-    // Defragmentation: scattered blocks become contiguous, and the content stays.
-    let scattered = mount.join("scattered");
+/// Scattered blocks become contiguous, and the content stays.
+#[test]
+fn defragmentation_moves_what_is_scattered() {
+    let volume = Mounted::new();
+    let scattered = volume.mount.join("scattered");
     let (one, other) = (
         File::create(&scattered).unwrap(),
-        File::create(mount.join("other")).unwrap(),
+        File::create(volume.mount.join("other")).unwrap(),
     );
     for n in 0..64 {
         one.write_all_at(&[n as u8; 4096], n * 4096).unwrap();
@@ -76,7 +106,6 @@ fn ioctls_do_what_the_kernels_do() {
         other.write_all_at(&[0xee; 4096], n * 4096).unwrap();
         other.sync_all().unwrap();
     }
-    let range = |start: u64, len: u64| [start.to_ne_bytes(), len.to_ne_bytes()].concat();
     let moved = ioctl(&scattered, DEFRAGMENT, &range(0, 64 * 4096)).unwrap();
     assert_eq!(moved, range(0, 64 * 4096), "all of it");
     let again = ioctl(&scattered, DEFRAGMENT, &range(0, 64 * 4096)).unwrap();
@@ -90,17 +119,22 @@ fn ioctls_do_what_the_kernels_do() {
     drop((one, other));
     let expected: Vec<u8> = (0..64).flat_map(|n| [n; 4096]).collect();
     assert!(fs::read(&scattered).unwrap() == expected);
+    volume.close();
+}
 
-    // GC: half empty sections become free.
+/// Half empty sections become free.
+#[test]
+fn gc_cleans_what_is_asked_for() {
+    let volume = Mounted::new();
     for n in 0..12 {
-        fs::write(mount.join(&format!("half{n}")), vec![n; 1 << 20]).unwrap();
+        fs::write(volume.mount.join(&format!("half{n}")), vec![n; 1 << 20]).unwrap();
     }
-    steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
+    steadfs(["sync".as_ref(), volume.mount.root().as_os_str()]).expect(0);
     for n in (0..12).step_by(2) {
-        fs::remove_file(mount.join(&format!("half{n}"))).unwrap();
+        fs::remove_file(volume.mount.join(&format!("half{n}"))).unwrap();
     }
-    steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
-    let cleaned = ioctl(mount.root(), GARBAGE_COLLECT, &1_u32.to_ne_bytes());
+    steadfs(["sync".as_ref(), volume.mount.root().as_os_str()]).expect(0);
+    let cleaned = ioctl(volume.mount.root(), GARBAGE_COLLECT, &1_u32.to_ne_bytes());
     assert_eq!(cleaned, Ok(1_u32.to_ne_bytes().to_vec()));
     let wrong = [
         0_u64.to_ne_bytes(),
@@ -109,14 +143,19 @@ fn ioctls_do_what_the_kernels_do() {
     ]
     .concat();
     assert_eq!(
-        ioctl(mount.root(), GARBAGE_COLLECT_RANGE, &wrong),
+        ioctl(volume.mount.root(), GARBAGE_COLLECT_RANGE, &wrong),
         Err(number(Errno::INVAL))
     );
+    volume.close();
+}
 
-    // A file with blocks cannot be pinned. A pinned file gets whole sections and is only overwritten in place.
-    let refused = ioctl(&file, SET_PIN_FILE, &1_u32.to_ne_bytes());
+/// A file with blocks cannot be pinned. A pinned file gets whole sections and is only overwritten in place.
+#[test]
+fn pinned_files_stay_where_they_are() {
+    let volume = Mounted::new();
+    let refused = ioctl(&volume.file, SET_PIN_FILE, &1_u32.to_ne_bytes());
     assert_eq!(refused, Err(number(Errno::FBIG)));
-    let file = mount.join("pinned");
+    let file = volume.mount.join("pinned");
     fs::write(&file, "").unwrap();
     let path = file.to_str().unwrap();
     succeed("f2fs_io", ["pinfile", "set", path]);
@@ -148,29 +187,44 @@ fn ioctls_do_what_the_kernels_do() {
     succeed("fallocate", ["-o", "1M", "-l", "2M", path]);
     assert_eq!(fs::metadata(&file).unwrap().len(), 3 << 20);
     assert_eq!(
-        ioctl(mount.root(), SET_PIN_FILE, &1_u32.to_ne_bytes()),
+        ioctl(volume.mount.root(), SET_PIN_FILE, &1_u32.to_ne_bytes()),
         Err(number(Errno::INVAL))
     );
+    volume.close();
+}
 
-    // Ioctls that are known and not supported, and unknown ones.
+/// Ioctls that are known and not supported, and unknown ones.
+#[test]
+fn other_ioctls_are_refused() {
+    let volume = Mounted::new();
     for refused in [1, 2, 3, 4, 5, 20, 25] {
-        let error = ioctl(&file, Call(0, 0, refused), &[]);
+        let error = ioctl(&volume.file, Call(0, 0, refused), &[]);
         assert_eq!(error, Err(number(Errno::OPNOTSUPP)), "ioctl {refused}");
     }
     for (direction, size, refused) in [(3, 32, 9), (1, 8, 10), (1, 8, 16), (2, 8, 17), (2, 2, 21)] {
         let error = ioctl(
-            &file,
+            &volume.file,
             Call(direction, size, refused),
             &[0; 32][..size as usize],
         );
         assert_eq!(error, Err(number(Errno::OPNOTSUPP)), "ioctl {refused}");
     }
-    assert_eq!(ioctl(&file, Call(0, 0, 99), &[]), Err(number(Errno::NOTTY)));
+    assert_eq!(
+        ioctl(&volume.file, Call(0, 0, 99), &[]),
+        Err(number(Errno::NOTTY))
+    );
+    volume.close();
+}
 
-    // Flags, by the users' programs.
+/// Flags, by the users' programs.
+#[test]
+fn flags_are_set_and_obeyed() {
+    let volume = Mounted::new();
+    let file = &volume.file;
+    let path = file.to_str().unwrap();
     succeed("chattr", ["+iA", path]);
     assert!(succeed("lsattr", [path]).out.starts_with("----i--A"));
-    assert!(fs::write(&file, "no").is_err());
+    assert!(fs::write(file, "no").is_err());
     succeed("chattr", ["-iA", path]);
     succeed("f2fs_io", ["getflags", path]);
     assert_ne!(
@@ -183,8 +237,7 @@ fn ioctls_do_what_the_kernels_do() {
         0,
         "FUSE passes no FIEMAP"
     );
-    mount.unmount();
-    check_clean(image.path(), "after the calls");
+    volume.close();
 }
 
 /// Sets the feature of project ids in both superblocks. (mkfs.f2fs makes quota files with it, and volumes with quota
@@ -256,8 +309,11 @@ fn projects_are_inherited_and_limit_renames() {
     set_project(&at("taken out"), &["-p", "9"]).expect(0);
     mount.unmount();
     check_clean(image.path(), "after the calls");
+    compare_projects_with_the_kernel(&scratch, &image);
+}
 
-    // The kernel sees the same, and we see what it makes there.
+/// The kernel sees the same projects, and we see what it makes there.
+fn compare_projects_with_the_kernel(scratch: &Scratch, image: &Image) {
     let list = scratch.join("list");
     let show = format!(
         "lsattr -pR {TOP} >> {0}; lsattr -pd {TOP}/seven >> {0}; sync {0}",
@@ -267,9 +323,9 @@ fn projects_are_inherited_and_limit_renames() {
         "mount -t f2fs /dev/ubda {TOP}\n{show}\n\
          ! ln '{TOP}/taken out' {TOP}/seven/x\necho new > {TOP}/seven/below/new\numount {TOP}"
     );
-    boot(&scratch, &[image.path()], &script);
+    boot(scratch, &[image.path()], &script);
     let kernel = fs::read_to_string(&list).unwrap();
-    let mount = SteadMount::new(&scratch, image.path(), "");
+    let mount = SteadMount::new(scratch, image.path(), "");
     let root = mount.root().to_str().unwrap();
     let ours = [
         succeed("lsattr", ["-pR", root]).out,

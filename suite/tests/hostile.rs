@@ -87,6 +87,34 @@ impl Totals {
             self.failures.push(format!("{name}: {violation}"));
         }
     }
+
+    /// Prints the totals and checks them. The corruption must be neither so coarse that nothing mounts nor so fine that
+    /// nothing is found.
+    fn check(&self, family: Family, cases: u64) {
+        println!(
+            "{}: {} cases, {} mounted ro, {} rw, {} corrupt, {} reported, {} lost synced data, \
+             peak {} KiB in {}",
+            family.name(),
+            self.cases,
+            self.mounted[0],
+            self.mounted[1],
+            self.corrupt,
+            self.reported,
+            self.lost,
+            self.peak.0 >> 10,
+            self.peak.1,
+        );
+        assert!(
+            self.failures.is_empty(),
+            "{} failures:\n{}",
+            self.failures.len(),
+            self.failures.join("\n")
+        );
+        assert_eq!(self.cases, cases);
+        let mounted = self.mounted[0];
+        assert!(mounted * 20 > cases, "too few images can be mounted");
+        assert!(self.corrupt * 4 > cases, "too few images are corrupt");
+    }
 }
 
 fn case(bases: &[Base], family: Family, n: u64) -> (String, Outcome) {
@@ -124,22 +152,30 @@ fn run(family: Family) {
         assert!(outcome.mounted[0], "{}", base.name);
     }
     if let Ok(one) = std::env::var("HOSTILE") {
-        let words: Vec<&str> = one.split(':').collect();
-        if words[0] == family.name() {
-            let n: u64 = words[2].parse().unwrap();
-            if let Ok(path) = std::env::var("HOSTILE_IMAGE") {
-                save(
-                    &family.apply(&bases[n as usize % bases.len()], n),
-                    Path::new(&path),
-                );
-            }
-            let (name, outcome) = case(&bases, family, n);
-            eprintln!("{name}: {outcome:#?}");
-            assert!(outcome.violations.is_empty());
-        }
-        return;
+        return run_one(&bases, family, &one);
     }
     let cases = std::env::var("HOSTILE_CASES").map_or(CASES, |n| n.parse().unwrap());
+    run_cases(&bases, family, cases).check(family, cases);
+}
+
+/// Runs the case with this name, if it is of the family, and shows its outcome.
+fn run_one(bases: &[Base], family: Family, name: &str) {
+    let words: Vec<&str> = name.split(':').collect();
+    if words[0] != family.name() {
+        return;
+    }
+    let n: u64 = words[2].parse().unwrap();
+    if let Ok(path) = std::env::var("HOSTILE_IMAGE") {
+        let base = &bases[n as usize % bases.len()];
+        save(&family.apply(base, n), Path::new(&path));
+    }
+    let (name, outcome) = case(bases, family, n);
+    eprintln!("{name}: {outcome:#?}");
+    assert!(outcome.violations.is_empty());
+}
+
+/// Runs the first cases of a family.
+fn run_cases(bases: &[Base], family: Family, cases: u64) -> Totals {
     let running = Arc::new(Running {
         what: Mutex::new(vec![None; THREADS]),
     });
@@ -156,39 +192,13 @@ fn run(family: Family) {
                         return running.set(thread, None);
                     }
                     running.set(thread, Some(format!("{}:{n}", family.name())));
-                    let (name, outcome) = case(&bases, family, n);
+                    let (name, outcome) = case(bases, family, n);
                     totals.lock().unwrap().add(&name, outcome);
                 }
             });
         }
     });
-    let totals = totals.into_inner().unwrap();
-    println!(
-        "{}: {} cases, {} mounted ro, {} rw, {} corrupt, {} reported, {} lost synced data, \
-         peak {} KiB in {}",
-        family.name(),
-        totals.cases,
-        totals.mounted[0],
-        totals.mounted[1],
-        totals.corrupt,
-        totals.reported,
-        totals.lost,
-        totals.peak.0 >> 10,
-        totals.peak.1,
-    );
-    assert!(
-        totals.failures.is_empty(),
-        "{} failures:\n{}",
-        totals.failures.len(),
-        totals.failures.join("\n")
-    );
-    assert_eq!(totals.cases, cases);
-    // The corruption is neither so coarse that nothing mounts nor so fine that nothing is found.
-    assert!(
-        totals.mounted[0] * 20 > cases,
-        "too few images can be mounted"
-    );
-    assert!(totals.corrupt * 4 > cases, "too few images are corrupt");
+    totals.into_inner().unwrap()
 }
 
 #[test]

@@ -1,9 +1,12 @@
-//! Rules of the workspace that no compiler checks: dependencies between crates, lengths of files, words.
+//! Rules of the workspace that no compiler checks: dependencies between crates, lengths of files and
+//! functions, words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+#[path = "house/functions.rs"]
+mod functions;
 #[path = "house/words.rs"]
 mod words;
 

@@ -33,6 +33,31 @@ fn options(mount: &SteadMount) -> String {
     shown.trim().to_owned()
 }
 
+/// Wrong settings of f2fs, and what is reported.
+const WRONG_SETTINGS: [(&str, &str); 9] = [
+    (
+        "gc_urgent=9",
+        "gc_urgent: is 0 (no), 1 (high), 2 (low) or 3 (mid)",
+    ),
+    ("max_victim_search=0", "with 0 nothing would ever be found"),
+    (
+        "bggc_io_aware=3",
+        "bggc_io_aware: is 0 (all I/O), 1 (reads) or 2 (none)",
+    ),
+    (
+        "migration_granularity=2",
+        "migration_granularity: is from 1 to 1 (segments of a section)",
+    ),
+    ("migration_granularity=0", "is from 1 to 1"),
+    ("ckpt_thread_ioprio=idle,1", "is not rt,LEVEL or be,LEVEL"),
+    ("scheduler=bfq", "is one of"),
+    (
+        "max_victim_serch=3",
+        "no such setting; did you mean max_victim_search?",
+    ),
+    ("checkpoint_merge=1", "is a mount option: steadfs remount"),
+];
+
 #[test]
 fn settings_are_changed_all_or_none() {
     let scratch = Scratch::new();
@@ -46,29 +71,7 @@ fn settings_are_changed_all_or_none() {
         assert!(listed.lines().any(|l| l == line), "{line}: {listed}");
     }
     // The last item is wrong, so none is applied.
-    for (bad, why) in [
-        (
-            "gc_urgent=9",
-            "gc_urgent: is 0 (no), 1 (high), 2 (low) or 3 (mid)",
-        ),
-        ("max_victim_search=0", "with 0 nothing would ever be found"),
-        (
-            "bggc_io_aware=3",
-            "bggc_io_aware: is 0 (all I/O), 1 (reads) or 2 (none)",
-        ),
-        (
-            "migration_granularity=2",
-            "migration_granularity: is from 1 to 1 (segments of a section)",
-        ),
-        ("migration_granularity=0", "is from 1 to 1"),
-        ("ckpt_thread_ioprio=idle,1", "is not rt,LEVEL or be,LEVEL"),
-        ("scheduler=bfq", "is one of"),
-        (
-            "max_victim_serch=3",
-            "no such setting; did you mean max_victim_search?",
-        ),
-        ("checkpoint_merge=1", "is a mount option: steadfs remount"),
-    ] {
+    for (bad, why) in WRONG_SETTINGS {
         let output = run_on("tune", &mount, &["cp_interval=7", "scheduler=cfq", bad]);
         assert_eq!(output.code(), 32, "{bad}");
         assert!(output.err.contains(why), "{bad}: {}", output.err);

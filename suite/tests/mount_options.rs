@@ -186,13 +186,55 @@ fn unknown_options_are_named() {
     }
 }
 
-/// Option lists from fstab, wikis and /proc/mounts of the kernel's ext4 and f2fs. An option without effect here is
-/// accepted if it requests no guarantee, and named.
+/// Lists from fstab, wikis and /proc/mounts of the kernel's ext4, and words of the message about what has no effect.
+const EXT4_LISTS: [(&str, &[&str]); 3] = [
+    (
+        "defaults,noatime,data=writeback,barrier=0,nobh,errors=remount-ro,lazytime",
+        &["nobh: Linux removed it", "lazytime: times are written"],
+    ),
+    (
+        "rw,seclabel,relatime,usrjquota=aquota.user,grpjquota=aquota.group,jqfmt=vfsv1,data=ordered",
+        &[
+            "usrjquota=aquota.user, grpjquota=aquota.group, jqfmt=vfsv1: quota is neither",
+            "seclabel",
+        ],
+    ),
+    (
+        "loop,user_xattr,acl,init_itable=10,nomblk_io_submit,i_version,oldalloc,check=none,mand",
+        &[
+            "init_itable=10",
+            "nomblk_io_submit, oldalloc, check=none",
+            "mand",
+            "loop",
+        ],
+    ),
+];
+
+/// The same of the kernel's f2fs.
+const F2FS_LISTS: [(&str, &[&str]); 2] = [
+    (
+        "rw,lazytime,relatime,background_gc=on,nodiscard,no_heap,user_xattr,inline_xattr,acl,inline_data,\
+         inline_dentry,flush_merge,barrier,extent_cache,mode=adaptive,active_logs=6,alloc_mode=reuse,\
+         checkpoint_merge,fsync_mode=posix,memory=normal,lookup_mode=perf,discard_unit=block,errors=continue",
+        &["lazytime: times are written", "no_heap: Linux removed it"],
+    ),
+    (
+        "compress_algorithm=zstd:6,compress_chksum,atgc,gc_merge,lazytime,inlinecrypt",
+        &["compress_algorithm=zstd:6, compress_chksum: new files are written uncompressed"],
+    ),
+];
+
+/// The same for a volume with compression.
+const COMPRESSED_LISTS: [(&str, &[&str]); 1] = [(
+    "compress_algorithm=lz4,compress_log_size=2,compress_extension=*,compress_mode=fs,nodiscard",
+    &["compress_extension=*"],
+)];
+
+/// An option without effect here is accepted if it requests no guarantee, and named.
 #[test]
 fn option_lists_of_the_kernel_are_accepted() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
-    let at = path(&root);
     let ext4 = Image::mke2fs(&scratch, "ext4", 64 * MIB, &["-t", "ext4"]);
     let (plain, compressed) = (scratch.join("plain"), scratch.join("compressed"));
     succeed("truncate", ["-s", "64M", path(&plain), path(&compressed)]);
@@ -200,80 +242,46 @@ fn option_lists_of_the_kernel_are_accepted() {
     let features = "extra_attr,inode_checksum,sb_checksum,compression";
     succeed("mkfs.f2fs", ["-q", "-O", features, path(&compressed)]);
     let (plain, compressed) = (path(&plain), path(&compressed));
-    for (image, list, named) in [
-        (
-            path(ext4.path()),
-            "defaults,noatime,data=writeback,barrier=0,nobh,errors=remount-ro,lazytime",
-            &["nobh: Linux removed it", "lazytime: times are written"][..],
-        ),
-        (
-            path(ext4.path()),
-            "rw,seclabel,relatime,usrjquota=aquota.user,grpjquota=aquota.group,jqfmt=vfsv1,data=ordered",
-            &[
-                "usrjquota=aquota.user, grpjquota=aquota.group, jqfmt=vfsv1: quota is neither",
-                "seclabel",
-            ],
-        ),
-        (
-            path(ext4.path()),
-            "loop,user_xattr,acl,init_itable=10,nomblk_io_submit,i_version,oldalloc,check=none,mand",
-            &[
-                "init_itable=10",
-                "nomblk_io_submit, oldalloc, check=none",
-                "mand",
-                "loop",
-            ],
-        ),
-        (
-            plain,
-            "rw,lazytime,relatime,background_gc=on,nodiscard,no_heap,user_xattr,inline_xattr,acl,inline_data,\
-             inline_dentry,flush_merge,barrier,extent_cache,mode=adaptive,active_logs=6,alloc_mode=reuse,\
-             checkpoint_merge,fsync_mode=posix,memory=normal,lookup_mode=perf,discard_unit=block,errors=continue",
-            &["lazytime: times are written", "no_heap: Linux removed it"],
-        ),
-        (
-            plain,
-            "compress_algorithm=zstd:6,compress_chksum,atgc,gc_merge,lazytime,inlinecrypt",
-            &["compress_algorithm=zstd:6, compress_chksum: new files are written uncompressed"],
-        ),
-        (
-            compressed,
-            "compress_algorithm=lz4,compress_log_size=2,compress_extension=*,compress_mode=fs,nodiscard",
-            &["compress_extension=*"],
-        ),
+    for (image, lists) in [
+        (path(ext4.path()), &EXT4_LISTS[..]),
+        (plain, &F2FS_LISTS),
+        (compressed, &COMPRESSED_LISTS),
     ] {
-        let output = mount(&["-o", list, image, at]).expect(0).err;
-        let idle = |line: &&str| line.starts_with("steadfs: without effect: ");
-        let lines: Vec<&str> = output.lines().filter(idle).collect();
-        for words in named {
-            assert!(
-                lines.iter().any(|line| line.contains(words)),
-                "{words}: {output}"
-            );
+        for (list, named) in lists {
+            mount_with_ineffective_options(image, &root, list, named);
         }
-        for effective in [
-            "relatime",
-            "memory",
-            "lookup_mode",
-            "barrier",
-            "atgc",
-            "acl",
-        ] {
-            assert!(
-                lines.iter().all(|line| !line.contains(effective)),
-                "{output}"
-            );
-        }
-        fs::write(root.join("file"), vec![7; 100_000]).unwrap();
-        let again = ["remount", "-o", "lazytime,noatime", at];
-        let output = steadfs(again).expect(0).err;
-        assert!(output.contains("lazytime: times are written"), "{output}");
-        unmount(&root);
     }
     ext4.check_clean();
     for image in [plain, compressed] {
         succeed("fsck.f2fs", ["--dry-run", image]);
     }
+}
+
+/// Mounts with the list, and checks that the options without effect are named, and no others.
+fn mount_with_ineffective_options(image: &str, root: &Path, list: &str, named: &[&str]) {
+    let at = path(root);
+    let output = mount(&["-o", list, image, at]).expect(0).err;
+    let idle = |line: &&str| line.starts_with("steadfs: without effect: ");
+    let lines: Vec<&str> = output.lines().filter(idle).collect();
+    let is_named = |words: &str| lines.iter().any(|line| line.contains(words));
+    for words in named {
+        assert!(is_named(words), "{words}: {output}");
+    }
+    for effective in [
+        "relatime",
+        "memory",
+        "lookup_mode",
+        "barrier",
+        "atgc",
+        "acl",
+    ] {
+        assert!(!is_named(effective), "{output}");
+    }
+    fs::write(root.join("file"), vec![7; 100_000]).unwrap();
+    let again = ["remount", "-o", "lazytime,noatime", at];
+    let output = steadfs(again).expect(0).err;
+    assert!(output.contains("lazytime: times are written"), "{output}");
+    unmount(root);
 }
 
 /// One message names all mistakes in a list, from the command, mount(8)'s helper and a running mount.

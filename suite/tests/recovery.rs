@@ -277,33 +277,57 @@ fn we_replay_a_log_that_wraps_around() {
     }
 }
 
-/// An external journal is not supported: a volume that needs no replay can be read, another one as far as it is
-/// consistent without.
+/// Volumes whose journal is on another device: one that the kernel unmounted, and a copy taken before.
+struct OutsideJournal {
+    /// The journal's device, attached while the volumes are used.
+    _log: LoopDevice,
+    scratch: Scratch,
+    clean: Image,
+    dirty: Image,
+    /// Contents of both.
+    before: [Vec<u8>; 2],
+}
+
+impl OutsideJournal {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let options = ["-O", "journal_dev", "-b", "4096"];
+        let log = Image::mke2fs(&scratch, "log.img", 16 * MIB, &options);
+        let log = LoopDevice::attach(log.path(), false);
+        let device = format!("device={}", log.path().display());
+        let args = ["-t", "ext4", "-b", "4096", "-J", &device];
+        let clean = Image::mke2fs(&scratch, "k.img", 64 * MIB, &args);
+        KernelMount::new(&scratch, clean.path(), "").unmount();
+        let mount = KernelMount::new(&scratch, clean.path(), "");
+        fs::write(mount.join("file"), b"content").unwrap();
+        succeed("sync", ["-f", mount.join("file").to_str().unwrap()]);
+        let dirty = clean.copy(&scratch, "dirty.img");
+        mount.unmount();
+        let before = [&clean, &dirty].map(|image| fs::read(image.path()).unwrap());
+        Self {
+            _log: log,
+            scratch,
+            clean,
+            dirty,
+            before,
+        }
+    }
+
+    fn check_unwritten(&self) {
+        for (image, before) in [&self.clean, &self.dirty].iter().zip(&self.before) {
+            assert!(fs::read(image.path()).unwrap() == *before, "it was written");
+        }
+    }
+}
+
+/// An external journal is not supported: a volume that needs no replay can be read.
 #[test]
 fn a_volume_whose_journal_is_on_another_device_is_read() {
-    let scratch = Scratch::new();
-    let log = Image::mke2fs(
-        &scratch,
-        "log.img",
-        16 * MIB,
-        &["-O", "journal_dev", "-b", "4096"],
-    );
-    let log = LoopDevice::attach(log.path(), false);
-    let device = format!("device={}", log.path().display());
-    let args = ["-t", "ext4", "-b", "4096", "-J", &device];
-    let image = Image::mke2fs(&scratch, "k.img", 64 * MIB, &args);
-    KernelMount::new(&scratch, image.path(), "").unmount();
-    let mount = KernelMount::new(&scratch, image.path(), "");
-    fs::write(mount.join("file"), b"content").unwrap();
-    succeed("sync", ["-f", mount.join("file").to_str().unwrap()]);
-    let dirty = image.copy(&scratch, "dirty.img");
-    mount.unmount();
-    let before = [&image, &dirty].map(|image| fs::read(image.path()).unwrap());
-    let names = [&image, &dirty].map(|image| image.path().to_str().unwrap().to_owned());
-    let [clean_file, dirty_file] = names.each_ref().map(|name| format!("{name}:/file"));
-
+    let volumes = OutsideJournal::new();
+    let (scratch, image) = (&volumes.scratch, &volumes.clean);
+    let name = image.path().to_str().unwrap();
     for options in ["ro", "ro,noload"] {
-        let mount = SteadMount::new(&scratch, image.path(), options);
+        let mount = SteadMount::new(scratch, image.path(), options);
         assert_eq!(fs::read(mount.join("file")).unwrap(), b"content");
         let output = steadfs(["remount", "-o", "rw", mount.root().to_str().unwrap()]);
         assert!(output.code() != 0, "{}", output.err);
@@ -311,28 +335,34 @@ fn a_volume_whose_journal_is_on_another_device_is_read() {
     }
     let root = scratch.folder("root");
     let at = root.to_str().unwrap();
-    let output = steadfs(["mount", &names[0], at]).expect(0).err;
+    let output = steadfs(["mount", name, at]).expect(0).err;
     assert!(
         output.contains("read-only: its journal is on another device"),
         "{output}"
     );
     assert_eq!(fs::read(root.join("file")).unwrap(), b"content");
     steadfs(["umount", at]).expect(0);
+    let file = format!("{name}:/file");
     for list in ["rw", "noload", "norecovery"] {
-        assert_eq!(
-            steadfs(["cat", "-o", list, &clean_file]).expect(0).out,
-            "content"
-        );
+        let shown = steadfs(["cat", "-o", list, &file]).expect(0).out;
+        assert_eq!(shown, "content");
     }
-    steadfs(["check", &names[0]]).expect(0);
-    steadfs(["inspect", &names[0]]).expect(0);
-    let output = steadfs(["cp", "/etc/hostname", &format!("{}:/", names[0])])
-        .expect(1)
-        .err;
+    steadfs(["check", name]).expect(0);
+    steadfs(["inspect", name]).expect(0);
+    let output = steadfs(["cp", "/etc/hostname", &format!("{name}:/")]);
+    let output = output.expect(1).err;
     assert!(output.contains("journal is on another device"), "{output}");
+    volumes.check_unwritten();
+}
 
+/// A volume that needs a replay from another device is read as far as it is consistent without, if that is requested.
+#[test]
+fn a_volume_that_needs_a_journal_on_another_device_is_refused() {
+    let volumes = OutsideJournal::new();
+    let (scratch, image) = (&volumes.scratch, &volumes.dirty);
+    let name = image.path().to_str().unwrap();
     for options in ["", "ro"] {
-        let Err((code, output)) = SteadMount::attempt(&scratch, dirty.path(), options) else {
+        let Err((code, output)) = SteadMount::attempt(scratch, image.path(), options) else {
             panic!("it was mounted");
         };
         assert_eq!(code, 32);
@@ -341,20 +371,18 @@ fn a_volume_whose_journal_is_on_another_device_is_read() {
             "{output}"
         );
     }
-    let output = steadfs(["cat", &dirty_file]).expect(1).err;
+    let output = steadfs(["cat", &format!("{name}:/file")]).expect(1).err;
     assert!(output.contains("-o ro,noload"), "{output}");
-    SteadMount::new(&scratch, dirty.path(), "ro,noload").unmount();
+    SteadMount::new(scratch, image.path(), "ro,noload").unmount();
     for command in ["ls", "check", "inspect"] {
-        let output = steadfs([command, "-o", "noload", &names[1]]);
+        let output = steadfs([command, "-o", "noload", name]);
         assert!(
             output.code() == 0 || command == "check",
             "{command}: {}",
             output.err
         );
     }
-    for (image, before) in [&image, &dirty].iter().zip(before) {
-        assert!(fs::read(image.path()).unwrap() == before, "it was written");
-    }
+    volumes.check_unwritten();
 }
 
 #[test]

@@ -162,20 +162,14 @@ impl Ext4 {
         let needed = needed_descriptors(&options, super_at);
         let (mut alloc, unwritable) = Allocator::load(&geo, &meta, needed)?;
         report.warnings.extend(unwritable.clone());
-        alloc.set_discard(options.discard);
-        alloc.set_stripe(stripe(&sb, &options));
+        let set_up = set_up_allocator(&mut alloc, &queue, &sb, &options);
+        report.pass_over(set_up, options.common.salvage)?;
         let journaled = !matches!(sb.journal(), JournalPlace::None);
-        if journaled && let Ok(map) = journal_map(&queue, &sb) {
-            report.pass_over(alloc.add_journal(&map), options.common.salvage)?;
-        }
         let overhead = geo.first_data_block.0 + alloc.own_blocks();
         let txns = Txns::new(Arc::clone(&meta), journaled);
         let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         queue.set_read_ahead_limit(sizes.read_ahead);
-        let read_only = options.common.read_only;
-        let large_file = sb.features().ro_compat.contains(RoCompat::LARGE_FILE);
-        let hidden = sb.own_files();
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             geo,
@@ -189,15 +183,15 @@ impl Ext4 {
             freeing: PendingFrees::new(),
             verities: VerityFiles::default(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            read_only: AtomicBool::new(options.common.read_only),
             options: RwLock::new(Rank::Leaf, options),
             fsync_clustering: FsyncClustering::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
+            large_file: AtomicBool::new(sb.features().ro_compat.contains(RoCompat::LARGE_FILE)),
+            hidden: sb.own_files(),
             sb: Mutex::new(Rank::Super, sb),
-            large_file: AtomicBool::new(large_file),
-            hidden,
             overhead,
-            read_only: AtomicBool::new(read_only),
             frozen: AtomicBool::new(false),
             unlinked_while_frozen: Mutex::new(Rank::Leaf, Vec::new()),
             meta_budget,
@@ -539,6 +533,21 @@ fn needed_descriptors(options: &MountOptions, super_at: u64) -> Descriptors {
         false => Descriptors::Valid,
         true if options.common.salvage || by_copy => Descriptors::Nothing,
         true => Descriptors::Places,
+    }
+}
+
+/// Sets what superblock and options say of the allocator, and keeps the blocks of the journal in use.
+fn set_up_allocator(
+    alloc: &mut Allocator,
+    queue: &Arc<Queue>,
+    sb: &Superblock,
+    options: &MountOptions,
+) -> Result<()> {
+    alloc.set_discard(options.discard);
+    alloc.set_stripe(stripe(sb, options));
+    match journal_map(queue, sb) {
+        Ok(map) if !matches!(sb.journal(), JournalPlace::None) => alloc.add_journal(&map),
+        _ => Ok(()),
     }
 }
 

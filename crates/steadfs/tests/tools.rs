@@ -123,77 +123,107 @@ fn same(a: &Path, b: &Path) {
     }
 }
 
+/// A file system and a folder with the same tree of 12 files, and the folder that it was copied from.
+struct Copied {
+    dir: tempfile::TempDir,
+    fs: MemFs,
+}
+
+impl Copied {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let copied = Self {
+            dir,
+            fs: MemFs::new(),
+        };
+        make_tree(&copied.from());
+        let report = put(&copied.fs, &copied.from(), "/").unwrap();
+        assert_eq!(report.files, 12, "{report:?}");
+        assert!(report.is_complete(), "{report:?}");
+        let bytes = report.bytes;
+        assert!(bytes < 4 << 20, "holes were copied: {bytes}");
+        let report = get(&copied.fs, "/", &copied.to()).unwrap();
+        assert_eq!(report.files, 12, "{report:?}");
+        assert!(report.is_complete(), "{report:?}");
+        copied
+    }
+
+    fn from(&self) -> PathBuf {
+        self.dir.path().join("from")
+    }
+
+    fn to(&self) -> PathBuf {
+        self.dir.path().join("to")
+    }
+
+    /// Copies the tree to where it is already.
+    fn again(&self, existing: Existing) -> (Report, Vec<String>) {
+        let options = CopyOptions {
+            existing,
+            ..faithful()
+        };
+        let mut heard = Heard::default();
+        let to = self.to();
+        let report = copy_out(&self.fs, &owner_cx(), b"/", &to, options, &mut heard).unwrap();
+        same(&self.from(), &to);
+        (report, heard.0)
+    }
+}
+
 #[test]
 fn a_tree_goes_in_and_out_unchanged() {
-    let dir = tempfile::tempdir().unwrap();
-    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
-    make_tree(&from);
-    let fs = MemFs::new();
-    let report = put(&fs, &from, "/").unwrap();
-    assert_eq!(report.files, 12, "{report:?}");
-    assert!(report.is_complete(), "{report:?}");
-    assert!(
-        report.bytes < 4 << 20,
-        "holes were copied: {}",
-        report.bytes
-    );
-    let attr = attr_of(&fs, "/dir/file");
+    let copied = Copied::new();
+    let attr = attr_of(&copied.fs, "/dir/file");
     assert_eq!(
         (attr.uid, attr.gid, attr.perm, attr.nlink),
         (12, 34, 0o4751, 2)
     );
-    assert_eq!(attr.ino, attr_of(&fs, "second name").ino);
-    assert!(attr_of(&fs, "sparse").blocks < 10_000);
+    assert_eq!(attr.ino, attr_of(&copied.fs, "second name").ino);
+    assert!(attr_of(&copied.fs, "sparse").blocks < 10_000);
+    same(&copied.from(), &copied.to());
+    check_counts(&copied.fs);
+}
 
-    let report = get(&fs, "/", &to).unwrap();
-    assert_eq!(
-        (report.files, report.is_complete()),
-        (12, true),
-        "{report:?}"
-    );
-    same(&from, &to);
-    // Once more into what is there: folders are taken, files are refused.
-    match get(&fs, "/dir/file", &to.join("dir/file")) {
+/// A tree is copied once more into what is there: folders are taken, and files are treated as the options say.
+#[test]
+fn a_tree_goes_over_an_equal_one() {
+    let copied = Copied::new();
+    let file = copied.to().join("dir/file");
+    match get(&copied.fs, "/dir/file", &file) {
         Err(ToolError::Host { path, source }) => {
-            assert_eq!(path, to.join("dir/file"));
+            assert_eq!(path, file);
             assert_eq!(source.kind(), std::io::ErrorKind::AlreadyExists);
         }
         other => panic!("{other:?}"),
     }
-    let mut heard = Heard::default();
-    let report = copy_out(&fs, &owner_cx(), b"/", &to, faithful(), &mut heard).unwrap();
+    let (report, heard) = copied.again(faithful().existing);
     // All that is no folder, and each was reported.
-    assert_eq!((report.failed, heard.0.len()), (9, 9), "{:?}", heard.0);
-    assert!(
-        heard.0[0].ends_with("File exists (os error 17)"),
-        "{:?}",
-        heard.0
-    );
-    same(&from, &to);
+    assert_eq!((report.failed, heard.len()), (9, 9), "{heard:?}");
+    let last = "File exists (os error 17)";
+    assert!(heard[0].ends_with(last), "{heard:?}");
     for existing in [Existing::Overwrite, Existing::Force, Existing::Replace] {
+        let (report, heard) = copied.again(existing);
+        assert!(report.is_complete(), "{existing:?}: {heard:?}");
         let over = CopyOptions {
             existing,
             ..faithful()
         };
         let mut heard = Heard::default();
-        let report = copy_out(&fs, &owner_cx(), b"/", &to, over, &mut heard).unwrap();
-        assert!(report.is_complete(), "{existing:?}: {:?}", heard.0);
-        same(&from, &to);
-        let report = copy_in(&fs, &owner_cx(), &to, b"/", over, &mut heard).unwrap();
+        let report = copy_in(
+            &copied.fs,
+            &owner_cx(),
+            &copied.to(),
+            b"/",
+            over,
+            &mut heard,
+        )
+        .unwrap();
         assert!(report.is_complete(), "{existing:?}: {:?}", heard.0);
     }
-    let left = CopyOptions {
-        existing: Existing::Skip,
-        ..faithful()
-    };
-    let report = copy_out(&fs, &owner_cx(), b"/", &to, left, &mut Quiet).unwrap();
-    assert_eq!(
-        (report.files, report.is_complete()),
-        (3, true),
-        "{report:?}"
-    );
-    same(&from, &to);
-    check_counts(&fs);
+    let (report, heard) = copied.again(Existing::Skip);
+    assert!(report.is_complete(), "{heard:?}");
+    assert_eq!(report.files, 3, "{report:?}");
+    check_counts(&copied.fs);
 }
 
 #[test]

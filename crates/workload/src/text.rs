@@ -325,24 +325,26 @@ fn parse_verb(verb: &str, words: &mut Words<'_>) -> Result<Op, String> {
     })
 }
 
+/// Verbs of the operations whose first operand is the file.
+const FILE_VERBS: [&str; 13] = [
+    "write",
+    "copy",
+    "truncate",
+    "setxattr",
+    "removexattr",
+    "getxattr",
+    "chmod",
+    "chown",
+    "utimens",
+    "fsync",
+    "fdatasync",
+    "read",
+    "stat",
+];
+
 /// Operations whose first operand is the file.
 fn parse_file_verb(verb: &str, words: &mut Words<'_>) -> Result<Op, String> {
-    const VERBS: [&str; 13] = [
-        "write",
-        "copy",
-        "truncate",
-        "setxattr",
-        "removexattr",
-        "getxattr",
-        "chmod",
-        "chown",
-        "utimens",
-        "fsync",
-        "fdatasync",
-        "read",
-        "stat",
-    ];
-    if !VERBS.contains(&verb) {
+    if !FILE_VERBS.contains(&verb) {
         return Err(format!("'{verb}' is not an operation"));
     }
     let file = words.target()?;

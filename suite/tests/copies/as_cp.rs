@@ -75,71 +75,119 @@ fn sources_are_read_as_cp_reads_them() {
     volume.check_clean();
 }
 
-#[test]
-fn targets_on_the_host_are_written_as_cp_writes_them() {
-    let scratch = Scratch::new();
-    let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
-    let text = scratch.join("text");
-    fs::write(&text, "new text").unwrap();
-    cp(&[text.to_str().unwrap(), &at(&volume, "/f")]);
-    let from = at(&volume, "/f");
-    let host = |name: &str| scratch.join(name).to_str().unwrap().to_owned();
-    run("mknod", [&host("null"), "c", "1", "3"]).expect(0);
-    fs::write(host("target"), "a longer old text").unwrap();
-    chown(host("target"), Some(12), Some(34)).unwrap();
-    fs::set_permissions(host("target"), fs::Permissions::from_mode(0o640)).unwrap();
-    fs::hard_link(host("target"), host("twin")).unwrap();
-    symlink("target", host("link")).unwrap();
-    symlink("nowhere", host("dangling")).unwrap();
-    let before = fs::metadata(host("target")).unwrap();
+/// Content of the file `target` before any copy.
+const OLD_TEXT: &str = "a longer old text";
 
-    for name in ["null", "link", "target"] {
-        for word in ["-f", "-r"] {
-            cp(&[word, &from, &host(name)]);
+/// A volume with a file `f`, and targets on the host for a copy of it: a device, a file with two names, and links.
+struct HostTargets {
+    scratch: Scratch,
+    volume: Image,
+    /// The path of `f` as an argument.
+    from: String,
+    /// The file `target` before any copy.
+    before: fs::Metadata,
+}
+
+impl HostTargets {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
+        let text = scratch.join("text");
+        fs::write(&text, "new text").unwrap();
+        cp(&[text.to_str().unwrap(), &at(&volume, "/f")]);
+        let from = at(&volume, "/f");
+        let null = scratch.join("null");
+        run("mknod", [null.to_str().unwrap(), "c", "1", "3"]).expect(0);
+        let target = scratch.join("target");
+        fs::write(&target, OLD_TEXT).unwrap();
+        chown(&target, Some(12), Some(34)).unwrap();
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o640)).unwrap();
+        fs::hard_link(&target, scratch.join("twin")).unwrap();
+        symlink("target", scratch.join("link")).unwrap();
+        symlink("nowhere", scratch.join("dangling")).unwrap();
+        let before = fs::metadata(&target).unwrap();
+        Self {
+            scratch,
+            volume,
+            from,
+            before,
         }
     }
-    let node = fs::metadata(host("null")).unwrap();
+
+    fn at(&self, name: &str) -> String {
+        self.scratch.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn targets_on_the_host_are_written_as_cp_writes_them() {
+    let host = HostTargets::new();
+    for name in ["null", "link", "target"] {
+        for word in ["-f", "-r"] {
+            cp(&[word, &host.from, &host.at(name)]);
+        }
+    }
+    let node = fs::metadata(host.at("null")).unwrap();
     assert!(node.file_type().is_char_device() && node.rdev() == before_null());
-    assert!(fs::symlink_metadata(host("link")).unwrap().is_symlink());
-    let after = fs::metadata(host("twin")).unwrap();
-    assert_eq!(fs::read_to_string(host("twin")).unwrap(), "new text");
+    assert!(fs::symlink_metadata(host.at("link")).unwrap().is_symlink());
+    let after = fs::metadata(host.at("twin")).unwrap();
+    assert_eq!(fs::read_to_string(host.at("twin")).unwrap(), "new text");
     assert_eq!(
         (after.ino(), after.uid(), after.gid(), after.mode()),
-        (before.ino(), 12, 34, before.mode())
+        (host.before.ino(), 12, 34, host.before.mode())
     );
-    refused(&["cp", &from, &host("dangling")], "leads nowhere");
-    refused(&["cp", "-f", &from, &host("dangling")], "leads nowhere");
-    assert!(!scratch.join("nowhere").exists());
-    cp(&["-n", &from, &host("dangling")]);
-    assert!(fs::symlink_metadata(host("dangling")).unwrap().is_symlink());
-    cp(&["--remove-destination", &from, &host("dangling")]);
-    assert_eq!(fs::read_to_string(host("dangling")).unwrap(), "new text");
+    refused(&["cp", &host.from, &host.at("dangling")], "leads nowhere");
+    refused(
+        &["cp", "-f", &host.from, &host.at("dangling")],
+        "leads nowhere",
+    );
+    assert!(!host.scratch.join("nowhere").exists());
+    cp(&["-n", &host.from, &host.at("dangling")]);
+    assert!(
+        fs::symlink_metadata(host.at("dangling"))
+            .unwrap()
+            .is_symlink()
+    );
+    cp(&["--remove-destination", &host.from, &host.at("dangling")]);
+    assert_eq!(fs::read_to_string(host.at("dangling")).unwrap(), "new text");
+}
 
-    // Below a copied directory, nothing is written through an existing link.
-    let tree = scratch.folder("tree");
+/// Below a copied directory, nothing is written through an existing link.
+#[test]
+fn copied_directories_are_not_written_through_links_of_the_host() {
+    let host = HostTargets::new();
+    let tree = host.scratch.folder("tree");
     fs::write(tree.join("link"), "from the tree").unwrap();
     fs::write(tree.join("other"), "other").unwrap();
-    cp(&["-r", tree.to_str().unwrap(), &at(&volume, "/")]);
-    let out = scratch.folder("out");
-    symlink(host("target"), out.join("link")).unwrap();
-    let place = at(&volume, "/tree/.");
+    cp(&["-r", tree.to_str().unwrap(), &at(&host.volume, "/")]);
+    let out = host.scratch.folder("out");
+    symlink(host.at("target"), out.join("link")).unwrap();
+    let place = at(&host.volume, "/tree/.");
     refused(
         &["cp", "-rf", &place, out.to_str().unwrap()],
         "/link: is a link",
     );
-    assert_eq!(fs::read_to_string(host("target")).unwrap(), "new text");
+    assert_eq!(fs::read_to_string(host.at("target")).unwrap(), OLD_TEXT);
     assert_eq!(fs::read_to_string(out.join("other")).unwrap(), "other");
+}
 
-    // A link created for one source is not written through by the next one.
-    fs::create_dir(scratch.join("2")).unwrap();
-    symlink(host("target"), scratch.join("2/f")).unwrap();
-    cp(&["-r", scratch.join("2").to_str().unwrap(), &at(&volume, "/")]);
-    let into = scratch.folder("into");
+/// A link created for one source is not written through by the next one.
+#[test]
+fn links_made_by_a_copy_are_not_written_through() {
+    let host = HostTargets::new();
+    fs::create_dir(host.scratch.join("2")).unwrap();
+    symlink(host.at("target"), host.scratch.join("2/f")).unwrap();
+    cp(&[
+        "-r",
+        host.scratch.join("2").to_str().unwrap(),
+        &at(&host.volume, "/"),
+    ]);
+    let into = host.scratch.folder("into");
     let output = steadfs([
         "cp",
         "-r",
-        &at(&volume, "/2/f"),
-        &from,
+        &at(&host.volume, "/2/f"),
+        &host.from,
         into.to_str().unwrap(),
     ]);
     assert_eq!(output.code(), 1);
@@ -148,8 +196,11 @@ fn targets_on_the_host_are_written_as_cp_writes_them() {
         "{}",
         output.err
     );
-    assert_eq!(fs::metadata(host("target")).unwrap().ino(), before.ino());
-    assert_eq!(fs::read_to_string(host("target")).unwrap(), "new text");
+    assert_eq!(
+        fs::metadata(host.at("target")).unwrap().ino(),
+        host.before.ino()
+    );
+    assert_eq!(fs::read_to_string(host.at("target")).unwrap(), OLD_TEXT);
 }
 
 fn before_null() -> u64 {
@@ -227,96 +278,70 @@ fn an_image_as_target_is_its_root_directory() {
     assert_eq!(fs::read_to_string(path).unwrap(), "one\n");
 }
 
-/// Files, a directory and an entry that cannot be read: all others are copied and listed.
-#[test]
-fn copies_continue_after_corruption() {
-    let scratch = Scratch::new();
+/// Damage of a volume, what an error names, and how many files are whole.
+const UNREADABLE: [(&str, &str, usize); 5] = [
+    ("sif /m block[5] 0x7fffffff", "/m", 4),
+    ("sif /a/1 block[5] 0x7fffffff", "/a/1", 4),
+    ("sif /a/2 mode 0170644", "/a/2", 4),
+    ("sif /a block[5] 0x7fffffff", "/a", 2),
+    ("clri /a/3", "/a/3", 4),
+];
+
+/// A volume of five files without checksums.
+fn five_files(scratch: &Scratch) -> Image {
     let source = scratch.folder("source");
     for name in ["a/1", "a/2", "a/3", "m", "z/1"] {
         fs::create_dir_all(source.join(name).parent().unwrap()).unwrap();
         fs::write(source.join(name), name).unwrap();
     }
-    let good = image(&scratch, "good.img", "ext4", 16 * MIB);
-    let path = good.path().to_str().unwrap();
-    run(
-        "mke2fs",
-        [
-            "-qFt",
-            "ext4",
-            "-O^metadata_csum",
-            "-b4096",
-            "-d",
-            source.to_str().unwrap(),
-            path,
-        ],
-    )
-    .expect(0);
-    for (n, (damage, place, whole)) in [
-        ("sif /m block[5] 0x7fffffff", "/m", 4),
-        ("sif /a/1 block[5] 0x7fffffff", "/a/1", 4),
-        ("sif /a/2 mode 0170644", "/a/2", 4),
-        ("sif /a block[5] 0x7fffffff", "/a", 2),
-        ("clri /a/3", "/a/3", 4),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    let good = image(scratch, "good.img", "ext4", 16 * MIB);
+    let (source, path) = (source.to_str().unwrap(), good.path().to_str().unwrap());
+    let options = "-qFt ext4 -O^metadata_csum -b4096 -d";
+    run("mke2fs", options.split(' ').chain([source, path])).expect(0);
+    good
+}
+
+/// Number of files in a listing.
+fn files_in(listing: &str) -> usize {
+    let files = listing.lines().filter(|line| line.starts_with("-rw"));
+    files.count()
+}
+
+/// Files, a directory and an entry that cannot be read: all others are copied and listed.
+#[test]
+fn copies_continue_after_corruption() {
+    let scratch = Scratch::new();
+    let good = five_files(&scratch);
+    for (n, (damage, place, whole)) in UNREADABLE.into_iter().enumerate() {
         let bad = good.copy(&scratch, "bad.img");
-        run(
-            "debugfs",
-            ["-w", "-R", damage, bad.path().to_str().unwrap()],
-        )
-        .expect(0);
+        let path = bad.path().to_str().unwrap();
+        run("debugfs", ["-w", "-R", damage, path]).expect(0);
         let target = image(&scratch, &format!("{n}.img"), "ext4", 16 * MIB);
         let out = scratch.join(&format!("out{n}"));
-        let ways = [
-            vec![
-                "extract".to_owned(),
-                at(&bad, "/"),
-                out.to_str().unwrap().to_owned(),
-            ],
-            vec![
-                "cp".to_owned(),
-                "-r".to_owned(),
-                at(&bad, "/."),
-                at(&target, "/"),
-            ],
-        ];
-        for words in ways {
-            let output = steadfs(&words);
+        let (from, to) = (at(&bad, "/."), at(&target, "/"));
+        for words in [
+            &["extract", &at(&bad, "/"), out.to_str().unwrap()][..],
+            &["cp", "-r", &from, &to],
+        ] {
+            let output = steadfs(words);
             assert_eq!(output.code(), 1, "{words:?}: {}", output.err);
             assert!(output.err.contains(place), "{words:?}: {}", output.err);
         }
         let find = format!("find {} -type f -size +0 | wc -l", out.display());
-        assert_eq!(
-            bash(&scratch, &find).1.trim(),
-            whole.to_string(),
-            "{damage}"
-        );
+        let found = bash(&scratch, &find).1;
+        assert_eq!(found.trim(), whole.to_string(), "{damage}");
         let empty = format!("find {} -type f -empty", out.display());
         assert_eq!(bash(&scratch, &empty).1, "", "{damage}");
-        let listed = steadfs(["ls", "-lR", &at(&target, "/")]).expect(0).out;
-        let files = listed
-            .lines()
-            .filter(|line| line.starts_with("-rw"))
-            .count();
-        assert_eq!(files, whole, "{damage}: {listed}");
+        let listed = steadfs(["ls", "-lR", &to]).expect(0).out;
+        assert_eq!(files_in(&listed), whole, "{damage}: {listed}");
         target.check_clean();
         // A corrupt inode is listed with ls(1)'s question marks, and the others as usual.
         let output = steadfs(["ls", "-lR", &at(&bad, "/")]);
-        let found = output
-            .out
-            .lines()
-            .filter(|line| line.starts_with("-rw"))
-            .count();
-        assert!(found >= whole, "{damage}: {}", output.out);
+        let listed = &output.out;
+        assert!(files_in(listed) >= whole, "{damage}: {listed}");
         if damage.contains("mode") || damage.contains("clri") {
             assert_eq!(output.code(), 1, "{damage}: {}", output.err);
-            assert!(
-                output.out.contains("????????? ? ?"),
-                "{damage}: {}",
-                output.out
-            );
+            assert!(listed.contains("????????? ? ?"), "{damage}: {listed}");
         }
     }
     let output = steadfs(["ls", &at(&good, "/none"), &at(&good, "/m")]);

@@ -29,48 +29,50 @@ fn lines(dump: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The same from an inspection, those that dumpe2fs always prints.
-fn expected(found: &Inspection) -> Vec<(&'static str, String)> {
-    let none = |list: String| {
-        if list.is_empty() {
-            "(none)".to_owned()
-        } else {
-            list
-        }
+fn or_none(list: String) -> String {
+    if list.is_empty() {
+        "(none)".to_owned()
+    } else {
+        list
+    }
+}
+
+/// The same from an inspection: names, features and states, which dumpe2fs always prints.
+fn expected_texts(found: &Inspection) -> Vec<(&'static str, String)> {
+    let label = match found.label.as_str() {
+        "" => "<none>",
+        label => label,
     };
-    let geo = &found.geometry;
-    let mut lines = vec![
-        (
-            "Filesystem volume name",
-            match found.label.as_str() {
-                "" => "<none>".to_owned(),
-                label => label.to_owned(),
-            },
-        ),
+    let state = match (found.state.clean, found.state.has_errors) {
+        (true, false) => "clean",
+        (true, true) => "clean with errors",
+        (false, false) => "not clean",
+        (false, true) => "not clean with errors",
+    };
+    let on_error = match found.state.on_error {
+        "continue" => "Continue",
+        "remount-ro" => "Remount read-only",
+        _ => "Panic",
+    };
+    let mount_options = found.default_mount_options.join(" ");
+    vec![
+        ("Filesystem volume name", label.to_owned()),
         ("Filesystem UUID", found.uuid.clone()),
-        ("Filesystem features", none(found.features.join(" "))),
-        ("Filesystem flags", none(found.flags.join(" "))),
-        (
-            "Default mount options",
-            none(found.default_mount_options.join(" ")),
-        ),
-        (
-            "Filesystem state",
-            match (found.state.clean, found.state.has_errors) {
-                (true, false) => "clean".to_owned(),
-                (true, true) => "clean with errors".to_owned(),
-                (false, false) => "not clean".to_owned(),
-                (false, true) => "not clean with errors".to_owned(),
-            },
-        ),
-        (
-            "Errors behavior",
-            match found.state.on_error {
-                "continue" => "Continue".to_owned(),
-                "remount-ro" => "Remount read-only".to_owned(),
-                _ => "Panic".to_owned(),
-            },
-        ),
+        ("Filesystem features", or_none(found.features.join(" "))),
+        ("Filesystem flags", or_none(found.flags.join(" "))),
+        ("Default mount options", or_none(mount_options)),
+        ("Filesystem state", state.to_owned()),
+        ("Errors behavior", on_error.to_owned()),
+        ("Default directory hash", found.hash.version.clone()),
+        ("Directory Hash Seed", found.hash.seed.clone()),
+    ]
+}
+
+/// The numbers that dumpe2fs always prints.
+fn expected_numbers(found: &Inspection) -> Vec<(&'static str, String)> {
+    let geo = &found.geometry;
+    let inode_blocks = geo.inode_blocks_per_group.to_string();
+    vec![
         ("Inode count", geo.inodes.to_string()),
         ("Block count", geo.blocks.to_string()),
         ("Reserved block count", geo.reserved_blocks.to_string()),
@@ -80,16 +82,18 @@ fn expected(found: &Inspection) -> Vec<(&'static str, String)> {
         ("Block size", geo.block_size.to_string()),
         ("Blocks per group", geo.blocks_per_group.to_string()),
         ("Inodes per group", geo.inodes_per_group.to_string()),
-        (
-            "Inode blocks per group",
-            geo.inode_blocks_per_group.to_string(),
-        ),
+        ("Inode blocks per group", inode_blocks),
         ("First inode", geo.first_inode.to_string()),
         ("Inode size", geo.inode_size.to_string()),
         ("Mount count", found.history.mount_count.to_string()),
-        ("Default directory hash", found.hash.version.clone()),
-        ("Directory Hash Seed", found.hash.seed.clone()),
-    ];
+    ]
+}
+
+/// What dumpe2fs prints of this volume.
+fn expected(found: &Inspection) -> Vec<(&'static str, String)> {
+    let geo = &found.geometry;
+    let mut lines = expected_texts(found);
+    lines.extend(expected_numbers(found));
     if geo.overhead_clusters > 0 {
         lines.push(("Overhead clusters", geo.overhead_clusters.to_string()));
     }
@@ -104,7 +108,7 @@ fn expected(found: &Inspection) -> Vec<(&'static str, String)> {
         assert!(log.checksum_is_right && log.aborted.is_none());
         lines.extend([
             ("Journal inode", inode.to_string()),
-            ("Journal features", none(log.features.join(" "))),
+            ("Journal features", or_none(log.features.join(" "))),
             ("Total journal blocks", log.blocks.to_string()),
             ("Journal sequence", format!("{:#010x}", log.sequence)),
             ("Journal start", log.start.to_string()),

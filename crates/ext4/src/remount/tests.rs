@@ -316,85 +316,96 @@ fn a_refused_remount_states_its_reason() {
     assert!(fs.close().is_err());
 }
 
+/// The threshold and what is shown, or why it is refused.
+type Expected = std::result::Result<(Option<u8>, &'static str), &'static str>;
+
+const ASYNC_CHECKPOINT: &[(&str, Expected)] = &[
+    ("", Ok((Some(50), "async_checkpoint=50"))),
+    ("async_checkpoint", Ok((Some(50), "async_checkpoint=50"))),
+    ("async_checkpoint=50", Ok((Some(50), "async_checkpoint=50"))),
+    ("async_checkpoint=1", Ok((Some(1), "async_checkpoint=1"))),
+    ("async_checkpoint=30", Ok((Some(30), "async_checkpoint=30"))),
+    ("async_checkpoint=99", Ok((Some(99), "async_checkpoint=99"))),
+    ("noasync_checkpoint", Ok((None, "noasync_checkpoint"))),
+    (
+        "noasync_checkpoint,async_checkpoint=70",
+        Ok((Some(70), "async_checkpoint=70")),
+    ),
+    (
+        "async_checkpoint=70,noasync_checkpoint",
+        Ok((None, "noasync_checkpoint")),
+    ),
+    ("async_checkpoint=0", Err("needs a number from 1 to 99")),
+    ("async_checkpoint=100", Err("needs a number from 1 to 99")),
+    ("async_checkpoint=-1", Err("needs a number from 1 to 99")),
+    (
+        "async_checkpoint=4294967346",
+        Err("needs a number from 1 to 99"),
+    ),
+    ("async_checkpoint=", Err("needs a number from 1 to 99")),
+    ("async_checkpoint=50%", Err("needs a number from 1 to 99")),
+    ("noasync_checkpoint=50", Err("takes no value")),
+    ("asynccheckpoint", Err("did you mean async_checkpoint?")),
+];
+
+/// The threshold of background reclaim in percent, and how the options show it.
+fn reclaim_of(fs: &Ext4) -> (Option<u8>, String) {
+    let journal = fs.txns().journal().unwrap();
+    let options = fs.options();
+    let shown = options.split_once("relatime,").unwrap().1;
+    (journal.reclaim_policy().low_free_percent, shown.to_owned())
+}
+
 /// `async_checkpoint` at mount and by remount: the given value is what the reclaim task uses and what is shown; an
 /// invalid value changes nothing.
 #[test]
 fn background_reclaim_follows_its_option() {
-    /// The threshold and what is shown, or why it is refused.
-    type Expected = std::result::Result<(Option<u8>, &'static str), &'static str>;
-    let table: &[(&str, Expected)] = &[
-        ("", Ok((Some(50), "async_checkpoint=50"))),
-        ("async_checkpoint", Ok((Some(50), "async_checkpoint=50"))),
-        ("async_checkpoint=50", Ok((Some(50), "async_checkpoint=50"))),
-        ("async_checkpoint=1", Ok((Some(1), "async_checkpoint=1"))),
-        ("async_checkpoint=30", Ok((Some(30), "async_checkpoint=30"))),
-        ("async_checkpoint=99", Ok((Some(99), "async_checkpoint=99"))),
-        ("noasync_checkpoint", Ok((None, "noasync_checkpoint"))),
-        (
-            "noasync_checkpoint,async_checkpoint=70",
-            Ok((Some(70), "async_checkpoint=70")),
-        ),
-        (
-            "async_checkpoint=70,noasync_checkpoint",
-            Ok((None, "noasync_checkpoint")),
-        ),
-        ("async_checkpoint=0", Err("needs a number from 1 to 99")),
-        ("async_checkpoint=100", Err("needs a number from 1 to 99")),
-        ("async_checkpoint=-1", Err("needs a number from 1 to 99")),
-        (
-            "async_checkpoint=4294967346",
-            Err("needs a number from 1 to 99"),
-        ),
-        ("async_checkpoint=", Err("needs a number from 1 to 99")),
-        ("async_checkpoint=50%", Err("needs a number from 1 to 99")),
-        ("noasync_checkpoint=50", Err("takes no value")),
-        ("asynccheckpoint", Err("did you mean async_checkpoint?")),
-    ];
-    let low = |fs: &Ext4| {
-        let journal = fs.txns().journal().unwrap();
-        journal.reclaim_policy().low_free_percent
-    };
-    let shown = |fs: &Ext4| fs.options().split_once("relatime,").unwrap().1.to_owned();
     let image = Image::make(EXT4, "32M");
     let bytes = image.bytes();
     let volume = || Arc::new(MemDevice::from_bytes(&bytes)) as Arc<dyn Device>;
     let mounted = open(volume(), "async_checkpoint=77");
-    for (list, due) in table {
+    for (list, due) in ASYNC_CHECKPOINT {
         match due {
             Ok((percent, text)) => {
+                let due = (*percent, (*text).to_owned());
                 let fs = open(volume(), list);
-                assert_eq!((low(&fs), shown(&fs).as_str()), (*percent, *text), "{list}");
+                assert_eq!(reclaim_of(&fs), due, "{list}");
                 fs.close().unwrap();
                 mounted.remount(&cx(), list).unwrap();
                 // A remount without the option keeps it.
                 if !list.is_empty() {
-                    let now = (low(&mounted), shown(&mounted));
-                    assert_eq!(now, (*percent, (*text).to_owned()), "{list}");
+                    assert_eq!(reclaim_of(&mounted), due, "{list}");
                 }
             }
             Err(why) => {
                 let said = MountOptions::parse(list).unwrap_err().to_string();
                 assert!(said.contains(why), "{list}: {said}");
-                let before = (low(&mounted), shown(&mounted));
+                let before = reclaim_of(&mounted);
                 let said = mounted.remount(&cx(), list).unwrap_err().to_string();
                 assert!(said.contains(why), "{list}: {said}");
-                assert_eq!((low(&mounted), shown(&mounted)), before, "{list}");
+                assert_eq!(reclaim_of(&mounted), before, "{list}");
             }
         }
     }
-    // Accepted on a read-only mount, and active from the first remount for writing.
-    mounted.remount(&cx(), "ro,async_checkpoint=60").unwrap();
-    assert_eq!(shown(&mounted), "async_checkpoint=60");
-    mounted.remount(&cx(), "rw").unwrap();
-    assert_eq!(low(&mounted), Some(60));
     mounted.close().unwrap();
-    let reader = open(volume(), "ro,async_checkpoint=61");
+}
+
+/// Accepted on a read-only mount, and active from the first remount for writing.
+#[test]
+fn background_reclaim_follows_the_option_of_a_read_only_mount() {
+    let image = Image::make(EXT4, "32M");
+    let mounted = open(image.device(), "");
+    mounted.remount(&cx(), "ro,async_checkpoint=60").unwrap();
+    let shown = mounted.options();
+    assert!(shown.ends_with("relatime,async_checkpoint=60"), "{shown}");
+    mounted.remount(&cx(), "rw").unwrap();
+    assert_eq!(reclaim_of(&mounted).0, Some(60));
+    mounted.close().unwrap();
+    let reader = open(image.device(), "ro,async_checkpoint=61");
     assert!(reader.txns().journal().is_none());
     reader.remount(&cx(), "rw").unwrap();
-    assert_eq!(
-        (low(&reader), shown(&reader).as_str()),
-        (Some(61), "async_checkpoint=61")
-    );
+    let due = (Some(61), "async_checkpoint=61".to_owned());
+    assert_eq!(reclaim_of(&reader), due);
     reader.close().unwrap();
 }
 

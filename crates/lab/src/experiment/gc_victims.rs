@@ -189,105 +189,108 @@ const WHY: &str = "probably the model puts too much of a small write's cost on o
                    and too little on moving blocks; no run has isolated it. The number of cleaned sections can differ by a factor of \
                    two between runs: GC runs before each checkpoint or before every second one, as decided at the start.";
 
+/// What a figure is divided by: parts of the published size, and seconds.
+#[derive(Clone, Copy)]
+enum Per {
+    Volume,
+    VolumeSeconds,
+    Rewrites,
+    RewriteSeconds,
+}
+
+impl Per {
+    fn scale(self, scale: Scale) -> f64 {
+        let volume = scale.volume as f64 / FULL.volume as f64;
+        let rewrites = scale.rewrites as f64 / FULL.rewrites as f64;
+        match self {
+            Self::Volume => volume,
+            Self::VolumeSeconds => volume * 1e9,
+            Self::Rewrites => rewrites,
+            Self::RewriteSeconds => rewrites * 1e9,
+        }
+    }
+}
+
+/// A published figure: its name, our value, what it is divided by, the limits that it is of and the published values
+/// at the limits 20 and 4096, with the role of the first; figures at limit 4096 are predicted.
+struct Published {
+    value: &'static str,
+    per: Per,
+    at_20: (&'static str, f64, Role),
+    at_4096: Option<(&'static str, f64)>,
+    /// The name of the ratio of both, where it is a figure.
+    ratio: Option<&'static str>,
+}
+
+const PUBLISHED: [Published; 5] = [
+    Published {
+        value: FILES,
+        per: Per::Volume,
+        at_20: ("files until full", 52_023.0, Role::Predicted),
+        at_4096: None,
+        ratio: None,
+    },
+    Published {
+        value: CREATE,
+        per: Per::VolumeSeconds,
+        at_20: ("create, limit 20, s", 341.0, Role::Calibrated),
+        at_4096: Some(("create, limit 4096, s", 324.0)),
+        ratio: None,
+    },
+    Published {
+        value: REWRITE,
+        per: Per::RewriteSeconds,
+        at_20: ("rewrite, limit 20, s", 4227.0, Role::Calibrated),
+        at_4096: Some(("rewrite, limit 4096, s", 2958.0)),
+        ratio: Some("rewrite, 4096 to 20"),
+    },
+    Published {
+        value: VICTIMS,
+        per: Per::Rewrites,
+        at_20: ("cleaned, limit 20", 1174.0, Role::Predicted),
+        at_4096: Some(("cleaned, limit 4096", 645.0)),
+        ratio: Some("cleaned, 4096 to 20"),
+    },
+    Published {
+        value: GARBAGE,
+        per: Per::Rewrites,
+        at_20: ("garbage, limit 20", 174_840.0, Role::Predicted),
+        at_4096: Some(("garbage, limit 4096", 106_682.0)),
+        ratio: None,
+    },
+];
+
 fn figures(scale: Scale) -> Vec<Figure> {
+    PUBLISHED
+        .iter()
+        .flat_map(|p| figures_of(p, scale))
+        .collect()
+}
+
+fn figures_of(of: &Published, scale: Scale) -> Vec<Figure> {
     let cell = CASES[0].name;
     let (before, after) = (arm_name(20), arm_name(4096));
-    let volume = scale.volume as f64 / FULL.volume as f64;
-    let rewrites = scale.rewrites as f64 / FULL.rewrites as f64;
-    let value =
-        |what: &str, arm: &str, name: &str, scale: f64, published: f64, role: Role| Figure {
-            what: what.to_owned(),
-            ours: Source::value(cell, arm, name),
-            scale,
-            published,
-            role,
-            why: Some(WHY.to_owned()),
-        };
-    let ratio = |what: &str, name: &str, published: f64| Figure {
+    let figure = |what: &str, ours, scale, published, role| Figure {
         what: what.to_owned(),
-        ours: Source::ratio(cell, &before, &after, name),
-        scale: 1.0,
+        ours,
+        scale,
         published,
-        role: Role::Predicted,
+        role,
         why: Some(WHY.to_owned()),
     };
-    use Role::{Calibrated, Predicted};
-    vec![
-        value(
-            "files until full",
-            &before,
-            FILES,
-            volume,
-            52_023.0,
-            Predicted,
-        ),
-        value(
-            "create, limit 20, s",
-            &before,
-            CREATE,
-            volume * 1e9,
-            341.0,
-            Calibrated,
-        ),
-        value(
-            "create, limit 4096, s",
-            &after,
-            CREATE,
-            volume * 1e9,
-            324.0,
-            Predicted,
-        ),
-        value(
-            "rewrite, limit 20, s",
-            &before,
-            REWRITE,
-            rewrites * 1e9,
-            4227.0,
-            Calibrated,
-        ),
-        value(
-            "rewrite, limit 4096, s",
-            &after,
-            REWRITE,
-            rewrites * 1e9,
-            2958.0,
-            Predicted,
-        ),
-        ratio("rewrite, 4096 to 20", REWRITE, 2958.0 / 4227.0),
-        value(
-            "cleaned, limit 20",
-            &before,
-            VICTIMS,
-            rewrites,
-            1174.0,
-            Predicted,
-        ),
-        value(
-            "cleaned, limit 4096",
-            &after,
-            VICTIMS,
-            rewrites,
-            645.0,
-            Predicted,
-        ),
-        ratio("cleaned, 4096 to 20", VICTIMS, 645.0 / 1174.0),
-        value(
-            "garbage, limit 20",
-            &before,
-            GARBAGE,
-            rewrites,
-            174_840.0,
-            Predicted,
-        ),
-        value(
-            "garbage, limit 4096",
-            &after,
-            GARBAGE,
-            rewrites,
-            106_682.0,
-            Predicted,
-        ),
-    ]
+    let per = of.per.scale(scale);
+    let (what, published, role) = of.at_20;
+    let ours = Source::value(cell, &before, of.value);
+    let mut figures = vec![figure(what, ours, per, published, role)];
+    if let Some((what, later)) = of.at_4096 {
+        let ours = Source::value(cell, &after, of.value);
+        figures.push(figure(what, ours, per, later, Role::Predicted));
+        if let Some(what) = of.ratio {
+            let ours = Source::ratio(cell, &before, &after, of.value);
+            figures.push(figure(what, ours, 1.0, later / published, Role::Predicted));
+        }
+    }
+    figures
 }
 
 fn checks() -> Vec<Check> {
@@ -401,7 +404,13 @@ fn one_run(
         measure(case, testbed, scale, limit, seed)
     })?;
     let mut sample = Sample::of(&outcome);
-    let m = outcome.value;
+    let asked = scale.rewrites / case.part * BLOCK as u64;
+    add_values(&mut sample, outcome.value, asked);
+    Ok(sample)
+}
+
+/// Adds what a run measured that was asked to write `asked` bytes.
+fn add_values(sample: &mut Sample, m: Measured, asked: u64) {
     let (before, after) = (m.before, m.after);
     let count = |n: u64| n as f64;
     sample.value(FILES, Unit::Count, count(m.files));
@@ -412,41 +421,21 @@ fn one_run(
     sample.value(VICTIMS, Unit::Count, count(victims));
     let garbage = after.garbage - before.garbage;
     sample.value(GARBAGE, Unit::Count, count(garbage));
-    sample.value(
-        "garbage per cleaned",
-        Unit::Count,
-        count(garbage) / count(victims.max(1)),
-    );
-    sample.value(
-        "blocks moved",
-        Unit::Count,
-        count(after.moved - before.moved),
-    );
-    sample.value(
-        "segments reused (SSR)",
-        Unit::Count,
-        count(after.filled - before.filled),
-    );
-    sample.value(
-        "checkpoints",
-        Unit::Count,
-        count(after.checkpoints - before.checkpoints),
-    );
-    let asked = scale.rewrites / case.part * BLOCK as u64;
-    sample.value(
-        "write amplification",
-        Unit::Ratio,
-        count(m.written) / count(asked),
-    );
+    let per_victim = count(garbage) / count(victims.max(1));
+    sample.value("garbage per cleaned", Unit::Count, per_victim);
+    let moved = count(after.moved - before.moved);
+    sample.value("blocks moved", Unit::Count, moved);
+    let filled = count(after.filled - before.filled);
+    sample.value("segments reused (SSR)", Unit::Count, filled);
+    let checkpoints = count(after.checkpoints - before.checkpoints);
+    sample.value("checkpoints", Unit::Count, checkpoints);
+    let amplification = count(m.written) / count(asked);
+    sample.value("write amplification", Unit::Ratio, amplification);
     sample.value("erase units opened", Unit::Count, count(m.opened));
     let examined = count(after.examined - before.examined);
     sample.value("candidates examined", Unit::Count, examined);
-    sample.value(
-        "CPU of candidates",
-        Unit::Nanos,
-        examined * CPU_PER_CANDIDATE_NS,
-    );
-    Ok(sample)
+    let cpu = examined * CPU_PER_CANDIDATE_NS;
+    sample.value("CPU of candidates", Unit::Nanos, cpu);
 }
 
 fn word(n: u64) -> Vec<u8> {

@@ -45,9 +45,8 @@ fn the_same_seeds_give_the_same_report() {
     assert!(charts >= 2, "{charts}");
 }
 
-/// Charts and pages show the report's values, whatever characters its texts contain.
-#[test]
-fn charts_and_pages_hold_the_figures_and_escape_texts() {
+/// A report with figures, a timeline and a real run, whose texts contain characters that HTML escapes.
+fn report_to_escape() -> Report {
     let figure = |what: &str, published, seeds: &[f64], predicted| FigureReport {
         what: what.to_owned(),
         published,
@@ -63,7 +62,7 @@ fn charts_and_pages_hold_the_figures_and_escape_texts() {
         ..Depths::default()
     };
     let depths = vec![one(0, 0), one(1, 0), one(3, 4), one(3, 2)];
-    let report = Report {
+    Report {
         experiment: "x".to_owned(),
         title: "<why>?".to_owned(),
         source: "simulated",
@@ -82,22 +81,32 @@ fn charts_and_pages_hold_the_figures_and_escape_texts() {
             step_ns: 1_000_000,
             arms: vec![("<arm>".to_owned(), depths)],
         }),
-        real: Some(RealReport {
-            seeds: 3,
-            processors: 2,
-            load: "0.5".to_owned(),
-            groups: "no groups".to_owned(),
-            rows: vec![RealRow {
-                what: "a ratio".to_owned(),
-                unit: Unit::Ratio,
-                simulated: Estimate::of(&[0.5]),
-                real: Estimate::of(&[0.9]),
-                ratio: 1.8,
-                agrees: Some(false),
-                why: Some("because".to_owned()),
-            }],
-        }),
-    };
+        real: Some(real_report()),
+    }
+}
+
+fn real_report() -> RealReport {
+    RealReport {
+        seeds: 3,
+        processors: 2,
+        load: "0.5".to_owned(),
+        groups: "no groups".to_owned(),
+        rows: vec![RealRow {
+            what: "a ratio".to_owned(),
+            unit: Unit::Ratio,
+            simulated: Estimate::of(&[0.5]),
+            real: Estimate::of(&[0.9]),
+            ratio: 1.8,
+            agrees: Some(false),
+            why: Some("because".to_owned()),
+        }],
+    }
+}
+
+/// Charts and pages show the report's values, whatever characters its texts contain.
+#[test]
+fn charts_and_pages_hold_the_figures_and_escape_texts() {
+    let report = report_to_escape();
     assert_eq!(report.latency_chart(), None);
     let queue = report.timeline_chart().unwrap();
     for said in ["&lt;arm&gt;", "-3 ms", "queued, waited", ">7<"] {

@@ -166,34 +166,7 @@ fn content_scenarios(format: Format) -> Vec<Scenario> {
             offset: 60,
         }),
     ];
-    let block = u64::from(format.block_size);
-    if format.extents {
-        scenarios.extend([
-            fallocate(
-                "/foo",
-                FallocMode::Allocate { keep_size: false },
-                8_192,
-                20_000,
-            ),
-            fallocate(
-                "/foo",
-                FallocMode::Allocate { keep_size: true },
-                10_000,
-                30_000,
-            ),
-            fallocate(
-                "/foo",
-                FallocMode::ZeroRange { keep_size: false },
-                2_000,
-                20_000,
-            ),
-            fallocate("/foo", FallocMode::ZeroRange { keep_size: true }, 0, 9_000),
-        ]);
-    }
-    if format.shift_ranges {
-        scenarios.push(fallocate("/foo", FallocMode::CollapseRange, 0, block));
-        scenarios.push(fallocate("/foo", FallocMode::InsertRange, block, block));
-    }
+    scenarios.extend(range_scenarios(format));
     let remade = [
         Op::Truncate {
             file: target("/foo"),
@@ -209,6 +182,28 @@ fn content_scenarios(format: Format) -> Vec<Scenario> {
         ops: remade.into(),
         file: path("/foo"),
     });
+    scenarios
+}
+
+/// Operations on ranges of a file that not every format has.
+fn range_scenarios(format: Format) -> Vec<Scenario> {
+    use FallocMode::{Allocate, CollapseRange, InsertRange, ZeroRange};
+    let mut scenarios = Vec::new();
+    if format.extents {
+        for (mode, offset, len) in [
+            (Allocate { keep_size: false }, 8_192, 20_000),
+            (Allocate { keep_size: true }, 10_000, 30_000),
+            (ZeroRange { keep_size: false }, 2_000, 20_000),
+            (ZeroRange { keep_size: true }, 0, 9_000),
+        ] {
+            scenarios.push(fallocate("/foo", mode, offset, len));
+        }
+    }
+    if format.shift_ranges {
+        let block = u64::from(format.block_size);
+        scenarios.push(fallocate("/foo", CollapseRange, 0, block));
+        scenarios.push(fallocate("/foo", InsertRange, block, block));
+    }
     scenarios
 }
 

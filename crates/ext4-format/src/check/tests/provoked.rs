@@ -12,85 +12,88 @@ use crate::disk::dir_entry::{self, DirLayout};
 use crate::disk::num::{get16, get32, put16, put32};
 use crate::disk::{Ino, indirect};
 
-/// The name of an issue's kind. A new kind does not compile until it is listed and provoked here.
-fn kind(issue: &Issue) -> &'static str {
-    macro_rules! names {
-        ($($name:ident),* $(,)?) => {
+/// Defines `kind` and `KINDS` by the list of all kinds. A new kind does not compile until it is listed and provoked
+/// here.
+macro_rules! kinds {
+    ($($name:ident),* $(,)?) => {
+        /// The name of an issue's kind.
+        fn kind(issue: &Issue) -> &'static str {
             match issue { $(Issue::$name { .. } => stringify!($name),)* }
-        };
-    }
-    names!(
-        Superblock,
-        Unreplayed,
-        ReservedBlocks,
-        DeviceTooSmall,
-        Unreadable,
-        GroupDesc,
-        MetadataOverlap,
-        BitmapChecksum,
-        BlockBitmapDiffers,
-        InodeBitmapDiffers,
-        BitmapPadding,
-        GroupFreeBlocks,
-        GroupFreeInodes,
-        GroupDirs,
-        FreeBlocks,
-        FreeInodes,
-        Inode,
-        InodeFlag,
-        FieldNotZero,
-        NoDeletionTime,
-        LostOrphan,
-        DeletionTime,
-        SizeTooSmall,
-        DirSize,
-        BlockCount,
-        ExtentNode,
-        Unwritten,
-        NoExtentsFlag,
-        MapBlock,
-        BlockUsedTwice,
-        Symlink,
-        Xattr,
-        XattrHash,
-        XattrOverlap,
-        XattrRefcount,
-        XattrInode,
-        Encryption,
-        EncryptedName,
-        QuotaInode,
-        DirHole,
-        DirBlock,
-        DirDots,
-        BadName,
-        BadTarget,
-        EntryType,
-        DuplicateName,
-        SecondName,
-        WrongParent,
-        Htree,
-        HtreeChild,
-        HtreeBlockTwice,
-        HtreeBlockUnnamed,
-        HtreeHash,
-        LinkCount,
-        Unattached,
-        DirLoop,
-        NoRoot,
-        OrphanList,
-        OrphanFile,
-        OrphansNotAnnounced,
-        ReservedInUse,
-        Journal,
-        JournalNotEmpty,
-        FeatureAlone,
-        RecoveryWithoutJournal,
-        ResizeInode,
-    )
+        }
+
+        /// Number of kinds.
+        const KINDS: usize = [$(stringify!($name)),*].len();
+    };
 }
 
-/// Number of kinds.
-const KINDS: usize = 66;
+kinds!(
+    Superblock,
+    Unreplayed,
+    ReservedBlocks,
+    DeviceTooSmall,
+    Unreadable,
+    GroupDesc,
+    MetadataOverlap,
+    BitmapChecksum,
+    BlockBitmapDiffers,
+    InodeBitmapDiffers,
+    BitmapPadding,
+    GroupFreeBlocks,
+    GroupFreeInodes,
+    GroupDirs,
+    FreeBlocks,
+    FreeInodes,
+    Inode,
+    InodeFlag,
+    FieldNotZero,
+    NoDeletionTime,
+    LostOrphan,
+    DeletionTime,
+    SizeTooSmall,
+    DirSize,
+    BlockCount,
+    ExtentNode,
+    Unwritten,
+    NoExtentsFlag,
+    MapBlock,
+    BlockUsedTwice,
+    Symlink,
+    Xattr,
+    XattrHash,
+    XattrOverlap,
+    XattrRefcount,
+    XattrInode,
+    Encryption,
+    EncryptedName,
+    QuotaInode,
+    DirHole,
+    DirBlock,
+    DirDots,
+    BadName,
+    BadTarget,
+    EntryType,
+    DuplicateName,
+    SecondName,
+    WrongParent,
+    Htree,
+    HtreeChild,
+    HtreeBlockTwice,
+    HtreeBlockUnnamed,
+    HtreeHash,
+    LinkCount,
+    Unattached,
+    DirLoop,
+    NoRoot,
+    OrphanList,
+    OrphanFile,
+    OrphansNotAnnounced,
+    ReservedInUse,
+    Journal,
+    JournalNotEmpty,
+    FeatureAlone,
+    RecoveryWithoutJournal,
+    ResizeInode,
+);
 
 /// The result required of e2fsck: an inconsistent volume, or (with the reason) any.
 #[derive(Clone, Copy, PartialEq)]

@@ -85,6 +85,70 @@ const MATRIX: &[(&[&str], &str)] = &[
     (&["-t", "ext4", "-b", "65536"], "100M"),
 ];
 
+/// A group of a volume that mke2fs made, and what dumpe2fs prints of it.
+struct Group<'a> {
+    /// What to name in a failure.
+    at: String,
+    geo: &'a Geometry,
+    bytes: &'a [u8],
+    no: GroupNo,
+    desc: GroupDesc,
+    text: &'a str,
+}
+
+impl Group<'_> {
+    fn check_numbers(&self) {
+        let (desc, text) = (&self.desc, self.text);
+        for shown in [
+            format!("\n  {} free ", desc.free_clusters),
+            format!("Block bitmap at {} ", desc.block_bitmap),
+            format!("Inode bitmap at {} ", desc.inode_bitmap),
+            format!("Inode table at {}-", desc.inode_table),
+            format!(" {} directories", desc.used_dirs),
+        ] {
+            assert!(text.contains(&shown), "{} {shown}", self.at);
+        }
+    }
+
+    fn check_block_bitmap(&self) {
+        let (geo, desc) = (self.geo, &self.desc);
+        let mut made = vec![0x55; geo.block_size.bytes()];
+        let read: &[u8] = if desc.block_uninit(geo) {
+            init_block_bitmap(geo, self.no, desc, &mut made);
+            &made
+        } else {
+            let read = block_of(geo, self.bytes, desc.block_bitmap);
+            desc.verify_block_bitmap(geo, read).unwrap();
+            read
+        };
+        let clusters = geo.clusters_in(self.no);
+        let free = bitmap::count_zeros(read, 0..clusters);
+        assert_eq!(free, desc.free_clusters, "{}", self.at);
+        if geo.cluster_bits == 0 {
+            let first = geo.first_block_of(self.no).0;
+            let runs: Vec<_> = bitmap::zero_runs(read, 0..clusters)
+                .map(|run| (first + u64::from(run.start), first + u64::from(run.end) - 1))
+                .collect();
+            assert_eq!(runs, free_ranges(self.text), "{}", self.at);
+        }
+    }
+
+    fn check_inode_bitmap(&self) {
+        let (geo, desc) = (self.geo, &self.desc);
+        let mut made = vec![0x55; geo.block_size.bytes()];
+        let inodes: &[u8] = if desc.inode_uninit(geo) {
+            init_inode_bitmap(geo, &mut made);
+            &made
+        } else {
+            let read = block_of(geo, self.bytes, desc.inode_bitmap);
+            desc.verify_inode_bitmap(geo, read).unwrap();
+            read
+        };
+        let free = bitmap::count_zeros(inodes, 0..geo.inodes_per_group);
+        assert_eq!(free, desc.free_inodes, "{}", self.at);
+    }
+}
+
 #[test]
 fn descriptors_and_bitmaps_of_real_volumes() {
     for (options, size) in MATRIX {
@@ -97,60 +161,25 @@ fn descriptors_and_bitmaps_of_real_volumes() {
             .split("\nGroup ")
             .filter(|text| text.contains(": (Blocks "))
         {
-            let group = GroupNo(text.split(':').next().unwrap().parse().unwrap());
-            let slot = slot_of(&geo, &bytes, group);
-            let desc =
-                GroupDesc::parse(&geo, group, slot).unwrap_or_else(|e| panic!("{options:?}: {e}"));
-            let free = desc.free_clusters;
-            assert!(
-                text.contains(&format!("\n  {free} free ")),
-                "{options:?} {group} {free}"
-            );
-            assert!(text.contains(&format!("Block bitmap at {} ", desc.block_bitmap)));
-            assert!(text.contains(&format!("Inode bitmap at {} ", desc.inode_bitmap)));
-            assert!(text.contains(&format!("Inode table at {}-", desc.inode_table)));
-            assert!(text.contains(&format!(" {} directories", desc.used_dirs)));
-
-            let mut made = vec![0x55; geo.block_size.bytes()];
-            let read: &[u8] = if desc.block_uninit(&geo) {
-                uninit += 1;
-                init_block_bitmap(&geo, group, &desc, &mut made);
-                &made
-            } else {
-                let read = block_of(&geo, &bytes, desc.block_bitmap);
-                desc.verify_block_bitmap(&geo, read).unwrap();
-                read
-            };
-            let clusters = geo.clusters_in(group);
-            assert_eq!(
-                bitmap::count_zeros(read, 0..clusters),
-                desc.free_clusters,
-                "{options:?} {group}"
-            );
-            if geo.cluster_bits == 0 {
-                let first = geo.first_block_of(group).0;
-                let runs: Vec<_> = bitmap::zero_runs(read, 0..clusters)
-                    .map(|run| (first + u64::from(run.start), first + u64::from(run.end) - 1))
-                    .collect();
-                assert_eq!(runs, free_ranges(text), "{options:?} group {group}");
-            }
-            let inodes: &[u8] = if desc.inode_uninit(&geo) {
-                init_inode_bitmap(&geo, &mut made);
-                &made
-            } else {
-                let read = block_of(&geo, &bytes, desc.inode_bitmap);
-                desc.verify_inode_bitmap(&geo, read).unwrap();
-                read
-            };
-            let free = bitmap::count_zeros(inodes, 0..geo.inodes_per_group);
-            assert_eq!(free, desc.free_inodes, "{options:?} {group}");
-
+            let no = GroupNo(text.split(':').next().unwrap().parse().unwrap());
+            let at = format!("{options:?} group {no}");
+            let slot = slot_of(&geo, &bytes, no);
+            let desc = GroupDesc::parse(&geo, no, slot).unwrap_or_else(|e| panic!("{at}: {e}"));
+            uninit += u32::from(desc.block_uninit(&geo));
             let mut again = slot.to_vec();
-            desc.encode_into(&geo, group, &mut again);
-            assert!(
-                again == slot,
-                "{options:?} group {group} changes when written back"
-            );
+            desc.encode_into(&geo, no, &mut again);
+            assert!(again == slot, "{at} changes when written back");
+            let group = Group {
+                at,
+                geo: &geo,
+                bytes: &bytes,
+                no,
+                desc,
+                text,
+            };
+            group.check_numbers();
+            group.check_block_bitmap();
+            group.check_inode_bitmap();
         }
         assert_eq!(
             uninit > 0,

@@ -30,67 +30,51 @@ fn limits_are_the_kernels() {
     }
 }
 
+/// The seed of the checksums of the directories that these tests make.
+fn dir_seed(geo: &Geometry) -> ChecksumSeed {
+    geo.seed.of_inode(Ino(12), 1)
+}
+
+/// A root of 1 KiB with the blocks 1, 2, 4 and 3, for hashes from 0, 100, 200 and 300.
+fn grown_root(geo: &Geometry) -> Vec<u8> {
+    let layout = DirLayout::of(geo);
+    let mut block = vec![9; 1024];
+    let mut root = DxNodeMut::init_root(&layout, &mut block, (Ino(12), Ino(2)), INFO, 1);
+    for (at, hash, block) in [(1, 100, 2), (2, 300, 3), (2, 200, 4)] {
+        root.insert(at, DxEntry { hash, block });
+    }
+    root.seal(dir_seed(geo));
+    block
+}
+
 #[test]
 fn a_root_is_made_grown_and_searched() {
     let geo = geometry(&["-b", "1024"]);
     let layout = DirLayout::of(&geo);
-    let seed = geo.seed.of_inode(Ino(12), 1);
-    let mut block = vec![9; 1024];
-    let mut root = DxNodeMut::init_root(&layout, &mut block, (Ino(12), Ino(2)), INFO, 1);
-    root.insert(
-        1,
-        DxEntry {
-            hash: 100,
-            block: 2,
-        },
-    );
-    root.insert(
-        2,
-        DxEntry {
-            hash: 300,
-            block: 3,
-        },
-    );
-    root.insert(
-        2,
-        DxEntry {
-            hash: 200,
-            block: 4,
-        },
-    );
-    root.seal(seed);
-    let info = root_info(&geo, &block).unwrap();
-    assert_eq!(info, INFO);
-    assert_eq!(
-        root_dots(
-            &DirLayout {
-                has_tail: false,
-                ..layout
-            },
-            &block
-        )
-        .unwrap(),
-        (Ino(12), Ino(2))
-    );
-    let node = DxNode::parse_root(&layout, seed, &block).unwrap();
+    let block = grown_root(&geo);
+    assert_eq!(root_info(&geo, &block).unwrap(), INFO);
+    let without_tail = DirLayout {
+        has_tail: false,
+        ..layout
+    };
+    let dots = root_dots(&without_tail, &block).unwrap();
+    assert_eq!(dots, (Ino(12), Ino(2)));
+    let node = DxNode::parse_root(&layout, dir_seed(&geo), &block).unwrap();
     let blocks: Vec<_> = node.children().map(|e| e.block).collect();
     assert_eq!(blocks, [1, 2, 4, 3]);
     for (hash, block) in [(0, 1), (99, 1), (100, 2), (199, 2), (200, 4), (u32::MAX, 3)] {
         assert_eq!(node.child_for(hash).1.block, block, "{hash}");
     }
     // To a reader that knows no index the block holds . and .. only.
-    assert!(
-        dir_entry::is_empty(
-            &DirLayout {
-                has_tail: false,
-                ..layout
-            },
-            &block
-        )
-        .unwrap()
-    );
+    assert!(dir_entry::is_empty(&without_tail, &block).unwrap());
     assert!(DxNode::parse_root(&layout, geo.seed, &block).is_err());
+}
 
+#[test]
+fn a_root_is_split_into_nodes() {
+    let geo = geometry(&["-b", "1024"]);
+    let (layout, seed) = (DirLayout::of(&geo), dir_seed(&geo));
+    let mut block = grown_root(&geo);
     let (mut low, mut high) = (vec![0; 1024], vec![0; 1024]);
     let from = DxNode::parse_root(&layout, seed, &block).unwrap();
     DxNodeMut::init_node(&layout, &mut low, 0).copy_from(&from, 0..2);
@@ -106,13 +90,8 @@ fn a_root_is_made_grown_and_searched() {
     root.set_levels(1);
     root.set_parent(Ino(7));
     root.seal(seed);
-    assert_eq!(
-        DxNode::parse_root(&layout, seed, &block)
-            .unwrap()
-            .entry(1)
-            .block,
-        9
-    );
+    let root = DxNode::parse_root(&layout, seed, &block).unwrap();
+    assert_eq!(root.entry(1).block, 9);
     assert_eq!(root_info(&geo, &block).unwrap().indirect_levels, 1);
 }
 
