@@ -6,20 +6,17 @@
 //! for file data, an inode's lock, GC or a checkpoint; it may read a node. While a checkpoint waits no new `Change`
 //! begins, so a stream of changes cannot delay it for long.
 
-use std::sync::atomic::Ordering;
+use steadfs_rt::{PANICKED, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard, Unwinding};
+use steadfs_vfs::{FsError, Result, StopState};
 
-use steadfs_rt::{RwLockReadGuard, RwLockWriteGuard, Unwinding};
-use steadfs_vfs::{FsError, Result};
-
-use crate::disk::BlockAddr;
-use crate::fs::F2fs;
-use crate::segment::BlockKind;
+/// The lock: held shared by changes, exclusively by a checkpoint's snapshot.
+pub struct CpLock(RwLock<()>);
 
 /// Shared guard of `cp_lock`; a task holds at most one. If a panic drops it the volume aborts: no checkpoint may
 /// contain half a change.
 #[must_use]
 pub struct Change<'f> {
-    fs: &'f F2fs,
+    stop: &'f StopState,
     unwinding: Unwinding,
     _gate: CpGuard<'f>,
 }
@@ -28,7 +25,7 @@ impl Drop for Change<'_> {
     fn drop(&mut self) {
         if self.unwinding.has_begun() {
             // `cp_lock` is still held.
-            self.fs.abort_for_panic();
+            abort_for_panic(self.stop);
         }
     }
 }
@@ -40,63 +37,56 @@ enum CpGuard<'f> {
     Exclusive(RwLockWriteGuard<'f, ()>),
 }
 
-impl F2fs {
-    /// Fails if the volume is read-only, aborted or unmounted.
-    pub(crate) fn check_writable(&self) -> Result<()> {
-        self.check_open()?;
-        if let Some(cause) = self.aborted.lock().as_ref() {
-            return Err(FsError::Stopped(cause.clone()));
-        }
-        if self.read_only.load(Ordering::Acquire) {
-            return Err(FsError::ReadOnly);
-        }
-        Ok(())
+impl CpLock {
+    pub fn new() -> Self {
+        Self(RwLock::new(Rank::TxnHandle, ()))
     }
 
     /// Begins a change.
     ///
     /// # Errors
-    /// The volume is read-only or has aborted.
-    pub(crate) fn change(&self) -> Result<Change<'_>> {
-        self.change_with(CpGuard::Shared(self.cp_lock.read()))
+    /// As [`check_writable`].
+    pub fn change<'f>(&'f self, stop: &'f StopState) -> Result<Change<'f>> {
+        Change::begin(stop, CpGuard::Shared(self.0.read()))
     }
 
     /// Waits until no change is in progress and begins one that excludes all others: for a checkpoint's snapshot.
     ///
     /// # Errors
-    /// The volume has aborted.
-    pub(crate) fn change_exclusive(&self) -> Result<Change<'_>> {
-        self.change_with(CpGuard::Exclusive(self.cp_lock.write()))
+    /// As [`check_writable`].
+    pub fn change_exclusive<'f>(&'f self, stop: &'f StopState) -> Result<Change<'f>> {
+        Change::begin(stop, CpGuard::Exclusive(self.0.write()))
     }
 
-    fn change_with<'f>(&'f self, cp_lock: CpGuard<'f>) -> Result<Change<'f>> {
-        self.check_writable()?;
-        Ok(Change {
-            fs: self,
+    /// Whether no change is in progress.
+    pub fn is_idle(&self) -> bool {
+        self.0.try_write().is_some()
+    }
+}
+
+impl<'f> Change<'f> {
+    fn begin(stop: &'f StopState, gate: CpGuard<'f>) -> Result<Self> {
+        check_writable(stop)?;
+        Ok(Self {
+            stop,
             unwinding: Unwinding::watch(),
-            _gate: cp_lock,
+            _gate: gate,
         })
     }
+}
 
-    /// A structure no longer refers to a block of the main area. Returns whether the block was valid and of this kind:
-    /// if not, the structure was corrupt, which is recorded, and no block becomes free. The caller holds no node's
-    /// lock.
-    pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr, content: BlockKind) -> bool {
-        let (Some(block), Some(segments)) = (addr.block(), self.segments.get()) else {
-            return false;
-        };
-        self.meta.forget(block);
-        match segments.invalidate(addr, content) {
-            Ok(unusable) => {
-                if unusable {
-                    self.space.add_unusable(1);
-                }
-                true
-            }
-            Err(error) => {
-                self.record_corruption(&error.into());
-                false
-            }
-        }
-    }
+/// Fails if the volume is read-only, aborted or unmounted.
+///
+/// # Errors
+/// `Stopped` with the cause, or `ReadOnly`.
+pub fn check_writable(stop: &StopState) -> Result<()> {
+    stop.check_open()?;
+    stop.check_writable(|cause| FsError::Stopped(cause.to_owned()))
+}
+
+/// Stops the volume because its code panicked, as a power cut would: nothing is recorded on the device, which has a
+/// state that the volume passed through.
+pub fn abort_for_panic(stop: &StopState) {
+    tracing::error!(cause = PANICKED, "the volume stops");
+    stop.stop(PANICKED);
 }

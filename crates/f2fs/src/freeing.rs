@@ -3,15 +3,39 @@
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{FileKind, FsError, Result};
 
-use crate::disk::{self, Nid};
+use crate::cp_lock::Change;
+use crate::disk::{self, BlockAddr, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use crate::segment::BlockKind;
 use crate::space::Need;
 
 /// Direct nodes freed in one `Change`, with their blocks, so that a checkpoint does not wait long.
 const DIRECT_NODES_PER_STEP: u32 = 4;
 
 impl F2fs {
+    /// A structure no longer refers to a block of the main area. Returns whether the block was valid and of this kind:
+    /// if not, the structure was corrupt, which is recorded, and no block becomes free. The caller holds no node's
+    /// lock.
+    pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr, content: BlockKind) -> bool {
+        let (Some(block), Some(segments)) = (addr.block(), self.segments.get()) else {
+            return false;
+        };
+        self.meta.forget(block);
+        match segments.invalidate(addr, content) {
+            Ok(unusable) => {
+                if unusable {
+                    self.space.add_unusable(1);
+                }
+                true
+            }
+            Err(error) => {
+                self.record_corruption(&error.into());
+                false
+            }
+        }
+    }
+
     /// Drops lookup counts. The last one of an unlinked inode frees it; if the volume is frozen, the thaw does. The
     /// caller holds `remount_lock` shared.
     pub(crate) fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
@@ -25,7 +49,7 @@ impl F2fs {
             return Ok(());
         }
         if self.is_frozen() {
-            self.deferred_evictions.lock().push(inode);
+            self.remount.defer(inode);
             return Ok(());
         }
         match self.check_writable() {
@@ -46,8 +70,7 @@ impl F2fs {
         let Ok(_open) = self.open_to_changes() else {
             return;
         };
-        let left = std::mem::take(&mut *self.deferred_evictions.lock());
-        for inode in left {
+        for inode in self.remount.take_deferred() {
             if self.check_writable().is_ok()
                 && let Err(error) = self.report_corruption(self.evict_unlinked(&inode))
             {

@@ -1,6 +1,6 @@
 //! A mounted volume: the state that all modules share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_block::Queue;
@@ -8,13 +8,14 @@ use steadfs_cache::{FsyncClustering, MetaCache, Writeback};
 pub use steadfs_f2fs_format::io_error;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Cx, FsError, PendingFrees, Result, StatFs};
+use steadfs_vfs::{Clock, Cx, PendingFrees, RemountState, Result, StatFs, StopState};
 
 use crate::checkpoint::Checkpoints;
 use crate::checkpoint::daemon::Daemon;
-use crate::corruption::ErrorLog;
+use crate::cp_lock::{self, Change, CpLock};
 use crate::discard::Discards;
 use crate::disk::{BLOCK_SIZE, Layout, Superblock};
+use crate::error_log::ErrorLog;
 use crate::gc::Gc;
 use crate::inode::{Inode, InodeTable};
 use crate::namei::Extensions;
@@ -22,7 +23,7 @@ use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
-use crate::recovery::{Overlay, Recovered};
+use crate::recovery::{Recovered, RecoveryState};
 use crate::segment::Segments;
 use crate::since_cp::SinceCp;
 use crate::space::{RESERVED_NODES, Space};
@@ -60,8 +61,7 @@ pub struct F2fs {
     pub(crate) gc: Gc,
     pub(crate) discards: Arc<Discards>,
     pub(crate) writeback: Arc<Writeback>,
-    /// Held shared by changes ([`Change`](crate::cp_lock::Change)), exclusively by a checkpoint's snapshot.
-    pub(crate) cp_lock: RwLock<()>,
+    pub(crate) cp_lock: CpLock,
     pub(crate) since_cp: SinceCp,
     pub(crate) syncs: crate::data::SyncStats,
     /// Which files' chains an fsync writes clustering.
@@ -72,30 +72,16 @@ pub struct F2fs {
     pub(crate) clock: Clock,
     /// Held while a name moves from one directory to another.
     pub(crate) rename: Mutex<()>,
-    pub(crate) overlay: Overlay,
+    pub(crate) recovery: RecoveryState,
     pub(crate) options: RwLock<MountOptions>,
     /// File name extensions of cold and hot data.
     pub(crate) extensions: Extensions,
-    pub(crate) read_only: AtomicBool,
-    /// Corruption was found: checkpoints set the flag that requires fsck.
-    pub(crate) damaged: AtomicBool,
+    /// Whether the volume is open, writable or stopped.
+    pub(crate) stop_state: StopState,
     pub(crate) errors: ErrorLog,
-    /// Why the volume aborted, if it did.
-    pub(crate) aborted: Mutex<Option<String>>,
-    /// Held during a remount, freeze or thaw.
-    pub(crate) remounting: Mutex<()>,
-    /// Held shared by calls that may change the volume, exclusively while it becomes read-only, writable or frozen.
-    pub(crate) remount_lock: RwLock<()>,
-    pub(crate) frozen: AtomicBool,
-    /// Unlinked inodes whose last reference was dropped while frozen: the thaw frees them.
-    pub(crate) deferred_evictions: Mutex<Vec<Arc<Inode>>>,
+    pub(crate) remount: RemountState<Inode>,
     /// Checkpoints are disabled.
-    pub(crate) cp_disabled: AtomicBool,
-    /// Recovery is in progress; and whether it has recovered anything since the mount.
-    pub(crate) recovering: AtomicBool,
-    pub(crate) has_recovered: AtomicBool,
-    pub(crate) closing: AtomicBool,
-    pub(crate) unmounted: AtomicBool,
+    pub(crate) cp_disabled: std::sync::atomic::AtomicBool,
 }
 
 impl Drop for F2fs {
@@ -124,12 +110,12 @@ impl F2fs {
 
     /// The overlay: what fsync wrote after the checkpoint and is not part of the volume.
     pub(crate) fn recovered(&self) -> &Recovered {
-        self.overlay.recovered()
+        self.recovery.overlay().recovered()
     }
 
     /// Held by reads while the overlay is in use.
     pub(crate) fn read_overlay(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        self.overlay.read()
+        self.recovery.overlay().read()
     }
 
     /// The segment manager of a writable volume.
@@ -140,10 +126,20 @@ impl F2fs {
 
     /// Fails after the unmount.
     pub(crate) fn check_open(&self) -> Result<()> {
-        if self.unmounted.load(Ordering::Acquire) {
-            return Err(FsError::Stopped("unmounted".to_owned()));
-        }
-        Ok(())
+        self.stop_state.check_open()
+    }
+
+    /// Fails if the volume is read-only, aborted or unmounted.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        cp_lock::check_writable(&self.stop_state)
+    }
+
+    /// Begins a change.
+    ///
+    /// # Errors
+    /// The volume is read-only or has aborted.
+    pub(crate) fn change(&self) -> Result<Change<'_>> {
+        self.cp_lock.change(&self.stop_state)
     }
 
     /// Whether the caller may use the blocks reserved for root.

@@ -12,6 +12,7 @@ mod cp_lock;
 mod data;
 mod dentry;
 mod discard;
+mod error_log;
 mod freeing;
 mod fs;
 mod gc;

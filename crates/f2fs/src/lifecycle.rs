@@ -10,13 +10,12 @@
 //! | `unmount_private` | the same for a volume that no caller knows of (recovery of a remount) |
 //! | `freeze`, `thaw` (`remount`) | writes everything and refuses changes until the thaw |
 //! | `shut_down` (`remount`) | aborts on request (`F2FS_IOC_SHUTDOWN`), after writing what its mode requires |
-//! | `abort` (`damage`) | the first error ends all changes; both superblocks record the cause |
-//! | `abort_for_panic` (`damage`) | the same after a panic, without writing anything |
+//! | `abort` (`corruption`) | the first error ends all changes; both superblocks record the cause |
+//! | `abort_for_panic` (`corruption`) | the same after a panic, without writing anything |
 //! | `disable_checkpoints`, `enable_checkpoints` (`checkpoint/disable`) | `checkpoint=disable`, `checkpoint=enable` |
 
 use std::io;
 use std::sync::Weak;
-use std::sync::atomic::Ordering;
 
 use steadfs_base::IoTag;
 use steadfs_cache::{Backing, WritebackReason};
@@ -68,10 +67,8 @@ impl F2fs {
         // The threads of the flusher and of the tasks: checked before anything changes.
         let threads = 1 + self.tasks_for(&options).count();
         steadfs_rt::check_thread_limit(threads).map_err(FsError::no_thread)?;
-        self.recovering.store(true, Ordering::Release);
-        let ended = self.recover_after_mount(report, tag);
-        self.recovering.store(false, Ordering::Release);
-        ended?;
+        self.recovery
+            .run(|| self.recover_after_mount(report, tag))?;
         self.apply_log_options();
         if let Some(allowed) = options.checkpoint_off {
             self.clean_before_disable(allowed, tag)?;
@@ -99,10 +96,9 @@ impl F2fs {
         report.recovered_nodes = applied.nodes;
         self.checkpoint(Reason::Mount, tag)?;
         self.finish_recovery(applied);
-        self.has_recovered.fetch_or(
-            report.orphans > 0 || report.recovered_files > 0,
-            Ordering::AcqRel,
-        );
+        if report.orphans > 0 || report.recovered_files > 0 {
+            self.recovery.record_recovered();
+        }
         Ok(())
     }
 
@@ -194,7 +190,7 @@ impl F2fs {
     pub(crate) fn write_unmount_checkpoint(&self) -> Result<()> {
         self.sync_volume_unmerged(&Cx::default())?;
         self.checkpoint(Reason::Unmount, IoTag::default())?;
-        self.read_only.store(true, Ordering::Release);
+        self.stop_state.become_read_only();
         Ok(())
     }
 
@@ -204,7 +200,7 @@ impl F2fs {
     /// Something could not be written and is lost.
     pub(crate) fn close(&self) -> Result<()> {
         self.unmount_with(|| {
-            let _alone = self.remount_lock.write();
+            let _alone = self.remount.exclude_changes();
             self.finish_writable()
         })
     }
@@ -218,7 +214,7 @@ impl F2fs {
     }
 
     fn unmount_with(&self, end: impl FnOnce() -> Result<()>) -> Result<()> {
-        if self.closing.swap(true, Ordering::AcqRel) {
+        if !self.stop_state.begin_unmount() {
             return Ok(());
         }
         fault_point("close");
@@ -228,8 +224,7 @@ impl F2fs {
         self.queue.drain_read_ahead();
         let ended = end();
         let noted = self.write_errors_now();
-        self.read_only.store(true, Ordering::Release);
-        self.unmounted.store(true, Ordering::Release);
+        self.stop_state.end_unmount();
         ended.and(noted)
     }
 
@@ -237,7 +232,7 @@ impl F2fs {
         if let Some(cause) = self.abort_cause() {
             return Err(FsError::Stopped(cause));
         }
-        if self.read_only.load(Ordering::Acquire) {
+        if self.stop_state.is_read_only() {
             return Ok(());
         }
         for ino in self.orphans.all() {

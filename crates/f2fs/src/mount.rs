@@ -1,6 +1,6 @@
 //! Opens a volume: superblock, checkpoint, roll-forward.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{BlockSize, Corruption, IoTag};
@@ -8,14 +8,15 @@ use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, FsError, PendingFrees, Result};
+use steadfs_vfs::{Clock, FsError, PendingFrees, RemountState, Result, StopState};
 
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::{self, Checkpoints, Current};
-use crate::corruption::ErrorLog;
+use crate::cp_lock::CpLock;
 use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, Features, MountMode, Superblock, mount_mode};
+use crate::error_log::ErrorLog;
 use crate::fs::{F2fs, MetaWrites};
 use crate::gc::Gc;
 use crate::inode::InodeTable;
@@ -25,7 +26,7 @@ use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::read_superblock;
-use crate::recovery::{Overlay, Recovered};
+use crate::recovery::{Recovered, RecoveryState};
 use crate::since_cp::SinceCp;
 use crate::space::Space;
 
@@ -70,7 +71,7 @@ impl F2fs {
         let recover = !options.no_recovery && !was_cp_disabled(flags);
         queue.set_read_ahead_limit(sizes.read_ahead);
         let mut fs = Self::assemble(queue, superblock, current, options, sizes);
-        if recover && fs.read_only.load(Ordering::Acquire) {
+        if recover && fs.stop_state.is_read_only() {
             let found = match fs.find_fsynced(IoTag::default()) {
                 Err(error) if fs.options.read().common.salvage => {
                     report.warnings.push(format!(
@@ -86,14 +87,14 @@ impl F2fs {
             // The caches have content of the checkpoint without the overlay.
             fs.inodes = InodeTable::new();
             fs.nodes = NodeCache::new(metadata_budget(sizes) / 2);
-            fs.overlay = Overlay::new(found);
+            fs.recovery = RecoveryState::new(found);
         }
         let fs = Arc::new(fs);
         assert!(
             fs.weak_self.set(Arc::downgrade(&fs)).is_ok(),
             "the volume is opened once"
         );
-        if !fs.read_only.load(Ordering::Acquire) {
+        if !fs.stop_state.is_read_only() {
             let reserved = fs.options.read().reserve_root;
             fs.space.set_root_reserved(reserved.into());
             if let Err(error) = fs.start_writable(&mut report) {
@@ -128,7 +129,7 @@ impl F2fs {
             meta_writes: MetaWrites::default(),
             space: Space::new(&layout, &current.checkpoint),
             writeback: Arc::new(Writeback::new(limits)),
-            cp_lock: RwLock::new(Rank::TxnHandle, ()),
+            cp_lock: CpLock::new(),
             since_cp: SinceCp::new(),
             clustering: FsyncClustering::default(),
             extensions: Extensions::of(&superblock),
@@ -136,32 +137,23 @@ impl F2fs {
             verities: VerityFiles::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
-            read_only: AtomicBool::new(options.common.read_only),
-            aborted: Mutex::new(Rank::Leaf, None),
+            stop_state: StopState::new(options.common.read_only),
             errors: ErrorLog::new(superblock.clone()),
             superblock,
             checkpoints: Checkpoints::new(current.checkpoint, current.pack),
             segments: OnceLock::new(),
             syncs: crate::data::SyncStats::default(),
             orphans: Orphans::new(&layout, current.orphans),
-            damaged: AtomicBool::new(false),
             operations: AtomicU64::new(0),
             gc: Gc::new(),
             discards: Arc::new(Discards::new()),
             queue,
             meta,
             inodes: InodeTable::new(),
-            overlay: Overlay::new(Recovered::default()),
+            recovery: RecoveryState::new(Recovered::default()),
             options: RwLock::new(Rank::Leaf, options),
-            remounting: Mutex::with_key(Rank::Mount, 0, ()),
-            remount_lock: RwLock::with_key(Rank::Mount, 1, ()),
-            frozen: AtomicBool::new(false),
-            deferred_evictions: Mutex::new(Rank::Leaf, Vec::new()),
+            remount: RemountState::new(),
             cp_disabled: AtomicBool::new(false),
-            recovering: AtomicBool::new(false),
-            has_recovered: AtomicBool::new(false),
-            closing: AtomicBool::new(false),
-            unmounted: AtomicBool::new(false),
             layout,
         }
     }

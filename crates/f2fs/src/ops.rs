@@ -1,7 +1,6 @@
 //! The volume as a [`FileSystem`]: each call, delegated to the module that implements it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::verity::FileDigest;
@@ -22,7 +21,7 @@ impl F2fs {
         if let Some(error) = result.as_ref().err().filter(|error| error.is_corruption()) {
             self.record_corruption(error);
             if self.options.read().errors == OnError::RemountReadOnly {
-                self.read_only.store(true, Ordering::Release);
+                self.stop_state.become_read_only();
             }
         }
         if result.is_err() {
@@ -99,7 +98,7 @@ impl FileSystem for F2fs {
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
-        let _same = self.remount_lock.read();
+        let _same = self.remount.hold_open();
         if let Err(error) = self.report_corruption(self.put(ino, count)) {
             // It stays on the orphan list, and the next mount frees it.
             tracing::warn!(%ino, %error, "cannot free an unlinked inode");

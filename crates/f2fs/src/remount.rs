@@ -1,13 +1,12 @@
 //! Remount: changes options, makes a writable volume read-only and back; freeze, thaw and shutdown.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfs_block::{Queue, QueueOptions};
 use steadfs_cache::CacheSizes;
-use steadfs_rt::{RwLockReadGuard, now, sleep};
-use steadfs_vfs::{Cx, FsError, Result};
+use steadfs_rt::{now, sleep};
+use steadfs_vfs::{Cx, FsError, OpenGuard, Result};
 
 use crate::checkpoint;
 use crate::disk::superblock::StopReason;
@@ -28,8 +27,8 @@ impl F2fs {
     ///
     /// # Errors
     /// `Busy`: the volume is frozen. (A call that waited would block the thread that could thaw the volume.)
-    pub(crate) fn open_to_changes(&self) -> Result<RwLockReadGuard<'_, ()>> {
-        let open = self.remount_lock.read();
+    pub(crate) fn open_to_changes(&self) -> Result<OpenGuard<'_>> {
+        let open = self.remount.hold_open();
         if self.is_frozen() {
             return Err(FsError::Busy);
         }
@@ -39,13 +38,13 @@ impl F2fs {
     /// The current options; with `ro` also if an error has made the volume read-only.
     pub(crate) fn effective_options(&self) -> MountOptions {
         let mut options = self.options.read().clone();
-        options.common.read_only = self.read_only.load(Ordering::Acquire);
+        options.common.read_only = self.stop_state.is_read_only();
         options
     }
 
     /// Applies options to the mounted volume. An error leaves everything unchanged.
     pub(crate) fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
-        let _one = self.remounting.lock();
+        let _one = self.remount.begin();
         self.check_open()?;
         let asked = self.options.read().common.read_only;
         let old = self.effective_options();
@@ -90,11 +89,11 @@ impl F2fs {
         match (self.is_cp_disabled(), off) {
             (false, Some(allowed)) => {
                 self.clean_before_disable(allowed, cx.tag)?;
-                let _alone = self.remount_lock.write();
+                let _alone = self.remount.exclude_changes();
                 self.disable_checkpoints(allowed, cx)
             }
             (true, None) => {
-                let _alone = self.remount_lock.write();
+                let _alone = self.remount.exclude_changes();
                 self.enable_checkpoints(cx)
             }
             _ => Ok(()),
@@ -112,7 +111,7 @@ impl F2fs {
         // flusher is parked; the others change nothing while `remount_lock` is held.
         let _held = self.writeback.park();
         let settled = {
-            let _alone = self.remount_lock.write();
+            let _alone = self.remount.exclude_changes();
             self.check_writable().and_then(|()| {
                 if !self.orphans.all().is_empty() {
                     return Err(FsError::Busy);
@@ -131,7 +130,7 @@ impl F2fs {
 
     /// Does what a mount for writing does.
     fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
-        let _alone = self.remount_lock.write();
+        let _alone = self.remount.exclude_changes();
         if self.abort_cause().is_some() {
             return Err(FsError::Stopped(self.why_stopped()));
         }
@@ -156,17 +155,16 @@ impl F2fs {
             );
         }
         if self.recovered().files() > 0 {
-            self.recovering.store(true, Ordering::Release);
-            let recovered = self.recover_for_good();
-            self.recovering.store(false, Ordering::Release);
-            recovered?;
-            self.has_recovered.store(true, Ordering::Release);
+            self.recovery.run(|| self.recover_for_good())?;
+            self.recovery.record_recovered();
+        }
+        if !self.stop_state.become_writable() {
+            return Err(FsError::Stopped(self.why_stopped()));
         }
         self.apply(new.clone());
-        self.read_only.store(false, Ordering::Release);
         let begun = self.start_writable(&mut MountReport::default());
         if begun.is_err() {
-            self.read_only.store(true, Ordering::Release);
+            self.stop_state.become_read_only();
             self.apply(old.clone());
             self.join_tasks();
         }
@@ -176,7 +174,8 @@ impl F2fs {
     /// Recovers the overlay into the volume through a second, private mount, then reloads all state. The caller holds
     /// `remount_lock` exclusively.
     fn recover_for_good(&self) -> Result<()> {
-        let exclusive = self.overlay.write();
+        let overlay = self.recovery.overlay();
+        let exclusive = overlay.write();
         let options = MountOptions::parse("background_gc=off,nodiscard,nocheckpoint_merge")?;
         let device = Arc::clone(self.queue.device());
         let sizes = CacheSizes::of(RECOVERY_CACHE_BYTES);
@@ -199,7 +198,7 @@ impl F2fs {
         self.space.reload(&self.layout, &now.checkpoint);
         self.orphans.reload(now.orphans);
         self.checkpoints.reload(now.checkpoint, now.pack);
-        self.overlay.retire(&exclusive);
+        overlay.retire(&exclusive);
         Ok(())
     }
 
@@ -208,19 +207,19 @@ impl F2fs {
     /// # Errors
     /// The volume has aborted, or something could not be written; it is not frozen then.
     pub(crate) fn freeze(&self, cx: &Cx) -> Result<()> {
-        let _one = self.remounting.lock();
+        let _one = self.remount.begin();
         if let Some(cause) = self.abort_cause() {
             return Err(FsError::Stopped(cause));
         }
-        if self.read_only.load(Ordering::Acquire) || self.frozen.load(Ordering::Acquire) {
+        if self.stop_state.is_read_only() || self.is_frozen() {
             return Ok(());
         }
         // Most data is written while changes continue.
         self.sync_volume_unmerged(cx)?;
-        let _alone = self.remount_lock.write();
+        let alone = self.remount.exclude_changes();
         self.daemon.flush(self);
         self.sync_volume_unmerged(cx)?;
-        self.frozen.store(true, Ordering::Release);
+        self.remount.freeze(&alone);
         self.discards.suspend(true);
         Ok(())
     }
@@ -230,10 +229,10 @@ impl F2fs {
         if !self.is_frozen() {
             return;
         }
-        let _one = self.remounting.lock();
+        let _one = self.remount.begin();
         {
-            let _alone = self.remount_lock.write();
-            self.frozen.store(false, Ordering::Release);
+            let alone = self.remount.exclude_changes();
+            self.remount.thaw(&alone);
             self.discards.suspend(false);
         }
         self.evict_deferred();
@@ -241,7 +240,7 @@ impl F2fs {
 
     /// Whether the volume is frozen: tasks write nothing.
     pub(crate) fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::Acquire)
+        self.remount.is_frozen()
     }
 
     /// Aborts the volume as a power cut would, after writing what `mode` requires.
@@ -253,7 +252,7 @@ impl F2fs {
             // Metadata is written by checkpoints only.
             ShutdownMode::NoFlush | ShutdownMode::MetaFlush => Ok(()),
             ShutdownMode::NeedCheck => {
-                self.damaged.store(true, Ordering::Release);
+                self.errors.require_fsck();
                 return self.checkpoint(checkpoint::Reason::Mount, cx.tag);
             }
         };

@@ -43,12 +43,12 @@ macro_rules! line {
 impl F2fs {
     pub(crate) fn status(&self) -> String {
         let mut out = String::new();
-        let mode = if self.read_only.load(Ordering::Acquire) {
+        let mode = if self.stop_state.is_read_only() {
             "RO"
         } else {
             "RW"
         };
-        let state = if self.aborted.lock().is_some() {
+        let state = if self.stop_state.is_stopped() {
             "Error"
         } else if self.is_cp_disabled() {
             "Disabled"

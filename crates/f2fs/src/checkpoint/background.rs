@@ -63,7 +63,7 @@ impl F2fs {
     /// Whether the dirty blocks of one kind, or of all kinds together, exceed the kernel's limit
     /// (`excess_dirty_threshold`); the limit is 1.5 times higher while operations are in progress.
     fn excess_dirty_blocks(&self) -> bool {
-        let quiet = self.cp_lock.try_write().is_some();
+        let quiet = self.cp_lock.is_idle();
         let most = self.node_limit() as u64;
         let most = if quiet { most } else { most + most / 2 };
         let others = self.inodes.dirty_others();
@@ -89,8 +89,7 @@ impl F2fs {
     /// Whether the device has I/O in flight, or an operation is in progress and others came within `idle_interval`.
     fn is_in_use(&self) -> bool {
         let idle = self.checkpoints.idle().as_secs();
-        self.queue.stats().in_flight > 0
-            || (self.gc.quiet_for() < idle && self.cp_lock.try_write().is_none())
+        self.queue.stats().in_flight > 0 || (self.gc.quiet_for() < idle && !self.cp_lock.is_idle())
     }
 
     /// Whether a checkpoint is due by age: after `cp_interval` if the volume is idle, else after two intervals.

@@ -18,7 +18,7 @@ impl F2fs {
     /// # Errors
     /// `NoSpace`: not all could be allocated. A device error: the volume aborts.
     pub(super) fn flush_nodes(&self, tag: IoTag) -> Result<()> {
-        let change = self.change_exclusive()?;
+        let change = self.cp_lock.change_exclusive(&self.stop_state)?;
         let placed = self.place_dirty(&change);
         self.write_placed(change, placed, tag)
     }

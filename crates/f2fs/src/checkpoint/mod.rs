@@ -265,7 +265,7 @@ impl F2fs {
     }
 
     fn write_checkpoint(&self, reason: Reason, steps: &mut Steps) -> Result<()> {
-        let change = self.change_exclusive()?;
+        let change = self.cp_lock.change_exclusive(&self.stop_state)?;
         steps.ended("wait for operations");
         let placed = self.place_dirty(&change);
         if placed.allocated.is_err() {

@@ -196,12 +196,16 @@ fn note_while_superblocks_fail() {
     // Not by each call that fails: a dying device would get two writes for every one.
     fs.lookup(&cx, ROOT, b"file").unwrap_err();
     assert!(errors(&fs).contains(told));
-    steadfs_rt::sleep(super::SUPERBLOCK_RETRY);
+    steadfs_rt::sleep(crate::error_log::SUPERBLOCK_RETRY);
     fs.lookup(&cx, ROOT, b"file").unwrap_err();
     // The flusher looks at that time, too: if it is at it, the call has left it to it.
     let begin = steadfs_rt::now();
     while errors(&fs).contains(told) {
-        assert!(begin.elapsed() < super::SUPERBLOCK_RETRY, "{}", errors(&fs));
+        assert!(
+            begin.elapsed() < crate::error_log::SUPERBLOCK_RETRY,
+            "{}",
+            errors(&fs)
+        );
         steadfs_rt::sleep(std::time::Duration::from_millis(1));
     }
     let noted = superblock(&device.memory.to_bytes());

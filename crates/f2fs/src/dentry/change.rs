@@ -123,7 +123,7 @@ impl F2fs {
                 "directory {}: no free slots for another name with the same hash",
                 dir.nid()
             );
-            if self.errors.full_directories.record(&what) {
+            if self.errors.record_full_directory(&what) {
                 tracing::warn!("{what}");
             }
             FsError::NoSpace

@@ -154,7 +154,7 @@ impl F2fs {
 
     fn round(&self, sleep: &mut Sleep, foreground_goal: Option<SpaceGoal>) {
         // A freeze or remount in progress joins the task or keeps changes out: it must not wait for this round.
-        let Some(_open) = self.remount_lock.try_read() else {
+        let Some(_open) = self.remount.try_hold_open() else {
             return;
         };
         let tunables = *self.gc.tunables.lock();

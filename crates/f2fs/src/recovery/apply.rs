@@ -8,7 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use steadfs_base::IoTag;
 use steadfs_block::Buf;
@@ -56,7 +55,7 @@ impl F2fs {
     /// Corruption, `NoSpace`, or a device error: the volume cannot be mounted for writing.
     pub(crate) fn recover(&self, tag: IoTag) -> Result<Applied> {
         assert!(
-            self.recovering.load(Ordering::Acquire),
+            self.recovery.is_running(),
             "roll-forward is part of recovery"
         );
         let log = self.read_log(tag)?;

@@ -12,14 +12,15 @@
 
 mod apply;
 mod overlay;
+mod state;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 
 use steadfs_base::{FixedSet, IoTag};
 use steadfs_vfs::Result;
 
-pub use overlay::Overlay;
+pub use overlay::Recovered;
+pub use state::RecoveryState;
 
 use crate::checkpoint::read_blocks;
 use crate::disk::checkpoint::CpFlags;
@@ -31,72 +32,6 @@ use crate::fs::F2fs;
 struct ChainNode {
     addr: BlockAddr,
     footer: Footer,
-}
-
-/// The overlay: what fsync wrote after the checkpoint.
-#[derive(Default)]
-pub struct Recovered {
-    /// Nodes by inode and node offset.
-    nodes: BTreeMap<(Nid, u32), Nid>,
-    /// Addresses of these nodes.
-    places: BTreeMap<Nid, BlockAddr>,
-    /// Names by directory, as users see them.
-    names: BTreeMap<Nid, BTreeMap<Vec<u8>, Nid>>,
-    files: u64,
-}
-
-/// The empty overlay: nothing was recovered, or it is part of the volume now.
-static NOTHING: Recovered = Recovered {
-    nodes: BTreeMap::new(),
-    places: BTreeMap::new(),
-    names: BTreeMap::new(),
-    files: 0,
-};
-
-impl Recovered {
-    /// Number of recovered inodes.
-    pub fn files(&self) -> u64 {
-        self.files
-    }
-
-    /// Number of recovered nodes.
-    pub fn nodes(&self) -> u64 {
-        self.nodes.len() as u64
-    }
-
-    /// Whether a node of this inode was recovered.
-    pub fn has(&self, ino: Nid) -> bool {
-        !self.nodes.is_empty()
-            && self
-                .nodes
-                .range((ino, 0)..=(ino, u32::MAX))
-                .next()
-                .is_some()
-    }
-
-    /// The node of an inode at this offset of its tree.
-    pub fn leaf(&self, ino: Nid, offset: u32) -> Option<Nid> {
-        self.nodes.get(&(ino, offset)).copied()
-    }
-
-    /// The address of a node.
-    pub fn place(&self, nid: Nid) -> Option<BlockAddr> {
-        self.places.get(&nid).copied()
-    }
-
-    /// The inode of a recovered name.
-    pub fn name(&self, dir: Nid, name: &[u8]) -> Option<Nid> {
-        self.names.get(&dir)?.get(name).copied()
-    }
-
-    /// Recovered names in a directory.
-    pub fn names(&self, dir: Nid) -> impl Iterator<Item = (&[u8], Nid)> {
-        self.names
-            .get(&dir)
-            .into_iter()
-            .flatten()
-            .map(|(name, ino)| (name.as_slice(), *ino))
-    }
 }
 
 /// The chain behind the checkpoint.
@@ -142,18 +77,13 @@ impl F2fs {
     /// Follows the chain and builds the overlay.
     pub(crate) fn find_fsynced(&self, tag: IoTag) -> Result<Recovered> {
         assert!(
-            self.read_only.load(Ordering::Acquire),
+            self.stop_state.is_read_only(),
             "the overlay is for read-only mounts"
         );
         let log = self.read_log(tag)?;
-        let mut recovered = Recovered {
-            files: log.ends.len() as u64,
-            ..Recovered::default()
-        };
-        for found in log.wanted() {
-            let (ino, offset) = (found.footer.ino, found.footer.offset);
-            recovered.nodes.insert((ino, offset), found.footer.nid);
-            recovered.places.insert(found.footer.nid, found.addr);
+        let mut recovered = Recovered::of_files(log.ends.len() as u64);
+        for ChainNode { addr, footer } in log.wanted() {
+            recovered.add_node(footer.ino, footer.offset, footer.nid, *addr);
         }
         for (ino, addr) in log.names() {
             self.recover_name(&mut recovered, ino, addr, tag)?;
@@ -228,8 +158,7 @@ impl F2fs {
         };
         // The lookup sees the checkpoint only: the overlay is not in use yet.
         if !name.is_empty() && self.find_name(&dir, &name, tag)? != Some(ino) {
-            let names = recovered.names.entry(dir.nid()).or_default();
-            names.insert(name, ino);
+            recovered.add_name(dir.nid(), name, ino);
         }
         Ok(())
     }

@@ -3,11 +3,100 @@
 //! **Rule.** Reads hold the overlay shared while it is in use. A remount `rw` holds it exclusively while it makes the
 //! content part of the volume, and retires it: no read sees half of both.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_rt::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::{NOTHING, Recovered};
+use crate::disk::{BlockAddr, Nid};
+
+/// The overlay: what fsync wrote after the checkpoint.
+#[derive(Default)]
+pub struct Recovered {
+    /// Nodes by inode and node offset.
+    nodes: BTreeMap<(Nid, u32), Nid>,
+    /// Addresses of these nodes.
+    places: BTreeMap<Nid, BlockAddr>,
+    /// Names by directory, as users see them.
+    names: BTreeMap<Nid, BTreeMap<Vec<u8>, Nid>>,
+    /// Recovered inodes.
+    files: u64,
+}
+
+/// The empty overlay: nothing was recovered, or it is part of the volume now.
+static NOTHING: Recovered = Recovered {
+    nodes: BTreeMap::new(),
+    places: BTreeMap::new(),
+    names: BTreeMap::new(),
+    files: 0,
+};
+
+impl Recovered {
+    /// The content for this number of inodes, still without their nodes and names.
+    pub fn of_files(files: u64) -> Self {
+        Self {
+            files,
+            ..Self::default()
+        }
+    }
+
+    /// Adds a node: the one of inode `ino` at this offset of its tree.
+    pub fn add_node(&mut self, ino: Nid, offset: u32, nid: Nid, addr: BlockAddr) {
+        assert!(self.files > 0, "a recovered node belongs to a file");
+        self.nodes.insert((ino, offset), nid);
+        self.places.insert(nid, addr);
+    }
+
+    /// Adds the name of an inode.
+    pub fn add_name(&mut self, dir: Nid, name: Vec<u8>, ino: Nid) {
+        assert!(!name.is_empty(), "a name has at least one byte");
+        self.names.entry(dir).or_default().insert(name, ino);
+    }
+
+    /// Number of recovered inodes.
+    pub fn files(&self) -> u64 {
+        self.files
+    }
+
+    /// Number of recovered nodes.
+    pub fn nodes(&self) -> u64 {
+        self.nodes.len() as u64
+    }
+
+    /// Whether a node of this inode was recovered.
+    pub fn has(&self, ino: Nid) -> bool {
+        !self.nodes.is_empty()
+            && self
+                .nodes
+                .range((ino, 0)..=(ino, u32::MAX))
+                .next()
+                .is_some()
+    }
+
+    /// The node of an inode at this offset of its tree.
+    pub fn leaf(&self, ino: Nid, offset: u32) -> Option<Nid> {
+        self.nodes.get(&(ino, offset)).copied()
+    }
+
+    /// The address of a node.
+    pub fn place(&self, nid: Nid) -> Option<BlockAddr> {
+        self.places.get(&nid).copied()
+    }
+
+    /// The inode of a recovered name.
+    pub fn name(&self, dir: Nid, name: &[u8]) -> Option<Nid> {
+        self.names.get(&dir)?.get(name).copied()
+    }
+
+    /// Recovered names in a directory.
+    pub fn names(&self, dir: Nid) -> impl Iterator<Item = (&[u8], Nid)> {
+        self.names
+            .get(&dir)
+            .into_iter()
+            .flatten()
+            .map(|(name, ino)| (name.as_slice(), *ino))
+    }
+}
 
 /// The overlay of a volume; empty where nothing was recovered or the volume is written.
 pub struct Overlay {
@@ -50,6 +139,7 @@ impl Overlay {
 
     /// The content is part of the volume. The caller holds the overlay exclusively.
     pub fn retire(&self, _: &RwLockWriteGuard<'_, ()>) {
+        assert!(self.is_in_use(), "only content that reads see is retired");
         self.in_use.store(false, Ordering::Release);
     }
 }

@@ -5,8 +5,6 @@
 //! does not have what they describe: 9 (`cp_disabled_quick`), 10 to 12 (quota), 13 (`resizefs`) and 15 (`writable`, a
 //! read-only volume that is written during recovery).
 
-use std::sync::atomic::Ordering;
-
 use steadfs_vfs::SHUT_DOWN;
 
 use crate::disk::checkpoint::CpFlags;
@@ -18,12 +16,12 @@ type Bit = (u32, &'static str, fn(&F2fs) -> bool);
 const BITS: [Bit; 10] = [
     // Something is not in the last checkpoint. Data that is dirty in files does not count.
     (0, "fs_dirty", F2fs::awaits_checkpoint),
-    (1, "closing", |fs| fs.closing.load(Ordering::Acquire)),
+    (1, "closing", |fs| fs.stop_state.is_unmounting()),
     // Corruption was found, now or before the last checkpoint.
     (2, "need_fsck", |fs| {
         fs.is_corrupt() || fs.checkpoints.last().flags.contains(CpFlags::FSCK)
     }),
-    (3, "recovering", |fs| fs.recovering.load(Ordering::Acquire)),
+    (3, "recovering", |fs| fs.recovery.is_running()),
     // The superblocks have to record something.
     (4, "sb_dirty", |fs| fs.errors.is_pending()),
     // A node write of an fsync failed: each later fsync needs a checkpoint.
@@ -32,9 +30,7 @@ const BITS: [Bit; 10] = [
         fs.abort_cause().as_deref() == Some(SHUT_DOWN)
     }),
     // Since the mount orphans were freed, or roll-forward recovered files.
-    (7, "recovered", |fs| {
-        fs.has_recovered.load(Ordering::Acquire) || fs.overlay.is_in_use()
-    }),
+    (7, "recovered", |fs| fs.recovery.has_recovered()),
     (8, "cp_disabled", F2fs::is_cp_disabled),
     // Frozen.
     (14, "freezefs", F2fs::is_frozen),

@@ -1,7 +1,6 @@
 //! Checkpoints of changes made directly, judged by fsck.f2fs and by a read-only mount.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Buf, MemDevice};
@@ -24,7 +23,7 @@ use crate::test_world::{ROOT, World, fsck};
 pub(super) fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
     let fs = mount_device(device).unwrap();
     fs.read_segments(IoTag::default()).unwrap();
-    fs.read_only.store(false, Ordering::Release);
+    assert!(fs.stop_state.become_writable());
     fs
 }
 

@@ -1,7 +1,6 @@
 //! Nodes in memory: lookup, creation, freeing, and the counts.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use steadfs_base::IoTag;
 use steadfs_vfs::FsError;
@@ -19,7 +18,7 @@ use crate::space::Need;
 fn writable() -> Arc<F2fs> {
     let device = image(64 << 20, &FormatOptions::default()).unwrap();
     let fs = mount_device(&device).unwrap();
-    fs.read_only.store(false, Ordering::Release);
+    assert!(fs.stop_state.become_writable());
     fs
 }
 
