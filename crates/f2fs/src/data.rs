@@ -13,11 +13,12 @@ mod read;
 mod relocate;
 mod seek;
 mod sync;
+mod sync_stats;
 mod truncate;
 mod write;
 mod writeout;
 
-pub use sync::SyncStats;
+pub use sync_stats::SyncStats;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::Buf;

@@ -1,10 +1,9 @@
 //! A mounted volume: the state that all modules share.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_block::Queue;
-use steadfs_cache::{FsyncClustering, MetaCache, Writeback};
+use steadfs_cache::{MetaCache, Writeback};
 pub use steadfs_f2fs_format::io_error;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
@@ -28,15 +27,6 @@ use crate::segment::Segments;
 use crate::since_cp::SinceCp;
 use crate::space::{RESERVED_NODES, Space};
 
-/// Metadata blocks that checkpoints have written, by area.
-#[derive(Default)]
-pub struct MetaWrites {
-    pub cp: AtomicU64,
-    pub sit: AtomicU64,
-    pub nat: AtomicU64,
-    pub ssa: AtomicU64,
-}
-
 /// A mounted f2fs volume.
 pub struct F2fs {
     /// Set when the volume has been opened; its tasks hold clones.
@@ -51,21 +41,16 @@ pub struct F2fs {
     pub(crate) nat: Nat,
     pub(crate) nodes: NodeCache,
     pub(crate) node_writes: NodeWrites,
-    pub(crate) meta_writes: MetaWrites,
     pub(crate) space: Space,
     /// Set once the volume is or has been writable.
     pub(crate) segments: OnceLock<Segments>,
     pub(crate) orphans: Orphans,
-    /// Operations that have called `balance`.
-    pub(crate) operations: AtomicU64,
     pub(crate) gc: Gc,
     pub(crate) discards: Arc<Discards>,
     pub(crate) writeback: Arc<Writeback>,
     pub(crate) cp_lock: CpLock,
     pub(crate) since_cp: SinceCp,
     pub(crate) syncs: crate::data::SyncStats,
-    /// Which files' chains an fsync writes clustering.
-    pub(crate) clustering: FsyncClustering,
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: PendingFrees,
     pub(crate) verities: VerityFiles,
@@ -80,8 +65,6 @@ pub struct F2fs {
     pub(crate) stop_state: StopState,
     pub(crate) errors: ErrorLog,
     pub(crate) remount: RemountState<Inode>,
-    /// Checkpoints are disabled.
-    pub(crate) cp_disabled: std::sync::atomic::AtomicBool,
 }
 
 impl Drop for F2fs {

@@ -138,8 +138,8 @@ impl F2fs {
     pub(crate) fn running_tasks(&self) -> VolumeTasks {
         VolumeTasks {
             ckpt: self.daemon.is_running(),
-            gc: self.has_gc_task(),
-            discard: self.is_discarding(),
+            gc: self.gc.has_task(),
+            discard: self.discards.is_running(),
         }
     }
 
@@ -170,10 +170,10 @@ impl F2fs {
     /// Ends all tasks but these; each finishes its current work. The caller holds no lock.
     pub(crate) fn join_tasks_except(&self, kept: VolumeTasks) {
         if !kept.gc {
-            self.stop_gc_task();
+            self.gc.stop_task();
         }
         if !kept.discard {
-            self.stop_discards();
+            self.discards.stop();
         }
         if !kept.ckpt {
             self.daemon.stop(self);

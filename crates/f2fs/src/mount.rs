@@ -1,11 +1,10 @@
 //! Opens a volume: superblock, checkpoint, roll-forward.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{BlockSize, Corruption, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::{CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions};
+use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, FsError, PendingFrees, RemountState, Result, StopState};
@@ -17,7 +16,7 @@ use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, Features, MountMode, Superblock, mount_mode};
 use crate::error_log::ErrorLog;
-use crate::fs::{F2fs, MetaWrites};
+use crate::fs::F2fs;
 use crate::gc::Gc;
 use crate::inode::InodeTable;
 use crate::namei::Extensions;
@@ -126,12 +125,10 @@ impl F2fs {
             nat,
             nodes: NodeCache::new(share),
             node_writes: NodeWrites::new(),
-            meta_writes: MetaWrites::default(),
             space: Space::new(&layout, &current.checkpoint),
             writeback: Arc::new(Writeback::new(limits)),
             cp_lock: CpLock::new(),
             since_cp: SinceCp::new(),
-            clustering: FsyncClustering::default(),
             extensions: Extensions::of(&superblock),
             freeing: PendingFrees::new(),
             verities: VerityFiles::default(),
@@ -144,7 +141,6 @@ impl F2fs {
             segments: OnceLock::new(),
             syncs: crate::data::SyncStats::default(),
             orphans: Orphans::new(&layout, current.orphans),
-            operations: AtomicU64::new(0),
             gc: Gc::new(),
             discards: Arc::new(Discards::new()),
             queue,
@@ -153,7 +149,6 @@ impl F2fs {
             recovery: RecoveryState::new(Recovered::default()),
             options: RwLock::new(Rank::Leaf, options),
             remount: RemountState::new(),
-            cp_disabled: AtomicBool::new(false),
             layout,
         }
     }

@@ -8,12 +8,14 @@
 //! a device failure or corruption can make the call fail.
 
 mod create;
+mod extensions;
 mod link;
 mod new_inode;
 mod read;
 mod rename;
 
-pub(crate) use new_inode::{Extensions, flags_for};
+pub(crate) use extensions::Extensions;
+pub(crate) use new_inode::flags_for;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,7 +4,6 @@ mod flags;
 mod json;
 
 use std::fmt::Write as _;
-use std::sync::atomic::Ordering;
 
 use crate::checkpoint::daemon::{BATCHES, CLASSES};
 use crate::disk::{LogType, SEGMENT_BLOCKS};
@@ -162,18 +161,8 @@ impl F2fs {
         let (calls, background) = self.checkpoints.calls();
         line!(out, "CP calls: {calls} (BG: {background})");
         line!(out, "CP count: {}", self.checkpoints.written());
-        let written = &self.meta_writes;
-        for (label, count) in [
-            ("cp", &written.cp),
-            ("sit", &written.sit),
-            ("nat", &written.nat),
-            ("ssa", &written.ssa),
-        ] {
-            line!(
-                out,
-                "  - {label} blocks : {}",
-                count.load(Ordering::Relaxed)
-            );
+        for (area, count) in self.checkpoints.meta_writes() {
+            line!(out, "  - {area} blocks : {count}");
         }
         if let Some(steps) = self.checkpoints.last_steps() {
             let total = steps.total().as_millis();

@@ -1,8 +1,6 @@
 //! Background checkpoints: written when much is dirty in memory, or something has been dirty for long
 //! (`f2fs_balance_fs_bg`).
 
-use std::time::Duration;
-
 use steadfs_base::IoTag;
 use steadfs_cache::WritebackReason;
 use steadfs_rt::now;
@@ -19,10 +17,6 @@ const PREFREE_PERCENT: u64 = 5;
 const PREFREE_SEGMENTS_MAX: u32 = 4096;
 /// Dirty nodes that can be written without a free section, in the cursegs and by SSR.
 const DIRTY_NODES_ALWAYS: u64 = SEGMENT_BLOCKS as u64 / 2;
-/// `cp_interval` after a mount.
-pub const INTERVAL: Duration = Duration::from_secs(60);
-/// `idle_interval` after a mount.
-pub const IDLE: Duration = Duration::from_secs(5);
 /// A volume that is always in use gets its checkpoint after this many intervals.
 const INTERVALS_WHILE_IN_USE: u32 = 2;
 

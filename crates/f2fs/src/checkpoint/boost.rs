@@ -15,10 +15,8 @@
 //! With `nocheckpoint_merge` a checkpoint is charged to its caller, as in the kernel; merging is measured against that.
 
 use steadfs_base::{IoTag, OwnerId, Urgency};
-use steadfs_block::IoHandle;
+use steadfs_block::{IoHandle, Queue};
 use steadfs_rt::{Mutex, Rank};
-
-use crate::fs::F2fs;
 
 /// Tags and requests of the checkpoint in flight.
 pub struct CheckpointInFlight(Mutex<InFlight>);
@@ -56,6 +54,45 @@ impl CheckpointInFlight {
         assert!(ended.tag.is_some(), "a checkpoint was in flight");
     }
 
+    /// A task with this tag waits for it, if one is in flight. `merge`: `checkpoint_merge`.
+    pub fn boost(&self, queue: &Queue, waiter: IoTag, merge: bool) {
+        let inner = &mut *self.0.lock();
+        let Some(now) = inner.tag else { return };
+        let by_task = !inner.requesters.is_empty();
+        if by_task && inner.requesters.len() < MAX_REQUESTERS && !inner.requesters.contains(&waiter)
+        {
+            inner.requesters.push(waiter);
+            queue.share(&inner.ios, &[waiter]);
+        }
+        assert!(
+            inner.requesters.len() <= MAX_REQUESTERS,
+            "the number of charged requesters is bounded"
+        );
+        let raised = queue.effective_tag(now, boosted_tag(now, waiter, merge));
+        if raised != now {
+            inner.tag = Some(raised);
+            for io in &inner.ios {
+                queue.boost(io, raised);
+            }
+        }
+    }
+
+    /// Records its requests, submitted with `tag`, and boosts them if a waiter came since.
+    pub fn record(&self, queue: &Queue, ios: &[IoHandle], tag: IoTag) {
+        let inner = &mut *self.0.lock();
+        assert!(
+            inner.tag.is_some(),
+            "requests belong to the checkpoint in flight"
+        );
+        inner.ios.extend_from_slice(ios);
+        queue.share(ios, &inner.requesters);
+        if let Some(now) = inner.tag.filter(|now| *now != tag) {
+            for io in ios {
+                queue.boost(io, now);
+            }
+        }
+    }
+
     /// The tag of its requests now.
     pub fn tag(&self) -> IoTag {
         self.0.lock().tag.unwrap_or_default()
@@ -73,48 +110,4 @@ pub(super) fn boosted_tag(now: IoTag, waiter: IoTag, merge: bool) -> IoTag {
         };
     }
     now.with_urgency(waiter.urgency.max(Urgency::Checkpoint))
-}
-
-impl F2fs {
-    /// A task with this tag waits for the checkpoint in flight.
-    pub(crate) fn boost_checkpoint(&self, waiter: IoTag) {
-        let merge = self.options.read().checkpoint_merge;
-        let inner = &mut *self.checkpoints.in_flight.0.lock();
-        let Some(now) = inner.tag else { return };
-        let by_task = !inner.requesters.is_empty();
-        if by_task && inner.requesters.len() < MAX_REQUESTERS && !inner.requesters.contains(&waiter)
-        {
-            inner.requesters.push(waiter);
-            self.queue.share(&inner.ios, &[waiter]);
-        }
-        assert!(
-            inner.requesters.len() <= MAX_REQUESTERS,
-            "the number of charged requesters is bounded"
-        );
-        let raised = self
-            .queue
-            .effective_tag(now, boosted_tag(now, waiter, merge));
-        if raised != now {
-            inner.tag = Some(raised);
-            for io in &inner.ios {
-                self.queue.boost(io, raised);
-            }
-        }
-    }
-
-    /// Records requests of the checkpoint in flight, submitted with `tag`, and boosts them if a waiter came since.
-    pub(super) fn record_checkpoint_io(&self, ios: &[IoHandle], tag: IoTag) {
-        let inner = &mut *self.checkpoints.in_flight.0.lock();
-        assert!(
-            inner.tag.is_some(),
-            "requests belong to the checkpoint in flight"
-        );
-        inner.ios.extend_from_slice(ios);
-        self.queue.share(ios, &inner.requesters);
-        if let Some(now) = inner.tag.filter(|now| *now != tag) {
-            for io in ios {
-                self.queue.boost(io, now);
-            }
-        }
-    }
 }

@@ -6,7 +6,6 @@
 //! be used for the same kind of blocks.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfs_base::IoTag;
@@ -23,7 +22,7 @@ const GC_BEFORE_DISABLE_MAX: Duration = Duration::from_secs(5);
 
 impl F2fs {
     pub(crate) fn is_cp_disabled(&self) -> bool {
-        self.cp_disabled.load(Ordering::Acquire)
+        self.checkpoints.is_disabled()
     }
 
     /// Blocks that are unusable while checkpoints are disabled, or would be if they were.

@@ -19,186 +19,22 @@ pub mod daemon;
 mod disable;
 mod flush_nodes;
 mod snapshot;
-mod steps;
+mod state;
+pub mod steps;
 mod write;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-
 use steadfs_base::IoTag;
-use steadfs_rt::{Condvar, Instant, Mutex, OnUnwind, Rank, now};
+use steadfs_rt::OnUnwind;
 use steadfs_vfs::{FsError, Result};
 
-use boost::CheckpointInFlight;
 pub(crate) use snapshot::Marks;
+pub use state::{Checkpoints, Reason};
 pub use steadfs_f2fs_format::checkpoint::{Current, load, read_blocks};
-pub use steps::{Steps, Warnings};
+use steps::Steps;
 pub use write::Writes;
 
-use crate::disk::Checkpoint;
 use crate::disk::superblock::StopReason;
 use crate::fs::F2fs;
-
-/// Why a checkpoint is written (`CP_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// To make changes durable (fsync, sync), or because too much is dirty.
-    Sync,
-    /// At the end of recovery; it begins a new version.
-    Mount,
-    /// At unmount: the pack contains the summaries of the node logs.
-    Unmount,
-    /// The last one before checkpoints are disabled.
-    Disable,
-    /// The first one after checkpoints are enabled.
-    Enable,
-}
-
-/// The checkpoints of a mounted volume.
-pub struct Checkpoints {
-    /// Held by the task that writes a checkpoint.
-    cp_global_lock: Mutex<()>,
-    state: Mutex<CheckpointState>,
-    /// Notified when a checkpoint became durable, or failed.
-    ended: Condvar,
-    /// Packs written since the mount.
-    written: AtomicU64,
-    /// Requests for checkpoints, and those of background checkpoints.
-    calls: AtomicU64,
-    background_calls: AtomicU64,
-    /// `cp_interval`: how long changes may stay in memory.
-    interval: Mutex<Duration>,
-    /// `idle_interval`: how long after the last operation the volume counts as in use.
-    idle: Mutex<Duration>,
-    in_flight: CheckpointInFlight,
-    /// Times of the last checkpoint's steps.
-    last_steps: Mutex<Option<Steps>>,
-    /// Warnings about slow checkpoints, and about long waits for one.
-    pub slow: Warnings,
-    pub slow_waits: Warnings,
-}
-
-struct CheckpointState {
-    /// The last durable checkpoint.
-    last: Checkpoint,
-    /// Its pack: 0 or 1.
-    pack: u32,
-    /// Version of the last snapshot: of `last`, or of the checkpoint in flight.
-    version: u64,
-    /// Version in the footers of nodes written now.
-    node_version: u64,
-    /// When the last checkpoint ended.
-    ended: Instant,
-}
-
-impl CheckpointState {
-    fn of(last: Checkpoint, pack: u32) -> Self {
-        Self {
-            version: last.version,
-            node_version: last.node_version(),
-            last,
-            pack,
-            ended: now(),
-        }
-    }
-}
-
-impl Checkpoints {
-    pub fn new(last: Checkpoint, pack: u32) -> Self {
-        Self {
-            cp_global_lock: Mutex::new(Rank::Checkpoint, ()),
-            state: Mutex::new(Rank::Super, CheckpointState::of(last, pack)),
-            ended: Condvar::new(),
-            in_flight: CheckpointInFlight::new(),
-            written: AtomicU64::new(0),
-            calls: AtomicU64::new(0),
-            background_calls: AtomicU64::new(0),
-            interval: Mutex::new(Rank::Leaf, background::INTERVAL),
-            idle: Mutex::new(Rank::Leaf, background::IDLE),
-            last_steps: Mutex::new(Rank::Leaf, None),
-            slow: Warnings::new(),
-            slow_waits: Warnings::new(),
-        }
-    }
-
-    /// Replaces the state by that of another checkpoint.
-    pub fn reload(&self, last: Checkpoint, pack: u32) {
-        *self.state.lock() = CheckpointState::of(last, pack);
-    }
-
-    /// The last durable checkpoint.
-    pub fn last(&self) -> Checkpoint {
-        self.state.lock().last.clone()
-    }
-
-    /// The version for footers of nodes, and that of the checkpoint that they follow. Neither changes inside a
-    /// `Change`.
-    pub fn node_version(&self) -> (u64, u64) {
-        let state = self.state.lock();
-        (state.node_version, state.version)
-    }
-
-    /// From now on to the next snapshot, nodes carry a version that belongs to no checkpoint. Behind the position of
-    /// the node log there may be nodes that an earlier session wrote after the same checkpoint; if nodes of this mount
-    /// carried its version, too, roll-forward after another crash could continue from these to those.
-    pub fn begin_mount(&self) {
-        let mut state = self.state.lock();
-        let next = (state.version as u32).wrapping_add(1);
-        state.node_version = u64::from(u32::MAX) << 32 | u64::from(next);
-    }
-
-    /// Whether there is a snapshot that is not durable: its checkpoint is in flight, or has failed.
-    pub fn is_in_flight(&self) -> bool {
-        let state = self.state.lock();
-        state.version != state.last.version
-    }
-
-    fn last_ended(&self) -> Instant {
-        self.state.lock().ended
-    }
-
-    fn count_call(&self) {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count_background(&self) {
-        self.background_calls.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Requests for checkpoints since the mount, and those of background checkpoints.
-    pub fn calls(&self) -> (u64, u64) {
-        let background = self.background_calls.load(Ordering::Relaxed);
-        (self.calls.load(Ordering::Relaxed), background)
-    }
-
-    /// `cp_interval`.
-    pub fn interval(&self) -> Duration {
-        *self.interval.lock()
-    }
-
-    pub fn set_interval(&self, interval: Duration) {
-        *self.interval.lock() = interval;
-    }
-
-    /// `idle_interval`.
-    pub fn idle(&self) -> Duration {
-        *self.idle.lock()
-    }
-
-    pub fn set_idle(&self, idle: Duration) {
-        *self.idle.lock() = idle;
-    }
-
-    /// Packs written since the mount.
-    pub fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
-    }
-
-    /// Times of the last checkpoint's steps.
-    pub fn last_steps(&self) -> Option<Steps> {
-        self.last_steps.lock().clone()
-    }
-}
 
 impl F2fs {
     /// Makes everything durable that was done before the call, except data that is dirty in files. While checkpoints
@@ -220,7 +56,7 @@ impl F2fs {
     ) -> Result<()> {
         let mut steps = Steps::begin();
         self.boost_checkpoint(tag);
-        let serialized = self.checkpoints.cp_global_lock.lock();
+        let serialized = self.checkpoints.serialize();
         steps.ended("wait for another checkpoint");
         self.check_writable()?;
         if reason == Reason::Sync && !self.has_changed() {
@@ -232,14 +68,14 @@ impl F2fs {
                 false => Ok(()),
             };
         }
-        self.checkpoints.in_flight.begin(tag, requesters);
+        self.checkpoints.in_flight().begin(tag, requesters);
         let guard = OnUnwind::new(|| {
             self.abort_for_panic();
-            self.checkpoints.ended.notify_all();
+            self.checkpoints.notify_unwinding();
         });
         let result = self.write_checkpoint(reason, &mut steps);
         drop(guard);
-        self.checkpoints.in_flight.end();
+        self.checkpoints.in_flight().end();
         match &result {
             Ok(()) => {}
             Err(FsError::NoSpace) => {
@@ -253,14 +89,11 @@ impl F2fs {
             ),
         }
         drop(serialized);
-        // Waiters learn that this one is durable or has failed. The lock is taken so that none is between its check and
-        // its wait.
-        drop(self.checkpoints.state.lock());
-        self.checkpoints.ended.notify_all();
+        self.checkpoints.notify_ended();
         if let Some(warning) = steps.warning() {
             self.checkpoints.slow.warn(warning);
         }
-        *self.checkpoints.last_steps.lock() = Some(steps);
+        self.checkpoints.record_steps(steps);
         result
     }
 
@@ -270,7 +103,7 @@ impl F2fs {
         let placed = self.place_dirty(&change);
         if placed.allocated.is_err() {
             // Allocated blocks are written, because the NAT refers to them.
-            let tag = self.checkpoints.in_flight.tag();
+            let tag = self.checkpoints.in_flight().tag();
             return self.write_placed(change, placed, tag);
         }
         let snapshot = self.take_snapshot(&change, placed, reason)?;
@@ -292,20 +125,17 @@ impl F2fs {
     /// # Errors
     /// The checkpoint failed.
     pub(crate) fn wait_checkpoint(&self, version: u64, tag: IoTag) -> Result<()> {
-        if self.checkpoints.state.lock().last.version < version {
+        if !self.checkpoints.is_durable(version) {
             self.boost_checkpoint(tag);
         }
-        let mut state = self.checkpoints.state.lock();
-        assert!(
-            version <= state.version,
-            "a task waits only for a checkpoint that has begun"
-        );
-        while state.last.version < version {
-            if let Some(cause) = self.abort_cause() {
-                return Err(FsError::Stopped(cause));
-            }
-            self.checkpoints.ended.wait(&mut state);
-        }
-        Ok(())
+        self.checkpoints
+            .wait_durable(version, || self.abort_cause())
+    }
+
+    /// A task with this tag waits for the checkpoint in flight.
+    pub(crate) fn boost_checkpoint(&self, waiter: IoTag) {
+        let merge = self.options.read().checkpoint_merge;
+        let in_flight = self.checkpoints.in_flight();
+        in_flight.boost(&self.queue, waiter, merge);
     }
 }

@@ -111,10 +111,7 @@ impl F2fs {
         let mut checkpoint = self.compose(&nat, &segments, orphans.len(), reason, node_summaries);
         let head = checkpoint.encode(&self.layout)?;
         self.since_cp.clear();
-        let mut state = self.checkpoints.state.lock();
-        state.version = checkpoint.version;
-        state.node_version = checkpoint.node_version();
-        drop(state);
+        self.checkpoints.begin(&checkpoint);
         Ok(Snapshot {
             checkpoint,
             head,

@@ -2,16 +2,14 @@
 
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoError, IoHandle};
-use steadfs_rt::now;
 use steadfs_vfs::Result;
 
-use super::Steps;
 use super::snapshot::{DirBlock, Snapshot};
+use super::state::MetaArea;
+use super::steps::Steps;
 use crate::disk::{BLOCK_SIZE, BlockAddr};
 use crate::fs::{F2fs, io_error};
 use crate::nat::NatWrites;
-
-use std::sync::atomic::Ordering;
 
 /// Blocks in one request at most.
 const MAX_RUN: usize = 256;
@@ -54,14 +52,15 @@ impl F2fs {
 
     /// Submits blocks of the checkpoint in flight, with its current tag.
     fn submit_part(&self, blocks: &[(BlockAddr, Buf)], to: &mut Writes) {
-        let (tag, before) = (self.checkpoints.in_flight.tag(), to.0.len());
+        let (tag, before) = (self.checkpoints.in_flight().tag(), to.0.len());
         self.submit_blocks(blocks, tag, to);
-        self.record_checkpoint_io(&to.0[before..], tag);
+        let ios = &to.0[before..];
+        self.checkpoints.in_flight().record(&self.queue, ios, tag);
     }
 
     /// Writes a snapshot and makes it the current checkpoint.
     pub(super) fn write_snapshot(&self, mut snapshot: Snapshot, steps: &mut Steps) -> Result<()> {
-        let pack = 1 - self.checkpoints.state.lock().pack;
+        let pack = self.checkpoints.next_pack();
         let written = self.write_all(&mut snapshot, pack, steps);
         if let Err(error) = &written {
             self.redirty_dirs(&snapshot.dirs, error);
@@ -93,7 +92,7 @@ impl F2fs {
             .collect();
         self.submit_part(&dirs, &mut writes);
         steps.ended("submit nodes and directories");
-        let tag = self.checkpoints.in_flight.tag();
+        let tag = self.checkpoints.in_flight().tag();
         let nat = self.nat.complete(&snapshot.nat, tag)?;
         steps.ended("read node addresses");
         let (segments, nodes) = (&mut snapshot.segments, snapshot.node_summaries);
@@ -103,23 +102,22 @@ impl F2fs {
         self.submit_part(snapshot.segments.sit_writes(), &mut writes);
         let summaries = snapshot.segments.summary_writes(&self.layout);
         self.submit_part(&summaries, &mut writes);
-        self.meta_writes
-            .nat
-            .fetch_add(nat.len() as u64, Ordering::Relaxed);
-        let sit = snapshot.segments.sit_writes().len() as u64;
-        self.meta_writes.sit.fetch_add(sit, Ordering::Relaxed);
-        self.meta_writes
-            .ssa
-            .fetch_add(summaries.len() as u64, Ordering::Relaxed);
         let body = self.pack_body(snapshot, pack);
-        let blocks = body.len() as u64 + 1;
-        self.meta_writes.cp.fetch_add(blocks, Ordering::Relaxed);
         self.submit_part(&body, &mut writes);
+        let sit = snapshot.segments.sit_writes().len();
+        for (area, blocks) in [
+            (MetaArea::Nat, nat.len()),
+            (MetaArea::Sit, sit),
+            (MetaArea::Ssa, summaries.len()),
+            (MetaArea::Cp, body.len() + 1),
+        ] {
+            self.checkpoints.count_writes(area, blocks);
+        }
         steps.ended("submit tables and pack");
         writes.wait().map_err(io_error)?;
         snapshot.in_flight_nodes.clear();
         steps.ended("wait for tables, nodes and pack");
-        let tag = self.checkpoints.in_flight.tag();
+        let tag = self.checkpoints.in_flight().tag();
         self.node_writes
             .wait(snapshot.writes_before, &self.queue, tag)?;
         steps.ended("wait for nodes of fsync");
@@ -157,9 +155,10 @@ impl F2fs {
             true => bio.preflush_and_fua(),
             false => bio,
         };
-        let tag = self.checkpoints.in_flight.tag();
+        let tag = self.checkpoints.in_flight().tag();
         let io = self.queue.submit(bio, tag);
-        self.record_checkpoint_io(std::slice::from_ref(&io), tag);
+        let ios = std::slice::from_ref(&io);
+        self.checkpoints.in_flight().record(&self.queue, ios, tag);
         io.wait().map_err(io_error)
     }
 
@@ -184,22 +183,11 @@ impl F2fs {
         let freed = self
             .segments()
             .committed(&snapshot.segments, snapshot.disables_cp);
-        self.cp_disabled
-            .store(snapshot.disables_cp, Ordering::Release);
+        self.checkpoints.set_disabled(snapshot.disables_cp);
         self.space.all_usable();
         self.discards.add(freed);
         let ids = self.nat.committed(snapshot.nat, nat);
         self.space.free_nids(ids);
-        let mut state = self.checkpoints.state.lock();
-        assert!(state.pack != pack, "a checkpoint goes to the other pack");
-        assert!(
-            state.version == snapshot.checkpoint.version,
-            "the last snapshot became durable"
-        );
-        state.last = snapshot.checkpoint;
-        state.pack = pack;
-        state.ended = now();
-        drop(state);
-        self.checkpoints.written.fetch_add(1, Ordering::Relaxed);
+        self.checkpoints.commit(snapshot.checkpoint, pack);
     }
 }

@@ -1,7 +1,6 @@
 //! Durability: fsync by a node chain or by a checkpoint, and sync of the volume.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_cache::{DirtyFile, WritebackReason};
@@ -9,7 +8,7 @@ use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use super::BLOCK;
-use super::cp_reason::{CpReason, FsyncFacts};
+use super::cp_reason::FsyncFacts;
 use super::placement::Occasion;
 use crate::disk;
 use crate::disk::inode::Advise;
@@ -21,58 +20,6 @@ use crate::options::FsyncMode;
 
 /// How often a chain is planned again after the node log was full.
 const CHAIN_ATTEMPTS_MAX: u32 = 4;
-
-/// Counters of how fsyncs were served.
-#[derive(Default)]
-pub struct SyncStats {
-    /// fsyncs that took a checkpoint, by reason.
-    reasons: [AtomicU64; CpReason::ALL.len()],
-    /// fsyncs served by the file's own nodes, or by a FLUSH alone if none had changed.
-    own: AtomicU64,
-    /// Data blocks written in place.
-    ipu: AtomicU64,
-    /// Files made durable by another file's fsync (clustering).
-    clustered: AtomicU64,
-}
-
-impl SyncStats {
-    /// Data blocks written in place (IPU).
-    pub fn ipu(&self) -> u64 {
-        self.ipu.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn wrote_ipu(&self, blocks: u32) {
-        self.ipu.fetch_add(blocks.into(), Ordering::Relaxed);
-    }
-
-    /// fsyncs that took a checkpoint, by reason; reasons that did not occur are left out.
-    pub fn reasons(&self) -> Vec<(CpReason, u64)> {
-        let counts = self.reasons.iter().map(|n| n.load(Ordering::Relaxed));
-        let all = CpReason::ALL.into_iter().zip(counts);
-        all.filter(|(_, count)| *count > 0).collect()
-    }
-
-    /// fsyncs that needed no checkpoint.
-    pub fn own(&self) -> u64 {
-        self.own.load(Ordering::Relaxed)
-    }
-
-    /// Files whose nodes another file's fsync made durable.
-    pub fn clustered(&self) -> u64 {
-        self.clustered.load(Ordering::Relaxed)
-    }
-
-    fn count(&self, reason: Option<CpReason>) {
-        let counter = match reason {
-            Some(reason) => {
-                let known = CpReason::ALL.into_iter().position(|r| r == reason);
-                &self.reasons[known.expect("every reason is in CpReason::ALL")]
-            }
-            None => &self.own,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-}
 
 impl F2fs {
     /// fsync(2) and fdatasync(2). The caller writes and flushes itself. It wakes no other thread, unless a
@@ -147,8 +94,7 @@ impl F2fs {
                 (true, false) => Barrier::Flush,
             };
             let others = self.plan_cluster_chains(cluster, tag);
-            let clustered = others.len() as u64;
-            self.syncs.clustered.fetch_add(clustered, Ordering::Relaxed);
+            self.syncs.count_clustered(others.len());
             let written = match others.is_empty() {
                 true => self.write_chain(chain, how, tag),
                 false => self.write_chains(chain, others, tag),

@@ -91,7 +91,7 @@ impl WritebackFs for F2fs {
     }
 
     fn clustering(&self) -> &FsyncClustering {
-        &self.clustering
+        self.syncs.clustering()
     }
 
     fn limits(&self) -> WritebackLimits {

@@ -35,7 +35,7 @@ impl F2fs {
             return Ok(());
         };
         // Counting takes longer than most operations, and one operation needs a few blocks only.
-        let number = self.operations.fetch_add(1, Ordering::Relaxed);
+        let number = self.gc.operations.fetch_add(1, Ordering::Relaxed);
         if number.is_multiple_of(OPERATIONS_PER_COUNT) {
             self.update_demand();
         }
@@ -140,7 +140,7 @@ impl F2fs {
         result
     }
 
-    /// Cleans until the goal is reached; the caller holds `Gc::one`.
+    /// Cleans until the goal is reached; the caller holds `gc_lock`.
     ///
     /// # Errors
     /// `NoSpace`: the goal cannot be reached. A device error.
@@ -158,8 +158,7 @@ impl F2fs {
                 // Blocks of the last checkpoint cannot become free.
                 break;
             }
-            let policy = segments.policy();
-            let rules = policy.rules;
+            let rules = segments.policy().rules;
             if segments.has_space(goal, 0) && !rules.cleans_beyond_need(cleaned, round) {
                 self.gc.in_vain_at.store(NOT_IN_VAIN, Ordering::Relaxed);
                 return Ok(());
@@ -174,16 +173,10 @@ impl F2fs {
             let most = rules.sections_per_operation();
             let enough = goal == SpaceGoal::Reserve
                 && (others_are_fuller || most.is_some_and(|most| cleaned >= most));
-            let (mode, by_age) = self.gc.mode();
-            let search = VictimSearch {
-                cost: mode.cost(true, by_age),
-                foreground: true,
-                limit: rules.foreground_limit(policy.max_search),
-                skip: &skip,
-            };
+            let mode = self.gc.mode().0;
             let victim = match enough {
                 true => None,
-                false => segments.begin_cleaning(search),
+                false => self.next_victim(&skip),
             };
             let Some(victim) = victim else {
                 if waiting {
@@ -214,6 +207,19 @@ impl F2fs {
             .in_vain_at
             .store(segments.invalidated(), Ordering::Relaxed);
         Err(FsError::NoSpace)
+    }
+
+    /// Begins to clean another section for a task that waits for space.
+    fn next_victim(&self, skip: &BTreeSet<u32>) -> Option<Victim> {
+        let policy = self.segments().policy();
+        let (mode, by_age) = self.gc.mode();
+        let search = VictimSearch {
+            cost: mode.cost(true, by_age),
+            foreground: true,
+            limit: policy.rules.foreground_limit(policy.max_search),
+            skip,
+        };
+        self.segments().begin_cleaning(search)
     }
 
     /// Cleans the section with the fewest valid blocks and adds it to `skip`, because nodes that were marked dirty are

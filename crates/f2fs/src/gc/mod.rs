@@ -13,6 +13,7 @@
 mod balance;
 mod control;
 mod moving;
+mod requests;
 mod stats;
 mod task;
 mod timing;
@@ -27,8 +28,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use steadfs_rt::{Instant, Mutex, Rank, now};
 
 pub use control::files;
+use requests::GcTask;
 use stats::Stats;
-use task::GcTask;
 pub use timing::GcMode;
 use tunables::Tunables;
 pub use tunables::number;
@@ -42,6 +43,8 @@ pub struct Gc {
     gc_lock: Mutex<()>,
     pub(crate) tunables: Mutex<Tunables>,
     stats: Mutex<Stats>,
+    /// Operations that have called `balance`.
+    operations: AtomicU64,
     /// Time of the last request that changed something, in nanoseconds of the steady clock.
     last_request: AtomicU64,
     /// The count of invalidated blocks when a run freed nothing.
@@ -59,6 +62,7 @@ impl Gc {
             gc_lock: Mutex::new(Rank::Gc, ()),
             tunables: Mutex::new(Rank::Leaf, Tunables::default()),
             stats: Mutex::new(Rank::Leaf, Stats::default()),
+            operations: AtomicU64::new(0),
             last_request: AtomicU64::new(now().0),
             in_vain_at: AtomicU64::new(NOT_IN_VAIN),
             node_capacity: AtomicU64::new(u64::MAX),
@@ -96,6 +100,16 @@ impl Gc {
     /// A request that changes something begins.
     fn note_request(&self) {
         self.last_request.store(now().0, Ordering::Relaxed);
+    }
+
+    /// Whether the task runs.
+    pub(crate) fn has_task(&self) -> bool {
+        self.task.is_running()
+    }
+
+    /// Stops the task and waits for its end. The caller holds no lock.
+    pub(crate) fn stop_task(&self) {
+        self.task.stop();
     }
 
     /// Seconds since the last request that changed something.

@@ -2,154 +2,28 @@
 
 use std::io;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use steadfs_base::{IoTag, Urgency};
-use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, JoinHandle, Mutex, OnUnwind, Rank, fault_point, now, try_spawn};
+use steadfs_rt::{OnUnwind, fault_point, try_spawn};
 
+use super::requests::GcTask;
 use super::timing::{Round, RoundInputs, Sleep, SleepTimes, many_invalid};
 use super::tunables::Tunables;
 use crate::fs::F2fs;
 use crate::options::BackgroundGc;
 use crate::segment::{SpaceGoal, VictimSearch};
 
-/// The task and the writers that wait for it.
-pub struct GcTask {
-    state: Mutex<TaskState>,
-    /// Notified when there is work.
-    work: Condvar,
-    /// Notified when a foreground round, or the task, has ended.
-    served: Condvar,
-}
-
-#[derive(Default)]
-struct TaskState {
-    running: Option<JoinHandle<()>>,
-    stop: bool,
-    /// A setting changed on which the sleep depends.
-    settings_changed: bool,
-    /// The largest goal of the writers that wait.
-    foreground_goal: Option<SpaceGoal>,
-    /// Foreground rounds begun and ended.
-    begun: u64,
-    ended: u64,
-    /// The thread that serves them.
-    server: TaskNo,
-}
-
-impl GcTask {
-    pub fn new() -> Self {
-        Self {
-            state: Mutex::new(Rank::Leaf, TaskState::default()),
-            work: Condvar::new(),
-            served: Condvar::new(),
-        }
-    }
-
-    /// Requests a foreground round and waits for one that began after this call. Returns `false` if there is no task;
-    /// the caller cleans then.
-    pub fn request(&self, goal: SpaceGoal) -> bool {
-        let mut state = self.state.lock();
-        if state.running.is_none() || state.stop {
-            return false;
-        }
-        // Users' data needs more free sections than the reserve.
-        state.foreground_goal = Some(match state.foreground_goal {
-            Some(SpaceGoal::Users) => SpaceGoal::Users,
-            _ => goal,
-        });
-        let mine = state.begun + 1;
-        let server = state.server;
-        self.work.notify_one();
-        drop(state);
-        let _edge = inherit::wait_for(&[server]);
-        state = self.state.lock();
-        while state.ended < mine && !state.stop {
-            self.served.wait(&mut state);
-        }
-        state.ended >= mine
-    }
-
-    /// Ends the current sleep because a setting changed.
-    pub fn wake(&self) {
-        self.state.lock().settings_changed = true;
-        self.work.notify_one();
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.state.lock().stop
-    }
-
-    /// Sleeps; returns whether to continue, and the goal of waiting writers.
-    fn sleep(&self, time: Duration) -> (bool, Option<SpaceGoal>) {
-        let until = now() + time;
-        let mut state = self.state.lock();
-        loop {
-            if state.stop {
-                return (false, None);
-            }
-            if state.foreground_goal.is_some() {
-                state.begun += 1;
-                return (true, state.foreground_goal.take());
-            }
-            let left = until.since(now());
-            if std::mem::take(&mut state.settings_changed) || left.is_zero() {
-                return (true, None);
-            }
-            self.work.wait_for(&mut state, left);
-        }
-    }
-
-    /// Foreground rounds since the mount.
-    #[cfg(test)]
-    pub fn served(&self) -> u64 {
-        self.state.lock().ended
-    }
-
-    /// A foreground round has ended.
-    fn serve_ended(&self) {
-        let mut state = self.state.lock();
-        state.ended = state.begun;
-        self.served.notify_all();
-    }
-}
-
 impl F2fs {
-    pub(crate) fn has_gc_task(&self) -> bool {
-        self.gc.task.state.lock().running.is_some()
-    }
-
     /// Starts the task unless it runs.
     ///
     /// # Errors
     /// No thread can be created.
     pub(crate) fn start_gc_task(&self) -> io::Result<()> {
-        let mut state = self.gc.task.state.lock();
-        if state.running.is_some() {
-            return Ok(());
-        }
-        let fs = Weak::clone(self.weak());
-        let task = Arc::clone(&self.gc.task);
-        let running = try_spawn("f2fs_gc", move || run(&fs, &task))?;
-        state.stop = false;
-        state.running = Some(running);
-        Ok(())
-    }
-
-    /// Stops the task and waits for its end. The caller holds no lock.
-    pub(crate) fn stop_gc_task(&self) {
-        let running = {
-            let mut state = self.gc.task.state.lock();
-            state.stop = true;
-            self.gc.task.work.notify_all();
-            self.gc.task.served.notify_all();
-            state.running.take()
-        };
-        if let Some(task) = running {
-            // A panic of the task has aborted the volume already.
-            let _ = task.join_panicked();
-        }
+        self.gc.task.start(|| {
+            let fs = Weak::clone(self.weak());
+            let task = Arc::clone(&self.gc.task);
+            try_spawn("f2fs_gc", move || run(&fs, &task))
+        })
     }
 
     fn round(&self, sleep: &mut Sleep, foreground_goal: Option<SpaceGoal>) {
@@ -236,13 +110,12 @@ fn run(fs: &Weak<F2fs>, task: &GcTask) {
         if let Some(fs) = fs.upgrade() {
             fs.abort_for_panic();
         }
-        task.state.lock().stop = true;
-        task.served.notify_all();
+        task.abandon();
     });
     let Some(mut sleep_times) = fs.upgrade().map(|fs| fs.gc.tunables.lock().sleep_times) else {
         return;
     };
-    task.state.lock().server = inherit::current_task();
+    task.serve_here();
     let mut sleep = Sleep::new(sleep_times);
     loop {
         let (continues, foreground_goal) = task.sleep(sleep.time());

@@ -1,15 +1,13 @@
 //! The fields of new inodes, as the kernel sets them.
 
-use std::borrow::Cow;
-
 use steadfs_base::Timestamp;
 use steadfs_rt::random_u64;
 use steadfs_vfs::{Cx, FileKind, InodeFlags};
 
+use super::extensions::Extensions;
 use crate::acl::InheritedAcl;
-use crate::data::placement::has_extension;
-use crate::disk::inode::{Advise, DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
-use crate::disk::{self, Features, Layout, Nid, Superblock};
+use crate::disk::inode::{DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
+use crate::disk::{self, Features, Layout, Nid};
 use crate::options::MountOptions;
 
 /// Flags that a new inode inherits from its directory (`F2FS_FL_INHERITED`).
@@ -42,40 +40,6 @@ impl NewInodeSpec<'_> {
             perm,
             rdev,
             target: b"",
-        }
-    }
-}
-
-/// The superblock's lists of file name extensions.
-pub(crate) struct Extensions {
-    /// Extensions of files with cold data.
-    cold: Vec<Vec<u8>>,
-    /// Extensions of files with hot data.
-    hot: Vec<Vec<u8>>,
-}
-
-impl Extensions {
-    pub(crate) fn of(superblock: &Superblock) -> Self {
-        let (cold, hot) = superblock.extensions();
-        let own = |list: Vec<Cow<'_, str>>| {
-            let bytes = list.into_iter().map(|ext| ext.into_owned().into_bytes());
-            bytes.collect()
-        };
-        Self {
-            cold: own(cold),
-            hot: own(hot),
-        }
-    }
-
-    /// The hint for a file name.
-    fn advise(&self, name: &[u8]) -> Advise {
-        let has = |list: &[Vec<u8>]| list.iter().any(|ext| has_extension(name, ext));
-        if has(&self.cold) {
-            Advise::COLD
-        } else if has(&self.hot) {
-            Advise::HOT
-        } else {
-            Advise::default()
         }
     }
 }

@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::Buf;
+use steadfs_f2fs_format::io_error;
 use steadfs_vfs::Result;
 
-use super::{Nat, NatState};
+use super::table::{Nat, NatState};
 use crate::disk::bits::{self, Order};
 use crate::disk::{BlockAddr, Layout, NatEntry, Nid, journal, nat};
-use crate::fs::io_error;
 
 /// Changes of one NAT block.
 struct BlockChange {

@@ -1,12 +1,10 @@
 //! Free node ids: found by reading the NAT block by block, from where the last search ended. An id is free if no node
 //! of the last checkpoint has it and none has had it since.
 
-use std::collections::BTreeMap;
-
 use steadfs_base::IoTag;
 use steadfs_vfs::{FsError, Result};
 
-use super::{Nat, NatState};
+use super::table::{Nat, NatState};
 use crate::cp_lock::Change;
 use crate::disk::{BlockAddr, Layout, NatEntry, Nid, nat};
 
@@ -15,24 +13,6 @@ const FREE_NIDS_LOW: usize = 128;
 
 /// Free ids kept when nodes are freed; further ones are found by a search.
 const FREE_NIDS_MAX: usize = 4096;
-
-/// Known free ids.
-pub struct FreeNids {
-    /// The ids, with the version for their next node.
-    found: BTreeMap<Nid, u8>,
-    /// The NAT block at which the next search begins.
-    next: u32,
-}
-
-impl FreeNids {
-    pub fn new(layout: &Layout, next: Nid) -> Self {
-        let next = if layout.is_nid(next) { next } else { Nid::ROOT };
-        Self {
-            found: BTreeMap::new(),
-            next: layout.nat_slot(next).0,
-        }
-    }
-}
 
 impl NatState {
     /// Allocates a free id for a node of inode `ino`; `None`: for an inode of its own.

@@ -378,7 +378,9 @@ impl F2fs {
         core.encode_into(&self.layout, &mut block)?;
         self.space.use_node(true);
         let node = self.nodes.insert_new(change, nid, entry, &block);
-        let inode = self.inodes.insert(Inode::new(self, nid, core, rdev)?);
+        let inode = self
+            .inodes
+            .insert(Inode::new(&self.writeback, nid, core, rdev)?);
         self.inodes.mark_dirty(&inode, node);
         Ok(inode)
     }

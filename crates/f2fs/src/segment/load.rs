@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf, IoHandle, Queue};
+use steadfs_f2fs_format::io_error;
 use steadfs_rt::{Mutex, Rank, now};
 use steadfs_vfs::Result;
 
@@ -23,7 +24,6 @@ use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, Nid, SEGMENT_BLOCKS, SegNo,
     SitEntry, Structure, sit,
 };
-use crate::fs::io_error;
 use crate::options::GC_RULES_DEFAULT;
 use crate::victim::age::AgeRules;
 

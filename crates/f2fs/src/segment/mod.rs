@@ -40,6 +40,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::Queue;
+use steadfs_f2fs_format::io_error;
 use steadfs_rt::{Instant, Mutex, now};
 use steadfs_vfs::{FsError, Result};
 
@@ -58,7 +59,6 @@ use crate::disk::checkpoint::CursegState;
 pub use crate::disk::summary::Summary as Owner;
 use crate::disk::summary::SummaryBlock;
 use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, Layout, LogType, Nid, SegNo, Structure};
-use crate::fs::io_error;
 use crate::victim::age::AgeRules;
 
 /// Consecutive blocks of the main area.

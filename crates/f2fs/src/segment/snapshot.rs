@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf, IoHandle, Queue};
+use steadfs_f2fs_format::io_error;
 use steadfs_vfs::Result;
 
 use super::map::BlockBitmap;
@@ -24,7 +25,6 @@ use crate::disk::bits::{self, Order};
 use crate::disk::checkpoint::CursegState;
 use crate::disk::summary::{CompactSummaries, SummaryBlock};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Layout, LogType, SegNo, journal, sit};
-use crate::fs::io_error;
 
 /// The data logs, in the order of their summaries in a pack.
 const DATA: [LogType; 3] = [LogType::HotData, LogType::WarmData, LogType::ColdData];

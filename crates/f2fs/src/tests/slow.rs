@@ -8,7 +8,7 @@ use steadfs_block::{Bio, Device, Fault, FaultDevice, Op};
 use steadfs_rt::{sim, sleep, spawn};
 
 use super::checkpoints::make_file;
-use crate::checkpoint::Warnings;
+use crate::checkpoint::steps::Warnings;
 use crate::disk::BLOCK_SIZE;
 use crate::format::{FormatOptions, image};
 use crate::{CacheSizes, F2fs, MountOptions};

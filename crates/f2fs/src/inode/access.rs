@@ -1,0 +1,189 @@
+//! Access to inodes of a volume: by number or directory entry, read from their nodes, and stored in them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_block::Buf;
+use steadfs_vfs::{Attr, FileKind, FsError, Result};
+
+use super::Inode;
+use crate::cp_lock::Change;
+use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
+use crate::fs::F2fs;
+use crate::space::Need;
+
+impl Inode {
+    /// The length of an encrypted link's target as it is shown without the key; `None` if it cannot be read, and
+    /// for other inodes.
+    fn shown_target(&self, fs: &F2fs, tag: IoTag) -> Option<u64> {
+        let encrypted = self.kind == FileKind::Symlink && self.is_encrypted();
+        let target = encrypted.then(|| fs.link_target(self, tag).ok());
+        target.flatten().map(|target| target.len() as u64)
+    }
+
+    pub(crate) fn attr(&self, fs: &F2fs, tag: IoTag) -> Attr {
+        let shown_target = self.shown_target(fs, tag);
+        let core = self.core.read();
+        self.times_seen.store(true, Ordering::Release);
+        Attr {
+            ino: self.nid.into(),
+            generation: core.generation,
+            kind: self.kind,
+            perm: u32::from(core.mode) & 0o7777,
+            nlink: core.links,
+            uid: core.uid,
+            gid: core.gid,
+            rdev: self.rdev,
+            size: shown_target.unwrap_or_else(|| self.size()),
+            blocks: self.sectors(fs, &core, tag),
+            block_size: BLOCK_SIZE as u32,
+            atime: core.atime,
+            mtime: core.mtime,
+            ctime: core.ctime,
+            btime: core.btime,
+            flags: core.visible_flags(),
+        }
+    }
+}
+
+impl F2fs {
+    /// The inode with this number. `Stale` if there is none.
+    pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
+        self.check_open()?;
+        let nid = Nid::from_vfs(ino).filter(|nid| !self.is_hidden(*nid));
+        self.inode(nid.ok_or(FsError::Stale)?, tag)
+    }
+
+    /// Whether a node is one of the volume's own inodes, which callers cannot access.
+    fn is_hidden(&self, nid: Nid) -> bool {
+        nid != Nid::ROOT && self.superblock.quota_inodes().contains(&Some(nid))
+    }
+
+    /// The inode, read if it is not in memory. `Stale` if the node is not in use or not an inode.
+    pub(crate) fn inode(&self, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
+        loop {
+            let since = match self.inodes.find(nid) {
+                Ok(inode) if inode.is_dead() => return Err(FsError::Stale),
+                Ok(inode) => return Ok(inode),
+                Err(since) => since,
+            };
+            let inode = self.read_inode(nid, tag)?;
+            if let Some(inode) = self.inodes.insert_read(inode, since) {
+                return Ok(inode);
+            }
+        }
+    }
+
+    /// Reads an inode from its node.
+    fn read_inode(&self, nid: Nid, tag: IoTag) -> Result<Inode> {
+        if !self.layout.is_nid(nid) {
+            return Err(FsError::Stale);
+        }
+        if self.recovered().leaf(nid, 0).is_none() {
+            let entry = self.nat.entry(nid, tag)?;
+            if !entry.is_used() || entry.ino != nid {
+                return Err(FsError::Stale);
+            }
+        }
+        let node = self.node(nid, nid, tag)?.ok_or(FsError::Stale)?;
+        let data = node.data()?;
+        let core = disk::Inode::decode(&self.layout, &data).map_err(|e| e.in_node(nid))?;
+        core.validate(&self.layout, nid)
+            .map_err(|e| e.in_node(nid))?;
+        let rdev = match core.kind() {
+            Some(FileKind::CharDevice | FileKind::BlockDevice) => core.rdev(&self.layout, &data),
+            _ => 0,
+        };
+        let inode = Inode::new(&self.writeback, nid, core, rdev)?;
+        // Writes of a previous object for this inode are not known any more.
+        inode.record_written(true, self.queue.next_flush());
+        Ok(inode)
+    }
+
+    /// An inode's block: the fields, then addresses or inline content, then node ids.
+    pub(crate) fn inode_block(&self, inode: &Inode, tag: IoTag) -> Result<Buf> {
+        self.inode_node(inode.nid, tag)?.data()
+    }
+
+    /// The inode that a directory entry refers to. If there is none, the volume is corrupt.
+    pub(crate) fn inode_of_entry(&self, dir: &Inode, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
+        let found = match self.is_hidden(nid) {
+            true => Err(FsError::Stale),
+            false => self.inode(nid, tag),
+        };
+        match found {
+            Err(FsError::Stale) => {
+                let rule = "which is not an inode in use";
+                let error = DiskError::field(Structure::Dentries, "ino", nid.0, rule);
+                Err(error.in_node(dir.nid()).into())
+            }
+            other => other,
+        }
+    }
+
+    /// Marks `core` as newer than the inode's node, for the next checkpoint or fsync to store. The node is read if
+    /// it is not in memory, and stays there. The caller holds `core` exclusively, during this call and the change.
+    pub(crate) fn mark_dirty(&self, _: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
+        if !inode.is_dirty() {
+            let node = self.inode_node(inode.nid, tag)?;
+            self.inodes.mark_dirty(inode, node);
+        }
+        Ok(())
+    }
+
+    /// Stores an inode's fields in its node and marks the node dirty. The caller holds `core`, shared or
+    /// exclusively, and passes it.
+    pub(crate) fn store_inode(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &disk::Inode,
+    ) -> Result<()> {
+        if let Some(node) = self.inodes.take_dirty(inode) {
+            let mut data = self.nodes.change(change, &node)?;
+            core.encode_into(&self.layout, &mut data)?;
+        }
+        Ok(())
+    }
+
+    /// Reserves the nodes that mapping these blocks would create, each at most once per inode. The caller holds the
+    /// inode's lock for writing and does not hold `core`.
+    pub(crate) fn reserve_nodes(
+        &self,
+        inode: &Inode,
+        blocks: std::ops::Range<u64>,
+        privileged: bool,
+        tag: IoTag,
+    ) -> Result<()> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let core = inode.core.read();
+            let left = core.fanout(&self.layout).left_in_node(at);
+            // Under this lock no node of the file is created, so only missing ones are reserved.
+            let missing = self.missing_nodes(inode, &core, at, tag)?;
+            let known = |offset: &u32| inode.reserved.lock().contains(offset);
+            let new: Vec<u32> = missing.into_iter().filter(|n| !known(n)).collect();
+            let need = Need {
+                blocks: 0,
+                nodes: new.len() as u64,
+            };
+            self.space.reserve(need, privileged)?;
+            inode.reserved.lock().extend(new);
+            at += left;
+        }
+        Ok(())
+    }
+
+    /// Releases the reservations of nodes that only blocks from `first` on would need (truncation).
+    pub(crate) fn release_nodes(&self, inode: &Inode, first: u64) {
+        let fanout = inode.core.read().fanout(&self.layout);
+        let mut nodes = 0;
+        inode.reserved.lock().retain(|&offset| {
+            let goes = fanout.first_block_below(offset) >= first;
+            nodes += u64::from(goes);
+            !goes
+        });
+        self.space.release(Need { blocks: 0, nodes });
+    }
+}

@@ -1,0 +1,41 @@
+//! Hot and cold files by name: the superblock's lists of file name extensions.
+
+use std::borrow::Cow;
+
+use crate::data::placement::has_extension;
+use crate::disk::Superblock;
+use crate::disk::inode::Advise;
+
+/// The superblock's lists of file name extensions.
+pub(crate) struct Extensions {
+    /// Extensions of files with cold data.
+    cold: Vec<Vec<u8>>,
+    /// Extensions of files with hot data.
+    hot: Vec<Vec<u8>>,
+}
+
+impl Extensions {
+    pub(crate) fn of(superblock: &Superblock) -> Self {
+        let (cold, hot) = superblock.extensions();
+        let own = |list: Vec<Cow<'_, str>>| {
+            let bytes = list.into_iter().map(|ext| ext.into_owned().into_bytes());
+            bytes.collect()
+        };
+        Self {
+            cold: own(cold),
+            hot: own(hot),
+        }
+    }
+
+    /// The hint for a file name.
+    pub(super) fn advise(&self, name: &[u8]) -> Advise {
+        let has = |list: &[Vec<u8>]| list.iter().any(|ext| has_extension(name, ext));
+        if has(&self.cold) {
+            Advise::COLD
+        } else if has(&self.hot) {
+            Advise::HOT
+        } else {
+            Advise::default()
+        }
+    }
+}
