@@ -155,8 +155,11 @@ impl F2fs {
             );
         }
         if self.recovered().files() > 0 {
-            self.recovery.run(|| self.recover_for_good())?;
-            self.recovery.record_recovered();
+            self.recovery.run(|| {
+                self.recover_for_good()?;
+                self.recovery.record_recovered();
+                Ok(())
+            })?;
         }
         if !self.stop_state.become_writable() {
             return Err(FsError::Stopped(self.why_stopped()));

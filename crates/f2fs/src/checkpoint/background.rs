@@ -42,6 +42,10 @@ impl F2fs {
     /// operations is `excess_node_capacity` of `gc::balance`.
     pub(crate) fn excess_of_free_space(&self) -> bool {
         let free = self.segments().free_sections() * self.layout.segments_per_section;
+        debug_assert!(
+            free <= self.layout.main_segments,
+            "free segments are part of the main area"
+        );
         self.nodes_to_place() as u64
             > u64::from(free) * u64::from(SEGMENT_BLOCKS) / 2 + DIRTY_NODES_ALWAYS
     }
@@ -50,8 +54,9 @@ impl F2fs {
     pub(crate) fn prefree_limit(&self) -> u32 {
         let share = u64::from(self.layout.main_segments) * PREFREE_PERCENT / 100;
         let usual = u32::try_from(share).unwrap_or(PREFREE_SEGMENTS_MAX);
+        let usual = usual.clamp(1, PREFREE_SEGMENTS_MAX);
         let set = self.gc.tunables.lock().reclaim_segments;
-        set.unwrap_or(usual.clamp(1, PREFREE_SEGMENTS_MAX))
+        set.unwrap_or(usual)
     }
 
     /// Whether the dirty blocks of one kind, or of all kinds together, exceed the kernel's limit

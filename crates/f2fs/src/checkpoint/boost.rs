@@ -42,6 +42,10 @@ impl CheckpointInFlight {
     pub fn begin(&self, tag: IoTag, requesters: &[IoTag]) {
         let inner = &mut *self.0.lock();
         assert!(inner.tag.is_none(), "one checkpoint is in flight at a time");
+        assert!(
+            inner.ios.is_empty() && inner.requesters.is_empty(),
+            "nothing is left of the one before"
+        );
         inner.tag = Some(tag);
         inner
             .requesters
@@ -84,6 +88,10 @@ impl CheckpointInFlight {
             inner.tag.is_some(),
             "requests belong to the checkpoint in flight"
         );
+        assert!(
+            inner.requesters.len() <= MAX_REQUESTERS,
+            "a request is charged to a bounded number of requesters"
+        );
         inner.ios.extend_from_slice(ios);
         queue.share(ios, &inner.requesters);
         if let Some(now) = inner.tag.filter(|now| *now != tag) {
@@ -95,7 +103,8 @@ impl CheckpointInFlight {
 
     /// The tag of its requests now.
     pub fn tag(&self) -> IoTag {
-        self.0.lock().tag.unwrap_or_default()
+        let tag = self.0.lock().tag;
+        tag.expect("requests are submitted while a checkpoint is in flight")
     }
 }
 

@@ -76,6 +76,7 @@ impl F2fs {
         }
         self.daemon.flush(self);
         self.checkpoint(Reason::Disable, cx.tag)?;
+        assert!(self.is_cp_disabled(), "the last checkpoint disables others");
         self.space.add_unusable(unusable);
         tracing::info!(unusable, "checkpoints are disabled");
         Ok(())
@@ -88,6 +89,11 @@ impl F2fs {
     pub(crate) fn enable_checkpoints(&self, cx: &Cx) -> Result<()> {
         assert!(self.is_cp_disabled(), "disabled checkpoints are enabled");
         self.sync_volume_unmerged(cx)?;
-        self.checkpoint(Reason::Enable, cx.tag)
+        self.checkpoint(Reason::Enable, cx.tag)?;
+        assert!(
+            !self.is_cp_disabled(),
+            "a durable checkpoint enables further ones"
+        );
+        Ok(())
     }
 }

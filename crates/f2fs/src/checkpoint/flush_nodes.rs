@@ -18,6 +18,10 @@ impl F2fs {
     /// # Errors
     /// `NoSpace`: not all could be allocated. A device error: the volume aborts.
     pub(super) fn flush_nodes(&self, tag: IoTag) -> Result<()> {
+        assert!(
+            self.is_cp_disabled(),
+            "while checkpoints are enabled they write the nodes"
+        );
         let change = self.cp_lock.change_exclusive(&self.stop_state)?;
         let placed = self.place_dirty(&change);
         self.write_placed(change, placed, tag)
@@ -35,6 +39,10 @@ impl F2fs {
         let (write, _) = self.node_writes.begin();
         drop(change);
         let mut writes = Writes::default();
+        assert!(
+            placed.nodes.len() == placed.in_flight_nodes.len(),
+            "each node in flight stays in memory"
+        );
         debug_assert!(
             placed.dirs.iter().all(|dir| dir.addr != BlockAddr::NULL),
             "each block to be written is allocated"

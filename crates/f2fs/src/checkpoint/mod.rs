@@ -54,6 +54,10 @@ impl F2fs {
         tag: IoTag,
         requesters: &[IoTag],
     ) -> Result<()> {
+        assert!(
+            requesters.is_empty() || reason == Reason::Sync,
+            "only requests to make changes durable are merged"
+        );
         let mut steps = Steps::begin();
         self.boost_checkpoint(tag);
         let serialized = self.checkpoints.serialize();
@@ -77,7 +81,10 @@ impl F2fs {
         drop(guard);
         self.checkpoints.in_flight().end();
         match &result {
-            Ok(()) => {}
+            Ok(()) => assert!(
+                !self.checkpoints.is_in_flight(),
+                "a successful checkpoint is durable"
+            ),
             Err(FsError::NoSpace) => {
                 tracing::error!(
                     "a checkpoint failed: no free blocks for the dirty nodes and directories"
@@ -106,6 +113,10 @@ impl F2fs {
             let tag = self.checkpoints.in_flight().tag();
             return self.write_placed(change, placed, tag);
         }
+        assert!(
+            self.inodes.dirty_count() == 0,
+            "each dirty inode was stored in its node"
+        );
         let snapshot = self.take_snapshot(&change, placed, reason)?;
         drop(change);
         steps.ended("snapshot");

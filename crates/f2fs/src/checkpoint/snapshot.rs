@@ -12,7 +12,9 @@ use crate::cp_lock::Change;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::node::{Footer, NodeKind};
 use crate::disk::summary::CompactSummaries;
-use crate::disk::{BlockAddr, Checkpoint, DiskError, LogType, Structure, inode, orphan};
+use crate::disk::{
+    BlockAddr, Checkpoint, DiskError, LogType, SEGMENT_BLOCKS, Structure, inode, orphan,
+};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::nat::NatPlan;
@@ -70,6 +72,10 @@ pub struct Snapshot {
 
 /// The log for a node with this footer, with `active_logs=` logs in use.
 pub fn log_of(footer: &Footer, active_logs: u8) -> LogType {
+    debug_assert!(
+        matches!(active_logs, 2 | 4 | 6),
+        "the option has one of three values"
+    );
     match footer.kind() {
         _ if active_logs == 2 => LogType::HotNode,
         NodeKind::Indirect | NodeKind::DoubleIndirect => LogType::ColdNode,
@@ -87,6 +93,10 @@ impl F2fs {
         placed: PlacedBlocks,
         reason: Reason,
     ) -> Result<Snapshot> {
+        assert!(
+            placed.allocated.is_ok(),
+            "a checkpoint has all dirty blocks"
+        );
         let PlacedBlocks {
             nodes,
             in_flight_nodes,
@@ -111,6 +121,10 @@ impl F2fs {
         let mut checkpoint = self.compose(&nat, &segments, orphans.len(), reason, node_summaries);
         let head = checkpoint.encode(&self.layout)?;
         self.since_cp.clear();
+        assert!(
+            self.nat.dirty_count() == 0 && !self.orphans.has_changed(),
+            "the snapshot has every change of tables"
+        );
         self.checkpoints.begin(&checkpoint);
         Ok(Snapshot {
             checkpoint,
@@ -202,6 +216,10 @@ impl F2fs {
             dir.addr = placed.addr;
             self.set_slot(change, inode, &mut core, &slot, placed.addr, tag)?;
         }
+        assert!(
+            dirs[first..].iter().all(|dir| dir.addr.is_block()),
+            "each block of the directory has an address"
+        );
         Ok(())
     }
 
@@ -251,6 +269,25 @@ impl F2fs {
         }))
     }
 
+    /// The flags of the next checkpoint that do not depend on what it stores.
+    fn next_flags(&self, last: CpFlags, reason: Reason) -> CpFlags {
+        let mut flags = last
+            .without(PER_CHECKPOINT_FLAGS)
+            .union(CpFlags::CRC_RECOVERY);
+        for (on, flag) in [
+            (reason == Reason::Unmount, CpFlags::UNMOUNT),
+            (self.is_corrupt(), CpFlags::FSCK),
+            (reason == Reason::Disable, CpFlags::DISABLED),
+        ] {
+            flags = if on { flags.union(flag) } else { flags };
+        }
+        assert!(
+            !flags.contains(CpFlags::UNMOUNT) || !flags.contains(CpFlags::DISABLED),
+            "a checkpoint has one reason"
+        );
+        flags
+    }
+
     /// The fields of the next checkpoint.
     fn compose(
         &self,
@@ -275,27 +312,28 @@ impl F2fs {
             .map(|log| segments.logs[log.index()].summaries())
             .iter()
             .sum();
+        assert!(
+            entries <= 3 * SEGMENT_BLOCKS,
+            "a log has a summary entry for each block of its segment"
+        );
         let packed = CompactSummaries::blocks_for(entries as usize) as u32;
-        let compacted = packed < 3;
-        let mut flags = last
-            .flags
-            .without(PER_CHECKPOINT_FLAGS)
-            .union(CpFlags::CRC_RECOVERY);
-        let mut set = |on: bool, flag| {
-            if on {
-                flags = flags.union(flag);
-            }
-        };
-        set(orphan_blocks > 0, CpFlags::ORPHANS);
-        set(compacted, CpFlags::COMPACT_SUMMARIES);
-        set(reason == Reason::Unmount, CpFlags::UNMOUNT);
+        let mut flags = self.next_flags(last.flags, reason);
         let fastboot_summaries = node_summaries && reason != Reason::Unmount;
-        set(fastboot_summaries, CpFlags::FASTBOOT);
-        set(self.is_corrupt(), CpFlags::FSCK);
-        set(reason == Reason::Disable, CpFlags::DISABLED);
+        for (on, flag) in [
+            (orphan_blocks > 0, CpFlags::ORPHANS),
+            (packed < 3, CpFlags::COMPACT_SUMMARIES),
+            (fastboot_summaries, CpFlags::FASTBOOT),
+        ] {
+            flags = if on { flags.union(flag) } else { flags };
+        }
         let start_sum = 1 + self.layout.cp_payload + orphan_blocks as u32;
         let data_blocks = packed.min(3);
         let node_blocks = if node_summaries { 3 } else { 0 };
+        let pack_blocks = start_sum + data_blocks + node_blocks + 1;
+        assert!(
+            pack_blocks <= SEGMENT_BLOCKS,
+            "a pack does not overlap the other one"
+        );
         Checkpoint {
             version: last.version + 1,
             user_blocks: counts.user_blocks,
@@ -303,7 +341,7 @@ impl F2fs {
             free_segments: segments.free_segments,
             logs: segments.logs,
             flags,
-            pack_blocks: start_sum + data_blocks + node_blocks + 1,
+            pack_blocks,
             start_sum,
             valid_nodes: counts.valid_nodes as u32,
             valid_inodes: counts.valid_inodes as u32,

@@ -99,6 +99,7 @@ struct CheckpointState {
 
 impl CheckpointState {
     fn of(last: Checkpoint, pack: u32) -> Self {
+        assert!(pack < 2, "there are two packs");
         Self {
             version: last.version,
             node_version: last.node_version(),
@@ -131,7 +132,12 @@ impl Checkpoints {
 
     /// Replaces the state by that of another checkpoint.
     pub fn reload(&self, last: Checkpoint, pack: u32) {
-        *self.state.lock() = CheckpointState::of(last, pack);
+        let mut state = self.state.lock();
+        assert!(
+            state.version == state.last.version,
+            "no checkpoint is in flight"
+        );
+        *state = CheckpointState::of(last, pack);
     }
 
     /// Waits until no other task writes a checkpoint; one at a time while the guard lives.
@@ -173,6 +179,10 @@ impl Checkpoints {
         assert!(
             state.version == checkpoint.version,
             "the last snapshot became durable"
+        );
+        assert!(
+            checkpoint.version > state.last.version,
+            "a mount prefers the pack with the higher version"
         );
         state.last = checkpoint;
         state.pack = pack;
@@ -256,6 +266,10 @@ impl Checkpoints {
     /// `Change`.
     pub fn node_version(&self) -> (u64, u64) {
         let state = self.state.lock();
+        debug_assert!(
+            state.version >= state.last.version,
+            "a snapshot is newer than what is durable"
+        );
         (state.node_version, state.version)
     }
 
@@ -264,6 +278,10 @@ impl Checkpoints {
     /// carried its version, too, roll-forward after another crash could continue from these to those.
     pub fn begin_mount(&self) {
         let mut state = self.state.lock();
+        assert!(
+            state.version == state.last.version,
+            "a mount begins at a durable checkpoint"
+        );
         let next = (state.version as u32).wrapping_add(1);
         state.node_version = u64::from(u32::MAX) << 32 | u64::from(next);
     }
@@ -271,6 +289,10 @@ impl Checkpoints {
     /// Whether there is a snapshot that is not durable: its checkpoint is in flight, or has failed.
     pub fn is_in_flight(&self) -> bool {
         let state = self.state.lock();
+        debug_assert!(
+            state.version - state.last.version <= 1,
+            "one checkpoint is in flight at a time"
+        );
         state.version != state.last.version
     }
 

@@ -28,12 +28,14 @@ impl Steps {
     /// A step ends now.
     pub fn ended(&mut self, name: &'static str) {
         let now = now();
+        assert!(now >= self.last, "a step ends after the one before");
         self.steps.push((name, now.since(self.last)));
         self.last = now;
     }
 
     /// Time from the beginning to the end of the last step.
     pub fn total(&self) -> Duration {
+        assert!(self.last >= self.began, "a step ends after the beginning");
         self.last.since(self.began)
     }
 
@@ -89,6 +91,10 @@ impl Warnings {
     /// The number of warnings, and the last one.
     pub fn last(&self) -> Option<(u64, String)> {
         let state = self.0.lock();
+        assert!(
+            (state.count > 0) == state.logged.is_some(),
+            "the first warning is logged"
+        );
         (state.count > 0).then(|| (state.count, state.last.clone()))
     }
 }

@@ -39,6 +39,12 @@ impl Writes {
 impl F2fs {
     /// Submits blocks; consecutive ones in one request.
     pub(crate) fn submit_blocks(&self, blocks: &[(BlockAddr, Buf)], tag: IoTag, to: &mut Writes) {
+        debug_assert!(
+            blocks
+                .iter()
+                .all(|(addr, data)| addr.is_block() && data.len() == BLOCK_SIZE),
+            "whole blocks with addresses are written"
+        );
         let plug = self.queue.plug();
         let follows = |a: &(BlockAddr, Buf), b: &(BlockAddr, Buf)| a.0.0 + 1 == b.0.0;
         for run in blocks.chunk_by(follows) {
@@ -83,6 +89,17 @@ impl F2fs {
             snapshot.nodes.is_sorted_by(|a, b| a.0 < b.0),
             "each node has an address of its own"
         );
+        assert!(
+            snapshot.nodes.len() == snapshot.in_flight_nodes.len(),
+            "each node in flight stays in memory"
+        );
+        debug_assert!(
+            snapshot
+                .nodes
+                .iter()
+                .all(|(addr, _)| self.layout.is_main(*addr)),
+            "nodes are in the main area"
+        );
         self.submit_part(&snapshot.nodes, &mut writes);
         snapshot.dirs.sort_unstable_by_key(|dir| dir.addr);
         let dirs: Vec<_> = snapshot
@@ -98,6 +115,10 @@ impl F2fs {
         let (segments, nodes) = (&mut snapshot.segments, snapshot.node_summaries);
         segments.complete(&self.layout, &self.queue, nodes, tag)?;
         steps.ended("read summaries");
+        debug_assert!(
+            nat.iter().all(|(addr, _)| !self.layout.is_main(*addr)),
+            "tables are outside the main area"
+        );
         self.submit_part(&nat, &mut writes);
         self.submit_part(snapshot.segments.sit_writes(), &mut writes);
         let summaries = snapshot.segments.summary_writes(&self.layout);
@@ -147,6 +168,14 @@ impl F2fs {
 
     /// Writes the last block of the pack, with preflush and FUA: the checkpoint is durable then.
     fn write_last(&self, snapshot: &Snapshot, pack: u32) -> Result<()> {
+        assert!(
+            snapshot.head.len() >= BLOCK_SIZE && snapshot.checkpoint.pack_blocks > 1,
+            "the last block of a pack repeats the first"
+        );
+        assert!(
+            snapshot.in_flight_nodes.is_empty(),
+            "everything else has been written before"
+        );
         let last = snapshot.checkpoint.pack_blocks - 1;
         let at = self.layout.pack_start(pack).plus(last);
         let block = Buf::copy_of(&snapshot.head[..BLOCK_SIZE]);
@@ -171,6 +200,7 @@ impl F2fs {
             data,
         } in dirs
         {
+            assert!(addr.is_block(), "a written block has an address");
             // Readers find the block in the cache after the mapping has dropped it.
             self.meta.set_content(DevBlock(addr.0.into()), data);
             inode.pages.complete(block..block + 1, Ok(()), false);
@@ -179,6 +209,10 @@ impl F2fs {
 
     /// The checkpoint is durable: blocks and ids that it freed can be used.
     fn end_checkpoint(&self, snapshot: Snapshot, pack: u32, nat: NatWrites) {
+        assert!(
+            self.checkpoints.is_in_flight(),
+            "a checkpoint ends after its snapshot"
+        );
         self.dirs_written(snapshot.dirs);
         let freed = self
             .segments()

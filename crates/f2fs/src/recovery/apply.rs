@@ -83,6 +83,10 @@ impl F2fs {
         for (ino, addr) in log.names() {
             apply.name(ino, addr)?;
         }
+        assert!(
+            nodes >= log.ends.len() as u64,
+            "each recovered inode has a node"
+        );
         let free = |(addr, owner): (BlockAddr, Option<_>)| owner.is_none().then_some(addr);
         Ok(Applied {
             files: log.ends.len() as u64,
@@ -93,6 +97,10 @@ impl F2fs {
 
     /// The checkpoint that ends recovery is durable: releases the protected blocks.
     pub(crate) fn finish_recovery(&self, applied: Applied) {
+        assert!(
+            self.recovery.is_running() && !self.checkpoints.is_in_flight(),
+            "recovery ends with a durable checkpoint"
+        );
         for start in applied.protected {
             self.segments().release(Run { start, len: 1 });
         }
@@ -102,6 +110,7 @@ impl F2fs {
 impl Apply<'_> {
     /// Keeps a block from being overwritten.
     fn protect(&mut self, addr: BlockAddr) -> Result<()> {
+        assert!(addr.is_block(), "only blocks are protected");
         if self.fs.segments().protect(addr)? {
             self.blocks.insert(addr, None);
         }
@@ -146,7 +155,12 @@ impl Apply<'_> {
             if self.fs.is_in_checkpoint(*ino, self.tag)? {
                 continue;
             }
-            let data = self.read(&log.chain[*n])?;
+            let node = &log.chain[*n];
+            assert!(
+                node.footer.ino == *ino && node.footer.dentry,
+                "a dentry mark is in the inode's own node"
+            );
+            let data = self.read(node)?;
             let found = disk::Inode::parse(&self.fs.layout, *ino, &data)?;
             let core = disk::Inode {
                 blocks: 1,
@@ -172,6 +186,10 @@ impl Apply<'_> {
     fn node(&mut self, found: &ChainNode) -> Result<()> {
         let data = self.read(found)?;
         let inode = self.fs.inode(found.footer.ino, self.tag)?;
+        assert!(
+            inode.nid() == found.footer.ino,
+            "a node is recovered into its inode"
+        );
         let offset = found.footer.offset;
         match found.footer.kind() {
             NodeKind::Inode => self.inode(&inode, &data),
@@ -231,6 +249,10 @@ impl Apply<'_> {
         data: &Buf,
         was_inline: bool,
     ) -> Result<()> {
+        assert!(
+            found.kind() == Some(inode.kind()),
+            "the caller has compared the types"
+        );
         let layout = &self.fs.layout;
         let change = self.fs.change()?;
         let mut core = inode.core.write();
@@ -271,6 +293,10 @@ impl Apply<'_> {
         }
         let change = fs.change()?;
         let core = inode.core.read();
+        assert!(
+            core.xattr_nid.some().is_some(),
+            "the node for attributes was made"
+        );
         if let Some(node) = fs.xattr_node(inode, &core, tag)? {
             fs.nodes.change(&change, &node)?[..NODE_XATTR_BYTES]
                 .copy_from_slice(&data[..NODE_XATTR_BYTES]);
@@ -280,6 +306,10 @@ impl Apply<'_> {
 
     /// Sets the addresses of a file's blocks from `first` on to those in a recovered node.
     fn slots(&mut self, inode: &Inode, first: u64, found: Vec<BlockAddr>) -> Result<()> {
+        assert!(
+            found.len() <= PER_NODE as usize,
+            "a node has this number of addresses"
+        );
         for (block, addr) in (first..).zip(found) {
             let now = self.fs.slot(inode, block, self.tag)?;
             if now == addr {
@@ -297,6 +327,7 @@ impl Apply<'_> {
 
     fn slot(&mut self, inode: &Inode, block: u64, now: BlockAddr, addr: BlockAddr) -> Result<()> {
         let (fs, tag) = (self.fs, self.tag);
+        assert!(now != addr, "an address that is there is not set again");
         let takes = now == BlockAddr::NULL;
         if takes {
             fs.space.reserve(
@@ -334,6 +365,7 @@ impl Apply<'_> {
 
     /// Removes an address from a file block, if the file block still has it.
     fn empty_slot(&self, inode: &Inode, block: u64, addr: BlockAddr) -> Result<()> {
+        assert!(addr.is_block(), "only a block is taken from another file");
         let (fs, tag) = (self.fs, self.tag);
         let change = fs.change()?;
         let mut core = inode.core.write();

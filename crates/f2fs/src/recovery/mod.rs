@@ -113,6 +113,10 @@ impl F2fs {
             named.keys().all(|ino| ends.contains_key(ino)),
             "an inode whose name is created is recovered"
         );
+        assert!(
+            ends.values().all(|n| chain[*n].footer.fsync),
+            "an inode is recovered up to a marked node"
+        );
         Ok(NodeLog { chain, ends, named })
     }
 
@@ -136,6 +140,10 @@ impl F2fs {
             chain.push(ChainNode { addr, footer });
             addr = footer.next;
         }
+        assert!(
+            chain.len() <= self.layout.main_blocks() as usize,
+            "each block is read once"
+        );
         Ok(chain)
     }
 

@@ -75,7 +75,12 @@ impl Recovered {
 
     /// The node of an inode at this offset of its tree.
     pub fn leaf(&self, ino: Nid, offset: u32) -> Option<Nid> {
-        self.nodes.get(&(ino, offset)).copied()
+        let nid = self.nodes.get(&(ino, offset)).copied();
+        debug_assert!(
+            nid.is_none_or(|nid| self.places.contains_key(&nid)),
+            "each recovered node has an address"
+        );
+        nid
     }
 
     /// The address of a node.
@@ -108,6 +113,10 @@ pub struct Overlay {
 
 impl Overlay {
     pub fn new(recovered: Recovered) -> Self {
+        assert!(
+            recovered.files() > 0 || recovered.nodes() == 0,
+            "each recovered node belongs to a file"
+        );
         Self {
             in_use: AtomicBool::new(recovered.files() > 0),
             recovered,

@@ -40,7 +40,8 @@ impl RecoveryState {
         let before = self.running.swap(true, Ordering::AcqRel);
         assert!(!before, "one recovery at a time");
         let ended = recover();
-        self.running.store(false, Ordering::Release);
+        let was_running = self.running.swap(false, Ordering::AcqRel);
+        assert!(was_running, "only this call ends recovery");
         ended
     }
 
@@ -51,6 +52,7 @@ impl RecoveryState {
 
     /// Something was recovered into the volume.
     pub fn record_recovered(&self) {
+        assert!(self.is_running(), "only recovery recovers");
         self.has_recovered.store(true, Ordering::Release);
     }
 
