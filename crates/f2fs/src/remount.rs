@@ -54,7 +54,7 @@ impl F2fs {
         match (old.common.read_only, new.common.read_only) {
             (true, false) if asked => self.become_writable(&old, &new),
             (true, false) => Err(FsError::Stopped(self.why_stopped())),
-            (false, true) => self.become_read_only(&new),
+            (false, true) => self.become_read_only(cx, &new),
             (false, false) => {
                 let before = self.start_tasks(&new)?;
                 let switched = self
@@ -102,7 +102,7 @@ impl F2fs {
 
     /// Writes everything and the checkpoint of an unmount. Fails while unlinked files are in use, because they could
     /// not be freed later. (The kernel also refuses while files are open for writing, which a server does not know.)
-    fn become_read_only(&self, new: &MountOptions) -> Result<()> {
+    fn become_read_only(&self, cx: &Cx, new: &MountOptions) -> Result<()> {
         let until = now() + UNLINKED_WAIT_MAX;
         while !self.orphans.all().is_empty() && !until.since(now()).is_zero() {
             sleep(UNLINKED_POLL);
@@ -117,6 +117,10 @@ impl F2fs {
                     return Err(FsError::Busy);
                 }
                 self.daemon.flush(self);
+                if self.is_cp_disabled() {
+                    // `ro` is refused unless the same remount enables checkpoints.
+                    self.enable_checkpoints(cx)?;
+                }
                 self.write_unmount_checkpoint()?;
                 self.apply(new.clone());
                 Ok(())

@@ -198,6 +198,20 @@ fn a_volume_without_checkpoints_fills_up_in_time() {
 }
 
 #[test]
+fn a_remount_to_ro_that_enables_checkpoints_keeps_all_changes() {
+    let world = world("", "");
+    let remount = |options: &str| world.fs.remount(&world.cx, options).unwrap();
+    remount("checkpoint=disable:100%");
+    let file = world.file(ROOT, b"later").unwrap().ino;
+    write(&world, file, 0, 7).unwrap();
+    remount("ro,checkpoint=enable");
+    assert!(!world.fs.is_cp_disabled());
+    let world = world.reopen();
+    assert_eq!(content(&world, b"later"), [7; 4096]);
+    world.close();
+}
+
+#[test]
 fn too_much_unusable_space_is_refused() {
     let world = World::make("", 256);
     // Every other block of each segment is invalid.
