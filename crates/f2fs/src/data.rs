@@ -13,12 +13,10 @@ mod read;
 mod relocate;
 mod seek;
 mod sync;
-mod sync_stats;
+pub(crate) mod sync_stats;
 mod truncate;
 mod write;
 mod writeout;
-
-pub use sync_stats::SyncStats;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::Buf;

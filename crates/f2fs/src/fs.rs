@@ -9,20 +9,24 @@ use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Cx, PendingFrees, RemountState, Result, StatFs, StopState};
 
-use crate::checkpoint::Checkpoints;
 use crate::checkpoint::daemon::Daemon;
+use crate::checkpoint::state::Checkpoints;
 use crate::cp_lock::{self, Change, CpLock};
+use crate::data::sync_stats::SyncStats;
 use crate::discard::Discards;
 use crate::disk::{BLOCK_SIZE, Layout, Superblock};
 use crate::error_log::ErrorLog;
 use crate::gc::Gc;
-use crate::inode::{Inode, InodeTable};
-use crate::namei::Extensions;
+use crate::inode::Inode;
+use crate::inode::table::InodeTable;
+use crate::namei::extensions::Extensions;
 use crate::nat::Nat;
-use crate::node::{NodeCache, NodeWrites};
+use crate::node::cache::NodeCache;
+use crate::node::writes::NodeWrites;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
-use crate::recovery::{Recovered, RecoveryState};
+use crate::recovery::overlay::Recovered;
+use crate::recovery::state::RecoveryState;
 use crate::segment::Segments;
 use crate::since_cp::SinceCp;
 use crate::space::{RESERVED_NODES, Space};
@@ -50,7 +54,7 @@ pub struct F2fs {
     pub(crate) writeback: Arc<Writeback>,
     pub(crate) cp_lock: CpLock,
     pub(crate) since_cp: SinceCp,
-    pub(crate) syncs: crate::data::SyncStats,
+    pub(crate) syncs: SyncStats,
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: PendingFrees,
     pub(crate) verities: VerityFiles,

@@ -15,9 +15,7 @@ use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
 
 mod access;
 mod blocks;
-mod table;
-
-pub use table::InodeTable;
+pub mod table;
 
 /// An inode in memory.
 ///

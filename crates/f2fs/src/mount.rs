@@ -10,22 +10,26 @@ use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, FsError, PendingFrees, RemountState, Result, StopState};
 
 use crate::checkpoint::daemon::Daemon;
-use crate::checkpoint::{self, Checkpoints, Current};
+use crate::checkpoint::state::Checkpoints;
+use crate::checkpoint::{self, Current};
 use crate::cp_lock::CpLock;
+use crate::data::sync_stats::SyncStats;
 use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, Features, MountMode, Superblock, mount_mode};
 use crate::error_log::ErrorLog;
 use crate::fs::F2fs;
 use crate::gc::Gc;
-use crate::inode::InodeTable;
-use crate::namei::Extensions;
+use crate::inode::table::InodeTable;
+use crate::namei::extensions::Extensions;
 use crate::nat::Nat;
-use crate::node::{NodeCache, NodeWrites};
+use crate::node::cache::NodeCache;
+use crate::node::writes::NodeWrites;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::read_superblock;
-use crate::recovery::{Recovered, RecoveryState};
+use crate::recovery::overlay::Recovered;
+use crate::recovery::state::RecoveryState;
 use crate::since_cp::SinceCp;
 use crate::space::Space;
 
@@ -139,7 +143,7 @@ impl F2fs {
             superblock,
             checkpoints: Checkpoints::new(current.checkpoint, current.pack),
             segments: OnceLock::new(),
-            syncs: crate::data::SyncStats::default(),
+            syncs: SyncStats::default(),
             orphans: Orphans::new(&layout, current.orphans),
             gc: Gc::new(),
             discards: Arc::new(Discards::new()),

@@ -8,13 +8,12 @@
 //! a device failure or corruption can make the call fail.
 
 mod create;
-mod extensions;
+pub(crate) mod extensions;
 mod link;
 mod new_inode;
 mod read;
 mod rename;
 
-pub(crate) use extensions::Extensions;
 pub(crate) use new_inode::flags_for;
 
 use std::sync::Arc;

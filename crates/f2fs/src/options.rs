@@ -1,144 +1,16 @@
 //! Mount options of f2fs, as mount(8) and the kernel's Documentation/filesystems/f2fs.rst name them.
 
 mod table;
+mod values;
 
 use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown, set_all};
 use steadfs_vfs::{FsError, Result};
 
 pub use steadfs_vfs::options::{Atime, OnError};
 pub use table::{GC_RULES_DEFAULT, OWN, TABLE};
+pub use values::{AllocMode, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, Unusable};
 
 use crate::disk::Features;
-use crate::segment::rules::GcRules;
-
-/// `background_gc=`: cleaning while the volume is idle.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BackgroundGc {
-    /// It reads and marks dirty; write-back writes.
-    #[default]
-    On,
-    /// Only where space is needed at once.
-    Off,
-    /// Each round writes what it moved itself.
-    Sync,
-}
-
-/// `mode=`: where blocks go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// To free segments, into the holes of used ones, or in place.
-    #[default]
-    Adaptive,
-    /// Always to free segments, one behind the other.
-    Lfs,
-}
-
-/// `alloc_mode=`: which free segment is next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AllocMode {
-    /// The next one behind the last.
-    Default,
-    /// The first one of the volume.
-    Reuse,
-}
-
-/// `fsync_mode=`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FsyncMode {
-    /// A file's own changes.
-    #[default]
-    Posix,
-    /// The names it depends on, too.
-    Strict,
-    /// As `posix`, without a FLUSH.
-    NoBarrier,
-}
-
-/// `discard_unit=`: smallest piece that is discarded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DiscardUnit {
-    /// Blocks.
-    #[default]
-    Block,
-    /// Whole segments.
-    Segment,
-    /// Whole sections.
-    Section,
-}
-
-/// How much of the volume may be unusable while checkpoints are switched off (`checkpoint=disable:`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unusable {
-    /// A number of blocks.
-    Blocks(u32),
-    /// Percent of the blocks users may fill.
-    Percent(u8),
-}
-
-impl Unusable {
-    /// The limit in blocks, of `user_blocks` that users may fill; rounded as in the kernel.
-    pub const fn blocks(self, user_blocks: u64) -> u64 {
-        match self {
-            Self::Blocks(blocks) => blocks as u64,
-            Self::Percent(100) => user_blocks,
-            Self::Percent(percent) => user_blocks / 100 * percent as u64,
-        }
-    }
-}
-
-/// Options of an f2fs volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountOptions {
-    /// What ext4 has, too.
-    pub common: CommonOptions,
-    /// `norecovery`, `disable_roll_forward`: what fsync wrote after the checkpoint is not looked for.
-    pub no_recovery: bool,
-    /// `errors=`.
-    pub errors: OnError,
-    /// `background_gc=`.
-    pub background_gc: BackgroundGc,
-    /// `gc_policy=`: the kernel by whose rules segments are cleaned and filled.
-    pub gc_policy: &'static dyn GcRules,
-    /// `atgc`: background GC selects victims by age, and moves data to data of the same age.
-    pub atgc: bool,
-    /// `gc_merge`: tasks that need space wait for the GC task.
-    pub gc_merge: bool,
-    /// `discard`, `nodiscard`: freed blocks are discarded. `None`: if the device can.
-    pub discard: Option<bool>,
-    /// `discard_unit=`.
-    pub discard_unit: DiscardUnit,
-    /// `active_logs=`: 2, 4 or 6.
-    pub active_logs: u8,
-    /// Not `disable_ext_identify`: the superblock's list of file extensions says what is hot and cold.
-    pub ext_identify: bool,
-    /// `inline_xattr`: new inodes have room for attributes.
-    pub inline_xattr: bool,
-    /// `inline_xattr_size=`: words of that room, where inodes can say it. `None`: 50.
-    pub inline_xattr_size: Option<u16>,
-    /// `inline_data`: small files lie in their inodes.
-    pub inline_data: bool,
-    /// `inline_dentry`: so do small directories.
-    pub inline_dentry: bool,
-    /// `barrier`: not `nobarrier`, with which no FLUSH is sent.
-    pub barrier: bool,
-    /// `fastboot`: each fsync is a checkpoint, so that the next mount is quick.
-    pub fastboot: bool,
-    /// `data_flush`: background checkpoints write file data before.
-    pub data_flush: bool,
-    /// `reserve_root=`: blocks for the superuser, and for `resuid` and `resgid`.
-    pub reserve_root: u32,
-    /// `mode=`.
-    pub mode: Mode,
-    /// `alloc_mode=`. `None`: `reuse` up to 16 GiB, else `default`.
-    pub alloc_mode: Option<AllocMode>,
-    /// `fsync_mode=`.
-    pub fsync_mode: FsyncMode,
-    /// `checkpoint_merge`: those who need a checkpoint at one time share it.
-    pub checkpoint_merge: bool,
-    /// `checkpoint=disable`: none is written, and a power cut or an unmount brings back the last one; with how
-    /// much of the volume may be unusable meanwhile.
-    pub checkpoint_off: Option<Unusable>,
-}
 
 /// Logs in use unless `active_logs=` says otherwise.
 const ALL_LOGS: u8 = 6;

@@ -25,7 +25,9 @@ use steadfs_rt::{
 };
 use steadfs_vfs::{FsError, Result};
 
-use super::{Reason, boost::boosted_tag, steps::SLOW};
+use super::boost::boosted_tag;
+use super::state::Reason;
+use super::steps::SLOW;
 use crate::fs::F2fs;
 
 /// Interval at which `flush` checks whether all requests are answered, as in the kernel.

@@ -19,7 +19,7 @@ pub mod daemon;
 mod disable;
 mod flush_nodes;
 mod snapshot;
-mod state;
+pub mod state;
 pub mod steps;
 mod write;
 
@@ -28,7 +28,7 @@ use steadfs_rt::OnUnwind;
 use steadfs_vfs::{FsError, Result};
 
 pub(crate) use snapshot::Marks;
-pub use state::{Checkpoints, Reason};
+pub use state::Reason;
 pub use steadfs_f2fs_format::checkpoint::{Current, load, read_blocks};
 use steps::Steps;
 pub use write::Writes;

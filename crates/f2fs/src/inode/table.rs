@@ -14,7 +14,7 @@ use steadfs_vfs::FileKind;
 
 use super::Inode;
 use crate::disk::Nid;
-use crate::node::Node;
+use crate::node::cache::Node;
 
 const SHARDS: usize = 16;
 /// The most unused inodes in a shard; about 16 MiB in all.

@@ -12,15 +12,14 @@ use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, NatEntry, Nid, Structure, in
 use crate::fs::{F2fs, io_error};
 use crate::segment::BlockKind;
 
-mod cache;
+pub mod cache;
 pub mod chain;
 mod tree;
 mod truncate;
-mod writes;
+pub mod writes;
 
-pub use cache::{Node, NodeCache};
+pub use cache::Node;
 pub use tree::{Slot, SlotLookup};
-pub use writes::NodeWrites;
 
 impl F2fs {
     /// A directory block in the main area.

@@ -8,7 +8,9 @@ use steadfs_vfs::options::{
     Common, ERRORS, Entry, Table, choice, item, name_of, number, parse_errors, word,
 };
 
-use super::{AllocMode, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, Unusable};
+use super::values::{
+    AllocMode, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, Unusable,
+};
 use crate::disk::inode::XATTR_WORDS;
 use crate::segment::rules::{GcRules, Linux618, Linux2013};
 

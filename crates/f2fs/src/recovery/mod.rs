@@ -11,22 +11,21 @@
 //! does.)
 
 mod apply;
-mod overlay;
-mod state;
+pub mod overlay;
+pub mod state;
 
 use std::collections::BTreeMap;
 
 use steadfs_base::{FixedSet, IoTag};
 use steadfs_vfs::Result;
 
-pub use overlay::Recovered;
-pub use state::RecoveryState;
-
 use crate::checkpoint::read_blocks;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::node::{Footer, NodeKind};
 use crate::disk::{self, BlockAddr, Checkpoint, LogType, Nid, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
+
+use overlay::Recovered;
 
 /// A node in the chain.
 struct ChainNode {
