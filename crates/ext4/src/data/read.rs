@@ -19,7 +19,8 @@ impl Ext4 {
     /// Reads up to `len` bytes from `offset`.
     pub fn read_file(&self, cx: &Cx, inode: &Inode, offset: u64, len: usize) -> Result<ReadData> {
         let out = self.read_without_atime(cx, inode, offset, len)?;
-        if !out.is_empty() {
+        // Also at the end of the file, where nothing is read (`filemap_read`).
+        if len > 0 {
             self.touch_atime(inode);
         }
         Ok(out)
