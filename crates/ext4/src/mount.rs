@@ -225,8 +225,8 @@ impl Ext4 {
         }
     }
 
-    /// Opens the journal, marks the volume in use, processes orphans (returns their number) and starts the tasks. The
-    /// volume is writable already.
+    /// Opens the journal, starts the tasks, marks the volume in use and processes orphans (returns their number). The
+    /// volume is writable already. Nothing is written if a task cannot be started.
     pub(crate) fn begin_service(&self) -> Result<u64> {
         if self.txns.is_journaled() && self.txns.journal().is_none() {
             self.open_journal()?;
@@ -239,9 +239,6 @@ impl Ext4 {
                 "the journal was aborted: the volume should be checked"
             );
         }
-        let clean = self.sb.lock().state() & STATE_CLEAN != 0;
-        self.was_clean.store(clean, Ordering::Release);
-        self.mark_in_use(aborted.is_some())?;
         if !self.txns.is_journaled() {
             let me = self.me.clone();
             self.txns.on_half_done(Box::new(move |cause: &str| {
@@ -251,13 +248,17 @@ impl Ext4 {
             }));
         }
         if let Some(journal) = self.txns.journal() {
-            journal.clear_errno().map_err(journal_error)?;
             journal.start_tasks().map_err(no_thread)?;
         }
-        let orphans = self.orphans.clean_up(self)?;
         let backing: Weak<dyn Backing> = self.me.clone();
         self.writeback.start(backing).map_err(no_thread)?;
-        Ok(orphans)
+        let clean = self.sb.lock().state() & STATE_CLEAN != 0;
+        self.was_clean.store(clean, Ordering::Release);
+        self.mark_in_use(aborted.is_some())?;
+        if let Some(journal) = self.txns.journal() {
+            journal.clear_errno().map_err(journal_error)?;
+        }
+        self.orphans.clean_up(self)
     }
 
     fn open_journal(&self) -> Result<()> {
