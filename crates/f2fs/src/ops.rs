@@ -207,7 +207,8 @@ impl FileSystem for F2fs {
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
-        let _open = self.open_to_changes()?;
+        // Not refused while frozen.
+        let _same = self.remount.hold_open();
         let inode = self.report_corruption(self.get(cx, ino))?;
         self.report_corruption(self.fsync_inode(cx, &inode, datasync))
     }

@@ -46,6 +46,9 @@ impl F2fs {
     pub(crate) fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
         let _one = self.remount.begin();
         self.check_open()?;
+        if self.is_frozen() {
+            return Err(FsError::Busy);
+        }
         let asked = self.options.read().common.read_only;
         let old = self.effective_options();
         let mut new = old.remounted(list)?;

@@ -55,6 +55,10 @@ impl F2fs {
             // As in the kernel: with checkpoint=disable nothing is durable before checkpoints are enabled again.
             return Ok(());
         }
+        if self.is_frozen() {
+            // As in Linux: the freeze has made everything durable, and nothing has changed since.
+            return Ok(());
+        }
         match self.check_writable() {
             // Mounted read-only: nothing was written.
             Err(FsError::ReadOnly) => return Ok(()),
