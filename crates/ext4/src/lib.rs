@@ -44,6 +44,7 @@ pub use steadfs_ext4_format::{check, disk, format, inspect};
 pub(crate) use steadfs_ext4_format::{io_error, journal_inode, superblock};
 
 #[cfg(test)]
-mod crossed;
-#[cfg(test)]
+#[path = "tests/world.rs"]
 mod test_world;
+#[cfg(test)]
+mod tests;

@@ -581,8 +581,4 @@ pub(crate) fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
 }
 
 #[cfg(test)]
-mod hostile;
-#[cfg(test)]
-mod superblock_copies;
-#[cfg(test)]
 mod tests;

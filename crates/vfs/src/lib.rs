@@ -14,6 +14,9 @@ pub mod options;
 mod pending_frees;
 mod remount_state;
 mod stop_state;
+#[cfg(feature = "test-support")]
+#[doc(hidden)]
+pub mod test_support;
 mod tune;
 mod types;
 pub mod verity;

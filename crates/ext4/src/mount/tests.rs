@@ -6,6 +6,9 @@ use super::*;
 use crate::disk::test_images::{Image, judge};
 use crate::test_world::{ROOT, World};
 
+mod hostile;
+mod superblock_copies;
+
 /// Mounts for writing, creates a file of this name and unmounts; why the mount advises a check.
 fn used(image: &Image, name: &[u8]) -> Option<&'static str> {
     let device = image.device();

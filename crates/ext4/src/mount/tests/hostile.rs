@@ -4,7 +4,7 @@ use std::mem::offset_of;
 
 use steadfs_block::MemDevice;
 
-use super::*;
+use super::super::*;
 use crate::disk::features::Incompat;
 use crate::disk::superblock::RawSuperblock;
 use crate::disk::test_images::{Image, judge};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
-use steadfs_vfs::{Attr, Cx, DirEntry, FsError, Result};
+use steadfs_vfs::{Attr, Cx, FsError, Result, test_support};
 
 use crate::CacheSizes;
 use crate::disk::test_images::{Image, judge};
@@ -113,36 +113,12 @@ impl World {
         Ok(attr)
     }
 
-    /// Names and inodes of a whole directory, dots included, in listing order; `batch` at a time.
     pub(crate) fn list(&self, dir: InodeNo, batch: usize) -> Vec<(Vec<u8>, InodeNo)> {
-        let mut all = Vec::new();
-        let mut cookie = 0;
-        loop {
-            let mut got = 0;
-            let from = cookie;
-            let mut emit = |entry: DirEntry<'_>| {
-                if got == batch {
-                    return false;
-                }
-                got += 1;
-                all.push((entry.name.to_vec(), entry.ino));
-                cookie = entry.next;
-                true
-            };
-            self.fs.readdir(&self.cx, dir, from, &mut emit).unwrap();
-            if got < batch {
-                return all;
-            }
-        }
+        test_support::list(&*self.fs, &self.cx, dir, batch)
     }
 
-    /// The names of a directory without the dots, sorted.
     pub(crate) fn names(&self, dir: InodeNo) -> Vec<Vec<u8>> {
-        let all = self.list(dir, 1000);
-        let mut names: Vec<_> = all.into_iter().map(|(name, _)| name).collect();
-        names.retain(|name| name != b"." && name != b"..");
-        names.sort();
-        names
+        test_support::names(&*self.fs, &self.cx, dir)
     }
 }
 
