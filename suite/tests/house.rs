@@ -50,6 +50,22 @@ const CRATES: &[CrateRule] = &[
         &["base", "rt", "block", "cache", "vfs", "f2fs-format"],
     ),
     rule("workload", 50, &["base", "rt", "vfs"]),
+    // Tests only.
+    rule(
+        "conformance",
+        59,
+        &[
+            "base",
+            "rt",
+            "block",
+            "cache",
+            "vfs",
+            "ext4-format",
+            "f2fs-format",
+            "ext4",
+            "f2fs",
+        ],
+    ),
     rule("fuse", 60, &["base", "rt", "vfs"]),
     rule(
         "steadfs",

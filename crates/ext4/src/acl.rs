@@ -166,6 +166,3 @@ impl Ext4 {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;

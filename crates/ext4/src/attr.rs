@@ -207,6 +207,3 @@ pub(crate) fn flags_for(kind: FileKind) -> u32 {
         _ => InodeFlags::NODUMP.0 | InodeFlags::NOATIME.0,
     }
 }
-
-#[cfg(test)]
-mod tests;

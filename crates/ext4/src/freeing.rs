@@ -105,56 +105,10 @@ mod tests {
     use std::sync::Arc;
 
     use steadfs_rt::{sim, spawn};
-    use steadfs_vfs::{Cx, FileSystem, FsError};
+    use steadfs_vfs::FileSystem;
 
     use super::*;
     use crate::test_world::{ROOT, World};
-
-    fn fill(world: &World, name: &[u8]) -> (steadfs_base::InodeNo, u64) {
-        let attr = FileSystem::mknod(&*world.fs, &world.cx, ROOT, name, 0o100_644, 0).unwrap();
-        let (data, mut size) = (vec![7; 1 << 20], 0);
-        loop {
-            match world.fs.write(&world.cx, attr.ino, size, &data, false) {
-                Ok(written) => size += written as u64,
-                Err(error) => {
-                    assert_eq!(error, FsError::NoSpace);
-                    return (attr.ino, size);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_full_volume_has_space_again_after_a_late_forget() {
-        for kind in ["ext4", "ext2"] {
-            let run = move || late_forget(World::make(&["-t", kind, "-m", "0"], "32M"));
-            sim::run(sim::Config::new(1), run);
-        }
-    }
-
-    fn late_forget(world: World) {
-        let free = || world.fs.statfs(&Cx::default()).unwrap().blocks_free;
-        let empty = free();
-        let (big, size) = fill(&world, b"big");
-        FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"big").unwrap();
-        let fs = Arc::clone(&world.fs);
-        let late = spawn("late", move || {
-            sleep(Duration::from_millis(30));
-            fs.forget(big, 1);
-        });
-        let (again, reached) = fill(&world, b"again");
-        late.join();
-        assert!(reached >= size - (2 << 20), "{reached} of {size}");
-        FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"again").unwrap();
-        let fs = Arc::clone(&world.fs);
-        let late = spawn("late", move || {
-            sleep(Duration::from_millis(30));
-            fs.forget(again, 1);
-        });
-        assert_eq!(free(), empty);
-        late.join();
-        world.close();
-    }
 
     #[test]
     fn an_inode_is_free_again_after_a_late_forget() {
@@ -185,32 +139,6 @@ mod tests {
             make(1000 + n as u32).unwrap();
             late.join();
         }
-        world.close();
-    }
-
-    #[test]
-    fn an_open_unlinked_file_delays_writers_for_a_second_at_most() {
-        let run = || stays_open(World::make(&["-t", "ext4", "-m", "0"], "32M"));
-        sim::run(sim::Config::new(1), run);
-    }
-
-    fn stays_open(world: World) {
-        let (big, _) = fill(&world, b"big");
-        FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"big").unwrap();
-        let attr = FileSystem::mknod(&*world.fs, &world.cx, ROOT, b"f", 0o100_644, 0).unwrap();
-        let began = now();
-        for _ in 0..20 {
-            let full = world
-                .fs
-                .write(&world.cx, attr.ino, 0, &vec![1; 1 << 20], false);
-            assert_eq!(full, Err(FsError::NoSpace));
-        }
-        assert!(
-            began.elapsed() < Duration::from_secs(2),
-            "{:?}",
-            began.elapsed()
-        );
-        world.fs.forget(big, 1);
         world.close();
     }
 }

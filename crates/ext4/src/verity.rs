@@ -128,6 +128,3 @@ impl Ext4 {
             .to_vec())
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -140,6 +140,3 @@ impl F2fs {
         Ok(Some(AclChange { stored, mode }))
     }
 }
-
-#[cfg(test)]
-mod tests;

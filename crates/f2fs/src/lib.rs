@@ -45,6 +45,7 @@ pub use steadfs_cache::CacheSizes;
 pub use steadfs_f2fs_format::{check, disk, format, inspect, read_superblock};
 
 #[cfg(test)]
+#[path = "tests/world.rs"]
 mod test_world;
 #[cfg(test)]
 mod tests;

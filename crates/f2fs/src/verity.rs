@@ -128,6 +128,3 @@ fn bad(inode: &Inode, rule: &'static str) -> FsError {
     let error = DiskError::entry(Structure::Verity, 0, rule);
     error.in_node(inode.nid()).into()
 }
-
-#[cfg(test)]
-mod tests;

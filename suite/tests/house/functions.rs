@@ -12,8 +12,6 @@ const FUNCTION_LINES: usize = 70;
 const NOT_YET: &[&str] = &[
     "crates/block/src/queue/tests/inherited.rs",
     "crates/block/src/queue/tests/random.rs",
-    "crates/ext4/src/attr/tests.rs",
-    "crates/f2fs/src/attr/tests.rs",
     "crates/f2fs/src/data/cp_reason.rs",
     "crates/f2fs/src/namei/tests.rs",
     "crates/f2fs/src/options/tests.rs",

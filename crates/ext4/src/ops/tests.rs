@@ -1,6 +1,5 @@
 use steadfs_block::MemDevice;
 use steadfs_rt::{sim, spawn};
-use steadfs_vfs::FallocMode;
 
 use super::*;
 use crate::CacheSizes;
@@ -62,49 +61,6 @@ fn synchronous_changes_of_several_callers_share_commits() {
     // A single task does not wait for others: as many commits, and no longer.
     let alone = transactions(&bytes, "dirsync,min_batch_time=2000", 1, 7);
     assert!((20..=22).contains(&alone), "{alone}");
-}
-
-#[test]
-fn everything_is_durable_at_once_on_a_synchronous_mount() {
-    let image = Image::make(&["-t", "ext4"], "16M");
-    let world = World::open_with(image, MountOptions::parse("sync").unwrap());
-    let file = FileSystem::mknod(&*world.fs, &world.cx, ROOT, b"f", 0o100_644, 0).unwrap();
-    let (fs, cx) = (Arc::clone(&world.fs), world.cx.clone());
-    let look = |device: Arc<MemDevice>| {
-        let fs = open(&device.to_bytes(), "");
-        let attr = FileSystem::lookup(&*fs, &Cx::default(), ROOT, b"f").unwrap();
-        let user = FileSystem::getxattr(&*fs, &Cx::default(), attr.ino, b"user.a").ok();
-        fs.close().unwrap();
-        (attr, user)
-    };
-    FileSystem::write(&*fs, &cx, file.ino, 0, &[1; 5000], false).unwrap();
-    assert_eq!(look(world.cut_power_now()).0.size, 5000);
-    let perm = SetAttr {
-        perm: Some(0o600),
-        ..SetAttr::default()
-    };
-    FileSystem::setattr(&*fs, &cx, file.ino, &perm).unwrap();
-    assert_eq!(look(world.cut_power_now()).0.perm, 0o600);
-    let any = SetXattr::Any;
-    FileSystem::setxattr(&*fs, &cx, file.ino, b"user.a", b"value", any).unwrap();
-    assert_eq!(look(world.cut_power_now()).1, Some(b"value".to_vec()));
-    FileSystem::removexattr(&*fs, &cx, file.ino, b"user.a").unwrap();
-    assert_eq!(look(world.cut_power_now()).1, None);
-    fs.fallocate(
-        &cx,
-        file.ino,
-        FallocMode::Allocate { keep_size: false },
-        0,
-        20_000,
-    )
-    .unwrap();
-    assert_eq!(look(world.cut_power_now()).0.size, 20_000);
-    let flags = InodeFlags(file.flags.0 | InodeFlags::NODUMP.0);
-    FileSystem::set_flags(&*fs, &cx, file.ino, flags).unwrap();
-    let flags = look(world.cut_power_now()).0.flags;
-    assert!(flags.contains(InodeFlags::NODUMP));
-    fs.forget(file.ino, 1);
-    world.close();
 }
 
 #[test]

@@ -17,15 +17,6 @@ fn nothing_means_the_defaults() {
 }
 
 #[test]
-fn names_are_listed_once() {
-    let mut names: Vec<_> = TABLE.names().collect();
-    names.sort_unstable();
-    let all = names.len();
-    names.dedup();
-    assert_eq!(names.len(), all);
-}
-
-#[test]
 fn what_is_shown_is_read_back() {
     let lists = [
         "ro,norecovery,noatime,nodiratime",

@@ -37,61 +37,6 @@ fn orphans(world: &World, count: usize) -> Vec<InodeNo> {
 }
 
 #[test]
-fn a_mount_after_a_crash_frees_orphans() {
-    for options in KINDS {
-        let world = World::make(&[options, &["-N", "16384"]].concat(), "64M");
-        let free = world.fs.alloc.totals();
-        let held = orphans(&world, 700);
-        let data = vec![7; 40_000];
-        for &ino in &held[..50] {
-            let inode = world.fs.by_number(ino, world.cx.tag).unwrap();
-            world
-                .fs
-                .write_file(&world.cx, &inode, 0, &data, false)
-                .unwrap();
-        }
-        for &ino in held.iter().skip(100).step_by(3) {
-            world.forget(ino);
-        }
-        let left = world.cut_power();
-        let world = world.recover(left);
-        let now = world.fs.alloc.totals();
-        assert_eq!(
-            (now.free_inodes, now.free + now.pending),
-            (free.free_inodes, free.free)
-        );
-        world.close();
-    }
-}
-
-#[test]
-fn an_unmount_frees_orphans() {
-    for options in KINDS {
-        let world = World::make(options, "16M");
-        let free = world.fs.alloc.totals().free_inodes;
-        orphans(&world, 20);
-        let file = world
-            .fs
-            .mknod(&world.cx, ROOT, b"file", 0o100_600, 0)
-            .unwrap();
-        world.fs.unlink(&world.cx, ROOT, b"file").unwrap();
-        assert_eq!(
-            world
-                .fs
-                .by_number(file.ino, world.cx.tag)
-                .unwrap()
-                .core
-                .read()
-                .links,
-            0
-        );
-        let world = world.reopen();
-        assert_eq!(world.fs.alloc.totals().free_inodes, free);
-        world.close();
-    }
-}
-
-#[test]
 fn many_orphans_are_added_and_removed() {
     let world = World::make(&[KINDS[2], &["-N", "16384"]].concat(), "64M");
     let mut held = orphans(&world, 9000);

@@ -60,6 +60,3 @@ impl F2fs {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

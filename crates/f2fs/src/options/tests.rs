@@ -39,15 +39,6 @@ fn what_the_kernel_shows_is_the_default() {
 }
 
 #[test]
-fn names_are_listed_once() {
-    let mut names: Vec<_> = TABLE.names().collect();
-    names.sort_unstable();
-    let all = names.len();
-    names.dedup();
-    assert_eq!(names.len(), all);
-}
-
-#[test]
 fn what_is_shown_is_read_back() {
     let lists = [
         "ro,noatime,norecovery,noacl,errors=remount-ro",

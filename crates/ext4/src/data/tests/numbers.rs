@@ -1,11 +1,10 @@
-//! The block count in a file's attributes, and the largest file size.
+//! The block count in a file's attributes: maps, and blocks in flight.
 
 use std::sync::Arc;
 
-use steadfs_vfs::{FallocMode, FileSystem, FsError};
+use steadfs_vfs::FileSystem;
 
 use crate::inode::Inode;
-use crate::map::has_extents;
 use crate::test_world::{ROOT, World};
 
 const BS: u64 = 4096;
@@ -43,29 +42,6 @@ impl Case {
         let ino = self.file.ino().into();
         let attr = FileSystem::getattr(&*self.world.fs, &self.world.cx, ino);
         attr.unwrap().blocks * 512 / BS
-    }
-}
-
-#[test]
-fn delayed_blocks_are_counted_in_st_blocks() {
-    for kind in ["ext4", "ext2"] {
-        let case = Case::new(&["-t", kind, "-b", "4096"]);
-        case.write(0, 2);
-        assert_eq!(case.blocks(), 2, "{kind}");
-        case.sync();
-        assert_eq!(case.blocks(), 2);
-        // Over existing data, beyond the end, and after a hole.
-        case.write(1, 3);
-        assert_eq!(case.blocks(), 4);
-        case.write(8, 1);
-        assert_eq!(case.blocks(), 5);
-        case.write(6, 3);
-        assert_eq!(case.blocks(), 7);
-        case.sync();
-        assert_eq!(case.blocks(), 7);
-        case.write(0, 9);
-        assert_eq!(case.blocks(), 9);
-        case.world.close();
     }
 }
 
@@ -110,70 +86,4 @@ fn a_block_rewritten_in_flight_is_counted_once() {
     case.sync();
     assert_eq!(case.blocks(), 3);
     case.world.close();
-}
-
-#[test]
-fn a_write_ends_at_the_largest_file_size() {
-    for options in [
-        &["-t", "ext4", "-b", "4096"][..],
-        &["-t", "ext4", "-b", "1024", "-O", "^huge_file"],
-        &["-t", "ext2", "-b", "1024"],
-    ] {
-        let case = Case::new(options);
-        let most = {
-            let extents = has_extents(&case.file.core.read());
-            case.world.fs.geo().max_file_size(extents)
-        };
-        let data = vec![3; 5000];
-        assert_eq!(case.write_at(most - 3000, &data), Ok(3000), "{options:?}");
-        assert_eq!(case.file.size(), most);
-        assert_eq!(case.write_at(most, b"x"), Err(FsError::FileTooBig));
-        assert_eq!(case.write_at(u64::MAX, b"xy"), Err(FsError::FileTooBig));
-        case.sync();
-        case.world.close();
-    }
-}
-
-/// As Linux: one limit for the whole volume, and for every mode.
-#[test]
-fn fallocate_ends_at_the_largest_file_size() {
-    let keep_size = true;
-    for options in [
-        &["-t", "ext4", "-b", "4096"][..],
-        &["-t", "ext4", "-b", "1024", "-O", "^huge_file"],
-        &["-t", "ext2", "-b", "1024"],
-    ] {
-        let case = Case::new(options);
-        let (fs, cx) = (&*case.world.fs, &case.world.cx);
-        let file = case.file.ino().into();
-        case.write(0, 1);
-        let most = fs.geo().max_file_size(true);
-        let ranges = [
-            (0, most + 1),
-            (most, 1),
-            (most - 1, 2),
-            (1, u64::MAX),
-            (u64::MAX, u64::MAX),
-        ];
-        for mode in [
-            FallocMode::Allocate { keep_size },
-            FallocMode::Allocate { keep_size: false },
-            FallocMode::ZeroRange { keep_size },
-            FallocMode::PunchHole,
-        ] {
-            for (offset, len) in ranges {
-                let said = FileSystem::fallocate(fs, cx, file, mode, offset, len);
-                let range = format!("{options:?} {mode:?} {offset} {len}");
-                assert_eq!(said, Err(FsError::FileTooBig), "{range}");
-            }
-        }
-        let hole = FileSystem::fallocate(fs, cx, file, FallocMode::PunchHole, most - 1, 1);
-        assert_eq!(hole, Ok(()), "{options:?}");
-        let end = fs.geo().max_file_size(has_extents(&case.file.core.read()));
-        for (from, to) in [(0, end), (0, u64::MAX), (end, end)] {
-            let said = FileSystem::copy_range(fs, cx, (file, from), (file, to), 9);
-            assert_eq!(said, Err(FsError::FileTooBig), "{options:?} {from} {to}");
-        }
-        case.world.close();
-    }
 }

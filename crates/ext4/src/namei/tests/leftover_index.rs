@@ -1,5 +1,7 @@
 //! Directories with an index that `tune2fs -O ^dir_index` left behind.
 
+use steadfs_vfs::InodeFlags;
+
 use super::*;
 
 /// A change of a directory.

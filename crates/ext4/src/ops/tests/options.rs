@@ -1,7 +1,5 @@
 //! Options that change results of calls.
 
-use steadfs_vfs::SetXattr;
-
 use super::*;
 
 fn world(mkfs: &[&str], list: &str) -> World {
@@ -102,24 +100,6 @@ fn minixdf_counts_the_volumes_own_blocks() {
     let (useful, as_free) = blocks("bsddf");
     assert_eq!(as_free, free);
     assert!(useful < all - 1000 && useful >= free, "{useful}");
-}
-
-#[test]
-fn attributes_that_are_switched_off_are_refused() {
-    let world = world(&["-t", "ext4"], "nouser_xattr,noacl");
-    let file = world.file(ROOT, b"file").unwrap().ino;
-    let set = |name: &[u8]| {
-        world
-            .fs
-            .setxattr(&world.cx, file, name, b"1", SetXattr::Any)
-    };
-    for name in [&b"user.a"[..], b"system.posix_acl_access"] {
-        assert!(matches!(set(name), Err(FsError::NotSupported(_))));
-        let got = world.fs.getxattr(&world.cx, file, name);
-        assert!(matches!(got, Err(FsError::NotSupported(_))));
-    }
-    set(b"trusted.a").unwrap();
-    world.close();
 }
 
 #[test]

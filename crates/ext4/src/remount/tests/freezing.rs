@@ -1,7 +1,6 @@
 //! Freezing and thawing, on devices that may fail.
 
 use steadfs_block::{Fault, FaultDevice, Op};
-use steadfs_vfs::StatFs;
 
 use super::*;
 
@@ -20,15 +19,6 @@ fn errors(fs: &Ext4) -> String {
     String::from_utf8(said).unwrap()
 }
 
-fn free(fs: &Ext4) -> (u64, u64) {
-    let StatFs {
-        blocks_free,
-        files_free,
-        ..
-    } = fs.statfs(&cx()).unwrap();
-    (blocks_free, files_free)
-}
-
 /// A file that is made durable.
 fn durable(fs: &Ext4, name: &[u8], data: &[u8]) -> Result<()> {
     let attr = FileSystem::mknod(fs, &cx(), ROOT, name, 0o100_644, 0)?;
@@ -45,48 +35,6 @@ const KINDS: [&[&str]; 4] = [
     &["-t", "ext3"],
     &["-t", "ext2"],
 ];
-
-#[test]
-fn a_thaw_frees_files_released_while_frozen() {
-    for options in KINDS {
-        let image = Image::make(options, "32M");
-        let device = FaultDevice::new(image.device());
-        let fs = open(Arc::clone(&device) as _, "");
-        let empty = free(&fs);
-        let [gone, kept] = [b"gone", b"kept"].map(|name| {
-            let attr = FileSystem::mknod(&*fs, &cx(), ROOT, name, 0o100_644, 0).unwrap();
-            fs.write(&cx(), attr.ino, 0, &[7; 500_000], false).unwrap();
-            FileSystem::unlink(&*fs, &cx(), ROOT, name).unwrap();
-            attr.ino
-        });
-        freeze(&fs, "1").unwrap();
-        let before = (device.changes(), free(&fs));
-        fs.forget(gone, 1);
-        assert_eq!((device.changes(), free(&fs)), before, "it is frozen");
-        freeze(&fs, "0").unwrap();
-        let after = free(&fs);
-        assert!(after.0 > before.1.0 + 100, "{after:?} {before:?}");
-        assert_eq!(after.1, before.1.1 + 1);
-        // The other one is still in use.
-        let data = fs.read(&cx(), kept, 0, 500_000).unwrap();
-        assert_eq!(data.to_vec(), [7; 500_000]);
-        fs.forget(kept, 1);
-        assert_eq!(free(&fs), empty);
-        // No orphan is left that would prevent a read-only remount.
-        fs.remount(&cx(), "ro").unwrap();
-        judge(&image, &device.memory);
-        fs.remount(&cx(), "rw").unwrap();
-        // An unmount thaws, too.
-        let attr = FileSystem::mknod(&*fs, &cx(), ROOT, b"last", 0o100_644, 0).unwrap();
-        FileSystem::unlink(&*fs, &cx(), ROOT, b"last").unwrap();
-        freeze(&fs, "1").unwrap();
-        fs.forget(attr.ino, 1);
-        fs.close().unwrap();
-        let sb = judge(&image, &device.memory);
-        assert_eq!(sb.last_orphan(), None);
-        assert_eq!(free(&open(Arc::clone(&device.memory) as _, "ro")), empty);
-    }
-}
 
 /// The error is reported, nothing is changed below the clean mark, and acknowledged data is there.
 #[test]

@@ -8,6 +8,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use steadfs_rt::sim;
+
 use super::*;
 
 thread_local! {

@@ -92,18 +92,6 @@ fn the_stored_size_excludes_data_added_during_write_back() {
     assert!(second == [[1; 5000].as_slice(), &[2; 700]].concat());
 }
 
-/// The last block is dirty again, and is before what is written next.
-#[test]
-fn the_stored_size_excludes_blocks_dirtied_behind_write_back() {
-    let whole = [[1; 5000].as_slice(), &[2; 9000]].concat();
-    for why in [WritebackReason::Background, WritebackReason::Sync] {
-        let [first, second] =
-            written_while_it_grows(9000, |fs, inode| fs.write_out(inode, why, IoTag::default()));
-        assert!(whole.starts_with(&first), "{why:?}: {} bytes", first.len());
-        assert!(first.len() >= 5000 && second == whole, "{why:?}");
-    }
-}
-
 /// Of several extents in flight one fails: the stored size does not cover it until it is written.
 #[test]
 fn the_stored_size_excludes_failed_blocks() {

@@ -57,33 +57,6 @@ impl Case {
 }
 
 #[test]
-fn delayed_blocks_count_as_allocated() {
-    for options in ["", "mode=lfs", "checkpoint=disable"] {
-        let case = Case::new(options);
-        case.write(0, 2);
-        case.counts(2);
-        // Over existing blocks, beyond the end, and after a hole.
-        case.write(1, 3);
-        case.counts(4);
-        case.write(8, 1);
-        assert_eq!(case.sectors(), 5 * 8);
-        case.write(6, 3);
-        case.counts(7);
-        case.write(0, 9);
-        case.counts(9);
-        // Blocks reserved by fallocate count at once.
-        let (fs, cx) = (&*case.world.fs, &case.world.cx);
-        let ino = case.file.nid().into();
-        let (mode, from) = (FallocMode::Allocate { keep_size: false }, 9 * BLOCK);
-        FileSystem::fallocate(fs, cx, ino, mode, from, 3 * BLOCK).unwrap();
-        assert_eq!(case.sectors(), 12 * 8);
-        case.write(10, 3);
-        case.counts(13);
-        case.world.close();
-    }
-}
-
-#[test]
 fn nodes_that_delayed_blocks_need_count_too() {
     let case = Case::new("");
     // In the first direct node, twice in the second, and in one of the double indirect tree.

@@ -1,11 +1,11 @@
 //! A mounted volume in memory for the tests of this crate, judged by fsck.f2fs and by our checker.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
-use steadfs_vfs::{Attr, Cx, DirEntry, FileKind, FileSystem, FsError, Result};
+use steadfs_vfs::test_support::{self, Tree};
+use steadfs_vfs::{Attr, Cx, FileSystem, Result};
 
 use crate::CacheSizes;
 use crate::checkpoint::Reason;
@@ -18,17 +18,6 @@ pub(crate) const ROOT: InodeNo = InodeNo(3);
 /// All features of volumes that are written.
 pub(crate) const ALL: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
                               flexible_inline_xattr,lost_found,verity,encrypt,compression";
-
-/// Result of a walk over all names: paths and their inodes.
-pub(crate) type Tree = BTreeMap<Vec<u8>, Seen>;
-
-/// An inode as a caller sees it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub(crate) attr: Attr,
-    pub(crate) target: Option<Vec<u8>>,
-    pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
-}
 
 pub(crate) struct World {
     device: Arc<MemDevice>,
@@ -152,73 +141,16 @@ impl World {
         Ok(attr)
     }
 
-    /// Names and inodes of a directory in listing order, dots included, read `batch` at a time.
     pub(crate) fn list(&self, dir: InodeNo, batch: usize) -> Vec<(Vec<u8>, InodeNo)> {
-        let mut all = Vec::new();
-        let mut cookie = 0;
-        loop {
-            let mut got = 0;
-            let from = cookie;
-            let mut emit = |entry: DirEntry<'_>| {
-                if got == batch {
-                    return false;
-                }
-                got += 1;
-                all.push((entry.name.to_vec(), entry.ino));
-                cookie = entry.next;
-                true
-            };
-            self.fs.readdir(&self.cx, dir, from, &mut emit).unwrap();
-            if got < batch {
-                return all;
-            }
-        }
+        test_support::list(&*self.fs, &self.cx, dir, batch)
     }
 
-    /// The names of a directory without the dots, sorted.
     pub(crate) fn names(&self, dir: InodeNo) -> Vec<Vec<u8>> {
-        let all = self.list(dir, 1000);
-        let mut names: Vec<_> = all.into_iter().map(|(name, _)| name).collect();
-        names.retain(|name| name != b"." && name != b"..");
-        names.sort();
-        names
+        test_support::names(&*self.fs, &self.cx, dir)
     }
 
-    /// All names and their inodes. Access times are left out, because reading changes them.
     pub(crate) fn tree(&self) -> Tree {
-        let mut tree = Tree::new();
-        let mut below = vec![(Vec::new(), ROOT)];
-        while let Some((path, dir)) = below.pop() {
-            for name in self.names(dir) {
-                let attr = self.lookup(dir, &name).unwrap();
-                let path = [&path[..], b"/", &name].concat();
-                if attr.kind == FileKind::Directory {
-                    below.push((path.clone(), attr.ino));
-                }
-                tree.insert(path, self.see(attr));
-            }
-        }
-        tree
-    }
-
-    fn see(&self, mut attr: Attr) -> Seen {
-        let (fs, cx) = (&self.fs, &self.cx);
-        let mut attributes: Vec<_> = fs
-            .listxattr(cx, attr.ino)
-            .unwrap()
-            .into_iter()
-            .map(|name| {
-                let value = fs.getxattr(cx, attr.ino, &name).unwrap();
-                (name, value)
-            })
-            .collect();
-        attributes.sort();
-        attr.atime = attr.mtime;
-        Seen {
-            target: (attr.kind == FileKind::Symlink).then(|| fs.readlink(cx, attr.ino).unwrap()),
-            attributes,
-            attr,
-        }
+        test_support::tree(&*self.fs, &self.cx)
     }
 }
 
@@ -241,18 +173,4 @@ pub(crate) fn fsck(device: &MemDevice) {
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let bad = text.contains("[FAIL]") || text.contains("ASSERT") || text.contains("[FIX]");
     assert!(out.status.success() && !bad, "{text}");
-}
-
-/// Whether an operation failed in a way that a concurrent operation can cause.
-pub(crate) fn is_race(error: &FsError) -> bool {
-    matches!(
-        error,
-        FsError::Exists
-            | FsError::NotFound
-            | FsError::IsDir
-            | FsError::NotDir
-            | FsError::NotEmpty
-            | FsError::NotPermitted
-            | FsError::Invalid(_)
-    )
 }
