@@ -6,6 +6,7 @@
 //! This crate allocates no disk space and knows no format.
 
 mod clustering;
+mod commit_batch;
 mod early;
 mod engine;
 mod flush_guard;
@@ -18,6 +19,7 @@ mod write_error;
 mod writeback;
 
 pub use clustering::FsyncClustering;
+pub use commit_batch::{BatchedCommit, CommitBatch, wait_for_callers};
 pub use engine::{
     Engine, FlushLock, Intent, MapAction, MapRequest, MappedPiece, Piece, Settlement,
     WritebackFile, WritebackFs, WritebackLimits, WritebackRun,

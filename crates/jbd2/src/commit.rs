@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoHandle};
+use steadfs_cache::{BatchedCommit, wait_for_callers};
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, MutexGuard, OnUnwind, PANICKED, now, wall_clock};
 
@@ -110,8 +111,7 @@ impl Journal {
                         running.requested = Some(now());
                     }
                     running.callers += u32::from(!std::mem::replace(&mut counted, true));
-                    if inner.batch_target.is_some_and(|all| running.callers >= all) {
-                        inner.batch_target = None;
+                    if inner.batch.joined(running.callers) {
                         self.batch_full.notify_one();
                     }
                     Arc::clone(&running.waiters)
@@ -133,7 +133,7 @@ impl Journal {
                 state.leading = true;
                 state.leader = inherit::current_task();
                 if requested {
-                    state = self.await_batch(state, tid);
+                    self.await_batch(&mut state, tid);
                 }
                 drop(state);
                 self.lead(tag);
@@ -143,41 +143,19 @@ impl Journal {
     }
 
     /// Waits briefly for the usual fsync callers to join (group commit). The caller has made itself the leader.
-    fn await_batch<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, JournalState>,
-        tid: Tid,
-    ) -> MutexGuard<'a, JournalState> {
-        let callers =
-            |state: &JournalState| state.running.as_ref().map_or(0, |running| running.callers);
-        let (joined, began) = (callers(&state), now());
-        assert!(
-            state.leading && state.batch_target.is_none(),
-            "only the leader waits for callers"
-        );
+    fn await_batch(&self, state: &mut MutexGuard<'_, JournalState>, tid: Tid) {
+        assert!(state.leading, "only the leader waits for callers");
         if state
             .running
             .as_ref()
             .is_none_or(|running| running.tid != tid)
         {
-            return state;
+            return;
         }
-        let (average, max_wait) = (state.stats.average_commit, state.tuning.max_batch);
-        let Some((all, wait)) = state.batch.plan_wait(joined, average, max_wait, began) else {
-            return state;
-        };
-        state.batch_target = Some(all);
-        while state.batch_target.is_some() && state.aborted.is_none() {
-            let Some(rest) = wait.checked_sub(began.elapsed()).filter(|d| !d.is_zero()) else {
-                break;
-            };
-            self.batch_full.wait_for(&mut state, rest);
+        let max_wait = state.tuning.max_batch;
+        if let Some(waited) = wait_for_callers(&self.batch_full, state, max_wait) {
+            state.stats.waited_batch.add(waited);
         }
-        state.batch_target = None;
-        let came = callers(&state).saturating_sub(joined);
-        state.batch.record_wait(came, all - joined);
-        state.stats.waited_batch.add(began.elapsed());
-        state
     }
 
     /// Boosts the I/O of the commit under way to `tag`, also if `tid` is the next transaction, which waits
@@ -226,7 +204,7 @@ impl Journal {
         let mut state = self.state.lock();
         assert!(state.leading, "only the leader stops leading");
         assert!(
-            state.batch_target.is_none(),
+            !state.batch.is_waiting(),
             "the leader has stopped waiting for callers"
         );
         state.leading = false;
@@ -506,8 +484,8 @@ impl Journal {
         );
         state.durable = closed.tid;
         let served = state.committing.take().map_or(0, |commit| commit.callers);
-        let waiting = state.running.as_ref().map_or(0, |running| running.callers);
-        state.batch.commit_ended(served, waiting, now());
+        let (waiting, time) = (state.callers(), ended.since(closed.times.lock_began));
+        state.batch.commit_ended(served, waiting, time, now());
         let (free, capacity) = (state.log.free(), state.log.capacity());
         state.stats.dropped += dropped;
         record_commit(&mut state, &closed.times, ended, changed, len);
@@ -553,7 +531,7 @@ fn record_commit(
     len: u32,
 ) {
     let stats = &mut state.stats;
-    stats.record_commit_time(ended.since(times.lock_began));
+    stats.average_commit = state.batch.average();
     stats.transactions += 1;
     if let Some(requested) = times.requested {
         stats.requested += 1;

@@ -16,11 +16,10 @@ use std::time::Duration;
 
 use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::Queue;
-use steadfs_cache::MetaCache;
+use steadfs_cache::{CommitBatch, MetaCache};
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank, RankScope, now, sleep};
 
-use crate::commit_batch::CommitBatch;
 use crate::config::{JournalConfig, JournalTuning};
 use crate::handle::Handle;
 use crate::lists::ReclaimLists;
@@ -116,7 +115,6 @@ impl Journal {
             leading: false,
             leader: TaskNo::default(),
             batch: CommitBatch::default(),
-            batch_target: None,
             next_tid,
             durable: Tid(next_tid.0.wrapping_sub(1)),
             log,
@@ -351,6 +349,7 @@ impl Journal {
             waiter.notify_all();
         }
         self.admission.notify_all();
+        self.batch_full.notify_all();
         self.drained.notify_all();
         self.reclaim_wake.notify_all();
         if record && !self.read_only {
@@ -394,7 +393,7 @@ impl Journal {
         if alone || max_batch.is_zero() || state.aborted.is_some() {
             return Duration::ZERO;
         }
-        let wait = state.stats.average_commit.max(min_batch).min(max_batch);
+        let wait = state.batch.average().max(min_batch).min(max_batch);
         let young =
             |running: &RunningTransaction| !running.locked && now().since(running.started) < wait;
         if state.running.as_ref().is_some_and(young) {

@@ -14,12 +14,11 @@
 //! and a commit has no ordered-data step as the kernel's has.
 //!
 //! Paths through the crate: [`Journal::begin`] (`journal.rs`, `transaction.rs`) returns a [`Handle`]
-//! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `commit_batch.rs`, `log_writer.rs`) makes it durable;
+//! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `log_writer.rs`) makes it durable;
 //! `reclaim.rs` and `lists.rs` free log space; [`recover()`] (`recover.rs`) replays the log. `space.rs` and
 //! `policy.rs` are pure arithmetic. The format is the crate `steadfs-jbd2-format`.
 
 mod commit;
-mod commit_batch;
 mod config;
 mod error;
 mod handle;

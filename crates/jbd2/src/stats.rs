@@ -76,15 +76,6 @@ pub struct JournalStats {
 }
 
 impl JournalStats {
-    /// Adds a commit's time to the average.
-    pub(crate) fn record_commit_time(&mut self, time: Duration) {
-        self.average_commit = if self.transactions == 0 {
-            time
-        } else {
-            (time + self.average_commit * 3) / 4
-        };
-    }
-
     /// The counter for handles that wait for `admission`.
     pub(crate) const fn wait_stats_for(&mut self, admission: Admission) -> &mut WaitStats {
         match admission {

@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use steadfs_base::{DevBlock, FixedMap, IoTag, Tid};
 use steadfs_block::IoHandle;
-use steadfs_cache::MetaBuf;
+use steadfs_cache::{BatchedCommit, CommitBatch, MetaBuf};
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
-use crate::commit_batch::CommitBatch;
 use crate::config::JournalTuning;
 use crate::space::{LogCosts, LogRing};
 use crate::stats::JournalStats;
@@ -127,8 +126,6 @@ pub(crate) struct JournalState {
     pub leader: TaskNo,
     /// Group commit: the usual fsync callers.
     pub batch: CommitBatch,
-    /// Number of callers that the leader waits for before it begins.
-    pub batch_target: Option<u32>,
     /// Number of the next transaction to be created.
     pub next_tid: Tid,
     /// The newest durable transaction.
@@ -151,6 +148,20 @@ pub(crate) struct JournalState {
     pub last_sync_writer: u64,
     pub tuning: JournalTuning,
     pub stats: JournalStats,
+}
+
+impl BatchedCommit for JournalState {
+    fn batch(&mut self) -> &mut CommitBatch {
+        &mut self.batch
+    }
+
+    fn callers(&self) -> u32 {
+        self.running.as_ref().map_or(0, |running| running.callers)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.aborted.is_some()
+    }
 }
 
 impl JournalState {
