@@ -204,6 +204,8 @@ impl F2fs {
     fn show_syncs(&self, out: &mut String) {
         line!(out, "fsync without a checkpoint: {}", self.syncs.own());
         line!(out, "  - along with others' : {}", self.syncs.clustered());
+        let members = self.node_writes.members();
+        line!(out, "  - in the group of another's : {members}");
         for (reason, count) in self.syncs.reasons() {
             line!(out, "  - checkpoint for {} : {count}", reason.name());
         }

@@ -22,6 +22,7 @@ mod corrupt;
 mod crafted;
 mod cross_linked;
 mod formatted;
+mod groups;
 mod hostile;
 mod hostile_writes;
 mod merging;

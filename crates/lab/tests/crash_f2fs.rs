@@ -133,24 +133,21 @@ fn late_fsyncs(seed: u64) -> Program {
     text.parse().expect("one line is one operation")
 }
 
-/// Files that are clustered with an fsync are as if they had been synced too, or as in the last checkpoint; and they
-/// never prevent the recovery of the synced file.
-#[test]
-fn a_file_clustered_with_an_fsync_survives_whole() {
-    let out = cases("along");
-    std::fs::create_dir_all(&out).unwrap();
-    let mut subjects = f2fs::subjects().unwrap();
+/// Explores the crashes of the programs of many seeds, on volumes that are not small.
+fn explore_programs(out: &Path, rounds: usize, make: fn(u64) -> Program) -> (Vec<String>, Stats) {
+    std::fs::create_dir_all(out).expect("the folder of failing cases");
+    let mut subjects = f2fs::subjects().expect("formatted volumes");
     subjects.retain(|subject| !subject.small);
     let effort = Effort {
         images: 60,
         ..Effort::default()
     };
     let mut stats = Stats::default();
-    for number in 0..(images(20_000) / 4_000) as u64 {
+    for number in 0..rounds as u64 {
         for (subject, seed) in subjects.iter().zip(100 * number..) {
-            let program = late_fsyncs(seed);
+            let program = make(seed);
             let (of_run, failure) =
-                try_program(Trial::Crashes, subject, &program, seed, effort, &out);
+                try_program(Trial::Crashes, subject, &program, seed, effort, out);
             stats.add(of_run);
             if let Some(failure) = failure {
                 let case = Case {
@@ -160,17 +157,68 @@ fn a_file_clustered_with_an_fsync_survives_whole() {
                     injection: failure.injection.clone(),
                     path: failure.path.clone(),
                 };
-                case.save(&out, &failure).unwrap();
+                case.save(out, &failure).expect("the failing case is kept");
                 let text = format!("{}\n{}", failure.problem, failure.detail);
                 panic!("seed {seed} on {}: {text}", subject.name);
             }
         }
     }
+    let names = subjects.into_iter().map(|subject| subject.name).collect();
+    (names, stats)
+}
+
+/// Files that are clustered with an fsync are as if they had been synced too, or as in the last checkpoint; and they
+/// never prevent the recovery of the synced file.
+#[test]
+fn a_file_clustered_with_an_fsync_survives_whole() {
+    let (subjects, stats) = explore_programs(&cases("along"), images(20_000) / 4_000, late_fsyncs);
     let along = |name: &str| stats.work_of(name, f2fs::CLUSTERED);
     assert!(along("f2fs-plain") > 0, "{:?}", stats.work);
     assert_eq!(along("f2fs-fastboot") + along("f2fs-two-logs"), 0);
-    let all: u64 = subjects.iter().map(|subject| along(&subject.name)).sum();
+    let all: u64 = subjects.iter().map(|name| along(name)).sum();
     assert!(all > 20 && stats.rolled > 100, "{all}, {}", stats.rolled);
+}
+
+/// Several tasks append to files of their own, or write behind holes so that chains have several nodes, and call fsync
+/// each time.
+fn concurrent_fsyncs(seed: u64) -> Program {
+    let mut random = Random::new(seed ^ 0x6E0_0F5);
+    let tasks = 2 + random.below(4);
+    let mut text = String::from("setup\n");
+    for task in 0..tasks {
+        if random.chance(512) {
+            text += &format!("create /{task} 644\nwrite /{task} 0+5000 {task}\n");
+        }
+    }
+    for task in 0..tasks {
+        text += &format!("task\ncreate /{task} 644\n");
+        let mut size = 5000;
+        for n in 0..6 + random.below(8) {
+            match random.below(8) {
+                0 => size += 4 << 20,
+                1 => text += &format!("write /{task} 0+3000 2{n}\n"),
+                2 => text += &format!("create /{task}-{n} 600\nfsync /{task}-{n}\n"),
+                _ => {}
+            }
+            let len = 1 + random.below(9000);
+            text += &format!("write /{task} {size}+{len} 1{n}\n");
+            size += len;
+            let sync = ["fsync", "fdatasync"][usize::from(random.chance(256))];
+            text += &format!("{sync} /{task}\n");
+        }
+    }
+    text.parse().expect("one line is one operation")
+}
+
+/// fsyncs that share a FLUSH are durable when they return; a crash leaves a prefix of the node log.
+#[test]
+fn concurrent_fsyncs_survive_as_a_group() {
+    let (subjects, stats) =
+        explore_programs(&cases("groups"), images(20_000) / 10_000, concurrent_fsyncs);
+    let grouped = |name: &str| stats.work_of(name, f2fs::GROUPED);
+    assert_eq!(grouped("f2fs-fastboot") + grouped("f2fs-two-logs"), 0);
+    let all: u64 = subjects.iter().map(|name| grouped(name)).sum();
+    assert!(all > 100 && stats.rolled > 100, "{all}, {}", stats.rolled);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! fsync clustering ([`steadfs_cache::FsyncClustering`]): an fsync writes the data of other dirty files along.
 //!
-//! The data of all of them is made durable by one FLUSH, and their node chains by a second one. If the fsync takes
-//! a checkpoint, which covers their nodes anyway, only their data is written along.
+//! Their node chains join the group of the file's own chain, so all become durable together. If the fsync takes a
+//! checkpoint, which covers their nodes anyway, only their data is written along.
 //!
 //! The chain of the file that fsync was called for is first in the log. Recovery follows the log, so it finds the
 //! other chains only after that one, each as if its file had been synced at that moment: the rules of
@@ -16,7 +16,7 @@ use steadfs_vfs::Result;
 use super::placement::Occasion;
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::node::chain::{Chain, ChainPlan};
+use crate::node::chain::{Barrier, Chain, ChainPlan, ChainUse};
 
 impl F2fs {
     /// Called before an fsync writes the data of a regular file: writes it together with that of the files that are
@@ -35,11 +35,12 @@ impl F2fs {
     pub(super) fn plan_cluster_chains<'f>(
         &'f self,
         files: &'f [Arc<Inode>],
-        tag: IoTag,
+        by: ChainUse<'_>,
     ) -> Vec<Chain<'f>> {
+        let by = ChainUse { caller: None, ..by };
         let mut chains = Vec::with_capacity(files.len());
         for inode in files {
-            match self.plan_other_chain(inode, tag) {
+            match self.plan_other_chain(inode, by) {
                 Ok(chain) => chains.extend(chain),
                 Err(error) => {
                     tracing::debug!(%error, "cannot plan the node chain of a file clustered with an fsync");
@@ -50,11 +51,15 @@ impl F2fs {
         chains
     }
 
-    fn plan_other_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<Option<Chain<'f>>> {
+    fn plan_other_chain<'f>(&'f self, inode: &'f Inode, by: ChainUse) -> Result<Option<Chain<'f>>> {
         let Some(_flush) = FlushGuard::try_lock(inode) else {
             return Ok(None);
         };
-        match self.place_chain(inode, tag)? {
+        if by.barrier == Barrier::Flush && self.has_volatile_opu(inode) {
+            // Another write-back of the file ended meanwhile: a FLUSH after the chain would be too late.
+            return Ok(None);
+        }
+        match self.place_chain(inode, by)? {
             ChainPlan::Chain(chain) => Ok(Some(chain)),
             ChainPlan::Clean | ChainPlan::NeedsCheckpoint(_) => Ok(None),
         }

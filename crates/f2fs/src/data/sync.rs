@@ -15,7 +15,8 @@ use crate::disk::inode::Advise;
 use crate::disk::superblock::StopReason;
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
-use crate::node::chain::{Barrier, ChainPlan};
+use crate::node::chain::{Barrier, ChainPlan, ChainUse};
+use crate::node::writes::Arrival;
 use crate::options::FsyncMode;
 
 /// How often a chain is planned again after the node log was full.
@@ -31,6 +32,7 @@ impl F2fs {
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Write-back of the file by other tasks, and open changes, proceed at this task's priority while it waits.
         let _task_tag = inherit::set_task_tag(tag);
+        let arrival = self.node_writes.arrive();
         let mut cluster = Vec::new();
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.nid().0.into()));
@@ -68,18 +70,28 @@ impl F2fs {
             self.syncs.count(None);
             return self.finish_sync(inode, tag);
         }
-        self.sync_nodes(inode, &cluster, tag)
+        self.sync_nodes(inode, &cluster, &arrival, tag)
     }
 
     /// Makes the stored state of an inode durable: by its own nodes, together with those of the files in `cluster`
     /// that allow it, or by a checkpoint if nodes cannot express all changes.
-    fn sync_nodes(&self, inode: &Inode, cluster: &[Arc<Inode>], tag: IoTag) -> Result<()> {
+    fn sync_nodes(
+        &self,
+        inode: &Inode,
+        cluster: &[Arc<Inode>],
+        arrival: &Arrival<'_>,
+        tag: IoTag,
+    ) -> Result<()> {
         for _ in 0..CHAIN_ATTEMPTS_MAX {
-            let (placed, opu) = {
+            let (placed, by) = {
                 // Blocks that are mapped from here on belong to the next fsync.
                 let _flush = inode.lock_flush();
-                let placed = self.place_chain(inode, tag)?;
-                (placed, !self.queue.has_flushed(inode.unflushed_opu()))
+                let by = ChainUse {
+                    barrier: self.chain_barrier(inode, cluster),
+                    caller: Some(arrival),
+                    tag,
+                };
+                (self.place_chain(inode, by)?, by)
             };
             let chain = match placed {
                 ChainPlan::Chain(chain) => chain,
@@ -92,17 +104,9 @@ impl F2fs {
                     return self.sync_by_checkpoint(inode, tag);
                 }
             };
-            let how = match (self.has_barriers(), opu) {
-                (false, _) => Barrier::None,
-                (true, true) => Barrier::Ordered,
-                (true, false) => Barrier::Flush,
-            };
-            let others = self.plan_cluster_chains(cluster, tag);
+            let others = self.plan_cluster_chains(cluster, by);
             self.syncs.count_clustered(others.len());
-            let written = match others.is_empty() {
-                true => self.write_chain(chain, how, tag),
-                false => self.write_chains(chain, others, tag),
-            };
+            let written = self.write_chains(chain, others, by.barrier, tag);
             match written {
                 Err(FsError::NoSpace) => self.make_free_space(tag)?,
                 other => {
@@ -112,6 +116,22 @@ impl F2fs {
             }
         }
         Err(FsError::NoSpace)
+    }
+
+    /// How the chains of a file and of the files in its cluster are made durable.
+    fn chain_barrier(&self, inode: &Inode, cluster: &[Arc<Inode>]) -> Barrier {
+        let files = cluster.iter().map(AsRef::as_ref);
+        let opu = files.chain([inode]).any(|file| self.has_volatile_opu(file));
+        match (self.has_barriers(), opu) {
+            (false, _) => Barrier::None,
+            (true, true) => Barrier::Ordered,
+            (true, false) => Barrier::Flush,
+        }
+    }
+
+    /// Whether data of the file was written out of place and no FLUSH has covered it.
+    pub(super) fn has_volatile_opu(&self, inode: &Inode) -> bool {
+        !self.queue.has_flushed(inode.unflushed_opu())
     }
 
     fn sync_by_checkpoint(&self, inode: &Inode, tag: IoTag) -> Result<()> {

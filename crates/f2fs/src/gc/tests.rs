@@ -335,11 +335,17 @@ fn atgc_cleans_old_sections() {
         full.sync();
         full.fs.set_gc("atgc_age_threshold", "100").unwrap();
         sleep(week / 1000);
-        full.rewrite(500);
-        full.verify();
-        sleep(week / 1000);
-        let stats = full.fs.gc.stats();
-        assert!(stats.data_blocks[1] > 0, "{stats:?}");
+        // When the background task finds the volume idle depends on the schedule.
+        let moved = |full: &Full| full.fs.gc.stats().data_blocks[1];
+        for _ in 0..10 {
+            full.rewrite(500);
+            full.verify();
+            sleep(week / 1000);
+            if moved(&full) > 0 {
+                break;
+            }
+        }
+        assert!(moved(&full) > 0, "{:?}", full.fs.gc.stats());
         assert!(full.fs.status().contains("Idle AT : "));
         full.rewrite(500);
         full.verify();

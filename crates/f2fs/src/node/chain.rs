@@ -5,15 +5,18 @@
 //! the log, so a node is found only through those before it, of any file: an fsync ends when all node writes that began
 //! before it have ended. Its nodes carry the version of the checkpoint that they follow; the fsync is not durable
 //! before that checkpoint is.
+//!
+//! Concurrent fsyncs share a FLUSH ([`super::writes`], [`super::GroupLead`]).
 
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf};
-use steadfs_vfs::Result;
+use steadfs_rt::now;
+use steadfs_vfs::{FsError, Result};
 
 use super::Node;
-use super::writes::NodeWrite;
+use super::writes::{Arrival, ChainWrite, GroupLead, NodeWrite};
 use crate::checkpoint::{Marks, Writes};
 use crate::cp_lock::Change;
 use crate::data::cp_reason::CpReason;
@@ -29,15 +32,25 @@ pub enum Barrier {
     None,
     /// A FLUSH after the chain.
     Flush,
-    /// Preflush and FUA on the marked node: all data was written out of place, and is durable if that node is found.
+    /// The chain belongs to a group, which is written with PREFLUSH and FUA: data was written out of place, and is
+    /// durable if the chain is found.
     Ordered,
+}
+
+/// For what a chain is written.
+#[derive(Clone, Copy)]
+pub struct ChainUse<'a> {
+    pub barrier: Barrier,
+    /// Of an fsync of the file itself, not of one that it is clustered with.
+    pub caller: Option<&'a Arrival<'a>>,
+    pub tag: IoTag,
 }
 
 /// The nodes of an fsync with their addresses.
 pub struct Chain<'f> {
     inode: &'f Inode,
-    write: NodeWrite<'f>,
-    /// Contents by address, the marked node last.
+    write: ChainWrite<'f>,
+    /// Contents by address, the marked node last; none if the chain belongs to a group, which has them.
     blocks: Vec<(BlockAddr, Buf)>,
     /// The same nodes, so that a node being written is not evicted and read again.
     in_flight_nodes: Vec<Arc<Node>>,
@@ -60,7 +73,12 @@ pub enum ChainPlan<'f> {
 impl F2fs {
     /// Allocates blocks for a file's dirty nodes, if roll-forward can recover the file from them. The caller holds
     /// `inode.flush`.
-    pub(crate) fn place_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<ChainPlan<'f>> {
+    pub(crate) fn place_chain<'f>(
+        &'f self,
+        inode: &'f Inode,
+        by: ChainUse<'_>,
+    ) -> Result<ChainPlan<'f>> {
+        let tag = by.tag;
         // The checks below are valid until blocks are allocated: inside the `Change` no checkpoint begins, and under
         // the inode's `core` no name of it changes and no node of it is freed.
         let change = self.change()?;
@@ -86,7 +104,7 @@ impl F2fs {
             return Ok(ChainPlan::Clean);
         }
         let dentry = named && with_inode;
-        let chain = self.allocate_chain(&change, inode, nodes, dentry);
+        let chain = self.allocate_chain(&change, inode, (nodes, dentry), by);
         if dentry && chain.allocated.is_ok() {
             inode.set_dentry_marked(version);
         }
@@ -116,12 +134,15 @@ impl F2fs {
         &'f self,
         change: &Change<'_>,
         inode: &'f Inode,
-        nodes: Vec<Arc<Node>>,
-        dentry: bool,
+        (nodes, dentry): (Vec<Arc<Node>>, bool),
+        by: ChainUse<'_>,
     ) -> Chain<'f> {
         assert!(!nodes.is_empty(), "a chain has a node to mark");
         let (node_version, version) = self.checkpoints.node_version();
-        let (write, order) = self.node_writes.begin();
+        let grouped = by.barrier == Barrier::Ordered;
+        let (write, order) = self
+            .node_writes
+            .begin_chain(version, grouped, by.caller, by.tag);
         let mut blocks = Vec::with_capacity(nodes.len());
         let mut allocated = Ok(());
         for (n, node) in nodes.iter().enumerate() {
@@ -139,136 +160,137 @@ impl F2fs {
                 }
             }
         }
-        drop(order);
         assert!(blocks.len() <= nodes.len(), "a node is in its chain once");
-        Chain {
+        let mut chain = Chain {
             inode,
             write,
             blocks,
             in_flight_nodes: nodes,
             version,
             allocated,
+        };
+        if let Some(group) = chain.write.group() {
+            let nodes = std::mem::take(&mut chain.in_flight_nodes);
+            group.add(&order, std::mem::take(&mut chain.blocks), nodes);
         }
+        chain
     }
 
-    /// Writes a chain and makes it durable.
+    /// Writes a chain with those of other files, allocated after it, and makes all durable (fsync clustering).
     ///
     /// # Errors
-    /// `NoSpace`: blocks were not allocated for all nodes; the fsync can be repeated when there is space. A device
-    /// error: the volume aborts, because the NAT refers to nodes that were not written.
-    pub(crate) fn write_chain(&self, chain: Chain<'_>, how: Barrier, tag: IoTag) -> Result<()> {
-        let Chain {
-            inode,
-            write,
-            mut blocks,
-            in_flight_nodes,
-            version,
-            allocated,
-        } = chain;
-        let before = write.before();
-        let marked = (how == Barrier::Ordered).then(|| blocks.pop()).flatten();
-        let written = self.write_nodes(&blocks, &write, tag).and_then(|()| {
-            let Some((at, data)) = marked else {
-                return Ok(());
-            };
-            self.node_writes.wait(before, &self.queue, tag)?;
-            let bio = Bio::write(u64::from(at.0) * BLOCK_SIZE as u64, vec![data]);
-            let io = self.queue.submit(bio.preflush_and_fua(), tag);
-            write.note(std::slice::from_ref(&io), &self.queue);
-            io.wait().map_err(io_error)
-        });
-        drop(in_flight_nodes);
-        match &written {
-            Ok(()) => {
-                // A later fsync of the clean file waits for this write and knows which FLUSH it needs.
-                inode.record_written(false, self.queue.next_flush());
-                write.end();
-            }
-            Err(error) => {
-                self.abort(
-                    StopReason::WRITE_FAIL,
-                    &format!("a node could not be written: {error}"),
-                );
-                drop(write);
-            }
-        }
-        written?;
-        allocated?;
-        self.node_writes.wait(before, &self.queue, tag)?;
-        if how == Barrier::Flush {
-            self.queue.flush(tag).wait().map_err(|error| {
-                self.abort(StopReason::FLUSH_FAIL, &format!("a flush failed: {error}"));
-                io_error(error)
-            })?;
-        }
-        self.wait_checkpoint(version, tag)
-    }
-
-    /// Writes a chain with those of other files, allocated after it, and makes all durable (fsync clustering). Data
-    /// that was written out of place is made durable first, because roll-forward may find any of the marked nodes.
-    ///
-    /// # Errors
-    /// As [`F2fs::write_chain`], for the first chain. `NoSpace` of the other chains is ignored: their files have not
-    /// called fsync.
+    /// `NoSpace`: blocks were not allocated for all nodes of the first chain; the fsync can be repeated when there is
+    /// space. (That of other chains is ignored: their files have not called fsync.) A device error: the volume aborts,
+    /// because the NAT refers to nodes that were not written.
     pub(crate) fn write_chains(
         &self,
         first: Chain<'_>,
         others: Vec<Chain<'_>>,
+        how: Barrier,
         tag: IoTag,
     ) -> Result<()> {
         let allocated = first.allocated.clone();
-        let mut chains = Vec::with_capacity(1 + others.len());
-        chains.push(first);
-        chains.extend(others);
-        let last = chains.last().expect("there is at least one chain");
-        let (before, version) = (last.write.before(), last.version);
-        assert!(
-            chains.iter().all(|chain| chain.version <= version),
-            "the last chain follows the latest checkpoint"
-        );
-        assert!(
-            chains.is_sorted_by(|a, b| a.write.before() < b.write.before()),
-            "chains are in the order of the log"
-        );
-        let opu = chains.iter().map(|chain| chain.inode.unflushed_opu());
-        if !self.queue.has_flushed(opu.max().unwrap_or(0)) {
-            self.flush_device(tag)?;
-        }
-        let each = chains.iter_mut().map(|c| std::mem::take(&mut c.blocks));
-        let blocks: Vec<_> = each.flatten().collect();
-        let mut writes = Writes::default();
-        self.submit_blocks(&blocks, tag, &mut writes);
-        for chain in &chains {
-            chain.write.note(writes.ios(), &self.queue);
-        }
-        if let Err(error) = writes.wait() {
-            self.abort(
-                StopReason::WRITE_FAIL,
-                &format!("a node could not be written: {error}"),
+        let (mut own, mut grouped) = (Vec::new(), Vec::new());
+        let mut version = 0;
+        for chain in std::iter::once(first).chain(others) {
+            assert!(
+                chain.version >= version,
+                "chains are in the order of the log"
             );
-            return Err(io_error(error));
+            version = chain.version;
+            match chain.write {
+                ChainWrite::Own(_) => own.push(chain),
+                ChainWrite::Lead(_) | ChainWrite::Member(_) => grouped.push(chain.write),
+            }
         }
-        for chain in chains {
-            // As in `write_chain`.
-            chain.inode.record_written(false, self.queue.next_flush());
-            chain.write.end();
+        // Those of the groups may be behind them in the log, and wait for them.
+        let before = self.write_own(own, tag)?;
+        for write in grouped {
+            match write {
+                ChainWrite::Lead(lead) => self.write_group(lead, tag)?,
+                ChainWrite::Member(group) => group.wait()?,
+                ChainWrite::Own(_) => unreachable!("these were written above"),
+            }
         }
         allocated?;
-        self.node_writes.wait(before, &self.queue, tag)?;
-        self.flush_device(tag)?;
+        if let Some(before) = before {
+            self.node_writes.wait(before, &self.queue, tag)?;
+            if how != Barrier::None {
+                self.flush_device(tag)?;
+            }
+        }
         self.wait_checkpoint(version, tag)
     }
 
-    fn write_nodes(
+    /// Writes chains that belong to no group; a FLUSH makes them durable. Returns the number of node writes before the
+    /// last of them.
+    fn write_own(&self, mut chains: Vec<Chain<'_>>, tag: IoTag) -> Result<Option<u64>> {
+        if chains.is_empty() {
+            return Ok(None);
+        }
+        let each = chains.iter_mut().map(|c| std::mem::take(&mut c.blocks));
+        let blocks: Vec<_> = each.flatten().collect();
+        let own = chains.iter().filter_map(|chain| chain.write.own());
+        self.write_nodes(&blocks, own, tag)?;
+        let mut before = None;
+        for chain in chains {
+            // A later fsync of the clean file waits for this write and knows which FLUSH it needs.
+            chain.inode.record_written(false, self.queue.next_flush());
+            if let ChainWrite::Own(write) = chain.write {
+                before = Some(write.before());
+                write.end();
+            }
+        }
+        Ok(before)
+    }
+
+    /// Writes a group: the blocks behind the gate, then the gate with PREFLUSH and FUA.
+    fn write_group(&self, lead: GroupLead<'_>, tag: IoTag) -> Result<()> {
+        let before = lead.write().before();
+        let waited = self.node_writes.wait(before, &self.queue, tag);
+        let content = waited.and_then(|()| lead.close());
+        let content = content.inspect_err(|error| self.abort_for_node(error))?;
+        let (began, tag) = (now(), content.tag(&self.queue));
+        let (gate, rest) = content.split_at_gate();
+        self.write_nodes(rest, std::iter::once(lead.write()), tag)?;
+        if let Some((at, _)) = gate.first() {
+            let bufs = gate.iter().map(|(_, data)| data.clone()).collect();
+            let bio = Bio::write(u64::from(at.0) * BLOCK_SIZE as u64, bufs);
+            let io = self.queue.submit(bio.preflush_and_fua(), tag);
+            let ios = std::slice::from_ref(&io);
+            lead.write().note(ios, &self.queue);
+            if content.tags.len() > 1 {
+                self.queue.share(ios, &content.tags);
+            }
+            let written = io.wait().map_err(io_error);
+            written.inspect_err(|error| self.abort_for_node(error))?;
+        }
+        lead.end(began.elapsed());
+        Ok(())
+    }
+
+    /// Writes node blocks and waits for them.
+    ///
+    /// # Errors
+    /// A device error: the volume aborts.
+    fn write_nodes<'w>(
         &self,
         blocks: &[(BlockAddr, Buf)],
-        write: &NodeWrite<'_>,
+        of: impl Iterator<Item = &'w NodeWrite<'w>>,
         tag: IoTag,
     ) -> Result<()> {
         let mut writes = Writes::default();
         self.submit_blocks(blocks, tag, &mut writes);
-        write.note(writes.ios(), &self.queue);
-        writes.wait().map_err(io_error)
+        for write in of {
+            write.note(writes.ios(), &self.queue);
+        }
+        let written = writes.wait().map_err(io_error);
+        written.inspect_err(|error| self.abort_for_node(error))
+    }
+
+    fn abort_for_node(&self, error: &FsError) {
+        let cause = format!("a node could not be written: {error}");
+        self.abort(StopReason::WRITE_FAIL, &cause);
     }
 
     /// Whether the last checkpoint, or the one in flight, has this inode, so that roll-forward finds it there.

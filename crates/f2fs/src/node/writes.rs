@@ -1,12 +1,22 @@
 //! Node writes of fsyncs in flight. A checkpoint and each later fsync wait for those that began before: the checkpoint
 //! refers to these nodes, and roll-forward reaches later nodes only through earlier ones.
 
+mod group;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_base::IoTag;
 use steadfs_block::{IoHandle, Queue};
+use steadfs_cache::{BatchedCommit, CommitBatch};
 use steadfs_rt::{Condvar, Mutex, MutexGuard, Rank};
 use steadfs_vfs::{FsError, Result};
+
+pub use group::{Group, GroupLead};
+
+/// Held while blocks are allocated for the nodes of one write.
+pub type ChainOrder<'w> = MutexGuard<'w, ()>;
 
 /// Node writes in flight, numbered in the order of their blocks in the log.
 pub struct NodeWrites {
@@ -14,6 +24,8 @@ pub struct NodeWrites {
     order: Mutex<()>,
     state: Mutex<WritesState>,
     ended: Condvar,
+    /// Notified when the callers that the leader of a group waits for have joined.
+    joined: Condvar,
 }
 
 #[derive(Default)]
@@ -26,6 +38,102 @@ struct WritesState {
     waiters: Vec<(u64, IoTag)>,
     /// A write has failed: nodes behind it cannot be found.
     failed: bool,
+    /// The group that chains join.
+    open: Option<Arc<Group>>,
+    /// How long its leader waits for callers.
+    batch: CommitBatch,
+    /// fsync callers that write their data and will then join a group.
+    arriving: u32,
+    /// fsyncs since the mount that joined the group of another one.
+    members: u64,
+}
+
+impl WritesState {
+    /// Begins a write; returns its number.
+    fn start(&mut self) -> u64 {
+        let number = self.started;
+        self.started += 1;
+        let listed = self.in_flight.insert(number, Vec::new());
+        assert!(listed.is_none(), "each write has a number of its own");
+        number
+    }
+
+    /// Whether chains still join this group.
+    fn leads(&self, group: &Arc<Group>) -> bool {
+        self.open
+            .as_ref()
+            .is_some_and(|open| Arc::ptr_eq(open, group))
+    }
+}
+
+impl BatchedCommit for WritesState {
+    fn batch(&mut self) -> &mut CommitBatch {
+        &mut self.batch
+    }
+
+    fn callers(&self) -> u32 {
+        self.open.as_ref().map_or(0, |open| open.callers())
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.failed
+    }
+}
+
+/// An fsync caller on its way to a group: expected by its leader. (On most devices its data write ends only after the
+/// FLUSH of the group before. If it were counted only when it joins, callers would take turns, each with a FLUSH of its
+/// own.)
+pub struct Arrival<'w> {
+    writes: &'w NodeWrites,
+    /// It has joined a group. Written under the lock of the state.
+    joined: AtomicBool,
+}
+
+impl Arrival<'_> {
+    fn end(&self, state: &mut WritesState) {
+        if !self.joined.swap(true, Ordering::Relaxed) {
+            state.arriving -= 1;
+        }
+    }
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.end(&mut self.writes.state.lock());
+    }
+}
+
+/// How the nodes of a chain are written.
+pub enum ChainWrite<'w> {
+    /// By its caller.
+    Own(NodeWrite<'w>),
+    /// By its caller, with the chains that have joined it.
+    Lead(GroupLead<'w>),
+    /// By the leader of this group.
+    Member(Arc<Group>),
+}
+
+impl ChainWrite<'_> {
+    /// The write of a chain that belongs to no group.
+    pub fn own(&self) -> Option<&NodeWrite<'_>> {
+        match self {
+            Self::Own(write) => Some(write),
+            Self::Lead(_) | Self::Member(_) => None,
+        }
+    }
+
+    /// The group that the chain belongs to.
+    pub fn group(&self) -> Option<&Group> {
+        match self {
+            Self::Own(_) => None,
+            Self::Lead(lead) => Some(lead.group()),
+            Self::Member(group) => Some(group),
+        }
+    }
+}
+
+fn write_failed() -> FsError {
+    FsError::Io("a node could not be written".to_owned())
 }
 
 /// A node write in flight; it has failed if it is dropped without [`NodeWrite::end`].
@@ -41,31 +149,84 @@ impl NodeWrites {
             order: Mutex::new(Rank::InodeState, ()),
             state: Mutex::new(Rank::Leaf, WritesState::default()),
             ended: Condvar::new(),
+            joined: Condvar::new(),
         }
     }
 
     /// Begins a write, inside the change that allocates blocks for its nodes. Blocks are allocated while the caller
     /// holds the returned lock. (Otherwise a write with a lower number could be behind this one in the log, and would
     /// not wait for it: its nodes could not be found.)
-    pub fn begin(&self) -> (NodeWrite<'_>, MutexGuard<'_, ()>) {
+    pub fn begin(&self) -> (NodeWrite<'_>, ChainOrder<'_>) {
+        let order = self.order.lock();
+        let number = self.state.lock().start();
+        (self.write(number), order)
+    }
+
+    /// An fsync begins.
+    pub fn arrive(&self) -> Arrival<'_> {
+        self.state.lock().arriving += 1;
+        Arrival {
+            writes: self,
+            joined: AtomicBool::new(false),
+        }
+    }
+
+    /// Begins the write of a chain that follows the checkpoint `version`. It joins the open group if it can; `grouped`:
+    /// otherwise it opens one. `caller`: of an fsync, not for a file that is clustered with one. See
+    /// [`NodeWrites::begin`]; the blocks are then added to the group.
+    pub fn begin_chain(
+        &self,
+        version: u64,
+        grouped: bool,
+        caller: Option<&Arrival<'_>>,
+        tag: IoTag,
+    ) -> (ChainWrite<'_>, ChainOrder<'_>) {
         let order = self.order.lock();
         let mut state = self.state.lock();
-        let number = state.started;
-        state.started += 1;
-        let listed = state.in_flight.insert(number, Vec::new());
-        assert!(listed.is_none(), "each write has a number of its own");
-        let write = NodeWrite {
+        if let Some(arrival) = caller {
+            arrival.end(&mut state);
+        }
+        let calls = caller.is_some();
+        let before = state.started;
+        let follows = |group: &Arc<Group>| group.version == version && group.number + 1 == before;
+        if let Some(group) = state.open.clone().filter(follows) {
+            state.members += u64::from(calls);
+            if state.batch.joined(group.add_caller(calls)) {
+                self.joined.notify_one();
+            }
+            drop(state);
+            group.join(tag);
+            return (ChainWrite::Member(group), order);
+        }
+        let number = state.start();
+        let write = self.write(number);
+        if !grouped {
+            return (ChainWrite::Own(write), order);
+        }
+        let group = Group::new(number, version);
+        group.add_caller(calls);
+        state.open = Some(Arc::clone(&group));
+        drop(state);
+        group.join(tag);
+        (ChainWrite::Lead(GroupLead { write, group }), order)
+    }
+
+    fn write(&self, number: u64) -> NodeWrite<'_> {
+        NodeWrite {
             writes: self,
             number,
             ended: false,
-        };
-        drop(state);
-        (write, order)
+        }
     }
 
     /// Whether a write has failed: a chain behind it cannot be followed.
     pub fn has_failed(&self) -> bool {
         self.state.lock().failed
+    }
+
+    /// fsyncs since the mount whose chain another one wrote, in its group.
+    pub fn members(&self) -> u64 {
+        self.state.lock().members
     }
 
     /// Number of writes begun since the mount.
@@ -109,7 +270,7 @@ impl NodeWrites {
                 .swap_remove(mine.expect("the waiter was added above"));
         }
         if state.failed {
-            return Err(FsError::Io("a node could not be written".to_owned()));
+            return Err(write_failed());
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::disk::{self, BLOCK_SIZE, BlockAddr, Nid, hash};
 use crate::format::{FormatOptions, image};
 use crate::inode::Inode;
 use crate::node::SlotLookup;
-use crate::node::chain::{Barrier, Chain, ChainPlan};
+use crate::node::chain::{Barrier, Chain, ChainPlan, ChainUse};
 use crate::segment::Purpose;
 use crate::space::Need;
 use crate::test_world::{ROOT, World, fsck};
@@ -169,8 +169,13 @@ fn write_block_again(fs: &F2fs, inode: &Inode, block: u64) {
 }
 
 /// A file's chain, if the file is dirty.
-fn chain_of<'f>(fs: &'f F2fs, inode: &'f Inode) -> Option<Chain<'f>> {
-    match fs.place_chain(inode, IoTag::default()).unwrap() {
+fn chain_of<'f>(fs: &'f F2fs, inode: &'f Inode, barrier: Barrier) -> Option<Chain<'f>> {
+    let by = ChainUse {
+        barrier,
+        caller: None,
+        tag: IoTag::default(),
+    };
+    match fs.place_chain(inode, by).unwrap() {
         ChainPlan::Chain(chain) => Some(chain),
         ChainPlan::Clean => None,
         ChainPlan::NeedsCheckpoint(reason) => panic!("{}", reason.name()),
@@ -185,13 +190,13 @@ fn roll_forward_recovers_complete_chains_only() {
     let old = make_file(&fs, b"old", 1000);
     fs.checkpoint(Reason::Sync, tag).unwrap();
     let sync = |inode: &Inode, how| {
-        fs.write_chain(chain_of(&fs, inode).expect("something changed"), how, tag)
-            .unwrap();
+        let chain = chain_of(&fs, inode, how).expect("something changed");
+        fs.write_chains(chain, Vec::new(), how, tag).unwrap();
     };
     // A new file, whose name recovery creates, and blocks of an old one in two nodes.
     let new = make_file(&fs, b"new", 930);
     sync(&new, Barrier::Ordered);
-    assert!(chain_of(&fs, &new).is_none());
+    assert!(chain_of(&fs, &new, Barrier::Flush).is_none());
     // After the dentry mark a chain without the inode is enough.
     write_block(&fs, &new, 925);
     let last = fs.slot(&new, 925, tag).unwrap();
@@ -225,13 +230,14 @@ fn roll_forward_recovers_complete_chains_only() {
     assert!(found(998), "not synced yet");
     sync(&old, Barrier::Flush);
     assert!(found(1000));
-    assert!(chain_of(&fs, &old).is_none());
+    assert!(chain_of(&fs, &old, Barrier::Flush).is_none());
     // A chain without its mark is ignored, and does not end the chain for later ones.
     write_block(&fs, &old, 7);
-    let chain = chain_of(&fs, &old).unwrap();
+    let chain = chain_of(&fs, &old, Barrier::None).unwrap();
     write_block(&fs, &new, 3);
     assert!(found(999));
-    fs.write_chain(chain, Barrier::None, tag).unwrap();
+    fs.write_chains(chain, Vec::new(), Barrier::None, tag)
+        .unwrap();
     sync(&new, Barrier::Ordered);
     assert!(found(1000));
     // After a checkpoint no chain is needed.
@@ -321,8 +327,9 @@ fn a_writable_mount_applies_roll_forward() {
         write_block(&fs, file, block);
     }
     for file in [&new, &old] {
-        let chain = chain_of(&fs, file).unwrap();
-        fs.write_chain(chain, Barrier::Ordered, tag).unwrap();
+        let chain = chain_of(&fs, file, Barrier::Ordered).unwrap();
+        fs.write_chains(chain, Vec::new(), Barrier::Ordered, tag)
+            .unwrap();
     }
     // Without an fsync it is lost.
     write_block(&fs, &old, 6);
@@ -362,8 +369,9 @@ fn roll_forward_leaves_a_block_mapped_twice_to_the_later_file() {
     fs.checkpoint(Reason::Sync, tag).unwrap();
     for file in [&first, &second] {
         write_block(&fs, file, 0);
-        let chain = chain_of(&fs, file).unwrap();
-        fs.write_chain(chain, Barrier::Ordered, tag).unwrap();
+        let chain = chain_of(&fs, file, Barrier::Ordered).unwrap();
+        fs.write_chains(chain, Vec::new(), Barrier::Ordered, tag)
+            .unwrap();
     }
     // The second file's node in the chain maps the first file's block, too.
     let twice = fs.slot(&first, 0, tag).unwrap();

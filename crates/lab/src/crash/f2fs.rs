@@ -266,6 +266,8 @@ pub const CLEANED: &str = "sections cleaned";
 pub const IN_HOLES: &str = "blocks written by SSR";
 /// Files that were clustered with another's fsync.
 pub const CLUSTERED: &str = "clustered files";
+/// fsyncs whose node chain was written by another one, in its group.
+pub const GROUPED: &str = "grouped fsyncs";
 
 /// Counts in the volume's status: the lines that hold them, and their names.
 fn work(fs: &dyn FileSystem) -> Vec<(&'static str, u64)> {
@@ -273,6 +275,7 @@ fn work(fs: &dyn FileSystem) -> Vec<(&'static str, u64)> {
         ("GC victims: ", CLEANED),
         ("SSR: ", IN_HOLES),
         ("  - along with others' : ", CLUSTERED),
+        ("  - in the group of another's : ", GROUPED),
     ];
     let status = fs.control().map(|control| control.read("f2fs/status"));
     let status = status.and_then(Result::ok).unwrap_or_default();
