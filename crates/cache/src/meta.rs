@@ -313,6 +313,11 @@ impl MetaCache {
         filled.then_some(buf)
     }
 
+    /// Whether a block is in memory or being read.
+    pub fn is_cached(&self, block: DevBlock) -> bool {
+        self.shard(block).lock().contains_key(&block.0)
+    }
+
     /// The buffer of a newly allocated block: zeros, whatever the device holds. Its first change
     /// must come through a handle before anything is written.
     pub fn get_new(&self, block: DevBlock) -> Arc<MetaBuf> {
@@ -334,8 +339,22 @@ impl MetaCache {
     /// Reads `count` blocks from `first` on with as few requests as possible, and waits. Blocks in memory are not read
     /// again. Errors are not reported here: [`MetaCache::get`] reads such a block again.
     pub fn prefetch(&self, first: DevBlock, count: u64, tag: IoTag) {
+        let reads = self.submit_reads(first, count, tag);
+        self.fill_from(reads);
+    }
+
+    /// The same for blocks in ascending order: all requests are submitted before the first is waited for.
+    pub fn prefetch_blocks(&self, blocks: &[DevBlock], tag: IoTag) {
+        assert!(blocks.is_sorted(), "blocks are read in their order");
+        let runs = blocks.chunk_by(|a, b| a.plus(1) == *b);
+        let reads = runs.flat_map(|run| self.submit_reads(run[0], run.len() as u64, tag));
+        self.fill_from(reads.collect());
+    }
+
+    /// Submits reads of the blocks that are not in memory.
+    fn submit_reads(&self, first: DevBlock, count: u64, tag: IoTag) -> Vec<(DevBlock, IoHandle)> {
         let per_read = (PREFETCH_BYTES_MAX / self.block_size.bytes()).max(1) as u64;
-        let mut reads: Vec<(DevBlock, IoHandle)> = Vec::new();
+        let mut reads = Vec::new();
         let mut at = 0;
         while at < count {
             let start = first.plus(at);
@@ -356,6 +375,10 @@ impl MetaCache {
             reads.push((start, self.queue.submit(bio, tag)));
             at += n;
         }
+        reads
+    }
+
+    fn fill_from(&self, reads: Vec<(DevBlock, IoHandle)>) {
         for (start, io) in reads {
             if let Ok(bio) = io.into_bio() {
                 for (i, data) in bio.bufs.into_iter().enumerate() {

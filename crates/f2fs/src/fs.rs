@@ -22,6 +22,7 @@ use crate::inode::table::InodeTable;
 use crate::namei::extensions::Extensions;
 use crate::nat::Nat;
 use crate::node::cache::NodeCache;
+use crate::node::neighbours::NeighbourReads;
 use crate::node::writes::NodeWrites;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
@@ -44,6 +45,9 @@ pub struct F2fs {
     pub(crate) meta: Arc<MetaCache>,
     pub(crate) nat: Nat,
     pub(crate) nodes: NodeCache,
+    /// Neighbourhoods of the node logs, and of directory blocks, that are read ahead.
+    pub(crate) node_reads: NeighbourReads,
+    pub(crate) dir_reads: NeighbourReads,
     pub(crate) node_writes: NodeWrites,
     pub(crate) space: Space,
     /// Set once the volume is or has been writable.

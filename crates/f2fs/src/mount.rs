@@ -24,6 +24,7 @@ use crate::inode::table::InodeTable;
 use crate::namei::extensions::Extensions;
 use crate::nat::Nat;
 use crate::node::cache::NodeCache;
+use crate::node::neighbours::NeighbourReads;
 use crate::node::writes::NodeWrites;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
@@ -128,6 +129,8 @@ impl F2fs {
             daemon: Arc::new(Daemon::new()),
             nat,
             nodes: NodeCache::new(share),
+            node_reads: NeighbourReads::new(),
+            dir_reads: NeighbourReads::new(),
             node_writes: NodeWrites::new(),
             space: Space::new(&layout, &current.checkpoint),
             writeback: Arc::new(Writeback::new(limits)),

@@ -28,6 +28,7 @@ mod hostile_writes;
 mod merging;
 mod mounting;
 mod nodes;
+mod read_ahead;
 mod slow;
 mod triggers;
 

@@ -59,7 +59,13 @@ impl Footer {
     /// Decodes the footer of a node block.
     pub fn parse(block: &[u8]) -> Self {
         assert_eq!(block.len(), BLOCK_SIZE);
-        let raw = RawFooter::ref_from_bytes(&block[FOOTER_AT..]).expect("a footer's size");
+        Self::parse_end(block)
+    }
+
+    /// Decodes the footer at the end of the last bytes of a node block.
+    pub fn parse_end(bytes: &[u8]) -> Self {
+        let at = bytes.len() - size_of::<RawFooter>();
+        let raw = RawFooter::ref_from_bytes(&bytes[at..]).expect("a footer's size");
         let flag = raw.flag.get();
         Self {
             nid: Nid(raw.nid.get()),

@@ -5,7 +5,7 @@ use steadfs_base::IoTag;
 use steadfs_vfs::Result;
 
 use super::snapshot::PlacedBlocks;
-use super::write::Writes;
+use super::write::{Writes, submit_nodes};
 use crate::cp_lock::Change;
 use crate::disk::BlockAddr;
 use crate::disk::superblock::StopReason;
@@ -48,7 +48,8 @@ impl F2fs {
             "each block to be written is allocated"
         );
         placed.nodes.sort_unstable_by_key(|(addr, _)| *addr);
-        self.submit_blocks(&placed.nodes, tag, &mut writes);
+        let submit = |blocks: &[_], to: &mut Writes| self.submit_blocks(blocks, tag, to);
+        let nodes = submit_nodes(&placed.nodes, &mut writes, submit);
         placed.dirs.sort_unstable_by_key(|dir| dir.addr);
         let dirs: Vec<_> = placed
             .dirs
@@ -56,7 +57,7 @@ impl F2fs {
             .map(|dir| (dir.addr, dir.data.clone()))
             .collect();
         self.submit_blocks(&dirs, tag, &mut writes);
-        let written = writes.wait().map_err(io_error);
+        let written = nodes.and(writes.wait()).map_err(io_error);
         match &written {
             Ok(()) => {
                 write.end();

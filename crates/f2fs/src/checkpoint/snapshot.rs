@@ -18,6 +18,7 @@ use crate::disk::{
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::nat::NatPlan;
+use crate::node::content::NodeContent;
 use crate::node::{Node, SlotLookup};
 use crate::segment::{BlockKind, SegmentSnapshot};
 
@@ -40,9 +41,12 @@ pub struct DirBlock {
     pub data: Buf,
 }
 
+/// Nodes with their new addresses.
+pub type PlacedNodes = Vec<(BlockAddr, NodeContent)>;
+
 /// Dirty blocks for which a block was allocated.
 pub struct PlacedBlocks {
-    pub nodes: Vec<(BlockAddr, Buf)>,
+    pub nodes: PlacedNodes,
     /// The same nodes in memory, so that a node being written is not evicted and read again.
     pub in_flight_nodes: Vec<Arc<Node>>,
     pub dirs: Vec<DirBlock>,
@@ -58,7 +62,7 @@ pub struct Snapshot {
     pub orphans: Vec<Vec<u8>>,
     pub nat: NatPlan,
     pub segments: SegmentSnapshot,
-    pub nodes: Vec<(BlockAddr, Buf)>,
+    pub nodes: PlacedNodes,
     /// The same nodes in memory, so that a node being written is not evicted and read again.
     pub in_flight_nodes: Vec<Arc<Node>>,
     pub dirs: Vec<DirBlock>,
@@ -239,7 +243,7 @@ impl F2fs {
         node: &Node,
         node_version: u64,
         marks: Marks,
-    ) -> Result<Option<(BlockAddr, Buf)>> {
+    ) -> Result<Option<(BlockAddr, NodeContent)>> {
         let active_logs = self.options.read().active_logs;
         let placed = self.nodes.place(change, node, |block| {
             let footer = Footer::parse(block);

@@ -4,7 +4,7 @@ use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoError, IoHandle};
 use steadfs_vfs::Result;
 
-use super::snapshot::{DirBlock, Snapshot};
+use super::snapshot::{DirBlock, PlacedNodes, Snapshot};
 use super::state::MetaArea;
 use super::steps::Steps;
 use crate::disk::{BLOCK_SIZE, BlockAddr};
@@ -13,6 +13,9 @@ use crate::nat::NatWrites;
 
 /// Blocks in one request at most.
 const MAX_RUN: usize = 256;
+
+/// Nodes in flight at most (8 MiB): memory has the others without their zeros.
+const NODES_IN_FLIGHT: usize = 2048;
 
 /// Write requests in flight.
 #[derive(Default)]
@@ -34,6 +37,25 @@ impl Writes {
         }
         first
     }
+}
+
+/// Submits nodes in parts of [`NODES_IN_FLIGHT`]; waits for all parts but the last.
+///
+/// # Errors
+/// A write failed.
+pub fn submit_nodes(
+    nodes: &PlacedNodes,
+    to: &mut Writes,
+    submit: impl Fn(&[(BlockAddr, Buf)], &mut Writes),
+) -> Result<(), IoError> {
+    for part in nodes.chunks(NODES_IN_FLIGHT) {
+        if !to.0.is_empty() {
+            std::mem::take(to).wait()?;
+        }
+        let blocks: Vec<_> = part.iter().map(|(at, node)| (*at, node.block())).collect();
+        submit(&blocks, to);
+    }
+    Ok(())
 }
 
 impl F2fs {
@@ -100,7 +122,9 @@ impl F2fs {
                 .all(|(addr, _)| self.layout.is_main(*addr)),
             "nodes are in the main area"
         );
-        self.submit_part(&snapshot.nodes, &mut writes);
+        let submit = |blocks: &[_], to: &mut Writes| self.submit_part(blocks, to);
+        submit_nodes(&snapshot.nodes, &mut writes, submit).map_err(io_error)?;
+        snapshot.nodes.clear();
         snapshot.dirs.sort_unstable_by_key(|dir| dir.addr);
         let dirs: Vec<_> = snapshot
             .dirs
@@ -221,6 +245,7 @@ impl F2fs {
         self.space.all_usable();
         self.discards.add(freed);
         let ids = self.nat.committed(snapshot.nat, nat);
+        self.nodes.trim();
         self.space.free_nids(ids);
         self.checkpoints.commit(snapshot.checkpoint, pack);
     }

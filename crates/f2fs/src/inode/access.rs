@@ -87,7 +87,8 @@ impl F2fs {
             }
         }
         let node = self.node(nid, nid, tag)?.ok_or(FsError::Stale)?;
-        let data = node.data()?;
+        // The fields are kept; the block mostly is not needed again.
+        let data = node.block()?;
         let core = disk::Inode::decode(&self.layout, &data).map_err(|e| e.in_node(nid))?;
         core.validate(&self.layout, nid)
             .map_err(|e| e.in_node(nid))?;

@@ -64,14 +64,12 @@ impl Nat {
         Ok(writes)
     }
 
-    /// Reads the blocks that change in runs: one by one each would be waited for.
+    /// Reads all blocks that change at once: one by one each would be waited for.
     fn read_ahead(&self, plan: &NatPlan, tag: IoTag) {
-        let mut places: Vec<u32> = plan.blocks.iter().map(|change| change.from.0).collect();
-        places.sort_unstable();
-        for run in places.chunk_by(|a, b| a + 1 == *b) {
-            let first = DevBlock(run[0].into());
-            self.meta.prefetch(first, run.len() as u64, tag);
-        }
+        let from = |change: &BlockChange| DevBlock(change.from.0.into());
+        let mut blocks: Vec<DevBlock> = plan.blocks.iter().map(from).collect();
+        blocks.sort_unstable();
+        self.meta.prefetch_blocks(&blocks, tag);
     }
 
     /// The checkpoint is durable. Returns the number of ids of freed nodes that are available now.

@@ -93,6 +93,30 @@ impl Nat {
         self.look_up(nid, |state| state.in_checkpoint(nid), tag)
     }
 
+    /// The entry of a node that has not changed since the last checkpoint, if that needs no read.
+    pub fn unchanged_entry(&self, nid: Nid) -> Option<NatEntry> {
+        if !self.layout.is_nid(nid) {
+            return None;
+        }
+        let (block, slot) = self.layout.nat_slot(nid);
+        let at = {
+            let state = self.state.lock();
+            if state.dirty.contains_key(&nid) || state.committing.contains_key(&nid) {
+                return None;
+            }
+            if let Some(entry) = state.journal.get(&nid) {
+                return Some(*entry);
+            }
+            state.block_at(&self.layout, block)
+        };
+        Some(nat::get(&self.meta.peek(at)?.data(), slot))
+    }
+
+    /// Checkpoints since the mount.
+    pub fn commits(&self) -> u64 {
+        self.state.lock().commits
+    }
+
     fn check_nid(&self, nid: Nid) -> Result<()> {
         if !self.layout.is_nid(nid) {
             let rule = "not a possible node";

@@ -1,5 +1,7 @@
 //! Nodes in memory, by id: clean ones within a budget, dirty ones until they are written.
 //!
+//! A node is kept without its zeros until its block is used, and again when it has been written.
+//!
 //! A dirty node has no valid address: a checkpoint or an fsync allocates one when it writes the node. Content is
 //! copy-on-write, so a node in flight does not change.
 
@@ -17,19 +19,38 @@ use crate::cp_lock::Change;
 use crate::disk::node::Footer;
 use crate::disk::{BLOCK_SIZE, BlockAddr, NatEntry, Nid};
 
+use super::content::NodeContent;
+
 const SHARDS: usize = 16;
+/// Memory of a node beside its content, in bytes: the object, and its places in the tables.
+const NODE_BYTES: usize = 256;
+/// A table with fewer nodes than this is not swept.
+const SHARD_NODES_MIN: usize = 16;
 
 pub struct Node {
     nid: Nid,
     state: RwLock<NodeState>,
+    /// Memory of all nodes, in bytes.
+    memory: Arc<AtomicUsize>,
     /// Used since the last eviction scan.
     recent: AtomicBool,
+    /// Read ahead and not used yet.
+    read_ahead: AtomicBool,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let content = self.state.get_mut().data.take();
+        let bytes = NODE_BYTES + content.map_or(0, |content| content.memory());
+        let before = self.memory.fetch_sub(bytes, Ordering::Relaxed);
+        assert!(before >= bytes, "the memory of each node is counted");
+    }
 }
 
 #[derive(Default)]
 struct NodeState {
     /// `None` until the first read, and after the node was freed.
-    data: Option<Buf>,
+    data: Option<NodeContent>,
     /// The node's NAT entry.
     entry: NatEntry,
     /// Changed since a block was last allocated for it.
@@ -39,7 +60,7 @@ struct NodeState {
 /// A node for which a block was allocated.
 pub struct PlacedNode {
     /// The content to be written.
-    pub data: Buf,
+    pub data: NodeContent,
     /// The new NAT entry.
     pub entry: NatEntry,
     /// The address before.
@@ -51,13 +72,43 @@ impl Node {
         self.nid
     }
 
-    /// The current content. The clone does not change; a later writer copies.
+    /// The current content. The clone does not change; a later writer copies. From now on the node is kept as a block,
+    /// because it will be used again.
     ///
     /// # Errors
     /// The node was freed; the caller looks it up again.
     pub fn data(&self) -> Result<Buf> {
+        if let Some(NodeContent::Whole(block)) = &self.state.read().data {
+            return Ok(block.clone());
+        }
+        let mut state = self.state.write();
+        let content = state.data.as_ref().ok_or_else(|| self.is_gone())?;
+        let block = content.block();
+        self.set_content(&mut state, Some(NodeContent::Whole(block.clone())));
+        Ok(block)
+    }
+
+    /// The same for a single use.
+    ///
+    /// # Errors
+    /// As [`Node::data`].
+    pub fn block(&self) -> Result<Buf> {
         let content = self.state.read().data.clone();
-        content.ok_or_else(|| self.is_gone())
+        content
+            .map(|content| content.block())
+            .ok_or_else(|| self.is_gone())
+    }
+
+    fn set_content(&self, state: &mut NodeState, content: Option<NodeContent>) {
+        let bytes = |content: &Option<NodeContent>| content.as_ref().map_or(0, NodeContent::memory);
+        self.recount(bytes(&state.data), bytes(&content));
+        state.data = content;
+    }
+
+    /// The content changes its size.
+    fn recount(&self, before: usize, after: usize) {
+        self.memory.fetch_add(after, Ordering::Relaxed);
+        self.memory.fetch_sub(before, Ordering::Relaxed);
     }
 
     /// The node's footer.
@@ -65,7 +116,9 @@ impl Node {
     /// # Errors
     /// As [`Node::data`].
     pub fn footer(&self) -> Result<Footer> {
-        Ok(Footer::parse(&self.data()?))
+        let state = self.state.read();
+        let content = state.data.as_ref().ok_or_else(|| self.is_gone())?;
+        Ok(content.footer())
     }
 
     /// The NAT entry: inode, last address, and version of the id.
@@ -85,25 +138,27 @@ pub struct NodeMut<'n> {
     state: RwLockWriteGuard<'n, NodeState>,
 }
 
+impl NodeMut<'_> {
+    const WHOLE: &'static str = "made whole when it was locked";
+}
+
 impl Deref for NodeMut<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.state
-            .data
-            .as_ref()
-            .expect("checked when it was locked")
+        match &self.state.data {
+            Some(NodeContent::Whole(block)) => block,
+            _ => unreachable!("{}", Self::WHOLE),
+        }
     }
 }
 
 impl DerefMut for NodeMut<'_> {
     /// Copies the content first if a write in flight or a reader shares it.
     fn deref_mut(&mut self) -> &mut [u8] {
-        let data = self
-            .state
-            .data
-            .as_mut()
-            .expect("checked when it was locked");
-        data.make_mut()
+        match &mut self.state.data {
+            Some(NodeContent::Whole(block)) => block.make_mut(),
+            _ => unreachable!("{}", Self::WHOLE),
+        }
     }
 }
 
@@ -112,76 +167,126 @@ pub type TreePosition = (Nid, u32);
 
 /// All nodes in memory.
 pub struct NodeCache {
-    /// Clean nodes that may stay.
+    /// Memory in bytes above which clean nodes are evicted.
     budget: usize,
-    cached: AtomicUsize,
-    shards: Vec<Mutex<FixedMap<u32, Arc<Node>>>>,
+    /// Memory of all nodes, in bytes.
+    memory: Arc<AtomicUsize>,
+    shards: Vec<Mutex<Shard>>,
     /// Dirty nodes by position.
     dirty: Mutex<BTreeMap<TreePosition, Arc<Node>>>,
+}
+
+#[derive(Default)]
+struct Shard {
+    nodes: FixedMap<u32, Arc<Node>>,
+    /// Nodes that the last sweep left, and a quarter more: with many nodes in use not each insertion sweeps.
+    limit: usize,
+}
+
+impl Shard {
+    /// Evicts nodes that are not in use and were not used since the last sweep.
+    fn sweep(&mut self) {
+        // Each user and the list of dirty nodes hold a reference.
+        let used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
+        self.nodes
+            .retain(|_, node| used(node) || node.recent.swap(false, Ordering::Relaxed));
+        let left = self.nodes.len();
+        self.limit = (left + left / 4).max(SHARD_NODES_MIN);
+    }
 }
 
 impl NodeCache {
     /// A cache for about `budget` bytes of clean nodes.
     pub fn new(budget: usize) -> Self {
-        let shard = || Mutex::new(Rank::Table, FixedMap::default());
+        let shard = || Mutex::new(Rank::Table, Shard::default());
         Self {
-            budget: (budget / BLOCK_SIZE).max(64),
-            cached: AtomicUsize::new(0),
+            budget: budget.max(64 * BLOCK_SIZE),
+            memory: Arc::default(),
             shards: (0..SHARDS).map(|_| shard()).collect(),
             dirty: Mutex::new(Rank::Dirty, BTreeMap::new()),
         }
     }
 
-    fn shard(&self, nid: Nid) -> &Mutex<FixedMap<u32, Arc<Node>>> {
+    fn shard(&self, nid: Nid) -> &Mutex<Shard> {
         &self.shards[nid.0 as usize % SHARDS]
     }
 
     /// The node with this id, inserted without content if it was not in memory.
     fn find_or_insert(&self, nid: Nid) -> Arc<Node> {
         let mut shard = self.shard(nid).lock();
-        let mut inserted = false;
-        let node = Arc::clone(shard.entry(nid.0).or_insert_with(|| {
-            inserted = true;
-            Arc::new(Node {
-                nid,
-                state: RwLock::new(Rank::Node, NodeState::default()),
-                recent: AtomicBool::new(true),
-            })
-        }));
-        assert!(node.nid == nid, "the table is keyed by node id");
-        node.recent.store(true, Ordering::Relaxed);
-        if inserted && self.cached.fetch_add(1, Ordering::Relaxed) >= self.budget {
-            let before = shard.len();
-            // Each user and the list of dirty nodes hold a reference.
-            let used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
-            shard.retain(|_, node| used(node) || node.recent.swap(false, Ordering::Relaxed));
-            let left = before - shard.len();
-            self.cached.fetch_sub(left, Ordering::Relaxed);
+        if let Some(node) = shard.nodes.get(&nid.0) {
+            assert!(node.nid == nid, "the table is keyed by node id");
+            node.recent.store(true, Ordering::Relaxed);
+            return Arc::clone(node);
+        }
+        let node = Arc::new(Node {
+            nid,
+            state: RwLock::new(Rank::Node, NodeState::default()),
+            memory: Arc::clone(&self.memory),
+            recent: AtomicBool::new(true),
+            read_ahead: AtomicBool::new(false),
+        });
+        shard.nodes.insert(nid.0, Arc::clone(&node));
+        let memory = self.memory.fetch_add(NODE_BYTES, Ordering::Relaxed);
+        if memory >= self.budget && shard.nodes.len() > shard.limit {
+            shard.sweep();
         }
         node
     }
 
-    /// The node, read by `load` if it is not in memory; `None` if `load` finds none. The node's lock is held meanwhile,
-    /// so that concurrent callers wait and its address does not change.
+    /// The node, read by `load` if it is not in memory, and whether it was read ahead and is used for the first time;
+    /// `None` if `load` finds none. The node's lock is held meanwhile, so that concurrent callers wait and its address
+    /// does not change. If it is not in memory `before` is called first, which may insert it.
     pub fn get(
         &self,
         nid: Nid,
+        before: impl FnOnce(),
         load: impl FnOnce() -> Result<Option<(Buf, NatEntry)>>,
-    ) -> Result<Option<Arc<Node>>> {
+    ) -> Result<Option<(Arc<Node>, bool)>> {
         let node = self.find_or_insert(nid);
-        if node.state.read().data.is_some() {
-            return Ok(Some(node));
+        let is_there = node.state.read().data.is_some();
+        if !is_there {
+            before();
+            if !self.fill(&node, load)? {
+                return Ok(None);
+            }
         }
+        let read_ahead = node.read_ahead.load(Ordering::Relaxed)
+            && node.read_ahead.swap(false, Ordering::Relaxed);
+        Ok(Some((node, read_ahead)))
+    }
+
+    /// Loads a node that is not in memory; returns whether it exists.
+    fn fill(
+        &self,
+        node: &Node,
+        load: impl FnOnce() -> Result<Option<(Buf, NatEntry)>>,
+    ) -> Result<bool> {
         let mut state = node.state.write();
         if state.data.is_none()
             && let Some((data, entry)) = load()?
         {
-            state.data = Some(data);
+            node.set_content(&mut state, Some(NodeContent::of(data)));
             state.entry = entry;
         }
-        let is_there = state.data.is_some();
-        drop(state);
-        Ok(is_there.then_some(node))
+        Ok(state.data.is_some())
+    }
+
+    /// Inserts a node that was read ahead, unless it is in memory. `load` returns its content, under the node's lock.
+    pub fn insert_read_ahead(
+        &self,
+        nid: Nid,
+        load: impl FnOnce() -> Result<Option<(Buf, NatEntry)>>,
+    ) {
+        let node = self.find_or_insert(nid);
+        let mark = || {
+            let loaded = load()?;
+            node.read_ahead.store(loaded.is_some(), Ordering::Relaxed);
+            Ok(loaded)
+        };
+        if let Err(error) = self.fill(&node, mark) {
+            tracing::debug!(%error, nid = nid.0, "cannot keep a node that was read ahead");
+        }
     }
 
     /// Inserts a new node.
@@ -200,7 +305,7 @@ impl NodeCache {
             "a new node has its own footer"
         );
         let mut state = node.state.write();
-        state.data = Some(Buf::copy_of(block));
+        node.set_content(&mut state, Some(NodeContent::of_bytes(block)));
         state.entry = entry;
         self.mark(change, &node, &mut state);
         drop(state);
@@ -213,8 +318,13 @@ impl NodeCache {
     /// As [`Node::data`].
     pub fn change<'n>(&self, change: &Change<'_>, node: &'n Arc<Node>) -> Result<NodeMut<'n>> {
         let mut state = node.state.write();
-        if state.data.is_none() {
-            return Err(node.is_gone());
+        match &state.data {
+            None => return Err(node.is_gone()),
+            Some(NodeContent::Whole(_)) => {}
+            Some(packed) => {
+                let whole = NodeContent::Whole(packed.block());
+                node.set_content(&mut state, Some(whole));
+            }
         }
         self.mark(change, node, &mut state);
         Ok(NodeMut { state })
@@ -226,7 +336,7 @@ impl NodeCache {
         }
         state.dirty = true;
         let data = state.data.as_ref().expect("checked when it was locked");
-        let footer = Footer::parse(data);
+        let footer = data.footer();
         let key = (footer.ino, footer.offset);
         // Under the node's lock, so that a checkpoint does not miss it.
         self.dirty.lock().insert(key, Arc::clone(node));
@@ -235,16 +345,14 @@ impl NodeCache {
     /// Removes a freed node; its changes are not written.
     pub fn forget(&self, _: &Change<'_>, node: &Node) {
         let mut state = node.state.write();
-        if let Some(data) = state.data.take() {
-            let footer = Footer::parse(&data);
+        if let Some(content) = &state.data {
+            let footer = content.footer();
             self.dirty.lock().remove(&(footer.ino, footer.offset));
         }
+        node.set_content(&mut state, None);
         state.dirty = false;
         drop(state);
-        if self.shard(node.nid).lock().remove(&node.nid.0).is_some() {
-            let cached = self.cached.fetch_sub(1, Ordering::Relaxed);
-            assert!(cached > 0, "each node in a table is counted");
-        }
+        self.shard(node.nid).lock().nodes.remove(&node.nid.0);
     }
 
     /// Allocates a block for a dirty node: `work` chooses it and writes the footer, under the node's lock. The node is
@@ -262,10 +370,15 @@ impl NodeCache {
         if !state.dirty {
             return Ok(None);
         }
-        let data = state.data.as_mut().expect("a dirty node has content");
-        let addr = work(data.make_mut())?;
-        let data = data.clone();
-        let footer = Footer::parse(&data);
+        let content = state.data.take().expect("a dirty node has content");
+        let before = content.memory();
+        let mut block = content.into_block();
+        let placed = work(block.make_mut());
+        let data = NodeContent::of(block);
+        node.recount(before, data.memory());
+        state.data = Some(data.clone());
+        let addr = placed?;
+        let footer = data.footer();
         assert!(
             footer.nid == node.nid,
             "a node is written with its own footer"
@@ -277,20 +390,27 @@ impl NodeCache {
         Ok(Some(PlacedNode { data, entry, old }))
     }
 
-    /// Clean nodes that may stay in memory.
+    /// Clean nodes that may stay in memory, as whole blocks.
     pub fn budget(&self) -> usize {
-        self.budget
+        self.budget / BLOCK_SIZE
+    }
+
+    /// Evicts nodes if memory is above the budget: after a checkpoint most are clean.
+    pub fn trim(&self) {
+        for shard in &self.shards {
+            if self.memory.load(Ordering::Relaxed) <= self.budget {
+                return;
+            }
+            shard.lock().sweep();
+        }
     }
 
     /// Evicts all nodes that are not in use.
     pub fn drop_unused(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
-            let before = shard.len();
-            shard.retain(|_, node| Arc::strong_count(node) > 1);
-            let dropped = before - shard.len();
-            let cached = self.cached.fetch_sub(dropped, Ordering::Relaxed);
-            assert!(cached >= dropped, "each node in a table is counted");
+            shard.nodes.retain(|_, node| Arc::strong_count(node) > 1);
+            shard.limit = 0;
         }
     }
 

@@ -152,7 +152,7 @@ impl F2fs {
                 dentry: marked && dentry,
             };
             match self.place_node(change, node, node_version, marks) {
-                Ok(placed) => blocks.extend(placed),
+                Ok(placed) => blocks.extend(placed.map(|(addr, content)| (addr, content.block()))),
                 // Those with a block are written nevertheless: the NAT refers to them.
                 Err(error) => {
                     allocated = Err(error);

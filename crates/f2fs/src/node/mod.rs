@@ -14,6 +14,9 @@ use crate::segment::BlockKind;
 
 pub mod cache;
 pub mod chain;
+pub mod content;
+pub mod neighbours;
+mod read_ahead;
 mod tree;
 mod truncate;
 pub mod writes;
@@ -25,9 +28,11 @@ impl F2fs {
     /// A directory block in the main area.
     pub(crate) fn main_block(&self, addr: BlockAddr, tag: IoTag) -> Result<Arc<MetaBuf>> {
         self.check_main(addr)?;
-        self.meta
-            .get(DevBlock(addr.0.into()), tag)
-            .map_err(io_error)
+        let block = DevBlock(addr.0.into());
+        if !self.meta.is_cached(block) {
+            self.read_dir_blocks_beside(addr, tag);
+        }
+        self.meta.get(block, tag).map_err(io_error)
     }
 
     fn check_main(&self, addr: BlockAddr) -> Result<()> {
@@ -40,7 +45,7 @@ impl F2fs {
 
     /// The node `nid` of inode `ino`; `None` if the NAT has no such node.
     pub(crate) fn node(&self, nid: Nid, ino: Nid, tag: IoTag) -> Result<Option<Arc<Node>>> {
-        let found = self.nodes.get(nid, || {
+        let load = || {
             if let Some(addr) = self.recovered().place(nid) {
                 let version = 0;
                 let entry = NatEntry { version, ino, addr };
@@ -60,11 +65,16 @@ impl F2fs {
             }
             let data = self.node_at(entry.addr, nid, entry.ino, tag)?;
             Ok(Some((data, entry)))
-        })?;
-        if let Some(node) = &found {
+        };
+        let before = || self.read_nodes_beside(nid, tag);
+        let found = self.nodes.get(nid, before, load)?;
+        if let Some((node, read_ahead)) = &found {
+            if *read_ahead {
+                self.node_reads.record_use(1);
+            }
             node.footer()?.check(nid, ino)?;
         }
-        Ok(found)
+        Ok(found.map(|(node, _)| node))
     }
 
     /// The node that another structure refers to.
@@ -94,12 +104,18 @@ impl F2fs {
         self.check_main(addr)?;
         let at = u64::from(addr.0) * BLOCK_SIZE as u64;
         let data = self.queue.read(at, BLOCK_SIZE, tag).map_err(io_error)?;
-        let footer = Footer::parse(&data);
+        self.verify_node(addr, nid, ino, &data)?;
+        Ok(data)
+    }
+
+    /// Verifies that a block is the node `nid` of `ino`.
+    fn verify_node(&self, addr: BlockAddr, nid: Nid, ino: Nid, data: &[u8]) -> Result<()> {
+        let footer = Footer::parse(data);
         footer.check(nid, ino).map_err(|e| e.in_block(addr))?;
         if footer.offset == 0 {
-            inode::verify_checksum(&self.layout, &data)
+            inode::verify_checksum(&self.layout, data)
                 .map_err(|e| e.in_node(nid).in_block(addr))?;
         }
-        Ok(data)
+        Ok(())
     }
 }

@@ -1,0 +1,129 @@
+//! Read-ahead of nodes and directory blocks: by neighbourhood in the log.
+//!
+//! **Problem.** A walk or `ls -l` needs the inode of each name, each a block of its own, in an order that is neither
+//! that of the names nor that of the blocks: one request of 4 KiB after the other.
+//!
+//! **Rule.** Files that were made together have their inodes side by side in the node log, because a checkpoint writes
+//! nodes in the order of their ids. The log is divided into *neighbourhoods* of 32 blocks. One is read whole when a
+//! second block of it is asked for, or when a neighbouring one was read whole before. Each of its nodes that the NAT
+//! refers to is kept, without its zeros ([`super::content`]).
+//!
+//! If fewer than one node in eight of those read ahead is used, a pause follows.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use steadfs_base::FixedMap;
+use steadfs_rt::{Mutex, Rank};
+
+/// Blocks of a neighbourhood; a segment has a whole number of them.
+pub const BLOCKS: u32 = 32;
+/// Neighbourhoods in a generation of the memory; two generations are kept.
+const GENERATION: usize = 512;
+/// Neighbourhoods read between two judgements of their use.
+const JUDGED: u32 = 64;
+/// Blocks asked for in a pause.
+const PAUSE: u32 = 1024;
+
+/// What was asked for lately.
+pub struct NeighbourReads {
+    state: Mutex<Neighbourhoods>,
+    /// Nodes read ahead and used since the last judgement.
+    used: AtomicU32,
+}
+
+#[derive(Default)]
+struct Neighbourhoods {
+    /// Whether each was read whole; the others were asked for once.
+    young: FixedMap<u32, bool>,
+    old: FixedMap<u32, bool>,
+    /// Read since the last judgement.
+    read: u32,
+    /// Blocks that will be asked for until the pause ends.
+    pause: u32,
+}
+
+impl Neighbourhoods {
+    fn get(&self, number: u32) -> Option<bool> {
+        let found = self.young.get(&number).or_else(|| self.old.get(&number));
+        found.copied()
+    }
+
+    fn set(&mut self, number: u32, read: bool) {
+        if self.young.len() >= GENERATION {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(number, read);
+    }
+}
+
+impl NeighbourReads {
+    pub fn new() -> Self {
+        Self {
+            state: Mutex::new(Rank::Leaf, Neighbourhoods::default()),
+            used: AtomicU32::new(0),
+        }
+    }
+
+    /// Blocks that were read ahead are used.
+    pub fn record_use(&self, count: u32) {
+        self.used.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// A block of this neighbourhood is asked for and not in memory. Returns whether to read all of it.
+    pub fn ask(&self, number: u32) -> bool {
+        let state = &mut *self.state.lock();
+        if state.pause > 0 {
+            state.pause -= 1;
+            return false;
+        }
+        let known = state.get(number);
+        let was_read = |near: u32| state.get(near) == Some(true);
+        let near = was_read(number.wrapping_sub(1)) || was_read(number + 1);
+        let read = known == Some(false) || known.is_none() && near;
+        if read || known.is_none() {
+            state.set(number, read);
+        }
+        if read {
+            state.read += 1;
+            if state.read == JUDGED {
+                state.read = 0;
+                if self.used.swap(0, Ordering::Relaxed) < JUDGED * BLOCKS / 8 {
+                    state.pause = PAUSE;
+                }
+            }
+        }
+        read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_block_or_a_neighbour_reads_the_neighbourhood() {
+        let reads = NeighbourReads::new();
+        let asked = [10, 10, 10, 11, 9, 20, 12, 20].map(|n| reads.ask(n));
+        assert_eq!(asked, [false, true, false, true, true, false, true, true]);
+    }
+
+    #[test]
+    fn reads_that_are_not_used_pause() {
+        let reads = NeighbourReads::new();
+        let whole = |range: std::ops::Range<u32>| range.filter(|n| reads.ask(n * 2)).count();
+        for n in 0..JUDGED {
+            assert!(!reads.ask(n * 2) && reads.ask(n * 2));
+        }
+        assert_eq!(whole(1000..1000 + PAUSE), 0);
+        assert_eq!(whole(1000..1010) + whole(1000..1010), 10);
+    }
+
+    #[test]
+    fn asks_long_ago_are_forgotten() {
+        let reads = NeighbourReads::new();
+        for n in 0..2 * GENERATION as u32 + 1 {
+            assert!(!reads.ask(n * 2));
+        }
+        assert!(!reads.ask(0));
+    }
+}
