@@ -4,6 +4,7 @@
 //! directory's first block. Entries never move within a directory, so cookies stay valid.
 
 mod change;
+pub(crate) mod slots;
 
 use std::ops::Range;
 
@@ -18,7 +19,8 @@ use crate::disk::{DiskError, Nid, Structure, hash};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
-pub(crate) use change::{DentrySearch, FreeDentry, NewName};
+pub(crate) use change::{DentrySearch, NewName};
+pub(crate) use slots::FreeDentry;
 
 /// Blocks of a directory read ahead by a listing.
 const READ_AHEAD_BLOCKS: u64 = 32;
@@ -130,25 +132,64 @@ impl F2fs {
         wanted: &LookupName<'_>,
         tag: IoTag,
     ) -> Result<Option<FoundDentry>> {
+        let mut missed = false;
+        for block in self.buckets(dir, wanted.hash) {
+            if let Some(bytes) = self.bucket_block(dir, block, wanted.hash, &mut missed, tag)?
+                && let Some(found) = wanted.find(&DentryLayout::BLOCK, &bytes)
+            {
+                return Ok(Some(FoundDentry::new(Some(block), &found)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The blocks that may hold a name with this hash, level by level.
+    fn buckets(&self, dir: &Inode, hash: u32) -> impl Iterator<Item = u64> + use<> {
         let end = self.dir_blocks(dir);
         let (depth, dir_level) = {
             let core = dir.core.read();
             (core.depth, core.dir_level)
         };
-        for level in 0..depth.min(hash::MAX_DEPTH) {
-            let bucket = hash::bucket(level, dir_level, wanted.hash);
-            if hash::level_start(level, dir_level) >= end {
-                break;
+        (0..depth.min(hash::MAX_DEPTH))
+            .take_while(move |level| hash::level_start(*level, dir_level) < end)
+            .flat_map(move |level| hash::bucket(level, dir_level, hash))
+    }
+
+    /// A block of the buckets for `hash`. At the first one that is not in memory (`missed` is false before), the blocks
+    /// of all levels are read at once.
+    fn bucket_block(
+        &self,
+        dir: &Inode,
+        block: u64,
+        hash: u32,
+        missed: &mut bool,
+        tag: IoTag,
+    ) -> Result<Option<Buf>> {
+        self.dir_block_or(dir, block, tag, || {
+            if !std::mem::replace(missed, true) {
+                self.read_buckets(dir, hash, tag);
             }
-            for block in bucket {
-                if let Some(bytes) = self.dir_block(dir, block, tag)?
-                    && let Some(found) = wanted.find(&DentryLayout::BLOCK, &bytes)
-                {
-                    return Ok(Some(FoundDentry::new(Some(block), &found)));
+        })
+    }
+
+    /// Reads the blocks that may hold a name with this hash. Errors are not reported here: the read of a block meets
+    /// them again.
+    fn read_buckets(&self, dir: &Inode, hash: u32, tag: IoTag) {
+        let addr = |block| match self.map(dir, block, 1, tag) {
+            Ok(mapped) => match mapped.target {
+                MapTarget::Block(addr) if self.layout.is_main(addr) => {
+                    Some(DevBlock(addr.0.into()))
                 }
-            }
-        }
-        Ok(None)
+                _ => None,
+            },
+            Err(_) => None,
+        };
+        let clean = self
+            .buckets(dir, hash)
+            .filter(|block| dir.pages.get(FileBlock(*block)).is_none());
+        let mut blocks: Vec<DevBlock> = clean.filter_map(addr).collect();
+        blocks.sort_unstable();
+        self.meta.prefetch_blocks(&blocks, tag);
     }
 
     /// Searches all entries: for casefolded directories, whose hashes are not of the name's bytes.
@@ -179,6 +220,17 @@ impl F2fs {
 
     /// A block of a directory; `None` for a hole.
     pub(crate) fn dir_block(&self, dir: &Inode, block: u64, tag: IoTag) -> Result<Option<Buf>> {
+        self.dir_block_or(dir, block, tag, || {})
+    }
+
+    /// The same; `missed` is called before the block is read from the device.
+    fn dir_block_or(
+        &self,
+        dir: &Inode,
+        block: u64,
+        tag: IoTag,
+        missed: impl FnOnce(),
+    ) -> Result<Option<Buf>> {
         if block >= self.dir_blocks(dir) {
             return Ok(None);
         }
@@ -187,7 +239,12 @@ impl F2fs {
         }
         match self.map(dir, block, 1, tag)?.target {
             MapTarget::Hole | MapTarget::Reserved => Ok(None),
-            MapTarget::Block(addr) => Ok(Some(self.main_block(addr, tag)?.data())),
+            MapTarget::Block(addr) => {
+                if !self.meta.is_cached(DevBlock(addr.0.into())) {
+                    missed();
+                }
+                Ok(Some(self.main_block(addr, tag)?.data()))
+            }
             MapTarget::Compressed => {
                 let rule = "a directory cannot be compressed";
                 let error = DiskError::entry(Structure::Dentries, 0, rule);

@@ -10,6 +10,7 @@ use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{FileKind, FsxAttr, InodeFlags, Result};
 
+use crate::dentry::slots::AbsentName;
 use crate::disk::inode::{Advise, Inline};
 use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
 
@@ -59,6 +60,9 @@ pub struct Inode {
     dentry_marked: AtomicU64,
     /// Written by another file's fsync, and not synced itself since.
     clustered: AtomicBool,
+    /// Of a directory: a name that it does not have. Set under `lock`, at least shared; each change of its names drops
+    /// it.
+    pub(crate) absent: Mutex<Option<AbsentName>>,
     /// Used since the last sweep.
     recent: AtomicBool,
 }
@@ -124,6 +128,7 @@ impl Inode {
             stale_tail,
             dentry_marked: AtomicU64::new(0),
             clustered: AtomicBool::new(false),
+            absent: Mutex::new(Rank::Leaf, None),
             recent: AtomicBool::new(true),
         })
     }

@@ -7,6 +7,7 @@ use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_vfs::{FileKind, FsError, Result};
 
+use super::slots::{AbsentName, FreeDentry};
 use super::{FoundDentry, LookupName};
 use crate::cp_lock::Change;
 use crate::data::BLOCK;
@@ -29,21 +30,6 @@ pub(crate) enum DentrySearch {
     InlineFull,
 }
 
-/// Free slots for a new name.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FreeDentry {
-    hash: u32,
-    /// `None`: in the inode.
-    pub(crate) block: Option<u64>,
-    slot: usize,
-    /// The block is a hole.
-    is_hole: bool,
-    /// Levels of the directory after the insertion.
-    depth: u32,
-    /// Space that the insertion needs.
-    pub(crate) need: Need,
-}
-
 #[derive(Clone, Copy)]
 pub(crate) struct NewName<'a> {
     pub(crate) ino: Nid,
@@ -53,7 +39,24 @@ pub(crate) struct NewName<'a> {
 
 impl F2fs {
     /// Looks up a name, and the first free slots for it in lookup order.
+    ///
+    /// The kernel looks a name up before it creates it, so the last name that was not found is kept with its slots
+    /// until a name of the directory changes.
     pub(crate) fn search(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<DentrySearch> {
+        if let Some(absent) = &*dir.absent.lock()
+            && *absent.name == *name
+        {
+            return Ok(DentrySearch::Free(absent.free));
+        }
+        let found = self.search_all(dir, name, tag)?;
+        if let DentrySearch::Free(free) = found {
+            let name = name.into();
+            *dir.absent.lock() = Some(AbsentName { name, free });
+        }
+        Ok(found)
+    }
+
+    fn search_all(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<DentrySearch> {
         let wanted = LookupName {
             hash: hash::of_name(name),
             name,
@@ -94,13 +97,13 @@ impl F2fs {
             (core.depth, core.dir_level)
         };
         let layout = &DentryLayout::BLOCK;
-        let mut free = None;
+        let (mut free, mut missed) = (None, false);
         for level in 0..hash::MAX_DEPTH {
             if level >= depth && free.is_some() {
                 break;
             }
             for block in hash::bucket(level, dir_level, wanted.hash) {
-                let bytes = self.dir_block(dir, block, tag)?;
+                let bytes = self.bucket_block(dir, block, wanted.hash, &mut missed, tag)?;
                 if let Some(bytes) = &bytes
                     && let Some(entry) = wanted.find(layout, bytes)
                 {
@@ -239,6 +242,7 @@ impl F2fs {
         (free, new): (&FreeDentry, &NewName<'_>),
         tag: IoTag,
     ) -> Result<()> {
+        *dir.absent.lock() = None;
         self.mark_dirty(change, dir, tag)?;
         let entry = Entry {
             slot: free.slot,
@@ -271,6 +275,7 @@ impl F2fs {
         named: &FoundDentry,
         tag: IoTag,
     ) -> Result<()> {
+        *dir.absent.lock() = None;
         self.mark_dirty(change, dir, tag)?;
         let Some(block) = named.block else {
             return self.edit_inline(change, dir, core, tag, |layout, bytes| {
@@ -350,6 +355,7 @@ impl F2fs {
         self.nat.build_free_nids(tag)?;
         let change = self.change()?;
         let mut core = dir.core.write();
+        *dir.absent.lock() = None;
         self.mark_dirty(&change, dir, tag)?;
         self.edit_inline(&change, dir, &core, tag, |_, bytes| bytes.fill(0))?;
         core.inline = core.inline.without(Inline::DENTRIES);

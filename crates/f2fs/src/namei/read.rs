@@ -1,11 +1,14 @@
 //! Reading names: lookup and readdir.
 
-use steadfs_base::InodeNo;
-use steadfs_vfs::names::check_length;
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::names::{check_length, is_dots};
 use steadfs_vfs::{Attr, Cx, FsError, Result};
 
-use crate::dentry::Emit;
+use super::check_may_add;
+use crate::dentry::{DentrySearch, Emit};
+use crate::disk::Nid;
 use crate::fs::F2fs;
+use crate::inode::Inode;
 
 impl F2fs {
     /// See [`steadfs_vfs::FileSystem::lookup`].
@@ -13,11 +16,28 @@ impl F2fs {
         check_length(name)?;
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.read();
-        let found = self.find_name(&dir, name, cx.tag)?;
+        let found = self.find_for_lookup(&dir, name, cx.tag)?;
         let inode = self.inode_of_entry(&dir, found.ok_or(FsError::NotFound)?, cx.tag)?;
         // Under the directory's lock: a task that removes the name later sees the count.
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))
+    }
+
+    /// As [`F2fs::find_name`]; where names can be added, keeps the slots for a name that does not exist.
+    fn find_for_lookup(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
+        let may_add = !is_dots(name)
+            && !self.stop_state.is_read_only()
+            && check_may_add(&dir.core.read()).is_ok();
+        if may_add {
+            match self.search(dir, name, tag) {
+                Ok(DentrySearch::Found(found)) => return Ok(Some(found.ino)),
+                Ok(DentrySearch::Free(_) | DentrySearch::InlineFull) | Err(FsError::NoSpace) => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.find_name(dir, name, tag)
     }
 
     /// See [`steadfs_vfs::FileSystem::readdir`].
