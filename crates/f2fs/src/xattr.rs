@@ -87,7 +87,8 @@ impl F2fs {
     /// The bytes of an inode's list: the part in the inode, then the node.
     fn xattr_area(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
         let core = inode.core.read();
-        let mut area = self.inode_block(inode, tag)?[core.xattr_range(&self.layout)].to_vec();
+        let block = self.inode_node(inode.nid(), tag)?.block()?;
+        let mut area = block[core.xattr_range(&self.layout)].to_vec();
         if let Some(node) = self.xattr_node(inode, &core, tag)? {
             area.extend_from_slice(&node.data()?[..NODE_XATTR_BYTES]);
         }

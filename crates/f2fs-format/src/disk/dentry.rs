@@ -172,6 +172,14 @@ fn entry_at<'a>(layout: &DentryLayout, bytes: &'a [u8], slot: usize) -> Result<E
     })
 }
 
+/// Whether a slot has this hash, in use or not: a look-up reads many blocks without the name.
+fn may_have(layout: &DentryLayout, bytes: &[u8], hash: u32) -> bool {
+    assert_eq!(bytes.len(), layout.len);
+    let wanted = hash.to_le_bytes();
+    let mut slots = bytes[layout.entries_at..layout.names_at].chunks_exact(ENTRY);
+    slots.any(|entry| entry.starts_with(&wanted))
+}
+
 /// The entry with this hash and name. Corrupt entries are skipped: they have no name to compare.
 pub fn find<'a>(
     layout: &DentryLayout,
@@ -179,6 +187,9 @@ pub fn find<'a>(
     hash: u32,
     name: &[u8],
 ) -> Option<Entry<'a>> {
+    if !may_have(layout, bytes, hash) {
+        return None;
+    }
     entries(layout, bytes, 0)
         .flatten()
         .find(|entry| entry.hash == hash && entry.name == name)

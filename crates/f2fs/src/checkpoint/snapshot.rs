@@ -173,19 +173,28 @@ impl F2fs {
         for inode in self.inodes.dirty_others() {
             self.place_directory(change, &inode, &mut placed.dirs)?;
         }
-        for inode in self.inodes.dirty() {
-            let core = inode.core.read();
-            self.store_inode(change, &inode, &core)?;
-        }
         let (node_version, _) = self.checkpoints.node_version();
-        for (_, node) in self.nodes.dirty() {
+        let mut place = |node: Arc<Node>| {
             let found = self.place_node(change, &node, node_version, Marks::default())?;
             if let Some(found) = found {
                 placed.nodes.push(found);
                 placed.in_flight_nodes.push(node);
             }
+            Ok::<_, FsError>(())
+        };
+        // Each inode is stored and its node placed before the next one is stored: few nodes are whole at a time.
+        let mut nodes = self.nodes.dirty().into_iter().peekable();
+        for inode in self.inodes.dirty() {
+            let own = (inode.nid(), 0);
+            while let Some((_, node)) = nodes.next_if(|(position, _)| *position < own) {
+                place(node)?;
+            }
+            let core = inode.core.read();
+            if let Some(node) = self.store_inode(change, &inode, &core)? {
+                place(node)?;
+            }
         }
-        Ok(())
+        nodes.try_for_each(|(_, node)| place(node))
     }
 
     fn place_directory(

@@ -11,6 +11,7 @@ use super::Inode;
 use crate::cp_lock::Change;
 use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
 use crate::fs::F2fs;
+use crate::node::Node;
 use crate::space::Need;
 
 impl Inode {
@@ -133,19 +134,20 @@ impl F2fs {
         Ok(())
     }
 
-    /// Stores an inode's fields in its node and marks the node dirty. The caller holds `core`, shared or
-    /// exclusively, and passes it.
+    /// Stores an inode's fields in its node and marks the node dirty; returns the node, if the fields were newer. The
+    /// caller holds `core`, shared or exclusively, and passes it.
     pub(crate) fn store_inode(
         &self,
         change: &Change<'_>,
         inode: &Inode,
         core: &disk::Inode,
-    ) -> Result<()> {
-        if let Some(node) = self.inodes.take_dirty(inode) {
-            let mut data = self.nodes.change(change, &node)?;
+    ) -> Result<Option<Arc<Node>>> {
+        let node = self.inodes.take_dirty(inode);
+        if let Some(node) = &node {
+            let mut data = self.nodes.change(change, node)?;
             core.encode_into(&self.layout, &mut data)?;
         }
-        Ok(())
+        Ok(node)
     }
 
     /// Reserves the nodes that mapping these blocks would create, each at most once per inode. The caller holds the
