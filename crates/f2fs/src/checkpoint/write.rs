@@ -106,32 +106,7 @@ impl F2fs {
         steps: &mut Steps,
     ) -> Result<NatWrites> {
         let mut writes = Writes::default();
-        snapshot.nodes.sort_unstable_by_key(|(addr, _)| *addr);
-        debug_assert!(
-            snapshot.nodes.is_sorted_by(|a, b| a.0 < b.0),
-            "each node has an address of its own"
-        );
-        assert!(
-            snapshot.nodes.len() == snapshot.in_flight_nodes.len(),
-            "each node in flight stays in memory"
-        );
-        debug_assert!(
-            snapshot
-                .nodes
-                .iter()
-                .all(|(addr, _)| self.layout.is_main(*addr)),
-            "nodes are in the main area"
-        );
-        let submit = |blocks: &[_], to: &mut Writes| self.submit_part(blocks, to);
-        submit_nodes(&snapshot.nodes, &mut writes, submit).map_err(io_error)?;
-        snapshot.nodes.clear();
-        snapshot.dirs.sort_unstable_by_key(|dir| dir.addr);
-        let dirs: Vec<_> = snapshot
-            .dirs
-            .iter()
-            .map(|d| (d.addr, d.data.clone()))
-            .collect();
-        self.submit_part(&dirs, &mut writes);
+        self.submit_placed(snapshot, &mut writes)?;
         steps.ended("submit nodes and directories");
         let tag = self.checkpoints.in_flight().tag();
         let nat = self.nat.complete(&snapshot.nat, tag)?;
@@ -169,6 +144,37 @@ impl F2fs {
         self.write_last(snapshot, pack)?;
         steps.ended("last block");
         Ok(nat)
+    }
+
+    /// Submits the nodes and directory blocks, sorted by address.
+    fn submit_placed(&self, snapshot: &mut Snapshot, writes: &mut Writes) -> Result<()> {
+        snapshot.nodes.sort_unstable_by_key(|(addr, _)| *addr);
+        debug_assert!(
+            snapshot.nodes.is_sorted_by(|a, b| a.0 < b.0),
+            "each node has an address of its own"
+        );
+        assert!(
+            snapshot.nodes.len() == snapshot.in_flight_nodes.len(),
+            "each node in flight stays in memory"
+        );
+        debug_assert!(
+            snapshot
+                .nodes
+                .iter()
+                .all(|(addr, _)| self.layout.is_main(*addr)),
+            "nodes are in the main area"
+        );
+        let submit = |blocks: &[_], to: &mut Writes| self.submit_part(blocks, to);
+        submit_nodes(&snapshot.nodes, writes, submit).map_err(io_error)?;
+        snapshot.nodes.clear();
+        snapshot.dirs.sort_unstable_by_key(|dir| dir.addr);
+        let dirs: Vec<_> = snapshot
+            .dirs
+            .iter()
+            .map(|d| (d.addr, d.data.clone()))
+            .collect();
+        self.submit_part(&dirs, writes);
+        Ok(())
     }
 
     /// All blocks of the pack except the last.
