@@ -197,6 +197,12 @@ const QUEUE: &[Row] = &[
     ("queue_depth=1025", Err("from 1 to 1024")),
     ("queue_depth", Err("needs a value")),
     ("queue_depth=-4", Err("from 1 to 1024")),
+    ("fsync_latency_target=auto", Ok("")),
+    ("fsync_latency_target=off", Ok("fsync_latency_target=off")),
+    ("fsync_latency_target=15", Ok("fsync_latency_target=15")),
+    ("fsync_latency_target=0", Err("from 1 to 10000")),
+    ("fsync_latency_target=2ms", Err("is auto, off, or")),
+    ("fsync_latency_target", Err("needs a value")),
     ("slice_idle=0", Ok("slice_idle=0")),
     ("slice_idle=1000", Ok("slice_idle=1000")),
     ("slice_idle=1001", Err("from 0 to 1000")),
@@ -369,6 +375,7 @@ fn every_option_of_the_mechanisms_works_as_documented() {
             by_remount(&mount, typed, wanted);
             let undo = format!(
                 "io_scheduler=fair,queue_depth=32,slice_idle=8,nostrict_guarantees,low_latency,boost,\
+                 fsync_latency_target=auto,\
                  cgroup_weight=/a/b:default,cgroup_weight=/a/c:default,cgroup_weight=/a:1/b:default,{back}"
             );
             run_on("remount", &mount, &["-o", &undo]).expect(0);

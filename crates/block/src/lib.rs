@@ -30,3 +30,4 @@ pub use queue::{
     Queue, QueueOptions, QueueSettings, QueueStats, ReadAheadStats, wait_all,
 };
 pub use source::BlockSource;
+pub use steadfs_iosched::FsyncTarget;

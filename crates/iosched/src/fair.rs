@@ -3,6 +3,7 @@
 mod cfq;
 mod device_speed;
 mod entry;
+mod fsync_latency;
 mod lanes;
 mod options;
 mod pick;
@@ -10,8 +11,10 @@ mod rules;
 mod sharing;
 mod tree;
 mod volatile_cache;
+mod window_min;
 
 pub use cfq::CfqRules;
+pub use fsync_latency::FsyncTarget;
 pub use options::{FairOptions, Slice};
 pub use rules::{FairRules, Rules};
 
@@ -23,6 +26,7 @@ use steadfs_base::{GroupId, IoTag, Urgency};
 use crate::{BoostOutcome, Direction, Io, IoId, Nanos, Scheduler};
 use device_speed::DeviceSpeed;
 use entry::{Entry, InFlight};
+use fsync_latency::Share;
 use lanes::{class, is_sync, lane_of};
 use options::WEIGHTS;
 use pick::Pick;
@@ -58,6 +62,9 @@ use volatile_cache::VolatileCache;
 /// - In a series of FLUSHes, the device gets no more async writes between two of them than it can make durable in the
 ///   time of one FLUSH ([`FairOptions::flush_bytes_min`]), since a FLUSH writes the whole volatile cache, whose data may
 ///   be other owners', and its caller waits for that. A group that weighs more than that of the FLUSHes is not bound.
+///
+/// - While fsync callers are known, the async bytes in flight are bounded by the time that an fsync takes, and async
+///   requests wait for the steps of an fsync (`fsync_latency`).
 ///
 /// # Idling
 /// If an owner of sync requests is in service and its queue is empty, the device idles for it while requests of it are
@@ -209,7 +216,13 @@ impl<R: Rules> FairQueue<R> {
     /// Whether one more async request may be dispatched.
     fn may_dispatch_async(&self, now: Nanos) -> bool {
         self.in_flight.background < self.rules.async_limit(self.in_flight, now)
-            && self.in_flight.background_bytes < self.options.async_bytes
+            && self.in_flight.background_bytes < self.async_bytes(now)
+    }
+
+    /// Async bytes in flight from which on no more async requests are dispatched.
+    fn async_bytes(&self, now: Nanos) -> u64 {
+        let fsync = self.rules.fsync();
+        fsync.map_or(self.options.async_bytes, |fsync| fsync.async_bytes(now))
     }
 
     fn dispatch(&mut self, id: IoId, now: Nanos) -> IoId {
@@ -226,6 +239,14 @@ impl<R: Rules> FairQueue<R> {
         }
         self.in_flight.count(entry.tag, entry.bytes, true);
         self.speed.begin(entry.flushes, now);
+        let share = match self.rules.fsync().and_then(|fsync| fsync.caller(now)) {
+            Some(caller) if !is_sync(entry.tag) => self.share_beside(caller, entry.tag),
+            _ => None,
+        };
+        if let Some(fsync) = self.rules.fsync_mut() {
+            let share = share.unwrap_or(Share::QUARTER);
+            fsync.dispatched(&entry, self.in_flight, share, &self.speed, now);
+        }
         id
     }
 
@@ -246,13 +267,51 @@ impl<R: Rules> FairQueue<R> {
         requester.group != tag.group && self.tree.is_heavier(requester, tag)
     }
 
-    /// Whether the first request of an owner has to wait for a FLUSH.
+    /// The share of the device that async requests of `tag` keep beside an fsync; `None` if their group weighs more than
+    /// that of the fsync: they are not held back then.
+    fn share_beside(&self, fsync: IoTag, tag: IoTag) -> Option<Share> {
+        if fsync.group == tag.group {
+            return Some(Share::QUARTER);
+        }
+        match self.tree.competing_weights(fsync, tag) {
+            Some((of_fsync, own)) if own > of_fsync => None,
+            Some((of_fsync, own)) => Some(Share {
+                part: own,
+                of: own + of_fsync,
+            }),
+            None => Some(Share::QUARTER),
+        }
+    }
+
+    /// Whether an async request of this tag has to wait for the end of an fsync.
+    fn is_held_for_fsync(&self, tag: IoTag, now: Nanos) -> bool {
+        let Some(fsync) = self.rules.fsync() else {
+            return false;
+        };
+        let share = fsync
+            .holder(now)
+            .and_then(|holder| self.share_beside(holder, tag));
+        share.is_some_and(|share| fsync.has_had_share(tag.group, share, now))
+    }
+
+    /// Whether a request has to wait for a FLUSH or for the end of an fsync.
+    fn has_to_wait(&self, entry: &Entry, now: Nanos) -> bool {
+        let waits_for_flush = || entry.is_volatile() && self.has_to_wait_for_flush(entry.tag, now);
+        !is_sync(entry.tag) && (waits_for_flush() || self.is_held_for_fsync(entry.tag, now))
+    }
+
+    /// When a request that has to wait may go, unless something completes earlier.
+    fn waits_until(&self, now: Nanos) -> Option<Nanos> {
+        let is_full = self.volatile.is_full(self.volatile_limit(), now);
+        let series = self.volatile.series_ends_at().filter(|_| is_full);
+        let fsync = self.rules.fsync().and_then(|fsync| fsync.held_until(now));
+        series.into_iter().chain(fsync).min()
+    }
+
+    /// Whether the first request of an owner has to wait for a FLUSH or for the end of an fsync.
     fn is_held_back(&self, leaf: usize, now: Nanos) -> bool {
         let first = self.tree.leaf(leaf).requests.values().next();
-        first.is_some_and(|&id| {
-            let entry = self.entry(id);
-            entry.is_volatile() && self.has_to_wait_for_flush(entry.tag, now)
-        })
+        first.is_some_and(|&id| self.has_to_wait(self.entry(id), now))
     }
 
     /// The cost of making data durable once.
@@ -339,8 +398,7 @@ impl<R: Rules> Scheduler for FairQueue<R> {
             self.flushes.push_back(id);
             return;
         }
-        let held_back = entry.is_volatile() && self.has_to_wait_for_flush(tag, now);
-        if is_first && self.in_flight.all() == 0 && !held_back {
+        if is_first && self.in_flight.all() == 0 && !self.has_to_wait(&entry, now) {
             if self.tree.active > 0 {
                 self.expire_idle_leaves(tag, now);
             }
@@ -417,8 +475,7 @@ impl<R: Rules> Scheduler for FairQueue<R> {
                 None
             }
             Pick::Nothing => {
-                let full = self.volatile.is_full(self.volatile_limit(), now);
-                self.rerun_at = self.volatile.series_ends_at().filter(|_| full);
+                self.rerun_at = self.waits_until(now);
                 None
             }
         }
@@ -428,6 +485,9 @@ impl<R: Rules> Scheduler for FairQueue<R> {
         let entry = *self.entry(id);
         assert!(!entry.queued, "only dispatched requests complete");
         self.entries[id.0 as usize] = None;
+        if let Some(fsync) = self.rules.fsync_mut() {
+            fsync.completed(&entry, self.in_flight, &self.speed, now);
+        }
         self.in_flight.count(entry.tag, entry.bytes, false);
         if entry.flushes > 0 {
             self.volatile.flush_ends(now);
@@ -472,10 +532,11 @@ impl<R: Rules> Scheduler for FairQueue<R> {
 
     fn max_write_bytes(&self, tag: IoTag, now: Nanos) -> u64 {
         let bound = !is_sync(tag) && self.volatile.in_flush_series(now);
-        match bound && !self.outweighs_flush_requester(tag) {
-            true => self.options.flush_bytes_min,
-            false => u64::MAX,
+        if bound && !self.outweighs_flush_requester(tag) {
+            return self.options.flush_bytes_min;
         }
+        let fsync = self.rules.fsync().filter(|_| !is_sync(tag));
+        fsync.map_or(u64::MAX, |fsync| fsync.async_write_max(now))
     }
 
     fn set_group(&mut self, group: GroupId, parent: GroupId, weight: u32) {
@@ -497,6 +558,9 @@ impl<R: Rules> Scheduler for FairQueue<R> {
             flight.sync,
             flight.background
         )?;
+        if let Some(fsync) = self.rules.fsync() {
+            fsync.describe(out)?;
+        }
         self.tree.describe(out)
     }
 }

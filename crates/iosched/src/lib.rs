@@ -6,7 +6,7 @@
 mod fair;
 mod fifo;
 
-pub use fair::{Cfq, CfqRules, Fair, FairOptions, FairQueue, FairRules, Rules, Slice};
+pub use fair::{Cfq, CfqRules, Fair, FairOptions, FairQueue, FairRules, FsyncTarget, Rules, Slice};
 pub use fifo::{Fifo, FifoOptions};
 
 use std::fmt::Write;

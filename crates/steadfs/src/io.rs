@@ -241,6 +241,7 @@ mod tests {
         assert_eq!((tag.prio, tag.group), (caller.prio, GroupId(2)));
         assert_eq!(io.tag(&Caller::default()).group, GroupId(0));
         let queue = String::from_utf8(io.read("io/queue").unwrap()).unwrap();
+        assert!(queue.contains("fsync target auto, no fsync yet"), "{queue}");
         assert!(queue.contains("group 1 is /lib, weight 20"), "{queue}");
         assert!(queue.contains("group 2 weight 100: 0 queued"), "{queue}");
     }

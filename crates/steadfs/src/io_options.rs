@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use steadfs_block::{DeviceModel, Policy, QueueSettings};
+use steadfs_block::{DeviceModel, FsyncTarget, Policy, QueueSettings};
 use steadfs_vfs::Result;
 use steadfs_vfs::options::Section::Device;
 use steadfs_vfs::options::Shown::Changed;
@@ -12,7 +12,8 @@ use steadfs_vfs::options::{Entry, Table, bytes, choice, number, word};
 /// The options of the I/O scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoOptions {
-    /// `io_scheduler=`, `queue_depth=`, `slice_idle=`, `low_latency`, `strict_guarantees`, `boost`.
+    /// `io_scheduler=`, `queue_depth=`, `slice_idle=`, `low_latency`, `strict_guarantees`, `boost`,
+    /// `fsync_latency_target=`.
     pub queue: QueueSettings,
     /// `cgroup_weight=PATH:WEIGHT`: weights that override the cgroups' own files.
     pub group_weights: BTreeMap<String, u32>,
@@ -78,6 +79,23 @@ const ENTRIES: &[Opt] = &[
         )
         .current(Changed, |o| word(o.queue.boost, "boost", "noboost")),
     Opt::flag("noboost", |o| o.queue.boost = false).also(),
+    Opt::value("fsync_latency_target", "=auto|off|MS", |o, v| {
+        fsync_target(v).map(|target| o.queue.fsync_target = target)
+    })
+    .help_with_default(
+        Device,
+        "fair: while fsync is called, background I/O in the device is bounded so that an fsync takes at most this many \
+         milliseconds; auto: twice as long as the shortest ones; it keeps a quarter of the device or its cgroup's share",
+        "auto",
+    )
+    .current(Changed, |o| {
+        let target = match o.queue.fsync_target {
+            FsyncTarget::Auto => "auto".to_owned(),
+            FsyncTarget::Unlimited => "off".to_owned(),
+            FsyncTarget::Within(time) => (time.0 / 1_000_000).to_string(),
+        };
+        Some(format!("fsync_latency_target={target}"))
+    }),
     Opt::value("cgroup_weight", "=PATH:WEIGHT", set_group_weight)
         .help_with_default(
             Device,
@@ -91,6 +109,16 @@ const ENTRIES: &[Opt] = &[
             (!items.is_empty()).then(|| items.join(","))
         }),
 ];
+
+fn fsync_target(value: &str) -> Result<FsyncTarget, String> {
+    match value {
+        "auto" => Ok(FsyncTarget::Auto),
+        "off" => Ok(FsyncTarget::Unlimited),
+        _ => number(value, 1..=10_000)
+            .map(FsyncTarget::of_millis)
+            .map_err(|why| format!("is auto, off, or {why}")),
+    }
+}
 
 fn set_group_weight(options: &mut IoOptions, value: &str) -> Result<(), String> {
     let (path, weight) = value
@@ -178,6 +206,8 @@ mod tests {
             "io_scheduler=fifo",
             "io_scheduler=cfq,queue_depth=4",
             "slice_idle=0,nolow_latency,strict_guarantees,noboost",
+            "fsync_latency_target=off",
+            "fsync_latency_target=15",
             "cgroup_weight=/a/b:20,cgroup_weight=/c:1000",
         ];
         for list in lists {
@@ -186,7 +216,8 @@ mod tests {
             assert_eq!(parse(&options.show()), Ok(options));
         }
         let undone = "strict_guarantees,nostrict_guarantees,noboost,boost,nolow_latency,low_latency,\
-                      cgroup_weight=/a:5,cgroup_weight=/a:default,io_scheduler=fifo,io_scheduler=fair";
+                      cgroup_weight=/a:5,cgroup_weight=/a:default,\
+                      fsync_latency_target=5,fsync_latency_target=auto,io_scheduler=fifo,io_scheduler=fair";
         assert_eq!(parse(undone), parse(""));
     }
 
@@ -199,6 +230,10 @@ mod tests {
             "queue_depth=1025",
             "slice_idle=-1",
             "low_latency=1",
+            "fsync_latency_target",
+            "fsync_latency_target=0",
+            "fsync_latency_target=10001",
+            "fsync_latency_target=2ms",
             "cgroup_weight=/a",
             "cgroup_weight=a:5",
             "cgroup_weight=/:5",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use steadfs_iosched::{Cfq, Fair, FairOptions, Fifo, FifoOptions, Nanos, Scheduler};
+use steadfs_iosched::{Cfq, Fair, FairOptions, Fifo, FifoOptions, FsyncTarget, Nanos, Scheduler};
 
 use crate::Device;
 
@@ -47,6 +47,8 @@ pub struct QueueSettings {
     pub strict_guarantees: bool,
     /// Whether queued requests are boosted when a task waits for them.
     pub boost: bool,
+    /// The time that an fsync may take beside background requests (`fair`).
+    pub fsync_target: FsyncTarget,
 }
 
 impl Default for QueueSettings {
@@ -58,6 +60,7 @@ impl Default for QueueSettings {
             low_latency: true,
             strict_guarantees: false,
             boost: true,
+            fsync_target: FsyncTarget::Auto,
         }
     }
 }
@@ -90,6 +93,7 @@ impl QueueSettings {
             slice_idle: idle,
             low_latency: self.low_latency,
             strict_guarantees: self.strict_guarantees,
+            fsync_target: self.fsync_target,
             ..preset
         }
     }

@@ -9,7 +9,7 @@ use steadfs_base::{GroupId, Urgency};
 use steadfs_rt::{Mutex, Rank, sim};
 
 use super::*;
-use crate::{Done, MemDevice, Op};
+use crate::{Done, FsyncTarget, MemDevice, Op};
 
 mod crowd;
 mod flushes;
@@ -113,12 +113,13 @@ impl Device for Puppet {
     }
 }
 
-/// No idling for owners: this device has no clock.
+/// No idling for owners and fsync callers: this device has no clock.
 fn queue_by(device: &Arc<Puppet>, depth: usize, policy: Policy) -> Queue {
     let settings = QueueSettings {
         policy,
         depth,
         slice_idle: Some(Duration::ZERO),
+        fsync_target: FsyncTarget::Unlimited,
         ..QueueSettings::default()
     };
     Queue::with_settings(Arc::clone(device) as _, settings)

@@ -4,6 +4,7 @@ use steadfs_base::IoPrio;
 
 use super::device_speed::DeviceSpeed;
 use super::entry::{Entry, InFlight};
+use super::fsync_latency::FsyncLatency;
 use super::lanes::is_sync;
 use super::options::{FairOptions, MS, Slice};
 use super::rules::{FlushCost, Rules};
@@ -91,5 +92,13 @@ impl Rules for CfqRules {
         if is_sync(entry.tag) && now.0.saturating_sub(entry.arrived.0) > LATE.0 {
             self.last_late = Some(now);
         }
+    }
+
+    fn fsync(&self) -> Option<&FsyncLatency> {
+        None
+    }
+
+    fn fsync_mut(&mut self) -> Option<&mut FsyncLatency> {
+        None
     }
 }

@@ -1,13 +1,12 @@
 //! The throughput of the device, and the cost of a FLUSH.
 
+use super::window_min::WindowMin;
 use crate::Nanos;
 
 /// Measured time after which bytes and time are halved, so that older measurements lose weight.
 const HALVING_NS: u64 = 200_000_000;
 /// The shortest measured time that yields a throughput.
 const MEASURED_NS_MIN: u64 = 1_000_000;
-/// FLUSHes (and durable writes) in one window of the minimum.
-const WINDOW_FLUSHES: u32 = 32;
 /// Bounds of the cost of a FLUSH, in bytes.
 const FLUSH_COST_BYTES_MIN: u64 = 4 << 10;
 const FLUSH_COST_BYTES_MAX: u64 = 16 << 20;
@@ -29,10 +28,8 @@ pub struct DeviceSpeed {
     transferring: usize,
     /// FLUSHes and durable writes in flight.
     flushing: usize,
-    /// The shortest FLUSH of this window, and of the last full window.
-    shortest: Option<u64>,
-    last_shortest: Option<u64>,
-    window_flushes: u32,
+    /// The shortest FLUSH.
+    shortest: WindowMin,
 }
 
 impl DeviceSpeed {
@@ -68,20 +65,21 @@ impl DeviceSpeed {
         }
         self.flushing -= 1;
         let took = now.0.saturating_sub(began.0) / u64::from(flushes);
-        self.shortest = Some(self.shortest.map_or(took, |least| least.min(took)));
-        self.window_flushes += 1;
-        if self.window_flushes == WINDOW_FLUSHES {
-            (self.last_shortest, self.shortest, self.window_flushes) = (self.shortest, None, 0);
-        }
+        self.shortest.add(took);
     }
 
     /// The time of a FLUSH in nanoseconds; `None` before the first one.
     pub(super) fn flush_time(&self) -> Option<u64> {
-        let both = [self.shortest, self.last_shortest]
-            .into_iter()
-            .flatten()
-            .min();
-        both.map(|time| time.min(FLUSH_COST_NS_MAX))
+        self.shortest.get().map(|time| time.min(FLUSH_COST_NS_MAX))
+    }
+
+    /// The time in nanoseconds in which the device transfers this number of bytes; 0 while its throughput is not known.
+    pub(super) fn transfer_time(&self, bytes: u64) -> u64 {
+        if self.time < MEASURED_NS_MIN || self.bytes == 0 {
+            return 0;
+        }
+        let time = u128::from(bytes) * u128::from(self.time) / u128::from(self.bytes);
+        u64::try_from(time).unwrap_or(u64::MAX)
     }
 
     /// The bytes that the device transfers in the time of a FLUSH; `None` while throughput or time are not known.
@@ -146,7 +144,7 @@ mod tests {
         speed.begin(1, Nanos(MS));
         speed.end(1, 0, Nanos(MS), Nanos(MS));
         assert_eq!(speed.flush_bytes(), Some(FLUSH_COST_BYTES_MIN));
-        for _ in 0..2 * WINDOW_FLUSHES {
+        for _ in 0..64 {
             speed.begin(1, Nanos(MS));
             speed.end(1, 0, Nanos(MS), Nanos(MS + (1 << 40)));
         }

@@ -2,6 +2,7 @@
 
 use steadfs_base::PrioClass;
 
+use super::fsync_latency::FsyncTarget;
 use crate::Nanos;
 
 pub(super) const MS: u64 = 1_000_000;
@@ -59,6 +60,8 @@ pub struct FairOptions {
     /// In a series of FLUSHes: bytes of async writes that may be dispatched from one FLUSH to the next, and the largest
     /// single write. More bytes if the device transfers more in the time of a FLUSH.
     pub flush_bytes_min: u64,
+    /// The time that an fsync may take beside async requests.
+    pub fsync_target: FsyncTarget,
 }
 
 impl Default for FairOptions {
@@ -84,6 +87,7 @@ impl Default for FairOptions {
             class_max_wait: Nanos(200 * MS),
             flush_cost: 64 << 10,
             flush_bytes_min: 128 << 10,
+            fsync_target: FsyncTarget::Auto,
         }
     }
 }

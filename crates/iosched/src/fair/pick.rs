@@ -2,6 +2,7 @@
 
 use std::ops::Bound;
 
+use super::fsync_latency::Share;
 use super::lanes::{LANES, async_lane, is_sync_lane};
 use super::options::CLASSES;
 use super::rules::Rules;
@@ -146,8 +147,18 @@ impl<R: Rules> FairQueue<R> {
             return false;
         };
         let first = self.first_bytes(*first).unwrap_or(0);
-        let due = first.saturating_mul(options.sync_per_async);
+        let due = first.saturating_mul(self.sync_per_async(now));
         queue.passed >= due.max(1) || waited >= options.async_max_wait.0
+    }
+
+    /// The bytes of sync service for which async requests of the group get one byte. While they are held back for an
+    /// fsync, and do not get what sync requests leave, they get a quarter.
+    fn sync_per_async(&self, now: Nanos) -> u64 {
+        let holder = self.rules.fsync().and_then(|fsync| fsync.holder(now));
+        let share = Share::QUARTER;
+        let beside = holder.map(|_| u64::from(share.of - share.part));
+        let usual = self.options.sync_per_async;
+        beside.map_or(usual, |beside| beside.min(usual))
     }
 
     /// The size of a leaf's first request.

@@ -7,6 +7,7 @@ use steadfs_base::IoPrio;
 
 use super::device_speed::DeviceSpeed;
 use super::entry::{Entry, InFlight};
+use super::fsync_latency::FsyncLatency;
 use super::options::FairOptions;
 use crate::Nanos;
 
@@ -43,6 +44,12 @@ pub trait Rules: Debug + Send {
 
     /// A request has completed.
     fn completed(&mut self, entry: &Entry, now: Nanos);
+
+    /// What bounds async requests for fsync callers, if these rules do.
+    fn fsync(&self) -> Option<&FsyncLatency>;
+
+    /// The same, to be changed.
+    fn fsync_mut(&mut self) -> Option<&mut FsyncLatency>;
 }
 
 /// The cost of making data durable once.
@@ -58,6 +65,7 @@ pub struct FlushCost {
 #[derive(Debug)]
 pub struct FairRules {
     async_depth: usize,
+    fsync: FsyncLatency,
 }
 
 impl Rules for FairRules {
@@ -72,6 +80,7 @@ impl Rules for FairRules {
     fn new(options: &FairOptions) -> Self {
         Self {
             async_depth: options.async_depth,
+            fsync: FsyncLatency::new(options),
         }
     }
 
@@ -101,4 +110,12 @@ impl Rules for FairRules {
     }
 
     fn completed(&mut self, _: &Entry, _: Nanos) {}
+
+    fn fsync(&self) -> Option<&FsyncLatency> {
+        Some(&self.fsync)
+    }
+
+    fn fsync_mut(&mut self) -> Option<&mut FsyncLatency> {
+        Some(&mut self.fsync)
+    }
 }

@@ -392,9 +392,14 @@ impl Tree {
     /// Whether a request that is charged to `b` is served more than one charged to `a`: compares the weights at the
     /// level where their paths from the root separate. Both must be of one class.
     pub(super) fn is_heavier(&self, a: IoTag, b: IoTag) -> bool {
+        self.competing_weights(a, b).is_some_and(|(a, b)| b > a)
+    }
+
+    /// The weights of two tags at the level where their paths from the root separate; `None` for those of one group.
+    pub(super) fn competing_weights(&self, a: IoTag, b: IoTag) -> Option<(u32, u32)> {
         let (a, b) = (self.path(a), self.path(b));
         let separate = a.iter().zip(&b).find(|(a, b)| a.0 != b.0);
-        separate.is_some_and(|(a, b)| b.1 > a.1)
+        separate.map(|(a, b)| (a.1, b.1))
     }
 
     /// The groups from the root down with their weights, and at the end the weight of the tag's priority.

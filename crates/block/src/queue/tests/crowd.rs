@@ -64,7 +64,12 @@ fn crowd(seed: u64, policy: Policy, refuse: bool) -> u64 {
         for task in tasks {
             task.join();
         }
-        while queue.stats().in_flight + queue.stats().queued > 0 {
+        // Both counts of one moment: the timer may dispatch a request between two calls.
+        let left = || {
+            let stats = queue.stats();
+            stats.in_flight + stats.queued
+        };
+        while left() > 0 {
             steadfs_rt::sleep(Duration::from_millis(1));
         }
         for task in 0..6u64 {

@@ -106,6 +106,8 @@ fn background_writes_are_short_beside_flushes() {
         assert_eq!(requests(), 1 + 1, "the others wait for the next FLUSH");
         steadfs_rt::sleep(Duration::from_millis(5));
         assert_eq!(requests(), 1 + 4, "which does not come");
+        // The bound for fsync callers ends, too.
+        steadfs_rt::sleep(Duration::from_secs(1));
         assert_eq!(queue.max_transfer_for(BACKGROUND), most);
         write_all();
         assert_eq!(requests(), 1 + 4 + 1);

@@ -1,7 +1,7 @@
 //! Shares of a device with slow FLUSHes, in virtual time.
 
 use steadfs_base::OwnerId;
-use steadfs_rt::{now, spawn};
+use steadfs_rt::{now, sleep, spawn};
 
 use super::*;
 use crate::{DeviceModel, ModelDevice, wait_all};
@@ -21,6 +21,8 @@ fn of_group(number: u32, owner: u32) -> IoTag {
 enum Work {
     /// Appends this number of bytes and calls fsync.
     Append(usize),
+    /// The same after a pause of 100 ms.
+    Paused(usize),
     /// Commits: a write with preflush and FUA.
     Commit,
     /// Streams, with this number of requests of 64 KiB in flight.
@@ -38,8 +40,11 @@ struct Client {
 /// One round of a client's work, in its own region of the device.
 fn round(queue: &Queue, work: Work, tag: IoTag, region: u64, n: u64) {
     match work {
-        Work::Append(bytes) => {
-            let at = region + n % 64 * (64 << 10);
+        Work::Append(bytes) | Work::Paused(bytes) => {
+            if let Work::Paused(_) = work {
+                sleep(Duration::from_millis(100));
+            }
+            let at = region + n % 32 * (64 << 10);
             queue.write(at, vec![Buf::zeroed(bytes)], tag).unwrap();
             queue.flush(tag).wait().unwrap();
         }
@@ -61,22 +66,46 @@ fn round(queue: &Queue, work: Work, tag: IoTag, region: u64, n: u64) {
     }
 }
 
+/// Device and settings of a measurement.
+#[derive(Clone, Copy)]
+struct Scene {
+    depth: usize,
+    flush: Duration,
+    seconds: u64,
+    settings: QueueSettings,
+}
+
+impl Scene {
+    fn of(depth: usize) -> Self {
+        Self {
+            depth,
+            flush: Duration::from_millis(4),
+            seconds: SECONDS,
+            settings: QueueSettings::default(),
+        }
+    }
+}
+
 /// Total number of rounds of each client's tasks in [`SECONDS`].
 fn rounds(depth: usize, clients: Vec<Client>) -> Vec<u64> {
+    rounds_in(Scene::of(depth), clients)
+}
+
+fn rounds_in(scene: Scene, clients: Vec<Client>) -> Vec<u64> {
     let run = move || {
         let model = DeviceModel {
             bytes_per_second: 100 << 20,
             latency: Duration::from_micros(50),
-            flush: Duration::from_millis(4),
-            depth,
+            flush: scene.flush,
+            depth: scene.depth,
         };
         let memory = Arc::new(MemDevice::new(64 << 20));
         let device = Arc::new(ModelDevice::new(memory, model));
-        let queue = Arc::new(Queue::with_settings(device, QueueSettings::default()));
+        let queue = Arc::new(Queue::with_settings(device, scene.settings));
         for (group, weight) in [(1, 100), (2, 20), (3, 100)] {
             queue.set_group(GroupId(group), GroupId(0), weight);
         }
-        let until = now().0 + SECONDS * 1_000_000_000;
+        let until = now().0 + scene.seconds * 1_000_000_000;
         let mut owner = 0;
         let start = |client: &Client| -> Vec<_> {
             let (group, work) = (client.group, client.work);
@@ -127,6 +156,30 @@ fn groups_that_call_fsync_get_their_weights() {
     }
 }
 
+/// Two groups that write synchronously have their shares of the device's time, FLUSHes included, whatever the size of
+/// the writes, the depth of the device and the time of a FLUSH.
+#[test]
+fn synchronous_writers_get_their_weights() {
+    for bytes in [2 << 20, 256 << 10, 64 << 10, 4096] {
+        for depth in [1, 4, 32] {
+            for ms in [0, 1, 4] {
+                let scene = Scene {
+                    flush: Duration::from_millis(ms),
+                    seconds: 4,
+                    ..Scene::of(depth)
+                };
+                let work = Work::Append(bytes);
+                let got = rounds_in(scene, vec![client(1, 1, work), client(2, 1, work)]);
+                let ratio = got[0] as f64 / got[1] as f64;
+                assert!(
+                    (4.5..=5.5).contains(&ratio),
+                    "{bytes} bytes, depth {depth}, FLUSH {ms} ms: {ratio} {got:?}"
+                );
+            }
+        }
+    }
+}
+
 /// Of two equal groups, one that streams gets half of the device's time beside one that calls fsync, whose FLUSHes
 /// transfer nothing.
 #[test]
@@ -159,5 +212,37 @@ fn background_of_a_group_has_its_share_beside_fsyncs_of_another() {
                 "depth {depth}, {streams} beside {syncs}: {moving} {flushing}"
             );
         }
+    }
+}
+
+/// An fsync beside a stream of its own group takes at most about twice its time alone, and the stream keeps its
+/// quarter beside fsyncs without a pause; with pauses it keeps its throughput.
+#[test]
+fn an_fsync_beside_background_takes_at_most_twice_its_time() {
+    let alone = 4.1;
+    for depth in [8, 32] {
+        let run = |fsync_target, work| {
+            let mut scene = Scene::of(depth);
+            scene.settings.fsync_target = fsync_target;
+            let stream = client(1, 1, Work::Background(64));
+            rounds_in(scene, vec![client(1, 1, work), stream])
+        };
+        let took = |rounds: u64, pause: f64| SECONDS as f64 * 1000.0 / rounds as f64 - pause;
+        let moving = |rounds: u64| rounds as f64 * 0.040 / SECONDS as f64;
+
+        let paused = Work::Paused(4096);
+        let (auto, off) = (
+            run(FsyncTarget::Auto, paused),
+            run(FsyncTarget::Unlimited, paused),
+        );
+        let (with, without) = (took(auto[0], 100.0), took(off[0], 100.0));
+        assert!(with <= 2.0 * alone, "depth {depth}: {with} {without}");
+        assert!(without > 1.25 * with, "depth {depth}: {with} {without}");
+        let (with, without) = (moving(auto[1]), moving(off[1]));
+        assert!(with >= 0.95 * without, "depth {depth}: {with} {without}");
+
+        let auto = run(FsyncTarget::Auto, Work::Append(4096));
+        assert!(moving(auto[1]) >= 0.2, "depth {depth}: {auto:?}");
+        assert!(took(auto[0], 0.0) <= 2.0 * alone, "depth {depth}: {auto:?}");
     }
 }
