@@ -8,6 +8,8 @@ use crate::checkpoint::daemon::{parse_prio, show_prio};
 use crate::fs::F2fs;
 use crate::gc::{self, number};
 
+/// Largest `max_batch_time`, in microseconds, as for ext4.
+const BATCH_US_MAX: u32 = 60_000_000;
 /// Writable files that are actions, not settings.
 const ACTIONS: [&str; 3] = ["options", "f2fs/freeze", "f2fs/gc_reclaimed_segments"];
 
@@ -23,6 +25,7 @@ impl Control for F2fs {
             file("f2fs/status", false),
             file("f2fs/stats.json", false),
             file("f2fs/ckpt_thread_ioprio", true),
+            file("f2fs/max_batch_time", true),
             file("f2fs/cp_interval", true),
             file("f2fs/idle_interval", true),
             file("f2fs/unusable", false),
@@ -45,6 +48,7 @@ impl Control for F2fs {
             "f2fs/status" => self.status(),
             "f2fs/stats.json" => self.stats_json(),
             "f2fs/ckpt_thread_ioprio" => show_prio(self.daemon.prio()),
+            "f2fs/max_batch_time" => self.daemon.max_batch().as_micros().to_string(),
             "f2fs/cp_interval" => self.checkpoints.interval().as_secs().to_string(),
             "f2fs/idle_interval" => self.checkpoints.idle().as_secs().to_string(),
             "f2fs/unusable" => self.unusable().to_string(),
@@ -100,6 +104,15 @@ impl Control for F2fs {
             "f2fs/ckpt_thread_ioprio" => {
                 let prio = parse_prio(value)?;
                 Ok(Box::new(move || self.daemon.set_prio(prio)))
+            }
+            "f2fs/max_batch_time" => {
+                let micros = number(value)?;
+                if micros > BATCH_US_MAX {
+                    let why = format!("max_batch_time: at most {BATCH_US_MAX} (microseconds)");
+                    return Err(FsError::BadOption(why));
+                }
+                let limit = Duration::from_micros(micros.into());
+                Ok(Box::new(move || self.daemon.set_max_batch(limit)))
             }
             "f2fs/cp_interval" => {
                 let seconds = number(value)?;

@@ -191,6 +191,8 @@ impl F2fs {
         line!(out, "  - Cur time : {:4}(ms)", stats.cur_time);
         line!(out, "  - Peak time : {:4}(ms)", stats.peak_time);
         line!(out, "  - Largest batch : {:4}", stats.largest);
+        let (waits, micros) = (stats.batch_waits, stats.batch_waited_us);
+        line!(out, "  - Batch waits : {waits:4}, {micros} us");
         let ends = CLASSES.iter().map(|end| format!("<{end}"));
         let waits = ends.chain(["more".to_owned()]).zip(stats.waits);
         let waits: Vec<_> = waits.map(|(class, n)| format!("{class}: {n}")).collect();

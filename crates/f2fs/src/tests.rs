@@ -15,6 +15,7 @@ use steadfs_f2fs_format::test_support::Image;
 use steadfs_f2fs_format::test_support::tree::{MATRIX, make_tree};
 
 mod background;
+mod batching;
 mod boost;
 mod checkpoint_disable;
 mod checkpoints;

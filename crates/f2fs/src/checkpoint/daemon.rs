@@ -4,13 +4,18 @@
 //! **Rule.** A request is answered only by a checkpoint that began after the request was queued: the task takes the
 //! whole list, then begins. Later requests belong to the next checkpoint, so a request waits for at most two.
 //!
+//! **Group commit.** Two tasks that fsync in a loop miss each other: each requests a checkpoint just after that of the
+//! other began, and waits for two. So the task waits briefly for the usual requesters before it takes the list
+//! ([`steadfs_cache::wait_for_callers`]), at most `max_batch_time`. A lone requester never waits.
+//!
 //! **No task.** Without the task a requester writes the checkpoint itself, and the caller that stops the task serves
 //! what is left on the list, so each request is answered. A task that holds what a checkpoint or its waiters need
 //! (mount, unmount, remount, freeze, GC) calls [`F2fs::checkpoint`] directly.
 //!
 //! **Alone.** A request that finds the list empty and no batch in progress is served in the requester's thread, with
 //! the task's tag, which alone decides the order of I/O. So a single fsync costs the same as without merging and wakes
-//! no thread; a batch wakes the task, and the task its waiters.
+//! no thread; a batch wakes the task, and the task its waiters. Requests that the requester waited for are served with
+//! its own.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +23,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
+use steadfs_cache::{BatchedCommit, CommitBatch, wait_for_callers};
 use steadfs_rt::cpu::ThreadIoPrio;
 use steadfs_rt::{
-    Condvar, Event, Instant, JoinHandle, Mutex, OnUnwind, PANICKED, Rank, fault_point, inherit,
-    now, sleep, try_spawn,
+    Condvar, Event, Instant, JoinHandle, Mutex, MutexGuard, OnUnwind, PANICKED, Rank, fault_point,
+    inherit, now, sleep, try_spawn,
 };
 use steadfs_vfs::{FsError, Result};
 
@@ -32,6 +38,8 @@ use crate::fs::F2fs;
 
 /// Interval at which `flush` checks whether all requests are answered, as in the kernel.
 const POLL: Duration = Duration::from_millis(20);
+/// Longest wait for more requesters, unless it is set (`max_batch_time`).
+const BATCH_WAIT: Duration = Duration::from_millis(15);
 /// Upper bounds of the histogram of waits, in milliseconds; the last class has none.
 pub const CLASSES: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];
 /// Upper bounds of the histogram of batch sizes; the last class has none.
@@ -49,9 +57,34 @@ struct MergeState {
     running: bool,
     /// I/O priority of the task.
     prio: IoPrio,
-    /// A batch is being served.
+    /// A batch is being served, or its leader waits for more requests.
     busy: bool,
     requests: Vec<Arc<Request>>,
+    /// Group commit: the usual requesters.
+    batch: CommitBatch,
+    /// `max_batch_time`: longest wait for them.
+    max_batch: Duration,
+    /// Waits for them, and their time.
+    batch_waits: u64,
+    batch_waited: Duration,
+}
+
+impl BatchedCommit for MergeState {
+    fn batch(&mut self) -> &mut CommitBatch {
+        &mut self.batch
+    }
+
+    fn callers(&self) -> u32 {
+        count(&self.requests)
+    }
+
+    fn is_stopping(&self) -> bool {
+        !self.running
+    }
+}
+
+fn count(requests: &[Arc<Request>]) -> u32 {
+    u32::try_from(requests.len()).unwrap_or(u32::MAX)
 }
 
 /// The thread that serves a request.
@@ -63,7 +96,7 @@ enum ServedBy {
     Task(Arc<Request>),
 }
 
-/// Counters of checkpoint merging. Times in milliseconds.
+/// Counters of checkpoint merging. Times in milliseconds, where no other unit is stated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MergeStats {
     /// Requests not answered yet.
@@ -78,6 +111,9 @@ pub struct MergeStats {
     pub peak_time: u64,
     /// The largest batch.
     pub largest: u64,
+    /// Checkpoints that waited for more requests before they began, and the time of these waits in microseconds.
+    pub batch_waits: u64,
+    pub batch_waited_us: u64,
     /// Histogram of waits.
     pub waits: [u64; CLASSES.len() + 1],
     /// Histogram of batch sizes.
@@ -88,6 +124,8 @@ pub struct MergeStats {
 pub struct Daemon {
     state: Mutex<MergeState>,
     wake: Condvar,
+    /// Wakes a leader that waits for more requests.
+    batch_full: Condvar,
     task: Mutex<Option<JoinHandle<()>>>,
     queued: AtomicU64,
     stats: Mutex<MergeStats>,
@@ -100,10 +138,15 @@ impl Daemon {
             prio: IoPrio::best_effort(3),
             busy: false,
             requests: Vec::new(),
+            batch: CommitBatch::default(),
+            max_batch: BATCH_WAIT,
+            batch_waits: 0,
+            batch_waited: Duration::ZERO,
         };
         Self {
             state: Mutex::new(Rank::Leaf, state),
             wake: Condvar::new(),
+            batch_full: Condvar::new(),
             task: Mutex::new(Rank::Leaf, None),
             queued: AtomicU64::new(0),
             stats: Mutex::new(Rank::Leaf, MergeStats::default()),
@@ -132,6 +175,7 @@ impl Daemon {
     pub fn abandon(&self) {
         self.state.lock().running = false;
         self.wake.notify_all();
+        self.batch_full.notify_all();
     }
 
     /// Ends the task after its batch; the caller serves what is left.
@@ -171,10 +215,26 @@ impl Daemon {
         self.wake.notify_all();
     }
 
+    /// Longest wait for more requests.
+    pub fn max_batch(&self) -> Duration {
+        self.state.lock().max_batch
+    }
+
+    /// Sets the longest wait for more requests; zero: none. A wait in progress keeps its limit.
+    pub fn set_max_batch(&self, limit: Duration) {
+        self.state.lock().max_batch = limit;
+    }
+
     pub fn stats(&self) -> MergeStats {
         let stats = self.stats.lock().clone();
         let queued = self.queued.load(Ordering::Acquire);
-        MergeStats { queued, ..stats }
+        let state = self.state.lock();
+        MergeStats {
+            queued,
+            batch_waits: state.batch_waits,
+            batch_waited_us: u64::try_from(state.batch_waited.as_micros()).unwrap_or(u64::MAX),
+            ..stats
+        }
     }
 
     /// Creates a request and queues it, unless the requester serves it.
@@ -189,11 +249,15 @@ impl Daemon {
             return ServedBy::NoTask;
         }
         self.queued.fetch_add(1, Ordering::AcqRel);
-        if !state.busy && state.requests.is_empty() {
+        state.requests.push(Arc::clone(&request));
+        let callers = state.callers();
+        if !state.busy && callers == 1 {
             state.busy = true;
             return ServedBy::Requester(request);
         }
-        state.requests.push(Arc::clone(&request));
+        if state.batch.joined(callers) {
+            self.batch_full.notify_one();
+        }
         // The thread that serves the batch in progress checks the list when it has ended.
         let free = !state.busy;
         drop(state);
@@ -201,6 +265,35 @@ impl Daemon {
             self.wake.notify_one();
         }
         ServedBy::Task(request)
+    }
+
+    /// Waits briefly for the usual requesters (group commit) and takes the list. The caller has set `busy`. The list is
+    /// empty if [`Daemon::flush`] took it meanwhile.
+    fn take_batch(&self, state: &mut MutexGuard<'_, MergeState>) -> Vec<Arc<Request>> {
+        assert!(state.busy, "one leader at a time waits for requests");
+        let limit = state.max_batch;
+        if let Some(waited) = wait_for_callers(&self.batch_full, state, limit) {
+            state.batch_waits += 1;
+            state.batch_waited += waited;
+        }
+        std::mem::take(&mut state.requests)
+    }
+
+    /// Serves a batch of [`Daemon::take_batch`], and records it as the last one.
+    fn serve_batch(&self, fs: &F2fs, batch: Vec<Arc<Request>>) {
+        if batch.is_empty() {
+            return self.served();
+        }
+        let (served, began) = (count(&batch), now());
+        self.serve(fs, batch);
+        {
+            let mut state = self.state.lock();
+            let waiting = state.callers();
+            state
+                .batch
+                .commit_ended(served, waiting, began.elapsed(), now());
+        }
+        self.served();
     }
 
     /// A batch has been served; the task is woken for the next one.
@@ -281,7 +374,7 @@ impl Daemon {
             }
             if !state.requests.is_empty() && !state.busy {
                 state.busy = true;
-                return Some(std::mem::take(&mut state.requests));
+                return Some(self.take_batch(&mut state));
             }
             self.wake.wait_idle(&mut state);
         }
@@ -302,8 +395,7 @@ impl Daemon {
             match fs.upgrade() {
                 Some(fs) => {
                     fault_point("f2fs.ckpt");
-                    self.serve(&fs, batch);
-                    self.served();
+                    self.serve_batch(&fs, batch);
                 }
                 // Each requester holds the volume, so there is none.
                 None => return,
@@ -361,8 +453,8 @@ impl F2fs {
         let request = match served_by {
             ServedBy::NoTask => return self.checkpoint(Reason::Sync, tag),
             ServedBy::Requester(request) => {
-                self.daemon.serve(self, vec![Arc::clone(&request)]);
-                self.daemon.served();
+                let batch = self.daemon.take_batch(&mut self.daemon.state.lock());
+                self.daemon.serve_batch(self, batch);
                 request
             }
             ServedBy::Task(request) => {

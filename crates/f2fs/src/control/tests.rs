@@ -48,6 +48,11 @@ fn set_and_count() {
     write(&world, "f2fs/idle_interval", "0").unwrap();
     assert_eq!(read(&world, "f2fs/idle_interval"), "0\n");
 
+    assert_eq!(read(&world, "f2fs/max_batch_time"), "15000\n");
+    write(&world, "f2fs/max_batch_time", "0").unwrap();
+    assert_eq!(read(&world, "f2fs/max_batch_time"), "0\n");
+    assert!(write(&world, "f2fs/max_batch_time", "60000001").is_err());
+
     assert_eq!(read(&world, "f2fs/min_fsync_blocks"), "8\n");
     write(&world, "f2fs/min_fsync_blocks", "0").unwrap();
     assert_eq!(read(&world, "f2fs/min_fsync_blocks"), "0\n");
@@ -80,6 +85,7 @@ fn settings_outlive_their_tasks() {
         ("f2fs/max_victim_search", "77"),
         ("f2fs/cp_interval", "11"),
         ("f2fs/idle_interval", "2"),
+        ("f2fs/max_batch_time", "500"),
     ];
     for (path, value) in set {
         write(&world, path, value).unwrap();

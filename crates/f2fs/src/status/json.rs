@@ -39,7 +39,7 @@ impl F2fs {
         format!(
             "{{\"calls\":{calls},\"background_calls\":{background},\"written\":{},\"last_ms\":{last},\
              \"merge\":{{\"queued\":{},\"issued\":{},\"total\":{},\"cur_time\":{},\"peak_time\":{},\
-             \"largest\":{},\"waits\":[{}],\"batches\":[{}]}}}}",
+             \"largest\":{},\"batch_waits\":{},\"batch_waited_us\":{},\"waits\":[{}],\"batches\":[{}]}}}}",
             self.checkpoints.written(),
             merge.queued,
             merge.issued,
@@ -47,6 +47,8 @@ impl F2fs {
             merge.cur_time,
             merge.peak_time,
             merge.largest,
+            merge.batch_waits,
+            merge.batch_waited_us,
             waits.join(","),
             sizes.join(",")
         )
