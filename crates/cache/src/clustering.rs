@@ -5,17 +5,20 @@
 //! [`SETTLED_AGE`] also writes other small files that have been dirty as long and whose numbers are close. Their
 //! blocks are allocated side by side and one commit maps them all, so their own fsync has nothing left to do.
 //!
-//! The number of files is learned, as a read-ahead window is: the window doubles (up to [`CLUSTER_FILES_MAX`]) if
+//! The number of files is learned, as a read-ahead window is: the window doubles (up to `fsync_cluster_files`) if
 //! fsync was called for a file of an earlier cluster, and halves if it was not.
 
 use std::time::Duration;
 
 use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::FsError;
 
 use crate::{DirtyFile, Writeback};
 
-/// Most files that one fsync writes along with its own.
-const CLUSTER_FILES_MAX: usize = 64;
+/// Most files that one fsync writes along with its own, unless it is set (`fsync_cluster_files`).
+const CLUSTER_FILES: usize = 64;
+/// Largest value of `fsync_cluster_files`.
+const CLUSTER_FILES_MAX: usize = 1024;
 /// Most dirty bytes of a file in a cluster: writing it must cost less than the commit that it saves.
 const CLUSTER_FILE_BYTES_MAX: u64 = 32 << 10;
 /// How long a file must have been dirty. A program that calls fsync directly after each write gains nothing.
@@ -26,18 +29,34 @@ pub struct FsyncClustering(Mutex<ClusterWindow>);
 
 struct ClusterWindow {
     size: usize,
+    /// Largest size; 0: no clustering.
+    max: usize,
     /// Fsync calls for files of a cluster since the last cluster was written.
     hits: usize,
 }
 
 impl Default for FsyncClustering {
     fn default() -> Self {
-        let window = ClusterWindow { size: 1, hits: 0 };
+        let window = ClusterWindow {
+            size: 1,
+            max: CLUSTER_FILES,
+            hits: 0,
+        };
         Self(Mutex::new(Rank::Leaf, window))
     }
 }
 
 impl FsyncClustering {
+    /// Most files that one fsync writes along with its own; 0: no clustering.
+    pub fn max_files(&self) -> usize {
+        self.0.lock().max
+    }
+
+    /// Sets it.
+    pub fn set_max_files(&self, max: usize) {
+        self.0.lock().max = max;
+    }
+
     /// Records that fsync was called for a file that an earlier cluster had written.
     pub fn record_hit(&self) {
         self.0.lock().hits += 1;
@@ -48,7 +67,10 @@ impl FsyncClustering {
         if dirty == 0 || dirty > CLUSTER_FILE_BYTES_MAX {
             return Vec::new();
         }
-        let count = self.0.lock().size;
+        let count = {
+            let window = self.0.lock();
+            window.size.min(window.max)
+        };
         writeback.close_files(file, SETTLED_AGE, CLUSTER_FILE_BYTES_MAX, count)
     }
 
@@ -56,8 +78,24 @@ impl FsyncClustering {
     pub fn record_run(&self) {
         let mut window = self.0.lock();
         window.size = match std::mem::take(&mut window.hits) {
-            0 => (window.size / 2).max(1),
-            _ => (window.size * 2).min(CLUSTER_FILES_MAX),
+            0 => window.size / 2,
+            _ => (window.size * 2).min(window.max),
         };
+        window.size = window.size.max(1);
     }
+}
+
+/// Parses a value of `fsync_cluster_files`.
+///
+/// # Errors
+/// [`FsError::BadOption`]: it is not a number from 0 to 1024.
+pub fn parse_cluster_files(text: &str) -> Result<usize, FsError> {
+    let number = text.trim().parse().ok();
+    let number = number.filter(|number| *number <= CLUSTER_FILES_MAX);
+    number.ok_or_else(|| {
+        let most = CLUSTER_FILES_MAX;
+        FsError::BadOption(format!(
+            "fsync_cluster_files: is from 0 (no clustering) to {most}"
+        ))
+    })
 }

@@ -2,9 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result};
+use steadfs_cache::parse_cluster_files;
+use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
 
 use crate::fs::Ext4;
+
+/// The setting of fsync clustering.
+const CLUSTER_FILES: &str = "ext4/fsync_cluster_files";
 
 impl Control for Ext4 {
     fn entries(&self) -> Vec<ControlEntry> {
@@ -15,6 +19,7 @@ impl Control for Ext4 {
             file("io/scheduler", false),
             file("io/stats.json", false),
             file("ext4/freeze", true),
+            file(CLUSTER_FILES, true),
         ];
         if self.txns.is_journaled() {
             entries.push(file("jbd2/info", false));
@@ -30,6 +35,7 @@ impl Control for Ext4 {
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
             "ext4/freeze" => u8::from(self.frozen.load(Ordering::Acquire)).to_string(),
+            CLUSTER_FILES => self.fsync_clustering.max_files().to_string(),
             "jbd2/info" => match self.txns.journal() {
                 Some(journal) => journal.info(),
                 None if self.txns.is_journaled() => "the volume is read-only\n".to_owned(),
@@ -59,6 +65,23 @@ impl Control for Ext4 {
             ("ext4/freeze", other) => Err(FsError::BadOption(format!(
                 "{other:?} is neither 1 (freeze) nor 0 (thaw)"
             ))),
+            _ => {
+                Control::prepare(self, path, text)?();
+                Ok(())
+            }
+        }
+    }
+
+    fn tunables(&self) -> Vec<&'static str> {
+        vec![CLUSTER_FILES]
+    }
+
+    fn prepare(&self, path: &str, value: &str) -> Result<Setter<'_>> {
+        match path {
+            CLUSTER_FILES => {
+                let files = parse_cluster_files(value)?;
+                Ok(Box::new(move || self.fsync_clustering.set_max_files(files)))
+            }
             _ => Err(FsError::NotPermitted),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use steadfs_cache::parse_cluster_files;
 use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
 
 use crate::checkpoint::daemon::{parse_prio, show_prio};
@@ -26,6 +27,7 @@ impl Control for F2fs {
             file("f2fs/stats.json", false),
             file("f2fs/ckpt_thread_ioprio", true),
             file("f2fs/max_batch_time", true),
+            file("f2fs/fsync_cluster_files", true),
             file("f2fs/cp_interval", true),
             file("f2fs/idle_interval", true),
             file("f2fs/unusable", false),
@@ -49,6 +51,7 @@ impl Control for F2fs {
             "f2fs/stats.json" => self.stats_json(),
             "f2fs/ckpt_thread_ioprio" => show_prio(self.daemon.prio()),
             "f2fs/max_batch_time" => self.daemon.max_batch().as_micros().to_string(),
+            "f2fs/fsync_cluster_files" => self.syncs.clustering().max_files().to_string(),
             "f2fs/cp_interval" => self.checkpoints.interval().as_secs().to_string(),
             "f2fs/idle_interval" => self.checkpoints.idle().as_secs().to_string(),
             "f2fs/unusable" => self.unusable().to_string(),
@@ -113,6 +116,11 @@ impl Control for F2fs {
                 }
                 let limit = Duration::from_micros(micros.into());
                 Ok(Box::new(move || self.daemon.set_max_batch(limit)))
+            }
+            "f2fs/fsync_cluster_files" => {
+                let files = parse_cluster_files(value)?;
+                let clustering = self.syncs.clustering();
+                Ok(Box::new(move || clustering.set_max_files(files)))
             }
             "f2fs/cp_interval" => {
                 let seconds = number(value)?;

@@ -17,6 +17,7 @@ on!((
 )
     files_written_before_share_flushes_and_all_survive,
     a_file_synced_at_once_has_no_cluster,
+    with_fsync_cluster_files_0_an_fsync_writes_its_own_file_only,
     the_stored_size_excludes_what_was_added_during_write_back,
 );
 
@@ -132,6 +133,42 @@ fn synced_at_once(kind: &'static Kind) {
         assert!(waiting.is_err() || waiting.is_ok_and(|attr| attr.size == 0));
         for n in 1..6 {
             assert_eq!(there.content(format!("file{n}").as_bytes()), [n; 5000]);
+        }
+    });
+    world.close();
+}
+
+fn with_fsync_cluster_files_0_an_fsync_writes_its_own_file_only(kind: &'static Kind) {
+    sim::run(sim::Config::new(1), move || without_clusters(kind));
+}
+
+fn without_clusters(kind: &'static Kind) {
+    let world = World::make(kind);
+    let path = match kind.is_ext() {
+        true => "ext4/fsync_cluster_files",
+        false => "f2fs/fsync_cluster_files",
+    };
+    assert_eq!(world.control(path), "64\n");
+    let control = world.fs.control().unwrap();
+    assert!(control.tunables().contains(&path));
+    assert!(control.write(path, b"1025").is_err());
+    control.write(path, b"0").unwrap();
+    assert_eq!(world.control(path), "0\n");
+    let files = written(&world, 0, 8);
+    sleep(Duration::from_millis(10));
+    let synced = 3;
+    for &ino in &files[..synced] {
+        world.fsync(ino).unwrap();
+    }
+    world.after_power_cut(false, |there| {
+        for n in 0..files.len() {
+            let name = format!("file{n}");
+            if n < synced {
+                assert_eq!(there.content(name.as_bytes()), [n as u8; 5000], "{name}");
+            } else {
+                let lost = there.lookup(there.root, name.as_bytes());
+                assert!(lost.is_err() || lost.is_ok_and(|attr| attr.size == 0));
+            }
         }
     });
     world.close();

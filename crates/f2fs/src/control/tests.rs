@@ -86,6 +86,7 @@ fn settings_outlive_their_tasks() {
         ("f2fs/cp_interval", "11"),
         ("f2fs/idle_interval", "2"),
         ("f2fs/max_batch_time", "500"),
+        ("f2fs/fsync_cluster_files", "8"),
     ];
     for (path, value) in set {
         write(&world, path, value).unwrap();
