@@ -10,6 +10,7 @@
 //! nothing are marked as predicted. Nothing is tuned to a result.
 
 mod actors;
+mod acts;
 mod async_checkpoint;
 mod chart;
 mod checkpoint_merge;
@@ -29,6 +30,7 @@ mod timeline;
 mod urgent_writeback;
 
 pub use actors::{Background, PIECE, WRITE_CPU, content, make_file, writer};
+pub use acts::Evidence;
 pub use files::Files;
 pub use html::page;
 pub use mounted::{unmount_on_signal, why_no_cgroups};

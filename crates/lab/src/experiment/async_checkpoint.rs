@@ -194,6 +194,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
             name: case.name.clone(),
             about: case.about.clone(),
             same_content: true,
+            evidence: Vec::new(),
             arms: arms.collect(),
         });
     }

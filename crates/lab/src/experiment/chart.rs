@@ -151,13 +151,14 @@ impl Canvas {
 }
 
 impl Report {
-    /// Every published figure as a bar of length 1, with ours beside it and its interval.
+    /// Every published figure as a bar of length 1, with ours beside it and its interval; figures that are not compared
+    /// are omitted.
     pub fn figures_chart(&self) -> String {
         let share = |value: f64, published: f64| value / published;
         let highest = self
             .figures
             .iter()
-            .map(|figure| share(figure.ours.high, figure.published))
+            .filter_map(|figure| Some(share(figure.ours.as_ref()?.high, figure.published)))
             .fold(1.25, f64::max);
         let axis = Axis {
             low: 0.0,
@@ -166,6 +167,9 @@ impl Report {
         };
         let mut canvas = Canvas::new(axis);
         for figure in &self.figures {
+            let Some(Estimate { mean, low, high }) = figure.ours else {
+                continue;
+            };
             let role = match (figure.aim, figure.predicted) {
                 (true, _) => "aim",
                 (false, true) => "predicted",
@@ -174,7 +178,6 @@ impl Report {
             let y = canvas.row(&format!("{} ({role})", figure.what), false);
             canvas.bar(y - 4.0, 1.0, "theirs");
             let of = |value| share(value, figure.published);
-            let Estimate { mean, low, high } = figure.ours;
             canvas.bar(y + 4.0, of(mean), "ours");
             canvas.line(y + 4.0, of(low), of(high), "interval");
         }

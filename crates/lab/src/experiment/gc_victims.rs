@@ -147,6 +147,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
         name: case.name.to_owned(),
         about: case.about.to_owned(),
         same_content: true,
+        evidence: Vec::new(),
         arms: case
             .limits
             .iter()

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::chart::escaped;
 use super::report::{FigureReport, RealReport, Report};
-use super::text::{cell_rows, estimate, figure_rows, real_rows, run_once};
+use super::text::{cell_rows, estimate, figure_rows, real_rows, remarks};
 
 const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\
 <meta name=\"viewport\" content=\"width=device-width\"/><title>steadfs lab</title><style>\
@@ -63,8 +63,8 @@ pub fn page(reports: &[Report]) -> String {
 /// Within a quarter of the published figure, or an aim that is reached.
 fn is_good(figure: &FigureReport) -> bool {
     match figure.aim {
-        true => figure.ours.mean <= figure.published,
-        false => figure.deviation.abs() <= 0.25,
+        true => figure.deviation.is_some_and(|off| off <= 0.0),
+        false => figure.deviation.is_some_and(|off| off.abs() <= 0.25),
     }
 }
 
@@ -78,6 +78,7 @@ fn overview(out: &mut String, reports: &[Report]) {
             let figures = report.figures.iter();
             let of: Vec<_> = figures
                 .filter(|figure| figure.aim == aim && (aim || figure.predicted))
+                .filter(|figure| figure.not_compared.is_none())
                 .collect();
             let good = of.iter().filter(|figure| is_good(figure)).count();
             match of.len() {
@@ -120,9 +121,13 @@ fn section(out: &mut String, report: &Report) {
         out.push_str(&report.figures_chart());
         table(out, &figure_rows(&report.figures));
         for figure in &report.figures {
-            if let Some(why) = &figure.why {
+            let (verb, why) = match &figure.not_compared {
+                Some(why) => ("is not compared", Some(why)),
+                None => ("is off", figure.why.as_ref()),
+            };
+            if let Some(why) = why {
                 let (what, why) = (escaped(&figure.what), escaped(why));
-                let _ = writeln!(out, "<p class=\"fine\"><b>{what}</b> is off: {why}</p>");
+                let _ = writeln!(out, "<p class=\"fine\"><b>{what}</b> {verb}: {why}</p>");
             }
         }
     }
@@ -148,7 +153,7 @@ fn section(out: &mut String, report: &Report) {
             "<details{open}><summary><b>{name}</b>: {about}</summary>"
         );
         table(out, &cell_rows(cell));
-        for line in run_once(cell) {
+        for line in remarks(cell) {
             let _ = writeln!(out, "<p>{}</p>", escaped(&line));
         }
         out.push_str("</details>\n");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::acts::Evidence;
 use super::testbed::Outcome;
 use super::timeline::Depths;
 use crate::flash::{ParameterError, Parameters};
@@ -253,6 +254,8 @@ pub struct Cell {
     pub arms: Vec<Arm>,
     /// Whether the arms leave the same content (true unless a time limit ends them).
     pub same_content: bool,
+    /// What must be seen for the mechanism to have acted; otherwise the arms are not compared.
+    pub evidence: Vec<Evidence>,
 }
 
 /// How the model used a figure.

@@ -110,9 +110,18 @@ fn rows(check: &Check, simulated: &[CellReport], real: &[CellReport]) -> Vec<Rea
         check.cell, check.value, check.arms[1], check.arms[0]
     );
     let mut both = row(what, Unit::Ratio, ratio(simulated), ratio(real));
-    let agrees = (both.ratio - 1.0).abs() <= AGREE;
-    both.agrees = Some(agrees);
-    both.why = (!agrees).then(|| check.why.to_owned());
+    let not_compared = |cells: &[CellReport]| {
+        let cell = cells.iter().find(|cell| cell.name == check.cell);
+        cell.and_then(|cell| cell.not_compared.clone())
+    };
+    match not_compared(simulated).or_else(|| not_compared(real)) {
+        Some(why) => both.why = Some(why),
+        None => {
+            let agrees = (both.ratio - 1.0).abs() <= AGREE;
+            both.agrees = Some(agrees);
+            both.why = (!agrees).then(|| check.why.to_owned());
+        }
+    }
     rows.push(both);
     rows
 }

@@ -79,6 +79,8 @@ pub struct CellReport {
     pub about: String,
     /// Its arms.
     pub arms: Vec<ArmReport>,
+    /// Why the arms are not compared: the mechanism did not act.
+    pub not_compared: Option<String>,
 }
 
 /// An arm's results.
@@ -117,10 +119,12 @@ pub struct FigureReport {
     pub what: String,
     /// The published value.
     pub published: f64,
-    /// Our value.
-    pub ours: Estimate,
+    /// Our value, if it is compared.
+    pub ours: Option<Estimate>,
     /// Relative deviation of our mean: 0.1 is ten percent above.
-    pub deviation: f64,
+    pub deviation: Option<f64>,
+    /// Why it is not compared: the mechanism did not act.
+    pub not_compared: Option<String>,
     /// Whether the model did not use it.
     pub predicted: bool,
     /// Whether it is not published but an upper limit that we aim for.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use steadfs_rt::{Mutex, Rank, spawn};
 
+use super::acts::{why_figure_not_compared, why_not_compared};
 use super::plan::{Attempt, Cell, Error, Figure, Plan, Role, Run, Sample, Source, Unit};
 use super::report::{ArmReport, CellReport, FigureReport, Measure, Report};
 use super::statistics::{Estimate, percentile};
@@ -191,6 +192,7 @@ pub(super) fn cell_report(
     let report = CellReport {
         name: cell.name.clone(),
         about: cell.about.clone(),
+        not_compared: why_not_compared(cell, &arms),
         arms,
     };
     Ok((report, simulated))
@@ -264,7 +266,13 @@ fn figure_report(figure: &Figure, cells: &[CellReport]) -> FigureReport {
             .map(|(before, after)| Estimate::of_ratios(&before, &after)),
     };
     let ours = estimate.unwrap_or_else(|| panic!("{:?} is not measured", figure.ours));
-    let deviation = ours.mean / figure.published - 1.0;
+    let not_compared = why_figure_not_compared(&figure.ours, cells);
+    let ours = Some(ours).filter(|_| not_compared.is_none());
+    let deviation = ours.as_ref().map(|ours| ours.mean / figure.published - 1.0);
+    let is_off = deviation.is_some_and(|deviation| match figure.role {
+        Role::Aim => deviation > 0.0,
+        _ => deviation.abs() > 0.25,
+    });
     FigureReport {
         what: figure.what.clone(),
         published: figure.published,
@@ -272,9 +280,7 @@ fn figure_report(figure: &Figure, cells: &[CellReport]) -> FigureReport {
         deviation,
         predicted: figure.role == Role::Predicted,
         aim: figure.role == Role::Aim,
-        why: match figure.role {
-            Role::Aim => figure.why.clone().filter(|_| deviation > 0.0),
-            _ => figure.why.clone().filter(|_| deviation.abs() > 0.25),
-        },
+        why: figure.why.clone().filter(|_| is_off),
+        not_compared,
     }
 }

@@ -7,8 +7,9 @@ use super::*;
 use markup::{assert_legible, assert_well_formed};
 
 fn report(name: &str) -> Report {
+    // The size that is run in real time.
     let settings = Settings {
-        quick: true,
+        real: true,
         seeds: Some(2),
         ..Settings::default()
     };
@@ -50,8 +51,9 @@ fn report_to_escape() -> Report {
     let figure = |what: &str, published, seeds: &[f64], predicted| FigureReport {
         what: what.to_owned(),
         published,
-        ours: Estimate::of(seeds),
-        deviation: 0.5,
+        ours: Some(Estimate::of(seeds)),
+        deviation: Some(0.5),
+        not_compared: None,
         predicted,
         aim: false,
         why: Some("a < b & c".to_owned()),
@@ -157,12 +159,14 @@ fn nominal(plan: &Plan) -> Report {
         name: cell.name.clone(),
         about: cell.about.clone(),
         arms: cell.arms.iter().map(arm).collect(),
+        not_compared: None,
     };
     let figure = |figure: &Figure| FigureReport {
         what: figure.what.clone(),
         published: figure.published,
-        ours: Estimate::of(&[figure.published * 7.0]),
-        deviation: 6.0,
+        ours: Some(Estimate::of(&[figure.published * 7.0])),
+        deviation: Some(6.0),
+        not_compared: None,
         predicted: figure.role == Role::Predicted,
         aim: figure.role == Role::Aim,
         why: figure.why.clone(),

@@ -87,7 +87,7 @@ impl Report {
             out.push_str("\nPublished and ours\n");
             table(&mut out, &figure_rows(&self.figures));
             for figure in &self.figures {
-                if let Some(why) = &figure.why {
+                if let Some(why) = figure.not_compared.as_ref().or(figure.why.as_ref()) {
                     let _ = writeln!(out, "  {}: {why}", figure.what);
                 }
             }
@@ -98,7 +98,7 @@ impl Report {
         for cell in &self.cells {
             let _ = writeln!(out, "\n{}: {}", cell.name, cell.about);
             table(&mut out, &cell_rows(cell));
-            for line in run_once(cell) {
+            for line in remarks(cell) {
                 let _ = writeln!(out, "  {line}");
             }
         }
@@ -160,8 +160,13 @@ pub(super) fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
         rows.push(vec![
             figure.what.clone(),
             short(figure.published),
-            estimate(Unit::Ratio, &figure.ours),
-            format!("{:+.0} %", figure.deviation * 100.0),
+            match &figure.ours {
+                Some(ours) => estimate(Unit::Ratio, ours),
+                None => "not compared".to_owned(),
+            },
+            figure.deviation.map_or_else(String::new, |deviation| {
+                format!("{:+.0} %", deviation * 100.0)
+            }),
             match (figure.aim, figure.predicted) {
                 (true, _) => "upper limit",
                 (false, true) => "predicted",
@@ -173,16 +178,17 @@ pub(super) fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The arms that were not run.
-pub(super) fn run_once(cell: &CellReport) -> impl Iterator<Item = String> {
+/// The arms that were not run, and why the arms are not compared.
+pub(super) fn remarks(cell: &CellReport) -> impl Iterator<Item = String> {
     let arms = cell.arms.iter();
-    arms.filter_map(|arm| {
+    let run_once = arms.filter_map(|arm| {
         let like = arm.like.as_ref()?;
         Some(format!(
             "{}: identical to {like} by construction, not run again",
             arm.name
         ))
-    })
+    });
+    run_once.chain(cell.not_compared.clone())
 }
 
 pub(super) fn cell_rows(cell: &CellReport) -> Vec<Vec<String>> {

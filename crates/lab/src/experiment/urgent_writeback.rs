@@ -17,6 +17,7 @@ use steadfs_rt::{now, sleep};
 use steadfs_vfs::{Cx, FsError};
 
 use super::actors::{Background, PIECE, WRITE_CPU, content, make_file, writer};
+use super::acts::Evidence;
 use super::plan::{
     Arm, Attempt, Cell, Check, Error, Figure, Plan, Role, Sample, Settings, Source, Unit,
 };
@@ -37,6 +38,9 @@ const BEHIND: u64 = 1 << 30;
 const WARM_UP: Duration = Duration::from_secs(5);
 
 const ARMS: [(&str, bool); 2] = [("noboost", false), ("boost", true)];
+
+/// The number of requests that were boosted.
+const RAISED: &str = "raised";
 
 /// A benchmark.
 struct Bench {
@@ -219,6 +223,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
                 name: cell_name(bench, case),
                 about: format!("{}; {}", bench.about, case.about),
                 same_content: true,
+                evidence: evidence(case),
                 arms: arms.collect(),
             });
         }
@@ -237,6 +242,18 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
         timeline: ("bench 1, deep queue".to_owned(), Duration::from_millis(2)),
         checks: checks(),
     })
+}
+
+/// Boost acts where requests are queued that a task waits for.
+fn evidence(case: &Case) -> Vec<Evidence> {
+    let boosted = Evidence {
+        arm: ARMS[1].0.to_owned(),
+        value: RAISED,
+        at_least: 1.0,
+        otherwise: "no queued request was boosted",
+    };
+    let boosted = Some(boosted).filter(|_| case.background != Load::None);
+    boosted.into_iter().collect()
 }
 
 /// The measurement that all figures are of.
@@ -412,7 +429,7 @@ fn one_run(
     }
     let boosts = outcome.queue.boosts;
     for (name, count) in [
-        ("raised", boosts.raised),
+        (RAISED, boosts.raised),
         ("already dispatched", boosts.already_dispatched),
         ("already urgent", boosts.already_urgent),
     ] {

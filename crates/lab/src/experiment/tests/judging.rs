@@ -14,6 +14,7 @@ fn plan_of(same_content: bool, arms: Vec<Arm>) -> Plan {
         about: String::new(),
         arms,
         same_content,
+        evidence: Vec::new(),
     };
     Plan {
         name: "x",
