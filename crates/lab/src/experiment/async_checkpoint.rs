@@ -13,6 +13,7 @@ use steadfs_ext4::format::{FormatOptions, format};
 use steadfs_rt::{Random, now, sleep, spawn};
 use steadfs_vfs::{Cx, FsError};
 
+use super::acts::Evidence;
 use super::files::Files;
 use super::plan::{
     Arm, Attempt, Cell, Check, Error, Figure, Plan, Role, Sample, Settings, Source, Unit,
@@ -120,21 +121,50 @@ struct Case {
     /// Size of the journal in MiB.
     journal: u32,
     options: &'static [&'static str],
+    /// Whether an fsync writes other files along, as the program does unless `fsync_cluster_files` is 0.
+    clustering: bool,
     /// Pause after each of a thread's files: long enough for old transactions to be reclaimed in the background.
     pause: Duration,
 }
 
-/// The journal of the seven modes, in MiB: small enough to be filled several times.
-const JOURNAL: u32 = 16;
+/// The size of a run.
+#[derive(Clone, Copy)]
+struct Scale {
+    /// Files of each thread.
+    files: u64,
+    /// The journal of the modes, in MiB: small enough to be filled several times.
+    journal: u32,
+}
 
-fn cases() -> Vec<Case> {
+const FULL: Scale = Scale {
+    files: 512,
+    journal: 16,
+};
+const QUICK: Scale = Scale {
+    files: 96,
+    journal: 4,
+};
+const REAL: Scale = Scale {
+    files: 128,
+    journal: 16,
+};
+
+/// Modes with an fsync of each file, which are also run without fsync clustering: the mechanism by itself.
+const SYNCED: [usize; 3] = [1, 3, 5];
+
+fn without_clustering(mode: usize) -> String {
+    format!("mode {mode}, alone")
+}
+
+fn cases(scale: Scale) -> Vec<Case> {
     let mode = |n: usize| &MODES[n];
     let case = |name: String, about: String, n: usize| Case {
         name,
         about,
         sync: mode(n).sync,
-        journal: JOURNAL,
+        journal: scale.journal,
         options: &[OFF, ON],
+        clustering: true,
         pause: Duration::ZERO,
     };
     let mut cases: Vec<Case> = (0..MODES.len())
@@ -146,13 +176,22 @@ fn cases() -> Vec<Case> {
             )
         })
         .collect();
+    cases.extend(SYNCED.map(|n| {
+        let about = format!(
+            "fs_mark -S {n} with fsync_cluster_files=0: an fsync writes only its own file, so the mechanism acts alone."
+        );
+        Case {
+            clustering: false,
+            ..case(without_clustering(n), about, n)
+        }
+    }));
     let thresholds = "Mode 3 with other thresholds of reclaim. At 30 and below the largest transaction forces it first.";
     cases.push(Case {
         options: &[OFF, "async_checkpoint=30", ON, "async_checkpoint=70"],
         ..case("mode 3, thresholds".to_owned(), thresholds.to_owned(), 3)
     });
     for journal in [4, 64] {
-        let about = format!("Mode 3 with a journal of {journal} MiB instead of {JOURNAL}.");
+        let about = format!("Mode 3 with a journal of {journal} MiB.");
         cases.push(Case {
             journal,
             ..case(format!("mode 3, journal {journal} MiB"), about, 3)
@@ -168,6 +207,7 @@ fn cases() -> Vec<Case> {
 
 const RATE: &str = "files a second";
 const TRANSACTIONS: &str = "transactions";
+const WAITS: &str = "waits for log space";
 
 /// The plan.
 ///
@@ -175,13 +215,14 @@ const TRANSACTIONS: &str = "transactions";
 /// A parameter file with an error, or a volume that cannot be formatted.
 pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     let device = settings.device("nvme-2019")?;
-    let files = settings.scaled(512, 24, 128);
+    let scale = settings.scaled(FULL, QUICK, REAL);
+    let files = scale.files;
     let mut volumes = Vec::new();
-    for journal in [JOURNAL, 4, 64] {
+    for journal in [16, 4, 64] {
         volumes.push((journal, volume(journal).map_err(Error::Setup)?));
     }
     let mut cells = Vec::new();
-    for case in cases() {
+    for case in cases(scale) {
         let found = volumes.iter().find(|(journal, _)| *journal == case.journal);
         let volume = found.expect("one for each size").1.clone();
         let arms = case.options.iter().map(|options| {
@@ -194,7 +235,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
             name: case.name.clone(),
             about: case.about.clone(),
             same_content: true,
-            evidence: Vec::new(),
+            evidence: evidence(&case),
             arms: arms.collect(),
         });
     }
@@ -203,9 +244,9 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
         title: "does reclaiming log space in advance make files durable faster?",
         device: device.name.clone(),
         scale: Some(format!(
-            "{} files of each of {THREADS} threads, published {PUBLISHED_FILES}; a journal of {JOURNAL} MiB, \
+            "{files} files of each of {THREADS} threads, published {PUBLISHED_FILES}; a journal of {} MiB, \
              published 1024",
-            files
+            scale.journal
         )),
         cells,
         figures: figures(),
@@ -215,39 +256,61 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
     })
 }
 
+/// Reclaim in advance acts where tasks wait for log space without it. With pauses the log never fills by intention.
+fn evidence(case: &Case) -> Vec<Evidence> {
+    let filled = Evidence {
+        arm: OFF.to_owned(),
+        value: WAITS,
+        at_least: 1.0,
+        otherwise: "too small to show, no task waited for log space",
+    };
+    let filled = Some(filled).filter(|_| case.pause.is_zero());
+    filled.into_iter().collect()
+}
+
 /// Why a figure deviates by more than a quarter.
 const WHY: &str = "an fsync of steadfs writes other settled files, too (fsync clustering), so the number of commits depends on the \
                    order of files, and differs between seeds by half in both arms; and reclaim writes snapshots, so no \
                    hot buffer forces the commits that the RFC saved.";
 
+/// The same without fsync clustering.
+const WHY_ALONE: &str = "reclaim of steadfs writes snapshots, so no hot buffer forces the commits that the RFC saved, and fsync \
+                         callers share commits in both arms (group commit).";
+
 fn figures() -> Vec<Figure> {
     let mut figures = Vec::new();
     for mode in &MODES {
-        let cell = format!("mode {}", mode.number);
-        let [before, after] = mode.published;
-        let mut add = |what: String, ours: Source, published: f64, role| {
-            figures.push(Figure {
-                what,
-                ours,
-                scale: 1.0,
-                published,
-                role,
-                why: Some(WHY.to_owned()),
-            });
-        };
         // The figures that calibrated CPU and FLUSH times; see the device's file.
         let role = match mode.number {
             0 | 1 => Role::Calibrated,
             _ => Role::Predicted,
         };
-        let what = format!("mode {}: files a second without", mode.number);
-        add(what, Source::value(&cell, OFF, RATE), before.0, role);
-        let what = format!("mode {}: rate, with to without", mode.number);
-        let ratio = Source::ratio(&cell, OFF, ON, RATE);
-        add(what, ratio, after.0 / before.0, Role::Predicted);
-        let what = format!("mode {}: transactions, with to without", mode.number);
-        let ratio = Source::ratio(&cell, OFF, ON, TRANSACTIONS);
-        add(what, ratio, after.1 / before.1, Role::Predicted);
+        let cell = format!("mode {}", mode.number);
+        let of = |what: String, ours, published, role, why: &str| Figure {
+            what,
+            ours,
+            scale: 1.0,
+            published,
+            role,
+            why: Some(why.to_owned()),
+        };
+        let [before, after] = mode.published;
+        let what = format!("{cell}: files a second without");
+        let ours = Source::value(&cell, OFF, RATE);
+        figures.push(of(what, ours, before.0, role, WHY));
+        let alone = SYNCED.map(without_clustering);
+        let alone = alone.iter().filter(|name| name.starts_with(&cell));
+        let shipped = [(&cell, WHY)];
+        for (cell, why) in alone.map(|name| (name, WHY_ALONE)).chain(shipped) {
+            let ratio = |value| Source::ratio(cell, OFF, ON, value);
+            let what = format!("{cell}: rate, with to without");
+            let published = after.0 / before.0;
+            figures.push(of(what, ratio(RATE), published, Role::Predicted, why));
+            let what = format!("{cell}: transactions, with to without");
+            let published = after.1 / before.1;
+            let ours = ratio(TRANSACTIONS);
+            figures.push(of(what, ours, published, Role::Predicted, why));
+        }
     }
     figures
 }
@@ -336,7 +399,7 @@ fn one_run(
             read_ahead: 8 << 20,
         },
     };
-    let (sync, pause) = (case.sync, case.pause);
+    let (sync, pause, clustering) = (case.sync, case.pause, case.clustering);
     // With pauses a few files suffice.
     let files = if pause.is_zero() {
         files
@@ -344,6 +407,9 @@ fn one_run(
         files.min(48)
     };
     let outcome = run_on(world, volume, move |testbed| {
+        if !clustering {
+            testbed.fs.set_control("ext4/fsync_cluster_files", b"0")?;
+        }
         measure(testbed, sync, pause, files, seed)
     })?;
     let mut sample = Sample::of(&outcome);
@@ -354,7 +420,7 @@ fn one_run(
     if !m.syncs.is_empty() {
         sample.latency("an fsync", m.syncs);
     }
-    sample.value("waits for log space", Unit::Count, m.space_waits as f64);
+    sample.value(WAITS, Unit::Count, m.space_waits as f64);
     sample.value("time of these", Unit::Nanos, m.space_waited_us as f64 * 1e3);
     sample.value(
         "log blocks freed in advance",
