@@ -49,7 +49,7 @@ pub struct AllExperiments {
 /// Options of every experiment.
 #[derive(Debug, clap::Args)]
 pub struct Experiment {
-    /// Device model: sdhc-2013, ufs-2016, ufs-2021, nvme-2019, or a parameter file; each experiment has its default.
+    /// Device model: sdhc-2013, sdhc-2013-by-command, ufs-2016, ufs-2021, nvme-2019, or a parameter file; each experiment has its default.
     #[arg(long, value_name = "FILE")]
     pub device: Option<PathBuf>,
     /// Run with this many seeds (10, with --quick 3).
@@ -84,7 +84,7 @@ pub struct TraceFsync {
     /// What is synced: a file that grew (append), a file that was overwritten (overwrite), or a directory.
     #[arg(long, value_name = "WHAT", default_value = "append", value_parser = ["append", "overwrite", "directory"])]
     pub of: String,
-    /// Device model: sdhc-2013, ufs-2016, ufs-2021, nvme-2019, or a parameter file.
+    /// Device model: sdhc-2013, sdhc-2013-by-command, ufs-2016, ufs-2021, nvme-2019, or a parameter file.
     #[arg(long, value_name = "FILE", default_value = "ufs-2021")]
     pub device: PathBuf,
     /// Seed of the random number generator.

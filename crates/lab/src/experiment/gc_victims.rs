@@ -5,6 +5,8 @@
 //! random positions of random files. With a limit of 20 segments: 341 s and 4227 s; with 4096, which is all of them:
 //! 324 s and 2958 s.
 
+mod published;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -14,12 +16,12 @@ use steadfs_f2fs::format::{FormatOptions, format};
 use steadfs_rt::{Random, now, sleep};
 use steadfs_vfs::{Cx, FsError};
 
+use super::acts::Evidence;
 use super::files::Files;
-use super::plan::{
-    Arm, Attempt, Cell, Check, Error, Figure, Plan, Role, Sample, Settings, Source, Unit,
-};
+use super::plan::{Arm, Attempt, Cell, Error, Plan, Sample, Settings, Unit};
 use super::testbed::{CacheSizes, Mount, Testbed, World, prepare, run_on};
 use crate::flash::{Parameters, Store};
+use published::{checks, figures, notes};
 
 /// Blocks per file: 32 KiB.
 const BLOCKS: u64 = 8;
@@ -35,23 +37,44 @@ const CPU: Duration = Duration::from_micros(200);
 /// CPU time to examine a candidate. It is reported and not slept: at most 1 s per hour.
 const CPU_PER_CANDIDATE_NS: f64 = 100.0;
 
-/// Scale factors for `--quick`, or to run ten seeds in minutes.
-#[derive(Clone, Copy)]
+/// The size of a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Scale {
     volume: u64,
     rewrites: u64,
+    /// Limits of the published cell.
+    limits: &'static [u32],
 }
 
 const FULL: Scale = Scale {
     volume: 2 << 30,
     rewrites: 100_000,
+    limits: &[20, 64, 256, 1024, 4096, ALL],
 };
+/// As many rewrites per block as published, on a volume of which 20 segments are still a small part.
+const QUICK: Scale = Scale {
+    volume: 1 << 30,
+    rewrites: 50_000,
+    limits: &[20, 4096],
+};
+/// Small enough for real time, and too small to show the effect: 20 segments are a third of the volume's.
+const REAL: Scale = Scale {
+    volume: 192 << 20,
+    rewrites: 500,
+    limits: &[20, 4096],
+};
+
+/// The device of the published experiment, and one that is calibrated by the same figures, but on which a small write
+/// costs the same wherever it goes.
+const BY_ERASE_UNITS: &str = "sdhc-2013";
+const BY_COMMAND: &str = "sdhc-2013-by-command";
 
 /// A condition.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
     about: &'static str,
+    device: &'static str,
     options: &'static str,
     /// `ipu_policy`, if it is set.
     in_place: Option<&'static str>,
@@ -59,7 +82,14 @@ struct Case {
     fill: u64,
     /// One of this number of rewrites is run.
     part: u64,
-    limits: &'static [u32],
+    /// Limits; `None`: those of the scale.
+    limits: Option<&'static [u32]>,
+}
+
+impl Case {
+    fn limits(&self, scale: Scale) -> &'static [u32] {
+        self.limits.unwrap_or(scale.limits)
+    }
 }
 
 const ALL: u32 = u32::MAX;
@@ -69,43 +99,58 @@ const PART: u64 = 5;
 const OF_2013: &str = "gc_policy=2013,alloc_mode=default,nodiscard,noinline_data,noinline_dentry,noinline_xattr,nocheckpoint_merge";
 const OF_TODAY: &str = "nodiscard";
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 5] = [
     Case {
         name: "as published",
         about: "The rules of Linux 3.11 (gc_policy=2013), the volume full.",
+        device: BY_ERASE_UNITS,
         options: OF_2013,
         in_place: None,
         fill: 100,
         part: 1,
-        limits: &[20, 64, 256, 1024, 4096, ALL],
+        limits: None,
+    },
+    Case {
+        name: "as published, cost by command",
+        about: "The same on a card without erase units, where each command costs the same: how much of the effect is the \
+                model's choice.",
+        device: BY_COMMAND,
+        options: OF_2013,
+        in_place: None,
+        fill: 100,
+        part: 1,
+        limits: Some(&[20, 4096]),
     },
     Case {
         name: "half full",
         about: "The same, half full, a fifth of the rewrites: there is always a free segment, and no victim to choose.",
+        device: BY_ERASE_UNITS,
         options: OF_2013,
         in_place: None,
         fill: 50,
         part: PART,
-        limits: &[20, 4096],
+        limits: Some(&[20, 4096]),
     },
     Case {
         name: "today's rules, OPU",
         about: "Linux 6.18's rules and ipu_policy=0, full, a fifth of the rewrites: foreground GC examines every section, \
                 SSR as many segments as the limit allows.",
+        device: BY_ERASE_UNITS,
         options: OF_TODAY,
         in_place: Some("0"),
         fill: 100,
         part: PART,
-        limits: &[20, 4096],
+        limits: Some(&[20, 4096]),
     },
     Case {
         name: "today's defaults",
         about: "As a volume of up to 16 GiB is mounted today, full, a fifth of the rewrites: all overwrites are in place (IPU).",
+        device: BY_ERASE_UNITS,
         options: OF_TODAY,
         in_place: None,
         fill: 100,
         part: PART,
-        limits: &[20, 4096],
+        limits: Some(&[20, 4096]),
     },
 ];
 
@@ -130,53 +175,78 @@ fn arm_name(limit: u32) -> String {
 /// # Errors
 /// A parameter file with an error, or a volume that cannot be formatted.
 pub fn plan(settings: &Settings) -> Result<Plan, Error> {
-    let device = settings.device("sdhc-2013")?;
-    let scale = settings.scaled(
-        FULL,
-        Scale {
-            volume: 192 << 20,
-            rewrites: 1_000,
-        },
-        Scale {
-            volume: 192 << 20,
-            rewrites: 500,
-        },
-    );
+    let scale = settings.scaled(FULL, QUICK, REAL);
     let volume = volume(scale.volume).map_err(Error::Setup)?;
-    let cells = CASES.iter().map(|case| Cell {
-        name: case.name.to_owned(),
-        about: case.about.to_owned(),
-        same_content: true,
-        evidence: Vec::new(),
-        arms: case
-            .limits
-            .iter()
-            .map(|limit| {
-                let (device, volume, limit) = (device.clone(), volume.clone(), *limit);
-                Arm::new(arm_name(limit), move |attempt| {
-                    one_run(case, &device, &volume, scale, limit, attempt)
-                })
-                .like(same_as(limit, case.limits, scale.volume).map(arm_name))
+    // With a device of the user there is one device.
+    let is_run = |case: &&Case| settings.device.is_none() || case.device == BY_ERASE_UNITS;
+    let cases: Vec<&'static Case> = CASES.iter().filter(is_run).collect();
+    let (mut cells, mut devices) = (Vec::new(), Vec::new());
+    for case in cases {
+        let device = settings.device(case.device)?;
+        if !devices.contains(&device.name) {
+            devices.push(device.name.clone());
+        }
+        let limits = case.limits(scale);
+        let arms = limits.iter().map(|limit| {
+            let (device, volume, limit) = (device.clone(), volume.clone(), *limit);
+            Arm::new(arm_name(limit), move |attempt| {
+                one_run(case, &device, &volume, scale, limit, attempt)
             })
-            .collect(),
-    });
+            .like(same_as(limit, limits, scale.volume).map(arm_name))
+        });
+        cells.push(Cell {
+            name: case.name.to_owned(),
+            about: case.about.to_owned(),
+            same_content: true,
+            evidence: evidence(case),
+            arms: arms.collect(),
+        });
+    }
     Ok(Plan {
         name: "gc-victims",
         title: "how many dirty segments should GC and SSR examine to choose a victim?",
-        device: device.name.clone(),
-        scale: (scale.volume != FULL.volume || scale.rewrites != FULL.rewrites).then(|| {
+        device: devices.join(", "),
+        scale: (scale != FULL).then(|| {
             format!(
                 "a volume of {} MiB, published 2 GB; {} rewrites, published 100 000",
                 scale.volume >> 20,
                 scale.rewrites
             )
         }),
-        cells: cells.collect(),
-        figures: figures(scale),
+        figures: figures(scale, settings.device.is_none()),
+        cells,
         notes: notes(),
         timeline: (CASES[0].name.to_owned(), Duration::from_millis(5)),
         checks: checks(),
     })
+}
+
+/// The limit acts where searches go far beyond 20 segments without it, and sections are cleaned. Half full and with
+/// today's defaults there is nothing to choose by intention.
+fn evidence(case: &Case) -> Vec<Evidence> {
+    if case.fill < 100 || case.options == OF_TODAY {
+        return Vec::new();
+    }
+    let evidence = |limit, value, at_least, otherwise| Evidence {
+        arm: arm_name(limit),
+        value,
+        at_least,
+        otherwise,
+    };
+    vec![
+        evidence(
+            4096,
+            PER_SEARCH,
+            60.0,
+            "too small to show, the searches are hardly longer than with the limit",
+        ),
+        evidence(
+            20,
+            VICTIMS,
+            20.0,
+            "too small to show, hardly a section was cleaned",
+        ),
+    ]
 }
 
 const FILES: &str = "files";
@@ -184,135 +254,7 @@ const CREATE: &str = "create time";
 const REWRITE: &str = "rewrite time";
 const VICTIMS: &str = "cleaned";
 const GARBAGE: &str = "garbage blocks";
-
-/// Why a figure deviates by more than a quarter.
-const WHY: &str = "probably the model puts too much of a small write's cost on opening erase units, of which a higher limit saves most, \
-                   and too little on moving blocks; no run has isolated it. The number of cleaned sections can differ by a factor of \
-                   two between runs: GC runs before each checkpoint or before every second one, as decided at the start.";
-
-/// What a figure is divided by: parts of the published size, and seconds.
-#[derive(Clone, Copy)]
-enum Per {
-    Volume,
-    VolumeSeconds,
-    Rewrites,
-    RewriteSeconds,
-}
-
-impl Per {
-    fn scale(self, scale: Scale) -> f64 {
-        let volume = scale.volume as f64 / FULL.volume as f64;
-        let rewrites = scale.rewrites as f64 / FULL.rewrites as f64;
-        match self {
-            Self::Volume => volume,
-            Self::VolumeSeconds => volume * 1e9,
-            Self::Rewrites => rewrites,
-            Self::RewriteSeconds => rewrites * 1e9,
-        }
-    }
-}
-
-/// A published figure: its name, our value, what it is divided by, the limits that it is of and the published values
-/// at the limits 20 and 4096, with the role of the first; figures at limit 4096 are predicted.
-struct Published {
-    value: &'static str,
-    per: Per,
-    at_20: (&'static str, f64, Role),
-    at_4096: Option<(&'static str, f64)>,
-    /// The name of the ratio of both, where it is a figure.
-    ratio: Option<&'static str>,
-}
-
-const PUBLISHED: [Published; 5] = [
-    Published {
-        value: FILES,
-        per: Per::Volume,
-        at_20: ("files until full", 52_023.0, Role::Predicted),
-        at_4096: None,
-        ratio: None,
-    },
-    Published {
-        value: CREATE,
-        per: Per::VolumeSeconds,
-        at_20: ("create, limit 20, s", 341.0, Role::Calibrated),
-        at_4096: Some(("create, limit 4096, s", 324.0)),
-        ratio: None,
-    },
-    Published {
-        value: REWRITE,
-        per: Per::RewriteSeconds,
-        at_20: ("rewrite, limit 20, s", 4227.0, Role::Calibrated),
-        at_4096: Some(("rewrite, limit 4096, s", 2958.0)),
-        ratio: Some("rewrite, 4096 to 20"),
-    },
-    Published {
-        value: VICTIMS,
-        per: Per::Rewrites,
-        at_20: ("cleaned, limit 20", 1174.0, Role::Predicted),
-        at_4096: Some(("cleaned, limit 4096", 645.0)),
-        ratio: Some("cleaned, 4096 to 20"),
-    },
-    Published {
-        value: GARBAGE,
-        per: Per::Rewrites,
-        at_20: ("garbage, limit 20", 174_840.0, Role::Predicted),
-        at_4096: Some(("garbage, limit 4096", 106_682.0)),
-        ratio: None,
-    },
-];
-
-fn figures(scale: Scale) -> Vec<Figure> {
-    PUBLISHED
-        .iter()
-        .flat_map(|p| figures_of(p, scale))
-        .collect()
-}
-
-fn figures_of(of: &Published, scale: Scale) -> Vec<Figure> {
-    let cell = CASES[0].name;
-    let (before, after) = (arm_name(20), arm_name(4096));
-    let figure = |what: &str, ours, scale, published, role| Figure {
-        what: what.to_owned(),
-        ours,
-        scale,
-        published,
-        role,
-        why: Some(WHY.to_owned()),
-    };
-    let per = of.per.scale(scale);
-    let (what, published, role) = of.at_20;
-    let ours = Source::value(cell, &before, of.value);
-    let mut figures = vec![figure(what, ours, per, published, role)];
-    if let Some((what, later)) = of.at_4096 {
-        let ours = Source::value(cell, &after, of.value);
-        figures.push(figure(what, ours, per, later, Role::Predicted));
-        if let Some(what) = of.ratio {
-            let ours = Source::ratio(cell, &before, &after, of.value);
-            figures.push(figure(what, ours, 1.0, later / published, Role::Predicted));
-        }
-    }
-    figures
-}
-
-fn checks() -> Vec<Check> {
-    let check = |value| Check {
-        cell: CASES[0].name.to_owned(),
-        arms: [arm_name(20), arm_name(4096)],
-        value,
-        why: "the volume is small here, so few segments are cleaned, and the result varies.",
-    };
-    vec![check(CREATE), check(REWRITE), check(VICTIMS)]
-}
-
-fn notes() -> Vec<String> {
-    [
-        "A search looks at no more than twice as many candidates as the volume has segments (2 GB: 1024): limits above that are \
-         run once. 1024 is run by itself.",
-        "Examining candidates is reported as CPU time (100 ns each) and not added to the times.",
-    ]
-    .map(str::to_owned)
-    .to_vec()
-}
+const PER_SEARCH: &str = "candidates per search";
 
 /// An empty volume as mkfs.f2fs formatted it at that time.
 fn volume(size: u64) -> Result<Store, String> {
@@ -375,6 +317,7 @@ struct Measured {
     rewrite: u64,
     written: u64,
     opened: u64,
+    commands: u64,
     before: Counts,
     after: Counts,
 }
@@ -388,6 +331,10 @@ fn one_run(
     attempt: Attempt,
 ) -> Result<Sample, String> {
     let seed = attempt.seed;
+    let opening = device
+        .erase
+        .as_ref()
+        .map_or(Duration::ZERO, |erase| erase.opening);
     let world = World {
         attempt,
         device: device.clone(),
@@ -406,12 +353,12 @@ fn one_run(
     })?;
     let mut sample = Sample::of(&outcome);
     let asked = scale.rewrites / case.part * BLOCK as u64;
-    add_values(&mut sample, outcome.value, asked);
+    add_values(&mut sample, outcome.value, asked, opening);
     Ok(sample)
 }
 
-/// Adds what a run measured that was asked to write `asked` bytes.
-fn add_values(sample: &mut Sample, m: Measured, asked: u64) {
+/// Adds what a run measured that was asked to write `asked` bytes, on a device that opens an erase unit in `opening`.
+fn add_values(sample: &mut Sample, m: Measured, asked: u64, opening: Duration) {
     let (before, after) = (m.before, m.after);
     let count = |n: u64| n as f64;
     sample.value(FILES, Unit::Count, count(m.files));
@@ -433,8 +380,13 @@ fn add_values(sample: &mut Sample, m: Measured, asked: u64) {
     let amplification = count(m.written) / count(asked);
     sample.value("write amplification", Unit::Ratio, amplification);
     sample.value("erase units opened", Unit::Count, count(m.opened));
+    let share = opening.as_nanos() as f64 * count(m.opened) / count(m.rewrite);
+    sample.value("share of opening them in the time", Unit::Ratio, share);
+    sample.value("commands", Unit::Count, count(m.commands));
     let examined = count(after.examined - before.examined);
     sample.value("candidates examined", Unit::Count, examined);
+    let searches = count(victims) + filled;
+    sample.value(PER_SEARCH, Unit::Count, examined / searches.max(1.0));
     let cpu = examined * CPU_PER_CANDIDATE_NS;
     sample.value("CPU of candidates", Unit::Nanos, cpu);
 }
@@ -484,6 +436,7 @@ fn measure(
         rewrite,
         written: done.written_bytes,
         opened: done.units_opened,
+        commands: done.reads + done.writes,
         before,
         after: Counts::of(fs)?,
     })
@@ -534,37 +487,4 @@ fn fill(fs: &dyn Files, percent: u64) -> Result<Vec<InodeNo>, FsError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_that_no_search_reaches_are_one() {
-        let limits = CASES[0].limits;
-        let full = |limit| same_as(limit, limits, FULL.volume);
-        assert_eq!([20, 1024, 4096].map(full), [None; 3]);
-        assert_eq!(full(ALL), Some(4096));
-        let quick = |limit| same_as(limit, limits, 192 << 20);
-        assert_eq!([64, 256].map(quick), [None; 2]);
-        assert_eq!([1024, 4096, ALL].map(quick), [Some(256); 3]);
-        assert_eq!(same_as(4096, &[20, 4096], FULL.volume), None);
-    }
-
-    /// The claim of `same_as` holds to the last command; a limit that is reached gives another run.
-    #[test]
-    fn a_run_with_a_limit_that_no_search_reaches_is_the_run_without() {
-        let scale = Scale {
-            volume: 192 << 20,
-            rewrites: 1_000,
-        };
-        let device = Parameters::built_in("sdhc-2013").unwrap();
-        let volume = volume(scale.volume).unwrap();
-        let run = |limit| {
-            let attempt = Attempt::simulated(1);
-            one_run(&CASES[0], &device, &volume, scale, limit, attempt).unwrap()
-        };
-        let [few, many, all] = [20, 256, ALL].map(run);
-        assert_eq!(many.trace, all.trace);
-        assert_eq!(format!("{many:?}"), format!("{all:?}"));
-        assert_ne!(few.trace, all.trace);
-    }
-}
+mod tests;

@@ -29,8 +29,12 @@ pub enum ParameterError {
 }
 
 /// The built-in devices: name and file.
-pub const BUILT_IN: [(&str, &str); 4] = [
+pub const BUILT_IN: [(&str, &str); 5] = [
     ("sdhc-2013", include_str!("../../devices/sdhc-2013.toml")),
+    (
+        "sdhc-2013-by-command",
+        include_str!("../../devices/sdhc-2013-by-command.toml"),
+    ),
     ("ufs-2016", include_str!("../../devices/ufs-2016.toml")),
     ("ufs-2021", include_str!("../../devices/ufs-2021.toml")),
     ("nvme-2019", include_str!("../../devices/nvme-2019.toml")),
@@ -279,7 +283,7 @@ mod tests {
 
     #[test]
     fn parse_errors_name_the_line() {
-        let (_, good) = BUILT_IN[2];
+        let (_, good) = BUILT_IN[3];
         for (from, to, said) in [
             ("queue_depth = 32", "", "interface.queue_depth is missing"),
             (
