@@ -124,6 +124,12 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
+    /// A seed of random operations: run number `n` differs from kind to kind.
+    pub fn seed(&self, n: u64) -> u64 {
+        let place = KINDS.iter().position(|kind| kind.name == self.name);
+        100 * place.map_or(0, |place| place as u64) + n
+    }
+
     /// Whether it is ext2, ext3 or ext4.
     pub fn is_ext(&self) -> bool {
         self.map != Map::Nodes

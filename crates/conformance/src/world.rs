@@ -145,13 +145,13 @@ impl World {
         }
     }
 
-    /// Shows `look` the volume that a mount finds after a power cut now, or after a sync; then that one is unmounted, and
-    /// judged if mounts make it consistent. Its orphans are freed.
+    /// Shows `look` the volume that a mount finds after a power cut now, or after a sync; then that one is unmounted,
+    /// and judged if mounts make it consistent. Its orphans are freed.
     pub fn after_power_cut<T>(&self, synced: bool, look: impl FnOnce(&Self) -> T) -> T {
         if synced {
             self.sync();
         }
-        let there = Self::open(self.kind, self.device.copy(), &Setup::default());
+        let there = self.cut_power();
         let seen = look(&there);
         if self.kind.recovers {
             there.close();
@@ -159,6 +159,11 @@ impl World {
             there.fs.unmount().unwrap();
         }
         seen
+    }
+
+    /// The volume that a mount finds after a power cut now. The caller unmounts it.
+    pub fn cut_power(&self) -> Self {
+        Self::open(self.kind, self.device.copy(), &Setup::default())
     }
 
     /// Finds a name, and drops the lookup.

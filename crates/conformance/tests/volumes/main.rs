@@ -31,6 +31,7 @@ macro_rules! on_every {
 mod acl;
 mod attr;
 mod data;
+mod faults;
 mod freeze;
 mod namei;
 mod numbers;
