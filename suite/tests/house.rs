@@ -32,12 +32,17 @@ const CRATES: &[CrateRule] = &[
     rule("vfs", 30, &["base", "rt"]),
     rule("cache", 31, &["base", "rt", "block", "vfs"]),
     rule("jbd2-format", 31, &["base"]),
+    rule("format-base", 33, &["base", "block", "vfs"]),
     rule(
         "ext4-format",
         35,
-        &["base", "rt", "block", "vfs", "jbd2-format"],
+        &["base", "rt", "block", "vfs", "format-base", "jbd2-format"],
     ),
-    rule("f2fs-format", 35, &["base", "rt", "block", "vfs"]),
+    rule(
+        "f2fs-format",
+        35,
+        &["base", "rt", "block", "vfs", "format-base"],
+    ),
     rule("jbd2", 40, &["base", "rt", "block", "cache", "jbd2-format"]),
     rule(
         "ext4",

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
+use steadfs_vfs::ReadData;
 
 use crate::{Mapping, ReadAheadWindow};
 
@@ -190,6 +191,19 @@ impl FileRead {
             }
         }
         Ok(())
+    }
+
+    /// Waits for the device and returns the bytes.
+    ///
+    /// # Errors
+    /// The first error of the device.
+    pub fn into_data(self) -> Result<ReadData, IoError> {
+        let mut data = ReadData::new();
+        self.finish(|part| match part {
+            ReadPart::Zeros(n) => data.push_zeros(n),
+            ReadPart::Bytes(buf, wanted) => data.push(buf.into_shared(), wanted),
+        })?;
+        Ok(data)
     }
 
     /// The part of the next `whole` bytes that belongs to the result.

@@ -1,13 +1,9 @@
 //! Failures of the device and of the journal's structures, as a file-system call reports them.
 
-use steadfs_block::IoError;
 use steadfs_jbd2_format::FormatError;
 use steadfs_vfs::FsError;
 
-/// A device's failure as the caller of a file-system call sees it.
-pub fn io_error(error: IoError) -> FsError {
-    FsError::Io(error.to_string())
-}
+pub use steadfs_format_base::io_error;
 
 /// A journal that is refused by its structures, as the caller of a file-system call sees it.
 pub fn journal_format_error(error: FormatError) -> FsError {

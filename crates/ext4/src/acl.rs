@@ -4,7 +4,7 @@
 //! the list's owner, mask and other entries, and a new file inherits both from its directory's default list.
 
 use steadfs_base::IoTag;
-use steadfs_vfs::acl::Acl;
+use steadfs_vfs::acl::{self, Acl, AclChange, AclType, Inherited};
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use crate::disk::xattr::{INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT};
@@ -13,18 +13,6 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
 use crate::xattr::Change;
-
-const NINE: u16 = 0o777;
-const SET_GROUP_ID: u16 = 0o2000;
-
-/// What a new inode inherits from its directory's default list.
-#[derive(Default)]
-pub(crate) struct Inherited {
-    /// The nine permission bits, if the list determines them.
-    pub(crate) mode: Option<u32>,
-    /// Lists to store, by prefix number.
-    pub(crate) lists: Vec<(u8, Vec<u8>)>,
-}
 
 impl Ext4 {
     /// A list of an inode, if it has one.
@@ -61,18 +49,7 @@ impl Ext4 {
         let Some((default, stored)) = self.acl_of(dir.ino(), &core, INDEX_ACL_DEFAULT, tag)? else {
             return Ok(Inherited::default());
         };
-        let access = default.inherit(perm);
-        let mut lists = Vec::new();
-        if !access.is_trivial() {
-            lists.push((INDEX_ACL_ACCESS, access.to_disk()));
-        }
-        if kind == FileKind::Directory {
-            lists.push((INDEX_ACL_DEFAULT, stored));
-        }
-        Ok(Inherited {
-            mode: Some(access.mode_bits()),
-            lists,
-        })
+        Ok(Inherited::of(&default, stored, kind, perm))
     }
 
     /// Changes the access list according to a new mode, which is in `core` already. The caller stores the inode.
@@ -107,15 +84,9 @@ impl Ext4 {
         index: u8,
         tag: IoTag,
     ) -> Result<Vec<u8>> {
-        if core.kind() == Some(FileKind::Symlink) {
-            return Err(FsError::NotSupported(
-                "access control lists of symbolic links",
-            ));
-        }
-        match self.acl_of(ino, core, index, tag)? {
-            Some((acl, _)) => Ok(acl.to_xattr()),
-            None => Err(FsError::NoData),
-        }
+        acl::check_has_lists(core.kind().unwrap_or(FileKind::Regular))?;
+        let acl = self.acl_of(ino, core, index, tag)?.map(|(acl, _)| acl);
+        acl.map(|acl| acl.to_xattr()).ok_or(FsError::NoData)
     }
 
     /// Sets a list from its attribute's value (`None`: removes it) together with the mode. The caller
@@ -129,33 +100,14 @@ impl Ext4 {
         index: u8,
         value: Option<&[u8]>,
     ) -> Result<()> {
-        let acl = match value {
-            Some(value) => {
-                let parsed = Acl::from_xattr(value);
-                Some(parsed.map_err(|_| FsError::Invalid("not a valid access control list"))?)
-            }
-            None => None,
+        let which = match index {
+            INDEX_ACL_DEFAULT => AclType::Default,
+            _ => AclType::Access,
         };
-        let mut acl = acl.filter(|acl| !acl.is_empty());
-        if index == INDEX_ACL_DEFAULT && inode.kind() != FileKind::Directory {
-            return if acl.is_some() {
-                Err(FsError::Access)
-            } else {
-                Ok(())
-            };
-        }
-        let mut mode = core.mode;
-        if index == INDEX_ACL_ACCESS
-            && let Some(access) = &acl
-        {
-            // Nine bits.
-            mode = mode & !NINE | access.mode_bits() as u16;
-            if !cx.may_keep_group(core.gid) {
-                mode &= !SET_GROUP_ID;
-            }
-            acl = acl.filter(|access| !access.is_trivial());
-        }
-        let stored = acl.map(|acl| acl.to_disk());
+        let owner = (inode.kind(), core.mode, core.gid);
+        let Some(AclChange { stored, mode }) = AclChange::plan(cx, owner, which, value)? else {
+            return Ok(());
+        };
         let change = Change {
             index,
             name: b"",
@@ -164,5 +116,13 @@ impl Ext4 {
         self.change_attr(handle, inode, core, &change)?;
         core.mode = mode;
         Ok(())
+    }
+}
+
+/// Number of the attribute that holds a list.
+pub(crate) const fn index_of(list: AclType) -> u8 {
+    match list {
+        AclType::Access => INDEX_ACL_ACCESS,
+        AclType::Default => INDEX_ACL_DEFAULT,
     }
 }

@@ -3,7 +3,7 @@
 mod defaults;
 mod table;
 
-use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown, set_all};
+use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown};
 use steadfs_vfs::{FsError, Result};
 
 pub use defaults::Asked;
@@ -96,6 +96,18 @@ impl AsyncCheckpoint {
     }
 }
 
+impl HasCommon for MountOptions {
+    const ATTRIBUTES_SHOWN: Shown = Shown::Changed;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut CommonOptions {
+        &mut self.common
+    }
+}
+
 impl Default for MountOptions {
     fn default() -> Self {
         Self {
@@ -135,10 +147,7 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`], as [`MountOptions::set`], for unknown names and contradictions.
     pub fn parse(list: &str) -> Result<Self> {
-        let mut options = Self::default();
-        options.set_list(list)?;
-        options.validate()?;
-        Ok(options)
+        TABLE.changed(Self::default(), list, Self::set, Self::validate)
     }
 
     /// Applies one item. Returns whether the name is one of these file systems' options.
@@ -212,32 +221,14 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] also for a change that needs a new mount; nothing is changed then.
     pub fn remounted(&self, list: &str) -> Result<Self> {
-        let mut new = self.clone();
-        new.set_list(list)?;
-        new.validate()?;
+        let new = TABLE.changed(self.clone(), list, Self::set, Self::validate)?;
         TABLE.check_remount(self, &new).map(|()| new)
-    }
-
-    fn set_list(&mut self, list: &str) -> Result<()> {
-        set_all(list, |name, value| self.set(name, value), || TABLE.names())
     }
 
     /// The options as /proc/mounts shows them: `ro` or `rw`, the kind of access times, and what differs from the
     /// default.
     pub fn show(&self) -> String {
         TABLE.show(self)
-    }
-}
-
-impl HasCommon for MountOptions {
-    const ATTRIBUTES_SHOWN: Shown = Shown::Changed;
-
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut CommonOptions {
-        &mut self.common
     }
 }
 

@@ -58,19 +58,10 @@ impl Ext4 {
         range: Range<u64>,
         tag: IoTag,
     ) -> Result<ReadData> {
+        let read = |bytes, size| self.read_mapped(inode, bytes, size, tag);
         let verity = self.verity(inode, tag)?;
-        let size = inode.size();
-        let whole = verity.whole_blocks(range.clone());
-        let data = self.read_mapped(inode, whole.clone(), Some(size), tag)?;
-        let tree = Self::tree_start(inode)?;
-        let read_tree = |bytes: Range<u64>| {
-            let range = tree.saturating_add(bytes.start)..tree.saturating_add(bytes.end);
-            Ok(self.read_mapped(inode, range, None, tag)?.to_vec())
-        };
-        verity
-            .check(whole.start, &data, read_tree)
-            .map_err(|error| error.of_file(inode.ino()))?;
-        Ok(data.slice((range.start - whole.start) as usize..(range.end - whole.start) as usize))
+        let data = verity.read(range, Self::tree_start(inode)?, read);
+        data.map_err(|error| error.of_file(inode.ino()))
     }
 
     fn verity(&self, inode: &Inode, tag: IoTag) -> Result<Arc<Verity>> {

@@ -14,12 +14,5 @@ pub mod superblock;
 #[doc(hidden)]
 pub mod test_support;
 
+pub use steadfs_format_base::io_error;
 pub use superblock::read_superblock;
-
-use steadfs_block::IoError;
-use steadfs_vfs::FsError;
-
-/// A device's failure as the caller of a file-system call sees it.
-pub fn io_error(error: IoError) -> FsError {
-    FsError::Io(error.to_string())
-}

@@ -86,6 +86,10 @@ impl NameLock for Inode {
     fn lock(&self) -> &RwLock<()> {
         &self.lock
     }
+
+    fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
 }
 
 impl Inode {

@@ -236,13 +236,8 @@ fn check_mountable(
         return refuse("volumes on several devices are not supported".to_owned());
     }
     let why = read_only_reasons(superblock);
-    if !why.is_empty() && !options.common.read_only {
-        return Err(FsError::OnlyReadable(why.join("; ")));
-    }
+    options.common.check_mode(&why, device_read_only)?;
     report.read_only_because = why;
-    if device_read_only && !options.common.read_only {
-        return Err(FsError::ReadOnly);
-    }
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 mod table;
 mod values;
 
-use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown, set_all};
+use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown};
 use steadfs_vfs::{FsError, Result};
 
 pub use steadfs_vfs::options::{Atime, OnError};
@@ -11,6 +11,18 @@ pub use table::{GC_RULES_DEFAULT, OWN, TABLE};
 pub use values::{AllocMode, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, Unusable};
 
 use crate::disk::Features;
+
+impl HasCommon for MountOptions {
+    const ATTRIBUTES_SHOWN: Shown = Shown::Always;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut CommonOptions {
+        &mut self.common
+    }
+}
 
 /// Logs in use unless `active_logs=` says otherwise.
 const ALL_LOGS: u8 = 6;
@@ -53,10 +65,7 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`], as [`MountOptions::set`], for unknown names and contradictions.
     pub fn parse(list: &str) -> Result<Self> {
-        let mut options = Self::default();
-        options.set_list(list)?;
-        options.validate()?;
-        Ok(options)
+        TABLE.changed(Self::default(), list, Self::set, Self::validate)
     }
 
     /// Applies one item. Returns whether the name is one of f2fs's options.
@@ -126,32 +135,14 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] also for a change that needs a new mount; nothing is changed then.
     pub fn remounted(&self, list: &str) -> Result<Self> {
-        let mut new = self.clone();
-        new.set_list(list)?;
-        new.validate()?;
+        let new = TABLE.changed(self.clone(), list, Self::set, Self::validate)?;
         TABLE.check_remount(self, &new).map(|()| new)
-    }
-
-    fn set_list(&mut self, list: &str) -> Result<()> {
-        set_all(list, |name, value| self.set(name, value), || TABLE.names())
     }
 
     /// The options as /proc/mounts shows them: `ro` or `rw`, what the kernel's f2fs always shows, and what differs from
     /// the default.
     pub fn show(&self) -> String {
         TABLE.show(self)
-    }
-}
-
-impl HasCommon for MountOptions {
-    const ATTRIBUTES_SHOWN: Shown = Shown::Always;
-
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn common_mut(&mut self) -> &mut CommonOptions {
-        &mut self.common
     }
 }
 

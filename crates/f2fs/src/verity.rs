@@ -65,17 +65,10 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<ReadData> {
         let verity = self.verity(inode, tag)?;
-        let whole = verity.whole_blocks(range.clone());
-        let data = self.read_blocks(inode, whole.clone(), Some(inode.size()), tag)?;
-        let tree = tree_of(inode)?;
-        let read_tree = |bytes: Range<u64>| {
-            let range = tree.saturating_add(bytes.start)..tree.saturating_add(bytes.end);
-            Ok(self.read_blocks(inode, range, None, tag)?.to_vec())
-        };
-        verity
-            .check(whole.start, &data, read_tree)
-            .map_err(|error| error.of_file(inode.nid()))?;
-        Ok(data.slice((range.start - whole.start) as usize..(range.end - whole.start) as usize))
+        let data = verity.read(range, tree_of(inode)?, |bytes, size| {
+            self.read_blocks(inode, bytes, size, tag)
+        });
+        data.map_err(|error| error.of_file(inode.nid()))
     }
 
     fn verity(&self, inode: &Inode, tag: IoTag) -> Result<Arc<Verity>> {

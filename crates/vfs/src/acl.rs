@@ -3,6 +3,8 @@
 
 use thiserror::Error;
 
+use crate::{Cx, FileKind, FsError};
+
 /// An invalid list: the entry (its number, or the number of entries), and the rule that it breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("access control list: entry {index} {rule}")]
@@ -17,6 +19,9 @@ type Result<T> = std::result::Result<T, AclError>;
 
 const DISK_VERSION: u32 = 1;
 const XATTR_VERSION: u32 = 2;
+const PERMISSION_BITS: u16 = 0o777;
+const SET_GROUP_ID: u16 = 0o2000;
+
 const HEADER: usize = 4;
 const SHORT: usize = 4;
 const LONG: usize = 8;
@@ -250,6 +255,101 @@ impl Acl {
             }
         }
         child
+    }
+}
+
+/// The two lists of an inode, as attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AclType {
+    /// Permissions of the inode (`system.posix_acl_access`).
+    Access,
+    /// What new files in the directory inherit (`system.posix_acl_default`).
+    Default,
+}
+
+/// What a new inode inherits from its directory's default list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inherited {
+    /// The nine permission bits, if the list determines them.
+    pub mode: Option<u32>,
+    /// Lists to store, in their stored form.
+    pub lists: Vec<(AclType, Vec<u8>)>,
+}
+
+impl Inherited {
+    /// What an inode of this kind, created with the permission bits `perm`, inherits from the default list and its stored
+    /// form. Symbolic links inherit nothing.
+    pub fn of(default: &Acl, stored: Vec<u8>, kind: FileKind, perm: u32) -> Self {
+        let access = default.inherit(perm);
+        let mut lists = Vec::new();
+        if !access.is_trivial() {
+            lists.push((AclType::Access, access.to_disk()));
+        }
+        if kind == FileKind::Directory {
+            lists.push((AclType::Default, stored));
+        }
+        Self {
+            mode: Some(access.mode_bits()),
+            lists,
+        }
+    }
+}
+
+/// A list to set, and the matching mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AclChange {
+    /// The stored form; `None` if the mode expresses all of it, or the list is removed.
+    pub stored: Option<Vec<u8>>,
+    /// The inode's new mode.
+    pub mode: u16,
+}
+
+impl AclChange {
+    /// Plans to set a list of an inode with this kind, mode and group from the attribute's value (`None` removes it).
+    /// `None`: nothing changes. The caller has checked that `cx` may change the inode.
+    ///
+    /// # Errors
+    /// `Invalid` for a value that is no list; `Access` for a default list of a file that is no directory.
+    pub fn plan(
+        cx: &Cx,
+        (kind, mode, gid): (FileKind, u16, u32),
+        which: AclType,
+        value: Option<&[u8]>,
+    ) -> crate::Result<Option<Self>> {
+        let parsed = value.map(Acl::from_xattr).transpose();
+        let acl = parsed.map_err(|_| FsError::Invalid("not a valid access control list"))?;
+        let mut acl = acl.filter(|acl| !acl.is_empty());
+        let mut mode = mode;
+        match (which, &acl) {
+            (AclType::Default, Some(_)) if kind != FileKind::Directory => {
+                return Err(FsError::Access);
+            }
+            (AclType::Default, None) if kind != FileKind::Directory => return Ok(None),
+            (AclType::Access, Some(access)) => {
+                // The nine permission bits.
+                mode = mode & !PERMISSION_BITS | access.mode_bits() as u16;
+                if !cx.may_keep_group(gid) {
+                    mode &= !SET_GROUP_ID;
+                }
+                acl = acl.filter(|access| !access.is_trivial());
+            }
+            _ => {}
+        }
+        let stored = acl.map(|acl| acl.to_disk());
+        Ok(Some(Self { stored, mode }))
+    }
+}
+
+/// Refuses access control lists of symbolic links.
+///
+/// # Errors
+/// `NotSupported`.
+pub fn check_has_lists(kind: FileKind) -> crate::Result<()> {
+    match kind {
+        FileKind::Symlink => Err(FsError::NotSupported(
+            "access control lists of symbolic links",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -48,6 +48,43 @@ pub fn check_length(name: &[u8]) -> Result<()> {
     }
 }
 
+/// Refuses a name that cannot be given to a file.
+///
+/// # Errors
+/// `Exists` (`.` or `..`), `NameTooLong` and the like.
+pub fn check_new_name(name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    match is_dots(name) {
+        true => Err(FsError::Exists),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a name that unlink(2) cannot remove, whatever it is the name of.
+///
+/// # Errors
+/// `IsDir` (`.` or `..`), too long, or empty.
+pub fn check_unlink(name: &[u8]) -> Result<()> {
+    check_length(name)?;
+    match is_dots(name) {
+        true => Err(FsError::IsDir),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a name that rmdir(2) cannot remove, whatever it is the name of.
+///
+/// # Errors
+/// `Invalid` (`.`), `NotEmpty` (`..`), too long, or empty.
+pub fn check_rmdir(name: &[u8]) -> Result<()> {
+    check_length(name)?;
+    match name {
+        b"." => Err(FsError::Invalid("the last part of the path is '.'")),
+        b".." => Err(FsError::NotEmpty),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses to add names to a directory that was removed or is immutable.
 ///
 /// # Errors
@@ -85,12 +122,38 @@ pub fn check_may_lose_name(flags: InodeFlags) -> Result<()> {
     Ok(())
 }
 
+/// A name in a directory.
+#[derive(Debug)]
+pub struct NameIn<'a, D> {
+    /// The directory.
+    pub dir: &'a D,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+impl<D> Clone for NameIn<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D> Copy for NameIn<'_, D> {}
+
+impl<'a, D> NameIn<'a, D> {
+    /// The name in the directory.
+    pub fn new(dir: &'a D, name: &'a [u8]) -> Self {
+        Self { dir, name }
+    }
+}
+
 /// An inode with a lock for its names (of a directory) or its content.
 pub trait NameLock {
     /// The inode number: locks are taken in this order.
     fn number(&self) -> InodeNo;
     /// The lock of its names or content.
     fn lock(&self) -> &RwLock<()>;
+    /// Whether it is a directory.
+    fn is_dir(&self) -> bool;
 }
 
 /// Locks two directories (or one, given twice), calls `look`, also locks the inodes that it returns, and calls `act`. If
@@ -122,6 +185,27 @@ pub fn with_names_locked<I: NameLock, T, R, E: From<FsError>>(
         drop(locks);
         known = named;
     }
+}
+
+/// Locks a directory and the directory in it that `find` returns, which is to be removed, and calls `act` with both.
+///
+/// # Errors
+/// `NotDir`: what `find` returned is no directory; those of `find` and `act`.
+pub fn with_removed_dir_locked<I: NameLock, T>(
+    dir: &I,
+    mut find: impl FnMut() -> Result<(T, Arc<I>)>,
+    act: impl FnOnce(T, &I) -> Result<()>,
+) -> Result<Arc<I>> {
+    let look = || {
+        let (entry, removed) = find()?;
+        if !removed.is_dir() {
+            return Err(FsError::NotDir);
+        }
+        Ok(((entry, Arc::clone(&removed)), vec![removed]))
+    };
+    with_names_locked([dir, dir], look, |(entry, removed)| {
+        act(entry, &removed).map(|()| removed)
+    })
 }
 
 /// Locks inodes in the order of their numbers, each once, and sorts `inodes` so.

@@ -215,6 +215,27 @@ impl Verity {
         range.start / block * block..end
     }
 
+    /// Reads bytes `range` of the file and verifies them. `read` reads bytes of the file's blocks: of its content, whose
+    /// size it gets, or beyond its end, where the tree begins at byte `tree`.
+    ///
+    /// # Errors
+    /// [`FsError::Io`] if a hash does not match; those of `read`.
+    pub fn read(
+        &self,
+        range: Range<u64>,
+        tree: u64,
+        read: impl Fn(Range<u64>, Option<u64>) -> Result<ReadData>,
+    ) -> Result<ReadData> {
+        let whole = self.whole_blocks(range.clone());
+        let data = read(whole.clone(), Some(self.size))?;
+        let read_tree = |bytes: Range<u64>| {
+            let range = tree.saturating_add(bytes.start)..tree.saturating_add(bytes.end);
+            Ok(read(range, None)?.to_vec())
+        };
+        self.check(whole.start, &data, read_tree)?;
+        Ok(data.slice((range.start - whole.start) as usize..(range.end - whole.start) as usize))
+    }
+
     /// Verifies `data`, which begins at byte `start` and consists of [whole blocks](Self::whole_blocks). `tree` reads bytes
     /// of the tree, counted from its beginning.
     ///

@@ -3,11 +3,11 @@
 use std::hash::Hasher;
 
 use steadfs_base::{DevBlock, FixedHasher};
+use steadfs_format_base::check::Name;
 use steadfs_vfs::FileKind;
 
 use super::htree::{Index, IndexRole};
 use super::inodes::inline_rest;
-use super::issue::Name;
 use super::tables::{Dir, DirForm, InodeState};
 use super::{Checker, Issue};
 use crate::disk::dir_entry::{self, DirLayout, RawEntry};
@@ -196,7 +196,7 @@ impl Checker<'_> {
             self.issue(Issue::HtreeHash {
                 dir,
                 block: position.block,
-                name: Name(entry.name.to_vec()),
+                name: Name::of(entry.name),
                 hash: hash.major,
             });
         }
@@ -245,7 +245,7 @@ impl Checker<'_> {
             return self.issue(Issue::DirDots { dir, why });
         }
         if !self.dirs[i].encrypted && name.iter().any(|&byte| byte == b'/' || byte == 0) {
-            let name = Name(name.to_vec());
+            let name = Name::of(name);
             self.issue(Issue::BadName { dir, name });
         }
         let state = self.inodes.get(&self.geo, target);
@@ -263,7 +263,7 @@ impl Checker<'_> {
         if let Some(why) = why {
             return self.issue(Issue::BadTarget {
                 dir,
-                name: Name(name.to_vec()),
+                name: Name::of(name),
                 ino: target,
                 why,
             });
@@ -289,7 +289,7 @@ impl Checker<'_> {
         if stored != 0 && stored != expected {
             self.issue(Issue::EntryType {
                 dir: self.dirs[i].ino,
-                name: Name(name.to_vec()),
+                name: Name::of(name),
                 stored,
                 expected,
             });
@@ -309,7 +309,7 @@ impl Checker<'_> {
         if self.dirs[i].parent.is_some() {
             self.issue(Issue::SecondName {
                 dir: parent,
-                name: Name(name.to_vec()),
+                name: Name::of(name),
                 ino: target,
             });
         } else {
@@ -384,7 +384,7 @@ impl Checker<'_> {
         let mut doubled: Vec<_> = doubled.map(|pair| pair[0].clone()).collect();
         doubled.dedup();
         for name in doubled {
-            let (dir, name) = (self.dirs[i].ino, Name(name));
+            let (dir, name) = (self.dirs[i].ino, Name::of(&name));
             self.issue(Issue::DuplicateName { dir, name });
         }
     }

@@ -4,9 +4,9 @@
 use std::hash::Hasher;
 
 use steadfs_base::{DevBlock, FixedHasher};
+use steadfs_format_base::check::Name;
 use steadfs_vfs::{FileKind, InodeFlags};
 
-use super::issue::Name;
 use super::tables::InodeState;
 use super::{Checker, Issue};
 use crate::disk::features::Incompat;
@@ -85,7 +85,7 @@ impl Checker<'_> {
         };
         self.issue(Issue::EncryptedName {
             dir,
-            name: Name(name.to_vec()),
+            name: Name::of(name),
             why,
         });
     }

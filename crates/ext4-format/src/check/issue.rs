@@ -1,27 +1,10 @@
 //! The findings of the checker.
 
-use std::fmt;
-
 use steadfs_base::DevBlock;
+use steadfs_format_base::check::Name;
 use thiserror::Error;
 
 use crate::disk::{DiskError, GroupNo, Ino, Structure};
-
-/// A name that is displayed with escapes.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Name(pub Vec<u8>);
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\"", self.0.escape_ascii())
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// One thing that is wrong with a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -30,20 +30,20 @@ mod special;
 mod tables;
 mod xattrs;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_base::DevBlock;
-use thiserror::Error;
+use steadfs_format_base::check;
 
 use crate::disk::dir_entry::DirLayout;
-use crate::disk::features::{self, Incompat, MountMode, RoCompat};
+use crate::disk::features::{self, Incompat, RoCompat};
 use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{DiskError, Geometry, GroupDesc, Superblock};
 use crate::superblock;
 
 pub use issue::Issue;
 pub use steadfs_block::BlockSource;
+pub use steadfs_format_base::check::Refusal;
 use tables::{Dir, InodeTable, Run, UsedBlocks};
 
 /// Options of a check.
@@ -114,44 +114,8 @@ pub struct Stats {
     pub free_inodes_off: i64,
 }
 
-/// Why a volume was not checked. It may be consistent or not.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
-    /// It has features that are not supported.
-    #[error("not supported: {names}")]
-    Unsupported {
-        /// Names of the features.
-        names: String,
-    },
-    /// The check takes more memory than allowed.
-    #[error("checking this volume takes {needed} bytes of memory")]
-    TooLarge {
-        /// Bytes needed.
-        needed: u64,
-    },
-}
-
 /// The result of a check.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Why it was not checked, or not to its end.
-    pub refused: Option<Refusal>,
-    /// Everything found, in the order of the steps.
-    pub issues: Vec<Issue>,
-    /// Issues beyond [`Options::max_issues`].
-    pub more: u64,
-    /// Counts.
-    pub stats: Stats,
-    /// Names of the parts that were not checked.
-    pub skipped: Vec<Cow<'static, str>>,
-}
-
-impl Report {
-    /// Whether nothing is wrong.
-    pub fn is_clean(&self) -> bool {
-        self.refused.is_none() && self.issues.is_empty() && self.more == 0
-    }
-}
+pub type Report = check::Report<Issue, Stats>;
 
 /// Checks the volume that `src` holds.
 pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
@@ -161,15 +125,13 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     let Some(sb) = choose_superblock(src, options, &mut report) else {
         return report;
     };
-    if let MountMode::Refused { features } = features::mount_mode(sb.features()) {
-        let names = features.join(", ");
-        report.refused = Some(Refusal::Unsupported { names });
+    let refused = features::mount_mode(sb.features()).refused();
+    if !refused.is_empty() {
+        report.refuse_features(&refused);
         return report;
     }
     let geo = sb.geometry().clone();
-    let needed = memory_needed(&geo);
-    if needed > options.memory_limit {
-        report.refused = Some(Refusal::TooLarge { needed });
+    if !report.has_memory(memory_needed(&geo), options.memory_limit) {
         return report;
     }
     let mut checker = Checker::new(src, options, sb, geo);
@@ -300,11 +262,7 @@ impl<'a> Checker<'a> {
     }
 
     fn issue(&mut self, issue: Issue) {
-        if self.report.issues.len() < self.options.max_issues {
-            self.report.issues.push(issue);
-        } else {
-            self.report.more += 1;
-        }
+        self.report.add(issue, self.options.max_issues);
     }
 
     /// Reads a block of the volume; false, with an issue, if it cannot be read.

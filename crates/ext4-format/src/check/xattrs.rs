@@ -1,8 +1,8 @@
 //! Extended attributes: entries, hashes, and the blocks that several inodes share.
 
 use steadfs_base::DevBlock;
+use steadfs_format_base::check::Name;
 
-use super::issue::Name;
 use super::tables::InodeState;
 use super::{Checker, Issue};
 use crate::disk::xattr::{Attr, BlockAttrs, InodeAttrs, Value};
@@ -101,7 +101,7 @@ impl Checker<'_> {
     /// Checks an attribute; returns the blocks of a value in an inode, which its owner counts, too.
     fn check_attr(&mut self, ino: Ino, attr: &Attr<'_>, in_inode: bool) -> u64 {
         if !attr.has_valid_hash(in_inode) {
-            let name = Name(attr.name.to_vec());
+            let name = Name::of(attr.name);
             self.issue(Issue::XattrHash { ino, name });
         }
         let Value::Inode { ino: value, size } = attr.value else {

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+pub use steadfs_format_base::MountMode;
+
 /// The three feature words of a superblock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
@@ -221,41 +223,15 @@ const _: () = assert!(
     "a feature is in one set"
 );
 
-/// How far a volume can be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MountMode {
-    /// Reading and writing.
-    ReadWrite,
-    /// Reading only, because of these features.
-    ReadOnly {
-        /// Names of the features that prevent writing.
-        because: Vec<Cow<'static, str>>,
-    },
-    /// Not at all, because of these features.
-    Refused {
-        /// Names of the features that are not understood.
-        features: Vec<Cow<'static, str>>,
-    },
-}
-
 /// What the features allow.
 pub fn mount_mode(features: Features) -> MountMode {
-    let known = WRITE_INCOMPAT.union(READ_INCOMPAT);
-    let refused: Vec<_> = features.incompat.without(known).names().collect();
-    if !refused.is_empty() {
-        return MountMode::Refused { features: refused };
-    }
-    let because: Vec<_> = features
+    let refused = features
         .incompat
-        .without(WRITE_INCOMPAT)
-        .names()
-        .chain(features.ro_compat.without(WRITE_RO_COMPAT).names())
-        .collect();
-    if because.is_empty() {
-        MountMode::ReadWrite
-    } else {
-        MountMode::ReadOnly { because }
-    }
+        .without(WRITE_INCOMPAT.union(READ_INCOMPAT));
+    let incompat = features.incompat.without(WRITE_INCOMPAT);
+    let ro_compat = features.ro_compat.without(WRITE_RO_COMPAT);
+    let because = incompat.names().chain(ro_compat.names()).collect();
+    MountMode::of(refused.names().collect(), because)
 }
 
 #[cfg(test)]

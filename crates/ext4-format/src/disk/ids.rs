@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use steadfs_base::InodeNo;
-
-use super::num::low32;
+use steadfs_format_base::inode_numbers;
 
 /// An inode's number on an ext volume. Numbers start at 1; 0 means "none" in every structure.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -31,30 +29,19 @@ impl Ino {
     pub const EXCLUDE: Self = Self(9);
     /// Snapshot replica (`EXT4_REPLICA_INO`).
     pub const REPLICA: Self = Self(10);
-
-    /// The number, unless it is 0 ("none").
-    pub const fn some(self) -> Option<Self> {
-        if self.0 == 0 { None } else { Some(self) }
-    }
-
-    /// The inode with this number; `None` if no ext volume can have it (0, or more than 32 bits).
-    pub fn from_vfs(ino: InodeNo) -> Option<Self> {
-        if ino.0 == 0 || ino.0 > u64::from(u32::MAX) {
-            return None;
-        }
-        Some(Self(low32(ino.0)))
-    }
 }
 
-impl From<Ino> for InodeNo {
-    fn from(ino: Ino) -> Self {
-        Self(u64::from(ino.0))
-    }
-}
+inode_numbers!(Ino);
 
 /// A block group's number, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct GroupNo(pub u32);
+
+impl From<GroupNo> for u32 {
+    fn from(group: GroupNo) -> Self {
+        group.0
+    }
+}
 
 impl fmt::Debug for Ino {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

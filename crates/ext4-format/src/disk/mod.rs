@@ -47,7 +47,7 @@ pub mod xattr;
 
 pub use checksum::ChecksumSeed;
 pub use copies::{DESC_COPIES_MAX, desc_from_copies, has_super};
-pub use error::{CorruptKind, DiskError, Place, Result, Structure};
+pub use error::{CorruptKind, DiskError, Result, Structure};
 pub use extent::{Extent, ExtentIndex};
 pub use features::{Compat, Features, Incompat, MountMode, RoCompat};
 pub use geometry::{Geometry, GroupOverhead, MIN_DESC_SIZE};

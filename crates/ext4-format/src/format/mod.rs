@@ -11,11 +11,11 @@
 use std::sync::Arc;
 
 use steadfs_block::{MemDevice, Queue, QueueOptions};
+use steadfs_format_base::format::check_device;
 
 use crate::disk::features::{Compat, Incompat, RoCompat};
 
 mod build;
-mod error;
 mod features;
 mod files;
 mod mapping;
@@ -30,7 +30,6 @@ mod write;
 mod tests;
 
 pub use crate::disk::superblock::OnError;
-pub use error::FormatError;
 pub use options::{FormatOptions, Kind, OrphanFile, Usage};
 
 use build::Build;
@@ -39,6 +38,9 @@ use write::Writer;
 
 /// Bytes wiped at the volume's end, where software RAID has its superblock.
 const WIPE_END_BYTES: u64 = 64 << 10;
+
+/// Why a volume cannot be made.
+pub type FormatError = steadfs_format_base::format::FormatError<crate::disk::Structure>;
 
 /// Facts of the volume that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,18 +78,8 @@ pub struct FormatReport {
 ///
 /// For a whole device of `n` bytes mke2fs takes `n & !4095`.
 pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatReport, FormatError> {
+    check_device(queue, size)?;
     let device = queue.geometry();
-    if device.read_only {
-        let what = "the device can only be read".to_owned();
-        return Err(FormatError::Device(what));
-    }
-    if size > device.size {
-        let what = format!(
-            "a volume of {size} bytes does not fit the device of {}",
-            device.size
-        );
-        return Err(FormatError::Device(what));
-    }
     let sector = opts.sector_size.unwrap_or(device.logical_block);
     let plan = Plan::new(size, sector, opts)?;
     // All errors of the options are found before the first write.

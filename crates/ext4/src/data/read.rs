@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{BlockSource, FileReader, ReadPart};
+use steadfs_cache::{BlockSource, FileReader};
 use steadfs_vfs::{Cx, InodeFlags, ReadData, Result, relatime_needs_update};
 
 use super::inline_content;
@@ -74,13 +74,7 @@ impl Ext4 {
             }
             reading
         };
-        let mut out = ReadData::new();
-        let push = |part| match part {
-            ReadPart::Zeros(n) => out.push_zeros(n),
-            ReadPart::Bytes(buf, wanted) => out.push(buf.into_shared(), wanted),
-        };
-        reading.finish(push).map_err(io_error)?;
-        Ok(out)
+        reading.into_data().map_err(io_error)
     }
 
     /// The source of an uncached block, and the number of blocks mapped like it.

@@ -53,12 +53,7 @@ pub(super) fn choose_mode(
         ));
     }
     let why = why_only_readable(sb);
-    if !why.is_empty() && !options.common.read_only {
-        return Err(FsError::OnlyReadable(why.join("; ")));
-    }
+    options.common.check_mode(&why, device_read_only)?;
     report.read_only_because = why;
-    if device_read_only && !options.common.read_only {
-        return Err(FsError::ReadOnly);
-    }
     Ok(())
 }

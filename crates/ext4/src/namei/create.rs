@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
-use steadfs_base::limits::SYMLINK_MAX;
 use steadfs_rt::random_u64;
-use steadfs_vfs::names::is_dots;
-use steadfs_vfs::{Attr, Cx, FileKind, FsError, InodeFlags, Result, check_name};
+use steadfs_vfs::acl::Inherited;
+use steadfs_vfs::names::check_new_name;
+use steadfs_vfs::{Attr, Cx, FileKind, FsError, InodeFlags, NewInode, Result};
 
 use super::{check_may_add, check_may_have_subdir, gain_subdir};
-use crate::acl::Inherited;
+use crate::acl::index_of;
 use crate::attr::flags_for;
 use crate::credits;
 use crate::dir::{Dir, Slot};
@@ -39,20 +39,6 @@ const INHERITED: u32 = 0x1
     | InodeFlags::DIRSYNC.0
     | InodeFlags::PROJINHERIT.0;
 
-const SET_GROUP_ID: u32 = 0o2000;
-const GROUP_EXECUTE: u32 = 0o010;
-
-/// The inode to create.
-#[derive(Clone, Copy)]
-pub(super) struct Spec<'a> {
-    pub(super) kind: FileKind,
-    /// Requested permission bits, before umask and default list.
-    pub(super) perm: u32,
-    pub(super) rdev: u32,
-    /// Target of a symbolic link.
-    pub(super) target: &'a [u8],
-}
-
 /// The error of a failed creation, and the partly made inode, for [`Ext4::clean_up_failed`].
 pub(super) struct Failed {
     error: FsError,
@@ -74,60 +60,20 @@ impl From<FsError> for Failed {
     }
 }
 
-impl Spec<'_> {
-    /// An inode without content of its own.
-    pub(super) const fn plain(kind: FileKind, perm: u32, rdev: u32) -> Self {
-        Self {
-            kind,
-            perm,
-            rdev,
-            target: b"",
-        }
-    }
-}
-
 impl Ext4 {
     /// See [`steadfs_vfs::FileSystem::mknod`].
     pub fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
-        let kind = FileKind::from_mode(mode).ok_or(FsError::Invalid("a mode without a type"))?;
-        if matches!(kind, FileKind::Directory | FileKind::Symlink) {
-            return Err(FsError::Invalid(
-                "mknod makes neither directories nor links",
-            ));
-        }
-        self.create(cx, dir, name, &Spec::plain(kind, mode, rdev))
+        self.create(cx, dir, name, &NewInode::node(mode, rdev)?)
     }
 
     /// See [`steadfs_vfs::FileSystem::mkdir`].
     pub fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
-        // Set-group-ID is inherited from the parent; set-user-ID is ignored.
-        self.create(
-            cx,
-            dir,
-            name,
-            &Spec::plain(FileKind::Directory, mode & 0o1777, 0),
-        )
+        self.create(cx, dir, name, &NewInode::dir(mode))
     }
 
     /// See [`steadfs_vfs::FileSystem::symlink`].
     pub fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
-        if target.is_empty() {
-            return Err(FsError::NotFound);
-        }
-        if target.contains(&0) {
-            return Err(FsError::Invalid(
-                "a link's target cannot contain a zero byte",
-            ));
-        }
-        if target.len() >= self.geo().block_size.bytes() || target.len() > SYMLINK_MAX {
-            return Err(FsError::NameTooLong);
-        }
-        let spec = Spec {
-            kind: FileKind::Symlink,
-            perm: 0o777,
-            rdev: 0,
-            target,
-        };
+        let spec = NewInode::link(target, self.geo().block_size.bytes())?;
         self.create(cx, dir, name, &spec)
     }
 
@@ -141,7 +87,7 @@ impl Ext4 {
         let dir = self.directory(dir, cx.tag)?;
         let names = dir.lock.read();
         check_may_add(&dir.core.read())?;
-        let spec = Spec::plain(FileKind::Regular, mode, 0);
+        let spec = NewInode::plain(FileKind::Regular, mode, 0);
         let mut pins = Pins::default();
         self.orphans.pin_to_add(self, &mut pins)?;
         let made = self.txns().run(credits::TMPFILE, cx.tag, |handle| {
@@ -156,15 +102,12 @@ impl Ext4 {
         Ok(inode.attr(self))
     }
 
-    fn create(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {
-        check_name(name)?;
-        if is_dots(name) {
-            return Err(FsError::Exists);
-        }
+    fn create(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &NewInode<'_>) -> Result<Attr> {
+        check_new_name(name)?;
         self.with_space(cx, || self.create_once(cx, dir, name, spec))
     }
 
-    fn create_once(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {
+    fn create_once(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &NewInode<'_>) -> Result<Attr> {
         self.check_writable()?;
         let dir = self.directory(dir, cx.tag)?;
         let names = dir.lock.write();
@@ -221,7 +164,7 @@ impl Ext4 {
         cx: &Cx,
         handle: &mut Handle<'_>,
         dir: &Inode,
-        spec: &Spec<'_>,
+        spec: &NewInode<'_>,
         links: u16,
     ) -> Result<Arc<Inode>, Failed> {
         let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
@@ -281,7 +224,7 @@ impl Ext4 {
         &self,
         cx: &Cx,
         dir: &Inode,
-        spec: &Spec<'_>,
+        spec: &NewInode<'_>,
         inherited: &Inherited,
         links: u16,
     ) -> disk::Inode {
@@ -296,14 +239,10 @@ impl Ext4 {
             flags: InodeFlags(parent.flags.0 & INHERITED & flags_for(spec.kind)),
             ..disk::Inode::default()
         };
-        let perm = owner_and_mode(
-            cx,
-            &parent,
-            spec,
-            inherited,
-            self.options.read().grpid == Some(true),
-            &mut core,
-        );
+        let (perm, takes_group) = spec.perm_in(cx, (parent.mode, parent.gid), inherited.mode);
+        if takes_group || self.options.read().grpid == Some(true) {
+            core.gid = parent.gid;
+        }
         // Type and twelve bits.
         core.mode = (spec.kind.mode_bits() | perm) as u16;
         let now = self.now(&core);
@@ -337,7 +276,7 @@ impl Ext4 {
         handle: &mut Handle<'_>,
         parent: Ino,
         inode: &Inode,
-        spec: &Spec<'_>,
+        spec: &NewInode<'_>,
         inherited: &Inherited,
     ) -> Result<()> {
         let mut core = inode.core.write();
@@ -355,7 +294,7 @@ impl Ext4 {
         parent: Ino,
         inode: &Inode,
         core: &mut disk::Inode,
-        spec: &Spec<'_>,
+        spec: &NewInode<'_>,
         inherited: &Inherited,
     ) -> Result<()> {
         match spec.kind {
@@ -370,44 +309,14 @@ impl Ext4 {
             }
             _ => {}
         }
-        for (index, list) in &inherited.lists {
+        for (list, value) in &inherited.lists {
             let change = Change {
-                index: *index,
+                index: index_of(*list),
                 name: b"",
-                value: Some(list),
+                value: Some(value),
             };
             self.change_attr(handle, inode, core, &change)?;
         }
         Ok(())
     }
-}
-
-/// Owner, group and permission bits of a new inode.
-fn owner_and_mode(
-    cx: &Cx,
-    parent: &disk::Inode,
-    spec: &Spec<'_>,
-    inherited: &Inherited,
-    group_of_parent: bool,
-    core: &mut disk::Inode,
-) -> u32 {
-    let mut perm = match inherited.mode {
-        Some(nine) => spec.perm & 0o7000 | nine,
-        None if spec.kind == FileKind::Symlink => spec.perm,
-        None => spec.perm & !cx.umask & 0o7777,
-    };
-    if u32::from(parent.mode) & SET_GROUP_ID != 0 {
-        core.gid = parent.gid;
-        let privileged = cx.may_keep_group(parent.gid);
-        if spec.kind == FileKind::Directory {
-            perm |= SET_GROUP_ID;
-        } else if perm & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID | GROUP_EXECUTE
-            && !privileged
-        {
-            perm &= !SET_GROUP_ID;
-        }
-    } else if group_of_parent {
-        core.gid = parent.gid;
-    }
-    perm
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo};
 use steadfs_cache::WritebackReason;
-use steadfs_vfs::names::{check_may_lose_name, check_rename, with_names_locked};
-use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result};
+use steadfs_vfs::names::{NameIn, check_may_lose_name, check_rename, with_names_locked};
+use steadfs_vfs::{Cx, FileKind, FsError, NewInode, RenameFlags, Result};
 
-use super::create::{Failed, Spec};
+use super::create::Failed;
 use super::{check_may_add, check_may_have_subdir, check_may_remove, gain_subdir, lose_subdir};
 use crate::credits;
 use crate::dir::{Dir, Entry, Slot};
@@ -21,11 +21,7 @@ use crate::txn::Handle;
 const ANCESTORS_MAX: u32 = 1 << 20;
 
 /// One name of a rename and its directory.
-#[derive(Clone, Copy)]
-struct Side<'a> {
-    dir: &'a Inode,
-    name: &'a [u8],
-}
+type Side<'a> = NameIn<'a, Inode>;
 
 /// The inodes of both names.
 struct Pair {
@@ -63,14 +59,7 @@ impl Ext4 {
         self.check_writable()?;
         let from_dir = self.directory(from_dir, cx.tag)?;
         let to_dir = self.directory(to_dir, cx.tag)?;
-        let from = Side {
-            dir: &from_dir,
-            name: from,
-        };
-        let to = Side {
-            dir: &to_dir,
-            name: to,
-        };
+        let (from, to) = (Side::new(&from_dir, from), Side::new(&to_dir, to));
         // While it is held no directory moves to another parent, so the check for ancestors stays valid.
         let _order = (from_dir.ino() != to_dir.ino()).then(|| self.rename.lock());
         let replaced = self.with_space(cx, || self.rename_once(cx, from, to, flags))?;
@@ -289,7 +278,7 @@ impl Ext4 {
                 None => Some(self.room_for_name(cx, handle, to.dir, to.name, credits::RENAME)?),
             };
             let stand_in = if whiteout {
-                let spec = Spec::plain(FileKind::CharDevice, 0, 0);
+                let spec = NewInode::plain(FileKind::CharDevice, 0, 0);
                 Some(self.new_inode(cx, handle, from.dir, &spec, 1)?)
             } else {
                 None

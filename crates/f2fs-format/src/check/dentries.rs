@@ -5,7 +5,7 @@ use std::hash::Hasher;
 use steadfs_base::FixedHasher;
 use steadfs_vfs::FileKind;
 
-use super::issue::Name;
+use super::Name;
 use super::tables::Slot;
 use super::{Checker, Issue};
 use crate::disk::bits::{self, Order};

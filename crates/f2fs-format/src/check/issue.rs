@@ -1,35 +1,10 @@
 //! All kinds of findings of the checker.
 
-use std::fmt;
-
-use steadfs_base::limits::NAME_MAX;
+use steadfs_format_base::check::Name;
 use thiserror::Error;
 
 use crate::disk::summary::Summary;
 use crate::disk::{BlockAddr, DiskError, LogType, Nid, SegNo};
-
-/// A name in printable form.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Name(pub Vec<u8>);
-
-impl Name {
-    /// A name, cut to the longest valid length.
-    pub(super) fn of(bytes: &[u8]) -> Self {
-        Self(bytes[..bytes.len().min(NAME_MAX)].to_vec())
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\"", self.0.escape_ascii())
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// A finding: one inconsistency of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -33,20 +33,19 @@ mod tables;
 mod tree;
 mod xattrs;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_block::BlockSource;
-use thiserror::Error;
+use steadfs_format_base::check;
 
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{
-    BLOCK_SIZE, BlockAddr, Checkpoint, CorruptKind, Features, Layout, MountMode, SegNo, Superblock,
-    mount_mode,
+    BLOCK_SIZE, BlockAddr, Checkpoint, CorruptKind, Features, Layout, SegNo, Superblock, mount_mode,
 };
 
-pub use issue::{Issue, Name};
+pub use issue::Issue;
+pub use steadfs_format_base::check::{Name, Refusal};
 use tables::{Blocks, Dir, DirBlock, NatTable, Segment, Summaries};
 
 /// Limits of a check.
@@ -116,44 +115,8 @@ pub struct Stats {
     pub has_errors: bool,
 }
 
-/// Why a volume was not checked. This says nothing about its consistency.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
-    /// It requires unsupported features.
-    #[error("not supported: {names}")]
-    Unsupported {
-        /// Names of the features.
-        names: String,
-    },
-    /// The check needs more memory than allowed.
-    #[error("the check needs at least {needed} bytes of memory")]
-    TooLarge {
-        /// Bytes needed.
-        needed: u64,
-    },
-}
-
 /// The result of a check.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Why it was not checked, or not completely.
-    pub refused: Option<Refusal>,
-    /// All findings, in the order of the steps.
-    pub issues: Vec<Issue>,
-    /// Number of issues beyond [`Options::max_issues`].
-    pub more: u64,
-    /// Counts.
-    pub stats: Stats,
-    /// Properties of the volume that were not checked.
-    pub skipped: Vec<Cow<'static, str>>,
-}
-
-impl Report {
-    /// Whether the volume was checked and nothing was found.
-    pub fn is_clean(&self) -> bool {
-        self.refused.is_none() && self.issues.is_empty() && self.more == 0
-    }
-}
+pub type Report = check::Report<Issue, Stats>;
 
 /// Checks the volume on `src`.
 pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
@@ -162,21 +125,15 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
         return report;
     };
     let layout = superblock.layout().clone();
-    let mut refused = match mount_mode(superblock.features()) {
-        MountMode::Refused { features } => features,
-        MountMode::ReadOnly { .. } | MountMode::ReadWrite => Vec::new(),
-    };
+    let mut refused = mount_mode(superblock.features()).refused();
     if !superblock.devices().is_empty() {
         refused.push("several devices".into());
     }
     if !refused.is_empty() {
-        let names = refused.join(", ");
-        report.refused = Some(Refusal::Unsupported { names });
+        report.refuse_features(&refused);
         return report;
     }
-    let needed = memory_needed(&layout);
-    if needed > options.memory_limit {
-        report.refused = Some(Refusal::TooLarge { needed });
+    if !report.has_memory(memory_needed(&layout), options.memory_limit) {
         return report;
     }
     let device_blocks = src.size_bytes() / BLOCK_SIZE as u64;
@@ -341,11 +298,7 @@ impl<'a> Checker<'a> {
     }
 
     fn issue(&mut self, issue: Issue) {
-        if self.report.issues.len() < self.options.max_issues {
-            self.report.issues.push(issue);
-        } else {
-            self.report.more += 1;
-        }
+        self.report.add(issue, self.options.max_issues);
     }
 
     /// Reads a block. On an error, reports an issue and returns false.

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+pub use steadfs_format_base::MountMode;
+
 macro_rules! features {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
         /// The feature word of the superblock (`feature`).
@@ -115,39 +117,10 @@ pub const READ: Features =
 
 const _: () = assert!(WRITE.0 & READ.0 == 0, "a feature is in one of the two sets");
 
-/// How a volume can be mounted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MountMode {
-    /// Read-write.
-    ReadWrite,
-    /// Read-only.
-    ReadOnly {
-        /// Names of the features that prevent writing.
-        because: Vec<Cow<'static, str>>,
-    },
-    /// Not at all.
-    Refused {
-        /// Names of the unknown features.
-        features: Vec<Cow<'static, str>>,
-    },
-}
-
 /// How a volume with these features can be mounted.
 pub fn mount_mode(features: Features) -> MountMode {
     let refused = features.without(WRITE.union(READ));
-    if refused != Features::default() {
-        return MountMode::Refused {
-            features: refused.names(),
-        };
-    }
-    let because = features.without(WRITE);
-    if because == Features::default() {
-        MountMode::ReadWrite
-    } else {
-        MountMode::ReadOnly {
-            because: because.names(),
-        }
-    }
+    MountMode::of(refused.names(), features.without(WRITE).names())
 }
 
 #[cfg(test)]

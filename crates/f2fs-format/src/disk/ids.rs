@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use steadfs_base::{DevBlock, InodeNo};
-
-use super::num::low32;
+use steadfs_base::DevBlock;
+use steadfs_format_base::inode_numbers;
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
@@ -46,26 +45,9 @@ impl Nid {
     pub const META: Self = Self(2);
     /// The root directory (`F2FS_ROOT_INO`).
     pub const ROOT: Self = Self(3);
-
-    /// The id, or `None` for 0.
-    pub const fn some(self) -> Option<Self> {
-        if self.0 == 0 { None } else { Some(self) }
-    }
-
-    /// Converts an inode number; `None` if no f2fs volume can have it (0, or more than 32 bits).
-    pub fn from_vfs(ino: InodeNo) -> Option<Self> {
-        if ino.0 == 0 || ino.0 > u64::from(u32::MAX) {
-            return None;
-        }
-        Some(Self(low32(ino.0)))
-    }
 }
 
-impl From<Nid> for InodeNo {
-    fn from(nid: Nid) -> Self {
-        Self(u64::from(nid.0))
-    }
-}
+inode_numbers!(Nid);
 
 impl BlockAddr {
     /// No block: a hole, or a node that does not exist (`NULL_ADDR`).
@@ -92,5 +74,12 @@ impl BlockAddr {
     #[must_use]
     pub const fn plus(self, n: u32) -> Self {
         Self(self.0 + n)
+    }
+}
+
+/// The number as it is, for messages; [`BlockAddr::block`] returns only blocks.
+impl From<BlockAddr> for DevBlock {
+    fn from(addr: BlockAddr) -> Self {
+        Self(addr.0.into())
     }
 }

@@ -43,7 +43,7 @@ pub mod superblock;
 pub mod xattr;
 
 pub use checkpoint::Checkpoint;
-pub use error::{CorruptKind, DiskError, DiskLocation, Result, Structure};
+pub use error::{CorruptKind, DiskError, Result, Structure};
 pub use features::{Features, MountMode, mount_mode};
 pub use ids::{BlockAddr, Nid, SegNo};
 pub use inode::Inode;

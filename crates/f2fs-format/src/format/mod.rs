@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use steadfs_base::{Timestamp, uuid_seed};
 use steadfs_block::{MemDevice, Queue, QueueOptions};
+use steadfs_format_base::format::check_device;
 use steadfs_rt::{Random, random_u64, wall_clock};
 
 mod build;
-mod error;
 mod files;
 mod options;
 mod plan;
@@ -25,13 +25,15 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use error::FormatError;
 pub use options::FormatOptions;
 
 use crate::disk::{BLOCK_SIZE, Features};
 use build::Build;
 use plan::Plan;
 use write::Writer;
+
+/// Why a volume cannot be made.
+pub type FormatError = steadfs_format_base::format::FormatError<crate::disk::Structure>;
 
 /// The properties of the new volume.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,18 +71,8 @@ pub struct FormatReport {
 /// Invalid options or sizes, found before anything is written; a device failure.
 pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatReport, FormatError> {
     let device = queue.geometry();
-    if device.read_only {
-        let what = "the device is read-only".to_owned();
-        return Err(FormatError::Device(what));
-    }
     let size = size - size % u64::from(device.logical_block);
-    if size > device.size {
-        let what = format!(
-            "a volume of {size} bytes does not fit the device of {}",
-            device.size
-        );
-        return Err(FormatError::Device(what));
-    }
+    check_device(queue, size)?;
     let sector = opts.sector_size.unwrap_or(device.logical_block);
     let plan = Plan::new(size, sector, opts.uuid.unwrap_or_else(random_uuid), opts)?;
     let now = opts.time.unwrap_or_else(|| wall_clock().secs);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{BlockSource, FileRead, FileReader, ReadPart};
+use steadfs_cache::{BlockSource, FileRead, FileReader};
 use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result};
 
 use super::{BLOCK, MapTarget};
@@ -70,13 +70,7 @@ impl F2fs {
                 reading
             }
         };
-        let mut out = ReadData::new();
-        let push = |part| match part {
-            ReadPart::Zeros(n) => out.push_zeros(n),
-            ReadPart::Bytes(buf, wanted) => out.push(buf.into_shared(), wanted),
-        };
-        reading.finish(push).map_err(io_error)?;
-        Ok(out)
+        reading.into_data().map_err(io_error)
     }
 
     /// Begins to read a file with compressed clusters: all stored blocks are read together, then decompressed.

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
-use steadfs_base::limits::SYMLINK_MAX;
-use steadfs_vfs::names::is_dots;
-use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
+use steadfs_vfs::acl::Inherited;
+use steadfs_vfs::names::check_new_name;
+use steadfs_vfs::{Attr, Cx, FileKind, NewInode, Result};
 
-use super::new_inode::{self, InodeContext, NewInodeSpec};
+use super::new_inode::{self, InodeContext};
 use super::{check_link_max, check_may_add};
-use crate::acl::InheritedAcl;
 use crate::cp_lock::Change;
 use crate::dentry::{FreeDentry, NewName};
 use crate::disk::dentry::{self, DentryLayout, Entry};
@@ -22,7 +21,7 @@ use crate::xattr::SplitXattrs;
 /// Everything about a new inode that is decided before the first change, and the space it needs.
 pub(super) struct InodePlan<'a> {
     parent: Nid,
-    spec: &'a NewInodeSpec<'a>,
+    spec: &'a NewInode<'a>,
     core: disk::Inode,
     attrs: Option<SplitXattrs>,
     pub(super) need: Need,
@@ -38,25 +37,13 @@ impl F2fs {
         mode: u32,
         rdev: u32,
     ) -> Result<Attr> {
-        let kind =
-            FileKind::from_mode(mode).ok_or(FsError::Invalid("the mode has no file type"))?;
-        if matches!(kind, FileKind::Directory | FileKind::Symlink) {
-            return Err(FsError::Invalid(
-                "mknod makes neither directories nor links",
-            ));
-        }
-        self.create(
-            cx,
-            dir,
-            name,
-            &NewInodeSpec::plain(kind, mode & 0o7777, rdev),
-        )
+        self.create(cx, dir, name, &NewInode::node(mode, rdev)?)
     }
 
     /// See [`steadfs_vfs::FileSystem::mkdir`].
     pub(crate) fn make_dir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
         // Set-group-ID is inherited from the parent, and set-user-ID has no meaning for directories.
-        let spec = NewInodeSpec::plain(FileKind::Directory, mode & 0o1777, 0);
+        let spec = NewInode::dir(mode);
         self.create(cx, dir, name, &spec)
     }
 
@@ -68,23 +55,7 @@ impl F2fs {
         name: &[u8],
         target: &[u8],
     ) -> Result<Attr> {
-        if target.is_empty() {
-            return Err(FsError::NotFound);
-        }
-        if target.contains(&0) {
-            return Err(FsError::Invalid(
-                "a link's target cannot contain a zero byte",
-            ));
-        }
-        if target.len() >= BLOCK_SIZE || target.len() > SYMLINK_MAX {
-            return Err(FsError::NameTooLong);
-        }
-        let spec = NewInodeSpec {
-            kind: FileKind::Symlink,
-            perm: 0o777,
-            rdev: 0,
-            target,
-        };
+        let spec = NewInode::link(target, BLOCK_SIZE)?;
         self.create(cx, dir, name, &spec)
     }
 
@@ -98,7 +69,7 @@ impl F2fs {
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.read();
         check_may_add(&dir.core.read())?;
-        let spec = NewInodeSpec::plain(FileKind::Regular, mode & 0o7777, 0);
+        let spec = NewInode::plain(FileKind::Regular, mode & 0o7777, 0);
         let plan = self.plan_inode(cx, &dir, &spec, b"")?;
         self.orphans.check_room()?;
         let mut reservation = self
@@ -112,21 +83,12 @@ impl F2fs {
         Ok(inode.attr(self, cx.tag))
     }
 
-    fn create(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &NewInodeSpec<'_>) -> Result<Attr> {
-        check_name(name)?;
-        if is_dots(name) {
-            return Err(FsError::Exists);
-        }
+    fn create(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &NewInode<'_>) -> Result<Attr> {
+        check_new_name(name)?;
         self.with_space(cx, || self.create_once(cx, dir, name, spec))
     }
 
-    fn create_once(
-        &self,
-        cx: &Cx,
-        dir: InodeNo,
-        name: &[u8],
-        spec: &NewInodeSpec<'_>,
-    ) -> Result<Attr> {
+    fn create_once(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &NewInode<'_>) -> Result<Attr> {
         self.prepare(cx)?;
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
@@ -195,7 +157,7 @@ impl F2fs {
         &self,
         cx: &Cx,
         dir: &Inode,
-        spec: &'a NewInodeSpec<'a>,
+        spec: &'a NewInode<'a>,
         name: &[u8],
     ) -> Result<InodePlan<'a>> {
         let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
@@ -223,8 +185,8 @@ impl F2fs {
         &self,
         cx: &Cx,
         dir: &Inode,
-        spec: &NewInodeSpec<'_>,
-        inherited: &InheritedAcl,
+        spec: &NewInode<'_>,
+        inherited: &Inherited,
         name: &[u8],
     ) -> disk::Inode {
         let parent = dir.core.read();
@@ -300,7 +262,7 @@ impl F2fs {
         change: &Change<'_>,
         reservation: &mut Reservation<'_>,
         inode: &Inode,
-        (parent, spec): (Nid, &NewInodeSpec<'_>),
+        (parent, spec): (Nid, &NewInode<'_>),
         attrs: Option<SplitXattrs>,
     ) -> Result<()> {
         let mut core = inode.core.write();

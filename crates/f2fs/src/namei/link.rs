@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_locked};
-use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
+use steadfs_vfs::names::{
+    check_may_lose_name, check_new_name, check_rmdir, check_unlink, with_removed_dir_locked,
+};
+use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result};
 
 use super::{check_link_max, check_may_add, check_may_remove, check_project, drop_subdir_link};
 use crate::cp_lock::Change;
@@ -23,10 +25,7 @@ impl F2fs {
         dir: InodeNo,
         name: &[u8],
     ) -> Result<Attr> {
-        check_name(name)?;
-        if is_dots(name) {
-            return Err(FsError::Exists);
-        }
+        check_new_name(name)?;
         self.with_space(cx, || self.link_once(cx, ino, dir, name))
     }
 
@@ -83,10 +82,7 @@ impl F2fs {
 
     /// See [`steadfs_vfs::FileSystem::unlink`].
     pub(crate) fn remove_file(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
-        check_length(name)?;
-        if is_dots(name) {
-            return Err(FsError::IsDir);
-        }
+        check_unlink(name)?;
         self.check_writable()?;
         self.balance(cx.tag)?;
         let dir = self.directory(dir, cx.tag)?;
@@ -112,25 +108,13 @@ impl F2fs {
 
     /// See [`steadfs_vfs::FileSystem::rmdir`].
     pub(crate) fn remove_dir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
-        check_length(name)?;
-        match name {
-            b"." => return Err(FsError::Invalid("the last component of the path is '.'")),
-            b".." => return Err(FsError::NotEmpty),
-            _ => {}
-        }
+        check_rmdir(name)?;
         self.check_writable()?;
         self.balance(cx.tag)?;
         let dir = self.directory(dir, cx.tag)?;
-        let look = || {
-            let (entry, victim) = self.entry_to_remove(cx, &dir, name)?;
-            if victim.kind() != FileKind::Directory {
-                return Err(FsError::NotDir);
-            }
-            Ok(((entry, Arc::clone(&victim)), vec![victim]))
-        };
-        let victim = with_names_locked([&*dir, &dir], look, |(entry, victim)| -> Result<_> {
-            self.rmdir_locked(cx, &dir, &entry, &victim)?;
-            Ok(victim)
+        let find = || self.entry_to_remove(cx, &dir, name);
+        let victim = with_removed_dir_locked(&*dir, find, |entry, victim| {
+            self.rmdir_locked(cx, &dir, &entry, victim)
         })?;
         self.evict_if_unlinked(&victim, cx.tag);
         Ok(())

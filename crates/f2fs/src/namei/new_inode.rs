@@ -2,10 +2,10 @@
 
 use steadfs_base::Timestamp;
 use steadfs_rt::random_u64;
-use steadfs_vfs::{Cx, FileKind, InodeFlags};
+use steadfs_vfs::acl::Inherited;
+use steadfs_vfs::{Cx, FileKind, InodeFlags, NewInode};
 
 use super::extensions::Extensions;
-use crate::acl::InheritedAcl;
 use crate::disk::inode::{DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
 use crate::disk::{self, Features, Layout, Nid};
 use crate::options::MountOptions;
@@ -17,32 +17,6 @@ const INHERITED: u32 = InodeFlags::SYNC.0
     | InodeFlags::DIRSYNC.0
     | InodeFlags::PROJINHERIT.0
     | InodeFlags::CASEFOLD.0;
-
-const SET_GROUP_ID: u32 = 0o2000;
-const GROUP_EXECUTE: u32 = 0o010;
-
-/// What kind of inode to create.
-#[derive(Clone, Copy)]
-pub(super) struct NewInodeSpec<'a> {
-    pub(super) kind: FileKind,
-    /// Requested permission bits, before umask and default ACL.
-    pub(super) perm: u32,
-    pub(super) rdev: u32,
-    /// The target of a symbolic link.
-    pub(super) target: &'a [u8],
-}
-
-impl NewInodeSpec<'_> {
-    /// An inode without content.
-    pub(super) const fn plain(kind: FileKind, perm: u32, rdev: u32) -> Self {
-        Self {
-            kind,
-            perm,
-            rdev,
-            target: b"",
-        }
-    }
-}
 
 /// The volume's and the directory's influence on a new inode.
 pub(super) struct InodeContext<'a> {
@@ -59,8 +33,8 @@ pub(super) struct InodeContext<'a> {
 pub(super) fn fields(
     cx: &Cx,
     setting: &InodeContext<'_>,
-    spec: &NewInodeSpec<'_>,
-    inherited: &InheritedAcl,
+    spec: &NewInode<'_>,
+    inherited: &Inherited,
     name: &[u8],
 ) -> disk::Inode {
     let (parent, now) = (setting.parent, setting.now);
@@ -88,7 +62,10 @@ pub(super) fn fields(
     if directory {
         core.flags = core.flags.union(InodeFlags::INDEX);
     }
-    let perm = owner_and_mode(cx, parent, spec, inherited, &mut core);
+    let (perm, takes_group) = spec.perm_in(cx, (parent.mode, parent.gid), inherited.mode);
+    if takes_group {
+        core.gid = parent.gid;
+    }
     // File type and 12 permission bits.
     core.mode = (spec.kind.mode_bits() | perm) as u16;
     extra_fields(setting, &mut core);
@@ -118,7 +95,7 @@ fn extra_fields(setting: &InodeContext<'_>, core: &mut disk::Inode) {
 }
 
 /// Decides which content is stored in the inode.
-fn choose_inline(setting: &InodeContext<'_>, spec: &NewInodeSpec<'_>, core: &mut disk::Inode) {
+fn choose_inline(setting: &InodeContext<'_>, spec: &NewInode<'_>, core: &mut disk::Inode) {
     let options = setting.options;
     if options.inline_xattr {
         core.inline = core.inline.union(Inline::XATTR);
@@ -144,33 +121,6 @@ fn choose_inline(setting: &InodeContext<'_>, spec: &NewInodeSpec<'_>, core: &mut
         }
         _ => {}
     }
-}
-
-/// Owner, group and permission bits of a new inode.
-fn owner_and_mode(
-    cx: &Cx,
-    parent: &disk::Inode,
-    spec: &NewInodeSpec<'_>,
-    inherited: &InheritedAcl,
-    core: &mut disk::Inode,
-) -> u32 {
-    let mut perm = match inherited.mode {
-        Some(nine) => spec.perm & 0o7000 | nine,
-        None if spec.kind == FileKind::Symlink => spec.perm,
-        None => spec.perm & !cx.umask & 0o7777,
-    };
-    if u32::from(parent.mode) & SET_GROUP_ID != 0 {
-        core.gid = parent.gid;
-        let privileged = cx.may_keep_group(parent.gid);
-        if spec.kind == FileKind::Directory {
-            perm |= SET_GROUP_ID;
-        } else if perm & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID | GROUP_EXECUTE
-            && !privileged
-        {
-            perm &= !SET_GROUP_ID;
-        }
-    }
-    perm
 }
 
 /// Flags that are valid for inodes of this kind (`F2FS_REG_FLMASK`, `F2FS_OTHER_FLMASK`).

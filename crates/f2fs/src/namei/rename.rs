@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_cache::WritebackReason;
-use steadfs_vfs::names::{check_may_lose_name, check_rename, with_names_locked};
-use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result};
+use steadfs_vfs::names::{NameIn, check_may_lose_name, check_rename, with_names_locked};
+use steadfs_vfs::{Cx, FileKind, FsError, NewInode, RenameFlags, Result};
 
-use super::new_inode::NewInodeSpec;
 use super::{check_link_max, check_may_add, check_may_remove, check_project, drop_subdir_link};
 use crate::cp_lock::Change;
 use crate::dentry::{FoundDentry, FreeDentry};
@@ -21,11 +20,8 @@ use crate::space::{Need, Reservation};
 /// Levels of parent directories visited before the tree is taken for a cycle.
 const DIR_DEPTH_MAX: u32 = 1 << 20;
 
-#[derive(Clone, Copy)]
-struct RenameSide<'a> {
-    dir: &'a Inode,
-    name: &'a [u8],
-}
+/// One name of a rename and its directory.
+type RenameSide<'a> = NameIn<'a, Inode>;
 
 /// What the old and the new name refer to.
 struct RenamePair {
@@ -83,14 +79,8 @@ impl F2fs {
         self.check_writable()?;
         let from_dir = self.directory(from_dir, cx.tag)?;
         let to_dir = self.directory(to_dir, cx.tag)?;
-        let from = RenameSide {
-            dir: &from_dir,
-            name: from,
-        };
-        let to = RenameSide {
-            dir: &to_dir,
-            name: to,
-        };
+        let from = RenameSide::new(&from_dir, from);
+        let to = RenameSide::new(&to_dir, to);
         // While it is held no directory moves to another parent, so the ancestors of a directory do not change.
         let _order = (from_dir.nid() != to_dir.nid()).then(|| self.rename.lock());
         let replaced = self.with_space(cx, || self.rename_once(cx, from, to, flags))?;
@@ -307,7 +297,7 @@ impl F2fs {
             Some(_) => None,
             None => Some(self.find_free_dentry(cx, to.dir, to.name)?),
         };
-        let spec = NewInodeSpec::plain(FileKind::CharDevice, 0, 0);
+        let spec = NewInode::plain(FileKind::CharDevice, 0, 0);
         let plan = match whiteout {
             true => Some(self.plan_inode(cx, from.dir, &spec, from.name)?),
             false => None,

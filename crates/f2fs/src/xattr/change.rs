@@ -5,9 +5,11 @@
 
 use steadfs_base::limits::XATTR_SIZE_MAX;
 use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::acl::AclType;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
 
 use super::{SplitXattrs, has_user_attrs, is_acl, split};
+use crate::acl::{index_of, plan_acl};
 use crate::cp_lock::Change;
 use crate::disk;
 use crate::disk::inode::Advise;
@@ -63,7 +65,7 @@ impl F2fs {
             value,
         };
         let list = if is_acl(number) {
-            match self.plan_acl(cx, &inode, number, value)? {
+            match plan_acl(cx, &inode, number, value)? {
                 Some(list) => Some(list),
                 None => return Ok(()),
             }
@@ -176,15 +178,15 @@ impl F2fs {
     pub(crate) fn first_attrs(
         &self,
         core: &disk::Inode,
-        lists: &[(u8, Vec<u8>)],
+        lists: &[(AclType, Vec<u8>)],
     ) -> Result<Option<SplitXattrs>> {
         if lists.is_empty() {
             return Ok(None);
         }
         let list: Vec<_> = lists
             .iter()
-            .map(|(index, value)| Xattr {
-                index: *index,
+            .map(|(list, value)| Xattr {
+                index: index_of(*list),
                 name: b"",
                 value,
             })

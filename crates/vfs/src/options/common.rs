@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use super::Section::{Files, Mount};
 use super::Shown::{Always, Changed};
 use super::{Entry, Shown, choice, number};
+use crate::{FsError, Result};
 
 /// When reading a file updates the time of its last access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +70,23 @@ pub struct CommonOptions {
     pub resgid: Option<u32>,
     /// `prjquota`: no usage is counted here, but Linux refuses it on a volume without project ids.
     pub project_quota: bool,
+}
+
+impl CommonOptions {
+    /// Whether a volume can be mounted so that can only be read for the reasons `why`, or whose device is read-only.
+    ///
+    /// # Errors
+    /// `OnlyReadable`, `ReadOnly`: a mount for writing is requested.
+    pub fn check_mode(&self, why: &[String], device_read_only: bool) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        match device_read_only {
+            _ if !why.is_empty() => Err(FsError::OnlyReadable(why.join("; "))),
+            true => Err(FsError::ReadOnly),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Settings that include the common options.

@@ -5,7 +5,7 @@
 //! all made from it. Names of one option that share a line of help (`acl`, `noacl`) are consecutive entries: the first
 //! has [`Entry::help`], the others [`Entry::also`].
 
-use super::{Refusals, cannot_change, item};
+use super::{Refusals, cannot_change, item, set_all};
 use crate::{FsError, Result};
 
 /// Parses a value into the settings `T`; an error is the predicate of a sentence about the item.
@@ -310,6 +310,26 @@ impl<T> Table<T> {
     /// The entry of a name.
     pub fn find(&self, name: &str) -> Option<&'static Entry<T>> {
         self.entries().find(|entry| entry.name == name)
+    }
+
+    /// `settings` changed by a list. `set` applies an item and returns whether it knows the name; `validate` checks that
+    /// the options go together.
+    ///
+    /// # Errors
+    /// The errors of all items, or those of `validate`.
+    pub fn changed(
+        &self,
+        mut settings: T,
+        list: &str,
+        set: fn(&mut T, &str, Option<&str>) -> Result<bool>,
+        validate: fn(&T) -> Result<()>,
+    ) -> Result<T> {
+        set_all(
+            list,
+            |name, value| set(&mut settings, name, value),
+            || self.names(),
+        )?;
+        validate(&settings).map(|()| settings)
     }
 
     /// Applies one item. Returns whether the table has the name.
