@@ -8,6 +8,7 @@
 //! The number of files is learned, as a read-ahead window is: the window doubles (up to `fsync_cluster_files`) if
 //! fsync was called for a file of an earlier cluster, and halves if it was not.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use steadfs_rt::{Mutex, Rank};
@@ -23,6 +24,22 @@ const CLUSTER_FILES_MAX: usize = 1024;
 const CLUSTER_FILE_BYTES_MAX: u64 = 32 << 10;
 /// How long a file must have been dirty. A program that calls fsync directly after each write gains nothing.
 const SETTLED_AGE: Duration = Duration::from_millis(5);
+
+/// A file's mark that an fsync of another file wrote its data.
+#[derive(Debug, Default)]
+pub struct ClusterMark(AtomicBool);
+
+impl ClusterMark {
+    /// Records that it happened.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether it happened since the last call.
+    pub fn take(&self) -> bool {
+        self.0.load(Ordering::Acquire) && self.0.swap(false, Ordering::AcqRel)
+    }
+}
 
 /// The learned window of a volume: how many files the next fsync writes along with its own.
 pub struct FsyncClustering(Mutex<ClusterWindow>);

@@ -18,7 +18,7 @@ mod sizes;
 mod write_error;
 mod writeback;
 
-pub use clustering::{FsyncClustering, parse_cluster_files};
+pub use clustering::{ClusterMark, FsyncClustering, parse_cluster_files};
 pub use commit_batch::{BatchedCommit, CommitBatch, wait_for_callers};
 pub use engine::{
     Engine, FlushLock, Intent, MapAction, MapRequest, MappedPiece, Piece, Settlement,

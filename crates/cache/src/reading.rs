@@ -61,7 +61,22 @@ enum Piece {
     Device(IoHandle),
 }
 
-impl FileReader<'_> {
+impl<'a> FileReader<'a> {
+    /// Reads a file with these blocks in memory and this window at `tag`.
+    pub fn new(
+        queue: &'a Queue,
+        pages: &'a Mapping,
+        window: &'a ReadAheadWindow,
+        tag: IoTag,
+    ) -> Self {
+        Self {
+            queue,
+            pages,
+            window,
+            tag,
+        }
+    }
+
     /// Begins to read bytes `range`. All requests to the device are submitted when this returns.
     ///
     /// # Errors

@@ -34,11 +34,7 @@ impl Ext4 {
     }
 
     fn set_fields(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<()> {
-        let other = SetAttr {
-            size: None,
-            ..set.clone()
-        };
-        if other == SetAttr::default() {
+        if !set.changes_fields() {
             return Ok(());
         }
         self.change_fields(cx.tag, inode, |handle, core| {

@@ -1,7 +1,5 @@
 //! The control files of an ext volume (below `.steadfs`).
 
-use std::sync::atomic::Ordering;
-
 use steadfs_cache::parse_cluster_files;
 use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
 
@@ -34,7 +32,7 @@ impl Control for Ext4 {
             "errors" => self.error_lines(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
-            "ext4/freeze" => u8::from(self.frozen.load(Ordering::Acquire)).to_string(),
+            "ext4/freeze" => u8::from(self.remount_state.is_frozen()).to_string(),
             CLUSTER_FILES => self.fsync_clustering.max_files().to_string(),
             "jbd2/info" => match self.txns.journal() {
                 Some(journal) => journal.info(),
@@ -92,24 +90,16 @@ impl Ext4 {
     /// errors recorded in the superblock, corruption found since the mount, and directories whose index is full.
     fn error_lines(&self) -> String {
         let mut text = String::new();
-        let stopped = self.stopped.lock().clone();
-        if let Some(cause) = stopped {
+        if let Some(cause) = self.stop_state.cause() {
             text += &format!("stopped: {cause}\n");
         }
-        let data_error = self.data_error.lock().clone();
-        if let Some(error) = data_error {
-            let left = self.writeback.dirty_bytes();
-            if left > 0 {
-                text += &format!("{left} bytes are not written yet; the last error: {error}\n");
-            }
-        }
+        text += &self.errors.data_line(self.writeback.dirty_bytes());
         let recorded = self.sb.lock().error_count();
         if recorded > 0 {
             text += &format!("errors recorded in the superblock: {recorded}\n");
         }
-        text += &self.findings.show("corruption");
-        text += &self.full_directories.show("full");
-        let writes = !self.read_only.load(Ordering::Acquire);
+        text += &self.errors.finding_lines();
+        let writes = !self.stop_state.is_read_only();
         if let Some(why) = self.why_check().filter(|_| writes && recorded == 0) {
             text += &format!("the volume {why}: e2fsck should look at it\n");
         }

@@ -1,7 +1,6 @@
 //! Reaction to corruption: it is recorded in the superblock and in `.steadfs/errors`, and `errors=` is applied.
 
 use std::panic::Location;
-use std::sync::atomic::Ordering;
 
 use steadfs_base::{Corruption, CorruptionKind, IoTag};
 use steadfs_rt::wall_clock;
@@ -49,11 +48,7 @@ impl Ext4 {
     }
 
     fn handle_corruption(&self, corruption: &Corruption, found: &Location<'_>) {
-        let text = corruption.to_string();
-        // Each finding is logged once: a program that retries would fill the log.
-        if self.findings.record(&text) {
-            tracing::error!(%corruption, "the volume is corrupt");
-        }
+        self.errors.record_corruption(corruption);
         if self.check_writable().is_err() {
             return;
         }
@@ -64,12 +59,12 @@ impl Ext4 {
             None => self.sb.lock().on_error() != superblock::OnError::Continue,
         };
         // After a failed write an unmount commits nothing more.
-        let last = read_only || self.unmounted.load(Ordering::Acquire);
+        let last = read_only || self.stop_state.is_unmounting();
         if let Err(error) = self.write_error_record(corruption, found, last) {
             tracing::error!(%error, "recording the corruption in the superblock failed");
         }
         if read_only {
-            self.shut_down(&text);
+            self.shut_down(&corruption.to_string());
         }
     }
 

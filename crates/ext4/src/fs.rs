@@ -1,23 +1,26 @@
 //! A mounted volume: the state that all modules share.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use steadfs_base::{Corruption, DevBlock, IoTag};
 use steadfs_block::Queue;
 use steadfs_cache::{FsyncClustering, MetaBuf, MetaCache, Writeback};
 use steadfs_jbd2::OverlayDevice;
-use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
+use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Findings, FsError, PendingFrees, Result};
+use steadfs_vfs::{Clock, FsError, OpenGuard, PendingFrees, RemountState, Result, StopState};
 
 use crate::disk::{self, Geometry, Ino, Superblock};
+use crate::error_log::ErrorLog;
 use crate::inode::{Inode, InodeTable};
 use crate::io_error;
 use crate::mballoc::Allocator;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
+use crate::pins::Pins;
+use crate::super_origin::SuperOrigin;
 use crate::txn::{Handle, Txns};
 
 /// Largest size of a file that needs no `large_file` feature.
@@ -25,8 +28,8 @@ const LARGE_FILE: u64 = (1 << 31) - 1;
 
 /// A mounted ext2, ext3 or ext4 volume.
 ///
-/// **Remount.** Calls that may change the volume hold `remount_lock` shared; a remount between read-only and writable,
-/// a freeze and an unmount hold it exclusively.
+/// **Remount.** Calls that may change the volume hold `remount_lock` shared ([`RemountState`]); a remount between
+/// read-only and writable, a freeze and an unmount hold it exclusively.
 pub struct Ext4 {
     pub(crate) me: Weak<Self>,
     pub(crate) geo: Geometry,
@@ -56,34 +59,20 @@ pub struct Ext4 {
     pub(crate) hidden: Vec<Ino>,
     /// Blocks that statfs counts as used by the volume itself.
     pub(crate) overhead: u64,
-    pub(crate) read_only: AtomicBool,
-    /// Frozen: everything is on the device, marked clean, and changes are refused until the thaw.
-    pub(crate) frozen: AtomicBool,
-    /// Inodes without names whose last reference was dropped while the volume was frozen; freed by the thaw.
-    pub(crate) unlinked_while_frozen: Mutex<Vec<Arc<Inode>>>,
+    /// Whether it is writable, read-only, stopped or unmounted.
+    pub(crate) stop_state: StopState,
+    /// Keeps changes away from a remount or freeze.
+    pub(crate) remount_state: RemountState<Inode>,
     /// Bytes of metadata that may be held in memory.
     pub(crate) meta_budget: u64,
-    /// One remount at a time.
-    pub(crate) remounting: Mutex<()>,
-    pub(crate) remount_lock: RwLock<()>,
     /// The overlay over a device whose journal was replayed in memory.
     pub(crate) overlay: Option<Arc<OverlayDevice>>,
-    /// The superblock as last read from or written to the device. If the device has another one at a remount, another
-    /// program has changed the volume.
-    pub(crate) super_bytes: Mutex<Vec<u8>>,
-    /// Why the volume stopped, if it did.
-    pub(crate) stopped: Mutex<Option<String>>,
-    /// The last failure to write data.
-    pub(crate) data_error: Mutex<Option<String>>,
-    /// First byte of the superblock that the volume was opened by.
-    pub(crate) super_at: AtomicU64,
+    /// The superblock on the device.
+    pub(crate) super_origin: SuperOrigin,
+    /// Errors since the mount.
+    pub(crate) errors: ErrorLog,
     /// Why a corrupt volume cannot become writable, if so.
     pub(crate) unwritable: Option<String>,
-    /// The corruption found since the mount.
-    pub(crate) findings: Findings,
-    /// Directories whose index is full, so that they accept no further names.
-    pub(crate) full_directories: Findings,
-    pub(crate) unmounted: AtomicBool,
     /// The clean mark of the superblock when the volume was opened for writing.
     pub(crate) was_clean: AtomicBool,
 }
@@ -115,28 +104,19 @@ impl Ext4 {
         &self.queue
     }
 
-    pub(crate) fn writeback(&self) -> &Arc<Writeback> {
-        &self.writeback
-    }
-
     /// While the guard is held the volume becomes neither read-only nor writable, and is not frozen.
     #[inline]
-    pub(crate) fn open_to_changes(&self) -> RwLockReadGuard<'_, ()> {
-        self.remount_lock.read()
+    pub(crate) fn open_to_changes(&self) -> OpenGuard<'_> {
+        self.remount_state.hold_open()
     }
 
     /// Fails if the volume is read-only, frozen or stopped.
     pub fn check_writable(&self) -> Result<()> {
-        if let Some(cause) = self.stopped.lock().as_ref() {
-            return Err(FsError::refused(cause));
+        self.stop_state.check_writable(FsError::refused)?;
+        match self.remount_state.is_frozen() {
+            true => Err(FsError::Busy),
+            false => Ok(()),
         }
-        if self.frozen.load(Ordering::Acquire) {
-            return Err(FsError::Busy);
-        }
-        if self.read_only.load(Ordering::Acquire) {
-            return Err(FsError::ReadOnly);
-        }
-        Ok(())
     }
 
     /// A metadata block, read unless it is cached.
@@ -145,6 +125,21 @@ impl Ext4 {
             return Err(Corruption::new("outside the volume").in_block(block).into());
         }
         self.meta.get(block, tag).map_err(io_error)
+    }
+
+    /// Pins the blocks of the inode table that hold these inodes.
+    pub(crate) fn pin_inodes(&self, inodes: &[Ino], tag: IoTag) -> Result<Pins> {
+        let mut pins = Pins::default();
+        for &ino in inodes {
+            pins.keep(self.inode_slot(ino, tag)?.0);
+        }
+        Ok(pins)
+    }
+
+    /// Pins the superblock's block.
+    pub(crate) fn pin_superblock(&self, pins: &mut Pins, tag: IoTag) -> Result<()> {
+        pins.keep(self.block(self.geo.superblock_place().0, tag)?);
+        Ok(())
     }
 
     /// Whether `ino` may have a name and be accessed by number. False for the volume's own files, through which its
@@ -157,7 +152,7 @@ impl Ext4 {
     pub fn inode(&self, ino: Ino, tag: IoTag) -> Result<Arc<Inode>> {
         loop {
             let since = match self.inodes.find(ino) {
-                Ok(inode) if inode.is_dead() => return Err(FsError::Stale),
+                Ok(inode) if inode.marks.is_dead() => return Err(FsError::Stale),
                 Ok(inode) => return Ok(inode),
                 Err(since) => since,
             };
@@ -187,7 +182,7 @@ impl Ext4 {
             return Err(FsError::Stale);
         }
         let core = disk::Inode::parse(&self.geo, ino, slot)?;
-        let inode = Inode::new(self, ino, core)?;
+        let inode = Inode::new(ino, core, self.geo.block_size, &self.writeback)?;
         inode.mark_reread(self.queue.next_flush());
         Ok(inode)
     }

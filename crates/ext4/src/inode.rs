@@ -6,18 +6,20 @@
 //! **Rule.** Only the lookup count is kept for all of them. An inode that is not in use, not dirty and without cached
 //! data may be evicted, and is read from its table again.
 
+mod shown;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use steadfs_base::{Corruption, FixedMap, InodeNo, IoTag, Tid};
-use steadfs_cache::{DirtyFile, FlushGuard, FlushLock, Mapping, ReadAheadWindow};
+use steadfs_base::{BlockSize, Corruption, FixedMap, InodeNo, Tid};
+use steadfs_cache::{
+    ClusterMark, DirtyFile, FlushGuard, FlushLock, Mapping, ReadAheadWindow, Writeback,
+};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
-use steadfs_vfs::{Attr, FileKind, InodeFlags, Result};
+use steadfs_vfs::{FileKind, InodeFlags, InodeMarks, Result};
 
-use crate::disk::inode::INLINE_DATA;
 use crate::disk::{self, Ino};
-use crate::fs::Ext4;
 use crate::txn::Handle;
 
 const SHARDS: usize = 16;
@@ -59,16 +61,12 @@ pub struct Inode {
     /// ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: nothing was written.
     unflushed: AtomicU64,
     /// Written by another file's fsync (fsync clustering), and not synced since.
-    clustered: AtomicBool,
+    pub(crate) clustered: ClusterMark,
     /// Read from the inode table: before an earlier eviction, changes may have been left in a transaction, or data in
     /// the device's cache, that are not durable.
     reread: AtomicBool,
-    /// On the orphan list: not evicted.
-    orphan: AtomicBool,
-    /// Made without a name, and may still get one.
-    linkable: AtomicBool,
-    /// Freed: must not be used again.
-    dead: AtomicBool,
+    /// Whether it is an orphan, may get a name, or was freed.
+    pub(crate) marks: InodeMarks,
     /// Used since the last sweep.
     recent: AtomicBool,
 }
@@ -88,7 +86,12 @@ impl NameLock for Inode {
 }
 
 impl Inode {
-    pub(crate) fn new(fs: &Ext4, ino: Ino, core: disk::Inode) -> Result<Self> {
+    pub(crate) fn new(
+        ino: Ino,
+        core: disk::Inode,
+        block_size: BlockSize,
+        writeback: &Arc<Writeback>,
+    ) -> Result<Self> {
         let kind = FileKind::from_mode(core.mode.into())
             .ok_or_else(|| Corruption::new(format!("mode {:#o}", core.mode)).in_inode(ino))?;
         let file = DirtyFile(ino.0.into());
@@ -100,18 +103,16 @@ impl Inode {
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
             read_ahead: ReadAheadWindow::default(),
-            pages: Mapping::new(fs.geo().block_size, file, Arc::clone(fs.writeback())),
+            pages: Mapping::new(block_size, file, Arc::clone(writeback)),
             lookups: AtomicU64::new(0),
             sync_tid: AtomicU64::new(NO_TID),
             datasync_tid: AtomicU64::new(NO_TID),
             core_dirty: AtomicBool::new(false),
             times_seen: AtomicBool::new(true),
             unflushed: AtomicU64::new(0),
-            clustered: AtomicBool::new(false),
+            clustered: ClusterMark::default(),
             reread: AtomicBool::new(false),
-            orphan: AtomicBool::new(false),
-            linkable: AtomicBool::new(false),
-            dead: AtomicBool::new(false),
+            marks: InodeMarks::default(),
             recent: AtomicBool::new(true),
         })
     }
@@ -237,100 +238,6 @@ impl Inode {
     /// The FLUSH that makes durable what was written so far; 0 if nothing was.
     pub(crate) fn unflushed(&self) -> u64 {
         self.unflushed.load(Ordering::Acquire)
-    }
-
-    /// Records that another file's fsync wrote this file's data.
-    pub(crate) fn mark_clustered(&self) {
-        self.clustered.store(true, Ordering::Release);
-    }
-
-    /// Whether another file's fsync wrote this file's data since the last call.
-    pub(crate) fn take_clustered(&self) -> bool {
-        self.clustered.load(Ordering::Acquire) && self.clustered.swap(false, Ordering::AcqRel)
-    }
-
-    /// Sets whether the inode, without a name, may get one.
-    pub(crate) fn set_linkable(&self, linkable: bool) {
-        self.linkable.store(linkable, Ordering::Release);
-    }
-
-    /// Whether the inode may get a name although it has none.
-    pub(crate) fn is_linkable(&self) -> bool {
-        self.linkable.load(Ordering::Acquire)
-    }
-
-    /// Sets whether the inode is a recorded orphan.
-    pub(crate) fn set_orphan(&self, orphan: bool) {
-        self.orphan.store(orphan, Ordering::Release);
-    }
-
-    /// Marks the inode as freed.
-    pub fn set_dead(&self) {
-        self.dead.store(true, Ordering::Release);
-    }
-
-    /// Whether the inode was freed.
-    pub fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
-    }
-
-    /// Cached blocks without a device block. The caller holds `core`, so that none is mapped meanwhile. Blocks whose
-    /// map cannot be read are not counted; their write-back reports the error.
-    fn delayed(&self, fs: &Ext4, core: &disk::Inode) -> u64 {
-        if self.kind != FileKind::Regular || self.pages.is_empty() {
-            return 0;
-        }
-        let reserved = self.pages.reserved_blocks();
-        fs.holes(self.ino, core, &reserved, IoTag::default())
-            .unwrap_or(0)
-    }
-
-    /// Length of an encrypted link's target in its no-key form; `None` if it cannot be read, and for all other inodes.
-    fn shown_target(&self, fs: &Ext4) -> Option<u64> {
-        let encrypted = self.kind == FileKind::Symlink && self.has(InodeFlags::ENCRYPTED);
-        let target = encrypted.then(|| fs.link_target(self, IoTag::default()).ok());
-        target.flatten().map(|target| target.len() as u64)
-    }
-
-    /// Attributes for the caller of the file system.
-    pub fn attr(&self, fs: &Ext4) -> Attr {
-        let shown_target = self.shown_target(fs);
-        let core = self.core.read();
-        self.times_seen.store(true, Ordering::Release);
-        let size = match self.kind {
-            FileKind::Regular => self.size(),
-            _ => shown_target.unwrap_or(core.size),
-        };
-        // Data not yet allocated is counted, so that `du` and archivers that detect holes by st_blocks work.
-        let delayed = self.delayed(fs, &core) * (fs.geo().block_size.bytes_u64() / 512);
-        // Inline content is counted as in the kernel.
-        let inline = match self.kind {
-            FileKind::Regular if core.has(INLINE_DATA) => size.div_ceil(512),
-            _ => 0,
-        };
-        let blocks = core.blocks.saturating_add(delayed + inline);
-        Attr {
-            ino: self.ino.into(),
-            generation: core.generation,
-            kind: self.kind,
-            perm: u32::from(core.mode) & 0o7777,
-            nlink: core.links.into(),
-            uid: core.uid,
-            gid: core.gid,
-            rdev: match self.kind {
-                FileKind::CharDevice | FileKind::BlockDevice => core.rdev(),
-                // The words hold the block map.
-                _ => 0,
-            },
-            size,
-            blocks,
-            block_size: fs.geo().block_size.bytes() as u32,
-            atime: core.atime,
-            mtime: core.mtime,
-            ctime: core.ctime,
-            btime: core.btime,
-            flags: core.flags,
-        }
     }
 }
 
@@ -505,7 +412,7 @@ impl Shard {
             // References are taken through the table, which is locked: no task can get one meanwhile.
             let needed = Arc::strong_count(inode) > 1
                 || inode.is_core_dirty()
-                || inode.orphan.load(Ordering::Acquire)
+                || inode.marks.is_orphan()
                 || !inode.pages.is_empty();
             if needed || !may_go(inode) {
                 return true;

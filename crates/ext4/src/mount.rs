@@ -1,7 +1,7 @@
 //! Opening a volume: superblock, journal, groups, orphans; and closing it.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use steadfs_base::{Corruption, IoTag, Tid};
@@ -12,11 +12,14 @@ use steadfs_cache::{
 use steadfs_jbd2::Journal;
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Cx, FileKind, Findings, FsError, PendingFrees, Result};
+use steadfs_vfs::{
+    AloneGuard, Clock, Cx, FileKind, FsError, PendingFrees, RemountState, Result, StopState,
+};
 
 use crate::disk::features::RoCompat;
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
 use crate::disk::{Ino, Superblock};
+use crate::error_log::ErrorLog;
 use crate::fs::Ext4;
 use crate::inode::InodeTable;
 use crate::io_error;
@@ -24,46 +27,18 @@ use crate::mballoc::{Allocator, Descriptors};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::replay::{Source, journal_map, may_have_log, replay};
+use crate::super_origin::SuperOrigin;
 use crate::superblock::{self, SuperblockChoice};
 use crate::tuning::{journal_config, stripe, warn_of_idle_threshold};
 use crate::txn::{Txns, journal_error};
 
 mod mode;
+mod report;
 
+pub(crate) use mode::check_size;
 use mode::choose_mode;
 pub(crate) use mode::why_only_readable;
-
-/// Results of opening a volume.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MountReport {
-    /// Journal blocks written to their home location (or, on a read-only device, kept in an overlay in memory).
-    pub replayed_blocks: u64,
-    /// Transactions replayed.
-    pub replayed_transactions: u64,
-    /// Orphans that were freed or truncated.
-    pub orphans: u64,
-    /// Why the volume is read-only although a mount for writing was requested.
-    pub read_only_because: Vec<String>,
-    /// Default mount options of the superblock that are ignored, with the reason.
-    pub defaults_passed_over: Vec<String>,
-    /// Why e2fsck should check a volume that is mounted for writing.
-    pub check_because: Option<&'static str>,
-    /// Corrupt or missing parts that were ignored.
-    pub warnings: Vec<String>,
-}
-
-impl MountReport {
-    /// Turns an error into a warning if `salvage` is set.
-    fn pass_over(&mut self, result: Result<()>, salvage: bool) -> Result<()> {
-        match result {
-            Err(error) if salvage => {
-                self.warnings.push(error.to_string());
-                Ok(())
-            }
-            other => other,
-        }
-    }
-}
+pub use report::MountReport;
 
 impl MountOptions {
     /// The superblock that these options select.
@@ -122,11 +97,10 @@ impl Ext4 {
         report.defaults_passed_over = passed;
         let fs = Self::assemble(source, options, sizes, &mut report)?;
         fs.check_root()?;
-        if !fs.read_only.load(Ordering::Acquire) {
+        if !fs.stop_state.is_read_only() {
             match fs.begin_service() {
                 Ok(orphans) => {
-                    // The first superblock is valid by now, even if the volume was opened by a copy.
-                    fs.super_at.store(SUPERBLOCK_OFFSET, Ordering::Release);
+                    fs.super_origin.use_first();
                     report.orphans = orphans;
                     report.check_because = fs.why_check();
                 }
@@ -183,7 +157,7 @@ impl Ext4 {
             freeing: PendingFrees::new(),
             verities: VerityFiles::default(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
-            read_only: AtomicBool::new(options.common.read_only),
+            stop_state: StopState::new(options.common.read_only),
             options: RwLock::new(Rank::Leaf, options),
             fsync_clustering: FsyncClustering::default(),
             clock: Clock::default(),
@@ -192,20 +166,12 @@ impl Ext4 {
             hidden: sb.own_files(),
             sb: Mutex::new(Rank::Super, sb),
             overhead,
-            frozen: AtomicBool::new(false),
-            unlinked_while_frozen: Mutex::new(Rank::Leaf, Vec::new()),
+            remount_state: RemountState::new(),
             meta_budget,
-            remounting: Mutex::with_key(Rank::Mount, 0, ()),
-            remount_lock: RwLock::with_key(Rank::Mount, 1, ()),
             overlay,
-            super_bytes: Mutex::new(Rank::Leaf, super_bytes),
-            stopped: Mutex::new(Rank::Leaf, None),
-            data_error: Mutex::new(Rank::Leaf, None),
-            super_at: AtomicU64::new(super_at),
+            super_origin: SuperOrigin::new(super_at, super_bytes),
+            errors: ErrorLog::new(),
             unwritable,
-            findings: Findings::new(),
-            full_directories: Findings::new(),
-            unmounted: AtomicBool::new(false),
             was_clean: AtomicBool::new(true),
         }))
     }
@@ -383,7 +349,7 @@ impl Ext4 {
             change(&mut sb);
             let mut bytes = buf.lock();
             sb.seal_into(&mut bytes[at..at + 1024]);
-            *self.super_bytes.lock() = bytes[at..at + 1024].to_vec();
+            self.super_origin.set(bytes[at..at + 1024].to_vec());
             bytes.snapshot()
         };
         let offset = self.geo.block_size.offset_of(block);
@@ -400,25 +366,23 @@ impl Ext4 {
     /// Stops the volume until it is unmounted: the first cause is kept, and nothing is changed any more.
     pub(crate) fn stop(&self, cause: &str) {
         tracing::error!(cause, "the volume stops");
-        self.stopped.lock().get_or_insert_with(|| cause.to_owned());
-        self.read_only.store(true, Ordering::Release);
+        self.stop_state.stop(cause);
     }
 
     /// Writes everything, marks the volume clean, stops its tasks.
     pub fn close(&self) -> Result<()> {
-        if self.unmounted.swap(true, Ordering::AcqRel) {
+        if !self.stop_state.begin_unmount() {
             return Ok(());
         }
         steadfs_rt::fault_point("close");
         self.writeback.stop();
         self.queue.set_read_ahead_limit(0);
         self.queue.drain_read_ahead();
-        let stopped = self.stopped.lock().clone();
-        if let Some(cause) = stopped {
+        if let Some(cause) = self.stop_state.cause() {
             self.join_tasks();
             return Err(FsError::Stopped(cause));
         }
-        if self.read_only.load(Ordering::Acquire) {
+        if self.stop_state.is_read_only() {
             return Ok(());
         }
         if let Err(error) = self.thaw() {
@@ -426,13 +390,13 @@ impl Ext4 {
             return Err(error);
         }
         // Calls that wait for this lock are refused afterwards.
-        let alone = self.remount_lock.write();
+        let alone = self.remount_state.exclude_changes();
         if let Err(error) = self.report_corruption(self.orphans.free_all(self)) {
             // They stay on the orphan list, for the next mount.
             tracing::warn!(%error, "freeing orphans failed");
         }
-        let quiesced = self.quiesce(&self.read_only);
-        self.read_only.store(true, Ordering::Release);
+        let quiesced = self.quiesce(Shut::ReadOnly, &alone);
+        self.stop_state.become_read_only();
         drop(alone);
         self.join_tasks();
         quiesced?;
@@ -447,21 +411,29 @@ impl Ext4 {
 }
 
 impl Ext4 {
-    /// Quiesces the volume: writes everything, empties the log and marks the volume clean, if it was. The caller keeps
-    /// changes out until `shut` is set, which then does.
+    /// Quiesces the volume: writes everything, empties the log and marks the volume clean, if it was. Changes are
+    /// refused afterwards, as `shut` says; until then `alone` keeps them away.
     ///
     /// # Errors
     /// Not everything could be written: changes are possible as before, or the volume has stopped.
-    pub(crate) fn quiesce(&self, shut: &AtomicBool) -> Result<()> {
+    pub(crate) fn quiesce(&self, shut: Shut, alone: &AloneGuard<'_>) -> Result<()> {
         self.report_corruption(self.sync_volume(&Cx::default()))?;
         if let Some(journal) = self.txns.journal() {
             let emptied = journal.flush_all().map_err(journal_error);
             emptied.map_err(FsError::not_durable)?;
         }
-        let before = shut.swap(true, Ordering::AcqRel);
+        match shut {
+            Shut::ReadOnly => self.stop_state.become_read_only(),
+            Shut::Frozen => self.remount_state.freeze(alone),
+        }
         let marked = self.mark_clean();
         if marked.is_err() {
-            shut.store(before, Ordering::Release);
+            match shut {
+                Shut::ReadOnly => {
+                    self.stop_state.become_writable();
+                }
+                Shut::Frozen => self.remount_state.thaw(alone),
+            }
             // It is unknown whether the device has the clean mark. With it, no later change would survive a crash.
             let _ = self.mark_open_or_stop();
         }
@@ -485,6 +457,15 @@ impl Ext4 {
             sb.set_state(sb.state() | clean);
         })
     }
+}
+
+/// How a volume refuses changes once it is quiesced.
+#[derive(Clone, Copy)]
+pub(crate) enum Shut {
+    /// It is read-only.
+    ReadOnly,
+    /// It is frozen.
+    Frozen,
 }
 
 impl Backing for Ext4 {
@@ -563,21 +544,6 @@ fn without_log(error: FsError, options: &MountOptions) -> FsError {
         }
         error => error,
     }
-}
-
-pub(crate) fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
-    let geo = sb.geometry();
-    let needed = geo.blocks_count.checked_mul(geo.block_size.bytes_u64());
-    if needed.is_none_or(|n| n > queue.geometry().size) {
-        let what = format!(
-            "the volume has {} blocks of {} bytes, the device only {} bytes",
-            geo.blocks_count,
-            geo.block_size.bytes(),
-            queue.geometry().size
-        );
-        return Err(Corruption::new(what).into());
-    }
-    Ok(())
 }
 
 #[cfg(test)]

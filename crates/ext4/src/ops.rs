@@ -1,9 +1,8 @@
 //! The implementation of [`FileSystem`]: each call delegates to the module that implements it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use steadfs_base::InodeNo;
 
+use steadfs_base::InodeNo;
 use steadfs_base::limits::NAME_MAX;
 use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
@@ -31,8 +30,8 @@ impl Ext4 {
         if inode.core.read().links > 0 {
             return Ok(());
         }
-        if self.frozen.load(Ordering::Acquire) {
-            self.unlinked_while_frozen.lock().push(inode);
+        if self.remount_state.is_frozen() {
+            self.remount_state.defer(inode);
             return Ok(());
         }
         match self.check_writable() {
@@ -183,7 +182,7 @@ impl FileSystem for Ext4 {
         let inode = self.report_corruption(self.get(cx, ino))?;
         // Freeing holds the lock for writing: the inode is either in use or already dead.
         let _alive = inode.lock.read();
-        if inode.is_dead() {
+        if inode.marks.is_dead() {
             return Err(FsError::Stale);
         }
         inode.add_lookup();

@@ -18,12 +18,7 @@
 
 use std::sync::Arc;
 
-use steadfs_base::IoTag;
 use steadfs_cache::MetaBuf;
-use steadfs_vfs::Result;
-
-use crate::disk::Ino;
-use crate::fs::Ext4;
 
 /// Metadata blocks that stay in memory until this is dropped.
 #[derive(Default)]
@@ -33,20 +28,5 @@ impl Pins {
     /// Pins a block.
     pub(crate) fn keep(&mut self, buf: Arc<MetaBuf>) {
         self.0.push(buf);
-    }
-
-    /// Pins the blocks of the inode table that hold these inodes.
-    pub(crate) fn of_inodes(fs: &Ext4, inodes: &[Ino], tag: IoTag) -> Result<Self> {
-        let mut pins = Self::default();
-        for &ino in inodes {
-            pins.keep(fs.inode_slot(ino, tag)?.0);
-        }
-        Ok(pins)
-    }
-
-    /// Pins the superblock's block.
-    pub(crate) fn superblock(&mut self, fs: &Ext4, tag: IoTag) -> Result<()> {
-        self.keep(fs.block(fs.geo().superblock_place().0, tag)?);
-        Ok(())
     }
 }

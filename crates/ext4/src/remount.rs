@@ -1,19 +1,18 @@
 //! Remount: changing options, and between writable and read-only; freeze and thaw.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_jbd2::ReclaimPolicy;
 use steadfs_rt::{now, sleep};
-use steadfs_vfs::{Cx, FsError, Result};
+use steadfs_vfs::{AloneGuard, Cx, FsError, Result};
 
 use crate::disk::Superblock;
 use crate::disk::features::Incompat;
 use crate::disk::superblock::SUPERBLOCK_OFFSET;
 use crate::fs::Ext4;
-use crate::mount::{MountReport, no_thread, why_only_readable};
+use crate::mount::{MountReport, Shut, no_thread, why_only_readable};
 use crate::options::MountOptions;
 use crate::replay::{recover_to_device, replayed_superblock};
 use crate::superblock::superblock_bytes;
@@ -28,14 +27,14 @@ impl Ext4 {
     /// The current options, with `ro` if an error has made the volume read-only.
     pub(crate) fn effective_options(&self) -> MountOptions {
         let mut options = self.options.read().clone();
-        options.common.read_only = self.read_only.load(Ordering::Acquire);
+        options.common.read_only = self.stop_state.is_read_only();
         options
     }
 
     /// Applies options to the running volume. An error leaves everything as it was.
     pub(crate) fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
-        let _one = self.remounting.lock();
-        if self.frozen.load(Ordering::Acquire) {
+        let _one = self.remount_state.begin();
+        if self.remount_state.is_frozen() {
             return Err(FsError::Busy);
         }
         let asked = self.options.read().common.read_only;
@@ -63,18 +62,18 @@ impl Ext4 {
     /// # Errors
     /// The volume has stopped, or something could not be written; it is not frozen then.
     pub(crate) fn freeze(&self) -> Result<()> {
-        let _one = self.remounting.lock();
-        if self.stopped.lock().is_some() {
+        let _one = self.remount_state.begin();
+        if self.stop_state.is_stopped() {
             return Err(FsError::Stopped(self.why_stopped()));
         }
-        if self.read_only.load(Ordering::Acquire) || self.frozen.load(Ordering::Acquire) {
+        if self.stop_state.is_read_only() || self.remount_state.is_frozen() {
             return Ok(());
         }
         // Most of it while changes continue.
         self.report_corruption(self.sync_volume(&Cx::default()))?;
-        let _alone = self.remount_lock.write();
+        let alone = self.remount_state.exclude_changes();
         self.check_writable()?;
-        self.quiesce(&self.frozen)
+        self.quiesce(Shut::Frozen, &alone)
     }
 
     /// Ends [`Ext4::freeze`], and frees the unlinked files whose last reference was dropped meanwhile.
@@ -82,19 +81,19 @@ impl Ext4 {
     /// # Errors
     /// The superblock cannot be written: the volume stops. Nothing is lost, as nothing was changed.
     pub(crate) fn thaw(&self) -> Result<()> {
-        let _one = self.remounting.lock();
-        if !self.frozen.load(Ordering::Acquire) {
+        let _one = self.remount_state.begin();
+        if !self.remount_state.is_frozen() {
             return Ok(());
         }
         {
-            let _alone = self.remount_lock.write();
+            let alone = self.remount_state.exclude_changes();
             // A volume that has stopped meanwhile is not written any more.
-            let stopped = self.stopped.lock().is_some();
+            let stopped = self.stop_state.is_stopped();
             let marked = match stopped {
                 true => Ok(()),
                 false => self.mark_open_or_stop(),
             };
-            self.frozen.store(false, Ordering::Release);
+            self.remount_state.thaw(&alone);
             marked?;
         }
         self.free_unlinked_while_frozen();
@@ -103,8 +102,7 @@ impl Ext4 {
 
     fn free_unlinked_while_frozen(&self) {
         let _open = self.open_to_changes();
-        let left = std::mem::take(&mut *self.unlinked_while_frozen.lock());
-        for inode in left {
+        for inode in self.remount_state.take_deferred() {
             if self.check_writable().is_ok()
                 && let Err(error) = self.free_unlinked(&inode)
             {
@@ -115,7 +113,7 @@ impl Ext4 {
     }
 
     fn why_stopped(&self) -> String {
-        let cause = self.stopped.lock().clone();
+        let cause = self.stop_state.cause();
         cause.unwrap_or_else(|| "corruption was found; unmount and repair with e2fsck".to_owned())
     }
 
@@ -146,8 +144,8 @@ impl Ext4 {
         // fail, and a volume that stays writable needs one.
         let _held = self.writeback.park();
         let quiesced = {
-            let _alone = self.remount_lock.write();
-            self.quiesce_read_only(new)
+            let alone = self.remount_state.exclude_changes();
+            self.quiesce_read_only(new, &alone)
         };
         if quiesced.is_ok() {
             self.join_tasks();
@@ -155,20 +153,20 @@ impl Ext4 {
         quiesced
     }
 
-    fn quiesce_read_only(&self, new: &MountOptions) -> Result<()> {
+    fn quiesce_read_only(&self, new: &MountOptions, alone: &AloneGuard<'_>) -> Result<()> {
         self.check_writable()?;
         if !self.orphans.is_empty() {
             return Err(FsError::Busy);
         }
-        self.quiesce(&self.read_only)?;
+        self.quiesce(Shut::ReadOnly, alone)?;
         self.apply(new.clone());
         Ok(())
     }
 
     /// Makes the volume writable as a mount does: opens the device for writing, replays the journal, processes orphans.
     fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
-        let _alone = self.remount_lock.write();
-        if self.stopped.lock().is_some() {
+        let _alone = self.remount_state.exclude_changes();
+        if self.stop_state.is_stopped() {
             return Err(FsError::Stopped(self.why_stopped()));
         }
         if let Some(why) = &self.unwritable {
@@ -184,7 +182,9 @@ impl Ext4 {
         steadfs_rt::check_thread_limit(3).map_err(no_thread)?;
         self.take_device()?;
         self.apply(new.clone());
-        self.read_only.store(false, Ordering::Release);
+        if !self.stop_state.become_writable() {
+            return Err(FsError::Stopped(self.why_stopped()));
+        }
         let begun = self.begin_service();
         if let Err(error) = &begun {
             // Without an open journal nothing was written. Otherwise it is unknown what the device has, and a replay
@@ -192,13 +192,12 @@ impl Ext4 {
             if !self.txns.is_journaled() || self.txns.journal().is_some() {
                 self.shut_down(&format!("it could not become writable: {error}"));
             }
-            self.read_only.store(true, Ordering::Release);
+            self.stop_state.become_read_only();
             self.apply(old.clone());
             self.join_tasks();
         }
         begun.map(drop)?;
-        // The first superblock is valid by now, even if the volume was opened by a copy.
-        self.super_at.store(SUPERBLOCK_OFFSET, Ordering::Release);
+        self.super_origin.use_first();
         Ok(())
     }
 
@@ -212,9 +211,9 @@ impl Ext4 {
         // A replay below does not pass through this volume's queue.
         self.queue.drain_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
-        let at = self.super_at.load(Ordering::Acquire);
+        let at = self.super_origin.at();
         let bytes = superblock_bytes(&below, at)?;
-        if bytes != *self.super_bytes.lock() {
+        if !self.super_origin.is(&bytes) {
             return Err(FsError::BadOption(
                 "another program has changed the volume since it was mounted; unmount and mount again"
                     .to_owned(),
@@ -227,7 +226,8 @@ impl Ext4 {
             recover_to_device(&below, &sb, &mut MountReport::default())?;
             // The same superblock that the overlay has had since the mount.
             let sb = replayed_superblock(&below, &sb, is_copy)?;
-            *self.super_bytes.lock() = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;
+            let bytes = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;
+            self.super_origin.set(bytes.to_vec());
             *self.sb.lock() = sb;
         }
         if let Some(overlay) = &self.overlay {

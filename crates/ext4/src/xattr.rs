@@ -9,7 +9,7 @@ use std::sync::Arc;
 use steadfs_base::limits::{XATTR_NAME_MAX, XATTR_SIZE_MAX};
 use steadfs_base::{Corruption, DevBlock, FileBlock, InodeNo, IoTag};
 use steadfs_cache::MetaBuf;
-use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr, XattrChange};
 
 use crate::disk::xattr::{
     self, AttrList, BlockAttrs, INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT, InodeAttrs, Value,
@@ -134,28 +134,19 @@ impl Ext4 {
         value: &[u8],
         how: SetXattr,
     ) -> Result<()> {
-        if value.len() > XATTR_SIZE_MAX {
-            return Err(FsError::TooBig);
-        }
-        self.with_space(cx, || self.change_named(cx, ino, name, Some(value), how))
+        let change = XattrChange::set(name, value, how)?;
+        self.with_space(cx, || self.change_named(cx, ino, &change))
     }
 
     /// See [`steadfs_vfs::FileSystem::removexattr`].
     pub fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
-        self.with_space(cx, || {
-            self.change_named(cx, ino, name, None, SetXattr::Replace)
-        })
+        let change = XattrChange::remove(name);
+        self.with_space(cx, || self.change_named(cx, ino, &change))
     }
 
-    fn change_named(
-        &self,
-        cx: &Cx,
-        ino: InodeNo,
-        name: &[u8],
-        value: Option<&[u8]>,
-        how: SetXattr,
-    ) -> Result<()> {
+    fn change_named(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
         self.check_writable()?;
+        let &XattrChange { name, value, how } = change;
         let (index, rest) = split(name)?;
         self.check_namespace(index)?;
         let inode = self.by_number(ino, cx.tag)?;
@@ -180,14 +171,14 @@ impl Ext4 {
     /// Pins the blocks that a change of an inode's fields and attributes changes: its slot, its attribute block with
     /// the bitmap and descriptor that freeing it changes, and the superblock.
     pub(crate) fn pin_to_change_attrs(&self, inode: &Inode, tag: IoTag) -> Result<Pins> {
-        let mut pins = Pins::of_inodes(self, &[inode.ino()], tag)?;
+        let mut pins = self.pin_inodes(&[inode.ino()], tag)?;
         let file_acl = inode.core.read().file_acl;
         if let Some(at) = file_acl {
             pins.keep(self.attr_block(at, tag)?);
             self.alloc.pin_to_free(self, &mut pins, at, 1)?;
         }
         if !self.sb.lock().features().compat.contains(Compat::EXT_ATTR) {
-            pins.superblock(self, tag)?;
+            self.pin_superblock(&mut pins, tag)?;
         }
         Ok(pins)
     }

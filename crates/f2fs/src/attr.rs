@@ -48,11 +48,7 @@ impl F2fs {
     }
 
     fn set_fields(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<()> {
-        let other = SetAttr {
-            size: None,
-            ..set.clone()
-        };
-        if other == SetAttr::default() {
+        if !set.changes_fields() {
             return Ok(());
         }
         let kills = set.kills_privileges(inode.kind());

@@ -122,7 +122,7 @@ impl F2fs {
         let _in_progress = self.freeing.begin();
         let _alone = inode.lock.write();
         // Another task has freed it, or a caller has looked it up again: its last `forget` frees it then.
-        if inode.is_dead() || inode.is_looked_up() {
+        if inode.marks.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
         let _one = inode.lock_flush();
@@ -139,7 +139,7 @@ impl F2fs {
             self.free_xattr_node(&change, inode, &mut core, tag)?;
         }
         self.orphans.remove(&change, inode.nid());
-        inode.set_orphan(false);
+        inode.marks.set_orphan(false);
         self.free_inode(&change, inode, tag)
     }
 

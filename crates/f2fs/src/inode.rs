@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{BlockSize, InodeNo};
-use steadfs_cache::{DirtyFile, FlushGuard, FlushLock, Mapping, ReadAheadWindow, Writeback};
+use steadfs_cache::{
+    ClusterMark, DirtyFile, FlushGuard, FlushLock, Mapping, ReadAheadWindow, Writeback,
+};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
-use steadfs_vfs::{FileKind, FsxAttr, InodeFlags, Result};
+use steadfs_vfs::{FileKind, FsxAttr, InodeFlags, InodeMarks, Result};
 
 use crate::dentry::slots::AbsentName;
 use crate::disk::inode::{Advise, Inline};
@@ -42,12 +44,8 @@ pub struct Inode {
     reserved: Mutex<BTreeSet<u32>>,
     /// `core` is newer than the inode's node.
     dirty: AtomicBool,
-    /// On the orphan list: stays in memory.
-    orphan: AtomicBool,
-    /// Freed: it must not be used or stored again.
-    dead: AtomicBool,
-    /// Has no link but may get one: made by `tmpfile`.
-    linkable: AtomicBool,
+    /// Whether it is an orphan, may get a name, or was freed.
+    pub(crate) marks: InodeMarks,
     /// The times have been read since the last write.
     pub(crate) times_seen: AtomicBool,
     /// Numbers of the FLUSH that makes the last completed write durable: of data and nodes, and of newly allocated
@@ -59,7 +57,7 @@ pub struct Inode {
     /// Version of the checkpoint after which the log has the inode with a dentry mark; 0: none.
     dentry_marked: AtomicU64,
     /// Written by another file's fsync, and not synced itself since.
-    clustered: AtomicBool,
+    pub(crate) clustered: ClusterMark,
     /// Of a directory: a name that it does not have. Set under `lock`, at least shared; each change of its names drops
     /// it.
     pub(crate) absent: Mutex<Option<AbsentName>>,
@@ -123,15 +121,13 @@ impl Inode {
             lookups: AtomicU64::new(0),
             reserved: Mutex::new(Rank::Leaf, BTreeSet::new()),
             dirty: AtomicBool::new(false),
-            orphan: AtomicBool::new(false),
-            dead: AtomicBool::new(false),
-            linkable: AtomicBool::new(false),
+            marks: InodeMarks::default(),
             times_seen: AtomicBool::new(true),
             unflushed: AtomicU64::new(0),
             unflushed_opu: AtomicU64::new(0),
             stale_tail,
             dentry_marked: AtomicU64::new(0),
-            clustered: AtomicBool::new(false),
+            clustered: ClusterMark::default(),
             absent: Mutex::new(Rank::Leaf, None),
             recent: AtomicBool::new(true),
         })
@@ -222,21 +218,6 @@ impl Inode {
         self.lookups.load(Ordering::Acquire) > 0
     }
 
-    /// Records whether an inode without links may get one.
-    pub(crate) fn set_linkable(&self, linkable: bool) {
-        self.linkable.store(linkable, Ordering::Release);
-    }
-
-    /// Whether an inode without links may get one.
-    pub(crate) fn is_linkable(&self) -> bool {
-        self.linkable.load(Ordering::Acquire)
-    }
-
-    /// Records whether the inode is on the orphan list.
-    pub(crate) fn set_orphan(&self, orphan: bool) {
-        self.orphan.store(orphan, Ordering::Release);
-    }
-
     /// Records a completed write of the file, to newly allocated blocks or in place; the FLUSH with this number
     /// makes it durable.
     pub(crate) fn record_written(&self, newly_allocated: bool, flush: u64) {
@@ -275,16 +256,6 @@ impl Inode {
         self.unflushed_opu.load(Ordering::Acquire)
     }
 
-    /// Records that another file's fsync wrote this one's data.
-    pub(crate) fn mark_clustered(&self) {
-        self.clustered.store(true, Ordering::Release);
-    }
-
-    /// Returns whether another file's fsync wrote this one's data since the last call.
-    pub(crate) fn take_clustered(&self) -> bool {
-        self.clustered.load(Ordering::Acquire) && self.clustered.swap(false, Ordering::AcqRel)
-    }
-
     /// Records that a node chain after the checkpoint with this version has the inode with a dentry mark.
     pub(crate) fn set_dentry_marked(&self, version: u64) {
         self.dentry_marked.store(version, Ordering::Release);
@@ -293,15 +264,5 @@ impl Inode {
     /// Whether recovery from this checkpoint restores the inode's name without another dentry mark.
     pub(crate) fn is_dentry_marked(&self, version: u64) -> bool {
         self.dentry_marked.load(Ordering::Acquire) == version
-    }
-
-    /// Marks the inode as freed.
-    pub(crate) fn set_dead(&self) {
-        self.dead.store(true, Ordering::Release);
-    }
-
-    /// Whether the inode was freed.
-    pub fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
     }
 }

@@ -319,7 +319,7 @@ impl F2fs {
         let Some(_there) = inode.lock.try_read() else {
             return Ok(());
         };
-        if inode.is_dead() {
+        if inode.marks.is_dead() {
             return Ok(());
         }
         let most = self.gc.tunables.lock().pin_thresh;

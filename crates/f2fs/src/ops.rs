@@ -6,7 +6,7 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, IoctlAnswer,
-    ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs, XattrChange,
 };
 
 use crate::disk::Nid;
@@ -90,7 +90,7 @@ impl FileSystem for F2fs {
         let inode = self.report_corruption(self.get(cx, ino))?;
         // The task that frees an inode holds this lock: the inode is either in use or marked dead.
         let _alive = inode.lock.read();
-        if inode.is_dead() {
+        if inode.marks.is_dead() {
             return Err(FsError::Stale);
         }
         inode.add_lookup();
@@ -284,12 +284,15 @@ impl FileSystem for F2fs {
         how: SetXattr,
     ) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.finish_change_of(cx, ino, self.set_attr(cx, ino, name, value, how))
+        let change = XattrChange::set(name, value, how);
+        let done = change.and_then(|change| self.change_xattr(cx, ino, &change));
+        self.finish_change_of(cx, ino, done)
     }
 
     fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
         let _open = self.open_to_changes()?;
-        self.finish_change_of(cx, ino, self.remove_attr(cx, ino, name))
+        let done = self.change_xattr(cx, ino, &XattrChange::remove(name));
+        self.finish_change_of(cx, ino, done)
     }
 
     fn statfs(&self, _: &Cx) -> Result<StatFs> {

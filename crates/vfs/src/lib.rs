@@ -8,6 +8,7 @@ mod control;
 mod control_overlay;
 mod error;
 mod findings;
+mod inode_marks;
 pub mod names;
 mod new_inode;
 pub mod nokey;
@@ -21,12 +22,14 @@ pub mod test_support;
 mod tune;
 mod types;
 pub mod verity;
+mod xattr_change;
 
 pub use clock::{Clock, relatime_needs_update};
 pub use control::{Control, ControlEntry, ControlLayer, PreparedOptions, Setter};
 pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode, reported_ino};
 pub use error::{FsError, Result};
 pub use findings::Findings;
+pub use inode_marks::InodeMarks;
 pub use new_inode::NewInode;
 pub use pending_frees::{FreeGuard, PendingFrees};
 pub use remount_state::{AloneGuard, OpenGuard, RemountState};
@@ -36,6 +39,7 @@ pub use types::{
     ReadData, RenameFlags, SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode,
     StatFs, check_name,
 };
+pub use xattr_change::XattrChange;
 
 use steadfs_base::InodeNo;
 

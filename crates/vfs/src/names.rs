@@ -215,9 +215,24 @@ fn lock_all<'a, I: NameLock>(inodes: &mut Vec<&'a I>) -> Vec<RwLockWriteGuard<'a
     inodes.iter().map(|inode| inode.lock().write()).collect()
 }
 
+/// One directory of each cycle that hangs on no root: `of` returns a directory's number and the number of the directory
+/// that names it, `index` the place of a number in `dirs`.
+pub fn dirs_in_cycles<D, N: Copy + PartialEq>(
+    dirs: &[D],
+    root: N,
+    of: impl Fn(&D) -> (N, Option<N>),
+    index: impl Fn(N) -> Option<usize>,
+) -> Vec<usize> {
+    let parent = |dir: &D| {
+        let (number, parent) = of(dir);
+        parent.filter(|_| number != root).and_then(&index)
+    };
+    parent_cycles(&dirs.iter().map(parent).collect::<Vec<_>>())
+}
+
 /// One member of each cycle among directories. `parents` has for each directory the index of its parent (`None`: the
 /// root, or an invalid parent).
-pub fn parent_cycles(parents: &[Option<usize>]) -> Vec<usize> {
+fn parent_cycles(parents: &[Option<usize>]) -> Vec<usize> {
     #[derive(Clone, Copy, PartialEq)]
     enum Seen {
         No,

@@ -230,6 +230,15 @@ impl SetAttr {
         (self.kill_priv || chown) && !matches!(kind, FileKind::Directory)
     }
 
+    /// Whether it changes more than the size.
+    pub fn changes_fields(&self) -> bool {
+        let other = Self {
+            size: None,
+            ..self.clone()
+        };
+        other != Self::default()
+    }
+
     /// Whether an inode of this kind, with these flags, allows the change.
     ///
     /// # Errors

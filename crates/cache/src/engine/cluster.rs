@@ -10,7 +10,7 @@ impl<S: WritebackFs> Engine<'_, S> {
     /// synced next. These files. What fails is left dirty and is its own file's error.
     pub fn write_cluster(&self, file: &S::File, intent: Intent<S::Hint>) -> Vec<Arc<S::File>> {
         let clustering = self.0.clustering();
-        if file.take_clustered() && file.pages().is_empty() {
+        if file.cluster_mark().take() && file.pages().is_empty() {
             clustering.record_hit();
         }
         if !self.0.clusters() {
@@ -32,7 +32,7 @@ impl<S: WritebackFs> Engine<'_, S> {
             tracing::debug!(%error, "a file of an fsync's cluster was not written");
         }
         group.retain(|other| other.number() != number);
-        group.iter().for_each(|other| other.mark_clustered());
+        group.iter().for_each(|other| other.cluster_mark().set());
         group
     }
 }

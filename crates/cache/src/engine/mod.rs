@@ -49,7 +49,8 @@ pub use flush_waiters::FlushLock;
 pub use run::{MapAction, MapRequest, MappedPiece, Piece, WritebackRun};
 
 use crate::{
-    CollectedBlock, DirtyEpoch, DirtyFile, FsyncClustering, Mapping, Writeback, WritebackReason,
+    ClusterMark, CollectedBlock, DirtyEpoch, DirtyFile, FsyncClustering, Mapping, Writeback,
+    WritebackReason,
 };
 
 /// A regular file whose dirty data the engine writes.
@@ -64,10 +65,8 @@ pub trait WritebackFile: Send + Sync {
     fn size(&self) -> u64;
     /// Its size in bytes on the device, once the metadata is written.
     fn stored_size(&self) -> u64;
-    /// Remembers that an fsync of another file wrote its data.
-    fn mark_clustered(&self);
-    /// Whether that happened since the last call.
-    fn take_clustered(&self) -> bool;
+    /// Whether an fsync of another file wrote its data.
+    fn cluster_mark(&self) -> &ClusterMark;
 }
 
 /// Limits of a file system's write-back.

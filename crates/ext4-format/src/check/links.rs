@@ -1,7 +1,7 @@
 //! Names against inodes: link counts, connectivity, parents.
 
 use steadfs_vfs::FileKind;
-use steadfs_vfs::names::parent_cycles;
+use steadfs_vfs::names::dirs_in_cycles;
 
 use super::tables::{Dir, InodeState};
 use super::{Checker, Issue};
@@ -80,13 +80,13 @@ impl Checker<'_> {
 
     /// Finds directories that are named, but not from the root down.
     fn check_loops(&mut self) {
-        let parent = |dir: &Dir| {
-            let parent = dir.parent.filter(|_| dir.ino != Ino::ROOT);
-            parent.and_then(|parent| self.dir_index(parent))
-        };
-        let parents: Vec<_> = self.dirs.iter().map(parent).collect();
-        for i in parent_cycles(&parents) {
-            let ino = self.dirs[i].ino;
+        let of = |dir: &Dir| (dir.ino, dir.parent);
+        let found = dirs_in_cycles(&self.dirs, Ino::ROOT, of, |dir| self.dir_index(dir));
+        for ino in found
+            .into_iter()
+            .map(|i| self.dirs[i].ino)
+            .collect::<Vec<_>>()
+        {
             self.issue(Issue::DirLoop { ino });
         }
     }

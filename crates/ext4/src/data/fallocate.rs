@@ -13,7 +13,6 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
 use crate::map::has_extents;
-use crate::pins::Pins;
 use crate::place::BlockPlace;
 
 impl Ext4 {
@@ -79,7 +78,7 @@ impl Ext4 {
         if size > inode.size() {
             return self.truncate(cx, inode, size);
         }
-        let _pins = Pins::of_inodes(self, &[inode.ino()], cx.tag)?;
+        let _pins = self.pin_inodes(&[inode.ino()], cx.tag)?;
         self.txns.run(1, cx.tag, |handle| {
             let mut core = inode.core.write();
             let now = self.now(&core);
@@ -126,7 +125,7 @@ impl Ext4 {
         want: u32,
     ) -> Result<u64> {
         let keep = self.root_reserved_blocks(cx);
-        let _pins = Pins::of_inodes(self, &[inode.ino()], cx.tag)?;
+        let _pins = self.pin_inodes(&[inode.ino()], cx.tag)?;
         let run = self.alloc.allocate_spare(self, goal, want, keep)?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
         let result = self.txns.run(credits, cx.tag, |handle| {
@@ -217,7 +216,7 @@ impl Ext4 {
     /// Frees the blocks of a range from its end on; `end` is the end of the part that is left.
     fn free_range(&self, inode: &Inode, start: FileBlock, end: &mut FileBlock) -> Result<()> {
         let credits = 40;
-        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
+        let _pins = self.pin_inodes(&[inode.ino()], IoTag::default())?;
         self.txns.run(credits, IoTag::default(), |handle| {
             loop {
                 let mut core = inode.core.write();
@@ -267,7 +266,7 @@ impl Ext4 {
     fn mark_unwritten(&self, inode: &Inode, blocks: Range<FileBlock>) -> Result<()> {
         let Range { start: mut at, end } = blocks;
         let credits = 3 * self.map_credits(&inode.core.read(), 1) + 1;
-        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
+        let _pins = self.pin_inodes(&[inode.ino()], IoTag::default())?;
         self.txns.run(credits, IoTag::default(), |handle| {
             loop {
                 let mut core = inode.core.write();

@@ -56,12 +56,7 @@ impl Ext4 {
         size: Option<u64>,
         tag: IoTag,
     ) -> Result<ReadData> {
-        let reader = FileReader {
-            queue: &self.queue,
-            pages: &inode.pages,
-            window: &inode.read_ahead,
-            tag,
-        };
+        let reader = FileReader::new(&self.queue, &inode.pages, &inode.read_ahead, tag);
         let reading = {
             let core = inode.core.read();
             if core.has(INLINE_DATA) {

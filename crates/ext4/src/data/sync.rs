@@ -8,7 +8,6 @@ use steadfs_vfs::{Cx, FileKind, FsError, Result};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
-use crate::pins::Pins;
 use crate::txn::journal_error;
 
 impl Ext4 {
@@ -20,8 +19,8 @@ impl Ext4 {
     }
 
     fn make_durable(&self, cx: &Cx, inode: &Inode, datasync: bool) -> Result<()> {
-        if let Some(cause) = self.stopped.lock().as_ref() {
-            return Err(FsError::Stopped(cause.clone()));
+        if let Some(cause) = self.stop_state.cause() {
+            return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Priority inheritance: tasks that hold a lock this task waits for issue I/O at its tag.
@@ -87,10 +86,10 @@ impl Ext4 {
 
     /// Stores an inode that was changed in memory only.
     pub(crate) fn store_if_dirty(&self, inode: &Inode) -> Result<()> {
-        if !inode.is_core_dirty() || inode.is_dead() {
+        if !inode.is_core_dirty() || inode.marks.is_dead() {
             return Ok(());
         }
-        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
+        let _pins = self.pin_inodes(&[inode.ino()], IoTag::default())?;
         let tag = IoTag::default();
         self.txns
             .run(1, tag, |handle| self.store_now(handle, inode))
@@ -107,8 +106,8 @@ impl Ext4 {
 
     /// Writes all data and metadata and makes it durable.
     pub fn sync_volume(&self, cx: &Cx) -> Result<()> {
-        if let Some(cause) = self.stopped.lock().as_ref() {
-            return Err(FsError::Stopped(cause.clone()));
+        if let Some(cause) = self.stop_state.cause() {
+            return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         let dirty = self.writeback.dirty_files();
@@ -124,8 +123,8 @@ impl Ext4 {
         }
         result = result.and(self.flush_device(tag));
         // The volume stopped by another task's error, and the inode was not stored.
-        match self.stopped.lock().as_ref() {
-            Some(cause) => result.and(Err(FsError::Stopped(cause.clone()))),
+        match self.stop_state.cause() {
+            Some(cause) => result.and(Err(FsError::Stopped(cause))),
             None => result,
         }
         .map_err(FsError::not_durable)

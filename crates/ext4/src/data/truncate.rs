@@ -9,7 +9,6 @@ use crate::disk;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::map::has_extents;
-use crate::pins::Pins;
 use crate::txn::Handle;
 
 /// Credits of the first handle of a truncation: inode, orphan list (its head in the superblock or a
@@ -71,7 +70,7 @@ impl Ext4 {
     fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         self.zero_tail(cx, inode, old, size)?;
         self.write_out(inode, WritebackReason::Sync, cx.tag)?;
-        let _pins = Pins::of_inodes(self, &[inode.ino()], cx.tag)?;
+        let _pins = self.pin_inodes(&[inode.ino()], cx.tag)?;
         self.txns.run(1, cx.tag, |handle| {
             inode.set_size(size);
             let mut core = inode.core.write();
@@ -96,7 +95,7 @@ impl Ext4 {
         first_freed: FileBlock,
     ) -> Result<()> {
         let ino = inode.ino();
-        let mut pins = Pins::of_inodes(self, &[ino], IoTag::default())?;
+        let mut pins = self.pin_inodes(&[ino], IoTag::default())?;
         self.orphans.pin_to_add(self, &mut pins)?;
         self.alloc.drop_prealloc(self, ino);
         self.txns.run(FIRST_CREDITS, IoTag::default(), |handle| {
@@ -173,14 +172,14 @@ impl Ext4 {
         let _under_way = self.freeing.begin();
         let _alone = inode.lock.write();
         // Freed by another task, or looked up again: then the last `forget` frees it.
-        if inode.is_dead() || inode.is_looked_up() {
+        if inode.marks.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
         let _one = inode.lock_flush();
         let released = inode.pages.discard(0..u64::MAX) * self.reserve_per_block(inode);
         self.alloc.with_totals(|t| t.release_reserved(released));
         self.alloc.drop_prealloc(self, inode.ino());
-        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
+        let _pins = self.pin_inodes(&[inode.ino()], IoTag::default())?;
         self.txns.run(FIRST_CREDITS, IoTag::default(), |handle| {
             self.free_content(handle, inode)?;
             if !handle.extend(FIRST_CREDITS / 2) {
@@ -229,7 +228,7 @@ impl Ext4 {
             self.store_inode(handle, inode, &core)?;
         }
         // Removed from the table before the number can be reused.
-        inode.set_dead();
+        inode.marks.set_dead();
         self.inodes.remove(ino);
         self.alloc.free_inode(self, handle, ino, inode.kind())
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_block::{IoError, Queue};
 use steadfs_cache::{
-    CollectedBlock, DirtyFile, Engine, FlushLock, FsyncClustering, Intent, MapAction, MapRequest,
-    MappedPiece, Mapping, Piece, Settlement, Writeback, WritebackFile, WritebackFs,
+    ClusterMark, CollectedBlock, DirtyFile, Engine, FlushLock, FsyncClustering, Intent, MapAction,
+    MapRequest, MappedPiece, Mapping, Piece, Settlement, Writeback, WritebackFile, WritebackFs,
     WritebackLimits, WritebackReason, WritebackRun,
 };
 use steadfs_vfs::{FsError, Result};
@@ -22,7 +22,6 @@ use crate::freeing::Shortage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::mballoc::Run;
-use crate::pins::Pins;
 use crate::place::BlockPlace;
 use crate::txn::Handle;
 
@@ -56,12 +55,8 @@ impl WritebackFile for Inode {
         self.core.read().size
     }
 
-    fn mark_clustered(&self) {
-        Self::mark_clustered(self);
-    }
-
-    fn take_clustered(&self) -> bool {
-        Self::take_clustered(self)
+    fn cluster_mark(&self) -> &ClusterMark {
+        &self.clustered
     }
 }
 
@@ -255,7 +250,7 @@ impl Ext4 {
 
     /// Records the error for `.steadfs/errors`; with `data_err=abort` the volume stops.
     pub(super) fn record_data_error(&self, error: &IoError) {
-        *self.data_error.lock() = Some(error.to_string());
+        self.errors.record_data_error(error);
         let aborts = self.options.read().abort_on_data_error;
         if let Some(journal) = self.txns.journal().filter(|_| aborts) {
             journal.abort(&error.to_string());
@@ -298,7 +293,9 @@ impl Ext4 {
         let fail = |done| move |error| (done, error);
         let (inode, bits) = (request.file, self.geo.block_size.bits());
         let piece = |i: usize| &request.pieces[i];
-        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default()).map_err(fail(0))?;
+        let _pins = self
+            .pin_inodes(&[inode.ino()], IoTag::default())
+            .map_err(fail(0))?;
         let first = self.map_piece_credits(inode, piece(request.todo[0]));
         let handle = match slot {
             Some(handle) => {

@@ -348,9 +348,7 @@ impl Dir<'_> {
              volumes with large_dir)",
             self.ino
         );
-        if self.fs.full_directories.record(&what) {
-            tracing::warn!("{what}");
-        }
+        self.fs.errors.record_full_directory(&what);
         FsError::NoSpace
     }
 

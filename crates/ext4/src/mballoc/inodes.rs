@@ -7,7 +7,8 @@ use steadfs_cache::MetaBuf;
 use steadfs_rt::MutexGuard;
 use steadfs_vfs::{FileKind, FsError, Result};
 
-use super::{Allocator, Group, desc_block, write_desc};
+use super::blocks::{desc_block, write_desc};
+use super::{Allocator, Group};
 use crate::disk::group_desc::{self, GroupDesc, INODE_UNINIT};
 use crate::disk::{self, GroupNo, Ino, bitmap};
 use crate::fs::Ext4;

@@ -13,7 +13,7 @@ use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
 use super::corrupt::CorruptGroups;
-use super::prealloc::PreallocTable;
+use super::prealloc_table::PreallocTable;
 use super::zones::Zones;
 use super::{Allocator, Group, Totals};
 use crate::disk::{DESC_COPIES_MAX, Geometry, GroupDesc, GroupNo};

@@ -11,14 +11,12 @@
 //! ([`Allocator::search_after_drop`]). FUSE does not report a close; a preallocation ends with the file's last
 //! reference, its truncation, 12 idle periods of the flusher, or when more than 512 files have one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use steadfs_base::{DevBlock, FileBlock, FixedMap};
-use steadfs_rt::{Mutex, Rank};
+use steadfs_base::{DevBlock, FileBlock};
 use steadfs_vfs::Result;
 
+use super::Allocator;
+use super::run::Run;
 use super::search::AllocRequest;
-use super::{Allocator, Run};
 use crate::disk::Ino;
 use crate::fs::Ext4;
 
@@ -26,130 +24,10 @@ use crate::fs::Ext4;
 const PREALLOC_BYTES_MAX: u64 = 8 << 20;
 /// Fewest blocks that a growing file allocates at a time.
 const PREALLOC_BLOCKS_MIN: u64 = 4;
-/// Most files with a preallocation.
-const PREALLOC_FILES_MAX: usize = 512;
 /// Idle periods of the flusher after which a preallocation is released: a minute by default.
 const PREALLOC_IDLE_PERIODS: u64 = 12;
 /// Blocks are preallocated only if unreserved free space is at least this many times as large.
 const PREALLOC_FREE_FACTOR: u64 = 64;
-
-/// Preallocations by inode.
-pub(super) struct PreallocTable {
-    /// Held while blocks are preallocated or released: a task that found no free block takes it and needs to search
-    /// only once more.
-    moving: Mutex<()>,
-    files: Mutex<PreallocMap>,
-    /// Number of entries, read without the lock.
-    count: AtomicUsize,
-}
-
-#[derive(Default)]
-struct PreallocMap {
-    by_inode: FixedMap<Ino, Prealloc>,
-    /// Incremented with each use.
-    clock: u64,
-    /// Counts the flusher's periods.
-    period: u64,
-}
-
-/// Blocks preallocated for a file from its block `at` on.
-struct Prealloc {
-    at: FileBlock,
-    run: Run,
-    used: u64,
-    period: u64,
-}
-
-impl PreallocTable {
-    pub(super) fn new() -> Self {
-        Self {
-            moving: Mutex::new(Rank::Node, ()),
-            files: Mutex::new(Rank::Leaf, PreallocMap::default()),
-            count: AtomicUsize::new(0),
-        }
-    }
-
-    fn change<R>(&self, f: impl FnOnce(&mut PreallocMap) -> R) -> R {
-        let mut files = self.files.lock();
-        let result = f(&mut files);
-        self.count.store(files.by_inode.len(), Ordering::Release);
-        result
-    }
-
-    fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
-    }
-
-    /// Takes up to `want` preallocated blocks for the file's block `at`. A preallocation for another file block is
-    /// useless and is returned second, to be released.
-    fn take(&self, ino: Ino, at: FileBlock, want: u32) -> (Option<Run>, Option<Run>) {
-        if self.is_empty() {
-            return (None, None);
-        }
-        self.change(|files| {
-            let Some(mut prealloc) = files.by_inode.remove(&ino) else {
-                return (None, None);
-            };
-            if prealloc.at != at {
-                return (None, Some(prealloc.run));
-            }
-            let (first, rest) = prealloc.run.split(want);
-            if let Some(rest) = rest {
-                files.clock += 1;
-                prealloc.at = at.plus(first.len.into());
-                prealloc.run = rest;
-                prealloc.used = files.clock;
-                prealloc.period = files.period;
-                files.by_inode.insert(ino, prealloc);
-            }
-            (Some(first), None)
-        })
-    }
-
-    /// Keeps a run for a file from its block `at` on. Returns the preallocations to release: the file's old one, and
-    /// the least recently used one if there are too many.
-    fn keep(&self, ino: Ino, at: FileBlock, run: Run) -> [Option<Run>; 2] {
-        assert!(run.len > 0, "a preallocation has at least one block");
-        self.change(|files| {
-            files.clock += 1;
-            let prealloc = Prealloc {
-                at,
-                run,
-                used: files.clock,
-                period: files.period,
-            };
-            let before = files.by_inode.insert(ino, prealloc);
-            let mut oldest = None;
-            if files.by_inode.len() > PREALLOC_FILES_MAX {
-                let found = files
-                    .by_inode
-                    .iter()
-                    .min_by_key(|(_, prealloc)| prealloc.used);
-                let found = found.map(|(&ino, _)| ino);
-                oldest = found.and_then(|ino| files.by_inode.remove(&ino));
-            }
-            assert!(
-                files.by_inode.len() <= PREALLOC_FILES_MAX,
-                "the oldest is removed"
-            );
-            [before, oldest].map(|prealloc| prealloc.map(|prealloc| prealloc.run))
-        })
-    }
-}
-
-impl Run {
-    /// The first `len` blocks (at least one), and the others.
-    fn split(self, len: u32) -> (Self, Option<Self>) {
-        let len = len.clamp(1, self.len);
-        let first = Self { len, ..self };
-        let rest = Self {
-            start: self.start.plus(len.into()),
-            len: self.len - len,
-        };
-        debug_assert_eq!(first.len + rest.len, self.len, "no block is lost");
-        (first, (rest.len > 0).then_some(rest))
-    }
-}
 
 impl Allocator {
     /// Allocates up to `want` blocks for a file that grows from its block `at` on, as [`Allocator::allocate`] does:
@@ -261,8 +139,9 @@ impl Allocator {
     /// Blocks that are preallocated.
     #[cfg(test)]
     pub(crate) fn preallocated_blocks(&self) -> u64 {
-        let sum =
-            |files: &mut PreallocMap| files.by_inode.values().map(|r| u64::from(r.run.len)).sum();
+        let sum = |files: &mut super::prealloc_table::PreallocMap| {
+            files.by_inode.values().map(|r| u64::from(r.run.len)).sum()
+        };
         self.prealloc.change(sum)
     }
 }

@@ -1,8 +1,10 @@
 //! Whether a volume can be mounted for writing, for reading, or not at all.
 
+use steadfs_base::Corruption;
+use steadfs_block::Queue;
 use steadfs_vfs::{FsError, Result};
 
-use super::MountReport;
+use super::report::MountReport;
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::JournalPlace;
@@ -55,5 +57,21 @@ pub(super) fn choose_mode(
     let why = why_only_readable(sb);
     options.common.check_mode(&why, device_read_only)?;
     report.read_only_because = why;
+    Ok(())
+}
+
+/// Refuses a volume that is longer than its device.
+pub(crate) fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
+    let geo = sb.geometry();
+    let needed = geo.blocks_count.checked_mul(geo.block_size.bytes_u64());
+    if needed.is_none_or(|n| n > queue.geometry().size) {
+        let what = format!(
+            "the volume has {} blocks of {} bytes, the device only {} bytes",
+            geo.blocks_count,
+            geo.block_size.bytes(),
+            queue.geometry().size
+        );
+        return Err(Corruption::new(what).into());
+    }
     Ok(())
 }

@@ -93,7 +93,7 @@ impl Ext4 {
         let made = self.txns().run(credits::TMPFILE, cx.tag, |handle| {
             let inode = self.new_inode(cx, handle, &dir, &spec, 0)?;
             self.orphans.add(self, handle, &inode)?;
-            inode.set_linkable(true);
+            inode.marks.set_linkable(true);
             inode.add_lookup();
             Ok(inode)
         });
@@ -120,7 +120,7 @@ impl Ext4 {
         }
         let subdir = spec.kind == FileKind::Directory;
         let links = if subdir { 2 } else { 1 };
-        let _pins = Pins::of_inodes(self, &[dir.ino()], cx.tag)?;
+        let _pins = self.pin_inodes(&[dir.ino()], cx.tag)?;
         let made = self.txns().run(credits::CREATE, cx.tag, |handle| {
             let slot = self.room_for_name(cx, handle, &dir, name, credits::CREATE)?;
             let inode = self.new_inode(cx, handle, &dir, spec, links)?;
@@ -175,7 +175,7 @@ impl Ext4 {
         let core = self.new_core(cx, dir, spec, &inherited, links);
         let made = self
             .clear_slot(handle, ino)
-            .and_then(|()| Inode::new(self, ino, core));
+            .and_then(|()| Inode::new(ino, core, self.geo.block_size, &self.writeback));
         let inode = match made {
             // Inserted in the table before the inode exists on disk, so that no other task reads it from there.
             Ok(inode) => self.inodes.insert(inode),

@@ -34,7 +34,7 @@ impl Ext4 {
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
         check_may_add(&dir.core.read())?;
-        let mut pins = Pins::of_inodes(self, &[dir.ino(), inode.ino()], cx.tag)?;
+        let mut pins = self.pin_inodes(&[dir.ino(), inode.ino()], cx.tag)?;
         self.orphans.pin_to_remove(self, &mut pins, inode.ino())?;
         self.txns().run(credits::LINK, cx.tag, |handle| {
             let slot = self.room_for_name(cx, handle, &dir, name, credits::LINK)?;
@@ -53,7 +53,7 @@ impl Ext4 {
             if core.links >= LINK_MAX {
                 return Err(FsError::TooManyLinks);
             }
-            if core.links == 0 && !inode.is_linkable() {
+            if core.links == 0 && !inode.marks.is_linkable() {
                 return Err(FsError::NotFound);
             }
             core.links += 1;
@@ -63,7 +63,7 @@ impl Ext4 {
         };
         if first {
             self.orphans.remove(self, handle, inode)?;
-            inode.set_linkable(false);
+            inode.marks.set_linkable(false);
         }
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Ext4 {
 
     /// Pins the blocks that change when an inode loses a name, perhaps its last.
     fn pin_to_lose_name(&self, cx: &Cx, dir: &Inode, victim: &Inode) -> Result<Pins> {
-        let mut pins = Pins::of_inodes(self, &[dir.ino(), victim.ino()], cx.tag)?;
+        let mut pins = self.pin_inodes(&[dir.ino(), victim.ino()], cx.tag)?;
         self.orphans.pin_to_add(self, &mut pins)?;
         Ok(pins)
     }

@@ -306,7 +306,7 @@ impl Ext4 {
         let inodes = inodes.into_iter().flatten();
         let mut numbers = vec![from.dir.ino(), to.dir.ino()];
         numbers.extend(inodes.clone().map(|inode| inode.ino()));
-        let mut pins = Pins::of_inodes(self, &numbers, cx.tag)?;
+        let mut pins = self.pin_inodes(&numbers, cx.tag)?;
         for side in [from, to] {
             if let Some(entry) = self.entry(cx, side)? {
                 pins.keep(entry.into_block());

@@ -69,7 +69,7 @@ impl Orphans {
                 tracing::warn!(%corruption, "an orphan cannot be recovered");
                 Ok(())
             }
-            Err(_) if fs.read_only.load(Ordering::Acquire) => Ok(()),
+            Err(_) if fs.stop_state.is_read_only() => Ok(()),
             other => other,
         }
     }
@@ -126,7 +126,7 @@ impl Orphans {
                 .in_inode(ino)
                 .into());
         }
-        inode.set_orphan(true);
+        inode.marks.set_orphan(true);
         state.link(ino, newer, older);
         Ok(older)
     }

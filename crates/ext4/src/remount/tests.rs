@@ -1,4 +1,4 @@
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Done, Geometry, MemDevice};

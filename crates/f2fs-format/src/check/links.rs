@@ -1,6 +1,6 @@
 //! Names and inodes: link counts, parents, cycles of directories, quota files.
 
-use steadfs_vfs::names::parent_cycles;
+use steadfs_vfs::names::dirs_in_cycles;
 
 use super::tables::{Dir, Slot};
 use super::{Checker, Issue};
@@ -78,13 +78,13 @@ impl Checker<'_> {
 
     /// Finds directories that have a name but cannot be reached from the root.
     fn check_loops(&mut self) {
-        let parent = |dir: &Dir| {
-            let parent = dir.parent.filter(|_| dir.ino != Nid::ROOT);
-            parent.and_then(|parent| self.dir_index(parent))
-        };
-        let parents: Vec<_> = self.dirs.iter().map(parent).collect();
-        for i in parent_cycles(&parents) {
-            let ino = self.dirs[i].ino;
+        let of = |dir: &Dir| (dir.ino, dir.parent);
+        let found = dirs_in_cycles(&self.dirs, Nid::ROOT, of, |dir| self.dir_index(dir));
+        for ino in found
+            .into_iter()
+            .map(|i| self.dirs[i].ino)
+            .collect::<Vec<_>>()
+        {
             self.issue(Issue::DirLoop { ino });
         }
     }

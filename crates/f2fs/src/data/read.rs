@@ -54,12 +54,7 @@ impl F2fs {
         size: Option<u64>,
         tag: IoTag,
     ) -> Result<ReadData> {
-        let reader = FileReader {
-            queue: &self.queue,
-            pages: &inode.pages,
-            window: &inode.read_ahead,
-            tag,
-        };
+        let reader = FileReader::new(&self.queue, &inode.pages, &inode.read_ahead, tag);
         let compressed = self.cluster_blocks(&inode.core.read()).is_some();
         let reading = match (compressed, size) {
             (true, _) => self.begin_compressed(&reader, inode, range, size)?,

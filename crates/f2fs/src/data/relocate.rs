@@ -34,7 +34,7 @@ impl F2fs {
             return Ok(0);
         };
         // Removed while the caller waited for this lock, or before.
-        if inode.is_dead() {
+        if inode.marks.is_dead() {
             return Ok(0);
         }
         // No write-back overwrites them meanwhile.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::{IoError, Queue};
 use steadfs_cache::{
-    CollectedBlock, DirtyFile, Engine, FlushLock, FsyncClustering, Intent, MapAction, MapRequest,
-    MappedPiece, Mapping, Piece, Settlement, Writeback, WritebackFile, WritebackFs,
+    ClusterMark, CollectedBlock, DirtyFile, Engine, FlushLock, FsyncClustering, Intent, MapAction,
+    MapRequest, MappedPiece, Mapping, Piece, Settlement, Writeback, WritebackFile, WritebackFs,
     WritebackLimits, WritebackReason, WritebackRun,
 };
 use steadfs_vfs::{FileKind, FsError, Result};
@@ -55,12 +55,8 @@ impl WritebackFile for Inode {
         self.core.read().size
     }
 
-    fn mark_clustered(&self) {
-        Self::mark_clustered(self);
-    }
-
-    fn take_clustered(&self) -> bool {
-        Self::take_clustered(self)
+    fn cluster_mark(&self) -> &ClusterMark {
+        &self.clustered
     }
 }
 

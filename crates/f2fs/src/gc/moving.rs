@@ -258,7 +258,7 @@ impl F2fs {
     ) -> Result<u64> {
         for attempt in 0..=FILE_RETRIES {
             let moved = self.relocate_blocks(inode, blocks, by_age, tag)?;
-            if moved > 0 || inode.is_dead() || attempt == FILE_RETRIES {
+            if moved > 0 || inode.marks.is_dead() || attempt == FILE_RETRIES {
                 return Ok(moved);
             }
             sleep(Duration::from_millis(1));
@@ -277,7 +277,7 @@ impl F2fs {
             }
             tries += 1;
         };
-        if inode.is_dead() {
+        if inode.marks.is_dead() {
             return Ok(0);
         }
         let mut marked = 0;

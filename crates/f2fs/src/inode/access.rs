@@ -65,7 +65,7 @@ impl F2fs {
     pub(crate) fn inode(&self, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
         loop {
             let since = match self.inodes.find(nid) {
-                Ok(inode) if inode.is_dead() => return Err(FsError::Stale),
+                Ok(inode) if inode.marks.is_dead() => return Err(FsError::Stale),
                 Ok(inode) => return Ok(inode),
                 Err(since) => since,
             };

@@ -211,7 +211,7 @@ impl Shard {
             // References are taken through the table, which is locked here, so no task can get a new one meanwhile.
             // Inodes to be stored are referenced by their list.
             let needed = Arc::strong_count(inode) > 1
-                || inode.orphan.load(Ordering::Acquire)
+                || inode.marks.is_orphan()
                 || !inode.reserved.lock().is_empty()
                 || !inode.pages.is_empty();
             if needed || !may_evict(inode) {

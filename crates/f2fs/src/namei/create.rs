@@ -78,7 +78,7 @@ impl F2fs {
         let change = self.change()?;
         let inode = self.create_inode(cx, &change, &mut reservation, plan)?;
         self.orphans.add(&change, inode.nid())?;
-        inode.set_linkable(true);
+        inode.marks.set_linkable(true);
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))
     }

@@ -50,7 +50,7 @@ impl F2fs {
             let mut core = inode.core.write();
             check_may_lose_name(core.flags)?;
             check_link_max(&core)?;
-            if core.links == 0 && !inode.is_linkable() {
+            if core.links == 0 && !inode.marks.is_linkable() {
                 return Err(FsError::NotFound);
             }
             self.mark_dirty(&change, &inode, cx.tag)?;
@@ -73,8 +73,8 @@ impl F2fs {
         self.check_recovered_name(&dir, name, inode.nid());
         if first {
             self.orphans.remove(&change, inode.nid());
-            inode.set_orphan(false);
-            inode.set_linkable(false);
+            inode.marks.set_orphan(false);
+            inode.marks.set_linkable(false);
         }
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))
@@ -221,7 +221,7 @@ impl F2fs {
 
     pub(super) fn make_orphan(&self, change: &Change<'_>, inode: &Inode) -> Result<()> {
         self.orphans.add(change, inode.nid())?;
-        inode.set_orphan(true);
+        inode.marks.set_orphan(true);
         Ok(())
     }
 }

@@ -387,11 +387,11 @@ impl F2fs {
 
     /// Frees an inode's own node, after everything else of it was freed.
     pub(crate) fn free_inode(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
-        assert!(!inode.is_dead(), "an inode is freed once");
+        assert!(!inode.marks.is_dead(), "an inode is freed once");
         let nid = inode.nid();
         let node = self.inode_node(nid, tag)?;
         let old = self.nat.remove(change, nid, node.entry());
-        inode.set_dead();
+        inode.marks.set_dead();
         self.inodes.remove(nid);
         self.nodes.forget(change, &node);
         self.space.free_node(true);

@@ -460,7 +460,7 @@ impl Apply<'_> {
             };
             if left == 0 {
                 fs.orphans.add(&change, other.nid())?;
-                other.set_orphan(true);
+                other.marks.set_orphan(true);
             }
             left
         };

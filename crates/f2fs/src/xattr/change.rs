@@ -3,10 +3,9 @@
 //! The caller holds the inode's lock for writing. A change is planned first: the new list, and whether it needs a
 //! node.
 
-use steadfs_base::limits::XATTR_SIZE_MAX;
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::acl::AclType;
-use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr, XattrChange};
 
 use super::{SplitXattrs, has_user_attrs, is_acl, split};
 use crate::acl::{index_of, plan_acl};
@@ -22,35 +21,19 @@ use crate::space::{Need, Reservation};
 const ADVISABLE: Advise = Advise::COLD.union(Advise::HOT);
 
 impl F2fs {
-    /// See [`steadfs_vfs::FileSystem::setxattr`].
-    pub(crate) fn set_attr(
+    /// See [`steadfs_vfs::FileSystem::setxattr`] and [`steadfs_vfs::FileSystem::removexattr`].
+    pub(crate) fn change_xattr(
         &self,
         cx: &Cx,
         ino: InodeNo,
-        name: &[u8],
-        value: &[u8],
-        how: SetXattr,
+        change: &XattrChange<'_>,
     ) -> Result<()> {
-        if value.len() > XATTR_SIZE_MAX {
-            return Err(FsError::TooBig);
-        }
-        self.with_space(cx, || self.change_named(cx, ino, name, Some(value), how))
+        self.with_space(cx, || self.change_xattr_once(cx, ino, change))
     }
 
-    /// See [`steadfs_vfs::FileSystem::removexattr`].
-    pub(crate) fn remove_attr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
-        self.change_named(cx, ino, name, None, SetXattr::Replace)
-    }
-
-    fn change_named(
-        &self,
-        cx: &Cx,
-        ino: InodeNo,
-        name: &[u8],
-        value: Option<&[u8]>,
-        how: SetXattr,
-    ) -> Result<()> {
+    fn change_xattr_once(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
         self.prepare(cx)?;
+        let &XattrChange { name, value, how } = change;
         let (number, rest) = split(name)?;
         self.check_namespace(number)?;
         let inode = self.by_number(ino, cx.tag)?;

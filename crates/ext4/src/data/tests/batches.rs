@@ -29,7 +29,7 @@ fn open(device: Arc<dyn Device>, cache: u64) -> Arc<Ext4> {
     let options = MountOptions::parse("").unwrap();
     let (fs, _) = Ext4::open(device, options, CacheSizes::of(cache)).unwrap();
     // The flusher does not run: dirty data is written by the test only.
-    fs.writeback().stop();
+    fs.writeback.stop();
     fs
 }
 
@@ -97,15 +97,15 @@ fn a_throttled_writer_continues_below_the_limit() {
     let piece = vec![7; 1 << 20];
     let file = steadfs_cache::DirtyFile(inode.ino().0.into());
     let mut end = 0;
-    while !fs.writeback().must_throttle(file) {
+    while !fs.writeback.must_throttle(file) {
         let (bytes, result) = fs.write_pages(&cx, &inode, end, &piece, u64::MAX);
         result.unwrap();
         end += bytes as u64;
     }
     fs.write_out(&inode, WritebackReason::Throttle, cx.tag)
         .unwrap();
-    let left = fs.writeback().dirty_bytes();
-    assert!(!fs.writeback().must_throttle(file));
+    let left = fs.writeback.dirty_bytes();
+    assert!(!fs.writeback.must_throttle(file));
     assert!(left > end / 4, "{left} of {end} bytes are left");
     drop(inode);
     fs.close().unwrap();

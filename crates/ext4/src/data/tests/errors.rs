@@ -25,7 +25,7 @@ impl Case {
         let cx = Cx::default();
         let fs = open(Arc::clone(&device) as Arc<dyn Device>, mount).unwrap();
         // Only the test writes.
-        fs.writeback().stop();
+        fs.writeback.stop();
         let case = Self { device, fs, cx };
         case.make(b"before").unwrap();
         case.fs.sync_volume(&case.cx).unwrap();

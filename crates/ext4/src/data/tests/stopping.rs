@@ -53,7 +53,7 @@ fn an_fsync_fails_if_the_volume_stops_meanwhile() {
             hook: Mutex::new(Rank::DeviceInner, None),
         });
         let (fs, cx) = (open(&device), Cx::default());
-        fs.writeback().stop();
+        fs.writeback.stop();
         let file = fs.inode(FILE, IoTag::default()).unwrap();
         fs.write_file(&cx, &file, 0, &[1; 100], false).unwrap();
         fs.fsync_inode(&cx, &file, false).unwrap();

@@ -40,7 +40,7 @@ fn a_throttled_writer_does_not_boost_the_flusher() {
         }
         drop(task_tag);
         let stats = fs.queue.stats();
-        let dirty = fs.writeback().dirty_bytes();
+        let dirty = fs.writeback.dirty_bytes();
         assert!(dirty <= 8 << 20, "{dirty} bytes: no writer was throttled");
         // A writer may wait for the map's lock while a batch is in flight; otherwise every throttled write would boost
         // one.

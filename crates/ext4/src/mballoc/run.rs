@@ -1,0 +1,35 @@
+//! Runs of consecutive blocks.
+
+use steadfs_base::DevBlock;
+
+/// A run of blocks within one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First block.
+    pub start: DevBlock,
+    /// Blocks, at least one.
+    pub len: u32,
+}
+
+impl Run {
+    /// The blocks after the first `n`.
+    pub fn after(self, n: u32) -> Self {
+        assert!(n <= self.len, "no block follows the run");
+        Self {
+            start: self.start.plus(n.into()),
+            len: self.len - n,
+        }
+    }
+
+    /// The first `len` blocks (at least one), and the others.
+    pub(super) fn split(self, len: u32) -> (Self, Option<Self>) {
+        let len = len.clamp(1, self.len);
+        let first = Self { len, ..self };
+        let rest = Self {
+            start: self.start.plus(len.into()),
+            len: self.len - len,
+        };
+        debug_assert_eq!(first.len + rest.len, self.len, "no block is lost");
+        (first, (rest.len > 0).then_some(rest))
+    }
+}

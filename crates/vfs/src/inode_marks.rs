@@ -1,0 +1,46 @@
+//! Marks of an inode in memory that decide whether it may get a name, be evicted or be used.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Marks of an inode in memory.
+#[derive(Debug, Default)]
+pub struct InodeMarks {
+    /// Recorded as an orphan: stays in memory.
+    orphan: AtomicBool,
+    /// Has no name but may get one: made by `tmpfile`.
+    linkable: AtomicBool,
+    /// Freed: it must not be used or stored again.
+    dead: AtomicBool,
+}
+
+impl InodeMarks {
+    /// Sets whether the inode, without a name, may get one.
+    pub fn set_linkable(&self, linkable: bool) {
+        self.linkable.store(linkable, Ordering::Release);
+    }
+
+    /// Whether the inode may get a name although it has none.
+    pub fn is_linkable(&self) -> bool {
+        self.linkable.load(Ordering::Acquire)
+    }
+
+    /// Sets whether the inode is a recorded orphan.
+    pub fn set_orphan(&self, orphan: bool) {
+        self.orphan.store(orphan, Ordering::Release);
+    }
+
+    /// Whether the inode is a recorded orphan.
+    pub fn is_orphan(&self) -> bool {
+        self.orphan.load(Ordering::Acquire)
+    }
+
+    /// Marks the inode as freed.
+    pub fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Whether the inode was freed.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+}
