@@ -8,17 +8,6 @@ use std::path::{Path, PathBuf};
 /// Largest number of lines of a function.
 const FUNCTION_LINES: usize = 70;
 
-/// Files whose functions are not counted yet. The list only shrinks.
-const NOT_YET: &[&str] = &[
-    "crates/block/src/queue/tests/inherited.rs",
-    "crates/block/src/queue/tests/random.rs",
-    "crates/f2fs/src/data/cp_reason.rs",
-    "crates/f2fs/src/namei/tests.rs",
-    "crates/f2fs/src/options/tests.rs",
-    "crates/f2fs/src/tests/crafted.rs",
-    "crates/f2fs/src/tests/nodes.rs",
-];
-
 /// A word or one character of punctuation, and its line.
 #[derive(Debug)]
 struct Token<'a> {
@@ -211,7 +200,6 @@ fn all_sources(root: &Path) -> Vec<PathBuf> {
 fn functions_stay_short() {
     let root = super::root();
     let (mut wrong, mut count) = (Vec::new(), 0);
-    let mut not_yet: Vec<_> = NOT_YET.to_vec();
     for file in all_sources(&root) {
         let text = std::fs::read_to_string(&file).expect("a source file is text");
         let path = file.strip_prefix(&root).expect("below the root");
@@ -219,16 +207,10 @@ fn functions_stay_short() {
         let found = functions(&text);
         count += found.len();
         let long = found.iter().filter(|f| f.lines > FUNCTION_LINES);
-        let mut long = long.peekable();
-        if long.peek().is_some() && NOT_YET.contains(&path) {
-            not_yet.retain(|listed| *listed != path);
-            continue;
-        }
         wrong.extend(long.map(|f| format!("{path}:{}: {} has {} lines", f.line, f.name, f.lines)));
     }
     assert!(count > 5000, "only {count} functions were found");
     assert!(wrong.is_empty(), "split these functions: {wrong:#?}");
-    assert!(not_yet.is_empty(), "no longer an exception: {not_yet:#?}");
 }
 
 #[test]

@@ -124,115 +124,66 @@ impl FsyncFacts {
 mod tests {
     use super::*;
 
+    /// A file that its node chain makes durable.
+    const PLAIN: FsyncFacts = FsyncFacts {
+        kind: FileKind::Regular,
+        compressed: false,
+        links: 1,
+        lost_parent: false,
+        roll_forward_space: true,
+        parent_checkpointed: true,
+        fastboot: false,
+        active_logs: 6,
+        strict: false,
+        new: false,
+        renamed_into_parent: false,
+        parent_attributes: false,
+        nodes_freed: false,
+        broken_chain: false,
+    };
+
+    /// A change of the facts, and the reason that follows.
+    type Case = (fn(&mut FsyncFacts), CpReason);
+
+    const CASES: [Case; 13] = [
+        (|f| f.kind = FileKind::Directory, CpReason::NotRegular),
+        (|f| f.compressed = true, CpReason::Compressed),
+        (|f| f.links = 2, CpReason::HardLinks),
+        (|f| f.links = 0, CpReason::HardLinks),
+        (|f| f.lost_parent = true, CpReason::LostParent),
+        (
+            |f| f.roll_forward_space = false,
+            CpReason::NoRollForwardSpace,
+        ),
+        (|f| f.parent_checkpointed = false, CpReason::NewParent),
+        (|f| f.fastboot = true, CpReason::Fastboot),
+        (|f| f.active_logs = 2, CpReason::NoWarmNodeLog),
+        (
+            |f| (f.strict, f.new, f.renamed_into_parent) = (true, true, true),
+            CpReason::RenamedInto,
+        ),
+        (|f| f.parent_attributes = true, CpReason::ParentAttributes),
+        (|f| f.nodes_freed = true, CpReason::NodesFreed),
+        (|f| f.broken_chain = true, CpReason::BrokenChain),
+    ];
+
     #[test]
     fn each_reason_alone() {
-        let plain = FsyncFacts {
-            kind: FileKind::Regular,
-            compressed: false,
-            links: 1,
-            lost_parent: false,
-            roll_forward_space: true,
-            parent_checkpointed: true,
-            fastboot: false,
-            active_logs: 6,
-            strict: false,
-            new: false,
-            renamed_into_parent: false,
-            parent_attributes: false,
-            nodes_freed: false,
-            broken_chain: false,
-        };
-        assert_eq!(plain.cp_reason(), None);
+        for (change, reason) in CASES {
+            let mut facts = PLAIN;
+            change(&mut facts);
+            assert_eq!(facts.cp_reason(), Some(reason));
+        }
+    }
+
+    #[test]
+    fn a_plain_file_needs_no_checkpoint() {
+        assert_eq!(PLAIN.cp_reason(), None);
         let renamed = FsyncFacts {
             new: true,
             renamed_into_parent: true,
-            ..plain
+            ..PLAIN
         };
         assert_eq!(renamed.cp_reason(), None, "posix");
-        let directory = FileKind::Directory;
-        let cases = [
-            (
-                FsyncFacts {
-                    kind: directory,
-                    ..plain
-                },
-                CpReason::NotRegular,
-            ),
-            (
-                FsyncFacts {
-                    compressed: true,
-                    ..plain
-                },
-                CpReason::Compressed,
-            ),
-            (FsyncFacts { links: 2, ..plain }, CpReason::HardLinks),
-            (FsyncFacts { links: 0, ..plain }, CpReason::HardLinks),
-            (
-                FsyncFacts {
-                    lost_parent: true,
-                    ..plain
-                },
-                CpReason::LostParent,
-            ),
-            (
-                FsyncFacts {
-                    roll_forward_space: false,
-                    ..plain
-                },
-                CpReason::NoRollForwardSpace,
-            ),
-            (
-                FsyncFacts {
-                    parent_checkpointed: false,
-                    ..plain
-                },
-                CpReason::NewParent,
-            ),
-            (
-                FsyncFacts {
-                    fastboot: true,
-                    ..plain
-                },
-                CpReason::Fastboot,
-            ),
-            (
-                FsyncFacts {
-                    active_logs: 2,
-                    ..plain
-                },
-                CpReason::NoWarmNodeLog,
-            ),
-            (
-                FsyncFacts {
-                    strict: true,
-                    ..renamed
-                },
-                CpReason::RenamedInto,
-            ),
-            (
-                FsyncFacts {
-                    parent_attributes: true,
-                    ..plain
-                },
-                CpReason::ParentAttributes,
-            ),
-            (
-                FsyncFacts {
-                    nodes_freed: true,
-                    ..plain
-                },
-                CpReason::NodesFreed,
-            ),
-            (
-                FsyncFacts {
-                    broken_chain: true,
-                    ..plain
-                },
-                CpReason::BrokenChain,
-            ),
-        ];
-        for (facts, reason) in cases {
-            assert_eq!(facts.cp_reason(), Some(reason));
-        }
     }
 }

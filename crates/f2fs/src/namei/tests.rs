@@ -1,5 +1,6 @@
 //! What operations on names do to counts, orphans and inodes of f2fs, judged by fsck.f2fs and by our checker.
 
+use steadfs_base::InodeNo;
 use steadfs_vfs::{FileSystem, FsError, RenameFlags, Result, SetAttr, SetXattr};
 
 use crate::disk::Nid;
@@ -187,42 +188,74 @@ fn internal_inodes_are_hidden() {
     fs.forget(ROOT, 1);
 }
 
-/// Encrypted inodes without keys: what the kernel allows without the key is allowed.
-#[test]
-fn without_the_key_files_can_be_removed_and_keep_their_content() {
-    use crate::disk::hash;
-    use crate::disk::xattr::{XattrChange, index};
-    use steadfs_vfs::nokey::show;
+/// A directory with two files and a directory, all encrypted, and a directory that is not. No key is known.
+struct Encrypted {
+    world: World,
+    dir: InodeNo,
+    file: InodeNo,
+    plain: InodeNo,
+    /// The names in `dir` as they are shown without the key.
+    shown: [Vec<u8>; 3],
+}
 
-    let world = World::make(ALL, 64);
-    let (fs, cx): (&dyn FileSystem, _) = (&*world.fs, &world.cx);
-    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
-    let names = [
-        &b"sixteen bytes it"[..],
-        b"a name to remove",
-        b"a directory name",
-    ];
-    let [file, other] = [0, 1].map(|n| world.file(dir, names[n]).unwrap().ino);
-    let sub = world.mkdir(dir, names[2]).unwrap().ino;
-    fs.write(cx, file, 0, &[7; 9000], false).unwrap();
-    let link = world.mkdir(ROOT, b"plain").unwrap().ino;
-    for ino in [dir, file, other, sub] {
-        let inode = world.fs.by_number(ino, cx.tag).unwrap();
-        let context = XattrChange {
-            index: index::ENCRYPTION,
-            name: b"c",
-            value: Some(&[2; 40]),
-        };
-        let encrypt = world.fs.store_fields(cx, &inode, &[context], |core, _| {
+impl Encrypted {
+    fn new() -> Self {
+        use crate::disk::hash;
+        use steadfs_vfs::nokey::show;
+
+        let world = World::make(ALL, 64);
+        let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+        let names = [
+            &b"sixteen bytes it"[..],
+            b"a name to remove",
+            b"a directory name",
+        ];
+        let [file, other] = [0, 1].map(|n| world.file(dir, names[n]).unwrap().ino);
+        let sub = world.mkdir(dir, names[2]).unwrap().ino;
+        let fs: &dyn FileSystem = &*world.fs;
+        fs.write(&world.cx, file, 0, &[7; 9000], false).unwrap();
+        let plain = world.mkdir(ROOT, b"plain").unwrap().ino;
+        for ino in [dir, file, other, sub] {
+            encrypt(&world, ino);
+        }
+        let shown = names.map(|name| show([hash::of_name(name), 0], name).unwrap());
+        assert_eq!(world.names(dir).len(), 3);
+        for (name, ino) in shown.iter().zip([file, other, sub]) {
+            assert_eq!(world.lookup(dir, name).unwrap().ino, ino);
+        }
+        Self {
+            world,
+            dir,
+            file,
+            plain,
+            shown,
+        }
+    }
+}
+
+fn encrypt(world: &World, ino: InodeNo) {
+    use crate::disk::xattr::{XattrChange, index};
+
+    let inode = world.fs.by_number(ino, world.cx.tag).unwrap();
+    let context = XattrChange {
+        index: index::ENCRYPTION,
+        name: b"c",
+        value: Some(&[2; 40]),
+    };
+    let stored = world
+        .fs
+        .store_fields(&world.cx, &inode, &[context], |core, _| {
             core.advise = core.advise.union(Advise::ENCRYPTED);
         });
-        encrypt.unwrap();
-    }
-    let shown = names.map(|name| show([hash::of_name(name), 0], name).unwrap());
-    assert_eq!(world.names(dir).len(), 3);
-    for (name, ino) in shown.iter().zip([file, other, sub]) {
-        assert_eq!(world.lookup(dir, name).unwrap().ino, ino);
-    }
+    stored.unwrap();
+}
+
+/// As in the kernel.
+#[test]
+fn without_the_key_content_and_new_names_are_refused() {
+    let all = Encrypted::new();
+    let (world, dir, file, shown) = (&all.world, all.dir, all.file, &all.shown);
+    let (fs, cx): (&dyn FileSystem, _) = (&*world.fs, &world.cx);
     let no_key = |result: Result<(), FsError>| assert_eq!(result, Err(FsError::NoKey));
     // Content.
     for write in [false, true] {
@@ -246,8 +279,20 @@ fn without_the_key_files_can_be_removed_and_keep_their_content() {
     no_key(fs.rename(cx, (dir, &shown[0]), (ROOT, b"new"), plain));
     no_key(fs.rename(cx, (dir, &shown[0]), (dir, &shown[1]), plain));
     no_key(fs.link(cx, file, dir, b"new").map(drop));
-    // Operations that need no key.
-    fs.link(cx, file, link, b"one more").unwrap();
+}
+
+/// What the kernel allows without the key is allowed.
+#[test]
+fn without_the_key_files_can_be_removed_and_keep_their_content() {
+    let Encrypted {
+        world,
+        dir,
+        file,
+        plain,
+        shown,
+    } = Encrypted::new();
+    let (fs, cx): (&dyn FileSystem, _) = (&*world.fs, &world.cx);
+    fs.link(cx, file, plain, b"one more").unwrap();
     let owner = SetAttr {
         uid: Some(7),
         perm: Some(0o640),
@@ -263,7 +308,7 @@ fn without_the_key_files_can_be_removed_and_keep_their_content() {
     assert_eq!(world.names(dir), [shown[0].clone()]);
     assert_eq!(world.lookup(dir, &shown[0]).unwrap().size, 9000);
     fs.unlink(cx, dir, &shown[0]).unwrap();
-    fs.unlink(cx, link, b"one more").unwrap();
+    fs.unlink(cx, plain, b"one more").unwrap();
     fs.rmdir(cx, ROOT, b"dir").unwrap();
     world.close();
 }

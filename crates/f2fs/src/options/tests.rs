@@ -74,34 +74,75 @@ fn later_items_win() {
     assert_eq!(options, Ok(MountOptions::default()));
 }
 
-#[test]
-fn mistakes_name_the_option() {
-    fails(
+/// Lists with mistakes, and the message.
+const MISTAKES: [(&str, &str); 16] = [
+    (
         "norecovery",
         "option norecovery: needs ro, for a volume is only written after its recovery",
-    );
-    fails(
+    ),
+    (
         "gc_policy=2014",
         "option gc_policy=2014: is one of default, 2013",
-    );
-    fails(
+    ),
+    (
         "gc_policy=2013,mode=lfs",
         "option gc_policy=2013: fills holes, which mode=lfs forbids",
-    );
-    fails(
+    ),
+    (
         "gc_policy=2013,atgc",
         "option atgc: is none of the rules of gc_policy=2013",
-    );
-    fails("noatme", "option noatme: unknown; did you mean noatime?");
-    fails(
+    ),
+    ("noatme", "option noatme: unknown; did you mean noatime?"),
+    (
         "errors=panic",
         "option errors=panic: a program cannot halt the machine; use errors=remount-ro",
-    );
-    fails("active_logs=3", "option active_logs=3: is one of 2, 4, 6");
-    fails(
+    ),
+    ("active_logs=3", "option active_logs=3: is one of 2, 4, 6"),
+    (
         "inline_xattr_size=5",
         "option inline_xattr_size=5: needs a number from 6 to 903",
-    );
+    ),
+    (
+        "checkpoint=disable:101%",
+        "option checkpoint=disable:101%: needs a number from 0 to 100",
+    ),
+    (
+        "ro,checkpoint=disable",
+        "option checkpoint=disable: does not go with ro; checkpoint=enable comes first",
+    ),
+    (
+        "compress_algorithm=lz5",
+        "option compress_algorithm=lz5: is one of lzo, lz4, zstd, lzo-rle",
+    ),
+    (
+        "compress_algorithm=lzo:3",
+        "option compress_algorithm=lzo:3: has no levels",
+    ),
+    (
+        "compress_log_size=9,compress_extension=too_long,norecovery",
+        "option compress_log_size=9: needs a number from 2 to 8; \
+         option compress_extension=too_long: is shorter than 8 bytes",
+    ),
+    (
+        "norecovery,gc_policy=2013,atgc",
+        "option norecovery: needs ro, for a volume is only written after its recovery; \
+         option atgc: is none of the rules of gc_policy=2013",
+    ),
+    (
+        "fsync_mode",
+        "option fsync_mode: needs a value (fsync_mode=…)",
+    ),
+    (
+        "mode=fragment:block",
+        "option mode=fragment:block: is for experiments with kernels; use mode=adaptive",
+    ),
+];
+
+#[test]
+fn mistakes_name_the_option() {
+    for (list, message) in MISTAKES {
+        fails(list, message);
+    }
     for value in [
         "off",
         "disable:",
@@ -114,40 +155,6 @@ fn mistakes_name_the_option() {
         let list = format!("checkpoint={value}");
         assert!(MountOptions::parse(&list).is_err(), "{list}");
     }
-    fails(
-        "checkpoint=disable:101%",
-        "option checkpoint=disable:101%: needs a number from 0 to 100",
-    );
-    fails(
-        "ro,checkpoint=disable",
-        "option checkpoint=disable: does not go with ro; checkpoint=enable comes first",
-    );
-    fails(
-        "compress_algorithm=lz5",
-        "option compress_algorithm=lz5: is one of lzo, lz4, zstd, lzo-rle",
-    );
-    fails(
-        "compress_algorithm=lzo:3",
-        "option compress_algorithm=lzo:3: has no levels",
-    );
-    fails(
-        "compress_log_size=9,compress_extension=too_long,norecovery",
-        "option compress_log_size=9: needs a number from 2 to 8; \
-         option compress_extension=too_long: is shorter than 8 bytes",
-    );
-    fails(
-        "norecovery,gc_policy=2013,atgc",
-        "option norecovery: needs ro, for a volume is only written after its recovery; \
-         option atgc: is none of the rules of gc_policy=2013",
-    );
-    fails(
-        "fsync_mode",
-        "option fsync_mode: needs a value (fsync_mode=…)",
-    );
-    fails(
-        "mode=fragment:block",
-        "option mode=fragment:block: is for experiments with kernels; use mode=adaptive",
-    );
 }
 
 #[test]

@@ -124,13 +124,13 @@ fn compressed_clusters_read_back() {
     }
 }
 
-/// Clusters whose stored blocks are consecutive are one read of the device, also in read-ahead of a stream;
-/// incompressible clusters between them are plain.
-#[test]
-fn compressed_clusters_are_read_in_runs() {
-    const CLUSTERS: usize = 200;
-    const PLAIN: usize = 150;
-    const STEP: usize = 128 << 10;
+const CLUSTERS: usize = 200;
+/// The first cluster that is not compressed.
+const PLAIN: usize = 150;
+
+/// A volume with a file of [`CLUSTERS`] clusters, of which the first [`PLAIN`] are compressed and stored in consecutive
+/// blocks; the file, and its content.
+fn clusters_in_a_row() -> (Vec<u8>, Nid, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -139,15 +139,32 @@ fn compressed_clusters_are_read_in_runs() {
     let image = Image::make(&["-O", LOAD_FEATURES], 128);
     image.load(&tree, &[]);
     let mut bytes = fs::read(image.path()).unwrap();
-    let cx = Cx::default();
     let file = {
         let fs = mount_bytes(&bytes).unwrap();
-        let found = fs.lookup(&cx, fs.root(), b"file").unwrap();
+        let found = fs.lookup(&Cx::default(), fs.root(), b"file").unwrap();
         Nid::from_vfs(found.ino).unwrap()
     };
-    let layout = Opened::of(bytes.clone()).layout().clone();
+    let home = map_compressed(&mut bytes, file);
+    for cluster in 0..PLAIN {
+        let mut plain = text();
+        plain[..8].copy_from_slice(&(cluster as u64).to_le_bytes());
+        let stored = lz4_flex::block::compress(&plain);
+        wanted[cluster * CLUSTER..][..CLUSTER].copy_from_slice(&plain);
+        let at = (home.0 as usize + cluster) * BLOCK_SIZE;
+        let block = &mut bytes[at..at + BLOCK_SIZE];
+        block.fill(0);
+        block[..4].copy_from_slice(&(stored.len() as u32).to_le_bytes());
+        block[4..8].copy_from_slice(&checksum::of(&stored).to_le_bytes());
+        block[24..24 + stored.len()].copy_from_slice(&stored);
+    }
+    (bytes, file, wanted)
+}
+
+/// Maps the first [`PLAIN`] clusters of a file as compressed, each with one of the file's first blocks. The first one.
+fn map_compressed(bytes: &mut [u8], file: Nid) -> BlockAddr {
+    let layout = Opened::of(bytes.to_vec()).layout().clone();
     let mut home = BlockAddr::NULL;
-    change(&mut bytes, file, |core, block| {
+    change(bytes, file, |core, block| {
         core.flags = core.flags.union(InodeFlags::COMPRESSED);
         core.compression = Some(Compression {
             saved_blocks: 2 * PLAIN as u64,
@@ -165,37 +182,36 @@ fn compressed_clusters_are_read_in_runs() {
             }
         }
     });
-    for cluster in 0..PLAIN {
-        let mut plain = text();
-        plain[..8].copy_from_slice(&(cluster as u64).to_le_bytes());
-        let stored = lz4_flex::block::compress(&plain);
-        wanted[cluster * CLUSTER..][..CLUSTER].copy_from_slice(&plain);
-        let at = (home.0 as usize + cluster) * BLOCK_SIZE;
-        let block = &mut bytes[at..at + BLOCK_SIZE];
-        block.fill(0);
-        block[..4].copy_from_slice(&(stored.len() as u32).to_le_bytes());
-        block[4..8].copy_from_slice(&checksum::of(&stored).to_le_bytes());
-        block[24..24 + stored.len()].copy_from_slice(&stored);
-    }
-    let reads = |fs: &crate::F2fs| {
-        let stats = fs.queue.stats();
-        let reads = stats
-            .ops
-            .iter()
-            .filter(|ops| ops.op == steadfs_block::Op::Read);
-        (
-            reads.map(|ops| ops.count).sum::<u64>(),
-            stats.read_ahead.used,
-        )
-    };
+    home
+}
+
+/// Reads of the device, and pieces of read-ahead that were used.
+fn reads_of(fs: &crate::F2fs) -> (u64, u64) {
+    let stats = fs.queue.stats();
+    let of_reads = |ops: &&steadfs_block::OpStats| ops.op == steadfs_block::Op::Read;
+    let reads = stats.ops.iter().filter(of_reads);
+    let count = reads.map(|ops| ops.count).sum();
+    (count, stats.read_ahead.used)
+}
+
+/// Clusters whose stored blocks are consecutive are one read of the device, also in read-ahead of a stream;
+/// incompressible clusters between them are plain.
+#[test]
+fn compressed_clusters_are_read_in_runs() {
+    const STEP: usize = 128 << 10;
+    let (bytes, file, wanted) = clusters_in_a_row();
     let fs = mount_bytes(&bytes).unwrap();
-    assert!(fs.read(&cx, file.into(), 0, wanted.len()).unwrap().to_vec() == wanted);
-    let (before, _) = reads(&fs);
+    let read = |at: usize, len| {
+        let read = fs.read(&Cx::default(), file.into(), at as u64, len);
+        read.unwrap().to_vec()
+    };
+    assert!(read(0, wanted.len()) == wanted);
+    let (before, _) = reads_of(&fs);
     for at in (0..wanted.len()).step_by(STEP) {
-        let got = fs.read(&cx, file.into(), at as u64, STEP).unwrap().to_vec();
-        assert!(got == wanted[at..wanted.len().min(at + STEP)], "at {at}");
+        let end = wanted.len().min(at + STEP);
+        assert!(read(at, STEP) == wanted[at..end], "at {at}");
     }
-    let (after, used) = reads(&fs);
+    let (after, used) = reads_of(&fs);
     let steps = wanted.len().div_ceil(STEP) as u64;
     // One of each kind at the border.
     assert!(
@@ -206,8 +222,7 @@ fn compressed_clusters_are_read_in_runs() {
     assert!(used >= steps / 2, "{used} of {steps} were read ahead");
     // Within a cluster, and across the border.
     for at in [5, 7 * CLUSTER + 3, PLAIN * CLUSTER - 10] {
-        let got = fs.read(&cx, file.into(), at as u64, 100).unwrap().to_vec();
-        assert!(got == wanted[at..at + 100], "at {at}");
+        assert!(read(at, 100) == wanted[at..at + 100], "at {at}");
     }
 }
 

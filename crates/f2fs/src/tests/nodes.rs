@@ -32,25 +32,30 @@ fn file(_: Nid, _: &mut [u8]) -> disk::Inode {
     }
 }
 
-#[test]
-fn trees_grow_and_are_counted() {
-    let fs = writable();
-    let tag = IoTag::default();
-    let before = fs.space.counts();
+/// A new inode, whose space is reserved first.
+fn made(fs: &F2fs) -> Arc<crate::inode::Inode> {
     let need = Need {
         blocks: 2,
         nodes: 1,
     };
     fs.space.reserve(need, false).unwrap();
     let change = fs.change().unwrap();
-    let inode = fs.new_inode(&change, 0, file, tag).unwrap();
-    drop(change);
-    assert!(Arc::ptr_eq(&fs.inode(inode.nid(), tag).unwrap(), &inode));
-    // Through a double indirect, an indirect and a direct node; requested twice, reserved once.
-    let fanout = inode.core.read().fanout(&fs.layout);
-    let far = fanout.max_blocks() - 1;
-    fs.reserve_nodes(&inode, far..far + 1, false, tag).unwrap();
-    fs.reserve_nodes(&inode, far - 1..far + 1, false, tag)
+    let inode = fs.new_inode(&change, 0, file, IoTag::default()).unwrap();
+    assert!(Arc::ptr_eq(
+        &fs.inode(inode.nid(), IoTag::default()).unwrap(),
+        &inode
+    ));
+    inode
+}
+
+/// Maps the last block that a file can have, through a double indirect, an indirect and a direct node, and block 3 of
+/// the inode. Returns the last block.
+fn grow(fs: &F2fs, inode: &crate::inode::Inode) -> u64 {
+    let tag = IoTag::default();
+    let far = inode.core.read().fanout(&fs.layout).max_blocks() - 1;
+    // Requested twice, reserved once.
+    fs.reserve_nodes(inode, far..far + 1, false, tag).unwrap();
+    fs.reserve_nodes(inode, far - 1..far + 1, false, tag)
         .unwrap();
     let reserved = fs.space.counts();
     assert_eq!(reserved.reserved, 2 + 3);
@@ -58,24 +63,33 @@ fn trees_grow_and_are_counted() {
 
     let change = fs.change().unwrap();
     let mut core = inode.core.write();
-    let slot = fs.make_slot(&change, &inode, &mut core, far, tag).unwrap();
+    let slot = fs.make_slot(&change, inode, &mut core, far, tag).unwrap();
     assert_eq!(slot.left, 1);
     let addr = BlockAddr(fs.layout.main_start + 77);
     let old = fs
-        .set_slot(&change, &inode, &mut core, &slot, addr, tag)
+        .set_slot(&change, inode, &mut core, &slot, addr, tag)
         .unwrap();
     assert_eq!(old, BlockAddr::NULL);
-    let near = fs.make_slot(&change, &inode, &mut core, 3, tag).unwrap();
-    fs.set_slot(&change, &inode, &mut core, &near, BlockAddr::NEW, tag)
+    let near = fs.make_slot(&change, inode, &mut core, 3, tag).unwrap();
+    fs.set_slot(&change, inode, &mut core, &near, BlockAddr::NEW, tag)
         .unwrap();
     assert_eq!(core.blocks, 1 + 3 + 2);
-    drop(core);
-    drop(change);
+    far
+}
+
+#[test]
+fn trees_grow_and_are_counted() {
+    let fs = writable();
+    let tag = IoTag::default();
+    let before = fs.space.counts();
+    let inode = made(&fs);
+    let far = grow(&fs, &inode);
     let counts = fs.space.counts();
     assert_eq!(counts.reserved, 0);
     assert_eq!(counts.valid_blocks, before.valid_blocks + 6);
     assert_eq!(counts.valid_nodes, before.valid_nodes + 4);
     assert_eq!(counts.valid_inodes, before.valid_inodes + 1);
+    let addr = BlockAddr(fs.layout.main_start + 77);
     assert_eq!(fs.slot(&inode, far, tag), Ok(addr));
     assert_eq!(fs.slot(&inode, 3, tag), Ok(BlockAddr::NEW));
     assert_eq!(fs.slot(&inode, far - 2000, tag), Ok(BlockAddr::NULL));
@@ -87,8 +101,16 @@ fn trees_grow_and_are_counted() {
         .collect();
     use NodeKind::{Direct, DoubleIndirect, Indirect, Inode};
     assert_eq!(kinds, [Inode, DoubleIndirect, Indirect, Direct]);
+}
 
-    // A hole again, and the end of the nodes.
+/// A hole again, and the end of the nodes.
+#[test]
+fn nodes_and_inodes_are_freed_and_counted() {
+    let fs = writable();
+    let tag = IoTag::default();
+    let before = fs.space.counts();
+    let inode = made(&fs);
+    let far = grow(&fs, &inode);
     let change = fs.change().unwrap();
     let mut core = inode.core.write();
     let SlotLookup::Slot(slot) = fs.find_slot(&inode, &core, far, tag).unwrap() else {
@@ -96,18 +118,12 @@ fn trees_grow_and_are_counted() {
     };
     fs.set_slot(&change, &inode, &mut core, &slot, BlockAddr::NULL, tag)
         .unwrap();
-    let xattr = {
-        fs.space
-            .reserve(
-                Need {
-                    blocks: 0,
-                    nodes: 1,
-                },
-                false,
-            )
-            .unwrap();
-        fs.make_xattr_node(&change, &inode, &mut core, tag).unwrap()
+    let need = Need {
+        blocks: 0,
+        nodes: 1,
     };
+    fs.space.reserve(need, false).unwrap();
+    let xattr = fs.make_xattr_node(&change, &inode, &mut core, tag).unwrap();
     fs.free_xattr_node(&change, &inode, &mut core, tag).unwrap();
     assert!(xattr.data().is_err());
     fs.free_node(&change, &inode, &mut core, &slot.node);
