@@ -115,8 +115,7 @@ fn map_request<'r, F: WritebackFile>(
     let bits = run.file.pages().block_size().bits();
     let stored = run.file.stored_size();
     let grows = |piece| size_after(run.size, piece, bits) > stored;
-    let gap = run.first_failed(written);
-    let gap = gap.filter(|(block, _)| *block >= stored >> bits);
+    let gap = run.first_failed(written, stored >> bits);
     let both = run.pieces.iter().zip(written);
     let outcomes: Vec<MappedPiece> = both
         .map(|(piece, written)| match (written, &gap) {

@@ -266,3 +266,6 @@ impl<S: WritebackFs> Engine<'_, S> {
             .result
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -72,12 +72,17 @@ impl<F> WritebackRun<'_, F> {
         self.pieces.iter().map(|piece| (piece.start, piece.len()))
     }
 
-    /// The first block that was not written, and why.
-    pub(super) fn first_failed(&self, written: &[Result<(), IoError>]) -> Option<(u64, FsError)> {
+    /// The first block that was not written, from block `from` on, and why.
+    pub(super) fn first_failed(
+        &self,
+        written: &[Result<(), IoError>],
+        from: u64,
+    ) -> Option<(u64, FsError)> {
         let both = || self.pieces.iter().zip(written);
         let good = both().filter(|(_, written)| written.is_ok());
-        let good = good.map(|(piece, _)| piece.blocks.clone());
-        let first = CollectedBlock::first_not_in(&self.collected, good)?;
+        let good = good.map(|(piece, _)| piece.blocks.start.max(from)..piece.blocks.end);
+        let before = self.collected.partition_point(|b| b.block.0 < from);
+        let first = CollectedBlock::first_not_in(&self.collected[before..], good)?;
         let its = both().find(|(piece, _)| piece.blocks.contains(&first));
         let its = its.and_then(|(_, written)| written.clone().err());
         let error = its
