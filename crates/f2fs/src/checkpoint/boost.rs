@@ -92,6 +92,8 @@ impl CheckpointInFlight {
             inner.requesters.len() <= MAX_REQUESTERS,
             "a request is charged to a bounded number of requesters"
         );
+        // Those that have ended need no boost, and would keep their blocks in memory.
+        inner.ios.retain(|io| !io.is_done());
         inner.ios.extend_from_slice(ios);
         queue.share(ios, &inner.requesters);
         if let Some(now) = inner.tag.filter(|now| *now != tag) {
