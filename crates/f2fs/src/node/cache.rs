@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use steadfs_base::FixedMap;
 use steadfs_block::Buf;
@@ -27,11 +27,19 @@ const NODE_BYTES: usize = 256;
 /// A table with fewer nodes than this is not swept.
 const SHARD_NODES_MIN: usize = 16;
 
+/// Counts of all nodes.
+#[derive(Default)]
+struct Totals {
+    /// Memory in bytes.
+    memory: AtomicUsize,
+    /// Nodes read ahead and evicted unused, until they are taken.
+    unused: AtomicU32,
+}
+
 pub struct Node {
     nid: Nid,
     state: RwLock<NodeState>,
-    /// Memory of all nodes, in bytes.
-    memory: Arc<AtomicUsize>,
+    totals: Arc<Totals>,
     /// Used since the last eviction scan.
     recent: AtomicBool,
     /// Read ahead and not used yet.
@@ -42,8 +50,10 @@ impl Drop for Node {
     fn drop(&mut self) {
         let content = self.state.get_mut().data.take();
         let bytes = NODE_BYTES + content.map_or(0, |content| content.memory());
-        let before = self.memory.fetch_sub(bytes, Ordering::Relaxed);
+        let before = self.totals.memory.fetch_sub(bytes, Ordering::Relaxed);
         assert!(before >= bytes, "the memory of each node is counted");
+        let unused = u32::from(*self.read_ahead.get_mut());
+        self.totals.unused.fetch_add(unused, Ordering::Relaxed);
     }
 }
 
@@ -107,8 +117,8 @@ impl Node {
 
     /// The content changes its size.
     fn recount(&self, before: usize, after: usize) {
-        self.memory.fetch_add(after, Ordering::Relaxed);
-        self.memory.fetch_sub(before, Ordering::Relaxed);
+        self.totals.memory.fetch_add(after, Ordering::Relaxed);
+        self.totals.memory.fetch_sub(before, Ordering::Relaxed);
     }
 
     /// The node's footer.
@@ -169,8 +179,7 @@ pub type TreePosition = (Nid, u32);
 pub struct NodeCache {
     /// Memory in bytes above which clean nodes are evicted.
     budget: usize,
-    /// Memory of all nodes, in bytes.
-    memory: Arc<AtomicUsize>,
+    totals: Arc<Totals>,
     shards: Vec<Mutex<Shard>>,
     /// Dirty nodes by position.
     dirty: Mutex<BTreeMap<TreePosition, Arc<Node>>>,
@@ -201,7 +210,7 @@ impl NodeCache {
         let shard = || Mutex::new(Rank::Table, Shard::default());
         Self {
             budget: budget.max(64 * BLOCK_SIZE),
-            memory: Arc::default(),
+            totals: Arc::default(),
             shards: (0..SHARDS).map(|_| shard()).collect(),
             dirty: Mutex::new(Rank::Dirty, BTreeMap::new()),
         }
@@ -222,12 +231,12 @@ impl NodeCache {
         let node = Arc::new(Node {
             nid,
             state: RwLock::new(Rank::Node, NodeState::default()),
-            memory: Arc::clone(&self.memory),
+            totals: Arc::clone(&self.totals),
             recent: AtomicBool::new(true),
             read_ahead: AtomicBool::new(false),
         });
         shard.nodes.insert(nid.0, Arc::clone(&node));
-        let memory = self.memory.fetch_add(NODE_BYTES, Ordering::Relaxed);
+        let memory = self.totals.memory.fetch_add(NODE_BYTES, Ordering::Relaxed);
         if memory >= self.budget && shard.nodes.len() > shard.limit {
             shard.sweep();
         }
@@ -390,6 +399,11 @@ impl NodeCache {
         Ok(Some(PlacedNode { data, entry, old }))
     }
 
+    /// Nodes read ahead and evicted unused since the last call.
+    pub fn take_unused(&self) -> u32 {
+        self.totals.unused.swap(0, Ordering::Relaxed)
+    }
+
     /// Clean nodes that may stay in memory, as whole blocks.
     pub fn budget(&self) -> usize {
         self.budget / BLOCK_SIZE
@@ -398,7 +412,7 @@ impl NodeCache {
     /// Evicts nodes if memory is above the budget: after a checkpoint most are clean.
     pub fn trim(&self) {
         for shard in &self.shards {
-            if self.memory.load(Ordering::Relaxed) <= self.budget {
+            if self.totals.memory.load(Ordering::Relaxed) <= self.budget {
                 return;
             }
             shard.lock().sweep();

@@ -70,7 +70,7 @@ impl F2fs {
         let found = self.nodes.get(nid, before, load)?;
         if let Some((node, read_ahead)) = &found {
             if *read_ahead {
-                self.node_reads.record_use(1);
+                self.node_reads.record_use();
             }
             node.footer()?.check(nid, ino)?;
         }

@@ -8,7 +8,7 @@
 //! second block of it is asked for, or when a neighbouring one was read whole before. Each of its nodes that the NAT
 //! refers to is kept, without its zeros ([`super::content`]).
 //!
-//! If fewer than one node in eight of those read ahead is used, a pause follows.
+//! A pause follows if memory is too small: if more than seven of eight nodes that were read ahead are evicted unused.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,16 +19,17 @@ use steadfs_rt::{Mutex, Rank};
 pub const BLOCKS: u32 = 32;
 /// Neighbourhoods in a generation of the memory; two generations are kept.
 const GENERATION: usize = 512;
-/// Neighbourhoods read between two judgements of their use.
-const JUDGED: u32 = 64;
+/// Nodes read ahead that were used or evicted, between two judgements.
+const JUDGED: u32 = 2048;
 /// Blocks asked for in a pause.
 const PAUSE: u32 = 1024;
 
 /// What was asked for lately.
 pub struct NeighbourReads {
     state: Mutex<Neighbourhoods>,
-    /// Nodes read ahead and used since the last judgement.
+    /// Nodes read ahead and used since the last judgement, and those evicted unused.
     used: AtomicU32,
+    unused: AtomicU32,
 }
 
 #[derive(Default)]
@@ -36,8 +37,6 @@ struct Neighbourhoods {
     /// Whether each was read whole; the others were asked for once.
     young: FixedMap<u32, bool>,
     old: FixedMap<u32, bool>,
-    /// Read since the last judgement.
-    read: u32,
     /// Blocks that will be asked for until the pause ends.
     pause: u32,
 }
@@ -61,12 +60,18 @@ impl NeighbourReads {
         Self {
             state: Mutex::new(Rank::Leaf, Neighbourhoods::default()),
             used: AtomicU32::new(0),
+            unused: AtomicU32::new(0),
         }
     }
 
-    /// Blocks that were read ahead are used.
-    pub fn record_use(&self, count: u32) {
-        self.used.fetch_add(count, Ordering::Relaxed);
+    /// A node that was read ahead is used.
+    pub fn record_use(&self) {
+        self.used.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Nodes that were read ahead have been evicted unused.
+    pub fn record_unused(&self, count: u32) {
+        self.unused.fetch_add(count, Ordering::Relaxed);
     }
 
     /// A block of this neighbourhood is asked for and not in memory. Returns whether to read all of it.
@@ -83,13 +88,12 @@ impl NeighbourReads {
         if read || known.is_none() {
             state.set(number, read);
         }
-        if read {
-            state.read += 1;
-            if state.read == JUDGED {
-                state.read = 0;
-                if self.used.swap(0, Ordering::Relaxed) < JUDGED * BLOCKS / 8 {
-                    state.pause = PAUSE;
-                }
+        let [used, unused] = [&self.used, &self.unused].map(|n| n.load(Ordering::Relaxed));
+        if used.saturating_add(unused) >= JUDGED {
+            self.used.store(0, Ordering::Relaxed);
+            self.unused.store(0, Ordering::Relaxed);
+            if unused / 7 > used {
+                state.pause = PAUSE;
             }
         }
         read
@@ -111,11 +115,16 @@ mod tests {
     fn reads_that_are_not_used_pause() {
         let reads = NeighbourReads::new();
         let whole = |range: std::ops::Range<u32>| range.filter(|n| reads.ask(n * 2)).count();
-        for n in 0..JUDGED {
-            assert!(!reads.ask(n * 2) && reads.ask(n * 2));
+        assert_eq!(whole(0..10) + whole(0..10), 10);
+        for _ in 0..JUDGED / 4 {
+            reads.record_use();
         }
-        assert_eq!(whole(1000..1000 + PAUSE), 0);
-        assert_eq!(whole(1000..1010) + whole(1000..1010), 10);
+        reads.record_unused(JUDGED);
+        assert_eq!(whole(100..110) + whole(100..110), 10, "a fifth was used");
+        reads.record_unused(JUDGED);
+        assert!(!reads.ask(2000));
+        assert_eq!(whole(2000..2000 + PAUSE), 0);
+        assert_eq!(whole(2000..2010) + whole(2000..2010), 10);
     }
 
     #[test]

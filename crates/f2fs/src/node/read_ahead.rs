@@ -27,6 +27,7 @@ impl F2fs {
         let Ok(entry) = self.nat.entry(nid, tag) else {
             return;
         };
+        self.node_reads.record_unused(self.nodes.take_unused());
         let Some(first) = self.neighbourhood(&self.node_reads, entry.addr) else {
             return;
         };
@@ -88,8 +89,6 @@ impl F2fs {
             .filter(is_valid)
             .map(|addr| DevBlock(addr.0.into()))
             .collect();
-        // Which of them are used is not known; few are read ahead.
-        self.dir_reads.record_use(BLOCKS);
         self.meta.prefetch_blocks(&blocks, tag);
     }
 }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use steadfs_base::InodeNo;
-use steadfs_block::{FaultDevice, MemDevice, Op};
+use steadfs_block::{DeviceModel, FaultDevice, MemDevice, ModelDevice, Op};
+use steadfs_rt::{now, sim};
 use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, RenameFlags, SetAttr};
 
 use super::names;
@@ -97,6 +99,39 @@ fn a_cold_listing_reads_neighbourhoods() {
         assert!(reads > 0, "nothing was in memory");
         fs.close().unwrap();
     }
+}
+
+/// A look-up in a large directory waits for a few reads, one after the other, not for a read of each level.
+#[test]
+fn a_cold_look_up_reads_its_buckets_at_once() {
+    sim::run(sim::Config::new(3), || {
+        let model = DeviceModel {
+            bytes_per_second: 1 << 30,
+            latency: Duration::from_millis(1),
+            flush: Duration::ZERO,
+            depth: 32,
+        };
+        let device = Arc::new(ModelDevice::new(filled() as _, model));
+        let options = MountOptions::parse("ro").unwrap();
+        let fs = F2fs::open(device, options, CacheSizes::of(64 << 20))
+            .unwrap()
+            .0;
+        let cx = Cx::default();
+        let flat = fs.lookup(&cx, ROOT, b"flat").unwrap().ino;
+        let depth = fs.by_number(flat, cx.tag).unwrap().core.read().depth;
+        assert!(depth >= 4, "{depth} levels");
+        for n in [0, FILES / 2, FILES - 1] {
+            fs.forget_clean();
+            fs.by_number(flat, cx.tag).unwrap();
+            let began = now();
+            let name = format!("a file with the number {n}");
+            fs.lookup(&cx, flat, name.as_bytes()).unwrap();
+            // The buckets, the block of the NAT, the inode.
+            let took = began.elapsed();
+            assert!(took < Duration::from_millis(4), "{took:?}");
+        }
+        fs.close().unwrap();
+    });
 }
 
 /// What was read ahead is current: nodes changed and written between the read-ahead and their use.
