@@ -365,9 +365,9 @@ fn notes() -> Vec<String> {
          budgets, weight raising and preemption differ.",
         "B's data competes with C's own checkpoint at 40 to 20; a merged one at the highest weight among its requesters (100, \
          20) and the task (be,3: 50; rt,3: first). Where B is dispatched last anyway (cell \"B last\") less priority inversion is left.",
-        "Where B's data is charged to A's group, B is served after the group's awaited requests, except for a ninth. Without \
-         merging it has the group's whole share while A waits for a checkpoint of C; a checkpoint that serves A, too, \
-         leaves B the ninth, as in \"one group\".",
+        "Where B's data is charged to A's group, B is served after the group's awaited requests, except for a small part. \
+         Without merging it has the group's whole share while A waits for a checkpoint of C; a checkpoint that serves A, \
+         too, leaves B the small part, as in \"one group\".",
         "fair charges bytes, and for a FLUSH the bytes that the device could have transferred in that time; BFQ charges slow queues by time.",
         "Without batching two threads that fsync just miss each other's checkpoints, for a long time: each waits for two.",
     ]
