@@ -89,8 +89,8 @@ const BENCHES: [Bench; 2] = [
 ];
 
 /// Why an fsync beside a load takes longer than twice its time alone.
-const WHY_AIM: &str = "before each of its steps (data, log, commit record) an fsync waits for the background requests in \
-     the device, 2 MiB of them with fair: 24 ms at this device's speed, where an fsync alone takes 10.";
+const WHY_AIM: &str = "fsync_latency_target bounds the background requests in the device by feedback; some fsyncs still wait behind \
+                       them (see p99).";
 
 /// Why the mechanism by itself gains more than was published.
 const WHY_DEEP: &str = "128 requests of 512 KiB are 64 MiB, three quarters of a second at this device's speed; the published queue was \
