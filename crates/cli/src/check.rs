@@ -41,11 +41,15 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
 fn print_report(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
     let name = volume.display();
     match checked {
-        Checked::Ext4 { replayed, .. } if replayed.replayed_transactions > 0 => {
+        Checked::Ext4 { replayed, .. } if replayed.has_replayed() => {
             let transactions = replayed.replayed_transactions;
+            let fast = match replayed.replayed_fast_commits {
+                0 => String::new(),
+                n => format!(", {n} fast commits"),
+            };
             writeln!(
                 out,
-                "{name}: journal replayed in memory ({transactions} transactions)"
+                "{name}: journal replayed in memory ({transactions} transactions{fast})"
             )?;
         }
         Checked::F2fs { report } if report.stats.fsynced_nodes > 0 => {

@@ -193,12 +193,13 @@ fn report(args: &args::Mount, volume: &Volume) {
     }
     if args.verbose {
         eprintln!(
-            "steadfs: {}: {}; replayed {} transactions ({} blocks), recovered {} files, \
+            "steadfs: {}: {}; replayed {} transactions ({} blocks) and {} fast commits, recovered {} files, \
              finished {} orphans",
             volume.kind().name(),
             volume.describe_device(),
             report.replayed_transactions,
             report.replayed_blocks,
+            report.replayed_fast_commits,
             report.recovered_files,
             report.orphans,
         );

@@ -2,6 +2,7 @@
 //! `steadfs-ext4-format`.
 
 mod acl;
+mod assemble;
 mod attr;
 mod clock;
 mod control;
@@ -11,12 +12,14 @@ mod data;
 mod dir;
 mod error_log;
 mod extent;
+mod fast_commit;
 mod freeing;
 mod fs;
 mod indirect;
 mod inode;
 mod map;
 mod mballoc;
+mod mode;
 mod mount;
 mod namei;
 mod ops;
@@ -26,6 +29,8 @@ mod pins;
 mod place;
 mod remount;
 mod replay;
+mod report;
+mod source;
 mod super_origin;
 mod tuning;
 mod txn;
@@ -34,9 +39,9 @@ mod verity;
 mod xattr;
 
 pub use fs::Ext4;
-pub use mount::MountReport;
 pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE};
 pub use replay::{View, replayed_view};
+pub use report::MountReport;
 pub use steadfs_cache::CacheSizes;
 pub use steadfs_ext4_format::superblock::{
     BackupSuperblock, Chosen, SuperblockChoice, choose, find_copies, read_superblock,

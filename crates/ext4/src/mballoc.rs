@@ -17,6 +17,7 @@
 
 mod blocks;
 mod corrupt;
+mod given;
 mod inodes;
 mod load;
 mod prealloc;
@@ -38,6 +39,7 @@ use crate::disk::group_desc::GroupDesc;
 use crate::disk::{Geometry, GroupNo};
 
 use corrupt::CorruptGroups;
+pub(crate) use given::pieces;
 pub(crate) use load::Descriptors;
 use prealloc_table::PreallocTable;
 pub use run::Run;

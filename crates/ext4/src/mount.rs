@@ -1,44 +1,27 @@
 //! Opening a volume: superblock, journal, groups, orphans; and closing it.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use steadfs_base::{Corruption, IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::{
-    Backing, CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions, WritebackReason,
-};
-use steadfs_jbd2::Journal;
-use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
-use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{
-    AloneGuard, Clock, Cx, FileKind, FsError, PendingFrees, RemountState, Result, StopState,
-};
+use steadfs_cache::{Backing, CacheSizes, WritebackReason};
+use steadfs_jbd2::{Journal, Recover};
+use steadfs_rt::wall_clock;
+use steadfs_vfs::{AloneGuard, Cx, FileKind, FsError, Result};
 
-use crate::disk::features::RoCompat;
-use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
+use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR};
 use crate::disk::{Ino, Superblock};
-use crate::error_log::ErrorLog;
 use crate::fs::Ext4;
-use crate::inode::InodeTable;
 use crate::io_error;
-use crate::mballoc::{Allocator, Descriptors};
+use crate::mode::{check_size, choose_mode};
 use crate::options::MountOptions;
-use crate::orphan::Orphans;
-use crate::replay::{Source, journal_map, may_have_log, replay};
-use crate::super_origin::SuperOrigin;
-use crate::superblock::{self, SuperblockChoice};
-use crate::tuning::{journal_config, stripe, warn_of_idle_threshold};
-use crate::txn::{Txns, journal_error};
-
-mod mode;
-mod report;
-
-pub(crate) use mode::check_size;
-use mode::choose_mode;
-pub(crate) use mode::why_only_readable;
-pub use report::MountReport;
+use crate::replay::{may_have_log, replay};
+use crate::report::MountReport;
+use crate::source::{Source, journal_map};
+use crate::superblock::{self, Chosen, SuperblockChoice};
+use crate::tuning::{journal_config, warn_of_idle_threshold};
+use crate::txn::journal_error;
 
 impl MountOptions {
     /// The superblock that these options select.
@@ -76,26 +59,26 @@ impl Ext4 {
         options.check_features(chosen.sb.features())?;
         let mut source = Source::unreplayed(queue, &chosen);
         if !options.no_replay && may_have_log(&chosen) {
-            match replay(
-                device,
-                &source.queue,
-                &chosen,
-                options.common.salvage,
-                &mut report,
-            ) {
+            match replay_for(device, &source.queue, &chosen, &options, &mut report) {
                 Ok(replayed) => source = replayed,
-                Err(error) if options.common.salvage => report.warnings.push(format!(
-                    "the journal cannot be replayed ({error}): files may be older than what was written"
-                )),
+                Err(error) if options.common.salvage => {
+                    report
+                        .warnings
+                        .push(files_may_be_older("the journal", &error));
+                }
                 Err(error) => return Err(without_log(error, &options)),
             }
+            let left_out = source.unreplayed.take();
+            let left_out = left_out.map(|error| files_may_be_older("fast commits", &error));
+            report.warnings.extend(left_out);
             let device_read_only = source.queue.geometry().read_only;
             choose_mode(&source.sb, &options, device_read_only, &mut report)?;
         }
         let (options, passed) =
             options.over(source.sb.default_mount_opts(), &source.sb.mount_opts());
         report.defaults_passed_over = passed;
-        let fs = Self::assemble(source, options, sizes, &mut report)?;
+        let journaled = !matches!(source.sb.journal(), JournalPlace::None);
+        let fs = Self::assemble(source, options, sizes, journaled, &mut report)?;
         fs.check_root()?;
         if !fs.stop_state.is_read_only() {
             match fs.begin_service() {
@@ -111,69 +94,6 @@ impl Ext4 {
             }
         }
         Ok((fs, report))
-    }
-
-    fn assemble(
-        source: Source,
-        options: MountOptions,
-        sizes: CacheSizes,
-        report: &mut MountReport,
-    ) -> Result<Arc<Self>> {
-        let Source {
-            queue,
-            overlay,
-            sb,
-            super_bytes,
-            super_at,
-        } = source;
-        let geo = sb.geometry().clone();
-        let meta_budget = usize::try_from(sizes.metadata).unwrap_or(usize::MAX);
-        let meta = Arc::new(MetaCache::new(
-            Arc::clone(&queue),
-            geo.block_size,
-            meta_budget,
-        ));
-        let needed = needed_descriptors(&options, super_at);
-        let (mut alloc, unwritable) = Allocator::load(&geo, &meta, needed)?;
-        report.warnings.extend(unwritable.clone());
-        let set_up = set_up_allocator(&mut alloc, &queue, &sb, &options);
-        report.pass_over(set_up, options.common.salvage)?;
-        let journaled = !matches!(sb.journal(), JournalPlace::None);
-        let overhead = geo.first_data_block.0 + alloc.own_blocks();
-        let txns = Txns::new(Arc::clone(&meta), journaled);
-        let meta_budget = sizes.metadata;
-        let limits = WritebackOptions::for_cache(sizes.dirty_data);
-        queue.set_read_ahead_limit(sizes.read_ahead);
-        Ok(Arc::new_cyclic(|me| Self {
-            me: me.clone(),
-            geo,
-            queue,
-            meta,
-            txns,
-            writeback: Arc::new(Writeback::new(limits)),
-            inodes: InodeTable::new(),
-            alloc,
-            orphans: Orphans::new(),
-            freeing: PendingFrees::new(),
-            verities: VerityFiles::default(),
-            replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
-            stop_state: StopState::new(options.common.read_only),
-            options: RwLock::new(Rank::Leaf, options),
-            fsync_clustering: FsyncClustering::default(),
-            clock: Clock::default(),
-            rename: Mutex::new(Rank::Rename, ()),
-            large_file: AtomicBool::new(sb.features().ro_compat.contains(RoCompat::LARGE_FILE)),
-            hidden: sb.own_files(),
-            sb: Mutex::new(Rank::Super, sb),
-            overhead,
-            remount_state: RemountState::new(),
-            meta_budget,
-            overlay,
-            super_origin: SuperOrigin::new(super_at, super_bytes),
-            errors: ErrorLog::new(),
-            unwritable,
-            was_clean: AtomicBool::new(true),
-        }))
     }
 
     /// Refuses a volume without a root directory.
@@ -508,29 +428,25 @@ impl Backing for Ext4 {
 const WITHOUT_JOURNAL: &str =
     "-o ro,noload leaves the journal out; steadfs ls, cat and extract do so themselves";
 
-/// What an open with these options, by the superblock at `super_at`, needs of the group descriptors.
-fn needed_descriptors(options: &MountOptions, super_at: u64) -> Descriptors {
-    let by_copy = super_at != SUPERBLOCK_OFFSET;
-    match options.common.read_only {
-        false => Descriptors::Valid,
-        true if options.common.salvage || by_copy => Descriptors::Nothing,
-        true => Descriptors::Places,
-    }
+/// Replays the journal for a mount with these options.
+fn replay_for(
+    device: Arc<dyn Device>,
+    queue: &Arc<Queue>,
+    chosen: &Chosen,
+    options: &MountOptions,
+    report: &mut MountReport,
+) -> Result<Source> {
+    let salvage = options.common.salvage;
+    let how = match salvage || queue.geometry().read_only {
+        true => Recover::IntoMemory,
+        false => Recover::ToDevice,
+    };
+    replay(device, queue, chosen, how, salvage, report)
 }
 
-/// Sets what superblock and options say of the allocator, and keeps the blocks of the journal in use.
-fn set_up_allocator(
-    alloc: &mut Allocator,
-    queue: &Arc<Queue>,
-    sb: &Superblock,
-    options: &MountOptions,
-) -> Result<()> {
-    alloc.set_discard(options.discard);
-    alloc.set_stripe(stripe(sb, options));
-    match journal_map(queue, sb) {
-        Ok(map) if !matches!(sb.journal(), JournalPlace::None) => alloc.add_journal(&map),
-        _ => Ok(()),
-    }
+/// The warning about a part of the journal that cannot be replayed.
+fn files_may_be_older(part: &str, error: &FsError) -> String {
+    format!("{part} cannot be replayed ({error}): files may be older than what was written")
 }
 
 /// Adds the hint to the error of a journal that cannot be replayed.

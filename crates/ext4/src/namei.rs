@@ -60,7 +60,7 @@ impl Ext4 {
     /// Finds room for `name` in a directory, and grows it if there is none. `rest` credits are left in the handle,
     /// which may have been restarted. Nothing has been changed in it yet, and the directory's slot in the inode table
     /// is pinned.
-    fn room_for_name(
+    pub(crate) fn room_for_name(
         &self,
         cx: &Cx,
         handle: &mut Handle<'_>,

@@ -12,9 +12,11 @@ use crate::disk::Superblock;
 use crate::disk::features::Incompat;
 use crate::disk::superblock::SUPERBLOCK_OFFSET;
 use crate::fs::Ext4;
-use crate::mount::{MountReport, Shut, no_thread, why_only_readable};
+use crate::mode::why_only_readable;
+use crate::mount::{Shut, no_thread};
 use crate::options::MountOptions;
 use crate::replay::{recover_to_device, replayed_superblock};
+use crate::report::MountReport;
 use crate::superblock::superblock_bytes;
 use crate::tuning::{stripe, tuning, warn_of_idle_threshold};
 
@@ -223,7 +225,10 @@ impl Ext4 {
         let is_copy = at != SUPERBLOCK_OFFSET;
         let dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
         if self.txns.is_journaled() && (dirty || is_copy) {
-            recover_to_device(&below, &sb, &mut MountReport::default())?;
+            // What the overlay has of the fast commits is on the device then.
+            let changed = self.overlay.as_ref().map(|over| over.overlay().in_memory());
+            let changed = changed.filter(|blocks| !blocks.is_empty());
+            recover_to_device(&below, &sb, changed, &mut MountReport::default())?;
             // The same superblock that the overlay has had since the mount.
             let sb = replayed_superblock(&below, &sb, is_copy)?;
             let bytes = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;
@@ -238,4 +243,4 @@ impl Ext4 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

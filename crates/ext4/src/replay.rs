@@ -1,44 +1,23 @@
 //! Replay of the journal when a volume is opened: to the device, or into an overlay over a device that is only read.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfs_base::{Corruption, IoTag};
-use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_jbd2::{JournalMap, Overlay, OverlayDevice, Recover};
+use steadfs_base::{Corruption, DevBlock, IoTag};
+use steadfs_block::{Buf, Device, Queue, QueueOptions};
+use steadfs_jbd2::{JournalMap, OverlayDevice, Recover, Recovered, log_fast_commits};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::features::Incompat;
 use crate::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET};
 use crate::disk::{DiskError, Superblock};
-use crate::mount::{MountReport, check_size};
+use crate::fast_commit;
+use crate::mode::check_size;
 use crate::options::MountOptions;
+use crate::report::MountReport;
+use crate::source::{Source, journal_map};
 use crate::superblock::{self, Chosen, read_superblock, superblock_bytes};
 use crate::txn::journal_error;
-
-/// The device and superblock from which a volume is opened.
-pub(crate) struct Source {
-    pub(crate) queue: Arc<Queue>,
-    /// The overlay over a device whose journal was replayed in memory.
-    pub(crate) overlay: Option<Arc<OverlayDevice>>,
-    pub(crate) sb: Superblock,
-    /// The superblock's bytes as they are on the device.
-    pub(crate) super_bytes: Vec<u8>,
-    /// First byte of the superblock.
-    pub(crate) super_at: u64,
-}
-
-impl Source {
-    /// The volume as it is on the device.
-    pub(crate) fn unreplayed(queue: Arc<Queue>, chosen: &Chosen) -> Self {
-        Self {
-            queue,
-            overlay: None,
-            sb: chosen.sb.clone(),
-            super_bytes: chosen.bytes.clone(),
-            super_at: chosen.at,
-        }
-    }
-}
 
 /// Whether the volume's internal journal may hold transactions. A copy of the superblock does not have this state.
 pub(crate) fn may_have_log(chosen: &Chosen) -> bool {
@@ -47,28 +26,30 @@ pub(crate) fn may_have_log(chosen: &Chosen) -> bool {
         && (chosen.is_copy() || features.incompat.contains(Incompat::NEEDS_RECOVERY))
 }
 
-/// Replays the journal: to the device, or in memory if the device is read-only or with `salvage`.
+/// Replays the journal: to the device, or in memory. With `salvage`, fast commits that cannot be replayed are left out.
 pub(crate) fn replay(
     device: Arc<dyn Device>,
     queue: &Arc<Queue>,
     chosen: &Chosen,
+    how: Recover,
     salvage: bool,
     report: &mut MountReport,
 ) -> Result<Source> {
     let before = &chosen.sb;
-    if salvage || queue.geometry().read_only {
-        let over = lay_over(device, queue, before, report)?;
+    if how == Recover::IntoMemory {
+        let (over, unreplayed) = lay_over(device, queue, before, salvage, report)?;
         let queue = Arc::new(Queue::new(Arc::clone(&over) as _, QueueOptions::default()));
         return Ok(Source {
             sb: replayed_superblock(&queue, before, chosen.is_copy())?,
             queue,
             overlay: Some(over),
+            unreplayed,
             // The device is unchanged.
             super_bytes: chosen.bytes.clone(),
             super_at: chosen.at,
         });
     }
-    recover_to_device(queue, before, report)?;
+    recover_to_device(queue, before, None, report)?;
     // A log that holds the first superblock repairs it.
     let super_at = match read_superblock(queue) {
         Ok(_) => SUPERBLOCK_OFFSET,
@@ -77,35 +58,72 @@ pub(crate) fn replay(
     Ok(Source {
         queue: Arc::clone(queue),
         overlay: None,
+        unreplayed: None,
         sb: replayed_superblock(queue, before, chosen.is_copy())?,
         super_bytes: superblock_bytes(queue, super_at)?,
         super_at,
     })
 }
 
+/// Blocks with the content that fast commits give them.
+pub(crate) type ChangedBlocks = BTreeMap<DevBlock, Buf>;
+
+/// Replays the journal to the device. `changed` are the blocks that its fast commits change, if they are known.
 pub(crate) fn recover_to_device(
     queue: &Arc<Queue>,
     sb: &Superblock,
+    changed: Option<&ChangedBlocks>,
     report: &mut MountReport,
 ) -> Result<()> {
     let map = journal_map(queue, sb)?;
     crate::journal_inode::check_apart(queue, sb, &map)?;
+    let recovered = recover_journal(queue, sb, &map, Recover::ToDevice, report)?;
+    if recovered.fast_commits.is_empty() {
+        return Ok(());
+    }
+    let size = sb.geometry().block_size;
+    let changed = match changed {
+        Some(changed) => changed.clone(),
+        None => {
+            let device = Arc::clone(queue.device());
+            let view = Arc::new(OverlayDevice::new(device, size, recovered.overlay));
+            fast_commit::changed_blocks(view, size, &recovered.fast_commits)?
+        }
+    };
+    let logged = log_fast_commits(queue, size, &map, &changed, IoTag::default());
+    logged.map_err(journal_error)?;
     recover_journal(queue, sb, &map, Recover::ToDevice, report)?;
     Ok(())
 }
 
-/// The volume as it will be after replay, without writing the device.
+/// The volume as it will be after replay, without writing the device. With `salvage`, the error of fast commits that
+/// cannot be replayed is returned beside the overlay without them.
 fn lay_over(
     device: Arc<dyn Device>,
     queue: &Arc<Queue>,
     sb: &Superblock,
+    salvage: bool,
     report: &mut MountReport,
-) -> Result<Arc<OverlayDevice>> {
+) -> Result<(Arc<OverlayDevice>, Option<FsError>)> {
     let map = journal_map(queue, sb)?;
     crate::journal_inode::check_apart(queue, sb, &map)?;
-    let overlay = recover_journal(queue, sb, &map, Recover::IntoMemory, report)?;
+    let Recovered {
+        mut overlay,
+        fast_commits,
+        ..
+    } = recover_journal(queue, sb, &map, Recover::IntoMemory, report)?;
     let size = sb.geometry().block_size;
-    Ok(Arc::new(OverlayDevice::new(device, size, overlay)))
+    let mut unreplayed = None;
+    if !fast_commits.is_empty() {
+        let view = OverlayDevice::new(Arc::clone(&device), size, overlay.clone());
+        match fast_commit::changed_blocks(Arc::new(view), size, &fast_commits) {
+            Ok(changed) => overlay = overlay.with_changed(changed),
+            Err(error) if salvage => unreplayed = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    let over = Arc::new(OverlayDevice::new(device, size, overlay));
+    Ok((over, unreplayed))
 }
 
 /// A volume as the next mount would find it, for programs that only read.
@@ -144,8 +162,10 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
     if options.no_replay || !may_have_log(&chosen) {
         return Ok(view);
     }
-    match replay(device, &queue, &chosen, true, &mut view.report) {
+    let (how, salvage) = (Recover::IntoMemory, options.common.salvage);
+    match replay(device, &queue, &chosen, how, salvage, &mut view.report) {
         Ok(replayed) => {
+            view.unreplayed = replayed.unreplayed;
             view.queue = replayed.queue;
             // A log that holds the first superblock repairs it.
             if read_superblock(&view.queue).is_ok() {
@@ -197,33 +217,14 @@ fn recover_journal(
     map: &JournalMap,
     how: Recover,
     report: &mut MountReport,
-) -> Result<Overlay> {
+) -> Result<Recovered> {
     let size = sb.geometry().block_size;
     let recovered = steadfs_jbd2::recover(queue, size, map, how, IoTag::default());
     let recovered = recovered.map_err(journal_error)?;
-    report.replayed_blocks = recovered.summary.blocks;
-    report.replayed_transactions = recovered.summary.transactions.into();
-    Ok(recovered.overlay)
-}
-
-/// Maps the journal's blocks, from the device: no transaction contains the journal inode, so it is the same before and
-/// after replay.
-pub(crate) fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
-    let JournalPlace::Inode(ino) = sb.journal() else {
-        return Err(Corruption::new("the volume has no journal").into());
-    };
-    let by_inode = crate::journal_inode::map(queue, sb, ino);
-    // The superblock's copy of the map is used for reading only: a mount for writing needs the inode itself.
-    match by_inode {
-        Err(error) if queue.geometry().read_only => {
-            match crate::journal_inode::map_of_backup(queue, sb, ino) {
-                Some(Ok(map)) => {
-                    tracing::warn!(%error, "using the copy of the journal's map in the superblock");
-                    Ok(map)
-                }
-                _ => Err(error),
-            }
-        }
-        by_inode => by_inode,
-    }
+    report.replayed_blocks = report.replayed_blocks.max(recovered.summary.blocks);
+    let transactions = u64::from(recovered.summary.transactions);
+    report.replayed_transactions = report.replayed_transactions.max(transactions);
+    let fast_commits = recovered.fast_commits.commits.len() as u64;
+    report.replayed_fast_commits = report.replayed_fast_commits.max(fast_commits);
+    Ok(recovered)
 }

@@ -55,18 +55,10 @@ enum HandleKind<'a> {
     Direct(&'a MetaCache),
 }
 
-/// What to do about a journal that is not replayed here. Of e2fsck not every version gets through it: that of 1.47.0
-/// leaves a superblock with a wrong checksum.
-const BY_KERNEL: &str = "which is not supported: mount it once by the kernel (mount -t ext4) and unmount it; with -o ro,noload \
-                         it can be seen here as it was before them";
-
 /// A journal's failure as the caller of a file-system call sees it.
 pub fn journal_error(error: JournalError) -> FsError {
     match error {
         JournalError::ReadOnly => FsError::ReadOnly,
-        refused @ JournalError::FastCommits => {
-            FsError::BadOption(format!("{refused}, {BY_KERNEL}"))
-        }
         JournalError::Unsupported(what) => FsError::BadOption(format!("not supported: {what}")),
         JournalError::Aborted(cause) => FsError::refused(&cause),
         other => FsError::Stopped(other.to_string()),

@@ -16,7 +16,11 @@ mod superblock;
 pub use commit::{CommitRecord, build_commit};
 pub use descriptor::{DescriptorBuilder, Tag, TagSum, parse_tags};
 pub use error::FormatError;
-pub use fast_commit::starts_fast_commit;
+#[cfg(any(test, feature = "test-support"))]
+pub use fast_commit::builder::FastCommitBuilder;
+pub use fast_commit::{
+    FastCommitChange, FastCommitPosition, FastCommitRecord, FastCommitScan, FastCommits, NameChange,
+};
 pub use format::Checksum;
 pub use format::Format;
 pub use info::{JournalInfo, NewJournal};

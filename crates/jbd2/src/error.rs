@@ -20,9 +20,6 @@ pub enum JournalError {
     /// The journal has a feature that is not supported; its name.
     #[error("not supported: {0}")]
     Unsupported(String),
-    /// The log ends in fast commits, which are not replayed here.
-    #[error("its journal has fast commits to replay (mount it once with the kernel)")]
-    FastCommits,
     /// The log holds transactions: call [`recover`](crate::recover()) first.
     #[error("journal needs recovery")]
     NeedsRecovery,

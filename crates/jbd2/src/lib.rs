@@ -15,12 +15,14 @@
 //!
 //! Paths through the crate: [`Journal::begin`] (`journal.rs`, `transaction.rs`) returns a [`Handle`]
 //! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `log_writer.rs`) makes it durable;
-//! `reclaim.rs` and `lists.rs` free log space; [`recover()`] (`recover.rs`) replays the log. `space.rs` and
+//! `reclaim.rs` and `lists.rs` free log space; [`recover()`] (`recover.rs`) replays the log, and
+//! [`log_fast_commits`] (`fast_commit.rs`) makes a transaction of the fast commits behind it. `space.rs` and
 //! `policy.rs` are pure arithmetic. The format is the crate `steadfs-jbd2-format`.
 
 mod commit;
 mod config;
 mod error;
+mod fast_commit;
 mod handle;
 mod io;
 mod journal;
@@ -31,6 +33,7 @@ mod policy;
 mod reclaim;
 mod recover;
 mod sb;
+mod scratch;
 mod space;
 mod stats;
 mod tasks;
@@ -40,13 +43,17 @@ mod worker;
 pub use commit::Durable;
 pub use config::{JournalConfig, JournalTuning};
 pub use error::JournalError;
+pub use fast_commit::log_fast_commits;
 pub use handle::Handle;
 pub use journal::Journal;
 pub use overlay::{Overlay, OverlayDevice};
 pub use policy::ReclaimPolicy;
 pub use recover::{Recover, Recovered, RecoverySummary, recover};
+pub use scratch::ScratchDevice;
 pub use stats::{JournalStats, WaitStats};
-pub use steadfs_jbd2_format::{Checksum, JournalMap};
+pub use steadfs_jbd2_format::{
+    Checksum, FastCommitChange, FastCommitRecord, FastCommits, JournalMap, NameChange,
+};
 
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,34 @@ pub(crate) struct BlockSnapshot {
     pub data: Buf,
 }
 
+/// A block as a transaction logs it.
+pub(crate) trait LoggedBlock {
+    /// Its home location.
+    fn home(&self) -> DevBlock;
+    /// Its content.
+    fn data(&self) -> &Buf;
+}
+
+impl LoggedBlock for BlockSnapshot {
+    fn home(&self) -> DevBlock {
+        self.block
+    }
+
+    fn data(&self) -> &Buf {
+        &self.data
+    }
+}
+
+impl LoggedBlock for (DevBlock, Buf) {
+    fn home(&self) -> DevBlock {
+        self.0
+    }
+
+    fn data(&self) -> &Buf {
+        &self.1
+    }
+}
+
 /// A transaction's log blocks, without the commit record.
 pub(crate) struct EncodedLog {
     pub blocks: Vec<Buf>,
@@ -33,10 +61,10 @@ pub(crate) fn encoded_len(format: &Format, blocks: usize, revokes: usize) -> usi
 
 /// Lays out revoke blocks, then descriptors, each followed by the blocks that it lists. The content of
 /// blocks is shared, not copied, except for escaped ones.
-pub(crate) fn encode(
+pub(crate) fn encode<B: LoggedBlock>(
     format: &Format,
     tid: Tid,
-    snapshot: &[BlockSnapshot],
+    snapshot: &[B],
     revokes: &[DevBlock],
 ) -> EncodedLog {
     let size = format.block_size.bytes();
@@ -53,9 +81,9 @@ pub(crate) fn encode(
         let mut descriptor = Buf::zeroed(size);
         let mut builder = DescriptorBuilder::new(format, tid, descriptor.make_mut());
         for snapshot in group {
-            debug_assert_eq!(snapshot.data.len(), size, "a snapshot is one block");
-            let escaped = needs_escape(&snapshot.data);
-            let mut data = snapshot.data.clone();
+            debug_assert_eq!(snapshot.data().len(), size, "a snapshot is one block");
+            let escaped = needs_escape(snapshot.data());
+            let mut data = snapshot.data().clone();
             if escaped {
                 data.make_mut()[..4].fill(0);
             }
@@ -64,7 +92,7 @@ pub(crate) fn encode(
             } else {
                 0
             };
-            builder.push(snapshot.block, escaped, data_sum);
+            builder.push(snapshot.home(), escaped, data_sum);
             logged.push(data);
         }
         builder.finish();

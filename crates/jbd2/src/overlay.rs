@@ -1,6 +1,7 @@
 //! Reads of a volume with the content that replay would give it, without writing it.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,26 +24,44 @@ pub(crate) struct Redirect {
     pub escaped: bool,
 }
 
-/// The blocks whose newest content is in the log, with their locations there. It holds no content: its
-/// size is a few bytes per block in the log.
+/// The blocks whose newest content is in the log, with their locations there: a few bytes per block. Only blocks that
+/// fast commits change are held with their content.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
     blocks: BTreeMap<DevBlock, Redirect>,
+    /// Content that is nowhere on the device, newer than `blocks`.
+    in_memory: BTreeMap<DevBlock, Buf>,
 }
 
 impl Overlay {
     pub(crate) fn new(blocks: BTreeMap<DevBlock, Redirect>) -> Self {
-        Self { blocks }
+        Self {
+            blocks,
+            in_memory: BTreeMap::new(),
+        }
+    }
+
+    /// The same with `changed` in place of older content.
+    #[must_use]
+    pub fn with_changed(mut self, changed: BTreeMap<DevBlock, Buf>) -> Self {
+        self.blocks.retain(|home, _| !changed.contains_key(home));
+        self.in_memory.extend(changed);
+        self
     }
 
     /// Whether every block is read from its home location.
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.blocks.is_empty() && self.in_memory.is_empty()
     }
 
     /// The blocks that are read from the log.
     pub fn blocks(&self) -> impl Iterator<Item = DevBlock> {
         self.blocks.keys().copied()
+    }
+
+    /// The blocks whose content is held in memory.
+    pub fn in_memory(&self) -> &BTreeMap<DevBlock, Buf> {
+        &self.in_memory
     }
 }
 
@@ -83,6 +102,11 @@ impl OverlayDevice {
         &self.inner
     }
 
+    /// What it lays over the device.
+    pub fn overlay(&self) -> &Overlay {
+        &self.overlay
+    }
+
     /// Every block has been written to its home location: from now on all requests, also writes, go to the
     /// device below. Returns when no read from the log is in flight, so that the log may be written.
     pub fn disable_overlay(&self) {
@@ -93,13 +117,22 @@ impl OverlayDevice {
     }
 
     fn redirects(&self, bio: &Bio) -> Vec<(DevBlock, Redirect)> {
-        if bio.len == 0 || bio.offset.checked_add(bio.len).is_none() {
+        let Some(range) = blocks_of(bio, self.block_size) else {
             return Vec::new();
-        }
-        let first = DevBlock(bio.offset >> self.block_size.bits());
-        let last = DevBlock((bio.end() - 1) >> self.block_size.bits());
-        let inside = self.overlay.blocks.range(first..=last);
+        };
+        let inside = self.overlay.blocks.range(range);
         inside.map(|(&home, &redirect)| (home, redirect)).collect()
+    }
+
+    /// The copies in memory that the read needs: byte offset of the home location, not escaped.
+    fn copies(&self, bio: &Bio) -> Vec<(u64, bool, Buf)> {
+        let Some(range) = blocks_of(bio, self.block_size) else {
+            return Vec::new();
+        };
+        let inside = self.overlay.in_memory.range(range);
+        inside
+            .map(|(&home, buf)| (self.block_size.offset_of(home), false, buf.clone()))
+            .collect()
     }
 
     /// The reads that serve `bio`: its own, and one for each block in the log. A request that is not a read
@@ -124,16 +157,17 @@ impl OverlayDevice {
             done(bio, result);
             return Vec::new();
         }
-        let redirects = self.redirects(&bio);
-        if redirects.is_empty() {
+        let (redirects, mut copies) = (self.redirects(&bio), self.copies(&bio));
+        if redirects.is_empty() && copies.is_empty() {
             return vec![(bio, done)];
         }
+        copies.reserve(redirects.len());
         let parts = Arc::new(Mutex::new(
             Rank::Leaf,
             SplitRead {
                 left: redirects.len() + 1,
                 whole: None,
-                copies: Vec::with_capacity(redirects.len()),
+                copies,
                 result: Ok(()),
                 done: Some(done),
             },
@@ -158,6 +192,16 @@ impl OverlayDevice {
         }
         reads
     }
+}
+
+/// The blocks that a request touches, if any.
+pub(crate) fn blocks_of(bio: &Bio, block_size: BlockSize) -> Option<RangeInclusive<DevBlock>> {
+    if bio.len == 0 || bio.offset.checked_add(bio.len).is_none() {
+        return None;
+    }
+    let first = DevBlock(bio.offset >> block_size.bits());
+    let last = DevBlock((bio.end() - 1) >> block_size.bits());
+    Some(first..=last)
 }
 
 /// A read that was split into several.
@@ -203,7 +247,7 @@ fn end_part(
 }
 
 /// Copies the part of a block that the read `bio` covers into its buffers.
-fn patch(bio: &mut Bio, home: u64, escaped: bool, mut copy: Buf) {
+pub(crate) fn patch(bio: &mut Bio, home: u64, escaped: bool, mut copy: Buf) {
     if escaped {
         copy.make_mut()[..4].copy_from_slice(&MAGIC.to_be_bytes());
     }

@@ -17,8 +17,8 @@ use crate::overlay::{Overlay, Redirect};
 use crate::space::LogRing;
 use crate::{JournalError, JournalMap};
 use steadfs_jbd2_format::{
-    Checksum, CommitRecord, Format, Header, MAGIC, Superblock, TagSum, block_type, parse_revoke,
-    parse_tags, starts_fast_commit,
+    Checksum, CommitRecord, FastCommitScan, FastCommits, Format, Header, MAGIC, Superblock, TagSum,
+    block_type, parse_revoke, parse_tags,
 };
 
 /// Where blocks are replayed to.
@@ -50,8 +50,11 @@ pub struct RecoverySummary {
 pub struct Recovered {
     /// Counts.
     pub summary: RecoverySummary,
-    /// With [`Recover::IntoMemory`]: the blocks that must be read from the log.
+    /// With [`Recover::IntoMemory`], or with fast commits: the blocks that must be read from the log.
     pub overlay: Overlay,
+    /// The fast commits after the log's last transaction. If there are any, nothing was written: the file system
+    /// computes the blocks that they change, and [`log_fast_commits`](crate::log_fast_commits) adds them to the log.
+    pub fast_commits: FastCommits,
 }
 
 /// Replays the journal at `map` of the volume behind `queue`. Does nothing for a clean journal. Must run
@@ -59,9 +62,9 @@ pub struct Recovered {
 ///
 /// # Errors
 /// [`JournalError::Corrupt`] if a committed transaction fails its checksums or a block's home location is
-/// not on the device; [`JournalError::Unsupported`] and [`JournalError::FastCommits`] for features that are
-/// not replayed. Nothing was written then. [`JournalError::Io`] if the device fails; recovery can be tried
-/// again.
+/// not on the device, or if an acknowledged fast commit is invalid; [`JournalError::Unsupported`] for features
+/// that are not replayed. Nothing was written then. [`JournalError::Io`] if the device fails; recovery can be
+/// tried again.
 pub fn recover(
     queue: &Queue,
     block_size: BlockSize,
@@ -75,50 +78,111 @@ pub fn recover(
         ..RecoverySummary::default()
     };
     if superblock.raw.start.get() == 0 {
-        let overlay = Overlay::default();
-        return Ok(Recovered { summary, overlay });
+        return Ok(Recovered {
+            summary,
+            overlay: Overlay::default(),
+            fast_commits: FastCommits::default(),
+        });
     }
+    let log = LoadedLog::load(queue, block_size, map, &superblock, &mut summary, tag)?;
+    let LoadedLog { found, newest } = log;
     let mut reader = LogReader::new(queue, block_size, map, tag);
-    let found = scan(&mut reader, &superblock)?;
-    if let Some(at) = superblock.fast_commit
-        && starts_fast_commit(&reader.read(at)?, found.end)
-    {
-        return Err(JournalError::FastCommits);
-    }
-    let newest = newest_copies(&mut reader, &superblock.format, &found, &mut summary)?;
-    check_home_locations(queue, block_size, map, &newest)?;
+    let fast_commits = scan_fast_commits(&mut reader, &superblock, found.end)?;
     summary.transactions = found.end.0.wrapping_sub(superblock.sequence().0);
     summary.blocks = newest.len() as u64;
     if summary.transactions > 0 {
         let last = Tid(found.end.0.wrapping_sub(1));
         summary.range = Some((superblock.sequence(), last));
     }
-    tracing::debug!(?summary, ?how, "journal replay");
-    match how {
-        Recover::IntoMemory => {
-            let redirects = newest.into_iter().map(|(home, copy)| {
-                let (at, _) = map.locate(copy.at);
-                let escaped = copy.escaped;
-                (home, Redirect { at, escaped })
-            });
-            let overlay = Overlay::new(redirects.collect());
-            Ok(Recovered { summary, overlay })
-        }
-        Recover::ToDevice => {
-            replay(queue, block_size, map, &newest, tag)?;
-            mark_recovered(
-                queue,
-                block_size,
-                map,
-                &superblock,
-                found.end,
-                &mut block0,
-                tag,
-            )?;
-            let overlay = Overlay::default();
-            Ok(Recovered { summary, overlay })
+    tracing::debug!(
+        ?summary,
+        ?how,
+        fast_commits = fast_commits.commits.len(),
+        "journal replay"
+    );
+    let overlay = if how == Recover::IntoMemory || !fast_commits.is_empty() {
+        let redirects = newest.into_iter().map(|(home, copy)| {
+            let (at, _) = map.locate(copy.at);
+            let escaped = copy.escaped;
+            (home, Redirect { at, escaped })
+        });
+        Overlay::new(redirects.collect())
+    } else {
+        replay(queue, block_size, map, &newest, tag)?;
+        // The number of the incomplete transaction is skipped, so its blocks in the log stay invalid.
+        let empty = LogStart {
+            block: 0,
+            sequence: found.end.next(),
+        };
+        mark_start(queue, block_size, map, &superblock, empty, &mut block0, tag)?;
+        Overlay::default()
+    };
+    Ok(Recovered {
+        summary,
+        overlay,
+        fast_commits,
+    })
+}
+
+/// The committed transactions of a log, verified.
+pub(crate) struct LoadedLog {
+    pub(crate) found: ScanResult,
+    /// The newest copy of each block that was not revoked since.
+    newest: BTreeMap<DevBlock, LoggedCopy>,
+}
+
+impl LoadedLog {
+    /// Reads the log, which is not empty.
+    pub(crate) fn load(
+        queue: &Queue,
+        block_size: BlockSize,
+        map: &JournalMap,
+        superblock: &Superblock,
+        summary: &mut RecoverySummary,
+        tag: IoTag,
+    ) -> Result<Self, JournalError> {
+        let mut reader = LogReader::new(queue, block_size, map, tag);
+        let found = scan(&mut reader, superblock)?;
+        let newest = newest_copies(&mut reader, &superblock.format, &found, summary)?;
+        check_home_locations(queue, block_size, map, newest.keys())?;
+        Ok(Self { found, newest })
+    }
+
+    /// Writes the newest copies to their home locations and waits.
+    pub(crate) fn replay(
+        &self,
+        queue: &Queue,
+        block_size: BlockSize,
+        map: &JournalMap,
+        tag: IoTag,
+    ) -> Result<(), JournalError> {
+        replay(queue, block_size, map, &self.newest, tag)
+    }
+}
+
+/// Reads the fast commits of the transaction that follows the log, which has the number `next`.
+fn scan_fast_commits(
+    reader: &mut LogReader<'_>,
+    superblock: &Superblock,
+    next: Tid,
+) -> Result<FastCommits, JournalError> {
+    let Some(first) = superblock.fast_commit else {
+        return Ok(FastCommits::default());
+    };
+    let mut scan = FastCommitScan::new(next);
+    for at in first..superblock.raw.max_len.get() {
+        if !scan.block(&reader.read(at)?)? {
+            break;
         }
     }
+    let found = scan.finish();
+    if found.is_torn {
+        tracing::warn!(
+            finished = found.commits.len(),
+            "the last fast commit was not finished and is not replayed"
+        );
+    }
+    Ok(found)
 }
 
 /// Reads and verifies the journal's block 0.
@@ -191,13 +255,15 @@ struct LoggedCopy {
 }
 
 /// Result of the scan.
-struct ScanResult {
+pub(crate) struct ScanResult {
     /// In the order of the log.
     copies: Vec<LoggedCopy>,
     /// Revoke blocks: index of the transaction, and block in the log.
     revokes: Vec<(u32, u32)>,
     /// The first transaction that is not committed.
-    end: Tid,
+    pub(crate) end: Tid,
+    /// The block after the last committed transaction.
+    pub(crate) head: u32,
 }
 
 /// The transaction that the scan is in.
@@ -241,6 +307,7 @@ fn scan(reader: &mut LogReader<'_>, superblock: &Superblock) -> Result<ScanResul
             copies: Vec::new(),
             revokes: Vec::new(),
             end: first,
+            head: superblock.raw.start.get(),
         },
         pending: PendingTransaction::new(),
         last_time: 0,
@@ -333,6 +400,7 @@ impl LogScan<'_, '_> {
                 let revokes = self.pending.revokes.iter().map(|&at| (age, at));
                 self.found.revokes.extend(revokes);
                 self.found.end = self.next.next();
+                self.found.head = self.walk.at;
             }
             // With asynchronous commits the last record may be written before its blocks are. A
             // transaction after it proves that they were written, so they are corrupt.
@@ -424,14 +492,14 @@ fn newest_copies(
 }
 
 /// Fails unless every home location is on the device and outside the journal.
-fn check_home_locations(
+pub(crate) fn check_home_locations<'a>(
     queue: &Queue,
     block_size: BlockSize,
     map: &JournalMap,
-    newest: &BTreeMap<DevBlock, LoggedCopy>,
+    homes: impl Iterator<Item = &'a DevBlock>,
 ) -> Result<(), JournalError> {
     let end = queue.geometry().size / block_size.bytes_u64();
-    for &home in newest.keys() {
+    for &home in homes {
         if home.0 >= end || map.contains(home) {
             return Err(JournalError::Corrupt(format!(
                 "home location {home} of a logged block is inside the journal or past the end of the device"
@@ -468,21 +536,27 @@ fn replay(
     Ok(())
 }
 
-/// Makes the replayed blocks durable, then marks the log empty in the superblock.
-fn mark_recovered(
+/// Where a log starts: the block (0: it is empty) and the number of the transaction there.
+#[derive(Clone, Copy)]
+pub(crate) struct LogStart {
+    pub(crate) block: u32,
+    pub(crate) sequence: Tid,
+}
+
+/// Makes all blocks durable that were written before, then sets the start of the log in the superblock.
+pub(crate) fn mark_start(
     queue: &Queue,
     block_size: BlockSize,
     map: &JournalMap,
     superblock: &Superblock,
-    end: Tid,
+    start: LogStart,
     block0: &mut Buf,
     tag: IoTag,
 ) -> Result<(), JournalError> {
     let mut raw = superblock.raw.clone();
     assert_ne!(raw.start.get(), 0, "only a log with content is replayed");
-    raw.start = Be32::new(0);
-    // The number of the incomplete transaction is skipped, so its blocks in the log stay invalid.
-    raw.sequence = Be32::new(end.next().0);
+    raw.start = Be32::new(start.block);
+    raw.sequence = Be32::new(start.sequence.0);
     raw.seal();
     block0.make_mut()[..size_of_val(&raw)].copy_from_slice(raw.as_bytes());
     let (at, _) = map.locate(0);

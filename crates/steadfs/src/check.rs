@@ -170,7 +170,7 @@ pub fn check(
     let default = ext4::Options::default();
     let how = ext4::Options {
         // After a replay the superblock has the counts of the last mount; a backup's are older.
-        after_crash: view.report.replayed_transactions > 0 || view.super_at != default.super_at,
+        after_crash: view.report.has_replayed() || view.super_at != default.super_at,
         super_at: view.super_at,
         unreplayed: view.unreplayed.map(|error| error.to_string()),
         mended: view.mended,

@@ -69,6 +69,8 @@ pub struct OpenReport {
     pub replayed_blocks: u64,
     /// Transactions replayed.
     pub replayed_transactions: u64,
+    /// Fast commits replayed.
+    pub replayed_fast_commits: u64,
     /// f2fs: files recovered by roll-forward, which fsync wrote after the last checkpoint.
     pub recovered_files: u64,
     /// Orphan inodes: freed or truncated, or skipped on a read-only volume.
@@ -88,6 +90,7 @@ impl From<steadfs_ext4::MountReport> for OpenReport {
         Self {
             replayed_blocks: report.replayed_blocks,
             replayed_transactions: report.replayed_transactions,
+            replayed_fast_commits: report.replayed_fast_commits,
             orphans: report.orphans,
             read_only_because: report.read_only_because,
             defaults_passed_over: report.defaults_passed_over,

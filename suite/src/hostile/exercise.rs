@@ -210,7 +210,7 @@ impl Trial {
         self.may_be_longer = false;
         let view = view?;
         let options = check::Options {
-            after_crash: view.report.replayed_transactions > 0,
+            after_crash: view.report.has_replayed(),
             super_at: view.super_at,
             unreplayed: view.unreplayed.map(|error| error.to_string()),
             mended: view.mended,

@@ -80,7 +80,8 @@ impl Extent {
             && self.len + next.len <= Self::max_len(self.unwritten)
     }
 
-    fn decode(bytes: &[u8]) -> Self {
+    /// An entry of a leaf as it is stored, in 12 bytes; its length may be 0.
+    pub fn decode(bytes: &[u8]) -> Self {
         let raw = get16(bytes, 4);
         let (len, unwritten) = if raw > LEN_MARK {
             (raw - LEN_MARK, true)

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use steadfs_base::{Corruption, IoTag};
 use steadfs_cache::MetaBuf;
-use steadfs_rt::MutexGuard;
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::blocks::{desc_block, write_desc};
@@ -109,7 +108,22 @@ impl Allocator {
             (first..geo.inodes_per_group).contains(&index),
             "reserved inodes are not allocated"
         );
-        let mut bits = handle.write(&buf)?;
+        self.set_inode_used(fs, handle, (no, index), kind, &mut group, (&buf, &table))?;
+        Ok(Some(geo.inode_at(no, index)))
+    }
+
+    /// Sets the bit of a free inode in its bitmap, and the counts in the descriptor, whose block is `table`.
+    pub(super) fn set_inode_used(
+        &self,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        (no, index): (GroupNo, u32),
+        kind: FileKind,
+        group: &mut Group,
+        (bitmap, table): (&Arc<MetaBuf>, &Arc<MetaBuf>),
+    ) -> Result<()> {
+        let geo = fs.geo();
+        let mut bits = handle.write(bitmap)?;
         bitmap::set(&mut bits, index);
         let desc = &mut group.desc;
         desc.free_inodes -= 1;
@@ -121,13 +135,13 @@ impl Allocator {
         }
         desc.seal_inode_bitmap(geo, &bits);
         drop(bits);
-        write_desc(fs, no, &group.desc, handle, &table)?;
+        write_desc(fs, no, &group.desc, handle, table)?;
         self.with_totals(|t| {
             assert!(t.free_inodes > 0, "the total includes every group");
             t.free_inodes -= 1;
             t.dirs += u64::from(kind == FileKind::Directory);
         });
-        Ok(Some(geo.inode_at(no, index)))
+        Ok(())
     }
 
     /// Frees an inode number. Two credits.
@@ -189,11 +203,11 @@ impl Allocator {
         Ok(bitmap::test(&bits, index))
     }
 
-    fn writable_inode_bitmap(
+    pub(super) fn writable_inode_bitmap(
         &self,
         fs: &Ext4,
         no: GroupNo,
-        group: &mut MutexGuard<'_, Group>,
+        group: &mut Group,
         handle: &mut Handle<'_>,
     ) -> Result<Arc<MetaBuf>> {
         let geo = fs.geo();
@@ -213,7 +227,7 @@ impl Allocator {
 
 /// Refuses a number that the bitmap has as free while its slot holds an inode with links: a new inode there would
 /// destroy that file.
-fn check_unused(ino: Ino, slot: &[u8]) -> Result<()> {
+pub(super) fn check_unused(ino: Ino, slot: &[u8]) -> Result<()> {
     if !disk::inode::has_links(slot) {
         return Ok(());
     }

@@ -134,7 +134,7 @@ impl Ext4 {
     }
 
     /// Inserts a name at `slot`. `subdir`: the directory's link count gains a `..`.
-    pub(super) fn add_name(
+    pub(crate) fn add_name(
         &self,
         cx: &Cx,
         handle: &mut Handle<'_>,
@@ -212,7 +212,7 @@ impl Ext4 {
     }
 
     /// Zeroes an inode's slot in the table.
-    fn clear_slot(&self, handle: &mut Handle<'_>, ino: Ino) -> Result<()> {
+    pub(crate) fn clear_slot(&self, handle: &mut Handle<'_>, ino: Ino) -> Result<()> {
         let (buf, at) = self.inode_slot(ino, Default::default())?;
         let mut block = handle.write(&buf)?;
         block[at..at + usize::from(self.geo().inode_size)].fill(0);

@@ -144,7 +144,7 @@ impl Ext4 {
     }
 
     /// Removes an entry. `subdir`: the directory's link count loses a `..`.
-    pub(super) fn take_name(
+    pub(crate) fn take_name(
         &self,
         cx: &Cx,
         handle: &mut Handle<'_>,

@@ -62,6 +62,19 @@ impl Orphans {
         Ok(done)
     }
 
+    /// Reads the record without processing it, for a replay that changes orphans before the mount. Invalid entries stay
+    /// for [`Orphans::clean_up`], which reports them.
+    pub(crate) fn load(&self, fs: &Ext4) {
+        // Inodes without links are in use.
+        self.cleaning.store(true, Ordering::Release);
+        let opened = self.open_file(fs).err();
+        let (_, in_list) = self.load_list(fs);
+        let (_, in_file) = self.load_slots(fs);
+        for error in [opened, in_list, in_file].into_iter().flatten() {
+            tracing::warn!(%error, "an orphan is not valid");
+        }
+    }
+
     /// Records corruption, and the mount continues, read-only if `errors=` requires that; any other error ends it.
     fn drop_bad(&self, fs: &Ext4, error: FsError) -> Result<()> {
         match fs.report_corruption(Err::<(), _>(error)) {

@@ -16,7 +16,7 @@ mod warnings;
 const EXT4: &[&str] = &["-t", "ext4", "-O", "orphan_file"];
 
 /// A device that is read-only until [`Device::make_writable`].
-struct ReadOnlyUntilAsked {
+pub(crate) struct ReadOnlyUntilAsked {
     inner: Arc<MemDevice>,
     read_only: Geometry,
     writable: AtomicBool,
@@ -24,7 +24,7 @@ struct ReadOnlyUntilAsked {
 }
 
 impl ReadOnlyUntilAsked {
-    fn new(inner: &Arc<MemDevice>, allows: bool) -> Arc<Self> {
+    pub(crate) fn new(inner: &Arc<MemDevice>, allows: bool) -> Arc<Self> {
         Arc::new(Self {
             inner: Arc::clone(inner),
             read_only: Geometry {

@@ -1,10 +1,11 @@
 //! Journals with false content, with corruption, or with features that are not replayed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfs_base::endian::Be32;
 use steadfs_base::{DevBlock, IoTag, Tid};
-use steadfs_block::{FaultDevice, MemDevice};
+use steadfs_block::{Buf, Device, FaultDevice, MemDevice, Op};
 use steadfs_cache::MetaCache;
 use steadfs_rt::Random;
 use zerocopy::{FromBytes, IntoBytes};
@@ -12,8 +13,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::crash_device::CrashDevice;
 use super::model::{Model, find_state};
 use super::support::{Layout, set};
-use crate::{Checksum, Journal, JournalConfig, JournalError, Recover, Recovered, recover};
-use steadfs_jbd2_format::RawSuperblock;
+use crate::{
+    Checksum, Journal, JournalConfig, JournalError, Recover, Recovered, log_fast_commits, recover,
+};
+use steadfs_jbd2_format::{FastCommitBuilder, RawSuperblock};
 
 const TAG: IoTag = IoTag::background();
 const JOURNAL: u64 = 200;
@@ -263,8 +266,8 @@ fn features_that_are_not_replayed_are_named() {
     assert!(matches!(result, Err(JournalError::Corrupt(what)) if what.contains("device")));
 }
 
-#[test]
-fn only_a_log_with_fast_commits_is_refused() {
+/// A log that went around, on a journal with a fast-commit area at this byte, and its last transaction.
+fn with_area() -> (Layout, Vec<u8>, u64, Tid) {
     let layout = Layout::new(1024, 1200, JOURNAL);
     let image = layout.device().to_bytes();
     let image = with_superblock(&layout, &image, |raw| {
@@ -281,25 +284,94 @@ fn only_a_log_with_fast_commits_is_refused() {
         journal.commit(last, TAG).unwrap();
     }
     assert!(journal.stats().tail_moves > 2, "the log went around");
-    let mut image = device.to_bytes();
+    let image = device.to_bytes();
     assert!(
         image[area as usize..][..99 * 1024]
             .iter()
             .all(|&byte| byte == 0xEE)
     );
-    let mut head = |tid: Tid| {
-        let at = area as usize;
-        image[at..at + 4].copy_from_slice(&[9, 0, 8, 0]);
-        image[at + 4..at + 8].fill(0);
-        image[at + 8..at + 12].copy_from_slice(&tid.0.to_le_bytes());
-        try_recover(&layout, &image, Recover::IntoMemory).0
+    (layout, image, area, last)
+}
+
+/// The same with one fast commit of transaction `tid`.
+fn with_fast_commit(image: &[u8], area: u64, tid: Tid) -> Vec<u8> {
+    let mut fast = FastCommitBuilder::new(tid, 1024);
+    let fast = fast.del_range(12, 0, 1).tail().finish();
+    let mut image = image.to_vec();
+    image[area as usize..][..fast.len()].copy_from_slice(&fast);
+    image
+}
+
+#[test]
+fn fast_commits_count_if_they_follow_the_last_transaction() {
+    let (layout, image, area, last) = with_area();
+    let old = with_fast_commit(&image, area, last);
+    for how in [Recover::IntoMemory, Recover::ToDevice] {
+        let (found, _) = try_recover(&layout, &old, how);
+        assert!(
+            found.unwrap().fast_commits.is_empty(),
+            "of an old transaction"
+        );
+        let new = with_fast_commit(&image, area, last.next());
+        let (found, after) = try_recover(&layout, &new, how);
+        let found = found.unwrap();
+        assert_eq!(found.fast_commits.commits.len(), 1);
+        assert!(!found.overlay.is_empty());
+        assert!(after == new, "nothing is written before they are replayed");
+    }
+}
+
+#[test]
+fn logged_fast_commits_are_all_there_or_not_at_all_after_any_write() {
+    let (layout, image, area, last) = with_area();
+    let image = with_fast_commit(&image, area, last.next());
+    let blocks: BTreeMap<DevBlock, Buf> = (0..20)
+        .map(|n| (DevBlock(900 + 3 * n), Buf::copy_of(&[0xAB; 1024])))
+        .collect();
+    let log = |device: Arc<dyn Device>| {
+        let queue = layout.queue(device);
+        log_fast_commits(&queue, layout.block_size, &layout.map(), &blocks, TAG)
     };
-    assert!(
-        head(last).is_ok(),
-        "an old fast commit says nothing any more"
-    );
-    let refused = head(last.next()).unwrap_err();
-    assert_eq!(refused, JournalError::FastCommits);
+    let (mut before, mut after) = (0, 0);
+    for writes in 0.. {
+        let device = FaultDevice::new(Arc::new(MemDevice::from_bytes(&image)));
+        let mut left = writes;
+        device.fail(move |bio| {
+            let fails = bio.op != Op::Read && left == 0;
+            left -= usize::from(bio.op != Op::Read && left > 0);
+            fails
+        });
+        let logged = log(Arc::clone(&device) as _);
+        let cut = device.memory.to_bytes();
+        let (found, _) = try_recover(&layout, &cut, Recover::IntoMemory);
+        let found = found.unwrap();
+        let is_logged = found.overlay.blocks().any(|block| block == DevBlock(957));
+        assert_eq!(found.fast_commits.is_empty(), is_logged);
+        if is_logged {
+            after += 1;
+            let (found, home) = try_recover(&layout, &cut, Recover::ToDevice);
+            assert_eq!(found.unwrap().summary.transactions, 1);
+            for (&at, block) in &blocks {
+                assert!(layout.block(&home, at.0) == &block[..]);
+            }
+        } else {
+            before += 1;
+            // The older transactions are still there, in the log or at home.
+            let memory = Arc::new(MemDevice::from_bytes(&cut));
+            log(Arc::clone(&memory) as _).unwrap();
+            let home = layout.recovered(&memory);
+            assert_eq!(layout.block(&home, 700 + 119)[9], 1);
+        }
+        if logged.is_ok() {
+            break;
+        }
+    }
+    assert!(before > 3 && after > 0, "{before} before, {after} after");
+    let many = (0..150).map(|n| (DevBlock(300 + n), Buf::zeroed(1024)));
+    let queue = layout.queue(Arc::new(MemDevice::from_bytes(&image)));
+    let (size, map) = (layout.block_size, layout.map());
+    let refused = log_fast_commits(&queue, size, &map, &many.collect(), TAG).unwrap_err();
+    assert!(matches!(refused, JournalError::Unsupported(what) if what.contains("150 blocks")));
 }
 
 #[test]

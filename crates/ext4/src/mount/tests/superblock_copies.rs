@@ -8,9 +8,9 @@ use steadfs_vfs::{Cx, FileSystem, FsError, Result};
 
 use crate::disk::test_images::{Image, judge};
 use crate::fs::Ext4;
-use crate::mount::MountReport;
 use crate::options::MountOptions;
 use crate::replay::replayed_view;
+use crate::report::MountReport;
 use crate::test_world::ROOT;
 use crate::{check, inspect};
 

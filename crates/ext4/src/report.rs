@@ -9,6 +9,8 @@ pub struct MountReport {
     pub replayed_blocks: u64,
     /// Transactions replayed.
     pub replayed_transactions: u64,
+    /// Fast commits replayed.
+    pub replayed_fast_commits: u64,
     /// Orphans that were freed or truncated.
     pub orphans: u64,
     /// Why the volume is read-only although a mount for writing was requested.
@@ -22,6 +24,11 @@ pub struct MountReport {
 }
 
 impl MountReport {
+    /// Whether the journal held changes.
+    pub fn has_replayed(&self) -> bool {
+        self.replayed_transactions > 0 || self.replayed_fast_commits > 0
+    }
+
     /// Turns an error into a warning if `salvage` is set.
     pub(crate) fn pass_over(&mut self, result: Result<()>, salvage: bool) -> Result<()> {
         match result {

@@ -4,11 +4,11 @@ use steadfs_base::Corruption;
 use steadfs_block::Queue;
 use steadfs_vfs::{FsError, Result};
 
-use super::report::MountReport;
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::JournalPlace;
 use crate::options::MountOptions;
+use crate::report::MountReport;
 
 /// Features of images that are read-only by design.
 const MADE_TO_BE_READ: RoCompat = RoCompat::READONLY.union(RoCompat::SHARED_BLOCKS);
@@ -36,7 +36,7 @@ pub(crate) fn why_only_readable(sb: &Superblock) -> Vec<String> {
 }
 
 /// Refuses the mount, or reports why it must be read-only.
-pub(super) fn choose_mode(
+pub(crate) fn choose_mode(
     sb: &Superblock,
     options: &MountOptions,
     device_read_only: bool,

@@ -1,0 +1,118 @@
+//! Puts a volume together from its device and superblock.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use steadfs_block::Queue;
+use steadfs_cache::{CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions};
+use steadfs_rt::{Mutex, Rank, RwLock};
+use steadfs_vfs::verity::VerityFiles;
+use steadfs_vfs::{Clock, PendingFrees, RemountState, Result, StopState};
+
+use crate::disk::Superblock;
+use crate::disk::features::RoCompat;
+use crate::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET};
+use crate::error_log::ErrorLog;
+use crate::fs::Ext4;
+use crate::inode::InodeTable;
+use crate::mballoc::{Allocator, Descriptors};
+use crate::options::MountOptions;
+use crate::orphan::Orphans;
+use crate::report::MountReport;
+use crate::source::{Source, journal_map};
+use crate::super_origin::SuperOrigin;
+use crate::tuning::stripe;
+use crate::txn::Txns;
+
+impl Ext4 {
+    /// The volume of `source`, not served yet. Without `journaled` its journal is not used, and changes are written in
+    /// place.
+    pub(crate) fn assemble(
+        source: Source,
+        options: MountOptions,
+        sizes: CacheSizes,
+        journaled: bool,
+        report: &mut MountReport,
+    ) -> Result<Arc<Self>> {
+        let Source {
+            queue,
+            overlay,
+            sb,
+            super_bytes,
+            super_at,
+            ..
+        } = source;
+        let geo = sb.geometry().clone();
+        let meta_budget = usize::try_from(sizes.metadata).unwrap_or(usize::MAX);
+        let meta = Arc::new(MetaCache::new(
+            Arc::clone(&queue),
+            geo.block_size,
+            meta_budget,
+        ));
+        let needed = needed_descriptors(&options, super_at);
+        let (mut alloc, unwritable) = Allocator::load(&geo, &meta, needed)?;
+        report.warnings.extend(unwritable.clone());
+        let set_up = set_up_allocator(&mut alloc, &queue, &sb, &options);
+        report.pass_over(set_up, options.common.salvage)?;
+        let overhead = geo.first_data_block.0 + alloc.own_blocks();
+        let meta_budget = sizes.metadata;
+        let limits = WritebackOptions::for_cache(sizes.dirty_data);
+        queue.set_read_ahead_limit(sizes.read_ahead);
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            geo,
+            queue,
+            txns: Txns::new(Arc::clone(&meta), journaled),
+            meta,
+            writeback: Arc::new(Writeback::new(limits)),
+            inodes: InodeTable::new(),
+            alloc,
+            orphans: Orphans::new(),
+            freeing: PendingFrees::new(),
+            verities: VerityFiles::default(),
+            replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            stop_state: StopState::new(options.common.read_only),
+            options: RwLock::new(Rank::Leaf, options),
+            fsync_clustering: FsyncClustering::default(),
+            clock: Clock::default(),
+            rename: Mutex::new(Rank::Rename, ()),
+            large_file: AtomicBool::new(sb.features().ro_compat.contains(RoCompat::LARGE_FILE)),
+            hidden: sb.own_files(),
+            sb: Mutex::new(Rank::Super, sb),
+            overhead,
+            remount_state: RemountState::new(),
+            meta_budget,
+            overlay,
+            super_origin: SuperOrigin::new(super_at, super_bytes),
+            errors: ErrorLog::new(),
+            unwritable,
+            was_clean: AtomicBool::new(true),
+        }))
+    }
+}
+
+/// What an open with these options, by the superblock at `super_at`, needs of the group descriptors.
+fn needed_descriptors(options: &MountOptions, super_at: u64) -> Descriptors {
+    let by_copy = super_at != SUPERBLOCK_OFFSET;
+    match options.common.read_only {
+        false => Descriptors::Valid,
+        true if options.common.salvage || by_copy => Descriptors::Nothing,
+        true => Descriptors::Places,
+    }
+}
+
+/// Sets what superblock and options say of the allocator, and keeps the blocks of the journal in use.
+fn set_up_allocator(
+    alloc: &mut Allocator,
+    queue: &Arc<Queue>,
+    sb: &Superblock,
+    options: &MountOptions,
+) -> Result<()> {
+    alloc.set_discard(options.discard);
+    alloc.set_stripe(stripe(sb, options));
+    match journal_map(queue, sb) {
+        Ok(map) if !matches!(sb.journal(), JournalPlace::None) => alloc.add_journal(&map),
+        _ => Ok(()),
+    }
+}
