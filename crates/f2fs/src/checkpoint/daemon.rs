@@ -40,6 +40,8 @@ use crate::fs::F2fs;
 const POLL: Duration = Duration::from_millis(20);
 /// Longest wait for more requesters, unless it is set (`max_batch_time`).
 const BATCH_WAIT: Duration = Duration::from_millis(15);
+/// Levels of an I/O priority class: 0 (highest) to 7.
+const IO_PRIO_LEVELS: u8 = 8;
 /// Upper bounds of the histogram of waits, in milliseconds; the last class has none.
 pub const CLASSES: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];
 /// Upper bounds of the histogram of batch sizes; the last class has none.
@@ -251,6 +253,10 @@ impl Daemon {
         self.queued.fetch_add(1, Ordering::AcqRel);
         state.requests.push(Arc::clone(&request));
         let callers = state.callers();
+        assert!(
+            u64::from(callers) <= self.queued.load(Ordering::Acquire),
+            "each request on the list is counted"
+        );
         if !state.busy && callers == 1 {
             state.busy = true;
             return ServedBy::Requester(request);
@@ -288,6 +294,7 @@ impl Daemon {
         self.serve(fs, batch);
         {
             let mut state = self.state.lock();
+            assert!(state.busy, "the leader serves until the batch has ended");
             let waiting = state.callers();
             state
                 .batch
@@ -353,6 +360,11 @@ impl Daemon {
             for wait in waits {
                 stats.waits[CLASSES.partition_point(|end| *end <= wait)] += 1;
             }
+            debug_assert!(
+                stats.batches.iter().sum::<u64>() == stats.issued
+                    && stats.waits.iter().sum::<u64>() == stats.total,
+                "each batch and each wait is in one class"
+            );
         }
         let queued = self.queued.fetch_sub(count, Ordering::AcqRel);
         assert!(queued >= count, "a request is counted until it is answered");
@@ -469,6 +481,7 @@ impl F2fs {
 
 /// A priority in the format of `ckpt_thread_ioprio`.
 pub fn show_prio(prio: IoPrio) -> String {
+    debug_assert!(prio.level < IO_PRIO_LEVELS, "a class has eight levels");
     let class = match prio.class {
         PrioClass::RealTime => "rt",
         PrioClass::BestEffort => "be",
@@ -490,8 +503,10 @@ pub fn parse_prio(text: &str) -> Result<IoPrio> {
         _ => return Err(bad()),
     };
     let digits = !level.is_empty() && level.bytes().all(|byte| byte.is_ascii_digit());
-    let level = level.parse().ok().filter(|level| digits && *level <= 7);
-    let level = level.ok_or_else(bad)?;
+    let level = level.parse().ok();
+    let level = level
+        .filter(|level| digits && *level < IO_PRIO_LEVELS)
+        .ok_or_else(bad)?;
     Ok(IoPrio { class, level })
 }
 
