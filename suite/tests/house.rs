@@ -281,10 +281,11 @@ fn builds_with_and_without_assertions_run_alike() {
 /// A thread may not be available; a mount or remount then reports that. Only code for tests and simulations may panic.
 #[test]
 fn product_code_reports_that_a_task_cannot_start() {
-    const TOOLS: [&str; 4] = [
+    const TOOLS: [&str; 5] = [
         "crates/rt/",
         "crates/lab/",
         "crates/workload/",
+        "crates/conformance/",
         // A device that fails on purpose.
         "crates/block/src/faults.rs",
     ];
