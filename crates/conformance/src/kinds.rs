@@ -86,7 +86,7 @@ pub static KINDS: &[Kind] = &[
     ext("ext4_1k", 1024, Map::Extents, true, &["-t", "ext4", "-O", "^orphan_file"]),
     ext("ext4_4k", 4096, Map::Extents, true, &["-t", "ext4", "-O", "orphan_file"]),
     ext("ext4_no_journal", 1024, Map::Extents, false, &["-t", "ext4", "-O", "^has_journal"]),
-    ext("ext4_indirect", 1024, Map::Indirect, true, &["-t", "ext4", "-O", "^extents,^64bit"]),
+    ext("ext4_indirect", 4096, Map::Indirect, true, &["-t", "ext4", "-O", "^extents,^64bit"]),
     Kind { inode: 512, ..ext("ext4_unindexed", 2048, Map::Extents, true,
         &["-t", "ext4", "-O", "^dir_index,^metadata_csum,^64bit,^flex_bg"]) },
     // One block of 254 slots for orphans: further ones are added to the list.
@@ -223,6 +223,21 @@ impl Kind {
         }
         let opened = Opened::of(volume.to_bytes());
         opened.checkpoint.flags.contains(CpFlags::UNMOUNT)
+    }
+
+    /// Whether the log of an ext volume must be replayed.
+    pub fn needs_replay(&self, volume: &MemDevice) -> bool {
+        let recovery = Incompat::NEEDS_RECOVERY;
+        self.is_ext() && superblock(volume).features().incompat.contains(recovery)
+    }
+
+    /// Whether the volume lists orphans (on ext: in the list that begins in the superblock).
+    pub fn lists_orphans(&self, volume: &MemDevice) -> bool {
+        if self.is_ext() {
+            return superblock(volume).last_orphan().is_some();
+        }
+        let opened = Opened::of(volume.to_bytes());
+        opened.checkpoint.flags.contains(CpFlags::ORPHANS)
     }
 
     /// Number of mounts that an ext volume has counted.

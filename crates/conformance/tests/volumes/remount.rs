@@ -96,7 +96,9 @@ fn remount_while_in_use(kind: &'static Kind) {
     });
     remount(&world, "ro").unwrap();
     task.join();
-    judge(kind, &world.device.faults.memory);
+    let memory = &world.device.faults.memory;
+    judge(kind, memory);
+    assert!(!kind.lists_orphans(memory));
     remount(&world, "rw").unwrap();
     world.reopen().close();
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::InodeNo;
-use steadfs_conformance::{Kind, Setup, World};
+use steadfs_conformance::{Kind, Setup, World, judge};
 use steadfs_rt::{sim, sleep};
 use steadfs_vfs::{FallocMode, InodeFlags, SetAttr, SetXattr};
 
@@ -106,6 +106,10 @@ fn share_flushes(kind: &'static Kind) {
     }
     // A file that was not synced is lost by a power cut, or empty; all others are there.
     written(&world, 100, 1);
+    if !kind.is_ext() {
+        // Also before a mount rolls forward.
+        judge(kind, &world.device.copy());
+    }
     world.after_power_cut(false, |there| {
         for n in 0..100 {
             let name = format!("file{n}");
