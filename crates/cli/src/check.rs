@@ -38,7 +38,8 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
     }
 }
 
-fn print_report(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
+/// What of the volume's state comes from its log or checkpoint.
+fn print_recovery(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
     let name = volume.display();
     match checked {
         Checked::Ext4 { replayed, .. } if replayed.has_replayed() => {
@@ -66,6 +67,11 @@ fn print_report(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Re
             writeln!(out, "{name}: {}", printable_text(warning))?;
         }
     }
+    Ok(())
+}
+
+fn print_report(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
+    print_recovery(volume, checked, out)?;
     for issue in checked.issues() {
         writeln!(out, "{}", printable_text(&issue.to_string()))?;
     }
@@ -75,6 +81,7 @@ fn print_report(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Re
     for what in checked.skipped() {
         writeln!(out, "not checked: {what}")?;
     }
+    let name = volume.display();
     let verdict = if checked.is_clean() {
         "clean"
     } else {
