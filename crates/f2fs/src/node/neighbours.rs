@@ -5,8 +5,8 @@
 //!
 //! **Rule.** Files that were made together have their inodes side by side in the node log, because a checkpoint writes
 //! nodes in the order of their ids. The log is divided into *neighbourhoods* of 32 blocks. One is read whole when a
-//! second block of it is asked for, or when a neighbouring one was read whole before. Each of its nodes that the NAT
-//! refers to is kept, without its zeros ([`super::content`]).
+//! second block of it is asked for, or when a neighbouring one was read whole before; then up to three unread ones behind
+//! it are read by the same request. Each node that the NAT refers to is kept, without its zeros ([`super::content`]).
 //!
 //! A pause follows if memory is too small: if more than seven of eight nodes that were read ahead are evicted unused.
 
@@ -17,6 +17,8 @@ use steadfs_rt::{Mutex, Rank};
 
 /// Blocks of a neighbourhood; a segment has a whole number of them.
 pub const BLOCKS: u32 = 32;
+/// Neighbourhoods of one request.
+const MAX_AT_ONCE: u32 = 4;
 /// Neighbourhoods in a generation of the memory; two generations are kept.
 const GENERATION: usize = 512;
 /// Nodes read ahead that were used or evicted, between two judgements.
@@ -74,20 +76,9 @@ impl NeighbourReads {
         self.unused.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// A block of this neighbourhood is asked for and not in memory. Returns whether to read all of it.
-    pub fn ask(&self, number: u32) -> bool {
+    /// A block of this neighbourhood is asked for and not in memory. Returns how many are to be read from this one on.
+    pub fn ask(&self, number: u32) -> u32 {
         let state = &mut *self.state.lock();
-        if state.pause > 0 {
-            state.pause -= 1;
-            return false;
-        }
-        let known = state.get(number);
-        let was_read = |near: u32| state.get(near) == Some(true);
-        let near = was_read(number.wrapping_sub(1)) || was_read(number + 1);
-        let read = known == Some(false) || known.is_none() && near;
-        if read || known.is_none() {
-            state.set(number, read);
-        }
         let [used, unused] = [&self.used, &self.unused].map(|n| n.load(Ordering::Relaxed));
         if used.saturating_add(unused) >= JUDGED {
             self.used.store(0, Ordering::Relaxed);
@@ -96,7 +87,32 @@ impl NeighbourReads {
                 state.pause = PAUSE;
             }
         }
-        read
+        if state.pause > 0 {
+            state.pause -= 1;
+            return 0;
+        }
+        let known = state.get(number);
+        let was_read = |near: u32| state.get(near) == Some(true);
+        let near = was_read(number.wrapping_sub(1)) || was_read(number + 1);
+        let read = known == Some(false) || known.is_none() && near;
+        if !read {
+            if known.is_none() {
+                state.set(number, false);
+            }
+            return 0;
+        }
+        // Requests do not go beyond a multiple of their length, so they end with the segment.
+        let end = if near {
+            (number / MAX_AT_ONCE + 1) * MAX_AT_ONCE
+        } else {
+            number + 1
+        };
+        let unread = (number..end).take_while(|n| *n == number || state.get(*n) != Some(true));
+        let count = unread.count() as u32;
+        for number in number..number + count {
+            state.set(number, true);
+        }
+        count
     }
 }
 
@@ -107,14 +123,15 @@ mod tests {
     #[test]
     fn a_second_block_or_a_neighbour_reads_the_neighbourhood() {
         let reads = NeighbourReads::new();
-        let asked = [10, 10, 10, 11, 9, 20, 12, 20].map(|n| reads.ask(n));
-        assert_eq!(asked, [false, true, false, true, true, false, true, true]);
+        let asked = [10, 10, 10, 11, 9, 20, 12, 13, 20].map(|n| reads.ask(n));
+        assert_eq!(asked, [0, 1, 0, 1, 1, 0, 4, 0, 1]);
+        assert_eq!([8, 7].map(|n| reads.ask(n)), [1, 1], "9 was read");
     }
 
     #[test]
     fn reads_that_are_not_used_pause() {
         let reads = NeighbourReads::new();
-        let whole = |range: std::ops::Range<u32>| range.filter(|n| reads.ask(n * 2)).count();
+        let whole = |range: std::ops::Range<u32>| range.filter(|n| reads.ask(n * 2) > 0).count();
         assert_eq!(whole(0..10) + whole(0..10), 10);
         for _ in 0..JUDGED / 4 {
             reads.record_use();
@@ -122,7 +139,7 @@ mod tests {
         reads.record_unused(JUDGED);
         assert_eq!(whole(100..110) + whole(100..110), 10, "a fifth was used");
         reads.record_unused(JUDGED);
-        assert!(!reads.ask(2000));
+        assert_eq!(reads.ask(2000), 0);
         assert_eq!(whole(2000..2000 + PAUSE), 0);
         assert_eq!(whole(2000..2010) + whole(2000..2010), 10);
     }
@@ -131,8 +148,8 @@ mod tests {
     fn asks_long_ago_are_forgotten() {
         let reads = NeighbourReads::new();
         for n in 0..2 * GENERATION as u32 + 1 {
-            assert!(!reads.ask(n * 2));
+            assert_eq!(reads.ask(n * 2), 0);
         }
-        assert!(!reads.ask(0));
+        assert_eq!(reads.ask(0), 0);
     }
 }

@@ -10,12 +10,17 @@ use crate::fs::F2fs;
 use crate::segment::BlockKind;
 
 impl F2fs {
-    /// The first block of the neighbourhood to be read for a block of the main area that is not in memory, if so.
-    fn neighbourhood(&self, reads: &NeighbourReads, addr: BlockAddr) -> Option<BlockAddr> {
+    /// The blocks to be read for one of the main area that is not in memory, if more than that one: the first, and their
+    /// number.
+    fn neighbourhood(&self, reads: &NeighbourReads, addr: BlockAddr) -> Option<(BlockAddr, u32)> {
         let within = addr.0.checked_sub(self.layout.main_start)?;
+        if !self.layout.is_main(addr) {
+            return None;
+        }
         let number = within / BLOCKS;
-        (self.layout.is_main(addr) && reads.ask(number))
-            .then(|| BlockAddr(self.layout.main_start + number * BLOCKS))
+        let count = reads.ask(number);
+        let first = BlockAddr(self.layout.main_start + number * BLOCKS);
+        (count > 0).then_some((first, count * BLOCKS))
     }
 
     /// Called before a node is read: reads those beside it in the log, too. Errors are not reported here: the read of
@@ -28,15 +33,15 @@ impl F2fs {
             return;
         };
         self.node_reads.record_unused(self.nodes.take_unused());
-        let Some(first) = self.neighbourhood(&self.node_reads, entry.addr) else {
+        let Some((first, count)) = self.neighbourhood(&self.node_reads, entry.addr) else {
             return;
         };
         let commits = self.nat.commits();
         let mut bio = Bio::read(
             u64::from(first.0) * BLOCK_SIZE as u64,
-            BLOCKS as usize * BLOCK_SIZE,
+            count as usize * BLOCK_SIZE,
         );
-        bio.bufs = (0..BLOCKS).map(|_| Buf::zeroed(BLOCK_SIZE)).collect();
+        bio.bufs = (0..count).map(|_| Buf::zeroed(BLOCK_SIZE)).collect();
         let Ok(bio) = self.queue.submit(bio, tag).into_bio() else {
             return;
         };
@@ -76,7 +81,7 @@ impl F2fs {
 
     /// Called before a directory block is read: reads the valid blocks beside it in the log, too.
     pub(super) fn read_dir_blocks_beside(&self, addr: BlockAddr, tag: IoTag) {
-        let Some(first) = self.neighbourhood(&self.dir_reads, addr) else {
+        let Some((first, count)) = self.neighbourhood(&self.dir_reads, addr) else {
             return;
         };
         let is_valid = |addr: &BlockAddr| {
@@ -84,7 +89,7 @@ impl F2fs {
                 .get()
                 .is_none_or(|segments| segments.is_valid(*addr))
         };
-        let blocks: Vec<_> = (0..BLOCKS)
+        let blocks: Vec<_> = (0..count)
             .map(|n| first.plus(n))
             .filter(is_valid)
             .map(|addr| DevBlock(addr.0.into()))
