@@ -216,13 +216,19 @@ impl<R: Rules> FairQueue<R> {
     /// Whether one more async request may be dispatched.
     fn may_dispatch_async(&self, now: Nanos) -> bool {
         self.in_flight.background < self.rules.async_limit(self.in_flight, now)
-            && self.in_flight.background_bytes < self.async_bytes(now)
+            && self.in_flight.background_bytes < self.options.async_bytes
     }
 
-    /// Async bytes in flight from which on no more async requests are dispatched.
-    fn async_bytes(&self, now: Nanos) -> u64 {
-        let fsync = self.rules.fsync();
-        fsync.map_or(self.options.async_bytes, |fsync| fsync.async_bytes(now))
+    /// Whether the device has as many async bytes as fsync callers allow this tag. A group that weighs more than that of
+    /// the callers keeps its share, even if it delays them.
+    fn reaches_fsync_bound(&self, tag: IoTag, now: Nanos) -> bool {
+        let Some(fsync) = self.rules.fsync() else {
+            return false;
+        };
+        self.in_flight.background_bytes >= fsync.async_bytes(now)
+            && fsync
+                .caller(now)
+                .is_some_and(|caller| self.share_beside(caller, tag).is_some())
     }
 
     fn dispatch(&mut self, id: IoId, now: Nanos) -> IoId {
@@ -294,10 +300,13 @@ impl<R: Rules> FairQueue<R> {
         share.is_some_and(|share| fsync.has_had_share(tag.group, share, now))
     }
 
-    /// Whether a request has to wait for a FLUSH or for the end of an fsync.
+    /// Whether a request has to wait for a FLUSH, for the end of an fsync or for async requests in flight.
     fn has_to_wait(&self, entry: &Entry, now: Nanos) -> bool {
         let waits_for_flush = || entry.is_volatile() && self.has_to_wait_for_flush(entry.tag, now);
-        !is_sync(entry.tag) && (waits_for_flush() || self.is_held_for_fsync(entry.tag, now))
+        !is_sync(entry.tag)
+            && (waits_for_flush()
+                || self.is_held_for_fsync(entry.tag, now)
+                || self.reaches_fsync_bound(entry.tag, now))
     }
 
     /// When a request that has to wait may go, unless something completes earlier.
