@@ -65,7 +65,8 @@ pub fn load(queue: &Queue, layout: &Layout) -> Result<Current> {
     };
     let checkpoint = found.checkpoint?;
     let start = layout.pack_start(pack);
-    let wrong = checkpoint.validate(layout).err();
+    let valid = checkpoint.validate(layout);
+    let wrong = valid.and_then(|()| checkpoint.validate_version()).err();
     let mut unwritable = wrong.map(|error| error.in_block(start).into());
     let mut unreadable = None;
     let nat_journal = nat_journal(queue, layout, &checkpoint, start).unwrap_or_else(|error| {

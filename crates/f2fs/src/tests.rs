@@ -10,6 +10,7 @@ use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
 use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Seek};
 
+use crate::disk::BLOCK_SIZE;
 use crate::{CacheSizes, F2fs, MountOptions};
 use steadfs_f2fs_format::test_support::Image;
 use steadfs_f2fs_format::test_support::tree::{MATRIX, make_tree};
@@ -168,6 +169,44 @@ fn larger_volumes_and_holes() {
     let data = fs.seek(&cx, file.ino, 0, Seek::Data).unwrap();
     assert!(data <= 5 << 20);
     assert!(fs.seek(&cx, file.ino, 5 << 20, Seek::Hole).unwrap() > 5 << 20);
+}
+
+/// The version of the last checkpoint is a value of the device, as any other.
+#[test]
+fn a_version_that_cannot_be_followed_is_only_read() {
+    let image = Image::make(&[], 64);
+    let mut bytes = fs::read(image.path()).unwrap();
+    let opened = image.open();
+    let (layout, pack) = (opened.layout(), opened.pack);
+    let mut checkpoint = opened.checkpoint.clone();
+    // No other pack is there to be compared with.
+    let other = layout.pack_start(1 - pack).0 as usize * BLOCK_SIZE;
+    bytes[other..other + BLOCK_SIZE].fill(0);
+    for (version, is_writable) in [(u64::MAX, false), (1 << 63, false), ((1 << 63) - 1, true)] {
+        checkpoint.version = version;
+        let blocks = checkpoint.encode(layout).unwrap();
+        for at in [0, checkpoint.pack_blocks - 1] {
+            let at = layout.pack_start(pack).plus(at).0 as usize * BLOCK_SIZE;
+            bytes[at..at + BLOCK_SIZE].copy_from_slice(&blocks[..BLOCK_SIZE]);
+        }
+        let open = |options: &str| {
+            let device = MemDevice::new(bytes.len() as u64);
+            device.write(0, &bytes);
+            let options = MountOptions::parse(options).unwrap();
+            F2fs::open(Arc::new(device), options, CacheSizes::of(64 << 20)).map(|(fs, _)| fs)
+        };
+        open("ro").unwrap().unmount().unwrap();
+        match open("") {
+            Ok(fs) => {
+                assert!(is_writable, "{version}");
+                fs.unmount().unwrap();
+            }
+            Err(error) => {
+                assert!(!is_writable, "{version}: {error}");
+                assert!(error.to_string().contains("checkpoint_ver"), "{error}");
+            }
+        }
+    }
 }
 
 #[test]

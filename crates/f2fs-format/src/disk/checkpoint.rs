@@ -203,6 +203,10 @@ pub fn is_after(version: u64, other: u64) -> bool {
     super::num::as_signed64(version.wrapping_sub(other)) > 0
 }
 
+/// Versions from here on are not written. mkfs.f2fs begins with a random number of 31 bits, so no checkpoint that a
+/// program wrote has such a version; writers count on the next version being the larger number.
+const VERSION_LIMIT: u64 = 1 << 63;
+
 impl Checkpoint {
     /// Decodes and validates a checkpoint from a pack's first block and payload, `1 + cp_payload` blocks. The
     /// caller compares the versions of first and last block ([`verify_block`]).
@@ -295,6 +299,19 @@ impl Checkpoint {
             }
         }
         self.validate_logs(layout)
+    }
+
+    /// # Errors
+    /// No checkpoint can follow this one.
+    pub fn validate_version(&self) -> Result<()> {
+        if self.version >= VERSION_LIMIT {
+            return Err(bad(
+                "checkpoint_ver",
+                self.version,
+                "too large to be followed",
+            ));
+        }
+        Ok(())
     }
 
     fn validate_logs(&self, layout: &Layout) -> Result<()> {
