@@ -60,6 +60,7 @@ fn of_world(
         };
         let mut cell = cell.clone();
         cell.arms.retain(|arm| wanted(&arm.name));
+        cell.evidence.retain(|evidence| wanted(&evidence.arm));
         // In real time no two runs are identical, and the arm that this one equals may not be among these.
         for arm in &mut cell.arms {
             arm.like = None;
