@@ -7,8 +7,8 @@
 //! Rules, while fsync callers are known (a durable sync request completed less than 1 s ago):
 //! - Async bytes in the device are bounded. The bound is a feedback, as in the kernel's wbt and kyber: it shrinks where
 //!   an fsync took longer than the target (twice the shortest one of its kind, or the time that was set), and grows
-//!   where it exceeded the shortest by a quarter of that difference at most. It starts at a quarter of what the device transfers in the time of a
-//!   FLUSH, and never shrinks below what keeps the device busy ([`KeepBusy`]).
+//!   where it exceeded the shortest by a quarter of that difference at most. It starts at a quarter of what the device
+//!   transfers in the time of a FLUSH, and never shrinks below what keeps the device busy ([`KeepBusy`]).
 //! - Async requests are held back while a step of an fsync is in the device and for 1 ms afterwards, when the next step
 //!   is expected; but not below their share of the device ([`Hold`]).
 //!
