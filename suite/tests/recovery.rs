@@ -385,14 +385,16 @@ fn a_volume_that_needs_a_journal_on_another_device_is_refused() {
     volumes.check_unwritten();
 }
 
+/// The kernel does not read the copy: on some such volumes its own replay stops the machine.
 #[test]
-fn fast_commits_are_refused_with_the_remedy() {
+fn fast_commits_on_a_volume_that_is_only_read_are_refused_with_the_remedy() {
     let scratch = Scratch::new();
+    let features = "fast_commit,bigalloc";
     let image = Image::mke2fs(
         &scratch,
         "fast",
         64 * MIB,
-        &["-t", "ext4", "-O", "fast_commit"],
+        &["-t", "ext4", "-O", features, "-C", "65536"],
     );
     let kernel = KernelMount::new(&scratch, image.path(), "");
     for name in ["one", "two", "three"] {
@@ -401,25 +403,24 @@ fn fast_commits_are_refused_with_the_remedy() {
     }
     let left = image.copy(&scratch, "left");
     kernel.unmount();
-    let refused = |options: &str| match SteadMount::attempt(&scratch, left.path(), options) {
-        Ok(_) => panic!("{options}: mounted"),
-        Err(refused) => refused,
-    };
     for options in ["", "ro"] {
-        let (code, output) = refused(options);
+        let (code, output) = match SteadMount::attempt(&scratch, left.path(), options) {
+            Ok(_) => panic!("{options}: mounted"),
+            Err(refused) => refused,
+        };
         assert_eq!(code, 32);
-        for words in ["fast commits", "mount -t ext4", "ro,noload"] {
-            assert!(output.contains(words), "{output}");
+        for words in [
+            "fast commit",
+            "bigalloc",
+            "not supported",
+            "e2fsck",
+            "ro,noload",
+        ] {
+            assert!(output.contains(words), "{words}: {output}");
         }
         assert!(!output.contains("stopped"), "{output}");
     }
     SteadMount::new(&scratch, left.path(), "ro,noload").unmount();
-    let kernel = KernelMount::new(&scratch, left.path(), "");
-    kernel.unmount();
-    let mount = SteadMount::new(&scratch, left.path(), "");
-    assert_eq!(fs::read(mount.join("three")).unwrap(), b"three");
-    fs::write(mount.join("four"), b"four").unwrap();
-    mount.unmount();
 }
 
 #[test]
