@@ -363,8 +363,12 @@ impl SegmentManager {
         let curseg = &self.cursegs[log.index()];
         let in_segment = SEGMENT_BLOCKS - self.sit.busy(curseg.segment).count();
         let section = self.sit.section_of(curseg.segment);
-        let behind =
-            |at: &SegNo| at.0 > curseg.segment.0 && self.sit.state(*at) == SegmentState::Free;
+        // A shorter last section ends with the last segment.
+        let behind = |at: &SegNo| {
+            at.0 > curseg.segment.0
+                && at.0 < self.sit.len()
+                && self.sit.state(*at) == SegmentState::Free
+        };
         let free = self.sit.segments_of(section).filter(behind).count() as u32;
         let left = in_segment + free * SEGMENT_BLOCKS;
         assert!(

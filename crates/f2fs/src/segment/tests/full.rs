@@ -182,3 +182,41 @@ fn inconsistent_tables_are_refused() {
         assert!(matches!(error, Some(FsError::Corrupt(_))), "{n}: {error:?}");
     }
 }
+
+/// The main area may end with a section that is shorter than the others, and a checkpoint may place a log there.
+#[test]
+fn a_log_in_a_shorter_last_section_has_space_up_to_the_last_segment() {
+    let volume = Volume::new(128 << 20, 4);
+    let (queue, mut layout) = (&volume.queue, volume.layout.clone());
+    let current = checkpoint::load(queue, &layout).unwrap();
+    layout.main_segments -= 2;
+    let mut cp = current.checkpoint;
+    let log = &mut cp.logs[LogType::WarmData.index()];
+    (log.segment, log.offset) = (SegNo(layout.main_segments - 1), 0);
+    let load = Segments::load(
+        &layout,
+        &cp,
+        current.pack,
+        &current.sit_journal,
+        queue,
+        tag(),
+    );
+    let segments = load.unwrap();
+    segments.check();
+    segments.set_policy(|policy| {
+        policy.mode = policy::Mode::Lfs;
+        policy.reserved_sections = 1;
+    });
+    // Dirty data needs all free sections but one, so that the space left in each log's section decides.
+    let segment = crate::disk::SEGMENT_BLOCKS;
+    let whole = (segments.free_sections() - 2) * 4 * segment;
+    let has_space = |data| {
+        segments.set_demand(Demand {
+            data,
+            ..Demand::default()
+        });
+        segments.has_space(SpaceGoal::Reserve, 0)
+    };
+    assert!(has_space(whole + segment), "the last segment has space");
+    assert!(!has_space(whole + segment + 1), "no segment follows it");
+}
