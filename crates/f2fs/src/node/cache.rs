@@ -118,7 +118,8 @@ impl Node {
     /// The content changes its size.
     fn recount(&self, before: usize, after: usize) {
         self.totals.memory.fetch_add(after, Ordering::Relaxed);
-        self.totals.memory.fetch_sub(before, Ordering::Relaxed);
+        let all = self.totals.memory.fetch_sub(before, Ordering::Relaxed);
+        debug_assert!(all >= before, "the memory of each node is counted");
     }
 
     /// The node's footer.
@@ -272,6 +273,10 @@ impl NodeCache {
         load: impl FnOnce() -> Result<Option<(Buf, NatEntry)>>,
     ) -> Result<bool> {
         let mut state = node.state.write();
+        debug_assert!(
+            state.data.is_some() || !state.dirty,
+            "a dirty node has content"
+        );
         if state.data.is_none()
             && let Some((data, entry)) = load()?
         {
@@ -336,6 +341,10 @@ impl NodeCache {
             }
         }
         self.mark(change, node, &mut state);
+        debug_assert!(
+            state.dirty && matches!(state.data, Some(NodeContent::Whole(_))),
+            "a node that is being changed is dirty and a whole block"
+        );
         Ok(NodeMut { state })
     }
 
@@ -381,6 +390,7 @@ impl NodeCache {
         }
         let content = state.data.take().expect("a dirty node has content");
         let before = content.memory();
+        let listed = content.footer();
         let mut block = content.into_block();
         let placed = work(block.make_mut());
         let data = NodeContent::of(block);
@@ -391,6 +401,10 @@ impl NodeCache {
         assert!(
             footer.nid == node.nid,
             "a node is written with its own footer"
+        );
+        assert!(
+            (footer.ino, footer.offset) == (listed.ino, listed.offset),
+            "a node keeps its position in the tree when it moves in the log"
         );
         self.dirty.lock().remove(&(footer.ino, footer.offset));
         state.dirty = false;

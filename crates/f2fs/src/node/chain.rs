@@ -105,6 +105,10 @@ impl F2fs {
         }
         let dentry = named && with_inode;
         let chain = self.allocate_chain(&change, inode, (nodes, dentry), by);
+        assert!(
+            chain.version == version,
+            "no checkpoint begins inside a change"
+        );
         if dentry && chain.allocated.is_ok() {
             inode.set_dentry_marked(version);
         }
@@ -125,6 +129,10 @@ impl F2fs {
         }
         let with_inode = last.is_some();
         nodes.extend(last);
+        debug_assert!(
+            nodes.last().is_some_and(|last| last.nid() == ino) == with_inode,
+            "an inode is the last node of its chain"
+        );
         (nodes, with_inode)
     }
 
@@ -228,6 +236,10 @@ impl F2fs {
         if chains.is_empty() {
             return Ok(None);
         }
+        assert!(
+            chains.iter().all(|chain| chain.write.own().is_some()),
+            "a group's leader writes its chains"
+        );
         let each = chains.iter_mut().map(|c| std::mem::take(&mut c.blocks));
         let blocks: Vec<_> = each.flatten().collect();
         let own = chains.iter().filter_map(|chain| chain.write.own());

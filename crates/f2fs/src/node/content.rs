@@ -46,6 +46,10 @@ impl PackedBlock {
                 chunks.extend_from_slice(chunk);
             }
         }
+        debug_assert!(
+            chunks.len() == present.count_ones() as usize * CHUNK,
+            "each chunk that is not zero is kept"
+        );
         Some(Self {
             present,
             chunks: chunks.into(),
@@ -60,6 +64,7 @@ impl PackedBlock {
                 to.copy_from_slice(chunks.next().expect("each bit has a chunk"));
             }
         }
+        debug_assert!(chunks.next().is_none(), "each chunk has a bit");
         buf
     }
 }
@@ -105,7 +110,13 @@ impl NodeContent {
     pub fn memory(&self) -> usize {
         match self {
             Self::Whole(_) => BLOCK_SIZE,
-            Self::Packed(packed) => packed.chunks.len(),
+            Self::Packed(packed) => {
+                debug_assert!(
+                    packed.chunks.len() <= MAX_CHUNKS * CHUNK,
+                    "packed content takes at most half of a block"
+                );
+                packed.chunks.len()
+            }
         }
     }
 }

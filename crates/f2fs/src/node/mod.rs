@@ -110,6 +110,7 @@ impl F2fs {
 
     /// Verifies that a block is the node `nid` of `ino`.
     fn verify_node(&self, addr: BlockAddr, nid: Nid, ino: Nid, data: &[u8]) -> Result<()> {
+        debug_assert!(data.len() == BLOCK_SIZE, "a node is a block");
         let footer = Footer::parse(data);
         footer.check(nid, ino).map_err(|e| e.in_block(addr))?;
         if footer.offset == 0 {

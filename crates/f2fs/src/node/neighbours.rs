@@ -15,10 +15,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use steadfs_base::FixedMap;
 use steadfs_rt::{Mutex, Rank};
 
+use crate::disk::SEGMENT_BLOCKS;
+
 /// Blocks of a neighbourhood; a segment has a whole number of them.
 pub const BLOCKS: u32 = 32;
 /// Neighbourhoods of one request.
 const MAX_AT_ONCE: u32 = 4;
+const _: () = assert!(
+    SEGMENT_BLOCKS.is_multiple_of(BLOCKS * MAX_AT_ONCE),
+    "a request ends with its segment at the latest"
+);
+
 /// Neighbourhoods in a generation of the memory; two generations are kept.
 const GENERATION: usize = 512;
 /// Nodes read ahead that were used or evicted, between two judgements.
@@ -54,6 +61,10 @@ impl Neighbourhoods {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(number, read);
+        debug_assert!(
+            self.young.len() <= GENERATION,
+            "a generation has a limited number of neighbourhoods"
+        );
     }
 }
 
@@ -109,6 +120,10 @@ impl NeighbourReads {
         };
         let unread = (number..end).take_while(|n| *n == number || state.get(*n) != Some(true));
         let count = unread.count() as u32;
+        debug_assert!(
+            (1..=MAX_AT_ONCE).contains(&count),
+            "a request reads the neighbourhood that is asked for and few others"
+        );
         for number in number..number + count {
             state.set(number, true);
         }

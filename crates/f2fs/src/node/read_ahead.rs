@@ -20,6 +20,10 @@ impl F2fs {
         let number = within / BLOCKS;
         let count = reads.ask(number);
         let first = BlockAddr(self.layout.main_start + number * BLOCKS);
+        debug_assert!(
+            count == 0 || self.layout.is_main(first.plus(count * BLOCKS - 1)),
+            "read-ahead ends inside the main area"
+        );
         (count > 0).then_some((first, count * BLOCKS))
     }
 

@@ -41,6 +41,7 @@ impl Slot {
 
     /// The address `ahead` slots after this one, in the node's content.
     pub fn addr(&self, layout: &Layout, core: &disk::Inode, data: &Buf, ahead: u16) -> BlockAddr {
+        debug_assert!(ahead < self.left, "a slot is within its node");
         let slot = self.slot + ahead;
         if self.in_inode {
             core.addr(layout, data, slot)
@@ -76,7 +77,10 @@ impl F2fs {
             return Ok(SlotLookup::Missing(u64::MAX - block));
         };
         let slot = path.slots[path.depth];
-        let left = |whole: u32| low16(whole - u32::from(slot));
+        let left = |whole: u32| {
+            debug_assert!(u32::from(slot) < whole, "a slot is within its node");
+            low16(whole - u32::from(slot))
+        };
         let ino = inode.nid();
         if path.depth == 0 {
             return Ok(SlotLookup::Slot(Slot {
@@ -125,6 +129,7 @@ impl F2fs {
                 at = at * u64::from(PER_NODE) + u64::from(*slot);
             }
         }
+        debug_assert!(at < size, "a block is below the nodes of its path");
         size * direct - at * direct - u64::from(path.slots[path.depth])
     }
 
@@ -212,6 +217,7 @@ impl F2fs {
         self.mark_dirty(change, inode, tag)?;
         let ino = inode.nid();
         let (nid, entry) = self.nat.alloc_nid(change, Some(ino), tag)?;
+        assert!(entry.ino == ino, "a new node belongs to its inode");
         let footer = Footer {
             nid,
             ino,
@@ -368,6 +374,7 @@ impl F2fs {
         rdev: u32,
         mut block: Vec<u8>,
     ) -> Result<Arc<Inode>> {
+        assert!(entry.ino == nid, "an inode's own node belongs to it");
         let footer = Footer {
             nid,
             ino: nid,

@@ -86,6 +86,10 @@ impl F2fs {
                 continue;
             }
             let Some(truncated) = truncation.node(nid, offset, kind, base)? else {
+                assert!(
+                    truncation.freed_from > from,
+                    "a call that ends at its limit leaves blocks to the next"
+                );
                 return Ok(truncation.freed_from);
             };
             if truncated == Truncated::Freed {
@@ -101,6 +105,10 @@ impl F2fs {
 impl Truncation<'_> {
     /// Truncates below a node; `None` when the limit is reached.
     fn node(&mut self, nid: Nid, offset: u32, kind: usize, base: u64) -> Result<Option<Truncated>> {
+        debug_assert!(
+            base + self.sizes[kind] > self.from,
+            "a node is visited only if blocks below it are freed"
+        );
         let Some(below) = kind.checked_sub(1) else {
             return self.direct(nid, offset, base);
         };

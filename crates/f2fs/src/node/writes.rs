@@ -92,6 +92,7 @@ pub struct Arrival<'w> {
 impl Arrival<'_> {
     fn end(&self, state: &mut WritesState) {
         if !self.joined.swap(true, Ordering::Relaxed) {
+            assert!(state.arriving > 0, "each arrival is counted until it ends");
             state.arriving -= 1;
         }
     }
@@ -199,6 +200,10 @@ impl NodeWrites {
             return (ChainWrite::Member(group), order);
         }
         let number = state.start();
+        debug_assert!(
+            number == before,
+            "the number of a write is that of the writes before it"
+        );
         let write = self.write(number);
         if !grouped {
             return (ChainWrite::Own(write), order);
@@ -304,6 +309,7 @@ impl NodeWrite<'_> {
 
     /// The write succeeded.
     pub fn end(mut self) {
+        assert!(!self.ended, "a write ends once");
         self.ended = true;
     }
 }
@@ -311,7 +317,8 @@ impl NodeWrite<'_> {
 impl Drop for NodeWrite<'_> {
     fn drop(&mut self) {
         let mut state = self.writes.state.lock();
-        state.in_flight.remove(&self.number);
+        let listed = state.in_flight.remove(&self.number);
+        assert!(listed.is_some(), "a write is listed until it ends");
         state.failed |= !self.ended;
         drop(state);
         self.writes.ended.notify_all();

@@ -4,6 +4,7 @@
 use super::curseg::{Curseg, SegmentManager, SegmentRun};
 use super::policy::Mode;
 use super::rules::ssr_types;
+use super::seglists::SegmentState;
 use super::{Run, Segments};
 use crate::disk::{BlockAddr, LogType, SEGMENT_BLOCKS, SegNo};
 use crate::segment::Owner;
@@ -85,6 +86,10 @@ impl SegmentManager {
                 age::nearest(old, stamp, rules)
             });
             if let Some(found) = found {
+                assert!(
+                    self.sit.state(SegNo(found.number)) == SegmentState::Dirty,
+                    "SSR uses dirty segments"
+                );
                 return Some((SegNo(found.number), true));
             }
         }
@@ -118,7 +123,11 @@ impl SegmentManager {
             segment, summary, ..
         }) = self.atgc.take()
         {
-            self.closed.insert(segment.0, summary);
+            let earlier = self.closed.insert(segment.0, summary);
+            assert!(
+                earlier.is_none(),
+                "only the ATGC log has the summary of its segment"
+            );
             self.sit.close(segment);
         }
     }
@@ -137,6 +146,7 @@ impl Segments {
             return None;
         }
         let place = manager.allocate_atgc((kind, stamp), want, now)?;
+        debug_assert!(place.len <= want, "at most the wanted blocks are allocated");
         let start = self.layout.block_in(place.segment, place.offset);
         Some(Run {
             start,

@@ -55,6 +55,10 @@ impl ByValid {
         if new != NONE {
             let behind = std::mem::replace(&mut self.heads[new as usize], section);
             if behind != NONE {
+                debug_assert!(
+                    self.links[behind as usize].before == NONE,
+                    "no section is before the head of a list"
+                );
                 self.links[behind as usize].before = section;
             }
             self.links[section as usize] = Links {
@@ -94,6 +98,10 @@ impl ByValid {
                 (list, at) = (next + 1, self.heads[next as usize]);
             }
             let found = at;
+            debug_assert!(
+                self.list_of[found as usize] == list - 1,
+                "a section is in the list of its number of valid blocks"
+            );
             at = self.links[found as usize].behind;
             Some(found)
         })

@@ -72,6 +72,11 @@ impl Segments {
                 capacity.free += manager.prefree_blocks();
             }
         }
+        assert!(
+            capacity.free + capacity.nodes + capacity.dentries
+                <= u64::from(manager.sit.len()) * u64::from(SEGMENT_BLOCKS),
+            "each block is counted once"
+        );
         capacity
     }
 
@@ -83,7 +88,14 @@ impl Segments {
         let of = |manager: [LogType; 3]| {
             let dirty = manager.into_iter().flat_map(|log| sit.dirty(log).ones());
             dirty
-                .map(|n| u64::from(SEGMENT_BLOCKS - sit.valid(SegNo(n))))
+                .map(|n| {
+                    let valid = sit.valid(SegNo(n));
+                    debug_assert!(
+                        valid > 0 && valid < SEGMENT_BLOCKS,
+                        "a dirty segment has valid and invalid blocks"
+                    );
+                    u64::from(SEGMENT_BLOCKS - valid)
+                })
                 .sum()
         };
         (of(DATA), of(NODES))

@@ -134,13 +134,26 @@ impl SegmentManager {
             "a curseg's segment has its type"
         );
         let old = std::mem::replace(&mut self.cursegs[kind.index()], curseg);
-        self.closed.insert(old.segment.0, old.summary);
+        let earlier = self.closed.insert(old.segment.0, old.summary);
+        assert!(
+            earlier.is_none(),
+            "only the curseg has the summary of an open segment"
+        );
         self.sit.close(old.segment);
+        assert!(
+            self.sit.in_state(SegmentState::Open) == self.open_segments(),
+            "each curseg has one open segment"
+        );
         if ssr {
             self.usage.ssr_segments += 1;
         } else {
             self.usage.lfs_segments += 1;
         }
+    }
+
+    /// Number of segments with a curseg.
+    fn open_segments(&self) -> u32 {
+        self.cursegs.len() as u32 + u32::from(self.atgc.is_some())
     }
 
     /// A curseg at the first block of a segment that may be written.
@@ -369,7 +382,7 @@ impl SegmentManager {
         let open = (0..self.sit.len())
             .filter(|n| self.sit.state(SegNo(*n)) == SegmentState::Open)
             .count();
-        let logs = self.cursegs.len() + usize::from(self.atgc.is_some());
+        let logs = self.open_segments() as usize;
         assert_eq!(open, logs, "each curseg has one open segment");
         for kind in LogType::ALL {
             let curseg = &self.cursegs[kind.index()];

@@ -68,6 +68,10 @@ impl Segments {
             cursegs.push(open(checkpoint, kind, summary, &mut sit)?);
         }
         sit.loaded();
+        assert!(
+            sit.in_state(SegmentState::Open) as usize == cursegs.len(),
+            "each curseg has a segment of its own"
+        );
         let per_section = layout.segments_per_section;
         let reserved_sections = checkpoint.reserved_segments / per_section;
         let policy = Policy {
@@ -147,6 +151,7 @@ fn read_sit(
         let end = blocks.min(block + SIT_BLOCKS_PER_READ);
         let alike = (block..end).take_while(|n| checkpoint.sit_second(*n) == second);
         let count = alike.count() as u32;
+        assert!(count > 0, "each request reads a SIT block");
         let offset = u64::from(layout.sit_block(block, second).0) * BLOCK_SIZE as u64;
         let bio = Bio::read(offset, count as usize * BLOCK_SIZE);
         in_flight.push_back((block, queue.submit(bio, tag)));
@@ -257,6 +262,7 @@ fn restore(
     queue: &Queue,
     sit: &Sit,
 ) -> Result<SegmentSummary> {
+    assert!(kind.is_node(), "only blocks of nodes have footers");
     let at = checkpoint.log(kind).segment;
     let valid = sit.current(at);
     let mut edit = SegmentSummary::empty(kind);

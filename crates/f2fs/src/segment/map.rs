@@ -9,6 +9,11 @@ const WORDS: usize = SEGMENT_BLOCKS as usize / 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockBitmap([u64; WORDS]);
 
+const _: () = assert!(
+    MAP_SIZE == WORDS * 8,
+    "a bitmap in memory has the size of one on disk"
+);
+
 const fn mask(bit: u32) -> u64 {
     1 << (63 - bit % 64)
 }
@@ -102,7 +107,12 @@ impl BlockBitmap {
         while from < SEGMENT_BLOCKS {
             let word = (self.0[(from / 64) as usize] ^ flip) << (from % 64);
             if word != 0 {
-                return Some(from + word.leading_zeros());
+                let found = from + word.leading_zeros();
+                debug_assert!(
+                    self.get(found) == (flip == 0),
+                    "a search returns a block of the wanted state"
+                );
+                return Some(found);
             }
             from = (from / 64 + 1) * 64;
         }
@@ -143,12 +153,12 @@ impl BitSet {
     }
 
     pub fn get(&self, bit: u32) -> bool {
-        assert!(bit < self.len);
+        assert!(bit < self.len, "a bit is within its set");
         self.words[(bit / 64) as usize] & (1 << (bit % 64)) != 0
     }
 
     pub fn put(&mut self, bit: u32, value: bool) {
-        assert!(bit < self.len);
+        assert!(bit < self.len, "a bit is within its set");
         let word = &mut self.words[(bit / 64) as usize];
         let was = *word & (1 << (bit % 64)) != 0;
         if was != value {
@@ -166,6 +176,7 @@ impl BitSet {
             let word = self.words[(from / 64) as usize] >> (from % 64);
             if word != 0 {
                 let bit = from + word.trailing_zeros();
+                debug_assert!(bit >= end || self.get(bit), "a search returns a set bit");
                 return (bit < end).then_some(bit);
             }
             from = (from / 64 + 1) * 64;
@@ -180,7 +191,12 @@ impl BitSet {
 
     /// The first set bit from `from` on; if there is none, the first of all.
     pub fn next_around(&self, from: u32) -> Option<u32> {
-        self.next(from, self.len).or_else(|| self.next(0, from))
+        let found = self.next(from, self.len).or_else(|| self.next(0, from));
+        debug_assert!(
+            found.is_some() == (self.ones > 0),
+            "a search of all bits fails only if none is set"
+        );
+        found
     }
 }
 

@@ -71,6 +71,7 @@ pub struct Run {
 
 impl Run {
     pub fn blocks(self) -> impl Iterator<Item = BlockAddr> {
+        debug_assert!(self.len > 0, "a run has blocks");
         (0..self.len).map(move |n| self.start.plus(n))
     }
 }
@@ -191,7 +192,7 @@ impl Segments {
     /// # Errors
     /// As [`Segments::allocate`].
     pub fn place_node(&self, log: LogType, nid: Nid) -> Result<PlacedBlock> {
-        assert!(log.is_node());
+        assert!(log.is_node(), "nodes are in node logs");
         let (version, slot) = (0, 0);
         self.place(log, Owner { nid, version, slot })
     }
@@ -210,10 +211,15 @@ impl Segments {
         inner.manager.sit.set_valid(segment, offset, now);
         inner.manager.set_summary(segment, offset, owner);
         let open = &inner.manager.cursegs[log.index()];
-        Ok(PlacedBlock {
+        let placed = PlacedBlock {
             addr: self.layout.block_in(segment, offset),
             next: self.layout.block_in(open.segment, open.next),
-        })
+        };
+        debug_assert!(
+            placed.addr != placed.next,
+            "no block is its own successor in the log"
+        );
+        Ok(placed)
     }
 
     /// Makes a block invalid. Returns whether it stays unusable until checkpoints are enabled again.
@@ -412,7 +418,7 @@ impl Segments {
     pub fn counts(&self) -> Counts {
         let inner = self.inner.lock();
         let sit = &inner.manager.sit;
-        Counts {
+        let counts = Counts {
             segments: sit.len(),
             sections: sit.sections(),
             free_sections: sit.free_sections().count(),
@@ -421,7 +427,13 @@ impl Segments {
             dirty: sit.in_state(SegmentState::Dirty),
             full: sit.in_state(SegmentState::Full),
             valid: sit.totals(),
-        }
+        };
+        let closed = counts.free + counts.prefree + counts.dirty + counts.full;
+        assert!(
+            closed + sit.in_state(SegmentState::Open) == counts.segments,
+            "each segment is in one state"
+        );
+        counts
     }
 
     pub fn curseg_rows(&self) -> [CursegRow; 6] {
@@ -439,6 +451,11 @@ impl Segments {
             row.full += u32::from(sit.state(at) == SegmentState::Full);
             row.valid += u64::from(sit.valid(at));
         }
+        let (data, nodes) = sit.totals();
+        assert!(
+            curseg_rows.iter().map(|row| row.valid).sum::<u64>() == data + nodes,
+            "the totals are the sums over all segments"
+        );
         curseg_rows
     }
 

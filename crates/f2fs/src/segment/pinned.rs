@@ -28,6 +28,10 @@ impl Segments {
         for at in manager.sit.segments_of(section) {
             manager.sit.allocate(at, 0..SEGMENT_BLOCKS);
         }
+        assert!(
+            !manager.sit.free_sections().get(section),
+            "a section with allocated blocks is not free"
+        );
         let start = self.layout.block_in(SegNo(section * per_section), 0);
         let len = per_section * SEGMENT_BLOCKS;
         Ok(Run { start, len })

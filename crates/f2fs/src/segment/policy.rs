@@ -98,7 +98,16 @@ impl Policy {
         per_section: u32,
     ) -> &'static [LogType] {
         let supply = self.supply(free, demand, per_section);
-        self.rules.ssr_types(log, &supply)
+        let types = self.rules.ssr_types(log, &supply);
+        assert!(
+            types.first() == Some(&log),
+            "SSR begins with segments of the log's own type"
+        );
+        assert!(
+            types.iter().all(|other| other.is_node() == log.is_node()),
+            "SSR never puts data and nodes into one segment"
+        );
+        types
     }
 }
 

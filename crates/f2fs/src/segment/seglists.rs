@@ -149,6 +149,10 @@ impl SegmentLists {
             self.by_state[old as usize] > 0,
             "a segment is counted in its state"
         );
+        assert!(
+            self.dirty[kind.index()].get(at.0) == (old == SegmentState::Dirty),
+            "the list of dirty segments of a type has the dirty ones and no others"
+        );
         if old == SegmentState::Dirty {
             self.dirty[kind.index()].put(at.0, false);
         }
@@ -170,6 +174,10 @@ impl SegmentLists {
         assert!(
             self.dirty[old.index()].get(at.0),
             "a dirty segment is listed by its type"
+        );
+        assert!(
+            !self.dirty[new.index()].get(at.0),
+            "a dirty segment is in one list"
         );
         self.dirty[old.index()].put(at.0, false);
         self.dirty[new.index()].put(at.0, true);

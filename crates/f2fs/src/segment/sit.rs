@@ -16,11 +16,12 @@
 //! the bitmap of valid blocks. That bitmap is stored only where it is neither empty nor full, so a segment costs
 //! 24 bytes.
 
+#[cfg(test)]
+mod check;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::map::{BitSet, BlockBitmap};
-#[cfg(test)]
-use super::seglists::ListedSegment;
 use super::seglists::{SegmentLists, SegmentState};
 use crate::disk::{
     DiskError, Layout, LogType, SEGMENT_BLOCKS, SegNo, SitEntry, Structure, sit::MAP_SIZE,
@@ -98,6 +99,10 @@ impl Sit {
     pub fn load(&mut self, at: SegNo, entry: &SitEntry) {
         let segment = &mut self.segments[at.0 as usize];
         assert!(segment.valid == 0, "each entry is read once");
+        assert!(
+            segment.state == SegmentState::Free,
+            "the SIT is read before segments are used"
+        );
         segment.valid = entry.valid;
         segment.kind = entry.kind;
         segment.mtime = entry.mtime;
@@ -115,6 +120,10 @@ impl Sit {
 
     /// Marks all entries as equal to those on disk, after the SIT has been read.
     pub fn loaded(&mut self) {
+        assert!(
+            self.ckpt_maps.is_empty() && !self.cp_in_progress,
+            "no block is allocated before the SIT was read"
+        );
         self.changed.clear();
     }
 
@@ -210,6 +219,10 @@ impl Sit {
 
     /// Mean time at which the blocks of a section were written, in seconds of mounted time.
     pub fn age_stamp(&self, section: u32) -> u64 {
+        debug_assert!(
+            section < self.sections(),
+            "only whole sections are cleaned by age"
+        );
         let stamps = self
             .segments_of(section)
             .map(|at| self.segments[at.0 as usize].mtime);
@@ -244,6 +257,10 @@ impl Sit {
     /// The valid blocks of a segment (`cur_valid_map`).
     pub fn current(&self, at: SegNo) -> BlockBitmap {
         let segment = &self.segments[at.0 as usize];
+        debug_assert!(
+            segment.map.is_some() == (1..SEGMENT_BLOCKS).contains(&u32::from(segment.valid)),
+            "a segment has a bitmap if some of its blocks are valid, not all"
+        );
         match &segment.map {
             Some(map) => **map,
             None if segment.valid == 0 => BlockBitmap::EMPTY,
@@ -283,15 +300,21 @@ impl Sit {
 
     fn ckpt_maps_of(&mut self, at: SegNo) -> &mut CkptMaps {
         let current = self.current(at);
-        self.ckpt_maps.entry(at.0).or_insert(CkptMaps {
+        let ckpt_maps = self.ckpt_maps.entry(at.0).or_insert(CkptMaps {
             ckpt_valid: current,
             next: current,
             allocated: BlockBitmap::EMPTY,
-        })
+        });
+        debug_assert!(
+            ckpt_maps.allocated.without(current) == ckpt_maps.allocated,
+            "an allocated block is not valid"
+        );
+        ckpt_maps
     }
 
     /// Allocates blocks that may be written.
     pub fn allocate(&mut self, at: SegNo, blocks: std::ops::Range<u32>) {
+        debug_assert!(!blocks.is_empty(), "an allocation has blocks");
         let busy = self.busy(at);
         let ckpt_maps = self.ckpt_maps_of(at);
         for offset in blocks {
@@ -302,6 +325,10 @@ impl Sit {
             ckpt_maps.allocated.set(offset);
         }
         self.classify(at, false);
+        debug_assert!(
+            !matches!(self.state(at), SegmentState::Free | SegmentState::Full),
+            "a segment with an allocated block is neither free nor full"
+        );
     }
 
     /// Returns an allocated block that did not become valid.
@@ -360,12 +387,24 @@ impl Sit {
         self.invalidated.0 += 1;
         self.invalidated.1 += 1;
         self.store(at, map, -1, now);
+        debug_assert!(
+            !unusable || self.busy(at).get(offset),
+            "a block that the last checkpoint needs stays busy"
+        );
         Ok(self.cp_disabled && unusable)
     }
 
     fn store(&mut self, at: SegNo, map: BlockBitmap, change: i32, now: u64) {
+        debug_assert!(
+            change == 1 || change == -1,
+            "one block becomes valid or invalid"
+        );
         let segment = &mut self.segments[at.0 as usize];
         let before = u64::from(segment.valid);
+        debug_assert!(
+            before > 0 || change > 0,
+            "a segment without valid blocks loses none"
+        );
         segment.mtime = if segment.mtime == 0 {
             now
         } else {
@@ -397,6 +436,7 @@ impl Sit {
         };
         let kind = segment.kind;
         let total = self.valid_of(kind);
+        debug_assert!(*total >= before, "the total includes each segment");
         *total = total.saturating_add_signed(change.into());
         self.lists.add_valid(at, change);
         self.changed.insert(at.0);
@@ -442,6 +482,10 @@ impl Sit {
         assert!(
             self.valid(at) == 0,
             "valid blocks keep the type of their segment"
+        );
+        assert!(
+            self.state(at) != SegmentState::Open,
+            "an open segment has the type of its log"
         );
         self.segments[at.0 as usize].kind = kind;
     }
@@ -514,6 +558,10 @@ impl Sit {
             t.ckpt_valid = t.next;
             self.drop_if_unneeded(SegNo(n));
             let blocks = before.without(self.busy(SegNo(n)));
+            debug_assert!(
+                blocks.without(self.current(SegNo(n))) == blocks,
+                "a valid block is never discarded"
+            );
             if !blocks.is_empty() {
                 freed.push((SegNo(n), blocks));
             }
@@ -529,51 +577,5 @@ impl Sit {
             t.ckpt_valid = t.ckpt_valid.or(t.next);
         }
         self.changed.extend(entries);
-    }
-
-    /// Asserts all invariants of the table.
-    #[cfg(test)]
-    pub fn check(&self) {
-        let mut totals = (0, 0);
-        for n in 0..self.len() {
-            let at = SegNo(n);
-            let segment = &self.segments[n as usize];
-            let valid = self.current(at).count();
-            assert_eq!(
-                valid,
-                u32::from(segment.valid),
-                "segment {n}: count and map"
-            );
-            let partly = valid > 0 && valid < SEGMENT_BLOCKS;
-            assert_eq!(segment.map.is_some(), partly, "segment {n}: map kept");
-            let expected = match valid {
-                _ if segment.state == SegmentState::Open => SegmentState::Open,
-                0 if self.busy(at).is_empty() => SegmentState::Free,
-                0 => SegmentState::Prefree,
-                SEGMENT_BLOCKS => SegmentState::Full,
-                _ => SegmentState::Dirty,
-            };
-            assert_eq!(segment.state, expected, "segment {n}");
-            let total = if segment.kind.is_node() {
-                &mut totals.1
-            } else {
-                &mut totals.0
-            };
-            *total += u64::from(valid);
-            if let Some(t) = self.ckpt_maps.get(&n) {
-                let clash = t.allocated.and(self.current(at).or(t.ckpt_valid));
-                assert!(
-                    clash.is_empty(),
-                    "segment {n}: an allocated block is in use"
-                );
-            }
-        }
-        assert_eq!(totals, self.totals());
-        self.lists.check((0..self.len()).map(|n| ListedSegment {
-            at: SegNo(n),
-            kind: self.kind(SegNo(n)),
-            state: self.state(SegNo(n)),
-            valid: self.valid(SegNo(n)),
-        }));
     }
 }

@@ -81,6 +81,10 @@ pub(super) fn take(layout: &Layout, inner: &mut Inner, elapsed: u64) -> SegmentS
     let mut closed = Vec::new();
     for (n, edit) in std::mem::take(&mut manager.closed) {
         let at = SegNo(n);
+        assert!(
+            manager.sit.state(at) != SegmentState::Open,
+            "no curseg is in a closed segment"
+        );
         if !manager.sit.allocated(at).is_empty() {
             // Allocated blocks will become valid: the summary is kept so that it need not be read again.
             manager.closed.insert(n, edit.clone());
@@ -187,6 +191,10 @@ pub(super) fn committed(
     inner.sit_bitmap.clone_from(&snapshot.sit_bitmap);
     inner.journaled.clone_from(&snapshot.journaled);
     let manager = &mut inner.manager;
+    assert!(
+        manager.writing.len() == snapshot.closed.len(),
+        "the checkpoint that ends is the one that was begun"
+    );
     manager.writing.clear();
     for part in &snapshot.open {
         if let Some(curseg) = manager.curseg_in(part.segment) {
@@ -202,6 +210,10 @@ pub(super) fn abandoned(inner: &mut Inner, snapshot: &SegmentSnapshot) {
     let manager = &mut inner.manager;
     manager.sit.abandon_checkpoint(&snapshot.entries);
     let writing = std::mem::take(&mut manager.writing);
+    assert!(
+        writing.len() == snapshot.closed.len(),
+        "the checkpoint that fails is the one that was begun"
+    );
     for (n, earlier) in writing {
         let at = SegNo(n);
         if let Some(edit) = manager.closed.get_mut(&n) {
@@ -280,6 +292,10 @@ impl SegmentSnapshot {
                 logs: DATA.map(|log| edit(log).entries(count(log)).to_vec()),
             };
             let bytes = packed.encode();
+            assert!(
+                bytes.len() < DATA.len() * BLOCK_SIZE,
+                "compact summaries take fewer blocks than one for each log"
+            );
             return bytes.chunks(BLOCK_SIZE).map(Buf::copy_of).collect();
         }
         let journal = |log: LogType| match log {

@@ -83,6 +83,10 @@ impl SegmentSummary {
         for offset in other.known.without(self.known).ones() {
             self.set(offset, other.entries[offset as usize]);
         }
+        debug_assert!(
+            other.known.without(self.known).is_empty(),
+            "a merged summary knows what either knew"
+        );
     }
 
     pub fn entries(&self, count: usize) -> &[Summary] {

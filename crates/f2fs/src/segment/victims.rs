@@ -88,6 +88,10 @@ impl SegmentManager {
     /// The section that the last background round did not finish, if it is still a candidate.
     fn resume(&mut self, search: VictimSearch<'_>) -> Option<Victim> {
         let (section, next) = self.gc.unfinished.take()?;
+        assert!(
+            self.sit.section_of(next) == section,
+            "a round goes on inside its victim"
+        );
         let goes_on = self.gc.bg_victims.contains(&section)
             && self.sit.dirty_sections().get(section)
             && !search.skip.contains(&section)
@@ -272,6 +276,10 @@ impl Segments {
             return None;
         }
         let victim = inner.manager.pick(search, now)?;
+        assert!(
+            inner.manager.sit.dirty_sections().get(victim.section),
+            "a victim has valid and invalid blocks, and no curseg"
+        );
         inner.manager.gc.victim = Some(victim.section);
         Some(victim)
     }

@@ -80,11 +80,16 @@ impl GroupContent {
     pub fn split_at_gate(&self) -> (&[NodeBlock], &[NodeBlock]) {
         let run = self.blocks.chunk_by(|a, b| a.0.0 + 1 == b.0.0).next();
         let gate = run.map_or(0, |run| run.len().min(GATE_BLOCKS_MAX));
+        debug_assert!(
+            (gate == 0) == self.blocks.is_empty(),
+            "blocks behind the gate have a gate"
+        );
         self.blocks.split_at(gate)
     }
 
     /// The tag of the group's requests: the effective one of all members.
     pub fn tag(&self, queue: &Queue) -> IoTag {
+        assert!(!self.tags.is_empty(), "a group has the tag of its leader");
         let tags = self.tags.iter().copied();
         let effective = |now, tag| queue.effective_tag(now, tag);
         tags.reduce(effective).unwrap_or_default()
@@ -118,6 +123,10 @@ impl Group {
     pub(super) fn join(&self, tag: IoTag) {
         let state = &mut *self.state.lock();
         assert!(!state.placing, "chains are allocated one after the other");
+        assert!(
+            state.result.is_none(),
+            "no chain joins a group that has ended"
+        );
         state.placing = true;
         let tags = &mut state.content.tags;
         if tags.len() < MAX_SHARERS && !tags.contains(&tag) {
@@ -129,6 +138,10 @@ impl Group {
     pub fn add(&self, _: &ChainOrder<'_>, blocks: Vec<NodeBlock>, nodes: Vec<Arc<Node>>) {
         let state = &mut *self.state.lock();
         assert!(state.placing, "a chain joins before it is allocated");
+        assert!(
+            blocks.len() <= nodes.len(),
+            "each block of a chain is that of a node"
+        );
         state.placing = false;
         state.content.blocks.extend(blocks);
         state.content.in_flight_nodes.extend(nodes);
@@ -180,6 +193,10 @@ impl<'w> GroupLead<'w> {
         drop(state);
         self.stop_joining(writes);
         let state = &mut *self.group.state.lock();
+        assert!(
+            state.result.is_none(),
+            "a group is closed before it has a result"
+        );
         if state.placing {
             return Err(write_failed());
         }
@@ -200,6 +217,10 @@ impl<'w> GroupLead<'w> {
         {
             let state = &mut *self.write.writes.state.lock();
             assert!(!state.leads(&self.group), "a group is closed, then written");
+            assert!(
+                self.group.number == self.write.number,
+                "a group is one node write"
+            );
             let waiting = state.callers() + state.arriving;
             let served = self.group.callers();
             state.batch.commit_ended(served, waiting, took, now());
@@ -209,7 +230,8 @@ impl<'w> GroupLead<'w> {
     }
 
     fn set_result(&self, result: Result<()>) {
-        self.group.state.lock().result.get_or_insert(result);
+        let earlier = self.group.state.lock().result.replace(result);
+        assert!(earlier.is_none(), "a group has one result");
         self.group.ended.notify_all();
     }
 }
