@@ -72,6 +72,9 @@ use volatile_cache::VolatileCache;
 /// that waits for each request would get no larger share than one that does not. The device idles only if the weights
 /// or classes of the competing owners differ (or with [`FairOptions::always_idle`]), and never for a lone owner.
 ///
+/// An owner may wait for other owners ([`Scheduler::begin_wait`]), as for a commit that another task leads. That time is
+/// not its think time, and the end of the wait counts as a completion of a request of its own.
+///
 /// # FLUSH
 /// A FLUSH is dispatched before all queued requests. So no request overtakes a FLUSH that was queued before it, boosted
 /// or not.
@@ -533,6 +536,18 @@ impl<R: Rules> Scheduler for FairQueue<R> {
             group: waiter.group,
             owner: waiter.owner,
         }
+    }
+
+    fn begin_wait(&mut self, tag: IoTag, idles: bool) -> bool {
+        self.tree.begin_wait(tag, idles)
+    }
+
+    fn end_wait(&mut self, tag: IoTag, now: Nanos) {
+        self.tree.end_wait(tag, now);
+    }
+
+    fn outweighs(&self, a: IoTag, b: IoTag) -> bool {
+        a.group != b.group && self.tree.is_heavier(b, a)
     }
 
     fn rerun_at(&self) -> Option<Nanos> {

@@ -100,10 +100,29 @@ pub trait Scheduler: Send {
         now.boosted_to(waiter)
     }
 
+    /// Whether the group of `a` is served more than that of `b`.
+    fn outweighs(&self, a: IoTag, b: IoTag) -> bool {
+        let _ = (a, b);
+        false
+    }
+
     /// The largest size of one write of this tag, so that other requests do not wait longer than necessary for it.
     fn max_write_bytes(&self, tag: IoTag, now: Nanos) -> u64 {
         let _ = (tag, now);
         u64::MAX
+    }
+
+    /// The owner of this tag waits for other owners and submits nothing until [`Scheduler::end_wait`]. Unless `idles`, no
+    /// request is held back for its next one meanwhile. Returns whether requests may have been held back.
+    fn begin_wait(&mut self, tag: IoTag, idles: bool) -> bool {
+        let _ = (tag, idles);
+        false
+    }
+
+    /// The owner of this tag no longer waits for others: its next request may follow as soon as if a request of its own
+    /// had completed now.
+    fn end_wait(&mut self, tag: IoTag, now: Nanos) {
+        let _ = (tag, now);
     }
 
     /// The time at which the queue must call [`Scheduler::next`] again even if no request arrives or completes: until

@@ -18,6 +18,7 @@ use steadfs_cache::{BatchedCommit, wait_for_callers};
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, MutexGuard, OnUnwind, PANICKED, now, wall_clock};
 
+use crate::callers::Callers;
 use crate::io::{submit_writes, wait_all};
 use crate::log_writer::{BlockSnapshot, encode, encoded_len};
 use crate::sb::{SuperblockChange, WriteOrder};
@@ -101,6 +102,7 @@ impl Journal {
                 return Ok(Durable::Already);
             }
             let inner = &mut *state;
+            let outweighs = |a, b| self.queue.outweighs(a, b);
             let waiters = match (&mut inner.running, &mut inner.committing) {
                 (Some(running), _) if running.tid == tid => {
                     // A locked one may appear empty while its blocks are snapshotted.
@@ -110,15 +112,20 @@ impl Journal {
                     if requested && running.requested.is_none() {
                         running.requested = Some(now());
                     }
-                    running.callers += u32::from(!std::mem::replace(&mut counted, true));
-                    if inner.batch.joined(running.callers) {
+                    if !std::mem::replace(&mut counted, true) {
+                        running.callers.join(&mut inner.heaviest, tag, outweighs);
+                    }
+                    if inner.batch.joined(running.callers.count()) {
                         self.batch_full.notify_one();
                     }
                     Arc::clone(&running.waiters)
                 }
                 (_, Some(committing)) => {
                     assert_eq!(committing.tid, tid, "older transactions are durable");
-                    committing.callers += u32::from(!std::mem::replace(&mut counted, true));
+                    if !std::mem::replace(&mut counted, true) {
+                        let callers = &mut committing.callers;
+                        callers.join(&mut inner.heaviest, tag, outweighs);
+                    }
                     Arc::clone(&committing.waiters)
                 }
                 (_, None) => {
@@ -126,14 +133,12 @@ impl Journal {
                 }
             };
             if state.leading {
-                self.boost_commit(&mut state, tid, tag);
-                let _edge = inherit::wait_for(&[state.leader]);
-                waiters.wait(&mut state);
+                self.wait_for_leader(&mut state, &waiters, tid, tag);
             } else {
                 state.leading = true;
                 state.leader = inherit::current_task();
                 if requested {
-                    self.await_batch(&mut state, tid);
+                    self.await_batch(&mut state, tid, tag);
                 }
                 drop(state);
                 self.lead(tag);
@@ -142,8 +147,29 @@ impl Journal {
         }
     }
 
+    /// Waits until `tid` is durable, or for a task that leads the commit of `tid`.
+    fn wait_for_leader(
+        &self,
+        state: &mut MutexGuard<'_, JournalState>,
+        waiters: &Condvar,
+        tid: Tid,
+        tag: IoTag,
+    ) {
+        self.boost_commit(state, tid, tag);
+        let is_light = self.is_outweighed(state, tag);
+        self.queue.begin_wait(tag, !is_light);
+        let _edge = inherit::wait_for(&[state.leader]);
+        waiters.wait(state);
+    }
+
+    /// Whether a usual caller weighs more than this one.
+    fn is_outweighed(&self, state: &JournalState, tag: IoTag) -> bool {
+        let heaviest = state.heaviest;
+        heaviest.is_some_and(|heaviest| self.queue.outweighs(heaviest, tag))
+    }
+
     /// Waits briefly for the usual fsync callers to join (group commit). The caller has made itself the leader.
-    fn await_batch(&self, state: &mut MutexGuard<'_, JournalState>, tid: Tid) {
+    fn await_batch(&self, state: &mut MutexGuard<'_, JournalState>, tid: Tid, tag: IoTag) {
         assert!(state.leading, "only the leader waits for callers");
         if state
             .running
@@ -153,6 +179,10 @@ impl Journal {
             return;
         }
         let max_wait = state.tuning.max_batch;
+        if self.is_outweighed(state, tag) {
+            // It waits for the data of a heavier caller.
+            self.queue.begin_wait(tag, false);
+        }
         if let Some(waited) = wait_for_callers(&self.batch_full, state, max_wait) {
             state.stats.waited_batch.add(waited);
         }
@@ -216,6 +246,7 @@ impl Journal {
             next.notify_one();
         }
         self.admission.notify_all();
+        inherit::end_waits();
     }
 
     fn lead_steps(&self, tag: IoTag) -> Result<(), JournalError> {
@@ -444,9 +475,10 @@ impl Journal {
             committing.tid, tid,
             "the record is that of the committing transaction"
         );
-        let tag = committing.tag;
+        let (tag, groups) = (committing.tag, committing.callers.groups().to_vec());
         drop(state);
         let io = self.queue.submit(bio, tag);
+        self.queue.share(std::slice::from_ref(&io), &groups);
         self.track_ios(std::slice::from_ref(&io), tag);
         io.wait()?;
         Ok(())
@@ -483,9 +515,8 @@ impl Journal {
             "transactions become durable in the order of their numbers"
         );
         state.durable = closed.tid;
-        let served = state.committing.take().map_or(0, |commit| commit.callers);
-        let (waiting, time) = (state.callers(), ended.since(closed.times.lock_began));
-        state.batch.commit_ended(served, waiting, time, now());
+        let time = ended.since(closed.times.lock_began);
+        self.end_batch(&mut state, time);
         let (free, capacity) = (state.log.free(), state.log.capacity());
         state.stats.dropped += dropped;
         record_commit(&mut state, &closed.times, ended, changed, len);
@@ -503,6 +534,23 @@ impl Journal {
             self.background_may_run.notify_all();
         }
         Ok(())
+    }
+
+    /// The commit of the committing transaction has taken `time`. Its callers submit their next requests soon, and those
+    /// of the running transaction go on: the device idles for them.
+    fn end_batch(&self, state: &mut JournalState, time: Duration) {
+        let committing = state.committing.take();
+        let mut callers = committing.map_or_else(Callers::default, |commit| commit.callers);
+        let (served, waiting) = (callers.count(), state.callers());
+        state.batch.commit_ended(served, waiting, time, now());
+        if served + waiting == 0 {
+            // The heaviest caller has stopped.
+            state.heaviest = None;
+        }
+        if let Some(running) = &state.running {
+            callers.add_groups(&running.callers);
+        }
+        self.queue.end_waits(callers.groups());
     }
 
     /// Takes revoked blocks out of the lists, after their home writes in flight have ended: the block may

@@ -115,6 +115,7 @@ impl Journal {
             leading: false,
             leader: TaskNo::default(),
             batch: CommitBatch::default(),
+            heaviest: None,
             next_tid,
             durable: Tid(next_tid.0.wrapping_sub(1)),
             log,

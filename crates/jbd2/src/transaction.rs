@@ -14,6 +14,7 @@ use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
+use crate::callers::Callers;
 use crate::config::JournalTuning;
 use crate::space::{LogCosts, LogRing};
 use crate::stats::JournalStats;
@@ -42,7 +43,7 @@ pub(crate) struct RunningTransaction {
     /// The best tag of these tasks, while another commit is under way.
     pub waiter_tag: Option<IoTag>,
     /// Tasks that have requested its commit.
-    pub callers: u32,
+    pub callers: Callers,
     /// Handles begun so far.
     pub handles: u64,
     /// Longest wait of a handle before it could join.
@@ -63,7 +64,7 @@ impl RunningTransaction {
             requested: None,
             waiters: Arc::new(Condvar::new()),
             waiter_tag: None,
-            callers: 0,
+            callers: Callers::default(),
             handles: 0,
             longest_wait: Duration::ZERO,
         }
@@ -98,7 +99,7 @@ pub(crate) struct CommittingTransaction {
     /// Its requests, so that they can be boosted.
     pub ios: Vec<IoHandle>,
     /// Tasks that have requested the commit.
-    pub callers: u32,
+    pub callers: Callers,
 }
 
 /// Whether a new handle may join the running transaction, or what it waits for.
@@ -126,6 +127,8 @@ pub(crate) struct JournalState {
     pub leader: TaskNo,
     /// Group commit: the usual fsync callers.
     pub batch: CommitBatch,
+    /// The heaviest of them, by the weight of its group.
+    pub heaviest: Option<IoTag>,
     /// Number of the next transaction to be created.
     pub next_tid: Tid,
     /// The newest durable transaction.
@@ -156,7 +159,9 @@ impl BatchedCommit for JournalState {
     }
 
     fn callers(&self) -> u32 {
-        self.running.as_ref().map_or(0, |running| running.callers)
+        self.running
+            .as_ref()
+            .map_or(0, |running| running.callers.count())
     }
 
     fn is_stopping(&self) -> bool {

@@ -238,6 +238,26 @@ pub fn wait_for(owners: &[TaskNo]) -> WaitForEdge {
     add_edge(0, recorded)
 }
 
+/// The running task has produced the results for which other tasks wait ([`wait_for`]): they donate nothing to it any
+/// more, even before they run again. Otherwise its next requests would have their tags.
+pub fn end_waits() {
+    if !has_waiters() {
+        return;
+    }
+    let me = NUMBER.get();
+    let graph = wait_graph();
+    let boosts = {
+        let mut state = graph.0.lock();
+        for edge in state.edges.iter_mut().filter(|edge| edge.lock == 0) {
+            for owner in edge.owners.iter_mut().filter(|owner| **owner == me) {
+                *owner = 0;
+            }
+        }
+        state.update_donations()
+    };
+    drop(boosts);
+}
+
 /// Records that the running task waits for a lock.
 #[cold]
 pub(crate) fn wait_for_lock(header: &LockHeader) -> WaitForEdge {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use steadfs_base::{GroupId, IoTag};
-use steadfs_rt::inherit::{has_waiters, set_task_tag};
+use steadfs_rt::inherit::{current_task, end_waits, has_waiters, set_task_tag, wait_for};
 use steadfs_rt::sim::{self, Config, Failure, FailureKind, Report};
 use steadfs_rt::{
     Condvar, Event, Instant, Mutex, Rank, RankScope, RwLock, now, sleep, spawn, yield_now,
@@ -578,4 +578,22 @@ fn a_rank_scope_is_no_scheduling_point() {
         hashes.insert(hash(seed, true));
     }
     assert!(hashes.len() > 10, "the tasks contend");
+}
+
+/// A waiter donates its tag until the result is there, not until it runs again.
+#[test]
+fn a_task_that_has_produced_a_result_inherits_nothing() {
+    sim::run(sim::Config::new(1), || {
+        let owner = current_task();
+        let waiter = spawn("waiter", move || {
+            let _tag = set_task_tag(IoTag::default());
+            let _edge = wait_for(&[owner]);
+            sleep(Duration::from_millis(10));
+        });
+        sleep(Duration::from_millis(1));
+        assert!(has_waiters());
+        end_waits();
+        assert!(!has_waiters());
+        waiter.join();
+    });
 }

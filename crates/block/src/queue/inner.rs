@@ -275,6 +275,24 @@ impl Inner {
         }
     }
 
+    pub(super) fn begin_wait(self: &Arc<Self>, tag: IoTag, idles: bool) {
+        let mut state = self.state.lock();
+        if state.sched.begin_wait(tag, idles) {
+            self.pump(state, now());
+        }
+    }
+
+    pub(super) fn end_waits(&self, tags: &[IoTag]) {
+        let mut state = self.state.lock();
+        for &tag in tags {
+            state.end_wait(tag, now());
+        }
+    }
+
+    pub(super) fn outweighs(&self, a: IoTag, b: IoTag) -> bool {
+        self.state.lock().sched.outweighs(a, b)
+    }
+
     pub(super) fn max_transfer_for(&self, tag: IoTag) -> u64 {
         self.state.lock().max_transfer_for(tag, now())
     }

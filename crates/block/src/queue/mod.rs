@@ -255,6 +255,25 @@ impl Queue {
         self.inner.effective_tag(now, waiter)
     }
 
+    /// The task of this tag waits for other tasks, and submits nothing until [`Queue::end_waits`]. Unless `idles`, the
+    /// device does not idle for its next request meanwhile.
+    pub fn begin_wait(&self, tag: IoTag, idles: bool) {
+        self.inner.begin_wait(tag, idles);
+    }
+
+    /// The tasks of these tags no longer wait for others: the device idles for them as if a request of each had completed
+    /// now.
+    pub fn end_waits(&self, tags: &[IoTag]) {
+        if !tags.is_empty() {
+            self.inner.end_waits(tags);
+        }
+    }
+
+    /// Whether the policy serves the group of `a` more than that of `b`, because it weighs more.
+    pub fn outweighs(&self, a: IoTag, b: IoTag) -> bool {
+        a.group != b.group && self.inner.outweighs(a, b)
+    }
+
     /// Reads `len` bytes at byte `offset` and waits.
     pub fn read(&self, offset: u64, len: usize, tag: IoTag) -> Result<Buf, IoError> {
         let mut bio = self.submit(Bio::read(offset, len), tag).into_bio()?;

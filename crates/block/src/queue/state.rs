@@ -353,6 +353,10 @@ impl QueueState {
         }
     }
 
+    pub(super) fn end_wait(&mut self, tag: IoTag, now: Instant) {
+        self.sched.end_wait(tag, nanos(now));
+    }
+
     /// Shares a request with an owner of this tag.
     pub(super) fn share(&mut self, id: ReqId, tag: IoTag, now: Instant) {
         let Some(request) = self.get(id) else { return };

@@ -88,6 +88,9 @@ impl<R: Rules> FairQueue<R> {
     /// Whether the device idles for an owner of sync requests with an empty queue: the owner, or the owner that submits
     /// for it, usually returns in time.
     pub(super) fn is_idled_for(&self, leaf: usize, now: Nanos) -> bool {
+        if self.tree.leaf(leaf).idling_stopped {
+            return false;
+        }
         self.returns_soon(leaf, now)
             || self
                 .tree
@@ -101,6 +104,7 @@ impl<R: Rules> FairQueue<R> {
         leaf.is_sync()
             && leaf.key.lane / 2 < CLASSES - 1
             && leaf.think_time <= idle
+            && !leaf.idling_stopped
             && (leaf.in_flight > 0 || now.0 < leaf.last_completion.0.saturating_add(idle))
     }
 

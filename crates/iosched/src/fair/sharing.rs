@@ -33,6 +33,9 @@ impl<R: Rules> FairQueue<R> {
         self.sharers.push((id, Sharer::Recorded(tag)));
         if entry.leaf.is_some() {
             self.enqueue_for_sharers(id, now);
+        } else if self.lone.take_if(|lone| *lone == id).is_some() {
+            // Alone in the queue, but several owners are charged for it.
+            self.enqueue(id, now);
         }
     }
 

@@ -108,6 +108,10 @@ pub(super) struct Leaf {
     /// When its last request completed.
     pub last_completion: Nanos,
     completed_any: bool,
+    /// The owner waits for other owners.
+    waits_for_others: bool,
+    /// The device does not idle for it meanwhile.
+    pub idling_stopped: bool,
     /// Moving average of the time from a completion to the next request, in nanoseconds.
     pub think_time: u64,
     /// The leaf of the last request that was served for this one, if another owner submitted it.
@@ -374,6 +378,8 @@ impl Tree {
             in_flight: 0,
             last_completion: Nanos(0),
             completed_any: false,
+            waits_for_others: false,
+            idling_stopped: false,
             think_time: 0,
             submitter: None,
             weight_raised_bytes: 0,

@@ -207,3 +207,91 @@ proptest! {
         world.check(3000 * MS, &[strongest, weights[2], weights[3]].map(f64::from));
     }
 }
+
+/// A request that is alone in the queue is charged to all its owners, if it has several.
+#[test]
+fn a_lone_shared_request_is_charged() {
+    let mut fair = Fair::new(FairOptions::default());
+    fair.set_group(GroupId(1), GroupId(0), 100);
+    fair.set_group(GroupId(2), GroupId(0), 20);
+    let durable = Io {
+        flushes: 2,
+        ..write(sync(1, 1), 4 * KIB)
+    };
+    for (id, now) in [(0, 0), (3, 1)] {
+        let now = Nanos(now * MS);
+        fair.insert(IoId(id), durable, now);
+        fair.share(IoId(id), sync(2, 2), now);
+        assert_eq!(fair.next(now), Some(IoId(id)));
+        fair.complete(IoId(id), now);
+        fair.insert(IoId(id + 1), write(sync(2, 2), KIB), now);
+        fair.insert(IoId(id + 2), write(sync(1, 1), KIB), now);
+        assert_eq!(
+            fair.next(now),
+            Some(IoId(id + 2)),
+            "the light one has paid more"
+        );
+        fair.complete(IoId(id + 2), now);
+        // The device idles for the heavy owner, unless it waits for others.
+        assert_eq!(fair.next(now), None);
+        assert!(fair.begin_wait(sync(1, 1), false));
+        assert_eq!(fair.next(now), Some(IoId(id + 1)));
+        fair.complete(IoId(id + 1), now);
+    }
+}
+
+/// The device does not idle for a sharer that waits, although the owner that has submitted for it returns soon.
+#[test]
+fn the_device_does_not_idle_for_a_sharer_that_waits() {
+    let is_held_back = |waits: bool| {
+        let mut fair = Fair::new(FairOptions::default());
+        fair.set_group(GroupId(1), GroupId(0), 100);
+        fair.set_group(GroupId(2), GroupId(0), 20);
+        let durable = Io {
+            flushes: 2,
+            ..write(sync(1, 1), 4 * KIB)
+        };
+        let now = Nanos(MS);
+        fair.insert(IoId(0), durable, now);
+        fair.share(IoId(0), sync(2, 2), now);
+        assert_eq!(fair.next(now), Some(IoId(0)));
+        if waits {
+            fair.begin_wait(sync(2, 2), false);
+        }
+        fair.complete(IoId(0), now);
+        // The heavy group is served until it is the light one's turn.
+        (0..40).any(|_| {
+            fair.insert(IoId(0), write(sync(1, 3), 64 * KIB), now);
+            let next = fair.next(now);
+            if let Some(id) = next {
+                fair.complete(id, now);
+            }
+            next.is_none()
+        })
+    };
+    assert!(is_held_back(false));
+    assert!(!is_held_back(true));
+}
+
+/// When an owner no longer waits for others, the device idles for it as after a request of its own.
+#[test]
+fn the_device_idles_for_an_owner_whose_wait_has_ended() {
+    for resumes in [false, true] {
+        let mut fair = filled(&[write(sync(1, 1), 4 * KIB), write(sync(2, 2), 4 * KIB)]);
+        fair.set_group(GroupId(1), GroupId(0), 100);
+        fair.set_group(GroupId(2), GroupId(0), 20);
+        for _ in 0..2 {
+            let id = fair.next(Nanos(0)).unwrap();
+            fair.complete(id, Nanos(0));
+        }
+        fair.begin_wait(sync(1, 1), false);
+        let now = Nanos(100 * MS);
+        if resumes {
+            fair.end_wait(sync(1, 1), now);
+        }
+        fair.insert(IoId(0), write(sync(2, 2), 4 * KIB), now);
+        let expected = (!resumes).then_some(IoId(0));
+        assert_eq!(fair.next(now), expected);
+        assert_eq!(fair.rerun_at(), resumes.then_some(Nanos(108 * MS)));
+    }
+}

@@ -4,7 +4,9 @@
 //! received divided by their weight. An owner is active in a lane of its group while it has requests queued, or while
 //! the device idles for it. A group is active in its parent while one of its lanes has an active entity.
 
-use super::{Child, Entity, Tree};
+use steadfs_base::IoTag;
+
+use super::{Child, Entity, LeafKey, Tree};
 use crate::{IoId, Nanos};
 
 /// Units of a start tag for one byte (or nanosecond) of service at weight 1.
@@ -59,9 +61,12 @@ impl Tree {
     pub(in crate::fair) fn push_own(&mut self, at: usize, seq: u64, id: IoId, now: Nanos) {
         let (low_latency, leaf) = (self.low_latency, self.leaf_mut(at));
         leaf.submitter = None;
+        let has_waited = std::mem::take(&mut leaf.waits_for_others);
+        leaf.idling_stopped = false;
         if leaf.requests.is_empty() && leaf.in_flight == 0 {
             let pause = now.0.saturating_sub(leaf.last_completion.0);
-            if leaf.completed_any {
+            // The time in which it waited for others is not its own.
+            if leaf.completed_any && !has_waited {
                 let sample = pause.min(WEIGHT_RAISE_PAUSE_NS);
                 leaf.think_time =
                     (leaf.think_time * (THINK_TIME_DIVISOR - 1) + sample) / THINK_TIME_DIVISOR;
@@ -74,6 +79,34 @@ impl Tree {
             }
         }
         self.enqueue(at, seq, id, now);
+    }
+
+    /// The owner of this tag submits nothing until others have made progress. Unless `idles`, the device does not idle
+    /// for it. Returns whether it may have done so.
+    pub(in crate::fair) fn begin_wait(&mut self, tag: IoTag, idles: bool) -> bool {
+        let Some(&at) = self.by_key.get(&LeafKey::of(tag)) else {
+            return false;
+        };
+        let leaf = self.leaf_mut(at);
+        leaf.waits_for_others = true;
+        leaf.idling_stopped = !idles;
+        !idles && leaf.entity.active && leaf.requests.is_empty()
+    }
+
+    /// The owner of this tag no longer waits for others: the device idles for it from now on.
+    pub(in crate::fair) fn end_wait(&mut self, tag: IoTag, now: Nanos) {
+        let Some(&at) = self.by_key.get(&LeafKey::of(tag)) else {
+            return;
+        };
+        let leaf = self.leaf_mut(at);
+        leaf.waits_for_others = false;
+        leaf.idling_stopped = false;
+        leaf.last_completion = now;
+        leaf.completed_any = true;
+        if !leaf.entity.active {
+            self.active += 1;
+            self.activate(Child::Leaf(at));
+        }
     }
 
     /// Queues a request. If it is another owner's, it does not count for the think time of this one.
