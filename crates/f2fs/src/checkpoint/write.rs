@@ -1,5 +1,7 @@
 //! The I/O of a checkpoint, concurrent with new operations, and its commit.
 
+use std::collections::VecDeque;
+
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoError, IoHandle};
 use steadfs_vfs::Result;
@@ -14,8 +16,10 @@ use crate::nat::NatWrites;
 /// Blocks in one request at most.
 const MAX_RUN: usize = 256;
 
-/// Nodes in flight at most (8 MiB): memory has the others without their zeros.
-const NODES_IN_FLIGHT: usize = 2048;
+/// Nodes in flight at most (4 MiB): memory has the others without their zeros.
+const NODES_IN_FLIGHT: usize = 1024;
+/// Nodes that are submitted at a time.
+const NODES_AT_ONCE: usize = MAX_RUN;
 
 /// Write requests in flight.
 #[derive(Default)]
@@ -39,7 +43,8 @@ impl Writes {
     }
 }
 
-/// Submits nodes in parts of [`NODES_IN_FLIGHT`]; waits for all parts but the last.
+/// Submits nodes; waits for the oldest ones while [`NODES_IN_FLIGHT`] are in flight. Those in flight at the end, or at an
+/// error, are added to `to`.
 ///
 /// # Errors
 /// A write failed.
@@ -48,14 +53,24 @@ pub fn submit_nodes(
     to: &mut Writes,
     submit: impl Fn(&[(BlockAddr, Buf)], &mut Writes),
 ) -> Result<(), IoError> {
-    for part in nodes.chunks(NODES_IN_FLIGHT) {
-        if !to.0.is_empty() {
-            std::mem::take(to).wait()?;
+    let mut in_flight: VecDeque<Writes> = VecDeque::new();
+    let mut first = Ok(());
+    for part in nodes.chunks(NODES_AT_ONCE) {
+        if in_flight.len() == NODES_IN_FLIGHT / NODES_AT_ONCE
+            && let Some(oldest) = in_flight.pop_front()
+        {
+            first = oldest.wait();
+            if first.is_err() {
+                break;
+            }
         }
         let blocks: Vec<_> = part.iter().map(|(at, node)| (*at, node.block())).collect();
-        submit(&blocks, to);
+        let mut writes = Writes::default();
+        submit(&blocks, &mut writes);
+        in_flight.push_back(writes);
     }
-    Ok(())
+    to.0.extend(in_flight.into_iter().flat_map(|writes| writes.0));
+    first
 }
 
 impl F2fs {
