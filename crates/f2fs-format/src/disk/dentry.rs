@@ -175,9 +175,10 @@ fn entry_at<'a>(layout: &DentryLayout, bytes: &'a [u8], slot: usize) -> Result<E
 /// Whether a slot has this hash, in use or not: a look-up reads many blocks without the name.
 fn may_have(layout: &DentryLayout, bytes: &[u8], hash: u32) -> bool {
     assert_eq!(bytes.len(), layout.len);
-    let wanted = hash.to_le_bytes();
-    let mut slots = bytes[layout.entries_at..layout.names_at].chunks_exact(ENTRY);
-    slots.any(|entry| entry.starts_with(&wanted))
+    let (slots, _) = bytes[layout.entries_at..layout.names_at].as_chunks::<ENTRY>();
+    // Without an early end, which would be a branch for each slot: most blocks do not have the hash.
+    let has = |slot: &[u8; ENTRY]| u32::from_le_bytes([slot[0], slot[1], slot[2], slot[3]]) == hash;
+    slots.iter().fold(false, |found, slot| found | has(slot))
 }
 
 /// The entry with this hash and name. Corrupt entries are skipped: they have no name to compare.

@@ -29,7 +29,12 @@ impl Extensions {
 
     /// The hint for a file name.
     pub(super) fn advise(&self, name: &[u8]) -> Advise {
-        let has = |list: &[Vec<u8>]| list.iter().any(|ext| has_extension(name, ext));
+        let has_dot = name.iter().skip(1).any(|byte| *byte == b'.');
+        let may_match = |ext: &[u8]| has_dot || ext == b"*";
+        let has = |list: &[Vec<u8>]| {
+            let mut list = list.iter().filter(|ext| may_match(ext));
+            list.any(|ext| has_extension(name, ext))
+        };
         if has(&self.cold) {
             Advise::COLD
         } else if has(&self.hot) {

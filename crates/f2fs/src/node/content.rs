@@ -34,8 +34,9 @@ impl PackedBlock {
     fn of(block: &[u8]) -> Option<Self> {
         assert!(block.len() == BLOCK_SIZE, "a node is a block");
         let mut present = 0;
-        for (n, chunk) in block.chunks_exact(CHUNK).enumerate() {
-            present |= u64::from(chunk != [0; CHUNK]) << n;
+        for (n, chunk) in block.as_chunks::<CHUNK>().0.iter().enumerate() {
+            let bits = chunk.iter().fold(0, |bits, byte| bits | byte);
+            present |= u64::from(bits != 0) << n;
         }
         if present.count_ones() as usize > MAX_CHUNKS {
             return None;
