@@ -12,7 +12,7 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build run bench crash test lint judges fmt clean
+.PHONY: help build run bench crash fuzz test lint judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ crash: build ## explores crashes of SEEDS random programs on each kind of volume
 	@scripts/install-packages e2fsprogs f2fs-tools
 	target/release/steadfs-lab crash --seeds $(SEEDS) $(TRIAL)
 
+HOURS ?= 1
+fuzz: ## fuzzes every target by coverage, HOURS in all, on JOBS processes (1); findings go to fuzz/artifacts
+	@scripts/fuzz $(HOURS)
+
 lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint
 	cargo fmt --check
@@ -67,4 +71,4 @@ fmt: ## formats the sources
 	cargo fmt
 
 clean: ## removes build results and caches
-	rm -rf target .cache
+	rm -rf target .cache fuzz/target

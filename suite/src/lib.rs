@@ -7,6 +7,7 @@
 pub mod command;
 pub mod f2fs;
 pub mod fsyncs;
+pub mod fuzz;
 pub mod generate;
 pub mod hostile;
 pub mod image;

@@ -12,7 +12,7 @@ use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileSystem, SetXattr};
 
 use super::device::ImageDevice;
-use super::survey::Survey;
+use super::survey::{Part, Survey};
 use crate::command::succeed;
 
 /// How a volume is made.
@@ -87,6 +87,12 @@ casefold,encrypt,verity",
     ),
 ];
 
+const FAST_COMMIT: Recipe = dirty(
+    "dirty-fast-commit",
+    "8M",
+    "-t ext4 -b 1024 -J size=2 -O fast_commit",
+);
+
 /// A clean volume.
 pub struct Base {
     /// Name in messages.
@@ -106,19 +112,59 @@ impl Base {
         let tree = scratch.join("tree");
         write_tree(&tree);
         let make = |recipe: &Recipe| {
-            let image = recipe.make(scratch, &tree);
-            Self {
-                name: recipe.name,
-                survey: Survey::of(&image),
-                image,
-            }
+            let image = decorated(recipe.format(scratch, &tree), recipe.dirty);
+            Self::of(recipe.name, image)
         };
         RECIPES.iter().map(make).collect()
     }
+
+    /// Makes a volume whose log may be followed by fast commits: the journal has the feature, as Linux sets it at the
+    /// first commit.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn with_fast_commits(scratch: &Path) -> Self {
+        /// Offset of the incompatible features in the journal's superblock, and `JBD2_FEATURE_INCOMPAT_FAST_COMMIT`.
+        const INCOMPAT: u64 = 0x28;
+        const FEATURE: u32 = 0x20;
+        let tree = scratch.join("tree");
+        if !tree.exists() {
+            write_tree(&tree);
+        }
+        let mut image = FAST_COMMIT.format(scratch, &tree);
+        let survey = Survey::of(&image);
+        let meta = survey.of_part(Part::JournalSuper).next();
+        let meta = *meta.expect("the volume has a journal");
+        let at = meta.block * survey.geo.block_size.bytes_u64() + INCOMPAT;
+        let mut word = [0; 4];
+        image.read(at, &mut word);
+        let features = u32::from_be_bytes(word) | FEATURE;
+        image.write(at, &features.to_be_bytes());
+        Self::of(FAST_COMMIT.name, decorated(image, true))
+    }
+
+    fn of(name: &'static str, image: Image) -> Self {
+        Self {
+            name,
+            survey: Survey::of(&image),
+            image,
+        }
+    }
+
+    /// Whether the log has to be replayed.
+    pub fn is_dirty(&self) -> bool {
+        self.name.starts_with("dirty")
+    }
+}
+
+/// The volume with what mke2fs does not make.
+fn decorated(image: Image, dirty: bool) -> Image {
+    sim::run(sim::Config::new(1), move || decorate(image, dirty)).value
 }
 
 impl Recipe {
-    fn make(&self, scratch: &Path, tree: &Path) -> Image {
+    /// Runs mke2fs.
+    fn format(&self, scratch: &Path, tree: &Path) -> Image {
         let path = scratch.join(self.name);
         let id = "5eadf5ba-0000-4000-8000-000000000001";
         let seed = format!("hash_seed={id}");
@@ -127,10 +173,7 @@ impl Recipe {
         args.extend(["-d", tree.to_str().expect("scratch paths are UTF-8")]);
         args.extend([path.to_str().expect("scratch paths are UTF-8"), self.size]);
         succeed("mke2fs", args);
-        let image = Image::load(&path).expect("mke2fs made it");
-        let dirty = self.dirty;
-        let decorated = sim::run(sim::Config::new(1), move || decorate(image, dirty));
-        decorated.value
+        Image::load(&path).expect("mke2fs made it")
     }
 }
 

@@ -19,11 +19,13 @@ use super::device::ImageDevice;
 use super::meter;
 
 /// Caches of a volume under test, in bytes.
-pub(super) const CACHE: u64 = 4 << 20;
+pub(crate) const CACHE: u64 = 4 << 20;
 /// Limits of the directories and files visited, and of the entries of one directory.
 const MAX_DIRS: usize = 60;
 const MAX_FILES: usize = 400;
 const MAX_ENTRIES: usize = 2000;
+/// Longest CPU time of a call; they take microseconds to milliseconds.
+const CALL_LIMIT: Duration = Duration::from_secs(2);
 
 /// The options of a program that only reads.
 fn reading() -> MountOptions {
@@ -62,10 +64,19 @@ pub fn exercise(image: &Image) -> Outcome {
 
 /// Runs `work` on `image`, in simulation.
 pub(super) fn run_trial(image: &Image, work: fn(&mut Trial)) -> Outcome {
+    run_trial_in(sim::Config::new(1), image, work)
+}
+
+/// Runs `work` on `image`, in this simulation.
+pub(crate) fn run_trial_in(
+    config: sim::Config,
+    image: &Image,
+    work: impl FnOnce(&mut Trial) + 'static,
+) -> Outcome {
     let image = image.clone();
     let config = sim::Config {
         max_time: Duration::from_secs(4 * 3600),
-        ..sim::Config::new(1)
+        ..config
     };
     let (result, peak) = meter::peak_of(|| {
         sim::try_run(config, move || {
@@ -87,21 +98,29 @@ pub(super) fn run_trial(image: &Image, work: fn(&mut Trial)) -> Outcome {
     }
 }
 
+/// CPU time of this thread: other programs do not count.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("CPU times are positive")
+}
+
 fn is_past_the_end(error: &FsError) -> bool {
     error.to_string().ends_with("past the end of the device")
 }
 
 /// A case under way.
-pub(super) struct Trial {
-    pub(super) image: Image,
+pub(crate) struct Trial {
+    pub(crate) image: Image,
     cx: Cx,
-    pub(super) outcome: Outcome,
+    pub(crate) outcome: Outcome,
     /// The first corruption that a call reported.
-    pub(super) reported: Option<String>,
+    pub(crate) reported: Option<String>,
     /// Files whose content a sync has acknowledged.
     synced_files: Vec<(Vec<u8>, Vec<u8>)>,
     /// The volume may have more blocks than its device, and is read all the same.
-    pub(super) may_be_longer: bool,
+    pub(crate) may_be_longer: bool,
+    /// CPU time of this thread when the last call ended.
+    charged: Duration,
 }
 
 impl Trial {
@@ -113,6 +132,7 @@ impl Trial {
             reported: None,
             synced_files: Vec::new(),
             may_be_longer: false,
+            charged: cpu_time(),
         }
     }
 
@@ -149,12 +169,32 @@ impl Trial {
         }
     }
 
-    pub(super) fn violation(&mut self, what: String) {
+    pub(crate) fn violation(&mut self, what: String) {
         self.outcome.violations.push(what);
     }
 
-    /// A call's value; checks that its error is a plausible one.
-    pub(super) fn check_error<T>(&mut self, call: &str, result: Result<T>) -> Option<T> {
+    /// Checks the CPU time since the last call ended.
+    pub(crate) fn charge(&mut self, call: &str) {
+        let now = cpu_time();
+        let took = now - std::mem::replace(&mut self.charged, now);
+        if took > CALL_LIMIT {
+            self.violation(format!("{call} took {took:?}"));
+        }
+    }
+
+    /// Records a file in the root directory whose content a sync has acknowledged.
+    pub(crate) fn add_synced(&mut self, name: Vec<u8>, bytes: Vec<u8>) {
+        self.synced_files.push((name, bytes));
+    }
+
+    /// The files whose content a sync has acknowledged.
+    pub(crate) fn take_synced(&mut self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        std::mem::take(&mut self.synced_files)
+    }
+
+    /// A call's value; checks its time, and that its error is a plausible one.
+    pub(crate) fn check_error<T>(&mut self, call: &str, result: Result<T>) -> Option<T> {
+        self.charge(call);
         match result {
             Ok(value) => Some(value),
             Err(error) => {
@@ -174,7 +214,7 @@ impl Trial {
         }
     }
 
-    pub(super) fn check_strays(&mut self, when: &str, device: &ImageDevice) {
+    pub(crate) fn check_strays(&mut self, when: &str, device: &ImageDevice) {
         if let Some(stray) = device.strays().first() {
             self.violation(format!("{when}: {stray}"));
         }
@@ -246,7 +286,7 @@ impl Trial {
         self.check_strays("reading", &device);
     }
 
-    pub(super) fn walk(&mut self, fs: &dyn FileSystem) {
+    pub(crate) fn walk(&mut self, fs: &dyn FileSystem) {
         let cx = self.cx.clone();
         let mut dirs = vec![fs.root()];
         let mut seen = BTreeSet::from([fs.root()]);
@@ -527,7 +567,7 @@ fn open(device: &Arc<ImageDevice>, options: MountOptions) -> Result<Arc<Ext4>> {
     Ext4::open(device, options, CacheSizes::of(CACHE)).map(|(fs, _)| fs)
 }
 
-pub(super) struct QueueSource(pub(super) Arc<Queue>);
+pub(crate) struct QueueSource(pub(crate) Arc<Queue>);
 
 impl BlockSource for QueueSource {
     fn size_bytes(&self) -> u64 {

@@ -1,13 +1,15 @@
 //! The same for f2fs, read-only: finds the metadata blocks, corrupts them with correct checksums, and reads everything.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use steadfs_block::{Queue, QueueOptions};
 use steadfs_f2fs::disk::checkpoint::{is_after, verify_block};
 use steadfs_f2fs::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
-use steadfs_f2fs::disk::{BLOCK_SIZE, Features, Layout, Superblock, checksum, inode, nat, node};
+use steadfs_f2fs::disk::{
+    BLOCK_SIZE, Checkpoint, Features, Layout, Superblock, checksum, inode, nat, node,
+};
 use steadfs_f2fs::{CacheSizes, F2fs, MountOptions, check};
 use steadfs_lab::device::Image;
 use steadfs_vfs::FileSystem;
@@ -38,6 +40,8 @@ pub enum Part {
     Inode,
     /// A node that is no inode.
     Node,
+    /// A node that fsync wrote after the checkpoint.
+    Chain,
     /// The first data blocks of each node: mostly directory entries.
     Data,
 }
@@ -51,7 +55,11 @@ pub struct F2fsBase {
     layout: Layout,
     /// Blocks that are corrupted together.
     metadata: Vec<(Part, Vec<u64>)>,
+    /// Kinds of blocks in the volume.
+    pub parts: Vec<Part>,
     nids: Vec<u32>,
+    /// The version in the footers of nodes written after the checkpoint.
+    node_version: u64,
 }
 
 const RECIPES: &[(&str, &str)] = &[
@@ -86,6 +94,57 @@ const EDGES: [u64; 14] = [
     1018,
 ];
 
+/// How a volume is made.
+pub struct Recipe<'a> {
+    scratch: &'a Path,
+    name: &'a str,
+    args: &'a str,
+}
+
+impl<'a> Recipe<'a> {
+    /// By mkfs.f2fs with `args`, in a file below `scratch`.
+    pub fn new(scratch: &'a Path, name: &'a str, args: &'a str) -> Self {
+        Self {
+            scratch,
+            name,
+            args,
+        }
+    }
+
+    /// Makes it, with files by sload.f2fs.
+    ///
+    /// # Panics
+    /// If a program fails.
+    pub fn make(&self) -> Image {
+        let path = self.make_empty();
+        let tree = self.scratch.join("tree");
+        if !tree.exists() {
+            write_tree(&tree);
+            // sload.f2fs miscounts files with holes.
+            std::fs::remove_file(tree.join("scattered")).expect("it was written");
+            std::fs::write(tree.join("deep"), vec![0x5A; DEEP]).expect("scratch can be written");
+        }
+        let tree = tree.to_str().expect("scratch paths are UTF-8");
+        let name = path.to_str().expect("scratch paths are UTF-8");
+        succeed("sload.f2fs", ["-f", tree, name]);
+        Image::load(&path).expect("a file")
+    }
+
+    /// Makes it without files.
+    ///
+    /// # Panics
+    /// If a program fails.
+    pub fn make_empty(&self) -> PathBuf {
+        let path = self.scratch.join(self.name);
+        let file = std::fs::File::create(&path).expect("scratch can be written");
+        file.set_len(128 << 20).expect("scratch can be written");
+        let name = path.to_str().expect("scratch paths are UTF-8");
+        let all = ["-q", "-f"].into_iter().chain(self.args.split_whitespace());
+        succeed("mkfs.f2fs", all.chain([name]));
+        path
+    }
+}
+
 fn read(image: &Image, block: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK_SIZE];
     image.read(block * BLOCK_SIZE as u64, &mut bytes);
@@ -106,26 +165,17 @@ impl F2fsBase {
     /// # Panics
     /// If one cannot be made.
     pub fn all(scratch: &Path) -> Vec<Self> {
-        let tree = scratch.join("tree");
-        write_tree(&tree);
-        // sload.f2fs miscounts files with holes.
-        std::fs::remove_file(tree.join("scattered")).expect("it was written");
-        std::fs::write(tree.join("deep"), vec![0x5A; DEEP]).expect("scratch can be written");
         let make = |&(name, args): &(&'static str, &str)| {
-            let path = scratch.join(name);
-            let file = std::fs::File::create(&path).expect("scratch can be written");
-            file.set_len(128 << 20).expect("scratch can be written");
-            let path = path.to_str().expect("scratch paths are UTF-8");
-            let all = ["-q", "-f"].into_iter().chain(args.split_whitespace());
-            succeed("mkfs.f2fs", all.chain([path]));
-            let tree = tree.to_str().expect("scratch paths are UTF-8");
-            succeed("sload.f2fs", ["-f", tree, path]);
-            Self::of(name, Image::load(Path::new(path)).expect("a file"))
+            Self::of(name, Recipe::new(scratch, name, args).make())
         };
         RECIPES.iter().map(make).collect()
     }
 
-    fn of(name: &'static str, image: Image) -> Self {
+    /// A volume that is clean, or whose checkpoint is.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn of(name: &'static str, image: Image) -> Self {
         let mut raw = vec![0; SUPERBLOCK_SIZE];
         image.read(SUPERBLOCK_OFFSET as u64, &mut raw);
         let superblock = Superblock::parse(&raw).expect("a good superblock");
@@ -134,11 +184,16 @@ impl F2fsBase {
             image,
             layout: superblock.layout().clone(),
             metadata: vec![(Part::Super, vec![0, 1])],
+            parts: Vec::new(),
             nids: Vec::new(),
+            node_version: 0,
         };
         base.survey_pack();
         base.survey_tables();
         base.survey_nodes();
+        base.parts = base.metadata.iter().map(|(part, _)| *part).collect();
+        base.parts.sort_unstable();
+        base.parts.dedup();
         base
     }
 
@@ -157,6 +212,11 @@ impl F2fsBase {
             }
         });
         let (start, head) = newest.expect("a good pack");
+        let blocks: Vec<u8> = (start..=start + u64::from(self.layout.cp_payload))
+            .flat_map(|block| read(&self.image, block))
+            .collect();
+        let checkpoint = Checkpoint::parse(&self.layout, &blocks).expect("a good checkpoint");
+        self.node_version = checkpoint.node_version();
         let last = start + u64::from(head.pack_blocks) - 1;
         self.metadata.push((Part::Checkpoint, vec![start, last]));
         for block in start + 1..last {
@@ -206,6 +266,9 @@ impl F2fsBase {
                     Part::Node
                 };
                 self.metadata.push((part, vec![block]));
+            } else if nid != 0 && footer.cp_version == self.node_version {
+                nodes.insert(block);
+                self.metadata.push((Part::Chain, vec![block]));
             }
         }
         let main = start..start + blocks;
@@ -256,6 +319,36 @@ impl F2fsBase {
             }
         }
         listed
+    }
+
+    /// Whether there is a node chain to recover.
+    pub fn is_dirty(&self) -> bool {
+        self.parts.contains(&Part::Chain)
+    }
+
+    /// The blocks of a kind; copies that are changed alike are one item.
+    pub fn of_part(&self, part: Part) -> impl Iterator<Item = &[u64]> {
+        let of_part = self.metadata.iter().filter(move |(p, _)| *p == part);
+        of_part.map(|(_, blocks)| blocks.as_slice())
+    }
+
+    /// Changes the copies of a block alike; `seal`: with a correct checksum.
+    pub fn update_copies(
+        &self,
+        image: &mut Image,
+        part: Part,
+        blocks: &[u64],
+        seal: bool,
+        change: &mut dyn FnMut(&mut [u8]),
+    ) {
+        let mut bytes = read(image, blocks[0]);
+        change(&mut bytes);
+        if seal {
+            self.seal(part, &mut bytes);
+        }
+        for &block in blocks {
+            write(image, block, &bytes);
+        }
     }
 
     /// A copy with corruption of this kind.
@@ -321,9 +414,7 @@ impl F2fsBase {
     /// Changed values in some structures, with correct checksums.
     fn flipped(&self, numbers: &mut Numbers) -> Image {
         let mut image = self.image.clone();
-        let mut parts: Vec<Part> = self.metadata.iter().map(|(part, _)| *part).collect();
-        parts.sort_unstable();
-        parts.dedup();
+        let parts = &self.parts;
         for _ in 0..1 + numbers.below(5) {
             let part = parts[numbers.below(parts.len() as u64) as usize];
             let of_part: Vec<_> = self.metadata.iter().filter(|(p, _)| *p == part).collect();
@@ -396,6 +487,12 @@ impl F2fsBase {
                 }
             }
             Part::Inode => inode::seal(&self.layout, bytes),
+            Part::Chain => {
+                let footer = node::Footer::parse(bytes);
+                if footer.ino == footer.nid {
+                    inode::seal(&self.layout, bytes);
+                }
+            }
             _ => {}
         }
     }

@@ -66,6 +66,8 @@ pub struct Survey {
     pub parts: Vec<Part>,
     /// Numbers of inodes in use.
     pub inodes: Vec<u32>,
+    /// Blocks of the journal, in the order of the log.
+    pub journal: Vec<u64>,
     journal_uuid: [u8; 16],
 }
 
@@ -83,6 +85,7 @@ impl Survey {
             metadata: Vec::new(),
             parts: Vec::new(),
             inodes: Vec::new(),
+            journal: Vec::new(),
             journal_uuid: [0; 16],
             geo,
         };
@@ -108,6 +111,11 @@ impl Survey {
             seed,
             number,
         });
+    }
+
+    /// The blocks of a kind.
+    pub fn of_part(&self, part: Part) -> impl Iterator<Item = &MetadataBlock> {
+        self.metadata.iter().filter(move |meta| meta.part == part)
     }
 
     /// A block's content.
@@ -185,6 +193,7 @@ impl Survey {
         let journal = matches!(sb.journal(), JournalPlace::Inode(journal) if journal == ino);
         for (index, block) in data {
             if journal {
+                self.journal.push(block);
                 let part = if index == 0 {
                     Part::JournalSuper
                 } else {
