@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{BlockSource, Buf, Device, Queue, QueueOptions};
+use steadfs_block::{BlockSource, Buf, Queue};
 use steadfs_ext4::MountReport;
 use steadfs_ext4::check as ext4;
 use steadfs_f2fs::check as f2fs;
 
 use crate::Options;
 use crate::probe::{Kind, failed, kind_within};
-use crate::volume::{Error, open_device};
+use crate::volume::{Error, VolumeDevice};
 
 /// The result of a check of a volume of either kind.
 #[derive(Debug)]
@@ -141,48 +141,52 @@ impl BlockSource for QueueSource<'_> {
     }
 }
 
-/// Checks the volume on an image file or block device. Nothing is written: the journal of an ext4 volume is replayed into
-/// an overlay in memory, and an f2fs volume is checked as of its checkpoint. `on_read` is called with the number of bytes
-/// of each read.
+/// Checks the volume on an image file or block device; see [`VolumeDevice::check`].
 pub fn check(
     path: &Path,
     options: &Options,
     on_read: &mut dyn FnMut(u64),
 ) -> Result<Checked, Error> {
-    let mut options = options.clone();
-    options.set_salvage();
-    let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
-    let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
-    let refused = |why: String| Error::Unchecked {
-        path: path.to_owned(),
-        why,
-    };
-    if kind_within(&queue, &options).map_err(|error| failed(path, error))? == Kind::F2fs {
-        let source = QueueSource::new(Arc::new(queue), on_read);
-        let report = f2fs::check(&source, &f2fs::Options::default());
-        return match &report.refused {
-            Some(why) => Err(refused(why.to_string())),
-            None => Ok(Checked::F2fs { report }),
+    VolumeDevice::open_salvage(path, options)?.check(on_read)
+}
+
+impl VolumeDevice {
+    /// Checks the volume. Nothing is written: the journal of an ext4 volume is replayed into an overlay in memory, and an
+    /// f2fs volume is checked as of its checkpoint. `on_read` is called with the number of bytes of each read.
+    pub fn check(&self, on_read: &mut dyn FnMut(u64)) -> Result<Checked, Error> {
+        let (path, options) = (self.path(), self.options());
+        let queue = self.queue();
+        let refused = |why: String| Error::Unchecked {
+            path: path.to_owned(),
+            why,
         };
-    }
-    let view = steadfs_ext4::replayed_view(device, &options.ext4);
-    let view = view.map_err(|error| failed(path, error))?;
-    let default = ext4::Options::default();
-    let how = ext4::Options {
-        // After a replay the superblock has the counts of the last mount; a backup's are older.
-        after_crash: view.report.has_replayed() || view.super_at != default.super_at,
-        super_at: view.super_at,
-        unreplayed: view.unreplayed.map(|error| error.to_string()),
-        mended: view.mended,
-        ..default
-    };
-    let source = QueueSource::new(view.queue, on_read);
-    let report = ext4::check(&source, &how);
-    match &report.refused {
-        Some(why) => Err(refused(why.to_string())),
-        None => Ok(Checked::Ext4 {
-            report,
-            replayed: view.report,
-        }),
+        if kind_within(&queue, options).map_err(|error| failed(path, error))? == Kind::F2fs {
+            let source = QueueSource::new(Arc::new(queue), on_read);
+            let report = f2fs::check(&source, &f2fs::Options::default());
+            return match &report.refused {
+                Some(why) => Err(refused(why.to_string())),
+                None => Ok(Checked::F2fs { report }),
+            };
+        }
+        let view = steadfs_ext4::replayed_view(self.device(), &options.ext4);
+        let view = view.map_err(|error| failed(path, error))?;
+        let default = ext4::Options::default();
+        let how = ext4::Options {
+            // After a replay the superblock has the counts of the last mount; a backup's are older.
+            after_crash: view.report.has_replayed() || view.super_at != default.super_at,
+            super_at: view.super_at,
+            unreplayed: view.unreplayed.map(|error| error.to_string()),
+            mended: view.mended,
+            ..default
+        };
+        let source = QueueSource::new(view.queue, on_read);
+        let report = ext4::check(&source, &how);
+        match &report.refused {
+            Some(why) => Err(refused(why.to_string())),
+            None => Ok(Checked::Ext4 {
+                report,
+                replayed: view.report,
+            }),
+        }
     }
 }

@@ -77,52 +77,87 @@ pub fn fill<P: Progress + 'static>(
     how: &Fill,
     mut progress: P,
 ) -> (Option<P>, Result<Report, FillError>) {
-    let mut options = Options::default();
-    options.offset = how.offset;
     let Some(origin) = how.origin else {
+        let mut options = Options::default();
+        options.offset = how.offset;
         let done = Volume::open(path, &options)
             .map_err(FillError::from)
             .and_then(|volume| into(&volume, from, how, &mut progress));
         return (Some(progress), done);
     };
-    let config = sim::Config {
-        seed: steadfs_base::uuid_seed(origin.uuid),
-        max_time: Duration::MAX,
-        stall_bound: Duration::MAX,
-        preempt: 0,
-        calendar: Some(origin.time),
-        ..sim::Config::default()
+    let device = match ReproducibleDevice::open(path, how.offset, origin) {
+        Ok(device) => device,
+        Err(error) => return (Some(progress), Err(error.into())),
     };
-    let (owned_path, from, how) = (path.to_owned(), from.to_owned(), how.clone());
-    let run = sim::try_run(config, move || {
-        let done = open_alone(&owned_path, &options)
+    let (from, how) = (from.to_owned(), how.clone());
+    let run = device.run(move |volume| {
+        let done = volume
             .map_err(FillError::from)
             .and_then(|volume| into(&volume, &from, &how, &mut progress));
         (Some(progress), done)
     });
-    match run {
-        Ok(report) => report.value,
-        Err(failure) => {
-            let (path, why) = (path.to_owned(), failure.to_string());
-            (None, Err(FillError::Simulation { path, why }))
-        }
-    }
+    run.unwrap_or_else(|error| (None, Err(error)))
 }
 
-/// Opens a volume so that all its I/O runs in the calling thread.
-fn open_alone(path: &Path, options: &Options) -> Result<Volume, Error> {
-    let open = OpenOptions {
-        direct: false,
-        offset: options.offset,
-        ..OpenOptions::default()
-    };
-    let device = SyncFileDevice::open(path, &open)?;
-    Volume::on(
-        Arc::new(device),
-        path,
-        CacheSizes::of(REPRODUCIBLE_CACHE_BYTES),
-        options,
-    )
+/// An open image or device, for the work on a reproducible volume.
+pub struct ReproducibleDevice {
+    device: SyncFileDevice,
+    path: PathBuf,
+    options: Options,
+    origin: Origin,
+}
+
+impl ReproducibleDevice {
+    /// Opens the device of a volume that begins at `offset`. Nothing of its content is interpreted yet.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn open(path: &Path, offset: u64, origin: Origin) -> Result<Self, Error> {
+        let mut options = Options::default();
+        options.offset = offset;
+        let open = OpenOptions {
+            direct: false,
+            offset,
+            ..OpenOptions::default()
+        };
+        Ok(Self {
+            device: SyncFileDevice::open(path, &open)?,
+            path: path.to_owned(),
+            options,
+            origin,
+        })
+    }
+
+    /// Calls `work` on the volume in a simulation, all of whose I/O runs in the calling thread.
+    ///
+    /// # Errors
+    /// [`FillError::Simulation`].
+    pub fn run<T: 'static>(
+        self,
+        work: impl FnOnce(Result<Volume, Error>) -> T + 'static,
+    ) -> Result<T, FillError> {
+        let config = sim::Config {
+            seed: steadfs_base::uuid_seed(self.origin.uuid),
+            max_time: Duration::MAX,
+            stall_bound: Duration::MAX,
+            preempt: 0,
+            calendar: Some(self.origin.time),
+            ..sim::Config::default()
+        };
+        let path = self.path.clone();
+        let run = sim::try_run(config, move || {
+            let sizes = CacheSizes::of(REPRODUCIBLE_CACHE_BYTES);
+            let device = Arc::new(self.device);
+            work(Volume::on(device, &self.path, sizes, &self.options))
+        });
+        match run {
+            Ok(report) => Ok(report.value),
+            Err(failure) => {
+                let why = failure.to_string();
+                Err(FillError::Simulation { path, why })
+            }
+        }
+    }
 }
 
 fn into(
@@ -131,22 +166,33 @@ fn into(
     how: &Fill,
     progress: &mut dyn Progress,
 ) -> Result<Report, FillError> {
-    let image = volume.path().metadata().ok();
+    let done = fill_open(&*volume.fs(), volume.path(), from, how, progress);
+    let closed = volume.close();
+    let report = done?;
+    closed?;
+    Ok(report)
+}
+
+/// Copies a directory's content into the new volume `fs`, which is open and is in the image at `path`.
+///
+/// # Errors
+/// Those of a copy that ends. The report counts what could not be copied.
+pub fn fill_open(
+    fs: &dyn FileSystem,
+    path: &Path,
+    from: &Path,
+    how: &Fill,
+    progress: &mut dyn Progress,
+) -> Result<Report, FillError> {
+    let image = path.metadata().ok();
     let copy = CopyOptions {
         existing: Existing::Overwrite,
         latest: how.origin.map(|origin| origin.time),
         image: image.map(|image| (image.dev(), image.ino())),
         ..CopyOptions::default()
     };
-    let fs = volume.fs();
-    let copied = copy_in(&*fs, &owner_cx(), from, b"/", copy, progress);
-    let done = copied.map_err(FillError::from).and_then(|report| {
-        set_root(&*fs, how).map_err(|error| failed(volume.path(), error))?;
-        Ok(report)
-    });
-    let closed = volume.close();
-    let report = done?;
-    closed?;
+    let report = copy_in(fs, &owner_cx(), from, b"/", copy, progress)?;
+    set_root(fs, how).map_err(|error| failed(path, error))?;
     Ok(report)
 }
 

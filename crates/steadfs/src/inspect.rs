@@ -2,14 +2,12 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 
 use serde::Serialize;
-use steadfs_block::{Queue, QueueOptions};
 
 use crate::Options;
-use crate::probe::{Kind, failed, kind_on};
-use crate::volume::{Error, open_device};
+use crate::probe::{Kind, failed};
+use crate::volume::{Error, VolumeDevice};
 
 /// The description of a volume of either kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -30,22 +28,26 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// Describes a volume by its superblock, and by the group descriptors and the journal's superblock, or by the checkpoint.
-/// Nothing is replayed or written.
+/// Describes a volume; see [`VolumeDevice::inspect`].
 pub fn inspect(path: &Path, options: &Options) -> Result<Inspection, Error> {
-    let mut options = options.clone();
-    options.set_salvage();
-    let device = Arc::new(open_device(path, &options)?);
-    let queue = Queue::new(device, QueueOptions::default());
-    let kind = kind_on(&queue, &options).map_err(|error| failed(path, error))?;
-    let inspected = match kind {
-        Kind::F2fs => steadfs_f2fs::inspect::inspect(&queue)
-            .map(Box::new)
-            .map(Inspection::F2fs),
-        Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
-            let seen = steadfs_ext4::inspect::inspect(&queue, &options.ext4.superblock_choice());
-            seen.map(Box::new).map(Inspection::Ext4)
-        }
-    };
-    inspected.map_err(|error| failed(path, error))
+    VolumeDevice::open_salvage(path, options)?.inspect()
+}
+
+impl VolumeDevice {
+    /// Describes the volume by its superblock, and by the group descriptors and the journal's superblock, or by the
+    /// checkpoint. Nothing is replayed or written.
+    pub fn inspect(&self) -> Result<Inspection, Error> {
+        let queue = self.queue();
+        let inspected = match self.kind()? {
+            Kind::F2fs => steadfs_f2fs::inspect::inspect(&queue)
+                .map(Box::new)
+                .map(Inspection::F2fs),
+            Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
+                let choice = self.options().ext4.superblock_choice();
+                let seen = steadfs_ext4::inspect::inspect(&queue, &choice);
+                seen.map(Box::new).map(Inspection::Ext4)
+            }
+        };
+        inspected.map_err(|error| failed(self.path(), error))
+    }
 }

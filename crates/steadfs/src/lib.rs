@@ -15,7 +15,7 @@ pub mod tools;
 mod volume;
 
 pub use check::{Checked, check};
-pub use fill::{Fill, FillError, Origin, fill};
+pub use fill::{Fill, FillError, Origin, ReproducibleDevice, fill, fill_open};
 pub use format::{dry_run, format, format_f2fs};
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
@@ -34,4 +34,4 @@ pub use steadfs_fuse::{
     CloseResult, CloseResultFd, FileId, MountEntry, MountError, MountHandle, Mounted,
     PendingCloseResult, SyncError, Synced, Unmount, uring_hint,
 };
-pub use volume::{Error, OpenReport, Volume};
+pub use volume::{Error, OpenReport, Volume, VolumeDevice};

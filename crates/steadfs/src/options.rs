@@ -170,11 +170,19 @@ impl Options {
     /// # Errors
     /// As [`Options::parse`].
     pub fn parse_for(list: &str, path: &Path) -> Result<Self> {
+        Self::parse_by(list, |options| probe(path, options).ok())
+    }
+
+    /// As [`Options::parse_for`]; `kind` is called with a refused list only, to find the volume's kind.
+    ///
+    /// # Errors
+    /// As [`Options::parse`].
+    pub fn parse_by(list: &str, kind: impl FnOnce(&Self) -> Option<Kind>) -> Result<Self> {
         let (options, mut refused) = Self::read(list);
         let mut all = refused.clone();
         options.refuse_unfit(&mut refused);
         if !refused.is_empty()
-            && let Ok(kind) = probe(path, &options)
+            && let Some(kind) = kind(&options)
         {
             all.extend(options.misfits.of(kind));
             return all.into_result().map(|()| options);

@@ -5,10 +5,9 @@
 use std::cell::RefCell;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{BlockSource, Queue, QueueOptions};
+use steadfs_block::{BlockSource, Queue};
 use steadfs_ext4::disk::Superblock as ExtSuperblock;
 use steadfs_ext4::{choose, find_copies};
 use steadfs_f2fs::disk::Superblock as F2fsSuperblock;
@@ -17,7 +16,7 @@ use steadfs_vfs::names::printable;
 
 use crate::Options;
 use crate::image::{self, Found};
-use crate::volume::{Error, open_device};
+use crate::volume::{Error, VolumeDevice};
 
 /// The kind of file system on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,9 +70,7 @@ pub(crate) fn failed(path: &Path, error: impl Into<Unopened>) -> Error {
 pub fn probe(path: &Path, options: &Options) -> Result<Kind, Error> {
     let mut options = options.clone();
     options.set_read_only(true);
-    let device = Arc::new(open_device(path, &options)?);
-    let queue = Queue::new(device, QueueOptions::default());
-    kind_on(&queue, &options).map_err(|error| failed(path, error))
+    VolumeDevice::open(path, &options)?.kind()
 }
 
 /// Offset of ext4's superblock and of f2fs's first one in the volume.

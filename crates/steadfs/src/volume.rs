@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::image::Found;
 use crate::memory::default_cache_size;
-use crate::probe::{Kind, Unopened, failed, kind_within};
+use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
 use crate::{Io, IoEngine, Options};
 
 /// Why a volume could not be opened, mounted or closed.
@@ -125,21 +125,87 @@ pub struct Volume {
     io: Arc<Io>,
 }
 
-/// Opens the device as the options specify.
-pub(crate) fn open_device(path: &Path, options: &Options) -> Result<FileDevice, Error> {
-    let open = OpenOptions {
-        read_only: options.read_only(),
-        direct: !options.buffered,
-        offset: options.offset,
-        sizelimit: options.size_limit,
-        engine: match options.io_engine {
-            IoEngine::Auto => Engine::Auto,
-            IoEngine::Uring => Engine::Uring,
-            IoEngine::Threads => Engine::Threads,
-        },
-        create: None,
-    };
-    Ok(FileDevice::open(path, open)?)
+/// An open image file or block device, of whose content nothing is interpreted yet: between this and the next step a
+/// process can give up the rights that it does not need any more. No thread is started before that step.
+pub struct VolumeDevice {
+    device: Arc<FileDevice>,
+    path: PathBuf,
+    options: Options,
+    cache_size: u64,
+}
+
+impl VolumeDevice {
+    /// Opens the image or device and claims it.
+    pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
+        let open = OpenOptions {
+            read_only: options.read_only(),
+            direct: !options.buffered,
+            offset: options.offset,
+            sizelimit: options.size_limit,
+            engine: match options.io_engine {
+                IoEngine::Auto => Engine::Auto,
+                IoEngine::Uring => Engine::Uring,
+                IoEngine::Threads => Engine::Threads,
+            },
+            create: None,
+        };
+        Ok(Self {
+            device: Arc::new(FileDevice::open_idle(path, open)?),
+            path: path.to_owned(),
+            options: options.clone(),
+            // It depends on the host's memory, which is read from /proc.
+            cache_size: options.cache_size.unwrap_or_else(default_cache_size),
+        })
+    }
+
+    /// As [`VolumeDevice::open`], to read what can be read of a corrupt volume.
+    pub fn open_salvage(path: &Path, options: &Options) -> Result<Self, Error> {
+        let mut options = options.clone();
+        options.set_salvage();
+        Self::open(path, &options)
+    }
+
+    /// The image or device.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The options.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn device(&self) -> Arc<dyn Device> {
+        Arc::clone(&self.device) as Arc<dyn Device>
+    }
+
+    pub(crate) fn queue(&self) -> Queue {
+        Queue::new(self.device(), QueueOptions::default())
+    }
+
+    /// The kind of file system.
+    pub fn kind(&self) -> Result<Kind, Error> {
+        kind_on(&self.queue(), &self.options).map_err(|error| failed(&self.path, error))
+    }
+
+    /// Opens the volume.
+    pub fn volume(self) -> Result<Volume, Error> {
+        self.device.start_threads();
+        let mut shared = self.device();
+        if let Some(model) = self.options.device_model {
+            let slow = ModelDevice::start(shared, model).map_err(|error| Error::Volume {
+                path: self.path.clone(),
+                error: FsError::no_thread(error),
+            })?;
+            shared = Arc::new(slow);
+        }
+        let sizes = CacheSizes::of(self.cache_size);
+        let volume = Volume::on(shared, &self.path, sizes, &self.options)?;
+        Ok(Volume {
+            device: Some(self.device),
+            ..volume
+        })
+    }
 }
 
 type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32, Arc<Queue>);
@@ -168,21 +234,7 @@ fn open_on(
 impl Volume {
     /// Opens the volume on an image file or block device.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
-        let device = Arc::new(open_device(path, options)?);
-        let mut shared = Arc::clone(&device) as Arc<dyn Device>;
-        if let Some(model) = options.device_model {
-            let slow = ModelDevice::start(shared, model).map_err(|error| Error::Volume {
-                path: path.to_owned(),
-                error: FsError::no_thread(error),
-            })?;
-            shared = Arc::new(slow);
-        }
-        let sizes = CacheSizes::of(options.cache_size.unwrap_or_else(default_cache_size));
-        let volume = Self::on(shared, path, sizes, options)?;
-        Ok(Self {
-            device: Some(device),
-            ..volume
-        })
+        VolumeDevice::open(path, options)?.volume()
     }
 
     /// Opens the volume on a device of the caller's, such as a modelled one. `name` stands for it in messages and in

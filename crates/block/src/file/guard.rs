@@ -30,15 +30,16 @@ const SHORT_PAUSES: u32 = 200;
 /// Longest pause: a process that has had the image open for twice as long does not set up a loop device.
 const MAX_PAUSE: Duration = Duration::from_millis(4096);
 
-/// Watches for loop devices until it is dropped.
+/// Watches for loop devices from its start until it is dropped. Before the start every request that makes data durable
+/// is followed by a check.
 pub(super) struct ImageGuard {
     watch: Arc<LoopWatch>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl ImageGuard {
-    /// Starts to watch: writes to `target`, an image, are refused once a loop device shows it.
-    pub(super) fn start(target: &Arc<Target>) -> Result<Self, std::io::Error> {
+    /// Prepares to watch: writes to `target`, an image, are refused once a loop device shows it.
+    pub(super) fn prepare(target: &Arc<Target>) -> Result<Self, std::io::Error> {
         let image = fstat(&target.fd)?;
         let opens = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         let path = format!("/proc/self/fd/{}", target.fd.as_raw_fd());
@@ -52,12 +53,18 @@ impl ImageGuard {
             end: eventfd(0, EventfdFlags::CLOEXEC)?,
             known: Mutex::new(Rank::Leaf, BTreeSet::new()),
         });
-        let run = Arc::clone(&watch);
-        let thread = steadfs_rt::try_spawn("image-guard", move || run.run())?;
         Ok(Self {
             watch,
-            thread: Some(thread),
+            thread: Mutex::new(Rank::Leaf, None),
         })
+    }
+
+    /// Starts the thread that watches.
+    pub(super) fn start(&self) -> Result<(), std::io::Error> {
+        let run = Arc::clone(&self.watch);
+        let thread = steadfs_rt::try_spawn("image-guard", move || run.run())?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
     }
 
     /// Makes a request that makes data durable succeed only if no loop device shows the image after it.
@@ -79,7 +86,7 @@ impl Drop for ImageGuard {
         // A write to an eventfd succeeds unless its counter is at 2^64 - 2.
         let sent = retry(|| rustix::io::write(&self.watch.end, &1_u64.to_ne_bytes()));
         debug_assert!(sent.is_ok(), "{sent:?}");
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.lock().take() {
             thread.join();
         }
     }

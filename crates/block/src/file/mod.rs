@@ -86,17 +86,26 @@ impl OpenedFile {
         } else {
             MAX_LANES
         };
-        let guard = (target.kind == TargetKind::Image && !options.read_only)
-            .then(|| guard(&target, path))
-            .flatten();
+        let is_guarded = target.kind == TargetKind::Image && !options.read_only;
+        let guard = is_guarded.then(|| ImageGuard::prepare(&target));
+        let guard = guard
+            .transpose()
+            .inspect_err(|error| unwatched(path, error));
         Ok(Self {
             exclusive: Mutex::new(Rank::Leaf, exclusive),
             pool: Pool::new(Arc::clone(&runner), lanes),
             target,
             runner,
             no_rings_reason,
-            guard,
+            guard: guard.ok().flatten(),
         })
+    }
+
+    /// Starts the watch for loop devices.
+    fn start_guard(&self, path: &Path) {
+        if let Some(Err(error)) = self.guard.as_ref().map(ImageGuard::start) {
+            unwatched(path, &error);
+        }
     }
 
     /// The job, for an image with a check for loop devices before its end.
@@ -116,6 +125,14 @@ impl FileDevice {
     /// Opens `path` and claims it. The window from `offset`, at most `sizelimit` bytes long and in
     /// whole sectors of 512 bytes, is the device; the claim covers the whole file.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
+        let device = Self::open_idle(path, options)?;
+        device.start_threads();
+        Ok(device)
+    }
+
+    /// As [`FileDevice::open`], but starts no thread before [`FileDevice::start_threads`] or the first request: the caller can
+    /// give up rights in between, which then holds for all threads.
+    pub fn open_idle(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
         Ok(Self {
             path: path.to_owned(),
@@ -124,6 +141,11 @@ impl FileDevice {
             yielded: AtomicBool::new(false),
             writable: OnceLock::new(),
         })
+    }
+
+    /// Starts the threads of a device that was opened idle.
+    pub fn start_threads(&self) {
+        self.first.start_guard(&self.path);
     }
 
     /// The file that requests use now.
@@ -195,6 +217,9 @@ impl FileDevice {
                 }
                 Ok(opened)
             });
+        if let Ok(opened) = &opened {
+            opened.start_guard(&self.path);
+        }
         opened.map_err(|why| match claim::lock(&self.first.target.fd, true) {
             Ok(()) => why,
             Err(holder) => format!("{why}; it is used for writing by {holder}"),
@@ -202,15 +227,10 @@ impl FileDevice {
     }
 }
 
-/// Watches the image `target` for loop devices, if the host supports it.
-fn guard(target: &Arc<Target>, path: &Path) -> Option<ImageGuard> {
-    let guard = ImageGuard::start(target);
-    guard
-        .inspect_err(|error| {
-            let path = path.display();
-            tracing::warn!(%error, "cannot watch for loop devices on {path}: do not set one up while it is mounted");
-        })
-        .ok()
+/// Logs that an image is not watched for loop devices.
+fn unwatched(path: &Path, error: &std::io::Error) {
+    let path = path.display();
+    tracing::warn!(%error, "cannot watch for loop devices on {path}: do not set one up while it is mounted");
 }
 
 /// The engine to use; for threads also the reason.
