@@ -113,6 +113,14 @@ pub enum FsError {
     /// Content of the volume failed verification.
     #[error("volume is corrupt: {0}")]
     Corrupt(Box<Corruption>),
+    /// An error of a volume that another process serves.
+    #[error("{text}")]
+    Elsewhere {
+        /// Its number.
+        errno: i32,
+        /// Its text.
+        text: String,
+    },
 }
 
 impl FsError {
@@ -201,6 +209,7 @@ impl FsError {
             Self::Corrupt(_) => 117,
             Self::Quota => 122,
             Self::NoKey => 126,
+            Self::Elsewhere { errno, .. } => *errno,
         }
     }
 }

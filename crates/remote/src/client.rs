@@ -1,0 +1,474 @@
+//! The end that uses the volume.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::{
+    Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
+    ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+};
+
+use crate::codec::{Decoder, Encoder, Malformed};
+use crate::{Call, Greeting, frame};
+
+/// Why there is no volume to use.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The server could not open the volume.
+    #[error("{0}")]
+    Refused(String),
+    /// The server ended, or what it sent is wrong.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// A volume that a [`Server`](crate::Server) has open.
+pub struct Client<S> {
+    connection: Mutex<Connection<S>>,
+    root: InodeNo,
+}
+
+struct Connection<S> {
+    stream: S,
+    /// Why the connection is not used any more.
+    broken: Option<String>,
+    /// Calls without a reply, sent with the next call.
+    forgets: Vec<(InodeNo, u64)>,
+}
+
+impl<S: Read + Write> Connection<S> {
+    fn ask(&mut self, call: Call, arguments: Encoder) -> std::result::Result<Vec<u8>, String> {
+        if let Some(why) = &self.broken {
+            return Err(why.clone());
+        }
+        let reply = self.exchange(call, arguments);
+        reply.inspect_err(|why| self.broken = Some(why.clone()))
+    }
+
+    fn exchange(&mut self, call: Call, arguments: Encoder) -> std::result::Result<Vec<u8>, String> {
+        let gone = |error: std::io::Error| format!("{ENDED} ({error})");
+        for (ino, count) in std::mem::take(&mut self.forgets) {
+            let mut message = Encoder(vec![Call::Forget as u8]);
+            message.ino(ino);
+            message.long(count);
+            frame::send(&mut self.stream, &message.0).map_err(gone)?;
+        }
+        let message = [&[call as u8][..], &arguments.0].concat();
+        frame::send(&mut self.stream, &message).map_err(gone)?;
+        let reply = frame::receive(&mut self.stream).map_err(gone)?;
+        reply.ok_or_else(|| ENDED.to_owned())
+    }
+}
+
+const ENDED: &str = "the process that reads the volume ended";
+const INVALID: &str = "the process that reads the volume sent an invalid reply";
+/// Calls without a reply that are kept for the next call.
+const FORGETS_MAX: usize = 256;
+
+/// Most bytes of entries of one directory that are received; a hostile server could send entries forever.
+const DIRECTORY_BYTES_MAX: usize = 2 << 30;
+
+impl<S: Read + Write> Client<S> {
+    /// Waits until the server at the other end of `stream` has opened its volume.
+    ///
+    /// # Errors
+    /// It has not.
+    pub fn connect(mut stream: S) -> std::result::Result<(Self, Greeting), ConnectError> {
+        let broken = |why: &str| ConnectError::Broken(why.to_owned());
+        let reply = frame::receive(&mut stream).ok().flatten();
+        let reply = reply.ok_or_else(|| broken(ENDED))?;
+        let greeting = match greeting(&reply).map_err(|Malformed| broken(INVALID))? {
+            Ok(greeting) => greeting,
+            Err(why) => return Err(ConnectError::Refused(why)),
+        };
+        let mut connection = Connection {
+            stream,
+            broken: None,
+            forgets: Vec::new(),
+        };
+        let reply = connection.ask(Call::Root, Encoder::default());
+        let reply = reply.map_err(ConnectError::Broken)?;
+        let root = Decoder::new(&reply).ino();
+        let client = Self {
+            root: root.map_err(|Malformed| broken(INVALID))?,
+            connection: Mutex::new(Rank::Leaf, connection),
+        };
+        Ok((client, greeting))
+    }
+
+    /// Closes the volume; all that was written is on the device then.
+    ///
+    /// # Errors
+    /// The text of the error.
+    pub fn close(&self) -> std::result::Result<(), String> {
+        let reply = self
+            .connection
+            .lock()
+            .ask(Call::Close, Encoder::default())?;
+        let mut decoder = Decoder::new(&reply);
+        match decoder.option(Decoder::text) {
+            Ok(None) => Ok(()),
+            Ok(Some(why)) => Err(why),
+            Err(Malformed) => Err(INVALID.to_owned()),
+        }
+    }
+
+    /// Makes a call. `decode` gets the frame with the reply, after the mark of success.
+    fn call<T>(
+        &self,
+        call: Call,
+        encode: impl FnOnce(&mut Encoder),
+        decode: impl FnOnce(&mut Decoder<'_>, &Arc<Vec<u8>>) -> std::result::Result<T, Malformed>,
+    ) -> Result<T> {
+        self.exchange(call, encode, |decoder, frame| {
+            let result = match decoder.flag()? {
+                true => Ok(decode(decoder, frame)?),
+                false => Err(decoder.error()?),
+            };
+            decoder.end()?;
+            Ok(result)
+        })?
+    }
+
+    /// Makes a call, whose reply has no mark of success.
+    fn exchange<T>(
+        &self,
+        call: Call,
+        encode: impl FnOnce(&mut Encoder),
+        decode: impl FnOnce(&mut Decoder<'_>, &Arc<Vec<u8>>) -> std::result::Result<T, Malformed>,
+    ) -> Result<T> {
+        let mut arguments = Encoder::default();
+        encode(&mut arguments);
+        let mut connection = self.connection.lock();
+        let reply = connection.ask(call, arguments).map_err(FsError::Stopped)?;
+        let reply = Arc::new(reply);
+        decode(&mut Decoder::new(&reply), &reply).map_err(|Malformed| {
+            connection.broken = Some(INVALID.to_owned());
+            FsError::Stopped(INVALID.to_owned())
+        })
+    }
+
+    /// A call that returns attributes.
+    fn attr(&self, call: Call, encode: impl FnOnce(&mut Encoder)) -> Result<Attr> {
+        self.call(call, encode, |from, _| from.attr())
+    }
+
+    /// A call that returns nothing.
+    fn done(&self, call: Call, encode: impl FnOnce(&mut Encoder)) -> Result<()> {
+        self.call(call, encode, |_, _| Ok(()))
+    }
+
+    /// A call that returns bytes.
+    fn bytes(&self, call: Call, encode: impl FnOnce(&mut Encoder)) -> Result<Vec<u8>> {
+        self.call(call, encode, |from, _| from.bytes().map(<[u8]>::to_vec))
+    }
+}
+
+fn greeting(reply: &[u8]) -> std::result::Result<std::result::Result<Greeting, String>, Malformed> {
+    let mut decoder = Decoder::new(reply);
+    if !decoder.flag()? {
+        return Ok(Err(decoder.text()?));
+    }
+    Ok(Ok(Greeting {
+        warnings: decoder.list(Decoder::text)?,
+        read_only_because: decoder.option(Decoder::text)?,
+        missing: decoder.list(Decoder::text)?,
+    }))
+}
+
+/// An entry of a directory.
+struct Entry {
+    ino: InodeNo,
+    kind: Option<FileKind>,
+    name: Vec<u8>,
+    next: u64,
+}
+
+fn entry(from: &mut Decoder<'_>) -> std::result::Result<Entry, Malformed> {
+    Ok(Entry {
+        ino: from.ino()?,
+        kind: from.option(Decoder::kind)?,
+        name: from.bytes()?.to_vec(),
+        next: from.long()?,
+    })
+}
+
+const NOT_HERE: FsError = FsError::NotSupported("not without a mount");
+
+impl<S: Read + Write + Send> FileSystem for Client<S> {
+    fn root(&self) -> InodeNo {
+        self.root
+    }
+
+    fn lookup(&self, _: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        self.attr(Call::Lookup, |to| {
+            to.ino(dir);
+            to.bytes(name);
+        })
+    }
+
+    fn attach(&self, _: &Cx, _: InodeNo) -> Result<Attr> {
+        Err(NOT_HERE)
+    }
+
+    fn forget(&self, ino: InodeNo, count: u64) {
+        let mut connection = self.connection.lock();
+        connection.forgets.push((ino, count));
+        if connection.forgets.len() >= FORGETS_MAX {
+            // Its reply is not of interest, and an error is reported by the next call.
+            drop(connection.ask(Call::Root, Encoder::default()));
+        }
+    }
+
+    fn getattr(&self, _: &Cx, ino: InodeNo) -> Result<Attr> {
+        self.attr(Call::Getattr, |to| to.ino(ino))
+    }
+
+    fn setattr(&self, _: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
+        self.attr(Call::Setattr, |to| {
+            to.ino(ino);
+            to.set_attr(set);
+        })
+    }
+
+    fn readlink(&self, _: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
+        self.bytes(Call::Readlink, |to| to.ino(ino))
+    }
+
+    fn mknod(&self, _: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
+        self.attr(Call::Mknod, |to| {
+            to.ino(dir);
+            to.bytes(name);
+            to.word(mode);
+            to.word(rdev);
+        })
+    }
+
+    fn mkdir(&self, _: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
+        self.attr(Call::Mkdir, |to| {
+            to.ino(dir);
+            to.bytes(name);
+            to.word(mode);
+        })
+    }
+
+    fn symlink(&self, _: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
+        self.attr(Call::Symlink, |to| {
+            to.ino(dir);
+            to.bytes(name);
+            to.bytes(target);
+        })
+    }
+
+    fn link(&self, _: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        self.attr(Call::Link, |to| {
+            to.ino(dir);
+            to.bytes(name);
+            to.ino(ino);
+        })
+    }
+
+    fn tmpfile(&self, _: &Cx, _: InodeNo, _: u32) -> Result<Attr> {
+        Err(NOT_HERE)
+    }
+
+    fn unlink(&self, _: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        self.done(Call::Unlink, |to| {
+            to.ino(dir);
+            to.bytes(name);
+        })
+    }
+
+    fn rmdir(&self, _: &Cx, _: InodeNo, _: &[u8]) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn rename(
+        &self,
+        _: &Cx,
+        _: (InodeNo, &[u8]),
+        _: (InodeNo, &[u8]),
+        _: RenameFlags,
+    ) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn open(&self, _: &Cx, ino: InodeNo, write: bool) -> Result<()> {
+        self.done(Call::Open, |to| {
+            to.ino(ino);
+            to.flag(write);
+        })
+    }
+
+    fn read(&self, _: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
+        let encode = |to: &mut Encoder| {
+            to.ino(ino);
+            to.long(offset);
+            to.word(u32::try_from(len).unwrap_or(u32::MAX));
+        };
+        self.call(Call::Read, encode, |from, frame| from.data(frame, len))
+    }
+
+    fn write(&self, _: &Cx, ino: InodeNo, offset: u64, data: &[u8], kill: bool) -> Result<usize> {
+        let encode = |to: &mut Encoder| {
+            to.ino(ino);
+            to.long(offset);
+            to.bytes(data);
+            to.flag(kill);
+        };
+        self.call(Call::Write, encode, |from, _| {
+            let written = usize::try_from(from.long()?).map_err(|_| Malformed)?;
+            (written <= data.len()).then_some(written).ok_or(Malformed)
+        })
+    }
+
+    fn fsync(&self, _: &Cx, _: InodeNo, _: bool) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn fallocate(&self, _: &Cx, _: InodeNo, _: FallocMode, _: u64, _: u64) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn seek(&self, _: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
+        let encode = |to: &mut Encoder| {
+            to.ino(ino);
+            to.long(offset);
+            to.flag(what == Seek::Hole);
+        };
+        self.call(Call::Seek, encode, |from, _| from.long())
+    }
+
+    fn copy_range(&self, _: &Cx, _: (InodeNo, u64), _: (InodeNo, u64), _: u64) -> Result<u64> {
+        Err(NOT_HERE)
+    }
+
+    fn readdir(
+        &self,
+        _: &Cx,
+        dir: InodeNo,
+        cookie: u64,
+        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let (mut cookie, mut received) = (cookie, 0);
+        loop {
+            let encode = |to: &mut Encoder| {
+                to.ino(dir);
+                to.long(cookie);
+            };
+            let (entries, more, error) = self.exchange(Call::Readdir, encode, |from, frame| {
+                received += frame.len();
+                let entries = from.list(entry)?;
+                let (more, error) = (from.flag()?, from.option(Decoder::error)?);
+                from.end()?;
+                let is_endless = received > DIRECTORY_BYTES_MAX || more && entries.is_empty();
+                let reply = (entries, more, error);
+                (!is_endless).then_some(reply).ok_or(Malformed)
+            })?;
+            let last = entries.last().map(|entry| entry.next);
+            for entry in entries {
+                let wanted = emit(DirEntry {
+                    ino: entry.ino,
+                    kind: entry.kind,
+                    name: &entry.name,
+                    next: entry.next,
+                });
+                if !wanted {
+                    return Ok(());
+                }
+            }
+            match (error, last) {
+                (Some(error), _) => return Err(error),
+                (None, Some(next)) if more => cookie = next,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn getxattr(&self, _: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        self.bytes(Call::Getxattr, |to| {
+            to.ino(ino);
+            to.bytes(name);
+        })
+    }
+
+    fn listxattr(&self, _: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
+        self.call(
+            Call::Listxattr,
+            |to| to.ino(ino),
+            |from, _| from.list(|from| from.bytes().map(<[u8]>::to_vec)),
+        )
+    }
+
+    fn setxattr(
+        &self,
+        _: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()> {
+        if how != SetXattr::Any {
+            return Err(NOT_HERE);
+        }
+        self.done(Call::Setxattr, |to| {
+            to.ino(ino);
+            to.bytes(name);
+            to.bytes(value);
+        })
+    }
+
+    fn removexattr(&self, _: &Cx, _: InodeNo, _: &[u8]) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn statfs(&self, _: &Cx) -> Result<StatFs> {
+        Err(NOT_HERE)
+    }
+
+    fn flags(&self, _: &Cx, ino: InodeNo) -> Result<FsxAttr> {
+        self.call(Call::Flags, |to| to.ino(ino), |from, _| from.flags())
+    }
+
+    fn set_flags(&self, _: &Cx, _: InodeNo, _: InodeFlags) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn set_project(&self, _: &Cx, _: InodeNo, _: u32) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn generation(&self, _: &Cx, _: InodeNo) -> Result<u32> {
+        Err(NOT_HERE)
+    }
+
+    fn trim(&self, _: &Cx, _: u64, _: u64, _: u64) -> Result<u64> {
+        Err(NOT_HERE)
+    }
+
+    fn sync_all(&self, _: &Cx) -> Result<()> {
+        self.done(Call::SyncAll, |_| {})
+    }
+
+    fn shutdown(&self, _: &Cx, _: ShutdownMode) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn options(&self) -> String {
+        String::new()
+    }
+
+    fn remount(&self, _: &Cx, _: &str) -> Result<()> {
+        Err(NOT_HERE)
+    }
+
+    fn control(&self) -> Option<&dyn Control> {
+        None
+    }
+
+    fn unmount(&self) -> Result<()> {
+        Client::close(self).map_err(FsError::Stopped)
+    }
+}

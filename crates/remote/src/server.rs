@@ -1,0 +1,216 @@
+//! The end that has the volume.
+
+use std::io::{self, Read, Write};
+
+use steadfs_vfs::{Cx, FileSystem, FsError, Result, SetXattr};
+
+use crate::codec::{Decoder, Encoder, Malformed};
+use crate::{Call, Greeting, frame};
+
+/// Names of a directory are sent in batches of about this length in bytes.
+const BATCH_BYTES: usize = 256 << 10;
+/// Longest read in bytes.
+const READ_MAX: usize = 1 << 20;
+
+/// Serves one volume to one client.
+pub struct Server<S> {
+    stream: S,
+}
+
+impl<S: Read + Write> Server<S> {
+    /// Serves the client at the other end of `stream`.
+    pub fn new(stream: S) -> Self {
+        Self { stream }
+    }
+
+    /// Reports that the volume cannot be opened.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub fn refuse(mut self, why: &str) -> io::Result<()> {
+        let mut reply = Encoder::default();
+        reply.flag(false);
+        reply.bytes(why.as_bytes());
+        frame::send(&mut self.stream, &reply.0)
+    }
+
+    /// Reports that the volume is open.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub fn greet(&mut self, greeting: &Greeting) -> io::Result<()> {
+        let mut reply = Encoder::default();
+        reply.flag(true);
+        reply.list(&greeting.warnings, |to, text| to.bytes(text.as_bytes()));
+        reply.option(greeting.read_only_because.as_ref(), |to, text| {
+            to.bytes(text.as_bytes());
+        });
+        reply.list(&greeting.missing, |to, text| to.bytes(text.as_bytes()));
+        frame::send(&mut self.stream, &reply.0)
+    }
+
+    /// Answers calls until the client closes the volume. Returns false if the client is gone instead.
+    ///
+    /// # Errors
+    /// A call is not one of [`Client`](crate::Client), or the reply cannot be sent.
+    pub fn serve(&mut self, fs: &dyn FileSystem, cx: &Cx) -> io::Result<bool> {
+        while let Some(message) = frame::receive(&mut self.stream)? {
+            let mut decoder = Decoder::new(&message);
+            let invalid = |_| io::Error::from(io::ErrorKind::InvalidData);
+            let call = decoder.byte().map_err(invalid)?;
+            let call = Call::of_byte(call).ok_or(Malformed).map_err(invalid)?;
+            if call == Call::Close {
+                return Ok(true);
+            }
+            let mut reply = Encoder::default();
+            let is_answered = answer(call, fs, cx, &mut decoder, &mut reply).map_err(invalid)?;
+            decoder.end().map_err(invalid)?;
+            if is_answered {
+                frame::send(&mut self.stream, &reply.0)?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reports the result of closing the volume.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub fn closed(mut self, result: std::result::Result<(), String>) -> io::Result<()> {
+        let mut reply = Encoder::default();
+        reply.option(result.err(), |to, why| to.bytes(why.as_bytes()));
+        frame::send(&mut self.stream, &reply.0)
+    }
+}
+
+/// Encodes a result.
+fn put<T>(reply: &mut Encoder, result: Result<T>, encode: impl FnOnce(&mut Encoder, T)) {
+    reply.flag(result.is_ok());
+    match result {
+        Ok(value) => encode(reply, value),
+        Err(error) => reply.error(&error),
+    }
+}
+
+fn nothing(_: &mut Encoder, (): ()) {}
+
+/// Makes a call and encodes its result. Returns false for a call without a reply.
+fn answer(
+    call: Call,
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &mut Decoder<'_>,
+    to: &mut Encoder,
+) -> std::result::Result<bool, Malformed> {
+    match call {
+        Call::Root => to.ino(fs.root()),
+        Call::Forget => {
+            fs.forget(from.ino()?, from.long()?);
+            return Ok(false);
+        }
+        Call::Lookup => {
+            let (dir, name) = (from.ino()?, from.bytes()?);
+            put(to, fs.lookup(cx, dir, name), |to, attr| to.attr(&attr));
+        }
+        Call::Getattr => put(to, fs.getattr(cx, from.ino()?), |to, attr| to.attr(&attr)),
+        Call::Setattr => {
+            let (ino, set) = (from.ino()?, from.set_attr()?);
+            put(to, fs.setattr(cx, ino, &set), |to, attr| to.attr(&attr));
+        }
+        Call::Readlink => put(to, fs.readlink(cx, from.ino()?), |to, target| {
+            to.bytes(&target);
+        }),
+        Call::Mknod | Call::Mkdir | Call::Symlink | Call::Link | Call::Unlink => {
+            change_names(call, fs, cx, from, to)?;
+        }
+        Call::Open => {
+            let (ino, write) = (from.ino()?, from.flag()?);
+            put(to, fs.open(cx, ino, write), nothing);
+        }
+        Call::Read => {
+            let (ino, offset, len) = (from.ino()?, from.long()?, from.len()?);
+            let data = fs.read(cx, ino, offset, len.min(READ_MAX));
+            put(to, data, |to, data| to.data(&data));
+        }
+        Call::Write => {
+            let (ino, offset) = (from.ino()?, from.long()?);
+            let (data, kill) = (from.bytes()?, from.flag()?);
+            let written = fs.write(cx, ino, offset, data, kill);
+            put(to, written, |to, len| to.long(len as u64));
+        }
+        Call::Seek => {
+            let (ino, offset, what) = (from.ino()?, from.long()?, from.seek()?);
+            put(to, fs.seek(cx, ino, offset, what), Encoder::long);
+        }
+        Call::Readdir => readdir(fs, cx, from, to)?,
+        Call::Getxattr => {
+            let (ino, name) = (from.ino()?, from.bytes()?);
+            put(to, fs.getxattr(cx, ino, name), |to, value| to.bytes(&value));
+        }
+        Call::Listxattr => put(to, fs.listxattr(cx, from.ino()?), |to, names| {
+            to.list(&names, |to, name| to.bytes(name));
+        }),
+        Call::Setxattr => {
+            let (ino, name, value) = (from.ino()?, from.bytes()?, from.bytes()?);
+            let set = fs.setxattr(cx, ino, name, value, SetXattr::Any);
+            put(to, set, nothing);
+        }
+        Call::Flags => put(to, fs.flags(cx, from.ino()?), Encoder::flags),
+        Call::SyncAll => put(to, fs.sync_all(cx), nothing),
+        Call::Close => return Err(Malformed),
+    }
+    Ok(true)
+}
+
+fn change_names(
+    call: Call,
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &mut Decoder<'_>,
+    to: &mut Encoder,
+) -> std::result::Result<(), Malformed> {
+    let (dir, name) = (from.ino()?, from.bytes()?);
+    let made = match call {
+        Call::Mknod => fs.mknod(cx, dir, name, from.word()?, from.word()?),
+        Call::Mkdir => fs.mkdir(cx, dir, name, from.word()?),
+        Call::Symlink => fs.symlink(cx, dir, name, from.bytes()?),
+        Call::Link => fs.link(cx, from.ino()?, dir, name),
+        _ => {
+            put(to, fs.unlink(cx, dir, name), nothing);
+            return Ok(());
+        }
+    };
+    put(to, made, |to, attr| to.attr(&attr));
+    Ok(())
+}
+
+/// A batch of entries, and whether more follow.
+fn readdir(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &mut Decoder<'_>,
+    to: &mut Encoder,
+) -> std::result::Result<(), Malformed> {
+    let (dir, cookie) = (from.ino()?, from.long()?);
+    let mut batch = Encoder::default();
+    let (mut count, mut more) = (0_u32, false);
+    let mut read = fs.readdir(cx, dir, cookie, &mut |entry| {
+        if batch.0.len() >= BATCH_BYTES {
+            more = true;
+            return false;
+        }
+        batch.ino(entry.ino);
+        batch.option(entry.kind, Encoder::kind);
+        batch.bytes(entry.name);
+        batch.long(entry.next);
+        count += 1;
+        true
+    });
+    // The entries before an error are sent, too.
+    let error = std::mem::replace(&mut read, Ok(())).err();
+    to.word(count);
+    to.0.append(&mut batch.0);
+    to.flag(more);
+    to.option(error, |to, error: FsError| to.error(&error));
+    Ok(())
+}

@@ -1,0 +1,230 @@
+use std::io::{self, Read, Write};
+
+use steadfs_base::{Corruption, DevBlock, InodeNo, Timestamp};
+use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, InodeFlags, Seek};
+
+use crate::codec::{Decoder, Encoder};
+use crate::{Call, Client, ConnectError, frame};
+
+/// A stream whose other end has sent `replies`, whatever it is asked.
+#[derive(Default)]
+struct Script {
+    replies: io::Cursor<Vec<u8>>,
+    sent: Vec<u8>,
+}
+
+impl Script {
+    fn new(frames: &[Vec<u8>]) -> Self {
+        let mut replies = Vec::new();
+        for content in frames {
+            frame::send(&mut replies, content).unwrap();
+        }
+        Self {
+            replies: io::Cursor::new(replies),
+            sent: Vec::new(),
+        }
+    }
+}
+
+impl Read for Script {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.replies.read(buf)
+    }
+}
+
+impl Write for Script {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.sent.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn greeting() -> Vec<u8> {
+    let mut reply = Encoder::default();
+    reply.flag(true);
+    reply.list(&[] as &[String], |_, _| ());
+    reply.option(None::<()>, |_, ()| ());
+    reply.list(&[] as &[String], |_, _| ());
+    reply.0
+}
+
+fn connected(replies: &[Vec<u8>]) -> Client<Script> {
+    let mut root = Encoder::default();
+    root.ino(InodeNo(2));
+    let frames = [&[greeting(), root.0][..], replies].concat();
+    Client::connect(Script::new(&frames)).unwrap().0
+}
+
+fn attr() -> Attr {
+    let time = Timestamp {
+        secs: -5,
+        nanos: 999_999_999,
+    };
+    Attr {
+        ino: InodeNo(12),
+        generation: 7,
+        kind: FileKind::CharDevice,
+        perm: 0o4755,
+        nlink: 2,
+        uid: 1000,
+        gid: 100,
+        rdev: 259,
+        size: 1 << 40,
+        blocks: 8,
+        block_size: 4096,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: Some(time),
+        flags: InodeFlags(0x8_0000),
+    }
+}
+
+#[test]
+fn attributes_arrive_as_they_were_sent() {
+    let mut reply = Encoder::default();
+    reply.flag(true);
+    reply.attr(&attr());
+    let client = connected(&[reply.0]);
+    let received = client.lookup(&Cx::default(), InodeNo(2), b"name");
+    assert_eq!(received, Ok(attr()));
+}
+
+#[test]
+fn errors_keep_what_callers_distinguish() {
+    let corrupt = Corruption::new("is mapped twice")
+        .in_inode(InodeNo(3))
+        .in_block(DevBlock(9))
+        .with_code(5)
+        .with_hint("see e2fsck");
+    let same = [
+        FsError::NotFound,
+        FsError::NoSuchOffset,
+        FsError::Stopped("why".to_owned()),
+        FsError::TurnedReadOnly("why".to_owned()),
+        corrupt.into(),
+    ];
+    let by_text = [
+        FsError::Invalid("a name"),
+        FsError::NotSupported("verity"),
+        FsError::Io("block 5".to_owned()),
+        FsError::NoThread("limit".to_owned()),
+    ];
+    for error in same.iter().chain(&by_text) {
+        let mut to = Encoder::default();
+        to.error(error);
+        let mut from = Decoder::new(&to.0);
+        let received = from.error().unwrap();
+        assert_eq!(from.end(), Ok(()));
+        assert_eq!(received.to_string(), error.to_string());
+        assert_eq!(received.errno(), error.errno());
+        assert_eq!(same.contains(error), received == *error);
+    }
+}
+
+#[test]
+fn a_wrong_reply_ends_the_connection() {
+    let mut trailing = Encoder::default();
+    trailing.flag(true);
+    trailing.attr(&attr());
+    trailing.byte(0);
+    let cut = trailing.0[..20].to_vec();
+    let mut good = Encoder::default();
+    good.flag(true);
+    good.attr(&attr());
+    for wrong in [vec![], vec![2], vec![0, 0xFF], cut, trailing.0.clone()] {
+        let client = connected(&[wrong, good.0.clone()]);
+        for _ in 0..2 {
+            let error = client.getattr(&Cx::default(), InodeNo(2)).unwrap_err();
+            assert!(error.is_stop(), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_ends_is_reported() {
+    assert!(matches!(
+        Client::connect(Script::default()),
+        Err(ConnectError::Broken(_))
+    ));
+    let client = connected(&[]);
+    assert!(client.close().is_err());
+    let error = client.getattr(&Cx::default(), InodeNo(2)).unwrap_err();
+    assert!(error.is_stop(), "{error}");
+}
+
+#[test]
+fn no_reply_yields_more_data_than_was_read() {
+    let too_long: [fn(&mut Encoder); 3] = [
+        |to| {
+            to.flag(true);
+            to.bytes(&[0; 101]);
+        },
+        |to| {
+            to.flag(false);
+            to.long(101);
+        },
+        |to| {
+            to.flag(false);
+            to.long(u64::MAX);
+        },
+    ];
+    for segment in too_long {
+        let mut reply = Encoder::default();
+        reply.flag(true);
+        reply.word(1);
+        segment(&mut reply);
+        let client = connected(&[reply.0]);
+        let read = client.read(&Cx::default(), InodeNo(3), 0, 100);
+        assert!(read.is_err_and(|error| error.is_stop()));
+    }
+}
+
+#[test]
+fn an_endless_directory_is_refused() {
+    let mut reply = Encoder::default();
+    reply.word(0);
+    reply.flag(true);
+    reply.option(None::<()>, |_, ()| ());
+    let client = connected(&[reply.0]);
+    let read = client.readdir(&Cx::default(), InodeNo(2), 0, &mut |_| true);
+    assert!(read.unwrap_err().is_stop());
+}
+
+/// Every decoder gets random bytes: it returns a value or an error, and allocates no more than the frame justifies.
+#[test]
+fn random_replies_are_survived() {
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for _ in 0..20_000 {
+        let len = usize::try_from(random() % 200).unwrap();
+        let mut reply: Vec<u8> = (0..len).map(|_| random().to_le_bytes()[0] % 8).collect();
+        if let Some(first) = reply.first_mut() {
+            *first &= 1;
+        }
+        let cx = Cx::default();
+        let ino = InodeNo(5);
+        drop(connected(&[reply.clone()]).getattr(&cx, ino));
+        drop(connected(&[reply.clone()]).read(&cx, ino, 0, 4096));
+        drop(connected(&[reply.clone()]).listxattr(&cx, ino));
+        drop(connected(&[reply.clone()]).seek(&cx, ino, 0, Seek::Data));
+        drop(connected(&[reply.clone()]).readdir(&cx, ino, 0, &mut |_| true));
+        drop(Client::connect(Script::new(&[reply])));
+    }
+}
+
+#[test]
+fn calls_have_distinct_bytes() {
+    for call in Call::ALL {
+        assert_eq!(Call::of_byte(call as u8), Some(call));
+    }
+    assert_eq!(Call::of_byte(u8::try_from(Call::ALL.len()).unwrap()), None);
+}
