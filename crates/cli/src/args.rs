@@ -149,6 +149,10 @@ pub struct Format {
     /// mke2fs's old name of -E.
     #[arg(short = 'R', hide = true)]
     pub raid: Vec<String>,
+    /// Parse what the device holds, and fill the volume, in a process without rights over the host, the default, or with
+    /// the caller's rights (off); also STEADFS_SANDBOX=off.
+    #[arg(long, value_name = "on|off", value_parser = sandbox)]
+    pub sandbox: Option<Sandbox>,
     #[command(flatten)]
     pub refused: RefusedFormat,
     #[command(flatten)]
@@ -359,6 +363,26 @@ pub struct Open {
     /// Options for opening the volume (or each of them), such as offset=1M; separated by commas.
     #[arg(short = 'o', long = "options", value_name = "LIST")]
     pub options: Vec<String>,
+    /// Parse volumes in a process without rights over the host, the default, or with the caller's rights (off); also
+    /// STEADFS_SANDBOX=off.
+    #[arg(long, value_name = "on|off", value_parser = sandbox)]
+    pub sandbox: Option<Sandbox>,
+}
+
+/// Whether volumes are parsed without rights over the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sandbox {
+    On,
+    Off,
+}
+
+/// Parses on or off.
+pub fn sandbox(text: &str) -> Result<Sandbox, &'static str> {
+    match text {
+        "on" => Ok(Sandbox::On),
+        "off" => Ok(Sandbox::Off),
+        _ => Err("needs on or off"),
+    }
 }
 
 /// Print a shell completion script.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::args::{number, percent};
+use crate::args::{Sandbox, number, percent, sandbox};
 
 /// Format an f2fs volume; existing content is lost.
 ///
@@ -90,6 +90,10 @@ pub struct FormatF2fs {
     /// Bytes in a block: 4096.
     #[arg(short, long, value_name = "BYTES")]
     pub block_size: Option<String>,
+    /// Parse what the device holds, and fill the volume, in a process without rights over the host, the default, or with
+    /// the caller's rights (off); also STEADFS_SANDBOX=off.
+    #[arg(long, value_name = "on|off", value_parser = sandbox)]
+    pub sandbox: Option<Sandbox>,
     #[command(flatten)]
     pub refused: RefusedF2fs,
 }

@@ -4,12 +4,13 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use steadfs::tools::{Progress, printable_text};
-use steadfs::{Checked, Options};
+use steadfs::{Checked, Options, VolumeDevice};
 
 use crate::args;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::progress::Line;
+use crate::sandbox;
 
 /// Exit code of e2fsck(8): errors that were left uncorrected.
 const UNCORRECTED: u8 = 4;
@@ -20,15 +21,26 @@ pub const USAGE: u8 = 16;
 
 pub fn run(args: &args::Check) -> Result<(), Failure> {
     let list = args.open.options.join(",");
-    let options = Options::parse_to_read(&list).map_err(|error| Failure::new(USAGE, error))?;
+    let mut options = Options::parse_to_read(&list).map_err(|error| Failure::new(USAGE, error))?;
+    let operational = |failure: Failure| Failure::new(OPERATIONAL, failure.message);
+    let contained = sandbox::is_on(args.open.sandbox)
+        .map_err(|failure| Failure::new(USAGE, failure.message))?;
+    if contained {
+        sandbox::adapt(&mut options).map_err(|failure| Failure::new(USAGE, failure.message))?;
+    }
+    let device = VolumeDevice::open_salvage(&args.volume, &options);
+    let device = device.map_err(|error| Failure::new(OPERATIONAL, error))?;
+    if contained {
+        sandbox::report_missing(&sandbox::enter(false).map_err(operational)?);
+    }
     let mut line = Line::of_reading("checking");
-    let checked = steadfs::check(&args.volume, &options, &mut |bytes| line.bytes(bytes));
+    let checked = device.check(&mut |bytes| line.bytes(bytes));
     line.done();
     let checked = checked.map_err(|error| Failure::new(OPERATIONAL, error))?;
     print(|out| print_report(&args.volume, &checked, out)).map_err(|failure| {
         match failure.is_signal() {
             true => failure,
-            false => Failure::new(OPERATIONAL, failure.message),
+            false => operational(failure),
         }
     })?;
     if checked.is_clean() {

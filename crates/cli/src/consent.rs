@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use steadfs::{Error, Options};
-
+use crate::args;
 use crate::failure::Failure;
+use crate::worker::{self, Content};
 
 /// Bytes at the beginning of a device that are read to detect content: every partition table and file system has a
 /// signature in them.
@@ -14,12 +14,12 @@ const MARKS: u64 = 128 << 10;
 
 /// Asks the user at a terminal whether the content of `path` from `offset` on may be overwritten, as mke2fs does. Does
 /// not ask in scripts, or if there are only zeros.
-pub fn ask(path: &Path, offset: u64) -> Result<(), Failure> {
+pub fn ask(path: &Path, offset: u64, sandbox: Option<args::Sandbox>) -> Result<(), Failure> {
     let is_seen = io::stdin().is_terminal() && io::stdout().is_terminal();
     if !is_seen || !path.exists() {
         return Ok(());
     }
-    let Some(what) = content(path, offset) else {
+    let Some(what) = content(path, offset, sandbox)? else {
         return Ok(());
     };
     print!(
@@ -39,20 +39,27 @@ pub fn ask(path: &Path, offset: u64) -> Result<(), Failure> {
 
 /// Describes the content of a device, if there is any. A device that cannot be read is no reason to ask: formatting
 /// reports the error.
-/// volume says why.
-fn content(path: &Path, offset: u64) -> Option<String> {
-    let mut options = Options::default();
-    options.offset = offset;
-    match steadfs::probe(path, &options) {
-        Ok(kind) => return Some(format!("there is a volume already ({})", kind.name())),
-        Err(Error::NoVolume { found, .. }) if found.is_known() => return Some(found.to_string()),
-        Err(_) => {}
-    }
+fn content(
+    path: &Path,
+    offset: u64,
+    sandbox: Option<args::Sandbox>,
+) -> Result<Option<String>, Failure> {
+    let found = worker::content(path, &format!("offset={offset}"), sandbox)?;
+    Ok(match found {
+        Content::Volume(kind) => Some(format!("there is a volume already ({kind})")),
+        Content::Known(what) => Some(what),
+        Content::Failed(_) | Content::Unknown => {
+            let is_used = head(path, offset).is_some_and(|head| head.iter().any(|byte| *byte != 0));
+            is_used.then(|| "it is not empty".to_owned())
+        }
+    })
+}
+
+/// The first bytes of the device from `offset` on.
+fn head(path: &Path, offset: u64) -> Option<Vec<u8>> {
     let mut head = Vec::new();
     let mut file = File::open(path).ok()?;
     file.seek(SeekFrom::Start(offset)).ok()?;
     file.take(MARKS).read_to_end(&mut head).ok()?;
-    head.iter()
-        .any(|byte| *byte != 0)
-        .then(|| "it is not empty".to_owned())
+    Some(head)
 }

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use steadfs::Options;
 use steadfs::tools::{
     self, CopyOptions, Existing, Follow, HostFile, Report, ToolError, copy_between, copy_in,
     copy_out, copy_stream_in, owner_cx, printable,
 };
-use steadfs::{Error, OpenError, Options};
 use steadfs_vfs::{FileKind, FileSystem, FsError};
 
 use crate::args;
@@ -22,6 +22,7 @@ use crate::place::{OnVolume, Place, on_volume, parse};
 use crate::progress::Line;
 use crate::stop::Stop;
 use crate::volume::with_volume;
+use crate::worker::{self, Content};
 
 /// Permissions of a file that standard input is copied to, before the umask.
 const NEW_FILE: u32 = 0o666;
@@ -133,16 +134,17 @@ fn destination(last: &OsStr, sources: &[Place], open: &args::Open) -> Result<Pla
 }
 
 /// The kind of the volume in a file or block device, if there is one.
-fn volume_in(path: &Path, open: &args::Open) -> Result<Option<&'static str>, Failure> {
+fn volume_in(path: &Path, open: &args::Open) -> Result<Option<String>, Failure> {
     let kind = path.metadata().map(|found| found.file_type());
     if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
         return Ok(None);
     }
-    let options = Options::parse_to_read(&open.options.join(",")).map_err(Failure::plain)?;
-    match steadfs::probe(path, &options) {
-        Ok(kind) => Ok(Some(kind.name())),
-        Err(error @ Error::Open(OpenError::Busy { .. })) => Err(Failure::plain(error)),
-        Err(_) => Ok(None),
+    let list = open.options.join(",");
+    Options::parse_to_read(&list).map_err(Failure::plain)?;
+    match worker::content(path, &list, open.sandbox)? {
+        Content::Volume(kind) => Ok(Some(kind)),
+        Content::Failed(why) => Err(Failure::plain(why)),
+        Content::Known(_) | Content::Unknown => Ok(None),
     }
 }
 

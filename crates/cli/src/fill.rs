@@ -5,10 +5,13 @@ use std::path::Path;
 use steadfs::{Fill, FillError};
 use steadfs_base::Timestamp;
 
+use crate::args;
 use crate::copy::{counts, failure};
 use crate::failure::Failure;
 use crate::progress::Line;
+use crate::sandbox;
 use crate::stop::Stop;
+use crate::worker::{self, Task};
 
 /// The time in SOURCE_DATE_EPOCH, if it is set.
 pub fn epoch() -> Result<Option<Timestamp>, Failure> {
@@ -41,21 +44,38 @@ pub fn check_source(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies a directory's content to the new volume.
-pub fn fill(path: &Path, dir: &Path, how: &Fill) -> Result<(), Failure> {
+/// Copies a directory's content to the new volume, in the sandbox by another process.
+pub fn fill(
+    path: &Path,
+    dir: &Path,
+    how: &Fill,
+    sandbox: Option<args::Sandbox>,
+) -> Result<(), Failure> {
     // A link on the command line is followed, links below it are not.
     let real = dir.canonicalize();
     let real = real.map_err(|error| Failure::plain(format!("{}: {error}", dir.display())))?;
     let stop = Stop::on_signals()?;
-    let line = Line::of_copy(stop.clone(), false);
-    let (line, filled) = steadfs::fill(path, &real, how, line);
-    if let Some(line) = line {
-        line.done();
-    }
-    let report = filled.map_err(|error| match error {
+    let mut line = Line::of_copy(stop.clone(), false);
+    let failed = |error| match error {
         FillError::Copy(error) => failure(&error, &stop),
         error => Failure::plain(error),
-    })?;
+    };
+    let filled = if sandbox::is_on(sandbox)? {
+        let task = how.origin.map_or(Task::Write, Task::Reproduce);
+        let list = format!("offset={}", how.offset);
+        let filled = worker::with_volume(path, task, &list, |fs| {
+            steadfs::fill_open(fs, path, &real, how, &mut line).map_err(failed)
+        });
+        line.done();
+        filled
+    } else {
+        let (line, filled) = steadfs::fill(path, &real, how, line);
+        if let Some(line) = line {
+            line.done();
+        }
+        filled.map_err(failed)
+    };
+    let report = filled?;
     match report.is_complete() {
         true => Ok(()),
         false => Err(Failure::plain(format!(

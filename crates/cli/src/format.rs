@@ -27,7 +27,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         return print_report(&args.volume, &report, true);
     }
     if !args.force {
-        consent::ask(&args.volume, options.offset)?;
+        consent::ask(&args.volume, options.offset, args.sandbox)?;
     }
     let line = Line::of_silence("formatting");
     let report = steadfs::format(&args.volume, size, &options);
@@ -43,7 +43,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
                 uuid: report.uuid,
             }),
         };
-        crate::fill::fill(&args.volume, dir, &how)?;
+        crate::fill::fill(&args.volume, dir, &how, args.sandbox)?;
     }
     if !args.quiet {
         if options.offset > 0 && size.is_none() {

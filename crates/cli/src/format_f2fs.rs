@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rustix::process::{getgid, getuid};
-use steadfs::{F2fsFormatError, F2fsFormatOptions, F2fsFormatReport, Fill, Options, Origin};
+use steadfs::{F2fsFormatError, F2fsFormatOptions, F2fsFormatReport, Fill, Origin};
 
 use crate::args_f2fs::FormatF2fs;
 use crate::failure::Failure;
@@ -11,6 +11,7 @@ use crate::fill;
 use crate::format::{self, size_of};
 use crate::output::print;
 use crate::progress::Line;
+use crate::worker::{self, Content};
 
 /// Bytes in a sector of an image file.
 const SECTOR: u32 = 512;
@@ -28,12 +29,11 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     }
     if !args.force
         && args.volume.exists()
-        && let Ok(kind) = steadfs::probe(&args.volume, &Options::default())
+        && let Content::Volume(kind) = worker::content(&args.volume, "", args.sandbox)?
     {
         return Err(Failure::plain(format!(
-            "{}: already holds a volume ({}); --force overwrites it",
+            "{}: already holds a volume ({kind}); --force overwrites it",
             args.volume.display(),
-            kind.name()
         )));
     }
     let line = Line::of_silence("formatting");
@@ -49,7 +49,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
             }),
             ..Fill::default()
         };
-        fill::fill(&args.volume, dir, &how)?;
+        fill::fill(&args.volume, dir, &how, args.sandbox)?;
     }
     if !args.quiet {
         print_report(&args.volume, &report)?;

@@ -1,16 +1,25 @@
 //! `steadfs inspect`.
 
-use steadfs::Options;
 use steadfs::tools::{printable_json, printable_text};
+use steadfs::{Options, VolumeDevice};
 
 use crate::args;
 use crate::failure::Failure;
 use crate::output::print;
+use crate::sandbox;
 
 pub fn run(args: &args::Inspect) -> Result<(), Failure> {
     let list = args.open.options.join(",");
-    let options = Options::parse_to_read(&list).map_err(Failure::plain)?;
-    let inspection = steadfs::inspect(&args.volume, &options).map_err(Failure::plain)?;
+    let mut options = Options::parse_to_read(&list).map_err(Failure::plain)?;
+    let contained = sandbox::is_on(args.open.sandbox)?;
+    if contained {
+        sandbox::adapt(&mut options)?;
+    }
+    let device = VolumeDevice::open_salvage(&args.volume, &options).map_err(Failure::plain)?;
+    if contained {
+        sandbox::report_missing(&sandbox::enter(false)?);
+    }
+    let inspection = device.inspect().map_err(Failure::plain)?;
     if args.json {
         let json = serde_json::to_string_pretty(&inspection).map_err(Failure::plain)?;
         print(|out| writeln!(out, "{}", printable_json(&json)))

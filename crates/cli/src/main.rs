@@ -25,6 +25,7 @@ mod output;
 mod place;
 mod progress;
 mod remount;
+mod sandbox;
 mod signals;
 mod size;
 mod source;
@@ -34,6 +35,7 @@ mod tune;
 mod umount;
 mod unknown;
 mod volume;
+mod worker;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     let done = match helper::called_as(&words) {
         Some(role) => helper::run(role, &words),
+        None if worker::is_called(&words) => worker::run(&words),
         None if args_f2fs::is_f2fs(&words) => match FormatF2fs::try_parse_from(&words[1..]) {
             Ok(args) => format_f2fs::run(&args),
             Err(error) => return not_understood(&error, &words),

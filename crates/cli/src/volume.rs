@@ -8,14 +8,23 @@ use steadfs_vfs::FileSystem;
 
 use crate::args;
 use crate::failure::Failure;
+use crate::{sandbox, worker};
 
-/// Opens the volume, calls `work`, and closes it; both must succeed.
+/// Opens the volume, calls `work`, and closes it; both must succeed. In the sandbox another process does the first and
+/// the last.
 pub fn with_volume<T>(
     image: &Path,
     open: &args::Open,
     write: bool,
     work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    if sandbox::is_on(open.sandbox)? {
+        let task = match write {
+            true => worker::Task::Write,
+            false => worker::Task::Read,
+        };
+        return worker::with_volume(image, task, &open.options.join(","), work);
+    }
     let list = open.options.join(",");
     let options = match write {
         true => Options::parse_for(&list, image),

@@ -1,0 +1,392 @@
+//! The process that parses a volume for this one.
+//!
+//! **Problem.** `cp` and `extract` need rights over the host, and the code that parses the volume must not have them.
+//!
+//! **Rule.** The volume is opened by a second process of this program, the worker. It opens the image, gives up all rights
+//! (`sandbox`), and only then parses; this process reaches the volume by calls over a socket (`steadfs_remote`). It does
+//! the work on the host, and trusts nothing that it receives. What the worker prints is shown line by line, without
+//! control characters.
+//!
+//! The worker is in a process group of its own: an interrupt on the terminal reaches this process, which ends the copy and
+//! closes the volume in order. When this process is gone the worker is killed.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use rustix::process::Signal;
+use steadfs::tools::{owner_cx, printable_text};
+use steadfs::{Error, Options, Origin, ReproducibleDevice, VolumeDevice};
+use steadfs_remote::{Client, ConnectError, Greeting, Server};
+use steadfs_vfs::FileSystem;
+
+use crate::args;
+use crate::failure::Failure;
+use crate::sandbox;
+
+/// The worker's own name in its argument list.
+const NAME: &str = "steadfs-volume";
+/// Longest line that is shown of what a worker prints, in bytes.
+const LINE_MAX: u64 = 4096;
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Opens the volume for reading, and serves it.
+    Read,
+    /// Opens the volume for writing, and serves it.
+    Write,
+    /// The same in a simulation, so that what is written follows from the calls alone.
+    Reproduce(Origin),
+    /// Prints what the device holds.
+    Probe,
+}
+
+impl Task {
+    /// As an argument of the worker.
+    fn to_word(self) -> String {
+        match self {
+            Self::Read => "read".to_owned(),
+            Self::Write => "write".to_owned(),
+            Self::Probe => "probe".to_owned(),
+            Self::Reproduce(Origin { time, uuid }) => {
+                format!("{}:{}", time.secs, u128::from_be_bytes(uuid))
+            }
+        }
+    }
+
+    fn of_word(word: &str) -> Option<Self> {
+        match word {
+            "read" => Some(Self::Read),
+            "write" => Some(Self::Write),
+            "probe" => Some(Self::Probe),
+            _ => {
+                let (secs, uuid) = word.split_once(':')?;
+                Some(Self::Reproduce(Origin {
+                    time: crate::fill::at(secs.parse().ok()?),
+                    uuid: uuid.parse::<u128>().ok()?.to_be_bytes(),
+                }))
+            }
+        }
+    }
+}
+
+/// The command that runs a worker.
+fn command(task: Task, list: &str, image: &Path) -> Command {
+    // Workers inherit nothing that is open here.
+    steadfs_rt::close_descriptors_on_exec();
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0(NAME)
+        .arg(task.to_word())
+        .arg(list)
+        .arg(image)
+        // A preloaded library, such as fakeroot's, makes calls that are refused, and has no task there.
+        .env_remove("LD_PRELOAD")
+        .process_group(0);
+    command
+}
+
+fn cannot_start(error: impl std::fmt::Display) -> Failure {
+    let what = "cannot start the process that reads the volume";
+    Failure::plain(format!("{what}: {error} (--sandbox=off does without)"))
+}
+
+/// A running worker.
+struct Worker {
+    child: Child,
+    printer: Option<steadfs_rt::JoinHandle<()>>,
+}
+
+impl Worker {
+    fn start(task: Task, list: &str, image: &Path) -> Result<(Self, UnixStream), Failure> {
+        let (ours, theirs) = UnixStream::pair().map_err(cannot_start)?;
+        let mut child = command(task, list, image)
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(cannot_start)?;
+        let printer = child.stderr.take().map(|pipe| {
+            steadfs_rt::try_spawn("worker-messages", move || show(pipe)).map_err(cannot_start)
+        });
+        let printer = printer.transpose()?;
+        Ok((Self { child, printer }, ours))
+    }
+
+    /// Waits for the worker's end, and returns its cause if that was a signal.
+    fn end(mut self) -> Option<String> {
+        let status = self.child.wait().ok();
+        if let Some(printer) = self.printer {
+            printer.join();
+        }
+        let signal = status?.signal()?;
+        let hint = match Signal::from_named_raw(signal) {
+            Some(Signal::SYS) => ", a system call that the sandbox forbids: please report this",
+            _ => "",
+        };
+        Some(format!(
+            "the process that reads the volume was ended by signal {signal}{hint}"
+        ))
+    }
+}
+
+/// Shows what a worker prints.
+fn show(pipe: ChildStderr) {
+    let mut pipe = BufReader::new(pipe);
+    loop {
+        let mut line = Vec::new();
+        match (&mut pipe).take(LINE_MAX).read_until(b'\n', &mut line) {
+            Ok(1..) => {
+                let text = String::from_utf8_lossy(&line);
+                eprintln!("{}", printable_text(text.trim_end_matches('\n')));
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Calls `work` on the volume in `image`, which a worker opens and closes; both must succeed.
+pub fn with_volume<T>(
+    image: &Path,
+    task: Task,
+    list: &str,
+    work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let (worker, stream) = Worker::start(task, list, image)?;
+    let (client, greeting) = match Client::connect(stream) {
+        Ok(connected) => connected,
+        Err(error) => {
+            let died = worker.end();
+            return Err(Failure::plain(match (error, died) {
+                (ConnectError::Broken(_), Some(died)) => format!("{}: {died}", image.display()),
+                (error, _) => error.to_string(),
+            }));
+        }
+    };
+    sandbox::report_missing(&greeting.missing);
+    for warning in &greeting.warnings {
+        eprintln!("steadfs: {}: {}", image.display(), printable_text(warning));
+    }
+    let done = match greeting.read_only_because {
+        Some(reason) if task != Task::Read => Err(Failure::plain(format!(
+            "{}: can only be read: {reason}",
+            image.display()
+        ))),
+        _ => work(&client),
+    };
+    let closed = client.close();
+    drop(client);
+    if let Some(died) = worker.end() {
+        eprintln!("steadfs: {}: {died}", image.display());
+    }
+    match (done, closed) {
+        (Err(failure), _) => Err(failure),
+        (Ok(_), Err(error)) => Err(Failure::plain(error)),
+        (Ok(value), Ok(())) => Ok(value),
+    }
+}
+
+/// What a device holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A volume of this kind.
+    Volume(String),
+    /// Another format, in words.
+    Known(String),
+    /// It is in use, or the worker failed.
+    Failed(String),
+    /// Nothing that is known.
+    Unknown,
+}
+
+impl Content {
+    /// What `found` shows.
+    pub fn of(found: Result<steadfs::Kind, Error>) -> Self {
+        match found {
+            Ok(kind) => Self::Volume(kind.name().to_owned()),
+            Err(Error::NoVolume { found, .. }) if found.is_known() => {
+                Self::Known(found.to_string())
+            }
+            Err(error @ Error::Open(steadfs::OpenError::Busy { .. })) => {
+                Self::Failed(error.to_string())
+            }
+            Err(_) => Self::Unknown,
+        }
+    }
+
+    fn to_line(&self) -> String {
+        match self {
+            Self::Volume(kind) => format!("volume {kind}\n"),
+            Self::Known(what) => format!("known {what}\n"),
+            Self::Failed(why) => format!("failed {why}\n"),
+            Self::Unknown => "unknown \n".to_owned(),
+        }
+    }
+
+    fn of_line(line: &str) -> Self {
+        let line = printable_text(line.trim_end_matches('\n'));
+        match line.split_once(' ') {
+            Some(("volume", kind)) => Self::Volume(kind.to_owned()),
+            Some(("known", what)) => Self::Known(what.to_owned()),
+            Some(("failed", why)) => Self::Failed(why.to_owned()),
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// Finds out what a device holds, in the sandbox by a worker.
+pub fn content(
+    image: &Path,
+    list: &str,
+    sandbox: Option<args::Sandbox>,
+) -> Result<Content, Failure> {
+    if sandbox::is_on(sandbox)? {
+        return probe(image, list);
+    }
+    let options = Options::parse_to_read(list).map_err(Failure::plain)?;
+    Ok(Content::of(steadfs::probe(image, &options)))
+}
+
+fn probe(image: &Path, list: &str) -> Result<Content, Failure> {
+    let mut child = command(Task::Probe, list, image)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(cannot_start)?;
+    let mut line = Vec::new();
+    if let Some(out) = child.stdout.take() {
+        out.take(LINE_MAX)
+            .read_to_end(&mut line)
+            .map_err(cannot_start)?;
+    }
+    child.wait().map_err(cannot_start)?;
+    Ok(Content::of_line(&String::from_utf8_lossy(&line)))
+}
+
+/// Whether this process is to be a worker.
+pub fn is_called(words: &[OsString]) -> bool {
+    words.first().is_some_and(|word| word == NAME)
+}
+
+/// In the worker: does its task.
+pub fn run(words: &[OsString]) -> Result<(), Failure> {
+    let [_, task, list, image] = words else {
+        return Err(Failure::plain("is started by steadfs only"));
+    };
+    let task = task.to_str().and_then(Task::of_word);
+    let (Some(task), Some(list)) = (task, list.to_str()) else {
+        return Err(Failure::plain("is started by steadfs only"));
+    };
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(Failure::plain)?;
+    crate::log::start(false);
+    let image = Path::new(OsStr::from_bytes(image.as_bytes()));
+    match task {
+        Task::Probe => print_content(image, list),
+        Task::Read => serve(image, list, false),
+        Task::Write => serve(image, list, true),
+        Task::Reproduce(origin) => reproduce(image, list, origin),
+    }
+}
+
+fn print_content(image: &Path, list: &str) -> Result<(), Failure> {
+    let mut options = Options::parse_to_read(list).map_err(Failure::plain)?;
+    sandbox::adapt(&mut options)?;
+    let content = match VolumeDevice::open(image, &options) {
+        Ok(device) => {
+            sandbox::enter(false)?;
+            Content::of(device.kind())
+        }
+        Err(error) => Content::of(Err(error)),
+    };
+    crate::output::print(|out| out.write_all(content.to_line().as_bytes()))
+}
+
+/// The server of the process that started this one.
+fn server() -> Result<Server<File>, Failure> {
+    // As a file: the sandbox has no calls for sockets, but read(2) and write(2).
+    let stream = std::io::stdin().as_fd().try_clone_to_owned();
+    Ok(Server::new(File::from(stream.map_err(Failure::plain)?)))
+}
+
+fn gone(error: std::io::Error) -> Failure {
+    Failure::plain(format!("the client is gone: {error}"))
+}
+
+fn serve(image: &Path, list: &str, write: bool) -> Result<(), Failure> {
+    let server = server()?;
+    match open(image, list, write) {
+        Ok((volume, missing)) => answer(server, &volume, missing),
+        Err(failure) => server.refuse(&failure.message).map_err(gone),
+    }
+}
+
+fn reproduce(image: &Path, list: &str, origin: Origin) -> Result<(), Failure> {
+    let server = server()?;
+    let options = Options::parse(list).map_err(Failure::plain)?;
+    let device = match ReproducibleDevice::open(image, options.offset, origin) {
+        Ok(device) => device,
+        Err(error) => return server.refuse(&error.to_string()).map_err(gone),
+    };
+    let missing = sandbox::enter(false)?;
+    let served = device.run(move |volume| match volume {
+        Ok(volume) => answer(server, &volume, missing),
+        Err(error) => server.refuse(&error.to_string()).map_err(gone),
+    });
+    served.map_err(Failure::plain)?
+}
+
+/// Answers calls on the volume until the client closes it.
+fn answer(
+    mut server: Server<File>,
+    volume: &steadfs::Volume,
+    missing: Vec<String>,
+) -> Result<(), Failure> {
+    let report = volume.report();
+    let greeting = Greeting {
+        warnings: report.warnings.clone(),
+        read_only_because: report.read_only_because.first().cloned(),
+        missing,
+    };
+    let served = server
+        .greet(&greeting)
+        .and_then(|()| server.serve(&*volume.fs(), &owner_cx()));
+    let closed = volume.close().map_err(|error| error.to_string());
+    match served {
+        Ok(true) => server.closed(closed).map_err(gone),
+        Ok(false) => Ok(()),
+        Err(error) => Err(gone(error)),
+    }
+}
+
+/// Opens the image, gives up all rights, then opens the volume.
+fn open(image: &Path, list: &str, write: bool) -> Result<(steadfs::Volume, Vec<String>), Failure> {
+    let options = match write {
+        false => Options::parse_to_read(list),
+        // The error names options that do not suit the kind of volume.
+        true => Options::parse_by(list, |options| {
+            let mut options = options.clone();
+            options.set_read_only(true);
+            sandbox::adapt(&mut options).ok()?;
+            let device = VolumeDevice::open(image, &options).ok()?;
+            sandbox::enter(false).ok()?;
+            device.kind().ok()
+        }),
+    };
+    let mut options = options.map_err(Failure::plain)?;
+    sandbox::adapt(&mut options)?;
+    let device = match write {
+        true => VolumeDevice::open(image, &options),
+        false => VolumeDevice::open_salvage(image, &options),
+    };
+    let device = device.map_err(Failure::plain)?;
+    let missing = sandbox::enter(write)?;
+    Ok((device.volume().map_err(Failure::plain)?, missing))
+}
