@@ -13,7 +13,7 @@ use rustix::fs::{CWD, RenameFlags, XattrFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 use steadfs_suite::command::{PATIENCE, finish, until};
 use steadfs_suite::stead::program;
-use steadfs_suite::{Outcome, Scratch, steadfs, succeed};
+use steadfs_suite::{Image, Outcome, Scratch, steadfs, succeed};
 
 #[path = "contained/hostile_content.rs"]
 mod hostile_content;

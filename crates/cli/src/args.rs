@@ -525,7 +525,22 @@ pub struct Cp {
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]
+    pub to_host: ToHost,
+    #[command(flatten)]
     pub open: Open,
+}
+
+/// Options of copies to the host.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct ToHost {
+    /// To the host: no set-ID bits, no device nodes (each is reported), no attributes below security. and trusted.; for
+    /// root's copies of untrusted volumes.
+    #[arg(long)]
+    pub no_privileges: bool,
+    /// To the host: also copy more data than 16 times the size of the image or device, which compressed files or files
+    /// that share blocks can have.
+    #[arg(long)]
+    pub unlimited: bool,
 }
 
 /// Copy a whole volume, or a part of it, to a directory.
@@ -541,6 +556,8 @@ pub struct Extract {
     /// Replace existing files.
     #[arg(short, long)]
     pub force: bool,
+    #[command(flatten)]
+    pub to_host: ToHost,
     #[command(flatten)]
     pub open: Open,
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -26,6 +27,8 @@ use crate::worker::{self, Content};
 
 /// Permissions of a file that standard input is copied to, before the umask.
 const NEW_FILE: u32 = 0o666;
+/// Most data that is copied to the host, in sizes of the image. f2fs's default clusters compress up to four times.
+const DATA_PER_SIZE: u64 = 16;
 
 pub fn cp(args: &args::Cp) -> Result<(), Failure> {
     let (last, sources) = match (&args.target_directory, args.places.split_last()) {
@@ -35,6 +38,11 @@ pub fn cp(args: &args::Cp) -> Result<(), Failure> {
     };
     let sources: Vec<Place> = sources.iter().map(|source| parse(source)).collect();
     let to = destination(last, &sources, &args.open)?;
+    let is_to_host = matches!(to, Place::Host(_));
+    if !is_to_host && (args.to_host.no_privileges || args.to_host.unlimited) {
+        let why = "--no-privileges and --unlimited are for copies to files of the host";
+        return Err(Failure::plain(why));
+    }
     let stop = Stop::on_signals()?;
     let mut job = Job {
         args,
@@ -70,7 +78,7 @@ pub fn extract(args: &args::Extract) -> Result<(), Failure> {
     };
     let mut line = Line::of_copy(stop.clone(), false);
     let done = with_volume(&place.image, &args.open, false, |fs| {
-        let options = options_to_host(options, &place);
+        let options = options_to_host(options, &place, args.to_host);
         copy_out(fs, &owner_cx(), &place.path, &to, options, &mut line)
             .map_err(|error| failure(&error, &stop))
     });
@@ -102,12 +110,20 @@ fn options(args: &args::Cp) -> CopyOptions {
 }
 
 /// The options of a copy from the volume in an image to the host.
-fn options_to_host(options: CopyOptions, place: &OnVolume) -> CopyOptions {
+fn options_to_host(options: CopyOptions, place: &OnVolume, to_host: args::ToHost) -> CopyOptions {
+    let size = size_of(&place.image).filter(|_| !to_host.unlimited);
     CopyOptions {
+        privileges: !to_host.no_privileges,
+        data_max: size.map(|size| size.saturating_mul(DATA_PER_SIZE)),
         owners: rustix::process::geteuid().is_root(),
         image: file_of(&place.image),
         ..options
     }
+}
+
+/// The size of an image file or block device in bytes, if it is known.
+fn size_of(image: &Path) -> Option<u64> {
+    File::open(image).ok()?.seek(SeekFrom::End(0)).ok()
 }
 
 fn file_of(image: &Path) -> Option<HostFile> {
@@ -289,7 +305,7 @@ impl Job<'_> {
                 target.as_os_str().as_bytes(),
                 is_dir(fs, place, self.options.follow),
             )?;
-            let options = options_to_host(self.options, place);
+            let options = options_to_host(self.options, place, self.args.to_host);
             copy_out(
                 fs,
                 &owner_cx(),

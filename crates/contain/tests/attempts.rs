@@ -17,6 +17,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 
 use libc::c_long;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use steadfs_contain::{Containment, Profile};
 
 /// What stops an attempt.
@@ -195,13 +196,22 @@ const ATTEMPTS: &[Attempt] = &[
 const SUCCEEDED: i32 = 1;
 const FAILED: i32 = 2;
 
-fn attempt(name: &str, contained: bool) -> i32 {
+/// The containment of an attempt, by a word; `free` is none.
+fn profile(word: &str) -> Option<Profile> {
+    match word {
+        "descriptors" => Some(Profile::Descriptors),
+        "reading" => Some(Profile::DescriptorsAndReading),
+        _ => None,
+    }
+}
+
+fn attempt(name: &str, profile: Option<Profile>) -> i32 {
     let (.., run) = ATTEMPTS
         .iter()
         .find(|(known, ..)| *known == name)
         .expect("a known attempt");
-    if contained {
-        let contained = Containment::new(Profile::Descriptors).enter();
+    if let Some(profile) = profile {
+        let contained = Containment::new(profile).enter();
         let contained = contained.expect("this process has one thread");
         assert_eq!(contained.missing, Vec::<String>::new());
     }
@@ -230,15 +240,24 @@ fn stopped(status: ExitStatus) -> Option<Stopped> {
     }
 }
 
+/// The attempt that the profile for reading allows: attributes of files are visible.
+const ALLOWED_TO_READERS: &str = "stat a file";
+
 fn attempts_are_stopped(user: Option<u32>) {
+    let run = |name: &str, how: &str| {
+        let status = again(&["attempt", name, how], user).status();
+        status.expect("this program starts")
+    };
     for (name, expected, _) in ATTEMPTS {
-        let status = again(&["attempt", name, "contained"], user).status();
-        let status = status.expect("this program starts");
-        assert_eq!(stopped(status), Some(*expected), "{name}: {status}");
+        for how in ["descriptors", "reading"] {
+            let status = run(name, how);
+            let is_allowed = how == "reading" && *name == ALLOWED_TO_READERS;
+            let expected = (!is_allowed).then_some(*expected);
+            assert_eq!(stopped(status), expected, "{how}: {name}: {status}");
+        }
         // Without privileges the kernel itself refuses some.
         if user.is_none() && rustix::process::geteuid().is_root() {
-            let status = again(&["attempt", name, "free"], user).status();
-            let status = status.expect("this program starts");
+            let status = run(name, "free");
             assert_ne!(
                 stopped(status),
                 Some(*expected),
@@ -315,6 +334,26 @@ fn read() {
     }
 }
 
+/// On a kernel without Landlock the part is named, and the others hold.
+fn without_landlock() {
+    let call = vec![(libc::SYS_landlock_create_ruleset, Vec::new())];
+    let filter = SeccompFilter::new(
+        call.into_iter().collect(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::ENOSYS.unsigned_abs()),
+        std::env::consts::ARCH
+            .try_into()
+            .expect("a known architecture"),
+    );
+    let program: BpfProgram = filter.and_then(TryInto::try_into).expect("a filter");
+    seccompiler::apply_filter(&program).expect("filters can be installed");
+    let contained = Containment::new(Profile::Descriptors).enter();
+    let missing = contained.expect("one thread").missing;
+    assert_eq!(missing.len(), 1, "{missing:?}");
+    assert!(missing[0].starts_with("Landlock: "), "{missing:?}");
+    assert_eq!(open(c"/etc/passwd", libc::O_RDONLY), Err(libc::EPERM));
+}
+
 fn threads_are_counted() {
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
     let other = std::thread::spawn(move || receiver.recv());
@@ -328,14 +367,18 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
-        ["attempt", name, how] => std::process::exit(attempt(name, how == "contained")),
+        ["attempt", name, how] => std::process::exit(attempt(name, profile(how))),
+        ["without Landlock"] => return without_landlock(),
         ["work"] => return work(),
         ["read"] => return read(),
         _ => {}
     }
     threads_are_counted();
     rights_are_gone();
-    assert!(again(&["read"], None).status().expect("starts").success());
+    for part in ["read", "without Landlock"] {
+        let status = again(&[part], None).status().expect("starts");
+        assert!(status.success(), "{part}: {status}");
+    }
     attempts_are_stopped(None);
     if rustix::process::geteuid().is_root() {
         const NOBODY: u32 = 65534;

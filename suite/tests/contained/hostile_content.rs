@@ -243,6 +243,16 @@ fn only_root_keeps_privileges_of_files() {
                 assert_eq!(mode, 0o6755);
                 assert_eq!(capability, Ok(capable.len()));
                 assert!(node.unwrap().file_type().is_block_device());
+                let words = [words, &["--no-privileges"]].concat();
+                fs::remove_dir_all(out).unwrap();
+                let output = place.run(user, &words);
+                assert!(output.err.contains("is a device node"), "{}", output.err);
+                assert_eq!(output.err.lines().count(), 1, "{}", output.err);
+                let mode = fs::metadata(out.join("setuid")).unwrap().mode() & 0o7777;
+                assert_eq!((output.code(), mode), (1, 0o755));
+                let path = out.join("capable");
+                assert!(rustix::fs::getxattr(path, "security.capability", &mut value).is_err());
+                assert!(fs::symlink_metadata(out.join("node")).is_err());
             } else {
                 assert_eq!(output.code(), 1, "{}", output.err);
                 assert_eq!(mode, 0o755);
@@ -271,6 +281,44 @@ fn sparse_files_use_no_space() {
         let copy = fs::metadata(out.join("huge")).unwrap();
         assert_eq!(copy.len(), SIZE);
         assert!(copy.blocks() < 64, "{}", copy.blocks());
+    });
+}
+
+/// Files that share their blocks have far more data than the volume: the copy ends before they fill the host.
+#[test]
+fn data_that_many_files_share_is_limited() {
+    const FILES: usize = 100;
+    let place = Place::new();
+    let folder = place.scratch.folder("tree");
+    fs::write(folder.join("data"), vec![7; 1 << 20]).unwrap();
+    for n in 0..FILES {
+        fs::write(folder.join(format!("f{n:03}")), "").unwrap();
+    }
+    let image = place.join("a.img");
+    let places = [folder.to_str().unwrap(), image.to_str().unwrap(), "3M"];
+    let words = [&["format", "-qf", "-t", "ext2", "-d"], &places[..]];
+    steadfs(words.concat()).expect(0);
+    let copies: String = (0..FILES)
+        .map(|n| format!("copy_inode data f{n:03}\n"))
+        .collect();
+    Image::at(image.clone()).debugfs(&copies);
+    fs::set_permissions(&image, fs::Permissions::from_mode(0o644)).unwrap();
+    each_copy(&place, |user, words, out| {
+        let output = place.run(user, words).expect(1);
+        assert!(output.err.contains("--unlimited"), "{}", output.err);
+        let used = |names: Vec<String>| {
+            let sizes = names
+                .iter()
+                .map(|name| fs::metadata(out.join(name)).unwrap().len());
+            sizes.sum::<u64>()
+        };
+        assert!(used(names(out)) <= 16 * (3 << 20));
+        let words = [words, &["--unlimited"]].concat();
+        fs::remove_dir_all(out).unwrap();
+        fs::create_dir(out).unwrap();
+        chown(out, Some(user), Some(user)).unwrap();
+        place.run(user, &words).expect(0);
+        assert_eq!(fs::metadata(out.join("f099")).unwrap().len(), 1 << 20);
     });
 }
 

@@ -40,7 +40,7 @@ pub fn copy_out(
         fs,
         cx,
         options,
-        log: Log::new(progress),
+        log: Log::new(progress).limited(options.data_max),
         first_names: BTreeMap::new(),
         folders: VisitedDirs::new(options.follow),
     };
@@ -342,15 +342,19 @@ impl<'a> Copier<'a, '_> {
 
     /// Makes a link, node, pipe or socket.
     fn special(&mut self, attr: &Attr, source: &[u8], spot: CopyTarget<'_>) -> Result<HostFile> {
+        let is_device = matches!(attr.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        if is_device && !self.options.privileges {
+            return refused(source, "is a device node: not made without privileges");
+        }
         let made = if attr.kind == FileKind::Symlink {
             let target = self.fs.readlink(self.cx, attr.ino).on_volume(source)?;
             spot.clear(&self.options)?;
             rustix::fs::symlinkat(os(&target), spot.dir, os(spot.name))
         } else {
             let (major, minor) = device_numbers(attr.rdev);
-            let device = match attr.kind {
-                FileKind::CharDevice | FileKind::BlockDevice => rustix::fs::makedev(major, minor),
-                _ => 0,
+            let device = match is_device {
+                true => rustix::fs::makedev(major, minor),
+                false => 0,
             };
             let kind = host::file_type(attr.kind);
             spot.clear(&self.options)?;
@@ -379,7 +383,7 @@ impl<'a> Copier<'a, '_> {
             stranger = true;
         }
         if attr.kind != FileKind::Symlink {
-            let perm = super::kept_perm(attr.kind, attr.perm, stranger);
+            let perm = super::kept_perm(attr.kind, attr.perm, stranger || !self.options.privileges);
             if let Err(error) = target.chmod(perm) {
                 let mode = format!("mode {perm:04o}");
                 self.log.not_kept(source, &mode, &io::Error::from(error));
@@ -399,7 +403,14 @@ impl<'a> Copier<'a, '_> {
                 return;
             }
         };
+        let is_privilege = |name: &[u8]| {
+            let spaces = [&b"security."[..], b"trusted."];
+            spaces.iter().any(|space| name.starts_with(space))
+        };
         for name in names {
+            if !self.options.privileges && is_privilege(&name) {
+                continue;
+            }
             let shown = format!("attribute {}", printable(&name));
             match self.fs.getxattr(self.cx, ino, &name) {
                 Ok(value) => {

@@ -46,6 +46,12 @@ pub struct CopyOptions {
     pub preserve: bool,
     /// Keep owners. Otherwise files belong to the user that runs the copy or, on a volume, to user 0.
     pub owners: bool,
+    /// Keep what gives a file rights of its own on the host: set-ID bits, device nodes, and extended attributes below
+    /// `security.` and `trusted.`. Of copies to the host only.
+    pub privileges: bool,
+    /// The copy ends if the files have more bytes of data than this, holes not counted: on a hostile volume many files can
+    /// share blocks, or be compressed, and would fill the host. Of copies to the host only.
+    pub data_max: Option<u64>,
     /// The file on the host that holds the volume: it is neither copied into itself nor written over.
     pub image: Option<HostFile>,
     /// The copy follows from names, contents and attributes of the tree alone: times of writing are at most this one
@@ -62,6 +68,8 @@ impl Default for CopyOptions {
             existing: Existing::Refuse,
             preserve: true,
             owners: true,
+            privileges: true,
+            data_max: None,
             image: None,
             latest: None,
         }
@@ -124,6 +132,7 @@ impl Progress for Quiet {
 pub(super) struct Log<'p> {
     progress: &'p mut dyn Progress,
     pub report: Report,
+    data_max: u64,
 }
 
 impl<'p> Log<'p> {
@@ -131,6 +140,15 @@ impl<'p> Log<'p> {
         Self {
             progress,
             report: Report::default(),
+            data_max: u64::MAX,
+        }
+    }
+
+    /// Limits the bytes that are copied.
+    pub fn limited(self, data_max: Option<u64>) -> Self {
+        Self {
+            data_max: data_max.unwrap_or(u64::MAX),
+            ..self
         }
     }
 
@@ -140,9 +158,12 @@ impl<'p> Log<'p> {
         self.check_stopped()
     }
 
-    /// Counts bytes copied.
+    /// Counts bytes copied. Fails above the limit.
     pub fn bytes(&mut self, count: usize) -> Result<()> {
         self.report.bytes += count as u64;
+        if self.report.bytes > self.data_max {
+            return Err(ToolError::TooMuch(self.data_max));
+        }
         self.progress.bytes(count as u64);
         self.check_stopped()
     }

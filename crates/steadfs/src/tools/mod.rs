@@ -72,6 +72,11 @@ pub enum ToolError {
         /// The reason.
         why: String,
     },
+    /// The files have more data than [`CopyOptions::data_max`].
+    #[error(
+        "the copy ends: the files have more than {0} bytes of data, far more than the volume has; --unlimited copies them"
+    )]
+    TooMuch(u64),
     /// A signal, or another caller of [`Progress::stopped`], stopped the copy.
     #[error("stopped; what was copied before the last file is there")]
     Stopped,
@@ -81,7 +86,7 @@ impl ToolError {
     /// Whether every later file would fail in the same way.
     fn ends_all(&self) -> bool {
         match self {
-            Self::Stopped => true,
+            Self::Stopped | Self::TooMuch(_) => true,
             Self::Volume { source, .. } => source.is_stop(),
             _ => false,
         }
