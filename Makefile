@@ -66,9 +66,12 @@ lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
+	@cargo tree --quiet --locked --manifest-path fuzz/Cargo.toml >/dev/null # its lock file is current
 
 fmt: ## formats the sources
 	cargo fmt
+	cargo fmt --manifest-path fuzz/Cargo.toml
 
 clean: ## removes build results and caches
 	rm -rf target .cache fuzz/target
