@@ -186,3 +186,43 @@ impl Area {
         self.tag(INODE, &[&ino.to_le_bytes()[..], &raw].concat());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use steadfs_ext4::{MountOptions, replayed_view};
+    use steadfs_rt::sim;
+
+    use super::*;
+    use crate::hostile::ImageDevice;
+
+    /// Number of fast commits that are replayed with these records.
+    fn replayed(base: &Base, records: &[u8]) -> u64 {
+        let mut image = base.image.clone();
+        append(base, &mut image, &mut Input::new(records));
+        let run = move || {
+            let device = Arc::new(ImageDevice::new(image));
+            let view = replayed_view(device as _, &MountOptions::default());
+            view.expect("a good log").report.replayed_fast_commits
+        };
+        sim::run(sim::Config::new(1), run).value
+    }
+
+    #[test]
+    fn fast_commits_behind_the_log_are_replayed() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let base = Base::with_fast_commits(scratch.path());
+        assert_eq!(replayed(&base, &[0]), 0);
+        // An inode in use, as it is stored.
+        let inode = [3, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(replayed(&base, &[&[1][..], &inode].concat()), 1);
+        let end = [8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let two = [&[3][..], &inode, &end, &inode].concat();
+        assert_eq!(replayed(&base, &two), 2);
+        // A wrong checksum ends the replay.
+        let wrong = [9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+        let one = [&[4][..], &inode, &end, &inode, &wrong].concat();
+        assert_eq!(replayed(&base, &one), 1);
+    }
+}
