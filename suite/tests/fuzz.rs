@@ -42,7 +42,11 @@ fn run_target(name: &str) {
     let cases = std::env::var("FUZZ_CASES").map_or(CASES, |n| n.parse().unwrap());
     let (mut writable, mut corrupt, mut reported) = (0, 0, 0);
     for n in 0..cases {
-        let outcome = run(name, &seed(name, n));
+        let input = seed(name, n);
+        // For FUZZ_INPUT, if this one fails.
+        let path = std::env::temp_dir().join(format!("steadfs-fuzz-{name}"));
+        fs::write(&path, &input).unwrap();
+        let outcome = run(name, &input);
         writable += u64::from(outcome.mounted[1]);
         corrupt += u64::from(outcome.corrupt);
         reported += u64::from(outcome.reported);

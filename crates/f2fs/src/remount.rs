@@ -74,6 +74,9 @@ impl F2fs {
                 Ok(())
             }
             (true, true) => {
+                // A volume that corruption made read-only stays one that was mounted to be written: its tasks run, and
+                // only an unmount ends that.
+                new.common.read_only = asked;
                 self.apply(new);
                 Ok(())
             }

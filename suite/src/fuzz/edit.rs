@@ -16,6 +16,8 @@ pub const EDITS_MAX: usize = 8;
 pub trait Editable {
     /// Its content before all edits.
     fn image(&self) -> &Image;
+    /// Whether a mount has to replay or recover something.
+    fn is_dirty(&self) -> bool;
     /// Block size in bytes.
     fn block_size(&self) -> usize;
     /// Number of kinds of metadata blocks.
@@ -35,6 +37,10 @@ pub trait Editable {
 }
 
 impl Editable for Base {
+    fn is_dirty(&self) -> bool {
+        Base::is_dirty(self)
+    }
+
     fn image(&self) -> &Image {
         &self.image
     }
@@ -75,6 +81,10 @@ impl Editable for Base {
 }
 
 impl Editable for F2fsBase {
+    fn is_dirty(&self) -> bool {
+        F2fsBase::is_dirty(self)
+    }
+
     fn image(&self) -> &Image {
         &self.image
     }
@@ -136,6 +146,10 @@ impl<'a, P: PartialEq + 'static> Only<'a, P> {
 impl<P: PartialEq + 'static> Editable for Only<'_, P> {
     fn image(&self) -> &Image {
         self.base.image()
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.base.is_dirty()
     }
 
     fn block_size(&self) -> usize {

@@ -60,7 +60,6 @@ pub struct Connection<'a> {
     nodes: Vec<u64>,
     /// An ioctl was sent, which may stop the volume.
     may_stop: bool,
-    trace: bool,
 }
 
 impl<'a> Connection<'a> {
@@ -87,7 +86,6 @@ impl<'a> Connection<'a> {
             trial,
             nodes: vec![ROOT_ID],
             may_stop: false,
-            trace: std::env::var_os("FUZZ_TRACE").is_some(),
         };
         let init = InitIn {
             major: wire::MAJOR,
@@ -213,7 +211,7 @@ impl<'a> Connection<'a> {
                 .violation("a message of the right length is refused".to_owned());
         };
         let answer = self.session.serve(raw, &mut self.out);
-        if self.trace {
+        if self.trial.trace {
             let name = wire::op_name(opcode);
             eprintln!(
                 "{name} {node} {:?}: {answer:?}",

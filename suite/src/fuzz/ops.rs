@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::{
-    Cx, FallocMode, FileSystem, FsError, InodeFlags, RenameFlags, Seek, SetAttr, SetTime, SetXattr,
+    Cx, FallocMode, FileKind, FileSystem, FsError, InodeFlags, RenameFlags, Seek, SetAttr, SetTime,
+    SetXattr,
 };
 
 use super::input::Input;
@@ -74,10 +75,10 @@ pub struct Session<'a> {
     cx: Cx,
     /// Files whose lookup count was taken, once each time they are in the list.
     files: Vec<InodeNo>,
+    /// Those of them that are directories.
+    dirs: Vec<InodeNo>,
     /// Number of files made by [`Session::write_synced`].
     synced: usize,
-    /// Prints the operations: the environment has `FUZZ_TRACE`.
-    trace: bool,
 }
 
 /// The numbers of one operation.
@@ -85,7 +86,9 @@ struct Op {
     kind: u8,
     file: InodeNo,
     other: InodeNo,
-    name: &'static [u8],
+    dir: InodeNo,
+    new_dir: InodeNo,
+    name: Vec<u8>,
     new_name: &'static [u8],
     arg: u8,
     number: u32,
@@ -95,9 +98,14 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, arg, number) = (self.kind % 40, self.arg, self.number);
         let text = String::from_utf8_lossy;
-        let (name, new_name) = (text(self.name), text(self.new_name));
+        let (name, new_name) = (text(&self.name), text(self.new_name));
         let (file, other) = (self.file.0, self.other.0);
-        write!(f, "{kind}: {file} {other} {name} {new_name} {arg} {number}")
+        let (dir, new_dir) = (self.dir.0, self.new_dir.0);
+        let inodes = format!("file {file}, {other}, dir {dir}, {new_dir}");
+        write!(
+            f,
+            "{kind}: {inodes}, {name:?}, {new_name:?}, {arg}, {number}"
+        )
     }
 }
 
@@ -109,8 +117,8 @@ impl<'a> Session<'a> {
             trial,
             cx: Cx::default(),
             files: Vec::new(),
+            dirs: Vec::new(),
             synced: 0,
-            trace: std::env::var_os("FUZZ_TRACE").is_some(),
         };
         for name in NAMES {
             session.look_up(fs.root(), name);
@@ -125,11 +133,12 @@ impl<'a> Session<'a> {
                 break;
             }
             let op = self.next_op(input);
-            if self.trace {
+            if self.trial.trace {
                 eprintln!("{op}");
             }
             self.apply(&op);
         }
+        self.dirs.clear();
         for ino in std::mem::take(&mut self.files) {
             self.fs.forget(ino, 1);
         }
@@ -138,53 +147,89 @@ impl<'a> Session<'a> {
 
     fn next_op(&mut self, input: &mut Input<'_>) -> Op {
         let kind = input.byte();
-        let file = self.file(input.byte());
-        let names = input.half();
+        let index = input.byte();
+        let [name, new_name] = [input.byte(), input.byte()];
         let arg = input.byte();
         let [low, middle, high] = [input.byte(), input.byte(), input.byte()];
+        let dir = self.dir(index);
+        // Half of all names are those of entries that exist.
+        let name = match name {
+            128.. => self.entry(dir, usize::from(name - 128)),
+            _ => NAMES[usize::from(name) % NAMES.len()].to_vec(),
+        };
         Op {
             kind,
-            file,
+            file: self.file(index),
             other: self.file(arg),
-            name: NAMES[usize::from(names) % NAMES.len()],
-            new_name: NAMES[usize::from(names >> 8) % NAMES.len()],
+            dir,
+            new_dir: self.dir(arg),
+            name,
+            new_name: NAMES[usize::from(new_name) % NAMES.len()],
             arg,
             number: u32::from_le_bytes([low, middle, high, 0]),
         }
     }
 
+    /// The file with this index in the list.
     fn file(&self, index: u8) -> InodeNo {
         match self.files.len() {
             0 => self.fs.root(),
-            // One of four times the root directory.
-            _ if index >= 192 => self.fs.root(),
             len => self.files[usize::from(index) % len],
         }
     }
 
-    fn keep(&mut self, ino: InodeNo) {
-        if self.files.len() < FILES_MAX {
-            return self.files.push(ino);
+    /// The directory with this index in the list, in one of four cases the root.
+    fn dir(&self, index: u8) -> InodeNo {
+        match self.dirs.len() {
+            0 => self.fs.root(),
+            _ if index >= 192 => self.fs.root(),
+            len => self.dirs[usize::from(index) % len],
         }
-        self.fs.forget(ino, 1);
+    }
+
+    /// The name of an entry of `dir`; a name that it does not have if there are too few.
+    fn entry(&mut self, dir: InodeNo, nth: usize) -> Vec<u8> {
+        let mut found = b"nothing".to_vec();
+        let mut seen = 0;
+        let mut emit = |entry: steadfs_vfs::DirEntry<'_>| {
+            let ours = entry.name.starts_with(SYNCED.as_bytes());
+            if !ours && entry.name != b"." && entry.name != b".." {
+                found = entry.name.to_vec();
+                seen += 1;
+            }
+            seen <= nth
+        };
+        let listed = self.fs.readdir(&self.cx, dir, 0, &mut emit);
+        self.trial.check_error("readdir", listed);
+        found
+    }
+
+    fn keep(&mut self, attr: &steadfs_vfs::Attr) {
+        if self.files.len() == FILES_MAX {
+            return self.fs.forget(attr.ino, 1);
+        }
+        self.files.push(attr.ino);
+        if attr.kind == FileKind::Directory {
+            self.dirs.push(attr.ino);
+        }
     }
 
     fn look_up(&mut self, dir: InodeNo, name: &[u8]) {
         let found = self.fs.lookup(&self.cx, dir, name);
         if let Some(attr) = self.trial.check_error("lookup", found) {
-            self.keep(attr.ino);
+            self.keep(&attr);
         }
     }
 
     fn made(&mut self, call: &str, made: Result<steadfs_vfs::Attr, FsError>) {
         if let Some(attr) = self.trial.check_error(call, made) {
-            self.keep(attr.ino);
+            self.keep(&attr);
         }
     }
 
     fn apply(&mut self, op: &Op) {
         match op.kind % 40 {
-            0 => self.look_up(op.file, op.name),
+            0 => self.look_up(op.dir, &op.name),
             1..=5 => self.make(op),
             6..=9 => self.remove_or_move(op),
             10..=15 => self.change_content(op),
@@ -201,7 +246,7 @@ impl<'a> Session<'a> {
     }
 
     fn make(&mut self, op: &Op) {
-        let (fs, cx, dir, name) = (self.fs, self.cx.clone(), op.file, op.name);
+        let (fs, cx, dir, name) = (self.fs, self.cx.clone(), op.dir, &*op.name);
         let mode = u32::from(op.arg) << 2 | 0o600;
         match op.kind % 40 {
             1 => {
@@ -222,11 +267,11 @@ impl<'a> Session<'a> {
         let (fs, cx) = (self.fs, &self.cx);
         match op.kind % 40 {
             6 => {
-                let done = fs.unlink(cx, op.file, op.name);
+                let done = fs.unlink(cx, op.dir, &op.name);
                 self.trial.check_error("unlink", done);
             }
             7 => {
-                let done = fs.rmdir(cx, op.file, op.name);
+                let done = fs.rmdir(cx, op.dir, &op.name);
                 self.trial.check_error("rmdir", done);
             }
             _ => {
@@ -235,7 +280,7 @@ impl<'a> Session<'a> {
                     exchange: op.number & 3 == 2,
                     whiteout: op.number & 3 == 3,
                 };
-                let (from, to) = ((op.file, op.name), (op.other, op.new_name));
+                let (from, to) = ((op.dir, &*op.name), (op.new_dir, op.new_name));
                 let done = fs.rename(cx, from, to, flags);
                 self.trial.check_error("rename", done);
             }
@@ -422,7 +467,7 @@ impl<'a> Session<'a> {
             let name = format!("{n} of {}", "x".repeat(usize::from(op.arg % 100)));
             let made = self
                 .fs
-                .mknod(&self.cx, op.file, name.as_bytes(), 0o100_600, 0);
+                .mknod(&self.cx, op.dir, name.as_bytes(), 0o100_600, 0);
             let Some(attr) = self.trial.check_error("mknod", made) else {
                 return;
             };
@@ -430,25 +475,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Takes the entries of a directory into the list of files.
+    /// Takes four entries of a directory into the list of files.
     fn list_into_files(&mut self, op: &Op) {
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        let skip = op.number as usize % 32;
-        let mut seen = 0;
-        let mut emit = |entry: steadfs_vfs::DirEntry<'_>| {
-            seen += 1;
-            if seen > skip {
-                names.push(entry.name.to_vec());
-            }
-            names.len() < 4
-        };
-        let listed = self.fs.readdir(&self.cx, op.file, 0, &mut emit);
-        self.trial.check_error("readdir", listed);
-        for name in names {
-            let ours = name.starts_with(SYNCED.as_bytes());
-            if name != b"." && name != b".." && !ours {
-                self.look_up(op.file, &name);
-            }
+        for n in 0..4 {
+            let name = self.entry(op.dir, op.number as usize % 32 + n);
+            self.look_up(op.dir, &name);
         }
     }
 
@@ -458,6 +489,9 @@ impl<'a> Session<'a> {
         }
         let index = usize::from(op.arg) % self.files.len();
         let ino = self.files.swap_remove(index);
+        if !self.files.contains(&ino) {
+            self.dirs.retain(|dir| *dir != ino);
+        }
         self.fs.forget(ino, 1);
         self.trial.charge("forget");
     }

@@ -168,7 +168,7 @@ pub fn write_control_files(fs: Arc<dyn FileSystem>, trial: &mut Trial, input: &m
         let path = files[input.below(files.len())];
         let len = usize::from(input.byte() % 64);
         let value = text(input, len);
-        if std::env::var_os("FUZZ_TRACE").is_some() {
+        if trial.trace {
             eprintln!("{path} = {value:?}");
         }
         write_and_read(&fs, trial, path, &value);

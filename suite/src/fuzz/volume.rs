@@ -285,6 +285,8 @@ struct Case<F> {
     image: Image,
     /// What recovery will apply was edited, which a checker of the last checkpoint does not see.
     unchecked: bool,
+    /// The log of the base has to be replayed.
+    replays: bool,
 }
 
 impl<F: Format> Case<F> {
@@ -301,6 +303,7 @@ impl<F: Format> Case<F> {
             config,
             image,
             unchecked: edits > 0 && F::CHECKS_BEFORE_RECOVERY,
+            replays: base.is_dirty(),
         }
     }
 
@@ -313,7 +316,9 @@ impl<F: Format> Case<F> {
     fn attempt(&self, trial: &mut Trial, ops: &[u8]) {
         let before = check(trial, self.format, &self.image);
         trial.outcome.corrupt = before.as_ref().is_none_or(|issues| !issues.is_empty());
-        let trusted = !trial.outcome.corrupt && !self.unchecked;
+        // Without a replay the volume is as the power cut left it.
+        let torn = self.replays && self.options.contains("noload");
+        let trusted = !trial.outcome.corrupt && !self.unchecked && !torn;
         let after = change(
             trial,
             self.format,
@@ -364,6 +369,9 @@ fn change<F: Format>(
 ) -> Image {
     let device = Arc::new(ImageDevice::new(trial.image.clone()));
     trial.may_be_longer = options.contains("ro");
+    if trial.trace {
+        eprintln!("mount with {options:?}, trusted: {trusted}");
+    }
     let opened = format.open(&device, options);
     if let Err(error) = &opened
         && trusted

@@ -121,6 +121,8 @@ pub(crate) struct Trial {
     pub(crate) may_be_longer: bool,
     /// CPU time of this thread when the last call ended.
     charged: Duration,
+    /// Prints errors: the environment has `FUZZ_TRACE`.
+    pub(crate) trace: bool,
 }
 
 impl Trial {
@@ -133,6 +135,7 @@ impl Trial {
             synced_files: Vec::new(),
             may_be_longer: false,
             charged: cpu_time(),
+            trace: std::env::var_os("FUZZ_TRACE").is_some(),
         }
     }
 
@@ -198,6 +201,9 @@ impl Trial {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
+                if self.trace {
+                    eprintln!("  {call}: {error}");
+                }
                 match &error {
                     FsError::Io(_) if self.may_be_longer && is_past_the_end(&error) => {
                         self.reported.get_or_insert(format!("{call}: {error}"));

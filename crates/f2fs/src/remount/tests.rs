@@ -1,5 +1,6 @@
 //! Remounts that recover, and the tasks that options ask for; judged by fsck.f2fs.
 
+use steadfs_base::Corruption;
 use steadfs_vfs::{FileSystem, FsError, ShutdownMode};
 
 use crate::lifecycle::VolumeTasks;
@@ -160,4 +161,26 @@ fn a_remount_fails_if_its_task_cannot_start() {
         world.close();
     };
     steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
+}
+
+/// A volume that corruption made read-only can be remounted `ro`, but does not become writable by that.
+#[test]
+fn a_remount_does_not_undo_the_effect_of_corruption() {
+    let world = World::make("", 64);
+    let (fs, cx) = (&world.fs, &world.cx);
+    fs.remount(cx, "errors=remount-ro").unwrap();
+    let corrupt = FsError::from(Corruption::new("is wrong"));
+    assert!(fs.report_corruption::<()>(Err(corrupt)).is_err());
+    let running = fs.running_tasks();
+    for list in ["rw", "ro", "rw", "ro,noatime", "rw"] {
+        match list.starts_with("ro") {
+            true => fs.remount(cx, list).unwrap(),
+            false => assert!(matches!(fs.remount(cx, list), Err(FsError::Stopped(_)))),
+        }
+        assert!(fs.options().starts_with("ro"), "{}", fs.options());
+    }
+    assert!(fs.options().contains("noatime"), "{}", fs.options());
+    assert_eq!(fs.running_tasks(), running);
+    assert!(matches!(world.file(ROOT, b"new"), Err(FsError::ReadOnly)));
+    fs.unmount().unwrap();
 }
