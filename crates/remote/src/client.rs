@@ -11,6 +11,7 @@ use steadfs_vfs::{
 };
 
 use crate::codec::{Decoder, Encoder, Malformed};
+use crate::preview::Preview;
 use crate::{Call, Greeting, frame};
 
 /// Why there is no volume to use.
@@ -36,6 +37,8 @@ struct Connection<S> {
     broken: Option<String>,
     /// Calls without a reply, sent with the next call.
     forgets: Vec<(InodeNo, u64)>,
+    /// The content of the file that was opened last, if it is small and nothing has changed since.
+    preview: Option<Preview>,
 }
 
 impl<S: Read + Write> Connection<S> {
@@ -49,14 +52,18 @@ impl<S: Read + Write> Connection<S> {
 
     fn exchange(&mut self, call: Call, arguments: Encoder) -> std::result::Result<Vec<u8>, String> {
         let gone = |error: std::io::Error| format!("{ENDED} ({error})");
-        for (ino, count) in std::mem::take(&mut self.forgets) {
+        if call.changes() {
+            self.preview = None;
+        }
+        let mut frames = Vec::new();
+        for (ino, count) in self.forgets.drain(..) {
             let mut message = Encoder(vec![Call::Forget as u8]);
             message.ino(ino);
             message.long(count);
-            frame::send(&mut self.stream, &message.0).map_err(gone)?;
+            frame::push(&mut frames, &[&message.0]).map_err(gone)?;
         }
-        let message = [&[call as u8][..], &arguments.0].concat();
-        frame::send(&mut self.stream, &message).map_err(gone)?;
+        frame::push(&mut frames, &[&[call as u8], &arguments.0]).map_err(gone)?;
+        self.stream.write_all(&frames).map_err(gone)?;
         let reply = frame::receive(&mut self.stream).map_err(gone)?;
         reply.ok_or_else(|| ENDED.to_owned())
     }
@@ -87,6 +94,7 @@ impl<S: Read + Write> Client<S> {
             stream,
             broken: None,
             forgets: Vec::new(),
+            preview: None,
         };
         let reply = connection.ask(Call::Root, Encoder::default());
         let reply = reply.map_err(ConnectError::Broken)?;
@@ -148,6 +156,13 @@ impl<S: Read + Write> Client<S> {
             connection.broken = Some(INVALID.to_owned());
             FsError::Stopped(INVALID.to_owned())
         })
+    }
+
+    /// The answer of the preview, if it is of this file.
+    fn by_preview<T>(&self, ino: InodeNo, answer: impl FnOnce(&Preview) -> T) -> Option<T> {
+        let connection = self.connection.lock();
+        let preview = connection.preview.as_ref();
+        preview.filter(|preview| preview.ino == ino).map(answer)
     }
 
     /// A call that returns attributes.
@@ -296,13 +311,21 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn open(&self, _: &Cx, ino: InodeNo, write: bool) -> Result<()> {
-        self.done(Call::Open, |to| {
+        let encode = |to: &mut Encoder| {
             to.ino(ino);
             to.flag(write);
-        })
+        };
+        let preview = self.call(Call::Open, encode, |from, frame| {
+            from.option(|from| Preview::decode(ino, from, frame))
+        })?;
+        self.connection.lock().preview = preview;
+        Ok(())
     }
 
     fn read(&self, _: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
+        if let Some(read) = self.by_preview(ino, |preview| preview.read(offset, len)) {
+            return Ok(read);
+        }
         let encode = |to: &mut Encoder| {
             to.ino(ino);
             to.long(offset);
@@ -333,6 +356,9 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn seek(&self, _: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
+        if let Some(found) = self.by_preview(ino, |preview| preview.seek(offset, what)) {
+            return found;
+        }
         let encode = |to: &mut Encoder| {
             to.ino(ino);
             to.long(offset);
@@ -395,6 +421,9 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn listxattr(&self, _: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
+        if let Some(names) = self.by_preview(ino, |preview| preview.names.clone()) {
+            return Ok(names);
+        }
         self.call(
             Call::Listxattr,
             |to| to.ino(ino),

@@ -5,16 +5,28 @@ use std::io::{self, Read, Write};
 /// Longest content in bytes: a transfer of 1 MiB with its description, or a batch of names.
 pub const LEN_MAX: usize = 4 << 20;
 
-/// Sends a frame.
-pub fn send(stream: &mut impl Write, content: &[u8]) -> io::Result<()> {
-    let len = u32::try_from(content.len()).ok();
-    let Some(len) = len.filter(|_| content.len() <= LEN_MAX) else {
+/// Appends a frame with this content.
+pub fn push(frames: &mut Vec<u8>, content: &[&[u8]]) -> io::Result<()> {
+    let len: usize = content.iter().map(|part| part.len()).sum();
+    let Some(word) = u32::try_from(len).ok().filter(|_| len <= LEN_MAX) else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "the frame is too long",
         ));
     };
-    stream.write_all(&[&len.to_le_bytes()[..], content].concat())
+    frames.reserve(word.to_le_bytes().len() + len);
+    frames.extend(word.to_le_bytes());
+    for part in content {
+        frames.extend(*part);
+    }
+    Ok(())
+}
+
+/// Sends a frame, by one call: each call wakes the receiver.
+pub fn send(stream: &mut impl Write, content: &[u8]) -> io::Result<()> {
+    let mut frame = Vec::new();
+    push(&mut frame, &[content])?;
+    stream.write_all(&frame)
 }
 
 /// Receives a frame; `None` at the end of the stream.

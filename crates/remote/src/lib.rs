@@ -17,6 +17,7 @@
 mod client;
 mod codec;
 mod frame;
+mod preview;
 mod server;
 
 #[cfg(test)]
@@ -89,6 +90,24 @@ impl Call {
         Self::SyncAll,
         Self::Close,
     ];
+
+    /// Whether the call can change a file or its attributes.
+    fn changes(self) -> bool {
+        !matches!(
+            self,
+            Self::Root
+                | Self::Lookup
+                | Self::Forget
+                | Self::Getattr
+                | Self::Readlink
+                | Self::Read
+                | Self::Seek
+                | Self::Readdir
+                | Self::Getxattr
+                | Self::Listxattr
+                | Self::Flags
+        )
+    }
 
     fn of_byte(byte: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|call| *call as u8 == byte)

@@ -1,11 +1,11 @@
 //! The end that has the volume.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 
 use steadfs_vfs::{Cx, FileSystem, FsError, Result, SetXattr};
 
 use crate::codec::{Decoder, Encoder, Malformed};
-use crate::{Call, Greeting, frame};
+use crate::{Call, Greeting, frame, preview};
 
 /// Names of a directory are sent in batches of about this length in bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -14,12 +14,14 @@ const READ_MAX: usize = 1 << 20;
 
 /// Serves one volume to one client.
 pub struct Server<S> {
-    stream: S,
+    /// Buffered, since several calls can arrive at once.
+    stream: BufReader<S>,
 }
 
 impl<S: Read + Write> Server<S> {
     /// Serves the client at the other end of `stream`.
     pub fn new(stream: S) -> Self {
+        let stream = BufReader::new(stream);
         Self { stream }
     }
 
@@ -31,7 +33,7 @@ impl<S: Read + Write> Server<S> {
         let mut reply = Encoder::default();
         reply.flag(false);
         reply.bytes(why.as_bytes());
-        frame::send(&mut self.stream, &reply.0)
+        frame::send(self.stream.get_mut(), &reply.0)
     }
 
     /// Reports that the volume is open.
@@ -46,7 +48,7 @@ impl<S: Read + Write> Server<S> {
             to.bytes(text.as_bytes());
         });
         reply.list(&greeting.missing, |to, text| to.bytes(text.as_bytes()));
-        frame::send(&mut self.stream, &reply.0)
+        frame::send(self.stream.get_mut(), &reply.0)
     }
 
     /// Answers calls until the client closes the volume. Returns false if the client is gone instead.
@@ -66,7 +68,7 @@ impl<S: Read + Write> Server<S> {
             let is_answered = answer(call, fs, cx, &mut decoder, &mut reply).map_err(invalid)?;
             decoder.end().map_err(invalid)?;
             if is_answered {
-                frame::send(&mut self.stream, &reply.0)?;
+                frame::send(self.stream.get_mut(), &reply.0)?;
             }
         }
         Ok(false)
@@ -79,7 +81,7 @@ impl<S: Read + Write> Server<S> {
     pub fn closed(mut self, result: std::result::Result<(), String>) -> io::Result<()> {
         let mut reply = Encoder::default();
         reply.option(result.err(), |to, why| to.bytes(why.as_bytes()));
-        frame::send(&mut self.stream, &reply.0)
+        frame::send(self.stream.get_mut(), &reply.0)
     }
 }
 
@@ -123,10 +125,7 @@ fn answer(
         Call::Mknod | Call::Mkdir | Call::Symlink | Call::Link | Call::Unlink => {
             change_names(call, fs, cx, from, to)?;
         }
-        Call::Open => {
-            let (ino, write) = (from.ino()?, from.flag()?);
-            put(to, fs.open(cx, ino, write), nothing);
-        }
+        Call::Open => open(fs, cx, from, to)?,
         Call::Read => {
             let (ino, offset, len) = (from.ino()?, from.long()?, from.len()?);
             let data = fs.read(cx, ino, offset, len.min(READ_MAX));
@@ -160,6 +159,23 @@ fn answer(
         Call::Close => return Err(Malformed),
     }
     Ok(true)
+}
+
+fn open(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &mut Decoder<'_>,
+    to: &mut Encoder,
+) -> std::result::Result<(), Malformed> {
+    let (ino, write) = (from.ino()?, from.flag()?);
+    put(to, fs.open(cx, ino, write), |to, ()| {
+        let preview = match write {
+            true => None,
+            false => preview::read(fs, cx, ino).ok().flatten(),
+        };
+        to.option(preview, |to, preview| preview.encode(to));
+    });
+    Ok(())
 }
 
 fn change_names(
