@@ -1,5 +1,6 @@
 //! Hierarchical weighted fair queueing: fair shares for cgroups and processes, and sync requests before async ones.
 
+mod beside_fsync;
 mod cfq;
 mod device_speed;
 mod entry;
@@ -64,7 +65,8 @@ use volatile_cache::VolatileCache;
 ///   be other owners', and its caller waits for that. A group that weighs more than that of the FLUSHes is not bound.
 ///
 /// - While fsync callers are known, the async bytes in flight are bounded by the time that an fsync takes, and async
-///   requests wait for the steps of an fsync (`fsync_latency`).
+///   requests wait for the steps of an fsync (`fsync_latency`). A stream keeps a quarter of the device's time, or its
+///   group's share if that is less: async requests that are due by this floor wait for no FLUSH or fsync.
 ///
 /// # Idling
 /// If an owner of sync requests is in service and its queue is empty, the device idles for it while requests of it are
@@ -173,6 +175,7 @@ impl<R: Rules> FairQueue<R> {
         let Entry { tag, arrival, .. } = *self.entry(id);
         let leaf = self.tree.leaf_for(tag);
         self.entry_mut(id).leaf = Some(leaf);
+        self.record_stream(leaf, now);
         if !self.take_over_from_sharer(id, leaf) {
             self.tree.push_own(leaf, arrival, id, now);
         }
@@ -222,18 +225,6 @@ impl<R: Rules> FairQueue<R> {
             && self.in_flight.background_bytes < self.options.async_bytes
     }
 
-    /// Whether the device has as many async bytes as fsync callers allow this tag. A group that weighs more than that of
-    /// the callers keeps its share, even if it delays them.
-    fn reaches_fsync_bound(&self, tag: IoTag, now: Nanos) -> bool {
-        let Some(fsync) = self.rules.fsync() else {
-            return false;
-        };
-        self.in_flight.background_bytes >= fsync.async_bytes(now)
-            && fsync
-                .caller(now)
-                .is_some_and(|caller| self.share_beside(caller, tag).is_some())
-    }
-
     fn dispatch(&mut self, id: IoId, now: Nanos) -> IoId {
         self.queued -= 1;
         let entry = self.entry_mut(id);
@@ -257,73 +248,6 @@ impl<R: Rules> FairQueue<R> {
             fsync.dispatched(&entry, self.in_flight, share, &self.speed, now);
         }
         id
-    }
-
-    /// Most bytes of async writes between two FLUSHes of a series.
-    fn volatile_limit(&self) -> u64 {
-        let moved = self.speed.flush_bytes().unwrap_or(0);
-        self.options.flush_bytes_min.max(moved)
-    }
-
-    /// Whether an async write of this tag has to wait for the next FLUSH or the end of the series. A group that weighs
-    /// more than that of the FLUSHes keeps its share, even if it delays them.
-    fn has_to_wait_for_flush(&self, tag: IoTag, now: Nanos) -> bool {
-        self.volatile.is_full(self.volatile_limit(), now) && !self.outweighs_flush_requester(tag)
-    }
-
-    fn outweighs_flush_requester(&self, tag: IoTag) -> bool {
-        let requester = self.volatile.flush_requester();
-        requester.group != tag.group && self.tree.is_heavier(requester, tag)
-    }
-
-    /// The share of the device that async requests of `tag` keep beside an fsync; `None` if their group weighs more than
-    /// that of the fsync: they are not held back then.
-    fn share_beside(&self, fsync: IoTag, tag: IoTag) -> Option<Share> {
-        if fsync.group == tag.group {
-            return Some(Share::QUARTER);
-        }
-        match self.tree.competing_weights(fsync, tag) {
-            Some((of_fsync, own)) if own > of_fsync => None,
-            Some((of_fsync, own)) => Some(Share {
-                part: own,
-                of: own + of_fsync,
-            }),
-            None => Some(Share::QUARTER),
-        }
-    }
-
-    /// Whether an async request of this tag has to wait for the end of an fsync.
-    fn is_held_for_fsync(&self, tag: IoTag, now: Nanos) -> bool {
-        let Some(fsync) = self.rules.fsync() else {
-            return false;
-        };
-        let share = fsync
-            .holder(now)
-            .and_then(|holder| self.share_beside(holder, tag));
-        share.is_some_and(|share| fsync.has_had_share(tag.group, share, now))
-    }
-
-    /// Whether a request has to wait for a FLUSH, for the end of an fsync or for async requests in flight.
-    fn has_to_wait(&self, entry: &Entry, now: Nanos) -> bool {
-        let waits_for_flush = || entry.is_volatile() && self.has_to_wait_for_flush(entry.tag, now);
-        !is_sync(entry.tag)
-            && (waits_for_flush()
-                || self.is_held_for_fsync(entry.tag, now)
-                || self.reaches_fsync_bound(entry.tag, now))
-    }
-
-    /// When a request that has to wait may go, unless something completes earlier.
-    fn waits_until(&self, now: Nanos) -> Option<Nanos> {
-        let is_full = self.volatile.is_full(self.volatile_limit(), now);
-        let series = self.volatile.series_ends_at().filter(|_| is_full);
-        let fsync = self.rules.fsync().and_then(|fsync| fsync.held_until(now));
-        series.into_iter().chain(fsync).min()
-    }
-
-    /// Whether the first request of an owner has to wait for a FLUSH or for the end of an fsync.
-    fn is_held_back(&self, leaf: usize, now: Nanos) -> bool {
-        let first = self.tree.leaf(leaf).requests.values().next();
-        first.is_some_and(|&id| self.has_to_wait(self.entry(id), now))
     }
 
     /// The cost of making data durable once.

@@ -8,9 +8,12 @@
 //! - Async bytes in the device are bounded. The bound is a feedback, as in the kernel's wbt and kyber: it shrinks where
 //!   an fsync took longer than the target (twice the shortest one of its kind, or the time that was set), and grows
 //!   where it exceeded the shortest by a quarter of that difference at most. It starts at a quarter of what the device
-//!   transfers in the time of a FLUSH, and never shrinks below what keeps the device busy ([`KeepBusy`]).
+//!   transfers in the time of a FLUSH, never shrinks below what keeps the device busy, and never grows beyond what gives
+//!   a stream its full throughput ([`KeepBusy`]).
 //! - Async requests are held back while a step of an fsync is in the device and for 1 ms afterwards, when the next step
 //!   is expected; but not below their share of the device ([`Hold`]).
+//! - A stream keeps a floor: a quarter of the device's time, or its cgroup's share if that is less ([`Hold`]). Requests of
+//!   a later I/O class than the fsync's have none.
 //!
 //! The shortest fsync is a minimum of the last 32 to 64 of its kind, so it follows the device. While it is measured
 //! beside a stream only, it would follow the bound, too: every 32nd fsync runs with the smallest bound.
@@ -180,9 +183,35 @@ impl FsyncLatency {
         self.hold.exceeds_share(group, share, now)
     }
 
+    /// The time of the device that an async request of this size takes; 0 while it is not known.
+    fn time_of(&self, bytes: u64, speed: &DeviceSpeed) -> u64 {
+        let alone = self.keep_busy.time_of(bytes);
+        alone.unwrap_or_else(|| speed.transfer_time(bytes))
+    }
+
+    /// Whether an async request is due by the floor of its group.
+    pub(super) fn is_due(
+        &self,
+        entry: &Entry,
+        share: Share,
+        speed: &DeviceSpeed,
+        now: Nanos,
+    ) -> bool {
+        let cost = self.time_of(entry.bytes, speed);
+        // While no throughput is known, nothing is charged.
+        cost > 0 && self.hold.is_due(entry.tag.group, cost, share, now)
+    }
+
+    /// A group whose async requests had all been served queues one again.
+    pub(super) fn stream_begins(&mut self, group: GroupId, now: Nanos) {
+        self.hold.stream_begins(group, now);
+    }
+
     /// When a request that is held back may go, unless something completes earlier.
     pub(super) fn held_until(&self, now: Nanos) -> Option<Nanos> {
-        self.holder(now).and_then(|_| self.hold.ends_at(now))
+        let earned = self.caller(now).and_then(|_| self.hold.due_at(now));
+        let ended = self.holder(now).and_then(|_| self.hold.ends_at(now));
+        ended.into_iter().chain(earned).min()
     }
 
     /// A request is dispatched. `in_flight` includes it; `share` is that of its group, if it is async.
@@ -202,7 +231,7 @@ impl FsyncLatency {
         before.count(entry.tag, entry.bytes, false);
         self.keep_busy.advance(before, now);
         if !is_sync(entry.tag) {
-            let cost = speed.transfer_time(entry.bytes);
+            let cost = self.time_of(entry.bytes, speed);
             self.hold.charge(entry.tag.group, cost, share, now);
             return;
         }
@@ -216,6 +245,9 @@ impl FsyncLatency {
             false => self.unproven_steps.saturating_add(1),
         };
         self.hold.step_begins(entry.tag, now);
+        if entry.flushes > 0 {
+            self.keep_busy.flush_begins();
+        }
         let met_async = in_flight.background_bytes >= self.async_bytes(now) / 2;
         let fsync = self.open_fsync(entry);
         fsync.last_event = now;
@@ -273,7 +305,14 @@ impl FsyncLatency {
             return;
         }
         let is_durable = entry.flushes > 0;
-        self.hold.step_ends(is_durable, now);
+        self.keep_busy.others_completed(entry.bytes);
+        if is_durable {
+            let took = now.0.saturating_sub(entry.dispatched.0) / u64::from(entry.flushes);
+            let shortest = speed.flush_time().unwrap_or(took);
+            self.keep_busy.flush_ends(took.saturating_sub(shortest));
+        }
+        let known_until = is_durable.then_some(Nanos(now.0.saturating_add(KNOWN_NS)));
+        self.hold.step_ends(known_until, now);
         let owner = (entry.tag.group, entry.tag.owner);
         let at = self.open.iter().position(|open| open.owner == owner);
         if let Some(at) = at {
@@ -312,7 +351,10 @@ impl FsyncLatency {
         let bound = match self.bound {
             None => speed.flush_bytes().unwrap_or(least) / 4,
             Some(bound) if !fsync.met_async || self.probing => bound,
-            Some(bound) => adjusted(bound, took, ideal, target),
+            Some(bound) => {
+                let useful = self.keep_busy.enough().unwrap_or(most);
+                adjusted(bound, took, ideal, target).min(useful)
+            }
         };
         self.bound = Some(bound.clamp(least, most));
         self.probing = false;
@@ -341,11 +383,13 @@ impl FsyncLatency {
         };
         writeln!(
             out,
-            ", last {:.3} ms, shortest {:.3} ms, background bytes in the device at most {} ({state}), {} keep it busy",
+            ", last {:.3} ms, shortest {:.3} ms, background bytes in the device at most {} ({state}), {} keep it busy, \
+             background had {} % of the device's time",
             ms(self.last_took.0),
             ms(shortest.unwrap_or(0)),
             bound.max(self.bound_min()),
-            self.bound_min()
+            self.bound_min(),
+            self.hold.served_percent()
         )
     }
 }

@@ -2,7 +2,6 @@
 
 use std::ops::Bound;
 
-use super::fsync_latency::Share;
 use super::lanes::{LANES, async_lane, is_sync_lane};
 use super::options::CLASSES;
 use super::rules::Rules;
@@ -137,7 +136,14 @@ impl<R: Rules> FairQueue<R> {
     /// Whether a lane has waited, or was passed by earlier lanes, up to its limit.
     fn is_lane_overdue(&self, group: usize, lane: usize, now: Nanos) -> bool {
         let queue = &self.tree.group(group).lanes[lane];
-        if queue.queued == 0 || queue.passed == 0 {
+        if queue.queued == 0 {
+            return false;
+        }
+        let is_due = |child: &Child| matches!(*child, Child::Leaf(leaf) if self.is_due(leaf, now));
+        if !is_sync_lane(lane) && queue.active.values().any(is_due) {
+            return true;
+        }
+        if queue.passed == 0 {
             return false;
         }
         let options = &self.options;
@@ -151,18 +157,8 @@ impl<R: Rules> FairQueue<R> {
             return false;
         };
         let first = self.first_bytes(*first).unwrap_or(0);
-        let due = first.saturating_mul(self.sync_per_async(now));
+        let due = first.saturating_mul(options.sync_per_async);
         queue.passed >= due.max(1) || waited >= options.async_max_wait.0
-    }
-
-    /// The bytes of sync service for which async requests of the group get one byte. While they are held back for an
-    /// fsync, and do not get what sync requests leave, they get a quarter.
-    fn sync_per_async(&self, now: Nanos) -> u64 {
-        let holder = self.rules.fsync().and_then(|fsync| fsync.holder(now));
-        let share = Share::QUARTER;
-        let beside = holder.map(|_| u64::from(share.of - share.part));
-        let usual = self.options.sync_per_async;
-        beside.map_or(usual, |beside| beside.min(usual))
     }
 
     /// The size of a leaf's first request.
@@ -255,8 +251,9 @@ impl<R: Rules> FairQueue<R> {
             match found {
                 Pick::Nothing => {}
                 Pick::Wait(until) => idling.add(weight, until),
-                Pick::Leaf(_) | Pick::Overdue(_) => {
-                    if !is_overdue && idling.precede(weight, self.options.always_idle) {
+                Pick::Leaf(leaf) | Pick::Overdue(leaf) => {
+                    let waits = idling.precede(weight, self.options.always_idle);
+                    if waits && !is_overdue && !self.is_due(leaf, now) {
                         break;
                     }
                     return found;

@@ -6,6 +6,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
 fn tag(owner: u32, urgency: Urgency) -> IoTag {
     IoTag {
@@ -260,4 +261,98 @@ fn a_device_that_needs_many_bytes_keeps_them() {
     assert_eq!(busy.bytes_min(), 512 * KIB);
     busy.forget();
     assert_eq!(busy.bytes_min(), 384 * KIB);
+}
+
+#[test]
+fn a_stream_earns_its_floor_while_fsync_callers_are_known() {
+    let mut hold = Hold::default();
+    let (group, caller) = (GroupId(0), tag(1, Urgency::Waited));
+    let due =
+        |hold: &Hold, ms: u64, share, at: u64| hold.is_due(group, ms * MS, share, Nanos(at * MS));
+    hold.step_begins(caller, Nanos(0));
+    hold.step_ends(Some(Nanos(1000 * MS)), Nanos(10 * MS));
+    hold.charge(group, MS, Share::QUARTER, Nanos(10 * MS));
+    assert!(
+        !due(&hold, 1, Share::QUARTER, 17),
+        "1.75 ms of 2 are earned"
+    );
+    assert!(due(&hold, 1, Share::QUARTER, 18));
+    assert_eq!(hold.due_at(Nanos(10 * MS)), Some(Nanos(18 * MS + 1)));
+    let tenth = Share { part: 1, of: 10 };
+    assert!(!due(&hold, 1, tenth, 29) && due(&hold, 1, tenth, 30));
+    let half = Share { part: 1, of: 2 };
+    assert!(!due(&hold, 1, half, 17), "the floor is a quarter at most");
+    // At most 25 ms are kept, none of the time without fsync callers, and none for a stream that was interrupted.
+    assert!(due(&hold, 25, Share::QUARTER, 200));
+    assert!(
+        due(&hold, 400, Share::QUARTER, 200),
+        "as much as one request may cost"
+    );
+    hold.charge(group, 25 * MS, Share::QUARTER, Nanos(1000 * MS));
+    assert!(!due(&hold, 1, Share::QUARTER, 3000));
+    hold.step_begins(caller, Nanos(3000 * MS));
+    hold.step_ends(Some(Nanos(4000 * MS)), Nanos(3010 * MS));
+    hold.stream_begins(group, Nanos(3010 * MS));
+    assert!(!due(&hold, 1, Share::QUARTER, 3013) && due(&hold, 1, Share::QUARTER, 3014));
+}
+
+#[test]
+fn a_bound_that_has_the_full_throughput_is_enough() {
+    let mut busy = KeepBusy::default();
+    let mut now = 0;
+    let mut run = |busy: &mut KeepBusy, bound: Option<u64>, bytes: u64| {
+        // Two measurements.
+        for _ in 0..128 {
+            let in_flight = InFlight {
+                background: 1,
+                background_bytes: bound.unwrap_or(2 << 20),
+                ..InFlight::default()
+            };
+            now += MS;
+            busy.advance(in_flight, Nanos(now));
+            busy.completed(bytes, in_flight, bound);
+        }
+    };
+    run(&mut busy, None, MIB);
+    assert_eq!((busy.enough(), busy.time_of(MIB)), (None, Some(MS)));
+    run(&mut busy, Some(512 * KIB), MIB);
+    assert_eq!(busy.enough(), Some(512 * KIB));
+    run(&mut busy, Some(256 * KIB), MIB * 7 / 8);
+    assert_eq!(
+        busy.enough(),
+        Some(512 * KIB),
+        "an eighth less is not enough"
+    );
+    run(&mut busy, Some(512 * KIB), MIB * 7 / 8);
+    assert_eq!(busy.enough(), None);
+}
+
+/// A device with a volatile cache takes writes at once, and programs them during the next FLUSH.
+#[test]
+fn what_a_flush_takes_longer_is_time_of_the_stream() {
+    let mut busy = KeepBusy::default();
+    let (stream, both) = (
+        InFlight {
+            background: 1,
+            background_bytes: MIB,
+            ..InFlight::default()
+        },
+        InFlight {
+            sync: 1,
+            ..InFlight::default()
+        },
+    );
+    let mut now = 0;
+    for _ in 0..100 {
+        busy.advance(InFlight::default(), Nanos(now));
+        now += MS;
+        busy.advance(stream, Nanos(now));
+        busy.completed(MIB, stream, None);
+        busy.flush_begins();
+        now += 13 * MS;
+        busy.advance(both, Nanos(now));
+        busy.flush_ends(9 * MS);
+    }
+    let time = busy.time_of(MIB).unwrap();
+    assert!((9 * MS..11 * MS).contains(&time), "{time}");
 }
