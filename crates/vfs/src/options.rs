@@ -158,7 +158,9 @@ pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&
     }
     let limit = (name.len() / 4).clamp(1, 3);
     let name = name.to_ascii_lowercase();
+    // A list may have thousands of unknown names. The distance is at least the difference of the lengths.
     names
+        .filter(|candidate| candidate.len().abs_diff(name.len()) <= limit)
         .map(|candidate| (distance(&name, candidate), candidate))
         .filter(|(distance, _)| *distance <= limit)
         .min()

@@ -6,7 +6,7 @@ use steadfs::Options;
 use steadfs_vfs::{CONTROL_DIR, Cx, FileSystem, FsError, WithControl};
 
 use super::input::Input;
-use crate::hostile::exercise::{Outcome, Trial};
+use crate::hostile::exercise::{CALL_LIMIT, Outcome, Trial, cpu_time};
 
 /// Most writes of an input.
 const WRITES_MAX: usize = 32;
@@ -94,6 +94,7 @@ pub fn options(bytes: &[u8]) -> Outcome {
     let kind = input.byte();
     let list = text(&mut input, usize::MAX);
     let mut outcome = Outcome::default();
+    let began = cpu_time();
     let shown = match kind % 4 {
         0 => ext4_options(&list, steadfs_ext4::MountOptions::parse),
         1 => f2fs_options(&list, steadfs_f2fs::MountOptions::parse),
@@ -116,6 +117,10 @@ pub fn options(bytes: &[u8]) -> Outcome {
         }
     };
     outcome.violations.extend(shown.err());
+    let took = cpu_time() - began;
+    if took > CALL_LIMIT {
+        outcome.violations.push(format!("took {took:?}"));
+    }
     outcome
 }
 

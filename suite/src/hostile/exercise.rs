@@ -25,7 +25,7 @@ const MAX_DIRS: usize = 60;
 const MAX_FILES: usize = 400;
 const MAX_ENTRIES: usize = 2000;
 /// Longest CPU time of a call; they take microseconds to milliseconds.
-const CALL_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(2);
 
 /// The options of a program that only reads.
 fn reading() -> MountOptions {
@@ -99,7 +99,7 @@ pub(crate) fn run_trial_in(
 }
 
 /// CPU time of this thread: other programs do not count.
-fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).expect("CPU times are positive")
 }
