@@ -232,6 +232,25 @@ fn a_killed_worker_ends_the_command() {
     assert!(messages.contains("was ended by signal 9"), "{messages}");
 }
 
+/// An image can be given by a descriptor, which the worker does not have.
+#[test]
+fn images_are_given_by_descriptors() {
+    let place = Place::new();
+    tree(&place);
+    let image = place.volume("a.img", "ext4", "tree");
+    for user in [0, NOBODY] {
+        for path in ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"] {
+            for word in ["ls", "inspect"] {
+                let mut command = place.command(user, &[word, path]);
+                command.stdin(File::open(&image).unwrap());
+                let output = command.output().unwrap();
+                assert!(output.status.success(), "{word} {path}: {output:?}");
+                assert!(!output.stdout.is_empty(), "{word} {path}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_sandbox_is_switched_by_option_and_environment() {
     let place = Place::new();

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use rustix::process::Signal;
@@ -86,11 +86,27 @@ fn command(task: Task, list: &str, image: &Path) -> Command {
         .arg0(NAME)
         .arg(task.to_word())
         .arg(list)
-        .arg(image)
+        .arg(seen_by_worker(image))
         // A preloaded library, such as fakeroot's, makes calls that are refused, and has no task there.
         .env_remove("LD_PRELOAD")
         .process_group(0);
     command
+}
+
+/// A path that names the same file in the worker: its descriptors are others.
+fn seen_by_worker(image: &Path) -> PathBuf {
+    let text = image.to_str().unwrap_or_default();
+    let own = ["/dev/fd/", "/proc/self/fd/"].iter();
+    let number = match text {
+        "/dev/stdin" => Some(0),
+        _ => own
+            .filter_map(|folder| text.strip_prefix(folder)?.parse::<u32>().ok())
+            .next(),
+    };
+    match number {
+        Some(number) => PathBuf::from(format!("/proc/{}/fd/{number}", std::process::id())),
+        None => image.to_owned(),
+    }
 }
 
 fn cannot_start(error: impl std::fmt::Display) -> Failure {
