@@ -52,6 +52,9 @@ fn run_target(name: &str) {
         reported += u64::from(outcome.reported);
     }
     println!("{name}: {cases} inputs, {writable} writable, {corrupt} corrupt, {reported} reported");
+    if cases < CASES {
+        return;
+    }
     if let "ext4" | "f2fs" | "journal" | "roll_forward" = name {
         assert!(writable * 3 > cases, "too few volumes can be changed");
         assert!(corrupt * 2 < cases, "too few volumes are clean");
