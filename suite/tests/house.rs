@@ -26,10 +26,10 @@ const fn rule(name: &'static str, tier: u8, uses: &'static [&'static str]) -> Cr
 /// crates within a tier.
 const CRATES: &[CrateRule] = &[
     rule("base", 0, &[]),
-    rule("contain", 0, &[]),
     rule("rt", 10, &["base"]),
     rule("iosched", 20, &["base"]),
     rule("block", 21, &["base", "rt", "iosched"]),
+    rule("contain", 22, &["rt"]),
     rule("vfs", 30, &["base", "rt"]),
     rule("remote", 31, &["base", "rt", "vfs"]),
     rule("cache", 31, &["base", "rt", "block", "vfs"]),

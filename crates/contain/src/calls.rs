@@ -198,6 +198,30 @@ pub const BOUND_READING: &[Conditional] = &[Conditional(
     },
 )];
 
+/// Calls of [`Profile::Serving`](crate::Profile), besides those for reading: messages to the broker, io_uring for the
+/// requests of FUSE and of the device, and the priorities of threads.
+pub const SERVING: &[c_long] = &[
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_ioprio_get,
+    libc::SYS_ioprio_set,
+    libc::SYS_memfd_create,
+    libc::SYS_recvmsg,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sendmsg,
+];
+
+/// Linux <linux/fuse.h>: FUSE_DEV_IOC_CLONE, `_IOR(229, 0, uint32_t)`.
+const FUSE_DEV_IOC_CLONE: u64 = 0x8004_e500;
+
+/// Another descriptor of the connection to the kernel.
+pub const BOUND_SERVING: &[Conditional] = &[Conditional(
+    libc::SYS_ioctl,
+    Int(1),
+    Must::BeOneOf(&[TCGETS, BLKDISCARD, FUSE_DEV_IOC_CLONE]),
+)];
+
 /// Calls that the C library replaces by older ones if they do not exist. Their arguments are in memory, where a filter
 /// cannot see them.
 pub const ABSENT: &[c_long] = &[libc::SYS_clone3];

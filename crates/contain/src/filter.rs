@@ -12,7 +12,8 @@ use seccompiler::{
 
 use crate::Profile;
 use crate::calls::{
-    ABSENT, Argument, BOUND, BOUND_READING, Conditional, FREE, HOSTILE, Must, READING,
+    ABSENT, Argument, BOUND, BOUND_READING, BOUND_SERVING, Conditional, FREE, HOSTILE, Must,
+    READING, SERVING,
 };
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -34,17 +35,25 @@ fn programs(profile: Profile, arch: TargetArch) -> Result<[BpfProgram; 3], Backe
     };
     let mut allowed = every(FREE);
     let mut bound: Vec<&Conditional> = BOUND.iter().collect();
-    if profile == Profile::DescriptorsAndReading {
+    if profile != Profile::Descriptors {
         allowed.extend(every(READING));
         bound.extend(BOUND_READING);
+    }
+    if profile == Profile::Serving {
+        bound.extend(BOUND_SERVING);
     }
     for conditional in bound {
         allowed.insert(conditional.0, conditional.rules()?);
     }
+    let mut hostile = every(HOSTILE);
+    if profile == Profile::Serving {
+        allowed.extend(every(SERVING));
+        hostile.retain(|call, _| !SERVING.contains(call));
+    }
     let allow = SeccompAction::Allow;
     let errno = |number: i32| SeccompAction::Errno(number.unsigned_abs());
     let lists = [
-        (every(HOSTILE), allow.clone(), SeccompAction::KillProcess),
+        (hostile, allow.clone(), SeccompAction::KillProcess),
         (every(ABSENT), allow.clone(), errno(libc::ENOSYS)),
         (allowed, errno(libc::EPERM), allow),
     ];

@@ -13,6 +13,7 @@
 //! | capabilities | none in any set: root is a user without privileges |
 //! | Landlock | no path can be opened, made or removed, no TCP port used, no process outside signalled, beyond what is named |
 //! | seccomp filter | system calls by an allow-list, see [`Profile`]; calls that only an attacker makes end the process |
+//! | user and network | a server that root started is a user of its own ([`Containment::as_own_user`]), and reaches no network |
 //! | `RLIMIT_CORE`, dumpable | no core dump, no ptrace(2) by other processes of the user |
 //!
 //! **Threads.** Landlock and capabilities belong to a thread and are inherited by the threads that it starts. So the
@@ -25,10 +26,11 @@
 mod calls;
 mod filter;
 mod paths;
+mod user;
 
 use std::path::PathBuf;
 
-use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// The system calls that a contained process needs.
@@ -39,6 +41,8 @@ pub enum Profile {
     /// The same; also opens files for reading and reads their attributes and directories. Landlock bounds which files can
     /// be opened; attributes of all files stay visible.
     DescriptorsAndReading,
+    /// The same, and the calls of a server of FUSE: messages on sockets that are open, io_uring, priorities of threads.
+    Serving,
 }
 
 /// Why a process was not contained.
@@ -62,6 +66,8 @@ pub struct Contained {
 pub struct Containment {
     profile: Profile,
     readable: Vec<PathBuf>,
+    own_user: bool,
+    ends_with_parent: bool,
 }
 
 impl Containment {
@@ -70,15 +76,31 @@ impl Containment {
         Self {
             profile,
             readable: Vec::new(),
+            own_user: false,
+            ends_with_parent: false,
         }
     }
 
+    /// The process is killed when its parent ends. It belongs here because a new user clears that.
+    #[must_use]
+    pub fn ends_with_parent(mut self) -> Self {
+        self.ends_with_parent = true;
+        self
+    }
+
+    /// If root enters: the process becomes a user of its own, in a network of its own.
+    #[must_use]
+    pub fn as_own_user(mut self) -> Self {
+        self.own_user = true;
+        self
+    }
+
     /// Keeps the right to read the file at `path`, or all files beneath the directory. A path that does not exist is
-    /// ignored. Requires [`Profile::DescriptorsAndReading`].
+    /// ignored. Not for [`Profile::Descriptors`].
     #[must_use]
     pub fn readable(mut self, path: impl Into<PathBuf>) -> Self {
         assert!(
-            self.profile == Profile::DescriptorsAndReading,
+            self.profile != Profile::Descriptors,
             "this profile opens no file"
         );
         self.readable.push(path.into());
@@ -95,14 +117,29 @@ impl Containment {
         if threads != 1 {
             return Err(ContainError::Threads(threads));
         }
-        let steps: [(&str, Result<(), String>); 5] = [
+        // Before another user loses the right to do it.
+        let bounding_set = drop_bounding_set();
+        let own_user = match self.own_user && rustix::process::geteuid().is_root() {
+            true => user::become_own(),
+            false => Ok(()),
+        };
+        let with_parent = match self.ends_with_parent {
+            true => rustix::process::set_parent_process_death_signal(Some(Signal::KILL)),
+            false => Ok(()),
+        };
+        let steps: [(&str, Result<(), String>); 7] = [
+            ("user and network of its own", own_user),
+            ("end with its parent", with_parent.map_err(words)),
             (
                 "no_new_privs",
                 rustix::thread::set_no_new_privs(true).map_err(words),
             ),
             ("no core dumps", no_dumps()),
             ("Landlock", paths::restrict(&self.readable)),
-            ("no capabilities", drop_capabilities()),
+            (
+                "no capabilities",
+                bounding_set.and_then(|()| drop_capabilities()),
+            ),
             // Last: the steps before it make calls that it refuses.
             ("seccomp filter", filter::install(self.profile)),
         ];
@@ -129,16 +166,21 @@ fn no_dumps() -> Result<(), String> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(words)
 }
 
-fn drop_capabilities() -> Result<(), String> {
+/// Bounds what an exec(2) could gain. Without CAP_SETPCAP, no_new_privs and the filter do that alone.
+fn drop_bounding_set() -> Result<(), String> {
     let held = rustix::thread::capabilities(None).map_err(words)?;
-    // Also bounds what an exec(2) could gain. Without CAP_SETPCAP, no_new_privs and the filter do that alone.
-    if held.effective.contains(CapabilitySet::SETPCAP) {
-        for capability in CapabilitySet::all().iter() {
-            if rustix::thread::capability_is_in_bounding_set(capability).unwrap_or(false) {
-                rustix::thread::remove_capability_from_bounding_set(capability).map_err(words)?;
-            }
+    if !held.effective.contains(CapabilitySet::SETPCAP) {
+        return Ok(());
+    }
+    for capability in CapabilitySet::all().iter() {
+        if rustix::thread::capability_is_in_bounding_set(capability).unwrap_or(false) {
+            rustix::thread::remove_capability_from_bounding_set(capability).map_err(words)?;
         }
     }
+    Ok(())
+}
+
+fn drop_capabilities() -> Result<(), String> {
     rustix::thread::clear_ambient_capability_set().map_err(words)?;
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),

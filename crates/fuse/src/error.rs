@@ -34,6 +34,9 @@ pub enum MountError {
     /// fusermount3 failed.
     #[error("fusermount3: {0}")]
     Helper(String),
+    /// The broker, which mounts for a contained server, failed; it reports why.
+    #[error("the process that mounts for the server: {0}")]
+    Broker(String),
     /// The kernel's FUSE protocol is too old.
     #[error("the kernel has FUSE {major}.{minor}; 7.34 (Linux 5.14) or newer is required")]
     OldKernel {

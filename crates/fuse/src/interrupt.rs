@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::Interruption;
 
+use crate::host::{self, Question};
 use crate::wire::InHeader;
 
 /// Largest number of interrupted requests that are remembered before they arrive.
@@ -108,23 +109,9 @@ impl Interrupts {
     }
 }
 
-/// Whether a thread is being killed: every thread of a process that a signal terminates has SIGKILL pending.
+/// Whether a thread is being killed. It waits for its reply, so it exists, if it is visible from here at all.
 pub(crate) fn is_dying(pid: u32) -> bool {
-    const SIGKILL: u64 = 1 << 8;
-    if pid == 0 {
-        return false;
-    }
-    // The caller waits for its reply, so it exists, if it is visible from here at all.
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    pending(&status).is_some_and(|set| set & SIGKILL != 0)
-}
-
-/// The signals pending for a thread, from its proc_pid_status(5).
-fn pending(status: &str) -> Option<u64> {
-    let set = status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigPnd:"))?;
-    u64::from_str_radix(set.trim(), 16).ok()
+    pid != 0 && host::is(Question::IsDying(pid))
 }
 
 #[cfg(test)]
@@ -179,14 +166,5 @@ mod tests {
         }
         let _last = interrupts.register_thread();
         assert_eq!(interrupts.state.lock().threads.len(), 1);
-    }
-
-    #[test]
-    fn signals_are_read_from_a_status() {
-        let status = "Name:\tcp\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000004000\n";
-        assert_eq!(pending(status), Some(0x100));
-        assert_eq!(pending(""), None);
-        assert!(!is_dying(std::process::id()));
-        assert!(!is_dying(0));
     }
 }

@@ -13,6 +13,7 @@ use zerocopy::FromBytes;
 use crate::admin::{is_admin, is_owner};
 use crate::call::{Call, Outcome};
 use crate::close_result::CloseResultFile;
+use crate::host::{self, Answer, Question};
 use crate::mount::Synced;
 use crate::reply::ReplyBuf;
 use crate::sys::{REMOUNT, REMOUNT_SIZE, STOPPED, SYNC, TUNE};
@@ -27,7 +28,7 @@ const FSSETXATTR: u32 = 0x401c_5820;
 const FITRIM: u32 = 0xc018_5879;
 const ENABLE_VERITY: u32 = 0x4080_6685;
 const MEASURE_VERITY: u32 = 0xc004_6686;
-const SHUTDOWN: u32 = 0x8004_587d;
+pub(crate) const SHUTDOWN: u32 = 0x8004_587d;
 
 /// `FS_XFLAG_*` with the inode flags of the same meaning.
 const XFLAGS: [(u32, InodeFlags); 6] = [
@@ -203,7 +204,7 @@ fn trim(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -
 /// read from the memory of the calling process.
 fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
     only_admin(call)?;
-    let mode = match read_word(call.header.pid, arg.arg)? {
+    let mode = match shutdown_mode(call.header.pid, arg.arg)? {
         0 => ShutdownMode::Sync,
         1 => ShutdownMode::FlushLog,
         2 => ShutdownMode::NoFlush,
@@ -236,16 +237,11 @@ fn answer(
     reply(out, arg, &answer)
 }
 
-fn read_word(pid: u32, address: u64) -> Result<u32, Errno> {
-    use std::os::unix::fs::FileExt;
-    let mut word = [0; 4];
-    std::fs::File::open(format!("/proc/{pid}/mem"))
-        .and_then(|mem| mem.read_exact_at(&mut word, address))
-        .map_err(|error| {
-            tracing::warn!(pid, %error, "cannot read the shutdown mode from the caller's memory");
-            Errno::FAULT
-        })?;
-    Ok(u32::from_ne_bytes(word))
+fn shutdown_mode(pid: u32, address: u64) -> Result<u32, Errno> {
+    match host::ask(Question::ShutdownMode { pid, address }) {
+        Answer::Word(word) => Ok(word),
+        _ => Err(Errno::FAULT),
+    }
 }
 
 fn only_admin(call: &Call<'_>) -> Result<(), Errno> {

@@ -18,9 +18,11 @@
 
 mod admin;
 mod admission;
+mod broker;
 mod call;
 mod close_result;
 mod error;
+mod host;
 mod interrupt;
 mod ioctl;
 mod labels;
@@ -36,11 +38,12 @@ mod sys;
 pub mod transport;
 pub mod wire;
 
+pub use broker::{Broker, BrokerClient, Commands, VolumeFacts, broker_sockets, serve_commands};
 pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};
 pub use error::MountError;
 pub use mount::{
-    BlockDevice, FileId, MountEntry, MountFlags, MountHandle, MountOptions, Mounted, SyncError,
-    Synced, Transport, Unmount, mount, uring_hint,
+    BlockDevice, FileId, KernelMount, MountEntry, MountFlags, MountHandle, MountOptions, Mounted,
+    Mounter, Served, SyncError, Synced, Transport, Unmount, mount, serve, uring_hint,
 };
 pub use owner::{Classifier, Groups, Owners};
 pub use stats::Stats;

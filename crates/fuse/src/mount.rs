@@ -6,14 +6,13 @@
 
 mod covered;
 mod helper;
+mod kernel;
 mod remount;
+mod serve;
 mod sync;
 mod table;
 
-use std::ffi::CString;
-use std::fs::File;
-use std::io::ErrorKind;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,21 +21,14 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags as RawFlags, UnmountFlags};
 use steadfs_vfs::{FileSystem, FsError};
 
+pub use kernel::KernelMount;
+pub use serve::{Mounter, Served, serve, uring_hint};
 pub use sync::{FileId, SyncError, Synced};
 pub use table::MountEntry;
 
-use crate::admission::max_in_service;
-use crate::call::SessionConfig;
 use crate::error::MountError;
-use crate::notify::Notifier;
 use crate::owner::{Classifier, Owners};
-use crate::reply::Timeouts;
-use crate::session::{Negotiated, Session};
 use crate::stats::Stats;
-use crate::sys;
-use crate::transport::MountThreads;
-use crate::transport::dev::DevPool;
-use crate::transport::uring::{UringPool, queue_count, refusal};
 use table::Hidden;
 
 /// How requests arrive.
@@ -178,8 +170,7 @@ impl MountOptions {
 ///
 /// Dropping it without [`Mounted::wait`] detaches the mount; the service threads exit when it is no longer in use.
 pub struct Mounted {
-    mount_threads: Arc<MountThreads>,
-    negotiated: Negotiated,
+    served: Served,
     handle: MountHandle,
     waited: bool,
 }
@@ -210,199 +201,14 @@ pub fn mount(
     mountpoint: &Path,
     options: MountOptions,
 ) -> Result<Mounted, MountError> {
-    let mountpoint = check_mountpoint(mountpoint)?;
-    if let Some(queues) = uring_queues(options.transport)? {
-        match mount_with(fs.clone(), &mountpoint, &options, Some(queues)) {
-            // No request has arrived yet: the volume is unchanged.
-            Err(MountError::Uring(cause)) if options.transport == Transport::Auto => {
-                tracing::warn!(%cause, "FUSE over io_uring is not available; using /dev/fuse");
-            }
-            result => return result,
-        }
-    }
-    mount_with(fs, &mountpoint, &options, None)
-}
-
-/// Mounts with `queues` queues of io_uring, or through the device.
-fn mount_with(
-    fs: Arc<dyn FileSystem>,
-    mountpoint: &Path,
-    options: &MountOptions,
-    queues: Option<u16>,
-) -> Result<Mounted, MountError> {
-    // Checks that mounts can be listed: a mount that is not found in the list could not be unmounted either.
-    all_mounts(mountpoint)?;
-    let spare = spare_descriptors(mountpoint)?;
-    let device = if uses_fusermount() {
-        helper::mount(mountpoint, options)?
-    } else {
-        mount_as_root(mountpoint, options)?
-    };
-    drop(spare);
-    let handle = MountHandle::of(new_entry(mountpoint, options)?);
-    let session = Session::new(
-        fs,
-        SessionConfig {
-            timeouts: Timeouts {
-                entry: options.entry_timeout,
-                negative: options.negative_timeout,
-                attr: options.attr_timeout,
-            },
-            max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
-            threads: options.max_threads,
-            posix_acl: options.posix_acl,
-            image: options.image,
-            uring: queues.is_some(),
-            classifier: options.classifier.clone(),
-        },
-    );
-    let mount_threads = MountThreads::new(Arc::new(session));
-    let served = spare_descriptors(mountpoint).and_then(|spare| {
-        let served = serve(&mount_threads, device, options, queues);
-        drop(spare);
-        served
-    });
-    match served {
-        Ok(negotiated) => {
-            set_read_ahead(&handle.entry.device, options.read_ahead_kib);
-            Ok(Mounted {
-                mount_threads,
-                negotiated,
-                handle,
-                waited: false,
-            })
-        }
-        Err(error) => {
-            // The mount is unusable: detach it, so that the threads exit.
-            if let Err(error) = handle.unmount(Unmount::Detach) {
-                tracing::error!(%error, "cannot detach a mount that failed");
-            }
-            mount_threads.wait();
-            Err(error)
-        }
-    }
-}
-
-/// Starts the service threads and waits until the mount is usable.
-fn serve(
-    mount_threads: &Arc<MountThreads>,
-    device: OwnedFd,
-    options: &MountOptions,
-    queues: Option<u16>,
-) -> Result<Negotiated, MountError> {
-    let device = Arc::new(device);
-    mount_threads
-        .session
-        .volume
-        .set_notifier(Notifier::new(device.clone()));
-    // With io_uring few requests come through the device: one thread is enough to begin with.
-    let cpus = steadfs_rt::cpu::allowed_cpus();
-    let readers = if queues.is_some() {
-        1
-    } else {
-        cpus.clamp(1, 8)
-    };
-    let threads_max = max_in_service(options.max_threads) + readers;
-    DevPool::start(mount_threads, device.clone(), readers, threads_max)
-        .map_err(|error| MountError::Threads(FsError::no_thread(error)))?;
-    let negotiated = mount_threads.session.wait_negotiated()?;
-    if let (true, Some(queues)) = (negotiated.uring, queues) {
-        UringPool::start(mount_threads, device, queues, options.max_threads)?;
-    }
-    Ok(negotiated)
-}
-
-/// The directory's absolute path without symbolic links, as mount(2) and /proc/mounts have it.
-fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
-    let fail = |cause: String| MountError::Mountpoint {
-        path: path.to_owned(),
-        cause,
-    };
-    let real = path.canonicalize().map_err(|e| fail(e.to_string()))?;
-    match real.metadata() {
-        Ok(found) if found.is_dir() => Ok(real),
-        Ok(_) => Err(fail("not a directory".to_owned())),
-        Err(error) if error.kind() == ErrorKind::NotConnected => Err(fail(
-            "the server of the volume mounted there is gone; unmount it first".to_owned(),
-        )),
-        Err(error) => Err(fail(error.to_string())),
-    }
-}
-
-fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
-    let fail = |cause: String| MountError::Mount {
-        path: mountpoint.to_owned(),
-        cause,
-    };
-    let device = sys::open_device().map_err(|e| MountError::Device(e.to_string()))?;
-    let mut data = format!(
-        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions",
-        device.as_raw_fd()
-    );
-    if options.allow_other {
-        data.push_str(",allow_other");
-    }
-    if let Some(block) = &options.block_device {
-        data.push_str(&format!(",blksize={}", block.block_size.clamp(512, 4096)));
-    }
-    let (source, kind) = options.shown();
-    let data = CString::new(data).map_err(|e| fail(e.to_string()))?;
-    rustix::mount::mount(source, mountpoint, kind, options.flags.raw(), &*data).map_err(
-        |errno| {
-            let hint = match errno {
-                Errno::BUSY if options.block_device.is_some() => {
-                    " (the device is mounted or opened exclusively by another program)"
-                }
-                Errno::PERM => " (mounting requires CAP_SYS_ADMIN here)",
-                Errno::NODEV => " (the kernel does not support this type of FUSE mount)",
-                _ => "",
-            };
-            fail(format!("{errno}{hint}"))
-        },
-    )?;
-    Ok(device)
-}
-
-/// Descriptors held while others are opened, so that enough are left to find the mount and unmount it if that fails.
-fn spare_descriptors(mountpoint: &Path) -> Result<[File; 3], MountError> {
-    let none_left = |error| MountError::Mount {
-        path: mountpoint.to_owned(),
-        cause: format!("cannot open /dev/null: {error} (see ulimit -n)"),
-    };
-    let open = || File::open("/dev/null").map_err(none_left);
-    Ok([open()?, open()?, open()?])
-}
-
-/// All mounts; an error names `mountpoint`.
-fn all_mounts(mountpoint: &Path) -> Result<Vec<MountEntry>, MountError> {
-    MountEntry::all().map_err(|error| MountError::Mount {
-        path: mountpoint.to_owned(),
-        cause: format!("cannot read /proc/self/mountinfo: {error}"),
+    let kernel = KernelMount::new(mountpoint)?;
+    let served = serve(fs, &kernel, &options)?;
+    let handle = kernel.handle();
+    Ok(Mounted {
+        served,
+        handle: handle.expect("what is served is mounted"),
+        waited: false,
     })
-}
-
-/// The mount that was just made. Makes no call that needs its server, which does not serve yet.
-fn new_entry(mountpoint: &Path, options: &MountOptions) -> Result<MountEntry, MountError> {
-    let (source, kind) = options.shown();
-    let mut newest = all_mounts(mountpoint)?.into_iter().rev();
-    let found = newest.find(|entry| {
-        entry.mountpoint == mountpoint && entry.source == source && entry.kind == kind
-    });
-    found.ok_or_else(|| MountError::Mount {
-        path: mountpoint.to_owned(),
-        cause: "it is not in /proc/self/mountinfo; another program may have unmounted it"
-            .to_owned(),
-    })
-}
-
-/// Raises the mount's read-ahead; INIT cannot raise it beyond the kernel's default.
-fn set_read_ahead(device: &str, kib: u32) {
-    for suffix in ["", "-fuseblk"] {
-        let file = format!("/sys/class/bdi/{device}{suffix}/read_ahead_kb");
-        if let Err(error) = std::fs::write(&file, kib.to_string()) {
-            tracing::debug!(file, %error, "cannot set the read-ahead window");
-        }
-    }
 }
 
 /// Whether this user mounts and unmounts through fusermount3.
@@ -418,21 +224,17 @@ impl Mounted {
 
     /// Counters of requests.
     pub fn stats(&self) -> &Stats {
-        self.mount_threads.session.stats()
+        self.served.stats()
     }
 
     /// How requests arrive.
     pub fn transport(&self) -> Transport {
-        if self.negotiated.uring {
-            Transport::Uring
-        } else {
-            Transport::Dev
-        }
+        self.served.transport()
     }
 
     /// The kernel's minor protocol version.
     pub fn protocol_minor(&self) -> u32 {
-        self.negotiated.minor
+        self.served.protocol_minor()
     }
 
     /// Unmounts; [`Mounted::wait`] then returns the result of closing the volume.
@@ -444,8 +246,7 @@ impl Mounted {
     /// so. Returns the result of closing.
     pub fn wait(mut self) -> Result<(), FsError> {
         self.waited = true;
-        self.mount_threads.wait();
-        self.mount_threads.session.close_volume()
+        self.served.wait()
     }
 }
 
@@ -532,40 +333,5 @@ impl MountHandle {
                 cause: errno.to_string(),
             },
         })
-    }
-}
-
-/// The kernel's switch for FUSE over io_uring.
-const URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-
-/// If FUSE over io_uring is available but switched off, one line that says how to switch it on.
-pub fn uring_hint() -> Option<String> {
-    let state = std::fs::read_to_string(URING_SWITCH).ok()?;
-    (state.trim() != "Y").then(|| {
-        format!(
-            "FUSE over io_uring is switched off; `echo Y > {URING_SWITCH}` (as root) makes mounts \
-             faster"
-        )
-    })
-}
-
-/// Number of io_uring queues to serve; `None` for the classic transport.
-fn uring_queues(transport: Transport) -> Result<Option<u16>, MountError> {
-    if transport == Transport::Dev {
-        return Ok(None);
-    }
-    let state = std::fs::read_to_string(URING_SWITCH).unwrap_or_default();
-    let cause = match (queue_count(), refusal()) {
-        (_, Some(refusal)) => format!("io_uring is not available: {refusal}"),
-        (Some(queues), None) if state.trim() == "Y" => return Ok(Some(queues)),
-        _ if state.is_empty() => {
-            "the kernel has no FUSE over io_uring (Linux 6.14 or newer has)".to_owned()
-        }
-        (None, _) => "the number of CPUs is unknown".to_owned(),
-        (Some(_), _) => uring_hint().unwrap_or_default(),
-    };
-    match transport {
-        Transport::Uring => Err(MountError::Uring(cause)),
-        _ => Ok(None),
     }
 }

@@ -4,7 +4,7 @@
 //! fixed size. A request of a known process costs a clock reading and a load. Such a look-up also refreshes the weights
 //! of the groups above it if they are older than 400 ms, so a changed weight takes effect within about a second of I/O.
 
-mod cgroup;
+pub(crate) mod cgroup;
 mod groups;
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use steadfs_base::{GroupId, InodeNo, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 
 use crate::sys;
-use groups::Table;
+use groups::{HostCgroups, Table};
 
 /// Finds the I/O tag of a process: its priority and the group its I/O is charged to.
 pub trait Classifier: Send + Sync {
@@ -135,7 +135,7 @@ impl Owners {
     /// Reports cgroups to `groups` when a process in them makes its first request, once [`Owners::use_groups`] is set.
     pub fn with_groups(groups: Arc<dyn Groups>) -> Self {
         Self {
-            table: Some(Table::new(cgroup::Hierarchy::find(), groups)),
+            table: Some(Table::new(Box::new(HostCgroups), groups)),
             ..Self::default()
         }
     }

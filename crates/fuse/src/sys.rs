@@ -62,7 +62,7 @@ pub fn open_device() -> io::Result<OwnedFd> {
 
 /// Another descriptor of the connection behind `device`, with its own queue of requests in service.
 pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
-    let clone = open_device()?;
+    let clone = crate::host::fuse_device()?;
     let source = u32::try_from(device.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: FUSE_DEV_IOC_CLONE reads one u32 through its argument, which `Setter` points at a
     // live u32 for the length of the call; it writes nothing.

@@ -53,6 +53,8 @@ pub enum Rank {
     QueueState,
     /// The state of a device.
     DeviceInner,
-    /// Leaf locks: no lock is taken below them.
+    /// Leaf locks: of the volume's locks none is taken below them.
     Leaf,
+    /// The connection to the process that answers questions about the host: asked under any lock.
+    Host,
 }

@@ -9,6 +9,7 @@ use steadfs_rt::{Instant, Mutex, Rank, now};
 
 use super::Groups;
 use super::cgroup::{Hierarchy, Weight};
+use crate::host::{self, Answer, Question};
 
 /// Largest number of known groups; processes in other groups count for the nearest known ancestor.
 const GROUPS_MAX: usize = 1024;
@@ -19,8 +20,46 @@ const REFRESH_BATCH: usize = 16;
 const DEFAULT_WEIGHT: u32 = 100;
 const MAX_WEIGHT: u32 = 1000;
 
+/// The host's cgroups.
+pub(super) trait Cgroups: Send + Sync {
+    /// The group of a process, a path below the hierarchy's root; `None` if it is not known.
+    fn group_of(&self, pid: u32) -> Option<String>;
+    /// The weight of a group.
+    fn weight(&self, group: &str) -> Weight;
+}
+
+impl Cgroups for Option<Hierarchy> {
+    fn group_of(&self, pid: u32) -> Option<String> {
+        self.as_ref()?.group_of(pid)
+    }
+
+    fn weight(&self, group: &str) -> Weight {
+        self.as_ref()
+            .map_or(Weight::Gone, |found| found.weight(group))
+    }
+}
+
+/// Those that this process's host shows.
+pub(super) struct HostCgroups;
+
+impl Cgroups for HostCgroups {
+    fn group_of(&self, pid: u32) -> Option<String> {
+        match host::ask(Question::GroupOf(pid)) {
+            Answer::Group(group) => Some(group),
+            _ => None,
+        }
+    }
+
+    fn weight(&self, group: &str) -> Weight {
+        match host::ask(Question::WeightOf(group.to_owned())) {
+            Answer::Weight(weight) => weight,
+            _ => Weight::Gone,
+        }
+    }
+}
+
 pub(super) struct Table {
-    hierarchy: Option<Hierarchy>,
+    cgroups: Box<dyn Cgroups>,
     groups: Arc<dyn Groups>,
     known: Mutex<KnownGroups>,
 }
@@ -57,9 +96,9 @@ fn path_and_ancestors(path: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Table {
-    pub(super) fn new(hierarchy: Option<Hierarchy>, groups: Arc<dyn Groups>) -> Self {
+    pub(super) fn new(cgroups: Box<dyn Cgroups>, groups: Arc<dyn Groups>) -> Self {
         Self {
-            hierarchy,
+            cgroups,
             groups,
             known: Mutex::new(Rank::Table, KnownGroups::default()),
         }
@@ -67,10 +106,7 @@ impl Table {
 
     /// The group of a process.
     pub(super) fn group_of(&self, pid: u32) -> GroupId {
-        let Some(hierarchy) = &self.hierarchy else {
-            return GroupId(0);
-        };
-        let Some(path) = hierarchy.group_of(pid) else {
+        let Some(path) = self.cgroups.group_of(pid) else {
             return GroupId(0);
         };
         let mut known = self.known.lock();
@@ -152,10 +188,10 @@ impl Table {
         if let Some(&weight) = known.weights.get(path) {
             return Some(weight);
         }
-        match self.hierarchy.as_ref().map(|h| h.weight(path)) {
-            Some(Weight::Is(weight)) => Some(weight.clamp(1, MAX_WEIGHT)),
-            Some(Weight::Default) => Some(DEFAULT_WEIGHT),
-            Some(Weight::Gone) | None => None,
+        match self.cgroups.weight(path) {
+            Weight::Is(weight) => Some(weight.clamp(1, MAX_WEIGHT)),
+            Weight::Default => Some(DEFAULT_WEIGHT),
+            Weight::Gone => None,
         }
     }
 
@@ -227,7 +263,8 @@ mod tests {
 
     fn table(hierarchy: Option<Hierarchy>) -> (Table, Arc<RecordedGroups>) {
         let recorded = Arc::new(RecordedGroups(Mutex::new(Rank::Leaf, Vec::new())));
-        (Table::new(hierarchy, Arc::clone(&recorded) as _), recorded)
+        let cgroups = Box::new(hierarchy);
+        (Table::new(cgroups, Arc::clone(&recorded) as _), recorded)
     }
 
     #[test]

@@ -21,7 +21,7 @@ const fn crate_name(kind: Kind, rank: Rank) -> &'static str {
         Rank::MetaBuf | Rank::MappingTree | Rank::Dirty | Rank::Table => "cache",
         Rank::QueueState => "block",
         Rank::DeviceInner => "device",
-        Rank::Leaf => "rt",
+        Rank::Leaf | Rank::Host => "rt",
         _ => kind.name(),
     }
 }

@@ -1,0 +1,94 @@
+//! The server's end of the socket.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use steadfs_rt::{Mutex, Rank};
+
+use super::codec::{Reply, Request};
+use super::server::VolumeFacts;
+use super::{receive, send};
+use crate::error::MountError;
+use crate::host::{self, Answer, Host, Question};
+use crate::mount::{MountOptions, Mounter};
+
+/// A server's connection to its broker.
+pub struct BrokerClient {
+    /// Locked from a request to its reply.
+    socket: Mutex<OwnedFd>,
+}
+
+impl BrokerClient {
+    /// Connects this process: from now on its questions go to the broker. Call it once, before anything is mounted.
+    pub fn connect(socket: OwnedFd) -> Arc<Self> {
+        let client = Arc::new(Self {
+            socket: Mutex::new(Rank::Host, socket),
+        });
+        host::set_host(Arc::clone(&client) as Arc<dyn Host>);
+        client
+    }
+
+    fn request(&self, request: &Request) -> io::Result<(Reply, Option<OwnedFd>)> {
+        let socket = self.socket.lock();
+        send(&socket, &request.encode(), None)?;
+        let (text, fd) = receive(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let reply = Reply::decode(&text).ok_or(io::ErrorKind::InvalidData)?;
+        Ok((reply, fd))
+    }
+
+    /// Asks for something that succeeds or fails.
+    fn act(&self, request: &Request) -> Result<Option<OwnedFd>, MountError> {
+        match self.request(request) {
+            Ok((Reply::Done, fd)) => Ok(fd),
+            Ok(_) => Err(MountError::Broker("it could not mount".to_owned())),
+            Err(error) => Err(MountError::Broker(error.to_string())),
+        }
+    }
+}
+
+impl Host for BrokerClient {
+    fn ask(&self, question: Question) -> Answer {
+        match self.request(&Request::Question(question)) {
+            Ok((Reply::Answer(answer), _)) => answer,
+            // Without a broker the server is about to end.
+            _ => Answer::Unknown,
+        }
+    }
+
+    fn fuse_device(&self) -> io::Result<OwnedFd> {
+        match self.request(&Request::Device)? {
+            (Reply::Done, Some(device)) => Ok(device),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+impl Mounter for BrokerClient {
+    fn mount(&self, options: &MountOptions) -> Result<OwnedFd, MountError> {
+        let facts = VolumeFacts {
+            read_only: options.flags.read_only,
+            block_size: options.block_device.as_ref().map(|block| block.block_size),
+        };
+        let device = self.act(&Request::Mount(facts))?;
+        device.ok_or_else(|| MountError::Broker("it sent no descriptor".to_owned()))
+    }
+
+    fn spare(&self) -> Result<Vec<File>, MountError> {
+        // The broker unmounts, and has its own.
+        Ok(Vec::new())
+    }
+
+    fn detach(&self) {
+        if let Err(error) = self.act(&Request::Detach) {
+            tracing::error!(%error, "cannot detach a mount that failed");
+        }
+    }
+
+    fn is_usable(&self, _: &MountOptions) {
+        if let Err(error) = self.act(&Request::Usable) {
+            tracing::error!(%error, "cannot report that the mount is usable");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Messages between broker and server, as text.
+
+use super::server::VolumeFacts;
+use crate::host::{Answer, Question};
+use crate::owner::cgroup::Weight;
+
+/// What a server asks of its broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    Question(Question),
+    /// Another descriptor of the FUSE device.
+    Device,
+    Mount(VolumeFacts),
+    Detach,
+    /// The mount is usable.
+    Usable,
+}
+
+impl Request {
+    pub(super) fn encode(&self) -> String {
+        match self {
+            Self::Question(Question::IsAdmin(pid)) => format!("admin {pid}"),
+            Self::Question(Question::IsDying(pid)) => format!("dying {pid}"),
+            Self::Question(Question::ShutdownMode { pid, address }) => {
+                format!("shutdown {pid} {address}")
+            }
+            Self::Question(Question::GroupOf(pid)) => format!("group {pid}"),
+            Self::Question(Question::WeightOf(group)) => format!("weight {group}"),
+            Self::Device => "device".to_owned(),
+            Self::Mount(facts) => format!(
+                "mount {} {}",
+                u8::from(facts.read_only),
+                facts.block_size.unwrap_or(0)
+            ),
+            Self::Detach => "detach".to_owned(),
+            Self::Usable => "usable".to_owned(),
+        }
+    }
+
+    /// `None` for any other text.
+    pub(super) fn decode(text: &str) -> Option<Self> {
+        let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let question = match word {
+            "admin" => Question::IsAdmin(rest.parse().ok()?),
+            "dying" => Question::IsDying(rest.parse().ok()?),
+            "group" => Question::GroupOf(rest.parse().ok()?),
+            "weight" => Question::WeightOf(group(rest)?.to_owned()),
+            "shutdown" => {
+                let (pid, address) = rest.split_once(' ')?;
+                let (pid, address) = (pid.parse().ok()?, address.parse().ok()?);
+                Question::ShutdownMode { pid, address }
+            }
+            _ => return Self::decode_action(word, rest),
+        };
+        Some(Self::Question(question))
+    }
+
+    fn decode_action(word: &str, rest: &str) -> Option<Self> {
+        Some(match word {
+            "device" => Self::Device,
+            "mount" => {
+                let (read_only, size) = rest.split_once(' ')?;
+                let size = size.parse().ok()?;
+                Self::Mount(VolumeFacts {
+                    read_only: read_only.parse::<u8>().ok()? != 0,
+                    block_size: (size > 0).then_some(size),
+                })
+            }
+            "detach" => Self::Detach,
+            "usable" => Self::Usable,
+            _ => return None,
+        })
+    }
+}
+
+/// A cgroup's path that stays below the hierarchy's root.
+fn group(path: &str) -> Option<&str> {
+    let stays = path.starts_with('/') && !path.contains('\0');
+    let climbs = path.split('/').any(|name| name == "..");
+    (stays && !climbs).then_some(path)
+}
+
+/// What a broker replies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    Answer(Answer),
+    /// It is done; a descriptor comes with it if one was asked for.
+    Done,
+    /// It failed; the broker reports why.
+    Failed,
+}
+
+impl Reply {
+    pub(super) fn encode(&self) -> String {
+        match self {
+            Self::Answer(Answer::Unknown) => "unknown".to_owned(),
+            Self::Answer(Answer::Is(is)) => format!("is {}", u8::from(*is)),
+            Self::Answer(Answer::Word(word)) => format!("word {word}"),
+            Self::Answer(Answer::Group(group)) => format!("group {group}"),
+            Self::Answer(Answer::Weight(Weight::Is(weight))) => format!("weight {weight}"),
+            Self::Answer(Answer::Weight(Weight::Default)) => "weight default".to_owned(),
+            Self::Answer(Answer::Weight(Weight::Gone)) => "weight gone".to_owned(),
+            Self::Done => "done".to_owned(),
+            Self::Failed => "failed".to_owned(),
+        }
+    }
+
+    pub(super) fn decode(text: &str) -> Option<Self> {
+        let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let answer = match word {
+            "unknown" => Answer::Unknown,
+            "is" => Answer::Is(rest == "1"),
+            "word" => Answer::Word(rest.parse().ok()?),
+            "group" => Answer::Group(rest.to_owned()),
+            "weight" => Answer::Weight(match rest {
+                "default" => Weight::Default,
+                "gone" => Weight::Gone,
+                weight => Weight::Is(weight.parse().ok()?),
+            }),
+            "done" => return Some(Self::Done),
+            "failed" => return Some(Self::Failed),
+            _ => return None,
+        };
+        Some(Self::Answer(answer))
+    }
+}

@@ -1,0 +1,224 @@
+//! Questions about the host's processes and cgroups.
+//!
+//! **Problem.** Some answers depend on the caller's process, which the server reads in /proc and in the cgroup file
+//! systems. A contained server has no path. **Rule.** Whatever a server asks while it serves is a [`Question`]. A server
+//! with paths answers itself ([`Question::answer`]); a contained one sends the question to its broker, which answers
+//! these questions and no others.
+
+use std::fs::{File, read_link, read_to_string};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, OnceLock};
+
+use crate::ioctl::SHUTDOWN;
+use crate::owner::cgroup::{Hierarchy, Weight};
+use crate::sys;
+
+/// CAP_SYS_ADMIN as a bit of a capability set, linux/capability.h.
+const SYS_ADMIN: u64 = 1 << 21;
+/// SIGKILL as a bit of a signal set.
+const SIGKILL: u64 = 1 << 8;
+
+/// A question about the host. A pid is that of a thread in the server's PID namespace; 0 is no visible process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// Whether a process has CAP_SYS_ADMIN in the user namespace of the mount.
+    IsAdmin(u32),
+    /// Whether a thread is being killed.
+    IsDying(u32),
+    /// The argument of an FS_IOC_SHUTDOWN that a thread is calling with this address. The kernel does not send it, since
+    /// the command's number declares an argument that is written.
+    ShutdownMode { pid: u32, address: u64 },
+    /// The cgroup of a process, as a path below the hierarchy's root.
+    GroupOf(u32),
+    /// The weight of a cgroup.
+    WeightOf(String),
+}
+
+/// An answer; [`Answer::Unknown`] where the host does not show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Unknown,
+    Is(bool),
+    Word(u32),
+    Group(String),
+    Weight(Weight),
+}
+
+/// Answers questions for this process.
+pub(crate) trait Host: Send + Sync {
+    fn ask(&self, question: Question) -> Answer;
+
+    /// Opens the FUSE device.
+    fn fuse_device(&self) -> io::Result<OwnedFd>;
+}
+
+/// The process reads the host's files itself.
+struct OwnFiles;
+
+impl Host for OwnFiles {
+    fn ask(&self, question: Question) -> Answer {
+        static HIERARCHY: OnceLock<Option<Hierarchy>> = OnceLock::new();
+        question.answer(HIERARCHY.get_or_init(Hierarchy::find).as_ref())
+    }
+
+    fn fuse_device(&self) -> io::Result<OwnedFd> {
+        sys::open_device()
+    }
+}
+
+static HOST: OnceLock<Arc<dyn Host>> = OnceLock::new();
+
+/// Sends the questions of this process to `host` from now on. Call it before anything is mounted or asked.
+pub(crate) fn set_host(host: Arc<dyn Host>) {
+    assert!(HOST.set(host).is_ok(), "a process has one broker");
+}
+
+fn host() -> &'static dyn Host {
+    HOST.get().map_or(&OwnFiles, |host| &**host)
+}
+
+/// Asks the process's host.
+pub(crate) fn ask(question: Question) -> Answer {
+    host().ask(question)
+}
+
+/// Opens the FUSE device.
+pub(crate) fn fuse_device() -> io::Result<OwnedFd> {
+    host().fuse_device()
+}
+
+/// The same for a question whose answer is yes or no; unknown is no.
+pub(crate) fn is(question: Question) -> bool {
+    ask(question) == Answer::Is(true)
+}
+
+impl Question {
+    /// The answer from the host's files; `hierarchy` is that of the cgroups.
+    pub(crate) fn answer(&self, hierarchy: Option<&Hierarchy>) -> Answer {
+        match self {
+            Self::IsAdmin(pid) => Answer::Is(has_capability(*pid) && shares_namespace(*pid)),
+            Self::IsDying(pid) => Answer::Is(is_being_killed(*pid)),
+            Self::ShutdownMode { pid, address } => match shutdown_mode(*pid, *address) {
+                Ok(word) => Answer::Word(word),
+                Err(error) => {
+                    tracing::warn!(pid, %error, "cannot read the shutdown mode from the caller's memory");
+                    Answer::Unknown
+                }
+            },
+            Self::GroupOf(pid) => match hierarchy.and_then(|found| found.group_of(*pid)) {
+                Some(group) => Answer::Group(group),
+                None => Answer::Unknown,
+            },
+            Self::WeightOf(group) => match hierarchy {
+                Some(found) => Answer::Weight(found.weight(group)),
+                None => Answer::Unknown,
+            },
+        }
+    }
+}
+
+/// False for a process that is not visible from here.
+fn has_capability(pid: u32) -> bool {
+    set_of(pid, "CapEff:").is_some_and(|set| set & SYS_ADMIN != 0)
+}
+
+/// Every thread of a process that a signal terminates has SIGKILL pending.
+fn is_being_killed(pid: u32) -> bool {
+    pid != 0 && set_of(pid, "SigPnd:").is_some_and(|set| set & SIGKILL != 0)
+}
+
+/// A line with a set of bits in a thread's proc_pid_status(5).
+fn set_of(pid: u32, label: &str) -> Option<u64> {
+    set_in(
+        &read_to_string(format!("/proc/{pid}/status")).unwrap_or_default(),
+        label,
+    )
+}
+
+fn set_in(status: &str, label: &str) -> Option<u64> {
+    let set = status.lines().find_map(|line| line.strip_prefix(label))?;
+    u64::from_str_radix(set.trim(), 16).ok()
+}
+
+/// A process that does not run as root may not read the namespaces of root's processes; it takes them for its own.
+fn shares_namespace(pid: u32) -> bool {
+    let own = read_link("/proc/self/ns/user").ok();
+    match read_link(format!("/proc/{pid}/ns/user")) {
+        Ok(callers) => own == Some(callers),
+        // A kernel without user namespaces.
+        Err(_) if own.is_none() => true,
+        Err(_) => steadfs_rt::kernel_ids().0 != 0,
+    }
+}
+
+/// A server cannot use this to read anything else: the thread must be in this call.
+fn shutdown_mode(pid: u32, address: u64) -> io::Result<u32> {
+    let call = read_to_string(format!("/proc/{pid}/syscall"))?;
+    if !is_shutdown(&call, address) {
+        return Err(io::Error::other("the thread makes another call"));
+    }
+    let mut word = [0; 4];
+    File::open(format!("/proc/{pid}/mem"))?.read_exact_at(&mut word, address)?;
+    Ok(u32::from_ne_bytes(word))
+}
+
+/// Whether a thread's `/proc/PID/syscall`, the number of the call and its arguments, is this ioctl(2).
+fn is_shutdown(call: &str, address: u64) -> bool {
+    let mut words = call.split_ascii_whitespace();
+    let number = words.next().and_then(|word| word.parse().ok());
+    let mut arguments =
+        words.map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+    let (_fd, command, argument) = (arguments.next(), arguments.next(), arguments.next());
+    number == Some(libc::SYS_ioctl)
+        && command == Some(Some(SHUTDOWN.into()))
+        && argument == Some(Some(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_are_read_from_a_status() {
+        let status = "Name:\tsh\nSigPnd:\t0000000000000100\nCapPrm:\t000001ffffffffff\nCapEff:\t0000000000200000\n";
+        assert_eq!(set_in(status, "CapEff:"), Some(SYS_ADMIN));
+        assert_eq!(set_in(status, "SigPnd:"), Some(SIGKILL));
+        for none in ["", "CapEff:", "CapEff:\tall", "CapPrm:\t1"] {
+            assert_eq!(set_in(none, "CapEff:"), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn invisible_processes_have_no_rights_and_no_group() {
+        for pid in [0, u32::MAX] {
+            assert_eq!(Question::IsAdmin(pid).answer(None), Answer::Is(false));
+            assert_eq!(Question::IsDying(pid).answer(None), Answer::Is(false));
+            assert_eq!(Question::GroupOf(pid).answer(None), Answer::Unknown);
+            let word = Question::ShutdownMode { pid, address: 0 };
+            assert_eq!(word.answer(None), Answer::Unknown);
+        }
+        let own = Question::IsDying(std::process::id());
+        assert_eq!(own.answer(None), Answer::Is(false));
+    }
+
+    #[test]
+    fn only_the_argument_of_a_shutdown_is_read() {
+        let number = libc::SYS_ioctl;
+        let command = SHUTDOWN;
+        let call =
+            |command| format!("{number} 0x3 {command:#x} 0x7ffd10 0x0 0x0 0x0 0x7ffe 0x7fff\n");
+        assert!(is_shutdown(&call(command), 0x7f_fd10));
+        assert!(!is_shutdown(&call(command), 0x7f_fd14));
+        assert!(!is_shutdown(&call(command + 1), 0x7f_fd10));
+        for other in ["running\n", "", "-1 0x0 0x0\n", "0 0x3 0x7ffd10 0x7ffd10\n"] {
+            assert!(!is_shutdown(other, 0x7f_fd10), "{other:?}");
+        }
+        let word = 0x1234_5678_u32;
+        let address = &raw const word as u64;
+        let pid = std::process::id();
+        let question = Question::ShutdownMode { pid, address };
+        assert_eq!(question.answer(None), Answer::Unknown);
+    }
+}

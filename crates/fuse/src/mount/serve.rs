@@ -1,0 +1,207 @@
+//! Serves a volume on a mount, whichever process makes the mount.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use steadfs_vfs::{FileSystem, FsError};
+
+use super::{MountOptions, Transport};
+use crate::admission::max_in_service;
+use crate::call::SessionConfig;
+use crate::error::MountError;
+use crate::notify::Notifier;
+use crate::reply::Timeouts;
+use crate::session::{Negotiated, Session};
+use crate::stats::Stats;
+use crate::transport::MountThreads;
+use crate::transport::dev::DevPool;
+use crate::transport::uring::{UringPool, queue_count, refusal};
+
+/// Makes the kernel's mount for a server.
+pub trait Mounter {
+    /// Mounts; returns the device of the connection.
+    ///
+    /// # Errors
+    /// There is no mount.
+    fn mount(&self, options: &MountOptions) -> Result<OwnedFd, MountError>;
+
+    /// Descriptors held while others are opened, so that enough are left to find the mount and unmount it if that
+    /// fails.
+    ///
+    /// # Errors
+    /// None are left.
+    fn spare(&self) -> Result<Vec<File>, MountError>;
+
+    /// Detaches a mount that could not be served.
+    fn detach(&self);
+
+    /// The mount is usable.
+    fn is_usable(&self, options: &MountOptions);
+}
+
+/// A served volume.
+pub struct Served {
+    mount_threads: Arc<MountThreads>,
+    negotiated: Negotiated,
+}
+
+/// Mounts with `mounter` and serves `fs`. Returns when the mount is usable.
+///
+/// # Errors
+/// There is no mount.
+pub fn serve(
+    fs: Arc<dyn FileSystem>,
+    mounter: &dyn Mounter,
+    options: &MountOptions,
+) -> Result<Served, MountError> {
+    if let Some(queues) = uring_queues(options.transport)? {
+        match serve_with(fs.clone(), mounter, options, Some(queues)) {
+            // No request has arrived yet: the volume is unchanged.
+            Err(MountError::Uring(cause)) if options.transport == Transport::Auto => {
+                tracing::warn!(%cause, "FUSE over io_uring is not available; using /dev/fuse");
+            }
+            result => return result,
+        }
+    }
+    serve_with(fs, mounter, options, None)
+}
+
+/// Serves with `queues` queues of io_uring, or through the device.
+fn serve_with(
+    fs: Arc<dyn FileSystem>,
+    mounter: &dyn Mounter,
+    options: &MountOptions,
+    queues: Option<u16>,
+) -> Result<Served, MountError> {
+    let device = mounter.mount(options)?;
+    let session = Session::new(
+        fs,
+        SessionConfig {
+            timeouts: Timeouts {
+                entry: options.entry_timeout,
+                negative: options.negative_timeout,
+                attr: options.attr_timeout,
+            },
+            max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
+            threads: options.max_threads,
+            posix_acl: options.posix_acl,
+            image: options.image,
+            uring: queues.is_some(),
+            classifier: options.classifier.clone(),
+        },
+    );
+    let mount_threads = MountThreads::new(Arc::new(session));
+    let started = mounter.spare().and_then(|spare| {
+        let started = start(&mount_threads, device, options, queues);
+        drop(spare);
+        started
+    });
+    match started {
+        Ok(negotiated) => {
+            mounter.is_usable(options);
+            Ok(Served {
+                mount_threads,
+                negotiated,
+            })
+        }
+        Err(error) => {
+            // The mount is unusable: detach it, so that the threads exit.
+            mounter.detach();
+            mount_threads.wait();
+            Err(error)
+        }
+    }
+}
+
+/// Starts the service threads and waits until the mount is usable.
+fn start(
+    mount_threads: &Arc<MountThreads>,
+    device: OwnedFd,
+    options: &MountOptions,
+    queues: Option<u16>,
+) -> Result<Negotiated, MountError> {
+    let device = Arc::new(device);
+    mount_threads
+        .session
+        .volume
+        .set_notifier(Notifier::new(device.clone()));
+    // With io_uring few requests come through the device: one thread is enough to begin with.
+    let cpus = steadfs_rt::cpu::allowed_cpus();
+    let readers = if queues.is_some() {
+        1
+    } else {
+        cpus.clamp(1, 8)
+    };
+    let threads_max = max_in_service(options.max_threads) + readers;
+    DevPool::start(mount_threads, device.clone(), readers, threads_max)
+        .map_err(|error| MountError::Threads(FsError::no_thread(error)))?;
+    let negotiated = mount_threads.session.wait_negotiated()?;
+    if let (true, Some(queues)) = (negotiated.uring, queues) {
+        UringPool::start(mount_threads, device, queues, options.max_threads)?;
+    }
+    Ok(negotiated)
+}
+
+impl Served {
+    /// Counters of requests.
+    pub fn stats(&self) -> &Stats {
+        self.mount_threads.session.stats()
+    }
+
+    /// How requests arrive.
+    pub fn transport(&self) -> Transport {
+        if self.negotiated.uring {
+            Transport::Uring
+        } else {
+            Transport::Dev
+        }
+    }
+
+    /// The kernel's minor protocol version.
+    pub fn protocol_minor(&self) -> u32 {
+        self.negotiated.minor
+    }
+
+    /// Waits until the connection has ended, and closes the volume ([`FileSystem::unmount`]) unless DESTROY has done
+    /// so. Returns the result of closing.
+    pub fn wait(&self) -> Result<(), FsError> {
+        self.mount_threads.wait();
+        self.mount_threads.session.close_volume()
+    }
+}
+
+/// The kernel's switch for FUSE over io_uring.
+const URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// If FUSE over io_uring is available but switched off, one line that says how to switch it on.
+pub fn uring_hint() -> Option<String> {
+    let state = std::fs::read_to_string(URING_SWITCH).ok()?;
+    (state.trim() != "Y").then(|| {
+        format!(
+            "FUSE over io_uring is switched off; `echo Y > {URING_SWITCH}` (as root) makes mounts \
+             faster"
+        )
+    })
+}
+
+/// Number of io_uring queues to serve; `None` for the classic transport.
+fn uring_queues(transport: Transport) -> Result<Option<u16>, MountError> {
+    if transport == Transport::Dev {
+        return Ok(None);
+    }
+    let state = std::fs::read_to_string(URING_SWITCH).unwrap_or_default();
+    let cause = match (queue_count(), refusal()) {
+        (_, Some(refusal)) => format!("io_uring is not available: {refusal}"),
+        (Some(queues), None) if state.trim() == "Y" => return Ok(Some(queues)),
+        _ if state.is_empty() => {
+            "the kernel has no FUSE over io_uring (Linux 6.14 or newer has)".to_owned()
+        }
+        (None, _) => "the number of CPUs is unknown".to_owned(),
+        (Some(_), _) => uring_hint().unwrap_or_default(),
+    };
+    match transport {
+        Transport::Uring => Err(MountError::Uring(cause)),
+        _ => Ok(None),
+    }
+}
