@@ -246,6 +246,9 @@ pub struct Mount {
     /// Run the server; it reports on standard output that the mount is usable.
     #[arg(long, hide = true)]
     pub serve: bool,
+    /// Run the server of a broker: standard input and output are its sockets.
+    #[arg(long, hide = true)]
+    pub contained: bool,
 }
 
 /// `-o`, `-r` and `-w` of mount(8). The last one wins, so their order is kept, which clap's derived fields lose.

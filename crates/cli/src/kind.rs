@@ -13,6 +13,18 @@ const KINDS: [Kind; 4] = [Kind::Ext2, Kind::Ext3, Kind::Ext4, Kind::F2fs];
 /// # Errors
 /// steadfs does not support a type, or the volume is of another one.
 pub fn check(types: &[String], volume: &Path, options: &Options) -> Result<(), Failure> {
+    if wanted(types)?.is_empty() {
+        return Ok(());
+    }
+    let found = steadfs::probe(volume, options).map_err(|error| mount_failure(&error))?;
+    check_found(types, volume, found)
+}
+
+/// The kinds that the types ask for; empty for any.
+///
+/// # Errors
+/// steadfs does not support a type.
+pub fn wanted(types: &[String]) -> Result<Vec<Kind>, Failure> {
     let any = |name: &str| {
         matches!(
             name,
@@ -27,11 +39,19 @@ pub fn check(types: &[String], volume: &Path, options: &Options) -> Result<(), F
             Failure::new(code::USAGE, format!("-t {name}: {why}"))
         })?);
     }
-    if wanted.is_empty() || wanted.len() < types.len() {
-        return Ok(());
+    if wanted.len() < types.len() {
+        wanted.clear();
     }
-    let found = steadfs::probe(volume, options).map_err(|error| mount_failure(&error))?;
-    if wanted.iter().any(|&wanted| serves(wanted, found)) {
+    Ok(wanted)
+}
+
+/// The same for a volume whose kind is known.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_found(types: &[String], volume: &Path, found: Kind) -> Result<(), Failure> {
+    let wanted = wanted(types)?;
+    if wanted.is_empty() || wanted.iter().any(|&wanted| serves(wanted, found)) {
         return Ok(());
     }
     let (path, found) = (volume.display(), found.name());

@@ -12,6 +12,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 static TO_SYSTEM: AtomicBool = AtomicBool::new(false);
+/// Lines on standard error begin with their level as in sd-daemon(3), `<3>` for an error: a broker shows them.
+static TO_BROKER: AtomicBool = AtomicBool::new(false);
 /// The served volume and its mount point: syslog receives the messages of all servers.
 static SERVED: OnceLock<String> = OnceLock::new();
 
@@ -41,6 +43,29 @@ pub fn served() -> Option<&'static str> {
 /// Sends messages to syslog from now on.
 pub fn to_system() {
     TO_SYSTEM.store(true, Ordering::Relaxed);
+}
+
+/// Sends messages to a broker's [`show`] from now on.
+pub fn to_broker() {
+    TO_BROKER.store(true, Ordering::Relaxed);
+}
+
+/// In a broker: shows a line of its server.
+pub fn show(line: &str) {
+    let level = [Level::ERROR, Level::WARN, Level::INFO]
+        .into_iter()
+        .find_map(|level| {
+            let rest = line.strip_prefix(&format!("<{}>", severity(level)))?;
+            Some((level, rest))
+        });
+    let (level, text) = level.unwrap_or((Level::WARN, line));
+    let text = printable_text(text);
+    if is_to_system() {
+        let text = text.strip_prefix("steadfs: ").unwrap_or(&text);
+        send(level, text);
+    } else {
+        eprintln!("{text}");
+    }
 }
 
 /// Whether messages go to syslog.
@@ -87,8 +112,11 @@ impl Subscriber for Log {
             .map(|served| format!("{served}: "))
             .unwrap_or_default();
         let text = printable_text(&[served, line.message, line.fields].concat());
+        let level = *event.metadata().level();
         if TO_SYSTEM.load(Ordering::Relaxed) {
-            send(*event.metadata().level(), &text);
+            send(level, &text);
+        } else if TO_BROKER.load(Ordering::Relaxed) {
+            eprintln!("<{}>steadfs: {text}", severity(level));
         } else {
             eprintln!("steadfs: {text}");
         }
@@ -116,16 +144,20 @@ fn send(level: Level, text: &str) {
     send_from(UnixDatagram::unbound(), level, text);
 }
 
-fn send_from(socket: std::io::Result<UnixDatagram>, level: Level, text: &str) {
-    const DAEMON: u8 = 3 << 3;
-    let severity = match level {
+/// The severity of syslog(3).
+fn severity(level: Level) -> u8 {
+    match level {
         Level::ERROR => 3,
         Level::WARN => 4,
         Level::INFO => 6,
         _ => 7,
-    };
+    }
+}
+
+fn send_from(socket: std::io::Result<UnixDatagram>, level: Level, text: &str) {
+    const DAEMON: u8 = 3 << 3;
     let pid = std::process::id();
-    let line = format!("<{}>steadfs[{pid}]: {text}", DAEMON | severity);
+    let line = format!("<{}>steadfs[{pid}]: {text}", DAEMON | severity(level));
     // A machine without syslog loses the message.
     if let Ok(socket) = socket {
         let _ = socket.send_to(line.as_bytes(), "/dev/log");

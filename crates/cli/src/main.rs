@@ -2,6 +2,7 @@
 
 mod args;
 mod args_f2fs;
+mod broker;
 mod check;
 mod closing;
 mod completions;
@@ -26,6 +27,7 @@ mod place;
 mod progress;
 mod remount;
 mod sandbox;
+mod server;
 mod signals;
 mod size;
 mod source;

@@ -7,7 +7,7 @@ use steadfs::{Kind, MountFlags, MountHandle, Options};
 
 use crate::args;
 use crate::failure::{Failure, code};
-use crate::mount::report_no_effect;
+use crate::server::report_no_effect;
 use crate::umount::{Mount, find};
 
 /// Sends the options to the server, which accepts changes that are possible while mounted, and unchanged options.

@@ -6,7 +6,7 @@ use steadfs::{IoEngine, Options};
 use steadfs_contain::{Containment, Profile};
 
 use crate::args;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 
 /// The environment variable for `--sandbox`.
 const VARIABLE: &str = "STEADFS_SANDBOX";
@@ -60,6 +60,46 @@ pub fn enter(write: bool) -> Result<Vec<String>, Failure> {
         ))
     });
     Ok(contained?.missing)
+}
+
+/// What a contained server reads of the host while it serves: whether its CPUs are idle, the states of its threads, loop
+/// devices on its image, and what the kernel's FUSE can do.
+const READ_WHILE_SERVING: &[&str] = &[
+    "/proc/filesystems",
+    "/proc/partitions",
+    "/proc/self/task",
+    "/proc/stat",
+    "/sys/block",
+    "/sys/devices/system/cpu/possible",
+    "/sys/devices/virtual/block",
+    "/sys/module/fuse/parameters/enable_uring",
+];
+
+/// Contains the server of a mount, and reports the parts of the containment that are not in effect.
+///
+/// # Errors
+/// Nothing was given up.
+pub fn enter_as_server() -> Result<(), Failure> {
+    // Kept open, because the right to read a directory of /proc ends when the kernel forgets the directory.
+    let threads = std::fs::File::open("/proc/self/task");
+    std::mem::forget(threads);
+    // Whose mount it is; asked of /proc.
+    let _ = steadfs_rt::kernel_ids();
+    let serving = Containment::new(Profile::Serving)
+        .as_own_user()
+        .ends_with_parent();
+    let serving = READ_WHILE_SERVING
+        .iter()
+        .fold(serving, |serving, path| serving.readable(*path));
+    let contained = serving.enter().map_err(|error| {
+        let way_out = "-o sandbox=off does without";
+        Failure::new(
+            code::SYSTEM,
+            format!("cannot enter the sandbox: {error} ({way_out})"),
+        )
+    })?;
+    report_missing(&contained.missing);
+    Ok(())
 }
 
 /// Reports parts that are not in effect, once.

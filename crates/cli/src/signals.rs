@@ -1,13 +1,11 @@
 //! Signals to a server unmount its volume.
 
-use std::sync::Weak;
+use std::sync::Arc;
 use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use steadfs::tools::owner_cx;
 use steadfs::{MountError, MountHandle, SyncError, Unmount};
-use steadfs_vfs::FileSystem;
 
 use crate::failure::code;
 
@@ -22,6 +20,17 @@ const LOOKS_WITH_SYNC: u32 = 50;
 /// The system refuses it.
 pub fn catch_signals() -> std::io::Result<Signals> {
     Signals::new(terminating_signals())
+}
+
+/// Takes the terminating signals without any effect from now on.
+///
+/// # Errors
+/// The system refuses it.
+pub fn ignore() -> std::io::Result<()> {
+    for signal in terminating_signals() {
+        signal_hook::flag::register(signal, Arc::default())?;
+    }
+    Ok(())
 }
 
 /// The terminating signals: SIGHUP is one unless it is ignored (nohup).
@@ -45,12 +54,14 @@ fn is_ignored(signal: i32) -> bool {
 /// user has closed it; a volume that another mount covers stays until that mount is removed, because the kernel
 /// unmounts only the topmost one. A second signal ends the program: data written before the first is durable.
 ///
+/// `sync` makes everything durable that the server has.
+///
 /// # Errors
 /// The system refuses a thread.
 pub fn end(
     mut signals: Signals,
     handle: MountHandle,
-    fs: Weak<dyn FileSystem>,
+    sync: impl Fn() -> Result<(), String> + Send + 'static,
 ) -> std::io::Result<()> {
     let work = move || {
         let mut is_requested = false;
@@ -58,7 +69,7 @@ pub fn end(
             match (signals.wait().count(), is_requested) {
                 (0, _) => {}
                 (_, true) => give_up(),
-                (_, false) => is_requested = unmount(&mut signals, &handle, &fs),
+                (_, false) => is_requested = unmount(&mut signals, &handle, &sync),
             }
         }
     };
@@ -70,10 +81,14 @@ fn give_up() -> ! {
 }
 
 /// Whether the mount is detached.
-fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem>) -> bool {
+fn unmount(
+    signals: &mut Signals,
+    handle: &MountHandle,
+    sync: &dyn Fn() -> Result<(), String>,
+) -> bool {
     let mut is_told = false;
     loop {
-        write_all(handle, fs);
+        write_all(handle, sync);
         let done = handle
             .unmount(Unmount::IfIdle)
             .or_else(|error| match error {
@@ -95,11 +110,9 @@ fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem
                     }
                     steadfs_rt::sleep(LOOK);
                     // sync(2) does not wait for pages of shared mappings: the kernel may write them back only now.
-                    if looks < LOOKS_WITH_SYNC
-                        && let Some(fs) = fs.upgrade()
-                    {
+                    if looks < LOOKS_WITH_SYNC {
                         looks += 1;
-                        if let Err(error) = fs.sync_all(&owner_cx()) {
+                        if let Err(error) = sync() {
                             tracing::debug!(%error, "cannot write all data before the end");
                         }
                     }
@@ -113,16 +126,14 @@ fn unmount(signals: &mut Signals, handle: &MountHandle, fs: &Weak<dyn FileSystem
     }
 }
 
-fn write_all(handle: &MountHandle, fs: &Weak<dyn FileSystem>) {
+fn write_all(handle: &MountHandle, sync: &dyn Fn() -> Result<(), String>) {
     // First the kernel's dirty data.
     match handle.sync() {
         Err(SyncError::Covered(_)) => sync_covered(handle),
         Err(error) => tracing::debug!(%error, "cannot sync the kernel's dirty data"),
         Ok(_) => {}
     }
-    if let Some(fs) = fs.upgrade()
-        && let Err(error) = fs.sync_all(&owner_cx())
-    {
+    if let Err(error) = sync() {
         tracing::error!(%error, "cannot write all data before the end");
     }
 }

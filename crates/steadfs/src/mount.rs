@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use steadfs_fuse::{MountFlags, MountOptions, Mounted, Transport};
+use steadfs_fuse::{
+    BlockDevice, MountFlags, MountOptions, Mounted, Mounter, Served, Transport, VolumeFacts,
+};
 use steadfs_vfs::options::items;
-use steadfs_vfs::{Control, ControlLayer, FsError, PreparedOptions, WithControl};
+use steadfs_vfs::{Control, ControlLayer, FileSystem, FsError, PreparedOptions, WithControl};
 
 use crate::probe::Kind;
 use crate::volume::{Error, Volume};
@@ -20,6 +22,11 @@ struct MountLayer {
 
 impl ControlLayer for MountLayer {
     fn prepare(&self, list: &str) -> Result<PreparedOptions, FsError> {
+        let wants_writing = items(list).any(|(name, _)| name == "rw");
+        if self.options.sandbox && self.options.read_only() && wants_writing {
+            let why = "rw: the server is in a sandbox and cannot open the device again: unmount, and mount for writing";
+            return Err(FsError::BadOption(why.to_owned()));
+        }
         ControlLayer::prepare(&*self.io, &self.options.for_volume(list, self.kind)?)
     }
 
@@ -39,11 +46,50 @@ impl ControlLayer for MountLayer {
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
+    let (fs, how) = prepare(volume, options);
+    Ok(steadfs_fuse::mount(fs, mountpoint, how)?)
+}
+
+/// Serves an open volume on a mount that `mounter` makes. When [`Served::wait`] returns the volume is closed.
+///
+/// # Errors
+/// [`Error::Mount`]: there is no mount.
+pub fn serve(volume: &Volume, mounter: &dyn Mounter, options: &Options) -> Result<Served, Error> {
+    let (fs, how) = prepare(volume, options);
+    Ok(steadfs_fuse::serve(fs, mounter, &how)?)
+}
+
+/// How a broker mounts the volume at `path` for its server.
+pub fn mount_options(path: &Path, options: &Options, facts: VolumeFacts) -> MountOptions {
+    let root = steadfs_rt::kernel_ids().0 == 0;
+    let flags = options.flags;
+    MountOptions {
+        source: path.display().to_string(),
+        block_device: facts.block_size.map(|block_size| BlockDevice {
+            path: path.to_owned(),
+            block_size,
+        }),
+        flags: MountFlags {
+            read_only: options.read_only() || facts.read_only,
+            nosuid: flags.nosuid,
+            nodev: flags.nodev,
+            noexec: flags.noexec,
+            noatime: flags.noatime,
+            nodiratime: flags.nodiratime,
+            sync: options.ext4.common.sync,
+            dirsync: options.ext4.common.dirsync,
+        },
+        allow_other: options.allow_other.unwrap_or(root),
+        ..MountOptions::default()
+    }
+}
+
+/// The volume with its control files, and how to mount it.
+fn prepare(volume: &Volume, options: &Options) -> (Arc<dyn FileSystem>, MountOptions) {
     let (user, group) = steadfs_rt::kernel_ids();
     let root = user == 0;
-    let allow_other = options.allow_other.unwrap_or(root);
     let mut fixed = options.clone();
-    fixed.allow_other = Some(allow_other);
+    fixed.allow_other = Some(options.allow_other.unwrap_or(root));
     let layer = MountLayer {
         io: Arc::clone(volume.io()),
         options: fixed,
@@ -55,28 +101,17 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     if !options.control {
         fs = fs.hidden();
     }
-    let flags = options.flags;
-    let read_only = options.read_only() || !volume.report().read_only_because.is_empty();
-    let mount = MountOptions {
-        source: volume.path().display().to_string(),
+    let block_device = match root {
         // A mount by root of a block device is of type fuseblk: then sync(2) and umount(2) reach the volume.
-        block_device: if root {
-            volume.yield_block_device()
-        } else {
-            None
-        },
+        true => volume.yield_block_device(),
+        false => None,
+    };
+    let facts = VolumeFacts {
+        read_only: !volume.report().read_only_because.is_empty(),
+        block_size: block_device.map(|block| block.block_size),
+    };
+    let how = MountOptions {
         image: volume.image(),
-        flags: MountFlags {
-            read_only,
-            nosuid: flags.nosuid,
-            nodev: flags.nodev,
-            noexec: flags.noexec,
-            noatime: flags.noatime,
-            nodiratime: flags.nodiratime,
-            sync: options.ext4.common.sync,
-            dirsync: options.ext4.common.dirsync,
-        },
-        allow_other,
         // The superblock may have switched them off.
         posix_acl: items(&volume.fs().options()).all(|(name, _)| name != "noacl"),
         transport: match options.fuse_transport {
@@ -85,7 +120,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
             FuseTransport::Dev => Transport::Dev,
         },
         classifier: Arc::clone(volume.io().owners()) as _,
-        ..MountOptions::default()
+        ..mount_options(volume.path(), options, facts)
     };
-    Ok(steadfs_fuse::mount(Arc::new(fs), mountpoint, mount)?)
+    (Arc::new(fs), how)
 }

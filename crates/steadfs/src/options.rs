@@ -104,6 +104,8 @@ pub struct Options {
     pub allow_other: Option<bool>,
     /// `foreground`: the command stays until the volume is unmounted.
     pub foreground: bool,
+    /// `sandbox=on`: the server is a process without rights over the host.
+    pub sandbox: bool,
 }
 
 impl Default for Options {
@@ -124,6 +126,7 @@ impl Default for Options {
             control: true,
             allow_other: None,
             foreground: false,
+            sandbox: false,
         }
     }
 }
@@ -387,7 +390,7 @@ mod tests {
     fn our_own() {
         let options = good(
             "offset=1M,sizelimit=2G,cache_size=64M,io_engine=threads,buffered,io_scheduler=fair,\
-             fuse_transport=dev,nocontrol,allow_other,foreground",
+             fuse_transport=dev,nocontrol,allow_other,foreground,sandbox=on",
         );
         let wanted = Options {
             offset: 1 << 20,
@@ -399,6 +402,7 @@ mod tests {
             control: false,
             allow_other: Some(true),
             foreground: true,
+            sandbox: true,
             ..Options::default()
         };
         assert_eq!(options, wanted);

@@ -24,6 +24,8 @@ const TRANSPORTS: [(&str, FuseTransport); 3] = [
     ("dev", FuseTransport::Dev),
 ];
 
+const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
+
 pub(super) const TABLE: Table<Options> = Table(&[ENTRIES]);
 
 type Opt = Entry<Options>;
@@ -142,6 +144,16 @@ const ENTRIES: &[Opt] = &[
         let transport = name_of(o.fuse_transport, &TRANSPORTS);
         Some(format!("fuse_transport={transport}"))
     })
+    .fixed(),
+    Opt::value("sandbox", "=on|off", |o, v| {
+        choice(v, &SWITCH).map(|on| o.sandbox = on)
+    })
+    .help_with_default(
+        Server,
+        "on: the volume is read by a process without rights over the host; another one mounts, unmounts and answers it",
+        "off",
+    )
+    .current(Changed, |o| Some(format!("sandbox={}", name_of(o.sandbox, &SWITCH))))
     .fixed(),
     Opt::flag("control", |o| o.control = true)
         .help(Server, "the hidden directory .steadfs in the root of the mount")

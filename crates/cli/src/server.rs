@@ -1,0 +1,251 @@
+//! The server of a mount: opens the volume, and serves it until it is unmounted.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use steadfs::tools::{owner_cx, printable_text};
+use steadfs::{
+    BrokerClient, Error, Kind, MountError, OpenError, Options, Unmount, Volume, VolumeDevice,
+    serve_commands,
+};
+use steadfs_vfs::FsError;
+
+use crate::daemon::NullDevice;
+use crate::failure::{Failure, code, mount_failure};
+use crate::{args, kind, log, sandbox, signals};
+
+/// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
+/// requests. Additional threads increase parallelism.
+const THREADS: usize = 16;
+/// The exit code of a contained server whose volume can only be read: the broker starts another one, with `ro`.
+pub const READ_ONLY_AGAIN: u8 = 77;
+
+/// Mounts and serves in this process.
+pub fn run(
+    args: &args::Mount,
+    options: &Options,
+    path: &Path,
+    mountpoint: &Path,
+) -> Result<(), Failure> {
+    let system = |error: std::io::Error| Failure::new(code::SYSTEM, error);
+    let nowhere = match args.serve {
+        true => Some(NullDevice::open_in_new_session().map_err(system)?),
+        false => None,
+    };
+    log::start(args.verbose);
+    log::serves(path, mountpoint);
+    steadfs_rt::limit_malloc_arenas();
+    let signals = signals::catch_signals().map_err(system)?;
+    steadfs_rt::check_thread_limit(THREADS)
+        .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
+    let options = mounted_on(options, mountpoint);
+    let (volume, options) = open(path, &options, args.options.read_write)?;
+    report(args, &volume);
+    let mounted = steadfs::mount(&volume, mountpoint, &options)
+        .map_err(|error| close_unmounted(&volume, &error))?;
+    let fs = Arc::downgrade(&volume.fs());
+    let sync = move || match fs.upgrade() {
+        Some(fs) => fs.sync_all(&owner_cx()).map_err(|error| error.to_string()),
+        None => Ok(()),
+    };
+    if let Err(error) = signals::end(signals, mounted.handle(), sync) {
+        // Signals could not end the mount, and the caller does not know about it yet.
+        let left = mounted.handle().unmount(Unmount::Detach);
+        let closed = mounted.wait();
+        tracing::debug!(?left, ?closed, "giving up a mount");
+        return Err(Failure::new(code::SYSTEM, FsError::no_thread(error)));
+    }
+    if let Some(nowhere) = nowhere {
+        if let Err(error) = nowhere.ready() {
+            // The parent has exited: the mount continues, as requested.
+            tracing::warn!(%error, "cannot leave the terminal");
+        }
+        log::to_system();
+    }
+    mounted.wait().map_err(|error| close_failure(path, &error))
+}
+
+/// Serves as a process that a broker contains: standard input is the socket of requests to the broker, standard output
+/// that of its commands.
+pub fn run_contained(
+    args: &args::Mount,
+    options: &Options,
+    path: &Path,
+    mountpoint: &Path,
+) -> Result<(), Failure> {
+    let system = |error: std::io::Error| Failure::new(code::SYSTEM, error);
+    log::start(args.verbose);
+    log::to_broker();
+    log::serves(path, mountpoint);
+    steadfs_rt::limit_malloc_arenas();
+    // A signal is for the broker: one that is sent to all processes means one unmount.
+    signals::ignore().map_err(system)?;
+    let socket = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(system);
+    let requests = socket(std::io::stdin().as_fd())?;
+    let commands = socket(std::io::stdout().as_fd())?;
+    steadfs_rt::check_thread_limit(THREADS)
+        .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
+    let broker = BrokerClient::connect(requests);
+    let options = mounted_on(options, mountpoint);
+    let volume = open_contained(args, path, &options)?;
+    report(args, &volume);
+    let served = steadfs::serve(&volume, &*broker, &options)
+        .map_err(|error| close_unmounted(&volume, &error))?;
+    let fs = Arc::downgrade(&volume.fs());
+    let sync = move || match fs.upgrade() {
+        Some(fs) => fs.sync_all(&owner_cx()),
+        None => Ok(()),
+    };
+    let started = steadfs_rt::try_spawn("commands", move || serve_commands(&commands, sync));
+    if let Err(error) = started {
+        tracing::error!(%error, "cannot take commands of the broker: unmount before a signal ends it");
+    }
+    served.wait().map_err(|error| close_failure(path, &error))
+}
+
+fn close_failure(path: &Path, error: &FsError) -> Failure {
+    tracing::error!(%error, "closing the volume");
+    Failure::new(code::MOUNT, format!("{}: {error}", path.display()))
+}
+
+fn mounted_on(options: &Options, mountpoint: &Path) -> Options {
+    let mut options = options.clone();
+    options.ext4.mounted_on = Some(mountpoint.as_os_str().as_encoded_bytes().to_vec());
+    options
+}
+
+/// Opens the device, gives up all rights, then opens the volume.
+///
+/// # Errors
+/// With [`READ_ONLY_AGAIN`]: the volume can only be read, and the device is open for writing.
+fn open_contained(args: &args::Mount, path: &Path, options: &Options) -> Result<Volume, Failure> {
+    let device = VolumeDevice::open(path, options);
+    let opened = device.map(|device| {
+        let contained = sandbox::enter_as_server();
+        contained.map(|()| device.volume())
+    });
+    let error = match opened {
+        Ok(contained) => match contained? {
+            Ok(volume) => {
+                return kind::check_found(&args.types, path, volume.kind()).map(|()| volume);
+            }
+            Err(error) => error,
+        },
+        Err(error) => error,
+    };
+    read_only_because(path, options, args.options.read_write, &error)?;
+    Err(Failure::new(READ_ONLY_AGAIN, ""))
+}
+
+/// Closes a volume that could not be mounted.
+fn close_unmounted(volume: &Volume, error: &Error) -> Failure {
+    let mut failure = mount_failure(error);
+    if matches!(error, Error::Mount(MountError::Broker(_))) {
+        // The broker reports it.
+        failure.message.clear();
+    }
+    match volume.close() {
+        Ok(()) => failure,
+        Err(closing) => Failure::new(
+            failure.code,
+            format!("{}; closing the volume: {closing}", failure.message),
+        ),
+    }
+}
+
+/// Opens the volume.
+fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Options), Failure> {
+    let mut options = options.clone();
+    let error = match Volume::open(path, &options) {
+        Ok(volume) => return Ok((volume, options)),
+        Err(error) => error,
+    };
+    read_only_because(path, &options, read_write, &error)?;
+    options.set_read_only(true);
+    let volume = Volume::open(path, &options).map_err(|error| mount_failure(&error))?;
+    Ok((volume, options))
+}
+
+/// Whether a volume that could not be opened for this reason is mounted read-only: one that can only be read, with a
+/// warning, as mount(8) does, unless `-w` requests write access. A file that this user may not write is refused: that may
+/// be a mistake.
+fn read_only_because(
+    path: &Path,
+    options: &Options,
+    read_write: bool,
+    error: &Error,
+) -> Result<(), Failure> {
+    let why = match error {
+        Error::Open(OpenError::Io { cause, .. })
+            if cause.kind() == ErrorKind::ReadOnlyFilesystem =>
+        {
+            "the device takes no writes"
+        }
+        Error::Volume {
+            error: FsError::OnlyReadable(why),
+            ..
+        } => why,
+        _ => return Err(mount_failure(error)),
+    };
+    if options.read_only() {
+        return Err(mount_failure(error));
+    }
+    if read_write {
+        let place = path.display();
+        let way_out = "leave out -w to mount it read-only";
+        return Err(Failure::new(
+            code::MOUNT,
+            format!("{place}: cannot be mounted for writing (-w): {why}; {way_out}"),
+        ));
+    }
+    let warning = format!("{}: mounted read-only: {why}", path.display());
+    eprintln!("steadfs: {}", printable_text(&warning));
+    Ok(())
+}
+
+/// Prints warnings about the mount before it is used.
+fn report(args: &args::Mount, volume: &Volume) {
+    let report = volume.report();
+    let list = args.options.lists.join(",");
+    report_no_effect(&list, Some(volume.kind()));
+    for warning in &report.warnings {
+        eprintln!(
+            "steadfs: {}: {}",
+            volume.path().display(),
+            printable_text(warning)
+        );
+    }
+    for why in &report.defaults_passed_over {
+        eprintln!("steadfs: ignored a default mount option of the superblock: {why}");
+    }
+    if let Some(why) = report.check_because {
+        eprintln!(
+            "steadfs: the volume {why}: mounted all the same; unmount it and run e2fsck -f on it"
+        );
+    }
+    if let Some(hint) = steadfs::uring_hint() {
+        eprintln!("steadfs: {hint}");
+    }
+    if args.verbose {
+        eprintln!(
+            "steadfs: {}: {}; replayed {} transactions ({} blocks) and {} fast commits, recovered {} files, \
+             finished {} orphans",
+            volume.kind().name(),
+            volume.describe_device(),
+            report.replayed_transactions,
+            report.replayed_blocks,
+            report.replayed_fast_commits,
+            report.recovered_files,
+            report.orphans,
+        );
+    }
+}
+
+/// Prints the options of a list that have no effect, with the reason.
+pub fn report_no_effect(list: &str, kind: Option<Kind>) {
+    for why in Options::without_effect(list, kind) {
+        eprintln!("steadfs: without effect: {}", printable_text(&why));
+    }
+}
