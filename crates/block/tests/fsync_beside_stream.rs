@@ -144,7 +144,7 @@ fn run(workload: Workload, fsync_target: FsyncTarget) -> Measured {
             }));
         }
         sleep(ALONE);
-        for owner in 0..workload.callers {
+        for owner in 1..=workload.callers {
             let (queue, over, fsyncs) =
                 (Arc::clone(&queue), Arc::clone(&over), Arc::clone(&fsyncs));
             tasks.push(spawn("caller", move || {

@@ -22,7 +22,7 @@ pub use rules::{FairRules, Rules};
 use std::collections::VecDeque;
 use std::fmt::Write;
 
-use steadfs_base::{GroupId, IoTag, Urgency};
+use steadfs_base::{GroupId, IoTag, OwnerId, Urgency};
 
 use crate::{BoostOutcome, Direction, Io, IoId, Nanos, Scheduler};
 use device_speed::DeviceSpeed;
@@ -317,6 +317,7 @@ impl<R: Rules> Scheduler for FairQueue<R> {
             dispatched: now,
             leaf: None,
             queued: true,
+            task_waits: tag.owner != OwnerId(0),
         };
         self.arrivals += 1;
         let slot = id.0 as usize;
@@ -360,6 +361,8 @@ impl<R: Rules> Scheduler for FairQueue<R> {
     }
 
     fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> BoostOutcome {
+        // In flight, too: the waiter may be an fsync caller.
+        self.entry_mut(id).task_waits |= is_sync(tag) && tag.owner != OwnerId(0);
         let entry = *self.entry(id);
         if !entry.queued {
             return BoostOutcome::AlreadyDispatched;

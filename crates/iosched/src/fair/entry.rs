@@ -25,6 +25,9 @@ pub struct Entry {
     /// Its leaf; `None` for a lone request and for a queued FLUSH.
     pub(super) leaf: Option<usize>,
     pub(super) queued: bool,
+    /// Whether a task of its own waits for it: its tag's owner, or another that shares it. For a background commit or
+    /// checkpoint none does.
+    pub(super) task_waits: bool,
 }
 
 impl Entry {

@@ -4,11 +4,13 @@
 //! are in the device already, which no request can overtake. On a modelled phone flash an fsync takes 10 ms on an idle
 //! device, and 80 ms beside a stream of which 2 MiB are in the device.
 //!
-//! Rules, while fsync callers are known (a durable sync request completed less than 1 s ago):
+//! Rules, while fsync callers are known (a durable request that a task waited for completed less than 1 s ago; background
+//! commits and checkpoints count for nothing):
 //! - Async bytes in the device are bounded. The bound is a feedback, as in the kernel's wbt and kyber: it shrinks where
 //!   an fsync took longer than the target (twice the shortest one of its kind, or the time that was set), and grows
-//!   where it exceeded the shortest by a quarter of that difference at most. It starts at a quarter of what the device
-//!   transfers in the time of a FLUSH, never shrinks below what keeps the device busy, and never grows beyond what gives
+//!   where it exceeded the shortest by a quarter of that difference at most. There is none before an fsync was late: the
+//!   first one that meets a stream makes the next one a probe, with the smallest bound, and if it took more than twice as
+//!   long as the probe, the bound becomes a quarter of what the device transfers in the time of a FLUSH. It never shrinks below what keeps the device busy, and never grows beyond what gives
 //!   a stream its full throughput ([`KeepBusy`]).
 //! - Async requests are held back while a step of an fsync is in the device and for 1 ms afterwards, when the next step
 //!   is expected; but not below their share of the device ([`Hold`]).
@@ -16,7 +18,8 @@
 //!   a later I/O class than the fsync's have none.
 //!
 //! The shortest fsync is a minimum of the last 32 to 64 of its kind, so it follows the device. While it is measured
-//! beside a stream only, it would follow the bound, too: every 32nd fsync runs with the smallest bound.
+//! beside a stream only, it would follow the bound, too: every 32nd fsync runs with the smallest bound, if it begins soon
+//! after the one before.
 
 mod hold;
 mod keep_busy;
@@ -46,6 +49,8 @@ const UNPROVEN_STEPS_MAX: u32 = 8;
 const KINDS: usize = 8;
 /// Every fsync of this number runs with the smallest bound.
 const PROBE_INTERVAL: u32 = 32;
+/// A probe begins at most this long after the fsync before: a stream is not kept waiting for a caller that comes rarely.
+const PROBE_PAUSE_NS_MAX: u64 = 150_000_000;
 /// An fsync has no longer pause between its steps: a request that comes later begins another one.
 const STEP_PAUSE_NS_MAX: u64 = 50_000_000;
 /// Most fsyncs that are measured at a time.
@@ -106,6 +111,10 @@ pub struct FsyncLatency {
     last_took: Nanos,
     since_probe: u32,
     probing: bool,
+    /// Whether an fsync has met a stream.
+    has_met_async: bool,
+    /// The time of that fsync in nanoseconds, until a probe shows whether it was late.
+    first_late: Option<u64>,
     /// Most async bytes in the device; `None` before the first fsync.
     bound: Option<u64>,
     keep_busy: KeepBusy,
@@ -127,6 +136,8 @@ impl FsyncLatency {
             last_took: Nanos(0),
             since_probe: 0,
             probing: false,
+            has_met_async: false,
+            first_late: None,
             bound: None,
             keep_busy: KeepBusy::default(),
         }
@@ -144,12 +155,18 @@ impl FsyncLatency {
     /// Most async bytes in the device.
     pub(super) fn async_bytes(&self, now: Nanos) -> u64 {
         match self.bound {
-            Some(bound) if self.caller(now).is_some() => match self.probing {
+            Some(bound) if self.caller(now).is_some() => match self.probes_at(now) {
                 true => self.bound_min(),
                 false => bound.max(self.bound_min()),
             },
             _ => self.bytes_max,
         }
+    }
+
+    /// Whether an fsync that begins now is a probe.
+    fn probes_at(&self, now: Nanos) -> bool {
+        let last = self.last_durable.map_or(Nanos(0), |(_, at)| at);
+        self.probing && now.0 < last.0.saturating_add(PROBE_PAUSE_NS_MAX)
     }
 
     /// The largest single async write: two of them fill the bound.
@@ -174,7 +191,8 @@ impl FsyncLatency {
         let known = self.caller(now);
         known.or_else(|| {
             let trusted = self.unproven_steps <= UNPROVEN_STEPS_MAX;
-            self.hold.last_step().filter(|_| trusted)
+            let waits = |step: &IoTag| step.owner != OwnerId(0);
+            self.hold.last_step().filter(|step| trusted && waits(step))
         })
     }
 
@@ -311,7 +329,8 @@ impl FsyncLatency {
             let shortest = speed.flush_time().unwrap_or(took);
             self.keep_busy.flush_ends(took.saturating_sub(shortest));
         }
-        let known_until = is_durable.then_some(Nanos(now.0.saturating_add(KNOWN_NS)));
+        let is_fsync = is_durable && entry.task_waits;
+        let known_until = is_fsync.then_some(Nanos(now.0.saturating_add(KNOWN_NS)));
         self.hold.step_ends(known_until, now);
         let owner = (entry.tag.group, entry.tag.owner);
         let at = self.open.iter().position(|open| open.owner == owner);
@@ -324,19 +343,23 @@ impl FsyncLatency {
         if !is_durable {
             return;
         }
+        let ended = at.map(|at| self.open.remove(at));
+        // Others whose data this FLUSH covers have no durable request of their own.
+        self.open
+            .retain(|open| open.in_flight > 0 || open.last_event > entry.dispatched);
+        if !is_fsync {
+            return;
+        }
+        let was_probe = ended.is_some_and(|ended| self.probes_at(ended.began));
         self.last_durable = Some((entry.tag, now));
         self.unproven_steps = 0;
-        if let Some(at) = at {
-            let ended = self.open.remove(at);
-            // Others whose data this FLUSH covers have no durable request of their own.
-            self.open
-                .retain(|open| open.in_flight > 0 || open.last_event > entry.dispatched);
-            self.fsync_ended(&ended, speed, now);
+        if let Some(ended) = ended {
+            self.fsync_ended(&ended, was_probe, speed, now);
         }
     }
 
     /// Adjusts the bound by the time of an fsync.
-    fn fsync_ended(&mut self, fsync: &OpenFsync, speed: &DeviceSpeed, now: Nanos) {
+    fn fsync_ended(&mut self, fsync: &OpenFsync, was_probe: bool, speed: &DeviceSpeed, now: Nanos) {
         let took = now.0.saturating_sub(fsync.began.0);
         self.last_took = Nanos(took);
         let transfer = speed.transfer_time(fsync.bytes);
@@ -349,15 +372,22 @@ impl FsyncLatency {
         };
         let (least, most) = (self.bound_min(), self.bytes_max);
         let bound = match self.bound {
-            None => speed.flush_bytes().unwrap_or(least) / 4,
-            Some(bound) if !fsync.met_async || self.probing => bound,
+            None => most,
+            Some(_) if was_probe && self.first_late.take_if(|late| *late > target).is_some() => {
+                speed.flush_bytes().unwrap_or(least) / 4
+            }
+            Some(bound) if !fsync.met_async || was_probe => bound,
             Some(bound) => {
                 let useful = self.keep_busy.enough().unwrap_or(most);
                 adjusted(bound, took, ideal, target).min(useful)
             }
         };
         self.bound = Some(bound.clamp(least, most));
-        self.probing = false;
+        self.probing &= !was_probe;
+        if fsync.met_async && !self.has_met_async {
+            (self.has_met_async, self.first_late, self.probing) = (true, Some(took), true);
+            return;
+        }
         self.since_probe += 1;
         if self.since_probe == PROBE_INTERVAL {
             (self.since_probe, self.probing) = (0, true);

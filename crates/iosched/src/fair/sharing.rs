@@ -1,7 +1,7 @@
 //! Requests that are charged to several owners: FLUSHes for which several owners wait, and requests that one owner
 //! submits for others (the checkpoint task of f2fs).
 
-use steadfs_base::{GroupId, IoTag};
+use steadfs_base::{GroupId, IoTag, OwnerId};
 
 use super::FairQueue;
 use super::entry::Entry;
@@ -25,6 +25,9 @@ impl<R: Rules> FairQueue<R> {
     pub(super) fn add_sharer(&mut self, id: IoId, tag: IoTag, now: Nanos) {
         let entry = *self.entry(id);
         assert!(entry.queued, "only queued requests are shared");
+        if is_sync(tag) && tag.owner != OwnerId(0) {
+            self.entry_mut(id).task_waits = true;
+        }
         // An async request is boosted by a waiter instead.
         let is_shared = R::COST_IS_KNOWN && is_sync(tag) && is_sync(entry.tag);
         if !entry.is_flush() && !is_shared {

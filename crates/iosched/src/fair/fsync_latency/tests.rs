@@ -54,6 +54,7 @@ impl World {
             dispatched: Nanos(self.now),
             leaf: None,
             queued: false,
+            task_waits: tag.owner != OwnerId(0),
         }
     }
 
@@ -148,17 +149,49 @@ fn a_stream_that_delays_no_fsync_is_not_bounded() {
 }
 
 #[test]
-fn without_async_requests_the_bound_stays() {
+fn without_async_requests_there_is_no_bound() {
     let mut world = World::new(FsyncTarget::Auto);
-    world.fsync(false, false);
-    let bound = world.bound();
-    assert_eq!(
-        bound,
-        128 * KIB,
-        "a quarter of what the device moves in a FLUSH is less"
-    );
-    world.fsyncs(30, false, false);
-    assert_eq!(world.bound(), bound);
+    world.fsyncs(31, false, false);
+    assert_eq!(world.bound(), 2 << 20, "no fsync was late");
+}
+
+/// A stream with one fsync at its end, then the next stream: it may be bounded for the time of a probe only.
+#[test]
+fn a_probe_waits_for_no_rare_caller() {
+    let mut world = World::new(FsyncTarget::Auto);
+    world.fsync(true, false);
+    assert_eq!(world.bound(), 128 * KIB, "the next fsync would be a probe");
+    world.now += PROBE_PAUSE_NS_MAX;
+    assert_eq!(world.bound(), 2 << 20);
+    assert!(world.fsync.caller(Nanos(world.now)).is_some());
+}
+
+/// A commit by its timer delays no task, so it takes nothing from a stream.
+#[test]
+fn background_commits_are_no_fsyncs() {
+    let mut world = World::new(FsyncTarget::Auto);
+    for _ in 0..100 {
+        let stream = world.begin(tag(0, Urgency::Background), 2 << 20, 0);
+        let log = world.begin(tag(0, Urgency::Journal), 64 * KIB, 0);
+        assert_eq!(world.fsync.holder(Nanos(world.now)), None);
+        world.now += 20 * MS;
+        world.end(stream);
+        world.end(log);
+        let record = world.begin(tag(0, Urgency::Journal), 4 * KIB, 1);
+        world.now += 4 * MS;
+        world.end(record);
+        assert_eq!(world.bound(), 2 << 20);
+        assert_eq!(world.fsync.caller(Nanos(world.now)), None);
+        world.now += 100 * MS;
+    }
+    // A task that shares the commit is an fsync caller.
+    let record = Entry {
+        task_waits: true,
+        ..world.begin(tag(0, Urgency::Journal), 4 * KIB, 1)
+    };
+    world.now += 4 * MS;
+    world.end(record);
+    assert!(world.fsync.caller(Nanos(world.now)).is_some());
 }
 
 #[test]
