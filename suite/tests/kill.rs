@@ -475,20 +475,28 @@ fn a_panic_ends_a_command_that_writes_an_image() {
     let volumes: [&dyn Judged; 2] = [&ext4, &f2fs];
     for volume in volumes {
         let image = volume.image().path();
-        let mut command = std::process::Command::new(program());
-        command.arg("cp").arg(&file);
-        command.arg(format!("{}:/", image.display()));
-        command.env(FAULT_VARIABLE, format!("close@{}", file.display()));
-        let ended = command.output().unwrap();
-        let output = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.signal(), Some(6), "{output}");
-        assert!(
-            output.contains("internal error: thread 'main' panicked"),
-            "{output}"
-        );
-        volume.check_killed(&scratch);
-        SteadMount::new(&scratch, image, "").unmount();
-        volume.check_clean();
+        // The panic is in the process that reads the volume, which is the command itself without the sandbox.
+        for (sandbox, ended) in [("on", (Some(1), None)), ("off", (None, Some(6)))] {
+            let mut command = std::process::Command::new(program());
+            command.arg("cp").arg(&file);
+            command.arg(format!("{}:/", image.display()));
+            command.env(FAULT_VARIABLE, format!("close@{}", file.display()));
+            command.env("STEADFS_SANDBOX", sandbox);
+            let output = command.output().unwrap();
+            let (status, words) = (output.status, String::from_utf8_lossy(&output.stderr));
+            assert_eq!((status.code(), status.signal()), ended, "{words}");
+            let mut reports = vec!["internal error: thread 'main' panicked"];
+            if sandbox == "on" {
+                reports.push("was ended by signal 6");
+            }
+            for report in reports {
+                assert!(words.contains(report), "{words}");
+            }
+            volume.check_killed(&scratch);
+            SteadMount::new(&scratch, image, "").unmount();
+            volume.check_clean();
+            fs::remove_file(SteadMount::new(&scratch, image, "").join("file")).unwrap();
+        }
     }
 }
 
