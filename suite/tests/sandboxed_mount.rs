@@ -40,8 +40,10 @@ fn status(pid: u32, label: &str) -> String {
     line.unwrap().trim().to_owned()
 }
 
+/// Whether a process has ended, whether or not its parent knows.
 fn has_exited(pid: u32) -> bool {
-    !fs::exists(format!("/proc/{pid}/status")).unwrap()
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    status.map_or(true, |status| status.contains("State:\tZ"))
 }
 
 /// Files are made, read, renamed and removed; the checker finds nothing afterwards.
