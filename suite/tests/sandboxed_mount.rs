@@ -153,6 +153,23 @@ fn errors_are_those_of_a_server_without_a_broker() {
     assert!(mounts_below(scratch.path()).is_empty());
 }
 
+/// To name the options that do not suit the kind of volume, a process with all rights would have to read it.
+#[test]
+fn refused_options_are_reported_without_reading_the_volume() {
+    let scratch = Scratch::new();
+    let image = volume(&scratch, "ext4");
+    let dir = scratch.folder("mnt");
+    for (sandbox, names_misfits) in [("off", true), ("on", false)] {
+        let options = format!("sandbox={sandbox},atgc,nonsense");
+        let words = ["mount".as_ref(), "-o".as_ref(), options.as_ref()];
+        let paths = [image.path().as_os_str(), dir.as_os_str()];
+        let output = steadfs(words.into_iter().chain(paths));
+        assert_eq!(output.code(), 1, "{}", output.err);
+        assert!(output.err.contains("nonsense"), "{}", output.err);
+        assert_eq!(output.err.contains("atgc"), names_misfits, "{}", output.err);
+    }
+}
+
 #[test]
 fn signals_to_the_broker_unmount_and_to_the_server_do_not() {
     let scratch = Scratch::new();

@@ -3,11 +3,10 @@
 //! `steadfs_fuse::Broker` has the reasons and the messages. What the server prints is shown here line by line, without
 //! control characters, and goes to the system's log once the mount is usable: the server has no path to it.
 
-use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 
 use signal_hook::iterator::Signals;
 use steadfs::{Broker, Commands, Error, MountHandle, Options, broker_sockets};
@@ -15,9 +14,6 @@ use steadfs::{Broker, Commands, Error, MountHandle, Options, broker_sockets};
 use crate::daemon::NullDevice;
 use crate::failure::{Failure, code, mount_failure};
 use crate::{args, log, mount, server, signals};
-
-/// Longest line that is shown of what a server prints, in bytes.
-const LINE_BYTES_MAX: u64 = 16 << 10;
 
 fn system(error: std::io::Error) -> Failure {
     Failure::new(code::SYSTEM, error)
@@ -30,12 +26,7 @@ pub fn run(
     path: &Path,
     mountpoint: &Path,
 ) -> Result<(), Failure> {
-    let nowhere = match args.serve {
-        true => Some(NullDevice::open_in_new_session().map_err(system)?),
-        false => None,
-    };
-    log::start(args.verbose);
-    log::serves(path, mountpoint);
+    let nowhere = leave_session(args, path, mountpoint)?;
     let mut mounting = Mounting {
         args,
         options: options.clone(),
@@ -117,7 +108,21 @@ impl Mounting<'_> {
     }
 }
 
-fn leave_terminal(nowhere: Option<NullDevice>) {
+/// Leaves the session of a terminal if this process serves in the background, and starts the log.
+pub fn leave_session(
+    args: &args::Mount,
+    path: &Path,
+    mountpoint: &Path,
+) -> Result<Option<NullDevice>, Failure> {
+    let nowhere = args.serve.then(NullDevice::open_in_new_session);
+    let nowhere = nowhere.transpose().map_err(system)?;
+    log::start(args.verbose);
+    log::serves(path, mountpoint);
+    Ok(nowhere)
+}
+
+/// The mount is usable: the terminal is released, and the log goes to the system.
+pub fn leave_terminal(nowhere: Option<NullDevice>) {
     let Some(nowhere) = nowhere else { return };
     if let Err(error) = nowhere.ready() {
         // The parent has exited: the mount continues, as requested.
@@ -145,21 +150,7 @@ fn result(status: ExitStatus) -> Result<(), Failure> {
 
 fn start_printer(child: &mut Child) -> Result<Option<steadfs_rt::JoinHandle<()>>, Failure> {
     let pipe = child.stderr.take();
-    let printer = pipe.map(|pipe| steadfs_rt::try_spawn("server-messages", move || show(pipe)));
+    let printer =
+        pipe.map(|pipe| steadfs_rt::try_spawn("server-messages", move || log::show(pipe)));
     printer.transpose().map_err(system)
-}
-
-/// Shows what the server prints.
-fn show(pipe: ChildStderr) {
-    let mut pipe = BufReader::new(pipe);
-    loop {
-        let mut line = Vec::new();
-        match (&mut pipe)
-            .take(LINE_BYTES_MAX)
-            .read_until(b'\n', &mut line)
-        {
-            Ok(1..) => log::show(String::from_utf8_lossy(&line).trim_end_matches('\n')),
-            _ => return,
-        }
-    }
 }

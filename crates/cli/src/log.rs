@@ -1,6 +1,7 @@
 //! The log: standard error in the foreground, syslog in the background.
 
 use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -10,6 +11,9 @@ use steadfs::tools::printable_text;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Longest line that is shown of what another process prints, in bytes.
+const LINE_BYTES_MAX: u64 = 16 << 10;
 
 static TO_SYSTEM: AtomicBool = AtomicBool::new(false);
 /// Lines on standard error begin with their level as in sd-daemon(3), `<3>` for an error: a broker shows them.
@@ -45,13 +49,28 @@ pub fn to_system() {
     TO_SYSTEM.store(true, Ordering::Relaxed);
 }
 
-/// Sends messages to a broker's [`show`] from now on.
+/// Sends messages to a broker, which passes them to [`show`], from now on.
 pub fn to_broker() {
     TO_BROKER.store(true, Ordering::Relaxed);
 }
 
-/// In a broker: shows a line of its server.
-pub fn show(line: &str) {
+/// Shows what a process prints that reads a volume, without control characters, until it has ended.
+pub fn show(pipe: impl Read) {
+    let mut pipe = BufReader::new(pipe);
+    loop {
+        let mut line = Vec::new();
+        match (&mut pipe)
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut line)
+        {
+            Ok(1..) => show_line(String::from_utf8_lossy(&line).trim_end_matches('\n')),
+            _ => return,
+        }
+    }
+}
+
+/// A line with the level of [`to_broker`], or without.
+fn show_line(line: &str) {
     let level = [Level::ERROR, Level::WARN, Level::INFO]
         .into_iter()
         .find_map(|level| {

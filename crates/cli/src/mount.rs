@@ -75,13 +75,14 @@ fn places(args: &args::Mount) -> (PathBuf, PathBuf) {
     }
 }
 
-/// Options that this kind of volume does not support are reported together with refused ones.
+/// Options that this kind of volume does not support are reported together with refused ones, unless the volume is to be
+/// read in a sandbox only.
 fn parse(list: &str, volume: &Path) -> Result<Options, Failure> {
-    let parsed = Options::parse(list).or_else(|error| match source::device(volume) {
-        Ok(volume) => Options::parse_for(list, &volume),
-        Err(_) => Err(error),
-    });
-    parsed.map_err(|error| Failure::new(code::USAGE, error))
+    let kind = |options: &Options| match options.sandbox {
+        true => None,
+        false => steadfs::probe(&source::device(volume).ok()?, options).ok(),
+    };
+    Options::parse_by(list, kind).map_err(|error| Failure::new(code::USAGE, error))
 }
 
 /// The server changes to `/`: paths must not depend on its working directory.

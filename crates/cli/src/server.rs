@@ -12,9 +12,8 @@ use steadfs::{
 };
 use steadfs_vfs::FsError;
 
-use crate::daemon::NullDevice;
 use crate::failure::{Failure, code, mount_failure};
-use crate::{args, kind, log, sandbox, signals};
+use crate::{args, broker, kind, log, sandbox, signals};
 
 /// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
 /// requests. Additional threads increase parallelism.
@@ -30,12 +29,7 @@ pub fn run(
     mountpoint: &Path,
 ) -> Result<(), Failure> {
     let system = |error: std::io::Error| Failure::new(code::SYSTEM, error);
-    let nowhere = match args.serve {
-        true => Some(NullDevice::open_in_new_session().map_err(system)?),
-        false => None,
-    };
-    log::start(args.verbose);
-    log::serves(path, mountpoint);
+    let nowhere = broker::leave_session(args, path, mountpoint)?;
     steadfs_rt::limit_malloc_arenas();
     let signals = signals::catch_signals().map_err(system)?;
     steadfs_rt::check_thread_limit(THREADS)
@@ -57,13 +51,7 @@ pub fn run(
         tracing::debug!(?left, ?closed, "giving up a mount");
         return Err(Failure::new(code::SYSTEM, FsError::no_thread(error)));
     }
-    if let Some(nowhere) = nowhere {
-        if let Err(error) = nowhere.ready() {
-            // The parent has exited: the mount continues, as requested.
-            tracing::warn!(%error, "cannot leave the terminal");
-        }
-        log::to_system();
-    }
+    broker::leave_terminal(nowhere);
     mounted.wait().map_err(|error| close_failure(path, &error))
 }
 

@@ -12,13 +12,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 use steadfs::tools::{owner_cx, printable_text};
@@ -28,11 +28,11 @@ use steadfs_vfs::FileSystem;
 
 use crate::args;
 use crate::failure::Failure;
-use crate::sandbox;
+use crate::{log, sandbox};
 
 /// The worker's own name in its argument list.
 const NAME: &str = "steadfs-volume";
-/// Longest line that is shown of what a worker prints, in bytes.
+/// Longest answer of a worker that probes, in bytes.
 const LINE_MAX: u64 = 4096;
 
 /// What a worker does.
@@ -130,7 +130,7 @@ impl Worker {
             .spawn()
             .map_err(cannot_start)?;
         let printer = child.stderr.take().map(|pipe| {
-            steadfs_rt::try_spawn("worker-messages", move || show(pipe)).map_err(cannot_start)
+            steadfs_rt::try_spawn("worker-messages", move || log::show(pipe)).map_err(cannot_start)
         });
         let printer = printer.transpose()?;
         Ok((Self { child, printer }, ours))
@@ -150,21 +150,6 @@ impl Worker {
         Some(format!(
             "the process that reads the volume was ended by signal {signal}{hint}"
         ))
-    }
-}
-
-/// Shows what a worker prints.
-fn show(pipe: ChildStderr) {
-    let mut pipe = BufReader::new(pipe);
-    loop {
-        let mut line = Vec::new();
-        match (&mut pipe).take(LINE_MAX).read_until(b'\n', &mut line) {
-            Ok(1..) => {
-                let text = String::from_utf8_lossy(&line);
-                eprintln!("{}", printable_text(text.trim_end_matches('\n')));
-            }
-            _ => return,
-        }
     }
 }
 
@@ -302,7 +287,7 @@ pub fn run(words: &[OsString]) -> Result<(), Failure> {
         return Err(Failure::plain("is started by steadfs only"));
     };
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(Failure::plain)?;
-    crate::log::start(false);
+    log::start(false);
     let image = Path::new(OsStr::from_bytes(image.as_bytes()));
     match task {
         Task::Probe => print_content(image, list),

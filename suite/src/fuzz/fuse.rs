@@ -44,9 +44,9 @@ const NAMES: [&[u8]; 16] = [
     &[b'n'; 4096],
 ];
 
-struct Nobody;
+struct RootGroup;
 
-impl Classifier for Nobody {
+impl Classifier for RootGroup {
     fn tag(&self, _pid: u32) -> IoTag {
         IoTag::default()
     }
@@ -77,7 +77,7 @@ impl<'a> Connection<'a> {
             posix_acl: true,
             image: None,
             uring: false,
-            classifier: Arc::new(Nobody),
+            classifier: Arc::new(RootGroup),
         };
         let session = Session::new(Arc::new(WithControl::new(fs)), config);
         let mut connection = Self {

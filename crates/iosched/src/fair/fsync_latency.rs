@@ -10,8 +10,8 @@
 //!   an fsync took longer than the target (twice the shortest one of its kind, or the time that was set), and grows
 //!   where it exceeded the shortest by a quarter of that difference at most. There is none before an fsync was late: the
 //!   first one that meets a stream makes the next one a probe, with the smallest bound, and if it took more than twice as
-//!   long as the probe, the bound becomes a quarter of what the device transfers in the time of a FLUSH. It never shrinks below what keeps the device busy, and never grows beyond what gives
-//!   a stream its full throughput ([`KeepBusy`]).
+//!   long as the probe, the bound becomes a quarter of what the device transfers in the time of a FLUSH. It never shrinks
+//!   below what keeps the device busy, and never grows beyond what gives a stream its full throughput ([`KeepBusy`]).
 //! - Async requests are held back while a step of an fsync is in the device and for 1 ms afterwards, when the next step
 //!   is expected; but not below their share of the device ([`Hold`]).
 //! - A stream keeps a floor: a quarter of the device's time, or its cgroup's share if that is less ([`Hold`]). Requests of
