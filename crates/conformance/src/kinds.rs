@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use steadfs_base::Timestamp;
+use steadfs_base::{InodeNo, Timestamp};
 use steadfs_block::{Device, MemDevice};
 use steadfs_cache::CacheSizes;
 use steadfs_ext4::Ext4;
@@ -303,15 +303,29 @@ impl Kind {
         options: &str,
         cache: u64,
     ) -> Result<Arc<dyn FileSystem>> {
+        self.mount_handed_over(device, options, cache, &[])
+    }
+
+    /// The same for a volume that was handed over with these lookup counts.
+    ///
+    /// # Errors
+    /// As the mount.
+    pub fn mount_handed_over(
+        &self,
+        device: Arc<dyn Device>,
+        options: &str,
+        cache: u64,
+        lookups: &[(InodeNo, u64)],
+    ) -> Result<Arc<dyn FileSystem>> {
         let list = [self.mount, options].join(",");
         let sizes = CacheSizes::of(cache);
         if self.is_ext() {
             let options = steadfs_ext4::MountOptions::parse(&list)?;
-            let (fs, _) = Ext4::open(device, options, sizes)?;
+            let (fs, _) = Ext4::open_handed_over(device, options, sizes, lookups)?;
             return Ok(fs);
         }
         let options = steadfs_f2fs::MountOptions::parse(&list)?;
-        let (fs, _) = F2fs::open(device, options, sizes)?;
+        let (fs, _) = F2fs::open_handed_over(device, options, sizes, lookups)?;
         Ok(fs)
     }
 }

@@ -127,6 +127,18 @@ impl World {
         again
     }
 
+    /// Hands the volume over to a successor, with the options that are in effect.
+    ///
+    /// # Errors
+    /// As [`FileSystem::hand_over`].
+    pub fn hand_over(self) -> Result<Self> {
+        let mount = self.fs.options();
+        let lookups = self.fs.hand_over()?;
+        let device = Arc::clone(&self.device) as _;
+        let fs = (self.kind).mount_handed_over(device, &mount, self.cache, &lookups)?;
+        Ok(Self { fs, mount, ..self })
+    }
+
     /// Writes metadata while delayed data stays where it is, if the format can: a checkpoint of f2fs.
     pub fn checkpoint(&self) {
         if !self.kind.is_ext() {

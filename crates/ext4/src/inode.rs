@@ -17,7 +17,7 @@ use steadfs_cache::{
 };
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
-use steadfs_vfs::{FileKind, InodeFlags, InodeMarks, Result};
+use steadfs_vfs::{FileKind, InodeFlags, InodeMarks, LookupCounts, Result};
 
 use crate::disk::{self, Ino};
 use crate::txn::Handle;
@@ -250,7 +250,8 @@ pub struct InodeTable {
 
 struct Shard {
     inodes: FixedMap<u32, Arc<Inode>>,
-    /// Lookup counts of inodes that are not in memory; all of them have names.
+    /// Lookup counts of inodes that are not in memory. They have names, or are orphans of a volume that was handed over
+    /// and whose orphans are not loaded yet.
     evicted_lookups: FixedMap<u32, u64>,
     /// Number of inodes at which the next sweep is due.
     limit: usize,
@@ -339,6 +340,33 @@ impl InodeTable {
             }
         }
         None
+    }
+
+    /// Takes over lookup counts from the volume's former server, before any inode of them is read.
+    pub(crate) fn adopt_lookups(&self, counts: &[(InodeNo, u64)]) {
+        for &(ino, count) in counts {
+            if let Some(ino) = Ino::from_vfs(ino) {
+                let mut shard = self.shard(ino).lock();
+                shard.evicted_lookups.insert(ino.0, count);
+            }
+        }
+    }
+
+    /// The lookup counts of all inodes that have one.
+    pub(crate) fn lookups(&self) -> LookupCounts {
+        let mut counts = LookupCounts::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let here = shard.inodes.values();
+            let here = here.map(|inode| (inode.ino.0, inode.lookups.load(Ordering::Acquire)));
+            let evicted = shard
+                .evicted_lookups
+                .iter()
+                .map(|(&ino, &count)| (ino, count));
+            let all = here.chain(evicted).filter(|&(_, count)| count > 0);
+            counts.extend(all.map(|(ino, count)| (Ino(ino).into(), count)));
+        }
+        counts
     }
 
     /// Removes a freed inode.

@@ -15,6 +15,7 @@ mod extent;
 mod fast_commit;
 mod freeing;
 mod fs;
+mod hand_over;
 mod indirect;
 mod inode;
 mod map;

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use steadfs_base::{Corruption, IoTag, Tid};
+use steadfs_base::{Corruption, InodeNo, IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{Backing, CacheSizes, WritebackReason};
 use steadfs_jbd2::{Journal, Recover};
@@ -45,6 +45,17 @@ impl Ext4 {
         options: MountOptions,
         sizes: CacheSizes,
     ) -> Result<(Arc<Self>, MountReport)> {
+        Self::open_handed_over(device, options, sizes, &[])
+    }
+
+    /// The same for a volume that another server handed over ([`FileSystem::hand_over`](steadfs_vfs::FileSystem)) with
+    /// these lookup counts: orphans among these inodes stay in use.
+    pub fn open_handed_over(
+        device: Arc<dyn Device>,
+        options: MountOptions,
+        sizes: CacheSizes,
+        lookups: &[(InodeNo, u64)],
+    ) -> Result<(Arc<Self>, MountReport)> {
         let mut report = MountReport::default();
         let mut options = options;
         options.validate()?;
@@ -79,6 +90,7 @@ impl Ext4 {
         report.defaults_passed_over = passed;
         let journaled = !matches!(source.sb.journal(), JournalPlace::None);
         let fs = Self::assemble(source, options, sizes, journaled, &mut report)?;
+        fs.inodes.adopt_lookups(lookups);
         fs.check_root()?;
         if !fs.stop_state.is_read_only() {
             match fs.begin_service() {

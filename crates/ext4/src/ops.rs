@@ -6,8 +6,9 @@ use steadfs_base::InodeNo;
 use steadfs_base::limits::NAME_MAX;
 use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
-    Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, ReadData,
-    RenameFlags, Result, SHUT_DOWN, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags,
+    LookupCounts, ReadData, RenameFlags, Result, SHUT_DOWN, Seek, SetAttr, SetXattr, ShutdownMode,
+    StatFs,
 };
 
 use crate::disk::Ino;
@@ -423,6 +424,10 @@ impl FileSystem for Ext4 {
 
     fn unmount(&self) -> Result<()> {
         self.close()
+    }
+
+    fn hand_over(&self) -> Result<LookupCounts> {
+        self.close_for_successor()
     }
 }
 

@@ -94,15 +94,20 @@ impl F2fs {
     }
 
     /// Frees the orphans of the last mount; returns their number. One that cannot be freed stays an orphan for the next
-    /// mount.
+    /// mount; one that the volume was handed over with stays until it is not in use any more.
     pub(crate) fn free_orphans(&self, tag: IoTag) -> u64 {
         let mut freed = 0;
         for nid in self.orphans.all() {
-            let result = self
-                .inode(nid, tag)
-                .and_then(|inode| self.evict(&inode, tag));
+            let result = self.inode(nid, tag).and_then(|inode| {
+                if inode.is_looked_up() {
+                    inode.marks.set_orphan(true);
+                    self.freeing.expect_release();
+                    return Ok(0);
+                }
+                self.evict(&inode, tag).map(|()| 1)
+            });
             match result {
-                Ok(()) => freed += 1,
+                Ok(count) => freed += count,
                 Err(FsError::Stale) => self.forget_orphan(nid),
                 Err(error) => tracing::warn!(ino = %nid, %error, "an orphan cannot be freed"),
             }

@@ -16,6 +16,7 @@ mod error_log;
 mod freeing;
 mod fs;
 mod gc;
+mod hand_over;
 mod inline;
 mod inode;
 mod ioctl;

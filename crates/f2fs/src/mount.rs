@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use steadfs_base::{BlockSize, Corruption, IoTag};
+use steadfs_base::{BlockSize, Corruption, InodeNo, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
@@ -60,6 +60,20 @@ impl F2fs {
         options: MountOptions,
         sizes: CacheSizes,
     ) -> Result<(Arc<Self>, MountReport)> {
+        Self::open_handed_over(device, options, sizes, &[])
+    }
+
+    /// The same for a volume that another server handed over ([`FileSystem::hand_over`](steadfs_vfs::FileSystem)) with
+    /// these lookup counts: orphans among these inodes stay in use.
+    ///
+    /// # Errors
+    /// As [`F2fs::open`].
+    pub fn open_handed_over(
+        device: Arc<dyn Device>,
+        options: MountOptions,
+        sizes: CacheSizes,
+        lookups: &[(InodeNo, u64)],
+    ) -> Result<(Arc<Self>, MountReport)> {
         let mut report = MountReport::default();
         let queue = Arc::new(Queue::new(device, QueueOptions::default()));
         let superblock = read_superblock(&queue)?;
@@ -93,6 +107,7 @@ impl F2fs {
             fs.nodes = NodeCache::new(metadata_budget(sizes) / 2);
             fs.recovery = RecoveryState::new(found);
         }
+        fs.inodes.adopt_lookups(lookups);
         let fs = Arc::new(fs);
         assert!(
             fs.weak_self.set(Arc::downgrade(&fs)).is_ok(),

@@ -6,7 +6,8 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, IoctlAnswer,
-    ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs, XattrChange,
+    LookupCounts, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    XattrChange,
 };
 
 use crate::disk::Nid;
@@ -372,5 +373,9 @@ impl FileSystem for F2fs {
 
     fn unmount(&self) -> Result<()> {
         self.close()
+    }
+
+    fn hand_over(&self) -> Result<LookupCounts> {
+        self.close_for_successor()
     }
 }

@@ -8,6 +8,9 @@
 //! dropped with its last lookup count. Programs see the inode number of the file's node in the tree, which is constant
 //! ([`reported_ino`]): cp(1) only copies a file whose number is that of its stat(2).
 //!
+//! After a hand-over ([`FileSystem::hand_over`]) a snapshot is stale: the successor may have other control files. Its own
+//! inodes have numbers that the predecessor's did not have.
+//!
 //! A write passes its whole buffer to [`Control::write`](crate::Control::write), whatever the file position; setting the
 //! size (`O_TRUNC`) does nothing.
 
@@ -26,8 +29,8 @@ use tree::{ControlNode, NodeKind, insert};
 use crate::tune::tune;
 use crate::{
     Attr, Control, ControlLayer, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr,
-    InodeFlags, IoctlAnswer, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode,
-    StatFs,
+    InodeFlags, IoctlAnswer, LookupCounts, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr,
+    ShutdownMode, StatFs,
 };
 
 /// Name of the directory of control files in the root directory.
@@ -140,6 +143,16 @@ impl WithControl {
             }
         }
         self.layer = Some(layer);
+        self
+    }
+
+    /// Continues the service of a volume that was handed over with these lookup counts.
+    pub fn succeeding(self, counts: &LookupCounts) -> Self {
+        let made = |&(ino, _): &(InodeNo, u64)| {
+            is_control_inode(ino).then(|| (ino.0 - FIRST_INO) / NODES_MAX)
+        };
+        let most = counts.iter().filter_map(made).max().unwrap_or(0);
+        self.made.fetch_max(most, Ordering::Relaxed);
         self
     }
 

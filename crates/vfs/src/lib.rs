@@ -43,6 +43,9 @@ pub use xattr_change::XattrChange;
 
 use steadfs_base::InodeNo;
 
+/// Inodes in use and their lookup counts ([`FileSystem`]), in no order.
+pub type LookupCounts = Vec<(InodeNo, u64)>;
+
 /// A mounted volume. Every call blocks until it is done and may be made from any task; the file system orders calls on
 /// one file itself.
 ///
@@ -220,4 +223,14 @@ pub trait FileSystem: Send + Sync {
     /// Writes everything, marks the volume clean and stops its tasks. Later calls fail. An error means that data was
     /// lost.
     fn unmount(&self) -> Result<()>;
+    /// Ends the service of the volume for a successor that opens the same device with the lookup counts returned here.
+    /// Everything is written as by a freeze; unlinked inodes that are in use stay, as orphans. A write error that no
+    /// fsync has reported ends here: its data is durable by now. Later calls fail.
+    ///
+    /// # Errors
+    /// `Busy`: the volume is frozen. Others: not everything could be written, or the volume cannot be handed over. It
+    /// is in service as before, unless it has stopped.
+    fn hand_over(&self) -> Result<LookupCounts> {
+        Err(FsError::NotSupported("handing over a volume of this kind"))
+    }
 }

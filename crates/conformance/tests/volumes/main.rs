@@ -33,6 +33,7 @@ mod attr;
 mod data;
 mod faults;
 mod freeze;
+mod hand_over;
 mod namei;
 mod numbers;
 mod options;

@@ -18,7 +18,7 @@ const ORPHAN_FILE_BYTES_MAX: u64 = 512 << 16;
 
 impl Orphans {
     /// Processes the orphans of the last mount: frees inodes without links, truncates others to their size. Returns
-    /// their number.
+    /// their number. Those that a volume was handed over with, in use, stay.
     ///
     /// A volume with recorded errors keeps its orphans for e2fsck, as in the kernel: their blocks may belong to other
     /// files, too.
@@ -46,7 +46,7 @@ impl Orphans {
         let mut done = 0;
         for &ino in &found {
             match self.finish(fs, ino) {
-                Ok(()) => done += 1,
+                Ok(processed) => done += u64::from(processed),
                 Err(error) => self.drop_bad(fs, error)?,
             }
         }
@@ -87,11 +87,17 @@ impl Orphans {
         }
     }
 
-    fn finish(&self, fs: &Ext4, ino: Ino) -> Result<()> {
+    /// Processes one orphan; `false` if it is in use.
+    fn finish(&self, fs: &Ext4, ino: Ino) -> Result<bool> {
         let inode = fs.inode(ino, IoTag::default())?;
         let links = inode.core.read().links;
+        if links == 0 && inode.is_looked_up() {
+            inode.marks.set_orphan(true);
+            fs.freeing.expect_release();
+            return Ok(false);
+        }
         if links == 0 {
-            return fs.evict(&inode);
+            return fs.evict(&inode).map(|()| true);
         }
         if inode.kind() == FileKind::Regular {
             let _alone = inode.lock.write();
@@ -99,7 +105,8 @@ impl Orphans {
         }
         fs.txns().run(CREDITS, IoTag::default(), |handle| {
             self.remove(fs, handle, &inode)
-        })
+        })?;
+        Ok(true)
     }
 
     /// Refuses an inode that cannot be an orphan.

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use steadfs_base::FixedMap;
+use steadfs_base::{FixedMap, InodeNo};
 use steadfs_rt::{Mutex, Rank};
-use steadfs_vfs::FileKind;
+use steadfs_vfs::{FileKind, LookupCounts};
 
 use super::Inode;
 use crate::disk::Nid;
@@ -40,7 +40,8 @@ type InodeToStore = (Arc<Inode>, Arc<Node>);
 #[derive(Default)]
 struct Shard {
     inodes: FixedMap<u32, Arc<Inode>>,
-    /// Lookup counts of inodes that are not in memory. All of these inodes have links.
+    /// Lookup counts of inodes that are not in memory. They have links, or are orphans of a volume that was handed over
+    /// and whose orphans are not loaded yet.
     evicted_lookups: FixedMap<u32, u64>,
     /// The number of inodes that triggers the next sweep.
     limit: usize,
@@ -111,6 +112,33 @@ impl InodeTable {
             }
         }
         None
+    }
+
+    /// Takes over lookup counts from the volume's former server, before any inode of them is read.
+    pub fn adopt_lookups(&self, counts: &[(InodeNo, u64)]) {
+        for &(ino, count) in counts {
+            if let Some(nid) = Nid::from_vfs(ino) {
+                let mut shard = self.shard(nid).lock();
+                shard.evicted_lookups.insert(nid.0, count);
+            }
+        }
+    }
+
+    /// The lookup counts of all inodes that have one.
+    pub fn lookups(&self) -> LookupCounts {
+        let mut counts = LookupCounts::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let here = shard.inodes.values();
+            let here = here.map(|inode| (inode.nid.0, inode.lookups.load(Ordering::Acquire)));
+            let evicted = shard
+                .evicted_lookups
+                .iter()
+                .map(|(&nid, &count)| (nid, count));
+            let all = here.chain(evicted).filter(|&(_, count)| count > 0);
+            counts.extend(all.map(|(nid, count)| (Nid(nid).into(), count)));
+        }
+        counts
     }
 
     /// Removes a freed inode.

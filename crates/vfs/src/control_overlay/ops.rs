@@ -354,4 +354,15 @@ impl FileSystem for WithControl {
     fn unmount(&self) -> Result<()> {
         self.inner.unmount()
     }
+
+    fn hand_over(&self) -> Result<LookupCounts> {
+        let mut counts = self.inner.hand_over()?;
+        let control = self.inodes.lock();
+        counts.extend(
+            control
+                .iter()
+                .map(|(&ino, inode)| (InodeNo(ino), inode.lookups)),
+        );
+        Ok(counts)
+    }
 }
