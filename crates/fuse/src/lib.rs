@@ -42,8 +42,9 @@ pub use broker::{Broker, BrokerClient, Commands, VolumeFacts, broker_sockets, se
 pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};
 pub use error::MountError;
 pub use mount::{
-    BlockDevice, FileId, KernelMount, MountEntry, MountFlags, MountHandle, MountOptions, Mounted,
-    Mounter, Served, SyncError, Synced, Transport, Unmount, mount, serve, uring_hint,
+    BlockDevice, FileId, KernelMount, Legacy, MountEntry, MountFlags, MountHandle, MountOptions,
+    Mounted, Mounter, Served, SyncError, Synced, Transport, Unmount, mount, serve, serve_on,
+    uring_hint,
 };
 pub use owner::{Classifier, Groups, Owners};
 pub use stats::Stats;

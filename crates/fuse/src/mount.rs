@@ -9,6 +9,7 @@ mod helper;
 mod kernel;
 mod remount;
 mod serve;
+mod succession;
 mod sync;
 mod table;
 
@@ -23,6 +24,7 @@ use steadfs_vfs::{FileSystem, FsError};
 
 pub use kernel::KernelMount;
 pub use serve::{Mounter, Served, serve, uring_hint};
+pub use succession::{Legacy, serve_on};
 pub use sync::{FileId, SyncError, Synced};
 pub use table::MountEntry;
 

@@ -49,6 +49,12 @@ impl Filter {
         Self([const { AtomicU64::new(0) }; FILTER_WORDS])
     }
 
+    fn add_all(&self) {
+        for word in &self.0 {
+            word.store(u64::MAX, Ordering::SeqCst);
+        }
+    }
+
     fn add(&self, node: u64) {
         let (word, bit) = self.place(node);
         // Usually the bit is set: a load keeps the cache line shared.
@@ -110,6 +116,13 @@ impl Notifier {
             not_empty: Condvar::new(),
             sent: Condvar::new(),
         }
+    }
+
+    /// The notifier of a server that continues a mount: any page may be cached.
+    pub(crate) fn succeeding(device: Arc<OwnedFd>) -> Self {
+        let this = Self::new(device);
+        this.cached.add_all();
+        this
     }
 
     /// Invalidates the attributes of an inode. Its pages stay, so this waits for no request in service.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use steadfs_rt::Event;
-use steadfs_vfs::{FileSystem, FsError, is_control_inode};
+use steadfs_vfs::{FileSystem, FsError, LookupCounts, is_control_inode};
 
 use crate::MountError;
 use crate::admission::{Admission, Class};
@@ -225,6 +225,29 @@ impl Session {
                 result
             })
             .clone()
+    }
+
+    /// Hands the volume over to a successor ([`FileSystem::hand_over`]). No request is in service.
+    ///
+    /// # Errors
+    /// As [`FileSystem::hand_over`]; `Stopped`: the volume is closed.
+    pub(crate) fn hand_over(&self) -> Result<LookupCounts, FsError> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(broken());
+        }
+        if self.closed.get().is_some() {
+            return Err(FsError::Stopped("unmounted".to_owned()));
+        }
+        let lookups = self.volume.fs.hand_over()?;
+        // Nothing is left to close.
+        let _ = self.closed.set(Ok(()));
+        Ok(lookups)
+    }
+
+    /// Continues a mount whose INIT another server has answered.
+    pub(crate) fn succeed(&self, minor: u32) {
+        let uring = false;
+        self.negotiated.set(Ok(Negotiated { minor, uring }));
     }
 
     /// INIT: negotiates version and features.

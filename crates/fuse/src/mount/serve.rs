@@ -42,8 +42,9 @@ pub trait Mounter {
 
 /// A served volume.
 pub struct Served {
-    mount_threads: Arc<MountThreads>,
-    negotiated: Negotiated,
+    pub(super) mount_threads: Arc<MountThreads>,
+    pub(super) negotiated: Negotiated,
+    pub(super) pool: Arc<DevPool>,
 }
 
 /// Mounts with `mounter` and serves `fs`. Returns when the mount is usable.
@@ -75,22 +76,7 @@ fn serve_with(
     queues: Option<u16>,
 ) -> Result<Served, MountError> {
     let device = mounter.mount(options)?;
-    let session = Session::new(
-        fs,
-        SessionConfig {
-            timeouts: Timeouts {
-                entry: options.entry_timeout,
-                negative: options.negative_timeout,
-                attr: options.attr_timeout,
-            },
-            max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
-            threads: options.max_threads,
-            posix_acl: options.posix_acl,
-            image: options.image,
-            uring: queues.is_some(),
-            classifier: options.classifier.clone(),
-        },
-    );
+    let session = session(fs, options, queues.is_some());
     let mount_threads = MountThreads::new(Arc::new(session));
     let started = mounter.spare().and_then(|spare| {
         let started = start(&mount_threads, device, options, queues);
@@ -98,11 +84,12 @@ fn serve_with(
         started
     });
     match started {
-        Ok(negotiated) => {
+        Ok((negotiated, pool)) => {
             mounter.is_usable(options);
             Ok(Served {
                 mount_threads,
                 negotiated,
+                pool,
             })
         }
         Err(error) => {
@@ -114,33 +101,59 @@ fn serve_with(
     }
 }
 
+/// The session of a mount with these options.
+pub(super) fn session(fs: Arc<dyn FileSystem>, options: &MountOptions, uring: bool) -> Session {
+    let config = SessionConfig {
+        timeouts: Timeouts {
+            entry: options.entry_timeout,
+            negative: options.negative_timeout,
+            attr: options.attr_timeout,
+        },
+        max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
+        threads: options.max_threads,
+        posix_acl: options.posix_acl,
+        image: options.image,
+        uring,
+        classifier: options.classifier.clone(),
+    };
+    Session::new(fs, config)
+}
+
 /// Starts the service threads and waits until the mount is usable.
 fn start(
     mount_threads: &Arc<MountThreads>,
     device: OwnedFd,
     options: &MountOptions,
     queues: Option<u16>,
-) -> Result<Negotiated, MountError> {
+) -> Result<(Negotiated, Arc<DevPool>), MountError> {
     let device = Arc::new(device);
     mount_threads
         .session
         .volume
         .set_notifier(Notifier::new(device.clone()));
     // With io_uring few requests come through the device: one thread is enough to begin with.
-    let cpus = steadfs_rt::cpu::allowed_cpus();
-    let readers = if queues.is_some() {
-        1
-    } else {
-        cpus.clamp(1, 8)
+    let readers = match queues {
+        Some(_) => 1,
+        None => steadfs_rt::cpu::allowed_cpus().clamp(1, 8),
     };
-    let threads_max = max_in_service(options.max_threads) + readers;
-    DevPool::start(mount_threads, device.clone(), readers, threads_max)
-        .map_err(|error| MountError::Threads(FsError::no_thread(error)))?;
+    let pool = start_readers(mount_threads, &device, options, readers)?;
     let negotiated = mount_threads.session.wait_negotiated()?;
     if let (true, Some(queues)) = (negotiated.uring, queues) {
         UringPool::start(mount_threads, device, queues, options.max_threads)?;
     }
-    Ok(negotiated)
+    Ok((negotiated, pool))
+}
+
+/// Starts `readers` threads that read the device.
+pub(super) fn start_readers(
+    mount_threads: &Arc<MountThreads>,
+    device: &Arc<OwnedFd>,
+    options: &MountOptions,
+    readers: usize,
+) -> Result<Arc<DevPool>, MountError> {
+    let threads_max = max_in_service(options.max_threads) + readers;
+    DevPool::start(mount_threads, Arc::clone(device), readers, threads_max)
+        .map_err(|error| MountError::Threads(FsError::no_thread(error)))
 }
 
 impl Served {

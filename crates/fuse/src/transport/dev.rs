@@ -40,8 +40,8 @@ pub struct DevPool {
     threads: AtomicUsize,
     /// Threads that wait for a request.
     idle: AtomicUsize,
-    /// A thread exits after a request if more than this many are idle.
-    idle_max: usize,
+    /// Threads at the start. One exits after a request if more than these and two are idle.
+    readers: usize,
     /// Largest number of threads.
     threads_max: usize,
     /// Bytes of queued messages.
@@ -59,7 +59,7 @@ impl DevPool {
         device: Arc<OwnedFd>,
         threads: usize,
         threads_max: usize,
-    ) -> std::io::Result<()> {
+    ) -> std::io::Result<Arc<Self>> {
         assert!(
             0 < threads && threads <= threads_max,
             "a pool has between 1 and threads_max threads"
@@ -67,15 +67,26 @@ impl DevPool {
         let pool = Arc::new(Self {
             mount_threads: mount_threads.clone(),
             device,
-            threads: AtomicUsize::new(1),
-            idle: AtomicUsize::new(1),
-            idle_max: threads + 2,
+            threads: AtomicUsize::new(0),
+            idle: AtomicUsize::new(0),
+            readers: threads,
             threads_max,
             queued_bytes: AtomicUsize::new(0),
         });
-        pool.add()?;
-        for _ in 1..threads {
-            pool.grow();
+        pool.start_readers()?;
+        Ok(pool)
+    }
+
+    /// Starts the readers of a pool that has none.
+    ///
+    /// # Errors
+    /// If not even one thread can be created.
+    pub fn start_readers(self: &Arc<Self>) -> std::io::Result<()> {
+        self.threads.store(1, Ordering::Relaxed);
+        self.idle.store(1, Ordering::Relaxed);
+        self.add()?;
+        for _ in 1..self.readers {
+            self.grow();
         }
         Ok(())
     }
@@ -117,8 +128,10 @@ impl DevPool {
         let size = self.mount_threads.session.volume.config.max_request as usize + HEADER_BYTES;
         let mut message = vec![0; size];
         let mut out = self.mount_threads.session.reply_buf();
-        loop {
-            let len = match rustix::io::read(&*device, &mut message[..]) {
+        let reader = self.mount_threads.register_reader();
+        while !self.mount_threads.are_parked() {
+            let taken = reader.wait(|| rustix::io::read(&*device, &mut message[..]));
+            let len = match taken {
                 // Interrupted, or the kernel withdrew the request.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
                 // Unmounted, or the connection was aborted.
@@ -144,7 +157,7 @@ impl DevPool {
             if let Some(slot) = slot {
                 self.mount_threads.session.admission.leave(slot);
             }
-            if self.idle.fetch_add(1, Ordering::Relaxed) >= self.idle_max {
+            if self.idle.fetch_add(1, Ordering::Relaxed) >= self.readers + 2 {
                 break;
             }
         }

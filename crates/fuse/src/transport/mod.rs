@@ -9,9 +9,11 @@ pub mod dev;
 pub mod uring;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
-use steadfs_rt::{Condvar, Mutex, Rank};
+use steadfs_rt::{Condvar, Interruptible, Mutex, Rank};
 
 use crate::error::MountError;
 use crate::session::Session;
@@ -19,6 +21,9 @@ use crate::wire::{self, WriteIn};
 
 /// Bytes that remain of a queued write that is cut to save memory. Database pages are smaller, so they are never cut.
 pub(crate) const SHORT_WRITE_BYTES: usize = 64 << 10;
+
+/// How often readers are interrupted until all have exited.
+const PARK_POLL: Duration = Duration::from_millis(1);
 
 /// Cuts a write to its first [`SHORT_WRITE_BYTES`] if its caller can take a short count; returns the number of bytes
 /// cut. For a direct write, and for pages of a shared mapping, the kernel does not treat a short count as one.
@@ -38,7 +43,11 @@ pub struct MountThreads {
     pub session: Arc<Session>,
     /// Number of service threads.
     count: Mutex<usize>,
+    /// Service threads take no further request, for a successor to take them.
+    parked: AtomicBool,
     all_exited: Condvar,
+    /// Threads that read the device.
+    readers: Mutex<Vec<Arc<Interruptible>>>,
 }
 
 impl MountThreads {
@@ -47,7 +56,9 @@ impl MountThreads {
         Arc::new(Self {
             session,
             count: Mutex::new(Rank::Leaf, 0),
+            parked: AtomicBool::new(false),
             all_exited: Condvar::new(),
+            readers: Mutex::new(Rank::Leaf, Vec::new()),
         })
     }
 
@@ -69,12 +80,53 @@ impl MountThreads {
         .map(drop)
     }
 
-    /// Waits until all service threads have exited: the kernel has ended the connection.
+    /// Waits until all service threads have exited: the kernel has ended the connection, or a successor serves it.
     pub fn wait(&self) {
         let mut count = self.count.lock();
-        while *count > 0 {
+        while *count > 0 || self.are_parked() {
             self.all_exited.wait(&mut count);
         }
+    }
+
+    /// Whether service threads take no further request.
+    pub(crate) fn are_parked(&self) -> bool {
+        self.parked.load(Ordering::Acquire)
+    }
+
+    /// The calling thread, which will read the device.
+    pub(crate) fn register_reader(&self) -> Arc<Interruptible> {
+        let reader = Arc::new(Interruptible::current());
+        let mut readers = self.readers.lock();
+        // The only other reference of a thread that has exited is ours.
+        readers.retain(|one| Arc::strong_count(one) > 1);
+        readers.push(Arc::clone(&reader));
+        reader
+    }
+
+    /// Ends the service threads of the classic transport, once they have answered every request that they have taken.
+    /// Others wait in the kernel.
+    pub(crate) fn park(&self) {
+        self.parked.store(true, Ordering::Release);
+        loop {
+            for reader in &*self.readers.lock() {
+                // One that has exited meanwhile is not there to be interrupted.
+                let _ = reader.interrupt();
+            }
+            let mut count = self.count.lock();
+            if *count == 0 {
+                return;
+            }
+            self.all_exited.wait_for(&mut count, PARK_POLL);
+        }
+    }
+
+    /// Ends [`MountThreads::park`] with the threads that `start` starts.
+    pub(crate) fn unpark<T>(self: &Arc<Self>, start: impl FnOnce() -> T) -> T {
+        // Counted as a thread until there are others: [`MountThreads::wait`] goes on.
+        *self.count.lock() += 1;
+        let _running = RunningThread(self.clone());
+        self.parked.store(false, Ordering::Release);
+        start()
     }
 }
 

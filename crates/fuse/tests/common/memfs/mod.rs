@@ -5,7 +5,7 @@ mod ops;
 mod state;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use steadfs_base::{InodeNo, Timestamp};
 use steadfs_rt::{Mutex, Rank};
@@ -28,6 +28,8 @@ pub struct MemFs {
     pub blocked_write_byte: AtomicU32,
     /// Writes so far.
     pub writes: AtomicU32,
+    /// A hand-over fails.
+    pub refuses_hand_over: AtomicBool,
     /// See [`MemFs::with_unopenable_size`].
     unopenable_size: Option<u64>,
 }
@@ -58,6 +60,7 @@ impl MemFs {
             blocked_fsyncs: AtomicU32::new(0),
             blocked_write_byte: AtomicU32::new(0),
             writes: AtomicU32::new(0),
+            refuses_hand_over: AtomicBool::new(false),
             unopenable_size: None,
         }
     }

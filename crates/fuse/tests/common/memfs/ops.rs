@@ -6,7 +6,8 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
-    ReadData, RenameFlags, Result, Seek, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs,
+    LookupCounts, ReadData, RenameFlags, Result, Seek, SetAttr, SetTime, SetXattr, ShutdownMode,
+    StatFs,
 };
 
 use super::{MemFs, ROOT, now};
@@ -353,5 +354,13 @@ impl FileSystem for MemFs {
     fn unmount(&self) -> Result<()> {
         self.unmounts.fetch_add(1, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// The successor gets the same object, with its lookup counts.
+    fn hand_over(&self) -> Result<LookupCounts> {
+        match self.refuses_hand_over.load(Ordering::SeqCst) {
+            true => Err(FsError::Busy),
+            false => Ok(LookupCounts::new()),
+        }
     }
 }
