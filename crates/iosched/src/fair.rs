@@ -4,6 +4,7 @@ mod beside_fsync;
 mod cfq;
 mod device_speed;
 mod entry;
+mod flush_delay;
 mod fsync_latency;
 mod lanes;
 mod options;
@@ -62,7 +63,8 @@ use volatile_cache::VolatileCache;
 ///   waits for these at most.
 /// - In a series of FLUSHes, the device gets no more async writes between two of them than it can make durable in the
 ///   time of one FLUSH ([`FairOptions::flush_bytes_min`]), since a FLUSH writes the whole volatile cache, whose data may
-///   be other owners', and its caller waits for that. A group that weighs more than that of the FLUSHes is not bound.
+///   be other owners', and its caller waits for that; more where they do not delay it (`flush_delay`). A group that
+///   weighs more than that of the FLUSHes is not bound.
 ///
 /// - While fsync callers are known, the async bytes in flight are bounded by the time that an fsync takes, and async
 ///   requests wait for the steps of an fsync (`fsync_latency`). A stream keeps a quarter of the device's time, or its
@@ -429,7 +431,9 @@ impl<R: Rules> Scheduler for FairQueue<R> {
         }
         self.in_flight.count(entry.tag, entry.bytes, false);
         if entry.flushes > 0 {
-            self.volatile.flush_ends(now);
+            let took = now.0.saturating_sub(entry.dispatched.0) / u64::from(entry.flushes);
+            self.volatile
+                .flush_ends(took, self.volatile_limit_min(), now);
         } else if entry.is_volatile() {
             self.volatile.write_ends(entry.bytes);
         }
@@ -482,12 +486,18 @@ impl<R: Rules> Scheduler for FairQueue<R> {
     }
 
     fn max_write_bytes(&self, tag: IoTag, now: Nanos) -> u64 {
-        let bound = !is_sync(tag) && self.volatile.in_flush_series(now);
-        if bound && !self.outweighs_flush_requester(tag) {
-            return self.options.flush_bytes_min;
+        if is_sync(tag) {
+            return u64::MAX;
         }
-        let fsync = self.rules.fsync().filter(|_| !is_sync(tag));
-        fsync.map_or(u64::MAX, |fsync| fsync.async_write_max(now))
+        let is_volatile =
+            self.volatile.in_flush_series(now) && !self.outweighs_flush_requester(tag);
+        let between_flushes = match is_volatile {
+            true => self.volatile_write_max(),
+            false => u64::MAX,
+        };
+        let fsync = self.rules.fsync();
+        let beside_fsync = fsync.map_or(u64::MAX, |fsync| fsync.async_write_max(now));
+        between_flushes.min(beside_fsync)
     }
 
     fn set_group(&mut self, group: GroupId, parent: GroupId, weight: u32) {
@@ -511,6 +521,11 @@ impl<R: Rules> Scheduler for FairQueue<R> {
         )?;
         if let Some(fsync) = self.rules.fsync() {
             fsync.describe(out)?;
+            let bytes = self.volatile_limit();
+            writeln!(
+                out,
+                "background bytes from one FLUSH to the next at most {bytes}"
+            )?;
         }
         self.tree.describe(out)
     }

@@ -85,8 +85,8 @@ const ENTRIES: &[Opt] = &[
     .help_with_default(
         Device,
         "fair: while fsync is called, background I/O in the device is bounded so that an fsync takes at most this many \
-         milliseconds; auto: twice as long as the shortest ones; it keeps a quarter of the device's time, or its cgroup's \
-         share if that is less, except beside real-time callers",
+         milliseconds; auto: twice as long as the shortest ones, at least 1 ms; it keeps a quarter of the device's time, or \
+         its cgroup's share if that is less, except beside real-time callers",
         "auto",
     )
     .current(Changed, |o| {

@@ -22,10 +22,22 @@ impl<R: Rules> FairQueue<R> {
                 .is_some_and(|caller| self.share_beside(caller, tag).is_some())
     }
 
-    /// Most bytes of async writes between two FLUSHes of a series.
-    pub(super) fn volatile_limit(&self) -> u64 {
+    /// The smallest bound on the bytes of async writes between two FLUSHes of a series.
+    pub(super) fn volatile_limit_min(&self) -> u64 {
         let moved = self.speed.flush_bytes().unwrap_or(0);
         self.options.flush_bytes_min.max(moved)
+    }
+
+    /// Most bytes of async writes between two FLUSHes of a series.
+    pub(super) fn volatile_limit(&self) -> u64 {
+        self.volatile.limit(self.volatile_limit_min())
+    }
+
+    /// The largest single async write in a series of FLUSHes.
+    pub(super) fn volatile_write_max(&self) -> u64 {
+        self.options
+            .flush_bytes_min
+            .max(self.volatile.learned() / 4)
     }
 
     /// Whether an async write of this tag has to wait for the next FLUSH or the end of the series. A group that weighs

@@ -7,8 +7,8 @@
 //! Rules, while fsync callers are known (a durable request that a task waited for completed less than 1 s ago; background
 //! commits and checkpoints count for nothing):
 //! - Async bytes in the device are bounded. The bound is a feedback, as in the kernel's wbt and kyber: it shrinks where
-//!   an fsync took longer than the target (twice the shortest one of its kind, or the time that was set), and grows
-//!   where it exceeded the shortest by a quarter of that difference at most. There is none before an fsync was late: the
+//!   an fsync took longer than the target (twice the shortest one of its kind and at least 1 ms, or the time that was
+//!   set), and grows where it exceeded the shortest by a quarter of that difference at most. There is none before an fsync was late: the
 //!   first one that meets a stream makes the next one a probe, with the smallest bound, and if it took more than twice as
 //!   long as the probe, the bound becomes a quarter of what the device transfers in the time of a FLUSH. It never shrinks
 //!   below what keeps the device busy, and never grows beyond what gives a stream its full throughput ([`KeepBusy`]).
@@ -53,13 +53,16 @@ const PROBE_INTERVAL: u32 = 32;
 const PROBE_PAUSE_NS_MAX: u64 = 150_000_000;
 /// An fsync has no longer pause between its steps: a request that comes later begins another one.
 const STEP_PAUSE_NS_MAX: u64 = 50_000_000;
+/// A shorter fsync is not late: on a disk where one takes 0.2 ms, waking tasks takes as long, and a bound that follows
+/// such delays costs a stream a fifth of its throughput. The kernel's wbt and kyber begin at 2 ms.
+const LATE_NS_MIN: u64 = 1_000_000;
 /// Most fsyncs that are measured at a time.
 const OPEN_MAX: usize = 32;
 
 /// The time that an fsync may take beside async requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum FsyncTarget {
-    /// Twice the shortest fsync of its kind.
+    /// Twice the shortest fsync of its kind, and at least 1 ms.
     #[default]
     Auto,
     /// This time.
@@ -368,7 +371,7 @@ impl FsyncLatency {
         let ideal = kind.get().unwrap_or(took).saturating_add(transfer);
         let target = match self.target {
             FsyncTarget::Within(limit) => limit.0.max(ideal),
-            FsyncTarget::Auto | FsyncTarget::Unlimited => ideal.saturating_mul(2),
+            FsyncTarget::Auto | FsyncTarget::Unlimited => ideal.saturating_mul(2).max(LATE_NS_MIN),
         };
         let (least, most) = (self.bound_min(), self.bytes_max);
         let bound = match self.bound {

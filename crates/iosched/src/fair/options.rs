@@ -58,7 +58,7 @@ pub struct FairOptions {
     /// The cost of a FLUSH in bytes, until the duration of a FLUSH and the throughput of the device are measured.
     pub flush_cost: u64,
     /// In a series of FLUSHes: bytes of async writes that may be dispatched from one FLUSH to the next, and the largest
-    /// single write. More bytes if the device transfers more in the time of a FLUSH.
+    /// single write. More bytes if the device transfers more in the time of a FLUSH, or if they do not delay a FLUSH.
     pub flush_bytes_min: u64,
     /// The time that an fsync may take beside async requests.
     pub fsync_target: FsyncTarget,

@@ -2,10 +2,12 @@
 //!
 //! Problem: a FLUSH makes all data in the cache durable, also that of other owners, and its caller waits for it. Rule:
 //! in a series of FLUSHes (the last one ended less than 4 ms ago) the device gets a bounded amount of async writes from
-//! one FLUSH to the next.
+//! one FLUSH to the next. The bound grows where that data does not delay a FLUSH ([`FlushDelay`]): beside 5000 fsyncs/s
+//! the smallest bound left a stream 580 of 1500 MiB/s on a disk whose FLUSH takes 0.1 ms, however much was written.
 
 use steadfs_base::IoTag;
 
+use super::flush_delay::FlushDelay;
 use crate::Nanos;
 
 /// A series of FLUSHes ends this long after its last FLUSH.
@@ -24,20 +26,37 @@ pub(super) struct VolatileCache {
     ended: Option<Nanos>,
     /// The tag of the last FLUSH.
     flush_requester: IoTag,
+    /// The bytes that the FLUSH in flight makes durable, if no other FLUSH is in flight with it.
+    covered: Option<u64>,
+    delay: FlushDelay,
 }
 
 impl VolatileCache {
     /// A FLUSH is dispatched. It may not cover writes in flight.
     pub(super) fn flush_begins(&mut self, tag: IoTag) {
         self.flush_requester = tag;
+        self.covered = (self.flushing == 0).then_some(self.bytes - self.in_flight);
         self.bytes = self.in_flight;
         self.flushing += 1;
     }
 
-    /// A FLUSH has completed.
-    pub(super) fn flush_ends(&mut self, now: Nanos) {
+    /// A FLUSH has completed after this number of nanoseconds; `least` is the smallest bound.
+    pub(super) fn flush_ends(&mut self, took: u64, least: u64, now: Nanos) {
         self.flushing -= 1;
         self.ended = Some(now);
+        if let Some(covered) = self.covered.take() {
+            self.delay.flushed(covered, took, least);
+        }
+    }
+
+    /// Most bytes of async writes from one FLUSH to the next, where the smallest bound is `least`.
+    pub(super) fn limit(&self, least: u64) -> u64 {
+        self.delay.limit(least)
+    }
+
+    /// The bound that was learned; 0 while it is the smallest one.
+    pub(super) fn learned(&self) -> u64 {
+        self.delay.learned()
     }
 
     /// An async write is dispatched.
@@ -101,7 +120,7 @@ mod tests {
             "the FLUSH completes before the series ends"
         );
 
-        volatile.flush_ends(Nanos(100));
+        volatile.flush_ends(100, LIMIT, Nanos(100));
         assert!(volatile.is_full(LIMIT, Nanos(99 + SERIES_GAP_NS)));
         assert_eq!(volatile.series_ends_at(), Some(Nanos(100 + SERIES_GAP_NS)));
         assert!(!volatile.is_full(LIMIT, Nanos(100 + SERIES_GAP_NS)));

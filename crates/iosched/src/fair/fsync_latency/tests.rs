@@ -194,6 +194,33 @@ fn background_commits_are_no_fsyncs() {
     assert!(world.fsync.caller(Nanos(world.now)).is_some());
 }
 
+/// The target is at least 1 ms, so a device that is fast enough keeps its stream.
+#[test]
+fn short_fsyncs_are_not_late() {
+    let speed = DeviceSpeed::default();
+    for (slowest, late) in [(900_000, false), (1_100_000, true)] {
+        let mut fsync = FsyncLatency::new(&FairOptions::default());
+        fsync.bound = Some(1 << 20);
+        let mut ended = |took: u64, met_async: bool| {
+            let record = OpenFsync {
+                owner: (GroupId(0), OwnerId(1)),
+                began: Nanos(MS),
+                last_event: Nanos(MS),
+                bytes: 4 * KIB,
+                steps: 2,
+                in_flight: 0,
+                met_async,
+            };
+            fsync.has_met_async = true;
+            fsync.fsync_ended(&record, false, &speed, Nanos(MS + took));
+            fsync.bound
+        };
+        assert_eq!(ended(100_000, false), Some(1 << 20));
+        let bound = ended(slowest, true).unwrap();
+        assert_eq!(bound < 1 << 20, late, "{slowest} ns: {bound}");
+    }
+}
+
 #[test]
 fn a_target_is_kept() {
     let mut world = World::new(FsyncTarget::Within(Nanos(15 * MS)));
