@@ -88,7 +88,11 @@ impl<S: WritebackFs> Engine<'_, S> {
                 false => None,
             };
             // Blocks that are overwritten may, on a damaged volume, be those of the batch in flight.
-            let beside = next.as_mut().filter(|next| next.is_all_new());
+            let is_apart = |next: &WritebackRun<'_, S::File>| {
+                let before = in_flight.as_ref();
+                next.is_all_new() || before.is_none_or(|before| next.is_apart_from(before))
+            };
+            let beside = next.as_mut().filter(|next| is_apart(next));
             let submitted = beside
                 .map(|next| self.submit_run(None, next, intent.tag))
                 .is_some();

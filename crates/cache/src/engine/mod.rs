@@ -24,8 +24,8 @@
 //! 4. Each collected block ends in exactly one completion, and its reservation is used, released or kept.
 //! 5. Two writes in flight never overlap on the device, also on a volume whose map refers to one block twice.
 //!
-//! **Overlap.** While the device writes one batch of a file's new blocks, the next one is collected and allocated
-//! ([`batches`]), so the device has work all the time.
+//! **Overlap.** While the device writes one batch of a file, the next one is collected, allocated and submitted, unless it
+//! overwrites blocks that are in flight ([`batches`]), so the device has work all the time.
 //!
 //! **Boost.** A caller that waits for a file's flush lock boosts what the holder has queued, and a holder that writes for
 //! no caller gives the lock up ([`flush_waiters`]).

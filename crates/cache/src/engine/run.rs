@@ -97,6 +97,13 @@ impl<F> WritebackRun<'_, F> {
         pieces.all(|piece| piece.action == MapAction::Insert)
     }
 
+    /// Whether it writes no device block that the other run writes.
+    pub(super) fn is_apart_from(&self, other: &Self) -> bool {
+        let mut all: Vec<_> = self.device_runs().chain(other.device_runs()).collect();
+        all.sort_unstable();
+        all.is_sorted_by(|a, b| a.0.plus(a.1) <= b.0)
+    }
+
     /// Its requests.
     pub(super) fn ios(&self) -> impl Iterator<Item = &IoHandle> {
         self.ios.iter().flatten()
