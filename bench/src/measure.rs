@@ -22,8 +22,19 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of the process `pid`.
+    /// Of the process `pid` and its children: a steadfs server is a child of the process that mounts.
     pub fn of(pid: u32) -> Result<Self> {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let mut all = Self::of_one(pid)?;
+        for child in children.split_ascii_whitespace() {
+            let child = Self::of_one(child.parse()?)?;
+            all.cpu += child.cpu;
+            all.peak += child.peak;
+        }
+        Ok(all)
+    }
+
+    fn of_one(pid: u32) -> Result<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         // Fields 14 and 15. The second field, the name, is in parentheses and may contain any character.
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);

@@ -9,6 +9,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use steadfs_rt::FAULT_VARIABLE;
 
 use crate::command::{Outcome, PATIENCE, finish, run, until, wait};
@@ -196,8 +197,18 @@ impl SteadMount {
         self.root.join(name)
     }
 
-    /// Pid of the server.
+    /// Pid of the server: of the process that reads the volume, which is the only child of the one that mounts, or that one
+    /// itself without a sandbox.
     pub fn pid(&self) -> u32 {
+        let main = self.server.id();
+        let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children"));
+        let children = children.unwrap_or_default();
+        let server = children.split_whitespace().next();
+        server.map_or(main, |pid| pid.parse().expect("a number"))
+    }
+
+    /// Pid of the process that mounts and unmounts.
+    pub fn broker(&self) -> u32 {
         self.server.id()
     }
 
@@ -263,7 +274,7 @@ impl SteadMount {
     /// Kills the server at once and detaches the dead mount.
     #[track_caller]
     pub fn kill(mut self) {
-        self.server.kill().expect("a child can be killed");
+        send(self.pid(), Signal::KILL);
         self.server.wait().expect("a child can be waited for");
         let output = self.log();
         assert!(!output.contains("panicked"), "{output}");
@@ -271,21 +282,25 @@ impl SteadMount {
         self.gone = true;
     }
 
-    /// Sends the server a signal.
+    /// Sends a signal to the process that mounts and unmounts.
     #[track_caller]
-    pub fn signal(&self, signal: rustix::process::Signal) {
-        let pid = i32::try_from(self.server.id()).ok();
-        let pid = pid.and_then(rustix::process::Pid::from_raw);
-        rustix::process::kill_process(pid.expect("a child has a number"), signal)
-            .expect("a child can be signalled");
+    pub fn signal(&self, signal: Signal) {
+        send(self.broker(), signal);
+    }
+
+    /// Lets a server that was stopped continue.
+    #[track_caller]
+    pub fn proceed(&self) {
+        send(self.pid(), Signal::CONT);
     }
 
     /// Stops the server with SIGSTOP until it is continued. One thread takes the signal and stops the others, which run
     /// on for a while on a busy machine, so this waits for all of them.
     #[track_caller]
     pub fn stop(&self) {
-        self.signal(rustix::process::Signal::STOP);
-        let threads = PathBuf::from(format!("/proc/{}/task", self.server.id()));
+        let server = self.pid();
+        send(server, Signal::STOP);
+        let threads = PathBuf::from(format!("/proc/{server}/task"));
         let has_stopped = |thread: &Path| {
             let stat = std::fs::read_to_string(thread.join("stat")).unwrap_or_default();
             // "tid (name) state ..."; the name may contain any character.
@@ -326,6 +341,12 @@ impl Drop for SteadMount {
         let _ = self.server.wait();
         let _ = run("umount", ["-l".as_ref(), self.root.as_os_str()]);
     }
+}
+
+#[track_caller]
+fn send(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    kill_process(pid.expect("a process has a number"), signal).expect("it can be signalled");
 }
 
 /// Whether the volume at the first byte is of a kind that e2fsck judges.

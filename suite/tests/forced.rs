@@ -8,7 +8,6 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use steadfs_suite::command::wait;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, steadfs};
@@ -41,7 +40,7 @@ fn force_away(scratch: &Scratch, volume: &Path, force: impl Fn(&Path)) {
         "it is still mounted"
     );
     // What was acknowledged is on the volume after the server has continued.
-    mount.signal(Signal::CONT);
+    mount.proceed();
     assert_eq!(mount.wait(), 0);
     let mount = SteadMount::new(scratch, volume, "");
     assert!(fs::read(mount.join("kept")).unwrap() == [7; 300_000]);

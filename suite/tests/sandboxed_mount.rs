@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use steadfs_suite::command::until;
@@ -17,15 +20,6 @@ fn volume(scratch: &Scratch, kind: &str) -> Image {
         "f2fs" => f2fs::mkfs(scratch, "a.img", 64 * MIB, "-q"),
         kind => Image::mke2fs(scratch, "a.img", 64 * MIB, &["-t", kind]),
     }
-}
-
-/// The server: the only child of the broker.
-fn server_of(broker: u32) -> u32 {
-    let children = fs::read_to_string(format!("/proc/{broker}/task/{broker}/children")).unwrap();
-    let mut children = children.split_whitespace();
-    let server = children.next().expect("a broker has a server").parse();
-    assert_eq!(children.next(), None);
-    server.unwrap()
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -72,7 +66,7 @@ fn the_server_has_no_rights_over_the_host() {
         let shown = fs::read_to_string(mount.join(".steadfs/options")).unwrap();
         assert!(shown.contains("sandbox=on"), "{shown}");
         works(&mount);
-        let server = server_of(mount.pid());
+        let server = mount.pid();
         for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
             assert_eq!(status(server, set), "0000000000000000", "{set}");
         }
@@ -177,7 +171,7 @@ fn signals_to_the_broker_unmount_and_to_the_server_do_not() {
     for name in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mount = SteadMount::new(&scratch, image.path(), "sandbox=on");
         fs::write(mount.join("file"), b"content").unwrap();
-        let server = server_of(mount.pid());
+        let server = mount.pid();
         signal(server, name);
         assert_eq!(fs::read(mount.join("file")).unwrap(), b"content");
         mount.signal(name);
@@ -200,7 +194,7 @@ fn neither_process_survives_the_other() {
             .unwrap()
             .sync_all()
             .unwrap();
-        let (server, dir) = (server_of(mount.pid()), mount.root().to_owned());
+        let (server, dir) = (mount.pid(), mount.root().to_owned());
         match kills_broker {
             true => mount.signal(Signal::KILL),
             false => signal(server, Signal::KILL),
@@ -253,19 +247,45 @@ fn callers_have_the_rights_that_they_have_without_a_broker() {
 }
 
 #[test]
-fn a_read_only_mount_says_that_it_cannot_be_remounted_for_writing() {
+fn a_read_only_mount_is_remounted_for_writing() {
     let scratch = Scratch::new();
-    let image = volume(&scratch, "ext4");
-    let mount = SteadMount::new(&scratch, image.path(), "sandbox=on,ro");
+    for kind in ["ext4", "f2fs"] {
+        let image = volume(&scratch, kind);
+        let device = LoopDevice::attach(image.path(), true);
+        remounts(&scratch, device.path());
+        drop(device);
+        remounts(&scratch, image.path());
+    }
+}
+
+/// From read-only to writable, while no other program reads the volume.
+fn remounts(scratch: &Scratch, volume: &Path) {
+    let mount = SteadMount::new(scratch, volume, "sandbox=on,ro");
     let root = mount.root().to_str().unwrap();
-    let output = steadfs(["remount", "-o", "rw", root]);
-    assert_ne!(output.code(), 0);
-    assert!(output.err.contains("sandbox"), "{}", output.err);
-    mount.unmount();
-    let mount = SteadMount::new(&scratch, image.path(), "sandbox=on");
-    let root = mount.root().to_str().unwrap();
-    steadfs(["remount", "-o", "ro", root]).expect(0);
+    assert!(fs::write(mount.join("early"), "x").is_err());
+    // While another program reads the volume it cannot be written, as without a sandbox.
+    let mut reader = Command::new("flock");
+    reader.args(["--shared", "--no-fork"]).arg(volume);
+    reader
+        .args(["sh", "-c", "echo; exec sleep 600"])
+        .stdout(Stdio::piped());
+    let mut reader = reader.spawn().unwrap();
+    let mut started = [0];
+    reader
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut started)
+        .unwrap();
+    let refused = steadfs(["remount", "-o", "rw", root]);
+    assert!(refused.err.contains("in use by"), "{}", refused.err);
+    reader.kill().unwrap();
+    reader.wait().unwrap();
     steadfs(["remount", "-o", "rw", root]).expect(0);
-    fs::write(mount.join("file"), "x").unwrap();
+    works(&mount);
+    steadfs(["remount", "-o", "ro", root]).expect(0);
+    assert!(fs::write(mount.join("late"), "x").is_err());
+    steadfs(["remount", "-o", "rw", root]).expect(0);
+    fs::remove_dir_all(mount.join("dir")).unwrap();
     mount.unmount();
 }

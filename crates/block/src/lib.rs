@@ -22,7 +22,9 @@ pub use delayed::DelayedCompletions;
 pub use device::{Device, Done, Geometry};
 pub use error::IoError;
 pub use faults::{Fault, FaultDevice};
-pub use file::{Engine, FileDevice, OpenError, OpenOptions, SyncFileDevice};
+pub use file::{
+    ClaimedFile, Engine, FileDevice, OpenError, OpenOptions, Reopen, SyncFileDevice, prepare_rings,
+};
 pub use mem::MemDevice;
 pub use model::{DeviceModel, ModelDevice};
 pub use queue::{

@@ -58,8 +58,10 @@ impl Mounting<'_> {
     fn serve(&mut self) -> Result<(), Failure> {
         let (requests, theirs) = broker_sockets().map_err(system)?;
         let (commands, taken) = broker_sockets().map_err(system)?;
-        let broker =
-            Broker::new(requests, self.mountpoint).map_err(|error| mount_failure(&error.into()))?;
+        let (path, options) = (self.path.to_owned(), self.options.clone());
+        let reopen = move |claim| steadfs::reopen_for_writing(&path, &options, claim);
+        let broker = Broker::new(requests, self.mountpoint, Box::new(reopen))
+            .map_err(|error| mount_failure(&error.into()))?;
         let mut child = self.start(theirs, taken)?;
         let printer = start_printer(&mut child)?;
         let (path, options) = (self.path, self.options.clone());

@@ -2,7 +2,7 @@
 //!
 //! The server holds a lock on its image while the image is open. So a process that has the same file open, even if the
 //! file was renamed or removed since, learns from the lock when the volume is closed. Other processes may take that
-//! lock, too: if the server's descriptors of the image are visible in /proc, it suffices that they are closed. As long
+//! lock, too: it suffices that the server has ended, or that its descriptors of the image are visible in /proc and closed. As long
 //! as the kernel has the volume mounted anywhere, the server does not close it.
 
 use std::fs::{self, File};
@@ -30,6 +30,8 @@ pub struct Closing {
     image: Option<File>,
     /// The server's descriptors of the image, in /proc, and the image.
     servers: Option<(Vec<PathBuf>, FileId)>,
+    /// The process that ends when the volume is closed, and its start time.
+    server: Option<(i32, String)>,
     /// What the kernel shows of the mount as long as it exists.
     shown: Option<(PathBuf, u64)>,
     /// Devices of other mounts of files that have, or had, the image's name.
@@ -37,8 +39,8 @@ pub struct Closing {
 }
 
 impl Closing {
-    /// Call it while the volume is mounted. `image` is the path that the server reported.
-    pub fn of(mount: &Mount, image: Option<FileId>) -> Self {
+    /// Call it while the volume is mounted. `image` and `server` are the file and the process that the server reported.
+    pub fn of(mount: &Mount, image: Option<FileId>, server: Option<i32>) -> Self {
         let others = of_source(&mount.source).filter(|device| *device != mount.device);
         let opened = match image {
             Some(image) => open_image(&mount.source, image),
@@ -53,6 +55,7 @@ impl Closing {
         });
         Self {
             servers: id.map(|id| (servers(mount, id), id)),
+            server: server.and_then(|process| Some((process, start_time(process)?))),
             image: opened,
             shown: shown(&mount.device),
             others: others.collect(),
@@ -96,11 +99,14 @@ impl Closing {
         }
     }
 
-    /// Whether the server's descriptors of the image were seen, and are closed.
+    /// Whether the server has ended, or its descriptors of the image were seen, and are closed.
     fn is_released(&self) -> bool {
-        self.servers.as_ref().is_some_and(|(servers, image)| {
-            !servers.is_empty() && !servers.iter().any(|path| is_file(path, *image))
-        })
+        let has_ended =
+            |(process, start): &(i32, String)| start_time(*process).as_ref() != Some(start);
+        self.server.as_ref().is_some_and(has_ended)
+            || self.servers.as_ref().is_some_and(|(servers, image)| {
+                !servers.is_empty() && !servers.iter().any(|path| is_file(path, *image))
+            })
     }
 
     /// Mounted again, or still mounted at another mount point.
@@ -133,6 +139,17 @@ impl Closing {
             ),
         )
     }
+}
+
+/// When a process was started, in proc_pid_stat(5): another process that gets its number has another time. `None` if it has
+/// ended, whether or not its parent knows.
+fn start_time(process: i32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Field 22. The second field, the name, is in parentheses and may contain any character.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace();
+    let has_ended = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
+    fields.nth(18).filter(|_| !has_ended).map(str::to_owned)
 }
 
 /// Devices of the mounts of files with this name.

@@ -77,7 +77,7 @@ pub fn run_contained(
         .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
     let broker = BrokerClient::connect(requests);
     let options = mounted_on(options, mountpoint);
-    let volume = open_contained(args, path, &options)?;
+    let volume = open_contained(args, path, &options, &broker)?;
     report(args, &volume);
     let served = steadfs::serve(&volume, &*broker, &options)
         .map_err(|error| close_unmounted(&volume, &error))?;
@@ -108,11 +108,17 @@ fn mounted_on(options: &Options, mountpoint: &Path) -> Options {
 ///
 /// # Errors
 /// With [`READ_ONLY_AGAIN`]: the volume can only be read, and the device is open for writing.
-fn open_contained(args: &args::Mount, path: &Path, options: &Options) -> Result<Volume, Failure> {
+fn open_contained(
+    args: &args::Mount,
+    path: &Path,
+    options: &Options,
+    broker: &Arc<BrokerClient>,
+) -> Result<Volume, Failure> {
+    steadfs::prepare_rings(options);
     let device = VolumeDevice::open(path, options);
     let opened = device.map(|device| {
         let contained = sandbox::enter_as_server();
-        contained.map(|()| device.volume())
+        contained.map(|()| device.reopened_by(broker).volume())
     });
     let error = match opened {
         Ok(contained) => match contained? {

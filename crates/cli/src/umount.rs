@@ -41,8 +41,9 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
         VolumeState::Durable(synced) => (synced.image, synced.close_result),
         _ => (None, None),
     };
+    let server = close_result.map(CloseResultFd::process);
     let close_result = close_result.and_then(CloseResultFd::open);
-    let closing = Closing::of(&mount, image);
+    let closing = Closing::of(&mount, image, server);
     unmount(&mount, Unmount::IfIdle)?;
     let closed = closing.wait().and_then(|is_closed| match close_result {
         Some(result) if is_closed => check_close_result(&mount, &result),

@@ -198,15 +198,11 @@ pub const BOUND_READING: &[Conditional] = &[Conditional(
     },
 )];
 
-/// Calls of [`Profile::Serving`](crate::Profile), besides those for reading: messages to the broker, io_uring for the
-/// requests of FUSE and of the device, and the priorities of threads.
+/// Calls of [`Profile::Serving`](crate::Profile), besides those for reading: messages to the broker, rings of io_uring that
+/// were made and restricted before, and the priorities of threads.
 pub const SERVING: &[c_long] = &[
     libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_io_uring_setup,
     libc::SYS_ioprio_get,
-    libc::SYS_ioprio_set,
-    libc::SYS_memfd_create,
     libc::SYS_recvmsg,
     libc::SYS_sched_setscheduler,
     libc::SYS_sendmsg,
@@ -215,12 +211,27 @@ pub const SERVING: &[c_long] = &[
 /// Linux <linux/fuse.h>: FUSE_DEV_IOC_CLONE, `_IOR(229, 0, uint32_t)`.
 const FUSE_DEV_IOC_CLONE: u64 = 0x8004_e500;
 
-/// Another descriptor of the connection to the kernel.
-pub const BOUND_SERVING: &[Conditional] = &[Conditional(
-    libc::SYS_ioctl,
-    Int(1),
-    Must::BeOneOf(&[TCGETS, BLKDISCARD, FUSE_DEV_IOC_CLONE]),
-)];
+/// Linux <linux/fs.h>: `_IO(0x12, 104)`.
+const BLKSSZGET: u64 = 0x1268;
+/// Codes of io_uring_register(2), linux/io_uring.h: files of a ring, and the end of its making.
+const RING_FILES: u64 = 2;
+const NO_RING_FILES: u64 = 3;
+const ENABLE_RING: u64 = 12;
+
+/// Another descriptor of the connection to the kernel, and the sector size of a device that was opened again. A ring gets
+/// no new rights: it was restricted before it was enabled.
+pub const BOUND_SERVING: &[Conditional] = &[
+    Conditional(
+        libc::SYS_ioctl,
+        Int(1),
+        Must::BeOneOf(&[TCGETS, BLKDISCARD, BLKSSZGET, FUSE_DEV_IOC_CLONE]),
+    ),
+    Conditional(
+        libc::SYS_io_uring_register,
+        Int(1),
+        Must::BeOneOf(&[RING_FILES, NO_RING_FILES, ENABLE_RING]),
+    ),
+];
 
 /// Calls that the C library replaces by older ones if they do not exist. Their arguments are in memory, where a filter
 /// cannot see them.

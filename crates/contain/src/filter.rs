@@ -48,7 +48,9 @@ fn programs(profile: Profile, arch: TargetArch) -> Result<[BpfProgram; 3], Backe
     let mut hostile = every(HOSTILE);
     if profile == Profile::Serving {
         allowed.extend(every(SERVING));
-        hostile.retain(|call, _| !SERVING.contains(call));
+        let bound = BOUND_SERVING.iter().map(|conditional| &conditional.0);
+        let served: Vec<_> = SERVING.iter().chain(bound).collect();
+        hostile.retain(|call, _| !served.contains(&call));
     }
     let allow = SeccompAction::Allow;
     let errno = |number: i32| SeccompAction::Errno(number.unsigned_abs());

@@ -13,7 +13,7 @@
 //! | capabilities | none in any set: root is a user without privileges |
 //! | Landlock | no path can be opened, made or removed, no TCP port used, no process outside signalled, beyond what is named |
 //! | seccomp filter | system calls by an allow-list, see [`Profile`]; calls that only an attacker makes end the process |
-//! | user and network | a server that root started is a user of its own ([`Containment::as_own_user`]), and reaches no network |
+//! | user and network | a server reaches no network, and root's is a user of its own ([`Containment::as_own_user`]) |
 //! | `RLIMIT_CORE`, dumpable | no core dump, no ptrace(2) by other processes of the user |
 //!
 //! **Threads.** Landlock and capabilities belong to a thread and are inherited by the threads that it starts. So the
@@ -88,7 +88,7 @@ impl Containment {
         self
     }
 
-    /// If root enters: the process becomes a user of its own, in a network of its own.
+    /// The process enters a network of its own; root's becomes a user of its own.
     #[must_use]
     pub fn as_own_user(mut self) -> Self {
         self.own_user = true;
@@ -119,16 +119,17 @@ impl Containment {
         }
         // Before another user loses the right to do it.
         let bounding_set = drop_bounding_set();
-        let own_user = match self.own_user && rustix::process::geteuid().is_root() {
-            true => user::become_own(),
-            false => Ok(()),
+        let (own_network, own_user) = match self.own_user {
+            true => (user::enter_own_network(), user::become_own()),
+            false => (Ok(()), Ok(())),
         };
         let with_parent = match self.ends_with_parent {
             true => rustix::process::set_parent_process_death_signal(Some(Signal::KILL)),
             false => Ok(()),
         };
-        let steps: [(&str, Result<(), String>); 7] = [
-            ("user and network of its own", own_user),
+        let steps: [(&str, Result<(), String>); 8] = [
+            ("network of its own", own_network),
+            ("user of its own", own_user),
             ("end with its parent", with_parent.map_err(words)),
             (
                 "no_new_privs",

@@ -12,11 +12,24 @@ use crate::words;
 /// The first number of the range; a pid has 22 bits at most.
 const FIRST: u32 = 1_879_048_192;
 
-/// Gives up root for the calling thread and those that it starts.
+/// Leaves the network for one without interfaces, for the calling thread and those that it starts. A user without
+/// privileges needs a user namespace for that.
+pub fn enter_own_network() -> Result<(), String> {
+    let entered = match rustix::process::geteuid().is_root() {
+        true => steadfs_rt::unshare_network(),
+        false => steadfs_rt::unshare_user_and_network(),
+    };
+    entered.map_err(words)
+}
+
+/// Gives up root, if it is root, for the calling thread and those that it starts.
 pub fn become_own() -> Result<(), String> {
+    // Root in a user namespace, too; not the user that a namespace does not map.
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
     // Resource limits that root is free of, and the next user is not: buffers that io_uring pins, and leaving SCHED_IDLE.
     raise_limits();
-    steadfs_rt::unshare_network().map_err(words)?;
     let number = FIRST + Pid::as_raw(Some(rustix::process::getpid())).unsigned_abs();
     let (uid, gid) = (Uid::from_raw(number), Gid::from_raw(number));
     set_thread_groups(&[]).map_err(words)?;

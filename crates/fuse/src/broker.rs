@@ -4,7 +4,9 @@
 //! has to be made, and some answers depend on the caller's process. **Rule.** Two processes: the *server* has
 //! descriptors only; the *broker* makes and ends the mount, and answers [`Question`]s, over one socket. The broker never
 //! reads a byte of the volume. It takes every message for one of an attacker: the set of messages is closed, none names
-//! a path outside the cgroup hierarchy, and the mount is made where and how the command line says.
+//! a path outside the cgroup hierarchy, and the mount is made where and how the command line says. Of files the server gets
+//! the one that the command line names, opened for writing if a mount that was read-only is to be written
+//! ([`Reopen`]).
 //!
 //! A message is one datagram of text (SOCK_SEQPACKET), a word and its arguments; the server sends a request and waits for
 //! its reply. The end of the socket is the end of the server.
@@ -26,7 +28,7 @@ use rustix::net::{
 
 pub use client::BrokerClient;
 pub use commands::{Commands, serve_commands};
-pub use server::{Broker, VolumeFacts};
+pub use server::{Broker, Reopen, VolumeFacts};
 
 /// The longest message in bytes: a cgroup's path is at most 4095.
 const MESSAGE_BYTES_MAX: usize = 8192;
@@ -44,17 +46,19 @@ pub fn broker_sockets() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Sends one message, with a descriptor if there is one.
-fn send(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+/// Most descriptors of a message.
+const DESCRIPTORS_MAX: usize = 2;
+
+/// Sends one message with its descriptors.
+fn send(socket: &OwnedFd, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if text.len() > MESSAGE_BYTES_MAX {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = fd.as_slice();
-    if fd.is_some() {
+    if !fds.is_empty() {
         let fits = control.push(SendAncillaryMessage::ScmRights(fds));
-        debug_assert!(fits, "there is space for one descriptor");
+        assert!(fits, "a message has few descriptors");
     }
     loop {
         // Without NOSIGNAL the end of the other process would end this one.
@@ -72,9 +76,9 @@ fn send(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<
 }
 
 /// Receives one message; `None` at the end of the socket.
-fn receive(socket: &OwnedFd) -> io::Result<Option<(String, Option<OwnedFd>)>> {
+fn receive(socket: &OwnedFd) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         let mut into = [IoSliceMut::new(&mut bytes)];
@@ -85,10 +89,10 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<(String, Option<OwnedFd>)>> {
             received => break received?,
         }
     };
-    let mut fd = None;
+    let mut fds = Vec::new();
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-            fd = fds.next();
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
         }
     }
     if received.bytes == 0 {
@@ -99,7 +103,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<(String, Option<OwnedFd>)>> {
     }
     bytes.truncate(received.bytes);
     let text = String::from_utf8(bytes).map_err(|_| io::Error::other("a message is no text"))?;
-    Ok(Some((text, fd)))
+    Ok(Some((text, fds)))
 }
 
 #[cfg(test)]

@@ -3,17 +3,18 @@
 //! Problem: the kernel discards the result of DESTROY, and a server that was not started from a shell has no terminal
 //! to report to. Rule: the server keeps a memfd, writes the result of closing the volume there, and reports the memfd's
 //! number in its answer to the SYNC ioctl. A process that is about to unmount opens the memfd through /proc first and
-//! reads it when the volume is closed; its descriptor keeps the memfd alive after the server has exited.
+//! reads it when the volume is closed; its descriptor keeps the memfd alive after the server has exited. A contained server
+//! cannot be seen in /proc by its user, so its broker makes the memfd and keeps it open.
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, memfd_create};
 use steadfs_vfs::FsError;
+
+use crate::host;
 
 /// First byte of the memfd: the volume was closed cleanly, or closing failed and the cause follows.
 const CLEAN: u8 = b'+';
@@ -27,13 +28,20 @@ const RESULT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct CloseResultFile {
     file: File,
+    /// The process that other processes find it in, and its descriptor there.
+    process: i32,
+    descriptor: i32,
 }
 
 impl CloseResultFile {
     /// `None` if the memfd cannot be created: the result is then not reported.
     pub(crate) fn new() -> Option<Self> {
-        match memfd_create("steadfs-close-result", MemfdFlags::CLOEXEC) {
-            Ok(file) => Some(Self { file: file.into() }),
+        match host::close_result() {
+            Ok((file, process, descriptor)) => Some(Self {
+                file: file.into(),
+                process,
+                descriptor,
+            }),
             Err(error) => {
                 tracing::debug!(%error, "cannot create a memfd: umount will not report how the volume was closed");
                 None
@@ -44,8 +52,8 @@ impl CloseResultFile {
     /// How another process finds it.
     pub(crate) fn fd(&self) -> Option<CloseResultFd> {
         Some(CloseResultFd {
-            process: rustix::process::getpid().as_raw_nonzero().get(),
-            descriptor: self.file.as_raw_fd(),
+            process: self.process,
+            descriptor: self.descriptor,
             inode: self.file.metadata().ok()?.ino(),
         })
     }
@@ -85,6 +93,11 @@ impl CloseResultFd {
             descriptor: numbers.next()?.parse().ok()?,
             inode: numbers.next()?.parse().ok()?,
         })
+    }
+
+    /// The process that has it open: the server, or the one that mounts for it, which ends after it.
+    pub fn process(self) -> i32 {
+        self.process
     }
 
     /// Opens the memfd; to be called while the volume is mounted. `None` if it cannot be opened, for example from

@@ -7,9 +7,12 @@
 
 use std::fs::{File, read_link, read_to_string};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use steadfs_rt::cpu::{ThreadRequest, help_thread};
 
 use crate::ioctl::SHUTDOWN;
 use crate::owner::cgroup::{Hierarchy, Weight};
@@ -19,6 +22,9 @@ use crate::sys;
 const SYS_ADMIN: u64 = 1 << 21;
 /// SIGKILL as a bit of a signal set.
 const SIGKILL: u64 = 1 << 8;
+
+/// ioctl(2) of 32-bit programs on x86 and ARM.
+const IOCTL_32_BIT: i64 = 54;
 
 /// A question about the host. A pid is that of a thread in the server's PID namespace; 0 is no visible process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +40,8 @@ pub(crate) enum Question {
     GroupOf(u32),
     /// The weight of a cgroup.
     WeightOf(String),
+    /// Whether a thread of the server got what it may not take itself.
+    Thread(i32, ThreadRequest),
 }
 
 /// An answer; [`Answer::Unknown`] where the host does not show it.
@@ -52,6 +60,15 @@ pub(crate) trait Host: Send + Sync {
 
     /// Opens the FUSE device.
     fn fuse_device(&self) -> io::Result<OwnedFd>;
+
+    /// Makes the file for the result of closing the volume, and returns the process that keeps it open, and its descriptor
+    /// there.
+    fn close_result(&self) -> io::Result<(OwnedFd, i32, i32)>;
+}
+
+/// A file for the result of closing a volume.
+pub(crate) fn new_close_result() -> io::Result<OwnedFd> {
+    Ok(memfd_create("steadfs-close-result", MemfdFlags::CLOEXEC)?)
 }
 
 /// The process reads the host's files itself.
@@ -65,6 +82,13 @@ impl Host for OwnFiles {
 
     fn fuse_device(&self) -> io::Result<OwnedFd> {
         sys::open_device()
+    }
+
+    fn close_result(&self) -> io::Result<(OwnedFd, i32, i32)> {
+        let file = new_close_result()?;
+        let process = rustix::process::getpid().as_raw_nonzero().get();
+        let descriptor = file.as_raw_fd();
+        Ok((file, process, descriptor))
     }
 }
 
@@ -89,7 +113,12 @@ pub(crate) fn fuse_device() -> io::Result<OwnedFd> {
     host().fuse_device()
 }
 
-/// The same for a question whose answer is yes or no; unknown is no.
+/// The file for the result of closing the volume, the process that keeps it open, and its descriptor there.
+pub(crate) fn close_result() -> io::Result<(OwnedFd, i32, i32)> {
+    host().close_result()
+}
+
+/// Asks a question whose answer is yes or no; unknown is no.
 pub(crate) fn is(question: Question) -> bool {
     ask(question) == Answer::Is(true)
 }
@@ -115,8 +144,18 @@ impl Question {
                 Some(found) => Answer::Weight(found.weight(group)),
                 None => Answer::Unknown,
             },
+            Self::Thread(tid, request) => {
+                Answer::Is(is_of_child(*tid) && help_thread(*tid, *request))
+            }
         }
     }
+}
+
+/// Whether a thread is of a process that this one has started.
+fn is_of_child(tid: i32) -> bool {
+    let status = read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    parent.and_then(|pid| pid.trim().parse().ok()) == Some(std::process::id())
 }
 
 /// False for a process that is not visible from here.
@@ -167,11 +206,11 @@ fn shutdown_mode(pid: u32, address: u64) -> io::Result<u32> {
 /// Whether a thread's `/proc/PID/syscall`, the number of the call and its arguments, is this ioctl(2).
 fn is_shutdown(call: &str, address: u64) -> bool {
     let mut words = call.split_ascii_whitespace();
-    let number = words.next().and_then(|word| word.parse().ok());
+    let number: Option<i64> = words.next().and_then(|word| word.parse().ok());
     let mut arguments =
         words.map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
     let (_fd, command, argument) = (arguments.next(), arguments.next(), arguments.next());
-    number == Some(libc::SYS_ioctl)
+    matches!(number, Some(libc::SYS_ioctl | IOCTL_32_BIT))
         && command == Some(Some(SHUTDOWN.into()))
         && argument == Some(Some(address))
 }
@@ -205,10 +244,13 @@ mod tests {
 
     #[test]
     fn only_the_argument_of_a_shutdown_is_read() {
-        let number = libc::SYS_ioctl;
         let command = SHUTDOWN;
-        let call =
-            |command| format!("{number} 0x3 {command:#x} 0x7ffd10 0x0 0x0 0x0 0x7ffe 0x7fff\n");
+        let by = |number, command| {
+            format!("{number} 0x3 {command:#x} 0x7ffd10 0x0 0x0 0x0 0x7ffe 0x7fff\n")
+        };
+        assert!(is_shutdown(&by(IOCTL_32_BIT, command), 0x7f_fd10));
+        assert!(!is_shutdown(&by(libc::SYS_ioctl + 1, command), 0x7f_fd10));
+        let call = |command| by(libc::SYS_ioctl, command);
         assert!(is_shutdown(&call(command), 0x7f_fd10));
         assert!(!is_shutdown(&call(command), 0x7f_fd14));
         assert!(!is_shutdown(&call(command + 1), 0x7f_fd10));

@@ -38,13 +38,15 @@ mod sys;
 pub mod transport;
 pub mod wire;
 
-pub use broker::{Broker, BrokerClient, Commands, VolumeFacts, broker_sockets, serve_commands};
+pub use broker::{
+    Broker, BrokerClient, Commands, Reopen, VolumeFacts, broker_sockets, serve_commands,
+};
 pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};
 pub use error::MountError;
 pub use mount::{
     BlockDevice, FileId, KernelMount, Legacy, MountEntry, MountFlags, MountHandle, MountOptions,
-    Mounted, Mounter, Served, SyncError, Synced, Transport, Unmount, mount, serve, serve_on,
-    uring_hint,
+    Mounted, Mounter, Served, SyncError, Synced, Transport, Unmount, mount, prepare_rings, serve,
+    serve_on, uring_hint,
 };
 pub use owner::{Classifier, Groups, Owners};
 pub use stats::Stats;

@@ -23,7 +23,7 @@ use rustix::mount::{MountFlags as RawFlags, UnmountFlags};
 use steadfs_vfs::{FileSystem, FsError};
 
 pub use kernel::KernelMount;
-pub use serve::{Mounter, Served, serve, uring_hint};
+pub use serve::{Mounter, Served, prepare_rings, serve, uring_hint};
 pub use succession::{Legacy, serve_on};
 pub use sync::{FileId, SyncError, Synced};
 pub use table::MountEntry;

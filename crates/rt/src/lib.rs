@@ -32,7 +32,7 @@ pub use fault::{FAULT_VARIABLE, fault_point};
 pub use interruptible::Interruptible;
 pub use memory::limit_malloc_arenas;
 pub use mutex::{Mutex, MutexGuard};
-pub use namespace::{unshare_mounts, unshare_network};
+pub use namespace::{unshare_mounts, unshare_network, unshare_user_and_network};
 pub use random::{Random, random_u64};
 pub use rank::Rank;
 pub use rank_scope::{RankScope, RankScopeGuard};

@@ -11,7 +11,7 @@ use steadfs_vfs::{Control, ControlLayer, FileSystem, FsError, PreparedOptions, W
 
 use crate::probe::Kind;
 use crate::volume::{Error, Volume};
-use crate::{FuseTransport, Io, Options};
+use crate::{FuseTransport, Io, IoEngine, Options};
 
 /// The options that a mount adds to its volume's: those of its queue, and those that are fixed while it is mounted.
 struct MountLayer {
@@ -22,11 +22,6 @@ struct MountLayer {
 
 impl ControlLayer for MountLayer {
     fn prepare(&self, list: &str) -> Result<PreparedOptions, FsError> {
-        let wants_writing = items(list).any(|(name, _)| name == "rw");
-        if self.options.sandbox && self.options.read_only() && wants_writing {
-            let why = "rw: the server is in a sandbox and cannot open the device again: unmount, and mount for writing";
-            return Err(FsError::BadOption(why.to_owned()));
-        }
         ControlLayer::prepare(&*self.io, &self.options.for_volume(list, self.kind)?)
     }
 
@@ -46,7 +41,10 @@ impl ControlLayer for MountLayer {
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
-    let (fs, how) = prepare(volume, options);
+    let mut options = options.clone();
+    // This process serves, as it is.
+    options.sandbox = false;
+    let (fs, how) = prepare(volume, &options);
     Ok(steadfs_fuse::mount(fs, mountpoint, how)?)
 }
 
@@ -57,6 +55,23 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
 pub fn serve(volume: &Volume, mounter: &dyn Mounter, options: &Options) -> Result<Served, Error> {
     let (fs, how) = prepare(volume, options);
     Ok(steadfs_fuse::serve(fs, mounter, &how)?)
+}
+
+/// Makes the rings of a server that is about to be contained, for the kernel's requests and for the device: it cannot make
+/// any afterwards.
+pub fn prepare_rings(options: &Options) {
+    steadfs_fuse::prepare_rings(transport(options));
+    if options.io_engine != IoEngine::Threads {
+        steadfs_block::prepare_rings();
+    }
+}
+
+fn transport(options: &Options) -> Transport {
+    match options.fuse_transport {
+        FuseTransport::Auto => Transport::Auto,
+        FuseTransport::Uring => Transport::Uring,
+        FuseTransport::Dev => Transport::Dev,
+    }
 }
 
 /// How a broker mounts the volume at `path` for its server.
@@ -114,11 +129,7 @@ fn prepare(volume: &Volume, options: &Options) -> (Arc<dyn FileSystem>, MountOpt
         image: volume.image(),
         // The superblock may have switched them off.
         posix_acl: items(&volume.fs().options()).all(|(name, _)| name != "noacl"),
-        transport: match options.fuse_transport {
-            FuseTransport::Auto => Transport::Auto,
-            FuseTransport::Uring => Transport::Uring,
-            FuseTransport::Dev => Transport::Dev,
-        },
+        transport: transport(options),
         classifier: Arc::clone(volume.io().owners()) as _,
         ..mount_options(volume.path(), options, facts)
     };

@@ -1,14 +1,16 @@
 //! An open volume on an image file or block device.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use steadfs_block::{
-    Device, Engine, FileDevice, ModelDevice, OpenError, OpenOptions, Queue, QueueOptions,
+    ClaimedFile, Device, Engine, FileDevice, ModelDevice, OpenError, OpenOptions, Queue,
+    QueueOptions,
 };
 use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
-use steadfs_fuse::{BlockDevice, FileId};
+use steadfs_fuse::{BlockDevice, BrokerClient, FileId};
 use steadfs_vfs::{FileSystem, FsError};
 use thiserror::Error;
 
@@ -125,6 +127,36 @@ pub struct Volume {
     io: Arc<Io>,
 }
 
+fn open_options(options: &Options) -> OpenOptions {
+    OpenOptions {
+        read_only: options.read_only(),
+        direct: !options.buffered,
+        offset: options.offset,
+        sizelimit: options.size_limit,
+        engine: match options.io_engine {
+            IoEngine::Auto => Engine::Auto,
+            IoEngine::Uring => Engine::Uring,
+            IoEngine::Threads => Engine::Threads,
+        },
+        create: None,
+    }
+}
+
+/// Opens the image or device at `path` for writing, for a server that has it open for reading: the broker's part of a
+/// remount for writing. With `claim` a block device is claimed with O_EXCL.
+///
+/// # Errors
+/// Why it cannot be written.
+pub fn reopen_for_writing(
+    path: &Path,
+    options: &Options,
+    claim: bool,
+) -> Result<Vec<OwnedFd>, String> {
+    let opened = ClaimedFile::for_writing(path, &open_options(options), claim);
+    let opened = opened.map_err(|error| error.to_string())?;
+    Ok(opened.into_descriptors())
+}
+
 /// An open image file or block device, of whose content nothing is interpreted yet: between this and the next step a
 /// process can give up the rights that it does not need any more. No thread is started before that step.
 pub struct VolumeDevice {
@@ -137,20 +169,8 @@ pub struct VolumeDevice {
 impl VolumeDevice {
     /// Opens the image or device and claims it.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
-        let open = OpenOptions {
-            read_only: options.read_only(),
-            direct: !options.buffered,
-            offset: options.offset,
-            sizelimit: options.size_limit,
-            engine: match options.io_engine {
-                IoEngine::Auto => Engine::Auto,
-                IoEngine::Uring => Engine::Uring,
-                IoEngine::Threads => Engine::Threads,
-            },
-            create: None,
-        };
         Ok(Self {
-            device: Arc::new(FileDevice::open_idle(path, open)?),
+            device: Arc::new(FileDevice::open_idle(path, open_options(options))?),
             path: path.to_owned(),
             options: options.clone(),
             // It depends on the host's memory, which is read from /proc.
@@ -163,6 +183,17 @@ impl VolumeDevice {
         let mut options = options.clone();
         options.set_salvage();
         Self::open(path, &options)
+    }
+
+    /// A remount for writing asks `broker` to open the device, because this process is about to lose the right to do it.
+    #[must_use]
+    pub fn reopened_by(self, broker: &Arc<BrokerClient>) -> Self {
+        let broker = Arc::clone(broker);
+        self.device.reopen_by(Box::new(move |claim| {
+            let opened = ClaimedFile::from_descriptors(broker.reopen(claim)?);
+            opened.ok_or_else(|| "the broker did not open the device".to_owned())
+        }));
+        self
     }
 
     /// The image or device.

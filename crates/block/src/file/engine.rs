@@ -7,12 +7,12 @@ use steadfs_rt::{Mutex, Rank};
 
 use super::busy_poll::BusyPoll;
 use super::jobs::{Job, JobSource};
-use super::ring::{RING_ENTRIES, Ring};
+use super::ring::{RING_ENTRIES, Ring, are_prepared};
 use super::transfer::Target;
 use crate::Op;
 
 /// Most rings that are kept for the next batch.
-const SPARE_RINGS: usize = 8;
+pub(super) const SPARE_RINGS: usize = 8;
 /// Longest read in bytes that is polled for.
 const MAX_POLLED_READ_BYTES: u64 = 64 << 10;
 
@@ -64,7 +64,7 @@ impl RequestRunner {
         {
             ring.run(&self.target, jobs, source, poll);
             let mut spare = rings.lock();
-            if spare.len() < SPARE_RINGS {
+            if spare.len() < SPARE_RINGS || are_prepared() {
                 spare.push(ring);
             }
             return;

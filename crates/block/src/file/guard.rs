@@ -30,6 +30,14 @@ const SHORT_PAUSES: u32 = 200;
 /// Longest pause: a process that has had the image open for twice as long does not set up a loop device.
 const MAX_PAUSE: Duration = Duration::from_millis(4096);
 
+/// An inotify(7) with an event for every open of the file.
+pub(super) fn watch_opens(file: &OwnedFd) -> Result<OwnedFd, std::io::Error> {
+    let opens = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    inotify::add_watch(&opens, path, inotify::WatchFlags::OPEN)?;
+    Ok(opens)
+}
+
 /// Watches for loop devices from its start until it is dropped. Before the start every request that makes data durable
 /// is followed by a check.
 pub(super) struct ImageGuard {
@@ -38,12 +46,10 @@ pub(super) struct ImageGuard {
 }
 
 impl ImageGuard {
-    /// Prepares to watch: writes to `target`, an image, are refused once a loop device shows it.
-    pub(super) fn prepare(target: &Arc<Target>) -> Result<Self, std::io::Error> {
+    /// Prepares to watch: writes to `target`, an image whose opens are those of [`watch_opens`], are refused once a loop
+    /// device shows it.
+    pub(super) fn prepare(target: &Arc<Target>, opens: OwnedFd) -> Result<Self, std::io::Error> {
         let image = fstat(&target.fd)?;
-        let opens = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-        let path = format!("/proc/self/fd/{}", target.fd.as_raw_fd());
-        inotify::add_watch(&opens, path, inotify::WatchFlags::OPEN)?;
         let watch = Arc::new(LoopWatch {
             target: Arc::clone(target),
             image,

@@ -23,7 +23,8 @@ use std::sync::{Arc, OnceLock};
 
 use steadfs_rt::{Mutex, Rank};
 
-pub use open::{Engine, OpenError, OpenOptions};
+pub use open::{ClaimedFile, Engine, OpenError, OpenOptions};
+pub use ring::prepare_rings;
 pub use sync_device::SyncFileDevice;
 
 use crate::{Bio, Device, Done, Geometry, Op};
@@ -52,7 +53,13 @@ pub struct FileDevice {
     first: OpenedFile,
     /// The same file opened for writing, after it had been opened for reading only.
     writable: OnceLock<OpenedFile>,
+    /// Opens it for writing, if this process cannot.
+    reopen: OnceLock<Reopen>,
 }
+
+/// Opens a device's file for writing and claims it ([`ClaimedFile::for_writing`]), with or without O_EXCL. An error is the
+/// reason.
+pub type Reopen = Box<dyn Fn(bool) -> Result<ClaimedFile, String> + Send + Sync>;
 
 /// An open file and the threads that execute its requests.
 struct OpenedFile {
@@ -68,9 +75,15 @@ struct OpenedFile {
 }
 
 impl OpenedFile {
-    fn open(path: &Path, options: &OpenOptions, claim: bool) -> Result<Self, OpenError> {
-        let (target, exclusive) = open::open_target(path, options, claim)?;
-        let target = Arc::new(target);
+    /// The device on a claimed file. `known` as in [`open::target_on`].
+    fn on(
+        path: &Path,
+        options: &OpenOptions,
+        claimed: ClaimedFile,
+        known: Option<&Geometry>,
+    ) -> Result<Self, OpenError> {
+        let ClaimedFile { fd, second } = claimed;
+        let target = Arc::new(open::target_on(path, options, fd, known)?);
         let (runner, no_rings_reason) = choose_engine(&target, options.engine);
         if options.engine == Engine::Uring
             && let Some(reason) = no_rings_reason
@@ -86,8 +99,11 @@ impl OpenedFile {
         } else {
             MAX_LANES
         };
-        let is_guarded = target.kind == TargetKind::Image && !options.read_only;
-        let guard = is_guarded.then(|| ImageGuard::prepare(&target));
+        let (exclusive, opens) = match target.kind {
+            TargetKind::BlockDevice => (second, None),
+            TargetKind::Image => (None, second),
+        };
+        let guard = opens.map(|opens| ImageGuard::prepare(&target, opens));
         let guard = guard
             .transpose()
             .inspect_err(|error| unwatched(path, error));
@@ -134,13 +150,22 @@ impl FileDevice {
     /// give up rights in between, which then holds for all threads.
     pub fn open_idle(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
+        let claimed = ClaimedFile::open(path, &options, true)?;
         Ok(Self {
             path: path.to_owned(),
-            first: OpenedFile::open(path, &options, true)?,
+            first: OpenedFile::on(path, &options, claimed, None)?,
             options,
             yielded: AtomicBool::new(false),
             writable: OnceLock::new(),
+            reopen: OnceLock::new(),
         })
+    }
+
+    /// From now on [`Device::make_writable`] opens the file by `reopen`, because this process is about to lose the right
+    /// to do it.
+    pub fn reopen_by(&self, reopen: Reopen) {
+        let is_first = self.reopen.set(reopen).is_ok();
+        assert!(is_first, "a process loses the right once");
     }
 
     /// Starts the threads of a device that was opened idle.
@@ -206,17 +231,25 @@ impl FileDevice {
             create: None,
             ..self.options.clone()
         };
-        claim::unlock(&self.first.target.fd);
+        let old = &self.first.target;
+        claim::unlock(&old.fd);
         let claim = !self.yielded.load(Ordering::Acquire);
-        let opened = OpenedFile::open(&self.path, &options, claim)
-            .map_err(|error| error.to_string())
-            .and_then(|opened| {
-                let (old, new) = (&self.first.target, &opened.target);
-                if !open::same_file(&old.fd, &new.fd) || old.geometry.size != new.geometry.size {
-                    return Err(format!("{}: is another file now", self.path.display()));
-                }
-                Ok(opened)
-            });
+        let claimed = match self.reopen.get() {
+            Some(reopen) => reopen(claim),
+            None => ClaimedFile::open(&self.path, &options, claim).map_err(|e| e.to_string()),
+        };
+        let opened = claimed.and_then(|claimed| {
+            let another = || format!("{}: is another file now", self.path.display());
+            if !open::same_file(&old.fd, &claimed.fd) {
+                return Err(another());
+            }
+            let opened = OpenedFile::on(&self.path, &options, claimed, Some(&old.geometry))
+                .map_err(|error| error.to_string())?;
+            match opened.target.geometry.size == old.geometry.size {
+                true => Ok(opened),
+                false => Err(another()),
+            }
+        });
         if let Ok(opened) = &opened {
             opened.start_guard(&self.path);
         }

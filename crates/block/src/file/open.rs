@@ -13,6 +13,7 @@ use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
 use super::claim;
+use super::guard::watch_opens;
 use super::transfer::{DirectIo, Target, TargetKind, retry};
 use crate::buf::ALIGN_BYTES;
 use crate::{Buf, Geometry};
@@ -153,14 +154,53 @@ impl TargetKind {
     }
 }
 
-/// A file that was opened and claimed.
-struct Claimed {
-    fd: OwnedFd,
-    /// For a block device opened for writing: the descriptor that claims it with O_EXCL. It is a second one,
-    /// so that the claim can be given up before the device is closed.
-    exclusive: Option<OwnedFd>,
-    file: Stat,
-    kind: TargetKind,
+/// A file that was opened and claimed. Its descriptors can be passed to another process.
+pub struct ClaimedFile {
+    pub(super) fd: OwnedFd,
+    pub(super) second: Option<OwnedFd>,
+}
+
+impl ClaimedFile {
+    /// Opens the image or block device for writing and claims it, for a process that has it open for reading only. Without
+    /// `claim` a block device is not claimed with O_EXCL, because the kernel's mount of ours claims it.
+    ///
+    /// # Errors
+    /// As [`FileDevice::open`](super::FileDevice::open).
+    pub fn for_writing(path: &Path, options: &OpenOptions, claim: bool) -> Result<Self, OpenError> {
+        let options = OpenOptions {
+            read_only: false,
+            create: None,
+            ..options.clone()
+        };
+        Self::open(path, &options, claim)
+    }
+
+    pub(super) fn open(path: &Path, options: &OpenOptions, claim: bool) -> Result<Self, OpenError> {
+        let (fd, exclusive) = open_claimed(path, options, claim)?;
+        let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
+        let is_guarded = TargetKind::of(&file) == Some(TargetKind::Image) && !options.read_only;
+        let second = match is_guarded {
+            true => watch_opens(&fd)
+                .inspect_err(|error| super::unwatched(path, error))
+                .ok(),
+            false => exclusive,
+        };
+        Ok(Self { fd, second })
+    }
+
+    /// The file, and where there is one the second descriptor: for a block device opened for writing, the one that claims
+    /// it with O_EXCL, so that the claim can be given up before the device is closed; for an image opened for writing, the
+    /// inotify(7) of its opens.
+    pub fn into_descriptors(self) -> Vec<OwnedFd> {
+        [Some(self.fd), self.second].into_iter().flatten().collect()
+    }
+
+    /// The opposite of [`ClaimedFile::into_descriptors`]; `None` for another number of descriptors.
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let (fd, second) = (descriptors.next()?, descriptors.next());
+        descriptors.next().is_none().then_some(Self { fd, second })
+    }
 }
 
 /// Whether two descriptors have the same file.
@@ -169,19 +209,16 @@ pub(super) fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {
     matches!((key(a), key(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Opens and claims the file and finds its geometry. Also returns the descriptor that claims a block device.
-/// Without `claim` a block device is not claimed with O_EXCL, because the kernel's mount of ours claims it.
-pub(super) fn open_target(
+/// The device on an open file. `known` is what was found when the same file was opened before: a process without paths
+/// cannot find it again.
+pub(super) fn target_on(
     path: &Path,
     options: &OpenOptions,
-    claim: bool,
-) -> Result<(Target, Option<OwnedFd>), OpenError> {
-    let Claimed {
-        fd,
-        exclusive,
-        file,
-        kind,
-    } = open_claimed(path, options, claim)?;
+    fd: OwnedFd,
+    known: Option<&Geometry>,
+) -> Result<Target, OpenError> {
+    let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
+    let kind = kind_of(path, &file)?;
     let size = file_size(path, &fd, kind, options)?;
     let end = match options.sizelimit {
         Some(limit) => size.min(options.offset.saturating_add(limit)),
@@ -206,23 +243,32 @@ pub(super) fn open_target(
         DirectIo::No("it was selected".to_owned())
     };
     let punches = kind == TargetKind::Image && !options.read_only && punches(&fd, &file, size);
+    let (granularity, fua) = match (kind, known) {
+        (TargetKind::BlockDevice, Some(known)) => (known.discard_granularity, known.fua),
+        (TargetKind::BlockDevice, None) => (
+            discard_granularity(&file),
+            queue_number(&file, "fua") == Some(1),
+        ),
+        (TargetKind::Image, _) => {
+            let granularity = u64::try_from(file.st_blksize).ok().filter(|&n| n > 0);
+            (granularity.filter(|_| punches), false)
+        }
+    };
     let geometry = Geometry {
         size: len,
         logical_block: SECTOR_BYTES as u32,
         read_only: options.read_only,
-        discard_granularity: discard_granularity(&file, kind)
-            .filter(|_| punches || kind == TargetKind::BlockDevice),
+        discard_granularity: granularity,
         discard_zeroes: punches,
-        fua: kind == TargetKind::BlockDevice && queue_number(&file, "fua") == Some(1),
+        fua,
         max_transfer: MAX_TRANSFER_BYTES,
     };
-    let target = Target::new(fd, kind, geometry, options.offset, direct);
-    Ok((target, exclusive))
+    Ok(Target::new(fd, kind, geometry, options.offset, direct))
 }
 
 /// Opens and claims the file. A descriptor can outlive its owner for a short time in a forked child process
 /// that has not executed its program yet, so a claim is retried for 100 ms.
-fn open_claimed(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed, OpenError> {
+fn open_claimed(path: &Path, options: &OpenOptions, claim: bool) -> Result<Opened, OpenError> {
     let mut retries = 20;
     loop {
         match try_claim(path, options, claim) {
@@ -235,7 +281,10 @@ fn open_claimed(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claim
     }
 }
 
-fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed, OpenError> {
+/// The file, and for a block device opened for writing the descriptor that claims it with O_EXCL.
+type Opened = (OwnedFd, Option<OwnedFd>);
+
+fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Opened, OpenError> {
     let busy = |holder| OpenError::Busy {
         path: path.to_owned(),
         holder,
@@ -295,12 +344,7 @@ fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed,
         TargetKind::BlockDevice => claim::check_backing_image(&file, options.read_only),
     }
     .map_err(busy)?;
-    Ok(Claimed {
-        fd,
-        exclusive,
-        file,
-        kind,
-    })
+    Ok((fd, exclusive))
 }
 
 fn kind_of(path: &Path, file: &Stat) -> Result<TargetKind, OpenError> {
@@ -427,15 +471,11 @@ fn punches(fd: &OwnedFd, file: &Stat, size: u64) -> bool {
         .is_some_and(|end| retry(|| fallocate(fd, mode, end, unit)).is_ok())
 }
 
-fn discard_granularity(file: &Stat, kind: TargetKind) -> Option<u64> {
-    match kind {
-        TargetKind::Image => u64::try_from(file.st_blksize).ok().filter(|&n| n > 0),
-        TargetKind::BlockDevice => {
-            let granularity = queue_number(file, "discard_granularity")?;
-            let most = queue_number(file, "discard_max_bytes")?;
-            (granularity > 0 && most > 0).then_some(granularity)
-        }
-    }
+/// Of a block device that can discard.
+fn discard_granularity(file: &Stat) -> Option<u64> {
+    let granularity = queue_number(file, "discard_granularity")?;
+    let most = queue_number(file, "discard_max_bytes")?;
+    (granularity > 0 && most > 0).then_some(granularity)
 }
 
 /// Whether a block device is write-protected. Recent kernels open it for writing anyway, and only refuse the

@@ -8,17 +8,118 @@
 )]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::register::Restriction;
+use io_uring::{Builder, IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use steadfs_rt::{Mutex, Rank};
 
 use super::busy_poll::BusyPoll;
+use super::engine::SPARE_RINGS;
 use super::jobs::{Job, JobSource};
 use super::transfer::{MAX_PIECES, Target};
 use crate::{Bio, Buf, Done, IoError, Op};
 
 /// Most requests of a ring at a time.
 pub(super) const RING_ENTRIES: usize = 64;
+
+/// Rings that a contained process made before it lost the right to make any.
+struct PreparedRings {
+    free: Mutex<Vec<IoUring>>,
+    /// Why there are none.
+    refusal: Option<String>,
+}
+
+static PREPARED: OnceLock<PreparedRings> = OnceLock::new();
+
+/// Rings of a contained process: as many for its device as are kept otherwise, and as many once the device was reopened.
+/// More batches at a time are run by single system calls. At most an eighth as many as the process may have descriptors.
+const PREPARED_RINGS: usize = 2 * SPARE_RINGS;
+
+/// Makes the rings that this process uses from now on, and no others. They can transfer data of registered files and
+/// nothing else, even for an attacker who has taken over the process: not open a file, not make a socket.
+pub fn prepare_rings() {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let most = usize::try_from(descriptors / 8).unwrap_or(usize::MAX);
+    let wanted = PREPARED_RINGS.min(most);
+    let mut free = Vec::new();
+    let mut refusal = None;
+    while free.len() < wanted && refusal.is_none() {
+        match restricted() {
+            Ok(ring) => free.push(ring),
+            Err(why) => refusal = Some(why),
+        }
+    }
+    let prepared = PreparedRings {
+        free: Mutex::new(Rank::Leaf, free),
+        refusal,
+    };
+    assert!(PREPARED.set(prepared).is_ok(), "rings are prepared once");
+}
+
+/// Whether a ring that is dropped could not be made again.
+pub(super) fn are_prepared() -> bool {
+    PREPARED.get().is_some()
+}
+
+/// Codes of io_uring_register(2), linux/io_uring.h.
+const REGISTER_FILES: u8 = 2;
+const UNREGISTER_FILES: u8 = 3;
+
+/// A ring that transfers data of registered files and does nothing else (Linux 5.10).
+fn restricted() -> Result<IoUring, String> {
+    let ring = made(IoUring::builder().setup_r_disabled())?;
+    let fixed = squeue::Flags::FIXED_FILE.bits();
+    let operations = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+    ];
+    let mut restrictions: Vec<Restriction> = operations.map(Restriction::sqe_op).into();
+    restrictions.extend([
+        Restriction::sqe_flags_required(fixed),
+        Restriction::register_op(REGISTER_FILES),
+        Restriction::register_op(UNREGISTER_FILES),
+    ]);
+    let submitter = ring.submitter();
+    submitter
+        .register_restrictions(&mut restrictions)
+        .and_then(|()| submitter.register_enable_rings())
+        .map_err(|error| format!("the kernel does not restrict rings ({error})"))?;
+    Ok(ring)
+}
+
+/// A new ring, or the kernel's refusal.
+fn made(builder: &mut Builder<squeue::Entry, cqueue::Entry>) -> Result<IoUring, String> {
+    let entries = RING_ENTRIES as u32;
+    let plain = builder.clone();
+    // Completions are collected by the task that waits for them, so it need not be interrupted. Kernels before 5.19 do not
+    // have this flag.
+    let ring = builder
+        .setup_coop_taskrun()
+        .build(entries)
+        .or_else(|_| plain.build(entries))
+        .map_err(|error| refusal(&error))?;
+    match ring.params().is_feature_rw_cur_pos() {
+        true => Ok(ring),
+        false => Err("the kernel's io_uring is older than Linux 5.6".to_owned()),
+    }
+}
+
+/// A ring for this process.
+fn any() -> Result<IoUring, String> {
+    let Some(prepared) = PREPARED.get() else {
+        return made(&mut IoUring::builder());
+    };
+    let ring = prepared.free.lock().pop();
+    ring.ok_or_else(|| {
+        let all_used = || "all prepared rings are in use".to_owned();
+        prepared.refusal.clone().unwrap_or_else(all_used)
+    })
+}
 
 /// A ring with the file registered as its number 0.
 pub(super) struct Ring {
@@ -49,17 +150,7 @@ unsafe impl Send for InFlight {}
 impl Ring {
     /// A ring for `file`, or the kernel's refusal.
     pub(super) fn new(file: BorrowedFd<'_>) -> Result<Self, String> {
-        let entries = RING_ENTRIES as u32;
-        // Completions are collected by the task that waits for them, so it need not be interrupted.
-        // Kernels before 5.19 do not have this flag.
-        let ring = IoUring::builder()
-            .setup_coop_taskrun()
-            .build(entries)
-            .or_else(|_| IoUring::new(entries))
-            .map_err(|error| refusal(&error))?;
-        if !ring.params().is_feature_rw_cur_pos() {
-            return Err("the kernel's io_uring is older than Linux 5.6".to_owned());
-        }
+        let ring = any()?;
         ring.submitter()
             .register_files(&[file.as_raw_fd()])
             .map_err(|error| format!("the kernel does not register the file ({error})"))?;
@@ -270,5 +361,60 @@ fn refusal(error: &std::io::Error) -> String {
             format!("the kernel refuses it (kernel.io_uring_disabled={level})")
         }
         _ => format!("the kernel refuses it ({error})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// What an attacker tries with a ring of the device. SAFETY of the entries: none is executed.
+    fn refused(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
+        // SAFETY: the kernel refuses the entry before it reads the memory that it points to.
+        unsafe { ring.submission().push(entry) }.unwrap();
+        ring.submit_and_wait(1).unwrap();
+        let answer = ring.completion().next().unwrap();
+        answer.result() == -Errno::ACCESS.raw_os_error()
+    }
+
+    #[test]
+    fn a_restricted_ring_transfers_data_of_its_file_and_nothing_else() {
+        let Ok(mut ring) = restricted() else {
+            return; // The kernel has no io_uring.
+        };
+        let file = tempfile::tempfile().unwrap();
+        ring.submitter()
+            .register_files(&[file.as_raw_fd()])
+            .unwrap();
+        let (fd, path) = (types::Fd(file.as_fd().as_raw_fd()), c"/etc/passwd".as_ptr());
+        let mut byte = [7_u8];
+        let at = byte.as_mut_ptr();
+        let attempts = [
+            opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path).build(),
+            opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0).build(),
+            opcode::Connect::new(fd, at.cast(), 1).build(),
+            opcode::UnlinkAt::new(types::Fd(libc::AT_FDCWD), path).build(),
+            opcode::Statx::new(types::Fd(libc::AT_FDCWD), path, at.cast()).build(),
+            opcode::SetXattr::new(path, at.cast(), path, 1).build(),
+            opcode::Close::new(fd).build(),
+            opcode::Nop::new().build(),
+            // Not the registered file.
+            opcode::Read::new(fd, at, 1).build(),
+        ];
+        for (n, attempt) in attempts.iter().enumerate() {
+            assert!(refused(&mut ring, attempt), "attempt {n}");
+        }
+        let submitter = ring.submitter();
+        assert!(
+            submitter
+                .register_probe(&mut io_uring::Probe::new())
+                .is_err()
+        );
+        assert!(submitter.register_restrictions(&mut []).is_err());
+        let write = opcode::Write::new(types::Fixed(0), at, 1).build();
+        assert!(!refused(&mut ring, &write));
+        assert_eq!(file.metadata().unwrap().len(), 1);
     }
 }

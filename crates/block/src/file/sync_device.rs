@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use super::open::{self, OpenError, OpenOptions};
+use super::open::{ClaimedFile, OpenError, OpenOptions, target_on};
 use super::transfer::Target;
 use crate::{Bio, Device, Done, Geometry};
 
@@ -18,10 +18,10 @@ pub struct SyncFileDevice {
 impl SyncFileDevice {
     /// Opens and claims `path`. The engine option has no effect.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
-        let (target, exclusive) = open::open_target(path, options, true)?;
+        let ClaimedFile { fd, second } = ClaimedFile::open(path, options, true)?;
         Ok(Self {
-            target,
-            _exclusive: exclusive,
+            target: target_on(path, options, fd, None)?,
+            _exclusive: second,
         })
     }
 }

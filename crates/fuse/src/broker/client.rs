@@ -27,21 +27,37 @@ impl BrokerClient {
             socket: Mutex::new(Rank::Host, socket),
         });
         host::set_host(Arc::clone(&client) as Arc<dyn Host>);
+        // A limit of the process may allow it, too; then the broker is not asked.
+        let ask = |tid, request| host::is(Question::Thread(tid, request));
+        steadfs_rt::cpu::help_threads_by(Box::new(ask));
         client
     }
 
-    fn request(&self, request: &Request) -> io::Result<(Reply, Option<OwnedFd>)> {
+    fn request(&self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let socket = self.socket.lock();
-        send(&socket, &request.encode(), None)?;
-        let (text, fd) = receive(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        send(&socket, &request.encode(), &[])?;
+        let (text, fds) = receive(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let reply = Reply::decode(&text).ok_or(io::ErrorKind::InvalidData)?;
-        Ok((reply, fd))
+        Ok((reply, fds))
+    }
+
+    /// Has the volume's device opened for writing ([`Reopen`](super::Reopen)).
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn reopen(&self, claim: bool) -> Result<Vec<OwnedFd>, String> {
+        match self.request(&Request::Reopen { claim }) {
+            Ok((Reply::Done, fds)) => Ok(fds),
+            Ok((Reply::Refused(why), _)) => Err(why),
+            Ok(_) => Err("the broker did not open the device".to_owned()),
+            Err(error) => Err(format!("the broker: {error}")),
+        }
     }
 
     /// Asks for something that succeeds or fails.
     fn act(&self, request: &Request) -> Result<Option<OwnedFd>, MountError> {
         match self.request(request) {
-            Ok((Reply::Done, fd)) => Ok(fd),
+            Ok((Reply::Done, fds)) => Ok(fds.into_iter().next()),
             Ok(_) => Err(MountError::Broker("it could not mount".to_owned())),
             Err(error) => Err(MountError::Broker(error.to_string())),
         }
@@ -59,9 +75,21 @@ impl Host for BrokerClient {
 
     fn fuse_device(&self) -> io::Result<OwnedFd> {
         match self.request(&Request::Device)? {
-            (Reply::Done, Some(device)) => Ok(device),
+            (Reply::Done, fds) => fds.into_iter().next().ok_or(io::ErrorKind::NotFound.into()),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
+    }
+
+    fn close_result(&self) -> io::Result<(OwnedFd, i32, i32)> {
+        let broker = rustix::process::getppid().ok_or(io::ErrorKind::NotFound)?;
+        let (reply, fds) = self.request(&Request::CloseResult)?;
+        let descriptor = match reply {
+            Reply::Answer(Answer::Word(number)) => i32::try_from(number).ok(),
+            _ => None,
+        };
+        let file = fds.into_iter().next().zip(descriptor);
+        let (file, descriptor) = file.ok_or(io::ErrorKind::NotFound)?;
+        Ok((file, broker.as_raw_nonzero().get(), descriptor))
     }
 }
 

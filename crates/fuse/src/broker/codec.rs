@@ -1,5 +1,7 @@
 //! Messages between broker and server, as text.
 
+use steadfs_rt::cpu::ThreadRequest;
+
 use super::server::VolumeFacts;
 use crate::host::{Answer, Question};
 use crate::owner::cgroup::Weight;
@@ -10,10 +12,16 @@ pub(super) enum Request {
     Question(Question),
     /// Another descriptor of the FUSE device.
     Device,
+    /// A file for the result of closing the volume, which the broker keeps open, and the number of its descriptor.
+    CloseResult,
     Mount(VolumeFacts),
     Detach,
     /// The mount is usable.
     Usable,
+    /// The volume's device, opened for writing; a block device claimed with O_EXCL if `claim`.
+    Reopen {
+        claim: bool,
+    },
 }
 
 impl Request {
@@ -26,7 +34,14 @@ impl Request {
             }
             Self::Question(Question::GroupOf(pid)) => format!("group {pid}"),
             Self::Question(Question::WeightOf(group)) => format!("weight {group}"),
+            Self::Question(Question::Thread(tid, ThreadRequest::LeaveIdle)) => {
+                format!("normal {tid}")
+            }
+            Self::Question(Question::Thread(tid, ThreadRequest::RealTimeIo(level))) => {
+                format!("realtime {tid} {level}")
+            }
             Self::Device => "device".to_owned(),
+            Self::CloseResult => "result".to_owned(),
             Self::Mount(facts) => format!(
                 "mount {} {}",
                 u8::from(facts.read_only),
@@ -34,6 +49,7 @@ impl Request {
             ),
             Self::Detach => "detach".to_owned(),
             Self::Usable => "usable".to_owned(),
+            Self::Reopen { claim } => format!("reopen {}", u8::from(*claim)),
         }
     }
 
@@ -45,6 +61,12 @@ impl Request {
             "dying" => Question::IsDying(rest.parse().ok()?),
             "group" => Question::GroupOf(rest.parse().ok()?),
             "weight" => Question::WeightOf(group(rest)?.to_owned()),
+            "normal" => Question::Thread(rest.parse().ok()?, ThreadRequest::LeaveIdle),
+            "realtime" => {
+                let (tid, level) = rest.split_once(' ')?;
+                let level = level.parse().ok().filter(|level| *level <= 7)?;
+                Question::Thread(tid.parse().ok()?, ThreadRequest::RealTimeIo(level))
+            }
             "shutdown" => {
                 let (pid, address) = rest.split_once(' ')?;
                 let (pid, address) = (pid.parse().ok()?, address.parse().ok()?);
@@ -58,6 +80,7 @@ impl Request {
     fn decode_action(word: &str, rest: &str) -> Option<Self> {
         Some(match word {
             "device" => Self::Device,
+            "result" => Self::CloseResult,
             "mount" => {
                 let (read_only, size) = rest.split_once(' ')?;
                 let size = size.parse().ok()?;
@@ -68,6 +91,7 @@ impl Request {
             }
             "detach" => Self::Detach,
             "usable" => Self::Usable,
+            "reopen" => Self::Reopen { claim: rest == "1" },
             _ => return None,
         })
     }
@@ -88,6 +112,8 @@ pub(super) enum Reply {
     Done,
     /// It failed; the broker reports why.
     Failed,
+    /// It failed for this reason, which the server reports.
+    Refused(String),
 }
 
 impl Reply {
@@ -102,6 +128,7 @@ impl Reply {
             Self::Answer(Answer::Weight(Weight::Gone)) => "weight gone".to_owned(),
             Self::Done => "done".to_owned(),
             Self::Failed => "failed".to_owned(),
+            Self::Refused(why) => format!("refused {why}"),
         }
     }
 
@@ -119,6 +146,7 @@ impl Reply {
             }),
             "done" => return Some(Self::Done),
             "failed" => return Some(Self::Failed),
+            "refused" => return Some(Self::Refused(rest.to_owned())),
             _ => return None,
         };
         Some(Self::Answer(answer))

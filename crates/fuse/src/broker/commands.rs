@@ -25,7 +25,7 @@ impl Commands {
     /// Why it could not, or that the server is gone.
     pub fn sync(&self) -> Result<(), String> {
         let socket = self.0.lock();
-        let replied = send(&socket, SYNC, None).and_then(|()| receive(&socket));
+        let replied = send(&socket, SYNC, &[]).and_then(|()| receive(&socket));
         match replied.map_err(|error| error.to_string())? {
             Some((text, _)) if text == DONE => Ok(()),
             Some((cause, _)) => Err(cause),
@@ -41,7 +41,7 @@ pub fn serve_commands(socket: &OwnedFd, sync: impl Fn() -> Result<(), FsError>) 
             SYNC => sync().map_or_else(|error| error.to_string(), |()| DONE.to_owned()),
             _ => "not a command".to_owned(),
         };
-        if let Err(error) = send(socket, &reply, None) {
+        if let Err(error) = send(socket, &reply, &[]) {
             tracing::debug!(%error, "cannot reply to the broker");
         }
     }

@@ -4,6 +4,7 @@ use super::codec::{Reply, Request};
 use super::*;
 use crate::host::{Answer, Question};
 use crate::owner::cgroup::Weight;
+use steadfs_rt::cpu::ThreadRequest;
 use steadfs_vfs::FsError;
 
 #[test]
@@ -23,11 +24,16 @@ fn requests_are_the_same_after_decoding() {
         }),
         Request::Question(Question::GroupOf(1)),
         Request::Question(Question::WeightOf("/a b/c".to_owned())),
+        Request::Question(Question::Thread(i32::MAX, ThreadRequest::LeaveIdle)),
+        Request::Question(Question::Thread(1, ThreadRequest::RealTimeIo(7))),
         Request::Device,
+        Request::CloseResult,
         facts(true, None),
         facts(false, Some(4096)),
         Request::Detach,
         Request::Usable,
+        Request::Reopen { claim: true },
+        Request::Reopen { claim: false },
     ] {
         assert_eq!(Request::decode(&request.encode()), Some(request));
     }
@@ -47,6 +53,7 @@ fn other_requests_are_refused() {
         "mount 1",
         "mount 2 x",
         "shutdown 1",
+        "realtime 1 8",
         "read /etc/shadow",
     ] {
         assert_eq!(Request::decode(text), None, "{text:?}");
@@ -66,6 +73,7 @@ fn replies_are_the_same_after_decoding() {
         Reply::Answer(Answer::Weight(Weight::Gone)),
         Reply::Done,
         Reply::Failed,
+        Reply::Refused("/a b: is in use".to_owned()),
     ] {
         assert_eq!(Reply::decode(&reply.encode()), Some(reply));
     }
@@ -73,32 +81,33 @@ fn replies_are_the_same_after_decoding() {
 }
 
 #[test]
-fn a_message_carries_a_descriptor() {
+fn a_message_carries_descriptors() {
     let (ours, theirs) = broker_sockets().unwrap();
     let file = tempfile::tempfile().unwrap();
-    send(&ours, "done", Some(file.as_fd())).unwrap();
-    let (text, fd) = receive(&theirs).unwrap().unwrap();
+    send(&ours, "done", &[file.as_fd(), file.as_fd()]).unwrap();
+    let (text, fds) = receive(&theirs).unwrap().unwrap();
     assert_eq!(text, "done");
-    let (sent, received) = (rustix::fs::fstat(&file), rustix::fs::fstat(fd.unwrap()));
-    assert_eq!(sent.unwrap().st_ino, received.unwrap().st_ino);
-    send(&ours, "done", None).unwrap();
-    assert!(receive(&theirs).unwrap().unwrap().1.is_none());
+    let inode = |fd| rustix::fs::fstat(fd).unwrap().st_ino;
+    let received: Vec<u64> = fds.iter().map(|fd| inode(fd.as_fd())).collect();
+    assert_eq!(received, [inode(file.as_fd()); 2]);
+    send(&ours, "done", &[]).unwrap();
+    assert!(receive(&theirs).unwrap().unwrap().1.is_empty());
 }
 
 #[test]
 fn the_end_of_a_process_is_the_end_of_the_socket() {
     let (ours, theirs) = broker_sockets().unwrap();
-    send(&ours, "unread", None).unwrap();
+    send(&ours, "unread", &[]).unwrap();
     drop(theirs);
     assert!(receive(&ours).unwrap().is_none());
-    assert!(send(&ours, "more", None).is_err());
+    assert!(send(&ours, "more", &[]).is_err());
 }
 
 #[test]
 fn too_long_messages_are_refused_on_both_sides() {
     let (ours, theirs) = broker_sockets().unwrap();
     let long = "x".repeat(MESSAGE_BYTES_MAX + 1);
-    assert!(send(&ours, &long, None).is_err());
+    assert!(send(&ours, &long, &[]).is_err());
     rustix::io::write(&ours, long.as_bytes()).unwrap();
     assert!(receive(&theirs).is_err());
 }
@@ -108,13 +117,18 @@ fn too_long_messages_are_refused_on_both_sides() {
 fn a_broker_answers_questions_and_refuses_the_rest() {
     let (ours, theirs) = broker_sockets().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let broker = Broker::new(theirs, folder.path()).unwrap();
+    // One descriptor with a claim, and a reason, longer than a message, without.
+    let reopen: Reopen = Box::new(|claim| match claim {
+        true => Ok(vec![tempfile::tempfile().unwrap().into()]),
+        false => Err("é".repeat(MESSAGE_BYTES_MAX)),
+    });
+    let broker = Broker::new(theirs, folder.path(), reopen).unwrap();
     let task = steadfs_rt::try_spawn("broker", move || {
         let fails = |_| unreachable!("nothing is mounted");
         broker.run(fails, |_| unreachable!("nothing is mounted"))
     });
     let ask = |text: &str| {
-        send(&ours, text, None).unwrap();
+        send(&ours, text, &[]).unwrap();
         receive(&ours).unwrap().unwrap().0
     };
     assert_eq!(ask("admin 0"), "is 0");
@@ -124,10 +138,18 @@ fn a_broker_answers_questions_and_refuses_the_rest() {
         ask(&format!("shutdown {} 4096", std::process::id())),
         "unknown"
     );
+    // Not a thread of a child, not a thread.
+    assert_eq!(ask(&format!("normal {}", std::process::id())), "is 0");
+    assert_eq!(ask("normal -1"), "is 0");
+    assert_eq!(ask("realtime 1 0"), "is 0");
     for refused in ["weight /../etc", "open /etc/shadow", "mount"] {
         assert_eq!(ask(refused), "failed");
     }
     assert_eq!(ask("usable"), "done");
+    assert!(ask("reopen 0").starts_with("refused éé"));
+    send(&ours, "reopen 1", &[]).unwrap();
+    let (text, fds) = receive(&ours).unwrap().unwrap();
+    assert_eq!((&*text, fds.len()), ("done", 1));
     drop(ours);
     assert!(task.unwrap().join().is_none());
 }

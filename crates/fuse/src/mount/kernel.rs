@@ -2,7 +2,6 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -87,11 +86,19 @@ fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     match real.metadata() {
         Ok(found) if found.is_dir() => Ok(real),
         Ok(_) => Err(fail("not a directory".to_owned())),
-        Err(error) if error.kind() == ErrorKind::NotConnected => Err(fail(
+        Err(error) if is_without_server(&error) => Err(fail(
             "the server of the volume mounted there is gone; unmount it first".to_owned(),
         )),
         Err(error) => Err(fail(error.to_string())),
     }
+}
+
+/// A call on a mount whose server is gone, or is going while the call waits for it: through the device, or through a ring.
+fn is_without_server(error: &std::io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
+    )
 }
 
 fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {

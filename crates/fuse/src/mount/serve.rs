@@ -16,7 +16,7 @@ use crate::session::{Negotiated, Session};
 use crate::stats::Stats;
 use crate::transport::MountThreads;
 use crate::transport::dev::DevPool;
-use crate::transport::uring::{UringPool, queue_count, refusal};
+use crate::transport::uring::{self, UringPool, queue_count, refusal};
 
 /// Makes the kernel's mount for a server.
 pub trait Mounter {
@@ -181,6 +181,16 @@ impl Served {
     pub fn wait(&self) -> Result<(), FsError> {
         self.mount_threads.wait();
         self.mount_threads.session.close_volume()
+    }
+}
+
+/// Makes the rings of a server that is about to be contained, and cannot make any afterwards.
+///
+/// # Panics
+/// If they were made before.
+pub fn prepare_rings(transport: Transport) {
+    if uring_queues(transport).is_ok_and(|queues| queues.is_some()) {
+        uring::prepare_rings(MountOptions::default().max_threads);
     }
 }
 

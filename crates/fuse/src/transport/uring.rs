@@ -16,13 +16,13 @@
 //! FORGET and INTERRUPT still come through `/dev/fuse`, and so does everything if registration fails.
 
 mod entry;
+mod ring;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use io_uring::IoUring;
 use rustix::io::Errno;
 use steadfs_rt::cpu::{PinnedThread, ServiceThreads};
 use steadfs_rt::{Condvar, Event, Mutex, Rank, check_thread_limit};
@@ -33,7 +33,10 @@ use crate::reply::ReplyBuf;
 use crate::transport::MountThreads;
 use crate::wire;
 
-use entry::{Entry, Ring, SMALL_PAYLOAD_BYTES};
+use entry::{Entry, SMALL_PAYLOAD_BYTES};
+use ring::{Ring, entries_max, make_ring};
+
+pub use ring::{prepare_rings, refusal};
 
 /// Entries, over all queues, that keep the memory of a large request.
 const LARGE_ENTRIES_KEPT: usize = 16;
@@ -44,7 +47,7 @@ const LARGE_ENTRIES_QUEUED: usize = 64;
 const FREE_ENTRIES_MIN: usize = 16;
 /// Entries that a queue gets at a time.
 const ENTRIES_STEP: usize = 4;
-/// Largest number of entries of one queue, and of all queues.
+/// Largest number of entries of one queue, and of all queues; of a contained server fewer ([`entries_max`]).
 const QUEUE_ENTRIES_MAX: usize = 512;
 const ENTRIES_MAX: usize = 1024;
 
@@ -163,7 +166,7 @@ impl UringPool {
         }
         let all: usize = self.threads.iter().map(|n| n.load(Ordering::Relaxed)).sum();
         let more = threads_now + ENTRIES_STEP;
-        if more > QUEUE_ENTRIES_MAX || all + ENTRIES_STEP > ENTRIES_MAX {
+        if more > QUEUE_ENTRIES_MAX || all + ENTRIES_STEP > entries_max() {
             return;
         }
         let grown =
@@ -334,18 +337,6 @@ impl UringPool {
             self.large.fetch_sub(1, Ordering::Relaxed);
         }
     }
-}
-
-fn make_ring() -> std::io::Result<Ring> {
-    IoUring::builder()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .build(2)
-}
-
-/// Why io_uring cannot be used with the flags that are needed here; `None` if it can.
-pub fn refusal() -> Option<String> {
-    make_ring().err().map(|error| error.to_string())
 }
 
 /// Number of queues that the kernel has: one for each possible CPU.

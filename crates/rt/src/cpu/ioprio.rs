@@ -1,7 +1,8 @@
 //! The I/O priority that the host knows for a thread of ours, ioprio_set(2).
 
-use steadfs_base::IoPrio;
+use steadfs_base::{IoPrio, PrioClass};
 
+use super::policy::{ThreadRequest, ask_helper};
 use crate::sim::world;
 
 /// The I/O priority of a service thread. The host's I/O scheduler, if it has one that uses priorities (BFQ, partly
@@ -17,7 +18,7 @@ impl ThreadIoPrio {
     }
 
     /// Sets the calling thread's priority if it differs from the last one; returns whether the host took it. A refused
-    /// priority (real-time without CAP_SYS_NICE) is not tried again.
+    /// priority (real-time without CAP_SYS_NICE and without a helper) is not tried again.
     pub fn set(&mut self, prio: IoPrio) -> bool {
         if self.0.replace(prio) == Some(prio) || world::simulated() {
             return false;
@@ -26,12 +27,33 @@ impl ThreadIoPrio {
     }
 }
 
+/// Sets the priority of the calling thread.
+#[cfg(target_os = "linux")]
+fn ioprio_set(prio: IoPrio) -> bool {
+    const SELF: libc::c_int = 0;
+    let is_set = set_of(SELF, prio);
+    if is_set || prio.class != PrioClass::RealTime {
+        return is_set;
+    }
+    ask_helper(
+        rustix::thread::gettid(),
+        ThreadRequest::RealTimeIo(prio.level),
+    )
+}
+
+/// Gives a thread of another process the real-time class; returns whether it has it.
+pub(super) fn set_real_time(tid: i32, level: u8) -> bool {
+    let prio = IoPrio {
+        class: PrioClass::RealTime,
+        level,
+    };
+    set_of(tid, prio)
+}
+
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "a system call that no safe wrapper offers")]
-fn ioprio_set(prio: IoPrio) -> bool {
-    use steadfs_base::PrioClass;
+fn set_of(tid: i32, prio: IoPrio) -> bool {
     const WHO_PROCESS: libc::c_int = 1;
-    const SELF: libc::c_int = 0;
     let class: libc::c_int = match prio.class {
         PrioClass::RealTime => 1,
         PrioClass::BestEffort => 2,
@@ -39,7 +61,12 @@ fn ioprio_set(prio: IoPrio) -> bool {
     };
     let value = class << 13 | libc::c_int::from(prio.level.min(7));
     // SAFETY: ioprio_set takes three integers and accesses no memory of this process.
-    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, SELF, value) == 0 }
+    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, tid, value) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set_of(_: i32, _: IoPrio) -> bool {
+    false
 }
 
 #[cfg(not(target_os = "linux"))]

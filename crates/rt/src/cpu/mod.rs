@@ -21,5 +21,6 @@ mod slice;
 pub use affinity::{PinnedThread, allowed_cpus, has_cpu_quota, processors};
 pub use idle::{IdleTimeFn, IdleWindow, idle_time};
 pub use ioprio::ThreadIoPrio;
+pub use policy::{ThreadHelper, ThreadRequest, help_thread, help_threads_by};
 pub use service::{ServiceThread, ServiceThreads};
 pub(crate) use slice::shorten_slice;

@@ -3,8 +3,11 @@
 #![expect(unsafe_code, reason = "system calls that no safe wrapper offers")]
 
 use std::io;
+use std::sync::OnceLock;
 
 use rustix::thread::Pid;
+
+use super::ioprio::set_real_time;
 
 /// A thread's scheduling policy, as far as [`service`](super::service) distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +20,7 @@ pub(super) enum SchedPolicy {
     Other,
 }
 
-/// Sets the policy of a thread of this process; its nice value stays.
+/// Sets the policy of a thread; its nice value stays.
 pub(super) fn set_policy(tid: Pid, policy: SchedPolicy) -> io::Result<()> {
     let policy = match policy {
         SchedPolicy::Normal => libc::SCHED_OTHER,
@@ -28,9 +31,56 @@ pub(super) fn set_policy(tid: Pid, policy: SchedPolicy) -> io::Result<()> {
     // SAFETY: the call reads one `sched_param` through its pointer, which is live, and writes nothing.
     let result = unsafe { libc::sched_setscheduler(tid.as_raw_pid(), policy, &raw const param) };
     if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match policy == libc::SCHED_OTHER && ask_helper(tid, ThreadRequest::LeaveIdle) {
+        true => Ok(()),
+        false => Err(error),
+    }
+}
+
+/// What a thread needs a privilege for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadRequest {
+    /// To become SCHED_OTHER when it is SCHED_IDLE.
+    LeaveIdle,
+    /// The real-time class of I/O priorities, with this level (0 to 7).
+    RealTimeIo(u8),
+}
+
+/// Does it for the thread with this number; returns whether it is done.
+pub type ThreadHelper = Box<dyn Fn(i32, ThreadRequest) -> bool + Send + Sync>;
+
+static HELPER: OnceLock<ThreadHelper> = OnceLock::new();
+
+/// From now on `helper` does for the threads of this process what the process itself may not do.
+///
+/// # Panics
+/// If there is a helper already.
+pub fn help_threads_by(helper: ThreadHelper) {
+    let is_first = HELPER.set(helper).is_ok();
+    assert!(is_first, "a process has one helper");
+}
+
+/// Has the helper do what this process may not.
+pub(super) fn ask_helper(tid: Pid, request: ThreadRequest) -> bool {
+    HELPER
+        .get()
+        .is_some_and(|helper| helper(tid.as_raw_pid(), request))
+}
+
+/// For a helper: does it for a thread of another process; returns whether it is done.
+pub fn help_thread(tid: i32, request: ThreadRequest) -> bool {
+    let Some(thread) = Pid::from_raw(tid.max(0)) else {
+        return false;
+    };
+    match request {
+        ThreadRequest::LeaveIdle => {
+            policy_of(thread).is_ok_and(|policy| policy == SchedPolicy::Idle)
+                && set_policy(thread, SchedPolicy::Normal).is_ok()
+        }
+        ThreadRequest::RealTimeIo(level) => set_real_time(tid, level),
     }
 }
 

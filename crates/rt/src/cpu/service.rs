@@ -24,7 +24,8 @@
 //! (Measured on a busy machine, medians of seven rounds, old and new in turn, a stream of 1 MiB writes: 575 MiB/s with
 //! SCHED_IDLE, 647 MiB/s without.) Rule: [`ServiceThread::before_long_request`] makes a thread SCHED_OTHER.
 //!
-//! A thread needs CAP_SYS_NICE to leave SCHED_IDLE; without it all threads stay SCHED_OTHER.
+//! A thread needs CAP_SYS_NICE to leave SCHED_IDLE, or another process that has it
+//! ([`help_threads_by`](super::help_threads_by)); without it all threads stay SCHED_OTHER.
 
 use std::io;
 use std::sync::Arc;

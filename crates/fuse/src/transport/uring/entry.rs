@@ -12,20 +12,19 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use steadfs_vfs::Segment;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::ring::Ring;
 use crate::reply::Answer;
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::session::Session;
 use crate::transport::cut_write;
 use crate::wire::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringReqHeader, WriteIn};
-
-pub(super) type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
 /// Payload bytes above which an entry counts as large: its memory is then worth releasing.
 pub(super) const SMALL_PAYLOAD_BYTES: usize = 64 << 10;
