@@ -393,8 +393,9 @@ fn end_at(scratch: &Scratch, volume: &dyn Judged, (point, thread, options, provo
         matches!(gone, Err(Some(ENOTCONN)))
     });
     let (code, output) = mount.wait_with_log();
-    assert_eq!(code, -1, "{point}: a signal ends it");
+    assert_eq!(code, 2, "{point}: {output}");
     let expected = [
+        "the server was ended by a signal".to_owned(),
         format!("{} on {}", image.path().display(), root.display()),
         format!("internal error: thread '{thread}"),
         format!("fault point {point}"),

@@ -25,12 +25,12 @@ fn image(scratch: &Scratch) -> Image {
     Image::mke2fs(scratch, "a.img", 64 * MIB, &["-t", "ext4"])
 }
 
-/// The effective options, except for the transport, which the suite chooses.
+/// The effective options, except for the transport, which the suite chooses, and the sandbox, in which all servers are.
 fn options_of(mount: &SteadMount) -> String {
     let shown = fs::read_to_string(mount.join(".steadfs/options")).unwrap();
     let items = shown.trim_end().split(',');
     let items: Vec<_> = items
-        .filter(|item| !item.starts_with("fuse_transport="))
+        .filter(|item| !item.starts_with("fuse_transport=") && *item != "sandbox=on")
         .collect();
     items.join(",")
 }
@@ -556,7 +556,10 @@ fn mount_8_finds_its_helper() {
     ];
     call("mount.fuse.steadfs", &remount).expect(0);
     let options = fs::read_to_string(dir.join(".steadfs/options")).unwrap();
-    assert_eq!(options, "rw,noatime,commit=8,async_checkpoint=50\n");
+    assert_eq!(
+        options,
+        "rw,noatime,commit=8,async_checkpoint=50,sandbox=on\n"
+    );
     call("umount.steadfs", &[&dir]).expect(0);
     image.check_clean();
     let wrong = [image.path(), &dir, "-o".as_ref(), "bogus".as_ref()];

@@ -126,7 +126,7 @@ impl Default for Options {
             control: true,
             allow_other: None,
             foreground: false,
-            sandbox: false,
+            sandbox: true,
         }
     }
 }
@@ -390,7 +390,7 @@ mod tests {
     fn our_own() {
         let options = good(
             "offset=1M,sizelimit=2G,cache_size=64M,io_engine=threads,buffered,io_scheduler=fair,\
-             fuse_transport=dev,nocontrol,allow_other,foreground,sandbox=on",
+             fuse_transport=dev,nocontrol,allow_other,foreground,sandbox=off",
         );
         let wanted = Options {
             offset: 1 << 20,
@@ -402,7 +402,7 @@ mod tests {
             control: false,
             allow_other: Some(true),
             foreground: true,
-            sandbox: true,
+            sandbox: false,
             ..Options::default()
         };
         assert_eq!(options, wanted);

@@ -138,16 +138,19 @@ mod tests {
         for (list, shown) in [
             (
                 "ro,noatime,control,direct,io_engine=auto,sizelimit=0,offset=0",
-                "",
+                "sandbox=on",
             ),
-            ("offset=1M,sizelimit=2M", "offset=1048576,sizelimit=2097152"),
+            (
+                "offset=1M,sizelimit=2M,sandbox=off",
+                "offset=1048576,sizelimit=2097152,sandbox=off",
+            ),
             (
                 "buffered,io_engine=threads,cache_size=64M",
-                "cache_size=67108864,io_engine=threads,buffered",
+                "cache_size=67108864,io_engine=threads,buffered,sandbox=on",
             ),
             (
                 "fuse_transport=dev,device_model=20M:5",
-                "device_model=20971520:5:1:0,fuse_transport=dev",
+                "device_model=20971520:5:1:0,fuse_transport=dev,sandbox=on",
             ),
         ] {
             let options = good(list);

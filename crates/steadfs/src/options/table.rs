@@ -1,7 +1,7 @@
 //! The table of options that belong to no format: those of mount(8) and fusermount3(1), and our own.
 
 use steadfs_vfs::options::Section::{Device, Mount, Server};
-use steadfs_vfs::options::Shown::{Changed, Never};
+use steadfs_vfs::options::Shown::{Always, Changed, Never};
 use steadfs_vfs::options::{Entry, Table, bytes, choice, name_of, word};
 
 use super::{FuseTransport, IoEngine, MIN_CACHE_SIZE, Options, SECTOR};
@@ -151,9 +151,9 @@ const ENTRIES: &[Opt] = &[
     .help_with_default(
         Server,
         "on: the volume is read by a process without rights over the host; another one mounts, unmounts and answers it",
-        "off",
+        "on",
     )
-    .current(Changed, |o| Some(format!("sandbox={}", name_of(o.sandbox, &SWITCH))))
+    .current(Always, |o| Some(format!("sandbox={}", name_of(o.sandbox, &SWITCH))))
     .fixed(),
     Opt::flag("control", |o| o.control = true)
         .help(Server, "the hidden directory .steadfs in the root of the mount")
