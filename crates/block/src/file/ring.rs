@@ -39,7 +39,7 @@ static PREPARED: OnceLock<PreparedRings> = OnceLock::new();
 const PREPARED_RINGS: usize = 2 * SPARE_RINGS;
 
 /// Makes the rings that this process uses from now on, and no others. They can transfer data of registered files and
-/// nothing else, even for an attacker who has taken over the process: not open a file, not make a socket.
+/// nothing else, even for an attacker in the process: not open a file, not make a socket.
 pub fn prepare_rings() {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let most = usize::try_from(descriptors / 8).unwrap_or(usize::MAX);

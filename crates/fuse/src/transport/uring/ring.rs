@@ -2,7 +2,7 @@
 //!
 //! **Problem.** A filter of system calls does not see what is done through a ring, and a ring can open files and make
 //! sockets. **Rule.** A contained process makes its rings before it is contained ([`prepare_rings`]), each restricted to the
-//! commands of FUSE, and none afterwards. So an attacker who has taken over the process can send commands to the
+//! commands of FUSE, and none afterwards. So an attacker in the process can send commands to the
 //! descriptors that the process has, and do nothing else through a ring.
 //!
 //! **Numbers.** A ring takes 7 KiB of the kernel's memory, 8 KiB of the process's, and 16 µs (Linux 6.18). There are
