@@ -97,6 +97,12 @@ impl CommitBatch {
         self.target.take_if(|all| callers >= *all).is_some()
     }
 
+    /// Whether more than `joined` callers are expected at the next commit.
+    #[must_use]
+    pub fn expects_more(&self, joined: u32, now: Instant) -> bool {
+        joined < self.expected_callers && now.since(self.last_commit) <= self.average * 2
+    }
+
     /// The number of callers that the leader waits for, and for how long at most, if `joined` callers wait for
     /// the commit already; `None`: it begins at once. No wait is longer than `max_wait`.
     fn plan_wait(
@@ -106,7 +112,7 @@ impl CommitBatch {
         now: Instant,
     ) -> Option<(u32, Duration)> {
         assert!(self.target.is_none(), "only one leader waits for callers");
-        if joined >= self.expected_callers || now.since(self.last_commit) > self.average * 2 {
+        if !self.expects_more(joined, now) {
             return None;
         }
         let wait = max_wait.min(self.average / 2);

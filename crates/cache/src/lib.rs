@@ -21,7 +21,7 @@ mod writeback;
 pub use clustering::{ClusterMark, FsyncClustering, parse_cluster_files};
 pub use commit_batch::{BatchedCommit, CommitBatch, wait_for_callers};
 pub use engine::{
-    Engine, FlushLock, Intent, MapAction, MapRequest, MappedPiece, Piece, Settlement,
+    Engine, FileInFlight, FlushLock, Intent, MapAction, MapRequest, MappedPiece, Piece, Settlement,
     WritebackFile, WritebackFs, WritebackLimits, WritebackRun,
 };
 pub use flush_guard::FlushGuard;

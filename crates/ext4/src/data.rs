@@ -4,6 +4,7 @@
 //! ([`writeout`], delayed allocation). Data is on the device before a handle maps its blocks, so no commit waits for
 //! data.
 
+mod beside_log;
 mod fallocate;
 mod no_delalloc;
 mod read;

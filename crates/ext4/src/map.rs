@@ -132,6 +132,33 @@ impl Ext4 {
         Ok(())
     }
 
+    /// Undoes [`Ext4::map_allocation`] in the same handle: the run is allocated in memory only, as before.
+    ///
+    /// # Errors
+    /// It cannot be undone: the handle must not be committed.
+    pub fn unmap_allocation(
+        &self,
+        handle: &mut Handle<'_>,
+        ino: Ino,
+        core: &mut disk::Inode,
+        at: FileBlock,
+        run: Run,
+    ) -> Result<()> {
+        self.unmap_run(handle, ino, core, at..at.plus(run.len.into()))?;
+        self.alloc.unmark_used(self, handle, run)?;
+        let units = u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
+        core.blocks = core.blocks.saturating_sub(units);
+        Ok(())
+    }
+
+    /// Credits that undoing a mapping needs beside those that it had: hardly any is used.
+    pub fn undo_map_credits(&self, core: &disk::Inode) -> u32 {
+        match has_extents(core) {
+            true => extent::remove_credits(TREE_DEPTH_MAX),
+            false => indirect::REMOVE_CREDITS,
+        }
+    }
+
     /// Maps the first blocks of a run, at least one; returns their number. On error none is mapped.
     fn map_some(
         &self,
@@ -169,22 +196,16 @@ impl Ext4 {
         let start = range.start;
         let mut keep = |_: &Ext4, _: &mut Handle<'_>, _: DevBlock, _: u64| Ok(());
         // The blocks to change belong to the transaction already, so hardly any of these credits are used.
-        let left = if has_extents(core) {
-            handle
-                .extend_while_locked(extent::remove_credits(TREE_DEPTH_MAX))
-                .then(|| {
-                    Tree::new(self, ino, core).remove(handle, range, FreeStep::DATA, &mut keep)
-                })
-        } else {
-            handle
-                .extend_while_locked(indirect::REMOVE_CREDITS)
-                .then(|| {
-                    indirect::remove(self, handle, ino, core, range, FreeStep::DATA, &mut keep)
-                })
+        let left = match handle.extend_while_locked(self.undo_map_credits(core)) {
+            false => range.end,
+            true if has_extents(core) => {
+                Tree::new(self, ino, core).remove(handle, range, FreeStep::DATA, &mut keep)?
+            }
+            true => indirect::remove(self, handle, ino, core, range, FreeStep::DATA, &mut keep)?,
         };
-        match left.transpose()? {
-            Some(left) if left == start => Ok(()),
-            _ => Err(FsError::Stopped("the transaction is full".to_owned())),
+        match left == start {
+            true => Ok(()),
+            false => Err(FsError::Stopped("the transaction is full".to_owned())),
         }
     }
 

@@ -30,8 +30,8 @@ pub struct Txns {
 /// Stops a volume for the given cause.
 type StopVolume = Box<dyn Fn(&str) + Send + Sync>;
 
-/// The right to change metadata, until [`Handle::end`]. A task with a handle never waits for file data, for an inode
-/// lock or for another handle.
+/// The right to change metadata, until [`Handle::end`]. A task with a handle never waits for file data (but in
+/// [`Txns::commit_beside`]), for an inode lock or for another handle.
 pub struct Handle<'a> {
     txns: &'a Txns,
     kind: HandleKind<'a>,
@@ -129,6 +129,38 @@ impl Txns {
         let mut handle = self.begin_as(credits, tag)?;
         let result = operation(&mut handle);
         handle.end(result)
+    }
+
+    /// Commits with one more change that depends on file data in flight: see [`Journal::commit_beside`]. Returns whether
+    /// it is durable.
+    ///
+    /// # Errors
+    /// The journal has failed.
+    pub fn commit_beside(
+        &self,
+        credits: u32,
+        tag: IoTag,
+        change: impl FnOnce(&mut Handle<'_>) -> bool,
+    ) -> Result<bool> {
+        let Some(journal) = self.journal.get() else {
+            return Ok(false);
+        };
+        let mut written = false;
+        let change = |handle: steadfs_jbd2::Handle<'_>| {
+            let mut handle = Handle {
+                txns: self,
+                kind: HandleKind::Journal(handle),
+                reserved: false,
+                changed: false,
+                half_done: None,
+            };
+            written = change(&mut handle);
+            written
+        };
+        journal
+            .commit_beside(credits, tag, change)
+            .map_err(journal_error)?;
+        Ok(written)
     }
 
     /// Stops the volume because of a half-done change.
@@ -239,6 +271,13 @@ impl Handle<'_> {
         }
         self.changed = true;
         Ok(())
+    }
+
+    /// Starts to write the transaction's log blocks as they are now, in [`Txns::commit_beside`].
+    pub fn write_log_ahead(&mut self) {
+        if let HandleKind::Journal(handle) = &mut self.kind {
+            handle.write_log_ahead();
+        }
     }
 
     /// The transaction this handle belongs to (always the same without a journal).

@@ -5,7 +5,8 @@
 //! has ended, one of the tasks that wait for the next transaction leads that one. The commit task leads for
 //! transactions that are old or full.
 //!
-//! A commit writes no file data: data is on the device before the handle begins that refers to it.
+//! A commit writes no file data: data is on the device before the handle begins that refers to it, or, for a lone
+//! fsync, before the commit record is written (`beside.rs`).
 //!
 //! Steps: 1 lock, 2 switch, 3 log, 4 commit record, 5 finish.
 
@@ -16,12 +17,13 @@ use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_cache::{BatchedCommit, wait_for_callers};
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, Instant, MutexGuard, OnUnwind, PANICKED, now, wall_clock};
+use steadfs_rt::{Condvar, MutexGuard, OnUnwind, PANICKED, now, wall_clock};
 
 use crate::callers::Callers;
 use crate::io::{submit_writes, wait_all};
 use crate::log_writer::{BlockSnapshot, encode, encoded_len};
 use crate::sb::{SuperblockChange, WriteOrder};
+use crate::stats::CommitTimes;
 use crate::transaction::{CommittingTransaction, JournalState};
 use crate::{Journal, JournalError};
 use steadfs_jbd2_format::build_commit;
@@ -38,23 +40,13 @@ pub enum Durable {
 }
 
 /// A transaction that no handle changes any more.
-struct ClosedTransaction {
+pub(crate) struct ClosedTransaction {
     tid: Tid,
     /// Its blocks as they were, sorted by home location.
-    snapshot: Vec<BlockSnapshot>,
-    revokes: Vec<DevBlock>,
+    pub(crate) snapshot: Vec<BlockSnapshot>,
+    pub(crate) revokes: Vec<DevBlock>,
     waiters: Arc<Condvar>,
     times: CommitTimes,
-}
-
-/// A commit's data for the statistics.
-struct CommitTimes {
-    started: Instant,
-    requested: Option<Instant>,
-    lock_began: Instant,
-    locked: Instant,
-    handles: u64,
-    longest_wait: Duration,
 }
 
 /// A transaction written to the log, without its commit record.
@@ -163,7 +155,7 @@ impl Journal {
     }
 
     /// Whether a usual caller weighs more than this one.
-    fn is_outweighed(&self, state: &JournalState, tag: IoTag) -> bool {
+    pub(crate) fn is_outweighed(&self, state: &JournalState, tag: IoTag) -> bool {
         let heaviest = state.heaviest;
         heaviest.is_some_and(|heaviest| self.queue.outweighs(heaviest, tag))
     }
@@ -217,7 +209,7 @@ impl Journal {
 
     /// Commits the running transaction. The caller has made itself the leader. An error aborts the
     /// journal, and the waiters get it from there.
-    fn lead(&self, tag: IoTag) {
+    pub(crate) fn lead(&self, tag: IoTag) {
         let guard = OnUnwind::new(|| {
             self.shutdown(PANICKED);
             self.stop_leading();
@@ -230,7 +222,7 @@ impl Journal {
         self.stop_leading();
     }
 
-    fn stop_leading(&self) {
+    pub(crate) fn stop_leading(&self) {
         let mut state = self.state.lock();
         assert!(state.leading, "only the leader stops leading");
         assert!(
@@ -273,10 +265,7 @@ impl Journal {
         let Some(running) = &mut state.running else {
             return Ok(None);
         };
-        assert!(
-            !running.locked,
-            "one leader at a time locks the transaction"
-        );
+        // A commit beside file data has locked it before.
         running.locked = true;
         while let Some(running) = state.running.as_ref().filter(|r| r.open > 0) {
             let _edge = inherit::wait_for(&running.holders);
@@ -338,7 +327,7 @@ impl Journal {
     }
 
     /// Step 2, switch: takes the log blocks and allows the next transaction to start. Step 3, log: writes
-    /// revoke blocks, descriptors and blocks, all at once, and waits.
+    /// revoke blocks, descriptors and blocks, all at once and if they were not written ahead, and waits.
     fn start_committing(
         &self,
         closed: ClosedTransaction,
@@ -382,9 +371,10 @@ impl Journal {
             (start, tag)
         };
         self.admission.notify_all();
-        let encoded = encode(&self.format, closed.tid, &closed.snapshot, &closed.revokes);
-        let located = self.log_locations(start, encoded.blocks);
-        let ios = submit_writes(&self.queue, self.block_size, located, tag);
+        let (sum, ios) = match self.take_log_ahead(&closed, start, tag) {
+            Some(ahead) => ahead,
+            None => self.submit_log(&closed, start, tag),
+        };
         self.track_ios(&ios, tag);
         let started = self.start_log(start, closed.tid, tag);
         let logged = wait_all(&ios);
@@ -394,12 +384,29 @@ impl Journal {
             closed,
             start,
             len,
-            sum: encoded.sum,
+            sum,
         })
     }
 
+    /// Starts to write revoke blocks, descriptors and blocks; returns the CRC for the commit record.
+    fn submit_log(
+        &self,
+        closed: &ClosedTransaction,
+        start: u32,
+        tag: IoTag,
+    ) -> (u32, Vec<IoHandle>) {
+        let encoded = encode(&self.format, closed.tid, &closed.snapshot, &closed.revokes);
+        let located = self.log_locations(start, encoded.blocks);
+        let ios = submit_writes(&self.queue, self.block_size, located, tag);
+        (encoded.sum, ios)
+    }
+
     /// Log blocks from `start` on, with their locations on the device.
-    fn log_locations(&self, start: u32, blocks: Vec<Buf>) -> impl Iterator<Item = (DevBlock, Buf)> {
+    pub(crate) fn log_locations(
+        &self,
+        start: u32,
+        blocks: Vec<Buf>,
+    ) -> impl Iterator<Item = (DevBlock, Buf)> {
         let ring = self.state.lock().log.clone();
         let indexed = blocks.into_iter().enumerate();
         indexed.map(move |(n, buf)| {
@@ -519,7 +526,10 @@ impl Journal {
         self.end_batch(&mut state, time);
         let (free, capacity) = (state.log.free(), state.log.capacity());
         state.stats.dropped += dropped;
-        record_commit(&mut state, &closed.times, ended, changed, len);
+        state.stats.average_commit = state.batch.average();
+        state
+            .stats
+            .record_commit(&closed.times, ended, changed, len);
         drop(state);
         let (wakes, over_memory_limit) = {
             let mut lists = self.lists.lock();
@@ -569,27 +579,4 @@ impl Journal {
         }
         dropped
     }
-}
-
-fn record_commit(
-    state: &mut JournalState,
-    times: &CommitTimes,
-    ended: Instant,
-    changed: u64,
-    len: u32,
-) {
-    let stats = &mut state.stats;
-    stats.average_commit = state.batch.average();
-    stats.transactions += 1;
-    if let Some(requested) = times.requested {
-        stats.requested += 1;
-        stats.request_delay += times.lock_began.since(requested);
-    }
-    stats.wait += times.longest_wait;
-    stats.running += times.lock_began.since(times.started);
-    stats.locked += times.locked.since(times.lock_began);
-    stats.logging += ended.since(times.locked);
-    stats.handles += times.handles;
-    stats.blocks += changed;
-    stats.logged += u64::from(len);
 }

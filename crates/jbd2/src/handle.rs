@@ -53,6 +53,10 @@ impl<'j> Handle<'j> {
         self.journal
     }
 
+    pub(crate) fn tag(&self) -> IoTag {
+        self.tag
+    }
+
     /// Credits not spent yet.
     pub fn credits(&self) -> u32 {
         self.left

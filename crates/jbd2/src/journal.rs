@@ -119,6 +119,7 @@ impl Journal {
             next_tid,
             durable: Tid(next_tid.0.wrapping_sub(1)),
             log,
+            log_ahead: None,
             marked_empty: true,
             update_locks: 0,
             waiting_credits: 0,
@@ -173,6 +174,10 @@ impl Journal {
     pub fn begin_as(&self, credits: u32, tag: IoTag) -> Result<Handle<'_>, JournalError> {
         let tid = self.join(credits, tag)?;
         Ok(Handle::new(self, tid, credits, tag))
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     /// The checksum version of the log.

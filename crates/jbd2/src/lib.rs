@@ -11,7 +11,8 @@
 //! **Data is written first.** A file system writes file data and waits for it *before* it begins the
 //! handle that maps the blocks: blocks are allocated in memory, written, and only then entered in the
 //! extent tree. So no block that a committed transaction refers to shows an earlier owner's content,
-//! and a commit has no ordered-data step as the kernel's has.
+//! and a commit has no ordered-data step as the kernel's has. The exception is a lone fsync, which has
+//! data and log blocks written at the same time and undoes its change if the data fails (`beside.rs`).
 //!
 //! Paths through the crate: [`Journal::begin`] (`journal.rs`, `transaction.rs`) returns a [`Handle`]
 //! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `log_writer.rs`) makes it durable;
@@ -19,6 +20,7 @@
 //! [`log_fast_commits`] (`fast_commit.rs`) makes a transaction of the fast commits behind it. `space.rs` and
 //! `policy.rs` are pure arithmetic. The format is the crate `steadfs-jbd2-format`.
 
+mod beside;
 mod callers;
 mod commit;
 mod config;

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use steadfs_base::Tid;
+use steadfs_rt::Instant;
 
 use crate::Journal;
 use crate::transaction::Admission;
@@ -28,6 +29,16 @@ impl WaitStats {
     }
 }
 
+/// A commit's data for the statistics.
+pub(crate) struct CommitTimes {
+    pub started: Instant,
+    pub requested: Option<Instant>,
+    pub lock_began: Instant,
+    pub locked: Instant,
+    pub handles: u64,
+    pub longest_wait: Duration,
+}
+
 /// Counters since the journal was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalStats {
@@ -35,6 +46,8 @@ pub struct JournalStats {
     pub transactions: u64,
     /// … of them for a waiting caller, not because of age or size.
     pub requested: u64,
+    /// … of them whose log blocks were written at the same time as file data.
+    pub beside_data: u64,
     /// Longest wait of a handle, summed over transactions.
     pub wait: Duration,
     /// From the request to the lock, summed over requested commits.
@@ -76,6 +89,28 @@ pub struct JournalStats {
 }
 
 impl JournalStats {
+    /// A commit has ended that changed `changed` blocks and wrote `len` log blocks.
+    pub(crate) fn record_commit(
+        &mut self,
+        times: &CommitTimes,
+        ended: Instant,
+        changed: u64,
+        len: u32,
+    ) {
+        self.transactions += 1;
+        if let Some(requested) = times.requested {
+            self.requested += 1;
+            self.request_delay += times.lock_began.since(requested);
+        }
+        self.wait += times.longest_wait;
+        self.running += times.lock_began.since(times.started);
+        self.locked += times.locked.since(times.lock_began);
+        self.logging += ended.since(times.locked);
+        self.handles += times.handles;
+        self.blocks += changed;
+        self.logged += u64::from(len);
+    }
+
     /// The counter for handles that wait for `admission`.
     pub(crate) const fn wait_stats_for(&mut self, admission: Admission) -> &mut WaitStats {
         match admission {
@@ -96,7 +131,7 @@ impl JournalStats {
             )
         };
         format!(
-            "{{\"transactions\":{},\"requested\":{},\"durable\":{durable},\"log_blocks\":{capacity},\
+            "{{\"transactions\":{},\"requested\":{},\"beside_data\":{},\"durable\":{durable},\"log_blocks\":{capacity},\
              \"log_free\":{free},\"handles\":{},\"blocks\":{},\"logged\":{},\"average_commit_us\":{},\
              \"running_us\":{},\"locked_us\":{},\"logging_us\":{},\"request_delay_us\":{},\
              \"waits\":{{\"locked_transaction\":{},\"log_space\":{},\"reserved_credits\":{},\
@@ -105,6 +140,7 @@ impl JournalStats {
              \"freed_in_background\":{},\"freed_by_waiters\":{}}}}}",
             self.transactions,
             self.requested,
+            self.beside_data,
             self.handles,
             self.blocks,
             self.logged,
@@ -160,7 +196,7 @@ impl JournalStats {
             "  {}ms transaction was being locked",
             ms(self.locked, n)
         )?;
-        // Data is on the device before the handle that maps it begins: a commit writes none.
+        // Data is written before a commit or at the same time as its log blocks: a commit waits for none.
         writeln!(page, "  0ms flushing data (in ordered mode)")?;
         writeln!(page, "  {}ms logging transaction", ms(self.logging, n))?;
         let micros = self.average_commit.as_micros();
@@ -187,6 +223,11 @@ impl JournalStats {
                 waits.max.as_micros()
             )?;
         }
+        let beside = self.beside_data;
+        writeln!(
+            page,
+            "{beside} commits with the log written beside file data"
+        )?;
         writeln!(page, "reclaim: ")?;
         writeln!(
             page,

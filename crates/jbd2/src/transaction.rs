@@ -14,6 +14,7 @@ use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
+use crate::beside::LogAhead;
 use crate::callers::Callers;
 use crate::config::JournalTuning;
 use crate::space::{LogCosts, LogRing};
@@ -134,6 +135,8 @@ pub(crate) struct JournalState {
     /// The newest durable transaction.
     pub durable: Tid,
     pub log: LogRing,
+    /// Log blocks of the running transaction that the leader has written before it closes it.
+    pub log_ahead: Option<LogAhead>,
     /// The superblock marks the log empty.
     pub marked_empty: bool,
     /// Handles that wait for credits of other handles.

@@ -108,7 +108,7 @@ fn reservations(blocks: &[CollectedBlock]) -> u64 {
 
 /// What is to be mapped of a written run: pieces that failed are not, nor what the file would grow by behind a block that
 /// failed.
-fn map_request<'r, F: WritebackFile>(
+pub(super) fn map_request<'r, F: WritebackFile>(
     run: &'r WritebackRun<'_, F>,
     written: &[Result<(), IoError>],
 ) -> MapRequest<'r, F> {

@@ -18,7 +18,8 @@
 //! **Rules.**
 //!
 //! 1. A block is mapped only after the device has completed its write. So no committed metadata refers to a block whose
-//!    data is not written, and a crash in between leaks nothing.
+//!    data is not written, and a crash in between leaks nothing. (A caller that maps earlier commits nothing until then:
+//!    [`beside`].)
 //! 2. A file never grows, on disk, over a block that is not written: behind its old end there may be anything.
 //! 3. A pass over a file goes forward only and ends at what was dirty when it began ([`DirtyEpoch`]).
 //! 4. Each collected block ends in exactly one completion, and its reservation is used, released or kept.
@@ -31,6 +32,7 @@
 //! no caller gives the lock up ([`flush_waiters`]).
 
 mod batches;
+mod beside;
 mod cluster;
 mod complete;
 mod flush_waiters;
@@ -45,6 +47,7 @@ use steadfs_block::{IoError, Queue};
 use steadfs_rt::inherit;
 use steadfs_vfs::{FsError, Result};
 
+pub use beside::FileInFlight;
 pub use flush_waiters::FlushLock;
 pub use run::{MapAction, MapRequest, MappedPiece, Piece, WritebackRun};
 

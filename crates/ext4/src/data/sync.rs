@@ -28,12 +28,20 @@ impl Ext4 {
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.ino().0.into()));
             self.write_cluster(inode, tag);
-            let written = self.write_out(inode, WritebackReason::Sync, tag);
+            let synced = match self.sync_beside_log(inode, tag) {
+                Ok(false) => self
+                    .write_out(inode, WritebackReason::Sync, tag)
+                    .map(|()| false),
+                synced => synced,
+            };
             // An error of a background write is reported here once, even if the data has been written since.
             let earlier = inode.pages.take_error();
-            written?;
+            let is_durable = synced?;
             if let Some(error) = earlier {
                 return Err(error.into());
+            }
+            if is_durable {
+                return Ok(());
             }
         }
         match self.check_writable() {

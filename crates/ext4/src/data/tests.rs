@@ -6,6 +6,7 @@ use crate::disk::Ino;
 use crate::disk::test_images::Image;
 
 mod batches;
+mod beside_log;
 mod early;
 mod errors;
 mod full;

@@ -336,7 +336,7 @@ impl Ext4 {
         Ok(())
     }
 
-    fn map_piece_credits(&self, inode: &Inode, piece: &Piece) -> u32 {
+    pub(super) fn map_piece_credits(&self, inode: &Inode, piece: &Piece) -> u32 {
         let len = piece.len() as u32;
         let core = inode.core.read();
         // The inode itself, and up to three insertions where an unwritten extent is split.
@@ -347,7 +347,7 @@ impl Ext4 {
         }
     }
 
-    fn map_piece(
+    pub(super) fn map_piece(
         &self,
         handle: &mut Handle<'_>,
         inode: &Inode,

@@ -188,7 +188,8 @@ fn simulated(seed: u64) -> Life {
                 spawn("writer", move || {
                     let mut random = Random::new(seed * 100 + task);
                     for _ in 0..25 {
-                        let tid = model.operation(&journal, &mut random).unwrap();
+                        let done = model.operations(&journal, &device, &mut random);
+                        let tid = done.unwrap();
                         if random.chance(400) {
                             model.commit(&journal, &device, tid).unwrap();
                         }
@@ -265,7 +266,7 @@ fn failing(seed: u64) -> (Life, bool) {
                 spawn("writer", move || {
                     let mut random = Random::new(seed * 100 + task);
                     for _ in 0..25 {
-                        let Ok(tid) = model.operation(&journal, &mut random) else {
+                        let Ok(tid) = model.operations(&journal, &device, &mut random) else {
                             break;
                         };
                         let commit = model.commit(&journal, &device, tid);

@@ -2,6 +2,7 @@
 
 mod background;
 mod basic;
+mod beside;
 mod callers;
 mod crash;
 mod crash_device;

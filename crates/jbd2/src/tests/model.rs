@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfs_base::{DevBlock, IoTag, Tid};
-use steadfs_block::Buf;
+use steadfs_block::{Bio, Buf};
 use steadfs_rt::{Mutex, Random, Rank};
 
 use super::crash_device::CrashDevice;
@@ -134,6 +134,66 @@ impl Model {
         inner.after.insert(tid.0.wrapping_sub(self.first), now);
         drop(inner);
         result.map(|()| tid)
+    }
+
+    /// Perhaps an operation that is committed beside its data, then another one. Returns the transaction of the latter.
+    pub fn operations(
+        &self,
+        journal: &Journal,
+        device: &CrashDevice,
+        random: &mut Random,
+    ) -> Result<Tid, JournalError> {
+        if random.chance(300) {
+            self.operation_beside(journal, device, random)?;
+        }
+        self.operation(journal, random)
+    }
+
+    /// An operation with data that is written at the same time as the log, and is committed at once. Does nothing if
+    /// other tasks use the journal, and commits nothing if the data was not written.
+    fn operation_beside(
+        &self,
+        journal: &Journal,
+        device: &CrashDevice,
+        random: &mut Random,
+    ) -> Result<(), JournalError> {
+        let (tag, size) = (IoTag::default(), journal.block_size);
+        let Some(block) = self.inner.lock().free.pop() else {
+            return Ok(());
+        };
+        let value = random.next_u64();
+        let buf = Buf::copy_of(&pattern(value, size.bytes()));
+        let data = Bio::write(size.offset_of(DevBlock(block)), vec![buf]);
+        let data = journal.queue.submit(data, tag);
+        let mut committed = None;
+        journal.commit_beside(24, tag, |mut handle| {
+            let mut busy = Vec::new();
+            let mut changed = self.changes(&mut handle, random, None, &mut busy);
+            handle.write_log_ahead();
+            if random.chance(200) {
+                let more = self.changes(&mut handle, random, None, &mut busy);
+                changed = changed.and(more);
+            }
+            let is_written = data.wait().is_ok();
+            let mut inner = self.inner.lock();
+            if is_written {
+                inner.now.insert(block, Content::Data(value));
+            }
+            inner.busy.retain(|block| !busy.contains(block));
+            let now = inner.now.clone();
+            let tid = handle.tid();
+            inner.after.insert(tid.0.wrapping_sub(self.first), now);
+            committed = (is_written && changed.is_ok()).then_some(tid);
+            committed.is_some()
+        })?;
+        match committed {
+            Some(tid) => device.ack(tid),
+            None => {
+                let _ = data.wait();
+                self.inner.lock().free.push(block);
+            }
+        }
+        Ok(())
     }
 
     /// Data is written and waited for before the handle begins that refers to it.
