@@ -90,11 +90,17 @@ use volatile_cache::VolatileCache;
 /// # Shared requests
 /// A request that an owner submits for others ([`Scheduler::share`]) is queued for its submitter and for all others. It
 /// is dispatched in the first slice of one of them and charged to all of them, by groups like a FLUSH. Those that were
-/// not in service go at most the cost of one such request beyond the vtime. Between two such requests the device idles
+/// not in service go at most the cost of two such requests beyond the vtime. Between two such requests the device idles
 /// for them as if they had submitted the requests themselves.
 ///
+/// # Boost
+/// A boost changes the order of a request, not its account: a request that is boosted to another group goes in a slice
+/// of that group, and is charged to the group that submitted it, and to its sharers. Otherwise a heavy group would pay
+/// for the commits of a light one, for which it has to wait.
+///
 /// # A lone request
-/// A request that is alone, with no other queued or in flight, is not entered in the tree.
+/// A request that is alone, with no other queued or in flight, is not entered in the tree, unless it was boosted to
+/// another group: that one waits for it, and the group that submitted it is charged.
 #[derive(Debug)]
 pub struct FairQueue<R> {
     options: FairOptions,
@@ -311,6 +317,12 @@ impl<R: Rules> Scheduler for FairQueue<R> {
         };
         let entry = Entry {
             tag,
+            charged: if io.charged == io.tag {
+                tag
+            } else {
+                io.charged
+            },
+            leaf_shares: false,
             bytes: io.bytes,
             direction: io.direction,
             flushes: io.flushes,
@@ -341,7 +353,7 @@ impl<R: Rules> Scheduler for FairQueue<R> {
             if self.tree.active > 0 {
                 self.expire_idle_leaves(tag, now);
             }
-            if self.tree.active == 0 {
+            if self.tree.active == 0 && !Self::is_in_other_slice(&entry) {
                 self.lone = Some(id);
                 return;
             }
@@ -375,11 +387,18 @@ impl<R: Rules> Scheduler for FairQueue<R> {
         }
         self.entry_mut(id).tag = boosted;
         let Some(old) = entry.leaf else {
+            let is_charged = Self::is_in_other_slice(self.entry(id));
+            if is_charged && self.lone.take_if(|lone| *lone == id).is_some() {
+                self.enqueue(id, now);
+            }
             return BoostOutcome::Boosted { overtaken: 0 };
         };
         let before = |leaf: &tree::Leaf| leaf.requests.range(..entry.arrival).count() as u64;
         let old_position = before(self.tree.leaf(old));
         self.tree.dequeue(old, entry.arrival, now);
+        if std::mem::take(&mut self.entry_mut(id).leaf_shares) {
+            self.sharers.push((id, Sharer::Recorded(entry.tag)));
+        }
         self.enqueue(id, now);
         let new = self.entry(id).leaf.expect("enqueue has set the leaf");
         let new_position = before(self.tree.leaf(new));

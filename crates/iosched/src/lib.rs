@@ -37,6 +37,8 @@ pub enum Direction {
 pub struct Io {
     /// Owner and urgency.
     pub tag: IoTag,
+    /// The tag before boosts: its group is charged for the request.
+    pub charged: IoTag,
     /// The kind of the request.
     pub direction: Direction,
     /// Bytes that are read, written or changed.
@@ -82,7 +84,8 @@ pub trait Scheduler: Send {
         let _ = (id, tag, now);
     }
 
-    /// A task of tag `tag` waits for this request: boosts the request to it. Never makes it less urgent.
+    /// A task of tag `tag` waits for this request: boosts the request to it. Never makes it less urgent, and changes its
+    /// order only: it is still charged to the group that it was inserted for.
     fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> BoostOutcome;
 
     /// The request to dispatch now; `None` if none is queued or all are held back.

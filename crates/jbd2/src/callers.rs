@@ -6,9 +6,9 @@
 //! once, which the next commit then waits for.
 //!
 //! **Rule.** A leader waits only for callers that no usual caller outweighs, and a caller of a light group waits for
-//! those of the heavy one like any leader. Each group is charged in full for the commit record and its FLUSH, as for a
-//! FLUSH that several groups share, so the scheduler delays the data of a light group until it has earned the next
-//! commit.
+//! those of the heavy one like any leader. The log blocks and the commit record with its FLUSH are charged in full to
+//! each group that has a caller in the transaction, and to no other: a caller of the next transaction boosts them and
+//! is not charged. So the scheduler delays the data of a light group until it has earned the next commit.
 
 use steadfs_base::IoTag;
 
@@ -66,6 +66,15 @@ impl Callers {
         match self.tags.len() {
             0 | 1 => &[],
             _ => &self.tags,
+        }
+    }
+
+    /// The tag with which `leader` submits the commit: its own, unless it leads for callers of other groups only.
+    pub(crate) fn submitter(&self, leader: IoTag) -> IoTag {
+        let of_group = self.tags.iter().any(|tag| tag.group == leader.group);
+        match self.tags.first() {
+            Some(first) if !of_group => *first,
+            _ => leader,
         }
     }
 }

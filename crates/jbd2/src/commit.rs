@@ -340,7 +340,7 @@ impl Journal {
             len <= self.costs.max_transaction,
             "credits bound the log blocks of a transaction"
         );
-        let (start, tag) = {
+        let (start, tag, groups) = {
             let mut state = self.state.lock();
             state.check()?;
             let start = state.log.take(len);
@@ -357,24 +357,27 @@ impl Journal {
                 "one transaction at a time is committing"
             );
             // Other tasks than the leader may wait for it by now.
-            let waiter = running.waiter_tag;
-            let tag = waiter.map_or(tag, |waiter| self.queue.effective_tag(tag, waiter));
+            let submitter = running.callers.submitter(tag);
+            let boost = |waiter| self.queue.effective_tag(submitter, waiter);
+            let groups = running.callers.groups().to_vec();
             state.committing = Some(CommittingTransaction {
                 tid: closed.tid,
                 start,
                 blocks: Arc::new(blocks),
                 waiters: Arc::clone(&closed.waiters),
-                tag,
+                submitter,
+                tag: running.waiter_tag.map_or(submitter, boost),
                 ios: Vec::new(),
                 callers: running.callers,
             });
-            (start, tag)
+            (start, submitter, groups)
         };
         self.admission.notify_all();
         let (sum, ios) = match self.take_log_ahead(&closed, start, tag) {
             Some(ahead) => ahead,
             None => self.submit_log(&closed, start, tag),
         };
+        self.queue.share(&ios, &groups);
         self.track_ios(&ios, tag);
         let started = self.start_log(start, closed.tid, tag);
         let logged = wait_all(&ios);
@@ -482,7 +485,7 @@ impl Journal {
             committing.tid, tid,
             "the record is that of the committing transaction"
         );
-        let (tag, groups) = (committing.tag, committing.callers.groups().to_vec());
+        let (tag, groups) = (committing.submitter, committing.callers.groups().to_vec());
         drop(state);
         let io = self.queue.submit(bio, tag);
         self.queue.share(std::slice::from_ref(&io), &groups);

@@ -95,7 +95,9 @@ pub(crate) struct CommittingTransaction {
     pub blocks: Arc<Vec<DevBlock>>,
     /// Tasks wait here for it to become durable.
     pub waiters: Arc<Condvar>,
-    /// Owner and urgency of its I/O: those of the most urgent waiter.
+    /// Owner of its I/O.
+    pub submitter: IoTag,
+    /// The same, boosted to the most urgent waiter.
     pub tag: IoTag,
     /// Its requests, so that they can be boosted.
     pub ios: Vec<IoHandle>,

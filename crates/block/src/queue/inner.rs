@@ -161,7 +161,7 @@ impl Inner {
                 // The submitter's held requests are queued first.
                 state.release_key(HoldKey::of_task(), None, now);
                 let tag = tag.with_urgency(Urgency::Background);
-                state.admit(bio, tag, Completion::ReadAhead(io), None, now);
+                state.admit(bio, tag, tag, Completion::ReadAhead(io), None, now);
                 self.pump(state, now);
                 true
             }
@@ -205,8 +205,8 @@ impl Inner {
         }
         let now = now();
         let mut state = self.state.lock();
-        let tag = state.effective_tag(tag);
-        state.admit(bio, tag, to, hold, now);
+        let boosted = state.effective_tag(tag);
+        state.admit(bio, tag, boosted, to, hold, now);
         if hold.is_none() {
             self.pump(state, now);
         }
@@ -246,8 +246,8 @@ impl Inner {
             return;
         }
         let boost = state.boost(io.request(), tag, now);
-        let (charged, collateral) = state.boost_charge(io);
-        state.recorder.record_boost(boost, charged, collateral);
+        let (served, collateral) = state.boost_served(io);
+        state.recorder.record_boost(boost, served, collateral);
         if matches!(boost, BoostOutcome::Boosted { .. }) {
             self.pump(state, now);
         }

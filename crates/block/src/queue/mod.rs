@@ -235,7 +235,8 @@ impl Queue {
         self.inner.has_flushed(number)
     }
 
-    /// Boosts a request to `tag`, unless it is dispatched or boosting is off. Never lowers it.
+    /// Boosts a request to `tag`, unless it is dispatched or boosting is off. Never lowers it. It is still charged to the
+    /// group that submitted it.
     pub fn boost(&self, io: &IoHandle, tag: IoTag) {
         self.inner.boost(io.io(), tag);
     }

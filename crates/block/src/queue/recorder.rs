@@ -127,21 +127,21 @@ impl Recorder {
         recorder.errors += 1;
     }
 
-    /// Records a boost. `charged`: the group that is charged for the request, and its bytes; `collateral`: those of
+    /// Records a boost. `served`: the group in whose slices the request is served, and its bytes; `collateral`: those of
     /// them without a waiter.
     pub(super) fn record_boost(
         &mut self,
         boost: BoostOutcome,
-        charged: (GroupId, u64),
+        served: (GroupId, u64),
         collateral: u64,
     ) {
         match boost {
             BoostOutcome::Boosted { overtaken } => {
                 self.boosts.raised += 1;
                 self.boosts.positions_gained += overtaken;
-                self.boosts.bytes += charged.1;
+                self.boosts.bytes += served.1;
                 self.boosts.collateral_bytes += collateral;
-                self.group(charged.0).boosted += charged.1;
+                self.group(served.0).boosted += served.1;
             }
             BoostOutcome::AlreadyDispatched => self.boosts.already_dispatched += 1,
             BoostOutcome::AlreadyUrgent => self.boosts.already_urgent += 1,

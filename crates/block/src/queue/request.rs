@@ -127,18 +127,21 @@ pub(super) struct RequestPart {
     pub len: u64,
     pub bufs: usize,
     pub submitted: Instant,
+    /// The tag with which it was submitted, before boosts.
+    pub charged: IoTag,
     /// The task that submitted it.
     pub submitter: TaskNo,
 }
 
 impl RequestPart {
-    pub(super) fn of(bio: &Bio, to: Completion, submitted: Instant) -> Self {
+    pub(super) fn of(bio: &Bio, charged: IoTag, to: Completion, submitted: Instant) -> Self {
         Self {
             completion: to,
             offset: bio.offset,
             len: bio.len,
             bufs: bio.bufs.len(),
             submitted,
+            charged,
             submitter: inherit::current_task(),
         }
     }
@@ -181,7 +184,7 @@ impl Request {
     pub(super) fn can_append(
         &self,
         bio: &Bio,
-        to: &Completion,
+        part: &RequestPart,
         tag: IoTag,
         hold: Option<HoldKey>,
         max_transfer: u64,
@@ -193,7 +196,8 @@ impl Request {
         };
         waits
             && self.tag == tag
-            && self.first.completion.merges_with(to)
+            && self.first.charged.group == part.charged.group
+            && self.first.completion.merges_with(&part.completion)
             && self.bio.len + bio.len <= max_transfer
             && self.bio.bufs.len() + bio.bufs.len() <= MAX_BUFS
     }

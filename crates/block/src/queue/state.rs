@@ -193,6 +193,7 @@ impl QueueState {
         request.epoch = epoch;
         let io = SchedIo {
             tag: request.tag,
+            charged: request.first.charged,
             direction: direction(request.bio.op),
             bytes: request.bio.len,
             flushes: flushes(&request.bio),
@@ -263,10 +264,11 @@ impl QueueState {
         }
     }
 
-    /// Admits a submitted bio: merges it, holds it, or inserts it into the scheduler.
+    /// Admits a bio submitted with tag `charged`, boosted to `tag`: merges it, holds it, or inserts it into the scheduler.
     pub(super) fn admit(
         &mut self,
         bio: Bio,
+        charged: IoTag,
         tag: IoTag,
         to: Completion,
         hold: Option<HoldKey>,
@@ -275,7 +277,7 @@ impl QueueState {
         #[cfg(debug_assertions)]
         self.changing.begin(&bio);
         let io = to.io().cloned();
-        let part = RequestPart::of(&bio, to, now);
+        let part = RequestPart::of(&bio, charged, to, now);
         let id = self.enqueue_request(bio, tag, part, hold, now);
         if let Some(io) = io {
             io.set_request(id);
@@ -391,7 +393,7 @@ impl QueueState {
             Tail::Write => self.max_transfer_for(tag, now),
         };
         let request = self.request_mut(id);
-        if !request.can_append(&bio, &part.completion, tag, hold, max_transfer) {
+        if !request.can_append(&bio, &part, tag, hold, max_transfer) {
             return Err((bio, part));
         }
         let (len, queued) = (bio.len, request.phase == Phase::Queued);
@@ -515,8 +517,8 @@ impl QueueState {
                 let bytes = request.parts().map(|part| part.len).sum();
                 let others = request.parts().filter(|part| part.submitter != task);
                 let collateral = others.map(|part| part.len).sum();
-                let charged = (request.tag.group, bytes);
-                self.recorder.record_boost(boost, charged, collateral);
+                let served = (request.tag.group, bytes);
+                self.recorder.record_boost(boost, served, collateral);
                 self.recorder.record_inherited();
             }
         }
@@ -536,9 +538,9 @@ impl QueueState {
         boosted
     }
 
-    /// The group that is charged for the request of a submitted bio, and its bytes; and the bytes of other bios
+    /// The group in whose slices the request of a submitted bio is served, and its bytes; and the bytes of other bios
     /// in it.
-    pub(super) fn boost_charge(&mut self, io: &IoCompletion) -> ((GroupId, u64), u64) {
+    pub(super) fn boost_served(&mut self, io: &IoCompletion) -> ((GroupId, u64), u64) {
         let Some(request) = self.get(io.request()) else {
             return ((GroupId(0), 0), 0);
         };

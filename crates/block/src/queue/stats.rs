@@ -67,7 +67,7 @@ pub struct GroupStats {
     pub read: u64,
     /// Bytes that they wrote or changed.
     pub written: u64,
-    /// Bytes of other groups' requests that were boosted and charged to this group.
+    /// Bytes of boosted requests that were served in the slices of this group; some are charged to other groups.
     pub boosted: u64,
     /// From submission to the device's end.
     pub latency: LatencyBuckets,
@@ -153,7 +153,7 @@ pub struct BoostStats {
     pub already_urgent: u64,
     /// Queued requests that boosted ones overtook.
     pub positions_gained: u64,
-    /// Bytes of boosted requests, which are charged to the waiters.
+    /// Bytes of boosted requests.
     pub bytes: u64,
     /// … of them bytes without a waiter that were merged into the same requests.
     pub collateral_bytes: u64,

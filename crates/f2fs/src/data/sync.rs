@@ -32,7 +32,7 @@ impl F2fs {
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Write-back of the file by other tasks, and open changes, proceed at this task's priority while it waits.
         let _task_tag = inherit::set_task_tag(tag);
-        let arrival = self.node_writes.arrive();
+        let arrival = self.node_writes.arrive(&self.queue, tag);
         let mut cluster = Vec::new();
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.nid().0.into()));

@@ -11,12 +11,12 @@
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Buf};
-use steadfs_rt::now;
+use steadfs_block::{Bio, Buf, IoHandle};
+use steadfs_rt::{inherit, now};
 use steadfs_vfs::{FsError, Result};
 
 use super::Node;
-use super::writes::{Arrival, ChainWrite, GroupLead, NodeWrite};
+use super::writes::{Arrival, ChainWrite, GroupContent, GroupLead, NodeWrite};
 use crate::checkpoint::{Marks, Writes};
 use crate::cp_lock::Change;
 use crate::data::cp_reason::CpReason;
@@ -216,7 +216,11 @@ impl F2fs {
         for write in grouped {
             match write {
                 ChainWrite::Lead(lead) => self.write_group(lead, tag)?,
-                ChainWrite::Member(group) => group.wait()?,
+                ChainWrite::Member(group) => {
+                    let is_light = self.node_writes.is_outweighed(&self.queue, tag);
+                    self.queue.begin_wait(tag, !is_light);
+                    group.wait()?;
+                }
                 ChainWrite::Own(_) => unreachable!("these were written above"),
             }
         }
@@ -262,23 +266,38 @@ impl F2fs {
         let waited = self.node_writes.wait(before, &self.queue, tag);
         let content = waited.and_then(|()| lead.close());
         let content = content.inspect_err(|error| self.abort_for_node(error))?;
-        let (began, tag) = (now(), content.tag(&self.queue));
+        let began = now();
         let (gate, rest) = content.split_at_gate();
-        self.write_nodes(rest, std::iter::once(lead.write()), tag)?;
+        let mut writes = Writes::default();
+        self.submit_blocks(rest, tag, &mut writes);
+        self.note_group(&lead, &content, writes.ios());
+        let written = writes.wait().map_err(io_error);
+        written.inspect_err(|error| self.abort_for_node(error))?;
         if let Some((at, _)) = gate.first() {
             let bufs = gate.iter().map(|(_, data)| data.clone()).collect();
             let bio = Bio::write(u64::from(at.0) * BLOCK_SIZE as u64, bufs);
             let io = self.queue.submit(bio.preflush_and_fua(), tag);
-            let ios = std::slice::from_ref(&io);
-            lead.write().note(ios, &self.queue);
-            if content.tags.len() > 1 {
-                self.queue.share(ios, &content.tags);
-            }
+            self.note_group(&lead, &content, std::slice::from_ref(&io));
             let written = io.wait().map_err(io_error);
             written.inspect_err(|error| self.abort_for_node(error))?;
         }
+        self.queue.end_waits(&content.tags);
         lead.end(began.elapsed());
+        inherit::end_waits();
         Ok(())
+    }
+
+    /// Records requests of a group, which its leader has submitted: they are charged to the groups of all members, and
+    /// have the effective tag of them.
+    fn note_group(&self, lead: &GroupLead<'_>, content: &GroupContent, ios: &[IoHandle]) {
+        lead.write().note(ios, &self.queue);
+        if content.tags.len() > 1 {
+            self.queue.share(ios, &content.tags);
+            let tag = content.tag(&self.queue);
+            for io in ios {
+                self.queue.boost(io, tag);
+            }
+        }
     }
 
     /// Writes node blocks and waits for them.

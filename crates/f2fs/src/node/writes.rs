@@ -13,7 +13,7 @@ use steadfs_cache::{BatchedCommit, CommitBatch};
 use steadfs_rt::{Condvar, Mutex, MutexGuard, Rank};
 use steadfs_vfs::{FsError, Result};
 
-pub use group::{Group, GroupLead};
+pub use group::{Group, GroupContent, GroupLead};
 
 /// Held while blocks are allocated for the nodes of one write.
 pub type ChainOrder<'w> = MutexGuard<'w, ()>;
@@ -42,8 +42,10 @@ struct WritesState {
     open: Option<Arc<Group>>,
     /// How long its leader waits for callers.
     batch: CommitBatch,
-    /// fsync callers that write their data and will then join a group.
+    /// fsync callers that write their data and will then join a group, without those of lighter cgroups than `heaviest`.
     arriving: u32,
+    /// The tag of the heaviest fsync caller of recent groups.
+    heaviest: Option<IoTag>,
     /// fsyncs since the mount that joined the group of another one.
     members: u64,
 }
@@ -82,16 +84,17 @@ impl BatchedCommit for WritesState {
 
 /// An fsync caller on its way to a group: expected by its leader. (On most devices its data write ends only after the
 /// FLUSH of the group before. If it were counted only when it joins, callers would take turns, each with a FLUSH of its
-/// own.)
+/// own.) A caller of a light cgroup is not expected, as in jbd2: the scheduler holds its data back for the heavier ones.
 pub struct Arrival<'w> {
     writes: &'w NodeWrites,
+    is_light: bool,
     /// It has joined a group. Written under the lock of the state.
     joined: AtomicBool,
 }
 
 impl Arrival<'_> {
     fn end(&self, state: &mut WritesState) {
-        if !self.joined.swap(true, Ordering::Relaxed) {
+        if !self.joined.swap(true, Ordering::Relaxed) && !self.is_light {
             assert!(state.arriving > 0, "each arrival is counted until it ends");
             state.arriving -= 1;
         }
@@ -163,13 +166,26 @@ impl NodeWrites {
         (self.write(number), order)
     }
 
-    /// An fsync begins.
-    pub fn arrive(&self) -> Arrival<'_> {
-        self.state.lock().arriving += 1;
+    /// An fsync with this tag begins.
+    pub fn arrive(&self, queue: &Queue, tag: IoTag) -> Arrival<'_> {
+        let is_light = self.is_outweighed(queue, tag);
+        let state = &mut *self.state.lock();
+        if !is_light {
+            // The latest one is remembered: the other may have stopped.
+            state.heaviest = Some(tag);
+            state.arriving += 1;
+        }
         Arrival {
             writes: self,
+            is_light,
             joined: AtomicBool::new(false),
         }
+    }
+
+    /// Whether a usual fsync caller weighs more than one with this tag.
+    pub fn is_outweighed(&self, queue: &Queue, tag: IoTag) -> bool {
+        let heaviest = self.state.lock().heaviest;
+        heaviest.is_some_and(|heaviest| queue.outweighs(heaviest, tag))
     }
 
     /// Begins the write of a chain that follows the checkpoint `version`. It joins the open group if it can; `grouped`:
@@ -187,11 +203,11 @@ impl NodeWrites {
         if let Some(arrival) = caller {
             arrival.end(&mut state);
         }
-        let calls = caller.is_some();
+        let calls = caller.is_some_and(|arrival| !arrival.is_light);
         let before = state.started;
         let follows = |group: &Arc<Group>| group.version == version && group.number + 1 == before;
         if let Some(group) = state.open.clone().filter(follows) {
-            state.members += u64::from(calls);
+            state.members += u64::from(caller.is_some());
             if state.batch.joined(group.add_caller(calls)) {
                 self.joined.notify_one();
             }

@@ -9,8 +9,12 @@ use crate::{Direction, Nanos};
 /// A request that is queued or in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Its owner and urgency.
+    /// Its owner and urgency, boosted.
     pub tag: IoTag,
+    /// The same before boosts: its group is charged.
+    pub(super) charged: IoTag,
+    /// Whether a sharer has the leaf that it was boosted to, which is charged then, too.
+    pub(super) leaf_shares: bool,
     /// Its size.
     pub bytes: u64,
     /// Its kind.

@@ -61,7 +61,11 @@ impl<R: Rules> FairQueue<R> {
             }
             let leaf = self.tree.leaf_for(tag);
             let queued = (id, Sharer::Queued(leaf));
-            if own == Some(leaf) || self.sharers.contains(&queued) {
+            if own == Some(leaf) {
+                self.entry_mut(id).leaf_shares = true;
+                continue;
+            }
+            if self.sharers.contains(&queued) {
                 continue;
             }
             self.sharers.push(queued);
@@ -81,55 +85,81 @@ impl<R: Rules> FairQueue<R> {
             .sharers
             .iter()
             .position(|s| *s == (id, Sharer::Queued(leaf)));
-        at.map(|at| self.sharers.swap_remove(at)).is_some()
+        let Some(at) = at else { return false };
+        self.sharers.swap_remove(at);
+        self.entry_mut(id).leaf_shares = true;
+        true
     }
 
-    /// A request is dispatched in the slice of `picked`: removes it from all other leaves and charges them. Returns the
-    /// part of the cost that is charged to `picked`.
+    /// Whether a request was boosted to another group than the one that submitted it and is charged.
+    pub(super) fn is_in_other_slice(entry: &Entry) -> bool {
+        R::COST_IS_KNOWN && entry.charged.group != entry.tag.group
+    }
+
+    /// A request is dispatched in the slice of `picked`: removes it from all other leaves and charges those that it
+    /// serves. Returns the part of the cost that is charged to `picked`.
     pub(super) fn charge_others(&mut self, id: IoId, picked: usize, cost: u64, now: Nanos) -> u64 {
-        if !self.sharers.iter().any(|(of, _)| *of == id) {
+        let entry = *self.entry(id);
+        let own = entry
+            .leaf
+            .expect("a request that is picked from a leaf has a leaf");
+        let is_boosted = Self::is_in_other_slice(&entry);
+        if !is_boosted && !self.sharers.iter().any(|(of, _)| *of == id) {
             return cost;
         }
-        let Entry {
-            arrival, leaf: own, ..
-        } = *self.entry(id);
-        let mut leaves = Vec::from_iter(own);
+        let mut charged = Vec::new();
         self.sharers.retain(|&(of, sharer)| {
             if let (true, Sharer::Queued(leaf)) = (of == id, sharer) {
-                leaves.push(leaf);
+                charged.push(leaf);
             }
             of != id
         });
-        let group = |fair: &Self, leaf: usize| fair.tree.leaf(leaf).key.group;
-        let groups: Vec<GroupId> = leaves.iter().map(|&leaf| group(self, leaf)).collect();
-        if let Some(submitter) = own {
-            for &leaf in leaves.iter().filter(|leaf| **leaf != submitter) {
-                self.tree.record_submitter(leaf, submitter);
-            }
-        }
-        let part = |group: GroupId| {
-            let sharers = groups.iter().filter(|other| **other == group).count();
-            cost / sharers.max(1) as u64
+        let submitter = match is_boosted {
+            true => self.tree.leaf_to_charge(entry.charged),
+            false => own,
         };
+        for &leaf in charged.iter().filter(|leaf| **leaf != submitter) {
+            self.tree.record_submitter(leaf, submitter);
+        }
+        for &leaf in charged.iter().chain([&own]).filter(|leaf| **leaf != picked) {
+            self.tree.dequeue(leaf, entry.arrival, now);
+        }
+        if is_boosted && entry.leaf_shares {
+            charged.push(own);
+        }
+        if !charged.contains(&submitter) {
+            charged.push(submitter);
+        }
+        self.charge_all(&charged, picked, cost, now)
+    }
+
+    /// Charges the cost of a request that was dispatched in the slice of `picked`: to each group in full, and divided
+    /// among the leaves of a group. Returns the part of `picked`, which its slice is charged for.
+    fn charge_all(&mut self, leaves: &[usize], picked: usize, cost: u64, now: Nanos) -> u64 {
+        let group = |leaf: &usize| self.tree.leaf(*leaf).key.group;
+        let groups: Vec<GroupId> = leaves.iter().map(group).collect();
+        let mut of_picked = 0;
         for (n, (&leaf, &group)) in leaves.iter().zip(&groups).enumerate() {
+            let sharers = groups.iter().filter(|other| **other == group).count();
+            let part = cost / sharers.max(1) as u64;
             if leaf == picked {
+                of_picked = part;
                 continue;
             }
-            self.tree.dequeue(leaf, arrival, now);
             // The leaves of one group pass its later lanes once.
             if !groups[..n].contains(&group) {
                 self.tree.record_service_beside(leaf, picked, cost, now);
             }
-            self.tree.charge_shared(leaf, part(group));
+            self.tree.charge_shared(leaf, part);
         }
-        part(group(self, picked))
+        of_picked
     }
 
     /// Dispatches a FLUSH, which goes before all other requests, and charges it to the owners that it serves.
     pub(super) fn dispatch_flush(&mut self, id: IoId, now: Nanos) -> IoId {
         if self.tree.active > 0 {
             let cost = self.flush_cost().flush;
-            let own = (id, Sharer::Recorded(self.entry(id).tag));
+            let own = (id, Sharer::Recorded(self.entry(id).charged));
             let mut leaves: Vec<(GroupId, usize)> = Vec::new();
             let others = std::mem::take(&mut self.sharers);
             for (flush, sharer) in std::iter::once(own).chain(others) {

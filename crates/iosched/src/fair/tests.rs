@@ -43,6 +43,7 @@ fn background(group: u32) -> IoTag {
 fn write(tag: IoTag, bytes: u64) -> Io {
     Io {
         tag,
+        charged: tag,
         direction: Direction::Write,
         bytes,
         flushes: 0,
@@ -53,6 +54,7 @@ fn write(tag: IoTag, bytes: u64) -> Io {
 fn flush(tag: IoTag) -> Io {
     Io {
         tag,
+        charged: tag,
         direction: Direction::Flush,
         bytes: 0,
         flushes: 1,
@@ -194,7 +196,7 @@ fn a_second_boost_changes_nothing() {
 }
 
 #[test]
-fn a_boost_charges_another_group_only_if_it_is_heavier() {
+fn a_boost_moves_a_request_to_another_group_only_if_it_is_heavier() {
     let mut fair = Fair::new(FairOptions::default());
     fair.set_group(GroupId(1), GroupId(0), 100);
     fair.set_group(GroupId(2), GroupId(0), 20);

@@ -32,14 +32,40 @@ pub(super) struct Entity {
     pub lane: usize,
     pub weight: u32,
     start: u128,
+    shared: SharedService,
     /// Order among equal start tags.
     seq: u64,
     pub active: bool,
 }
 
+/// Service of an entity in slices of others.
+#[derive(Clone, Copy, Debug, Default)]
+struct SharedService {
+    /// What it has added to the start tag and the vtime had not passed at `vtime`.
+    behind: u128,
+    vtime: u128,
+    /// What the last request added.
+    last: u128,
+}
+
 impl Entity {
     fn key(&self) -> (u128, u64) {
         (self.start, self.seq)
+    }
+
+    /// The part of `added`, for service in a slice of others, by which the start tag grows. For two such requests (the
+    /// log blocks and the record of a commit) the entity is behind the vtime at most.
+    fn add_shared(&mut self, added: u128, vtime: u128) -> u128 {
+        let passed = vtime.saturating_sub(self.shared.vtime);
+        let behind = self.shared.behind.saturating_sub(passed);
+        let most = self.shared.last + added;
+        let more = added.min(most.saturating_sub(behind));
+        self.shared = SharedService {
+            behind: behind + more,
+            vtime,
+            last: added,
+        };
+        more
     }
 }
 
@@ -70,6 +96,8 @@ pub(super) struct Group {
     /// The group was removed (or never set): it is dropped when it is empty.
     removed: bool,
     pub served: u64,
+    /// The cost of all service that it was charged, in bytes.
+    charged: u64,
 }
 
 /// What the requests of one leaf have in common.
@@ -157,6 +185,7 @@ impl Tree {
             children: 0,
             removed: false,
             served: 0,
+            charged: 0,
         };
         Self {
             groups: vec![Some(root)],
@@ -243,6 +272,7 @@ impl Tree {
                 lane: GROUP_LANE,
                 weight,
                 start: 0,
+                shared: SharedService::default(),
                 seq: self.next_seq(),
                 active: false,
             }),
@@ -252,6 +282,7 @@ impl Tree {
             children: 0,
             removed,
             served: 0,
+            charged: 0,
         };
         let at = self.groups.iter().position(Option::is_none);
         let at = at.unwrap_or_else(|| {
@@ -355,6 +386,17 @@ impl Tree {
         at
     }
 
+    /// The leaf that is charged for a request of this tag which goes in another leaf's slice. If its group was removed
+    /// meanwhile, it is added for the charge only.
+    pub(super) fn leaf_to_charge(&mut self, tag: IoTag) -> usize {
+        let leaf = self.leaf_for(tag);
+        let parent = self.leaf(leaf).entity.parent;
+        if self.group(parent).removed {
+            self.maybe_empty.push(parent);
+        }
+        leaf
+    }
+
     fn add_leaf(&mut self, key: LeafKey) -> usize {
         if self.leaves.len() - self.free_leaves.len() >= self.active + IDLE_LEAVES_MAX {
             self.drop_idle_leaves(None);
@@ -371,6 +413,7 @@ impl Tree {
                 lane: key.lane,
                 weight: (self.prio_weight)(prio),
                 start: 0,
+                shared: SharedService::default(),
                 seq: self.next_seq(),
                 active: false,
             },
@@ -430,8 +473,8 @@ impl Tree {
             let weight = group.entity.map_or(DEFAULT_WEIGHT, |entity| entity.weight);
             writeln!(
                 out,
-                "group {} weight {weight}: {} queued, {} bytes served",
-                group.id.0, group.queued, group.served
+                "group {} weight {weight}: {} queued, {} bytes charged, {} bytes served",
+                group.id.0, group.queued, group.charged, group.served
             )?;
             let own = |leaf: &&Leaf| {
                 leaf.key.group == group.id && (leaf.in_flight > 0 || !leaf.requests.is_empty())

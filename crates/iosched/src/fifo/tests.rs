@@ -11,8 +11,10 @@ use crate::Direction;
 const NOW: Nanos = Nanos(0);
 
 fn io(urgency: Urgency) -> Io {
+    let tag = IoTag::default().with_urgency(urgency);
     Io {
-        tag: IoTag::default().with_urgency(urgency),
+        tag,
+        charged: tag,
         direction: Direction::Write,
         bytes: 4096,
         flushes: 0,

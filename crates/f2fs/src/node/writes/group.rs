@@ -14,6 +14,9 @@
 //! ([`steadfs_cache::CommitBatch`]). Members hand over their blocks and sleep until the leader has written them. An
 //! fsync that is alone is one write, waits for no caller and wakes no task.
 //!
+//! As in jbd2 (`jbd2/callers.rs`), a leader waits for no caller of a lighter cgroup, and a group's blocks are charged in
+//! full to each cgroup that has a member.
+//!
 //! No other node write begins inside a group, and all its chains follow the same checkpoint: otherwise the next chain
 //! opens another group.
 
@@ -46,7 +49,7 @@ pub struct Group {
     /// Version of the checkpoint that its chains follow.
     pub(super) version: u64,
     leader: TaskNo,
-    /// fsync callers that have joined.
+    /// fsync callers that have joined, without those of light cgroups.
     callers: AtomicU32,
     state: Mutex<GroupState>,
     /// Notified when there is a result.
@@ -108,7 +111,7 @@ impl Group {
         })
     }
 
-    /// fsync callers that have joined.
+    /// fsync callers that have joined, without those of light cgroups.
     pub(super) fn callers(&self) -> u32 {
         self.callers.load(Ordering::Relaxed)
     }
@@ -224,6 +227,10 @@ impl<'w> GroupLead<'w> {
             let waiting = state.callers() + state.arriving;
             let served = self.group.callers();
             state.batch.commit_ended(served, waiting, took, now());
+            if served + waiting == 0 {
+                // The heaviest caller has stopped.
+                state.heaviest = None;
+            }
         }
         self.write.ended = true;
         self.set_result(Ok(()));

@@ -46,6 +46,8 @@ impl World {
     fn entry(&self, tag: IoTag, bytes: u64, flushes: u8) -> Entry {
         Entry {
             tag,
+            charged: tag,
+            leaf_shares: false,
             bytes,
             direction: Direction::Write,
             flushes,

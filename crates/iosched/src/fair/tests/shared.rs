@@ -146,6 +146,64 @@ fn shared_service_leaves_no_debt() {
     );
 }
 
+/// Requests that group 2 submits and that group 1 waits for go in the slices of group 1, and are charged to group 2.
+#[test]
+fn a_boost_does_not_change_the_account() {
+    let mut fair = Fair::new(FairOptions::default());
+    for (id, parent, weight) in GROUPS {
+        fair.set_group(GroupId(id), GroupId(parent), weight);
+    }
+    let boosted = Io {
+        charged: sync(2, 2),
+        ..write(sync(1, 1), 64 * KIB)
+    };
+    let ios = [
+        write(sync(1, 1), 64 * KIB),
+        write(sync(3, 3), 64 * KIB),
+        boosted,
+    ];
+    let (mut now, mut served) = (0, [0u64; 3]);
+    for (id, io) in (0..).zip(ios) {
+        fair.insert(IoId(id), io, Nanos(now));
+    }
+    for _ in 0..3000 {
+        let IoId(id) = fair.next(Nanos(now)).expect("requests are queued");
+        now += MS;
+        fair.complete(IoId(id), Nanos(now));
+        served[id as usize] += 1;
+        fair.insert(IoId(id), ios[id as usize], Nanos(now));
+    }
+    let ratio = served[0] as f64 / served[1] as f64;
+    assert!((1.9..2.1).contains(&ratio), "{served:?}");
+    // Those that it waits for are as many as its own.
+    assert!(served[2] * 10 > served[0] * 9, "{served:?}");
+}
+
+/// A boosted request is charged even if it is the only one.
+#[test]
+fn a_lone_boosted_request_is_charged() {
+    let mut text = String::new();
+    for boosts_later in [false, true] {
+        let mut fair = Fair::new(FairOptions::default());
+        fair.set_group(GroupId(1), GroupId(0), 100);
+        fair.set_group(GroupId(2), GroupId(0), 20);
+        let own = write(sync(2, 2), 64 * KIB);
+        let (tag, charged) = (sync(1, 1), own.charged);
+        let io = if boosts_later { own } else { Io { tag, ..own } };
+        assert_eq!(io.charged, charged);
+        fair.insert(IoId(0), io, Nanos(0));
+        fair.boost(IoId(0), tag, Nanos(0));
+        assert_eq!(fair.next(Nanos(0)), Some(IoId(0)));
+        fair.complete(IoId(0), Nanos(MS));
+        text.clear();
+        fair.describe(&mut text).expect("a string takes all");
+        assert!(
+            text.contains("group 2 weight 20: 0 queued, 65536 bytes charged"),
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn a_boosted_request_is_queued_once_in_each_leaf() {
     let mut fair = filled(&[write(submitter(), KIB), write(sync(3, 3), KIB)]);

@@ -228,9 +228,9 @@ impl Tree {
         self.charge_to(leaf, cost, false);
     }
 
-    /// Charges service that the leaf received in another owner's slice. The start tag then is at most one such service
-    /// beyond the vtime: otherwise an owner of small weight that was served for long in the slices of one of large
-    /// weight would wait for long afterwards.
+    /// Charges service that the leaf received in another owner's slice. Of such service it is behind by two requests at
+    /// most: otherwise an owner of small weight that was served for long in the slices of one of large weight would wait
+    /// for long afterwards.
     pub(in crate::fair) fn charge_shared(&mut self, leaf: usize, cost: u64) {
         self.charge_to(leaf, cost, true);
     }
@@ -244,12 +244,14 @@ impl Tree {
         let mut cost = raised / WEIGHT_RAISE_FACTOR + (cost - raised);
         while let Some(mut entity) = self.entity(child) {
             let added = u128::from(cost) * SCALE / u128::from(entity.weight);
-            let lane = &mut self.group_mut(entity.parent).lanes[entity.lane];
-            let limit = match bounded {
-                true => entity.start.max(lane.vtime + added),
-                false => u128::MAX,
+            let group = self.group_mut(entity.parent);
+            group.charged = group.charged.saturating_add(cost);
+            let lane = &mut group.lanes[entity.lane];
+            let added = match bounded {
+                true => entity.add_shared(added, lane.vtime),
+                false => added,
             };
-            let start = limit.min(entity.start + added);
+            let start = entity.start + added;
             if entity.active {
                 lane.active.remove(&entity.key());
                 entity.start = start;
