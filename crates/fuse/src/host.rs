@@ -36,6 +36,8 @@ pub(crate) enum Question {
     /// The argument of an FS_IOC_SHUTDOWN that a thread is calling with this address. The kernel does not send it, since
     /// the command's number declares an argument that is written.
     ShutdownMode { pid: u32, address: u64 },
+    /// Whether a thread has this supplementary group, which the kernel sends only with requests that make an inode.
+    IsInGroup { pid: u32, gid: u32 },
     /// The cgroup of a process, as a path below the hierarchy's root.
     GroupOf(u32),
     /// The weight of a cgroup.
@@ -129,6 +131,7 @@ impl Question {
         match self {
             Self::IsAdmin(pid) => Answer::Is(has_capability(*pid) && shares_namespace(*pid)),
             Self::IsDying(pid) => Answer::Is(is_being_killed(*pid)),
+            Self::IsInGroup { pid, gid } => Answer::Is(is_in_group(*pid, *gid)),
             Self::ShutdownMode { pid, address } => match shutdown_mode(*pid, *address) {
                 Ok(word) => Answer::Word(word),
                 Err(error) => {
@@ -168,17 +171,33 @@ fn is_being_killed(pid: u32) -> bool {
     pid != 0 && set_of(pid, "SigPnd:").is_some_and(|set| set & SIGKILL != 0)
 }
 
-/// A line with a set of bits in a thread's proc_pid_status(5).
+/// False for a thread that is not visible from here.
+fn is_in_group(pid: u32, gid: u32) -> bool {
+    lists_group(&status_of(pid), gid)
+}
+
+fn lists_group(status: &str, gid: u32) -> bool {
+    let groups = line_in(status, "Groups:").unwrap_or_default();
+    let mut groups = groups.split_ascii_whitespace();
+    groups.any(|group| group.parse() == Ok(gid))
+}
+
+/// A thread's proc_pid_status(5); empty if it is not visible from here.
+fn status_of(pid: u32) -> String {
+    read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
+}
+
+fn line_in<'a>(status: &'a str, label: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(label))
+}
+
+/// A line with a set of bits in a thread's status.
 fn set_of(pid: u32, label: &str) -> Option<u64> {
-    set_in(
-        &read_to_string(format!("/proc/{pid}/status")).unwrap_or_default(),
-        label,
-    )
+    set_in(&status_of(pid), label)
 }
 
 fn set_in(status: &str, label: &str) -> Option<u64> {
-    let set = status.lines().find_map(|line| line.strip_prefix(label))?;
-    u64::from_str_radix(set.trim(), 16).ok()
+    u64::from_str_radix(line_in(status, label)?.trim(), 16).ok()
 }
 
 /// A process that does not run as root may not read the namespaces of root's processes; it takes them for its own.
@@ -227,6 +246,27 @@ mod tests {
         for none in ["", "CapEff:", "CapEff:\tall", "CapPrm:\t1"] {
             assert_eq!(set_in(none, "CapEff:"), None, "{none:?}");
         }
+    }
+
+    #[test]
+    fn supplementary_groups_are_read_from_a_status() {
+        let status = "Gid:\t5\t5\t5\t5\nGroups:\t4 2000 65534 \n";
+        for (gid, is) in [
+            (4, true),
+            (2000, true),
+            (65_534, true),
+            (5, false),
+            (200, false),
+        ] {
+            assert_eq!(lists_group(status, gid), is, "{gid}");
+        }
+        assert!(!lists_group("Groups:\t \n", 0));
+        assert!(!lists_group("", 0));
+        let stranger = Question::IsInGroup {
+            pid: u32::MAX,
+            gid: 0,
+        };
+        assert_eq!(stranger.answer(None), Answer::Is(false));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_rt::{Mutex, Rank};
-use steadfs_vfs::Interruption;
+use steadfs_vfs::CallerState;
 
 use crate::host::{self, Question};
 use crate::wire::InHeader;
@@ -39,9 +39,14 @@ impl ServedRequest {
     }
 }
 
-impl Interruption for ServedRequest {
+impl CallerState for ServedRequest {
     fn is_killed(&self) -> bool {
         self.is_interrupted() && is_dying(self.pid.load(Ordering::Relaxed) as u32)
+    }
+
+    fn is_in_group(&self, gid: u32) -> bool {
+        let pid = self.pid.load(Ordering::Relaxed) as u32;
+        pid != 0 && host::is(Question::IsInGroup { pid, gid })
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBu
         header: &request.header,
         ino: ids.ino(request.header.nodeid),
         cx: Cx {
-            interruption: Some(out.served.clone()),
+            caller_state: Some(out.served.clone()),
             ..context(volume, request)
         },
     };
@@ -77,7 +77,7 @@ fn context(volume: &Volume, request: &Request<'_>) -> Cx {
         umask: umask & 0o777,
         tag,
         caller: head.pid.into(),
-        interruption: None,
+        caller_state: None,
     }
 }
 
@@ -224,6 +224,9 @@ impl Call<'_> {
                 return Err(Errno::INVAL.into());
             }
         }
+        if arg.valid & fattr::CHANGES == 0 {
+            return self.clear_set_id(out);
+        }
         let set = SetAttr {
             perm: has(fattr::MODE).then_some(arg.mode & 0o7777),
             uid: has(fattr::UID).then_some(arg.uid),
@@ -240,6 +243,24 @@ impl Call<'_> {
             kill_priv: has(fattr::KILL_SUIDGID) || has(fattr::UID) || has(fattr::GID),
         };
         let attr = self.volume.fs.setattr(&self.cx, self.ino, &set)?;
+        out.put(&self.volume.translate.attr_out(&attr));
+        Ok(())
+    }
+
+    /// SETATTR of nothing: chown(2) with neither a user nor a group, or what the kernel sends before an unprivileged
+    /// caller writes to a file with set-ID bits. Both clear the bits. A caller that may not chown the file can only have
+    /// sent the second, or gets no error from the first (both are the same request); the write clears the
+    /// bits itself.
+    fn clear_set_id(&self, out: &mut ReplyBuf) -> Outcome {
+        let fs = &*self.volume.fs;
+        let mut attr = fs.getattr(&self.cx, self.ino)?;
+        if self.header.uid == 0 || self.header.uid == attr.uid {
+            let clear = SetAttr {
+                kill_priv: true,
+                ..SetAttr::default()
+            };
+            attr = fs.setattr(&self.cx, self.ino, &clear)?;
+        }
         out.put(&self.volume.translate.attr_out(&attr));
         Ok(())
     }

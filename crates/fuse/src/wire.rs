@@ -340,6 +340,9 @@ pub mod fattr {
     pub const MTIME_NOW: u32 = 1 << 8;
     pub const CTIME: u32 = 1 << 10;
     pub const KILL_SUIDGID: u32 = 1 << 11;
+    /// All of them: what a request may change.
+    pub const CHANGES: u32 =
+        MODE | UID | GID | SIZE | ATIME | MTIME | ATIME_NOW | MTIME_NOW | CTIME | KILL_SUIDGID;
 }
 
 /// Kind of notification: [`InvalInodeOut`].

@@ -35,7 +35,7 @@ pub use pending_frees::{FreeGuard, PendingFrees};
 pub use remount_state::{AloneGuard, OpenGuard, RemountState};
 pub use stop_state::StopState;
 pub use types::{
-    Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, Interruption, IoctlAnswer,
+    Attr, CallerState, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, IoctlAnswer,
     ReadData, RenameFlags, SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode,
     StatFs, check_name,
 };

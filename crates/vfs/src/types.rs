@@ -27,14 +27,17 @@ pub struct Cx {
     pub tag: IoTag,
     /// Identifies the caller: the process, if there is one. Only compared.
     pub caller: u64,
-    /// How to find out whether the caller is being killed, if the transport can.
-    pub interruption: Option<Arc<dyn Interruption>>,
+    /// How to find out what the request does not contain, if the transport can.
+    pub caller_state: Option<Arc<dyn CallerState>>,
 }
 
-/// The transport's view of signals to a caller.
-pub trait Interruption: Send + Sync + std::fmt::Debug {
+/// The transport's view of a caller that waits for its call.
+pub trait CallerState: Send + Sync + std::fmt::Debug {
     /// Whether the caller has a fatal signal pending: it does not see the result of its call.
     fn is_killed(&self) -> bool;
+
+    /// Whether this is one of the caller's supplementary groups. May take as long as a system call.
+    fn is_in_group(&self, gid: u32) -> bool;
 }
 
 const SET_USER_ID: u16 = 0o4000;
@@ -45,9 +48,8 @@ impl Cx {
     /// Whether the caller has a fatal signal pending (`fatal_signal_pending`). Long operations check it between two steps,
     /// at points where the file is consistent.
     pub fn is_killed(&self) -> bool {
-        self.interruption
-            .as_ref()
-            .is_some_and(|interruption| interruption.is_killed())
+        let state = self.caller_state.as_ref();
+        state.is_some_and(|caller| caller.is_killed())
     }
 
     /// Fails with [`FsError::Interrupted`] if the caller is being killed.
@@ -60,7 +62,8 @@ impl Cx {
 
     /// Whether the caller may set or keep set-group-ID on files of this group.
     pub fn may_keep_group(&self, gid: u32) -> bool {
-        self.fsetid || self.gid == gid || self.groups.contains(&gid)
+        let asked = || self.caller_state.as_ref().map(|c| c.is_in_group(gid));
+        self.fsetid || self.gid == gid || self.groups.contains(&gid) || asked() == Some(true)
     }
 
     /// The mode of a file of group `gid` after an unprivileged caller changed its content or owner: without set-user-ID,
@@ -70,11 +73,9 @@ impl Cx {
         if FileKind::from_mode(mode.into()) == Some(FileKind::Directory) {
             return mode;
         }
-        let group = if mode & GROUP_EXECUTE != 0 || !self.may_keep_group(gid) {
-            SET_GROUP_ID
-        } else {
-            0
-        };
+        let has_effect = mode & GROUP_EXECUTE != 0;
+        let loses = mode & SET_GROUP_ID != 0 && (has_effect || !self.may_keep_group(gid));
+        let group = if loses { SET_GROUP_ID } else { 0 };
         mode & !(SET_USER_ID | group)
     }
 }
@@ -567,5 +568,39 @@ impl IoctlAnswer {
     pub const fn result(result: i32) -> Self {
         let output = Vec::new();
         Self { result, output }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A caller with one supplementary group that the request did not contain.
+    #[derive(Debug)]
+    struct InGroup(u32);
+
+    impl CallerState for InGroup {
+        fn is_killed(&self) -> bool {
+            false
+        }
+
+        fn is_in_group(&self, gid: u32) -> bool {
+            self.0 == gid
+        }
+    }
+
+    #[test]
+    fn set_group_id_without_effect_stays_for_members_of_the_group() {
+        let caller = Cx {
+            uid: 1,
+            gid: 1,
+            caller_state: Some(Arc::new(InGroup(7))),
+            ..Cx::default()
+        };
+        assert_eq!(caller.without_privileges(0o102_644, 7), 0o102_644);
+        assert_eq!(caller.without_privileges(0o106_644, 7), 0o102_644);
+        assert_eq!(caller.without_privileges(0o102_644, 8), 0o100_644);
+        assert_eq!(caller.without_privileges(0o102_755, 7), 0o100_755);
+        assert_eq!(caller.without_privileges(0o042_755, 8), 0o042_755);
     }
 }

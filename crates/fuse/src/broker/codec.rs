@@ -32,6 +32,7 @@ impl Request {
             Self::Question(Question::ShutdownMode { pid, address }) => {
                 format!("shutdown {pid} {address}")
             }
+            Self::Question(Question::IsInGroup { pid, gid }) => format!("member {pid} {gid}"),
             Self::Question(Question::GroupOf(pid)) => format!("group {pid}"),
             Self::Question(Question::WeightOf(group)) => format!("weight {group}"),
             Self::Question(Question::Thread(tid, ThreadRequest::LeaveIdle)) => {
@@ -66,6 +67,11 @@ impl Request {
                 let (tid, level) = rest.split_once(' ')?;
                 let level = level.parse().ok().filter(|level| *level <= 7)?;
                 Question::Thread(tid.parse().ok()?, ThreadRequest::RealTimeIo(level))
+            }
+            "member" => {
+                let (pid, gid) = rest.split_once(' ')?;
+                let (pid, gid) = (pid.parse().ok()?, gid.parse().ok()?);
+                Question::IsInGroup { pid, gid }
             }
             "shutdown" => {
                 let (pid, address) = rest.split_once(' ')?;
