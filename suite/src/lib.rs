@@ -14,6 +14,7 @@ pub mod image;
 pub mod ioctl;
 pub mod kernel;
 pub mod matrix;
+pub mod raw_fuse;
 pub mod scratch;
 pub mod stead;
 pub mod tree;

@@ -4,26 +4,17 @@
 //! comes from the input. A request is eight bytes, then as many as its last one says.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use steadfs_base::IoTag;
-use steadfs_fuse::Classifier;
-use steadfs_fuse::reply::{Answer, ReplyBuf, Timeouts};
-use steadfs_fuse::request::RawRequest;
-use steadfs_fuse::session::{Session, SessionConfig};
-use steadfs_fuse::wire::{self, InHeader, InitIn, OPCODES, ROOT_ID, opcode as op};
-use steadfs_vfs::{FileSystem, WithControl};
-use zerocopy::IntoBytes;
+use steadfs_fuse::reply::Answer;
+use steadfs_fuse::wire::{self, OPCODES, ROOT_ID, opcode as op};
+use steadfs_vfs::FileSystem;
 
 use super::input::Input;
 use crate::hostile::exercise::Trial;
+use crate::raw_fuse::{REQUEST_BYTES_MAX, RawClient};
 
 /// Most requests of an input.
 const REQUESTS_MAX: usize = 64;
-/// Largest read or write of the session in bytes.
-const REQUEST_BYTES_MAX: u32 = 128 << 10;
-/// Size of a request's header.
-const HEADER: usize = size_of::<InHeader>();
 
 const NAMES: [&[u8]; 16] = [
     b"small\0",
@@ -44,19 +35,10 @@ const NAMES: [&[u8]; 16] = [
     &[b'n'; 4096],
 ];
 
-struct RootGroup;
-
-impl Classifier for RootGroup {
-    fn tag(&self, _pid: u32) -> IoTag {
-        IoTag::default()
-    }
-}
-
-/// A connection: the session, and the nodes whose lookup count the kernel holds.
+/// A connection, and the nodes whose lookup count the kernel holds.
 pub struct Connection<'a> {
-    session: Session,
+    client: RawClient,
     trial: &'a mut Trial,
-    out: ReplyBuf,
     nodes: Vec<u64>,
     /// An ioctl was sent, which may stop the volume.
     may_stop: bool,
@@ -65,37 +47,12 @@ pub struct Connection<'a> {
 impl<'a> Connection<'a> {
     /// Connects a volume and its control files, and sends INIT.
     pub fn new(fs: Arc<dyn FileSystem>, trial: &'a mut Trial) -> Self {
-        let long = Duration::from_secs(86_400);
-        let config = SessionConfig {
-            timeouts: Timeouts {
-                entry: long,
-                negative: long,
-                attr: long,
-            },
-            max_request: REQUEST_BYTES_MAX,
-            threads: 4,
-            posix_acl: true,
-            image: None,
-            uring: false,
-            classifier: Arc::new(RootGroup),
-        };
-        let session = Session::new(Arc::new(WithControl::new(fs)), config);
-        let mut connection = Self {
-            out: session.reply_buf(),
-            session,
+        Self {
+            client: RawClient::connect(fs),
             trial,
             nodes: vec![ROOT_ID],
             may_stop: false,
-        };
-        let init = InitIn {
-            major: wire::MAJOR,
-            minor: wire::MINOR,
-            flags: u32::MAX,
-            flags2: u32::MAX,
-            ..InitIn::default()
-        };
-        connection.send(op::INIT, 0, init.as_bytes());
-        connection
+        }
     }
 
     /// Sends the requests of `input`, then closes the volume; returns whether it must be clean.
@@ -106,8 +63,7 @@ impl<'a> Connection<'a> {
             }
             self.request(input);
         }
-        self.send(op::DESTROY, 0, &[]);
-        match self.session.close_volume() {
+        match self.client.close() {
             Ok(()) => true,
             Err(error) => {
                 if !self.may_stop || error.to_string().contains(steadfs_rt::PANICKED) {
@@ -196,21 +152,7 @@ impl<'a> Connection<'a> {
 
     /// Sends a request, checks the reply, and keeps a node that it returns.
     fn send(&mut self, opcode: u32, node: u64, body: &[u8]) {
-        let header = InHeader {
-            len: u32::try_from(HEADER + body.len()).expect("a short request"),
-            opcode,
-            unique: 2,
-            nodeid: node,
-            pid: std::process::id(),
-            ..InHeader::default()
-        };
-        let message = [header.as_bytes(), body].concat();
-        let Ok(raw) = RawRequest::from_message(&message) else {
-            return self
-                .trial
-                .violation("a message of the right length is refused".to_owned());
-        };
-        let answer = self.session.serve(raw, &mut self.out);
+        let answer = self.client.send(opcode, node, body);
         if self.trial.trace {
             let name = wire::op_name(opcode);
             eprintln!(
@@ -238,21 +180,15 @@ impl<'a> Connection<'a> {
             op::IOCTL => 16 + word(28) as usize,
             _ => REQUEST_BYTES_MAX as usize,
         };
-        if self.out.len() > limit {
-            let (name, len) = (wire::op_name(opcode), self.out.len());
+        if self.client.out.len() > limit {
+            let (name, len) = (wire::op_name(opcode), self.client.out.len());
             self.trial
                 .violation(format!("{name}: {len} bytes are returned, limit {limit}"));
         }
-        if let op::LOOKUP | op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::CREATE = opcode {
-            let node = self
-                .out
-                .bytes
-                .get(..8)
-                .map(|id| id.try_into().expect("eight bytes"));
-            let node = node.map_or(0, u64::from_le_bytes);
-            if node != 0 {
-                self.nodes.push(node);
-            }
+        if let op::LOOKUP | op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::CREATE = opcode
+            && let Some(node) = self.client.node()
+        {
+            self.nodes.push(node);
         }
     }
 }
