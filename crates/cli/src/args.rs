@@ -42,6 +42,7 @@ pub enum Command {
     Mount(Mount),
     Umount(Umount),
     Remount(Remount),
+    Upgrade(Upgrade),
     Tune(Tune),
     Sync(Sync),
     Ls(Ls),
@@ -249,6 +250,9 @@ pub struct Mount {
     /// Run the server of a broker: standard input and output are its sockets.
     #[arg(long, hide = true)]
     pub contained: bool,
+    /// The same for a server that continues a mount.
+    #[arg(long, hide = true)]
+    pub successor: bool,
 }
 
 /// `-o`, `-r` and `-w` of mount(8). The last one wins, so their order is kept, which clap's derived fields lose.
@@ -338,6 +342,17 @@ pub struct Remount {
     /// Mount options to change, separated by commas.
     #[arg(short, long = "options", value_name = "LIST", required = true)]
     pub options: Vec<String>,
+}
+
+/// Replace the server of a mounted volume by the program as it is installed now.
+///
+/// The server writes everything, and a new process continues: files stay open, calls wait for the time of an unmount and a
+/// mount, and none fails. If the new program cannot continue, the old one does. Not possible with `sandbox=off`, and where
+/// requests come through io_uring (mount with `fuse_transport=dev`).
+#[derive(Debug, clap::Args)]
+pub struct Upgrade {
+    /// The mount point.
+    pub mountpoint: PathBuf,
 }
 
 /// Show and change settings of a mounted volume.

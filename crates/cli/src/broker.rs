@@ -5,11 +5,12 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::Arc;
 
 use signal_hook::iterator::Signals;
-use steadfs::{Broker, Commands, Error, MountHandle, Options, broker_sockets};
+use steadfs::{Broker, Commands, Ended, Error, MountHandle, Options, broker_sockets};
 
 use crate::daemon::NullDevice;
 use crate::failure::{Failure, code, mount_failure};
@@ -32,6 +33,7 @@ pub fn run(
         options: options.clone(),
         path,
         mountpoint,
+        program: mount::this_program()?,
         waiting: Some((signals::catch_signals().map_err(system)?, nowhere)),
     };
     match mounting.serve() {
@@ -43,71 +45,130 @@ pub fn run(
     }
 }
 
+/// The program of this process, even if its file has been replaced.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
 /// What a mount is made of.
 struct Mounting<'a> {
     args: &'a args::Mount,
     options: Options,
     path: &'a Path,
     mountpoint: &'a Path,
+    /// The program of servers.
+    program: PathBuf,
     /// Until the mount is usable: the signals, and what replaces the terminal.
     waiting: Option<(Signals, Option<NullDevice>)>,
 }
 
-impl Mounting<'_> {
-    /// Starts a server, and serves it until it has ended.
-    fn serve(&mut self) -> Result<(), Failure> {
-        let (requests, theirs) = broker_sockets().map_err(system)?;
-        let (commands, taken) = broker_sockets().map_err(system)?;
-        let (path, options) = (self.path.to_owned(), self.options.clone());
-        let reopen = move |claim| steadfs::reopen_for_writing(&path, &options, claim);
-        let broker = Broker::new(requests, self.mountpoint, Box::new(reopen))
-            .map_err(|error| mount_failure(&error.into()))?;
-        let mut child = self.start(theirs, taken)?;
-        let printer = start_printer(&mut child)?;
-        let (path, options) = (self.path, self.options.clone());
-        let mut commands = Some(Commands::new(commands));
-        let usable = |handle: MountHandle| {
-            if let (Some((signals, nowhere)), Some(commands)) =
-                (self.waiting.take(), commands.take())
-            {
-                if let Err(error) = signals::end(signals, handle, move || commands.sync()) {
-                    tracing::error!(%error, "cannot create a thread: signals do not unmount this volume");
-                }
-                leave_terminal(nowhere);
-            }
-        };
-        let how = |facts| steadfs::mount_options(path, &options, facts);
-        let failure = broker.run(how, usable);
-        let status = child.wait().map_err(system)?;
-        if let Some(printer) = printer {
+/// A process that serves.
+struct Server {
+    child: Child,
+    printer: Option<steadfs_rt::JoinHandle<()>>,
+}
+
+impl Server {
+    /// Waits until it has ended and its messages are printed.
+    fn wait(mut self) -> Result<ExitStatus, Failure> {
+        let status = self.child.wait().map_err(system)?;
+        if let Some(printer) = self.printer {
             printer.join();
         }
-        match failure {
-            Some(error) => Err(mount_failure(&Error::from(error))),
-            None => result(status),
+        Ok(status)
+    }
+}
+
+impl Mounting<'_> {
+    /// Starts a server, and serves it and its successors until the mount has ended.
+    fn serve(&mut self) -> Result<(), Failure> {
+        let (mut server, requests, commands) = self.start(&self.program, "--contained")?;
+        let commands = Arc::new(Commands::new(commands));
+        let (path, options) = (self.path.to_owned(), self.options.clone());
+        let reopen = move |claim| steadfs::reopen_for_writing(&path, &options, claim);
+        let broker = Broker::new(
+            requests,
+            Arc::clone(&commands),
+            self.mountpoint,
+            Box::new(reopen),
+        );
+        let mut broker = broker.map_err(|error| mount_failure(&error.into()))?;
+        let mut is_own = false;
+        loop {
+            let ended = self.run(&mut broker, &commands);
+            let status = server.wait()?;
+            match ended {
+                Ended::WithMount(Some(error)) => return Err(mount_failure(&Error::from(error))),
+                Ended::WithMount(None) => return result(status),
+                Ended::HandedOver => is_own = false,
+                Ended::NotTakenOver if is_own => return Err(not_taken_over()),
+                Ended::NotTakenOver => {
+                    tracing::error!(%status, "the new program cannot continue the mount: the old one does");
+                    is_own = true;
+                }
+            }
+            let program = match is_own {
+                true => Path::new(OWN_PROGRAM),
+                false => &self.program,
+            };
+            // The file may be gone.
+            let next = self.start(program, "--successor");
+            let next = next.or_else(|_| self.start(Path::new(OWN_PROGRAM), "--successor"));
+            let (requests, commands);
+            (server, requests, commands) = next?;
+            broker.serve_successor(requests, commands);
         }
     }
 
-    fn start(&self, requests: OwnedFd, commands: OwnedFd) -> Result<Child, Failure> {
+    fn run(&mut self, broker: &mut Broker, commands: &Arc<Commands>) -> Ended {
+        let (path, options) = (self.path, self.options.clone());
+        let usable = |handle: MountHandle| {
+            let Some((signals, nowhere)) = self.waiting.take() else {
+                return;
+            };
+            let commands = Arc::clone(commands);
+            if let Err(error) = signals::end(signals, handle, move || commands.sync()) {
+                tracing::error!(%error, "cannot create a thread: signals do not unmount this volume");
+            }
+            leave_terminal(nowhere);
+        };
+        broker.run(
+            |facts| steadfs::mount_options(path, &options, facts),
+            usable,
+        )
+    }
+
+    /// Starts a server; returns it with the sockets of its requests and commands.
+    fn start(&self, program: &Path, role: &str) -> Result<(Server, OwnedFd, OwnedFd), Failure> {
+        let (requests, theirs) = broker_sockets().map_err(system)?;
+        let (commands, taken) = broker_sockets().map_err(system)?;
         steadfs_rt::close_descriptors_on_exec();
         let mut command = mount::command(
+            program,
             self.args,
             &self.options,
-            "--contained",
+            role,
             self.path,
             self.mountpoint,
-        )?;
-        command
-            .stdin(requests)
-            .stdout(commands)
+        );
+        let child = command
+            .stdin(theirs)
+            .stdout(taken)
             .stderr(Stdio::piped())
             // A signal of the terminal is for this process.
             .process_group(0)
-            .spawn()
-            .map_err(|error| {
-                Failure::new(code::SYSTEM, format!("cannot start the server: {error}"))
-            })
+            .spawn();
+        let mut child = child.map_err(|error| {
+            Failure::new(code::SYSTEM, format!("cannot start the server: {error}"))
+        })?;
+        let printer = start_printer(&mut child)?;
+        Ok((Server { child, printer }, requests, commands))
     }
+}
+
+/// Everything was written, so this is an unmount that was not requested.
+fn not_taken_over() -> Failure {
+    let what = "no server could continue the mount, which has ended; everything is written";
+    tracing::error!("{what}");
+    Failure::new(code::SYSTEM, what)
 }
 
 /// Leaves the session of a terminal if this process serves in the background, and starts the log.

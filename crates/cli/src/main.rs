@@ -157,6 +157,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
         Command::Remount(args) => remount::run(&args),
+        Command::Upgrade(args) => remount::upgrade(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Sync(args) => umount::sync(&args.mountpoint),
         Command::Ls(args) => files::ls(&args),

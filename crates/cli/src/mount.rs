@@ -14,6 +14,10 @@ pub fn run(args: &args::Mount) -> Result<(), Failure> {
     let list = args.options.lists.join(",");
     let (volume, mountpoint) = places(args);
     let options = parse(&list, &volume)?;
+    if args.successor {
+        // The paths are absolute, and the mount has no server yet that a look at it could be answered by.
+        return server::run_successor(args, &options, &volume, &mountpoint);
+    }
     let volume = absolute(&source::device(&volume)?)?;
     let mountpoint = absolute(&mountpoint)?;
     if args.contained {
@@ -30,19 +34,32 @@ pub fn run(args: &args::Mount) -> Result<(), Failure> {
             false => server::run(args, &options, &volume, &mountpoint),
         };
     }
-    daemon::start(command(args, &options, "--serve", &volume, &mountpoint)?)
+    let program = this_program()?;
+    daemon::start(command(
+        &program,
+        args,
+        &options,
+        "--serve",
+        &volume,
+        &mountpoint,
+    ))
 }
 
-/// This program with the same arguments, as the process that `role` says.
+/// The file of this program.
+pub fn this_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|error| Failure::new(code::SYSTEM, error))
+}
+
+/// A program with the arguments of this one, as the process that `role` says.
 pub fn command(
+    program: &Path,
     args: &args::Mount,
     options: &Options,
     role: &str,
     volume: &Path,
     mountpoint: &Path,
-) -> Result<Command, Failure> {
+) -> Command {
     let list = args.options.lists.join(",");
-    let program = std::env::current_exe().map_err(|e| Failure::new(code::SYSTEM, e))?;
     let mut command = Command::new(program);
     command.args(["mount", role]);
     if args.verbose {
@@ -60,7 +77,7 @@ pub fn command(
         command.arg("-w");
     }
     command.arg("--").args([volume, mountpoint]);
-    Ok(command)
+    command
 }
 
 /// The volume and the mount point: with a label or UUID the first argument is the mount point.
@@ -77,7 +94,7 @@ fn places(args: &args::Mount) -> (PathBuf, PathBuf) {
 
 /// Options that this kind of volume does not support are reported together with refused ones, unless the volume is to be
 /// read in a sandbox only.
-fn parse(list: &str, volume: &Path) -> Result<Options, Failure> {
+pub fn parse(list: &str, volume: &Path) -> Result<Options, Failure> {
     let kind = |options: &Options| match options.sandbox {
         true => None,
         false => steadfs::probe(&source::device(volume).ok()?, options).ok(),

@@ -6,7 +6,7 @@ use rustix::mount::MountFlags as Raw;
 use steadfs::{Kind, MountFlags, MountHandle, Options};
 
 use crate::args;
-use crate::failure::{Failure, code};
+use crate::failure::{Failure, code, mount_failure};
 use crate::server::report_no_effect;
 use crate::umount::{Mount, find};
 
@@ -35,6 +35,14 @@ pub fn run(args: &args::Remount) -> Result<(), Failure> {
         set_flags(&mount, wanted)?;
     }
     Ok(())
+}
+
+/// Replaces the server.
+pub fn upgrade(args: &args::Upgrade) -> Result<(), Failure> {
+    let mount = find(&args.mountpoint)?;
+    MountHandle::of(mount)
+        .upgrade()
+        .map_err(|error| mount_failure(&error.into()))
 }
 
 /// Handles a call by mount(8): it passes all options of the mount, from fstab or /proc/mounts, including the changes.

@@ -1,19 +1,21 @@
 //! The server of a mount: opens the volume, and serves it until it is unmounted.
 
+use std::fs::File;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs::tools::{owner_cx, printable_text};
 use steadfs::{
-    BrokerClient, Error, Kind, MountError, OpenError, Options, Unmount, Volume, VolumeDevice,
-    serve_commands,
+    BrokerClient, Error, Kind, Legacy, MountError, OpenError, Options, Served, Unmount, Volume,
+    VolumeDevice, serve_commands,
 };
 use steadfs_vfs::FsError;
 
 use crate::failure::{Failure, code, mount_failure};
-use crate::{args, broker, kind, log, sandbox, signals};
+use crate::{args, broker, kind, log, mount, sandbox, signals};
 
 /// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
 /// requests. Additional threads increase parallelism.
@@ -28,7 +30,6 @@ pub fn run(
     path: &Path,
     mountpoint: &Path,
 ) -> Result<(), Failure> {
-    let system = |error: std::io::Error| Failure::new(code::SYSTEM, error);
     let nowhere = broker::leave_session(args, path, mountpoint)?;
     steadfs_rt::limit_malloc_arenas();
     let signals = signals::catch_signals().map_err(system)?;
@@ -63,7 +64,58 @@ pub fn run_contained(
     path: &Path,
     mountpoint: &Path,
 ) -> Result<(), Failure> {
-    let system = |error: std::io::Error| Failure::new(code::SYSTEM, error);
+    let (broker, commands) = connect(args, path, mountpoint)?;
+    let options = mounted_on(options, mountpoint);
+    let volume = open_contained(args, path, &options, &broker)?;
+    report(args, &volume);
+    let served = steadfs::serve(&volume, &*broker, &options)
+        .map_err(|error| close_unmounted(&volume, &error))?;
+    serve_until_end(&volume, served, commands)
+}
+
+/// The same on the mount of a server that has handed over. A failure leaves what it found to another attempt: unlinked
+/// files that are in use are not freed.
+pub fn run_successor(
+    args: &args::Mount,
+    options: &Options,
+    path: &Path,
+    mountpoint: &Path,
+) -> Result<(), Failure> {
+    let (broker, commands) = connect(args, path, mountpoint)?;
+    let failed = |error: Error| mount_failure(&error);
+    let (device, legacy, claimed) = broker.take_over().map_err(|error| failed(error.into()))?;
+    steadfs::prepare_rings(options);
+    let opened = VolumeDevice::open_again(path, options, claimed).map_err(failed)?;
+    sandbox::enter_as_server()?;
+    // Text of a process that may have been taken over: nothing that follows has more rights than that process.
+    let legacy = Legacy::read(&File::from(legacy)).map_err(system)?;
+    let mut lists = args.options.lists.clone();
+    lists.push(legacy.options.clone());
+    let options = mounted_on(&mount::parse(&lists.join(","), path)?, mountpoint);
+    let opened = opened.reopened_by(&broker);
+    let volume = opened
+        .volume_again(&options, &legacy.lookups)
+        .map_err(failed)?;
+    let served = steadfs::serve_on(&volume, device, &options, &legacy).map_err(|error| {
+        let left = volume.fs().hand_over();
+        tracing::debug!(left = left.is_ok(), "leaving a volume to another attempt");
+        failed(error)
+    })?;
+    broker.report_usable();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "continues the mount");
+    serve_until_end(&volume, served, commands)
+}
+
+fn system(error: std::io::Error) -> Failure {
+    Failure::new(code::SYSTEM, error)
+}
+
+/// The start of a process that a broker contains: returns the connection to the broker, and the socket of its commands.
+fn connect(
+    args: &args::Mount,
+    path: &Path,
+    mountpoint: &Path,
+) -> Result<(Arc<BrokerClient>, OwnedFd), Failure> {
     log::start(args.verbose);
     log::to_broker();
     log::serves(path, mountpoint);
@@ -75,22 +127,40 @@ pub fn run_contained(
     let commands = socket(std::io::stdout().as_fd())?;
     steadfs_rt::check_thread_limit(THREADS)
         .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
-    let broker = BrokerClient::connect(requests);
-    let options = mounted_on(options, mountpoint);
-    let volume = open_contained(args, path, &options, &broker)?;
-    report(args, &volume);
-    let served = steadfs::serve(&volume, &*broker, &options)
-        .map_err(|error| close_unmounted(&volume, &error))?;
+    Ok((BrokerClient::connect(requests), commands))
+}
+
+/// Serves until the mount has ended or a successor continues it.
+fn serve_until_end(volume: &Volume, served: Served, commands: OwnedFd) -> Result<(), Failure> {
     let fs = Arc::downgrade(&volume.fs());
     let sync = move || match fs.upgrade() {
         Some(fs) => fs.sync_all(&owner_cx()),
         None => Ok(()),
     };
-    let started = steadfs_rt::try_spawn("commands", move || serve_commands(&commands, sync));
-    if let Err(error) = started {
+    let served = Arc::new(served);
+    let leaves = Arc::new(AtomicBool::new(false));
+    let (leaving, serving) = (Arc::clone(&leaves), Arc::clone(&served));
+    let hand_over = move |file: &File| {
+        leaving.store(true, Ordering::SeqCst);
+        let legacy = serving
+            .hand_over()
+            .inspect_err(|_| leaving.store(false, Ordering::SeqCst))?;
+        legacy
+            .write(file)
+            .map_err(|error| FsError::Io(error.to_string()))
+    };
+    let commands = steadfs_rt::try_spawn("commands", move || {
+        serve_commands(&commands, sync, hand_over);
+    });
+    let commands = commands.inspect_err(|error| {
         tracing::error!(%error, "cannot take commands of the broker: unmount before a signal ends it");
+    });
+    let ended = served.wait();
+    if let (true, Ok(commands)) = (leaves.load(Ordering::SeqCst), commands) {
+        // The broker knows about the hand-over before this process ends.
+        commands.join();
     }
-    served.wait().map_err(|error| close_failure(path, &error))
+    ended.map_err(|error| close_failure(volume.path(), &error))
 }
 
 fn close_failure(path: &Path, error: &FsError) -> Failure {

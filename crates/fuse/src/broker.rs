@@ -15,6 +15,7 @@ mod client;
 mod codec;
 mod commands;
 mod server;
+mod succession;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -28,7 +29,7 @@ use rustix::net::{
 
 pub use client::BrokerClient;
 pub use commands::{Commands, serve_commands};
-pub use server::{Broker, Reopen, VolumeFacts};
+pub use server::{Broker, Ended, Reopen, VolumeFacts};
 
 /// The longest message in bytes: a cgroup's path is at most 4095.
 const MESSAGE_BYTES_MAX: usize = 8192;

@@ -66,7 +66,17 @@ pub(crate) trait Host: Send + Sync {
     /// Makes the file for the result of closing the volume, and returns the process that keeps it open, and its descriptor
     /// there.
     fn close_result(&self) -> io::Result<(OwnedFd, i32, i32)>;
+
+    /// Asks for a successor of this server; returns this server's number.
+    fn upgrade(&self) -> Result<u32, String>;
+
+    /// Whether the server with this number has its successor; an error is why it will not have one.
+    fn has_successor(&self, server: u32) -> Result<bool, String>;
 }
+
+/// Why a server without a broker cannot be replaced.
+const NO_BROKER: &str =
+    "the server of this mount has no broker that could start another one (sandbox=off)";
 
 /// A file for the result of closing a volume.
 pub(crate) fn new_close_result() -> io::Result<OwnedFd> {
@@ -91,6 +101,14 @@ impl Host for OwnFiles {
         let process = rustix::process::getpid().as_raw_nonzero().get();
         let descriptor = file.as_raw_fd();
         Ok((file, process, descriptor))
+    }
+
+    fn upgrade(&self) -> Result<u32, String> {
+        Err(NO_BROKER.to_owned())
+    }
+
+    fn has_successor(&self, _: u32) -> Result<bool, String> {
+        Err(NO_BROKER.to_owned())
     }
 }
 
@@ -118,6 +136,21 @@ pub(crate) fn fuse_device() -> io::Result<OwnedFd> {
 /// The file for the result of closing the volume, the process that keeps it open, and its descriptor there.
 pub(crate) fn close_result() -> io::Result<(OwnedFd, i32, i32)> {
     host().close_result()
+}
+
+/// See [`Host::upgrade`] for an empty text, [`Host::has_successor`] for a number; the answer is `done`, or a number that
+/// is to be asked about again.
+pub(crate) fn upgrade(server: &str) -> Result<String, String> {
+    if server.is_empty() {
+        return host().upgrade().map(|server| server.to_string());
+    }
+    let number = server
+        .parse()
+        .map_err(|_| "not the number of a server".to_owned())?;
+    Ok(match host().has_successor(number)? {
+        true => "done".to_owned(),
+        false => server.to_owned(),
+    })
 }
 
 /// Asks a question whose answer is yes or no; unknown is no.

@@ -16,7 +16,7 @@ use crate::close_result::CloseResultFile;
 use crate::host::{self, Answer, Question};
 use crate::mount::Synced;
 use crate::reply::ReplyBuf;
-use crate::sys::{REMOUNT, REMOUNT_SIZE, STOPPED, SYNC, TUNE};
+use crate::sys::{REMOUNT, REMOUNT_SIZE, STOPPED, SYNC, TUNE, UPGRADE};
 use crate::wire;
 
 const GETFLAGS: u32 = 0x8008_6601;
@@ -97,6 +97,12 @@ pub(crate) fn serve(
         cmd if u64::from(cmd) == TUNE => {
             only_owner(call)?;
             answer(arg, data, out, |list| fs.tune(list))
+        }
+        cmd if u64::from(cmd) == UPGRADE => {
+            only_owner(call)?;
+            answer(arg, data, out, |server| {
+                host::upgrade(server).map_err(FsError::BadOption)
+            })
         }
         cmd if u64::from(cmd) == SYNC => {
             if call.header.uid != steadfs_rt::kernel_ids().0 && call.header.uid != 0 {

@@ -39,7 +39,7 @@ pub mod transport;
 pub mod wire;
 
 pub use broker::{
-    Broker, BrokerClient, Commands, Reopen, VolumeFacts, broker_sockets, serve_commands,
+    Broker, BrokerClient, Commands, Ended, Reopen, VolumeFacts, broker_sockets, serve_commands,
 };
 pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};
 pub use error::MountError;

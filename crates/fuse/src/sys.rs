@@ -30,17 +30,22 @@ pub const TUNE: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(
 /// for the result of closing.
 pub const SYNC: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 3);
 
+/// Replaces the server: `_IOWR('s', 4, char[4096])`. In: nothing, or the number from the first answer, ended by a zero
+/// byte. Out: as for [`REMOUNT`], with that number, or `done`.
+pub const UPGRADE: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 4);
+
 /// The error number in the answer to these commands if the volume has stopped; the text is the cause.
 pub const STOPPED: Errno = Errno::SHUTDOWN;
 
 /// Sends a command to the server of the volume that contains `folder`: change mount options ([`REMOUNT`]) or settings
-/// ([`TUNE`]), or make everything durable ([`SYNC`]).
+/// ([`TUNE`]), make everything durable ([`SYNC`]), or replace the server ([`UPGRADE`]).
 pub fn server_ioctl<const COMMAND: ioctl::Opcode>(
     folder: impl AsFd,
     argument: &mut [u8; REMOUNT_SIZE],
 ) -> io::Result<()> {
     const {
-        let is_ours = COMMAND == REMOUNT || COMMAND == TUNE || COMMAND == SYNC;
+        let is_ours =
+            COMMAND == REMOUNT || COMMAND == TUNE || COMMAND == SYNC || COMMAND == UPGRADE;
         assert!(is_ours, "the size is theirs");
     };
     // SAFETY: the commands' numbers say that 4096 bytes are read and written, which is all that

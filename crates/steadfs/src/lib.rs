@@ -20,7 +20,7 @@ pub use format::{dry_run, format, format_f2fs};
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;
-pub use mount::{mount, mount_options, prepare_rings, serve};
+pub use mount::{mount, mount_options, prepare_rings, serve, serve_on};
 pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, SECTOR};
 pub use probe::{Kind, probe};
 pub use steadfs_block::{DeviceModel, OpenError, Policy, QueueSettings};
@@ -31,8 +31,8 @@ pub use steadfs_f2fs::format::{
     FormatReport as F2fsFormatReport,
 };
 pub use steadfs_fuse::{
-    Broker, BrokerClient, CloseResult, CloseResultFd, Commands, FileId, MountEntry, MountError,
-    MountHandle, Mounted, PendingCloseResult, Served, SyncError, Synced, Unmount, broker_sockets,
-    serve_commands, uring_hint,
+    Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, Legacy, MountEntry,
+    MountError, MountHandle, Mounted, PendingCloseResult, Served, SyncError, Synced, Unmount,
+    broker_sockets, serve_commands, uring_hint,
 };
 pub use volume::{Error, OpenReport, Volume, VolumeDevice, reopen_for_writing};

@@ -1,10 +1,12 @@
 //! Mounting an open volume.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use steadfs_base::InodeNo;
 use steadfs_fuse::{
-    BlockDevice, MountFlags, MountOptions, Mounted, Mounter, Served, Transport, VolumeFacts,
+    BlockDevice, Legacy, MountFlags, MountOptions, Mounted, Mounter, Served, Transport, VolumeFacts,
 };
 use steadfs_vfs::options::items;
 use steadfs_vfs::{Control, ControlLayer, FileSystem, FsError, PreparedOptions, WithControl};
@@ -44,7 +46,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     let mut options = options.clone();
     // This process serves, as it is.
     options.sandbox = false;
-    let (fs, how) = prepare(volume, &options);
+    let (fs, how) = prepare(volume, &options, &[]);
     Ok(steadfs_fuse::mount(fs, mountpoint, how)?)
 }
 
@@ -53,8 +55,22 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
 /// # Errors
 /// [`Error::Mount`]: there is no mount.
 pub fn serve(volume: &Volume, mounter: &dyn Mounter, options: &Options) -> Result<Served, Error> {
-    let (fs, how) = prepare(volume, options);
+    let (fs, how) = prepare(volume, options, &[]);
     Ok(steadfs_fuse::serve(fs, mounter, &how)?)
+}
+
+/// Serves a volume that another server has handed over with `legacy`, on the connection `device`.
+///
+/// # Errors
+/// [`Error::Mount`]: too few threads are left.
+pub fn serve_on(
+    volume: &Volume,
+    device: OwnedFd,
+    options: &Options,
+    legacy: &Legacy,
+) -> Result<Served, Error> {
+    let (fs, how) = prepare(volume, options, &legacy.lookups);
+    Ok(steadfs_fuse::serve_on(fs, device, &how, legacy.minor)?)
 }
 
 /// Makes the rings of a server that is about to be contained, for the kernel's requests and for the device: it cannot make
@@ -100,7 +116,11 @@ pub fn mount_options(path: &Path, options: &Options, facts: VolumeFacts) -> Moun
 }
 
 /// The volume with its control files, and how to mount it.
-fn prepare(volume: &Volume, options: &Options) -> (Arc<dyn FileSystem>, MountOptions) {
+fn prepare(
+    volume: &Volume,
+    options: &Options,
+    lookups: &[(InodeNo, u64)],
+) -> (Arc<dyn FileSystem>, MountOptions) {
     let (user, group) = steadfs_rt::kernel_ids();
     let root = user == 0;
     let mut fixed = options.clone();
@@ -112,7 +132,8 @@ fn prepare(volume: &Volume, options: &Options) -> (Arc<dyn FileSystem>, MountOpt
     };
     let mut fs = WithControl::new(volume.fs())
         .owned_by(user, group)
-        .with_layer(Arc::new(layer));
+        .with_layer(Arc::new(layer))
+        .succeeding(lookups);
     if !options.control {
         fs = fs.hidden();
     }

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use steadfs_base::InodeNo;
 use steadfs_block::{
     ClaimedFile, Device, Engine, FileDevice, ModelDevice, OpenError, OpenOptions, Queue,
     QueueOptions,
@@ -138,6 +139,7 @@ fn open_options(options: &Options) -> OpenOptions {
             IoEngine::Uring => Engine::Uring,
             IoEngine::Threads => Engine::Threads,
         },
+        claim: true,
         create: None,
     }
 }
@@ -174,6 +176,20 @@ impl VolumeDevice {
             path: path.to_owned(),
             options: options.clone(),
             // It depends on the host's memory, which is read from /proc.
+            cache_size: options.cache_size.unwrap_or_else(default_cache_size),
+        })
+    }
+
+    /// As [`VolumeDevice::open`], for a server that continues a mount. `claimed`: the mount claims the block device.
+    pub fn open_again(path: &Path, options: &Options, claimed: bool) -> Result<Self, Error> {
+        let how = OpenOptions {
+            claim: !claimed,
+            ..open_options(options)
+        };
+        Ok(Self {
+            device: Arc::new(FileDevice::open_idle(path, how)?),
+            path: path.to_owned(),
+            options: options.clone(),
             cache_size: options.cache_size.unwrap_or_else(default_cache_size),
         })
     }
@@ -221,6 +237,27 @@ impl VolumeDevice {
 
     /// Opens the volume.
     pub fn volume(self) -> Result<Volume, Error> {
+        self.volume_handed_over(&[])
+    }
+
+    /// Opens the volume with the options that were in effect when another server handed it over with these lookup counts.
+    pub fn volume_again(
+        mut self,
+        options: &Options,
+        lookups: &[(InodeNo, u64)],
+    ) -> Result<Volume, Error> {
+        if self.options.read_only() && !options.read_only() {
+            // A remount has made it writable.
+            self.device.make_writable().map_err(|why| Error::Volume {
+                path: self.path.clone(),
+                error: FsError::Io(why),
+            })?;
+        }
+        self.options = options.clone();
+        self.volume_handed_over(lookups)
+    }
+
+    fn volume_handed_over(self, lookups: &[(InodeNo, u64)]) -> Result<Volume, Error> {
         self.device.start_threads();
         let mut shared = self.device();
         if let Some(model) = self.options.device_model {
@@ -231,7 +268,7 @@ impl VolumeDevice {
             shared = Arc::new(slow);
         }
         let sizes = CacheSizes::of(self.cache_size);
-        let volume = Volume::on(shared, &self.path, sizes, &self.options)?;
+        let volume = Volume::handed_over(shared, &self.path, sizes, &self.options, lookups)?;
         Ok(Volume {
             device: Some(self.device),
             ..volume
@@ -246,17 +283,18 @@ fn open_on(
     device: Arc<dyn Device>,
     sizes: CacheSizes,
     options: &Options,
+    lookups: &[(InodeNo, u64)],
 ) -> Result<Opened, Unopened> {
     let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
     let kind = kind_within(&queue, options)?;
     options.fits(kind)?;
     if kind == Kind::F2fs {
-        let (fs, report) = F2fs::open(device, options.f2fs.clone(), sizes)?;
+        let (fs, report) = F2fs::open_handed_over(device, options.f2fs.clone(), sizes, lookups)?;
         let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u32;
         let queue = Arc::clone(fs.queue());
         return Ok((kind, fs, report.into(), block_size, queue));
     }
-    let (fs, report) = Ext4::open(device, options.ext4.clone(), sizes)?;
+    let (fs, report) = Ext4::open_handed_over(device, options.ext4.clone(), sizes, lookups)?;
     let block_size = fs.geo().block_size.bytes() as u32;
     let queue = Arc::clone(fs.queue());
     Ok((kind, fs, report.into(), block_size, queue))
@@ -279,8 +317,18 @@ impl Volume {
         sizes: CacheSizes,
         options: &Options,
     ) -> Result<Self, Error> {
+        Self::handed_over(device, name, sizes, options, &[])
+    }
+
+    fn handed_over(
+        device: Arc<dyn Device>,
+        name: &Path,
+        sizes: CacheSizes,
+        options: &Options,
+        lookups: &[(InodeNo, u64)],
+    ) -> Result<Self, Error> {
         let (kind, fs, report, block_size, queue) =
-            open_on(device, sizes, options).map_err(|error| failed(name, error))?;
+            open_on(device, sizes, options, lookups).map_err(|error| failed(name, error))?;
         Ok(Self {
             fs,
             kind,

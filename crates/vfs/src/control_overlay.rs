@@ -147,7 +147,7 @@ impl WithControl {
     }
 
     /// Continues the service of a volume that was handed over with these lookup counts.
-    pub fn succeeding(self, counts: &LookupCounts) -> Self {
+    pub fn succeeding(self, counts: &[(InodeNo, u64)]) -> Self {
         let made = |&(ino, _): &(InodeNo, u64)| {
             is_control_inode(ino).then(|| (ino.0 - FIRST_INO) / NODES_MAX)
         };

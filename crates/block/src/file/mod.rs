@@ -150,7 +150,7 @@ impl FileDevice {
     /// give up rights in between, which then holds for all threads.
     pub fn open_idle(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        let claimed = ClaimedFile::open(path, &options, true)?;
+        let claimed = ClaimedFile::open(path, &options, options.claim)?;
         Ok(Self {
             path: path.to_owned(),
             first: OpenedFile::on(path, &options, claimed, None)?,

@@ -36,6 +36,8 @@ pub struct OpenOptions {
     pub sizelimit: Option<u64>,
     /// How requests are passed to the kernel.
     pub engine: Engine,
+    /// Claim a block device with O_EXCL. Without it, the kernel's mount of ours claims it.
+    pub claim: bool,
     /// Create an image file of this size in bytes if there is none; extend a shorter one.
     pub create: Option<u64>,
 }
@@ -48,6 +50,7 @@ impl Default for OpenOptions {
             offset: 0,
             sizelimit: None,
             engine: Engine::Auto,
+            claim: true,
             create: None,
         }
     }

@@ -54,6 +54,32 @@ impl BrokerClient {
         }
     }
 
+    /// Of a successor: the connection, the file with the legacy of the predecessor, and whether the kernel's mount claims
+    /// the block device.
+    ///
+    /// # Errors
+    /// [`MountError::Broker`].
+    pub fn take_over(&self) -> Result<(OwnedFd, OwnedFd, bool), MountError> {
+        let refused = || MountError::Broker("it has nothing to take over".to_owned());
+        match self.request(&Request::TakeOver) {
+            Ok((Reply::Answer(Answer::Is(claimed)), fds)) => {
+                let mut fds = fds.into_iter();
+                let both = fds.next().zip(fds.next());
+                both.map(|(device, legacy)| (device, legacy, claimed))
+                    .ok_or_else(refused)
+            }
+            Ok(_) => Err(refused()),
+            Err(error) => Err(MountError::Broker(error.to_string())),
+        }
+    }
+
+    /// Reports that the mount is usable.
+    pub fn report_usable(&self) {
+        if let Err(error) = self.act(&Request::Usable) {
+            tracing::error!(%error, "cannot report that the mount is usable");
+        }
+    }
+
     /// Asks for something that succeeds or fails.
     fn act(&self, request: &Request) -> Result<Option<OwnedFd>, MountError> {
         match self.request(request) {
@@ -91,6 +117,24 @@ impl Host for BrokerClient {
         let (file, descriptor) = file.ok_or(io::ErrorKind::NotFound)?;
         Ok((file, broker.as_raw_nonzero().get(), descriptor))
     }
+
+    fn upgrade(&self) -> Result<u32, String> {
+        match self.request(&Request::Upgrade) {
+            Ok((Reply::Answer(Answer::Word(server)), _)) => Ok(server),
+            Ok((Reply::Refused(why), _)) => Err(why),
+            Ok(_) => Err("the broker starts no other server".to_owned()),
+            Err(error) => Err(format!("the broker: {error}")),
+        }
+    }
+
+    fn has_successor(&self, server: u32) -> Result<bool, String> {
+        match self.request(&Request::Progress(server)) {
+            Ok((Reply::Answer(Answer::Is(has)), _)) => Ok(has),
+            Ok((Reply::Refused(why), _)) => Err(why),
+            Ok(_) => Err("the broker starts no other server".to_owned()),
+            Err(error) => Err(format!("the broker: {error}")),
+        }
+    }
 }
 
 impl Mounter for BrokerClient {
@@ -115,8 +159,6 @@ impl Mounter for BrokerClient {
     }
 
     fn is_usable(&self, _: &MountOptions) {
-        if let Err(error) = self.act(&Request::Usable) {
-            tracing::error!(%error, "cannot report that the mount is usable");
-        }
+        self.report_usable();
     }
 }

@@ -22,6 +22,12 @@ pub(super) enum Request {
     Reopen {
         claim: bool,
     },
+    /// A successor for this server.
+    Upgrade,
+    /// Whether the server with this number has its successor.
+    Progress(u32),
+    /// Of a successor: the connection and the legacy.
+    TakeOver,
 }
 
 impl Request {
@@ -51,6 +57,9 @@ impl Request {
             Self::Detach => "detach".to_owned(),
             Self::Usable => "usable".to_owned(),
             Self::Reopen { claim } => format!("reopen {}", u8::from(*claim)),
+            Self::Upgrade => "upgrade".to_owned(),
+            Self::Progress(server) => format!("progress {server}"),
+            Self::TakeOver => "take-over".to_owned(),
         }
     }
 
@@ -98,6 +107,9 @@ impl Request {
             "detach" => Self::Detach,
             "usable" => Self::Usable,
             "reopen" => Self::Reopen { claim: rest == "1" },
+            "upgrade" => Self::Upgrade,
+            "progress" => Self::Progress(rest.parse().ok()?),
+            "take-over" => Self::TakeOver,
             _ => return None,
         })
     }

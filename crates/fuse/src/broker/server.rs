@@ -2,8 +2,11 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use super::codec::{Reply, Request};
+use super::commands::Commands;
+use super::succession::Succession;
 use super::{receive, send};
 use crate::error::MountError;
 use crate::host::{Answer, new_close_result};
@@ -27,90 +30,101 @@ pub type Reopen = Box<dyn Fn(bool) -> Result<Vec<OwnedFd>, String> + Send>;
 /// Longest reason that is sent, in characters.
 const REASON_CHARS_MAX: usize = 2000;
 
-/// Makes a mount for a server, and answers its questions.
+/// Makes a mount for a server and its successors, and answers their questions.
 pub struct Broker {
     socket: OwnedFd,
+    commands: Arc<Commands>,
     kernel: KernelMount,
     hierarchy: Option<Hierarchy>,
     reopen: Reopen,
+    /// How it is mounted, and the connection, which a server that has handed over leaves to its successor.
+    mounted: Option<(MountOptions, OwnedFd)>,
+    close_result: Option<OwnedFd>,
+    succession: Succession,
+    /// The server has reported that the mount is usable.
+    is_served: bool,
+}
+
+/// How a server has ended.
+pub enum Ended {
+    /// The mount has ended, or there was none; why the last attempt to mount failed.
+    WithMount(Option<MountError>),
+    /// It has handed over.
+    HandedOver,
+    /// It was to continue the mount, and has not begun to.
+    NotTakenOver,
 }
 
 impl Broker {
-    /// Serves the process at the other end of `socket`, which may have a mount on the directory `mountpoint`.
+    /// Serves the process at the other end of `socket`, which may have a mount on the directory `mountpoint`, and which
+    /// carries out `commands`.
     ///
     /// # Errors
     /// [`MountError::Mountpoint`].
-    pub fn new(socket: OwnedFd, mountpoint: &Path, reopen: Reopen) -> Result<Self, MountError> {
+    pub fn new(
+        socket: OwnedFd,
+        commands: Arc<Commands>,
+        mountpoint: &Path,
+        reopen: Reopen,
+    ) -> Result<Self, MountError> {
         Ok(Self {
             socket,
+            commands,
             kernel: KernelMount::new(mountpoint)?,
             hierarchy: Hierarchy::find(),
             reopen,
+            mounted: None,
+            close_result: None,
+            succession: Succession::new(),
+            is_served: false,
         })
     }
 
+    /// From now on serves the process at the other end of these sockets, a successor.
+    pub fn serve_successor(&mut self, socket: OwnedFd, commands: OwnedFd) {
+        self.socket = socket;
+        self.commands.replace(commands);
+        self.is_served = false;
+    }
+
     /// Serves until the server has ended. `options` says how to mount; `usable` is called once the mount is, and must not
-    /// wait for the server. Returns why the last attempt to mount failed.
+    /// wait for the server.
     pub fn run(
-        &self,
+        &mut self,
         options: impl Fn(VolumeFacts) -> MountOptions,
         mut usable: impl FnMut(MountHandle),
-    ) -> Option<MountError> {
+    ) -> Ended {
         let mut failure = None;
-        let mut mounted = None;
-        let mut close_result = None;
         loop {
             let request = match receive(&self.socket) {
                 Ok(Some((text, _))) => Request::decode(&text),
-                Ok(None) => return failure,
+                Ok(None) => return self.ended(failure),
                 Err(error) => {
                     tracing::error!(%error, "a message of the server cannot be received");
-                    return failure;
+                    return self.ended(failure);
                 }
             };
             let mut sent = Vec::new();
             let reply = match request {
-                Some(Request::Question(question)) => {
-                    Reply::Answer(question.answer(self.hierarchy.as_ref()))
-                }
-                Some(Request::Device) => {
-                    sent.extend(sys::open_device());
-                    done(!sent.is_empty())
-                }
-                Some(Request::CloseResult) => keep(&mut close_result, &mut sent),
-                Some(Request::Mount(facts)) if mounted.is_none() => {
-                    let how = options(facts);
-                    match self.kernel.mount(&how) {
-                        Ok(made) => {
-                            sent.push(made);
-                            mounted = Some(how);
-                        }
+                Some(Request::Mount(facts)) if self.mounted.is_none() => {
+                    match self.mount(options(facts)) {
+                        Ok(made) => sent.push(made),
                         Err(error) => failure = Some(error),
                     }
                     done(!sent.is_empty())
                 }
-                Some(Request::Detach) => {
-                    self.kernel.detach();
-                    mounted = None;
-                    Reply::Done
-                }
                 Some(Request::Usable) => {
                     failure = None;
-                    if let (Some(how), Some(handle)) = (&mounted, self.kernel.handle()) {
+                    self.is_served = true;
+                    self.succession.succeeded();
+                    if let (Some((how, _)), Some(handle)) = (&self.mounted, self.kernel.handle()) {
                         self.kernel.is_usable(how);
                         usable(handle);
                     }
                     Reply::Done
                 }
-                Some(Request::Reopen { claim }) => match (self.reopen)(claim) {
-                    Ok(fds) => {
-                        sent = fds;
-                        Reply::Done
-                    }
-                    Err(why) => Reply::Refused(why.chars().take(REASON_CHARS_MAX).collect()),
-                },
-                // No server of this program sends that.
-                Some(Request::Mount(_)) | None => Reply::Failed,
+                Some(request) => self.answer(request, &mut sent),
+                None => Reply::Failed,
             };
             let fds: Vec<BorrowedFd<'_>> = sent.iter().map(AsFd::as_fd).collect();
             if let Err(error) = send(&self.socket, &reply.encode(), &fds) {
@@ -119,18 +133,87 @@ impl Broker {
             }
         }
     }
+
+    fn answer(&mut self, request: Request, sent: &mut Vec<OwnedFd>) -> Reply {
+        match request {
+            Request::Question(question) => Reply::Answer(question.answer(self.hierarchy.as_ref())),
+            Request::Device => {
+                sent.extend(sys::open_device());
+                done(!sent.is_empty())
+            }
+            Request::CloseResult => keep(&mut self.close_result, sent),
+            Request::Detach => {
+                self.kernel.detach();
+                self.mounted = None;
+                Reply::Done
+            }
+            Request::Reopen { claim } => match (self.reopen)(claim) {
+                Ok(fds) => {
+                    *sent = fds;
+                    Reply::Done
+                }
+                Err(why) => Reply::Refused(why.chars().take(REASON_CHARS_MAX).collect()),
+            },
+            Request::Upgrade if self.is_served => self.succession.begin(&self.commands),
+            Request::Progress(server) => self.succession.progress(server),
+            Request::TakeOver if !self.is_served => self.take_over(sent),
+            // No server of this program sends that.
+            Request::Mount(_) | Request::Usable | Request::Upgrade | Request::TakeOver => {
+                Reply::Failed
+            }
+        }
+    }
+
+    /// Mounts; returns the connection for the server.
+    fn mount(&mut self, how: MountOptions) -> Result<OwnedFd, MountError> {
+        let made = self.kernel.mount(&how)?;
+        match made.try_clone() {
+            Ok(kept) => {
+                self.mounted = Some((how, kept));
+                Ok(made)
+            }
+            Err(error) => {
+                self.kernel.detach();
+                Err(MountError::Device(error.to_string()))
+            }
+        }
+    }
+
+    /// Gives a successor the connection and the legacy.
+    fn take_over(&self, sent: &mut Vec<OwnedFd>) -> Reply {
+        let (Some((how, device)), Some(legacy)) = (&self.mounted, self.succession.legacy()) else {
+            return Reply::Failed;
+        };
+        let Ok(device) = device.try_clone() else {
+            return Reply::Failed;
+        };
+        sent.extend([device, legacy]);
+        Reply::Answer(Answer::Is(how.block_device.is_some()))
+    }
+
+    /// The server has ended.
+    fn ended(&self, failure: Option<MountError>) -> Ended {
+        match (self.succession.is_handed_over(), self.is_served) {
+            (true, true) => Ended::HandedOver,
+            (true, false) => Ended::NotTakenOver,
+            (false, _) => Ended::WithMount(failure),
+        }
+    }
 }
 
-/// Makes the file for the result of closing the volume, which is kept as long as the broker lives.
+/// Makes the file for the result of closing the volume, which is kept as long as the broker lives, for all its servers.
 fn keep(kept: &mut Option<OwnedFd>, sent: &mut Vec<OwnedFd>) -> Reply {
-    let made = new_close_result().and_then(|file| Ok((file.try_clone()?, file)));
-    let Ok((theirs, ours)) = made else {
+    if kept.is_none() {
+        *kept = new_close_result().ok();
+    }
+    let Some((ours, theirs)) = kept
+        .as_ref()
+        .and_then(|ours| Some((ours, ours.try_clone().ok()?)))
+    else {
         return Reply::Failed;
     };
-    let number = ours.as_raw_fd().unsigned_abs();
     sent.push(theirs);
-    *kept = Some(ours);
-    Reply::Answer(Answer::Word(number))
+    Reply::Answer(Answer::Word(ours.as_raw_fd().unsigned_abs()))
 }
 
 fn done(is_done: bool) -> Reply {

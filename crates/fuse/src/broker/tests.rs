@@ -1,4 +1,7 @@
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use super::codec::{Reply, Request};
 use super::*;
@@ -35,6 +38,9 @@ fn requests_are_the_same_after_decoding() {
         Request::Usable,
         Request::Reopen { claim: true },
         Request::Reopen { claim: false },
+        Request::Upgrade,
+        Request::Progress(u32::MAX),
+        Request::TakeOver,
     ] {
         assert_eq!(Request::decode(&request.encode()), Some(request));
     }
@@ -123,7 +129,8 @@ fn a_broker_answers_questions_and_refuses_the_rest() {
         true => Ok(vec![tempfile::tempfile().unwrap().into()]),
         false => Err("é".repeat(MESSAGE_BYTES_MAX)),
     });
-    let broker = Broker::new(theirs, folder.path(), reopen).unwrap();
+    let commands = Arc::new(Commands::new(broker_sockets().unwrap().0));
+    let mut broker = Broker::new(theirs, commands, folder.path(), reopen).unwrap();
     let task = steadfs_rt::try_spawn("broker", move || {
         let fails = |_| unreachable!("nothing is mounted");
         broker.run(fails, |_| unreachable!("nothing is mounted"))
@@ -143,7 +150,13 @@ fn a_broker_answers_questions_and_refuses_the_rest() {
     assert_eq!(ask(&format!("normal {}", std::process::id())), "is 0");
     assert_eq!(ask("normal -1"), "is 0");
     assert_eq!(ask("realtime 1 0"), "is 0");
-    for refused in ["weight /../etc", "open /etc/shadow", "mount"] {
+    for refused in [
+        "weight /../etc",
+        "open /etc/shadow",
+        "mount",
+        "upgrade",
+        "take-over",
+    ] {
         assert_eq!(ask(refused), "failed");
     }
     assert_eq!(ask("usable"), "done");
@@ -152,7 +165,55 @@ fn a_broker_answers_questions_and_refuses_the_rest() {
     let (text, fds) = receive(&ours).unwrap().unwrap();
     assert_eq!((&*text, fds.len()), ("done", 1));
     drop(ours);
-    assert!(task.unwrap().join().is_none());
+    assert!(matches!(task.unwrap().join(), Ended::WithMount(None)));
+}
+
+/// A hand-over that is refused leaves the server; one that is done is followed by a successor, which finds nothing to take
+/// over, because nothing is mounted.
+#[test]
+fn a_broker_commands_one_hand_over_at_a_time() {
+    let (ours, theirs) = broker_sockets().unwrap();
+    let (sends, takes) = broker_sockets().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let reopen: Reopen = Box::new(|_| Ok(Vec::new()));
+    let commands = Arc::new(Commands::new(sends));
+    let mut broker = Broker::new(theirs, commands, folder.path(), reopen).unwrap();
+    let run = |mut broker: Broker| {
+        let task = steadfs_rt::try_spawn("broker", move || {
+            let fails = |_| unreachable!("nothing is mounted");
+            let ended = broker.run(fails, |_| ());
+            (broker, ended)
+        });
+        task.unwrap()
+    };
+    let ask = |socket: &OwnedFd, text: &str| {
+        send(socket, text, &[]).unwrap();
+        receive(socket).unwrap().unwrap().0
+    };
+    let task = run(broker);
+    assert_eq!(ask(&ours, "usable"), "done");
+    for (reply, wanted) in [("busy", "refused busy"), ("done", "is 0")] {
+        assert_eq!(ask(&ours, "upgrade"), "word 0");
+        assert_eq!(ask(&ours, "upgrade"), "word 0", "it has begun");
+        assert_eq!(ask(&ours, "progress 0"), "is 0");
+        let (text, files) = receive(&takes).unwrap().unwrap();
+        assert_eq!((&*text, files.len()), ("hand-over", 1));
+        send(&takes, reply, &[]).unwrap();
+        let answered = || ask(&ours, "progress 0") == wanted;
+        while !answered() {
+            steadfs_rt::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    drop(ours);
+    let ended;
+    (broker, ended) = task.join();
+    assert!(matches!(ended, Ended::HandedOver));
+    let (ours, theirs) = broker_sockets().unwrap();
+    broker.serve_successor(theirs, broker_sockets().unwrap().0);
+    let task = run(broker);
+    assert_eq!(ask(&ours, "take-over"), "failed");
+    drop(ours);
+    assert!(matches!(task.join().1, Ended::NotTakenOver));
 }
 
 #[test]
@@ -161,15 +222,27 @@ fn a_broker_syncs_the_volume_of_its_server() {
     let commands = Commands::new(ours);
     let calls = std::sync::atomic::AtomicU32::new(0);
     let task = steadfs_rt::try_spawn("commands", move || {
-        serve_commands(&theirs, || {
-            match calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
-                0 => Ok(()),
-                _ => Err(FsError::NoSpace),
-            }
-        });
+        let count = || calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let every_other = || match count() % 2 {
+            0 => Ok(()),
+            _ => Err(FsError::NoSpace),
+        };
+        let hand_over = |mut file: &File| {
+            file.write_all(b"legacy").unwrap();
+            every_other()
+        };
+        serve_commands(&theirs, every_other, hand_over);
     });
     assert_eq!(commands.sync(), Ok(()));
-    assert_eq!(commands.sync(), Err(FsError::NoSpace.to_string()));
-    drop(commands);
+    let full = FsError::NoSpace.to_string();
+    assert_eq!(commands.hand_over().err(), Some(full.clone()));
+    assert_eq!(commands.sync(), Ok(()));
+    assert_eq!(commands.sync(), Err(full));
+    let mut text = String::new();
+    let mut file = File::from(commands.hand_over().unwrap());
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "legacy");
+    // It serves no more.
     task.unwrap().join();
 }

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::ioctl::Opcode;
@@ -16,6 +17,10 @@ use super::MountHandle;
 use super::table::proc_fd_path;
 use crate::error::MountError;
 use crate::sys::{self, REMOUNT_SIZE};
+
+/// How often a server is asked whether it has been replaced. The question waits for the successor, once the hand-over has
+/// begun.
+const UPGRADE_POLL: Duration = Duration::from_millis(5);
 
 /// Mount flags that follow from mount options and can change, with the options' names.
 const FOLLOWING: [(RawFlags, &str); 4] = [
@@ -81,6 +86,19 @@ impl MountHandle {
     /// [`MountError::Remount`] with the server's reason.
     pub fn tune(&self, list: &str) -> Result<String, MountError> {
         self.send_command::<{ sys::TUNE }>(list)
+    }
+
+    /// Replaces the server by a new process of the program as it is installed now. Programs see a pause.
+    ///
+    /// # Errors
+    /// [`MountError::Remount`] with the reason; the mount is served as before, unless the reason says that it has ended.
+    pub fn upgrade(&self) -> Result<(), MountError> {
+        let mut answer = self.send_command::<{ sys::UPGRADE }>("")?;
+        while answer != "done" {
+            steadfs_rt::sleep(UPGRADE_POLL);
+            answer = self.send_command::<{ sys::UPGRADE }>(&answer)?;
+        }
+        Ok(())
     }
 
     fn refused(&self, cause: String) -> MountError {

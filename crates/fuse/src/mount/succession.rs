@@ -6,9 +6,12 @@
 //! then requests wait in the kernel: programs see a pause. Files that are open, and everything that the kernel caches,
 //! stay valid, since the kernel knows files by their inode numbers only.
 
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use steadfs_base::InodeNo;
 use steadfs_vfs::{FileSystem, FsError, LookupCounts};
 
 use super::serve::{Served, session, start_readers};
@@ -27,6 +30,45 @@ pub struct Legacy {
     pub options: String,
     /// See [`FileSystem::hand_over`].
     pub lookups: LookupCounts,
+}
+
+impl Legacy {
+    /// Writes it into an empty file.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn write(&self, file: &File) -> io::Result<()> {
+        let mut text = BufWriter::new(file);
+        writeln!(text, "{}\n{}", self.minor, self.options)?;
+        for (ino, count) in &self.lookups {
+            writeln!(text, "{} {count}", ino.0)?;
+        }
+        text.flush()
+    }
+
+    /// Reads what [`Legacy::write`] has written.
+    ///
+    /// # Errors
+    /// Those of the file; `InvalidData`: it is no legacy.
+    pub fn read(file: &File) -> io::Result<Self> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        (&*file).seek(SeekFrom::Start(0))?;
+        let mut lines = BufReader::new(file).lines();
+        let mut head = || lines.next().ok_or_else(invalid)?;
+        let (minor, options) = (head()?, head()?);
+        let mut lookups = LookupCounts::new();
+        for line in lines {
+            let line = line?;
+            let (ino, count) = line.split_once(' ').ok_or_else(invalid)?;
+            let number = |text: &str| text.parse::<u64>().map_err(|_| invalid());
+            lookups.push((InodeNo(number(ino)?), number(count)?));
+        }
+        Ok(Self {
+            minor: minor.parse().map_err(|_| invalid())?,
+            options,
+            lookups,
+        })
+    }
 }
 
 impl Served {
