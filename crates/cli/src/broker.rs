@@ -150,6 +150,8 @@ impl Mounting<'_> {
             self.mountpoint,
         );
         let child = command
+            // A preloaded library, such as fakeroot's, makes calls that are refused, and has no task there.
+            .env_remove("LD_PRELOAD")
             .stdin(theirs)
             .stdout(taken)
             .stderr(Stdio::piped())
