@@ -11,8 +11,9 @@
 //! content to the same place.
 //!
 //! **When.** Other handles wait for the data meanwhile. So the transaction has had few handles, no commit is under way,
-//! no other caller is expected (group commit shares the commit, which saves more), and no usual caller is of a heavier
-//! cgroup, since the scheduler may delay the data of the lighter one.
+//! no other caller is expected (group commit shares the commit, which saves more), and no caller of another cgroup has
+//! committed lately: the log blocks would not be charged to the groups that share the commit, and the scheduler may delay
+//! the data of the lighter group.
 
 use std::time::Duration;
 
@@ -107,7 +108,7 @@ impl Journal {
             || state.committing.is_some()
             || credits > self.max_credits()
             || state.batch.expects_more(1, now())
-            || self.is_outweighed(state, tag)
+            || !state.late_groups.are_only(tag.group, now())
             || state.admit(&self.costs, credits) != Admission::Join
         {
             return None;
@@ -119,6 +120,7 @@ impl Journal {
         running.requested.get_or_insert_with(now);
         let outweighs = |a, b| self.queue.outweighs(a, b);
         running.callers.join(&mut state.heaviest, tag, outweighs);
+        state.late_groups.joined(tag.group, now());
         state.leading = true;
         state.leader = inherit::current_task();
         Some(tid)

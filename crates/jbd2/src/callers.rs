@@ -10,7 +10,10 @@
 //! each group that has a caller in the transaction, and to no other: a caller of the next transaction boosts them and
 //! is not charged. So the scheduler delays the data of a light group until it has earned the next commit.
 
-use steadfs_base::IoTag;
+use std::time::Duration;
+
+use steadfs_base::{GroupId, IoTag};
+use steadfs_rt::Instant;
 
 /// Most groups that are charged for one commit.
 const GROUPS_MAX: usize = 64;
@@ -79,11 +82,55 @@ impl Callers {
     }
 }
 
+/// How long a group counts as one that commits.
+const LATELY: Duration = Duration::from_secs(1);
+
+/// The two groups that have joined a commit last, the later one first, and when.
+#[derive(Debug, Default)]
+pub(crate) struct LateGroups([Option<(GroupId, Instant)>; 2]);
+
+impl LateGroups {
+    /// A caller of `group` joins a commit.
+    pub(crate) fn joined(&mut self, group: GroupId, now: Instant) {
+        if self.0[0].is_some_and(|(last, _)| last != group) {
+            self.0[1] = self.0[0];
+        }
+        self.0[0] = Some((group, now));
+    }
+
+    /// Whether no other group has joined a commit lately.
+    pub(crate) fn are_only(&self, group: GroupId, now: Instant) -> bool {
+        let is_other = |&(other, at): &(GroupId, Instant)| other != group && now.since(at) < LATELY;
+        !self.0.iter().flatten().any(is_other)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use steadfs_base::{GroupId, OwnerId};
+    use steadfs_base::OwnerId;
 
     use super::*;
+
+    #[test]
+    fn a_group_is_alone_a_second_after_the_last_other_one() {
+        let (one, other) = (GroupId(1), GroupId(2));
+        let at = |ms| steadfs_rt::now() + Duration::from_millis(ms);
+        let mut late = LateGroups::default();
+        let start = at(0);
+        assert!(late.are_only(one, start));
+        late.joined(one, start);
+        assert!(late.are_only(one, start) && !late.are_only(other, start));
+        late.joined(other, start + Duration::from_millis(10));
+        for ms in [20, 900, 1005] {
+            late.joined(one, start + Duration::from_millis(ms));
+            assert!(
+                !late.are_only(one, start + Duration::from_millis(ms)),
+                "{ms}"
+            );
+        }
+        assert!(late.are_only(one, start + Duration::from_millis(1011)));
+        assert!(!late.are_only(other, start + Duration::from_millis(1011)));
+    }
 
     /// The weight of a group is its number.
     fn outweighs(a: IoTag, b: IoTag) -> bool {

@@ -106,6 +106,7 @@ impl Journal {
                     }
                     if !std::mem::replace(&mut counted, true) {
                         running.callers.join(&mut inner.heaviest, tag, outweighs);
+                        inner.late_groups.joined(tag.group, now());
                     }
                     if inner.batch.joined(running.callers.count()) {
                         self.batch_full.notify_one();
@@ -117,6 +118,7 @@ impl Journal {
                     if !std::mem::replace(&mut counted, true) {
                         let callers = &mut committing.callers;
                         callers.join(&mut inner.heaviest, tag, outweighs);
+                        inner.late_groups.joined(tag.group, now());
                     }
                     Arc::clone(&committing.waiters)
                 }
@@ -155,7 +157,7 @@ impl Journal {
     }
 
     /// Whether a usual caller weighs more than this one.
-    pub(crate) fn is_outweighed(&self, state: &JournalState, tag: IoTag) -> bool {
+    fn is_outweighed(&self, state: &JournalState, tag: IoTag) -> bool {
         let heaviest = state.heaviest;
         heaviest.is_some_and(|heaviest| self.queue.outweighs(heaviest, tag))
     }

@@ -20,6 +20,7 @@ use steadfs_cache::{CommitBatch, MetaCache};
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank, RankScope, now, sleep};
 
+use crate::callers::LateGroups;
 use crate::config::{JournalConfig, JournalTuning};
 use crate::handle::Handle;
 use crate::lists::ReclaimLists;
@@ -116,6 +117,7 @@ impl Journal {
             leader: TaskNo::default(),
             batch: CommitBatch::default(),
             heaviest: None,
+            late_groups: LateGroups::default(),
             next_tid,
             durable: Tid(next_tid.0.wrapping_sub(1)),
             log,

@@ -15,7 +15,7 @@ use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
 use crate::beside::LogAhead;
-use crate::callers::Callers;
+use crate::callers::{Callers, LateGroups};
 use crate::config::JournalTuning;
 use crate::space::{LogCosts, LogRing};
 use crate::stats::JournalStats;
@@ -132,6 +132,8 @@ pub(crate) struct JournalState {
     pub batch: CommitBatch,
     /// The heaviest of them, by the weight of its group.
     pub heaviest: Option<IoTag>,
+    /// The groups of the last callers.
+    pub late_groups: LateGroups,
     /// Number of the next transaction to be created.
     pub next_tid: Tid,
     /// The newest durable transaction.
