@@ -64,8 +64,7 @@ impl Closing {
     }
 
     /// Waits until the server has closed the image or device; returns whether this was seen. Does not wait for another
-    /// server that mounts the volume again at once, or at another mount point.
-    /// once, or has it at another mount point, is not waited for.
+    /// server that mounts the volume again at once, or has it at another mount point.
     pub fn wait(self) -> Result<bool, Failure> {
         let source = self.mount.source.display();
         let Some(image) = &self.image else {

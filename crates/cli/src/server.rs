@@ -139,8 +139,12 @@ fn serve_until_end(volume: &Volume, served: Served, commands: OwnedFd) -> Result
     };
     let served = Arc::new(served);
     let leaves = Arc::new(AtomicBool::new(false));
-    let (leaving, serving) = (Arc::clone(&leaves), Arc::clone(&served));
+    // Weakly: the device is closed when this function's caller returns, and not at some time after the process has ended,
+    // when the kernel has taken its rings down.
+    let (leaving, serving) = (Arc::clone(&leaves), Arc::downgrade(&served));
     let hand_over = move |file: &File| {
+        let serving = serving.upgrade();
+        let serving = serving.ok_or_else(|| FsError::Stopped("unmounted".to_owned()))?;
         leaving.store(true, Ordering::SeqCst);
         let legacy = serving
             .hand_over()
