@@ -139,8 +139,6 @@ fn serve_until_end(volume: &Volume, served: Served, commands: OwnedFd) -> Result
     };
     let served = Arc::new(served);
     let leaves = Arc::new(AtomicBool::new(false));
-    // Weakly: the device is closed when this function's caller returns, and not at some time after the process has ended,
-    // when the kernel has taken its rings down.
     let (leaving, serving) = (Arc::clone(&leaves), Arc::downgrade(&served));
     let hand_over = move |file: &File| {
         let serving = serving.upgrade();
@@ -160,6 +158,7 @@ fn serve_until_end(volume: &Volume, served: Served, commands: OwnedFd) -> Result
         tracing::error!(%error, "cannot take commands of the broker: unmount before a signal ends it");
     });
     let ended = served.wait();
+    volume.give_up_device();
     if let (true, Ok(commands)) = (leaves.load(Ordering::SeqCst), commands) {
         // The broker knows about the hand-over before this process ends.
         commands.join();

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use steadfs::{
@@ -177,6 +178,9 @@ fn still_mounted(mount: &Mount, error: &SyncError) -> Failure {
     Failure::new(code, format!("{message}; {hint}"))
 }
 
+/// How long the write requests of shared mappings take from the kernel to the server, on a busy machine.
+const WRITE_BACK_WAIT: Duration = Duration::from_millis(300);
+
 /// Syncs everything on the mount.
 pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
@@ -185,8 +189,12 @@ pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
         let folder = File::open(&mount.mountpoint).map_err(|e| at(&mount.mountpoint, &e))?;
         return rustix::fs::syncfs(&folder).map_err(|e| at(&mount.mountpoint, &e.into()));
     }
-    let synced = MountHandle::of(mount.clone()).sync();
-    match synced.map_err(|error| failure(&mount, &error))?.lost {
+    let handle = MountHandle::of(mount.clone());
+    let sync = || handle.sync().map_err(|error| failure(&mount, &error));
+    let begun = sync()?;
+    // That has begun the write-back of shared mappings, for which syncfs(2) does not wait on a FUSE mount since Linux 6.18.
+    steadfs_rt::sleep(WRITE_BACK_WAIT);
+    match begun.lost.or(sync()?.lost) {
         None => Ok(()),
         Some(cause) => Err(at(&mount.mountpoint, &io::Error::other(cause))),
     }

@@ -399,6 +399,13 @@ impl Volume {
         self.block_size
     }
 
+    /// Lets other programs have the image or device of a volume that is closed, before this process has ended.
+    pub fn give_up_device(&self) {
+        if let Some(device) = &self.device {
+            device.give_up_claims();
+        }
+    }
+
     /// Writes everything and marks the volume clean. An error means that data was lost.
     pub fn close(&self) -> Result<(), Error> {
         self.fs.unmount().map_err(|error| Error::Volume {

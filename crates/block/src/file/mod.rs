@@ -202,6 +202,13 @@ impl FileDevice {
         drop(self.opened().exclusive.lock().take());
     }
 
+    /// Gives up all claims: the device is not used any more. A ring may keep the file open for a while after the process
+    /// has ended, and its locks with it.
+    pub fn give_up_claims(&self) {
+        self.yield_claim();
+        claim::unlock(&self.opened().target.fd);
+    }
+
     /// A description of the device and its I/O engine.
     pub fn describe(&self) -> String {
         let opened = self.opened();

@@ -132,8 +132,11 @@ impl MountHandle {
 fn from_kernel(error: &std::io::Error) -> SyncError {
     match Errno::from_io_error(error) {
         Some(Errno::PERM) => SyncError::NotAllowed,
-        // The last one: a request that a server had in service through io_uring when it was killed.
-        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => SyncError::Gone,
+        // CONNREFUSED: it was killed before it answered INIT. CANCELED: a request that it had in service through io_uring
+        // when it was killed.
+        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CONNREFUSED | Errno::CANCELED) => {
+            SyncError::Gone
+        }
         _ => SyncError::Failed {
             errno: error.raw_os_error(),
             cause: error.to_string(),
