@@ -399,7 +399,7 @@ impl Volume {
         self.block_size
     }
 
-    /// Lets other programs have the image or device of a volume that is closed, before this process has ended.
+    /// Gives up the claim on the image or device of a volume that is closed, before this process has ended.
     pub fn give_up_device(&self) {
         if let Some(device) = &self.device {
             device.give_up_claims();
