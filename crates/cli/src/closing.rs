@@ -2,8 +2,8 @@
 //!
 //! The server holds a lock on its image while the image is open. So a process that has the same file open, even if the
 //! file was renamed or removed since, learns from the lock when the volume is closed. Other processes may take that
-//! lock, too: it suffices that the server has ended, or that its descriptors of the image are visible in /proc and closed. As long
-//! as the kernel has the volume mounted anywhere, the server does not close it.
+//! lock, too: it suffices that the server has ended, or that its descriptors of the image are visible in /proc and
+//! closed. As long as the kernel has the volume mounted anywhere, the server does not close it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;

@@ -53,7 +53,9 @@ pub fn run(
         return Err(Failure::new(code::SYSTEM, FsError::no_thread(error)));
     }
     broker::leave_terminal(nowhere);
-    mounted.wait().map_err(|error| close_failure(path, &error))
+    let ended = mounted.wait();
+    volume.give_up_device();
+    ended.map_err(|error| close_failure(path, &error))
 }
 
 /// Serves as a process that a broker contains: standard input is the socket of requests to the broker, standard output

@@ -171,13 +171,7 @@ pub struct VolumeDevice {
 impl VolumeDevice {
     /// Opens the image or device and claims it.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
-        Ok(Self {
-            device: Arc::new(FileDevice::open_idle(path, open_options(options))?),
-            path: path.to_owned(),
-            options: options.clone(),
-            // It depends on the host's memory, which is read from /proc.
-            cache_size: options.cache_size.unwrap_or_else(default_cache_size),
-        })
+        Self::open_again(path, options, false)
     }
 
     /// As [`VolumeDevice::open`], for a server that continues a mount. `claimed`: the mount claims the block device.
@@ -190,6 +184,7 @@ impl VolumeDevice {
             device: Arc::new(FileDevice::open_idle(path, how)?),
             path: path.to_owned(),
             options: options.clone(),
+            // It depends on the host's memory, which is read from /proc.
             cache_size: options.cache_size.unwrap_or_else(default_cache_size),
         })
     }
