@@ -259,7 +259,8 @@ impl FsyncLatency {
         if entry.direction == Direction::Read {
             return;
         }
-        let pause = now.0.saturating_sub(self.last_step.0);
+        // Only the task's own pause counts: a request that was queued meanwhile may have waited for its share.
+        let pause = entry.arrived.0.saturating_sub(self.last_step.0);
         self.last_step = now;
         self.unproven_steps = match pause > STEP_PAUSE_NS_MAX {
             true => 1,

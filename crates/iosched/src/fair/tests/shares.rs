@@ -405,8 +405,33 @@ fn a_background_request_above_the_byte_limit_is_served() {
     world.check(LONG, &[1.0]);
 }
 
+/// The wait for its own share is no pause of an owner, after which its requests would be taken for a new fsync and async
+/// requests held back for them.
+#[test]
+fn an_owner_with_requests_queued_begins_no_fsync_after_its_share() {
+    let groups = [(1, 0, 142), (2, 0, 738), (3, 0, 561), (4, 0, 568)];
+    let mut world = World::new(FairOptions::default(), &groups, 2);
+    let clients = [
+        Client::of(background(1), 56 * KIB, 4),
+        Client::of(sync(2, 2), 96 * KIB, 4),
+        Client::of(background(3), 8 * KIB, 4),
+        Client::of(background(4), 8 * KIB, 4),
+    ];
+    world.run(&clients, 3000 * MS);
+    world.check(3000 * MS, &[142.0, 738.0, 561.0, 568.0]);
+    // The first requests are steps of an fsync, perhaps; after them two slices of each other client, at most.
+    let gaps = world
+        .events
+        .iter()
+        .filter(|e| e.client == 1 && e.ended > 1000 * MS);
+    let ends: Vec<u64> = gaps.map(|e| e.ended).collect();
+    let longest = ends.windows(2).map(|w| w[1] - w[0]).max().unwrap();
+    let bound = (2 * (56 + 64 + 64) + 96) * world.nanos_per_kib;
+    assert!(longest <= bound, "{longest} > {bound}");
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn any_weights_are_kept_in_any_second(
