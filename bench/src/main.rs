@@ -7,6 +7,8 @@
 //! volume is clean. An activity yields samples for one or several rows (`row.rs`); the report shows their medians, the
 //! ratio to kernel ext4 with direct I/O, and whether the row reaches its goal.
 
+#![forbid(unsafe_code)]
+
 mod activity;
 mod activity_run;
 mod command;

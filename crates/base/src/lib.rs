@@ -2,6 +2,8 @@
 //!
 //! Nothing here does I/O, takes a lock or reads a clock.
 
+#![forbid(unsafe_code)]
+
 pub mod checksum;
 mod corruption;
 mod fixed_map;

@@ -5,6 +5,8 @@
 //!
 //! This crate allocates no disk space and knows no format.
 
+#![forbid(unsafe_code)]
+
 mod clustering;
 mod commit_batch;
 mod early;

@@ -1,5 +1,7 @@
 //! The steadfs command line: arguments and printing. The library does the work.
 
+#![forbid(unsafe_code)]
+
 mod args;
 mod args_f2fs;
 mod broker;

@@ -5,6 +5,7 @@
 //! A [`World`] is a mounted volume of one kind, on a device that can fail; foreign programs (e2fsck, fsck.f2fs) and our
 //! checkers judge it when it is unmounted. Where a format differs by its nature, the [`Kind`] has the value to expect.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod device;

@@ -3,6 +3,8 @@
 //! Nothing here needs an open volume: no cache, no journal that runs, no task. The crate `steadfs-ext4` mounts
 //! volumes with the structures of [`disk`].
 
+#![forbid(unsafe_code)]
+
 pub mod check;
 pub mod disk;
 pub mod format;

@@ -1,6 +1,8 @@
 //! ext2, ext3 and ext4: mounting, and all operations on a mounted volume. The on-disk format is the crate
 //! `steadfs-ext4-format`.
 
+#![forbid(unsafe_code)]
+
 mod acl;
 mod assemble;
 mod attr;

@@ -4,6 +4,8 @@
 //! starts from; [`check`](mod@check) is the consistency checker, [`format`](mod@format) makes volumes, and
 //! [`inspect`](mod@inspect) describes one. Nothing here changes a volume that exists.
 
+#![forbid(unsafe_code)]
+
 pub mod check;
 pub mod checkpoint;
 pub mod disk;

@@ -1,6 +1,8 @@
 //! The f2fs engine: mounting a volume and serving file-system calls on it. The on-disk format is in
 //! `steadfs-f2fs-format`.
 
+#![forbid(unsafe_code)]
+
 mod acl;
 mod attr;
 mod checkpoint;

@@ -4,6 +4,8 @@
 //!
 //! A format names its structures by a type that implements [`Structure`]; the errors are generic over it.
 
+#![forbid(unsafe_code)]
+
 pub mod check;
 pub mod error;
 pub mod format;

@@ -3,6 +3,8 @@
 //! A policy decides which of the queued requests is dispatched to the device next. It knows requests by number and
 //! never accesses their data; its caller passes the time.
 
+#![forbid(unsafe_code)]
+
 mod fair;
 mod fifo;
 

@@ -3,6 +3,8 @@
 //! Facts from the Linux documentation ("Journal (jbd2)", `Documentation/filesystems/ext4/journal.rst`);
 //! field names there are `h_…`, `s_…`, `t_…` and `r_…`. All words are big-endian.
 
+#![forbid(unsafe_code)]
+
 mod commit;
 mod descriptor;
 mod error;

@@ -20,6 +20,8 @@
 //! [`log_fast_commits`] (`fast_commit.rs`) makes a transaction of the fast commits behind it. `space.rs` and
 //! `policy.rs` are pure arithmetic. The format is the crate `steadfs-jbd2-format`.
 
+#![forbid(unsafe_code)]
+
 mod beside;
 mod callers;
 mod commit;

@@ -1,5 +1,7 @@
 //! The `steadfs-lab` program: parses arguments, runs the laboratory, prints reports. `steadfs lab` executes it.
 
+#![forbid(unsafe_code)]
+
 mod args;
 mod failure;
 mod lab;

@@ -1,5 +1,7 @@
 //! The laboratory: simulated devices, crash exploration, and the published experiments on device models.
 
+#![forbid(unsafe_code)]
+
 pub mod crash;
 pub mod device;
 pub mod experiment;

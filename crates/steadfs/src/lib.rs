@@ -1,5 +1,7 @@
 //! The library: probe, open, format, check, fill and mount volumes.
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod fill;
 mod format;

@@ -2,6 +2,8 @@
 //!
 //! This crate knows no on-disk format and no FUSE, and does no I/O.
 
+#![forbid(unsafe_code)]
+
 pub mod acl;
 mod clock;
 mod control;

@@ -1,6 +1,8 @@
 //! File-system operations as data, a model that predicts their results, an oracle that judges a volume after a crash,
 //! and a shrinker of failing programs.
 
+#![forbid(unsafe_code)]
+
 pub mod generate;
 pub mod model;
 pub mod observe;
