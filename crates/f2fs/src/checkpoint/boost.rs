@@ -8,9 +8,11 @@
 //! inherited: the daemon's queue is empty most of the time and is served at once, which a waiter's own backlog would
 //! prevent.
 //!
-//! A merged checkpoint's requests are queued for every requester and waiter, dispatched at the earliest slice, and
-//! charged to all of them (`Queue::share`). Charged to the daemon alone, all requesters together had the share that one
-//! of them had without merging.
+//! A merged checkpoint's requests are queued for every task whose changes it makes durable, dispatched at the earliest
+//! slice, and charged to all of them (`Queue::share`): its requesters, which were queued before it began, and fsyncs
+//! that find their file's nodes in it. Charged to the daemon alone, all requesters together had the share that one of
+//! them had without merging. A waiter whose own checkpoint comes next boosts this one and is charged for its own only:
+//! otherwise a heavy group would pay for each checkpoint of a light one.
 //!
 //! With `nocheckpoint_merge` a checkpoint is charged to its caller, as in the kernel; merging is measured against that.
 
@@ -25,7 +27,7 @@ pub struct CheckpointInFlight(Mutex<InFlight>);
 struct InFlight {
     /// The tag of its requests; `None`: no checkpoint is in flight.
     tag: Option<IoTag>,
-    /// Tags of the requesters of a merged checkpoint.
+    /// Tags of the tasks that a merged checkpoint serves.
     requesters: Vec<IoTag>,
     ios: Vec<IoHandle>,
 }
@@ -62,16 +64,6 @@ impl CheckpointInFlight {
     pub fn boost(&self, queue: &Queue, waiter: IoTag, merge: bool) {
         let inner = &mut *self.0.lock();
         let Some(now) = inner.tag else { return };
-        let by_task = !inner.requesters.is_empty();
-        if by_task && inner.requesters.len() < MAX_REQUESTERS && !inner.requesters.contains(&waiter)
-        {
-            inner.requesters.push(waiter);
-            queue.share(&inner.ios, &[waiter]);
-        }
-        assert!(
-            inner.requesters.len() <= MAX_REQUESTERS,
-            "the number of charged requesters is bounded"
-        );
         let raised = queue.effective_tag(now, boosted_tag(now, waiter, merge));
         if raised != now {
             inner.tag = Some(raised);
@@ -79,6 +71,21 @@ impl CheckpointInFlight {
                 queue.boost(io, raised);
             }
         }
+    }
+
+    /// A merged checkpoint in flight makes changes of a task with this tag durable: the task is charged, too.
+    pub fn add_requester(&self, queue: &Queue, requester: IoTag) {
+        let inner = &mut *self.0.lock();
+        let merged = !inner.requesters.is_empty();
+        let counts = inner.requesters.len() < MAX_REQUESTERS;
+        if merged && counts && !inner.requesters.contains(&requester) {
+            inner.requesters.push(requester);
+            queue.share(&inner.ios, &[requester]);
+        }
+        assert!(
+            inner.requesters.len() <= MAX_REQUESTERS,
+            "the number of charged requesters is bounded"
+        );
     }
 
     /// Records its requests, submitted with `tag`, and boosts them if a waiter came since.

@@ -131,6 +131,19 @@ impl F2fs {
             || self.orphans.has_changed()
     }
 
+    /// Waits until the checkpoint of this version, which contains changes of the waiter, is durable: the waiter is one of
+    /// its requesters.
+    ///
+    /// # Errors
+    /// The checkpoint failed.
+    pub(crate) fn join_checkpoint(&self, version: u64, tag: IoTag) -> Result<()> {
+        if !self.checkpoints.is_durable(version) {
+            let in_flight = self.checkpoints.in_flight();
+            in_flight.add_requester(&self.queue, tag);
+        }
+        self.wait_checkpoint(version, tag)
+    }
+
     /// Waits until the checkpoint of this version is durable, and boosts it to the waiter's `tag`.
     ///
     /// # Errors

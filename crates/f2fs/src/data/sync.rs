@@ -147,7 +147,7 @@ impl F2fs {
             .wait(self.node_writes.started(), &self.queue, tag)?;
         if self.nat.is_committing(inode.nid()) {
             let (_, version) = self.checkpoints.node_version();
-            self.wait_checkpoint(version, tag)?;
+            self.join_checkpoint(version, tag)?;
         }
         self.flush_written(inode, tag)
     }

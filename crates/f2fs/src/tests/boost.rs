@@ -100,6 +100,84 @@ fn an_unmerged_checkpoint_is_charged_to_its_caller() {
     assert_eq!(bytes, 0, "but is not charged");
 }
 
+/// Bytes that a group has been charged.
+fn charged(fs: &F2fs, group: GroupId) -> u64 {
+    let text = fs.queue.describe();
+    let name = format!("group {} weight ", group.0);
+    let line = text.lines().find(|line| line.starts_with(&name));
+    let line = line.expect("the group was set");
+    let (before, _) = line.split_once(" bytes charged").unwrap();
+    let (_, bytes) = before.rsplit_once(' ').unwrap();
+    bytes.parse().unwrap()
+}
+
+/// What the light and the heavy group are charged while the light group's checkpoint of 200 nodes is in flight, and the
+/// heavy group does what `waiter` does.
+fn charged_for(waiter: fn(&F2fs)) -> [u64; 2] {
+    let run = move || {
+        let fs = world("checkpoint_merge,background_gc=off", true);
+        // Others are in the queue, so that requests are charged.
+        let until = now().0 + 3_000_000_000;
+        let busy = Arc::clone(&fs);
+        let busy = spawn("others", move || {
+            while now().0 < until {
+                busy.queue.read(0, 4 << 10, OTHERS).unwrap();
+            }
+        });
+        for n in 0..200 {
+            make_file(&fs, format!("{n}").as_bytes(), 0);
+        }
+        let groups = [LIGHT, HEAVY].map(|tag| tag.group);
+        let before = groups.map(|group| charged(&fs, group));
+        let light = Arc::clone(&fs);
+        let light = spawn("light", move || light.request_checkpoint(LIGHT).unwrap());
+        sleep(Duration::from_millis(10));
+        assert!(fs.checkpoints.is_in_flight());
+        waiter(&fs);
+        light.join();
+        let after = groups.map(|group| charged(&fs, group));
+        busy.join();
+        fs.close().unwrap();
+        [after[0] - before[0], after[1] - before[1]]
+    };
+    sim::run(sim::Config::new(5), run).value
+}
+
+/// 200 nodes, without their directory and tables.
+const NODES: u64 = 200 * 4096;
+
+#[test]
+fn a_waiter_that_a_checkpoint_does_not_serve_is_charged_for_its_own_only() {
+    let [light, heavy] = charged_for(|fs| fs.request_checkpoint(HEAVY).unwrap());
+    assert!(light > NODES, "{light}");
+    assert_eq!(heavy, 0, "nothing had changed");
+    let [light, heavy] = charged_for(|fs| {
+        make_file(fs, b"new", 0);
+        fs.request_checkpoint(HEAVY).unwrap();
+    });
+    assert!(light > NODES, "{light}");
+    // Tables and pack of its own checkpoint, and two nodes.
+    assert!((16 << 10..64 << 10).contains(&heavy), "{heavy}");
+}
+
+#[test]
+fn an_fsync_whose_nodes_are_in_a_checkpoint_is_charged_for_it() {
+    let [light, heavy] = charged_for(|fs| {
+        let cx = Cx {
+            tag: HEAVY,
+            ..Cx::default()
+        };
+        let ino = fs.lookup(&cx, fs.root(), b"199").unwrap().ino;
+        fs.fsync(&cx, ino, false).unwrap();
+    });
+    assert!(light > NODES, "{light}");
+    // What the device had not begun: the tables and the pack.
+    assert!(
+        (128 << 10..light - NODES + 4096).contains(&heavy),
+        "{heavy}"
+    );
+}
+
 /// Checkpoints that two requesters, each in a group of its own, get in ten seconds while a task of a third group
 /// streams; `waited`: as awaited I/O or not.
 fn asked(options: &str, groups: [u32; 3], waited: bool) -> [u64; 2] {
