@@ -372,10 +372,11 @@ impl Explorer<'_> {
             let verdict = self.run.history.check(&recovered.seen, *mark);
             self.stats.rolled += verdict.map_err(Problem::Oracle)?.rolled as u64;
         }
-        // A volume that is marked as having errors keeps its orphans recorded; e2fsck then ignores that record and
-        // reports each of them.
-        let second = self.random.chance(self.effort.by_tool) && !self.run.stopped;
-        let judged = self.subject.judge(&recovered.after, second, self.scratch);
+        // A recovery on a failing device may have stopped the volume, too.
+        let after = &recovered.after;
+        let by_tool = !self.run.stopped && self.subject.tool.is_some_and(|tool| tool.judges(after));
+        let second = self.random.chance(self.effort.by_tool) && by_tool;
+        let judged = self.subject.judge(after, second, self.scratch);
         let (asked, verdict) = judged.expect("the tool runs and the scratch directory is writable");
         self.stats.checked += u64::from(self.subject.check.is_some());
         self.stats.by_tool += u64::from(asked);

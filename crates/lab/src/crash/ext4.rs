@@ -8,7 +8,9 @@ use std::sync::Arc;
 use steadfs_block::{Device, Policy, QueueSettings};
 use steadfs_ext4::check::{BlockSource, Options as CheckOptions};
 use steadfs_ext4::disk::Superblock;
-use steadfs_ext4::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
+use steadfs_ext4::disk::superblock::{
+    JournalPlace, STATE_ERROR, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE,
+};
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
 use steadfs_vfs::{FileSystem, Result};
 use steadfs_workload::{Format, Recovery};
@@ -258,11 +260,19 @@ impl Recipe {
     }
 }
 
-fn has_journal(image: &Image) -> bool {
+fn superblock(image: &Image) -> Option<Superblock> {
     let mut bytes = [0; SUPERBLOCK_SIZE];
     image.read(SUPERBLOCK_OFFSET, &mut bytes);
-    let sb = Superblock::parse(&bytes);
-    sb.is_ok_and(|sb| matches!(sb.journal(), JournalPlace::Inode(_)))
+    Superblock::parse(&bytes).ok()
+}
+
+fn has_journal(image: &Image) -> bool {
+    superblock(image).is_some_and(|sb| matches!(sb.journal(), JournalPlace::Inode(_)))
+}
+
+/// Whether the volume is marked as having errors.
+pub(super) fn has_errors(image: &Image) -> bool {
+    superblock(image).is_some_and(|sb| sb.state() & STATE_ERROR != 0)
 }
 
 fn open(
@@ -298,3 +308,6 @@ impl BlockSource for Image {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use steadfs_block::Device;
 use steadfs_vfs::{FileSystem, Result};
 use steadfs_workload::Format;
 
-use super::Problem;
+use super::{Problem, ext4};
 use crate::device::{Fault, Image, Model, RequestFilter, SimDevice};
 
 /// Mounts the file system on a device, with recovery if it is needed.
@@ -146,6 +146,15 @@ impl Tool {
         match self {
             Self::E2fsck => "e2fsck",
             Self::FsckF2fs => "fsck.f2fs",
+        }
+    }
+
+    /// Whether its findings are about what this volume's file system should have done. A volume that is marked as having
+    /// errors keeps its orphans recorded; e2fsck ignores that record and reports each of them.
+    pub(super) fn judges(self, image: &Image) -> bool {
+        match self {
+            Self::E2fsck => !ext4::has_errors(image),
+            Self::FsckF2fs => true,
         }
     }
 
