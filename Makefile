@@ -12,7 +12,7 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build run bench crash fuzz test lint judges fmt clean
+.PHONY: help build run bench crash fuzz miri test lint judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ crash: build ## explores crashes of SEEDS random programs on each kind of volume
 HOURS ?= 1
 fuzz: ## fuzzes every target by coverage, HOURS in all, on JOBS processes (1); findings go to fuzz/artifacts
 	@scripts/fuzz $(HOURS)
+
+miri: ## interprets the unsafe code of buffers, which detects undefined behaviour (nightly Rust, by rustup)
+	@scripts/miri
 
 lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint

@@ -233,13 +233,18 @@ impl Arena {
     /// 2 MiB instead of 512. If the kernel refuses, small pages are used.
     fn use_huge_pages(&self) {
         // SAFETY: the arena is a separate mapping, and the advice changes no byte of it.
-        let _ = unsafe {
-            madvise(
-                self.start.as_ptr().cast(),
-                ARENA_BYTES,
-                Advice::LinuxHugepage,
-            )
-        };
+        unsafe { self.advise(Advice::LinuxHugepage) };
+    }
+
+    /// Advises the kernel on the arena's memory, which may refuse. Miri has no such call.
+    ///
+    /// # Safety
+    /// No byte is used that the advice may change.
+    unsafe fn advise(&self, advice: Advice) {
+        if !cfg!(miri) {
+            // SAFETY: the arena is a separate mapping of this length; the caller guarantees the rest.
+            let _ = unsafe { madvise(self.start.as_ptr().cast(), ARENA_BYTES, advice) };
+        }
     }
 
     /// Releases an unused arena's memory to the kernel; false if a slot has been taken meanwhile.
@@ -254,13 +259,7 @@ impl Arena {
             self.emptied.store(true, Ordering::Release);
             // SAFETY: every slot is claimed here, so no byte of the arena is used, and the arena is a
             // separate mapping. Its bytes read as zeros afterwards. If madvise fails, they stay.
-            let _ = unsafe {
-                madvise(
-                    self.start.as_ptr().cast(),
-                    ARENA_BYTES,
-                    Advice::LinuxDontNeed,
-                )
-            };
+            unsafe { self.advise(Advice::LinuxDontNeed) };
         }
         for word in &self.free[..claimed] {
             word.fetch_or(self.full, Ordering::Release);

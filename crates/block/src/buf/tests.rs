@@ -2,6 +2,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
+/// Buffers that each thread allocates, and how many of them it has at most: fewer where Miri interprets the test.
+const THREAD_BUFS: (u64, usize) = if cfg!(miri) { (60, 10) } else { (100_000, 200) };
+/// Buffers of each length that are compared with each other.
+const COMPARED_BUFS: usize = if cfg!(miri) { 2 } else { 9 };
+
 #[test]
 fn a_shared_buffer_is_copied_before_it_changes() {
     let mut a = Buf::copy_of(b"one");
@@ -25,6 +30,7 @@ fn an_unshared_buffer_changes_in_place() {
 #[test]
 fn buffers_are_aligned_and_zeroed_and_apart() {
     let mut held: Vec<Buf> = Vec::new();
+    let zeros = vec![0; 3 << 20];
     for round in 0..3u8 {
         for len in [
             1,
@@ -39,11 +45,11 @@ fn buffers_are_aligned_and_zeroed_and_apart() {
             (1 << 20) + 1,
             3 << 20,
         ] {
-            for _ in 0..9 {
+            for _ in 0..COMPARED_BUFS {
                 let mut buf = Buf::zeroed(len);
                 let unit = len.next_power_of_two().min(ALIGN_BYTES);
                 assert_eq!(buf.as_ptr() as usize % unit, 0, "{len} bytes");
-                assert!(buf.iter().all(|&b| b == 0));
+                assert!(buf[..] == zeros[..len]);
                 buf.make_mut().fill(round + 1);
                 held.push(buf);
             }
@@ -83,7 +89,7 @@ fn threads_never_share_a_slot() {
             steadfs_rt::spawn("owner", move || {
                 let mut own: Vec<(Buf, u64)> = Vec::new();
                 let mut random = task + 1;
-                for i in 0..100_000u64 {
+                for i in 0..THREAD_BUFS.0 {
                     random ^= random << 13;
                     random ^= random >> 7;
                     random ^= random << 17;
@@ -99,7 +105,7 @@ fn threads_never_share_a_slot() {
                         .lock()
                         .replace(own.swap_remove(random as usize % own.len()));
                     own.extend(given);
-                    if own.len() > 200 {
+                    if own.len() > THREAD_BUFS.1 {
                         for (buf, mark) in own.drain(..) {
                             assert_eq!(buf[..8], mark.to_le_bytes());
                             assert_eq!(buf[buf.len() - 8..], mark.to_le_bytes());

@@ -13,11 +13,12 @@
 //! 8.0 ms). On an idle machine there is no difference.
 
 /// The requested slice in nanoseconds: the shortest that the kernel grants.
+#[cfg(all(target_os = "linux", not(miri)))]
 const SLICE_NS: u64 = 100_000;
 
 /// Requests the short slice for the calling thread; returns whether the host grants it. Threads that it starts inherit
 /// the slice.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn shorten_slice() -> bool {
     let Some(mut now) = host::attributes() else {
         return false;
@@ -32,12 +33,13 @@ pub(crate) fn shorten_slice() -> bool {
     host::attributes().is_some_and(|now| now.sched_runtime == SLICE_NS)
 }
 
-#[cfg(not(target_os = "linux"))]
+// Miri does not have these system calls.
+#[cfg(not(all(target_os = "linux", not(miri))))]
 pub(crate) fn shorten_slice() -> bool {
     false
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 mod host {
     #![expect(unsafe_code, reason = "system calls that no safe wrapper offers")]
 
