@@ -12,7 +12,7 @@
 //!   `guard`.
 
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Stat, flock, fstat, major, minor, stat};
@@ -115,7 +115,7 @@ pub(super) fn unlock(fd: impl AsFd) {
 }
 
 /// Refuses an image with a loop device.
-pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), String> {
+pub(super) fn check_loop_devices(image: &OwnedFd, read_only: bool) -> Result<(), String> {
     for device in LoopDevice::all().filter(|device| device.shows(image)) {
         match mounted(&device.number()) {
             Some((place, _)) => {
@@ -173,15 +173,27 @@ impl LoopDevice {
         )
     }
 
-    /// Whether it shows `image`: by LOOP_GET_STATUS64 or, if that fails, by the file that has its path now. The path of
-    /// a file that was removed or renamed does not match any more.
-    pub(super) fn shows(&self, image: &Stat) -> bool {
+    /// Whether it shows `image`: by LOOP_GET_STATUS64; if that fails, by the file that has its path now; and if there is
+    /// none within reach, by the path itself: a service sees neither the host's devices nor all of its directories, but the
+    /// kernel shows it the paths of open files.
+    pub(super) fn shows(&self, image: &OwnedFd) -> bool {
+        let Ok(own) = fstat(image) else {
+            return false;
+        };
         let device = fs::File::open(&self.name).ok();
         let reported = device.and_then(|device| ioctl::shown_file(device.as_fd()).ok());
-        let named = || stat(self.backing.trim_end_matches('\n')).ok();
-        reported.or_else(|| named().map(|file| (file.st_dev, file.st_ino)))
-            == Some((image.st_dev, image.st_ino))
+        let path = self.backing.trim_end_matches('\n');
+        let named = || stat(path).ok().map(|file| (file.st_dev, file.st_ino));
+        match reported.or_else(named) {
+            Some(shown) => shown == (own.st_dev, own.st_ino),
+            None => shown_path(image).is_some_and(|shown| shown == Path::new(path)),
+        }
     }
+}
+
+/// The path of an open file as the kernel shows it, in whichever mount namespace it was opened.
+fn shown_path(file: &OwnedFd) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 
 /// Names of block devices, among them all loop devices that are set up. An fsync may wait for this, so sysfs, which

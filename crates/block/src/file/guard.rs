@@ -5,7 +5,8 @@
 //! **Rule.** After each open(2) of the image, loop devices are checked for a while. Once a writable loop device shows
 //! the image, all writes from here are refused: the kernel finds what is durable by then. During that while nothing
 //! is acknowledged as durable without one more check. So everything that was acknowledged was durable before the loop
-//! device was set up and is seen by the kernel's mount; everything else may be overwritten.
+//! device was set up and is seen by the kernel's mount; everything else may be overwritten. A process that may not watch
+//! the image, because another one opened it (a service), checks after each request that makes data durable.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{Stat, fstat, inotify};
+use rustix::fs::inotify;
 use rustix::io::Errno;
 use steadfs_rt::{JoinHandle, Mutex, Rank};
 
@@ -48,11 +49,14 @@ pub(super) struct ImageGuard {
 impl ImageGuard {
     /// Prepares to watch: writes to `target`, an image whose opens are those of [`watch_opens`], are refused once a loop
     /// device shows it.
-    pub(super) fn prepare(target: &Arc<Target>, opens: OwnedFd) -> Result<Self, std::io::Error> {
-        let image = fstat(&target.fd)?;
+    ///
+    /// Without `opens`, every request that makes data durable is followed by a check.
+    pub(super) fn prepare(
+        target: &Arc<Target>,
+        opens: Option<OwnedFd>,
+    ) -> Result<Self, std::io::Error> {
         let watch = Arc::new(LoopWatch {
             target: Arc::clone(target),
-            image,
             opens,
             // A loop device may have been set up since the image was claimed.
             checking: AtomicBool::new(true),
@@ -100,9 +104,8 @@ impl Drop for ImageGuard {
 
 struct LoopWatch {
     target: Arc<Target>,
-    image: Stat,
-    /// inotify: an event for every open of the image.
-    opens: OwnedFd,
+    /// inotify: an event for every open of the image. `None` where this process may not watch it.
+    opens: Option<OwnedFd>,
     /// Whether the image was opened recently. Set before the event of an open is read from `opens`.
     checking: AtomicBool,
     end: OwnedFd,
@@ -125,7 +128,10 @@ impl LoopWatch {
                 return;
             }
             checks += 1;
-            let pause = pause_after(checks);
+            let pause = match self.opens {
+                Some(_) => pause_after(checks),
+                None => Some(MAX_PAUSE),
+            };
             self.checking.store(pause.is_some(), Ordering::SeqCst);
             match self.wait(pause) {
                 Ok(WakeCause::Opened) => {
@@ -176,7 +182,7 @@ impl LoopWatch {
             if known.contains(&set_up) {
                 return false;
             }
-            if device.shows(&self.image) {
+            if device.shows(&self.target.fd) {
                 return device.takes_writes();
             }
             known.insert(set_up);
@@ -187,13 +193,17 @@ impl LoopWatch {
 
     /// Whether an event of an open is pending. True if that cannot be determined.
     fn is_opened(&self) -> bool {
-        let mut fds = [PollFd::new(&self.opens, PollFlags::IN)];
+        let Some(opens) = &self.opens else {
+            return true;
+        };
+        let mut fds = [PollFd::new(opens, PollFlags::IN)];
         retry(|| poll(&mut fds, Some(&Timespec::default()))).map_or(true, |ready| ready > 0)
     }
 
     fn wait(&self, pause: Option<Duration>) -> Result<WakeCause, Errno> {
-        let mut fds = [self.opens.as_fd(), self.end.as_fd()]
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let opens = self.opens.as_ref().unwrap_or(&self.end);
+        let mut fds =
+            [opens.as_fd(), self.end.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = pause.map(|pause| Timespec {
             tv_sec: pause.as_secs().cast_signed(),
             tv_nsec: pause.subsec_nanos().into(),
@@ -210,7 +220,9 @@ impl LoopWatch {
     /// Reads all pending events of opens; their content is not used.
     fn forget_opens(&self) {
         let mut events = [0; 4096];
-        while retry(|| rustix::io::read(&self.opens, &mut events)).is_ok_and(|len| len > 0) {}
+        while let Some(opens) = &self.opens
+            && retry(|| rustix::io::read(opens, &mut events)).is_ok_and(|len| len > 0)
+        {}
     }
 }
 

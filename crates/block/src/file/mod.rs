@@ -99,11 +99,12 @@ impl OpenedFile {
         } else {
             MAX_LANES
         };
+        let is_guarded = target.kind == TargetKind::Image && !options.read_only;
         let (exclusive, opens) = match target.kind {
             TargetKind::BlockDevice => (second, None),
             TargetKind::Image => (None, second),
         };
-        let guard = opens.map(|opens| ImageGuard::prepare(&target, opens));
+        let guard = is_guarded.then(|| ImageGuard::prepare(&target, opens));
         let guard = guard
             .transpose()
             .inspect_err(|error| unwatched(path, error));
@@ -149,8 +150,17 @@ impl FileDevice {
     /// As [`FileDevice::open`], but starts no thread before [`FileDevice::start_threads`] or the first request: the caller can
     /// give up rights in between, which then holds for all threads.
     pub fn open_idle(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
+        let claimed = ClaimedFile::open(path.as_ref(), &options, options.claim)?;
+        Self::on_claimed(path, options, claimed)
+    }
+
+    /// As [`FileDevice::open_idle`], on a file that is open and claimed. `path` stands for it in messages.
+    pub fn on_claimed(
+        path: impl AsRef<Path>,
+        options: OpenOptions,
+        claimed: ClaimedFile,
+    ) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        let claimed = ClaimedFile::open(path, &options, options.claim)?;
         Ok(Self {
             path: path.to_owned(),
             first: OpenedFile::on(path, &options, claimed, None)?,

@@ -179,12 +179,46 @@ impl ClaimedFile {
     }
 
     pub(super) fn open(path: &Path, options: &OpenOptions, claim: bool) -> Result<Self, OpenError> {
-        let (fd, exclusive) = open_claimed(path, options, claim)?;
+        let (fd, exclusive) = retry_busy(|| try_claim(path, options, claim))?;
+        Self::guarded(path, options, fd, exclusive)
+    }
+
+    /// Claims a file that another process has opened for this one: for writing unless the options are read-only.
+    /// `exclusive` is the same block device opened with O_EXCL, which claims it.
+    ///
+    /// # Errors
+    /// As [`FileDevice::open`](super::FileDevice::open).
+    pub fn claim_opened(
+        path: &Path,
+        options: &OpenOptions,
+        fd: OwnedFd,
+        exclusive: Option<OwnedFd>,
+    ) -> Result<Self, OpenError> {
+        if let Some(exclusive) = &exclusive
+            && !same_file(&fd, exclusive)
+        {
+            let changed = OpenError::io(path, "has been replaced while it was opened");
+            return Err(changed(Errno::STALE));
+        }
+        let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
+        check_protection(path, options, &file)?;
+        retry_busy(|| lock_opened(path, options, &fd))?;
+        // A reader does not keep the claim, so that several can read.
+        let exclusive = exclusive.filter(|_| !options.read_only);
+        Self::guarded(path, options, fd, exclusive)
+    }
+
+    fn guarded(
+        path: &Path,
+        options: &OpenOptions,
+        fd: OwnedFd,
+        exclusive: Option<OwnedFd>,
+    ) -> Result<Self, OpenError> {
         let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
         let is_guarded = TargetKind::of(&file) == Some(TargetKind::Image) && !options.read_only;
         let second = match is_guarded {
             true => watch_opens(&fd)
-                .inspect_err(|error| super::unwatched(path, error))
+                .inspect_err(|error| tracing::debug!(%error, "cannot watch opens of the image"))
                 .ok(),
             false => exclusive,
         };
@@ -269,12 +303,12 @@ pub(super) fn target_on(
     Ok(Target::new(fd, kind, geometry, options.offset, direct))
 }
 
-/// Opens and claims the file. A descriptor can outlive its owner for a short time in a forked child process
-/// that has not executed its program yet, so a claim is retried for 100 ms.
-fn open_claimed(path: &Path, options: &OpenOptions, claim: bool) -> Result<Opened, OpenError> {
+/// Claims a file. A descriptor can outlive its owner for a short time in a forked child process that has not executed its
+/// program yet, so a claim is retried for 100 ms.
+fn retry_busy<T>(claim: impl Fn() -> Result<T, OpenError>) -> Result<T, OpenError> {
     let mut retries = 20;
     loop {
-        match try_claim(path, options, claim) {
+        match claim() {
             Err(OpenError::Busy { .. }) if retries > 0 => {
                 retries -= 1;
                 steadfs_rt::sleep(Duration::from_millis(5));
@@ -301,10 +335,7 @@ fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Opened, 
         .as_ref()
         .is_some_and(|file| TargetKind::of(file) == Some(TargetKind::BlockDevice));
     if let Some(file) = &before {
-        kind_of(path, file)?;
-        if on_device && !options.read_only && write_protected(file) {
-            return Err(OpenError::io(path, "is write-protected")(Errno::ROFS));
-        }
+        check_protection(path, options, file)?;
     }
     let mut flags = OFlags::CLOEXEC;
     flags |= if options.read_only {
@@ -339,15 +370,33 @@ fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Opened, 
         // No other program claims it at present. A reader does not keep the claim, so that several can read.
         exclusive = (!options.read_only).then_some(claiming);
     }
-    let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
+    lock_opened(path, options, &fd)?;
+    Ok((fd, exclusive))
+}
+
+/// Refuses a file that is no device, and a write-protected one that is to be written.
+fn check_protection(path: &Path, options: &OpenOptions, file: &Stat) -> Result<(), OpenError> {
+    let on_device = kind_of(path, file)? == TargetKind::BlockDevice;
+    if on_device && !options.read_only && write_protected(file) {
+        return Err(OpenError::io(path, "is write-protected")(Errno::ROFS));
+    }
+    Ok(())
+}
+
+/// Takes the locks of an open file, and refuses one that the kernel uses through a loop device.
+fn lock_opened(path: &Path, options: &OpenOptions, fd: &OwnedFd) -> Result<(), OpenError> {
+    let busy = |holder| OpenError::Busy {
+        path: path.to_owned(),
+        holder,
+    };
+    let file = fstat(fd).map_err(OpenError::io(path, "cannot be examined"))?;
     let kind = kind_of(path, &file)?;
-    claim::lock(&fd, options.read_only).map_err(busy)?;
+    claim::lock(fd, options.read_only).map_err(busy)?;
     match kind {
-        TargetKind::Image => claim::check_loop_devices(&file, options.read_only),
+        TargetKind::Image => claim::check_loop_devices(fd, options.read_only),
         TargetKind::BlockDevice => claim::check_backing_image(&file, options.read_only),
     }
-    .map_err(busy)?;
-    Ok((fd, exclusive))
+    .map_err(busy)
 }
 
 fn kind_of(path: &Path, file: &Stat) -> Result<TargetKind, OpenError> {

@@ -342,3 +342,34 @@ fn a_lock_of_a_user_without_write_access_is_ignored() {
         assert!(error.to_string().contains("(sleep)"), "{kind}: {error}");
     }
 }
+
+/// `path` stands for it in messages only.
+#[test]
+fn a_file_that_was_opened_for_this_process_is_claimed() {
+    let dir = TempDir::new().unwrap();
+    let (path, other) = (image(&dir, 1 << 20), dir.path().join("other"));
+    std::fs::copy(&path, &other).unwrap();
+    let name = Path::new("of another process");
+    let file = |path: &Path| {
+        let file = std::fs::File::options().read(true).write(true).open(path);
+        OwnedFd::from(file.unwrap())
+    };
+    let options = OpenOptions::default();
+    let claim = |exclusive| ClaimedFile::claim_opened(name, &options, file(&path), exclusive);
+    let replaced = claim(Some(file(&other))).err().unwrap().to_string();
+    assert!(
+        replaced.contains("replaced while it was opened"),
+        "{replaced}"
+    );
+    let locker = Locker::hold("-x", &path);
+    assert!(matches!(claim(None), Err(OpenError::Busy { .. })));
+    locker.release(&path);
+    let device = FileDevice::on_claimed(name, options.clone(), claim(None).unwrap()).unwrap();
+    assert!(device.describe().contains("of another process"));
+    assert!(is_locked(&path));
+    check_batches(&device);
+    drop(device);
+    let folder = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+    let folder = ClaimedFile::claim_opened(name, &options, folder, None);
+    assert!(matches!(folder, Err(OpenError::WrongKind { .. })));
+}
