@@ -50,6 +50,8 @@ pub enum Command {
     Cp(Cp),
     Extract(Extract),
     Stat(Stat),
+    /// Serve a mount that fuservicemount3(8) makes; systemd starts this (steadfs@.service), with the mounter's socket.
+    Service,
     Completions(Completions),
     Lab(Lab),
 }

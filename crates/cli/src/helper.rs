@@ -71,6 +71,34 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
     }
 }
 
+/// The call of a mounter that a service serves, which passes the same words as mount(8).
+pub fn called_by_service(words: &[OsString]) -> Result<args::Mount, Failure> {
+    let refused = |what: &str| Err(Failure::new(code::USAGE, what));
+    let call = Call::parse(Role::Mount, words)?;
+    if call.fake {
+        return refused("-f: a service always mounts; leave it out");
+    }
+    let (is_remount, mut options) = split_remount(&call.options);
+    if is_remount {
+        return refused(
+            "option remount: a service cannot change a mount: unmount, and mount again with the options",
+        );
+    }
+    if call.sloppy {
+        options = what_is_known(&options);
+    }
+    Ok(args::Mount {
+        volume: call.path(0)?,
+        mountpoint: Some(call.path(1)?),
+        options: args::ListedOptions {
+            lists: vec![options],
+            read_write: call.read_write,
+        },
+        verbose: call.verbose,
+        ..args::Mount::default()
+    })
+}
+
 /// Whether the image or device is missing or empty.
 fn is_missing(volume: &Path) -> bool {
     match rustix::fs::stat(volume) {

@@ -30,6 +30,7 @@ mod progress;
 mod remount;
 mod sandbox;
 mod server;
+mod service;
 mod signals;
 mod size;
 mod source;
@@ -114,7 +115,7 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     ExitCode::from(match command {
-        Some("mount" | "umount" | "remount" | "sync" | "tune") => code::USAGE,
+        Some("mount" | "service" | "umount" | "remount" | "sync" | "tune") => code::USAGE,
         Some("check") => check::USAGE,
         _ => code::WORDS,
     })
@@ -167,6 +168,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Cp(args) => copy::cp(&args),
         Command::Extract(args) => copy::extract(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Service => service::run(),
         Command::Completions(args) => completions::run(&args),
         Command::Lab(args) => lab::run(&args),
     }

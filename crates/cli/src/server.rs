@@ -15,11 +15,12 @@ use steadfs::{
 use steadfs_vfs::FsError;
 
 use crate::failure::{Failure, code, mount_failure};
+use crate::sandbox::StartedBy;
 use crate::{args, broker, kind, log, mount, sandbox, signals};
 
 /// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
 /// requests. Additional threads increase parallelism.
-const THREADS: usize = 16;
+pub const THREADS: usize = 16;
 /// The exit code of a contained server whose volume can only be read: the broker starts another one, with `ro`.
 pub const READ_ONLY_AGAIN: u8 = 77;
 
@@ -88,7 +89,7 @@ pub fn run_successor(
     let (device, legacy, claimed) = broker.take_over().map_err(|error| failed(error.into()))?;
     steadfs::prepare_rings(options);
     let opened = VolumeDevice::open_again(path, options, claimed).map_err(failed)?;
-    sandbox::enter_as_server()?;
+    sandbox::enter_as_server(StartedBy::Broker)?;
     // Text of a process that may have been taken over: nothing that follows has more rights than that process.
     let legacy = Legacy::read(&File::from(legacy)).map_err(system)?;
     let mut lists = args.options.lists.clone();
@@ -168,12 +169,12 @@ fn serve_until_end(volume: &Volume, served: Served, commands: OwnedFd) -> Result
     ended.map_err(|error| close_failure(volume.path(), &error))
 }
 
-fn close_failure(path: &Path, error: &FsError) -> Failure {
+pub fn close_failure(path: &Path, error: &FsError) -> Failure {
     tracing::error!(%error, "closing the volume");
     Failure::new(code::MOUNT, format!("{}: {error}", path.display()))
 }
 
-fn mounted_on(options: &Options, mountpoint: &Path) -> Options {
+pub fn mounted_on(options: &Options, mountpoint: &Path) -> Options {
     let mut options = options.clone();
     options.ext4.mounted_on = Some(mountpoint.as_os_str().as_encoded_bytes().to_vec());
     options
@@ -192,7 +193,7 @@ fn open_contained(
     steadfs::prepare_rings(options);
     let device = VolumeDevice::open(path, options);
     let opened = device.map(|device| {
-        let contained = sandbox::enter_as_server();
+        let contained = sandbox::enter_as_server(StartedBy::Broker);
         contained.map(|()| device.reopened_by(broker).volume())
     });
     let error = match opened {
@@ -209,7 +210,7 @@ fn open_contained(
 }
 
 /// Closes a volume that could not be mounted.
-fn close_unmounted(volume: &Volume, error: &Error) -> Failure {
+pub fn close_unmounted(volume: &Volume, error: &Error) -> Failure {
     let mut failure = mount_failure(error);
     if matches!(error, Error::Mount(MountError::Broker(_))) {
         // The broker reports it.
@@ -237,6 +238,12 @@ fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Opt
     Ok((volume, options))
 }
 
+/// Whether this is the error of a device that can only be read.
+pub fn takes_no_writes(error: &Error) -> bool {
+    matches!(error, Error::Open(OpenError::Io { cause, .. })
+        if cause.kind() == ErrorKind::ReadOnlyFilesystem)
+}
+
 /// Whether a volume that could not be opened for this reason is mounted read-only: one that can only be read, with a
 /// warning, as mount(8) does, unless `-w` requests write access. A file that this user may not write is refused: that may
 /// be a mistake.
@@ -247,11 +254,7 @@ fn read_only_because(
     error: &Error,
 ) -> Result<(), Failure> {
     let why = match error {
-        Error::Open(OpenError::Io { cause, .. })
-            if cause.kind() == ErrorKind::ReadOnlyFilesystem =>
-        {
-            "the device takes no writes"
-        }
+        error if takes_no_writes(error) => "the device takes no writes",
         Error::Volume {
             error: FsError::OnlyReadable(why),
             ..
@@ -275,7 +278,7 @@ fn read_only_because(
 }
 
 /// Prints warnings about the mount before it is used.
-fn report(args: &args::Mount, volume: &Volume) {
+pub fn report(args: &args::Mount, volume: &Volume) {
     let report = volume.report();
     let list = args.options.lists.join(",");
     report_no_effect(&list, Some(volume.kind()));

@@ -1,5 +1,6 @@
 //! Signals to a server unmount its volume.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,19 @@ pub fn ignore() -> std::io::Result<()> {
         signal_hook::flag::register(signal, Arc::default())?;
     }
     Ok(())
+}
+
+/// Takes the terminating signals from now on: each is a byte to read from the pipe. Unlike [`catch_signals`], it works in a
+/// contained process, because the handler calls write(2).
+///
+/// # Errors
+/// The system refuses it.
+pub fn pipe() -> std::io::Result<std::io::PipeReader> {
+    let (reader, writer) = std::io::pipe()?;
+    for signal in terminating_signals() {
+        signal_hook::low_level::pipe::register(signal, OwnedFd::from(writer.try_clone()?))?;
+    }
+    Ok(reader)
 }
 
 /// The terminating signals: SIGHUP is one unless it is ignored (nohup).

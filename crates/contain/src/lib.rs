@@ -182,6 +182,14 @@ fn drop_bounding_set() -> Result<(), String> {
 }
 
 fn drop_capabilities() -> Result<(), String> {
+    // A service that was started without any may not make the calls.
+    let held = rustix::thread::capabilities(None).map_err(words)?;
+    let has_none = [held.effective, held.permitted, held.inheritable]
+        .iter()
+        .all(CapabilitySet::is_empty);
+    if has_none {
+        return Ok(());
+    }
     rustix::thread::clear_ambient_capability_set().map_err(words)?;
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),

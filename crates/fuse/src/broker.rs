@@ -17,15 +17,12 @@ mod commands;
 mod server;
 mod succession;
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::datagram;
 
 pub use client::BrokerClient;
 pub use commands::{Commands, serve_commands};
@@ -47,62 +44,19 @@ pub fn broker_sockets() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Most descriptors of a message.
-const DESCRIPTORS_MAX: usize = 2;
-
 /// Sends one message with its descriptors.
 fn send(socket: &OwnedFd, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if text.len() > MESSAGE_BYTES_MAX {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        let fits = control.push(SendAncillaryMessage::ScmRights(fds));
-        assert!(fits, "a message has few descriptors");
-    }
-    loop {
-        // Without NOSIGNAL the end of the other process would end this one.
-        let sent = rustix::net::sendmsg(
-            socket.as_fd(),
-            &[IoSlice::new(text.as_bytes())],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        );
-        match sent {
-            Err(Errno::INTR) => {}
-            sent => return sent.map(drop).map_err(io::Error::from),
-        }
-    }
+    datagram::send(socket, text.as_bytes(), fds)
 }
 
 /// Receives one message; `None` at the end of the socket.
 fn receive(socket: &OwnedFd) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        match rustix::net::recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            // The other process has ended with a message unread.
-            Err(Errno::CONNRESET) => return Ok(None),
-            received => break received?,
-        }
-    };
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
-        }
-    }
-    if received.bytes == 0 {
+    let Some((bytes, fds)) = datagram::receive(socket, MESSAGE_BYTES_MAX)? else {
         return Ok(None);
-    }
-    if received.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::other("a message is too long"));
-    }
-    bytes.truncate(received.bytes);
+    };
     let text = String::from_utf8(bytes).map_err(|_| io::Error::other("a message is no text"))?;
     Ok(Some((text, fds)))
 }

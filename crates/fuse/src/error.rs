@@ -37,6 +37,9 @@ pub enum MountError {
     /// The broker, which mounts for a contained server, failed; it reports why.
     #[error("the process that mounts for the server: {0}")]
     Broker(String),
+    /// The mounter of a service failed.
+    #[error("{0}")]
+    Service(String),
     /// The kernel's FUSE protocol is too old.
     #[error("the kernel has FUSE {major}.{minor}; 7.34 (Linux 5.14) or newer is required")]
     OldKernel {

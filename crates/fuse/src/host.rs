@@ -72,6 +72,11 @@ pub(crate) trait Host: Send + Sync {
 
     /// Whether the server with this number has its successor; an error is why it will not have one.
     fn has_successor(&self, server: u32) -> Result<bool, String>;
+
+    /// If this host knows no caller's rights, the reason for a caller that wants to administer the mount.
+    fn no_administration(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// Why a server without a broker cannot be replaced.
@@ -151,6 +156,11 @@ pub(crate) fn upgrade(server: &str) -> Result<String, String> {
         true => "done".to_owned(),
         false => server.to_owned(),
     })
+}
+
+/// See [`Host::no_administration`].
+pub(crate) fn no_administration() -> Option<&'static str> {
+    host().no_administration()
 }
 
 /// Asks a question whose answer is yes or no; unknown is no.

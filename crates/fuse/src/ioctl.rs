@@ -88,22 +88,13 @@ pub(crate) fn serve(
         MEASURE_VERITY => measure_verity(call, arg, data, out),
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
-        cmd if u64::from(cmd) == REMOUNT => {
-            only_owner(call)?;
-            answer(arg, data, out, |list| {
-                fs.remount(&call.cx, list).map(|()| fs.options())
-            })
-        }
-        cmd if u64::from(cmd) == TUNE => {
-            only_owner(call)?;
-            answer(arg, data, out, |list| fs.tune(list))
-        }
-        cmd if u64::from(cmd) == UPGRADE => {
-            only_owner(call)?;
-            answer(arg, data, out, |server| {
-                host::upgrade(server).map_err(FsError::BadOption)
-            })
-        }
+        cmd if u64::from(cmd) == REMOUNT => administer(call, arg, data, out, |list| {
+            fs.remount(&call.cx, list).map(|()| fs.options())
+        }),
+        cmd if u64::from(cmd) == TUNE => administer(call, arg, data, out, |list| fs.tune(list)),
+        cmd if u64::from(cmd) == UPGRADE => administer(call, arg, data, out, |server| {
+            host::upgrade(server).map_err(FsError::BadOption)
+        }),
         cmd if u64::from(cmd) == SYNC => {
             if call.header.uid != steadfs_rt::kernel_ids().0 && call.header.uid != 0 {
                 return Err(Errno::PERM.into());
@@ -257,9 +248,18 @@ fn only_admin(call: &Call<'_>) -> Result<(), Errno> {
     }
 }
 
-fn only_owner(call: &Call<'_>) -> Result<(), Errno> {
-    match is_owner(call.header) {
-        true => Ok(()),
-        false => Err(Errno::PERM),
+/// Serves a command of the mount's owner. Root gets a reason where no rights are known.
+fn administer(
+    call: &Call<'_>,
+    arg: &wire::IoctlIn,
+    data: &[u8],
+    out: &mut ReplyBuf,
+    work: impl FnOnce(&str) -> steadfs_vfs::Result<String>,
+) -> Outcome {
+    if is_owner(call.header) {
+        return answer(arg, data, out, work);
     }
+    let why = host::no_administration().filter(|_| call.header.uid == 0);
+    let why = why.ok_or(Errno::PERM)?;
+    answer(arg, data, out, |_| Err(FsError::BadOption(why.to_owned())))
 }

@@ -21,6 +21,7 @@ mod admission;
 mod broker;
 mod call;
 mod close_result;
+mod datagram;
 mod error;
 mod host;
 mod interrupt;
@@ -32,6 +33,7 @@ mod ops;
 mod owner;
 pub mod reply;
 pub mod request;
+mod service;
 pub mod session;
 mod stats;
 mod sys;
@@ -49,4 +51,5 @@ pub use mount::{
     serve_on, uring_hint,
 };
 pub use owner::{Classifier, Groups, Owners};
+pub use service::{Service, ServiceError};
 pub use stats::Stats;

@@ -90,7 +90,8 @@ impl MountFlags {
         ]
     }
 
-    fn raw(self) -> RawFlags {
+    /// The bits of mount(2).
+    pub(crate) fn raw(self) -> RawFlags {
         self.list()
             .into_iter()
             .filter(|(on, ..)| *on)
@@ -158,8 +159,20 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
+    /// The options of the kernel's FUSE, without descriptor, owner and type of the root.
+    pub(crate) fn for_fuse(&self) -> String {
+        let mut list = "default_permissions".to_owned();
+        if self.allow_other {
+            list.push_str(",allow_other");
+        }
+        if let Some(block) = &self.block_device {
+            list.push_str(&format!(",blksize={}", block.block_size.clamp(512, 4096)));
+        }
+        list
+    }
+
     /// Source and type as /proc/mounts shows them.
-    fn shown(&self) -> (&Path, String) {
+    pub(crate) fn shown(&self) -> (&Path, String) {
         let (source, kind) = match &self.block_device {
             None => (Path::new(&self.source), "fuse"),
             Some(block) => (&*block.path, "fuseblk"),

@@ -80,6 +80,31 @@ pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(clone)
 }
 
+/// SO_PASSRIGHTS, asm-generic/socket.h.
+const PASS_RIGHTS: libc::c_int = 83;
+
+/// From now on no descriptor can be received by a Unix socket.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.16.
+pub fn refuse_descriptors(socket: &OwnedFd) -> io::Result<()> {
+    let off: libc::c_int = 0;
+    // SAFETY: setsockopt reads an integer of the given length from a live one, and writes nothing.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            PASS_RIGHTS,
+            (&raw const off).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// ioprio_get(2) of one process; `None` if there is no such process.
 pub fn ioprio_of(pid: u32) -> Option<u32> {
     const WHO_PROCESS: libc::c_int = 1;

@@ -35,8 +35,8 @@ impl Mounter for Keeper {
         self.kernel.spare()
     }
 
-    fn detach(&self) {
-        self.kernel.detach();
+    fn detach(&self) -> bool {
+        self.kernel.detach()
     }
 
     fn is_usable(&self, options: &MountOptions) {

@@ -1,5 +1,10 @@
 //! Open descriptors and exec(2).
 
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::FdFlags;
+
 /// Sets close-on-exec on all open descriptors but standard input, output and error: programs that this process starts
 /// do not inherit what its own caller left open. Nothing is closed now. Does nothing before Linux 5.11.
 #[cfg_attr(
@@ -15,5 +20,30 @@ pub fn close_descriptors_on_exec() {
         let flags = libc::CLOSE_RANGE_CLOEXEC;
         // SAFETY: with this flag the call closes nothing before an exec(2), and it accesses no memory of this process.
         unsafe { libc::syscall(libc::SYS_close_range, FIRST, LAST, flags) };
+    }
+}
+
+/// The socket that a service manager has passed to this program by the convention of sd_listen_fds(3), if it is exactly one.
+/// `None` also for a second call.
+#[expect(unsafe_code, reason = "a descriptor is known by its number only")]
+pub fn take_passed_socket() -> Option<OwnedFd> {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+    /// The first descriptor after standard input, output and error.
+    const PASSED: i32 = 3;
+    let variable = |name| std::env::var(name).ok()?.parse::<u32>().ok();
+    let is_ours = variable("LISTEN_PID") == Some(std::process::id());
+    if !is_ours || variable("LISTEN_FDS") != Some(1) || IS_TAKEN.swap(true, Ordering::Relaxed) {
+        return None;
+    }
+    // SAFETY: the variables say that the descriptor was opened for this program, and no other part of it looks for one. It is
+    // taken once.
+    let passed = unsafe { OwnedFd::from_raw_fd(PASSED) };
+    match rustix::io::fcntl_setfd(&passed, FdFlags::CLOEXEC) {
+        Ok(()) => Some(passed),
+        Err(_) => {
+            // It is not open: another file may get its number.
+            std::mem::forget(passed);
+            None
+        }
     }
 }

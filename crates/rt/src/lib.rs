@@ -26,7 +26,7 @@ mod unwind;
 mod user;
 
 pub use condvar::Condvar;
-pub use descriptors::close_descriptors_on_exec;
+pub use descriptors::{close_descriptors_on_exec, take_passed_socket};
 pub use event::Event;
 pub use fault::{FAULT_VARIABLE, fault_point};
 pub use interruptible::Interruptible;

@@ -34,7 +34,7 @@ pub use steadfs_f2fs::format::{
 };
 pub use steadfs_fuse::{
     Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, Legacy, MountEntry,
-    MountError, MountHandle, Mounted, PendingCloseResult, Served, SyncError, Synced, Unmount,
-    broker_sockets, serve_commands, uring_hint,
+    MountError, MountHandle, Mounted, PendingCloseResult, Served, Service, ServiceError, SyncError,
+    Synced, Unmount, broker_sockets, serve_commands, uring_hint,
 };
 pub use volume::{Error, OpenReport, Volume, VolumeDevice, reopen_for_writing};

@@ -46,7 +46,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     let mut options = options.clone();
     // This process serves, as it is.
     options.sandbox = false;
-    let (fs, how) = prepare(volume, &options, &[]);
+    let (fs, how) = prepare(volume, &options, &[], steadfs_rt::kernel_ids());
     Ok(steadfs_fuse::mount(fs, mountpoint, how)?)
 }
 
@@ -55,7 +55,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
 /// # Errors
 /// [`Error::Mount`]: there is no mount.
 pub fn serve(volume: &Volume, mounter: &dyn Mounter, options: &Options) -> Result<Served, Error> {
-    let (fs, how) = prepare(volume, options, &[]);
+    let (fs, how) = prepare(volume, options, &[], mounter.owner());
     Ok(steadfs_fuse::serve(fs, mounter, &how)?)
 }
 
@@ -69,7 +69,8 @@ pub fn serve_on(
     options: &Options,
     legacy: &Legacy,
 ) -> Result<Served, Error> {
-    let (fs, how) = prepare(volume, options, &legacy.lookups);
+    let owner = steadfs_rt::kernel_ids();
+    let (fs, how) = prepare(volume, options, &legacy.lookups, owner);
     Ok(steadfs_fuse::serve_on(fs, device, &how, legacy.minor)?)
 }
 
@@ -92,7 +93,16 @@ fn transport(options: &Options) -> Transport {
 
 /// How a broker mounts the volume at `path` for its server.
 pub fn mount_options(path: &Path, options: &Options, facts: VolumeFacts) -> MountOptions {
-    let root = steadfs_rt::kernel_ids().0 == 0;
+    mount_options_for(steadfs_rt::kernel_ids().0 == 0, path, options, facts)
+}
+
+/// The same where root mounts, or another user.
+fn mount_options_for(
+    root: bool,
+    path: &Path,
+    options: &Options,
+    facts: VolumeFacts,
+) -> MountOptions {
     let flags = options.flags;
     MountOptions {
         source: path.display().to_string(),
@@ -115,13 +125,13 @@ pub fn mount_options(path: &Path, options: &Options, facts: VolumeFacts) -> Moun
     }
 }
 
-/// The volume with its control files, and how to mount it.
+/// The volume with its control files, and how to mount it for this user and group.
 fn prepare(
     volume: &Volume,
     options: &Options,
     lookups: &[(InodeNo, u64)],
+    (user, group): (u32, u32),
 ) -> (Arc<dyn FileSystem>, MountOptions) {
-    let (user, group) = steadfs_rt::kernel_ids();
     let root = user == 0;
     let mut fixed = options.clone();
     fixed.allow_other = Some(options.allow_other.unwrap_or(root));
@@ -152,7 +162,7 @@ fn prepare(
         posix_acl: items(&volume.fs().options()).all(|(name, _)| name != "noacl"),
         transport: transport(options),
         classifier: Arc::clone(volume.io().owners()) as _,
-        ..mount_options(volume.path(), options, facts)
+        ..mount_options_for(root, volume.path(), options, facts)
     };
     (Arc::new(fs), how)
 }

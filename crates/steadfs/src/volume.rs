@@ -189,6 +189,31 @@ impl VolumeDevice {
         })
     }
 
+    /// As [`VolumeDevice::open`], on a file that another process has opened, for writing unless the options are read-only.
+    /// `exclusive` is the same block device opened with O_EXCL; `path` stands for the file in messages.
+    pub fn opened(
+        path: &Path,
+        options: &Options,
+        file: OwnedFd,
+        exclusive: Option<OwnedFd>,
+    ) -> Result<Self, Error> {
+        let how = open_options(options);
+        let claimed = ClaimedFile::claim_opened(path, &how, file, exclusive)?;
+        Ok(Self {
+            device: Arc::new(FileDevice::on_claimed(path, how, claimed)?),
+            path: path.to_owned(),
+            options: options.clone(),
+            cache_size: options.cache_size.unwrap_or_else(default_cache_size),
+        })
+    }
+
+    /// A remount for writing fails for this reason, because no process opens the device again.
+    #[must_use]
+    pub fn never_reopened(self, why: &'static str) -> Self {
+        self.device.reopen_by(Box::new(|_| Err(why.to_owned())));
+        self
+    }
+
     /// As [`VolumeDevice::open`], to read what can be read of a corrupt volume.
     pub fn open_salvage(path: &Path, options: &Options) -> Result<Self, Error> {
         let mut options = options.clone();

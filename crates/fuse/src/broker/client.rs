@@ -152,10 +152,11 @@ impl Mounter for BrokerClient {
         Ok(Vec::new())
     }
 
-    fn detach(&self) {
+    fn detach(&self) -> bool {
         if let Err(error) = self.act(&Request::Detach) {
             tracing::error!(%error, "cannot detach a mount that failed");
         }
+        true
     }
 
     fn is_usable(&self, _: &MountOptions) {

@@ -60,13 +60,13 @@ impl Mounter for KernelMount {
         spare_descriptors(&self.mountpoint).map(Vec::from)
     }
 
-    fn detach(&self) {
-        let Some(handle) = self.handle.lock().take() else {
-            return;
-        };
-        if let Err(error) = handle.unmount(Unmount::Detach) {
+    fn detach(&self) -> bool {
+        if let Some(handle) = self.handle.lock().take()
+            && let Err(error) = handle.unmount(Unmount::Detach)
+        {
             tracing::error!(%error, "cannot detach a mount that failed");
         }
+        true
     }
 
     fn is_usable(&self, options: &MountOptions) {
@@ -107,16 +107,11 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, M
         cause,
     };
     let device = sys::open_device().map_err(|e| MountError::Device(e.to_string()))?;
-    let mut data = format!(
-        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions",
-        device.as_raw_fd()
+    let data = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,{}",
+        device.as_raw_fd(),
+        options.for_fuse()
     );
-    if options.allow_other {
-        data.push_str(",allow_other");
-    }
-    if let Some(block) = &options.block_device {
-        data.push_str(&format!(",blksize={}", block.block_size.clamp(512, 4096)));
-    }
     let (source, kind) = options.shown();
     let data = CString::new(data).map_err(|e| fail(e.to_string()))?;
     rustix::mount::mount(source, mountpoint, kind, options.flags.raw(), &*data).map_err(

@@ -33,8 +33,14 @@ pub trait Mounter {
     /// None are left.
     fn spare(&self) -> Result<Vec<File>, MountError>;
 
-    /// Detaches a mount that could not be served.
-    fn detach(&self);
+    /// Detaches a mount that could not be served. Returns whether this process gets no more requests.
+    fn detach(&self) -> bool;
+
+    /// User and group that the mount belongs to. Root's mount of a block device is of type `fuseblk`, and other users may
+    /// use root's mounts.
+    fn owner(&self) -> (u32, u32) {
+        steadfs_rt::kernel_ids()
+    }
 
     /// The mount is usable.
     fn is_usable(&self, options: &MountOptions);
@@ -94,8 +100,9 @@ fn serve_with(
         }
         Err(error) => {
             // The mount is unusable: detach it, so that the threads exit.
-            mounter.detach();
-            mount_threads.wait();
+            if mounter.detach() {
+                mount_threads.wait();
+            }
             Err(error)
         }
     }

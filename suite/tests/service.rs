@@ -1,0 +1,635 @@
+//! `steadfs service`: mounts by a mounter of libfuse's protocol, and the files in packaging/.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use steadfs_suite::command::{judge, run, succeed, until};
+use steadfs_suite::scratch::{mounts_below, unmount_when_idle};
+use steadfs_suite::stead::program;
+use steadfs_suite::{Image, LoopDevice, Scratch, f2fs, steadfs};
+
+#[path = "service/mounter.rs"]
+mod mounter;
+
+use mounter::{Mounted, ROOT, USER};
+
+const MIB: u64 = 1 << 20;
+const PACKAGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging");
+
+/// What starts a server for each connection, and its log. Killed when dropped.
+struct Activation {
+    process: Child,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+impl Activation {
+    /// systemd's own listener, with servers as ordinary users without rights and without a network, as the unit has it.
+    fn new(scratch: &Scratch) -> Self {
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let copy = scratch.join("steadfs");
+        // By a process of its own: what this one has open for writing cannot be executed.
+        succeed("cp", [program(), &copy]);
+        let (socket, log) = (scratch.join("service"), scratch.join("service.log"));
+        let words = "--seqpacket --accept unshare --net setpriv --reuid=61234 --regid=61234 --clear-groups \
+            --no-new-privs --inh-caps=-all --bounding-set=-all";
+        let mut command = Command::new(judge("systemd-socket-activate"));
+        command
+            .arg("--listen")
+            .arg(&socket)
+            .args(words.split_whitespace());
+        command.arg(copy).arg("service");
+        let err = File::create(&log).unwrap();
+        let process = command.stdin(Stdio::null()).stderr(err).spawn().unwrap();
+        until("the socket exists", || socket.exists());
+        Self {
+            process,
+            socket,
+            log,
+        }
+    }
+
+    fn mount(&self, flags: u32, words: &[&str]) -> Mounted {
+        mounter::mount(&self.socket, flags, words)
+    }
+
+    /// Mounts `volume` on a folder; returns the folder.
+    fn mounted(&self, scratch: &Scratch, volume: &Path, options: &str) -> PathBuf {
+        let dir = scratch.folder("mnt");
+        let (volume, place) = (volume.to_str().unwrap(), dir.to_str().unwrap());
+        let mounted = self.mount(ROOT, &[volume, place, "-o", options]);
+        assert_eq!(mounted.code, Some(0), "{mounted:?}\n{}", self.log());
+        dir
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// The servers that run.
+    fn servers(&self) -> Vec<u32> {
+        let main = self.process.id();
+        let children = fs::read_to_string(format!("/proc/{main}/task/{main}/children"));
+        let children = children.unwrap();
+        let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
+        pids.collect()
+    }
+
+    /// Unmounts, and waits until the server has ended without an error.
+    fn unmount(&self, dir: &Path) {
+        unmount_when_idle(dir);
+        let ended = || self.log().matches(" died with code ").count();
+        let started = self.log().matches("Spawned ").count();
+        until("the server has ended", || ended() == started);
+        let log = self.log();
+        let last = log
+            .lines()
+            .rev()
+            .find(|line| line.contains(" died with code "));
+        assert!(last.is_some_and(|line| line.ends_with("code 0")), "{log}");
+    }
+}
+
+impl Drop for Activation {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn volumes(scratch: &Scratch) -> [Image; 2] {
+    let images = [
+        Image::mke2fs(scratch, "a.img", 64 * MIB, &["-t", "ext4"]),
+        f2fs::mkfs(scratch, "b.img", 64 * MIB, "-q"),
+    ];
+    for image in &images {
+        // The server may not open it.
+        fs::set_permissions(image.path(), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    images
+}
+
+fn check(image: &Image) {
+    match image.path().ends_with("b.img") {
+        true => drop(succeed("fsck.f2fs", [image.path()])),
+        false => image.check_clean(),
+    }
+}
+
+/// Files are made, synced, read and removed.
+fn works(dir: &Path) {
+    for n in 0..20_u8 {
+        let path = dir.join(format!("file{n}"));
+        fs::write(&path, vec![n; 10_000]).unwrap();
+        File::open(&path).unwrap().sync_all().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), vec![n; 10_000]);
+        fs::remove_file(path).unwrap();
+    }
+    fs::write(dir.join("kept"), "content").unwrap();
+}
+
+fn kind_of_mount(dir: &Path) -> String {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let place = dir.to_str().unwrap();
+    let line = table
+        .lines()
+        .find(|line| line.split(' ').nth(1) == Some(place));
+    line.unwrap().split(' ').nth(2).unwrap().to_owned()
+}
+
+/// A server has no rights of its own.
+fn has_no_rights(server: u32) {
+    let status = fs::read_to_string(format!("/proc/{server}/status")).unwrap();
+    for line in [
+        "CapPrm:\t0000000000000000",
+        "CapEff:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+    ] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    assert!(!status.contains("Uid:\t0"), "{status}");
+}
+
+#[test]
+fn images_and_block_devices_are_served() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    for image in volumes(&scratch) {
+        let dir = activation.mounted(&scratch, image.path(), "noexec");
+        assert_eq!(kind_of_mount(&dir), "fuse.steadfs");
+        has_no_rights(activation.servers()[0]);
+        works(&dir);
+        activation.unmount(&dir);
+        check(&image);
+        let device = LoopDevice::attach(image.path(), true);
+        let dir = activation.mounted(&scratch, device.path(), "noexec");
+        assert_eq!(kind_of_mount(&dir), "fuseblk.steadfs");
+        assert_eq!(fs::read(dir.join("kept")).unwrap(), b"content");
+        works(&dir);
+        activation.unmount(&dir);
+        drop(device);
+        check(&image);
+    }
+    assert!(
+        !activation.log().contains("incomplete"),
+        "{}",
+        activation.log()
+    );
+}
+
+#[test]
+fn two_mounts_have_two_servers() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [a, b] = volumes(&scratch);
+    let other = scratch.folder("other");
+    let dir = activation.mounted(&scratch, a.path(), "rw");
+    let words = [b.path().to_str().unwrap(), other.to_str().unwrap()];
+    assert_eq!(activation.mount(ROOT, &words).code, Some(0));
+    assert_eq!(activation.servers().len(), 2);
+    works(&dir);
+    works(&other);
+    // In use by the first server.
+    let words = [a.path().to_str().unwrap(), other.to_str().unwrap()];
+    assert_eq!(activation.mount(ROOT, &words).code, Some(32));
+    assert!(
+        activation.log().contains("in use by"),
+        "{}",
+        activation.log()
+    );
+    unmount_when_idle(&other);
+    steadfs(["umount".as_ref(), dir.as_os_str()]).expect(0);
+    until("the servers have ended", || activation.servers().is_empty());
+    check(&a);
+    check(&b);
+}
+
+/// Flags of the mounter, its arguments, its exit code, and the message.
+fn refusals<'a>(
+    image: &'a str,
+    noise: &'a str,
+    dir: &'a str,
+    missing: &'a str,
+) -> Vec<(u32, Vec<&'a str>, u32, &'static str)> {
+    vec![
+        (
+            ROOT,
+            vec![image, dir, "-o", "sandbox=off"],
+            1,
+            "option sandbox=off: a service is always contained",
+        ),
+        (
+            ROOT,
+            vec![image, dir, "-o", "remount,noatime"],
+            1,
+            "option remount: a service cannot",
+        ),
+        (
+            ROOT,
+            vec![image, dir, "-f"],
+            1,
+            "-f: a service always mounts",
+        ),
+        (
+            ROOT,
+            vec![image, dir, "-o", "noatme"],
+            1,
+            "did you mean noatime",
+        ),
+        (
+            USER,
+            vec![image, dir, "-o", "allow_other"],
+            1,
+            "option allow_other: the mounter allows it to root only",
+        ),
+        (
+            ROOT,
+            vec!["UUID=1-2", dir],
+            1,
+            "UUID=1-2: a service sees no devices",
+        ),
+        (ROOT, vec![image], 1, "called without a path"),
+        (ROOT, vec![missing, dir], 32, "missing: No such file"),
+        (
+            ROOT,
+            vec![image, missing],
+            32,
+            "the mount point: Not a directory",
+        ),
+        (
+            ROOT,
+            vec![noise, dir],
+            32,
+            "no ext2, ext3, ext4 or f2fs volume",
+        ),
+        (ROOT, vec![dir, dir], 32, "Is a directory"),
+        (ROOT, vec!["/dev/null", dir], 32, "is a character device"),
+    ]
+}
+
+#[test]
+fn what_a_service_cannot_do_is_refused_by_name() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [image, _] = volumes(&scratch);
+    let noise = Image::empty(&scratch, "noise.img", MIB);
+    fs::write(noise.path(), [0xa5; 8192]).unwrap();
+    let (dir, missing) = (scratch.folder("mnt"), scratch.join("missing"));
+    let [image, noise, dir, missing] =
+        [image.path(), noise.path(), &dir, &missing].map(|path| path.to_str().unwrap());
+    for (flags, words, code, wanted) in refusals(image, noise, dir, missing) {
+        let before = activation.log().len();
+        let mounted = activation.mount(flags, &words);
+        let log = activation.log()[before..].to_owned();
+        assert_eq!(mounted.code, Some(code), "{words:?}: {log}");
+        assert!(log.contains(wanted), "{words:?}: {log}");
+    }
+    assert!(mounts_below(scratch.path()).is_empty());
+    until("the servers have ended", || activation.servers().is_empty());
+    // Started by hand.
+    let output = steadfs(["service"]);
+    assert_eq!(output.code(), 1);
+    assert!(
+        output.err.contains("needs the socket of a mounter"),
+        "{}",
+        output.err
+    );
+}
+
+#[test]
+fn a_mount_is_not_administered() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [image, _] = volumes(&scratch);
+    let dir = activation.mounted(&scratch, image.path(), "ro");
+    let place = dir.to_str().unwrap();
+    for words in [
+        &["remount", place, "-o", "noatime"][..],
+        &["upgrade", place],
+        &["tune", place],
+    ] {
+        let output = steadfs(words);
+        assert_ne!(output.code(), 0, "{words:?}");
+        assert!(
+            output.err.contains("is a service"),
+            "{words:?}: {}",
+            output.err
+        );
+    }
+    assert!(
+        fs::read_to_string(dir.join(".steadfs/options"))
+            .unwrap()
+            .contains("sandbox=on")
+    );
+    activation.unmount(&dir);
+}
+
+#[test]
+fn a_device_that_takes_no_writes_is_mounted_read_only() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [image, _] = volumes(&scratch);
+    let device = LoopDevice::attach_read_only(image.path());
+    let dir = scratch.folder("mnt");
+    let words = [device.path().to_str().unwrap(), dir.to_str().unwrap()];
+    let with_w = [&words[..], &["-w"]].concat();
+    assert_eq!(activation.mount(ROOT, &with_w).code, Some(32));
+    assert_eq!(activation.mount(ROOT, &words).code, Some(0));
+    assert!(fs::write(dir.join("new"), "x").is_err());
+    assert!(
+        activation.log().contains("mounted read-only"),
+        "{}",
+        activation.log()
+    );
+    activation.unmount(&dir);
+}
+
+/// The service manager cannot unmount: the server writes everything, and serves on.
+#[test]
+fn a_stop_makes_everything_durable() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [image, _] = volumes(&scratch);
+    let dir = activation.mounted(&scratch, image.path(), "commit=3600");
+    fs::write(dir.join("file"), "durable").unwrap();
+    let server = i32::try_from(activation.servers()[0]).unwrap();
+    let server = Pid::from_raw(server).unwrap();
+    kill_process(server, Signal::TERM).unwrap();
+    until("the server has written", || {
+        activation.log().contains("everything is written")
+    });
+    assert_eq!(fs::read(dir.join("file")).unwrap(), b"durable");
+    kill_process(server, Signal::KILL).unwrap();
+    until("the server has ended", || activation.servers().is_empty());
+    succeed("umount", [dir.as_os_str()]);
+    let dir = activation.mounted(&scratch, image.path(), "rw");
+    assert_eq!(fs::read(dir.join("file")).unwrap(), b"durable");
+    activation.unmount(&dir);
+    check(&image);
+}
+
+/// The server may not watch opens of the image, nor open the loop device.
+#[test]
+fn a_loop_device_on_the_image_ends_its_use() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [image, _] = volumes(&scratch);
+    let dir = activation.mounted(&scratch, image.path(), "rw");
+    fs::write(dir.join("before"), "x").unwrap();
+    let file = File::create(dir.join("file")).unwrap();
+    file.sync_all().unwrap();
+    let device = LoopDevice::attach(image.path(), true);
+    fs::write(dir.join("file"), "y").unwrap();
+    assert!(
+        file.sync_all().is_err(),
+        "acknowledged what the kernel may overwrite"
+    );
+    drop(file);
+    let words = [image.path().to_str().unwrap(), dir.to_str().unwrap()];
+    unmount_when_idle(&dir);
+    until("the server has ended", || activation.servers().is_empty());
+    assert_eq!(activation.mount(ROOT, &words).code, Some(32));
+    assert!(
+        activation.log().contains("the loop device"),
+        "{}",
+        activation.log()
+    );
+    drop(device);
+}
+
+#[test]
+fn a_mounter_that_ends_early_ends_its_server() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [image, _] = volumes(&scratch);
+    let dir = scratch.folder("mnt");
+    drop(mounter::connect(&activation.socket));
+    let socket = mounter::connect(&activation.socket);
+    mounter::send(&socket, b"FATS\0\x01\0\x01\0\0\0\0", &[]);
+    drop(socket);
+    let socket = mounter::connect(&activation.socket);
+    let words = [image.path().to_str().unwrap(), dir.to_str().unwrap()];
+    drop(mounter::greet(&socket, ROOT, &words));
+    assert_eq!(&mounter::receive(&socket)[..4], b"OPEN");
+    drop(socket);
+    until("three servers have ended", || {
+        activation.log().matches("died with code 2").count() == 3
+    });
+    assert!(activation.servers().is_empty());
+    assert!(mounts_below(scratch.path()).is_empty());
+}
+
+/// The unit with the path of a program.
+fn unit(program: &str) -> String {
+    let unit = fs::read_to_string(format!("{PACKAGING}/systemd/steadfs@.service")).unwrap();
+    assert!(unit.contains("ExecStart=/usr/local/bin/steadfs service\n"));
+    unit.replace("/usr/local/bin/steadfs", program)
+}
+
+#[test]
+fn the_units_and_profiles_are_accepted() {
+    let scratch = Scratch::new();
+    let (service, socket) = (
+        scratch.join("steadfs@.service"),
+        scratch.join("steadfs.socket"),
+    );
+    fs::write(&service, unit(program().to_str().unwrap())).unwrap();
+    fs::copy(format!("{PACKAGING}/systemd/steadfs.socket"), &socket).unwrap();
+    let output = run(
+        "systemd-analyze",
+        [
+            "verify".as_ref(),
+            "--man=no".as_ref(),
+            socket.as_os_str(),
+            service.as_os_str(),
+        ],
+    );
+    assert_eq!((output.code(), &*output.err), (0, ""));
+    // Of 100, which is a service with all rights.
+    let exposed = ["security", "--offline=true", "--threshold=4", "--no-pager"].map(AsRef::as_ref);
+    run(
+        "systemd-analyze",
+        exposed.into_iter().chain([service.as_os_str()]),
+    )
+    .expect(0);
+    let profile = format!("{PACKAGING}/apparmor/steadfs-service");
+    run(
+        "apparmor_parser",
+        [
+            "--skip-kernel-load",
+            "--skip-cache",
+            "--skip-read-cache",
+            &profile,
+        ],
+    )
+    .expect(0);
+}
+
+/// Options that udisks2 passes, by default or because a user asks for them.
+#[test]
+fn options_of_udisks_are_taken() {
+    let file = fs::read_to_string(format!("{PACKAGING}/udisks2/mount_options.conf")).unwrap();
+    let mut lines = file
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty());
+    assert_eq!(lines.next(), Some("[defaults]"));
+    let mut checked = Vec::new();
+    for line in lines {
+        let (key, list) = line.split_once('=').unwrap();
+        if let Some(kind) = key.strip_suffix("_drivers") {
+            assert_eq!(list, format!("steadfs,{kind}"));
+            continue;
+        }
+        let (kind, key) = key.split_once(":steadfs_").unwrap();
+        assert!(["defaults", "allow"].contains(&key), "{line}");
+        let kind = match kind {
+            "f2fs" => steadfs::Kind::F2fs,
+            _ => steadfs::Kind::Ext4,
+        };
+        for item in list.split(',').filter(|item| !item.is_empty()) {
+            let item = match item {
+                "commit" => "commit=5",
+                "background_gc" => "background_gc=on",
+                item => item,
+            };
+            let list = format!("nosuid,nodev,uhelper=udisks2,{item}");
+            steadfs::Options::check_items(&list, Some(kind)).unwrap();
+            checked.push(item);
+        }
+    }
+    assert!(checked.len() > 10, "{checked:?}");
+}
+
+/// In namespaces of its own. $1: the program, $2: a folder with the units.
+const SYSTEMD: &str = r#"
+set -euo pipefail
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 none /run
+mkdir -p /run/systemd/system/steadfs.socket.d /run/systemd/system/steadfs@.service.d /run/filesystems /run/lock
+mount -t cgroup2 none /sys/fs/cgroup
+mount -o remount,bind,ro /sys
+install -m 755 "$1" /run/steadfs
+units=/run/systemd/system
+cp "$2"/steadfs.socket "$2"/steadfs@.service $units/
+# Nothing of this machine is started.
+printf '[Unit]\nDefaultDependencies=no\n' | tee $units/steadfs.socket.d/test.conf >$units/steadfs@.service.d/test.conf
+# There is no journal.
+printf '[Service]\nStandardOutput=append:/run/log\nStandardError=append:/run/log\n' >>$units/steadfs@.service.d/test.conf
+systemd=$(command -v /usr/lib/systemd/systemd /lib/systemd/systemd | head -1)
+exec env -i container=test PATH="$PATH" "$systemd" --system --unit=steadfs.socket --log-target=console --show-status=0
+"#;
+
+/// The unit as it is installed, started by systemd itself.
+#[test]
+fn systemd_starts_the_unit() {
+    let scratch = Scratch::new();
+    let images = volumes(&scratch);
+    let units = scratch.folder("units");
+    fs::write(units.join("steadfs@.service"), unit("/run/steadfs")).unwrap();
+    fs::copy(
+        format!("{PACKAGING}/systemd/steadfs.socket"),
+        units.join("steadfs.socket"),
+    )
+    .unwrap();
+    let log = scratch.join("systemd.log");
+    let manager = Manager::start(&scratch, &units, &log);
+    let systemd = manager.child();
+    let root = PathBuf::from(format!("/proc/{systemd}/root/run"));
+    let socket = root.join("filesystems/steadfs");
+    until("the socket exists", || {
+        assert!(root.exists(), "{}", fs::read_to_string(&log).unwrap());
+        // Its own /run, not the one of this machine.
+        root.join("steadfs").exists() && socket.exists()
+    });
+    let messages = || fs::read_to_string(root.join("log")).unwrap_or_default();
+    let dir = scratch.folder("mnt");
+    for image in &images {
+        let device = LoopDevice::attach(image.path(), true);
+        let words = [device.path(), &dir].map(|path| path.to_str().unwrap());
+        let mounted = mounter::mount(&socket, ROOT, &words);
+        assert_eq!(
+            mounted.code,
+            Some(0),
+            "{}{}",
+            messages(),
+            fs::read_to_string(&log).unwrap()
+        );
+        works(&dir);
+        unmount_when_idle(&dir);
+        drop(device);
+        check(image);
+        let words = [image.path(), &dir].map(|path| path.to_str().unwrap());
+        assert_eq!(
+            mounter::mount(&socket, ROOT, &words).code,
+            Some(0),
+            "{}",
+            messages()
+        );
+        works(&dir);
+        unmount_when_idle(&dir);
+        until("the server has closed the volume", || {
+            File::open(image.path()).unwrap().try_lock().is_ok()
+        });
+        check(image);
+    }
+    // The sandbox is complete, and no call was refused that is needed.
+    assert_eq!(messages(), "");
+}
+
+/// systemd in a control group and namespaces of its own, which end with it.
+struct Manager {
+    unshare: Child,
+    group: PathBuf,
+}
+
+impl Manager {
+    fn start(scratch: &Scratch, units: &Path, log: &Path) -> Self {
+        let groups = scratch.folder("cgroup");
+        let mount = ["-t", "cgroup2", "none"].map(AsRef::as_ref);
+        succeed("mount", mount.into_iter().chain([groups.as_os_str()]));
+        let group = groups.join(format!("steadfs-suite-{}", std::process::id()));
+        fs::create_dir(&group).unwrap();
+        let words = "--pid --fork --kill-child --mount --mount-proc --uts --ipc --cgroup bash -c";
+        let mut command = Command::new("bash");
+        command.args(["-c", "echo $$ >\"$0\"/cgroup.procs; exec unshare \"$@\""]);
+        command.arg(&group).args(words.split(' '));
+        command.args([SYSTEMD, "bash"]).arg(program()).arg(units);
+        let output = File::create(log).unwrap();
+        let errors = output.try_clone().unwrap();
+        command.stdin(Stdio::null()).stdout(output).stderr(errors);
+        let unshare = command.spawn().unwrap();
+        Self { unshare, group }
+    }
+
+    /// systemd, the only child of unshare(1).
+    fn child(&self) -> u32 {
+        let main = self.unshare.id();
+        let children = || fs::read_to_string(format!("/proc/{main}/task/{main}/children"));
+        let child = || children().ok()?.split_whitespace().next()?.parse().ok();
+        until("unshare has forked", || child().is_some());
+        child().unwrap()
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.unshare.kill();
+        let _ = self.unshare.wait();
+        let rmdir = "find \"$0\" -depth -type d -exec rmdir {} + 2>&1";
+        until("the control group is empty", || {
+            run(
+                "bash",
+                ["-c".as_ref(), rmdir.as_ref(), self.group.as_os_str()],
+            )
+            .code()
+                == 0
+        });
+    }
+}
