@@ -44,6 +44,20 @@ fn files(root: &Path) -> BTreeSet<PathBuf> {
     found
 }
 
+/// The helpers of mount(8) lead to the program.
+fn check_helpers(dest: &Path) {
+    for role in [
+        "mount.steadfs",
+        "mount.fuse.steadfs",
+        "mount.fuseblk.steadfs",
+        "umount.fuse.steadfs",
+        "umount.fuseblk.steadfs",
+    ] {
+        let target = fs::read_link(dest.join("sbin").join(role)).unwrap();
+        assert_eq!(target, Path::new("/opt/stead/bin/steadfs"), "{role}");
+    }
+}
+
 #[test]
 fn everything_is_installed_and_uninstalled() {
     let scratch = Scratch::new();
@@ -75,19 +89,16 @@ fn everything_is_installed_and_uninstalled() {
         "opt/stead/share/bash-completion/completions/steadfs",
         "opt/stead/share/zsh/site-functions/_steadfs",
         "opt/stead/share/fish/vendor_completions.d/steadfs.fish",
+        "opt/stead/lib/systemd/system/steadfs.socket",
+        "opt/stead/share/steadfs/apparmor/steadfs-service",
+        "opt/stead/share/steadfs/udisks2/mount_options.conf",
     ] {
         assert!(has(name), "{name} is not in {found:#?}");
     }
-    for role in [
-        "mount.steadfs",
-        "mount.fuse.steadfs",
-        "mount.fuseblk.steadfs",
-        "umount.fuse.steadfs",
-        "umount.fuseblk.steadfs",
-    ] {
-        let target = fs::read_link(dest.join("sbin").join(role)).unwrap();
-        assert_eq!(target, Path::new("/opt/stead/bin/steadfs"), "{role}");
-    }
+    check_helpers(&dest);
+    let unit = dest.join("opt/stead/lib/systemd/system/steadfs@.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    assert!(unit.contains("\nExecStart=/opt/stead/bin/steadfs service\n"));
     let page = fs::read_to_string(dest.join("opt/stead/share/man/man1/steadfs-mount.1")).unwrap();
     for word in [
         ".TH steadfs",
