@@ -197,6 +197,12 @@ impl Mapping {
         self.inner.lock().pages.is_empty()
     }
 
+    /// Whether it has blocks, or an error that no fsync has reported.
+    pub fn is_needed(&self) -> bool {
+        let inner = self.inner.lock();
+        !inner.pages.is_empty() || inner.error.is_some()
+    }
+
     /// Bytes of this file that are dirty.
     pub fn dirty_bytes(&self) -> u64 {
         self.inner.lock().dirty << self.block_size.bits()

@@ -15,7 +15,7 @@ use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
 use crate::segment::{Demand, SpaceGoal, Victim, VictimSearch};
 
-/// The dirty blocks in memory are counted once in this number of operations.
+/// Dirty blocks and inodes in memory are counted once in this number of operations.
 const OPERATIONS_PER_COUNT: u64 = 32;
 /// Blocks that have to become invalid before a run is repeated that freed nothing.
 const INVALIDATED_BEFORE_RETRY: u64 = SEGMENT_BLOCKS as u64;
@@ -37,6 +37,7 @@ impl F2fs {
         // Counting takes longer than most operations, and one operation needs a few blocks only.
         let number = self.gc.operations.fetch_add(1, Ordering::Relaxed);
         if number.is_multiple_of(OPERATIONS_PER_COUNT) {
+            self.store_unused_inodes()?;
             self.update_demand();
         }
         if self.is_cp_disabled() {

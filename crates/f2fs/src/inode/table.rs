@@ -3,6 +3,10 @@
 //! The caller of the file system may hold references to any number of inodes (the kernel does, until it is short of
 //! memory). For all of them only the lookup count is kept; an inode that no task needs is evicted, and read from
 //! its node again.
+//!
+//! An inode that is newer than its node is in memory until it is stored there. A workload of many small files makes tens
+//! of thousands of them between two checkpoints, of 840 bytes each. So unused regular files are stored when their number
+//! has grown by a quarter ([`InodeTable::unused_dirty`]), in nodes that keep only the chunks that are not zero.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +21,10 @@ use crate::disk::Nid;
 use crate::node::cache::Node;
 
 const SHARDS: usize = 16;
-/// The most unused inodes in a shard; about 16 MiB in all.
-const INODES_PER_SHARD_MAX: usize = (12 << 10) / SHARDS;
+/// The most unused inodes in a shard; about 4 MiB in all.
+const INODES_PER_SHARD_MAX: usize = (4 << 10) / SHARDS;
+/// Fewest dirty inodes of which the unused ones are stored before the next checkpoint.
+const DIRTY_STORED_MIN: usize = 1024;
 
 pub struct InodeTable {
     shards: Vec<Mutex<Shard>>,
@@ -26,13 +32,14 @@ pub struct InodeTable {
     dirty: Mutex<DirtyInodes>,
 }
 
-/// Inodes to be stored by the next checkpoint.
-#[derive(Default)]
+/// Inodes to be stored, at the latest by the next checkpoint.
 struct DirtyInodes {
     all: BTreeMap<Nid, InodeToStore>,
     /// The subset of inodes other than regular files: a checkpoint writes their blocks, and each change of such a
     /// block also marks the inode dirty.
     others: BTreeMap<Nid, Arc<Inode>>,
+    /// The number of dirty inodes at which the unused ones are stored next.
+    store_at: usize,
 }
 
 type InodeToStore = (Arc<Inode>, Arc<Node>);
@@ -63,7 +70,14 @@ impl InodeTable {
             shards: (0..SHARDS)
                 .map(|_| Mutex::new(Rank::InodeTable, shard()))
                 .collect(),
-            dirty: Mutex::new(Rank::Dirty, DirtyInodes::default()),
+            dirty: Mutex::new(
+                Rank::Dirty,
+                DirtyInodes {
+                    all: BTreeMap::new(),
+                    others: BTreeMap::new(),
+                    store_at: DIRTY_STORED_MIN,
+                },
+            ),
         }
     }
 
@@ -149,9 +163,7 @@ impl InodeTable {
             shard.evicted_lookups.remove(&nid.0);
             shard.evictions += 1;
         }
-        let mut dirty = self.dirty.lock();
-        dirty.all.remove(&nid);
-        dirty.others.remove(&nid);
+        self.dirty.lock().remove(nid);
     }
 
     /// Records that an inode's fields are newer than its node.
@@ -172,8 +184,15 @@ impl InodeTable {
     pub fn take_dirty(&self, inode: &Inode) -> Option<Arc<Node>> {
         let mut dirty = self.dirty.lock();
         inode.dirty.store(false, Ordering::Release);
-        dirty.others.remove(&inode.nid);
-        dirty.all.remove(&inode.nid).map(|(_, node)| node)
+        dirty.remove(inode.nid)
+    }
+
+    /// If many inodes are dirty, and a quarter more than after the last call: the regular files among them that no task
+    /// uses and that have no dirty data.
+    pub fn unused_dirty(&self) -> Vec<Arc<Inode>> {
+        let mut unused = self.dirty.lock().idle_files();
+        unused.retain(|inode| !inode.needs_memory());
+        unused
     }
 
     /// Evicts all unused inodes; their lookup counts are kept.
@@ -201,6 +220,40 @@ impl InodeTable {
     /// Inodes to be stored that are not regular files.
     pub fn dirty_others(&self) -> Vec<Arc<Inode>> {
         self.dirty.lock().others.values().cloned().collect()
+    }
+}
+
+impl DirtyInodes {
+    /// Removes an inode and returns its node.
+    fn remove(&mut self, nid: Nid) -> Option<Arc<Node>> {
+        self.others.remove(&nid);
+        let removed = self.all.remove(&nid);
+        self.store_at = self.store_at.min(self.next_store());
+        removed.map(|(_, node)| node)
+    }
+
+    fn next_store(&self) -> usize {
+        let count = self.all.len();
+        count + count / 4 + DIRTY_STORED_MIN
+    }
+
+    /// Regular files to which only the table and this list refer; none before [`DirtyInodes::store_at`].
+    fn idle_files(&mut self) -> Vec<Arc<Inode>> {
+        if self.all.len() < self.store_at {
+            return Vec::new();
+        }
+        self.store_at = self.next_store();
+        let is_idle =
+            |inode: &&Arc<Inode>| inode.kind == FileKind::Regular && Arc::strong_count(inode) <= 2;
+        let all = self.all.values().map(|(inode, _)| inode);
+        all.filter(is_idle).cloned().collect()
+    }
+}
+
+impl Inode {
+    /// Whether it has state that its node does not have.
+    fn needs_memory(&self) -> bool {
+        self.marks.is_orphan() || !self.reserved.lock().is_empty() || self.pages.is_needed()
     }
 }
 
@@ -238,10 +291,7 @@ impl Shard {
         self.inodes.retain(|&nid, inode| {
             // References are taken through the table, which is locked here, so no task can get a new one meanwhile.
             // Inodes to be stored are referenced by their list.
-            let needed = Arc::strong_count(inode) > 1
-                || inode.marks.is_orphan()
-                || !inode.reserved.lock().is_empty()
-                || !inode.pages.is_empty();
+            let needed = Arc::strong_count(inode) > 1 || inode.needs_memory();
             if needed || !may_evict(inode) {
                 return true;
             }

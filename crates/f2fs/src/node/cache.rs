@@ -348,6 +348,25 @@ impl NodeCache {
         Ok(NodeMut { state })
     }
 
+    /// Changes a node that will not be used soon: marks it dirty and packs it.
+    ///
+    /// # Errors
+    /// As [`Node::data`], or those of `work`.
+    pub fn change_packed(
+        &self,
+        change: &Change<'_>,
+        node: &Arc<Node>,
+        work: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut changed = self.change(change, node)?;
+        work(&mut changed)?;
+        let NodeMut { mut state } = changed;
+        let block = state.data.take().map(NodeContent::into_block);
+        node.recount(BLOCK_SIZE, 0);
+        node.set_content(&mut state, block.map(NodeContent::of));
+        Ok(())
+    }
+
     fn mark(&self, _: &Change<'_>, node: &Arc<Node>, state: &mut NodeState) {
         if state.dirty {
             return;
@@ -440,6 +459,12 @@ impl NodeCache {
             shard.nodes.retain(|_, node| Arc::strong_count(node) > 1);
             shard.limit = 0;
         }
+    }
+
+    /// Memory of all nodes, in bytes.
+    #[cfg(test)]
+    pub fn memory(&self) -> usize {
+        self.totals.memory.load(Ordering::Relaxed)
     }
 
     /// Number of dirty nodes.

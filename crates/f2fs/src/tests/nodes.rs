@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_vfs::FsError;
+use steadfs_cache::WritebackReason;
+use steadfs_rt::sim;
+use steadfs_vfs::{FileSystem, FsError, SetAttr};
 
 use super::mount_device;
+
 use crate::F2fs;
 use crate::disk::node::NodeKind;
 use crate::disk::superblock::StopReason;
@@ -13,6 +16,7 @@ use crate::disk::{self, BlockAddr, Nid};
 use crate::format::{FormatOptions, image};
 use crate::node::SlotLookup;
 use crate::space::Need;
+use crate::test_world::{ALL, ROOT, World};
 
 /// A writable volume in memory.
 fn writable() -> Arc<F2fs> {
@@ -171,4 +175,53 @@ fn a_read_only_or_aborted_volume_refuses_changes() {
     let device = image(64 << 20, &FormatOptions::default()).unwrap();
     let fs = mount_device(&device).unwrap();
     assert_eq!(fs.change().err(), Some(FsError::ReadOnly));
+}
+
+/// Many new files do not stay in memory until the next checkpoint, and are as they were written.
+#[test]
+fn unused_dirty_inodes_are_stored_in_packed_nodes() {
+    const FILES: u64 = 3000;
+    sim::run(sim::Config::new(1), || {
+        let world = World::make(ALL, 128);
+        let name = |n: u64| format!("{n}").into_bytes();
+        let perm = |n: u64| 0o400 | (n as u32 & 0o77);
+        let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+        let before = world.fs.checkpoints.written();
+        for n in 0..FILES {
+            let file = world.file(dir, &name(n)).unwrap().ino;
+            let data = vec![1; 4000 + n as usize % 500];
+            (world.fs.write(&world.cx, file, 0, &data, false)).unwrap();
+            let set = SetAttr {
+                perm: Some(perm(n)),
+                ..SetAttr::default()
+            };
+            world.fs.setattr(&world.cx, file, &set).unwrap();
+            if n % 100 == 99 {
+                let dirty = world.fs.writeback.dirty_files();
+                let sync = WritebackReason::Sync;
+                (world.fs.write_out_files(&dirty, sync, IoTag::default())).unwrap();
+            }
+        }
+        assert_eq!(world.fs.checkpoints.written(), before);
+        let (inodes, nodes) = (world.fs.inodes.dirty_count(), world.fs.nodes.dirty_count());
+        assert!(inodes < 1024 + 512, "{inodes} dirty inodes");
+        assert!(nodes as u64 > FILES, "{nodes} dirty nodes");
+        // Nodes of stored inodes are packed, those of the others are whole blocks.
+        let memory = world.fs.nodes.memory();
+        assert!(
+            memory < nodes * 1024 + inodes * 4096,
+            "{memory} bytes of {nodes} nodes"
+        );
+        world.fs.forget_clean();
+        let look = |world: &World| {
+            for n in 0..FILES {
+                let attr = world.lookup(dir, &name(n)).unwrap();
+                assert_eq!((attr.size, attr.perm), (4000 + n % 500, perm(n)), "{n}");
+            }
+        };
+        look(&world);
+        let world = world.reopen();
+        look(&world);
+        world.close();
+    });
 }
