@@ -69,7 +69,7 @@ impl F2fs {
                 });
             }
         };
-        let data = slot.node.data()?;
+        let data = slot.content()?;
         let left = u64::from(slot.left).min(limit.max(1)) as u16;
         self.run(&core, block, &Slot { left, ..slot }, &data)
             .map_err(|e| e.in_node(inode.nid()).into())

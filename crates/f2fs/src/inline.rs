@@ -148,7 +148,11 @@ impl F2fs {
         self.mark_dirty(&change, inode, tag)?;
         let area = core.inline_range(&self.layout);
         let node = self.inode_node(inode.nid(), tag)?;
-        self.nodes.change(&change, &node)?[area].fill(0);
+        let clear = |block: &mut [u8]| {
+            block[area].fill(0);
+            Ok(())
+        };
+        self.nodes.change_packed(&change, &node, clear)?;
         core.inline = core.inline.without(FLAGS);
         let Some(run) = run else {
             return Ok(());

@@ -29,6 +29,8 @@ use crate::space::Need;
 /// The most blocks of a file written before the free space is checked again, and while free sections are short.
 const TURN_BLOCKS: usize = (8 << 20) / BLOCK as usize;
 const TURN_BLOCKS_NEED_SSR: usize = (2 << 20) / BLOCK as usize;
+/// Files up to this size are mostly written once: their nodes are packed after write-back.
+const PACKED_SIZE_MAX: u64 = 64 << 10;
 const LIMITS: WritebackLimits = WritebackLimits {
     small_file_bytes: 1 << 20,
     small_batch_bytes: 4 << 20,
@@ -388,12 +390,18 @@ impl F2fs {
         let failed = match self.change() {
             Ok(change) => {
                 let mut core = inode.core.write();
-                todo.find_map(|i| {
+                let failed = todo.find_map(|i| {
                     let mapped = self.map_piece(&change, request, &mut core, &request.pieces[i]);
                     let failed = mapped.result.clone().err();
                     request.outcomes[i] = mapped;
                     failed
-                })
+                });
+                if core.size <= PACKED_SIZE_MAX
+                    && let Ok(node) = self.inode_node(inode.nid(), IoTag::default())
+                {
+                    self.nodes.pack(&node);
+                }
+                failed
             }
             Err(error) => Some(error),
         };

@@ -43,7 +43,7 @@ impl F2fs {
             let end = first.0 + fanout.left_in_node(first.0);
             let leaf = match self.find_slot(inode, core, first.0, tag)? {
                 SlotLookup::Slot(slot) => {
-                    let data = slot.node.data()?;
+                    let data = slot.content()?;
                     Some((slot, data))
                 }
                 SlotLookup::Missing(_) => {

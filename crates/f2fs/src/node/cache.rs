@@ -115,6 +115,18 @@ impl Node {
         state.data = content;
     }
 
+    fn pack(&self, state: &mut NodeState) {
+        if let Some(content) = state.data.take() {
+            let before = content.memory();
+            let packed = match content {
+                NodeContent::Whole(block) => NodeContent::of(block),
+                packed => packed,
+            };
+            self.recount(before, packed.memory());
+            state.data = Some(packed);
+        }
+    }
+
     /// The content changes its size.
     fn recount(&self, before: usize, after: usize) {
         self.totals.memory.fetch_add(after, Ordering::Relaxed);
@@ -361,10 +373,13 @@ impl NodeCache {
         let mut changed = self.change(change, node)?;
         work(&mut changed)?;
         let NodeMut { mut state } = changed;
-        let block = state.data.take().map(NodeContent::into_block);
-        node.recount(BLOCK_SIZE, 0);
-        node.set_content(&mut state, block.map(NodeContent::of));
+        node.pack(&mut state);
         Ok(())
+    }
+
+    /// Packs a node that will not be used soon.
+    pub fn pack(&self, node: &Node) {
+        node.pack(&mut node.state.write());
     }
 
     fn mark(&self, _: &Change<'_>, node: &Arc<Node>, state: &mut NodeState) {

@@ -39,6 +39,17 @@ impl Slot {
         }
     }
 
+    /// The node's content. The node of a small file is mostly zeros and stays packed.
+    ///
+    /// # Errors
+    /// As [`Node::data`].
+    pub fn content(&self) -> Result<Buf> {
+        match self.in_inode {
+            true => self.node.block(),
+            false => self.node.data(),
+        }
+    }
+
     /// The address `ahead` slots after this one, in the node's content.
     pub fn addr(&self, layout: &Layout, core: &disk::Inode, data: &Buf, ahead: u16) -> BlockAddr {
         debug_assert!(ahead < self.left, "a slot is within its node");
@@ -234,7 +245,7 @@ impl F2fs {
 
     /// The stored address in a slot, special values included.
     pub(crate) fn addr_in(&self, core: &disk::Inode, slot: &Slot) -> Result<BlockAddr> {
-        Ok(slot.addr(&self.layout, core, &slot.node.data()?, 0))
+        Ok(slot.addr(&self.layout, core, &slot.content()?, 0))
     }
 
     /// Sets the address in a slot and returns the old one. The block counts of inode and volume follow: a block where
