@@ -199,12 +199,37 @@ impl File<'_> {
                 let (kept, cut) = got[within..end].split_at(kept);
                 due[..kept.len()] == *kept && cut.iter().all(|byte| *byte == 0)
             });
-            if !right && !self.half_done(index, within..end, got, first..last + 1) {
+            let bytes = within..end;
+            let right = right
+                || self.half_done(index, bytes.clone(), got, first..last + 1)
+                || self.half_copied(index, bytes, got, first..last + 1);
+            if !right {
                 let wrong = wrong_sector(index, within, &got[within..end]);
                 return Err(format!("{wrong} (allowed: moments {first} to {last})"));
             }
         }
         Ok(())
+    }
+
+    /// Whether a copy between two of `moments` has done the beginning of a sector. It goes in pieces, which end where a
+    /// piece of its source ends, and on a full volume what was copied so far is written before the next one.
+    fn half_copied(
+        &self,
+        index: u64,
+        bytes: Range<usize>,
+        got: &Page,
+        mut moments: Range<usize>,
+    ) -> bool {
+        let got = &got[bytes.clone()];
+        moments.next();
+        moments.any(|moment| {
+            let new = &self.page(moment, index)[bytes.clone()];
+            let old = &self.page(moment - 1, index)[bytes.clone()];
+            let copied = got.iter().zip(new).take_while(|(got, new)| got == new);
+            let copied = copied.count();
+            matches!(self.task.records[moment - 1].op, Op::Copy { .. })
+                && got[copied..] == old[copied..]
+        })
     }
 
     /// Whether a sector is from one of `moments` with the other outcome of an operation that failed half-way.

@@ -519,6 +519,27 @@ fn an_append_contains_no_zeros() {
     assert!(judge(&synced(apart), &newer).is_ok());
 }
 
+/// A copy goes in pieces, which end where a page of its source ends, here within a sector of its target.
+#[test]
+fn a_copy_may_be_done_in_part() {
+    let files = "create /h 644\nwrite /h 0+5808 5\ncreate /a 644\nwrite /a 60530+8192 9\n";
+    let ran: Program = format!("{files}copy /h 1834+7367 /a 18575\n")
+        .parse()
+        .unwrap();
+    let history = History::from_model(&ran, FORMAT);
+    let end = history.tasks[0].records.last().unwrap().ended;
+    let judge = |copied: &str| {
+        let found: Program = format!("{files}{copied}").parse().unwrap();
+        let found = History::from_model(&found, FORMAT);
+        let found = ModelFs::new(found.last().clone(), FORMAT);
+        history.check(&observe(&found).unwrap(), end)
+    };
+    assert!(judge("").is_ok());
+    assert!(judge("copy /h 1834+7367 /a 18575\n").is_ok());
+    assert!(judge("copy /h 1834+2262 /a 18575\n").is_ok());
+    assert!(judge("copy /h 4096+1712 /a 20837\n").is_err());
+}
+
 /// Two tasks: one syncs, and the other begins an operation later.
 #[test]
 fn tasks_agree_with_each_other() {
