@@ -10,6 +10,7 @@ use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass};
 use super::lanes::{LANES, is_sync, is_sync_lane, lane_of};
 use super::options::DEFAULT_WEIGHT;
 use crate::{IoId, Nanos};
+use service::WEIGHT_RAISE_BYTES;
 
 /// The lane of child groups: that of best-effort sync requests, as in BFQ.
 const GROUP_LANE: usize = 2;
@@ -425,7 +426,10 @@ impl Tree {
             idling_stopped: false,
             think_time: 0,
             submitter: None,
-            weight_raised_bytes: 0,
+            weight_raised_bytes: match self.low_latency && is_sync_lane(key.lane) {
+                true => WEIGHT_RAISE_BYTES,
+                false => 0,
+            },
             served: 0,
         };
         self.group_mut(parent).children += 1;

@@ -204,6 +204,37 @@ fn a_lone_boosted_request_is_charged() {
     }
 }
 
+/// The first request of a new owner is served in the slice of another group. Its weight is raised for that one, too: it
+/// does not wait until a sibling that begins later has used up its raised weight.
+#[test]
+fn an_owner_that_is_first_charged_in_another_slice_waits_as_its_siblings() {
+    let mut fair = Fair::new(FairOptions::default());
+    fair.set_group(GroupId(1), GroupId(0), 100);
+    fair.set_group(GroupId(2), GroupId(0), 20);
+    fair.insert(IoId(0), write(sync(2, 0), 64 * KIB), Nanos(0));
+    fair.boost(IoId(0), sync(1, 9), Nanos(0));
+    assert_eq!(fair.next(Nanos(0)), Some(IoId(0)));
+    let mut now = MS;
+    fair.complete(IoId(0), Nanos(now));
+    let mut served = [0; 2];
+    let owners = [sync(2, 0), sync(2, 1)];
+    for (id, owner) in (0..).zip(owners) {
+        fair.insert(IoId(id), write(owner, 4 * KIB), Nanos(now));
+    }
+    while served.iter().sum::<u32>() < 100 {
+        let Some(id) = fair.next(Nanos(now)) else {
+            now = fair.rerun_at().expect("requests are queued").0;
+            continue;
+        };
+        now += MS;
+        fair.complete(id, Nanos(now));
+        served[id.0 as usize] += 1;
+        fair.insert(id, write(owners[id.0 as usize], 4 * KIB), Nanos(now));
+    }
+    // Charged for the first one at its own weight, it would be behind by 480 requests of the sibling.
+    assert!((40..=50).contains(&served[0]), "{served:?}");
+}
+
 #[test]
 fn a_boosted_request_is_queued_once_in_each_leaf() {
     let mut fair = filled(&[write(submitter(), KIB), write(sync(3, 3), KIB)]);

@@ -11,9 +11,11 @@ use crate::{IoId, Nanos};
 
 /// Units of a start tag for one byte (or nanosecond) of service at weight 1.
 const SCALE: u128 = 1 << 20;
-/// Weight raising with `low_latency`: the factor, and the bytes for which it holds.
+/// Weight raising with `low_latency`: the factor, and the bytes for which it holds. The weight of a new owner is raised
+/// from its first charge on, which may be its share of a commit or a write in another owner's slice: charged for that at
+/// its own weight, it would wait until all owners that began with it have used up their raised weights.
 const WEIGHT_RAISE_FACTOR: u64 = 30;
-const WEIGHT_RAISE_BYTES: u64 = 512 << 10;
+pub(super) const WEIGHT_RAISE_BYTES: u64 = 512 << 10;
 /// The pause of an owner after which its weight is raised.
 const WEIGHT_RAISE_PAUSE_NS: u64 = 300_000_000;
 /// Share of a new think time in the moving average, as a divisor.
@@ -71,9 +73,7 @@ impl Tree {
                 leaf.think_time =
                     (leaf.think_time * (THINK_TIME_DIVISOR - 1) + sample) / THINK_TIME_DIVISOR;
             }
-            if low_latency
-                && leaf.is_sync()
-                && (pause >= WEIGHT_RAISE_PAUSE_NS || !leaf.completed_any)
+            if low_latency && leaf.is_sync() && leaf.completed_any && pause >= WEIGHT_RAISE_PAUSE_NS
             {
                 leaf.weight_raised_bytes = WEIGHT_RAISE_BYTES;
             }
@@ -245,7 +245,7 @@ impl Tree {
         while let Some(mut entity) = self.entity(child) {
             let added = u128::from(cost) * SCALE / u128::from(entity.weight);
             let group = self.group_mut(entity.parent);
-            group.charged = group.charged.saturating_add(cost);
+            group.charged = group.charged.saturating_add(full);
             let lane = &mut group.lanes[entity.lane];
             let added = match bounded {
                 true => entity.add_shared(added, lane.vtime),
