@@ -360,16 +360,17 @@ impl Journal {
         self.batch_full.notify_all();
         self.drained.notify_all();
         self.reclaim_wake.notify_all();
+        // First, so that the volume accepts no change while the abort is recorded.
+        let callbacks = self.callbacks.lock().on_abort.clone();
+        for callback in callbacks {
+            callback(cause);
+        }
         if record && !self.read_only {
             let (change, tag) = (SuperblockChange::Errno(EIO), IoTag::default());
             let mut block0 = self.block0.lock();
             if let Err(error) = block0.write(change, &self.queue, WriteOrder::Durable, tag) {
                 tracing::error!(%error, "cannot record the abort in the journal's superblock");
             }
-        }
-        let callbacks = self.callbacks.lock().on_abort.clone();
-        for callback in callbacks {
-            callback(cause);
         }
     }
 
