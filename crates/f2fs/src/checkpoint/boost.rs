@@ -4,9 +4,8 @@
 //! task may wait for it: an fsync whose own checkpoint comes after it, or whose nodes carry its version.
 //!
 //! **Rule.** All requests of the checkpoint, queued and later ones, are boosted to the waiter: their urgency becomes
-//! that of awaited I/O, and a merged checkpoint goes to a waiter of a better I/O class (real-time). Group weight is not
-//! inherited: the daemon's queue is empty most of the time and is served at once, which a waiter's own backlog would
-//! prevent.
+//! that of awaited I/O, and a merged checkpoint is dispatched in the waiter's group, if that has a better I/O class
+//! (real-time) or weighs more than the daemon. It has a queue of its own there, so the waiter's backlog does not delay it.
 //!
 //! A merged checkpoint's requests are queued for every task whose changes it makes durable, dispatched at the earliest
 //! slice, and charged to all of them (`Queue::share`): its requesters, which were queued before it began, and fsyncs
@@ -25,8 +24,10 @@ pub struct CheckpointInFlight(Mutex<InFlight>);
 
 #[derive(Default)]
 struct InFlight {
-    /// The tag of its requests; `None`: no checkpoint is in flight.
+    /// The tag of its requests, boosted to its waiters; `None`: no checkpoint is in flight.
     tag: Option<IoTag>,
+    /// The tag before boosts, which is charged.
+    submitter: IoTag,
     /// Tags of the tasks that a merged checkpoint serves.
     requesters: Vec<IoTag>,
     ios: Vec<IoHandle>,
@@ -48,7 +49,7 @@ impl CheckpointInFlight {
             inner.ios.is_empty() && inner.requesters.is_empty(),
             "nothing is left of the one before"
         );
-        inner.tag = Some(tag);
+        (inner.tag, inner.submitter) = (Some(tag), tag);
         inner
             .requesters
             .extend(requesters.iter().take(MAX_REQUESTERS));
@@ -64,7 +65,11 @@ impl CheckpointInFlight {
     pub fn boost(&self, queue: &Queue, waiter: IoTag, merge: bool) {
         let inner = &mut *self.0.lock();
         let Some(now) = inner.tag else { return };
-        let raised = queue.effective_tag(now, boosted_tag(now, waiter, merge));
+        let wanted = match merge {
+            true => in_group_of(waiter),
+            false => boosted_tag(now, waiter, merge),
+        };
+        let raised = queue.effective_tag(now, wanted);
         if raised != now {
             inner.tag = Some(raised);
             for io in &inner.ios {
@@ -110,10 +115,14 @@ impl CheckpointInFlight {
         }
     }
 
-    /// The tag of its requests now.
+    /// The tag that its requests are submitted with: [`CheckpointInFlight::record`] boosts them.
     pub fn tag(&self) -> IoTag {
-        let tag = self.0.lock().tag;
-        tag.expect("requests are submitted while a checkpoint is in flight")
+        let inner = self.0.lock();
+        assert!(
+            inner.tag.is_some(),
+            "requests are submitted while a checkpoint is in flight"
+        );
+        inner.submitter
     }
 }
 
@@ -121,11 +130,17 @@ impl CheckpointInFlight {
 /// unless the waiter's class is better; its urgency is at least that of awaited I/O.
 pub(super) fn boosted_tag(now: IoTag, waiter: IoTag, merge: bool) -> IoTag {
     if merge && waiter.prio.class < now.prio.class {
-        // The daemon stays the owner: the scheduler must not idle for a waiter that may come only once.
-        return IoTag {
-            owner: OwnerId(0),
-            ..waiter
-        };
+        return in_group_of(waiter);
     }
     now.with_urgency(waiter.urgency.max(Urgency::Checkpoint))
+}
+
+/// The daemon's tag in the group of a waiter. The daemon stays the owner: the scheduler must not idle for a waiter that
+/// may come only once.
+fn in_group_of(waiter: IoTag) -> IoTag {
+    IoTag {
+        owner: OwnerId(0),
+        urgency: waiter.urgency.max(Urgency::Checkpoint),
+        ..waiter
+    }
 }
