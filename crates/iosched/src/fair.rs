@@ -70,6 +70,11 @@ use volatile_cache::VolatileCache;
 ///   requests wait for the steps of an fsync (`fsync_latency`). A stream keeps a quarter of the device's time, or its
 ///   group's share if that is less: async requests that are due by this floor wait for no FLUSH or fsync.
 ///
+/// - With [`FairOptions::low_latency`] a new sync owner, or one after a pause of 300 ms, is charged a thirtieth of its
+///   first 512 KiB. So an owner whose weight is not raised waits, beyond its share, for 512 KiB of each owner of its group
+///   whose weight is: beside a group of five times the weight, eight new owners that append 4 KiB and call fsync on a
+///   device of 10 MiB/s wait 0.16 s in the median, 0.35 s at the 99th percentile, and 0.7 s at most, in the first second.
+///
 /// # Idling
 /// If an owner of sync requests is in service and its queue is empty, the device idles for it while requests of it are
 /// in flight, and for [`FairOptions::slice_idle`] afterwards, if its usual think time is shorter. Otherwise a process
