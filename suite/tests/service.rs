@@ -350,6 +350,39 @@ fn a_device_that_takes_no_writes_is_mounted_read_only() {
     activation.unmount(&dir);
 }
 
+/// The kernel opens a block device as such for root only: the server's own claim stays.
+#[test]
+fn mounts_of_an_ordinary_user_are_private() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [image, _] = volumes(&scratch);
+    let dir = scratch.folder("mnt");
+    let device = LoopDevice::attach(image.path(), true);
+    for volume in [image.path(), device.path()] {
+        let words = [volume, &dir].map(|path| path.to_str().unwrap());
+        let mounted = activation.mount(USER, &words);
+        if volume == image.path() {
+            // In use by the loop device.
+            assert_eq!(mounted.code, Some(32), "{mounted:?}");
+            continue;
+        }
+        assert_eq!(mounted.code, Some(0), "{mounted:?}\n{}", activation.log());
+        assert_eq!(kind_of_mount(&dir), "fuse.steadfs");
+        assert!(!mounted.options.contains("allow_other"), "{mounted:?}");
+        works(&dir);
+        assert!(dir.join(".steadfs/options").metadata().is_ok());
+        let output = run("mount", [volume, &scratch.folder("other")]);
+        assert!(
+            output.err.contains("busy") || output.err.contains("already mounted"),
+            "{}",
+            output.err
+        );
+        activation.unmount(&dir);
+    }
+    drop(device);
+    check(&image);
+}
+
 /// The service manager cannot unmount: the server writes everything, and serves on.
 #[test]
 fn a_stop_makes_everything_durable() {
@@ -521,6 +554,9 @@ cp "$2"/steadfs.socket "$2"/steadfs@.service $units/
 printf '[Unit]\nDefaultDependencies=no\n' | tee $units/steadfs.socket.d/test.conf >$units/steadfs@.service.d/test.conf
 # There is no journal.
 printf '[Service]\nStandardOutput=append:/run/log\nStandardError=append:/run/log\n' >>$units/steadfs@.service.d/test.conf
+# Nor is anything of it changed, and no folder for temporary files is left.
+for dir in /tmp /var/tmp; do mount -t tmpfs -o mode=1777 none $dir; done
+mount -o remount,bind,ro /
 systemd=$(command -v /usr/lib/systemd/systemd /lib/systemd/systemd | head -1)
 exec env -i container=test PATH="$PATH" "$systemd" --system --unit=steadfs.socket --log-target=console --show-status=0
 "#;

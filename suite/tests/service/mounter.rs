@@ -107,7 +107,8 @@ pub struct Mounted {
     fuseblk: bool,
     source: String,
     mountpoint: PathBuf,
-    options: String,
+    /// Options for FUSE.
+    pub options: String,
 }
 
 /// Mounts as fuservicemount3(8) does with these words on its command line.
