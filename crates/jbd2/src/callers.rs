@@ -130,6 +130,9 @@ mod tests {
         }
         assert!(late.are_only(one, start + Duration::from_millis(1011)));
         assert!(!late.are_only(other, start + Duration::from_millis(1011)));
+        // One second after the other one: not lately.
+        assert!(late.are_only(one, start + Duration::from_millis(1010)));
+        assert!(!late.are_only(one, start + Duration::from_millis(1009)));
     }
 
     /// The weight of a group is its number.
@@ -161,5 +164,33 @@ mod tests {
         let mut next = Callers::default();
         next.join(&mut heaviest, tag(20, 1), outweighs);
         assert_eq!(next.count(), 0);
+    }
+
+    #[test]
+    fn a_leader_submits_for_the_first_caller_unless_its_group_calls() {
+        let mut callers = Callers::default();
+        assert_eq!(callers.submitter(tag(7, 1)), tag(7, 1));
+        for group in [20, 30] {
+            callers.add_group(tag(group, 1));
+        }
+        assert_eq!(callers.submitter(tag(7, 1)), tag(20, 1));
+        assert_eq!(callers.submitter(tag(20, 9)), tag(20, 9));
+        assert_eq!(callers.submitter(tag(30, 9)), tag(30, 9));
+    }
+
+    #[test]
+    fn a_bounded_number_of_groups_is_charged() {
+        let mut callers = Callers::default();
+        let mut others = Callers::default();
+        for group in 0..2 * GROUPS_MAX as u32 {
+            others.add_group(tag(group, 1));
+            others.add_group(tag(group, 2));
+        }
+        assert_eq!(others.groups().len(), GROUPS_MAX);
+        callers.add_group(tag(1, 1));
+        callers.add_groups(&others);
+        assert_eq!(callers.groups().len(), GROUPS_MAX);
+        assert_eq!(callers.groups()[..2], [tag(1, 1), tag(0, 1)]);
+        assert_eq!(callers.count(), 0);
     }
 }
