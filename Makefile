@@ -12,7 +12,7 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build run bench crash fuzz miri test lint judges fmt clean
+.PHONY: help build run bench crash fuzz miri mutants test lint judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,16 +65,23 @@ fuzz: ## fuzzes every target by coverage, HOURS in all, on JOBS processes (1); f
 miri: ## interprets the unsafe code of buffers, which detects undefined behaviour (nightly Rust, by rustup)
 	@scripts/miri
 
+CRATE ?= jbd2
+FILTER ?=
+mutants: ## judges the tests of crates/CRATE (jbd2) by mutants of it, of the files that match FILTER (all)
+	@scripts/mutants $(CRATE) $(FILTER)
+
 lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
+	cargo fmt --check --manifest-path mutants/Cargo.toml
 	@cargo tree --quiet --locked --manifest-path fuzz/Cargo.toml >/dev/null # its lock file is current
 
 fmt: ## formats the sources
 	cargo fmt
 	cargo fmt --manifest-path fuzz/Cargo.toml
+	cargo fmt --manifest-path mutants/Cargo.toml
 
 clean: ## removes build results and caches
 	rm -rf target .cache fuzz/target

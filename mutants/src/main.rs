@@ -1,0 +1,178 @@
+//! Judges the tests of a crate by mutants. `scripts/mutants` calls it.
+//!
+//! The mutants are those that cargo-mutants lists. One build has all of them, each behind a switch, so that a mutant
+//! costs the tests that execute it and no build; so the tests of crates above, such as the crash explorer, can judge, too.
+
+#![forbid(unsafe_code)]
+
+mod build;
+mod instrument;
+mod judge;
+mod list;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use build::Built;
+use judge::{End, Test};
+use list::Mutant;
+
+/// Results, or their beginnings.
+const KILLED: &str = "killed";
+const SURVIVED: &str = "survived";
+const UNVIABLE: &str = "does not compile";
+const UNPLACED: &str = "has no switch";
+
+/// Arguments: `TREE ROOT LIST STATE CARGO_TEST_ARGUMENTS [-- CARGO_TEST_ARGUMENTS]...`.
+struct Args {
+    /// A copy of the workspace, which is changed.
+    tree: PathBuf,
+    /// The root of the mutated crate, relative to the tree.
+    root: String,
+    list: PathBuf,
+    /// A folder for results, which a later run continues.
+    state: PathBuf,
+    packages: Vec<Vec<String>>,
+}
+
+fn main() -> io::Result<()> {
+    let args: Vec<_> = std::env::args().skip(1).collect();
+    let [tree, root, list, state, packages @ ..] = args.as_slice() else {
+        return Err(io::Error::other(
+            "usage: TREE ROOT LIST STATE ARGUMENTS [-- ARGUMENTS]...",
+        ));
+    };
+    let args = Args {
+        tree: tree.into(),
+        root: root.clone(),
+        list: list.into(),
+        state: state.into(),
+        packages: packages
+            .split(|arg| arg == "--")
+            .map(<[_]>::to_vec)
+            .collect(),
+    };
+    let mutants = list::read(&args.list)?;
+    let results = Results::open(&args.state.join("results"))?;
+    let unviable = mutants.iter().filter(|mutant| results.is(mutant, UNVIABLE));
+    let unviable = unviable.map(|mutant| mutant.id).collect();
+    let built = build::build(&args.tree, &args.root, &mutants, &args.packages, unviable)?;
+    eprintln!(
+        "{} mutants, {} do not compile, {} have no switch",
+        mutants.len(),
+        built.unviable.len(),
+        built.unplaced.len()
+    );
+    let tests = judge::tests(&built.programs, &args.state)?;
+    eprintln!("{} tests execute mutants", tests.len());
+    judge_all(&mutants, &built, &tests, results)
+}
+
+/// What is known of the mutants, by their names.
+struct Results {
+    known: BTreeMap<String, String>,
+    file: File,
+}
+
+impl Results {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = File::options().append(true).create(true).open(path)?;
+        let text = std::fs::read_to_string(path)?;
+        let known = text.lines().filter_map(|line| line.split_once('\t'));
+        let known = known.map(|(name, result)| (name.to_owned(), result.to_owned()));
+        Ok(Self {
+            known: known.collect(),
+            file,
+        })
+    }
+
+    fn is(&self, mutant: &Mutant, kind: &str) -> bool {
+        let known = self.known.get(&mutant.name);
+        known.is_some_and(|result| result.starts_with(kind))
+    }
+
+    fn record(&mut self, mutant: &Mutant, result: String) -> io::Result<()> {
+        writeln!(self.file, "{}\t{result}", mutant.name)?;
+        self.known.insert(mutant.name.clone(), result);
+        Ok(())
+    }
+}
+
+/// Judges the mutants without a result and those that survived, and prints the summary.
+fn judge_all(
+    mutants: &[Mutant],
+    built: &Built,
+    tests: &[Test],
+    mut results: Results,
+) -> io::Result<()> {
+    for mutant in mutants {
+        if built.unviable.contains(&mutant.id) {
+            results.record(mutant, UNVIABLE.to_owned())?;
+        } else if built.unplaced.contains(&mutant.id) {
+            results.record(mutant, UNPLACED.to_owned())?;
+        }
+    }
+    let (quick, slow) = tests.split_at(tests.len() * 3 / 4);
+    let judged = |results: &Results, mutant: &Mutant| {
+        [KILLED, UNVIABLE, UNPLACED]
+            .iter()
+            .any(|kind| results.is(mutant, kind))
+    };
+    for tests in [quick, slow] {
+        for mutant in mutants {
+            if !judged(&results, mutant)
+                && let Some(result) = judge_one(mutant.id, tests)?
+            {
+                results.record(mutant, result)?;
+            }
+        }
+    }
+    for mutant in mutants {
+        if !judged(&results, mutant) {
+            let reach = tests
+                .iter()
+                .filter(|test| test.reaches.contains(&mutant.id));
+            results.record(mutant, format!("{SURVIVED} {} tests", reach.count()))?;
+        }
+    }
+    summary(mutants, &results);
+    Ok(())
+}
+
+/// The test that detects a mutant.
+fn judge_one(id: u32, tests: &[Test]) -> io::Result<Option<String>> {
+    for test in tests.iter().filter(|test| test.reaches.contains(&id)) {
+        match test.judge(id)? {
+            End::Passed => {}
+            End::Failed => return Ok(Some(format!("{KILLED} by {}", test.name))),
+            End::Stuck => return Ok(Some(format!("{KILLED} by {} (stuck)", test.name))),
+        }
+    }
+    Ok(None)
+}
+
+/// Prints a line for each file, then the survivors.
+fn summary(mutants: &[Mutant], results: &Results) {
+    let count = |mutants: &[&Mutant], kind: &str| {
+        let of = mutants.iter().filter(|mutant| results.is(mutant, kind));
+        of.count()
+    };
+    println!("file: judged, killed, survived; not built, without a switch");
+    for (file, of) in list::by_file(mutants) {
+        let (killed, survived) = (count(&of, KILLED), count(&of, SURVIVED));
+        let (unviable, unplaced) = (count(&of, UNVIABLE), count(&of, UNPLACED));
+        let judged = killed + survived;
+        println!("{file}: {judged}, {killed}, {survived}; {unviable}, {unplaced}");
+    }
+    let all: Vec<_> = mutants.iter().collect();
+    let (killed, survived) = (count(&all, KILLED), count(&all, SURVIVED));
+    let share = 100.0 * killed as f64 / (killed + survived).max(1) as f64;
+    println!("killed: {killed} of {} ({share:.1} %)", killed + survived);
+    for mutant in mutants {
+        if results.is(mutant, SURVIVED) || results.is(mutant, UNPLACED) {
+            println!("{}: {}", mutant.name, results.known[&mutant.name]);
+        }
+    }
+}
