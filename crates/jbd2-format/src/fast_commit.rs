@@ -380,6 +380,10 @@ fn name_change(
     })
 }
 
+mod encode;
+
+pub use encode::encode_fast_commit;
+
 #[cfg(any(test, feature = "test-support"))]
 pub mod builder;
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub use error::FormatError;
 pub use fast_commit::builder::FastCommitBuilder;
 pub use fast_commit::{
     FastCommitChange, FastCommitPosition, FastCommitRecord, FastCommitScan, FastCommits, NameChange,
+    encode_fast_commit,
 };
 pub use format::Checksum;
 pub use format::Format;

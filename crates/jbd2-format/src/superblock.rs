@@ -28,6 +28,9 @@ const FAST_COMMIT_GAP: u32 = 1;
 /// Smallest supported log in blocks (mke2fs makes no journal of less than 1024 blocks).
 const MIN_LOG_BLOCKS: u32 = 32;
 
+/// Smallest log beside a fast-commit area (`JBD2_MIN_JOURNAL_BLOCKS`).
+const MIN_LOG_BLOCKS_BESIDE_AREA: u32 = 1024;
+
 /// `journal_superblock_s`, 1024 bytes at the start of the journal's block 0.
 #[derive(Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -95,6 +98,17 @@ impl RawSuperblock {
             self.checksum_type = CRC32C_TYPE;
             self.checksum = Be32::new(self.sum());
         }
+    }
+
+    /// Whether fast commits may lie behind the log.
+    pub fn has_fast_commits(&self) -> bool {
+        self.incompat.get() & FAST_COMMIT != 0
+    }
+
+    /// Sets whether fast commits may lie behind the log.
+    pub fn mark_fast_commits(&mut self, on: bool) {
+        let others = self.incompat.get() & !FAST_COMMIT;
+        self.incompat = Be32::new(others | if on { FAST_COMMIT } else { 0 });
     }
 
     fn is_v2(&self) -> bool {
@@ -206,6 +220,22 @@ impl Superblock {
         raw.incompat = Be32::new(incompat);
         raw.compat = Be32::new(compat);
         self.format = format_of(raw, self.format.block_size);
+    }
+
+    /// Ends the log before the fast-commit area, if enough of it is left. Only while the log is empty.
+    pub fn use_fast_commits(&mut self) {
+        assert_eq!(
+            self.raw.start.get(),
+            0,
+            "the log's end changes only while it is empty"
+        );
+        let mut raw = self.raw.clone();
+        raw.mark_fast_commits(true);
+        if let Ok((last, area)) = log_end(&raw, raw.max_len.get())
+            && last.saturating_sub(self.first) >= MIN_LOG_BLOCKS_BESIDE_AREA
+        {
+            (self.raw, self.last, self.fast_commit) = (raw, last, area);
+        }
     }
 
     /// The first transaction in the log, or the next one.

@@ -1,30 +1,21 @@
 //! Writes fast-commit areas, valid and invalid ones, for tests.
 
 use steadfs_base::Tid;
-use steadfs_base::checksum::crc32c;
 
-use super::{HEAD, PAD, TAG_LEN, TAIL};
+use super::encode::TagWriter;
 
 /// An area that is being written.
 pub struct FastCommitBuilder {
     tid: Tid,
     block_size: usize,
-    bytes: Vec<u8>,
-    /// First byte of the fast commit that is being written.
-    start: usize,
+    writer: TagWriter,
 }
 
 impl FastCommitBuilder {
     /// An area of transaction `tid` that begins with a head.
     pub fn new(tid: Tid, block_size: usize) -> Self {
-        let mut builder = Self {
-            tid,
-            block_size,
-            bytes: Vec::new(),
-            start: 0,
-        };
-        let head = [0u32.to_le_bytes(), tid.0.to_le_bytes()].concat();
-        builder.tag(HEAD, &head);
+        let mut builder = Self::headless(tid, block_size);
+        builder.writer.head(tid);
         builder
     }
 
@@ -33,18 +24,13 @@ impl FastCommitBuilder {
         Self {
             tid,
             block_size,
-            bytes: Vec::new(),
-            start: 0,
+            writer: TagWriter::new(block_size),
         }
     }
 
     /// Adds a tag; pads to the next block first if it does not fit.
     pub fn tag(&mut self, tag: u16, value: &[u8]) -> &mut Self {
-        let left = self.block_size - self.bytes.len() % self.block_size;
-        if left < value.len() + 2 * TAG_LEN {
-            self.raw(PAD, &vec![0; left - TAG_LEN]);
-        }
-        self.raw(tag, value);
+        assert!(self.writer.tag(tag, value), "tag {tag} fits no block");
         self
     }
 
@@ -80,34 +66,14 @@ impl FastCommitBuilder {
 
     /// Ends the fast commit with another transaction's number, and a checksum that is wrong by `flip`.
     pub fn tail_with(&mut self, tid: Tid, flip: u32) -> &mut Self {
-        let left = self.block_size - self.bytes.len() % self.block_size;
-        if left < TAG_LEN + 8 {
-            self.raw(PAD, &vec![0; left - TAG_LEN]);
-        }
-        let left = self.block_size - self.bytes.len() % self.block_size;
-        let len = u16::try_from(left - TAG_LEN).expect("a block of less than 64 KiB");
-        self.bytes.extend(TAIL.to_le_bytes());
-        self.bytes.extend(len.to_le_bytes());
-        self.bytes.extend(tid.0.to_le_bytes());
-        let sum = crc32c(0, &self.bytes[self.start..]);
-        self.bytes.extend((sum ^ flip).to_le_bytes());
-        let end = self.bytes.len().next_multiple_of(self.block_size);
-        self.bytes.resize(end, 0);
-        self.start = end;
+        self.writer.tail(tid, flip);
         self
     }
 
     /// The area's bytes, whole blocks.
     pub fn finish(&self) -> Vec<u8> {
-        let mut bytes = self.bytes.clone();
+        let mut bytes = self.writer.bytes.clone();
         bytes.resize(bytes.len().next_multiple_of(self.block_size), 0);
         bytes
-    }
-
-    fn raw(&mut self, tag: u16, value: &[u8]) {
-        let len = u16::try_from(value.len()).expect("a length has 16 bits");
-        self.bytes.extend(tag.to_le_bytes());
-        self.bytes.extend(len.to_le_bytes());
-        self.bytes.extend(value);
     }
 }

@@ -1,5 +1,7 @@
 //! Valid areas, torn ones, and areas that are wrong with the right checksum.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
 use steadfs_base::Tid;
 
 use super::builder::FastCommitBuilder;
@@ -191,4 +193,74 @@ fn no_bytes_make_the_scan_panic() {
             drop(scan(&changed[..at]));
         }
     }
+}
+
+/// Any change that fits a block of 1 KiB.
+fn any_change() -> impl Strategy<Value = FastCommitChange> {
+    let extent = any::<[u8; EXTENT_LEN]>();
+    const KINDS: [NameChange; 3] = [NameChange::Create, NameChange::Link, NameChange::Unlink];
+    let name = (
+        prop::sample::select(&KINDS[..]),
+        any::<u32>(),
+        any::<u32>(),
+        vec(any::<u8>(), 1..=NAME_LEN_MAX),
+    );
+    prop_oneof![
+        (any::<u32>(), extent).prop_map(|(ino, extent)| FastCommitChange::AddRange { ino, extent }),
+        any::<(u32, u32, u32)>().prop_map(|(ino, first, count)| FastCommitChange::DelRange {
+            ino,
+            first,
+            count
+        }),
+        name.prop_map(|(change, parent, ino, name)| FastCommitChange::Name {
+            change,
+            parent,
+            ino,
+            name: name.into(),
+        }),
+        (any::<u32>(), vec(any::<u8>(), INODE_LEN_MIN..=900)).prop_map(|(ino, raw)| {
+            FastCommitChange::Inode {
+                ino,
+                raw: raw.into(),
+            }
+        }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_encoded_is_read_again(
+        size in prop::sample::select(&[1024usize, 4096, 65_536][..]),
+        commits in vec(vec(any_change(), 0..30), 1..4),
+    ) {
+        let mut area = Vec::new();
+        for (n, changes) in commits.iter().enumerate() {
+            let encoded = encode_fast_commit(TID, size, n == 0, changes).unwrap();
+            prop_assert_eq!(encoded.len() % size, 0);
+            area.extend(encoded);
+        }
+        let mut scan = FastCommitScan::new(TID);
+        for block in area.chunks(size) {
+            prop_assert!(scan.block(block).unwrap());
+        }
+        let found = scan.finish();
+        prop_assert!(!found.is_torn);
+        let changes = |commit: Vec<FastCommitRecord>| {
+            commit.into_iter().map(|record| record.change).collect::<Vec<_>>()
+        };
+        let found: Vec<_> = found.commits.into_iter().map(changes).collect();
+        prop_assert_eq!(found, commits);
+    }
+}
+
+#[test]
+fn a_change_that_fits_no_block_is_not_encoded() {
+    let inode = |len| FastCommitChange::Inode {
+        ino: 12,
+        raw: vec![0; len].into(),
+    };
+    let encode = |len| encode_fast_commit(TID, SIZE, false, &[inode(len)]);
+    let longest = SIZE - 2 * TAG_LEN - 4 - 1;
+    assert_eq!(encode(longest).unwrap().len(), 2 * SIZE);
+    assert!(encode(longest + 1).is_none());
 }
