@@ -14,6 +14,7 @@ use crate::disk::Superblock;
 use crate::disk::features::RoCompat;
 use crate::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET};
 use crate::error_log::ErrorLog;
+use crate::fast_commit::FastCommitTracker;
 use crate::fs::Ext4;
 use crate::inode::InodeTable;
 use crate::mballoc::{Allocator, Descriptors};
@@ -65,6 +66,7 @@ impl Ext4 {
             queue,
             txns: Txns::new(Arc::clone(&meta), journaled),
             meta,
+            fast_commits: FastCommitTracker::default(),
             writeback: Arc::new(Writeback::new(limits)),
             inodes: InodeTable::new(),
             alloc,

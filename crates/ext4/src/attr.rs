@@ -5,6 +5,7 @@ use steadfs_vfs::{Attr, Cx, FileKind, FsError, FsxAttr, InodeFlags, Result, SetA
 
 use crate::credits;
 use crate::disk::{self, time};
+use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
@@ -54,7 +55,13 @@ impl Ext4 {
         self.txns().run(credits::ATTRIBUTES, tag, |handle| {
             let mut core = inode.core.write();
             let mut changed = core.clone();
+            if inode.kind() == FileKind::Regular && !core.may_have_attrs() {
+                handle.track();
+            }
             change(handle, &mut changed)?;
+            if changed.may_have_attrs() {
+                handle.refuse_fast_commits(refusal::XATTR);
+            }
             *core = changed;
             self.store_inode(handle, inode, &core)
         })

@@ -1,4 +1,4 @@
-//! Replay of fast commits: from ext4's logical changes to the blocks that they change.
+//! Fast commits: what a transaction has changed (`track.rs`), and their replay: from ext4's logical changes to the blocks that they change.
 //!
 //! **Problem.** A fast commit records what an fsync changed since the last transaction: names, inodes, mapped ranges. It
 //! has no blocks of directories, bitmaps, descriptors or extent trees; these follow from its changes.
@@ -17,6 +17,7 @@
 mod inodes;
 mod names;
 mod ranges;
+mod track;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ use crate::report::MountReport;
 use crate::source::Source;
 use crate::superblock::{read_superblock, superblock_bytes};
 use crate::txn::Handle;
+
+pub(crate) use track::{FastCommitTracker, refusal};
 
 use names::Name;
 use ranges::{FileRange, Unmapped};

@@ -14,6 +14,7 @@ use steadfs_vfs::{Clock, FsError, OpenGuard, PendingFrees, RemountState, Result,
 
 use crate::disk::{self, Geometry, Ino, Superblock};
 use crate::error_log::ErrorLog;
+use crate::fast_commit::{FastCommitTracker, refusal};
 use crate::inode::{Inode, InodeTable};
 use crate::io_error;
 use crate::mballoc::Allocator;
@@ -36,6 +37,8 @@ pub struct Ext4 {
     pub(crate) queue: Arc<Queue>,
     pub(crate) meta: Arc<MetaCache>,
     pub(crate) txns: Txns,
+    /// What the running transaction has changed, for fast commits.
+    pub(crate) fast_commits: FastCommitTracker,
     pub(crate) writeback: Arc<Writeback>,
     pub(crate) inodes: InodeTable,
     pub(crate) alloc: Allocator,
@@ -223,6 +226,9 @@ impl Ext4 {
         if core.size > LARGE_FILE && !self.large_file.swap(true, Ordering::AcqRel) {
             self.update_super(handle, Superblock::set_large_file)?;
         }
+        if handle.is_tracked() {
+            self.fast_commits.stored(handle, inode);
+        }
         inode.record_tid(handle, false);
         inode.core_is_stored();
         Ok(())
@@ -234,6 +240,7 @@ impl Ext4 {
         handle: &mut Handle<'_>,
         change: impl FnOnce(&mut Superblock),
     ) -> Result<()> {
+        handle.refuse_fast_commits(refusal::SUPERBLOCK);
         let (block, at) = self.geo.superblock_place();
         let buf = self.block(block, IoTag::default())?;
         let mut sb = self.sb.lock();

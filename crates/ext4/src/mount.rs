@@ -174,6 +174,7 @@ impl Ext4 {
         let on_commit = self.me.clone();
         journal.on_commit(Box::new(move |tid: Tid| {
             if let Some(fs) = on_commit.upgrade() {
+                fs.fast_commits.committed(tid);
                 fs.alloc.committed(&fs, tid);
             }
         }));

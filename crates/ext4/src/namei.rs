@@ -15,12 +15,14 @@ mod rename;
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo, IoTag};
+use steadfs_jbd2::NameChange;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
 
 use crate::credits;
 use crate::dir::{Dir, Search, Slot};
 use crate::disk::inode::LINK_MAX;
 use crate::disk::{self, Ino};
+use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
@@ -80,6 +82,7 @@ impl Ext4 {
             if !handle.extend(rest + needed) {
                 handle.restart(rest + needed)?;
             }
+            handle.refuse_fast_commits(refusal::GROWTH);
             let mut core = dir.core.write();
             Dir::new(self, dir.ino(), &core, cx.tag).grow(handle, dir, &mut core, name)?;
             handle.consistent();
@@ -87,6 +90,25 @@ impl Ext4 {
         Err(Corruption::new("a split leaf has no room for the name")
             .in_inode(dir.ino())
             .into())
+    }
+
+    /// Records for fast commits that an inode got or lost a name.
+    fn record_name(
+        &self,
+        handle: &mut Handle<'_>,
+        change: NameChange,
+        name: (&Inode, &[u8]),
+        inode: &Inode,
+    ) {
+        match inode.kind() {
+            FileKind::Regular if handle.is_tracked() => {
+                let ino = inode.ino();
+                self.fast_commits.named(handle, change, name, ino);
+            }
+            FileKind::Regular => {}
+            FileKind::Directory => handle.refuse_fast_commits(refusal::DIRECTORY),
+            _ => handle.refuse_fast_commits(refusal::KIND),
+        }
     }
 
     /// Sets a directory's times after a change of its names.

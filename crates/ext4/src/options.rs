@@ -43,6 +43,8 @@ pub struct MountOptions {
     /// `journal_checksum`, `nojournal_checksum`: whether the log has checksums; by default if the volume's metadata
     /// has.
     pub journal_checksum: Option<bool>,
+    /// `fast_commit`: an fsync writes a fast commit where the volume has the feature.
+    pub fast_commit: bool,
     /// `barrier=`: whether commits flush the device's volatile cache.
     pub barrier: bool,
     /// `data_err=abort`: failing to write a file's data in ordered mode aborts the journal.
@@ -120,6 +122,7 @@ impl Default for MountOptions {
             max_batch_us: 15_000,
             journal_ioprio: 3,
             journal_checksum: None,
+            fast_commit: true,
             barrier: true,
             abort_on_data_error: false,
             errors: None,

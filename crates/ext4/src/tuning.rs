@@ -6,7 +6,7 @@ use steadfs_base::IoPrio;
 use steadfs_jbd2::{Checksum, Journal, JournalConfig, JournalTuning, ReclaimPolicy};
 
 use crate::disk::Superblock;
-use crate::disk::features::RoCompat;
+use crate::disk::features::{Compat, RoCompat};
 use crate::options::{AsyncCheckpoint, MountOptions};
 
 /// Smallest limit of a transaction in blocks, whatever the memory: every operation fits.
@@ -29,6 +29,7 @@ pub(crate) fn tuning(options: &MountOptions) -> JournalTuning {
         min_batch: Duration::from_micros(options.min_batch_us.into()),
         max_batch: Duration::from_micros(options.max_batch_us.into()),
         barriers: options.barrier,
+        fast_commit: options.fast_commit,
         prio: IoPrio::best_effort(options.journal_ioprio),
     }
 }
@@ -60,6 +61,7 @@ pub(crate) fn journal_config(
     JournalConfig {
         tuning: tuning(options),
         wide: sb.geometry().has_64bit(),
+        fast_commit: features.compat.contains(Compat::FAST_COMMIT),
         checksum,
         max_transaction: Some(
             u32::try_from(blocks)

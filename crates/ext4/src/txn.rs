@@ -14,8 +14,10 @@ use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_cache::{MetaBuf, MetaCache, MetaMut};
-use steadfs_jbd2::{Journal, JournalError};
+use steadfs_jbd2::{FastCommitRefusal, Journal, JournalError};
 use steadfs_vfs::{FsError, Result};
+
+use crate::fast_commit::refusal;
 
 /// The transactions of a volume: in its journal, or without one in place, in no order.
 pub struct Txns {
@@ -41,6 +43,20 @@ pub struct Handle<'a> {
     changed: bool,
     /// Why its changes must not be committed.
     half_done: Option<String>,
+    fast: FastCommitMode,
+}
+
+/// What a handle means for the fast commits of its transaction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FastCommitMode {
+    /// The volume has none.
+    None,
+    /// Its changes are recorded for them.
+    Tracked,
+    /// Its first change refuses them.
+    Untracked,
+    /// It has refused them.
+    Refused,
 }
 
 /// Whether a handle had changes at some point: see [`Handle::consistent_since`].
@@ -112,7 +128,16 @@ impl Txns {
             reserved: false,
             changed: false,
             half_done: None,
+            fast: self.fast_commits(),
         })
+    }
+
+    /// What a new handle means for fast commits.
+    fn fast_commits(&self) -> FastCommitMode {
+        match self.journal.get() {
+            Some(journal) if journal.has_fast_commit_area() => FastCommitMode::Untracked,
+            _ => FastCommitMode::None,
+        }
     }
 
     /// Runs an operation in a handle of `credits` for a caller of tag `tag`. The volume stops if the operation fails
@@ -153,6 +178,7 @@ impl Txns {
                 reserved: false,
                 changed: false,
                 half_done: None,
+                fast: self.fast_commits(),
             };
             written = change(&mut handle);
             written
@@ -211,12 +237,41 @@ impl Handle<'_> {
 
     /// Locks a block for changing. Costs a credit the first time a transaction sees the block.
     pub fn write<'b>(&mut self, buf: &'b Arc<MetaBuf>) -> Result<MetaMut<'b>> {
+        self.changes_something();
         let content = match &mut self.kind {
             HandleKind::Journal(handle) => handle.write(buf).map_err(journal_error)?,
             HandleKind::Direct(cache) => cache.lock_dirty(buf),
         };
         self.changed = true;
         Ok(content)
+    }
+
+    /// All that the handle changes is recorded for fast commits ([`crate::fast_commit`]), or refuses them.
+    pub fn track(&mut self) {
+        if self.fast == FastCommitMode::Untracked {
+            self.fast = FastCommitMode::Tracked;
+        }
+    }
+
+    /// Whether the handle's changes are to be recorded for fast commits.
+    pub fn is_tracked(&self) -> bool {
+        self.fast == FastCommitMode::Tracked
+    }
+
+    /// The handle changes something that fast commits do not describe: its transaction is committed as a whole.
+    pub fn refuse_fast_commits(&mut self, why: FastCommitRefusal) {
+        if let HandleKind::Journal(handle) = &mut self.kind
+            && !matches!(self.fast, FastCommitMode::None | FastCommitMode::Refused)
+        {
+            handle.refuse_fast_commits(why);
+            self.fast = FastCommitMode::Refused;
+        }
+    }
+
+    fn changes_something(&mut self) {
+        if self.fast == FastCommitMode::Untracked {
+            self.refuse_fast_commits(refusal::UNTRACKED);
+        }
     }
 
     /// Ends the operation with its result. An error after a change that was not undone stops the volume.
@@ -265,6 +320,7 @@ impl Handle<'_> {
 
     /// The block is no longer metadata: no older copy of it may be written or replayed (revoke). One credit.
     pub fn forget(&mut self, block: DevBlock) -> Result<()> {
+        self.changes_something();
         match &mut self.kind {
             HandleKind::Journal(handle) => handle.forget(block).map_err(journal_error)?,
             HandleKind::Direct(cache) => cache.forget(block),
@@ -324,6 +380,10 @@ impl Handle<'_> {
         self.consistent();
         if let Some(cause) = &self.half_done {
             return Err(FsError::Stopped(cause.clone()));
+        }
+        if self.fast == FastCommitMode::Refused {
+            // The next part may belong to another transaction. What refused this one may go on there.
+            self.fast = FastCommitMode::Untracked;
         }
         match &mut self.kind {
             HandleKind::Journal(handle) => handle.restart(credits).map_err(journal_error),

@@ -21,8 +21,8 @@ pub use error::FormatError;
 #[cfg(any(test, feature = "test-support"))]
 pub use fast_commit::builder::FastCommitBuilder;
 pub use fast_commit::{
-    FastCommitChange, FastCommitPosition, FastCommitRecord, FastCommitScan, FastCommits, NameChange,
-    encode_fast_commit,
+    FastCommitChange, FastCommitPosition, FastCommitRecord, FastCommitScan, FastCommits,
+    NameChange, encode_fast_commit,
 };
 pub use format::Checksum;
 pub use format::Format;

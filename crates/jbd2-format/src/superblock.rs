@@ -28,7 +28,7 @@ const FAST_COMMIT_GAP: u32 = 1;
 /// Smallest supported log in blocks (mke2fs makes no journal of less than 1024 blocks).
 const MIN_LOG_BLOCKS: u32 = 32;
 
-/// Smallest log beside a fast-commit area (`JBD2_MIN_JOURNAL_BLOCKS`).
+/// Smallest log beside a fast-commit area, the superblock included (`JBD2_MIN_JOURNAL_BLOCKS`).
 const MIN_LOG_BLOCKS_BESIDE_AREA: u32 = 1024;
 
 /// `journal_superblock_s`, 1024 bytes at the start of the journal's block 0.
@@ -232,7 +232,7 @@ impl Superblock {
         let mut raw = self.raw.clone();
         raw.mark_fast_commits(true);
         if let Ok((last, area)) = log_end(&raw, raw.max_len.get())
-            && last.saturating_sub(self.first) >= MIN_LOG_BLOCKS_BESIDE_AREA
+            && last >= MIN_LOG_BLOCKS_BESIDE_AREA
         {
             (self.raw, self.last, self.fast_commit) = (raw, last, area);
         }

@@ -142,7 +142,7 @@ impl Journal {
     }
 
     /// Waits until `tid` is durable, or for a task that leads the commit of `tid`.
-    fn wait_for_leader(
+    pub(crate) fn wait_for_leader(
         &self,
         state: &mut MutexGuard<'_, JournalState>,
         waiters: &Condvar,
@@ -163,7 +163,12 @@ impl Journal {
     }
 
     /// Waits briefly for the usual fsync callers to join (group commit). The caller has made itself the leader.
-    fn await_batch(&self, state: &mut MutexGuard<'_, JournalState>, tid: Tid, tag: IoTag) {
+    pub(crate) fn await_batch(
+        &self,
+        state: &mut MutexGuard<'_, JournalState>,
+        tid: Tid,
+        tag: IoTag,
+    ) {
         assert!(state.leading, "only the leader waits for callers");
         if state
             .running
@@ -206,6 +211,9 @@ impl Journal {
                     self.queue.boost(io, boosted);
                 }
             }
+        }
+        for io in &state.fast.ios {
+            self.queue.boost(io, tag);
         }
     }
 
@@ -256,7 +264,7 @@ impl Journal {
             self.fail(error);
         }
         waiters.notify_all();
-        result
+        result.and_then(|()| self.clear_fast_area(tag))
     }
 
     /// Step 1, lock: no handle joins any more. Waits for the open ones, then takes the snapshot.
@@ -274,6 +282,7 @@ impl Journal {
             self.drained.wait(&mut state);
         }
         state.check()?;
+        state.count_whole_commit();
         let running = state
             .running
             .as_mut()
@@ -422,7 +431,7 @@ impl Journal {
 
     /// If the superblock marks the log empty, it must record where the log starts before the first commit
     /// record is written.
-    fn start_log(&self, start: u32, tid: Tid, tag: IoTag) -> Result<(), JournalError> {
+    pub(crate) fn start_log(&self, start: u32, tid: Tid, tag: IoTag) -> Result<(), JournalError> {
         let barriers = {
             let mut state = self.state.lock();
             if !std::mem::take(&mut state.marked_empty) {
@@ -430,6 +439,7 @@ impl Journal {
             }
             state.tuning.barriers
         };
+        self.clear_fast_area(tag)?;
         let order = if barriers {
             WriteOrder::Durable
         } else {

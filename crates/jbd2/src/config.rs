@@ -19,6 +19,8 @@ pub struct JournalTuning {
     pub max_batch: Duration,
     /// Whether the device has a cache that must be flushed (`barrier`, `nobarrier`).
     pub barriers: bool,
+    /// Whether fast commits are written, if the journal has an area for them.
+    pub fast_commit: bool,
     /// Priority of commits without a waiter (`journal_ioprio=`).
     pub prio: IoPrio,
 }
@@ -30,6 +32,7 @@ impl Default for JournalTuning {
             min_batch: Duration::ZERO,
             max_batch: Duration::from_micros(15_000),
             barriers: true,
+            fast_commit: true,
             prio: IoPrio::best_effort(3),
         }
     }
@@ -66,6 +69,8 @@ pub struct JournalConfig {
     /// Block numbers need more than 32 bits (ext4's `64bit`). Sets the journal's feature, never clears
     /// it.
     pub wide: bool,
+    /// The volume has fast commits (ext4's `fast_commit`): the end of the journal is their area.
+    pub fast_commit: bool,
     /// The checksum version to set (ext4: version 3 with `metadata_csum`); `None`: unchanged.
     pub checksum: Option<Checksum>,
     /// Limit of a transaction in log blocks, if less than a quarter of the log. The blocks of two

@@ -16,18 +16,17 @@ use std::time::Duration;
 
 use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::Queue;
-use steadfs_cache::{CommitBatch, MetaCache};
-use steadfs_rt::inherit::{self, TaskNo};
+use steadfs_cache::MetaCache;
+use steadfs_rt::inherit;
 use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank, RankScope, now, sleep};
 
-use crate::callers::LateGroups;
 use crate::config::{JournalConfig, JournalTuning};
+use crate::fast_write::FastCommitArea;
 use crate::handle::Handle;
 use crate::lists::ReclaimLists;
 use crate::recover::load_superblock;
 use crate::sb::{Block0, SuperblockChange, WriteOrder};
 use crate::space::{LogCosts, LogRing};
-use crate::stats::JournalStats;
 use crate::transaction::{Admission, JournalState, RunningTransaction};
 use crate::{JournalError, JournalMap, ReclaimPolicy};
 use steadfs_jbd2_format::Format;
@@ -58,6 +57,8 @@ pub struct Journal {
     pub(crate) format: Format,
     pub(crate) costs: LogCosts,
     read_only: bool,
+    /// There is a fast-commit area behind the log.
+    pub(crate) has_fast_area: bool,
     /// The rank of an open handle in the lock order.
     pub(crate) open_handle: RankScope,
     pub(crate) state: Mutex<JournalState>,
@@ -103,36 +104,19 @@ impl Journal {
         }
         if !config.read_only {
             superblock.set_features(config.wide, config.checksum);
+            if config.fast_commit {
+                superblock.use_fast_commits();
+            }
         }
         let next_tid = superblock.sequence();
         let log = LogRing::new(superblock.first, superblock.last);
         let format = superblock.format;
         let costs = LogCosts::new(&format, log.capacity(), config.max_transaction);
         let (at, _) = map.locate(0);
+        let fast = FastCommitArea::of(&superblock);
+        let superblock_has_area = superblock.fast_commit.is_some();
         let block0 = Block0::new(superblock.raw, data, at, block_size);
-        let state = JournalState {
-            running: None,
-            committing: None,
-            leading: false,
-            leader: TaskNo::default(),
-            batch: CommitBatch::default(),
-            heaviest: None,
-            late_groups: LateGroups::default(),
-            next_tid,
-            durable: Tid(next_tid.0.wrapping_sub(1)),
-            log,
-            log_ahead: None,
-            marked_empty: true,
-            update_locks: 0,
-            waiting_credits: 0,
-            aborted: None,
-            commit_request: None,
-            has_commit_task: false,
-            stopping: false,
-            last_sync_writer: 0,
-            tuning: config.tuning,
-            stats: JournalStats::default(),
-        };
+        let state = JournalState::new(next_tid, log, fast, config.tuning);
         Ok(Arc::new(Self {
             cache,
             queue,
@@ -141,6 +125,7 @@ impl Journal {
             format,
             costs,
             read_only: config.read_only,
+            has_fast_area: superblock_has_area,
             open_handle: RankScope::new(Rank::TxnHandle),
             state: Mutex::new(Rank::JournalState, state),
             admission: Condvar::new(),

@@ -17,7 +17,8 @@
 //! Paths through the crate: [`Journal::begin`] (`journal.rs`, `transaction.rs`) returns a [`Handle`]
 //! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `log_writer.rs`) makes it durable;
 //! `reclaim.rs` and `lists.rs` free log space; [`recover()`] (`recover.rs`) replays the log, and
-//! [`log_fast_commits`] (`fast_commit.rs`) makes a transaction of the fast commits behind it. `space.rs` and
+//! [`log_fast_commits`] (`fast_commit.rs`) makes a transaction of the fast commits behind it, which `fast_write.rs`
+//! writes. `space.rs` and
 //! `policy.rs` are pure arithmetic. The format is the crate `steadfs-jbd2-format`.
 
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ mod commit;
 mod config;
 mod error;
 mod fast_commit;
+mod fast_write;
 mod handle;
 mod io;
 mod journal;
@@ -49,6 +51,7 @@ pub use commit::Durable;
 pub use config::{JournalConfig, JournalTuning};
 pub use error::JournalError;
 pub use fast_commit::log_fast_commits;
+pub use fast_write::{FastCommitRefusal, FastCommitStats};
 pub use handle::Handle;
 pub use journal::Journal;
 pub use overlay::{Overlay, OverlayDevice};

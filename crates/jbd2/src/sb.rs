@@ -13,6 +13,8 @@ pub(crate) struct Block0 {
     data: Buf,
     at: DevBlock,
     block_size: BlockSize,
+    /// The log ends before a fast-commit area.
+    fast_commits: bool,
 }
 
 /// The fields that a write of the superblock changes.
@@ -39,6 +41,7 @@ pub(crate) enum WriteOrder {
 impl Block0 {
     pub(crate) fn new(raw: RawSuperblock, data: Buf, at: DevBlock, block_size: BlockSize) -> Self {
         Self {
+            fast_commits: raw.has_fast_commits(),
             raw,
             data,
             at,
@@ -79,6 +82,8 @@ impl Block0 {
             SuperblockChange::Tail { start, tid } => {
                 raw.start = Be32::new(start);
                 raw.sequence = Be32::new(tid.0);
+                // As in Linux: an empty log can be read by programs that do not know fast commits.
+                raw.mark_fast_commits(self.fast_commits && start != 0);
             }
             SuperblockChange::Errno(errno) => raw.errno = Be32::new(errno.wrapping_neg()),
         }

@@ -7,6 +7,7 @@ use steadfs_base::Tid;
 use steadfs_rt::Instant;
 
 use crate::Journal;
+use crate::fast_write::FastCommitStats;
 use crate::transaction::Admission;
 
 /// Number and length of waits for one cause.
@@ -121,7 +122,23 @@ impl JournalStats {
     }
 
     /// The text of `jbd2/stats.json`: one JSON object, times in microseconds, sums not divided.
-    pub(crate) fn json(&self, durable: Tid, free: u32, capacity: u32) -> String {
+    pub(crate) fn json(
+        &self,
+        fast: &FastCommitStats,
+        durable: Tid,
+        free: u32,
+        capacity: u32,
+    ) -> String {
+        let refused = fast.refused.iter();
+        let refused: Vec<_> = refused
+            .map(|(why, count)| format!("\"{why}\":{count}"))
+            .collect();
+        let fast = format!(
+            "{{\"commits\":{},\"blocks\":{},\"refused\":{{{}}}}}",
+            fast.commits,
+            fast.blocks,
+            refused.join(",")
+        );
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let waits = |waits: WaitStats| {
             let (total, max) = (us(waits.total), us(waits.max));
@@ -134,7 +151,7 @@ impl JournalStats {
             "{{\"transactions\":{},\"requested\":{},\"beside_data\":{},\"durable\":{durable},\"log_blocks\":{capacity},\
              \"log_free\":{free},\"handles\":{},\"blocks\":{},\"logged\":{},\"average_commit_us\":{},\
              \"running_us\":{},\"locked_us\":{},\"logging_us\":{},\"request_delay_us\":{},\
-             \"waits\":{{\"locked_transaction\":{},\"log_space\":{},\"reserved_credits\":{},\
+             \"fast_commits\":{fast},\"waits\":{{\"locked_transaction\":{},\"log_space\":{},\"reserved_credits\":{},\
              \"group_commit\":{}}},\
              \"reclaim\":{{\"written_home\":{},\"dropped\":{},\"tail_moves\":{},\"background\":{},\
              \"freed_in_background\":{},\"freed_by_waiters\":{}}}}}",
@@ -164,10 +181,17 @@ impl JournalStats {
 
     /// The text of `jbd2/info`: the lines of `/proc/fs/jbd2/DEV-INODE/info` (Linux 6.18), then our own ones
     /// about waits of handles and about reclaim.
-    pub(crate) fn page(&self, max_transaction: u32, durable: Tid, worker: &str) -> String {
+    pub(crate) fn page(
+        &self,
+        fast: &FastCommitStats,
+        max_transaction: u32,
+        durable: Tid,
+        worker: &str,
+    ) -> String {
         let mut page = String::new();
         self.kernel_lines(&mut page, max_transaction)
             .and_then(|()| self.own_lines(&mut page, durable, worker))
+            .and_then(|()| fast.lines(&mut page))
             .expect("writing to a string does not fail");
         page
     }
@@ -253,6 +277,20 @@ impl JournalStats {
     }
 }
 
+impl FastCommitStats {
+    fn lines(&self, page: &mut String) -> std::fmt::Result {
+        writeln!(
+            page,
+            "{} fast commits, {} blocks",
+            self.commits, self.blocks
+        )?;
+        for (why, count) in &self.refused {
+            writeln!(page, "  {count} commits for waiting callers instead: {why}")?;
+        }
+        Ok(())
+    }
+}
+
 impl Journal {
     /// The share of the log, in percent, that the largest transaction takes. If no more than this is free,
     /// a handle may have to wait for reclaim; a threshold of the reclaim policy that is not above it
@@ -272,14 +310,17 @@ impl Journal {
     pub fn stats_json(&self) -> String {
         let state = self.state.lock();
         let log = &state.log;
-        state.stats.json(state.durable, log.free(), log.capacity())
+        let fast = state.fast.stats();
+        state
+            .stats
+            .json(fast, state.durable, log.free(), log.capacity())
     }
 
     /// The text of `.steadfs/jbd2/info`.
     pub fn info(&self) -> String {
-        let (stats, durable) = {
+        let (stats, fast, durable) = {
             let state = self.state.lock();
-            (state.stats, state.durable)
+            (state.stats, state.fast.stats().clone(), state.durable)
         };
         let worker = {
             let lists = self.lists.lock();
@@ -293,7 +334,7 @@ impl Journal {
                 None => format!("noasync_checkpoint, {state}"),
             }
         };
-        stats.page(self.costs.max_transaction, durable, &worker)
+        stats.page(&fast, self.costs.max_transaction, durable, &worker)
     }
 
     /// Free log blocks and the log's capacity in blocks.

@@ -17,6 +17,7 @@ use crate::JournalError;
 use crate::beside::LogAhead;
 use crate::callers::{Callers, LateGroups};
 use crate::config::JournalTuning;
+use crate::fast_write::{FastCommitArea, FastCommitRefusal};
 use crate::space::{LogCosts, LogRing};
 use crate::stats::JournalStats;
 
@@ -49,6 +50,8 @@ pub(crate) struct RunningTransaction {
     pub handles: u64,
     /// Longest wait of a handle before it could join.
     pub longest_wait: Duration,
+    /// Why it cannot have fast commits.
+    pub fast_refusal: Option<FastCommitRefusal>,
 }
 
 impl RunningTransaction {
@@ -68,6 +71,7 @@ impl RunningTransaction {
             callers: Callers::default(),
             handles: 0,
             longest_wait: Duration::ZERO,
+            fast_refusal: None,
         }
     }
 
@@ -141,6 +145,8 @@ pub(crate) struct JournalState {
     pub log: LogRing,
     /// Log blocks of the running transaction that the leader has written before it closes it.
     pub log_ahead: Option<LogAhead>,
+    /// The fast-commit area behind the log.
+    pub fast: FastCommitArea,
     /// The superblock marks the log empty.
     pub marked_empty: bool,
     /// Handles that wait for credits of other handles.
@@ -177,6 +183,39 @@ impl BatchedCommit for JournalState {
 }
 
 impl JournalState {
+    /// The state of a clean journal.
+    pub(crate) fn new(
+        next_tid: Tid,
+        log: LogRing,
+        fast: FastCommitArea,
+        tuning: JournalTuning,
+    ) -> Self {
+        Self {
+            running: None,
+            committing: None,
+            leading: false,
+            leader: TaskNo::default(),
+            batch: CommitBatch::default(),
+            heaviest: None,
+            late_groups: LateGroups::default(),
+            next_tid,
+            durable: Tid(next_tid.0.wrapping_sub(1)),
+            log,
+            log_ahead: None,
+            fast,
+            marked_empty: true,
+            update_locks: 0,
+            waiting_credits: 0,
+            aborted: None,
+            commit_request: None,
+            has_commit_task: false,
+            stopping: false,
+            last_sync_writer: 0,
+            tuning,
+            stats: JournalStats::default(),
+        }
+    }
+
     /// Fails if the journal is aborted.
     pub(crate) fn check(&self) -> Result<(), JournalError> {
         match &self.aborted {

@@ -96,6 +96,13 @@ impl Extent {
         }
     }
 
+    /// The extent as a tree has it (`ext4_extent`).
+    pub fn to_bytes(&self) -> [u8; ENTRY_SIZE] {
+        let mut bytes = [0; ENTRY_SIZE];
+        self.encode(&mut bytes);
+        bytes
+    }
+
     fn encode(&self, bytes: &mut [u8]) {
         assert!(
             self.len > 0 && self.len <= Self::max_len(self.unwritten),

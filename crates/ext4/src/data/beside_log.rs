@@ -90,6 +90,7 @@ impl Ext4 {
         let Some(request) = file.request() else {
             return false;
         };
+        handle.track();
         let size = inode.core.read().size;
         let (mapped, result) = self.map_all(handle, inode, &request);
         if let Err(error) = self.store_now(handle, inode) {

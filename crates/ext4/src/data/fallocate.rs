@@ -80,6 +80,7 @@ impl Ext4 {
         }
         let _pins = self.pin_inodes(&[inode.ino()], cx.tag)?;
         self.txns.run(1, cx.tag, |handle| {
+            handle.track();
             let mut core = inode.core.write();
             let now = self.now(&core);
             core.mtime = now;
@@ -129,6 +130,11 @@ impl Ext4 {
         let run = self.alloc.allocate_spare(self, goal, want, keep)?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
         let result = self.txns.run(credits, cx.tag, |handle| {
+            handle.track();
+            if handle.is_tracked() {
+                let blocks = at.0..at.0 + u64::from(run.len);
+                self.fast_commits.mapped(handle, inode.ino(), blocks);
+            }
             let mut core = inode.core.write();
             let named = self.map_allocation(handle, inode.ino(), &mut core, at, run, true);
             // In any case, as the upper nodes of the tree may have changed.

@@ -1,7 +1,8 @@
 //! fsync, fdatasync and sync.
 
-use steadfs_base::{IoTag, Urgency};
+use steadfs_base::{IoTag, Tid, Urgency};
 use steadfs_cache::{DirtyFile, WritebackReason};
+use steadfs_jbd2::Journal;
 use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
@@ -28,7 +29,13 @@ impl Ext4 {
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.ino().0.into()));
             self.write_cluster(inode, tag);
-            let synced = match self.sync_beside_log(inode, tag) {
+            // A fast commit is written after the data, but is shorter than the log blocks beside it.
+            let journal = self.txns.journal();
+            let beside = match journal.is_some_and(|journal| journal.has_fast_commits()) {
+                true => Ok(false),
+                false => self.sync_beside_log(inode, tag),
+            };
+            let synced = match beside {
                 Ok(false) => self
                     .write_out(inode, WritebackReason::Sync, tag)
                     .map(|()| false),
@@ -56,7 +63,9 @@ impl Ext4 {
                 // The names are a directory's data, whatever blocks they are in.
                 let datasync = datasync && inode.kind() == FileKind::Regular;
                 match inode.tid_for_sync(datasync) {
-                    _ if reread => drop(journal.commit_all(tag).map_err(journal_error)?),
+                    // Changes from before may be in any transaction.
+                    _ if reread => self.make_all_durable(journal, tag)?,
+                    Some(tid) if self.fast_commit(journal, tid, tag)? => {}
                     Some(tid) => drop(journal.commit(tid, tag).map_err(journal_error)?),
                     None => {}
                 }
@@ -79,6 +88,21 @@ impl Ext4 {
         }
     }
 
+    /// Makes the changes of all transactions durable.
+    fn make_all_durable(&self, journal: &Journal, tag: IoTag) -> Result<()> {
+        match journal.running_tid() {
+            Some(tid) if self.fast_commit(journal, tid, tag)? => Ok(()),
+            _ => self.commit_running(tag),
+        }
+    }
+
+    /// Makes the changes of a transaction, and all older ones, durable by a fast commit; false if that is not possible.
+    fn fast_commit(&self, journal: &Journal, tid: Tid, tag: IoTag) -> Result<bool> {
+        let changes = |tid| self.fast_commit_changes(tid);
+        let durable = journal.fast_commit(tid, tag, &changes);
+        Ok(durable.map_err(journal_error)?.is_some())
+    }
+
     /// Makes all completed writes durable. If the FLUSH fails, it is unknown which of the writes since the last
     /// successful FLUSH the device still has, and the cache has marked them clean: the volume stops, so that no later
     /// fsync acknowledges data that may be lost.
@@ -99,8 +123,10 @@ impl Ext4 {
         }
         let _pins = self.pin_inodes(&[inode.ino()], IoTag::default())?;
         let tag = IoTag::default();
-        self.txns
-            .run(1, tag, |handle| self.store_now(handle, inode))
+        self.txns.run(1, tag, |handle| {
+            handle.track();
+            self.store_now(handle, inode)
+        })
     }
 
     /// Commits the running transaction and waits, also for one that is being committed.

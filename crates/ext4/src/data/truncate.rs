@@ -72,6 +72,7 @@ impl Ext4 {
         self.write_out(inode, WritebackReason::Sync, cx.tag)?;
         let _pins = self.pin_inodes(&[inode.ino()], cx.tag)?;
         self.txns.run(1, cx.tag, |handle| {
+            handle.track();
             inode.set_size(size);
             let mut core = inode.core.write();
             core.size = size;

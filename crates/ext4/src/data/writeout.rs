@@ -306,6 +306,7 @@ impl Ext4 {
             }
             None => slot.insert(self.txns.begin(first).map_err(fail(0))?),
         };
+        handle.track();
         let mut stored = 0;
         for (done, &i) in request.todo.iter().enumerate() {
             let piece = piece(i);
@@ -355,6 +356,10 @@ impl Ext4 {
         piece: &Piece,
     ) -> Result<()> {
         let at = FileBlock(piece.blocks.start);
+        if piece.action != MapAction::None && handle.is_tracked() {
+            let blocks = piece.blocks.clone();
+            self.fast_commits.mapped(handle, inode.ino(), blocks);
+        }
         match piece.action {
             MapAction::None => Ok(()),
             MapAction::Insert => {

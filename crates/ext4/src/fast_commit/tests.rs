@@ -1,5 +1,7 @@
 //! Crafted fast commits behind a real log: valid ones are applied and judged by e2fsck, all others are errors.
 
+mod written;
+
 use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag, Tid};

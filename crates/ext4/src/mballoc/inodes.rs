@@ -10,6 +10,7 @@ use super::blocks::{desc_block, write_desc};
 use super::{Allocator, Group};
 use crate::disk::group_desc::{self, GroupDesc, INODE_UNINIT};
 use crate::disk::{self, GroupNo, Ino, bitmap};
+use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
@@ -152,6 +153,7 @@ impl Allocator {
         ino: Ino,
         kind: FileKind,
     ) -> Result<()> {
+        handle.refuse_fast_commits(refusal::LAST_NAME);
         let geo = fs.geo();
         assert!(ino.0 >= geo.first_ino.0, "reserved inodes are not freed");
         let (no, index) = geo.group_of_inode(ino);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
+use steadfs_jbd2::NameChange;
 use steadfs_rt::random_u64;
 use steadfs_vfs::acl::Inherited;
 use steadfs_vfs::names::check_new_name;
@@ -18,6 +19,7 @@ use crate::disk::features::Incompat;
 use crate::disk::inode::I_BLOCK_SIZE;
 use crate::disk::{self, Ino};
 use crate::extent;
+use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
@@ -122,9 +124,11 @@ impl Ext4 {
         let links = if subdir { 2 } else { 1 };
         let _pins = self.pin_inodes(&[dir.ino()], cx.tag)?;
         let made = self.txns().run(credits::CREATE, cx.tag, |handle| {
+            handle.track();
             let slot = self.room_for_name(cx, handle, &dir, name, credits::CREATE)?;
             let inode = self.new_inode(cx, handle, &dir, spec, links)?;
             self.add_name(cx, handle, &dir, (&slot, name), &inode, subdir)?;
+            self.record_name(handle, NameChange::Create, (&dir, name), &inode);
             inode.add_lookup();
             Ok(inode)
         });
@@ -308,6 +312,9 @@ impl Ext4 {
                 core.size = spec.target.len() as u64;
             }
             _ => {}
+        }
+        if !inherited.lists.is_empty() {
+            handle.refuse_fast_commits(refusal::XATTR);
         }
         for (list, value) in &inherited.lists {
             let change = Change {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
+use steadfs_jbd2::NameChange;
 use steadfs_vfs::names::{
     check_may_lose_name, check_new_name, check_rmdir, check_unlink, with_removed_dir_locked,
 };
@@ -37,9 +38,12 @@ impl Ext4 {
         let mut pins = self.pin_inodes(&[dir.ino(), inode.ino()], cx.tag)?;
         self.orphans.pin_to_remove(self, &mut pins, inode.ino())?;
         self.txns().run(credits::LINK, cx.tag, |handle| {
+            handle.track();
             let slot = self.room_for_name(cx, handle, &dir, name, credits::LINK)?;
             self.gain_name(handle, &inode)?;
-            self.add_name(cx, handle, &dir, (&slot, name), &inode, false)
+            self.add_name(cx, handle, &dir, (&slot, name), &inode, false)?;
+            self.record_name(handle, NameChange::Link, (&dir, name), &inode);
+            Ok::<_, FsError>(())
         })?;
         inode.add_lookup();
         Ok(inode.attr(self))
@@ -81,7 +85,9 @@ impl Ext4 {
         check_may_lose_name(victim.core.read().flags)?;
         let _pins = self.pin_to_lose_name(cx, &dir, &victim)?;
         self.txns().run(credits::UNLINK, cx.tag, |handle| {
+            handle.track();
             self.take_name(cx, handle, &dir, &entry, false)?;
+            self.record_name(handle, NameChange::Unlink, (&dir, name), &victim);
             self.lose_name(handle, &victim)
         })?;
         drop(names);

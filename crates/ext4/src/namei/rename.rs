@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo};
 use steadfs_cache::WritebackReason;
+use steadfs_jbd2::NameChange;
 use steadfs_vfs::names::{NameIn, check_may_lose_name, check_rename, with_names_locked};
 use steadfs_vfs::{Cx, FileKind, FsError, NewInode, RenameFlags, Result};
 
@@ -12,6 +13,7 @@ use super::{check_may_add, check_may_have_subdir, check_may_remove, gain_subdir,
 use crate::credits;
 use crate::dir::{Dir, Entry, Slot};
 use crate::disk::Ino;
+use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
@@ -273,6 +275,10 @@ impl Ext4 {
     ) -> Result<(), Failed> {
         let _pins = self.pin_to_rename(cx, from, to, pair)?;
         self.txns().run(credits::RENAME, cx.tag, |handle| {
+            if whiteout || is_dir(&pair.old) {
+                handle.refuse_fast_commits(refusal::DIRECTORY);
+            }
+            handle.track();
             let slot = match pair.new {
                 Some(_) => None,
                 None => Some(self.room_for_name(cx, handle, to.dir, to.name, credits::RENAME)?),
@@ -290,6 +296,11 @@ impl Ext4 {
             let subdir = is_dir(&pair.old) && (counts(from, to, &pair.old) || pair.new.is_some());
             self.drop_old_name(cx, handle, from, &entry, subdir, stand_in.as_deref())?;
             self.move_inode(cx, handle, from, to, &pair.old)?;
+            if let Some(new) = &pair.new {
+                self.record_name(handle, NameChange::Unlink, (to.dir, to.name), new);
+            }
+            self.record_name(handle, NameChange::Link, (to.dir, to.name), &pair.old);
+            self.record_name(handle, NameChange::Unlink, (from.dir, from.name), &pair.old);
             match &pair.new {
                 Some(new) if is_dir(new) => self.lose_all_names(handle, new)?,
                 Some(new) => self.lose_name(handle, new)?,

@@ -44,6 +44,13 @@ const OWN: &[Entry<MountOptions>] = &[
         )
         .current(Changed, |o| word(o.barrier, "barrier", "nobarrier")),
     Opt::flag("nobarrier", |o| o.barrier = false).also(),
+    Opt::flag("fast_commit", |o| o.fast_commit = true)
+        .help(
+            Ext4,
+            "an fsync writes a fast commit if the volume has that feature, or commits the whole transaction",
+        )
+        .current(Changed, |o| word(o.fast_commit, "fast_commit", "nofast_commit")),
+    Opt::flag("nofast_commit", |o| o.fast_commit = false).also(),
     Opt::value("data_err", "=ignore|abort", |o, v| {
         choice(v, DATA_ERRORS).map(|abort| o.abort_on_data_error = abort)
     })

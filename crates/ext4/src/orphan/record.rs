@@ -8,6 +8,7 @@ use steadfs_vfs::Result;
 
 use super::{OrphanFile, OrphanPlace, OrphanState, Orphans, Slot};
 use crate::disk::{Ino, orphan_file};
+use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
@@ -109,6 +110,7 @@ impl Orphans {
 
     /// Records an inode as an orphan. [`CREDITS`]. Does nothing if it is one.
     pub fn add(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        handle.refuse_fast_commits(refusal::LAST_NAME);
         let ino = inode.ino();
         let mut state = self.state.lock();
         if state.places.contains_key(&ino) {
@@ -139,11 +141,13 @@ impl Orphans {
 
     /// Removes an inode from the record. [`CREDITS`]. Does nothing if it is not an orphan.
     pub fn remove(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        handle.refuse_fast_commits(refusal::LAST_NAME);
         self.take_out(&mut self.state.lock(), fs, handle, inode)
     }
 
     /// Removes an inode that was recorded while it had a name, unless it has lost its last name since.
     pub fn remove_named(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        handle.refuse_fast_commits(refusal::LAST_NAME);
         let mut state = self.state.lock();
         // Removing the last name clears the link count before it looks at the record.
         if inode.core.read().links == 0 {
