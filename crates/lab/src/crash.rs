@@ -17,7 +17,8 @@
 //!
 //! Everything is a function of the program, the subject and a seed.
 
-pub mod case;
+pub mod by_tool;
+mod case;
 pub mod explore;
 pub mod ext4;
 pub mod f2fs;

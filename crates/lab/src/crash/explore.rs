@@ -6,6 +6,7 @@ use steadfs_base::FixedSet;
 use steadfs_rt::{Random, sim};
 use steadfs_workload::{Observed, observe};
 
+use super::by_tool::replayed_by_tool;
 use super::record::{Injection, Run};
 use super::subject::Subject;
 use super::{CrashPath, Failure, Problem, run_until_idle};
@@ -69,6 +70,8 @@ pub struct Stats {
     pub checked: u64,
     /// Of these, volumes that the format's own tool judged as well.
     pub by_tool: u64,
+    /// Crash images that the tool replayed to the same files.
+    pub replayed: u64,
     /// Verdicts of the oracle: one per distinct marker of each image.
     pub verdicts: u64,
     /// Files that verdicts found rolled forward beyond the checkpoint.
@@ -113,6 +116,7 @@ impl Stats {
         self.retried += other.retried;
         self.checked += other.checked;
         self.by_tool += other.by_tool;
+        self.replayed += other.replayed;
         self.verdicts += other.verdicts;
         self.rolled += other.rolled;
         self.lost_by_device += other.lost_by_device;
@@ -380,7 +384,17 @@ impl Explorer<'_> {
         let (asked, verdict) = judged.expect("the tool runs and the scratch directory is writable");
         self.stats.checked += u64::from(self.subject.check.is_some());
         self.stats.by_tool += u64::from(asked);
-        verdict
+        verdict?;
+        let replays = by_tool && self.subject.tool_replays;
+        if !replays || !self.random.chance(16 * self.effort.by_tool) {
+            return Ok(());
+        }
+        let observe = |image: &Image| recover(self.subject, image, false).map(|left| left.seen);
+        let (image, seen) = (&crashed.image, &recovered.seen);
+        let replayed = replayed_by_tool(self.subject, image, seen, self.scratch, observe)
+            .expect("the tool runs and the scratch directory is writable");
+        self.stats.replayed += u64::from(replayed.is_some());
+        replayed.unwrap_or(Ok(()))
     }
 
     /// Recovers an image on devices that fail at some request: a recovery without the fault must find everything.

@@ -35,7 +35,7 @@ struct Recipe {
 
 /// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
 /// that images differ in few blocks.
-const RECIPES: [Recipe; 9] = [
+const RECIPES: [Recipe; 11] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -103,6 +103,34 @@ const RECIPES: [Recipe; 9] = [
         options: &["-t", "ext3", "-I", "128", "-N", "256", "-O", "^dir_index"],
         mount: "noasync_checkpoint",
         queue: |queue| queue.policy = Policy::Cfq,
+    },
+    // Fast commits need 1024 blocks of log beside their area.
+    Recipe {
+        name: "ext4-fast-1k",
+        size: "6M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256", "-O", "fast_commit"],
+        mount: "",
+        queue: |_| {},
+    },
+    Recipe {
+        name: "ext4-fast-plain-1k",
+        size: "6M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &[
+            "-t",
+            "ext4",
+            "-N",
+            "256",
+            "-O",
+            "fast_commit,^metadata_csum,^64bit,^dir_index",
+        ],
+        mount: "noasync_checkpoint,discard",
+        queue: |queue| queue.policy = Policy::Fair,
     },
     // The smallest volumes that have a journal: to be filled up.
     Recipe {
@@ -254,7 +282,8 @@ impl Recipe {
             tool: Some(Tool::E2fsck),
             atomic_unit: 512,
             small: self.name.starts_with("small"),
-            work: None,
+            work: Some(work),
+            tool_replays: self.name.contains("fast"),
             fixed_inodes: true,
         })
     }
@@ -285,6 +314,21 @@ fn open(
     queue(&mut settings);
     fs.queue().configure(settings);
     Ok(fs)
+}
+
+/// How many fast commits were written.
+fn work(fs: &dyn FileSystem) -> Vec<(&'static str, u64)> {
+    let info = fs.control().map(|control| control.read("jbd2/info"));
+    let info = info.and_then(Result::ok).unwrap_or_default();
+    let info = String::from_utf8_lossy(&info);
+    let count = info.lines().find_map(|line| {
+        let (count, _) = line.split_once(" fast commits, ")?;
+        count.parse().ok().filter(|&count| count > 0)
+    });
+    count
+        .map(|count| ("fast commits", count))
+        .into_iter()
+        .collect()
 }
 
 /// Our checker's findings in an unmounted volume.

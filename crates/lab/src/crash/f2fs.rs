@@ -178,6 +178,7 @@ impl Recipe {
             atomic_unit: 4096,
             small: self.small,
             work: Some(work),
+            tool_replays: false,
             // Each inode takes a block when it is created.
             fixed_inodes: false,
         };

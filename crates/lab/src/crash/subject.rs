@@ -40,6 +40,8 @@ pub struct Subject {
     pub atomic_unit: u32,
     /// Whether the volume is small, for [`Trial::Space`](super::Trial::Space) and no other trial.
     pub small: bool,
+    /// Whether the tool recovers a volume after a crash by rules of its own, which must lead to the same files.
+    pub tool_replays: bool,
     /// Reads counts of background work, such as GC, which no program can request.
     pub work: Option<Work>,
     /// Whether the number of inodes is fixed, whatever space is free.
@@ -156,6 +158,21 @@ impl Tool {
             Self::E2fsck => !ext4::has_errors(image),
             Self::FsckF2fs => true,
         }
+    }
+
+    /// The image as the tool repairs it after a crash, and what the tool printed.
+    ///
+    /// # Errors
+    /// As [`Tool::check`]; the tool has failed.
+    pub fn repair(self, image: &Image, scratch: &Path) -> io::Result<(Image, String)> {
+        let path = scratch.join("repaired.img");
+        image.save(&path)?;
+        let output = Command::new(self.name()).arg("-fy").arg(&path).output()?;
+        let repaired = Image::load(&path)?;
+        std::fs::remove_file(&path)?;
+        let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.push_str(&String::from_utf8_lossy(&output.stderr));
+        Ok((repaired, said))
     }
 
     /// The tool's findings in an image, which it does not change; empty if there are none.

@@ -478,6 +478,7 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "  rolled files  {:>10}", stats.rolled)?;
     writeln!(out, "checked         {:>10}", stats.checked)?;
     writeln!(out, "  by a tool     {:>10}", stats.by_tool)?;
+    writeln!(out, "  its replay    {:>10}", stats.replayed)?;
     for (what, count) in &stats.before {
         writeln!(out, "before {what}: {count}")?;
     }

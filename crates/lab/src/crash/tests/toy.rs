@@ -53,6 +53,7 @@ pub fn subject(flaw: Flaw) -> Subject {
         atomic_unit: 512,
         small: false,
         work: None,
+        tool_replays: false,
         fixed_inodes: true,
     }
 }
