@@ -8,9 +8,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use signal_hook::iterator::Signals;
 use steadfs::{Broker, Commands, Ended, Error, MountHandle, Options, broker_sockets};
+use steadfs_rt::Instant;
 
 use crate::daemon::NullDevice;
 use crate::failure::{Failure, code, mount_failure};
@@ -91,21 +93,14 @@ impl Mounting<'_> {
             Box::new(reopen),
         );
         let mut broker = broker.map_err(|error| mount_failure(&error.into()))?;
-        let mut is_own = false;
+        let mut succession = Succession::default();
         loop {
             let ended = self.run(&mut broker, &commands);
             let status = server.wait()?;
-            match ended {
-                Ended::WithMount(Some(error)) => return Err(mount_failure(&Error::from(error))),
-                Ended::WithMount(None) => return result(status),
-                Ended::HandedOver => is_own = false,
-                Ended::NotTakenOver if is_own => return Err(not_taken_over()),
-                Ended::NotTakenOver => {
-                    tracing::error!(%status, "the new program cannot continue the mount: the old one does");
-                    is_own = true;
-                }
+            if let Some(result) = succession.after(ended, status) {
+                return result;
             }
-            let program = match is_own {
+            let program = match succession.is_own {
                 true => Path::new(OWN_PROGRAM),
                 false => &self.program,
             };
@@ -163,6 +158,59 @@ impl Mounting<'_> {
         })?;
         let printer = start_printer(&mut child)?;
         Ok((Server { child, printer }, requests, commands))
+    }
+}
+
+/// Most servers of a read-only mount that may end in [`RESTARTS_TIME`]: a volume that ends every server shall not occupy
+/// the host.
+const RESTARTS_MAX: usize = 5;
+const RESTARTS_TIME: Duration = Duration::from_secs(60);
+
+/// Which program is the next server.
+#[derive(Default)]
+struct Succession {
+    /// The program of this process, because another one could not continue the mount.
+    is_own: bool,
+    /// When servers have ended without handing over.
+    ended: Vec<Instant>,
+}
+
+impl Succession {
+    /// A server has ended. Returns the result of the mount if it has no successor.
+    fn after(&mut self, ended: Ended, status: ExitStatus) -> Option<Result<(), Failure>> {
+        match ended {
+            Ended::WithMount(Some(error)) => {
+                return Some(Err(mount_failure(&Error::from(error))));
+            }
+            Ended::WithMount(None) => return Some(result(status)),
+            Ended::HandedOver => self.is_own = false,
+            Ended::Unexpectedly if self.may_restart() => {
+                self.is_own = false;
+                tracing::error!(%status, "the server has ended; another one continues this mount, which is read-only");
+            }
+            Ended::Unexpectedly => {
+                tracing::error!(
+                    "{RESTARTS_MAX} servers have ended within a minute: this mount ends, too"
+                );
+                return Some(result(status));
+            }
+            // What one server cannot continue after another has ended, a third one may.
+            Ended::NotTakenOver if !self.ended.is_empty() && self.may_restart() => {
+                self.is_own = true;
+            }
+            Ended::NotTakenOver if self.is_own => return Some(Err(not_taken_over())),
+            Ended::NotTakenOver => {
+                tracing::error!(%status, "the new program cannot continue the mount: the old one does");
+                self.is_own = true;
+            }
+        }
+        None
+    }
+
+    fn may_restart(&mut self) -> bool {
+        self.ended.retain(|ended| ended.elapsed() < RESTARTS_TIME);
+        self.ended.push(steadfs_rt::now());
+        self.ended.len() < RESTARTS_MAX
     }
 }
 

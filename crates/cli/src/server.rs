@@ -76,7 +76,7 @@ pub fn run_contained(
     serve_until_end(&volume, served, commands)
 }
 
-/// The same on the mount of a server that has handed over. A failure leaves what it found to another attempt: unlinked
+/// The same on the mount of a server that has handed over or ended. A failure leaves what it found to another attempt: unlinked
 /// files that are in use are not freed.
 pub fn run_successor(
     args: &args::Mount,
@@ -97,7 +97,7 @@ pub fn run_successor(
     let options = mounted_on(&mount::parse(&lists.join(","), path)?, mountpoint);
     let opened = opened.reopened_by(&broker);
     let volume = opened
-        .volume_again(&options, &legacy.lookups)
+        .volume_again(&options, legacy.lookups.as_deref().unwrap_or_default())
         .map_err(failed)?;
     let served = steadfs::serve_on(&volume, device, &options, &legacy).map_err(|error| {
         let left = volume.fs().hand_over();

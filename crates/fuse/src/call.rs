@@ -13,6 +13,7 @@ use crate::mount::FileId;
 use crate::notify::Notifier;
 use crate::owner::Classifier;
 use crate::reply::{NodeIds, Timeouts, Translate};
+use crate::standby::Standby;
 use crate::wire;
 
 /// Configuration of a session.
@@ -43,6 +44,8 @@ pub(crate) struct Volume {
     pub close_result: Option<CloseResultFile>,
     /// Sends invalidations to the kernel; set once the volume is mounted.
     notifier: OnceLock<Arc<Notifier>>,
+    /// If a successor could continue the mount.
+    standby: OnceLock<Standby>,
 }
 
 impl Volume {
@@ -58,6 +61,7 @@ impl Volume {
             translate,
             config,
             notifier: OnceLock::new(),
+            standby: OnceLock::new(),
         }
     }
 
@@ -65,6 +69,33 @@ impl Volume {
     pub fn set_notifier(&self, notifier: Notifier) {
         if self.notifier.set(Arc::new(notifier)).is_err() {
             unreachable!("a volume is mounted once");
+        }
+    }
+
+    /// A successor could continue the mount if this server ended.
+    pub fn stand_by(&self, standby: Standby) {
+        standby.update(&*self.fs);
+        if self.standby.set(standby).is_err() {
+            unreachable!("a volume is mounted once");
+        }
+    }
+
+    /// Whether the mount is known to have been read-only since it was made.
+    pub fn only_read(&self) -> bool {
+        self.standby.get().is_some_and(Standby::only_read)
+    }
+
+    /// The options of this list are about to take effect.
+    pub fn will_remount(&self, list: &str) {
+        if let Some(standby) = self.standby.get() {
+            standby.will_remount(list);
+        }
+    }
+
+    /// Options have changed.
+    pub fn is_remounted(&self) {
+        if let Some(standby) = self.standby.get() {
+            standby.update(&*self.fs);
         }
     }
 

@@ -67,6 +67,9 @@ pub(crate) trait Host: Send + Sync {
     /// there.
     fn close_result(&self) -> io::Result<(OwnedFd, i32, i32)>;
 
+    /// What a successor needs if this server ends without handing over; empty: it has none.
+    fn set_standby(&self, text: &str);
+
     /// Asks for a successor of this server; returns this server's number.
     fn upgrade(&self) -> Result<u32, String>;
 
@@ -108,6 +111,8 @@ impl Host for OwnFiles {
         Ok((file, process, descriptor))
     }
 
+    fn set_standby(&self, _: &str) {}
+
     fn upgrade(&self) -> Result<u32, String> {
         Err(NO_BROKER.to_owned())
     }
@@ -141,6 +146,11 @@ pub(crate) fn fuse_device() -> io::Result<OwnedFd> {
 /// The file for the result of closing the volume, the process that keeps it open, and its descriptor there.
 pub(crate) fn close_result() -> io::Result<(OwnedFd, i32, i32)> {
     host().close_result()
+}
+
+/// See [`Host::set_standby`].
+pub(crate) fn set_standby(text: &str) {
+    host().set_standby(text);
 }
 
 /// See [`Host::upgrade`] for an empty text, [`Host::has_successor`] for a number; the answer is `done`, or a number that

@@ -88,9 +88,9 @@ pub(crate) fn serve(
         MEASURE_VERITY => measure_verity(call, arg, data, out),
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
-        cmd if u64::from(cmd) == REMOUNT => administer(call, arg, data, out, |list| {
-            fs.remount(&call.cx, list).map(|()| fs.options())
-        }),
+        cmd if u64::from(cmd) == REMOUNT => {
+            administer(call, arg, data, out, |list| remount(call, list))
+        }
         cmd if u64::from(cmd) == TUNE => administer(call, arg, data, out, |list| fs.tune(list)),
         cmd if u64::from(cmd) == UPGRADE => administer(call, arg, data, out, |server| {
             host::upgrade(server).map_err(FsError::BadOption)
@@ -232,6 +232,13 @@ fn answer(
     let len = text.len().min(REMOUNT_SIZE - 5);
     answer[4..4 + len].copy_from_slice(&text.as_bytes()[..len]);
     reply(out, arg, &answer)
+}
+
+fn remount(call: &Call<'_>, list: &str) -> steadfs_vfs::Result<String> {
+    call.volume.will_remount(list);
+    call.volume.fs.remount(&call.cx, list)?;
+    call.volume.is_remounted();
+    Ok(call.volume.fs.options())
 }
 
 fn shutdown_mode(pid: u32, address: u64) -> Result<u32, Errno> {

@@ -35,6 +35,7 @@ pub mod reply;
 pub mod request;
 mod service;
 pub mod session;
+mod standby;
 mod stats;
 mod sys;
 pub mod transport;

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use steadfs_rt::{Condvar, Instant, Mutex, Rank};
 use zerocopy::IntoBytes;
 
-use crate::wire::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
+use crate::wire::{InvalInodeOut, NOTIFY_INVAL_INODE, NOTIFY_RESEND, OutHeader};
 
 /// Longest time that a write waits until the kernel has dropped the pages: 1000 times what it takes if none of them is
 /// being read.
@@ -72,6 +72,16 @@ impl Filter {
         let n = usize::try_from(node % (FILTER_WORDS as u64 * 64)).unwrap_or_default();
         (&self.0[n / 64], 1 << (n % 64))
     }
+}
+
+/// Has the kernel send all requests again that were read and have no reply.
+pub(crate) fn resend(device: &OwnedFd) -> Result<(), Errno> {
+    let message = OutHeader {
+        len: size_of::<OutHeader>() as u32,
+        error: NOTIFY_RESEND,
+        unique: 0,
+    };
+    rustix::io::write(device, message.as_bytes()).map(drop)
 }
 
 /// Sends invalidations through the device that the mount was made with, whichever transport carries the requests.

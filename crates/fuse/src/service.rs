@@ -357,6 +357,8 @@ impl Host for Service {
         Ok((file, process, descriptor))
     }
 
+    fn set_standby(&self, _: &str) {}
+
     fn upgrade(&self) -> Result<u32, String> {
         Err(NO_SUCCESSOR.to_owned())
     }

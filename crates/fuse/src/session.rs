@@ -36,6 +36,8 @@ pub struct Negotiated {
     pub minor: u32,
     /// Whether requests will come through io_uring.
     pub uring: bool,
+    /// Whether the kernel sends requests again that a server had taken.
+    pub resends: bool,
 }
 
 /// State of one mount, shared by its service threads.
@@ -245,9 +247,12 @@ impl Session {
     }
 
     /// Continues a mount whose INIT another server has answered.
-    pub(crate) fn succeed(&self, minor: u32) {
-        let uring = false;
-        self.negotiated.set(Ok(Negotiated { minor, uring }));
+    pub(crate) fn succeed(&self, minor: u32, resends: bool) {
+        self.negotiated.set(Ok(Negotiated {
+            minor,
+            uring: false,
+            resends,
+        }));
     }
 
     /// INIT: negotiates version and features.
@@ -315,7 +320,15 @@ impl Session {
             ..wire::InitOut::default()
         };
         let minor = arg.minor;
-        Ok((reply, Negotiated { minor, uring }))
+        let resends = negotiated & init::HAS_RESEND != 0;
+        Ok((
+            reply,
+            Negotiated {
+                minor,
+                uring,
+                resends,
+            },
+        ))
     }
 
     /// The features that are used. Left out on purpose: WRITEBACK_CACHE (its writes carry no owner, and the kernel
@@ -339,7 +352,8 @@ impl Session {
             | init::HANDLE_KILLPRIV_V2
             | init::SETXATTR_EXT
             | init::INIT_EXT
-            | init::CREATE_SUPP_GROUP;
+            | init::CREATE_SUPP_GROUP
+            | init::HAS_RESEND;
         if self.volume.config.posix_acl {
             supported |= init::POSIX_ACL;
         }

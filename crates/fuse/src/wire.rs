@@ -324,6 +324,7 @@ pub mod init {
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
+    pub const HAS_RESEND: u64 = 1 << 39;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
@@ -347,6 +348,8 @@ pub mod fattr {
 
 /// Kind of notification: [`InvalInodeOut`].
 pub const NOTIFY_INVAL_INODE: i32 = 2;
+/// Notification without a body: all requests that were read and have no reply are sent again.
+pub const NOTIFY_RESEND: i32 = 7;
 /// Flag of [`WriteIn`]: write-back of the page cache; the request has no owner.
 pub const WRITE_CACHE: u32 = 1;
 /// Flag of [`ReadIn`] and [`WriteIn`]: does not use the page cache. (Its name in the kernel is FUSE_READ_LOCKOWNER or

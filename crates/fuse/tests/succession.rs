@@ -85,9 +85,9 @@ impl Mount {
     fn replace(&mut self) {
         let legacy = self.served.hand_over().unwrap();
         self.served.wait().unwrap();
-        let fs = WithControl::new(self.mem.clone()).succeeding(&legacy.lookups);
+        let fs = WithControl::new(self.mem.clone()).succeeding(legacy.lookups.as_deref());
         let device = self.keeper.device.lock().as_ref().unwrap().try_clone();
-        self.served = serve_on(Arc::new(fs), device.unwrap(), &options(), legacy.minor).unwrap();
+        self.served = serve_on(Arc::new(fs), device.unwrap(), &options(), &legacy).unwrap();
     }
 
     fn end(self) {

@@ -46,7 +46,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     let mut options = options.clone();
     // This process serves, as it is.
     options.sandbox = false;
-    let (fs, how) = prepare(volume, &options, &[], steadfs_rt::kernel_ids());
+    let (fs, how) = prepare(volume, &options, Some(&[]), steadfs_rt::kernel_ids());
     Ok(steadfs_fuse::mount(fs, mountpoint, how)?)
 }
 
@@ -55,11 +55,11 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
 /// # Errors
 /// [`Error::Mount`]: there is no mount.
 pub fn serve(volume: &Volume, mounter: &dyn Mounter, options: &Options) -> Result<Served, Error> {
-    let (fs, how) = prepare(volume, options, &[], mounter.owner());
+    let (fs, how) = prepare(volume, options, Some(&[]), mounter.owner());
     Ok(steadfs_fuse::serve(fs, mounter, &how)?)
 }
 
-/// Serves a volume that another server has handed over with `legacy`, on the connection `device`.
+/// Serves a volume that another server has left with `legacy`, on the connection `device`.
 ///
 /// # Errors
 /// [`Error::Mount`]: too few threads are left.
@@ -70,8 +70,8 @@ pub fn serve_on(
     legacy: &Legacy,
 ) -> Result<Served, Error> {
     let owner = steadfs_rt::kernel_ids();
-    let (fs, how) = prepare(volume, options, &legacy.lookups, owner);
-    Ok(steadfs_fuse::serve_on(fs, device, &how, legacy.minor)?)
+    let (fs, how) = prepare(volume, options, legacy.lookups.as_deref(), owner);
+    Ok(steadfs_fuse::serve_on(fs, device, &how, legacy)?)
 }
 
 /// Makes the rings of a server that is about to be contained, for the kernel's requests and for the device: it cannot make
@@ -129,7 +129,7 @@ fn mount_options_for(
 fn prepare(
     volume: &Volume,
     options: &Options,
-    lookups: &[(InodeNo, u64)],
+    lookups: Option<&[(InodeNo, u64)]>,
     (user, group): (u32, u32),
 ) -> (Arc<dyn FileSystem>, MountOptions) {
     let root = user == 0;

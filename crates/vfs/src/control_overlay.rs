@@ -146,8 +146,16 @@ impl WithControl {
         self
     }
 
-    /// Continues the service of a volume that was handed over with these lookup counts.
-    pub fn succeeding(self, counts: &[(InodeNo, u64)]) -> Self {
+    /// Continues the service of a volume that was handed over with these lookup counts; `None`: its server has ended, and
+    /// they are unknown.
+    pub fn succeeding(self, counts: Option<&[(InodeNo, u64)]>) -> Self {
+        let Some(counts) = counts else {
+            // More than were made until now: a server makes fewer than 32 768 in a second.
+            let seconds = u32::try_from(steadfs_rt::wall_clock().secs).unwrap_or(u32::MAX);
+            self.made
+                .fetch_max(u64::from(seconds) << 15, Ordering::Relaxed);
+            return self;
+        };
         let made = |&(ino, _): &(InodeNo, u64)| {
             is_control_inode(ino).then(|| (ino.0 - FIRST_INO) / NODES_MAX)
         };

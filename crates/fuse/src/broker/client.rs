@@ -118,6 +118,18 @@ impl Host for BrokerClient {
         Ok((file, broker.as_raw_nonzero().get(), descriptor))
     }
 
+    fn set_standby(&self, text: &str) {
+        let ask = |text: &str| match self.request(&Request::Standby(text.to_owned())) {
+            Ok((Reply::Done, _)) => Ok(()),
+            Ok(_) => Err(io::ErrorKind::InvalidData.into()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ask(text) {
+            let left = ask("");
+            tracing::debug!(%error, left = left.is_ok(), "no successor could continue this mount");
+        }
+    }
+
     fn upgrade(&self) -> Result<u32, String> {
         match self.request(&Request::Upgrade) {
             Ok((Reply::Answer(Answer::Word(server)), _)) => Ok(server),

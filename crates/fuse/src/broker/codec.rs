@@ -22,6 +22,8 @@ pub(super) enum Request {
     Reopen {
         claim: bool,
     },
+    /// What a successor needs if this server ends without handing over; empty: it has none.
+    Standby(String),
     /// A successor for this server.
     Upgrade,
     /// Whether the server with this number has its successor.
@@ -57,6 +59,7 @@ impl Request {
             Self::Detach => "detach".to_owned(),
             Self::Usable => "usable".to_owned(),
             Self::Reopen { claim } => format!("reopen {}", u8::from(*claim)),
+            Self::Standby(text) => format!("standby {text}"),
             Self::Upgrade => "upgrade".to_owned(),
             Self::Progress(server) => format!("progress {server}"),
             Self::TakeOver => "take-over".to_owned(),
@@ -107,6 +110,7 @@ impl Request {
             "detach" => Self::Detach,
             "usable" => Self::Usable,
             "reopen" => Self::Reopen { claim: rest == "1" },
+            "standby" => Self::Standby(rest.to_owned()),
             "upgrade" => Self::Upgrade,
             "progress" => Self::Progress(rest.parse().ok()?),
             "take-over" => Self::TakeOver,

@@ -1,7 +1,9 @@
 //! What a broker asks of its server, over a socket of its own.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use steadfs_rt::{Mutex, Rank};
@@ -12,6 +14,13 @@ use super::{receive, send};
 const SYNC: &str = "sync";
 const HAND_OVER: &str = "hand-over";
 const DONE: &str = "done";
+
+/// A file with the text of a legacy.
+pub(super) fn new_legacy(text: &str) -> io::Result<OwnedFd> {
+    let file = File::from(memfd_create("steadfs-legacy", MemfdFlags::CLOEXEC)?);
+    file.write_all_at(text.as_bytes(), 0)?;
+    Ok(file.into())
+}
 
 /// The broker's end.
 pub struct Commands(Mutex<OwnedFd>);
@@ -40,8 +49,7 @@ impl Commands {
     /// # Errors
     /// Why it serves on, or that it is gone.
     pub fn hand_over(&self) -> Result<OwnedFd, String> {
-        let file = memfd_create("steadfs-legacy", MemfdFlags::CLOEXEC);
-        let file = file.map_err(|error| error.to_string())?;
+        let file = new_legacy("").map_err(|error| error.to_string())?;
         self.command(HAND_OVER, Some(&file)).map(|()| file)
     }
 

@@ -40,6 +40,10 @@ pub struct Broker {
     /// How it is mounted, and the connection, which a server that has handed over leaves to its successor.
     mounted: Option<(MountOptions, OwnedFd)>,
     close_result: Option<OwnedFd>,
+    /// The server's descriptors of the connection: what it has taken is in service until they are closed.
+    devices: Vec<OwnedFd>,
+    /// Those of servers that have ended without handing over.
+    left_devices: Vec<OwnedFd>,
     succession: Succession,
     /// The server has reported that the mount is usable.
     is_served: bool,
@@ -51,6 +55,8 @@ pub enum Ended {
     WithMount(Option<MountError>),
     /// It has handed over.
     HandedOver,
+    /// It has not, but a successor can continue the mount.
+    Unexpectedly,
     /// It was to continue the mount, and has not begun to.
     NotTakenOver,
 }
@@ -75,6 +81,8 @@ impl Broker {
             reopen,
             mounted: None,
             close_result: None,
+            devices: Vec::new(),
+            left_devices: Vec::new(),
             succession: Succession::new(),
             is_served: false,
         })
@@ -85,6 +93,7 @@ impl Broker {
         self.socket = socket;
         self.commands.replace(commands);
         self.is_served = false;
+        self.left_devices.append(&mut self.devices);
     }
 
     /// Serves until the server has ended. `options` says how to mount; `usable` is called once the mount is, and must not
@@ -116,6 +125,7 @@ impl Broker {
                 Some(Request::Usable) => {
                     failure = None;
                     self.is_served = true;
+                    self.left_devices.clear();
                     self.succession.succeeded();
                     if let (Some((how, _)), Some(handle)) = (&self.mounted, self.kernel.handle()) {
                         self.kernel.is_usable(how);
@@ -138,13 +148,17 @@ impl Broker {
         match request {
             Request::Question(question) => Reply::Answer(question.answer(self.hierarchy.as_ref())),
             Request::Device => {
-                sent.extend(sys::open_device());
+                if let Ok(device) = sys::open_device() {
+                    self.devices.extend(device.try_clone());
+                    sent.push(device);
+                }
                 done(!sent.is_empty())
             }
             Request::CloseResult => keep(&mut self.close_result, sent),
             Request::Detach => {
                 self.kernel.detach();
                 self.mounted = None;
+                self.devices.clear();
                 Reply::Done
             }
             Request::Reopen { claim } => match (self.reopen)(claim) {
@@ -154,6 +168,10 @@ impl Broker {
                 }
                 Err(why) => Reply::Refused(why.chars().take(REASON_CHARS_MAX).collect()),
             },
+            Request::Standby(text) => {
+                self.succession.set_standby(text);
+                Reply::Done
+            }
             Request::Upgrade if self.is_served => self.succession.begin(&self.commands),
             Request::Progress(server) => self.succession.progress(server),
             Request::TakeOver if !self.is_served => self.take_over(sent),
@@ -196,6 +214,7 @@ impl Broker {
         match (self.succession.is_handed_over(), self.is_served) {
             (true, true) => Ended::HandedOver,
             (true, false) => Ended::NotTakenOver,
+            (false, true) if self.succession.inherit() => Ended::Unexpectedly,
             (false, _) => Ended::WithMount(failure),
         }
     }

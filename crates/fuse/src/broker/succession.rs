@@ -1,8 +1,8 @@
 //! The succession of servers, as the broker sees it.
 //!
 //! **Rule.** One hand-over at a time. Servers are numbered; a question about a server is answered by the number of the one
-//! that serves now. A server that has ended without handing over has no successor: what it acknowledged without an fsync
-//! is lost, so the mount ends, too.
+//! that serves now. A server that has ended without handing over has a successor only if it left what that one needs
+//! while it served (`standby`): otherwise what it acknowledged without an fsync is lost, so the mount ends, too.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use steadfs_rt::{JoinHandle, Mutex, Rank};
 
 use super::codec::Reply;
-use super::commands::Commands;
+use super::commands::{Commands, new_legacy};
 use crate::host::Answer;
 
 #[derive(Default)]
@@ -23,6 +23,8 @@ struct State {
     failure: Option<String>,
     /// What it has left.
     legacy: Option<OwnedFd>,
+    /// What a successor needs if the server ends without handing over; empty: it has none.
+    standby: String,
     /// Waits for the server.
     waiter: Option<JoinHandle<()>>,
 }
@@ -80,6 +82,30 @@ impl Succession {
             waiter.join();
         }
         self.0.lock().legacy.is_some()
+    }
+
+    /// See `standby` of the state.
+    pub(super) fn set_standby(&self, text: String) {
+        self.0.lock().standby = text;
+    }
+
+    /// The server has ended without handing over: whether a successor can continue the mount.
+    pub(super) fn inherit(&self) -> bool {
+        let mut state = self.0.lock();
+        let text = std::mem::take(&mut state.standby);
+        if text.is_empty() {
+            return false;
+        }
+        match new_legacy(&text) {
+            Ok(file) => {
+                (state.legacy, state.begun) = (Some(file), true);
+                true
+            }
+            Err(error) => {
+                tracing::error!(%error, "the server cannot be replaced");
+                false
+            }
+        }
     }
 
     /// The file with the legacy, for a successor.

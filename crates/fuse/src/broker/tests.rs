@@ -38,6 +38,8 @@ fn requests_are_the_same_after_decoding() {
         Request::Usable,
         Request::Reopen { claim: true },
         Request::Reopen { claim: false },
+        Request::Standby("45 a b\nro,c d=e\n".to_owned()),
+        Request::Standby(String::new()),
         Request::Upgrade,
         Request::Progress(u32::MAX),
         Request::TakeOver,

@@ -13,6 +13,7 @@ use crate::error::MountError;
 use crate::notify::Notifier;
 use crate::reply::Timeouts;
 use crate::session::{Negotiated, Session};
+use crate::standby::Standby;
 use crate::stats::Stats;
 use crate::transport::MountThreads;
 use crate::transport::dev::DevPool;
@@ -91,6 +92,7 @@ fn serve_with(
     });
     match started {
         Ok((negotiated, pool)) => {
+            stand_by(&mount_threads.session, negotiated, true);
             mounter.is_usable(options);
             Ok(Served {
                 mount_threads,
@@ -105,6 +107,14 @@ fn serve_with(
             }
             Err(error)
         }
+    }
+}
+
+/// Leaves to the broker what a successor would need, if one could continue the mount.
+pub(super) fn stand_by(session: &Session, negotiated: Negotiated, only_read: bool) {
+    if negotiated.resends && !negotiated.uring {
+        let standby = Standby::new(negotiated.minor, only_read);
+        session.volume.stand_by(standby);
     }
 }
 

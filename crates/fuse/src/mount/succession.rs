@@ -14,10 +14,10 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileSystem, FsError, LookupCounts};
 
-use super::serve::{Served, session, start_readers};
+use super::serve::{Served, session, stand_by, start_readers};
 use super::{MountOptions, Transport};
 use crate::error::MountError;
-use crate::notify::Notifier;
+use crate::notify::{Notifier, resend};
 use crate::session::Negotiated;
 use crate::transport::MountThreads;
 
@@ -26,21 +26,46 @@ use crate::transport::MountThreads;
 pub struct Legacy {
     /// The kernel's minor protocol version.
     pub minor: u32,
+    /// The kernel sends requests again that a server had taken.
+    pub resends: bool,
+    /// The mount has been read-only since it was made.
+    pub only_read: bool,
     /// The mount options in effect.
     pub options: String,
-    /// See [`FileSystem::hand_over`].
-    pub lookups: LookupCounts,
+    /// See [`FileSystem::hand_over`]; `None`: the server has ended without handing over.
+    pub lookups: Option<LookupCounts>,
 }
 
+/// Words behind the protocol version.
+const RESENDS: &str = "resends";
+const ONLY_READ: &str = "only-read";
+const ENDED: &str = "ended";
+
 impl Legacy {
+    /// Everything but the lookup counts, as text.
+    pub(crate) fn head(&self) -> String {
+        let mut head = self.minor.to_string();
+        for (word, is) in [
+            (RESENDS, self.resends),
+            (ONLY_READ, self.only_read),
+            (ENDED, self.lookups.is_none()),
+        ] {
+            if is {
+                head.push(' ');
+                head.push_str(word);
+            }
+        }
+        format!("{head}\n{}\n", self.options)
+    }
+
     /// Writes it into an empty file.
     ///
     /// # Errors
     /// Those of the file.
     pub fn write(&self, file: &File) -> io::Result<()> {
         let mut text = BufWriter::new(file);
-        writeln!(text, "{}\n{}", self.minor, self.options)?;
-        for (ino, count) in &self.lookups {
+        text.write_all(self.head().as_bytes())?;
+        for (ino, count) in self.lookups.iter().flatten() {
             writeln!(text, "{} {count}", ino.0)?;
         }
         text.flush()
@@ -55,7 +80,10 @@ impl Legacy {
         (&*file).seek(SeekFrom::Start(0))?;
         let mut lines = BufReader::new(file).lines();
         let mut head = || lines.next().ok_or_else(invalid)?;
-        let (minor, options) = (head()?, head()?);
+        let (first, options) = (head()?, head()?);
+        let mut words = first.split(' ');
+        let minor = words.next().and_then(|minor| minor.parse().ok());
+        let words: Vec<&str> = words.collect();
         let mut lookups = LookupCounts::new();
         for line in lines {
             let line = line?;
@@ -64,9 +92,11 @@ impl Legacy {
             lookups.push((InodeNo(number(ino)?), number(count)?));
         }
         Ok(Self {
-            minor: minor.parse().map_err(|_| invalid())?,
+            minor: minor.ok_or_else(invalid)?,
+            resends: words.contains(&RESENDS),
+            only_read: words.contains(&ONLY_READ),
             options,
-            lookups,
+            lookups: (!words.contains(&ENDED)).then_some(lookups),
         })
     }
 }
@@ -92,8 +122,10 @@ impl Served {
                 self.mount_threads.unpark(|| ());
                 Ok(Legacy {
                     minor: self.negotiated.minor,
+                    resends: self.negotiated.resends,
+                    only_read: session.volume.only_read(),
                     options,
-                    lookups,
+                    lookups: Some(lookups),
                 })
             }
             Err(error) => {
@@ -106,28 +138,37 @@ impl Served {
     }
 }
 
-/// Serves `fs` on a connection that another server has handed over, with the options of the mount.
+/// Serves `fs` on the connection of another server, which has handed over or ended, with the options of the mount.
 ///
 /// # Errors
-/// [`MountError::Threads`].
+/// [`MountError::Threads`]; [`MountError::Device`]: the kernel does not send the requests again that the other server had
+/// taken.
 pub fn serve_on(
     fs: Arc<dyn FileSystem>,
     device: OwnedFd,
     options: &MountOptions,
-    minor: u32,
+    legacy: &Legacy,
 ) -> Result<Served, MountError> {
     let mount_threads = MountThreads::new(Arc::new(session(fs, options, false)));
-    mount_threads.session.succeed(minor);
+    let (minor, resends) = (legacy.minor, legacy.resends);
+    mount_threads.session.succeed(minor, resends);
     let device = Arc::new(device);
+    if legacy.lookups.is_none() {
+        // Before any request is taken here.
+        resend(&device).map_err(|error| MountError::Device(error.to_string()))?;
+    }
     let notifier = Notifier::succeeding(device.clone());
     mount_threads.session.volume.set_notifier(notifier);
     let readers = steadfs_rt::cpu::allowed_cpus().clamp(1, 8);
     let pool = start_readers(&mount_threads, &device, options, readers)?;
+    let negotiated = Negotiated {
+        minor,
+        uring: false,
+        resends,
+    };
+    stand_by(&mount_threads.session, negotiated, legacy.only_read);
     Ok(Served {
-        negotiated: Negotiated {
-            minor,
-            uring: false,
-        },
+        negotiated,
         mount_threads,
         pool,
     })

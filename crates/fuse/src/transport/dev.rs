@@ -1,7 +1,8 @@
 //! The classic transport: requests are read from `/dev/fuse`, replies are written to it.
 //!
 //! Each thread has a descriptor of its own (FUSE_DEV_IOC_CLONE), so that threads do not share a queue of requests in
-//! service. File data goes from the cache's blocks to the kernel with one writev.
+//! service. The broker keeps those descriptors, too: with the last one the kernel would fail the requests in service.
+//! So a thread that exits leaves its descriptor to a later one. File data goes from the cache's blocks to the kernel with one writev.
 //!
 //! A request that finds no slot ([`Admission`](crate::admission::Admission)) is queued with its message, and the thread
 //! reads the next one. Problem: a message holds up to 1 MiB. Rule: above [`QUEUED_BYTES_MAX`] of queued messages, a
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
+use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::Segment;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -36,6 +38,8 @@ static ZEROS: [u8; 65536] = [0; 65536];
 pub struct DevPool {
     mount_threads: Arc<MountThreads>,
     device: Arc<OwnedFd>,
+    /// Descriptors of threads that have exited.
+    spare_devices: Mutex<Vec<Arc<OwnedFd>>>,
     /// Threads that exist.
     threads: AtomicUsize,
     /// Threads that wait for a request.
@@ -67,6 +71,7 @@ impl DevPool {
         let pool = Arc::new(Self {
             mount_threads: mount_threads.clone(),
             device,
+            spare_devices: Mutex::new(Rank::Leaf, Vec::new()),
             threads: AtomicUsize::new(0),
             idle: AtomicUsize::new(0),
             readers: threads,
@@ -119,12 +124,7 @@ impl DevPool {
 
     /// The loop of a reader.
     fn run(self: &Arc<Self>) {
-        let device = match sys::clone_device(&self.device) {
-            Ok(own) => Arc::new(own),
-            // Without a descriptor of its own (the device file may be out of reach by now), the reader shares the first
-            // one.
-            Err(_) => self.device.clone(),
-        };
+        let device = self.take_device();
         let size = self.mount_threads.session.volume.config.max_request as usize + HEADER_BYTES;
         let mut message = vec![0; size];
         let mut out = self.mount_threads.session.reply_buf();
@@ -163,6 +163,22 @@ impl DevPool {
         }
         self.idle.fetch_sub(1, Ordering::Relaxed);
         self.threads.fetch_sub(1, Ordering::Relaxed);
+        if !Arc::ptr_eq(&device, &self.device) {
+            self.spare_devices.lock().push(device);
+        }
+    }
+
+    /// A descriptor for a reader.
+    fn take_device(&self) -> Arc<OwnedFd> {
+        if let Some(spare) = self.spare_devices.lock().pop() {
+            return spare;
+        }
+        match sys::clone_device(&self.device) {
+            Ok(own) => Arc::new(own),
+            // Without a descriptor of its own (the device file may be out of reach by now), the reader shares the first
+            // one.
+            Err(_) => self.device.clone(),
+        }
     }
 
     /// Returns a slot for a message, `Some(None)` if it needs none, `None` if it was queued.

@@ -1,0 +1,64 @@
+//! What a successor needs if this server ends without handing over.
+//!
+//! **Problem.** A hostile volume, or an error of ours, may end a server, and its mount with it. **Rule.** A mount that
+//! has been read-only since it was made has nothing to lose. Its broker keeps what a successor needs and starts one, and
+//! the kernel sends the requests again that had been taken (NOTIFY_RESEND, Linux 6.9 and newer): programs see a pause. A
+//! mount that is or was writable ends with its server: what was acknowledged without an fsync is lost.
+
+use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::FileSystem;
+
+use crate::host;
+use crate::mount::Legacy;
+
+/// Keeps the broker's copy up to date.
+pub(crate) struct Standby {
+    minor: u32,
+    /// The mount is, was or may become writable.
+    writable: Mutex<bool>,
+}
+
+impl Standby {
+    /// Of a server that serves a connection of this minor version, whose kernel resends requests.
+    pub(crate) fn new(minor: u32, only_read: bool) -> Self {
+        Self {
+            minor,
+            writable: Mutex::new(Rank::Leaf, !only_read),
+        }
+    }
+
+    /// Whether the mount has been read-only since it was made.
+    pub(crate) fn only_read(&self) -> bool {
+        !*self.writable.lock()
+    }
+
+    /// The options of the mount are as `fs` says.
+    pub(crate) fn update(&self, fs: &dyn FileSystem) {
+        let options = fs.options();
+        let mut writable = self.writable.lock();
+        *writable |= !is_read_only(&options);
+        if *writable {
+            return host::set_standby("");
+        }
+        let legacy = Legacy {
+            minor: self.minor,
+            resends: true,
+            only_read: true,
+            options,
+            lookups: None,
+        };
+        host::set_standby(&legacy.head());
+    }
+
+    /// The options of this list are about to take effect.
+    pub(crate) fn will_remount(&self, list: &str) {
+        if list.split(',').any(|word| word.trim() == "rw") {
+            *self.writable.lock() = true;
+            host::set_standby("");
+        }
+    }
+}
+
+fn is_read_only(options: &str) -> bool {
+    options.split(',').any(|word| word == "ro")
+}
