@@ -209,7 +209,11 @@ pub(super) fn write_tree(root: &Path) {
 /// Adds what mke2fs does not make: attributes, an index, a full log, orphans.
 fn decorate(image: Image, dirty: bool) -> Image {
     let device = Arc::new(ImageDevice::new(image));
-    let options = MountOptions::default();
+    // Bases have no fast commits of their own.
+    let options = MountOptions {
+        fast_commit: false,
+        ..MountOptions::default()
+    };
     let opened = Ext4::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
     let Ok((fs, _)) = opened else {
         // A volume that we mount read-only stays as mke2fs made it.
