@@ -27,6 +27,9 @@ pub struct VolumeFacts {
 /// Returns at most two descriptors, or why it cannot be done.
 pub type Reopen = Box<dyn Fn(bool) -> Result<Vec<OwnedFd>, String> + Send>;
 
+/// Most descriptors of the connection that are kept for a server: more than it has threads. Its threads share the first
+/// one if it gets no more.
+pub(super) const DEVICES_MAX: usize = 256;
 /// Longest reason that is sent, in characters.
 const REASON_CHARS_MAX: usize = 2000;
 
@@ -148,7 +151,9 @@ impl Broker {
         match request {
             Request::Question(question) => Reply::Answer(question.answer(self.hierarchy.as_ref())),
             Request::Device => {
-                if let Ok(device) = sys::open_device() {
+                if self.devices.len() < DEVICES_MAX
+                    && let Ok(device) = sys::open_device()
+                {
                     self.devices.extend(device.try_clone());
                     sent.push(device);
                 }

@@ -161,6 +161,11 @@ fn a_broker_answers_questions_and_refuses_the_rest() {
     ] {
         assert_eq!(ask(refused), "failed");
     }
+    // A hostile server does not use up the broker's descriptors.
+    for _ in 0..server::DEVICES_MAX {
+        assert_eq!(ask("device"), "done");
+    }
+    assert_eq!(ask("device"), "failed");
     assert_eq!(ask("usable"), "done");
     assert!(ask("reopen 0").starts_with("refused éé"));
     send(&ours, "reopen 1", &[]).unwrap();
