@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::fs::OFlags;
+use rustix::mount::{MountFlags, mount_remount};
 use rustix::process::{Pid, Signal, kill_process};
 use steadfs_suite::command::{run, until};
 use steadfs_suite::scratch::mounts_below;
@@ -240,5 +241,19 @@ fn without_a_broker_a_mount_ends_with_its_server() {
     let options = format!("ro,sandbox=off,{OPTIONS}");
     let mount = SteadMount::new(&scratch, image.path(), &options);
     ends_with_its_server(mount);
+    image.check_clean();
+}
+
+/// The kernel does not notify the server of such a remount.
+#[test]
+fn a_mount_that_became_writable_by_a_control_file_ends_with_its_server() {
+    let scratch = Scratch::new();
+    let image = volume(&scratch, "ext4");
+    let mount = read_only(&scratch, image.path(), OPTIONS);
+    mount_remount(mount.root(), MountFlags::empty(), "").unwrap();
+    fs::write(mount.join(".steadfs/options"), "rw").unwrap();
+    fs::write(mount.join("new"), "x").unwrap();
+    ends_with_its_server(mount);
+    image.replay_by_e2fsck();
     image.check_clean();
 }

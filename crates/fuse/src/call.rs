@@ -92,6 +92,13 @@ impl Volume {
         }
     }
 
+    /// A control file is about to be written, perhaps with options that make the volume writable.
+    pub fn may_become_writable(&self) {
+        if let Some(standby) = self.standby.get() {
+            standby.may_become_writable();
+        }
+    }
+
     /// Options have changed.
     pub fn is_remounted(&self) {
         if let Some(standby) = self.standby.get() {

@@ -368,8 +368,11 @@ impl Call<'_> {
 
     fn write(&self, arg: &wire::WriteIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
         // The files' mode allows uid 0 to write, which may be a container's root.
-        if is_control_inode(self.ino) && !is_owner(self.header) {
-            return Err(Errno::PERM.into());
+        if is_control_inode(self.ino) {
+            if !is_owner(self.header) {
+                return Err(Errno::PERM.into());
+            }
+            self.volume.may_become_writable();
         }
         let bypass = arg.write_flags & wire::BYPASS_CACHE != 0;
         self.volume.will_be_written(self.ino, bypass);

@@ -53,7 +53,14 @@ impl Standby {
     /// The options of this list are about to take effect.
     pub(crate) fn will_remount(&self, list: &str) {
         if list.split(',').any(|word| word.trim() == "rw") {
-            *self.writable.lock() = true;
+            self.may_become_writable();
+        }
+    }
+
+    /// The volume is about to become writable. The kernel's mount may be so already: nothing notifies the server of that.
+    pub(crate) fn may_become_writable(&self) {
+        let mut writable = self.writable.lock();
+        if !std::mem::replace(&mut *writable, true) {
             host::set_standby("");
         }
     }
