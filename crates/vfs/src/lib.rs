@@ -16,6 +16,7 @@ mod new_inode;
 pub mod nokey;
 pub mod options;
 mod pending_frees;
+mod recorded;
 mod remount_state;
 mod stop_state;
 #[cfg(feature = "test-support")]
@@ -34,6 +35,7 @@ pub use findings::Findings;
 pub use inode_marks::InodeMarks;
 pub use new_inode::NewInode;
 pub use pending_frees::{FreeGuard, PendingFrees};
+pub use recorded::{RecordedChange, RecordedFile, RecordedInode, RecordedState};
 pub use remount_state::{AloneGuard, OpenGuard, RemountState};
 pub use stop_state::StopState;
 pub use types::{
@@ -234,5 +236,15 @@ pub trait FileSystem: Send + Sync {
     /// is in service as before, unless it has stopped.
     fn hand_over(&self) -> Result<LookupCounts> {
         Err(FsError::NotSupported("handing over a volume of this kind"))
+    }
+    /// Brings every recorded object to its recorded state, and makes that durable. To be called before any other call, on
+    /// a volume that was opened as after a power cut, with `state.unlinked` in use. May be repeated.
+    ///
+    /// # Errors
+    /// The volume cannot be brought to this state (its space, or an error of the device or the format).
+    fn restore(&self, _state: &RecordedState) -> Result<()> {
+        Err(FsError::NotSupported(
+            "restoring a killed server's state on a volume of this kind",
+        ))
     }
 }
