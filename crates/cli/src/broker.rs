@@ -161,7 +161,7 @@ impl Mounting<'_> {
     }
 }
 
-/// Most servers of a read-only mount that may end in [`RESTARTS_TIME`]: a volume that ends every server shall not occupy
+/// Most servers of a mount that may end in [`RESTARTS_TIME`]: a volume that ends every server shall not occupy
 /// the host.
 const RESTARTS_MAX: usize = 5;
 const RESTARTS_TIME: Duration = Duration::from_secs(60);
@@ -186,7 +186,7 @@ impl Succession {
             Ended::HandedOver => self.is_own = false,
             Ended::Unexpectedly if self.may_restart() => {
                 self.is_own = false;
-                tracing::error!(%status, "the server has ended; another one continues this mount, which is read-only");
+                tracing::error!(%status, "the server has ended; another one continues this mount");
             }
             Ended::Unexpectedly => {
                 tracing::error!(
@@ -214,9 +214,9 @@ impl Succession {
     }
 }
 
-/// Everything was written, so this is an unmount that was not requested.
+/// After a hand-over everything is written, so this is an unmount that was not requested.
 fn not_taken_over() -> Failure {
-    let what = "no server could continue the mount, which has ended; everything is written";
+    let what = "no server could continue the mount, which has ended";
     tracing::error!("{what}");
     Failure::new(code::SYSTEM, what)
 }

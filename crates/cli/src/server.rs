@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs::tools::{owner_cx, printable_text};
 use steadfs::{
-    BrokerClient, Error, Kind, Legacy, MountError, OpenError, Options, Served, Unmount, Volume,
-    VolumeDevice, serve_commands,
+    BrokerClient, Error, Inheritance, Kind, Legacy, MountError, OpenError, Options, Record, Served,
+    Unmount, Volume, VolumeDevice, serve_commands,
 };
-use steadfs_vfs::FsError;
+use steadfs_vfs::{FsError, ShutdownMode};
 
 use crate::failure::{Failure, code, mount_failure};
 use crate::sandbox::StartedBy;
@@ -86,27 +86,69 @@ pub fn run_successor(
 ) -> Result<(), Failure> {
     let (broker, commands) = connect(args, path, mountpoint)?;
     let failed = |error: Error| mount_failure(&error);
-    let (device, legacy, claimed) = broker.take_over().map_err(|error| failed(error.into()))?;
+    let left = broker.take_over().map_err(|error| failed(error.into()))?;
     steadfs::prepare_rings(options);
-    let opened = VolumeDevice::open_again(path, options, claimed).map_err(failed)?;
+    let opened = VolumeDevice::open_again(path, options, left.claimed).map_err(failed)?;
     sandbox::enter_as_server(StartedBy::Broker)?;
     // Text of a process that may have been taken over: nothing that follows has more rights than that process.
-    let legacy = Legacy::read(&File::from(legacy)).map_err(system)?;
+    let legacy = Legacy::read(&File::from(left.legacy)).map_err(system)?;
+    let record_file = left.record.filter(|_| legacy.recorded);
+    let record = match (&record_file, &legacy.lookups) {
+        (Some(file), None) => Some(Record::read(file).map_err(system)?),
+        _ => None,
+    };
     let mut lists = args.options.lists.clone();
     lists.push(legacy.options.clone());
     let options = mounted_on(&mount::parse(&lists.join(","), path)?, mountpoint);
     let opened = opened.reopened_by(&broker);
-    let volume = opened
-        .volume_again(&options, legacy.lookups.as_deref().unwrap_or_default())
-        .map_err(failed)?;
-    let served = steadfs::serve_on(&volume, device, &options, &legacy).map_err(|error| {
+    let volume = open_left(opened, &options, &legacy, record.as_ref())?;
+    let inheritance = Inheritance {
+        device: left.device,
+        legacy: &legacy,
+        record_file,
+        record: record.as_ref(),
+    };
+    let usable = || broker.report_usable();
+    let served = steadfs::serve_on(&volume, inheritance, &options, usable).map_err(|error| {
         let left = volume.fs().hand_over();
         tracing::debug!(left = left.is_ok(), "leaving a volume to another attempt");
         failed(error)
     })?;
-    broker.report_usable();
+    drop(record);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "continues the mount");
     serve_until_end(&volume, served, commands)
+}
+
+/// Opens the volume of a server that has handed over or ended, in the state that it had acknowledged.
+fn open_left(
+    opened: VolumeDevice,
+    options: &Options,
+    legacy: &Legacy,
+    record: Option<&Record>,
+) -> Result<Volume, Failure> {
+    let failed = |error: Error| mount_failure(&error);
+    let Some(record) = record else {
+        let lookups = legacy.lookups.as_deref().unwrap_or_default();
+        return opened.volume_again(options, lookups).map_err(failed);
+    };
+    let began = steadfs_rt::now();
+    let volume = opened
+        .volume_again(options, record.counts())
+        .map_err(failed)?;
+    if let Err(error) = volume.restore(record.state()) {
+        // What is on the volume now is not for use: another attempt begins from the last commit.
+        let shut_down = volume.fs().shutdown(&owner_cx(), ShutdownMode::NoFlush);
+        tracing::debug!(
+            shut_down = shut_down.is_ok(),
+            "leaving a volume to another attempt"
+        );
+        return Err(failed(error));
+    }
+    let state = record.state();
+    let (inodes, names) = (state.inodes.len(), state.names.len());
+    let took = began.elapsed();
+    tracing::info!(inodes, names, ?took, "restored what was acknowledged");
+    Ok(volume)
 }
 
 fn system(error: std::io::Error) -> Failure {

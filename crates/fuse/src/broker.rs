@@ -24,7 +24,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::datagram;
 
-pub use client::BrokerClient;
+pub use client::{BrokerClient, TakenOver};
 pub use commands::{Commands, serve_commands};
 pub use server::{Broker, Ended, Reopen, VolumeFacts};
 

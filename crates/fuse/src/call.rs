@@ -12,6 +12,7 @@ use crate::labels::Labels;
 use crate::mount::FileId;
 use crate::notify::Notifier;
 use crate::owner::Classifier;
+use crate::record::Recorder;
 use crate::reply::{NodeIds, Timeouts, Translate};
 use crate::standby::Standby;
 use crate::wire;
@@ -46,6 +47,8 @@ pub(crate) struct Volume {
     notifier: OnceLock<Arc<Notifier>>,
     /// If a successor could continue the mount.
     standby: OnceLock<Standby>,
+    /// With `takeover=on`.
+    recorder: OnceLock<Arc<Recorder>>,
 }
 
 impl Volume {
@@ -62,6 +65,7 @@ impl Volume {
             config,
             notifier: OnceLock::new(),
             standby: OnceLock::new(),
+            recorder: OnceLock::new(),
         }
     }
 
@@ -70,6 +74,33 @@ impl Volume {
         if self.notifier.set(Arc::new(notifier)).is_err() {
             unreachable!("a volume is mounted once");
         }
+    }
+
+    /// Records all calls from now on; to be called before the first one.
+    pub fn record_by(&self, recorder: Arc<Recorder>) {
+        if self.recorder.set(recorder).is_err() {
+            unreachable!("a volume is mounted once");
+        }
+    }
+
+    /// What records calls.
+    pub fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.recorder.get()
+    }
+
+    /// A reply adds to an inode's lookup count.
+    pub fn counted(&self, ino: InodeNo) {
+        if let Some(recorder) = self.recorder.get() {
+            recorder.counted(ino);
+        }
+    }
+
+    /// Drops lookups of an inode.
+    pub fn forget(&self, ino: InodeNo, count: u64) {
+        if let Some(recorder) = self.recorder.get() {
+            recorder.forgotten(ino, count);
+        }
+        self.fs.forget(ino, count);
     }
 
     /// A successor could continue the mount if this server ended.

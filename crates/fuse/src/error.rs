@@ -57,6 +57,9 @@ pub enum MountError {
     /// The connection ended before INIT was complete.
     #[error("the kernel ended the connection before the mount was usable")]
     ConnectionEnded,
+    /// With `takeover=on`: calls cannot be recorded outside the server.
+    #[error("takeover=on: {0}")]
+    Record(String),
     /// No service thread could be created.
     #[error("{0}")]
     Threads(FsError),

@@ -70,6 +70,9 @@ pub(crate) trait Host: Send + Sync {
     /// What a successor needs if this server ends without handing over; empty: it has none.
     fn set_standby(&self, text: &str);
 
+    /// The file for the records of the mount's calls, which outlives this process.
+    fn record_file(&self) -> io::Result<OwnedFd>;
+
     /// Asks for a successor of this server; returns this server's number.
     fn upgrade(&self) -> Result<u32, String>;
 
@@ -113,6 +116,10 @@ impl Host for OwnFiles {
 
     fn set_standby(&self, _: &str) {}
 
+    fn record_file(&self) -> io::Result<OwnedFd> {
+        Err(io::Error::other(NO_BROKER))
+    }
+
     fn upgrade(&self) -> Result<u32, String> {
         Err(NO_BROKER.to_owned())
     }
@@ -151,6 +158,11 @@ pub(crate) fn close_result() -> io::Result<(OwnedFd, i32, i32)> {
 /// See [`Host::set_standby`].
 pub(crate) fn set_standby(text: &str) {
     host().set_standby(text);
+}
+
+/// See [`Host::record_file`].
+pub(crate) fn record_file() -> io::Result<OwnedFd> {
+    host().record_file()
 }
 
 /// See [`Host::upgrade`] for an empty text, [`Host::has_successor`] for a number; the answer is `done`, or a number that

@@ -56,6 +56,21 @@ pub(crate) fn is_short(op: &[u8]) -> bool {
     .contains(&arg.cmd)
 }
 
+/// Whether an ioctl changes flags or the project of an inode.
+pub(crate) fn changes_flags(command: u32) -> bool {
+    [SETFLAGS, FSSETXATTR].contains(&command)
+}
+
+/// Whether an ioctl may change files in a way that is known to the file system only: it is none of those here, nor one
+/// that only returns something (`_IOR`).
+pub(crate) fn changes_more(command: u32) -> bool {
+    const DIRECTION: u32 = 3 << 30;
+    const READ: u32 = 2 << 30;
+    let ours = [REMOUNT, TUNE, SYNC, UPGRADE].contains(&u64::from(command));
+    let known = changes_flags(command) || [FITRIM, MEASURE_VERITY].contains(&command);
+    command & DIRECTION != READ && !ours && !known
+}
+
 /// Serves an ioctl.
 pub(crate) fn serve(
     call: &Call<'_>,
@@ -209,7 +224,11 @@ fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
         4 => ShutdownMode::NeedCheck,
         _ => return Err(Errno::INVAL.into()),
     };
-    Ok(call.volume.fs.shutdown(&call.cx, mode)?)
+    call.volume.fs.shutdown(&call.cx, mode)?;
+    if let Some(recorder) = call.volume.recorder() {
+        recorder.give_up("it is shut down");
+    }
+    Ok(())
 }
 
 /// Serves REMOUNT, TUNE and SYNC. The kernel does not notify the server of a remount, and nothing can be written to a

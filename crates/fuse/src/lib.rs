@@ -31,6 +31,7 @@ mod mount;
 mod notify;
 mod ops;
 mod owner;
+mod record;
 pub mod reply;
 pub mod request;
 mod service;
@@ -42,15 +43,17 @@ pub mod transport;
 pub mod wire;
 
 pub use broker::{
-    Broker, BrokerClient, Commands, Ended, Reopen, VolumeFacts, broker_sockets, serve_commands,
+    Broker, BrokerClient, Commands, Ended, Reopen, TakenOver, VolumeFacts, broker_sockets,
+    serve_commands,
 };
 pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};
 pub use error::MountError;
 pub use mount::{
-    BlockDevice, FileId, KernelMount, Legacy, MountEntry, MountFlags, MountHandle, MountOptions,
-    Mounted, Mounter, Served, SyncError, Synced, Transport, Unmount, mount, prepare_rings, serve,
-    serve_on, uring_hint,
+    BlockDevice, FileId, Inheritance, KernelMount, Legacy, MountEntry, MountFlags, MountHandle,
+    MountOptions, Mounted, Mounter, Served, SyncError, Synced, Transport, Unmount, mount,
+    prepare_rings, serve, serve_on, uring_hint,
 };
 pub use owner::{Classifier, Groups, Owners};
+pub use record::Record;
 pub use service::{Service, ServiceError};
 pub use stats::Stats;

@@ -24,7 +24,7 @@ use steadfs_vfs::{FileSystem, FsError};
 
 pub use kernel::KernelMount;
 pub use serve::{Mounter, Served, prepare_rings, serve, uring_hint};
-pub use succession::{Legacy, serve_on};
+pub use succession::{Inheritance, Legacy, serve_on};
 pub use sync::{FileId, SyncError, Synced};
 pub use table::MountEntry;
 
@@ -131,6 +131,8 @@ pub struct MountOptions {
     /// Approximate number of requests in service at a time; others are queued (`admission`). The classic transport
     /// creates threads on demand, io_uring distributes this many over the CPUs at the start.
     pub max_threads: usize,
+    /// Whether calls are recorded, so that another server can continue the mount if this one is killed.
+    pub takeover: bool,
     /// Finds the owner of a request's I/O.
     pub classifier: Arc<dyn Classifier>,
 }
@@ -153,6 +155,7 @@ impl Default for MountOptions {
             max_request: 1 << 20,
             read_ahead_kib: 2048,
             max_threads: 128,
+            takeover: false,
             classifier: Arc::new(Owners::default()),
         }
     }

@@ -16,6 +16,7 @@ use zerocopy::IntoBytes;
 use crate::admin::is_owner;
 use crate::call::{Call, CallError, Outcome, Volume};
 use crate::ioctl;
+use crate::record::is_repeatable;
 use crate::reply::{Answer, PlusEntry, ReplyBuf, statfs_out};
 use crate::request::{Op, Request};
 use crate::wire::{self, fattr};
@@ -26,12 +27,12 @@ pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBu
     match request.op {
         // The most frequent request without a reply; needs no context.
         Op::Forget { count } => {
-            volume.fs.forget(ids.ino(request.header.nodeid), count);
+            volume.forget(ids.ino(request.header.nodeid), count);
             return Answer::Silent;
         }
         Op::BatchForget(list) => {
             for one in list.iter() {
-                volume.fs.forget(ids.ino(one.nodeid), one.nlookup);
+                volume.forget(ids.ino(one.nodeid), one.nlookup);
             }
             return Answer::Silent;
         }
@@ -48,7 +49,11 @@ pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBu
     };
     // The holder of a lock that this request waits for inherits its tag (priority inheritance).
     let _task_tag = steadfs_rt::inherit::set_task_tag(call.cx.tag.with_urgency(Urgency::Waited));
-    match call.run(&request.op, out) {
+    let outcome = match volume.recorder() {
+        Some(recorder) => recorder.serve(&call, &request.op, out),
+        None => call.run(&request.op, out),
+    };
+    match outcome {
         Ok(()) => Answer::Done,
         Err(CallError::Errno(errno)) => Answer::Error(errno),
         Err(CallError::Fs(error)) => {
@@ -101,7 +106,8 @@ fn owner(volume: &Volume, request: &Request<'_>) -> IoTag {
 }
 
 impl Call<'_> {
-    fn run(&self, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
+    /// Carries out the operation.
+    pub(crate) fn run(&self, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
         let fs = &*self.volume.fs;
         match *op {
             Op::Lookup { name } => self.lookup(name, out),
@@ -139,6 +145,9 @@ impl Call<'_> {
             Op::Lseek(ref arg) => self.seek(arg, out),
             Op::Fallocate(arg) => {
                 let mode = falloc_mode(arg.mode)?;
+                if self.volume.recorder().is_some() && !is_repeatable(mode) {
+                    return Err(Errno::OPNOTSUPP.into());
+                }
                 let kills = self.may_kill(self.ino, !self.cx.fsetid)?;
                 fs.fallocate(&self.cx, self.ino, mode, arg.offset, arg.length)?;
                 self.killed(self.ino, kills);
@@ -315,6 +324,7 @@ impl Call<'_> {
             if name != b"." && name != b".." {
                 match fs.attach(&self.cx, plus.ino) {
                     Ok(attr) => {
+                        self.volume.counted(attr.ino);
                         head = self.volume.translate.entry(&attr);
                         kind = dirent_kind(attr.kind);
                     }
@@ -429,7 +439,12 @@ impl Call<'_> {
         let to = self.volume.translate.ids.ino(arg.nodeid_out);
         let kills = self.may_kill(to, !self.cx.fsetid)?;
         let (began, served) = (now(), out.served.clone());
-        let copied = in_pieces(arg.len.min(COPY_BYTES_MAX), PIECE_BYTES, |done, n| {
+        let bytes_max = match self.volume.recorder() {
+            // A record has at most as much as a request.
+            Some(_) => PIECE_BYTES,
+            None => COPY_BYTES_MAX,
+        };
+        let copied = in_pieces(arg.len.min(bytes_max), PIECE_BYTES, |done, n| {
             if done > 0 && (served.is_interrupted() || began.elapsed() > COPY_TIME_MAX) {
                 return Ok(0);
             }
@@ -561,7 +576,7 @@ fn rename_flags(flags: u32) -> Outcome<RenameFlags> {
 }
 
 /// Modes of fallocate(2), linux/falloc.h.
-fn falloc_mode(mode: u32) -> Outcome<FallocMode> {
+pub(crate) fn falloc_mode(mode: u32) -> Outcome<FallocMode> {
     const KEEP_SIZE: u32 = 0x01;
     const PUNCH_HOLE: u32 = 0x02;
     const COLLAPSE_RANGE: u32 = 0x08;

@@ -9,6 +9,7 @@ use steadfs_vfs::{Attr, InodeFlags, ReadData, StatFs, is_control_inode, reported
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::interrupt::ServedRequest;
+use crate::record::Ticket;
 use crate::wire;
 
 /// The kind of a request's reply.
@@ -34,6 +35,8 @@ pub struct ReplyBuf {
     pub(crate) names: Vec<u8>,
     /// Entries collected by one READDIRPLUS.
     pub(crate) entries: Vec<PlusEntry>,
+    /// The records of the request, until it is answered.
+    pub(crate) ticket: Option<Ticket>,
     /// The request in service.
     pub(crate) served: Arc<ServedRequest>,
 }
@@ -52,6 +55,7 @@ impl ReplyBuf {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.data = ReadData::new();
+        self.ticket = None;
     }
 
     /// Appends a structure.

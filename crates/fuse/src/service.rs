@@ -359,6 +359,10 @@ impl Host for Service {
 
     fn set_standby(&self, _: &str) {}
 
+    fn record_file(&self) -> io::Result<OwnedFd> {
+        Err(io::Error::other(NO_SUCCESSOR))
+    }
+
     fn upgrade(&self) -> Result<u32, String> {
         Err(NO_SUCCESSOR.to_owned())
     }

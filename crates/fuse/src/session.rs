@@ -22,6 +22,7 @@ use crate::MountError;
 use crate::admission::{Admission, Class};
 pub use crate::call::SessionConfig;
 use crate::call::Volume;
+use crate::host;
 use crate::interrupt::{Interrupts, is_dying};
 use crate::ops;
 use crate::reply::{Answer, ReplyBuf};
@@ -216,11 +217,18 @@ impl Session {
                 while self.inside.load(Ordering::SeqCst) > 0 {
                     steadfs_rt::sleep(Duration::from_millis(1));
                 }
+                if let Some(recorder) = self.volume.recorder() {
+                    recorder.end();
+                }
                 let result = match self.broken.load(Ordering::Relaxed) {
                     true => Err(broken()),
                     false => catch_unwind(AssertUnwindSafe(|| self.volume.fs.unmount()))
                         .unwrap_or_else(|_| Err(broken())),
                 };
+                if self.volume.recorder().is_some() {
+                    // From now on the volume may be used, and changed, by others.
+                    host::set_standby("");
+                }
                 if let Some(file) = &self.volume.close_result {
                     file.record(&result);
                 }
@@ -241,6 +249,9 @@ impl Session {
             return Err(FsError::Stopped("unmounted".to_owned()));
         }
         let lookups = self.volume.fs.hand_over()?;
+        if let Some(recorder) = self.volume.recorder() {
+            recorder.end();
+        }
         // Nothing is left to close.
         let _ = self.closed.set(Ok(()));
         Ok(lookups)

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_fuse::{
-    KernelMount, MountError, MountOptions, Mounter, Served, Transport, Unmount, serve, serve_on,
+    Inheritance, KernelMount, MountError, MountOptions, Mounter, Served, Transport, Unmount, serve,
+    serve_on,
 };
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, WithControl};
@@ -87,7 +88,13 @@ impl Mount {
         self.served.wait().unwrap();
         let fs = WithControl::new(self.mem.clone()).succeeding(legacy.lookups.as_deref());
         let device = self.keeper.device.lock().as_ref().unwrap().try_clone();
-        self.served = serve_on(Arc::new(fs), device.unwrap(), &options(), &legacy).unwrap();
+        let inheritance = Inheritance {
+            device: device.unwrap(),
+            legacy: &legacy,
+            record_file: None,
+            record: None,
+        };
+        self.served = serve_on(Arc::new(fs), inheritance, &options(), || ()).unwrap();
     }
 
     fn end(self) {

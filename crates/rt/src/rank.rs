@@ -4,6 +4,8 @@
 /// that a task takes together have keys and are taken in key order (collect, sort, remove duplicates, take).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Rank {
+    /// The log of calls outside the server: what it records is read under this lock.
+    Record,
     /// Remount, freeze and unmount of a volume.
     Mount,
     /// Renames between directories: one at a time on a volume.

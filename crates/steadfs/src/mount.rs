@@ -1,15 +1,17 @@
 //! Mounting an open volume.
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_fuse::{
-    BlockDevice, Legacy, MountFlags, MountOptions, Mounted, Mounter, Served, Transport, VolumeFacts,
+    BlockDevice, Inheritance, MountFlags, MountOptions, Mounted, Mounter, Served, Transport,
+    VolumeFacts,
 };
 use steadfs_vfs::options::items;
-use steadfs_vfs::{Control, ControlLayer, FileSystem, FsError, PreparedOptions, WithControl};
+use steadfs_vfs::{
+    Control, ControlLayer, FileSystem, FsError, PreparedOptions, RecordedState, WithControl,
+};
 
 use crate::probe::Kind;
 use crate::volume::{Error, Volume};
@@ -55,23 +57,29 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
 /// # Errors
 /// [`Error::Mount`]: there is no mount.
 pub fn serve(volume: &Volume, mounter: &dyn Mounter, options: &Options) -> Result<Served, Error> {
+    if options.takeover && volume.report().read_only_because.is_empty() && !options.read_only() {
+        // Whether it could be.
+        volume.restore(&RecordedState::default())?;
+    }
     let (fs, how) = prepare(volume, options, Some(&[]), mounter.owner());
     Ok(steadfs_fuse::serve(fs, mounter, &how)?)
 }
 
-/// Serves a volume that another server has left with `legacy`, on the connection `device`.
+/// Serves a volume that another server has left. See `steadfs_fuse::serve_on` for `usable`.
 ///
 /// # Errors
-/// [`Error::Mount`]: too few threads are left.
+/// [`Error::Mount`]: memory or threads are short.
 pub fn serve_on(
     volume: &Volume,
-    device: OwnedFd,
+    inheritance: Inheritance<'_>,
     options: &Options,
-    legacy: &Legacy,
+    usable: impl FnOnce(),
 ) -> Result<Served, Error> {
     let owner = steadfs_rt::kernel_ids();
-    let (fs, how) = prepare(volume, options, legacy.lookups.as_deref(), owner);
-    Ok(steadfs_fuse::serve_on(fs, device, &how, legacy)?)
+    let recorded = inheritance.record.map(|record| &record.counts()[..]);
+    let lookups = inheritance.legacy.lookups.as_deref().or(recorded);
+    let (fs, how) = prepare(volume, options, lookups, owner);
+    Ok(steadfs_fuse::serve_on(fs, inheritance, &how, usable)?)
 }
 
 /// Makes the rings of a server that is about to be contained, for the kernel's requests and for the device: it cannot make
@@ -84,6 +92,10 @@ pub fn prepare_rings(options: &Options) {
 }
 
 fn transport(options: &Options) -> Transport {
+    if options.takeover {
+        // Another process can take the requests of this one only.
+        return Transport::Dev;
+    }
     match options.fuse_transport {
         FuseTransport::Auto => Transport::Auto,
         FuseTransport::Uring => Transport::Uring,
@@ -161,6 +173,7 @@ fn prepare(
         // The superblock may have switched them off.
         posix_acl: items(&volume.fs().options()).all(|(name, _)| name != "noacl"),
         transport: transport(options),
+        takeover: options.takeover,
         classifier: Arc::clone(volume.io().owners()) as _,
         ..mount_options_for(root, volume.path(), options, facts)
     };

@@ -106,6 +106,8 @@ pub struct Options {
     pub foreground: bool,
     /// `sandbox=on`: the server is a process without rights over the host.
     pub sandbox: bool,
+    /// `takeover=on`: all calls are recorded outside the server, so that another one can continue a writable mount.
+    pub takeover: bool,
 }
 
 impl Default for Options {
@@ -127,6 +129,7 @@ impl Default for Options {
             allow_other: None,
             foreground: false,
             sandbox: true,
+            takeover: false,
         }
     }
 }
@@ -228,6 +231,7 @@ impl Options {
         if let Err(error) = options.f2fs.validate() {
             options.misfits.f2fs.push(error);
         }
+        refused.extend(&options.refuse_takeover());
         if options
             .offset
             .checked_add(options.size_limit.unwrap_or(0))
@@ -238,6 +242,21 @@ impl Options {
             ));
         }
         (options, refused)
+    }
+
+    /// Why this mount could not be taken over, if it is to be.
+    fn refuse_takeover(&self) -> Refusals {
+        let mut refused = Refusals::default();
+        let mut refuse = |why: &str| {
+            refused.push(FsError::BadOption(format!("option takeover=on: {why}")));
+        };
+        if self.takeover && !self.sandbox {
+            refuse("with sandbox=off there is no process that outlives the server");
+        }
+        if self.takeover && self.fuse_transport == FuseTransport::Uring {
+            refuse("rings belong to one server; use fuse_transport=dev or auto");
+        }
+        refused
     }
 
     /// Applies the items of `list` one by one, without checking for contradictions.

@@ -12,7 +12,7 @@ use steadfs_block::{
 use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
 use steadfs_fuse::{BlockDevice, BrokerClient, FileId};
-use steadfs_vfs::{FileSystem, FsError};
+use steadfs_vfs::{FileSystem, FsError, RecordedState};
 use thiserror::Error;
 
 use crate::image::Found;
@@ -417,6 +417,18 @@ impl Volume {
     /// The volume's block size in bytes.
     pub fn block_size(&self) -> u32 {
         self.block_size
+    }
+
+    /// Brings the volume to the state that a killed server had acknowledged ([`FileSystem::restore`]).
+    ///
+    /// # Errors
+    /// [`Error::Volume`].
+    pub fn restore(&self, state: &RecordedState) -> Result<(), Error> {
+        let restored = self.fs.restore(state);
+        restored.map_err(|error| Error::Volume {
+            path: self.path.clone(),
+            error,
+        })
     }
 
     /// Gives up the claim on the image or device of a volume that is closed, before this process has ended.

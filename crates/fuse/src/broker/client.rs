@@ -20,6 +20,18 @@ pub struct BrokerClient {
     socket: Mutex<OwnedFd>,
 }
 
+/// What a predecessor has left.
+pub struct TakenOver {
+    /// The connection.
+    pub device: OwnedFd,
+    /// The file with its [`Legacy`](crate::Legacy).
+    pub legacy: OwnedFd,
+    /// Whether the kernel's mount claims the block device.
+    pub claimed: bool,
+    /// The file with its [`Record`](crate::Record), if its calls were recorded.
+    pub record: Option<OwnedFd>,
+}
+
 impl BrokerClient {
     /// Connects this process: from now on its questions go to the broker. Call it once, before anything is mounted.
     pub fn connect(socket: OwnedFd) -> Arc<Self> {
@@ -54,19 +66,22 @@ impl BrokerClient {
         }
     }
 
-    /// Of a successor: the connection, the file with the legacy of the predecessor, and whether the kernel's mount claims
-    /// the block device.
+    /// Of a successor: what its predecessor has left.
     ///
     /// # Errors
     /// [`MountError::Broker`].
-    pub fn take_over(&self) -> Result<(OwnedFd, OwnedFd, bool), MountError> {
+    pub fn take_over(&self) -> Result<TakenOver, MountError> {
         let refused = || MountError::Broker("it has nothing to take over".to_owned());
         match self.request(&Request::TakeOver) {
             Ok((Reply::Answer(Answer::Is(claimed)), fds)) => {
                 let mut fds = fds.into_iter();
-                let both = fds.next().zip(fds.next());
-                both.map(|(device, legacy)| (device, legacy, claimed))
-                    .ok_or_else(refused)
+                let (device, legacy) = fds.next().zip(fds.next()).ok_or_else(refused)?;
+                Ok(TakenOver {
+                    device,
+                    legacy,
+                    claimed,
+                    record: fds.next(),
+                })
             }
             Ok(_) => Err(refused()),
             Err(error) => Err(MountError::Broker(error.to_string())),
@@ -127,6 +142,13 @@ impl Host for BrokerClient {
         if let Err(error) = ask(text) {
             let left = ask("");
             tracing::debug!(%error, left = left.is_ok(), "no successor could continue this mount");
+        }
+    }
+
+    fn record_file(&self) -> io::Result<OwnedFd> {
+        match self.request(&Request::Record)? {
+            (Reply::Done, fds) => fds.into_iter().next().ok_or(io::ErrorKind::NotFound.into()),
+            _ => Err(io::ErrorKind::OutOfMemory.into()),
         }
     }
 

@@ -24,11 +24,13 @@ pub(super) enum Request {
     },
     /// What a successor needs if this server ends without handing over; empty: it has none.
     Standby(String),
+    /// The file for the records of the mount's calls.
+    Record,
     /// A successor for this server.
     Upgrade,
     /// Whether the server with this number has its successor.
     Progress(u32),
-    /// Of a successor: the connection and the legacy.
+    /// Of a successor: the connection, the legacy, and the file of records if there is one.
     TakeOver,
 }
 
@@ -60,6 +62,7 @@ impl Request {
             Self::Usable => "usable".to_owned(),
             Self::Reopen { claim } => format!("reopen {}", u8::from(*claim)),
             Self::Standby(text) => format!("standby {text}"),
+            Self::Record => "record".to_owned(),
             Self::Upgrade => "upgrade".to_owned(),
             Self::Progress(server) => format!("progress {server}"),
             Self::TakeOver => "take-over".to_owned(),
@@ -111,6 +114,7 @@ impl Request {
             "usable" => Self::Usable,
             "reopen" => Self::Reopen { claim: rest == "1" },
             "standby" => Self::Standby(rest.to_owned()),
+            "record" => Self::Record,
             "upgrade" => Self::Upgrade,
             "progress" => Self::Progress(rest.parse().ok()?),
             "take-over" => Self::TakeOver,

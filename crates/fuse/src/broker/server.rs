@@ -12,6 +12,7 @@ use crate::error::MountError;
 use crate::host::{Answer, new_close_result};
 use crate::mount::{KernelMount, MountHandle, MountOptions, Mounter};
 use crate::owner::cgroup::Hierarchy;
+use crate::record::new_file as new_record_file;
 use crate::sys;
 
 /// What a mount depends on that only the server knows.
@@ -43,6 +44,8 @@ pub struct Broker {
     /// How it is mounted, and the connection, which a server that has handed over leaves to its successor.
     mounted: Option<(MountOptions, OwnedFd)>,
     close_result: Option<OwnedFd>,
+    /// The file of records, which the server writes and its successor reads; the broker does neither.
+    record: Option<OwnedFd>,
     /// The server's descriptors of the connection: what it has taken is in service until they are closed.
     devices: Vec<OwnedFd>,
     /// Those of servers that have ended without handing over.
@@ -84,6 +87,7 @@ impl Broker {
             reopen,
             mounted: None,
             close_result: None,
+            record: None,
             devices: Vec::new(),
             left_devices: Vec::new(),
             succession: Succession::new(),
@@ -177,6 +181,10 @@ impl Broker {
                 self.succession.set_standby(text);
                 Reply::Done
             }
+            Request::Record => {
+                sent.extend(self.record_file());
+                done(!sent.is_empty())
+            }
             Request::Upgrade if self.is_served => self.succession.begin(&self.commands),
             Request::Progress(server) => self.succession.progress(server),
             Request::TakeOver if !self.is_served => self.take_over(sent),
@@ -203,15 +211,31 @@ impl Broker {
     }
 
     /// Gives a successor the connection and the legacy.
-    fn take_over(&self, sent: &mut Vec<OwnedFd>) -> Reply {
+    fn take_over(&mut self, sent: &mut Vec<OwnedFd>) -> Reply {
         let (Some((how, device)), Some(legacy)) = (&self.mounted, self.succession.legacy()) else {
             return Reply::Failed;
         };
+        let claimed = how.block_device.is_some();
         let Ok(device) = device.try_clone() else {
             return Reply::Failed;
         };
         sent.extend([device, legacy]);
-        Reply::Answer(Answer::Is(how.block_device.is_some()))
+        if self.record.is_some() {
+            let Some(record) = self.record_file() else {
+                sent.clear();
+                return Reply::Failed;
+            };
+            sent.push(record);
+        }
+        Reply::Answer(Answer::Is(claimed))
+    }
+
+    /// The file of records, made when a server first asks for it.
+    fn record_file(&mut self) -> Option<OwnedFd> {
+        if self.record.is_none() {
+            self.record = new_record_file().ok();
+        }
+        self.record.as_ref()?.try_clone().ok()
     }
 
     /// The server has ended.

@@ -43,6 +43,7 @@ fn requests_are_the_same_after_decoding() {
         Request::Upgrade,
         Request::Progress(u32::MAX),
         Request::TakeOver,
+        Request::Record,
     ] {
         assert_eq!(Request::decode(&request.encode()), Some(request));
     }

@@ -10,7 +10,9 @@ use super::{MountOptions, Transport};
 use crate::admission::max_in_service;
 use crate::call::SessionConfig;
 use crate::error::MountError;
+use crate::host;
 use crate::notify::Notifier;
+use crate::record::{Beginning, Recorder};
 use crate::reply::Timeouts;
 use crate::session::{Negotiated, Session};
 use crate::standby::Standby;
@@ -85,7 +87,13 @@ fn serve_with(
     let device = mounter.mount(options)?;
     let session = session(fs, options, queues.is_some());
     let mount_threads = MountThreads::new(Arc::new(session));
-    let started = mounter.spare().and_then(|spare| {
+    let recorded = match options.takeover {
+        true => host::record_file()
+            .map_err(|error| MountError::Record(error.to_string()))
+            .and_then(|file| record_to(&mount_threads.session, file, &Beginning::Durable(&[]))),
+        false => Ok(()),
+    };
+    let started = recorded.and_then(|()| mounter.spare()).and_then(|spare| {
         let started = start(&mount_threads, device, options, queues);
         drop(spare);
         started
@@ -110,10 +118,25 @@ fn serve_with(
     }
 }
 
+/// Why the calls of a mount are not recorded.
+const NO_RESEND: &str = "the kernel does not send requests again (Linux 6.9 or newer does)";
+
+/// Records all calls of a session in `file`.
+pub(super) fn record_to(
+    session: &Session,
+    file: OwnedFd,
+    beginning: &Beginning<'_>,
+) -> Result<(), MountError> {
+    let recorder = Recorder::begin(&session.volume.fs, file, beginning)?;
+    session.volume.record_by(Arc::new(recorder));
+    Ok(())
+}
+
 /// Leaves to the broker what a successor would need, if one could continue the mount.
 pub(super) fn stand_by(session: &Session, negotiated: Negotiated, only_read: bool) {
     if negotiated.resends && !negotiated.uring {
-        let standby = Standby::new(negotiated.minor, only_read);
+        let recorder = session.volume.recorder().map(Arc::clone);
+        let standby = Standby::new(negotiated.minor, only_read, recorder);
         session.volume.stand_by(standby);
     }
 }
@@ -155,6 +178,9 @@ fn start(
     };
     let pool = start_readers(mount_threads, &device, options, readers)?;
     let negotiated = mount_threads.session.wait_negotiated()?;
+    if options.takeover && !negotiated.resends {
+        return Err(MountError::Record(NO_RESEND.to_owned()));
+    }
     if let (true, Some(queues)) = (negotiated.uring, queues) {
         UringPool::start(mount_threads, device, queues, options.max_threads)?;
     }

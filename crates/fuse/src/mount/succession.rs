@@ -14,10 +14,11 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileSystem, FsError, LookupCounts};
 
-use super::serve::{Served, session, stand_by, start_readers};
+use super::serve::{Served, record_to, session, stand_by, start_readers};
 use super::{MountOptions, Transport};
 use crate::error::MountError;
 use crate::notify::{Notifier, resend};
+use crate::record::{Beginning, Record};
 use crate::session::Negotiated;
 use crate::transport::MountThreads;
 
@@ -30,6 +31,8 @@ pub struct Legacy {
     pub resends: bool,
     /// The mount has been read-only since it was made.
     pub only_read: bool,
+    /// Its calls are recorded.
+    pub recorded: bool,
     /// The mount options in effect.
     pub options: String,
     /// See [`FileSystem::hand_over`]; `None`: the server has ended without handing over.
@@ -39,6 +42,7 @@ pub struct Legacy {
 /// Words behind the protocol version.
 const RESENDS: &str = "resends";
 const ONLY_READ: &str = "only-read";
+const RECORDED: &str = "recorded";
 const ENDED: &str = "ended";
 
 impl Legacy {
@@ -48,6 +52,7 @@ impl Legacy {
         for (word, is) in [
             (RESENDS, self.resends),
             (ONLY_READ, self.only_read),
+            (RECORDED, self.recorded),
             (ENDED, self.lookups.is_none()),
         ] {
             if is {
@@ -95,6 +100,7 @@ impl Legacy {
             minor: minor.ok_or_else(invalid)?,
             resends: words.contains(&RESENDS),
             only_read: words.contains(&ONLY_READ),
+            recorded: words.contains(&RECORDED),
             options,
             lookups: (!words.contains(&ENDED)).then_some(lookups),
         })
@@ -124,6 +130,7 @@ impl Served {
                     minor: self.negotiated.minor,
                     resends: self.negotiated.resends,
                     only_read: session.volume.only_read(),
+                    recorded: session.volume.recorder().is_some(),
                     options,
                     lookups: Some(lookups),
                 })
@@ -138,18 +145,44 @@ impl Served {
     }
 }
 
+/// What a predecessor has left to the server that continues its mount.
+pub struct Inheritance<'a> {
+    /// The connection.
+    pub device: OwnedFd,
+    /// Its legacy.
+    pub legacy: &'a Legacy,
+    /// The file for the records of calls, if they are to be recorded.
+    pub record_file: Option<OwnedFd>,
+    /// What it has recorded, if it has ended without handing over: the volume was restored to that.
+    pub record: Option<&'a Record>,
+}
+
 /// Serves `fs` on the connection of another server, which has handed over or ended, with the options of the mount.
+/// `usable` is called before the first request is taken: from then on what the predecessor has left is out of date.
 ///
 /// # Errors
 /// [`MountError::Threads`]; [`MountError::Device`]: the kernel does not send the requests again that the other server had
-/// taken.
+/// taken; [`MountError::Record`].
 pub fn serve_on(
     fs: Arc<dyn FileSystem>,
-    device: OwnedFd,
+    inheritance: Inheritance<'_>,
     options: &MountOptions,
-    legacy: &Legacy,
+    usable: impl FnOnce(),
 ) -> Result<Served, MountError> {
+    let Inheritance {
+        device,
+        legacy,
+        record_file,
+        record,
+    } = inheritance;
     let mount_threads = MountThreads::new(Arc::new(session(fs, options, false)));
+    if let Some(file) = record_file {
+        let beginning = match (record, &legacy.lookups) {
+            (Some(record), _) => Beginning::Restored(record),
+            (None, counts) => Beginning::Durable(counts.as_deref().unwrap_or_default()),
+        };
+        record_to(&mount_threads.session, file, &beginning)?;
+    }
     let (minor, resends) = (legacy.minor, legacy.resends);
     mount_threads.session.succeed(minor, resends);
     let device = Arc::new(device);
@@ -159,14 +192,15 @@ pub fn serve_on(
     }
     let notifier = Notifier::succeeding(device.clone());
     mount_threads.session.volume.set_notifier(notifier);
-    let readers = steadfs_rt::cpu::allowed_cpus().clamp(1, 8);
-    let pool = start_readers(&mount_threads, &device, options, readers)?;
     let negotiated = Negotiated {
         minor,
         uring: false,
         resends,
     };
     stand_by(&mount_threads.session, negotiated, legacy.only_read);
+    usable();
+    let readers = steadfs_rt::cpu::allowed_cpus().clamp(1, 8);
+    let pool = start_readers(&mount_threads, &device, options, readers)?;
     Ok(Served {
         negotiated,
         mount_threads,

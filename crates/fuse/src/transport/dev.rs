@@ -267,6 +267,7 @@ impl DevPool {
             }
         };
         reply(device, unique, error, out);
+        out.ticket = None;
     }
 }
 

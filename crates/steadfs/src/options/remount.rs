@@ -1,7 +1,7 @@
 //! Option lists of a remount: options of the volume, flags that the kernel enforces, and options fixed at mount time.
 
-use steadfs_vfs::Result;
 use steadfs_vfs::options::{Entry, cannot_change, item, items};
+use steadfs_vfs::{FsError, Result};
 
 use super::table::TABLE;
 use super::{MountFlags, Options, is_for_others};
@@ -79,6 +79,12 @@ impl Options {
                 {
                     refused.push(cannot_change(&item));
                 }
+            } else if self.takeover
+                && name == "checkpoint"
+                && value.is_some_and(|value| value.starts_with("disable"))
+            {
+                let why = "with takeover=on everything must become durable";
+                refused.push(FsError::BadOption(format!("option {item}: {why}")));
             } else if TABLE.find(name).is_none() && is_for_others(name) != Ok(true) {
                 rest.push(item);
             }

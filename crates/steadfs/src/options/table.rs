@@ -155,6 +155,17 @@ const ENTRIES: &[Opt] = &[
     )
     .current(Always, |o| Some(format!("sandbox={}", name_of(o.sandbox, &SWITCH))))
     .fixed(),
+    Opt::value("takeover", "=on|off", |o, v| {
+        choice(v, &SWITCH).map(|on| o.takeover = on)
+    })
+    .help_with_default(
+        Server,
+        "on: if the server is killed, another one continues the mount with all that programs have written, synced or \
+         not; read-only mounts are continued in any case",
+        "off",
+    )
+    .current(Changed, |o| Some(format!("takeover={}", name_of(o.takeover, &SWITCH))))
+    .fixed(),
     Opt::flag("control", |o| o.control = true)
         .help(Server, "the hidden directory .steadfs in the root of the mount")
         .current(Never, |o| word(o.control, "control", "nocontrol"))

@@ -1,0 +1,217 @@
+//! The log of a server that has ended, as its successor reads it.
+//!
+//! **Rule.** Records are read in the order in which they were written, and the last state of an object counts. A record
+//! without its whole body or data was not acknowledged, and is passed over.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use steadfs_base::InodeNo;
+use steadfs_vfs::{LookupCounts, RecordedChange, RecordedFile, RecordedInode, RecordedState};
+
+use super::counts::read_counts;
+use super::item::{InodeState, Item, decode};
+use super::layout::{
+    Layout, RECORD_HEAD, RecordHead, SEGMENT_HEAD, SEGMENTS, read_at, segment_number, sum,
+};
+
+/// Most answers that are kept for successors: those of the newest servers. A server has one for each request that it
+/// serves at a time, and at most five servers end in a minute.
+const ANSWERS_MAX: usize = 4096;
+
+/// A request that was carried out, and may not have been answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Answered {
+    pub slot: u64,
+    pub unique: u64,
+    pub reply: Vec<u8>,
+}
+
+/// What the file of a mount has.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Index and number of the segments in use, the oldest first.
+    pub(super) segments: Vec<(usize, u64)>,
+    /// The last states of all objects.
+    pub(super) state: RecordedState,
+    /// The requests that were carried out last.
+    pub(super) answers: Vec<Answered>,
+    /// The inodes that the kernel knows.
+    pub(super) counts: LookupCounts,
+}
+
+#[derive(Default)]
+struct Fold {
+    state: RecordedState,
+    answers: BTreeMap<u64, Answered>,
+}
+
+impl Fold {
+    fn file(&mut self, ino: InodeNo) -> Option<&mut RecordedFile> {
+        match self.state.inodes.get_mut(&ino)? {
+            RecordedInode::InUse(file) => Some(file),
+            RecordedInode::Free => None,
+        }
+    }
+
+    fn inode(&mut self, state: InodeState) {
+        let InodeState {
+            is_new,
+            attr,
+            flags,
+        } = state;
+        let ino = attr.ino;
+        match self.file(ino) {
+            Some(file) if file.generation == attr.generation && !is_new => {
+                (file.attr, file.flags) = (attr, flags);
+            }
+            _ => {
+                // Names in a directory that had this number before.
+                let ends = InodeNo(ino.0 + 1);
+                let mut names = self.state.names.split_off(&(ino, Vec::new()));
+                let mut later = names.split_off(&(ends, Vec::new()));
+                if !is_new {
+                    self.state.names.append(&mut names);
+                }
+                self.state.names.append(&mut later);
+                let file = RecordedFile {
+                    generation: attr.generation,
+                    attr,
+                    flags,
+                    target: None,
+                    xattrs: BTreeMap::new(),
+                    contents: Vec::new(),
+                };
+                let file = RecordedInode::InUse(Box::new(file));
+                self.state.inodes.insert(ino, file);
+            }
+        }
+    }
+
+    fn add(&mut self, item: Item<'_>) {
+        let change = match item {
+            Item::Inode(state) => return self.inode(state),
+            Item::Target(ino, target) => {
+                if let Some(file) = self.file(ino) {
+                    file.target = Some(target.to_vec());
+                }
+                return;
+            }
+            Item::Name(dir, name, to) => {
+                self.state.names.insert((dir, name.to_vec()), to);
+                return;
+            }
+            Item::Xattr(ino, name, value) => {
+                if let Some(file) = self.file(ino) {
+                    let value = value.map(<[u8]>::to_vec);
+                    file.xattrs.insert(name.to_vec(), value);
+                }
+                return;
+            }
+            Item::Answer {
+                slot,
+                unique,
+                reply,
+            } => {
+                let reply = reply.to_vec();
+                let answered = Answered {
+                    slot,
+                    unique,
+                    reply,
+                };
+                self.answers.insert(slot, answered);
+                return;
+            }
+            Item::Bytes(ino, offset, bytes) => (ino, RecordedChange::Bytes(offset, bytes.to_vec())),
+            Item::Size(ino, size) => (ino, RecordedChange::Size(size)),
+            Item::Range(ino, mode, offset, len) => (ino, RecordedChange::Range(mode, offset, len)),
+        };
+        let (ino, change) = change;
+        if let Some(file) = self.file(ino) {
+            file.contents.push(change);
+        }
+    }
+
+    /// The records of a segment.
+    fn segment(&mut self, bytes: &[u8], number: u64) {
+        let mut at = SEGMENT_HEAD as usize;
+        while let Some(head) = bytes.get(at..).and_then(RecordHead::decode) {
+            if head.segment != number {
+                return;
+            }
+            let body_at = at + RECORD_HEAD;
+            let data_at = body_at + head.body_len as usize;
+            at = data_at + head.data_len as usize;
+            let (Some(body), Some(data)) = (bytes.get(body_at..data_at), bytes.get(data_at..at))
+            else {
+                return;
+            };
+            if sum(body) != head.body_sum || sum(data) != head.data_sum {
+                continue;
+            }
+            // Data lies behind the item that it belongs to, as if it was part of the body.
+            match decode(&bytes[body_at..at]) {
+                Some(items) => items.into_iter().for_each(|item| self.add(item)),
+                None => tracing::error!(number, "a record is not understood"),
+            }
+        }
+    }
+
+    /// What follows from the counts.
+    fn finish(&mut self, counts: &LookupCounts) {
+        let in_use: BTreeMap<_, _> = counts.iter().copied().collect();
+        let state = &mut self.state;
+        for (ino, inode) in &mut state.inodes {
+            if let RecordedInode::InUse(file) = inode
+                && file.attr.nlink == 0
+            {
+                match in_use.contains_key(ino) {
+                    true => state.unlinked.push(*ino),
+                    false => *inode = RecordedInode::Free,
+                }
+            }
+        }
+        let inodes = &state.inodes;
+        let is_there = |dir: &InodeNo| match inodes.get(dir) {
+            Some(RecordedInode::InUse(file)) => file.attr.nlink > 0,
+            Some(RecordedInode::Free) => false,
+            None => true,
+        };
+        state.names.retain(|(dir, _), _| is_there(dir));
+    }
+}
+
+impl Found {
+    /// Reads the file of a server that has ended.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(super) fn read(file: BorrowedFd<'_>, layout: Layout) -> Result<Self, Errno> {
+        let counts = read_counts(file, layout)?;
+        let mut segments = Vec::new();
+        let mut head = [0; SEGMENT_HEAD as usize];
+        for index in 0..SEGMENTS {
+            read_at(file, layout.segment(index), &mut head)?;
+            if let Some(number) = segment_number(&head) {
+                segments.push((index, number));
+            }
+        }
+        segments.sort_by_key(|(_, number)| *number);
+        let mut fold = Fold::default();
+        let mut bytes = vec![0; usize::try_from(layout.segment_bytes).unwrap_or(usize::MAX)];
+        for (index, number) in &segments {
+            let len = read_at(file, layout.segment(*index), &mut bytes)?;
+            fold.segment(&bytes[..len], *number);
+        }
+        fold.finish(&counts);
+        // Slots grow from server to server.
+        let older = fold.answers.len().saturating_sub(ANSWERS_MAX);
+        Ok(Self {
+            segments,
+            state: fold.state,
+            answers: fold.answers.into_values().skip(older).collect(),
+            counts,
+        })
+    }
+}
