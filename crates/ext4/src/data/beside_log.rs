@@ -3,13 +3,14 @@
 //!
 //! **Rule.** Only what can be undone in the same handle without space is mapped ahead: new blocks behind the end of the
 //! file, and its size. If a write fails, all of that is undone, and the data goes the usual way: what was written is
-//! mapped, the rest is reported and stays dirty. Unwritten blocks and holes go the usual way always.
+//! mapped, the rest is reported and stays dirty. Unwritten blocks and holes go the usual way always, and so does what
+//! needs no commit: blocks that were written before, in a file whose metadata is durable.
 //!
 //! **Numbers.** Append and fsync on a device that takes the same time for each access and has no FUA: four accesses
 //! instead of five (`tests::a_lone_append_saves_one_access_of_five`).
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{Engine, FileInFlight, MapAction, MapRequest, WritebackReason};
+use steadfs_cache::{Engine, FileInFlight, MapAction, MapRequest, Piece, WritebackReason};
 use steadfs_vfs::Result;
 
 use super::writeout::run_of;
@@ -26,7 +27,12 @@ impl Ext4 {
     ///
     /// # Errors
     /// As for write-back; the journal has failed.
-    pub(super) fn sync_beside_log(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
+    pub(super) fn sync_beside_log(
+        &self,
+        inode: &Inode,
+        datasync: bool,
+        tag: IoTag,
+    ) -> Result<bool> {
         if !self.txns.is_journaled() || inode.is_reread() || self.check_writable().is_err() {
             return Ok(false);
         }
@@ -40,6 +46,7 @@ impl Ext4 {
         let mut committed = Ok(false);
         if let Some(request) = in_flight.as_ref().and_then(FileInFlight::request)
             && pins.is_ok()
+            && self.needs_commit(inode, datasync, &request)
             && self.can_undo(&request)
         {
             let credits = self.credits_beside(&request);
@@ -56,6 +63,20 @@ impl Ext4 {
             Some(file) => engine.finish_file(file).map(|()| false),
             None => committed,
         }
+    }
+
+    /// Whether something must be committed, beside what the request writes, for an fsync (`datasync`: fdatasync).
+    fn needs_commit(&self, inode: &Inode, datasync: bool, request: &MapRequest<'_, Inode>) -> bool {
+        let (size, bits) = (inode.core.read().size, self.geo.block_size.bits());
+        let changes = |piece: &&Piece| {
+            piece.action != MapAction::None || request.size_after(piece, bits) > size
+        };
+        request.pieces.iter().any(|piece| changes(&piece))
+            || (!datasync && inode.is_core_dirty())
+            || inode.tid_for_sync(datasync).is_some_and(|tid| {
+                let journal = self.txns.journal();
+                journal.is_some_and(|journal| !journal.durable_tid().at_least(tid))
+            })
     }
 
     /// Whether mapping this can be undone without space.

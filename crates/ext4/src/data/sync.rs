@@ -33,7 +33,7 @@ impl Ext4 {
             let journal = self.txns.journal();
             let beside = match journal.is_some_and(|journal| journal.has_fast_commits()) {
                 true => Ok(false),
-                false => self.sync_beside_log(inode, tag),
+                false => self.sync_beside_log(inode, datasync, tag),
             };
             let synced = match beside {
                 Ok(false) => self
