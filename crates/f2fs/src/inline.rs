@@ -1,19 +1,20 @@
 //! Inline data: content that is stored in the inode.
+//!
+//! **Problem.** Content that outgrows the inode must be on the device before an inode without it is: it may have been
+//! made durable. **Rule.** It moves to the cache like new data, and the node keeps it, flags and size included, for
+//! checkpoints and fsyncs ([`Inode::leaves_inline`]). Write-back maps the block that has it and clears the inline area in
+//! one change. The first block is always among the first that write-back maps.
 
 use std::ops::Range;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Buf};
 use steadfs_vfs::{Cx, ReadData, Result};
 
-use crate::data::BLOCK;
-use crate::data::placement::Occasion;
-use crate::disk::BLOCK_SIZE;
+use crate::cp_lock::Change;
+use crate::disk;
 use crate::disk::inode::Inline;
-use crate::fs::{F2fs, io_error};
+use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::segment::{Purpose, Run};
-use crate::space::Need;
 
 const FLAGS: Inline = Inline::DATA.union(Inline::DATA_EXISTS);
 
@@ -40,6 +41,9 @@ impl F2fs {
 
     /// Whether the content is inline and can stay so with this size.
     pub(crate) fn fits_inline(&self, inode: &Inode, size: u64) -> bool {
+        if inode.leaves_inline() {
+            return false;
+        }
         let core = inode.core.read();
         core.inline.contains(Inline::DATA) && size <= core.inline_range(&self.layout).len() as u64
     }
@@ -95,71 +99,86 @@ impl F2fs {
         Ok(())
     }
 
-    /// Moves inline content to a block. The caller holds `inode.lock` for writing.
+    /// Moves inline content to a block on the device. The caller holds `inode.lock` for writing.
+    ///
+    /// # Errors
+    /// As [`F2fs::write_out_locked`].
     pub(crate) fn leave_inline(&self, cx: &Cx, inode: &Inode) -> Result<()> {
-        if !inode.has_inline_data() {
+        self.begin_to_leave_inline(cx, inode)?;
+        match inode.has_inline_data() {
+            true => self.write_out_upto(inode, 1, cx.tag),
+            false => Ok(()),
+        }
+    }
+
+    /// Moves inline content to the cache. The caller holds `inode.lock` for writing.
+    pub(crate) fn begin_to_leave_inline(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+        if !inode.is_content_inline() {
             return Ok(());
         }
         let exists = inode.core.read().inline.contains(Inline::DATA_EXISTS);
         let size = inode.size();
         if size == 0 || !exists {
-            return self.clear_inline(inode, None, cx.tag);
+            return self.clear_inline(inode, cx.tag);
         }
         let content = self.inline_content(inode, 0..size, cx.tag)?.to_vec();
-        let mut block = vec![0; BLOCK_SIZE];
-        block[..content.len()].copy_from_slice(&content);
-        let one = Need {
-            blocks: 1,
-            nodes: 0,
-        };
-        self.space.reserve(one, self.may_use_reserved(cx))?;
-        let placed = self.write_moved(inode, block, cx.tag);
-        let result = placed.and_then(|run| {
-            let cleared = self.clear_inline(inode, Some(run), cx.tag);
-            if cleared.is_err() {
-                self.segments().release(run);
-            }
-            cleared
-        });
-        if result.is_err() {
-            self.space.release(one);
+        inode.set_leaves_inline(true);
+        let (_, moved) = self.write_pages(cx, inode, 0, &content, 0);
+        if moved.is_err() {
+            self.return_to_inline(inode);
         }
-        result
+        moved
     }
 
-    /// Writes a newly allocated block and waits for it.
-    fn write_moved(&self, inode: &Inode, block: Vec<u8>, tag: IoTag) -> Result<Run> {
-        let log = self.data_log(&self.file_hints(inode), Occasion::Sync);
-        let run = self.segments().allocate(log, 1, Purpose::User)?;
-        let bio = Bio::write(u64::from(run.start.0) * BLOCK, vec![Buf::copy_of(&block)]);
-        let written = self.queue.submit(bio, tag).wait();
-        inode.record_written(true, self.queue.next_flush());
-        if written.is_err() {
-            self.segments().release(run);
+    /// Drops content that has moved to the cache: that of the node is valid again, as far as the caller keeps it. The
+    /// caller holds `inode.lock` for writing.
+    pub(crate) fn return_to_inline(&self, inode: &Inode) {
+        if inode.leaves_inline() {
+            // Waits for a write-back in flight, which may map the content.
+            drop(inode.lock_flush());
         }
-        written.map_err(io_error)?;
-        Ok(run)
+        if inode.leaves_inline() {
+            self.drop_pages(inode, 0..u64::MAX);
+            self.release_nodes(inode, 0);
+            inode.set_leaves_inline(false);
+        }
     }
 
-    /// Clears the inline content; the file's first block is mapped to `run`, or is a hole.
-    fn clear_inline(&self, inode: &Inode, run: Option<Run>, tag: IoTag) -> Result<()> {
+    /// Write-back has written content that has moved to the cache, the first block among it, and is about to map it.
+    pub(crate) fn end_leaving_inline(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+    ) -> Result<()> {
+        self.drop_inline(change, inode, core, IoTag::default())?;
+        inode.set_leaves_inline(false);
+        Ok(())
+    }
+
+    /// Clears the inline content: the file is a hole.
+    fn clear_inline(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         let change = self.change()?;
         let mut core = inode.core.write();
-        self.mark_dirty(&change, inode, tag)?;
+        self.drop_inline(&change, inode, &mut core, tag)
+    }
+
+    fn drop_inline(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        tag: IoTag,
+    ) -> Result<()> {
+        self.mark_dirty(change, inode, tag)?;
         let area = core.inline_range(&self.layout);
         let node = self.inode_node(inode.nid(), tag)?;
         let clear = |block: &mut [u8]| {
             block[area].fill(0);
             Ok(())
         };
-        self.nodes.change_packed(&change, &node, clear)?;
+        self.nodes.change_packed(change, &node, clear)?;
         core.inline = core.inline.without(FLAGS);
-        let Some(run) = run else {
-            return Ok(());
-        };
-        let slot = self.make_slot(&change, inode, &mut core, 0, tag)?;
-        self.set_slot(&change, inode, &mut core, &slot, run.start, tag)?;
-        self.segments().set_valid(run.start, slot.owner());
         Ok(())
     }
 }

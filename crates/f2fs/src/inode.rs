@@ -61,6 +61,9 @@ pub struct Inode {
     /// Of a directory: a name that it does not have. Set under `lock`, at least shared; each change of its names drops
     /// it.
     pub(crate) absent: Mutex<Option<AbsentName>>,
+    /// The content is in `pages`, although the node still has older content inline (`inline.rs`). Changes under `lock`,
+    /// exclusively, or under `core`, exclusively, in write-back.
+    leaves_inline: AtomicBool,
     /// Used since the last sweep.
     recent: AtomicBool,
 }
@@ -129,6 +132,7 @@ impl Inode {
             dentry_marked: AtomicU64::new(0),
             clustered: ClusterMark::default(),
             absent: Mutex::new(Rank::Leaf, None),
+            leaves_inline: AtomicBool::new(false),
             recent: AtomicBool::new(true),
         })
     }
@@ -162,9 +166,23 @@ impl Inode {
         self.core.read().advise.contains(Advise::ENCRYPTED)
     }
 
-    /// Whether the content is stored in the inode.
+    /// Whether the inode's node holds content inline: the newest, or what it was before ([`Inode::leaves_inline`]).
     pub fn has_inline_data(&self) -> bool {
         self.core.read().inline.contains(Inline::DATA)
+    }
+
+    /// Whether content that the node holds inline has moved to `pages`, and write-back has not mapped it yet.
+    pub(crate) fn leaves_inline(&self) -> bool {
+        self.leaves_inline.load(Ordering::Acquire)
+    }
+
+    /// Whether the content is read from the inode's node.
+    pub(crate) fn is_content_inline(&self) -> bool {
+        self.has_inline_data() && !self.leaves_inline()
+    }
+
+    pub(crate) fn set_leaves_inline(&self, leaves: bool) {
+        self.leaves_inline.store(leaves, Ordering::Release);
     }
 
     /// Whether a directory's entries are stored in the inode.

@@ -265,7 +265,7 @@ impl F2fs {
         let mut at = 0;
         while at < end {
             let _shared = inode.lock.read();
-            if inode.has_inline_data() {
+            if inode.is_content_inline() {
                 return Ok(());
             }
             at += self.map(inode, at, end - at, cx.tag)?.len;

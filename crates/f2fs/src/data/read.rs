@@ -36,7 +36,7 @@ impl F2fs {
             ReadData::new()
         } else if inode.is_verity() {
             self.read_verified(inode, offset..end, cx.tag)?
-        } else if inode.has_inline_data() {
+        } else if inode.is_content_inline() {
             self.inline_content(inode, offset..end, cx.tag)?
         } else {
             self.read_blocks(inode, offset..end, Some(inode.size()), cx.tag)?

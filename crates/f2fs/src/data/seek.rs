@@ -21,7 +21,7 @@ impl F2fs {
         if offset >= size {
             return Err(FsError::NoSuchOffset);
         }
-        if inode.has_inline_data() {
+        if inode.is_content_inline() {
             return Ok(if what == Seek::Data { offset } else { size });
         }
         let end = size.div_ceil(BLOCK);

@@ -2,6 +2,7 @@
 
 mod growing;
 mod largest;
+mod leaving_inline;
 mod numbers;
 
 use std::sync::Arc;

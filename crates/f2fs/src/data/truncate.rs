@@ -19,6 +19,9 @@ impl F2fs {
         if size > LARGEST_SIZE && size > inode.size() {
             return Err(FsError::FileTooBig);
         }
+        if size == 0 {
+            self.return_to_inline(inode);
+        }
         if self.fits_inline(inode, size) {
             return self.resize_inline(inode, size, cx.tag);
         }
@@ -98,7 +101,7 @@ impl F2fs {
     }
 
     /// Drops blocks from the cache and releases their reservations, after waiting for write-back in flight.
-    pub(super) fn drop_pages(&self, inode: &Inode, blocks: std::ops::Range<u64>) {
+    pub(crate) fn drop_pages(&self, inode: &Inode, blocks: std::ops::Range<u64>) {
         let _flush = inode.lock_flush();
         let blocks = inode.pages.discard(blocks);
         self.space.release(Need { blocks, nodes: 0 });

@@ -82,7 +82,7 @@ impl F2fs {
             self.write_inline(inode, offset, data, cx.tag)?;
             return Ok(data.len());
         }
-        self.leave_inline(cx, inode)?;
+        self.begin_to_leave_inline(cx, inode)?;
         self.write_blocks(cx, inode, offset, data)
     }
 
@@ -177,7 +177,7 @@ impl F2fs {
 
     /// Reserves space and copies into the cache. Returns the number of bytes, and the error that ended it. The file
     /// grows over them up to `limit`: zeros beyond its end are not part of it.
-    fn write_pages(
+    pub(crate) fn write_pages(
         &self,
         cx: &Cx,
         inode: &Inode,

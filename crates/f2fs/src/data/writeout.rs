@@ -309,7 +309,7 @@ impl F2fs {
     }
 
     /// [`F2fs::write_out_locked`] for the blocks before `end`.
-    pub(super) fn write_out_upto(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
+    pub(crate) fn write_out_upto(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
         if inode.kind() != FileKind::Regular || inode.pages.is_empty() {
             return Ok(());
         }
@@ -390,11 +390,15 @@ impl F2fs {
         let failed = match self.change() {
             Ok(change) => {
                 let mut core = inode.core.write();
-                let failed = todo.find_map(|i| {
-                    let mapped = self.map_piece(&change, request, &mut core, &request.pieces[i]);
-                    let failed = mapped.result.clone().err();
-                    request.outcomes[i] = mapped;
-                    failed
+                let failed = self.map_inline_first(&change, request, &mut core).err();
+                let failed = failed.or_else(|| {
+                    todo.find_map(|i| {
+                        let mapped =
+                            self.map_piece(&change, request, &mut core, &request.pieces[i]);
+                        let failed = mapped.result.clone().err();
+                        request.outcomes[i] = mapped;
+                        failed
+                    })
                 });
                 if core.size <= PACKED_SIZE_MAX
                     && let Ok(node) = self.inode_node(inode.nid(), IoTag::default())
@@ -408,6 +412,26 @@ impl F2fs {
         if let Some(error) = failed {
             todo.for_each(|i| request.outcomes[i] = MappedPiece::none(error.clone()));
         }
+    }
+
+    /// Before the first block is mapped: clears content that the node holds inline. Without that block nothing is mapped.
+    fn map_inline_first(
+        &self,
+        change: &Change<'_>,
+        request: &MapRequest<'_, Inode>,
+        core: &mut disk::Inode,
+    ) -> Result<()> {
+        if !request.file.leaves_inline() {
+            return Ok(());
+        }
+        match (request.pieces.first(), request.outcomes.first()) {
+            (Some(piece), Some(outcome)) if piece.blocks.start == 0 => outcome.result.clone()?,
+            _ => {
+                let cause = "the file's first block, which was inline, is not written";
+                return Err(FsError::Io(cause.to_owned()));
+            }
+        }
+        self.end_leaving_inline(change, request.file, core)
     }
 
     fn map_piece(

@@ -22,7 +22,11 @@ impl Inode {
         let delayed = fs.delayed_blocks(self, core, tag).unwrap_or(0);
         let blocks = core.blocks.saturating_sub(1).saturating_add(delayed);
         let within = match self.kind {
-            FileKind::Regular if core.inline.contains(disk::inode::Inline::DATA) => self.size(),
+            FileKind::Regular
+                if core.inline.contains(disk::inode::Inline::DATA) && !self.leaves_inline() =>
+            {
+                self.size()
+            }
             FileKind::Directory if core.inline.contains(disk::inode::Inline::DENTRIES) => core.size,
             _ => 0,
         };

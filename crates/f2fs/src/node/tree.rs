@@ -11,6 +11,7 @@ use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::Node;
 use crate::cp_lock::Change;
+use crate::disk::inode::Inline;
 use crate::disk::node::{Footer, NodePath, PER_NODE, XATTR_OFFSET};
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, Layout, NatEntry, Nid, inode, node};
 use crate::fs::F2fs;
@@ -93,6 +94,10 @@ impl F2fs {
             low16(whole - u32::from(slot))
         };
         let ino = inode.nid();
+        if path.depth == 0 && core.inline.contains(Inline::DATA) {
+            // The bytes of the slots are inline content.
+            return Ok(SlotLookup::Missing(left(fanout.inode).into()));
+        }
         if path.depth == 0 {
             return Ok(SlotLookup::Slot(Slot {
                 node: self.inode_node(ino, tag)?,
