@@ -18,8 +18,12 @@ impl Inode {
     /// Delayed data counts as if it were mapped, with the nodes that it needs: archivers detect holes by this
     /// number, and it is the same before and after an fsync. Inline content counts in sectors.
     pub(super) fn sectors(&self, fs: &F2fs, core: &disk::Inode, tag: IoTag) -> u64 {
-        // Blocks whose mapping cannot be read are not counted; write-back reports the error.
-        let delayed = fs.delayed_blocks(self, core, tag).unwrap_or(0);
+        let delayed = match self.kind {
+            // Blocks whose mapping cannot be read are not counted; write-back reports the error.
+            FileKind::Regular => fs.delayed_blocks(self, core, tag).unwrap_or(0),
+            // Blocks of directories and links are mapped when they are made.
+            _ => 0,
+        };
         let blocks = core.blocks.saturating_sub(1).saturating_add(delayed);
         let within = match self.kind {
             FileKind::Regular

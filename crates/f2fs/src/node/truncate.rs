@@ -169,9 +169,11 @@ impl Truncation<'_> {
         }
         let mut old = Vec::new();
         let mut data = self.fs.nodes.change(self.change, &node)?;
+        // Once: each dereference checks whether the block is shared.
+        let block: &mut [u8] = &mut data;
         for slot in first..self.sizes[0] as u16 {
-            old.push(node::addr(&data, slot));
-            node::set_addr(&mut data, slot, BlockAddr::NULL);
+            old.push(node::addr(block, slot));
+            node::set_addr(block, slot, BlockAddr::NULL);
         }
         drop(data);
         self.free_data(old);
@@ -185,11 +187,21 @@ impl Truncation<'_> {
         }
         let layout = &self.fs.layout;
         let own = self.fs.inode_node(self.inode.nid(), self.tag)?;
-        let mut old = Vec::new();
+        let data = own.data()?;
+        let block: &[u8] = &data;
+        let mapped = |slot: &u16| self.core.addr(layout, block, *slot) != BlockAddr::NULL;
+        let mapped: Vec<u16> = (self.from as u16..count as u16).filter(mapped).collect();
+        drop(data);
+        if mapped.is_empty() {
+            return Ok(());
+        }
         let mut data = self.fs.nodes.change(self.change, &own)?;
-        for slot in self.from as u16..count as u16 {
-            old.push(self.core.addr(layout, &data, slot));
-            self.core.set_addr(layout, &mut data, slot, BlockAddr::NULL);
+        // Once: each dereference checks whether the block is shared.
+        let block: &mut [u8] = &mut data;
+        let mut old = Vec::new();
+        for slot in mapped {
+            old.push(self.core.addr(layout, block, slot));
+            self.core.set_addr(layout, block, slot, BlockAddr::NULL);
         }
         drop(data);
         self.free_data(old);
