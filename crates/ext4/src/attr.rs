@@ -13,7 +13,7 @@ use crate::txn::Handle;
 /// Flags that users may change (`EXT4_FL_USER_MODIFIABLE` without those that are not supported:
 /// mapping, data journaling, case folding): the first eight (secure deletion to no access time), no
 /// tail merging (0x8000), and those of directories.
-const MODIFIABLE: u32 =
+pub(crate) const MODIFIABLE: u32 =
     0xFF | 0x8000 | InodeFlags::DIRSYNC.0 | InodeFlags::TOPDIR.0 | InodeFlags::PROJINHERIT.0;
 /// Flags that get a specific error when they are refused.
 const NAMEABLE: u32 = MODIFIABLE | InodeFlags::EXTENTS.0 | disk::inode::JOURNAL_DATA.0;

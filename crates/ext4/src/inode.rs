@@ -168,6 +168,11 @@ impl Inode {
         }
     }
 
+    /// Drops all references; returns their number.
+    pub(crate) fn take_lookups(&self) -> u64 {
+        self.lookups.swap(0, Ordering::AcqRel)
+    }
+
     /// Whether the caller of the file system holds references.
     pub fn is_looked_up(&self) -> bool {
         self.lookups.load(Ordering::Acquire) > 0

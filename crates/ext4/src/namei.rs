@@ -11,6 +11,7 @@ mod create;
 mod link;
 mod read;
 mod rename;
+mod restore;
 
 use std::sync::Arc;
 

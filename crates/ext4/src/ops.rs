@@ -7,8 +7,8 @@ use steadfs_base::limits::NAME_MAX;
 use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags,
-    LookupCounts, ReadData, RenameFlags, Result, SHUT_DOWN, Seek, SetAttr, SetXattr, ShutdownMode,
-    StatFs,
+    LookupCounts, ReadData, RecordedState, RenameFlags, Result, SHUT_DOWN, Seek, SetAttr, SetXattr,
+    ShutdownMode, StatFs,
 };
 
 use crate::disk::Ino;
@@ -428,6 +428,10 @@ impl FileSystem for Ext4 {
 
     fn hand_over(&self) -> Result<LookupCounts> {
         self.close_for_successor()
+    }
+
+    fn restore(&self, state: &RecordedState) -> Result<()> {
+        self.restore_recorded(state)
     }
 }
 

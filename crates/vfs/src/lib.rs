@@ -18,6 +18,7 @@ pub mod options;
 mod pending_frees;
 mod recorded;
 mod remount_state;
+pub mod restore;
 mod stop_state;
 #[cfg(feature = "test-support")]
 #[doc(hidden)]
@@ -238,10 +239,12 @@ pub trait FileSystem: Send + Sync {
         Err(FsError::NotSupported("handing over a volume of this kind"))
     }
     /// Brings every recorded object to its recorded state, and makes that durable. To be called before any other call, on
-    /// a volume that was opened as after a power cut, with `state.unlinked` in use. May be repeated.
+    /// a volume that was opened as after a power cut, with the lookup counts of the killed server's callers and those of
+    /// [`RecordedState::hold`], which are dropped. May be repeated. An empty state changes nothing.
     ///
     /// # Errors
-    /// The volume cannot be brought to this state (its space, or an error of the device or the format).
+    /// `NotSupported`: the volume cannot be restored at all. Others: it cannot be brought to this state (its space, an
+    /// error of the device or the format, a contradiction in the record).
     fn restore(&self, _state: &RecordedState) -> Result<()> {
         Err(FsError::NotSupported(
             "restoring a killed server's state on a volume of this kind",

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use steadfs_base::InodeNo;
 
+use crate::LookupCounts;
 use crate::types::{Attr, FallocMode, FsxAttr};
 
 /// The last recorded state of all objects that were changed since a time at which everything was durable.
@@ -24,6 +25,27 @@ pub struct RecordedState {
     pub names: BTreeMap<(InodeNo, Vec<u8>), Option<InodeNo>>,
     /// Unlinked inodes that are in use, changed or not: they stay until they are forgotten.
     pub unlinked: Vec<InodeNo>,
+}
+
+impl RecordedState {
+    /// The inodes in use.
+    pub fn files(&self) -> impl Iterator<Item = (InodeNo, &RecordedFile)> {
+        self.inodes.iter().filter_map(|(&ino, inode)| match inode {
+            RecordedInode::Free => None,
+            RecordedInode::InUse(file) => Some((ino, &**file)),
+        })
+    }
+
+    /// Adds one lookup of each recorded inode in use, with which the volume is opened for
+    /// [`FileSystem::restore`](crate::FileSystem::restore): an inode that has a name at the end may be an orphan on the
+    /// volume, which the mount would free. The restoration drops these lookups.
+    pub fn hold(&self, counts: &mut LookupCounts) {
+        let mut all: BTreeMap<InodeNo, u64> = counts.drain(..).collect();
+        for (ino, _) in self.files() {
+            *all.entry(ino).or_default() += 1;
+        }
+        counts.extend(all);
+    }
 }
 
 /// The last recorded state of an inode number.

@@ -60,6 +60,19 @@ impl Allocator {
         }
         Ok(())
     }
+
+    /// Blocks of slots that [`Allocator::allocate_given_inode`] clears at most.
+    pub(crate) fn slots_to_clear(&self, fs: &Ext4, ino: Ino) -> u32 {
+        let geo = fs.geo();
+        let (no, index) = geo.group_of_inode(ino);
+        let group = self.group(no);
+        let written = match group.desc.flags & INODE_ZEROED {
+            0 => group.desc.inodes_in_use_limit(geo),
+            _ => index,
+        };
+        let per_block = geo.block_size.bytes() as u32 / u32::from(geo.inode_size);
+        index.saturating_sub(written).div_ceil(per_block) + 1
+    }
 }
 
 /// The parts of a run by group: the group, the first block in it, the number of blocks.

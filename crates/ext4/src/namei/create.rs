@@ -224,7 +224,7 @@ impl Ext4 {
     }
 
     /// The fields of a new inode.
-    fn new_core(
+    pub(super) fn new_core(
         &self,
         cx: &Cx,
         dir: &Inode,
@@ -275,7 +275,7 @@ impl Ext4 {
     }
 
     /// Gives a new inode its content and attributes, and stores it.
-    fn fill(
+    pub(super) fn fill(
         &self,
         handle: &mut Handle<'_>,
         parent: Ino,

@@ -124,7 +124,7 @@ impl Ext4 {
     }
 
     /// Pins the blocks that change when an inode loses a name, perhaps its last.
-    fn pin_to_lose_name(&self, cx: &Cx, dir: &Inode, victim: &Inode) -> Result<Pins> {
+    pub(super) fn pin_to_lose_name(&self, cx: &Cx, dir: &Inode, victim: &Inode) -> Result<Pins> {
         let mut pins = self.pin_inodes(&[dir.ino(), victim.ino()], cx.tag)?;
         self.orphans.pin_to_add(self, &mut pins)?;
         Ok(pins)

@@ -3,6 +3,7 @@
 use steadfs_base::InodeNo;
 
 use super::*;
+use crate::RecordedState;
 use crate::verity::FileDigest;
 
 impl FileSystem for WithControl {
@@ -364,5 +365,9 @@ impl FileSystem for WithControl {
                 .map(|(&ino, inode)| (InodeNo(ino), inode.lookups)),
         );
         Ok(counts)
+    }
+
+    fn restore(&self, state: &RecordedState) -> Result<()> {
+        self.inner.restore(state)
     }
 }

@@ -1,0 +1,235 @@
+//! Power cuts in the middle of un-synced changes, after which the recorded state of all changes is restored.
+//!
+//! A run makes a volume, changes it at random, makes that durable, and changes it further while it keeps the record that
+//! a server keeps. Then the power fails, in the middle of a call, and any subset of the writes that were not flushed
+//! survives. After a mount and a restoration the volume must be in the recorded state, and clean for its judges. Cuts in
+//! the middle of the restoration follow: a mount without the record must find a consistent volume, and a second
+//! restoration must end in the same state.
+//!
+//! `RESTORE_SEED` and `RESTORE_RUNS` choose other or more runs.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "restore/actor.rs"]
+mod actor;
+#[path = "restore/model.rs"]
+mod model;
+
+use std::sync::Arc;
+
+use steadfs_block::MemDevice;
+use steadfs_conformance::{KINDS, Kind, judge, kind};
+use steadfs_lab::device::{Image, Log, Model as DeviceModel, SimDevice, Survivors};
+use steadfs_rt::{Mutex, Random, Rank, sim};
+use steadfs_vfs::{Cx, FsError, RecordedState};
+
+use actor::Actor;
+use model::Model;
+
+const CACHE: u64 = 16 << 20;
+
+fn runs(kind: &Kind) -> std::ops::Range<u64> {
+    let asked = |name, or| {
+        let asked = std::env::var(name).ok();
+        asked.map_or(or, |n| n.parse().expect("a number"))
+    };
+    let first = asked("RESTORE_SEED", kind.seed(0));
+    first..first + asked("RESTORE_RUNS", 3)
+}
+
+/// Runs `work` in a simulation; returns its result.
+fn simulated<T: Send + 'static>(seed: u64, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let result = Arc::new(Mutex::new(Rank::Leaf, None));
+    let there = Arc::clone(&result);
+    let config = sim::Config {
+        allow_daemons: true,
+        ..sim::Config::new(seed)
+    };
+    sim::run(config, move || {
+        let value = work();
+        *there.lock() = Some(value);
+    });
+    let value = result.lock().take();
+    value.unwrap()
+}
+
+fn device(image: &Image) -> SimDevice {
+    SimDevice::new(image, DeviceModel::default())
+}
+
+/// What the calls until the power cut have left.
+struct Before {
+    model: Model,
+    log: Log,
+    /// The log before and after the unfinished call.
+    cuts: (usize, usize),
+}
+
+fn before(kind: &'static Kind, seed: u64) -> Before {
+    let bytes = kind.make(kind.usual_mib(), &[]).to_bytes();
+    let image = Image::from_bytes(&bytes);
+    simulated(seed, move || {
+        let device = device(&image);
+        let fs = kind.mount(Arc::new(device.clone()), "", CACHE).unwrap();
+        let mut actor = Actor::new(Arc::clone(&fs), kind, seed);
+        for _ in 0..actor.random.below(60) {
+            actor.step();
+        }
+        fs.sync_all(&Cx::default()).unwrap();
+        actor.model.durable();
+        for _ in 0..1 + actor.random.below(60) {
+            actor.step();
+        }
+        actor.attach_all();
+        let first = device.log().len();
+        let model = actor.model.clone();
+        // A call that is not acknowledged, but may be durable.
+        actor.unfinished();
+        let mut acknowledged = actor.model.clone();
+        acknowledged.take_back(model);
+        if actor.random.chance(512) {
+            let _ = fs.sync_all(&Cx::default());
+        }
+        let log = device.log();
+        let cuts = (first, log.len());
+        Before {
+            model: acknowledged,
+            log,
+            cuts,
+        }
+    })
+}
+
+/// Restores the state on an image, calls `look` on the mounted volume; returns the log of its device.
+fn restored(kind: &'static Kind, seed: u64, image: Image, model: &Model, what: String) -> Log {
+    let model = model.clone();
+    let (log, last) = simulated(seed, move || {
+        let device = device(&image);
+        let state = model.state();
+        let mut counts = model.lookups();
+        state.hold(&mut counts);
+        let fs = kind.mount_handed_over(Arc::new(device.clone()), "", CACHE, &counts);
+        let fs = fs.unwrap_or_else(|error| panic!("{what}: mount: {error}"));
+        let result = fs.restore(&state);
+        result.unwrap_or_else(|error| panic!("{what}: restore: {error}"));
+        let log = device.log();
+        model.check(&*fs, &what);
+        // It is durable.
+        let durable = match kind.name {
+            "ext4_orphan_file" => log.image(log.len(), &Survivors::All),
+            _ => log.image(log.len(), &Survivors::None),
+        };
+        for (ino, file) in &model.files {
+            fs.forget(*ino, file.lookups);
+            if file.attr.nlink == 0 {
+                assert_eq!(
+                    fs.getattr(&Cx::default(), *ino),
+                    Err(FsError::Stale),
+                    "{what}: inode {ino} is not freed"
+                );
+            }
+        }
+        fs.unmount().unwrap();
+        (log, (device.content(), durable, model, what))
+    });
+    let (content, durable, model, what) = last;
+    judged(kind, &content);
+    again(kind, seed, durable, &model, format!("{what}, cut after it"));
+    log
+}
+
+fn judged(kind: &Kind, image: &Image) {
+    judge(kind, &MemDevice::from_bytes(&image.to_bytes()));
+}
+
+/// Mounts the volume without the record; all that has a name must be there.
+fn again(kind: &'static Kind, seed: u64, image: Image, model: &Model, what: String) {
+    let mut model = model.clone();
+    model.files.retain(|_, file| file.attr.nlink > 0);
+    let content = simulated(seed, move || {
+        let device = device(&image);
+        let fs = kind.mount(Arc::new(device.clone()), "", CACHE);
+        let fs = fs.unwrap_or_else(|error| panic!("{what}: mount: {error}"));
+        model.check(&*fs, &what);
+        fs.unmount().unwrap();
+        device.content()
+    });
+    judged(kind, &content);
+}
+
+/// Mounts the volume without the record; it must be consistent.
+fn consistent(kind: &'static Kind, seed: u64, image: Image, what: String) {
+    let content = simulated(seed, move || {
+        let device = device(&image);
+        let fs = kind.mount(Arc::new(device.clone()), "", CACHE);
+        let fs = fs.unwrap_or_else(|error| panic!("{what}: mount: {error}"));
+        fs.unmount().unwrap();
+        device.content()
+    });
+    judged(kind, &content);
+}
+
+fn some_cut(kind: &Kind, log: &Log, random: &mut Random, (first, last): (usize, usize)) -> Image {
+    let cut = first + random.below(last - first + 1);
+    let survivors = match random.below(8) {
+        // Without barriers every completed write must survive.
+        _ if kind.name == "ext4_orphan_file" => Survivors::All,
+        0 => Survivors::None,
+        1 => Survivors::All,
+        _ => Survivors::Seeded(random.next_u64()),
+    };
+    log.image(cut, &survivors)
+}
+
+fn recorded_state_is_restored(kind: &'static Kind) {
+    for seed in runs(kind) {
+        let what = format!("{kind} {seed}");
+        let run = before(kind, seed);
+        let mut random = Random::new(seed);
+        for n in 0..3 {
+            let what = format!("{what}, cut {n}");
+            let image = some_cut(kind, &run.log, &mut random, run.cuts);
+            let log = restored(kind, seed, image, &run.model, what.clone());
+            let whole = (0, log.len());
+            let image = some_cut(kind, &log, &mut random, whole);
+            consistent(kind, seed, image.clone(), format!("{what}, interrupted"));
+            restored(kind, seed, image, &run.model, format!("{what}, repeated"));
+        }
+    }
+}
+
+fn refused(kind: &'static Kind) {
+    simulated(1, move || {
+        let fs = kind
+            .mount(kind.make(kind.usual_mib(), &[]), "", CACHE)
+            .unwrap();
+        let refused = fs.restore(&RecordedState::default());
+        assert!(
+            matches!(refused, Err(FsError::NotSupported(_))),
+            "{refused:?}"
+        );
+        fs.unmount().unwrap();
+    });
+}
+
+macro_rules! kinds {
+    ($($kind:ident)+) => {
+        $(#[test]
+        fn $kind() {
+            recorded_state_is_restored(kind(stringify!($kind)));
+        })+
+    };
+}
+
+kinds!(
+    ext3 ext4_1k ext4_4k ext4_indirect ext4_unindexed ext4_orphan_file ext4_small_inodes ext4_large_inodes
+);
+
+#[test]
+fn volumes_without_a_journal_are_refused() {
+    for kind in KINDS
+        .iter()
+        .filter(|kind| kind.is_ext() && !kind.has_journal())
+    {
+        refused(kind);
+    }
+}
