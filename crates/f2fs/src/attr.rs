@@ -16,7 +16,7 @@ use crate::xattr::need_of;
 const NOT_COMPRESSED: InodeFlags = InodeFlags(0x400);
 /// Flags that users may change (`F2FS_SETTABLE_FS_FL` without compression and casefolding, which are not
 /// supported).
-const SETTABLE_FLAGS: u32 = InodeFlags::SYNC.0
+pub(crate) const SETTABLE_FLAGS: u32 = InodeFlags::SYNC.0
     | InodeFlags::IMMUTABLE.0
     | InodeFlags::APPEND.0
     | InodeFlags::NODUMP.0

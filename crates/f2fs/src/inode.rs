@@ -210,6 +210,11 @@ impl Inode {
         self.lookups.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Sets the lookup count to 0; returns what it was.
+    pub(crate) fn take_lookups(&self) -> u64 {
+        self.lookups.swap(0, Ordering::AcqRel)
+    }
+
     /// Subtracts from the lookup count. Returns whether it is 0 now.
     pub fn drop_lookups(&self, count: u64) -> bool {
         let before = self

@@ -13,6 +13,7 @@ mod link;
 mod new_inode;
 mod read;
 mod rename;
+mod restore;
 
 pub(crate) use new_inode::flags_for;
 

@@ -6,8 +6,8 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, IoctlAnswer,
-    LookupCounts, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
-    XattrChange,
+    LookupCounts, ReadData, RecordedState, RenameFlags, Result, Seek, SetAttr, SetXattr,
+    ShutdownMode, StatFs, XattrChange,
 };
 
 use crate::disk::Nid;
@@ -377,5 +377,9 @@ impl FileSystem for F2fs {
 
     fn hand_over(&self) -> Result<LookupCounts> {
         self.close_for_successor()
+    }
+
+    fn restore(&self, state: &RecordedState) -> Result<()> {
+        self.restore_recorded(state)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 use steadfs_vfs::acl::Inherited;
 use steadfs_vfs::names::check_new_name;
-use steadfs_vfs::{Attr, Cx, FileKind, NewInode, Result};
+use steadfs_vfs::{Attr, Cx, FileKind, InodeFlags, NewInode, Result};
 
 use super::new_inode::{self, InodeContext};
 use super::{check_link_max, check_may_add};
@@ -24,6 +24,8 @@ pub(super) struct InodePlan<'a> {
     spec: &'a NewInode<'a>,
     core: disk::Inode,
     attrs: Option<SplitXattrs>,
+    /// The number that it must have.
+    number: Option<Nid>,
     pub(super) need: Need,
 }
 
@@ -163,22 +165,51 @@ impl F2fs {
         let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
         let core = self.new_fields(cx, dir, spec, &inherited, name);
         let attrs = self.first_attrs(&core, &inherited.lists)?;
+        Ok(Self::plan_of(dir, spec, core, attrs))
+    }
+
+    /// Plans a new inode of this number and generation without a name, which inherits nothing.
+    pub(super) fn plan_given<'a>(
+        &self,
+        cx: &Cx,
+        dir: &Inode,
+        spec: &'a NewInode<'a>,
+        (number, generation): (Nid, u32),
+    ) -> InodePlan<'a> {
+        let mut core = self.new_fields(cx, dir, spec, &Inherited::default(), b"");
+        core.flags = InodeFlags(core.flags.0 & InodeFlags::INDEX.0);
+        core.generation = generation;
+        core.links = 0;
+        core.project = 0;
+        InodePlan {
+            number: Some(number),
+            ..Self::plan_of(dir, spec, core, None)
+        }
+    }
+
+    fn plan_of<'a>(
+        dir: &Inode,
+        spec: &'a NewInode<'a>,
+        core: disk::Inode,
+        attrs: Option<SplitXattrs>,
+    ) -> InodePlan<'a> {
         let node = attrs.as_ref().is_some_and(|cut| cut.node.is_some());
         let inline = disk::inode::Inline::DATA.union(disk::inode::Inline::DENTRIES);
         let block = match spec.kind {
             FileKind::Directory | FileKind::Symlink => core.inline.without(inline) == core.inline,
             _ => false,
         };
-        Ok(InodePlan {
+        InodePlan {
             parent: dir.nid(),
             spec,
             core,
             attrs,
+            number: None,
             need: Need {
                 blocks: block.into(),
                 nodes: 1 + u64::from(node),
             },
-        })
+        }
     }
 
     fn new_fields(
@@ -214,7 +245,7 @@ impl F2fs {
         let inline = plan.need.blocks == 0;
         let made = self.new_inode(
             change,
-            spec.rdev,
+            (plan.number, spec.rdev),
             |nid, block| {
                 let core = plan.core;
                 match spec.kind {

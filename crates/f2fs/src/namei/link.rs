@@ -156,7 +156,7 @@ impl F2fs {
     }
 
     /// Reads everything that removing a link needs, before the first change.
-    fn pin_entry(
+    pub(super) fn pin_entry(
         &self,
         dir: &Inode,
         entry: &FoundDentry,

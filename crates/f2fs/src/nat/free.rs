@@ -4,7 +4,7 @@
 use steadfs_base::IoTag;
 use steadfs_vfs::{FsError, Result};
 
-use super::table::{Nat, NatState};
+use super::table::{FreeNids, Nat, NatState};
 use crate::cp_lock::Change;
 use crate::disk::{BlockAddr, Layout, NatEntry, Nid, nat};
 
@@ -13,6 +13,14 @@ const FREE_NIDS_LOW: usize = 128;
 
 /// Free ids kept when nodes are freed; further ones are found by a search.
 const FREE_NIDS_MAX: usize = 4096;
+
+impl FreeNids {
+    fn add(&mut self, nid: Nid, version: u8) {
+        if !self.kept.contains(&nid) {
+            self.found.insert(nid, version);
+        }
+    }
+}
 
 impl NatState {
     /// Allocates a free id for a node of inode `ino`; `None`: for an inode of its own.
@@ -30,7 +38,7 @@ impl NatState {
     /// Adds ids of freed nodes that the durable checkpoint no longer has.
     pub(super) fn add_free_nids(&mut self, gone: impl Iterator<Item = (Nid, u8)>) {
         for (nid, version) in gone.take(FREE_NIDS_MAX.saturating_sub(self.free.found.len())) {
-            self.free.found.insert(nid, version);
+            self.free.add(nid, version);
         }
     }
 }
@@ -69,7 +77,15 @@ impl Nat {
         found.ok_or(FsError::NoSpace)
     }
 
-    /// Allocates this free id for an inode that roll-forward found.
+    /// Keeps these ids, once they are free, for [`Nat::alloc_nid_at`].
+    pub fn keep(&self, nids: impl Iterator<Item = Nid>) {
+        let free = &mut self.state.lock().free;
+        free.kept.extend(nids);
+        let FreeNids { found, kept, .. } = free;
+        found.retain(|nid, _| !kept.contains(nid));
+    }
+
+    /// Allocates this free id for an inode that roll-forward or a record of changes has.
     ///
     /// # Errors
     /// The device fails.
@@ -79,6 +95,7 @@ impl Nat {
         let entry = NatEntry { version, ino, addr };
         let mut state = self.state.lock();
         state.free.found.remove(&ino);
+        state.free.kept.remove(&ino);
         state.dirty.insert(ino, entry);
         Ok(entry)
     }
@@ -120,7 +137,7 @@ impl NatState {
             let journaled = self.journal.get(&nid).copied();
             let entry = journaled.unwrap_or_else(|| nat::get(data, slot));
             if !entry.is_used() {
-                self.free.found.insert(nid, entry.version);
+                self.free.add(nid, entry.version);
             }
         }
     }

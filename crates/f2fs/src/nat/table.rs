@@ -1,6 +1,6 @@
 //! The table in memory: entries changed since the last checkpoint over those on the device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfs_base::{DevBlock, IoTag};
@@ -43,6 +43,8 @@ pub struct FreeNids {
     pub(super) found: BTreeMap<Nid, u8>,
     /// The NAT block at which the next search begins.
     pub(super) next: u32,
+    /// Free ids that are kept for inodes of these numbers.
+    pub(super) kept: BTreeSet<Nid>,
 }
 
 impl FreeNids {
@@ -50,6 +52,7 @@ impl FreeNids {
         let next = if layout.is_nid(next) { next } else { Nid::ROOT };
         Self {
             found: BTreeMap::new(),
+            kept: BTreeSet::new(),
             next: layout.nat_slot(next).0,
         }
     }

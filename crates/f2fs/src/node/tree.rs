@@ -365,16 +365,19 @@ impl F2fs {
         self.invalidate(change, old, BlockKind::Node);
     }
 
-    /// Creates an inode with a reserved node. `make` receives the inode's number and the node's content, all zeros,
+    /// Creates an inode with a reserved node, of the given number, which is free, or any. `make` receives the inode's number and the node's content, all zeros,
     /// writes inline content there, and returns the fields. The inode is dirty, without a name and without lookups.
     pub(crate) fn new_inode(
         &self,
         change: &Change<'_>,
-        rdev: u32,
+        (given, rdev): (Option<Nid>, u32),
         make: impl FnOnce(Nid, &mut [u8]) -> disk::Inode,
         tag: IoTag,
     ) -> Result<Arc<Inode>> {
-        let (nid, entry) = self.nat.alloc_nid(change, None, tag)?;
+        let (nid, entry) = match given {
+            Some(nid) => (nid, self.nat.alloc_nid_at(change, nid, tag)?),
+            None => self.nat.alloc_nid(change, None, tag)?,
+        };
         let mut block = vec![0; BLOCK_SIZE];
         let core = make(nid, &mut block);
         self.insert_inode(change, (nid, entry), core, rdev, block)

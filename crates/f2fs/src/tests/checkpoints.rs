@@ -42,7 +42,7 @@ pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
         name: name.to_vec(),
         ..disk::Inode::default()
     };
-    let inode = fs.new_inode(&change, 0, core, tag).unwrap();
+    let inode = fs.new_inode(&change, (None, 0), core, tag).unwrap();
     let root = fs.inode(Nid::ROOT, tag).unwrap();
     let mut root_core = root.core.write();
     fs.mark_dirty(&change, &root, tag).unwrap();

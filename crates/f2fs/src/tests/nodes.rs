@@ -44,7 +44,9 @@ fn made(fs: &F2fs) -> Arc<crate::inode::Inode> {
     };
     fs.space.reserve(need, false).unwrap();
     let change = fs.change().unwrap();
-    let inode = fs.new_inode(&change, 0, file, IoTag::default()).unwrap();
+    let inode = fs
+        .new_inode(&change, (None, 0), file, IoTag::default())
+        .unwrap();
     assert!(Arc::ptr_eq(
         &fs.inode(inode.nid(), IoTag::default()).unwrap(),
         &inode

@@ -156,7 +156,10 @@ impl Actor {
             }
             1 => {
                 let mode = [0o010_640, 0o020_600, 0o140_700][self.random.below(3)];
-                let rdev = self.random.below(100_000) as u32;
+                let rdev = match mode & 0o170_000 {
+                    0o020_000 => self.random.below(100_000) as u32,
+                    _ => 0,
+                };
                 self.fs.mknod(&self.cx, dir, name, mode, rdev)
             }
             _ => self.fs.mknod(&self.cx, dir, name, 0o100_644, 0),
@@ -266,7 +269,7 @@ impl Actor {
         let size = self.model.files[&ino].content.len();
         let near = size + 3 * self.kind.block as usize;
         match self.random.below(12) {
-            0 => self.random.below(3_000_000) as u64,
+            0 => self.random.below(6_000_000) as u64,
             1..=3 => size as u64,
             _ => self.random.below(near) as u64,
         }

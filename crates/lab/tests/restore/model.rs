@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::{
-    Attr, Cx, FallocMode, FileKind, FileSystem, FsError, FsxAttr, RecordedChange, RecordedFile,
-    RecordedInode, RecordedState,
+    Attr, Cx, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags, RecordedChange,
+    RecordedFile, RecordedInode, RecordedState,
 };
 
 /// An inode as the calls have left it.
@@ -189,8 +189,15 @@ impl Model {
             let mut flags = fs.flags(&cx, *ino).unwrap();
             if attr.kind == FileKind::Directory {
                 // Where its names are stored.
-                (attr.size, attr.flags, flags.flags) =
-                    (file.attr.size, file.attr.flags, file.flags.flags);
+                attr.size = file.attr.size;
+            }
+            for (flags, wanted) in [
+                (&mut attr.flags, file.attr.flags),
+                (&mut flags.flags, file.flags.flags),
+            ] {
+                // How its content or names are stored.
+                let mask = InodeFlags::INLINE_DATA.0 | InodeFlags::INDEX.0;
+                flags.0 = flags.0 & !mask | wanted.0 & mask;
             }
             assert_eq!(attr, file.attr, "{what}: inode {ino}");
             assert_eq!(flags, file.flags, "{what}: inode {ino}");
