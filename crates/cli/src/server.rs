@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use steadfs::tools::{owner_cx, printable_text};
 use steadfs::{
@@ -21,6 +22,8 @@ use crate::{args, broker, kind, log, mount, sandbox, signals};
 /// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
 /// requests. Additional threads increase parallelism.
 pub const THREADS: usize = 16;
+/// Longest time that a successor waits for the locks of its predecessor.
+const LOCKS_TIME: Duration = Duration::from_secs(5);
 /// The exit code of a contained server whose volume can only be read: the broker starts another one, with `ro`.
 pub const READ_ONLY_AGAIN: u8 = 77;
 
@@ -88,7 +91,7 @@ pub fn run_successor(
     let failed = |error: Error| mount_failure(&error);
     let left = broker.take_over().map_err(|error| failed(error.into()))?;
     steadfs::prepare_rings(options);
-    let opened = VolumeDevice::open_again(path, options, left.claimed).map_err(failed)?;
+    let opened = open_device_again(path, options, left.claimed).map_err(failed)?;
     sandbox::enter_as_server(StartedBy::Broker)?;
     // Text of a process that may have been taken over: nothing that follows has more rights than that process.
     let legacy = Legacy::read(&File::from(left.legacy)).map_err(system)?;
@@ -119,6 +122,21 @@ pub fn run_successor(
     serve_until_end(&volume, served, commands)
 }
 
+/// Opens the device of a server that has ended: the kernel may drop what that one had open, and its locks, a little later,
+/// when the last request of its rings has ended.
+fn open_device_again(path: &Path, options: &Options, claimed: bool) -> Result<VolumeDevice, Error> {
+    const STEP: Duration = Duration::from_millis(5);
+    let began = steadfs_rt::now();
+    loop {
+        match VolumeDevice::open_again(path, options, claimed) {
+            Err(Error::Open(OpenError::Busy { .. })) if began.elapsed() < LOCKS_TIME => {
+                steadfs_rt::sleep(STEP);
+            }
+            opened => return opened,
+        }
+    }
+}
+
 /// Opens the volume of a server that has handed over or ended, in the state that it had acknowledged.
 fn open_left(
     opened: VolumeDevice,
@@ -132,9 +150,9 @@ fn open_left(
         return opened.volume_again(options, lookups).map_err(failed);
     };
     let began = steadfs_rt::now();
-    let volume = opened
-        .volume_again(options, record.counts())
-        .map_err(failed)?;
+    let mut counts = record.counts().clone();
+    record.state().hold(&mut counts);
+    let volume = opened.volume_again(options, &counts).map_err(failed)?;
     if let Err(error) = volume.restore(record.state()) {
         // What is on the volume now is not for use: another attempt begins from the last commit.
         let shut_down = volume.fs().shutdown(&owner_cx(), ShutdownMode::NoFlush);

@@ -15,7 +15,10 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Stat, flock, fstat, major, minor, stat};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Stat, Statx, StatxFlags, flock, fstat, major, makedev, minor,
+    stat, statx,
+};
 use rustix::io::Errno;
 
 use super::holders::{Descriptor, LockHolder};
@@ -320,17 +323,24 @@ fn openers(file: &Stat) -> Option<String> {
 /// Whether the process has the file open; this process itself at least twice, because one descriptor is the
 /// caller's.
 fn has_open(process: &Path, file: &Stat, own: bool) -> bool {
-    let same = |other: &Stat| {
+    let same = |other: &Statx| {
         if TargetKind::of(file) == Some(TargetKind::BlockDevice) {
-            other.st_mode == file.st_mode && other.st_rdev == file.st_rdev
+            let device = makedev(other.stx_rdev_major, other.stx_rdev_minor);
+            u32::from(other.stx_mode) == file.st_mode && device == file.st_rdev
         } else {
-            (other.st_dev, other.st_ino) == (file.st_dev, file.st_ino)
+            let device = makedev(other.stx_dev_major, other.stx_dev_minor);
+            (device, other.stx_ino) == (file.st_dev, file.st_ino)
         }
+    };
+    // Without a request to a file system: one may wait for this very process, which continues its mount.
+    let known = |path: &Path| {
+        let flags = AtFlags::STATX_DONT_SYNC;
+        statx(CWD, path, flags, StatxFlags::BASIC_STATS).ok()
     };
     let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten();
     let found = descriptors
         .flatten()
-        .filter_map(|fd| stat(fd.path()).ok())
+        .filter_map(|fd| known(&fd.path()))
         .filter(same)
         .count();
     found > usize::from(own)

@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use steadfs_rt::{Condvar, Mutex, MutexGuard, Rank};
@@ -71,6 +72,8 @@ pub(super) struct Log {
     file: Arc<OwnedFd>,
     layout: Layout,
     state: Mutex<LogState>,
+    /// The same as in the state, to be read under any lock.
+    is_over: AtomicBool,
     /// A segment was freed, a request answered, or the log is over.
     changed: Condvar,
     /// A segment is full.
@@ -158,6 +161,7 @@ impl Log {
             file,
             layout,
             state: Mutex::new(Rank::Record, state),
+            is_over: AtomicBool::new(false),
             changed: Condvar::new(),
             full: Condvar::new(),
             on_failure,
@@ -332,13 +336,14 @@ impl Log {
 
     /// Whether the log is over.
     pub(super) fn is_over(&self) -> bool {
-        self.state.lock().is_over
+        self.is_over.load(Ordering::SeqCst)
     }
 
     fn fail(&self, state: &mut LogState, why: &str) {
         if !state.is_over {
-            (self.on_failure)(why);
+            // Before the broker has its last word: see `Standby::update`.
             self.over(state);
+            (self.on_failure)(why);
         }
     }
 
@@ -349,6 +354,7 @@ impl Log {
 
     fn over(&self, state: &mut LogState) {
         state.is_over = true;
+        self.is_over.store(true, Ordering::SeqCst);
         self.changed.notify_all();
         self.full.notify_all();
     }
