@@ -160,6 +160,7 @@ impl Ext4 {
                 Err(since) => since,
             };
             let inode = self.read_inode(ino, tag)?;
+            inode.mark_reread(since.unflushed);
             if let Some(inode) = self.inodes.insert_read(inode, since) {
                 self.store_if_many_wait();
                 return Ok(inode);
@@ -185,9 +186,7 @@ impl Ext4 {
             return Err(FsError::Stale);
         }
         let core = disk::Inode::parse(&self.geo, ino, slot)?;
-        let inode = Inode::new(ino, core, self.geo.block_size, &self.writeback)?;
-        inode.mark_reread(self.queue.next_flush());
-        Ok(inode)
+        Inode::new(ino, core, self.geo.block_size, &self.writeback)
     }
 
     /// The inode table's block that holds the inode, and the slot's offset in it. Reads ahead, as the next inode of a

@@ -262,6 +262,8 @@ struct Shard {
     limit: usize,
     /// Number of evictions: an inode read from the table before may be out of date.
     evictions: u64,
+    /// The number of the FLUSH that makes the writes of all evicted inodes durable.
+    unflushed: u64,
 }
 
 impl InodeTable {
@@ -272,6 +274,7 @@ impl InodeTable {
             evicted_lookups: FixedMap::default(),
             limit: CACHED_PER_SHARD,
             evictions: 0,
+            unflushed: FIRST_FLUSH,
         };
         Self {
             shards: (0..SHARDS)
@@ -290,23 +293,26 @@ impl InodeTable {
         self.find(ino).ok()
     }
 
-    /// The inode if it is in memory; otherwise the eviction count for [`InodeTable::insert_read`].
-    pub(crate) fn find(&self, ino: Ino) -> Result<Arc<Inode>, EvictionCount> {
+    /// The inode if it is in memory; otherwise what to pass to [`InodeTable::insert_read`] after reading it.
+    pub(crate) fn find(&self, ino: Ino) -> Result<Arc<Inode>, NotInMemory> {
         let shard = self.shard(ino).lock();
         match shard.inodes.get(&ino.0) {
             Some(inode) => {
                 inode.recent.store(true, Ordering::Relaxed);
                 Ok(Arc::clone(inode))
             }
-            None => Err(EvictionCount(shard.evictions)),
+            None => Err(NotInMemory {
+                evictions: shard.evictions,
+                unflushed: shard.unflushed,
+            }),
         }
     }
 
     /// Inserts an inode that was read after `since`, unless another task did; returns the one to use. `None`: inodes
     /// were evicted meanwhile, perhaps this one with changes; the caller reads it again.
-    pub(crate) fn insert_read(&self, inode: Inode, since: EvictionCount) -> Option<Arc<Inode>> {
+    pub(crate) fn insert_read(&self, inode: Inode, since: NotInMemory) -> Option<Arc<Inode>> {
         let mut shard = self.shard(inode.ino).lock();
-        if shard.evictions != since.0 && !shard.inodes.contains_key(&inode.ino.0) {
+        if shard.evictions != since.evictions && !shard.inodes.contains_key(&inode.ino.0) {
             return None;
         }
         Some(self.insert_locked(&mut shard, inode))
@@ -418,9 +424,17 @@ impl InodeTable {
     }
 }
 
-/// The number of evictions from a shard at some point.
+/// What a shard knows of an inode that is not in memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EvictionCount(u64);
+pub(crate) struct NotInMemory {
+    /// The number of evictions at that time.
+    evictions: u64,
+    /// The number of the FLUSH that makes the inode's writes durable, if it was in memory before.
+    pub unflushed: u64,
+}
+
+/// A mount does not know what the server before it has written: its first FLUSH covers that.
+const FIRST_FLUSH: u64 = 1;
 
 impl Shard {
     /// Evicts unused inodes: first those not used since the last sweep, then, if those are too few, the others. Returns
@@ -439,7 +453,7 @@ impl Shard {
     }
 
     fn evict(&mut self, may_go: impl Fn(&Inode) -> bool) {
-        let evicted_lookups = &mut self.evicted_lookups;
+        let (evicted_lookups, unflushed) = (&mut self.evicted_lookups, &mut self.unflushed);
         let before = self.inodes.len();
         self.inodes.retain(|&ino, inode| {
             // References are taken through the table, which is locked: no task can get one meanwhile.
@@ -454,6 +468,7 @@ impl Shard {
             if lookups > 0 {
                 evicted_lookups.insert(ino, lookups);
             }
+            *unflushed = inode.unflushed().max(*unflushed);
             false
         });
         self.evictions += u64::from(self.inodes.len() < before);

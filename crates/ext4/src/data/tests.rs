@@ -9,6 +9,7 @@ mod batches;
 mod beside_log;
 mod early;
 mod errors;
+mod evicted;
 mod full;
 mod numbers;
 mod reservations;

@@ -73,6 +73,7 @@ impl F2fs {
                 Err(since) => since,
             };
             let inode = self.read_inode(nid, tag)?;
+            inode.record_written(true, since.unflushed);
             if let Some(inode) = self.inodes.insert_read(inode, since) {
                 return Ok(inode);
             }
@@ -100,10 +101,7 @@ impl F2fs {
             Some(FileKind::CharDevice | FileKind::BlockDevice) => core.rdev(&self.layout, &data),
             _ => 0,
         };
-        let inode = Inode::new(&self.writeback, nid, core, rdev)?;
-        // Writes of a previous object for this inode are not known any more.
-        inode.record_written(true, self.queue.next_flush());
-        Ok(inode)
+        Inode::new(&self.writeback, nid, core, rdev)
     }
 
     /// An inode's block: the fields, then addresses or inline content, then node ids.

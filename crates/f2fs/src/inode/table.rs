@@ -54,16 +54,27 @@ struct Shard {
     limit: usize,
     /// Number of evictions: an inode read from its node before an eviction may be out of date.
     evictions: u64,
+    /// The number of the FLUSH that makes the writes of all evicted inodes durable.
+    unflushed: u64,
 }
 
-/// The number of evictions from a shard at some point.
+/// What a shard knows of an inode that is not in memory.
 #[derive(Clone, Copy, Debug)]
-pub struct EvictionCount(u64);
+pub struct NotInMemory {
+    /// The number of evictions at that time.
+    evictions: u64,
+    /// The number of the FLUSH that makes the inode's writes durable, if it was in memory before.
+    pub unflushed: u64,
+}
+
+/// A mount does not know what the server before it has written: its first FLUSH covers that.
+const FIRST_FLUSH: u64 = 1;
 
 impl InodeTable {
     pub fn new() -> Self {
         let shard = || Shard {
             limit: INODES_PER_SHARD_MAX,
+            unflushed: FIRST_FLUSH,
             ..Shard::default()
         };
         Self {
@@ -85,23 +96,26 @@ impl InodeTable {
         &self.shards[nid.0 as usize % SHARDS]
     }
 
-    /// The inode if it is in memory; otherwise the count to pass to [`InodeTable::insert_read`] after reading it.
-    pub fn find(&self, nid: Nid) -> Result<Arc<Inode>, EvictionCount> {
+    /// The inode if it is in memory; otherwise what to pass to [`InodeTable::insert_read`] after reading it.
+    pub fn find(&self, nid: Nid) -> Result<Arc<Inode>, NotInMemory> {
         let shard = self.shard(nid).lock();
         match shard.inodes.get(&nid.0) {
             Some(inode) => {
                 inode.recent.store(true, Ordering::Relaxed);
                 Ok(Arc::clone(inode))
             }
-            None => Err(EvictionCount(shard.evictions)),
+            None => Err(NotInMemory {
+                evictions: shard.evictions,
+                unflushed: shard.unflushed,
+            }),
         }
     }
 
     /// Inserts an inode that was read after `read_at`, unless another task has inserted it; returns the one to use.
     /// `None` if inodes were evicted meanwhile, perhaps this one with changes: read it again.
-    pub fn insert_read(&self, inode: Inode, read_at: EvictionCount) -> Option<Arc<Inode>> {
+    pub fn insert_read(&self, inode: Inode, read_at: NotInMemory) -> Option<Arc<Inode>> {
         let mut shard = self.shard(inode.nid).lock();
-        if shard.evictions != read_at.0 && !shard.inodes.contains_key(&inode.nid.0) {
+        if shard.evictions != read_at.evictions && !shard.inodes.contains_key(&inode.nid.0) {
             return None;
         }
         Some(shard.insert(inode))
@@ -286,7 +300,7 @@ impl Shard {
     }
 
     fn evict(&mut self, may_evict: impl Fn(&Inode) -> bool) {
-        let evicted_lookups = &mut self.evicted_lookups;
+        let (evicted_lookups, unflushed) = (&mut self.evicted_lookups, &mut self.unflushed);
         let before = self.inodes.len();
         self.inodes.retain(|&nid, inode| {
             // References are taken through the table, which is locked here, so no task can get a new one meanwhile.
@@ -299,6 +313,7 @@ impl Shard {
             if lookups > 0 {
                 evicted_lookups.insert(nid, lookups);
             }
+            *unflushed = inode.unflushed().max(*unflushed);
             false
         });
         self.evictions += u64::from(self.inodes.len() < before);
