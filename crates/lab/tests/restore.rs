@@ -14,13 +14,17 @@ mod actor;
 #[path = "restore/model.rs"]
 mod model;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
 use steadfs_conformance::{KINDS, Kind, judge, kind};
 use steadfs_lab::device::{Image, Log, Model as DeviceModel, SimDevice, Survivors};
-use steadfs_rt::{Mutex, Random, Rank, sim};
-use steadfs_vfs::{Cx, FsError, RecordedState};
+use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
+use steadfs_vfs::{Cx, FileSystem, FsError, RecordedState, test_support};
 
 use actor::Actor;
 use model::Model;
@@ -99,6 +103,31 @@ fn before(kind: &'static Kind, seed: u64) -> Before {
     })
 }
 
+/// A task that makes each step of a restoration durable, so that the power may fail between any two.
+struct Syncs {
+    task: JoinHandle<()>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Syncs {
+    fn start(fs: &Arc<dyn FileSystem>) -> Self {
+        let ended = Arc::new(AtomicBool::new(false));
+        let (fs, stop) = (Arc::clone(fs), Arc::clone(&ended));
+        let task = spawn("syncs", move || {
+            while !stop.load(Ordering::Relaxed) {
+                fs.sync_all(&Cx::default()).unwrap();
+                sleep(Duration::from_micros(1));
+            }
+        });
+        Self { task, ended }
+    }
+
+    fn end(self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.task.join();
+    }
+}
+
 /// Restores the state on an image, calls `look` on the mounted volume; returns the log of its device.
 fn restored(kind: &'static Kind, seed: u64, image: Image, model: &Model, what: String) -> Log {
     let model = model.clone();
@@ -109,7 +138,9 @@ fn restored(kind: &'static Kind, seed: u64, image: Image, model: &Model, what: S
         state.hold(&mut counts);
         let fs = kind.mount_handed_over(Arc::new(device.clone()), "", CACHE, &counts);
         let fs = fs.unwrap_or_else(|error| panic!("{what}: mount: {error}"));
+        let syncs = Syncs::start(&fs);
         let result = fs.restore(&state);
+        syncs.end();
         result.unwrap_or_else(|error| panic!("{what}: restore: {error}"));
         let log = device.log();
         model.check(&*fs, &what);
@@ -156,16 +187,23 @@ fn again(kind: &'static Kind, seed: u64, image: Image, model: &Model, what: Stri
     judged(kind, &content);
 }
 
-/// Mounts the volume without the record; it must be consistent.
-fn consistent(kind: &'static Kind, seed: u64, image: Image, what: String) {
-    let content = simulated(seed, move || {
+/// Mounts the volume without the record; it must be consistent. Returns the numbers and generations of all inodes that
+/// have a name.
+fn named(kind: &'static Kind, seed: u64, image: Image, what: String) -> BTreeSet<(InodeNo, u32)> {
+    let (content, named) = simulated(seed, move || {
         let device = device(&image);
         let fs = kind.mount(Arc::new(device.clone()), "", CACHE);
         let fs = fs.unwrap_or_else(|error| panic!("{what}: mount: {error}"));
+        let tree = test_support::tree(&*fs, &Cx::default());
+        let named = tree
+            .values()
+            .map(|seen| (seen.attr.ino, seen.attr.generation));
+        let named = named.collect();
         fs.unmount().unwrap();
-        device.content()
+        (device.content(), named)
     });
     judged(kind, &content);
+    named
 }
 
 fn some_cut(kind: &Kind, log: &Log, random: &mut Random, (first, last): (usize, usize)) -> Image {
@@ -188,10 +226,14 @@ fn recorded_state_is_restored(kind: &'static Kind) {
         for n in 0..3 {
             let what = format!("{what}, cut {n}");
             let image = some_cut(kind, &run.log, &mut random, run.cuts);
+            let mut kept = named(kind, seed, image.clone(), what.clone());
+            kept.retain(|inode| run.model.has_name(*inode));
             let log = restored(kind, seed, image, &run.model, what.clone());
             let whole = (0, log.len());
             let image = some_cut(kind, &log, &mut random, whole);
-            consistent(kind, seed, image.clone(), format!("{what}, interrupted"));
+            let after = named(kind, seed, image.clone(), format!("{what}, interrupted"));
+            let lost: Vec<_> = kept.difference(&after).collect();
+            assert!(lost.is_empty(), "{what}, interrupted: {lost:?} are lost");
             restored(kind, seed, image, &run.model, format!("{what}, repeated"));
         }
     }

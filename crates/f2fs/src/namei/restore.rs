@@ -42,6 +42,16 @@ impl F2fs {
         restore(self, state)
     }
 
+    /// [`F2fs::find_free_dentry`] in a directory whose names can be encoded.
+    fn free_dentry(&self, cx: &Cx, dir: &Inode, name: &[u8]) -> Result<FreeDentry> {
+        if dir.core.read().has(InodeFlags::CASEFOLD) || dir.is_encrypted() {
+            return Err(FsError::NotSupported(
+                "restoring names in casefolded or encrypted directories",
+            ));
+        }
+        self.find_free_dentry(cx, dir, name)
+    }
+
     fn given_entry(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<FoundDentry> {
         self.find_entry(dir, name, tag)?.ok_or(FsError::NotFound)
     }
@@ -125,7 +135,7 @@ impl F2fs {
         if subdir {
             check_link_max(&dir.core.read())?;
         }
-        let free = self.find_free_dentry(&cx, dir, name)?;
+        let free = self.free_dentry(&cx, dir, name)?;
         let mut pins = self.pin_inodes(&[dir, inode], cx.tag)?;
         self.pin_dir_block(&mut pins, dir, free.block, cx.tag)?;
         let mut reservation = self.space.reservation(free.need, true)?;
@@ -149,7 +159,7 @@ impl F2fs {
         (to_dir, to): (&Inode, &[u8]),
     ) -> Result<()> {
         let cx = Cx::default();
-        let free = self.find_free_dentry(&cx, to_dir, to)?;
+        let free = self.free_dentry(&cx, to_dir, to)?;
         let entry = self.given_entry(from_dir, from, cx.tag)?;
         let inode = self.inode_of_entry(from_dir, entry.ino, cx.tag)?;
         let subdir = is_dir(&inode) && from_dir.nid() != to_dir.nid();

@@ -149,6 +149,12 @@ impl Model {
         }
     }
 
+    /// Whether the inode of this number and generation has a name.
+    pub fn has_name(&self, (ino, generation): (InodeNo, u32)) -> bool {
+        let file = self.files.get(&ino);
+        file.is_some_and(|file| file.attr.nlink > 0 && file.attr.generation == generation)
+    }
+
     /// The lookup counts.
     pub fn lookups(&self) -> Vec<(InodeNo, u64)> {
         let each = self.files.iter().map(|(&ino, file)| (ino, file.lookups));
