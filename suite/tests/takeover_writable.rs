@@ -152,6 +152,12 @@ impl Writer {
     /// Records what is seen of these names now, and of the directory.
     fn see(&self, model: &mut Model, names: &[&str]) {
         model.calls += 1;
+        // What these names led to before, and lead to now.
+        let inos_of = |model: &Model| -> Vec<u64> {
+            let seen = names.iter().filter_map(|name| model.seen.get(*name));
+            seen.map(|seen| seen.ino).collect()
+        };
+        let mut inos = inos_of(model);
         for name in names.iter().chain(&["."]) {
             let is_there = *name == "." || model.names.contains_key(*name);
             match is_there {
@@ -162,10 +168,7 @@ impl Writer {
             };
         }
         // Hard links show each other's changes.
-        let inos: Vec<_> = names
-            .iter()
-            .filter_map(|name| model.seen.get(*name).map(|seen| seen.ino))
-            .collect();
+        inos.extend(inos_of(model));
         let same: Vec<_> = model
             .seen
             .iter()
