@@ -16,7 +16,7 @@ use crate::cp_lock::CpLock;
 use crate::data::sync_stats::SyncStats;
 use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
-use crate::disk::{BLOCK_SIZE, Features, MountMode, Superblock, mount_mode};
+use crate::disk::{BLOCK_SIZE, Features, MountMode, Nid, Superblock, mount_mode};
 use crate::error_log::ErrorLog;
 use crate::fs::F2fs;
 use crate::gc::Gc;
@@ -108,6 +108,9 @@ impl F2fs {
             fs.recovery = RecoveryState::new(found);
         }
         fs.inodes.adopt_lookups(lookups);
+        // Roll-forward must not give the number of an inode that is to be restored to another node.
+        let numbers = lookups.iter().filter_map(|(ino, _)| Nid::from_vfs(*ino));
+        fs.nat.keep(numbers);
         let fs = Arc::new(fs);
         assert!(
             fs.weak_self.set(Arc::downgrade(&fs)).is_ok(),
@@ -121,6 +124,7 @@ impl F2fs {
                 return Err(error);
             }
         }
+        fs.nat.release_kept();
         Ok((fs, report))
     }
 

@@ -85,6 +85,11 @@ impl Nat {
         found.retain(|nid, _| !kept.contains(nid));
     }
 
+    /// Ends what [`Nat::keep`] has begun; later searches find the ids.
+    pub fn release_kept(&self) {
+        self.state.lock().free.kept.clear();
+    }
+
     /// Allocates this free id for an inode that roll-forward or a record of changes has.
     ///
     /// # Errors
