@@ -223,7 +223,7 @@ impl Reader<'_> {
 impl Recorder {
     /// Carries out a call and records what it has changed. The reply may be sent while `out` has the ticket.
     pub(crate) fn serve(&self, call: &Call<'_>, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
-        if self.answer(call, op, out) {
+        if self.answer(call, out) {
             return Ok(());
         }
         if !self.is_recording() {
@@ -248,14 +248,16 @@ impl Recorder {
         let mut ticket = self.log.ticket();
         self.before(&reader, &mut change, &mut ticket)?;
         call.run(op, out)?;
+        // Before the record: a file without a name whose lookup is not counted would be free to a successor, which answers
+        // the request that made it from the record.
+        self.count(call, op, out);
         self.after(&reader, call, &change, &mut ticket, out);
         out.ticket = Some(ticket);
-        self.count(call, op, out);
         Ok(())
     }
 
-    /// Answers a request that another server has carried out.
-    fn answer(&self, call: &Call<'_>, op: &Op<'_>, out: &mut ReplyBuf) -> bool {
+    /// Answers a request that another server has carried out, its lookup counted.
+    fn answer(&self, call: &Call<'_>, out: &mut ReplyBuf) -> bool {
         let unique = call.header.unique;
         if unique & RESENT == 0 {
             return false;
@@ -264,7 +266,6 @@ impl Recorder {
             return false;
         };
         out.bytes = reply;
-        self.count(call, op, out);
         true
     }
 

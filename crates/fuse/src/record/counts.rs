@@ -2,8 +2,8 @@
 //!
 //! **Problem.** An unlinked file lives until the kernel has forgotten it, so a successor needs the counts of a server that
 //! was killed. **Rule.** An entry of the table is an inode number and its count, and is written with each change of the
-//! count: before the reply that adds to it, and before the file system drops lookups. So a kill in between leaves a count
-//! that is too large, by a request that was in service: then an unlinked inode stays until the unmount.
+//! count: before the record of the call that adds to it, and before the file system drops lookups. So a kill in between
+//! leaves a count that is too large, by a request that was in service: then an unlinked inode stays until the unmount.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
