@@ -7,6 +7,7 @@ mod callers;
 mod crash;
 mod crash_device;
 mod devices;
+mod fast;
 mod hostile;
 mod load;
 mod model;
