@@ -277,8 +277,7 @@ impl Ext4 {
     fn write_super(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let (block, at) = self.geo.superblock_place();
         let buf = self.block(block, IoTag::default())?;
-        let durable = self.options.read().barrier;
-        let content = || {
+        let data = {
             let mut sb = self.sb.lock();
             change(&mut sb);
             let mut bytes = buf.lock();
@@ -286,8 +285,14 @@ impl Ext4 {
             self.super_origin.set(bytes[at..at + 1024].to_vec());
             bytes.snapshot()
         };
-        self.meta
-            .write_alone(block, durable, IoTag::default(), content)
+        let offset = self.geo.block_size.offset_of(block);
+        let mut bio = steadfs_block::Bio::write(offset, vec![data]);
+        if self.options.read().barrier {
+            bio = bio.preflush_and_fua();
+        }
+        self.queue
+            .submit(bio, IoTag::default())
+            .wait()
             .map_err(io_error)
     }
 

@@ -5,7 +5,6 @@ mod growing;
 mod largest;
 mod leaving_inline;
 mod numbers;
-mod truncated;
 
 use std::sync::Arc;
 

@@ -13,6 +13,10 @@ use steadfs_vfs::{
 
 use crate::model::Model;
 
+const CAPABILITY: &[u8] = b"security.capability";
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+
 pub struct Actor {
     fs: Arc<dyn FileSystem>,
     kind: &'static Kind,
@@ -86,6 +90,26 @@ impl Actor {
         self.pick(|attr| attr.kind == FileKind::Regular)
     }
 
+    /// Root, or a user without privileges.
+    fn caller(&mut self) -> Cx {
+        match self.random.below(3) {
+            0 => Cx {
+                uid: 1000,
+                gid: 1000,
+                umask: 0o027,
+                ..Cx::default()
+            },
+            _ => self.cx.clone(),
+        }
+    }
+
+    /// What other calls than those for extended attributes change of them.
+    fn read_xattrs(&mut self, ino: InodeNo) {
+        for name in [CAPABILITY, ACCESS_ACL] {
+            self.model.read_xattr(&*self.fs, ino, name);
+        }
+    }
+
     /// The caller refers to every inode, as the kernel does for those that a call involves.
     pub fn attach_all(&mut self) {
         for (ino, file) in &mut self.model.files {
@@ -108,7 +132,7 @@ impl Actor {
 
     /// One random call.
     pub fn step(&mut self) {
-        match self.random.below(40) {
+        match self.random.below(46) {
             0..=7 => self.create(),
             8..=9 => self.many(),
             10..=12 => self.make_dir(),
@@ -124,7 +148,10 @@ impl Actor {
             34 => self.flags(),
             35..=36 => self.forget(),
             37 => self.fsync(),
-            38 => sleep(Duration::from_secs(self.random.below(40) as u64)),
+            38..=40 => self.copy(),
+            41..=42 => self.acl(),
+            43 => self.capability(),
+            44 => sleep(Duration::from_secs(self.random.below(40) as u64)),
             _ => {
                 if self.random.chance(300) {
                     self.fs.sync_all(&self.cx).unwrap();
@@ -136,6 +163,10 @@ impl Actor {
     fn made(&mut self, attr: &Attr, target: Option<Vec<u8>>) {
         self.model.touch(&*self.fs, attr.ino);
         self.model.files.get_mut(&attr.ino).unwrap().target = target;
+        // What it has inherited.
+        for name in self.fs.listxattr(&self.cx, attr.ino).unwrap() {
+            self.model.read_xattr(&*self.fs, attr.ino, &name);
+        }
     }
 
     fn create(&mut self) {
@@ -146,13 +177,13 @@ impl Actor {
     fn create_at(&mut self, dir: InodeNo, name: &[u8]) {
         self.model.touch_name(dir, name);
         self.model.touch(&*self.fs, dir);
-        let mut target = None;
+        let (mut target, cx) = (None, self.caller());
         let made = match self.random.below(8) {
             0 => {
                 let n = 1 + self.random.below(200);
                 target = Some(vec![b't'; n]);
                 self.fs
-                    .symlink(&self.cx, dir, name, target.as_ref().unwrap())
+                    .symlink(&cx, dir, name, target.as_ref().unwrap())
             }
             1 => {
                 let mode = [0o010_640, 0o020_600, 0o140_700][self.random.below(3)];
@@ -160,9 +191,9 @@ impl Actor {
                     0o020_000 => self.random.below(100_000) as u32,
                     _ => 0,
                 };
-                self.fs.mknod(&self.cx, dir, name, mode, rdev)
+                self.fs.mknod(&cx, dir, name, mode, rdev)
             }
-            _ => self.fs.mknod(&self.cx, dir, name, 0o100_644, 0),
+            _ => self.fs.mknod(&cx, dir, name, 0o100_644, 0),
         };
         if let Ok(attr) = made {
             self.model.name(dir, name, Some(attr.ino));
@@ -183,7 +214,8 @@ impl Actor {
         let (dir, name) = (self.dir(), self.new_name());
         self.model.touch_name(dir, &name);
         self.model.touch(&*self.fs, dir);
-        if let Ok(attr) = self.fs.mkdir(&self.cx, dir, &name, 0o755) {
+        let cx = self.caller();
+        if let Ok(attr) = self.fs.mkdir(&cx, dir, &name, 0o2755) {
             self.model.name(dir, &name, Some(attr.ino));
             self.made(&attr, None);
             self.model.touch(&*self.fs, dir);
@@ -198,8 +230,10 @@ impl Actor {
             0 => self.name().unwrap(),
             _ => (self.dir(), self.new_name()),
         };
+        let exchange = self.random.chance(200);
         let flags = RenameFlags {
-            exchange: self.random.chance(200),
+            exchange,
+            whiteout: !exchange && self.random.chance(200),
             ..RenameFlags::default()
         };
         let old = self.model.names[&(from_dir, from.clone())];
@@ -214,13 +248,25 @@ impl Actor {
         let ends = ((from_dir, &from[..]), (to_dir, &to[..]));
         let renamed = self.fs.rename(&self.cx, ends.0, ends.1, flags);
         if renamed.is_ok() && Some(old) != replaced {
-            let rest = replaced.filter(|_| flags.exchange);
+            let rest = match flags.whiteout {
+                true => Some(self.whiteout(from_dir, &from)),
+                false => replaced.filter(|_| flags.exchange),
+            };
             self.model.name(from_dir, &from, rest);
             self.model.name(to_dir, &to, Some(old));
         }
         for ino in &all {
             self.model.touch(&*self.fs, *ino);
         }
+    }
+
+    /// The inode that a rename has left at the old name.
+    fn whiteout(&mut self, dir: InodeNo, name: &[u8]) -> InodeNo {
+        let attr = self.fs.lookup(&self.cx, dir, name).unwrap();
+        self.fs.forget(attr.ino, 1);
+        self.made(&attr, None);
+        self.model.files.get_mut(&attr.ino).unwrap().lookups = 0;
+        attr.ino
     }
 
     fn remove(&mut self) {
@@ -260,7 +306,8 @@ impl Actor {
 
     fn tmpfile(&mut self) {
         let dir = self.dir();
-        if let Ok(attr) = self.fs.tmpfile(&self.cx, dir, 0o600) {
+        let cx = self.caller();
+        if let Ok(attr) = self.fs.tmpfile(&cx, dir, 0o600) {
             self.made(&attr, None);
         }
     }
@@ -288,9 +335,11 @@ impl Actor {
         let byte = 1 + self.random.below(255) as u8;
         let data: Vec<u8> = (0..len).map(|n| byte ^ (n / 512) as u8).collect();
         self.model.touch(&*self.fs, ino);
-        if let Ok(written) = self.fs.write(&self.cx, ino, offset, &data, false) {
+        let cx = self.caller();
+        if let Ok(written) = self.fs.write(&cx, ino, offset, &data, !cx.fsetid) {
             self.model.write(ino, offset, &data[..written]);
         }
+        self.read_xattrs(ino);
         self.model.touch(&*self.fs, ino);
     }
 
@@ -300,14 +349,17 @@ impl Actor {
             0 => 0,
             _ => self.offset(ino),
         };
+        let cx = self.caller();
         let set = SetAttr {
             size: Some(size),
+            kill_priv: !cx.fsetid,
             ..SetAttr::default()
         };
         self.model.touch(&*self.fs, ino);
-        if self.fs.setattr(&self.cx, ino, &set).is_ok() {
+        if self.fs.setattr(&cx, ino, &set).is_ok() {
             self.model.resize(ino, size);
         }
+        self.read_xattrs(ino);
         self.model.touch(&*self.fs, ino);
     }
 
@@ -321,9 +373,76 @@ impl Actor {
         };
         let (offset, len) = (self.offset(ino), self.length() as u64);
         self.model.touch(&*self.fs, ino);
-        if self.fs.fallocate(&self.cx, ino, mode, offset, len).is_ok() {
+        let cx = self.caller();
+        if self.fs.fallocate(&cx, ino, mode, offset, len).is_ok() {
             self.model.range(ino, mode, offset, len);
         }
+        self.read_xattrs(ino);
+        self.model.touch(&*self.fs, ino);
+    }
+
+    /// Copies over whatever is there. The record has the bytes that were copied.
+    fn copy(&mut self) {
+        let has_data = |attr: &Attr| attr.kind == FileKind::Regular && attr.size > 0;
+        let (Some(from), Some(to)) = (self.pick(has_data), self.pick(has_data)) else {
+            return;
+        };
+        let size = self.model.files[&from].content.len();
+        let (start, at) = (self.random.below(size) as u64, self.offset(to));
+        let len = self.length();
+        if from == to && start.abs_diff(at) < len as u64 {
+            return;
+        }
+        self.model.touch(&*self.fs, to);
+        let cx = self.caller();
+        let copied = (self.fs).copy_range(&cx, (from, start), (to, at), len as u64);
+        if let Ok(copied @ 1..) = copied {
+            let source = &self.model.files[&from].content[start as usize..];
+            let bytes = source[..copied as usize].to_vec();
+            self.model.write(to, at, &bytes);
+        }
+        self.read_xattrs(to);
+        self.model.touch(&*self.fs, to);
+        self.model.touch(&*self.fs, from);
+    }
+
+    fn acl(&mut self) {
+        let files = |attr: &Attr| matches!(attr.kind, FileKind::Regular | FileKind::Directory);
+        let Some(ino) = self.pick(files) else { return };
+        let is_dir = self.model.files[&ino].attr.kind == FileKind::Directory;
+        let name = match is_dir && self.random.chance(600) {
+            true => DEFAULT_ACL,
+            false => ACCESS_ACL,
+        };
+        // Owner, perhaps a user, group, perhaps a mask, others.
+        let named = self.random.chance(800);
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for tag in [1_u16, 2, 4, 16, 32] {
+            if !named && [2, 16].contains(&tag) {
+                continue;
+            }
+            let id = if tag == 2 { 1000 } else { u32::MAX };
+            list.extend_from_slice(&tag.to_le_bytes());
+            list.extend_from_slice(&(self.random.below(8) as u16).to_le_bytes());
+            list.extend_from_slice(&id.to_le_bytes());
+        }
+        self.model.touch(&*self.fs, ino);
+        let cx = self.caller();
+        let _ = match self.random.chance(250) {
+            true => self.fs.removexattr(&cx, ino, name),
+            false => self.fs.setxattr(&cx, ino, name, &list, SetXattr::Any),
+        };
+        self.model.read_xattr(&*self.fs, ino, name);
+        self.model.touch(&*self.fs, ino);
+    }
+
+    fn capability(&mut self) {
+        let Some(ino) = self.regular() else { return };
+        let mut value = 0x0200_0001_u32.to_le_bytes().to_vec();
+        value.resize(20, 1);
+        self.model.touch(&*self.fs, ino);
+        let _ = (self.fs).setxattr(&self.cx, ino, CAPABILITY, &value, SetXattr::Any);
+        self.model.read_xattr(&*self.fs, ino, CAPABILITY);
         self.model.touch(&*self.fs, ino);
     }
 
@@ -365,19 +484,26 @@ impl Actor {
             ..SetAttr::default()
         };
         self.model.touch(&*self.fs, ino);
-        let _ = self.fs.setattr(&self.cx, ino, &set);
+        let cx = self.caller();
+        let _ = self.fs.setattr(&cx, ino, &set);
+        self.read_xattrs(ino);
         self.model.touch(&*self.fs, ino);
     }
 
     fn flags(&mut self) {
         let files = |attr: &Attr| matches!(attr.kind, FileKind::Regular | FileKind::Directory);
         let Some(ino) = self.pick(files) else { return };
-        let flag = [
+        let flags = [
             InodeFlags::IMMUTABLE,
             InodeFlags::APPEND,
             InodeFlags::NODUMP,
             InodeFlags::NOATIME,
-        ][self.random.below(4)];
+            InodeFlags::SYNC,
+            InodeFlags::DIRSYNC,
+            InodeFlags::PROJINHERIT,
+        ];
+        let is_dir = self.model.files[&ino].attr.kind == FileKind::Directory;
+        let flag = flags[self.random.below(if is_dir { 7 } else { 5 })];
         let old = self.model.files[&ino].flags.flags;
         self.model.touch(&*self.fs, ino);
         let set = (self.fs).set_flags(&self.cx, ino, InodeFlags(old.0 ^ flag.0));

@@ -114,6 +114,17 @@ impl Model {
         };
     }
 
+    /// Records an extended attribute as it is, which a call may have changed.
+    pub fn read_xattr(&mut self, fs: &dyn FileSystem, ino: InodeNo, name: &[u8]) {
+        match fs.getxattr(&Cx::default(), ino, name) {
+            Ok(value) => self.xattr(ino, name, Some(&value)),
+            Err(FsError::NoData) => self.xattr(ino, name, None),
+            // Volumes without it, and inodes that cannot have it.
+            Err(FsError::NotSupported(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     /// Drops all lookups of an inode, which is free afterwards if it has no name.
     pub fn forget(&mut self, fs: &dyn FileSystem, ino: InodeNo) {
         let file = self.files.get_mut(&ino).unwrap();
