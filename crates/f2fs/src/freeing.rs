@@ -100,7 +100,7 @@ impl F2fs {
         for nid in self.orphans.all() {
             let result = self.inode(nid, tag).and_then(|inode| {
                 if inode.is_looked_up() {
-                    inode.marks.set_orphan(true);
+                    inode.marks.adopt_orphan();
                     self.freeing.expect_release();
                     return Ok(0);
                 }

@@ -24,7 +24,7 @@ use steadfs_block::MemDevice;
 use steadfs_conformance::{KINDS, Kind, judge, kind};
 use steadfs_lab::device::{Image, Log, Model as DeviceModel, SimDevice, Survivors};
 use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
-use steadfs_vfs::{Cx, FileSystem, FsError, RecordedState, test_support};
+use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, RecordedState, test_support};
 
 use actor::Actor;
 use model::Model;
@@ -149,6 +149,7 @@ fn restored(kind: &'static Kind, seed: u64, image: Image, model: &Model, what: S
             "ext4_orphan_file" => log.image(log.len(), &Survivors::All),
             _ => log.image(log.len(), &Survivors::None),
         };
+        link_unnamed(&*fs, &model, &what);
         for (ino, file) in &model.files {
             fs.forget(*ino, file.lookups);
             if file.attr.nlink == 0 {
@@ -166,6 +167,23 @@ fn restored(kind: &'static Kind, seed: u64, image: Image, model: &Model, what: S
     judged(kind, &content);
     again(kind, seed, durable, &model, format!("{what}, cut after it"));
     log
+}
+
+/// Files that were made without a name may get one from the successor, too.
+fn link_unnamed(fs: &dyn FileSystem, model: &Model, what: &str) {
+    const FIXED: u32 = InodeFlags::IMMUTABLE.0 | InodeFlags::APPEND.0;
+    let (cx, name, dir) = (Cx::default(), &b"linked later"[..], fs.root());
+    let linkable = model.files.iter().filter(|(_, file)| file.linkable);
+    for (&ino, _) in linkable {
+        for ino in [dir, ino] {
+            let flags = fs.flags(&cx, ino).unwrap().flags.0 & !FIXED;
+            fs.set_flags(&cx, ino, InodeFlags(flags)).unwrap();
+        }
+        let linked = fs.link(&cx, ino, dir, name);
+        linked.unwrap_or_else(|error| panic!("{what}: link of {ino}: {error}"));
+        fs.forget(ino, 1);
+        fs.unlink(&cx, dir, name).unwrap();
+    }
 }
 
 fn judged(kind: &Kind, image: &Image) {

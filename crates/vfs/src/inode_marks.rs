@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct InodeMarks {
     /// Recorded as an orphan: stays in memory.
     orphan: AtomicBool,
-    /// Has no name but may get one: made by `tmpfile`.
+    /// Has no name but may get one: made by `tmpfile`, or by a former server.
     linkable: AtomicBool,
     /// Freed: it must not be used or stored again.
     dead: AtomicBool,
@@ -22,6 +22,13 @@ impl InodeMarks {
     /// Whether the inode may get a name although it has none.
     pub fn is_linkable(&self) -> bool {
         self.linkable.load(Ordering::Acquire)
+    }
+
+    /// Marks an orphan that the callers of a former server use. Whether it may get a name is known to them only: the
+    /// kernel refuses that (`I_LINKABLE`) unless O_TMPFILE has made the inode.
+    pub fn adopt_orphan(&self) {
+        self.set_orphan(true);
+        self.set_linkable(true);
     }
 
     /// Sets whether the inode is a recorded orphan.

@@ -59,6 +59,8 @@ pub trait RestoreVolume: FileSystem {
     fn free_inode(&self, ino: InodeNo) -> Result<()>;
     /// Makes an inode of this number as an orphan without content, but with a link's target.
     fn make_inode(&self, ino: InodeNo, file: &RecordedFile) -> Result<()>;
+    /// Adopts an orphan that is in use ([`crate::inode_marks::InodeMarks::adopt_orphan`]).
+    fn adopt_orphan(&self, ino: InodeNo) -> Result<()>;
     /// Sets all attributes but the size and the link count, and the flags and project.
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()>;
 }
@@ -125,6 +127,9 @@ pub fn restore<V: RestoreVolume + ?Sized>(volume: &V, state: &RecordedState) -> 
     for (ino, file) in state.files() {
         all.check_links(ino, file)?;
         all.fill(ino, file)?;
+        if file.attr.nlink == 0 {
+            volume.adopt_orphan(ino)?;
+        }
     }
     volume.sync_all(&all.cx)?;
     for (ino, _) in state.files() {

@@ -32,6 +32,8 @@ fn files_in_use_stay_with_a_successor(kind: &'static Kind) {
     let gone = unlinked(&world, b"gone", &[1; 100_000]);
     let kept = unlinked(&world, b"kept", &[2; 30_000]);
     let (fs, cx, root) = (&world.fs, &world.cx, world.root);
+    let unnamed = fs.tmpfile(cx, root, 0o600).unwrap().ino;
+    world.write(unnamed, 0, &[5; 20_000]).unwrap();
     let dir = fs.mkdir(cx, root, b"dir", 0o755).unwrap().ino;
     fs.rmdir(cx, root, b"dir").unwrap();
     // Two references, one of which was dropped.
@@ -57,12 +59,19 @@ fn files_in_use_stay_with_a_successor(kind: &'static Kind) {
         assert_eq!(world.read(named, 0, 50_000), [3; 50_000]);
         world = world.hand_over().unwrap();
     }
+    let (fs, cx, root) = (&world.fs, &world.cx, world.root);
+    fs.link(cx, unnamed, root, b"linked").unwrap();
+    assert_eq!(world.content(b"linked"), [5; 20_000]);
+    fs.unlink(cx, root, b"linked").unwrap();
+    // Once it had a name, it does not get another one.
+    assert_eq!(fs.link(cx, unnamed, root, b"again"), Err(FsError::NotFound));
+    world.forget(unnamed);
     world.forget(named);
     assert_eq!(world.read(named, 0, 10), [3; 10], "one reference is left");
     let mut data = vec![2; 30_000];
     data.extend([4; 20]);
     assert_eq!(world.read(kept, 0, 40_000), data);
-    for ino in [named, gone, kept, dir] {
+    for ino in [named, gone, kept, dir, unnamed] {
         world.forget(ino);
         assert!(world.fs.getattr(&world.cx, ino).is_err(), "{ino:?}");
     }

@@ -120,10 +120,11 @@ impl Ext4 {
                 self.store_inode(handle, inode, &core)?;
                 core.links == if subdir { 2 } else { 1 }
             };
-            match first {
-                true => self.orphans.remove(self, handle, inode),
-                false => Ok(()),
+            if first {
+                self.orphans.remove(self, handle, inode)?;
+                inode.marks.set_linkable(false);
             }
+            Ok(())
         })
     }
 
@@ -277,6 +278,12 @@ impl RestoreVolume for Ext4 {
     fn make_inode(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         let ino = Ino::from_vfs(ino).ok_or(FsError::Stale)?;
         self.make_given(ino, file)
+    }
+
+    fn adopt_orphan(&self, ino: InodeNo) -> Result<()> {
+        let inode = self.by_number(ino, IoTag::default())?;
+        inode.marks.adopt_orphan();
+        Ok(())
     }
 
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {

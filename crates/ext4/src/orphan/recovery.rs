@@ -92,7 +92,7 @@ impl Orphans {
         let inode = fs.inode(ino, IoTag::default())?;
         let links = inode.core.read().links;
         if links == 0 && inode.is_looked_up() {
-            inode.marks.set_orphan(true);
+            inode.marks.adopt_orphan();
             fs.freeing.expect_release();
             return Ok(false);
         }

@@ -149,6 +149,7 @@ impl F2fs {
         if was_orphan {
             self.orphans.remove(&change, inode.nid());
             inode.marks.set_orphan(false);
+            inode.marks.set_linkable(false);
         }
         Ok(())
     }
@@ -307,6 +308,12 @@ impl RestoreVolume for F2fs {
     fn make_inode(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         let nid = Nid::from_vfs(ino).ok_or(FsError::Stale)?;
         self.with_space(&Cx::default(), || self.make_given(nid, file))
+    }
+
+    fn adopt_orphan(&self, ino: InodeNo) -> Result<()> {
+        let inode = self.by_number(ino, IoTag::default())?;
+        inode.marks.adopt_orphan();
+        Ok(())
     }
 
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {

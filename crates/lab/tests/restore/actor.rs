@@ -182,8 +182,7 @@ impl Actor {
             0 => {
                 let n = 1 + self.random.below(200);
                 target = Some(vec![b't'; n]);
-                self.fs
-                    .symlink(&cx, dir, name, target.as_ref().unwrap())
+                self.fs.symlink(&cx, dir, name, target.as_ref().unwrap())
             }
             1 => {
                 let mode = [0o010_640, 0o020_600, 0o140_700][self.random.below(3)];
@@ -309,6 +308,7 @@ impl Actor {
         let cx = self.caller();
         if let Ok(attr) = self.fs.tmpfile(&cx, dir, 0o600) {
             self.made(&attr, None);
+            self.model.files.get_mut(&attr.ino).unwrap().linkable = true;
         }
     }
 

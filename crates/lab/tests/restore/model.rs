@@ -17,6 +17,8 @@ pub struct File {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub content: Vec<u8>,
     pub lookups: u64,
+    /// Made without a name, and may get one.
+    pub linkable: bool,
     /// Changed extended attributes since everything was durable.
     changed_xattrs: BTreeSet<Vec<u8>>,
     changes: Vec<RecordedChange>,
@@ -49,9 +51,11 @@ impl Model {
             xattrs: BTreeMap::new(),
             content: Vec::new(),
             lookups,
+            linkable: false,
             changed_xattrs: BTreeSet::new(),
             changes: Vec::new(),
         });
+        file.linkable &= attr.nlink == 0;
         (file.attr, file.flags) = (attr, flags);
     }
 
