@@ -69,7 +69,13 @@ impl FsyncClustering {
         self.0.lock().max
     }
 
-    /// Sets it.
+    /// How many files the next fsync makes durable along with its own, as learned.
+    pub fn files(&self) -> usize {
+        let window = self.0.lock();
+        window.size.min(window.max)
+    }
+
+    /// Sets the largest number of them.
     pub fn set_max_files(&self, max: usize) {
         self.0.lock().max = max;
     }
@@ -84,11 +90,7 @@ impl FsyncClustering {
         if dirty == 0 || dirty > CLUSTER_FILE_BYTES_MAX {
             return Vec::new();
         }
-        let count = {
-            let window = self.0.lock();
-            window.size.min(window.max)
-        };
-        writeback.close_files(file, SETTLED_AGE, CLUSTER_FILE_BYTES_MAX, count)
+        writeback.close_files(file, SETTLED_AGE, CLUSTER_FILE_BYTES_MAX, self.files())
     }
 
     /// Records that a cluster is written, and adapts the window.

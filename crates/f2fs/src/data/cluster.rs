@@ -1,4 +1,5 @@
-//! fsync clustering ([`steadfs_cache::FsyncClustering`]): an fsync writes the data of other dirty files along.
+//! fsync clustering ([`steadfs_cache::FsyncClustering`]): an fsync writes the data of other dirty files along, and the
+//! nodes of files whose data is written.
 //!
 //! Their node chains join the group of the file's own chain, so all become durable together. If the fsync takes a
 //! checkpoint, which covers their nodes anyway, only their data is written along.
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_cache::{Engine, FlushGuard, Intent, WritebackReason};
-use steadfs_vfs::Result;
+use steadfs_vfs::{FileKind, Result};
 
 use super::placement::Occasion;
 use crate::fs::F2fs;
@@ -28,7 +29,31 @@ impl F2fs {
             hint: Occasion::SmallSync,
             tag,
         };
-        Engine(self).write_cluster(inode, intent)
+        let mut cluster = Engine(self).write_cluster(inode, intent);
+        self.add_written(inode, &mut cluster, tag);
+        cluster
+    }
+
+    /// Adds the files near this one whose data a flusher has written, and whose nodes no fsync has written since: each
+    /// of them would need a node write and a FLUSH of its own.
+    fn add_written(&self, inode: &Inode, cluster: &mut Vec<Arc<Inode>>, tag: IoTag) {
+        let clustering = self.syncs.clustering();
+        let room = clustering.files().saturating_sub(cluster.len());
+        if room == 0 || (cluster.is_empty() && self.nodes.dirty_of(inode.nid()).is_empty()) {
+            return;
+        }
+        let is_written = |other: &Arc<Inode>| {
+            let regular = other.kind() == FileKind::Regular;
+            regular && other.pages.is_empty() && other.unflushed_opu() > 0
+        };
+        let near = self.nodes.near_dirty(inode.nid(), room).into_iter();
+        let near = near.filter_map(|nid| self.inode(nid, tag).ok());
+        let written: Vec<_> = near.filter(is_written).collect();
+        if cluster.is_empty() && !written.is_empty() {
+            clustering.record_run();
+        }
+        written.iter().for_each(|other| other.clustered.set());
+        cluster.extend(written);
     }
 
     /// Plans the chains of clustered files, except those that need a checkpoint and those under write-back.

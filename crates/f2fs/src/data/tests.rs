@@ -1,5 +1,6 @@
 //! What GC and a full volume do to a file's blocks, and the size of a file that grows. fsck.f2fs checks the volume.
 
+mod clustered;
 mod evicted;
 mod growing;
 mod largest;

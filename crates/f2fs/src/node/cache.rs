@@ -496,6 +496,20 @@ impl NodeCache {
             .collect()
     }
 
+    /// Up to `count` other inodes with dirty nodes, those with the next numbers above and below.
+    pub fn near_dirty(&self, ino: Nid, count: usize) -> Vec<Nid> {
+        let dirty = self.dirty.lock();
+        let own = |(place, _): (&TreePosition, &Arc<Node>)| (place.1 == 0).then_some(place.0);
+        let most = 4 * count;
+        let above = dirty.range((ino, u32::MAX)..).take(most);
+        let below = dirty.range(..(ino, 0)).rev().take(most);
+        let (above, below) = (above.filter_map(own), below.filter_map(own));
+        let mut found: Vec<Nid> = above.take(count).chain(below.take(count)).collect();
+        found.sort_unstable_by_key(|nid| nid.0.abs_diff(ino.0));
+        found.truncate(count);
+        found
+    }
+
     /// All dirty nodes in the order of their positions. They stay listed until blocks are allocated for them.
     pub fn dirty(&self) -> Vec<(TreePosition, Arc<Node>)> {
         let dirty = self.dirty.lock();
