@@ -285,3 +285,45 @@ impl JournalState {
         running.tid
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use steadfs_base::BlockSize;
+    use steadfs_jbd2_format::{Checksum, Format};
+
+    use super::*;
+
+    #[test]
+    fn a_handle_joins_waits_for_credits_or_needs_a_commit_or_space() {
+        let size = BlockSize::new(1024).unwrap();
+        let format = Format::new(size, false, Checksum::None, [0; 16]);
+        let log = LogRing::new(1, 100);
+        let costs = LogCosts::new(&format, log.capacity(), Some(20));
+        let (area, tuning) = (FastCommitArea::default(), JournalTuning::default());
+        let mut state = JournalState::new(Tid(1), log, area, tuning);
+        // With a descriptor, a revoke block and the commit record.
+        assert_eq!(state.admit(&costs, 95), Admission::Join);
+        assert_eq!(state.admit(&costs, 96), Admission::NoSpace(99));
+        assert_eq!(state.join(10, Duration::ZERO), Tid(1));
+        // 10 + 8 blocks, a descriptor and the commit record: the limit.
+        assert_eq!(state.admit(&costs, 8), Admission::Join);
+        // It fits when the open handle has ended without spending its credits, or never.
+        for credits in [9, 18] {
+            assert_eq!(state.admit(&costs, credits), Admission::Credits);
+        }
+        assert_eq!(state.admit(&costs, 19), Admission::Full(Tid(1)));
+        state.log.take(78);
+        assert_eq!(state.admit(&costs, 8), Admission::Join);
+        state.log.take(1);
+        assert_eq!(state.admit(&costs, 8), Admission::NoSpace(20));
+        state.update_locks = 1;
+        assert_eq!(state.admit(&costs, 1), Admission::Locked);
+        state.update_locks = 0;
+        let running = state.running.as_mut().unwrap();
+        running.locked = true;
+        assert_eq!(state.admit(&costs, 1), Admission::Locked);
+        assert!(!state.is_stopping());
+        state.aborted = Some("a test".to_owned());
+        assert!(state.is_stopping());
+    }
+}

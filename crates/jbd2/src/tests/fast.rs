@@ -103,6 +103,7 @@ fn a_transaction_stays_open_after_its_fast_commits_and_its_own_commit_ends_them(
     assert_eq!(found(&layout, &device.memory), [[11]]);
     // The head of the area, and the change.
     assert_eq!(journal.fast_commit_stats(), stats(1, 2, &[]));
+    assert!(journal.info().contains("1 fast commits, 2 blocks\n"));
     assert_eq!(journal.durable_tid(), first);
 
     // No handle since: nothing is written.
@@ -234,6 +235,9 @@ fn a_transaction_that_no_fast_commit_describes_is_counted_by_its_first_reason() 
     }
     let refused = [("truncate", 1), ("new directory", 2)];
     assert_eq!(journal.fast_commit_stats(), stats(0, 0, &refused));
+
+    let line = "2 commits for waiting callers instead: new directory\n";
+    assert!(journal.info().contains(line));
 
     // Off: nothing is written or counted.
     journal.set_tuning(JournalTuning {

@@ -345,3 +345,34 @@ fn an_overlay_flushes_nothing_and_is_empty_without_blocks() {
     };
     assert!(request(Op::Flush).is_ok());
 }
+
+/// A handle that needs log space frees half as much again for the next one, and no more.
+#[test]
+fn a_waiting_handle_frees_what_it_needs_and_half_of_that() {
+    let layout = Layout::new(SIZE, 400, 100);
+    let config = JournalConfig {
+        reclaim: ReclaimPolicy {
+            enabled: false,
+            ..ReclaimPolicy::default()
+        },
+        ..JournalConfig::default()
+    };
+    let journal = layout.open(layout.device(), config);
+    // 27 transactions of three log blocks and two of four, in a log of 98.
+    for n in 0..29 {
+        if n >= 27 {
+            set(&journal, 350 + n, 1);
+        }
+        let tid = set(&journal, 200 + n, 1);
+        journal.commit(tid, TAG).unwrap();
+    }
+    let free = || journal.state.lock().log.free();
+    assert_eq!(free(), 9);
+    journal.reclaim_space(9, TAG).unwrap();
+    assert_eq!(free(), 9, "that is enough");
+    // 10 and 5, of which 9 are free: two transactions.
+    journal.reclaim_space(10, TAG).unwrap();
+    assert_eq!(free(), 15);
+    let stats = journal.stats();
+    assert_eq!((stats.freed_by_waiters, stats.written_home), (6, 2));
+}
