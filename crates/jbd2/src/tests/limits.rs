@@ -376,3 +376,62 @@ fn a_waiting_handle_frees_what_it_needs_and_half_of_that() {
     let stats = journal.stats();
     assert_eq!((stats.freed_by_waiters, stats.written_home), (6, 2));
 }
+
+/// The commit task finds a transaction by its age, also while its only handle is open and has changed nothing.
+#[test]
+fn an_open_transaction_of_the_commit_intervals_age_is_committed_when_its_handle_ends() {
+    let run = || {
+        let (_, _, journal) = opened(JournalConfig::default());
+        journal.start_tasks().unwrap();
+        let mut handle = journal.begin(1).unwrap();
+        let tid = handle.tid();
+        sleep(Duration::from_secs(6));
+        handle.write(&buf(&journal, 1500)).unwrap()[9] = 1;
+        drop(handle);
+        sleep(Duration::from_millis(100));
+        assert_eq!(journal.durable_tid(), tid);
+        // Without a change there is nothing to commit at any age.
+        drop(journal.begin(1).unwrap());
+        sleep(Duration::from_secs(20));
+        assert_eq!(
+            (journal.durable_tid(), journal.stats().transactions),
+            (tid, 1)
+        );
+        journal.join_tasks();
+    };
+    sim::run(sim::Config::new(1), run);
+}
+
+#[test]
+fn a_caller_of_a_commit_under_way_requests_no_other_one() {
+    let run = || {
+        let layout = Layout::new(SIZE, 2048, 400);
+        let device = FaultDevice::new(layout.device());
+        let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
+        device.set(|bio| match bio.op {
+            Op::Write => Fault::Delay(Duration::from_millis(10)),
+            _ => Fault::None,
+        });
+        let buffers = [1500, 1501].map(|block| buf(&journal, block));
+        let first = set(&journal, 1500, 1);
+        let committer = |tid| {
+            let journal = Arc::clone(&journal);
+            spawn("caller", move || journal.commit(tid, TAG).unwrap())
+        };
+        let leader = committer(first);
+        sleep(Duration::from_millis(3));
+        let next = set(&journal, 1501, 1);
+        assert_eq!(next, first.next(), "the first commit is under way");
+        let joined = committer(first);
+        leader.join();
+        // Its FLUSH is that before the commit record.
+        assert_eq!(joined.join(), Durable::Flushed);
+        assert_eq!(journal.durable_tid(), first);
+        // No caller waits for the next one.
+        journal.commit_as(next, TAG, false).unwrap();
+        let stats = journal.stats();
+        assert_eq!((stats.transactions, stats.requested), (2, 1));
+        drop(buffers);
+    };
+    sim::run(sim::Config::new(1), run);
+}
