@@ -24,7 +24,7 @@ use steadfs_block::MemDevice;
 use steadfs_conformance::{KINDS, Kind, judge, kind};
 use steadfs_lab::device::{Image, Log, Model as DeviceModel, SimDevice, Survivors};
 use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
-use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, RecordedState, test_support};
+use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, RecordedState, RenameFlags, test_support};
 
 use actor::Actor;
 use model::Model;
@@ -269,6 +269,54 @@ fn refused(kind: &'static Kind) {
         );
         fs.unmount().unwrap();
     });
+}
+
+/// Restores renames of a file and of a directory, with a power cut at any time: they keep one of their names.
+fn renames_leave_no_other_name(kind: &'static Kind) {
+    let bytes = kind.make(kind.usual_mib(), &[]).to_bytes();
+    let image = Image::from_bytes(&bytes);
+    let (model, image) = simulated(1, move || {
+        let device = device(&image);
+        let fs = kind.mount(Arc::new(device.clone()), "", CACHE).unwrap();
+        let (cx, root) = (Cx::default(), fs.root());
+        let mut model = Actor::new(Arc::clone(&fs), kind, 1).model;
+        fs.mknod(&cx, root, b"file", 0o100_644, 0).unwrap();
+        fs.mkdir(&cx, root, b"dir", 0o755).unwrap();
+        fs.sync_all(&cx).unwrap();
+        for (from, to) in [(&b"file"[..], &b"file2"[..]), (b"dir", b"dir2")] {
+            let ends = ((root, from), (root, to));
+            fs.rename(&cx, ends.0, ends.1, RenameFlags::default())
+                .unwrap();
+            let ino = test_support::lookup(&*fs, &cx, root, to).unwrap().ino;
+            model.name(root, from, None);
+            model.name(root, to, Some(ino));
+            model.touch(&*fs, ino);
+        }
+        model.touch(&*fs, root);
+        (
+            model,
+            device.log().image(device.log().len(), &Survivors::None),
+        )
+    });
+    let log = restored(kind, 1, image, &model, "renames".to_owned());
+    for cut in 0..=log.len() {
+        let bytes = log.image(cut, &Survivors::All);
+        simulated(1, move || {
+            let fs = kind.mount(Arc::new(device(&bytes)), "", CACHE).unwrap();
+            let names = test_support::names(&*fs, &Cx::default(), fs.root());
+            let has = |name: &[u8]| names.iter().any(|one| one == name);
+            assert!(has(b"file") || has(b"file2"), "{cut}: {names:?}");
+            assert!(has(b"dir") || has(b"dir2"), "{cut}: {names:?}");
+            fs.unmount().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_power_cut_in_a_restored_rename_leaves_no_other_name() {
+    for name in ["ext4_4k", "f2fs"] {
+        renames_leave_no_other_name(kind(name));
+    }
 }
 
 macro_rules! kinds {

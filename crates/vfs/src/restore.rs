@@ -8,7 +8,8 @@
 //! **Rule.** Every step leaves a consistent volume. First all names that lead elsewhere than recorded are removed; an
 //! inode that would lose its last name, but has one at the end, is moved *aside*, to a name in the root directory. After
 //! that every name is a final one or aside, so directories are moved to their places from the root downwards, and no
-//! order of moves can form a loop. Inodes that are gone are freed before their numbers are given to new ones. Contents
+//! order of moves can form a loop. A file, or a directory that stays in its parent, is moved to a final name at once if
+//! that is free: a power cut then leaves no name aside. Inodes that are gone are freed before their numbers are given to new ones. Contents
 //! and attributes follow the names.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,7 +91,9 @@ struct Restoration<'a, V: ?Sized> {
     /// Names on the volume that are to be removed, with the inodes that they lead to.
     wrong: BTreeMap<Name, InodeNo>,
     /// Names to be added, by directory.
-    missing: BTreeMap<InodeNo, Vec<(Vec<u8>, InodeNo)>>,
+    missing: BTreeMap<InodeNo, BTreeMap<Vec<u8>, InodeNo>>,
+    /// For inodes with missing names, one of them that is free in a directory that stays.
+    free: BTreeMap<InodeNo, Name>,
     /// Inodes aside, with their names in the root directory.
     aside: BTreeMap<InodeNo, Vec<u8>>,
 }
@@ -115,6 +118,7 @@ pub fn restore<V: RestoreVolume + ?Sized>(volume: &V, state: &RecordedState) -> 
         dying: BTreeSet::new(),
         wrong: BTreeMap::new(),
         missing: BTreeMap::new(),
+        free: BTreeMap::new(),
         aside: BTreeMap::new(),
     };
     volume.keep_numbers(&all.find_dying()?);
@@ -174,7 +178,9 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
     /// Finds names that lead elsewhere than recorded, and all names in directories that are removed.
     fn compare_names(&mut self) -> Result<()> {
         for ((dir, name), &want) in &self.state.names {
-            let there = match self.volume.find_inode(*dir)? {
+            let found = self.volume.find_inode(*dir)?;
+            let stays = found.is_some_and(|found| found.links > 0) && !self.dying.contains(dir);
+            let there = match found {
                 Some(_) if self.dying.contains(dir) => None,
                 Some(found) if found.kind != FileKind::Directory => {
                     return Err(contradiction("has names, but is no directory", *dir));
@@ -190,7 +196,10 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
             }
             if let Some(ino) = want {
                 let names = self.missing.entry(*dir).or_default();
-                names.push((name.clone(), ino));
+                names.insert(name.clone(), ino);
+                if stays && there.is_none() {
+                    self.free.insert(ino, (*dir, name.clone()));
+                }
             }
         }
         let mut removed: Vec<InodeNo> = self.dying.iter().copied().collect();
@@ -256,6 +265,15 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
         let is_dir = found.kind == FileKind::Directory;
         let end = self.end_state(ino, &found);
         if end == EndState::Named && (is_dir || found.links == 1) {
+            let free = self.free.remove(&ino);
+            // No move within a directory forms a loop.
+            if let Some((to_dir, to)) = free.filter(|(to_dir, _)| !is_dir || to_dir == dir) {
+                self.volume.move_entry((*dir, name), (to_dir, &to))?;
+                if let Some(names) = self.missing.get_mut(&to_dir) {
+                    names.remove(&to);
+                }
+                return Ok(());
+            }
             let aside = aside_name(ino);
             let root = self.volume.root();
             self.volume.move_entry((*dir, name), (root, &aside))?;
