@@ -220,3 +220,57 @@ fn a_log_in_a_shorter_last_section_has_space_up_to_the_last_segment() {
     assert!(has_space(whole + segment), "the last segment has space");
     assert!(!has_space(whole + segment + 1), "no segment follows it");
 }
+
+#[test]
+fn statistics_count_the_valid_blocks_of_each_section() {
+    for per_section in [1, 2] {
+        let volume = Volume::new(128 << 20, per_section);
+        let owner = Owner {
+            nid: Nid(4),
+            version: 0,
+            slot: 0,
+        };
+        let mut blocks = Vec::new();
+        while blocks.len() < 12_000 {
+            let run = volume
+                .segments
+                .allocate(LogType::WarmData, 512, Purpose::User);
+            blocks.extend(run.unwrap().blocks());
+        }
+        let mut valid = 0;
+        for (n, &addr) in blocks.iter().enumerate() {
+            volume.segments.set_valid(addr, owner);
+            valid += 1;
+            // Of the second half, each third block is freed.
+            if n > 6000 && n % 3 == 0 {
+                volume.segments.invalidate(addr, BlockKind::Data).unwrap();
+                valid -= 1;
+            }
+        }
+        let counts = volume.segments.counts();
+        let rows = volume.segments.curseg_rows();
+        let sum = |of: fn(&CursegRow) -> u32| rows.iter().map(of).sum::<u32>();
+        assert!(counts.dirty > 5 && counts.full > 5, "{counts:?}");
+        assert_eq!(sum(|row| row.dirty), counts.dirty);
+        assert_eq!(sum(|row| row.full), counts.full);
+        let data = &rows[LogType::WarmData.index()];
+        assert_eq!((data.full, data.valid), (counts.full, valid));
+
+        let size = 512 * per_section;
+        let first = volume.layout.block_in(SegNo(0), 0);
+        let valid_in = |section: u32| {
+            let blocks = (section * size..(section + 1) * size).map(|n| first.plus(n));
+            blocks.filter(|&at| volume.segments.is_valid(at)).count()
+        };
+        let sections = volume.layout.main_segments / per_section;
+        let valid: Vec<_> = (0..sections).map(valid_in).collect();
+        let partly = valid.iter().filter(|&&n| n > 0 && n < size as usize);
+        let average = partly.clone().sum::<usize>() / partly.count();
+        let share = |&n: &usize| (2.0 * n as f64 / f64::from(size) - 1.0).powi(2);
+        let bimodal = 100.0 * valid.iter().map(share).sum::<f64>() / f64::from(sections);
+        let (found, mean) = volume.segments.distribution();
+        assert_eq!(mean, average as u64);
+        assert!((found as f64 - bimodal).abs() < 1.0, "{found}, {bimodal}");
+        assert!((20..90).contains(&found), "neither all halves nor all full");
+    }
+}
