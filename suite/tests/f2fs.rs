@@ -65,7 +65,7 @@ const MATRIX: &[(&str, &str)] = &[
 fn we_read_what_the_kernel_wrote() {
     for (number, (args, mount)) in MATRIX.iter().enumerate() {
         let scratch = Scratch::new();
-        let image = mkfs(&scratch, &format!("{number}.img"), 1 << 30, args);
+        let image = mkfs(&scratch, &format!("{number}.img"), 400 << 20, args);
         let list = scratch.join("kernel");
         let script = format!(
             "mount -t f2fs -o noatime,{mount} /dev/ubda {TOP}\n{}\numount {TOP}\n\
@@ -135,7 +135,7 @@ echo unseen >> grows
 fn what_fsync_wrote_is_read_without_recovery() {
     for (number, (args, mount)) in MATRIX.iter().enumerate() {
         let scratch = Scratch::new();
-        let image = mkfs(&scratch, &format!("{number}.img"), 1 << 30, args);
+        let image = mkfs(&scratch, &format!("{number}.img"), 400 << 20, args);
         let script = format!(
             "mount -t f2fs -o noatime,{mount} /dev/ubda {TOP}\n{NO_CHECKPOINTS}\ncd {TOP}\n{FSYNCS}"
         );
