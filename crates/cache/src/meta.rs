@@ -471,12 +471,7 @@ impl MetaCache {
     /// after all blocks were tried.
     pub fn write_dirty(&self, tag: IoTag) -> Result<(), IoError> {
         let _one = self.writing.lock();
-        let batch = {
-            let mut dirty = self.dirty.lock();
-            // Under this lock: `forget` finds a block either dirty or in flight.
-            *self.in_flight.lock() = dirty.keys().copied().collect();
-            std::mem::take(&mut *dirty)
-        };
+        let batch = self.collect_dirty();
         let mut blocks = Vec::with_capacity(batch.len());
         for buf in batch.into_values() {
             let mut state = buf.state.write();
@@ -502,6 +497,46 @@ impl MetaCache {
             self.complete(run.iter().map(|(buf, _)| buf.block));
         }
         first_error.map_or(Ok(()), Err)
+    }
+
+    /// Takes all dirty blocks, which are in flight from then on. Waits for the blocks of [`MetaCache::write_alone`].
+    fn collect_dirty(&self) -> std::collections::BTreeMap<u64, Arc<MetaBuf>> {
+        loop {
+            let mut dirty = self.dirty.lock();
+            let mut in_flight = self.in_flight.lock();
+            if in_flight.is_empty() {
+                // Under both locks: `forget` finds a block either dirty or in flight.
+                in_flight.extend(dirty.keys().copied());
+                return std::mem::take(&mut *dirty);
+            }
+            drop(dirty);
+            self.write_done.wait(&mut in_flight);
+        }
+    }
+
+    /// Writes one block at once while no other write of it is in flight, durably if `durable`. `content` is called when
+    /// the block's turn has come. The caller holds no buffer's lock.
+    ///
+    /// # Errors
+    /// The write has failed.
+    pub fn write_alone(
+        &self,
+        block: DevBlock,
+        durable: bool,
+        tag: IoTag,
+        content: impl FnOnce() -> Buf,
+    ) -> Result<(), IoError> {
+        {
+            let mut in_flight = self.in_flight.lock();
+            while !in_flight.insert(block.0) {
+                self.write_done.wait(&mut in_flight);
+            }
+        }
+        let bio = Bio::write(self.block_size.offset_of(block), vec![content()]);
+        let bio = if durable { bio.preflush_and_fua() } else { bio };
+        let written = self.queue.submit(bio, tag).wait();
+        self.complete([block]);
+        written
     }
 
     /// Submits one write for each run of adjacent blocks.

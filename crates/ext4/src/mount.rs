@@ -277,7 +277,8 @@ impl Ext4 {
     fn write_super(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let (block, at) = self.geo.superblock_place();
         let buf = self.block(block, IoTag::default())?;
-        let data = {
+        let durable = self.options.read().barrier;
+        let content = || {
             let mut sb = self.sb.lock();
             change(&mut sb);
             let mut bytes = buf.lock();
@@ -285,14 +286,8 @@ impl Ext4 {
             self.super_origin.set(bytes[at..at + 1024].to_vec());
             bytes.snapshot()
         };
-        let offset = self.geo.block_size.offset_of(block);
-        let mut bio = steadfs_block::Bio::write(offset, vec![data]);
-        if self.options.read().barrier {
-            bio = bio.preflush_and_fua();
-        }
-        self.queue
-            .submit(bio, IoTag::default())
-            .wait()
+        self.meta
+            .write_alone(block, durable, IoTag::default(), content)
             .map_err(io_error)
     }
 

@@ -217,3 +217,39 @@ fn a_forgotten_block_is_not_written_again_because_its_write_failed() {
         assert_eq!([image[3 * 4096], image[5 * 4096]], [3, 0]);
     });
 }
+
+/// The superblock is written at once where a stopping volume marks it, while write-back may write it, too.
+#[test]
+fn a_block_that_is_written_alone_meets_no_other_write_of_it() {
+    let late = Fault::Delay(Duration::from_millis(10));
+    being_written(late, |device, cache| {
+        let slow = |bio: &Bio| match bio.op {
+            Op::Write => Fault::Delay(Duration::from_millis(5)),
+            _ => Fault::None,
+        };
+        device.set(slow);
+        let tasks: Vec<_> = (0..3)
+            .map(|n| {
+                let cache = Arc::clone(cache);
+                spawn("alone", move || {
+                    let block = DevBlock(5);
+                    let buf = cache.get(block, IoTag::default()).unwrap();
+                    let content = || {
+                        let mut content = buf.lock();
+                        content[1] += 1;
+                        content.snapshot()
+                    };
+                    cache.lock_dirty(&buf)[2] = n;
+                    cache
+                        .write_alone(block, n == 0, IoTag::default(), content)
+                        .unwrap();
+                    cache.write_dirty(IoTag::default()).unwrap();
+                })
+            })
+            .collect();
+        tasks.into_iter().for_each(steadfs_rt::JoinHandle::join);
+        assert_eq!(cache.stats().dirty, 0);
+        let image = device.memory.to_bytes();
+        assert_eq!(image[5 * 4096..][..2], [5, 3]);
+    });
+}

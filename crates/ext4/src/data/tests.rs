@@ -15,6 +15,7 @@ mod numbers;
 mod reservations;
 mod stopping;
 mod throttled;
+mod truncated;
 
 /// The first inode that `mke2fs -d` gives to a file when the directory has one.
 const FILE: Ino = Ino(12);

@@ -36,8 +36,12 @@ impl Ext4 {
         let bs = self.geo.block_size;
         let first_freed = FileBlock(bs.blocks_for(size));
         if inode.core.read().size < size {
-            // The remaining data must be on disk before the size covers it. If its write fails, nothing is freed.
-            self.write_out_locked(inode, 0..first_freed.0, cx.tag)?;
+            // The remaining data must be on disk before the size covers it. The write stores the new size: another
+            // task's commit meets no size between the two. If it fails, nothing is freed.
+            inode.set_size(size);
+            let written = self.write_out_locked(inode, 0..first_freed.0, cx.tag);
+            inode.set_size(old);
+            written?;
         }
         let released = inode.pages.discard(first_freed.0..u64::MAX) * self.reserve_per_block(inode);
         self.alloc.with_totals(|t| t.release_reserved(released));

@@ -52,17 +52,17 @@ impl F2fs {
     /// Truncates the file. Blocks beyond the new end are freed in steps.
     fn shrink(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         let first_gone = size.div_ceil(BLOCK);
-        if inode.core.read().size < size {
-            // Data before the new end must be on the device before the size covers it. If it cannot be written,
-            // nothing is truncated.
-            self.write_out_upto(inode, first_gone, cx.tag)?;
-        }
-        self.drop_pages(inode, first_gone..u64::MAX);
-        self.release_nodes(inode, first_gone);
-        inode.set_size(size);
+        inode.pages.boost(0..first_gone, &self.queue, cx.tag);
         {
-            // A write-back in flight may have collected blocks with the truncated content.
+            // Until everything is done, no write-back collects blocks with the truncated content.
             let _flush = inode.lock_flush();
+            if inode.core.read().size < size {
+                self.write_kept_content(inode, size, cx.tag)?;
+            }
+            let blocks = inode.pages.discard(first_gone..u64::MAX);
+            self.space.release(Need { blocks, nodes: 0 });
+            self.release_nodes(inode, first_gone);
+            inode.set_size(size);
             if !size.is_multiple_of(BLOCK) {
                 let block = steadfs_base::FileBlock(size / BLOCK);
                 inode.pages.zero_tail(block, (size % BLOCK) as usize);
@@ -75,6 +75,17 @@ impl F2fs {
             inode.set_size(inode.core.read().size);
         }
         cut
+    }
+
+    /// Writes the data before the new end: it must be on the device before the size covers it. The write stores the new
+    /// size: a checkpoint of another task meets no size between the two. If the data cannot be written, nothing is
+    /// truncated.
+    fn write_kept_content(&self, inode: &Inode, size: u64, tag: IoTag) -> Result<()> {
+        let old = inode.size();
+        inode.set_size(size);
+        let written = self.write_out_upto_locked(inode, size.div_ceil(BLOCK), tag);
+        inode.set_size(old);
+        written
     }
 
     /// Stores the size and frees the blocks beyond it. The stored size never ends before a block that is still

@@ -315,10 +315,16 @@ impl F2fs {
         }
         // After an abort or a shutdown nothing reaches the device.
         self.check_writable()?;
-        let engine = Engine(self);
-        let intent = engine.intent(WritebackReason::Sync, tag);
         inode.pages.boost(0..end, &self.queue, tag);
         let _flush = inode.lock_flush();
+        self.write_out_upto_locked(inode, end, tag)
+    }
+
+    /// [`F2fs::write_out_upto`] under the flush lock.
+    pub(super) fn write_out_upto_locked(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
+        self.check_writable()?;
+        let engine = Engine(self);
+        let intent = engine.intent(WritebackReason::Sync, tag);
         engine.write_out_locked(inode, 0..end, intent)
     }
 

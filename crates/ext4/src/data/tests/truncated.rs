@@ -1,0 +1,50 @@
+//! The stored size of a file that is truncated while its data is delayed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use steadfs_rt::{sim, spawn, yield_now};
+
+use crate::test_world::{ROOT, World};
+
+/// The sizes that a commit of another task could have met, in the schedule of `seed`.
+fn stored_sizes(kind: &'static str, seed: u64) -> BTreeSet<u64> {
+    let run = move || {
+        let world = World::make(&["-t", kind, "-b", "1024"], "8M");
+        let ino = world.file(ROOT, b"file").unwrap().ino;
+        let file = world.fs.by_number(ino, world.cx.tag).unwrap();
+        let (fs, cx) = (&world.fs, &world.cx);
+        let write = |at, len| fs.write_file(cx, &file, at, &vec![1; len], false);
+        assert_eq!(write(0, 55), Ok(55));
+        assert_eq!(write(1, 1024), Ok(1024));
+        let done = Arc::new(AtomicBool::new(false));
+        let watcher = {
+            let (file, done) = (Arc::clone(&file), Arc::clone(&done));
+            spawn("watcher", move || {
+                let mut seen = BTreeSet::new();
+                while !done.load(Ordering::Relaxed) {
+                    seen.insert(file.core.read().size);
+                    yield_now();
+                }
+                seen
+            })
+        };
+        fs.truncate(cx, &file, 57).unwrap();
+        done.store(true, Ordering::Relaxed);
+        let seen = watcher.join();
+        assert_eq!(file.core.read().size, 57);
+        drop(file);
+        world.close();
+        seen
+    };
+    sim::run(sim::Config::new(seed), run).value
+}
+
+#[test]
+fn a_truncate_stores_no_size_in_between() {
+    for kind in ["ext4", "ext2"] {
+        let seen: BTreeSet<u64> = (1..=12).flat_map(|seed| stored_sizes(kind, seed)).collect();
+        assert_eq!(seen, BTreeSet::from([0, 57]), "{kind}");
+    }
+}

@@ -1,0 +1,49 @@
+//! The stored size of a file that is truncated while its data is delayed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use steadfs_rt::{sim, spawn, yield_now};
+use steadfs_vfs::Cx;
+
+use super::{file, fsck, open, volume_with_file};
+
+/// The sizes that a checkpoint of another task could have met, in the schedule of `seed`.
+fn stored_sizes(seed: u64) -> BTreeSet<u64> {
+    let run = move || {
+        let device = volume_with_file("extra_attr", 64);
+        let fs = open(&device, "noinline_data");
+        let (cx, inode) = (Cx::default(), file(&fs));
+        let written = fs.write_file(&cx, &inode, 0, &[1; 5000], false);
+        assert_eq!(written, Ok(5000));
+        let done = Arc::new(AtomicBool::new(false));
+        let watcher = {
+            let (inode, done) = (Arc::clone(&inode), Arc::clone(&done));
+            spawn("watcher", move || {
+                let mut seen = BTreeSet::new();
+                while !done.load(Ordering::Relaxed) {
+                    seen.insert(inode.core.read().size);
+                    yield_now();
+                }
+                seen
+            })
+        };
+        fs.truncate(&cx, &inode, 57).unwrap();
+        done.store(true, Ordering::Relaxed);
+        let seen = watcher.join();
+        assert_eq!(inode.core.read().size, 57);
+        drop(inode);
+        fs.close().unwrap();
+        drop(fs);
+        fsck(&device);
+        seen
+    };
+    sim::run(sim::Config::new(seed), run).value
+}
+
+#[test]
+fn a_truncate_stores_no_size_in_between() {
+    let seen: BTreeSet<u64> = (1..=8).flat_map(stored_sizes).collect();
+    assert_eq!(seen, BTreeSet::from([0, 57]));
+}
