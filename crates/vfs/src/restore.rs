@@ -9,7 +9,8 @@
 //! inode that would lose its last name, but has one at the end, is moved *aside*, to a name in the root directory. After
 //! that every name is a final one or aside, so directories are moved to their places from the root downwards, and no
 //! order of moves can form a loop. A file, or a directory that stays in its parent, is moved to a final name at once if
-//! that is free: a power cut then leaves no name aside. Inodes that are gone are freed before their numbers are given to new ones. Contents
+//! that is free: a power cut then leaves no name aside. Inodes that are gone are freed before their numbers are given to
+//! new ones. Contents
 //! and attributes follow the names.
 
 use std::collections::{BTreeMap, BTreeSet};
