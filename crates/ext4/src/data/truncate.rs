@@ -43,15 +43,17 @@ impl Ext4 {
             inode.set_size(old);
             written?;
         }
+        inode.set_size(size);
+        self.cut_to(inode, old, size, first_freed)?;
+        // The file was dirty until now: a sync of another task has waited, and commits no size from before the cut.
         let released = inode.pages.discard(first_freed.0..u64::MAX) * self.reserve_per_block(inode);
         self.alloc.with_totals(|t| t.release_reserved(released));
-        inode.set_size(size);
         if bs.offset_in_block(size) > 0 {
             inode
                 .pages
                 .zero_tail(bs.file_block(size), bs.offset_in_block(size));
         }
-        self.cut_to(inode, old, size, first_freed)
+        Ok(())
     }
 
     /// Writes the new content of files that were truncated to 0 bytes (`auto_da_alloc`): programs that replace a file

@@ -53,27 +53,26 @@ impl F2fs {
     fn shrink(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         let first_gone = size.div_ceil(BLOCK);
         inode.pages.boost(0..first_gone, &self.queue, cx.tag);
-        {
-            // Until everything is done, no write-back collects blocks with the truncated content.
-            let _flush = inode.lock_flush();
-            if inode.core.read().size < size {
-                self.write_kept_content(inode, size, cx.tag)?;
-            }
-            let blocks = inode.pages.discard(first_gone..u64::MAX);
-            self.space.release(Need { blocks, nodes: 0 });
-            self.release_nodes(inode, first_gone);
-            inode.set_size(size);
-            if !size.is_multiple_of(BLOCK) {
-                let block = steadfs_base::FileBlock(size / BLOCK);
-                inode.pages.zero_tail(block, (size % BLOCK) as usize);
-            }
-            inode.record_truncation(size);
+        // Until everything is done, no write-back collects blocks with the truncated content.
+        let _flush = inode.lock_flush();
+        if inode.core.read().size < size {
+            self.write_kept_content(inode, size, cx.tag)?;
         }
+        inode.set_size(size);
         let cut = self.cut_to(inode, size, cx.tag);
         if cut.is_err() {
             // Blocks that could not be freed are still mapped, and the stored size covers them.
             inode.set_size(inode.core.read().size);
         }
+        // The file was dirty until now: a sync of another task has waited, and checkpoints no size from before the cut.
+        let blocks = inode.pages.discard(first_gone..u64::MAX);
+        self.space.release(Need { blocks, nodes: 0 });
+        self.release_nodes(inode, first_gone);
+        if !size.is_multiple_of(BLOCK) {
+            let block = steadfs_base::FileBlock(size / BLOCK);
+            inode.pages.zero_tail(block, (size % BLOCK) as usize);
+        }
+        inode.record_truncation(size);
         cut
     }
 
