@@ -18,14 +18,17 @@ mod truncate;
 mod write;
 mod writeout;
 
+use std::sync::Arc;
+
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_vfs::{FileKind, FsError, Result};
 
+use crate::disk::inode::Inline;
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Structure};
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::node::{Slot, SlotLookup};
+use crate::node::{Node, Slot, SlotLookup};
 
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -50,6 +53,12 @@ pub struct MappedRun {
     pub len: u64,
 }
 
+/// The node of an inode, looked up once for the addresses of many blocks.
+pub(crate) struct OwnSlots {
+    node: Arc<Node>,
+    data: Buf,
+}
+
 impl F2fs {
     /// The mapping of a file block, and of up to `limit` blocks from there.
     pub(crate) fn map(
@@ -60,7 +69,49 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<MappedRun> {
         let core = inode.core.read();
-        let slot = match self.find_slot(inode, &core, block, tag)? {
+        self.map_in(inode, &core, block, limit, tag)
+    }
+
+    /// [`F2fs::map`] of a single block, one of many: the inode's own node is looked up at the first call only. The
+    /// caller knows that since then no address of the file has changed that it asks for.
+    pub(crate) fn map_one(
+        &self,
+        inode: &Inode,
+        block: u64,
+        own: &mut Option<OwnSlots>,
+        tag: IoTag,
+    ) -> Result<MapTarget> {
+        let core = inode.core.read();
+        let path = core.fanout(&self.layout).path(block);
+        let Some(path) = path.filter(|path| path.depth == 0 && !core.inline.contains(Inline::DATA))
+        else {
+            return Ok(self.map_in(inode, &core, block, 1, tag)?.target);
+        };
+        if own.is_none() {
+            let node = self.inode_node(inode.nid(), tag)?;
+            let data = node.block()?;
+            *own = Some(OwnSlots { node, data });
+        }
+        let own = own.as_ref().expect("looked up above");
+        let slot = Slot {
+            node: Arc::clone(&own.node),
+            slot: path.slots[0],
+            left: 1,
+            in_inode: true,
+        };
+        let run = self.run(&core, block, &slot, &own.data);
+        Ok(run.map_err(|e| e.in_node(inode.nid()))?.target)
+    }
+
+    fn map_in(
+        &self,
+        inode: &Inode,
+        core: &disk::Inode,
+        block: u64,
+        limit: u64,
+        tag: IoTag,
+    ) -> Result<MappedRun> {
+        let slot = match self.find_slot(inode, core, block, tag)? {
             SlotLookup::Slot(slot) => slot,
             SlotLookup::Missing(len) => {
                 return Ok(MappedRun {
@@ -71,7 +122,7 @@ impl F2fs {
         };
         let data = slot.content()?;
         let left = u64::from(slot.left).min(limit.max(1)) as u16;
-        self.run(&core, block, &Slot { left, ..slot }, &data)
+        self.run(core, block, &Slot { left, ..slot }, &data)
             .map_err(|e| e.in_node(inode.nid()).into())
     }
 

@@ -3,6 +3,7 @@
 //! A readdir cookie is the position after an entry: 1 after `.`, 2 after `..`, then slots counted from the
 //! directory's first block. Entries never move within a directory, so cookies stay valid.
 
+mod buckets;
 mod change;
 pub(crate) mod slots;
 
@@ -15,9 +16,10 @@ use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
 
 use crate::data::{BLOCK, MapTarget};
 use crate::disk::dentry::{self, BLOCK_SLOTS, DentryLayout, Entry};
-use crate::disk::{DiskError, Nid, Structure, hash};
+use crate::disk::{BlockAddr, DiskError, Nid, Structure, hash};
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use buckets::Buckets;
 
 pub(crate) use change::{DentrySearch, NewName};
 pub(crate) use slots::FreeDentry;
@@ -132,64 +134,15 @@ impl F2fs {
         wanted: &LookupName<'_>,
         tag: IoTag,
     ) -> Result<Option<FoundDentry>> {
-        let mut missed = false;
-        for block in self.buckets(dir, wanted.hash) {
-            if let Some(bytes) = self.bucket_block(dir, block, wanted.hash, &mut missed, tag)?
+        let mut buckets = Buckets::new(self, dir, wanted.hash, tag);
+        while let Some((block, bytes)) = buckets.next_block()? {
+            if let Some(bytes) = bytes
                 && let Some(found) = wanted.find(&DentryLayout::BLOCK, &bytes)
             {
                 return Ok(Some(FoundDentry::new(Some(block), &found)));
             }
         }
         Ok(None)
-    }
-
-    /// The blocks that may hold a name with this hash, level by level.
-    fn buckets(&self, dir: &Inode, hash: u32) -> impl Iterator<Item = u64> + use<> {
-        let end = self.dir_blocks(dir);
-        let (depth, dir_level) = {
-            let core = dir.core.read();
-            (core.depth, core.dir_level)
-        };
-        (0..depth.min(hash::MAX_DEPTH))
-            .take_while(move |level| hash::level_start(*level, dir_level) < end)
-            .flat_map(move |level| hash::bucket(level, dir_level, hash))
-    }
-
-    /// A block of the buckets for `hash`. At the first one that is not in memory (`missed` is false before), the blocks
-    /// of all levels are read at once.
-    fn bucket_block(
-        &self,
-        dir: &Inode,
-        block: u64,
-        hash: u32,
-        missed: &mut bool,
-        tag: IoTag,
-    ) -> Result<Option<Buf>> {
-        self.dir_block_or(dir, block, tag, || {
-            if !std::mem::replace(missed, true) {
-                self.read_buckets(dir, hash, tag);
-            }
-        })
-    }
-
-    /// Reads the blocks that may hold a name with this hash. Errors are not reported here: the read of a block meets
-    /// them again.
-    fn read_buckets(&self, dir: &Inode, hash: u32, tag: IoTag) {
-        let addr = |block| match self.map(dir, block, 1, tag) {
-            Ok(mapped) => match mapped.target {
-                MapTarget::Block(addr) if self.layout.is_main(addr) => {
-                    Some(DevBlock(addr.0.into()))
-                }
-                _ => None,
-            },
-            Err(_) => None,
-        };
-        let clean = self
-            .buckets(dir, hash)
-            .filter(|block| dir.pages.get(FileBlock(*block)).is_none());
-        let mut blocks: Vec<DevBlock> = clean.filter_map(addr).collect();
-        blocks.sort_unstable();
-        self.meta.prefetch_blocks(&blocks, tag);
     }
 
     /// Searches all entries: for casefolded directories, whose hashes are not of the name's bytes.
@@ -220,31 +173,23 @@ impl F2fs {
 
     /// A block of a directory; `None` for a hole.
     pub(crate) fn dir_block(&self, dir: &Inode, block: u64, tag: IoTag) -> Result<Option<Buf>> {
-        self.dir_block_or(dir, block, tag, || {})
-    }
-
-    /// The same; `missed` is called before the block is read from the device.
-    fn dir_block_or(
-        &self,
-        dir: &Inode,
-        block: u64,
-        tag: IoTag,
-        missed: impl FnOnce(),
-    ) -> Result<Option<Buf>> {
         if block >= self.dir_blocks(dir) {
             return Ok(None);
         }
         if let Some(changed) = dir.pages.get(FileBlock(block)) {
             return Ok(Some(changed));
         }
-        match self.map(dir, block, 1, tag)?.target {
+        let mapped = self.map(dir, block, 1, tag)?.target;
+        let addr = Self::dir_block_addr(dir, mapped)?;
+        addr.map(|addr| Ok(self.main_block(addr, tag)?.data()))
+            .transpose()
+    }
+
+    /// The address of a directory's block; `None` for a hole.
+    fn dir_block_addr(dir: &Inode, mapped: MapTarget) -> Result<Option<BlockAddr>> {
+        match mapped {
             MapTarget::Hole | MapTarget::Reserved => Ok(None),
-            MapTarget::Block(addr) => {
-                if !self.meta.is_cached(DevBlock(addr.0.into())) {
-                    missed();
-                }
-                Ok(Some(self.main_block(addr, tag)?.data()))
-            }
+            MapTarget::Block(addr) => Ok(Some(addr)),
             MapTarget::Compressed => {
                 let rule = "a directory cannot be compressed";
                 let error = DiskError::entry(Structure::Dentries, 0, rule);

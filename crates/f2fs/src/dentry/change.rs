@@ -7,6 +7,7 @@ use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_vfs::{FileKind, FsError, Result};
 
+use super::buckets::Buckets;
 use super::slots::{AbsentName, FreeDentry};
 use super::{FoundDentry, LookupName};
 use crate::cp_lock::Change;
@@ -97,13 +98,21 @@ impl F2fs {
             (core.depth, core.dir_level)
         };
         let layout = &DentryLayout::BLOCK;
-        let (mut free, mut missed) = (None, false);
+        let mut free = None;
+        let mut buckets = Buckets::new(self, dir, wanted.hash, tag);
         for level in 0..hash::MAX_DEPTH {
             if level >= depth && free.is_some() {
                 break;
             }
             for block in hash::bucket(level, dir_level, wanted.hash) {
-                let bytes = self.bucket_block(dir, block, wanted.hash, &mut missed, tag)?;
+                let bytes = match buckets.next_block()? {
+                    Some((at, bytes)) => {
+                        debug_assert!(at == block, "buckets come level by level");
+                        bytes
+                    }
+                    // Levels beyond the directory's depth.
+                    None => self.dir_block(dir, block, tag)?,
+                };
                 if let Some(bytes) = &bytes
                     && let Some(entry) = wanted.find(layout, bytes)
                 {
