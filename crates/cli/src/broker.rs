@@ -6,12 +6,12 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use signal_hook::iterator::Signals;
-use steadfs::{Broker, Commands, Ended, Error, MountHandle, Options, broker_sockets};
+use steadfs::{Broker, Commands, Ended, Error, KernelMount, MountHandle, Options, broker_sockets};
 use steadfs_rt::Instant;
 
 use crate::daemon::NullDevice;
@@ -63,14 +63,35 @@ struct Mounting<'a> {
 }
 
 /// A process that serves.
-struct Server {
+pub struct Server {
     child: Child,
     printer: Option<steadfs_rt::JoinHandle<()>>,
 }
 
 impl Server {
+    /// Starts a command of `mount::command`; returns its process with the sockets of its requests and commands.
+    pub fn start(mut command: Command) -> Result<(Self, OwnedFd, OwnedFd), Failure> {
+        let (requests, theirs) = broker_sockets().map_err(system)?;
+        let (commands, taken) = broker_sockets().map_err(system)?;
+        steadfs_rt::close_descriptors_on_exec();
+        let child = command
+            // A preloaded library, such as fakeroot's, makes calls that are refused, and has no task there.
+            .env_remove("LD_PRELOAD")
+            .stdin(theirs)
+            .stdout(taken)
+            .stderr(Stdio::piped())
+            // A signal of the terminal is for this process.
+            .process_group(0)
+            .spawn();
+        let mut child = child.map_err(|error| {
+            Failure::new(code::SYSTEM, format!("cannot start the server: {error}"))
+        })?;
+        let printer = start_printer(&mut child)?;
+        Ok((Self { child, printer }, requests, commands))
+    }
+
     /// Waits until it has ended and its messages are printed.
-    fn wait(mut self) -> Result<ExitStatus, Failure> {
+    pub fn wait(mut self) -> Result<ExitStatus, Failure> {
         let status = self.child.wait().map_err(system)?;
         if let Some(printer) = self.printer {
             printer.join();
@@ -86,13 +107,9 @@ impl Mounting<'_> {
         let commands = Arc::new(Commands::new(commands));
         let (path, options) = (self.path.to_owned(), self.options.clone());
         let reopen = move |claim| steadfs::reopen_for_writing(&path, &options, claim);
-        let broker = Broker::new(
-            requests,
-            Arc::clone(&commands),
-            self.mountpoint,
-            Box::new(reopen),
-        );
-        let mut broker = broker.map_err(|error| mount_failure(&error.into()))?;
+        let mounter = KernelMount::new(self.mountpoint);
+        let mounter = Arc::new(mounter.map_err(|error| mount_failure(&error.into()))?);
+        let mut broker = Broker::new(requests, Arc::clone(&commands), mounter, Box::new(reopen));
         let mut succession = Succession::default();
         loop {
             let ended = self.run(&mut broker, &commands);
@@ -115,8 +132,8 @@ impl Mounting<'_> {
 
     fn run(&mut self, broker: &mut Broker, commands: &Arc<Commands>) -> Ended {
         let (path, options) = (self.path, self.options.clone());
-        let usable = |handle: MountHandle| {
-            let Some((signals, nowhere)) = self.waiting.take() else {
+        let usable = |handle: Option<MountHandle>| {
+            let Some((handle, (signals, nowhere))) = handle.zip(self.waiting.take()) else {
                 return;
             };
             let commands = Arc::clone(commands);
@@ -133,31 +150,14 @@ impl Mounting<'_> {
 
     /// Starts a server; returns it with the sockets of its requests and commands.
     fn start(&self, program: &Path, role: &str) -> Result<(Server, OwnedFd, OwnedFd), Failure> {
-        let (requests, theirs) = broker_sockets().map_err(system)?;
-        let (commands, taken) = broker_sockets().map_err(system)?;
-        steadfs_rt::close_descriptors_on_exec();
-        let mut command = mount::command(
+        Server::start(mount::command(
             program,
             self.args,
             &self.options,
             role,
             self.path,
             self.mountpoint,
-        );
-        let child = command
-            // A preloaded library, such as fakeroot's, makes calls that are refused, and has no task there.
-            .env_remove("LD_PRELOAD")
-            .stdin(theirs)
-            .stdout(taken)
-            .stderr(Stdio::piped())
-            // A signal of the terminal is for this process.
-            .process_group(0)
-            .spawn();
-        let mut child = child.map_err(|error| {
-            Failure::new(code::SYSTEM, format!("cannot start the server: {error}"))
-        })?;
-        let printer = start_printer(&mut child)?;
-        Ok((Server { child, printer }, requests, commands))
+        ))
     }
 }
 
@@ -245,7 +245,7 @@ pub fn leave_terminal(nowhere: Option<NullDevice>) {
 }
 
 /// The result of a server that has printed its error.
-fn result(status: ExitStatus) -> Result<(), Failure> {
+pub fn result(status: ExitStatus) -> Result<(), Failure> {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     match (code, status.signal()) {
         (Some(0), _) => Ok(()),

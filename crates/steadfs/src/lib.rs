@@ -33,8 +33,9 @@ pub use steadfs_f2fs::format::{
     FormatReport as F2fsFormatReport,
 };
 pub use steadfs_fuse::{
-    Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, Inheritance, Legacy,
-    MountEntry, MountError, MountHandle, Mounted, PendingCloseResult, Record, Served, Service,
-    ServiceError, SyncError, Synced, Unmount, broker_sockets, serve_commands, uring_hint,
+    Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, Inheritance,
+    KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, PendingCloseResult, Record,
+    Served, Service, ServiceError, SyncError, Synced, Unmount, broker_sockets, serve_commands,
+    uring_hint,
 };
 pub use volume::{Error, OpenReport, Volume, VolumeDevice, reopen_for_writing};

@@ -1,7 +1,6 @@
 //! The broker's end of the socket.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 
 use super::codec::{Reply, Request};
@@ -10,10 +9,9 @@ use super::succession::Succession;
 use super::{receive, send};
 use crate::error::MountError;
 use crate::host::{Answer, new_close_result};
-use crate::mount::{KernelMount, MountHandle, MountOptions, Mounter};
+use crate::mount::{MountHandle, MountOptions, Mounter};
 use crate::owner::cgroup::Hierarchy;
 use crate::record::new_file as new_record_file;
-use crate::sys;
 
 /// What a mount depends on that only the server knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +22,9 @@ pub struct VolumeFacts {
     pub block_size: Option<u32>,
 }
 
-/// Opens the volume's device for writing for a server that has it open for reading, with or without a claim by O_EXCL.
-/// Returns at most two descriptors, or why it cannot be done.
+/// Opens the volume's device for writing for a server that has it open for reading, with or without a claim by O_EXCL. A
+/// server that has not opened it itself gets what its mounter has opened. Returns at most two descriptors, or why it cannot
+/// be done.
 pub type Reopen = Box<dyn Fn(bool) -> Result<Vec<OwnedFd>, String> + Send>;
 
 /// Most descriptors of the connection that are kept for a server: more than it has threads. Its threads share the first
@@ -38,7 +37,7 @@ const REASON_CHARS_MAX: usize = 2000;
 pub struct Broker {
     socket: OwnedFd,
     commands: Arc<Commands>,
-    kernel: KernelMount,
+    mounter: Arc<dyn Mounter + Send + Sync>,
     hierarchy: Option<Hierarchy>,
     reopen: Reopen,
     /// How it is mounted, and the connection, which a server that has handed over leaves to its successor.
@@ -68,22 +67,23 @@ pub enum Ended {
 }
 
 impl Broker {
-    /// Serves the process at the other end of `socket`, which may have a mount on the directory `mountpoint`, and which
-    /// carries out `commands`.
-    ///
-    /// # Errors
-    /// [`MountError::Mountpoint`].
+    /// Serves the process at the other end of `socket`, which may have the mount that `mounter` makes, and which carries out
+    /// `commands`.
     pub fn new(
         socket: OwnedFd,
         commands: Arc<Commands>,
-        mountpoint: &Path,
+        mounter: Arc<dyn Mounter + Send + Sync>,
         reopen: Reopen,
-    ) -> Result<Self, MountError> {
-        Ok(Self {
+    ) -> Self {
+        let hierarchy = match mounter.sees_callers() {
+            true => Hierarchy::find(),
+            false => None,
+        };
+        Self {
             socket,
             commands,
-            kernel: KernelMount::new(mountpoint)?,
-            hierarchy: Hierarchy::find(),
+            mounter,
+            hierarchy,
             reopen,
             mounted: None,
             close_result: None,
@@ -92,7 +92,7 @@ impl Broker {
             left_devices: Vec::new(),
             succession: Succession::new(),
             is_served: false,
-        })
+        }
     }
 
     /// From now on serves the process at the other end of these sockets, a successor.
@@ -103,12 +103,12 @@ impl Broker {
         self.left_devices.append(&mut self.devices);
     }
 
-    /// Serves until the server has ended. `options` says how to mount; `usable` is called once the mount is, and must not
-    /// wait for the server.
+    /// Serves until the server has ended. `options` says how to mount; `usable` is called once the mount is, with its handle if
+    /// this process can unmount it, and must not wait for the server.
     pub fn run(
         &mut self,
         options: impl Fn(VolumeFacts) -> MountOptions,
-        mut usable: impl FnMut(MountHandle),
+        mut usable: impl FnMut(Option<MountHandle>),
     ) -> Ended {
         let mut failure = None;
         loop {
@@ -134,9 +134,9 @@ impl Broker {
                     self.is_served = true;
                     self.left_devices.clear();
                     self.succession.succeeded();
-                    if let (Some((how, _)), Some(handle)) = (&self.mounted, self.kernel.handle()) {
-                        self.kernel.is_usable(how);
-                        usable(handle);
+                    if let Some((how, _)) = &self.mounted {
+                        self.mounter.is_usable(how);
+                        usable(self.mounter.handle());
                     }
                     Reply::Done
                 }
@@ -153,10 +153,11 @@ impl Broker {
 
     fn answer(&mut self, request: Request, sent: &mut Vec<OwnedFd>) -> Reply {
         match request {
+            Request::Question(_) if !self.mounter.sees_callers() => Reply::Answer(Answer::Unknown),
             Request::Question(question) => Reply::Answer(question.answer(self.hierarchy.as_ref())),
             Request::Device => {
                 if self.devices.len() < DEVICES_MAX
-                    && let Ok(device) = sys::open_device()
+                    && let Ok(device) = self.mounter.open_device()
                 {
                     self.devices.extend(device.try_clone());
                     sent.push(device);
@@ -165,7 +166,7 @@ impl Broker {
             }
             Request::CloseResult => keep(&mut self.close_result, sent),
             Request::Detach => {
-                self.kernel.detach();
+                self.mounter.detach();
                 self.mounted = None;
                 self.devices.clear();
                 Reply::Done
@@ -197,14 +198,14 @@ impl Broker {
 
     /// Mounts; returns the connection for the server.
     fn mount(&mut self, how: MountOptions) -> Result<OwnedFd, MountError> {
-        let made = self.kernel.mount(&how)?;
+        let made = self.mounter.mount(&how)?;
         match made.try_clone() {
             Ok(kept) => {
                 self.mounted = Some((how, kept));
                 Ok(made)
             }
             Err(error) => {
-                self.kernel.detach();
+                self.mounter.detach();
                 Err(MountError::Device(error.to_string()))
             }
         }

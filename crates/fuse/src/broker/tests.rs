@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::codec::{Reply, Request};
 use super::*;
 use crate::host::{Answer, Question};
+use crate::mount::KernelMount;
 use crate::owner::cgroup::Weight;
 use steadfs_rt::cpu::ThreadRequest;
 use steadfs_vfs::FsError;
@@ -133,7 +134,8 @@ fn a_broker_answers_questions_and_refuses_the_rest() {
         false => Err("é".repeat(MESSAGE_BYTES_MAX)),
     });
     let commands = Arc::new(Commands::new(broker_sockets().unwrap().0));
-    let mut broker = Broker::new(theirs, commands, folder.path(), reopen).unwrap();
+    let mounter = Arc::new(KernelMount::new(folder.path()).unwrap());
+    let mut broker = Broker::new(theirs, commands, mounter, reopen);
     let task = steadfs_rt::try_spawn("broker", move || {
         let fails = |_| unreachable!("nothing is mounted");
         broker.run(fails, |_| unreachable!("nothing is mounted"))
@@ -185,7 +187,8 @@ fn a_broker_commands_one_hand_over_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let reopen: Reopen = Box::new(|_| Ok(Vec::new()));
     let commands = Arc::new(Commands::new(sends));
-    let mut broker = Broker::new(theirs, commands, folder.path(), reopen).unwrap();
+    let mounter = Arc::new(KernelMount::new(folder.path()).unwrap());
+    let mut broker = Broker::new(theirs, commands, mounter, reopen);
     let run = |mut broker: Broker| {
         let task = steadfs_rt::try_spawn("broker", move || {
             let fails = |_| unreachable!("nothing is mounted");

@@ -32,11 +32,6 @@ impl KernelMount {
             handle: Mutex::new(Rank::Leaf, None),
         })
     }
-
-    /// The mount, if there is one.
-    pub fn handle(&self) -> Option<MountHandle> {
-        self.handle.lock().clone()
-    }
 }
 
 impl Mounter for KernelMount {
@@ -73,6 +68,10 @@ impl Mounter for KernelMount {
         if let Some(handle) = self.handle() {
             set_read_ahead(&handle.entry.device, options.read_ahead_kib);
         }
+    }
+
+    fn handle(&self) -> Option<MountHandle> {
+        self.handle.lock().clone()
     }
 }
 

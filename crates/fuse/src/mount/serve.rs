@@ -1,12 +1,13 @@
 //! Serves a volume on a mount, whichever process makes the mount.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use steadfs_vfs::{FileSystem, FsError};
 
-use super::{MountOptions, Transport};
+use super::{MountHandle, MountOptions, Transport};
 use crate::admission::max_in_service;
 use crate::call::SessionConfig;
 use crate::error::MountError;
@@ -17,6 +18,7 @@ use crate::reply::Timeouts;
 use crate::session::{Negotiated, Session};
 use crate::standby::Standby;
 use crate::stats::Stats;
+use crate::sys;
 use crate::transport::MountThreads;
 use crate::transport::dev::DevPool;
 use crate::transport::uring::{self, UringPool, queue_count, refusal};
@@ -47,6 +49,24 @@ pub trait Mounter {
 
     /// The mount is usable.
     fn is_usable(&self, options: &MountOptions);
+
+    /// Opens the FUSE device once more, for a reader.
+    ///
+    /// # Errors
+    /// Readers share the descriptors that they have.
+    fn open_device(&self) -> io::Result<OwnedFd> {
+        sys::open_device()
+    }
+
+    /// Whether the processes that use the mount are visible from here.
+    fn sees_callers(&self) -> bool {
+        true
+    }
+
+    /// The mount, if it was made and this process can unmount it.
+    fn handle(&self) -> Option<MountHandle> {
+        None
+    }
 }
 
 /// A served volume.
