@@ -6,7 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::fs::OFlags;
+use rustix::net::SendFlags;
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
+};
 use steadfs_suite::command::{judge, run, succeed, until};
 use steadfs_suite::scratch::{mounts_below, unmount_when_idle};
 use steadfs_suite::stead::program;
@@ -72,11 +76,14 @@ impl Activation {
 
     /// The servers that run.
     fn servers(&self) -> Vec<u32> {
-        let main = self.process.id();
-        let children = fs::read_to_string(format!("/proc/{main}/task/{main}/children"));
-        let children = children.unwrap();
-        let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
-        pids.collect()
+        children(self.process.id())
+    }
+
+    /// The process of a server that reads the volume, a child of the one that was started.
+    fn reader(&self) -> u32 {
+        let readers = children(self.servers()[0]);
+        assert_eq!(readers.len(), 1, "{readers:?}");
+        readers[0]
     }
 
     /// Unmounts, and waits until the server has ended without an error.
@@ -100,6 +107,13 @@ impl Drop for Activation {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+    let children = children.unwrap();
+    let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
+    pids.collect()
 }
 
 fn volumes(scratch: &Scratch) -> [Image; 2] {
@@ -142,18 +156,79 @@ fn kind_of_mount(dir: &Path) -> String {
     line.unwrap().split(' ').nth(2).unwrap().to_owned()
 }
 
-/// A server has no rights of its own.
-fn has_no_rights(server: u32) {
-    let status = fs::read_to_string(format!("/proc/{server}/status")).unwrap();
-    for line in [
-        "CapPrm:\t0000000000000000",
-        "CapEff:\t0000000000000000",
-        "NoNewPrivs:\t1",
-        "Seccomp:\t2",
-    ] {
-        assert!(status.contains(line), "{line}: {status}");
+/// A server has no rights of its own, and the process that reads the volume is contained.
+fn has_no_rights(activation: &Activation) {
+    let reader = activation.reader();
+    for process in [activation.servers()[0], reader] {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        for line in [
+            "CapPrm:\t0000000000000000",
+            "CapEff:\t0000000000000000",
+            "NoNewPrivs:\t1",
+        ] {
+            assert!(status.contains(line), "{line}: {status}");
+        }
+        assert!(!status.contains("Uid:\t0"), "{status}");
+        assert_eq!(
+            status.contains("Seccomp:\t2"),
+            process == reader,
+            "{status}"
+        );
     }
-    assert!(!status.contains("Uid:\t0"), "{status}");
+}
+
+/// The processes that are started for connections.
+fn started(activation: &Activation) -> Vec<u32> {
+    let servers = activation.servers();
+    let readers: Vec<u32> = servers.iter().flat_map(|pid| children(*pid)).collect();
+    [servers, readers].concat()
+}
+
+/// Sends `message` through each socket of a process, as an attacker in it could. Returns how many sockets took it.
+fn send_as(process: u32, message: &[u8]) -> usize {
+    let pid = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
+    let pid = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    let mut taken = 0;
+    for entry in fs::read_dir(format!("/proc/{process}/fd")).unwrap() {
+        let entry = entry.unwrap();
+        let link = fs::read_link(entry.path()).unwrap();
+        if !link.to_str().unwrap().starts_with("socket:") {
+            continue;
+        }
+        let number = entry.file_name().to_str().unwrap().parse().unwrap();
+        let socket = pidfd_getfd(&pid, number, PidfdGetfdFlags::empty()).unwrap();
+        taken += usize::from(rustix::net::send(&socket, message, SendFlags::NOSIGNAL).is_ok());
+    }
+    taken
+}
+
+/// The mounter opens any path with any flags for the process at the other end of its socket.
+#[test]
+fn the_process_that_reads_a_volume_cannot_reach_the_mounter() {
+    let scratch = Scratch::new();
+    let activation = Activation::new(&scratch);
+    let [image, _] = volumes(&scratch);
+    let (dir, victim) = (scratch.folder("mnt"), scratch.join("victim"));
+    fs::write(&victim, "content").unwrap();
+    let socket = mounter::connect(&activation.socket);
+    let words = [image.path(), &dir].map(|path| path.to_str().unwrap());
+    let _device = mounter::greet(&socket, ROOT, &words);
+    // What follows the volume's opening is the mount: then the volume has been read.
+    assert_eq!(&mounter::open_files(&socket)[..4], b"TYPE");
+    let contained = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"));
+        status.unwrap().contains("Seccomp:\t2")
+    };
+    let mut readers = started(&activation);
+    readers.retain(contained);
+    assert_eq!(readers.len(), 1, "{readers:?}");
+    let truncate = mounter::opening(&victim, OFlags::WRONLY | OFlags::TRUNC);
+    assert_ne!(send_as(readers[0], &truncate), 0, "no sockets");
+    // What was sent to the mounter is here.
+    assert_eq!(mounter::receive_now(&socket), None);
+    drop(socket);
+    until("the server has ended", || activation.servers().is_empty());
+    assert!(mounts_below(scratch.path()).is_empty());
 }
 
 #[test]
@@ -163,7 +238,7 @@ fn images_and_block_devices_are_served() {
     for image in volumes(&scratch) {
         let dir = activation.mounted(&scratch, image.path(), "noexec");
         assert_eq!(kind_of_mount(&dir), "fuse.steadfs");
-        has_no_rights(activation.servers()[0]);
+        has_no_rights(&activation);
         works(&dir);
         activation.unmount(&dir);
         check(&image);
@@ -348,6 +423,20 @@ fn a_device_that_takes_no_writes_is_mounted_read_only() {
         activation.log()
     );
     activation.unmount(&dir);
+    drop(device);
+    // Known only when the volume is read.
+    succeed(
+        "tune2fs",
+        ["-O", "read-only", image.path().to_str().unwrap()],
+    );
+    let words = [image.path().to_str().unwrap(), dir.to_str().unwrap()];
+    let with_w = [&words[..], &["-w"]].concat();
+    assert_eq!(activation.mount(ROOT, &with_w).code, Some(32));
+    assert_eq!(activation.mount(ROOT, &words).code, Some(0));
+    let why = "mounted read-only: made to be read only";
+    assert!(activation.log().contains(why), "{}", activation.log());
+    assert!(fs::write(dir.join("new"), "x").is_err());
+    activation.unmount(&dir);
 }
 
 /// The kernel opens a block device as such for root only: the server's own claim stays.
@@ -393,13 +482,16 @@ fn a_stop_makes_everything_durable() {
     fs::write(dir.join("file"), "durable").unwrap();
     let server = i32::try_from(activation.servers()[0]).unwrap();
     let server = Pid::from_raw(server).unwrap();
+    let reader = activation.reader();
     kill_process(server, Signal::TERM).unwrap();
     until("the server has written", || {
         activation.log().contains("everything is written")
     });
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"durable");
     kill_process(server, Signal::KILL).unwrap();
-    until("the server has ended", || activation.servers().is_empty());
+    until("the server has ended", || {
+        activation.servers().is_empty() && !Path::new(&format!("/proc/{reader}")).exists()
+    });
     succeed("umount", [dir.as_os_str()]);
     let dir = activation.mounted(&scratch, image.path(), "rw");
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"durable");

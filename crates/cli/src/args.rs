@@ -21,10 +21,8 @@ pub fn number<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str> {
 
 /// Parses a percentage.
 pub fn percent(text: &str) -> Result<f64, &'static str> {
-    let number: Option<f64> = text.parse().ok();
-    number
-        .filter(|number| number.is_finite())
-        .ok_or("needs a percentage, such as 5 or 0.5")
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite());
+    number.ok_or("needs a percentage, such as 5 or 0.5")
 }
 
 /// Parses a number of bytes, as mount options do.
@@ -255,6 +253,9 @@ pub struct Mount {
     /// The same for a server that continues a mount.
     #[arg(long, hide = true)]
     pub successor: bool,
+    /// The same for the server of a service, whose mounter root uses, or another user.
+    #[arg(long, hide = true, value_parser = ["root", "other"])]
+    pub service_of: Option<String>,
 }
 
 /// `-o`, `-r` and `-w` of mount(8). The last one wins, so their order is kept, which clap's derived fields lose.

@@ -16,7 +16,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 const LINE_BYTES_MAX: u64 = 16 << 10;
 
 static TO_SYSTEM: AtomicBool = AtomicBool::new(false);
-/// Lines on standard error begin with their level as in sd-daemon(3), `<3>` for an error: a broker shows them.
+/// Lines on standard error begin with their level as in sd-daemon(3), `<3>` for an error: a broker or a service manager reads
+/// them.
 static TO_BROKER: AtomicBool = AtomicBool::new(false);
 /// The served volume and its mount point: syslog receives the messages of all servers.
 static SERVED: OnceLock<String> = OnceLock::new();
@@ -49,7 +50,7 @@ pub fn to_system() {
     TO_SYSTEM.store(true, Ordering::Relaxed);
 }
 
-/// Sends messages to a broker, which passes them to [`show`], from now on.
+/// Sends messages to a broker, which passes them to [`show`], or to a service manager from now on.
 pub fn to_broker() {
     TO_BROKER.store(true, Ordering::Relaxed);
 }
@@ -82,6 +83,9 @@ fn show_line(line: &str) {
     if is_to_system() {
         let text = text.strip_prefix("steadfs: ").unwrap_or(&text);
         send(level, text);
+    } else if TO_BROKER.load(Ordering::Relaxed) {
+        // Always with a level: the line may begin with one that the service manager shows on all terminals.
+        eprintln!("<{}>{text}", severity(level));
     } else {
         eprintln!("{text}");
     }

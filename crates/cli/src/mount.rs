@@ -18,6 +18,10 @@ pub fn run(args: &args::Mount) -> Result<(), Failure> {
         // The paths are absolute, and the mount has no server yet that a look at it could be answered by.
         return server::run_successor(args, &options, &volume, &mountpoint);
     }
+    if let Some(user) = &args.service_of {
+        // The paths are those of the mounter.
+        return server::run_of_service(args, user == "root", &options, &volume, &mountpoint);
+    }
     let volume = absolute(&source::device(&volume)?)?;
     let mountpoint = absolute(&mountpoint)?;
     if args.contained {

@@ -75,40 +75,29 @@ const READ_WHILE_SERVING: &[&str] = &[
     "/sys/module/fuse/parameters/enable_uring",
 ];
 
-/// The process that started a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartedBy {
-    /// A broker: neither survives the other.
-    Broker,
-    /// A service manager, which has no part in the mount.
-    ServiceManager,
-}
-
-/// Contains the server of a mount, and reports the parts of the containment that are not in effect.
+/// Contains the server of a mount, which is killed when its broker ends, and reports the parts of the containment that are not
+/// in effect.
 ///
 /// # Errors
 /// Nothing was given up.
-pub fn enter_as_server(parent: StartedBy) -> Result<(), Failure> {
+pub fn enter_as_server() -> Result<(), Failure> {
     // Kept open, because the right to read a directory of /proc ends when the kernel forgets the directory.
     let threads = std::fs::File::open("/proc/self/task");
     std::mem::forget(threads);
     // Whose mount it is; asked of /proc.
     let _ = steadfs_rt::kernel_ids();
-    let mut serving = Containment::new(Profile::Serving).as_own_user();
-    if parent == StartedBy::Broker {
-        serving = serving.ends_with_parent();
-    }
+    let serving = Containment::new(Profile::Serving)
+        .as_own_user()
+        .ends_with_parent();
     let serving = READ_WHILE_SERVING
         .iter()
         .fold(serving, |serving, path| serving.readable(*path));
     let contained = serving.enter().map_err(|error| {
-        let way_out = match parent {
-            StartedBy::Broker => " (-o sandbox=off does without)",
-            StartedBy::ServiceManager => "",
-        };
         Failure::new(
             code::SYSTEM,
-            format!("cannot enter the sandbox: {error}{way_out}"),
+            format!(
+                "cannot enter the sandbox: {error} (steadfs mount -o sandbox=off does without)"
+            ),
         )
     })?;
     report_missing(&contained.missing);

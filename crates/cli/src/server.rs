@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use steadfs::tools::{owner_cx, printable_text};
 use steadfs::{
-    BrokerClient, Error, Inheritance, Kind, Legacy, MountError, OpenError, Options, Record, Served,
-    Unmount, Volume, VolumeDevice, serve_commands,
+    BrokerClient, Error, Inheritance, Kind, Legacy, MountError, Mounter, OpenError, Options,
+    Record, Served, ServiceClient, Unmount, Volume, VolumeDevice, serve_commands,
 };
 use steadfs_vfs::{FsError, ShutdownMode};
 
 use crate::failure::{Failure, code, mount_failure};
-use crate::sandbox::StartedBy;
 use crate::{args, broker, kind, log, mount, sandbox, signals};
 
 /// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
@@ -70,13 +69,50 @@ pub fn run_contained(
     path: &Path,
     mountpoint: &Path,
 ) -> Result<(), Failure> {
-    let (broker, commands) = connect(args, path, mountpoint)?;
+    let (requests, commands) = sockets(args, path, mountpoint)?;
+    let broker = BrokerClient::connect(requests);
     let options = mounted_on(options, mountpoint);
-    let volume = open_contained(args, path, &options, &broker)?;
-    report(args, &volume);
-    let served = steadfs::serve(&volume, &*broker, &options)
-        .map_err(|error| close_unmounted(&volume, &error))?;
-    serve_until_end(&volume, served, commands)
+    steadfs::prepare_rings(&options);
+    let device = VolumeDevice::open(path, &options);
+    let volume = open_contained(args, path, &options, device, &broker)?;
+    serve(args, &volume, &*broker, &options, commands)
+}
+
+/// The same as a process that a service contains: the broker has the device from its mounter, which root uses if `is_roots`,
+/// and cannot open another.
+pub fn run_of_service(
+    args: &args::Mount,
+    is_roots: bool,
+    options: &Options,
+    path: &Path,
+    mountpoint: &Path,
+) -> Result<(), Failure> {
+    let (requests, commands) = sockets(args, path, mountpoint)?;
+    let client = ServiceClient::connect(requests, is_roots);
+    let broker = client.broker();
+    let options = match mountpoint.is_absolute() {
+        true => mounted_on(options, mountpoint),
+        // The superblock records no path that depends on the mounter's working directory.
+        false => options.clone(),
+    };
+    steadfs::prepare_rings(&options);
+    let device = VolumeDevice::opened_by(path, &options, broker);
+    let volume = open_contained(args, path, &options, device, broker)?;
+    serve(args, &volume, &*client, &options, commands)
+}
+
+/// Mounts by `mounter`, and serves.
+fn serve(
+    args: &args::Mount,
+    volume: &Volume,
+    mounter: &dyn Mounter,
+    options: &Options,
+    commands: OwnedFd,
+) -> Result<(), Failure> {
+    report(args, volume);
+    let served = steadfs::serve(volume, mounter, options)
+        .map_err(|error| close_unmounted(volume, &error))?;
+    serve_until_end(volume, served, commands)
 }
 
 /// The same on the mount of a server that has handed over or ended. A failure leaves what it found to another attempt: unlinked
@@ -87,12 +123,13 @@ pub fn run_successor(
     path: &Path,
     mountpoint: &Path,
 ) -> Result<(), Failure> {
-    let (broker, commands) = connect(args, path, mountpoint)?;
+    let (requests, commands) = sockets(args, path, mountpoint)?;
+    let broker = BrokerClient::connect(requests);
     let failed = |error: Error| mount_failure(&error);
     let left = broker.take_over().map_err(|error| failed(error.into()))?;
     steadfs::prepare_rings(options);
     let opened = open_device_again(path, options, left.claimed).map_err(failed)?;
-    sandbox::enter_as_server(StartedBy::Broker)?;
+    sandbox::enter_as_server()?;
     // Text of a process that may have been taken over: nothing that follows has more rights than that process.
     let legacy = Legacy::read(&File::from(left.legacy)).map_err(system)?;
     let record_file = left.record.filter(|_| legacy.recorded);
@@ -173,12 +210,12 @@ fn system(error: std::io::Error) -> Failure {
     Failure::new(code::SYSTEM, error)
 }
 
-/// The start of a process that a broker contains: returns the connection to the broker, and the socket of its commands.
-fn connect(
+/// The start of a process that a broker contains: returns the sockets of its requests and of the broker's commands.
+fn sockets(
     args: &args::Mount,
     path: &Path,
     mountpoint: &Path,
-) -> Result<(Arc<BrokerClient>, OwnedFd), Failure> {
+) -> Result<(OwnedFd, OwnedFd), Failure> {
     log::start(args.verbose);
     log::to_broker();
     log::serves(path, mountpoint);
@@ -190,7 +227,7 @@ fn connect(
     let commands = socket(std::io::stdout().as_fd())?;
     steadfs_rt::check_thread_limit(THREADS)
         .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
-    Ok((BrokerClient::connect(requests), commands))
+    Ok((requests, commands))
 }
 
 /// Serves until the mount has ended or a successor continues it.
@@ -229,18 +266,18 @@ fn serve_until_end(volume: &Volume, served: Served, commands: OwnedFd) -> Result
     ended.map_err(|error| close_failure(volume.path(), &error))
 }
 
-pub fn close_failure(path: &Path, error: &FsError) -> Failure {
+fn close_failure(path: &Path, error: &FsError) -> Failure {
     tracing::error!(%error, "closing the volume");
     Failure::new(code::MOUNT, format!("{}: {error}", path.display()))
 }
 
-pub fn mounted_on(options: &Options, mountpoint: &Path) -> Options {
+fn mounted_on(options: &Options, mountpoint: &Path) -> Options {
     let mut options = options.clone();
     options.ext4.mounted_on = Some(mountpoint.as_os_str().as_encoded_bytes().to_vec());
     options
 }
 
-/// Opens the device, gives up all rights, then opens the volume.
+/// Gives up all rights, then opens the volume.
 ///
 /// # Errors
 /// With [`READ_ONLY_AGAIN`]: the volume can only be read, and the device is open for writing.
@@ -248,12 +285,11 @@ fn open_contained(
     args: &args::Mount,
     path: &Path,
     options: &Options,
+    device: Result<VolumeDevice, Error>,
     broker: &Arc<BrokerClient>,
 ) -> Result<Volume, Failure> {
-    steadfs::prepare_rings(options);
-    let device = VolumeDevice::open(path, options);
     let opened = device.map(|device| {
-        let contained = sandbox::enter_as_server(StartedBy::Broker);
+        let contained = sandbox::enter_as_server();
         contained.map(|()| device.reopened_by(broker).volume())
     });
     let error = match opened {
@@ -270,7 +306,7 @@ fn open_contained(
 }
 
 /// Closes a volume that could not be mounted.
-pub fn close_unmounted(volume: &Volume, error: &Error) -> Failure {
+fn close_unmounted(volume: &Volume, error: &Error) -> Failure {
     let mut failure = mount_failure(error);
     if matches!(error, Error::Mount(MountError::Broker(_))) {
         // The broker reports it.
@@ -299,7 +335,7 @@ fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Opt
 }
 
 /// Whether this is the error of a device that can only be read.
-pub fn takes_no_writes(error: &Error) -> bool {
+fn takes_no_writes(error: &Error) -> bool {
     matches!(error, Error::Open(OpenError::Io { cause, .. })
         if cause.kind() == ErrorKind::ReadOnlyFilesystem)
 }
@@ -338,7 +374,7 @@ fn read_only_because(
 }
 
 /// Prints warnings about the mount before it is used.
-pub fn report(args: &args::Mount, volume: &Volume) {
+fn report(args: &args::Mount, volume: &Volume) {
     let report = volume.report();
     let list = args.options.lists.join(",");
     report_no_effect(&list, Some(volume.kind()));

@@ -1,23 +1,24 @@
-//! `steadfs service`: the server of a mount that a mounter makes, as a service manager starts it.
+//! `steadfs service`: the broker of a mount that a mounter makes, as a service manager starts it.
 //!
-//! `steadfs_fuse::Service` has the protocol. The mounter opens what its user may open, and this process gets descriptors
-//! only; then it gives up its rights as the server of a broker does, and serves until the mount has ended. Errors go to
+//! `steadfs_fuse::Service` has the protocol. The mounter opens what its user may open and mounts; this process asks it for
+//! the device of its command line, and starts the server, which gets descriptors only and reads the volume. Errors go to
 //! standard error, which is the service's log; the mounter gets the exit code.
 
 use std::ffi::OsStr;
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, PipeReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags, fstat};
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use steadfs::tools::{owner_cx, printable_text};
-use steadfs::{Options, Served, Service, ServiceError, Volume, VolumeDevice};
-use steadfs_vfs::FsError;
+use steadfs::tools::printable_text;
+use steadfs::{
+    Broker, Commands, Ended, Error, MountHandle, Options, Reopen, Service, ServiceError,
+};
 
+use crate::broker::{self, Server};
 use crate::failure::{Failure, code, mount_failure};
-use crate::sandbox::{self, StartedBy};
 use crate::{args, helper, log, mount, server, signals};
 
 /// Ways to name a device that a server without a view of devices cannot follow.
@@ -38,9 +39,12 @@ pub fn run() -> Result<(), Failure> {
         )
     })?;
     let service = Service::accept(socket).map_err(|error| service_failure(&error))?;
+    let service = Arc::new(service);
     serve(&service).map_err(|failure| {
         // The text is in the log before the mounter refers its user to it.
-        eprintln!("steadfs: {}", printable_text(&failure.message));
+        if !failure.message.is_empty() {
+            eprintln!("steadfs: {}", printable_text(&failure.message));
+        }
         service.end(failure.code);
         Failure::new(failure.code, "")
     })
@@ -70,28 +74,33 @@ fn system(error: std::io::Error) -> Failure {
     Failure::new(code::SYSTEM, error)
 }
 
-/// Mounts, and serves until the mount has ended.
+/// Mounts, and waits until the volume is closed.
 fn serve(service: &Arc<Service>) -> Result<(), Failure> {
     let args = helper::called_by_service(service.arguments().get(1..).unwrap_or_default())?;
     log::start(args.verbose);
     let (path, mountpoint) = places(&args)?;
     log::serves(&path, &mountpoint);
     service.mount_on(mountpoint.as_os_str());
-    let options = options(&args, &path, service)?;
-    steadfs_rt::limit_malloc_arenas();
-    steadfs_rt::check_thread_limit(server::THREADS)
-        .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
-    let signalled = signals::pipe().map_err(system)?;
-    steadfs::prepare_rings(&options);
-    let (device, options) = open(service, &path, &options, args.options.read_write)?;
-    service.end_requests_for_files();
-    sandbox::enter_as_server(StartedBy::ServiceManager)?;
-    let volume = device.never_reopened(NOT_REOPENED).volume();
-    let volume = volume.map_err(|error| mount_failure(&error))?;
-    server::report(&args, &volume);
-    let served = steadfs::serve(&volume, &**service, &options)
-        .map_err(|error| server::close_unmounted(&volume, &error))?;
-    serve_until_end(&volume, &served, signalled)
+    let mut mounting = Mounting {
+        service,
+        options: options(&args, &path, service)?,
+        args: &args,
+        path: &path,
+        mountpoint: &mountpoint,
+        signalled: Some(signals::pipe().map_err(system)?),
+    };
+    let files = mounting.open()?;
+    service.open_devices();
+    match mounting.serve(files) {
+        Err(failure)
+            if failure.code == server::READ_ONLY_AGAIN && !mounting.options.read_only() =>
+        {
+            mounting.options.set_read_only(true);
+            let files = mounting.open()?;
+            mounting.serve(files)
+        }
+        result => result,
+    }
 }
 
 /// The image or device, and the mount point.
@@ -128,118 +137,115 @@ fn options(args: &args::Mount, path: &Path, service: &Service) -> Result<Options
         );
     }
     options.allow_other = Some(options.allow_other.unwrap_or(service.is_roots()));
-    if mountpoint_is_absolute(args) {
-        return Ok(server::mounted_on(
-            &options,
-            args.mountpoint.as_deref().unwrap_or(path),
-        ));
-    }
     Ok(options)
 }
 
-/// The superblock records no path that depends on the mounter's working directory.
-fn mountpoint_is_absolute(args: &args::Mount) -> bool {
-    args.mountpoint.as_deref().is_some_and(Path::is_absolute)
+/// What a mount is made of.
+struct Mounting<'a> {
+    service: &'a Arc<Service>,
+    options: Options,
+    args: &'a args::Mount,
+    path: &'a Path,
+    mountpoint: &'a Path,
+    /// Signals, until the mount is usable.
+    signalled: Option<PipeReader>,
 }
 
-/// Has the image or device opened. One that can only be read is opened read-only, with a warning, unless `-w` requests
-/// write access.
-fn open(
-    service: &Service,
-    path: &Path,
-    options: &Options,
-    read_write: bool,
-) -> Result<(VolumeDevice, Options), Failure> {
-    let error = match open_as(service, path, options) {
-        Ok(device) => return Ok((device, options.clone())),
-        Err(error) => error,
-    };
-    if !error.is_read_only || options.read_only() || read_write {
-        return Err(error.failure);
-    }
-    let mut options = options.clone();
-    options.set_read_only(true);
-    let device = open_as(service, path, &options).map_err(|error| error.failure)?;
-    let warning = format!(
-        "{}: mounted read-only: the device takes no writes",
-        path.display()
-    );
-    eprintln!("steadfs: {}", printable_text(&warning));
-    Ok((device, options))
-}
-
-/// Why a device was not opened.
-struct NotOpened {
-    failure: Failure,
-    /// It takes no writes.
-    is_read_only: bool,
-}
-
-impl From<ServiceError> for NotOpened {
-    fn from(error: ServiceError) -> Self {
-        let kind = match &error {
-            ServiceError::Refused { cause, .. } => Some(cause.kind()),
-            _ => None,
+impl Mounting<'_> {
+    /// Has the image or device opened. One that can only be read is opened read-only, with a warning, unless `-w` requests
+    /// write access.
+    fn open(&mut self) -> Result<Vec<OwnedFd>, Failure> {
+        let error = match open_as(self.service, self.path, &self.options) {
+            Ok(files) => return Ok(files),
+            Err(error) => error,
         };
-        let mut failure = service_failure(&error);
-        if kind == Some(ErrorKind::ResourceBusy) {
-            failure.message += " (it is mounted, or opened exclusively by another program)";
+        let takes_no_writes = matches!(&error, ServiceError::Refused { cause, .. }
+            if cause.kind() == ErrorKind::ReadOnlyFilesystem);
+        if !takes_no_writes || self.options.read_only() || self.args.options.read_write {
+            return Err(not_opened(&error));
         }
-        Self {
-            failure,
-            is_read_only: kind == Some(ErrorKind::ReadOnlyFilesystem),
+        self.options.set_read_only(true);
+        let files = open_as(self.service, self.path, &self.options);
+        let files = files.map_err(|error| not_opened(&error))?;
+        let warning = format!(
+            "{}: mounted read-only: the device takes no writes",
+            self.path.display()
+        );
+        eprintln!("steadfs: {}", printable_text(&warning));
+        Ok(files)
+    }
+
+    /// Starts the server, which gets these files, and serves it until it has ended.
+    fn serve(&mut self, files: Vec<OwnedFd>) -> Result<(), Failure> {
+        let role = match self.service.is_roots() {
+            true => "--service-of=root",
+            false => "--service-of=other",
+        };
+        let program = mount::this_program()?;
+        let (server, requests, commands) = Server::start(mount::command(
+            &program,
+            self.args,
+            &self.options,
+            role,
+            self.path,
+            self.mountpoint,
+        ))?;
+        let commands = Arc::new(Commands::new(commands));
+        let mounter = Arc::clone(self.service);
+        let mut broker = Broker::new(requests, Arc::clone(&commands), mounter, once(files));
+        let usable = |_: Option<MountHandle>| {
+            let Some(signalled) = self.signalled.take() else {
+                return;
+            };
+            let commands = Arc::clone(&commands);
+            if let Err(error) = signals::sync_only(signalled, move || commands.sync()) {
+                tracing::error!(%error, "cannot create a thread: unmount before the service is stopped");
+            }
+        };
+        let (path, options) = (self.path, &self.options);
+        let ended = broker.run(|facts| steadfs::mount_options(path, options, facts), usable);
+        let status = server.wait()?;
+        match ended {
+            Ended::WithMount(Some(error)) => Err(mount_failure(&Error::from(error))),
+            // A server of this program does not hand over here.
+            _ => broker::result(status),
         }
     }
 }
 
-impl From<steadfs::Error> for NotOpened {
-    fn from(error: steadfs::Error) -> Self {
-        Self {
-            is_read_only: server::takes_no_writes(&error),
-            failure: mount_failure(&error),
-        }
+/// Gives these files once.
+fn once(files: Vec<OwnedFd>) -> Reopen {
+    let files = steadfs_rt::Mutex::new(steadfs_rt::Rank::Leaf, files);
+    Box::new(move |_| match std::mem::take(&mut *files.lock()) {
+        files if files.is_empty() => Err(NOT_REOPENED.to_owned()),
+        files => Ok(files),
+    })
+}
+
+fn not_opened(error: &ServiceError) -> Failure {
+    let mut failure = service_failure(error);
+    if matches!(error, ServiceError::Refused { cause, .. } if cause.kind() == ErrorKind::ResourceBusy)
+    {
+        failure.message += " (it is mounted, or opened exclusively by another program)";
     }
+    failure
 }
 
 /// Has a file opened; a block device also with O_EXCL, which claims it.
-fn open_as(service: &Service, path: &Path, options: &Options) -> Result<VolumeDevice, NotOpened> {
+fn open_as(
+    service: &Service,
+    path: &Path,
+    options: &Options,
+) -> Result<Vec<OwnedFd>, ServiceError> {
     let (name, access): (&OsStr, _) = match options.read_only() {
         true => (path.as_os_str(), OFlags::RDONLY),
         false => (path.as_os_str(), OFlags::RDWR),
     };
     let file = service.open(name, access)?;
     let found = fstat(&file).map_err(|errno| ServiceError::Connection(errno.into()))?;
-    let is_block_device = FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice;
-    let exclusive = is_block_device.then(|| service.open_block_device(name, access | OFlags::EXCL));
-    Ok(VolumeDevice::opened(
-        path,
-        options,
-        file,
-        exclusive.transpose()?,
-    )?)
-}
-
-/// Serves until the mount has ended. A signal makes everything durable: this process cannot unmount, and is killed if
-/// the volume is still mounted when the service manager's patience ends.
-fn serve_until_end(
-    volume: &Volume,
-    served: &Served,
-    mut signalled: impl Read + Send + 'static,
-) -> Result<(), Failure> {
-    let fs = Arc::downgrade(&volume.fs());
-    let sync = move || {
-        while signalled.read(&mut [0]).is_ok_and(|len| len > 0) {
-            let Some(fs) = fs.upgrade() else { return };
-            match fs.sync_all(&owner_cx()) {
-                Ok(()) => tracing::warn!("a signal: everything is written; unmount the volume"),
-                Err(error) => tracing::error!(%error, "cannot write everything at a signal"),
-            }
-        }
-    };
-    if let Err(error) = steadfs_rt::try_spawn("signals", sync) {
-        tracing::error!(%error, "cannot create a thread: unmount before the service is stopped");
+    let mut files = vec![file];
+    if FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice {
+        files.push(service.open_block_device(name, access | OFlags::EXCL)?);
     }
-    let ended = served.wait();
-    volume.give_up_device();
-    ended.map_err(|error| server::close_failure(volume.path(), &error))
+    Ok(files)
 }

@@ -1,5 +1,6 @@
 //! Signals to a server unmount its volume.
 
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,8 +35,8 @@ pub fn ignore() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Takes the terminating signals from now on: each is a byte to read from the pipe. Unlike [`catch_signals`], it works in a
-/// contained process, because the handler calls write(2).
+/// Takes the terminating signals from now on: each is a byte to read from the pipe. Unlike [`catch_signals`], it needs no
+/// socket, whose calls the unit of a service refuses.
 ///
 /// # Errors
 /// The system refuses it.
@@ -84,6 +85,25 @@ pub fn end(
                 (0, _) => {}
                 (_, true) => give_up(),
                 (_, false) => is_requested = unmount(&mut signals, &handle, &sync),
+            }
+        }
+    };
+    steadfs_rt::try_spawn("signals", work).map(drop)
+}
+
+/// A signal makes everything durable by `sync`, and the volume is served on: for a process that cannot unmount.
+///
+/// # Errors
+/// The system refuses a thread.
+pub fn sync_only(
+    mut signalled: std::io::PipeReader,
+    sync: impl Fn() -> Result<(), String> + Send + 'static,
+) -> std::io::Result<()> {
+    let work = move || {
+        while signalled.read(&mut [0]).is_ok_and(|len| len > 0) {
+            match sync() {
+                Ok(()) => tracing::warn!("a signal: everything is written; unmount the volume"),
+                Err(error) => tracing::error!(%error, "cannot write everything at a signal"),
             }
         }
     };

@@ -55,5 +55,5 @@ pub use mount::{
 };
 pub use owner::{Classifier, Groups, Owners};
 pub use record::Record;
-pub use service::{Service, ServiceError};
+pub use service::{Service, ServiceClient, ServiceError};
 pub use stats::Stats;

@@ -1,25 +1,29 @@
 //! A mount that a mounter of libfuse's service protocol makes (fuservicemount3(8), mount.fuse3).
 //!
 //! **Problem.** Under a service manager the server is started without rights over the host, so another program has to open
-//! the device and to mount: the mounter, which the user runs. **Rule.** The server is connected to the mounter by a socket,
-//! and asks it for what it needs: the mounter opens files with the rights of its user, and mounts where its command line
-//! says. After the last message ([`Service::end`]) the mounter has ended, so the server gets nothing more, and nothing
-//! is known about callers: it is a [`Host`] that answers no question.
+//! the device and to mount: the mounter, which the user runs. It opens any path with any flags for the process at the other
+//! end of its socket, and mounts where its command line says. The server reads a volume that may be hostile. **Rule.** Two
+//! processes, as with a [`Broker`](crate::Broker): the one that was started is the broker. It has the socket of the mounter
+//! ([`Service`]), asks for the device of the command line and no other file, and is the [`Mounter`] of its broker. Its child
+//! reads the volume, and has descriptors and the socket of the broker ([`ServiceClient`]).
+//!
+//! After the last message ([`Service::end`]) the mounter has ended, so the broker gets nothing more. Nothing is known about
+//! callers: the server is a host that answers no question.
 //!
 //! The order of the messages: the mounter greets, is answered, and sends the files with its arguments and of the FUSE
-//! device. Then the server asks for files ([`Service::open`]), and at last to mount: type, source, mount point, options,
+//! device. Then the broker asks for files ([`Service::open`]), and at last to mount: type, source, mount point, options,
 //! the mount, the end. Each request has one reply, except the end.
 //!
 //! The protocol has no place for the text of an error: the mounter prints that the mount has failed, and the text goes to
 //! the log of the service. Only errors of opening files are printed by the mounter.
 
+mod client;
 mod message;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -28,9 +32,8 @@ use steadfs_rt::{Mutex, Rank};
 
 use crate::datagram::{receive, send};
 use crate::error::MountError;
-use crate::host::{self, Answer, Host, Question, new_close_result};
 use crate::mount::{MountOptions, Mounter};
-use crate::sys;
+pub use client::ServiceClient;
 use message::{
     ARGUMENTS_BYTES_MAX, Command, FileReply, Hello, Invalid, MESSAGE_BYTES_MAX, parse_arguments,
     parse_reply,
@@ -42,13 +45,6 @@ const DEVICE_FILE: &str = "fusedev";
 const FUSE_DEVICE: &str = "/dev/fuse";
 /// Readers of the FUSE device that get a descriptor of their own; more share the first one.
 const DEVICES_MAX: usize = 8;
-/// The owner of a mount by another user than root: the protocol does not send its number. Linux's overflow id.
-const UNKNOWN_ID: u32 = 65_534;
-
-const NO_ADMINISTRATION: &str = "the server of this mount is a service, which knows no rights of its callers: unmount, \
-    and mount again with other options (steadfs mount makes mounts whose options can be changed)";
-const NO_SUCCESSOR: &str =
-    "the server of this mount is a service, which has no broker: unmount, and mount again";
 
 /// Why a mounter could not be served.
 #[derive(Debug, thiserror::Error)]
@@ -84,24 +80,16 @@ struct Files {
     device: Option<OwnedFd>,
     /// More of the same file.
     devices: Vec<OwnedFd>,
-    close_result: Option<OwnedFd>,
     /// The mount point among the arguments.
     mountpoint: OsString,
 }
 
 impl Service {
-    /// Answers the mounter at the other end of `socket`; from now on this process has no other host. Call it once, before
-    /// anything is mounted.
+    /// Answers the mounter at the other end of `socket`.
     ///
     /// # Errors
     /// The mounter speaks another protocol.
-    pub fn accept(socket: OwnedFd) -> Result<Arc<Self>, ServiceError> {
-        let service = Arc::new(Self::greet(socket)?);
-        host::set_host(Arc::clone(&service) as Arc<dyn Host>);
-        Ok(service)
-    }
-
-    fn greet(socket: OwnedFd) -> Result<Self, ServiceError> {
+    pub fn accept(socket: OwnedFd) -> Result<Self, ServiceError> {
         let (greeting, _) = next(&socket)?;
         let hello = Hello::parse(&greeting)?;
         send(&socket, &Hello::reply(), &[])?;
@@ -117,7 +105,6 @@ impl Service {
                 Files {
                     device: Some(device),
                     devices: Vec::new(),
-                    close_result: new_close_result().ok(),
                     mountpoint: OsString::new(),
                 },
             ),
@@ -174,18 +161,8 @@ impl Service {
         file_of(message, path)
     }
 
-    /// Ends the requests for files, before the volume is read: asks for more descriptors of the FUSE device, one for each of
-    /// the first readers, and has no other descriptor sent from then on, where the kernel can refuse them (Linux 6.16).
-    pub fn end_requests_for_files(&self) {
-        self.open_devices();
-        if let Some(socket) = &*self.socket.lock()
-            && let Err(error) = sys::refuse_descriptors(socket)
-        {
-            tracing::debug!(%error, "the mounter can send descriptors as long as it lives");
-        }
-    }
-
-    fn open_devices(&self) {
+    /// Has the FUSE device opened again, for each of the first readers.
+    pub fn open_devices(&self) {
         let readers = steadfs_rt::cpu::allowed_cpus().clamp(1, DEVICES_MAX);
         let quietly = |path| Command::Open {
             path,
@@ -327,52 +304,18 @@ impl Mounter for Service {
         false
     }
 
-    fn owner(&self) -> (u32, u32) {
-        match self.is_roots() {
-            true => (0, 0),
-            false => (UNKNOWN_ID, UNKNOWN_ID),
-        }
-    }
-
     fn is_usable(&self, _: &MountOptions) {
         self.end(0);
     }
-}
 
-impl Host for Service {
-    fn ask(&self, _: Question) -> Answer {
-        Answer::Unknown
-    }
-
-    fn fuse_device(&self) -> io::Result<OwnedFd> {
+    fn open_device(&self) -> io::Result<OwnedFd> {
         let device = self.files.lock().devices.pop();
         device.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn close_result(&self) -> io::Result<(OwnedFd, i32, i32)> {
-        let file = self.files.lock().close_result.take();
-        let file = file.ok_or(io::ErrorKind::NotFound)?;
-        let process = rustix::process::getpid().as_raw_nonzero().get();
-        let descriptor = file.as_fd().as_raw_fd();
-        Ok((file, process, descriptor))
-    }
-
-    fn set_standby(&self, _: &str) {}
-
-    fn record_file(&self) -> io::Result<OwnedFd> {
-        Err(io::Error::other(NO_SUCCESSOR))
-    }
-
-    fn upgrade(&self) -> Result<u32, String> {
-        Err(NO_SUCCESSOR.to_owned())
-    }
-
-    fn has_successor(&self, _: u32) -> Result<bool, String> {
-        Err(NO_SUCCESSOR.to_owned())
-    }
-
-    fn no_administration(&self) -> Option<&'static str> {
-        Some(NO_ADMINISTRATION)
+    /// The service manager hides the other processes from this one.
+    fn sees_callers(&self) -> bool {
+        false
     }
 }
 

@@ -59,7 +59,7 @@ pub fn server_ioctl<const COMMAND: ioctl::Opcode>(
     Ok(())
 }
 
-/// Opens the FUSE device.
+/// Opens the FUSE device: a descriptor without a connection.
 pub fn open_device() -> io::Result<OwnedFd> {
     let fd = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     Ok(fd)
@@ -78,31 +78,6 @@ pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
         )
     }?;
     Ok(clone)
-}
-
-/// SO_PASSRIGHTS, asm-generic/socket.h.
-const PASS_RIGHTS: libc::c_int = 83;
-
-/// From now on no descriptor can be received by a Unix socket.
-///
-/// # Errors
-/// `ENOPROTOOPT` before Linux 6.16.
-pub fn refuse_descriptors(socket: &OwnedFd) -> io::Result<()> {
-    let off: libc::c_int = 0;
-    // SAFETY: setsockopt reads an integer of the given length from a live one, and writes nothing.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            PASS_RIGHTS,
-            (&raw const off).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// ioprio_get(2) of one process; `None` if there is no such process.

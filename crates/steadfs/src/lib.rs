@@ -34,8 +34,8 @@ pub use steadfs_f2fs::format::{
 };
 pub use steadfs_fuse::{
     Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, Inheritance,
-    KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, PendingCloseResult, Record,
-    Served, Service, ServiceError, SyncError, Synced, Unmount, broker_sockets, serve_commands,
-    uring_hint,
+    KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, Mounter, PendingCloseResult,
+    Record, Reopen, Served, Service, ServiceClient, ServiceError, SyncError, Synced, Unmount,
+    broker_sockets, serve_commands, uring_hint,
 };
 pub use volume::{Error, OpenReport, Volume, VolumeDevice, reopen_for_writing};

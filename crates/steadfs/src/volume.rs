@@ -11,7 +11,7 @@ use steadfs_block::{
 };
 use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
-use steadfs_fuse::{BlockDevice, BrokerClient, FileId};
+use steadfs_fuse::{BlockDevice, BrokerClient, FileId, MountError};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
 use thiserror::Error;
 
@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// The mount failed.
     #[error("{0}")]
-    Mount(#[from] steadfs_fuse::MountError),
+    Mount(#[from] MountError),
 }
 
 impl Error {
@@ -189,29 +189,21 @@ impl VolumeDevice {
         })
     }
 
-    /// As [`VolumeDevice::open`], on a file that another process has opened, for writing unless the options are read-only.
-    /// `exclusive` is the same block device opened with O_EXCL; `path` stands for the file in messages.
-    pub fn opened(
-        path: &Path,
-        options: &Options,
-        file: OwnedFd,
-        exclusive: Option<OwnedFd>,
-    ) -> Result<Self, Error> {
+    /// As [`VolumeDevice::open`], on a file that the broker's mounter has opened, for writing unless the options are read-only.
+    /// Of a block device there is a second descriptor, opened with O_EXCL. `path` stands for the file in messages.
+    pub fn opened_by(path: &Path, options: &Options, broker: &BrokerClient) -> Result<Self, Error> {
         let how = open_options(options);
-        let claimed = ClaimedFile::claim_opened(path, &how, file, exclusive)?;
+        let refused = |why: String| Error::Mount(MountError::Broker(why));
+        let mut files = broker.reopen(false).map_err(refused)?.into_iter();
+        let file = files.next();
+        let file = file.ok_or_else(|| refused("it sent no device".to_owned()))?;
+        let claimed = ClaimedFile::claim_opened(path, &how, file, files.next())?;
         Ok(Self {
             device: Arc::new(FileDevice::on_claimed(path, how, claimed)?),
             path: path.to_owned(),
             options: options.clone(),
             cache_size: options.cache_size.unwrap_or_else(default_cache_size),
         })
-    }
-
-    /// A remount for writing fails for this reason, because no process opens the device again.
-    #[must_use]
-    pub fn never_reopened(self, why: &'static str) -> Self {
-        self.device.reopen_by(Box::new(|_| Err(why.to_owned())));
-        self
     }
 
     /// As [`VolumeDevice::open`], to read what can be read of a corrupt volume.

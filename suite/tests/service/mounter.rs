@@ -55,6 +55,36 @@ pub fn receive(socket: &OwnedFd) -> Vec<u8> {
     bytes
 }
 
+/// The next message, if there is one already.
+pub fn receive_now(socket: &OwnedFd) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; 65_536];
+    match rustix::net::recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN) => None,
+        received => {
+            bytes.truncate(received.unwrap().1);
+            Some(bytes)
+        }
+    }
+}
+
+/// A request to open a file.
+pub fn opening(path: &Path, flags: OFlags) -> Vec<u8> {
+    let flags = flags.bits().to_be_bytes();
+    let path = path.to_str().unwrap().as_bytes();
+    [b"OPEN", &flags[..], &[0; 12], path, &[0]].concat()
+}
+
+/// Opens files until another request comes, which is returned.
+pub fn open_files(socket: &OwnedFd) -> Vec<u8> {
+    loop {
+        let message = receive(socket);
+        match message.get(..4) {
+            Some(b"OPEN" | b"BDEV") => open_for(socket, &message, &mut Mounted::default()),
+            _ => return message,
+        }
+    }
+}
+
 fn word(message: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(message[at..at + 4].try_into().unwrap())
 }

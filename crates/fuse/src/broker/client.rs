@@ -35,14 +35,19 @@ pub struct TakenOver {
 impl BrokerClient {
     /// Connects this process: from now on its questions go to the broker. Call it once, before anything is mounted.
     pub fn connect(socket: OwnedFd) -> Arc<Self> {
-        let client = Arc::new(Self {
-            socket: Mutex::new(Rank::Host, socket),
-        });
+        let client = Arc::new(Self::new(socket));
         host::set_host(Arc::clone(&client) as Arc<dyn Host>);
         // A limit of the process may allow it, too; then the broker is not asked.
         let ask = |tid, request| host::is(Question::Thread(tid, request));
         steadfs_rt::cpu::help_threads_by(Box::new(ask));
         client
+    }
+
+    /// A connection that is not the process's host.
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket: Mutex::new(Rank::Host, socket),
+        }
     }
 
     fn request(&self, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {

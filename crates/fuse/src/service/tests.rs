@@ -2,11 +2,15 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
-use crate::broker_sockets;
+use crate::broker::{Broker, Commands, Ended, Reopen, VolumeFacts, broker_sockets};
+use crate::host::{Answer, Host, Question};
+use crate::mount::MountFlags;
 
 /// A greeting of root's mounter.
 const GREETING: &[u8] = b"SAFT\0\x01\0\x01\0\0\0\x03";
@@ -37,7 +41,7 @@ fn greeted_with(messages: &[(&[u8], Vec<OwnedFd>)]) -> Result<Service, ServiceEr
     }
     // The kernel keeps what was sent; nothing more follows.
     rustix::net::shutdown(&ours, Shutdown::Write).unwrap();
-    Service::greet(theirs)
+    Service::accept(theirs)
 }
 
 fn greeted() -> (OwnedFd, Service) {
@@ -45,7 +49,7 @@ fn greeted() -> (OwnedFd, Service) {
     send(&ours, GREETING, &[]).unwrap();
     send(&ours, b"FILE\0\0\0\0argv\0", &[arguments().as_fd()]).unwrap();
     send(&ours, b"FILE\0\0\0\0fusedev\0", &[file(b"fuse").as_fd()]).unwrap();
-    let service = Service::greet(theirs).unwrap();
+    let service = Service::accept(theirs).unwrap();
     assert_eq!(received(&ours), b"LAST\0\x01\0\0");
     (ours, service)
 }
@@ -137,17 +141,11 @@ fn requested_files_are_the_right_ones() {
     service
         .open_block_device("/a".as_ref(), OFlags::RDONLY)
         .unwrap();
-    // The reply to the request for the FUSE device.
+    // The replies to the requests for the FUSE device.
+    send(&mounter, b"FILE\0\0\0\0/dev/fuse\0", &[file.as_fd()]).unwrap();
     send(&mounter, b"FILE\0\0\0\x02/dev/fuse\0", &[]).unwrap();
-    service.end_requests_for_files();
-    let (socket, _other) = broker_sockets().unwrap();
-    if sys::refuse_descriptors(&socket).is_ok() {
-        let late = send(&mounter, b"FILE\0\0\0\0/a\0", &[file.as_fd()]);
-        assert!(
-            late.is_err(),
-            "a descriptor could be sent after the last request"
-        );
-    }
+    service.open_devices();
+    assert!(service.open_device().is_ok() && service.open_device().is_err());
 }
 
 #[test]
@@ -192,11 +190,80 @@ fn users_and_callers() {
     let greeting = b"SAFT\0\x01\0\x01\0\0\0\0";
     let service = greeted_with(&[(greeting, vec![]), argv, device]).unwrap();
     assert!(!service.is_roots() && !service.allows_others());
-    assert_ne!(service.owner().0, 0);
+    let (_broker, socket) = broker_sockets().unwrap();
+    let client = ServiceClient::connect(socket, service.is_roots());
+    assert_ne!(client.owner().0, 0);
     let own = std::process::id();
-    assert_eq!(service.ask(Question::IsAdmin(own)), Answer::Unknown);
-    assert!(service.upgrade().is_err() && service.has_successor(0).is_err());
-    assert!(service.no_administration().is_some());
-    assert!(service.close_result().is_ok() && service.close_result().is_err());
-    assert!(service.fuse_device().is_err());
+    assert_eq!(client.ask(Question::IsAdmin(own)), Answer::Unknown);
+    assert!(client.upgrade().is_err() && client.has_successor(0).is_err());
+    assert!(client.no_administration().is_some());
+}
+
+/// The mounter gets the requests of the broker, and none of the server's, whatever that sends.
+#[test]
+fn a_server_reaches_the_mounter_through_the_broker_only() {
+    let (mounter, service) = greeted();
+    service.mount_on("/mnt".as_ref());
+    let (server, requests) = broker_sockets().unwrap();
+    let commands = Arc::new(Commands::new(broker_sockets().unwrap().0));
+    let given = Mutex::new(Rank::Leaf, vec![file(b"volume")]);
+    let reopen: Reopen = Box::new(move |_| {
+        given
+            .lock()
+            .pop()
+            .map(|file| vec![file])
+            .ok_or_else(String::new)
+    });
+    let mut broker = Broker::new(requests, commands, Arc::new(service), reopen);
+    let task = steadfs_rt::try_spawn("broker", move || {
+        let how = |facts: VolumeFacts| MountOptions {
+            source: "/a".to_owned(),
+            flags: MountFlags {
+                read_only: facts.read_only,
+                nosuid: true,
+                nodev: true,
+                ..MountFlags::default()
+            },
+            ..MountOptions::default()
+        };
+        broker.run(how, |handle| assert!(handle.is_none()))
+    });
+    let ask = |message: &[u8]| {
+        send(&server, message, &[]).unwrap();
+        let (text, files) = receive(&server, MESSAGE_BYTES_MAX).unwrap().unwrap();
+        (String::from_utf8(text).unwrap(), files)
+    };
+    let (text, files) = ask(b"reopen 0");
+    assert_eq!((&*text, files.len()), ("done", 1));
+    let own = std::process::id();
+    for (message, reply) in [
+        (&b"reopen 0"[..], "refused "),
+        (b"OPEN\0\0\x02\x02\0\0\0\0\0\0\0\0\0\0\0\0/a\0", "failed"),
+        (b"BYEE\0\0\0\0", "failed"),
+        (format!("dying {own}").as_bytes(), "unknown"),
+        (b"weight /", "unknown"),
+        (b"device", "failed"),
+    ] {
+        assert_eq!(ask(message).0, reply, "{message:?}");
+    }
+    for _ in 0..5 {
+        send(&mounter, b"REPL\0\0\0\0", &[]).unwrap();
+    }
+    let (text, files) = ask(b"mount 1 0");
+    assert_eq!((&*text, files.len()), ("done", 1));
+    assert_eq!(ask(b"usable").0, "done");
+    for wanted in [
+        &b"TYPE\0\0\0\0"[..],
+        b"NAME/a\0",
+        b"MNTP\x40\0\0\0/mnt\0",
+        b"OPTSdefault_permissions,allow_other\0",
+        // MS_RDONLY, MS_NOSUID, MS_NODEV.
+        b"DOIT\0\0\0\x07",
+        b"BYEE\0\0\0\0",
+    ] {
+        assert_eq!(received(&mounter), wanted);
+    }
+    assert!(receive(&mounter, MESSAGE_BYTES_MAX).unwrap().is_none());
+    drop(server);
+    assert!(matches!(task.unwrap().join(), Ended::WithMount(None)));
 }
