@@ -13,6 +13,8 @@
 mod actor;
 #[path = "restore/model.rs"]
 mod model;
+#[path = "restore/renames.rs"]
+mod renames;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,7 +26,7 @@ use steadfs_block::MemDevice;
 use steadfs_conformance::{KINDS, Kind, judge, kind};
 use steadfs_lab::device::{Image, Log, Model as DeviceModel, SimDevice, Survivors};
 use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
-use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, RecordedState, RenameFlags, test_support};
+use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, RecordedState, test_support};
 
 use actor::Actor;
 use model::Model;
@@ -42,11 +44,15 @@ fn runs(kind: &Kind) -> std::ops::Range<u64> {
 
 /// Runs `work` in a simulation; returns its result.
 fn simulated<T: Send + 'static>(seed: u64, work: impl FnOnce() -> T + Send + 'static) -> T {
+    run(sim::Config::new(seed), work)
+}
+
+fn run<T: Send + 'static>(config: sim::Config, work: impl FnOnce() -> T + Send + 'static) -> T {
     let result = Arc::new(Mutex::new(Rank::Leaf, None));
     let there = Arc::clone(&result);
     let config = sim::Config {
         allow_daemons: true,
-        ..sim::Config::new(seed)
+        ..config
     };
     sim::run(config, move || {
         let value = work();
@@ -131,7 +137,12 @@ impl Syncs {
 /// Restores the state on an image, calls `look` on the mounted volume; returns the log of its device.
 fn restored(kind: &'static Kind, seed: u64, image: Image, model: &Model, what: String) -> Log {
     let model = model.clone();
-    let (log, last) = simulated(seed, move || {
+    // [`Syncs`] may run between any two steps.
+    let config = sim::Config {
+        preempt: 1024,
+        ..sim::Config::new(seed)
+    };
+    let (log, last) = run(config, move || {
         let device = device(&image);
         let state = model.state();
         let mut counts = model.lookups();
@@ -269,54 +280,6 @@ fn refused(kind: &'static Kind) {
         );
         fs.unmount().unwrap();
     });
-}
-
-/// Restores renames of a file and of a directory, with a power cut at any time: they keep one of their names.
-fn renames_leave_no_other_name(kind: &'static Kind) {
-    let bytes = kind.make(kind.usual_mib(), &[]).to_bytes();
-    let image = Image::from_bytes(&bytes);
-    let (model, image) = simulated(1, move || {
-        let device = device(&image);
-        let fs = kind.mount(Arc::new(device.clone()), "", CACHE).unwrap();
-        let (cx, root) = (Cx::default(), fs.root());
-        let mut model = Actor::new(Arc::clone(&fs), kind, 1).model;
-        fs.mknod(&cx, root, b"file", 0o100_644, 0).unwrap();
-        fs.mkdir(&cx, root, b"dir", 0o755).unwrap();
-        fs.sync_all(&cx).unwrap();
-        for (from, to) in [(&b"file"[..], &b"file2"[..]), (b"dir", b"dir2")] {
-            let ends = ((root, from), (root, to));
-            fs.rename(&cx, ends.0, ends.1, RenameFlags::default())
-                .unwrap();
-            let ino = test_support::lookup(&*fs, &cx, root, to).unwrap().ino;
-            model.name(root, from, None);
-            model.name(root, to, Some(ino));
-            model.touch(&*fs, ino);
-        }
-        model.touch(&*fs, root);
-        (
-            model,
-            device.log().image(device.log().len(), &Survivors::None),
-        )
-    });
-    let log = restored(kind, 1, image, &model, "renames".to_owned());
-    for cut in 0..=log.len() {
-        let bytes = log.image(cut, &Survivors::All);
-        simulated(1, move || {
-            let fs = kind.mount(Arc::new(device(&bytes)), "", CACHE).unwrap();
-            let names = test_support::names(&*fs, &Cx::default(), fs.root());
-            let has = |name: &[u8]| names.iter().any(|one| one == name);
-            assert!(has(b"file") || has(b"file2"), "{cut}: {names:?}");
-            assert!(has(b"dir") || has(b"dir2"), "{cut}: {names:?}");
-            fs.unmount().unwrap();
-        });
-    }
-}
-
-#[test]
-fn a_power_cut_in_a_restored_rename_leaves_no_other_name() {
-    for name in ["ext4_4k", "f2fs"] {
-        renames_leave_no_other_name(kind(name));
-    }
 }
 
 macro_rules! kinds {

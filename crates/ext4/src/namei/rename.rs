@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfs_base::{Corruption, InodeNo};
+use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_cache::WritebackReason;
 use steadfs_jbd2::NameChange;
 use steadfs_vfs::names::{NameIn, check_may_lose_name, check_rename, with_names_locked};
@@ -81,13 +81,6 @@ impl Ext4 {
     ) -> Result<Option<Arc<Inode>>> {
         let mut settled = false;
         loop {
-            let look = || {
-                let pair = self.look_at(cx, from, to)?;
-                let both = [Some(&pair.old), pair.new.as_ref()];
-                let named = both.into_iter().flatten().filter(|inode| is_dir(inode));
-                let named = named.map(Arc::clone).collect();
-                Ok((pair, named))
-            };
             let act = |pair: Pair| {
                 if !settled && self.must_write_first(&pair, flags) {
                     return Ok(RenameOutcome::WriteFirst(pair.old));
@@ -95,7 +88,7 @@ impl Ext4 {
                 self.rename_locked(cx, from, to, pair, flags)
                     .map(RenameOutcome::Renamed)
             };
-            match with_names_locked([from.dir, to.dir], look, act) {
+            match self.with_pair(cx, from, to, act) {
                 Ok(RenameOutcome::Renamed(replaced)) => return Ok(replaced),
                 Ok(RenameOutcome::WriteFirst(inode)) => {
                     // The error stays with the file for its next fsync.
@@ -107,6 +100,40 @@ impl Ext4 {
                 Err(failed) => return Err(self.clean_up_failed(failed)),
             }
         }
+    }
+
+    /// Calls `act` while the inodes are locked that a rename changes.
+    fn with_pair<T>(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        act: impl FnOnce(Pair) -> Result<T, Failed>,
+    ) -> Result<T, Failed> {
+        let look = || {
+            let pair = self.look_at(cx, from, to)?;
+            let both = [Some(&pair.old), pair.new.as_ref()];
+            let named = both.into_iter().flatten().filter(|inode| is_dir(inode));
+            let named = named.map(Arc::clone).collect();
+            Ok((pair, named))
+        };
+        with_names_locked([from.dir, to.dir], look, act)
+    }
+
+    /// A rename over a name, or an exchange, that has no conditions but those of
+    /// [`steadfs_vfs::restore::RestoreVolume::rename_entry`].
+    pub(super) fn rename_recorded(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let renamed = self.with_pair(cx, from, to, |pair| match flags.exchange {
+            true => self.exchange(cx, from, to, &pair),
+            false => self.move_name(cx, from, to, &pair, false),
+        });
+        renamed.map_err(|failed| self.clean_up_failed(failed))
     }
 
     /// Whether the data of a file must be written before the file replaces another (`auto_da_alloc`): programs that
@@ -256,12 +283,17 @@ impl Ext4 {
                     .in_inode(at)
                     .into());
             }
-            let core = inode.core.read();
-            at = Dir::new(self, at, &core, cx.tag).parent(&core)?;
+            at = self.parent(&inode, cx.tag)?;
         }
         Err(Corruption::new(".. entries form a loop")
             .in_inode(dir.ino())
             .into())
+    }
+
+    /// The directory that a directory's `..` leads to.
+    pub(super) fn parent(&self, dir: &Inode, tag: IoTag) -> Result<Ino> {
+        let core = dir.core.read();
+        Dir::new(self, dir.ino(), &core, tag).parent(&core)
     }
 
     /// Moves the old name to the new one, which may replace another inode's.

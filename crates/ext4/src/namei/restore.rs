@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_vfs::acl::Inherited;
-use steadfs_vfs::names::with_names_locked;
+use steadfs_vfs::names::{NameIn, with_names_locked};
 use steadfs_vfs::restore::{FoundInode, RestoreVolume, restore};
 use steadfs_vfs::{
-    Cx, FileKind, FsError, InodeFlags, NewInode, RecordedFile, RecordedState, Result,
+    Cx, FileKind, FsError, InodeFlags, NewInode, RecordedFile, RecordedState, RenameFlags, Result,
 };
 
 use super::{check_may_have_subdir, gain_subdir, lose_subdir};
@@ -265,6 +265,24 @@ impl RestoreVolume for Ext4 {
         self.with_space(&cx, move_it)
     }
 
+    fn rename_entry(
+        &self,
+        from: (InodeNo, &[u8]),
+        to: (InodeNo, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let cx = Cx::default();
+        let from_dir = self.directory(from.0, cx.tag)?;
+        let to_dir = self.directory(to.0, cx.tag)?;
+        let (from, to) = (NameIn::new(&*from_dir, from.1), NameIn::new(&*to_dir, to.1));
+        self.with_space(&cx, || self.rename_recorded(&cx, from, to, flags))
+    }
+
+    fn parent_of(&self, dir: InodeNo) -> Result<InodeNo> {
+        let dir = self.directory(dir, IoTag::default())?;
+        self.parent(&dir, IoTag::default()).map(InodeNo::from)
+    }
+
     fn free_inode(&self, ino: InodeNo) -> Result<()> {
         let inode = self.by_number(ino, IoTag::default())?;
         let lookups = inode.take_lookups();
@@ -280,14 +298,11 @@ impl RestoreVolume for Ext4 {
         self.make_given(ino, file)
     }
 
-    fn adopt_orphan(&self, ino: InodeNo) -> Result<()> {
-        let inode = self.by_number(ino, IoTag::default())?;
-        inode.marks.adopt_orphan();
-        Ok(())
-    }
-
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         let inode = self.by_number(ino, IoTag::default())?;
+        if file.attr.nlink == 0 {
+            inode.marks.adopt_orphan();
+        }
         let _alone = inode.lock.write();
         if inode.core.read().project != file.flags.project {
             return Err(FsError::NotSupported("restoring projects on this volume"));

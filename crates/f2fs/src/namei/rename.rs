@@ -101,16 +101,6 @@ impl F2fs {
         let mut data_written = false;
         loop {
             self.prepare(cx)?;
-            let look = || {
-                let pair = self.look_at(cx, from, to)?;
-                let both = [Some(&pair.old), pair.new.as_ref()];
-                let named = both.into_iter().flatten().map(|(_, inode)| inode);
-                let named = named
-                    .filter(|inode| is_dir(inode))
-                    .map(Arc::clone)
-                    .collect();
-                Ok((pair, named))
-            };
             let act = |pair: RenamePair| {
                 if !data_written && must_write_data_first(&pair, flags) {
                     return Ok(RenameOutcome::WriteDataFirst(pair.old.1));
@@ -118,7 +108,7 @@ impl F2fs {
                 self.rename_locked(cx, from, to, pair, flags)
                     .map(RenameOutcome::Renamed)
             };
-            match with_names_locked([from.dir, to.dir], look, act)? {
+            match self.with_pair(cx, from, to, act)? {
                 RenameOutcome::Renamed(replaced) => return Ok(replaced),
                 RenameOutcome::WriteDataFirst(inode) => {
                     // A write error is kept with the file, for its next fsync.
@@ -129,6 +119,43 @@ impl F2fs {
                 }
             }
         }
+    }
+
+    /// Calls `act` while the inodes are locked that a rename changes.
+    fn with_pair<T>(
+        &self,
+        cx: &Cx,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
+        act: impl FnOnce(RenamePair) -> Result<T>,
+    ) -> Result<T> {
+        let look = || {
+            let pair = self.look_at(cx, from, to)?;
+            let both = [Some(&pair.old), pair.new.as_ref()];
+            let named = both.into_iter().flatten().map(|(_, inode)| inode);
+            let named = named
+                .filter(|inode| is_dir(inode))
+                .map(Arc::clone)
+                .collect();
+            Ok((pair, named))
+        };
+        with_names_locked([from.dir, to.dir], look, act)
+    }
+
+    /// A rename over a name, or an exchange, that has no conditions but those of
+    /// [`steadfs_vfs::restore::RestoreVolume::rename_entry`].
+    pub(super) fn rename_recorded(
+        &self,
+        cx: &Cx,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.prepare(cx)?;
+        self.with_pair(cx, from, to, |pair| match flags.exchange {
+            true => self.exchange(cx, from, to, &pair),
+            false => self.move_name(cx, from, to, &pair, false),
+        })
     }
 
     fn rename_locked(
@@ -253,7 +280,7 @@ impl F2fs {
     }
 
     /// The parent of a directory, as its `..` entry has it.
-    fn parent_of(&self, dir: &Inode, tag: IoTag) -> Result<Nid> {
+    pub(super) fn parent(&self, dir: &Inode, tag: IoTag) -> Result<Nid> {
         match self.find_entry(dir, b"..", tag)? {
             Some(entry) => Ok(entry.ino),
             // Directories without a `..` entry (`F2FS_INLINE_DOTS`): `i_pino` is the parent.
@@ -279,7 +306,7 @@ impl F2fs {
             if !is_dir(&inode) {
                 return Err(bad(at, "is referred to by .. and is not a directory"));
             }
-            at = self.parent_of(&inode, cx.tag)?;
+            at = self.parent(&inode, cx.tag)?;
         }
         Err(bad(dir.nid(), "the chain of .. entries is a cycle"))
     }

@@ -9,10 +9,10 @@
 use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::names::{is_dots, with_names_locked};
+use steadfs_vfs::names::{NameIn, is_dots, with_names_locked};
 use steadfs_vfs::restore::{FoundInode, RestoreVolume, restore};
 use steadfs_vfs::{
-    Cx, FileKind, FsError, InodeFlags, NewInode, RecordedFile, RecordedState, Result,
+    Cx, FileKind, FsError, InodeFlags, NewInode, RecordedFile, RecordedState, RenameFlags, Result,
 };
 
 use super::{check_link_max, drop_subdir_link, flags_for};
@@ -30,6 +30,15 @@ fn is_dir(inode: &Inode) -> bool {
     inode.kind() == FileKind::Directory
 }
 
+fn check_names_are_plain(dir: &Inode) -> Result<()> {
+    if dir.core.read().has(InodeFlags::CASEFOLD) || dir.is_encrypted() {
+        return Err(FsError::NotSupported(
+            "restoring names in casefolded or encrypted directories",
+        ));
+    }
+    Ok(())
+}
+
 impl F2fs {
     /// See [`steadfs_vfs::FileSystem::restore`].
     pub(crate) fn restore_recorded(&self, state: &RecordedState) -> Result<()> {
@@ -44,11 +53,7 @@ impl F2fs {
 
     /// [`F2fs::find_free_dentry`] in a directory whose names can be encoded.
     fn free_dentry(&self, cx: &Cx, dir: &Inode, name: &[u8]) -> Result<FreeDentry> {
-        if dir.core.read().has(InodeFlags::CASEFOLD) || dir.is_encrypted() {
-            return Err(FsError::NotSupported(
-                "restoring names in casefolded or encrypted directories",
-            ));
-        }
+        check_names_are_plain(dir)?;
         self.find_free_dentry(cx, dir, name)
     }
 
@@ -282,6 +287,26 @@ impl RestoreVolume for F2fs {
         })
     }
 
+    fn rename_entry(
+        &self,
+        from: (InodeNo, &[u8]),
+        to: (InodeNo, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let cx = Cx::default();
+        let from_dir = self.directory(from.0, cx.tag)?;
+        let to_dir = self.directory(to.0, cx.tag)?;
+        check_names_are_plain(&from_dir)?;
+        check_names_are_plain(&to_dir)?;
+        let (from, to) = (NameIn::new(&*from_dir, from.1), NameIn::new(&*to_dir, to.1));
+        self.with_space(&cx, || self.rename_recorded(&cx, from, to, flags))
+    }
+
+    fn parent_of(&self, dir: InodeNo) -> Result<InodeNo> {
+        let dir = self.directory(dir, IoTag::default())?;
+        self.parent(&dir, IoTag::default()).map(InodeNo::from)
+    }
+
     fn keep_numbers(&self, missing: &[InodeNo]) {
         let nids = missing.iter().filter_map(|ino| Nid::from_vfs(*ino));
         self.nat.keep(nids);
@@ -310,12 +335,6 @@ impl RestoreVolume for F2fs {
         self.with_space(&Cx::default(), || self.make_given(nid, file))
     }
 
-    fn adopt_orphan(&self, ino: InodeNo) -> Result<()> {
-        let inode = self.by_number(ino, IoTag::default())?;
-        inode.marks.adopt_orphan();
-        Ok(())
-    }
-
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         let cx = Cx::default();
         let inode = self.by_number(ino, cx.tag)?;
@@ -323,6 +342,9 @@ impl RestoreVolume for F2fs {
             return Err(FsError::NotSupported("restoring that a file is pinned"));
         }
         self.change_project(&cx, ino, file.flags.project)?;
+        if file.attr.nlink == 0 {
+            inode.marks.adopt_orphan();
+        }
         let _alone = inode.lock.write();
         let attr = &file.attr;
         // The list may have been recorded before the mode.
