@@ -33,6 +33,10 @@ use crate::owner::{Classifier, Owners};
 use crate::stats::Stats;
 use table::Hidden;
 
+/// How long an unmount is repeated while the mount is busy.
+const BUSY_PATIENCE: Duration = Duration::from_millis(250);
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
 /// How requests arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
@@ -331,9 +335,24 @@ impl MountHandle {
     /// The kernel unmounts the topmost mount of a path and has no call to unmount one below it. So a mount that is
     /// covered stays, and so does the covering one. Another mount may still appear between the check and the call.
     ///
+    /// A mount is in use during each stat(2) or statfs(2) of its root. Programs such as `df` call them on all mounts,
+    /// and here such a call may need a request to the server. So a busy mount is tried again for 250 ms.
+    ///
     /// # Errors
     /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], or [`MountError::Unmount`].
     pub fn unmount(&self, how: Unmount) -> Result<(), MountError> {
+        let begun = steadfs_rt::now();
+        loop {
+            match self.unmount_once(how) {
+                Err(MountError::Busy(_)) if begun.elapsed() < BUSY_PATIENCE => {
+                    steadfs_rt::sleep(BUSY_PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn unmount_once(&self, how: Unmount) -> Result<(), MountError> {
         self.check()?;
         let path = self.now()?.mountpoint;
         if self.via_fusermount {

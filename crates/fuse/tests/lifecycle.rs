@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustix::mount::UnmountFlags;
 use steadfs_fuse::{BlockDevice, MountError, MountFlags, MountOptions, Transport, Unmount};
@@ -284,6 +285,21 @@ fn a_volume_that_panicked_is_stopped_and_reports_it() {
         assert!(matches!(end, FsError::Stopped(_)), "{end}");
         assert_eq!(mount.mem().unmounts.load(Ordering::SeqCst), 0);
     }
+}
+
+#[test]
+fn an_unmount_waits_for_a_process_that_uses_the_mount_for_one_call() {
+    let mut mount = TestMount::with(MountOptions::default());
+    let mounted = mount.mounted.take().unwrap();
+    let root = File::open(mount.root()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            steadfs_rt::sleep(Duration::from_millis(20));
+            drop(root);
+        });
+        mounted.unmount(Unmount::IfIdle).unwrap();
+    });
+    mounted.wait().unwrap();
 }
 
 #[test]
