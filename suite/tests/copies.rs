@@ -22,6 +22,9 @@ mod as_cp;
 #[path = "copies/interrupted.rs"]
 mod interrupted;
 
+#[path = "copies/partitions.rs"]
+mod partitions;
+
 const MIB: u64 = 1 << 20;
 const SIGPIPE: i32 = 13;
 

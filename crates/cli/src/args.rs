@@ -208,12 +208,13 @@ pub struct F2fsFormat {
 ///
 /// The command returns when the mount is usable. Exit codes are those of mount(8): 1 for a wrong
 /// call or missing permission, 2 for an error of the system, 32 when the volume cannot be mounted.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_long_help = crate::mount_options::help())]
 #[command(override_usage = "steadfs mount [OPTIONS] VOLUME MOUNTPOINT\n       \
                             steadfs mount [OPTIONS] -L LABEL|-U UUID MOUNTPOINT")]
 pub struct Mount {
-    /// Image file or block device; LABEL=, UUID=, PARTLABEL= or PARTUUID= names a device as in fstab.
+    /// Image file or block device, or IMAGE@PARTITION (see the option partition); LABEL=, UUID=, PARTLABEL= or PARTUUID=
+    /// names a device as in fstab.
     pub volume: PathBuf,
     /// Directory to mount on.
     #[arg(required_unless_present_any = ["label", "uuid"])]
@@ -259,7 +260,7 @@ pub struct Mount {
 }
 
 /// `-o`, `-r` and `-w` of mount(8). The last one wins, so their order is kept, which clap's derived fields lose.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ListedOptions {
     /// All of them as lists.
     pub lists: Vec<String>,
@@ -381,7 +382,7 @@ pub struct Sync {
 /// How to open an image without mounting it.
 #[derive(Debug, clap::Args)]
 pub struct Open {
-    /// Options for opening the volume (or each of them), such as offset=1M; separated by commas.
+    /// Options for opening the volume (or each of them), such as offset=1M or partition=2; separated by commas.
     #[arg(short = 'o', long = "options", value_name = "LIST")]
     pub options: Vec<String>,
     /// Parse volumes in a process without rights over the host, the default, or with the caller's rights (off); also

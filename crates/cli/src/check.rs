@@ -9,6 +9,7 @@ use steadfs::{Checked, Options, VolumeDevice};
 use crate::args;
 use crate::failure::Failure;
 use crate::output::print;
+use crate::partition;
 use crate::progress::Line;
 use crate::sandbox;
 
@@ -20,7 +21,12 @@ const OPERATIONAL: u8 = 8;
 pub const USAGE: u8 = 16;
 
 pub fn run(args: &args::Check) -> Result<(), Failure> {
-    let list = args.open.options.join(",");
+    let (volume, list) = partition::resolve(
+        &args.volume,
+        &args.open.options.join(","),
+        args.open.sandbox,
+    )
+    .map_err(|failure| Failure::new(USAGE, failure.message))?;
     let mut options = Options::parse_to_read(&list).map_err(|error| Failure::new(USAGE, error))?;
     let operational = |failure: Failure| Failure::new(OPERATIONAL, failure.message);
     let contained = sandbox::is_on(args.open.sandbox)
@@ -28,7 +34,7 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
     if contained {
         sandbox::adapt(&mut options).map_err(|failure| Failure::new(USAGE, failure.message))?;
     }
-    let device = VolumeDevice::open_salvage(&args.volume, &options);
+    let device = VolumeDevice::open_salvage(&volume, &options);
     let device = device.map_err(|error| Failure::new(OPERATIONAL, error))?;
     if contained {
         sandbox::report_missing(&sandbox::enter(false).map_err(operational)?);

@@ -19,10 +19,11 @@ use steadfs_vfs::{FileKind, FileSystem, FsError};
 use crate::args;
 use crate::failure::Failure;
 use crate::files;
+use crate::partition;
 use crate::place::{OnVolume, Place, on_volume, parse};
 use crate::progress::Line;
 use crate::stop::Stop;
-use crate::volume::with_volume;
+use crate::volume::{Access, with_volume};
 use crate::worker::{self, Content};
 
 /// Permissions of a file that standard input is copied to, before the umask.
@@ -77,7 +78,7 @@ pub fn extract(args: &args::Extract) -> Result<(), Failure> {
         false => args.directory.clone(),
     };
     let mut line = Line::of_copy(stop.clone(), false);
-    let done = with_volume(&place.image, &args.open, false, |fs| {
+    let done = with_volume(&place.image, &args.open, Access::Read, |fs| {
         let options = options_to_host(options, &place, args.to_host);
         copy_out(fs, &owner_cx(), &place.path, &to, options, &mut line)
             .map_err(|error| failure(&error, &stop))
@@ -123,11 +124,14 @@ fn options_to_host(options: CopyOptions, place: &OnVolume, to_host: args::ToHost
 
 /// The size of an image file or block device in bytes, if it is known.
 fn size_of(image: &Path) -> Option<u64> {
-    File::open(image).ok()?.seek(SeekFrom::End(0)).ok()
+    File::open(partition::file_of(image))
+        .ok()?
+        .seek(SeekFrom::End(0))
+        .ok()
 }
 
 fn file_of(image: &Path) -> Option<HostFile> {
-    let found = image.metadata().ok()?;
+    let found = partition::file_of(image).metadata().ok()?;
     Some((found.dev(), found.ino()))
 }
 
@@ -151,13 +155,14 @@ fn destination(last: &OsStr, sources: &[Place], open: &args::Open) -> Result<Pla
 
 /// The kind of the volume in a file or block device, if there is one.
 fn volume_in(path: &Path, open: &args::Open) -> Result<Option<String>, Failure> {
-    let kind = path.metadata().map(|found| found.file_type());
+    let file = partition::file_of(path);
+    let kind = file.metadata().map(|found| found.file_type());
     if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
         return Ok(None);
     }
-    let list = open.options.join(",");
+    let (file, list) = partition::resolve(path, &open.options.join(","), open.sandbox)?;
     Options::parse_to_read(&list).map_err(Failure::plain)?;
-    match worker::content(path, &list, open.sandbox)? {
+    match worker::content(&file, &list, open.sandbox)? {
         Content::Volume(kind) => Ok(Some(kind)),
         Content::Failed(why) => Err(Failure::plain(why)),
         Content::Known(_) | Content::Unknown => Ok(None),
@@ -213,7 +218,7 @@ impl Job<'_> {
     fn copy_into_volume(&mut self, sources: &[Place], to: &OnVolume) -> Result<(), Failure> {
         let open = &self.args.open;
         self.options.image = file_of(&to.image);
-        with_volume(&to.image, open, true, |fs| {
+        with_volume(&to.image, open, Access::Write, |fs| {
             let is_dir = is_dir(fs, to, Follow::Always);
             let into = self.goes_into(is_dir, sources.len(), &printable(&to.path))?;
             for source in sources {
@@ -267,9 +272,10 @@ impl Job<'_> {
                     copy_between(from, to, &cx, options, &mut self.line)
                         .map_err(|error| failure(&error, &self.stop))
                 };
-                match same_image(&place.image, &to.image) {
-                    true => copy(fs),
-                    false => with_volume(&place.image, open, false, copy),
+                match relation(&place.image, &to.image, open)? {
+                    Relation::Same => copy(fs),
+                    Relation::Beside => with_volume(&place.image, open, Access::ReadBeside, copy),
+                    Relation::Other => with_volume(&place.image, open, Access::Read, copy),
                 }
             }
         }
@@ -300,7 +306,7 @@ impl Job<'_> {
             _ => to.to_owned(),
         };
         self.spare_volume(&target)?;
-        with_volume(&place.image, &self.args.open, false, |fs| {
+        with_volume(&place.image, &self.args.open, Access::Read, |fs| {
             self.take_name(
                 target.as_os_str().as_bytes(),
                 is_dir(fs, place, self.options.follow),
@@ -336,7 +342,7 @@ impl Job<'_> {
         let [Place::Volume(place)] = sources else {
             return Err(Failure::plain("standard output takes one file"));
         };
-        with_volume(&place.image, &self.args.open, false, |fs| {
+        with_volume(&place.image, &self.args.open, Access::Read, |fs| {
             files::to_output(fs, place)
         })
     }
@@ -356,7 +362,28 @@ fn umask() -> u32 {
 }
 
 /// Whether two paths lead to one image, which can be open only once.
-fn same_image(a: &Path, b: &Path) -> bool {
+/// How the volumes of a copy's two sides are related.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    Same,
+    /// Partitions of one disk.
+    Beside,
+    Other,
+}
+
+fn relation(a: &Path, b: &Path, open: &args::Open) -> Result<Relation, Failure> {
+    if !same_file(partition::file_of(a), partition::file_of(b)) {
+        return Ok(Relation::Other);
+    }
+    // A partition has several names.
+    let place = |image: &Path| partition::window(image, open.sandbox).map(|(_, window)| window);
+    match place(a)? == place(b)? {
+        true => Ok(Relation::Same),
+        false => Ok(Relation::Beside),
+    }
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
         (Ok(a), Ok(b)) if a.rdev() != 0 => a.rdev() == b.rdev(),
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),

@@ -13,7 +13,7 @@ use crate::args;
 use crate::failure::{Failure, code};
 use crate::output::print;
 use crate::place::{OnVolume, on_volume};
-use crate::volume::with_volume;
+use crate::volume::{Access, with_volume};
 
 /// Runs `work` for each place, even after failures; the worst exit code counts.
 fn for_each_place(
@@ -24,7 +24,7 @@ fn for_each_place(
     let mut worst: Option<u8> = None;
     for argument in places {
         let place = on_volume(argument);
-        if let Err(failure) = with_volume(&place.image, open, false, |fs| work(fs, &place)) {
+        if let Err(failure) = with_volume(&place.image, open, Access::Read, |fs| work(fs, &place)) {
             if failure.is_signal() {
                 return Err(failure);
             }

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::progress::Line;
 use crate::sandbox;
 use crate::stop::Stop;
+use crate::volume::Access;
 use crate::worker::{self, Task};
 
 /// The time in SOURCE_DATE_EPOCH, if it is set.
@@ -61,7 +62,9 @@ pub fn fill(
         error => Failure::plain(error),
     };
     let filled = if sandbox::is_on(sandbox)? {
-        let task = how.origin.map_or(Task::Write, Task::Reproduce);
+        let task = how
+            .origin
+            .map_or(Task::Serve(Access::Write), Task::Reproduce);
         let list = format!("offset={}", how.offset);
         let filled = worker::with_volume(path, task, &list, |fs| {
             steadfs::fill_open(fs, path, &real, how, &mut line).map_err(failed)

@@ -10,32 +10,40 @@ use crate::args;
 use crate::consent;
 use crate::failure::Failure;
 use crate::output::print;
+use crate::partition;
 use crate::progress::Line;
 use crate::size;
 
 pub fn run(args: &args::Format) -> Result<(), Failure> {
     refuse(args)?;
     let options = options(args)?;
+    let (volume, part) = partition::window(&args.volume, args.sandbox)?;
+    if part.is_some() && options.offset > 0 {
+        let why = "-E offset=: a partition has its place already";
+        return Err(Failure::plain(why));
+    }
     // In mke2fs's unit: blocks if their size was given.
     let unit = u64::from(options.block_size.unwrap_or(1024));
-    let size = size_of(&args.volume, args.size.as_deref(), unit)?;
+    let size = size_of(&volume, args.size.as_deref(), unit)?;
     if let Some(dir) = &args.from_dir {
         crate::fill::check_source(dir)?;
     }
     if args.dry_run {
-        let report = steadfs::dry_run(&args.volume, size, &options).map_err(Failure::plain)?;
+        let size = size.or(part.map(|part| part.bytes));
+        let report = steadfs::dry_run(&volume, size, &options).map_err(Failure::plain)?;
         return print_report(&args.volume, &report, true);
     }
     if !args.force {
-        consent::ask(&args.volume, options.offset, args.sandbox)?;
+        let start = part.map_or(options.offset, |part| part.start);
+        consent::ask(&volume, start, args.sandbox)?;
     }
     let line = Line::of_silence("formatting");
-    let report = steadfs::format(&args.volume, size, &options);
+    let report = steadfs::format_within(&volume, part, size, &options);
     line.done();
     let report = report.map_err(|error| failure(&error, args.size.as_deref(), size))?;
     if let Some(dir) = &args.from_dir {
         let how = Fill {
-            offset: options.offset,
+            offset: part.map_or(options.offset, |part| part.start),
             root_owner: options.root_owner,
             root_perm: options.root_perms.map(u32::from),
             origin: options.time.map(|time| Origin {
@@ -43,7 +51,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
                 uuid: report.uuid,
             }),
         };
-        crate::fill::fill(&args.volume, dir, &how, args.sandbox)?;
+        crate::fill::fill(&volume, dir, &how, args.sandbox)?;
     }
     if !args.quiet {
         if options.offset > 0 && size.is_none() {

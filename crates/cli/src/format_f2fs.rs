@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::fill;
 use crate::format::{self, size_of};
 use crate::output::print;
+use crate::partition;
 use crate::progress::Line;
 use crate::worker::{self, Content};
 
@@ -23,13 +24,15 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     refuse(args)?;
     let options = options(args)?;
     let unit = u64::from(args.sector_size.unwrap_or(SECTOR));
-    let size = size_of(&args.volume, args.size.as_deref(), unit)?;
+    let (volume, part) = partition::window(&args.volume, args.sandbox)?;
+    let size = size_of(&volume, args.size.as_deref(), unit)?;
     if let Some(dir) = &args.from_dir {
         check_source(dir)?;
     }
     if !args.force
-        && args.volume.exists()
-        && let Content::Volume(kind) = worker::content(&args.volume, "", args.sandbox)?
+        && volume.exists()
+        && let list = part.map_or_else(String::new, |part| format!("offset={}", part.start))
+        && let Content::Volume(kind) = worker::content(&volume, &list, args.sandbox)?
     {
         return Err(Failure::plain(format!(
             "{}: already holds a volume ({kind}); --force overwrites it",
@@ -37,11 +40,12 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
         )));
     }
     let line = Line::of_silence("formatting");
-    let report = steadfs::format_f2fs(&args.volume, size, &options);
+    let report = steadfs::format_f2fs_within(&volume, part, size, &options);
     line.done();
     let report = report.map_err(|error| format::failure(&error, args.size.as_deref(), size))?;
     if let Some(dir) = &args.from_dir {
         let how = Fill {
+            offset: part.map_or(0, |part| part.start),
             root_owner: args.root_owner.as_ref().map(|_| options.root_owner),
             origin: options.time.map(|secs| Origin {
                 time: fill::at(secs),
@@ -49,7 +53,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
             }),
             ..Fill::default()
         };
-        fill::fill(&args.volume, dir, &how, args.sandbox)?;
+        fill::fill(&volume, dir, &how, args.sandbox)?;
     }
     if !args.quiet {
         print_report(&args.volume, &report)?;

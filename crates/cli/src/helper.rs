@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use crate::args;
 use crate::failure::{Failure, code};
+use crate::partition::file_of;
 use crate::{mount, remount, source, umount};
 
 /// The helper's role, from the name of the program.
@@ -53,7 +54,9 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
             }
             let volume = source::device(&volume);
             // mount(8) handles this option only for file systems that it mounts itself.
-            let is_missing = volume.as_ref().map_or(true, |volume| is_missing(volume));
+            let is_missing = volume
+                .as_ref()
+                .map_or(true, |volume| is_missing(file_of(volume)));
             if options.split(',').any(|item| item == "nofail") && is_missing {
                 return Ok(());
             }

@@ -25,6 +25,7 @@ mod log;
 mod mount;
 mod mount_options;
 mod output;
+mod partition;
 mod place;
 mod progress;
 mod remount;

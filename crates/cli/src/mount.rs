@@ -5,14 +5,31 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use steadfs::Options;
+use steadfs_vfs::options::items;
 
 use crate::args;
 use crate::failure::{Failure, code};
-use crate::{broker, daemon, kind, server, source};
+use crate::{broker, daemon, kind, partition, server, source};
 
 pub fn run(args: &args::Mount) -> Result<(), Failure> {
+    if args.successor || args.contained || args.service_of.is_some() {
+        return run_resolved(args, &places(args).0);
+    }
+    let named = source::device(&places(args).0)?;
     let list = args.options.lists.join(",");
-    let (volume, mountpoint) = places(args);
+    let off = items(&list).any(|item| item == ("sandbox", Some("off")));
+    let sandbox = off.then_some(args::Sandbox::Off);
+    let failed = |failure: Failure| Failure::new(code::MOUNT, failure.message);
+    let (volume, list) = partition::resolve(&named, &list, sandbox).map_err(failed)?;
+    let mut args = args.clone();
+    args.options.lists = vec![list];
+    run_resolved(&args, &volume)
+}
+
+/// The same where the options say where a partition is.
+fn run_resolved(args: &args::Mount, volume: &Path) -> Result<(), Failure> {
+    let list = args.options.lists.join(",");
+    let (volume, mountpoint) = (volume.to_owned(), places(args).1);
     let options = parse(&list, &volume)?;
     if args.successor {
         // The paths are absolute, and the mount has no server yet that a look at it could be answered by.
@@ -22,7 +39,7 @@ pub fn run(args: &args::Mount) -> Result<(), Failure> {
         // The paths are those of the mounter.
         return server::run_of_service(args, user == "root", &options, &volume, &mountpoint);
     }
-    let volume = absolute(&source::device(&volume)?)?;
+    let volume = absolute(&volume)?;
     let mountpoint = absolute(&mountpoint)?;
     if args.contained {
         return server::run_contained(args, &options, &volume, &mountpoint);

@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use crate::partition;
+
 /// A file on a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnVolume {
@@ -50,7 +52,10 @@ pub fn parse(argument: &OsStr) -> Place {
         .map(split)
         .filter(|c| c.image != Path::new(""))
         .collect();
-    let is_image = |c: &&OnVolume| c.image.exists() && !c.image.is_dir();
+    let is_image = |c: &&OnVolume| {
+        let file = partition::file_of(&c.image);
+        file.exists() && !file.is_dir()
+    };
     let chosen = candidates.iter().find(is_image).or_else(|| {
         // There is no such image: report it as an image, unless the whole argument is an existing path.
         let whole = Path::new(argument);
@@ -101,6 +106,11 @@ mod tests {
         std::fs::write(folder.join("g"), b"").unwrap();
         let text = folder.join("g");
         assert_eq!(parse(text.as_os_str()), Place::Host(text));
+        let part = format!("{}@2", image.display());
+        assert_eq!(
+            place(&format!("{part}:/x@3")),
+            volume(Path::new(&part), "/x@3")
+        );
         let whole = on_volume(image.as_os_str());
         assert_eq!((whole.image, &whole.path[..]), (image, &b"/"[..]));
     }

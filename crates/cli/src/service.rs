@@ -131,6 +131,11 @@ fn options(args: &args::Mount, path: &Path, service: &Service) -> Result<Options
             "option sandbox=off: a service is always contained; steadfs mount takes the option",
         );
     }
+    if options.partition.is_some() {
+        return refused(
+            "option partition: a service finds no partitions; give the device of the partition, or offset= and sizelimit=",
+        );
+    }
     if options.allow_other == Some(true) && !service.allows_others() {
         return refused(
             "option allow_other: the mounter allows it to root only, unless /etc/fuse.conf has user_allow_other",

@@ -3,43 +3,57 @@
 use std::path::Path;
 
 use steadfs::tools::printable_text;
-use steadfs::{Options, Volume};
+use steadfs::{Options, Volume, VolumeDevice};
 use steadfs_vfs::FileSystem;
 
 use crate::args;
 use crate::failure::Failure;
-use crate::{sandbox, worker};
+use crate::{partition, sandbox, worker};
+
+/// What a command does with a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    /// The same while this command has another volume on the same disk open for writing.
+    ReadBeside,
+    Write,
+}
+
+impl Access {
+    pub fn open(self, image: &Path, options: &Options) -> Result<VolumeDevice, steadfs::Error> {
+        match self {
+            Self::Read => VolumeDevice::open_salvage(image, options),
+            Self::ReadBeside => VolumeDevice::open_salvage_beside(image, options),
+            Self::Write => VolumeDevice::open(image, options),
+        }
+    }
+}
 
 /// Opens the volume, calls `work`, and closes it; both must succeed. In the sandbox another process does the first and
 /// the last.
 pub fn with_volume<T>(
     image: &Path,
     open: &args::Open,
-    write: bool,
+    access: Access,
     work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    let (image, list) = &partition::resolve(image, &open.options.join(","), open.sandbox)?;
     if sandbox::is_on(open.sandbox)? {
-        let task = match write {
-            true => worker::Task::Write,
-            false => worker::Task::Read,
-        };
-        return worker::with_volume(image, task, &open.options.join(","), work);
+        let task = worker::Task::Serve(access);
+        return worker::with_volume(image, task, list, work);
     }
-    let list = open.options.join(",");
-    let options = match write {
-        true => Options::parse_for(&list, image),
-        false => Options::parse_to_read(&list),
+    let options = match access {
+        Access::Write => Options::parse_for(list, image),
+        Access::Read | Access::ReadBeside => Options::parse_to_read(list),
     };
-    let mut options = options.map_err(Failure::plain)?;
-    if !write {
-        options.set_salvage();
-    }
+    let options = options.map_err(Failure::plain)?;
     crate::log::start(false);
-    let volume = Volume::open(image, &options).map_err(Failure::plain)?;
+    let device = access.open(image, &options).map_err(Failure::plain)?;
+    let volume = device.volume().map_err(Failure::plain)?;
     for warning in &volume.report().warnings {
         eprintln!("steadfs: {}: {}", image.display(), printable_text(warning));
     }
-    let done = writable(&volume, write).and_then(|()| work(&*volume.fs()));
+    let done = writable(&volume, access == Access::Write).and_then(|()| work(&*volume.fs()));
     match (done, volume.close()) {
         (Err(failure), _) => Err(failure),
         (Ok(_), Err(error)) => Err(Failure::plain(error)),

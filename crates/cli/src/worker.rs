@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
+use steadfs::image::Window;
 use steadfs::tools::{owner_cx, printable_text};
 use steadfs::{Error, Options, Origin, ReproducibleDevice, VolumeDevice};
 use steadfs_remote::{Client, ConnectError, Greeting, Server};
@@ -28,6 +29,7 @@ use steadfs_vfs::FileSystem;
 
 use crate::args;
 use crate::failure::Failure;
+use crate::volume::Access;
 use crate::{log, sandbox};
 
 /// The worker's own name in its argument list.
@@ -38,23 +40,25 @@ const LINE_MAX: u64 = 4096;
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Opens the volume for reading, and serves it.
-    Read,
-    /// Opens the volume for writing, and serves it.
-    Write,
+    /// Opens the volume, and serves it.
+    Serve(Access),
     /// The same in a simulation, so that what is written follows from the calls alone.
     Reproduce(Origin),
     /// Prints what the device holds.
     Probe,
+    /// Prints where a partition of the disk is.
+    Partition,
 }
 
 impl Task {
     /// As an argument of the worker.
     fn to_word(self) -> String {
         match self {
-            Self::Read => "read".to_owned(),
-            Self::Write => "write".to_owned(),
+            Self::Serve(Access::Read) => "read".to_owned(),
+            Self::Serve(Access::ReadBeside) => "beside".to_owned(),
+            Self::Serve(Access::Write) => "write".to_owned(),
             Self::Probe => "probe".to_owned(),
+            Self::Partition => "partition".to_owned(),
             Self::Reproduce(Origin { time, uuid }) => {
                 format!("{}:{}", time.secs, u128::from_be_bytes(uuid))
             }
@@ -63,9 +67,11 @@ impl Task {
 
     fn of_word(word: &str) -> Option<Self> {
         match word {
-            "read" => Some(Self::Read),
-            "write" => Some(Self::Write),
+            "read" => Some(Self::Serve(Access::Read)),
+            "beside" => Some(Self::Serve(Access::ReadBeside)),
+            "write" => Some(Self::Serve(Access::Write)),
             "probe" => Some(Self::Probe),
+            "partition" => Some(Self::Partition),
             _ => {
                 let (secs, uuid) = word.split_once(':')?;
                 Some(Self::Reproduce(Origin {
@@ -176,10 +182,9 @@ pub fn with_volume<T>(
         eprintln!("steadfs: {}: {}", image.display(), printable_text(warning));
     }
     let done = match greeting.read_only_because {
-        Some(reason) if task != Task::Read => Err(Failure::plain(format!(
-            "{}: can only be read: {reason}",
-            image.display()
-        ))),
+        Some(reason) if !matches!(task, Task::Serve(Access::Read | Access::ReadBeside)) => Err(
+            Failure::plain(format!("{}: can only be read: {reason}", image.display())),
+        ),
         _ => work(&client),
     };
     let closed = client.close();
@@ -256,7 +261,58 @@ pub fn content(
 }
 
 fn probe(image: &Path, list: &str) -> Result<Content, Failure> {
-    let mut child = command(Task::Probe, list, image)
+    let answer = answer_to(Task::Probe, list, image)?;
+    Ok(Content::of_line(&answer))
+}
+
+/// Finds out where a partition of a disk is, in the sandbox by a worker.
+///
+/// # Errors
+/// Why there is no such partition.
+pub fn partition(
+    disk: &Path,
+    which: &str,
+    sandbox: Option<args::Sandbox>,
+) -> Result<Window, Failure> {
+    if !sandbox::is_on(sandbox)? {
+        let found = VolumeDevice::open_disk(disk).and_then(|device| device.partition(which));
+        return found.map(|found| found.window()).map_err(Failure::plain);
+    }
+    let answer = answer_to(Task::Partition, which, disk)?;
+    let number = |text: &str| text.parse::<u64>().ok();
+    if let Some(("found", place)) = answer.split_once(' ')
+        && let Some((start, bytes)) = place.trim_end().split_once(' ')
+        && let (Some(start), Some(bytes)) = (number(start), number(bytes))
+    {
+        return Ok(Window { start, bytes });
+    }
+    let why = answer
+        .strip_prefix("none ")
+        .map(|why| printable_text(why.trim_end()));
+    Err(Failure::plain(why.unwrap_or_else(|| {
+        format!("{}: its partitions could not be read", disk.display())
+    })))
+}
+
+/// In the worker: prints where the partition is.
+fn print_partition(disk: &Path, which: &str) -> Result<(), Failure> {
+    let found = match VolumeDevice::open_disk(disk) {
+        Ok(device) => {
+            sandbox::enter(false)?;
+            device.partition(which)
+        }
+        Err(error) => Err(error),
+    };
+    let line = match found {
+        Ok(found) => format!("found {} {}\n", found.start, found.bytes),
+        Err(why) => format!("none {why}\n"),
+    };
+    crate::output::print(|out| out.write_all(line.as_bytes()))
+}
+
+/// What a worker prints.
+fn answer_to(task: Task, list: &str, image: &Path) -> Result<String, Failure> {
+    let mut child = command(task, list, image)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -269,7 +325,7 @@ fn probe(image: &Path, list: &str) -> Result<Content, Failure> {
             .map_err(cannot_start)?;
     }
     child.wait().map_err(cannot_start)?;
-    Ok(Content::of_line(&String::from_utf8_lossy(&line)))
+    Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
 /// Whether this process is to be a worker.
@@ -291,8 +347,8 @@ pub fn run(words: &[OsString]) -> Result<(), Failure> {
     let image = Path::new(OsStr::from_bytes(image.as_bytes()));
     match task {
         Task::Probe => print_content(image, list),
-        Task::Read => serve(image, list, false),
-        Task::Write => serve(image, list, true),
+        Task::Partition => print_partition(image, list),
+        Task::Serve(access) => serve(image, list, access),
         Task::Reproduce(origin) => reproduce(image, list, origin),
     }
 }
@@ -321,9 +377,9 @@ fn gone(error: std::io::Error) -> Failure {
     Failure::plain(format!("the client is gone: {error}"))
 }
 
-fn serve(image: &Path, list: &str, write: bool) -> Result<(), Failure> {
+fn serve(image: &Path, list: &str, access: Access) -> Result<(), Failure> {
     let server = server()?;
-    match open(image, list, write) {
+    match open(image, list, access) {
         Ok((volume, missing)) => answer(server, &volume, missing),
         Err(failure) => server.refuse(&failure.message).map_err(gone),
     }
@@ -368,11 +424,15 @@ fn answer(
 }
 
 /// Opens the image, gives up all rights, then opens the volume.
-fn open(image: &Path, list: &str, write: bool) -> Result<(steadfs::Volume, Vec<String>), Failure> {
-    let options = match write {
-        false => Options::parse_to_read(list),
+fn open(
+    image: &Path,
+    list: &str,
+    access: Access,
+) -> Result<(steadfs::Volume, Vec<String>), Failure> {
+    let options = match access {
+        Access::Read | Access::ReadBeside => Options::parse_to_read(list),
         // The error names options that do not suit the kind of volume.
-        true => Options::parse_by(list, |options| {
+        Access::Write => Options::parse_by(list, |options| {
             let mut options = options.clone();
             options.set_read_only(true);
             sandbox::adapt(&mut options).ok()?;
@@ -383,11 +443,7 @@ fn open(image: &Path, list: &str, write: bool) -> Result<(steadfs::Volume, Vec<S
     };
     let mut options = options.map_err(Failure::plain)?;
     sandbox::adapt(&mut options)?;
-    let device = match write {
-        true => VolumeDevice::open(image, &options),
-        false => VolumeDevice::open_salvage(image, &options),
-    };
-    let device = device.map_err(Failure::plain)?;
-    let missing = sandbox::enter(write)?;
+    let device = access.open(image, &options).map_err(Failure::plain)?;
+    let missing = sandbox::enter(access == Access::Write)?;
     Ok((device.volume().map_err(Failure::plain)?, missing))
 }

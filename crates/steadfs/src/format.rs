@@ -8,6 +8,7 @@ use steadfs_ext4::format::{FormatOptions, FormatReport};
 use steadfs_f2fs::format as f2fs;
 use steadfs_vfs::FsError;
 
+use crate::image::Window;
 use crate::volume::Error;
 
 /// Without a given size, a device's size is rounded down to a multiple of this, as mke2fs does.
@@ -22,7 +23,18 @@ pub fn format(
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
-    on(path, options.offset, size, |queue, size, sector| {
+    format_within(path, None, size, options)
+}
+
+/// As [`format()`], in a part of a disk instead of from an offset on: nothing outside it is touched.
+pub fn format_within(
+    path: &Path,
+    part: Option<Window>,
+    size: Option<u64>,
+    options: &FormatOptions,
+) -> Result<FormatReport, Error> {
+    let offset = options.offset;
+    on(path, (offset, part), size, |queue, size, sector| {
         let options = FormatOptions {
             sector_size: options.sector_size.or(Some(sector)),
             ..options.clone()
@@ -69,7 +81,17 @@ pub fn format_f2fs(
     size: Option<u64>,
     options: &f2fs::FormatOptions,
 ) -> Result<f2fs::FormatReport, Error> {
-    on(path, 0, size, |queue, size, sector| {
+    format_f2fs_within(path, None, size, options)
+}
+
+/// As [`format_f2fs()`], in a part of a disk.
+pub fn format_f2fs_within(
+    path: &Path,
+    part: Option<Window>,
+    size: Option<u64>,
+    options: &f2fs::FormatOptions,
+) -> Result<f2fs::FormatReport, Error> {
+    on(path, (0, part), size, |queue, size, sector| {
         let options = f2fs::FormatOptions {
             sector_size: options.sector_size.or(Some(sector)),
             ..options.clone()
@@ -81,13 +103,13 @@ pub fn format_f2fs(
 /// Calls `make` with the device's queue, size and sector size. A file that did not exist before is removed on an error.
 fn on<T>(
     path: &Path,
-    offset: u64,
+    (offset, part): (u64, Option<Window>),
     size: Option<u64>,
     make: impl FnOnce(&Queue, u64, u32) -> Result<T, String>,
 ) -> Result<T, Error> {
     let is_new = !path.exists();
     let length = size.map(|size| size.saturating_add(offset));
-    let opened = open(path, offset, size).inspect_err(|error| {
+    let opened = open(path, (offset, part), size).inspect_err(|error| {
         // The file was created, but could not be extended to `size`, or is too short to be a device.
         let own = !matches!(error, Error::Open(OpenError::Busy { .. }));
         let is_ours = |len| len == 0 || Some(len) == length;
@@ -108,17 +130,32 @@ fn on<T>(
     })
 }
 
-fn open(path: &Path, offset: u64, size: Option<u64>) -> Result<(Queue, u64, u32), Error> {
+fn open(
+    path: &Path,
+    (offset, part): (u64, Option<Window>),
+    size: Option<u64>,
+) -> Result<(Queue, u64, u32), Error> {
     let open = OpenOptions {
-        offset,
+        offset: part.map_or(offset, |part| part.start),
+        sizelimit: part.map(|part| part.bytes),
         // A size that overflows is too large for any file; the system call fails with the reason.
-        create: size.map(|size| size.saturating_add(offset)),
+        create: size
+            .filter(|_| part.is_none())
+            .map(|size| size.saturating_add(offset)),
         engine: Engine::Auto,
         ..OpenOptions::default()
     };
     let device = Arc::new(FileDevice::open(path, open)?);
     let sector = device.sector_size();
     let queue = Queue::new(device, QueueOptions::default());
-    let size = size.unwrap_or(queue.geometry().size / SIZE_UNIT * SIZE_UNIT);
+    let whole = queue.geometry().size;
+    let size = size.unwrap_or(whole / SIZE_UNIT * SIZE_UNIT);
+    if part.is_some() && size > whole {
+        let why = format!("the partition has {whole} bytes, {size} do not fit");
+        return Err(Error::Volume {
+            path: path.to_owned(),
+            error: FsError::BadOption(why),
+        });
+    }
     Ok((queue, size, sector))
 }

@@ -4,6 +4,7 @@
 //! This module knows magic numbers and partition tables, but no file system that is served here; `volume` uses it for its
 //! error when it finds no volume. The input is not trusted: reads and the number of listed partitions are bounded.
 
+mod choose;
 mod detect;
 mod formats;
 mod partitions;
@@ -13,7 +14,7 @@ use std::fmt::{self, Display, Formatter};
 use steadfs_block::BlockSource;
 
 pub use formats::Format;
-pub use partitions::{Partition, Table};
+pub use partitions::{Partition, Table, Window};
 
 /// Bytes read from the start of a device: all magic numbers are there, or in the tail.
 const HEAD_BYTES: u64 = 256 << 10;
@@ -66,9 +67,34 @@ impl Display for Found {
     }
 }
 
-/// Recognises the content of a device that holds no volume. `holds` returns the name of the volume that begins at a byte
-/// offset, if there is one.
-pub fn recognise(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) -> Found {
+/// A volume in a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The kind of file system.
+    pub kind: &'static str,
+    /// Its label, with printable characters only.
+    pub label: String,
+}
+
+impl Display for Held {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match &self.label[..] {
+            "" => f.write_str(self.kind),
+            label => write!(f, "{} \"{label}\"", self.kind),
+        }
+    }
+}
+
+/// Returns the volume that begins at a byte offset, if there is one.
+pub type Holds<'a> = &'a dyn Fn(u64) -> Option<Held>;
+
+/// The partition table of a disk, if it has one.
+pub fn table(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
+    partitions::gpt(src, holds).or_else(|| partitions::mbr(src, holds))
+}
+
+/// Recognises the content of a device that holds no volume.
+pub fn recognise(src: &dyn BlockSource, holds: Holds<'_>) -> Found {
     let size = src.size_bytes();
     if size == 0 {
         return Found::Empty;

@@ -18,7 +18,7 @@ mod volume;
 
 pub use check::{Checked, check};
 pub use fill::{Fill, FillError, Origin, ReproducibleDevice, fill, fill_open};
-pub use format::{dry_run, format, format_f2fs};
+pub use format::{dry_run, format, format_f2fs, format_f2fs_within, format_within};
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;

@@ -14,6 +14,7 @@ use steadfs_vfs::{FsError, Result};
 
 use crate::io_options::{IO_TABLE, IoOptions};
 use crate::probe::{Kind, probe};
+use crate::volume::{Error, VolumeDevice};
 use table::TABLE;
 
 /// How the device is read and written.
@@ -82,6 +83,8 @@ pub struct Options {
     misfits: Misfits,
     /// What the kernel enforces.
     pub flags: MountFlags,
+    /// `partition=`: the partition of the disk that is the volume's device.
+    pub partition: Option<String>,
     /// `offset=`: where on the device the volume begins, in bytes.
     pub offset: u64,
     /// `sizelimit=`: the size of the volume's part of the device in bytes; `None`: up to the end.
@@ -117,6 +120,7 @@ impl Default for Options {
             f2fs: steadfs_f2fs::MountOptions::default(),
             misfits: Misfits::default(),
             flags: MountFlags::default(),
+            partition: None,
             offset: 0,
             size_limit: None,
             cache_size: None,
@@ -232,6 +236,10 @@ impl Options {
             options.misfits.f2fs.push(error);
         }
         refused.extend(&options.refuse_takeover());
+        if options.partition.is_some() && (options.offset > 0 || options.size_limit.is_some()) {
+            let why = "option partition: offset= and sizelimit= contradict it";
+            refused.push(FsError::BadOption(why.to_owned()));
+        }
         if options
             .offset
             .checked_add(options.size_limit.unwrap_or(0))
@@ -242,6 +250,16 @@ impl Options {
             ));
         }
         (options, refused)
+    }
+
+    /// Replaces `partition=` by the place of the partition on the disk at `path`.
+    pub(crate) fn find_partition(&mut self, path: &Path) -> std::result::Result<(), Error> {
+        if let Some(which) = self.partition.take() {
+            let found = VolumeDevice::open_disk(path)?.partition(&which)?;
+            self.offset = found.start;
+            self.size_limit = Some(found.bytes);
+        }
+        Ok(())
     }
 
     /// Why this mount could not be taken over, if it is to be.

@@ -15,7 +15,7 @@ use steadfs_vfs::FsError;
 use steadfs_vfs::names::printable;
 
 use crate::Options;
-use crate::image::{self, Found};
+use crate::image::{self, Found, Held, Partition};
 use crate::volume::{Error, VolumeDevice};
 
 /// The kind of file system on a device.
@@ -105,21 +105,21 @@ impl Marks {
     }
 
     /// The kind and the label of the volume that begins here, for a list.
-    fn describe(&self) -> Option<String> {
+    fn describe(&self) -> Option<Held> {
         if self.ext() {
             let sb = ExtSuperblock::parse_lenient(&self.head[SUPERBLOCK..]).ok()?;
-            return Some(with_label(kind_of(&sb), &sb.volume_name()));
+            return Some(held(kind_of(&sb), &sb.volume_name()));
         }
         let label = F2fsSuperblock::parse_lenient(&self.head[SUPERBLOCK..]).ok();
         let label = label.map(|sb| sb.label()).unwrap_or_default();
-        self.f2fs()[0].then(|| with_label(Kind::F2fs, &label))
+        self.f2fs()[0].then(|| held(Kind::F2fs, &label))
     }
 }
 
-fn with_label(kind: Kind, label: &str) -> String {
-    match label {
-        "" => kind.name().to_owned(),
-        label => format!("{} \"{}\"", kind.name(), printable(label.as_bytes())),
+fn held(kind: Kind, label: &str) -> Held {
+    Held {
+        kind: kind.name(),
+        label: printable(label.as_bytes()).to_string(),
     }
 }
 
@@ -193,6 +193,24 @@ pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, Unop
         )))),
         _ => Ok(kind),
     }
+}
+
+/// The partition of a disk that a user calls `which`.
+///
+/// # Errors
+/// Why there is none: what follows the name of the disk in a message.
+pub(crate) fn partition_on(queue: &Queue, which: &str) -> Result<Partition, String> {
+    let src = AnyBytes {
+        queue,
+        last: RefCell::new(None),
+    };
+    let holds = |at: u64| Marks::at(&src, at).ok()?.describe();
+    let Some(table) = image::table(&src, &holds) else {
+        return Err(format!(
+            "has no partition {which:?}: it has no partition table"
+        ));
+    };
+    table.choose(which).cloned()
 }
 
 fn recognise(src: &AnyBytes<'_>, options: &Options) -> Found {

@@ -15,9 +15,9 @@ use steadfs_fuse::{BlockDevice, BrokerClient, FileId, MountError};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
 use thiserror::Error;
 
-use crate::image::Found;
+use crate::image::{Found, Partition};
 use crate::memory::default_cache_size;
-use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
+use crate::probe::{Kind, Unopened, failed, kind_on, kind_within, partition_on};
 use crate::{Io, IoEngine, Options};
 
 /// Why a volume could not be opened, mounted or closed.
@@ -33,6 +33,14 @@ pub enum Error {
         path: PathBuf,
         /// The content of the device.
         found: Found,
+    },
+    /// The device has no such partition.
+    #[error("{}: {why}", path.display())]
+    NoPartition {
+        /// The device.
+        path: PathBuf,
+        /// Why.
+        why: String,
     },
     /// The volume was not checked; it may be corrupt or not.
     #[error("{}: not checked: {why}", path.display())]
@@ -140,6 +148,7 @@ fn open_options(options: &Options) -> OpenOptions {
             IoEngine::Threads => Engine::Threads,
         },
         claim: true,
+        beside: false,
         create: None,
     }
 }
@@ -176,17 +185,46 @@ impl VolumeDevice {
 
     /// As [`VolumeDevice::open`], for a server that continues a mount. `claimed`: the mount claims the block device.
     pub fn open_again(path: &Path, options: &Options, claimed: bool) -> Result<Self, Error> {
+        Self::open_as(path, options, (!claimed, false))
+    }
+
+    fn open_as(
+        path: &Path,
+        options: &Options,
+        (claim, beside): (bool, bool),
+    ) -> Result<Self, Error> {
+        let mut options = options.clone();
+        options.find_partition(path)?;
         let how = OpenOptions {
-            claim: !claimed,
-            ..open_options(options)
+            claim,
+            beside,
+            ..open_options(&options)
         };
         Ok(Self {
             device: Arc::new(FileDevice::open_idle(path, how)?),
             path: path.to_owned(),
-            options: options.clone(),
             // It depends on the host's memory, which is read from /proc.
             cache_size: options.cache_size.unwrap_or_else(default_cache_size),
+            options,
         })
+    }
+
+    /// Opens a disk to find a partition of it, which another process may use: nothing is claimed or locked.
+    pub fn open_disk(path: &Path) -> Result<Self, Error> {
+        let options = Options::parse("ro,buffered").map_err(|error| failed(path, error))?;
+        Self::open_as(path, &options, (false, true))
+    }
+
+    /// The partition with this number, or else with this name in the table, or else with a volume of this label.
+    pub fn partition(&self, which: &str) -> Result<Partition, Error> {
+        let path = || self.path.clone();
+        let found = partition_on(&self.queue(), which);
+        let found = found.map_err(|why| Error::NoPartition { path: path(), why })?;
+        if found.start >= self.device().geometry().size {
+            let why = format!("partition {which:?} begins behind the end of this file");
+            return Err(Error::NoPartition { path: path(), why });
+        }
+        Ok(found)
     }
 
     /// As [`VolumeDevice::open`], on a file that the broker's mounter has opened, for writing unless the options are read-only.
@@ -211,6 +249,13 @@ impl VolumeDevice {
         let mut options = options.clone();
         options.set_salvage();
         Self::open(path, &options)
+    }
+
+    /// As [`VolumeDevice::open_salvage`], for a volume on a disk that the caller has claimed for another volume on it.
+    pub fn open_salvage_beside(path: &Path, options: &Options) -> Result<Self, Error> {
+        let mut options = options.clone();
+        options.set_salvage();
+        Self::open_as(path, &options, (false, true))
     }
 
     /// A remount for writing asks `broker` to open the device, because this process is about to lose the right to do it.

@@ -38,6 +38,9 @@ pub struct OpenOptions {
     pub engine: Engine,
     /// Claim a block device with O_EXCL. Without it, the kernel's mount of ours claims it.
     pub claim: bool,
+    /// The caller has the file open for writing, and so locked, for another part of it: this one is only read, without a
+    /// lock of its own.
+    pub beside: bool,
     /// Create an image file of this size in bytes if there is none; extend a shorter one.
     pub create: Option<u64>,
 }
@@ -51,6 +54,7 @@ impl Default for OpenOptions {
             sizelimit: None,
             engine: Engine::Auto,
             claim: true,
+            beside: false,
             create: None,
         }
     }
@@ -391,6 +395,9 @@ fn lock_opened(path: &Path, options: &OpenOptions, fd: &OwnedFd) -> Result<(), O
     };
     let file = fstat(fd).map_err(OpenError::io(path, "cannot be examined"))?;
     let kind = kind_of(path, &file)?;
+    if options.beside && options.read_only {
+        return Ok(());
+    }
     claim::lock(fd, options.read_only).map_err(busy)?;
     match kind {
         TargetKind::Image => claim::check_loop_devices(fd, options.read_only),

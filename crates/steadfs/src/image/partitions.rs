@@ -7,7 +7,7 @@ use std::fmt::{self, Display, Formatter};
 use steadfs_base::checksum::crc32_le;
 use steadfs_block::BlockSource;
 
-use super::{read, word_for};
+use super::{Holds, read, word_for};
 
 /// Sector sizes of partition tables.
 const SECTORS: [u64; 2] = [512, 4096];
@@ -33,6 +33,27 @@ pub struct Partition {
     pub holds: Option<String>,
     /// Whether `holds` is a volume.
     pub is_volume: bool,
+    /// The label of the volume in it.
+    pub label: String,
+}
+
+/// Where a partition is on its disk, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Its first byte.
+    pub start: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
+impl Partition {
+    /// Where it is.
+    pub fn window(&self) -> Window {
+        Window {
+            start: self.start,
+            bytes: self.bytes,
+        }
+    }
 }
 
 /// A partition table.
@@ -58,7 +79,10 @@ impl Display for Table {
         if self.partitions.is_empty() {
             return write!(f, "; it has none that can be listed");
         }
-        write!(f, ": say which one with -o offset=BYTES")?;
+        write!(
+            f,
+            ": say which one with IMAGE@NUMBER, IMAGE@NAME or -o offset=BYTES"
+        )?;
         for part in &self.partitions {
             let start = part.start.saturating_add(self.base);
             let (number, size, kind) = (part.number, Size(part.bytes), &part.kind);
@@ -114,16 +138,13 @@ fn le64(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Recognises the content of each partition.
-fn look_inside(
-    src: &dyn BlockSource,
-    partitions: &mut [Partition],
-    holds: &dyn Fn(u64) -> Option<String>,
-) {
+fn look_inside(src: &dyn BlockSource, partitions: &mut [Partition], holds: Holds<'_>) {
     let size = src.size_bytes();
     for part in partitions {
         if let Some(volume) = holds(part.start) {
-            part.holds = Some(volume);
+            part.holds = Some(volume.to_string());
             part.is_volume = true;
+            part.label = volume.label;
         } else if part.start >= size {
             part.holds = Some("behind the end of this file".to_owned());
         } else {
@@ -190,6 +211,7 @@ fn entries(src: &dyn BlockSource, header: &Header, sector: u64) -> Option<(Vec<P
                 name: gpt_name(&entry[56..128]),
                 holds: None,
                 is_volume: false,
+                label: String::new(),
             });
         }
     }
@@ -207,7 +229,7 @@ fn gpt_name(utf16: &[u8]) -> String {
 }
 
 /// A GPT, if there is one: by its first header, else by the copy at the end.
-pub(super) fn gpt(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) -> Option<Table> {
+pub(super) fn gpt(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
     let mut flawed = None;
     for sector in SECTORS {
         let Some(end) = src.size_bytes().checked_sub(sector) else {
@@ -279,7 +301,7 @@ fn mbr_entries(sector: &[u8]) -> Option<[Entry; 4]> {
 }
 
 /// An MBR, if there is one that lists anything.
-pub(super) fn mbr(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) -> Option<Table> {
+pub(super) fn mbr(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
     let first = mbr_entries(&read(src, 0, 512)?)?;
     let used: Vec<&Entry> = first.iter().filter(|entry| entry.kind != 0).collect();
     let size = src.size_bytes();
@@ -324,6 +346,7 @@ fn mbr_partitions(src: &dyn BlockSource, first: &[Entry; 4], sector: u64) -> Vec
         name: String::new(),
         holds: None,
         is_volume: false,
+        label: String::new(),
     };
     let mut found = Vec::new();
     let mut extended = None;

@@ -5,7 +5,13 @@ use super::*;
 const MIB: u64 = 1 << 20;
 
 fn found(bytes: &[u8]) -> Found {
-    recognise(&bytes, &|at| (at == 9 * MIB).then(|| "ext4".to_owned()))
+    recognise(&bytes, &held)
+}
+
+/// A volume in the second partition.
+fn held(at: u64) -> Option<Held> {
+    let (kind, label) = ("ext4", "system".to_owned());
+    (at == 9 * MIB).then_some(Held { kind, label })
 }
 
 #[track_caller]
@@ -130,7 +136,7 @@ fn a_gpt_is_listed_from_either_copy_and_with_either_sector() {
         assert_eq!(places, [(1, MIB, 8 * MIB), (5, 9 * MIB, 20 * MIB)]);
         let said = whole.to_string();
         assert!(
-            said.contains("-o offset=9437184, 20 MiB, Linux, \"root\": ext4"),
+            said.contains("-o offset=9437184, 20 MiB, Linux, \"root\": ext4 \"system\""),
             "{said}"
         );
         for damaged in [sector + 20, 2 * sector + 33] {
@@ -146,6 +152,29 @@ fn a_gpt_is_listed_from_either_copy_and_with_either_sector() {
         both[last + 20] ^= 1;
         assert!(table(&both).to_string().contains("gdisk"));
     }
+}
+
+#[test]
+fn a_partition_is_chosen_by_number_name_or_label() {
+    let mut found = table(&gpt(512));
+    let chosen = |found: &Table, which: &str| found.choose(which).map(|part| part.number);
+    for (which, number) in [("1", 1), ("5", 5), ("boot", 1), ("root", 5), ("system", 5)] {
+        assert_eq!(chosen(&found, which), Ok(number), "{which}");
+    }
+    for which in ["", "2", "Root", "-1", "ext4"] {
+        let why = chosen(&found, which).unwrap_err();
+        assert!(why.contains("offset=9437184"), "{which}: {why}");
+    }
+    // A name of the table goes before a label; a number goes before both.
+    found.partitions[0].name = "system".to_owned();
+    assert_eq!(chosen(&found, "system"), Ok(1));
+    found.partitions[1].name = "system".to_owned();
+    assert_eq!(
+        chosen(&found, "system").unwrap_err(),
+        "has several partitions \"system\" (1, 5): give the number"
+    );
+    found.partitions[0].name = "5".to_owned();
+    assert_eq!(chosen(&found, "5"), Ok(5));
 }
 
 #[test]

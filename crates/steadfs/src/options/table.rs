@@ -74,6 +74,17 @@ const ENTRIES: &[Opt] = &[
         .also()
         .fixed(),
     // Our own.
+    Opt::value("partition", "=NUMBER|NAME", |o, v| {
+        o.partition = Some(v.to_owned());
+        Ok(())
+    })
+    .help_with_default(
+        Device,
+        "the partition of a disk (GPT or MBR) to use: its number, its name in the table, or the label of the volume in \
+         it; the same as IMAGE@NUMBER or IMAGE@NAME",
+        "the whole device",
+    )
+    .fixed(),
     Opt::value("offset", "=BYTES", |o, v| sectors(v).map(|n| o.offset = n))
         .help(
             Device,

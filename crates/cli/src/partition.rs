@@ -1,0 +1,120 @@
+//! `IMAGE@PARTITION` arguments, and `-o partition=`.
+//!
+//! **Problem.** The partition table of a disk is trusted as little as a volume, but all ways to open a volume need the
+//! place of the partition.
+//!
+//! **Rule.** A process without rights reads the table first, and answers with two numbers; they are `offset=` and
+//! `sizelimit=` in the list of options from then on. A file whose name has an `@` is that file.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use steadfs::image::Window;
+
+use crate::args;
+use crate::failure::Failure;
+use crate::worker;
+
+/// A disk and the name of a partition of it: `IMAGE@PARTITION`, if there is no file of that name.
+pub fn split(image: &Path) -> Option<(&Path, &str)> {
+    if image.symlink_metadata().is_ok() {
+        return None;
+    }
+    let bytes = image.as_os_str().as_bytes();
+    let at = bytes.iter().rposition(|byte| *byte == b'@')?;
+    let disk = Path::new(OsStr::from_bytes(&bytes[..at]));
+    let which = std::str::from_utf8(&bytes[at + 1..]).ok()?;
+    let is_disk = disk.metadata().is_ok_and(|found| !found.is_dir());
+    (is_disk && !which.is_empty()).then_some((disk, which))
+}
+
+/// The file that an image is in.
+pub fn file_of(image: &Path) -> &Path {
+    split(image).map_or(image, |(disk, _)| disk)
+}
+
+/// The place of the partition that `image` names.
+pub fn window(
+    image: &Path,
+    sandbox: Option<args::Sandbox>,
+) -> Result<(PathBuf, Option<Window>), Failure> {
+    match split(image) {
+        None => Ok((image.to_owned(), None)),
+        Some((disk, which)) => {
+            let found = worker::partition(disk, which, sandbox)?;
+            Ok((disk.to_owned(), Some(found)))
+        }
+    }
+}
+
+/// The file of an image, and the list of options with the place of the partition that `image` or the list names.
+pub fn resolve(
+    image: &Path,
+    list: &str,
+    sandbox: Option<args::Sandbox>,
+) -> Result<(PathBuf, String), Failure> {
+    let (disk, mut found) = window(image, sandbox)?;
+    let mut rest = Vec::new();
+    for item in list.split(',') {
+        match item.trim().split_once('=') {
+            Some(("partition", which)) if found.is_none() => {
+                found = Some(worker::partition(&disk, which, sandbox)?);
+            }
+            Some(("partition", _)) => return Err(twice("another partition is named, too")),
+            Some(("offset" | "sizelimit", value)) if value.trim() != "0" => {
+                if split(image).is_some() {
+                    return Err(twice("offset= and sizelimit= contradict a partition"));
+                }
+                rest.push(item.to_owned());
+            }
+            _ => rest.push(item.to_owned()),
+        }
+    }
+    if let Some(Window { start, bytes }) = found {
+        rest.retain(|item| !item.trim().is_empty());
+        rest.push(format!("offset={start}"));
+        rest.push(format!("sizelimit={bytes}"));
+    }
+    Ok((disk, rest.join(",")))
+}
+
+fn twice(why: &str) -> Failure {
+    Failure::plain(format!("option partition: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_that_name_goes_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let (disk, exact) = (dir.path().join("disk.img"), dir.path().join("disk.img@2"));
+        std::fs::write(&disk, b"").unwrap();
+        assert_eq!(split(&exact), Some((&*disk, "2")));
+        assert_eq!(file_of(&exact), disk);
+        let named = dir.path().join("disk.img@a b");
+        assert_eq!(split(&named), Some((&*disk, "a b")));
+        for none in ["disk.img", "disk.img@", "no.img@2", "@2"] {
+            assert_eq!(split(&dir.path().join(none)), None, "{none}");
+        }
+        // A directory is no disk.
+        assert_eq!(
+            split(Path::new(&format!("{}@2", dir.path().display()))),
+            None
+        );
+        std::fs::write(&exact, b"").unwrap();
+        assert_eq!(split(&exact), None);
+        assert_eq!(file_of(&exact), exact);
+    }
+
+    #[test]
+    fn lists_without_a_partition_stay() {
+        let image = Path::new("no.img");
+        for list in ["", "ro", "ro,offset=1M, noload", ",ro,"] {
+            let found = resolve(image, list, None).unwrap();
+            assert_eq!(found, (image.to_owned(), list.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Chooses a partition by what a user calls it.
+
+use super::{Partition, Table};
+
+impl Table {
+    /// The partition with this number, or else with this name in the table, or else with a volume of this label.
+    ///
+    /// # Errors
+    /// Why there is no such partition, or not only one: what follows the name of the disk in a message.
+    pub fn choose(&self, which: &str) -> Result<&Partition, String> {
+        let by_number = |part: &&Partition| which.parse() == Ok(part.number);
+        if let Some(found) = self.partitions.iter().find(by_number) {
+            return Ok(found);
+        }
+        let by_name = self.partitions.iter().filter(|part| part.name == which);
+        let by_label = self.partitions.iter().filter(|part| part.label == which);
+        let mut found: Vec<&Partition> = by_name.collect();
+        if found.is_empty() {
+            found.extend(by_label);
+        }
+        match &found[..] {
+            [] => Err(format!("has no partition {which:?}: it {self}")),
+            [one] => Ok(one),
+            several => {
+                let numbers = several.iter().map(|part| part.number.to_string());
+                let numbers: Vec<String> = numbers.collect();
+                let numbers = numbers.join(", ");
+                Err(format!(
+                    "has several partitions {which:?} ({numbers}): give the number"
+                ))
+            }
+        }
+    }
+}
