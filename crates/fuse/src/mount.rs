@@ -335,8 +335,8 @@ impl MountHandle {
     /// The kernel unmounts the topmost mount of a path and has no call to unmount one below it. So a mount that is
     /// covered stays, and so does the covering one. Another mount may still appear between the check and the call.
     ///
-    /// A mount is in use during each stat(2) or statfs(2) of its root. Programs such as `df` call them on all mounts,
-    /// and here such a call may need a request to the server. So a busy mount is tried again for 250 ms.
+    /// A mount is in use during each stat(2) of its root, which here may need a request to the server, and programs
+    /// inspect all mounts. So a busy mount is tried again for 250 ms.
     ///
     /// # Errors
     /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], or [`MountError::Unmount`].
