@@ -12,8 +12,10 @@ impl Table {
         if let Some(found) = self.partitions.iter().find(by_number) {
             return Ok(found);
         }
-        let by_name = self.partitions.iter().filter(|part| part.name == which);
-        let by_label = self.partitions.iter().filter(|part| part.label == which);
+        // Most partitions have no name or label: an empty one chooses none.
+        let is = |name: &str| !which.is_empty() && name == which;
+        let by_name = self.partitions.iter().filter(|part| is(&part.name));
+        let by_label = self.partitions.iter().filter(|part| is(&part.label));
         let mut found: Vec<&Partition> = by_name.collect();
         if found.is_empty() {
             found.extend(by_label);
