@@ -54,27 +54,37 @@ pub fn resolve(
     list: &str,
     sandbox: Option<args::Sandbox>,
 ) -> Result<(PathBuf, String), Failure> {
-    let (disk, mut found) = window(image, sandbox)?;
-    let mut rest = Vec::new();
+    let (mut named, mut has_place, mut rest) = (None, false, Vec::new());
     for item in list.split(',') {
         match item.trim().split_once('=') {
-            Some(("partition", which)) if found.is_none() => {
-                found = Some(worker::partition(&disk, which, sandbox)?);
-            }
+            Some(("partition", which)) if named.is_none() => named = Some(which),
             Some(("partition", _)) => return Err(twice("another partition is named, too")),
-            Some(("offset" | "sizelimit", value)) if value.trim() != "0" => {
-                if split(image).is_some() {
-                    return Err(twice("offset= and sizelimit= contradict a partition"));
-                }
-                rest.push(item.to_owned());
+            place => {
+                has_place |= place.is_some_and(|(name, value)| {
+                    ["offset", "sizelimit"].contains(&name) && value.trim() != "0"
+                });
+                rest.push(item);
             }
-            _ => rest.push(item.to_owned()),
         }
     }
-    if let Some(Window { start, bytes }) = found {
+    let in_image = split(image).is_some();
+    if in_image && named.is_some() {
+        return Err(twice("another partition is named, too"));
+    }
+    if has_place && (in_image || named.is_some()) {
+        return Err(twice("offset= and sizelimit= contradict a partition"));
+    }
+    let (disk, found) = match named {
+        Some(which) => (
+            image.to_owned(),
+            Some(worker::partition(image, which, sandbox)?),
+        ),
+        None => window(image, sandbox)?,
+    };
+    let place = found.map(|Window { start, bytes }| format!("offset={start},sizelimit={bytes}"));
+    if let Some(place) = &place {
         rest.retain(|item| !item.trim().is_empty());
-        rest.push(format!("offset={start}"));
-        rest.push(format!("sizelimit={bytes}"));
+        rest.push(place);
     }
     Ok((disk, rest.join(",")))
 }
@@ -115,6 +125,18 @@ mod tests {
         for list in ["", "ro", "ro,offset=1M, noload", ",ro,"] {
             let found = resolve(image, list, None).unwrap();
             assert_eq!(found, (image.to_owned(), list.to_owned()));
+        }
+    }
+
+    #[test]
+    fn places_that_contradict_are_refused() {
+        for (list, why) in [
+            ("partition=1,offset=1M", "contradict"),
+            ("sizelimit=1M,ro,partition=1", "contradict"),
+            ("partition=1,partition=2", "another"),
+        ] {
+            let error = resolve(Path::new("no.img"), list, None).unwrap_err();
+            assert!(error.message.contains(why), "{list}: {}", error.message);
         }
     }
 }
