@@ -3,7 +3,7 @@
 
 // What the pages are made of; here only its words matter.
 #[allow(dead_code, reason = "the program reads the arguments")]
-#[path = "../src/args.rs"]
+#[path = "../src/args/mod.rs"]
 mod args;
 #[allow(dead_code, reason = "the program reads the arguments")]
 #[path = "../src/args_f2fs.rs"]

@@ -111,7 +111,11 @@ fn options(args: &args::Cp) -> CopyOptions {
 }
 
 /// The options of a copy from the volume in an image to the host.
-fn options_to_host(options: CopyOptions, place: &OnVolume, to_host: args::ToHost) -> CopyOptions {
+fn options_to_host(
+    options: CopyOptions,
+    place: &OnVolume,
+    to_host: args::offline::ToHost,
+) -> CopyOptions {
     let size = size_of(&place.image).filter(|_| !to_host.unlimited);
     CopyOptions {
         privileges: !to_host.no_privileges,
@@ -137,7 +141,11 @@ fn file_of(image: &Path) -> Option<HostFile> {
 
 /// The target of a copy. Files are not copied within the host, so an image without a path means the volume's root
 /// there.
-fn destination(last: &OsStr, sources: &[Place], open: &args::Open) -> Result<Place, Failure> {
+fn destination(
+    last: &OsStr,
+    sources: &[Place],
+    open: &args::offline::Open,
+) -> Result<Place, Failure> {
     let to = parse(last);
     let is_volume = |place: &Place| matches!(place, Place::Volume(_));
     if is_volume(&to) || sources.iter().all(is_volume) {
@@ -154,7 +162,7 @@ fn destination(last: &OsStr, sources: &[Place], open: &args::Open) -> Result<Pla
 }
 
 /// The kind of the volume in a file or block device, if there is one.
-fn volume_in(path: &Path, open: &args::Open) -> Result<Option<String>, Failure> {
+fn volume_in(path: &Path, open: &args::offline::Open) -> Result<Option<String>, Failure> {
     let file = partition::file_of(path);
     let kind = file.metadata().map(|found| found.file_type());
     if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
@@ -371,7 +379,7 @@ enum Relation {
     Other,
 }
 
-fn relation(a: &Path, b: &Path, open: &args::Open) -> Result<Relation, Failure> {
+fn relation(a: &Path, b: &Path, open: &args::offline::Open) -> Result<Relation, Failure> {
     if !same_file(partition::file_of(a), partition::file_of(b)) {
         return Ok(Relation::Other);
     }

@@ -18,7 +18,7 @@ use crate::volume::{Access, with_volume};
 /// Runs `work` for each place, even after failures; the worst exit code counts.
 fn for_each_place(
     places: &[OsString],
-    open: &args::Open,
+    open: &args::offline::Open,
     mut work: impl FnMut(&dyn FileSystem, &OnVolume) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut worst: Option<u8> = None;

@@ -33,7 +33,7 @@ impl Access {
 /// the last.
 pub fn with_volume<T>(
     image: &Path,
-    open: &args::Open,
+    open: &args::offline::Open,
     access: Access,
     work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
 ) -> Result<T, Failure> {

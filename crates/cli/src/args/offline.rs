@@ -1,0 +1,191 @@
+//! Arguments of the commands that work on volumes without a mount.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::{Sandbox, sandbox};
+
+/// How to open an image without mounting it.
+#[derive(Debug, clap::Args)]
+pub struct Open {
+    /// Options for opening the volume (or each of them), such as offset=1M or partition=2; separated by commas.
+    #[arg(short = 'o', long = "options", value_name = "LIST")]
+    pub options: Vec<String>,
+    /// Parse volumes in a process without rights over the host, the default, or with the caller's rights (off); also
+    /// STEADFS_SANDBOX=off.
+    #[arg(long, value_name = "on|off", value_parser = sandbox)]
+    pub sandbox: Option<Sandbox>,
+}
+
+/// Check a volume; nothing is changed.
+///
+/// Exit codes are e2fsck's: 0 for a clean volume, 4 for errors found, 8 if it could not be checked, 16 for wrong usage.
+#[derive(Debug, clap::Args)]
+pub struct Check {
+    /// Image file or block device.
+    pub volume: PathBuf,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Show a volume's superblock: features, journal, usage.
+#[derive(Debug, clap::Args)]
+pub struct Inspect {
+    /// Image file or block device.
+    pub volume: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// List files on a volume.
+///
+/// Like ls(1), one name per line; owners are numbers, times are UTC.
+#[derive(Debug, clap::Args)]
+pub struct Ls {
+    /// IMAGE or IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE[:/PATH]")]
+    pub places: Vec<OsString>,
+    /// Type, permissions, links, owner, group, size and time of each file.
+    #[arg(short)]
+    pub long: bool,
+    /// Also names that begin with a dot.
+    #[arg(short, long)]
+    pub all: bool,
+    /// As -a, but not the entries . and ..
+    #[arg(short = 'A', long)]
+    pub almost_all: bool,
+    /// Directories themselves, not their entries.
+    #[arg(short, long)]
+    pub directory: bool,
+    /// Also the entries of subdirectories.
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// Inode numbers.
+    #[arg(short, long)]
+    pub inode: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Write files' contents to standard output.
+#[derive(Debug, clap::Args)]
+pub struct Cat {
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Copy files into a volume, out of it, or from one to another.
+///
+/// Sources, targets and options are those of cp(1), except that new files always keep types, permissions, times, extended
+/// attributes, holes and hard links. They also keep owners; out of a volume only if root runs it, else set-ID bits are
+/// dropped. A path on a volume is IMAGE:/PATH, its root IMAGE: (write ./a:/b for a host path with a colon); - is standard
+/// input or output. A file that cannot be copied is reported, and the copy continues; the exit code is 1 then. An
+/// interrupted copy closes the volume; the files copied so far are there.
+#[derive(Debug, clap::Args)]
+#[command(args_override_self = true)]
+pub struct Cp {
+    /// Sources, and last the target unless -t is given.
+    #[arg(required = true, value_name = "PATH")]
+    pub places: Vec<OsString>,
+    /// Copy directories recursively; special files are created, not read.
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// The same as -r -d -p.
+    #[arg(short, long)]
+    pub archive: bool,
+    /// Set owner, mode, times and attributes also on existing files.
+    #[arg(short, long)]
+    pub preserve: bool,
+    /// Copy links as links (the default with -r).
+    #[arg(short = 'P', long, overrides_with_all = ["dereference", "dereference_named", "links"])]
+    pub no_dereference: bool,
+    /// Follow symbolic links.
+    #[arg(short = 'L', long, overrides_with_all = ["no_dereference", "dereference_named", "links"])]
+    pub dereference: bool,
+    /// Follow symbolic links on the command line, but copy links below them as links.
+    #[arg(short = 'H', overrides_with_all = ["no_dereference", "dereference", "links"])]
+    pub dereference_named: bool,
+    /// The same as -P: hard links are always kept.
+    #[arg(short = 'd', overrides_with_all = ["no_dereference", "dereference", "dereference_named"])]
+    pub links: bool,
+    /// Replace an existing file that cannot be opened, and overwrite an image by a file.
+    #[arg(short, long)]
+    pub force: bool,
+    /// Do not overwrite existing files.
+    #[arg(short, long)]
+    pub no_clobber: bool,
+    /// Remove existing files first.
+    #[arg(long)]
+    pub remove_destination: bool,
+    /// Copy into this directory.
+    #[arg(
+        short,
+        long,
+        value_name = "DIRECTORY",
+        conflicts_with = "no_target_directory"
+    )]
+    pub target_directory: Option<OsString>,
+    /// The target is the copy itself, even if it is a directory.
+    #[arg(short = 'T', long)]
+    pub no_target_directory: bool,
+    /// Print each copied file.
+    #[arg(short, long)]
+    pub verbose: bool,
+    #[command(flatten)]
+    pub to_host: ToHost,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Options of copies to the host.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct ToHost {
+    /// To the host: no set-ID bits, no device nodes (each is reported), no attributes below security. and trusted.; for
+    /// root's copies of untrusted volumes.
+    #[arg(long)]
+    pub no_privileges: bool,
+    /// To the host: also copy more data than 16 times the size of the image or device, which compressed files or files
+    /// that share blocks can have.
+    #[arg(long)]
+    pub unlimited: bool,
+}
+
+/// Copy a whole volume, or a part of it, to a directory.
+///
+/// A file that cannot be copied is reported, and the copy continues; the exit code is 1 then.
+#[derive(Debug, clap::Args)]
+pub struct Extract {
+    /// IMAGE or IMAGE:/PATH.
+    #[arg(value_name = "IMAGE[:/PATH]")]
+    pub place: OsString,
+    /// The directory to fill; it is created if it does not exist.
+    pub directory: PathBuf,
+    /// Replace existing files.
+    #[arg(short, long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub to_host: ToHost,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Show all attributes of files on a volume, or statistics of a mounted volume.
+///
+/// For a mount: its queue with waits and boosts, by operation and by group, and its commits, reclaim, checkpoints and GC.
+#[derive(Debug, clap::Args)]
+pub struct Stat {
+    /// IMAGE:/PATH, or a mount point.
+    #[arg(required = true, value_name = "IMAGE:/PATH|MOUNTPOINT")]
+    pub places: Vec<OsString>,
+    /// For a mount: print JSON, times of the queue in nanoseconds.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
