@@ -31,6 +31,7 @@ const CRATES: &[CrateRule] = &[
     rule("rt", 10, &["base"]),
     rule("iosched", 20, &["base"]),
     rule("block", 21, &["base", "rt", "iosched"]),
+    rule("stack", 22, &["base", "rt", "block"]),
     rule("contain", 22, &["rt"]),
     rule("vfs", 30, &["base", "rt"]),
     rule("remote", 31, &["base", "rt", "vfs"]),
@@ -80,7 +81,8 @@ const CRATES: &[CrateRule] = &[
         "steadfs",
         61,
         &[
-            "base", "rt", "iosched", "block", "cache", "vfs", "jbd2", "ext4", "f2fs", "fuse",
+            "base", "rt", "iosched", "block", "stack", "cache", "vfs", "jbd2", "ext4", "f2fs",
+            "fuse",
         ],
     ),
     rule(

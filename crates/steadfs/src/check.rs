@@ -155,7 +155,7 @@ impl VolumeDevice {
     /// f2fs volume is checked as of its checkpoint. `on_read` is called with the number of bytes of each read.
     pub fn check(&self, on_read: &mut dyn FnMut(u64)) -> Result<Checked, Error> {
         let (path, options) = (self.path(), self.options());
-        let queue = self.queue();
+        let queue = self.queue()?;
         let refused = |why: String| Error::Unchecked {
             path: path.to_owned(),
             why,
@@ -168,7 +168,7 @@ impl VolumeDevice {
                 None => Ok(Checked::F2fs { report }),
             };
         }
-        let view = steadfs_ext4::replayed_view(self.device(), &options.ext4);
+        let view = steadfs_ext4::replayed_view(self.device()?, &options.ext4);
         let view = view.map_err(|error| failed(path, error))?;
         let default = ext4::Options::default();
         let how = ext4::Options {

@@ -37,7 +37,7 @@ impl VolumeDevice {
     /// Describes the volume by its superblock, and by the group descriptors and the journal's superblock, or by the
     /// checkpoint. Nothing is replayed or written.
     pub fn inspect(&self) -> Result<Inspection, Error> {
-        let queue = self.queue();
+        let queue = self.queue()?;
         let inspected = match self.kind()? {
             Kind::F2fs => steadfs_f2fs::inspect::inspect(&queue)
                 .map(Box::new)

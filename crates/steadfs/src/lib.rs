@@ -9,6 +9,7 @@ pub mod image;
 mod inspect;
 mod io;
 mod io_options;
+mod layers;
 mod memory;
 mod mount;
 mod options;

@@ -14,7 +14,6 @@ use steadfs_vfs::{FsError, Result};
 
 use crate::io_options::{IO_TABLE, IoOptions};
 use crate::probe::{Kind, probe};
-use crate::volume::{Error, VolumeDevice};
 use table::TABLE;
 
 /// How the device is read and written.
@@ -250,16 +249,6 @@ impl Options {
             ));
         }
         (options, refused)
-    }
-
-    /// Replaces `partition=` by the place of the partition on the disk at `path`.
-    pub(crate) fn find_partition(&mut self, path: &Path) -> std::result::Result<(), Error> {
-        if let Some(which) = self.partition.take() {
-            let found = VolumeDevice::open_disk(path)?.partition(&which)?;
-            self.offset = found.start;
-            self.size_limit = Some(found.bytes);
-        }
-        Ok(())
     }
 
     /// Why this mount could not be taken over, if it is to be.

@@ -16,8 +16,9 @@ use steadfs_vfs::{FileSystem, FsError, RecordedState};
 use thiserror::Error;
 
 use crate::image::{Found, Partition};
+use crate::layers::{Base, Layers, partition_of};
 use crate::memory::default_cache_size;
-use crate::probe::{Kind, Unopened, failed, kind_on, kind_within, partition_on};
+use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
 use crate::{Io, IoEngine, Options};
 
 /// Why a volume could not be opened, mounted or closed.
@@ -131,7 +132,7 @@ pub struct Volume {
     report: OpenReport,
     path: PathBuf,
     /// `None` for a device of the caller's.
-    device: Option<Arc<FileDevice>>,
+    layers: Option<Layers>,
     block_size: u32,
     io: Arc<Io>,
 }
@@ -171,7 +172,7 @@ pub fn reopen_for_writing(
 /// An open image file or block device, of whose content nothing is interpreted yet: between this and the next step a
 /// process can give up the rights that it does not need any more. No thread is started before that step.
 pub struct VolumeDevice {
-    device: Arc<FileDevice>,
+    layers: Layers,
     path: PathBuf,
     options: Options,
     cache_size: u64,
@@ -193,20 +194,26 @@ impl VolumeDevice {
         options: &Options,
         (claim, beside): (bool, bool),
     ) -> Result<Self, Error> {
-        let mut options = options.clone();
-        options.find_partition(path)?;
         let how = OpenOptions {
             claim,
             beside,
-            ..open_options(&options)
+            ..open_options(options)
         };
-        Ok(Self {
-            device: Arc::new(FileDevice::open_idle(path, how)?),
+        Ok(Self::over(
+            Base::file(FileDevice::open_idle(path, how)?),
+            path,
+            options,
+        ))
+    }
+
+    fn over(base: Base, path: &Path, options: &Options) -> Self {
+        Self {
+            layers: Layers::over(base),
             path: path.to_owned(),
+            options: options.clone(),
             // It depends on the host's memory, which is read from /proc.
             cache_size: options.cache_size.unwrap_or_else(default_cache_size),
-            options,
-        })
+        }
     }
 
     /// Opens a disk to find a partition of it, which another process may use: nothing is claimed or locked.
@@ -217,14 +224,14 @@ impl VolumeDevice {
 
     /// The partition with this number, or else with this name in the table, or else with a volume of this label.
     pub fn partition(&self, which: &str) -> Result<Partition, Error> {
-        let path = || self.path.clone();
-        let found = partition_on(&self.queue(), which);
-        let found = found.map_err(|why| Error::NoPartition { path: path(), why })?;
-        if found.start >= self.device().geometry().size {
-            let why = format!("partition {which:?} begins behind the end of this file");
-            return Err(Error::NoPartition { path: path(), why });
+        partition_of(&self.device()?, which).map_err(|why| self.no_partition(why))
+    }
+
+    fn no_partition(&self, why: String) -> Error {
+        Error::NoPartition {
+            path: self.path.clone(),
+            why,
         }
-        Ok(found)
     }
 
     /// As [`VolumeDevice::open`], on a file that the broker's mounter has opened, for writing unless the options are read-only.
@@ -236,12 +243,8 @@ impl VolumeDevice {
         let file = files.next();
         let file = file.ok_or_else(|| refused("it sent no device".to_owned()))?;
         let claimed = ClaimedFile::claim_opened(path, &how, file, files.next())?;
-        Ok(Self {
-            device: Arc::new(FileDevice::on_claimed(path, how, claimed)?),
-            path: path.to_owned(),
-            options: options.clone(),
-            cache_size: options.cache_size.unwrap_or_else(default_cache_size),
-        })
+        let base = Base::file(FileDevice::on_claimed(path, how, claimed)?);
+        Ok(Self::over(base, path, options))
     }
 
     /// As [`VolumeDevice::open`], to read what can be read of a corrupt volume.
@@ -262,7 +265,7 @@ impl VolumeDevice {
     #[must_use]
     pub fn reopened_by(self, broker: &Arc<BrokerClient>) -> Self {
         let broker = Arc::clone(broker);
-        self.device.reopen_by(Box::new(move |claim| {
+        self.layers.base().reopen_by(Box::new(move |claim| {
             let opened = ClaimedFile::from_descriptors(broker.reopen(claim)?);
             opened.ok_or_else(|| "the broker did not open the device".to_owned())
         }));
@@ -279,17 +282,20 @@ impl VolumeDevice {
         &self.options
     }
 
-    pub(crate) fn device(&self) -> Arc<dyn Device> {
-        Arc::clone(&self.device) as Arc<dyn Device>
+    /// The device that the volume is on. The first call parses what its layers are, so the process has given up its rights
+    /// before.
+    pub(crate) fn device(&self) -> Result<Arc<dyn Device>, Error> {
+        let top = self.layers.top(&self.options);
+        top.map_err(|why| self.no_partition(why))
     }
 
-    pub(crate) fn queue(&self) -> Queue {
-        Queue::new(self.device(), QueueOptions::default())
+    pub(crate) fn queue(&self) -> Result<Queue, Error> {
+        Ok(Queue::new(self.device()?, QueueOptions::default()))
     }
 
     /// The kind of file system.
     pub fn kind(&self) -> Result<Kind, Error> {
-        kind_on(&self.queue(), &self.options).map_err(|error| failed(&self.path, error))
+        kind_on(&self.queue()?, &self.options).map_err(|error| failed(&self.path, error))
     }
 
     /// Opens the volume.
@@ -305,7 +311,8 @@ impl VolumeDevice {
     ) -> Result<Volume, Error> {
         if self.options.read_only() && !options.read_only() {
             // A remount has made it writable.
-            self.device.make_writable().map_err(|why| Error::Volume {
+            let device = self.layers.base().device();
+            device.make_writable().map_err(|why| Error::Volume {
                 path: self.path.clone(),
                 error: FsError::Io(why),
             })?;
@@ -315,8 +322,8 @@ impl VolumeDevice {
     }
 
     fn volume_handed_over(self, lookups: &[(InodeNo, u64)]) -> Result<Volume, Error> {
-        self.device.start_threads();
-        let mut shared = self.device();
+        self.layers.base().start_threads();
+        let mut shared = self.device()?;
         if let Some(model) = self.options.device_model {
             let slow = ModelDevice::start(shared, model).map_err(|error| Error::Volume {
                 path: self.path.clone(),
@@ -327,7 +334,7 @@ impl VolumeDevice {
         let sizes = CacheSizes::of(self.cache_size);
         let volume = Volume::handed_over(shared, &self.path, sizes, &self.options, lookups)?;
         Ok(Volume {
-            device: Some(self.device),
+            layers: Some(self.layers),
             ..volume
         })
     }
@@ -391,7 +398,7 @@ impl Volume {
             kind,
             report,
             path: name.to_owned(),
-            device: None,
+            layers: None,
             block_size,
             io: Arc::new(Io::new(queue, options.io.clone())),
         })
@@ -419,19 +426,13 @@ impl Volume {
 
     /// Describes the device and its I/O engine.
     pub fn describe_device(&self) -> String {
-        let device = self.device.as_ref();
-        device.map_or_else(
-            || "a device of the caller's".to_owned(),
-            |device| device.describe(),
-        )
+        let layers = self.layers.as_ref();
+        layers.map_or_else(|| "a device of the caller's".to_owned(), Layers::describe)
     }
 
     /// Of a block device: drops our exclusive claim for the kernel's, and returns what mount(2) needs.
     pub(crate) fn yield_block_device(&self) -> Option<BlockDevice> {
-        let device = self.device.as_ref()?;
-        if !device.is_block_device() {
-            return None;
-        }
+        let device = self.layers.as_ref()?.block_device()?;
         device.yield_claim();
         Some(BlockDevice {
             path: self.path.clone(),
@@ -442,7 +443,7 @@ impl Volume {
 
     /// The image file that the volume is in, if it is in one.
     pub(crate) fn image(&self) -> Option<FileId> {
-        let (device, inode) = self.device.as_ref()?.image_id()?;
+        let (device, inode) = self.layers.as_ref()?.base().image_id()?;
         Some(FileId { device, inode })
     }
 
@@ -470,8 +471,8 @@ impl Volume {
 
     /// Gives up the claim on the image or device of a volume that is closed, before this process has ended.
     pub fn give_up_device(&self) {
-        if let Some(device) = &self.device {
-            device.give_up_claims();
+        if let Some(layers) = &self.layers {
+            layers.give_up_claims();
         }
     }
 

@@ -1,0 +1,18 @@
+//! Devices stacked over other devices.
+//!
+//! **Problem.** A volume may be a part of what a device holds: a partition, or the content of a container format.
+//!
+//! **Rule.** A device here changes what a request means and passes it on; it has no thread and never waits. What it parses
+//! to know that is not trusted: a process parses it only after it has given up its rights.
+
+#![forbid(unsafe_code)]
+
+mod map;
+mod mapped;
+mod split;
+
+pub use map::{Map, MapError, Source};
+pub use mapped::MappedDevice;
+
+#[cfg(test)]
+mod tests;
