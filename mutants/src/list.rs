@@ -1,6 +1,7 @@
 //! The list of mutants, as `cargo mutants --list --json` prints it.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::path::Path;
 
@@ -35,6 +36,16 @@ pub struct Mutant {
     pub genre: Genre,
 }
 
+impl Mutant {
+    /// The module of the crate, below its root, that has the mutant.
+    pub fn module(&self) -> &str {
+        let inside = self.file.split_once("/src/");
+        let path = inside.map_or(self.file.as_str(), |(_, path)| path);
+        let first = path.split('/').next().unwrap_or(path);
+        first.strip_suffix(".rs").unwrap_or(first)
+    }
+}
+
 /// Reads a list.
 ///
 /// # Errors
@@ -46,6 +57,28 @@ pub fn read(path: &Path) -> io::Result<Vec<Mutant>> {
         .zip(list)
         .map(|(id, entry)| parse(id, entry))
         .collect()
+}
+
+/// Of each folder at most `count` mutants, chosen at random: those with the least hashes of their name and `seed`.
+pub fn sample(mutants: Vec<Mutant>, count: usize, seed: u64) -> Vec<Mutant> {
+    let hash = |mutant: &Mutant| {
+        let mut hasher = DefaultHasher::new();
+        (seed, &mutant.name).hash(&mut hasher);
+        hasher.finish()
+    };
+    let mut folders = BTreeMap::<_, Vec<_>>::new();
+    for mutant in mutants {
+        let folder = Path::new(&mutant.file).parent().map(Path::to_owned);
+        folders.entry(folder).or_default().push(mutant);
+    }
+    let chosen = folders.into_values().flat_map(|mut of| {
+        of.sort_by_key(hash);
+        of.truncate(count);
+        of
+    });
+    let mut chosen: Vec<_> = chosen.collect();
+    chosen.sort_by_key(|mutant| mutant.id);
+    chosen
 }
 
 /// Mutants by their file.

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use build::Built;
 use judge::{End, Test};
@@ -54,7 +55,11 @@ fn main() -> io::Result<()> {
             .map(<[_]>::to_vec)
             .collect(),
     };
-    let mutants = list::read(&args.list)?;
+    let mut mutants = list::read(&args.list)?;
+    if let Some(count) = number("MUTANTS_SAMPLE")? {
+        let seed = number("MUTANTS_SEED")?.unwrap_or(1);
+        mutants = list::sample(mutants, count as usize, seed);
+    }
     let results = Results::open(&args.state.join("results"))?;
     let unviable = mutants.iter().filter(|mutant| results.is(mutant, UNVIABLE));
     let unviable = unviable.map(|mutant| mutant.id).collect();
@@ -65,9 +70,21 @@ fn main() -> io::Result<()> {
         built.unviable.len(),
         built.unplaced.len()
     );
-    let tests = judge::tests(&built.programs, &args.state)?;
+    let skip = std::env::var("MUTANTS_SKIP").unwrap_or_default();
+    let skip: Vec<_> = skip.split_whitespace().collect();
+    let longest = number("MUTANTS_LONGEST")?.map_or(Duration::MAX, Duration::from_millis);
+    let tests = judge::tests(&built.programs, &args.state, &skip, longest)?;
     eprintln!("{} tests execute mutants", tests.len());
     judge_all(&mutants, &built, &tests, results)
+}
+
+/// A number in an environment variable.
+fn number(name: &str) -> io::Result<Option<u64>> {
+    let Ok(text) = std::env::var(name) else {
+        return Ok(None);
+    };
+    let number = text.parse().map(Some);
+    number.map_err(|_| io::Error::other(format!("{name}: not a number: {text}")))
 }
 
 /// What is known of the mutants, by their names.
@@ -123,7 +140,7 @@ fn judge_all(
     for tests in [quick, slow] {
         for mutant in mutants {
             if !judged(&results, mutant)
-                && let Some(result) = judge_one(mutant.id, tests)?
+                && let Some(result) = judge_one(mutant, tests)?
             {
                 results.record(mutant, result)?;
             }
@@ -141,10 +158,15 @@ fn judge_all(
     Ok(())
 }
 
-/// The test that detects a mutant.
-fn judge_one(id: u32, tests: &[Test]) -> io::Result<Option<String>> {
-    for test in tests.iter().filter(|test| test.reaches.contains(&id)) {
-        match test.judge(id)? {
+/// The test that detects a mutant. Those of its own module judge first.
+fn judge_one(mutant: &Mutant, tests: &[Test]) -> io::Result<Option<String>> {
+    let module = mutant.module();
+    let reach = tests
+        .iter()
+        .filter(|test| test.reaches.contains(&mutant.id));
+    let (own, others): (Vec<_>, Vec<_>) = reach.partition(|test| test.name.contains(module));
+    for test in own.into_iter().chain(others) {
+        match test.judge(mutant.id)? {
             End::Passed => {}
             End::Failed => return Ok(Some(format!("{KILLED} by {}", test.name))),
             End::Stuck => return Ok(Some(format!("{KILLED} by {} (stuck)", test.name))),
