@@ -164,3 +164,6 @@ impl Allocator {
         GroupNo(self.next_top_dir.fetch_add(1, Ordering::Relaxed) % geo.group_count)
     }
 }
+
+#[cfg(test)]
+mod tests;

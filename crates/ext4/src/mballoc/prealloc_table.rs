@@ -113,3 +113,62 @@ impl PreallocTable {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use steadfs_base::DevBlock;
+
+    use super::*;
+
+    fn run(start: u64, len: u32) -> Run {
+        Run {
+            start: DevBlock(start),
+            len,
+        }
+    }
+
+    #[test]
+    fn preallocated_blocks_are_for_the_files_next_block_only() {
+        let table = PreallocTable::new();
+        let (ino, other) = (Ino(12), Ino(13));
+        assert!(table.is_empty());
+        assert_eq!(table.take(ino, FileBlock(0), 1), (None, None));
+        assert_eq!(table.keep(ino, FileBlock(10), run(500, 8)), [None, None]);
+        assert!(!table.is_empty());
+        assert_eq!(table.take(other, FileBlock(10), 1), (None, None));
+        let taken = table.take(ino, FileBlock(10), 3);
+        assert_eq!(taken, (Some(run(500, 3)), None));
+        // The rest is for the block behind those taken.
+        let taken = table.take(ino, FileBlock(13), 4);
+        assert_eq!(taken, (Some(run(503, 4)), None));
+        let useless = table.take(ino, FileBlock(18), 1);
+        assert_eq!(useless, (None, Some(run(507, 1))));
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_new_preallocation_replaces_the_old_one() {
+        let table = PreallocTable::new();
+        assert_eq!(table.keep(Ino(12), FileBlock(1), run(100, 4)), [None; 2]);
+        let gone = table.keep(Ino(12), FileBlock(9), run(200, 4));
+        assert_eq!(gone, [Some(run(100, 4)), None]);
+    }
+
+    #[test]
+    fn the_least_recently_used_of_too_many_preallocations_ends() {
+        let table = PreallocTable::new();
+        let of = |n: usize| run(1000 + 10 * n as u64, 4);
+        for n in 0..PREALLOC_FILES_MAX {
+            let gone = table.keep(Ino(100 + n as u32), FileBlock(4), of(n));
+            assert_eq!(gone, [None, None], "file {n}");
+        }
+        // The oldest file goes on, so the second one is now the least recently used.
+        let (taken, _) = table.take(Ino(100), FileBlock(4), 1);
+        assert_eq!(taken, Some(run(1000, 1)));
+        let gone = table.keep(Ino(99), FileBlock(4), run(9, 1));
+        assert_eq!(gone, [None, Some(of(1))]);
+        assert_eq!(table.take(Ino(101), FileBlock(4), 1), (None, None));
+        let (taken, _) = table.take(Ino(100), FileBlock(5), 9);
+        assert_eq!(taken, Some(run(1001, 3)));
+    }
+}

@@ -33,3 +33,25 @@ impl Run {
         (first, (rest.len > 0).then_some(rest))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(start: u64, len: u32) -> Run {
+        Run {
+            start: DevBlock(start),
+            len,
+        }
+    }
+
+    #[test]
+    fn a_split_run_keeps_all_blocks_in_order() {
+        assert_eq!(run(100, 8).split(3), (run(100, 3), Some(run(103, 5))));
+        assert_eq!(run(100, 8).split(8), (run(100, 8), None));
+        assert_eq!(run(100, 8).split(20), (run(100, 8), None));
+        assert_eq!(run(100, 8).split(0), (run(100, 1), Some(run(101, 7))));
+        assert_eq!(run(100, 8).after(3), run(103, 5));
+        assert_eq!(run(100, 8).after(8).len, 0);
+    }
+}

@@ -65,3 +65,67 @@ impl Totals {
         self.reserved -= blocks;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn totals(free: u64, reserved: u64) -> Totals {
+        Totals {
+            free,
+            reserved,
+            ..Totals::default()
+        }
+    }
+
+    #[test]
+    fn a_reservation_leaves_others_the_kept_blocks_and_the_slack() {
+        let mut totals = totals(1000, 100);
+        let most = 1000 - 100 - 50 - TREE_SLACK_BLOCKS;
+        assert!(!totals.reserve(most + 1, 50));
+        assert_eq!(
+            totals.reserved, 100,
+            "a refused reservation changes nothing"
+        );
+        assert!(totals.reserve(most, 50));
+        assert_eq!(totals.reserved, 100 + most);
+        assert!(!totals.reserve(51, 0));
+        assert!(totals.reserve(50, 0));
+    }
+
+    #[test]
+    fn spare_blocks_are_neither_reserved_nor_kept() {
+        assert_eq!(totals(1000, 0).spare(0), 1000);
+        assert_eq!(totals(1000, 0).spare(30), 970);
+        // Tree blocks above few reserved blocks are few.
+        assert_eq!(totals(1000, 10).spare(30), 950);
+        assert_eq!(totals(1000, 300).spare(30), 670 - TREE_SLACK_BLOCKS);
+        assert_eq!(totals(1000, 300).spare(900), 0);
+    }
+
+    #[test]
+    fn reserved_and_pending_blocks_may_become_free() {
+        assert!(!totals(5, 0).is_uncertain());
+        assert!(totals(5, 1).is_uncertain());
+        let pending = Totals {
+            pending: 1,
+            ..totals(5, 0)
+        };
+        assert!(pending.is_uncertain());
+    }
+
+    #[test]
+    fn an_adjusted_reservation_has_the_kept_blocks_only() {
+        let mut totals = totals(1000, 100);
+        totals.adjust(30, 4);
+        assert_eq!(totals.reserved, 74);
+        totals.release_reserved(74);
+        assert_eq!(totals.reserved, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "only reserved blocks are released")]
+    fn only_reserved_blocks_are_released() {
+        totals(1000, 7).release_reserved(8);
+    }
+}
