@@ -140,4 +140,25 @@ mod tests {
             assert!(steps.total() >= Duration::from_millis(21));
         });
     }
+
+    #[test]
+    fn slow_checkpoints_are_warned_of_by_their_longest_step() {
+        steadfs_rt::sim::run(steadfs_rt::sim::Config::new(7), || {
+            let mut steps = Steps::begin();
+            assert_eq!((steps.total(), steps.longest()), (Duration::ZERO, None));
+            steadfs_rt::sleep(Duration::from_millis(2000));
+            steps.ended("lock");
+            steadfs_rt::sleep(Duration::from_millis(2900));
+            steps.ended("nodes");
+            assert_eq!(steps.warning(), None);
+            steadfs_rt::sleep(Duration::from_millis(150));
+            steps.ended("pack");
+            let warning = steps.warning().unwrap();
+            assert!(warning.starts_with("a checkpoint took 505"), "{warning}");
+            assert!(
+                warning.contains("most of it in \"nodes\": lock 2000."),
+                "{warning}"
+            );
+        });
+    }
 }

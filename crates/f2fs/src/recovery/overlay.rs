@@ -152,3 +152,55 @@ impl Overlay {
         self.in_use.store(false, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_and_names_are_found_by_their_keys() {
+        let mut found = Recovered::of_files(2);
+        let (a, b) = (Nid(10), Nid(20));
+        found.add_node(a, 0, a, BlockAddr(1000));
+        found.add_node(a, 7, Nid(11), BlockAddr(1001));
+        found.add_node(b, u32::MAX, Nid(21), BlockAddr(1002));
+        // A later node replaces an earlier one.
+        found.add_node(a, 7, Nid(11), BlockAddr(1003));
+        found.add_name(Nid(3), b"a".to_vec(), a);
+        found.add_name(Nid(3), b"b".to_vec(), b);
+        assert_eq!((found.files(), found.nodes()), (2, 3));
+        assert_eq!(
+            [9, 10, 11, 20, 21].map(|ino| found.has(Nid(ino))),
+            [false, true, false, true, false]
+        );
+        assert_eq!(
+            [0, 6, 7].map(|offset| found.leaf(a, offset)),
+            [Some(a), None, Some(Nid(11))]
+        );
+        assert_eq!(
+            [10, 11, 12].map(|nid| found.place(Nid(nid))),
+            [Some(BlockAddr(1000)), Some(BlockAddr(1003)), None]
+        );
+        assert_eq!(found.name(Nid(3), b"b"), Some(b));
+        assert_eq!(
+            (found.name(Nid(3), b"c"), found.name(Nid(4), b"b")),
+            (None, None)
+        );
+        let names: Vec<_> = found.names(Nid(3)).collect();
+        assert_eq!(names, [(&b"a"[..], a), (&b"b"[..], b)]);
+        assert_eq!(found.names(Nid(4)).count(), 0);
+    }
+
+    #[test]
+    fn a_retired_overlay_is_empty() {
+        let mut found = Recovered::of_files(1);
+        found.add_node(Nid(10), 0, Nid(10), BlockAddr(1000));
+        let overlay = Overlay::new(found);
+        assert!(overlay.is_in_use() && overlay.read().is_some());
+        assert!(overlay.recovered().has(Nid(10)));
+        overlay.retire(&overlay.write());
+        assert!(!overlay.is_in_use() && overlay.read().is_none());
+        assert!(!overlay.recovered().has(Nid(10)));
+        assert!(!Overlay::new(Recovered::default()).is_in_use());
+    }
+}

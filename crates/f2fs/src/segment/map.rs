@@ -239,4 +239,50 @@ mod tests {
         set.put(129, false);
         assert_eq!((set.next_around(4), set.count()), (Some(3), 1));
     }
+
+    #[test]
+    fn searches_find_the_next_bit_from_each_position() {
+        let mut map = BlockBitmap::EMPTY;
+        let mut set = BitSet::new(200);
+        let model: Vec<bool> = (0..512).map(|n| n % 7 == 3 || n / 70 == 2).collect();
+        for (bit, value) in (0..).zip(&model) {
+            if *value {
+                map.set(bit);
+            }
+            if bit < 200 {
+                set.put(bit, *value);
+            }
+        }
+        let next = |from: u32, end: u32, value| {
+            let mut bits = from..end;
+            bits.find(|bit| model[*bit as usize] == value)
+        };
+        for from in 0..=512 {
+            assert_eq!(map.next_set(from), next(from, 512, true), "{from}");
+            assert_eq!(map.next_clear(from), next(from, 512, false), "{from}");
+        }
+        for from in 0..200 {
+            for end in [from, from + 1, from + 5, from + 64, 300] {
+                let found = set.next(from, end);
+                assert_eq!(found, next(from, end.min(200), true), "{from}..{end}");
+            }
+        }
+        let set_bits = model.iter().filter(|value| **value).count();
+        assert_eq!(map.count() as usize, set_bits);
+        assert!(!map.is_empty() && BlockBitmap::EMPTY.is_empty());
+    }
+
+    #[test]
+    fn bitmaps_are_joined_and_subtracted() {
+        let of = |bits: &[u32]| {
+            let mut map = BlockBitmap::EMPTY;
+            bits.iter().for_each(|bit| map.set(*bit));
+            map
+        };
+        let (a, b) = (of(&[1, 70, 300]), of(&[70, 301]));
+        assert_eq!(a.or(b), of(&[1, 70, 300, 301]));
+        assert_eq!(a.and(b), of(&[70]));
+        assert_eq!(a.without(b), of(&[1, 300]));
+        assert_eq!(b.without(a), of(&[301]));
+    }
 }

@@ -322,3 +322,119 @@ impl GcRules for Linux2013 {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SUPPLY: Supply = Supply {
+        free: 20,
+        demand: Demand {
+            nodes: 0,
+            dentries: 0,
+            inodes: 0,
+            data: 0,
+        },
+        per_section: 1,
+        reserved: 10,
+        overprovision: 30,
+        min_ssr: 5,
+        lfs: false,
+    };
+
+    #[test]
+    fn a_demand_takes_whole_sections() {
+        assert_eq!(sections(0, 1), 0);
+        assert_eq!(sections(1, 1), 1);
+        assert_eq!(sections(512, 1), 1);
+        assert_eq!(sections(513, 1), 2);
+        assert_eq!(sections(1536, 3), 1);
+        assert_eq!(sections(1537, 3), 2);
+    }
+
+    #[test]
+    fn rules_of_linux_6_18() {
+        let rules: &dyn GcRules = &Linux618;
+        assert_eq!(rules.kernel(), "Linux 6.18");
+        assert!(rules.allows_atgc() && rules.allows_lfs());
+        assert!(rules.places_by_temperature() && rules.ssr_search_is_complete());
+        assert!(LogType::ALL.iter().all(|log| !rules.always_lfs(*log)));
+        assert!(rules.ssr_from_cursor(false) && !rules.ssr_from_cursor(true));
+        assert!(!rules.cleans_beyond_need(0, 0));
+        assert_eq!(rules.sections_per_operation(), Some(16));
+        assert_eq!(rules.foreground_limit(4096), None);
+        assert_eq!(rules.ipu_policy(8193, false), IpuPolicy::FSYNC);
+        // A sixteenth of the section must be invalid.
+        assert!(rules.is_worth_cleaning(480, 512) && !rules.is_worth_cleaning(481, 512));
+        assert!(rules.is_worth_cleaning(0, 512));
+        for log in LogType::ALL {
+            let types = rules.ssr_types(log, &SUPPLY);
+            let kinds = LogType::ALL
+                .into_iter()
+                .filter(|t| t.is_node() == log.is_node());
+            assert_eq!((types[0], types.len()), (log, 3));
+            assert!(kinds.into_iter().all(|kind| types.contains(&kind)));
+        }
+    }
+
+    #[test]
+    fn rules_of_linux_3_11() {
+        let rules: &dyn GcRules = &Linux2013;
+        assert_eq!(rules.kernel(), "Linux 3.11");
+        let newer: &dyn GcRules = &Linux618;
+        assert!(rules != newer && rules == rules);
+        assert!(!rules.allows_atgc() && !rules.allows_lfs());
+        assert!(!rules.places_by_temperature() && !rules.ssr_search_is_complete());
+        assert!(rules.ssr_from_cursor(false) && rules.ssr_from_cursor(true));
+        let beyond =
+            [(0, 0), (0, 1), (0, 2), (1, 0)].map(|(n, round)| rules.cleans_beyond_need(n, round));
+        assert_eq!(beyond, [true, true, false, false]);
+        assert_eq!(rules.sections_per_operation(), None);
+        assert_eq!(rules.foreground_limit(20), Some(20));
+        assert_eq!(rules.ipu_policy(8193, false), IpuPolicy(0));
+        assert!(rules.is_worth_cleaning(512, 512));
+    }
+
+    #[test]
+    fn a_volume_is_short_if_what_is_dirty_does_not_fit() {
+        let short = |free, demand, lfs, room: &dyn Fn(LogType) -> u32| {
+            let supply = Supply {
+                free,
+                demand,
+                per_section: 2,
+                lfs,
+                ..SUPPLY
+            };
+            Linux618.is_short(&supply, room)
+        };
+        // With two segments a section: 1 section and 76 blocks of nodes, inodes and directory blocks; 100 directory
+        // blocks; with `mode=lfs` 2 sections and 5 blocks of data.
+        let demand = Demand {
+            nodes: 600,
+            dentries: 100,
+            inodes: 400,
+            data: 2053,
+        };
+        let none = |_: LogType| 0;
+        assert!(short(11, demand, false, &|_| 9999));
+        assert!(short(12, demand, false, &none) && short(13, demand, false, &none));
+        assert!(!short(14, demand, false, &none));
+        assert!(short(13, demand, true, &|_| 9999));
+        assert!(short(16, demand, true, &none) && !short(17, demand, true, &none));
+        // Between these limits what is left in the logs' sections decides.
+        let room = |nodes: u32, hot: u32, others: u32| {
+            move |log: LogType| match log {
+                LogType::HotData => hot,
+                log if log.is_node() => nodes,
+                _ => others,
+            }
+        };
+        assert!(!short(12, demand, false, &room(76, 100, 0)));
+        assert!(short(12, demand, false, &room(75, 100, 0)));
+        assert!(short(12, demand, false, &room(76, 99, 0)));
+        // Directory blocks and data share the log for hot data: 2153 blocks, which are 105 beyond two sections.
+        assert!(!short(15, demand, true, &room(76, 105, 5)));
+        assert!(short(15, demand, true, &room(76, 104, 5)));
+        assert!(short(15, demand, true, &room(76, 105, 4)));
+    }
+}

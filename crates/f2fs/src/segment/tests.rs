@@ -16,6 +16,7 @@ use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, Checkpoint};
 use crate::format::{FormatOptions, image};
 
+mod free_runs;
 mod full;
 mod victims;
 
