@@ -25,6 +25,9 @@ mod interrupted;
 #[path = "copies/partitions.rs"]
 mod partitions;
 
+#[path = "copies/tar.rs"]
+mod tar;
+
 const MIB: u64 = 1 << 20;
 const SIGPIPE: i32 = 13;
 

@@ -29,7 +29,7 @@ use crate::worker::{self, Content};
 /// Permissions of a file that standard input is copied to, before the umask.
 const NEW_FILE: u32 = 0o666;
 /// Most data that is copied to the host, in sizes of the image. f2fs's default clusters compress up to four times.
-const DATA_PER_SIZE: u64 = 16;
+pub const DATA_PER_SIZE: u64 = 16;
 
 pub fn cp(args: &args::Cp) -> Result<(), Failure> {
     let (last, sources) = match (&args.target_directory, args.places.split_last()) {
@@ -127,14 +127,14 @@ fn options_to_host(
 }
 
 /// The size of an image file or block device in bytes, if it is known.
-fn size_of(image: &Path) -> Option<u64> {
+pub fn size_of(image: &Path) -> Option<u64> {
     File::open(partition::file_of(image))
         .ok()?
         .seek(SeekFrom::End(0))
         .ok()
 }
 
-fn file_of(image: &Path) -> Option<HostFile> {
+pub fn file_of(image: &Path) -> Option<HostFile> {
     let found = partition::file_of(image).metadata().ok()?;
     Some((found.dev(), found.ino()))
 }

@@ -37,6 +37,7 @@ mod size;
 mod source;
 mod stat;
 mod stop;
+mod tar;
 mod tune;
 mod umount;
 mod unknown;
@@ -168,6 +169,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Cat(args) => files::cat(&args),
         Command::Cp(args) => copy::cp(&args),
         Command::Extract(args) => copy::extract(&args),
+        Command::Tar(args) => tar::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Service => service::run(),
         Command::Completions(args) => completions::run(&args),

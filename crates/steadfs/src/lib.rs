@@ -14,6 +14,7 @@ mod memory;
 mod mount;
 mod options;
 mod probe;
+mod tar;
 pub mod tools;
 mod volume;
 

@@ -7,9 +7,11 @@ use clap::{Parser, Subcommand};
 
 mod format;
 pub mod offline;
+mod tar;
 
 pub use format::Format;
 pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Stat};
+pub use tar::Tar;
 
 /// ext2, ext3, ext4 and f2fs volumes in user space: mount them, or read and write them without a mount.
 #[derive(Debug, Parser)]
@@ -46,6 +48,7 @@ pub enum Command {
     Cat(Cat),
     Cp(Cp),
     Extract(Extract),
+    Tar(Tar),
     Stat(Stat),
     /// Serve a mount that fuservicemount3(8) makes; systemd starts this (steadfs@.service), with the mounter's socket.
     Service,

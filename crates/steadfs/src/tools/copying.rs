@@ -186,6 +186,12 @@ impl<'p> Log<'p> {
         Ok(())
     }
 
+    /// Reports a file that is left out by rule, which is no failure.
+    pub fn left_out(&mut self, path: &[u8], why: &'static str) {
+        let path = path.to_vec();
+        self.progress.problem(&ToolError::Refused { path, why });
+    }
+
     /// Reports that an attribute of the file at `path` was not kept.
     pub fn not_kept(&mut self, path: &[u8], what: &str, why: &dyn std::fmt::Display) {
         self.report.not_kept += 1;

@@ -11,6 +11,7 @@ mod folders;
 mod host;
 mod list;
 mod maker;
+mod tar_out;
 mod walk;
 mod written;
 
@@ -27,6 +28,7 @@ pub use copy_out::{copy_out, write_content};
 pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
 pub use steadfs_vfs::names::{printable, printable_json, printable_text};
+pub use tar_out::tar_out;
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
 
 /// The error of a tool, with the path.

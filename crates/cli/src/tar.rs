@@ -1,0 +1,81 @@
+//! `steadfs tar`.
+
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use signal_hook::consts::SIGPIPE;
+use steadfs::tools::{ToolError, owner_cx, tar_out};
+
+use crate::args;
+use crate::copy::{DATA_PER_SIZE, end, failure, file_of, size_of};
+use crate::failure::Failure;
+use crate::place::{OnVolume, on_volume};
+use crate::progress::Line;
+use crate::stop::Stop;
+use crate::volume::{Access, with_volume};
+
+/// Bytes of the archive that are written at once.
+const BUFFER: usize = 1 << 18;
+
+pub fn run(args: &args::Tar) -> Result<(), Failure> {
+    let place = on_volume(&args.place);
+    let stop = Stop::on_signals()?;
+    let size = size_of(&place.image).filter(|_| !args.unlimited);
+    let data_max = size.map(|size| size.saturating_mul(DATA_PER_SIZE));
+    let mut line = Line::of_copy(stop.clone(), false);
+    let done = with_volume(&place.image, &args.open, Access::Read, |fs| {
+        // Opened after the volume, so that a wrong image empties no archive.
+        let (out, to) = output(args.file.as_deref(), &place)?;
+        let mut out = BufWriter::with_capacity(BUFFER, out);
+        let done = tar_out(
+            fs,
+            &owner_cx(),
+            &place.path,
+            data_max,
+            (&mut out, to),
+            &mut line,
+        );
+        if done.is_err() {
+            // Not flushed again: it has failed, or the archive has no end.
+            drop(out.into_parts());
+        }
+        done.map_err(|error| match error {
+            ToolError::Host { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
+                Failure::by_signal(SIGPIPE, "")
+            }
+            error => failure(&error, &stop),
+        })
+    });
+    line.done();
+    end(done?)
+}
+
+/// Opens the archive, which must not be the image itself.
+fn output<'a>(
+    file: Option<&'a Path>,
+    place: &OnVolume,
+) -> Result<(Box<dyn Write>, &'a Path), Failure> {
+    let fail = |path: &Path, why: &dyn std::fmt::Display| {
+        Failure::plain(format!("{}: {why}", path.display()))
+    };
+    let Some(path) = file.filter(|path| *path != Path::new("-")) else {
+        if io::stdout().is_terminal() {
+            let why = "an archive is not written to a terminal; -f FILE names a file";
+            return Err(Failure::plain(why));
+        }
+        // As a file: std's standard output looks for the ends of lines.
+        let shown = Path::new("standard output");
+        let out = io::stdout().as_fd().try_clone_to_owned();
+        let out = out.map_err(|error| fail(shown, &error))?;
+        return Ok((Box::new(File::from(out)), shown));
+    };
+    let same = |found: std::fs::Metadata| file_of(&place.image) == Some((found.dev(), found.ino()));
+    if path.metadata().is_ok_and(same) {
+        return Err(fail(path, &"is the image that is read"));
+    }
+    let file = File::create(path).map_err(|error| fail(path, &error))?;
+    Ok((Box::new(file), path))
+}
