@@ -1,5 +1,7 @@
 //! Where blocks and inodes are allocated, and the counts that follow.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use steadfs_base::{FileBlock, InodeNo, IoTag};
 
 use super::*;
@@ -8,6 +10,8 @@ use crate::fs::Ext4;
 use crate::pins::Pins;
 use crate::test_world::{ROOT, World};
 use crate::txn::Handle;
+
+mod volume;
 
 /// Blocks in a group of these volumes.
 const GROUP: u32 = 1024;
@@ -380,11 +384,15 @@ fn top_directories_spread_over_groups_with_space() {
     let start = block(8, 0);
     let len = u64::from(8 * GROUP - 1);
     fs.alloc.allocate_given(fs, start, len).unwrap();
-    let mut groups = std::collections::BTreeMap::<u32, u32>::new();
+    let mut made = Vec::new();
+    let mut groups = BTreeMap::<u32, u32>::new();
     for n in 0..21_u8 {
         let attr = world.mkdir(ROOT, &[b'a' + n]).unwrap();
+        made.push(group_of(fs, attr.ino));
         *groups.entry(group_of(fs, attr.ino)).or_default() += 1;
     }
+    let first = BTreeSet::from_iter(&made[..8]);
+    assert_eq!(first.len(), 7, "one group after the other: {made:?}");
     // Group 0 has the metadata.
     assert!(groups.keys().all(|no| (1..8).contains(no)), "{groups:?}");
     assert!(

@@ -83,5 +83,7 @@ mod tests {
         assert!(!zones.add(DevBlock(24), 2));
         assert!(!zones.add(DevBlock(0), 100));
         assert_eq!(zones.total(), 100);
+        assert!(zones.add(DevBlock(500), 7));
+        assert_eq!(zones.total(), 107);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use steadfs_base::InodeNo;
 use steadfs_block::{DeviceModel, ModelDevice};
-use steadfs_rt::{sim, sleep, spawn};
+use steadfs_rt::{now, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
 
 use crate::CacheSizes;
@@ -125,6 +125,36 @@ fn blocks_freed_by_a_commit_are_free_after_their_discard() {
         let fs = slow_volume("ext4", options);
         let first = fill(&fs);
         assert_eq!(fill(&fs), first);
+        fs.close().unwrap();
+    });
+}
+
+#[test]
+fn a_trim_waits_for_tasks_that_are_short_of_space() {
+    sim::run(sim::Config::new(1), || {
+        let fs = slow_volume("ext4", MountOptions::default());
+        let trim = || {
+            let began = now();
+            assert!(fs.trim(&Cx::default(), 0, u64::MAX, 0).unwrap() > 0);
+            began.elapsed()
+        };
+        let usual = trim();
+        assert!(usual < Duration::from_millis(900), "{usual:?}");
+        fs.alloc.enter_shortage();
+        // At most a second for each discard.
+        let longest = trim();
+        assert!(longest >= usual + Duration::from_secs(1), "{longest:?}");
+        let task = {
+            let fs = Arc::clone(&fs);
+            spawn("short of space", move || {
+                sleep(Duration::from_millis(200));
+                fs.alloc.leave_shortage();
+            })
+        };
+        let waited = trim() - usual;
+        let range = Duration::from_millis(150)..Duration::from_millis(300);
+        assert!(range.contains(&waited), "{waited:?}");
+        task.join();
         fs.close().unwrap();
     });
 }
