@@ -362,24 +362,23 @@ fn is_dir(fs: &dyn FileSystem, place: &OnVolume, follow: Follow) -> bool {
 }
 
 /// The permission bits that this process's umask removes from new files.
-fn umask() -> u32 {
+pub fn umask() -> u32 {
     // It can be read only by setting it.
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     mask.as_raw_mode()
 }
 
-/// Whether two paths lead to one image, which can be open only once.
-/// How the volumes of a copy's two sides are related.
+/// How the volumes of a copy's two sides are related. An image can be open only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Relation {
+pub enum Relation {
     Same,
     /// Partitions of one disk.
     Beside,
     Other,
 }
 
-fn relation(a: &Path, b: &Path, open: &args::offline::Open) -> Result<Relation, Failure> {
+pub fn relation(a: &Path, b: &Path, open: &args::offline::Open) -> Result<Relation, Failure> {
     if !same_file(partition::file_of(a), partition::file_of(b)) {
         return Ok(Relation::Other);
     }

@@ -11,6 +11,7 @@ mod completions;
 mod consent;
 mod copy;
 mod daemon;
+mod edit;
 mod failure;
 mod fatal;
 mod files;
@@ -171,6 +172,15 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Extract(args) => copy::extract(&args),
         Command::Tar(args) => tar::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Mkdir(args) => edit::mkdir(&args),
+        Command::Rmdir(args) => edit::rmdir(&args),
+        Command::Rm(args) => edit::rm(&args),
+        Command::Mv(args) => edit::mv(&args),
+        Command::Ln(args) => edit::ln(&args),
+        Command::Chmod(args) => edit::chmod(&args),
+        Command::Chown(args) => edit::chown(&args),
+        Command::Touch(args) => edit::touch(&args),
+        Command::Truncate(args) => edit::truncate(&args),
         Command::Service => service::run(),
         Command::Completions(args) => completions::run(&args),
         Command::Lab(args) => lab::run(&args),

@@ -252,19 +252,21 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
         self.bytes(Call::Readlink, |to| to.ino(ino))
     }
 
-    fn mknod(&self, _: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
+    fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
         self.attr(Call::Mknod, |to| {
             to.ino(dir);
             to.bytes(name);
+            to.word(cx.umask);
             to.word(mode);
             to.word(rdev);
         })
     }
 
-    fn mkdir(&self, _: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
+    fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
         self.attr(Call::Mkdir, |to| {
             to.ino(dir);
             to.bytes(name);
+            to.word(cx.umask);
             to.word(mode);
         })
     }
@@ -296,18 +298,30 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
         })
     }
 
-    fn rmdir(&self, _: &Cx, _: InodeNo, _: &[u8]) -> Result<()> {
-        Err(NOT_HERE)
+    fn rmdir(&self, _: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        self.done(Call::Rmdir, |to| {
+            to.ino(dir);
+            to.bytes(name);
+        })
     }
 
     fn rename(
         &self,
         _: &Cx,
-        _: (InodeNo, &[u8]),
-        _: (InodeNo, &[u8]),
-        _: RenameFlags,
+        from: (InodeNo, &[u8]),
+        to: (InodeNo, &[u8]),
+        flags: RenameFlags,
     ) -> Result<()> {
-        Err(NOT_HERE)
+        if flags.exchange || flags.whiteout {
+            return Err(NOT_HERE);
+        }
+        self.done(Call::Rename, |call| {
+            for (dir, name) in [from, to] {
+                call.ino(dir);
+                call.bytes(name);
+            }
+            call.flag(flags.no_replace);
+        })
     }
 
     fn open(&self, _: &Cx, ino: InodeNo, write: bool) -> Result<()> {

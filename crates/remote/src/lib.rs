@@ -52,6 +52,8 @@ enum Call {
     Symlink,
     Link,
     Unlink,
+    Rmdir,
+    Rename,
     Open,
     Read,
     Write,
@@ -66,7 +68,7 @@ enum Call {
 }
 
 impl Call {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 24] = [
         Self::Root,
         Self::Lookup,
         Self::Forget,
@@ -78,6 +80,8 @@ impl Call {
         Self::Symlink,
         Self::Link,
         Self::Unlink,
+        Self::Rmdir,
+        Self::Rename,
         Self::Open,
         Self::Read,
         Self::Write,

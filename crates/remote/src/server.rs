@@ -2,7 +2,7 @@
 
 use std::io::{self, BufReader, Read, Write};
 
-use steadfs_vfs::{Cx, FileSystem, FsError, Result, SetXattr};
+use steadfs_vfs::{Cx, FileSystem, FsError, RenameFlags, Result, SetXattr};
 
 use crate::codec::{Decoder, Encoder, Malformed};
 use crate::{Call, Greeting, frame, preview};
@@ -122,9 +122,10 @@ fn answer(
         Call::Readlink => put(to, fs.readlink(cx, from.ino()?), |to, target| {
             to.bytes(&target);
         }),
-        Call::Mknod | Call::Mkdir | Call::Symlink | Call::Link | Call::Unlink => {
-            change_names(call, fs, cx, from, to)?;
+        Call::Mknod | Call::Mkdir | Call::Symlink | Call::Link => {
+            make_name(call, fs, cx, from, to)?;
         }
+        Call::Unlink | Call::Rmdir | Call::Rename => change_names(call, fs, cx, from, to)?,
         Call::Open => open(fs, cx, from, to)?,
         Call::Read => {
             let (ino, offset, len) = (from.ino()?, from.long()?, from.len()?);
@@ -178,6 +179,28 @@ fn open(
     Ok(())
 }
 
+fn make_name(
+    call: Call,
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &mut Decoder<'_>,
+    to: &mut Encoder,
+) -> std::result::Result<(), Malformed> {
+    let (dir, name) = (from.ino()?, from.bytes()?);
+    let masked = |umask| Cx {
+        umask,
+        ..cx.clone()
+    };
+    let made = match call {
+        Call::Mknod => fs.mknod(&masked(from.word()?), dir, name, from.word()?, from.word()?),
+        Call::Mkdir => fs.mkdir(&masked(from.word()?), dir, name, from.word()?),
+        Call::Symlink => fs.symlink(cx, dir, name, from.bytes()?),
+        _ => fs.link(cx, from.ino()?, dir, name),
+    };
+    put(to, made, |to, attr| to.attr(&attr));
+    Ok(())
+}
+
 fn change_names(
     call: Call,
     fs: &dyn FileSystem,
@@ -186,17 +209,19 @@ fn change_names(
     to: &mut Encoder,
 ) -> std::result::Result<(), Malformed> {
     let (dir, name) = (from.ino()?, from.bytes()?);
-    let made = match call {
-        Call::Mknod => fs.mknod(cx, dir, name, from.word()?, from.word()?),
-        Call::Mkdir => fs.mkdir(cx, dir, name, from.word()?),
-        Call::Symlink => fs.symlink(cx, dir, name, from.bytes()?),
-        Call::Link => fs.link(cx, from.ino()?, dir, name),
+    let done = match call {
+        Call::Unlink => fs.unlink(cx, dir, name),
+        Call::Rmdir => fs.rmdir(cx, dir, name),
         _ => {
-            put(to, fs.unlink(cx, dir, name), nothing);
-            return Ok(());
+            let target = (from.ino()?, from.bytes()?);
+            let flags = RenameFlags {
+                no_replace: from.flag()?,
+                ..RenameFlags::default()
+            };
+            fs.rename(cx, (dir, name), target, flags)
         }
     };
-    put(to, made, |to, attr| to.attr(&attr));
+    put(to, done, nothing);
     Ok(())
 }
 

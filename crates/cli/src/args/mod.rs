@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+pub mod edit;
 mod format;
 pub mod offline;
 mod tar;
@@ -50,6 +51,15 @@ pub enum Command {
     Extract(Extract),
     Tar(Tar),
     Stat(Stat),
+    Mkdir(edit::Mkdir),
+    Rmdir(edit::Rmdir),
+    Rm(edit::Rm),
+    Mv(edit::Mv),
+    Ln(edit::Ln),
+    Chmod(edit::Chmod),
+    Chown(edit::Chown),
+    Touch(edit::Touch),
+    Truncate(edit::Truncate),
     /// Serve a mount that fuservicemount3(8) makes; systemd starts this (steadfs@.service), with the mounter's socket.
     Service,
     Completions(Completions),

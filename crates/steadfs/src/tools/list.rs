@@ -309,7 +309,7 @@ pub fn utc(time: Timestamp, fraction: bool) -> String {
 /// Year, month and day of a number of days after 1970-01-01, in the Gregorian calendar.
 ///
 /// Years here begin in March, so that the leap day comes last; 400 of them have 146 097 days.
-fn civil(days: i64) -> (i64, i64, i64) {
+pub(super) fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468; // From 0000-03-01 to 1970-01-01.
     let era = days.div_euclid(146_097);
     let of_era = days.rem_euclid(146_097);

@@ -7,6 +7,7 @@ mod copy_between;
 mod copy_in;
 mod copy_out;
 mod copying;
+pub mod edit;
 mod folders;
 mod host;
 mod list;
@@ -26,6 +27,7 @@ pub use copy_between::copy_between;
 pub use copy_in::{copy_in, copy_stream_in};
 pub use copy_out::{copy_out, write_content};
 pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};
+pub use edit::walker::{Visited, Visitor, visit};
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
 pub use steadfs_vfs::names::{printable, printable_json, printable_text};
 pub use tar_out::tar_out;
@@ -79,8 +81,21 @@ pub enum ToolError {
         "the copy ends: the files have more than {0} bytes of data, far more than the volume has; --unlimited copies them"
     )]
     TooMuch(u64),
+    /// A change of a file failed.
+    #[error("{}: {what}: {source}", show(.path))]
+    Change {
+        /// Path on the volume.
+        path: Vec<u8>,
+        /// The change, as "cannot remove".
+        what: &'static str,
+        /// The reason.
+        source: FsError,
+    },
+    /// An argument does not fit the volume.
+    #[error("{0}")]
+    Wrong(String),
     /// A signal, or another caller of [`Progress::stopped`], stopped the copy.
-    #[error("stopped; what was copied before the last file is there")]
+    #[error("stopped; what was done before the last file is there")]
     Stopped,
 }
 
@@ -89,7 +104,7 @@ impl ToolError {
     fn ends_all(&self) -> bool {
         match self {
             Self::Stopped | Self::TooMuch(_) => true,
-            Self::Volume { source, .. } => source.is_stop(),
+            Self::Volume { source, .. } | Self::Change { source, .. } => source.is_stop(),
             _ => false,
         }
     }

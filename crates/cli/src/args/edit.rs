@@ -1,0 +1,245 @@
+//! Arguments of the commands that change files on a volume. Names and letters are those of coreutils.
+
+use std::ffi::OsString;
+
+use steadfs::tools::edit::{ModeChange, SizeChange};
+
+use super::offline::Open;
+
+/// Parses a mode of chmod(1).
+fn mode(text: &str) -> Result<ModeChange, &'static str> {
+    ModeChange::parse(text).ok_or("needs a mode, such as 755 or u+rwX,go=u-w")
+}
+
+fn size(text: &str) -> Result<SizeChange, &'static str> {
+    SizeChange::parse(text, bytes).ok_or(
+        "needs a size in bytes, with K, M, G, T (1024), KB, MB, GB, TB (1000), and + - < > / or % before it",
+    )
+}
+
+/// A number of bytes as truncate(1) takes it.
+fn bytes(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (digits, unit) = text.split_at(end.unwrap_or(text.len()));
+    let (letter, base) = match unit.as_bytes() {
+        [] => (b'\0', 1),
+        [letter] | [letter, b'i', b'B'] => (*letter, 1024),
+        [letter, b'B'] => (*letter, 1000),
+        _ => return None,
+    };
+    let power = match letter.to_ascii_uppercase() {
+        b'\0' => 0,
+        b'K' => 1,
+        b'M' => 2,
+        b'G' => 3,
+        b'T' => 4,
+        b'P' => 5,
+        _ => return None,
+    };
+    let unit = u64::checked_pow(base, power)?;
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+/// Make directories on a volume.
+#[derive(Debug, clap::Args)]
+pub struct Mkdir {
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    /// Make the directories around it, too; one that exists is no error.
+    #[arg(short, long)]
+    pub parents: bool,
+    /// The mode, as in chmod(1), instead of rwx for all without the umask.
+    #[arg(short, long, value_name = "MODE", value_parser = mode)]
+    pub mode: Option<ModeChange>,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Remove empty directories from a volume.
+#[derive(Debug, clap::Args)]
+pub struct Rmdir {
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    /// Remove the directories around it, too.
+    #[arg(short, long)]
+    pub parents: bool,
+    /// A directory that is not empty is no error.
+    #[arg(long)]
+    pub ignore_fail_on_non_empty: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Remove files from a volume.
+///
+/// Nothing is asked. Symbolic links are removed, not followed. What cannot be removed is reported, and the rest goes on;
+/// the exit code is 1 then.
+#[derive(Debug, clap::Args)]
+pub struct Rm {
+    /// IMAGE:/PATH.
+    #[arg(required_unless_present = "force", value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    /// Remove directories with all that is in them.
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// What does not exist is no error.
+    #[arg(short, long)]
+    pub force: bool,
+    /// Remove empty directories.
+    #[arg(short, long)]
+    pub dir: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Move files inside a volume.
+///
+/// An existing file is replaced without a question. Between volumes, and to or from the host: cp -a, then rm.
+#[derive(Debug, clap::Args)]
+#[command(args_override_self = true)]
+pub struct Mv {
+    /// Sources, and last the target unless -t is given.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    /// Do not replace existing files.
+    #[arg(short, long, overrides_with = "force")]
+    pub no_clobber: bool,
+    /// Replace existing files, the default.
+    #[arg(short, long, overrides_with = "no_clobber")]
+    pub force: bool,
+    #[command(flatten)]
+    pub target: Target,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Where `mv` and `ln` put their operands.
+#[derive(Debug, clap::Args)]
+pub struct Target {
+    /// Into this directory.
+    #[arg(
+        short,
+        long,
+        value_name = "DIRECTORY",
+        conflicts_with = "no_target_directory"
+    )]
+    pub target_directory: Option<OsString>,
+    /// The target is the name itself, even if it is a directory.
+    #[arg(short = 'T', long)]
+    pub no_target_directory: bool,
+}
+
+/// Make links on a volume.
+///
+/// With -s the operands are the texts of the links, such as ../lib/x.so: steadfs ln -s TEXT IMAGE:/PATH.
+#[derive(Debug, clap::Args)]
+pub struct Ln {
+    /// Operands, and last the target unless -t is given.
+    #[arg(required = true, value_name = "PATH")]
+    pub places: Vec<OsString>,
+    /// Symbolic links.
+    #[arg(short, long)]
+    pub symbolic: bool,
+    /// Remove existing files first.
+    #[arg(short, long)]
+    pub force: bool,
+    /// A target that is a link to a directory is the name itself.
+    #[arg(short, long)]
+    pub no_dereference: bool,
+    #[command(flatten)]
+    pub target: Target,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Change permissions of files on a volume.
+#[derive(Debug, clap::Args)]
+pub struct Chmod {
+    /// The mode: octal, or [ugoa]*[-+=][rwxXst]*|[ugo], separated by commas.
+    #[arg(value_parser = mode, allow_hyphen_values = true)]
+    pub mode: ModeChange,
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    /// Directories with all that is in them; links in them are passed over.
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Change owner and group of files on a volume.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Chown {
+    /// OWNER, OWNER:GROUP, :GROUP, or OWNER: for the owner's login group. Numbers, or names in /etc/passwd and
+    /// /etc/group of the volume.
+    pub owner: String,
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    /// Directories with all that is in them; links are changed themselves.
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// Links themselves.
+    #[arg(short = 'h', long)]
+    pub no_dereference: bool,
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Change times of files on a volume; a missing file is made.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Touch {
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    /// Only the time of access.
+    #[arg(short = 'a')]
+    pub access: bool,
+    /// Only the time of modification.
+    #[arg(short = 'm')]
+    pub modification: bool,
+    /// Make no file.
+    #[arg(short = 'c', long)]
+    pub no_create: bool,
+    /// Links themselves.
+    #[arg(short = 'h', long)]
+    pub no_dereference: bool,
+    /// This time: YYYY-MM-DD [HH:MM[:SS]] [ZONE], or @SECONDS; UTC without a zone.
+    #[arg(short, long, value_name = "DATE")]
+    pub date: Option<String>,
+    /// This time: [[CC]YY]MMDDhhmm[.ss], UTC.
+    #[arg(short = 't', value_name = "STAMP", conflicts_with_all = ["date", "reference"])]
+    pub stamp: Option<String>,
+    /// The times of this file: IMAGE:/PATH, or of the host.
+    #[arg(short, long, value_name = "PATH", conflicts_with = "date")]
+    pub reference: Option<OsString>,
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Set the size of files on a volume; a missing file is made.
+#[derive(Debug, clap::Args)]
+pub struct Truncate {
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    /// The size in bytes, or with K, M, G, T. With + or - a change, < at most, > at least, / and % a multiple of it.
+    #[arg(short, long, value_parser = size, allow_hyphen_values = true)]
+    pub size: SizeChange,
+    /// Make no file.
+    #[arg(short = 'c', long)]
+    pub no_create: bool,
+    #[command(flatten)]
+    pub open: Open,
+}

@@ -1,0 +1,364 @@
+//! `mkdir`, `rm`, `mv` and the other commands that change files on a volume.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use steadfs::tools::edit::{
+    Editor, LinkOptions, MkdirOptions, MoveOptions, OwnerSpec, RmOptions, Target, TouchOptions,
+    parse_date, parse_stamp, year_of,
+};
+use steadfs::tools::{Progress, ToolError, owner_cx, printable_text};
+use steadfs_base::Timestamp;
+use steadfs_vfs::{Cx, FileSystem, SetTime};
+
+use crate::args::edit as args;
+use crate::args::offline::Open;
+use crate::copy::{Relation, relation, umask};
+use crate::failure::Failure;
+use crate::place::{OnVolume, Place, parse};
+use crate::stop::Stop;
+use crate::volume::{Access, with_volume};
+
+/// Prints what fails, with the image it is on.
+struct Reporter<'r> {
+    image: &'r Path,
+    stop: &'r Stop,
+}
+
+impl Progress for Reporter<'_> {
+    fn file(&mut self, _: &[u8], _: &[u8]) {}
+    fn bytes(&mut self, _: u64) {}
+    fn problem(&mut self, error: &ToolError) {
+        complain(&format!("{}:{error}", self.image.display()));
+    }
+    fn stopped(&self) -> bool {
+        self.stop.is_asked()
+    }
+}
+
+fn complain(message: &str) {
+    eprintln!("steadfs: {}", printable_text(message));
+}
+
+/// The caller of all changes: root, with the umask of this process.
+fn editor_cx() -> Cx {
+    Cx {
+        umask: umask(),
+        ..owner_cx()
+    }
+}
+
+/// An operand that must be on a volume.
+fn on_volume(argument: &OsStr) -> Result<OnVolume, Failure> {
+    match parse(argument) {
+        Place::Volume(place) => Ok(place),
+        Place::Host(_) | Place::Stream => {
+            let shown = argument.display();
+            let why = "names no file on a volume; write IMAGE:/PATH";
+            Err(Failure::plain(format!("{shown}: {why}")))
+        }
+    }
+}
+
+/// Paths on one image.
+struct Group {
+    image: PathBuf,
+    paths: Vec<Vec<u8>>,
+}
+
+/// The operands of each image, which is opened once.
+fn groups(places: &[OsString]) -> Result<Vec<Group>, Failure> {
+    let mut groups: Vec<Group> = Vec::new();
+    for place in places {
+        let OnVolume { image, path } = on_volume(place)?;
+        match groups.iter_mut().find(|group| group.image == image) {
+            Some(group) => group.paths.push(path),
+            None => groups.push(Group {
+                image,
+                paths: vec![path],
+            }),
+        }
+    }
+    Ok(groups)
+}
+
+/// Runs `work` with an editor of the volume on `image`. Errors are reported as they occur; returns whether there were none.
+fn edit(
+    image: &Path,
+    open: &Open,
+    stop: &Stop,
+    work: impl FnOnce(&mut Editor<'_>) -> Result<(), ToolError>,
+) -> Result<bool, Failure> {
+    let cx = editor_cx();
+    let done = with_volume(image, open, Access::Write, |fs: &dyn FileSystem| {
+        let mut reporter = Reporter { image, stop };
+        let mut editor = Editor::new(fs, &cx, &mut reporter);
+        let done = work(&mut editor);
+        let failures = editor.failures();
+        match done {
+            Ok(()) => Ok(failures == 0),
+            Err(error @ ToolError::Stopped) => Err(stop.failure(error)),
+            Err(error @ ToolError::Wrong(_)) => {
+                Err(Failure::plain(format!("{}: {error}", image.display())))
+            }
+            Err(error) => Err(Failure::plain(format!("{}:{error}", image.display()))),
+        }
+    });
+    match done {
+        Err(failure) if !failure.is_signal() => {
+            complain(&failure.message);
+            Ok(false)
+        }
+        done => done,
+    }
+}
+
+/// Runs `work` for all operands of each image.
+fn for_each_path(
+    places: &[OsString],
+    open: &Open,
+    mut work: impl FnMut(&mut Editor<'_>, &[u8]) -> Result<(), ToolError>,
+) -> Result<(), Failure> {
+    let stop = Stop::on_signals()?;
+    let mut complete = true;
+    for group in groups(places)? {
+        complete &= edit(&group.image, open, &stop, |editor| {
+            group.paths.iter().try_for_each(|path| work(editor, path))
+        })?;
+    }
+    end(complete)
+}
+
+/// Failures were reported as they occurred.
+fn end(complete: bool) -> Result<(), Failure> {
+    match complete {
+        true => Ok(()),
+        false => Err(Failure::plain("")),
+    }
+}
+
+pub fn mkdir(args: &args::Mkdir) -> Result<(), Failure> {
+    let options = MkdirOptions {
+        parents: args.parents,
+        mode: args.mode.clone(),
+    };
+    for_each_path(&args.places, &args.open, |editor, path| {
+        editor.mkdir(path, &options)
+    })
+}
+
+pub fn rmdir(args: &args::Rmdir) -> Result<(), Failure> {
+    for_each_path(&args.places, &args.open, |editor, path| {
+        editor.rmdir(path, args.parents, args.ignore_fail_on_non_empty)
+    })
+}
+
+pub fn rm(args: &args::Rm) -> Result<(), Failure> {
+    let options = RmOptions {
+        recursive: args.recursive,
+        force: args.force,
+        directories: args.dir,
+    };
+    for_each_path(&args.places, &args.open, |editor, path| {
+        editor.rm(path, options)
+    })
+}
+
+pub fn chmod(args: &args::Chmod) -> Result<(), Failure> {
+    for_each_path(&args.places, &args.open, |editor, path| {
+        editor.chmod(path, &args.mode, args.recursive)
+    })
+}
+
+pub fn chown(args: &args::Chown) -> Result<(), Failure> {
+    let spec = OwnerSpec::parse(&args.owner);
+    for_each_path(&args.places, &args.open, |editor, path| {
+        let owners = editor.owners(&spec)?;
+        editor.chown(path, owners, args.no_dereference, args.recursive)
+    })
+}
+
+pub fn truncate(args: &args::Truncate) -> Result<(), Failure> {
+    for_each_path(&args.places, &args.open, |editor, path| {
+        editor.truncate(path, args.size, args.no_create)
+    })
+}
+
+/// The times that `touch` sets, access first.
+fn times(args: &args::Touch) -> Result<(SetTime, SetTime), Failure> {
+    let wrong = |text: &str, forms: &str| Failure::plain(format!("{text}: needs {forms}"));
+    let both = |time: Timestamp| (SetTime::At(time), SetTime::At(time));
+    if let Some(text) = &args.date {
+        let forms = "YYYY-MM-DD [HH:MM[:SS]] [ZONE], @SECONDS or now";
+        return match (text.trim(), parse_date(text)) {
+            ("now", _) => Ok((SetTime::Now, SetTime::Now)),
+            (_, Some(time)) => Ok(both(time)),
+            (_, None) => Err(wrong(text, forms)),
+        };
+    }
+    if let Some(text) = &args.stamp {
+        let time = parse_stamp(text, year_of(steadfs_rt::wall_clock()));
+        return time
+            .map(both)
+            .ok_or_else(|| wrong(text, "[[CC]YY]MMDDhhmm[.ss]"));
+    }
+    let Some(reference) = &args.reference else {
+        return Ok((SetTime::Now, SetTime::Now));
+    };
+    match parse(reference) {
+        Place::Volume(place) => with_volume(&place.image, &args.open, Access::Read, |fs| {
+            let found = steadfs::tools::resolve(fs, &owner_cx(), &place.path, !args.no_dereference);
+            let found = found.map_err(|error| {
+                let path = steadfs::tools::printable(&place.path);
+                Failure::plain(format!("{}:{path}: {error}", place.image.display()))
+            })?;
+            let attr = found.attr();
+            Ok((SetTime::At(attr.atime), SetTime::At(attr.mtime)))
+        }),
+        Place::Host(path) => {
+            let found = match args.no_dereference {
+                true => path.symlink_metadata(),
+                false => path.metadata(),
+            };
+            let fail = |error| Failure::plain(format!("{}: {error}", path.display()));
+            let found = found.map_err(fail)?;
+            let time = |secs, nanos: i64| Timestamp {
+                secs,
+                nanos: u32::try_from(nanos).unwrap_or_default(),
+            };
+            let access = time(found.atime(), found.atime_nsec());
+            let modification = time(found.mtime(), found.mtime_nsec());
+            Ok((SetTime::At(access), SetTime::At(modification)))
+        }
+        Place::Stream => Err(Failure::plain("standard input has no times")),
+    }
+}
+
+pub fn touch(args: &args::Touch) -> Result<(), Failure> {
+    let (atime, mtime) = times(args)?;
+    let options = TouchOptions {
+        atime: (args.access || !args.modification).then_some(atime),
+        mtime: (args.modification || !args.access).then_some(mtime),
+        no_create: args.no_create,
+        no_follow: args.no_dereference,
+    };
+    for_each_path(&args.places, &args.open, |editor, path| {
+        editor.touch(path, options)
+    })
+}
+
+/// The operands and the target of `mv` and `ln`.
+fn operands<'p>(
+    places: &'p [OsString],
+    target: &args::Target,
+    command: &str,
+) -> Result<(&'p [OsString], OnVolume), Failure> {
+    let (to, operands) = match (&target.target_directory, places.split_last()) {
+        (Some(directory), _) => (directory, places),
+        (None, Some((last, operands))) if !operands.is_empty() => (last, operands),
+        _ => {
+            return Err(Failure::plain(format!(
+                "{command} needs an operand and a target"
+            )));
+        }
+    };
+    if target.no_target_directory && operands.len() > 1 {
+        let why = "-T takes one operand and a target";
+        return Err(Failure::plain(why));
+    }
+    Ok((operands, on_volume_for(command, to)?))
+}
+
+/// An operand of `mv` or `ln`, which work inside one volume.
+fn on_volume_for(command: &str, argument: &OsStr) -> Result<OnVolume, Failure> {
+    on_volume(argument).map_err(|failure| match command {
+        "mv" => Failure::plain(format!("{} ({BETWEEN})", failure.message)),
+        _ => failure,
+    })
+}
+
+const BETWEEN: &str = "mv works inside one volume: otherwise cp -a, then rm";
+
+/// The paths of operands that must be on the volume of `to`.
+fn paths_on(
+    to: &OnVolume,
+    operands: &[OsString],
+    open: &Open,
+    command: &str,
+) -> Result<Vec<Vec<u8>>, Failure> {
+    let path = |operand: &OsString| {
+        let place = on_volume_for(command, operand)?;
+        let is_same =
+            place.image == to.image || relation(&place.image, &to.image, open)? == Relation::Same;
+        match (is_same, command) {
+            (true, _) => Ok(place.path),
+            (false, "mv") => {
+                let shown = operand.display();
+                Err(Failure::plain(format!(
+                    "{shown}: is on another volume; {BETWEEN}"
+                )))
+            }
+            (false, _) => {
+                let shown = operand.display();
+                let why = "is on another volume, where a hard link cannot lead";
+                Err(Failure::plain(format!("{shown}: {why}")))
+            }
+        }
+    };
+    operands.iter().map(path).collect()
+}
+
+fn target<'t>(to: &'t OnVolume, target: &args::Target, no_follow: bool) -> Target<'t> {
+    Target {
+        path: &to.path,
+        is_dir: target.target_directory.is_some(),
+        is_name: target.no_target_directory,
+        no_follow,
+    }
+}
+
+pub fn mv(args: &args::Mv) -> Result<(), Failure> {
+    let (sources, to) = operands(&args.places, &args.target, "mv")?;
+    let sources = paths_on(&to, sources, &args.open, "mv")?;
+    let sources: Vec<&[u8]> = sources.iter().map(|path| &path[..]).collect();
+    let options = MoveOptions {
+        no_clobber: args.no_clobber,
+    };
+    let stop = Stop::on_signals()?;
+    end(edit(&to.image, &args.open, &stop, |editor| {
+        editor.mv(&sources, target(&to, &args.target, false), options)
+    })?)
+}
+
+pub fn ln(args: &args::Ln) -> Result<(), Failure> {
+    let (sources, to) = operands(&args.places, &args.target, "ln")?;
+    let sources: Vec<Vec<u8>> = match args.symbolic {
+        true => texts(sources, &to)?,
+        false => paths_on(&to, sources, &args.open, "ln")?,
+    };
+    let sources: Vec<&[u8]> = sources.iter().map(|path| &path[..]).collect();
+    let options = LinkOptions {
+        symbolic: args.symbolic,
+        force: args.force,
+    };
+    let stop = Stop::on_signals()?;
+    end(edit(&to.image, &args.open, &stop, |editor| {
+        let target = target(&to, &args.target, args.no_dereference);
+        editor.ln(&sources, target, options)
+    })?)
+}
+
+/// The texts of symbolic links. One that names the image was meant as a path on it.
+fn texts(operands: &[OsString], to: &OnVolume) -> Result<Vec<Vec<u8>>, Failure> {
+    let text = |operand: &OsString| match parse(operand) {
+        Place::Volume(place) if place.image == to.image => {
+            let shown = operand.display();
+            let why = "a symbolic link holds a path inside the volume, without the image's name";
+            Err(Failure::plain(format!("{shown}: {why}")))
+        }
+        _ => Ok(operand.as_bytes().to_vec()),
+    };
+    operands.iter().map(text).collect()
+}

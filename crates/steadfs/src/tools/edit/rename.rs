@@ -1,0 +1,234 @@
+//! `mv` and `ln`.
+
+use std::collections::BTreeSet;
+
+use steadfs_base::InodeNo;
+use steadfs_vfs::{FileKind, FsError, RenameFlags};
+
+use super::super::walk::{Held, is_of_dir, resolve};
+use super::super::{Result, ToolError, join};
+use super::{Editor, InChange, base_name};
+
+const MV: &str = "cannot move";
+const LN: &str = "cannot create link";
+
+/// Where `mv` and `ln` put their operands.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'t> {
+    /// The path.
+    pub path: &'t [u8],
+    /// `-t`: it is a directory.
+    pub is_dir: bool,
+    /// `-T`: it is the name itself.
+    pub is_name: bool,
+    /// `-n` of ln: a link to a directory is not followed.
+    pub no_follow: bool,
+}
+
+/// The options of [`Editor::mv`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MoveOptions {
+    /// A name that exists is not replaced, without an error.
+    pub no_clobber: bool,
+}
+
+/// The options of [`Editor::ln`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinkOptions {
+    /// Symbolic links, whose targets are the operands as they are.
+    pub symbolic: bool,
+    /// A name that exists is removed first.
+    pub force: bool,
+}
+
+/// A directory and a name in it.
+struct Spot<'a> {
+    dir: Held<'a>,
+    name: Vec<u8>,
+    path: Vec<u8>,
+    /// What is there.
+    found: Option<Held<'a>>,
+}
+
+impl<'a> Editor<'a> {
+    /// Moves files inside the volume, as mv(1).
+    ///
+    /// # Errors
+    /// The target is wrong, a signal, or the volume has stopped.
+    pub fn mv(
+        &mut self,
+        sources: &[&[u8]],
+        target: Target<'_>,
+        options: MoveOptions,
+    ) -> Result<()> {
+        let into = self.is_into(sources.len(), target)?;
+        let mut made = BTreeSet::new();
+        for source in sources {
+            let to = goal(source, target, into);
+            let moved = self.move_one(source, &to, options, &mut made);
+            self.note(moved)?;
+        }
+        Ok(())
+    }
+
+    /// Whether operands get their own names in the target.
+    fn is_into(&self, operands: usize, target: Target<'_>) -> Result<bool> {
+        let is_dir = self.is_dir(target.path, !target.no_follow);
+        let into = !target.is_name && is_dir;
+        match into || (operands == 1 && !target.is_dir) {
+            true => Ok(into),
+            false => {
+                resolve(self.fs, self.cx, target.path, true).in_change(target.path, "target")?;
+                Err(FsError::NotDir).in_change(target.path, "target")
+            }
+        }
+    }
+
+    fn spot(&self, path: &[u8], what: &'static str) -> Result<Spot<'a>> {
+        let (dir, name) = self.parent(path, what)?;
+        let found = self.there(&dir, &name).in_change(path, what)?;
+        Ok(Spot {
+            dir,
+            name,
+            path: path.to_vec(),
+            found,
+        })
+    }
+
+    fn move_one(
+        &self,
+        source: &[u8],
+        to: &[u8],
+        options: MoveOptions,
+        made: &mut BTreeSet<(InodeNo, Vec<u8>)>,
+    ) -> Result<()> {
+        if base_name(source) == b"." {
+            return Err(FsError::Invalid("the path ends in '.'")).in_change(source, MV);
+        }
+        let from = self.spot(source, MV)?;
+        let Some(file) = &from.found else {
+            return Err(FsError::NotFound).in_change(source, MV);
+        };
+        let is_dir = file.attr().kind == FileKind::Directory;
+        if !is_dir && (is_of_dir(source) || is_of_dir(to)) {
+            let path = if is_of_dir(source) { source } else { to };
+            return Err(FsError::NotDir).in_change(path, MV);
+        }
+        let to = self.spot(to, MV)?;
+        if options.no_clobber && to.found.is_some() {
+            return Ok(());
+        }
+        let key = (to.dir.ino(), to.name.clone());
+        if made.contains(&key) {
+            let why = "was moved there by this command already: not replaced";
+            return super::super::refused(&to.path, why);
+        }
+        let (fs, cx) = (self.fs, self.cx);
+        if to
+            .found
+            .as_ref()
+            .is_some_and(|there| there.ino() == file.ino())
+        {
+            // Also for two names of one file, where rename(2) would leave both.
+            return super::super::refused(&to.path, "source and target are the same file");
+        }
+        let (old, new) = (
+            (from.dir.ino(), &from.name[..]),
+            (to.dir.ino(), &to.name[..]),
+        );
+        let moved = fs.rename(cx, old, new, RenameFlags::default());
+        moved.map_err(|error| match error {
+            FsError::NotDir | FsError::IsDir | FsError::NotEmpty => ToolError::Change {
+                path: to.path.clone(),
+                what: "cannot replace",
+                source: error,
+            },
+            source_error => ToolError::Change {
+                path: source.to_vec(),
+                what: MV,
+                source: source_error,
+            },
+        })?;
+        made.insert(key);
+        Ok(())
+    }
+
+    /// Makes links, as ln(1). Operands of hard links are paths; a link itself is linked, not where it leads.
+    ///
+    /// # Errors
+    /// The target is wrong, a signal, or the volume has stopped.
+    pub fn ln(
+        &mut self,
+        operands: &[&[u8]],
+        target: Target<'_>,
+        options: LinkOptions,
+    ) -> Result<()> {
+        let into = self.is_into(operands.len(), target)?;
+        let mut made = BTreeSet::new();
+        for operand in operands {
+            let at = goal(operand, target, into);
+            let linked = self.link_one(operand, &at, options, &mut made);
+            self.note(linked)?;
+        }
+        Ok(())
+    }
+
+    fn link_one(
+        &self,
+        operand: &[u8],
+        at: &[u8],
+        options: LinkOptions,
+        made: &mut BTreeSet<(InodeNo, Vec<u8>)>,
+    ) -> Result<()> {
+        let (fs, cx) = (self.fs, self.cx);
+        let file = match options.symbolic {
+            true => None,
+            false => Some(self.found(operand, false, LN)?),
+        };
+        if file
+            .as_ref()
+            .is_some_and(|file| file.attr().kind == FileKind::Directory)
+        {
+            let why = "a hard link to a directory is not allowed";
+            return super::super::refused(operand, why);
+        }
+        if is_of_dir(at) {
+            return Err(FsError::NotFound).in_change(at, LN);
+        }
+        let spot = self.spot(at, LN)?;
+        let key = (spot.dir.ino(), spot.name.clone());
+        if let Some(there) = spot.found.as_ref().filter(|_| options.force) {
+            if made.contains(&key) {
+                let why = "was made by this command already: not replaced";
+                return super::super::refused(at, why);
+            }
+            if let Some(file) = file.as_ref().filter(|file| file.ino() == there.ino()) {
+                // Another name of the file is as the link would be.
+                return match file.attr().nlink > 1 && operand != at {
+                    true => Ok(()),
+                    false => super::super::refused(at, "source and target are the same file"),
+                };
+            }
+            if there.attr().kind == FileKind::Directory {
+                return Err(FsError::IsDir).in_change(at, "cannot replace");
+            }
+            let removed = fs.unlink(cx, spot.dir.ino(), &spot.name);
+            removed.in_change(at, LN)?;
+        }
+        let linked = match &file {
+            Some(file) => fs.link(cx, file.ino(), spot.dir.ino(), &spot.name),
+            None => fs.symlink(cx, spot.dir.ino(), &spot.name, operand),
+        };
+        drop(Held::counted(fs, linked.in_change(at, LN)?));
+        made.insert(key);
+        Ok(())
+    }
+}
+
+/// The path that an operand gets.
+fn goal(operand: &[u8], target: Target<'_>, into: bool) -> Vec<u8> {
+    match into {
+        true => join(target.path, base_name(operand)),
+        false => target.path.to_vec(),
+    }
+}

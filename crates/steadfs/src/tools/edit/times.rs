@@ -1,0 +1,196 @@
+//! `touch` and `truncate`.
+
+use steadfs_vfs::{FileKind, FsError, SetAttr, SetTime};
+
+use super::super::walk::{Held, is_of_dir, resolve};
+use super::super::{Result, refused};
+use super::{Editor, InChange, NEW_FILE};
+
+const TOUCH: &str = "cannot touch";
+const TRUNCATE: &str = "cannot truncate";
+
+/// The options of [`Editor::touch`].
+#[derive(Clone, Copy, Debug)]
+pub struct TouchOptions {
+    /// The new time of access; `None` leaves it.
+    pub atime: Option<SetTime>,
+    /// The new time of modification; `None` leaves it.
+    pub mtime: Option<SetTime>,
+    /// A missing file is not made, without an error.
+    pub no_create: bool,
+    /// A link itself.
+    pub no_follow: bool,
+}
+
+/// A new size, absolute or from the old one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeChange {
+    /// This size.
+    To(u64),
+    /// Larger by this.
+    Grow(u64),
+    /// Smaller by this, at least 0.
+    Shrink(u64),
+    /// At most this.
+    AtMost(u64),
+    /// At least this.
+    AtLeast(u64),
+    /// Down to a multiple of this.
+    RoundDown(u64),
+    /// Up to a multiple of this.
+    RoundUp(u64),
+}
+
+impl SizeChange {
+    /// Parses `[+-<>/%]BYTES`; `number` parses the size behind the sign. `None`: it is none, or a multiple of 0.
+    pub fn parse(text: &str, number: impl FnOnce(&str) -> Option<u64>) -> Option<Self> {
+        let mut rest = text.chars();
+        let signed: Option<fn(u64) -> Self> = match rest.next()? {
+            '+' => Some(Self::Grow),
+            '-' => Some(Self::Shrink),
+            '<' => Some(Self::AtMost),
+            '>' => Some(Self::AtLeast),
+            '/' => Some(Self::RoundDown),
+            '%' => Some(Self::RoundUp),
+            _ => None,
+        };
+        let digits = if signed.is_some() {
+            rest.as_str()
+        } else {
+            text
+        };
+        let change = signed.unwrap_or(Self::To)(number(digits)?);
+        (!matches!(change, Self::RoundDown(0) | Self::RoundUp(0))).then_some(change)
+    }
+
+    /// The size of a file that had `old` bytes; `None` if it is too large.
+    pub fn of(self, old: u64) -> Option<u64> {
+        match self {
+            Self::To(size) => Some(size),
+            Self::Grow(by) => old.checked_add(by),
+            Self::Shrink(by) => Some(old.saturating_sub(by)),
+            Self::AtMost(size) => Some(old.min(size)),
+            Self::AtLeast(size) => Some(old.max(size)),
+            Self::RoundDown(unit) => Some(old - old % unit),
+            Self::RoundUp(unit) => old.checked_next_multiple_of(unit),
+        }
+    }
+}
+
+impl<'a> Editor<'a> {
+    /// Sets times, as touch(1).
+    ///
+    /// # Errors
+    /// A signal, or the volume has stopped.
+    pub fn touch(&mut self, path: &[u8], options: TouchOptions) -> Result<()> {
+        let touched = self.touch_one(path, options);
+        self.note(touched)
+    }
+
+    fn touch_one(&self, path: &[u8], options: TouchOptions) -> Result<()> {
+        let no_create = options.no_create || options.no_follow;
+        let Some(file) = self.open_or_make(path, no_create, !options.no_follow, TOUCH)? else {
+            return match options.no_create {
+                true => Ok(()),
+                false => Err(FsError::NotFound).in_change(path, TOUCH),
+            };
+        };
+        let set = SetAttr {
+            atime: options.atime,
+            mtime: options.mtime,
+            ..SetAttr::default()
+        };
+        let set = self.fs.setattr(self.cx, file.ino(), &set);
+        set.map(drop).in_change(path, TOUCH)
+    }
+
+    /// Sets a size, as truncate(1).
+    ///
+    /// # Errors
+    /// A signal, or the volume has stopped.
+    pub fn truncate(&mut self, path: &[u8], size: SizeChange, no_create: bool) -> Result<()> {
+        let set = self.truncate_one(path, size, no_create);
+        self.note(set)
+    }
+
+    fn truncate_one(&self, path: &[u8], size: SizeChange, no_create: bool) -> Result<()> {
+        let (fs, cx) = (self.fs, self.cx);
+        let Some(file) = self.open_or_make(path, no_create, true, TRUNCATE)? else {
+            return Ok(());
+        };
+        match file.attr().kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(FsError::IsDir).in_change(path, TRUNCATE),
+            _ => return refused(path, "is no regular file"),
+        }
+        fs.open(cx, file.ino(), true).in_change(path, TRUNCATE)?;
+        let size = size.of(file.attr().size).ok_or(FsError::FileTooBig);
+        let set = SetAttr {
+            size: Some(size.in_change(path, TRUNCATE)?),
+            ..SetAttr::default()
+        };
+        let set = fs.setattr(cx, file.ino(), &set);
+        set.map(drop).in_change(path, TRUNCATE)
+    }
+
+    /// The file at `path`, which is made if it does not exist; `None` with `no_create`.
+    fn open_or_make(
+        &self,
+        path: &[u8],
+        no_create: bool,
+        follow: bool,
+        what: &'static str,
+    ) -> Result<Option<Held<'a>>> {
+        let (fs, cx) = (self.fs, self.cx);
+        match resolve(fs, cx, path, follow) {
+            Err(FsError::NotFound) if no_create => return Ok(None),
+            Err(FsError::NotFound) => {}
+            found => return found.map(Some).in_change(path, what),
+        }
+        let (dir, name) = self.parent(path, what)?;
+        if self.there(&dir, &name).in_change(path, what)?.is_some() {
+            return refused(path, "is a symbolic link that leads nowhere");
+        }
+        if is_of_dir(path) {
+            return Err(FsError::NotFound).in_change(path, what);
+        }
+        let mode = FileKind::Regular.mode_bits() | NEW_FILE;
+        let made = fs
+            .mknod(cx, dir.ino(), &name, mode, 0)
+            .in_change(path, what)?;
+        Ok(Some(Held::counted(fs, made)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_changed_as_by_truncate() {
+        let change = |text: &str| SizeChange::parse(text, |number| number.parse().ok());
+        for (text, wanted) in [
+            ("5", 5),
+            ("+5", 105),
+            ("-5", 95),
+            ("-500", 0),
+            ("<50", 50),
+            ("<500", 100),
+            (">500", 500),
+            (">50", 100),
+            ("/30", 90),
+            ("%30", 120),
+            ("%50", 100),
+        ] {
+            assert_eq!(
+                change(text).and_then(|change| change.of(100)),
+                Some(wanted),
+                "{text}"
+            );
+        }
+        for text in ["", "+", "x", "/0", "%0", "--5"] {
+            assert_eq!(change(text), None, "{text}");
+        }
+        assert_eq!(SizeChange::Grow(1).of(u64::MAX), None);
+    }
+}
