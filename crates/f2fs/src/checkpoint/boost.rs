@@ -144,3 +144,42 @@ fn in_group_of(waiter: IoTag) -> IoTag {
         ..waiter
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use steadfs_base::{GroupId, IoPrio, PrioClass};
+
+    use super::*;
+
+    fn tag(class: PrioClass, urgency: Urgency, group: u32) -> IoTag {
+        IoTag {
+            urgency,
+            prio: IoPrio { class, level: 4 },
+            group: GroupId(group),
+            owner: OwnerId(group),
+        }
+    }
+
+    #[test]
+    fn only_a_better_class_moves_a_merged_checkpoint_to_its_waiter() {
+        let daemon = tag(PrioClass::BestEffort, Urgency::Background, 1);
+        for (class, urgency) in [
+            (PrioClass::BestEffort, Urgency::Waited),
+            (PrioClass::Idle, Urgency::Waited),
+        ] {
+            let waiter = tag(class, urgency, 2);
+            let boosted = boosted_tag(daemon, waiter, true);
+            assert_eq!(boosted, daemon.with_urgency(Urgency::Checkpoint));
+        }
+        let waiter = tag(PrioClass::RealTime, Urgency::Waited, 2);
+        let moved = IoTag {
+            owner: OwnerId(0),
+            urgency: Urgency::Checkpoint,
+            ..waiter
+        };
+        assert_eq!(boosted_tag(daemon, waiter, true), moved);
+        // One that is not merged stays its caller's.
+        let own = daemon.with_urgency(Urgency::Checkpoint);
+        assert_eq!(boosted_tag(daemon, waiter, false), own);
+    }
+}

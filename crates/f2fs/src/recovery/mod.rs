@@ -179,3 +179,36 @@ fn is_behind(checkpoint: &Checkpoint, footer: &Footer) -> bool {
     }
     footer.cp_version == wanted
 }
+
+#[cfg(test)]
+mod tests {
+    use steadfs_block::{Queue, QueueOptions};
+
+    use super::*;
+    use crate::checkpoint;
+    use crate::format::{FormatOptions, image};
+
+    #[test]
+    fn nodes_of_another_checkpoint_are_not_recovered() {
+        let device = image(64 << 20, &FormatOptions::default()).unwrap();
+        let queue = Queue::new(device, QueueOptions::default());
+        let layout = crate::read_superblock(&queue).unwrap().layout().clone();
+        let mut checkpoint = checkpoint::load(&queue, &layout).unwrap().checkpoint;
+        let mut footer = Footer::parse(&[0; disk::BLOCK_SIZE]);
+        footer.cp_version = checkpoint.node_version();
+        assert!(is_behind(&checkpoint, &footer));
+        // Where checksums do not count, the low half decides.
+        let changes = [(1, false), (1 << 31, false), (1 << 32, true)];
+        for (change, without_checksum) in changes {
+            let other = Footer {
+                cp_version: footer.cp_version ^ change,
+                ..footer
+            };
+            assert!(!is_behind(&checkpoint, &other), "{change:x}");
+            let before = checkpoint.flags;
+            checkpoint.flags = before.union(CpFlags::NOCRC_RECOVERY);
+            assert_eq!(is_behind(&checkpoint, &other), without_checksum);
+            checkpoint.flags = before;
+        }
+    }
+}

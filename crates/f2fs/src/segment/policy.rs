@@ -156,6 +156,19 @@ mod tests {
         assert!(lfs.is_short(29, demand, 1, room));
         assert_eq!(policy.kept_from_users(demand, 1), 10);
         assert_eq!(policy.kept_from_users(Demand::default(), 1), 6);
+        let large = Policy {
+            reserved_sections: 100,
+            ..policy
+        };
+        let dirty = |nodes, dentries, inodes| Demand {
+            nodes,
+            dentries,
+            inodes,
+            data: 9999,
+        };
+        assert_eq!(large.kept_from_users(dirty(512, 0, 1), 1), 8);
+        assert_eq!(large.kept_from_users(dirty(1025, 513, 0), 1), 6 + 3 + 4);
+        assert_eq!(large.kept_from_users(dirty(1025, 513, 0), 2), 6 + 2 + 2);
         let forced = Policy {
             force_ssr: true,
             ..policy

@@ -18,6 +18,7 @@ use crate::format::{FormatOptions, image};
 
 mod free_runs;
 mod full;
+mod space;
 mod victims;
 
 fn tag() -> IoTag {

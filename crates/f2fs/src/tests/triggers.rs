@@ -8,6 +8,7 @@ use steadfs_vfs::{Cx, FileSystem, SetAttr, ShutdownMode};
 use super::background::{looked, open};
 use crate::F2fs;
 use crate::disk::{Nid, SEGMENT_BLOCKS};
+use crate::format::{FormatOptions, image};
 use crate::space::Need;
 
 const LARGE: u64 = 64 << 20;
@@ -86,6 +87,17 @@ fn prefree_segments() {
         assert_eq!(fs.segments().counts().prefree, 0);
         fs.close().unwrap();
     });
+}
+
+#[test]
+fn a_twentieth_of_the_segments_may_be_prefree() {
+    for (mib, limit) in [(64, 1), (1024, 25)] {
+        let device = image(mib << 20, &FormatOptions::default()).unwrap();
+        let fs = super::mount_device(&device).unwrap();
+        assert_eq!(fs.prefree_limit(), limit, "{mib} MiB");
+        assert_eq!(u64::from(limit), u64::from(fs.layout().main_segments) / 20);
+        fs.close().unwrap();
+    }
 }
 
 /// Roll-forward does not know what was freed, so all blocks of before and since must fit.
