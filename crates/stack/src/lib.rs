@@ -7,12 +7,18 @@
 
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod map;
 mod mapped;
+mod sparse;
 mod split;
+mod super_image;
 
+pub use bytes::DeviceBytes;
 pub use map::{Map, MapError, Source};
 pub use mapped::MappedDevice;
+pub use sparse::{SparseImage, is_sparse};
+pub use super_image::{Logical, is_super, logical_partitions};
 
 #[cfg(test)]
 mod tests;

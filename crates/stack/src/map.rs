@@ -89,7 +89,7 @@ impl Map {
     }
 
     /// The pieces of a range, with their lengths. What is behind the end has none.
-    pub(crate) fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, Source)> + '_ {
+    pub fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, Source)> + '_ {
         let end = at.saturating_add(len).min(self.size);
         let first = self.segments.partition_point(|(start, _)| *start <= at);
         let mut next = first.saturating_sub(1);

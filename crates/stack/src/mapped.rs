@@ -10,7 +10,7 @@ use crate::split::Split;
 /// Unit of requests, in bytes.
 const SECTOR: u64 = 512;
 
-/// A [`Map`] over a device. It can be written if it is one segment, a window; else it is read-only.
+/// A [`Map`] over a device, which it reads as that says. It can be written if it is one segment, a window; else it is read-only.
 pub struct MappedDevice {
     below: Arc<dyn Device>,
     map: Map,
@@ -67,6 +67,13 @@ impl MappedDevice {
             geometry,
             writable,
         })
+    }
+
+    /// The same, never writable.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.writable = self.geometry.clone();
+        self
     }
 
     /// A part of a device; what is behind its end is cut off.
