@@ -10,6 +10,7 @@
 mod bytes;
 mod map;
 mod mapped;
+mod overlay;
 mod sparse;
 mod split;
 mod super_image;
@@ -17,6 +18,7 @@ mod super_image;
 pub use bytes::DeviceBytes;
 pub use map::{Map, MapError, Source};
 pub use mapped::MappedDevice;
+pub use overlay::{BaseId, Head, Layout, OverlayDevice, check_head, identity};
 pub use sparse::{SparseImage, is_sparse};
 pub use super_image::{Logical, is_super, logical_partitions};
 

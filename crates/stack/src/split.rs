@@ -55,6 +55,13 @@ impl Split {
         (Bio::read(from, len as usize), done)
     }
 
+    /// A part that is done elsewhere.
+    pub(crate) fn part(&self) -> Done {
+        let split = self.clone();
+        split.0.lock().left += 1;
+        Box::new(move |_, result| split.end(result))
+    }
+
     /// Ends the maker's hold.
     pub(crate) fn finish(self, result: Result<(), IoError>) {
         self.end(result);
