@@ -22,6 +22,12 @@ mod as_cp;
 #[path = "copies/interrupted.rs"]
 mod interrupted;
 
+#[path = "copies/layers.rs"]
+mod layers;
+
+#[path = "copies/overlays.rs"]
+mod overlays;
+
 #[path = "copies/partitions.rs"]
 mod partitions;
 

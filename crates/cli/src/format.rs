@@ -17,7 +17,8 @@ use crate::size;
 pub fn run(args: &args::Format) -> Result<(), Failure> {
     refuse(args)?;
     let options = options(args)?;
-    let (volume, part) = partition::window(&args.volume, args.sandbox)?;
+    let (volume, place) = partition::window(&args.volume, args.sandbox)?;
+    let part = place.to_format()?;
     if part.is_some() && options.offset > 0 {
         let why = "-E offset=: a partition has its place already";
         return Err(Failure::plain(why));

@@ -24,7 +24,8 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     refuse(args)?;
     let options = options(args)?;
     let unit = u64::from(args.sector_size.unwrap_or(SECTOR));
-    let (volume, part) = partition::window(&args.volume, args.sandbox)?;
+    let (volume, place) = partition::window(&args.volume, args.sandbox)?;
+    let part = place.to_format()?;
     let size = size_of(&volume, args.size.as_deref(), unit)?;
     if let Some(dir) = &args.from_dir {
         check_source(dir)?;

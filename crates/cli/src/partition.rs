@@ -4,7 +4,9 @@
 //! place of the partition.
 //!
 //! **Rule.** A process without rights reads the table first, and answers with two numbers; they are `offset=` and
-//! `sizelimit=` in the list of options from then on. A file whose name has an `@` is that file.
+//! `sizelimit=` in the list of options from then on. A partition that is no window of the file (in an Android sparse or
+//! super image) stays `partition=`: the process that opens the volume finds it again after it has given up its rights. A
+//! file whose name has an `@` is that file.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -34,17 +36,47 @@ pub fn file_of(image: &Path) -> &Path {
     split(image).map_or(image, |(disk, _)| disk)
 }
 
-/// The place of the partition that `image` names.
-pub fn window(
-    image: &Path,
-    sandbox: Option<args::Sandbox>,
-) -> Result<(PathBuf, Option<Window>), Failure> {
-    match split(image) {
-        None => Ok((image.to_owned(), None)),
-        Some((disk, which)) => {
-            let found = worker::partition(disk, which, sandbox)?;
-            Ok((disk.to_owned(), Some(found)))
+/// Where a volume is in the file of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It is all of it.
+    Whole,
+    /// A part of it.
+    Window(Window),
+    /// A partition in a layer, by its name.
+    Layer(String),
+}
+
+impl Place {
+    /// The part of the file that is to be written anew.
+    pub fn to_format(&self) -> Result<Option<Window>, Failure> {
+        match self {
+            Self::Whole => Ok(None),
+            Self::Window(window) => Ok(Some(*window)),
+            Self::Layer(which) => Err(Failure::plain(format!(
+                "partition {which}: a partition of an Android sparse or super image cannot be formatted"
+            ))),
         }
+    }
+}
+
+fn place(disk: &Path, which: &str, sandbox: Option<args::Sandbox>) -> Result<Place, Failure> {
+    Ok(match worker::partition(disk, which, sandbox)? {
+        Some(window) => Place::Window(window),
+        None if which.contains(',') => {
+            return Err(Failure::plain(format!(
+                "partition {which}: give its number, because a comma ends an option"
+            )));
+        }
+        None => Place::Layer(which.to_owned()),
+    })
+}
+
+/// The file of an image, and the place of the partition that `image` names.
+pub fn window(image: &Path, sandbox: Option<args::Sandbox>) -> Result<(PathBuf, Place), Failure> {
+    match split(image) {
+        None => Ok((image.to_owned(), Place::Whole)),
+        Some((disk, which)) => Ok((disk.to_owned(), place(disk, which, sandbox)?)),
     }
 }
 
@@ -63,7 +95,7 @@ pub fn resolve(
                 has_place |= place.is_some_and(|(name, value)| {
                     ["offset", "sizelimit"].contains(&name) && value.trim() != "0"
                 });
-                rest.push(item);
+                rest.push(absolute_overlay(item)?);
             }
         }
     }
@@ -75,18 +107,28 @@ pub fn resolve(
         return Err(twice("offset= and sizelimit= contradict a partition"));
     }
     let (disk, found) = match named {
-        Some(which) => (
-            image.to_owned(),
-            Some(worker::partition(image, which, sandbox)?),
-        ),
+        Some(which) => (image.to_owned(), place(image, which, sandbox)?),
         None => window(image, sandbox)?,
     };
-    let place = found.map(|Window { start, bytes }| format!("offset={start},sizelimit={bytes}"));
-    if let Some(place) = &place {
-        rest.retain(|item| !item.trim().is_empty());
-        rest.push(place);
-    }
+    let place = match found {
+        Place::Whole => return Ok((disk, rest.join(","))),
+        Place::Window(Window { start, bytes }) => format!("offset={start},sizelimit={bytes}"),
+        Place::Layer(which) => format!("partition={which}"),
+    };
+    rest.retain(|item| !item.trim().is_empty());
+    rest.push(place);
     Ok((disk, rest.join(",")))
+}
+
+/// The item, with the path of `overlay=` made absolute: the server of a mount has another working directory.
+fn absolute_overlay(item: &str) -> Result<String, Failure> {
+    match item.trim().split_once('=') {
+        Some(("overlay", file)) if !file.is_empty() && file != "memory" => {
+            let path = std::path::absolute(file).map_err(Failure::plain)?;
+            Ok(format!("overlay={}", path.display()))
+        }
+        _ => Ok(item.to_owned()),
+    }
 }
 
 fn twice(why: &str) -> Failure {

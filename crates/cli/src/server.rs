@@ -240,7 +240,11 @@ fn serve_until_end(volume: &Volume, served: Served, commands: OwnedFd) -> Result
     let served = Arc::new(served);
     let leaves = Arc::new(AtomicBool::new(false));
     let (leaving, serving) = (Arc::clone(&leaves), Arc::downgrade(&served));
+    let bound = volume.is_bound_because();
     let hand_over = move |file: &File| {
+        if let Some(why) = bound {
+            return Err(FsError::NotSupported(why));
+        }
         let serving = serving.upgrade();
         let serving = serving.ok_or_else(|| FsError::Stopped("unmounted".to_owned()))?;
         leaving.store(true, Ordering::SeqCst);

@@ -136,6 +136,9 @@ fn options(args: &args::Mount, path: &Path, service: &Service) -> Result<Options
             "option partition: a service finds no partitions; give the device of the partition, or offset= and sizelimit=",
         );
     }
+    if options.overlay.is_some() {
+        return refused("option overlay: a service opens the device only; use steadfs mount");
+    }
     if options.allow_other == Some(true) && !service.allows_others() {
         return refused(
             "option allow_other: the mounter allows it to root only, unless /etc/fuse.conf has user_allow_other",

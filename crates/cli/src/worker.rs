@@ -37,6 +37,9 @@ const NAME: &str = "steadfs-volume";
 /// Longest answer of a worker that probes, in bytes.
 const LINE_MAX: u64 = 4096;
 
+/// The answer for a partition that is no window of the file.
+const LAYERED: &str = "layered\n";
+
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -265,7 +268,8 @@ fn probe(image: &Path, list: &str) -> Result<Content, Failure> {
     Ok(Content::of_line(&answer))
 }
 
-/// Finds out where a partition of a disk is, in the sandbox by a worker.
+/// Finds out where a partition of a disk is, in the sandbox by a worker; `None` if it is no window of the file, so that the
+/// process that opens the volume has to find it.
 ///
 /// # Errors
 /// Why there is no such partition.
@@ -273,18 +277,21 @@ pub fn partition(
     disk: &Path,
     which: &str,
     sandbox: Option<args::Sandbox>,
-) -> Result<Window, Failure> {
+) -> Result<Option<Window>, Failure> {
     if !sandbox::is_on(sandbox)? {
-        let found = VolumeDevice::open_disk(disk).and_then(|device| device.partition(which));
-        return found.map(|found| found.window()).map_err(Failure::plain);
+        let found = VolumeDevice::open_disk(disk).and_then(|disk| disk.partition_window(which));
+        return found.map_err(Failure::plain);
     }
     let answer = answer_to(Task::Partition, which, disk)?;
+    if answer == LAYERED {
+        return Ok(None);
+    }
     let number = |text: &str| text.parse::<u64>().ok();
     if let Some(("found", place)) = answer.split_once(' ')
         && let Some((start, bytes)) = place.trim_end().split_once(' ')
         && let (Some(start), Some(bytes)) = (number(start), number(bytes))
     {
-        return Ok(Window { start, bytes });
+        return Ok(Some(Window { start, bytes }));
     }
     let why = answer
         .strip_prefix("none ")
@@ -299,12 +306,13 @@ fn print_partition(disk: &Path, which: &str) -> Result<(), Failure> {
     let found = match VolumeDevice::open_disk(disk) {
         Ok(device) => {
             sandbox::enter(false)?;
-            device.partition(which)
+            device.partition_window(which)
         }
         Err(error) => Err(error),
     };
     let line = match found {
-        Ok(found) => format!("found {} {}\n", found.start, found.bytes),
+        Ok(Some(found)) => format!("found {} {}\n", found.start, found.bytes),
+        Ok(None) => LAYERED.to_owned(),
         Err(why) => format!("none {why}\n"),
     };
     crate::output::print(|out| out.write_all(line.as_bytes()))

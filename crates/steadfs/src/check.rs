@@ -160,7 +160,7 @@ impl VolumeDevice {
             path: path.to_owned(),
             why,
         };
-        if kind_within(&queue, options).map_err(|error| failed(path, error))? == Kind::F2fs {
+        if kind_within(&queue, options).map_err(|error| self.failed(error))? == Kind::F2fs {
             let source = QueueSource::new(Arc::new(queue), on_read);
             let report = f2fs::check(&source, &f2fs::Options::default());
             return match &report.refused {

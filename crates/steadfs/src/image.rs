@@ -7,6 +7,7 @@
 mod choose;
 mod detect;
 mod formats;
+mod logical;
 mod partitions;
 
 use std::fmt::{self, Display, Formatter};
@@ -85,12 +86,14 @@ impl Display for Held {
     }
 }
 
-/// Returns the volume that begins at a byte offset, if there is one.
-pub type Holds<'a> = &'a dyn Fn(u64) -> Option<Held>;
+/// Returns the volume that begins at a byte offset of a source, if there is one.
+pub type Holds<'a> = &'a dyn Fn(&dyn BlockSource, u64) -> Option<Held>;
 
 /// The partition table of a disk, if it has one.
 pub fn table(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
-    partitions::gpt(src, holds).or_else(|| partitions::mbr(src, holds))
+    logical::table(src, holds)
+        .or_else(|| partitions::gpt(src, holds))
+        .or_else(|| partitions::mbr(src, holds))
 }
 
 /// Recognises the content of a device that holds no volume.
@@ -102,6 +105,7 @@ pub fn recognise(src: &dyn BlockSource, holds: Holds<'_>) -> Found {
     let head = read(src, 0, HEAD_BYTES.min(size)).unwrap_or_default();
     let named = |found: Option<&'static Format>| found.map(Found::Named);
     named(detect::at_start(&head))
+        .or_else(|| logical::table(src, holds).map(Found::Partitioned))
         .or_else(|| partitions::gpt(src, holds).map(Found::Partitioned))
         .or_else(|| named(detect::before_a_table(&head)))
         .or_else(|| partitions::mbr(src, holds).map(Found::Partitioned))

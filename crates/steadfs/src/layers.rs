@@ -5,14 +5,25 @@
 //! **Rule.** The base is opened by a process with its rights. The layers over it are found at the first use of the volume's
 //! device, after the process has given them up. An image file without layers is used as it is.
 
+mod overlay;
+
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use steadfs_block::{Device, FileDevice, Queue, QueueOptions, Reopen};
-use steadfs_stack::MappedDevice;
+use steadfs_stack::{DeviceBytes, MappedDevice, SparseImage, is_sparse};
+use steadfs_vfs::FsError;
 
 use crate::Options;
 use crate::image::Partition;
 use crate::probe::partition_on;
+pub(crate) use overlay::OpenedOverlay;
+
+/// Why an image that cannot be written cannot, and what to do.
+const SPARSE_IS_READ: &str = "an Android sparse image cannot be written; simg2img makes a raw image of it, and \
+     -o overlay=FILE keeps the changes in another file";
+const LOGICAL_IS_READ: &str = "a partition of an Android super image cannot be written; -o overlay=FILE keeps the changes in \
+     another file";
 
 /// The lowest device, which was opened.
 pub(crate) enum Base {
@@ -52,6 +63,15 @@ impl Base {
         }
     }
 
+    /// What follows the last sector of an image file.
+    fn tail(&self) -> Result<Vec<u8>, LayerError> {
+        match self {
+            Self::File(file) => file.tail().map_err(|error| {
+                LayerError::Refused(FsError::Io(format!("its end cannot be read: {error}")))
+            }),
+        }
+    }
+
     fn describe(&self) -> String {
         match self {
             Self::File(file) => file.describe(),
@@ -59,24 +79,101 @@ impl Base {
     }
 }
 
+/// Why a volume has no device.
+pub(crate) enum LayerError {
+    /// The content of a layer is wrong: what follows the name of the image in a message.
+    Unusable(String),
+    /// A layer is not to be used so, or cannot be read.
+    Refused(FsError),
+}
+
+impl From<String> for LayerError {
+    fn from(why: String) -> Self {
+        Self::Unusable(why)
+    }
+}
+
 /// A base and the devices over it.
 pub(crate) struct Layers {
     base: Base,
+    overlay: Option<OpenedOverlay>,
     top: OnceLock<Top>,
 }
 
 /// The device that the volume is on.
-#[derive(Clone)]
 struct Top {
     device: Arc<dyn Device>,
     /// What is over the base, from the top down.
     names: Vec<String>,
+    /// Why it cannot be written.
+    is_read: Option<&'static str>,
+}
+
+impl Top {
+    fn add(&mut self, device: impl Device + 'static, name: String) {
+        self.device = Arc::new(device);
+        self.names.insert(0, name);
+    }
+
+    fn queue(&self) -> Queue {
+        Queue::new(Arc::clone(&self.device), QueueOptions::default())
+    }
+
+    /// The content of a sparse image in place of its file.
+    fn open_sparse(&mut self, base: &Base, path: &Path) -> Result<(), LayerError> {
+        let head = self.queue().read(0, 512, steadfs_base::IoTag::default());
+        // An error of the device is reported by what needs the content.
+        if !head.is_ok_and(|head| is_sparse(&head)) {
+            return Ok(());
+        }
+        let tail = base.tail()?;
+        let bytes = DeviceBytes::new(Arc::clone(&self.device), tail.clone());
+        let wrong = |why: String| format!("is an Android sparse image that cannot be read: {why}");
+        let image = SparseImage::parse(&bytes).map_err(wrong)?;
+        if is_numbered(path) && (image.begins_open || image.ends_open) {
+            let why = "is one of the files of an Android sparse image that was split; simg2img makes one raw image of all of \
+                       them";
+            return Err(LayerError::Unusable(why.to_owned()));
+        }
+        let below = Arc::clone(&self.device);
+        let device = MappedDevice::new(below, image.map, tail).map_err(wrong)?;
+        self.add(device, "Android sparse image".to_owned());
+        self.is_read = Some(SPARSE_IS_READ);
+        Ok(())
+    }
+
+    /// A partition in place of the disk.
+    fn open_partition(&mut self, which: &str) -> Result<(), LayerError> {
+        let part = partition_of(&self.device, which, self.names.is_empty())?;
+        let below = Arc::clone(&self.device);
+        let device = match part.map {
+            None => MappedDevice::window(below, part.start, part.bytes),
+            Some(map) => {
+                self.is_read.get_or_insert(LOGICAL_IS_READ);
+                MappedDevice::new(below, map, Vec::new()).map(MappedDevice::read_only)
+            }
+        };
+        let device = device.map_err(|why| format!("partition {which:?}: {why}"))?;
+        self.add(device, format!("partition {}", part.number));
+        Ok(())
+    }
+}
+
+/// Whether a file's name ends as those of the parts of a split image do: `.0`, `_sparsechunk.1`.
+fn is_numbered(path: &Path) -> bool {
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let front = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    front.len() < name.len() && (front.ends_with('.') || front.ends_with("sparsechunk"))
 }
 
 impl Layers {
-    pub(crate) fn over(base: Base) -> Self {
+    pub(crate) fn over(base: Base, overlay: Option<OpenedOverlay>) -> Self {
         Self {
             base,
+            overlay,
             top: OnceLock::new(),
         }
     }
@@ -88,28 +185,54 @@ impl Layers {
     /// The device that the volume is on.
     ///
     /// # Errors
-    /// Why there is none: what follows the name of the image in a message.
-    pub(crate) fn top(&self, options: &Options) -> Result<Arc<dyn Device>, String> {
+    /// Why there is none.
+    pub(crate) fn top(
+        &self,
+        options: &Options,
+        path: &Path,
+    ) -> Result<Arc<dyn Device>, LayerError> {
         if let Some(top) = self.top.get() {
             return Ok(Arc::clone(&top.device));
         }
-        let found = self.find(options)?;
+        let found = self.find(options, path)?;
         Ok(Arc::clone(&self.top.get_or_init(|| found).device))
     }
 
     /// Finds the layers that the content of the base and the options say.
-    fn find(&self, options: &Options) -> Result<Top, String> {
+    fn find(&self, options: &Options, path: &Path) -> Result<Top, LayerError> {
         let mut top = Top {
             device: self.base.device(),
             names: Vec::new(),
+            is_read: None,
         };
+        top.open_sparse(&self.base, path)?;
         if let Some(which) = &options.partition {
-            let part = partition_of(&top.device, which)?;
-            let window = MappedDevice::window(top.device, part.start, part.bytes)?;
-            top.device = Arc::new(window);
-            top.names.insert(0, format!("partition {}", part.number));
+            top.open_partition(which)?;
         }
-        Ok(top)
+        match &self.overlay {
+            None => {}
+            Some(overlay) => {
+                let device = overlay.over(&top.device)?;
+                top.add(device, overlay.name());
+                top.is_read = None;
+            }
+        }
+        match top.is_read {
+            Some(why) if !options.read_only() => {
+                Err(LayerError::Refused(FsError::OnlyReadable(why.to_owned())))
+            }
+            _ => Ok(top),
+        }
+    }
+
+    /// Whether anything is over the base that has been used.
+    pub(crate) fn is_layered(&self) -> bool {
+        self.top.get().is_some_and(|top| !top.names.is_empty())
+    }
+
+    /// Whether changes are in the memory of this process only.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        matches!(self.overlay, Some(OpenedOverlay::Memory(_)))
     }
 
     /// What the volume is on, from the top down.
@@ -117,16 +240,20 @@ impl Layers {
         let names = self.top.get().map(|top| &top.names[..]);
         let base = self.base.describe();
         let all = names.unwrap_or_default().iter().chain([&base]);
-        all.cloned().collect::<Vec<_>>().join(" of ")
+        all.cloned().collect::<Vec<_>>().join(" over ")
     }
 
     /// The block device that the volume is on, if nothing is between them.
     pub(crate) fn block_device(&self) -> Option<&FileDevice> {
-        let is_bare = self.top.get().is_none_or(|top| top.names.is_empty());
         match &self.base {
-            Base::File(file) if is_bare && file.is_block_device() => Some(file),
+            Base::File(file) if !self.is_layered() && file.is_block_device() => Some(file),
             Base::File(_) => None,
         }
+    }
+
+    /// Starts the threads, which hold the rights that the process has now.
+    pub(crate) fn start_threads(&self) {
+        self.base.start_threads();
     }
 
     /// Gives up the claims on all that was opened.
@@ -134,17 +261,24 @@ impl Layers {
         match &self.base {
             Base::File(file) => file.give_up_claims(),
         }
+        if let Some(overlay) = &self.overlay {
+            overlay.give_up_claims();
+        }
     }
 }
 
-/// The partition of a disk that a user calls `which`.
+/// The partition of a disk that a user calls `which`. `has_places`: partitions have first bytes in the file of the disk.
 ///
 /// # Errors
 /// Why there is none: what follows the name of the disk in a message.
-pub(crate) fn partition_of(disk: &Arc<dyn Device>, which: &str) -> Result<Partition, String> {
+pub(crate) fn partition_of(
+    disk: &Arc<dyn Device>,
+    which: &str,
+    has_places: bool,
+) -> Result<Partition, String> {
     let queue = Queue::new(Arc::clone(disk), QueueOptions::default());
-    let found = partition_on(&queue, which)?;
-    if found.start >= disk.geometry().size {
+    let found = partition_on(&queue, which, has_places)?;
+    if found.map.is_none() && found.start >= disk.geometry().size {
         return Err(format!(
             "partition {which:?} begins behind the end of this file"
         ));

@@ -25,7 +25,7 @@ pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;
 pub use mount::{mount, mount_options, prepare_rings, serve, serve_on};
-pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, SECTOR};
+pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, Overlay, SECTOR};
 pub use probe::{Kind, probe};
 pub use steadfs_block::{DeviceModel, OpenError, Policy, QueueSettings};
 pub use steadfs_ext4::MountOptions;

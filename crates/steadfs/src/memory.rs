@@ -10,19 +10,37 @@ const MEMORY_SHARE: u64 = 16;
 /// 1 GiB, streaming writes and new small files ran at two thirds of the speed).
 const CACHE_BYTES_MAX: u64 = 256 << 20;
 
+/// An overlay in memory gets at most one part in this many of the memory.
+const OVERLAY_SHARE: u64 = 4;
+
+/// A quarter of the memory that this process may use.
+pub(crate) fn overlay_memory() -> u64 {
+    let (host, group) = limits();
+    there(host, group) / OVERLAY_SHARE
+}
+
 /// A sixteenth of the memory that this process may use, between 32 and 256 MiB.
 pub(crate) fn default_cache_size() -> u64 {
+    let (host, group) = limits();
+    share_of(host, group)
+}
+
+/// The memory of the host, and the limit of this process's cgroups.
+fn limits() -> (Option<u64>, Option<u64>) {
     let host = std::fs::read_to_string("/proc/meminfo").ok();
     let host = host.as_deref().and_then(mem_total);
     let group = std::fs::read_to_string("/proc/self/cgroup").ok();
     let group = group.as_deref().and_then(group_limit);
-    share_of(host, group)
+    (host, group)
+}
+
+fn there(host: Option<u64>, group: Option<u64>) -> u64 {
+    const UNKNOWN: u64 = 4 << 30;
+    host.unwrap_or(UNKNOWN).min(group.unwrap_or(u64::MAX))
 }
 
 fn share_of(host: Option<u64>, group: Option<u64>) -> u64 {
-    const UNKNOWN: u64 = 4 << 30;
-    let there = host.unwrap_or(UNKNOWN).min(group.unwrap_or(u64::MAX));
-    (there / MEMORY_SHARE).clamp(4 * MIN_CACHE_SIZE, CACHE_BYTES_MAX)
+    (there(host, group) / MEMORY_SHARE).clamp(4 * MIN_CACHE_SIZE, CACHE_BYTES_MAX)
 }
 
 /// `MemTotal` of /proc/meminfo, in bytes.

@@ -4,7 +4,7 @@ mod help;
 mod remount;
 mod table;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use steadfs_block::DeviceModel;
 use steadfs_ext4::{Atime, MountOptions, OPTION_TABLE as EXT4_TABLE};
@@ -26,6 +26,15 @@ pub enum IoEngine {
     Uring,
     /// A pool of threads with pread(2) and pwrite(2).
     Threads,
+}
+
+/// Where the changes of a volume are kept that is not written itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Overlay {
+    /// In memory: they end with the process.
+    Memory,
+    /// In this file.
+    File(PathBuf),
 }
 
 /// How requests come from the kernel.
@@ -88,6 +97,8 @@ pub struct Options {
     pub offset: u64,
     /// `sizelimit=`: the size of the volume's part of the device in bytes; `None`: up to the end.
     pub size_limit: Option<u64>,
+    /// `overlay=`: the device is only read, and all changes go there.
+    pub overlay: Option<Overlay>,
     /// `cache_size=`: memory of the caches in bytes; `None`: by the host's memory.
     pub cache_size: Option<u64>,
     /// `io_engine=`.
@@ -122,6 +133,7 @@ impl Default for Options {
             partition: None,
             offset: 0,
             size_limit: None,
+            overlay: None,
             cache_size: None,
             io_engine: IoEngine::Auto,
             buffered: false,
@@ -259,6 +271,9 @@ impl Options {
         };
         if self.takeover && !self.sandbox {
             refuse("with sandbox=off there is no process that outlives the server");
+        }
+        if self.takeover && self.overlay == Some(Overlay::Memory) {
+            refuse("with overlay=memory all changes end with the server; name a file");
         }
         if self.takeover && self.fuse_transport == FuseTransport::Uring {
             refuse("rings belong to one server; use fuse_transport=dev or auto");

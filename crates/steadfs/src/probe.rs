@@ -199,22 +199,30 @@ pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, Unop
 ///
 /// # Errors
 /// Why there is none: what follows the name of the disk in a message.
-pub(crate) fn partition_on(queue: &Queue, which: &str) -> Result<Partition, String> {
+pub(crate) fn partition_on(
+    queue: &Queue,
+    which: &str,
+    has_places: bool,
+) -> Result<Partition, String> {
     let src = AnyBytes {
         queue,
         last: RefCell::new(None),
     };
-    let holds = |at: u64| Marks::at(&src, at).ok()?.describe();
-    let Some(table) = image::table(&src, &holds) else {
+    let Some(mut table) = image::table(&src, &holds) else {
         return Err(format!(
             "has no partition {which:?}: it has no partition table"
         ));
     };
+    table.has_places &= has_places;
     table.choose(which).cloned()
 }
 
+/// The volume that begins at a byte.
+fn holds(src: &dyn BlockSource, at: u64) -> Option<Held> {
+    Marks::at(src, at).ok()?.describe()
+}
+
 fn recognise(src: &AnyBytes<'_>, options: &Options) -> Found {
-    let holds = |at: u64| Marks::at(src, at).ok()?.describe();
     let mut found = image::recognise(src, &holds);
     if let Found::Partitioned(table) = &mut found {
         table.base = options.offset;

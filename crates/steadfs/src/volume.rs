@@ -15,11 +15,11 @@ use steadfs_fuse::{BlockDevice, BrokerClient, FileId, MountError};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
 use thiserror::Error;
 
-use crate::image::{Found, Partition};
-use crate::layers::{Base, Layers, partition_of};
+use crate::image::{Found, Partition, Window};
+use crate::layers::{Base, LayerError, Layers, OpenedOverlay, partition_of};
 use crate::memory::default_cache_size;
 use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
-use crate::{Io, IoEngine, Options};
+use crate::{Io, IoEngine, Options, Overlay};
 
 /// Why a volume could not be opened, mounted or closed.
 #[derive(Debug, Error)]
@@ -139,7 +139,7 @@ pub struct Volume {
 
 fn open_options(options: &Options) -> OpenOptions {
     OpenOptions {
-        read_only: options.read_only(),
+        read_only: options.read_only() || options.overlay.is_some(),
         direct: !options.buffered,
         offset: options.offset,
         sizelimit: options.size_limit,
@@ -164,9 +164,24 @@ pub fn reopen_for_writing(
     options: &Options,
     claim: bool,
 ) -> Result<Vec<OwnedFd>, String> {
+    if options.overlay.is_some() {
+        return Err(format!("{}: is below an overlay", path.display()));
+    }
     let opened = ClaimedFile::for_writing(path, &open_options(options), claim);
     let opened = opened.map_err(|error| error.to_string())?;
     Ok(opened.into_descriptors())
+}
+
+/// Opens what `overlay=` names.
+fn open_overlay(options: &Options) -> Result<Option<OpenedOverlay>, OpenError> {
+    let overlay = options.overlay.as_ref();
+    let how = || OpenOptions {
+        read_only: options.read_only(),
+        ..open_options(options)
+    };
+    overlay
+        .map(|overlay| OpenedOverlay::open(overlay, how()))
+        .transpose()
 }
 
 /// An open image file or block device, of whose content nothing is interpreted yet: between this and the next step a
@@ -199,16 +214,17 @@ impl VolumeDevice {
             beside,
             ..open_options(options)
         };
-        Ok(Self::over(
-            Base::file(FileDevice::open_idle(path, how)?),
-            path,
-            options,
-        ))
+        if beside && matches!(options.overlay, Some(Overlay::File(_))) {
+            let why = "option overlay: the other volume of this copy uses it";
+            return Err(failed(path, FsError::BadOption(why.to_owned())));
+        }
+        let base = Base::file(FileDevice::open_idle(path, how)?);
+        Ok(Self::over(base, open_overlay(options)?, path, options))
     }
 
-    fn over(base: Base, path: &Path, options: &Options) -> Self {
+    fn over(base: Base, overlay: Option<OpenedOverlay>, path: &Path, options: &Options) -> Self {
         Self {
-            layers: Layers::over(base),
+            layers: Layers::over(base, overlay),
             path: path.to_owned(),
             options: options.clone(),
             // It depends on the host's memory, which is read from /proc.
@@ -224,7 +240,20 @@ impl VolumeDevice {
 
     /// The partition with this number, or else with this name in the table, or else with a volume of this label.
     pub fn partition(&self, which: &str) -> Result<Partition, Error> {
-        partition_of(&self.device()?, which).map_err(|why| self.no_partition(why))
+        partition_of(&self.device()?, which, !self.layers.is_layered())
+            .map_err(|why| self.no_partition(why))
+    }
+
+    /// Where the partition is in the file; `None` if that is no window of it, so that `partition=` finds it in the layers.
+    pub fn partition_window(&self, which: &str) -> Result<Option<Window>, Error> {
+        let part = self.partition(which)?;
+        let is_window = part.map.is_none() && !self.layers.is_layered();
+        Ok(is_window.then(|| part.window()))
+    }
+
+    /// The error for this device without a volume, or with one that cannot be opened.
+    pub(crate) fn failed(&self, error: impl Into<Unopened>) -> Error {
+        without_places(failed(&self.path, error), &self.layers)
     }
 
     fn no_partition(&self, why: String) -> Error {
@@ -244,7 +273,7 @@ impl VolumeDevice {
         let file = file.ok_or_else(|| refused("it sent no device".to_owned()))?;
         let claimed = ClaimedFile::claim_opened(path, &how, file, files.next())?;
         let base = Base::file(FileDevice::on_claimed(path, how, claimed)?);
-        Ok(Self::over(base, path, options))
+        Ok(Self::over(base, open_overlay(options)?, path, options))
     }
 
     /// As [`VolumeDevice::open`], to read what can be read of a corrupt volume.
@@ -285,8 +314,11 @@ impl VolumeDevice {
     /// The device that the volume is on. The first call parses what its layers are, so the process has given up its rights
     /// before.
     pub(crate) fn device(&self) -> Result<Arc<dyn Device>, Error> {
-        let top = self.layers.top(&self.options);
-        top.map_err(|why| self.no_partition(why))
+        let top = self.layers.top(&self.options, &self.path);
+        top.map_err(|error| match error {
+            LayerError::Unusable(why) => self.no_partition(why),
+            LayerError::Refused(error) => failed(&self.path, error),
+        })
     }
 
     pub(crate) fn queue(&self) -> Result<Queue, Error> {
@@ -295,7 +327,8 @@ impl VolumeDevice {
 
     /// The kind of file system.
     pub fn kind(&self) -> Result<Kind, Error> {
-        kind_on(&self.queue()?, &self.options).map_err(|error| failed(&self.path, error))
+        let found = kind_on(&self.queue()?, &self.options);
+        found.map_err(|error| self.failed(error))
     }
 
     /// Opens the volume.
@@ -311,7 +344,7 @@ impl VolumeDevice {
     ) -> Result<Volume, Error> {
         if self.options.read_only() && !options.read_only() {
             // A remount has made it writable.
-            let device = self.layers.base().device();
+            let device = self.device()?;
             device.make_writable().map_err(|why| Error::Volume {
                 path: self.path.clone(),
                 error: FsError::Io(why),
@@ -322,7 +355,7 @@ impl VolumeDevice {
     }
 
     fn volume_handed_over(self, lookups: &[(InodeNo, u64)]) -> Result<Volume, Error> {
-        self.layers.base().start_threads();
+        self.layers.start_threads();
         let mut shared = self.device()?;
         if let Some(model) = self.options.device_model {
             let slow = ModelDevice::start(shared, model).map_err(|error| Error::Volume {
@@ -332,12 +365,25 @@ impl VolumeDevice {
             shared = Arc::new(slow);
         }
         let sizes = CacheSizes::of(self.cache_size);
-        let volume = Volume::handed_over(shared, &self.path, sizes, &self.options, lookups)?;
+        let volume = Volume::handed_over(shared, &self.path, sizes, &self.options, lookups)
+            .map_err(|error| without_places(error, &self.layers))?;
         Ok(Volume {
             layers: Some(self.layers),
             ..volume
         })
     }
+}
+
+/// Partitions in a layer have no first byte in the file that `offset=` could name.
+fn without_places(mut error: Error, layers: &Layers) -> Error {
+    if let Error::NoVolume {
+        found: Found::Partitioned(table),
+        ..
+    } = &mut error
+    {
+        table.has_places &= !layers.is_layered();
+    }
+    error
 }
 
 type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32, Arc<Queue>);
@@ -455,6 +501,14 @@ impl Volume {
     /// The volume's block size in bytes.
     pub fn block_size(&self) -> u32 {
         self.block_size
+    }
+
+    /// Why no other process can continue with this volume, if none can.
+    pub fn is_bound_because(&self) -> Option<&'static str> {
+        let layers = self.layers.as_ref()?;
+        layers.is_in_memory().then_some(
+            "with overlay=memory all changes end with the server; unmount and mount again",
+        )
     }
 
     /// Brings the volume to the state that a killed server had acknowledged ([`FileSystem::restore`]).

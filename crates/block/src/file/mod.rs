@@ -205,6 +205,14 @@ impl FileDevice {
         (!self.is_block_device()).then_some((found.st_dev, found.st_ino))
     }
 
+    /// The bytes of an image file behind the last whole sector of the device, which are no part of it: less than a sector.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn tail(&self) -> std::io::Result<Vec<u8>> {
+        self.first.target.tail().map_err(std::io::Error::from)
+    }
+
     /// Gives up the O_EXCL claim of a block device, because the kernel will claim it for a mount served
     /// by this process. The flock(2) stays held.
     pub fn yield_claim(&self) {

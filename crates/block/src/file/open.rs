@@ -182,7 +182,12 @@ impl ClaimedFile {
         Self::open(path, &options, claim)
     }
 
-    pub(super) fn open(path: &Path, options: &OpenOptions, claim: bool) -> Result<Self, OpenError> {
+    /// Opens a file as the options say, and claims it; one that is created has no bytes yet. With `claim` a block device is
+    /// claimed with O_EXCL.
+    ///
+    /// # Errors
+    /// As [`FileDevice::open`](super::FileDevice::open).
+    pub fn open(path: &Path, options: &OpenOptions, claim: bool) -> Result<Self, OpenError> {
         let (fd, exclusive) = retry_busy(|| try_claim(path, options, claim))?;
         Self::guarded(path, options, fd, exclusive)
     }
@@ -227,6 +232,16 @@ impl ClaimedFile {
             false => exclusive,
         };
         Ok(Self { fd, second })
+    }
+
+    /// The first bytes of an image file, as many as fit, and its length.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn head(&self, bytes: &mut [u8]) -> std::io::Result<(usize, u64)> {
+        let got = retry(|| rustix::io::pread(&self.fd, &mut *bytes, 0))?;
+        let len = u64::try_from(fstat(&self.fd)?.st_size).unwrap_or_default();
+        Ok((got, len))
     }
 
     /// The file, and where there is one the second descriptor: for a block device opened for writing, the one that claims

@@ -220,6 +220,18 @@ impl Target {
         Ok(())
     }
 
+    /// Up to a sector of what follows the window in the file.
+    pub(super) fn tail(&self) -> Result<Vec<u8>, Errno> {
+        let end = self.start + self.geometry.size;
+        let from = end / self.direct_unit * self.direct_unit;
+        let skip = (end - from) as usize;
+        let len = (skip + SECTOR_BYTES as usize).next_multiple_of(self.direct_unit as usize);
+        let mut around = Buf::zeroed(len);
+        let got = retry(|| rustix::io::pread(&self.fd, around.make_mut(), from))?;
+        let tail = around.get(skip..got).unwrap_or_default();
+        Ok(tail[..tail.len().min(SECTOR_BYTES as usize - 1)].to_vec())
+    }
+
     fn read_pieces(&self, mut at: u64, bufs: &mut [Buf]) -> Result<(), TransferError> {
         if let [buf] = bufs {
             let mut rest = buf.make_mut();

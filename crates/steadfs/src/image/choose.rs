@@ -3,7 +3,8 @@
 use super::{Partition, Table};
 
 impl Table {
-    /// The partition with this number, or else with this name in the table, or else with a volume of this label.
+    /// The partition with this number, or else with this name in the table, or else with a volume of this label, or
+    /// else with this name in a slot.
     ///
     /// # Errors
     /// Why there is no such partition, or not only one: what follows the name of the disk in a message.
@@ -20,6 +21,9 @@ impl Table {
         if found.is_empty() {
             found.extend(by_label);
         }
+        if found.is_empty() {
+            found.extend(self.of_a_slot(which));
+        }
         match &found[..] {
             [] => Err(format!("has no partition {which:?}: it {self}")),
             [one] => Ok(one),
@@ -32,5 +36,14 @@ impl Table {
                 ))
             }
         }
+    }
+
+    /// The logical partitions of this name in a slot (`_a`, `_b`); those without content are left out.
+    fn of_a_slot(&self, which: &str) -> Vec<&Partition> {
+        let is_of = |part: &&Partition| {
+            let suffix = part.name.strip_prefix(which);
+            part.map.is_some() && part.bytes > 0 && matches!(suffix, Some("_a" | "_b"))
+        };
+        self.partitions.iter().filter(is_of).collect()
     }
 }

@@ -44,7 +44,7 @@ pub(super) static START: &[Magic] = &[
         b"\x3a\xff\x26\xed",
         "Android sparse",
         "is an Android sparse image",
-        "simg2img makes a plain image of it",
+        "simg2img makes a raw image of it; where it is a file of its own it is read as it is",
     ),
     magic(
         0,
@@ -423,7 +423,7 @@ pub(super) static BEFORE_A_TABLE: &[Magic] = &[
         b"\x67\x44\x6c\x61",
         "Android super",
         "is an Android super image (dynamic partitions)",
-        "lpunpack takes its partitions out of it",
+        "lpunpack takes its partitions out of it; where it is a file of its own it is read as it is",
     ),
     magic(24, b"LVM2 001", "LVM", "is a physical volume of LVM", LVM),
     magic(536, b"LVM2 001", "LVM", "is a physical volume of LVM", LVM),

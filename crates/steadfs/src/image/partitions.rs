@@ -1,11 +1,13 @@
 //! Partition tables: GPT, with sectors of 512 and of 4096 bytes and from the copy at the device's end, and MBR with
 //! logical partitions.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
 
 use steadfs_base::checksum::crc32_le;
 use steadfs_block::BlockSource;
+use steadfs_stack::Map;
 
 use super::{Holds, read, word_for};
 
@@ -35,6 +37,8 @@ pub struct Partition {
     pub is_volume: bool,
     /// The label of the volume in it.
     pub label: String,
+    /// Where a logical partition is, which has no first byte.
+    pub map: Option<Map>,
 }
 
 /// Where a partition is on its disk, in bytes.
@@ -59,37 +63,41 @@ impl Partition {
 /// A partition table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// `GPT` or `MBR`.
+    /// `GPT`, `MBR` or `Android super`.
     pub scheme: &'static str,
     /// What is wrong with it.
-    pub flaw: Option<&'static str>,
+    pub flaw: Option<Cow<'static, str>>,
     /// Its partitions, in the order of their numbers.
     pub partitions: Vec<Partition>,
     /// First byte of the disk, where that is not the first of the file.
     pub base: u64,
+    /// Whether the partitions have first bytes in the file.
+    pub has_places: bool,
 }
 
 impl Display for Table {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let scheme = self.scheme;
         write!(f, "is a disk with partitions ({scheme})")?;
-        if let Some(flaw) = self.flaw {
+        if let Some(flaw) = &self.flaw {
             write!(f, ", {flaw}")?;
         }
         if self.partitions.is_empty() {
             return write!(f, "; it has none that can be listed");
         }
-        write!(
-            f,
-            ": say which one with IMAGE@NUMBER, IMAGE@NAME or -o offset=BYTES"
-        )?;
+        write!(f, ": say which one with IMAGE@NUMBER")?;
+        f.write_str(match self.has_places {
+            true => ", IMAGE@NAME or -o offset=BYTES",
+            false => " or IMAGE@NAME",
+        })?;
         for part in &self.partitions {
             let start = part.start.saturating_add(self.base);
             let (number, size, kind) = (part.number, Size(part.bytes), &part.kind);
-            write!(
-                f,
-                "\n  partition {number}: -o offset={start}, {size}, {kind}"
-            )?;
+            write!(f, "\n  partition {number}: ")?;
+            if self.has_places {
+                write!(f, "-o offset={start}, ")?;
+            }
+            write!(f, "{size}, {kind}")?;
             if !part.name.is_empty() {
                 write!(f, ", \"{}\"", part.name)?;
             }
@@ -141,7 +149,7 @@ fn le64(bytes: &[u8], at: usize) -> u64 {
 fn look_inside(src: &dyn BlockSource, partitions: &mut [Partition], holds: Holds<'_>) {
     let size = src.size_bytes();
     for part in partitions {
-        if let Some(volume) = holds(part.start) {
+        if let Some(volume) = holds(src, part.start) {
             part.holds = Some(volume.to_string());
             part.is_volume = true;
             part.label = volume.label;
@@ -212,6 +220,7 @@ fn entries(src: &dyn BlockSource, header: &Header, sector: u64) -> Option<(Vec<P
                 holds: None,
                 is_volume: false,
                 label: String::new(),
+                map: None,
             });
         }
     }
@@ -237,7 +246,10 @@ pub(super) fn gpt(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
         };
         let copies = [
             (sector, None),
-            (end / sector * sector, Some("whose first copy is damaged")),
+            (
+                end / sector * sector,
+                Some(Cow::Borrowed("whose first copy is damaged")),
+            ),
         ];
         for (at, flaw) in copies {
             let Some(header) = header(src, at, sector) else {
@@ -252,11 +264,12 @@ pub(super) fn gpt(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
                 flaw,
                 partitions,
                 base: 0,
+                has_places: true,
             };
             if is_right {
                 return Some(table(flaw, partitions));
             }
-            let flaw = Some("whose list has a wrong checksum");
+            let flaw = Some(Cow::Borrowed("whose list has a wrong checksum"));
             flawed.get_or_insert_with(|| table(flaw, partitions));
         }
     }
@@ -264,9 +277,10 @@ pub(super) fn gpt(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
         let there = |sector| read(src, sector, 8).is_some_and(|bytes| bytes == SIGNATURE);
         SECTORS.into_iter().any(there).then(|| Table {
             scheme: "GPT",
-            flaw: Some("which is damaged (gdisk can repair it)"),
+            flaw: Some(Cow::Borrowed("which is damaged (gdisk can repair it)")),
             partitions: Vec::new(),
             base: 0,
+            has_places: true,
         })
     })
 }
@@ -312,9 +326,12 @@ pub(super) fn mbr(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
     if used.iter().any(|entry| entry.kind == PROTECTIVE) && used.len() == 1 {
         return Some(Table {
             scheme: "GPT",
-            flaw: Some("which is damaged or missing (gdisk can repair it)"),
+            flaw: Some(Cow::Borrowed(
+                "which is damaged or missing (gdisk can repair it)",
+            )),
             partitions: Vec::new(),
             base: 0,
+            has_places: true,
         });
     }
     // An MBR does not record the sector size: 4096 is used if only that leads to volumes.
@@ -334,6 +351,7 @@ pub(super) fn mbr(src: &dyn BlockSource, holds: Holds<'_>) -> Option<Table> {
             flaw: None,
             partitions,
             base: 0,
+            has_places: true,
         })
 }
 
@@ -347,6 +365,7 @@ fn mbr_partitions(src: &dyn BlockSource, first: &[Entry; 4], sector: u64) -> Vec
         holds: None,
         is_volume: false,
         label: String::new(),
+        map: None,
     };
     let mut found = Vec::new();
     let mut extended = None;

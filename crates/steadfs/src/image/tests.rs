@@ -9,7 +9,7 @@ fn found(bytes: &[u8]) -> Found {
 }
 
 /// A volume in the second partition.
-fn held(at: u64) -> Option<Held> {
+fn held(_: &dyn BlockSource, at: u64) -> Option<Held> {
     let (kind, label) = ("ext4", "system".to_owned());
     (at == 9 * MIB).then_some(Held { kind, label })
 }
@@ -51,7 +51,7 @@ fn everything_has_its_name() {
         (0, b"BZh9\x31\x41\x59\x26\x53\x59", "bzip2 -d"),
         (0, b"\x5d\0\0\x80\0\xff\xff\xff\xff\xff\xff\xff\xff", "lzma"),
         (257, b"ustar", "tar archive"),
-        (4096, b"\x67\x44\x6c\x61", "lpunpack"),
+        (4096, b"\x67\x44\x6c\x61", "Android super"),
     ] {
         says(&with(at, magic), word);
     }

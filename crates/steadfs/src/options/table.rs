@@ -4,7 +4,7 @@ use steadfs_vfs::options::Section::{Device, Mount, Server};
 use steadfs_vfs::options::Shown::{Always, Changed, Never};
 use steadfs_vfs::options::{Entry, Table, bytes, choice, name_of, word};
 
-use super::{FuseTransport, IoEngine, MIN_CACHE_SIZE, Options, SECTOR};
+use super::{FuseTransport, IoEngine, MIN_CACHE_SIZE, Options, Overlay, SECTOR};
 use crate::io_options::{device_model, show_device_model};
 
 const OWNERS: &str = "owners and modes come from the volume";
@@ -80,8 +80,8 @@ const ENTRIES: &[Opt] = &[
     })
     .help_with_default(
         Device,
-        "the partition of a disk (GPT or MBR) to use: its number, its name in the table, or the label of the volume in \
-         it; the same as IMAGE@NUMBER or IMAGE@NAME",
+        "the partition of a disk (GPT, MBR or Android super) to use: its number, its name in the table, or the label of \
+         the volume in it; the same as IMAGE@NUMBER or IMAGE@NAME",
         "the whole device",
     )
     .fixed(),
@@ -101,6 +101,27 @@ const ENTRIES: &[Opt] = &[
         "the rest",
     )
     .current(Changed, |o| Some(format!("sizelimit={}", o.size_limit?)))
+    .fixed(),
+    Opt::value("overlay", "=FILE|memory", |o, v| {
+        o.overlay = Some(match v {
+            "" => return Err("needs a file, or memory".to_owned()),
+            "memory" => Overlay::Memory,
+            file => Overlay::File(file.into()),
+        });
+        Ok(())
+    })
+    .help_with_default(
+        Device,
+        "the device is only read, and all changes go to this file, which is made if it is missing; memory: they are gone \
+         after the unmount, and take at most a quarter of the memory",
+        "changes go to the device",
+    )
+    .current(Changed, |o| {
+        Some(match o.overlay.as_ref()? {
+            Overlay::Memory => "overlay=memory".to_owned(),
+            Overlay::File(file) => format!("overlay={}", file.display()),
+        })
+    })
     .fixed(),
     Opt::value("cache_size", "=BYTES", set_cache_size)
         .help_with_default(
