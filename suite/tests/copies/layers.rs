@@ -167,12 +167,17 @@ fn damaged_and_split_sparse_images_are_refused_with_the_reason() {
             checked.err
         );
     }
-    let numbered = scratch.join("image.1");
-    fs::copy(&sparse, &numbered).unwrap();
-    refused(
-        &["ls", text(&numbered)],
-        "one of the files of an Android sparse image that was split",
-    );
+    let parts = scratch.join("part");
+    succeed("simg2simg", [text(&sparse), text(&parts), "20000"]);
+    for number in 0..2 {
+        let part = format!("{}.{number}", text(&parts));
+        let why = "one of the files of an Android sparse image that was split";
+        refused(&["ls", &part], why);
+    }
+    // The name alone is no reason.
+    let whole = format!("{}.9", text(&parts));
+    fs::copy(&sparse, &whole).unwrap();
+    steadfs(["ls", &whole]).expect(0);
 }
 
 /// SHA-256 by coreutils.
