@@ -167,3 +167,21 @@ fn a_log_opens_its_next_segment_by_the_mode() {
         assert!(row(LogType::HotData) < first);
     }
 }
+
+/// A crash before the checkpoint is durable returns to the copies of SIT blocks that it did not write.
+#[test]
+fn each_checkpoint_writes_the_other_copy_of_a_sit_block() {
+    let mut volume = Volume::new(128 << 20, 1);
+    let mut before = BTreeSet::new();
+    for _ in 0..3 {
+        // More segments of one SIT block than the journal has entries.
+        fill(&volume, 8 * SEGMENT_BLOCKS as usize);
+        let mut snapshot = volume.segments.snapshot();
+        volume.write_pack(&mut snapshot, false);
+        volume.segments.committed(&snapshot, false);
+        let writes = snapshot.sit_writes().iter().map(|(at, _)| *at);
+        let places: BTreeSet<BlockAddr> = writes.collect();
+        assert!(!places.is_empty() && places.is_disjoint(&before));
+        before = places;
+    }
+}
