@@ -33,6 +33,7 @@ const CRATES: &[CrateRule] = &[
     rule("block", 21, &["base", "rt", "iosched"]),
     rule("stack", 22, &["base", "rt", "block"]),
     rule("contain", 22, &["rt"]),
+    rule("nbd", 22, &["base", "rt", "block"]),
     rule("vfs", 30, &["base", "rt"]),
     rule("remote", 31, &["base", "rt", "vfs"]),
     rule("cache", 31, &["base", "rt", "block", "vfs"]),
@@ -81,8 +82,8 @@ const CRATES: &[CrateRule] = &[
         "steadfs",
         61,
         &[
-            "base", "rt", "iosched", "block", "stack", "cache", "vfs", "jbd2", "ext4", "f2fs",
-            "fuse",
+            "base", "rt", "iosched", "block", "stack", "nbd", "cache", "vfs", "jbd2", "ext4",
+            "f2fs", "fuse",
         ],
     ),
     rule(

@@ -68,6 +68,9 @@ impl Closing {
     pub fn wait(self) -> Result<bool, Failure> {
         let source = self.mount.source.display();
         let Some(image) = &self.image else {
+            if self.has_server_ended() {
+                return Ok(true);
+            }
             eprintln!("steadfs: unmounted; it cannot be seen from here when {source} is closed");
             return Ok(false);
         };
@@ -96,6 +99,21 @@ impl Closing {
                 Err(error) => return Err(at(&self.mount.source, &error.into())),
             }
         }
+    }
+
+    /// Waits for the end of a server whose image is no file, as of an NBD URI; returns whether it was seen.
+    fn has_server_ended(&self) -> bool {
+        let Some((process, start)) = &self.server else {
+            return false;
+        };
+        let begun = steadfs_rt::now();
+        while start_time(*process).as_ref() == Some(start) {
+            if begun.elapsed() > LIMIT {
+                return false;
+            }
+            steadfs_rt::sleep(Duration::from_millis(2));
+        }
+        true
     }
 
     /// Whether the server has ended, or its descriptors of the image were seen, and are closed.

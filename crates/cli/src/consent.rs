@@ -16,7 +16,7 @@ const MARKS: u64 = 128 << 10;
 /// not ask in scripts, or if there are only zeros.
 pub fn ask(path: &Path, offset: u64, sandbox: Option<args::Sandbox>) -> Result<(), Failure> {
     let is_seen = io::stdin().is_terminal() && io::stdout().is_terminal();
-    if !is_seen || !path.exists() {
+    if !is_seen || !steadfs::is_uri(path) && !path.exists() {
         return Ok(());
     }
     let Some(what) = content(path, offset, sandbox)? else {
@@ -49,6 +49,9 @@ fn content(
         Content::Volume(kind) => Some(format!("there is a volume already ({kind})")),
         Content::Known(what) => Some(what),
         Content::Failed(_) | Content::Unknown => {
+            if steadfs::is_uri(path) {
+                return Ok(Some("it may hold data".to_owned()));
+            }
             let is_used = head(path, offset).is_some_and(|head| head.iter().any(|byte| *byte != 0));
             is_used.then(|| "it is not empty".to_owned())
         }

@@ -128,10 +128,11 @@ fn options_to_host(
 
 /// The size of an image file or block device in bytes, if it is known.
 pub fn size_of(image: &Path) -> Option<u64> {
-    File::open(partition::file_of(image))
-        .ok()?
-        .seek(SeekFrom::End(0))
-        .ok()
+    let file = partition::file_of(image);
+    if steadfs::is_uri(file) {
+        return steadfs::size_on_server(file);
+    }
+    File::open(file).ok()?.seek(SeekFrom::End(0)).ok()
 }
 
 pub fn file_of(image: &Path) -> Option<HostFile> {
@@ -391,6 +392,9 @@ pub fn relation(a: &Path, b: &Path, open: &args::offline::Open) -> Result<Relati
 }
 
 fn same_file(a: &Path, b: &Path) -> bool {
+    if steadfs::is_uri(a) {
+        return a == b;
+    }
     match (a.metadata(), b.metadata()) {
         (Ok(a), Ok(b)) if a.rdev() != 0 => a.rdev() == b.rdev(),
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),

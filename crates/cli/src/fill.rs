@@ -35,8 +35,12 @@ pub fn at(secs: i64) -> Timestamp {
     Timestamp { secs, nanos: 0 }
 }
 
-/// Refuses an unusable source before a volume is formatted.
-pub fn check_source(dir: &Path) -> Result<(), Failure> {
+/// Refuses an unusable source, or a device that cannot be filled from it, before a volume is formatted.
+pub fn check_source(dir: &Path, volume: &Path, is_reproducible: bool) -> Result<(), Failure> {
+    if is_reproducible && steadfs::is_uri(volume) {
+        let why = "a reproducible volume (SOURCE_DATE_EPOCH) is made in a file; nbdcopy(1) copies it to a server";
+        return Err(Failure::plain(format!("{}: {why}", volume.display())));
+    }
     let fail = |why: String| Failure::plain(format!("{}: {why}", dir.display()));
     let found = std::fs::metadata(dir).map_err(|error| fail(error.to_string()))?;
     if !found.is_dir() {

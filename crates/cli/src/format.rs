@@ -27,7 +27,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     let unit = u64::from(options.block_size.unwrap_or(1024));
     let size = size_of(&volume, args.size.as_deref(), unit)?;
     if let Some(dir) = &args.from_dir {
-        crate::fill::check_source(dir)?;
+        crate::fill::check_source(dir, &volume, options.time.is_some())?;
     }
     if args.dry_run {
         let size = size.or(part.map(|part| part.bytes));
@@ -66,7 +66,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
 /// The given size, which a file that does not exist needs.
 pub fn size_of(volume: &Path, text: Option<&str>, unit: u64) -> Result<Option<u64>, Failure> {
     let size = text.map(|text| size::parse(text, unit)).transpose()?;
-    if size.is_none() && !volume.exists() {
+    if size.is_none() && !steadfs::is_uri(volume) && !volume.exists() {
         let why = "no such file; give a size to make one, as in `steadfs format disk.img 1G`";
         return Err(Failure::plain(format!("{}: {why}", volume.display())));
     }

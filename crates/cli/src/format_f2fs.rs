@@ -28,10 +28,10 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     let part = place.to_format()?;
     let size = size_of(&volume, args.size.as_deref(), unit)?;
     if let Some(dir) = &args.from_dir {
-        check_source(dir)?;
+        check_source(dir, &volume, options.time.is_some())?;
     }
     if !args.force
-        && volume.exists()
+        && (steadfs::is_uri(&volume) || volume.exists())
         && let list = part.map_or_else(String::new, |part| format!("offset={}", part.start))
         && let Content::Volume(kind) = worker::content(&volume, &list, args.sandbox)?
     {
@@ -63,13 +63,13 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
 }
 
 /// A number after -d is mkfs.f2fs's debug level, unless a directory has that name.
-fn check_source(dir: &Path) -> Result<(), Failure> {
+fn check_source(dir: &Path, volume: &Path, is_reproducible: bool) -> Result<(), Failure> {
     let text = dir.to_string_lossy();
     if text.bytes().all(|byte| byte.is_ascii_digit()) && !dir.exists() {
         let why = "-d takes the directory that fills the volume; debug levels are not supported";
         return Err(Failure::plain(format!("-d {text}: {why}")));
     }
-    fill::check_source(dir)
+    fill::check_source(dir, volume, is_reproducible)
 }
 
 /// Options of mkfs.f2fs that steadfs does not implement are refused.

@@ -104,6 +104,9 @@ pub fn called_by_service(words: &[OsString]) -> Result<args::Mount, Failure> {
 
 /// Whether the image or device is missing or empty.
 fn is_missing(volume: &Path) -> bool {
+    if steadfs::is_uri(volume) {
+        return false;
+    }
     match rustix::fs::stat(volume) {
         Err(error) => error == Errno::NOENT,
         Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice => {

@@ -31,6 +31,11 @@ fn run_resolved(args: &args::Mount, volume: &Path) -> Result<(), Failure> {
     let list = args.options.lists.join(",");
     let (volume, mountpoint) = (volume.to_owned(), places(args).1);
     let options = parse(&list, &volume)?;
+    if options.takeover && steadfs::is_uri(&volume) {
+        let why = "option takeover: requests of a killed server that the NBD server still has could overtake those of \
+                   the next one; leave it out";
+        return Err(Failure::new(code::USAGE, why));
+    }
     if args.successor {
         // The paths are absolute, and the mount has no server yet that a look at it could be answered by.
         return server::run_successor(args, &options, &volume, &mountpoint);
@@ -125,6 +130,9 @@ pub fn parse(list: &str, volume: &Path) -> Result<Options, Failure> {
 
 /// The server changes to `/`: paths must not depend on its working directory.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    if steadfs::is_uri(path) {
+        return Ok(path.to_owned());
+    }
     path.canonicalize().map_err(|error| {
         let code = match error.kind() {
             ErrorKind::PermissionDenied => code::USAGE,

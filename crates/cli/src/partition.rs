@@ -16,18 +16,23 @@ use steadfs::image::Window;
 
 use crate::args;
 use crate::failure::Failure;
+use crate::place::uri_path;
 use crate::worker;
 
 /// A disk and the name of a partition of it: `IMAGE@PARTITION`, if there is no file of that name.
 pub fn split(image: &Path) -> Option<(&Path, &str)> {
-    if image.symlink_metadata().is_ok() {
+    let bytes = image.as_os_str().as_bytes();
+    let is_uri = steadfs::is_uri(image);
+    if !is_uri && image.symlink_metadata().is_ok() {
         return None;
     }
-    let bytes = image.as_os_str().as_bytes();
     let at = bytes.iter().rposition(|byte| *byte == b'@')?;
+    if is_uri && at < uri_path(bytes) {
+        return None;
+    }
     let disk = Path::new(OsStr::from_bytes(&bytes[..at]));
     let which = std::str::from_utf8(&bytes[at + 1..]).ok()?;
-    let is_disk = disk.metadata().is_ok_and(|found| !found.is_dir());
+    let is_disk = is_uri || disk.metadata().is_ok_and(|found| !found.is_dir());
     (is_disk && !which.is_empty()).then_some((disk, which))
 }
 
@@ -156,6 +161,9 @@ mod tests {
             split(Path::new(&format!("{}@2", dir.path().display()))),
             None
         );
+        let uri = Path::new("nbd://h/disk@a");
+        assert_eq!(split(uri), Some((Path::new("nbd://h/disk"), "a")));
+        assert_eq!(split(Path::new("nbd://u@h/disk")), None);
         std::fs::write(&exact, b"").unwrap();
         assert_eq!(split(&exact), None);
         assert_eq!(file_of(&exact), exact);

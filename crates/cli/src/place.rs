@@ -40,6 +40,9 @@ pub fn parse(argument: &OsStr) -> Place {
     if bytes == b"-" {
         return Place::Stream;
     }
+    if steadfs::is_uri(Path::new(argument)) {
+        return Place::Volume(in_export(bytes));
+    }
     let colons = (0..bytes.len()).filter(|&at| matches!(&bytes[at..], [b':'] | [b':', b'/', ..]));
     let split = |at: usize| OnVolume {
         image: PathBuf::from(OsString::from_vec(bytes[..at].to_vec())),
@@ -68,6 +71,30 @@ pub fn parse(argument: &OsStr) -> Place {
     }
 }
 
+/// Where the path of a URI begins, behind the server's name.
+pub fn uri_path(bytes: &[u8]) -> usize {
+    let scheme = bytes.windows(3).position(|word| word == b"://");
+    let server = scheme.map_or(0, |at| at + 3);
+    let len = bytes[server..].iter().position(|byte| *byte == b'/');
+    server + len.unwrap_or(bytes.len() - server)
+}
+
+/// Splits `URI:/PATH` at the first colon that a slash or nothing follows, behind the server's name; without one it is the
+/// root of the volume.
+fn in_export(bytes: &[u8]) -> OnVolume {
+    let from = uri_path(bytes);
+    let mut colons = from..bytes.len();
+    let at = colons.find(|&at| matches!(&bytes[at..], [b':'] | [b':', b'/', ..]));
+    let (image, path) = match at {
+        Some(at) => (&bytes[..at], &bytes[at + 1..]),
+        None => (bytes, &b""[..]),
+    };
+    OnVolume {
+        image: PathBuf::from(OsString::from_vec(image.to_vec())),
+        path: if path.is_empty() { b"/" } else { path }.to_vec(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,6 +108,23 @@ mod tests {
             image: image.to_owned(),
             path: path.as_bytes().to_vec(),
         })
+    }
+
+    #[test]
+    fn uris_are_split_behind_the_name_of_the_server() {
+        for (text, image, path) in [
+            ("nbd://h/disk:/etc", "nbd://h/disk", "/etc"),
+            ("nbd://h:10/disk:/a:/b", "nbd://h:10/disk", "/a:/b"),
+            ("nbd://[::1]:10/:", "nbd://[::1]:10/", "/"),
+            ("nbd://h/a/b@2:/x", "nbd://h/a/b@2", "/x"),
+            ("nbd://h", "nbd://h", "/"),
+            ("nbd://h:/x", "nbd://h:/x", "/"),
+            ("nbd+unix:///?socket=/s:/x", "nbd+unix:///?socket=/s", "/x"),
+            ("nbd+unix:///d?socket=/s", "nbd+unix:///d?socket=/s", "/"),
+        ] {
+            assert_eq!(place(text), volume(Path::new(image), path), "{text}");
+            assert_eq!(Place::Volume(on_volume(OsStr::new(text))), place(text));
+        }
     }
 
     #[test]

@@ -77,6 +77,12 @@ fn system(error: std::io::Error) -> Failure {
 /// Mounts, and waits until the volume is closed.
 fn serve(service: &Arc<Service>) -> Result<(), Failure> {
     let args = helper::called_by_service(service.arguments().get(1..).unwrap_or_default())?;
+    if steadfs::is_uri(&args.volume) {
+        let why =
+            "an NBD server is reached by steadfs mount; a service gets its device from the mounter";
+        let uri = args.volume.display();
+        return Err(Failure::new(code::USAGE, format!("{uri}: {why}")));
+    }
     log::start(args.verbose);
     let (path, mountpoint) = places(&args)?;
     log::serves(&path, &mountpoint);

@@ -14,8 +14,9 @@ use steadfs_base::Timestamp;
 use steadfs_block::{OpenOptions, SyncFileDevice};
 use steadfs_ext4::CacheSizes;
 use steadfs_rt::sim;
-use steadfs_vfs::{FileSystem, SetAttr};
+use steadfs_vfs::{FileSystem, FsError, SetAttr};
 
+use crate::nbd::is_uri;
 use crate::probe::failed;
 use crate::tools::{CopyOptions, Existing, Progress, Report, ToolError, copy_in, owner_cx};
 use crate::{Error, Options, Volume};
@@ -113,6 +114,10 @@ impl ReproducibleDevice {
     /// # Errors
     /// Those of opening.
     pub fn open(path: &Path, offset: u64, origin: Origin) -> Result<Self, Error> {
+        if is_uri(path) {
+            let why = "a reproducible volume (SOURCE_DATE_EPOCH) is made in a file; nbdcopy(1) copies it to a server";
+            return Err(failed(path, FsError::BadOption(why.to_owned())));
+        }
         let mut options = Options::default();
         options.offset = offset;
         let open = OpenOptions {

@@ -1,14 +1,14 @@
 //! Making volumes.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use steadfs_block::{Device, Engine, FileDevice, OpenError, OpenOptions, Queue, QueueOptions};
+use steadfs_block::{Engine, OpenError, OpenOptions, Queue, QueueOptions};
 use steadfs_ext4::format::{FormatOptions, FormatReport};
 use steadfs_f2fs::format as f2fs;
 use steadfs_vfs::FsError;
 
 use crate::image::Window;
+use crate::nbd::{is_uri, open_any};
 use crate::volume::Error;
 
 /// Without a given size, a device's size is rounded down to a multiple of this, as mke2fs does.
@@ -50,12 +50,9 @@ pub fn dry_run(
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
-    let (whole, sector) = match FileDevice::open(path, read_only(options.offset)) {
-        Ok(device) => (
-            device.geometry().size / SIZE_UNIT * SIZE_UNIT,
-            device.sector_size(),
-        ),
-        Err(_) if size.is_some() && !path.exists() => (0, SMALLEST_SECTOR),
+    let (whole, sector) = match open_any(path, read_only(options.offset)) {
+        Ok((device, sector)) => (device.geometry().size / SIZE_UNIT * SIZE_UNIT, sector),
+        Err(_) if size.is_some() && !path.exists() && !is_uri(path) => (0, SMALLEST_SECTOR),
         Err(error) => return Err(error.into()),
     };
     let made = steadfs_ext4::format::dry_run(size.unwrap_or(whole), sector, options);
@@ -107,7 +104,7 @@ fn on<T>(
     size: Option<u64>,
     make: impl FnOnce(&Queue, u64, u32) -> Result<T, String>,
 ) -> Result<T, Error> {
-    let is_new = !path.exists();
+    let is_new = !is_uri(path) && !path.exists();
     let length = size.map(|size| size.saturating_add(offset));
     let opened = open(path, (offset, part), size).inspect_err(|error| {
         // The file was created, but could not be extended to `size`, or is too short to be a device.
@@ -145,13 +142,16 @@ fn open(
         engine: Engine::Auto,
         ..OpenOptions::default()
     };
-    let device = Arc::new(FileDevice::open(path, open)?);
-    let sector = device.sector_size();
+    let (device, sector) = open_any(path, open)?;
     let queue = Queue::new(device, QueueOptions::default());
     let whole = queue.geometry().size;
     let size = size.unwrap_or(whole / SIZE_UNIT * SIZE_UNIT);
-    if part.is_some() && size > whole {
-        let why = format!("the partition has {whole} bytes, {size} do not fit");
+    let what = match part {
+        Some(_) => Some("partition"),
+        None => is_uri(path).then_some("export"),
+    };
+    if let Some(what) = what.filter(|_| size > whole) {
+        let why = format!("the {what} has {whole} bytes, {size} do not fit");
         return Err(Error::Volume {
             path: path.to_owned(),
             error: FsError::BadOption(why),

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use steadfs_block::{Device, FileDevice, Queue, QueueOptions, Reopen};
+use steadfs_nbd::NbdDevice;
 use steadfs_stack::{DeviceBytes, MappedDevice, SparseImage, is_sparse};
 use steadfs_vfs::FsError;
 
@@ -29,6 +30,8 @@ const LOGICAL_IS_READ: &str = "a partition of an Android super image cannot be w
 pub(crate) enum Base {
     /// An image file or a block device.
     File(Arc<FileDevice>),
+    /// An export of an NBD server.
+    Nbd(Arc<NbdDevice>),
 }
 
 impl Base {
@@ -39,6 +42,7 @@ impl Base {
     pub(crate) fn device(&self) -> Arc<dyn Device> {
         match self {
             Self::File(file) => Arc::clone(file) as _,
+            Self::Nbd(export) => Arc::clone(export) as _,
         }
     }
 
@@ -46,6 +50,8 @@ impl Base {
     pub(crate) fn reopen_by(&self, reopen: Reopen) {
         match self {
             Self::File(file) => file.reopen_by(reopen),
+            // Its connections can write.
+            Self::Nbd(_) => {}
         }
     }
 
@@ -53,6 +59,12 @@ impl Base {
     pub(crate) fn start_threads(&self) {
         match self {
             Self::File(file) => file.start_threads(),
+            Self::Nbd(export) => {
+                if let Err(error) = export.start_threads() {
+                    // All requests fail.
+                    tracing::error!(%error, "cannot start the threads of the connections");
+                }
+            }
         }
     }
 
@@ -60,6 +72,7 @@ impl Base {
     pub(crate) fn image_id(&self) -> Option<(u64, u64)> {
         match self {
             Self::File(file) => file.image_id(),
+            Self::Nbd(_) => None,
         }
     }
 
@@ -69,12 +82,14 @@ impl Base {
             Self::File(file) => file.tail().map_err(|error| {
                 LayerError::Refused(FsError::Io(format!("its end cannot be read: {error}")))
             }),
+            Self::Nbd(_) => Ok(Vec::new()),
         }
     }
 
     fn describe(&self) -> String {
         match self {
             Self::File(file) => file.describe(),
+            Self::Nbd(export) => export.describe(),
         }
     }
 }
@@ -247,7 +262,7 @@ impl Layers {
     pub(crate) fn block_device(&self) -> Option<&FileDevice> {
         match &self.base {
             Base::File(file) if !self.is_layered() && file.is_block_device() => Some(file),
-            Base::File(_) => None,
+            Base::File(_) | Base::Nbd(_) => None,
         }
     }
 
@@ -260,6 +275,8 @@ impl Layers {
     pub(crate) fn give_up_claims(&self) {
         match &self.base {
             Base::File(file) => file.give_up_claims(),
+            // The server fences other clients, or does not.
+            Base::Nbd(_) => {}
         }
         if let Some(overlay) = &self.overlay {
             overlay.give_up_claims();

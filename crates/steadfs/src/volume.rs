@@ -18,6 +18,7 @@ use thiserror::Error;
 use crate::image::{Found, Partition, Window};
 use crate::layers::{Base, LayerError, Layers, OpenedOverlay, partition_of};
 use crate::memory::default_cache_size;
+use crate::nbd;
 use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
 use crate::{Io, IoEngine, Options, Overlay};
 
@@ -167,6 +168,9 @@ pub fn reopen_for_writing(
     if options.overlay.is_some() {
         return Err(format!("{}: is below an overlay", path.display()));
     }
+    if nbd::is_uri(path) {
+        return Err(format!("{}: is no file", path.display()));
+    }
     let opened = ClaimedFile::for_writing(path, &open_options(options), claim);
     let opened = opened.map_err(|error| error.to_string())?;
     Ok(opened.into_descriptors())
@@ -218,7 +222,10 @@ impl VolumeDevice {
             let why = "option overlay: the other volume of this copy uses it";
             return Err(failed(path, FsError::BadOption(why.to_owned())));
         }
-        let base = Base::file(FileDevice::open_idle(path, how)?);
+        let base = match nbd::is_uri(path) {
+            true => Base::Nbd(Arc::new(nbd::open(path, &how)?)),
+            false => Base::file(FileDevice::open_idle(path, how)?),
+        };
         Ok(Self::over(base, open_overlay(options)?, path, options))
     }
 

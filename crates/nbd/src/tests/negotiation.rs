@@ -166,9 +166,7 @@ fn a_window_and_read_only_exports_are_as_wanted() {
         offset: SIZE,
         ..NbdOptions::default()
     };
-    let error = NbdDevice::open_idle(&fake.uri, &behind)
-        .err()
-        .expect("an error");
+    let error = NbdDevice::open_idle(&fake.uri, &behind).expect_err("an error");
     assert!(error.to_string().contains("none after offset"), "{error}");
     let fake = server(FLAGS | wire::READ_ONLY);
     assert!(matches!(fake.open().err(), Some(NbdError::ReadOnly)));

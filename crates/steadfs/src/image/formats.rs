@@ -29,8 +29,7 @@ const fn magic(
     Magic { at, bytes, format }
 }
 
-const QEMU: &str =
-    "qemu-img convert -O raw makes a plain image of it, qemu-nbd -c shows it as a device";
+const QEMU: &str = "qemu-nbd --persistent --socket=PATH serves it as nbd+unix:///?socket=PATH, qemu-img convert -O raw makes a plain image of it";
 const KERNEL: &str = "the kernel mounts it, with mount(8)";
 const UNPACK: &str = "unpack it and use what was in it";
 const ASSEMBLE: &str = "mdadm --assemble makes the device that holds the volume";

@@ -1,0 +1,229 @@
+//! Volumes on NBD servers: those of nbdkit and qemu-nbd, which are killed, too.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use steadfs_suite::command::{succeed, until};
+use steadfs_suite::{Image, Scratch, steadfs};
+
+const MIB: u64 = 1 << 20;
+
+/// A server on a socket. It is killed at the end.
+struct NbdServer {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl NbdServer {
+    /// `args` follow the words that make the program listen on the socket.
+    fn start(scratch: &Scratch, program: &str, args: &[&str]) -> Self {
+        let socket = scratch.join("nbd.sock");
+        let _ = fs::remove_file(&socket);
+        let listen: &[&str] = match program {
+            "nbdkit" => &["--foreground", "--unix"],
+            _ => &["--persistent", "--socket"],
+        };
+        let child = Command::new(program)
+            .args(listen)
+            .arg(&socket)
+            .args(args)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{program}: {error} (scripts/install-judges)"));
+        until("the server listens", || socket.exists());
+        Self { child, socket }
+    }
+
+    fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn empty(scratch: &Scratch) -> Image {
+    Image::empty(scratch, "disk.img", 64 * MIB)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn commands_and_a_mount_use_an_export() {
+    let scratch = Scratch::new();
+    let image = empty(&scratch);
+    let server = NbdServer::start(&scratch, "nbdkit", &["file", text(image.path())]);
+    let uri = server.uri("");
+    steadfs(["format", "-q", &uri]).expect(0);
+    let source = scratch.join("source");
+    fs::write(&source, vec![7; 3_000_000]).unwrap();
+    steadfs(["cp", text(&source), &format!("{uri}:/file")]).expect(0);
+    let listed = steadfs(["ls", &uri]).expect(0);
+    assert_eq!(listed.out, "file\nlost+found\n");
+    steadfs(["check", &uri]).expect(0);
+    let dir = scratch.folder("mnt");
+    let options = "sandbox=on,fuse_transport=dev";
+    steadfs(["mount", "-o", options, &uri, text(&dir)]).expect(0);
+    assert!(fs::read(dir.join("file")).unwrap() == vec![7; 3_000_000]);
+    fs::write(dir.join("new"), "new").unwrap();
+    steadfs(["upgrade", text(&dir)]).expect(0);
+    steadfs(["remount", "-o", "ro", text(&dir)]).expect(0);
+    steadfs(["remount", "-o", "rw", text(&dir)]).expect(0);
+    fs::remove_file(dir.join("file")).unwrap();
+    let ended = steadfs(["umount", text(&dir)]).expect(0);
+    assert_eq!(ended.err, "");
+    let shown = steadfs(["cat", &format!("{uri}:/new")]).expect(0);
+    assert_eq!(shown.out, "new");
+    image.check_clean();
+    let refused = steadfs(["mount", "-o", "takeover=on", &uri, text(&dir)]);
+    assert!(refused.err.contains("option takeover"), "{}", refused.err);
+}
+
+/// What fsync acknowledged survives a kill of the server, and the mount stops instead of hanging.
+#[test]
+fn a_killed_server_stops_the_mount_and_loses_nothing_synced() {
+    let scratch = Scratch::new();
+    let image = empty(&scratch);
+    let args = [
+        "--filter=delay",
+        "file",
+        text(image.path()),
+        "delay-write=1ms",
+    ];
+    let server = NbdServer::start(&scratch, "nbdkit", &args);
+    let uri = server.uri("");
+    steadfs(["format", "-q", &uri]).expect(0);
+    let dir = scratch.folder("mnt");
+    steadfs(["mount", &uri, text(&dir)]).expect(0);
+    let root = dir.clone();
+    let writer = std::thread::spawn(move || {
+        (0..)
+            .take_while(|n| write_synced(&root, *n).is_ok())
+            .count()
+    });
+    until("files are synced", || dir.join("f20").exists());
+    server.kill();
+    let synced = writer.join().unwrap();
+    assert!(synced > 15, "{synced}");
+    let errors = fs::read_to_string(dir.join(".steadfs/errors")).unwrap();
+    assert!(errors.contains("NBD connection is lost"), "{errors}");
+    let ended = steadfs(["umount", text(&dir)]);
+    assert_ne!(ended.code(), 0, "{}", ended.err);
+
+    let server = NbdServer::start(&scratch, "nbdkit", &["file", text(image.path())]);
+    steadfs(["mount", &server.uri(""), text(&dir)]).expect(0);
+    for n in 0..synced {
+        assert!(
+            fs::read(dir.join(format!("f{n}"))).unwrap() == content(n),
+            "{n}"
+        );
+    }
+    steadfs(["umount", text(&dir)]).expect(0);
+    image.check_clean();
+}
+
+fn content(n: usize) -> Vec<u8> {
+    n.to_string().repeat(3000).into_bytes()
+}
+
+fn write_synced(dir: &Path, n: usize) -> std::io::Result<()> {
+    let mut file = File::create(dir.join(format!("f{n}")))?;
+    file.write_all(&content(n))?;
+    file.sync_all()
+}
+
+/// A qcow2 file, a partition table, and a server that takes one client at a time.
+#[test]
+fn a_partition_of_a_qcow2_file_is_used_through_qemu_nbd() {
+    let scratch = Scratch::new();
+    let (raw, disk) = (scratch.join("raw"), scratch.join("disk.qcow2"));
+    File::create(&raw).unwrap().set_len(64 * MIB).unwrap();
+    let script = "label: gpt\nstart=2048, size=40960, name=data\n";
+    let table = format!("printf '{script}' | sfdisk -q {}", raw.display());
+    succeed("sh", ["-c", &table]);
+    let convert = [
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        text(&raw),
+        text(&disk),
+    ];
+    succeed("qemu-img", convert);
+    let args = ["--format=qcow2", "--discard=unmap", text(&disk)];
+    let server = NbdServer::start(&scratch, "qemu-nbd", &args);
+    let uri = server.uri("");
+    let part = format!("{uri}@data");
+    steadfs(["format", "-q", &part]).expect(0);
+    let source = scratch.join("source");
+    fs::write(&source, "by qemu").unwrap();
+    steadfs(["cp", text(&source), &format!("{part}:/a")]).expect(0);
+    let shown = steadfs(["cat", &format!("{uri}@1:/a")]).expect(0);
+    assert_eq!(shown.out, "by qemu");
+    let unknown = steadfs(["ls", &server.uri("none")]);
+    assert!(
+        unknown.err.contains("no export \"none\""),
+        "{}",
+        unknown.err
+    );
+    drop(server);
+    let back = scratch.join("back");
+    let convert = [
+        "convert",
+        "-f",
+        "qcow2",
+        "-O",
+        "raw",
+        text(&disk),
+        text(&back),
+    ];
+    succeed("qemu-img", convert);
+    let checked = format!("{}?offset=1048576", back.display());
+    succeed("e2fsck", ["-fn", &checked]);
+}
+
+/// An error of the server fails the request, and a failed FLUSH the mount.
+#[test]
+fn errors_of_the_server_reach_the_caller() {
+    let scratch = Scratch::new();
+    let (image, trigger) = (empty(&scratch), scratch.join("trigger"));
+    let file = format!("error-file={}", trigger.display());
+    let args = [
+        "--filter=error",
+        "file",
+        text(image.path()),
+        "error=EIO",
+        "error-pwrite-rate=100%",
+        &file,
+    ];
+    let server = NbdServer::start(&scratch, "nbdkit", &args);
+    let uri = server.uri("");
+    steadfs(["format", "-q", &uri]).expect(0);
+    let dir = scratch.folder("mnt");
+    steadfs(["mount", &uri, text(&dir)]).expect(0);
+    write_synced(&dir, 0).unwrap();
+    fs::write(&trigger, "").unwrap();
+    assert!(write_synced(&dir, 1).is_err());
+    fs::remove_file(&trigger).unwrap();
+    let errors = fs::read_to_string(dir.join(".steadfs/errors")).unwrap();
+    assert!(errors.contains("an I/O error (EIO)"), "{errors}");
+    let _ = steadfs(["umount", text(&dir)]);
+    let shown = steadfs(["cat", &format!("{uri}:/f0")]).expect(0);
+    assert!(shown.out.into_bytes() == content(0));
+    image.replay_by_e2fsck();
+}
