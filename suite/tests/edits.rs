@@ -234,7 +234,7 @@ fn operands_on_several_volumes_are_changed_or_refused() {
     steadfs(["mkdir", &in_a, &in_b]).expect(0);
     refused(
         &["mv", &in_a, &in_b],
-        "another volume; mv works inside one volume: otherwise cp -a",
+        "is another volume; mv works inside one volume: otherwise cp -a",
     );
     refused(&["mv", &in_a, "/tmp"], "/tmp: names no file on a volume");
     refused(&["ln", &in_a, &in_b], "another volume");
@@ -329,4 +329,46 @@ fn large_trees_are_removed_quickly() {
 
 fn all_of(volume: &Path) -> String {
     format!("{}:/0", volume.display())
+}
+
+#[test]
+fn patterns_match_names_on_the_volume() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 8 * MIB);
+    let at = |path: &str| format!("{}:{path}", volume.path().display());
+    let listed = |path: &str| steadfs(["ls", "-d", &at(path)]).expect(0).out;
+    steadfs(["mkdir", "-p", &at("/etc/a"), &at("/etc/b"), &at("/lit*ral")]).expect(0);
+    steadfs([
+        "touch",
+        &at("/etc/a/x.conf"),
+        &at("/etc/b/y.conf"),
+        &at("/etc/b/z.txt"),
+    ])
+    .expect(0);
+    steadfs(["touch", &at("/etc/.hidden"), &at("/etc/ä")]).expect(0);
+    assert_eq!(listed("/etc/*/*.conf"), "/etc/a/x.conf\n/etc/b/y.conf\n");
+    assert_eq!(listed("/etc/?"), "/etc/a\n/etc/b\n/etc/ä\n");
+    assert_eq!(listed("/etc/[a-b]/"), "/etc/a/\n/etc/b/\n");
+    assert_eq!(listed("/etc/.h*"), "/etc/.hidden\n");
+    // A name that exists as it is written goes first.
+    steadfs(["touch", &at("/literal"), &at("/lit*ral/in")]).expect(0);
+    assert_eq!(listed("/lit*ral"), "/lit*ral\n");
+    assert_eq!(listed("/lit\\*ral/*"), "/lit*ral/in\n");
+    refused(
+        &["rm", &at("/etc/a/x.conf"), &at("/none*")],
+        "/none*: no file matches",
+    );
+    let out = scratch.folder("out");
+    steadfs(["cp", &at("/etc/*/*.conf"), out.to_str().unwrap()]).expect(0);
+    assert!(out.join("x.conf").exists() && out.join("y.conf").exists());
+    steadfs(["chmod", "600", &at("/etc/a/*")]).expect(0);
+    assert!(
+        steadfs(["ls", "-l", &at("/etc/a")])
+            .expect(0)
+            .out
+            .contains("-rw------- 1 0 0 0")
+    );
+    steadfs(["rm", "-r", &at("/*t*")]).expect(0);
+    assert_eq!(steadfs(["ls", &at("/")]).expect(0).out, "");
+    volume.check_clean();
 }

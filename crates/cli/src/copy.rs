@@ -1,7 +1,7 @@
 //! `cp` and `extract`: copies into volumes, out of them, and between them.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsFd;
@@ -20,7 +20,7 @@ use crate::args;
 use crate::failure::Failure;
 use crate::files;
 use crate::partition;
-use crate::place::{OnVolume, Place, on_volume, parse};
+use crate::place::{OnVolume, Place, expand, on_volume, parse};
 use crate::progress::Line;
 use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
@@ -37,7 +37,7 @@ pub fn cp(args: &args::Cp) -> Result<(), Failure> {
         (None, Some((last, sources))) if !sources.is_empty() => (last, sources),
         _ => return Err(Failure::plain("cp needs a source and a target")),
     };
-    let sources: Vec<Place> = sources.iter().map(|source| parse(source)).collect();
+    let sources = expanded(sources, &args.open)?;
     let to = destination(last, &sources, &args.open)?;
     let is_to_host = matches!(to, Place::Host(_));
     if !is_to_host && (args.to_host.no_privileges || args.to_host.unlimited) {
@@ -360,6 +360,20 @@ impl Job<'_> {
 fn is_dir(fs: &dyn FileSystem, place: &OnVolume, follow: Follow) -> bool {
     tools::resolve(fs, &owner_cx(), &place.path, follow != Follow::Never)
         .is_ok_and(|file| file.attr().kind == FileKind::Directory)
+}
+
+/// The sources of a copy.
+fn expanded(sources: &[OsString], open: &args::offline::Open) -> Result<Vec<Place>, Failure> {
+    let mut places = Vec::new();
+    for source in sources {
+        match parse(source) {
+            Place::Volume(place) => {
+                places.extend(expand(place, open)?.into_iter().map(Place::Volume))
+            }
+            place => places.push(place),
+        }
+    }
+    Ok(places)
 }
 
 /// The permission bits that this process's umask removes from new files.

@@ -17,7 +17,7 @@ use crate::args::edit as args;
 use crate::args::offline::Open;
 use crate::copy::{Relation, relation, umask};
 use crate::failure::Failure;
-use crate::place::{OnVolume, Place, parse};
+use crate::place::{OnVolume, Place, expand, parse};
 use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
 
@@ -68,11 +68,32 @@ struct Group {
     paths: Vec<Vec<u8>>,
 }
 
+/// What operands name.
+#[derive(Clone, Copy)]
+enum Names {
+    /// Files that exist: a pattern must match.
+    Existing,
+    /// Files that are made if they do not exist: a pattern that does not match is a name.
+    Any,
+    /// New files.
+    New,
+}
+
 /// The operands of each image, which is opened once.
-fn groups(places: &[OsString]) -> Result<Vec<Group>, Failure> {
-    let mut groups: Vec<Group> = Vec::new();
+fn groups(places: &[OsString], open: &Open, names: Names) -> Result<Vec<Group>, Failure> {
+    let mut named = Vec::new();
     for place in places {
-        let OnVolume { image, path } = on_volume(place)?;
+        let place = on_volume(place)?;
+        match names {
+            Names::Existing => named.extend(expand(place, open)?),
+            Names::Any => {
+                named.extend(expand(place.clone(), open).unwrap_or_else(|_| vec![place]));
+            }
+            Names::New => named.push(place),
+        }
+    }
+    let mut groups: Vec<Group> = Vec::new();
+    for OnVolume { image, path } in named {
         match groups.iter_mut().find(|group| group.image == image) {
             Some(group) => group.paths.push(path),
             None => groups.push(Group {
@@ -119,11 +140,19 @@ fn edit(
 fn for_each_path(
     places: &[OsString],
     open: &Open,
+    work: impl FnMut(&mut Editor<'_>, &[u8]) -> Result<(), ToolError>,
+) -> Result<(), Failure> {
+    in_groups(groups(places, open, Names::Existing)?, open, work)
+}
+
+fn in_groups(
+    groups: Vec<Group>,
+    open: &Open,
     mut work: impl FnMut(&mut Editor<'_>, &[u8]) -> Result<(), ToolError>,
 ) -> Result<(), Failure> {
     let stop = Stop::on_signals()?;
     let mut complete = true;
-    for group in groups(places)? {
+    for group in groups {
         complete &= edit(&group.image, open, &stop, |editor| {
             group.paths.iter().try_for_each(|path| work(editor, path))
         })?;
@@ -144,7 +173,9 @@ pub fn mkdir(args: &args::Mkdir) -> Result<(), Failure> {
         parents: args.parents,
         mode: args.mode.clone(),
     };
-    for_each_path(&args.places, &args.open, |editor, path| {
+    // A new directory may have any name.
+    let groups = groups(&args.places, &args.open, Names::New)?;
+    in_groups(groups, &args.open, |editor, path| {
         editor.mkdir(path, &options)
     })
 }
@@ -181,7 +212,8 @@ pub fn chown(args: &args::Chown) -> Result<(), Failure> {
 }
 
 pub fn truncate(args: &args::Truncate) -> Result<(), Failure> {
-    for_each_path(&args.places, &args.open, |editor, path| {
+    let groups = groups(&args.places, &args.open, Names::Any)?;
+    in_groups(groups, &args.open, |editor, path| {
         editor.truncate(path, args.size, args.no_create)
     })
 }
@@ -244,7 +276,8 @@ pub fn touch(args: &args::Touch) -> Result<(), Failure> {
         no_create: args.no_create,
         no_follow: args.no_dereference,
     };
-    for_each_path(&args.places, &args.open, |editor, path| {
+    let groups = groups(&args.places, &args.open, Names::Any)?;
+    in_groups(groups, &args.open, |editor, path| {
         editor.touch(path, options)
     })
 }
@@ -288,26 +321,29 @@ fn paths_on(
     open: &Open,
     command: &str,
 ) -> Result<Vec<Vec<u8>>, Failure> {
-    let path = |operand: &OsString| {
-        let place = on_volume_for(command, operand)?;
+    let mut named = Vec::new();
+    for operand in operands {
+        named.extend(expand(on_volume_for(command, operand)?, open)?);
+    }
+    let path = |place: OnVolume| {
         let is_same =
             place.image == to.image || relation(&place.image, &to.image, open)? == Relation::Same;
         match (is_same, command) {
             (true, _) => Ok(place.path),
             (false, "mv") => {
-                let shown = operand.display();
+                let shown = place.image.display();
                 Err(Failure::plain(format!(
-                    "{shown}: is on another volume; {BETWEEN}"
+                    "{shown}: is another volume; {BETWEEN}"
                 )))
             }
             (false, _) => {
-                let shown = operand.display();
-                let why = "is on another volume, where a hard link cannot lead";
+                let shown = place.image.display();
+                let why = "is another volume, where a hard link cannot lead";
                 Err(Failure::plain(format!("{shown}: {why}")))
             }
         }
     };
-    operands.iter().map(path).collect()
+    named.into_iter().map(path).collect()
 }
 
 fn target<'t>(to: &'t OnVolume, target: &args::Target, no_follow: bool) -> Target<'t> {

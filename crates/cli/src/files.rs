@@ -12,19 +12,25 @@ use steadfs_vfs::{Attr, FileKind, FileSystem, Segment};
 use crate::args;
 use crate::failure::{Failure, code};
 use crate::output::print;
-use crate::place::{OnVolume, on_volume};
+use crate::place::{OnVolume, expand, on_volume};
 use crate::volume::{Access, with_volume};
 
-/// Runs `work` for each place, even after failures; the worst exit code counts.
+/// Runs `work` for each place, even after failures; the worst exit code counts. `work` gets whether there are several.
 fn for_each_place(
     places: &[OsString],
     open: &args::offline::Open,
-    mut work: impl FnMut(&dyn FileSystem, &OnVolume) -> Result<(), Failure>,
+    mut work: impl FnMut(&dyn FileSystem, &OnVolume, bool) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut worst: Option<u8> = None;
+    let mut named = Vec::new();
     for argument in places {
-        let place = on_volume(argument);
-        if let Err(failure) = with_volume(&place.image, open, Access::Read, |fs| work(fs, &place)) {
+        named.extend(expand(on_volume(argument), open)?);
+    }
+    let several = named.len() > 1;
+    for place in named {
+        if let Err(failure) = with_volume(&place.image, open, Access::Read, |fs| {
+            work(fs, &place, several)
+        }) {
             if failure.is_signal() {
                 return Err(failure);
             }
@@ -45,10 +51,10 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
         directory: args.directory,
         no_follow: args.long,
     };
-    let titled = args.places.len() > 1 || args.recursive;
     let (mut first, mut failed) = (true, false);
-    let named = for_each_place(&args.places, &args.open, |fs, place| {
+    let named = for_each_place(&args.places, &args.open, |fs, place, several| {
         let cx = owner_cx();
+        let titled = several || args.recursive;
         let mut listings = Listings::new(fs, &cx, &place.path, options);
         let wanted = if args.recursive { usize::MAX } else { 1 };
         let mut next = listings.next();
@@ -204,7 +210,9 @@ fn size_or_device(attr: &Attr) -> String {
 }
 
 pub fn cat(args: &args::Cat) -> Result<(), Failure> {
-    for_each_place(&args.places, &args.open, to_output)
+    for_each_place(&args.places, &args.open, |fs, place, _| {
+        to_output(fs, place)
+    })
 }
 
 /// Writes a file's content to standard output.
@@ -250,7 +258,7 @@ pub fn to_output(fs: &dyn FileSystem, place: &OnVolume) -> Result<(), Failure> {
 }
 
 pub fn stat(args: &args::Stat) -> Result<(), Failure> {
-    for_each_place(&args.places, &args.open, |fs, place| {
+    for_each_place(&args.places, &args.open, |fs, place, _| {
         let cx = owner_cx();
         let options = ListOptions {
             directory: true,

@@ -4,7 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use steadfs::tools::{ToolError, glob, is_pattern, owner_cx};
+
+use crate::args::offline::Open;
+use crate::failure::Failure;
 use crate::partition;
+use crate::volume::{Access, with_volume};
 
 /// A file on a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +36,24 @@ pub fn on_volume(argument: &OsStr) -> OnVolume {
             path: b"/".to_vec(),
         },
     }
+}
+
+/// The files that a place names: one, or those that its pattern matches. They are found before a command begins, so a
+/// pattern without a match changes nothing.
+pub fn expand(place: OnVolume, open: &Open) -> Result<Vec<OnVolume>, Failure> {
+    if !is_pattern(&place.path) {
+        return Ok(vec![place]);
+    }
+    let image = &place.image;
+    let paths = with_volume(image, open, Access::Read, |fs| {
+        glob(fs, &owner_cx(), &place.path)
+            .map_err(|error: ToolError| Failure::plain(format!("{}:{error}", image.display())))
+    })?;
+    let on_image = |path| OnVolume {
+        image: image.clone(),
+        path,
+    };
+    Ok(paths.into_iter().map(on_image).collect())
 }
 
 /// Parses an argument. A path of the host may contain `:/`, too: the first prefix that is a file is the image; a
