@@ -399,8 +399,8 @@ fn copies_continue_after_a_refusal_of_the_host() {
 #[test]
 fn an_unknown_command_suggests_no_harmful_command() {
     for (word, wanted) in [
-        ("rm", "mount"),
-        ("mkdir", "mount"),
+        ("rmm", "rm"),
+        ("mkdirs", "mkdir"),
         ("fsck", "check"),
         ("lss", "ls"),
     ] {
