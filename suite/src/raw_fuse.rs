@@ -45,6 +45,7 @@ impl RawClient {
             max_request: REQUEST_BYTES_MAX,
             threads: 4,
             posix_acl: true,
+            fakeroot: None,
             image: None,
             uring: false,
             classifier: Arc::new(RootGroup),

@@ -147,6 +147,99 @@ fn users_mount_their_images() {
     assert_eq!(owner, NOBODY);
 }
 
+/// What root could do on the volume, and a user's script does with `fakeroot`.
+const AS_ROOT: &str = r#"
+set -e
+test "$(cat mnt/secret/x)" = hidden
+echo more >>mnt/secret/x
+mkdir mnt/new
+cp /bin/true mnt/new/true
+mnt/new/true
+chown 5:6 mnt/new/true
+chmod 4711 mnt/new/true
+mv mnt/secret/x mnt/new/x
+ln mnt/new/x mnt/hard
+mkfifo mnt/fifo
+setfattr -n user.a -v 1 mnt/new/x
+touch -d @86400 mnt/new/x
+rm mnt/sticky/file
+rm -r mnt/secret
+! mknod mnt/null c 1 3 2>&-
+stat -c '%u:%g %a %n' mnt/new mnt/new/* mnt/hard mnt/fifo
+"#;
+
+#[test]
+fn fakeroot_lets_users_act_as_root_on_their_images() {
+    let user = User::new();
+    let tree = user.scratch.folder("tree");
+    fs::create_dir(tree.join("secret")).unwrap();
+    fs::write(tree.join("secret/x"), "hidden\n").unwrap();
+    fs::create_dir(tree.join("sticky")).unwrap();
+    fs::write(tree.join("sticky/file"), "").unwrap();
+    for (name, mode) in [("secret/x", 0o600), ("secret", 0o700), ("sticky", 0o1777)] {
+        fs::set_permissions(tree.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let others = "option fakeroot: others must not enter";
+    user.refused("fakeroot,allow_other", "mnt", 1, others);
+    user.refused("fakeroot=me", "mnt", 1, "needs numbers, as in 1000:100");
+    for (kind, owner) in [("ext4", "0:0"), ("f2fs", "7:8")] {
+        let image = user.home.join("root.img");
+        let image = image.to_str().unwrap();
+        let tree = tree.to_str().unwrap();
+        steadfs_suite::steadfs(["format", "-q", "-f", "-t", kind, "-d", tree, image, "64M"])
+            .expect(0);
+        chown(image, Some(NOBODY), Some(NOBODY)).unwrap();
+        // Without it the volume's permissions hold.
+        user.steadfs(["mount", image, "mnt"]).expect(0);
+        let plain = user.run("cat".as_ref(), ["mnt/secret/x"]);
+        assert!(plain.err.contains("Permission denied"), "{}", plain.err);
+        user.steadfs(["umount", "mnt"]).expect(0);
+        let option = match owner {
+            "0:0" => "fakeroot".to_owned(),
+            owner => format!("fakeroot={owner}"),
+        };
+        user.steadfs(["mount", "-o", &format!("{option},suid,dev"), image, "mnt"])
+            .expect(0);
+        let options = user
+            .run("cat".as_ref(), ["mnt/.steadfs/options"])
+            .expect(0)
+            .out;
+        assert!(options.contains(&option), "{options}");
+        let table = fs::read_to_string("/proc/mounts").unwrap();
+        let line = table
+            .lines()
+            .find(|line| line.contains("home/mnt "))
+            .unwrap();
+        assert!(line.contains("nosuid,nodev"), "{line}");
+        assert!(!line.contains("allow_other"), "{line}");
+        assert!(fs::read_dir(user.home.join("mnt")).is_err());
+        let seen = user.run("sh".as_ref(), ["-c", AS_ROOT]).expect(0).out;
+        let expected = format!(
+            "{owner} 755 mnt/new\n5:6 4711 mnt/new/true\n0:0 600 mnt/new/x\n0:0 600 mnt/hard\n{owner} 644 mnt/fifo\n"
+        );
+        assert_eq!(seen, expected, "{kind}");
+        let refused = user.steadfs(["remount", "-o", "suid", "mnt"]);
+        assert!(refused.err.contains("fakeroot implies"), "{}", refused.err);
+        user.steadfs(["umount", "mnt"]).expect(0);
+        assert_eq!(user.steadfs(["check", image]).code(), 0);
+        let cat = user.steadfs(["cat", &format!("{image}:/new/x")]).expect(0);
+        assert_eq!(cat.out, "hidden\nmore\n");
+    }
+}
+
+/// A mount by root with `fakeroot` is root's alone.
+#[test]
+fn fakeroot_keeps_other_users_out() {
+    let user = User::new();
+    let (image, mountpoint) = (user.home.join("a.img"), user.home.join("mnt"));
+    let (image, mountpoint) = (image.to_str().unwrap(), mountpoint.to_str().unwrap());
+    steadfs_suite::steadfs(["mount", "-o", "fakeroot", image, mountpoint]).expect(0);
+    let outside = user.run("ls".as_ref(), ["mnt"]);
+    assert!(outside.err.contains("Permission denied"), "{}", outside.err);
+    fs::write(user.home.join("mnt/of-root"), "").unwrap();
+    steadfs_suite::steadfs(["umount", mountpoint]).expect(0);
+}
+
 #[test]
 fn fusermount3_unmounts_too() {
     let user = User::new();

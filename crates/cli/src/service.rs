@@ -145,6 +145,11 @@ fn options(args: &args::Mount, path: &Path, service: &Service) -> Result<Options
     if options.overlay.is_some() {
         return refused("option overlay: a service opens the device only; use steadfs mount");
     }
+    if options.fakeroot.is_some() {
+        return refused(
+            "option fakeroot: a service serves mounts of other users; steadfs mount takes the option",
+        );
+    }
     if options.allow_other == Some(true) && !service.allows_others() {
         return refused(
             "option allow_other: the mounter allows it to root only, unless /etc/fuse.conf has user_allow_other",

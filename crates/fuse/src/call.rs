@@ -27,6 +27,8 @@ pub struct SessionConfig {
     pub threads: usize,
     /// Whether the kernel shall check and store POSIX ACLs.
     pub posix_acl: bool,
+    /// Every caller has root's permissions, and this user and group own what callers create.
+    pub fakeroot: Option<(u32, u32)>,
     /// The image file that is served, if it is one.
     pub image: Option<FileId>,
     /// Whether to negotiate io_uring.

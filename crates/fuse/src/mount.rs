@@ -120,6 +120,9 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Whether POSIX ACLs are checked.
     pub posix_acl: bool,
+    /// The kernel checks no permissions, every caller has root's, and this user and group own what callers create. Never with
+    /// `allow_other`.
+    pub fakeroot: Option<(u32, u32)>,
     /// How requests arrive.
     pub transport: Transport,
     /// How long the kernel may cache names.
@@ -152,6 +155,7 @@ impl Default for MountOptions {
             flags: MountFlags::default(),
             allow_other: true,
             posix_acl: true,
+            fakeroot: None,
             transport: Transport::Auto,
             entry_timeout: DAY,
             negative_timeout: DAY,
@@ -168,12 +172,21 @@ impl Default for MountOptions {
 impl MountOptions {
     /// The options of the kernel's FUSE, without descriptor, owner and type of the root.
     pub(crate) fn for_fuse(&self) -> String {
-        let mut list = "default_permissions".to_owned();
-        if self.allow_other {
-            list.push_str(",allow_other");
-        }
+        let mut list = self.access();
         if let Some(block) = &self.block_device {
-            list.push_str(&format!(",blksize={}", block.block_size.clamp(512, 4096)));
+            list.push(format!("blksize={}", block.block_size.clamp(512, 4096)));
+        }
+        list.join(",")
+    }
+
+    /// The options of FUSE about who may do what.
+    fn access(&self) -> Vec<String> {
+        let mut list = Vec::new();
+        if self.fakeroot.is_none() {
+            list.push("default_permissions".to_owned());
+            if self.allow_other {
+                list.push("allow_other".to_owned());
+            }
         }
         list
     }

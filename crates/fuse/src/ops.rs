@@ -72,12 +72,18 @@ fn context(volume: &Volume, request: &Request<'_>) -> Cx {
         _ => 0,
     };
     let tag = owner(volume, request);
+    let fakeroot = volume.config.fakeroot;
+    let (uid, gid) = match fakeroot {
+        Some(_) => (0, 0),
+        None => (head.uid, head.gid),
+    };
     Cx {
-        uid: head.uid,
-        gid: head.gid,
+        uid,
+        gid,
+        new_owner: fakeroot,
         groups: request.groups.iter().collect(),
         // The kernel does not send capabilities; root has them.
-        fsetid: head.uid == 0,
+        fsetid: uid == 0,
         admin: false,
         umask: umask & 0o777,
         tag,

@@ -132,7 +132,8 @@ fn mount_options_for(
             sync: options.ext4.common.sync,
             dirsync: options.ext4.common.dirsync,
         },
-        allow_other: options.allow_other.unwrap_or(root),
+        allow_other: options.allow_other(root),
+        fakeroot: options.fakeroot,
         ..MountOptions::default()
     }
 }
@@ -146,7 +147,7 @@ fn prepare(
 ) -> (Arc<dyn FileSystem>, MountOptions) {
     let root = user == 0;
     let mut fixed = options.clone();
-    fixed.allow_other = Some(options.allow_other.unwrap_or(root));
+    fixed.allow_other = Some(options.allow_other(root));
     let layer = MountLayer {
         io: Arc::clone(volume.io()),
         options: fixed,

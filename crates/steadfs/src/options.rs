@@ -115,6 +115,8 @@ pub struct Options {
     pub control: bool,
     /// `allow_other`: other users may use the mount; `None`: if root mounts.
     pub allow_other: Option<bool>,
+    /// `fakeroot`: callers have root's permissions; this user and group own what they create.
+    pub fakeroot: Option<(u32, u32)>,
     /// `foreground`: the command stays until the volume is unmounted.
     pub foreground: bool,
     /// `sandbox=on`: the server is a process without rights over the host.
@@ -142,6 +144,7 @@ impl Default for Options {
             fuse_transport: FuseTransport::Auto,
             control: true,
             allow_other: None,
+            fakeroot: None,
             foreground: false,
             sandbox: true,
             takeover: false,
@@ -247,6 +250,14 @@ impl Options {
             options.misfits.f2fs.push(error);
         }
         refused.extend(&options.refuse_takeover());
+        if options.fakeroot.is_some() {
+            // Of files that callers could make root's.
+            (options.flags.nosuid, options.flags.nodev) = (true, true);
+            if options.allow_other == Some(true) {
+                let why = "option fakeroot: others must not enter, as no permissions are checked; leave out allow_other";
+                refused.push(FsError::BadOption(why.to_owned()));
+            }
+        }
         if options.partition.is_some() && (options.offset > 0 || options.size_limit.is_some()) {
             let why = "option partition: offset= and sizelimit= contradict it";
             refused.push(FsError::BadOption(why.to_owned()));
@@ -314,6 +325,11 @@ impl Options {
         let own = TABLE.names().chain(IO_TABLE.names());
         let f2fs = F2FS_TABLE.names().filter(|name| !is_ext4(name));
         own.chain(EXT4_TABLE.names()).chain(f2fs)
+    }
+
+    /// Whether users other than the mounting one have access, which is root or not.
+    pub fn allow_other(&self, root: bool) -> bool {
+        self.allow_other.unwrap_or(root && self.fakeroot.is_none())
     }
 
     /// Sets `ro` or `rw` for every kind of volume.

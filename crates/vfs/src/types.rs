@@ -11,10 +11,12 @@ use crate::{FsError, Result};
 /// The caller of an operation: its credentials and the tag of its I/O.
 #[derive(Clone, Debug, Default)]
 pub struct Cx {
-    /// Effective user of the caller: owner of what it creates.
+    /// Effective user of the caller.
     pub uid: u32,
     /// Effective group of the caller.
     pub gid: u32,
+    /// User and group that own what the caller creates, if it is not the caller itself.
+    pub new_owner: Option<(u32, u32)>,
     /// Supplementary groups, if the transport knows them.
     pub groups: Vec<u32>,
     /// Whether the caller may keep set-group-ID on files of a group it is not in (CAP_FSETID).
@@ -58,6 +60,11 @@ impl Cx {
             true => Err(FsError::Interrupted),
             false => Ok(()),
         }
+    }
+
+    /// User and group that own what the caller creates.
+    pub fn new_owner(&self) -> (u32, u32) {
+        self.new_owner.unwrap_or((self.uid, self.gid))
     }
 
     /// Whether the caller may set or keep set-group-ID on files of this group.

@@ -233,10 +233,11 @@ impl Ext4 {
         links: u16,
     ) -> disk::Inode {
         let parent = dir.core.read();
+        let (uid, gid) = cx.new_owner();
         let mut core = disk::Inode {
             links,
-            uid: cx.uid,
-            gid: cx.gid,
+            uid,
+            gid,
             // The lower half of a random number.
             generation: random_u64() as u32,
             extra_isize: self.geo().want_extra_isize,

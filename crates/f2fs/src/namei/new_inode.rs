@@ -39,9 +39,10 @@ pub(super) fn fields(
 ) -> disk::Inode {
     let (parent, now) = (setting.parent, setting.now);
     let directory = spec.kind == FileKind::Directory;
+    let (uid, gid) = cx.new_owner();
     let mut core = disk::Inode {
-        uid: cx.uid,
-        gid: cx.gid,
+        uid,
+        gid,
         links: match (directory, name) {
             (true, _) => 2,
             (false, b"") => 0,

@@ -71,21 +71,16 @@ pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), MountError> {
 /// The options of fusermount3, with commas in values escaped.
 fn fusermount_options(options: &MountOptions) -> String {
     let escape = |text: &str| text.replace('\\', "\\\\").replace(',', "\\,");
-    let mut list = format!(
-        "default_permissions,fsname={},subtype={}",
-        escape(&options.source),
-        escape(&options.subtype)
+    let mut list = options.access();
+    list.push(format!("fsname={}", escape(&options.source)));
+    list.push(format!("subtype={}", escape(&options.subtype)));
+    let flags = options.flags.list().into_iter();
+    list.extend(
+        flags
+            .filter(|(on, ..)| *on)
+            .map(|(.., word)| word.to_owned()),
     );
-    for (on, _, word) in options.flags.list() {
-        if on {
-            list.push(',');
-            list.push_str(word);
-        }
-    }
-    if options.allow_other {
-        list.push_str(",allow_other");
-    }
-    list
+    list.join(",")
 }
 
 fn run(command: &mut Command) -> Result<Output, MountError> {

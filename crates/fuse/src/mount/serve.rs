@@ -171,7 +171,9 @@ pub(super) fn session(fs: Arc<dyn FileSystem>, options: &MountOptions, uring: bo
         },
         max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
         threads: options.max_threads,
-        posix_acl: options.posix_acl,
+        // The kernel would check their permissions.
+        posix_acl: options.posix_acl && options.fakeroot.is_none(),
+        fakeroot: options.fakeroot,
         image: options.image,
         uring,
         classifier: options.classifier.clone(),

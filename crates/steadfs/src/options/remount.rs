@@ -79,6 +79,9 @@ impl Options {
                 {
                     refused.push(cannot_change(&item));
                 }
+            } else if self.fakeroot.is_some() && ["suid", "dev", "defaults"].contains(&name) {
+                let why = "fakeroot implies nosuid,nodev";
+                refused.push(FsError::BadOption(format!("option {item}: {why}")));
             } else if self.takeover
                 && name == "checkpoint"
                 && value.is_some_and(|value| value.starts_with("disable"))

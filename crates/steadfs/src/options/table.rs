@@ -73,6 +73,26 @@ const ENTRIES: &[Opt] = &[
     Opt::flag("noallow_other", |o| o.allow_other = Some(false))
         .also()
         .fixed(),
+    Opt::either("fakeroot", "[=UID:GID]", |o, v| {
+        o.fakeroot = Some(match v {
+            None => (0, 0),
+            Some(owner) => user_and_group(owner)?,
+        });
+        Ok(())
+    })
+    .help_with_default(
+        Server,
+        "processes of the mounting user, who must be the only one with access, have root's permissions on the volume, and \
+         this user and group, or root, own what they create; implies noallow_other,nosuid,nodev",
+        "as the files' permissions say",
+    )
+    .current(Changed, |o| {
+        Some(match o.fakeroot? {
+            (0, 0) => "fakeroot".to_owned(),
+            (user, group) => format!("fakeroot={user}:{group}"),
+        })
+    })
+    .fixed(),
     // Our own.
     Opt::value("partition", "=NUMBER|NAME", |o, v| {
         o.partition = Some(v.to_owned());
@@ -307,6 +327,14 @@ fn set_cache_size(options: &mut Options, value: &str) -> Result<(), String> {
     }
     options.cache_size = Some(size);
     Ok(())
+}
+
+fn user_and_group(value: &str) -> Result<(u32, u32), String> {
+    let ids = value.split_once(':').and_then(|(user, group)| {
+        let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
+        Some((id(user)?, id(group)?))
+    });
+    ids.ok_or_else(|| "needs numbers, as in 1000:100".to_owned())
 }
 
 fn sectors(value: &str) -> Result<u64, String> {
