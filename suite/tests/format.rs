@@ -6,6 +6,8 @@ use std::path::Path;
 
 use steadfs_suite::{KernelMount, Scratch, SteadMount, run, steadfs, succeed};
 
+#[path = "format/archives.rs"]
+mod archives;
 #[path = "format/builders.rs"]
 mod builders;
 #[path = "format/options.rs"]

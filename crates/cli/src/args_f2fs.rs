@@ -42,8 +42,10 @@ pub struct FormatF2fs {
     /// Additional file name extensions of hot data, separated by commas.
     #[arg(short = 'E', long, value_name = "LIST", alias = "extended")]
     pub hot_extensions: Vec<String>,
-    /// Fill the volume with the content of this directory; mkfs.f2fs's debug level -d is not supported.
-    #[arg(short = 'd', long, value_name = "DIR")]
+    /// Fill the volume with the content of this directory, or with this tar archive (not compressed; - is standard input);
+    /// mkfs.f2fs's debug level -d is not supported. The archive's ./ is the root; a stream's data are kept in TMPDIR, or
+    /// /var/tmp, meanwhile.
+    #[arg(short = 'd', long, value_name = "DIR|ARCHIVE|-")]
     pub from_dir: Option<PathBuf>,
     /// Overwrite an existing volume.
     #[arg(short, long, short_alias = 'F')]

@@ -1,8 +1,15 @@
-//! Fills a new volume from a directory, and computes the time stamp of reproducible volumes.
+//! Fills a new volume from a directory or a tar archive, and computes the time stamp of reproducible volumes.
 
+use std::fmt::Display;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use steadfs::{Fill, FillError};
+use steadfs::tools::Report;
+use steadfs::{Fill, FillError, FillSource, TarTree};
 use steadfs_base::Timestamp;
 
 use crate::args;
@@ -35,34 +42,71 @@ pub fn at(secs: i64) -> Timestamp {
     Timestamp { secs, nanos: 0 }
 }
 
-/// Refuses an unusable source, or a device that cannot be filled from it, before a volume is formatted.
-pub fn check_source(dir: &Path, volume: &Path, is_reproducible: bool) -> Result<(), Failure> {
+/// What a new volume is filled with, found before the volume is made.
+pub struct Filling {
+    source: Arc<FillSource>,
+    stop: Stop,
+    /// What could not be taken of an archive.
+    before: Report,
+}
+
+/// Looks at the source of a volume in `volume`, and refuses an unusable one, or a device that cannot be filled from it. An archive is read to its end, so that a
+/// broken one costs no volume.
+pub fn prepare(from: &Path, volume: &Path, is_reproducible: bool) -> Result<Filling, Failure> {
     if is_reproducible && steadfs::is_uri(volume) {
         let why = "a reproducible volume (SOURCE_DATE_EPOCH) is made in a file; nbdcopy(1) copies it to a server";
         return Err(Failure::plain(format!("{}: {why}", volume.display())));
     }
-    let fail = |why: String| Failure::plain(format!("{}: {why}", dir.display()));
-    let found = std::fs::metadata(dir).map_err(|error| fail(error.to_string()))?;
-    if !found.is_dir() {
-        return Err(fail("is not a directory; -d takes one".to_owned()));
-    }
-    Ok(())
+    let fail = |why: &dyn Display| Failure::plain(format!("{}: {why}", from.display()));
+    let stop = Stop::on_signals()?;
+    let mut before = Report::default();
+    let is_stream = from == Path::new("-");
+    let source = if !is_stream && from.metadata().map_err(|error| fail(&error))?.is_dir() {
+        // A link on the command line is followed, links below it are not.
+        FillSource::Directory(from.canonicalize().map_err(|error| fail(&error))?)
+    } else {
+        let file = match is_stream {
+            true => io::stdin().as_fd().try_clone_to_owned().map(File::from),
+            false => File::open(from),
+        };
+        let file = file.map_err(|error| fail(&error))?;
+        let id = |found: Metadata| (found.dev(), found.ino());
+        let own = file.metadata().map_err(|error| fail(&error))?;
+        if volume.metadata().is_ok_and(|image| id(image) == id(own)) {
+            return Err(fail(&"is the file that the volume is made in"));
+        }
+        let mut line = Line::of_copy(stop.clone(), false);
+        let read = TarTree::read(file, from, &mut line);
+        line.done();
+        let (tree, report) = read.map_err(|error| match stop.is_asked() {
+            true => stop.failure(""),
+            false => fail(&error),
+        })?;
+        before = report;
+        FillSource::Archive(tree)
+    };
+    Ok(Filling {
+        source: Arc::new(source),
+        stop,
+        before,
+    })
 }
 
-/// Copies a directory's content to the new volume, in the sandbox by another process.
+/// Fills the new volume, in the sandbox by another process.
 pub fn fill(
     path: &Path,
-    dir: &Path,
+    from: &Filling,
     how: &Fill,
     sandbox: Option<args::Sandbox>,
 ) -> Result<(), Failure> {
-    // A link on the command line is followed, links below it are not.
-    let real = dir.canonicalize();
-    let real = real.map_err(|error| Failure::plain(format!("{}: {error}", dir.display())))?;
-    let stop = Stop::on_signals()?;
+    let Filling {
+        source,
+        stop,
+        before,
+    } = from;
     let mut line = Line::of_copy(stop.clone(), false);
     let failed = |error| match error {
-        FillError::Copy(error) => failure(&error, &stop),
+        FillError::Copy(error) => failure(&error, stop),
         error => Failure::plain(error),
     };
     let filled = if sandbox::is_on(sandbox)? {
@@ -71,18 +115,19 @@ pub fn fill(
             .map_or(Task::Serve(Access::Write), Task::Reproduce);
         let list = format!("offset={}", how.offset);
         let filled = worker::with_volume(path, task, &list, |fs| {
-            steadfs::fill_open(fs, path, &real, how, &mut line).map_err(failed)
+            steadfs::fill_open(fs, path, source, how, &mut line).map_err(failed)
         });
         line.done();
         filled
     } else {
-        let (line, filled) = steadfs::fill(path, &real, how, line);
+        let (line, filled) = steadfs::fill(path, source, how, line);
         if let Some(line) = line {
             line.done();
         }
         filled.map_err(failed)
     };
-    let report = filled?;
+    let mut report = filled?;
+    report.add(*before);
     match report.is_complete() {
         true => Ok(()),
         false => Err(Failure::plain(format!(

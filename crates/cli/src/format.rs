@@ -26,9 +26,9 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     // In mke2fs's unit: blocks if their size was given.
     let unit = u64::from(options.block_size.unwrap_or(1024));
     let size = size_of(&volume, args.size.as_deref(), unit)?;
-    if let Some(dir) = &args.from_dir {
-        crate::fill::check_source(dir, &volume, options.time.is_some())?;
-    }
+    let from = args.from_dir.as_deref();
+    let from = from.map(|from| crate::fill::prepare(from, &volume, options.time.is_some()));
+    let from = from.transpose()?;
     if args.dry_run {
         let size = size.or(part.map(|part| part.bytes));
         let report = steadfs::dry_run(&volume, size, &options).map_err(Failure::plain)?;
@@ -42,7 +42,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     let report = steadfs::format_within(&volume, part, size, &options);
     line.done();
     let report = report.map_err(|error| failure(&error, args.size.as_deref(), size))?;
-    if let Some(dir) = &args.from_dir {
+    if let Some(from) = &from {
         let how = Fill {
             offset: part.map_or(options.offset, |part| part.start),
             root_owner: options.root_owner,
@@ -52,7 +52,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
                 uuid: report.uuid,
             }),
         };
-        crate::fill::fill(&volume, dir, &how, args.sandbox)?;
+        crate::fill::fill(&volume, from, &how, args.sandbox)?;
     }
     if !args.quiet {
         if options.offset > 0 && size.is_none() {

@@ -27,9 +27,9 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     let (volume, place) = partition::window(&args.volume, args.sandbox)?;
     let part = place.to_format()?;
     let size = size_of(&volume, args.size.as_deref(), unit)?;
-    if let Some(dir) = &args.from_dir {
-        check_source(dir, &volume, options.time.is_some())?;
-    }
+    let from = args.from_dir.as_deref();
+    let even = options.time.is_some();
+    let from = from.map(|from| prepare(from, &volume, even)).transpose()?;
     if !args.force
         && (steadfs::is_uri(&volume) || volume.exists())
         && let list = part.map_or_else(String::new, |part| format!("offset={}", part.start))
@@ -44,7 +44,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     let report = steadfs::format_f2fs_within(&volume, part, size, &options);
     line.done();
     let report = report.map_err(|error| format::failure(&error, args.size.as_deref(), size))?;
-    if let Some(dir) = &args.from_dir {
+    if let Some(from) = &from {
         let how = Fill {
             offset: part.map_or(0, |part| part.start),
             root_owner: args.root_owner.as_ref().map(|_| options.root_owner),
@@ -54,7 +54,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
             }),
             ..Fill::default()
         };
-        fill::fill(&volume, dir, &how, args.sandbox)?;
+        fill::fill(&volume, from, &how, args.sandbox)?;
     }
     if !args.quiet {
         print_report(&args.volume, &report)?;
@@ -62,14 +62,14 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A number after -d is mkfs.f2fs's debug level, unless a directory has that name.
-fn check_source(dir: &Path, volume: &Path, is_reproducible: bool) -> Result<(), Failure> {
-    let text = dir.to_string_lossy();
-    if text.bytes().all(|byte| byte.is_ascii_digit()) && !dir.exists() {
-        let why = "-d takes the directory that fills the volume; debug levels are not supported";
+/// A number after -d is mkfs.f2fs's debug level, unless a file has that name.
+fn prepare(from: &Path, volume: &Path, even: bool) -> Result<fill::Filling, Failure> {
+    let text = from.to_string_lossy();
+    if text.bytes().all(|byte| byte.is_ascii_digit()) && !from.exists() {
+        let why = "-d takes the directory or archive that fills the volume; debug levels are not supported";
         return Err(Failure::plain(format!("-d {text}: {why}")));
     }
-    fill::check_source(dir, volume, is_reproducible)
+    fill::prepare(from, volume, even)
 }
 
 /// Options of mkfs.f2fs that steadfs does not implement are refused.

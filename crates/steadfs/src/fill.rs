@@ -1,4 +1,4 @@
-//! Filling a new volume from a directory.
+//! Filling a new volume from a directory or an archive.
 //!
 //! **Reproducible volumes.** The same tree, UUID and time give the same bytes. Problem: the order of write-back, and with
 //! it block addresses and the content of the log, depends on thread timing. Rule: a reproducible volume is filled in a
@@ -18,12 +18,24 @@ use steadfs_vfs::{FileSystem, FsError, SetAttr};
 
 use crate::nbd::is_uri;
 use crate::probe::failed;
-use crate::tools::{CopyOptions, Existing, Progress, Report, ToolError, copy_in, owner_cx};
+use crate::tar::TarTree;
+use crate::tools::{
+    CopyOptions, Existing, Progress, Report, ToolError, copy_in, owner_cx, tree_in,
+};
 use crate::{Error, Options, Volume};
 
 /// Cache size while a reproducible volume is filled. It decides when data is written back, so it does not depend on the
 /// machine.
 const REPRODUCIBLE_CACHE_BYTES: u64 = 64 << 20;
+
+/// What a new volume is filled with.
+#[derive(Debug)]
+pub enum FillSource {
+    /// The content of a directory of the host.
+    Directory(PathBuf),
+    /// The tree of a tar archive.
+    Archive(TarTree),
+}
 
 /// How a new volume is filled.
 #[derive(Clone, Debug, Default)]
@@ -67,14 +79,14 @@ pub enum FillError {
     },
 }
 
-/// Copies a directory's content into the new volume at `path`. Returns `progress`, which the work may use on another
+/// Copies what `from` has into the new volume at `path`. Returns `progress`, which the work may use on another
 /// stack.
 ///
 /// # Errors
 /// Those of opening, of a copy that ends, and of closing. The report counts what could not be copied.
 pub fn fill<P: Progress + 'static>(
     path: &Path,
-    from: &Path,
+    from: &Arc<FillSource>,
     how: &Fill,
     mut progress: P,
 ) -> (Option<P>, Result<Report, FillError>) {
@@ -90,7 +102,7 @@ pub fn fill<P: Progress + 'static>(
         Ok(device) => device,
         Err(error) => return (Some(progress), Err(error.into())),
     };
-    let (from, how) = (from.to_owned(), how.clone());
+    let (from, how) = (Arc::clone(from), how.clone());
     let run = device.run(move |volume| {
         let done = volume
             .map_err(FillError::from)
@@ -167,7 +179,7 @@ impl ReproducibleDevice {
 
 fn into(
     volume: &Volume,
-    from: &Path,
+    from: &FillSource,
     how: &Fill,
     progress: &mut dyn Progress,
 ) -> Result<Report, FillError> {
@@ -178,14 +190,14 @@ fn into(
     Ok(report)
 }
 
-/// Copies a directory's content into the new volume `fs`, which is open and is in the image at `path`.
+/// Copies what `from` has into the new volume `fs`, which is open and is in the image at `path`.
 ///
 /// # Errors
 /// Those of a copy that ends. The report counts what could not be copied.
 pub fn fill_open(
     fs: &dyn FileSystem,
     path: &Path,
-    from: &Path,
+    from: &FillSource,
     how: &Fill,
     progress: &mut dyn Progress,
 ) -> Result<Report, FillError> {
@@ -196,7 +208,11 @@ pub fn fill_open(
         image: image.map(|image| (image.dev(), image.ino())),
         ..CopyOptions::default()
     };
-    let report = copy_in(fs, &owner_cx(), from, b"/", copy, progress)?;
+    let cx = owner_cx();
+    let report = match from {
+        FillSource::Directory(from) => copy_in(fs, &cx, from, b"/", copy, progress)?,
+        FillSource::Archive(tree) => tree_in(fs, &cx, tree, copy, progress)?,
+    };
     set_root(fs, how).map_err(|error| failed(path, error))?;
     Ok(report)
 }

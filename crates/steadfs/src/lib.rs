@@ -20,7 +20,7 @@ pub mod tools;
 mod volume;
 
 pub use check::{Checked, check};
-pub use fill::{Fill, FillError, Origin, ReproducibleDevice, fill, fill_open};
+pub use fill::{Fill, FillError, FillSource, Origin, ReproducibleDevice, fill, fill_open};
 pub use format::{dry_run, format, format_f2fs, format_f2fs_within, format_within};
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
@@ -42,4 +42,5 @@ pub use steadfs_fuse::{
     Record, Reopen, Served, Service, ServiceClient, ServiceError, SyncError, Synced, Unmount,
     broker_sockets, serve_commands, uring_hint,
 };
+pub use tar::{TarError, TarTree};
 pub use volume::{Error, OpenReport, Volume, VolumeDevice, reopen_for_writing};

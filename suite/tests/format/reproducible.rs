@@ -139,3 +139,54 @@ fn an_empty_volume_is_determined_by_uuid_and_time() {
     );
     assert!(!image.exists());
 }
+
+/// Removes the directory that a new ext volume has, which is one block of the archive.
+fn without_lost_and_found(archive: &Path) {
+    let mut bytes = fs::read(archive).unwrap();
+    let mut blocks = bytes.chunks(512);
+    if let Some(at) = blocks.position(|block| block.starts_with(b"./lost+found/\0")) {
+        bytes.drain(512 * at..512 * (at + 1));
+        fs::write(archive, bytes).unwrap();
+    }
+}
+
+/// A tar archive of the tree makes the bytes that the tree makes, in any order of its members, from a file or a pipe, and
+/// written by GNU tar or by `steadfs tar`.
+#[test]
+fn an_archive_makes_the_bytes_of_its_tree() {
+    let scratch = Scratch::new();
+    for (name, backwards) in [("first", false), ("second", true)] {
+        tree(&scratch.folder(name), backwards);
+    }
+    let made = |command: String| {
+        let mut shell = Command::new("bash");
+        shell.env("SOURCE_DATE_EPOCH", EPOCH.to_string());
+        shell.env("S", program()).current_dir(scratch.path());
+        shell.args(["-o", "pipefail", "-ec", &command]);
+        finish(shell, Duration::from_secs(300)).expect(0);
+    };
+    let tar = "tar --format=pax --xattrs --xattrs-include=* -c";
+    made(format!(
+        "set -f; {tar} -C first --sort=name -f sorted.tar .
+         {tar} -S -C second -f other.tar ./sparse ./link ./large ./hard ."
+    ));
+    for words in ["-t ext4 -O orphan_file", "-t ext2 -b 1024", "-t f2fs"] {
+        let format = format!("$S format -q -U {UUID} {words}");
+        made(format!(
+            "rm -f *.img; {format} -d first tree.img 96M
+             {format} -d sorted.tar sorted.img 96M
+             cat other.tar | {format} -d - other.img 96M
+             $S tar tree.img -f ours.tar"
+        ));
+        without_lost_and_found(&scratch.join("ours.tar"));
+        made(format!("{format} -d ours.tar ours.img 96M"));
+        let sum = |name: &str| {
+            let sum = succeed("sha256sum", [scratch.join(name)]).out;
+            sum.split(' ').next().unwrap_or_default().to_owned()
+        };
+        let first = sum("tree.img");
+        for name in ["sorted.img", "other.img", "ours.img"] {
+            assert_eq!(first, sum(name), "{words}: {name}");
+        }
+    }
+}

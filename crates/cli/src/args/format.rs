@@ -83,8 +83,10 @@ pub struct Format {
     /// Behavior on errors: continue, remount-ro or panic; f2fs: additional file name extensions of cold data.
     #[arg(short = 'e', long)]
     pub errors: Option<String>,
-    /// Fill the volume with the content of this directory; mkfs.f2fs's debug level -d is not supported.
-    #[arg(short = 'd', long, value_name = "DIR")]
+    /// Fill the volume with the content of this directory, or with this tar archive (not compressed; - is standard input);
+    /// mkfs.f2fs's debug level -d is not supported. The archive's ./ is the root; a stream's data are kept in TMPDIR, or
+    /// /var/tmp, meanwhile.
+    #[arg(short = 'd', long, value_name = "DIR|ARCHIVE|-")]
     pub from_dir: Option<PathBuf>,
     /// Overwrite existing content: do not ask at a terminal, and replace an existing f2fs volume.
     #[arg(short, long, short_alias = 'F')]

@@ -6,10 +6,19 @@
 //! for reading nor for writing.
 
 mod acl;
+mod extra;
 pub(crate) mod header;
 pub(crate) mod pax;
+mod read;
+mod tape;
+#[cfg(test)]
+mod tests;
+mod tree;
 
 pub(crate) use acl::acl_to_text;
+pub use read::TarError;
+pub(crate) use tree::Node;
+pub use tree::TarTree;
 
 /// Bytes in a block, the unit of headers and of padding.
 pub(crate) const BLOCK: usize = 512;
@@ -33,8 +42,19 @@ pub(crate) mod kind {
     pub const BLOCK_DEVICE: u8 = b'4';
     pub const DIRECTORY: u8 = b'5';
     pub const FIFO: u8 = b'6';
-    /// pax records of the next member.
+    /// pax records of the next member; Solaris has another letter.
     pub const PAX: u8 = b'x';
+    pub const PAX_SOLARIS: u8 = b'X';
+    /// pax records of all members that follow.
+    pub const GLOBAL: u8 = b'g';
+    /// GNU: the next member's name, and link target.
+    pub const LONG_NAME: u8 = b'L';
+    pub const LONG_LINK: u8 = b'K';
+    /// GNU: a directory with a list of its names, a sparse file, the rest of a file, the label of the archive.
+    pub const GNU_DIRECTORY: u8 = b'D';
+    pub const GNU_SPARSE: u8 = b'S';
+    pub const CONTINUED: u8 = b'M';
+    pub const VOLUME_LABEL: u8 = b'V';
 }
 
 /// Bytes from `len` to the next multiple of a block.

@@ -34,6 +34,26 @@ pub(crate) fn time_text(time: Timestamp) -> String {
     text.trim_end_matches('0').to_owned()
 }
 
+/// A time as [`time_text`] writes it.
+pub(crate) fn time_of_text(text: &[u8]) -> Option<Timestamp> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => (-1, digits),
+        None => (1, text),
+    };
+    let (secs, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let are_digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    if secs.is_empty() || !are_digits(secs) || !are_digits(fraction) {
+        return None;
+    }
+    let nanos: i128 = format!("{fraction:0<9}")[..9].parse().ok()?;
+    let total = sign * (secs.parse::<i64>().map(i128::from).ok()? * 1_000_000_000 + nanos);
+    Some(Timestamp {
+        secs: i64::try_from(total.div_euclid(1_000_000_000)).ok()?,
+        nanos: u32::try_from(total.rem_euclid(1_000_000_000)).ok()?,
+    })
+}
+
 /// The name of an extended attribute in a key, where a `=` would end it; as GNU tar has it.
 pub(crate) fn xattr_key(name: &[u8]) -> Vec<u8> {
     let mut key = super::XATTR.as_bytes().to_vec();
@@ -45,6 +65,21 @@ pub(crate) fn xattr_key(name: &[u8]) -> Vec<u8> {
         }
     }
     key
+}
+
+/// The name in a key that [`xattr_key`] writes.
+pub(crate) fn xattr_name(mut key: &[u8]) -> Vec<u8> {
+    let mut name = Vec::with_capacity(key.len());
+    while let Some((&first, rest)) = key.split_first() {
+        let (byte, rest) = match (first, rest) {
+            (b'%', [b'2', b'5', rest @ ..]) => (b'%', rest),
+            (b'%', [b'3', b'D', rest @ ..]) => (b'=', rest),
+            (byte, rest) => (byte, rest),
+        };
+        name.push(byte);
+        key = rest;
+    }
+    name
 }
 
 #[cfg(test)]
@@ -64,7 +99,12 @@ mod tests {
 
     #[test]
     fn times_have_their_fraction() {
-        let text = |secs, nanos| time_text(Timestamp { secs, nanos });
+        let text = |secs, nanos| {
+            let time = Timestamp { secs, nanos };
+            let text = time_text(time);
+            assert_eq!(time_of_text(text.as_bytes()), Some(time));
+            text
+        };
         assert_eq!(text(5, 0), "5");
         assert_eq!(text(5, 120_000_000), "5.12");
         assert_eq!(text(-1, 0), "-1");
@@ -75,5 +115,6 @@ mod tests {
     #[test]
     fn keys_of_attributes_are_escaped() {
         assert_eq!(xattr_key(b"user.a=b%c"), b"SCHILY.xattr.user.a%3Db%25c");
+        assert_eq!(xattr_name(b"user.a%3Db%25c%41"), b"user.a=b%c%41");
     }
 }

@@ -19,7 +19,7 @@ use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, os, refused};
 
 /// In a reproducible copy, aligned runs of zeros of this size become holes, however the host stores the file.
-const HOLE_BYTES: u64 = 4096;
+pub(super) const HOLE_BYTES: u64 = 4096;
 
 /// Copies the file or tree at `from` on the host; the copy's path on the volume is `to`. An existing directory is filled.
 /// The copy keeps types, permissions, owners (if requested), access and modification times, extended attributes, holes
@@ -439,7 +439,7 @@ fn sparse(
 }
 
 /// The runs of `bytes`, which begin at a multiple of [`HOLE_BYTES`], that are not zeros.
-fn runs(bytes: &[u8]) -> Vec<Range<usize>> {
+pub(super) fn runs(bytes: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let step = HOLE_BYTES as usize;
     for (piece, start) in bytes.chunks(step).zip((0..).step_by(step)) {

@@ -14,6 +14,7 @@ mod host;
 mod list;
 mod maker;
 mod tar_out;
+mod tree_in;
 mod walk;
 mod written;
 
@@ -30,9 +31,12 @@ pub use copy_out::{copy_out, write_content};
 pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};
 pub use edit::walker::{Visited, Visitor, visit};
 pub use glob::{glob, is_pattern, matches};
+pub(crate) use host::is_readable;
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
 pub use steadfs_vfs::names::{printable, printable_json, printable_text};
 pub use tar_out::tar_out;
+pub(crate) use tree_in::tree_in;
+pub(crate) use walk::DEPTH_MAX;
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
 
 /// The error of a tool, with the path.

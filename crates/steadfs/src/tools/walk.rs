@@ -10,7 +10,7 @@ use super::copying::Follow;
 use super::{Result as ToolResult, ToolError};
 
 /// Deepest tree of copies and listings: twice the depth of a path on Linux (`PATH_MAX`).
-pub(super) const DEPTH_MAX: usize = 4096;
+pub(crate) const DEPTH_MAX: usize = 4096;
 
 /// Symbolic links one path may lead through, as Linux has it (`MAXSYMLINKS`).
 const MAX_LINKS: u32 = 40;

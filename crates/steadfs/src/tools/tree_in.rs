@@ -1,0 +1,207 @@
+//! Copying the tree of an archive to a new volume.
+//!
+//! **Rule.** The calls are those of a copy of the same tree from the host (`copy_in`), in the same order, so that a
+//! reproducible volume has the same bytes from both.
+
+use std::collections::BTreeMap;
+
+use steadfs_base::InodeNo;
+use steadfs_vfs::{Cx, FileKind, FileSystem};
+
+use super::copy_in::{HOLE_BYTES, runs};
+use super::copying::{CopyOptions, Log, Paths, Progress, Report};
+use super::maker::{CopyTarget, Kept, Maker, Node, Output};
+use super::walk::Held;
+use super::{AtHost, CHUNK, Result};
+use crate::tar::{self, TarTree};
+
+/// Copies `tree` to the root of the volume. Attributes, durability and errors are as in [`copy_in`](super::copy_in).
+///
+/// # Errors
+/// Those of a copy that ends.
+pub fn tree_in(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    tree: &TarTree,
+    options: CopyOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    let mut copier = Copier {
+        maker: Maker { fs, cx, options },
+        tree,
+        log: Log::new(progress),
+        first_names: BTreeMap::new(),
+    };
+    copier.all()?;
+    Ok(copier.log.report)
+}
+
+/// A directory that is being filled.
+struct Frame<'a, 't> {
+    held: Held<'a>,
+    node: &'t tar::Node,
+    entries: std::collections::btree_map::Iter<'t, Vec<u8>, usize>,
+    paths: super::copying::Lengths,
+}
+
+struct Copier<'a, 't, 'p> {
+    maker: Maker<'a>,
+    tree: &'t TarTree,
+    log: Log<'p>,
+    /// The copies of files with several names.
+    first_names: BTreeMap<usize, Held<'a>>,
+}
+
+impl<'a, 't> Copier<'a, 't, '_> {
+    fn all(&mut self) -> Result<()> {
+        let mut paths = Paths {
+            source: b".".to_vec(),
+            target: b"/".to_vec(),
+        };
+        let top = CopyTarget {
+            into: self.maker.fs.root(),
+            name: b"",
+            path: b"/",
+            top: true,
+            source: None,
+        };
+        let mut stack = vec![self.enter(self.tree.root(), &paths, &top)?];
+        let mut end = Ok(());
+        while let Some(frame) = stack.last_mut() {
+            paths.back_to(frame.paths);
+            // A stopped copy still finishes the directories that it is in.
+            let next = end.is_ok().then(|| frame.entries.next()).flatten();
+            let Some((name, &number)) = next else {
+                let is_root = frame.held.ino() == self.maker.fs.root();
+                if !is_root || frame.node.is_member {
+                    // Last, because filling changes its times, and a default ACL would be inherited.
+                    self.keep(frame.held.ino(), frame.node, &paths.target);
+                }
+                stack.pop();
+                continue;
+            };
+            paths.push(name);
+            let spot = CopyTarget {
+                into: frame.held.ino(),
+                name,
+                path: &paths.target,
+                top: false,
+                source: None,
+            };
+            let node = self.tree.node(number);
+            let done = match node.kind {
+                FileKind::Directory => self
+                    .enter(node, &paths, &spot)
+                    .map(|frame| stack.push(frame)),
+                _ => self.file(number, &paths.source, spot),
+            };
+            end = done.or_else(|error| self.log.failed(error));
+        }
+        end
+    }
+
+    fn enter(
+        &mut self,
+        node: &'t tar::Node,
+        paths: &Paths,
+        spot: &CopyTarget<'_>,
+    ) -> Result<Frame<'a, 't>> {
+        self.log.begin(&paths.source, spot.path)?;
+        let (held, _) = self.maker.dir(spot)?;
+        self.log.report.files += 1;
+        Ok(Frame {
+            held,
+            node,
+            entries: node.entries.iter(),
+            paths: paths.lengths(),
+        })
+    }
+
+    fn file(&mut self, number: usize, source: &[u8], spot: CopyTarget<'_>) -> Result<()> {
+        let node = self.tree.node(number);
+        self.log.begin(source, spot.path)?;
+        if let Some(first) = self.first_names.get(&number) {
+            self.maker.link(first.ino(), &spot)?;
+            self.log.report.files += 1;
+            return Ok(());
+        }
+        let held = match node.kind {
+            FileKind::Regular => self.regular(node, spot)?,
+            _ => self.special(node, &spot)?,
+        };
+        self.log.report.files += 1;
+        if node.names > 1 {
+            self.first_names.insert(number, held);
+        }
+        Ok(())
+    }
+
+    fn special(&mut self, node: &tar::Node, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
+        let (major, minor) = node.device;
+        let made = Node {
+            kind: node.kind,
+            rdev: (minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12),
+            target: &node.target,
+        };
+        let held = self.maker.special(&made, spot)?;
+        self.keep(held.ino(), node, spot.path);
+        Ok(held)
+    }
+
+    fn regular(&mut self, node: &tar::Node, spot: CopyTarget<'_>) -> Result<Held<'a>> {
+        let mut output = Output::new(self.maker, spot);
+        let held = self.content(node, &mut output).map(|ino| {
+            self.keep(ino, node, spot.path);
+        });
+        match held {
+            Ok(()) => match output.into_held() {
+                Some(held) => Ok(held),
+                None => super::refused(spot.path, "was not written"),
+            },
+            Err(error) => {
+                output.discard();
+                Err(error)
+            }
+        }
+    }
+
+    fn content(&mut self, node: &tar::Node, output: &mut Output<'_, '_>) -> Result<InodeNo> {
+        let even = self.maker.options.latest.is_some();
+        let mut buffer = vec![0; CHUNK];
+        let mut at = 0;
+        while let Some((start, end)) = node.next_data(at) {
+            at = if even {
+                start - start % HOLE_BYTES
+            } else {
+                start
+            };
+            while at < end {
+                let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
+                let n = self.tree.read_content(node, &mut buffer[..want], at);
+                let n = n.on_host(&self.tree.name)?;
+                let written = match even {
+                    true => runs(&buffer[..n]),
+                    false => std::iter::once(0..n).collect(),
+                };
+                for run in written {
+                    output.write(at + run.start as u64, &buffer[run])?;
+                }
+                at += n as u64;
+                self.log.bytes(n)?;
+            }
+        }
+        output.finish(node.size)
+    }
+
+    fn keep(&mut self, ino: InodeNo, node: &tar::Node, path: &[u8]) {
+        let kept = Kept {
+            kind: node.kind,
+            perm: node.perm,
+            uid: node.uid,
+            gid: node.gid,
+            times: node.times,
+            xattrs: node.xattrs.clone(),
+        };
+        self.maker.keep(ino, kept, path, &mut self.log);
+    }
+}
