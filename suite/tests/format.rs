@@ -12,6 +12,8 @@ mod archives;
 mod builders;
 #[path = "format/options.rs"]
 mod options;
+#[path = "format/owners.rs"]
+mod owners;
 #[path = "format/reproducible.rs"]
 mod reproducible;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::args::{Sandbox, number, percent, sandbox};
+use crate::args::{Owners, Sandbox, number, percent, sandbox};
 
 /// Format an f2fs volume; existing content is lost.
 ///
@@ -96,6 +96,8 @@ pub struct FormatF2fs {
     /// the caller's rights (off); also STEADFS_SANDBOX=off.
     #[arg(long, value_name = "on|off", value_parser = sandbox)]
     pub sandbox: Option<Sandbox>,
+    #[command(flatten)]
+    pub owners: Owners,
     #[command(flatten)]
     pub refused: RefusedF2fs,
 }

@@ -26,6 +26,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     // In mke2fs's unit: blocks if their size was given.
     let unit = u64::from(options.block_size.unwrap_or(1024));
     let size = size_of(&volume, args.size.as_deref(), unit)?;
+    let rules = crate::owners::rules(&args.owners, args.from_dir.is_some())?;
     let from = args.from_dir.as_deref();
     let from = from.map(|from| crate::fill::prepare(from, &volume, options.time.is_some()));
     let from = from.transpose()?;
@@ -47,6 +48,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
             offset: part.map_or(options.offset, |part| part.start),
             root_owner: options.root_owner,
             root_perm: options.root_perms.map(u32::from),
+            rules: rules.clone(),
             origin: options.time.map(|time| Origin {
                 time,
                 uuid: report.uuid,

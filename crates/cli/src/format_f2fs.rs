@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::fill;
 use crate::format::{self, size_of};
 use crate::output::print;
+use crate::owners;
 use crate::partition;
 use crate::progress::Line;
 use crate::worker::{self, Content};
@@ -27,6 +28,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     let (volume, place) = partition::window(&args.volume, args.sandbox)?;
     let part = place.to_format()?;
     let size = size_of(&volume, args.size.as_deref(), unit)?;
+    let rules = owners::rules(&args.owners, args.from_dir.is_some())?;
     let from = args.from_dir.as_deref();
     let even = options.time.is_some();
     let from = from.map(|from| prepare(from, &volume, even)).transpose()?;
@@ -48,6 +50,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
         let how = Fill {
             offset: part.map_or(0, |part| part.start),
             root_owner: args.root_owner.as_ref().map(|_| options.root_owner),
+            rules: rules.clone(),
             origin: options.time.map(|secs| Origin {
                 time: fill::at(secs),
                 uuid: report.uuid,

@@ -26,6 +26,7 @@ mod log;
 mod mount;
 mod mount_options;
 mod output;
+mod owners;
 mod partition;
 mod place;
 mod progress;

@@ -17,10 +17,11 @@ use steadfs_rt::sim;
 use steadfs_vfs::{FileSystem, FsError, SetAttr};
 
 use crate::nbd::is_uri;
+use crate::owners::OwnerRules;
 use crate::probe::failed;
 use crate::tar::TarTree;
 use crate::tools::{
-    CopyOptions, Existing, Progress, Report, ToolError, copy_in, owner_cx, tree_in,
+    CopyOptions, Existing, Progress, Report, ToolError, copy_in_by, owner_cx, tree_in,
 };
 use crate::{Error, Options, Volume};
 
@@ -46,6 +47,8 @@ pub struct Fill {
     pub root_owner: Option<(u32, u32)>,
     /// Permissions of the root directory; by default those of the source.
     pub root_perm: Option<u32>,
+    /// Owners and labels that files get in place of their own.
+    pub rules: Option<Arc<OwnerRules>>,
     /// The inputs of a reproducible volume besides the tree; `None`: the volume gets the current time.
     pub origin: Option<Origin>,
 }
@@ -208,10 +211,10 @@ pub fn fill_open(
         image: image.map(|image| (image.dev(), image.ino())),
         ..CopyOptions::default()
     };
-    let cx = owner_cx();
+    let (cx, how_to) = (owner_cx(), (copy, how.rules.as_deref()));
     let report = match from {
-        FillSource::Directory(from) => copy_in(fs, &cx, from, b"/", copy, progress)?,
-        FillSource::Archive(tree) => tree_in(fs, &cx, tree, copy, progress)?,
+        FillSource::Directory(from) => copy_in_by(fs, &cx, from, b"/", how_to, progress)?,
+        FillSource::Archive(tree) => tree_in(fs, &cx, tree, how_to, progress)?,
     };
     set_root(fs, how).map_err(|error| failed(path, error))?;
     Ok(report)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Sandbox, number, percent, sandbox};
+use super::{Owners, Sandbox, number, percent, sandbox};
 
 /// Parses a number of bytes, as mount options do.
 fn size_of_bytes(text: &str) -> Result<u32, &'static str> {
@@ -113,6 +113,8 @@ pub struct Format {
     /// the caller's rights (off); also STEADFS_SANDBOX=off.
     #[arg(long, value_name = "on|off", value_parser = sandbox)]
     pub sandbox: Option<Sandbox>,
+    #[command(flatten)]
+    pub owners: Owners,
     #[command(flatten)]
     pub refused: RefusedFormat,
     #[command(flatten)]

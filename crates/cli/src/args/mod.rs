@@ -8,10 +8,12 @@ use clap::{Parser, Subcommand};
 pub mod edit;
 mod format;
 pub mod offline;
+mod owners;
 mod tar;
 
 pub use format::Format;
 pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Stat};
+pub use owners::Owners;
 pub use tar::Tar;
 
 /// ext2, ext3, ext4 and f2fs volumes in user space: mount them, or read and write them without a mount.

@@ -171,6 +171,10 @@ fn damage_and_other_formats_are_named() {
     zstd.0[..4].copy_from_slice(&[0x28, 0xb5, 0x2f, 0xfd]);
     zstd.fails("zstd -dc a.tar | steadfs format -d -");
     Archive(b"PK\x03\x04".repeat(500)).fails("no tar archive");
+    drop(Archive(vec![0; 10_240]).read().unwrap());
+    let mut image = Archive(vec![0; 1024]);
+    image.0.extend([1; 4096]);
+    image.fails("no tar archive");
     let parts = Archive::default()
         .member(kind::CONTINUED, "rest", b"")
         .end();

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use steadfs_base::Timestamp;
 use steadfs_vfs::FileKind;
 
-use super::kind;
 use super::read::{Member, Members, Result, TarError};
 use super::tape::{Tape, read_at};
+use super::{BLOCK, RECORD, kind};
 use crate::tools::{DEPTH_MAX, Progress, Report, ToolError, printable};
 
 /// Most memory for names and attributes, in bytes.
@@ -147,12 +147,17 @@ impl TarTree {
             used: 0,
         };
         let mut report = Report::default();
+        let mut is_empty = true;
         let mut members = Members::new(&mut tape);
         while let Some(member) = members.next()? {
             if progress.stopped() {
                 return Err(TarError::Other("stopped".to_owned()));
             }
             tree.member(member, members.tape, progress, &mut report)?;
+            is_empty = false;
+        }
+        if is_empty {
+            check_empty(&mut tape)?;
         }
         tree.data = tape.into_data()?;
         Ok((tree, report))
@@ -405,6 +410,22 @@ fn names(path: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
     }
 }
 
+fn no_archive() -> TarError {
+    TarError::Other("is no tar archive; -d takes a directory or an archive".to_owned())
+}
+
+/// Refuses what only begins with zeros, such as an image of a volume. An empty archive has a record of them.
+fn check_empty(tape: &mut Tape) -> Result<()> {
+    for _ in 1..RECORD / BLOCK {
+        match tape.block()? {
+            None => break,
+            Some(block) if block == [0; BLOCK] => {}
+            Some(_) => return Err(no_archive()),
+        }
+    }
+    Ok(())
+}
+
 /// Refuses a compressed archive by its first bytes.
 fn check_kind(first: &[u8], name: &Path) -> Result<()> {
     const KINDS: [(&[u8], &str, &str); 8] = [
@@ -429,7 +450,7 @@ fn check_kind(first: &[u8], name: &Path) -> Result<()> {
     }
     let is_empty = first.iter().all(|&byte| byte == 0);
     let is_old = || {
-        let block = first.get(..super::BLOCK)?.try_into().ok()?;
+        let block = first.get(..BLOCK)?.try_into().ok()?;
         let sum = super::header::checksum(&block);
         let text = std::str::from_utf8(&first[148..156]).ok()?;
         let text = text.trim_matches(|c| c == ' ' || c == '\0');
@@ -438,8 +459,6 @@ fn check_kind(first: &[u8], name: &Path) -> Result<()> {
     let is_tar = first.get(257..262) == Some(b"ustar");
     match !first.is_empty() && (is_empty || is_tar || is_old().is_some()) {
         true => Ok(()),
-        false => Err(TarError::Other(
-            "is no tar archive; -d takes a directory or an archive".to_owned(),
-        )),
+        false => Err(no_archive()),
     }
 }

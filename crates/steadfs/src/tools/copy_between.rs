@@ -44,6 +44,7 @@ pub fn copy_between(
             fs: target,
             cx,
             options,
+            rules: None,
         },
         cx,
         options,

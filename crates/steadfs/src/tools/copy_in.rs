@@ -17,6 +17,7 @@ use super::host::{self, Opening, Source};
 use super::maker::{CopyTarget, Kept, Maker, Node, Output};
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, os, refused};
+use crate::owners::OwnerRules;
 
 /// In a reproducible copy, aligned runs of zeros of this size become holes, however the host stores the file.
 pub(super) const HOLE_BYTES: u64 = 4096;
@@ -36,7 +37,20 @@ pub fn copy_in(
     options: CopyOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
+    copy_in_by(fs, cx, from, to, (options, None), progress)
+}
+
+/// As [`copy_in`], with other owners.
+pub(crate) fn copy_in_by(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &Path,
+    to: &[u8],
+    (options, rules): (CopyOptions, Option<&OwnerRules>),
+    progress: &mut dyn Progress,
+) -> Result<Report> {
     let mut copier = Copier::new(fs, cx, options, progress);
+    copier.maker.rules = rules;
     let how = Opening {
         follow: options.follow != Follow::Never,
         read_special: !options.recursive,
@@ -143,7 +157,12 @@ impl<'a, 'p> Copier<'a, 'p> {
         progress: &'p mut dyn Progress,
     ) -> Self {
         Self {
-            maker: Maker { fs, cx, options },
+            maker: Maker {
+                fs,
+                cx,
+                options,
+                rules: None,
+            },
             options,
             log: Log::new(progress),
             first_names: BTreeMap::new(),

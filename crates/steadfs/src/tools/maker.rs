@@ -7,6 +7,7 @@ use super::copying::{CopyOptions, Existing, Log};
 use super::printable;
 use super::walk::{Held, child, resolve};
 use super::{At, Result, refused};
+use crate::owners::{OwnerRules, Ruled};
 
 /// A file to make that is not a directory.
 pub(super) struct Node<'a> {
@@ -28,6 +29,19 @@ pub(super) struct Kept {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+impl Kept {
+    fn change(&mut self, rules: &OwnerRules, path: &[u8]) {
+        let file = Ruled {
+            kind: self.kind,
+            perm: &mut self.perm,
+            uid: &mut self.uid,
+            gid: &mut self.gid,
+            xattrs: &mut self.xattrs,
+        };
+        rules.apply(path, file);
+    }
+}
+
 /// The target of a copy on a volume. An empty `name` is the root itself.
 #[derive(Clone, Copy)]
 pub(super) struct CopyTarget<'a> {
@@ -46,6 +60,8 @@ pub(super) struct Maker<'a> {
     pub fs: &'a dyn FileSystem,
     pub cx: &'a Cx,
     pub options: CopyOptions,
+    /// Owners and labels that files get in place of their own.
+    pub rules: Option<&'a OwnerRules>,
 }
 
 impl<'a> Maker<'a> {
@@ -190,7 +206,10 @@ impl<'a> Maker<'a> {
 
     /// Sets owner and permissions, then extended attributes, then times: each changes those after it. A failure is
     /// reported, and the copy stays.
-    pub fn keep(&self, ino: InodeNo, kept: Kept, path: &[u8], log: &mut Log<'_>) {
+    pub fn keep(&self, ino: InodeNo, mut kept: Kept, path: &[u8], log: &mut Log<'_>) {
+        if let Some(rules) = self.rules {
+            kept.change(rules, path);
+        }
         let (fs, cx) = (self.fs, self.cx);
         let owners = self.options.owners;
         let stranger = !owners && (kept.uid, kept.gid) != (0, 0);

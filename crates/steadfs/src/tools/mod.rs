@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use steadfs_vfs::{Cx, FileKind, FsError};
 
 pub use copy_between::copy_between;
+pub(crate) use copy_in::copy_in_by;
 pub use copy_in::{copy_in, copy_stream_in};
 pub use copy_out::{copy_out, write_content};
 pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};

@@ -13,6 +13,7 @@ use super::copying::{CopyOptions, Log, Paths, Progress, Report};
 use super::maker::{CopyTarget, Kept, Maker, Node, Output};
 use super::walk::Held;
 use super::{AtHost, CHUNK, Result};
+use crate::owners::OwnerRules;
 use crate::tar::{self, TarTree};
 
 /// Copies `tree` to the root of the volume. Attributes, durability and errors are as in [`copy_in`](super::copy_in).
@@ -23,11 +24,16 @@ pub fn tree_in(
     fs: &dyn FileSystem,
     cx: &Cx,
     tree: &TarTree,
-    options: CopyOptions,
+    (options, rules): (CopyOptions, Option<&OwnerRules>),
     progress: &mut dyn Progress,
 ) -> Result<Report> {
     let mut copier = Copier {
-        maker: Maker { fs, cx, options },
+        maker: Maker {
+            fs,
+            cx,
+            options,
+            rules,
+        },
         tree,
         log: Log::new(progress),
         first_names: BTreeMap::new(),
@@ -73,7 +79,7 @@ impl<'a, 't> Copier<'a, 't, '_> {
             let next = end.is_ok().then(|| frame.entries.next()).flatten();
             let Some((name, &number)) = next else {
                 let is_root = frame.held.ino() == self.maker.fs.root();
-                if !is_root || frame.node.is_member {
+                if !is_root || frame.node.is_member || self.maker.rules.is_some() {
                     // Last, because filling changes its times, and a default ACL would be inherited.
                     self.keep(frame.held.ino(), frame.node, &paths.target);
                 }
