@@ -18,6 +18,9 @@ use crate::log;
 /// Maximum wait for a slow reader of standard error.
 const PATIENCE: Duration = Duration::from_millis(200);
 
+/// Longest time for a trace of calls, which reads the program's symbols.
+const TRACE_TIME: Duration = Duration::from_secs(20);
+
 /// Makes a panic end the process. Call it before anything else.
 pub fn end_on_panic() {
     let usual = std::panic::take_hook();
@@ -38,6 +41,8 @@ fn end(info: &PanicHookInfo<'_>) -> ! {
         print(&format!("steadfs: {text}\n"));
         let trace = std::backtrace::Backtrace::capture();
         if trace.status() == std::backtrace::BacktraceStatus::Captured {
+            // Without memory the standard library waits for a lock that this thread holds.
+            steadfs_rt::end_process_after(TRACE_TIME);
             print(&format!("{trace}\n"));
         }
     }

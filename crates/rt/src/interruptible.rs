@@ -1,4 +1,4 @@
-//! Ending a system call that another thread waits in.
+//! Ending a system call that another thread waits in, and ending a process in which none can go on.
 //!
 //! **Problem.** A thread that waits in read(2) on a device of the kernel's returns only with data or at a signal.
 //! **Rule.** Another thread sends it SIGURG, whose handler does nothing and which does not restart the call. Only a
@@ -8,6 +8,7 @@
 use std::io;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::thread::gettid;
 
@@ -72,6 +73,14 @@ fn ignore_signal() {
         libc::sigaction(libc::SIGURG, &raw const action, std::ptr::null_mut())
     };
     debug_assert_eq!(installed, 0, "SIGURG can be caught");
+}
+
+/// Has the kernel end this process after about this time, by SIGALRM, even if no thread of it can go on.
+#[expect(unsafe_code, reason = "a system call that no safe wrapper offers")]
+pub fn end_process_after(time: Duration) {
+    let seconds = libc::c_uint::try_from(time.as_secs()).unwrap_or(libc::c_uint::MAX);
+    // SAFETY: the call takes an integer and accesses no memory of this process.
+    unsafe { libc::alarm(seconds.max(1)) };
 }
 
 #[cfg(test)]

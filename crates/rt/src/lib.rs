@@ -29,7 +29,7 @@ pub use condvar::Condvar;
 pub use descriptors::{close_descriptors_on_exec, take_passed_socket};
 pub use event::Event;
 pub use fault::{FAULT_VARIABLE, fault_point};
-pub use interruptible::Interruptible;
+pub use interruptible::{Interruptible, end_process_after};
 pub use memory::limit_malloc_arenas;
 pub use mutex::{Mutex, MutexGuard};
 pub use namespace::{unshare_mounts, unshare_network, unshare_user_and_network};

@@ -97,6 +97,10 @@ pub fn check_thread_limit(count: usize) -> std::io::Result<()> {
     let mut started = Vec::new();
     let mut result = Ok(());
     for _ in 0..count {
+        if let Err(error) = check_thread_memory() {
+            result = Err(error);
+            break;
+        }
         let receiver = std::sync::Arc::clone(&receiver);
         // Each thread waits until the sender is dropped.
         match try_spawn("try", move || {
@@ -114,6 +118,17 @@ pub fn check_thread_limit(count: usize) -> std::io::Result<()> {
         task.join();
     }
     result
+}
+
+/// Checks that there is memory for one more thread. The standard library panics in a thread that has its stack and gets no
+/// memory for its signal stack, so this is asked before.
+fn check_thread_memory() -> std::io::Result<()> {
+    // A stack has 2 MiB. The rest is for the signal stacks of threads that have been started and have not begun.
+    const NEEDED: usize = 3 << 20;
+    let mut room: Vec<u8> = Vec::new();
+    let reserved = room.try_reserve_exact(NEEDED);
+    std::hint::black_box(&room);
+    reserved.map_err(|_| std::io::ErrorKind::OutOfMemory.into())
 }
 
 /// Yields the CPU to other tasks.
