@@ -90,18 +90,20 @@ fn offset(zone: &str) -> Option<i64> {
     if matches!(zone, "" | "Z" | "z" | "UTC" | "GMT") {
         return Some(0);
     }
-    let digits: String = zone[1..].chars().filter(|c| *c != ':').collect();
+    let (sign, rest) = match zone.strip_prefix('+') {
+        Some(rest) => (1, rest),
+        None => (-1, zone.strip_prefix('-')?),
+    };
+    let digits: String = rest.chars().filter(|c| *c != ':').collect();
+    if !digits.is_ascii() {
+        return None;
+    }
     let (hours, minutes) = match digits.len() {
         2 => (number(&digits)?, 0),
         4 => (number(&digits[..2])?, number(&digits[2..])?),
         _ => return None,
     };
-    let ahead = hours * 3600 + minutes * 60;
-    match zone.as_bytes()[0] {
-        b'+' => Some(ahead),
-        b'-' => Some(-ahead),
-        _ => None,
-    }
+    Some(sign * (hours * 3600 + minutes * 60))
 }
 
 /// Days from 1970-01-01 to a date; `None` if there is no such date.
@@ -152,6 +154,8 @@ mod tests {
             "2025-1-1",
             "2025-01-01 1:2x",
             "2025-01-01 é",
+            "2025-01-01 00:00 é",
+            "2025-01-01 00:00 +1é2",
         ] {
             assert_eq!(parse_date(text), None, "{text}");
         }
