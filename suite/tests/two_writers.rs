@@ -1,4 +1,4 @@
-//! A kernel that writes to an image in use, through a loop device: it takes no lock.
+//! Others that would write to an image in use: the kernel through a loop device, which takes no lock, and other commands.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -85,4 +85,24 @@ fn an_f2fs_volume_stops_when_a_loop_device_writes() {
     let mount = SteadMount::new(&scratch, image.path(), "");
     all_there(mount.root(), &names);
     mount.unmount();
+}
+
+/// A contained server is a user that could not write the image; its lock holds all the same.
+#[test]
+fn nothing_writes_below_a_mount_that_only_reads() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "ext4.img", 8 * MIB, &["-t", "ext4"]);
+    let overlay = scratch.join("changes");
+    let root = format!("{}:/", image.path().display());
+    for options in ["ro", &format!("overlay={}", overlay.display())] {
+        let mount = SteadMount::new(&scratch, image.path(), options);
+        let before = fs::read(image.path()).unwrap();
+        let output = steadfs_suite::steadfs(["cp", "/etc/hostname", &root]);
+        assert_eq!(output.code(), 1, "{options}: {}", output.err);
+        assert!(output.err.contains("in use"), "{options}: {}", output.err);
+        // Readers share it.
+        steadfs_suite::steadfs(["ls", &root]).expect(0);
+        mount.unmount();
+        assert!(before == fs::read(image.path()).unwrap(), "{options}");
+    }
 }

@@ -1,16 +1,12 @@
 //! A user for one process only.
 //!
-//! The number is free by convention: systemd's list of ranges (systemd.io/UIDS-GIDS) leaves 1 878 982 657 to
-//! 2 147 483 647 unused. It contains the pid, so two servers are different users. In a user namespace that does not map
-//! the number the process stays what it is.
+//! Its number ([`steadfs_rt::contained_user`]) is of no other process. In a user namespace that does not map the number the
+//! process stays what it is.
 
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{Pid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::words;
-
-/// The first number of the range; a pid has 22 bits at most.
-const FIRST: u32 = 1_879_048_192;
 
 /// Leaves the network for one without interfaces, for the calling thread and those that it starts. A user without
 /// privileges needs a user namespace for that. A service that may not make one was started in such a network.
@@ -36,7 +32,8 @@ pub fn become_own() -> Result<(), String> {
     }
     // Resource limits that root is free of, and the next user is not: buffers that io_uring pins, and leaving SCHED_IDLE.
     raise_limits();
-    let number = FIRST + Pid::as_raw(Some(rustix::process::getpid())).unsigned_abs();
+    let process = Pid::as_raw(Some(rustix::process::getpid())).unsigned_abs();
+    let number = steadfs_rt::contained_user(process);
     let (uid, gid) = (Uid::from_raw(number), Gid::from_raw(number));
     set_thread_groups(&[]).map_err(words)?;
     set_thread_res_gid(gid, gid, gid).map_err(words)?;

@@ -2,6 +2,15 @@
 
 use std::sync::OnceLock;
 
+/// The user number that a contained server of this process id gets if root starts it.
+///
+/// It is free by convention: systemd's list of ranges (systemd.io/UIDS-GIDS) leaves 1 878 982 657 to 2 147 483 647 unused, and
+/// a process id has 22 bits at most. So two servers are different users, and only root can make a process with its own number.
+pub fn contained_user(process: u32) -> u32 {
+    const FIRST: u32 = 1_879_048_192;
+    FIRST + process
+}
+
 /// Effective user and group id in the kernel. fakeroot(1) and pseudo(1) replace the C library's geteuid(2) but grant no
 /// privilege, so decisions about mounts and callers need this pair; owners of copied files follow the C library.
 pub fn kernel_ids() -> (u32, u32) {

@@ -7,6 +7,7 @@
 use std::fs;
 
 use rustix::fs::{Stat, major, minor};
+use steadfs_rt::contained_user;
 
 /// A descriptor of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,11 +75,17 @@ impl LockHolder {
         (found + of_own >= of_descriptions).then_some(holders)
     }
 
-    /// Whether the process could write the file. True if that is not known.
+    /// Whether the process could write the file, or root has started it to serve the file. True if that is not known.
     pub(super) fn may_write(&self, file: &Stat) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process));
         let user = rustix::process::geteuid().as_raw();
-        self.writes || status.map_or(true, |status| could_write(&status, file, user))
+        let trusted = [
+            0,
+            user,
+            file.st_uid,
+            contained_user(self.process.unsigned_abs()),
+        ];
+        self.writes || status.map_or(true, |status| could_write(&status, file, &trusted))
     }
 }
 
@@ -131,9 +138,9 @@ fn held(info: &str, id: &str) -> Option<HeldLock> {
     })
 }
 
-/// Whether a process with this proc_pid_status(5) could write a file, by the mode of the file; true also for root and for
-/// our own `user`, whose locks are always respected.
-fn could_write(status: &str, file: &Stat, user: u32) -> bool {
+/// Whether a process with this proc_pid_status(5) could write a file, by the mode of the file; true also for `trusted` users,
+/// whose locks are always respected.
+fn could_write(status: &str, file: &Stat, trusted: &[u32]) -> bool {
     const GROUP_WRITE: u32 = 0o020;
     const OTHER_WRITE: u32 = 0o002;
     let numbers = |name: &str| -> Option<Vec<u32>> {
@@ -145,13 +152,12 @@ fn could_write(status: &str, file: &Stat, user: u32) -> bool {
     let (Some(users), Some(groups)) = (numbers("Uid:"), numbers("Gid:")) else {
         return true;
     };
-    let is_trusted = |one: &u32| *one == 0 || *one == user || *one == file.st_uid;
     let more = numbers("Groups:").unwrap_or_default();
     let in_group = groups
         .iter()
         .chain(&more)
         .any(|group| *group == file.st_gid);
-    users.iter().any(is_trusted)
+    users.iter().any(|user| trusted.contains(user))
         || file.st_mode & OTHER_WRITE != 0
         || (file.st_mode & GROUP_WRITE != 0 && in_group)
 }
@@ -196,16 +202,19 @@ mod tests {
         let status = |uid: u32| {
             format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\nGid:\t50\t50\t50\t50\nGroups:\t7 8\n")
         };
-        assert!(!could_write(&status(1000), &file, 0));
+        assert!(!could_write(&status(1000), &file, &[0]));
         for trusted in [0, 5, 9] {
-            assert!(could_write(&status(trusted), &file, 9), "{trusted}");
+            assert!(
+                could_write(&status(trusted), &file, &[0, 9, file.st_uid]),
+                "{trusted}"
+            );
         }
         file.st_mode = 0o100_664;
-        assert!(could_write(&status(1000), &file, 0));
+        assert!(could_write(&status(1000), &file, &[0]));
         (file.st_gid, file.st_mode) = (51, 0o100_664);
-        assert!(!could_write(&status(1000), &file, 0));
+        assert!(!could_write(&status(1000), &file, &[0]));
         file.st_mode = 0o100_646;
-        assert!(could_write(&status(1000), &file, 0));
-        assert!(could_write("", &file, 0), "unknown");
+        assert!(could_write(&status(1000), &file, &[0]));
+        assert!(could_write("", &file, &[0]), "unknown");
     }
 }
