@@ -82,7 +82,7 @@ fn exercise_mount(
 
 #[test]
 fn fsx_finds_no_difference_with_io_uring() {
-    exercise(&["-t", "ext4"], "fuse_transport=uring", &[1], 60_000);
+    exercise(&["-t", "ext4"], "fuse_transport=uring", &[1], 40_000);
 }
 
 #[test]
