@@ -133,7 +133,7 @@ fn existing_content_is_not_overwritten_without_a_question() {
         assert_ne!(steadfs(["format", "-t", kind, small, "20K"]).code(), 0);
         assert!(!new.exists(), "{kind}");
     }
-    for (from, why) in [(zeros, "not a directory"), ("/no/such/folder", "No such")] {
+    for (from, why) in [(zeros, "no tar archive"), ("/no/such/folder", "No such")] {
         let output = steadfs(["format", "-d", from, small, "64M"]);
         assert_eq!(output.code(), 1);
         assert!(
