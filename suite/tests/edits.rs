@@ -372,3 +372,18 @@ fn patterns_match_names_on_the_volume() {
     assert_eq!(steadfs(["ls", &at("/")]).expect(0).out, "");
     volume.check_clean();
 }
+
+/// A file that a pattern matches and that cannot be read is an error, not a file less.
+#[test]
+fn patterns_match_files_that_cannot_be_read() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 8 * MIB);
+    let at = |path: &str| format!("{}:{path}", volume.path().display());
+    steadfs(["touch", &at("/bad"), &at("/badly"), &at("/good")]).expect(0);
+    volume.debugfs("clri /bad");
+    let removed = steadfs(["rm", &at("/bad*")]);
+    assert_eq!(removed.code(), 1, "{}", removed.err);
+    assert!(removed.err.contains("/bad:"), "{}", removed.err);
+    assert_eq!(steadfs(["ls", &at("/good")]).code(), 0);
+    assert_eq!(steadfs(["ls", &at("/badly")]).code(), 2);
+}

@@ -17,7 +17,7 @@ use crate::args::edit as args;
 use crate::args::offline::Open;
 use crate::copy::{Relation, relation, umask};
 use crate::failure::Failure;
-use crate::place::{OnVolume, Place, expand, parse};
+use crate::place::{OnVolume, Place, expand, matching, parse};
 use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
 
@@ -87,7 +87,11 @@ fn groups(places: &[OsString], open: &Open, names: Names) -> Result<Vec<Group>, 
         match names {
             Names::Existing => named.extend(expand(place, open)?),
             Names::Any => {
-                named.extend(expand(place.clone(), open).unwrap_or_else(|_| vec![place]));
+                let mut found = matching(&place, open)?;
+                if found.is_empty() {
+                    found.push(place);
+                }
+                named.extend(found);
             }
             Names::New => named.push(place),
         }

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use steadfs::tools::{ToolError, glob, is_pattern, owner_cx};
+use steadfs::tools::{ToolError, glob, is_pattern, owner_cx, printable};
 
 use crate::args::offline::Open;
 use crate::failure::Failure;
@@ -41,8 +41,21 @@ pub fn on_volume(argument: &OsStr) -> OnVolume {
 /// The files that a place names: one, or those that its pattern matches. They are found before a command begins, so a
 /// pattern without a match changes nothing.
 pub fn expand(place: OnVolume, open: &Open) -> Result<Vec<OnVolume>, Failure> {
+    let found = matching(&place, open)?;
+    match found.is_empty() {
+        true => Err(Failure::plain(format!(
+            "{}:{}: no file matches",
+            place.image.display(),
+            printable(&place.path)
+        ))),
+        false => Ok(found),
+    }
+}
+
+/// As [`expand`], but none if a pattern has no match.
+pub fn matching(place: &OnVolume, open: &Open) -> Result<Vec<OnVolume>, Failure> {
     if !is_pattern(&place.path) {
-        return Ok(vec![place]);
+        return Ok(vec![place.clone()]);
     }
     let image = &place.image;
     let paths = with_volume(image, open, Access::Read, |fs| {

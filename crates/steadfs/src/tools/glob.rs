@@ -4,10 +4,10 @@
 //! character is matched against the entries of its directory: `*` and `?` do not match a dot at the beginning, and a
 //! character is one of UTF-8 or else a byte. A backslash makes a special character an ordinary one.
 
-use steadfs_vfs::{Cx, FileKind, FileSystem};
+use steadfs_vfs::{Cx, FileKind, FileSystem, FsError};
 
 use super::walk::{entries, resolve};
-use super::{At, Result, ToolError, join, printable};
+use super::{At, Result, join};
 
 /// Whether a path has a name with a special character.
 pub fn is_pattern(path: &[u8]) -> bool {
@@ -23,10 +23,10 @@ pub fn is_pattern(path: &[u8]) -> bool {
     false
 }
 
-/// The files that `path` names, sorted.
+/// The files that `path` names, sorted; none if a pattern has no match.
 ///
 /// # Errors
-/// No file matches, or a directory on the way cannot be read.
+/// A directory on the way cannot be read.
 pub fn glob(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Result<Vec<Vec<u8>>> {
     if !is_pattern(path) || resolve(fs, cx, path, false).is_ok() {
         return Ok(vec![path.to_vec()]);
@@ -35,12 +35,19 @@ pub fn glob(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Result<Vec<Vec<u8>>> {
     for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
         let mut next = Vec::new();
         for dir in &found {
-            match is_pattern(name) {
-                true => next.extend(matching(fs, cx, dir, name)?),
-                false => next.push(join(dir, &literal(name))),
+            if is_pattern(name) {
+                // An entry that cannot be read is one that matches.
+                next.extend(matching(fs, cx, dir, name)?);
+                continue;
+            }
+            let path = join(dir, &literal(name));
+            if existing(resolve(fs, cx, &path, false))
+                .on_volume(&path)?
+                .is_some()
+            {
+                next.push(path);
             }
         }
-        next.retain(|path| resolve(fs, cx, path, false).is_ok());
         found = next;
     }
     if path.ends_with(b"/") {
@@ -51,18 +58,22 @@ pub fn glob(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Result<Vec<Vec<u8>>> {
         found.retain(is_dir);
         found.iter_mut().for_each(|path| path.push(b'/'));
     }
-    match found.is_empty() {
-        true => Err(ToolError::Wrong(format!(
-            "{}: no file matches",
-            printable(path)
-        ))),
-        false => Ok(found),
+    Ok(found)
+}
+
+/// What was found, `None` if there is no such file; other errors stay.
+fn existing<T>(found: steadfs_vfs::Result<T>) -> steadfs_vfs::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        // The last one is a circle of links.
+        Err(FsError::NotFound | FsError::NotDir | FsError::Invalid(_)) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
 /// The paths of a directory's entries that match, sorted. What is no directory has none.
 fn matching(fs: &dyn FileSystem, cx: &Cx, dir: &[u8], pattern: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let found = resolve(fs, cx, dir, true).ok();
+    let found = existing(resolve(fs, cx, dir, true)).on_volume(dir)?;
     let Some(found) = found.filter(|found| found.attr().kind == FileKind::Directory) else {
         return Ok(Vec::new());
     };
