@@ -19,6 +19,9 @@ use steadfs_suite::{Compare, Image, KernelMount, Scratch, Tree, run, steadfs};
 #[path = "copies/as_cp.rs"]
 mod as_cp;
 
+#[path = "copies/find.rs"]
+mod find;
+
 #[path = "copies/interrupted.rs"]
 mod interrupted;
 

@@ -2,14 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use steadfs::tools::edit::{
     Editor, LinkOptions, MkdirOptions, MoveOptions, OwnerSpec, RmOptions, Target, TouchOptions,
     parse_date, parse_stamp, year_of,
 };
-use steadfs::tools::{Progress, ToolError, owner_cx, printable_text};
+use steadfs::tools::{ToolError, owner_cx};
 use steadfs_base::Timestamp;
 use steadfs_vfs::{Cx, FileSystem, SetTime};
 
@@ -17,30 +16,11 @@ use crate::args::edit as args;
 use crate::args::offline::Open;
 use crate::copy::{Relation, relation, umask};
 use crate::failure::Failure;
-use crate::place::{OnVolume, Place, expand, matching, parse};
+use crate::place::{Group, OnVolume, Place, expand, grouped, matching, parse};
+use crate::reference::times_of;
+use crate::report::{Reporter, complain, on_image};
 use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
-
-/// Prints what fails, with the image it is on.
-struct Reporter<'r> {
-    image: &'r Path,
-    stop: &'r Stop,
-}
-
-impl Progress for Reporter<'_> {
-    fn file(&mut self, _: &[u8], _: &[u8]) {}
-    fn bytes(&mut self, _: u64) {}
-    fn problem(&mut self, error: &ToolError) {
-        complain(&format!("{}:{error}", self.image.display()));
-    }
-    fn stopped(&self) -> bool {
-        self.stop.is_asked()
-    }
-}
-
-fn complain(message: &str) {
-    eprintln!("steadfs: {}", printable_text(message));
-}
 
 /// The caller of all changes: root, with the umask of this process.
 fn editor_cx() -> Cx {
@@ -60,12 +40,6 @@ fn on_volume(argument: &OsStr) -> Result<OnVolume, Failure> {
             Err(Failure::plain(format!("{shown}: {why}")))
         }
     }
-}
-
-/// Paths on one image.
-struct Group {
-    image: PathBuf,
-    paths: Vec<Vec<u8>>,
 }
 
 /// What operands name.
@@ -96,17 +70,7 @@ fn groups(places: &[OsString], open: &Open, names: Names) -> Result<Vec<Group>, 
             Names::New => named.push(place),
         }
     }
-    let mut groups: Vec<Group> = Vec::new();
-    for OnVolume { image, path } in named {
-        match groups.iter_mut().find(|group| group.image == image) {
-            Some(group) => group.paths.push(path),
-            None => groups.push(Group {
-                image,
-                paths: vec![path],
-            }),
-        }
-    }
-    Ok(groups)
+    Ok(grouped(named))
 }
 
 /// Runs `work` with an editor of the volume on `image`. Errors are reported as they occur; returns whether there were none.
@@ -125,10 +89,7 @@ fn edit(
         match done {
             Ok(()) => Ok(failures == 0),
             Err(error @ ToolError::Stopped) => Err(stop.failure(error)),
-            Err(error @ ToolError::Wrong(_)) => {
-                Err(Failure::plain(format!("{}: {error}", image.display())))
-            }
-            Err(error) => Err(Failure::plain(format!("{}:{error}", image.display()))),
+            Err(error) => Err(Failure::plain(on_image(image, &error))),
         }
     });
     match done {
@@ -243,33 +204,8 @@ fn times(args: &args::Touch) -> Result<(SetTime, SetTime), Failure> {
     let Some(reference) = &args.reference else {
         return Ok((SetTime::Now, SetTime::Now));
     };
-    match parse(reference) {
-        Place::Volume(place) => with_volume(&place.image, &args.open, Access::Read, |fs| {
-            let found = steadfs::tools::resolve(fs, &owner_cx(), &place.path, !args.no_dereference);
-            let found = found.map_err(|error| {
-                let path = steadfs::tools::printable(&place.path);
-                Failure::plain(format!("{}:{path}: {error}", place.image.display()))
-            })?;
-            let attr = found.attr();
-            Ok((SetTime::At(attr.atime), SetTime::At(attr.mtime)))
-        }),
-        Place::Host(path) => {
-            let found = match args.no_dereference {
-                true => path.symlink_metadata(),
-                false => path.metadata(),
-            };
-            let fail = |error| Failure::plain(format!("{}: {error}", path.display()));
-            let found = found.map_err(fail)?;
-            let time = |secs, nanos: i64| Timestamp {
-                secs,
-                nanos: u32::try_from(nanos).unwrap_or_default(),
-            };
-            let access = time(found.atime(), found.atime_nsec());
-            let modification = time(found.mtime(), found.mtime_nsec());
-            Ok((SetTime::At(access), SetTime::At(modification)))
-        }
-        Place::Stream => Err(Failure::plain("standard input has no times")),
-    }
+    let found = times_of(reference, &args.open, !args.no_dereference)?;
+    Ok((SetTime::At(found.access), SetTime::At(found.modification)))
 }
 
 pub fn touch(args: &args::Touch) -> Result<(), Failure> {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use steadfs::tools::{
     self, ListOptions, Listed, Listing, Listings, ToolError, device_numbers, mode_string, owner_cx,
-    printable, printable_text, utc,
+    printable, utc,
 };
 use steadfs_vfs::{Attr, FileKind, FileSystem, Segment};
 
@@ -13,6 +13,7 @@ use crate::args;
 use crate::failure::{Failure, code};
 use crate::output::print;
 use crate::place::{OnVolume, expand, on_volume};
+use crate::report::{complain, on_image};
 use crate::volume::{Access, with_volume};
 
 /// Runs `work` for each place, even after failures; the worst exit code counts. `work` gets whether there are several.
@@ -63,7 +64,7 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
                 ToolError::Volume { ref source, .. } if !source.is_corruption() => SERIOUS,
                 _ => code::FAILED,
             };
-            return Err(Failure::new(code, on_image(place, &error)));
+            return Err(Failure::new(code, on_image(&place.image, &error)));
         }
         for _ in 0..wanted {
             let Some(listing) = next else {
@@ -74,13 +75,13 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
                     failed |= !listing.errors.is_empty();
                     print(|out| show(args, place, &listing, (titled, first), out))?;
                     for error in &listing.errors {
-                        complain(&on_image(place, error));
+                        complain(&on_image(&place.image, error));
                     }
                     first = false;
                 }
                 Err(error) => {
                     failed = true;
-                    complain(&on_image(place, &error));
+                    complain(&on_image(&place.image, &error));
                 }
             }
             next = listings.next();
@@ -92,15 +93,6 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
         Ok(()) if failed => Err(Failure::plain("")),
         Ok(()) => Ok(()),
     }
-}
-
-fn complain(message: &str) {
-    eprintln!("steadfs: {}", printable_text(message));
-}
-
-/// An error with the image that it concerns.
-fn on_image(place: &OnVolume, error: &ToolError) -> String {
-    format!("{}:{error}", place.image.display())
 }
 
 fn show(
@@ -265,14 +257,14 @@ pub fn stat(args: &args::Stat) -> Result<(), Failure> {
             ..ListOptions::default()
         };
         let listing = tools::list(fs, &cx, &place.path, options);
-        let listing = listing.map_err(|error| Failure::plain(on_image(place, &error)))?;
+        let listing = listing.map_err(|error| Failure::plain(on_image(&place.image, &error)))?;
         if let Some(error) = listing.errors.first() {
-            return Err(Failure::plain(on_image(place, error)));
+            return Err(Failure::plain(on_image(&place.image, error)));
         }
         for file in &listing.files {
             let fail = |source| {
                 let path = place.path.clone();
-                Failure::plain(on_image(place, &ToolError::Volume { path, source }))
+                Failure::plain(on_image(&place.image, &ToolError::Volume { path, source }))
             };
             let attr = file.attr.as_ref().map_err(|error| fail(error.clone()))?;
             let names = fs.listxattr(&cx, attr.ino).map_err(fail)?;

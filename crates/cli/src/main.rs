@@ -11,11 +11,13 @@ mod completions;
 mod consent;
 mod copy;
 mod daemon;
+mod du;
 mod edit;
 mod failure;
 mod fatal;
 mod files;
 mod fill;
+mod find;
 mod format;
 mod format_f2fs;
 mod helper;
@@ -30,7 +32,9 @@ mod owners;
 mod partition;
 mod place;
 mod progress;
+mod reference;
 mod remount;
+mod report;
 mod sandbox;
 mod server;
 mod service;
@@ -40,6 +44,7 @@ mod source;
 mod stat;
 mod stop;
 mod tar;
+mod trees;
 mod tune;
 mod umount;
 mod unknown;
@@ -173,6 +178,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Extract(args) => copy::extract(&args),
         Command::Tar(args) => tar::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Find(args) => find::run(&args),
+        Command::Du(args) => du::run(&args),
         Command::Mkdir(args) => edit::mkdir(&args),
         Command::Rmdir(args) => edit::rmdir(&args),
         Command::Rm(args) => edit::rm(&args),

@@ -1,8 +1,9 @@
 //! Standard output.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 
 use signal_hook::consts::SIGPIPE;
+use steadfs::tools::{ToolError, printable};
 
 use crate::failure::Failure;
 
@@ -18,5 +19,35 @@ pub fn print(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), 
             Err(Failure::by_signal(SIGPIPE, ""))
         }
         Err(error) => Err(Failure::plain(format!("standard output: {error}"))),
+    }
+}
+
+/// As [`print`], for work on a volume whose results are not kept in memory. It reports an error of the output as
+/// [`ToolError::Host`]; `fail` makes a failure of all others.
+pub fn stream<T>(
+    work: impl FnOnce(&mut dyn Write) -> Result<T, ToolError>,
+    fail: impl FnOnce(ToolError) -> Failure,
+) -> Result<T, Failure> {
+    let mut done = Err(ToolError::Stopped);
+    print(|out| match work(out) {
+        Err(ToolError::Host { source, .. }) => Err(source),
+        result => {
+            done = result;
+            Ok(())
+        }
+    })?;
+    done.map_err(fail)
+}
+
+/// Whether names are escaped: on a terminal. Elsewhere they are bytes, for other programs.
+pub fn escapes() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// A name as it is written to standard output.
+pub fn shown(name: &[u8], escape: bool) -> Vec<u8> {
+    match escape {
+        true => printable(name).into_bytes(),
+        false => name.to_vec(),
     }
 }

@@ -27,6 +27,27 @@ pub enum Place {
     Stream,
 }
 
+/// Files on one image.
+pub struct Group {
+    pub image: PathBuf,
+    pub paths: Vec<Vec<u8>>,
+}
+
+/// The files of each image, which is opened once; both in the order in which they are named.
+pub fn grouped(named: Vec<OnVolume>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for OnVolume { image, path } in named {
+        match groups.iter_mut().find(|group| group.image == image) {
+            Some(group) => group.paths.push(path),
+            None => groups.push(Group {
+                image,
+                paths: vec![path],
+            }),
+        }
+    }
+    groups
+}
+
 /// Parses an argument that must be on a volume: a plain path is the image itself.
 pub fn on_volume(argument: &OsStr) -> OnVolume {
     match parse(argument) {

@@ -18,7 +18,7 @@ fn size(text: &str) -> Result<SizeChange, &'static str> {
 }
 
 /// A number of bytes as truncate(1) takes it.
-fn bytes(text: &str) -> Option<u64> {
+pub(super) fn bytes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit());
     let (digits, unit) = text.split_at(end.unwrap_or(text.len()));
     let (letter, base) = match unit.as_bytes() {

@@ -10,11 +10,13 @@ mod format;
 pub mod offline;
 mod owners;
 mod tar;
+mod trees;
 
 pub use format::Format;
 pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Stat};
 pub use owners::Owners;
 pub use tar::Tar;
+pub use trees::{Du, Find};
 
 /// ext2, ext3, ext4 and f2fs volumes in user space: mount them, or read and write them without a mount.
 #[derive(Debug, Parser)]
@@ -53,6 +55,8 @@ pub enum Command {
     Extract(Extract),
     Tar(Tar),
     Stat(Stat),
+    Find(Find),
+    Du(Du),
     Mkdir(edit::Mkdir),
     Rmdir(edit::Rmdir),
     Rm(edit::Rm),

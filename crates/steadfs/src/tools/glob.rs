@@ -1,4 +1,4 @@
-//! Patterns of names: `*`, `?` and `[...]`, as glob(7) has them.
+//! Patterns of names: `*`, `?`, `[...]` and classes as `[[:digit:]]`, as glob(7) has them.
 //!
 //! **Rule.** A path that exists as it is written is that file. Otherwise each name of the path that has a special
 //! character is matched against the entries of its directory: `*` and `?` do not match a dot at the beginning, and a
@@ -16,7 +16,8 @@ pub fn is_pattern(path: &[u8]) -> bool {
         rest = match first {
             b'\\' => after.get(1..).unwrap_or_default(),
             b'*' | b'?' => return true,
-            b'[' if class(after).is_some() => return true,
+            // A slash ends a name, and so what looks like a set.
+            b'[' if class(after).is_some_and(|(set, _)| !set.contains(&b'/')) => return true,
             _ => after,
         };
     }
@@ -105,6 +106,11 @@ fn literal(name: &[u8]) -> Vec<u8> {
 
 /// Whether a name matches a pattern. Takes at most the product of both lengths in steps.
 pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    matches_by(pattern, name, false)
+}
+
+/// As [`matches`], where upper and lower case are the same if `fold`.
+pub(super) fn matches_by(pattern: &[u8], name: &[u8], fold: bool) -> bool {
     let (mut pattern, mut name) = (pattern, name);
     // Where to continue if the rest does not match: behind the last star, with one more character under it.
     let mut retry: Option<(&[u8], &[u8])> = None;
@@ -116,7 +122,7 @@ pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
         }
         let step = match (pattern.is_empty(), name.is_empty()) {
             (true, true) => return true,
-            (false, false) => one(pattern, name),
+            (false, false) => one(pattern, name, fold),
             _ => None,
         };
         match (step, retry) {
@@ -132,20 +138,32 @@ pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
 }
 
 /// Matches one character; returns what is left of both.
-fn one<'t>(pattern: &'t [u8], name: &'t [u8]) -> Option<(&'t [u8], &'t [u8])> {
+fn one<'t>(pattern: &'t [u8], name: &'t [u8], fold: bool) -> Option<(&'t [u8], &'t [u8])> {
     let (wanted, length) = character(name);
     let rest = &name[length..];
     match pattern {
         [b'?', after @ ..] => Some((after, rest)),
         [b'[', after @ ..] if class(after).is_some() => {
             let (set, after) = class(after)?;
-            in_class(set, wanted).then_some((after, rest))
+            in_class(set, wanted, fold).then_some((after, rest))
         }
         [b'\\', escaped @ ..] | escaped if !escaped.is_empty() => {
             let (found, length) = character(escaped);
-            (found == wanted).then_some((&escaped[length..], rest))
+            (folded(found, fold) == folded(wanted, fold)).then_some((&escaped[length..], rest))
         }
         _ => None,
+    }
+}
+
+/// The character that stands for both cases of one, if `fold`.
+fn folded(character: u32, fold: bool) -> u32 {
+    let mut lower = match char::from_u32(character) {
+        Some(letter) if fold => letter.to_lowercase(),
+        _ => return character,
+    };
+    match (lower.next(), lower.next()) {
+        (Some(one), None) => one.into(),
+        _ => character,
     }
 }
 
@@ -166,30 +184,91 @@ fn character(text: &[u8]) -> (u32, usize) {
 
 /// What is between the brackets, and what follows them. A `]` that comes first is a member.
 fn class(after: &[u8]) -> Option<(&[u8], &[u8])> {
-    let negated = matches!(after.first(), Some(b'!' | b'^'));
-    let first = usize::from(negated);
-    let end = after.iter().skip(first + 1).position(|b| *b == b']')? + first + 1;
-    let set = &after[..end];
-    (!set.contains(&b'/')).then_some((set, &after[end + 1..]))
+    let first = usize::from(matches!(after.first(), Some(b'!' | b'^')));
+    let mut at = first;
+    loop {
+        let rest = after.get(at..)?;
+        if at > first && rest.first() == Some(&b']') {
+            return Some((&after[..at], &after[at + 1..]));
+        }
+        at += member(rest)?.1;
+    }
 }
 
-fn in_class(set: &[u8], wanted: u32) -> bool {
+/// A part of a set.
+enum Member<'p> {
+    Character(u32),
+    /// `[:alpha:]`
+    Named(&'p [u8]),
+}
+
+/// The first part of a set, and its length.
+fn member(set: &[u8]) -> Option<(Member<'_>, usize)> {
+    if let Some(named) = set.strip_prefix(b"[:")
+        && let Some(end) = named.windows(2).position(|word| word == b":]")
+        && named[..end].iter().all(u8::is_ascii_lowercase)
+    {
+        return Some((Member::Named(&named[..end]), b"[::]".len() + end));
+    }
+    match set {
+        [] => None,
+        [b'\\', escaped @ ..] if !escaped.is_empty() => {
+            let (found, length) = character(escaped);
+            Some((Member::Character(found), length + 1))
+        }
+        _ => {
+            let (found, length) = character(set);
+            Some((Member::Character(found), length))
+        }
+    }
+}
+
+/// Whether a character is of a class of isalpha(3).
+fn is_of(name: &[u8], character: u32) -> bool {
+    let Some(c) = char::from_u32(character) else {
+        return false;
+    };
+    match name {
+        b"alnum" => c.is_alphanumeric(),
+        b"alpha" => c.is_alphabetic(),
+        b"blank" => matches!(c, ' ' | '\t'),
+        b"cntrl" => c.is_control(),
+        b"digit" => c.is_ascii_digit(),
+        b"graph" => !c.is_control() && !c.is_whitespace(),
+        b"lower" => c.is_lowercase(),
+        b"print" => !c.is_control(),
+        b"punct" => !c.is_control() && !c.is_whitespace() && !c.is_alphanumeric(),
+        b"space" => c.is_whitespace(),
+        b"upper" => c.is_uppercase(),
+        b"xdigit" => c.is_ascii_hexdigit(),
+        _ => false,
+    }
+}
+
+fn in_class(set: &[u8], wanted: u32, fold: bool) -> bool {
     let (negated, mut set) = match set {
         [b'!' | b'^', rest @ ..] => (true, rest),
         set => (false, set),
     };
     let mut found = false;
-    while !set.is_empty() {
-        let (low, length) = character(set);
+    while let Some((first, length)) = member(set) {
         set = &set[length..];
-        match set {
-            [b'-', rest @ ..] if !rest.is_empty() => {
-                let (high, length) = character(rest);
-                set = &rest[length..];
-                found |= (low..=high).contains(&wanted);
+        let low = match first {
+            Member::Named(name) => {
+                found |= is_of(name, wanted);
+                continue;
             }
-            _ => found |= low == wanted,
+            Member::Character(low) => low,
+        };
+        let mut high = low;
+        if let [b'-', rest @ ..] = set
+            && let Some((Member::Character(last), length)) = member(rest)
+        {
+            high = last;
+            set = &rest[length..];
         }
+        let range = folded(low, fold)..=folded(high, fold);
+        found |= range.contains(&folded(wanted, fold));
     }
     found != negated
 }
@@ -216,6 +295,13 @@ mod tests {
             ("[a-]", "-", true),
             ("[ä-ö]", "é", true),
             ("[a", "[a", true),
+            ("[[:digit:]x]*", "7a", true),
+            ("[![:upper:]]", "A", false),
+            ("[[:alpha:]", "[:", true),
+            ("[\\]a]", "]", true),
+            ("[a\\-z]", "b", false),
+            ("x[/]y", "x/y", true),
+            ("*/y", "x/a/y", true),
             ("\\*", "*", true),
             ("\\*", "a", false),
             ("*\\?", "a?", true),
@@ -225,6 +311,8 @@ mod tests {
             let got = matches(pattern.as_bytes(), name.as_bytes());
             assert_eq!(got, wanted, "{pattern} {name}");
         }
+        assert!(matches_by("[A-F]Ä*".as_bytes(), "bäX".as_bytes(), true));
+        assert!(!matches_by(b"[!a]", b"A", true));
         assert!(matches(b"?\xff*", b"\xfe\xff\xfd") && !matches(b"\xfe", b"\xff"));
         let slow = [&b"*a"[..]; 40].concat();
         assert!(!matches(&slow, &[b'b'; 255]));

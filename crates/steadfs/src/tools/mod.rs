@@ -7,15 +7,19 @@ mod copy_between;
 mod copy_in;
 mod copy_out;
 mod copying;
+mod du;
 pub mod edit;
+pub mod find;
 mod folders;
 mod glob;
 mod host;
 mod list;
 mod maker;
+mod names_of;
 mod tar_out;
 mod tree_in;
 mod walk;
+mod walker;
 mod written;
 
 use std::ffi::OsStr;
@@ -30,7 +34,7 @@ pub(crate) use copy_in::copy_in_by;
 pub use copy_in::{copy_in, copy_stream_in};
 pub use copy_out::{copy_out, write_content};
 pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};
-pub use edit::walker::{Visited, Visitor, visit};
+pub use du::{DuOptions, Unit, Usage};
 pub use glob::{glob, is_pattern, matches};
 pub(crate) use host::is_readable;
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
@@ -39,6 +43,7 @@ pub use tar_out::tar_out;
 pub(crate) use tree_in::tree_in;
 pub(crate) use walk::DEPTH_MAX;
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
+pub use walker::{Visited, Visitor, visit};
 
 /// The error of a tool, with the path.
 #[derive(Debug, thiserror::Error)]

@@ -2,8 +2,8 @@
 
 use steadfs_vfs::{Attr, FileKind, SetAttr};
 
+use super::super::walker::{Visited, Visitor, visit};
 use super::super::{Result, ToolError};
-use super::walker::{Visited, Visitor, visit};
 use super::{Editor, InChange, ModeChange, OwnerSpec, Owners};
 
 const CHMOD: &str = "cannot change permissions";

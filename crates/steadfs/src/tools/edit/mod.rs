@@ -8,11 +8,10 @@ mod attributes;
 mod date;
 mod mode;
 mod names;
-mod owner;
+pub(in crate::tools) mod owner;
 mod remove;
 mod rename;
 mod times;
-pub(in crate::tools) mod walker;
 
 use steadfs_vfs::{Cx, FileKind, FileSystem, FsError};
 
@@ -112,7 +111,7 @@ impl<'a> Editor<'a> {
 }
 
 /// The last name of a path, without slashes behind it.
-fn base_name(path: &[u8]) -> &[u8] {
+pub(super) fn base_name(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
     path[..end]
         .rsplit(|b| *b == b'/')

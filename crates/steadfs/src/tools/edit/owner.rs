@@ -7,8 +7,8 @@ use super::super::{Result, ToolError, printable};
 
 /// Bytes of a file of names that are read.
 const NAMES_MAX: usize = 4 << 20;
-const USERS: &[u8] = b"/etc/passwd";
-const GROUPS: &[u8] = b"/etc/group";
+pub(in crate::tools) const USERS: &[u8] = b"/etc/passwd";
+pub(in crate::tools) const GROUPS: &[u8] = b"/etc/group";
 
 /// `OWNER`, `OWNER:GROUP`, `:GROUP` or `OWNER:` (the login group), by number or by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl OwnerSpec {
 }
 
 /// A number, which may begin with `+` as in chown(1). The largest one means "unchanged" to the kernel.
-fn number_of(text: &str) -> Option<u32> {
+pub(in crate::tools) fn number_of(text: &str) -> Option<u32> {
     let digits = text.strip_prefix('+').unwrap_or(text);
     let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
     let number = digits.parse().ok().filter(|_| is_number)?;
@@ -120,7 +120,8 @@ fn line_of(fs: &dyn FileSystem, cx: &Cx, file: &[u8], name: &str) -> Result<Vec<
     }
 }
 
-fn text_of(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Option<Vec<u8>> {
+/// A regular file's content, at most [`NAMES_MAX`] bytes of it.
+pub(in crate::tools) fn text_of(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Option<Vec<u8>> {
     let file = resolve(fs, cx, path, true).ok()?;
     if file.attr().kind != FileKind::Regular {
         return None;

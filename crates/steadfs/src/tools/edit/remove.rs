@@ -6,8 +6,8 @@
 use steadfs_vfs::{FileKind, FsError};
 
 use super::super::walk::{Entry, Held, check_depth, child, is_of_dir};
+use super::super::walker::Entries;
 use super::super::{Result, ToolError, join, push};
-use super::walker::Entries;
 use super::{Editor, InChange};
 
 const RM: &str = "cannot remove";

@@ -10,15 +10,15 @@ use std::collections::VecDeque;
 use steadfs_base::{Corruption, InodeNo};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, check_name};
 
-use super::super::copying::Follow;
-use super::super::walk::{Entry, Held, VisitedDirs, check_depth, child, entries};
-use super::super::{At, Result, ToolError, push};
+use super::copying::Follow;
+use super::walk::{Entry, Held, VisitedDirs, check_depth, child, entries};
+use super::{At, Result, ToolError, push};
 
 /// Entries of a directory that are in memory at a time.
 const BATCH: usize = 4096;
 
 /// The entries of a directory, in its order.
-pub(in crate::tools) struct Entries {
+pub(super) struct Entries {
     dir: InodeNo,
     ready: VecDeque<Entry>,
     /// The cookie that continues; `None` at the end.
