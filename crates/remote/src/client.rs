@@ -6,11 +6,14 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{
-    Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
-    ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, Given,
+    InodeFlags, NewFile, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode,
+    StatFs, give_attributes, make_file,
 };
 
 use crate::codec::{Decoder, Encoder, Malformed};
+use crate::connection::{Connection, ENDED, INVALID};
+use crate::later::Reply;
 use crate::preview::Preview;
 use crate::{Call, Greeting, frame};
 
@@ -31,46 +34,17 @@ pub struct Client<S> {
     root: InodeNo,
 }
 
-struct Connection<S> {
-    stream: S,
-    /// Why the connection is not used any more.
-    broken: Option<String>,
-    /// Calls without a reply, sent with the next call.
-    forgets: Vec<(InodeNo, u64)>,
-    /// The content of the file that was opened last, if it is small and nothing has changed since.
-    preview: Option<Preview>,
+/// Most bytes of content, and of extended attributes, in one call; more are sent by single calls.
+const FITS: usize = frame::LEN_MAX / 4;
+
+fn fits(given: &Given) -> bool {
+    let xattrs = given.xattrs.iter();
+    xattrs
+        .map(|(name, value)| name.len() + value.len())
+        .sum::<usize>()
+        <= FITS
 }
 
-impl<S: Read + Write> Connection<S> {
-    fn ask(&mut self, call: Call, arguments: Encoder) -> std::result::Result<Vec<u8>, String> {
-        if let Some(why) = &self.broken {
-            return Err(why.clone());
-        }
-        let reply = self.exchange(call, arguments);
-        reply.inspect_err(|why| self.broken = Some(why.clone()))
-    }
-
-    fn exchange(&mut self, call: Call, arguments: Encoder) -> std::result::Result<Vec<u8>, String> {
-        let gone = |error: std::io::Error| format!("{ENDED} ({error})");
-        if call.changes() {
-            self.preview = None;
-        }
-        let mut frames = Vec::new();
-        for (ino, count) in self.forgets.drain(..) {
-            let mut message = Encoder(vec![Call::Forget as u8]);
-            message.ino(ino);
-            message.long(count);
-            frame::push(&mut frames, &[&message.0]).map_err(gone)?;
-        }
-        frame::push(&mut frames, &[&[call as u8], &arguments.0]).map_err(gone)?;
-        self.stream.write_all(&frames).map_err(gone)?;
-        let reply = frame::receive(&mut self.stream).map_err(gone)?;
-        reply.ok_or_else(|| ENDED.to_owned())
-    }
-}
-
-const ENDED: &str = "the process that reads the volume ended";
-const INVALID: &str = "the process that reads the volume sent an invalid reply";
 /// Calls without a reply that are kept for the next call.
 const FORGETS_MAX: usize = 256;
 
@@ -90,12 +64,7 @@ impl<S: Read + Write> Client<S> {
             Ok(greeting) => greeting,
             Err(why) => return Err(ConnectError::Refused(why)),
         };
-        let mut connection = Connection {
-            stream,
-            broken: None,
-            forgets: Vec::new(),
-            preview: None,
-        };
+        let mut connection = Connection::new(stream);
         let reply = connection.ask(Call::Root, Encoder::default());
         let reply = reply.map_err(ConnectError::Broken)?;
         let root = Decoder::new(&reply).ino();
@@ -153,7 +122,7 @@ impl<S: Read + Write> Client<S> {
         let reply = connection.ask(call, arguments).map_err(FsError::Stopped)?;
         let reply = Arc::new(reply);
         decode(&mut Decoder::new(&reply), &reply).map_err(|Malformed| {
-            connection.broken = Some(INVALID.to_owned());
+            connection.breaks(INVALID);
             FsError::Stopped(INVALID.to_owned())
         })
     }
@@ -163,6 +132,19 @@ impl<S: Read + Write> Client<S> {
         let connection = self.connection.lock();
         let preview = connection.preview.as_ref();
         preview.filter(|preview| preview.ino == ino).map(answer)
+    }
+
+    /// A call whose reply is received later.
+    fn begin(&self, call: Call, encode: impl FnOnce(&mut Encoder)) -> Option<Reply> {
+        let mut arguments = Encoder::default();
+        encode(&mut arguments);
+        let mut connection = self.connection.lock();
+        if let Some(why) = &connection.broken {
+            return Some(Err(FsError::Stopped(why.clone())));
+        }
+        // An error is the result of each call that waits, so of this one, too.
+        let _ = connection.if_whole(|connection| connection.begin(call, &arguments));
+        None
     }
 
     /// A call that returns attributes.
@@ -289,6 +271,37 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
 
     fn tmpfile(&self, _: &Cx, _: InodeNo, _: u32) -> Result<Attr> {
         Err(NOT_HERE)
+    }
+
+    fn make(&self, cx: &Cx, dir: InodeNo, name: &[u8], new: &NewFile<'_>) -> Option<Reply> {
+        if !fits(new.given) || new.runs.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > FITS {
+            return Some(make_file(self, cx, dir, name, new));
+        }
+        self.begin(Call::Make, |to| {
+            to.ino(dir);
+            to.bytes(name);
+            to.word(cx.umask);
+            to.new_file(new);
+        })
+    }
+
+    fn give(&self, cx: &Cx, ino: InodeNo, given: &Given) -> Option<Reply> {
+        if !fits(given) {
+            return Some(Ok(give_attributes(self, cx, ino, given)));
+        }
+        self.begin(Call::Give, |to| {
+            to.ino(ino);
+            to.given(given);
+        })
+    }
+
+    fn made(&self, all: bool) -> Vec<Reply> {
+        let mut connection = self.connection.lock();
+        if all {
+            // An error is the result of each call that waits.
+            let _ = connection.if_whole(Connection::settle);
+        }
+        connection.later.take_replies()
     }
 
     fn unlink(&self, _: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use steadfs_base::{Corruption, CorruptionKind, DevBlock, FileBlock, InodeNo, Timestamp};
 use steadfs_vfs::{
-    Attr, FileKind, FsError, FsxAttr, InodeFlags, ReadData, Seek, Segment, SetAttr, SetTime,
+    Attr, FileKind, FsError, FsxAttr, Given, GivenPart, InodeFlags, NewFile, NotGiven, ReadData,
+    Seek, Segment, SetAttr, SetTime,
 };
 
 /// A frame that is not what its receiver expects.
@@ -116,6 +117,38 @@ impl Encoder {
         }
         self.option(set.ctime, Self::time);
         self.flag(set.kill_priv);
+    }
+
+    pub fn given(&mut self, given: &Given) {
+        self.set_attr(&given.owner);
+        self.list(&given.xattrs, |to, (name, value)| {
+            to.bytes(name);
+            to.bytes(value);
+        });
+        self.option(given.times.as_ref(), Self::set_attr);
+    }
+
+    pub fn new_file(&mut self, new: &NewFile<'_>) {
+        self.kind(new.kind);
+        self.word(new.rdev);
+        self.bytes(new.target);
+        self.list(new.runs, |to, (start, bytes)| {
+            to.long(*start);
+            to.bytes(bytes);
+        });
+        self.long(new.size);
+        self.given(new.given);
+    }
+
+    pub fn not_given(&mut self, (part, error): &NotGiven) {
+        let (byte, place) = match part {
+            GivenPart::Owner => (0, 0),
+            GivenPart::Times => (1, 0),
+            GivenPart::Xattr(place) => (2, *place),
+        };
+        self.byte(byte);
+        self.word(place);
+        self.error(error);
     }
 
     /// The result of a read.
@@ -358,6 +391,39 @@ impl<'a> Decoder<'a> {
             ctime: self.option(Self::time)?,
             kill_priv: self.flag()?,
         })
+    }
+
+    pub fn given(&mut self) -> Result<Given> {
+        Ok(Given {
+            owner: self.set_attr()?,
+            xattrs: self.list(|from| Ok((from.bytes()?.to_vec(), from.bytes()?.to_vec())))?,
+            times: self.option(Self::set_attr)?,
+        })
+    }
+
+    /// Calls `make` with a new file.
+    pub fn new_file<T>(&mut self, make: impl FnOnce(&NewFile<'_>) -> T) -> Result<T> {
+        let (kind, rdev, target) = (self.kind()?, self.word()?, self.bytes()?);
+        let runs = self.list(|from| Ok((from.long()?, from.bytes()?.to_vec())))?;
+        let (size, given) = (self.long()?, self.given()?);
+        Ok(make(&NewFile {
+            kind,
+            rdev,
+            target,
+            runs: &runs,
+            size,
+            given: &given,
+        }))
+    }
+
+    pub fn not_given(&mut self) -> Result<NotGiven> {
+        let part = match (self.byte()?, self.word()?) {
+            (0, 0) => GivenPart::Owner,
+            (1, 0) => GivenPart::Times,
+            (2, place) => GivenPart::Xattr(place),
+            _ => return Err(Malformed),
+        };
+        Ok((part, self.error()?))
     }
 
     /// The result of a read of `wanted` bytes. Its segments are ranges of `frame`, the frame that is being decoded.

@@ -9,14 +9,18 @@
 //! ends the connection: every later call fails with [`FsError::Stopped`](steadfs_vfs::FsError). Names, link targets and
 //! attributes mean what they mean on any hostile volume; the callers check them.
 //!
-//! **Protocol.** One call at a time: a frame with the call, a frame with the reply. Integers are little-endian, byte
-//! strings have their length before them. Both ends are the same program, so there are no versions.
+//! **Protocol.** A frame with the call, a frame with the reply, in the order of the calls. The client waits for each reply
+//! except those of `make` and `give`: a copy of many small files sends these in batches, two of which may be on their way.
+//! Integers are little-endian, byte strings have their length before them. Both ends are the same program, so there are no
+//! versions.
 
 #![forbid(unsafe_code)]
 
 mod client;
 mod codec;
+mod connection;
 mod frame;
+mod later;
 mod preview;
 mod server;
 
@@ -64,11 +68,13 @@ enum Call {
     Setxattr,
     Flags,
     SyncAll,
+    Make,
+    Give,
     Close,
 }
 
 impl Call {
-    const ALL: [Self; 24] = [
+    const ALL: [Self; 26] = [
         Self::Root,
         Self::Lookup,
         Self::Forget,
@@ -92,6 +98,8 @@ impl Call {
         Self::Setxattr,
         Self::Flags,
         Self::SyncAll,
+        Self::Make,
+        Self::Give,
         Self::Close,
     ];
 

@@ -2,7 +2,9 @@
 
 use std::io::{self, BufReader, Read, Write};
 
-use steadfs_vfs::{Cx, FileSystem, FsError, RenameFlags, Result, SetXattr};
+use steadfs_vfs::{
+    Cx, FileSystem, FsError, RenameFlags, Result, SetXattr, give_attributes, make_file,
+};
 
 use crate::codec::{Decoder, Encoder, Malformed};
 use crate::{Call, Greeting, frame, preview};
@@ -11,6 +13,10 @@ use crate::{Call, Greeting, frame, preview};
 const BATCH_BYTES: usize = 256 << 10;
 /// Longest read in bytes.
 const READ_MAX: usize = 1 << 20;
+/// Bytes of calls that are received at once.
+const RECEIVED: usize = 64 << 10;
+/// Bytes of replies that are kept while more calls are there.
+const KEPT: usize = 4 << 10;
 
 /// Serves one volume to one client.
 pub struct Server<S> {
@@ -21,7 +27,7 @@ pub struct Server<S> {
 impl<S: Read + Write> Server<S> {
     /// Serves the client at the other end of `stream`.
     pub fn new(stream: S) -> Self {
-        let stream = BufReader::new(stream);
+        let stream = BufReader::with_capacity(RECEIVED, stream);
         Self { stream }
     }
 
@@ -56,22 +62,31 @@ impl<S: Read + Write> Server<S> {
     /// # Errors
     /// A call is not one of [`Client`](crate::Client), or the reply cannot be sent.
     pub fn serve(&mut self, fs: &dyn FileSystem, cx: &Cx) -> io::Result<bool> {
-        while let Some(message) = frame::receive(&mut self.stream)? {
+        let mut replies = Vec::new();
+        loop {
+            // Each sending wakes the client, which waits for the last of several calls.
+            if !replies.is_empty() && (self.stream.buffer().is_empty() || replies.len() > KEPT) {
+                self.stream.get_mut().write_all(&replies)?;
+                replies.clear();
+            }
+            let Some(message) = frame::receive(&mut self.stream)? else {
+                return Ok(false);
+            };
             let mut decoder = Decoder::new(&message);
             let invalid = |_| io::Error::from(io::ErrorKind::InvalidData);
             let call = decoder.byte().map_err(invalid)?;
             let call = Call::of_byte(call).ok_or(Malformed).map_err(invalid)?;
             if call == Call::Close {
+                self.stream.get_mut().write_all(&replies)?;
                 return Ok(true);
             }
             let mut reply = Encoder::default();
             let is_answered = answer(call, fs, cx, &mut decoder, &mut reply).map_err(invalid)?;
             decoder.end().map_err(invalid)?;
             if is_answered {
-                frame::send(self.stream.get_mut(), &reply.0)?;
+                frame::push(&mut replies, &[&reply.0])?;
             }
         }
-        Ok(false)
     }
 
     /// Reports the result of closing the volume.
@@ -157,6 +172,7 @@ fn answer(
         }
         Call::Flags => put(to, fs.flags(cx, from.ino()?), Encoder::flags),
         Call::SyncAll => put(to, fs.sync_all(cx), nothing),
+        Call::Make | Call::Give => make_or_give(call, fs, cx, from, to)?,
         Call::Close => return Err(Malformed),
     }
     Ok(true)
@@ -179,6 +195,34 @@ fn open(
     Ok(())
 }
 
+fn make_or_give(
+    call: Call,
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &mut Decoder<'_>,
+    to: &mut Encoder,
+) -> std::result::Result<(), Malformed> {
+    let ino = from.ino()?;
+    let done = match call {
+        Call::Make => {
+            let (name, cx) = (from.bytes()?, masked(cx, from.word()?));
+            from.new_file(|new| make_file(fs, &cx, ino, name, new))?
+        }
+        _ => Ok(give_attributes(fs, cx, ino, &from.given()?)),
+    };
+    put(to, done, |to, missing| {
+        to.list(&missing, Encoder::not_given);
+    });
+    Ok(())
+}
+
+fn masked(cx: &Cx, umask: u32) -> Cx {
+    Cx {
+        umask,
+        ..cx.clone()
+    }
+}
+
 fn make_name(
     call: Call,
     fs: &dyn FileSystem,
@@ -187,13 +231,15 @@ fn make_name(
     to: &mut Encoder,
 ) -> std::result::Result<(), Malformed> {
     let (dir, name) = (from.ino()?, from.bytes()?);
-    let masked = |umask| Cx {
-        umask,
-        ..cx.clone()
-    };
     let made = match call {
-        Call::Mknod => fs.mknod(&masked(from.word()?), dir, name, from.word()?, from.word()?),
-        Call::Mkdir => fs.mkdir(&masked(from.word()?), dir, name, from.word()?),
+        Call::Mknod => fs.mknod(
+            &masked(cx, from.word()?),
+            dir,
+            name,
+            from.word()?,
+            from.word()?,
+        ),
+        Call::Mkdir => fs.mkdir(&masked(cx, from.word()?), dir, name, from.word()?),
         Call::Symlink => fs.symlink(cx, dir, name, from.bytes()?),
         _ => fs.link(cx, from.ino()?, dir, name),
     };

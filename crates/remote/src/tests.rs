@@ -1,7 +1,9 @@
 use std::io::{self, Read, Write};
 
 use steadfs_base::{Corruption, DevBlock, InodeNo, Timestamp};
-use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, InodeFlags, Seek};
+use steadfs_vfs::{
+    Attr, Cx, FileKind, FileSystem, FsError, Given, GivenPart, InodeFlags, NewFile, NotGiven, Seek,
+};
 
 use crate::codec::{Decoder, Encoder};
 use crate::{Call, Client, ConnectError, frame};
@@ -225,6 +227,9 @@ fn random_replies_are_survived() {
             );
             drop(opened.seek(&cx, ino, 0, Seek::Hole));
         }
+        let later = connected(&[reply.clone()]);
+        begin(&later, b"content");
+        assert_eq!(later.made(true).len(), 1);
         drop(connected(&[reply.clone()]).seek(&cx, ino, 0, Seek::Data));
         drop(connected(&[reply.clone()]).readdir(&cx, ino, 0, &mut |_| true));
         drop(Client::connect(Script::new(&[reply])));
@@ -237,4 +242,92 @@ fn calls_have_distinct_bytes() {
         assert_eq!(Call::of_byte(call as u8), Some(call));
     }
     assert_eq!(Call::of_byte(u8::try_from(Call::ALL.len()).unwrap()), None);
+}
+
+fn made(missing: &[NotGiven]) -> Vec<u8> {
+    let mut reply = Encoder::default();
+    reply.flag(true);
+    reply.list(missing, Encoder::not_given);
+    reply.0
+}
+
+fn failed(error: &FsError) -> Vec<u8> {
+    let mut reply = Encoder::default();
+    reply.flag(false);
+    reply.error(error);
+    reply.0
+}
+
+/// Begins to make a file; its result comes later.
+fn begin(client: &Client<Script>, content: &[u8]) -> Option<Result<Vec<NotGiven>, FsError>> {
+    let given = Given::default();
+    let new = NewFile {
+        kind: FileKind::Regular,
+        rdev: 0,
+        target: b"",
+        runs: &[(0, content.to_vec())],
+        size: content.len() as u64,
+        given: &given,
+    };
+    client.make(&Cx::default(), InodeNo(2), b"name", &new)
+}
+
+#[test]
+fn later_results_come_once_and_in_order() {
+    let missing = vec![
+        (GivenPart::Xattr(3), FsError::NoSpace),
+        (GivenPart::Times, FsError::ReadOnly),
+    ];
+    let mut lookup = Encoder::default();
+    lookup.flag(true);
+    lookup.attr(&attr());
+    let replies = [
+        made(&[]),
+        failed(&FsError::NoSpace),
+        lookup.0,
+        made(&missing),
+    ];
+    let client = connected(&replies);
+    assert_eq!(begin(&client, b"a"), None);
+    assert_eq!(begin(&client, b"b"), None);
+    assert_eq!(client.made(false), []);
+    // A call that is answered at once comes after them.
+    assert!(client.lookup(&Cx::default(), InodeNo(2), b"name").is_ok());
+    assert_eq!(client.made(false), [Ok(vec![]), Err(FsError::NoSpace)]);
+    assert_eq!(begin(&client, b"c"), None);
+    assert_eq!(client.made(true), [Ok(missing)]);
+    assert_eq!(client.made(true), []);
+}
+
+#[test]
+fn each_later_call_has_a_result_when_the_connection_breaks() {
+    for files in [1, 70, 300, 1000] {
+        // The server answers five calls, and sends nonsense then.
+        let mut replies = vec![made(&[]); 5];
+        replies.push(vec![7]);
+        let client = connected(&replies);
+        let mut results = Vec::new();
+        for _ in 0..files {
+            results.extend(begin(&client, b"content"));
+            results.extend(client.made(false));
+        }
+        results.extend(client.made(true));
+        assert_eq!(results.len(), files);
+        let (good, bad) = results.split_at(5.min(files));
+        assert!(good.iter().all(|result| *result == Ok(vec![])));
+        let stops = |result: &Result<_, FsError>| result.as_ref().is_err_and(FsError::is_stop);
+        assert!(bad.iter().all(stops), "{files}");
+    }
+}
+
+#[test]
+fn few_calls_are_on_their_way() {
+    let client = connected(&vec![made(&[]); 10_000]);
+    let mut got = 0;
+    for begun in 1..=10_000 {
+        assert_eq!(begin(&client, b"c"), None);
+        got += client.made(false).len();
+        assert!(begun - got <= 256, "{begun} {got}");
+    }
+    assert_eq!(got + client.made(true).len(), 10_000);
 }

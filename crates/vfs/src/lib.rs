@@ -11,6 +11,7 @@ mod control_overlay;
 mod error;
 mod findings;
 mod inode_marks;
+mod make;
 pub mod names;
 mod new_inode;
 pub mod nokey;
@@ -34,6 +35,7 @@ pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode,
 pub use error::{FsError, Result};
 pub use findings::Findings;
 pub use inode_marks::InodeMarks;
+pub use make::{Given, GivenPart, NewFile, NotGiven, give_attributes, make_file, write_all};
 pub use new_inode::NewInode;
 pub use pending_frees::{FreeGuard, PendingFrees};
 pub use recorded::{RecordedChange, RecordedFile, RecordedInode, RecordedState};
@@ -88,6 +90,26 @@ pub trait FileSystem: Send + Sync {
     fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr>;
     /// Makes a hard link to `ino`.
     fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr>;
+    /// Makes a file with all that it has, as [`make_file`], and forgets it. `None`: it is made later, but before any call
+    /// that follows has its effect, and [`FileSystem::made`] returns the result.
+    fn make(
+        &self,
+        cx: &Cx,
+        dir: InodeNo,
+        name: &[u8],
+        new: &NewFile<'_>,
+    ) -> Option<Result<Vec<NotGiven>>> {
+        Some(make_file(self, cx, dir, name, new))
+    }
+    /// Sets attributes, as [`give_attributes`]. `None` as from [`FileSystem::make`].
+    fn give(&self, cx: &Cx, ino: InodeNo, given: &Given) -> Option<Result<Vec<NotGiven>>> {
+        Some(Ok(give_attributes(self, cx, ino, given)))
+    }
+    /// The results of calls of `make` and `give` that returned `None`, in the order of the calls, each once: those that
+    /// are known, or if `all` is set of all such calls.
+    fn made(&self, _all: bool) -> Vec<Result<Vec<NotGiven>>> {
+        Vec::new()
+    }
     /// Makes a regular file without a name (O_TMPFILE) near `dir`.
     fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr>;
     /// Removes the name of a file that is not a directory.

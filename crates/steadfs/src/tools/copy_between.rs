@@ -7,7 +7,8 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
 use super::copy_out::write_content;
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
-use super::maker::{CopyTarget, Kept, Maker, Node, Output};
+use super::maker::{CopyTarget, Dir, Kept, Maker, Node};
+use super::output::Output;
 use super::walk::{
     Entry, Held, VisitedDirs, check_depth, check_end, child, entries, resolve, resolve_parent, way,
 };
@@ -59,8 +60,11 @@ pub fn copy_between(
         path: to,
         top: true,
         source: None,
+        later: false,
     };
-    copier.tree(top, from, spot)?;
+    let copied = copier.tree(top, from, spot);
+    let settled = copier.log.settle(copier.maker.fs);
+    copied.and(settled)?;
     Ok(copier.log.report)
 }
 
@@ -92,7 +96,7 @@ fn refuse_itself(
 struct Frame<'a> {
     from: Held<'a>,
     entries: std::vec::IntoIter<Entry>,
-    to: Held<'a>,
+    to: Dir<'a>,
     paths: Lengths,
     /// It gets the attributes of its original after it is filled.
     keeps: bool,
@@ -128,8 +132,9 @@ impl<'a> Copier<'a, '_> {
             let Some(entry) = next else {
                 if frame.keeps {
                     // Last, because filling changes its times, and a default ACL would be inherited.
-                    let kept = self.kept(frame.from.attr(), &paths.source);
-                    let ino = frame.to.ino();
+                    let (fs, cx, log) = (self.source, self.cx, &mut self.log);
+                    let kept = kept(fs, cx, frame.from.attr(), &paths.source, log);
+                    let ino = frame.to.held.ino();
                     self.maker.keep(ino, kept, &paths.target, &mut self.log);
                 }
                 self.folders.leave(frame.from.ino());
@@ -138,11 +143,12 @@ impl<'a> Copier<'a, '_> {
             };
             paths.push(&entry.name);
             let spot = CopyTarget {
-                into: frame.to.ino(),
+                into: frame.to.held.ino(),
                 name: &entry.name,
                 path: &paths.target,
                 top: false,
                 source: None,
+                later: frame.to.is_free(&entry.name),
             };
             let done = self
                 .entry(&entry, frame.from.ino(), &paths, spot, depth)
@@ -187,7 +193,7 @@ impl<'a> Copier<'a, '_> {
         self.folders.check(from.ino()).on_volume(source)?;
         // Read before the copy is made, which within one volume could be an entry of its original.
         let (entries, error) = entries(self.source, self.cx, from.ino());
-        let (to, made) = self.maker.dir(&spot)?;
+        let to = self.maker.dir(&spot)?;
         if let Err(error) = error.map_or(Ok(()), Err).on_volume(source) {
             self.log.failed(error)?;
         }
@@ -196,9 +202,9 @@ impl<'a> Copier<'a, '_> {
         Ok(Frame {
             from,
             entries: entries.into_iter(),
+            keeps: to.made || self.options.preserve,
             to,
             paths: paths.lengths(),
-            keeps: made || self.options.preserve,
         })
     }
 
@@ -207,6 +213,7 @@ impl<'a> Copier<'a, '_> {
         let (attr, maker) = (from.attr(), self.maker);
         let spot = CopyTarget {
             source: self.same_volume.then(|| from.ino()),
+            later: spot.later && attr.nlink == 1,
             ..spot
         };
         self.log.begin(source, spot.path)?;
@@ -228,13 +235,18 @@ impl<'a> Copier<'a, '_> {
             }
         };
         self.log.report.files += 1;
-        if attr.nlink > 1 {
+        if let Some(made) = made.filter(|_| attr.nlink > 1) {
             self.first_names.insert(attr.ino, made);
         }
         Ok(())
     }
 
-    fn special(&mut self, attr: &Attr, source: &[u8], spot: CopyTarget<'_>) -> Result<Held<'a>> {
+    fn special(
+        &mut self,
+        attr: &Attr,
+        source: &[u8],
+        spot: CopyTarget<'_>,
+    ) -> Result<Option<Held<'a>>> {
         let target = match attr.kind {
             FileKind::Symlink => self.source.readlink(self.cx, attr.ino),
             _ => Ok(Vec::new()),
@@ -244,60 +256,52 @@ impl<'a> Copier<'a, '_> {
             rdev: attr.rdev,
             target: &target.on_volume(source)?,
         };
-        let made = self.maker.special(&node, &spot)?;
-        let kept = self.kept(attr, source);
-        self.maker.keep(made.ino(), kept, spot.path, &mut self.log);
-        Ok(made)
+        let kept = kept(self.source, self.cx, attr, source, &mut self.log);
+        self.maker.special(&node, &spot, kept, &mut self.log)
     }
 
-    fn regular(&mut self, attr: &Attr, source: &[u8], spot: CopyTarget<'_>) -> Result<Held<'a>> {
-        let mut output = Output::new(self.maker, spot);
-        let (fs, cx, log) = (self.source, self.cx, &mut self.log);
-        let copied = write_content(fs, cx, source, attr.ino, &mut |offset, bytes| {
-            output.write(offset, bytes)?;
-            log.bytes(bytes.len())
-        });
-        match copied.and_then(|_| output.finish(attr.size)) {
-            Ok(ino) => {
-                if output.keeps() {
-                    let kept = self.kept(attr, source);
-                    self.maker.keep(ino, kept, spot.path, &mut self.log);
-                }
-                match output.into_held() {
-                    Some(held) => Ok(held),
-                    None => refused(spot.path, "was not written"),
-                }
-            }
+    fn regular(
+        &mut self,
+        attr: &Attr,
+        source: &[u8],
+        spot: CopyTarget<'_>,
+    ) -> Result<Option<Held<'a>>> {
+        let (fs, cx) = (self.source, self.cx);
+        let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
+            write_content(fs, cx, source, attr.ino, &mut |offset, bytes| {
+                output.write(offset, bytes)?;
+                log.bytes(bytes.len())
+            })?;
+            Ok(attr.size)
+        };
+        let kept = |log: &mut Log<'_>| kept(fs, cx, attr, source, log);
+        self.maker.regular(spot, &mut self.log, read, kept)
+    }
+}
+
+/// The attributes that a copy keeps.
+fn kept(fs: &dyn FileSystem, cx: &Cx, attr: &Attr, path: &[u8], log: &mut Log<'_>) -> Kept {
+    let names = fs.listxattr(cx, attr.ino);
+    let names = names.unwrap_or_else(|error| {
+        log.not_kept(path, "extended attributes", &error);
+        Vec::new()
+    });
+    let mut xattrs = Vec::with_capacity(names.len());
+    for name in names {
+        match fs.getxattr(cx, attr.ino, &name) {
+            Ok(value) => xattrs.push((name, value)),
             Err(error) => {
-                output.discard();
-                Err(error)
+                let shown = format!("attribute {}", printable(&name));
+                log.not_kept(path, &shown, &error);
             }
         }
     }
-
-    fn kept(&mut self, attr: &Attr, path: &[u8]) -> Kept {
-        let names = self.source.listxattr(self.cx, attr.ino);
-        let names = names.unwrap_or_else(|error| {
-            self.log.not_kept(path, "extended attributes", &error);
-            Vec::new()
-        });
-        let mut xattrs = Vec::with_capacity(names.len());
-        for name in names {
-            match self.source.getxattr(self.cx, attr.ino, &name) {
-                Ok(value) => xattrs.push((name, value)),
-                Err(error) => {
-                    let shown = format!("attribute {}", printable(&name));
-                    self.log.not_kept(path, &shown, &error);
-                }
-            }
-        }
-        Kept {
-            kind: attr.kind,
-            perm: attr.perm,
-            uid: attr.uid,
-            gid: attr.gid,
-            times: Some((attr.atime, attr.mtime)),
-            xattrs,
-        }
+    Kept {
+        kind: attr.kind,
+        perm: attr.perm,
+        uid: attr.uid,
+        gid: attr.gid,
+        times: Some((attr.atime, attr.mtime)),
+        xattrs,
     }
 }

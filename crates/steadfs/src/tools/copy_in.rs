@@ -14,7 +14,8 @@ use steadfs_vfs::{Cx, FileKind, FileSystem};
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
 use super::folders::Folders;
 use super::host::{self, Opening, Source};
-use super::maker::{CopyTarget, Kept, Maker, Node, Output};
+use super::maker::{CopyTarget, Dir, Kept, Maker, Node};
+use super::output::Output;
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, os, refused};
 use crate::owners::OwnerRules;
@@ -62,7 +63,9 @@ pub(crate) fn copy_in_by(
     };
     let (dir, name) = target(fs, cx, to, kind)?;
     let spot = spot(&dir, &name, to);
-    copier.tree(source, from, spot)?;
+    let copied = copier.tree(source, from, spot);
+    let settled = copier.log.settle(fs);
+    copied.and(settled)?;
     Ok(copier.log.report)
 }
 
@@ -94,12 +97,13 @@ pub fn copy_stream_in(
     copier.log.begin(b"-", to)?;
     if !copier.maker.is_skipped(&spot)? {
         let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
-            let size = stream(file, Path::new("-"), output, log)?;
-            output.finish(size)
+            stream(file, Path::new("-"), output, log)
         };
-        copier.regular(spot, read, |_| kept)?;
+        let maker = copier.maker;
+        drop(maker.regular(spot, &mut copier.log, read, |_| kept)?);
         copier.log.report.files += 1;
     }
+    copier.log.settle(fs)?;
     Ok(copier.log.report)
 }
 
@@ -126,12 +130,13 @@ fn spot<'a>(dir: &Held<'_>, name: &'a [u8], path: &'a [u8]) -> CopyTarget<'a> {
         path,
         top: true,
         source: None,
+        later: false,
     }
 }
 
 /// A directory that is being filled.
 struct Frame<'a> {
-    held: Held<'a>,
+    dir: Dir<'a>,
     names: std::vec::IntoIter<Vec<u8>>,
     stat: Stat,
     paths: Lengths,
@@ -197,14 +202,14 @@ impl<'a, 'p> Copier<'a, 'p> {
                 self.around.remove(&host::id_of(&frame.stat));
                 if let Some(fd) = left.filter(|_| frame.keeps) {
                     // Last, because filling changes its times, and a default ACL would be inherited.
-                    let (stat, ino) = (frame.stat, frame.held.ino());
+                    let (stat, ino) = (frame.stat, frame.dir.held.ino());
                     self.attributes(ino, &Source { fd, stat }, &paths.target);
                 }
                 stack.pop();
                 continue;
             };
             paths.push(&name);
-            let into = frame.held.ino();
+            let into = &frame.dir;
             let done = self
                 .entry(here, &name, into, &paths, depth)
                 .and_then(|below| match below {
@@ -225,7 +230,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         &mut self,
         here: BorrowedFd<'_>,
         name: &[u8],
-        into: InodeNo,
+        into: &Dir<'_>,
         paths: &Paths,
         depth: usize,
     ) -> Result<Option<(Frame<'a>, OwnedFd)>> {
@@ -236,11 +241,12 @@ impl<'a, 'p> Copier<'a, 'p> {
         };
         let from = host::open_source(here, os(name), how).on_host(path)?;
         let spot = CopyTarget {
-            into,
+            into: into.held.ino(),
             name,
             path: &paths.target,
             top: false,
             source: None,
+            later: from.stat.st_nlink == 1 && into.is_free(name),
         };
         if kind_of(&from.stat) == FileKind::Directory {
             check_depth(depth, &paths.target)?;
@@ -273,17 +279,17 @@ impl<'a, 'p> Copier<'a, 'p> {
         if let Err(error) = error.map_or(Ok(()), Err).on_host(host_path(source)) {
             self.log.failed(error)?;
         }
-        let (held, made) = self.maker.dir(&spot)?;
+        let dir = self.maker.dir(&spot)?;
         self.log.report.files += 1;
         if self.options.follow == Follow::Always {
             self.around.insert(id);
         }
         let frame = Frame {
-            held,
+            keeps: dir.made || self.options.preserve,
+            dir,
             names: names.into_iter(),
             stat: from.stat,
             paths: paths.lengths(),
-            keeps: made || self.options.preserve,
         };
         Ok((frame, from.fd))
     }
@@ -317,13 +323,18 @@ impl<'a, 'p> Copier<'a, 'p> {
             _ => self.content(from, path, spot)?,
         };
         self.log.report.files += 1;
-        if from.stat.st_nlink > 1 {
+        if let Some(held) = held.filter(|_| from.stat.st_nlink > 1) {
             self.first_names.insert(id, held);
         }
         Ok(())
     }
 
-    fn special(&mut self, from: &Source, path: &Path, spot: CopyTarget<'_>) -> Result<Held<'a>> {
+    fn special(
+        &mut self,
+        from: &Source,
+        path: &Path,
+        spot: CopyTarget<'_>,
+    ) -> Result<Option<Held<'a>>> {
         let kind = kind_of(&from.stat);
         let target = match kind {
             FileKind::Symlink => from.link_target().on_host(path)?,
@@ -336,52 +347,29 @@ impl<'a, 'p> Copier<'a, 'p> {
             rdev: (minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12),
             target: &target,
         };
-        let held = self.maker.special(&node, &spot)?;
-        self.attributes(held.ino(), from, spot.path);
-        Ok(held)
+        let kept = kept(from, spot.path, &mut self.log);
+        self.maker.special(&node, &spot, kept, &mut self.log)
     }
 
     /// Copies a regular file, or what can be read from a device or pipe.
-    fn content(&mut self, from: &Source, path: &Path, spot: CopyTarget<'_>) -> Result<Held<'a>> {
+    fn content(
+        &mut self,
+        from: &Source,
+        path: &Path,
+        spot: CopyTarget<'_>,
+    ) -> Result<Option<Held<'a>>> {
+        let (maker, log) = (self.maker, &mut self.log);
         if kind_of(&from.stat) == FileKind::Regular {
             let even = self.options.latest.is_some();
             let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
-                let size = sparse((&from.fd, path), even, output, log)?;
-                output.finish(size)
+                sparse((from, path), even, output, log)
             };
-            return self.regular(spot, read, |log| kept(from, spot.path, log));
+            return maker.regular(spot, log, read, |log| kept(from, spot.path, log));
         }
         let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
-            let size = stream(from.fd.as_fd(), path, output, log)?;
-            output.finish(size)
+            stream(from.fd.as_fd(), path, output, log)
         };
-        self.regular(spot, read, |_| kept_of_content(&from.stat))
-    }
-
-    /// Makes a regular file of what `read` writes. On an error a new file is removed.
-    fn regular(
-        &mut self,
-        spot: CopyTarget<'_>,
-        read: impl FnOnce(&mut Output<'_, '_>, &mut Log<'_>) -> Result<InodeNo>,
-        kept: impl FnOnce(&mut Log<'_>) -> Kept,
-    ) -> Result<Held<'a>> {
-        let mut output = Output::new(self.maker, spot);
-        match read(&mut output, &mut self.log) {
-            Ok(ino) => {
-                if output.keeps() {
-                    let kept = kept(&mut self.log);
-                    self.maker.keep(ino, kept, spot.path, &mut self.log);
-                }
-                match output.into_held() {
-                    Some(held) => Ok(held),
-                    None => refused(spot.path, "was not written"),
-                }
-            }
-            Err(error) => {
-                output.discard();
-                Err(error)
-            }
-        }
+        maker.regular(spot, log, read, |_| kept_of_content(&from.stat))
     }
 
     fn attributes(&mut self, ino: InodeNo, from: &Source, target: &[u8]) {
@@ -419,15 +407,40 @@ fn kept_of_content(stat: &Stat) -> Kept {
     }
 }
 
+/// Most bytes of a file that is read without a search for holes, which has two calls for each piece of data.
+const SMALL_MAX: u64 = 64 << 10;
+
 /// Copies the content of a regular file without its holes, or if `even` without its blocks of zeros. Returns its size.
 fn sparse(
-    (file, path): (&OwnedFd, &Path),
+    (from, path): (&Source, &Path),
     even: bool,
     output: &mut Output<'_, '_>,
     log: &mut Log<'_>,
 ) -> Result<u64> {
-    let mut buffer = vec![0; CHUNK];
-    let mut at = 0;
+    let (file, mut buffer, mut at) = (&from.fd, Vec::new(), 0);
+    let mut copy = |at: u64, end: u64| {
+        let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
+        let into = room(&mut buffer, want);
+        let n = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *into, at));
+        let n = n.on_host(path)?;
+        let written = match even {
+            true => runs(&into[..n]),
+            false => iter::once(0..n).filter(|all| !all.is_empty()).collect(),
+        };
+        for run in written {
+            output.write(at + run.start as u64, &into[run])?;
+        }
+        log.bytes(n)?;
+        Ok(n as u64)
+    };
+    if let Some(size) = small_size(&from.stat, even) {
+        // A byte more, to find the end.
+        let n = copy(0, size + 1)?;
+        if n <= size {
+            return Ok(n);
+        }
+        at = n; // It has grown.
+    }
     while let Some((start, end)) = host::next_data(file, at).on_host(path)? {
         at = if even {
             start - start % HOLE_BYTES
@@ -435,26 +448,30 @@ fn sparse(
             start
         };
         while at < end {
-            let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
-            let n = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut buffer[..want], at))
-                .on_host(path)?;
+            let n = copy(at, end)?;
             if n == 0 {
                 return Ok(at); // The current end of the file.
             }
-            let written = if even {
-                runs(&buffer[..n])
-            } else {
-                iter::once(0..n).collect()
-            };
-            for run in written {
-                output.write(at + run.start as u64, &buffer[run])?;
-            }
-            at += n as u64;
-            log.bytes(n)?;
+            at += n;
         }
     }
     let size = rustix::fs::fstat(file).on_host(path)?.st_size;
     Ok(u64::try_from(size).unwrap_or(0).max(at))
+}
+
+/// The size of a small file that has no holes, or whose holes do not matter.
+fn small_size(stat: &Stat, even: bool) -> Option<u64> {
+    let size = u64::try_from(stat.st_size).ok()?;
+    let allocated = u64::try_from(stat.st_blocks).ok()?.saturating_mul(512);
+    (size <= SMALL_MAX && (even || allocated >= size)).then_some(size)
+}
+
+/// The first `len` bytes of a buffer, which grows as needed: most files are smaller than the largest piece.
+pub(super) fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
 }
 
 /// The runs of `bytes`, which begin at a multiple of [`HOLE_BYTES`], that are not zeros.

@@ -1,8 +1,11 @@
 //! Shared by all copies (into, out of and between volumes): options, error reports, paths.
 
-use steadfs_base::Timestamp;
+use std::collections::VecDeque;
 
-use super::{HostFile, Result, ToolError, push};
+use steadfs_base::Timestamp;
+use steadfs_vfs::{FileSystem, Given, GivenPart, NotGiven};
+
+use super::{At, HostFile, Result, ToolError, printable, push};
 
 /// Which symbolic links among the sources are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +136,29 @@ pub(super) struct Log<'p> {
     progress: &'p mut dyn Progress,
     pub report: Report,
     data_max: u64,
+    /// Calls whose results are not known yet.
+    later: VecDeque<Later>,
+    /// The first result of these calls after which every later file would fail, too.
+    end: Option<ToolError>,
+}
+
+/// A call whose result is not known yet.
+struct Later {
+    path: Vec<u8>,
+    /// Names of the extended attributes that it sets.
+    xattrs: Vec<Vec<u8>>,
+    /// Whether it makes the file.
+    makes: bool,
+}
+
+impl Later {
+    fn new(path: &[u8], given: &Given, makes: bool) -> Self {
+        Self {
+            path: path.to_vec(),
+            xattrs: given.xattrs.iter().map(|(name, _)| name.clone()).collect(),
+            makes,
+        }
+    }
 }
 
 impl<'p> Log<'p> {
@@ -141,6 +167,8 @@ impl<'p> Log<'p> {
             progress,
             report: Report::default(),
             data_max: u64::MAX,
+            later: VecDeque::new(),
+            end: None,
         }
     }
 
@@ -169,7 +197,10 @@ impl<'p> Log<'p> {
     }
 
     /// Fails if the copy must stop.
-    pub fn check_stopped(&self) -> Result<()> {
+    pub fn check_stopped(&mut self) -> Result<()> {
+        if let Some(error) = self.end.take() {
+            return Err(error);
+        }
         match self.progress.stopped() {
             true => Err(ToolError::Stopped),
             false => Ok(()),
@@ -184,6 +215,93 @@ impl<'p> Log<'p> {
         self.report.failed += 1;
         self.progress.problem(&error);
         Ok(())
+    }
+
+    /// Takes the result of [`FileSystem::make`], which can come later.
+    pub fn made(
+        &mut self,
+        fs: &dyn FileSystem,
+        path: &[u8],
+        given: &Given,
+        made: Option<steadfs_vfs::Result<Vec<NotGiven>>>,
+    ) -> Result<()> {
+        let call = Later::new(path, given, true);
+        match made {
+            Some(made) => {
+                let missing = made.on_volume(path)?;
+                self.not_given(&call, missing);
+            }
+            None => self.wait_for(call, fs),
+        }
+        Ok(())
+    }
+
+    /// Takes the result of [`FileSystem::give`], which can come later.
+    pub fn given(
+        &mut self,
+        fs: &dyn FileSystem,
+        path: &[u8],
+        given: &Given,
+        done: Option<steadfs_vfs::Result<Vec<NotGiven>>>,
+    ) {
+        let call = Later::new(path, given, false);
+        match done {
+            Some(done) => self.came(&call, done),
+            None => self.wait_for(call, fs),
+        }
+    }
+
+    fn wait_for(&mut self, call: Later, fs: &dyn FileSystem) {
+        self.later.push_back(call);
+        self.collect(fs, false);
+    }
+
+    /// Waits for all results.
+    ///
+    /// # Errors
+    /// One of them ends the copy.
+    pub fn settle(&mut self, fs: &dyn FileSystem) -> Result<()> {
+        self.collect(fs, true);
+        self.end.take().map_or(Ok(()), Err)
+    }
+
+    fn collect(&mut self, fs: &dyn FileSystem, all: bool) {
+        for result in fs.made(all) {
+            if let Some(call) = self.later.pop_front() {
+                self.came(&call, result);
+            }
+        }
+    }
+
+    fn came(&mut self, call: &Later, result: steadfs_vfs::Result<Vec<NotGiven>>) {
+        match result.on_volume(&call.path) {
+            Ok(missing) => self.not_given(call, missing),
+            Err(error) => {
+                // It was counted when the call began.
+                self.report.files -= u64::from(call.makes);
+                if let Err(error) = self.failed(error) {
+                    self.end.get_or_insert(error);
+                }
+            }
+        }
+    }
+
+    fn not_given(&mut self, call: &Later, missing: Vec<NotGiven>) {
+        for (part, why) in missing {
+            let what = match part {
+                GivenPart::Owner => "owner and mode".to_owned(),
+                GivenPart::Times => "time".to_owned(),
+                GivenPart::Xattr(place) => {
+                    let name = usize::try_from(place).ok();
+                    let name = name.and_then(|place| call.xattrs.get(place));
+                    format!(
+                        "attribute {}",
+                        name.map(|name| printable(name)).unwrap_or_default()
+                    )
+                }
+            };
+            self.not_kept(&call.path, &what, &why);
+        }
     }
 
     /// Reports a file that is left out by rule, which is no failure.

@@ -1,10 +1,17 @@
 //! Makes files on a volume, for the copies into one.
+//!
+//! A file whose name is not in use yet, and whose inode number is not needed, is made by one call
+//! ([`FileSystem::make`]), which the volume may answer later.
+
+use std::collections::BTreeSet;
 
 use steadfs_base::{InodeNo, Timestamp};
-use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, SetAttr, SetTime, SetXattr};
+use steadfs_vfs::{
+    Attr, Cx, FileKind, FileSystem, FsError, Given, InodeFlags, NewFile, SetAttr, SetTime,
+};
 
 use super::copying::{CopyOptions, Existing, Log};
-use super::printable;
+use super::output::Output;
 use super::walk::{Held, child, resolve};
 use super::{At, Result, refused};
 use crate::owners::{OwnerRules, Ruled};
@@ -52,7 +59,39 @@ pub(super) struct CopyTarget<'a> {
     pub top: bool,
     /// The inode of a source on the same volume, which the copy must not overwrite.
     pub source: Option<InodeNo>,
+    /// Nothing has the name, and the copy's inode number is not needed.
+    pub later: bool,
 }
+
+/// What is known of the entries of a directory when it begins to be filled.
+enum There {
+    Nothing,
+    These(BTreeSet<Vec<u8>>),
+    /// Too many to keep, or several names are one.
+    Unknown,
+}
+
+/// A directory of a volume that is being filled.
+pub(super) struct Dir<'a> {
+    pub held: Held<'a>,
+    /// Whether it was made for the copy.
+    pub made: bool,
+    there: There,
+}
+
+impl Dir<'_> {
+    /// Whether nothing had the name before the copy, which makes each name once.
+    pub fn is_free(&self, name: &[u8]) -> bool {
+        match &self.there {
+            There::Nothing => true,
+            There::These(names) => !names.contains(name),
+            There::Unknown => false,
+        }
+    }
+}
+
+/// Names of an existing directory that are kept, to find out which are free.
+const NAMES_MAX: usize = 4096;
 
 /// Makes files on `fs`.
 #[derive(Clone, Copy)]
@@ -65,23 +104,52 @@ pub(super) struct Maker<'a> {
 }
 
 impl<'a> Maker<'a> {
-    /// Makes a directory, or uses the existing one. Returns whether it was made.
-    pub fn dir(&self, spot: &CopyTarget<'_>) -> Result<(Held<'a>, bool)> {
+    /// Makes a directory, or uses the existing one.
+    pub fn dir(&self, spot: &CopyTarget<'_>) -> Result<Dir<'a>> {
         let (fs, cx) = (self.fs, self.cx);
         if spot.name.is_empty() {
-            return Ok((Held::root(fs, cx).on_volume(spot.path)?, false));
+            return Ok(self.existing(Held::root(fs, cx).on_volume(spot.path)?));
         }
         match fs.mkdir(cx, spot.into, spot.name, 0o700) {
-            Ok(attr) => Ok((Held::counted(fs, attr), true)),
+            Ok(attr) => Ok(Dir {
+                there: match attr.flags.contains(InodeFlags::CASEFOLD) {
+                    true => There::Unknown,
+                    false => There::Nothing,
+                },
+                held: Held::counted(fs, attr),
+                made: true,
+            }),
             Err(FsError::Exists) => {
                 let there = child(fs, cx, spot.into, spot.name).on_volume(spot.path)?;
                 match there.attr().kind {
-                    FileKind::Directory => Ok((there, false)),
+                    FileKind::Directory => Ok(self.existing(there)),
                     _ => refused(spot.path, "is no directory: not replaced by one"),
                 }
             }
             Err(error) => Err(error).on_volume(spot.path),
         }
+    }
+
+    fn existing(&self, held: Held<'a>) -> Dir<'a> {
+        Dir {
+            there: self.names(&held).map_or(There::Unknown, There::These),
+            held,
+            made: false,
+        }
+    }
+
+    /// The names in a directory; `None` if they are not known or too many.
+    fn names(&self, dir: &Held<'_>) -> Option<BTreeSet<Vec<u8>>> {
+        if dir.attr().flags.contains(InodeFlags::CASEFOLD) {
+            return None;
+        }
+        let mut names = BTreeSet::new();
+        let read = self.fs.readdir(self.cx, dir.ino(), 0, &mut |entry| {
+            names.insert(entry.name.to_vec());
+            names.len() <= NAMES_MAX
+        });
+        // An error is reported by the calls on the entries.
+        (read.is_ok() && names.len() <= NAMES_MAX).then_some(names)
     }
 
     fn found(&self, spot: &CopyTarget<'_>) -> Result<Option<Held<'a>>> {
@@ -94,7 +162,7 @@ impl<'a> Maker<'a> {
 
     /// Whether the copy is skipped because the target exists.
     pub fn is_skipped(&self, spot: &CopyTarget<'_>) -> Result<bool> {
-        Ok(self.options.existing == Existing::Skip && self.found(spot)?.is_some())
+        Ok(self.options.existing == Existing::Skip && !spot.later && self.found(spot)?.is_some())
     }
 
     /// Removes an existing target, if the options allow it, for a link, a special file or a further hard link.
@@ -127,10 +195,42 @@ impl<'a> Maker<'a> {
         Ok(())
     }
 
-    /// Makes a link or special file, accessible to its owner only.
-    pub fn special(&self, node: &Node<'_>, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
+    /// Makes a link or special file. Returns it if its inode number can be needed.
+    pub fn special(
+        &self,
+        node: &Node<'_>,
+        spot: &CopyTarget<'_>,
+        kept: Kept,
+        log: &mut Log<'_>,
+    ) -> Result<Option<Held<'a>>> {
+        if spot.later {
+            let given = self.given(kept, spot.path);
+            let new = NewFile {
+                kind: node.kind,
+                rdev: node.rdev,
+                target: node.target,
+                runs: &[],
+                size: 0,
+                given: &given,
+            };
+            self.make_all(&new, spot, log)?;
+            return Ok(None);
+        }
         self.clear(spot)?;
-        self.make(node, spot)
+        let made = self.make(node, spot)?;
+        self.keep(made.ino(), kept, spot.path, log);
+        Ok(Some(made))
+    }
+
+    /// Makes a file with all that it has.
+    pub fn make_all(
+        &self,
+        new: &NewFile<'_>,
+        spot: &CopyTarget<'_>,
+        log: &mut Log<'_>,
+    ) -> Result<()> {
+        let made = self.fs.make(self.cx, spot.into, spot.name, new);
+        log.made(self.fs, spot.path, new.given, made)
     }
 
     fn make(&self, node: &Node<'_>, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
@@ -153,7 +253,7 @@ impl<'a> Maker<'a> {
     }
 
     /// Makes a regular file, or uses the existing one. Returns whether it was made.
-    fn open(&self, spot: &CopyTarget<'_>) -> Result<(Held<'a>, bool)> {
+    pub fn open(&self, spot: &CopyTarget<'_>) -> Result<(Held<'a>, bool)> {
         if spot.name.is_empty() {
             return refused(spot.path, "is a directory: not replaced by a file");
         }
@@ -204,45 +304,66 @@ impl<'a> Maker<'a> {
         Ok((found, false))
     }
 
-    /// Sets owner and permissions, then extended attributes, then times: each changes those after it. A failure is
-    /// reported, and the copy stays.
-    pub fn keep(&self, ino: InodeNo, mut kept: Kept, path: &[u8], log: &mut Log<'_>) {
+    /// Gives a file its attributes. A failure is reported, and the copy stays.
+    pub fn keep(&self, ino: InodeNo, kept: Kept, path: &[u8], log: &mut Log<'_>) {
+        let given = self.given(kept, path);
+        let done = self.fs.give(self.cx, ino, &given);
+        log.given(self.fs, path, &given, done);
+    }
+
+    /// What a file gets of its original's attributes.
+    pub fn given(&self, mut kept: Kept, path: &[u8]) -> Given {
         if let Some(rules) = self.rules {
             kept.change(rules, path);
         }
-        let (fs, cx) = (self.fs, self.cx);
         let owners = self.options.owners;
         let stranger = !owners && (kept.uid, kept.gid) != (0, 0);
         let perm = super::kept_perm(kept.kind, kept.perm, stranger);
-        let set = SetAttr {
+        let owner = SetAttr {
             perm: (kept.kind != FileKind::Symlink).then_some(perm),
             uid: Some(if owners { kept.uid } else { 0 }),
             gid: Some(if owners { kept.gid } else { 0 }),
             ..SetAttr::default()
         };
-        if let Err(error) = fs.setattr(cx, ino, &set) {
-            log.not_kept(path, "owner and mode", &error);
-        }
-        for (name, value) in kept.xattrs {
-            if let Err(error) = fs.setxattr(cx, ino, &name, &value, SetXattr::Any) {
-                log.not_kept(path, &format!("attribute {}", printable(&name)), &error);
+        let times = kept.times.map(|(mut atime, mut mtime)| {
+            if let Some(latest) = self.options.latest {
+                // Reading the tree, as the last copy did, changes the times of access.
+                mtime = mtime.min(latest);
+                atime = mtime;
             }
+            SetAttr {
+                atime: Some(SetTime::At(atime)),
+                mtime: Some(SetTime::At(mtime)),
+                ..SetAttr::default()
+            }
+        });
+        Given {
+            owner,
+            xattrs: kept.xattrs,
+            times,
         }
-        let Some((mut atime, mut mtime)) = kept.times else {
-            return;
-        };
-        if let Some(latest) = self.options.latest {
-            // Reading the tree, as the last copy did, changes the times of access.
-            mtime = mtime.min(latest);
-            atime = mtime;
-        }
-        let set = SetAttr {
-            atime: Some(SetTime::At(atime)),
-            mtime: Some(SetTime::At(mtime)),
-            ..SetAttr::default()
-        };
-        if let Err(error) = fs.setattr(cx, ino, &set) {
-            log.not_kept(path, "time", &error);
+    }
+
+    /// Copies what `read` writes to a regular file, which gets the attributes `kept`. On an error a new file is removed.
+    /// Returns the file if its inode number can be needed.
+    pub fn regular(
+        &self,
+        spot: CopyTarget<'_>,
+        log: &mut Log<'_>,
+        read: impl FnOnce(&mut Output<'_, '_>, &mut Log<'_>) -> Result<u64>,
+        kept: impl FnOnce(&mut Log<'_>) -> Kept,
+    ) -> Result<Option<Held<'a>>> {
+        let mut output = Output::new(*self, spot);
+        let written = read(&mut output, log).and_then(|size| output.finish(size));
+        match written {
+            Ok(()) => {
+                let kept = output.keeps().then(|| kept(log));
+                output.end(kept, log)
+            }
+            Err(error) => {
+                output.discard();
+                Err(error)
+            }
         }
     }
 }
@@ -251,85 +372,5 @@ fn spare_source(found: &Held<'_>, spot: &CopyTarget<'_>) -> Result<()> {
     match spot.source == Some(found.ino()) {
         true => refused(spot.path, "source and target are the same file"),
         false => Ok(()),
-    }
-}
-
-/// A regular file on a volume that is being written. It is created, or the existing one truncated, after the first read,
-/// so that an unreadable source destroys no file.
-pub(super) struct Output<'a, 's> {
-    maker: Maker<'a>,
-    spot: CopyTarget<'s>,
-    /// The file, and whether it was made for this copy.
-    open: Option<(Held<'a>, bool)>,
-    end: u64,
-}
-
-impl<'a, 's> Output<'a, 's> {
-    pub fn new(maker: Maker<'a>, spot: CopyTarget<'s>) -> Self {
-        Self {
-            maker,
-            spot,
-            open: None,
-            end: 0,
-        }
-    }
-
-    fn ino(&mut self) -> Result<InodeNo> {
-        if let Some((held, _)) = &self.open {
-            return Ok(held.ino());
-        }
-        let opened = self.maker.open(&self.spot)?;
-        Ok(self.open.insert(opened).0.ino())
-    }
-
-    /// Writes all of `bytes`. A short write (a full volume, the largest file size) is continued, and the next call fails.
-    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
-        let ino = self.ino()?;
-        let Maker { fs, cx, .. } = self.maker;
-        let mut done = 0;
-        while done < bytes.len() {
-            let offset = at.saturating_add(done as u64);
-            let written = match fs.write(cx, ino, offset, &bytes[done..], false) {
-                Ok(0) => Err(FsError::NoSpace),
-                written => written,
-            };
-            done += written.on_volume(self.spot.path)?;
-        }
-        self.end = self.end.max(at.saturating_add(bytes.len() as u64));
-        Ok(())
-    }
-
-    /// Ends the file at `size`, if its data did not reach so far. Returns its inode number.
-    pub fn finish(&mut self, size: u64) -> Result<InodeNo> {
-        let ino = self.ino()?;
-        if self.end < size {
-            let set = SetAttr {
-                size: Some(size),
-                ..SetAttr::default()
-            };
-            let set = self.maker.fs.setattr(self.maker.cx, ino, &set);
-            set.on_volume(self.spot.path)?;
-        }
-        Ok(ino)
-    }
-
-    /// Whether the file gets its original's attributes.
-    pub fn keeps(&self) -> bool {
-        let made = self.open.as_ref().is_some_and(|(_, made)| *made);
-        made || self.maker.options.preserve
-    }
-
-    /// Returns the file.
-    pub fn into_held(self) -> Option<Held<'a>> {
-        self.open.map(|(held, _)| held)
-    }
-
-    /// Removes a file that was created for a failed copy. A file that existed before stays, with its current content.
-    pub fn discard(self) {
-        if let Some((_, true)) = self.open {
-            let Maker { fs, cx, .. } = self.maker;
-            // The copy's own error is the one to report.
-            let _ = fs.unlink(cx, self.spot.into, self.spot.name);
-        }
     }
 }

@@ -16,6 +16,7 @@ mod host;
 mod list;
 mod maker;
 mod names_of;
+mod output;
 mod tar_out;
 mod tree_in;
 mod walk;

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileKind, FileSystem};
 
-use super::copy_in::{HOLE_BYTES, runs};
+use super::copy_in::{HOLE_BYTES, room, runs};
 use super::copying::{CopyOptions, Log, Paths, Progress, Report};
-use super::maker::{CopyTarget, Kept, Maker, Node, Output};
+use super::maker::{CopyTarget, Dir, Kept, Maker, Node};
+use super::output::Output;
 use super::walk::Held;
 use super::{AtHost, CHUNK, Result};
 use crate::owners::OwnerRules;
@@ -38,13 +39,15 @@ pub fn tree_in(
         log: Log::new(progress),
         first_names: BTreeMap::new(),
     };
-    copier.all()?;
+    let copied = copier.all();
+    let settled = copier.log.settle(fs);
+    copied.and(settled)?;
     Ok(copier.log.report)
 }
 
 /// A directory that is being filled.
 struct Frame<'a, 't> {
-    held: Held<'a>,
+    dir: Dir<'a>,
     node: &'t tar::Node,
     entries: std::collections::btree_map::Iter<'t, Vec<u8>, usize>,
     paths: super::copying::Lengths,
@@ -70,6 +73,7 @@ impl<'a, 't> Copier<'a, 't, '_> {
             path: b"/",
             top: true,
             source: None,
+            later: false,
         };
         let mut stack = vec![self.enter(self.tree.root(), &paths, &top)?];
         let mut end = Ok(());
@@ -78,23 +82,24 @@ impl<'a, 't> Copier<'a, 't, '_> {
             // A stopped copy still finishes the directories that it is in.
             let next = end.is_ok().then(|| frame.entries.next()).flatten();
             let Some((name, &number)) = next else {
-                let is_root = frame.held.ino() == self.maker.fs.root();
+                let is_root = frame.dir.held.ino() == self.maker.fs.root();
                 if !is_root || frame.node.is_member || self.maker.rules.is_some() {
                     // Last, because filling changes its times, and a default ACL would be inherited.
-                    self.keep(frame.held.ino(), frame.node, &paths.target);
+                    self.keep(frame.dir.held.ino(), frame.node, &paths.target);
                 }
                 stack.pop();
                 continue;
             };
             paths.push(name);
+            let node = self.tree.node(number);
             let spot = CopyTarget {
-                into: frame.held.ino(),
+                into: frame.dir.held.ino(),
                 name,
                 path: &paths.target,
                 top: false,
                 source: None,
+                later: node.names == 1 && frame.dir.is_free(name),
             };
-            let node = self.tree.node(number);
             let done = match node.kind {
                 FileKind::Directory => self
                     .enter(node, &paths, &spot)
@@ -113,10 +118,10 @@ impl<'a, 't> Copier<'a, 't, '_> {
         spot: &CopyTarget<'_>,
     ) -> Result<Frame<'a, 't>> {
         self.log.begin(&paths.source, spot.path)?;
-        let (held, _) = self.maker.dir(spot)?;
+        let dir = self.maker.dir(spot)?;
         self.log.report.files += 1;
         Ok(Frame {
-            held,
+            dir,
             node,
             entries: node.entries.iter(),
             paths: paths.lengths(),
@@ -132,82 +137,78 @@ impl<'a, 't> Copier<'a, 't, '_> {
             return Ok(());
         }
         let held = match node.kind {
-            FileKind::Regular => self.regular(node, spot)?,
+            FileKind::Regular => {
+                let (maker, tree) = (self.maker, self.tree);
+                let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
+                    content(tree, node, maker.options.latest.is_some(), output, log)
+                };
+                maker.regular(spot, &mut self.log, read, |_| kept(node))?
+            }
             _ => self.special(node, &spot)?,
         };
         self.log.report.files += 1;
-        if node.names > 1 {
+        if let Some(held) = held.filter(|_| node.names > 1) {
             self.first_names.insert(number, held);
         }
         Ok(())
     }
 
-    fn special(&mut self, node: &tar::Node, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
+    fn special(&mut self, node: &tar::Node, spot: &CopyTarget<'_>) -> Result<Option<Held<'a>>> {
         let (major, minor) = node.device;
         let made = Node {
             kind: node.kind,
             rdev: (minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12),
             target: &node.target,
         };
-        let held = self.maker.special(&made, spot)?;
-        self.keep(held.ino(), node, spot.path);
-        Ok(held)
-    }
-
-    fn regular(&mut self, node: &tar::Node, spot: CopyTarget<'_>) -> Result<Held<'a>> {
-        let mut output = Output::new(self.maker, spot);
-        let held = self.content(node, &mut output).map(|ino| {
-            self.keep(ino, node, spot.path);
-        });
-        match held {
-            Ok(()) => match output.into_held() {
-                Some(held) => Ok(held),
-                None => super::refused(spot.path, "was not written"),
-            },
-            Err(error) => {
-                output.discard();
-                Err(error)
-            }
-        }
-    }
-
-    fn content(&mut self, node: &tar::Node, output: &mut Output<'_, '_>) -> Result<InodeNo> {
-        let even = self.maker.options.latest.is_some();
-        let mut buffer = vec![0; CHUNK];
-        let mut at = 0;
-        while let Some((start, end)) = node.next_data(at) {
-            at = if even {
-                start - start % HOLE_BYTES
-            } else {
-                start
-            };
-            while at < end {
-                let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
-                let n = self.tree.read_content(node, &mut buffer[..want], at);
-                let n = n.on_host(&self.tree.name)?;
-                let written = match even {
-                    true => runs(&buffer[..n]),
-                    false => std::iter::once(0..n).collect(),
-                };
-                for run in written {
-                    output.write(at + run.start as u64, &buffer[run])?;
-                }
-                at += n as u64;
-                self.log.bytes(n)?;
-            }
-        }
-        output.finish(node.size)
+        self.maker.special(&made, spot, kept(node), &mut self.log)
     }
 
     fn keep(&mut self, ino: InodeNo, node: &tar::Node, path: &[u8]) {
-        let kept = Kept {
-            kind: node.kind,
-            perm: node.perm,
-            uid: node.uid,
-            gid: node.gid,
-            times: node.times,
-            xattrs: node.xattrs.clone(),
+        self.maker.keep(ino, kept(node), path, &mut self.log);
+    }
+}
+
+/// Copies the content of a regular file. Returns its size.
+fn content(
+    tree: &TarTree,
+    node: &tar::Node,
+    even: bool,
+    output: &mut Output<'_, '_>,
+    log: &mut Log<'_>,
+) -> Result<u64> {
+    let mut buffer = Vec::new();
+    let mut at = 0;
+    while let Some((start, end)) = node.next_data(at) {
+        at = if even {
+            start - start % HOLE_BYTES
+        } else {
+            start
         };
-        self.maker.keep(ino, kept, path, &mut self.log);
+        while at < end {
+            let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
+            let n = tree.read_content(node, room(&mut buffer, want), at);
+            let n = n.on_host(&tree.name)?;
+            let written = match even {
+                true => runs(&buffer[..n]),
+                false => std::iter::once(0..n).collect(),
+            };
+            for run in written {
+                output.write(at + run.start as u64, &buffer[run])?;
+            }
+            at += n as u64;
+            log.bytes(n)?;
+        }
+    }
+    Ok(node.size)
+}
+
+fn kept(node: &tar::Node) -> Kept {
+    Kept {
+        kind: node.kind,
+        perm: node.perm,
+        uid: node.uid,
+        gid: node.gid,
+        times: node.times,
+        xattrs: node.xattrs.clone(),
     }
 }

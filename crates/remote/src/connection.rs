@@ -1,0 +1,156 @@
+//! The connection to the server, and the calls that are on their way.
+
+use std::io::{BufReader, Read, Write};
+
+use steadfs_base::InodeNo;
+use steadfs_vfs::FsError;
+
+use crate::codec::{Decoder, Encoder, Malformed};
+use crate::later::{Later, Reply};
+use crate::preview::Preview;
+use crate::{Call, frame};
+
+pub const ENDED: &str = "the process that reads the volume ended";
+pub const INVALID: &str = "the process that reads the volume sent an invalid reply";
+
+/// A connection, and what waits on it.
+pub struct Connection<S> {
+    /// Buffered, since several replies can arrive at once.
+    stream: BufReader<S>,
+    /// Why the connection is not used any more.
+    pub broken: Option<String>,
+    /// Calls without a reply, sent with the next call.
+    pub forgets: Vec<(InodeNo, u64)>,
+    /// Calls whose replies are received later.
+    pub later: Later,
+    /// The content of the file that was opened last, if it is small and nothing has changed since.
+    pub preview: Option<Preview>,
+}
+
+impl<S: Read + Write> Connection<S> {
+    /// A connection that nothing was sent on.
+    pub fn new(stream: S) -> Self {
+        Self {
+            stream: BufReader::new(stream),
+            broken: None,
+            forgets: Vec::new(),
+            later: Later::default(),
+            preview: None,
+        }
+    }
+
+    /// Makes a call. A failure ends the connection.
+    pub fn ask(&mut self, call: Call, arguments: Encoder) -> std::result::Result<Vec<u8>, String> {
+        self.if_whole(|connection| connection.exchange(call, &arguments))
+    }
+
+    /// Uses the connection unless it is broken. An error breaks it.
+    pub fn if_whole<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> std::result::Result<T, String>,
+    ) -> std::result::Result<T, String> {
+        if let Some(why) = &self.broken {
+            return Err(why.clone());
+        }
+        work(self).inspect_err(|why| self.breaks(why))
+    }
+
+    /// Ends the connection.
+    pub fn breaks(&mut self, why: &str) {
+        self.broken = Some(why.to_owned());
+        self.later.end(why);
+    }
+
+    fn exchange(
+        &mut self,
+        call: Call,
+        arguments: &Encoder,
+    ) -> std::result::Result<Vec<u8>, String> {
+        if call.changes() {
+            self.preview = None;
+        }
+        let mut frames = self.later.take_frames();
+        self.push_forgets(&mut frames)?;
+        push(&mut frames, call, arguments)?;
+        self.send(&frames)?;
+        let before = self.later.take_all_due();
+        self.receive_later(before)?;
+        self.receive()
+    }
+
+    /// Makes a call whose reply is received later.
+    pub fn begin(&mut self, call: Call, arguments: &Encoder) -> std::result::Result<(), String> {
+        self.preview = None;
+        push(self.later.add(), call, arguments)?;
+        if self.later.is_full() {
+            let due = self.later.due();
+            self.receive_later(due)?;
+            let mut frames = self.later.take_frames();
+            self.push_forgets(&mut frames)?;
+            self.send(&frames)?;
+        }
+        Ok(())
+    }
+
+    /// Receives the replies of all calls that were begun.
+    pub fn settle(&mut self) -> std::result::Result<(), String> {
+        let frames = self.later.take_frames();
+        self.send(&frames)?;
+        let due = self.later.take_all_due();
+        self.receive_later(due)
+    }
+
+    fn push_forgets(&mut self, frames: &mut Vec<u8>) -> std::result::Result<(), String> {
+        for (ino, count) in self.forgets.drain(..) {
+            let mut arguments = Encoder::default();
+            arguments.ino(ino);
+            arguments.long(count);
+            push(frames, Call::Forget, &arguments)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, frames: &[u8]) -> std::result::Result<(), String> {
+        self.stream.get_mut().write_all(frames).map_err(gone)
+    }
+
+    fn receive(&mut self) -> std::result::Result<Vec<u8>, String> {
+        let reply = frame::receive(&mut self.stream).map_err(gone)?;
+        reply.ok_or_else(|| ENDED.to_owned())
+    }
+
+    fn receive_later(&mut self, count: usize) -> std::result::Result<(), String> {
+        for got in 0..count {
+            let reply = self.receive();
+            let reply = reply.and_then(|reply| not_given(&reply).map_err(|_| INVALID.to_owned()));
+            match reply {
+                Ok(reply) => self.later.came(reply),
+                Err(why) => {
+                    let lost = (got..count).map(|_| Err(FsError::Stopped(why.clone())));
+                    lost.for_each(|lost| self.later.came(lost));
+                    return Err(why);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gone(error: std::io::Error) -> String {
+    format!("{ENDED} ({error})")
+}
+
+fn push(frames: &mut Vec<u8>, call: Call, arguments: &Encoder) -> std::result::Result<(), String> {
+    frame::push(frames, &[&[call as u8], &arguments.0]).map_err(gone)
+}
+
+/// The reply to `make` or `give`.
+fn not_given(reply: &[u8]) -> std::result::Result<Reply, Malformed> {
+    let mut decoder = Decoder::new(reply);
+    let reply = match decoder.flag()? {
+        true => Ok(decoder.list(Decoder::not_given)?),
+        false => Err(decoder.error()?),
+    };
+    decoder.end()?;
+    Ok(reply)
+}

@@ -1,0 +1,86 @@
+//! Calls whose replies the client does not wait for.
+//!
+//! **Problem.** A round trip wakes two processes, which takes longer than making a small file. **Rule.** These calls are
+//! sent in batches, and the replies of a batch are received when the one after the next is to be sent: meanwhile both
+//! processes work. What is on its way is bounded, so that neither end waits to send while the other does: the replies of
+//! [`BATCHES`] batches fit into the socket's buffer.
+
+use std::collections::VecDeque;
+
+use steadfs_vfs::{FsError, NotGiven, Result};
+
+/// Most calls of a batch.
+const CALLS_MAX: usize = 64;
+/// A batch is sent when it has this number of bytes.
+const BYTES: usize = 64 << 10;
+/// Batches that are on their way at once.
+const BATCHES: usize = 2;
+
+/// The reply to such a call.
+pub type Reply = Result<Vec<NotGiven>>;
+
+/// The calls that are collected or on their way.
+#[derive(Default)]
+pub struct Later {
+    /// Calls of each batch that was sent and is not answered, the oldest first.
+    sent: VecDeque<usize>,
+    /// Frames of the calls that are not sent yet.
+    frames: Vec<u8>,
+    /// Calls in `frames`.
+    collected: usize,
+    /// Replies that were not fetched.
+    replies: Vec<Reply>,
+}
+
+impl Later {
+    /// Where the frame of the next call goes.
+    pub fn add(&mut self) -> &mut Vec<u8> {
+        self.collected += 1;
+        &mut self.frames
+    }
+
+    /// Whether the collected calls are to be sent.
+    pub fn is_full(&self) -> bool {
+        self.collected >= CALLS_MAX || self.frames.len() >= BYTES
+    }
+
+    /// The number of replies to receive before the next batch is sent.
+    pub fn due(&mut self) -> usize {
+        match self.sent.len() >= BATCHES {
+            true => self.sent.pop_front().unwrap_or(0),
+            false => 0,
+        }
+    }
+
+    /// The frames to send.
+    pub fn take_frames(&mut self) -> Vec<u8> {
+        if self.collected > 0 {
+            self.sent.push_back(std::mem::take(&mut self.collected));
+        }
+        std::mem::take(&mut self.frames)
+    }
+
+    /// The number of replies to receive before any other.
+    pub fn take_all_due(&mut self) -> usize {
+        self.sent.drain(..).sum()
+    }
+
+    /// Keeps a reply until it is fetched.
+    pub fn came(&mut self, reply: Reply) {
+        self.replies.push(reply);
+    }
+
+    /// The replies that came.
+    pub fn take_replies(&mut self) -> Vec<Reply> {
+        std::mem::take(&mut self.replies)
+    }
+
+    /// Ends all calls without a reply, because the connection broke.
+    pub fn end(&mut self, why: &str) {
+        let lost = self.take_all_due() + std::mem::take(&mut self.collected);
+        self.frames.clear();
+        for _ in 0..lost {
+            self.came(Err(FsError::Stopped(why.to_owned())));
+        }
+    }
+}
