@@ -15,6 +15,8 @@ use crate::list::{Mutant, by_file};
 pub struct Program {
     pub path: PathBuf,
     pub folder: PathBuf,
+    /// It is one of the mutated crate's own tests, not of those that judge what survives them.
+    pub own: bool,
 }
 
 /// The instrumented tree.
@@ -62,8 +64,9 @@ pub(crate) mod mutant_switch {
 }
 "##;
 
-/// Builds in `tree`, a copy of the workspace, the tests that `packages` names (arguments of `cargo test`). `root` is the
-/// root of the mutated crate, and `unviable` are mutants that the compiler has refused before.
+/// Builds in `tree`, a copy of the workspace, the tests that `packages` names (arguments of `cargo test`), the mutated
+/// crate's own first. `root` is the root of the mutated crate, and `unviable` are mutants that the compiler has refused
+/// before.
 ///
 /// # Errors
 /// A source cannot be read or written, or does not compile for a reason other than a mutant.
@@ -124,7 +127,7 @@ fn compile(
 ) -> io::Result<BTreeSet<u32>> {
     programs.clear();
     let mut refused = BTreeSet::new();
-    for package in packages {
+    for (n, package) in packages.iter().enumerate() {
         let out = Command::new("cargo")
             .args(["test", "--no-run", "--locked", "--message-format=json"])
             .args(package)
@@ -144,7 +147,7 @@ fn compile(
                         None => other += message["message"]["rendered"].as_str().unwrap_or(""),
                     }
                 }
-                Some("compiler-artifact") => programs.extend(program(&message)),
+                Some("compiler-artifact") => programs.extend(program(&message, n == 0)),
                 _ => {}
             }
         }
@@ -183,11 +186,12 @@ fn about(tree: &Path, error: &Value) -> Option<u32> {
         .or_else(|| spans.iter().find_map(beside))
 }
 
-fn program(artifact: &Value) -> Option<Program> {
+fn program(artifact: &Value, own: bool) -> Option<Program> {
     let path = artifact["executable"].as_str()?;
     let manifest = Path::new(artifact["manifest_path"].as_str()?);
     (artifact["profile"]["test"] == true).then(|| Program {
         path: path.into(),
         folder: manifest.parent().unwrap_or(manifest).into(),
+        own,
     })
 }

@@ -40,14 +40,14 @@ pub enum End {
     Stuck,
 }
 
-/// Lists the tests of `programs`, runs each, and records what it executes; the quickest first. Tests whose names have a
-/// part of `skip`, and those that take longer than `longest`, do not judge.
+/// Lists the tests of `programs`, runs each, and records in the file `table` what it executes; the quickest first. Tests
+/// whose names have a part of `skip`, and those that take longer than `longest`, do not judge.
 ///
 /// # Errors
 /// A program cannot be started.
 pub fn tests(
     programs: &[Program],
-    state: &Path,
+    table: &Path,
     skip: &[&str],
     longest: Duration,
 ) -> io::Result<Vec<Test>> {
@@ -72,21 +72,19 @@ pub fn tests(
             }
         }
     }
-    let table = state.join("tests");
-    if !read_table(&table, programs, &mut tests)? {
-        record(&mut tests, state)?;
-        write_table(&table, &tests)?;
+    if !read_table(table, programs, &mut tests)? {
+        record(&mut tests, &table.with_extension("reached"))?;
+        write_table(table, &tests)?;
     }
     tests.retain(|test| !test.reaches.is_empty() && test.duration <= longest);
     tests.sort_by_key(|test| test.duration);
     Ok(tests)
 }
 
-/// Runs each test and records what it executes. One that fails does not judge.
-fn record(tests: &mut [Test], state: &Path) -> io::Result<()> {
-    let reached = state.join("reached");
+/// Runs each test and records what it executes, by means of the file `reached`. One that fails does not judge.
+fn record(tests: &mut [Test], reached: &Path) -> io::Result<()> {
     for test in tests {
-        std::fs::write(&reached, "")?;
+        std::fs::write(reached, "")?;
         let began = Instant::now();
         let (end, cpu) = test.run(("MUTANT_REACHED", reached.as_os_str()))?;
         if end != End::Passed {
@@ -98,7 +96,7 @@ fn record(tests: &mut [Test], state: &Path) -> io::Result<()> {
             continue;
         }
         (test.duration, test.seconds) = (began.elapsed(), cpu.as_secs() + 1);
-        let text = std::fs::read_to_string(&reached)?;
+        let text = std::fs::read_to_string(reached)?;
         test.reaches = text.lines().filter_map(|line| line.parse().ok()).collect();
     }
     Ok(())

@@ -60,10 +60,10 @@ fn main() -> io::Result<()> {
         let seed = number("MUTANTS_SEED")?.unwrap_or(1);
         mutants = list::sample(mutants, count as usize, seed);
     }
-    let results = Results::open(&args.state.join("results"))?;
+    let mut results = Results::open(&args.state.join("results"))?;
     let unviable = mutants.iter().filter(|mutant| results.is(mutant, UNVIABLE));
     let unviable = unviable.map(|mutant| mutant.id).collect();
-    let built = build::build(&args.tree, &args.root, &mutants, &args.packages, unviable)?;
+    let mut built = build::build(&args.tree, &args.root, &mutants, &args.packages, unviable)?;
     eprintln!(
         "{} mutants, {} do not compile, {} have no switch",
         mutants.len(),
@@ -72,10 +72,23 @@ fn main() -> io::Result<()> {
     );
     let skip = std::env::var("MUTANTS_SKIP").unwrap_or_default();
     let skip: Vec<_> = skip.split_whitespace().collect();
+    let (own, others): (Vec<_>, Vec<_>) = built.programs.drain(..).partition(|p| p.own);
     let longest = number("MUTANTS_LONGEST")?.map_or(Duration::MAX, Duration::from_millis);
-    let tests = judge::tests(&built.programs, &args.state, &skip, longest)?;
-    eprintln!("{} tests execute mutants", tests.len());
-    judge_all(&mutants, &built, &tests, results)
+    record_unbuilt(&mutants, &built, &mut results)?;
+    // The crate's own tests judge all mutants, those of other crates only what survives these.
+    for (name, programs, longest) in [("own", own, longest), ("others", others, Duration::MAX)] {
+        let survivors: Vec<_> = mutants.iter().filter(|m| !results.is_judged(m)).collect();
+        if survivors.is_empty() || programs.is_empty() {
+            continue;
+        }
+        let table = args.state.join(format!("tests-{name}"));
+        let tests = judge::tests(&programs, &table, &skip, longest)?;
+        let (of, count) = (survivors.len(), tests.len());
+        eprintln!("{count} tests ({name}) judge {of} mutants");
+        judge_all(&survivors, &tests, &mut results)?;
+    }
+    summary(&mutants, &results);
+    Ok(())
 }
 
 /// A number in an environment variable.
@@ -110,6 +123,13 @@ impl Results {
         known.is_some_and(|result| result.starts_with(kind))
     }
 
+    /// Whether no test has to judge a mutant again.
+    fn is_judged(&self, mutant: &Mutant) -> bool {
+        [KILLED, UNVIABLE, UNPLACED]
+            .iter()
+            .any(|kind| self.is(mutant, kind))
+    }
+
     fn record(&mut self, mutant: &Mutant, result: String) -> io::Result<()> {
         writeln!(self.file, "{}\t{result}", mutant.name)?;
         self.known.insert(mutant.name.clone(), result);
@@ -117,13 +137,8 @@ impl Results {
     }
 }
 
-/// Judges the mutants without a result and those that survived, and prints the summary.
-fn judge_all(
-    mutants: &[Mutant],
-    built: &Built,
-    tests: &[Test],
-    mut results: Results,
-) -> io::Result<()> {
+/// Records the mutants that no test can judge.
+fn record_unbuilt(mutants: &[Mutant], built: &Built, results: &mut Results) -> io::Result<()> {
     for mutant in mutants {
         if built.unviable.contains(&mutant.id) {
             results.record(mutant, UNVIABLE.to_owned())?;
@@ -131,15 +146,15 @@ fn judge_all(
             results.record(mutant, UNPLACED.to_owned())?;
         }
     }
+    Ok(())
+}
+
+/// Judges these mutants, all by the quick tests first, and records the results.
+fn judge_all(mutants: &[&Mutant], tests: &[Test], results: &mut Results) -> io::Result<()> {
     let (quick, slow) = tests.split_at(tests.len() * 3 / 4);
-    let judged = |results: &Results, mutant: &Mutant| {
-        [KILLED, UNVIABLE, UNPLACED]
-            .iter()
-            .any(|kind| results.is(mutant, kind))
-    };
     for tests in [quick, slow] {
         for mutant in mutants {
-            if !judged(&results, mutant)
+            if !results.is_judged(mutant)
                 && let Some(result) = judge_one(mutant, tests)?
             {
                 results.record(mutant, result)?;
@@ -147,14 +162,13 @@ fn judge_all(
         }
     }
     for mutant in mutants {
-        if !judged(&results, mutant) {
+        if !results.is_judged(mutant) {
             let reach = tests
                 .iter()
                 .filter(|test| test.reaches.contains(&mutant.id));
             results.record(mutant, format!("{SURVIVED} {} tests", reach.count()))?;
         }
     }
-    summary(mutants, &results);
     Ok(())
 }
 

@@ -37,16 +37,29 @@ fn assert_clean(report: &Report) {
     }
 }
 
-/// Number of distinct images: `CRASH_IMAGES`, for longer runs, or `otherwise`.
-fn images(otherwise: usize) -> usize {
+/// Number of distinct images, if `CRASH_IMAGES` sets none.
+const USUAL_IMAGES: usize = 20_000;
+
+/// Number of distinct images: `CRASH_IMAGES`, for longer runs or short ones that judge a mutant.
+fn images() -> usize {
     let asked = std::env::var("CRASH_IMAGES").ok();
-    asked.and_then(|n| n.parse().ok()).unwrap_or(otherwise)
+    asked.and_then(|n| n.parse().ok()).unwrap_or(USUAL_IMAGES)
+}
+
+/// What a run has at least, if one of the usual length has `usual`.
+fn at_least(usual: u64) -> u64 {
+    usual * images() as u64 / USUAL_IMAGES as u64
+}
+
+/// Programs of each subject: one for `each` images.
+fn rounds(each: usize) -> usize {
+    images().div_ceil(each)
 }
 
 #[test]
 fn f2fs_survives_twenty_thousand_power_cuts() {
     let out = cases("sweep");
-    let budget = images(20_000);
+    let budget = images();
     let options = Options {
         budget,
         ..Options::new(out)
@@ -55,19 +68,27 @@ fn f2fs_survives_twenty_thousand_power_cuts() {
     assert_clean(&report);
     let stats = &report.stats;
     assert!(stats.distinct.len() >= budget, "{stats:?}");
-    assert!(stats.rolled > 100, "{} files rolled forward", stats.rolled);
     assert!(
-        stats.retried > 200,
+        stats.rolled > at_least(100),
+        "{} files rolled forward",
+        stats.rolled
+    );
+    assert!(
+        stats.retried > at_least(200),
         "{} recoveries after errors",
         stats.retried
     );
-    assert!(stats.nested > 10, "{} crashes of recoveries", stats.nested);
+    assert!(
+        stats.nested > at_least(10),
+        "{} crashes of recoveries",
+        stats.nested
+    );
     assert_eq!(
         stats.checked, stats.recoveries,
         "our checker judges every image"
     );
     assert!(
-        stats.by_tool > 3,
+        stats.by_tool > at_least(3),
         "{} images judged by fsck.f2fs",
         stats.by_tool
     );
@@ -78,7 +99,7 @@ fn f2fs_survives_twenty_thousand_power_cuts() {
         ("f2fs-urgent-lfs", f2fs::CLEANED),
     ] {
         let count = stats.work_of(subject, what);
-        assert!(count > 20, "{subject}: {count} {what}");
+        assert!(count > at_least(20), "{subject}: {count} {what}");
     }
 }
 
@@ -171,12 +192,16 @@ fn explore_programs(out: &Path, rounds: usize, make: fn(u64) -> Program) -> (Vec
 /// never prevent the recovery of the synced file.
 #[test]
 fn a_file_clustered_with_an_fsync_survives_whole() {
-    let (subjects, stats) = explore_programs(&cases("along"), images(20_000) / 4_000, late_fsyncs);
+    let (subjects, stats) = explore_programs(&cases("along"), rounds(4_000), late_fsyncs);
     let along = |name: &str| stats.work_of(name, f2fs::CLUSTERED);
     assert!(along("f2fs-plain") > 0, "{:?}", stats.work);
     assert_eq!(along("f2fs-fastboot") + along("f2fs-two-logs"), 0);
     let all: u64 = subjects.iter().map(|name| along(name)).sum();
-    assert!(all > 20 && stats.rolled > 100, "{all}, {}", stats.rolled);
+    let rolled = stats.rolled;
+    assert!(
+        all > at_least(20) && rolled > at_least(100),
+        "{all}, {rolled}"
+    );
 }
 
 /// Several tasks append to files of their own, or write behind holes so that chains have several nodes, and call fsync
@@ -213,12 +238,15 @@ fn concurrent_fsyncs(seed: u64) -> Program {
 /// fsyncs that share a FLUSH are durable when they return; a crash leaves a prefix of the node log.
 #[test]
 fn concurrent_fsyncs_survive_as_a_group() {
-    let (subjects, stats) =
-        explore_programs(&cases("groups"), images(20_000) / 10_000, concurrent_fsyncs);
+    let (subjects, stats) = explore_programs(&cases("groups"), rounds(10_000), concurrent_fsyncs);
     let grouped = |name: &str| stats.work_of(name, f2fs::GROUPED);
     assert_eq!(grouped("f2fs-fastboot") + grouped("f2fs-two-logs"), 0);
     let all: u64 = subjects.iter().map(|name| grouped(name)).sum();
-    assert!(all > 100 && stats.rolled > 100, "{all}, {}", stats.rolled);
+    let rolled = stats.rolled;
+    assert!(
+        all > at_least(100) && rolled > at_least(100),
+        "{all}, {rolled}"
+    );
 }
 
 #[test]
@@ -309,7 +337,7 @@ fn a_cut_recovery_never_links_a_torn_chain() {
 fn with_faults(trial: Trial, faults: usize, out: PathBuf) -> Options {
     Options {
         trial,
-        budget: images(20_000) / 20,
+        budget: images().div_ceil(20),
         effort: Effort {
             faults,
             cuts: 3,
@@ -328,7 +356,10 @@ fn f2fs_survives_a_failing_device() {
     let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
     assert_clean(&report);
     let stats = &report.stats;
-    assert!(stats.with_faults > 100 && stats.stopped > 10, "{stats:?}");
+    assert!(
+        stats.with_faults > at_least(100) && stats.stopped > at_least(10),
+        "{stats:?}"
+    );
     assert!(stats.undecided * 20 < stats.with_faults, "{stats:?}");
 }
 
@@ -340,7 +371,7 @@ fn f2fs_survives_a_full_volume() {
     let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
     assert_clean(&report);
     let stats = &report.stats;
-    assert!(stats.with_faults > 10, "{stats:?}");
+    assert!(stats.with_faults > at_least(10), "{stats:?}");
 }
 
 /// With a failing device and GC, too.
