@@ -18,6 +18,7 @@ use steadfs_f2fs_format::test_support::tree::{MATRIX, make_tree};
 mod background;
 mod batching;
 mod boost;
+mod chains;
 mod checkpoint_disable;
 mod checkpoints;
 mod corrupt;

@@ -81,7 +81,7 @@ fn content(inode: &Inode, block: u64) -> Buf {
 }
 
 /// Writes a block's data and maps it.
-fn write_block(fs: &F2fs, inode: &Inode, block: u64) {
+pub(super) fn write_block(fs: &F2fs, inode: &Inode, block: u64) {
     let tag = IoTag::default();
     let run = fs
         .segments()
@@ -99,7 +99,7 @@ fn write_block(fs: &F2fs, inode: &Inode, block: u64) {
         .unwrap();
 }
 
-fn check_file(fs: &F2fs, name: &[u8], blocks: u64) {
+pub(super) fn check_file(fs: &F2fs, name: &[u8], blocks: u64) {
     let cx = Cx::default();
     let attr = fs.lookup(&cx, fs.root(), name).unwrap();
     assert_eq!(attr.size, blocks * BLOCK_SIZE as u64);
@@ -169,7 +169,7 @@ fn write_block_again(fs: &F2fs, inode: &Inode, block: u64) {
 }
 
 /// A file's chain, if the file is dirty.
-fn chain_of<'f>(fs: &'f F2fs, inode: &'f Inode, barrier: Barrier) -> Option<Chain<'f>> {
+pub(super) fn chain_of<'f>(fs: &'f F2fs, inode: &'f Inode, barrier: Barrier) -> Option<Chain<'f>> {
     let by = ChainUse {
         barrier,
         caller: None,
