@@ -32,6 +32,7 @@ mod merging;
 mod mounting;
 mod nodes;
 mod read_ahead;
+mod roll_forward;
 mod slow;
 mod triggers;
 
