@@ -31,6 +31,7 @@ mod hostile_writes;
 mod merging;
 mod mounting;
 mod nodes;
+mod placing;
 mod read_ahead;
 mod roll_forward;
 mod slow;

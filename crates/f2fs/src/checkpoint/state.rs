@@ -343,3 +343,50 @@ impl Checkpoints {
         self.last_steps.lock().clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use steadfs_block::{Queue, QueueOptions};
+    use steadfs_rt::{sim, sleep, spawn};
+
+    use super::*;
+    use crate::format::{FormatOptions, image};
+
+    /// The task that writes a checkpoint panics: its waiters end with the cause of the abort.
+    #[test]
+    fn waiters_end_when_the_checkpoint_unwinds() {
+        sim::run(sim::Config::new(1), || {
+            let device = image(64 << 20, &FormatOptions::default()).unwrap();
+            let queue = Queue::new(device, QueueOptions::default());
+            let layout = crate::read_superblock(&queue).unwrap().layout().clone();
+            let current = crate::checkpoint::load(&queue, &layout).unwrap();
+            let last = current.checkpoint;
+            let next = Checkpoint {
+                version: last.version + 1,
+                ..last.clone()
+            };
+            let checkpoints = Arc::new(Checkpoints::new(last, current.pack));
+            checkpoints.begin(&next);
+            let has_aborted = Arc::new(AtomicBool::new(false));
+            let waiter = spawn("waiter", {
+                let (checkpoints, has_aborted) =
+                    (Arc::clone(&checkpoints), Arc::clone(&has_aborted));
+                move || {
+                    let cause = || {
+                        has_aborted
+                            .load(Ordering::Acquire)
+                            .then(|| "a panic".to_owned())
+                    };
+                    checkpoints.wait_durable(next.version, cause)
+                }
+            });
+            sleep(Duration::from_millis(1));
+            has_aborted.store(true, Ordering::Release);
+            checkpoints.notify_unwinding();
+            assert_eq!(waiter.join(), Err(FsError::Stopped("a panic".to_owned())));
+        });
+    }
+}
