@@ -1,6 +1,7 @@
 //! The segment manager compared with a model that knows every block.
 
 mod bg_victims;
+mod disabled;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

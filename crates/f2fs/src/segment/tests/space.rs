@@ -3,14 +3,14 @@
 use super::*;
 use crate::disk::SEGMENT_BLOCKS;
 
-const OWNER: Owner = Owner {
+pub(super) const OWNER: Owner = Owner {
     nid: Nid(4),
     version: 0,
     slot: 0,
 };
 
 /// Allocates up to this number of data blocks and makes them valid.
-fn fill(volume: &Volume, blocks: usize) -> Vec<BlockAddr> {
+pub(super) fn fill(volume: &Volume, blocks: usize) -> Vec<BlockAddr> {
     let mut filled = Vec::new();
     while filled.len() < blocks {
         let want = (blocks - filled.len()) as u32;
@@ -26,7 +26,7 @@ fn fill(volume: &Volume, blocks: usize) -> Vec<BlockAddr> {
     filled
 }
 
-fn invalidate(volume: &Volume, blocks: &[BlockAddr]) {
+pub(super) fn invalidate(volume: &Volume, blocks: &[BlockAddr]) {
     for addr in blocks {
         volume.segments.invalidate(*addr, BlockKind::Data).unwrap();
     }
