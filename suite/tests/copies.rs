@@ -37,6 +37,9 @@ mod partitions;
 #[path = "copies/tar.rs"]
 mod tar;
 
+#[path = "copies/tree.rs"]
+mod tree;
+
 const MIB: u64 = 1 << 20;
 const SIGPIPE: i32 = 13;
 

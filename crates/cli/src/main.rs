@@ -44,6 +44,7 @@ mod source;
 mod stat;
 mod stop;
 mod tar;
+mod tree;
 mod trees;
 mod tune;
 mod umount;
@@ -180,6 +181,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Stat(args) => stat::run(&args),
         Command::Find(args) => find::run(&args),
         Command::Du(args) => du::run(&args),
+        Command::Tree(args) => tree::run(&args),
         Command::Mkdir(args) => edit::mkdir(&args),
         Command::Rmdir(args) => edit::rmdir(&args),
         Command::Rm(args) => edit::rm(&args),

@@ -10,13 +10,13 @@ mod format;
 pub mod offline;
 mod owners;
 mod tar;
-mod trees;
+pub mod trees;
 
 pub use format::Format;
 pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Stat};
 pub use owners::Owners;
 pub use tar::Tar;
-pub use trees::{Du, Find};
+pub use trees::{Du, Find, Tree};
 
 /// ext2, ext3, ext4 and f2fs volumes in user space: mount them, or read and write them without a mount.
 #[derive(Debug, Parser)]
@@ -57,6 +57,7 @@ pub enum Command {
     Stat(Stat),
     Find(Find),
     Du(Du),
+    Tree(Tree),
     Mkdir(edit::Mkdir),
     Rmdir(edit::Rmdir),
     Rm(edit::Rm),

@@ -1,4 +1,4 @@
-//! Arguments of `find` and `du`. Names and letters are those of findutils and coreutils.
+//! Arguments of `find`, `du` and `tree`. Names and letters are those of findutils, coreutils and tree(1).
 
 use std::ffi::OsString;
 
@@ -77,6 +77,82 @@ pub struct Du {
     help: Option<bool>,
     #[command(flatten)]
     pub open: Open,
+}
+
+/// Show a tree of files on a volume.
+///
+/// The form is that of tree(1). Names are sorted by their bytes and escaped as by ls; names of users and groups are those
+/// in the volume's /etc/passwd and /etc/group. Links are shown, not followed.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Tree {
+    /// IMAGE or IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE[:/PATH]")]
+    pub places: Vec<OsString>,
+    /// Also names that begin with a dot.
+    #[arg(short)]
+    pub all: bool,
+    /// Only directories.
+    #[arg(short)]
+    pub directories: bool,
+    /// Deepest level.
+    #[arg(short = 'L', value_name = "N", value_parser = level)]
+    pub level: Option<usize>,
+    /// Whole paths, not only names.
+    #[arg(short)]
+    pub full_path: bool,
+    /// No lines in front of names.
+    #[arg(short = 'i')]
+    pub no_indent: bool,
+    /// Type and permissions.
+    #[arg(short)]
+    pub permissions: bool,
+    /// Owner.
+    #[arg(short)]
+    pub user: bool,
+    /// Group.
+    #[arg(short)]
+    pub group: bool,
+    /// Size in bytes.
+    #[arg(short)]
+    pub size: bool,
+    /// Size with K, M, G; powers of 1024.
+    #[arg(short)]
+    pub human: bool,
+    /// Without the number of files at the end.
+    #[arg(long = "noreport")]
+    pub no_report: bool,
+    /// The characters of lines: utf-8 or ascii.
+    #[arg(long, value_name = "NAME", default_value = "utf-8", value_parser = charset)]
+    pub charset: Charset,
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// The characters of a tree's lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charset {
+    Utf8,
+    Ascii,
+}
+
+fn charset(text: &str) -> Result<Charset, &'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "utf-8" | "utf8" => Ok(Charset::Utf8),
+        "ascii" | "us-ascii" => Ok(Charset::Ascii),
+        _ => Err("needs utf-8 or ascii"),
+    }
+}
+
+/// A level of a tree, from 1 on.
+fn level(text: &str) -> Result<usize, &'static str> {
+    match super::number(text) {
+        Ok(0) => Err("needs a number above 0"),
+        level => level,
+    }
 }
 
 /// The options for units, of which the last one counts; clap's derived fields lose their order.

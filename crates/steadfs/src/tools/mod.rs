@@ -18,6 +18,7 @@ mod maker;
 mod names_of;
 mod output;
 mod tar_out;
+mod tree;
 mod tree_in;
 mod walk;
 mod walker;
@@ -39,12 +40,14 @@ pub use du::{DuOptions, Unit, Usage};
 pub use glob::{glob, is_pattern, matches};
 pub(crate) use host::is_readable;
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
+pub use names_of::Accounts;
 pub use steadfs_vfs::names::{printable, printable_json, printable_text};
 pub use tar_out::tar_out;
+pub use tree::{Branch, Branches, TreeCount, TreeOptions, tree};
 pub(crate) use tree_in::tree_in;
 pub(crate) use walk::DEPTH_MAX;
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
-pub use walker::{Visited, Visitor, visit};
+pub use walker::{Unreadable, Visited, Visitor, visit};
 
 /// The error of a tool, with the path.
 #[derive(Debug, thiserror::Error)]

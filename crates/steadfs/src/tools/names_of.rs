@@ -8,12 +8,13 @@ use super::edit::owner::{GROUPS, USERS, number_of, text_of};
 
 /// The volume's names; none without these files.
 #[derive(Default)]
-pub(super) struct Accounts {
+pub struct Accounts {
     users: BTreeMap<u32, Vec<u8>>,
     groups: BTreeMap<u32, Vec<u8>>,
 }
 
 impl Accounts {
+    /// Reads them.
     pub fn of(fs: &dyn FileSystem, cx: &Cx) -> Self {
         let names = |file| names(&text_of(fs, cx, file).unwrap_or_default());
         Self {
@@ -22,10 +23,12 @@ impl Accounts {
         }
     }
 
+    /// The name of a user.
     pub fn user(&self, uid: u32) -> Option<&[u8]> {
         self.users.get(&uid).map(|name| &name[..])
     }
 
+    /// The name of a group.
     pub fn group(&self, gid: u32) -> Option<&[u8]> {
         self.groups.get(&gid).map(|name| &name[..])
     }

@@ -89,9 +89,14 @@ impl Entries {
         self.error = read.err().or(bad).or(self.error.take());
     }
 
-    /// All of them, sorted by name.
-    fn sorted(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Self {
+    /// Those that are wanted, sorted by name.
+    fn sorted(
+        (fs, cx): (&dyn FileSystem, &Cx),
+        dir: InodeNo,
+        wanted: impl FnMut(&Entry) -> bool,
+    ) -> Self {
         let (mut all, error) = entries(fs, cx, dir);
+        all.retain(wanted);
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Self {
             dir,
@@ -117,8 +122,26 @@ pub struct Visited<'v> {
     pub is_last: bool,
 }
 
+/// An entry of which the file cannot be read.
+pub struct Unreadable<'v> {
+    /// Its path.
+    pub path: &'v [u8],
+    /// Its name.
+    pub name: &'v [u8],
+    /// As of [`Visited`].
+    pub depth: usize,
+    /// As of [`Visited`].
+    pub is_last: bool,
+    /// The reason.
+    pub error: ToolError,
+}
+
 /// Is called for each file of a tree.
 pub trait Visitor {
+    /// Whether an entry of the directory at this path is visited; asked in sorted walks only.
+    fn is_wanted(&mut self, _dir: &[u8], _entry: &Entry) -> bool {
+        true
+    }
     /// A file, a directory before its entries. Returns whether the entries of a directory are visited.
     ///
     /// # Errors
@@ -136,6 +159,13 @@ pub trait Visitor {
     /// # Errors
     /// End the walk.
     fn problem(&mut self, error: ToolError) -> Result<()>;
+    /// A file could not be read.
+    ///
+    /// # Errors
+    /// End the walk.
+    fn unreadable(&mut self, file: Unreadable<'_>) -> Result<()> {
+        self.problem(file.error)
+    }
 }
 
 struct Level<'a> {
@@ -198,7 +228,11 @@ impl<'a> Walk<'a, '_> {
         let checked = check_depth(self.levels.len(), &self.path)
             .and_then(|()| self.visited.add(held.ino()).on_volume(&self.path));
         let entries = match checked {
-            Ok(()) if descends && self.sorted => Entries::sorted(self.fs, self.cx, held.ino()),
+            Ok(()) if descends && self.sorted => {
+                let (visitor, path) = (&mut *self.visitor, &self.path[..]);
+                let wanted = |entry: &Entry| visitor.is_wanted(path, entry);
+                Entries::sorted((self.fs, self.cx), held.ino(), wanted)
+            }
             Ok(()) if descends => Entries::of(held.ino()),
             Ok(()) => Entries::none(held.ino()),
             Err(error) => {
@@ -227,7 +261,13 @@ impl<'a> Walk<'a, '_> {
                     let name = self.path.len() - entry.name.len();
                     match child(self.fs, self.cx, dir, &entry.name).on_volume(&self.path) {
                         Ok(held) => self.enter(held, name, is_last)?,
-                        Err(error) => self.visitor.problem(error)?,
+                        Err(error) => self.visitor.unreadable(Unreadable {
+                            path: &self.path,
+                            name: &self.path[name..],
+                            depth: self.levels.len(),
+                            is_last,
+                            error,
+                        })?,
                     }
                 }
                 Some(Err(source)) => {
