@@ -35,7 +35,7 @@ pub fn rules(owners: &Owners, filled: bool) -> Result<Option<Arc<OwnerRules>>, F
     if let Some(path) = &owners.fs_config {
         read(path, |text| rules.add_fs_config(text))?;
     }
-    if let Some(path) = &owners.file_contexts {
+    for path in &owners.file_contexts {
         read(path, |text| rules.add_file_contexts(text))?;
     }
     Ok(Some(Arc::new(rules)))

@@ -14,14 +14,14 @@ use steadfs_base::Timestamp;
 use steadfs_block::{OpenOptions, SyncFileDevice};
 use steadfs_ext4::CacheSizes;
 use steadfs_rt::sim;
-use steadfs_vfs::{FileSystem, FsError, SetAttr};
+use steadfs_vfs::{FileKind, FileSystem, FsError, SetAttr, SetXattr};
 
 use crate::nbd::is_uri;
 use crate::owners::OwnerRules;
 use crate::probe::failed;
 use crate::tar::TarTree;
 use crate::tools::{
-    CopyOptions, Existing, Progress, Report, ToolError, copy_in_by, owner_cx, tree_in,
+    CopyOptions, Existing, Progress, Report, ToolError, child, copy_in_by, owner_cx, tree_in,
 };
 use crate::{Error, Options, Volume};
 
@@ -216,8 +216,28 @@ pub fn fill_open(
         FillSource::Directory(from) => copy_in_by(fs, &cx, from, b"/", how_to, progress)?,
         FillSource::Archive(tree) => tree_in(fs, &cx, tree, how_to, progress)?,
     };
-    set_root(fs, how).map_err(|error| failed(path, error))?;
+    label_lost_found(fs, how)
+        .and_then(|()| set_root(fs, how))
+        .map_err(|error| failed(path, error))?;
     Ok(report)
+}
+
+/// Gives the directory `lost+found` that formatting made its label. As with e2fsdroid it keeps its owner and mode.
+fn label_lost_found(fs: &dyn FileSystem, how: &Fill) -> steadfs_vfs::Result<()> {
+    const NAME: &[u8] = b"lost+found";
+    let rules = how.rules.as_deref();
+    let label = rules.and_then(|rules| rules.label_at(NAME, FileKind::Directory));
+    let Some((attribute, label)) = label else {
+        return Ok(());
+    };
+    let cx = owner_cx();
+    match child(fs, &cx, fs.root(), NAME) {
+        Ok(found) if found.attr().kind == FileKind::Directory => {
+            fs.setxattr(&cx, found.ino(), attribute, label, SetXattr::Any)
+        }
+        Ok(_) | Err(FsError::NotFound) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Sets the requested owner and permissions of the root directory, which the copy took from the source.

@@ -1,16 +1,21 @@
 //! Owners, modes and labels that the files of a new volume get in place of their own.
 //!
-//! **Rules, in this order.** `owner` gives all files one owner or group; else `map` replaces numbers. Then the entry of a
-//! list in Android's format fs_config gives owner, mode and capabilities to the file with exactly its path. Last, the
+//! **Rules, in this order.** `owner` gives all files one owner or group; else `map` replaces numbers. Then the last entry
+//! of a list in Android's format fs_config gives owner, mode and capabilities to the file with exactly its path. Last, the
 //! last line of a list in SELinux's format file_contexts that matches gives the label; of lines without special characters
-//! the last one goes before all others, as in libselinux. Lines match whole paths.
+//! the last one goes before all others, as in libselinux.
+//!
+//! A pattern is anchored as there: `^` before it and `$` behind it, without a group. So `/a|/b` matches what begins with
+//! `/a` and what ends in `/b`; and if the first of several directories in a pattern has no special characters, the line is
+//! only about files below that directory. Patterns match bytes.
 //!
 //! Both lists name files by their path where the volume will be mounted, for which [`OwnerRules::set_prefix`] is put before
-//! the path on the volume. Files that no line has keep what they have.
+//! the path on the volume. Files that no line has keep what they have, where e2fsdroid fails. fs_config also names the
+//! root, and may have comments and empty lines, which libcutils has not.
 
 use std::collections::BTreeMap;
 
-use regex_lite::Regex;
+use regex_lite::{Regex, RegexBuilder};
 use steadfs_vfs::FileKind;
 
 use crate::tools::printable;
@@ -21,6 +26,9 @@ const CAPABILITY: &[u8] = b"security.capability";
 /// Version 2 of file capabilities, with the effective flag (`VFS_CAP_REVISION_2`, `VFS_CAP_FLAGS_EFFECTIVE`).
 const CAPABILITY_VERSION: u32 = 0x0200_0001;
 
+/// The first bytes of a list that sefcontext_compile(8) made.
+const COMPILED: [u8; 4] = 0xf97c_ff8a_u32.to_le_bytes();
+
 /// The rules.
 #[derive(Debug, Default)]
 pub struct OwnerRules {
@@ -30,6 +38,7 @@ pub struct OwnerRules {
     configs: BTreeMap<Vec<u8>, Config>,
     /// Labels of exact paths, by the type's bits of a mode if it is for one type.
     exact: BTreeMap<(Vec<u8>, Option<u32>), Exact>,
+    exact_lines: usize,
     /// Labels of patterns, in the order of their lines.
     patterns: Vec<Pattern>,
 }
@@ -46,6 +55,7 @@ struct Config {
 /// A line of file_contexts without special characters.
 #[derive(Debug)]
 struct Exact {
+    /// Its number among all such lines.
     line: usize,
     label: Option<Vec<u8>>,
 }
@@ -139,6 +149,7 @@ impl OwnerRules {
             while let Some(more) = word() {
                 if let Some(text) = more.strip_prefix("capabilities=") {
                     config.capabilities = capabilities(text).ok_or_else(fail)?;
+                    break;
                 }
             }
             let path = path.strip_prefix(b"/").unwrap_or(path);
@@ -148,18 +159,23 @@ impl OwnerRules {
         Ok(())
     }
 
-    /// Adds the lines of a list in format file_contexts: `REGEX [TYPE] LABEL`.
+    /// Adds the lines of a list in format file_contexts: `REGEX [TYPE] LABEL`; what follows is ignored. Lines of a list
+    /// that is added later go before those of an earlier one.
     ///
     /// # Errors
     /// The line that is wrong.
     pub fn add_file_contexts(&mut self, text: &[u8]) -> Result<(), String> {
+        if text.starts_with(&COMPILED) {
+            let why = "is compiled (sefcontext_compile): give the text that it was made of";
+            return Err(why.to_owned());
+        }
         for (number, line) in lines(text) {
             let fail = |why: &dyn std::fmt::Display| format!("line {number}: {why}");
-            let line = std::str::from_utf8(line).map_err(|error| fail(&error))?;
-            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            let words = line.split(|b| b.is_ascii_whitespace());
+            let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();
             let (path, kind, label) = match words[..] {
                 [path, label] => (path, None, label),
-                [path, kind, label] => {
+                [path, kind, label, ..] => {
                     let kind = kind_of(kind)
                         .ok_or_else(|| fail(&"its type is not one of -- -d -l -b -c -p -s"))?;
                     (path, Some(kind), label)
@@ -167,19 +183,22 @@ impl OwnerRules {
                 _ => return Err(fail(&"needs REGEX [TYPE] LABEL")),
             };
             // The kernel's labels end with a 0, as setfilecon(3) writes them.
-            let label = (label != "<<none>>").then(|| [label.as_bytes(), b"\0"].concat());
+            let label = (label != b"<<none>>").then(|| [label, b"\0"].concat());
             match plain(path) {
                 (path, true) => {
                     let kind = kind.map(FileKind::mode_bits);
+                    self.exact_lines += 1;
                     let exact = Exact {
-                        line: number,
+                        line: self.exact_lines,
                         label,
                     };
                     self.exact.insert((path, kind), exact);
                 }
                 (stem, false) => {
-                    let regex =
-                        Regex::new(&format!("(?s)^(?:{path})$")).map_err(|error| fail(&error))?;
+                    let regex = RegexBuilder::new(&format!("^{}$", characters(path)))
+                        .dot_matches_new_line(true)
+                        .build()
+                        .map_err(|error| fail(&error))?;
                     self.patterns.push(Pattern {
                         stem,
                         regex,
@@ -200,14 +219,10 @@ impl OwnerRules {
         ] {
             *id = all.or_else(|| id_map.get(id).copied()).unwrap_or(*id);
         }
-        if self.configs.is_empty() && self.patterns.is_empty() && self.exact.is_empty() {
+        if self.configs.is_empty() && !self.has_labels() {
             return;
         }
-        let mut full = self.prefix.clone();
-        for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
-            full.push(b'/');
-            full.extend(name);
-        }
+        let full = self.mounted(path);
         if let Some(config) = self.configs.get(full.strip_prefix(b"/").unwrap_or(b"")) {
             *file.uid = config.uid;
             *file.gid = config.gid;
@@ -222,26 +237,46 @@ impl OwnerRules {
                 );
             }
         }
-        if full.is_empty() {
-            full.push(b'/');
-        }
-        if let Some(label) = self.label(&full, file.kind) {
+        if let Some(label) = self.label(full, file.kind) {
             set(file.xattrs, LABEL, label.to_vec());
         }
     }
 
-    fn label(&self, path: &[u8], kind: FileKind) -> Option<&[u8]> {
+    fn has_labels(&self) -> bool {
+        !self.patterns.is_empty() || !self.exact.is_empty()
+    }
+
+    /// The attribute that is the label of the file at `path` on the volume, if the list has one.
+    pub(crate) fn label_at(&self, path: &[u8], kind: FileKind) -> Option<(&'static [u8], &[u8])> {
+        let label = self.label(self.mounted(path), kind)?;
+        Some((LABEL, label))
+    }
+
+    /// The path of a file where the volume will be mounted; empty for the root of all.
+    fn mounted(&self, path: &[u8]) -> Vec<u8> {
+        let mut full = self.prefix.clone();
+        for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+            full.push(b'/');
+            full.extend(name);
+        }
+        full
+    }
+
+    fn label(&self, mut path: Vec<u8>, kind: FileKind) -> Option<&[u8]> {
+        if path.is_empty() {
+            path.push(b'/');
+        }
         let exact =
-            [Some(kind.mode_bits()), None].map(|kind| self.exact.get(&(path.to_vec(), kind)));
+            [Some(kind.mode_bits()), None].map(|kind| self.exact.get(&(path.clone(), kind)));
         let exact = exact.into_iter().flatten();
         if let Some(exact) = exact.max_by_key(|exact| exact.line) {
             return exact.label.as_deref();
         }
-        let text = std::str::from_utf8(path).ok()?;
+        let text = characters(&path);
         let fits = |pattern: &&Pattern| {
             pattern.kind.is_none_or(|wanted| wanted == kind)
                 && path.starts_with(&pattern.stem)
-                && pattern.regex.is_match(text)
+                && pattern.regex.is_match(&text)
         };
         self.patterns.iter().rev().find(fits)?.label.as_deref()
     }
@@ -260,6 +295,8 @@ fn id(text: &str) -> Result<u32, String> {
 fn capabilities(text: &str) -> Option<u64> {
     match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        // As strtoll(3) has it.
+        None if text.starts_with('0') => u64::from_str_radix(text, 8).ok(),
         None => text.parse().ok(),
     }
 }
@@ -294,26 +331,31 @@ fn lines(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
         })
 }
 
-fn kind_of(word: &str) -> Option<FileKind> {
+fn kind_of(word: &[u8]) -> Option<FileKind> {
     Some(match word {
-        "--" => FileKind::Regular,
-        "-d" => FileKind::Directory,
-        "-l" => FileKind::Symlink,
-        "-b" => FileKind::BlockDevice,
-        "-c" => FileKind::CharDevice,
-        "-p" => FileKind::Fifo,
-        "-s" => FileKind::Socket,
+        b"--" => FileKind::Regular,
+        b"-d" => FileKind::Directory,
+        b"-l" => FileKind::Symlink,
+        b"-b" => FileKind::BlockDevice,
+        b"-c" => FileKind::CharDevice,
+        b"-p" => FileKind::Fifo,
+        b"-s" => FileKind::Socket,
         _ => return None,
     })
 }
 
-/// The text that a pattern begins with, its escapes resolved, and whether that is all of it.
-fn plain(pattern: &str) -> (Vec<u8>, bool) {
-    let mut plain = Vec::new();
+/// One character for each byte: names need not be UTF-8.
+fn characters(bytes: &[u8]) -> String {
+    bytes.iter().copied().map(char::from).collect()
+}
+
+/// The text that each path begins with that a pattern matches, its escapes resolved, and whether that is all of it.
+fn plain(pattern: &[u8]) -> (Vec<u8>, bool) {
     if has_alternatives(pattern) {
-        return (plain, false);
+        return (first_directory(pattern).to_vec(), false);
     }
-    let mut bytes = pattern.bytes().peekable();
+    let mut plain = Vec::new();
+    let mut bytes = pattern.iter().copied();
     while let Some(byte) = bytes.next() {
         match byte {
             b'\\' => match bytes.next() {
@@ -328,20 +370,30 @@ fn plain(pattern: &str) -> (Vec<u8>, bool) {
             }
             byte => plain.push(byte),
         }
-        if matches!(bytes.peek(), Some(b'?' | b'*' | b'+' | b'{')) && byte > 127 {
-            return (Vec::new(), false);
-        }
     }
     (plain, true)
 }
 
+/// The first directory of a pattern with several, if it has no special characters; else nothing.
+fn first_directory(pattern: &[u8]) -> &[u8] {
+    let end = pattern.iter().skip(1).position(|&b| b == b'/');
+    let first = end.map_or(&[][..], |end| &pattern[..=end]);
+    match first.iter().any(|byte| b".^$?*+|[({\\".contains(byte)) {
+        true => &[],
+        false => first,
+    }
+}
+
 /// Whether a pattern has a `|` that is in no group.
-fn has_alternatives(pattern: &str) -> bool {
-    let mut depth = 0i32;
-    let mut bytes = pattern.bytes();
+fn has_alternatives(pattern: &[u8]) -> bool {
+    let (mut depth, mut is_set) = (0i32, false);
+    let mut bytes = pattern.iter();
     while let Some(byte) = bytes.next() {
         match byte {
             b'\\' => drop(bytes.next()),
+            b']' => is_set = false,
+            _ if is_set => {}
+            b'[' => is_set = true,
             b'(' => depth += 1,
             b')' => depth -= 1,
             b'|' if depth <= 0 => return true,
@@ -406,6 +458,14 @@ mod tests {
         assert_eq!(xattrs, [(CAPABILITY.to_vec(), value.to_vec())]);
         assert_eq!(apply(&rules, "/", FileKind::Directory).2, 0o755);
         assert_eq!(apply(&rules, "/bin/other", FileKind::Regular).0, 1000);
+        // strtoll(3) reads capabilities; the first ones of a line and the last line of a path count.
+        for (text, low) in [("020", 16), ("20", 20), ("0x20", 32)] {
+            let line =
+                format!("system/x 0 0 644\nsystem/x 1 2 600 capabilities={text} capabilities=1");
+            rules.add_fs_config(line.as_bytes()).unwrap();
+            let (uid, _, perm, xattrs) = apply(&rules, "/x", FileKind::Regular);
+            assert_eq!((uid, perm, xattrs[0].1[4]), (1, 0o600, low), "{text}");
+        }
         let mut root = OwnerRules::default();
         root.add_fs_config(b" 3 4 0711\n").unwrap();
         assert_eq!(apply(&root, "/", FileKind::Directory).0, 3);
@@ -424,7 +484,8 @@ mod tests {
     #[test]
     fn the_last_pattern_counts_and_exact_paths_before_all() {
         let mut rules = OwnerRules::default();
-        let list = b"/a/exact\\.txt exact\n/a(/.*)? any\n/a/b.* -d dir\n/a/n <<none>>\n/.*\\.so library\n/a/f? one\n/p(x)|/q two\n/caf\xc3\xa9+ c\n";
+        let list = b"/a/exact\\.txt exact\n/a(/.*)? any\n/a/b.* -d dir\n/a/n <<none>>\n/.*\\.so library\n/a/f? one\n/p(x)|/q two\n/d/a|/e/b -- three # ignored\n\
+                     /caf\xc3\xa9(x)? c\n/g/[|] -- set and more\n";
         rules.add_file_contexts(list).unwrap();
         let label = |path: &str, kind| {
             let (.., xattrs) = apply(&rules, path, kind);
@@ -444,12 +505,24 @@ mod tests {
         assert_eq!((file("/a/n"), file("/b")), (None, None));
         assert_eq!(file("/a/").as_deref(), Some("any\0"));
         assert_eq!(file("/a/f").as_deref(), Some("one\0"));
-        assert_eq!(
-            (file("/px"), file("/q")),
-            (file("/q"), Some("two\0".to_owned()))
-        );
-        assert_eq!(file("/caf\u{e9}\u{e9}").as_deref(), Some("c\0"));
-        for wrong in ["/x(", "/x -q label", "/x", "/x -- a b"] {
+        // Alternatives outside a group end at one end only, and a directory in front is for all of them.
+        for two in ["/px", "/px/more", "/q", "/z/q"] {
+            assert_eq!(file(two).as_deref(), Some("two\0"), "{two}");
+        }
+        let three = file("/d/a/more").or(file("/d/e/b"));
+        assert_eq!((three.as_deref(), file("/e/b")), (Some("three\0"), None));
+        assert_eq!(file("/caf\u{e9}x").as_deref(), Some("c\0"));
+        assert_eq!(file("/g/|").as_deref(), Some("set\0"));
+        // A list that comes later goes before.
+        rules
+            .add_file_contexts(b"/a(/.*)? later\n/a/exact\\.txt exactly\n")
+            .unwrap();
+        let label = |path| apply(&rules, path, FileKind::Regular).3.remove(0).1;
+        assert_eq!(label("/a/bb"), b"later\0");
+        assert_eq!(label("/a/exact.txt"), b"exactly\0");
+        let compiled = rules.add_file_contexts(b"\x8a\xff\x7c\xf9\x05\0\0\0");
+        assert!(compiled.unwrap_err().contains("compiled"));
+        for wrong in ["/x(", "/x -q label", "/x", "/x label #"] {
             assert!(
                 rules.add_file_contexts(wrong.as_bytes()).is_err(),
                 "{wrong}"

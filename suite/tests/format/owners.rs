@@ -11,7 +11,7 @@ use super::clean;
 const CONFIG: &str =
     "# a comment\nsystem 0 2000 0751\nsystem/bin/run 0 2000 0750 capabilities=0x1400\n";
 const CONTEXTS: &str = "/system(/.*)?   u:object_r:system_file:s0\n/system/bin/run\tu:object_r:run_exec:s0\n\
-                        /system/bin(/.*)? -l u:object_r:link:s0\n";
+                        /system/bin(/.*)? -l u:object_r:link:s0\n/system/lost\\+found u:object_r:lost:s0\n";
 
 fn source(scratch: &Scratch) -> String {
     let top = scratch.folder("source");
@@ -56,6 +56,10 @@ fn check_labels(image: &Path) {
         label("/bin/run")
     );
     assert!(label("/bin/link").contains("u:object_r:link:s0"));
+    // As e2fsdroid has it, what mke2fs made of its own gets a label only.
+    assert!(label("/lost+found").contains("u:object_r:lost:s0"));
+    let lost = owner(image.path(), "/lost+found");
+    assert!(lost.ends_with("(0700/drwx------) Uid: 0 Gid: 0"), "{lost}");
     assert!(label("/plain").contains("system_file") && label("/").contains("system_file"));
     let caps = image
         .debugfs("ea_get -x /bin/run security.capability\n")
@@ -133,6 +137,7 @@ fn all_files_get_one_owner() {
     for file in ["/", "/plain", "/bin/link"] {
         assert!(owner(&image, file).ends_with("Uid: 7 Gid: 8"), "{file}");
     }
+    assert!(owner(&image, "/lost+found").ends_with("Uid: 0 Gid: 0"));
     clean(shown);
     let refused = |words: &[&str], why: &str| {
         let output = steadfs(["format", "-q", shown, "16M"].iter().chain(words));

@@ -17,9 +17,10 @@ pub struct Owners {
     #[arg(long, value_name = "FILE")]
     pub fs_config: Option<PathBuf>,
     /// SELinux's list of labels: REGEX [TYPE] LABEL. A pattern must match the whole path; the last line that matches counts,
-    /// and one without special characters goes before all others.
+    /// and one without special characters goes before all others. Can be repeated: later lists count. lost+found gets its
+    /// label, and keeps its owner.
     #[arg(long, value_name = "FILE")]
-    pub file_contexts: Option<PathBuf>,
+    pub file_contexts: Vec<PathBuf>,
     /// Where the volume will be mounted: the paths of both lists begin with it, as with e2fsdroid -a. Default: /
     #[arg(long, value_name = "DIR")]
     pub mounted_on: Option<PathBuf>,
@@ -32,7 +33,7 @@ impl Owners {
             ("--owner", self.owner.is_some()),
             ("--map-owner", !self.map_owner.is_empty()),
             ("--fs-config", self.fs_config.is_some()),
-            ("--file-contexts", self.file_contexts.is_some()),
+            ("--file-contexts", !self.file_contexts.is_empty()),
             ("--mounted-on", self.mounted_on.is_some()),
         ];
         let first = all.into_iter().find(|(_, given)| *given);
