@@ -10,6 +10,8 @@ use steadfs_suite::{KernelMount, Scratch, SteadMount, run, steadfs, succeed};
 mod archives;
 #[path = "format/builders.rs"]
 mod builders;
+#[path = "format/fit.rs"]
+mod fit;
 #[path = "format/options.rs"]
 mod options;
 #[path = "format/owners.rs"]

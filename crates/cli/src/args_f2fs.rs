@@ -47,6 +47,11 @@ pub struct FormatF2fs {
     /// /var/tmp, meanwhile.
     #[arg(short = 'd', long, value_name = "DIR|ARCHIVE|-")]
     pub from_dir: Option<PathBuf>,
+    /// Make the image as small as what -d fills it with needs, with FREE of it free for users: a size, or a percentage
+    /// of the image as in 10%; default none. Sizes are multiples of 2 MiB. The image gets its name once it is
+    /// complete.
+    #[arg(long, value_name = "FREE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub fit: Option<String>,
     /// Overwrite an existing volume.
     #[arg(short, long, short_alias = 'F')]
     pub force: bool,

@@ -8,8 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use steadfs::tools::Report;
-use steadfs::{Fill, FillError, FillSource, TarTree};
+use steadfs::tools::{Progress, Report};
+use steadfs::{Fill, FillError, FillSource, Filled, TarTree};
 use steadfs_base::Timestamp;
 
 use crate::args;
@@ -44,10 +44,10 @@ pub fn at(secs: i64) -> Timestamp {
 
 /// What a new volume is filled with, found before the volume is made.
 pub struct Filling {
-    source: Arc<FillSource>,
-    stop: Stop,
+    pub source: Arc<FillSource>,
+    pub stop: Stop,
     /// What could not be taken of an archive.
-    before: Report,
+    pub before: Report,
 }
 
 /// Looks at the source of a volume in `volume`, and refuses an unusable one, or a device that cannot be filled from it. An archive is read to its end, so that a
@@ -99,35 +99,13 @@ pub fn fill(
     how: &Fill,
     sandbox: Option<args::Sandbox>,
 ) -> Result<(), Failure> {
-    let Filling {
-        source,
-        stop,
-        before,
-    } = from;
-    let mut line = Line::of_copy(stop.clone(), false);
-    let failed = |error| match error {
-        FillError::Copy(error) => failure(&error, stop),
-        error => Failure::plain(error),
-    };
-    let filled = if sandbox::is_on(sandbox)? {
-        let task = how
-            .origin
-            .map_or(Task::Serve(Access::Write), Task::Reproduce);
-        let list = format!("offset={}", how.offset);
-        let filled = worker::with_volume(path, task, &list, |fs| {
-            steadfs::fill_open(fs, path, source, how, &mut line).map_err(failed)
-        });
+    let line = Line::of_copy(from.stop.clone(), false);
+    let (line, filled) = filled(path, from, how, sandbox, line)?;
+    if let Some(line) = line {
         line.done();
-        filled
-    } else {
-        let (line, filled) = steadfs::fill(path, source, how, line);
-        if let Some(line) = line {
-            line.done();
-        }
-        filled.map_err(failed)
-    };
-    let mut report = filled?;
-    report.add(*before);
+    }
+    let mut report = filled?.report;
+    report.add(from.before);
     match report.is_complete() {
         true => Ok(()),
         false => Err(Failure::plain(format!(
@@ -136,4 +114,30 @@ pub fn fill(
             counts(report)
         ))),
     }
+}
+
+/// Fills the new volume under the eyes of `progress`, which comes back unless the work broke.
+pub fn filled<P: Progress + 'static>(
+    path: &Path,
+    from: &Filling,
+    how: &Fill,
+    sandbox: Option<args::Sandbox>,
+    mut progress: P,
+) -> Result<(Option<P>, Result<Filled, Failure>), Failure> {
+    let failed = |error| match error {
+        FillError::Copy(error) => failure(&error, &from.stop),
+        error => Failure::plain(error),
+    };
+    if !sandbox::is_on(sandbox)? {
+        let (progress, filled) = steadfs::fill(path, &from.source, how, progress);
+        return Ok((progress, filled.map_err(failed)));
+    }
+    let task = how
+        .origin
+        .map_or(Task::Serve(Access::Write), Task::Reproduce);
+    let list = format!("offset={}", how.offset);
+    let filled = worker::with_volume(path, task, &list, |fs| {
+        steadfs::fill_open(fs, path, &from.source, how, &mut progress).map_err(failed)
+    });
+    Ok((Some(progress), filled))
 }

@@ -4,11 +4,13 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use rustix::process::{getgid, getuid};
-use steadfs::{Fill, FormatError, FormatOptions, FormatReport, Origin};
+use steadfs::image::Window;
+use steadfs::{Fill, FitKind, FormatError, FormatOptions, FormatReport, Origin};
 
 use crate::args;
 use crate::consent;
 use crate::failure::Failure;
+use crate::fit::{self, Beside};
 use crate::output::print;
 use crate::partition;
 use crate::progress::Line;
@@ -19,15 +21,22 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     let options = options(args)?;
     let (volume, place) = partition::window(&args.volume, args.sandbox)?;
     let part = place.to_format()?;
-    if part.is_some() && options.offset > 0 {
-        let why = "-E offset=: a partition has its place already";
-        return Err(Failure::plain(why));
-    }
+    check_place(part, &options)?;
     // In mke2fs's unit: blocks if their size was given.
     let unit = u64::from(options.block_size.unwrap_or(1024));
-    let size = size_of(&volume, args.size.as_deref(), unit)?;
-    let rules = crate::owners::rules(&args.owners, args.from_dir.is_some())?;
-    let from = args.from_dir.as_deref();
+    let (text, from) = (args.size.as_deref(), args.from_dir.as_deref());
+    let beside = Beside {
+        size: text,
+        from,
+        is_part: part.is_some() || options.offset > 0,
+        dry_run: args.dry_run,
+    };
+    let free = fit::free(args.fit.as_deref(), &volume, &beside, unit)?;
+    let size = match free {
+        Some(_) => None,
+        None => size_of(&volume, text, unit)?,
+    };
+    let rules = crate::owners::rules(&args.owners, from.is_some())?;
     let from = from.map(|from| crate::fill::prepare(from, &volume, options.time.is_some()));
     let from = from.transpose()?;
     if args.dry_run {
@@ -35,17 +44,14 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         let report = steadfs::dry_run(&volume, size, &options).map_err(Failure::plain)?;
         return print_report(&args.volume, &report, true);
     }
+    let start = part.map_or(options.offset, |part| part.start);
     if !args.force {
-        let start = part.map_or(options.offset, |part| part.start);
         consent::ask(&volume, start, args.sandbox)?;
     }
-    let line = Line::of_silence("formatting");
-    let report = steadfs::format_within(&volume, part, size, &options);
-    line.done();
-    let report = report.map_err(|error| failure(&error, args.size.as_deref(), size))?;
-    if let Some(from) = &from {
+    let make = |volume: &Path, size, options: &FormatOptions| {
+        let report = make(volume, part, (text, size), options)?;
         let how = Fill {
-            offset: part.map_or(options.offset, |part| part.start),
+            offset: start,
             root_owner: options.root_owner,
             root_perm: options.root_perms.map(u32::from),
             rules: rules.clone(),
@@ -53,9 +59,23 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
                 time,
                 uuid: report.uuid,
             }),
+            measure: false,
         };
-        crate::fill::fill(&volume, from, &how, args.sandbox)?;
-    }
+        Ok((report, how))
+    };
+    let report = if let (Some(from), Some(free)) = (&from, free) {
+        let kind = FitKind::Ext(options.clone());
+        let job = fit::Job::new(&volume, from, (kind, free), args.sandbox);
+        fit::run(job, |image, plan| {
+            make(image, Some(plan.size), &plan.ext(&options))
+        })?
+    } else {
+        let (report, how) = make(&volume, size, &options)?;
+        if let Some(from) = &from {
+            crate::fill::fill(&volume, from, &how, args.sandbox)?;
+        }
+        report
+    };
     if !args.quiet {
         if options.offset > 0 && size.is_none() {
             eprintln!("steadfs: no size was given: the volume extends to the device's end");
@@ -63,6 +83,27 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         print_report(&args.volume, &report, args.verbose)?;
     }
     Ok(())
+}
+
+fn make(
+    volume: &Path,
+    part: Option<Window>,
+    (text, size): (Option<&str>, Option<u64>),
+    options: &FormatOptions,
+) -> Result<FormatReport, Failure> {
+    let line = Line::of_silence("formatting");
+    let report = steadfs::format_within(volume, part, size, options);
+    line.done();
+    report.map_err(|error| failure(&error, text, size))
+}
+
+fn check_place(part: Option<Window>, options: &FormatOptions) -> Result<(), Failure> {
+    match part.is_some() && options.offset > 0 {
+        true => Err(Failure::plain(
+            "-E offset=: a partition has its place already",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// The given size, which a file that does not exist needs.

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use rustix::process::{getgid, getuid};
-use steadfs::{F2fsFormatError, F2fsFormatOptions, F2fsFormatReport, Fill, Origin};
+use steadfs::{F2fsFormatError, F2fsFormatOptions, F2fsFormatReport, Fill, FitKind, Origin};
 
 use crate::args_f2fs::FormatF2fs;
 use crate::failure::Failure;
 use crate::fill;
+use crate::fit::{self, Beside};
 use crate::format::{self, size_of};
 use crate::output::print;
 use crate::owners;
@@ -27,28 +28,39 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     let unit = u64::from(args.sector_size.unwrap_or(SECTOR));
     let (volume, place) = partition::window(&args.volume, args.sandbox)?;
     let part = place.to_format()?;
-    let size = size_of(&volume, args.size.as_deref(), unit)?;
+    let beside = Beside {
+        size: args.size.as_deref(),
+        from: args.from_dir.as_deref(),
+        is_part: part.is_some(),
+        dry_run: false,
+    };
+    let free = fit::free(args.fit.as_deref(), &volume, &beside, unit)?;
+    let size = match free {
+        Some(_) => None,
+        None => size_of(&volume, args.size.as_deref(), unit)?,
+    };
     let rules = owners::rules(&args.owners, args.from_dir.is_some())?;
     let from = args.from_dir.as_deref();
     let even = options.time.is_some();
     let from = from.map(|from| prepare(from, &volume, even)).transpose()?;
+    let start = part.map_or(0, |part| part.start);
     if !args.force
         && (steadfs::is_uri(&volume) || volume.exists())
-        && let list = part.map_or_else(String::new, |part| format!("offset={}", part.start))
-        && let Content::Volume(kind) = worker::content(&volume, &list, args.sandbox)?
+        && let Content::Volume(kind) =
+            worker::content(&volume, &format!("offset={start}"), args.sandbox)?
     {
         return Err(Failure::plain(format!(
             "{}: already holds a volume ({kind}); --force overwrites it",
             args.volume.display(),
         )));
     }
-    let line = Line::of_silence("formatting");
-    let report = steadfs::format_f2fs_within(&volume, part, size, &options);
-    line.done();
-    let report = report.map_err(|error| format::failure(&error, args.size.as_deref(), size))?;
-    if let Some(from) = &from {
+    let make = |volume: &Path, size| {
+        let line = Line::of_silence("formatting");
+        let report = steadfs::format_f2fs_within(volume, part, size, &options);
+        line.done();
+        let report = report.map_err(|error| format::failure(&error, args.size.as_deref(), size))?;
         let how = Fill {
-            offset: part.map_or(0, |part| part.start),
+            offset: start,
             root_owner: args.root_owner.as_ref().map(|_| options.root_owner),
             rules: rules.clone(),
             origin: options.time.map(|secs| Origin {
@@ -57,8 +69,19 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
             }),
             ..Fill::default()
         };
-        fill::fill(&volume, from, &how, args.sandbox)?;
-    }
+        Ok((report, how))
+    };
+    let report = if let (Some(from), Some(free)) = (&from, free) {
+        let kind = FitKind::F2fs(options.clone());
+        let job = fit::Job::new(&volume, from, (kind, free), args.sandbox);
+        fit::run(job, |image, plan| make(image, Some(plan.size)))?
+    } else {
+        let (report, how) = make(&volume, size)?;
+        if let Some(from) = &from {
+            fill::fill(&volume, from, &how, args.sandbox)?;
+        }
+        report
+    };
     if !args.quiet {
         print_report(&args.volume, &report)?;
     }

@@ -18,6 +18,7 @@ mod fatal;
 mod files;
 mod fill;
 mod find;
+mod fit;
 mod format;
 mod format_f2fs;
 mod helper;

@@ -481,7 +481,7 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn statfs(&self, _: &Cx) -> Result<StatFs> {
-        Err(NOT_HERE)
+        self.call(Call::Statfs, |_| {}, |from, _| from.usage())
     }
 
     fn flags(&self, _: &Cx, ino: InodeNo) -> Result<FsxAttr> {

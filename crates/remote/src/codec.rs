@@ -6,7 +6,7 @@ use std::sync::Arc;
 use steadfs_base::{Corruption, CorruptionKind, DevBlock, FileBlock, InodeNo, Timestamp};
 use steadfs_vfs::{
     Attr, FileKind, FsError, FsxAttr, Given, GivenPart, InodeFlags, NewFile, NotGiven, ReadData,
-    Seek, Segment, SetAttr, SetTime,
+    Seek, Segment, SetAttr, SetTime, StatFs,
 };
 
 /// A frame that is not what its receiver expects.
@@ -97,6 +97,17 @@ impl Encoder {
         for word in [flags.flags.0, flags.project, flags.extents] {
             self.word(word);
         }
+    }
+
+    pub fn usage(&mut self, usage: &StatFs) {
+        self.word(usage.block_size);
+        for long in [usage.blocks, usage.blocks_free, usage.blocks_available] {
+            self.long(long);
+        }
+        self.long(usage.files);
+        self.long(usage.files_free);
+        self.word(usage.name_max);
+        self.long(usage.fsid);
     }
 
     fn set_time(&mut self, time: SetTime) {
@@ -372,6 +383,19 @@ impl<'a> Decoder<'a> {
             flags: InodeFlags(self.word()?),
             project: self.word()?,
             extents: self.word()?,
+        })
+    }
+
+    pub fn usage(&mut self) -> Result<StatFs> {
+        Ok(StatFs {
+            block_size: self.word()?,
+            blocks: self.long()?,
+            blocks_free: self.long()?,
+            blocks_available: self.long()?,
+            files: self.long()?,
+            files_free: self.long()?,
+            name_max: self.word()?,
+            fsid: self.long()?,
         })
     }
 

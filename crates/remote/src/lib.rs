@@ -66,6 +66,7 @@ enum Call {
     Getxattr,
     Listxattr,
     Setxattr,
+    Statfs,
     Flags,
     SyncAll,
     Make,
@@ -74,7 +75,7 @@ enum Call {
 }
 
 impl Call {
-    const ALL: [Self; 26] = [
+    const ALL: [Self; 27] = [
         Self::Root,
         Self::Lookup,
         Self::Forget,
@@ -96,6 +97,7 @@ impl Call {
         Self::Getxattr,
         Self::Listxattr,
         Self::Setxattr,
+        Self::Statfs,
         Self::Flags,
         Self::SyncAll,
         Self::Make,
@@ -117,6 +119,7 @@ impl Call {
                 | Self::Readdir
                 | Self::Getxattr
                 | Self::Listxattr
+                | Self::Statfs
                 | Self::Flags
         )
     }

@@ -170,6 +170,7 @@ fn answer(
             let set = fs.setxattr(cx, ino, name, value, SetXattr::Any);
             put(to, set, nothing);
         }
+        Call::Statfs => put(to, fs.statfs(cx), |to, usage| to.usage(&usage)),
         Call::Flags => put(to, fs.flags(cx, from.ino()?), Encoder::flags),
         Call::SyncAll => put(to, fs.sync_all(cx), nothing),
         Call::Make | Call::Give => make_or_give(call, fs, cx, from, to)?,

@@ -3,6 +3,7 @@ use std::io::{self, Read, Write};
 use steadfs_base::{Corruption, DevBlock, InodeNo, Timestamp};
 use steadfs_vfs::{
     Attr, Cx, FileKind, FileSystem, FsError, Given, GivenPart, InodeFlags, NewFile, NotGiven, Seek,
+    StatFs,
 };
 
 use crate::codec::{Decoder, Encoder};
@@ -93,6 +94,25 @@ fn attributes_arrive_as_they_were_sent() {
     let client = connected(&[reply.0]);
     let received = client.lookup(&Cx::default(), InodeNo(2), b"name");
     assert_eq!(received, Ok(attr()));
+}
+
+#[test]
+fn the_usage_of_a_volume_arrives_as_it_was_sent() {
+    let usage = StatFs {
+        block_size: 1024,
+        blocks: 9 << 40,
+        blocks_free: 8 << 40,
+        blocks_available: 7 << 40,
+        files: 6 << 32,
+        files_free: 5 << 32,
+        name_max: 255,
+        fsid: u64::MAX,
+    };
+    let mut reply = Encoder::default();
+    reply.flag(true);
+    reply.usage(&usage);
+    let client = connected(&[reply.0]);
+    assert_eq!(client.statfs(&Cx::default()), Ok(usage));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use steadfs_base::Timestamp;
 use steadfs_block::{OpenOptions, SyncFileDevice};
 use steadfs_ext4::CacheSizes;
 use steadfs_rt::sim;
-use steadfs_vfs::{FileKind, FileSystem, FsError, SetAttr, SetXattr};
+use steadfs_vfs::{FileKind, FileSystem, FsError, SetAttr, SetXattr, StatFs};
 
 use crate::nbd::is_uri;
 use crate::owners::OwnerRules;
@@ -51,6 +51,17 @@ pub struct Fill {
     pub rules: Option<Arc<OwnerRules>>,
     /// The inputs of a reproducible volume besides the tree; `None`: the volume gets the current time.
     pub origin: Option<Origin>,
+    /// Whether the usage of the volume is measured, for which it is synced.
+    pub measure: bool,
+}
+
+/// What filling a volume did.
+#[derive(Clone, Debug)]
+pub struct Filled {
+    /// What was copied and what was not.
+    pub report: Report,
+    /// The usage of the volume afterwards, if [`Fill::measure`] asks for it.
+    pub space: Option<StatFs>,
 }
 
 /// The inputs that determine the bytes of a reproducible volume, besides the tree.
@@ -92,7 +103,7 @@ pub fn fill<P: Progress + 'static>(
     from: &Arc<FillSource>,
     how: &Fill,
     mut progress: P,
-) -> (Option<P>, Result<Report, FillError>) {
+) -> (Option<P>, Result<Filled, FillError>) {
     let Some(origin) = how.origin else {
         let mut options = Options::default();
         options.offset = how.offset;
@@ -185,12 +196,12 @@ fn into(
     from: &FillSource,
     how: &Fill,
     progress: &mut dyn Progress,
-) -> Result<Report, FillError> {
+) -> Result<Filled, FillError> {
     let done = fill_open(&*volume.fs(), volume.path(), from, how, progress);
     let closed = volume.close();
-    let report = done?;
+    let filled = done?;
     closed?;
-    Ok(report)
+    Ok(filled)
 }
 
 /// Copies what `from` has into the new volume `fs`, which is open and is in the image at `path`.
@@ -203,7 +214,7 @@ pub fn fill_open(
     from: &FillSource,
     how: &Fill,
     progress: &mut dyn Progress,
-) -> Result<Report, FillError> {
+) -> Result<Filled, FillError> {
     let image = path.metadata().ok();
     let copy = CopyOptions {
         existing: Existing::Overwrite,
@@ -219,7 +230,12 @@ pub fn fill_open(
     label_lost_found(fs, how)
         .and_then(|()| set_root(fs, how))
         .map_err(|error| failed(path, error))?;
-    Ok(report)
+    let space = how.measure.then(|| {
+        fs.sync_all(&cx)?;
+        fs.statfs(&cx)
+    });
+    let space = space.transpose().map_err(|error| failed(path, error))?;
+    Ok(Filled { report, space })
 }
 
 /// Gives the directory `lost+found` that formatting made its label. As with e2fsdroid it keeps its owner and mode.

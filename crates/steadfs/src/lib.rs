@@ -4,6 +4,7 @@
 
 mod check;
 mod fill;
+mod fit;
 mod format;
 pub mod image;
 mod inspect;
@@ -21,8 +22,9 @@ pub mod tools;
 mod volume;
 
 pub use check::{Checked, check};
-pub use fill::{Fill, FillError, FillSource, Origin, ReproducibleDevice, fill, fill_open};
-pub use format::{dry_run, format, format_f2fs, format_f2fs_within, format_within};
+pub use fill::{Fill, FillError, FillSource, Filled, Origin, ReproducibleDevice, fill, fill_open};
+pub use fit::{FREE_PERCENT_MAX, Fit, FitFree, FitKind, FitPass, FitPlan};
+pub use format::{check_unused, dry_run, format, format_f2fs, format_f2fs_within, format_within};
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;

@@ -16,7 +16,7 @@ use super::{MIB, UUID, clean};
 const EPOCH: u32 = 1_600_000_000;
 
 /// The same tree, created in one order or the other, with holes or with zeros.
-fn tree(top: &Path, backwards: bool) {
+pub(super) fn tree(top: &Path, backwards: bool) {
     fs::create_dir_all(top.join("d/e")).unwrap();
     let mut numbers: Vec<u32> = (0..300).collect();
     if backwards {

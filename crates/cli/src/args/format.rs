@@ -88,6 +88,11 @@ pub struct Format {
     /// /var/tmp, meanwhile.
     #[arg(short = 'd', long, value_name = "DIR|ARCHIVE|-")]
     pub from_dir: Option<PathBuf>,
+    /// Make the image as small as what -d fills it with needs, with FREE of it free for users: a size, or a percentage
+    /// of the image as in 10%; default none, then root's reserve is used up, too. The image gets its name once it is
+    /// complete. The number of inodes follows from the files and FREE, unless -N or -i is given.
+    #[arg(long, value_name = "FREE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub fit: Option<String>,
     /// Overwrite existing content: do not ask at a terminal, and replace an existing f2fs volume.
     #[arg(short, long, short_alias = 'F')]
     pub force: bool,

@@ -115,6 +115,16 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     Ok(report(&build.plan, written, notes))
 }
 
+/// Reports what [`format()`] would make, without a device; the UUID is none.
+///
+/// # Errors
+/// Invalid options or sizes.
+pub fn dry_run(size: u64, sector: u32, opts: &FormatOptions) -> Result<FormatReport, FormatError> {
+    let sector = opts.sector_size.unwrap_or(sector);
+    let plan = Plan::new(size, sector, opts.uuid.unwrap_or_default(), opts)?;
+    Ok(report(&plan, 0, Vec::new()))
+}
+
 /// A device in memory with a volume that fills it, for tests.
 ///
 /// # Errors

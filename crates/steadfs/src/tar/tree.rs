@@ -173,6 +173,16 @@ impl TarTree {
         &self.nodes[number]
     }
 
+    /// All names, and the sizes of the regular files that they lead to.
+    pub(crate) fn names(&self) -> impl Iterator<Item = (&[u8], u64)> {
+        let entries = self.nodes.iter().flat_map(|node| &node.entries);
+        entries.map(|(name, &number)| {
+            let node = &self.nodes[number];
+            let is_file = node.kind == FileKind::Regular;
+            (&name[..], if is_file { node.size } else { 0 })
+        })
+    }
+
     /// Reads a file's content; holes are zeros. Returns the number of bytes up to its end.
     pub(crate) fn read_content(
         &self,
