@@ -25,6 +25,9 @@ mod find;
 #[path = "copies/interrupted.rs"]
 mod interrupted;
 
+#[path = "copies/json.rs"]
+mod json;
+
 #[path = "copies/layers.rs"]
 mod layers;
 

@@ -168,13 +168,6 @@ fn a_mount_reports_its_counters() {
         }
         mount.unmount();
     }
-    let output = steadfs(["stat", "--json", "e.img:/"]);
-    assert_eq!(output.code(), 1);
-    assert!(
-        output.err.contains("--json is for mount points"),
-        "{}",
-        output.err
-    );
 }
 
 /// An option as typed; what is shown of it, or the reason for its refusal.

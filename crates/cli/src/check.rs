@@ -1,13 +1,16 @@
 //! `steadfs check`.
 
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use steadfs::tools::{Progress, printable_text};
+use serde_json::{Value, json};
+use steadfs::tools::{Progress, printable_json, printable_text};
 use steadfs::{Checked, Options, VolumeDevice};
 
 use crate::args;
 use crate::failure::Failure;
+use crate::json::text;
 use crate::output::print;
 use crate::partition;
 use crate::progress::Line;
@@ -43,17 +46,65 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
     let checked = device.check(&mut |bytes| line.bytes(bytes));
     line.done();
     let checked = checked.map_err(|error| Failure::new(OPERATIONAL, error))?;
-    print(|out| print_report(&args.volume, &checked, out)).map_err(|failure| {
-        match failure.is_signal() {
-            true => failure,
-            false => operational(failure),
-        }
+    print(|out| match args.json {
+        true => print_json(&args.volume, &checked, out),
+        false => print_report(&args.volume, &checked, out),
+    })
+    .map_err(|failure| match failure.is_signal() {
+        true => failure,
+        false => operational(failure),
     })?;
     if checked.is_clean() {
         Ok(())
     } else {
         Err(Failure::new(UNCORRECTED, ""))
     }
+}
+
+/// The report as a JSON object; docs/json.md describes its fields.
+fn print_json(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
+    let (name, hex) = text(volume.as_os_str().as_bytes());
+    let mut report = json!({
+        "volume": name,
+        "clean": checked.is_clean(),
+        "issues": checked.issues(),
+        "more_issues": checked.more(),
+        "not_checked": checked.skipped(),
+    });
+    if let Some(hex) = hex {
+        report["volume_hex"] = hex.into();
+    }
+    let rest = match checked {
+        Checked::Ext4 { report, replayed } => json!({
+            "format": "ext",
+            "warnings": replayed.warnings,
+            "replayed_transactions": replayed.replayed_transactions,
+            "replayed_fast_commits": replayed.replayed_fast_commits,
+            "inodes": report.stats.inodes,
+            "inodes_used": report.stats.inodes_used,
+            "blocks": report.stats.blocks,
+            "blocks_used": report.stats.blocks_used,
+            "files": report.stats.files,
+            "directories": report.stats.dirs,
+        }),
+        Checked::F2fs { report } => json!({
+            "format": "f2fs",
+            "fsynced_nodes": report.stats.fsynced_nodes,
+            "fsynced_files": report.stats.fsynced_files,
+            "inodes_used": report.stats.inodes_used,
+            "nodes": report.stats.nodes,
+            "nodes_used": report.stats.nodes_used,
+            "blocks": report.stats.blocks,
+            "blocks_used": report.stats.blocks_used,
+            "files": report.stats.files,
+            "directories": report.stats.dirs,
+        }),
+    };
+    if let (Value::Object(all), Value::Object(rest)) = (&mut report, rest) {
+        all.extend(rest);
+    }
+    let shown = serde_json::to_string_pretty(&report).map_err(io::Error::other)?;
+    writeln!(out, "{}", printable_json(&shown))
 }
 
 /// What of the volume's state comes from its log or checkpoint.

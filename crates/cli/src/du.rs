@@ -3,10 +3,12 @@
 use std::io::Write;
 use std::path::Path;
 
+use serde::Serialize;
 use steadfs::tools::{DuOptions, ToolError, Usage, owner_cx};
 
 use crate::args;
 use crate::failure::Failure;
+use crate::json::{List, Place};
 use crate::output::{escapes, print, shown, stream};
 use crate::report::Reporter;
 use crate::stop::Stop;
@@ -24,6 +26,13 @@ fn line(args: &args::Du, bytes: u64, path: &[u8]) -> Vec<u8> {
     line
 }
 
+#[derive(Serialize)]
+struct Used<'u> {
+    #[serde(flatten)]
+    place: Place<'u>,
+    size: u64,
+}
+
 pub fn run(args: &args::Du) -> Result<(), Failure> {
     let options = DuOptions {
         all: args.all,
@@ -39,6 +48,7 @@ pub fn run(args: &args::Du) -> Result<(), Failure> {
     let several = groups.iter().map(|group| group.paths.len()).sum::<usize>() > 1;
     let stop = Stop::on_signals()?;
     let mut total: u64 = 0;
+    let mut list = List::default();
     let done = for_each_volume(&groups, &args.open, Access::Read, |fs, group| {
         let cx = owner_cx();
         let prefix = prefix(group);
@@ -50,8 +60,14 @@ pub fn run(args: &args::Du) -> Result<(), Failure> {
                     stop: &stop,
                 };
                 usage.count(path, &mut reporter, &mut |path, bytes| {
-                    let line = line(args, bytes, &[&prefix, path].concat());
-                    out.write_all(&line).map_err(|source| ToolError::Host {
+                    let written = match args.json {
+                        true => {
+                            let place = Place::new(&group.image, path);
+                            list.add(out, &Used { place, size: bytes })
+                        }
+                        false => out.write_all(&line(args, bytes, &[&prefix, path].concat())),
+                    };
+                    written.map_err(|source| ToolError::Host {
                         path: Path::new("standard output").to_owned(),
                         source,
                     })
@@ -64,9 +80,13 @@ pub fn run(args: &args::Du) -> Result<(), Failure> {
         total = total.saturating_add(usage.total);
         done
     });
-    if done.as_ref().is_err_and(Failure::is_signal) || !args.total {
+    if done.as_ref().is_err_and(Failure::is_signal) {
         return done;
     }
-    print(|out| out.write_all(&line(args, total, b"total")))?;
+    if args.json {
+        print(|out| list.end(out))?;
+    } else if args.total {
+        print(|out| out.write_all(&line(args, total, b"total")))?;
+    }
     done
 }

@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 
 use steadfs::tools::{
-    self, ListOptions, Listed, Listing, Listings, ToolError, device_numbers, mode_string, owner_cx,
-    printable, utc,
+    self, ListOptions, Listed, Listing, Listings, ToolError, device_numbers, join, mode_string,
+    owner_cx, printable, utc,
 };
-use steadfs_vfs::{Attr, FileKind, FileSystem, Segment};
+use steadfs_vfs::{Attr, FileKind, FileSystem, FsxAttr, Segment};
 
 use crate::args;
 use crate::failure::{Failure, code};
+use crate::json::{File, List, Place};
 use crate::output::print;
 use crate::place::{OnVolume, expand, on_volume};
 use crate::report::{complain, on_image};
@@ -53,6 +54,7 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
         no_follow: args.long,
     };
     let (mut first, mut failed) = (true, false);
+    let mut list = List::default();
     let named = for_each_place(&args.places, &args.open, |fs, place, several| {
         let cx = owner_cx();
         let titled = several || args.recursive;
@@ -73,7 +75,10 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
             match listing {
                 Ok(listing) => {
                     failed |= !listing.errors.is_empty();
-                    print(|out| show(args, place, &listing, (titled, first), out))?;
+                    print(|out| match args.json {
+                        true => add_all(&mut list, place, &listing, out),
+                        false => show(args, place, &listing, (titled, first), out),
+                    })?;
                     for error in &listing.errors {
                         complain(&on_image(&place.image, error));
                     }
@@ -88,11 +93,43 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
         }
         Ok(())
     });
+    end(&list, args.json, &named)?;
     match named {
         Err(failure) => Err(failure),
         Ok(()) if failed => Err(Failure::plain("")),
         Ok(()) => Ok(()),
     }
+}
+
+/// Ends a JSON document, unless a signal has ended the command.
+fn end(list: &List, json: bool, done: &Result<(), Failure>) -> Result<(), Failure> {
+    match done {
+        Err(failure) if failure.is_signal() => Ok(()),
+        _ if json => print(|out| list.end(out)),
+        _ => Ok(()),
+    }
+}
+
+/// Prints the files of a listing as JSON.
+fn add_all(
+    list: &mut List,
+    place: &OnVolume,
+    listing: &Listing,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    for file in &listing.files {
+        let path = match listing.is_dir {
+            true => join(&listing.path, &file.name),
+            false => listing.path.clone(),
+        };
+        let at = Place::new(&place.image, &path);
+        let shown = match &file.attr {
+            Ok(attr) => File::new(at, attr, file.target.as_deref()),
+            Err(error) => File::unreadable(at, (file.kind, Some(file.ino)), error.to_string()),
+        };
+        list.add(out, &shown)?;
+    }
+    Ok(())
 }
 
 fn show(
@@ -250,7 +287,8 @@ pub fn to_output(fs: &dyn FileSystem, place: &OnVolume) -> Result<(), Failure> {
 }
 
 pub fn stat(args: &args::Stat) -> Result<(), Failure> {
-    for_each_place(&args.places, &args.open, |fs, place, _| {
+    let mut list = List::default();
+    let done = for_each_place(&args.places, &args.open, |fs, place, _| {
         let cx = owner_cx();
         let options = ListOptions {
             directory: true,
@@ -269,44 +307,61 @@ pub fn stat(args: &args::Stat) -> Result<(), Failure> {
             let attr = file.attr.as_ref().map_err(|error| fail(error.clone()))?;
             let names = fs.listxattr(&cx, attr.ino).map_err(fail)?;
             let flags = fs.flags(&cx, attr.ino).map_err(fail)?;
-            print(|out| {
-                writeln!(
-                    out,
-                    "  File: {}{}",
-                    printable(&file.name),
-                    arrow(file, true)
-                )?;
-                writeln!(
-                    out,
-                    "  Size: {}  Blocks: {}  IO block: {}  {}",
-                    size_or_device(attr),
-                    attr.blocks,
-                    attr.block_size,
-                    kind_name(attr.kind)
-                )?;
-                writeln!(
-                    out,
-                    " Inode: {}  Generation: {}  Links: {}  Flags: {:#x}  Project: {}",
-                    attr.ino, attr.generation, attr.nlink, flags.flags.0, flags.project
-                )?;
-                let mode = mode_string(attr.kind, attr.perm);
-                let (perm, uid, gid) = (attr.perm, attr.uid, attr.gid);
-                writeln!(out, "Access: ({perm:04o}/{mode})  Uid: {uid}  Gid: {gid}")?;
-                writeln!(out, "Access: {} UTC", utc(attr.atime, true))?;
-                writeln!(out, "Modify: {} UTC", utc(attr.mtime, true))?;
-                writeln!(out, "Change: {} UTC", utc(attr.ctime, true))?;
-                match attr.btime {
-                    Some(time) => writeln!(out, " Birth: {} UTC", utc(time, true))?,
-                    None => writeln!(out, " Birth: -")?,
+            print(|out| match args.json {
+                true => {
+                    let at = Place::new(&place.image, &place.path);
+                    let shown = File::new(at, attr, file.target.as_deref());
+                    list.add(out, &shown.detailed(attr, &flags, &names))
                 }
-                for name in &names {
-                    writeln!(out, " Xattr: {}", printable(name))?;
-                }
-                Ok(())
+                false => show_all(file, attr, (&flags, &names), out),
             })?;
         }
         Ok(())
-    })
+    });
+    end(&list, args.json, &done)?;
+    done
+}
+
+/// Prints all attributes of a file.
+fn show_all(
+    file: &Listed,
+    attr: &Attr,
+    (flags, xattrs): (&FsxAttr, &[Vec<u8>]),
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    writeln!(
+        out,
+        "  File: {}{}",
+        printable(&file.name),
+        arrow(file, true)
+    )?;
+    writeln!(
+        out,
+        "  Size: {}  Blocks: {}  IO block: {}  {}",
+        size_or_device(attr),
+        attr.blocks,
+        attr.block_size,
+        kind_name(attr.kind)
+    )?;
+    writeln!(
+        out,
+        " Inode: {}  Generation: {}  Links: {}  Flags: {:#x}  Project: {}",
+        attr.ino, attr.generation, attr.nlink, flags.flags.0, flags.project
+    )?;
+    let mode = mode_string(attr.kind, attr.perm);
+    let (perm, uid, gid) = (attr.perm, attr.uid, attr.gid);
+    writeln!(out, "Access: ({perm:04o}/{mode})  Uid: {uid}  Gid: {gid}")?;
+    writeln!(out, "Access: {} UTC", utc(attr.atime, true))?;
+    writeln!(out, "Modify: {} UTC", utc(attr.mtime, true))?;
+    writeln!(out, "Change: {} UTC", utc(attr.ctime, true))?;
+    match attr.btime {
+        Some(time) => writeln!(out, " Birth: {} UTC", utc(time, true))?,
+        None => writeln!(out, " Birth: -")?,
+    }
+    for name in xattrs {
+        writeln!(out, " Xattr: {}", printable(name))?;
+    }
+    Ok(())
 }
 
 fn kind_name(kind: FileKind) -> &'static str {

@@ -1,16 +1,18 @@
 //! `find`.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use steadfs::tools::find::{Expression, FileTimes, Output, Outside, find};
-use steadfs::tools::owner_cx;
+use steadfs::tools::{Visited, owner_cx};
 use steadfs_base::Timestamp;
 
 use crate::args;
 use crate::args::offline::Open;
 use crate::failure::Failure;
-use crate::output::{escapes, stream};
+use crate::json::{File, List, Place};
+use crate::output::{escapes, print, stream};
 use crate::reference::times_of;
 use crate::report::Reporter;
 use crate::stop::Stop;
@@ -51,6 +53,10 @@ pub fn run(args: &args::Find) -> Result<(), Failure> {
     let mut files = Files { open: &args.open };
     let expression = Expression::parse(words, &mut files)
         .map_err(|why| Failure::plain(format!("find: {why}")))?;
+    if args.json && expression.formats() {
+        let why = "find: --json goes with -print only, not with -print0, -printf and -ls";
+        return Err(Failure::plain(why));
+    }
     let groups = groups(places, &args.open)?;
     let access = match expression.deletes() {
         true => Access::Write,
@@ -58,17 +64,23 @@ pub fn run(args: &args::Find) -> Result<(), Failure> {
     };
     let stop = Stop::on_signals()?;
     let escape = escapes();
-    for_each_volume(&groups, &args.open, access, |fs, group| {
+    let mut list = List::default();
+    let done = for_each_volume(&groups, &args.open, access, |fs, group| {
         let cx = owner_cx();
         let prefix = prefix(group);
-        let work = |out: &mut dyn std::io::Write| {
+        let work = |out: &mut dyn Write| {
             for_each_path(group, |path| {
                 let mut reporter = Reporter {
                     image: &group.image,
                     stop: &stop,
                 };
+                let mut json = |out: &mut dyn Write, file: Visited<'_>, target: Option<&[u8]>| {
+                    let place = Place::new(&group.image, file.path);
+                    list.add(out, &File::new(place, file.attr, target))
+                };
                 let output = Output {
                     out: &mut *out,
+                    printer: args.json.then_some(&mut json),
                     prefix: &prefix,
                     escape,
                 };
@@ -77,5 +89,9 @@ pub fn run(args: &args::Find) -> Result<(), Failure> {
             })
         };
         stream(work, |error| failure(group, &stop, &error))
-    })
+    });
+    if args.json && !done.as_ref().is_err_and(Failure::is_signal) {
+        print(|out| list.end(out))?;
+    }
+    done
 }

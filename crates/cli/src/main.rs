@@ -23,6 +23,7 @@ mod format;
 mod format_f2fs;
 mod helper;
 mod inspect;
+mod json;
 mod kind;
 mod lab;
 mod log;

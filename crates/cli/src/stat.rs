@@ -17,9 +17,6 @@ pub fn run(args: &args::Stat) -> Result<(), Failure> {
     let mounts: Result<Vec<Option<Mount>>, Failure> = args.places.iter().map(mounted).collect();
     let mounts = mounts?;
     if mounts.iter().all(Option::is_none) {
-        if args.json {
-            return Err(Failure::new(code::USAGE, "--json is for mount points"));
-        }
         return files::stat(args);
     }
     for (mount, place) in mounts.iter().zip(&args.places) {

@@ -7,10 +7,12 @@ use steadfs::tools::{
     Accounts, Branch, Branches, ToolError, TreeCount, TreeOptions, mode_string, owner_cx,
     printable, tree,
 };
+use steadfs_vfs::FileKind;
 
 use crate::args;
 use crate::args::trees::Charset;
 use crate::failure::Failure;
+use crate::json::{File, List, Place, to_text};
 use crate::output::{print, stream};
 use crate::report::Reporter;
 use crate::stop::Stop;
@@ -86,7 +88,7 @@ impl Text<'_> {
     /// What is between the brackets.
     fn attributes(&self, branch: &Branch<'_>) -> String {
         let args = self.args;
-        let Some(attr) = branch.attr else {
+        let Ok(attr) = branch.attr else {
             let unknown = [
                 args.permissions,
                 args.user,
@@ -129,6 +131,60 @@ impl Branches for Text<'_> {
     }
 }
 
+/// Prints a tree as JSON.
+struct Json<'t> {
+    out: &'t mut dyn Write,
+    image: &'t Path,
+    list: &'t mut List,
+    max_depth: usize,
+    /// For each open file whether it is a directory that is entered, and whether an entry of it was printed.
+    open: Vec<(bool, bool)>,
+}
+
+impl Json<'_> {
+    fn object(&mut self, branch: &Branch<'_>) -> io::Result<()> {
+        match self.open.last_mut() {
+            None => self.list.next(self.out)?,
+            Some((_, any)) => {
+                let before = if std::mem::replace(any, true) {
+                    ",\n"
+                } else {
+                    "\n"
+                };
+                write!(self.out, "{before}")?;
+            }
+        }
+        let place = Place::new(self.image, branch.path);
+        let file = match &branch.attr {
+            Ok(attr) => File::new(place, attr, branch.target),
+            Err(error) => File::unreadable(place, (None, None), error.clone()),
+        };
+        let is_dir = matches!(branch.attr, Ok(attr) if attr.kind == FileKind::Directory);
+        let enters = is_dir && branch.lasts.len() < self.max_depth;
+        let text = to_text(&file)?;
+        write!(self.out, "{}", text.strip_suffix('}').unwrap_or(&text))?;
+        if enters {
+            write!(self.out, ",\"entries\":[")?;
+        }
+        self.open.push((enters, false));
+        Ok(())
+    }
+}
+
+impl Branches for Json<'_> {
+    fn begin(&mut self, branch: &Branch<'_>) -> Result<(), ToolError> {
+        self.object(branch).map_err(output_failed)
+    }
+
+    fn end(&mut self) -> Result<(), ToolError> {
+        let end = match self.open.pop() {
+            Some((true, _)) => "]}",
+            _ => "}",
+        };
+        write!(self.out, "{end}").map_err(output_failed)
+    }
+}
+
 fn output_failed(source: io::Error) -> ToolError {
     ToolError::Host {
         path: Path::new("standard output").to_owned(),
@@ -164,6 +220,7 @@ pub fn run(args: &args::Tree) -> Result<(), Failure> {
     let groups = groups(&args.places, &args.open)?;
     let stop = Stop::on_signals()?;
     let mut total = TreeCount::default();
+    let mut list = List::default();
     let done = for_each_volume(&groups, &args.open, Access::Read, |fs, group| {
         let cx = owner_cx();
         let prefix = prefix(group);
@@ -183,7 +240,21 @@ pub fn run(args: &args::Tree) -> Result<(), Failure> {
                     prefix: &prefix,
                     accounts: &accounts,
                 };
-                let count = tree(fs, &cx, path, options, &mut text, &mut reporter)?;
+                let mut json;
+                let branches: &mut dyn Branches = match args.json {
+                    false => &mut text,
+                    true => {
+                        json = Json {
+                            out: text.out,
+                            image: &group.image,
+                            list: &mut list,
+                            max_depth: options.max_depth,
+                            open: Vec::new(),
+                        };
+                        &mut json
+                    }
+                };
+                let count = tree(fs, &cx, path, options, branches, &mut reporter)?;
                 total.directories += count.directories;
                 total.files += count.files;
                 Ok(count.failures)
@@ -191,7 +262,9 @@ pub fn run(args: &args::Tree) -> Result<(), Failure> {
         };
         stream(work, |error| failure(group, &stop, &error))
     });
-    if !args.no_report && !done.as_ref().is_err_and(Failure::is_signal) {
+    if args.json && !done.as_ref().is_err_and(Failure::is_signal) {
+        print(|out| list.end(out))?;
+    } else if !args.no_report && !done.as_ref().is_err_and(Failure::is_signal) {
         print(|out| report(args, &total, out))?;
     }
     done

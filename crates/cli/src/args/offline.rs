@@ -24,6 +24,9 @@ pub struct Open {
 pub struct Check {
     /// Image file or block device.
     pub volume: PathBuf,
+    /// Print a JSON document (docs/json.md).
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub open: Open,
 }
@@ -66,6 +69,9 @@ pub struct Ls {
     /// Inode numbers.
     #[arg(short, long)]
     pub inode: bool,
+    /// Print a JSON document with all attributes (docs/json.md).
+    #[arg(long, conflicts_with_all = ["long", "inode"])]
+    pub json: bool,
     #[command(flatten)]
     pub open: Open,
 }
@@ -183,7 +189,7 @@ pub struct Stat {
     /// IMAGE:/PATH, or a mount point.
     #[arg(required = true, value_name = "IMAGE:/PATH|MOUNTPOINT")]
     pub places: Vec<OsString>,
-    /// For a mount: print JSON, times of the queue in nanoseconds.
+    /// Print a JSON document (docs/json.md); for a mount, with times of the queue in nanoseconds.
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -33,6 +33,9 @@ pub struct Find {
     /// Follow no links, the default.
     #[arg(short = 'P', overrides_with = "follow")]
     pub physical: bool,
+    /// Print a JSON document (docs/json.md).
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub open: Open,
 }
@@ -72,6 +75,9 @@ pub struct Du {
     /// A NUL byte after each line instead of a newline.
     #[arg(short = '0', long)]
     pub null: bool,
+    /// Print a JSON document with sizes in bytes (docs/json.md).
+    #[arg(long, conflicts_with_all = ["total", "null", "human-readable", "si", "k", "m", "block-size"])]
+    pub json: bool,
     /// Print help.
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
@@ -125,6 +131,9 @@ pub struct Tree {
     /// The characters of lines: utf-8 or ascii.
     #[arg(long, value_name = "NAME", default_value = "utf-8", value_parser = charset)]
     pub charset: Charset,
+    /// Print a JSON document with all attributes (docs/json.md).
+    #[arg(long, conflicts_with_all = ["full_path", "no_indent", "permissions", "user", "group", "size", "human", "no_report", "charset"])]
+    pub json: bool,
     /// Print help.
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,

@@ -187,7 +187,7 @@ fn is_root_path(path: &[u8]) -> bool {
 }
 
 /// `dir/name` on a volume.
-fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = dir.to_vec();
     push(&mut path, name);
     path

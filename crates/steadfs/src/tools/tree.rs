@@ -22,8 +22,8 @@ pub struct TreeOptions {
 
 /// A file of a tree.
 pub struct Branch<'b> {
-    /// Its attributes; `None`: they cannot be read, which was reported.
-    pub attr: Option<&'b Attr>,
+    /// Its attributes, or why they cannot be read, which was reported.
+    pub attr: Result<&'b Attr, String>,
     /// Its path on the volume.
     pub path: &'b [u8],
     /// Its name; of the top, its path.
@@ -154,7 +154,7 @@ impl Visitor for Planter<'_> {
         }
         self.add(file.depth, file.is_last, is_dir);
         self.branches.begin(&Branch {
-            attr: Some(file.attr),
+            attr: Ok(file.attr),
             path: file.path,
             name: file.name,
             target: target.as_deref(),
@@ -177,10 +177,14 @@ impl Visitor for Planter<'_> {
     }
 
     fn unreadable(&mut self, file: Unreadable<'_>) -> Result<()> {
+        let why = match &file.error {
+            ToolError::Volume { source, .. } => source.to_string(),
+            error => error.to_string(),
+        };
         self.problem(file.error)?;
         self.add(file.depth, file.is_last, false);
         self.branches.begin(&Branch {
-            attr: None,
+            attr: Err(why),
             path: file.path,
             name: file.name,
             target: None,

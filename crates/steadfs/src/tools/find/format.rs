@@ -241,7 +241,10 @@ impl Finder<'_> {
             b'g' => return Ok(account(self.accounts.group(attr.gid), attr.gid)),
             b'y' => return Ok(vec![letter(attr.kind)]),
             b'Y' => return Ok(vec![self.target_letter(file)]),
-            b'l' => return self.target(file),
+            b'l' => {
+                let target = self.target(file)?.unwrap_or_default();
+                return Ok(self.shown(&target));
+            }
             what => return Ok(self.path(what, file)),
         };
         Ok(number.to_string().into_bytes())
@@ -262,21 +265,6 @@ impl Finder<'_> {
                 self.shown(below.strip_prefix(b"/").unwrap_or(below))
             }
             _ => self.shown(&whole),
-        }
-    }
-
-    /// Where a link leads; empty for what is no link.
-    fn target(&mut self, file: Visited<'_>) -> Result<Vec<u8>> {
-        if file.attr.kind != FileKind::Symlink {
-            return Ok(Vec::new());
-        }
-        match self.fs.readlink(self.cx, file.attr.ino) {
-            Ok(target) => Ok(self.shown(&target)),
-            Err(source) => {
-                let path = file.path.to_vec();
-                super::Visitor::problem(self, super::ToolError::Volume { path, source })?;
-                Ok(Vec::new())
-            }
         }
     }
 
@@ -303,18 +291,10 @@ impl Finder<'_> {
             }
             _ => attr.size.to_string(),
         };
-        let target = match attr.kind {
-            FileKind::Symlink => {
-                let target = self.target(file)?;
-                // On a terminal it is escaped already.
-                let shown = match self.output.escape {
-                    true => String::from_utf8_lossy(&target).into_owned(),
-                    false => printable(&target),
-                };
-                format!(" -> {shown}")
-            }
-            _ => String::new(),
-        };
+        let target = self.target(file)?;
+        let target = target.map_or(String::new(), |target| {
+            format!(" -> {}", printable(&target))
+        });
         let (mode, links) = (mode_string(attr.kind, attr.perm), attr.nlink);
         let time = times::short(attr.mtime, self.expression.now);
         let path = printable(&[self.output.prefix, file.path].concat());

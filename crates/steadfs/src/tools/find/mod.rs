@@ -36,6 +36,8 @@ pub struct Expression {
     /// A directory comes after its entries.
     depth_first: bool,
     deletes: bool,
+    /// There are other actions that write than `-print`.
+    formats: bool,
     /// Names of users and groups are shown.
     names: bool,
     /// Users (`true`) and groups that are named.
@@ -48,12 +50,23 @@ impl Expression {
     pub fn deletes(&self) -> bool {
         self.deletes
     }
+
+    /// Whether text is written that is no line of `-print`.
+    pub fn formats(&self) -> bool {
+        self.formats
+    }
 }
+
+/// Prints a file in another form than its path, and where it leads if it is a link.
+pub type Printer<'o> =
+    &'o mut dyn FnMut(&mut dyn Write, Visited<'_>, Option<&[u8]>) -> io::Result<()>;
 
 /// Where results go.
 pub struct Output<'o> {
     /// Text.
     pub out: &'o mut dyn Write,
+    /// What `-print` does instead of printing paths.
+    pub printer: Option<Printer<'o>>,
     /// Comes before each path: the image and a colon.
     pub prefix: &'o [u8],
     /// Names are escaped, for a terminal.
@@ -154,7 +167,7 @@ impl Finder<'_> {
         }
         let found = self.is_true(&expression.root, file)?;
         if found && expression.prints {
-            self.line(file, b'\n')?;
+            self.print(file)?;
         }
         Ok(())
     }
@@ -260,7 +273,7 @@ impl Finder<'_> {
 
     fn act(&mut self, action: &Action, file: Visited<'_>) -> Result<bool> {
         match action {
-            Action::Print => self.line(file, b'\n')?,
+            Action::Print => self.print(file)?,
             Action::Print0 => self.line(file, 0)?,
             Action::Printf(format) => {
                 let text = self.formatted(format, file)?;
@@ -288,6 +301,33 @@ impl Finder<'_> {
             }
         }
         Ok(true)
+    }
+
+    fn print(&mut self, file: Visited<'_>) -> Result<()> {
+        if self.output.printer.is_none() {
+            return self.line(file, b'\n');
+        }
+        let target = self.target(file)?;
+        let Output { out, printer, .. } = &mut self.output;
+        let printed = printer
+            .as_mut()
+            .map_or(Ok(()), |print| print(&mut **out, file, target.as_deref()));
+        printed.on_host(Path::new("standard output"))
+    }
+
+    /// Where a link leads.
+    fn target(&mut self, file: Visited<'_>) -> Result<Option<Vec<u8>>> {
+        if file.attr.kind != FileKind::Symlink {
+            return Ok(None);
+        }
+        match self.fs.readlink(self.cx, file.attr.ino) {
+            Ok(target) => Ok(Some(target)),
+            Err(source) => {
+                let path = file.path.to_vec();
+                self.problem(ToolError::Volume { path, source })?;
+                Ok(None)
+            }
+        }
     }
 
     fn line(&mut self, file: Visited<'_>, end: u8) -> Result<()> {

@@ -61,6 +61,7 @@ impl Expression {
                 max_depth: usize::MAX,
                 depth_first: false,
                 deletes: false,
+                formats: false,
                 names: false,
                 accounts: Vec::new(),
                 now: Timestamp::default(),
@@ -259,6 +260,7 @@ impl<'w> Parser<'w> {
             "-quit" => return Ok(Some(Action::Quit)),
             _ => return Ok(None),
         };
+        self.expression.formats |= !matches!(action, Action::Print | Action::Delete);
         self.acts = true;
         Ok(Some(action))
     }
