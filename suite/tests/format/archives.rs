@@ -1,8 +1,9 @@
 //! Volumes filled from tar archives.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::generate::{Torture, torture};
@@ -75,6 +76,66 @@ fn archives_of_all_formats_make_the_tree_that_gnu_tar_makes() {
             _ => clean(volume.to_str().unwrap()),
         }
     }
+}
+
+/// A header and its data, padded.
+fn member(kind: u8, name: &str, data: &[u8]) -> Vec<u8> {
+    let mut member = vec![0; 512];
+    member[..name.len()].copy_from_slice(name.as_bytes());
+    let size = format!("{:011o}", data.len());
+    member[124..135].copy_from_slice(size.as_bytes());
+    member[148..156].fill(b' ');
+    member[156] = kind;
+    let sum: u32 = member.iter().map(|&byte| u32::from(byte)).sum();
+    member[148..154].copy_from_slice(format!("{sum:06o}").as_bytes());
+    member.extend(data);
+    member.resize(member.len().next_multiple_of(512), 0);
+    member
+}
+
+/// However an archive asks for memory, 1 GiB of address space is enough to refuse it.
+#[test]
+fn the_memory_for_an_archive_is_bounded() {
+    let scratch = Scratch::new();
+    let value = "v".repeat(9 << 20);
+    let record = format!("{} SCHILY.xattr.user.a={value}\n", value.len() + 29);
+    let for_all = member(b'g', "g", record.as_bytes());
+    let long = |n: usize| {
+        member(
+            b'L',
+            "l",
+            format!("{n}/{}\0", "n".repeat((1 << 20) - 99)).as_bytes(),
+        )
+    };
+    let named = |n| [long(n), member(b'0', "x", b"")].concat();
+    let hostile = |piece: &dyn Fn(usize) -> Vec<u8>, pieces: usize, words: &str| {
+        let mut shell = Command::new("bash");
+        let script = "ulimit -v 1048576; exec \"$0\" format -q --sandbox=off -d - new 64M";
+        shell
+            .current_dir(scratch.path())
+            .args(["-c", script])
+            .arg(program());
+        shell.stdin(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        let mut stream = child.stdin.take().unwrap();
+        for n in 0..pieces {
+            // It ends before the stream does.
+            if stream.write_all(&piece(n)).is_err() {
+                break;
+            }
+        }
+        drop(stream);
+        let output = child.wait_with_output().unwrap();
+        let shown = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(1) && shown.contains(words),
+            "{output:?}"
+        );
+        assert!(!scratch.join("new").exists());
+    };
+    let most = "attributes of one member need more than 16 MiB";
+    hostile(&|_| for_all.clone(), 120, most);
+    hostile(&named, 600, "members need more than 512 MiB");
 }
 
 /// A broken archive costs no volume, whatever the target holds.

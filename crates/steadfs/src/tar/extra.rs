@@ -3,8 +3,11 @@
 use steadfs_base::Timestamp;
 
 use super::acl::acl_of_text;
-use super::read::{PIECES_MAX, Piece, decimal};
+use super::read::{PIECES_MAX, Piece, RECORDS_MAX, decimal};
 use super::{ACLS, XATTR, pax};
+
+/// Memory of an attribute besides its name and value, in bytes: 125 were measured.
+const ATTRIBUTE_BYTES: u64 = 128;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -19,6 +22,8 @@ pub(crate) struct Extra {
     pub mtime: Option<Timestamp>,
     pub atime: Option<Timestamp>,
     pub sparse: Sparse,
+    /// Bytes of memory that the attributes take.
+    pub held: u64,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Texts of access control lists, with the attribute that each is.
     acls: Vec<(&'static [u8], Vec<u8>)>,
@@ -93,13 +98,27 @@ impl Extra {
             }
             _ => {
                 if let Some(name) = key.strip_prefix(XATTR.as_bytes()) {
+                    self.hold(name.len() + value.len())?;
                     self.xattrs.push((pax::xattr_name(name), value.to_vec()));
                 } else if let Some((_, name)) = ACLS.iter().find(|(acl, _)| acl.as_bytes() == key) {
+                    self.hold(value.len())?;
                     self.acls.push((name, value.to_vec()));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Counts an attribute. Several headers can belong to a member, and any number to all members.
+    fn hold(&mut self, bytes: usize) -> Result<()> {
+        self.held += bytes as u64 + ATTRIBUTE_BYTES;
+        match self.held > RECORDS_MAX {
+            true => Err(format!(
+                "the attributes of one member need more than {} MiB of memory",
+                RECORDS_MAX >> 20
+            )),
+            false => Ok(()),
+        }
     }
 
     /// The extended attributes in order of their names, and those that cannot be kept.

@@ -13,7 +13,7 @@ use super::header::checksum;
 use super::tape::Tape;
 use super::{BLOCK, kind};
 
-/// Largest pax records of one member, in bytes.
+/// Largest pax records in one header, and most memory for the attributes of a member, in bytes.
 pub(crate) const RECORDS_MAX: u64 = 16 << 20;
 /// Longest name in a member of its own (GNU), in bytes: the deepest tree has longer ones nowhere.
 const NAME_MAX: u64 = 1 << 20;
@@ -64,6 +64,8 @@ pub(crate) struct Member {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Attributes that cannot be kept, with the reason.
     pub lost: Vec<(String, &'static str)>,
+    /// Bytes of memory that the attributes take.
+    pub held: u64,
     /// Bytes of data that follow in the archive.
     pub data: u64,
     /// Size of the file.
@@ -222,6 +224,7 @@ impl<'t> Members<'t> {
                 size
             },
             size,
+            held: extra.held,
             ..Member::default()
         };
         (member.xattrs, member.lost) = extra.xattrs();

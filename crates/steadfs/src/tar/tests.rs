@@ -220,6 +220,43 @@ fn lengths_are_checked_before_memory_is_taken() {
 }
 
 #[test]
+fn attributes_and_links_of_a_member_are_bounded() {
+    let many = |kind, value: &str, headers: u32| {
+        let mut archive = Archive::default();
+        for header in 0..headers {
+            let mut data = Vec::new();
+            for n in 0..4000 / headers {
+                let key = format!("SCHILY.xattr.user.{header}.{n}");
+                pax::push(&mut data, key.as_bytes(), value.as_bytes());
+            }
+            archive = archive.member(kind, "x", &data);
+        }
+        archive.member(kind::REGULAR, "x", b"").end()
+    };
+    for kind in [kind::PAX, kind::GLOBAL] {
+        let value = "v".repeat(4500);
+        many(kind, &value, 2).fails("attributes of one member need more than 16 MiB");
+        let (tree, ..) = many(kind, &value[..2000], 2).read().unwrap();
+        assert_eq!(find(&tree, "x").unwrap().xattrs.len(), 4000);
+    }
+    let target = "../".repeat(1366);
+    let (tree, report, problems) = Archive::default()
+        .records(&[("linkpath", &target)])
+        .link(kind::SYMLINK, "l", "")
+        .link(kind::SYMLINK, "s", &target[..93])
+        .member(kind::REGULAR, "l/x", b"")
+        .member(kind::REGULAR, "s/y", b"")
+        .end()
+        .read()
+        .unwrap();
+    assert!(
+        report.failed == 1 && problems[0].contains("more than 4095 bytes"),
+        "{problems:?}"
+    );
+    assert!(find(&tree, "y").is_some());
+}
+
+#[test]
 fn maps_of_sparse_files_must_fit_their_data() {
     let version_1 = |map: &str, size: &str, data: &[u8]| {
         let mut content = map.as_bytes().to_vec();

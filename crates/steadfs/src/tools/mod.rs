@@ -158,8 +158,12 @@ fn shortened(path: &[u8]) -> String {
     }
 }
 
+/// A path in a message. What no call of the kernel would take is shortened: an archive can have names of 16 MiB.
 fn show(path: &[u8]) -> String {
-    printable(path)
+    match path.len() > steadfs_base::limits::SYMLINK_MAX {
+        true => shortened(path),
+        false => printable(path),
+    }
 }
 
 /// The permissions that a copy keeps. With another owner (`stranger`) it loses the set-ID bits, so that it does not run
