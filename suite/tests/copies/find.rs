@@ -183,18 +183,16 @@ fn questions() -> Vec<String> {
             .wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) as usize % most
     };
-    for number in 0..24 {
+    for number in 0..16 {
         let options = ["", "-depth ", "-maxdepth 2 "][number % 3];
         lines.push(format!(
             "find ROOT/ {options}{}",
             random_expression(&mut pick, 4)
         ));
     }
-    for options in USAGES {
-        lines.push(format!("du {options} ROOT/"));
-        lines.push(format!(
-            "du {options} ROOT/a/b ROOT/a ROOT/many ROOT/a ROOT/none"
-        ));
+    for (number, options) in USAGES.iter().enumerate() {
+        let places = ["ROOT/", "ROOT/a/b ROOT/a ROOT/many ROOT/a ROOT/none"][number % 2];
+        lines.push(format!("du {options} {places}"));
     }
     lines
 }
