@@ -268,6 +268,11 @@ fn features_that_are_not_replayed_are_named() {
 
 /// A log that went around, on a journal with a fast-commit area at this byte, and its last transaction.
 fn with_area() -> (Layout, Vec<u8>, u64, Tid) {
+    area_of(JournalConfig::default())
+}
+
+/// The same of a journal opened with this configuration.
+fn area_of(config: JournalConfig) -> (Layout, Vec<u8>, u64, Tid) {
     let layout = Layout::new(1024, 1200, JOURNAL);
     let image = layout.device().to_bytes();
     let image = with_superblock(&layout, &image, |raw| {
@@ -277,7 +282,7 @@ fn with_area() -> (Layout, Vec<u8>, u64, Tid) {
     let device = Arc::new(MemDevice::from_bytes(&image));
     let area = (10 + JOURNAL - 100 + 1) * 1024;
     device.write(area, &[0xEE; 99 * 1024]);
-    let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
+    let journal = layout.open(Arc::clone(&device) as _, config);
     let mut last = Tid(0);
     for n in 0..120 {
         last = set(&journal, 700 + n, 1);
@@ -371,6 +376,39 @@ fn logged_fast_commits_are_all_there_or_not_at_all_after_any_write() {
     let (size, map) = (layout.block_size, layout.map());
     let refused = log_fast_commits(&queue, size, &map, &many.collect(), TAG).unwrap_err();
     assert!(matches!(refused, JournalError::Unsupported(what) if what.contains("150 blocks")));
+}
+
+/// Only a journal with 64-bit block numbers can log blocks behind the first 2^32.
+#[test]
+fn logged_fast_commits_are_within_the_block_numbers_of_the_journal() {
+    const LAST: u64 = u32::MAX as u64;
+    for (wide, block, fits) in [
+        (false, LAST - 1, true),
+        (false, LAST, true),
+        (false, LAST + 1, false),
+        (true, LAST, true),
+        (true, LAST + 1, true),
+    ] {
+        let (layout, image, area, last) = area_of(JournalConfig {
+            wide,
+            ..JournalConfig::default()
+        });
+        let large = Layout {
+            blocks: LAST + 10,
+            ..layout
+        };
+        let device = Arc::new(MemDevice::new(large.blocks * 1024));
+        device.write(0, &with_fast_commit(&image, area, last.next()));
+        let (size, map) = (large.block_size, large.map());
+        let queue = large.queue(Arc::clone(&device) as _);
+        let changed = BTreeMap::from([(DevBlock(block), Buf::copy_of(&[0xAB; 1024]))]);
+        let logged = log_fast_commits(&queue, size, &map, &changed, TAG);
+        assert_eq!(logged.is_ok(), fits, "{wide}, {block}: {logged:?}");
+        let found = large.recover(Arc::clone(&device) as _);
+        assert_eq!(found.fast_commits.is_empty(), fits);
+        let home = queue.read(block * 1024, 1024, TAG).unwrap();
+        assert_eq!(home[..] == [0xAB; 1024], fits, "{wide}, {block}");
+    }
 }
 
 #[test]

@@ -116,6 +116,23 @@ fn a_handle_gets_credits_up_to_the_limit_of_its_transaction() {
 }
 
 #[test]
+fn a_handle_gets_credits_up_to_the_last_free_block_of_the_log() {
+    let (_, _, journal) = opened(JournalConfig::default());
+    let free = || journal.state.lock().log.free();
+    // Transactions of one block, which nothing writes to its home location.
+    let mut block = 1500;
+    while free() > 40 {
+        let tid = set(&journal, block, 1);
+        journal.commit(tid, TAG).unwrap();
+        block += 1;
+    }
+    assert!(free() < journal.costs.max_transaction);
+    let mut handle = journal.begin(1).unwrap();
+    while handle.extend(1) {}
+    assert_eq!(journal.costs.log_blocks(handle.credits(), 0), free());
+}
+
+#[test]
 fn a_freed_block_costs_a_credit_only_if_the_log_has_a_copy() {
     let (_, _, journal) = opened(JournalConfig::default());
     set(&journal, 1500, 1);

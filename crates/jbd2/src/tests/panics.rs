@@ -73,6 +73,12 @@ fn a_panic_of_the_commit_task_ends_every_wait() {
     }
     assert!(stopped(journal.commit_all(TAG)));
     assert!(stopped(journal.flush_all()));
+    // No handle waits for the task any more.
+    let began = steadfs_rt::now();
+    while journal.state.lock().has_commit_task {
+        assert!(began.elapsed() < Duration::from_secs(5));
+        sleep(Duration::from_millis(1));
+    }
     journal.join_tasks();
 }
 
