@@ -185,3 +185,25 @@ fn each_checkpoint_writes_the_other_copy_of_a_sit_block() {
         before = places;
     }
 }
+
+/// Logs of nodes and directories open the first free segment, so that these stay together.
+#[test]
+fn small_logs_return_to_the_first_free_segment() {
+    use LogType::{ColdNode, HotData, HotNode, WarmNode};
+    for log in [HotData, HotNode, WarmNode, ColdNode] {
+        let volume = Volume::new(128 << 20, 1);
+        let segments = &volume.segments;
+        let opened = || segments.curseg_rows()[log.index()].open.segment;
+        let next = || {
+            let old = opened();
+            while opened() == old {
+                let run = segments.allocate(log, SEGMENT_BLOCKS, Purpose::User);
+                segments.release(run.unwrap());
+            }
+            opened()
+        };
+        let moves = [next(), next(), next()];
+        assert_ne!(moves[1], moves[0]);
+        assert_eq!(moves[2], moves[0], "it is free again");
+    }
+}
