@@ -159,7 +159,8 @@ fn a_new_file_replaces_an_empty_directory_or_a_link() {
         assert_eq!(again.fs.orphans.all(), []);
         again.judge_device();
     }
-    refused(with_inode(&world, new, |core| core.name = b"full".to_vec()));
+    let full = with_inode(&world, new, |core| core.name = b"full".to_vec());
+    refused(full, "replace a directory with entries");
 }
 
 /// Changes the inode of a file in its last node.
@@ -175,14 +176,15 @@ fn with_inode(world: &World, file: InodeNo, change: impl FnOnce(&mut disk::Inode
     bytes
 }
 
-/// A mount for writing finds corruption, and writes nothing.
+/// A mount for writing finds this corruption, and writes nothing.
 #[track_caller]
-fn refused(bytes: Vec<u8>) {
+fn refused(bytes: Vec<u8>, rule: &str) {
     let device = Arc::new(MemDevice::from_bytes(&bytes));
     let options = MountOptions::parse("").unwrap();
     let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(64 << 20));
-    let error = opened.err();
-    assert!(matches!(error, Some(FsError::Corrupt(_))), "{error:?}");
+    let error = opened.err().expect("the volume is corrupt");
+    assert!(matches!(error, FsError::Corrupt(_)), "{error:?}");
+    assert!(error.to_string().contains(rule), "{error}");
     assert!(device.to_bytes() == bytes, "something was written");
 }
 
@@ -192,13 +194,18 @@ fn a_log_that_contradicts_the_checkpoint_is_refused() {
     let (world, file, _) = one_in_the_log();
     let new = world.file(ROOT, b"new").unwrap().ino;
     fsync(&world, new);
-    let other_kind = |core: &mut disk::Inode| core.mode = 0o040_755;
+    let other_kind = |core: &mut disk::Inode| {
+        core.mode = 0o040_755;
+        core.inline = core.inline.without(Inline::DATA);
+    };
     let parent = Nid::from_vfs(file).unwrap();
     let no_directory = |core: &mut disk::Inode| core.parent = parent;
     let no_name = |core: &mut disk::Inode| core.name.clear();
-    refused(with_inode(&world, file, other_kind));
-    refused(with_inode(&world, new, no_directory));
-    refused(with_inode(&world, new, no_name));
+    let changed = with_inode(&world, file, other_kind);
+    refused(changed, "recovered for an inode that is no regular file");
+    let rule = "not a directory in which a name can be created";
+    refused(with_inode(&world, new, no_directory), rule);
+    refused(with_inode(&world, new, no_name), rule);
     assert_eq!(
         crashed(&world.bytes()).lookup(ROOT, b"new").unwrap().ino,
         new
