@@ -142,6 +142,8 @@ fn open_options(options: &Options) -> OpenOptions {
     OpenOptions {
         read_only: options.read_only() || options.overlay.is_some(),
         direct: !options.buffered,
+        // What only reads and ends needs most of what it reads once, and in small pieces.
+        cached_small_reads: options.ext4.common.salvage,
         offset: options.offset,
         sizelimit: options.size_limit,
         engine: match options.io_engine {

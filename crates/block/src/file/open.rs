@@ -30,6 +30,9 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Bypass the host's page cache if the file supports it.
     pub direct: bool,
+    /// If direct, too: small reads go through the page cache, where the kernel reads ahead and other programs may have read
+    /// them. For a device that is only read, once.
+    pub cached_small_reads: bool,
     /// The device begins at this byte of the file.
     pub offset: u64,
     /// Longest size of the device in bytes.
@@ -50,6 +53,7 @@ impl Default for OpenOptions {
         Self {
             read_only: false,
             direct: true,
+            cached_small_reads: false,
             offset: 0,
             sizelimit: None,
             engine: Engine::Auto,
@@ -319,7 +323,11 @@ pub(super) fn target_on(
         fua,
         max_transfer: MAX_TRANSFER_BYTES,
     };
-    Ok(Target::new(fd, kind, geometry, options.offset, direct))
+    let mut target = Target::new(fd, kind, geometry, options.offset, direct);
+    if options.cached_small_reads {
+        target.cache_small_reads();
+    }
+    Ok(target)
 }
 
 /// Claims a file. A descriptor can outlive its owner for a short time in a forked child process that has not executed its

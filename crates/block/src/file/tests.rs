@@ -149,6 +149,37 @@ fn an_image_is_transferred_directly_and_buffered() {
 }
 
 #[test]
+fn small_reads_can_go_through_the_page_cache() {
+    for engine in ENGINES {
+        let dir = TempDir::new().unwrap();
+        let path = image(&dir, 1 << 20);
+        let content = pattern(1 << 20, 7).to_vec();
+        std::fs::write(&path, &content).unwrap();
+        let options = OpenOptions {
+            read_only: true,
+            cached_small_reads: true,
+            ..with_engine(engine)
+        };
+        let device = FileDevice::open(&path, options).unwrap();
+        assert!(device.first.target.is_direct());
+        // Any place and length, small and large.
+        for (at, len) in [(0, 512), (512, 1024), (4096, 65536), (0, 1 << 20)] {
+            let read = read(&device, at as u64, len);
+            assert_eq!(read, content[at..][..len], "{at} {len}");
+        }
+        // A truncated file is an error, no endless read.
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(4096)
+            .unwrap();
+        let end = run(&device, Bio::read(8192, 4096)).unwrap_err().to_string();
+        assert!(end.contains("has been truncated"), "{end}");
+    }
+}
+
+#[test]
 fn a_loop_device_of_either_sector_size_is_transferred() {
     for (sector, engine) in ["512", "4096"]
         .into_iter()

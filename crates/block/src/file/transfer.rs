@@ -1,12 +1,13 @@
 //! Synchronous execution of one bio on an open file.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
-    FallocateFlags, FlockOperation, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync, flock,
+    FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync,
+    flock, open,
 };
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -26,12 +27,17 @@ pub(super) enum TargetKind {
     BlockDevice,
 }
 
+/// Longest read that goes through the host's page cache where that is wanted, in bytes.
+const CACHED_READ_BYTES: u64 = 64 << 10;
+
 /// Smallest sector size of devices in bytes.
 const SECTOR_BYTES: u32 = 512;
 
 /// An open file, and the window of it that is the device.
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
+    /// The same file, whose reads go through the host's page cache, for small ones.
+    cached: Option<OwnedFd>,
     pub(super) kind: TargetKind,
     pub(super) geometry: Geometry,
     /// First byte of the window.
@@ -119,6 +125,7 @@ impl Target {
             kind,
             sector: sector(&fd, kind),
             fd,
+            cached: None,
             geometry,
             start,
             direct_unit: unit.unwrap_or(1),
@@ -126,6 +133,15 @@ impl Target {
             buffered_because,
             ended: OnceLock::new(),
             unsupported: Unsupported::default(),
+        }
+    }
+
+    /// Reads small pieces through the host's page cache, if the file can be opened once more.
+    pub(super) fn cache_small_reads(&mut self) {
+        if self.is_direct() {
+            let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            self.cached = open(path, flags, Mode::empty()).ok();
         }
     }
 
@@ -189,8 +205,13 @@ impl Target {
     }
 
     fn read(&self, at: u64, bio: &mut Bio) -> Result<(), TransferError> {
+        if let Some(cached) = &self.cached
+            && bio.len <= CACHED_READ_BYTES
+        {
+            return read_pieces(cached, at, &mut bio.bufs);
+        }
         if self.takes_as_is(bio) {
-            return self.read_pieces(at, &mut bio.bufs);
+            return read_pieces(&self.fd, at, &mut bio.bufs);
         }
         // Read whole units around the range.
         let unit = self.direct_unit;
@@ -230,37 +251,6 @@ impl Target {
         let got = retry(|| rustix::io::pread(&self.fd, around.make_mut(), from))?;
         let tail = around.get(skip..got).unwrap_or_default();
         Ok(tail[..tail.len().min(SECTOR_BYTES as usize - 1)].to_vec())
-    }
-
-    fn read_pieces(&self, mut at: u64, bufs: &mut [Buf]) -> Result<(), TransferError> {
-        if let [buf] = bufs {
-            let mut rest = buf.make_mut();
-            while !rest.is_empty() {
-                let n = retry(|| rustix::io::pread(&self.fd, &mut *rest, at))?;
-                if n == 0 {
-                    return Err(TransferError::Ended);
-                }
-                at += n as u64;
-                rest = &mut rest[n..];
-            }
-            return Ok(());
-        }
-        for bufs in bufs.chunks_mut(MAX_PIECES) {
-            let mut slices: Vec<_> = bufs
-                .iter_mut()
-                .map(|buf| IoSliceMut::new(buf.make_mut()))
-                .collect();
-            let mut rest = &mut slices[..];
-            while !rest.is_empty() {
-                let n = retry(|| rustix::io::preadv(&self.fd, rest, at))?;
-                if n == 0 {
-                    return Err(TransferError::Ended);
-                }
-                at += n as u64;
-                IoSliceMut::advance_slices(&mut rest, n);
-            }
-        }
-        Ok(())
     }
 
     fn write(&self, at: u64, bio: &Bio) -> Result<(), TransferError> {
@@ -414,6 +404,37 @@ fn try_supported(
         Err(Errno::INVAL) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
+}
+
+fn read_pieces(fd: &OwnedFd, mut at: u64, bufs: &mut [Buf]) -> Result<(), TransferError> {
+    if let [buf] = bufs {
+        let mut rest = buf.make_mut();
+        while !rest.is_empty() {
+            let n = retry(|| rustix::io::pread(fd, &mut *rest, at))?;
+            if n == 0 {
+                return Err(TransferError::Ended);
+            }
+            at += n as u64;
+            rest = &mut rest[n..];
+        }
+        return Ok(());
+    }
+    for bufs in bufs.chunks_mut(MAX_PIECES) {
+        let mut slices: Vec<_> = bufs
+            .iter_mut()
+            .map(|buf| IoSliceMut::new(buf.make_mut()))
+            .collect();
+        let mut rest = &mut slices[..];
+        while !rest.is_empty() {
+            let n = retry(|| rustix::io::preadv(fd, rest, at))?;
+            if n == 0 {
+                return Err(TransferError::Ended);
+            }
+            at += n as u64;
+            IoSliceMut::advance_slices(&mut rest, n);
+        }
+    }
+    Ok(())
 }
 
 /// Repeats `f` while it fails with EINTR.

@@ -166,7 +166,7 @@ const ENTRIES: &[Opt] = &[
     })
     .fixed(),
     Opt::flag("direct", |o| o.buffered = false)
-        .help(Device, "I/O bypasses the host's page cache, or goes through it")
+        .help(Device, "I/O bypasses the host's page cache, or goes through it; commands that only read use it for small reads")
         .current(Changed, |o| word(o.buffered, "buffered", "direct"))
         .fixed(),
     Opt::flag("buffered", |o| o.buffered = true).also().fixed(),
