@@ -12,10 +12,10 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build run bench crash fuzz miri mutants test lint judges fmt clean
+.PHONY: help build run bench bench-offline crash fuzz miri mutants test lint judges fmt clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## steadfs and its laboratory steadfs-lab, optimised
 	@scripts/install-build
@@ -51,6 +51,13 @@ bench: ## kernel ext4, fuse2fs and steadfs (ext4, f2fs) side by side (BENCH="--q
 	cargo build --release --locked -p steadfs-cli -p steadfs-bench
 	cargo build --release --locked -p steadfs-fuse --example floor
 	target/release/steadfs-bench $(BENCH)
+
+ROUNDS ?= 5
+bench-offline: ## commands on images beside those of e2fsprogs and f2fs-tools, ROUNDS (5) in turn
+	@scripts/install-build
+	@scripts/install-packages e2fsprogs f2fs-tools perl-base time
+	cargo build --release --locked -p steadfs-cli
+	@scripts/bench-offline $(ROUNDS)
 
 SEEDS ?= 2000
 TRIAL ?=
