@@ -11,6 +11,7 @@ use steadfs_vfs::{
     StatFs, give_attributes, make_file,
 };
 
+use crate::ahead::NAMES_MAX;
 use crate::codec::{Decoder, Encoder, Malformed};
 use crate::connection::{Connection, ENDED, INVALID};
 use crate::later::Reply;
@@ -134,6 +135,16 @@ impl<S: Read + Write> Client<S> {
         preview.filter(|preview| preview.ino == ino).map(answer)
     }
 
+    /// The result of a lookup that was expected.
+    fn by_ahead(&self, dir: InodeNo, name: &[u8]) -> Option<Result<Attr>> {
+        let mut connection = self.connection.lock();
+        let waited = connection.if_whole(|connection| connection.wait_for(dir, name));
+        if let Err(why) = waited {
+            return Some(Err(FsError::Stopped(why)));
+        }
+        connection.ahead.take(dir, name)
+    }
+
     /// A call whose reply is received later.
     fn begin(&self, call: Call, encode: impl FnOnce(&mut Encoder)) -> Option<Reply> {
         let mut arguments = Encoder::default();
@@ -199,7 +210,19 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
         self.root
     }
 
+    fn expect(&self, _: &Cx, dir: InodeNo, names: &[&[u8]]) {
+        let mut connection = self.connection.lock();
+        for names in names.chunks(NAMES_MAX) {
+            let names = names.iter().map(|name| name.to_vec()).collect();
+            // An error is reported by the next call.
+            let _ = connection.if_whole(|connection| connection.expect(dir, names));
+        }
+    }
+
     fn lookup(&self, _: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        if let Some(found) = self.by_ahead(dir, name) {
+            return found;
+        }
         self.attr(Call::Lookup, |to| {
             to.ino(dir);
             to.bytes(name);
@@ -338,6 +361,13 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn open(&self, _: &Cx, ino: InodeNo, write: bool) -> Result<()> {
+        if !write {
+            let mut connection = self.connection.lock();
+            if let Some(content) = connection.ahead.content_of(ino) {
+                connection.preview = Some(content);
+                return Ok(());
+            }
+        }
         let encode = |to: &mut Encoder| {
             to.ino(ino);
             to.flag(write);

@@ -1,10 +1,12 @@
 //! The connection to the server, and the calls that are on their way.
 
 use std::io::{BufReader, Read, Write};
+use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::FsError;
 
+use crate::ahead::{Ahead, Forgets};
 use crate::codec::{Decoder, Encoder, Malformed};
 use crate::later::{Later, Reply};
 use crate::preview::Preview;
@@ -23,6 +25,8 @@ pub struct Connection<S> {
     pub forgets: Vec<(InodeNo, u64)>,
     /// Calls whose replies are received later.
     pub later: Later,
+    /// Entries that were asked for before they are looked up.
+    pub ahead: Ahead,
     /// The content of the file that was opened last, if it is small and nothing has changed since.
     pub preview: Option<Preview>,
 }
@@ -35,6 +39,7 @@ impl<S: Read + Write> Connection<S> {
             broken: None,
             forgets: Vec::new(),
             later: Later::default(),
+            ahead: Ahead::default(),
             preview: None,
         }
     }
@@ -67,7 +72,7 @@ impl<S: Read + Write> Connection<S> {
         arguments: &Encoder,
     ) -> std::result::Result<Vec<u8>, String> {
         if call.changes() {
-            self.preview = None;
+            self.forget_content()?;
         }
         let mut frames = self.later.take_frames();
         self.push_forgets(&mut frames)?;
@@ -75,12 +80,13 @@ impl<S: Read + Write> Connection<S> {
         self.send(&frames)?;
         let before = self.later.take_all_due();
         self.receive_later(before)?;
+        self.receive_ahead(self.ahead.on_way())?;
         self.receive()
     }
 
     /// Makes a call whose reply is received later.
     pub fn begin(&mut self, call: Call, arguments: &Encoder) -> std::result::Result<(), String> {
-        self.preview = None;
+        self.forget_content()?;
         push(self.later.add(), call, arguments)?;
         if self.later.is_full() {
             let due = self.later.due();
@@ -98,6 +104,48 @@ impl<S: Read + Write> Connection<S> {
         self.send(&frames)?;
         let due = self.later.take_all_due();
         self.receive_later(due)
+    }
+
+    /// Asks for entries that will be looked up.
+    pub fn expect(&mut self, dir: InodeNo, names: Vec<Vec<u8>>) -> std::result::Result<(), String> {
+        // Replies to calls of both kinds are never on their way at once.
+        self.settle()?;
+        let mut arguments = Encoder::default();
+        arguments.ino(dir);
+        arguments.list(&names, |to, name| to.bytes(name));
+        let mut frames = Vec::new();
+        self.push_forgets(&mut frames)?;
+        push(&mut frames, Call::Expect, &arguments)?;
+        self.send(&frames)?;
+        self.ahead.sends(dir, names);
+        Ok(())
+    }
+
+    /// Receives the reply that has this entry, if it is on its way.
+    pub fn wait_for(&mut self, dir: InodeNo, name: &[u8]) -> std::result::Result<(), String> {
+        while self.ahead.is_on_way(dir, name) {
+            self.receive_ahead(1)?;
+        }
+        Ok(())
+    }
+
+    fn receive_ahead(&mut self, count: usize) -> std::result::Result<(), String> {
+        for _ in 0..count {
+            let reply = Arc::new(self.receive()?);
+            let forgets = self.ahead.receive(&reply);
+            self.forgets
+                .extend(forgets.map_err(|Malformed| INVALID.to_owned())?);
+        }
+        Ok(())
+    }
+
+    /// Drops what arrived of files, before one of them changes.
+    fn forget_content(&mut self) -> std::result::Result<(), String> {
+        self.preview = None;
+        self.receive_ahead(self.ahead.on_way())?;
+        let forgets: Forgets = self.ahead.clear();
+        self.forgets.extend(forgets);
+        Ok(())
     }
 
     fn push_forgets(&mut self, frames: &mut Vec<u8>) -> std::result::Result<(), String> {

@@ -10,12 +10,13 @@
 //! attributes mean what they mean on any hostile volume; the callers check them.
 //!
 //! **Protocol.** A frame with the call, a frame with the reply, in the order of the calls. The client waits for each reply
-//! except those of `make` and `give`: a copy of many small files sends these in batches, two of which may be on their way.
+//! except those of `make` and `give` (`later`), and of entries that it will look up (`ahead`).
 //! Integers are little-endian, byte strings have their length before them. Both ends are the same program, so there are no
 //! versions.
 
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod client;
 mod codec;
 mod connection;
@@ -71,11 +72,12 @@ enum Call {
     SyncAll,
     Make,
     Give,
+    Expect,
     Close,
 }
 
 impl Call {
-    const ALL: [Self; 27] = [
+    const ALL: [Self; 28] = [
         Self::Root,
         Self::Lookup,
         Self::Forget,
@@ -102,6 +104,7 @@ impl Call {
         Self::SyncAll,
         Self::Make,
         Self::Give,
+        Self::Expect,
         Self::Close,
     ];
 
@@ -121,6 +124,7 @@ impl Call {
                 | Self::Listxattr
                 | Self::Statfs
                 | Self::Flags
+                | Self::Expect
         )
     }
 

@@ -7,7 +7,7 @@ use steadfs_vfs::{
 };
 
 use crate::codec::{Decoder, Encoder, Malformed};
-use crate::{Call, Greeting, frame, preview};
+use crate::{Call, Greeting, ahead, frame, preview};
 
 /// Names of a directory are sent in batches of about this length in bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -173,6 +173,7 @@ fn answer(
         Call::Statfs => put(to, fs.statfs(cx), |to, usage| to.usage(&usage)),
         Call::Flags => put(to, fs.flags(cx, from.ino()?), Encoder::flags),
         Call::SyncAll => put(to, fs.sync_all(cx), nothing),
+        Call::Expect => ahead::answer(fs, cx, from, to)?,
         Call::Make | Call::Give => make_or_give(call, fs, cx, from, to)?,
         Call::Close => return Err(Malformed),
     }

@@ -247,6 +247,9 @@ fn random_replies_are_survived() {
             );
             drop(opened.seek(&cx, ino, 0, Seek::Hole));
         }
+        let ahead = connected(&[reply.clone()]);
+        ahead.expect(&cx, ino, &[b"a", b"b"]);
+        drop(ahead.lookup(&cx, ino, b"b"));
         let later = connected(&[reply.clone()]);
         begin(&later, b"content");
         assert_eq!(later.made(true).len(), 1);
@@ -350,4 +353,80 @@ fn few_calls_are_on_their_way() {
         assert!(begun - got <= 256, "{begun} {got}");
     }
     assert_eq!(got + client.made(true).len(), 10_000);
+}
+
+/// A reply to `expect`: the files with these inode numbers and contents.
+fn entries(files: &[(u64, Option<&[u8]>)]) -> Vec<u8> {
+    let mut reply = Encoder::default();
+    for (ino, content) in files {
+        reply.flag(true);
+        reply.attr(&Attr {
+            ino: InodeNo(*ino),
+            kind: FileKind::Regular,
+            ..attr()
+        });
+        reply.option(*content, |to, content| {
+            to.long(content.len() as u64);
+            to.list(&[] as &[Vec<u8>], |_, _| ());
+            to.list(&[content], |to, content| {
+                to.long(0);
+                to.word(u32::try_from(content.len()).unwrap());
+                to.word(1);
+                to.flag(true);
+                to.bytes(content);
+            });
+        });
+    }
+    reply.0
+}
+
+#[test]
+fn expected_entries_answer_lookups_and_opens() {
+    let cx = Cx::default();
+    let mut missing = Encoder::default();
+    missing.flag(false);
+    missing.error(&FsError::NotFound);
+    let first = [entries(&[(11, Some(b"one")), (12, None)]), missing.0].concat();
+    let client = connected(&[first, entries(&[(14, Some(b"four"))])]);
+    client.expect(&cx, InodeNo(2), &[b"a", b"b", b"c"]);
+    client.expect(&cx, InodeNo(3), &[b"a"]);
+    let found = |dir, name: &[u8]| client.lookup(&cx, InodeNo(dir), name);
+    assert_eq!(found(2, b"a").unwrap().ino, InodeNo(11));
+    client.open(&cx, InodeNo(11), false).unwrap();
+    let read = client.read(&cx, InodeNo(11), 0, 100).unwrap();
+    assert_eq!(read.to_vec(), b"one");
+    // In any order, and the same name in another directory.
+    assert_eq!(found(3, b"a").unwrap().ino, InodeNo(14));
+    assert_eq!(found(2, b"c"), Err(FsError::NotFound));
+    assert_eq!(found(2, b"b").unwrap().ino, InodeNo(12));
+    // Each once: now the server is asked, which has sent nothing more.
+    assert!(found(2, b"b").unwrap_err().is_stop());
+}
+
+#[test]
+fn a_change_drops_what_was_expected() {
+    let cx = Cx::default();
+    let mut looked_up = Encoder::default();
+    looked_up.flag(true);
+    looked_up.attr(&attr());
+    let replies = [entries(&[(11, Some(b"old"))]), made(&[]), looked_up.0];
+    let client = connected(&replies);
+    client.expect(&cx, InodeNo(2), &[b"a"]);
+    assert_eq!(begin(&client, b"new"), None);
+    // Asked again.
+    let found = client.lookup(&cx, InodeNo(2), b"a");
+    assert_eq!(found.unwrap().ino, attr().ino);
+    assert_eq!(client.made(true), [Ok(vec![])]);
+}
+
+#[test]
+fn wrong_entries_end_the_connection() {
+    let short = entries(&[(11, None)]);
+    let long = entries(&[(11, None), (12, None), (13, None)]);
+    for wrong in [short, long, vec![], vec![9]] {
+        let client = connected(&[wrong]);
+        client.expect(&Cx::default(), InodeNo(2), &[b"a", b"b"]);
+        let found = client.lookup(&Cx::default(), InodeNo(2), b"a");
+        assert!(found.unwrap_err().is_stop());
+    }
 }

@@ -16,7 +16,7 @@ use super::folders::Folders;
 use super::host::{self, Target};
 use super::list::device_numbers;
 use super::walk::{
-    Entry, Held, VisitedDirs, check_depth, check_end, child, entries, is_of_dir, resolve,
+    Entry, Held, Visit, VisitedDirs, check_depth, check_end, child, entries, is_of_dir, resolve,
 };
 use super::written::{CopyTarget, Written, another_name};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, os, printable, refused};
@@ -128,7 +128,7 @@ pub fn write_content(
 /// A directory that is being filled.
 struct Frame<'a> {
     held: Held<'a>,
-    entries: std::vec::IntoIter<Entry>,
+    entries: Visit,
     paths: Lengths,
     /// It gets the attributes of its original after it is filled.
     keeps: bool,
@@ -169,7 +169,10 @@ impl<'a> Copier<'a, '_> {
         {
             paths.back_to(frame.paths);
             // A stopped copy still finishes the directories that it is in.
-            let next = end.is_ok().then(|| frame.entries.next()).flatten();
+            let next = match end {
+                Ok(()) => frame.entries.next(self.fs, self.cx, frame.held.ino()),
+                Err(_) => None,
+            };
             let Some(entry) = next else {
                 let left = folders.leave().on_host(host_path(&paths.target))?;
                 if let Some(dir) = left.filter(|_| frame.keeps) {
@@ -255,7 +258,9 @@ impl<'a> Copier<'a, '_> {
             name => host::open_dir(spot.dir, os(name)),
         };
         let dir = dir.on_host(spot.path)?;
-        let (entries, error) = entries(self.fs, self.cx, held.ino());
+        let (mut entries, error) = entries(self.fs, self.cx, held.ino());
+        // About the order of their blocks.
+        entries.sort_unstable_by_key(|entry| entry.ino);
         if let Err(error) = error.map_or(Ok(()), Err).on_volume(source) {
             self.log.failed(error)?;
         }
@@ -263,7 +268,7 @@ impl<'a> Copier<'a, '_> {
         self.folders.add(held.ino()).on_volume(source)?;
         let frame = Frame {
             held,
-            entries: entries.into_iter(),
+            entries: Visit::new(entries),
             paths: paths.lengths(),
             keeps: made || self.options.preserve,
         };

@@ -13,7 +13,7 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
 use super::copying::{Follow, Lengths, Log, Paths, Progress, Report};
 use super::list::device_numbers;
-use super::walk::{Entry, Held, VisitedDirs, check_depth, child, entries, resolve};
+use super::walk::{Entry, Held, Visit, VisitedDirs, check_depth, child, entries, resolve};
 use super::{At, AtHost, CHUNK, Result, ToolError, is_root_path, printable};
 use crate::tar::header::{Header, ID_MAX, NAME_LEN, NUMBER_MAX};
 use crate::tar::{ACLS, BLOCK, RECORD, acl_to_text, kind, padding, pax};
@@ -89,7 +89,7 @@ impl Output<'_> {
 /// A directory that is being written.
 struct Frame<'a> {
     held: Held<'a>,
-    entries: std::vec::IntoIter<Entry>,
+    entries: Visit,
     paths: Lengths,
 }
 
@@ -130,7 +130,8 @@ impl<'a> Writer<'a, '_, '_> {
         let mut stack = vec![self.enter(top, &paths)?];
         while let (depth, Some(frame)) = (stack.len(), stack.last_mut()) {
             paths.back_to(frame.paths);
-            let Some(entry) = frame.entries.next() else {
+            let dir = frame.held.ino();
+            let Some(entry) = frame.entries.next(self.fs, self.cx, dir) else {
                 stack.pop();
                 continue;
             };
@@ -181,7 +182,7 @@ impl<'a> Writer<'a, '_, '_> {
         }
         Ok(Frame {
             held,
-            entries: entries.into_iter(),
+            entries: Visit::new(entries),
             paths: paths.lengths(),
         })
     }
