@@ -74,7 +74,6 @@ miri: ## interprets the unsafe code of buffers, which detects undefined behaviou
 
 CRATE ?= jbd2
 FILTER ?=
-MUTANTS_TARGET = $(or $(CARGO_TARGET_DIR),target)/mutants-tool
 mutants: ## judges the tests of crates/CRATE (jbd2) by mutants of it, of the files that match FILTER (all)
 	@scripts/mutants $(CRATE) $(FILTER)
 
@@ -82,7 +81,7 @@ lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy --manifest-path mutants/Cargo.toml --target-dir $(MUTANTS_TARGET) --all-targets --locked -- -D warnings
+	cargo clippy --manifest-path mutants/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}/mutants-tool" --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo fmt --check --manifest-path mutants/Cargo.toml
 	@cargo tree --quiet --locked --manifest-path fuzz/Cargo.toml >/dev/null # its lock file is current

@@ -30,8 +30,9 @@ pub fn program() -> &'static Path {
         let test = std::env::current_exe().expect("a test has a path");
         let profile = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--bins", "--examples"]);
-        build.args(["--package", "steadfs-cli", "--package", "steadfs-lab-cli"]);
+        // With the features of `cargo test --workspace`, whose libraries it can use then: to build them once more takes 90 s.
+        build.args(["build", "--quiet", "--workspace", "--bins", "--examples"]);
+        build.args(["--features", "steadfs-jbd2-format/test-support"]);
         if profile.file_name().is_some_and(|name| name == "release") {
             build.arg("--release");
         }
