@@ -94,6 +94,23 @@ fn source(scratch: &Scratch) -> PathBuf {
     source
 }
 
+/// A directory that `script` fills, once, and a volume of this kind with the same content.
+fn filled_by(scratch: &Scratch, kind: &str, script: &str) -> (PathBuf, PathBuf) {
+    let source = scratch.join("source");
+    if !source.exists() {
+        fs::create_dir(&source).unwrap();
+        let made = run(
+            "bash",
+            ["-ec", &format!("cd {}; {script}", source.display())],
+        );
+        assert_eq!(made.code(), 0, "{}", made.err);
+    }
+    let volume = scratch.join(&format!("{kind}.img"));
+    let (from, to) = (source.to_str().unwrap(), volume.to_str().unwrap());
+    steadfs(["format", "-q", "-t", kind, "-d", from, to, "64M"]).expect(0);
+    (source, volume)
+}
+
 #[test]
 fn trees_copied_in_between_and_out_stay_equal() {
     let scratch = Scratch::new();

@@ -226,25 +226,7 @@ fn answer(line: &str, root: &str, ours: bool) -> (Vec<String>, bool) {
 }
 
 fn filled(scratch: &Scratch, kind: &str) -> (PathBuf, PathBuf) {
-    let source = scratch.join("source");
-    if !source.exists() {
-        fs::create_dir(&source).unwrap();
-        let made = run("bash", ["-ec", &format!("cd {}; {TREE}", source.display())]);
-        assert_eq!(made.code(), 0, "{}", made.err);
-    }
-    let volume = scratch.join(&format!("{kind}.img"));
-    let words = [
-        "format",
-        "-q",
-        "-t",
-        kind,
-        "-d",
-        source.to_str().unwrap(),
-        volume.to_str().unwrap(),
-        "64M",
-    ];
-    steadfs(words).expect(0);
-    (source, volume)
+    filled_by(scratch, kind, TREE)
 }
 
 #[test]

@@ -11,22 +11,7 @@ chmod 4755 a/file; chown 1000:33 a/sparse; touch -d 1965-02-03T04:05:06.7 a/file
 "#;
 
 fn filled(scratch: &Scratch, kind: &str) -> PathBuf {
-    let source = scratch.folder("source");
-    let made = run("bash", ["-ec", &format!("cd {}; {TREE}", source.display())]);
-    assert_eq!(made.code(), 0, "{}", made.err);
-    let volume = scratch.join(&format!("{kind}.img"));
-    let words = [
-        "format",
-        "-q",
-        "-t",
-        kind,
-        "-d",
-        source.to_str().unwrap(),
-        volume.to_str().unwrap(),
-        "64M",
-    ];
-    steadfs(words).expect(0);
-    volume
+    filled_by(scratch, kind, TREE).1
 }
 
 /// The document that a command prints, and its exit code.

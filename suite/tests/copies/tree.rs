@@ -62,22 +62,7 @@ const FLAT: &str = r"@/
 ";
 
 fn filled(scratch: &Scratch, kind: &str) -> (PathBuf, PathBuf) {
-    let source = scratch.folder("source");
-    let made = run("bash", ["-ec", &format!("cd {}; {TREE}", source.display())]);
-    assert_eq!(made.code(), 0, "{}", made.err);
-    let volume = scratch.join("a.img");
-    let words = [
-        "format",
-        "-q",
-        "-t",
-        kind,
-        "-d",
-        source.to_str().unwrap(),
-        volume.to_str().unwrap(),
-        "64M",
-    ];
-    steadfs(words).expect(0);
-    (source, volume)
+    filled_by(scratch, kind, TREE)
 }
 
 /// The output of `tree`, with `@` for the image.
