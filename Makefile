@@ -41,7 +41,7 @@ judges: ## installs the independent judges of the tests
 
 test: judges ## everything: unit tests, mounted tests, judges
 	@scripts/prepare-kernel
-	PATH="$(JUDGES):$$PATH" cargo test --workspace --locked --no-fail-fast
+	PATH="$(JUDGES):$$PATH" scripts/test
 
 BENCH ?=
 bench: ## kernel ext4, fuse2fs and steadfs (ext4, f2fs) side by side (BENCH="--quick --only fs_mark")
