@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod apply;
 mod assemble;
 mod attr;
 mod clock;
@@ -41,6 +42,7 @@ mod verified;
 mod verity;
 mod xattr;
 
+pub use apply::{Appliable, appliable, apply};
 pub use fs::Ext4;
 pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE};
 pub use replay::{View, replayed_view};

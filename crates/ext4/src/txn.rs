@@ -76,6 +76,7 @@ pub fn journal_error(error: JournalError) -> FsError {
     match error {
         JournalError::ReadOnly => FsError::ReadOnly,
         JournalError::Unsupported(what) => FsError::BadOption(format!("not supported: {what}")),
+        JournalError::TooLarge { .. } => FsError::BadOption(error.to_string()),
         JournalError::Aborted(cause) => FsError::refused(&cause),
         other => FsError::Stopped(other.to_string()),
     }

@@ -23,6 +23,16 @@ pub enum JournalError {
     /// The log holds transactions: call [`recover`](crate::recover()) first.
     #[error("journal needs recovery")]
     NeedsRecovery,
+    /// Blocks are to be logged as one transaction, for which the log is too small.
+    #[error(
+        "the changes are {blocks} blocks of metadata and of existing files, and one transaction of this journal has room for {room}"
+    )]
+    TooLarge {
+        /// Blocks to be logged.
+        blocks: u64,
+        /// Most blocks of one transaction.
+        room: u64,
+    },
     /// The journal was opened for reading only.
     #[error("journal is read-only")]
     ReadOnly,

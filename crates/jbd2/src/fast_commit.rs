@@ -10,17 +10,15 @@
 use std::collections::BTreeMap;
 
 use steadfs_base::{BlockSize, DevBlock, IoTag};
-use steadfs_block::{Bio, Buf, Queue};
-use steadfs_rt::wall_clock;
+use steadfs_block::{Buf, Queue};
 
-use crate::io::{submit_writes, wait_all};
-use crate::log_writer::{encode, encoded_len};
+use crate::log_writer::encoded_len;
+use crate::one_transaction::write_transaction;
 use crate::recover::{
     LoadedLog, LogStart, RecoverySummary, check_home_locations, load_superblock, mark_start,
 };
 use crate::space::LogRing;
 use crate::{JournalError, JournalMap};
-use steadfs_jbd2_format::build_commit;
 
 /// Logs the blocks that the fast commits change, as the transaction that the fast commits belong to. A later
 /// [`recover`](crate::recover()) replays it. The log has content, and
@@ -58,19 +56,5 @@ pub fn log_fast_commits(
     };
     mark_start(queue, block_size, map, &superblock, start, &mut block0, tag)?;
 
-    let blocks: Vec<(DevBlock, Buf)> = changed.iter().map(|(&at, buf)| (at, buf.clone())).collect();
-    let encoded = encode(format, tid, &blocks, &[]);
-    let place = |n: usize| map.locate(ring.after(head, n as u32)).0;
-    let record_at = place(encoded.blocks.len());
-    let places = (0..encoded.blocks.len()).map(place);
-    wait_all(&submit_writes(
-        queue,
-        block_size,
-        places.zip(encoded.blocks),
-        tag,
-    ))?;
-    let mut record = Buf::zeroed(block_size.bytes());
-    build_commit(format, tid, wall_clock(), encoded.sum, record.make_mut());
-    let bio = Bio::write(block_size.offset_of(record_at), vec![record]).preflush_and_fua();
-    Ok(queue.submit(bio, tag).wait()?)
+    write_transaction(queue, format, map, (&ring, head), tid, changed, tag)
 }

@@ -13,6 +13,7 @@ mod mapped;
 mod overlay;
 mod sparse;
 mod split;
+mod staged;
 mod super_image;
 
 pub use bytes::DeviceBytes;
@@ -20,6 +21,7 @@ pub use map::{Map, MapError, Source};
 pub use mapped::MappedDevice;
 pub use overlay::{BaseId, Head, Layout, OverlayDevice, check_head, identity};
 pub use sparse::{SparseImage, is_sparse};
+pub use staged::{StagedDevice, StagedOrder};
 pub use super_image::{Logical, is_super, logical_partitions};
 
 #[cfg(test)]

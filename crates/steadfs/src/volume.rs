@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::image::{Found, Partition, Window};
 use crate::layers::{Base, LayerError, Layers, OpenedOverlay, partition_of};
-use crate::memory::default_cache_size;
+use crate::memory::{default_cache_size, overlay_memory};
 use crate::nbd;
 use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
 use crate::{Io, IoEngine, Options, Overlay};
@@ -197,6 +197,8 @@ pub struct VolumeDevice {
     path: PathBuf,
     options: Options,
     cache_size: u64,
+    /// Most bytes of changes in memory, where they are to be kept there.
+    staged_max: Option<u64>,
 }
 
 impl VolumeDevice {
@@ -238,7 +240,26 @@ impl VolumeDevice {
             options: options.clone(),
             // It depends on the host's memory, which is read from /proc.
             cache_size: options.cache_size.unwrap_or_else(default_cache_size),
+            staged_max: None,
         }
+    }
+
+    /// As [`VolumeDevice::open`], for [`VolumeDevice::staged_volume`]. Changes may take a quarter of the memory.
+    pub fn open_staged(path: &Path, options: &Options) -> Result<Self, Error> {
+        let opened = Self::open(path, options)?;
+        Ok(Self {
+            staged_max: Some(overlay_memory()),
+            ..opened
+        })
+    }
+
+    /// Most bytes of changes in memory.
+    pub(crate) fn staged_max(&self) -> u64 {
+        self.staged_max.unwrap_or_else(overlay_memory)
+    }
+
+    pub(crate) fn into_layers(self) -> Layers {
+        self.layers
     }
 
     /// Opens a disk to find a partition of it, which another process may use: nothing is claimed or locked.
@@ -363,7 +384,8 @@ impl VolumeDevice {
         self.volume_handed_over(lookups)
     }
 
-    fn volume_handed_over(self, lookups: &[(InodeNo, u64)]) -> Result<Volume, Error> {
+    /// Starts what serves the device. Returns it and the sizes of the volume's caches.
+    pub(crate) fn start(&self) -> Result<(Arc<dyn Device>, CacheSizes), Error> {
         self.layers.start_threads();
         let mut shared = self.device()?;
         if let Some(model) = self.options.device_model {
@@ -373,7 +395,11 @@ impl VolumeDevice {
             })?;
             shared = Arc::new(slow);
         }
-        let sizes = CacheSizes::of(self.cache_size);
+        Ok((shared, CacheSizes::of(self.cache_size)))
+    }
+
+    fn volume_handed_over(self, lookups: &[(InodeNo, u64)]) -> Result<Volume, Error> {
+        let (shared, sizes) = self.start()?;
         let volume = Volume::handed_over(shared, &self.path, sizes, &self.options, lookups)
             .map_err(|error| without_places(error, &self.layers))?;
         Ok(Volume {

@@ -47,6 +47,20 @@ impl Allocator {
         Ok(group)
     }
 
+    /// Whether a block is free, so that no file or metadata has it. One whose group cannot be read is not.
+    pub(crate) fn is_free(&self, fs: &Ext4, block: DevBlock) -> bool {
+        let geo = fs.geo();
+        if block < geo.first_data_block || block.0 >= geo.blocks_count {
+            return false;
+        }
+        let (no, at) = geo.group_of_block(block);
+        let group = self.loaded(fs, no);
+        group.is_ok_and(|group| {
+            let busy = group.busy.as_ref().expect("loaded");
+            bitmap::find_zero_run(busy, at..at + 1, 1).is_some()
+        })
+    }
+
     /// Marks allocated blocks as used on disk in the caller's handle: bitmap, descriptor, counts. The caller maps the
     /// blocks in the same handle. Two credits.
     pub fn mark_used(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
