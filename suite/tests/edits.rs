@@ -10,6 +10,9 @@ use steadfs_suite::f2fs::check_clean;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, KernelMount, Scratch, Tree, steadfs};
 
+#[path = "edits/script.rs"]
+mod script;
+
 const MIB: u64 = 1 << 20;
 
 fn image(scratch: &Scratch, name: &str, kind: &str, size: u64) -> Image {

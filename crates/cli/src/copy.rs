@@ -44,16 +44,7 @@ pub fn cp(args: &args::Cp) -> Result<(), Failure> {
         let why = "--no-privileges and --unlimited are for copies to files of the host";
         return Err(Failure::plain(why));
     }
-    let stop = Stop::on_signals()?;
-    let mut job = Job {
-        args,
-        options: options(args),
-        line: Line::of_copy(stop.clone(), args.verbose),
-        stop,
-        made: BTreeSet::new(),
-        total: Report::default(),
-        to_directory: args.target_directory.is_some(),
-    };
+    let mut job = Job::new(args, Stop::on_signals()?, "");
     let done = match &to {
         Place::Volume(to) => job.copy_into_volume(&sources, to),
         Place::Host(to) => job.out_of_volumes(&sources, to),
@@ -191,6 +182,34 @@ struct Job<'a> {
     to_directory: bool,
 }
 
+/// Copies to the open volume `fs`, which is the image of `to`. Errors begin with `place`, and are reported as they occur.
+pub fn into_open(
+    args: &args::Cp,
+    sources: &[Place],
+    to: (&dyn FileSystem, &OnVolume),
+    stop: &Stop,
+    place: &str,
+) -> Result<(), Failure> {
+    let mut job = Job::new(args, stop.clone(), place);
+    let done = job.all_into(sources, to);
+    job.line.done();
+    done.and_then(|()| end(job.total))
+}
+
+impl<'a> Job<'a> {
+    fn new(args: &'a args::Cp, stop: Stop, place: &str) -> Self {
+        Self {
+            args,
+            options: options(args),
+            line: Line::of_copy(stop.clone(), args.verbose).at(place),
+            stop,
+            made: BTreeSet::new(),
+            total: Report::default(),
+            to_directory: args.target_directory.is_some(),
+        }
+    }
+}
+
 impl Job<'_> {
     /// Adds the counts of one source's copy. A failed source does not end the others.
     fn count(&mut self, done: Result<Report, Failure>) -> Result<(), Failure> {
@@ -226,16 +245,26 @@ impl Job<'_> {
 
     fn copy_into_volume(&mut self, sources: &[Place], to: &OnVolume) -> Result<(), Failure> {
         let open = &self.args.open;
-        self.options.image = file_of(&to.image);
         with_volume(&to.image, open, Access::Write, |fs| {
-            let is_dir = is_dir(fs, to, Follow::Always);
-            let into = self.goes_into(is_dir, sources.len(), &printable(&to.path))?;
-            for source in sources {
-                let done = self.one_into(source, (fs, to), into);
-                self.count(done)?;
-            }
+            self.all_into(sources, (fs, to))?;
             fs.sync_all(&owner_cx()).map_err(Failure::plain)
         })
+    }
+
+    /// Copies files and trees to the volume `fs`, which is the image of `to`.
+    fn all_into(
+        &mut self,
+        sources: &[Place],
+        (fs, to): (&dyn FileSystem, &OnVolume),
+    ) -> Result<(), Failure> {
+        self.options.image = file_of(&to.image);
+        let is_dir = is_dir(fs, to, Follow::Always);
+        let into = self.goes_into(is_dir, sources.len(), &printable(&to.path))?;
+        for source in sources {
+            let done = self.one_into(source, (fs, to), into);
+            self.count(done)?;
+        }
+        Ok(())
     }
 
     /// Copies one file or tree to the volume `fs`, which is the image of `to`.

@@ -8,6 +8,7 @@ use steadfs::tools::edit::{
     Editor, LinkOptions, MkdirOptions, MoveOptions, OwnerSpec, RmOptions, Target, TouchOptions,
     parse_date, parse_stamp, year_of,
 };
+use steadfs::tools::find::FileTimes;
 use steadfs::tools::{ToolError, owner_cx};
 use steadfs_base::Timestamp;
 use steadfs_vfs::{Cx, FileSystem, SetTime};
@@ -23,7 +24,7 @@ use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
 
 /// The caller of all changes: root, with the umask of this process.
-fn editor_cx() -> Cx {
+pub fn editor_cx() -> Cx {
     Cx {
         umask: umask(),
         ..owner_cx()
@@ -133,11 +134,15 @@ fn end(complete: bool) -> Result<(), Failure> {
     }
 }
 
-pub fn mkdir(args: &args::Mkdir) -> Result<(), Failure> {
-    let options = MkdirOptions {
+pub fn mkdir_options(args: &args::Mkdir) -> MkdirOptions {
+    MkdirOptions {
         parents: args.parents,
         mode: args.mode.clone(),
-    };
+    }
+}
+
+pub fn mkdir(args: &args::Mkdir) -> Result<(), Failure> {
+    let options = mkdir_options(args);
     // A new directory may have any name.
     let groups = groups(&args.places, &args.open, Names::New)?;
     in_groups(groups, &args.open, |editor, path| {
@@ -151,12 +156,16 @@ pub fn rmdir(args: &args::Rmdir) -> Result<(), Failure> {
     })
 }
 
-pub fn rm(args: &args::Rm) -> Result<(), Failure> {
-    let options = RmOptions {
+pub fn rm_options(args: &args::Rm) -> RmOptions {
+    RmOptions {
         recursive: args.recursive,
         force: args.force,
         directories: args.dir,
-    };
+    }
+}
+
+pub fn rm(args: &args::Rm) -> Result<(), Failure> {
+    let options = rm_options(args);
     for_each_path(&args.places, &args.open, |editor, path| {
         editor.rm(path, options)
     })
@@ -183,8 +192,11 @@ pub fn truncate(args: &args::Truncate) -> Result<(), Failure> {
     })
 }
 
-/// The times that `touch` sets, access first.
-fn times(args: &args::Touch) -> Result<(SetTime, SetTime), Failure> {
+/// The times that `touch` sets, access first. `of` finds those of a file; its second argument: follow a link.
+fn times(
+    args: &args::Touch,
+    of: impl FnOnce(&OsStr, bool) -> Result<FileTimes, Failure>,
+) -> Result<(SetTime, SetTime), Failure> {
     let wrong = |text: &str, forms: &str| Failure::plain(format!("{text}: needs {forms}"));
     let both = |time: Timestamp| (SetTime::At(time), SetTime::At(time));
     if let Some(text) = &args.date {
@@ -204,18 +216,27 @@ fn times(args: &args::Touch) -> Result<(SetTime, SetTime), Failure> {
     let Some(reference) = &args.reference else {
         return Ok((SetTime::Now, SetTime::Now));
     };
-    let found = times_of(reference, &args.open, !args.no_dereference)?;
+    let found = of(reference, !args.no_dereference)?;
     Ok((SetTime::At(found.access), SetTime::At(found.modification)))
 }
 
-pub fn touch(args: &args::Touch) -> Result<(), Failure> {
-    let (atime, mtime) = times(args)?;
-    let options = TouchOptions {
+/// See [`times`].
+pub fn touch_options(
+    args: &args::Touch,
+    of: impl FnOnce(&OsStr, bool) -> Result<FileTimes, Failure>,
+) -> Result<TouchOptions, Failure> {
+    let (atime, mtime) = times(args, of)?;
+    Ok(TouchOptions {
         atime: (args.access || !args.modification).then_some(atime),
         mtime: (args.modification || !args.access).then_some(mtime),
         no_create: args.no_create,
         no_follow: args.no_dereference,
-    };
+    })
+}
+
+pub fn touch(args: &args::Touch) -> Result<(), Failure> {
+    let of = |reference: &OsStr, follow| times_of(reference, &args.open, follow);
+    let options = touch_options(args, of)?;
     let groups = groups(&args.places, &args.open, Names::Any)?;
     in_groups(groups, &args.open, |editor, path| {
         editor.touch(path, options)
@@ -223,11 +244,11 @@ pub fn touch(args: &args::Touch) -> Result<(), Failure> {
 }
 
 /// The operands and the target of `mv` and `ln`.
-fn operands<'p>(
+pub fn operands<'p>(
     places: &'p [OsString],
-    target: &args::Target,
+    target: &'p args::Target,
     command: &str,
-) -> Result<(&'p [OsString], OnVolume), Failure> {
+) -> Result<(&'p [OsString], &'p OsStr), Failure> {
     let (to, operands) = match (&target.target_directory, places.split_last()) {
         (Some(directory), _) => (directory, places),
         (None, Some((last, operands))) if !operands.is_empty() => (last, operands),
@@ -241,7 +262,7 @@ fn operands<'p>(
         let why = "-T takes one operand and a target";
         return Err(Failure::plain(why));
     }
-    Ok((operands, on_volume_for(command, to)?))
+    Ok((operands, to))
 }
 
 /// An operand of `mv` or `ln`, which work inside one volume.
@@ -286,42 +307,52 @@ fn paths_on(
     named.into_iter().map(path).collect()
 }
 
-fn target<'t>(to: &'t OnVolume, target: &args::Target, no_follow: bool) -> Target<'t> {
+pub fn target<'t>(path: &'t [u8], target: &args::Target, no_follow: bool) -> Target<'t> {
     Target {
-        path: &to.path,
+        path,
         is_dir: target.target_directory.is_some(),
         is_name: target.no_target_directory,
         no_follow,
     }
 }
 
+pub fn move_options(args: &args::Mv) -> MoveOptions {
+    MoveOptions {
+        no_clobber: args.no_clobber,
+    }
+}
+
+pub fn link_options(args: &args::Ln) -> LinkOptions {
+    LinkOptions {
+        symbolic: args.symbolic,
+        force: args.force,
+    }
+}
+
 pub fn mv(args: &args::Mv) -> Result<(), Failure> {
     let (sources, to) = operands(&args.places, &args.target, "mv")?;
+    let to = on_volume_for("mv", to)?;
     let sources = paths_on(&to, sources, &args.open, "mv")?;
     let sources: Vec<&[u8]> = sources.iter().map(|path| &path[..]).collect();
-    let options = MoveOptions {
-        no_clobber: args.no_clobber,
-    };
+    let options = move_options(args);
     let stop = Stop::on_signals()?;
     end(edit(&to.image, &args.open, &stop, |editor| {
-        editor.mv(&sources, target(&to, &args.target, false), options)
+        editor.mv(&sources, target(&to.path, &args.target, false), options)
     })?)
 }
 
 pub fn ln(args: &args::Ln) -> Result<(), Failure> {
     let (sources, to) = operands(&args.places, &args.target, "ln")?;
+    let to = on_volume_for("ln", to)?;
     let sources: Vec<Vec<u8>> = match args.symbolic {
         true => texts(sources, &to)?,
         false => paths_on(&to, sources, &args.open, "ln")?,
     };
     let sources: Vec<&[u8]> = sources.iter().map(|path| &path[..]).collect();
-    let options = LinkOptions {
-        symbolic: args.symbolic,
-        force: args.force,
-    };
+    let options = link_options(args);
     let stop = Stop::on_signals()?;
     end(edit(&to.image, &args.open, &stop, |editor| {
-        let target = target(&to, &args.target, args.no_dereference);
+        let target = target(&to.path, &args.target, args.no_dereference);
         editor.ln(&sources, target, options)
     })?)
 }

@@ -3,8 +3,6 @@
 //! **Rule.** The image is made beside its target under another name, which is replaced by the target's when the image is
 //! complete. So whatever happens (a signal, a full host, a file that cannot be read), the target is the old file or none.
 
-use std::ffi::OsString;
-use std::fs::{File, OpenOptions, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +14,7 @@ use steadfs::{
 use steadfs_vfs::FsError;
 
 use crate::args;
+use crate::beside::NewFile;
 use crate::copy::counts;
 use crate::failure::Failure;
 use crate::fill::{self, Filling};
@@ -122,7 +121,7 @@ pub fn run<R>(
     }
     let stopped = || job.from.stop.failure("stopped; nothing was made");
     let mut search = Fit::new(job.kind, job.free, &job.from.source).map_err(|why| fail(&why))?;
-    let image = Image::beside(target)?;
+    let image = NewFile::of(target)?;
     loop {
         if job.from.stop.is_asked() {
             return Err(stopped());
@@ -193,67 +192,6 @@ fn target_of(job: &Job<'_>) -> Result<PathBuf, Failure> {
         steadfs::check_unused(&target).map_err(Failure::plain)?;
     }
     Ok(target)
-}
-
-/// An image that has not its name yet. It is removed when dropped.
-struct Image {
-    path: PathBuf,
-    is_kept: bool,
-}
-
-impl Image {
-    /// An empty file in the target's directory.
-    fn beside(target: &Path) -> Result<Self, Failure> {
-        let mut number = 0;
-        loop {
-            let mut name = OsString::from(".");
-            name.push(target.file_name().unwrap_or_default());
-            name.push(format!(".{}-{number}", std::process::id()));
-            let path = target.with_file_name(name);
-            let open = OpenOptions::new().write(true).create_new(true).open(&path);
-            match open {
-                Ok(_) => {
-                    return Ok(Self {
-                        path,
-                        is_kept: false,
-                    });
-                }
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-                Err(error) => return Err(wrong(&path, &error)),
-            }
-        }
-    }
-
-    /// Removes what it holds, and frees the space of it.
-    fn empty(&self) -> Result<(), Failure> {
-        let emptied = File::create(&self.path);
-        emptied.map(drop).map_err(|error| wrong(&self.path, &error))
-    }
-
-    /// Gives the image the target's name and, if there was one, the permissions of the file that had it.
-    fn replace(mut self, target: &Path) -> Result<(), Failure> {
-        let fail = |error| wrong(target, &error);
-        if let Ok(found) = target.metadata() {
-            let perm: Permissions = found.permissions();
-            std::fs::set_permissions(&self.path, perm).map_err(fail)?;
-        }
-        std::fs::rename(&self.path, target).map_err(fail)?;
-        self.is_kept = true;
-        Ok(())
-    }
-}
-
-impl Drop for Image {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            // The failure that led here is the one to report.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn wrong(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::plain(format!("{}: {error}", path.display()))
 }
 
 /// The progress of a copy to a volume that may be too small: that it is full is no problem yet.

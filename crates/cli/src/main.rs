@@ -4,6 +4,7 @@
 
 mod args;
 mod args_f2fs;
+mod beside;
 mod broker;
 mod check;
 mod closing;
@@ -38,6 +39,7 @@ mod reference;
 mod remount;
 mod report;
 mod sandbox;
+mod script;
 mod server;
 mod service;
 mod signals;
@@ -193,6 +195,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Chown(args) => edit::chown(&args),
         Command::Touch(args) => edit::touch(&args),
         Command::Truncate(args) => edit::truncate(&args),
+        Command::Edit(args) => script::run(&args),
         Command::Service => service::run(),
         Command::Completions(args) => completions::run(&args),
         Command::Lab(args) => lab::run(&args),

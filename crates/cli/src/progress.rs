@@ -20,6 +20,8 @@ pub struct Line {
     files: u64,
     stop: Option<Stop>,
     verbose: bool,
+    /// What begins each error.
+    place: String,
     begun: steadfs_rt::Instant,
     shown: bool,
 }
@@ -47,6 +49,12 @@ impl Line {
         line
     }
 
+    /// Errors begin with `place`, such as the line of a script.
+    pub fn at(self, place: &str) -> Self {
+        let place = place.to_owned();
+        Self { place, ..self }
+    }
+
     fn new(template: &str, name: &'static str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         if let Ok(style) = ProgressStyle::with_template(template) {
@@ -58,6 +66,7 @@ impl Line {
             files: 0,
             stop: None,
             verbose: false,
+            place: String::new(),
             begun: steadfs_rt::now(),
             shown: false,
         }
@@ -82,7 +91,7 @@ impl Line {
 
     /// Prints an error above the line.
     pub fn say(&self, message: &str) {
-        let message = printable_text(message);
+        let message = printable_text(&format!("{}{message}", self.place));
         self.bar.suspend(|| eprintln!("steadfs: {message}"));
     }
 

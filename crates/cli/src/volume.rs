@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use steadfs::tools::printable_text;
-use steadfs::{Options, Volume, VolumeDevice};
+use steadfs::{Options, StagedVolume, Volume, VolumeDevice};
 use steadfs_vfs::FileSystem;
 
 use crate::args;
@@ -17,14 +17,60 @@ pub enum Access {
     /// The same while this command has another volume on the same disk open for writing.
     ReadBeside,
     Write,
+    /// The same, and all changes become durable together when the volume is closed, or none if it is not.
+    Staged,
+}
+
+/// An open volume.
+pub enum Opened {
+    Direct(Box<Volume>),
+    Staged(Box<StagedVolume>),
+}
+
+impl Opened {
+    pub fn volume(&self) -> &Volume {
+        match self {
+            Self::Direct(volume) => volume,
+            Self::Staged(staged) => staged.volume(),
+        }
+    }
+
+    /// Closes the volume; all changes are durable then.
+    pub fn close(self) -> Result<(), steadfs::Error> {
+        match self {
+            Self::Direct(volume) => volume.close(),
+            Self::Staged(staged) => staged.apply(),
+        }
+    }
+
+    /// Closes the volume after a failure: staged changes are dropped.
+    pub fn abandon(self) -> Result<(), steadfs::Error> {
+        match self {
+            Self::Direct(volume) => volume.close(),
+            Self::Staged(_) => Ok(()),
+        }
+    }
 }
 
 impl Access {
+    /// Whether the volume is to be changed.
+    pub fn is_write(self) -> bool {
+        matches!(self, Self::Write | Self::Staged)
+    }
+
+    pub fn volume(self, device: VolumeDevice) -> Result<Opened, steadfs::Error> {
+        match self {
+            Self::Staged => Ok(Opened::Staged(Box::new(device.staged_volume()?))),
+            _ => Ok(Opened::Direct(Box::new(device.volume()?))),
+        }
+    }
+
     pub fn open(self, image: &Path, options: &Options) -> Result<VolumeDevice, steadfs::Error> {
         match self {
             Self::Read => VolumeDevice::open_salvage(image, options),
             Self::ReadBeside => VolumeDevice::open_salvage_beside(image, options),
             Self::Write => VolumeDevice::open(image, options),
+            Self::Staged => VolumeDevice::open_staged(image, options),
         }
     }
 }
@@ -43,18 +89,23 @@ pub fn with_volume<T>(
         return worker::with_volume(image, task, list, work);
     }
     let options = match access {
-        Access::Write => Options::parse_for(list, image),
+        Access::Write | Access::Staged => Options::parse_for(list, image),
         Access::Read | Access::ReadBeside => Options::parse_to_read(list),
     };
     let options = options.map_err(Failure::plain)?;
     crate::log::start(false);
     let device = access.open(image, &options).map_err(Failure::plain)?;
-    let volume = device.volume().map_err(Failure::plain)?;
+    let opened = access.volume(device).map_err(Failure::plain)?;
+    let volume = opened.volume();
     for warning in &volume.report().warnings {
         eprintln!("steadfs: {}: {}", image.display(), printable_text(warning));
     }
-    let done = writable(&volume, access == Access::Write).and_then(|()| work(&*volume.fs()));
-    match (done, volume.close()) {
+    let done = writable(volume, access.is_write()).and_then(|()| work(&*volume.fs()));
+    let closed = match done {
+        Ok(_) => opened.close(),
+        Err(_) => opened.abandon(),
+    };
+    match (done, closed) {
         (Err(failure), _) => Err(failure),
         (Ok(_), Err(error)) => Err(Failure::plain(error)),
         (Ok(value), Ok(())) => Ok(value),

@@ -29,7 +29,7 @@ use steadfs_vfs::FileSystem;
 
 use crate::args;
 use crate::failure::Failure;
-use crate::volume::Access;
+use crate::volume::{Access, Opened};
 use crate::{log, sandbox};
 
 /// The worker's own name in its argument list.
@@ -60,6 +60,7 @@ impl Task {
             Self::Serve(Access::Read) => "read".to_owned(),
             Self::Serve(Access::ReadBeside) => "beside".to_owned(),
             Self::Serve(Access::Write) => "write".to_owned(),
+            Self::Serve(Access::Staged) => "staged".to_owned(),
             Self::Probe => "probe".to_owned(),
             Self::Partition => "partition".to_owned(),
             Self::Reproduce(Origin { time, uuid }) => {
@@ -73,6 +74,7 @@ impl Task {
             "read" => Some(Self::Serve(Access::Read)),
             "beside" => Some(Self::Serve(Access::ReadBeside)),
             "write" => Some(Self::Serve(Access::Write)),
+            "staged" => Some(Self::Serve(Access::Staged)),
             "probe" => Some(Self::Probe),
             "partition" => Some(Self::Partition),
             _ => {
@@ -190,7 +192,11 @@ pub fn with_volume<T>(
         ),
         _ => work(&client),
     };
-    let closed = client.close();
+    let closed = match (&done, task) {
+        // A worker whose client goes without closing drops the changes.
+        (Err(_), Task::Serve(Access::Staged)) => Ok(()),
+        _ => client.close(),
+    };
     drop(client);
     if let Some(died) = worker.end() {
         eprintln!("steadfs: {}: {died}", image.display());
@@ -388,7 +394,16 @@ fn gone(error: std::io::Error) -> Failure {
 fn serve(image: &Path, list: &str, access: Access) -> Result<(), Failure> {
     let server = server()?;
     match open(image, list, access) {
-        Ok((volume, missing)) => answer(server, &volume, missing),
+        Ok((opened, missing)) => {
+            let served = answer(server, opened.volume(), missing);
+            let closed = |opened: Opened| opened.close().map_err(|error| error.to_string());
+            match served {
+                Ok(Some(server)) => server.closed(closed(opened)).map_err(gone),
+                // No client is there to get the result.
+                Ok(None) => opened.abandon().or(Ok(())),
+                Err(failure) => opened.abandon().or(Ok(())).and(Err(failure)),
+            }
+        }
         Err(failure) => server.refuse(&failure.message).map_err(gone),
     }
 }
@@ -402,18 +417,25 @@ fn reproduce(image: &Path, list: &str, origin: Origin) -> Result<(), Failure> {
     };
     let missing = sandbox::enter(false)?;
     let served = device.run(move |volume| match volume {
-        Ok(volume) => answer(server, &volume, missing),
+        Ok(volume) => match answer(server, &volume, missing) {
+            Ok(Some(server)) => {
+                let closed = volume.close().map_err(|error| error.to_string());
+                server.closed(closed).map_err(gone)
+            }
+            Ok(None) => volume.close().or(Ok(())),
+            Err(failure) => volume.close().or(Ok(())).and(Err(failure)),
+        },
         Err(error) => server.refuse(&error.to_string()).map_err(gone),
     });
     served.map_err(Failure::plain)?
 }
 
-/// Answers calls on the volume until the client closes it.
+/// Answers calls on the volume until the client wants it closed; `None` if it is gone instead.
 fn answer(
     mut server: Server<File>,
     volume: &steadfs::Volume,
     missing: Vec<String>,
-) -> Result<(), Failure> {
+) -> Result<Option<Server<File>>, Failure> {
     let report = volume.report();
     let greeting = Greeting {
         warnings: report.warnings.clone(),
@@ -423,24 +445,19 @@ fn answer(
     let served = server
         .greet(&greeting)
         .and_then(|()| server.serve(&*volume.fs(), &owner_cx()));
-    let closed = volume.close().map_err(|error| error.to_string());
     match served {
-        Ok(true) => server.closed(closed).map_err(gone),
-        Ok(false) => Ok(()),
+        Ok(true) => Ok(Some(server)),
+        Ok(false) => Ok(None),
         Err(error) => Err(gone(error)),
     }
 }
 
 /// Opens the image, gives up all rights, then opens the volume.
-fn open(
-    image: &Path,
-    list: &str,
-    access: Access,
-) -> Result<(steadfs::Volume, Vec<String>), Failure> {
+fn open(image: &Path, list: &str, access: Access) -> Result<(Opened, Vec<String>), Failure> {
     let options = match access {
         Access::Read | Access::ReadBeside => Options::parse_to_read(list),
         // The error names options that do not suit the kind of volume.
-        Access::Write => Options::parse_by(list, |options| {
+        Access::Write | Access::Staged => Options::parse_by(list, |options| {
             let mut options = options.clone();
             options.set_read_only(true);
             sandbox::adapt(&mut options).ok()?;
@@ -452,6 +469,6 @@ fn open(
     let mut options = options.map_err(Failure::plain)?;
     sandbox::adapt(&mut options)?;
     let device = access.open(image, &options).map_err(Failure::plain)?;
-    let missing = sandbox::enter(access == Access::Write)?;
-    Ok((device.volume().map_err(Failure::plain)?, missing))
+    let missing = sandbox::enter(access.is_write())?;
+    Ok((access.volume(device).map_err(Failure::plain)?, missing))
 }

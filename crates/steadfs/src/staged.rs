@@ -124,7 +124,7 @@ impl StagedVolume {
                 steadfs_ext4::apply(&self.base, &edited, &self.staged.changed())
             }
         };
-        applied.map_err(wrong)
+        applied.map_err(with_way_out).map_err(wrong)
     }
 
     /// Repeats all writes in order.
@@ -160,7 +160,8 @@ fn recover(
     options: &Options,
 ) -> Result<(), Error> {
     let is_ready = || {
-        let state = steadfs_ext4::appliable(base).map_err(|error| failed(name, error))?;
+        let state = steadfs_ext4::appliable(base).map_err(with_way_out);
+        let state = state.map_err(|error| failed(name, error))?;
         Ok::<_, Error>(state == Appliable::Now)
     };
     if is_ready()? || base.geometry().read_only || options.read_only() {
@@ -170,5 +171,15 @@ fn recover(
     match is_ready()? {
         true => Ok(()),
         false => Err(failed(name, FsError::Busy)),
+    }
+}
+
+/// Adds to a refusal how the changes can be made all the same.
+fn with_way_out(error: FsError) -> FsError {
+    match error {
+        FsError::BadOption(why) => FsError::BadOption(format!(
+            "{why}; steadfs edit --copy changes a copy of the image file, which then replaces it"
+        )),
+        error => error,
     }
 }

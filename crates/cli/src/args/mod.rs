@@ -9,6 +9,7 @@ pub mod edit;
 mod format;
 pub mod offline;
 mod owners;
+pub mod script;
 mod tar;
 pub mod trees;
 
@@ -67,6 +68,7 @@ pub enum Command {
     Chown(edit::Chown),
     Touch(edit::Touch),
     Truncate(edit::Truncate),
+    Edit(script::Edit),
     /// Serve a mount that fuservicemount3(8) makes; systemd starts this (steadfs@.service), with the mounter's socket.
     Service,
     Completions(Completions),

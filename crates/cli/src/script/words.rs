@@ -1,0 +1,206 @@
+//! The words of a script: one command a line, divided and quoted as by a shell.
+//!
+//! **Rule.** Blanks divide words. Single quotes keep all that is in them, double quotes all but a backslash before `"`, `\`,
+//! `$` or a backquote, and a backslash keeps the next character. A `#` at the beginning of a word begins a comment. A
+//! backslash at the end of a line joins the next one. Nothing is expanded, so `$` and `~` are ordinary characters. The
+//! special characters of patterns that are quoted are ordinary ones, too.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+/// The words of a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    /// Number of the (first) line, from 1.
+    pub number: usize,
+    pub words: Vec<OsString>,
+    /// Words that look like patterns, and are none.
+    pub literal: BTreeSet<OsString>,
+}
+
+/// A word that is being read.
+#[derive(Default)]
+struct Word {
+    bytes: Vec<u8>,
+    /// As a pattern: with a backslash before special characters that were quoted.
+    pattern: Vec<u8>,
+    /// Whether there are special characters without and with quotes.
+    plain: bool,
+    quoted: bool,
+}
+
+const fn is_special(byte: u8) -> bool {
+    matches!(byte, b'*' | b'?' | b'[' | b']' | b'\\')
+}
+
+impl Word {
+    fn add(&mut self, byte: u8, is_quoted: bool) {
+        self.bytes.push(byte);
+        match (is_special(byte), is_quoted) {
+            (true, true) => {
+                self.quoted = true;
+                self.pattern.push(b'\\');
+            }
+            (true, false) => self.plain = true,
+            (false, _) => {}
+        }
+        self.pattern.push(byte);
+    }
+
+    fn end(self, line: &mut Line) {
+        let word = match self.plain && self.quoted {
+            true => self.pattern,
+            false => self.bytes,
+        };
+        let word = OsString::from_vec(word);
+        if self.quoted && !self.plain {
+            line.literal.insert(word.clone());
+        }
+        line.words.push(word);
+    }
+}
+
+/// The commands of a script.
+///
+/// # Errors
+/// The number of a line that cannot be divided, and why.
+pub fn lines(script: &[u8]) -> Result<Vec<Line>, (usize, &'static str)> {
+    let mut lines = Vec::new();
+    let mut joined: Option<(usize, Vec<u8>)> = None;
+    for (number, text) in (1..).zip(script.split(|byte| *byte == b'\n')) {
+        let (first, mut whole) = joined.take().unwrap_or((number, Vec::new()));
+        whole.extend_from_slice(text);
+        let backslashes = text.iter().rev().take_while(|byte| **byte == b'\\').count();
+        if backslashes % 2 == 1 && !is_comment(&whole) {
+            whole.pop();
+            joined = Some((first, whole));
+            continue;
+        }
+        let line = words(&whole, first).map_err(|why| (first, why))?;
+        if !line.words.is_empty() {
+            lines.push(line);
+        }
+    }
+    match joined {
+        Some((first, _)) => Err((first, "the last line ends with a backslash")),
+        None => Ok(lines),
+    }
+}
+
+fn is_comment(line: &[u8]) -> bool {
+    line.trim_ascii_start().starts_with(b"#")
+}
+
+fn words(text: &[u8], number: usize) -> Result<Line, &'static str> {
+    let mut line = Line {
+        number,
+        ..Line::default()
+    };
+    let mut word: Option<Word> = None;
+    let mut rest = text.iter().copied().peekable();
+    while let Some(byte) = rest.next() {
+        if byte == 0 {
+            return Err("has a null byte");
+        }
+        match byte {
+            b' ' | b'\t' | b'\r' => {
+                if let Some(word) = word.take() {
+                    word.end(&mut line);
+                }
+            }
+            b'#' if word.is_none() => break,
+            b'\'' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match rest.next() {
+                        Some(b'\'') => break,
+                        Some(byte) => word.add(byte, true),
+                        None => return Err("a single quote is not closed"),
+                    }
+                }
+            }
+            b'"' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match rest.next() {
+                        Some(b'"') => break,
+                        Some(b'\\') if matches!(rest.peek(), Some(b'"' | b'\\' | b'$' | b'`')) => {
+                            word.add(rest.next().unwrap_or(b'\\'), true);
+                        }
+                        Some(byte) => word.add(byte, true),
+                        None => return Err("a double quote is not closed"),
+                    }
+                }
+            }
+            b'\\' => match rest.next() {
+                Some(byte) => word.get_or_insert_default().add(byte, true),
+                None => return Err("ends with a backslash"),
+            },
+            byte => word.get_or_insert_default().add(byte, false),
+        }
+    }
+    if let Some(word) = word {
+        word.end(&mut line);
+    }
+    Ok(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divided(text: &str) -> Vec<Vec<String>> {
+        let lines = lines(text.as_bytes()).unwrap();
+        let text = |word: &OsString| word.to_str().unwrap().to_owned();
+        lines
+            .iter()
+            .map(|line| line.words.iter().map(text).collect())
+            .collect()
+    }
+
+    #[test]
+    fn words_are_divided_as_by_a_shell() {
+        for (text, wanted) in [
+            ("", &[][..]),
+            ("  # comment\n\n\t\n", &[]),
+            ("mkdir  /a\t/b # c", &[&["mkdir", "/a", "/b"][..]]),
+            ("a#b #c\r", &[&["a#b"]]),
+            (r#"x 'a b' "c d"e\ f"#, &[&["x", "a b", "c de f"]]),
+            (r#"x "a\"b\\c\$d\e" '\n'"#, &[&["x", r#"a"b\c$d\e"#, r"\n"]]),
+            ("x '' \"\"", &[&["x", "", ""]]),
+            ("x \\\n y\nz", &[&["x", "y"], &["z"]]),
+            ("# c \\\nz", &[&["z"]]),
+            ("x $HOME ~", &[&["x", "$HOME", "~"]]),
+            ("rm /a*'*'", &[&["rm", r"/a*\*"]]),
+        ] {
+            assert_eq!(divided(text), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn quoted_patterns_are_none() {
+        let line = &lines(b"\nrm '/a*' /b* /c\\? \"/d[\"x").unwrap()[0];
+        let literal: Vec<_> = line
+            .literal
+            .iter()
+            .map(|word| word.to_str().unwrap())
+            .collect();
+        assert_eq!(literal, ["/a*", "/c?", "/d[x"]);
+        assert_eq!(line.number, 2);
+    }
+
+    #[test]
+    fn what_is_not_closed_is_an_error_of_its_line() {
+        for (text, number, why) in [
+            ("a\n'b\nc'", 2, "single quote"),
+            ("\"b", 1, "double quote"),
+            ("a\n\nb\\", 3, "backslash"),
+            ("a\0", 1, "null byte"),
+        ] {
+            let (line, said) = lines(text.as_bytes()).unwrap_err();
+            assert_eq!(line, number, "{text:?}");
+            assert!(said.contains(why), "{text:?}: {said}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! `steadfs edit`: scripts do what coreutils do, and all of it or nothing.
+
+use std::io::Write;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use steadfs_suite::command::wait;
+
+use super::*;
+
+/// A script in which `@` is the root and `HOST` a directory of the host. A shell runs it on a mount; `put` is `cp -a` there.
+const SCRIPT: &str = r#"
+# Names with blanks, quotes and special characters.
+mkdir -p @/etc/app '@/with blanks' @/"it's" @/a\*b @/axb   # a comment
+put HOST @/etc/app
+put -T HOST/one "@/with blanks/one"
+touch -d 2001-02-03 '@/with blanks/a"b' @/etc/app/t1 @/etc/app/t2
+touch -d 1970-01-02 @/axb/'lit*' @/axb/lit1 @/axb/lit2
+rm @/axb/'lit*'
+rmdir '@/a*b'
+mv @/axb/lit? \
+   @/etc
+cp -a @/etc '@/copy of etc'
+rm -r @/etc/app/HO*/sub
+ln -s "../with blanks/one" @/etc/link
+ln @/etc/lit1 @/hard
+chmod -R u=rwX,go=rX @/etc
+chown -R 33:44 '@/copy of etc'
+truncate -s 100K @/sparse
+mkdir -m 2750 @/shared
+touch -r @/etc/lit1 @/shared
+"#;
+
+/// Writes a script below `scratch`; returns its path.
+fn script(scratch: &Scratch, text: &str) -> String {
+    let path = scratch.join("script");
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// A directory of the host named HOST.
+fn host(scratch: &Scratch) -> String {
+    let host = scratch.folder("HOST");
+    fs::create_dir(host.join("sub")).unwrap();
+    fs::write(host.join("sub/two"), vec![2; 70_000]).unwrap();
+    fs::write(host.join("one"), "one\n").unwrap();
+    host.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn scripts_do_what_coreutils_do() {
+    let scratch = Scratch::new();
+    let host = host(&scratch);
+    let text = SCRIPT
+        .replace("put HOST", "put -r HOST")
+        .replace("HO*", "HO?T");
+    let text = text.replace(" HOST", &format!(" {host}"));
+    let judged = image(&scratch, "judged.img", "ext4", 16 * MIB);
+    let mount = KernelMount::new(&scratch, judged.path(), "rw,noatime");
+    let root = mount.root().to_str().unwrap().to_owned();
+    let prelude = "set -e\nshopt -s expand_aliases\nalias put='cp -a'\n";
+    let (done, err) = perform(&format!("{prelude}{text}"), &root, false);
+    assert!(done, "{err}");
+    let tree = described(&Tree::of(mount.root()));
+    let name = script(&scratch, &text.replace('@', ""));
+    for (kind, options) in [
+        ("ext2", &["--copy"][..]),
+        ("ext3", &[]),
+        ("ext4", &[]),
+        ("f2fs", &[]),
+    ] {
+        let size = if kind == "f2fs" { 64 * MIB } else { 16 * MIB };
+        let ours = image(&scratch, &format!("{kind}.img"), kind, size);
+        let path = ours.path().to_str().unwrap();
+        let shell = format!("umask 027; $S edit {} {path} < {name}", options.join(" "));
+        let (done, err) = perform(&shell, "", false);
+        assert!(done && err.is_empty(), "{kind}: {err}");
+        check(&ours, kind);
+        let out = scratch.join(&format!("{kind}.out"));
+        steadfs(["extract", path, out.to_str().unwrap()]).expect(0);
+        assert_eq!(described(&Tree::of(&out)), tree, "{kind}");
+        if kind == "ext4" {
+            let again = KernelMount::new(&scratch, ours.path(), "ro");
+            assert_eq!(described(&Tree::of(again.root())), tree);
+            again.unmount();
+        }
+    }
+    mount.unmount();
+}
+
+#[test]
+fn a_line_that_fails_leaves_the_image_as_it_is() {
+    let scratch = Scratch::new();
+    host(&scratch);
+    let large = scratch.join("large");
+    fs::File::create(&large)
+        .unwrap()
+        .write_all(&vec![7; 60 << 20])
+        .unwrap();
+    let large = format!("put {} /large", large.display());
+    for kind in ["ext4", "f2fs", "ext2"] {
+        let size = if kind == "f2fs" { 64 * MIB } else { 24 * MIB };
+        let volume = image(&scratch, &format!("{kind}.img"), kind, size);
+        let path = volume.path().to_str().unwrap();
+        let before = fs::read(path).unwrap();
+        for (line, why) in [
+            ("rm /missing", ":4: /missing: cannot remove: no such file"),
+            ("rm /no*", ":4: /no*: no file matches"),
+            ("rm 'x", ":4: a single quote is not closed"),
+            ("frobnicate /x", ":4: frobnicate: no command of scripts"),
+            ("rm --fast /x", ":4: --fast: rm has no such option"),
+            ("chmod 99 /a", ":4: chmod: "),
+            ("rm -o ro /a", ":4: -o and --sandbox belong to edit itself"),
+            ("mv /a", ":4: mv needs an operand and a target"),
+            ("put /nonexistent /x", ":4: /nonexistent: No such file"),
+            (&format!("rm {path}:/a"), ":4: "),
+            (&large, "no space left"),
+        ]
+        .into_iter()
+        .filter(|(line, _)| kind == "ext4" || line.starts_with("rm /miss") || *line == large)
+        {
+            let name = script(
+                &scratch,
+                &format!("mkdir -p /a/b\n# two\ntouch /a/f\n{line}\nmkdir /c"),
+            );
+            let output = match kind {
+                "ext2" => steadfs(["edit", "--copy", path, &name]),
+                _ => steadfs(["edit", path, &name]),
+            };
+            assert_eq!(output.code(), 1, "{kind}: {line}: {}", output.err);
+            assert!(output.err.contains(why), "{kind}: {line}: {}", output.err);
+            assert!(fs::read(path).unwrap() == before, "{kind}: {line}: changed");
+        }
+        let name = script(&scratch, "mkdir /a");
+        steadfs(["edit", "-n", path, &name]).code();
+        assert!(
+            fs::read(path).unwrap() == before,
+            "{kind}: a dry run changes something"
+        );
+    }
+    let ext2 = scratch.join("ext2.img");
+    let name = script(&scratch, "mkdir /a");
+    let words = ["edit", ext2.to_str().unwrap(), &name];
+    refused(
+        &words,
+        "the volume has no journal; steadfs edit --copy changes a copy",
+    );
+    let left: Vec<_> = fs::read_dir(scratch.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert!(
+        !left
+            .iter()
+            .any(|name| name.to_str().unwrap().starts_with(".ext2")),
+        "{left:?}"
+    );
+}
+
+fn start(path: &str, name: &str, options: &[&str]) -> Child {
+    let mut command = Command::new(program());
+    command.arg("edit").args(options).args([path, name]);
+    command.stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// Whether the script was carried out: all of it, or nothing.
+fn is_done(path: &str, files: usize) -> bool {
+    let listed = steadfs(["find", &format!("{path}:/new")]);
+    match listed.out.lines().count() {
+        0 => false,
+        count => {
+            assert_eq!(count, files + 2, "{}", listed.err);
+            let old = steadfs(["ls", &format!("{path}:/old")]);
+            assert_eq!(old.code(), 2, "{}", old.out);
+            true
+        }
+    }
+}
+
+#[test]
+fn a_killed_script_is_carried_out_or_not() {
+    const FILES: usize = 300;
+    let scratch = Scratch::new();
+    let source = scratch.folder("source");
+    for n in 0..FILES {
+        fs::write(source.join(n.to_string()), vec![n as u8; 20_000]).unwrap();
+    }
+    let name = script(
+        &scratch,
+        &format!("mkdir /new\nput -r {} /new\nrm /old", source.display()),
+    );
+    for (kind, options) in [("ext4", &[][..]), ("f2fs", &[]), ("ext2", &["--copy"])] {
+        let (mut done, mut millis) = (false, 8);
+        while !done {
+            let volume = image(&scratch, &format!("{kind}{millis}.img"), kind, 64 * MIB);
+            let path = volume.path().to_str().unwrap();
+            steadfs(["touch", &format!("{path}:/old")]).expect(0);
+            let before = fs::read(path).unwrap();
+            let mut child = start(path, &name, options);
+            std::thread::sleep(Duration::from_millis(millis));
+            let signal = [Signal::KILL, Signal::INT][usize::from(millis % 4 == 3)];
+            kill_process(Pid::from_child(&child), signal).unwrap();
+            let status = wait(&mut child, PATIENCE).unwrap();
+            // The process that has the volume ends with it.
+            steadfs_suite::command::until("the image is free", || {
+                !steadfs(["ls", path]).err.contains("in use")
+            });
+            done = is_done(path, FILES);
+            if signal == Signal::INT && !status.success() {
+                assert!(
+                    fs::read(path).unwrap() == before,
+                    "{kind}: changed by a stopped script"
+                );
+            }
+            assert!(done || !status.success(), "{kind}: {status}");
+            match kind {
+                "f2fs" => drop(check_clean(volume.path(), "after a kill")),
+                _ => {
+                    volume.replay_by_e2fsck();
+                    volume.check_clean();
+                }
+            }
+            assert_eq!(done, is_done(path, FILES));
+            fs::remove_file(path).unwrap();
+            millis = millis * 2 + 1;
+        }
+    }
+}
