@@ -147,14 +147,12 @@ impl<S: Read + Write> Client<S> {
 
     /// A call whose reply is received later.
     fn begin(&self, call: Call, encode: impl FnOnce(&mut Encoder)) -> Option<Reply> {
-        let mut arguments = Encoder::default();
-        encode(&mut arguments);
         let mut connection = self.connection.lock();
         if let Some(why) = &connection.broken {
             return Some(Err(FsError::Stopped(why.clone())));
         }
         // An error is the result of each call that waits, so of this one, too.
-        let _ = connection.if_whole(|connection| connection.begin(call, &arguments));
+        let _ = connection.if_whole(|connection| connection.begin(call, encode));
         None
     }
 

@@ -428,7 +428,7 @@ impl<'a> Decoder<'a> {
     /// Calls `make` with a new file.
     pub fn new_file<T>(&mut self, make: impl FnOnce(&NewFile<'_>) -> T) -> Result<T> {
         let (kind, rdev, target) = (self.kind()?, self.word()?, self.bytes()?);
-        let runs = self.list(|from| Ok((from.long()?, from.bytes()?.to_vec())))?;
+        let runs = self.list(|from| Ok((from.long()?, Cow::Borrowed(from.bytes()?))))?;
         let (size, given) = (self.long()?, self.given()?);
         Ok(make(&NewFile {
             kind,

@@ -29,7 +29,12 @@ pub struct Connection<S> {
     pub ahead: Ahead,
     /// The content of the file that was opened last, if it is small and nothing has changed since.
     pub preview: Option<Preview>,
+    /// Replies whose memory can be used again when they are not used any more.
+    shared: Vec<Arc<Vec<u8>>>,
 }
+
+/// Most replies in [`Connection::shared`].
+const SHARED_MAX: usize = 4;
 
 impl<S: Read + Write> Connection<S> {
     /// A connection that nothing was sent on.
@@ -41,6 +46,7 @@ impl<S: Read + Write> Connection<S> {
             later: Later::default(),
             ahead: Ahead::default(),
             preview: None,
+            shared: Vec::new(),
         }
     }
 
@@ -76,8 +82,8 @@ impl<S: Read + Write> Connection<S> {
         }
         let mut frames = self.later.take_frames();
         self.push_forgets(&mut frames)?;
-        push(&mut frames, call, arguments)?;
-        self.send(&frames)?;
+        push(&mut frames, call, |to| to.0.extend(&arguments.0))?;
+        self.send(frames)?;
         let before = self.later.take_all_due();
         self.receive_later(before)?;
         self.receive_ahead(self.ahead.on_way())?;
@@ -85,7 +91,11 @@ impl<S: Read + Write> Connection<S> {
     }
 
     /// Makes a call whose reply is received later.
-    pub fn begin(&mut self, call: Call, arguments: &Encoder) -> std::result::Result<(), String> {
+    pub fn begin(
+        &mut self,
+        call: Call,
+        arguments: impl FnOnce(&mut Encoder),
+    ) -> std::result::Result<(), String> {
         self.forget_content()?;
         push(self.later.add(), call, arguments)?;
         if self.later.is_full() {
@@ -93,7 +103,7 @@ impl<S: Read + Write> Connection<S> {
             self.receive_later(due)?;
             let mut frames = self.later.take_frames();
             self.push_forgets(&mut frames)?;
-            self.send(&frames)?;
+            self.send(frames)?;
         }
         Ok(())
     }
@@ -101,7 +111,7 @@ impl<S: Read + Write> Connection<S> {
     /// Receives the replies of all calls that were begun.
     pub fn settle(&mut self) -> std::result::Result<(), String> {
         let frames = self.later.take_frames();
-        self.send(&frames)?;
+        self.send(frames)?;
         let due = self.later.take_all_due();
         self.receive_later(due)
     }
@@ -110,13 +120,13 @@ impl<S: Read + Write> Connection<S> {
     pub fn expect(&mut self, dir: InodeNo, names: Vec<Vec<u8>>) -> std::result::Result<(), String> {
         // Replies to calls of both kinds are never on their way at once.
         self.settle()?;
-        let mut arguments = Encoder::default();
-        arguments.ino(dir);
-        arguments.list(&names, |to, name| to.bytes(name));
-        let mut frames = Vec::new();
+        let mut frames = self.later.take_frames();
         self.push_forgets(&mut frames)?;
-        push(&mut frames, Call::Expect, &arguments)?;
-        self.send(&frames)?;
+        push(&mut frames, Call::Expect, |to| {
+            to.ino(dir);
+            to.list(&names, |to, name| to.bytes(name));
+        })?;
+        self.send(frames)?;
         self.ahead.sends(dir, names);
         Ok(())
     }
@@ -131,7 +141,7 @@ impl<S: Read + Write> Connection<S> {
 
     fn receive_ahead(&mut self, count: usize) -> std::result::Result<(), String> {
         for _ in 0..count {
-            let reply = Arc::new(self.receive()?);
+            let reply = self.receive_shared()?;
             let forgets = self.ahead.receive(&reply);
             self.forgets
                 .extend(forgets.map_err(|Malformed| INVALID.to_owned())?);
@@ -150,16 +160,38 @@ impl<S: Read + Write> Connection<S> {
 
     fn push_forgets(&mut self, frames: &mut Vec<u8>) -> std::result::Result<(), String> {
         for (ino, count) in self.forgets.drain(..) {
-            let mut arguments = Encoder::default();
-            arguments.ino(ino);
-            arguments.long(count);
-            push(frames, Call::Forget, &arguments)?;
+            push(frames, Call::Forget, |to| {
+                to.ino(ino);
+                to.long(count);
+            })?;
         }
         Ok(())
     }
 
-    fn send(&mut self, frames: &[u8]) -> std::result::Result<(), String> {
-        self.stream.get_mut().write_all(frames).map_err(gone)
+    /// Sends frames, and keeps their memory for the next ones.
+    fn send(&mut self, mut frames: Vec<u8>) -> std::result::Result<(), String> {
+        self.stream.get_mut().write_all(&frames).map_err(gone)?;
+        frames.clear();
+        self.later.reuse(frames);
+        Ok(())
+    }
+
+    /// Receives a reply into the memory of one that is not used any more.
+    fn receive_shared(&mut self) -> std::result::Result<Arc<Vec<u8>>, String> {
+        let unused = self
+            .shared
+            .iter_mut()
+            .position(|reply| Arc::get_mut(reply).is_some());
+        let mut content = match unused {
+            Some(place) => Arc::unwrap_or_clone(self.shared.swap_remove(place)),
+            None => Vec::new(),
+        };
+        let received = frame::receive_into(&mut self.stream, &mut content).map_err(gone)?;
+        let reply = Arc::new(content);
+        if self.shared.len() < SHARED_MAX {
+            self.shared.push(Arc::clone(&reply));
+        }
+        received.then_some(reply).ok_or_else(|| ENDED.to_owned())
     }
 
     fn receive(&mut self) -> std::result::Result<Vec<u8>, String> {
@@ -188,8 +220,16 @@ fn gone(error: std::io::Error) -> String {
     format!("{ENDED} ({error})")
 }
 
-fn push(frames: &mut Vec<u8>, call: Call, arguments: &Encoder) -> std::result::Result<(), String> {
-    frame::push(frames, &[&[call as u8], &arguments.0]).map_err(gone)
+fn push(
+    frames: &mut Vec<u8>,
+    call: Call,
+    arguments: impl FnOnce(&mut Encoder),
+) -> std::result::Result<(), String> {
+    let pushed = frame::push(frames, |to| {
+        to.byte(call as u8);
+        arguments(to);
+    });
+    pushed.map_err(gone)
 }
 
 /// The reply to `make` or `give`.

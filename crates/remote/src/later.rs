@@ -1,8 +1,8 @@
 //! Calls whose replies the client does not wait for.
 //!
 //! **Problem.** A round trip wakes two processes, which takes longer than making a small file. **Rule.** These calls are
-//! sent in batches, and the replies of a batch are received when the one after the next is to be sent: meanwhile both
-//! processes work. What is on its way is bounded, so that neither end waits to send while the other does: the replies of
+//! sent in batches, and the replies of the oldest one are received when [`BATCHES`] are on their way and another is to be
+//! sent: meanwhile both processes work. What is on its way is bounded, so that neither end waits to send while the other does: the replies of
 //! [`BATCHES`] batches fit into the socket's buffer.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ const CALLS_MAX: usize = 64;
 /// A batch is sent when it has this number of bytes.
 const BYTES: usize = 64 << 10;
 /// Batches that are on their way at once.
-const BATCHES: usize = 2;
+const BATCHES: usize = 3;
 
 /// The reply to such a call.
 pub type Reply = Result<Vec<NotGiven>>;
@@ -58,6 +58,13 @@ impl Later {
             self.sent.push_back(std::mem::take(&mut self.collected));
         }
         std::mem::take(&mut self.frames)
+    }
+
+    /// Gives back the memory of frames that were sent.
+    pub fn reuse(&mut self, empty: Vec<u8>) {
+        if self.frames.capacity() == 0 {
+            self.frames = empty;
+        }
     }
 
     /// The number of replies to receive before any other.

@@ -62,16 +62,16 @@ impl<S: Read + Write> Server<S> {
     /// # Errors
     /// A call is not one of [`Client`](crate::Client), or the reply cannot be sent.
     pub fn serve(&mut self, fs: &dyn FileSystem, cx: &Cx) -> io::Result<bool> {
-        let mut replies = Vec::new();
+        let (mut replies, mut message) = (Vec::new(), Vec::new());
         loop {
             // Each sending wakes the client, which waits for the last of several calls.
             if !replies.is_empty() && (self.stream.buffer().is_empty() || replies.len() > KEPT) {
                 self.stream.get_mut().write_all(&replies)?;
                 replies.clear();
             }
-            let Some(message) = frame::receive(&mut self.stream)? else {
+            if !frame::receive_into(&mut self.stream, &mut message)? {
                 return Ok(false);
-            };
+            }
             let mut decoder = Decoder::new(&message);
             let invalid = |_| io::Error::from(io::ErrorKind::InvalidData);
             let call = decoder.byte().map_err(invalid)?;
@@ -80,12 +80,12 @@ impl<S: Read + Write> Server<S> {
                 self.stream.get_mut().write_all(&replies)?;
                 return Ok(true);
             }
-            let mut reply = Encoder::default();
-            let is_answered = answer(call, fs, cx, &mut decoder, &mut reply).map_err(invalid)?;
-            decoder.end().map_err(invalid)?;
-            if is_answered {
-                frame::push(&mut replies, &[&reply.0])?;
+            let before = replies.len();
+            let answered = frame::push(&mut replies, |to| answer(call, fs, cx, &mut decoder, to))?;
+            if !answered.map_err(invalid)? {
+                replies.truncate(before);
             }
+            decoder.end().map_err(invalid)?;
         }
     }
 

@@ -288,7 +288,7 @@ fn begin(client: &Client<Script>, content: &[u8]) -> Option<Result<Vec<NotGiven>
         kind: FileKind::Regular,
         rdev: 0,
         target: b"",
-        runs: &[(0, content.to_vec())],
+        runs: &[(0, content.into())],
         size: content.len() as u64,
         given: &given,
     };

@@ -4,6 +4,8 @@
 //! process each of them is a round trip. **Rule.** [`FileSystem::make`] is all of them. A transport may answer it before
 //! it is done, so that many are on their way at once.
 
+use std::borrow::Cow;
+
 use steadfs_base::InodeNo;
 
 use crate::{Attr, Cx, FileKind, FileSystem, FsError, Result, SetAttr, SetXattr};
@@ -18,7 +20,7 @@ pub struct NewFile<'a> {
     /// For symbolic links: the target.
     pub target: &'a [u8],
     /// The runs of data of a regular file by their offsets, ascending.
-    pub runs: &'a [(u64, Vec<u8>)],
+    pub runs: &'a [(u64, Cow<'a, [u8]>)],
     /// The size of a regular file, at least to the end of the last run.
     pub size: u64,
     /// What it gets afterwards.

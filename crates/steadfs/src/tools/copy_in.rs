@@ -17,7 +17,7 @@ use super::host::{self, Opening, Source};
 use super::maker::{CopyTarget, Dir, Kept, Maker, Node};
 use super::output::Output;
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
-use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, os, refused};
+use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, refused};
 use crate::owners::OwnerRules;
 
 /// In a reproducible copy, aligned runs of zeros of this size become holes, however the host stores the file.
@@ -137,7 +137,7 @@ fn spot<'a>(dir: &Held<'_>, name: &'a [u8], path: &'a [u8]) -> CopyTarget<'a> {
 /// A directory that is being filled.
 struct Frame<'a> {
     dir: Dir<'a>,
-    names: std::vec::IntoIter<Vec<u8>>,
+    entries: std::vec::IntoIter<host::Entry>,
     stat: Stat,
     paths: Lengths,
     /// It gets the attributes of its original after it is filled.
@@ -150,6 +150,8 @@ struct Copier<'a, 'p> {
     log: Log<'p>,
     /// The copies of files with several names, by the host's device and inode number.
     first_names: BTreeMap<HostFile, Held<'a>>,
+    /// For content on its way.
+    buffer: Vec<u8>,
     /// If all links are followed: the directories being copied, to which a link may lead back.
     around: BTreeSet<HostFile>,
 }
@@ -171,6 +173,7 @@ impl<'a, 'p> Copier<'a, 'p> {
             options,
             log: Log::new(progress),
             first_names: BTreeMap::new(),
+            buffer: Vec::new(),
             around: BTreeSet::new(),
         }
     }
@@ -195,8 +198,8 @@ impl<'a, 'p> Copier<'a, 'p> {
         {
             paths.back_to(frame.paths);
             // A stopped copy still finishes the directories that it is in.
-            let next = end.is_ok().then(|| frame.names.next()).flatten();
-            let Some(name) = next else {
+            let next = end.is_ok().then(|| frame.entries.next()).flatten();
+            let Some(entry) = next else {
                 let path = host_path(&paths.source);
                 let left = folders.leave().on_host(path)?;
                 self.around.remove(&host::id_of(&frame.stat));
@@ -208,18 +211,18 @@ impl<'a, 'p> Copier<'a, 'p> {
                 stack.pop();
                 continue;
             };
-            paths.push(&name);
+            paths.push(&entry.name);
             let into = &frame.dir;
-            let done = self
-                .entry(here, &name, into, &paths, depth)
-                .and_then(|below| match below {
-                    Some((frame, dir)) => {
-                        folders.enter(dir).on_host(host_path(&paths.source))?;
-                        stack.push(frame);
-                        Ok(())
-                    }
-                    None => Ok(()),
-                });
+            let done =
+                self.entry(here, &entry, into, &paths, depth)
+                    .and_then(|below| match below {
+                        Some((frame, dir)) => {
+                            folders.enter(dir).on_host(host_path(&paths.source))?;
+                            stack.push(frame);
+                            Ok(())
+                        }
+                        None => Ok(()),
+                    });
             end = done.or_else(|error| self.log.failed(error));
         }
         end
@@ -229,7 +232,7 @@ impl<'a, 'p> Copier<'a, 'p> {
     fn entry(
         &mut self,
         here: BorrowedFd<'_>,
-        name: &[u8],
+        entry: &host::Entry,
         into: &Dir<'_>,
         paths: &Paths,
         depth: usize,
@@ -239,7 +242,8 @@ impl<'a, 'p> Copier<'a, 'p> {
             follow: self.options.follow == Follow::Always,
             read_special: false,
         };
-        let from = host::open_source(here, os(name), how).on_host(path)?;
+        let from = host::open_entry(here, entry, how).on_host(path)?;
+        let name = &entry.name;
         let spot = CopyTarget {
             into: into.held.ino(),
             name,
@@ -275,7 +279,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         if self.around.contains(&id) {
             return refused(source, "a symbolic link leads to a folder around it");
         }
-        let (names, error) = host::names(from.fd.as_fd());
+        let (entries, error) = host::entries(from.fd.as_fd());
         if let Err(error) = error.map_or(Ok(()), Err).on_host(host_path(source)) {
             self.log.failed(error)?;
         }
@@ -287,7 +291,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         let frame = Frame {
             keeps: dir.made || self.options.preserve,
             dir,
-            names: names.into_iter(),
+            entries: entries.into_iter(),
             stat: from.stat,
             paths: paths.lengths(),
         };
@@ -358,11 +362,11 @@ impl<'a, 'p> Copier<'a, 'p> {
         path: &Path,
         spot: CopyTarget<'_>,
     ) -> Result<Option<Held<'a>>> {
-        let (maker, log) = (self.maker, &mut self.log);
+        let (maker, log, buffer) = (self.maker, &mut self.log, &mut self.buffer);
         if kind_of(&from.stat) == FileKind::Regular {
             let even = self.options.latest.is_some();
             let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
-                sparse((from, path), even, output, log)
+                sparse((from, path), even, buffer, output, log)
             };
             return maker.regular(spot, log, read, |log| kept(from, spot.path, log));
         }
@@ -414,13 +418,14 @@ const SMALL_MAX: u64 = 64 << 10;
 fn sparse(
     (from, path): (&Source, &Path),
     even: bool,
+    buffer: &mut Vec<u8>,
     output: &mut Output<'_, '_>,
     log: &mut Log<'_>,
 ) -> Result<u64> {
-    let (file, mut buffer, mut at) = (&from.fd, Vec::new(), 0);
+    let (file, mut at) = (&from.fd, 0);
     let mut copy = |at: u64, end: u64| {
         let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
-        let into = room(&mut buffer, want);
+        let into = room(buffer, want);
         let n = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *into, at));
         let n = n.on_host(path)?;
         let written = match even {

@@ -1,6 +1,7 @@
 //! Copying from a volume to the host.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -178,7 +179,8 @@ impl<'a> Copier<'a, '_> {
                 if let Some(dir) = left.filter(|_| frame.keeps) {
                     // Last, for filling it changes its times, and a default ACL or set-group-ID would change what is
                     // made in it.
-                    let target = Target::Open(dir.as_fd());
+                    let dir = File::from(dir);
+                    let target = Target::Open(&dir, None);
                     self.attributes(frame.held.attr(), &target, &paths.source);
                 }
                 self.folders.leave(frame.held.ino());
@@ -316,7 +318,7 @@ impl<'a> Copier<'a, '_> {
                 if let Some(target) = written.target(&self.options) {
                     self.attributes(attr, &target, source);
                 }
-                written.id()
+                Ok(written.id())
             }
             (Ok(()), None) => refused(source, "was not written"),
             (Err(error), written) => {

@@ -5,9 +5,11 @@
 //! `use-libc`), but for `fchown`, `fchmod` and `fchmodat`, which it leaves to the kernel.
 
 use std::ffi::{CString, OsStr};
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -59,6 +61,10 @@ pub struct Opening {
     pub read_special: bool,
 }
 
+/// How what can be read is opened. Without O_NONBLOCK a pipe's open would wait for a writer, where no signal stops the copy
+/// in order.
+const READABLE: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
 /// Opens `name` for copying.
 ///
 /// How a file is opened depends on its type: opening a pipe may wait, opening a device may act on it. The type
@@ -73,13 +79,11 @@ pub fn open_source(at: BorrowedFd<'_>, name: &OsStr, how: Opening) -> io::Result
         false => (AtFlags::SYMLINK_NOFOLLOW, OFlags::NOFOLLOW),
     };
     let seen = statat(at, name, follow.0)?;
-    // Without O_NONBLOCK a pipe's open would wait for a writer, where no signal stops the copy in order.
-    let readable = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     let flags = match kind_of(&seen) {
-        Some(FileKind::Regular) => readable,
+        Some(FileKind::Regular) => READABLE,
         Some(FileKind::Directory) => OFlags::RDONLY | OFlags::DIRECTORY,
         Some(FileKind::Symlink | FileKind::Socket) | None => OFlags::PATH,
-        Some(_) if how.read_special => readable,
+        Some(_) if how.read_special => READABLE,
         Some(_) => OFlags::PATH,
     };
     let fd = match openat(at, name, flags | follow.1 | OFlags::CLOEXEC, Mode::empty()) {
@@ -91,6 +95,27 @@ pub fn open_source(at: BorrowedFd<'_>, name: &OsStr, how: Opening) -> io::Result
         true => Ok(Source { fd, stat }),
         false => Err(replaced()),
     }
+}
+
+/// As [`open_source`], for an entry of the directory `at`. For most files the type and inode number in the entry replace the
+/// look at the name, which takes a fifth of the time of copying a small file.
+pub fn open_entry(at: BorrowedFd<'_>, entry: &Entry, how: Opening) -> io::Result<Source> {
+    let name = OsStr::from_bytes(&entry.name);
+    if let Some(ino) = entry.regular
+        && let Ok(fd) = openat(
+            at,
+            name,
+            READABLE | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+    {
+        let stat = rustix::fs::fstat(&fd)?;
+        // Others are what was replaced, what overlayfs shows with another number, and the devices of fakeroot.
+        if stat.st_ino == ino && kind_of(&stat) == Some(FileKind::Regular) {
+            return Ok(Source { fd, stat });
+        }
+    }
+    open_source(at, name, how)
 }
 
 impl Source {
@@ -172,20 +197,32 @@ pub fn link(file: &OwnedFd, dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Re
     linkat(cwd(), path, dir, name, AtFlags::SYMLINK_FOLLOW)
 }
 
-/// Names in a folder that can be read, sorted, `.` and `..` left out, and why others cannot.
-pub fn names(dir: BorrowedFd<'_>) -> (Vec<Vec<u8>>, Option<Errno>) {
-    let mut names = Vec::new();
+/// An entry of a directory of the host.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// The inode number of a regular file, if the directory has its type.
+    regular: Option<u64>,
+}
+
+/// Entries of a directory that can be read, sorted by name, `.` and `..` left out, and why others cannot.
+pub fn entries(dir: BorrowedFd<'_>) -> (Vec<Entry>, Option<Errno>) {
+    let mut all = Vec::new();
     let read = Dir::read_from(dir).and_then(|entries| {
         for entry in entries {
-            let name = entry?.file_name().to_bytes().to_vec();
+            let entry = entry?;
+            let name = entry.file_name().to_bytes().to_vec();
             if name != b"." && name != b".." {
-                names.push(name);
+                let is_regular = entry.file_type() == FileType::RegularFile;
+                let regular = is_regular.then(|| entry.ino());
+                all.push(Entry { name, regular });
             }
         }
         Ok(())
     });
-    names.sort_unstable();
-    (names, read.err())
+    all.sort_unstable();
+    (all, read.err())
 }
 
 /// The type that a mode of the host means.
@@ -214,8 +251,8 @@ fn by_libc(done: io::Result<()>) -> rustix::io::Result<()> {
 
 /// A file by its folder and name, or by itself: what attributes are set on.
 pub enum Target<'a> {
-    /// An open file or folder.
-    Open(BorrowedFd<'a>),
+    /// An open file or folder, and its owner if that is known.
+    Open(&'a File, Option<(u32, u32)>),
     /// A name in an open folder.
     Named(BorrowedFd<'a>, &'a OsStr),
 }
@@ -224,7 +261,8 @@ impl Target<'_> {
     /// Changes the owner.
     pub fn chown(&self, uid: u32, gid: u32) -> rustix::io::Result<()> {
         match self {
-            Self::Open(fd) => by_libc(std::os::unix::fs::fchown(fd, Some(uid), Some(gid))),
+            Self::Open(_, Some(owner)) if *owner == (uid, gid) => Ok(()),
+            Self::Open(file, _) => by_libc(std::os::unix::fs::fchown(file, Some(uid), Some(gid))),
             Self::Named(dir, name) => {
                 let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
                 rustix::fs::chownat(dir, *name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
@@ -236,7 +274,7 @@ impl Target<'_> {
     pub fn chmod(&self, perm: u32) -> rustix::io::Result<()> {
         let mode = Mode::from_raw_mode(perm);
         match self {
-            Self::Open(fd) => rustix::fs::chmod(proc_path(*fd), mode),
+            Self::Open(file, _) => by_libc(file.set_permissions(Permissions::from_mode(perm))),
             Self::Named(dir, name) => {
                 // chmod(2) follows a link, which another process may have put here meanwhile.
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -257,7 +295,7 @@ impl Target<'_> {
             last_modification: timespec(attr.mtime),
         };
         match self {
-            Self::Open(fd) => rustix::fs::futimens(fd, &times),
+            Self::Open(file, _) => rustix::fs::futimens(file, &times),
             Self::Named(dir, name) => {
                 rustix::fs::utimensat(dir, *name, &times, AtFlags::SYMLINK_NOFOLLOW)
             }
@@ -268,7 +306,7 @@ impl Target<'_> {
     pub fn set_xattr(&self, name: &[u8], value: &[u8]) -> io::Result<()> {
         let name = CString::new(name)?;
         match self {
-            Self::Open(fd) => rustix::fs::fsetxattr(fd, &name, value, XattrFlags::empty())?,
+            Self::Open(file, _) => rustix::fs::fsetxattr(file, &name, value, XattrFlags::empty())?,
             Self::Named(dir, file) => {
                 let mut path = proc_path(*dir).into_bytes();
                 path.push(b'/');
@@ -359,5 +397,52 @@ pub fn is_readable(file: BorrowedFd<'_>) -> rustix::io::Result<bool> {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn an_entry_is_opened_as_what_has_its_name_by_then() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        for name in ["file", "link", "pipe", "other"] {
+            fs::write(at(name), name).unwrap();
+        }
+        fs::create_dir(at("dir")).unwrap();
+        let dir = File::open(top.path()).unwrap();
+        let (entries, error) = entries(dir.as_fd());
+        assert_eq!(error, None);
+        let names: Vec<_> = entries.iter().map(|entry| &entry.name[..]).collect();
+        assert_eq!(names, [&b"dir"[..], b"file", b"link", b"other", b"pipe"]);
+        // Each was a regular file when the directory was read.
+        for name in ["link", "pipe"] {
+            fs::remove_file(at(name)).unwrap();
+        }
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        rustix::fs::mknodat(cwd(), at("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        fs::rename(at("other"), at("file")).unwrap();
+        let how = Opening {
+            follow: false,
+            read_special: false,
+        };
+        let kinds = entries.iter().map(|entry| {
+            let opened = open_entry(dir.as_fd(), entry, how);
+            opened.ok().and_then(|source| kind_of(&source.stat))
+        });
+        let expected = [
+            Some(FileKind::Directory),
+            Some(FileKind::Regular),
+            Some(FileKind::Symlink),
+            None,
+            Some(FileKind::Fifo),
+        ];
+        assert_eq!(kinds.collect::<Vec<_>>(), expected);
+        let file = open_entry(dir.as_fd(), &entries[1], how).unwrap();
+        assert_eq!(io::read_to_string(File::from(file.fd)).unwrap(), "other");
     }
 }

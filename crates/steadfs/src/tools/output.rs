@@ -1,5 +1,7 @@
 //! A regular file on a volume that is being written.
 
+use std::borrow::Cow;
+
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileKind, Given, NewFile, SetAttr, write_all};
 
@@ -19,7 +21,7 @@ pub(super) struct Output<'a, 's> {
     /// The file, and whether it was made for this copy.
     open: Option<(Held<'a>, bool)>,
     /// The data of a file that is made by one call.
-    runs: Vec<(u64, Vec<u8>)>,
+    runs: Vec<(u64, Cow<'static, [u8]>)>,
     /// Bytes of `runs`.
     small: usize,
     end: u64,
@@ -53,7 +55,7 @@ impl<'a, 's> Output<'a, 's> {
             self.small += bytes.len();
             if self.small <= SMALL_MAX {
                 self.end = at.saturating_add(bytes.len() as u64);
-                self.runs.push((at, bytes.to_vec()));
+                self.runs.push((at, Cow::Owned(bytes.to_vec())));
                 return Ok(());
             }
             self.spot.later = false;

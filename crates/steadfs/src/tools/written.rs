@@ -1,7 +1,8 @@
 //! The file of the host that a copy writes its content to.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -88,9 +89,11 @@ enum TargetState {
 /// A file that is being written.
 pub struct Written<'a> {
     spot: CopyTarget<'a>,
-    file: OwnedFd,
+    file: File,
+    /// Attributes when it was opened.
+    stat: Stat,
     state: TargetState,
-    /// For a stream: the number of bytes written.
+    /// The end of what was written.
     at: u64,
 }
 
@@ -154,7 +157,8 @@ impl<'a> Written<'a> {
         }
         Ok(Self {
             spot,
-            file,
+            file: file.into(),
+            stat,
             state,
             at: 0,
         })
@@ -164,9 +168,11 @@ impl<'a> Written<'a> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let file = rustix::fs::openat(spot.dir, os(spot.name), flags, mode).on_host(spot.path)?;
+        let stat = rustix::fs::fstat(&file).on_host(spot.path)?;
         Ok(Self {
             spot,
-            file,
+            file: file.into(),
+            stat,
             state: TargetState::New,
             at: 0,
         })
@@ -178,6 +184,9 @@ impl<'a> Written<'a> {
             TargetState::Stream => self.zeros_to(offset).and_then(|()| self.append(bytes)),
             _ => write_all_at(&self.file, bytes, offset),
         };
+        if self.state != TargetState::Stream {
+            self.at = offset.saturating_add(bytes.len() as u64);
+        }
         done.on_host(self.spot.path)
     }
 
@@ -206,6 +215,7 @@ impl<'a> Written<'a> {
     pub fn finish(&mut self, size: u64) -> Result<()> {
         let done = match self.state {
             TargetState::Stream => self.zeros_to(size),
+            _ if self.at == size => Ok(()),
             _ => rustix::fs::ftruncate(&self.file, size),
         };
         done.on_host(self.spot.path)
@@ -213,9 +223,7 @@ impl<'a> Written<'a> {
 
     /// Removes a file that was created for a failed copy. A file that existed before stays, with its current content.
     pub fn discard(self) {
-        let made =
-            self.state == TargetState::New && self.id().is_ok_and(|made| self.is_there(made));
-        if made {
+        if self.state == TargetState::New && self.is_there(self.id()) {
             // The copy's own error is the one to report.
             let _ = self.spot.remove();
         }
@@ -228,9 +236,8 @@ impl<'a> Written<'a> {
     }
 
     /// The device and inode number of the file.
-    pub fn id(&self) -> Result<HostFile> {
-        let stat = rustix::fs::fstat(&self.file).on_host(self.spot.path)?;
-        Ok(host::id_of(&stat))
+    pub fn id(&self) -> HostFile {
+        host::id_of(&self.stat)
     }
 
     /// The target of the original's attributes, if the copy gets them.
@@ -240,11 +247,14 @@ impl<'a> Written<'a> {
             TargetState::Existed => options.preserve,
             TargetState::Stream => false,
         };
-        keeps.then(|| Target::Open(self.file.as_fd()))
+        // Nothing has changed the owner of a new file.
+        let owner =
+            (self.state == TargetState::New).then_some((self.stat.st_uid, self.stat.st_gid));
+        keeps.then_some(Target::Open(&self.file, owner))
     }
 }
 
-fn write_all_at(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
+fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
     while !bytes.is_empty() {
         let n = some(rustix::io::retry_on_intr(|| {
             rustix::io::pwrite(file, bytes, offset)
