@@ -66,11 +66,13 @@ impl Access {
     }
 
     pub fn open(self, image: &Path, options: &Options) -> Result<VolumeDevice, steadfs::Error> {
+        let mut options = options.clone();
+        options.set_brief();
         match self {
-            Self::Read => VolumeDevice::open_salvage(image, options),
-            Self::ReadBeside => VolumeDevice::open_salvage_beside(image, options),
-            Self::Write => VolumeDevice::open(image, options),
-            Self::Staged => VolumeDevice::open_staged(image, options),
+            Self::Read => VolumeDevice::open_salvage(image, &options),
+            Self::ReadBeside => VolumeDevice::open_salvage_beside(image, &options),
+            Self::Write => VolumeDevice::open(image, &options),
+            Self::Staged => VolumeDevice::open_staged(image, &options),
         }
     }
 }

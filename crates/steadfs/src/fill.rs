@@ -107,6 +107,7 @@ pub fn fill<P: Progress + 'static>(
     let Some(origin) = how.origin else {
         let mut options = Options::default();
         options.offset = how.offset;
+        options.set_brief();
         let done = Volume::open(path, &options)
             .map_err(FillError::from)
             .and_then(|volume| into(&volume, from, how, &mut progress));

@@ -10,6 +10,10 @@ const MEMORY_SHARE: u64 = 16;
 /// 1 GiB, streaming writes and new small files ran at two thirds of the speed).
 const CACHE_BYTES_MAX: u64 = 256 << 20;
 
+/// Largest default for a command. It writes each byte once, so a larger cache only delays the write-back to the end of the
+/// command, and its memory is cleared by the kernel first (20 000 files copied with 256 MiB: a fifth of the time).
+const COMMAND_CACHE_BYTES_MAX: u64 = 64 << 20;
+
 /// An overlay in memory gets at most one part in this many of the memory.
 const OVERLAY_SHARE: u64 = 4;
 
@@ -23,6 +27,11 @@ pub(crate) fn overlay_memory() -> u64 {
 pub(crate) fn default_cache_size() -> u64 {
     let (host, group) = limits();
     share_of(host, group)
+}
+
+/// The same for a command, which uses the volume briefly: at most 64 MiB.
+pub(crate) fn command_cache_size() -> u64 {
+    default_cache_size().min(COMMAND_CACHE_BYTES_MAX)
 }
 
 /// The memory of the host, and the limit of this process's cgroups.

@@ -13,6 +13,7 @@ use steadfs_vfs::options::{Entry, Refusals, item, items, unknown};
 use steadfs_vfs::{FsError, Result};
 
 use crate::io_options::{IO_TABLE, IoOptions};
+use crate::memory::command_cache_size;
 use crate::probe::{Kind, probe};
 use table::TABLE;
 
@@ -330,6 +331,11 @@ impl Options {
     /// Whether users other than the mounting one have access, which is root or not.
     pub fn allow_other(&self, root: bool) -> bool {
         self.allow_other.unwrap_or(root && self.fakeroot.is_none())
+    }
+
+    /// For commands that use the volume briefly, without a mount: caches are small unless `cache_size=` is given.
+    pub fn set_brief(&mut self) {
+        self.cache_size.get_or_insert_with(command_cache_size);
     }
 
     /// Sets `ro` or `rw` for every kind of volume.

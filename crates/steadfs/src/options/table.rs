@@ -148,7 +148,7 @@ const ENTRIES: &[Opt] = &[
             Device,
             "memory for clean metadata and dirty data, at least 8M; an eighth of it, at most 24 MiB, comes on top for \
              read-ahead",
-            "1/16 of the memory of the host or cgroup, 32M to 256M",
+            "1/16 of the memory of the host or cgroup, 32M to 256M; commands without a mount: at most 64M",
         )
         .current(Changed, |o| Some(format!("cache_size={}", o.cache_size?)))
         .fixed(),
