@@ -67,10 +67,11 @@ impl Checked {
     }
 }
 
-/// Size of a read window. A checker's next read is mostly close to the last one.
-const WINDOW_BYTES: u64 = 128 << 10;
+/// Size of a read window. A checker's next read is mostly close to the last one. Small, because most directories are; what is
+/// read in sequence is read ahead by the kernel.
+const WINDOW_BYTES: u64 = 16 << 10;
 /// Number of cached windows.
-const WINDOWS_MAX: usize = 64;
+const WINDOWS_MAX: usize = 256;
 
 /// A device read in windows.
 struct QueueSource<'a> {

@@ -28,7 +28,7 @@ pub(super) enum TargetKind {
 }
 
 /// Longest read that goes through the host's page cache where that is wanted, in bytes.
-const CACHED_READ_BYTES: u64 = 64 << 10;
+const CACHED_READ_BYTES: u64 = 128 << 10;
 
 /// Smallest sector size of devices in bytes.
 const SECTOR_BYTES: u32 = 512;
