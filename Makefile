@@ -55,7 +55,7 @@ bench: ## kernel ext4, fuse2fs and steadfs (ext4, f2fs) side by side (BENCH="--q
 ROUNDS ?= 5
 bench-offline: ## commands on images beside those of e2fsprogs and f2fs-tools, ROUNDS (5) in turn
 	@scripts/install-build
-	@scripts/install-packages e2fsprogs f2fs-tools perl-base time
+	@scripts/install-packages e2fsprogs f2fs-tools p7zip-full perl-base tar time
 	cargo build --release --locked -p steadfs-cli
 	@scripts/bench-offline $(ROUNDS)
 
