@@ -15,7 +15,7 @@ use steadfs_vfs::FsError;
 use steadfs_vfs::names::printable;
 
 use crate::Options;
-use crate::image::{self, Found, Held, Partition};
+use crate::image::{self, Found, Held, Partition, Table};
 use crate::volume::{Error, VolumeDevice};
 
 /// The kind of file system on a device.
@@ -193,6 +193,16 @@ pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, Unop
         )))),
         _ => Ok(kind),
     }
+}
+
+/// The partition table of a disk, whose first byte is at `base` of its file; `None` if it has none.
+pub(crate) fn table_on(queue: &Queue, base: u64) -> Option<Table> {
+    let src = AnyBytes {
+        queue,
+        last: RefCell::new(None),
+    };
+    let table = image::table(&src, &holds)?;
+    Some(Table { base, ..table })
 }
 
 /// The partition of a disk that a user calls `which`.

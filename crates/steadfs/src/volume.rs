@@ -15,11 +15,11 @@ use steadfs_fuse::{BlockDevice, BrokerClient, FileId, MountError};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
 use thiserror::Error;
 
-use crate::image::{Found, Partition, Window};
+use crate::image::{Found, Partition, Table, Window};
 use crate::layers::{Base, LayerError, Layers, OpenedOverlay, partition_of};
 use crate::memory::{default_cache_size, overlay_memory};
 use crate::nbd;
-use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
+use crate::probe::{Kind, Unopened, failed, kind_on, kind_within, table_on};
 use crate::{Io, IoEngine, Options, Overlay};
 
 /// Why a volume could not be opened, mounted or closed.
@@ -266,6 +266,18 @@ impl VolumeDevice {
     pub fn open_disk(path: &Path) -> Result<Self, Error> {
         let options = Options::parse("ro,buffered").map_err(|error| failed(path, error))?;
         Self::open_as(path, &options, (false, true))
+    }
+
+    /// The partition table of the disk.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be read.
+    pub fn partitions(&self) -> Result<Table, Error> {
+        let table = table_on(&self.queue()?, self.options.offset);
+        let mut table =
+            table.ok_or_else(|| self.no_partition("has no partition table".to_owned()))?;
+        table.has_places &= !self.layers.is_layered();
+        Ok(table)
     }
 
     /// The partition with this number, or else with this name in the table, or else with a volume of this label.

@@ -50,6 +50,26 @@ fn cut_out(disk: &Path, part: usize, to: &Path) {
     fs::write(to, content).unwrap();
 }
 
+/// `inspect --partitions` lists the partitions of [`make_disk`] and the labels that they were given.
+fn is_listed(name: &str) {
+    let listed = steadfs(["inspect", "--partitions", name]).expect(0).out;
+    assert!(listed.contains("partition 2: "), "{listed}");
+    let json = steadfs(["inspect", "--partitions", "--json", name])
+        .expect(0)
+        .out;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["scheme"], "MBR");
+    for (part, (start, bytes)) in PARTS.into_iter().enumerate() {
+        let shown = &json["partitions"][part];
+        assert_eq!(
+            (shown["start"].as_u64(), shown["size"].as_u64()),
+            (Some(start), Some(bytes))
+        );
+        assert_eq!(shown["label"], ["boot", "data"][part]);
+        assert_eq!(shown["is_volume"], true);
+    }
+}
+
 #[test]
 fn partitions_of_a_disk_are_volumes_in_every_command() {
     let scratch = Scratch::new();
@@ -92,6 +112,7 @@ fn partitions_of_a_disk_are_volumes_in_every_command() {
         let shown = steadfs(["inspect", &of(part)]).expect(0).out;
         assert!(shown.contains(label), "{shown}");
     }
+    is_listed(name);
     let piece = scratch.join("piece");
     cut_out(disk_path, 0, &piece);
     run("e2fsck", ["-fn", piece.to_str().unwrap()]).expect(0);

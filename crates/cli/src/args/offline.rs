@@ -36,9 +36,12 @@ pub struct Check {
 pub struct Inspect {
     /// Image file or block device.
     pub volume: PathBuf,
-    /// Print JSON.
+    /// Print JSON (docs/json.md).
     #[arg(long)]
     pub json: bool,
+    /// List the partitions of a disk, with the volumes in them.
+    #[arg(long)]
+    pub partitions: bool,
     #[command(flatten)]
     pub open: Open,
 }
