@@ -176,7 +176,7 @@ pub const KINDS: &[Kind] = &[
     rw("no-dir-nlink", "-t ext4 -b 4096 -O ^dir_nlink"),
     rw("no-extra-isize", "-t ext4 -b 4096 -O ^extra_isize"),
     rw("no-ext-attr", "-t ext4 -b 4096 -O ^ext_attr"),
-    ro("large-dir", "-t ext4 -b 4096 -O large_dir"),
+    rw("large-dir", "-t ext4 -b 4096 -O large_dir"),
     rw("orphan-file", "-t ext4 -b 4096 -O orphan_file"),
     rw("orphan-file-1k", "-t ext4 -b 1024 -O orphan_file").block(1024),
     rw("hash-legacy", "-t ext4 -b 4096").tuned("hash_alg=legacy"),
@@ -194,11 +194,12 @@ pub const KINDS: &[Kind] = &[
     ro("ea-inode", "-t ext4 -b 4096 -O ea_inode"),
     ro("bigalloc", "-t ext4 -b 4096 -O bigalloc -C 65536"),
     ro("bigalloc-1k", "-t ext4 -b 1024 -O bigalloc -C 8192").block(1024),
-    ro("meta-bg", "-t ext4 -b 1024 -O meta_bg,^resize_inode").block(1024),
+    rw("meta-bg", "-t ext4 -b 1024 -O meta_bg,^resize_inode").block(1024),
     // The kernel may lack the quota format, which it needs for a mount that writes.
     ro("quota", "-t ext4 -b 4096 -O quota").no_kernel(),
+    rw("project", "-t ext4 -b 4096 -O project").no_kernel(),
     ro(
-        "project",
+        "quota-project",
         "-t ext4 -b 4096 -O quota,project -E quotatype=usrquota:grpquota:prjquota",
     )
     .no_kernel(),
@@ -206,9 +207,9 @@ pub const KINDS: &[Kind] = &[
     ro("shared_blocks", "-t ext4 -b 4096")
         .changed("feature shared_blocks")
         .no_kernel(),
-    ro("encrypt", "-t ext4 -b 4096 -O encrypt"),
-    ro("verity", "-t ext4 -b 4096 -O verity").no_kernel(),
-    ro("casefold", "-t ext4 -b 4096 -O casefold").no_kernel(),
+    rw("encrypt", "-t ext4 -b 4096 -O encrypt"),
+    rw("verity", "-t ext4 -b 4096 -O verity").no_kernel(),
+    rw("casefold", "-t ext4 -b 4096 -O casefold").no_kernel(),
     ro(
         "everything-64k",
         "-t ext4 -b 65536 -I 1024 -O inline_data,ea_inode,quota,project,\

@@ -274,3 +274,59 @@ fn read_only_kinds_of_volumes_are_not_written() {
         );
     });
 }
+
+/// Names of 255 bytes in blocks of 1 KiB, so that two levels of nodes are too few: half of them made by the kernel, half
+/// by us.
+#[test]
+fn a_directory_with_three_levels_of_index_nodes_grows_in_turn() {
+    let scratch = Scratch::new();
+    let options = ["-t", "ext4", "-b", "1024", "-O", "large_dir"];
+    let image = Image::mke2fs(&scratch, "large.img", 160 << 20, &options);
+    let name = |n: u32| format!("{n:0255}");
+    let by_kernel = |range: std::ops::Range<u32>| {
+        let mount = KernelMount::new(&scratch, image.path(), "");
+        let dir = mount.join("dir");
+        if range.start == 0 {
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::write(mount.join("file"), b"").unwrap();
+        }
+        for n in range {
+            std::fs::hard_link(mount.join("file"), dir.join(name(n))).unwrap();
+        }
+        mount.unmount();
+    };
+    let by_us = |range: std::ops::Range<u32>| {
+        let volume = Volume::open(image.path(), &Options::parse("rw").unwrap()).unwrap();
+        let (fs, cx) = (volume.fs(), steadfs_vfs::Cx::default());
+        let find = |name| fs.lookup(&cx, fs.root(), name).unwrap().ino;
+        let (dir, file) = (find(b"dir"), find(b"file"));
+        for n in range {
+            fs.link(&cx, file, dir, name(n).as_bytes()).unwrap();
+        }
+        drop(fs);
+        volume.close().unwrap();
+        image.check_clean();
+    };
+    let levels = || {
+        let shown = image.debugfs("htree_dump /dir").out;
+        let level = shown
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Indirect levels: "));
+        level.unwrap().parse::<u32>().unwrap()
+    };
+    by_kernel(0..20_000);
+    by_us(20_000..45_000);
+    assert_eq!(levels(), 2);
+    by_kernel(45_000..50_000);
+    by_us(50_000..55_000);
+    let mount = KernelMount::new(&scratch, image.path(), "ro");
+    for n in 0..55_000 {
+        let found = std::fs::symlink_metadata(mount.join("dir").join(name(n)));
+        assert!(found.is_ok(), "{n}");
+    }
+    assert_eq!(
+        std::fs::read_dir(mount.join("dir")).unwrap().count(),
+        55_000
+    );
+    mount.unmount();
+}

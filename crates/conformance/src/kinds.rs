@@ -93,7 +93,9 @@ pub static KINDS: &[Kind] = &[
     Kind { mount: "nobarrier", ..ext("ext4_orphan_file", 1024, Map::Extents, true,
         &["-t", "ext4", "-O", "orphan_file,^metadata_csum,uninit_bg", "-E", "orphan_file_size=32K"]) },
     Kind { inode: 128, ..ext("ext4_small_inodes", 1024, Map::Extents, true, &["-t", "ext4", "-O", "^huge_file"]) },
-    Kind { inode: 1024, ..ext("ext4_large_inodes", 4096, Map::Extents, true, &["-t", "ext4"]) },
+    // Bits of features that no file uses.
+    Kind { inode: 1024, ..ext("ext4_large_inodes", 4096, Map::Extents, true,
+        &["-t", "ext4", "-O", "meta_bg,^resize_inode,large_dir,encrypt,verity,casefold,project"]) },
     Kind { inode: 512, ..ext("ext4_64k", 65_536, Map::Extents, false, &["-t", "ext4", "-O", "^has_journal"]) },
     f2fs("f2fs", &[], ""),
     f2fs("f2fs_all", &[ALL_FEATURES], ""),

@@ -90,10 +90,9 @@ impl Sealed {
         open(kind, mark_ext(&memory, size), "ro")
     }
 
-    /// Mounts the volume, an ext4 one for reading: ext4 volumes with verity files are not written.
+    /// Mounts the volume.
     pub fn open(&self) -> World {
-        let mount = if self.kind.is_ext() { "ro" } else { "" };
-        open(self.kind, Arc::new(self.memory.copy()), mount)
+        open(self.kind, Arc::new(self.memory.copy()), "")
     }
 
     /// Mounts the volume for reading, with a byte of the file's blocks changed.

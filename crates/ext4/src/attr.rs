@@ -4,6 +4,7 @@ use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, FsxAttr, InodeFlags, Result, SetAttr, SetTime};
 
 use crate::credits;
+use crate::disk::features::RoCompat;
 use crate::disk::{self, time};
 use crate::fast_commit::refusal;
 use crate::fs::Ext4;
@@ -27,6 +28,7 @@ impl Ext4 {
             let _alone = inode.lock.write();
             set.check(inode.kind(), inode.core.read().flags)?;
             if let Some(size) = set.size {
+                Self::check_content(&inode)?;
                 self.truncate(cx, &inode, size)?;
             }
             self.with_space(cx, || self.set_fields(cx, &inode, set))?;
@@ -177,16 +179,36 @@ impl Ext4 {
         })
     }
 
-    /// See [`steadfs_vfs::FileSystem::set_project`]. Writing volumes with projects is not supported, and others have
-    /// only project 0.
+    /// See [`steadfs_vfs::FileSystem::set_project`].
     pub fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
         self.check_writable()?;
-        self.by_number(ino, cx.tag)?;
-        if project == 0 {
-            Ok(())
-        } else {
-            Err(FsError::NotSupported("projects on this volume"))
+        let inode = self.by_number(ino, cx.tag)?;
+        let _alone = inode.lock.write();
+        self.check_project_can_be(&inode.core.read(), project)?;
+        if inode.core.read().project == project {
+            return Ok(());
         }
+        self.change_fields(cx.tag, &inode, |_, core| {
+            core.project = project;
+            core.ctime = self.now(core);
+            Ok(())
+        })
+    }
+
+    /// Fails if an inode cannot have this project.
+    pub(crate) fn check_project_can_be(&self, core: &disk::Inode, project: u32) -> Result<()> {
+        if core.project == project {
+            return Ok(());
+        }
+        if !self.geo().has_ro_compat(RoCompat::PROJECT) {
+            return Err(FsError::NotSupported("projects on this volume"));
+        }
+        if !core.has_project() {
+            return Err(FsError::NotSupported(
+                "project ids on inodes without the field i_projid",
+            ));
+        }
+        Ok(())
     }
 
     /// See [`steadfs_vfs::FileSystem::generation`].

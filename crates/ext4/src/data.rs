@@ -39,6 +39,16 @@ impl Ext4 {
         }
     }
 
+    /// Fails unless the inode is a regular file whose content can be changed: not encrypted, and no verity file, which
+    /// never changes.
+    pub(crate) fn check_content(inode: &Inode) -> Result<()> {
+        Self::regular(inode)?;
+        if inode.has(InodeFlags::VERITY) {
+            return Err(FsError::NotPermitted);
+        }
+        Ok(())
+    }
+
     /// Writes `data` at `offset` into the cache, up to the largest file size.
     pub fn write_file(
         &self,
@@ -49,7 +59,7 @@ impl Ext4 {
         kill_priv: bool,
     ) -> Result<usize> {
         self.check_writable()?;
-        Self::regular(inode)?;
+        Self::check_content(inode)?;
         if data.is_empty() {
             return Ok(0);
         }

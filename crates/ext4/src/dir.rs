@@ -1,8 +1,9 @@
 //! Directories: names in blocks, found, added and removed.
 //!
 //! A directory is a file of blocks with entries. A directory of one block is searched linearly; a larger one has a hash
-//! index ([`htree`]) if the volume has `dir_index`. Inline directories ([`inline`]), case-insensitive ones and those
-//! with encrypted names are only read: volumes with these features are not mounted for writing.
+//! index ([`htree`]) if the volume has `dir_index`. Inline directories ([`inline`]) are only read: volumes with that
+//! feature are not mounted for writing. Case-insensitive directories and those with encrypted names ([`nokey`]) get no
+//! new names ([`crate::namei`]); names can be removed there.
 //!
 //! **Rule.** The caller holds the directory's `lock` (for writing, if it changes names) and passes its `core`. The
 //! result of a search is valid until the lock is released or the directory is changed.
@@ -178,8 +179,11 @@ impl<'a> Dir<'a> {
         Ok(found.map(|found| Entry { buf, found }))
     }
 
-    /// Finds a name (exact bytes) in a directory made of blocks, not `.` or `..`.
+    /// Finds a name (exact bytes; a no-key name, if names are encrypted) in a directory made of blocks, not `.` or `..`.
     pub(crate) fn find(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
+        if core.has(InodeFlags::ENCRYPTED) {
+            return nokey::find(self, core, name);
+        }
         if self.is_indexed(core) {
             if !Self::has_foreign_hash(core) {
                 return self.find_indexed(core, name);
@@ -214,7 +218,6 @@ impl<'a> Dir<'a> {
             b"." => return Ok(Some(self.ino)),
             b".." => return self.parent(core).map(Some),
             _ if core.has(disk::inode::INLINE_DATA) => inline::lookup(self, core, name)?,
-            _ if core.has(InodeFlags::ENCRYPTED) => nokey::lookup(self, core, name)?,
             _ => self.find(core, name)?.map(|entry| entry.ino()),
         };
         if let Some(ino) = ino {

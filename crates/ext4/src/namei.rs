@@ -71,6 +71,7 @@ impl Ext4 {
         name: &[u8],
         rest: u32,
     ) -> Result<Slot> {
+        check_names_are_plain(&dir.core.read())?;
         for _ in 0..GROWTH_STEPS_MAX {
             let needed = {
                 let core = dir.core.read();
@@ -102,6 +103,10 @@ impl Ext4 {
         inode: &Inode,
     ) {
         match inode.kind() {
+            // Records have names as they are in directories, and a replay compares their bytes.
+            _ if check_names_are_plain(&name.0.core.read()).is_err() => {
+                handle.refuse_fast_commits(refusal::ENCODED);
+            }
             FileKind::Regular if handle.is_tracked() => {
                 let ino = inode.ino();
                 self.fast_commits.named(handle, change, name, ino);
@@ -120,9 +125,30 @@ impl Ext4 {
     }
 }
 
-/// [`names::check_may_add`] of an inode's fields.
+/// Fails for a directory that is removed or immutable, or whose names cannot be encoded here.
 fn check_may_add(core: &disk::Inode) -> Result<()> {
-    names::check_may_add(core.links.into(), core.flags)
+    names::check_may_add(core.links.into(), core.flags)?;
+    check_names_are_plain(core)
+}
+
+/// Fails for a directory whose names cannot be encoded here: encrypted, case-insensitive.
+fn check_names_are_plain(core: &disk::Inode) -> Result<()> {
+    if core.has(InodeFlags::ENCRYPTED) {
+        return Err(FsError::NoKey);
+    }
+    if core.has(InodeFlags::CASEFOLD) {
+        return Err(FsError::NotSupported("new names in casefolded directories"));
+    }
+    Ok(())
+}
+
+/// [`names::check_project`] of a directory and an inode that gets a name there.
+fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
+    let (flags, project) = {
+        let core = dir.core.read();
+        (core.flags, core.project)
+    };
+    names::check_project(flags, project, inode.core.read().project)
 }
 
 /// [`names::check_may_remove`] of an inode's fields.

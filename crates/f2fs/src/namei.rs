@@ -143,16 +143,13 @@ fn check_link_max(core: &disk::Inode) -> Result<()> {
     Ok(())
 }
 
-/// Fails if `dir` passes its project on to new files and `inode` has another project.
+/// [`names::check_project`] of a directory and an inode that gets a name there.
 fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
-    let project = {
+    let (flags, project) = {
         let core = dir.core.read();
-        core.has(InodeFlags::PROJINHERIT).then_some(core.project)
+        (core.flags, core.project)
     };
-    if project.is_some_and(|project| project != inode.core.read().project) {
-        return Err(FsError::CrossDevice);
-    }
-    Ok(())
+    names::check_project(flags, project, inode.core.read().project)
 }
 
 /// Removes the link of a subdirectory's `..`; a directory has at least 2 links.

@@ -122,6 +122,17 @@ pub fn check_may_lose_name(flags: InodeFlags) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a name for an inode of another project in a directory with `flags` that passes its `project` on to new files.
+///
+/// # Errors
+/// `CrossDevice`: programs copy the file then.
+pub fn check_project(flags: InodeFlags, project: u32, of_inode: u32) -> Result<()> {
+    if flags.contains(InodeFlags::PROJINHERIT) && project != of_inode {
+        return Err(FsError::CrossDevice);
+    }
+    Ok(())
+}
+
 /// A name in a directory.
 #[derive(Debug)]
 pub struct NameIn<'a, D> {

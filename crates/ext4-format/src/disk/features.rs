@@ -191,19 +191,16 @@ pub const WRITE_INCOMPAT: Incompat = Incompat(
         | Incompat::EXTENTS.0
         | Incompat::BIT64.0
         | Incompat::FLEX_BG.0
-        | Incompat::CSUM_SEED.0,
-);
-
-/// Incompatible features of volumes that can only be read: one of them prevents writing.
-pub const READ_INCOMPAT: Incompat = Incompat(
-    Incompat::META_BG.0
-        | Incompat::MMP.0
-        | Incompat::EA_INODE.0
+        | Incompat::META_BG.0
+        | Incompat::CSUM_SEED.0
         | Incompat::LARGE_DIR.0
-        | Incompat::INLINE_DATA.0
         | Incompat::ENCRYPT.0
         | Incompat::CASEFOLD.0,
 );
+
+/// Incompatible features of volumes that can only be read: one of them prevents writing.
+pub const READ_INCOMPAT: Incompat =
+    Incompat(Incompat::MMP.0 | Incompat::EA_INODE.0 | Incompat::INLINE_DATA.0);
 
 /// Read-only-compatible features of volumes that can be mounted for writing; any other, known or
 /// not, allows reading only.
@@ -215,6 +212,8 @@ pub const WRITE_RO_COMPAT: RoCompat = RoCompat(
         | RoCompat::DIR_NLINK.0
         | RoCompat::EXTRA_ISIZE.0
         | RoCompat::METADATA_CSUM.0
+        | RoCompat::PROJECT.0
+        | RoCompat::VERITY.0
         | RoCompat::ORPHAN_PRESENT.0,
 );
 

@@ -413,6 +413,11 @@ impl Inode {
     pub const fn has_wide_times(&self) -> bool {
         self.extra_isize >= 24
     }
+
+    /// Whether there is a place for the project.
+    pub const fn has_project(&self) -> bool {
+        self.extra_isize >= 32
+    }
 }
 
 const fn widen_mode(mode: u16) -> u32 {

@@ -3,6 +3,7 @@
 use steadfs_vfs::options::nearest;
 
 use super::{FormatError, FormatOptions, Kind};
+use crate::disk::features::{MountMode, mount_mode};
 use crate::disk::{Compat, Features, Incompat, RoCompat};
 
 /// Features of every kind (`base_features` in mke2fs.conf).
@@ -130,11 +131,12 @@ fn edit(mut features: Features, list: &str) -> Result<Features, FormatError> {
         let bits = by_name(name)?;
         if on {
             if !within(bits, MADE) {
-                let read = match name {
-                    "journal_dev" => "",
-                    _ => " (such volumes can only be mounted with -o ro)",
+                let way = match mount_mode(bits) {
+                    MountMode::ReadWrite => " (but what mke2fs -O makes can be mounted)",
+                    MountMode::ReadOnly { .. } => " (such volumes can only be mounted with -o ro)",
+                    MountMode::Refused { .. } => "",
                 };
-                return Err(FormatError::Unsupported(format!("feature {name}{read}")));
+                return Err(FormatError::Unsupported(format!("feature {name}{way}")));
             }
             features.compat = features.compat.union(bits.compat);
             features.incompat = features.incompat.union(bits.incompat);
@@ -199,6 +201,12 @@ mod tests {
             names("bigalloc").unwrap_err(),
             FormatError::Unsupported(
                 "feature bigalloc (such volumes can only be mounted with -o ro)".into()
+            )
+        );
+        assert_eq!(
+            names("verity").unwrap_err(),
+            FormatError::Unsupported(
+                "feature verity (but what mke2fs -O makes can be mounted)".into()
             )
         );
         assert_eq!(names("^bigalloc,^meta_bg").unwrap(), "");

@@ -26,7 +26,7 @@ impl Ext4 {
         len: u64,
     ) -> Result<()> {
         self.check_writable()?;
-        Self::regular(inode)?;
+        Self::check_content(inode)?;
         if len == 0 {
             return Err(FsError::Invalid("length is zero"));
         }

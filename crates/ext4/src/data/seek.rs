@@ -64,7 +64,7 @@ impl Ext4 {
         len: u64,
     ) -> Result<u64> {
         Self::regular(from.0)?;
-        Self::regular(to.0)?;
+        Self::check_content(to.0)?;
         if to.1 >= self.geo.max_file_size(has_extents(&to.0.core.read())) {
             return Err(FsError::FileTooBig);
         }

@@ -10,6 +10,7 @@ use steadfs_vfs::{FsError, InodeFlags, Result};
 
 use super::{Dir, Entry, Search};
 use crate::disk::dir_entry::{self, DirLayout, Packer, RawEntry};
+use crate::disk::features::Incompat;
 use crate::disk::hash::{HashKind, NameHash};
 use crate::disk::htree::{self, DxEntry, DxNode, DxNodeMut, RootInfo};
 use crate::disk::{self, Ino};
@@ -344,9 +345,13 @@ impl Dir<'_> {
     /// ENOSPC although the volume has space: the log and `.steadfs/errors` name the cause.
     fn index_full(&self) -> FsError {
         let what = format!(
-            "directory {}: its index has no room for more names; use several directories (only the kernel's ext4 writes \
-             volumes with large_dir)",
-            self.ino
+            "directory {}: its index has no room for more names; use several directories{}",
+            self.ino,
+            match self.fs.geo().has_incompat(Incompat::LARGE_DIR) {
+                true => "",
+                false =>
+                    ", or enable a third level: tune2fs -O large_dir, when the volume is unmounted",
+            }
         );
         self.fs.errors.record_full_directory(&what);
         FsError::NoSpace

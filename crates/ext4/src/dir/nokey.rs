@@ -3,10 +3,10 @@
 use steadfs_vfs::nokey::{show, shown_hash};
 use steadfs_vfs::{InodeFlags, Result};
 
-use super::Dir;
+use super::{Dir, Entry};
+use crate::disk;
 use crate::disk::dir_entry::{self, RawEntry};
 use crate::disk::hash::NameHash;
-use crate::disk::{self, Ino};
 
 /// The no-key name of an entry of an encrypted directory; `block` holds the entry.
 pub(super) fn shown_name(
@@ -42,22 +42,22 @@ fn stored_hash(block: &[u8], entry: &RawEntry<'_>) -> NameHash {
 }
 
 /// Finds an entry by its no-key name.
-pub(super) fn lookup(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Option<Ino>> {
+pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
     let Some(major) = shown_hash(name) else {
         return Ok(None);
     };
     if !dir.is_indexed(core) {
         for n in 0..dir.block_count(core) {
-            if let Some(ino) = find_shown(dir, core, n, name)? {
-                return Ok(Some(ino));
+            if let Some(entry) = find_shown(dir, core, n, name)? {
+                return Ok(Some(entry));
             }
         }
         return Ok(None);
     }
     let mut path = dir.descend(core, major)?;
     for _ in 0..dir.block_count(core) {
-        if let Some(ino) = find_shown(dir, core, path.leaf, name)? {
-            return Ok(Some(ino));
+        if let Some(entry) = find_shown(dir, core, path.leaf, name)? {
+            return Ok(Some(entry));
         }
         if dir.bound(&path)? != Some(major | 1) {
             return Ok(None);
@@ -67,15 +67,21 @@ pub(super) fn lookup(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<O
     Ok(None)
 }
 
-fn find_shown(dir: &Dir<'_>, core: &disk::Inode, n: u32, name: &[u8]) -> Result<Option<Ino>> {
+fn find_shown(dir: &Dir<'_>, core: &disk::Inode, n: u32, name: &[u8]) -> Result<Option<Entry>> {
     let buf = dir.leaf(core, n)?;
-    let data = buf.data();
-    for entry in dir_entry::entries(&dir.layout, &data) {
-        let entry = entry.map_err(dir.bad(buf.block()))?;
-        let dot = entry.name == b"." || entry.name == b"..";
-        if entry.ino.is_some() && !dot && shown_name(dir, core, &data, &entry)? == name {
-            return Ok(entry.ino);
+    let found = {
+        let data = buf.data();
+        let mut at = None;
+        for entry in dir_entry::entries(&dir.layout, &data) {
+            let entry = entry.map_err(dir.bad(buf.block()))?;
+            let dot = entry.name == b"." || entry.name == b"..";
+            if entry.ino.is_some() && !dot && shown_name(dir, core, &data, &entry)? == name {
+                at = Some(entry.offset);
+                break;
+            }
         }
-    }
-    Ok(None)
+        let is_it = |entry: &RawEntry<'_>| at == Some(entry.offset);
+        dir_entry::locate_by(&dir.layout, &data, is_it).map_err(dir.bad(buf.block()))?
+    };
+    Ok(found.map(|found| Entry { buf, found }))
 }

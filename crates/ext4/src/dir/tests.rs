@@ -288,7 +288,7 @@ fn a_full_index_is_reported() {
     // The call retries after a commit, so the full index is found twice.
     let reports = |line: &str| line.starts_with("full") && line.contains(&of_directory);
     assert!(
-        errors.lines().any(reports) && errors.contains("large_dir"),
+        errors.lines().any(reports) && errors.contains("tune2fs -O large_dir"),
         "{errors}"
     );
     let world = world.reopen();

@@ -50,6 +50,7 @@ pub(crate) mod refusal {
     pub(crate) const DIRECTORY: FastCommitRefusal = "directory made, removed or moved";
     /// e2fsck adds no block to a directory when it replays.
     pub(crate) const GROWTH: FastCommitRefusal = "directory grows";
+    pub(crate) const ENCODED: FastCommitRefusal = "encrypted or casefolded name";
     pub(crate) const KIND: FastCommitRefusal = "not a regular file";
     pub(crate) const SUPERBLOCK: FastCommitRefusal = "superblock";
     pub(crate) const INDIRECT: FastCommitRefusal = "file without extents";

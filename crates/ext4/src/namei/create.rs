@@ -253,6 +253,9 @@ impl Ext4 {
         let now = self.now(&core);
         (core.atime, core.mtime, core.ctime) = (now, now, now);
         core.btime = core.has_wide_times().then_some(now);
+        if parent.has(InodeFlags::PROJINHERIT) && core.has_project() {
+            core.project = parent.project;
+        }
         match spec.kind {
             FileKind::Symlink if spec.target.len() < I_BLOCK_SIZE => {
                 core.block[..spec.target.len()].copy_from_slice(spec.target);

@@ -9,7 +9,7 @@ use steadfs_vfs::names::{
 };
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result};
 
-use super::{check_may_add, check_may_remove, lose_subdir};
+use super::{check_may_add, check_may_remove, check_project, lose_subdir};
 use crate::credits;
 use crate::dir::{Dir, Entry};
 use crate::disk::inode::LINK_MAX;
@@ -35,6 +35,7 @@ impl Ext4 {
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
         check_may_add(&dir.core.read())?;
+        check_project(&dir, &inode)?;
         let mut pins = self.pin_inodes(&[dir.ino(), inode.ino()], cx.tag)?;
         self.orphans.pin_to_remove(self, &mut pins, inode.ino())?;
         self.txns().run(credits::LINK, cx.tag, |handle| {

@@ -6,10 +6,12 @@ use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_cache::WritebackReason;
 use steadfs_jbd2::NameChange;
 use steadfs_vfs::names::{NameIn, check_may_lose_name, check_rename, with_names_locked};
-use steadfs_vfs::{Cx, FileKind, FsError, NewInode, RenameFlags, Result};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, NewInode, RenameFlags, Result};
 
 use super::create::Failed;
-use super::{check_may_add, check_may_have_subdir, check_may_remove, gain_subdir, lose_subdir};
+use super::{
+    check_may_add, check_may_have_subdir, check_may_remove, check_project, gain_subdir, lose_subdir,
+};
 use crate::credits;
 use crate::dir::{Dir, Entry, Slot};
 use crate::disk::Ino;
@@ -216,6 +218,11 @@ impl Ext4 {
     ) -> Result<()> {
         check_may_remove(&from.dir.core.read())?;
         check_may_lose_name(pair.old.core.read().flags)?;
+        // Without the key no name of an encrypted directory can be given, as in Linux.
+        if from.dir.has(InodeFlags::ENCRYPTED) || to.dir.has(InodeFlags::ENCRYPTED) {
+            return Err(FsError::NoKey);
+        }
+        check_project(to.dir, &pair.old)?;
         match &pair.new {
             Some(_) if flags.no_replace => return Err(FsError::Exists),
             Some(new) => {
@@ -230,6 +237,9 @@ impl Ext4 {
             return Err(FsError::Invalid("a directory cannot be moved into itself"));
         }
         if let Some(new) = &pair.new {
+            if flags.exchange {
+                check_project(from.dir, new)?;
+            }
             if moves && is_dir(new) && self.is_inside(cx, from.dir, new.ino())? {
                 return Err(if flags.exchange {
                     FsError::Invalid("a directory cannot be moved into itself")

@@ -304,9 +304,8 @@ impl RestoreVolume for Ext4 {
             inode.marks.adopt_orphan();
         }
         let _alone = inode.lock.write();
-        if inode.core.read().project != file.flags.project {
-            return Err(FsError::NotSupported("restoring projects on this volume"));
-        }
+        let project = file.flags.project;
+        self.check_project_can_be(&inode.core.read(), project)?;
         let attr = &file.attr;
         let flags = MODIFIABLE & flags_for(inode.kind());
         self.change_fields(IoTag::default(), &inode, |handle, core| {
@@ -318,6 +317,7 @@ impl RestoreVolume for Ext4 {
             core.flags = InodeFlags(core.flags.0 & !flags | file.flags.flags.0 & flags);
             (core.atime, core.mtime, core.ctime) = (attr.atime, attr.mtime, attr.ctime);
             core.btime = attr.btime;
+            core.project = project;
             Ok(())
         })
     }

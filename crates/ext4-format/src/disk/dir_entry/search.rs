@@ -78,11 +78,20 @@ pub fn locate(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Option<Fo
     if is_without(layout, block, name) {
         return Ok(None);
     }
+    locate_by(layout, block, |entry| entry.is_named(name))
+}
+
+/// Finds the first entry in use that `is_it` accepts, and what it takes to remove it.
+pub fn locate_by(
+    layout: &DirLayout,
+    block: &[u8],
+    is_it: impl Fn(&RawEntry<'_>) -> bool,
+) -> Result<Option<Found>> {
     let mut before = None;
     for entry in entries(layout, block) {
         let entry = entry?;
-        if entry.is_named(name)
-            && let Some(ino) = entry.ino
+        if let Some(ino) = entry.ino
+            && is_it(&entry)
         {
             return Ok(Some(found(&entry, ino, before)));
         }
