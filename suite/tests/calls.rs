@@ -17,6 +17,8 @@ use steadfs_suite::{
 
 #[path = "calls/attributes.rs"]
 mod attributes_read;
+#[path = "calls/inline.rs"]
+mod inline;
 #[path = "calls/without_key.rs"]
 mod without_key;
 

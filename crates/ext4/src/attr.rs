@@ -29,6 +29,7 @@ impl Ext4 {
             set.check(inode.kind(), inode.core.read().flags)?;
             if let Some(size) = set.size {
                 Self::check_content(&inode)?;
+                self.move_content_out(cx, &inode)?;
                 self.truncate(cx, &inode, size)?;
             }
             self.with_space(cx, || self.set_fields(cx, &inode, set))?;

@@ -6,6 +6,7 @@
 
 mod beside_log;
 mod fallocate;
+mod inline;
 mod no_delalloc;
 mod read;
 mod seek;
@@ -67,6 +68,7 @@ impl Ext4 {
         let written = {
             let _alone = inode.lock.write();
             let room = self.check_may_write(inode, offset)?;
+            self.move_content_out(cx, inode)?;
             let data = &data[..usize::try_from(room).map_or(data.len(), |n| n.min(data.len()))];
             let end = offset + data.len() as u64;
             let size = inode.size();

@@ -1,8 +1,8 @@
 //! Directories: names in blocks, found, added and removed.
 //!
 //! A directory is a file of blocks with entries. A directory of one block is searched linearly; a larger one has a hash
-//! index ([`htree`]) if the volume has `dir_index`. Inline directories ([`inline`]) are only read: volumes with that
-//! feature are not mounted for writing. Case-insensitive directories and those with encrypted names ([`nokey`]) get no
+//! index ([`htree`]) if the volume has `dir_index`. An inline directory ([`inline`]) gets a block with its next new name.
+//! Case-insensitive directories and those with encrypted names ([`nokey`]) get no
 //! new names ([`crate::namei`]); names can be removed there.
 //!
 //! **Rule.** The caller holds the directory's `lock` (for writing, if it changes names) and passes its `core`. The
@@ -29,7 +29,7 @@ use crate::inode::Inode;
 use crate::txn::Handle;
 use crate::verified;
 
-pub(crate) use inline::parts as inline_parts;
+pub(crate) use inline::{NAME as INLINE_NAME, parts as inline_parts};
 
 /// Read-ahead window of a directory, in blocks.
 const READ_AHEAD_BLOCKS: u32 = 32;
@@ -43,10 +43,16 @@ pub(crate) struct Dir<'a> {
     tag: IoTag,
 }
 
-/// A name found in a block.
+/// A name found in a block, or in the inode.
 pub(crate) struct Entry {
-    buf: Arc<MetaBuf>,
+    place: EntryPlace,
     found: Found,
+}
+
+enum EntryPlace {
+    Block(Arc<MetaBuf>),
+    /// In this part of an inline directory.
+    Inline(usize),
 }
 
 impl Entry {
@@ -55,9 +61,17 @@ impl Entry {
         self.found.ino
     }
 
-    /// The block that it is in.
-    pub(crate) fn into_block(self) -> Arc<MetaBuf> {
-        self.buf
+    fn in_block(buf: Arc<MetaBuf>, found: Found) -> Self {
+        let place = EntryPlace::Block(buf);
+        Self { place, found }
+    }
+
+    /// The block that it is in; none for an inline directory.
+    pub(crate) fn into_block(self) -> Option<Arc<MetaBuf>> {
+        match self.place {
+            EntryPlace::Block(buf) => Some(buf),
+            EntryPlace::Inline(_) => None,
+        }
     }
 }
 
@@ -91,7 +105,8 @@ impl<'a> Dir<'a> {
 
     /// Whether names are found through an index.
     fn is_indexed(&self, core: &disk::Inode) -> bool {
-        core.has(InodeFlags::INDEX) && self.has_dir_index()
+        let has_blocks = !core.has(disk::inode::INLINE_DATA);
+        core.has(InodeFlags::INDEX) && has_blocks && self.has_dir_index()
     }
 
     fn has_dir_index(&self) -> bool {
@@ -176,11 +191,14 @@ impl<'a> Dir<'a> {
     fn find_in(&self, buf: Arc<MetaBuf>, name: &[u8]) -> Result<Option<Entry>> {
         let found =
             dir_entry::locate(&self.layout, &buf.data(), name).map_err(self.bad(buf.block()))?;
-        Ok(found.map(|found| Entry { buf, found }))
+        Ok(found.map(|found| Entry::in_block(buf, found)))
     }
 
-    /// Finds a name (exact bytes; a no-key name, if names are encrypted) in a directory made of blocks, not `.` or `..`.
+    /// Finds a name (exact bytes; a no-key name, if names are encrypted) not `.` or `..`.
     pub(crate) fn find(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
+        if core.has(disk::inode::INLINE_DATA) {
+            return inline::find(self, core, name);
+        }
         if core.has(InodeFlags::ENCRYPTED) {
             return nokey::find(self, core, name);
         }
@@ -217,7 +235,6 @@ impl<'a> Dir<'a> {
         let ino = match name {
             b"." => return Ok(Some(self.ino)),
             b".." => return self.parent(core).map(Some),
-            _ if core.has(disk::inode::INLINE_DATA) => inline::lookup(self, core, name)?,
             _ => self.find(core, name)?.map(|entry| entry.ino()),
         };
         if let Some(ino) = ino {
@@ -249,10 +266,11 @@ impl<'a> Dir<'a> {
         Ok(parent)
     }
 
-    /// The block that `..` is in.
-    pub(crate) fn dots_block(&self, core: &disk::Inode) -> Result<Arc<MetaBuf>> {
+    /// The block that `..` is in; none for an inline directory.
+    pub(crate) fn dots_block(&self, core: &disk::Inode) -> Result<Option<Arc<MetaBuf>>> {
         match self.is_indexed(core) {
-            true => Ok(self.root(core)?.0),
+            _ if core.has(disk::inode::INLINE_DATA) => Ok(None),
+            true => Ok(Some(self.root(core)?.0)),
             false => Ok(self.dotdot(core)?.into_block()),
         }
     }
@@ -262,18 +280,22 @@ impl<'a> Dir<'a> {
             .ok_or_else(|| self.corrupt(".. is missing"))
     }
 
-    /// Changes the inode that `..` names. One credit.
+    /// Changes the inode that `..` names. The caller stores the directory's inode. One credit.
     pub(crate) fn set_parent(
         &self,
         handle: &mut Handle<'_>,
-        core: &disk::Inode,
+        core: &mut disk::Inode,
         parent: Ino,
     ) -> Result<()> {
+        if core.has(disk::inode::INLINE_DATA) {
+            inline::set_parent(core, parent);
+            return Ok(());
+        }
         if self.is_indexed(core) {
             return self.set_indexed_parent(handle, core, parent);
         }
         let entry = self.dotdot(core)?;
-        self.retarget(handle, &entry, parent, FileKind::Directory)
+        self.retarget(handle, core, &entry, parent, FileKind::Directory)
     }
 
     /// Whether there are no names besides `.` and `..`.
@@ -297,6 +319,10 @@ impl<'a> Dir<'a> {
 
     /// Searches for `name`, or else for room for it, in one pass.
     pub(crate) fn search(&self, core: &disk::Inode, name: &[u8]) -> Result<Search> {
+        if core.has(disk::inode::INLINE_DATA) {
+            let found = inline::find(self, core, name)?;
+            return Ok(found.map_or(Search::Full, |_| Search::Found));
+        }
         if self.is_indexed(core) {
             return self.search_indexed(core, name);
         }
@@ -324,7 +350,7 @@ impl<'a> Dir<'a> {
         })
     }
 
-    /// Makes room for `name` by one step: another block, a first index, a split. The caller searches again afterwards.
+    /// Makes room for `name` by one step: a first block, another one, a first index, a split. The caller searches again afterwards.
     /// The inode is stored; the directory is consistent after each step. [`crate::credits::grow`].
     pub(crate) fn grow(
         &self,
@@ -333,6 +359,9 @@ impl<'a> Dir<'a> {
         core: &mut disk::Inode,
         name: &[u8],
     ) -> Result<()> {
+        if core.has(disk::inode::INLINE_DATA) {
+            return inline::move_out(self, handle, inode, core);
+        }
         if self.is_indexed(core) {
             self.grow_index(handle, inode, core, name)?;
         } else if self.block_count(core) == 1 && self.has_dir_index() {
@@ -405,24 +434,44 @@ impl<'a> Dir<'a> {
         })
     }
 
-    /// Removes a name. One credit.
-    pub(crate) fn remove(&self, handle: &mut Handle<'_>, entry: &Entry) -> Result<()> {
-        self.rewrite(handle, &entry.buf, |block| {
+    /// Removes a name. The caller stores the inode. One credit.
+    pub(crate) fn remove(
+        &self,
+        handle: &mut Handle<'_>,
+        core: &mut disk::Inode,
+        entry: &Entry,
+    ) -> Result<()> {
+        self.change_entry(handle, core, entry, |block| {
             dir_entry::remove_found(&self.layout, block, &entry.found);
         })
     }
 
-    /// Points a name to another inode. One credit.
+    /// Points a name to another inode. The caller stores the directory's inode. One credit.
     pub(crate) fn retarget(
         &self,
         handle: &mut Handle<'_>,
+        core: &mut disk::Inode,
         entry: &Entry,
         ino: Ino,
         kind: FileKind,
     ) -> Result<()> {
-        self.rewrite(handle, &entry.buf, |block| {
+        self.change_entry(handle, core, entry, |block| {
             dir_entry::set_target(&self.layout, block, entry.found.offset, ino, kind);
         })
+    }
+
+    /// Changes the bytes around an entry: its block, or its part of an inline directory.
+    fn change_entry(
+        &self,
+        handle: &mut Handle<'_>,
+        core: &mut disk::Inode,
+        entry: &Entry,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        match &entry.place {
+            EntryPlace::Block(buf) => self.rewrite(handle, buf, change),
+            EntryPlace::Inline(part) => inline::change_part(self, core, *part, change),
+        }
     }
 }
 

@@ -29,6 +29,7 @@ use steadfs_jbd2::{FastCommitChange, FastCommitRecord, FastCommits, NameChange, 
 use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::disk::Ino;
+use crate::disk::features::Incompat;
 use crate::disk::superblock::SUPERBLOCK_OFFSET;
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -64,7 +65,10 @@ pub(crate) fn changed_blocks(
     let device: Arc<dyn Device> = Arc::clone(&scratch) as _;
     let queue = Arc::new(Queue::new(device, QueueOptions::default()));
     let sb = read_superblock(&queue)?;
-    let why = why_only_readable(&sb);
+    let mut why = why_only_readable(&sb);
+    if sb.features().incompat.contains(Incompat::INLINE_DATA) {
+        why.push("inline_data, whose content is in records of inodes".to_owned());
+    }
     if !why.is_empty() {
         let why = why.join("; ");
         return Err(FsError::BadOption(format!(
@@ -91,9 +95,10 @@ pub(crate) fn changed_blocks(
     }
     let mut replay = Replay::new(&fs);
     replay.all(commits).map_err(|error| match error {
-        FsError::NoSpace => FsError::BadOption(format!(
-            "its fast commits cannot be replayed: {error}: {WAY_OUT}"
-        )),
+        // The last two: a name that cannot be encoded here.
+        FsError::NoSpace | FsError::NoKey | FsError::NotSupported(_) => FsError::BadOption(
+            format!("its fast commits cannot be replayed: {error}: {WAY_OUT}"),
+        ),
         error => error,
     })?;
     fs.meta.write_dirty(IoTag::default()).map_err(io_error)?;

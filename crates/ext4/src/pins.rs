@@ -29,4 +29,9 @@ impl Pins {
     pub(crate) fn keep(&mut self, buf: Arc<MetaBuf>) {
         self.0.push(buf);
     }
+
+    /// Pins a block, if there is one.
+    pub(crate) fn keep_any(&mut self, buf: Option<Arc<MetaBuf>>) {
+        self.0.extend(buf);
+    }
 }

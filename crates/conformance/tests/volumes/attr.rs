@@ -15,6 +15,10 @@ on_every!(
     a_directory_keeps_its_capability_when_its_owner_changes,
 );
 
+on!((ext4_large_inodes) projects_are_inherited_and_kept_apart);
+
+on!((ext4_4k f2fs) volumes_without_projects_have_only_project_0);
+
 fn set() -> SetAttr {
     SetAttr::default()
 }
@@ -327,5 +331,66 @@ fn a_directory_keeps_its_capability_when_its_owner_changes(kind: &'static Kind) 
         world.set(dir, chown).unwrap();
         assert_eq!(fs.getxattr(cx, dir, b"security.capability").unwrap(), value);
     }
+    world.close();
+}
+
+fn projects_are_inherited_and_kept_apart(kind: &'static Kind) {
+    let world = World::make(kind);
+    let (fs, cx, root) = (&world.fs, &world.cx, world.root);
+    let project_of = |ino| fs.flags(cx, ino).unwrap().project;
+    let dir = world.mkdir(root, b"dir").unwrap().ino;
+    let plain = world.file(root, b"plain").unwrap().ino;
+    fs.set_project(cx, dir, 70_000).unwrap();
+    let before = world.file(dir, b"before").unwrap().ino;
+    assert_eq!((project_of(dir), project_of(before)), (70_000, 0));
+    let flags = fs.flags(cx, dir).unwrap().flags;
+    fs.set_flags(cx, dir, flags.union(InodeFlags::PROJINHERIT))
+        .unwrap();
+    let sub = world.mkdir(dir, b"sub").unwrap().ino;
+    let file = world.file(sub, b"file").unwrap().ino;
+    let link = fs.symlink(cx, sub, b"link", b"x").unwrap().ino;
+    for ino in [sub, file, link] {
+        assert_eq!(project_of(ino), 70_000);
+    }
+    // Into a directory that passes its project on, only files of that project.
+    assert_eq!(
+        fs.link(cx, plain, dir, b"in").err(),
+        Some(FsError::CrossDevice)
+    );
+    let rename = |from: (InodeNo, &[u8]), to: (InodeNo, &[u8]), exchange| {
+        let flags = RenameFlags {
+            exchange,
+            ..RenameFlags::default()
+        };
+        fs.rename(cx, from, to, flags)
+    };
+    for exchange in [false, true] {
+        let moved = rename((root, b"plain"), (sub, b"file"), exchange);
+        assert_eq!(moved, Err(FsError::CrossDevice));
+    }
+    let moved = rename((sub, b"file"), (root, b"plain"), true);
+    assert_eq!(moved, Err(FsError::CrossDevice));
+    rename((sub, b"file"), (root, b"out"), false).unwrap();
+    assert_eq!(project_of(file), 70_000);
+    rename((root, b"out"), (dir, b"back"), false).unwrap();
+    fs.set_project(cx, plain, 70_000).unwrap();
+    rename((root, b"plain"), (sub, b"plain"), false).unwrap();
+    fs.set_project(cx, plain, 0).unwrap();
+    world.forget(link);
+    let world = world.reopen();
+    let project = |ino| world.fs.flags(&world.cx, ino).unwrap().project;
+    assert_eq!(
+        [dir, sub, file, plain].map(project),
+        [70_000, 70_000, 70_000, 0]
+    );
+    world.close();
+}
+
+fn volumes_without_projects_have_only_project_0(kind: &'static Kind) {
+    let world = World::make(kind);
+    let file = world.file(world.root, b"file").unwrap().ino;
+    world.fs.set_project(&world.cx, file, 0).unwrap();
+    let refused = world.fs.set_project(&world.cx, file, 1);
+    assert!(matches!(refused, Err(FsError::NotSupported(_))));
     world.close();
 }

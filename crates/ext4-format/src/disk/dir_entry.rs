@@ -16,7 +16,9 @@ use super::features::Incompat;
 use super::num::{get16, get32, high32, idx, low8, low16, low32, put16, put32, wide};
 use super::{ChecksumSeed, DiskError, Geometry, Ino, Result, Structure};
 
-pub use search::{Found, Room, Search, insert_at, locate, locate_by, remove_found, search};
+pub use search::{
+    Found, Room, Search, insert_at, locate, locate_by, locate_inline, remove_found, search,
+};
 
 /// Bytes of an entry before its name.
 pub const HEADER_SIZE: usize = 8;

@@ -31,13 +31,17 @@ impl Ext4 {
             return Err(FsError::Invalid("length is zero"));
         }
         let _alone = inode.lock.write();
-        let end = {
-            let core = inode.core.read();
-            let append_only = core.flags.contains(InodeFlags::APPEND);
+        {
+            let flags = inode.core.read().flags;
+            let append_only = flags.contains(InodeFlags::APPEND);
             let allocates = matches!(mode, FallocMode::Allocate { .. });
-            if core.flags.contains(InodeFlags::IMMUTABLE) || (append_only && !allocates) {
+            if flags.contains(InodeFlags::IMMUTABLE) || (append_only && !allocates) {
                 return Err(FsError::NotPermitted);
             }
+        }
+        self.move_content_out(cx, inode)?;
+        let end = {
+            let core = inode.core.read();
             // Holes are limited, too, and for both kinds of map: Linux has one limit for the whole volume.
             let most = self.geo.max_file_size(true);
             let end = offset.checked_add(len).filter(|end| *end <= most);

@@ -83,5 +83,5 @@ fn find_shown(dir: &Dir<'_>, core: &disk::Inode, n: u32, name: &[u8]) -> Result<
         let is_it = |entry: &RawEntry<'_>| at == Some(entry.offset);
         dir_entry::locate_by(&dir.layout, &data, is_it).map_err(dir.bad(buf.block()))?
     };
-    Ok(found.map(|found| Entry { buf, found }))
+    Ok(found.map(|found| Entry::in_block(buf, found)))
 }

@@ -1,6 +1,6 @@
 //! readdir, with cookies that stay valid while the directory changes.
 //!
-//! Directories that have an index, or that will get one when their only block is full, are listed in the order of their
+//! Directories that have an index, or that will get one when their only block (or their inode) is full, are listed in the order of their
 //! names' hashes: an insertion, a removal or a split never moves a name in that order. The cookie of an entry is the
 //! position after it:
 //!
@@ -49,12 +49,11 @@ struct Window {
 impl Dir<'_> {
     /// Calls `emit` for the entries after `cookie` until it returns false.
     pub(crate) fn read(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
-        if core.has(disk::inode::INLINE_DATA) {
-            return inline::read(self, core, cookie, emit);
-        }
         let foreign = core.has(InodeFlags::ENCRYPTED) || Self::has_foreign_hash(core);
         if self.is_dx(core) && !foreign {
             self.read_by_hash(core, cookie, emit)
+        } else if core.has(disk::inode::INLINE_DATA) {
+            inline::read(self, core, cookie, emit)
         } else {
             self.read_by_position(core, cookie, emit)
         }
@@ -96,11 +95,18 @@ impl Dir<'_> {
 
     fn collect_only_block(&self, core: &disk::Inode, resume: u64) -> Result<Window> {
         let mut names = Vec::new();
-        let buf = self.leaf(core, 0)?;
-        for entry in dir_entry::entries(&self.layout, &buf.data()) {
-            let entry = entry.map_err(self.bad(buf.block()))?;
-            if !is_dots(&entry) {
-                self.take(self.fs.geo().hash.kind, &entry, resume, &mut names)?;
+        let kind = self.fs.geo().hash.kind;
+        if core.has(disk::inode::INLINE_DATA) {
+            inline::each(self, core, &mut |_, _, entry| {
+                self.take(kind, entry, resume, &mut names).map(|_| true)
+            })?;
+        } else {
+            let buf = self.leaf(core, 0)?;
+            for entry in dir_entry::entries(&self.layout, &buf.data()) {
+                let entry = entry.map_err(self.bad(buf.block()))?;
+                if !is_dots(&entry) {
+                    self.take(kind, &entry, resume, &mut names)?;
+                }
             }
         }
         order(&mut names);

@@ -19,6 +19,7 @@ use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FileKind, Result};
 
 use crate::disk::extent::FILE_END;
+use crate::disk::features::Incompat;
 use crate::disk::{Extent, Ino};
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -51,6 +52,7 @@ pub(crate) mod refusal {
     /// e2fsck adds no block to a directory when it replays.
     pub(crate) const GROWTH: FastCommitRefusal = "directory grows";
     pub(crate) const ENCODED: FastCommitRefusal = "encrypted or casefolded name";
+    pub(crate) const INLINE: FastCommitRefusal = "inline data on this volume";
     pub(crate) const KIND: FastCommitRefusal = "not a regular file";
     pub(crate) const SUPERBLOCK: FastCommitRefusal = "superblock";
     pub(crate) const INDIRECT: FastCommitRefusal = "file without extents";
@@ -202,6 +204,10 @@ impl Ext4 {
         &self,
         tid: Tid,
     ) -> Result<Vec<FastCommitChange>, FastCommitRefusal> {
+        if self.geo.has_incompat(Incompat::INLINE_DATA) {
+            // A replay would refuse them.
+            return Err(refusal::INLINE);
+        }
         let Changes {
             names, mut inodes, ..
         } = self.fast_commits.with(tid, |changes| {

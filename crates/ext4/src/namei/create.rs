@@ -271,7 +271,7 @@ impl Ext4 {
     }
 
     /// An empty map, by extents where the volume has them.
-    fn init_map(&self, core: &mut disk::Inode) {
+    pub(crate) fn init_map(&self, core: &mut disk::Inode) {
         if self.geo().has_incompat(Incompat::EXTENTS) {
             core.flags = core.flags.union(InodeFlags::EXTENTS);
             extent::init_root(core);

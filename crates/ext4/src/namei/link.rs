@@ -160,7 +160,7 @@ impl Ext4 {
         subdir: bool,
     ) -> Result<()> {
         let mut core = dir.core.write();
-        Dir::new(self, dir.ino(), &core, cx.tag).remove(handle, entry)?;
+        Dir::new(self, dir.ino(), &core, cx.tag).remove(handle, &mut core, entry)?;
         self.touch_dir(&mut core);
         if subdir {
             lose_subdir(&mut core);

@@ -361,13 +361,11 @@ impl Ext4 {
         numbers.extend(inodes.clone().map(|inode| inode.ino()));
         let mut pins = self.pin_inodes(&numbers, cx.tag)?;
         for side in [from, to] {
-            if let Some(entry) = self.entry(cx, side)? {
-                pins.keep(entry.into_block());
-            }
+            pins.keep_any(self.entry(cx, side)?.and_then(Entry::into_block));
         }
         for inode in inodes.filter(|inode| counts(from, to, inode)) {
             let core = inode.core.read();
-            pins.keep(Dir::new(self, inode.ino(), &core, cx.tag).dots_block(&core)?);
+            pins.keep_any(Dir::new(self, inode.ino(), &core, cx.tag).dots_block(&core)?);
         }
         if pair.new.is_some() {
             self.orphans.pin_to_add(self, &mut pins)?;
@@ -390,7 +388,7 @@ impl Ext4 {
         let entry = self.present(cx, to)?;
         let mut core = to.dir.core.write();
         let blocks = Dir::new(self, to.dir.ino(), &core, cx.tag);
-        blocks.retarget(handle, &entry, pair.old.ino(), pair.old.kind())?;
+        blocks.retarget(handle, &mut core, &entry, pair.old.ino(), pair.old.kind())?;
         // A directory that replaces a directory: one `..` is added and one removed.
         self.touch_dir(&mut core);
         self.store_inode(handle, to.dir, &core)
@@ -411,7 +409,7 @@ impl Ext4 {
         };
         let mut core = from.dir.core.write();
         let blocks = Dir::new(self, from.dir.ino(), &core, cx.tag);
-        blocks.retarget(handle, entry, stand_in.ino(), stand_in.kind())?;
+        blocks.retarget(handle, &mut core, entry, stand_in.ino(), stand_in.kind())?;
         self.touch_dir(&mut core);
         if subdir {
             lose_subdir(&mut core);
@@ -430,7 +428,11 @@ impl Ext4 {
     ) -> Result<()> {
         let mut core = inode.core.write();
         if is_dir(inode) && from.dir.ino() != to.dir.ino() {
-            Dir::new(self, inode.ino(), &core, cx.tag).set_parent(handle, &core, to.dir.ino())?;
+            Dir::new(self, inode.ino(), &core, cx.tag).set_parent(
+                handle,
+                &mut core,
+                to.dir.ino(),
+            )?;
         }
         core.ctime = self.now(&core);
         self.store_inode(handle, inode, &core)
@@ -449,7 +451,7 @@ impl Ext4 {
             for (side, entry, goes, comes) in ends {
                 let mut core = side.dir.core.write();
                 let blocks = Dir::new(self, side.dir.ino(), &core, cx.tag);
-                blocks.retarget(handle, entry, comes.ino(), comes.kind())?;
+                blocks.retarget(handle, &mut core, entry, comes.ino(), comes.kind())?;
                 self.touch_dir(&mut core);
                 match (is_dir(goes), is_dir(comes)) {
                     (true, false) => lose_subdir(&mut core),

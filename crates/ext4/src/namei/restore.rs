@@ -87,7 +87,7 @@ impl Ext4 {
         subdir: bool,
     ) -> Result<()> {
         let mut core = dir.core.write();
-        Dir::new(self, dir.ino(), &core, IoTag::default()).remove(handle, entry)?;
+        Dir::new(self, dir.ino(), &core, IoTag::default()).remove(handle, &mut core, entry)?;
         if subdir {
             lose_subdir(&mut core);
         }
@@ -95,8 +95,10 @@ impl Ext4 {
     }
 
     fn point_to_parent(&self, handle: &mut Handle<'_>, inode: &Inode, parent: Ino) -> Result<()> {
-        let core = inode.core.read();
-        Dir::new(self, inode.ino(), &core, IoTag::default()).set_parent(handle, &core, parent)
+        let mut core = inode.core.write();
+        Dir::new(self, inode.ino(), &core, IoTag::default())
+            .set_parent(handle, &mut core, parent)?;
+        self.store_inode(handle, inode, &core)
     }
 
     fn insert_recorded_name(&self, dir: &Arc<Inode>, name: &[u8], inode: &Inode) -> Result<()> {
@@ -139,11 +141,11 @@ impl Ext4 {
         let subdir = is_dir(&inode) && from_dir.ino() != to_dir.ino();
         let numbers = [from_dir.ino(), to_dir.ino(), inode.ino()];
         let mut pins = self.pin_inodes(&numbers, cx.tag)?;
-        pins.keep(entry.into_block());
+        pins.keep_any(entry.into_block());
         if subdir {
             check_may_have_subdir(self, &to_dir.core.read())?;
             let core = inode.core.read();
-            pins.keep(Dir::new(self, inode.ino(), &core, cx.tag).dots_block(&core)?);
+            pins.keep_any(Dir::new(self, inode.ino(), &core, cx.tag).dots_block(&core)?);
         }
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             let slot = self.room_for_name(&cx, handle, to_dir, to, credits::RENAME)?;

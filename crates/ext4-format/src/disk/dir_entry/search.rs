@@ -2,7 +2,8 @@
 //! second pass.
 
 use super::{
-    DirLayout, NewEntry, RawEntry, entries, entry_at, entry_size, put16, take_out, write_entry,
+    DirLayout, Entries, NewEntry, RawEntry, entries, entries_in, entry_at, entry_size, put16,
+    take_out, write_entry,
 };
 use crate::disk::{Ino, Result};
 
@@ -81,14 +82,32 @@ pub fn locate(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Option<Fo
     locate_by(layout, block, |entry| entry.is_named(name))
 }
 
+/// [`locate`] in entries that fill `block` from `start` on: inline directories.
+pub fn locate_inline(
+    layout: &DirLayout,
+    block: &[u8],
+    start: usize,
+    name: &[u8],
+) -> Result<Option<Found>> {
+    let entries = entries_in(layout, block, start, block.len());
+    locate_among(entries, |entry| entry.is_named(name))
+}
+
 /// Finds the first entry in use that `is_it` accepts, and what it takes to remove it.
 pub fn locate_by(
     layout: &DirLayout,
     block: &[u8],
     is_it: impl Fn(&RawEntry<'_>) -> bool,
 ) -> Result<Option<Found>> {
+    locate_among(entries(layout, block), is_it)
+}
+
+fn locate_among(
+    entries: Entries<'_>,
+    is_it: impl Fn(&RawEntry<'_>) -> bool,
+) -> Result<Option<Found>> {
     let mut before = None;
-    for entry in entries(layout, block) {
+    for entry in entries {
         let entry = entry?;
         if let Some(ino) = entry.ino
             && is_it(&entry)

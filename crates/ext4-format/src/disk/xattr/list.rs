@@ -45,6 +45,8 @@ pub struct OwnedAttr {
 impl OwnedAttr {
     fn hash(&self) -> u32 {
         match &self.value {
+            // Linux changes inline content (`system.data`) without its hash.
+            OwnedValue::Here(_) if self.index == INDEX_SYSTEM => 0,
             OwnedValue::Here(value) => entry_hash(&self.name, value),
             OwnedValue::Inode { hash, .. } => *hash,
         }
