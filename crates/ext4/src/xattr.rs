@@ -322,6 +322,11 @@ impl Ext4 {
                 }
             }
         }
+        // Values that overlap on disk take more room than they had.
+        if !inside.fits_inode(room) || !outside.fits_block(self.geo()) {
+            let what = Corruption::new("values of attributes overlap");
+            return Err(what.in_inode(inode.ino()).into());
+        }
         if was_outside || to_block {
             self.replace_block(handle, inode, core, &mut outside)?;
         }

@@ -91,6 +91,9 @@ pub(super) fn change_part(
     let attrs = InodeAttrs::parse(&core.xattr_area).map_err(|e| e.in_inode(dir.ino))?;
     let mut list: AttrList = attrs.iter().collect();
     list.set(INDEX_SYSTEM, NAME, &value);
+    if !list.fits_inode(room) {
+        return Err(dir.corrupt("attributes of the inode overlap"));
+    }
     core.xattr_area = list.to_inode_area(room);
     Ok(())
 }
@@ -111,6 +114,12 @@ pub(super) fn move_out(
         names.push((ino, entry.file_type, entry.name.to_vec()));
         Ok(true)
     })?;
+    let sizes = names
+        .iter()
+        .map(|(_, _, name)| dir_entry::entry_size(name.len()));
+    if sizes.sum::<usize>() > dir.layout.entries_end() {
+        return Err(dir.corrupt("inline names are longer than a block"));
+    }
     let (old, before) = (core.clone(), handle.savepoint());
     dir.fs.forget_inline(handle, inode, core)?;
     core.size = 0;
@@ -127,7 +136,7 @@ pub(super) fn move_out(
         let mut packer = Packer::new(&dir.layout, block);
         for (ino, file_type, name) in &names {
             let fits = packer.push(*ino, *file_type, name);
-            assert!(fits, "an inode is smaller than a block");
+            assert!(fits, "their sizes were added up");
         }
         packer.finish();
     })?;

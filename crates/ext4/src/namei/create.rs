@@ -26,8 +26,8 @@ use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::xattr::Change;
 
-/// Flags that a new inode inherits from its directory (`EXT4_FL_INHERITED`), without those of volumes that are not
-/// written: secure deletion, undelete, compression, sync, no dump, no access time, no
+/// Flags that a new inode inherits from its directory (`EXT4_FL_INHERITED`), without case folding, as such directories
+/// get no new names: secure deletion, undelete, compression, sync, no dump, no access time, no
 /// compression, journal data, no tail merging, directory sync, project inheritance.
 const INHERITED: u32 = 0x1
     | 0x2
