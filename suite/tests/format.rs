@@ -239,7 +239,11 @@ fn features_are_made_or_refused_with_an_alternative() {
         (&["-O", "^extent"][..], "^64bit"),
         (&["-O", "^has_journal,orphan_file"], "^orphan_file"),
         (&["-O", "bigalloc"], "mke2fs"),
-        (&["-O", "inline_data"], "-o ro"),
+        (
+            &["-O", "inline_data"],
+            "a volume that mke2fs makes with it can be mounted",
+        ),
+        (&["-O", "mmp"], "-o ro"),
         (&["-O", "metadata_sum"], "did you mean metadata_csum?"),
         (&["-O", "shared_blocks"], "shared_blocks"),
         (&["-C", "65536"], "bigalloc"),

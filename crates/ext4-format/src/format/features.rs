@@ -132,7 +132,7 @@ fn edit(mut features: Features, list: &str) -> Result<Features, FormatError> {
         if on {
             if !within(bits, MADE) {
                 let way = match mount_mode(bits) {
-                    MountMode::ReadWrite => " (but what mke2fs -O makes can be mounted)",
+                    MountMode::ReadWrite => " (a volume that mke2fs makes with it can be mounted)",
                     MountMode::ReadOnly { .. } => " (such volumes can only be mounted with -o ro)",
                     MountMode::Refused { .. } => "",
                 };
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(
             names("verity").unwrap_err(),
             FormatError::Unsupported(
-                "feature verity (but what mke2fs -O makes can be mounted)".into()
+                "feature verity (a volume that mke2fs makes with it can be mounted)".into()
             )
         );
         assert_eq!(names("^bigalloc,^meta_bg").unwrap(), "");
