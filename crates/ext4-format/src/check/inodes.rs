@@ -278,6 +278,9 @@ impl Checker<'_> {
             Collect::Journal
         } else if self.sb.orphan_file() == Some(ino) {
             Collect::Orphans
+        } else if inode.has(EA_INODE) {
+            self.value_runs.clear();
+            Collect::Value
         } else {
             Collect::Nothing
         };
@@ -308,6 +311,12 @@ impl Checker<'_> {
                 self.add_dir(ino, inode, form, runs_start, blocks);
             }
             FileKind::Symlink => self.check_slow_symlink(ino, inode, &walk),
+            FileKind::Regular if collect == Collect::Value => {
+                let runs = std::mem::take(&mut self.value_runs);
+                self.check_value_content(ino, inode, &runs);
+                self.value_runs = runs;
+                self.check_file_size(ino, inode, &walk);
+            }
             FileKind::Regular if collect != Collect::Nothing => {
                 self.check_whole_size(ino, inode, &walk);
             }

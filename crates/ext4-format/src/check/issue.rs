@@ -294,6 +294,34 @@ pub enum Issue {
         /// The inode it names.
         value: Ino,
     },
+    /// An attribute inode does not have as many bytes as its entry states.
+    #[error("inode {ino}: its attribute of {size} bytes is inode {value}, which has {actual}")]
+    XattrInodeSize {
+        /// The first inode that has the attribute.
+        ino: Ino,
+        /// The attribute inode.
+        value: Ino,
+        /// Bytes, by the attribute's entry.
+        size: u32,
+        /// Size of the attribute inode.
+        actual: u64,
+    },
+    /// An attribute inode's count of references is wrong.
+    #[error("attribute inode {value}: {stored} references stored, {counted} counted")]
+    XattrInodeReferences {
+        /// The attribute inode.
+        value: Ino,
+        /// As stored.
+        stored: u64,
+        /// As counted.
+        counted: u64,
+    },
+    /// The content of an attribute inode does not have the stored hash.
+    #[error("attribute inode {value}: its content does not fit its hash")]
+    XattrInodeContent {
+        /// The attribute inode.
+        value: Ino,
+    },
     /// An encrypted inode has no valid encryption context.
     #[error("inode {ino}: {why}")]
     Encryption {

@@ -91,6 +91,23 @@ impl Checker<'_> {
         }
     }
 
+    /// An attribute inode has one link, for all references, and no name. An orphan has neither.
+    fn check_value_links(&mut self, ino: Ino, state: InodeState) {
+        let stored = state.links.into();
+        if !state.has(InodeState::ATTR_VALUE) {
+            if stored > 0 {
+                self.issue(Issue::Unattached { ino });
+            }
+        } else if stored != 1 + state.names {
+            let counted = 1 + state.names;
+            self.issue(Issue::LinkCount {
+                ino,
+                stored,
+                counted,
+            });
+        }
+    }
+
     fn check_inode_links(&mut self, ino: Ino) {
         let state = self.inodes.get(&self.geo, ino);
         let is_value = state.has(InodeState::EA_INODE) && state.has(InodeState::USED);
@@ -102,10 +119,7 @@ impl Checker<'_> {
             return;
         }
         if is_value {
-            if !state.has(InodeState::ATTR_VALUE) {
-                self.issue(Issue::Unattached { ino });
-            }
-            return;
+            return self.check_value_links(ino, state);
         }
         // An orphan without links has no name; one with links is being truncated.
         if state.names == 0 && state.links > 0 {

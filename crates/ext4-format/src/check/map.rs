@@ -22,6 +22,8 @@ pub(super) enum Collect {
     Journal,
     /// [`Checker::orphan_runs`].
     Orphans,
+    /// [`Checker::value_runs`].
+    Value,
 }
 
 /// State and result of walking a map.
@@ -200,6 +202,7 @@ impl Checker<'_> {
             Collect::Dir => self.dir_runs.push(run),
             Collect::Journal => self.journal_runs.push(run),
             Collect::Orphans => self.orphan_runs.push(run),
+            Collect::Value => self.value_runs.push(run),
         }
     }
 

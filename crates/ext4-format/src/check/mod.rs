@@ -28,6 +28,7 @@ mod links;
 mod map;
 mod special;
 mod tables;
+mod values;
 mod xattrs;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -210,6 +211,12 @@ struct Checker<'a> {
     orphan_runs: Vec<Run>,
     /// Attribute blocks: stored and counted references.
     xattr_blocks: BTreeMap<u64, xattrs::Shared>,
+    /// Attribute inodes that are referred to, or have the wrong content.
+    values: BTreeMap<u32, values::Value>,
+    /// Buffer for the slot of an attribute inode.
+    value_slot: Vec<u8>,
+    /// Blocks of the attribute inode being checked.
+    value_runs: Vec<Run>,
     /// Hash of the encryption policy, for encrypted inodes with a valid context.
     policies: BTreeMap<u32, u64>,
     /// Inodes on the orphan list or in the orphan file.
@@ -235,6 +242,9 @@ impl<'a> Checker<'a> {
             journal_runs: Vec::new(),
             orphan_runs: Vec::new(),
             xattr_blocks: BTreeMap::new(),
+            values: BTreeMap::new(),
+            value_slot: Vec::new(),
+            value_runs: Vec::new(),
             policies: BTreeMap::new(),
             orphans: BTreeSet::new(),
             shared_blocks: geo.has_ro_compat(RoCompat::SHARED_BLOCKS),
@@ -256,6 +266,7 @@ impl<'a> Checker<'a> {
         self.check_inodes();
         self.check_special();
         self.check_xattr_refcounts();
+        self.check_values();
         self.check_dirs();
         self.check_links();
         self.check_bitmaps();
@@ -314,10 +325,6 @@ impl<'a> Checker<'a> {
             (
                 geo.has_ro_compat(RoCompat::VERITY),
                 "file contents against their hashes (verity)",
-            ),
-            (
-                geo.has_incompat(Incompat::EA_INODE),
-                "contents and reference counts of attribute inodes (ea_inode)",
             ),
             (
                 geo.has_incompat(Incompat::CASEFOLD),

@@ -3,7 +3,6 @@
 use steadfs_base::DevBlock;
 use steadfs_format_base::check::Name;
 
-use super::tables::InodeState;
 use super::{Checker, Issue};
 use crate::disk::xattr::{Attr, BlockAttrs, InodeAttrs, Value};
 use crate::disk::{DiskError, Ino, Inode, Structure};
@@ -19,11 +18,11 @@ pub(super) struct Shared {
 impl Checker<'_> {
     /// Checks an inode's attributes; returns the blocks that they add to its count.
     pub(super) fn check_xattrs(&mut self, ino: Ino, inode: &Inode) -> u64 {
-        let mut blocks = 0;
+        let (mut blocks, owner) = (0, (ino, inode.generation));
         match InodeAttrs::parse(&inode.xattr_area) {
             Ok(attrs) => {
                 for attr in attrs.iter() {
-                    blocks += self.check_attr(ino, &attr, true);
+                    blocks += self.check_attr(owner, &attr, true);
                 }
                 if attrs.has_overlap() {
                     self.issue(Issue::XattrOverlap { ino });
@@ -40,12 +39,13 @@ impl Checker<'_> {
         }
         // A block outside the volume was reported with the inode's fields.
         if self.geo.is_data_range(block, 1) {
-            blocks += self.check_xattr_block(ino, block);
+            blocks += self.check_xattr_block(owner, block);
         }
         blocks + u64::from(self.geo.blocks_per_cluster())
     }
 
-    fn check_xattr_block(&mut self, ino: Ino, block: DevBlock) -> u64 {
+    fn check_xattr_block(&mut self, owner: (Ino, u32), block: DevBlock) -> u64 {
+        let (ino, _) = owner;
         if let Some(shared) = self.xattr_blocks.get_mut(&block.0) {
             shared.counted += 1;
             return shared.value_blocks;
@@ -63,7 +63,7 @@ impl Checker<'_> {
         let mut buf = std::mem::take(&mut self.levels[0]);
         if self.read_block(block, &mut buf) {
             match BlockAttrs::parse(&self.geo, block, &buf) {
-                Ok(attrs) => value_blocks = self.check_block_attrs(ino, block, &attrs),
+                Ok(attrs) => value_blocks = self.check_block_attrs(owner, block, &attrs),
                 Err(error) => self.issue(Issue::Xattr(error.in_inode(ino))),
             }
         }
@@ -71,11 +71,17 @@ impl Checker<'_> {
         value_blocks
     }
 
-    fn check_block_attrs(&mut self, ino: Ino, block: DevBlock, attrs: &BlockAttrs<'_>) -> u64 {
+    fn check_block_attrs(
+        &mut self,
+        owner: (Ino, u32),
+        block: DevBlock,
+        attrs: &BlockAttrs<'_>,
+    ) -> u64 {
+        let (ino, _) = owner;
         const WHAT: Structure = Structure::XattrBlock;
         let mut value_blocks = 0;
         for (i, attr) in (0..).zip(attrs.iter()) {
-            value_blocks += self.check_attr(ino, &attr, false);
+            value_blocks += self.check_attr(owner, &attr, false);
             if attr.index == 0 {
                 let error = DiskError::entry(WHAT, i, "has no name space");
                 self.issue(Issue::Xattr(error.in_inode(ino).in_block(block)));
@@ -99,22 +105,15 @@ impl Checker<'_> {
     }
 
     /// Checks an attribute; returns the blocks of a value in an inode, which its owner counts, too.
-    fn check_attr(&mut self, ino: Ino, attr: &Attr<'_>, in_inode: bool) -> u64 {
+    fn check_attr(&mut self, owner: (Ino, u32), attr: &Attr<'_>, in_inode: bool) -> u64 {
+        if let Value::Inode { ino, size } = attr.value {
+            return self.check_value(owner, attr, (ino, size));
+        }
         if !attr.has_valid_hash(in_inode) {
-            let name = Name::of(attr.name);
+            let (ino, name) = (owner.0, Name::of(attr.name));
             self.issue(Issue::XattrHash { ino, name });
         }
-        let Value::Inode { ino: value, size } = attr.value else {
-            return 0;
-        };
-        if self.geo.is_inode(value) && value >= self.geo.first_ino {
-            let state = self.inodes.get_mut(&self.geo, value);
-            state.set(InodeState::ATTR_VALUE);
-        } else {
-            self.issue(Issue::XattrInode { value });
-        }
-        let blocks = self.geo.block_size.blocks_for(size.into());
-        blocks.next_multiple_of(self.geo.blocks_per_cluster().into())
+        0
     }
 
     pub(super) fn check_xattr_refcounts(&mut self) {

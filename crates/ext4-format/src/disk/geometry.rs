@@ -61,6 +61,8 @@ pub struct Geometry {
     pub features: Features,
     /// Seed of all metadata checksums.
     pub seed: ChecksumSeed,
+    /// Seed of the hashes of attribute values in inodes, on volumes without checksums, too.
+    pub value_seed: u32,
     /// `s_uuid`.
     pub uuid: [u8; 16],
     /// How names of new indexed directories are hashed.
@@ -127,6 +129,7 @@ impl Geometry {
             want_extra_isize: want_extra_isize(raw, features, inode_size),
             features,
             seed: raw.seed(),
+            value_seed: raw.stored_or_derived_seed(),
             uuid: raw.uuid,
             hash: hash_params(raw),
         };

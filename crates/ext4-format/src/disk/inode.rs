@@ -367,13 +367,14 @@ impl Inode {
         !self.xattr_area.is_empty() || self.file_acl.is_some()
     }
 
-    /// Whether a symbolic link's target is in `block`: it uses no block besides the attributes'.
-    /// (Links marked with extents or inline data never do.)
+    /// Whether a symbolic link's target is in `block`: it uses no block besides the attributes'. With `ea_inode` its
+    /// size decides, as blocks of attribute inodes are counted, too. (Links marked with extents or inline data never
+    /// have it there.)
     pub fn is_fast_symlink(&self, geo: &Geometry) -> bool {
         self.kind() == Some(FileKind::Symlink)
             && !self.has(INLINE_DATA)
             && !self.has(InodeFlags::EXTENTS)
-            && self.blocks == self.acl_blocks(geo)
+            && (geo.has_incompat(Incompat::EA_INODE) || self.blocks == self.acl_blocks(geo))
             && self.size < super::num::wide(I_BLOCK_SIZE)
     }
 

@@ -25,6 +25,7 @@ pub mod bitmap;
 mod checksum;
 mod copies;
 pub mod dir_entry;
+pub mod ea_inode;
 mod error;
 pub mod extent;
 pub mod features;

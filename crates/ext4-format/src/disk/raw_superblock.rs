@@ -143,10 +143,17 @@ impl RawSuperblock {
         let features = self.features();
         if !features.ro_compat.contains(RoCompat::METADATA_CSUM) {
             ChecksumSeed::NONE
-        } else if features.incompat.contains(Incompat::CSUM_SEED) {
-            ChecksumSeed::new(self.checksum_seed.get())
         } else {
-            ChecksumSeed::new(crc32c(!0, &self.uuid))
+            ChecksumSeed::new(self.stored_or_derived_seed())
+        }
+    }
+
+    /// The seed, whether or not the volume has checksums.
+    pub(super) fn stored_or_derived_seed(&self) -> u32 {
+        if self.features().incompat.contains(Incompat::CSUM_SEED) {
+            self.checksum_seed.get()
+        } else {
+            crc32c(!0, &self.uuid)
         }
     }
 }

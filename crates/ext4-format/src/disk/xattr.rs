@@ -115,6 +115,14 @@ impl Attr<'_> {
             || self.hash == entry_hash(self.name, value)
             || self.hash == entry_hash_signed(self.name, value)
     }
+
+    /// Whether the stored hash is that of a value in an inode which has this hash
+    /// ([`ea_inode::stored_hash`](super::ea_inode::stored_hash)).
+    pub fn fits_value_hash(&self, hash: u32) -> bool {
+        let bytes = hash.to_le_bytes();
+        self.hash == entry_hash(self.name, &bytes)
+            || self.hash == entry_hash_signed(self.name, &bytes)
+    }
 }
 
 /// The attributes of an area, validated as a whole.

@@ -48,6 +48,11 @@ impl Base {
             fs::write(&value, [b'w'; 200]).unwrap();
             let value = value.display();
             image.debugfs(&format!("ea_set -f {value} large user.other"));
+            if self == Self::EaInode {
+                let value = image.beside("value3");
+                fs::write(&value, [b'y'; 1024]).unwrap();
+                image.debugfs(&format!("ea_set -f {} empty user.inode", value.display()));
+            }
             let path = image.path();
             let (code, words) = judge("e2fsck", &["-fyD", path.to_str().unwrap()]);
             assert!(code <= 1, "{words}");
@@ -156,6 +161,17 @@ impl Damage {
         let ino = self.ino(name);
         let at = self.mapped(ino, block);
         self.block(at)
+    }
+
+    /// The inode that is the value of an attribute of the file `empty`.
+    pub(super) fn value_inode(&mut self) -> Ino {
+        let owner = self.ino("empty");
+        let inode = self.inode(owner);
+        let attrs = crate::disk::xattr::InodeAttrs::parse(&inode.xattr_area).unwrap();
+        match attrs.get(1, b"inode").unwrap().value {
+            crate::disk::xattr::Value::Inode { ino, .. } => ino,
+            crate::disk::xattr::Value::Here(_) => panic!("the value is in the inode"),
+        }
     }
 
     /// An inode that is free and was never used.

@@ -86,6 +86,16 @@ impl AttrList {
         self.0.iter()
     }
 
+    /// Number of attributes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Adds the attributes of another list, which have other names.
+    pub fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -104,8 +114,12 @@ impl AttrList {
 
     /// Sets an attribute to a value in the area; returns the value it had.
     pub fn set(&mut self, index: u8, name: &[u8], value: &[u8]) -> Option<OwnedValue> {
+        self.put(index, name, OwnedValue::Here(value.to_vec()))
+    }
+
+    /// Sets an attribute; returns the value it had.
+    pub fn put(&mut self, index: u8, name: &[u8], value: OwnedValue) -> Option<OwnedValue> {
         assert!(name.len() <= XATTR_NAME_MAX, "attribute name too long");
-        let value = OwnedValue::Here(value.to_vec());
         if let Some(at) = self.find(index, name) {
             return Some(std::mem::replace(&mut self.0[at].value, value));
         }
@@ -122,6 +136,13 @@ impl AttrList {
         self.find(index, name).map(|at| self.0.remove(at))
     }
 
+    /// Removes up to `most` attributes whose values are inodes; returns them.
+    #[must_use]
+    pub fn take_values(&mut self, most: usize) -> Self {
+        let is_value = |attr: &mut OwnedAttr| matches!(attr.value, OwnedValue::Inode { .. });
+        Self(self.0.extract_if(.., is_value).take(most).collect())
+    }
+
     /// Bytes of entries, terminator and values, without an area's header.
     fn room(&self) -> usize {
         let entries = |attr: &OwnedAttr| entry_size(attr.name.len()) + attr.value.room();
@@ -136,6 +157,22 @@ impl AttrList {
     /// Whether it fits a block.
     pub fn fits_block(&self, geo: &Geometry) -> bool {
         BLOCK_HEADER + self.room() <= geo.block_size.bytes()
+    }
+
+    /// Whether the values leave a part of a block to entries: an eighth, at most 1 KiB. With `ea_inode` Linux stores
+    /// a value elsewhere rather than filling the block with it.
+    pub fn leaves_room_for_entries(&self, geo: &Geometry) -> bool {
+        let block = geo.block_size.bytes();
+        let values: usize = self.0.iter().map(|attr| attr.value.room()).sum();
+        values + (block / 8).min(1024) <= block
+    }
+
+    /// Inodes that are values, each as often as it is one.
+    pub fn value_inodes(&self) -> impl Iterator<Item = Ino> {
+        self.0.iter().filter_map(|attr| match attr.value {
+            OwnedValue::Inode { ino, .. } => Some(ino),
+            OwnedValue::Here(_) => None,
+        })
     }
 
     /// The area for an inode with `room` bytes after its fields

@@ -148,4 +148,39 @@ pub(super) const INODES: &[Case] = &[
         let free = d.free_ino();
         put32(d.attr_block("large").1, 32 + 4, free.0);
     }),
+    case(
+        "XattrInodeSize",
+        Base::EaInode,
+        May("1.47.0 does not compare the sizes"),
+        |d| {
+            let value = d.value_inode();
+            d.set_inode(value, |i| i.size = 1023);
+        },
+    ),
+    case("XattrInodeReferences", Base::EaInode, Agrees, |d| {
+        let value = d.value_inode();
+        d.set_inode(value, |i| i.version = 2);
+    }),
+    case("XattrHash", Base::EaInode, Agrees, |d| {
+        let value = d.value_inode();
+        d.set_inode(value, |i| crate::disk::ea_inode::set_hash(i, 7));
+    }),
+    case(
+        "XattrInodeContent",
+        Base::EaInode,
+        May("it reads no content"),
+        |d| {
+            let value = d.value_inode();
+            let at = d.mapped(value, 0);
+            d.block(at)[5] ^= 1;
+        },
+    ),
+    case("LinkCount", Base::EaInode, Agrees, |d| {
+        let value = d.value_inode();
+        d.set_inode(value, |i| i.links = 2);
+    }),
+    case("XattrInode", Base::EaInode, Agrees, |d| {
+        let value = d.value_inode();
+        d.set_inode(value, |i| i.flags.0 &= !crate::disk::inode::EA_INODE.0);
+    }),
 ];
