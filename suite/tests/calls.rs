@@ -19,6 +19,8 @@ use steadfs_suite::{
 mod attributes_read;
 #[path = "calls/inline.rs"]
 mod inline;
+#[path = "calls/values.rs"]
+mod values;
 #[path = "calls/without_key.rs"]
 mod without_key;
 

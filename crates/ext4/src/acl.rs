@@ -23,7 +23,7 @@ impl Ext4 {
         index: u8,
         tag: IoTag,
     ) -> Result<Option<(Acl, Vec<u8>)>> {
-        let Some(stored) = self.attr_value(core, index, b"", tag)? else {
+        let Some(stored) = self.attr_value(ino, core, index, b"", tag)? else {
             return Ok(None);
         };
         let acl = Acl::from_disk(&stored).map_err(|e| DiskError::from(e).in_inode(ino))?;

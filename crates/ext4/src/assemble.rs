@@ -25,6 +25,7 @@ use crate::source::{Source, journal_map};
 use crate::super_origin::SuperOrigin;
 use crate::tuning::stripe;
 use crate::txn::Txns;
+use crate::xattr::Values;
 
 impl Ext4 {
     /// The volume of `source`, not served yet. Without `journaled` its journal is not used, and changes are written in
@@ -72,6 +73,7 @@ impl Ext4 {
             alloc,
             orphans: Orphans::new(),
             freeing: PendingFrees::new(),
+            values: Values::new(),
             verities: VerityFiles::default(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             stop_state: StopState::new(options.common.read_only),

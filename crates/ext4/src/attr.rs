@@ -3,7 +3,6 @@
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, FsxAttr, InodeFlags, Result, SetAttr, SetTime};
 
-use crate::credits;
 use crate::disk::features::RoCompat;
 use crate::disk::{self, time};
 use crate::fast_commit::refusal;
@@ -34,6 +33,7 @@ impl Ext4 {
             }
             self.with_space(cx, || self.set_fields(cx, &inode, set))?;
         }
+        self.free_values();
         Ok(inode.attr(self))
     }
 
@@ -41,33 +41,47 @@ impl Ext4 {
         if !set.changes_fields() {
             return Ok(());
         }
-        self.change_fields(cx.tag, inode, |handle, core| {
+        self.change_fields(cx.tag, inode, 0, |handle, core| {
             let drops = set.kills_privileges(inode.kind());
             self.set_in_core(cx, handle, inode, core, set, drops)
         })
     }
 
-    /// Changes an inode's fields and attributes and stores it; on error nothing has changed.
+    /// Changes an inode's fields and attributes and stores it; on error nothing has changed. `value`: bytes of the value
+    /// that an attribute gets.
     pub(crate) fn change_fields(
         &self,
         tag: IoTag,
         inode: &Inode,
+        value: usize,
         change: impl FnOnce(&mut Handle<'_>, &mut disk::Inode) -> Result<()>,
     ) -> Result<()> {
         let _pins = self.pin_to_change_attrs(inode, tag)?;
-        self.txns().run(credits::ATTRIBUTES, tag, |handle| {
-            let mut core = inode.core.write();
-            let mut changed = core.clone();
-            if inode.kind() == FileKind::Regular && !core.may_have_attrs() {
-                handle.track();
-            }
-            change(handle, &mut changed)?;
-            if changed.may_have_attrs() {
-                handle.refuse_fast_commits(refusal::XATTR);
-            }
-            *core = changed;
-            self.store_inode(handle, inode, &core)
+        let credits = self.attr_credits(inode, value, tag)?;
+        self.txns().run(credits, tag, |handle| {
+            let changed = self.change_core(handle, inode, change);
+            self.orphan_values(handle)?;
+            changed
         })
+    }
+
+    fn change_core(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        change: impl FnOnce(&mut Handle<'_>, &mut disk::Inode) -> Result<()>,
+    ) -> Result<()> {
+        let mut core = inode.core.write();
+        let mut changed = core.clone();
+        if inode.kind() == FileKind::Regular && !core.may_have_attrs() {
+            handle.track();
+        }
+        change(handle, &mut changed)?;
+        if changed.may_have_attrs() {
+            handle.refuse_fast_commits(refusal::XATTR);
+        }
+        *core = changed;
+        self.store_inode(handle, inode, &core)
     }
 
     fn set_in_core(
@@ -103,7 +117,7 @@ impl Ext4 {
     }
 
     /// Clears set-user-ID, set-group-ID ([`Cx::without_privileges`]) and file capabilities. The caller
-    /// stores the inode. [`credits::XATTR_BLOCKS`].
+    /// stores the inode. [`crate::credits::XATTR_BLOCKS`].
     fn drop_privileges(
         &self,
         cx: &Cx,
@@ -124,20 +138,27 @@ impl Ext4 {
                 return Ok(());
             }
         }
-        let _pins = self.pin_to_change_attrs(inode, IoTag::default())?;
-        let (credits, tag) = (credits::ATTRIBUTES, IoTag::default());
+        let tag = IoTag::default();
+        let _pins = self.pin_to_change_attrs(inode, tag)?;
+        let credits = self.attr_credits(inode, 0, tag)?;
         self.txns().run(credits, tag, |handle| {
-            let mut core = inode.core.write();
-            let mut changed = core.clone();
-            self.drop_privileges(cx, handle, inode, &mut changed)?;
-            let before = (core.mode, core.file_acl, &core.xattr_area);
-            if before == (changed.mode, changed.file_acl, &changed.xattr_area) {
-                return Ok(());
-            }
-            changed.ctime = self.now(&changed);
-            *core = changed;
-            self.store_inode(handle, inode, &core)
+            let changed = self.kill_priv_in(cx, handle, inode);
+            self.orphan_values(handle)?;
+            changed
         })
+    }
+
+    fn kill_priv_in(&self, cx: &Cx, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        let mut core = inode.core.write();
+        let mut changed = core.clone();
+        self.drop_privileges(cx, handle, inode, &mut changed)?;
+        let before = (core.mode, core.file_acl, &core.xattr_area);
+        if before == (changed.mode, changed.file_acl, &changed.xattr_area) {
+            return Ok(());
+        }
+        changed.ctime = self.now(&changed);
+        *core = changed;
+        self.store_inode(handle, inode, &core)
     }
 
     /// See [`steadfs_vfs::FileSystem::flags`].
@@ -173,7 +194,7 @@ impl Ext4 {
             ));
         }
         let new = InodeFlags(old.0 & !MODIFIABLE | flags.0 & allowed);
-        self.change_fields(cx.tag, &inode, |_, core| {
+        self.change_fields(cx.tag, &inode, 0, |_, core| {
             core.flags = new;
             core.ctime = self.now(core);
             Ok(())
@@ -189,7 +210,7 @@ impl Ext4 {
         if inode.core.read().project == project {
             return Ok(());
         }
-        self.change_fields(cx.tag, &inode, |_, core| {
+        self.change_fields(cx.tag, &inode, 0, |_, core| {
             core.project = project;
             core.ctime = self.now(core);
             Ok(())

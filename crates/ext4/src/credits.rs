@@ -12,7 +12,7 @@ use crate::orphan;
 const NAME: u32 = 2;
 /// A new inode: bitmap and descriptor (and the block bitmap of a group that was never used), its
 /// slot in the table.
-const INODE: u32 = 4;
+pub(crate) const INODE: u32 = 4;
 /// One block for a new inode's content: the block, bitmap and descriptor. Its map is in the inode.
 const CONTENT: u32 = 3;
 /// Attributes: the old block (its count, or freed: bitmap, descriptor) and the new one (block, bitmap, descriptor), and

@@ -23,6 +23,7 @@ use crate::orphan::Orphans;
 use crate::pins::Pins;
 use crate::super_origin::SuperOrigin;
 use crate::txn::{Handle, Txns};
+use crate::xattr::Values;
 
 /// Largest size of a file that needs no `large_file` feature.
 const LARGE_FILE: u64 = (1 << 31) - 1;
@@ -44,6 +45,8 @@ pub struct Ext4 {
     pub(crate) alloc: Allocator,
     pub(crate) orphans: Orphans,
     pub(crate) freeing: PendingFrees,
+    /// Values of attributes in inodes of their own.
+    pub(crate) values: Values,
     pub(crate) verities: VerityFiles,
     /// Files that were truncated to 0 bytes and are written at the next flusher period (`auto_da_alloc`).
     pub(crate) replaced: Mutex<BTreeSet<Ino>>,

@@ -36,6 +36,8 @@ const NO_TID: u64 = u64::MAX;
 pub struct Inode {
     ino: Ino,
     kind: FileKind,
+    /// It is an attribute inode; never changes.
+    is_value: bool,
     /// Held for writing by calls that change content, size or names, for reading by calls that read them.
     pub lock: RwLock<()>,
     /// One write-back of the file's data at a time.
@@ -98,10 +100,11 @@ impl Inode {
         Ok(Self {
             ino,
             kind,
+            is_value: core.has(disk::inode::EA_INODE),
             lock: RwLock::with_key(Rank::Inode, ino.0.into(), ()),
             flush: FlushLock::new(ino.0.into()),
             size: AtomicU64::new(core.size),
-            core: RwLock::new(Rank::ExtentTree, core),
+            core: RwLock::new(core_rank(&core), core),
             read_ahead: ReadAheadWindow::default(),
             pages: Mapping::new(block_size, file, Arc::clone(writeback)),
             lookups: AtomicU64::new(0),
@@ -130,6 +133,11 @@ impl Inode {
     /// The inode's type; never changes.
     pub fn kind(&self) -> FileKind {
         self.kind
+    }
+
+    /// Whether it is an attribute inode: the value of an extended attribute.
+    pub fn is_value(&self) -> bool {
+        self.is_value
     }
 
     /// Whether the inode flag is set.
@@ -243,6 +251,14 @@ impl Inode {
     /// The FLUSH that makes durable what was written so far; 0 if nothing was.
     pub(crate) fn unflushed(&self) -> u64 {
         self.unflushed.load(Ordering::Acquire)
+    }
+}
+
+/// References to attribute inodes change while the fields of the inode that refers to them are locked.
+fn core_rank(core: &disk::Inode) -> Rank {
+    match core.has(disk::inode::EA_INODE) {
+        true => Rank::InodeState,
+        false => Rank::ExtentTree,
     }
 }
 

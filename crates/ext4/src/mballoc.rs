@@ -147,6 +147,11 @@ impl Allocator {
         Ok(None)
     }
 
+    /// Queues corruption that was skipped in a handle, for the end of the call.
+    pub(crate) fn record_corruption(&self, what: Corruption) {
+        self.corrupt_groups.record(what);
+    }
+
     /// Takes the corruption found since the last call.
     #[inline]
     pub(crate) fn take_corruption(&self) -> Vec<Corruption> {

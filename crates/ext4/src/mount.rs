@@ -418,6 +418,7 @@ impl Backing for Ext4 {
             return;
         }
         self.write_replaced();
+        self.free_values();
         self.alloc.age_preallocs(self);
         for inode in self.inodes.dirty() {
             if let Err(error) = self.report_corruption(self.store_if_dirty(&inode)) {

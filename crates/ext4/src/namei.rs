@@ -37,7 +37,11 @@ impl Ext4 {
     /// file has is not corruption.
     pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
         let ino = Ino::from_vfs(ino).filter(|ino| self.is_nameable(*ino));
-        self.inode(ino.ok_or(FsError::Stale)?, tag)
+        let inode = self.inode(ino.ok_or(FsError::Stale)?, tag)?;
+        match self.is_value(&inode) {
+            true => Err(FsError::Stale),
+            false => Ok(inode),
+        }
     }
 
     /// The directory with this number.
@@ -52,12 +56,13 @@ impl Ext4 {
 
     /// The inode that a directory's entry names.
     fn named(&self, dir: &Inode, ino: Ino, tag: IoTag) -> Result<Arc<Inode>> {
-        self.inode(ino, tag).map_err(|error| match error {
-            FsError::Stale => Corruption::new(format!("an entry names free inode {ino}"))
-                .in_inode(dir.ino())
-                .into(),
-            other => other,
-        })
+        let bad =
+            |what| Corruption::new(format!("an entry names {what} {ino}")).in_inode(dir.ino());
+        match self.inode(ino, tag) {
+            Err(FsError::Stale) => Err(bad("free inode").into()),
+            Ok(inode) if self.is_value(&inode) => Err(bad("attribute inode").into()),
+            found => found,
+        }
     }
 
     /// Finds room for `name` in a directory, and grows it if there is none. `rest` credits are left in the handle,

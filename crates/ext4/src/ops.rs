@@ -131,6 +131,7 @@ impl Ext4 {
     /// Ends a change of directories: makes it durable if the mount (`sync`, `dirsync`) or a directory's flags require
     /// that.
     fn changed<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
+        self.free_values();
         let value = self.report_corruption(result)?;
         let all = {
             let options = self.options.read();
@@ -154,6 +155,7 @@ impl Ext4 {
     /// Ends a change of one inode's content or attributes: makes it durable if the mount (`sync`) or the inode's flag
     /// requires that.
     fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
+        self.free_values();
         let value = self.report_corruption(result)?;
         let all = self.options.read().common.sync;
         if all || inode.core.read().flags.contains(InodeFlags::SYNC) {

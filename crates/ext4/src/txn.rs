@@ -18,6 +18,7 @@ use steadfs_jbd2::{FastCommitRefusal, Journal, JournalError};
 use steadfs_vfs::{FsError, Result};
 
 use crate::fast_commit::refusal;
+use crate::inode::Inode;
 
 /// The transactions of a volume: in its journal, or without one in place, in no order.
 pub struct Txns {
@@ -44,6 +45,8 @@ pub struct Handle<'a> {
     /// Why its changes must not be committed.
     half_done: Option<String>,
     fast: FastCommitMode,
+    /// Attribute inodes that nothing refers to any more; they become orphans before the handle ends.
+    unreferenced: Vec<Arc<Inode>>,
 }
 
 /// What a handle means for the fast commits of its transaction.
@@ -130,6 +133,7 @@ impl Txns {
             changed: false,
             half_done: None,
             fast: self.fast_commits(),
+            unreferenced: Vec::new(),
         })
     }
 
@@ -180,6 +184,7 @@ impl Txns {
                 changed: false,
                 half_done: None,
                 fast: self.fast_commits(),
+                unreferenced: Vec::new(),
             };
             written = change(&mut handle);
             written
@@ -277,12 +282,26 @@ impl Handle<'_> {
 
     /// Ends the operation with its result. An error after a change that was not undone stops the volume.
     pub fn end<T, E: Display>(mut self, result: Result<T, E>) -> Result<T, E> {
+        debug_assert!(
+            self.unreferenced.is_empty() || result.is_err(),
+            "attribute inodes without references are orphans"
+        );
         match &result {
             Ok(_) => self.changed = false,
             Err(error) if self.changed => self.must_not_commit(error),
             Err(_) => {}
         }
         result
+    }
+
+    /// Nothing refers to an attribute inode any more ([`Ext4::orphan_values`](crate::fs::Ext4::orphan_values)).
+    pub fn leave_unreferenced(&mut self, value: Arc<Inode>) {
+        self.unreferenced.push(value);
+    }
+
+    /// Takes the attribute inodes that nothing refers to any more.
+    pub fn take_unreferenced(&mut self) -> Vec<Arc<Inode>> {
+        std::mem::take(&mut self.unreferenced)
     }
 
     /// The changes so far must not be committed. The first reason is kept.

@@ -1,25 +1,31 @@
-//! Extended attributes: in the inode if they fit, else in one block. Inodes written by other implementations may share
-//! a block.
+//! Extended attributes: in the inode if they fit, else in one block, else, on volumes with `ea_inode`, with the value in
+//! an inode of its own ([`values`]). Inodes written by other implementations may share a block.
 //!
 //! **Rule.** Only the reference count of a shared block changes: a change of an attribute gives the inode its own block
-//! (copy on write). Values in inodes of their own (`ea_inode`) are read; volumes with that feature are not written.
+//! (copy on write).
 
-use std::sync::Arc;
+mod block;
+mod dropping;
+mod known;
+mod values;
 
-use steadfs_base::limits::{XATTR_NAME_MAX, XATTR_SIZE_MAX};
-use steadfs_base::{Corruption, DevBlock, FileBlock, InodeNo, IoTag};
-use steadfs_cache::MetaBuf;
+use steadfs_base::limits::XATTR_NAME_MAX;
+use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr, XattrChange};
 
 use crate::disk::xattr::{
-    self, AttrList, BlockAttrs, INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT, InodeAttrs, Value,
+    self, Attr, AttrList, BlockAttrs, INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT, InodeAttrs, OwnedValue,
+    Value,
 };
 use crate::disk::{self, Compat, Ino, Superblock};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
 use crate::txn::Handle;
-use crate::verified;
+
+use block::BlockChange;
+pub(crate) use known::Values;
+use values::{OwnedAttrValue, Owner};
 
 const INDEX_USER: u8 = 1;
 const INDEX_TRUSTED: u8 = 4;
@@ -33,6 +39,15 @@ pub(crate) struct Change<'a> {
     pub(crate) name: &'a [u8],
     /// The value as it is stored.
     pub(crate) value: Option<&'a [u8]>,
+}
+
+/// Where a value is stored.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Its entry is in the block, not in the inode.
+    to_block: bool,
+    /// The value is in an inode of its own.
+    in_inode: bool,
 }
 
 /// An attribute's namespace and the rest of its name.
@@ -93,7 +108,7 @@ impl Ext4 {
         if is_acl(index) {
             return self.show_acl(inode.ino(), &core, index, cx.tag);
         }
-        self.attr_value(&core, index, rest, cx.tag)?
+        self.attr_value(inode.ino(), &core, index, rest, cx.tag)?
             .ok_or(FsError::NoData)
     }
 
@@ -103,7 +118,7 @@ impl Ext4 {
         let inode = self.by_number(ino, cx.tag)?;
         let core = inode.core.read();
         let mut names = Vec::new();
-        let mut add = |attr: xattr::Attr<'_>| {
+        let mut add = |attr: Attr<'_>| {
             let hidden = !is_served(attr.index)
                 || (attr.index == INDEX_TRUSTED && cx.uid != 0)
                 || (attr.index == INDEX_USER && !has_user_attrs(inode.kind()))
@@ -135,13 +150,20 @@ impl Ext4 {
         how: SetXattr,
     ) -> Result<()> {
         let change = XattrChange::set(name, value, how)?;
-        self.with_space(cx, || self.change_named(cx, ino, &change))
+        self.change_by_name(cx, ino, &change)
     }
 
     /// See [`steadfs_vfs::FileSystem::removexattr`].
     pub fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
-        let change = XattrChange::remove(name);
-        self.with_space(cx, || self.change_named(cx, ino, &change))
+        self.change_by_name(cx, ino, &XattrChange::remove(name))
+    }
+
+    fn change_by_name(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
+        self.with_space(cx, || {
+            let changed = self.change_named(cx, ino, change);
+            self.free_values();
+            changed
+        })
     }
 
     fn change_named(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
@@ -152,7 +174,8 @@ impl Ext4 {
         let inode = self.by_number(ino, cx.tag)?;
         let _alone = inode.lock.write();
         self.check_attr_change(cx, &inode, (index, rest), how)?;
-        self.change_fields(cx.tag, &inode, |handle, core| {
+        let len = value.map_or(0, <[u8]>::len);
+        self.change_fields(cx.tag, &inode, len, |handle, core| {
             if is_acl(index) {
                 self.set_acl(cx, handle, &inode, core, index, value)?;
             } else {
@@ -169,7 +192,7 @@ impl Ext4 {
     }
 
     /// Pins the blocks that a change of an inode's fields and attributes changes: its slot, its attribute block with
-    /// the bitmap and descriptor that freeing it changes, and the superblock.
+    /// the bitmap and descriptor that freeing it changes, the slots of its values in inodes, and the superblock.
     pub(crate) fn pin_to_change_attrs(&self, inode: &Inode, tag: IoTag) -> Result<Pins> {
         let mut pins = self.pin_inodes(&[inode.ino()], tag)?;
         let file_acl = inode.core.read().file_acl;
@@ -177,6 +200,7 @@ impl Ext4 {
             pins.keep(self.attr_block(at, tag)?);
             self.alloc.pin_to_free(self, &mut pins, at, 1)?;
         }
+        self.pin_values(inode, tag, &mut pins)?;
         if !self.sb.lock().features().compat.contains(Compat::EXT_ATTR) {
             self.pin_superblock(&mut pins, tag)?;
         }
@@ -206,7 +230,9 @@ impl Ext4 {
         if how == SetXattr::Any || is_acl(index) {
             return Ok(());
         }
-        let exists = self.attr_value(&core, index, rest, cx.tag)?.is_some();
+        let exists = self
+            .find_attr(&core, index, rest, cx.tag, |_| Ok(()))?
+            .is_some();
         match how {
             SetXattr::Create if exists => Err(FsError::Exists),
             SetXattr::Replace if !exists => Err(FsError::NoData),
@@ -214,89 +240,50 @@ impl Ext4 {
         }
     }
 
-    /// A verified block of attributes.
-    fn attr_block(&self, at: DevBlock, tag: IoTag) -> Result<Arc<MetaBuf>> {
-        if !self.alloc.may_own(self.geo(), at, 1) {
-            return Err(
-                Corruption::new("attribute block is part of the volume's own metadata")
-                    .in_block(at)
-                    .into(),
-            );
-        }
-        let buf = self.block(at, tag)?;
-        buf.verify_once(verified::XATTR, |block| {
-            BlockAttrs::parse(self.geo(), at, block).map(|_| ())
-        })?;
-        Ok(buf)
-    }
-
-    /// The stored value of an attribute.
-    pub(crate) fn attr_value(
+    /// Calls `with` for an attribute, if the inode has it.
+    fn find_attr<T>(
         &self,
         core: &disk::Inode,
         index: u8,
         name: &[u8],
         tag: IoTag,
-    ) -> Result<Option<Vec<u8>>> {
+        with: impl FnOnce(&Attr<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
         if !core.may_have_attrs() {
             return Ok(None);
         }
         if let Some(attr) = InodeAttrs::parse(&core.xattr_area)?.get(index, name) {
-            return self.own_value(attr.value, tag).map(Some);
+            return with(&attr).map(Some);
         }
         let Some(at) = core.file_acl else {
             return Ok(None);
         };
         let buf = self.attr_block(at, tag)?;
         let data = buf.data();
-        match BlockAttrs::parse(self.geo(), at, &data)?.get(index, name) {
-            Some(attr) => self.own_value(attr.value, tag).map(Some),
-            None => Ok(None),
-        }
+        let attr = BlockAttrs::parse(self.geo(), at, &data)?.get(index, name);
+        attr.map(|attr| with(&attr)).transpose()
     }
 
-    fn own_value(&self, value: Value<'_>, tag: IoTag) -> Result<Vec<u8>> {
-        match value {
+    /// The stored value of an attribute of the inode `ino`.
+    pub(crate) fn attr_value(
+        &self,
+        ino: Ino,
+        core: &disk::Inode,
+        index: u8,
+        name: &[u8],
+        tag: IoTag,
+    ) -> Result<Option<Vec<u8>>> {
+        self.find_attr(core, index, name, tag, |attr| match attr.value {
             Value::Here(bytes) => Ok(bytes.to_vec()),
-            Value::Inode { ino, size } => self.value_inode(ino, size, tag),
-        }
+            Value::Inode { ino: value, size } => {
+                self.read_value(Owner::of(ino, core), attr, (value, size), tag)
+            }
+        })
     }
 
-    /// The content of an inode that is an attribute's value.
-    fn value_inode(&self, ino: Ino, size: u32, tag: IoTag) -> Result<Vec<u8>> {
-        let bad = |what| {
-            let what = format!("as an attribute's value: {what}");
-            FsError::from(Corruption::new(what).in_inode(ino))
-        };
-        if !self.is_nameable(ino) {
-            return Err(bad("no such inode"));
-        }
-        // Read from the table directly: the locks of inodes in memory come before the one held here, and no task has an
-        // attribute inode in memory.
-        let (slots, at) = self.inode_slot(ino, tag)?;
-        let slot = &slots.data()[at..at + usize::from(self.geo().inode_size)];
-        let core = disk::Inode::parse(self.geo(), ino, slot)?;
-        if !core.has(disk::inode::EA_INODE) {
-            return Err(bad("is not an attribute inode"));
-        }
-        let size = usize::try_from(size).unwrap_or(usize::MAX);
-        if core.size != size as u64 || size > XATTR_SIZE_MAX {
-            return Err(bad("has another size"));
-        }
-        let mut value = Vec::with_capacity(size);
-        for n in 0..self.geo().block_size.blocks_for(core.size) {
-            let at = self
-                .map_block(&core, ino, FileBlock(n), tag)?
-                .ok_or_else(|| bad("has a hole"))?;
-            let left = size - value.len();
-            let data = self.block(at, tag)?.data();
-            value.extend_from_slice(&data[..left.min(data.len())]);
-        }
-        Ok(value)
-    }
-
-    /// Changes one attribute: in the inode if the result fits there, else in the block. On error `core` is unchanged;
-    /// the caller stores it, and has pinned the blocks to change. [`crate::credits::XATTR_BLOCKS`].
+    /// Changes one attribute: in the inode if the result fits there, else in the block, with its value there or in an
+    /// inode. On error `core` is unchanged; the caller stores it, has pinned the blocks to change, and calls
+    /// [`Ext4::orphan_values`]. [`crate::credits::XATTR_BLOCKS`] and what [`Ext4::attr_credits`] adds.
     pub(crate) fn change_attr(
         &self,
         handle: &mut Handle<'_>,
@@ -305,31 +292,53 @@ impl Ext4 {
         change: &Change<'_>,
     ) -> Result<()> {
         let room = core.xattr_room(self.geo());
-        let inside = InodeAttrs::parse(&core.xattr_area).map_err(|e| e.in_inode(inode.ino()))?;
-        let mut inside: AttrList = inside.iter().collect();
-        let mut outside = self.block_list(core)?;
-        let was_outside = outside.remove(change.index, change.name).is_some();
-        inside.remove(change.index, change.name);
-        let mut to_block = false;
-        if let Some(value) = change.value {
-            inside.set(change.index, change.name, value);
-            if !inside.fits_inode(room) {
-                inside.remove(change.index, change.name);
-                outside.set(change.index, change.name, value);
-                to_block = true;
-                if !outside.fits_block(self.geo()) {
-                    return Err(FsError::NoSpace);
-                }
-            }
-        }
+        let (mut inside, mut outside) = self.attr_lists(inode.ino(), core)?;
+        let old_outside = outside.remove(change.index, change.name);
+        let old_inside = inside.remove(change.index, change.name);
+        let place = match change.value {
+            Some(value) => Some(self.place(&mut inside, &mut outside, change, value, room)?),
+            None => None,
+        };
         // Values that overlap on disk take more room than they had.
         if !inside.fits_inode(room) || !outside.fits_block(self.geo()) {
             let what = Corruption::new("values of attributes overlap");
             return Err(what.in_inode(inode.ino()).into());
         }
-        if was_outside || to_block {
-            self.replace_block(handle, inode, core, &mut outside)?;
+        let owner = Owner::of(inode.ino(), core);
+        let old = old_outside.as_ref().or(old_inside.as_ref());
+        let old = old.and_then(OwnedAttrValue::of);
+        let old = old.map(|old| self.reference(owner, &old)).transpose()?;
+        let to_block = place.is_some_and(|place| place.to_block);
+        let (mut planned, before) = (BlockChange::default(), handle.savepoint());
+        if old_outside.is_some() || to_block {
+            planned = self.plan_block(handle, inode, core, &outside, change)?;
         }
+        let mut units = 0;
+        if let (Some(value), true) = (change.value, place.is_some_and(|place| place.in_inode)) {
+            let (ino, hash) = match self.value_for(handle, inode, core, value) {
+                Ok(made) => made,
+                Err(error) => {
+                    let cancelled = self.cancel_block(handle, planned.new, error);
+                    handle.consistent_since(before);
+                    return cancelled;
+                }
+            };
+            let size = value.len() as u32;
+            let hash = xattr::entry_hash(change.name, &hash.to_le_bytes());
+            let list = if to_block { &mut outside } else { &mut inside };
+            let value = OwnedValue::Inode { ino, size, hash };
+            list.put(change.index, change.name, value);
+            units = self.value_units(size.into());
+        }
+        core.blocks += units;
+        if let Some(old) = old {
+            core.blocks = core.blocks.saturating_sub(self.units_of(&old));
+            // The block's references end with the block, or stay with it.
+            if old_outside.is_none() || planned.in_place {
+                self.drop_reference(handle, old)?;
+            }
+        }
+        self.apply_block(handle, core, owner, planned, &mut outside)?;
         let features = self.sb.lock().features();
         if change.value.is_some() && !features.compat.contains(Compat::EXT_ATTR) {
             self.update_super(handle, Superblock::set_ext_attr)?;
@@ -338,80 +347,65 @@ impl Ext4 {
         Ok(())
     }
 
-    fn block_list(&self, core: &disk::Inode) -> Result<AttrList> {
-        let Some(at) = core.file_acl else {
-            return Ok(AttrList::default());
-        };
-        let buf = self.attr_block(at, IoTag::default())?;
-        Ok(BlockAttrs::parse(self.geo(), at, &buf.data())?
-            .iter()
-            .collect())
-    }
-
-    /// Stores `list` in the inode's block: in place if the block is not shared, else in a new one; none for an empty
-    /// list.
-    fn replace_block(
+    /// Adds the changed attribute to the list of the place where it is stored.
+    fn place(
         &self,
-        handle: &mut Handle<'_>,
-        inode: &Inode,
-        core: &mut disk::Inode,
-        list: &mut AttrList,
-    ) -> Result<()> {
-        if list.is_empty() {
-            return self.release_block(handle, core);
-        }
-        if let Some(at) = core.file_acl {
-            let buf = self.attr_block(at, IoTag::default())?;
-            let mut block = handle.write(&buf)?;
-            if BlockAttrs::parse(self.geo(), at, &block)?.refcount <= 1 {
-                list.write_block(self.geo(), at, 1, &mut block);
-                return Ok(());
+        inside: &mut AttrList,
+        outside: &mut AttrList,
+        change: &Change<'_>,
+        value: &[u8],
+        room: usize,
+    ) -> Result<Place> {
+        let (index, name) = (change.index, change.name);
+        let may_be_inode = self.has_value_inodes() && !value.is_empty();
+        for in_inode in [false, true] {
+            if in_inode && !may_be_inode {
+                break;
             }
+            let stored = match in_inode {
+                false => OwnedValue::Here(value.to_vec()),
+                // Replaced when the inode is known.
+                true => OwnedValue::Inode {
+                    ino: Ino(0),
+                    size: value.len() as u32,
+                    hash: 0,
+                },
+            };
+            inside.put(index, name, stored.clone());
+            if inside.fits_inode(room) {
+                return Ok(Place {
+                    to_block: false,
+                    in_inode,
+                });
+            }
+            inside.remove(index, name);
+            outside.put(index, name, stored);
+            let leaves_room =
+                in_inode || !may_be_inode || outside.leaves_room_for_entries(self.geo());
+            if leaves_room && outside.fits_block(self.geo()) {
+                return Ok(Place {
+                    to_block: true,
+                    in_inode,
+                });
+            }
+            outside.remove(index, name);
         }
-        let mut pins = Pins::default();
-        if let Some(old) = core.file_acl {
-            pins.keep(self.attr_block(old, IoTag::default())?);
-        }
-        let goal = self.alloc.goal_for(self.geo(), inode.ino());
-        let at = self.alloc.alloc_meta_block(self, handle, goal)?;
-        let buf = self.meta().get_new(at);
-        list.write_block(self.geo(), at, 1, &mut handle.write(&buf)?);
-        buf.set_verified(verified::XATTR);
-        self.release_block(handle, core)?;
-        core.file_acl = Some(at);
-        core.blocks += self.geo().block_size.bytes_u64() / 512;
-        Ok(())
+        Err(FsError::NoSpace)
     }
 
-    /// Releases the inode's block: decrements its reference count, or frees it.
-    fn release_block(&self, handle: &mut Handle<'_>, core: &mut disk::Inode) -> Result<()> {
-        let Some(at) = core.file_acl else {
-            return Ok(());
-        };
-        let buf = self.attr_block(at, IoTag::default())?;
-        let refcount = BlockAttrs::parse(self.geo(), at, &buf.data())?.refcount;
-        if refcount > 1 {
-            let mut block = handle.write(&buf)?;
-            xattr::set_refcount(self.geo(), at, &mut block, refcount - 1);
-        } else {
-            let mut pins = Pins::default();
-            self.alloc.pin_to_free(self, &mut pins, at, 1)?;
-            handle.forget(at)?;
-            self.alloc.free_blocks(self, handle, at, 1)?;
-        }
-        core.file_acl = None;
-        core.blocks = core
-            .blocks
-            .saturating_sub(self.geo().block_size.bytes_u64() / 512);
-        Ok(())
+    /// The attributes in an inode and in its block.
+    fn attr_lists(&self, ino: Ino, core: &disk::Inode) -> Result<(AttrList, AttrList)> {
+        let inside = InodeAttrs::parse(&core.xattr_area).map_err(|e| e.in_inode(ino))?;
+        Ok((inside.iter().collect(), self.block_list(core)?))
     }
 
-    /// Releases the attributes of an inode that is being freed. The caller stores the inode.
+    /// Releases the attributes of an inode that is being freed, after [`Ext4::drop_values`]. The caller stores the inode.
     /// [`crate::credits::XATTR_BLOCKS`].
     pub(crate) fn drop_xattrs(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let mut core = inode.core.write();
+        let owner = Owner::of(inode.ino(), &core);
         core.xattr_area = Box::default();
-        self.release_block(handle, &mut core)
+        self.release_block(handle, owner, &mut core)
     }
 
     /// Removes file capabilities, as a write by an unprivileged process does.
@@ -423,7 +417,7 @@ impl Ext4 {
     ) -> Result<()> {
         const NAME: &[u8] = b"capability";
         if self
-            .attr_value(core, INDEX_SECURITY, NAME, IoTag::default())?
+            .find_attr(core, INDEX_SECURITY, NAME, IoTag::default(), |_| Ok(()))?
             .is_none()
         {
             return Ok(());

@@ -191,6 +191,7 @@ pub const WRITE_INCOMPAT: Incompat = Incompat(
         | Incompat::EXTENTS.0
         | Incompat::BIT64.0
         | Incompat::FLEX_BG.0
+        | Incompat::EA_INODE.0
         | Incompat::META_BG.0
         | Incompat::CSUM_SEED.0
         | Incompat::LARGE_DIR.0
@@ -200,7 +201,7 @@ pub const WRITE_INCOMPAT: Incompat = Incompat(
 );
 
 /// Incompatible features of volumes that can only be read: one of them prevents writing.
-pub const READ_INCOMPAT: Incompat = Incompat(Incompat::MMP.0 | Incompat::EA_INODE.0);
+pub const READ_INCOMPAT: Incompat = Incompat(Incompat::MMP.0);
 
 /// Read-only-compatible features of volumes that can be mounted for writing; any other, known or
 /// not, allows reading only.
@@ -244,11 +245,10 @@ mod tests {
         features.compat = Compat(u32::MAX);
         assert_eq!(mount_mode(features), MountMode::ReadWrite);
         features.ro_compat = RoCompat::QUOTA.union(RoCompat(1 << 30));
-        features.incompat = Incompat::EA_INODE;
         assert_eq!(
             mount_mode(features),
             MountMode::ReadOnly {
-                because: vec!["ea_inode".into(), "quota".into(), "FEATURE_R30".into()]
+                because: vec!["quota".into(), "FEATURE_R30".into()]
             }
         );
         features.incompat = Incompat::JOURNAL_DEV.union(Incompat(1 << 21));

@@ -178,8 +178,16 @@ impl Ext4 {
         self.cut_to(inode, size, size, first_freed)
     }
 
-    /// Frees an inode without names or references, and everything it owns. It is on the orphan list.
+    /// Frees an inode without names or references, and everything it owns. It is on the orphan list. The caller holds no
+    /// lock.
     pub fn evict(&self, inode: &Inode) -> Result<()> {
+        let evicted = self.evict_one(inode);
+        self.free_values();
+        evicted
+    }
+
+    /// [`Ext4::evict`], without the values that it no longer refers to ([`Ext4::free_values`]).
+    pub(crate) fn evict_one(&self, inode: &Inode) -> Result<()> {
         let _under_way = self.freeing.begin();
         let _alone = inode.lock.write();
         // Freed by another task, or looked up again: then the last `forget` frees it.
@@ -193,6 +201,7 @@ impl Ext4 {
         let _pins = self.pin_inodes(&[inode.ino()], IoTag::default())?;
         self.txns.run(FIRST_CREDITS, IoTag::default(), |handle| {
             self.free_content(handle, inode)?;
+            self.drop_values(handle, inode)?;
             if !handle.extend(FIRST_CREDITS / 2) {
                 handle.restart(FIRST_CREDITS)?;
             }
@@ -204,7 +213,7 @@ impl Ext4 {
     /// consistent. The inode's slot is pinned.
     fn free_content(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let mapped = self.has_map(&inode.core.read());
-        let metadata = inode.kind() != FileKind::Regular;
+        let metadata = inode.kind() != FileKind::Regular || inode.is_value();
         let mut end = if mapped { END } else { FileBlock(0) };
         while end > FileBlock(0) {
             let mut core = inode.core.write();

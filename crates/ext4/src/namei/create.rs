@@ -23,7 +23,7 @@ use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
-use crate::txn::Handle;
+use crate::txn::{Handle, Savepoint};
 use crate::xattr::Change;
 
 /// Flags that a new inode inherits from its directory (`EXT4_FL_INHERITED`), without case folding, as such directories
@@ -92,7 +92,8 @@ impl Ext4 {
         let spec = NewInode::plain(FileKind::Regular, mode, 0);
         let mut pins = Pins::default();
         self.orphans.pin_to_add(self, &mut pins)?;
-        let made = self.txns().run(credits::TMPFILE, cx.tag, |handle| {
+        let credits = credits::TMPFILE + self.inherit_credits(&dir, cx.tag)?;
+        let made = self.txns().run(credits, cx.tag, |handle| {
             let inode = self.new_inode(cx, handle, &dir, &spec, 0)?;
             self.orphans.add(self, handle, &inode)?;
             inode.marks.set_linkable(true);
@@ -123,9 +124,10 @@ impl Ext4 {
         let subdir = spec.kind == FileKind::Directory;
         let links = if subdir { 2 } else { 1 };
         let _pins = self.pin_inodes(&[dir.ino()], cx.tag)?;
-        let made = self.txns().run(credits::CREATE, cx.tag, |handle| {
+        let credits = credits::CREATE + self.inherit_credits(&dir, cx.tag)?;
+        let made = self.txns().run(credits, cx.tag, |handle| {
             handle.track();
-            let slot = self.room_for_name(cx, handle, &dir, name, credits::CREATE)?;
+            let slot = self.room_for_name(cx, handle, &dir, name, credits)?;
             let inode = self.new_inode(cx, handle, &dir, spec, links)?;
             self.add_name(cx, handle, &dir, (&slot, name), &inode, subdir)?;
             self.record_name(handle, NameChange::Create, (&dir, name), &inode);
@@ -177,19 +179,7 @@ impl Ext4 {
             .alloc
             .new_inode(self, handle, dir, spec.kind, &mut pins)?;
         let core = self.new_core(cx, dir, spec, &inherited, links);
-        let made = self
-            .clear_slot(handle, ino)
-            .and_then(|()| Inode::new(ino, core, self.geo.block_size, &self.writeback));
-        let inode = match made {
-            // Inserted in the table before the inode exists on disk, so that no other task reads it from there.
-            Ok(inode) => self.inodes.insert(inode),
-            Err(error) => {
-                self.alloc.free_inode(self, handle, ino, spec.kind)?;
-                handle.consistent_since(before);
-                return Err(error.into());
-            }
-        };
-        self.store_if_many_wait();
+        let inode = self.start_inode(handle, ino, core, before)?;
         let filled = self.fill(handle, dir.ino(), &inode, spec, &inherited);
         match filled {
             Ok(()) => Ok(inode),
@@ -202,6 +192,31 @@ impl Ext4 {
                 })
             }
         }
+    }
+
+    /// Makes an inode with an allocated number in memory. On error the number is free again, as at `before`.
+    pub(crate) fn start_inode(
+        &self,
+        handle: &mut Handle<'_>,
+        ino: Ino,
+        core: disk::Inode,
+        before: Savepoint,
+    ) -> Result<Arc<Inode>> {
+        let kind = core.kind().unwrap_or(FileKind::Regular);
+        let made = self
+            .clear_slot(handle, ino)
+            .and_then(|()| Inode::new(ino, core, self.geo.block_size, &self.writeback));
+        let inode = match made {
+            // Inserted in the table before the inode exists on disk, so that no other task reads it from there.
+            Ok(inode) => self.inodes.insert(inode),
+            Err(error) => {
+                self.alloc.free_inode(self, handle, ino, kind)?;
+                handle.consistent_since(before);
+                return Err(error);
+            }
+        };
+        self.store_if_many_wait();
+        Ok(inode)
     }
 
     /// Frees a partly made inode after its handle has ended; no lock is held. After a crash before this, it is on the
@@ -287,10 +302,14 @@ impl Ext4 {
         spec: &NewInode<'_>,
         inherited: &Inherited,
     ) -> Result<()> {
-        let mut core = inode.core.write();
-        let result = self.fill_core(handle, parent, inode, &mut core, spec, inherited);
-        // Stored in any case: the cleanup finds allocated blocks there.
-        self.store_inode(handle, inode, &core)?;
+        let result = {
+            let mut core = inode.core.write();
+            let result = self.fill_core(handle, parent, inode, &mut core, spec, inherited);
+            // Stored in any case: the cleanup finds allocated blocks there.
+            self.store_inode(handle, inode, &core)?;
+            result
+        };
+        self.orphan_values(handle)?;
         // fdatasync needs the inode to read its data back.
         inode.record_tid(handle, true);
         result

@@ -310,7 +310,7 @@ impl RestoreVolume for Ext4 {
         self.check_project_can_be(&inode.core.read(), project)?;
         let attr = &file.attr;
         let flags = MODIFIABLE & flags_for(inode.kind());
-        self.change_fields(IoTag::default(), &inode, |handle, core| {
+        self.change_fields(IoTag::default(), &inode, 0, |handle, core| {
             (core.uid, core.gid) = (attr.uid, attr.gid);
             // Type and twelve bits.
             core.mode = (attr.kind.mode_bits() | attr.perm & 0o7777) as u16;

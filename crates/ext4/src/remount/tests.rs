@@ -142,9 +142,9 @@ fn a_refused_remount_states_its_reason() {
         assert_eq!(fs.options(), "ro,relatime,async_checkpoint=50");
         assert_eq!(write(fs, b"no", b""), Err(FsError::ReadOnly));
     };
-    let image = Image::make(&["-t", "ext4", "-O", "ea_inode"], "32M");
+    let image = Image::make(&["-t", "ext4", "-O", "quota"], "32M");
     let device = image.device();
-    refused(&open(device, "ro"), "ea_inode");
+    refused(&open(device, "ro"), "quota");
 
     let image = Image::make(EXT4, "32M");
     let device = image.device();

@@ -98,11 +98,11 @@ fn default_volumes_are_writable_and_others_named() {
         let sb = Image::make(&["-t", kind], "8M").superblock();
         assert_eq!(features::mount_mode(sb.features()), MountMode::ReadWrite);
     }
-    let sb = Image::make(&["-t", "ext4", "-O", "ea_inode,quota"], "8M").superblock();
+    let sb = Image::make(&["-t", "ext4", "-O", "bigalloc,quota"], "8M").superblock();
     assert_eq!(
         features::mount_mode(sb.features()),
         MountMode::ReadOnly {
-            because: vec!["ea_inode".into(), "quota".into()]
+            because: vec!["quota".into(), "bigalloc".into()]
         }
     );
 }
