@@ -18,6 +18,9 @@ use crate::disk::{GroupDesc, GroupNo, Superblock};
 use crate::io_error;
 use crate::superblock::{SuperblockChoice, choose, superblock_bytes};
 
+pub use protection::{MountProtection, ProtectionState};
+
+mod protection;
 mod text;
 
 #[cfg(test)]
@@ -64,8 +67,8 @@ pub struct Inspection {
     pub reserved_for: (u32, u32),
     /// Orphan file's inode.
     pub orphan_file: Option<u32>,
-    /// Block of the multiple-mount protection.
-    pub mmp_block: Option<u64>,
+    /// Multiple-mount protection, on volumes that have it.
+    pub mmp: Option<MountProtection>,
     /// Inodes of user, group and project quota.
     pub quota_inodes: [Option<u32>; 3],
     /// The superblock's checksum, on volumes with metadata checksums.
@@ -298,7 +301,9 @@ pub fn inspect(queue: &Queue, choice: &SuperblockChoice) -> Result<Inspection> {
         },
         reserved_for: sb.reserved_owner(),
         orphan_file: sb.orphan_file().map(|ino| ino.0),
-        mmp_block: sb.mmp_block().map(|block| block.0),
+        mmp: sb
+            .mmp_block()
+            .map(|block| MountProtection::read(queue, &sb, block)),
         quota_inodes: sb.quota_inodes().map(|ino| ino.map(|ino| ino.0)),
         checksum: sb.geometry().seed.enabled().then(|| StoredChecksum {
             stored: raw.checksum.get(),

@@ -10,6 +10,7 @@ pub mod disk;
 pub mod format;
 pub mod inspect;
 pub mod journal_inode;
+pub mod mmp;
 pub mod superblock;
 
 mod error;

@@ -6,8 +6,9 @@ use super::{Checker, Issue};
 use crate::disk::desc_from_copies;
 use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::group_desc::{BLOCK_UNINIT, INODE_UNINIT};
+use crate::disk::mmp::Usage;
 use crate::disk::superblock::JournalPlace;
-use crate::disk::{DiskError, GroupDesc, GroupNo, MIN_DESC_SIZE, Structure};
+use crate::disk::{DiskError, GroupDesc, GroupNo, MIN_DESC_SIZE, Mmp, Structure};
 
 impl Checker<'_> {
     pub(super) fn check_superblock(&mut self) {
@@ -134,10 +135,35 @@ impl Checker<'_> {
         for group in self.geo.groups() {
             self.check_group(group);
         }
-        if let Some(block) = self.sb.mmp_block()
-            && self.geo.is_data_range(block, 1)
-        {
-            self.used.mark_used(&self.geo, block, 1);
+        if let Some(block) = self.sb.mmp_block() {
+            self.check_mount_protection(block);
+        }
+    }
+
+    /// Checks the block of multiple-mount protection and marks it. A node that has the volume mounted is no issue.
+    fn check_mount_protection(&mut self, at: DevBlock) {
+        if !self.geo.is_data_range(at, 1) {
+            let rule = "outside the volume";
+            let error = DiskError::field(Structure::Superblock, "s_mmp_block", at.0, rule);
+            self.issue(Issue::Superblock(error));
+            return;
+        }
+        if self.used.mark_used(&self.geo, at, 1).is_some() {
+            self.issue(Issue::MountProtectionOverlap { block: at });
+        }
+        let mut block = Vec::new();
+        if !self.read_block(at, &mut block) {
+            return;
+        }
+        match Mmp::parse(self.geo.seed, at, &block) {
+            Err(error) => self.issue(Issue::MountProtection(error)),
+            Ok(mmp) => match mmp.usage() {
+                Usage::Clean | Usage::Mounted => {}
+                Usage::Fsck | Usage::Unknown => self.issue(Issue::MountProtectionSequence {
+                    sequence: mmp.seq(),
+                    writer: mmp.writer().to_string(),
+                }),
+            },
         }
     }
 

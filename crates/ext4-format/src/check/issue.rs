@@ -43,6 +43,26 @@ pub enum Issue {
     /// A group descriptor breaks a rule, or its checksum is wrong.
     #[error("{0}")]
     GroupDesc(DiskError),
+    /// The block of multiple-mount protection has a wrong magic number or checksum.
+    #[error("{0}")]
+    MountProtection(DiskError),
+    /// The block of multiple-mount protection is on other metadata.
+    #[error("multiple-mount protection: block {block} overlaps other metadata")]
+    MountProtectionOverlap {
+        /// The block.
+        block: DevBlock,
+    },
+    /// A program of e2fsprogs writes the volume or was killed while it did, or the sequence number is unknown.
+    #[error(
+        "multiple-mount protection: sequence {sequence:#x} of e2fsck or an unknown program on {writer}; if none runs, \
+         tune2fs -f -E clear_mmp clears it"
+    )]
+    MountProtectionSequence {
+        /// As stored.
+        sequence: u32,
+        /// The node that wrote it, and when.
+        writer: String,
+    },
     /// A group's bitmap or inode table is on other metadata.
     #[error("group {group}: {what} at block {block} overlaps other metadata")]
     MetadataOverlap {

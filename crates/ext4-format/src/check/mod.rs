@@ -330,10 +330,6 @@ impl<'a> Checker<'a> {
                 geo.has_incompat(Incompat::CASEFOLD),
                 "hashes and equality of casefolded names (casefold)",
             ),
-            (
-                geo.has_incompat(Incompat::MMP),
-                "the multiple-mount-protection block (mmp)",
-            ),
         ];
         for (there, what) in parts {
             if there {

@@ -28,4 +28,6 @@ steadfs_format_base::structures! {
     Acl = "access control list",
     /// Block of the orphan file.
     OrphanFile = "orphan file",
+    /// Block of multiple-mount protection.
+    Mmp = "multiple-mount protection",
 }

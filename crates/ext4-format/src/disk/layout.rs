@@ -5,6 +5,7 @@ use std::mem::{align_of, offset_of, size_of};
 
 use super::group_desc::RawGroupDesc;
 use super::inode::{RawInode, RawInodeExtra};
+use super::mmp::RawMmp;
 use super::superblock::RawSuperblock;
 
 macro_rules! layout {
@@ -70,4 +71,9 @@ layout!(RawInode, 128, {
 layout!(RawInodeExtra, 32, {
     extra_isize @ 0x0, checksum_hi @ 0x2, ctime_extra @ 0x4, mtime_extra @ 0x8, atime_extra @ 0xC,
     crtime @ 0x10, crtime_extra @ 0x14, version_hi @ 0x18, projid @ 0x1C,
+});
+
+layout!(RawMmp, 1024, {
+    magic @ 0x0, seq @ 0x4, time @ 0x8, node_name @ 0x10, device_name @ 0x50, check_interval @ 0x70,
+    padding @ 0x72, checksum @ 0x3FC,
 });

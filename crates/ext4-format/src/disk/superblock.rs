@@ -453,12 +453,6 @@ impl Superblock {
         text(&self.raw.volume_name)
     }
 
-    /// The multiple-mount-protection block, on volumes that have one.
-    pub fn mmp_block(&self) -> Option<DevBlock> {
-        (self.features().incompat.contains(Incompat::MMP))
-            .then(|| DevBlock(self.raw.mmp_block.get()))
-    }
-
     /// Quota inodes that exist: user, group, project.
     pub fn quota_inodes(&self) -> [Option<Ino>; 3] {
         if !self.features().ro_compat.contains(RoCompat::QUOTA) {
@@ -583,13 +577,13 @@ fn join_time(low: Le32, high: u8) -> Timestamp {
 }
 
 /// Copies as much of `text` as fits and fills the rest with zeros.
-fn fill_text(field: &mut [u8], text: &[u8]) {
+pub(super) fn fill_text(field: &mut [u8], text: &[u8]) {
     let len = text.len().min(field.len());
     field.fill(0);
     field[..len].copy_from_slice(&text[..len]);
 }
 
-fn text(field: &[u8]) -> Cow<'_, str> {
+pub(super) fn text(field: &[u8]) -> Cow<'_, str> {
     let end = field.iter().position(|&b| b == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end])
 }

@@ -2,6 +2,8 @@
 //! inode has room (`i_xtime_extra`). With the extra word 1901-12-13 to 2446-05-10, without it to
 //! 2038-01-19.
 
+use std::fmt::{self, Display, Formatter};
+
 use steadfs_base::Timestamp;
 
 use super::num::{as_signed, low32_signed};
@@ -67,6 +69,37 @@ pub fn clamp(time: Timestamp, with_extra: bool) -> Timestamp {
     }
 }
 
+/// Seconds since 1970, displayed as a date and time of day in UTC.
+///
+/// The calendar repeats every 400 years of 146 097 days; years are counted from March, so that the leap day is a year's
+/// last.
+#[derive(Clone, Copy, Debug)]
+pub struct Date(pub i64);
+
+impl Display for Date {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        const DAY: i64 = 86_400;
+        const ERA_DAYS: i64 = 146_097;
+        // 719 468 days lie between 0000-03-01 and 1970-01-01.
+        let days = self.0.div_euclid(DAY) + 719_468;
+        let (era, day) = (days.div_euclid(ERA_DAYS), days.rem_euclid(ERA_DAYS));
+        let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+        let of_year = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * of_year + 2) / 153;
+        let of_month = of_year - (153 * month + 2) / 5 + 1;
+        let month = if month < 10 { month + 3 } else { month - 9 };
+        let year = era * 400 + year + i64::from(month <= 2);
+        let second = self.0.rem_euclid(DAY);
+        write!(
+            f,
+            "{year:04}-{month:02}-{of_month:02} {:02}:{:02}:{:02} UTC",
+            second / 3600,
+            second / 60 % 60,
+            second % 60
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +120,21 @@ mod tests {
             let time = decode(secs, Some(extra));
             assert_eq!(time.secs, expected);
             assert_eq!(encode(time, true), (secs, extra));
+        }
+    }
+
+    #[test]
+    fn dates() {
+        for (secs, text) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (-1, "1969-12-31 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_700_000_000, "2023-11-14 22:13:20 UTC"),
+            (4_107_542_399, "2100-02-28 23:59:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+            (1 << 39, "19391-01-25 12:18:08 UTC"),
+        ] {
+            assert_eq!(Date(secs).to_string(), text);
         }
     }
 

@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use steadfs_base::DevBlock;
 use steadfs_block::{FileDevice, MemDevice, OpenOptions, QueueOptions};
 
 use super::*;
+use crate::disk::Mmp;
+use crate::disk::mmp::{SEQ_CLEAN, SEQ_FSCK};
 use crate::disk::test_images::Image;
 
 fn look(image: &Image) -> Inspection {
@@ -103,6 +106,22 @@ fn expected(found: &Inspection) -> Vec<(&'static str, String)> {
     if let Some(sum) = &found.checksum {
         assert!(sum.is_right);
         lines.push(("Checksum", format!("{:#010x}", sum.stored)));
+    }
+    if let Some(protection) = &found.mmp {
+        let state = protection.state.as_ref().unwrap();
+        assert_eq!((state.usage, &protection.error), ("clean", &None));
+        lines.extend([
+            ("MMP block number", protection.block.to_string()),
+            (
+                "MMP update interval",
+                protection.update_interval.to_string(),
+            ),
+            ("    mmp_check_interval", state.check_interval.to_string()),
+            ("    mmp_sequence", format!("{:#x}", state.sequence)),
+            ("    mmp_update_time", state.updated.to_string()),
+            ("    mmp_node_name", state.node.clone()),
+            ("    mmp_device_name", state.device.clone()),
+        ]);
     }
     if let Journal::Internal { inode, log, .. } = &found.journal {
         assert!(log.checksum_is_right && log.aborted.is_none());
@@ -250,6 +269,41 @@ fn look_at(bytes: &[u8]) -> Result<Inspection> {
         &Queue::new(device, QueueOptions::default()),
         &SuperblockChoice::default(),
     )
+}
+
+#[test]
+fn mount_protection_is_shown() {
+    let options = ["-t", "ext4", "-O", "mmp", "-E", "mmp_update_interval=20"];
+    let image = Image::make(&options, "16M");
+    let found = compare(&image).mmp.unwrap();
+    let at = found.block as usize * 1024;
+    let mut bytes = image.bytes();
+    let mut mmp = Mmp::parse_lenient(DevBlock(0), &bytes[at..]).unwrap();
+    let seed = image.superblock().geometry().seed;
+    for (seq, words) in [
+        (
+            SEQ_CLEAN,
+            "clean, last written by node n, device d, at 2023-11-14 22:13:20 UTC",
+        ),
+        (SEQ_FSCK, "in use by a program of e2fsprogs on node n"),
+        (7, "updated every 20 s, in use (or not unmounted) by node n"),
+        (SEQ_CLEAN + 1, "unknown sequence 0xff4d4d51 of node n"),
+    ] {
+        mmp.set_seq(seq);
+        mmp.set_names(b"n", b"d");
+        mmp.set_time(1_700_000_000);
+        mmp.seal_into(seed, &mut bytes[at..]);
+        let text = look_at(&bytes).unwrap().to_string();
+        assert!(text.contains(words), "{text}");
+    }
+    let json = serde_json::to_value(look_at(&bytes).unwrap()).unwrap();
+    assert_eq!(
+        (&json["mmp"]["node"], &json["mmp"]["usage"]),
+        (&"n".into(), &"unknown".into())
+    );
+    bytes[at + 20] ^= 1;
+    let text = look_at(&bytes).unwrap().to_string();
+    assert!(text.contains("unusable: volume is corrupt"), "{text}");
 }
 
 #[test]

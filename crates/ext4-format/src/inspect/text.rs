@@ -7,6 +7,7 @@ pub(super) use steadfs_base::uuid_text as uuid;
 use steadfs_vfs::names::printable;
 
 use super::{ErrorFacts, Inspection, Journal, Log};
+use crate::disk::time::Date;
 
 /// A field of text, up to its first zero byte.
 pub(super) fn field(bytes: &[u8]) -> String {
@@ -94,34 +95,6 @@ pub(super) fn error_code(code: u8) -> String {
     }
 }
 
-/// A date and time of day in UTC. The calendar repeats every 400 years of 146 097 days; years are
-/// counted from March, so that the leap day is a year's last.
-struct Date(i64);
-
-impl Display for Date {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        const DAY: i64 = 86_400;
-        const ERA_DAYS: i64 = 146_097;
-        // 719 468 days lie between 0000-03-01 and 1970-01-01.
-        let days = self.0.div_euclid(DAY) + 719_468;
-        let (era, day) = (days.div_euclid(ERA_DAYS), days.rem_euclid(ERA_DAYS));
-        let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-        let of_year = day - (365 * year + year / 4 - year / 100);
-        let month = (5 * of_year + 2) / 153;
-        let of_month = of_year - (153 * month + 2) / 5 + 1;
-        let month = if month < 10 { month + 3 } else { month - 9 };
-        let year = era * 400 + year + i64::from(month <= 2);
-        let second = self.0.rem_euclid(DAY);
-        write!(
-            f,
-            "{year:04}-{month:02}-{of_month:02} {:02}:{:02}:{:02} UTC",
-            second / 3600,
-            second / 60 % 60,
-            second % 60
-        )
-    }
-}
-
 /// A number of bytes with the largest unit in which it is at least 1.
 struct Bytes(u128);
 
@@ -174,6 +147,9 @@ impl Display for Inspection {
         self.sizes(f)?;
         self.times(f)?;
         self.journal_lines(f)?;
+        if let Some(protection) = &self.mmp {
+            line(f, "Mount protection", protection)?;
+        }
         let options = self.default_mount_options.join(" ");
         line(f, "Mount options", or_none(&options))?;
         if !self.mount_options.is_empty() {
@@ -386,18 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_and_sizes() {
-        for (secs, text) in [
-            (0, "1970-01-01 00:00:00 UTC"),
-            (-1, "1969-12-31 23:59:59 UTC"),
-            (951_782_400, "2000-02-29 00:00:00 UTC"),
-            (1_700_000_000, "2023-11-14 22:13:20 UTC"),
-            (4_107_542_399, "2100-02-28 23:59:59 UTC"),
-            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
-            (1 << 39, "19391-01-25 12:18:08 UTC"),
-        ] {
-            assert_eq!(Date(secs).to_string(), text);
-        }
+    fn sizes() {
         for (bytes, text) in [
             (0, "0 bytes"),
             (1023, "1023 bytes"),

@@ -95,7 +95,7 @@ const READABLE: &[(&[&str], &str)] = &[
     ),
     (&["-t", "ext4", "-O", "quota,project"], "24M"),
     (
-        &["-t", "ext4", "-O", "casefold,encrypt,verity,large_dir,mmp"],
+        &["-t", "ext4", "-O", "casefold,encrypt,verity,large_dir"],
         "24M",
     ),
 ];

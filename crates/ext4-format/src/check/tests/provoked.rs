@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 use super::damage::{Base, Damage};
 use super::*;
 use crate::disk::dir_entry::{self, DirLayout};
+use crate::disk::mmp::SEQ_FSCK;
 use crate::disk::num::{get16, get32, put16, put32};
-use crate::disk::{Ino, indirect};
+use crate::disk::{GroupDesc, Ino, Mmp, indirect};
 
 /// Defines `kind` and `KINDS` by the list of all kinds. A new kind does not compile until it is listed and provoked
 /// here.
@@ -33,6 +34,9 @@ kinds!(
     DeviceTooSmall,
     Unreadable,
     GroupDesc,
+    MountProtection,
+    MountProtectionOverlap,
+    MountProtectionSequence,
     MetadataOverlap,
     BitmapChecksum,
     BlockBitmapDiffers,
@@ -160,6 +164,9 @@ fn every_kind_is_provoked_and_e2fsck_agrees() {
         "Encryption",
         "EncryptedName",
         "QuotaInode",
+        "MountProtection",
+        "MountProtectionOverlap",
+        "MountProtectionSequence",
     ];
     seen.extend(own);
     assert_eq!(seen.len(), KINDS, "{seen:?}");
@@ -303,6 +310,59 @@ fn orphans_are_no_issue() {
     let report = check(&damage.bytes, &Options::default());
     assert!(report.is_clean(), "{:?}", report.issues);
     assert_eq!(report.stats.orphans, 1);
+}
+
+/// debugfs would wait for 11 s before each change of such a volume.
+#[test]
+fn the_block_of_mount_protection_is_checked() {
+    let image = Image::make(&["-t", "ext4", "-b", "1024", "-O", "mmp"], "8M");
+    let sb = image.superblock();
+    let (seed, at) = (sb.geometry().seed, sb.mmp_block().unwrap());
+    let good = image.bytes();
+    let bitmap = GroupDesc::decode(sb.geometry(), &good[2048..2112]).block_bitmap;
+    let with_seq = |seq: u32| {
+        let mut bytes = good.clone();
+        let block = &mut bytes[at.0 as usize * 1024..];
+        let mut mmp = Mmp::parse(seed, at, block).unwrap();
+        mmp.set_seq(seq);
+        mmp.seal_into(seed, block);
+        bytes
+    };
+    let with_byte = |offset: usize| {
+        let mut bytes = good.clone();
+        bytes[at.0 as usize * 1024 + offset] ^= 1;
+        bytes
+    };
+    let with_place = |place: DevBlock| {
+        let mut bytes = good.clone();
+        let mut raw = sb.raw().clone();
+        raw.mmp_block.set(place.0);
+        let moved = Superblock::from_raw(raw).unwrap();
+        moved.seal_into(&mut bytes[1024..2048]);
+        bytes
+    };
+    for (bytes, expected) in [
+        (good.clone(), None),
+        (with_seq(7), None),
+        (with_seq(SEQ_FSCK), Some("MountProtectionSequence")),
+        (with_seq(SEQ_FSCK + 1), Some("MountProtectionSequence")),
+        (with_byte(0), Some("MountProtection")),
+        (with_byte(16), Some("MountProtection")),
+        (with_byte(1000), Some("MountProtection")),
+        (with_place(DevBlock(1)), Some("Superblock")),
+        (with_place(DevBlock(8192)), Some("Superblock")),
+        (with_place(bitmap), Some("MountProtectionOverlap")),
+    ] {
+        let report = check(&bytes, &Options::default());
+        let kinds: BTreeSet<_> = report.issues.iter().map(kind).collect();
+        image.fill(&bytes);
+        let (code, words) = e2fsck(&image.path());
+        assert_eq!(code == 0, kinds.is_empty(), "{kinds:?}, e2fsck: {words}");
+        let found = expected.is_none_or(|expected| kinds.contains(expected));
+        assert!(found, "{expected:?}: {:?}", report.issues);
+        assert_eq!(kinds.is_empty(), expected.is_none(), "{:?}", report.issues);
+        assert!(report.skipped.is_empty(), "{:?}", report.skipped);
+    }
 }
 
 /// After a crash the superblock's counts may be out of date, and differences are not reported.
