@@ -243,7 +243,10 @@ fn features_are_made_or_refused_with_an_alternative() {
             &["-O", "inline_data"],
             "a volume that mke2fs makes with it can be mounted",
         ),
-        (&["-O", "mmp"], "-o ro"),
+        (
+            &["-O", "mmp"],
+            "a volume that mke2fs makes with it can be mounted",
+        ),
         (&["-O", "metadata_sum"], "did you mean metadata_csum?"),
         (&["-O", "shared_blocks"], "shared_blocks"),
         (&["-C", "65536"], "bigalloc"),

@@ -300,6 +300,25 @@ impl Judged for OfExt4 {
     }
 }
 
+/// With multiple-mount protection, whose block shows a node that will not come back.
+struct OfProtected(Image);
+
+impl Judged for OfProtected {
+    fn image(&self) -> &Image {
+        &self.0
+    }
+
+    fn check_clean(&self) {
+        self.0.check_clean();
+    }
+
+    fn check_killed(&self, _: &Scratch) {
+        let path = self.0.path();
+        let args = ["-f", "-E", "clear_mmp", path.to_str().unwrap()];
+        succeed("tune2fs", args);
+    }
+}
+
 struct OfF2fs(Image);
 
 impl Judged for OfF2fs {
@@ -442,6 +461,16 @@ fn a_panic_in_any_thread_ends_a_server_of_ext4() {
     for fault in faults {
         end_at(&scratch, &volume, fault);
     }
+}
+
+/// A node that panics is one that has crashed: its lock is cleared here, as waiting for it takes 22 s.
+#[test]
+fn a_panic_of_mount_protection_ends_a_server_of_ext4() {
+    let scratch = Scratch::new();
+    let args = ["-t", "ext4", "-O", "mmp", "-E", "mmp_update_interval=1"];
+    let image = Image::mke2fs(&scratch, "panic.img", 64 << 20, &args);
+    let fault = ("mmp", "mmp", "", change as fn(&Path));
+    end_at(&scratch, &OfProtected(image), fault);
 }
 
 #[test]

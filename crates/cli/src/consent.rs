@@ -37,6 +37,18 @@ pub fn ask(path: &Path, offset: u64, sandbox: Option<args::Sandbox>) -> Result<(
     }
 }
 
+/// Refuses a device whose volume another machine uses, by multiple-mount protection: also with `--force`.
+pub fn check_nodes(
+    path: &Path,
+    offset: u64,
+    sandbox: Option<args::Sandbox>,
+) -> Result<(), Failure> {
+    if !steadfs::is_uri(path) && !path.exists() {
+        return Ok(());
+    }
+    worker::check_nodes(path, &format!("offset={offset}"), sandbox)
+}
+
 /// Describes the content of a device, if there is any. A device that cannot be read is no reason to ask: formatting
 /// reports the error.
 fn content(

@@ -48,6 +48,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     if !args.force {
         consent::ask(&volume, start, args.sandbox)?;
     }
+    consent::check_nodes(&volume, start, args.sandbox)?;
     let make = |volume: &Path, size, options: &FormatOptions| {
         let report = make(volume, part, (text, size), options)?;
         let how = Fill {

@@ -54,6 +54,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
             args.volume.display(),
         )));
     }
+    crate::consent::check_nodes(&volume, start, args.sandbox)?;
     let make = |volume: &Path, size| {
         let line = Line::of_silence("formatting");
         let report = steadfs::format_f2fs_within(volume, part, size, &options);

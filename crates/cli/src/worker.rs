@@ -51,6 +51,8 @@ pub enum Task {
     Probe,
     /// Prints where a partition of the disk is.
     Partition,
+    /// Prints whether another node uses the volume.
+    Nodes,
 }
 
 impl Task {
@@ -63,6 +65,7 @@ impl Task {
             Self::Serve(Access::Staged) => "staged".to_owned(),
             Self::Probe => "probe".to_owned(),
             Self::Partition => "partition".to_owned(),
+            Self::Nodes => "nodes".to_owned(),
             Self::Reproduce(Origin { time, uuid }) => {
                 format!("{}:{}", time.secs, u128::from_be_bytes(uuid))
             }
@@ -77,6 +80,7 @@ impl Task {
             "staged" => Some(Self::Serve(Access::Staged)),
             "probe" => Some(Self::Probe),
             "partition" => Some(Self::Partition),
+            "nodes" => Some(Self::Nodes),
             _ => {
                 let (secs, uuid) = word.split_once(':')?;
                 Some(Self::Reproduce(Origin {
@@ -125,6 +129,14 @@ fn cannot_start(error: impl std::fmt::Display) -> Failure {
     Failure::plain(format!("{what}: {error} (--sandbox=off does without)"))
 }
 
+/// Starts the task that shows what a worker prints on standard error, if that is piped.
+fn start_printer(child: &mut Child) -> Result<Option<steadfs_rt::JoinHandle<()>>, Failure> {
+    let printer = child.stderr.take().map(|pipe| {
+        steadfs_rt::try_spawn("worker-messages", move || log::show(pipe)).map_err(cannot_start)
+    });
+    printer.transpose()
+}
+
 /// A running worker.
 struct Worker {
     child: Child,
@@ -140,10 +152,7 @@ impl Worker {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(cannot_start)?;
-        let printer = child.stderr.take().map(|pipe| {
-            steadfs_rt::try_spawn("worker-messages", move || log::show(pipe)).map_err(cannot_start)
-        });
-        let printer = printer.transpose()?;
+        let printer = start_printer(&mut child)?;
         Ok((Self { child, printer }, ours))
     }
 
@@ -324,14 +333,65 @@ fn print_partition(disk: &Path, which: &str) -> Result<(), Failure> {
     crate::output::print(|out| out.write_all(line.as_bytes()))
 }
 
-/// What a worker prints.
+/// Checks that no other node uses the volume on a device that is to be written anew, in the sandbox by a worker. May take as
+/// long as multiple-mount protection needs.
+///
+/// # Errors
+/// One does.
+pub fn check_nodes(
+    image: &Path,
+    list: &str,
+    sandbox: Option<args::Sandbox>,
+) -> Result<(), Failure> {
+    if !sandbox::is_on(sandbox)? {
+        log::start(false);
+        return nodes(image, list, |_| Ok(()));
+    }
+    let answer = answer_to(Task::Nodes, list, image)?;
+    match answer.strip_prefix("used ") {
+        Some(why) => Err(Failure::plain(printable_text(why.trim_end()))),
+        None => Ok(()),
+    }
+}
+
+/// Checks the volume after `enter`. A device that cannot be opened is no other node's: what follows reports the error.
+fn nodes(
+    image: &Path,
+    list: &str,
+    enter: impl FnOnce(&Options) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut options = Options::parse(list).map_err(Failure::plain)?;
+    options.set_read_only(true);
+    sandbox::adapt(&mut options)?;
+    let Ok(device) = VolumeDevice::open(image, &options) else {
+        return Ok(());
+    };
+    enter(&options)?;
+    device.check_nodes().map_err(Failure::plain)
+}
+
+/// In the worker: prints whether another node uses the volume.
+fn print_nodes(image: &Path, list: &str) -> Result<(), Failure> {
+    let line = match nodes(image, list, |_| sandbox::enter(false).map(drop)) {
+        Ok(()) => "unused\n".to_owned(),
+        Err(failure) => format!("used {}\n", failure.message),
+    };
+    crate::output::print(|out| out.write_all(line.as_bytes()))
+}
+
+/// What a worker prints. Its messages are shown where they explain a wait.
 fn answer_to(task: Task, list: &str, image: &Path) -> Result<String, Failure> {
+    let messages = match task {
+        Task::Nodes => Stdio::piped(),
+        _ => Stdio::null(),
+    };
     let mut child = command(task, list, image)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(messages)
         .spawn()
         .map_err(cannot_start)?;
+    let printer = start_printer(&mut child)?;
     let mut line = Vec::new();
     if let Some(out) = child.stdout.take() {
         out.take(LINE_MAX)
@@ -339,6 +399,9 @@ fn answer_to(task: Task, list: &str, image: &Path) -> Result<String, Failure> {
             .map_err(cannot_start)?;
     }
     child.wait().map_err(cannot_start)?;
+    if let Some(printer) = printer {
+        printer.join();
+    }
     Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
@@ -362,6 +425,7 @@ pub fn run(words: &[OsString]) -> Result<(), Failure> {
     match task {
         Task::Probe => print_content(image, list),
         Task::Partition => print_partition(image, list),
+        Task::Nodes => print_nodes(image, list),
         Task::Serve(access) => serve(image, list, access),
         Task::Reproduce(origin) => reproduce(image, list, origin),
     }

@@ -93,6 +93,7 @@ pub fn apply(
         queue,
         edited: Queue::new(Arc::clone(edited), QueueOptions::default()),
         geo: sb.geometry().clone(),
+        protection: sb.mmp_block(),
         tag: IoTag::default(),
     };
     let mut plan = job.compare(base, changed)?;
@@ -145,6 +146,8 @@ struct Job {
     edited: Queue,
     geo: Geometry,
     map: JournalMap,
+    /// The block of multiple-mount protection.
+    protection: Option<DevBlock>,
     tag: IoTag,
 }
 
@@ -164,7 +167,8 @@ impl Job {
             next = next.max(end);
             let mut used: Vec<Range<u64>> = Vec::new();
             for block in (first..end).map(DevBlock) {
-                if self.map.contains(block) {
+                // The caller holds the lock of this node on the base; `edited` has a copy of its block.
+                if self.map.contains(block) || Some(block) == self.protection {
                     continue;
                 }
                 match (fs.alloc.is_free(&fs, block), used.last_mut()) {

@@ -58,6 +58,11 @@ impl Ext4 {
         let set_up = set_up_allocator(&mut alloc, &queue, &sb, &options);
         report.pass_over(set_up, options.common.salvage)?;
         let overhead = geo.first_data_block.0 + alloc.own_blocks();
+        // After the overhead, which does not contain it in Linux.
+        if let Some(block) = sb.mmp_block() {
+            let added = alloc.add_mount_protection(block);
+            report.pass_over(added, options.common.salvage)?;
+        }
         let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         queue.set_read_ahead_limit(sizes.read_ahead);
@@ -91,6 +96,7 @@ impl Ext4 {
             super_origin: SuperOrigin::new(super_at, super_bytes),
             errors: ErrorLog::new(),
             unwritable,
+            node_lock: Mutex::new(Rank::Leaf, None),
             was_clean: AtomicBool::new(true),
         }))
     }

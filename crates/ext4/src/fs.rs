@@ -18,6 +18,7 @@ use crate::fast_commit::{FastCommitTracker, refusal};
 use crate::inode::{Inode, InodeTable};
 use crate::io_error;
 use crate::mballoc::Allocator;
+use crate::node_lock::NodeLock;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::pins::Pins;
@@ -79,6 +80,8 @@ pub struct Ext4 {
     pub(crate) errors: ErrorLog,
     /// Why a corrupt volume cannot become writable, if so.
     pub(crate) unwritable: Option<String>,
+    /// The lock of multiple-mount protection, while the volume can be written.
+    pub(crate) node_lock: Mutex<Option<Arc<NodeLock>>>,
     /// The clean mark of the superblock when the volume was opened for writing.
     pub(crate) was_clean: AtomicBool,
 }

@@ -28,6 +28,7 @@ impl Ext4 {
             return Err(FsError::Busy);
         }
         self.join_tasks();
+        self.leave_node_lock();
         self.queue.set_read_ahead_limit(0);
         self.queue.drain_read_ahead();
         self.stop_state.become_read_only();

@@ -26,6 +26,7 @@ mod mballoc;
 mod mode;
 mod mount;
 mod namei;
+mod node_lock;
 mod ops;
 mod options;
 mod orphan;
@@ -44,6 +45,7 @@ mod xattr;
 
 pub use apply::{Appliable, appliable, apply};
 pub use fs::Ext4;
+pub use node_lock::{NodeLock, Protection, ProtectionMode, check_unused};
 pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE};
 pub use replay::{View, replayed_view};
 pub use report::MountReport;
@@ -53,7 +55,7 @@ pub use steadfs_ext4_format::superblock::{
 };
 pub use steadfs_ext4_format::{check, disk, format, inspect};
 
-pub(crate) use steadfs_ext4_format::{io_error, journal_inode, superblock};
+pub(crate) use steadfs_ext4_format::{io_error, journal_inode, mmp, superblock};
 
 #[cfg(test)]
 #[path = "tests/world.rs"]

@@ -92,6 +92,17 @@ impl Allocator {
         Err(Corruption::new("the journal overlaps other metadata").into())
     }
 
+    /// Keeps files from owning the block of multiple-mount protection.
+    pub fn add_mount_protection(&mut self, block: DevBlock) -> Result<()> {
+        match self.zones.add(block, 1) {
+            true => Ok(()),
+            false => {
+                let what = "the block of multiple-mount protection overlaps other metadata";
+                Err(Corruption::new(what).in_block(block).into())
+            }
+        }
+    }
+
     /// Whether a run of blocks may belong to a file: within the volume, and outside the journal and the groups' own
     /// metadata.
     pub fn may_own(&self, geo: &Geometry, start: DevBlock, len: u64) -> bool {

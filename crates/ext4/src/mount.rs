@@ -15,6 +15,7 @@ use crate::disk::{Ino, Superblock};
 use crate::fs::Ext4;
 use crate::io_error;
 use crate::mode::{check_size, choose_mode};
+use crate::node_lock::NodeLock;
 use crate::options::MountOptions;
 use crate::replay::{may_have_log, replay};
 use crate::report::MountReport;
@@ -59,39 +60,55 @@ impl Ext4 {
         let mut report = MountReport::default();
         let mut options = options;
         options.validate()?;
-        let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
-        let mut chosen = superblock::choose(&queue, &options.superblock_choice())?;
-        report.warnings.extend(chosen.warning.take());
-        report.pass_over(check_size(&chosen.sb, &queue), options.common.salvage)?;
-        let device_read_only = queue.geometry().read_only;
-        choose_mode(&chosen.sb, &options, device_read_only, &mut report)?;
+        let queue = Arc::new(Queue::new(device, QueueOptions::default()));
+        let chosen = choose(&queue, &options, &mut report)?;
         let has_journal = !matches!(chosen.sb.journal(), JournalPlace::None);
         options = options.on(has_journal)?;
         options.check_features(chosen.sb.features())?;
-        let mut source = Source::unreplayed(queue, &chosen);
-        if !options.no_replay && may_have_log(&chosen) {
-            match replay_for(device, &source.queue, &chosen, &options, &mut report) {
-                Ok(replayed) => source = replayed,
-                Err(error) if options.common.salvage => {
-                    report
-                        .warnings
-                        .push(files_may_be_older("the journal", &error));
+        let lock = match options.common.read_only {
+            true => None,
+            false => NodeLock::take(&queue, &chosen.sb, &options.protection)?.map(Arc::new),
+        };
+        let chosen = match &lock {
+            // Another node may have changed it before the lock was taken.
+            Some(_) => choose(&queue, &options, &mut MountReport::default()),
+            None => Ok(chosen),
+        };
+        let opened = chosen
+            .and_then(|chosen| source_of(queue, &chosen, &options, &mut report))
+            .and_then(|source| {
+                Self::open_source(source, options, sizes, lookups, lock.as_ref(), &mut report)
+            });
+        match (opened, lock) {
+            (Ok(fs), _) => Ok((fs, report)),
+            (Err(error), lock) => {
+                if let Some(Err(error)) = lock.map(|lock| lock.release()) {
+                    tracing::error!(%error, "releasing the lock of this node failed");
                 }
-                Err(error) => return Err(without_log(error, &options)),
+                Err(error)
             }
-            let left_out = source.unreplayed.take();
-            let left_out = left_out.map(|error| files_may_be_older("fast commits", &error));
-            report.warnings.extend(left_out);
-            let device_read_only = source.queue.geometry().read_only;
-            choose_mode(&source.sb, &options, device_read_only, &mut report)?;
         }
+    }
+
+    /// Opens the volume of `source`, whose log is replayed.
+    fn open_source(
+        source: Source,
+        options: MountOptions,
+        sizes: CacheSizes,
+        lookups: &[(InodeNo, u64)],
+        lock: Option<&Arc<NodeLock>>,
+        report: &mut MountReport,
+    ) -> Result<Arc<Self>> {
         let (options, passed) =
             options.over(source.sb.default_mount_opts(), &source.sb.mount_opts());
         report.defaults_passed_over = passed;
         let journaled = !matches!(source.sb.journal(), JournalPlace::None);
-        let fs = Self::assemble(source, options, sizes, journaled, &mut report)?;
+        let fs = Self::assemble(source, options, sizes, journaled, report)?;
         fs.inodes.adopt_lookups(lookups);
         fs.check_root()?;
+        if let Some(lock) = lock {
+            fs.keep_node_lock(lock);
+        }
         if !fs.stop_state.is_read_only() {
             match fs.begin_service() {
                 Ok(orphans) => {
@@ -105,7 +122,7 @@ impl Ext4 {
                 }
             }
         }
-        Ok((fs, report))
+        Ok(fs)
     }
 
     /// Refuses a volume without a root directory.
@@ -302,6 +319,12 @@ impl Ext4 {
         if !self.stop_state.begin_unmount() {
             return Ok(());
         }
+        let closed = self.close_volume();
+        let released = self.release_node_lock();
+        closed.and(released)
+    }
+
+    fn close_volume(&self) -> Result<()> {
         steadfs_rt::fault_point("close");
         self.writeback.stop();
         self.queue.set_read_ahead_limit(0);
@@ -437,19 +460,58 @@ impl Backing for Ext4 {
 const WITHOUT_JOURNAL: &str =
     "-o ro,noload leaves the journal out; steadfs ls, cat and extract do so themselves";
 
+/// The superblock of a volume that these options can open.
+fn choose(queue: &Arc<Queue>, options: &MountOptions, report: &mut MountReport) -> Result<Chosen> {
+    let mut chosen = superblock::choose(queue, &options.superblock_choice())?;
+    report.warnings.extend(chosen.warning.take());
+    report.pass_over(check_size(&chosen.sb, queue), options.common.salvage)?;
+    let device_read_only = queue.geometry().read_only;
+    choose_mode(&chosen.sb, options, device_read_only, report)?;
+    Ok(chosen)
+}
+
+/// Replays the journal, if it has anything to replay.
+fn source_of(
+    queue: Arc<Queue>,
+    chosen: &Chosen,
+    options: &MountOptions,
+    report: &mut MountReport,
+) -> Result<Source> {
+    let mut source = Source::unreplayed(queue, chosen);
+    if options.no_replay || !may_have_log(chosen) {
+        return Ok(source);
+    }
+    match replay_for(&source.queue, chosen, options, report) {
+        Ok(replayed) => source = replayed,
+        Err(error) if options.common.salvage => {
+            let warning = files_may_be_older("the journal", &error);
+            report.warnings.push(warning);
+        }
+        Err(error) => return Err(without_log(error, options)),
+    }
+    let left_out = source.unreplayed.take();
+    let left_out = left_out.map(|error| files_may_be_older("fast commits", &error));
+    report.warnings.extend(left_out);
+    let device_read_only = source.queue.geometry().read_only;
+    choose_mode(&source.sb, options, device_read_only, report)?;
+    Ok(source)
+}
+
 /// Replays the journal for a mount with these options.
 fn replay_for(
-    device: Arc<dyn Device>,
     queue: &Arc<Queue>,
     chosen: &Chosen,
     options: &MountOptions,
     report: &mut MountReport,
 ) -> Result<Source> {
     let salvage = options.common.salvage;
-    let how = match salvage || queue.geometry().read_only {
+    // A mount that only reads does not take the lock of multiple-mount protection, so it must not write.
+    let is_shared = options.common.read_only && chosen.sb.mmp_block().is_some();
+    let how = match salvage || is_shared || queue.geometry().read_only {
         true => Recover::IntoMemory,
         false => Recover::ToDevice,
     };
+    let device = Arc::clone(queue.device());
     replay(device, queue, chosen, how, salvage, report)
 }
 

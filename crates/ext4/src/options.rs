@@ -11,6 +11,7 @@ pub use steadfs_vfs::options::{Atime, OnError};
 pub use table::TABLE;
 
 use crate::disk::{Features, RoCompat};
+use crate::node_lock::Protection;
 
 /// `data=`: when file data is written relative to its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +72,8 @@ pub struct MountOptions {
     pub minixdf: bool,
     /// The mount point, recorded in the superblock; `None`: opened without being mounted.
     pub mounted_on: Option<Vec<u8>>,
+    /// How multiple-mount protection is treated; no option of a list.
+    pub protection: Protection,
     /// The options given by name.
     pub asked: Asked,
 }
@@ -136,6 +139,7 @@ impl Default for MountOptions {
             max_dir_kib: None,
             minixdf: false,
             mounted_on: None,
+            protection: Protection::default(),
             asked: Asked::default(),
         }
     }

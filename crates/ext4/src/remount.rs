@@ -14,6 +14,7 @@ use crate::disk::superblock::SUPERBLOCK_OFFSET;
 use crate::fs::Ext4;
 use crate::mode::why_only_readable;
 use crate::mount::{Shut, no_thread};
+use crate::node_lock::{NodeLock, Protection};
 use crate::options::MountOptions;
 use crate::replay::{recover_to_device, replayed_superblock};
 use crate::report::MountReport;
@@ -75,7 +76,9 @@ impl Ext4 {
         self.report_corruption(self.sync_volume(&Cx::default()))?;
         let alone = self.remount_state.exclude_changes();
         self.check_writable()?;
-        self.quiesce(Shut::Frozen, &alone)
+        self.quiesce(Shut::Frozen, &alone)?;
+        self.pause_node_lock();
+        Ok(())
     }
 
     /// Ends [`Ext4::freeze`], and frees the unlinked files whose last reference was dropped meanwhile.
@@ -89,6 +92,7 @@ impl Ext4 {
         }
         {
             let alone = self.remount_state.exclude_changes();
+            self.resume_node_lock();
             // A volume that has stopped meanwhile is not written any more.
             let stopped = self.stop_state.is_stopped();
             let marked = match stopped {
@@ -151,6 +155,9 @@ impl Ext4 {
         };
         if quiesced.is_ok() {
             self.join_tasks();
+            if let Err(error) = self.release_node_lock() {
+                tracing::error!(%error, "releasing the lock of this node failed");
+            }
         }
         quiesced
     }
@@ -167,6 +174,16 @@ impl Ext4 {
 
     /// Makes the volume writable as a mount does: opens the device for writing, replays the journal, processes orphans.
     fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
+        let begun = self.try_to_become_writable(old, new);
+        if begun.is_err()
+            && let Err(error) = self.release_node_lock()
+        {
+            tracing::error!(%error, "releasing the lock of this node failed");
+        }
+        begun
+    }
+
+    fn try_to_become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
         let _alone = self.remount_state.exclude_changes();
         if self.stop_state.is_stopped() {
             return Err(FsError::Stopped(self.why_stopped()));
@@ -180,9 +197,9 @@ impl Ext4 {
         if !why.is_empty() {
             return Err(FsError::OnlyReadable(why.join("; ")));
         }
-        // The tasks of the journal and the flusher.
-        steadfs_rt::check_thread_limit(3).map_err(no_thread)?;
-        self.take_device()?;
+        // The tasks of the journal, the flusher and that of multiple-mount protection.
+        steadfs_rt::check_thread_limit(4).map_err(no_thread)?;
+        self.take_device(&new.protection)?;
         self.apply(new.clone());
         if !self.stop_state.become_writable() {
             return Err(FsError::Stopped(self.why_stopped()));
@@ -204,7 +221,7 @@ impl Ext4 {
     }
 
     /// Makes the device writable, and replays into it what the overlay holds.
-    fn take_device(&self) -> Result<()> {
+    fn take_device(&self, protection: &Protection) -> Result<()> {
         let device: &Arc<dyn Device> = match &self.overlay {
             Some(overlay) => overlay.inner(),
             None => self.queue.device(),
@@ -213,6 +230,10 @@ impl Ext4 {
         // A replay below does not pass through this volume's queue.
         self.queue.drain_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
+        let before = self.sb.lock().clone();
+        if let Some(lock) = NodeLock::take(&below, &before, protection)? {
+            self.keep_node_lock(&Arc::new(lock));
+        }
         let at = self.super_origin.at();
         let bytes = superblock_bytes(&below, at)?;
         if !self.super_origin.is(&bytes) {

@@ -147,6 +147,8 @@ impl ReproducibleDevice {
         }
         let mut options = Options::default();
         options.offset = offset;
+        // The image's name is no input of its bytes.
+        options.ext4.protection.device = Some(Vec::new());
         let open = OpenOptions {
             direct: false,
             offset,

@@ -14,6 +14,7 @@ mod layers;
 mod memory;
 mod mount;
 mod nbd;
+mod nodes;
 mod options;
 mod owners;
 mod probe;

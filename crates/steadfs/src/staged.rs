@@ -17,11 +17,12 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Device, IoError, IoHandle, Queue, QueueOptions};
-use steadfs_ext4::{Appliable, CacheSizes};
+use steadfs_ext4::{Appliable, CacheSizes, NodeLock, ProtectionMode, read_superblock};
 use steadfs_stack::{StagedDevice, StagedOrder};
 use steadfs_vfs::FsError;
 
 use crate::layers::Layers;
+use crate::nodes::protection_of;
 use crate::probe::{failed, kind_within};
 use crate::tools::owner_cx;
 use crate::volume::{Error, Volume};
@@ -39,8 +40,34 @@ pub struct StagedVolume {
     volume: Volume,
     base: Arc<dyn Device>,
     staged: Arc<StagedDevice>,
+    lock: Option<BaseLock>,
     /// Claims the image.
     _layers: Option<Layers>,
+}
+
+/// The lock of this node on the base (multiple-mount protection), until it is dropped.
+struct BaseLock(NodeLock);
+
+impl BaseLock {
+    /// Takes the lock before anything is read that depends on it; `None` if the volume has none, or is not to be written.
+    fn take(base: &Arc<dyn Device>, name: &Path, options: &Options) -> Result<Option<Self>, Error> {
+        if base.geometry().read_only || options.read_only() {
+            return Ok(None);
+        }
+        let queue = Arc::new(Queue::new(Arc::clone(base), QueueOptions::default()));
+        let sb = read_superblock(&queue);
+        let taken = sb.and_then(|sb| NodeLock::take(&queue, &sb, &protection_of(name, options)));
+        let taken = taken.map_err(|error| failed(name, error))?;
+        Ok(taken.map(Self))
+    }
+}
+
+impl Drop for BaseLock {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.release() {
+            tracing::error!(%error, "releasing the lock of this node failed");
+        }
+    }
 }
 
 impl VolumeDevice {
@@ -79,6 +106,25 @@ impl StagedVolume {
             Kind::F2fs => StagedOrder::Kept,
             Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => StagedOrder::Dropped,
         };
+        let lock = match kind {
+            Kind::F2fs => None,
+            _ => BaseLock::take(&base, name, options)?,
+        };
+        let mut options = options.clone();
+        if lock.is_some() {
+            options.ext4.protection.mode = ProtectionMode::Held;
+        }
+        let opened = Self::open(base, name, sizes, &options, (kind, order, bytes_max));
+        opened.map(|opened| Self { lock, ..opened })
+    }
+
+    fn open(
+        base: Arc<dyn Device>,
+        name: &Path,
+        sizes: CacheSizes,
+        options: &Options,
+        (kind, order, bytes_max): (Kind, StagedOrder, u64),
+    ) -> Result<Self, Error> {
         if kind != Kind::F2fs {
             recover(&base, name, sizes, options)?;
         }
@@ -92,6 +138,7 @@ impl StagedVolume {
             volume,
             base,
             staged,
+            lock: None,
             _layers: None,
         })
     }
@@ -117,6 +164,9 @@ impl StagedVolume {
             enabled.map_err(wrong)?;
         }
         volume.close()?;
+        if let Some(BaseLock(lock)) = &self.lock {
+            lock.check().map_err(wrong)?;
+        }
         let applied = match volume.kind() {
             Kind::F2fs => self.repeat(),
             Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {

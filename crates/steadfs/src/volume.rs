@@ -9,7 +9,7 @@ use steadfs_block::{
     ClaimedFile, Device, Engine, FileDevice, ModelDevice, OpenError, OpenOptions, Queue,
     QueueOptions,
 };
-use steadfs_ext4::{CacheSizes, Ext4};
+use steadfs_ext4::{CacheSizes, Ext4, ProtectionMode};
 use steadfs_f2fs::F2fs;
 use steadfs_fuse::{BlockDevice, BrokerClient, FileId, MountError};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
@@ -19,6 +19,7 @@ use crate::image::{Found, Partition, Table, Window};
 use crate::layers::{Base, LayerError, Layers, OpenedOverlay, partition_of};
 use crate::memory::{default_cache_size, overlay_memory};
 use crate::nbd;
+use crate::nodes::protection_of;
 use crate::probe::{Kind, Unopened, failed, kind_on, kind_within, table_on};
 use crate::{Io, IoEngine, Options, Overlay};
 
@@ -393,6 +394,7 @@ impl VolumeDevice {
             })?;
         }
         self.options = options.clone();
+        self.options.ext4.protection.mode = ProtectionMode::Continue;
         self.volume_handed_over(lookups)
     }
 
@@ -484,8 +486,10 @@ impl Volume {
         options: &Options,
         lookups: &[(InodeNo, u64)],
     ) -> Result<Self, Error> {
+        let mut options = options.clone();
+        options.ext4.protection = protection_of(name, &options);
         let (kind, fs, report, block_size, queue) =
-            open_on(device, sizes, options, lookups).map_err(|error| failed(name, error))?;
+            open_on(device, sizes, &options, lookups).map_err(|error| failed(name, error))?;
         Ok(Self {
             fs,
             kind,
@@ -493,7 +497,7 @@ impl Volume {
             path: name.to_owned(),
             layers: None,
             block_size,
-            io: Arc::new(Io::new(queue, options.io.clone())),
+            io: Arc::new(Io::new(queue, options.io)),
         })
     }
 

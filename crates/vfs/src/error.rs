@@ -83,6 +83,9 @@ pub enum FsError {
     /// In use.
     #[error("busy")]
     Busy,
+    /// Another program or another machine uses the volume; which one.
+    #[error("{0}")]
+    InUse(String),
     /// Temporarily impossible, with the reason.
     #[error("try again: {0}")]
     Again(&'static str),
@@ -189,7 +192,7 @@ impl FsError {
             Self::Again(_) | Self::NoThread(_) => 11,
             Self::NoMemory => 12,
             Self::Access => 13,
-            Self::Busy => 16,
+            Self::Busy | Self::InUse(_) => 16,
             Self::Exists => 17,
             Self::CrossDevice => 18,
             Self::NotDir => 20,

@@ -17,6 +17,7 @@ use crate::beside::{NewFile, wrong};
 use crate::failure::Failure;
 use crate::partition;
 use crate::stop::Stop;
+use crate::worker;
 
 /// Bytes that are copied between two looks for a signal.
 const PIECE_BYTES: u64 = 16 << 20;
@@ -46,6 +47,8 @@ impl ImageCopy {
             return refuse("--copy is for image files, not for devices");
         }
         steadfs::check_unused(&target).map_err(Failure::plain)?;
+        let (device, list) = partition::resolve(image, &open.options.join(","), open.sandbox)?;
+        worker::check_nodes(&device, &list, open.sandbox)?;
         let suffix = &image.as_os_str().as_bytes()[file.as_os_str().len()..];
         let new = NewFile::of(&target)?;
         let mut named = OsString::from(&new.path);

@@ -184,12 +184,13 @@ impl Features {
     }
 }
 
-/// Incompatible features of volumes that can be mounted for writing.
+/// Incompatible features of volumes that can be mounted, for writing too; any other prevents even reading.
 pub const WRITE_INCOMPAT: Incompat = Incompat(
     Incompat::FILETYPE.0
         | Incompat::NEEDS_RECOVERY.0
         | Incompat::EXTENTS.0
         | Incompat::BIT64.0
+        | Incompat::MMP.0
         | Incompat::FLEX_BG.0
         | Incompat::EA_INODE.0
         | Incompat::META_BG.0
@@ -199,9 +200,6 @@ pub const WRITE_INCOMPAT: Incompat = Incompat(
         | Incompat::ENCRYPT.0
         | Incompat::CASEFOLD.0,
 );
-
-/// Incompatible features of volumes that can only be read: one of them prevents writing.
-pub const READ_INCOMPAT: Incompat = Incompat(Incompat::MMP.0);
 
 /// Read-only-compatible features of volumes that can be mounted for writing; any other, known or
 /// not, allows reading only.
@@ -218,20 +216,11 @@ pub const WRITE_RO_COMPAT: RoCompat = RoCompat(
         | RoCompat::ORPHAN_PRESENT.0,
 );
 
-const _: () = assert!(
-    WRITE_INCOMPAT.0 & READ_INCOMPAT.0 == 0,
-    "a feature is in one set"
-);
-
 /// What the features allow.
 pub fn mount_mode(features: Features) -> MountMode {
-    let refused = features
-        .incompat
-        .without(WRITE_INCOMPAT.union(READ_INCOMPAT));
-    let incompat = features.incompat.without(WRITE_INCOMPAT);
-    let ro_compat = features.ro_compat.without(WRITE_RO_COMPAT);
-    let because = incompat.names().chain(ro_compat.names()).collect();
-    MountMode::of(refused.names().collect(), because)
+    let refused = features.incompat.without(WRITE_INCOMPAT);
+    let read = features.ro_compat.without(WRITE_RO_COMPAT);
+    MountMode::of(refused.names().collect(), read.names().collect())
 }
 
 #[cfg(test)]
