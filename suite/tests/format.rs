@@ -211,6 +211,7 @@ fn features_are_made_or_refused_with_an_alternative() {
         &["-O", "^flex_bg,^resize_inode,^dir_index"],
         &["-O", "^huge_file,^large_file,^extra_isize,^dir_nlink"],
         &["-O", "fast_commit,orphan_file,metadata_csum_seed"],
+        &["-O", "mmp", "-E", "mmp_update_interval=1"],
         // The largest one that Linux mounts.
         &["-O", "orphan_file", "-E", "orphan_file_size=512"],
         &["-b", "-4096"],
@@ -241,10 +242,6 @@ fn features_are_made_or_refused_with_an_alternative() {
         (&["-O", "bigalloc"], "mke2fs"),
         (
             &["-O", "inline_data"],
-            "a volume that mke2fs makes with it can be mounted",
-        ),
-        (
-            &["-O", "mmp"],
             "a volume that mke2fs makes with it can be mounted",
         ),
         (&["-O", "metadata_sum"], "did you mean metadata_csum?"),

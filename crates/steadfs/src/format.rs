@@ -37,6 +37,7 @@ pub fn format_within(
     on(path, (offset, part), size, |queue, size, sector| {
         let options = FormatOptions {
             sector_size: options.sector_size.or(Some(sector)),
+            device_name: path.as_os_str().as_encoded_bytes().to_vec(),
             ..options.clone()
         };
         steadfs_ext4::format::format(queue, size, &options).map_err(|error| error.to_string())

@@ -453,6 +453,11 @@ impl Superblock {
         text(&self.raw.volume_name)
     }
 
+    /// Names the block of multiple-mount protection.
+    pub fn set_mmp_block(&mut self, block: DevBlock) {
+        self.raw.mmp_block.set(block.0);
+    }
+
     /// Quota inodes that exist: user, group, project.
     pub fn quota_inodes(&self) -> [Option<Ino>; 3] {
         if !self.features().ro_compat.contains(RoCompat::QUOTA) {

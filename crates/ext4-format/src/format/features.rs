@@ -27,6 +27,7 @@ const MADE: Features = Features {
         Incompat::FILETYPE.0
             | Incompat::EXTENTS.0
             | Incompat::BIT64.0
+            | Incompat::MMP.0
             | Incompat::FLEX_BG.0
             | Incompat::EA_INODE.0
             | Incompat::CSUM_SEED.0,
@@ -48,7 +49,6 @@ const OTHERS: Features = Features {
     incompat: Incompat(
         Incompat::JOURNAL_DEV.0
             | Incompat::META_BG.0
-            | Incompat::MMP.0
             | Incompat::INLINE_DATA.0
             | Incompat::ENCRYPT.0
             | Incompat::CASEFOLD.0

@@ -4,14 +4,16 @@
 use steadfs_base::DevBlock;
 use steadfs_block::Buf;
 use steadfs_jbd2_format::NewJournal;
+use steadfs_rt::{node_name, wall_clock};
 use steadfs_vfs::FileKind;
 
-use super::FormatError;
 use super::build::Build;
 use super::mapping::Mapped;
 use super::plan::JournalPlan;
+use super::{FormatError, FormatOptions};
+use crate::disk::mmp::CHECK_INTERVAL_MIN;
 use crate::disk::num::{idx, low32, put32};
-use crate::disk::{GroupNo, Ino, Inode, dir_entry, indirect, orphan_file};
+use crate::disk::{GroupNo, Ino, Inode, Mmp, dir_entry, indirect, orphan_file};
 
 const REGULAR_600: u16 = 0o100_600;
 const DIRECTORY: u16 = 0o040_000;
@@ -59,6 +61,26 @@ impl Build {
     /// The inode that lost+found gets: the first that is not reserved.
     fn lost_found(&self) -> Ino {
         self.geo.first_ino
+    }
+
+    /// The block of multiple-mount protection. A reproducible volume names neither machine nor device.
+    pub(super) fn make_mount_protection(
+        &mut self,
+        opts: &FormatOptions,
+    ) -> Result<(), FormatError> {
+        let at = DevBlock(self.alloc(self.geo.first_data_block.0)?);
+        let mut mmp = Mmp::new();
+        let interval = self.superblock.mmp_update_interval();
+        mmp.set_check_interval(interval.max(CHECK_INTERVAL_MIN));
+        mmp.set_time(opts.time.unwrap_or_else(wall_clock).secs);
+        if opts.time.is_none() {
+            mmp.set_names(&node_name(), &opts.device_name);
+        }
+        let mut block = self.zero_block();
+        mmp.seal_into(self.geo.seed, block.make_mut());
+        self.content.insert(at, block);
+        self.superblock.set_mmp_block(at);
+        Ok(())
     }
 
     /// lost+found in the root directory, with free blocks.

@@ -144,6 +144,9 @@ fn lay_out(plan: &Plan, opts: &FormatOptions) -> Result<Build, FormatError> {
         build.make_journal(journal, location, !opts.lazy_journal_init)?;
         overhead += u64::from(journal.blocks);
     }
+    if build.geo.features.incompat.contains(Incompat::MMP) {
+        build.make_mount_protection(opts)?;
+    }
     if let Some(blocks) = plan.orphan_blocks {
         build
             .make_orphan_file(blocks)

@@ -5,6 +5,7 @@ use steadfs_rt::{random_u64, wall_clock};
 use steadfs_vfs::options::bytes;
 
 use super::FormatError;
+use crate::disk::mmp::UPDATE_INTERVAL_MAX;
 use crate::disk::superblock::OnError;
 
 /// The smallest unit that every device can address.
@@ -108,6 +109,10 @@ pub struct FormatOptions {
     pub resize: Option<u64>,
     /// Superblock copies with `sparse_super2` (`-E num_backup_sb=`), 0 to 2.
     pub backup_superblocks: u8,
+    /// Seconds between updates of multiple-mount protection (`-E mmp_update_interval=`), at most 300; 0 stands for 5.
+    pub mmp_update_interval: u16,
+    /// The device's name in the block of multiple-mount protection; set by the program that opens the device.
+    pub device_name: Vec<u8>,
     /// Leave zeroing of unused inode tables to the kernel (`-E lazy_itable_init=`).
     pub lazy_itable_init: bool,
     /// Do not zero the journal (`-E lazy_journal_init=`).
@@ -161,6 +166,8 @@ impl Default for FormatOptions {
             stripe_width: 0,
             resize: None,
             backup_superblocks: 2,
+            mmp_update_interval: 0,
+            device_name: Vec::new(),
             lazy_itable_init: true,
             lazy_journal_init: false,
             prezeroed: false,
@@ -302,15 +309,15 @@ impl FormatOptions {
                 }
                 "root_perms" => self.root_perms = Some(permissions(&option, value)?),
                 "orphan_file_size" => self.orphan_file = Some(orphan_file(&option, value)?),
-                "desc-size"
-                | "desc_size"
-                | "mmp_update_interval"
-                | "no_copy_xattrs"
-                | "test_fs"
-                | "quotatype"
-                | "android_sparse"
-                | "encoding"
-                | "encoding_flags" => {
+                "mmp_update_interval" => {
+                    self.mmp_update_interval = number(&option, value)?;
+                    if self.mmp_update_interval > UPDATE_INTERVAL_MAX {
+                        let why = format!("is longer than {UPDATE_INTERVAL_MAX} seconds");
+                        return Err(FormatError::option(option, why));
+                    }
+                }
+                "desc-size" | "desc_size" | "no_copy_xattrs" | "test_fs" | "quotatype"
+                | "android_sparse" | "encoding" | "encoding_flags" => {
                     return Err(FormatError::Unsupported(option));
                 }
                 _ => {

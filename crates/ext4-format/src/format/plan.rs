@@ -7,6 +7,7 @@ use zerocopy::FromZeros;
 use super::numbers::{FIRST_INO, Numbers, Request};
 use super::{FormatError, FormatOptions, OnError, OrphanFile, Usage, features};
 use crate::disk::features::{Compat, Incompat, RoCompat};
+use crate::disk::mmp::UPDATE_INTERVAL;
 use crate::disk::num::{high32, low8, low16, low32};
 use crate::disk::superblock::{FLAG_SIGNED_HASH, MAGIC, RawSuperblock, STATE_CLEAN};
 use crate::disk::{Features, Superblock};
@@ -458,6 +459,13 @@ fn superblock(
     let stride = u16::try_from(opts.stride)
         .map_err(|_| FormatError::option("stride", format!("{} is above 65535", opts.stride)))?;
     raw.raid_stride.set(stride);
+    let protected = features.incompat.contains(Incompat::MMP);
+    // As mke2fs, which stores a given number on all volumes.
+    let interval = match opts.mmp_update_interval {
+        0 if protected => UPDATE_INTERVAL,
+        secs => secs,
+    };
+    raw.mmp_update_interval.set(interval);
     set_flex(&mut raw, features, opts)?;
     Ok(raw)
 }

@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{SeekFrom, seek};
-use steadfs_base::parse_uuid;
+use steadfs_base::{DevBlock, parse_uuid};
 use steadfs_block::{FileDevice, OpenOptions};
 use tempfile::TempDir;
 
 use super::*;
 use crate::disk::superblock::SUPERBLOCK_OFFSET;
-use crate::disk::{GroupDesc, GroupNo, Ino, Superblock};
+use crate::disk::{GroupDesc, GroupNo, Ino, Mmp, Superblock};
 
 const UUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
 const SEED: &str = "fedcba98-7654-3210-fedc-ba9876543210";
@@ -317,6 +317,76 @@ fn the_comparison_sees_one_bit() {
         found.len() > 1 && found[0].contains("offset 0x3c: "),
         "{found:?}"
     );
+}
+
+/// The block has the time of day and the names of machine and device; all else is as mke2fs makes it.
+#[test]
+fn mount_protection_is_made_as_by_mke2fs() {
+    let mut blocks = Vec::new();
+    for (args, size) in [
+        ("-t ext4 -O mmp", 16 * MIB),
+        ("-t ext4 -b 4096 -O mmp -E mmp_update_interval=20", 64 * MIB),
+        (
+            "-t ext4 -b 1024 -O mmp,^metadata_csum,orphan_file",
+            64 * MIB,
+        ),
+        ("-t ext2 -O mmp -E mmp_update_interval=1", 16 * MIB),
+        ("-t ext3 -E mmp_update_interval=7", 16 * MIB),
+    ] {
+        let dir = TempDir::new().unwrap();
+        let (a, b) = (dir.path().join("theirs"), dir.path().join("ours"));
+        theirs(&a, args, size).unwrap();
+        ours(&b, args, size).unwrap();
+        let both = [&a, &b].map(|path| {
+            let mut bytes = std::fs::read(path).unwrap();
+            let sb = Superblock::parse(&bytes[1024..2048]).unwrap();
+            let Some(block) = sb.mmp_block() else {
+                return (bytes, None);
+            };
+            let geo = sb.geometry();
+            let at = geo.block_size.offset_of(block) as usize;
+            let block = &mut bytes[at..at + geo.block_size.bytes()];
+            let mut mmp = Mmp::parse(geo.seed, DevBlock(0), block).unwrap();
+            let writer = (mmp.node_name().into_owned(), mmp.device_name().into_owned());
+            mmp.set_time(0);
+            mmp.set_names(b"", b"");
+            block[..crate::disk::mmp::MMP_SIZE].fill(0);
+            mmp.seal_into(geo.seed, block);
+            (bytes, Some(writer))
+        });
+        for ((bytes, _), path) in both.iter().zip([&a, &b]) {
+            std::fs::write(path, bytes).unwrap();
+        }
+        assert_eq!(differences(&a, &b, size), Vec::<String>::new(), "{args}");
+        let fsck = judge("e2fsck", &["-fn", b.to_str().unwrap()]);
+        assert!(fsck.status.success(), "{args}: {fsck:?}");
+        blocks.push(both.map(|(_, writer)| writer));
+    }
+    assert!(blocks[..4].iter().all(|both| both[0].is_some()));
+    let nameless = |both: &[Option<(String, String)>; 2]| both[1] == Some(Default::default());
+    assert!(
+        blocks[..4].iter().all(nameless),
+        "the time is given: {blocks:?}"
+    );
+    assert_eq!(blocks[4], [None, None]);
+    // Without a given time the block has the names, as mke2fs writes them.
+    let opts = FormatOptions {
+        features: "mmp".to_owned(),
+        device_name: b"disk.img".to_vec(),
+        ..FormatOptions::default()
+    };
+    let device = image(16 * MIB, &opts).unwrap();
+    let bytes = device.to_bytes();
+    let sb = Superblock::parse(&bytes[1024..2048]).unwrap();
+    let block = sb.mmp_block().unwrap();
+    let at = sb.geometry().block_size.offset_of(block) as usize;
+    let mmp = Mmp::parse(sb.geometry().seed, block, &bytes[at..]).unwrap();
+    let (node, device) = blocks[0][0].clone().unwrap();
+    assert_eq!(
+        (mmp.node_name(), mmp.device_name()),
+        (node.into(), "disk.img".into())
+    );
+    assert!(!device.is_empty() && mmp.time() > TIME);
 }
 
 /// Everything that changes the layout, alone and together.
