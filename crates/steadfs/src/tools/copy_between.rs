@@ -217,7 +217,7 @@ impl<'a> Copier<'a, '_> {
             ..spot
         };
         self.log.begin(source, spot.path)?;
-        if maker.is_skipped(&spot)? {
+        if maker.is_skipped(&spot, &mut self.log)? {
             return Ok(());
         }
         if let Some(first) = self.first_names.get(&attr.ino) {

@@ -95,7 +95,7 @@ pub fn copy_stream_in(
         xattrs: Vec::new(),
     };
     copier.log.begin(b"-", to)?;
-    if !copier.maker.is_skipped(&spot)? {
+    if !copier.maker.is_skipped(&spot, &mut copier.log)? {
         let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
             stream(file, Path::new("-"), output, log)
         };
@@ -306,7 +306,7 @@ impl<'a, 'p> Copier<'a, 'p> {
             let why = "is the image that is copied into";
             return refused(path.as_os_str().as_bytes(), why);
         }
-        if self.maker.is_skipped(&spot)? {
+        if self.maker.is_skipped(&spot, &mut self.log)? {
             return Ok(());
         }
         if let Some(first) = self.first_names.get(&id) {

@@ -281,7 +281,7 @@ impl<'a> Copier<'a, '_> {
     fn file(&mut self, held: &Held<'_>, source: &[u8], spot: CopyTarget<'_>) -> Result<()> {
         let attr = held.attr();
         self.log.begin(source, spot.path.as_os_str().as_bytes())?;
-        if spot.is_skipped(&self.options)? {
+        if spot.is_skipped(&self.options, &mut self.log)? {
             return Ok(());
         }
         if attr.nlink > 1

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use steadfs_base::Timestamp;
 use steadfs_vfs::{FileSystem, Given, GivenPart, NotGiven};
 
+use super::edit::{Changed, Question};
 use super::{At, HostFile, Result, ToolError, printable, push};
 
 /// Which symbolic links among the sources are followed.
@@ -45,6 +46,8 @@ pub struct CopyOptions {
     pub follow: Follow,
     /// What happens if the target exists.
     pub existing: Existing,
+    /// The user is asked before an existing file is replaced or written.
+    pub ask: bool,
     /// Give the original's attributes also to files and directories that existed before the copy.
     pub preserve: bool,
     /// Keep owners. Otherwise files belong to the user that runs the copy or, on a volume, to user 0.
@@ -69,6 +72,7 @@ impl Default for CopyOptions {
             recursive: true,
             follow: Follow::Never,
             existing: Existing::Refuse,
+            ask: false,
             preserve: true,
             owners: true,
             privileges: true,
@@ -119,6 +123,12 @@ pub trait Progress {
     /// Whether the copy must stop; called between files and between pieces of a file.
     fn stopped(&self) -> bool {
         false
+    }
+    /// A change that was made by an [`Editor`](super::edit::Editor).
+    fn changed(&mut self, _: &Changed<'_>) {}
+    /// Whether a change is to be made; called where the options of a command ask for that.
+    fn confirm(&mut self, _: &Question<'_>) -> bool {
+        true
     }
 }
 
@@ -184,6 +194,11 @@ impl<'p> Log<'p> {
     pub fn begin(&mut self, source: &[u8], target: &[u8]) -> Result<()> {
         self.progress.file(source, target);
         self.check_stopped()
+    }
+
+    /// Whether the user wants an existing file to be overwritten.
+    pub fn confirm(&mut self, target: &[u8]) -> bool {
+        self.progress.confirm(&Question::Overwrite(target))
     }
 
     /// Counts bytes copied. Fails above the limit.

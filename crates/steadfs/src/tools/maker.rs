@@ -161,8 +161,10 @@ impl<'a> Maker<'a> {
     }
 
     /// Whether the copy is skipped because the target exists.
-    pub fn is_skipped(&self, spot: &CopyTarget<'_>) -> Result<bool> {
-        Ok(self.options.existing == Existing::Skip && !spot.later && self.found(spot)?.is_some())
+    pub fn is_skipped(&self, spot: &CopyTarget<'_>, log: &mut Log<'_>) -> Result<bool> {
+        let skips = self.options.existing == Existing::Skip;
+        let looks = (skips || self.options.ask) && !spot.later;
+        Ok(looks && self.found(spot)?.is_some() && (skips || !log.confirm(spot.path)))
     }
 
     /// Removes an existing target, if the options allow it, for a link, a special file or a further hard link.

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use steadfs_vfs::FileKind;
 
-use super::copying::{CopyOptions, Existing};
+use super::copying::{CopyOptions, Existing, Log};
 use super::host::{self, Target};
 use super::{AtHost, HostFile, Result, os, refused};
 
@@ -40,8 +40,10 @@ impl CopyTarget<'_> {
     }
 
     /// Whether the copy is skipped because the target exists.
-    pub fn is_skipped(&self, options: &CopyOptions) -> Result<bool> {
-        Ok(options.existing == Existing::Skip && self.found()?.is_some())
+    pub fn is_skipped(&self, options: &CopyOptions, log: &mut Log<'_>) -> Result<bool> {
+        let skips = options.existing == Existing::Skip;
+        let is_there = (skips || options.ask) && self.found()?.is_some();
+        Ok(is_there && (skips || !log.confirm(self.bytes())))
     }
 
     /// Removes an existing target, if the options allow it, for a link, a special file or a further hard link.

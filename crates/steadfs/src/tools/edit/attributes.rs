@@ -4,7 +4,7 @@ use steadfs_vfs::{Attr, FileKind, SetAttr};
 
 use super::super::walker::{Visited, Visitor, visit};
 use super::super::{Result, ToolError};
-use super::{Editor, InChange, ModeChange, OwnerSpec, Owners};
+use super::{Changed, Editor, InChange, ModeChange, OwnerSpec, Owners};
 
 const CHMOD: &str = "cannot change permissions";
 const CHOWN: &str = "cannot change the owner";
@@ -114,10 +114,25 @@ impl Editor<'_> {
         visit(fs, cx, (found, path), false, &mut everywhere)
     }
 
-    fn change(&self, attr: &Attr, path: &[u8], change: &Change<'_>) -> Result<()> {
+    fn change(&mut self, attr: &Attr, path: &[u8], change: &Change<'_>) -> Result<()> {
         if let Some(set) = change.of(attr, self.cx.umask) {
-            let set = self.fs.setattr(self.cx, attr.ino, &set);
-            set.in_change(path, change.what())?;
+            let done = self.fs.setattr(self.cx, attr.ino, &set);
+            let now = done.in_change(path, change.what())?;
+            let changed = match change {
+                Change::Mode(_) => Changed::Mode {
+                    path,
+                    kind: attr.kind,
+                    from: attr.perm,
+                    to: now.perm,
+                },
+                Change::Owners(_) => Changed::Owners {
+                    path,
+                    from: (attr.uid, attr.gid),
+                    uid: set.uid,
+                    gid: set.gid,
+                },
+            };
+            self.report(&changed);
         }
         Ok(())
     }

@@ -5,10 +5,12 @@
 //! command follows them, and by no recursion.
 
 mod attributes;
+mod changed;
 mod date;
 mod mode;
 mod names;
 pub(in crate::tools) mod owner;
+mod relative;
 mod remove;
 mod rename;
 mod times;
@@ -18,6 +20,7 @@ use steadfs_vfs::{Cx, FileKind, FileSystem, FsError};
 use super::walk::{Held, resolve, resolve_parent};
 use super::{Progress, Result, ToolError};
 
+pub use changed::{Changed, Question};
 pub use date::{parse_date, parse_stamp, year_of};
 pub use mode::ModeChange;
 pub use names::MkdirOptions;
@@ -69,6 +72,15 @@ impl<'a> Editor<'a> {
         self.failures += 1;
         self.progress.problem(&error);
         self.check_stop()
+    }
+
+    fn report(&mut self, change: &Changed<'_>) {
+        self.progress.changed(change);
+    }
+
+    /// Whether a change is to be made, of which the user wants to be asked if `ask`.
+    fn agrees(&mut self, ask: bool, question: &Question<'_>) -> bool {
+        !ask || self.progress.confirm(question)
     }
 
     fn check_stop(&self) -> Result<()> {

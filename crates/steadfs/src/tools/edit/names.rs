@@ -4,7 +4,7 @@ use steadfs_vfs::{FileKind, FsError, SetAttr};
 
 use super::super::walk::{Held, child};
 use super::super::{Result, join};
-use super::{Editor, InChange, ModeChange, NEW_DIRECTORY};
+use super::{Changed, Editor, InChange, ModeChange, NEW_DIRECTORY};
 
 pub(super) const MKDIR: &str = "cannot create directory";
 const RMDIR: &str = "cannot remove directory";
@@ -31,10 +31,11 @@ impl<'a> Editor<'a> {
         self.note(made)
     }
 
-    fn make_one(&self, path: &[u8], options: &MkdirOptions) -> Result<()> {
+    fn make_one(&mut self, path: &[u8], options: &MkdirOptions) -> Result<()> {
         let (dir, name) = self.parent(path, MKDIR)?;
         self.make(&dir, &name, options.mode.as_ref())
             .in_change(path, MKDIR)?;
+        self.report(&Changed::Made(path));
         Ok(())
     }
 
@@ -61,7 +62,7 @@ impl<'a> Editor<'a> {
     }
 
     /// `mkdir -p`: the directories on the way are made with the umask, but usable by their owner; links are followed.
-    fn make_all(&self, path: &[u8], options: &MkdirOptions) -> Result<()> {
+    fn make_all(&mut self, path: &[u8], options: &MkdirOptions) -> Result<()> {
         let names: Vec<&[u8]> = path
             .split(|b| *b == b'/')
             .filter(|name| !name.is_empty() && *name != b".")
@@ -87,10 +88,12 @@ impl<'a> Editor<'a> {
                 Err(FsError::NotFound) if is_last => {
                     let made = self.make(&parent, name, options.mode.as_ref());
                     made.in_change(&at, MKDIR)?;
+                    self.report(&Changed::Made(&at));
                 }
                 Err(FsError::NotFound) => {
                     let made = self.fs.mkdir(&usable, parent.ino(), name, NEW_DIRECTORY);
                     drop(Held::counted(self.fs, made.in_change(&at, MKDIR)?));
+                    self.report(&Changed::Made(&at));
                 }
                 Err(error) => return Err(error).in_change(&at, MKDIR),
             }
@@ -107,13 +110,14 @@ impl<'a> Editor<'a> {
         self.note(removed)
     }
 
-    fn remove_dirs(&self, path: &[u8], parents: bool, not_empty_is_fine: bool) -> Result<()> {
+    fn remove_dirs(&mut self, path: &[u8], parents: bool, not_empty_is_fine: bool) -> Result<()> {
         let mut path = path;
         loop {
             if path.rsplit(|b| *b == b'/').next() == Some(b".") {
                 return Err(FsError::Invalid("the path ends in '.'")).in_change(path, RMDIR);
             }
             let (dir, name) = self.parent(path, RMDIR)?;
+            self.report(&Changed::Removing(path));
             match self.fs.rmdir(self.cx, dir.ino(), &name) {
                 Err(FsError::NotEmpty) if not_empty_is_fine => return Ok(()),
                 removed => removed.in_change(path, RMDIR)?,

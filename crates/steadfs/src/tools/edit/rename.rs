@@ -7,7 +7,8 @@ use steadfs_vfs::{FileKind, FsError, RenameFlags};
 
 use super::super::walk::{Held, is_of_dir, resolve};
 use super::super::{Result, ToolError, join};
-use super::{Editor, InChange, base_name};
+use super::relative;
+use super::{Changed, Editor, InChange, Question, base_name};
 
 const MV: &str = "cannot move";
 const LN: &str = "cannot create link";
@@ -30,6 +31,8 @@ pub struct Target<'t> {
 pub struct MoveOptions {
     /// A name that exists is not replaced, without an error.
     pub no_clobber: bool,
+    /// The user is asked before a name that exists is replaced.
+    pub ask: bool,
 }
 
 /// The options of [`Editor::ln`].
@@ -39,6 +42,10 @@ pub struct LinkOptions {
     pub symbolic: bool,
     /// A name that exists is removed first.
     pub force: bool,
+    /// The user is asked before that.
+    pub ask: bool,
+    /// A symbolic link's text is the way from its directory to the operand, which is a path.
+    pub relative: bool,
 }
 
 /// A directory and a name in it.
@@ -96,7 +103,7 @@ impl<'a> Editor<'a> {
     }
 
     fn move_one(
-        &self,
+        &mut self,
         source: &[u8],
         to: &[u8],
         options: MoveOptions,
@@ -136,6 +143,10 @@ impl<'a> Editor<'a> {
             (from.dir.ino(), &from.name[..]),
             (to.dir.ino(), &to.name[..]),
         );
+        let asks = options.ask && to.found.is_some();
+        if !self.agrees(asks, &Question::Overwrite(&to.path)) {
+            return Ok(());
+        }
         let moved = fs.rename(cx, old, new, RenameFlags::default());
         moved.map_err(|error| match error {
             FsError::NotDir | FsError::IsDir | FsError::NotEmpty => ToolError::Change {
@@ -150,6 +161,10 @@ impl<'a> Editor<'a> {
             },
         })?;
         made.insert(key);
+        self.report(&Changed::Moved {
+            from: source,
+            to: &to.path,
+        });
         Ok(())
     }
 
@@ -174,7 +189,7 @@ impl<'a> Editor<'a> {
     }
 
     fn link_one(
-        &self,
+        &mut self,
         operand: &[u8],
         at: &[u8],
         options: LinkOptions,
@@ -197,7 +212,8 @@ impl<'a> Editor<'a> {
         }
         let spot = self.spot(at, LN)?;
         let key = (spot.dir.ino(), spot.name.clone());
-        if let Some(there) = spot.found.as_ref().filter(|_| options.force) {
+        let replaces = options.force || options.ask;
+        if let Some(there) = spot.found.as_ref().filter(|_| replaces) {
             if made.contains(&key) {
                 let why = "was made by this command already: not replaced";
                 return super::super::refused(at, why);
@@ -212,15 +228,27 @@ impl<'a> Editor<'a> {
             if there.attr().kind == FileKind::Directory {
                 return Err(FsError::IsDir).in_change(at, "cannot replace");
             }
+            if !self.agrees(options.ask, &Question::Overwrite(at)) {
+                return Ok(());
+            }
             let removed = fs.unlink(cx, spot.dir.ino(), &spot.name);
             removed.in_change(at, LN)?;
         }
+        let text = match options.symbolic && options.relative {
+            true => relative::way(fs, cx, operand, at).in_change(at, LN)?,
+            false => operand.to_vec(),
+        };
         let linked = match &file {
             Some(file) => fs.link(cx, file.ino(), spot.dir.ino(), &spot.name),
-            None => fs.symlink(cx, spot.dir.ino(), &spot.name, operand),
+            None => fs.symlink(cx, spot.dir.ino(), &spot.name, &text),
         };
         drop(Held::counted(fs, linked.in_change(at, LN)?));
         made.insert(key);
+        self.report(&Changed::Linked {
+            path: at,
+            operand: &text,
+            symbolic: options.symbolic,
+        });
         Ok(())
     }
 }
