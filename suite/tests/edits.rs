@@ -10,6 +10,8 @@ use steadfs_suite::f2fs::check_clean;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, KernelMount, Scratch, Tree, steadfs};
 
+#[path = "edits/flags.rs"]
+mod flags;
 #[path = "edits/script.rs"]
 mod script;
 

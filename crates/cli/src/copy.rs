@@ -44,6 +44,10 @@ pub fn cp(args: &args::Cp) -> Result<(), Failure> {
         let why = "--no-privileges and --unlimited are for copies to files of the host";
         return Err(Failure::plain(why));
     }
+    if args.interactive && sources.contains(&Place::Stream) {
+        let why = "-i reads answers from standard input, which cannot be copied then";
+        return Err(Failure::plain(why));
+    }
     let mut job = Job::new(args, Stop::on_signals()?, "");
     let done = match &to {
         Place::Volume(to) => job.copy_into_volume(&sources, to),
@@ -95,6 +99,7 @@ fn options(args: &args::Cp) -> CopyOptions {
             () if args.force => Existing::Force,
             () => Existing::Overwrite,
         },
+        ask: args.interactive,
         preserve: args.archive || args.preserve,
         owners: true,
         ..CopyOptions::default()

@@ -5,21 +5,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use steadfs::tools::edit::{
-    Editor, LinkOptions, MkdirOptions, MoveOptions, OwnerSpec, RmOptions, Target, TouchOptions,
-    parse_date, parse_stamp, year_of,
+    Editor, LinkOptions, MkdirOptions, ModeChange, MoveOptions, OwnerSpec, Owners, RmOptions,
+    SizeChange, Target, TouchOptions, parse_date, parse_stamp, year_of,
 };
-use steadfs::tools::find::FileTimes;
 use steadfs::tools::{ToolError, owner_cx};
 use steadfs_base::Timestamp;
 use steadfs_vfs::{Cx, FileSystem, SetTime};
 
 use crate::args::edit as args;
+use crate::args::edit::Asks;
 use crate::args::offline::Open;
+use crate::changes::{At, ChangeReporter, Printed, Words, is_agreed};
 use crate::copy::{Relation, relation, umask};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::place::{Group, OnVolume, Place, expand, grouped, matching, parse};
-use crate::reference::times_of;
-use crate::report::{Reporter, complain, on_image};
+use crate::reference::{Reference, found};
+use crate::report::{complain, on_image};
 use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
 
@@ -77,13 +78,13 @@ fn groups(places: &[OsString], open: &Open, names: Names) -> Result<Vec<Group>, 
 /// Runs `work` with an editor of the volume on `image`. Errors are reported as they occur; returns whether there were none.
 fn edit(
     image: &Path,
-    open: &Open,
+    (open, words): (&Open, Words<'_>),
     stop: &Stop,
     work: impl FnOnce(&mut Editor<'_>) -> Result<(), ToolError>,
 ) -> Result<bool, Failure> {
     let cx = editor_cx();
     let done = with_volume(image, open, Access::Write, |fs: &dyn FileSystem| {
-        let mut reporter = Reporter { image, stop };
+        let mut reporter = ChangeReporter::new(fs, At::Image(image), words, stop);
         let mut editor = Editor::new(fs, &cx, &mut reporter);
         let done = work(&mut editor);
         let failures = editor.failures();
@@ -105,21 +106,21 @@ fn edit(
 /// Runs `work` for all operands of each image.
 fn for_each_path(
     places: &[OsString],
-    open: &Open,
+    (open, words): (&Open, Words<'_>),
     work: impl FnMut(&mut Editor<'_>, &[u8]) -> Result<(), ToolError>,
 ) -> Result<(), Failure> {
-    in_groups(groups(places, open, Names::Existing)?, open, work)
+    in_groups(groups(places, open, Names::Existing)?, (open, words), work)
 }
 
 fn in_groups(
     groups: Vec<Group>,
-    open: &Open,
+    how: (&Open, Words<'_>),
     mut work: impl FnMut(&mut Editor<'_>, &[u8]) -> Result<(), ToolError>,
 ) -> Result<(), Failure> {
     let stop = Stop::on_signals()?;
     let mut complete = true;
     for group in groups {
-        complete &= edit(&group.image, open, &stop, |editor| {
+        complete &= edit(&group.image, how, &stop, |editor| {
             group.paths.iter().try_for_each(|path| work(editor, path))
         })?;
     }
@@ -145,13 +146,15 @@ pub fn mkdir(args: &args::Mkdir) -> Result<(), Failure> {
     let options = mkdir_options(args);
     // A new directory may have any name.
     let groups = groups(&args.places, &args.open, Names::New)?;
-    in_groups(groups, &args.open, |editor, path| {
+    let words = Words::new("mkdir", args.verbose);
+    in_groups(groups, (&args.open, words), |editor, path| {
         editor.mkdir(path, &options)
     })
 }
 
 pub fn rmdir(args: &args::Rmdir) -> Result<(), Failure> {
-    for_each_path(&args.places, &args.open, |editor, path| {
+    let words = Words::new("rmdir", args.verbose);
+    for_each_path(&args.places, (&args.open, words), |editor, path| {
         editor.rmdir(path, args.parents, args.ignore_fail_on_non_empty)
     })
 }
@@ -161,41 +164,141 @@ pub fn rm_options(args: &args::Rm) -> RmOptions {
         recursive: args.recursive,
         force: args.force,
         directories: args.dir,
+        ask: args.asks() == Asks::Always,
     }
 }
 
 pub fn rm(args: &args::Rm) -> Result<(), Failure> {
     let options = rm_options(args);
-    for_each_path(&args.places, &args.open, |editor, path| {
+    let groups = groups(&args.places, &args.open, Names::Existing)?;
+    let count = groups.iter().map(|group| group.paths.len()).sum();
+    if args.asks() == Asks::Once && !is_agreed_once(count, args.recursive) {
+        return Ok(());
+    }
+    let words = Words::new("rm", args.verbose);
+    in_groups(groups, (&args.open, words), |editor, path| {
         editor.rm(path, options)
     })
 }
 
+/// Operands of `rm -I` about which nothing is asked.
+const FEW_OPERANDS: usize = 3;
+
+fn is_agreed_once(count: usize, recursive: bool) -> bool {
+    if count <= FEW_OPERANDS && !recursive {
+        return true;
+    }
+    let plural = if count == 1 { "" } else { "s" };
+    let how = if recursive { " recursively" } else { "" };
+    is_agreed(&format!("rm: remove {count} argument{plural}{how}?"))
+}
+
+/// The new mode. `of` finds the attributes of the reference file.
+pub fn mode_change(
+    args: &args::Chmod,
+    of: impl FnOnce(&OsStr) -> Result<Reference, Failure>,
+) -> Result<ModeChange, Failure> {
+    let Some(reference) = &args.reference else {
+        return args.change().map_err(|why| Failure::new(code::WORDS, why));
+    };
+    // With all digits, a directory gets exactly these bits.
+    let mode = format!("{:05o}", of(reference)?.perm);
+    ModeChange::parse(&mode).ok_or_else(|| Failure::plain(format!("{mode}: is no mode")))
+}
+
 pub fn chmod(args: &args::Chmod) -> Result<(), Failure> {
-    for_each_path(&args.places, &args.open, |editor, path| {
-        editor.chmod(path, &args.mode, args.recursive)
+    let mode = mode_change(args, |reference| found(reference, &args.open, true))?;
+    let words = chmod_words(args);
+    for_each_path(&args.operands(), (&args.open, words), |editor, path| {
+        editor.chmod(path, &mode, args.recursive)
     })
 }
 
+pub fn chmod_words(args: &args::Chmod) -> Words<'_> {
+    Words {
+        printed: Printed::of(args.verbose, args.changes),
+        ..Words::new("chmod", false)
+    }
+}
+
+/// A new owner.
+pub enum Owner {
+    /// To be looked up on each volume.
+    Named(OwnerSpec),
+    Known(Owners),
+}
+
+impl Owner {
+    /// `of` finds the attributes of the reference file.
+    pub fn of(
+        args: &args::Chown,
+        of: impl FnOnce(&OsStr) -> Result<Reference, Failure>,
+    ) -> Result<Self, Failure> {
+        Ok(match &args.reference {
+            None => Self::Named(OwnerSpec::parse(&args.owner.to_string_lossy())),
+            Some(reference) => Self::Known(of(reference)?.owners),
+        })
+    }
+
+    pub fn on(&self, editor: &Editor<'_>) -> Result<Owners, ToolError> {
+        match self {
+            Self::Named(spec) => editor.owners(spec),
+            Self::Known(owners) => Ok(*owners),
+        }
+    }
+}
+
 pub fn chown(args: &args::Chown) -> Result<(), Failure> {
-    let spec = OwnerSpec::parse(&args.owner);
-    for_each_path(&args.places, &args.open, |editor, path| {
-        let owners = editor.owners(&spec)?;
+    let owner = Owner::of(args, |reference| found(reference, &args.open, true))?;
+    let words = chown_words(args);
+    for_each_path(&args.operands(), (&args.open, words), |editor, path| {
+        let owners = owner.on(editor)?;
         editor.chown(path, owners, args.no_dereference, args.recursive)
     })
 }
 
+pub fn chown_words(args: &args::Chown) -> Words<'_> {
+    let given = args.owner.to_str().filter(|_| args.reference.is_none());
+    Words {
+        printed: Printed::of(args.verbose, args.changes),
+        owner: Some(given.unwrap_or_default()),
+        ..Words::new("chown", false)
+    }
+}
+
+/// The new size. `of` finds the attributes of the reference file.
+pub fn size_change(
+    args: &args::Truncate,
+    of: impl FnOnce(&OsStr) -> Result<Reference, Failure>,
+) -> Result<SizeChange, Failure> {
+    let wrong = |why: &str| Failure::new(code::WORDS, why);
+    let Some(reference) = &args.reference else {
+        return args.size.ok_or_else(|| wrong("truncate needs -s or -r"));
+    };
+    if matches!(args.size, Some(SizeChange::To(_))) {
+        return Err(wrong("-s with -r needs a change of the size, such as +1K"));
+    }
+    let fail = |why: &str| Failure::plain(format!("{}: {why}", reference.display()));
+    let size = of(reference)?.size;
+    let size = size.ok_or_else(|| fail("is no regular file, whose size could be copied"))?;
+    let size = args.size.map_or(Some(size), |change| change.of(size));
+    size.map(SizeChange::To)
+        .ok_or_else(|| fail("the changed size is too large"))
+}
+
 pub fn truncate(args: &args::Truncate) -> Result<(), Failure> {
+    let change = size_change(args, |reference| found(reference, &args.open, true))?;
     let groups = groups(&args.places, &args.open, Names::Any)?;
-    in_groups(groups, &args.open, |editor, path| {
-        editor.truncate(path, args.size, args.no_create)
+    let words = Words::new("truncate", false);
+    in_groups(groups, (&args.open, words), |editor, path| {
+        editor.truncate(path, change, args.no_create)
     })
 }
 
 /// The times that `touch` sets, access first. `of` finds those of a file; its second argument: follow a link.
 fn times(
     args: &args::Touch,
-    of: impl FnOnce(&OsStr, bool) -> Result<FileTimes, Failure>,
+    of: impl FnOnce(&OsStr, bool) -> Result<Reference, Failure>,
 ) -> Result<(SetTime, SetTime), Failure> {
     let wrong = |text: &str, forms: &str| Failure::plain(format!("{text}: needs {forms}"));
     let both = |time: Timestamp| (SetTime::At(time), SetTime::At(time));
@@ -216,14 +319,14 @@ fn times(
     let Some(reference) = &args.reference else {
         return Ok((SetTime::Now, SetTime::Now));
     };
-    let found = of(reference, !args.no_dereference)?;
+    let found = of(reference, !args.no_dereference)?.times;
     Ok((SetTime::At(found.access), SetTime::At(found.modification)))
 }
 
 /// See [`times`].
 pub fn touch_options(
     args: &args::Touch,
-    of: impl FnOnce(&OsStr, bool) -> Result<FileTimes, Failure>,
+    of: impl FnOnce(&OsStr, bool) -> Result<Reference, Failure>,
 ) -> Result<TouchOptions, Failure> {
     let (atime, mtime) = times(args, of)?;
     Ok(TouchOptions {
@@ -235,10 +338,11 @@ pub fn touch_options(
 }
 
 pub fn touch(args: &args::Touch) -> Result<(), Failure> {
-    let of = |reference: &OsStr, follow| times_of(reference, &args.open, follow);
+    let of = |reference: &OsStr, follow| found(reference, &args.open, follow);
     let options = touch_options(args, of)?;
     let groups = groups(&args.places, &args.open, Names::Any)?;
-    in_groups(groups, &args.open, |editor, path| {
+    let words = Words::new("touch", false);
+    in_groups(groups, (&args.open, words), |editor, path| {
         editor.touch(path, options)
     })
 }
@@ -299,7 +403,7 @@ fn paths_on(
             }
             (false, _) => {
                 let shown = place.image.display();
-                let why = "is another volume, where a hard link cannot lead";
+                let why = "is another volume, where a link cannot lead";
                 Err(Failure::plain(format!("{shown}: {why}")))
             }
         }
@@ -319,6 +423,7 @@ pub fn target<'t>(path: &'t [u8], target: &args::Target, no_follow: bool) -> Tar
 pub fn move_options(args: &args::Mv) -> MoveOptions {
     MoveOptions {
         no_clobber: args.no_clobber,
+        ask: args.interactive,
     }
 }
 
@@ -326,6 +431,8 @@ pub fn link_options(args: &args::Ln) -> LinkOptions {
     LinkOptions {
         symbolic: args.symbolic,
         force: args.force,
+        ask: args.interactive,
+        relative: args.relative,
     }
 }
 
@@ -336,7 +443,8 @@ pub fn mv(args: &args::Mv) -> Result<(), Failure> {
     let sources: Vec<&[u8]> = sources.iter().map(|path| &path[..]).collect();
     let options = move_options(args);
     let stop = Stop::on_signals()?;
-    end(edit(&to.image, &args.open, &stop, |editor| {
+    let words = Words::new("mv", args.verbose);
+    end(edit(&to.image, (&args.open, words), &stop, |editor| {
         editor.mv(&sources, target(&to.path, &args.target, false), options)
     })?)
 }
@@ -344,14 +452,15 @@ pub fn mv(args: &args::Mv) -> Result<(), Failure> {
 pub fn ln(args: &args::Ln) -> Result<(), Failure> {
     let (sources, to) = operands(&args.places, &args.target, "ln")?;
     let to = on_volume_for("ln", to)?;
-    let sources: Vec<Vec<u8>> = match args.symbolic {
+    let sources: Vec<Vec<u8>> = match args.symbolic && !args.relative {
         true => texts(sources, &to)?,
         false => paths_on(&to, sources, &args.open, "ln")?,
     };
     let sources: Vec<&[u8]> = sources.iter().map(|path| &path[..]).collect();
     let options = link_options(args);
     let stop = Stop::on_signals()?;
-    end(edit(&to.image, &args.open, &stop, |editor| {
+    let words = Words::new("ln", args.verbose);
+    end(edit(&to.image, (&args.open, words), &stop, |editor| {
         let target = target(&to.path, &args.target, args.no_dereference);
         editor.ln(&sources, target, options)
     })?)

@@ -13,7 +13,7 @@ use crate::args::offline::Open;
 use crate::failure::Failure;
 use crate::json::{File, List, Place};
 use crate::output::{escapes, print, stream};
-use crate::reference::times_of;
+use crate::reference::found;
 use crate::report::Reporter;
 use crate::stop::Stop;
 use crate::trees::{failure, for_each_path, for_each_volume, groups, prefix};
@@ -30,7 +30,10 @@ impl Outside for Files<'_> {
     }
 
     fn times(&mut self, place: &OsStr) -> Result<FileTimes, String> {
-        times_of(place, self.open, false).map_err(|failure| failure.message)
+        let found = found(place, self.open, false);
+        found
+            .map(|found| found.times)
+            .map_err(|failure| failure.message)
     }
 }
 

@@ -6,6 +6,7 @@ mod args;
 mod args_f2fs;
 mod beside;
 mod broker;
+mod changes;
 mod check;
 mod closing;
 mod completions;

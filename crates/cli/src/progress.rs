@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use steadfs::tools::edit::Question;
 use steadfs::tools::{Progress, ToolError, printable, printable_text};
 
+use crate::changes::is_agreed;
 use crate::copy::words;
 use crate::output::print;
 use crate::stop::Stop;
@@ -124,6 +126,17 @@ impl Progress for Line {
     fn bytes(&mut self, count: u64) {
         self.bar.inc(count);
         self.is_shown();
+    }
+
+    fn confirm(&mut self, question: &Question<'_>) -> bool {
+        match question {
+            Question::Overwrite(path) => {
+                let question = format!("cp: overwrite '{}'?", printable(path));
+                self.bar.suspend(|| is_agreed(&question))
+            }
+            // These are asked by `rm`.
+            Question::Remove { .. } | Question::Descend(_) | Question::RemoveDirectory(_) => true,
+        }
     }
 
     fn stopped(&self) -> bool {

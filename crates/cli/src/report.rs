@@ -35,21 +35,3 @@ impl Progress for Reporter<'_> {
         self.stop.is_asked()
     }
 }
-
-/// Prints what fails in a line of a script.
-pub struct LineReporter<'r> {
-    /// The script and the number of the line.
-    pub at: &'r str,
-    pub stop: &'r Stop,
-}
-
-impl Progress for LineReporter<'_> {
-    fn file(&mut self, _: &[u8], _: &[u8]) {}
-    fn bytes(&mut self, _: u64) {}
-    fn problem(&mut self, error: &ToolError) {
-        complain(&format!("{}{error}", self.at));
-    }
-    fn stopped(&self) -> bool {
-        self.stop.is_asked()
-    }
-}

@@ -33,7 +33,7 @@ touch -r @/etc/lit1 @/shared
 "#;
 
 /// Writes a script below `scratch`; returns its path.
-fn script(scratch: &Scratch, text: &str) -> String {
+pub fn script(scratch: &Scratch, text: &str) -> String {
     let path = scratch.join("script");
     fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()

@@ -127,8 +127,11 @@ pub struct Cp {
     #[arg(short, long)]
     pub force: bool,
     /// Do not overwrite existing files.
-    #[arg(short, long)]
+    #[arg(short, long, overrides_with = "interactive")]
     pub no_clobber: bool,
+    /// Ask before an existing file is overwritten.
+    #[arg(short, long, overrides_with = "no_clobber")]
+    pub interactive: bool,
     /// Remove existing files first.
     #[arg(long)]
     pub remove_destination: bool,

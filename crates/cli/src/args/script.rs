@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::edit;
+use super::edit::{self, Asks};
 use super::offline::{Cp, Open};
 
 /// Carry out a script of changes on a volume: all of them, or none.
 ///
 /// Each line of the script is a command: mkdir, rmdir, rm, mv, ln, chmod, chown, touch, truncate and cp as steadfs has them,
-/// with paths on the volume (without IMAGE:), and put, which is cp from the host. Words are quoted as in a shell; # begins a
-/// comment.
+/// with paths on the volume (without IMAGE:), and put, which is cp from the host. Nothing is asked: -i is refused. Words are
+/// quoted as in a shell; # begins a comment.
 ///
 /// At the first line that fails, and after a signal, the volume is as before. So it is after a crash at any time before the
 /// end, and after the end it has all changes: they become one transaction of the journal, or one checkpoint of f2fs. Until
@@ -79,19 +79,31 @@ impl Change {
         }
     }
 
-    /// All operands, of which each is a path, but for the texts of symbolic links and the files of the host.
-    pub fn places(&self) -> &[OsString] {
+    /// Whether a question would be asked, for which a script has no answer.
+    pub fn asks(&self) -> bool {
         match self {
-            Self::Mkdir(args) => &args.places,
-            Self::Rmdir(args) => &args.places,
-            Self::Rm(args) => &args.places,
-            Self::Mv(args) => &args.places,
-            Self::Ln(args) => &args.places,
-            Self::Chmod(args) => &args.places,
-            Self::Chown(args) => &args.places,
-            Self::Touch(args) => &args.places,
-            Self::Truncate(args) => &args.places,
-            Self::Cp(args) | Self::Put(args) => &args.places,
+            Self::Rm(args) => args.asks() != Asks::Never,
+            Self::Mv(args) => args.interactive,
+            Self::Ln(args) => args.interactive,
+            Self::Cp(args) | Self::Put(args) => args.interactive,
+            Self::Mkdir(_) | Self::Rmdir(_) | Self::Chmod(_) | Self::Chown(_) => false,
+            Self::Touch(_) | Self::Truncate(_) => false,
+        }
+    }
+
+    /// All operands, of which each is a path, but for the texts of symbolic links and the files of the host.
+    pub fn places(&self) -> Vec<OsString> {
+        match self {
+            Self::Mkdir(args) => args.places.clone(),
+            Self::Rmdir(args) => args.places.clone(),
+            Self::Rm(args) => args.places.clone(),
+            Self::Mv(args) => args.places.clone(),
+            Self::Ln(args) => args.places.clone(),
+            Self::Chmod(args) => args.operands(),
+            Self::Chown(args) => args.operands(),
+            Self::Touch(args) => args.places.clone(),
+            Self::Truncate(args) => args.places.clone(),
+            Self::Cp(args) | Self::Put(args) => args.places.clone(),
         }
     }
 }

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use clap::error::{ContextKind, ErrorKind};
-use steadfs::tools::edit::{Editor, OwnerSpec};
+use steadfs::tools::edit::Editor;
 use steadfs::tools::{ToolError, glob, owner_cx, printable};
 use steadfs_vfs::FileSystem;
 
 use super::words::Line;
 use crate::args::offline::Cp;
 use crate::args::script::{self, Change};
+use crate::changes::{At, ChangeReporter, Words};
 use crate::copy;
-use crate::edit;
+use crate::edit::{self, Owner};
 use crate::failure::Failure;
 use crate::place::{OnVolume, Place};
-use crate::reference::times_on;
-use crate::report::LineReporter;
+use crate::reference::{Reference, found_on};
 use crate::stop::Stop;
 
 /// A command with its line.
@@ -51,6 +51,17 @@ impl<'s> Step<'s> {
         let open = change.open();
         if !open.options.is_empty() || open.sandbox.is_some() {
             return Err(wrong("-o and --sandbox belong to edit itself".to_owned()));
+        }
+        if change.asks() {
+            return Err(wrong(
+                "-i and -I: a script has no answers to questions".to_owned(),
+            ));
+        }
+        if let Change::Chmod(args) = &change
+            && args.reference.is_none()
+        {
+            args.change()
+                .map_err(|why| wrong(format!("chmod: {why}")))?;
         }
         let mut prefix = image.as_os_str().as_bytes().to_vec();
         prefix.push(b':');
@@ -87,7 +98,8 @@ impl<'s> Step<'s> {
             _ => {}
         }
         let cx = edit::editor_cx();
-        let mut reporter = LineReporter { at: &self.at, stop };
+        let words = words(&self.change);
+        let mut reporter = ChangeReporter::new(fs, At::Line(&self.at), words, stop);
         let mut editor = Editor::new(fs, &cx, &mut reporter);
         let done = self.edit(fs, &mut editor)?;
         let failures = editor.failures();
@@ -106,7 +118,6 @@ impl<'s> Step<'s> {
         editor: &mut Editor<'_>,
     ) -> Result<Result<(), ToolError>, Failure> {
         let existing = |places: &[OsString]| self.paths(fs, places, Names::Existing);
-        let any = |places: &[OsString]| self.paths(fs, places, Names::Any);
         Ok(match &self.change {
             Change::Mkdir(args) => {
                 let options = edit::mkdir_options(args);
@@ -123,30 +134,6 @@ impl<'s> Step<'s> {
                 let mut paths = existing(&args.places)?.into_iter();
                 paths.try_for_each(|path| editor.rm(&path, options))
             }
-            Change::Chmod(args) => {
-                let mut paths = existing(&args.places)?.into_iter();
-                paths.try_for_each(|path| editor.chmod(&path, &args.mode, args.recursive))
-            }
-            Change::Chown(args) => {
-                let spec = OwnerSpec::parse(&args.owner);
-                let mut paths = existing(&args.places)?.into_iter();
-                paths.try_for_each(|path| {
-                    let owners = editor.owners(&spec)?;
-                    editor.chown(&path, owners, args.no_dereference, args.recursive)
-                })
-            }
-            Change::Truncate(args) => {
-                let mut paths = any(&args.places)?.into_iter();
-                paths.try_for_each(|path| editor.truncate(&path, args.size, args.no_create))
-            }
-            Change::Touch(args) => {
-                let of = |reference: &OsStr, follow| {
-                    times_on(fs, reference.as_bytes(), follow).map_err(|why| self.fail(why))
-                };
-                let options = edit::touch_options(args, of)?;
-                let mut paths = any(&args.places)?.into_iter();
-                paths.try_for_each(|path| editor.touch(&path, options))
-            }
             Change::Mv(args) => {
                 let (sources, to) = self.operands(&args.places, &args.target, "mv")?;
                 let sources = existing(sources)?;
@@ -156,7 +143,7 @@ impl<'s> Step<'s> {
             }
             Change::Ln(args) => {
                 let (sources, to) = self.operands(&args.places, &args.target, "ln")?;
-                let sources = match args.symbolic {
+                let sources = match args.symbolic && !args.relative {
                     true => sources
                         .iter()
                         .map(|text| text.as_bytes().to_vec())
@@ -167,7 +154,48 @@ impl<'s> Step<'s> {
                 let target = edit::target(to, &args.target, args.no_dereference);
                 editor.ln(&sources, target, edit::link_options(args))
             }
-            Change::Cp(_) | Change::Put(_) => Ok(()),
+            _ => return self.set_attributes(fs, editor),
+        })
+    }
+
+    /// Makes a change of attributes or sizes.
+    fn set_attributes(
+        &self,
+        fs: &dyn FileSystem,
+        editor: &mut Editor<'_>,
+    ) -> Result<Result<(), ToolError>, Failure> {
+        let existing = |places: &[OsString]| self.paths(fs, places, Names::Existing);
+        let any = |places: &[OsString]| self.paths(fs, places, Names::Any);
+        let of = |reference: &OsStr, follow| -> Result<Reference, Failure> {
+            found_on(fs, reference.as_bytes(), follow).map_err(Failure::plain)
+        };
+        let followed = |reference: &OsStr| of(reference, true);
+        let at = |failure: Failure| self.fail(failure.message);
+        Ok(match &self.change {
+            Change::Chmod(args) => {
+                let mode = edit::mode_change(args, followed).map_err(at)?;
+                let mut paths = existing(&args.operands())?.into_iter();
+                paths.try_for_each(|path| editor.chmod(&path, &mode, args.recursive))
+            }
+            Change::Chown(args) => {
+                let owner = Owner::of(args, followed).map_err(at)?;
+                let mut paths = existing(&args.operands())?.into_iter();
+                paths.try_for_each(|path| {
+                    let owners = owner.on(editor)?;
+                    editor.chown(&path, owners, args.no_dereference, args.recursive)
+                })
+            }
+            Change::Truncate(args) => {
+                let change = edit::size_change(args, followed).map_err(at)?;
+                let mut paths = any(&args.places)?.into_iter();
+                paths.try_for_each(|path| editor.truncate(&path, change, args.no_create))
+            }
+            Change::Touch(args) => {
+                let options = edit::touch_options(args, of).map_err(at)?;
+                let mut paths = any(&args.places)?.into_iter();
+                paths.try_for_each(|path| editor.touch(&path, options))
+            }
+            _ => Ok(()),
         })
     }
 
@@ -247,6 +275,22 @@ impl<'s> Step<'s> {
             failure if failure.message.is_empty() => Failure::plain(UNCHANGED),
             failure => self.fail(failure.message),
         })
+    }
+}
+
+/// The words of a command's report.
+fn words(change: &Change) -> Words<'_> {
+    match change {
+        Change::Mkdir(args) => Words::new("mkdir", args.verbose),
+        Change::Rmdir(args) => Words::new("rmdir", args.verbose),
+        Change::Rm(args) => Words::new("rm", args.verbose),
+        Change::Mv(args) => Words::new("mv", args.verbose),
+        Change::Ln(args) => Words::new("ln", args.verbose),
+        Change::Chmod(args) => edit::chmod_words(args),
+        Change::Chown(args) => edit::chown_words(args),
+        Change::Touch(_) => Words::new("touch", false),
+        Change::Truncate(_) => Words::new("truncate", false),
+        Change::Cp(args) | Change::Put(args) => Words::new("cp", args.verbose),
     }
 }
 

@@ -216,10 +216,10 @@ impl<'a> Copier<'a, '_> {
             later: spot.later && attr.nlink == 1,
             ..spot
         };
-        self.log.begin(source, spot.path)?;
         if maker.is_skipped(&spot, &mut self.log)? {
             return Ok(());
         }
+        self.log.begin(source, spot.path)?;
         if let Some(first) = self.first_names.get(&attr.ino) {
             maker.link(first.ino(), &spot)?;
             self.log.report.files += 1;

@@ -94,8 +94,8 @@ pub fn copy_stream_in(
         times: None,
         xattrs: Vec::new(),
     };
-    copier.log.begin(b"-", to)?;
     if !copier.maker.is_skipped(&spot, &mut copier.log)? {
+        copier.log.begin(b"-", to)?;
         let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
             stream(file, Path::new("-"), output, log)
         };
@@ -300,7 +300,6 @@ impl<'a, 'p> Copier<'a, 'p> {
 
     /// Copies a file that is not a directory.
     fn file(&mut self, from: &Source, path: &Path, spot: CopyTarget<'_>) -> Result<()> {
-        self.log.begin(path.as_os_str().as_bytes(), spot.path)?;
         let id = host::id_of(&from.stat);
         if self.options.image == Some(id) {
             let why = "is the image that is copied into";
@@ -309,6 +308,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         if self.maker.is_skipped(&spot, &mut self.log)? {
             return Ok(());
         }
+        self.log.begin(path.as_os_str().as_bytes(), spot.path)?;
         if let Some(first) = self.first_names.get(&id) {
             self.maker.link(first.ino(), &spot)?;
             self.log.report.files += 1;

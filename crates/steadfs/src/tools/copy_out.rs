@@ -280,10 +280,10 @@ impl<'a> Copier<'a, '_> {
     /// Copies a file that is not a directory.
     fn file(&mut self, held: &Held<'_>, source: &[u8], spot: CopyTarget<'_>) -> Result<()> {
         let attr = held.attr();
-        self.log.begin(source, spot.path.as_os_str().as_bytes())?;
         if spot.is_skipped(&self.options, &mut self.log)? {
             return Ok(());
         }
+        self.log.begin(source, spot.path.as_os_str().as_bytes())?;
         if attr.nlink > 1
             && let Some(first) = self.first_names.get(&attr.ino)
         {

@@ -162,6 +162,7 @@ impl<'a> Maker<'a> {
 
     /// Whether the copy is skipped because the target exists.
     pub fn is_skipped(&self, spot: &CopyTarget<'_>, log: &mut Log<'_>) -> Result<bool> {
+        log.check_stopped()?;
         let skips = self.options.existing == Existing::Skip;
         let looks = (skips || self.options.ask) && !spot.later;
         Ok(looks && self.found(spot)?.is_some() && (skips || !log.confirm(spot.path)))

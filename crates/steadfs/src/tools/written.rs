@@ -41,6 +41,7 @@ impl CopyTarget<'_> {
 
     /// Whether the copy is skipped because the target exists.
     pub fn is_skipped(&self, options: &CopyOptions, log: &mut Log<'_>) -> Result<bool> {
+        log.check_stopped()?;
         let skips = options.existing == Existing::Skip;
         let is_there = (skips || options.ask) && self.found()?.is_some();
         Ok(is_there && (skips || !log.confirm(self.bytes())))

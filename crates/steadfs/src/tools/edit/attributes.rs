@@ -133,6 +133,8 @@ impl Editor<'_> {
                 },
             };
             self.report(&changed);
+        } else {
+            self.report(&Changed::PassedOver(path));
         }
         Ok(())
     }

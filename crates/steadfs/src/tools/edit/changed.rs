@@ -43,6 +43,8 @@ pub enum Changed<'c> {
         /// Its permissions now.
         to: u32,
     },
+    /// A symbolic link, which has no permissions, was left as it is.
+    PassedOver(&'c [u8]),
     /// Owners were set, perhaps to what they were.
     Owners {
         /// The file.

@@ -113,11 +113,11 @@ impl<'a> Editor<'a> {
     fn remove_dirs(&mut self, path: &[u8], parents: bool, not_empty_is_fine: bool) -> Result<()> {
         let mut path = path;
         loop {
+            self.report(&Changed::Removing(path));
             if path.rsplit(|b| *b == b'/').next() == Some(b".") {
                 return Err(FsError::Invalid("the path ends in '.'")).in_change(path, RMDIR);
             }
             let (dir, name) = self.parent(path, RMDIR)?;
-            self.report(&Changed::Removing(path));
             match self.fs.rmdir(self.cx, dir.ino(), &name) {
                 Err(FsError::NotEmpty) if not_empty_is_fine => return Ok(()),
                 removed => removed.in_change(path, RMDIR)?,

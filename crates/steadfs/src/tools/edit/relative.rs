@@ -53,7 +53,7 @@ fn real(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Result<Vec<Vec<u8>>> {
             Some((_, ino)) => *ino,
         };
         let found = match dir.map(|dir| child(fs, cx, dir, &name)) {
-            None | Some(Err(FsError::NotFound)) => None,
+            None | Some(Err(FsError::NotFound | FsError::NotDir)) => None,
             Some(found) => Some(found?),
         };
         match found {

@@ -219,11 +219,18 @@ impl<'a> Editor<'a> {
                 return super::super::refused(at, why);
             }
             if let Some(file) = file.as_ref().filter(|file| file.ino() == there.ino()) {
+                if file.attr().nlink < 2 || operand == at {
+                    return super::super::refused(at, "source and target are the same file");
+                }
                 // Another name of the file is as the link would be.
-                return match file.attr().nlink > 1 && operand != at {
-                    true => Ok(()),
-                    false => super::super::refused(at, "source and target are the same file"),
-                };
+                if self.agrees(options.ask, &Question::Overwrite(at)) {
+                    self.report(&Changed::Linked {
+                        path: at,
+                        operand,
+                        symbolic: false,
+                    });
+                }
+                return Ok(());
             }
             if there.attr().kind == FileKind::Directory {
                 return Err(FsError::IsDir).in_change(at, "cannot replace");
