@@ -37,6 +37,9 @@ mod overlays;
 #[path = "copies/partitions.rs"]
 mod partitions;
 
+#[path = "copies/select.rs"]
+mod select;
+
 #[path = "copies/tar.rs"]
 mod tar;
 

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use steadfs::Options;
 use steadfs::tools::{
-    self, CopyOptions, Existing, Follow, HostFile, Report, ToolError, copy_between, copy_in,
-    copy_out, copy_stream_in, owner_cx, printable,
+    self, CopyOptions, Existing, Follow, HostFile, Report, Selection, ToolError, copy_between,
+    copy_in, copy_out, copy_stream_in, owner_cx, printable,
 };
 use steadfs_vfs::{FileKind, FileSystem, FsError};
 
@@ -59,6 +59,7 @@ pub fn cp(args: &args::Cp) -> Result<(), Failure> {
 }
 
 pub fn extract(args: &args::Extract) -> Result<(), Failure> {
+    let selection = selection(&args.select)?;
     let stop = Stop::on_signals()?;
     let place = on_volume(&args.place);
     let options = CopyOptions {
@@ -75,11 +76,20 @@ pub fn extract(args: &args::Extract) -> Result<(), Failure> {
     let mut line = Line::of_copy(stop.clone(), false);
     let done = with_volume(&place.image, &args.open, Access::Read, |fs| {
         let options = options_to_host(options, &place, args.to_host);
-        copy_out(fs, &owner_cx(), &place.path, &to, options, &mut line)
+        let (cx, from) = (owner_cx(), &place.path);
+        copy_out(fs, &cx, from, &to, options, selection, &mut line)
             .map_err(|error| failure(&error, &stop))
     });
     line.done();
     end(done?)
+}
+
+/// The files that patterns select.
+pub fn selection(args: &args::Select) -> Result<Selection, Failure> {
+    let bytes = |words: &[OsString]| -> Vec<Vec<u8>> {
+        words.iter().map(|word| word.as_bytes().to_vec()).collect()
+    };
+    Selection::new(&bytes(&args.include), &bytes(&args.exclude)).map_err(Failure::plain)
 }
 
 /// The copy options of cp(1)'s options.
@@ -361,6 +371,7 @@ impl Job<'_> {
                 &place.path,
                 &target,
                 options,
+                Selection::default(),
                 &mut self.line,
             )
             .map_err(|error| failure(&error, &self.stop))

@@ -10,7 +10,7 @@ use signal_hook::consts::SIGPIPE;
 use steadfs::tools::{ToolError, owner_cx, tar_out};
 
 use crate::args;
-use crate::copy::{DATA_PER_SIZE, end, failure, file_of, size_of};
+use crate::copy::{DATA_PER_SIZE, end, failure, file_of, selection, size_of};
 use crate::failure::Failure;
 use crate::place::{OnVolume, on_volume};
 use crate::progress::Line;
@@ -22,6 +22,7 @@ const BUFFER: usize = 1 << 18;
 
 pub fn run(args: &args::Tar) -> Result<(), Failure> {
     let place = on_volume(&args.place);
+    let selection = selection(&args.select)?;
     let stop = Stop::on_signals()?;
     let size = size_of(&place.image).filter(|_| !args.unlimited);
     let data_max = size.map(|size| size.saturating_mul(DATA_PER_SIZE));
@@ -35,6 +36,7 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
             &owner_cx(),
             &place.path,
             data_max,
+            selection,
             (&mut out, to),
             &mut line,
         );

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use memfs::MemFs;
 use steadfs::tools::{
-    CopyOptions, Existing, ListOptions, Listings, Progress, Quiet, Report, ToolError, child,
-    copy_between, copy_in, copy_out, list, owner_cx, read_dir, resolve, resolve_parent,
+    CopyOptions, Existing, ListOptions, Listings, Progress, Quiet, Report, Selection, ToolError,
+    child, copy_between, copy_in, copy_out, list, owner_cx, read_dir, resolve, resolve_parent,
 };
 use steadfs_vfs::{Attr, FileKind, FileSystem, FsError, SetXattr};
 
@@ -38,7 +38,19 @@ fn put(fs: &MemFs, from: &Path, to: &str) -> Result<Report, ToolError> {
 }
 
 fn get(fs: &MemFs, from: &str, to: &Path) -> Result<Report, ToolError> {
-    copy_out(fs, &owner_cx(), from.as_bytes(), to, faithful(), &mut Quiet)
+    out_of(fs, from, to, faithful(), &mut Quiet)
+}
+
+/// Copies all that is at `from`.
+fn out_of(
+    fs: &MemFs,
+    from: &str,
+    to: &Path,
+    options: CopyOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report, ToolError> {
+    let (from, all) = (from.as_bytes(), Selection::default());
+    copy_out(fs, &owner_cx(), from, to, options, all, progress)
 }
 
 fn attr_of(fs: &MemFs, path: &str) -> Attr {
@@ -164,7 +176,7 @@ impl Copied {
         };
         let mut heard = Heard::default();
         let to = self.to();
-        let report = copy_out(&self.fs, &owner_cx(), b"/", &to, options, &mut heard).unwrap();
+        let report = out_of(&self.fs, "/", &to, options, &mut heard).unwrap();
         same(&self.from(), &to);
         (report, heard.0)
     }
@@ -297,14 +309,7 @@ fn further_names_are_the_copys_and_no_strangers() {
     }
     let target = dir.path().join("target");
     let mut swapper = Swapper(target.join("first"));
-    let copied = copy_out(
-        &volume,
-        &owner_cx(),
-        b"/",
-        &target,
-        faithful(),
-        &mut swapper,
-    );
+    let copied = out_of(&volume, "/", &target, faithful(), &mut swapper);
     assert_eq!(copied.unwrap().failed, 1);
     assert!(!target.join("second").exists());
     check_counts(&volume);
@@ -527,7 +532,7 @@ fn trees_of_absurd_depth_are_refused() {
     let mut listings = Listings::new(&fs, &cx, b"/", ListOptions::default());
     let (mut out, mut between) = (Heard::default(), Heard::default());
     let folder = dir.path().join("o");
-    let copied = copy_out(&fs, &cx, b"/", &folder, faithful(), &mut out).unwrap();
+    let copied = out_of(&fs, "/", &folder, faithful(), &mut out).unwrap();
     assert_eq!((copied.failed, out.0.len()), (1, 1));
     let target = MemFs::new();
     let copied = copy_between((&fs, b"/"), (&target, b"/"), &cx, faithful(), &mut between).unwrap();

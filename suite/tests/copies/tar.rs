@@ -12,7 +12,7 @@ use steadfs_suite::{Compare, Image, Scratch, Tree, run, steadfs, succeed};
 use super::{MIB, at, cp, image, refused, source};
 
 /// Extracts with everything that GNU tar keeps.
-fn unpack(archive: &Path, to: &Path) {
+pub fn unpack(archive: &Path, to: &Path) {
     let words = ["--xattrs", "--xattrs-include=*", "--acls", "--warning=none"];
     let places = ["-xpf".as_ref(), archive, "-C".as_ref(), to];
     let words = words.iter().map(AsRef::as_ref).chain(places);

@@ -10,12 +10,14 @@ mod format;
 pub mod offline;
 mod owners;
 pub mod script;
+mod select;
 mod tar;
 pub mod trees;
 
 pub use format::Format;
 pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Stat};
 pub use owners::Owners;
+pub use select::Select;
 pub use tar::Tar;
 pub use trees::{Du, Find, Tree};
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::{Sandbox, sandbox};
+use super::{Sandbox, Select, sandbox};
 
 /// How to open an image without mounting it.
 #[derive(Debug, clap::Args)]
@@ -181,6 +181,8 @@ pub struct Extract {
     /// Replace existing files.
     #[arg(short, long)]
     pub force: bool,
+    #[command(flatten)]
+    pub select: Select,
     #[command(flatten)]
     pub to_host: ToHost,
     #[command(flatten)]

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use super::Select;
 use super::offline::Open;
 
 /// Write a tar archive of a whole volume, or of a part of it.
@@ -27,6 +28,8 @@ pub struct Tar {
     /// blocks can have.
     #[arg(long)]
     pub unlimited: bool,
+    #[command(flatten)]
+    pub select: Select,
     #[command(flatten)]
     pub open: Open,
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,7 @@ use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report}
 use super::folders::Folders;
 use super::host::{self, Target};
 use super::list::device_numbers;
+use super::select::{Part, Selection};
 use super::walk::{
     Entry, Held, Visit, VisitedDirs, check_depth, check_end, child, entries, is_of_dir, resolve,
 };
@@ -24,16 +25,19 @@ use super::{At, AtHost, CHUNK, HostFile, Result, host_path, os, printable, refus
 
 /// Copies the file or tree at `from` on the volume; the copy's path is `to`. An existing directory is filled. The copy
 /// keeps types, permissions, owners (if requested), times, extended attributes, holes and hard links. What cannot be
-/// copied or kept is reported to `progress`, and the copy continues with the next file; a partial file is removed.
+/// copied or kept is reported to `progress`, and the copy continues with the next file; a partial file is removed. Of a
+/// directory only what is selected is copied, with the directories around it; a pattern without a match is reported at the
+/// end.
 ///
 /// # Errors
-/// The named file cannot be copied, or the target volume failed.
+/// The named file cannot be copied, or the volume failed; patterns for a file that is no directory.
 pub fn copy_out(
     fs: &dyn FileSystem,
     cx: &Cx,
     from: &[u8],
     to: &Path,
     options: CopyOptions,
+    selection: Selection,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
     let file = resolve(fs, cx, from, options.follow != Follow::Never).on_volume(from)?;
@@ -44,6 +48,7 @@ pub fn copy_out(
         log: Log::new(progress).limited(options.data_max),
         first_names: BTreeMap::new(),
         folders: VisitedDirs::new(options.follow),
+        selection,
     };
     let (dir, name) = folder_and_name(to);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -60,6 +65,9 @@ pub fn copy_out(
         top: true,
     };
     copier.tree(file, from, spot)?;
+    for error in copier.selection.missing() {
+        copier.log.failed(error)?;
+    }
     Ok(copier.log.report)
 }
 
@@ -126,13 +134,33 @@ pub fn write_content(
     }
 }
 
-/// A directory that is being filled.
+/// A directory that is being read.
 struct Frame<'a> {
     held: Held<'a>,
     entries: Visit,
     paths: Lengths,
-    /// It gets the attributes of its original after it is filled.
-    keeps: bool,
+    part: Part,
+    copy: DirCopy,
+}
+
+/// The copy of a directory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DirCopy {
+    /// It is not made, since no file below it was selected yet.
+    None,
+    /// It is open, and the directory was there before; its attributes stay.
+    Found,
+    /// It is open, and gets the attributes of its original after it is filled.
+    Keeps,
+}
+
+/// The directories from the top down to the current one.
+struct Way<'a, 's> {
+    stack: Vec<Frame<'a>>,
+    /// Copies of the outer ones, up to the first that is not made.
+    folders: Folders,
+    paths: Paths,
+    top: CopyTarget<'s>,
 }
 
 /// The first copy of a file with several names.
@@ -150,103 +178,159 @@ struct Copier<'a, 'p> {
     /// The first copies of files with several names.
     first_names: BTreeMap<InodeNo, First>,
     folders: VisitedDirs,
+    selection: Selection,
 }
 
 impl<'a> Copier<'a, '_> {
     fn tree(&mut self, top: Held<'a>, source: &[u8], spot: CopyTarget<'_>) -> Result<()> {
+        let part = self.selection.begin(top.attr().kind, source)?;
         if top.attr().kind != FileKind::Directory {
             return self.file(&top, source, spot);
         }
-        let mut paths = Paths {
-            source: source.to_vec(),
-            target: spot.path.as_os_str().as_bytes().to_vec(),
+        let mut way = Way {
+            stack: Vec::new(),
+            folders: Folders::default(),
+            paths: Paths {
+                source: source.to_vec(),
+                target: spot.path.as_os_str().as_bytes().to_vec(),
+            },
+            top: spot,
         };
-        let (frame, dir) = self.enter(top, &paths, spot)?;
-        let mut folders = Folders::default();
-        folders.enter(dir).on_host(spot.path)?;
-        let mut stack = vec![frame];
+        self.enter(top, part, &mut way)?;
         let mut end = Ok(());
-        while let (depth, Some(frame), Some(here)) = (stack.len(), stack.last_mut(), folders.here())
-        {
-            paths.back_to(frame.paths);
+        while let Some(frame) = way.stack.last_mut() {
+            way.paths.back_to(frame.paths);
             // A stopped copy still finishes the directories that it is in.
             let next = match end {
                 Ok(()) => frame.entries.next(self.fs, self.cx, frame.held.ino()),
                 Err(_) => None,
             };
-            let Some(entry) = next else {
-                let left = folders.leave().on_host(host_path(&paths.target))?;
-                if let Some(dir) = left.filter(|_| frame.keeps) {
-                    // Last, for filling it changes its times, and a default ACL or set-group-ID would change what is
-                    // made in it.
-                    let dir = File::from(dir);
-                    let target = Target::Open(&dir, None);
-                    self.attributes(frame.held.attr(), &target, &paths.source);
+            match next {
+                Some(entry) => {
+                    way.paths.push(&entry.name);
+                    let done = self.entry(&entry, &mut way);
+                    end = done.or_else(|error| self.log.failed(error));
                 }
-                self.folders.leave(frame.held.ino());
-                stack.pop();
-                continue;
-            };
-            paths.push(&entry.name);
-            let spot = CopyTarget {
-                dir: here,
-                name: &entry.name,
-                path: host_path(&paths.target),
-                top: false,
-            };
-            let done = self
-                .entry(&entry, frame.held.ino(), &paths, spot, depth)
-                .and_then(|below| match below {
-                    Some((frame, dir)) => {
-                        folders.enter(dir).on_host(host_path(&paths.target))?;
-                        stack.push(frame);
-                        Ok(())
-                    }
-                    None => Ok(()),
-                });
-            end = done.or_else(|error| self.log.failed(error));
+                None => self.leave(&mut way)?,
+            }
         }
         end
     }
 
-    /// Copies an entry of a directory; of a subdirectory it returns the frame to fill.
-    fn entry(
-        &mut self,
-        entry: &Entry,
-        dir: InodeNo,
-        paths: &Paths,
-        spot: CopyTarget<'_>,
-        depth: usize,
-    ) -> Result<Option<(Frame<'a>, OwnedFd)>> {
-        let source = &paths.source;
+    /// Leaves the innermost directory, after the files in it.
+    fn leave(&mut self, way: &mut Way<'a, '_>) -> Result<()> {
+        let Some(frame) = way.stack.pop() else {
+            return Ok(());
+        };
+        self.folders.leave(frame.held.ino());
+        if frame.copy == DirCopy::None {
+            return Ok(());
+        }
+        let left = way.folders.leave().on_host(host_path(&way.paths.target))?;
+        if let Some(dir) = left.filter(|_| frame.copy == DirCopy::Keeps) {
+            // Last, for filling it changes its times, and a default ACL or set-group-ID would change what is made in it.
+            let dir = File::from(dir);
+            let target = Target::Open(&dir, None);
+            self.attributes(frame.held.attr(), &target, &way.paths.source);
+        }
+        Ok(())
+    }
+
+    /// Copies an entry of the innermost directory; a subdirectory becomes the innermost one.
+    fn entry(&mut self, entry: &Entry, way: &mut Way<'a, '_>) -> Result<()> {
+        let Some(around) = way.stack.last() else {
+            return Ok(());
+        };
+        let source = &way.paths.source;
+        let part = self.selection.part(around.part, source);
+        let dir = around.held.ino();
         let mut held = child(self.fs, self.cx, dir, &entry.name).on_volume(source)?;
         if held.attr().kind == FileKind::Symlink && self.options.follow == Follow::Always {
             held = resolve(self.fs, self.cx, source, true).on_volume(source)?;
         }
         if held.attr().kind == FileKind::Directory {
-            check_depth(depth, source)?;
-            return self.enter(held, paths, spot).map(Some);
+            check_depth(way.stack.len(), source)?;
+            return self.enter(held, part, way);
         }
-        self.file(&held, source, spot)?;
-        Ok(None)
+        if part != Part::Whole {
+            return Ok(());
+        }
+        self.make_dirs(way)?;
+        let Some(here) = way.folders.here() else {
+            return Ok(());
+        };
+        let spot = CopyTarget {
+            dir: here,
+            name: &entry.name,
+            path: host_path(&way.paths.target),
+            top: false,
+        };
+        self.file(&held, &way.paths.source, spot)
     }
 
-    /// Makes a directory, or uses the existing one, and opens it. Unreadable entries of its original are reported.
-    fn enter(
-        &mut self,
-        held: Held<'a>,
-        paths: &Paths,
-        spot: CopyTarget<'_>,
-    ) -> Result<(Frame<'a>, OwnedFd)> {
-        let source = &paths.source;
+    /// Reads a directory, which becomes the innermost one; its copy is made if all of it is selected. Unreadable entries are
+    /// reported.
+    fn enter(&mut self, held: Held<'a>, part: Part, way: &mut Way<'a, '_>) -> Result<()> {
+        let source = &way.paths.source;
         if !self.options.recursive {
             return refused(
                 source,
                 "is a directory; -r copies it with all that is in it",
             );
         }
-        self.log.begin(source, &paths.target)?;
-        self.folders.check(held.ino()).on_volume(source)?;
+        self.log.check_stopped()?;
+        let dir = held.ino();
+        self.folders.add(dir).on_volume(source)?;
+        let (mut entries, error) = entries(self.fs, self.cx, dir);
+        self.selection.retain(part, source, &mut entries);
+        // About the order of their blocks.
+        entries.sort_unstable_by_key(|entry| entry.ino);
+        way.stack.push(Frame {
+            held,
+            entries: Visit::new(entries),
+            paths: way.paths.lengths(),
+            part,
+            copy: DirCopy::None,
+        });
+        if part == Part::Whole {
+            self.make_dirs(way)?;
+        }
+        match error.map_or(Ok(()), Err).on_volume(&way.paths.source) {
+            Ok(()) => Ok(()),
+            Err(error) => self.log.failed(error),
+        }
+    }
+
+    /// Makes and opens the copies of the current directories that are not there yet. If one fails, it is left, with all
+    /// directories in it.
+    fn make_dirs(&mut self, way: &mut Way<'a, '_>) -> Result<()> {
+        let made = |frame: &Frame<'_>| frame.copy != DirCopy::None;
+        let first = way.stack.iter().rposition(made).map_or(0, |last| last + 1);
+        for at in first..way.stack.len() {
+            if let Err(error) = self.make_dir(way, at) {
+                for frame in way.stack.drain(at..) {
+                    self.folders.leave(frame.held.ino());
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the copy of the directory at this depth, or uses the existing one, and opens it.
+    fn make_dir(&mut self, way: &mut Way<'a, '_>, depth: usize) -> Result<()> {
+        let frame = &mut way.stack[depth];
+        let (source, target) = way.paths.around(frame.paths);
+        self.log.begin(source, target)?;
+        let spot = match way.folders.here() {
+            None => way.top,
+            Some(dir) => CopyTarget {
+                dir,
+                name: target.rsplit(|&b| b == b'/').next().unwrap_or(target),
+                path: host_path(target),
+                top: false,
+            },
+        };
         let made = match spot.name {
             b"." => false,
             name => match rustix::fs::mkdirat(spot.dir, os(name), Mode::RWXU) {
@@ -260,21 +344,13 @@ impl<'a> Copier<'a, '_> {
             name => host::open_dir(spot.dir, os(name)),
         };
         let dir = dir.on_host(spot.path)?;
-        let (mut entries, error) = entries(self.fs, self.cx, held.ino());
-        // About the order of their blocks.
-        entries.sort_unstable_by_key(|entry| entry.ino);
-        if let Err(error) = error.map_or(Ok(()), Err).on_volume(source) {
-            self.log.failed(error)?;
-        }
+        way.folders.enter(dir).on_host(host_path(target))?;
         self.log.report.files += 1;
-        self.folders.add(held.ino()).on_volume(source)?;
-        let frame = Frame {
-            held,
-            entries: Visit::new(entries),
-            paths: paths.lengths(),
-            keeps: made || self.options.preserve,
+        frame.copy = match made || self.options.preserve {
+            true => DirCopy::Keeps,
+            false => DirCopy::Found,
         };
-        Ok((frame, dir))
+        Ok(())
     }
 
     /// Copies a file that is not a directory.

@@ -364,6 +364,12 @@ impl Paths {
         self.target.truncate(folder.target);
     }
 
+    /// The paths of a directory around the file at these: source and target.
+    pub fn around(&self, folder: Lengths) -> (&[u8], &[u8]) {
+        let Lengths { source, target } = folder;
+        (&self.source[..source], &self.target[..target])
+    }
+
     pub fn push(&mut self, name: &[u8]) {
         push(&mut self.source, name);
         push(&mut self.target, name);

@@ -137,6 +137,18 @@ pub(super) fn matches_by(pattern: &[u8], name: &[u8], fold: bool) -> bool {
     }
 }
 
+/// Whether a pattern can match a text that begins with `start`.
+pub(super) fn may_begin(pattern: &[u8], start: &[u8]) -> bool {
+    let (mut pattern, mut start) = (pattern, start);
+    while !start.is_empty() && pattern.first() != Some(&b'*') {
+        match one(pattern, start, false) {
+            Some(rests) => (pattern, start) = rests,
+            None => return false,
+        }
+    }
+    true
+}
+
 /// Matches one character; returns what is left of both.
 fn one<'t>(pattern: &'t [u8], name: &'t [u8], fold: bool) -> Option<(&'t [u8], &'t [u8])> {
     let (wanted, length) = character(name);

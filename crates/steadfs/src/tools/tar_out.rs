@@ -2,7 +2,8 @@
 //!
 //! **Rules.** Members come in the order of a walk with sorted names, and have no times of access: one tree makes one
 //! archive. Holes are kept as GNU's sparse format 1.0. A member's size stands before its data, so a file that cannot be
-//! read to its end is filled with zeros and reported, as GNU tar does.
+//! read to its end is filled with zeros and reported, as GNU tar does. A directory that is not selected itself is written
+//! before the first selected file below it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,6 +14,7 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
 use super::copying::{Follow, Lengths, Log, Paths, Progress, Report};
 use super::list::device_numbers;
+use super::select::{Part, Selection};
 use super::walk::{Entry, Held, Visit, VisitedDirs, check_depth, child, entries, resolve};
 use super::{At, AtHost, CHUNK, Result, ToolError, is_root_path, printable};
 use crate::tar::header::{Header, ID_MAX, NAME_LEN, NUMBER_MAX};
@@ -24,15 +26,17 @@ const PIECES_MAX: usize = 1 << 20;
 
 /// Writes a tar archive of the file or tree at `from` on the volume to `out`, which messages call `to`. The members of a
 /// directory are its content, with the directory itself as `./`. What cannot be read is reported to `progress`, and the
-/// archive continues with the next file. `data_max` limits the bytes of data.
+/// archive continues with the next file. `data_max` limits the bytes of data. Of a directory only what is selected is
+/// written, with the directories around it; a pattern without a match is reported at the end.
 ///
 /// # Errors
-/// The named file cannot be read, or the archive not written.
+/// The named file cannot be read, or the archive not written; patterns for a file that is no directory.
 pub fn tar_out(
     fs: &dyn FileSystem,
     cx: &Cx,
     from: &[u8],
     data_max: Option<u64>,
+    selection: Selection,
     (out, to): (&mut dyn Write, &Path),
     progress: &mut dyn Progress,
 ) -> Result<Report> {
@@ -44,8 +48,12 @@ pub fn tar_out(
         out: Output { out, to, at: 0 },
         first_names: BTreeMap::new(),
         folders: VisitedDirs::new(Follow::Never),
+        selection,
     };
     writer.tree(top, from)?;
+    for error in writer.selection.missing() {
+        writer.log.failed(error)?;
+    }
     writer.out.end()?;
     Ok(writer.log.report)
 }
@@ -91,6 +99,9 @@ struct Frame<'a> {
     held: Held<'a>,
     entries: Visit,
     paths: Lengths,
+    part: Part,
+    /// Its member is in the archive. If not, no file below it was selected yet.
+    written: bool,
 }
 
 /// What a member has besides its attributes.
@@ -111,24 +122,27 @@ struct Writer<'a, 'p, 'o> {
     /// Members of files with several names.
     first_names: BTreeMap<InodeNo, Vec<u8>>,
     folders: VisitedDirs,
+    selection: Selection,
 }
 
 impl<'a> Writer<'a, '_, '_> {
     fn tree(&mut self, top: Held<'a>, from: &[u8]) -> Result<()> {
-        if top.attr().kind != FileKind::Directory {
-            let name = from.rsplit(|&b| b == b'/').find(|name| !name.is_empty());
-            return self.file(&top, from, name.unwrap_or(b"."));
-        }
         let source = match is_root_path(from) {
             true => b"/".to_vec(),
             false => from.to_vec(),
         };
+        let part = self.selection.begin(top.attr().kind, &source)?;
+        if top.attr().kind != FileKind::Directory {
+            let name = from.rsplit(|&b| b == b'/').find(|name| !name.is_empty());
+            return self.file(&top, from, name.unwrap_or(b"."));
+        }
         let mut paths = Paths {
             source,
             target: b".".to_vec(),
         };
-        let mut stack = vec![self.enter(top, &paths)?];
-        while let (depth, Some(frame)) = (stack.len(), stack.last_mut()) {
+        let mut stack = Vec::new();
+        self.enter(top, part, &paths, &mut stack)?;
+        while let Some(frame) = stack.last_mut() {
             paths.back_to(frame.paths);
             let dir = frame.held.ino();
             let Some(entry) = frame.entries.next(self.fs, self.cx, dir) else {
@@ -136,9 +150,8 @@ impl<'a> Writer<'a, '_, '_> {
                 continue;
             };
             paths.push(&entry.name);
-            let done = self.entry(&entry, frame.held.ino(), &paths, depth);
-            match done {
-                Ok(below) => stack.extend(below),
+            match self.entry(&entry, &paths, &mut stack) {
+                Ok(()) => {}
                 // Without the archive there is no use in going on.
                 Err(error @ ToolError::Host { .. }) => return Err(error),
                 Err(error) => self.log.failed(error)?,
@@ -147,44 +160,70 @@ impl<'a> Writer<'a, '_, '_> {
         Ok(())
     }
 
-    /// Writes an entry of a directory; of a subdirectory it returns the frame.
-    fn entry(
-        &mut self,
-        entry: &Entry,
-        dir: InodeNo,
-        paths: &Paths,
-        depth: usize,
-    ) -> Result<Option<Frame<'a>>> {
+    /// Writes an entry of the innermost directory; a subdirectory becomes the innermost one.
+    fn entry(&mut self, entry: &Entry, paths: &Paths, stack: &mut Vec<Frame<'a>>) -> Result<()> {
+        let Some(around) = stack.last() else {
+            return Ok(());
+        };
         let source = &paths.source;
-        let held = child(self.fs, self.cx, dir, &entry.name).on_volume(source)?;
+        let part = self.selection.part(around.part, source);
+        let held = child(self.fs, self.cx, around.held.ino(), &entry.name).on_volume(source)?;
         if held.attr().kind == FileKind::Directory {
-            check_depth(depth, source)?;
-            return self.enter(held, paths).map(Some);
+            check_depth(stack.len(), source)?;
+            return self.enter(held, part, paths, stack);
         }
-        self.file(&held, source, &paths.target)?;
-        Ok(None)
+        if part == Part::Whole {
+            self.directories(stack, paths)?;
+            self.file(&held, source, &paths.target)?;
+        }
+        Ok(())
     }
 
-    fn enter(&mut self, held: Held<'a>, paths: &Paths) -> Result<Frame<'a>> {
+    /// Reads a directory, which becomes the innermost one.
+    fn enter(
+        &mut self,
+        held: Held<'a>,
+        part: Part,
+        paths: &Paths,
+        stack: &mut Vec<Frame<'a>>,
+    ) -> Result<()> {
         let source = &paths.source;
-        let name = [&paths.target[..], b"/"].concat();
-        self.log.begin(source, &name)?;
+        self.log.check_stopped()?;
         self.folders.add(held.ino()).on_volume(source)?;
         let (mut entries, error) = entries(self.fs, self.cx, held.ino());
+        self.selection.retain(part, source, &mut entries);
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let content = Content {
-            kind: kind::DIRECTORY,
-            ..Content::default()
-        };
-        self.member(held.attr(), source, &name, &content)?;
-        if let Err(error) = error.map_or(Ok(()), Err).on_volume(source) {
-            self.log.failed(error)?;
-        }
-        Ok(Frame {
+        stack.push(Frame {
             held,
             entries: Visit::new(entries),
             paths: paths.lengths(),
-        })
+            part,
+            written: false,
+        });
+        if part == Part::Whole {
+            self.directories(stack, paths)?;
+        }
+        match error.map_or(Ok(()), Err).on_volume(source) {
+            Ok(()) => Ok(()),
+            Err(error) => self.log.failed(error),
+        }
+    }
+
+    /// Writes the members of the directories around the current file that are not in the archive yet.
+    fn directories(&mut self, stack: &mut [Frame<'_>], paths: &Paths) -> Result<()> {
+        let written = stack.iter().rposition(|frame| frame.written);
+        for frame in &mut stack[written.map_or(0, |last| last + 1)..] {
+            let (source, target) = paths.around(frame.paths);
+            let name = [target, b"/"].concat();
+            self.log.begin(source, &name)?;
+            let content = Content {
+                kind: kind::DIRECTORY,
+                ..Content::default()
+            };
+            self.member(frame.held.attr(), source, &name, &content)?;
+            frame.written = true;
+        }
+        Ok(())
     }
 
     /// Writes a file that is not a directory.
