@@ -18,6 +18,19 @@ struct NbdServer {
 }
 
 impl NbdServer {
+    /// An nbdkit that takes encrypted connections only, of clients with a certificate.
+    fn start_encrypted(scratch: &Scratch, certificates: &Path, image: &Path) -> Self {
+        let dir = format!("--tls-certificates={}", certificates.display());
+        let args = [
+            "--tls=require",
+            &dir,
+            "--tls-verify-peer",
+            "file",
+            text(image),
+        ];
+        Self::start(scratch, "nbdkit", &args)
+    }
+
     /// `args` follow the words that make the program listen on the socket.
     fn start(scratch: &Scratch, program: &str, args: &[&str]) -> Self {
         let socket = scratch.join("nbd.sock");
@@ -226,4 +239,122 @@ fn errors_of_the_server_reach_the_caller() {
     let shown = steadfs(["cat", &format!("{uri}:/f0")]).expect(0);
     assert!(shown.out.into_bytes() == content(0));
     image.replay_by_e2fsck();
+}
+
+/// A folder with the certificates of an authority, of a server and of a client.
+fn certificates(scratch: &Scratch, name: &str) -> PathBuf {
+    let dir = scratch.folder(name);
+    let config = dir.join("config");
+    fs::write(&config, "[req]\ndistinguished_name = dn\n[dn]\n").unwrap();
+    let path = |name: &str| text(&dir.join(name)).to_owned();
+    let (ca, ca_key) = (path("ca-cert.pem"), path("ca-key.pem"));
+    for (name, extensions) in [
+        ("ca", "basicConstraints=critical,CA:TRUE"),
+        ("server", "subjectAltName=DNS:localhost,DNS:disk.example"),
+        ("client", "extendedKeyUsage=clientAuth"),
+    ] {
+        let (key, certificate) = (
+            path(&format!("{name}-key.pem")),
+            path(&format!("{name}-cert.pem")),
+        );
+        let subject = format!("/CN={name}");
+        let mut words = vec![
+            "req",
+            "-x509",
+            "-config",
+            text(&config),
+            "-days",
+            "2",
+            "-nodes",
+        ];
+        words.extend(["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
+        words.extend([
+            "-subj",
+            &subject,
+            "-addext",
+            extensions,
+            "-keyout",
+            &key,
+            "-out",
+            &certificate,
+        ]);
+        if name != "ca" {
+            words.extend(["-CA", &ca, "-CAkey", &ca_key]);
+        }
+        succeed("openssl", words);
+    }
+    dir
+}
+
+#[test]
+fn encrypted_connections_are_used_and_verified() {
+    let scratch = Scratch::new();
+    let image = empty(&scratch);
+    let known = certificates(&scratch, "known");
+    let server = NbdServer::start_encrypted(&scratch, &known, image.path());
+    let socket = server.socket.display();
+    let with = |dir: &Path, more: &str| {
+        format!(
+            "nbds+unix:///?socket={socket}&tls-certificates={}{more}",
+            dir.display()
+        )
+    };
+    let uri = with(&known, "");
+    steadfs(["format", "-q", &uri]).expect(0);
+    let dir = scratch.folder("mnt");
+    steadfs(["mount", "-o", "sandbox=on", &uri, text(&dir)]).expect(0);
+    let content: Vec<u8> = (0..20_000_000_u32).map(|n| (n / 7) as u8).collect();
+    fs::write(dir.join("file"), &content).unwrap();
+    let ended = steadfs(["umount", text(&dir)]).expect(0);
+    assert_eq!(ended.err, "");
+    let out = scratch.join("out");
+    let named = with(&known, "&tls-hostname=disk.example:/file");
+    steadfs(["cp", &named, text(&out)]).expect(0);
+    assert!(fs::read(&out).unwrap() == content);
+    image.check_clean();
+
+    let stranger = certificates(&scratch, "stranger");
+    let without_client = scratch.folder("without");
+    fs::copy(
+        known.join("ca-cert.pem"),
+        without_client.join("ca-cert.pem"),
+    )
+    .unwrap();
+    for (uri, why) in [
+        (server.uri(""), "requires TLS: write nbds://"),
+        (with(&stranger, ""), "tls-certificates=DIRECTORY"),
+        (
+            with(&known, "&tls-hostname=other.example"),
+            "tls-hostname=NAME",
+        ),
+        (with(&without_client, ""), "client-cert.pem"),
+        (with(&scratch.join("none"), ""), "ca-cert.pem"),
+    ] {
+        let refused = steadfs(["ls", &uri]);
+        assert_ne!(refused.code(), 0, "{uri}");
+        assert!(refused.err.contains(why), "{uri}: {}", refused.err);
+        assert_eq!(refused.err.lines().count(), 1, "{}", refused.err);
+    }
+}
+
+/// What was acknowledged through TLS is there after the server was killed.
+#[test]
+fn a_killed_encrypted_server_stops_the_mount() {
+    let scratch = Scratch::new();
+    let image = empty(&scratch);
+    let known = certificates(&scratch, "known");
+    let server = NbdServer::start_encrypted(&scratch, &known, image.path());
+    let (socket, known) = (server.socket.display().to_string(), known.display());
+    let uri = format!("nbds+unix:///?socket={socket}&tls-certificates={known}");
+    steadfs(["format", "-q", &uri]).expect(0);
+    let dir = scratch.folder("mnt");
+    steadfs(["mount", &uri, text(&dir)]).expect(0);
+    write_synced(&dir, 1).unwrap();
+    server.kill();
+    until("the mount fails", || write_synced(&dir, 2).is_err());
+    assert_ne!(steadfs(["umount", text(&dir)]).code(), 0);
+    let server = NbdServer::start(&scratch, "nbdkit", &["file", text(image.path())]);
+    let synced = steadfs(["cat", &format!("{}:/f1", server.uri(""))]).expect(0);
+    assert!(synced.out.as_bytes() == content(1));
+    image.check_clean();
 }

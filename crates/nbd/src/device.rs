@@ -15,6 +15,8 @@ use crate::link::{CONNECT_TIME, Link};
 use crate::negotiate::negotiate;
 use crate::reply::{End, Receiver, Requests};
 use crate::table::{Command, Next, Table};
+use crate::tls::Tls;
+use crate::tunnel::{Tunnel, TunnelEnd};
 use crate::wire;
 use crate::{NbdError, NbdUri};
 
@@ -44,8 +46,16 @@ pub struct NbdOptions {
 pub struct NbdDevice {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    tunnels: Mutex<Tunnels>,
     /// After it was opened for reading only.
     writable: OnceLock<Geometry>,
+}
+
+/// The tunnels of encrypted connections.
+#[derive(Default)]
+struct Tunnels {
+    idle: Vec<Tunnel>,
+    threads: Vec<(TunnelEnd, JoinHandle<()>)>,
 }
 
 struct Shared {
@@ -59,6 +69,7 @@ struct Shared {
     connections: Vec<Connection>,
     table: Mutex<Table>,
     zeros: OnceLock<Buf>,
+    has_tls: bool,
     has_threads: AtomicBool,
     is_closing: AtomicBool,
 }
@@ -85,11 +96,16 @@ impl NbdDevice {
         limit: Duration,
     ) -> Result<Self, NbdError> {
         let uri = NbdUri::parse(path)?;
-        let connect = || -> Result<(Export, Connection), NbdError> {
-            let link = Link::connect(&uri.endpoint, limit)?;
-            let export = negotiate(&link, &uri.export)?;
-            let connection = Connection::new(link.into_socket());
+        let tls = uri.tls.as_ref();
+        let tls = tls.map(|tls| Tls::new(&uri.endpoint, tls)).transpose()?;
+        let mut tunnels = Tunnels::default();
+        let mut connect = || -> Result<(Export, Connection), NbdError> {
+            let mut link = Link::connect(&uri.endpoint, limit)?;
+            let export = negotiate(&mut link, &uri.export, tls.as_ref())?;
+            let (socket, tunnel) = link.into_socket()?;
+            let connection = Connection::new(socket);
             let connection = connection.map_err(|errno| NbdError::Lost(errno.into()))?;
+            tunnels.idle.extend(tunnel);
             Ok((export, connection))
         };
         let (export, first) = connect()?;
@@ -128,11 +144,13 @@ impl NbdDevice {
                 connections,
                 table: Mutex::new(Rank::Leaf, Table::default()),
                 zeros: OnceLock::new(),
+                has_tls: uri.tls.is_some(),
                 has_threads: AtomicBool::new(false),
                 is_closing: AtomicBool::new(false),
                 export,
             }),
             threads: Mutex::new(Rank::DeviceInner, Vec::new()),
+            tunnels: Mutex::new(Rank::Leaf, tunnels),
             writable: OnceLock::new(),
         })
     }
@@ -149,19 +167,28 @@ impl NbdDevice {
         if !threads.is_empty() {
             return Ok(());
         }
+        let started = self.start_each(&mut threads);
+        match &started {
+            Ok(()) => self.shared.has_threads.store(true, Ordering::Release),
+            Err(error) => self
+                .shared
+                .lose(&format!("cannot create a thread: {error}")),
+        }
+        started
+    }
+
+    fn start_each(&self, threads: &mut Vec<JoinHandle<()>>) -> std::io::Result<()> {
+        let mut tunnels = self.tunnels.lock();
+        for tunnel in std::mem::take(&mut tunnels.idle) {
+            let end = tunnel.end();
+            let thread = steadfs_rt::try_spawn("steadfs-nbd-tls", move || tunnel.run())?;
+            tunnels.threads.push((end, thread));
+        }
         for number in 0..self.shared.connections.len() {
             let shared = Arc::clone(&self.shared);
-            let started = steadfs_rt::try_spawn("steadfs-nbd", move || shared.receive(number));
-            match started {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    self.shared
-                        .lose(&format!("cannot create a thread: {error}"));
-                    return Err(error);
-                }
-            }
+            let thread = steadfs_rt::try_spawn("steadfs-nbd", move || shared.receive(number))?;
+            threads.push(thread);
         }
-        self.shared.has_threads.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -178,10 +205,11 @@ impl NbdDevice {
         } else {
             "simple"
         };
+        let tls = if shared.has_tls { ", TLS" } else { "" };
         let flush = if shared.can.flush { "" } else { ", no FLUSH" };
         let fua = if shared.can.fua { "" } else { ", no FUA" };
         format!(
-            "NBD export {name}, {size} bytes from byte {}, {connections}, {replies} replies{flush}{fua}",
+            "NBD export {name}, {size} bytes from byte {}, {connections}, {replies} replies{tls}{flush}{fua}",
             shared.start
         )
     }
@@ -242,6 +270,14 @@ impl Drop for NbdDevice {
         }
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
+            thread.join();
+        }
+        let tunnels = std::mem::take(&mut *self.tunnels.lock());
+        for tunnel in tunnels.idle {
+            tunnel.finish();
+        }
+        for (end, thread) in tunnels.threads {
+            end.call();
             thread.join();
         }
     }

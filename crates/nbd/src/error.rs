@@ -31,6 +31,9 @@ pub enum NbdError {
     /// The connection failed.
     #[error("the connection to the NBD server failed: {0}")]
     Lost(io::Error),
+    /// The connection cannot be encrypted, or the server is not the one that it should be.
+    #[error("TLS with the NBD server failed: {0}")]
+    Tls(String),
     /// The server sent what the protocol does not allow.
     #[error("the NBD server breaks the protocol: {0}")]
     Protocol(String),

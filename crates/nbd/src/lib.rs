@@ -12,6 +12,9 @@
 //! server allows. A server that does not answer is like a disk that does not answer, except that TCP notices a dead host
 //! after 60 s.
 //!
+//! TLS (`nbds`) is rustls's. A thread of each connection encrypts ([`tunnel`]); the certificates are read with the
+//! negotiation.
+//!
 //! The protocol is the fixed newstyle of the NBD project's `doc/proto.md`, with structured replies where they are offered.
 
 #![forbid(unsafe_code)]
@@ -25,6 +28,8 @@ mod link;
 mod negotiate;
 mod reply;
 mod table;
+mod tls;
+mod tunnel;
 mod uri;
 mod wire;
 
@@ -33,4 +38,5 @@ mod tests;
 
 pub use device::{NbdDevice, NbdOptions};
 pub use error::NbdError;
+pub use tls::TlsOptions;
 pub use uri::{Endpoint, NbdUri, is_uri};

@@ -1,6 +1,6 @@
 //! A non-blocking connection: system calls, and waits with a time limit.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::ToSocketAddrs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -8,8 +8,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustls::ClientConnection;
 use steadfs_rt::{Instant, now};
 
+use crate::tls::{Socket, Tls, failed, would_wait};
+use crate::tunnel::Tunnel;
 use crate::{Endpoint, NbdError};
 
 /// Longest time for a connection and its negotiation.
@@ -23,6 +26,7 @@ const UNACKNOWLEDGED_MS: u32 = 60_000;
 pub struct Link {
     fd: OwnedFd,
     deadline: Instant,
+    tls: Option<ClientConnection>,
 }
 
 impl Link {
@@ -53,39 +57,87 @@ impl Link {
         Ok(Self {
             fd,
             deadline: began + limit,
+            tls: None,
         })
     }
 
+    /// From now on everything is encrypted.
+    pub fn start_tls(&mut self, tls: &Tls) -> Result<(), NbdError> {
+        self.tls = Some(tls.start()?);
+        while self.tls.as_ref().is_some_and(|tls| tls.is_handshaking()) {
+            self.send_tls()?;
+            self.receive_tls()?;
+        }
+        self.send_tls()
+    }
+
     /// Sends all bytes.
-    pub fn send(&self, mut bytes: &[u8]) -> Result<(), NbdError> {
+    pub fn send(&mut self, mut bytes: &[u8]) -> Result<(), NbdError> {
+        if let Some(tls) = &mut self.tls {
+            tls.writer().write_all(bytes).map_err(NbdError::Lost)?;
+            return self.send_tls();
+        }
         while !bytes.is_empty() {
-            match rustix::io::write(&self.fd, bytes) {
-                Ok(sent) => bytes = &bytes[sent..],
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT)?,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(NbdError::Lost(errno.into())),
+            let sent = would_wait(Socket(&self.fd).write(bytes)).map_err(NbdError::Lost)?;
+            match sent {
+                Some(sent) => bytes = &bytes[sent..],
+                None => self.wait(PollFlags::OUT)?,
             }
         }
         Ok(())
     }
 
     /// Fills the buffer.
-    pub fn receive(&self, buf: &mut [u8]) -> Result<(), NbdError> {
+    pub fn receive(&mut self, buf: &mut [u8]) -> Result<(), NbdError> {
         let mut filled = 0;
         while filled < buf.len() {
-            match rustix::io::read(&self.fd, &mut buf[filled..]) {
-                Ok(0) => return Err(NbdError::Lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok(n) => filled += n,
-                Err(Errno::AGAIN) => self.wait(PollFlags::IN)?,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(NbdError::Lost(errno.into())),
+            let rest = &mut buf[filled..];
+            let read = match &mut self.tls {
+                Some(tls) => tls.reader().read(rest),
+                None => Socket(&self.fd).read(rest),
+            };
+            match would_wait(read).map_err(NbdError::Lost)? {
+                Some(0) => return Err(ended()),
+                Some(read) => filled += read,
+                None if self.tls.is_some() => self.receive_tls()?,
+                None => self.wait(PollFlags::IN)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what TLS has to send.
+    fn send_tls(&mut self) -> Result<(), NbdError> {
+        while let Some(tls) = self.tls.as_mut().filter(|tls| tls.wants_write()) {
+            match would_wait(tls.write_tls(&mut Socket(&self.fd))) {
+                Ok(Some(_)) => {}
+                Ok(None) => self.wait(PollFlags::OUT)?,
+                Err(error) => return Err(last_words(tls, &self.fd, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for something that TLS has to receive.
+    fn receive_tls(&mut self) -> Result<(), NbdError> {
+        while let Some(tls) = &mut self.tls {
+            let read = tls.read_tls(&mut Socket(&self.fd));
+            match would_wait(read).map_err(NbdError::Lost)? {
+                None => self.wait(PollFlags::IN)?,
+                Some(0) => return Err(ended()),
+                Some(_) => {
+                    let processed = tls.process_new_packets().map_err(failed);
+                    // The server is to be sent why, too.
+                    let sent = self.send_tls();
+                    return processed.and(sent);
+                }
             }
         }
         Ok(())
     }
 
     /// `N` bytes.
-    pub fn array<const N: usize>(&self) -> Result<[u8; N], NbdError> {
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], NbdError> {
         let mut bytes = [0; N];
         self.receive(&mut bytes)?;
         Ok(bytes)
@@ -107,10 +159,29 @@ impl Link {
         }
     }
 
-    /// The socket, whose negotiation has ended.
-    pub fn into_socket(self) -> OwnedFd {
-        self.fd
+    /// The socket, whose negotiation has ended, and the tunnel behind it.
+    pub fn into_socket(self) -> Result<(OwnedFd, Option<Tunnel>), NbdError> {
+        let Some(tls) = self.tls else {
+            return Ok((self.fd, None));
+        };
+        let made = Tunnel::new(tls, self.fd);
+        let (tunnel, socket) = made.map_err(|errno| NbdError::Lost(errno.into()))?;
+        Ok((socket, Some(tunnel)))
     }
+}
+
+/// Why a server has ended the connection, which may be in what it sent before.
+fn last_words(tls: &mut ClientConnection, fd: &OwnedFd, error: io::Error) -> NbdError {
+    while let Ok(1..) = tls.read_tls(&mut Socket(fd)) {
+        if let Err(error) = tls.process_new_packets() {
+            return failed(error);
+        }
+    }
+    NbdError::Lost(error)
+}
+
+fn ended() -> NbdError {
+    NbdError::Lost(io::ErrorKind::UnexpectedEof.into())
 }
 
 fn stream(family: AddressFamily) -> Result<OwnedFd, Errno> {

@@ -6,6 +6,7 @@ use crate::NbdError;
 use crate::error::shown;
 use crate::export::{BlockSizes, Export};
 use crate::link::Link;
+use crate::tls::Tls;
 use crate::wire::{self, Fields};
 
 /// Most bytes of one reply to an option: two strings of the protocol's largest length, and numbers.
@@ -24,9 +25,15 @@ struct OptionReply {
 }
 
 /// Negotiates the export with this name.
-pub fn negotiate(link: &Link, name: &[u8]) -> Result<Export, NbdError> {
+pub fn negotiate(link: &mut Link, name: &[u8], tls: Option<&Tls>) -> Result<Export, NbdError> {
     let no_zeroes = greet(link)?;
-    let structured = structured_replies(link)?;
+    if let Some(tls) = tls {
+        start_tls(link, tls)?;
+    }
+    let structured = structured_replies(link).map_err(|error| match tls {
+        Some(tls) => tls.without_words(error),
+        None => error,
+    })?;
     link.send(&wire::option(wire::OPT_GO, &go_data(name)))?;
     let mut found = None;
     let mut sizes = None;
@@ -64,7 +71,7 @@ fn unexpected(kind: u32) -> NbdError {
 }
 
 /// Reads the greeting and answers it; returns whether zeros are left out.
-fn greet(link: &Link) -> Result<bool, NbdError> {
+fn greet(link: &mut Link) -> Result<bool, NbdError> {
     if u64::from_be_bytes(link.array()?) != wire::MAGIC {
         return Err(NbdError::Protocol("it is no NBD server".to_owned()));
     }
@@ -86,7 +93,21 @@ fn greet(link: &Link) -> Result<bool, NbdError> {
     Ok(common & wire::NO_ZEROES != 0)
 }
 
-fn structured_replies(link: &Link) -> Result<bool, NbdError> {
+/// What follows is encrypted, or there is no connection.
+fn start_tls(link: &mut Link, tls: &Tls) -> Result<(), NbdError> {
+    link.send(&wire::option(wire::OPT_STARTTLS, &[]))?;
+    let reply = reply_to(link, wire::OPT_STARTTLS)?;
+    match reply.kind {
+        wire::REP_ACK => link.start_tls(tls),
+        kind if wire::is_error_reply(kind) => Err(NbdError::Refused(
+            "the NBD server has no TLS (nbds): nbd:// and nbd+unix:// connect without it"
+                .to_owned(),
+        )),
+        kind => Err(unexpected(kind)),
+    }
+}
+
+fn structured_replies(link: &mut Link) -> Result<bool, NbdError> {
     link.send(&wire::option(wire::OPT_STRUCTURED_REPLY, &[]))?;
     let reply = reply_to(link, wire::OPT_STRUCTURED_REPLY)?;
     match reply.kind {
@@ -99,8 +120,7 @@ fn structured_replies(link: &Link) -> Result<bool, NbdError> {
 
 fn needs_tls() -> NbdError {
     NbdError::Refused(
-        "the NBD server requires TLS, which steadfs does not support: connect through a tunnel, such as stunnel, \
-         or through `nbdkit -U SOCKET nbd uri=nbds://…`"
+        "the NBD server requires TLS: write nbds:// for nbd://, nbds+unix:// for nbd+unix://"
             .to_owned(),
     )
 }
@@ -114,7 +134,7 @@ fn go_data(name: &[u8]) -> Vec<u8> {
     data
 }
 
-fn reply_to(link: &Link, option: u32) -> Result<OptionReply, NbdError> {
+fn reply_to(link: &mut Link, option: u32) -> Result<OptionReply, NbdError> {
     let header: [u8; 20] = link.array()?;
     let mut fields = Fields(&header);
     let (magic, of) = (fields.u64(), fields.u32());
@@ -159,7 +179,7 @@ fn info(data: &[u8]) -> Result<Info, NbdError> {
 
 /// The old way, which reports a missing export by the end of the connection.
 fn by_export_name(
-    link: &Link,
+    link: &mut Link,
     name: &[u8],
     structured: bool,
     no_zeroes: bool,
@@ -182,7 +202,7 @@ fn by_export_name(
 }
 
 /// Why the server refuses an export; of one that does not exist, with the names of others.
-fn refusal(link: &Link, name: &[u8], reply: &OptionReply) -> NbdError {
+fn refusal(link: &mut Link, name: &[u8], reply: &OptionReply) -> NbdError {
     let what = format!("export {:?}", shown(name));
     let mut why = match reply.kind {
         wire::REP_ERR_TLS_REQD => return needs_tls(),
@@ -210,7 +230,7 @@ fn refusal(link: &Link, name: &[u8], reply: &OptionReply) -> NbdError {
 }
 
 /// The exports that the server lists, as a text.
-fn list(link: &Link) -> Result<String, NbdError> {
+fn list(link: &mut Link) -> Result<String, NbdError> {
     link.send(&wire::option(wire::OPT_LIST, &[]))?;
     let mut names: Vec<String> = Vec::new();
     let mut count = 0;

@@ -16,6 +16,7 @@ use crate::{NbdDevice, NbdError, NbdOptions};
 mod hostile;
 mod negotiation;
 mod requests;
+mod tls;
 
 /// Size of the export of a fake server.
 const SIZE: u64 = 1 << 20;

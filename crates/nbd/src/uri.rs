@@ -1,10 +1,10 @@
-//! NBD URIs: `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`.
+//! NBD URIs: `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`; with TLS `nbds://` and `nbds+unix://`.
 
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use crate::NbdError;
+use crate::{NbdError, TlsOptions};
 
 /// The port that is registered for NBD.
 const DEFAULT_PORT: u16 = 10809;
@@ -38,6 +38,8 @@ pub struct NbdUri {
     pub endpoint: Endpoint,
     /// The name of the export; empty: the server's default one.
     pub export: Vec<u8>,
+    /// How the connection is encrypted, if it is to be.
+    pub tls: Option<TlsOptions>,
 }
 
 /// Whether an argument is an NBD URI, not a path.
@@ -58,18 +60,14 @@ impl NbdUri {
         let Some(text) = argument.to_str() else {
             return refused("an NBD URI is ASCII text (other bytes are written as %XX)");
         };
-        if text.starts_with("nbds") {
-            return refused(
-                "TLS (nbds) is not supported: connect through a tunnel, such as stunnel or ssh -L, or through \
-                 `nbdkit -U SOCKET nbd uri=nbds://…`, and use nbd+unix:///EXPORT?socket=SOCKET",
-            );
-        }
-        let (rest, is_unix) = match (
-            text.strip_prefix("nbd+unix://"),
-            text.strip_prefix("nbd://"),
-        ) {
-            (Some(rest), _) => (rest, true),
-            (_, Some(rest)) => (rest, false),
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return refused("no NBD URI");
+        };
+        let (is_tls, is_unix) = match scheme {
+            "nbd" => (false, false),
+            "nbds" => (true, false),
+            "nbd+unix" => (false, true),
+            "nbds+unix" => (true, true),
             _ => return refused("no NBD URI"),
         };
         if rest.contains('#') {
@@ -81,47 +79,85 @@ impl NbdUri {
         if export.len() > NAME_MAX {
             return refused("the name of the export is too long");
         }
-        let socket = socket_of(query)?;
-        let endpoint = match (is_unix, socket) {
+        let parameters = Parameters::of(query)?;
+        if !is_tls && parameters.tls != TlsOptions::default() {
+            return refused("parameters of TLS are for nbds:// and nbds+unix://");
+        }
+        let endpoint = match (is_unix, parameters.socket) {
             (true, Some(path)) if !authority.is_empty() => {
                 let path = path.display();
                 return refused(&format!(
-                    "a Unix socket has no host: write nbd+unix:///EXPORT?socket={path}"
+                    "a Unix socket has no host: write {scheme}:///EXPORT?socket={path}"
                 ));
             }
             (true, Some(path)) => Endpoint::Unix(path),
-            (true, None) => return refused("socket= is missing: nbd+unix:///EXPORT?socket=PATH"),
-            (false, Some(_)) => return refused("socket= is for nbd+unix"),
+            (true, None) => {
+                let what = format!("socket= is missing: {scheme}:///EXPORT?socket=PATH");
+                return refused(&what);
+            }
+            (false, Some(_)) => return refused("socket= is for nbd+unix and nbds+unix"),
             (false, None) => tcp(authority)?,
         };
-        Ok(Self { endpoint, export })
+        Ok(Self {
+            endpoint,
+            export,
+            tls: is_tls.then_some(parameters.tls),
+        })
     }
 }
 
-/// The value of `socket=`, the only parameter.
-fn socket_of(query: &str) -> Result<Option<PathBuf>, NbdError> {
-    let mut socket = None;
-    for item in query.split('&').filter(|item| !item.is_empty()) {
-        let Some(path) = item.strip_prefix("socket=") else {
-            let item = item.split('=').next().unwrap_or_default();
-            let what = format!("parameter {item:?} of the URI is not supported");
-            return Err(NbdError::Uri(what));
-        };
-        let path = PathBuf::from(std::ffi::OsString::from_vec(decoded(path)?));
-        if !path.is_absolute() {
-            let what =
-                "socket= must be an absolute path, because a mount has another working directory";
-            return Err(NbdError::Uri(what.to_owned()));
+/// What follows the `?` of a URI.
+#[derive(Default)]
+struct Parameters {
+    socket: Option<PathBuf>,
+    tls: TlsOptions,
+}
+
+impl Parameters {
+    fn of(query: &str) -> Result<Self, NbdError> {
+        let mut found = Self::default();
+        for item in query.split('&').filter(|item| !item.is_empty()) {
+            let (name, value) = item.split_once('=').unwrap_or((item, ""));
+            match name {
+                "socket" => found.socket = Some(absolute(name, value)?),
+                "tls-certificates" => found.tls.certificates = Some(absolute(name, value)?),
+                "tls-hostname" => {
+                    let host = String::from_utf8(decoded(value)?);
+                    let host = host.map_err(|_| NbdError::Uri(format!("{item:?} is no text")))?;
+                    found.tls.host = Some(host);
+                }
+                _ => {
+                    let way = match name {
+                        "tls-psk-file" => " (tls-certificates=DIRECTORY is)",
+                        "tls-verify-peer" => " (a server is always verified: tls-hostname=NAME)",
+                        _ => "",
+                    };
+                    let what = format!("parameter {name:?} of the URI is not supported{way}");
+                    return Err(NbdError::Uri(what));
+                }
+            }
         }
-        socket = Some(path);
+        Ok(found)
     }
-    Ok(socket)
+}
+
+/// A path in a parameter.
+fn absolute(name: &str, value: &str) -> Result<PathBuf, NbdError> {
+    let path = PathBuf::from(std::ffi::OsString::from_vec(decoded(value)?));
+    match path.is_absolute() {
+        true => Ok(path),
+        false => Err(NbdError::Uri(format!(
+            "{name}= must be an absolute path, because a mount has another working directory"
+        ))),
+    }
 }
 
 fn tcp(authority: &str) -> Result<Endpoint, NbdError> {
     let refused = |why: &str| Err(NbdError::Uri(format!("{why} in {authority:?}")));
     if authority.contains('@') {
-        return refused("users are for TLS, which is not supported,");
+        return refused(
+            "users are for TLS by shared keys, which is not supported (certificates are),",
+        );
     }
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
@@ -199,6 +235,8 @@ mod tests {
             ("nbd://h/a%20b%2f", "h:10809", "a b/"),
             ("nbd+unix:///?socket=/run/x.sock", "/run/x.sock", ""),
             ("nbd+unix:///d?socket=/run/x%3A", "/run/x:", "d"),
+            ("nbds://h/d", "h:10809", "d"),
+            ("nbds+unix:///d?socket=/x", "/x", "d"),
         ] {
             let wanted = (endpoint.to_owned(), export.as_bytes().to_vec());
             assert_eq!(parsed(text), Ok(wanted), "{text}");
@@ -206,10 +244,26 @@ mod tests {
     }
 
     #[test]
+    fn tls_has_a_directory_and_a_host() {
+        let tls = |text: &str| NbdUri::parse(Path::new(text)).unwrap().tls;
+        assert_eq!(tls("nbd://h/"), None);
+        assert_eq!(tls("nbds://h/"), Some(TlsOptions::default()));
+        let given = tls("nbds://h/?tls-certificates=/etc/a%20b&tls-hostname=disk.example");
+        let wanted = TlsOptions {
+            certificates: Some("/etc/a b".into()),
+            host: Some("disk.example".to_owned()),
+        };
+        assert_eq!(given, Some(wanted));
+    }
+
+    #[test]
     fn uris_that_mean_nothing_are_refused() {
         for (text, why) in [
-            ("nbds://h/", "stunnel"),
-            ("nbds+unix:///?socket=/x", "TLS"),
+            ("nbds+unix:///x", "nbds+unix:///EXPORT?socket="),
+            ("nbds://h/x?tls-psk-file=/f", "tls-certificates"),
+            ("nbds://h/x?tls-verify-peer=false", "always verified"),
+            ("nbds://h/x?tls-certificates=f", "absolute"),
+            ("nbd://h/x?tls-certificates=/f", "nbds://"),
             ("nbd://h:/x", "port"),
             ("nbd://h:0/x", "port"),
             ("nbd://h:65536/x", "port"),
