@@ -106,6 +106,26 @@ fn commands_and_a_mount_use_an_export() {
     assert!(refused.err.contains("option takeover"), "{}", refused.err);
 }
 
+#[test]
+fn an_overlay_keeps_the_changes_of_an_export_that_takes_no_writes() {
+    let scratch = Scratch::new();
+    let image = empty(&scratch);
+    steadfs(["format", "-q", text(image.path())]).expect(0);
+    let before = fs::read(image.path()).unwrap();
+    let server = NbdServer::start(&scratch, "nbdkit", &["--readonly", "file", text(image.path())]);
+    let uri = server.uri("");
+    let list = format!("overlay={}", scratch.join("overlay").display());
+    let dir = scratch.folder("mnt");
+    steadfs(["mount", "-o", &list, &uri, text(&dir)]).expect(0);
+    write_synced(&dir, 1).unwrap();
+    steadfs(["umount", text(&dir)]).expect(0);
+    let shown = steadfs(["cat", "-o", &list, &format!("{uri}:/f1")]).expect(0);
+    assert!(shown.out.as_bytes() == content(1));
+    steadfs(["check", "-o", &list, &uri]).expect(0);
+    assert_eq!(steadfs(["ls", &uri]).expect(0).out, "lost+found\n");
+    assert!(fs::read(image.path()).unwrap() == before);
+}
+
 /// What fsync acknowledged survives a kill of the server, and the mount stops instead of hanging.
 #[test]
 fn a_killed_server_stops_the_mount_and_loses_nothing_synced() {

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rustix::process::{Pid, Signal, kill_process};
+use steadfs_suite::command::until;
 use steadfs_suite::{Image, Scratch, SteadMount, f2fs, steadfs};
 
 use super::{MIB, cp, refused};
@@ -111,6 +113,41 @@ fn all_changes_of_commands_and_mounts_go_to_the_overlay() {
             &["ls", "-o", &list, image],
             "its base has been changed since",
         );
+    }
+}
+
+/// The next server of a mount finds all changes of the one before in the overlay, synced or not.
+#[test]
+fn an_overlay_goes_on_with_another_server() {
+    let scratch = Scratch::new();
+    for kind in ["ext4", "f2fs"] {
+        let base = volume(&scratch, kind);
+        let before = fs::read(base.path()).unwrap();
+        let overlay = scratch.join(&format!("{kind}.overlay"));
+        let list = format!("overlay={},takeover=on,fuse_transport=dev", text(&overlay));
+        let mount = SteadMount::new(&scratch, base.path(), &list);
+        fs::write(mount.join("first"), vec![1; 200_000]).unwrap();
+        let server = mount.pid();
+        steadfs(["upgrade", text(mount.root())]).expect(0);
+        assert_ne!(mount.pid(), server);
+        fs::write(mount.join("second"), vec![2; 200_000]).unwrap();
+        let server = mount.pid();
+        let killed = Pid::from_raw(i32::try_from(server).unwrap()).unwrap();
+        kill_process(killed, Signal::KILL).unwrap();
+        until("another server", || {
+            ![server, mount.broker(), 0].contains(&mount.pid())
+        });
+        fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+        fs::write(mount.join("third"), vec![3; 200_000]).unwrap();
+        for (name, byte) in [("first", 1), ("second", 2), ("third", 3)] {
+            assert!(
+                fs::read(mount.join(name)).unwrap() == vec![byte; 200_000],
+                "{name}"
+            );
+        }
+        mount.unmount();
+        check(kind, &merged(&scratch, base.path(), &overlay));
+        assert!(fs::read(base.path()).unwrap() == before, "{kind}");
     }
 }
 
