@@ -19,21 +19,26 @@ use crate::failure::Failure;
 use crate::place::uri_path;
 use crate::worker;
 
-/// A disk and the name of a partition of it: `IMAGE@PARTITION`, if there is no file of that name.
+/// A disk and the name of a partition of it: `IMAGE@PARTITION`, if there is no file of that name. A partition that is a disk
+/// itself has partitions, too: `IMAGE@PARTITION@PARTITION`.
 pub fn split(image: &Path) -> Option<(&Path, &str)> {
     let bytes = image.as_os_str().as_bytes();
     let is_uri = steadfs::is_uri(image);
     if !is_uri && image.symlink_metadata().is_ok() {
         return None;
     }
-    let at = bytes.iter().rposition(|byte| *byte == b'@')?;
-    if is_uri && at < uri_path(bytes) {
-        return None;
-    }
-    let disk = Path::new(OsStr::from_bytes(&bytes[..at]));
+    let places = (0..bytes.len()).rev().filter(|at| bytes[*at] == b'@');
+    let parts = places.map(|at| (Path::new(OsStr::from_bytes(&bytes[..at])), at));
+    let (disk, at) = match is_uri {
+        // The first one in its path: other ones of names are written as %40.
+        true => parts.take_while(|(_, at)| *at >= uri_path(bytes)).last()?,
+        false => {
+            let is_disk = |disk: &Path| disk.metadata().is_ok_and(|found| !found.is_dir());
+            parts.into_iter().find(|(disk, _)| is_disk(disk))?
+        }
+    };
     let which = std::str::from_utf8(&bytes[at + 1..]).ok()?;
-    let is_disk = is_uri || disk.metadata().is_ok_and(|found| !found.is_dir());
-    (is_disk && !which.is_empty()).then_some((disk, which))
+    (!which.is_empty()).then_some((disk, which))
 }
 
 /// The file that an image is in.
@@ -153,6 +158,8 @@ mod tests {
         assert_eq!(file_of(&exact), disk);
         let named = dir.path().join("disk.img@a b");
         assert_eq!(split(&named), Some((&*disk, "a b")));
+        let inner = dir.path().join("disk.img@super@a");
+        assert_eq!(split(&inner), Some((&*disk, "super@a")));
         for none in ["disk.img", "disk.img@", "no.img@2", "@2"] {
             assert_eq!(split(&dir.path().join(none)), None, "{none}");
         }
@@ -164,6 +171,8 @@ mod tests {
         let uri = Path::new("nbd://h/disk@a");
         assert_eq!(split(uri), Some((Path::new("nbd://h/disk"), "a")));
         assert_eq!(split(Path::new("nbd://u@h/disk")), None);
+        let inner = Path::new("nbd://u@h/disk@super@a");
+        assert_eq!(split(inner), Some((Path::new("nbd://u@h/disk"), "super@a")));
         std::fs::write(&exact, b"").unwrap();
         assert_eq!(split(&exact), None);
         assert_eq!(file_of(&exact), exact);

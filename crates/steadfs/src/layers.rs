@@ -159,17 +159,14 @@ impl Top {
 
     /// A partition in place of the disk.
     fn open_partition(&mut self, which: &str) -> Result<(), LayerError> {
-        let part = partition_of(&self.device, which, self.names.is_empty())?;
-        let below = Arc::clone(&self.device);
-        let device = match part.map {
-            None => MappedDevice::window(below, part.start, part.bytes),
-            Some(map) => {
+        let first = self.names.is_empty().then_some(0);
+        for part in way_to(&self.device, which, first)? {
+            if part.map.is_some() {
                 self.is_read.get_or_insert(LOGICAL_IS_READ);
-                MappedDevice::new(below, map, Vec::new()).map(MappedDevice::read_only)
             }
-        };
-        let device = device.map_err(|why| format!("partition {which:?}: {why}"))?;
-        self.add(device, format!("partition {}", part.number));
+            let device = over(&self.device, &part, which)?;
+            self.add(device, format!("partition {}", part.number));
+        }
         Ok(())
     }
 }
@@ -284,17 +281,51 @@ impl Layers {
     }
 }
 
-/// The partition of a disk that a user calls `which`. `has_places`: partitions have first bytes in the file of the disk.
+/// The partition of a disk that a user calls `which`, as the last one: in `A@B` it is partition B of partition A. Each is
+/// found in the one before. `first` is the disk's first byte in its file, if it has one.
 ///
 /// # Errors
 /// Why there is none: what follows the name of the disk in a message.
-pub(crate) fn partition_of(
+pub(crate) fn way_to(
     disk: &Arc<dyn Device>,
     which: &str,
-    has_places: bool,
+    first: Option<u64>,
+) -> Result<Vec<Partition>, String> {
+    let error = match partition_of(disk, which, first) {
+        Ok(found) => return Ok(vec![found]),
+        Err(error) => error,
+    };
+    // A name in the table may have an `@`, too.
+    let Some((name, inner)) = which.split_once('@') else {
+        return Err(error);
+    };
+    let outer = partition_of(disk, name, first)?;
+    let device: Arc<dyn Device> = Arc::new(over(disk, &outer, name)?);
+    let first = first.filter(|_| outer.map.is_none());
+    let first = first.map(|first| first.saturating_add(outer.start));
+    let inner = way_to(&device, inner, first);
+    let mut way = vec![outer];
+    way.extend(inner.map_err(|why| format!("partition {name:?} {why}"))?);
+    Ok(way)
+}
+
+/// The device of a partition.
+fn over(disk: &Arc<dyn Device>, part: &Partition, which: &str) -> Result<MappedDevice, String> {
+    let below = Arc::clone(disk);
+    let device = match &part.map {
+        None => MappedDevice::window(below, part.start, part.bytes),
+        Some(map) => MappedDevice::new(below, map.clone(), Vec::new()).map(MappedDevice::read_only),
+    };
+    device.map_err(|why| format!("partition {which:?}: {why}"))
+}
+
+fn partition_of(
+    disk: &Arc<dyn Device>,
+    which: &str,
+    first: Option<u64>,
 ) -> Result<Partition, String> {
     let queue = Queue::new(Arc::clone(disk), QueueOptions::default());
-    let found = partition_on(&queue, which, has_places)?;
+    let found = partition_on(&queue, which, first)?;
     if found.map.is_none() && found.start >= disk.geometry().size {
         return Err(format!(
             "partition {which:?} begins behind the end of this file"

@@ -205,14 +205,14 @@ pub(crate) fn table_on(queue: &Queue, base: u64) -> Option<Table> {
     Some(Table { base, ..table })
 }
 
-/// The partition of a disk that a user calls `which`.
+/// The partition of a disk that a user calls `which`. `first` is the disk's first byte in its file, if it has one.
 ///
 /// # Errors
 /// Why there is none: what follows the name of the disk in a message.
 pub(crate) fn partition_on(
     queue: &Queue,
     which: &str,
-    has_places: bool,
+    first: Option<u64>,
 ) -> Result<Partition, String> {
     let src = AnyBytes {
         queue,
@@ -223,7 +223,8 @@ pub(crate) fn partition_on(
             "has no partition {which:?}: it has no partition table"
         ));
     };
-    table.has_places &= has_places;
+    table.has_places &= first.is_some();
+    table.base = first.unwrap_or_default();
     table.choose(which).cloned()
 }
 

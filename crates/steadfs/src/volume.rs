@@ -1,5 +1,7 @@
 //! An open volume on an image file or block device.
 
+mod partitions;
+
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,12 +17,12 @@ use steadfs_fuse::{BlockDevice, BrokerClient, FileId, MountError};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
 use thiserror::Error;
 
-use crate::image::{Found, Partition, Table, Window};
-use crate::layers::{Base, LayerError, Layers, OpenedOverlay, partition_of};
+use crate::image::Found;
+use crate::layers::{Base, LayerError, Layers, OpenedOverlay};
 use crate::memory::{default_cache_size, overlay_memory};
 use crate::nbd;
 use crate::nodes::protection_of;
-use crate::probe::{Kind, Unopened, failed, kind_on, kind_within, table_on};
+use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
 use crate::{Io, IoEngine, Options, Overlay};
 
 /// Why a volume could not be opened, mounted or closed.
@@ -263,47 +265,9 @@ impl VolumeDevice {
         self.layers
     }
 
-    /// Opens a disk to find a partition of it, which another process may use: nothing is claimed or locked.
-    pub fn open_disk(path: &Path) -> Result<Self, Error> {
-        let options = Options::parse("ro,buffered").map_err(|error| failed(path, error))?;
-        Self::open_as(path, &options, (false, true))
-    }
-
-    /// The partition table of the disk.
-    ///
-    /// # Errors
-    /// There is none, or it cannot be read.
-    pub fn partitions(&self) -> Result<Table, Error> {
-        let table = table_on(&self.queue()?, self.options.offset);
-        let mut table =
-            table.ok_or_else(|| self.no_partition("has no partition table".to_owned()))?;
-        table.has_places &= !self.layers.is_layered();
-        Ok(table)
-    }
-
-    /// The partition with this number, or else with this name in the table, or else with a volume of this label.
-    pub fn partition(&self, which: &str) -> Result<Partition, Error> {
-        partition_of(&self.device()?, which, !self.layers.is_layered())
-            .map_err(|why| self.no_partition(why))
-    }
-
-    /// Where the partition is in the file; `None` if that is no window of it, so that `partition=` finds it in the layers.
-    pub fn partition_window(&self, which: &str) -> Result<Option<Window>, Error> {
-        let part = self.partition(which)?;
-        let is_window = part.map.is_none() && !self.layers.is_layered();
-        Ok(is_window.then(|| part.window()))
-    }
-
     /// The error for this device without a volume, or with one that cannot be opened.
     pub(crate) fn failed(&self, error: impl Into<Unopened>) -> Error {
         without_places(failed(&self.path, error), &self.layers)
-    }
-
-    fn no_partition(&self, why: String) -> Error {
-        Error::NoPartition {
-            path: self.path.clone(),
-            why,
-        }
     }
 
     /// As [`VolumeDevice::open`], on a file that the broker's mounter has opened, for writing unless the options are read-only.

@@ -345,6 +345,55 @@ fn logical_partitions_of_a_super_image_are_volumes() {
     }
 }
 
+/// As on the flash memory of a telephone: the super image is a partition of a disk.
+#[test]
+fn a_super_partition_of_a_disk_has_logical_partitions() {
+    let scratch = Scratch::new();
+    let tree = tree(&scratch);
+    let (ext4, f2fs) = (
+        volume(&scratch, "ext4", &tree),
+        volume(&scratch, "f2fs", &tree),
+    );
+    let inner = fs::read(make_super(&scratch, &ext4, &f2fs)).unwrap();
+    let disk = scratch.join("disk.img");
+    let file = File::create(&disk).unwrap();
+    file.set_len(130 * MIB).unwrap();
+    let table = "label: gpt\nstart=4096, size=245760, name=super\n";
+    let mut sfdisk = Command::new("sfdisk")
+        .args(["-q", text(&disk)])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = sfdisk.stdin.take().unwrap();
+    input.write_all(table.as_bytes()).unwrap();
+    drop(input);
+    assert!(sfdisk.wait().unwrap().success());
+    file.write_all_at(&inner, 2 * MIB).unwrap();
+    let sparse = to_sparse(&disk, "disk.simg");
+    for image in [text(&disk), text(&sparse)] {
+        let of = |part: &str| format!("{image}@super@{part}");
+        same_volume(&scratch, text(ext4.path()), &of("system_a"), &tree);
+        same_volume(&scratch, text(f2fs.path()), &of("vendor"), &tree);
+        let listed = steadfs(["inspect", "--partitions", &format!("{image}@1")]);
+        assert!(listed.expect(0).out.contains("\"vendor_a\""));
+        let list = "partition=super@sys";
+        let read = out(&["cat", "-o", list, &format!("{image}:/a/3")]);
+        assert_eq!(read, "file 3\n");
+        let file = text(&tree.join("a/1")).to_owned();
+        refused(
+            &["cp", &file, &format!("{}:/x", of("1"))],
+            "cannot be written",
+        );
+        refused(
+            &["format", "-q", "--force", &of("1")],
+            "cannot be formatted",
+        );
+        let none = steadfs(["ls", &of("none")]);
+        let why = "partition \"super\" has no partition \"none\": it is a disk";
+        assert!(none.err.contains(why), "{}", none.err);
+    }
+}
+
 #[test]
 fn a_cut_off_super_image_is_an_error() {
     let scratch = Scratch::new();

@@ -132,6 +132,52 @@ fn partitions_of_a_disk_are_volumes_in_every_command() {
     }
 }
 
+/// A disk in a partition of a disk, as a virtual machine's.
+#[test]
+fn partitions_of_a_partition_are_volumes() {
+    let scratch = Scratch::new();
+    let (inner, disk) = (scratch.join("inner"), scratch.join("disk.img"));
+    make_disk(&inner);
+    let start = 2 * MIB;
+    let mut table = [0; 512];
+    table[446 + 4] = 0x83;
+    table[446 + 8..446 + 12].copy_from_slice(&u32::try_from(start / 512).unwrap().to_le_bytes());
+    table[446 + 12..446 + 16].copy_from_slice(&u32::try_from(SIZE / 512).unwrap().to_le_bytes());
+    table[510..].copy_from_slice(b"\x55\xaa");
+    let file = File::create(&disk).unwrap();
+    file.write_all_at(&table, 0).unwrap();
+    file.write_all_at(&fs::read(&inner).unwrap(), start)
+        .unwrap();
+    file.set_len(start + SIZE + MIB).unwrap();
+    let name = disk.to_str().unwrap();
+    let of = |part: &str| format!("{name}@1@{part}");
+    steadfs(["format", "-q", "-L", "boot", &of("1")]).expect(0);
+    steadfs(["format", "-q", "-t", "f2fs", "-l", "data", &of("2")]).expect(0);
+    let source = scratch.join("file");
+    fs::write(&source, b"content").unwrap();
+    cp(&[source.to_str().unwrap(), &of("boot:/a")]);
+    cp(&[&of("boot:/a"), &of("data:/b")]);
+    assert_eq!(steadfs(["cat", &of("2:/b")]).expect(0).out, "content");
+    let none = steadfs(["ls", &of("3")]);
+    assert_eq!(none.code(), 1);
+    for text in [
+        "partition \"1\" has no partition \"3\": it is a disk",
+        // In the file.
+        &format!("partition 2: -o offset={}, ", start + PARTS[1].0),
+    ] {
+        assert!(none.err.contains(text), "{}", none.err);
+    }
+    let mut bytes = vec![0; SIZE as usize];
+    let disk = File::open(&disk).unwrap();
+    disk.read_exact_at(&mut bytes, start).unwrap();
+    fs::write(&inner, bytes).unwrap();
+    let piece = scratch.join("piece");
+    cut_out(&inner, 0, &piece);
+    run("e2fsck", ["-fn", piece.to_str().unwrap()]).expect(0);
+    cut_out(&inner, 1, &piece);
+    run("fsck.f2fs", [piece.to_str().unwrap()]).expect(0);
+}
+
 #[test]
 fn what_names_no_partition_is_refused_with_the_list() {
     let scratch = Scratch::new();
