@@ -11,7 +11,7 @@ use std::path::Path;
 
 use steadfs::Options;
 use steadfs::tools::{
-    self, CopyOptions, Existing, Follow, HostFile, Report, Selection, ToolError, copy_between,
+    self, CopyOptions, Existing, Follow, HostFile, Report, Selection, ToolError, amount_on_host, amount_on_volume, copy_between,
     copy_in, copy_out, copy_stream_in, owner_cx, printable,
 };
 use steadfs_vfs::{FileKind, FileSystem, FsError};
@@ -77,6 +77,9 @@ pub fn extract(args: &args::Extract) -> Result<(), Failure> {
     let done = with_volume(&place.image, &args.open, Access::Read, |fs| {
         let options = options_to_host(options, &place, args.to_host);
         let (cx, from) = (owner_cx(), &place.path);
+        if args.select.is_all() {
+            line.ends_after(|| amount_on_volume(fs, &cx, from));
+        }
         copy_out(fs, &cx, from, &to, options, selection, &mut line)
             .map_err(|error| failure(&error, &stop))
     });
@@ -275,6 +278,7 @@ impl Job<'_> {
         self.options.image = file_of(&to.image);
         let is_dir = is_dir(fs, to, Follow::Always);
         let into = self.goes_into(is_dir, sources.len(), &printable(&to.path))?;
+        self.line.ends_after(|| amount_of(sources));
         for source in sources {
             let done = self.one_into(source, (fs, to), into);
             self.count(done)?;
@@ -340,7 +344,7 @@ impl Job<'_> {
             let Place::Volume(place) = source else {
                 continue; // `destination` refused it.
             };
-            let done = self.one_out(source, place, to, into);
+            let done = self.one_out(source, place, to, (into, sources.len() == 1));
             self.count(done)?;
         }
         Ok(())
@@ -351,7 +355,7 @@ impl Job<'_> {
         source: &Place,
         place: &OnVolume,
         to: &Path,
-        into: bool,
+        (into, is_only): (bool, bool),
     ) -> Result<Report, Failure> {
         let target = match name_of(source) {
             Some(name) if into => to.join(OsStr::from_bytes(name)),
@@ -365,9 +369,14 @@ impl Job<'_> {
                 is_dir(fs, place, self.options.follow),
             )?;
             let options = options_to_host(self.options, place, self.args.to_host);
+            let cx = owner_cx();
+            if is_only {
+                self.line
+                    .ends_after(|| amount_on_volume(fs, &cx, &place.path));
+            }
             copy_out(
                 fs,
-                &owner_cx(),
+                &cx,
                 &place.path,
                 &target,
                 options,
@@ -400,6 +409,15 @@ impl Job<'_> {
             files::to_output(fs, place)
         })
     }
+}
+
+/// About how many bytes sources on the host have.
+fn amount_of(sources: &[Place]) -> Option<u64> {
+    let amounts = sources.iter().map(|source| match source {
+        Place::Host(path) => amount_on_host(path),
+        Place::Volume(_) | Place::Stream => None,
+    });
+    amounts.sum()
 }
 
 fn is_dir(fs: &dyn FileSystem, place: &OnVolume, follow: Follow) -> bool {

@@ -99,7 +99,8 @@ pub fn fill(
     how: &Fill,
     sandbox: Option<args::Sandbox>,
 ) -> Result<(), Failure> {
-    let line = Line::of_copy(from.stop.clone(), false);
+    let mut line = Line::of_copy(from.stop.clone(), false);
+    line.ends_after(|| from.source.amount());
     let (line, filled) = filled(path, from, how, sandbox, line)?;
     if let Some(line) = line {
         line.done();

@@ -132,10 +132,9 @@ pub fn run<R>(
             measure: true,
             ..how
         };
-        let watch = Watch {
-            line: Line::of_copy(job.from.stop.clone(), false),
-            full: None,
-        };
+        let mut line = Line::of_copy(job.from.stop.clone(), false);
+        line.ends_after(|| job.from.source.amount());
+        let watch = Watch { line, full: None };
         let (watch, filled) = fill::filled(&image.path, job.from, &how, job.sandbox, watch)?;
         let full = watch.and_then(|watch| {
             watch.line.done();

@@ -1,5 +1,6 @@
 //! Progress display on a terminal.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -16,6 +17,10 @@ const SOON: Duration = Duration::from_millis(400);
 /// Interval in which the line moves when there is no news.
 const TICK: Duration = Duration::from_millis(200);
 
+/// The lines of a copy whose size is not known, and of one whose size is known about.
+const ENDLESS: &str = "{spinner} {bytes} ({bytes_per_sec}) {prefix} files: {wide_msg}";
+const TO_END: &str = "{spinner} {bytes} of about {total_bytes} ({bytes_per_sec}, {eta} left) {prefix} files: {wide_msg}";
+
 /// A line on standard error with the work done so far, if that is a terminal and the work takes long.
 pub struct Line {
     bar: ProgressBar,
@@ -31,11 +36,21 @@ pub struct Line {
 impl Line {
     /// For copies: bytes, speed, files, and the one being copied. `verbose` prints each on standard output, too.
     pub fn of_copy(stop: Stop, verbose: bool) -> Self {
-        let template = "{spinner} {bytes} ({bytes_per_sec}) {prefix} files: {wide_msg}";
         Self {
             stop: Some(stop),
             verbose,
-            ..Self::new(template, "")
+            ..Self::new(ENDLESS, "")
+        }
+    }
+
+    /// Shows the end of a copy, too, if it is known about how many bytes it has. They are counted for a terminal only.
+    pub fn ends_after(&mut self, amount: impl FnOnce() -> Option<u64>) {
+        if !std::io::stderr().is_terminal() {
+            return;
+        }
+        if let Some(bytes) = amount() {
+            self.bar.set_length(bytes);
+            set_style(&self.bar, TO_END);
         }
     }
 
@@ -59,9 +74,7 @@ impl Line {
 
     fn new(template: &str, name: &'static str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.tick_chars("|/-\\ "));
-        }
+        set_style(&bar, template);
         bar.set_message(name);
         Self {
             bar,
@@ -100,6 +113,12 @@ impl Line {
     /// Removes the line.
     pub fn done(self) {
         self.bar.finish_and_clear();
+    }
+}
+
+fn set_style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.tick_chars("|/-\\ "));
     }
 }
 

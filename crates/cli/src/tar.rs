@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use signal_hook::consts::SIGPIPE;
-use steadfs::tools::{ToolError, owner_cx, tar_out};
+use steadfs::tools::{ToolError, amount_on_volume, owner_cx, tar_out};
 
 use crate::args;
 use crate::copy::{DATA_PER_SIZE, end, failure, file_of, selection, size_of};
@@ -31,9 +31,13 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
         // Opened after the volume, so that a wrong image empties no archive.
         let (out, to) = output(args.file.as_deref(), &place)?;
         let mut out = BufWriter::with_capacity(BUFFER, out);
+        let cx = owner_cx();
+        if args.select.is_all() {
+            line.ends_after(|| amount_on_volume(fs, &cx, &place.path));
+        }
         let done = tar_out(
             fs,
-            &owner_cx(),
+            &cx,
             &place.path,
             data_max,
             selection,

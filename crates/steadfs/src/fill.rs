@@ -21,7 +21,8 @@ use crate::owners::OwnerRules;
 use crate::probe::failed;
 use crate::tar::TarTree;
 use crate::tools::{
-    CopyOptions, Existing, Progress, Report, ToolError, child, copy_in_by, owner_cx, tree_in,
+    CopyOptions, Existing, Progress, Report, ToolError, amount_on_host, child, copy_in_by,
+    owner_cx, tree_in,
 };
 use crate::{Error, Options, Volume};
 
@@ -36,6 +37,16 @@ pub enum FillSource {
     Directory(PathBuf),
     /// The tree of a tar archive.
     Archive(TarTree),
+}
+
+impl FillSource {
+    /// About how many bytes of data it has; `None` if counting takes long.
+    pub fn amount(&self) -> Option<u64> {
+        match self {
+            Self::Directory(top) => amount_on_host(top),
+            Self::Archive(tree) => Some(tree.amount()),
+        }
+    }
 }
 
 /// How a new volume is filled.

@@ -129,7 +129,7 @@ fn progress_is_shown_on_a_terminal_only() {
         let text = on_a_terminal(&scratch, &words, || {
             fs::read_dir(&out).is_ok_and(|mut files| files.next().is_some())
         });
-        text.contains("MiB") && text.contains("files: /source/")
+        text.contains("MiB of about 100.") && text.contains("files: /source/")
     });
     assert!(shown, "no progress was shown in 50 runs");
     let out = scratch.join("quiet");

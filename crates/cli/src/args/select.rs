@@ -15,3 +15,10 @@ pub struct Select {
     #[arg(long, value_name = "PATTERN")]
     pub exclude: Vec<OsString>,
 }
+
+impl Select {
+    /// Whether there are no patterns.
+    pub fn is_all(&self) -> bool {
+        self.include.is_empty() && self.exclude.is_empty()
+    }
+}

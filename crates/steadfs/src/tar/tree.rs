@@ -169,6 +169,12 @@ impl TarTree {
         Ok((tree, report))
     }
 
+    /// Bytes of data of all files.
+    pub(crate) fn amount(&self) -> u64 {
+        let extents = self.nodes.iter().flat_map(|node| &node.extents);
+        extents.map(|extent| extent.end - extent.start).sum()
+    }
+
     /// The root.
     pub(crate) fn root(&self) -> &Node {
         &self.nodes[ROOT]

@@ -3,6 +3,7 @@
 //! Everything uses [`FileSystem`](steadfs_vfs::FileSystem), so it works for every format. Volumes can be hostile: names are
 //! checked, cycles are detected, and on the host nothing is written outside the given directory.
 
+mod amount;
 mod copy_between;
 mod copy_in;
 mod copy_out;
@@ -32,6 +33,7 @@ use std::path::{Path, PathBuf};
 
 use steadfs_vfs::{Cx, FileKind, FsError};
 
+pub use amount::{amount_on_host, amount_on_volume};
 pub use copy_between::copy_between;
 pub(crate) use copy_in::copy_in_by;
 pub use copy_in::{copy_in, copy_stream_in};
