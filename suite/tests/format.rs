@@ -212,6 +212,7 @@ fn features_are_made_or_refused_with_an_alternative() {
         &["-O", "^huge_file,^large_file,^extra_isize,^dir_nlink"],
         &["-O", "fast_commit,orphan_file,metadata_csum_seed"],
         &["-O", "mmp", "-E", "mmp_update_interval=1"],
+        &["-O", "encrypt,large_dir"],
         // The largest one that Linux mounts.
         &["-O", "orphan_file", "-E", "orphan_file_size=512"],
         &["-b", "-4096"],

@@ -112,7 +112,11 @@ fn an_overlay_keeps_the_changes_of_an_export_that_takes_no_writes() {
     let image = empty(&scratch);
     steadfs(["format", "-q", text(image.path())]).expect(0);
     let before = fs::read(image.path()).unwrap();
-    let server = NbdServer::start(&scratch, "nbdkit", &["--readonly", "file", text(image.path())]);
+    let server = NbdServer::start(
+        &scratch,
+        "nbdkit",
+        &["--readonly", "file", text(image.path())],
+    );
     let uri = server.uri("");
     let list = format!("overlay={}", scratch.join("overlay").display());
     let dir = scratch.folder("mnt");

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use steadfs::Options;
 use steadfs::tools::{
-    self, CopyOptions, Existing, Follow, HostFile, Report, Selection, ToolError, amount_on_host, amount_on_volume, copy_between,
-    copy_in, copy_out, copy_stream_in, owner_cx, printable,
+    self, CopyOptions, Existing, Follow, HostFile, Report, Selection, ToolError, amount_on_host,
+    amount_on_volume, copy_between, copy_in, copy_out, copy_stream_in, owner_cx, printable,
 };
 use steadfs_vfs::{FileKind, FileSystem, FsError};
 

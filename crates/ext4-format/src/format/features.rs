@@ -30,7 +30,10 @@ const MADE: Features = Features {
             | Incompat::MMP.0
             | Incompat::FLEX_BG.0
             | Incompat::EA_INODE.0
-            | Incompat::CSUM_SEED.0,
+            | Incompat::CSUM_SEED.0
+            | Incompat::ENCRYPT.0
+            | Incompat::CASEFOLD.0
+            | Incompat::LARGE_DIR.0,
     ),
     ro_compat: RoCompat(
         RoCompat::SPARSE_SUPER.0
@@ -39,24 +42,17 @@ const MADE: Features = Features {
             | RoCompat::GDT_CSUM.0
             | RoCompat::DIR_NLINK.0
             | RoCompat::EXTRA_ISIZE.0
-            | RoCompat::METADATA_CSUM.0,
+            | RoCompat::METADATA_CSUM.0
+            | RoCompat::PROJECT.0
+            | RoCompat::VERITY.0,
     ),
 };
 
 /// Further features of mke2fs.
 const OTHERS: Features = Features {
     compat: Compat(0),
-    incompat: Incompat(
-        Incompat::JOURNAL_DEV.0
-            | Incompat::META_BG.0
-            | Incompat::INLINE_DATA.0
-            | Incompat::ENCRYPT.0
-            | Incompat::CASEFOLD.0
-            | Incompat::LARGE_DIR.0,
-    ),
-    ro_compat: RoCompat(
-        RoCompat::BIGALLOC.0 | RoCompat::QUOTA.0 | RoCompat::PROJECT.0 | RoCompat::VERITY.0,
-    ),
+    incompat: Incompat(Incompat::JOURNAL_DEV.0 | Incompat::META_BG.0 | Incompat::INLINE_DATA.0),
+    ro_compat: RoCompat(RoCompat::BIGALLOC.0 | RoCompat::QUOTA.0),
 };
 
 /// The features of a volume made with `opts`; [`check`] validates their combination.
@@ -70,6 +66,9 @@ pub(super) fn choose(opts: &FormatOptions) -> Result<Features, FormatError> {
     features = edit(features, &opts.features)?;
     if opts.journal || opts.journal_size.is_some() {
         features.compat = features.compat.union(Compat::HAS_JOURNAL);
+    }
+    if opts.casefold {
+        features.incompat = features.incompat.union(Incompat::CASEFOLD);
     }
     if features.ro_compat.contains(RoCompat::METADATA_CSUM) {
         // The two kinds of descriptor checksums exclude each other.
@@ -204,9 +203,9 @@ mod tests {
             )
         );
         assert_eq!(
-            names("verity").unwrap_err(),
+            names("inline_data").unwrap_err(),
             FormatError::Unsupported(
-                "feature verity (a volume that mke2fs makes with it can be mounted)".into()
+                "feature inline_data (a volume that mke2fs makes with it can be mounted)".into()
             )
         );
         assert_eq!(names("^bigalloc,^meta_bg").unwrap(), "");

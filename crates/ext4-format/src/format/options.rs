@@ -134,6 +134,10 @@ pub struct FormatOptions {
     pub offset: u64,
     /// Size of the orphan file; as fits the volume if `None`.
     pub orphan_file: Option<OrphanFile>,
+    /// Directories can compare names without case, as UTF-8 of Unicode 12.1 (`-E encoding=utf8`); implies `casefold`.
+    pub casefold: bool,
+    /// Whether these directories refuse names that are not UTF-8 (`-E encoding_flags=strict`); no if `None`.
+    pub strict_names: Option<bool>,
     /// When it is made; now if `None`. Whole seconds are stored.
     pub time: Option<Timestamp>,
 }
@@ -178,6 +182,8 @@ impl Default for FormatOptions {
             discard: true,
             offset: 0,
             orphan_file: None,
+            casefold: false,
+            strict_names: None,
             time: None,
         }
     }
@@ -308,6 +314,11 @@ impl FormatOptions {
                     });
                 }
                 "root_perms" => self.root_perms = Some(permissions(&option, value)?),
+                "encoding" => {
+                    self.casefold = true;
+                    encoding(&option, value)?;
+                }
+                "encoding_flags" => self.strict_names = Some(is_strict(&option, value)?),
                 "orphan_file_size" => self.orphan_file = Some(orphan_file(&option, value)?),
                 "mmp_update_interval" => {
                     self.mmp_update_interval = number(&option, value)?;
@@ -317,7 +328,7 @@ impl FormatOptions {
                     }
                 }
                 "desc-size" | "desc_size" | "no_copy_xattrs" | "test_fs" | "quotatype"
-                | "android_sparse" | "encoding" | "encoding_flags" => {
+                | "android_sparse" => {
                     return Err(FormatError::Unsupported(option));
                 }
                 _ => {
@@ -382,6 +393,31 @@ fn orphan_file(option: &str, value: Option<&str>) -> Result<OrphanFile, FormatEr
         FormatError::option(option, why)
     })?;
     Ok(OrphanFile::Bytes(size))
+}
+
+/// Names of the only encoding that file systems have.
+const ENCODINGS: [&str; 2] = ["utf8", "utf8-12.1"];
+
+fn encoding(option: &str, value: Option<&str>) -> Result<(), FormatError> {
+    let text = value.unwrap_or_default();
+    match ENCODINGS.contains(&text) {
+        true => Ok(()),
+        false => {
+            let why = format!("'{text}' is not utf8 or utf8-12.1");
+            Err(FormatError::option(option, why))
+        }
+    }
+}
+
+fn is_strict(option: &str, value: Option<&str>) -> Result<bool, FormatError> {
+    match value.unwrap_or_default() {
+        "strict" => Ok(true),
+        "nostrict" => Ok(false),
+        text => {
+            let why = format!("'{text}' is not strict or nostrict");
+            Err(FormatError::option(option, why))
+        }
+    }
 }
 
 /// On without a value, else 0 or 1.

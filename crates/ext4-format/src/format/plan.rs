@@ -16,6 +16,11 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
+/// `s_encrypt_algos`: of contents, and of names (`FSCRYPT_MODE_*`).
+const AES_256_XTS: u8 = 1;
+const AES_256_CTS: u8 = 4;
+/// `s_encoding`; bit 0 of `s_encoding_flags` is strict mode.
+const ENCODING_UTF8_12_1: u16 = 1;
 /// `s_default_mount_opts`: extended attributes of users, and access control lists.
 const DEFAULT_MOUNT_OPTS: u32 = 0x4 | 0x8;
 /// `s_def_hash_version`: half MD4.
@@ -206,6 +211,10 @@ fn request(
     if !inode_size.is_power_of_two() || !(128..=block_size.min(1 << 15)).contains(&inode_size) {
         let why = format!("{inode_size} is not a power of two from 128 to the block size");
         return Err(FormatError::option("inode size", why));
+    }
+    if features.ro_compat.contains(RoCompat::PROJECT) && inode_size == 128 {
+        let why = "project needs inodes larger than 128 bytes, which have no place for the project";
+        return Err(FormatError::option("features", why));
     }
     let wide = features.incompat.contains(Incompat::BIT64);
     let mut request = Request {
@@ -454,6 +463,7 @@ fn superblock(
     if features.ro_compat.contains(RoCompat::METADATA_CSUM) {
         raw.checksum_type = 1;
     }
+    set_names(&mut raw, features, opts)?;
     set_times(&mut raw, now)?;
     raw.raid_stripe_width.set(opts.stripe_width);
     let stride = u16::try_from(opts.stride)
@@ -468,6 +478,30 @@ fn superblock(
     raw.mmp_update_interval.set(interval);
     set_flex(&mut raw, features, opts)?;
     Ok(raw)
+}
+
+/// How names are compared and encrypted.
+fn set_names(
+    raw: &mut RawSuperblock,
+    features: Features,
+    opts: &FormatOptions,
+) -> Result<(), FormatError> {
+    if features.incompat.contains(Incompat::ENCRYPT) {
+        raw.encrypt_algos = [AES_256_XTS, AES_256_CTS, 0, 0];
+    }
+    match features.incompat.contains(Incompat::CASEFOLD) {
+        true => {
+            raw.encoding.set(ENCODING_UTF8_12_1);
+            let is_strict = opts.strict_names.unwrap_or_default();
+            raw.encoding_flags.set(is_strict.into());
+        }
+        false if opts.strict_names.is_some() => {
+            let why = "needs the feature casefold, or -E encoding=utf8";
+            return Err(FormatError::option("-E encoding_flags", why));
+        }
+        false => {}
+    }
+    Ok(())
 }
 
 fn set_identity(raw: &mut RawSuperblock, opts: &FormatOptions) {
