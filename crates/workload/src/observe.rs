@@ -293,6 +293,7 @@ mod tests {
             extents: true,
             shift_ranges: true,
             wide_times: true,
+            long_values: false,
             recovery: Recovery::Prefix,
         };
         let fs = ModelFs::new(State::new(), format);

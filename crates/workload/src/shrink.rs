@@ -231,6 +231,7 @@ mod tests {
             extents: true,
             shift_ranges: false,
             wide_times: true,
+            long_values: false,
             recovery: Recovery::Prefix,
         };
         let shape = Shape {

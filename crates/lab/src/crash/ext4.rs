@@ -35,7 +35,7 @@ struct Recipe {
 
 /// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
 /// that images differ in few blocks.
-const RECIPES: [Recipe; 11] = [
+const RECIPES: [Recipe; 12] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -131,6 +131,16 @@ const RECIPES: [Recipe; 11] = [
         ],
         mount: "noasync_checkpoint,discard",
         queue: |queue| queue.policy = Policy::Fair,
+    },
+    Recipe {
+        name: "ext4-values-1k",
+        size: "5M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256", "-O", "ea_inode,orphan_file"],
+        mount: "",
+        queue: |_| {},
     },
     // The smallest volumes that have a journal: to be filled up.
     Recipe {
@@ -275,6 +285,10 @@ impl Recipe {
                 extents: self.extents,
                 shift_ranges: false,
                 wide_times: self.wide_times,
+                long_values: self
+                    .options
+                    .iter()
+                    .any(|option| option.contains("ea_inode")),
                 recovery: Recovery::Prefix,
             },
             open: Arc::new(move |device| open(device, &mount, queue)),

@@ -169,6 +169,7 @@ impl Recipe {
                 extents: true,
                 shift_ranges: false,
                 wide_times: true,
+                long_values: false,
                 recovery: Recovery::RollForward { strict },
             },
             open: Arc::new(move |device| open(device, &options, controls, queue)),

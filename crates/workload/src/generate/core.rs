@@ -33,7 +33,7 @@ fn write(file: &str, offset: u64, len: u64) -> Op {
 
 /// The tree that the core programs start from: two directories, three files, a link, an empty directory. `/foo` has
 /// 10000 bytes, `/A/foo` 6000, `/A/bar` 100.
-fn start() -> Vec<Op> {
+fn start(format: Format) -> Vec<Op> {
     let mut ops = Vec::new();
     for dir in ["/A", "/B", "/B/empty"] {
         ops.push(Op::Mkdir {
@@ -52,7 +52,8 @@ fn start() -> Vec<Op> {
         from: target("/A/bar"),
         path: path("/B/bar"),
     });
-    ops.push(set_xattr("/A/foo", "user.kept", 30));
+    let kept = if format.long_values { 2500 } else { 30 };
+    ops.push(set_xattr("/A/foo", "user.kept", kept));
     ops
 }
 
@@ -208,16 +209,21 @@ fn range_scenarios(format: Format) -> Vec<Scenario> {
 }
 
 /// Operations that change attributes.
-fn attribute_scenarios() -> Vec<Scenario> {
+fn attribute_scenarios(format: Format) -> Vec<Scenario> {
     let at = |secs, nanos| Timestamp { secs, nanos };
     let xattr = |file: &str, len| Scenario {
         ops: vec![set_xattr(file, "user.new", len)],
         file: path(file),
     };
+    let lengths = match format.long_values {
+        // The value that `/A/foo` has, too.
+        true => [9000, 2500, 2500],
+        false => [20, 600, 40],
+    };
     vec![
-        xattr("/A/foo", 20),
-        xattr("/foo", 600),
-        xattr("/A", 40),
+        xattr("/A/foo", lengths[0]),
+        xattr("/foo", lengths[1]),
+        xattr("/A", lengths[2]),
         one("/A/foo", |path| Op::RemoveXattr {
             file: path.into(),
             name: b"user.kept".to_vec(),
@@ -285,7 +291,7 @@ fn nameless_scenarios() -> Vec<Scenario> {
 fn scenarios(format: Format) -> Vec<Scenario> {
     let mut scenarios = name_scenarios();
     scenarios.extend(content_scenarios(format));
-    scenarios.extend(attribute_scenarios());
+    scenarios.extend(attribute_scenarios(format));
     scenarios.extend(nameless_scenarios());
     scenarios
 }
@@ -305,9 +311,9 @@ fn syncs(scenario: &Scenario) -> [Op; 5] {
     ]
 }
 
-fn program(ops: Vec<Op>) -> Program {
+fn program(format: Format, ops: Vec<Op>) -> Program {
     let mut program = Program {
-        setup: start(),
+        setup: start(format),
         tasks: vec![ops],
     };
     number_fills(&mut program);
@@ -327,16 +333,16 @@ pub fn singles(format: Format) -> Vec<Program> {
                 write("/A/bar", 0, 3_000),
             ];
             let ops = scenario.ops.iter().cloned().chain([sync]).chain(after);
-            all.push(program(ops.collect()));
+            all.push(program(format, ops.collect()));
         }
     }
-    all.extend(convoys());
+    all.extend(convoys(format));
     all
 }
 
 /// Files that are written first and fsynced one by one later: new files, growing files, an overwritten file; in the
 /// order of the writes and in reverse order.
-fn convoys() -> [Program; 2] {
+fn convoys(format: Format) -> [Program; 2] {
     let new = ["/A/new1", "/A/new2", "/B/new3", "/A/new4"];
     let mut ops = Vec::new();
     for file in new {
@@ -353,7 +359,10 @@ fn convoys() -> [Program; 2] {
     let sync = |file: &&str| Op::Fsync { file: target(file) };
     let forwards = ops.iter().cloned().chain(order.iter().map(sync));
     let backwards = ops.iter().cloned().chain(order.iter().rev().map(sync));
-    [program(forwards.collect()), program(backwards.collect())]
+    [
+        program(format, forwards.collect()),
+        program(format, backwards.collect()),
+    ]
 }
 
 /// All ordered pairs of the core operations: both made durable by one fsync, each by its own, and both by one sync.
@@ -371,9 +380,9 @@ pub fn pairs(format: Format) -> Vec<Program> {
                 .cloned()
                 .chain([dir_first])
                 .chain(second.ops.clone());
-            all.push(program(both().chain([file]).collect()));
-            all.push(program(apart.chain([dir, data]).collect()));
-            all.push(program(both().chain([whole]).collect()));
+            all.push(program(format, both().chain([file]).collect()));
+            all.push(program(format, apart.chain([dir, data]).collect()));
+            all.push(program(format, both().chain([whole]).collect()));
         }
     }
     all

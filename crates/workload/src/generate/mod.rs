@@ -10,14 +10,22 @@ pub use self::shape::Shape;
 
 use crate::{Op, Program};
 
-/// Gives every write a fill number of its own, so that no content can be mistaken for another's.
+/// Length of the shortest value of an attribute that equals others of its length, in bytes.
+const LONG_VALUE_MIN: u64 = 1000;
+
+/// Gives every write a fill number of its own, so that no content of a file can be mistaken for another's.
 fn number_fills(program: &mut Program) {
     let mut next = 1;
     let tasks = program.tasks.iter_mut().flatten();
     for op in program.setup.iter_mut().chain(tasks) {
-        if let Op::Write { fill, .. } | Op::SetXattr { fill, .. } = op {
-            *fill = next;
-            next += 1;
+        match op {
+            // Long values of one length are equal, so that files share them.
+            Op::SetXattr { fill, len, .. } if *len >= LONG_VALUE_MIN => *fill = 0,
+            Op::Write { fill, .. } | Op::SetXattr { fill, .. } => {
+                *fill = next;
+                next += 1;
+            }
+            _ => {}
         }
     }
 }
@@ -34,6 +42,7 @@ mod tests {
             extents: true,
             shift_ranges: true,
             wide_times: true,
+            long_values: false,
             recovery: Recovery::Prefix,
         },
         Format {
@@ -41,6 +50,7 @@ mod tests {
             extents: false,
             shift_ranges: false,
             wide_times: true,
+            long_values: false,
             recovery: Recovery::Prefix,
         },
     ];

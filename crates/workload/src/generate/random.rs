@@ -466,7 +466,7 @@ impl TaskGenerator<'_> {
         Op::Fallocate { file, mode, span }
     }
 
-    /// All attributes of a file fit in one block.
+    /// All attributes of a file fit in one block, unless values may be longer.
     fn xattr(&mut self, candidates: &Candidates) -> Op {
         let file = match self.any_path(candidates) {
             // Only regular files and directories may have user attributes.
@@ -480,6 +480,8 @@ impl TaskGenerator<'_> {
         let largest = u64::from(self.format.block_size / 5).min(700);
         let len = if self.percent(60) {
             self.below(40)
+        } else if self.format.long_values {
+            [1200, 5000, 9000][self.random.below(3)]
         } else {
             self.below(largest)
         };

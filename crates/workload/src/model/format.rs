@@ -13,6 +13,8 @@ pub struct Format {
     pub shift_ranges: bool,
     /// Times have nanoseconds and years after 2038; otherwise they are rounded down to seconds and clamped to 32 bits.
     pub wide_times: bool,
+    /// Values of attributes may be longer than a block, and equal ones may share their space (`ea_inode`).
+    pub long_values: bool,
     /// The states that a crash may leave.
     pub recovery: Recovery,
 }

@@ -17,6 +17,7 @@ const FORMAT: Format = Format {
     extents: true,
     shift_ranges: true,
     wide_times: true,
+    long_values: false,
     recovery: Recovery::Prefix,
 };
 const BLOCK: u64 = PAGE as u64;

@@ -37,6 +37,7 @@ const FORMAT: Format = Format {
     extents: true,
     shift_ranges: true,
     wide_times: true,
+    long_values: false,
     recovery: Recovery::Prefix,
 };
 const PLACE: u64 = 8 << 20;

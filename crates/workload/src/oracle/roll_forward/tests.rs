@@ -18,6 +18,7 @@ const fn format(strict: bool) -> Format {
         extents: true,
         shift_ranges: true,
         wide_times: true,
+        long_values: false,
         recovery: Recovery::RollForward { strict },
     }
 }
