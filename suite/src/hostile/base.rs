@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
+use steadfs_ext4::disk::Incompat;
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
 use steadfs_lab::device::Image;
 use steadfs_rt::sim;
@@ -59,7 +60,7 @@ const RECIPES: &[Recipe] = &[
     recipe(
         "orphan-file",
         "5M",
-        "-t ext4 -b 1024 -J size=1 -O orphan_file",
+        "-t ext4 -b 1024 -J size=1 -O orphan_file,ea_inode",
     ),
     recipe("64k", "32M", "-t ext4 -b 65536 -O ^has_journal"),
     dirty("dirty-ext3", "5M", "-t ext3 -b 1024 -J size=1"),
@@ -239,6 +240,16 @@ fn decorate(image: Image, dirty: bool) -> Image {
     set(find(fs.root(), "small"), "user.tiny", b"in the inode");
     for name in ["empty", "large", "a"] {
         set(find(fs.root(), name), "user.large", &[b'v'; 500]);
+    }
+    if fs.geo().has_incompat(Incompat::EA_INODE) {
+        // Two files share the first value; the entries of the second are in the inode and in the block.
+        for name in ["empty", "large"] {
+            set(find(fs.root(), name), "user.shared", &[b's'; 5000]);
+        }
+        for n in 0..6 {
+            let name = format!("user.value {n}");
+            set(find(fs.root(), "large"), &name, &[n; 2000]);
+        }
     }
     if !dirty {
         fs.unmount().expect("a good volume unmounts");
