@@ -134,8 +134,26 @@ fn remount(mount: &SteadMount, list: &str) {
     output.expect(0);
 }
 
+/// A volume in memory: the modelled device is the slowest one, whatever else uses the host's disk.
 fn volume(scratch: &Scratch) -> Image {
-    Image::mke2fs(scratch, "a.img", 512 * MIB, &["-t", "ext4"])
+    let folder = scratch.folder("memory");
+    let folder = folder.to_str().unwrap();
+    run(
+        "mount",
+        ["-t", "tmpfs", "-o", "size=600M", "memory", folder],
+    )
+    .expect(0);
+    Image::mke2fs(scratch, "memory/a.img", 512 * MIB, &["-t", "ext4"])
+}
+
+/// A script that writes without end, in a size that leaves room for others on the volume: by two processes, of which one
+/// always has a request waiting, also on a busy machine.
+fn stream_to(file: &Path) -> String {
+    let file = file.display();
+    format!(
+        "for n in 1 2; do (while dd if=/dev/zero of={file}.$n bs=2M count=20 oflag=dsync conv=notrunc; do :; done) & \
+         done; wait"
+    )
 }
 
 /// Bytes served to a group so far.
@@ -171,10 +189,7 @@ fn groups_share_the_device_by_their_weights() {
     let mount = SteadMount::new(&scratch, image.path(), &options);
     let streams = [0, 1].map(|n| {
         let file = mount.join(&format!("stream{n}"));
-        Helper::shell(&groups[n].script(&format!(
-            "exec dd if=/dev/zero of={} bs=2M count=100000 oflag=dsync",
-            file.display()
-        )))
+        Helper::shell(&groups[n].script(&stream_to(&file)))
     });
     sleep(Duration::from_secs(2));
     let mut seen = Vec::new();
@@ -213,10 +228,7 @@ fn nested_groups() {
     let mount = SteadMount::new(&scratch, image.path(), &options);
     let streams = [0, 1, 2].map(|n| {
         let file = mount.join(&format!("stream{n}"));
-        Helper::shell(&groups[n].script(&format!(
-            "exec dd if=/dev/zero of={} bs=2M count=100000 oflag=dsync",
-            file.display()
-        )))
+        Helper::shell(&groups[n].script(&stream_to(&file)))
     });
     sleep(Duration::from_secs(2));
     let mut seen = Vec::new();
@@ -337,10 +349,7 @@ fn a_lock_holder_inherits_the_weight_of_a_waiting_group() {
     let dir = mount.join("light");
     fs::create_dir(&dir).unwrap();
     let others = [
-        busy.script(&format!(
-            "exec dd if=/dev/zero of={} bs=2M count=100000 oflag=dsync",
-            mount.join("stream").display()
-        )),
+        busy.script(&stream_to(&mount.join("stream"))),
         light.script(&format!(
             "n=0; while :; do for i in 0 1 2 3 4 5 6 7; do mkdir {dir}/$n.$i; done; sync {dir}; \
              n=$((n + 1)); done",
