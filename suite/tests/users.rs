@@ -1,6 +1,9 @@
 //! Mounts of unprivileged users: through fusermount3, on their own images.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "users/offline.rs"]
+mod offline;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
