@@ -2,14 +2,14 @@
 //!
 //! **Problem.** A copy out of a volume looks up and opens each file, and each call is a round trip between two processes.
 //! **Rule.** The caller announces the next entries of a directory ([`FileSystem::expect`](steadfs_vfs::FileSystem)). The
-//! client asks for them at once and goes on; the reply has their attributes and the content of small files, and answers
-//! the calls that follow. What waits here is bounded, and a call that changes anything drops it.
+//! client asks for them at once and goes on; the reply has their attributes and previews, and answers the calls that
+//! follow. What waits here is bounded, and a call that changes anything drops it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
-use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, Result};
+use steadfs_vfs::{Attr, Cx, FileSystem, Result};
 
 use crate::codec::{Decoder, Encoder, Malformed};
 use crate::preview::{self, Preview};
@@ -17,8 +17,8 @@ use crate::preview::{self, Preview};
 /// Most names in a request.
 pub const NAMES_MAX: usize = 64;
 /// Replies whose entries are kept.
-const REPLIES_MAX: usize = 4;
-/// A reply has no content of further files after this number of bytes.
+const REPLIES_MAX: usize = 12;
+/// A reply has no previews of further files after this number of bytes.
 const CONTENT_BYTES: usize = 512 << 10;
 
 /// An entry as it arrived.
@@ -43,8 +43,6 @@ pub struct Ahead {
     /// Directories and names, the oldest request first.
     sent: VecDeque<(InodeNo, Vec<Vec<u8>>)>,
     arrived: VecDeque<Arrived>,
-    /// The content of the file that was looked up last.
-    looked_up: Option<Preview>,
 }
 
 impl Ahead {
@@ -95,29 +93,22 @@ impl Ahead {
         Ok(old.map(forgets_of).unwrap_or_default())
     }
 
-    /// The result of looking up an entry that arrived.
-    pub fn take(&mut self, dir: InodeNo, name: &[u8]) -> Option<Result<Attr>> {
+    /// The result of looking up an entry that arrived, and its preview.
+    pub fn take(&mut self, dir: InodeNo, name: &[u8]) -> Option<(Result<Attr>, Option<Preview>)> {
         let replies = self.arrived.iter_mut().filter(|reply| reply.dir == dir);
         for reply in replies {
             let place = reply.entries.iter().rposition(|entry| entry.name == name);
             if let Some(place) = place {
                 let found = reply.entries.remove(place);
-                self.looked_up = found.preview;
                 self.arrived.retain(|reply| !reply.entries.is_empty());
-                return Some(found.attr);
+                return Some((found.attr, found.preview));
             }
         }
         None
     }
 
-    /// The content of a file, if it was looked up last.
-    pub fn content_of(&mut self, ino: InodeNo) -> Option<Preview> {
-        self.looked_up.take_if(|preview| preview.ino == ino)
-    }
-
     /// Drops all that arrived. Returns what is forgotten.
     pub fn clear(&mut self) -> Forgets {
-        self.looked_up = None;
         self.arrived.drain(..).flat_map(forgets_of).collect()
     }
 }
@@ -143,12 +134,9 @@ pub fn answer(
             Ok(attr) => {
                 to.flag(true);
                 to.attr(&attr);
-                let wanted = attr.kind == FileKind::Regular && to.0.len() < CONTENT_BYTES;
+                let wanted = to.0.len() < CONTENT_BYTES;
                 // A file that cannot be opened or read is met again by the calls that the client makes itself.
-                let preview = wanted.then(|| {
-                    fs.open(cx, attr.ino, false).ok()?;
-                    preview::read(fs, cx, attr.ino).ok().flatten()
-                });
+                let preview = wanted.then(|| preview::of_found(fs, cx, &attr).ok().flatten());
                 to.option(preview.flatten(), |to, preview| preview.encode(to));
             }
             Err(error) => {

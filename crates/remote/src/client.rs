@@ -6,17 +6,18 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{
-    Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, Given,
-    InodeFlags, NewFile, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode,
-    StatFs, give_attributes, make_file,
+    Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, Given, InodeFlags,
+    NewFile, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    give_attributes, make_file,
 };
 
 use crate::ahead::NAMES_MAX;
 use crate::codec::{Decoder, Encoder, Malformed};
 use crate::connection::{Connection, ENDED, INVALID};
 use crate::later::Reply;
-use crate::preview::Preview;
-use crate::{Call, Greeting, frame};
+use crate::listing::Listed;
+use crate::preview::{Content, Preview};
+use crate::{Call, Greeting, frame, listing};
 
 /// Why there is no volume to use.
 #[derive(Debug, thiserror::Error)]
@@ -128,11 +129,27 @@ impl<S: Read + Write> Client<S> {
         })
     }
 
-    /// The answer of the preview, if it is of this file.
-    fn by_preview<T>(&self, ino: InodeNo, answer: impl FnOnce(&Preview) -> T) -> Option<T> {
+    /// The answer of the preview, if it is of this file and has one.
+    fn by_preview<T>(&self, ino: InodeNo, answer: impl FnOnce(&Preview) -> Option<T>) -> Option<T> {
         let connection = self.connection.lock();
         let preview = connection.preview.as_ref();
-        preview.filter(|preview| preview.ino == ino).map(answer)
+        preview
+            .filter(|preview| preview.ino == ino)
+            .and_then(answer)
+    }
+
+    /// The entries of a directory, if they arrived when it was looked up.
+    fn entries_ahead(&self, dir: InodeNo) -> Option<Vec<Listed>> {
+        let mut connection = self.connection.lock();
+        let preview = connection.preview.as_mut();
+        let preview = preview.filter(|preview| preview.ino == dir)?;
+        match std::mem::replace(&mut preview.content, Content::Unknown) {
+            Content::Entries(entries) => Some(entries),
+            other => {
+                preview.content = other;
+                None
+            }
+        }
     }
 
     /// The result of a lookup that was expected.
@@ -142,7 +159,11 @@ impl<S: Read + Write> Client<S> {
         if let Err(why) = waited {
             return Some(Err(FsError::Stopped(why)));
         }
-        connection.ahead.take(dir, name)
+        let (found, preview) = connection.ahead.take(dir, name)?;
+        if preview.is_some() {
+            connection.preview = preview;
+        }
+        Some(found)
     }
 
     /// A call whose reply is received later.
@@ -182,23 +203,6 @@ fn greeting(reply: &[u8]) -> std::result::Result<std::result::Result<Greeting, S
         read_only_because: decoder.option(Decoder::text)?,
         missing: decoder.list(Decoder::text)?,
     }))
-}
-
-/// An entry of a directory.
-struct Entry {
-    ino: InodeNo,
-    kind: Option<FileKind>,
-    name: Vec<u8>,
-    next: u64,
-}
-
-fn entry(from: &mut Decoder<'_>) -> std::result::Result<Entry, Malformed> {
-    Ok(Entry {
-        ino: from.ino()?,
-        kind: from.option(Decoder::kind)?,
-        name: from.bytes()?.to_vec(),
-        next: from.long()?,
-    })
 }
 
 const NOT_HERE: FsError = FsError::NotSupported("not without a mount");
@@ -252,6 +256,13 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn readlink(&self, _: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
+        let target = self.by_preview(ino, |preview| match &preview.content {
+            Content::Target(target) => Some(target.clone()),
+            _ => None,
+        });
+        if let Some(target) = target {
+            return Ok(target);
+        }
         self.bytes(Call::Readlink, |to| to.ino(ino))
     }
 
@@ -359,12 +370,12 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn open(&self, _: &Cx, ino: InodeNo, write: bool) -> Result<()> {
-        if !write {
-            let mut connection = self.connection.lock();
-            if let Some(content) = connection.ahead.content_of(ino) {
-                connection.preview = Some(content);
-                return Ok(());
-            }
+        if !write
+            && self
+                .by_preview(ino, |preview| preview.data().map(|_| ()))
+                .is_some()
+        {
+            return Ok(());
         }
         let encode = |to: &mut Encoder| {
             to.ino(ino);
@@ -378,7 +389,8 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn read(&self, _: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
-        if let Some(read) = self.by_preview(ino, |preview| preview.read(offset, len)) {
+        if let Some(read) = self.by_preview(ino, |preview| Some(preview.data()?.read(offset, len)))
+        {
             return Ok(read);
         }
         let encode = |to: &mut Encoder| {
@@ -411,7 +423,9 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn seek(&self, _: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
-        if let Some(found) = self.by_preview(ino, |preview| preview.seek(offset, what)) {
+        if let Some(found) =
+            self.by_preview(ino, |preview| Some(preview.data()?.seek(offset, what)))
+        {
             return found;
         }
         let encode = |to: &mut Encoder| {
@@ -433,6 +447,12 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
         cookie: u64,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
+        if cookie == 0
+            && let Some(entries) = self.entries_ahead(dir)
+        {
+            let _ = entries.iter().all(|entry| emit(entry.as_entry()));
+            return Ok(());
+        }
         let (mut cookie, mut received) = (cookie, 0);
         loop {
             let encode = |to: &mut Encoder| {
@@ -441,7 +461,7 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
             };
             let (entries, more, error) = self.exchange(Call::Readdir, encode, |from, frame| {
                 received += frame.len();
-                let entries = from.list(entry)?;
+                let entries = from.list(listing::decode)?;
                 let (more, error) = (from.flag()?, from.option(Decoder::error)?);
                 from.end()?;
                 let is_endless = received > DIRECTORY_BYTES_MAX || more && entries.is_empty();
@@ -450,13 +470,7 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
             })?;
             let last = entries.last().map(|entry| entry.next);
             for entry in entries {
-                let wanted = emit(DirEntry {
-                    ino: entry.ino,
-                    kind: entry.kind,
-                    name: &entry.name,
-                    next: entry.next,
-                });
-                if !wanted {
+                if !emit(entry.as_entry()) {
                     return Ok(());
                 }
             }
@@ -469,6 +483,13 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn getxattr(&self, _: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        let value = self.by_preview(ino, |preview| {
+            let xattr = preview.xattrs.iter().find(|(here, _)| here == name);
+            xattr.and_then(|(_, value)| value.clone())
+        });
+        if let Some(value) = value {
+            return Ok(value);
+        }
         self.bytes(Call::Getxattr, |to| {
             to.ino(ino);
             to.bytes(name);
@@ -476,7 +497,11 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn listxattr(&self, _: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
-        if let Some(names) = self.by_preview(ino, |preview| preview.names.clone()) {
+        let names = self.by_preview(ino, |preview| {
+            let names = preview.xattrs.iter().map(|(name, _)| name.clone());
+            Some(names.collect())
+        });
+        if let Some(names) = names {
             return Ok(names);
         }
         self.call(

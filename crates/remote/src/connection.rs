@@ -27,14 +27,14 @@ pub struct Connection<S> {
     pub later: Later,
     /// Entries that were asked for before they are looked up.
     pub ahead: Ahead,
-    /// The content of the file that was opened last, if it is small and nothing has changed since.
+    /// What is known of the file that was opened or looked up last, if nothing has changed since.
     pub preview: Option<Preview>,
     /// Replies whose memory can be used again when they are not used any more.
     shared: Vec<Arc<Vec<u8>>>,
 }
 
 /// Most replies in [`Connection::shared`].
-const SHARED_MAX: usize = 4;
+const SHARED_MAX: usize = 12;
 
 impl<S: Read + Write> Connection<S> {
     /// A connection that nothing was sent on.

@@ -22,6 +22,7 @@ mod codec;
 mod connection;
 mod frame;
 mod later;
+mod listing;
 mod preview;
 mod server;
 

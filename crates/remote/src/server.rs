@@ -7,7 +7,7 @@ use steadfs_vfs::{
 };
 
 use crate::codec::{Decoder, Encoder, Malformed};
-use crate::{Call, Greeting, ahead, frame, preview};
+use crate::{Call, Greeting, ahead, frame, listing, preview};
 
 /// Names of a directory are sent in batches of about this length in bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -190,7 +190,7 @@ fn open(
     put(to, fs.open(cx, ino, write), |to, ()| {
         let preview = match write {
             true => None,
-            false => preview::read(fs, cx, ino).ok().flatten(),
+            false => preview::of_open(fs, cx, ino).ok().flatten(),
         };
         to.option(preview, |to, preview| preview.encode(to));
     });
@@ -288,10 +288,7 @@ fn readdir(
             more = true;
             return false;
         }
-        batch.ino(entry.ino);
-        batch.option(entry.kind, Encoder::kind);
-        batch.bytes(entry.name);
-        batch.long(entry.next);
+        listing::encode(&mut batch, &entry);
         count += 1;
         true
     });

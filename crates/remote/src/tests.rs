@@ -249,7 +249,9 @@ fn random_replies_are_survived() {
         }
         let ahead = connected(&[reply.clone()]);
         ahead.expect(&cx, ino, &[b"a", b"b"]);
-        drop(ahead.lookup(&cx, ino, b"b"));
+        if let Ok(found) = ahead.lookup(&cx, ino, b"b") {
+            drop(ahead.readdir(&cx, found.ino, 0, &mut |_| true));
+        }
         let later = connected(&[reply.clone()]);
         begin(&later, b"content");
         assert_eq!(later.made(true).len(), 1);
@@ -366,8 +368,9 @@ fn entries(files: &[(u64, Option<&[u8]>)]) -> Vec<u8> {
             ..attr()
         });
         reply.option(*content, |to, content| {
-            to.long(content.len() as u64);
             to.list(&[] as &[Vec<u8>], |_, _| ());
+            to.byte(1);
+            to.long(content.len() as u64);
             to.list(&[content], |to, content| {
                 to.long(0);
                 to.word(u32::try_from(content.len()).unwrap());
@@ -401,6 +404,65 @@ fn expected_entries_answer_lookups_and_opens() {
     assert_eq!(found(2, b"b").unwrap().ino, InodeNo(12));
     // Each once: now the server is asked, which has sent nothing more.
     assert!(found(2, b"b").unwrap_err().is_stop());
+}
+
+/// A reply to `expect` for one file of this kind. `preview` encodes its attributes' list and its content.
+fn found(ino: u64, kind: FileKind, preview: impl FnOnce(&mut Encoder)) -> Vec<u8> {
+    let mut reply = Encoder::default();
+    reply.flag(true);
+    reply.attr(&Attr {
+        ino: InodeNo(ino),
+        kind,
+        ..attr()
+    });
+    reply.option(Some(()), |to, ()| preview(to));
+    reply.0
+}
+
+#[test]
+fn links_directories_and_attributes_arrive_with_expected_entries() {
+    let cx = Cx::default();
+    let link = found(11, FileKind::Symlink, |to| {
+        to.list(&[b"user.short", b"user.along"], |to, name| {
+            to.bytes(&name[..]);
+            // A long value does not arrive.
+            to.option((*name == b"user.short").then_some(b"value"), |to, value| {
+                to.bytes(value);
+            });
+        });
+        to.byte(2);
+        to.bytes(b"target");
+    });
+    let dir = found(12, FileKind::Directory, |to| {
+        to.list(&[] as &[()], |_, ()| ());
+        to.byte(3);
+        to.list(&[(20, b"x"), (21, b"y")], |to, (ino, name)| {
+            to.ino(InodeNo(*ino));
+            to.option(Some(FileKind::Regular), Encoder::kind);
+            to.bytes(&name[..]);
+            to.long(*ino);
+        });
+    });
+    let client = connected(&[[link, dir].concat()]);
+    client.expect(&cx, InodeNo(2), &[b"link", b"dir"]);
+    client.lookup(&cx, InodeNo(2), b"link").unwrap();
+    assert_eq!(client.readlink(&cx, InodeNo(11)).unwrap(), b"target");
+    let names = client.listxattr(&cx, InodeNo(11)).unwrap();
+    assert_eq!(names, [b"user.short", b"user.along"]);
+    let value = client.getxattr(&cx, InodeNo(11), b"user.short");
+    assert_eq!(value.unwrap(), b"value");
+    client.lookup(&cx, InodeNo(2), b"dir").unwrap();
+    assert_eq!(client.listxattr(&cx, InodeNo(12)).unwrap(), [b""; 0]);
+    let mut names = Vec::new();
+    let read = client.readdir(&cx, InodeNo(12), 0, &mut |entry| {
+        names.push((entry.ino.0, entry.name.to_vec(), entry.next));
+        true
+    });
+    assert_eq!(read, Ok(()));
+    assert_eq!(names, [(20, b"x".to_vec(), 20), (21, b"y".to_vec(), 21)]);
+    // The server is asked for what did not arrive, and has sent nothing more.
+    let value = client.getxattr(&cx, InodeNo(11), b"user.along");
+    assert!(value.unwrap_err().is_stop());
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub trait FileSystem: Send + Sync {
 
     /// Finds `name` in `dir`.
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr>;
-    /// Announces that these entries of a directory will be looked up next, and that those which are files will be read.
+    /// Announces that these entries of a directory will be looked up next, and that files will be read, directories listed.
     fn expect(&self, _cx: &Cx, _dir: InodeNo, _names: &[&[u8]]) {}
     /// Takes one lookup count on an inode found by number (as `readdir` reports it).
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr>;

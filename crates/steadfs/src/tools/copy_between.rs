@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
+use super::ahead::Xattrs;
 use super::copy_out::write_content;
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
 use super::maker::{CopyTarget, Dir, Kept, Maker, Node};
@@ -12,7 +13,7 @@ use super::output::Output;
 use super::walk::{
     Entry, Held, VisitedDirs, check_depth, check_end, child, entries, resolve, resolve_parent, way,
 };
-use super::{At, Result, is_root_path, printable, refused};
+use super::{At, Result, is_root_path, refused};
 
 /// Copies the file or tree at `from` on the volume `source`; the copy's path on the volume `target` is
 /// `to`. They may be the same volume. An existing directory is filled. Attributes, durability and errors are as in
@@ -281,27 +282,12 @@ impl<'a> Copier<'a, '_> {
 
 /// The attributes that a copy keeps.
 fn kept(fs: &dyn FileSystem, cx: &Cx, attr: &Attr, path: &[u8], log: &mut Log<'_>) -> Kept {
-    let names = fs.listxattr(cx, attr.ino);
-    let names = names.unwrap_or_else(|error| {
-        log.not_kept(path, "extended attributes", &error);
-        Vec::new()
-    });
-    let mut xattrs = Vec::with_capacity(names.len());
-    for name in names {
-        match fs.getxattr(cx, attr.ino, &name) {
-            Ok(value) => xattrs.push((name, value)),
-            Err(error) => {
-                let shown = format!("attribute {}", printable(&name));
-                log.not_kept(path, &shown, &error);
-            }
-        }
-    }
     Kept {
         kind: attr.kind,
         perm: attr.perm,
         uid: attr.uid,
         gid: attr.gid,
         times: Some((attr.atime, attr.mtime)),
-        xattrs,
+        xattrs: Xattrs::read(fs, cx, attr.ino).kept(path, log, |_| true),
     }
 }

@@ -1,5 +1,6 @@
 //! Copying from a volume to the host.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -12,14 +13,13 @@ use rustix::io::Errno;
 use steadfs_base::{Corruption, InodeNo};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
+use super::ahead::{Opened, Visit, Xattrs, look_ahead};
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
 use super::folders::Folders;
 use super::host::{self, Target};
 use super::list::device_numbers;
 use super::select::{Part, Selection};
-use super::walk::{
-    Entry, Held, Visit, VisitedDirs, check_depth, check_end, child, entries, is_of_dir, resolve,
-};
+use super::walk::{Entry, Held, VisitedDirs, check_depth, check_end, child, is_of_dir, resolve};
 use super::written::{CopyTarget, Written, another_name};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, os, printable, refused};
 
@@ -137,7 +137,8 @@ pub fn write_content(
 /// A directory that is being read.
 struct Frame<'a> {
     held: Held<'a>,
-    entries: Visit,
+    entries: Visit<'a>,
+    xattrs: Xattrs,
     paths: Lengths,
     part: Part,
     copy: DirCopy,
@@ -196,10 +197,19 @@ impl<'a> Copier<'a, '_> {
             },
             top: spot,
         };
+        let top = Opened::read(self.fs, self.cx, top, by_inode);
         self.enter(top, part, &mut way)?;
         let mut end = Ok(());
         while let Some(frame) = way.stack.last_mut() {
             way.paths.back_to(frame.paths);
+            if end.is_ok() && self.selection.is_all() {
+                let levels = way.stack.iter_mut().rev();
+                let levels = levels.map(|frame| (frame.held.ino(), &mut frame.entries));
+                look_ahead((self.fs, self.cx), by_inode, levels);
+            }
+            let Some(frame) = way.stack.last_mut() else {
+                break;
+            };
             // A stopped copy still finishes the directories that it is in.
             let next = match end {
                 Ok(()) => frame.entries.next(self.fs, self.cx, frame.held.ino()),
@@ -231,17 +241,22 @@ impl<'a> Copier<'a, '_> {
             // Last, for filling it changes its times, and a default ACL or set-group-ID would change what is made in it.
             let dir = File::from(dir);
             let target = Target::Open(&dir, None);
-            self.attributes(frame.held.attr(), &target, &way.paths.source);
+            self.attributes(frame.held.attr(), frame.xattrs, &target, &way.paths.source);
         }
         Ok(())
     }
 
     /// Copies an entry of the innermost directory; a subdirectory becomes the innermost one.
     fn entry(&mut self, entry: &Entry, way: &mut Way<'a, '_>) -> Result<()> {
-        let Some(around) = way.stack.last() else {
+        let depth = way.stack.len();
+        let Some(around) = way.stack.last_mut() else {
             return Ok(());
         };
         let source = &way.paths.source;
+        if let Some(opened) = around.entries.take_opened(&entry.name) {
+            check_depth(depth, source)?;
+            return self.enter(opened, Part::Whole, way);
+        }
         let part = self.selection.part(around.part, source);
         let dir = around.held.ino();
         let mut held = child(self.fs, self.cx, dir, &entry.name).on_volume(source)?;
@@ -249,8 +264,9 @@ impl<'a> Copier<'a, '_> {
             held = resolve(self.fs, self.cx, source, true).on_volume(source)?;
         }
         if held.attr().kind == FileKind::Directory {
-            check_depth(way.stack.len(), source)?;
-            return self.enter(held, part, way);
+            check_depth(depth, source)?;
+            let opened = Opened::read(self.fs, self.cx, held, by_inode);
+            return self.enter(opened, part, way);
         }
         if part != Part::Whole {
             return Ok(());
@@ -268,9 +284,8 @@ impl<'a> Copier<'a, '_> {
         self.file(&held, &way.paths.source, spot)
     }
 
-    /// Reads a directory, which becomes the innermost one; its copy is made if all of it is selected. Unreadable entries are
-    /// reported.
-    fn enter(&mut self, held: Held<'a>, part: Part, way: &mut Way<'a, '_>) -> Result<()> {
+    /// A directory becomes the innermost one; its copy is made if all of it is selected. Unreadable entries are reported.
+    fn enter(&mut self, mut opened: Opened<'a>, part: Part, way: &mut Way<'a, '_>) -> Result<()> {
         let source = &way.paths.source;
         if !self.options.recursive {
             return refused(
@@ -279,15 +294,12 @@ impl<'a> Copier<'a, '_> {
             );
         }
         self.log.check_stopped()?;
-        let dir = held.ino();
-        self.folders.add(dir).on_volume(source)?;
-        let (mut entries, error) = entries(self.fs, self.cx, dir);
-        self.selection.retain(part, source, &mut entries);
-        // About the order of their blocks.
-        entries.sort_unstable_by_key(|entry| entry.ino);
+        self.folders.add(opened.held.ino()).on_volume(source)?;
+        self.selection.retain(part, source, &mut opened.entries);
         way.stack.push(Frame {
-            held,
-            entries: Visit::new(entries),
+            entries: opened.visit(),
+            held: opened.held,
+            xattrs: opened.xattrs,
             paths: way.paths.lengths(),
             part,
             copy: DirCopy::None,
@@ -295,7 +307,11 @@ impl<'a> Copier<'a, '_> {
         if part == Part::Whole {
             self.make_dirs(way)?;
         }
-        match error.map_or(Ok(()), Err).on_volume(&way.paths.source) {
+        match opened
+            .error
+            .map_or(Ok(()), Err)
+            .on_volume(&way.paths.source)
+        {
             Ok(()) => Ok(()),
             Err(error) => self.log.failed(error),
         }
@@ -392,7 +408,7 @@ impl<'a> Copier<'a, '_> {
         match (done, written) {
             (Ok(()), Some(written)) => {
                 if let Some(target) = written.target(&self.options) {
-                    self.attributes(attr, &target, source);
+                    self.attributes(attr, self.xattrs(attr), &target, source);
                 }
                 Ok(written.id())
             }
@@ -449,14 +465,18 @@ impl<'a> Copier<'a, '_> {
             made => made.on_host(spot.path)?,
         }
         let target = Target::Named(spot.dir, os(spot.name));
-        self.attributes(attr, &target, source);
+        self.attributes(attr, self.xattrs(attr), &target, source);
         let made = host::stat(spot.dir, os(spot.name)).on_host(spot.path)?;
         Ok(host::id_of(&made))
     }
 
+    fn xattrs(&self, attr: &Attr) -> Xattrs {
+        Xattrs::read(self.fs, self.cx, attr.ino)
+    }
+
     /// Sets owner, permissions, extended attributes and times, in this order, since a new owner clears set-ID bits and
     /// capabilities, an ACL sets permissions, and each changes times. A failure is reported, and the copy stays.
-    fn attributes(&mut self, attr: &Attr, target: &Target<'_>, source: &[u8]) {
+    fn attributes(&mut self, attr: &Attr, xattrs: Xattrs, target: &Target<'_>, source: &[u8]) {
         let mut stranger = !self.options.owners && (attr.uid, attr.gid) != host::own_ids();
         if self.options.owners
             && let Err(error) = target.chown(attr.uid, attr.gid)
@@ -472,39 +492,27 @@ impl<'a> Copier<'a, '_> {
                 self.log.not_kept(source, &mode, &io::Error::from(error));
             }
         }
-        self.xattrs(attr.ino, target, source);
-        if let Err(error) = target.set_times(attr) {
-            self.log.not_kept(source, "time", &io::Error::from(error));
-        }
-    }
-
-    fn xattrs(&mut self, ino: InodeNo, target: &Target<'_>, source: &[u8]) {
-        let names = match self.fs.listxattr(self.cx, ino) {
-            Ok(names) => names,
-            Err(error) => {
-                self.log.not_kept(source, "extended attributes", &error);
-                return;
-            }
-        };
         let is_privilege = |name: &[u8]| {
             let spaces = [&b"security."[..], b"trusted."];
             spaces.iter().any(|space| name.starts_with(space))
         };
-        for name in names {
-            if !self.options.privileges && is_privilege(&name) {
-                continue;
-            }
-            let shown = format!("attribute {}", printable(&name));
-            match self.fs.getxattr(self.cx, ino, &name) {
-                Ok(value) => {
-                    if let Err(error) = target.set_xattr(&name, &value) {
-                        self.log.not_kept(source, &shown, &error);
-                    }
-                }
-                Err(error) => self.log.not_kept(source, &shown, &error),
+        let privileges = self.options.privileges;
+        let wanted = |name: &[u8]| privileges || !is_privilege(name);
+        for (name, value) in xattrs.kept(source, &mut self.log, wanted) {
+            if let Err(error) = target.set_xattr(&name, &value) {
+                let shown = format!("attribute {}", printable(&name));
+                self.log.not_kept(source, &shown, &error);
             }
         }
+        if let Err(error) = target.set_times(attr) {
+            self.log.not_kept(source, "time", &io::Error::from(error));
+        }
     }
+}
+
+/// About the order of their blocks.
+fn by_inode(a: &Entry, b: &Entry) -> Ordering {
+    a.ino.cmp(&b.ino)
 }
 
 fn opened<'w, 's>(

@@ -3,6 +3,7 @@
 //! Everything uses [`FileSystem`](steadfs_vfs::FileSystem), so it works for every format. Volumes can be hostile: names are
 //! checked, cycles are detected, and on the host nothing is written outside the given directory.
 
+mod ahead;
 mod amount;
 mod copy_between;
 mod copy_in;

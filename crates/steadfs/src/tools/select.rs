@@ -101,7 +101,8 @@ impl Selection {
         Ok(part)
     }
 
-    fn is_all(&self) -> bool {
+    /// Whether there are no patterns.
+    pub(super) fn is_all(&self) -> bool {
         self.include.is_empty() && self.exclude.is_empty()
     }
 

@@ -5,6 +5,7 @@
 //! read to its end is filled with zeros and reported, as GNU tar does. A directory that is not selected itself is written
 //! before the first selected file below it.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -12,11 +13,12 @@ use std::path::Path;
 use steadfs_base::{Corruption, InodeNo};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
+use super::ahead::{Opened, Visit, Xattrs, look_ahead};
 use super::copying::{Follow, Lengths, Log, Paths, Progress, Report};
 use super::list::device_numbers;
 use super::select::{Part, Selection};
-use super::walk::{Entry, Held, Visit, VisitedDirs, check_depth, child, entries, resolve};
-use super::{At, AtHost, CHUNK, Result, ToolError, is_root_path, printable};
+use super::walk::{Entry, Held, VisitedDirs, check_depth, child, resolve};
+use super::{At, AtHost, CHUNK, Result, ToolError, is_root_path};
 use crate::tar::header::{Header, ID_MAX, NAME_LEN, NUMBER_MAX};
 use crate::tar::{ACLS, BLOCK, RECORD, acl_to_text, kind, padding, pax};
 
@@ -97,11 +99,11 @@ impl Output<'_> {
 /// A directory that is being written.
 struct Frame<'a> {
     held: Held<'a>,
-    entries: Visit,
+    entries: Visit<'a>,
     paths: Lengths,
     part: Part,
-    /// Its member is in the archive. If not, no file below it was selected yet.
-    written: bool,
+    /// Taken when its member is written. Until then no file below it was selected.
+    xattrs: Option<Xattrs>,
 }
 
 /// What a member has besides its attributes.
@@ -141,10 +143,19 @@ impl<'a> Writer<'a, '_, '_> {
             target: b".".to_vec(),
         };
         let mut stack = Vec::new();
+        let top = Opened::read(self.fs, self.cx, top, by_name);
         self.enter(top, part, &paths, &mut stack)?;
         while let Some(frame) = stack.last_mut() {
             paths.back_to(frame.paths);
             let dir = frame.held.ino();
+            if self.selection.is_all() {
+                let levels = stack.iter_mut().rev();
+                let levels = levels.map(|frame| (frame.held.ino(), &mut frame.entries));
+                look_ahead((self.fs, self.cx), by_name, levels);
+            }
+            let Some(frame) = stack.last_mut() else {
+                break;
+            };
             let Some(entry) = frame.entries.next(self.fs, self.cx, dir) else {
                 stack.pop();
                 continue;
@@ -162,15 +173,21 @@ impl<'a> Writer<'a, '_, '_> {
 
     /// Writes an entry of the innermost directory; a subdirectory becomes the innermost one.
     fn entry(&mut self, entry: &Entry, paths: &Paths, stack: &mut Vec<Frame<'a>>) -> Result<()> {
-        let Some(around) = stack.last() else {
+        let depth = stack.len();
+        let Some(around) = stack.last_mut() else {
             return Ok(());
         };
         let source = &paths.source;
+        if let Some(opened) = around.entries.take_opened(&entry.name) {
+            check_depth(depth, source)?;
+            return self.enter(opened, Part::Whole, paths, stack);
+        }
         let part = self.selection.part(around.part, source);
         let held = child(self.fs, self.cx, around.held.ino(), &entry.name).on_volume(source)?;
         if held.attr().kind == FileKind::Directory {
-            check_depth(stack.len(), source)?;
-            return self.enter(held, part, paths, stack);
+            check_depth(depth, source)?;
+            let opened = Opened::read(self.fs, self.cx, held, by_name);
+            return self.enter(opened, part, paths, stack);
         }
         if part == Part::Whole {
             self.directories(stack, paths)?;
@@ -179,31 +196,29 @@ impl<'a> Writer<'a, '_, '_> {
         Ok(())
     }
 
-    /// Reads a directory, which becomes the innermost one.
+    /// A directory becomes the innermost one.
     fn enter(
         &mut self,
-        held: Held<'a>,
+        mut opened: Opened<'a>,
         part: Part,
         paths: &Paths,
         stack: &mut Vec<Frame<'a>>,
     ) -> Result<()> {
         let source = &paths.source;
         self.log.check_stopped()?;
-        self.folders.add(held.ino()).on_volume(source)?;
-        let (mut entries, error) = entries(self.fs, self.cx, held.ino());
-        self.selection.retain(part, source, &mut entries);
-        entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        self.folders.add(opened.held.ino()).on_volume(source)?;
+        self.selection.retain(part, source, &mut opened.entries);
         stack.push(Frame {
-            held,
-            entries: Visit::new(entries),
+            entries: opened.visit(),
+            held: opened.held,
+            xattrs: Some(opened.xattrs),
             paths: paths.lengths(),
             part,
-            written: false,
         });
         if part == Part::Whole {
             self.directories(stack, paths)?;
         }
-        match error.map_or(Ok(()), Err).on_volume(source) {
+        match opened.error.map_or(Ok(()), Err).on_volume(source) {
             Ok(()) => Ok(()),
             Err(error) => self.log.failed(error),
         }
@@ -211,8 +226,10 @@ impl<'a> Writer<'a, '_, '_> {
 
     /// Writes the members of the directories around the current file that are not in the archive yet.
     fn directories(&mut self, stack: &mut [Frame<'_>], paths: &Paths) -> Result<()> {
-        let written = stack.iter().rposition(|frame| frame.written);
-        for frame in &mut stack[written.map_or(0, |last| last + 1)..] {
+        for frame in stack {
+            let Some(xattrs) = frame.xattrs.take() else {
+                continue;
+            };
             let (source, target) = paths.around(frame.paths);
             let name = [target, b"/"].concat();
             self.log.begin(source, &name)?;
@@ -220,8 +237,7 @@ impl<'a> Writer<'a, '_, '_> {
                 kind: kind::DIRECTORY,
                 ..Content::default()
             };
-            self.member(frame.held.attr(), source, &name, &content)?;
-            frame.written = true;
+            self.member(frame.held.attr(), Some(xattrs), source, &name, &content)?;
         }
         Ok(())
     }
@@ -238,7 +254,7 @@ impl<'a> Writer<'a, '_, '_> {
                 link: &first,
                 ..Content::default()
             };
-            return self.member(attr, source, name, &content);
+            return self.member(attr, None, source, name, &content);
         }
         let mut content = Content::default();
         let target;
@@ -258,7 +274,8 @@ impl<'a> Writer<'a, '_, '_> {
                 return Ok(());
             }
         };
-        self.member(attr, source, name, &content)?;
+        let xattrs = Xattrs::read(self.fs, self.cx, attr.ino);
+        self.member(attr, Some(xattrs), source, name, &content)?;
         self.written(attr, name);
         Ok(())
     }
@@ -283,7 +300,8 @@ impl<'a> Writer<'a, '_, '_> {
             real_size: is_sparse.then_some(attr.size),
             ..Content::default()
         };
-        self.member(attr, source, name, &content)?;
+        let xattrs = Xattrs::read(self.fs, self.cx, attr.ino);
+        self.member(attr, Some(xattrs), source, name, &content)?;
         self.out.write(&map)?;
         let end = self.out.at + data;
         for (start, stop) in pieces {
@@ -364,13 +382,14 @@ impl<'a> Writer<'a, '_, '_> {
     fn member(
         &mut self,
         attr: &Attr,
+        xattrs: Option<Xattrs>,
         source: &[u8],
         name: &[u8],
         content: &Content<'_>,
     ) -> Result<()> {
         let mut records = records(attr, name, content);
-        if content.kind != kind::HARD_LINK {
-            self.xattrs(attr.ino, source, &mut records);
+        if let Some(xattrs) = xattrs {
+            push_xattrs(xattrs.kept(source, &mut self.log, |_| true), &mut records);
         }
         let mode = match attr.kind {
             FileKind::Symlink => 0o777,
@@ -404,32 +423,24 @@ impl<'a> Writer<'a, '_, '_> {
         self.log.report.files += 1;
         self.out.write(&header.block())
     }
+}
 
-    fn xattrs(&mut self, ino: InodeNo, source: &[u8], records: &mut Vec<u8>) {
-        let names = self.fs.listxattr(self.cx, ino);
-        let mut names = names.unwrap_or_else(|error| {
-            self.log.not_kept(source, "extended attributes", &error);
-            Vec::new()
-        });
-        names.sort_unstable();
-        for name in names {
-            match self.fs.getxattr(self.cx, ino, &name) {
-                Ok(value) => {
-                    // GNU tar --acls takes the text, and would remove a list that has none.
-                    let acl = ACLS.iter().find(|(_, acl)| *acl == &name[..]);
-                    if let Some((key, _)) = acl
-                        && let Some(text) = acl_to_text(&value)
-                    {
-                        pax::push(records, key.as_bytes(), text.as_bytes());
-                    }
-                    pax::push(records, &pax::xattr_key(&name), &value);
-                }
-                Err(error) => {
-                    let shown = format!("attribute {}", printable(&name));
-                    self.log.not_kept(source, &shown, &error);
-                }
-            }
+fn by_name(a: &Entry, b: &Entry) -> Ordering {
+    a.name.cmp(&b.name)
+}
+
+/// Adds the pax records of extended attributes.
+fn push_xattrs(mut xattrs: Vec<(Vec<u8>, Vec<u8>)>, records: &mut Vec<u8>) {
+    xattrs.sort_unstable();
+    for (name, value) in xattrs {
+        // GNU tar --acls takes the text, and would remove a list that has none.
+        let acl = ACLS.iter().find(|(_, acl)| *acl == &name[..]);
+        if let Some((key, _)) = acl
+            && let Some(text) = acl_to_text(&value)
+        {
+            pax::push(records, key.as_bytes(), text.as_bytes());
         }
+        pax::push(records, &pax::xattr_key(&name), &value);
     }
 }
 

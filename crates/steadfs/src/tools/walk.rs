@@ -129,39 +129,6 @@ pub struct Entry {
     pub name: Vec<u8>,
 }
 
-/// The entries of a directory that are still to be visited. The volume is asked for them some time before.
-pub(super) struct Visit {
-    entries: std::vec::IntoIter<Entry>,
-    /// The first ones, which were announced.
-    announced: usize,
-}
-
-impl Visit {
-    /// Entries that are announced at once.
-    const BATCH: usize = 32;
-
-    pub fn new(entries: Vec<Entry>) -> Self {
-        let entries = entries.into_iter();
-        Self {
-            entries,
-            announced: 0,
-        }
-    }
-
-    /// The next entry of `dir`.
-    pub fn next(&mut self, fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Option<Entry> {
-        while self.announced <= Self::BATCH && self.announced < self.entries.len() {
-            let rest = &self.entries.as_slice()[self.announced..];
-            let batch = &rest[..rest.len().min(Self::BATCH)];
-            let names: Vec<&[u8]> = batch.iter().map(|entry| &entry.name[..]).collect();
-            fs.expect(cx, dir, &names);
-            self.announced += batch.len();
-        }
-        self.announced = self.announced.saturating_sub(1);
-        self.entries.next()
-    }
-}
-
 /// All entries of a directory, `.` and `..` left out, in the directory's order.
 ///
 /// # Errors
