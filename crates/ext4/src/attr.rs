@@ -3,6 +3,7 @@
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, FsxAttr, InodeFlags, Result, SetAttr, SetTime};
 
+use crate::dir::Dir;
 use crate::disk::features::RoCompat;
 use crate::disk::{self, time};
 use crate::fast_commit::refusal;
@@ -11,10 +12,14 @@ use crate::inode::Inode;
 use crate::txn::Handle;
 
 /// Flags that users may change (`EXT4_FL_USER_MODIFIABLE` without those that are not supported:
-/// mapping, data journaling, case folding): the first eight (secure deletion to no access time), no
+/// mapping, data journaling): the first eight (secure deletion to no access time), no
 /// tail merging (0x8000), and those of directories.
-pub(crate) const MODIFIABLE: u32 =
-    0xFF | 0x8000 | InodeFlags::DIRSYNC.0 | InodeFlags::TOPDIR.0 | InodeFlags::PROJINHERIT.0;
+pub(crate) const MODIFIABLE: u32 = 0xFF
+    | 0x8000
+    | InodeFlags::DIRSYNC.0
+    | InodeFlags::TOPDIR.0
+    | InodeFlags::PROJINHERIT.0
+    | InodeFlags::CASEFOLD.0;
 /// Flags that get a specific error when they are refused.
 const NAMEABLE: u32 = MODIFIABLE | InodeFlags::EXTENTS.0 | disk::inode::JOURNAL_DATA.0;
 
@@ -194,11 +199,28 @@ impl Ext4 {
             ));
         }
         let new = InodeFlags(old.0 & !MODIFIABLE | flags.0 & allowed);
+        if (new.0 ^ old.0) & InodeFlags::CASEFOLD.0 != 0 {
+            self.check_may_change_folding(cx, &inode)?;
+        }
         self.change_fields(cx.tag, &inode, 0, |_, core| {
             core.flags = new;
             core.ctime = self.now(core);
             Ok(())
         })
+    }
+
+    /// Refuses to make a directory case-insensitive, or case-sensitive again, unless it is empty.
+    fn check_may_change_folding(&self, cx: &Cx, dir: &Inode) -> Result<()> {
+        if self.geo().encoding.is_none() {
+            return Err(FsError::NotSupported(
+                "case-insensitive directories on this volume",
+            ));
+        }
+        let core = dir.core.read();
+        match Dir::new(self, dir.ino(), &core, cx.tag).is_empty(&core)? {
+            true => Ok(()),
+            false => Err(FsError::NotEmpty),
+        }
     }
 
     /// See [`steadfs_vfs::FileSystem::set_project`].

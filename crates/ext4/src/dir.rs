@@ -2,8 +2,8 @@
 //!
 //! A directory is a file of blocks with entries. A directory of one block is searched linearly; a larger one has a hash
 //! index ([`htree`]) if the volume has `dir_index`. An inline directory ([`inline`]) gets a block with its next new name.
-//! Case-insensitive directories and those with encrypted names ([`nokey`]) get no
-//! new names ([`crate::namei`]); names can be removed there.
+//! Case-insensitive directories find and hash names by their folded forms ([`wanted`]). Those with encrypted names
+//! ([`nokey`]) get no new names ([`crate::namei`]); names can be removed there.
 //!
 //! **Rule.** The caller holds the directory's `lock` (for writing, if it changes names) and passes its `core`. The
 //! result of a search is valid until the lock is released or the directory is changed.
@@ -13,6 +13,7 @@ mod inline;
 mod nokey;
 mod readdir;
 mod shown;
+mod wanted;
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
+use crate::disk::casefold::Encoding;
 use crate::disk::dir_entry::{self, DirLayout, Found, NewEntry, Room};
 use crate::disk::features::Compat;
 use crate::disk::num::{idx, low32, wide};
@@ -28,6 +30,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
 use crate::verified;
+use wanted::Wanted;
 
 pub(crate) use inline::{NAME as INLINE_NAME, parts as inline_parts};
 
@@ -40,6 +43,8 @@ pub(crate) struct Dir<'a> {
     ino: Ino,
     layout: DirLayout,
     seed: ChecksumSeed,
+    /// Of a case-insensitive directory.
+    encoding: Option<Encoding>,
     tag: IoTag,
 }
 
@@ -94,11 +99,14 @@ pub(crate) enum Search {
 impl<'a> Dir<'a> {
     /// The directory `ino` with the inode `core`; reads have the tag `tag`.
     pub(crate) fn new(fs: &'a Ext4, ino: Ino, core: &disk::Inode, tag: IoTag) -> Self {
+        let folds =
+            |_: &Encoding| core.has(InodeFlags::CASEFOLD) && !core.has(InodeFlags::ENCRYPTED);
         Self {
             fs,
             ino,
             layout: DirLayout::of(fs.geo()),
             seed: core.seed(fs.geo(), ino),
+            encoding: fs.geo().encoding.filter(folds),
             tag,
         }
     }
@@ -111,11 +119,6 @@ impl<'a> Dir<'a> {
 
     fn has_dir_index(&self) -> bool {
         self.fs.geo().features.compat.contains(Compat::DIR_INDEX)
-    }
-
-    /// Whether the hash of a name cannot be computed from its bytes alone.
-    fn has_foreign_hash(core: &disk::Inode) -> bool {
-        core.has(InodeFlags::CASEFOLD)
     }
 
     fn block_count(&self, core: &disk::Inode) -> u32 {
@@ -188,41 +191,37 @@ impl<'a> Dir<'a> {
     }
 
     /// Finds a name in a leaf.
-    fn find_in(&self, buf: Arc<MetaBuf>, name: &[u8]) -> Result<Option<Entry>> {
-        let found =
-            dir_entry::locate(&self.layout, &buf.data(), name).map_err(self.bad(buf.block()))?;
+    fn find_in(&self, buf: Arc<MetaBuf>, name: &Wanted<'_>) -> Result<Option<Entry>> {
+        let found = name
+            .locate(&self.layout, &buf.data())
+            .map_err(self.bad(buf.block()))?;
         Ok(found.map(|found| Entry::in_block(buf, found)))
     }
 
-    /// Finds a name (exact bytes; a no-key name, if names are encrypted) not `.` or `..`.
+    /// Finds a name (a no-key name, if names are encrypted) not `.` or `..`.
+    ///
+    /// # Errors
+    /// As [`Dir::check_encoded`], if it is not there; others.
     pub(crate) fn find(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
+        if core.has(InodeFlags::ENCRYPTED) && !core.has(disk::inode::INLINE_DATA) {
+            return nokey::find(self, core, name);
+        }
+        let wanted = self.wanted(name);
+        let found = self.find_wanted(core, &wanted)?;
+        if found.is_none() {
+            self.check_encoded(&wanted)?;
+        }
+        Ok(found)
+    }
+
+    fn find_wanted(&self, core: &disk::Inode, name: &Wanted<'_>) -> Result<Option<Entry>> {
         if core.has(disk::inode::INLINE_DATA) {
             return inline::find(self, core, name);
         }
-        if core.has(InodeFlags::ENCRYPTED) {
-            return nokey::find(self, core, name);
-        }
         if self.is_indexed(core) {
-            if !Self::has_foreign_hash(core) {
-                return self.find_indexed(core, name);
-            }
-            return self.find_in_all(core, name);
+            return self.find_indexed(core, name);
         }
         for n in 0..self.block_count(core) {
-            if let Some(entry) = self.find_in(self.leaf(core, n)?, name)? {
-                return Ok(Some(entry));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Finds a name in an indexed directory without its index.
-    fn find_in_all(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
-        for n in 1..self.block_count(core) {
-            let buf = self.block(core, n)?;
-            if htree::is_index_block(&self.layout, &buf.data()) {
-                continue;
-            }
             if let Some(entry) = self.find_in(self.leaf(core, n)?, name)? {
                 return Ok(Some(entry));
             }
@@ -276,7 +275,7 @@ impl<'a> Dir<'a> {
     }
 
     fn dotdot(&self, core: &disk::Inode) -> Result<Entry> {
-        self.find_in(self.leaf(core, 0)?, b"..")?
+        self.find_in(self.leaf(core, 0)?, &Wanted::exact(b".."))?
             .ok_or_else(|| self.corrupt(".. is missing"))
     }
 
@@ -319,6 +318,7 @@ impl<'a> Dir<'a> {
 
     /// Searches for `name`, or else for room for it, in one pass.
     pub(crate) fn search(&self, core: &disk::Inode, name: &[u8]) -> Result<Search> {
+        let name = &self.wanted(name);
         if core.has(disk::inode::INLINE_DATA) {
             let found = inline::find(self, core, name)?;
             return Ok(found.map_or(Search::Full, |_| Search::Found));
@@ -338,9 +338,10 @@ impl<'a> Dir<'a> {
         Ok(room.unwrap_or(Search::Full))
     }
 
-    fn search_in(&self, buf: Arc<MetaBuf>, name: &[u8]) -> Result<Search> {
+    fn search_in(&self, buf: Arc<MetaBuf>, name: &Wanted<'_>) -> Result<Search> {
         let (block, last) = buf.data_and_hint();
-        let search = dir_entry::search(&self.layout, &block, name, idx(last))
+        let search = name
+            .search(&self.layout, &block, idx(last))
             .map_err(self.bad(buf.block()))?;
         drop(block);
         Ok(match search {

@@ -10,7 +10,9 @@ use steadfs_cache::{FsyncClustering, MetaBuf, MetaCache, Writeback};
 use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, FsError, OpenGuard, PendingFrees, RemountState, Result, StopState};
+use steadfs_vfs::{
+    Clock, FsError, InodeFlags, OpenGuard, PendingFrees, RemountState, Result, StopState,
+};
 
 use crate::disk::{self, Geometry, Ino, Superblock};
 use crate::error_log::ErrorLog;
@@ -192,6 +194,10 @@ impl Ext4 {
             return Err(FsError::Stale);
         }
         let core = disk::Inode::parse(&self.geo, ino, slot)?;
+        if core.has(InodeFlags::CASEFOLD) && self.geo.encoding.is_none() {
+            let what = "has the casefold flag, but the volume has no encoding of names";
+            return Err(Corruption::new(what).in_inode(ino).into());
+        }
         Inode::new(ino, core, self.geo.block_size, &self.writeback)
     }
 

@@ -46,6 +46,13 @@ pub(crate) fn choose_mode(
         let names = features.join(", ");
         return Err(FsError::BadOption(format!("unsupported features: {names}")));
     }
+    if let Some((number, _)) = sb.encoding()
+        && sb.geometry().encoding.is_none()
+    {
+        return Err(FsError::BadOption(format!(
+            "the names of casefolded directories have an unknown encoding (s_encoding {number})"
+        )));
+    }
     let is_dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
     if matches!(sb.journal(), JournalPlace::External(_)) && is_dirty && !options.no_replay {
         return Err(FsError::BadOption(

@@ -76,7 +76,11 @@ impl Ext4 {
         name: &[u8],
         rest: u32,
     ) -> Result<Slot> {
-        check_names_are_plain(&dir.core.read())?;
+        {
+            let core = dir.core.read();
+            check_has_key(&core)?;
+            Dir::new(self, dir.ino(), &core, cx.tag).check_new_name(name)?;
+        }
         for _ in 0..GROWTH_STEPS_MAX {
             let needed = {
                 let core = dir.core.read();
@@ -109,7 +113,7 @@ impl Ext4 {
     ) {
         match inode.kind() {
             // Records have names as they are in directories, and a replay compares their bytes.
-            _ if check_names_are_plain(&name.0.core.read()).is_err() => {
+            _ if has_encoded_names(&name.0.core.read()) => {
                 handle.refuse_fast_commits(refusal::ENCODED);
             }
             FileKind::Regular if handle.is_tracked() => {
@@ -130,21 +134,23 @@ impl Ext4 {
     }
 }
 
-/// Fails for a directory that is removed or immutable, or whose names cannot be encoded here.
+/// Fails for a directory that is removed or immutable, or whose names are encrypted.
 fn check_may_add(core: &disk::Inode) -> Result<()> {
     names::check_may_add(core.links.into(), core.flags)?;
-    check_names_are_plain(core)
+    check_has_key(core)
 }
 
-/// Fails for a directory whose names cannot be encoded here: encrypted, case-insensitive.
-fn check_names_are_plain(core: &disk::Inode) -> Result<()> {
-    if core.has(InodeFlags::ENCRYPTED) {
-        return Err(FsError::NoKey);
+/// Fails for a directory whose names are encrypted: there are no keys.
+fn check_has_key(core: &disk::Inode) -> Result<()> {
+    match core.has(InodeFlags::ENCRYPTED) {
+        true => Err(FsError::NoKey),
+        false => Ok(()),
     }
-    if core.has(InodeFlags::CASEFOLD) {
-        return Err(FsError::NotSupported("new names in casefolded directories"));
-    }
-    Ok(())
+}
+
+/// Whether a name in a directory may differ from the one that a caller gives: encrypted, case-insensitive.
+fn has_encoded_names(core: &disk::Inode) -> bool {
+    core.has(InodeFlags::ENCRYPTED) || core.has(InodeFlags::CASEFOLD)
 }
 
 /// [`names::check_project`] of a directory and an inode that gets a name there.

@@ -258,6 +258,10 @@ impl FileSystem for Ext4 {
         self.changed(cx, &[from.0, to.0], Ext4::rename(self, cx, from, to, flags))
     }
 
+    fn folds_names(&self) -> bool {
+        self.geo().encoding.is_some()
+    }
+
     fn checks_opens(&self) -> bool {
         self.has_closed_files()
     }

@@ -1,11 +1,12 @@
 //! What the crates of the on-disk formats share: errors of structures and their positions ([`error`]), reports of
 //! the checkers ([`check`]), errors of mkfs ([`format`](mod@format)), inode numbers of 32 bits ([`ids`]), and what
-//! the features of a volume allow ([`MountMode`]).
+//! the features of a volume allow ([`MountMode`]), and the folded names of case-insensitive directories ([`casefold`]).
 //!
 //! A format names its structures by a type that implements [`Structure`]; the errors are generic over it.
 
 #![forbid(unsafe_code)]
 
+pub mod casefold;
 pub mod check;
 pub mod error;
 pub mod format;

@@ -9,7 +9,7 @@
 //! * OPEN, OPENDIR and FLUSH (and with them RELEASE) are answered ENOSYS once, and the kernel stops sending them: files
 //!   have no state between open and close, and the page cache and the directory cache stay valid. Only a volume with
 //!   files whose open may fail (encrypted or verity files) receives every OPEN.
-//! * Names, negative entries and attributes are valid for a day: the mount owns the volume.
+//! * Names, negative entries and attributes are valid for a day: the mount owns the volume. `spellings` has the exception.
 //! * INTERRUPT ends requests of callers that are being killed, and copies (`interrupt`).
 //! * Writes go through to the server at once (no write-back cache in the kernel); the next stat fetches a write's size
 //!   and times. What the kernel does not fetch again by itself after a call that changed it is invalidated (`notify`).
@@ -36,6 +36,7 @@ pub mod reply;
 pub mod request;
 mod service;
 pub mod session;
+mod spellings;
 mod standby;
 mod stats;
 mod sys;

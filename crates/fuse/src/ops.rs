@@ -6,7 +6,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use steadfs_base::{InodeNo, IoTag, Timestamp, Urgency};
 use steadfs_rt::now;
-use steadfs_vfs::names::in_pieces;
+use steadfs_vfs::names::{in_pieces, is_dots};
 use steadfs_vfs::{
     Cx, FallocMode, FileKind, FsError, RenameFlags, Seek, SetAttr, SetTime, SetXattr,
     is_control_inode,
@@ -201,7 +201,7 @@ impl Call<'_> {
             }
             _ => return Err(Errno::NOSYS.into()),
         };
-        out.put(&self.volume.translate.entry(&attr));
+        out.put(&self.entry(&attr, self.spellings()));
         Ok(())
     }
 
@@ -214,10 +214,8 @@ impl Call<'_> {
             fs.lookup(&self.cx, self.ino, name)
         };
         match found {
-            Ok(attr) => out.put(&self.volume.translate.entry(&attr)),
-            Err(FsError::NotFound) if name != b"." && name != b".." => {
-                out.put(&self.volume.translate.no_entry());
-            }
+            Ok(attr) => out.put(&self.entry(&attr, self.spellings())),
+            Err(FsError::NotFound) if !is_dots(name) => out.put(&self.no_entry()),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -320,6 +318,7 @@ impl Call<'_> {
         if entries.is_empty() {
             return Ok(read?);
         }
+        let spellings = self.spellings();
         let mut start = 0;
         for plus in entries.iter() {
             let name = &names[start..plus.name_end];
@@ -331,7 +330,7 @@ impl Call<'_> {
                 match fs.attach(&self.cx, plus.ino) {
                     Ok(attr) => {
                         self.volume.counted(attr.ino);
-                        head = self.volume.translate.entry(&attr);
+                        head = self.entry(&attr, spellings);
                         kind = dirent_kind(attr.kind);
                     }
                     Err(error) => {

@@ -129,6 +129,16 @@ pub struct Translate {
 }
 
 impl Translate {
+    /// The same for names that the kernel must look up each time.
+    pub fn unkept(&self) -> Self {
+        let timeouts = Timeouts {
+            entry: Duration::ZERO,
+            negative: Duration::ZERO,
+            ..self.timeouts
+        };
+        Self { timeouts, ..*self }
+    }
+
     /// Names and attributes of control files are not cached.
     fn lasting(&self, ino: InodeNo, timeout: Duration) -> Duration {
         if is_control_inode(ino) {

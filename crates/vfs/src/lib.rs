@@ -127,6 +127,11 @@ pub trait FileSystem: Send + Sync {
         flags: RenameFlags,
     ) -> Result<()>;
 
+    /// Whether directories may be case-insensitive: a name that is made, moved or removed there may be that of an entry
+    /// with another spelling. Constant while the volume is mounted.
+    fn folds_names(&self) -> bool {
+        false
+    }
     /// Whether [`FileSystem::open`] must be called: the volume may have regular files that cannot be opened although
     /// their permission bits allow it. Constant while the volume is mounted.
     fn checks_opens(&self) -> bool {

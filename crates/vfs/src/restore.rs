@@ -108,6 +108,7 @@ pub fn restore<V: RestoreVolume + ?Sized>(volume: &V, state: &RecordedState) -> 
     if state.inodes.is_empty() && state.names.is_empty() {
         return Ok(());
     }
+    check_names_are_exact(volume, state)?;
     let all = Restoration {
         volume,
         state,
@@ -121,6 +122,29 @@ pub fn restore<V: RestoreVolume + ?Sized>(volume: &V, state: &RecordedState) -> 
     volume.sync_all(&all.cx)?;
     for (ino, _) in state.files() {
         volume.forget(ino, 1);
+    }
+    Ok(())
+}
+
+/// Refuses records of case-insensitive directories: they have names as callers gave them, not as the volume has them.
+fn check_names_are_exact<V: RestoreVolume + ?Sized>(
+    volume: &V,
+    state: &RecordedState,
+) -> Result<()> {
+    let dirs: BTreeSet<InodeNo> = state.names.keys().map(|(dir, _)| *dir).collect();
+    for dir in dirs {
+        let mut flags = match state.inodes.get(&dir) {
+            Some(RecordedInode::InUse(file)) => file.flags.flags,
+            _ => InodeFlags::default(),
+        };
+        if volume.find_inode(dir)?.is_some() {
+            flags = flags.union(volume.flags(&context(), dir)?.flags);
+        }
+        if flags.contains(InodeFlags::CASEFOLD) {
+            return Err(FsError::NotSupported(
+                "restoring names in casefolded directories",
+            ));
+        }
     }
     Ok(())
 }

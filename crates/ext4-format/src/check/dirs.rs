@@ -8,8 +8,9 @@ use steadfs_vfs::FileKind;
 
 use super::htree::{Index, IndexRole};
 use super::inodes::inline_rest;
-use super::tables::{Dir, DirForm, InodeState};
+use super::tables::{Comparison, Dir, DirForm, InodeState};
 use super::{Checker, Issue};
+use crate::disk::casefold::fold;
 use crate::disk::dir_entry::{self, DirLayout, RawEntry};
 use crate::disk::features::Incompat;
 use crate::disk::num::get32;
@@ -186,11 +187,9 @@ impl Checker<'_> {
         };
         let dir = self.dirs[position.dir].ino;
         self.report.stats.names += 1;
+        let key = self.dirs[position.dir].comparison.key(entry.name);
         if let Some(IndexRole::Leaf(hashes)) = named
-            && let Some(hash) = scratch
-                .index
-                .hash
-                .and_then(|params| params.hash(entry.name))
+            && let Some(hash) = scratch.index.hash.and_then(|params| params.hash(&key))
             && !hashes.contains(hash.major)
         {
             self.issue(Issue::HtreeHash {
@@ -201,7 +200,7 @@ impl Checker<'_> {
             });
         }
         if scratch.hashes.len() < COMPARED_NAMES_MAX {
-            scratch.hashes.push(hash_of(entry.name));
+            scratch.hashes.push(hash_of(&key));
         }
         self.check_name(position.dir, entry.name, target, position.type_byte);
     }
@@ -247,6 +246,13 @@ impl Checker<'_> {
         if !self.dirs[i].encrypted && name.iter().any(|&byte| byte == b'/' || byte == 0) {
             let name = Name::of(name);
             self.issue(Issue::BadName { dir, name });
+        }
+        if self.dirs[i].comparison == Comparison::Folded
+            && self.geo.encoding.is_some_and(|encoding| encoding.is_strict)
+            && fold(name).is_none()
+        {
+            let name = Name::of(name);
+            self.issue(Issue::NotEncoded { dir, name });
         }
         let state = self.inodes.get(&self.geo, target);
         let why = if !self.geo.is_nameable(target) || state.has(InodeState::HIDDEN) {
@@ -347,7 +353,8 @@ impl Checker<'_> {
                 Ok(entry) => {
                     if let Some(target) = entry.ino {
                         self.report.stats.names += 1;
-                        scratch.hashes.push(hash_of(entry.name));
+                        let key = self.dirs[i].comparison.key(entry.name);
+                        scratch.hashes.push(hash_of(&key));
                         self.check_name(i, entry.name, target, bytes[entry.offset + 7]);
                     }
                 }
@@ -380,23 +387,30 @@ impl Checker<'_> {
         twice.dedup();
         let mut names = self.names_with(i, &twice, &mut scratch.block);
         names.sort_unstable();
-        let doubled = names.windows(2).filter(|pair| pair[0] == pair[1]);
+        let doubled = names.windows(2).filter(|pair| pair[0].0 == pair[1].0);
         let mut doubled: Vec<_> = doubled.map(|pair| pair[0].clone()).collect();
-        doubled.dedup();
-        for name in doubled {
+        doubled.dedup_by(|a, b| a.0 == b.0);
+        for (_, name) in doubled {
             let (dir, name) = (self.dirs[i].ino, Name::of(&name));
             self.issue(Issue::DuplicateName { dir, name });
         }
     }
 
-    /// The names in a directory whose hashes are among `wanted` (sorted).
-    fn names_with(&mut self, i: usize, wanted: &[u64], buf: &mut Vec<u8>) -> Vec<Vec<u8>> {
+    /// The names in a directory whose hashes are among `wanted` (sorted), each behind the bytes that are compared.
+    fn names_with(
+        &mut self,
+        i: usize,
+        wanted: &[u64],
+        buf: &mut Vec<u8>,
+    ) -> Vec<(Vec<u8>, Vec<u8>)> {
         let mut names = Vec::new();
+        let comparison = self.dirs[i].comparison;
         let mut keep = |layout: &DirLayout, bytes: &[u8]| {
             for entry in dir_entry::entries_in(layout, bytes, 0, bytes.len()) {
                 let Ok(entry) = entry else { break };
-                if entry.ino.is_some() && wanted.binary_search(&hash_of(entry.name)).is_ok() {
-                    names.push(entry.name.to_vec());
+                let key = comparison.key(entry.name);
+                if entry.ino.is_some() && wanted.binary_search(&hash_of(&key)).is_ok() {
+                    names.push((key.to_vec(), entry.name.to_vec()));
                 }
             }
         };

@@ -1,6 +1,6 @@
 //! The hash index of a directory: which leaf may hold which hashes.
 
-use super::tables::Dir;
+use super::tables::{Comparison, Dir};
 use super::{Checker, Issue};
 use crate::disk::hash::HashParams;
 use crate::disk::htree::{self, DxNode};
@@ -88,7 +88,7 @@ impl Checker<'_> {
         }
         let root = DxNode::parse_root(&self.layout, dir.seed, block)?;
         index.blocks[0] = IndexRole::Node;
-        if !dir.casefold {
+        if dir.comparison != Comparison::Unknown {
             index.hash = Some(self.geo.hash.with_kind(info.hash));
         }
         self.load_children(dir, &root, info.indirect_levels, Hashes::ALL, index);

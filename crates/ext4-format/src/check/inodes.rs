@@ -4,7 +4,7 @@ use steadfs_base::DevBlock;
 use steadfs_vfs::{FileKind, InodeFlags};
 
 use super::map::{Collect, Walk};
-use super::tables::{Dir, DirForm, InodeState};
+use super::tables::{Comparison, Dir, DirForm, InodeState};
 use super::{Checker, Issue};
 use crate::disk::extent::ExtentNode;
 use crate::disk::features::{Compat, Incompat, RoCompat};
@@ -340,7 +340,7 @@ impl Checker<'_> {
             seed: inode.seed(&self.geo, ino),
             form,
             encrypted: inode.has(InodeFlags::ENCRYPTED),
-            casefold: inode.has(InodeFlags::CASEFOLD),
+            comparison: Comparison::of(&self.geo, inode),
         });
     }
 

@@ -397,6 +397,14 @@ pub enum Issue {
         /// The name.
         name: Name,
     },
+    /// A name of a case-insensitive directory is not UTF-8, but the volume's encoding is strict.
+    #[error("directory {dir}: name {name} is not UTF-8, as the encoding of the volume requires")]
+    NotEncoded {
+        /// The directory.
+        dir: Ino,
+        /// The name.
+        name: Name,
+    },
     /// A name leads to an inode that is not in use, or that has no names.
     #[error("directory {dir}: {name} names inode {ino}, {why}")]
     BadTarget {

@@ -327,8 +327,9 @@ impl<'a> Checker<'a> {
                 "file contents against their hashes (verity)",
             ),
             (
-                geo.has_incompat(Incompat::CASEFOLD),
-                "hashes and equality of casefolded names (casefold)",
+                geo.has_incompat(Incompat::CASEFOLD)
+                    && (geo.encoding.is_none() || geo.has_incompat(Incompat::ENCRYPT)),
+                "hashes and equality of encrypted casefolded names, or of unknown encodings (casefold)",
             ),
         ];
         for (there, what) in parts {

@@ -1,9 +1,13 @@
 //! Tables of the checker: which blocks are in use, and a few bytes for each inode and directory in use. Memory is
 //! allocated by group, at the first block or inode found in it.
 
-use steadfs_base::{DevBlock, FileBlock};
+use std::borrow::Cow;
 
-use crate::disk::{ChecksumSeed, Geometry, GroupNo, Ino, bitmap};
+use steadfs_base::{DevBlock, FileBlock};
+use steadfs_vfs::InodeFlags;
+
+use crate::disk::casefold::fold;
+use crate::disk::{ChecksumSeed, Geometry, GroupNo, Ino, Inode, bitmap};
 
 /// Blocks (clusters with `bigalloc`) found in use.
 pub(super) struct UsedBlocks {
@@ -158,8 +162,37 @@ pub(super) struct Dir {
     pub(super) form: DirForm,
     /// Names are ciphertext.
     pub(super) encrypted: bool,
-    /// Names are compared without case: their hashes cannot be computed here.
-    pub(super) casefold: bool,
+    pub(super) comparison: Comparison,
+}
+
+/// How the names of a directory are compared and hashed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// By their bytes.
+    Bytes,
+    /// By their folded forms.
+    Folded,
+    /// By plain names that are not on the volume, or in an unknown encoding: not checked.
+    Unknown,
+}
+
+impl Comparison {
+    /// That of a directory.
+    pub(super) fn of(geo: &Geometry, dir: &Inode) -> Self {
+        match dir.has(InodeFlags::CASEFOLD) {
+            false => Self::Bytes,
+            true if dir.has(InodeFlags::ENCRYPTED) || geo.encoding.is_none() => Self::Unknown,
+            true => Self::Folded,
+        }
+    }
+
+    /// The bytes that are compared and hashed.
+    pub(super) fn key(self, name: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Self::Folded => fold(name).map_or(Cow::Borrowed(name), Cow::Owned),
+            Self::Bytes | Self::Unknown => Cow::Borrowed(name),
+        }
+    }
 }
 
 /// How a directory keeps its entries.

@@ -18,6 +18,7 @@ use super::{ChecksumSeed, DiskError, Geometry, Ino, Result, Structure};
 
 pub use search::{
     Found, Room, Search, insert_at, locate, locate_by, locate_inline, remove_found, search,
+    search_by,
 };
 
 /// Bytes of an entry before its name.
@@ -108,7 +109,7 @@ impl RawEntry<'_> {
 
     /// Whether it is in use and has this name. Compares the ends first, where most names differ.
     #[inline(always)]
-    fn is_named(&self, name: &[u8]) -> bool {
+    pub fn is_named(&self, name: &[u8]) -> bool {
         self.ino.is_some()
             && self.name.len() == name.len()
             && self.name.last_chunk::<8>() == name.last_chunk::<8>()

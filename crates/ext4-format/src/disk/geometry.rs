@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use steadfs_base::{BlockSize, DevBlock};
+use steadfs_format_base::casefold::Encoding;
 
 use super::copies::has_super;
 use super::features::{Compat, Incompat, RoCompat};
@@ -67,6 +68,8 @@ pub struct Geometry {
     pub uuid: [u8; 16],
     /// How names of new indexed directories are hashed.
     pub hash: HashParams,
+    /// Encoding of names in case-insensitive directories; `None` without the feature, or if it is unknown.
+    pub encoding: Option<Encoding>,
 }
 
 /// The blocks at a group's start that hold copies of superblock and descriptors.
@@ -132,6 +135,7 @@ impl Geometry {
             value_seed: raw.stored_or_derived_seed(),
             uuid: raw.uuid,
             hash: hash_params(raw),
+            encoding: raw.encoding(),
         };
         geometry.check_rest(raw)?;
         Ok(geometry)

@@ -57,4 +57,5 @@ pub use group_desc::GroupDesc;
 pub use ids::{GroupNo, Ino};
 pub use inode::Inode;
 pub use mmp::Mmp;
+pub use steadfs_format_base::casefold;
 pub use superblock::Superblock;

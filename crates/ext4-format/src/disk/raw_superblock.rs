@@ -3,6 +3,7 @@
 
 use steadfs_base::checksum::crc32c;
 use steadfs_base::endian::{Le16, Le32, Le64};
+use steadfs_format_base::casefold::Encoding;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{ChecksumSeed, Compat, Features, Incompat, RoCompat};
@@ -136,6 +137,12 @@ impl RawSuperblock {
             incompat: Incompat(self.feature_incompat.get()),
             ro_compat: RoCompat(self.feature_ro_compat.get()),
         }
+    }
+
+    /// The encoding of casefolded names, on volumes that have them and if it is known.
+    pub(super) fn encoding(&self) -> Option<Encoding> {
+        let folds = self.features().incompat.contains(Incompat::CASEFOLD);
+        Encoding::from_disk(self.encoding.get(), self.encoding_flags.get()).filter(|_| folds)
     }
 
     /// The seed of the whole volume's checksums: stored, or derived from the UUID.

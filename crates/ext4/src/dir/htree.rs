@@ -8,6 +8,7 @@ use std::sync::Arc;
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FsError, InodeFlags, Result};
 
+use super::wanted::Wanted;
 use super::{Dir, Entry, Search};
 use crate::disk::dir_entry::{self, DirLayout, Packer, RawEntry};
 use crate::disk::features::Incompat;
@@ -98,13 +99,6 @@ impl Dir<'_> {
         Ok(self.fs.geo().hash.kind)
     }
 
-    pub(super) fn hash(&self, kind: HashKind, name: &[u8]) -> Result<NameHash> {
-        let params = self.fs.geo().hash.with_kind(kind);
-        params.hash(name).ok_or(FsError::NotSupported(
-            "names hashed with a key in a directory without encryption",
-        ))
-    }
-
     /// The path to the first leaf of names with this hash.
     pub(super) fn descend(&self, core: &disk::Inode, major: u32) -> Result<Path> {
         let (buf, info) = self.root(core)?;
@@ -181,9 +175,13 @@ impl Dir<'_> {
         self.leaf(core, path.leaf)
     }
 
-    pub(super) fn find_indexed(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
+    pub(super) fn find_indexed(
+        &self,
+        core: &disk::Inode,
+        name: &Wanted<'_>,
+    ) -> Result<Option<Entry>> {
         let (buf, info) = self.root(core)?;
-        let hash = self.hash(info.hash, name)?;
+        let hash = self.hash_bytes(info.hash, name.hashed())?;
         let path = self.descend_from(core, buf, info, hash.major)?;
         if let Some(entry) = self.find_in(self.leaf_of(core, &path)?, name)? {
             return Ok(Some(entry));
@@ -197,7 +195,7 @@ impl Dir<'_> {
         core: &disk::Inode,
         mut path: Path,
         hash: NameHash,
-        name: &[u8],
+        name: &Wanted<'_>,
     ) -> Result<Option<Entry>> {
         for _ in 0..self.block_count(core) {
             if self.bound(&path)? != Some(hash.major | 1) {
@@ -211,9 +209,9 @@ impl Dir<'_> {
         Err(self.corrupt("the index has more leaves than the directory blocks"))
     }
 
-    pub(super) fn search_indexed(&self, core: &disk::Inode, name: &[u8]) -> Result<Search> {
+    pub(super) fn search_indexed(&self, core: &disk::Inode, name: &Wanted<'_>) -> Result<Search> {
         let (buf, info) = self.root(core)?;
-        let hash = self.hash(info.hash, name)?;
+        let hash = self.hash_bytes(info.hash, name.hashed())?;
         let path = self.descend_from(core, buf, info, hash.major)?;
         let search = self.search_in(self.leaf_of(core, &path)?, name)?;
         if matches!(search, Search::Found) {

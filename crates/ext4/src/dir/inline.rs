@@ -6,6 +6,7 @@
 use steadfs_vfs::{DirEntry, FileKind, Result};
 
 use super::shown::Emit;
+use super::wanted::Wanted;
 use super::{Dir, Entry, EntryPlace};
 use crate::disk::dir_entry::{self, Packer, RawEntry};
 use crate::disk::xattr::{AttrList, INDEX_SYSTEM, InodeAttrs, Value};
@@ -58,9 +59,9 @@ pub(super) fn each(
     Ok(())
 }
 
-pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
+pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &Wanted<'_>) -> Result<Option<Entry>> {
     for (n, (part, start)) in parts(core)?.into_iter().zip([PARENT, 0]).enumerate() {
-        let found = dir_entry::locate_inline(&dir.layout, part, start, name)
+        let found = dir_entry::locate_inline(&dir.layout, part, start, |entry| name.is(entry))
             .map_err(|e| e.in_inode(dir.ino))?;
         if let Some(found) = found {
             let place = EntryPlace::Inline(n);

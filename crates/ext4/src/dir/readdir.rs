@@ -49,8 +49,7 @@ struct Window {
 impl Dir<'_> {
     /// Calls `emit` for the entries after `cookie` until it returns false.
     pub(crate) fn read(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
-        let foreign = core.has(InodeFlags::ENCRYPTED) || Self::has_foreign_hash(core);
-        if self.is_dx(core) && !foreign {
+        if self.is_dx(core) && !core.has(InodeFlags::ENCRYPTED) {
             self.read_by_hash(core, cookie, emit)
         } else if core.has(disk::inode::INLINE_DATA) {
             inline::read(self, core, cookie, emit)

@@ -26,9 +26,9 @@ use crate::pins::Pins;
 use crate::txn::{Handle, Savepoint};
 use crate::xattr::Change;
 
-/// Flags that a new inode inherits from its directory (`EXT4_FL_INHERITED`), without case folding, as such directories
-/// get no new names: secure deletion, undelete, compression, sync, no dump, no access time, no
-/// compression, journal data, no tail merging, directory sync, project inheritance.
+/// Flags that a new inode inherits from its directory (`EXT4_FL_INHERITED`): secure deletion, undelete, compression,
+/// sync, no dump, no access time, no compression, journal data, no tail merging, directory sync, project inheritance,
+/// case folding.
 const INHERITED: u32 = 0x1
     | 0x2
     | InodeFlags::COMPRESSED.0
@@ -39,7 +39,8 @@ const INHERITED: u32 = 0x1
     | 0x4000
     | 0x8000
     | InodeFlags::DIRSYNC.0
-    | InodeFlags::PROJINHERIT.0;
+    | InodeFlags::PROJINHERIT.0
+    | InodeFlags::CASEFOLD.0;
 
 /// The error of a failed creation, and the partly made inode, for [`Ext4::clean_up_failed`].
 pub(super) struct Failed {

@@ -11,7 +11,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 
 impl Ext4 {
-    /// See [`steadfs_vfs::FileSystem::lookup`]. In case-insensitive directories names are found by their exact bytes.
+    /// See [`steadfs_vfs::FileSystem::lookup`].
     pub fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         check_length(name)?;
         let dir = self.directory(dir, cx.tag)?;

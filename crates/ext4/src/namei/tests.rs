@@ -1,5 +1,6 @@
 //! Limits of ext4's directories, evicted inodes, and files that no name leads to.
 
+mod casefold;
 mod foreign;
 mod leftover_index;
 

@@ -129,6 +129,10 @@ impl FileSystem for WithControl {
         self.inner.rename(cx, from, to, flags)
     }
 
+    fn folds_names(&self) -> bool {
+        self.inner.folds_names()
+    }
+
     fn checks_opens(&self) -> bool {
         self.inner.checks_opens()
     }

@@ -24,6 +24,8 @@ pub(super) enum Base {
     OrphanFile,
     /// With attribute inodes, without checksums.
     EaInode,
+    /// With case-insensitive directories in a strict encoding, without checksums.
+    Casefold,
 }
 
 impl Base {
@@ -35,13 +37,21 @@ impl Base {
             Self::Ext2 => &["-t", "ext2"],
             Self::OrphanFile => &["-t", "ext4", "-O", "^metadata_csum,orphan_file"],
             Self::EaInode => &["-t", "ext4", "-O", "^metadata_csum,ea_inode"],
+            Self::Casefold => &[
+                "-t",
+                "ext4",
+                "-O",
+                "^metadata_csum,casefold",
+                "-E",
+                "encoding_flags=strict",
+            ],
         });
         options
     }
 
     /// The undamaged image, with the directory `many` indexed.
     pub(super) fn image(self) -> &'static [u8] {
-        static IMAGES: [OnceLock<Vec<u8>>; 5] = [const { OnceLock::new() }; 5];
+        static IMAGES: [OnceLock<Vec<u8>>; 6] = [const { OnceLock::new() }; 6];
         IMAGES[self as usize].get_or_init(|| {
             let image = populated(&self.options(), "12M");
             let value = image.beside("value2");
@@ -161,6 +171,14 @@ impl Damage {
         let ino = self.ino(name);
         let at = self.mapped(ino, block);
         self.block(at)
+    }
+
+    /// Makes a directory case-insensitive. Its names have no capital letters, so their hashes stay.
+    pub(super) fn fold(&mut self, dir: &str) {
+        let ino = self.ino(dir);
+        self.set_inode(ino, |inode| {
+            inode.flags = inode.flags.union(steadfs_vfs::InodeFlags::CASEFOLD);
+        });
     }
 
     /// The inode that is the value of an attribute of the file `empty`.

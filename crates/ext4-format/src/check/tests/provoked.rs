@@ -77,6 +77,7 @@ kinds!(
     DirBlock,
     DirDots,
     BadName,
+    NotEncoded,
     BadTarget,
     EntryType,
     DuplicateName,

@@ -82,15 +82,14 @@ pub fn locate(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Option<Fo
     locate_by(layout, block, |entry| entry.is_named(name))
 }
 
-/// [`locate`] in entries that fill `block` from `start` on: inline directories.
+/// [`locate_by`] in entries that fill `block` from `start` on: inline directories.
 pub fn locate_inline(
     layout: &DirLayout,
     block: &[u8],
     start: usize,
-    name: &[u8],
+    is_it: impl Fn(&RawEntry<'_>) -> bool,
 ) -> Result<Option<Found>> {
-    let entries = entries_in(layout, block, start, block.len());
-    locate_among(entries, |entry| entry.is_named(name))
+    locate_among(entries_in(layout, block, start, block.len()), is_it)
 }
 
 /// Finds the first entry in use that `is_it` accepts, and what it takes to remove it.
@@ -136,12 +135,22 @@ pub fn search(layout: &DirLayout, block: &[u8], name: &[u8], last: usize) -> Res
     if is_without(layout, block, name) {
         return room_for(layout, block, needed, last);
     }
+    search_by(layout, block, needed, |entry| entry.is_named(name))
+}
+
+/// Finds the first entry in use that `is_it` accepts, or else the first room of `needed` bytes.
+pub fn search_by(
+    layout: &DirLayout,
+    block: &[u8],
+    needed: usize,
+    is_it: impl Fn(&RawEntry<'_>) -> bool,
+) -> Result<Search> {
     let mut before = None;
     let mut room = None;
     for entry in entries(layout, block) {
         let entry = entry?;
-        if entry.is_named(name)
-            && let Some(ino) = entry.ino
+        if let Some(ino) = entry.ino
+            && is_it(&entry)
         {
             return Ok(Search::Found(found(&entry, ino, before)));
         }

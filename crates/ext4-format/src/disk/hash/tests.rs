@@ -96,3 +96,37 @@ fn signedness_matters_above_127_only() {
     assert_eq!(sip.hash(b"x"), None);
     assert_eq!(HashKind::from_disk(3), None);
 }
+
+#[test]
+fn folded_names_of_all_code_points_agree_with_debugfs() {
+    let image = super::super::test_images::Image::of(&[]);
+    let commands = image.beside("commands");
+    let mut text = String::new();
+    let mut names = Vec::new();
+    // debugfs splits a line at these.
+    let is_name = |c: &char| !matches!(c, '\0' | '\t' | '\n' | '\r' | ' ' | '"');
+    for c in (1..=0x10_FFFF).filter_map(char::from_u32).filter(is_name) {
+        // The capital is folded only if all of the name is valid.
+        let name = format!("A{c}");
+        text.push_str("dx_hash -h half_md4 -c -e utf8 ");
+        text.push_str(&name);
+        text.push('\n');
+        names.push(name);
+    }
+    std::fs::write(&commands, text).unwrap();
+    let out = run("debugfs", &["-f", commands.to_str().unwrap()]);
+    let mut hashes = out.split("\nHash of ").skip(1);
+    let params = HashParams {
+        kind: HashKind::HalfMd4,
+        unsigned: false,
+        seed: [0; 4],
+    };
+    for name in names {
+        let folded = steadfs_format_base::casefold::FoldedName::new(name.as_bytes());
+        let ours = params.hash(folded.hashed()).unwrap();
+        let ours = format!("{name} is 0x{:x} (minor 0x{:x})", ours.major, ours.minor);
+        let theirs = hashes.next().expect("one line for each name");
+        assert!(theirs.starts_with(&ours), "{name:?}: {ours}, {theirs}");
+    }
+    assert_eq!(hashes.next(), None);
+}

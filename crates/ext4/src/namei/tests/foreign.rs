@@ -1,4 +1,4 @@
-//! Read-only kinds of directories: inline, case-insensitive, encrypted.
+//! Read-only kinds of directories: inline, encrypted.
 
 use std::path::Path;
 
@@ -73,29 +73,4 @@ fn inline_directories() {
     let image = Image::make(&options, "16M");
     assert!(image.debugfs("stat /small").contains("Size of inline data"));
     compare(&open(image), ROOT, dir.path());
-}
-
-#[test]
-fn case_insensitive_directories() {
-    let options = [
-        "-t",
-        "ext4",
-        "-b",
-        "1024",
-        "-O",
-        "casefold",
-        "-E",
-        "encoding=utf8",
-    ];
-    // Made as an ordinary directory, then marked: its index hashes the names as stored.
-    let image = Image::make(&options, "16M");
-    for n in 0..200 {
-        image.debugfs(&format!("write /dev/null File-{n}"));
-    }
-    image.debugfs("sif / flags 0x40080000");
-    let world = open(image);
-    assert!(world.lookup(ROOT, b"File-77").is_ok());
-    assert_eq!(world.lookup(ROOT, b"file-77"), Err(FsError::NotFound));
-    assert_eq!(world.names(ROOT).len(), 201);
-    assert_eq!(world.list(ROOT, 7).len(), 203);
 }

@@ -2,6 +2,9 @@
 
 use super::*;
 
+const NO_FOLDED_DUPLICATES: &str =
+    "it compares names without case only when it rebuilds directories";
+
 pub(super) const DIRS: &[Case] = &[
     case("DirHole", Base::Ext2, Agrees, |d| {
         let ino = d.ino("many");
@@ -28,6 +31,10 @@ pub(super) const DIRS: &[Case] = &[
     case("BadName", Base::Plain, Agrees, |d| {
         d.dir_block("a/b", 0)[32] = b'/'
     }),
+    case("NotEncoded", Base::Casefold, Agrees, |d| {
+        d.fold("a/b");
+        d.dir_block("a/b", 0)[32] = 0xFF;
+    }),
     case("BadTarget", Base::Plain, Agrees, |d| {
         let free = d.free_ino();
         put32(d.dir_block("a/b", 0), 24, free.0);
@@ -44,6 +51,26 @@ pub(super) const DIRS: &[Case] = &[
         assert_eq!(block, other, "both names are in one block");
         let bytes = d.dir_block("/", block);
         bytes.copy_within(first + 8..first + 12, second + 8);
+    }),
+    case(
+        "DuplicateName",
+        Base::Casefold,
+        May(NO_FOLDED_DUPLICATES),
+        |d| {
+            d.fold("/");
+            let (block, first) = d.in_root("fast");
+            let (other, second) = d.in_root("pipe");
+            assert_eq!(block, other, "both names are in one block");
+            let bytes = d.dir_block("/", block);
+            bytes.copy_within(first + 8..first + 12, second + 8);
+            bytes[second + 8..second + 12].make_ascii_uppercase();
+        },
+    ),
+    case("HtreeHash", Base::Casefold, Agrees, |d| {
+        d.fold("many");
+        let block = d.dir_block("many", 1);
+        let at = 8 + usize::from(block[6]) - 1;
+        block[at] ^= 0x0F;
     }),
     case("SecondName", Base::Ext4, Agrees, |d| {
         d.debugfs("ln a/b second");

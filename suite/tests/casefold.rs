@@ -1,0 +1,196 @@
+//! Case-insensitive directories (`casefold`) through a mount: by every spelling, as Linux answers.
+//!
+//! The tests with Linux as judge need the kernel of `scripts/judge-kernel`. By hand:
+//! `scripts/judge-kernel && PATH=$PWD/.cache/judges/bin:$PATH cargo test -p steadfs-suite --test casefold -- --ignored`
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "casefold/probes.rs"]
+mod probes;
+
+use std::fs;
+use std::path::Path;
+
+use steadfs_suite::image::Image;
+use steadfs_suite::uml::{TOP, assert_same, boot_with_all_of_f2fs};
+use steadfs_suite::{Scratch, SteadMount, steadfs, succeed};
+
+use probes::{find_all, probe};
+
+const SIZE: u64 = 64 << 20;
+/// Variable with the seed of the probes inside, and where their log goes.
+const PROBE: &str = "STEADFS_CASEFOLD_PROBE";
+const CALLS: u32 = 3000;
+
+/// A kind of volume: file system, name of the image, options of mkfs.
+type Kind = (&'static str, &'static str, &'static [&'static str]);
+
+const VOLUMES: [Kind; 2] = [
+    ("ext4", "ext4", &["-t", "ext4", "-O", "casefold"]),
+    (
+        "ext4",
+        "ext4-strict",
+        &[
+            "-t",
+            "ext4",
+            "-O",
+            "casefold",
+            "-E",
+            "encoding_flags=strict",
+        ],
+    ),
+];
+
+fn make(scratch: &Scratch, name: &str, (_, kind, options): Kind) -> Image {
+    Image::mke2fs(scratch, &format!("{name}-{kind}.img"), SIZE, options)
+}
+
+fn folded_dirs(top: &Path) {
+    for name in ["0", "1", "many"] {
+        let dir = top.join(name);
+        fs::create_dir(&dir).unwrap();
+        succeed("chattr", ["+F".as_ref(), dir.as_os_str()]);
+    }
+}
+
+fn lines(log: &str) -> Vec<String> {
+    log.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_kernel_caches_no_spelling() {
+    let scratch = Scratch::new();
+    for volume in VOLUMES {
+        let image = make(&scratch, "cache", volume);
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        let dir = mount.join("dir");
+        fs::create_dir(&dir).unwrap();
+        // These are known to be missing when the directory becomes case-insensitive.
+        for name in ["One", "ONE", "two"] {
+            assert!(!dir.join(name).exists());
+        }
+        succeed("chattr", ["+F".as_ref(), dir.as_os_str()]);
+        fs::write(dir.join("one"), "1").unwrap();
+        for name in ["One", "ONE", "one"] {
+            assert_eq!(fs::read_to_string(dir.join(name)).unwrap(), "1", "{name}");
+        }
+        fs::remove_file(dir.join("ONE")).unwrap();
+        for name in ["One", "ONE", "one"] {
+            assert!(!dir.join(name).exists(), "{name}");
+        }
+        fs::write(dir.join("oNE"), "2").unwrap();
+        assert_eq!(fs::read_to_string(dir.join("one")).unwrap(), "2");
+        // Names of a listing are cached, too.
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+        fs::rename(dir.join("One"), dir.join("Two")).unwrap();
+        assert!(!dir.join("oNE").exists() && dir.join("TWO").exists());
+        fs::create_dir(dir.join("Sub")).unwrap();
+        fs::write(dir.join("SUB/File"), "3").unwrap();
+        assert_eq!(fs::read_to_string(dir.join("sub/FILE")).unwrap(), "3");
+        fs::rename(dir.join("sUB"), dir.join("other")).unwrap();
+        assert!(!dir.join("Sub").exists() && !dir.join("SUB/File").exists());
+        assert_eq!(fs::read_to_string(dir.join("OTHER/file")).unwrap(), "3");
+        mount.unmount();
+        image.check_clean();
+    }
+}
+
+#[test]
+#[ignore = "needs scripts/judge-kernel"]
+fn linux_answers_the_same_on_either_volume() {
+    let scratch = Scratch::new();
+    let volumes = VOLUMES.map(|volume| {
+        let images = ["linux", "ours"].map(|name| make(&scratch, name, volume));
+        (volume, images)
+    });
+    let logs = |kind: &str, what: &str| scratch.join(&format!("{kind}-{what}.log"));
+
+    // The first calls on a new volume, by Linux and here.
+    let first: Vec<_> = volumes
+        .iter()
+        .map(|(volume, [linux, _])| (*volume, linux.path()))
+        .collect();
+    boot_probes(&scratch, &first, 1, &logs);
+    for ((_, kind, _), [_, ours]) in &volumes {
+        let mount = SteadMount::new(&scratch, ours.path(), "");
+        folded_dirs(mount.root());
+        let here = probe(mount.root(), 1, CALLS);
+        mount.unmount();
+        let linux = fs::read_to_string(logs(kind, "1")).unwrap();
+        assert_same(
+            &lines(&here),
+            &lines(&linux),
+            &format!("{kind}, first calls"),
+        );
+    }
+    // More of them on the volume that the other one made.
+    let second: Vec<_> = volumes
+        .iter()
+        .map(|(volume, [_, ours])| (*volume, ours.path()))
+        .collect();
+    boot_probes(&scratch, &second, 2, &logs);
+    for ((_, kind, _), [linux, ours]) in &volumes {
+        let mount = SteadMount::new(&scratch, linux.path(), "");
+        let found = find_all(mount.root());
+        let here = probe(mount.root(), 2, CALLS);
+        mount.unmount();
+        let linux_found = fs::read_to_string(logs(kind, "2-found")).unwrap();
+        assert_same(
+            &lines(&found),
+            &lines(&linux_found),
+            &format!("{kind}, found"),
+        );
+        let linux_log = fs::read_to_string(logs(kind, "2")).unwrap();
+        assert_same(
+            &lines(&here),
+            &lines(&linux_log),
+            &format!("{kind}, more calls"),
+        );
+        for image in [linux, ours] {
+            check(image.path());
+        }
+    }
+}
+
+fn check(image: &Path) {
+    Image::at(image.to_owned()).check_clean();
+    steadfs(["check".as_ref(), image.as_os_str()]).expect(0);
+}
+
+/// Lets Linux make the calls of a seed on each volume; what it finds before the calls of the second seed goes to a log
+/// of its own.
+fn boot_probes(
+    scratch: &Scratch,
+    images: &[(Kind, &Path)],
+    seed: u64,
+    logs: &dyn Fn(&str, &str) -> std::path::PathBuf,
+) {
+    let program = std::env::current_exe().unwrap();
+    let mut script = String::new();
+    for (((fs, kind, _), _), letter) in images.iter().zip('a'..) {
+        let log = logs(kind, &seed.to_string());
+        script += &format!(
+            "mount -t {fs} /dev/ubd{letter} {TOP}\n\
+             if [ {seed} = 1 ]; then mkdir {TOP}/0 {TOP}/1 {TOP}/many; chattr +F {TOP}/0 {TOP}/1 {TOP}/many; fi\n\
+             {PROBE}='{seed} {}' {} --ignored --exact probes_of_linux --nocapture\numount {TOP}\n",
+            log.display(),
+            program.display()
+        );
+    }
+    let paths: Vec<_> = images.iter().map(|(_, path)| *path).collect();
+    boot_with_all_of_f2fs(scratch, &paths, &script);
+}
+
+#[test]
+#[ignore = "a script of the judge runs it"]
+fn probes_of_linux() {
+    let Ok(work) = std::env::var(PROBE) else {
+        return;
+    };
+    let (seed, log) = work.split_once(' ').unwrap();
+    let (seed, top) = (seed.parse().unwrap(), Path::new(TOP));
+    if seed > 1 {
+        fs::write(log.replace(".log", "-found.log"), find_all(top)).unwrap();
+    }
+    fs::write(log, probe(top, seed, CALLS)).unwrap();
+    succeed("sync", [log]);
+}
