@@ -72,7 +72,7 @@ impl Allocator {
         start
     }
 
-    fn new_inode_in(
+    pub(super) fn new_inode_in(
         &self,
         fs: &Ext4,
         handle: &mut Handle<'_>,
@@ -90,7 +90,7 @@ impl Allocator {
         let table = desc_block(fs, no)?;
         if group.desc.inode_uninit(geo) {
             // The first number will be allocated. Pinned now, as initialising the bitmap is a change.
-            pins.keep(fs.inode_slot(geo.inode_at(no, first), IoTag::default())?.0);
+            pins.keep(new_slot(fs, geo.inode_at(no, first), written, |_| false)?.0);
         }
         let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
         let free = bitmap::find_next_zero(&buf.data(), first..geo.inodes_per_group);
@@ -100,7 +100,9 @@ impl Allocator {
             return Err(Corruption::new(what).in_group(no.0).into());
         };
         // The caller writes the slot.
-        let (slots, at) = fs.inode_slot(geo.inode_at(no, index), IoTag::default())?;
+        let bits = buf.data();
+        let used = |index| bitmap::test(&bits, index);
+        let (slots, at) = new_slot(fs, geo.inode_at(no, index), written, used)?;
         pins.keep(Arc::clone(&slots));
         if index < written {
             check_unused(geo.inode_at(no, index), &slots.data()[at..])?;
@@ -225,6 +227,28 @@ impl Allocator {
         group.desc.itable_unused = geo.inodes_per_group;
         Ok(buf)
     }
+}
+
+/// The slot of a free inode number, as [`Ext4::inode_slot`]. A block of which no inode was ever used is not read, as what
+/// it holds does not count: it becomes zeros. `written` is the limit of the numbers that may have been used.
+fn new_slot(
+    fs: &Ext4,
+    ino: Ino,
+    written: u32,
+    used: impl Fn(u32) -> bool,
+) -> Result<(Arc<MetaBuf>, usize)> {
+    let geo = fs.geo();
+    let (no, index) = geo.group_of_inode(ino);
+    let per_block = geo.inodes_per_block();
+    let first = index / per_block * per_block;
+    let last = (first + per_block).min(geo.inodes_per_group);
+    if first >= written && !(first..last).any(used) {
+        let (block, at) = geo.inode_slot(fs.alloc.inode_table(no)?, index);
+        if !fs.meta().is_cached(block) {
+            return Ok((fs.meta().get_new(block), at));
+        }
+    }
+    fs.inode_slot(ino, IoTag::default())
 }
 
 /// Refuses a number that the bitmap has as free while its slot holds an inode with links: a new inode there would

@@ -88,6 +88,50 @@ fn slots_before_a_given_inode_are_cleared_unless_mkfs_has_done_it() {
 }
 
 #[test]
+fn new_inodes_are_made_without_reading_blocks_that_were_never_used() {
+    let lazy = [
+        "-O",
+        "^has_journal",
+        "-N",
+        "512",
+        "-E",
+        "lazy_itable_init=1",
+    ];
+    let world = world(&lazy);
+    let fs = &*world.fs;
+    let table = fs.alloc.inode_table(GroupNo(12)).unwrap().0;
+    world.device().write(table * 1024, &[7; 8 << 10]);
+    let new_inode = || {
+        let made = fs.txns().run(16, IoTag::default(), |handle| {
+            let mut pins = Pins::default();
+            let kind = FileKind::Regular;
+            fs.alloc
+                .new_inode_in(fs, handle, GroupNo(12), kind, &mut pins)
+        });
+        made.unwrap().unwrap()
+    };
+    for index in 0..5 {
+        assert_eq!(new_inode(), inode(index));
+    }
+    // Both blocks are zeros, and nothing was read ahead.
+    for index in 0..8 {
+        let (slots, at) = fs.inode_slot(inode(index), IoTag::default()).unwrap();
+        assert_eq!(slots.data()[at..at + 256], [0; 256], "slot {index}");
+    }
+    assert!(!fs.meta().is_cached(DevBlock(table + 2)));
+    // A descriptor that has too few inodes in use does not hide the others.
+    allocate_inode(fs, inode(13)).unwrap();
+    fs.meta().forget(DevBlock(table + 3));
+    world.device().write((table + 3) * 1024, &[9; 1024]);
+    fs.alloc.group(GroupNo(12)).desc.itable_unused = 32;
+    for index in 5..13 {
+        assert_eq!(new_inode(), inode(index));
+    }
+    let (slots, at) = fs.inode_slot(inode(13), IoTag::default()).unwrap();
+    assert_eq!(slots.data()[at..at + 256], [9; 256]);
+}
+
+#[test]
 fn a_given_inode_must_be_free() {
     let world = world(&["-O", "^has_journal", "-N", "512"]);
     let fs = &*world.fs;
