@@ -106,7 +106,7 @@ fn groups_and_names_are_as_mke2fs_makes_them() {
         (&["-g", "4095"][..], "multiple of 8"),
         (&["-G", "3"], "power of two"),
         (&["-r", "0"], "-r 0"),
-        (&["-C", "16384"], "-C"),
+        (&["-C", "16384"], "-O bigalloc"),
         (
             &["-t", "f2fs", "-G", "4"],
             "-G: mkfs.f2fs has no such option",
@@ -240,7 +240,12 @@ fn features_are_made_or_refused_with_an_alternative() {
     for (words, says) in [
         (&["-O", "^extent"][..], "^64bit"),
         (&["-O", "^has_journal,orphan_file"], "^orphan_file"),
-        (&["-O", "bigalloc"], "mke2fs"),
+        (&["-O", "quota"], "-o ro"),
+        (&["-O", "bigalloc,^64bit,^extent"], "^bigalloc"),
+        (
+            &["-O", "bigalloc", "-b", "4096", "-C", "2048"],
+            "block size",
+        ),
         (
             &["-O", "inline_data"],
             "a volume that mke2fs makes with it can be mounted",

@@ -159,12 +159,6 @@ fn refuse(args: &args::Format) -> Result<(), Failure> {
                    a label is -L";
         return fail("-l", why);
     }
-    if refused.cluster_size.is_some() {
-        return fail(
-            "-C",
-            "clusters (bigalloc) are not made here; what mke2fs -C makes is mounted with -o ro",
-        );
-    }
     if refused.superblocks_only {
         return fail(
             "-S",
@@ -211,6 +205,9 @@ fn set(args: &args::Format, options: &mut FormatOptions) -> Result<(), FormatErr
     }
     if let Some(text) = &args.block_size {
         options.set_block_size(text)?;
+    }
+    if let Some(text) = &args.cluster_size {
+        options.set_cluster_size(text)?;
     }
     options.inodes = args.inodes;
     options.inode_ratio = args.inode_ratio;

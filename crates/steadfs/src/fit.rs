@@ -325,7 +325,7 @@ impl Fit {
     /// Bytes that sizes are multiples of.
     fn step(&self) -> u64 {
         match &self.kind {
-            FitKind::Ext(_) => self.plan.block_size.unwrap_or(1024).into(),
+            FitKind::Ext(options) => options.allocation_unit(self.plan.block_size.unwrap_or(1024)),
             FitKind::F2fs(options) => {
                 let segments = u64::from(options.segments_per_section);
                 SEGMENT_BYTES * (segments * u64::from(options.sections_per_zone)).max(1)

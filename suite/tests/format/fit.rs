@@ -40,8 +40,14 @@ fn a_fitted_ext_volume_is_the_smallest_that_holds_the_tree() {
     tree(&source, false);
     let (from, image) = (source.to_str().unwrap(), scratch.join("image"));
     let shown = image.to_str().unwrap();
-    for (kind, block) in [("ext4", "4096"), ("ext2", "1024")] {
-        format(&["-t", kind, "-b", block, "-d", from, "--fit"], shown).expect(0);
+    let clusters = &["-O", "bigalloc", "-C", "8192"][..];
+    for (kind, block, more) in [
+        ("ext4", "4096", &[][..]),
+        ("ext2", "1024", &[]),
+        ("ext4", "1024", clusters),
+    ] {
+        let words = [&["-t", kind, "-b", block, "-d", from, "--fit"], more].concat();
+        format(&words, shown).expect(0);
         clean(shown);
         let blocks = number(shown, "Block count:");
         let block: u64 = block.parse().unwrap();
@@ -52,8 +58,8 @@ fn a_fitted_ext_volume_is_the_smallest_that_holds_the_tree() {
             let _ = fs::remove_file(&judged);
             let (block, blocks) = (block.to_string(), blocks.to_string());
             let words = ["-q", "-t", kind, "-b", &block, "-N", &inodes, "-d", from];
-            let more = [judged.to_str().unwrap(), &blocks];
-            run("mke2fs", words.iter().chain(&more)).code()
+            let place = [judged.to_str().unwrap(), &blocks];
+            run("mke2fs", words.iter().chain(more).chain(&place)).code()
         };
         assert_eq!(theirs(blocks), 0, "{kind}");
         assert_ne!(theirs(blocks * 99 / 100), 0, "{kind}");

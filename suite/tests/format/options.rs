@@ -94,7 +94,7 @@ fn options_of_mke2fs_are_accepted_or_refused_by_name() {
     for (words, why) in [
         (&["-c"][..], "-c: "),
         (&["-l", "list"], "-l: "),
-        (&["-C", "16384"], "-C: "),
+        (&["-C", "16384"], "cluster size: "),
         (&["-S"], "-S: "),
         (&["-s", "1"], "-s: "),
         (&["-z", "undo"], "-z: "),

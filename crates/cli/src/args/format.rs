@@ -34,6 +34,9 @@ pub struct Format {
     /// minimum; the volume's size decides.
     #[arg(short, long, value_name = "BYTES", allow_hyphen_values = true)]
     pub block_size: Option<String>,
+    /// Bytes in a cluster with -O bigalloc: a power of two from 2048 to 512M; default 16 blocks.
+    #[arg(short = 'C', long, value_name = "BYTES")]
+    pub cluster_size: Option<String>,
     /// Number of inodes.
     #[arg(short = 'N', long, value_name = "NUMBER", value_parser = number::<u64>)]
     pub inodes: Option<u64>,
@@ -43,7 +46,7 @@ pub struct Format {
     /// Bytes in an inode.
     #[arg(short = 'I', long, value_name = "BYTES", value_parser = number::<u16>)]
     pub inode_size: Option<u16>,
-    /// Blocks in a group: a multiple of 8.
+    /// Blocks in a group, with -O bigalloc clusters: a multiple of 8.
     #[arg(short = 'g', long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub blocks_per_group: Option<u32>,
     /// Groups whose bitmaps and inode tables are stored together: a power of two; default 16.
@@ -133,8 +136,6 @@ pub struct RefusedFormat {
     pub bad_blocks: bool,
     #[arg(short = 'l', hide = true)]
     pub bad_block_list: Option<String>,
-    #[arg(short = 'C', hide = true)]
-    pub cluster_size: Option<String>,
     #[arg(short = 'S', hide = true)]
     pub superblocks_only: bool,
     #[arg(short = 's', hide = true)]

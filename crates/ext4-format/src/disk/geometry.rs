@@ -214,11 +214,6 @@ impl Geometry {
         self.seed.enabled() || self.has_ro_compat(RoCompat::GDT_CSUM)
     }
 
-    /// Blocks in a cluster.
-    pub const fn blocks_per_cluster(&self) -> u32 {
-        1 << self.cluster_bits
-    }
-
     /// Whether all of `count` blocks from `start` can hold data or metadata of files: after the superblock and before
     /// the end.
     pub const fn is_data_range(&self, start: DevBlock, count: u64) -> bool {
@@ -275,11 +270,6 @@ impl Geometry {
     pub fn blocks_in(&self, group: GroupNo) -> u32 {
         let left = self.blocks_count - self.first_block_of(group).0;
         low32(left.min(self.blocks_per_group.into()))
-    }
-
-    /// Clusters in `group`; a last one that is cut short counts.
-    pub fn clusters_in(&self, group: GroupNo) -> u32 {
-        self.blocks_in(group).div_ceil(self.blocks_per_cluster())
     }
 
     /// All groups.

@@ -23,6 +23,7 @@
 
 pub mod bitmap;
 mod checksum;
+mod clusters;
 mod copies;
 pub mod dir_entry;
 pub mod ea_inode;

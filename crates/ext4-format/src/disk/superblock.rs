@@ -326,10 +326,10 @@ impl Superblock {
         self.raw.jnl_blocks[16].set(low32(size));
     }
 
-    /// Sets the number of blocks of the volume's own metadata (`s_overhead_clusters`, which has 32 bits; 0 means
+    /// Sets the number of clusters of the volume's own metadata (`s_overhead_clusters`, which has 32 bits; 0 means
     /// unknown).
-    pub fn set_overhead(&mut self, blocks: u64) {
-        let known = u32::try_from(blocks).unwrap_or(0);
+    pub fn set_overhead(&mut self, clusters: u64) {
+        let known = u32::try_from(clusters).unwrap_or(0);
         self.raw.overhead_clusters.set(known);
     }
 

@@ -53,6 +53,8 @@ impl Build {
         build.reserve_copies();
         build.set_flags();
         build.place_tables(opts)?;
+        // As in mke2fs, tables may begin within clusters.
+        build.space.round(build.geo.cluster_bits);
         Ok(build)
     }
 
@@ -120,6 +122,15 @@ impl Build {
         }
     }
 
+    /// Allocates a file's block after another one of it: the next one, where that is in the same cluster.
+    pub(super) fn alloc_after(&mut self, before: u64) -> Result<u64, FormatError> {
+        let next = before + 1;
+        match next.is_multiple_of(self.geo.blocks_per_cluster().into()) {
+            true => self.alloc(before),
+            false => Ok(next),
+        }
+    }
+
     /// Allocates a block. The caller provides its content.
     pub(super) fn alloc(&mut self, goal: u64) -> Result<u64, FormatError> {
         let block = self.space.near(goal).ok_or_else(full)?;
@@ -181,11 +192,12 @@ impl Build {
         self.geo.first_block_of(GroupNo(group.0 & !mask)).0
     }
 
-    /// Free blocks in `group`.
+    /// Free clusters in `group`.
     pub(super) fn free_in(&self, group: GroupNo) -> u32 {
         let first = self.geo.first_block_of(group).0;
         let blocks = self.geo.blocks_in(group);
-        blocks - low32(self.space.count_used(first..first + u64::from(blocks)))
+        let used = low32(self.space.count_used(first..first + u64::from(blocks)));
+        self.geo.clusters_in(group) - self.geo.clusters_for(used)
     }
 
     /// A block of zeros.
@@ -193,14 +205,14 @@ impl Build {
         Buf::zeroed(self.geo.block_size.bytes())
     }
 
-    /// Units of 512 bytes in `blocks` blocks, as `i_blocks` counts.
+    /// Units of 512 bytes in the clusters of `blocks` adjacent blocks, as `i_blocks` counts.
     pub(super) fn sectors(&self, blocks: u64) -> u64 {
-        blocks << (self.geo.block_size.bits() - 9)
+        blocks.div_ceil(self.geo.blocks_per_cluster().into()) * self.geo.cluster_units()
     }
 
     /// Sets the free counts of descriptors and superblock.
     pub(super) fn count(&mut self) {
-        let (mut blocks, mut inodes) = (0, 0);
+        let (mut clusters, mut inodes) = (0, 0);
         for group in self.geo.groups() {
             let free = self.free_in(group);
             let first = self.geo.inode_at(group, 0);
@@ -209,10 +221,11 @@ impl Build {
             let desc = &mut self.descs[idx(group.0)];
             desc.free_clusters = free;
             desc.free_inodes = self.geo.inodes_per_group - used;
-            blocks += u64::from(free);
+            clusters += u64::from(free);
             inodes += desc.free_inodes;
         }
-        self.superblock.set_free_blocks(blocks);
+        self.superblock
+            .set_free_blocks(clusters << self.geo.cluster_bits);
         self.superblock.set_free_inodes(inodes);
     }
 }

@@ -42,6 +42,7 @@ const MADE: Features = Features {
             | RoCompat::GDT_CSUM.0
             | RoCompat::DIR_NLINK.0
             | RoCompat::EXTRA_ISIZE.0
+            | RoCompat::BIGALLOC.0
             | RoCompat::METADATA_CSUM.0
             | RoCompat::PROJECT.0
             | RoCompat::VERITY.0,
@@ -52,7 +53,7 @@ const MADE: Features = Features {
 const OTHERS: Features = Features {
     compat: Compat(0),
     incompat: Incompat(Incompat::JOURNAL_DEV.0 | Incompat::META_BG.0 | Incompat::INLINE_DATA.0),
-    ro_compat: RoCompat(RoCompat::BIGALLOC.0 | RoCompat::QUOTA.0),
+    ro_compat: RoCompat::QUOTA,
 };
 
 /// The features of a volume made with `opts`; [`check`] validates their combination.
@@ -90,6 +91,12 @@ pub(super) fn check(features: Features) -> Result<(), FormatError> {
     needs(
         incompat.contains(Incompat::BIT64),
         "64bit",
+        incompat.contains(Incompat::EXTENTS),
+        "extent",
+    )?;
+    needs(
+        ro_compat.contains(RoCompat::BIGALLOC),
+        "bigalloc",
         incompat.contains(Incompat::EXTENTS),
         "extent",
     )?;
@@ -197,9 +204,9 @@ mod tests {
         assert_eq!(names("extent,none,filetype").unwrap(), "filetype");
         assert_eq!(names("").unwrap(), "");
         assert_eq!(
-            names("bigalloc").unwrap_err(),
+            names("quota").unwrap_err(),
             FormatError::Unsupported(
-                "feature bigalloc (such volumes can only be mounted with -o ro)".into()
+                "feature quota (such volumes can only be mounted with -o ro)".into()
             )
         );
         assert_eq!(
@@ -218,6 +225,7 @@ mod tests {
     fn features_that_need_others() {
         for (list, missing) in [
             ("64bit", "extent"),
+            ("bigalloc", "extent"),
             ("metadata_csum_seed", "metadata_csum"),
             ("resize_inode", "sparse_super"),
             ("orphan_file", "has_journal"),

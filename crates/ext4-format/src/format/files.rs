@@ -91,8 +91,8 @@ impl Build {
         let count = (LOST_FOUND_SIZE / size).clamp(2, u64::from(indirect::DIRECT));
         let mut blocks = vec![self.alloc(self.inode_goal(ino))?];
         for _ in 1..count {
-            let goal = blocks[blocks.len() - 1];
-            blocks.push(self.alloc(goal)?);
+            let before = blocks[blocks.len() - 1];
+            blocks.push(self.alloc_after(before)?);
         }
         let mut inode = self.fresh_inode(DIRECTORY | 0o700, 2);
         inode.size = count * size;
@@ -165,7 +165,8 @@ impl Build {
         put32(&mut inode.block, 13 * 4, low32(doubly));
         let per = u64::from(per_block);
         inode.size = (u64::from(indirect::DIRECT) + per + per * per) << geo.block_size.bits();
-        inode.blocks = self.sectors(1 + reserved * (1 + copies.len() as u64));
+        // As mke2fs counts it: each block as a cluster.
+        inode.blocks = (1 + reserved * (1 + copies.len() as u64)) * geo.cluster_units();
         self.note_size(inode.size);
         self.inodes.insert(Ino::RESIZE, inode);
         Ok(())
@@ -264,7 +265,7 @@ impl Build {
         inode.block = mapped.root;
         inode.flags = inode.flags.union(mapped.flags);
         inode.size = blocks << self.geo.block_size.bits();
-        inode.blocks = self.sectors(blocks + mapped.map_blocks);
+        inode.blocks = self.sectors(blocks) + mapped.map_blocks * self.geo.cluster_units();
         self.note_size(inode.size);
     }
 

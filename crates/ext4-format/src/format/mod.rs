@@ -129,7 +129,8 @@ pub fn image(size: u64, opts: &FormatOptions) -> Result<Arc<MemDevice>, FormatEr
 /// The whole volume in memory.
 fn lay_out(plan: &Plan, opts: &FormatOptions) -> Result<Build, FormatError> {
     let mut build = Build::new(plan, opts)?;
-    let mut overhead = build.space.count_used(build.geo.block_range());
+    let bits = build.geo.cluster_bits;
+    let mut overhead = build.space.count_used(build.geo.block_range()) >> bits;
     build.make_root(opts.root_owner.unwrap_or_default(), opts.root_perms)?;
     build.make_lost_found()?;
     build.make_reserved();
@@ -142,7 +143,7 @@ fn lay_out(plan: &Plan, opts: &FormatOptions) -> Result<Build, FormatError> {
             false => opts.journal_location,
         };
         build.make_journal(journal, location, !opts.lazy_journal_init)?;
-        overhead += u64::from(journal.blocks);
+        overhead += u64::from(build.geo.clusters_for(journal.blocks));
     }
     if build.geo.features.incompat.contains(Incompat::MMP) {
         build.make_mount_protection(opts)?;

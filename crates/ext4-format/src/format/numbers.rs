@@ -1,17 +1,51 @@
 //! Numbers of groups, inodes and reserved blocks. The arithmetic is that of mke2fs: any difference here would change
 //! every number that depends on it.
 
-use super::FormatError;
-use crate::disk::features::Compat;
+use super::{FormatError, FormatOptions, features};
+use crate::disk::features::{Compat, RoCompat};
 use crate::disk::num::low32;
 use crate::disk::{Features, GroupNo, has_super};
 
 /// First inode that is not reserved.
 pub(super) const FIRST_INO: u32 = 11;
-/// Most blocks in a group: a 32-byte descriptor counts free blocks with 16 bits.
+/// Most blocks (clusters) in a group: a 32-byte descriptor counts free ones with 16 bits.
 const MAX_PER_GROUP: u32 = (1 << 16) - 8;
+/// Default number of blocks in a cluster.
+const CLUSTER_BLOCKS: u32 = 16;
+/// Clusters of this many bytes and more have one byte of their bitmap less.
+const HUGE_CLUSTER: u64 = 128 << 20;
 /// A last group with fewer blocks than this besides its metadata is dropped.
 const MIN_LAST_GROUP_DATA: u64 = 50;
+
+/// Base-2 logarithm of the blocks in a cluster; `None` without bigalloc.
+pub(super) fn cluster_bits(
+    block_size: u32,
+    features: Features,
+    opts: &FormatOptions,
+) -> Result<Option<u32>, FormatError> {
+    let fail = |why: String| Err(FormatError::option("cluster size", why));
+    match (
+        features.ro_compat.contains(RoCompat::BIGALLOC),
+        opts.cluster_size,
+    ) {
+        (false, None) => Ok(None),
+        (false, Some(_)) => fail("needs the feature bigalloc (-O bigalloc)".to_owned()),
+        (true, None) => Ok(Some(CLUSTER_BLOCKS.trailing_zeros())),
+        (true, Some(size)) if size < block_size => {
+            fail(format!("{size} is less than the block size, {block_size}"))
+        }
+        (true, Some(size)) => Ok(Some(size.trailing_zeros() - block_size.trailing_zeros())),
+    }
+}
+
+impl FormatOptions {
+    /// Bytes that are allocated together on a volume with such blocks: a block, or a cluster.
+    pub fn allocation_unit(&self, block_size: u32) -> u64 {
+        let features = features::choose(self).ok();
+        let bits = features.and_then(|found| cluster_bits(block_size, found, self).ok());
+        u64::from(block_size) << bits.flatten().unwrap_or(0)
+    }
+}
 
 /// The requested numbers.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +53,8 @@ pub(super) struct Request {
     pub blocks: u64,
     pub reserved: u64,
     pub block_size: u32,
+    /// Base-2 logarithm of the blocks in a cluster, with bigalloc.
+    pub cluster_bits: Option<u32>,
     pub blocks_per_group: Option<u32>,
     pub inodes: u32,
     pub inode_size: u32,
@@ -58,13 +94,13 @@ enum Attempt {
 impl Request {
     /// Finds the numbers.
     pub(super) fn fit(&self) -> Result<Numbers, FormatError> {
-        let largest = MAX_PER_GROUP.min(self.block_size * 8);
-        let mut per_group = self.blocks_per_group.unwrap_or(largest).min(largest);
-        let (mut blocks, mut reserved) = (self.blocks, self.reserved);
+        let mut per_group = self.largest_group()?;
+        let whole = self.blocks >> self.cluster_bits() << self.cluster_bits();
+        let (mut blocks, mut reserved) = (whole, self.reserved);
         loop {
             match self.attempt(blocks, reserved, per_group)? {
                 Attempt::Fits(numbers) => return Ok(numbers),
-                Attempt::SmallerGroups if per_group >= 256 => {
+                Attempt::SmallerGroups if per_group >= 256 && self.cluster_bits.is_none() => {
                     per_group -= 8;
                     blocks = self.blocks;
                 }
@@ -79,13 +115,41 @@ impl Request {
         }
     }
 
+    fn cluster_bits(&self) -> u32 {
+        self.cluster_bits.unwrap_or(0)
+    }
+
+    /// The number of blocks that groups have, unless the inodes need smaller ones.
+    fn largest_group(&self) -> Result<u32, FormatError> {
+        let Some(bits) = self.cluster_bits else {
+            let largest = MAX_PER_GROUP.min(self.block_size * 8);
+            return Ok(self.blocks_per_group.unwrap_or(largest).min(largest));
+        };
+        let clusters = match self.blocks_per_group {
+            // As in mke2fs, -g counts clusters.
+            Some(clusters) => clusters,
+            // A group of more clusters would have too many blocks.
+            None if u64::from(self.block_size) << bits >= HUGE_CLUSTER => (self.block_size - 1) * 8,
+            None => self.block_size * 8,
+        };
+        let clusters = clusters.min(MAX_PER_GROUP);
+        let blocks = u64::from(clusters) << bits;
+        match u32::try_from(blocks) {
+            Ok(blocks) if clusters > 0 && clusters.is_multiple_of(8) => Ok(blocks),
+            _ => {
+                let why = format!("makes groups of {clusters} clusters, {blocks} blocks");
+                Err(FormatError::option("cluster size", why))
+            }
+        }
+    }
+
     fn too_many_inodes(&self) -> FormatError {
         let why = format!("{} are too many for this volume", self.inodes);
         FormatError::option("number of inodes", why)
     }
 
     fn first_data_block(&self) -> u64 {
-        u64::from(self.block_size == 1024)
+        u64::from(self.block_size == 1024 && self.cluster_bits() == 0)
     }
 
     fn attempt(&self, blocks: u64, reserved: u64, per_group: u32) -> Result<Attempt, FormatError> {
@@ -148,7 +212,7 @@ impl Request {
         Ok(Attempt::Fits(Numbers {
             blocks,
             reserved,
-            first_data_block: u32::from(self.block_size == 1024),
+            first_data_block: low32(self.first_data_block()),
             blocks_per_group: per_group,
             groups,
             inodes_per_group,

@@ -11,6 +11,9 @@ use crate::disk::superblock::OnError;
 /// The smallest unit that every device can address.
 const SECTOR: u64 = 512;
 
+/// Sizes that clusters can have.
+const CLUSTER_BYTES: std::ops::RangeInclusive<u32> = 2048..=1 << 29;
+
 /// The kind of volume (`-t`): which features it starts with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
@@ -67,7 +70,9 @@ pub struct FormatOptions {
     pub least_block_size: Option<u32>,
     /// Bytes in a sector of the device: no block is smaller. The queue's unit if `None`.
     pub sector_size: Option<u32>,
-    /// Blocks in a group (`-g`), a multiple of 8.
+    /// Bytes in a cluster (`-C`) with the feature bigalloc, a power of two; 16 blocks if `None`.
+    pub cluster_size: Option<u32>,
+    /// Blocks in a group (`-g`), a multiple of 8; clusters with bigalloc.
     pub blocks_per_group: Option<u32>,
     /// Groups in a flex group (`-G`), a power of two.
     pub flex_group_size: Option<u32>,
@@ -150,6 +155,7 @@ impl Default for FormatOptions {
             block_size: None,
             least_block_size: None,
             sector_size: None,
+            cluster_size: None,
             blocks_per_group: None,
             flex_group_size: None,
             inodes: None,
@@ -227,6 +233,20 @@ impl FormatOptions {
         match least {
             Some(_) => self.least_block_size = size,
             None => self.block_size = size,
+        }
+        Ok(())
+    }
+
+    /// Takes a cluster size as `-C` has it.
+    pub fn set_cluster_size(&mut self, text: &str) -> Result<(), FormatError> {
+        let size = bytes(text).ok();
+        let size = size.and_then(|size| u32::try_from(size).ok());
+        let valid = |size: &u32| size.is_power_of_two() && CLUSTER_BYTES.contains(size);
+        self.cluster_size = size.filter(valid);
+        if self.cluster_size.is_none() {
+            let (least, most) = (CLUSTER_BYTES.start(), CLUSTER_BYTES.end());
+            let why = format!("{text} is not a power of two from {least} to {most}");
+            return Err(FormatError::option("cluster size", why));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use steadfs_base::{BlockSize, Timestamp, uuid_seed};
 use steadfs_rt::{Random, random_u64, wall_clock};
 use zerocopy::FromZeros;
 
-use super::numbers::{FIRST_INO, Numbers, Request};
+use super::numbers::{FIRST_INO, Numbers, Request, cluster_bits};
 use super::{FormatError, FormatOptions, OnError, OrphanFile, Usage, features};
 use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::mmp::UPDATE_INTERVAL;
@@ -82,7 +82,7 @@ impl Plan {
         let numbers = request.fit()?;
         let mut notes = Vec::new();
         let journal = journal(&numbers, &mut features, block_size, opts, &mut notes)?;
-        let orphan_blocks = orphan_blocks(numbers.blocks, block_size, features, opts)?;
+        let orphan_blocks = orphan_blocks(&request, numbers.blocks, features, opts)?;
         let now = opts.time.unwrap_or_else(wall_clock);
         let raw = superblock(&request, &numbers, features, now, opts)?;
         let superblock = Superblock::from_raw(raw)?;
@@ -217,12 +217,14 @@ fn request(
         return Err(FormatError::option("features", why));
     }
     let wide = features.incompat.contains(Incompat::BIT64);
+    let cluster_bits = cluster_bits(block_size, *features, opts)?;
     let mut request = Request {
         blocks,
         reserved: (opts.reserved_percent * blocks as f64 / 100.0) as u64,
         block_size,
+        cluster_bits,
         blocks_per_group: opts.blocks_per_group,
-        inodes: inodes(size, blocks, block_size, wide, opts)?,
+        inodes: inodes(size, blocks, (block_size, cluster_bits), wide, opts)?,
         inode_size,
         desc_size: if wide { 64 } else { 32 },
         features: *features,
@@ -259,7 +261,7 @@ fn request(
 fn inodes(
     size: u64,
     blocks: u64,
-    block_size: u32,
+    (block_size, cluster_bits): (u32, Option<u32>),
     wide: bool,
     opts: &FormatOptions,
 ) -> Result<u32, FormatError> {
@@ -273,7 +275,8 @@ fn inodes(
         None => {
             let usages = usages(size, opts);
             let by_usage = usages.iter().rev().find_map(|usage| usage.inode_ratio());
-            by_usage.unwrap_or(16 * KIB).max(block_size.into())
+            let unit = u64::from(block_size) << cluster_bits.unwrap_or(0);
+            by_usage.unwrap_or(16 * KIB).max(unit)
         }
     };
     let count = blocks.saturating_mul(block_size.into()) / ratio;
@@ -372,13 +375,13 @@ fn free_before_tables(superblock: &Superblock, numbers: &Numbers) -> u64 {
 const MAX_ORPHAN_BLOCKS: u64 = 512;
 
 fn orphan_blocks(
+    request: &Request,
     blocks: u64,
-    block_size: u32,
     features: Features,
     opts: &FormatOptions,
 ) -> Result<Option<u32>, FormatError> {
     let fail = |why: String| FormatError::option("-E orphan_file_size", why);
-    let block_size = u64::from(block_size);
+    let block_size = u64::from(request.block_size);
     let wanted = match opts.orphan_file {
         Some(OrphanFile::Blocks(blocks)) => u64::from(blocks),
         Some(OrphanFile::Bytes(bytes)) => bytes.div_ceil(block_size),
@@ -403,6 +406,8 @@ fn orphan_blocks(
         blocks if blocks < 2048 << 10 => blocks / 4096,
         _ => MAX_ORPHAN_BLOCKS,
     };
+    let cluster = 1 << request.cluster_bits.unwrap_or(0);
+    let usual = usual.next_multiple_of(cluster).min(MAX_ORPHAN_BLOCKS);
     Ok(Some(low32(if wanted > 0 { wanted } else { usual })))
 }
 
@@ -540,14 +545,16 @@ fn set_times(raw: &mut RawSuperblock, now: Timestamp) -> Result<(), FormatError>
 fn set_numbers(raw: &mut RawSuperblock, request: &Request, numbers: &Numbers) {
     let log = request.block_size.trailing_zeros() - 10;
     raw.log_block_size.set(log);
-    raw.log_cluster_size.set(log);
+    let cluster_bits = request.cluster_bits.unwrap_or(0);
+    raw.log_cluster_size.set(log + cluster_bits);
     raw.blocks_count_lo.set(low32(numbers.blocks));
     raw.blocks_count_hi.set(high32(numbers.blocks));
     raw.r_blocks_count_lo.set(low32(numbers.reserved));
     raw.r_blocks_count_hi.set(high32(numbers.reserved));
     raw.first_data_block.set(numbers.first_data_block);
     raw.blocks_per_group.set(numbers.blocks_per_group);
-    raw.clusters_per_group.set(numbers.blocks_per_group);
+    raw.clusters_per_group
+        .set(numbers.blocks_per_group >> cluster_bits);
     raw.inodes_per_group.set(numbers.inodes_per_group);
     // Checked when the numbers were found.
     raw.inodes_count

@@ -1,4 +1,5 @@
-//! The blocks of the new volume that are in use, as a set of runs.
+//! The blocks of the new volume that are in use, as a set of runs; of whole clusters, once all metadata of groups has its
+//! place ([`Space::round`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,6 +9,8 @@ use std::ops::Range;
 pub(super) struct Space {
     /// The blocks there are.
     all: Range<u64>,
+    /// Base-2 logarithm of the blocks in a cluster.
+    cluster_bits: u32,
     /// Start and end of each run.
     runs: BTreeMap<u64, u64>,
 }
@@ -18,15 +21,35 @@ impl Space {
         assert!(all.start < all.end, "a volume has blocks");
         Self {
             all,
+            cluster_bits: 0,
             runs: BTreeMap::new(),
         }
     }
 
-    /// Marks free blocks as in use.
+    /// From now on clusters of `1 << cluster_bits` blocks are in use or not, those with a block in use as wholes.
+    pub(super) fn round(&mut self, cluster_bits: u32) {
+        self.cluster_bits = cluster_bits;
+        for (start, end) in std::mem::take(&mut self.runs) {
+            let from = self.first_free(start);
+            let end = end.next_multiple_of(1 << cluster_bits).min(self.all.end);
+            if let Some(from) = from.filter(|&from| from < end) {
+                self.take(from..end);
+            }
+        }
+    }
+
+    /// The first block of a block's cluster.
+    fn cluster_start(&self, block: u64) -> u64 {
+        block >> self.cluster_bits << self.cluster_bits
+    }
+
+    /// Marks the clusters of free blocks as in use.
     pub(super) fn take(&mut self, blocks: Range<u64>) {
         if blocks.is_empty() {
             return;
         }
+        let end = blocks.end.next_multiple_of(1 << self.cluster_bits);
+        let blocks = self.cluster_start(blocks.start)..end.min(self.all.end);
         assert!(self.is_free(&blocks), "blocks are allocated once");
         assert!(blocks.start >= self.all.start && blocks.end <= self.all.end);
         let (mut start, mut end) = (blocks.start, blocks.end);
@@ -52,9 +75,9 @@ impl Space {
             .is_none_or(|run| run.end <= blocks.start)
     }
 
-    /// The first free block from `from` to the volume's end.
+    /// The first free block from the cluster of `from` on to the volume's end.
     pub(super) fn first_free(&self, from: u64) -> Option<u64> {
-        let from = from.max(self.all.start);
+        let from = self.cluster_start(from).max(self.all.start);
         let free = match self.run_at(from) {
             Some(run) if run.end > from => run.end,
             _ => from,
@@ -62,7 +85,7 @@ impl Space {
         (free < self.all.end).then_some(free)
     }
 
-    /// The first free block from `goal` on, else the first of the volume. A goal outside the volume
+    /// The first free block from the cluster of `goal` on, else the first of the volume. A goal outside the volume
     /// (0 too, on volumes whose first block is 1) is its start.
     pub(super) fn near(&self, goal: u64) -> Option<u64> {
         let goal = if self.all.contains(&goal) {
@@ -83,11 +106,12 @@ impl Space {
         }
     }
 
-    /// The first block in `start..finish` with which `len` free blocks begin; where `finish` is not
+    /// The first block of a cluster in `start..finish` with which `len` free blocks begin; where `finish` is not
     /// after `start`, from `start` to the volume's end and then from its start to `finish`.
     pub(super) fn find(&self, start: u64, finish: u64, len: u64) -> Option<u64> {
         assert!(len > 0, "a run has blocks");
         let start = if start == 0 { self.all.start } else { start };
+        let (start, finish) = (self.cluster_start(start), self.cluster_start(finish));
         if finish > start {
             return self.find_in(start..finish, len);
         }

@@ -41,6 +41,7 @@ fn options(args: &str) -> FormatOptions {
             "-t" => opts.set_kind(value).unwrap(),
             "-T" => opts.set_usage(value).unwrap(),
             "-b" => opts.set_block_size(value).unwrap(),
+            "-C" => opts.set_cluster_size(value).unwrap(),
             "-g" => opts.blocks_per_group = Some(value.parse().unwrap()),
             "-G" => opts.flex_group_size = Some(value.parse().unwrap()),
             "-N" => opts.inodes = Some(value.parse().unwrap()),
@@ -272,7 +273,7 @@ fn check_parsed(path: &Path) {
         } else {
             desc.verify_block_bitmap(geo, &bits).unwrap();
         }
-        let zeros = crate::disk::bitmap::count_zeros(&bits, 0..geo.blocks_in(group));
+        let zeros = crate::disk::bitmap::count_zeros(&bits, 0..geo.clusters_in(group));
         assert_eq!(zeros, desc.free_clusters);
         if !desc.inode_uninit(geo) {
             desc.verify_inode_bitmap(geo, &read(desc.inode_bitmap.0))
@@ -280,7 +281,7 @@ fn check_parsed(path: &Path) {
         }
         free += u64::from(zeros);
     }
-    assert_eq!(free, sb.free_blocks());
+    assert_eq!(free << geo.cluster_bits, sb.free_blocks());
     for ino in [Ino::ROOT, geo.first_ino] {
         let (group, index) = geo.group_of_inode(ino);
         let (n, offset) = geo.desc_slot(group);
@@ -460,6 +461,33 @@ const MATRIX: &[(&str, u64)] = &[
         "-t ext4 -O ^extra_isize,^sparse_super,^resize_inode",
         900 * MIB,
     ),
+    ("-t ext4 -O bigalloc", 64 * MIB),
+    ("-t ext4 -O bigalloc -b 4096", 3 * GIB),
+    ("-t ext4 -O bigalloc -b 4096 -C 8192", 600 * MIB),
+    (
+        "-t ext4 -O bigalloc,^resize_inode -b 1024 -C 4096",
+        300 * MIB,
+    ),
+    (
+        "-t ext4 -O bigalloc,orphan_file -b 1024 -C 16384",
+        200 * MIB,
+    ),
+    (
+        "-t ext4 -O bigalloc,^flex_bg,orphan_file -b 1024 -C 4096",
+        90 * MIB,
+    ),
+    (
+        "-t ext4 -O bigalloc,^metadata_csum,^64bit -C 65536",
+        5 * GIB,
+    ),
+    ("-t ext4 -O bigalloc -C 1M", 40 * GIB),
+    ("-t ext4 -O bigalloc -b 4096 -C 4096", 200 * MIB),
+    (
+        "-t ext4 -O bigalloc,fast_commit -E packed_meta_blocks=1",
+        GIB,
+    ),
+    ("-t ext4 -O bigalloc -b 65536", 2 * GIB),
+    ("-t ext4 -O bigalloc -b 1024 -g 8192 -C 8192", 100 * MIB),
     ("-t ext4 -G 4", 6 * GIB),
     ("-t ext4 -G 1", 2 * GIB),
     ("-t ext4 -G 64 -b 1024", 600 * MIB),

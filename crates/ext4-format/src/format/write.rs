@@ -180,10 +180,11 @@ impl<'a> Writer<'a> {
                 let mut bits = Buf::zeroed(geo.block_size.bytes());
                 let bytes = bits.make_mut();
                 for run in build.space.used_in(first..first + u64::from(blocks)) {
-                    let within = |block| crate::disk::num::low32(block - first);
+                    let within = |block| geo.clusters_for(crate::disk::num::low32(block - first));
                     bitmap::set_range(bytes, within(run.start)..within(run.end));
                 }
-                bitmap::set_range(bytes, blocks..bitmap::bits_in(bytes.len()));
+                let clusters = geo.clusters_in(group);
+                bitmap::set_range(bytes, clusters..bitmap::bits_in(bytes.len()));
                 desc.seal_block_bitmap(&geo, bytes);
                 bitmaps.insert(desc.block_bitmap, bits);
             }
