@@ -247,6 +247,19 @@ pub enum Issue {
         /// First file block of the extent.
         block: u64,
     },
+    /// With `bigalloc` a block has another place in its cluster than in the file, or a cluster of the file has blocks in
+    /// two clusters.
+    #[error(
+        "inode {ino}: file block {block} is in device block {at}, not where its cluster has it"
+    )]
+    Misaligned {
+        /// The inode.
+        ino: Ino,
+        /// The file block.
+        block: u64,
+        /// Its device block.
+        at: u64,
+    },
     /// The map is an extent tree but the inode lacks the extents flag.
     #[error("inode {ino} has an extent tree but not the flag")]
     NoExtentsFlag {

@@ -44,6 +44,8 @@ pub(super) struct Walk {
     /// No issue was found in it.
     pub(super) intact: bool,
     last_cluster: Option<u64>,
+    /// The file's cluster that the last extent ends in.
+    last_of_file: Option<u64>,
     /// Blocks of an indirect map to be marked as one run.
     pending: Option<Extent>,
 }
@@ -61,6 +63,7 @@ impl Walk {
             first: None,
             intact: true,
             last_cluster: None,
+            last_of_file: None,
             pending: None,
         }
     }
@@ -151,6 +154,7 @@ impl Checker<'_> {
         let mut len = u64::from(extent.len);
         let bits = self.geo.cluster_bits;
         if bits > 0 {
+            self.check_place(walk, extent);
             // Extents of one file may be in one cluster, which counts once.
             let cluster = start.0 >> bits;
             let last = (start.0 + len - 1) >> bits;
@@ -177,6 +181,20 @@ impl Checker<'_> {
             });
         }
         self.note_extent(walk, extent);
+    }
+
+    /// Checks where an extent is in its clusters.
+    fn check_place(&mut self, walk: &mut Walk, extent: &Extent) {
+        let bits = self.geo.cluster_bits;
+        let (block, at) = (extent.block.0, extent.start.0);
+        let last = extent.end().0.saturating_sub(1) >> bits;
+        let continues = walk.last_of_file.replace(last) == Some(block >> bits);
+        let apart = (block ^ at) & ((1 << bits) - 1) != 0;
+        if apart || (continues && walk.last_cluster != Some(at >> bits)) {
+            walk.intact = false;
+            let ino = walk.ino;
+            self.issue(Issue::Misaligned { ino, block, at });
+        }
     }
 
     fn note_extent(&mut self, walk: &mut Walk, extent: &Extent) {

@@ -26,6 +26,8 @@ pub(super) enum Base {
     EaInode,
     /// With case-insensitive directories in a strict encoding, without checksums.
     Casefold,
+    /// With clusters of four blocks, without checksums.
+    Bigalloc,
 }
 
 impl Base {
@@ -45,13 +47,14 @@ impl Base {
                 "-E",
                 "encoding_flags=strict",
             ],
+            Self::Bigalloc => &["-t", "ext4", "-O", "^metadata_csum,bigalloc", "-C", "4096"],
         });
         options
     }
 
     /// The undamaged image, with the directory `many` indexed.
     pub(super) fn image(self) -> &'static [u8] {
-        static IMAGES: [OnceLock<Vec<u8>>; 6] = [const { OnceLock::new() }; 6];
+        static IMAGES: [OnceLock<Vec<u8>>; 7] = [const { OnceLock::new() }; 7];
         IMAGES[self as usize].get_or_init(|| {
             let image = populated(&self.options(), "12M");
             let value = image.beside("value2");

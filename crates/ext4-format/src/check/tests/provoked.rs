@@ -58,6 +58,7 @@ kinds!(
     BlockCount,
     ExtentNode,
     Unwritten,
+    Misaligned,
     NoExtentsFlag,
     MapBlock,
     BlockUsedTwice,

@@ -110,6 +110,19 @@ pub(super) const INODES: &[Case] = &[
             inode.block[20..24].copy_from_slice(&block[20..24])
         });
     }),
+    // The extent begins one block later in its cluster.
+    case("Misaligned", Base::Bigalloc, Agrees, |d| {
+        let ino = d.ino("large");
+        d.set_inode(ino, |inode| inode.block[20] ^= 1);
+    }),
+    // Another block of a cluster that another file has.
+    case("BlockUsedTwice", Base::Bigalloc, Agrees, |d| {
+        let (large, other) = (d.ino("large"), d.ino("a/b/c/d/e/f/g/bottom"));
+        let block = d.inode(large).block;
+        d.set_inode(other, |inode| {
+            inode.block[20..24].copy_from_slice(&block[20..24])
+        });
+    }),
     case("Symlink", Base::Ext4, Agrees, |d| {
         let ino = d.ino("fast");
         d.set_inode(ino, |inode| inode.size = 3);
