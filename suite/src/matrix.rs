@@ -192,8 +192,8 @@ pub const KINDS: &[Kind] = &[
     rw("inline-data", "-t ext4 -b 4096 -O inline_data"),
     rw("inline-data-1k", "-t ext4 -b 1024 -O inline_data -I 256").block(1024),
     rw("ea-inode", "-t ext4 -b 4096 -O ea_inode"),
-    ro("bigalloc", "-t ext4 -b 4096 -O bigalloc -C 65536"),
-    ro("bigalloc-1k", "-t ext4 -b 1024 -O bigalloc -C 8192").block(1024),
+    rw("bigalloc", "-t ext4 -b 4096 -O bigalloc -C 65536"),
+    rw("bigalloc-1k", "-t ext4 -b 1024 -O bigalloc -C 8192").block(1024),
     rw("meta-bg", "-t ext4 -b 1024 -O meta_bg,^resize_inode").block(1024),
     // The kernel may lack the quota format, which it needs for a mount that writes.
     ro("quota", "-t ext4 -b 4096 -O quota").no_kernel(),

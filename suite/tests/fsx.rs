@@ -99,6 +99,8 @@ fn fsx_finds_no_difference_with_any_block_map() {
         &[5],
         10_000,
     );
+    let clusters = ["-t", "ext4", "-b", "1024", "-O", "bigalloc", "-C", "16384"];
+    exercise(&clusters, "", &[9], 4_000);
 }
 
 #[test]

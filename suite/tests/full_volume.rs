@@ -46,8 +46,17 @@ fn lost_pages_of_a_mapping_are_reported_and_do_not_keep_a_volume_mounted() {
 
 #[test]
 fn a_full_volume_keeps_what_it_acknowledged() {
+    fill_and_empty(&["-t", "ext4", "-m", "0"]);
+}
+
+#[test]
+fn a_full_volume_with_clusters_keeps_what_it_acknowledged() {
+    fill_and_empty(&["-t", "ext4", "-m", "0", "-O", "bigalloc", "-C", "16384"]);
+}
+
+fn fill_and_empty(options: &[&str]) {
     let scratch = Scratch::new();
-    let image = Image::mke2fs(&scratch, "small.img", 24 * MIB, &["-t", "ext4", "-m", "0"]);
+    let image = Image::mke2fs(&scratch, "small.img", 24 * MIB, options);
     let mount = SteadMount::new(&scratch, image.path(), "");
     let free = || rustix::fs::statvfs(mount.root()).unwrap().f_bfree;
     File::open(mount.root()).unwrap().sync_all().unwrap();

@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use rustix::fs::{FallocateFlags, fallocate};
 use steadfs::{Options, Volume};
-use steadfs_suite::generate::torture;
+use steadfs_suite::generate::{Numbers, torture};
 use steadfs_suite::matrix::{Circle, KINDS, Kind};
 use steadfs_suite::{Compare, Image, KernelMount, Scratch, SteadMount, Tree, run};
 
@@ -273,6 +275,80 @@ fn read_only_kinds_of_volumes_are_not_written() {
             kind.name
         );
     });
+}
+
+/// Changes some files at random, and their expected content in the same way.
+fn change_files(top: &Path, numbers: &mut Numbers, files: &mut BTreeMap<String, Vec<u8>>) {
+    for _ in 0..60 {
+        let name = format!("file{}", numbers.below(10));
+        let content = files.entry(name.clone()).or_default();
+        let (at, len) = (numbers.below(300_000), 1 + numbers.below(40_000));
+        let (from, to) = (at as usize, (at + len) as usize);
+        let mut open = std::fs::OpenOptions::new();
+        let file = open
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(top.join(&name))
+            .unwrap();
+        match numbers.below(8) {
+            0..=3 => {
+                let bytes = numbers.bytes(to - from);
+                file.write_all_at(&bytes, at).unwrap();
+                content.resize(content.len().max(to), 0);
+                content[from..to].copy_from_slice(&bytes);
+            }
+            4 | 5 => {
+                let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                fallocate(&file, mode, at, len).unwrap();
+                let size = content.len();
+                content[from.min(size)..to.min(size)].fill(0);
+            }
+            6 => {
+                file.set_len(at).unwrap();
+                content.resize(from, 0);
+            }
+            _ => {
+                std::fs::remove_file(top.join(&name)).unwrap();
+                files.remove(&name);
+            }
+        }
+    }
+}
+
+/// Each writes, punches and truncates files in whose clusters the other has blocks.
+#[test]
+fn files_on_clusters_are_changed_in_turn_with_the_kernel() {
+    for args in [
+        "-t ext4 -b 1024 -O bigalloc -C 16384",
+        "-t ext4 -b 4096 -O bigalloc -C 65536",
+    ] {
+        let scratch = Scratch::new();
+        let args: Vec<&str> = args.split(' ').collect();
+        let image = Image::mke2fs(&scratch, "turns.img", 128 << 20, &args);
+        let mut numbers = Numbers::new(3);
+        let mut files = BTreeMap::new();
+        for _ in 0..3 {
+            let mount = KernelMount::new(&scratch, image.path(), "");
+            change_files(mount.root(), &mut numbers, &mut files);
+            mount.unmount();
+            let mount = SteadMount::new(&scratch, image.path(), "");
+            change_files(mount.root(), &mut numbers, &mut files);
+            mount.unmount();
+            image.check_clean();
+        }
+        let mount = KernelMount::new(&scratch, image.path(), "ro");
+        for (name, content) in &files {
+            assert!(
+                std::fs::read(mount.join(name)).unwrap() == *content,
+                "{name}"
+            );
+        }
+        let kernel = Tree::of(mount.root());
+        mount.unmount();
+        let ours = read_by_mount(&scratch, image.path());
+        kernel.assert_same(&ours, Compare::ALL, "kernel and mount");
+    }
 }
 
 /// Names of 255 bytes in blocks of 1 KiB, so that two levels of nodes are too few: half of them made by the kernel, half

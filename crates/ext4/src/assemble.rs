@@ -68,9 +68,9 @@ impl Ext4 {
         queue.set_read_ahead_limit(sizes.read_ahead);
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
+            txns: Txns::new(Arc::clone(&meta), journaled, geo.cluster_bits == 0),
             geo,
             queue,
-            txns: Txns::new(Arc::clone(&meta), journaled),
             meta,
             fast_commits: FastCommitTracker::default(),
             writeback: Arc::new(Writeback::new(limits)),
@@ -120,7 +120,7 @@ fn set_up_allocator(
     options: &MountOptions,
 ) -> Result<()> {
     alloc.set_discard(options.discard);
-    alloc.set_stripe(stripe(sb, options));
+    alloc.set_stripe(sb.geometry(), stripe(sb, options));
     match journal_map(queue, sb) {
         Ok(map) if !matches!(sb.journal(), JournalPlace::None) => alloc.add_journal(&map),
         _ => Ok(()),

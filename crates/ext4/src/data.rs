@@ -203,7 +203,7 @@ impl Ext4 {
         if !self.options.read().delalloc {
             return Ok(false);
         }
-        let keep = self.root_reserved_blocks(cx);
+        let keep = self.root_reserved_clusters(cx);
         let reserve = || self.alloc.with_totals(|t| t.reserve(wanted, keep));
         if reserve() {
             return Ok(true);
@@ -257,6 +257,12 @@ impl Ext4 {
             || cx.uid == uid
             || (gid != 0 && (cx.gid == gid || cx.groups.contains(&gid)));
         if privileged { 0 } else { sb.reserved_blocks() }
+    }
+
+    /// [`Ext4::root_reserved_blocks`] in clusters.
+    pub(crate) fn root_reserved_clusters(&self, cx: &Cx) -> u64 {
+        let per = u64::from(self.geo.blocks_per_cluster());
+        self.root_reserved_blocks(cx).div_ceil(per)
     }
 
     /// Reads a block that is not in the cache for a partial write. `size` is the file's size before the write.

@@ -9,14 +9,14 @@ mod path;
 
 use std::ops::Range;
 
-use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
+use steadfs_base::{Corruption, FileBlock, IoTag};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::extent::{ExtentNode, ExtentNodeMut, FILE_END, ROOT_ENTRIES};
 use crate::disk::{self, Extent, Ino};
 use crate::fs::Ext4;
 use crate::pins::Pins;
-use crate::place::{BlockPlace, FreeStep, HoleCount, Mapped};
+use crate::place::{BlockPlace, FreeStep, HoleCount, Mapped, Unmapped};
 use crate::txn::Handle;
 use path::Path;
 
@@ -228,14 +228,14 @@ impl<'a> Tree<'a> {
         Ok(true)
     }
 
-    /// Unmaps a range from its end on, step by step, and calls `free` for every run, until the range is done or the
+    /// Unmaps a range from its end on, step by step, and calls `free` for each, until the range is done or the
     /// transaction is full; returns the end of what is left (`range.start`: done).
     pub fn remove(
         &mut self,
         handle: &mut Handle<'_>,
         range: Range<FileBlock>,
         step: FreeStep,
-        free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
+        free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, Unmapped) -> Result<()>,
     ) -> Result<FileBlock> {
         let mut end = range.end;
         while end > range.start {
@@ -253,6 +253,10 @@ impl<'a> Tree<'a> {
             let first = FileBlock(last.0.saturating_sub(step.blocks));
             let cut = extent.block.max(range.start).max(first)..last;
             let (start, len) = (extent.device_block(cut.start), cut.end.0 - cut.start.0);
+            let unmapped = Unmapped {
+                blocks: (start, len),
+                clusters: self.fs.own_clusters(self.ino, self.core, &cut, start)?,
+            };
             let mut pins = Pins::default();
             self.fs.alloc.pin_to_free(self.fs, &mut pins, start, len)?;
             if extent.block == cut.start && extent.end() == cut.end {
@@ -260,7 +264,7 @@ impl<'a> Tree<'a> {
             }
             handle.step(|handle| {
                 self.cut(handle, path, pos, &extent, &cut)?;
-                free(self.fs, handle, start, len)
+                free(self.fs, handle, unmapped)
             })?;
             end = cut.start;
         }

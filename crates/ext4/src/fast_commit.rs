@@ -29,7 +29,7 @@ use steadfs_jbd2::{FastCommitChange, FastCommitRecord, FastCommits, NameChange, 
 use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::disk::Ino;
-use crate::disk::features::Incompat;
+use crate::disk::features::{Incompat, RoCompat};
 use crate::disk::superblock::SUPERBLOCK_OFFSET;
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -68,6 +68,9 @@ pub(crate) fn changed_blocks(
     let mut why = why_only_readable(&sb);
     if sb.features().incompat.contains(Incompat::INLINE_DATA) {
         why.push("inline_data, whose content is in records of inodes".to_owned());
+    }
+    if sb.features().ro_compat.contains(RoCompat::BIGALLOC) {
+        why.push("bigalloc, whose clusters several ranges share".to_owned());
     }
     if !why.is_empty() {
         let why = why.join("; ");

@@ -11,7 +11,7 @@ use crate::disk::{self, Ino};
 use crate::fs::Ext4;
 use crate::mballoc::Run;
 use crate::pins::Pins;
-use crate::place::{BlockPlace, FreeStep, HoleCount, Mapped};
+use crate::place::{BlockPlace, FreeStep, HoleCount, Mapped, Unmapped};
 use crate::txn::Handle;
 
 /// Blocks that mapping a run of `len` blocks changes at worst: every table it touches on three levels
@@ -248,7 +248,7 @@ pub fn remove(
     core: &mut disk::Inode,
     range: Range<FileBlock>,
     step: FreeStep,
-    free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
+    free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, Unmapped) -> Result<()>,
 ) -> Result<FileBlock> {
     let per = per_block(fs.geo());
     let reach = bases(per)[3];
@@ -271,7 +271,7 @@ fn remove_last(
     core: &mut disk::Inode,
     range: Range<u64>,
     most: u64,
-    free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
+    free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, Unmapped) -> Result<()>,
 ) -> Result<u64> {
     let per = per_block(fs.geo());
     let Range { start, end } = range;
@@ -321,7 +321,7 @@ fn remove_last(
                     (first..=last).for_each(|i| put(&mut bytes, i, 0));
                 }
             }
-            free(fs, handle, run, passed.into())?;
+            free(fs, handle, Unmapped::each(run, passed.into()))?;
         }
         drop_empty_tables(fs, handle, core, above, &tables)
     })?;
@@ -418,7 +418,7 @@ mod tests {
         let mut steps = 0;
         while left > 1 {
             let most = FreeStep::METADATA.blocks;
-            let mut free = |_: &Ext4, _: &mut Handle<'_>, _: DevBlock, _: u64| unreachable!();
+            let mut free = |_: &Ext4, _: &mut Handle<'_>, _: Unmapped| unreachable!();
             let range = 1..left;
             let ino = inode.ino();
             left = remove_last(fs, &mut handle, ino, &mut core, range, most, &mut free).unwrap();

@@ -8,6 +8,7 @@ mod apply;
 mod assemble;
 mod attr;
 mod clock;
+mod clusters;
 mod control;
 mod corruption;
 mod credits;

@@ -7,13 +7,14 @@ use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FsError, InodeFlags, Result};
 
+use crate::clusters::{HoleRequest, not_by_extents};
 use crate::disk::{self, Extent, Ino};
 use crate::extent::{self, Tree};
 use crate::fs::Ext4;
 use crate::indirect;
 use crate::inode::Inode;
 use crate::mballoc::Run;
-use crate::place::{BlockPlace, FreeStep, Mapped};
+use crate::place::{BlockPlace, FreeStep, Mapped, Unmapped};
 use crate::txn::Handle;
 
 /// Tree depth that credits are computed for: four levels hold more extents than a file has blocks.
@@ -109,9 +110,12 @@ impl Ext4 {
         run: Run,
         unwritten: bool,
     ) -> Result<()> {
+        if self.geo.cluster_bits > 0 && !has_extents(core) {
+            return Err(not_by_extents(ino));
+        }
         let before = handle.savepoint();
-        self.alloc.mark_used(self, handle, run)?;
-        let units = u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
+        let clusters = self.alloc.mark_used(self, handle, run)?;
+        let units = u64::from(clusters) * self.geo.cluster_units();
         core.blocks += units;
         let mut named = 0;
         while named < run.len {
@@ -120,10 +124,8 @@ impl Ext4 {
                 Ok(more) => named += more,
                 Err(error) => {
                     // No block for the map of the rest was free, or it could not be read.
-                    self.unmap_run(handle, ino, core, at..from)
-                        .and_then(|()| self.alloc.unmark_used(self, handle, run))
+                    self.unmap_part(handle, ino, core, (at, run), named)
                         .map_err(|left| half_done(handle, ino, &left))?;
-                    core.blocks = core.blocks.saturating_sub(units);
                     handle.consistent_since(before);
                     return Err(error);
                 }
@@ -144,9 +146,28 @@ impl Ext4 {
         at: FileBlock,
         run: Run,
     ) -> Result<()> {
-        self.unmap_run(handle, ino, core, at..at.plus(run.len.into()))?;
-        self.alloc.unmark_used(self, handle, run)?;
-        let units = u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
+        self.unmap_part(handle, ino, core, (at, run), run.len)
+    }
+
+    /// Undoes the mapping of a run of which the first `named` blocks are mapped.
+    fn unmap_part(
+        &self,
+        handle: &mut Handle<'_>,
+        ino: Ino,
+        core: &mut disk::Inode,
+        (at, run): (FileBlock, Run),
+        named: u32,
+    ) -> Result<()> {
+        let all = at..at.plus(run.len.into());
+        let (start, len) = self.own_clusters(ino, core, &all, run.start)?;
+        self.unmap_run(handle, ino, core, at..at.plus(named.into()))?;
+        let unused = (len > 0).then_some(Run {
+            start,
+            len: len as u32,
+        });
+        let file = Some((ino, at));
+        let clusters = self.alloc.unmark_used(self, handle, run, file, unused)?;
+        let units = u64::from(clusters) * self.geo.cluster_units();
         core.blocks = core.blocks.saturating_sub(units);
         Ok(())
     }
@@ -194,7 +215,7 @@ impl Ext4 {
             return Ok(());
         }
         let start = range.start;
-        let mut keep = |_: &Ext4, _: &mut Handle<'_>, _: DevBlock, _: u64| Ok(());
+        let mut keep = |_: &Ext4, _: &mut Handle<'_>, _: Unmapped| Ok(());
         // The blocks to change belong to the transaction already, so hardly any of these credits are used.
         let left = match handle.extend_while_locked(self.undo_map_credits(core)) {
             false => range.end,
@@ -219,15 +240,27 @@ impl Ext4 {
         range: Range<FileBlock>,
         metadata: bool,
     ) -> Result<FileBlock> {
+        if self.geo.cluster_bits > 0 && !has_extents(core) {
+            return Err(not_by_extents(ino));
+        }
         let units = self.geo.block_size.bytes_u64() / 512;
         let mut freed = 0;
-        let mut free = |fs: &Ext4, handle: &mut Handle<'_>, start: DevBlock, len: u64| {
-            freed += len;
+        let mut free = |fs: &Ext4, handle: &mut Handle<'_>, unmapped: Unmapped| {
+            let (start, len) = unmapped.blocks;
             if metadata {
                 for n in 0..len {
                     handle.forget(start.plus(n))?;
                 }
             }
+            let whole = fs.geo.whole_clusters(start, len);
+            if unmapped.clusters != whole && handle.is_journaled() {
+                fs.alloc.note_unmapped(handle.tid(), start, len);
+            }
+            let (start, len) = unmapped.clusters;
+            if len == 0 {
+                return Ok(());
+            }
+            freed += len;
             fs.alloc.free_blocks(fs, handle, start, len)
         };
         let step = match metadata {
@@ -262,7 +295,16 @@ impl Ext4 {
             return Err(FsError::NoSpace);
         }
         let goal = self.goal_after(inode.ino(), core, at);
-        let run = self.alloc.allocate_meta(self, handle, goal)?;
+        let hole = HoleRequest {
+            ino: inode.ino(),
+            at,
+            len: 1,
+            goal,
+        };
+        let plan = self.plan_hole(core, hole)?;
+        let run = self.fill_hole(plan, |_, goal, _| {
+            self.alloc.allocate_meta(self, handle, goal)
+        })?;
         let before = handle.savepoint();
         if let Err(error) = self.map_allocation(handle, inode.ino(), core, at, run, false) {
             // The upper nodes of the tree may have changed.

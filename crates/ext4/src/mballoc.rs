@@ -14,8 +14,12 @@
 //!
 //! So a bit of a group's `busy` bitmap is set if the block is in use on disk, or allocated in memory, or freed by a
 //! transaction that is not durable.
+//!
+//! **Clusters** (`bigalloc`). A bit of a bitmap and all counts here stand for a cluster of blocks; without the feature a
+//! cluster is one block. Runs are in blocks. [`clusters`] has what differs.
 
 mod blocks;
+mod clusters;
 mod corrupt;
 mod given;
 mod inodes;
@@ -38,6 +42,7 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::group_desc::GroupDesc;
 use crate::disk::{Geometry, GroupNo};
 
+use clusters::HeldClusters;
 use corrupt::CorruptGroups;
 pub(crate) use given::pieces;
 pub(crate) use load::Descriptors;
@@ -54,7 +59,7 @@ struct Group {
     busy: Option<Box<[u8]>>,
     /// Clear bits of `busy` (before loading: the descriptor's count).
     free: u32,
-    /// No run of free blocks is longer than this.
+    /// No run of free clusters is longer than this.
     longest: u32,
     /// It is corrupt and was reported: not allocated from.
     is_corrupt: bool,
@@ -68,6 +73,8 @@ pub struct Allocator {
     totals: Mutex<Totals>,
     /// Freed by transactions that are not durable yet.
     pending: Mutex<Vec<(Tid, Run)>>,
+    /// Allocated clusters that are not mapped yet (with `bigalloc`).
+    held: HeldClusters,
     /// Preallocated for growing files.
     prealloc: PreallocTable,
     /// Group counter for new directories in the root directory.
@@ -77,7 +84,7 @@ pub struct Allocator {
     /// Number of [`Shortage`](crate::freeing::Shortage)s.
     shortages: AtomicU32,
     discard: AtomicBool,
-    /// Long allocations are aligned to multiples of this number of blocks; 1: no alignment.
+    /// Long allocations are aligned to multiples of this number of clusters; 1: no alignment.
     stripe: AtomicU32,
     corrupt_groups: CorruptGroups,
 }
@@ -106,7 +113,12 @@ impl Allocator {
     /// Whether a run of blocks may belong to a file: within the volume, and outside the journal and the groups' own
     /// metadata.
     pub fn may_own(&self, geo: &Geometry, start: DevBlock, len: u64) -> bool {
-        geo.is_data_range(start, len) && !self.zones.overlaps(start, len)
+        if !geo.is_data_range(start, len) {
+            return false;
+        }
+        // A file's cluster is freed as a whole.
+        let (start, len) = geo.whole_clusters(start, len);
+        !self.zones.overlaps(start, len)
     }
 
     /// Whether freed blocks are discarded.
@@ -114,10 +126,15 @@ impl Allocator {
         self.discard.store(discard, Ordering::Relaxed);
     }
 
-    /// Aligns long allocations to multiples of `blocks`; 1: no alignment.
-    pub fn set_stripe(&self, blocks: u32) {
+    /// Aligns long allocations to multiples of `blocks`; 1: no alignment. A stripe that is no multiple of a cluster is
+    /// ignored, as in Linux.
+    pub fn set_stripe(&self, geo: &Geometry, blocks: u32) {
         assert!(blocks > 0, "a stripe has at least one block");
-        self.stripe.store(blocks, Ordering::Relaxed);
+        let clusters = match blocks.is_multiple_of(geo.blocks_per_cluster()) {
+            true => blocks >> geo.cluster_bits,
+            false => 1,
+        };
+        self.stripe.store(clusters, Ordering::Relaxed);
     }
 
     /// Blocks of the volume's own metadata.

@@ -240,7 +240,7 @@ impl Ext4 {
         let totals = self.alloc.totals();
         let journaled = self.txns.journal().is_some();
         self.write_super(|sb| {
-            sb.set_free_blocks(totals.free);
+            sb.set_free_blocks(totals.free << self.geo.cluster_bits);
             sb.set_free_inodes(totals.free_inodes as u32);
             also(sb);
             if journaled {
@@ -400,7 +400,7 @@ impl Ext4 {
         let totals = self.alloc.totals();
         let orphans = !self.orphans.none_on_record();
         self.write_super(|sb| {
-            sb.set_free_blocks(totals.free + totals.pending);
+            sb.set_free_blocks((totals.free + totals.pending) << self.geo.cluster_bits);
             sb.set_free_inodes(totals.free_inodes as u32);
             sb.set_write_time(wall_clock());
             sb.set_needs_recovery(false);

@@ -22,6 +22,25 @@ pub struct Mapped {
     pub len: u64,
 }
 
+/// Blocks that a step has unmapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Unmapped {
+    /// The first block and the number of them.
+    pub blocks: (DevBlock, u64),
+    /// The whole clusters that nothing maps any more; none if the number is 0. Without `bigalloc` the same as `blocks`.
+    pub clusters: (DevBlock, u64),
+}
+
+impl Unmapped {
+    /// Blocks of a file without clusters.
+    pub const fn each(start: DevBlock, len: u64) -> Self {
+        Self {
+            blocks: (start, len),
+            clusters: (start, len),
+        }
+    }
+}
+
 /// Limits of one step of freeing mapped blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct FreeStep {

@@ -135,7 +135,7 @@ impl Ext4 {
         }
         self.alloc.set_discard(new.discard);
         let stripe = stripe(&self.sb.lock(), &new);
-        self.alloc.set_stripe(stripe);
+        self.alloc.set_stripe(&self.geo, stripe);
         *self.options.write() = new;
     }
 

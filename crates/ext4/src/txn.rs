@@ -28,6 +28,8 @@ pub struct Txns {
     journal: OnceLock<Arc<Journal>>,
     /// Stops the volume and marks it as having errors.
     stop: OnceLock<StopVolume>,
+    /// Fast commits describe what handles change ([`Handle::track`]).
+    fast_commits: bool,
 }
 
 /// Stops a volume for the given cause.
@@ -86,11 +88,13 @@ pub fn journal_error(error: JournalError) -> FsError {
 }
 
 impl Txns {
-    /// For a volume with or without a journal, which is not open yet.
-    pub fn new(cache: Arc<MetaCache>, journaled: bool) -> Self {
+    /// For a volume with or without a journal, which is not open yet. `fast_commits`: its changes may be recorded for
+    /// them; not with clusters, as a recorded range does not say which clusters its blocks share with others.
+    pub fn new(cache: Arc<MetaCache>, journaled: bool, fast_commits: bool) -> Self {
         Self {
             cache,
             journaled,
+            fast_commits,
             journal: OnceLock::new(),
             stop: OnceLock::new(),
         }
@@ -254,7 +258,7 @@ impl Handle<'_> {
 
     /// All that the handle changes is recorded for fast commits ([`crate::fast_commit`]), or refuses them.
     pub fn track(&mut self) {
-        if self.fast == FastCommitMode::Untracked {
+        if self.fast == FastCommitMode::Untracked && self.txns.fast_commits {
             self.fast = FastCommitMode::Tracked;
         }
     }

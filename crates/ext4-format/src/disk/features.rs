@@ -210,6 +210,7 @@ pub const WRITE_RO_COMPAT: RoCompat = RoCompat(
         | RoCompat::GDT_CSUM.0
         | RoCompat::DIR_NLINK.0
         | RoCompat::EXTRA_ISIZE.0
+        | RoCompat::BIGALLOC.0
         | RoCompat::METADATA_CSUM.0
         | RoCompat::PROJECT.0
         | RoCompat::VERITY.0

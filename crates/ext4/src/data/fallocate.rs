@@ -7,6 +7,7 @@ use steadfs_block::{Bio, Buf};
 use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
+use crate::clusters::HoleRequest;
 use crate::disk::extent::MAX_UNWRITTEN_LEN;
 use crate::extent::Tree;
 use crate::fs::Ext4;
@@ -129,9 +130,19 @@ impl Ext4 {
         goal: DevBlock,
         want: u32,
     ) -> Result<u64> {
-        let keep = self.root_reserved_blocks(cx);
+        let keep = self.root_reserved_clusters(cx);
         let _pins = self.pin_inodes(&[inode.ino()], cx.tag)?;
-        let run = self.alloc.allocate_spare(self, goal, want, keep)?;
+        let hole = HoleRequest {
+            ino: inode.ino(),
+            at,
+            len: want.into(),
+            goal,
+        };
+        let plan = self.plan_hole(&inode.core.read(), hole)?;
+        self.settle_hole(&plan, cx.tag)?;
+        let run = self.fill_hole(plan, |_, goal, want| {
+            self.alloc.allocate_spare(self, goal, want, keep)
+        })?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
         let result = self.txns.run(credits, cx.tag, |handle| {
             handle.track();

@@ -45,8 +45,11 @@ impl Ext4 {
     fn write_moved(&self, cx: &Cx, inode: &Inode, content: &[u8]) -> Result<Run> {
         let bs = self.geo.block_size;
         let goal = self.alloc.goal_for(&self.geo, inode.ino());
-        let keep = self.root_reserved_blocks(cx);
+        let keep = self.root_reserved_clusters(cx);
         let run = self.alloc.allocate_spare(self, goal, 1, keep)?;
+        let run = Run { len: 1, ..run };
+        let file = Some((inode.ino(), FileBlock(0)));
+        self.alloc.hold(&self.geo, run, file, false)?;
         let mut block = Buf::zeroed(bs.bytes());
         block.make_mut()[..content.len()].copy_from_slice(content);
         let bio = Bio::write(bs.offset_of(run.start), vec![block]);

@@ -16,6 +16,7 @@ use steadfs_cache::{CacheWrite, MapAction, MapRequest, Piece};
 use steadfs_vfs::{Cx, FsError, Result};
 
 use super::writeout::{BATCH_BYTES, run_of};
+use crate::clusters::HoleRequest;
 use crate::extent::Tree;
 use crate::freeing::Shortage;
 use crate::fs::Ext4;
@@ -167,8 +168,18 @@ impl Ext4 {
         let mut piece = match place {
             BlockPlace::Hole => {
                 let goal = self.goal_after(inode.ino(), &inode.core.read(), at);
-                let keep = self.root_reserved_blocks(cx);
-                let run = self.alloc.allocate_spare(self, goal, want as u32, keep)?;
+                let keep = self.root_reserved_clusters(cx);
+                let hole = HoleRequest {
+                    ino: inode.ino(),
+                    at,
+                    len: want,
+                    goal,
+                };
+                let plan = self.plan_hole(&inode.core.read(), hole)?;
+                self.settle_hole(&plan, cx.tag)?;
+                let run = self.fill_hole(plan, |_, goal, want| {
+                    self.alloc.allocate_spare(self, goal, want, keep)
+                })?;
                 allocated(at, run)
             }
             BlockPlace::Unwritten(start) | BlockPlace::Written(start) => Piece {

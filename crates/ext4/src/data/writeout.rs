@@ -16,6 +16,7 @@ use steadfs_cache::{
 };
 use steadfs_vfs::{FsError, Result};
 
+use crate::clusters::HoleRequest;
 use crate::disk::{self, Ino};
 use crate::extent::Tree;
 use crate::freeing::Shortage;
@@ -148,8 +149,18 @@ impl WritebackFs for Ext4 {
                 BlockPlace::Written(start) => (start, n, MapAction::None),
                 BlockPlace::Unwritten(start) => (start, n, MapAction::Convert),
                 BlockPlace::Hole => {
-                    let grows = grows.then_some((inode.ino(), at));
-                    let run = self.allocate_for_data(grows, goal, n as u32, tag)?;
+                    let hole = HoleRequest {
+                        ino: inode.ino(),
+                        at,
+                        len: n,
+                        goal,
+                    };
+                    let plan = self.plan_hole(&inode.core.read(), hole)?;
+                    self.settle_hole(&plan, tag)?;
+                    let run = self.fill_hole(plan, |at, goal, want| {
+                        let grows = grows.then_some((inode.ino(), at));
+                        self.allocate_for_data(grows, goal, want, tag)
+                    })?;
                     (run.start, run.len.into(), MapAction::Insert)
                 }
             };

@@ -183,7 +183,7 @@ impl Tree<'_> {
                 .in_block(block)
                 .into());
         }
-        self.core.blocks += self.fs.geo().block_size.bytes_u64() / 512;
+        self.core.blocks += self.fs.geo().cluster_units();
         Ok(block)
     }
 
@@ -218,7 +218,7 @@ impl Tree<'_> {
                     let block = buf.block();
                     handle.forget(block)?;
                     self.fs.alloc.free_blocks(self.fs, handle, block, 1)?;
-                    let units = self.fs.geo().block_size.bytes_u64() / 512;
+                    let units = self.fs.geo().cluster_units();
                     self.core.blocks = self.core.blocks.saturating_sub(units);
                     pos = path.levels[depth - 1].pos;
                 }

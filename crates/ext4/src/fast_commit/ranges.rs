@@ -15,7 +15,7 @@ use crate::fs::Ext4;
 use crate::indirect;
 use crate::map::has_extents;
 use crate::mballoc::{Run, pieces};
-use crate::place::{BlockPlace, FreeStep};
+use crate::place::{self, BlockPlace, FreeStep};
 use crate::txn::Handle;
 
 /// A change of a file's map.
@@ -226,7 +226,8 @@ impl Replay<'_> {
         let fs = self.fs;
         let unmapped = &mut self.unmapped;
         let mut count = 0;
-        let mut keep = |_: &Ext4, _: &mut Handle<'_>, start: DevBlock, len: u64| {
+        let mut keep = |_: &Ext4, _: &mut Handle<'_>, run: place::Unmapped| {
+            let (start, len) = run.blocks;
             count += len;
             unmapped.insert(start, len)
         };

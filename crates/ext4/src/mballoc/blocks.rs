@@ -1,9 +1,10 @@
 //! Blocks of groups on disk: marking them used and freeing them, in handles.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use steadfs_base::{Corruption, DevBlock, IoTag, Tid};
+use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag, Tid};
 use steadfs_block::Bio;
 use steadfs_cache::{MetaBuf, MetaMut};
 use steadfs_rt::MutexGuard;
@@ -11,7 +12,7 @@ use steadfs_vfs::{FsError, Result};
 
 use super::{Allocator, Group, Run};
 use crate::disk::group_desc::{self, BLOCK_UNINIT, GroupDesc};
-use crate::disk::{GroupNo, bitmap};
+use crate::disk::{Geometry, GroupNo, Ino, bitmap};
 use crate::fs::Ext4;
 use crate::pins::Pins;
 use crate::txn::Handle;
@@ -31,17 +32,25 @@ impl Allocator {
                 let buf = block_bitmap(fs, no, &group.desc)?;
                 (*buf.data()).into()
             };
-            let blocks = geo.blocks_in(no);
-            let free = bitmap::count_zeros(&busy, 0..blocks);
+            let clusters = geo.clusters_in(no);
+            let free = bitmap::count_zeros(&busy, 0..clusters);
             if free != group.desc.free_clusters {
                 let said = group.desc.free_clusters;
-                let what = format!("bitmap has {free} free blocks, descriptor {said}");
+                let unit = if geo.cluster_bits > 0 {
+                    "clusters"
+                } else {
+                    "blocks"
+                };
+                let what = format!("bitmap has {free} free {unit}, descriptor {said}");
                 return Err(Corruption::new(what).in_group(no.0).into());
             }
-            bitmap::set_range(&mut busy, blocks..geo.block_size.bytes() as u32 * 8);
+            // A last cluster that is cut short is not allocated, either.
+            let whole = geo.blocks_in(no) >> geo.cluster_bits;
+            bitmap::set_range(&mut busy, whole..geo.block_size.bytes() as u32 * 8);
             // The group's own metadata is never free, even if the bitmap has it as free.
-            self.zones.mark(geo.first_block_of(no), blocks, &mut busy);
-            group.free = bitmap::count_zeros(&busy, 0..blocks);
+            let (first, blocks) = (geo.first_block_of(no), geo.blocks_in(no));
+            self.zones.mark(first, blocks, geo.cluster_bits, &mut busy);
+            group.free = bitmap::count_zeros(&busy, 0..clusters);
             group.busy = Some(busy);
         }
         Ok(group)
@@ -54,6 +63,7 @@ impl Allocator {
             return false;
         }
         let (no, at) = geo.group_of_block(block);
+        let at = at >> geo.cluster_bits;
         let group = self.loaded(fs, no);
         group.is_ok_and(|group| {
             let busy = group.busy.as_ref().expect("loaded");
@@ -61,69 +71,101 @@ impl Allocator {
         })
     }
 
-    /// Marks allocated blocks as used on disk in the caller's handle: bitmap, descriptor, counts. The caller maps the
-    /// blocks in the same handle. Two credits.
-    pub fn mark_used(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
+    /// Marks the clusters of allocated blocks that are not used on disk yet as used, in the caller's handle: bitmap,
+    /// descriptor, counts. The caller maps the blocks in the same handle. Returns the number of clusters. Two credits.
+    pub fn mark_used(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<u32> {
         let geo = fs.geo();
-        let (no, first) = geo.group_of_block(run.start);
+        let Some(unused) = self.unused_clusters(geo, run) else {
+            self.hold_ends(geo, run);
+            return Ok(0);
+        };
+        let (no, bits) = clusters_of(geo, unused);
         assert!(
-            run.len > 0 && first + run.len <= geo.blocks_in(no),
+            !bits.is_empty() && bits.end <= geo.clusters_in(no),
             "an allocation is within one group"
         );
         let mut group = self.loaded(fs, no)?;
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
-        if !bitmap::all_zero(&buf.data(), first..first + run.len) {
+        if !bitmap::all_zero(&buf.data(), bits.clone()) {
             return Err(Corruption::new("in use and free at once")
-                .in_block(run.start)
+                .in_block(unused.start)
                 .into());
         }
-        let mut bits = handle.write(&buf)?;
-        bitmap::set_range(&mut bits, first..first + run.len);
-        group.desc.free_clusters -= run.len;
-        finish_bitmap(fs, no, &mut group, handle, bits, &table)
+        let count = bits.len() as u32;
+        let mut bitmap = handle.write(&buf)?;
+        bitmap::set_range(&mut bitmap, bits);
+        group.desc.free_clusters -= count;
+        finish_bitmap(fs, no, &mut group, handle, bitmap, &table)?;
+        drop(group);
+        self.hold_ends(geo, run);
+        Ok(count)
     }
 
-    /// Undoes [`Allocator::mark_used`] in the same handle: the blocks are allocated in memory only, as before. Two
+    /// Undoes [`Allocator::mark_used`] in the same handle: the blocks, those of `file` from its block on or metadata, are
+    /// allocated in memory only, as before. `unused` are the whole clusters that it has marked. Returns their number. Two
     /// credits, the same as those of marking.
-    pub fn unmark_used(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
-        let (no, first) = fs.geo().group_of_block(run.start);
+    pub fn unmark_used(
+        &self,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        run: Run,
+        file: Option<(Ino, FileBlock)>,
+        unused: Option<Run>,
+    ) -> Result<u32> {
+        let geo = fs.geo();
+        self.hold_again(geo, run, file, unused)?;
+        let Some(unused) = unused else {
+            return Ok(0);
+        };
+        let (no, bits) = clusters_of(geo, unused);
         let mut group = self.loaded(fs, no)?;
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
-        let mut bits = handle.write(&buf)?;
+        let mut bitmap = handle.write(&buf)?;
         debug_assert!(
-            bitmap::all_set(&bits, first..first + run.len),
+            bitmap::all_set(&bitmap, bits.clone()),
             "only blocks marked used are unmarked"
         );
-        bitmap::clear_range(&mut bits, first..first + run.len);
-        group.desc.free_clusters += run.len;
-        finish_bitmap(fs, no, &mut group, handle, bits, &table)
+        let count = bits.len() as u32;
+        bitmap::clear_range(&mut bitmap, bits);
+        group.desc.free_clusters += count;
+        finish_bitmap(fs, no, &mut group, handle, bitmap, &table)?;
+        Ok(count)
     }
 
     /// Frees allocated blocks that were not marked used.
     pub fn release(&self, fs: &Ext4, run: Run) {
-        self.make_free(fs, run, true);
+        if fs.geo().cluster_bits == 0 {
+            self.make_free(fs, run, true);
+            return;
+        }
+        for clusters in self.end_hold(fs.geo(), run) {
+            self.make_free(fs, clusters, true);
+        }
     }
 
+    /// Frees whole clusters in memory; `count`: also in the totals.
     pub(super) fn make_free(&self, fs: &Ext4, run: Run, count: bool) {
-        let (no, first) = fs.geo().group_of_block(run.start);
+        let geo = fs.geo();
+        let (no, bits) = clusters_of(geo, run);
+        let freed = bits.len() as u32;
         let mut group = self.group(no);
         if let Some(busy) = &mut group.busy {
             debug_assert!(
-                bitmap::all_set(busy, first..first + run.len),
+                bitmap::all_set(busy, bits.clone()),
                 "only busy blocks are freed"
             );
-            bitmap::clear_range(busy, first..first + run.len);
+            bitmap::clear_range(busy, bits);
         }
-        group.free += run.len;
+        group.free += freed;
         assert!(
-            group.free <= fs.geo().blocks_in(no),
+            group.free <= geo.clusters_in(no),
             "a group has no more free blocks than blocks"
         );
-        group.longest = fs.geo().blocks_per_group;
+        group.longest = geo.clusters_per_group;
         if count {
-            self.totals.lock().free += u64::from(run.len);
+            self.totals.lock().free += u64::from(freed);
         }
     }
 
@@ -148,8 +190,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Frees blocks in the caller's handle. They can be allocated again once its transaction is durable. Two credits
-    /// for each group that the run touches.
+    /// Frees the clusters of blocks in the caller's handle. They can be allocated again once its transaction is durable.
+    /// Two credits for each group that the run touches.
     pub fn free_blocks(
         &self,
         fs: &Ext4,
@@ -161,8 +203,10 @@ impl Allocator {
         if !self.may_own(geo, start, len) {
             return Err(no_files_block(start));
         }
+        let (start, len) = geo.whole_clusters(start, len);
         let mut at = start;
-        let end = start.plus(len);
+        // A last cluster of the volume that is cut short is freed up to its last block.
+        let end = start.plus(len).min(DevBlock(geo.blocks_count));
         while at < end {
             let (no, first) = geo.group_of_block(at);
             let len = u64::from(geo.blocks_in(no) - first).min(end.0 - at.0) as u32;
@@ -179,23 +223,24 @@ impl Allocator {
         no: GroupNo,
         run: Run,
     ) -> Result<()> {
-        let (group_of_run, first) = fs.geo().group_of_block(run.start);
+        let (group_of_run, bits) = clusters_of(fs.geo(), run);
         assert!(run.len > 0 && group_of_run == no, "the run is in the group");
         let mut group = self.loaded(fs, no)?;
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
-        if !bitmap::all_set(&buf.data(), first..first + run.len) {
+        if !bitmap::all_set(&buf.data(), bits.clone()) {
             return Err(Corruption::new("freed although it is free")
                 .in_block(run.start)
                 .into());
         }
-        let mut bits = handle.write(&buf)?;
-        bitmap::clear_range(&mut bits, first..first + run.len);
-        group.desc.free_clusters += run.len;
-        finish_bitmap(fs, no, &mut group, handle, bits, &table)?;
+        let count = bits.len() as u32;
+        let mut bitmap = handle.write(&buf)?;
+        bitmap::clear_range(&mut bitmap, bits);
+        group.desc.free_clusters += count;
+        finish_bitmap(fs, no, &mut group, handle, bitmap, &table)?;
         drop(group);
         if handle.is_journaled() {
-            self.totals.lock().pending += u64::from(run.len);
+            self.totals.lock().pending += u64::from(count);
             self.pending.lock().push((handle.tid(), run));
         } else {
             self.make_free(fs, run, true);
@@ -205,6 +250,9 @@ impl Allocator {
 
     /// Transaction `tid` is durable: blocks freed by it and by older transactions become free.
     pub fn committed(&self, fs: &Ext4, tid: Tid) {
+        if fs.geo().cluster_bits > 0 {
+            self.forget_unmapped(tid);
+        }
         let mut done = Vec::new();
         self.pending.lock().retain(|&(freed, run)| {
             let durable = tid.at_least(freed);
@@ -219,12 +267,10 @@ impl Allocator {
             }
             self.make_free(fs, run, true);
             // Subtracted last, so that a task short of space sees the blocks as free or as pending.
+            let clusters = u64::from(fs.geo().clusters_for(run.len));
             let mut totals = self.totals.lock();
-            assert!(
-                totals.pending >= run.len.into(),
-                "committed blocks were pending"
-            );
-            totals.pending -= u64::from(run.len);
+            assert!(totals.pending >= clusters, "committed blocks were pending");
+            totals.pending -= clusters;
         }
     }
 
@@ -288,6 +334,17 @@ pub(super) fn finish_bitmap(
 pub(super) fn desc_block(fs: &Ext4, no: GroupNo) -> Result<Arc<MetaBuf>> {
     let (n, _) = fs.geo().desc_slot(no);
     fs.block(fs.geo().desc_block_at(n), IoTag::default())
+}
+
+/// The group of a run of whole clusters, and their bits in its bitmap.
+fn clusters_of(geo: &Geometry, run: Run) -> (GroupNo, Range<u32>) {
+    let (no, first) = geo.group_of_block(run.start);
+    debug_assert!(
+        first.is_multiple_of(geo.blocks_per_cluster()),
+        "clusters are allocated and freed as wholes"
+    );
+    let first = first >> geo.cluster_bits;
+    (no, first..first + geo.clusters_for(run.len))
 }
 
 fn no_files_block(start: DevBlock) -> FsError {

@@ -13,14 +13,16 @@ use crate::fs::Ext4;
 use crate::txn::Handle;
 
 impl Allocator {
-    /// Allocates the free blocks among a run in memory, so that no other allocation takes them. The caller has checked
+    /// Allocates the free clusters among those of a run in memory, so that no other allocation takes them. The caller has checked
     /// with [`Allocator::may_own`] that files may have them.
     pub(crate) fn allocate_given(&self, fs: &Ext4, start: DevBlock, len: u64) -> Result<()> {
         for (no, first, len) in pieces(fs.geo(), start, len) {
+            let geo = fs.geo();
+            let clusters = first >> geo.cluster_bits..geo.clusters_for(first + len);
             let mut group = self.loaded(fs, no)?;
             let busy = group.busy.as_mut().expect("loaded");
-            let free = bitmap::count_zeros(busy, first..first + len);
-            bitmap::set_range(busy, first..first + len);
+            let free = bitmap::count_zeros(busy, clusters.clone());
+            bitmap::set_range(busy, clusters);
             group.free -= free;
             drop(group);
             self.with_totals(|t| t.free -= u64::from(free));

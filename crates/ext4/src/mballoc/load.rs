@@ -12,6 +12,7 @@ use steadfs_cache::{MetaBuf, MetaCache};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
+use super::clusters::HeldClusters;
 use super::corrupt::CorruptGroups;
 use super::prealloc_table::PreallocTable;
 use super::zones::Zones;
@@ -177,7 +178,7 @@ impl Allocator {
                 desc,
                 busy: None,
                 free,
-                longest: geo.blocks_per_group,
+                longest: geo.clusters_per_group,
                 is_corrupt: false,
             };
             groups.push(Mutex::with_key(Rank::Group, group.0.into(), state));
@@ -197,6 +198,7 @@ impl Allocator {
             zones,
             totals: Mutex::new(Rank::Leaf, totals),
             pending: Mutex::new(Rank::Leaf, Vec::new()),
+            held: HeldClusters::default(),
             prealloc: PreallocTable::new(),
             next_top_dir: AtomicU32::new(0),
             trimmed: AtomicU64::new(0),

@@ -30,8 +30,8 @@ const PREALLOC_IDLE_PERIODS: u64 = 12;
 const PREALLOC_FREE_FACTOR: u64 = 64;
 
 impl Allocator {
-    /// Allocates up to `want` blocks for a file that grows from its block `at` on, as [`Allocator::allocate`] does:
-    /// from the file's preallocation, or together with a new one.
+    /// Allocates the clusters of up to `want` blocks for a file that grows from its block `at` on, which begins a cluster, as
+    /// [`Allocator::allocate`] does: from the file's preallocation, or together with a new one.
     pub fn allocate_growing(
         &self,
         fs: &Ext4,
@@ -40,29 +40,32 @@ impl Allocator {
         want: u32,
     ) -> Result<Run> {
         assert!(want > 0, "an allocation has at least one block");
+        let geo = fs.geo();
+        let want = want.next_multiple_of(geo.blocks_per_cluster());
         let moving = self.prealloc.moving.lock();
         let (mine, useless) = self.prealloc.take(ino, at, want);
         self.release_prealloc(fs, useless);
         if let Some(run) = mine {
             assert!(run.len <= want, "no more blocks than requested");
-            self.with_totals(|t| t.free -= u64::from(run.len));
+            self.with_totals(|t| t.free -= u64::from(geo.clusters_for(run.len)));
             return Ok(run);
         }
-        let most = PREALLOC_BYTES_MAX >> fs.geo().block_size.bits();
+        let most = PREALLOC_BYTES_MAX >> geo.block_size.bits();
         let window =
             at.0.clamp(PREALLOC_BLOCKS_MIN, most.max(PREALLOC_BLOCKS_MIN)) as u32;
-        let plenty = self.with_totals(|t| t.spare(0)) / PREALLOC_FREE_FACTOR >= window.into();
+        let clusters = geo.clusters_for(window);
+        let plenty = self.with_totals(|t| t.spare(0)) / PREALLOC_FREE_FACTOR >= clusters.into();
         if window <= want || !plenty {
             drop(moving);
             return self.allocate(fs, goal, want);
         }
-        let Ok(found) = self.search(fs, goal, AllocRequest::of(window)) else {
+        let Ok(found) = self.search(fs, goal, AllocRequest::of(geo, window)) else {
             drop(moving);
             return self.allocate(fs, goal, want);
         };
         let (run, rest) = found.split(want);
         if let Some(rest) = rest {
-            self.with_totals(|t| t.free += u64::from(rest.len));
+            self.with_totals(|t| t.free += u64::from(geo.clusters_for(rest.len)));
             for run in self.prealloc.keep(ino, at.plus(run.len.into()), rest) {
                 self.release_prealloc(fs, run);
             }

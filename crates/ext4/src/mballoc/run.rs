@@ -2,7 +2,8 @@
 
 use steadfs_base::DevBlock;
 
-/// A run of blocks within one group.
+/// A run of blocks within one group. On a volume with clusters, allocation and freeing know whole clusters only; a file's
+/// run may be the part of them that it maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// First block.

@@ -6,25 +6,31 @@ use steadfs_base::DevBlock;
 use steadfs_vfs::{FsError, Result};
 
 use super::{Allocator, Group, Run};
-use crate::disk::{GroupNo, bitmap};
+use crate::disk::{Geometry, GroupNo, bitmap};
 use crate::fs::Ext4;
 use crate::txn::Handle;
 
-/// A request for blocks.
+/// Fewer blocks than this before those of other files do not continue a file.
+const CONTINUE_BLOCKS_MIN: u32 = 16;
+
+/// A request for clusters.
 #[derive(Clone, Copy)]
 pub(super) struct AllocRequest {
     len: u32,
-    /// Allocate only unreserved blocks, and leave this number of them. `None`: reserved blocks, too.
+    /// Allocate only unreserved clusters, and leave this number of them. `None`: reserved ones, too.
     keep: Option<u64>,
 }
 
 impl AllocRequest {
-    /// A request for `len` blocks, of reserved ones, too.
-    pub(super) fn of(len: u32) -> Self {
-        Self { len, keep: None }
+    /// A request for the clusters of `blocks` blocks, of reserved ones, too.
+    pub(super) fn of(geo: &Geometry, blocks: u32) -> Self {
+        Self {
+            len: geo.clusters_for(blocks),
+            keep: None,
+        }
     }
 
-    /// The request limited to `found` blocks.
+    /// The request limited to `found` clusters.
     fn at_most(self, found: u32) -> Self {
         Self {
             len: self.len.min(found),
@@ -34,19 +40,22 @@ impl AllocRequest {
 }
 
 impl Allocator {
-    /// Allocates up to `want` blocks in one run, in this order: at the goal, in its group, in a group that has the
-    /// whole length contiguous, in any group with an eighth of it, anywhere.
+    /// Allocates the clusters of up to `want` blocks in one run of whole clusters, in this order: at the goal, in its
+    /// group, in a group that has the whole length contiguous, in any group with an eighth of it, anywhere.
     pub fn allocate(&self, fs: &Ext4, goal: DevBlock, want: u32) -> Result<Run> {
-        self.allocate_request(fs, goal, AllocRequest::of(want))
+        self.allocate_request(fs, goal, AllocRequest::of(fs.geo(), want))
     }
 
-    /// Allocates unreserved blocks only, and leaves `keep` of them.
+    /// Allocates unreserved clusters only, and leaves `keep` of them.
     pub fn allocate_spare(&self, fs: &Ext4, goal: DevBlock, want: u32, keep: u64) -> Result<Run> {
         if self.with_totals(|t| t.spare(keep)) == 0 {
             return Err(FsError::NoSpace);
         }
-        let keep = Some(keep);
-        self.allocate_request(fs, goal, AllocRequest { len: want, keep })
+        let want = AllocRequest {
+            keep: Some(keep),
+            ..AllocRequest::of(fs.geo(), want)
+        };
+        self.allocate_request(fs, goal, want)
     }
 
     fn allocate_request(&self, fs: &Ext4, goal: DevBlock, want: AllocRequest) -> Result<Run> {
@@ -67,8 +76,9 @@ impl Allocator {
             geo.first_data_block
         };
         let (home, at) = geo.group_of_block(goal);
+        let at = at >> geo.cluster_bits;
         let want = AllocRequest {
-            len: want.len.min(geo.blocks_per_group),
+            len: want.len.min(geo.clusters_per_group),
             ..want
         };
         let mut first_error = None;
@@ -104,7 +114,7 @@ impl Allocator {
         Err(first_error.unwrap_or(FsError::NoSpace))
     }
 
-    /// Allocates one block for metadata: from the reservation if the handle uses one, else an unreserved block. So
+    /// Allocates one cluster for metadata: from the reservation if the handle uses one, else an unreserved one. So
     /// acknowledged data always finds its blocks, even if a full volume is changed otherwise.
     pub fn allocate_meta(&self, fs: &Ext4, handle: &Handle<'_>, goal: DevBlock) -> Result<Run> {
         match handle.uses_reservation() {
@@ -113,14 +123,18 @@ impl Allocator {
         }
     }
 
-    /// Allocates one block for metadata and marks it used. Two credits.
+    /// Allocates one block for metadata and marks it used, with its cluster. Two credits.
     pub fn alloc_meta_block(
         &self,
         fs: &Ext4,
         handle: &mut Handle<'_>,
         goal: DevBlock,
     ) -> Result<DevBlock> {
-        let run = self.allocate_meta(fs, handle, goal)?;
+        let run = Run {
+            len: 1,
+            ..self.allocate_meta(fs, handle, goal)?
+        };
+        self.hold(fs.geo(), run, None, false)?;
         if let Err(error) = self.mark_used(fs, handle, run) {
             self.release(fs, run);
             return Err(error);
@@ -138,17 +152,18 @@ impl Allocator {
     ) -> Result<Option<Run>> {
         let mut group = self.loaded(fs, no)?;
         let busy = group.busy.as_ref().expect("loaded");
-        let blocks = fs.geo().blocks_in(no);
-        let end = bitmap::find_next_set(busy, at..(at + want.len).min(blocks));
-        let end = end.unwrap_or((at + want.len).min(blocks));
-        // Fewer than 16 blocks before other files' blocks would fragment the file.
-        if end - at < want.len.min(16) {
+        let clusters = fs.geo().clusters_in(no);
+        let end = bitmap::find_next_set(busy, at..(at + want.len).min(clusters));
+        let end = end.unwrap_or((at + want.len).min(clusters));
+        // Few blocks before other files' blocks would fragment the file.
+        let least = fs.geo().clusters_for(CONTINUE_BLOCKS_MIN);
+        if end - at < want.len.min(least) {
             return Ok(None);
         }
         Ok(self.take(fs, no, &mut group, at, want.at_most(end - at)))
     }
 
-    /// Allocates from the first run of at least `need` blocks from `from` on (or else before it).
+    /// Allocates from the first run of at least `need` clusters from `from` on (or else before it).
     fn allocate_run(
         &self,
         fs: &Ext4,
@@ -164,10 +179,10 @@ impl Allocator {
             }
         }
         let mut group = self.loaded(fs, no)?;
-        let blocks = fs.geo().blocks_in(no);
+        let clusters = fs.geo().clusters_in(no);
         let busy = group.busy.as_ref().expect("loaded");
-        let found = bitmap::find_zero_run(busy, from..blocks, need)
-            .or_else(|| bitmap::find_zero_run(busy, 0..blocks, need));
+        let found = bitmap::find_zero_run(busy, from..clusters, need)
+            .or_else(|| bitmap::find_zero_run(busy, 0..clusters, need));
         let Some(found) = found else {
             group.longest = need - 1;
             return Ok(None);
@@ -176,7 +191,7 @@ impl Allocator {
         Ok(self.take(fs, no, &mut group, found.start, found_len))
     }
 
-    /// Allocates a run of `want` blocks from `from` on (or else before it) that begins at a multiple of `stripe`.
+    /// Allocates a run of `want` clusters from `from` on (or else before it) that begins at a multiple of `stripe`.
     fn allocate_aligned(
         &self,
         fs: &Ext4,
@@ -192,10 +207,12 @@ impl Allocator {
             }
         }
         let mut group = self.loaded(fs, no)?;
-        let (base, blocks) = (fs.geo().first_block_of(no).0, fs.geo().blocks_in(no));
+        let geo = fs.geo();
+        let base = geo.first_block_of(no).0 >> geo.cluster_bits;
+        let clusters = geo.clusters_in(no);
         let busy = group.busy.as_ref().expect("loaded");
         for mut at in [from, 0] {
-            while let Some(free) = bitmap::find_zero_run(busy, at..blocks, want.len) {
+            while let Some(free) = bitmap::find_zero_run(busy, at..clusters, want.len) {
                 let start = base + u64::from(free.start);
                 let skip = start.next_multiple_of(stripe.into()) - start;
                 if skip + u64::from(want.len) <= u64::from(free.end - free.start) {
@@ -234,8 +251,11 @@ impl Allocator {
         bitmap::set_range(busy, at..at + len);
         group.free -= len;
         Some(Run {
-            start: fs.geo().first_block_of(no).plus(at.into()),
-            len,
+            start: fs
+                .geo()
+                .first_block_of(no)
+                .plus(u64::from(at) << fs.geo().cluster_bits),
+            len: len << fs.geo().cluster_bits,
         })
     }
 }

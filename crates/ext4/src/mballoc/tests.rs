@@ -135,7 +135,7 @@ fn long_allocations_are_aligned_where_they_fit() {
         found
     };
     assert_eq!(find(block(2, 60), 20), run(2, 100, 20));
-    alloc.set_stripe(16);
+    alloc.set_stripe(fs.geo(), 16);
     // The first hole has 17 blocks from a multiple of 16 on, the second 32.
     assert_eq!(find(block(2, 60), 32), run(2, 111, 32));
     assert_eq!(find(block(2, 10), 18), run(2, 111, 18));
@@ -148,13 +148,13 @@ fn long_allocations_are_aligned_where_they_fit() {
     // Nowhere aligned.
     assert_eq!(find(block(2, 60), 33), run(2, 100, 33));
     assert_eq!(find(block(3, 0), 30), run(2, 111, 30));
-    alloc.set_stripe(1);
+    alloc.set_stripe(fs.geo(), 1);
     assert_eq!(find(block(2, 60), 32), run(2, 100, 32));
 }
 
 /// Marks a run used in a handle of its own.
 fn mark(fs: &Ext4, run: Run) -> Result<()> {
-    let mark = |handle: &mut Handle<'_>| fs.alloc.mark_used(fs, handle, run);
+    let mark = |handle: &mut Handle<'_>| fs.alloc.mark_used(fs, handle, run).map(drop);
     fs.txns().run(8, IoTag::default(), mark)
 }
 
@@ -184,7 +184,7 @@ fn blocks_are_marked_used_and_freed_once() {
         let undone = fs.txns().run(8, IoTag::default(), |handle| {
             alloc.mark_used(fs, handle, other)?;
             assert_eq!(free_in(12), 995);
-            alloc.unmark_used(fs, handle, other)
+            alloc.unmark_used(fs, handle, other, None, Some(other))
         });
         undone.unwrap();
         alloc.release(fs, other);

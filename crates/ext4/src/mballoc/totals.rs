@@ -3,7 +3,8 @@
 //! **Rule.** A write(2) reserves space for the worst case before it returns; write-back replaces the reservation by the
 //! blocks that it allocates. So write-back of acknowledged data never fails for lack of space.
 
-/// Counts of the whole volume.
+/// Counts of the whole volume. Where a volume has clusters (`bigalloc`), each block here stands for one of them: a delayed
+/// block needs a cluster at worst, and so does a block of the map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Blocks that can be allocated now, reserved ones included.

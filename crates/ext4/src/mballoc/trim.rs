@@ -25,7 +25,8 @@ const SHORTAGE_WAIT_MAX: Duration = Duration::from_secs(1);
 const SHORTAGE_POLL: Duration = Duration::from_millis(10);
 
 impl Allocator {
-    /// Discards the free runs of at least `min` blocks in a block range; returns the number of blocks discarded.
+    /// Discards the free clusters in runs of at least `min` blocks that are within a block range; returns the number of
+    /// blocks discarded.
     pub fn trim(&self, fs: &Ext4, cx: &Cx, range: Range<u64>, min: u32) -> Result<u64> {
         let geo = fs.geo();
         let mut trimmed = 0;
@@ -36,6 +37,8 @@ impl Allocator {
             let blocks = geo.blocks_in(no);
             let from = range.start.saturating_sub(base).min(blocks.into()) as u32;
             let to = range.end.saturating_sub(base).min(blocks.into()) as u32;
+            let (from, to) = (geo.clusters_for(from), to >> geo.cluster_bits);
+            let min = geo.clusters_for(min);
             let mut at = from;
             while at < to {
                 let Some(run) = self.long_free_run(fs, no, at..to, min)? else {
@@ -60,8 +63,9 @@ impl Allocator {
         Ok(bitmap::find_zero_run(busy, range, min.max(1)))
     }
 
-    /// Discards the blocks of a run that are still free, piece by piece.
+    /// Discards the clusters of a run that are still free, piece by piece; returns the number of blocks.
     fn trim_run(&self, fs: &Ext4, no: GroupNo, run: Range<u32>) -> Result<u64> {
+        let bits = fs.geo().cluster_bits;
         let base = fs.geo().first_block_of(no);
         let mut trimmed = 0;
         let mut at = run.start;
@@ -73,12 +77,12 @@ impl Allocator {
                 break;
             };
             let allocated = Run {
-                start: base.plus(piece.start.into()),
-                len: piece.end - piece.start,
+                start: base.plus(u64::from(piece.start) << bits),
+                len: (piece.end - piece.start) << bits,
             };
             assert!(allocated.len > 0, "a discard has at least one block");
             self.discard_run(fs, allocated);
-            self.release(fs, allocated);
+            self.make_free(fs, allocated, true);
             self.trimmed.fetch_add(1, Ordering::AcqRel);
             trimmed += u64::from(allocated.len);
             at = piece.end;
@@ -86,14 +90,15 @@ impl Allocator {
         Ok(trimmed)
     }
 
-    /// Allocates the next free blocks for a discard: at most half of the unreserved ones.
+    /// Allocates the next free clusters for a discard: at most half of the unreserved ones.
     fn take_for_trim(
         &self,
         fs: &Ext4,
         no: GroupNo,
         range: Range<u32>,
     ) -> Result<Option<Range<u32>>> {
-        let most = (TRIM_CHUNK_BYTES >> fs.geo().block_size.bits()).max(1);
+        let cluster = fs.geo().block_size.bits() + fs.geo().cluster_bits;
+        let most = (TRIM_CHUNK_BYTES >> cluster).max(1);
         let mut group = self.loaded(fs, no)?;
         let busy = group.busy.as_mut().expect("loaded");
         let Some(found) = bitmap::find_zero_run(busy, range, 1) else {

@@ -47,8 +47,9 @@ impl Zones {
             .is_some_and(|(_, &e)| e > start.0)
     }
 
-    /// Sets the bits of a group's bitmap that are in zones. `first` is the group's first block.
-    pub(super) fn mark(&self, first: DevBlock, blocks: u32, bits: &mut [u8]) {
+    /// Sets the bits of a group's bitmap whose clusters have blocks in zones. `first` is the group's first block; a cluster
+    /// has `1 << cluster_bits` blocks.
+    pub(super) fn mark(&self, first: DevBlock, blocks: u32, cluster_bits: u32, bits: &mut [u8]) {
         let end = first.0 + u64::from(blocks);
         for (&s, &e) in self.0.range(..end).rev() {
             if e <= first.0 {
@@ -56,7 +57,8 @@ impl Zones {
             }
             let low = s.max(first.0) - first.0;
             let high = e.min(end) - first.0;
-            bitmap::set_range(bits, low as u32..high as u32);
+            let high = (high as u32).div_ceil(1 << cluster_bits);
+            bitmap::set_range(bits, low as u32 >> cluster_bits..high);
         }
     }
 }
@@ -78,8 +80,11 @@ mod tests {
         assert!(zones.overlaps(DevBlock(24), 1));
         assert!(!zones.overlaps(DevBlock(25), 1));
         let mut bits = [0u8; 8];
-        zones.mark(DevBlock(8), 4, &mut bits);
+        zones.mark(DevBlock(8), 4, 0, &mut bits);
         assert_eq!(bits[0], 0b1100);
+        let mut bits = [0u8; 8];
+        zones.mark(DevBlock(8), 56, 2, &mut bits);
+        assert_eq!(bits[0], 0b1_1111, "a cluster with one block in a zone");
         assert!(!zones.add(DevBlock(24), 2));
         assert!(!zones.add(DevBlock(0), 100));
         assert_eq!(zones.total(), 100);

@@ -98,7 +98,13 @@ impl Ext4 {
     ) -> Result<T> {
         if let Some(start) = new {
             let run = Run { start, len: 1 };
-            self.alloc.unmark_used(self, handle, run)?;
+            let (start, len) = self.geo().whole_clusters(start, 1);
+            let whole = Run {
+                start,
+                len: len as u32,
+            };
+            self.alloc
+                .unmark_used(self, handle, run, None, Some(whole))?;
             self.alloc.release(self, run);
         }
         Err(error)
@@ -130,7 +136,7 @@ impl Ext4 {
         self.release_block(handle, owner, core)?;
         if planned.new.is_some() {
             core.file_acl = planned.new;
-            core.blocks += self.geo().block_size.bytes_u64() / 512;
+            core.blocks += self.geo().cluster_units();
         }
         Ok(())
     }
@@ -198,8 +204,6 @@ impl Ext4 {
 
     fn forget_block(&self, core: &mut disk::Inode) {
         core.file_acl = None;
-        core.blocks = core
-            .blocks
-            .saturating_sub(self.geo().block_size.bytes_u64() / 512);
+        core.blocks = core.blocks.saturating_sub(self.geo().cluster_units());
     }
 }

@@ -19,6 +19,7 @@ use steadfs_base::{Corruption, FileBlock, IoTag, Timestamp};
 use steadfs_rt::random_u64;
 use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
+use crate::clusters::HoleRequest;
 use crate::credits;
 use crate::disk::features::Incompat;
 use crate::disk::inode::EA_INODE;
@@ -471,7 +472,16 @@ impl Ext4 {
         while done < blocks {
             let at = FileBlock(done.into());
             let goal = self.goal_after(ino, core, at);
-            let run = self.alloc.allocate_spare(self, goal, blocks - done, 0)?;
+            let hole = HoleRequest {
+                ino,
+                at,
+                len: (blocks - done).into(),
+                goal,
+            };
+            let plan = self.plan_hole(core, hole)?;
+            let run = self.fill_hole(plan, |_, goal, want| {
+                self.alloc.allocate_spare(self, goal, want, 0)
+            })?;
             let mapped = self.map_allocation(handle, ino, core, at, run, false);
             if let Err(error) = mapped {
                 self.release_unmapped(run, &error);

@@ -102,7 +102,7 @@ fn default_volumes_are_writable_and_others_named() {
     assert_eq!(
         features::mount_mode(sb.features()),
         MountMode::ReadOnly {
-            because: vec!["quota".into(), "bigalloc".into()]
+            because: vec!["quota".into()]
         }
     );
 }
