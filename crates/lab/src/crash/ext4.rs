@@ -35,7 +35,7 @@ struct Recipe {
 
 /// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
 /// that images differ in few blocks.
-const RECIPES: [Recipe; 12] = [
+const RECIPES: [Recipe; 14] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -142,7 +142,36 @@ const RECIPES: [Recipe; 12] = [
         mount: "",
         queue: |_| {},
     },
+    Recipe {
+        name: "ext4-bigalloc-1k",
+        size: "10M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &[
+            "-t",
+            "ext4",
+            "-N",
+            "256",
+            "-O",
+            "bigalloc,orphan_file",
+            "-C",
+            "4096",
+        ],
+        mount: "discard",
+        queue: |_| {},
+    },
     // The smallest volumes that have a journal: to be filled up.
+    Recipe {
+        name: "small-bigalloc-1k",
+        size: "5M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "64", "-O", "bigalloc", "-C", "16384"],
+        mount: "async_checkpoint",
+        queue: |_| {},
+    },
     Recipe {
         name: "small-ext4-1k",
         size: "2200K",
