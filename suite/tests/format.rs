@@ -246,10 +246,7 @@ fn features_are_made_or_refused_with_an_alternative() {
             &["-O", "bigalloc", "-b", "4096", "-C", "2048"],
             "block size",
         ),
-        (
-            &["-O", "inline_data"],
-            "a volume that mke2fs makes with it can be mounted",
-        ),
+        (&["-O", "meta_bg"], "-O ^resize_inode"),
         (&["-O", "metadata_sum"], "did you mean metadata_csum?"),
         (&["-O", "shared_blocks"], "shared_blocks"),
         (&["-C", "65536"], "bigalloc"),

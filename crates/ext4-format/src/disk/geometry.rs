@@ -372,23 +372,36 @@ impl Geometry {
         if group.0 == 0 && self.superblock_place().0 > self.first_data_block {
             overhead.super_blocks += 1;
         }
-        let per_block = self.descs_per_block();
-        let meta_bg = self.has_incompat(Incompat::META_BG);
-        if !meta_bg || group.0 / per_block < self.first_meta_bg {
-            if self.has_super(group) {
-                overhead.desc_blocks = if meta_bg {
-                    self.first_meta_bg
-                } else {
-                    self.desc_blocks()
-                };
-                overhead.reserved_blocks = self.reserved_gdt_blocks.into();
-            }
-            return overhead;
+        if self.has_super(group) && !self.is_meta_bg(group) {
+            overhead.reserved_blocks = self.reserved_gdt_blocks.into();
         }
-        // A metagroup's one descriptor block has copies in its first, second and last group.
-        let within = group.0 % per_block;
-        overhead.desc_blocks = u32::from(within == 0 || within == 1 || within == per_block - 1);
+        let descs = self.descs_in(group);
+        overhead.desc_blocks = descs.end - descs.start;
         overhead
+    }
+
+    /// Whether the descriptors of `group` are placed as `meta_bg` says.
+    fn is_meta_bg(&self, group: GroupNo) -> bool {
+        let n = group.0 / self.descs_per_block();
+        self.has_incompat(Incompat::META_BG) && n >= self.first_meta_bg
+    }
+
+    /// The blocks of the descriptor table that `group` starts with, after its superblock if it has one.
+    pub fn descs_in(&self, group: GroupNo) -> Range<u32> {
+        let per_block = self.descs_per_block();
+        if self.is_meta_bg(group) {
+            // A metagroup's one descriptor block has copies in its first, second and last group.
+            let (n, within) = (group.0 / per_block, group.0 % per_block);
+            let has_it = within == 0 || within == 1 || within == per_block - 1;
+            return n..n + u32::from(has_it);
+        }
+        if !self.has_super(group) {
+            return 0..0;
+        }
+        match self.has_incompat(Incompat::META_BG) {
+            true => 0..self.first_meta_bg,
+            false => 0..self.desc_blocks(),
+        }
     }
 
     /// Largest size in bytes of a file mapped by extents or (`extents` false) by indirect blocks,

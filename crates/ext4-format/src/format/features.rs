@@ -25,12 +25,14 @@ const MADE: Features = Features {
     ),
     incompat: Incompat(
         Incompat::FILETYPE.0
+            | Incompat::META_BG.0
             | Incompat::EXTENTS.0
             | Incompat::BIT64.0
             | Incompat::MMP.0
             | Incompat::FLEX_BG.0
             | Incompat::EA_INODE.0
             | Incompat::CSUM_SEED.0
+            | Incompat::INLINE_DATA.0
             | Incompat::ENCRYPT.0
             | Incompat::CASEFOLD.0
             | Incompat::LARGE_DIR.0,
@@ -52,7 +54,7 @@ const MADE: Features = Features {
 /// Further features of mke2fs.
 const OTHERS: Features = Features {
     compat: Compat(0),
-    incompat: Incompat(Incompat::JOURNAL_DEV.0 | Incompat::META_BG.0 | Incompat::INLINE_DATA.0),
+    incompat: Incompat::JOURNAL_DEV,
     ro_compat: RoCompat::QUOTA,
 };
 
@@ -112,6 +114,10 @@ pub(super) fn check(features: Features) -> Result<(), FormatError> {
         ro_compat.contains(RoCompat::SPARSE_SUPER),
         "sparse_super",
     )?;
+    if compat.contains(Compat::RESIZE_INODE) && incompat.contains(Incompat::META_BG) {
+        let why = "meta_bg needs no blocks reserved for growth: -O ^resize_inode is needed, too";
+        return Err(FormatError::option("features", why));
+    }
     needs(
         compat.contains(Compat::ORPHAN_FILE),
         "orphan_file",
@@ -138,9 +144,8 @@ fn edit(mut features: Features, list: &str) -> Result<Features, FormatError> {
         if on {
             if !within(bits, MADE) {
                 let way = match mount_mode(bits) {
-                    MountMode::ReadWrite => " (a volume that mke2fs makes with it can be mounted)",
                     MountMode::ReadOnly { .. } => " (such volumes can only be mounted with -o ro)",
-                    MountMode::Refused { .. } => "",
+                    MountMode::ReadWrite | MountMode::Refused { .. } => "",
                 };
                 return Err(FormatError::Unsupported(format!("feature {name}{way}")));
             }
@@ -209,12 +214,6 @@ mod tests {
                 "feature quota (such volumes can only be mounted with -o ro)".into()
             )
         );
-        assert_eq!(
-            names("inline_data").unwrap_err(),
-            FormatError::Unsupported(
-                "feature inline_data (a volume that mke2fs makes with it can be mounted)".into()
-            )
-        );
         assert_eq!(names("^bigalloc,^meta_bg").unwrap(), "");
         let unknown = names("no_such").unwrap_err().to_string();
         assert!(unknown.contains("no_such"), "{unknown}");
@@ -229,6 +228,7 @@ mod tests {
             ("metadata_csum_seed", "metadata_csum"),
             ("resize_inode", "sparse_super"),
             ("orphan_file", "has_journal"),
+            ("sparse_super,resize_inode,meta_bg", "^resize_inode"),
         ] {
             let features = edit(Features::default(), list).unwrap();
             let error = check(features).unwrap_err().to_string();

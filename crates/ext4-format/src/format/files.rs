@@ -13,7 +13,7 @@ use super::plan::JournalPlan;
 use super::{FormatError, FormatOptions};
 use crate::disk::mmp::CHECK_INTERVAL_MIN;
 use crate::disk::num::{idx, low32, put32};
-use crate::disk::{GroupNo, Ino, Inode, Mmp, dir_entry, indirect, orphan_file};
+use crate::disk::{GroupNo, Incompat, Ino, Inode, Mmp, dir_entry, indirect, orphan_file};
 
 const REGULAR_600: u16 = 0o100_600;
 const DIRECTORY: u16 = 0o040_000;
@@ -89,6 +89,9 @@ impl Build {
         assert_eq!(ino, self.lost_found(), "the root names it");
         let size = self.geo.block_size.bytes_u64();
         let count = (LOST_FOUND_SIZE / size).clamp(2, u64::from(indirect::DIRECT));
+        // With inline data mke2fs makes it in its inode, and its first step of growing only moves it into a block.
+        let inline = self.geo.has_incompat(Incompat::INLINE_DATA);
+        let count = count - u64::from(inline);
         let mut blocks = vec![self.alloc(self.inode_goal(ino))?];
         for _ in 1..count {
             let before = blocks[blocks.len() - 1];

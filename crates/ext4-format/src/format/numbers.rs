@@ -2,7 +2,7 @@
 //! every number that depends on it.
 
 use super::{FormatError, FormatOptions, features};
-use crate::disk::features::{Compat, RoCompat};
+use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::num::low32;
 use crate::disk::{Features, GroupNo, has_super};
 
@@ -89,17 +89,24 @@ enum Attempt {
     SmallerGroups,
     /// The last group cannot hold its own metadata: drop it.
     WithoutLastGroup,
+    /// The table of descriptors takes too much of each group that has it: spread it over the groups.
+    Spread,
 }
 
 impl Request {
-    /// Finds the numbers.
-    pub(super) fn fit(&self) -> Result<Numbers, FormatError> {
+    /// Finds the numbers, and the features with them: many groups can need `meta_bg`.
+    pub(super) fn fit(mut self) -> Result<(Numbers, Features), FormatError> {
         let mut per_group = self.largest_group()?;
         let whole = self.blocks >> self.cluster_bits() << self.cluster_bits();
         let (mut blocks, mut reserved) = (whole, self.reserved);
         loop {
             match self.attempt(blocks, reserved, per_group)? {
-                Attempt::Fits(numbers) => return Ok(numbers),
+                Attempt::Fits(numbers) => return Ok((numbers, self.features)),
+                Attempt::Spread => {
+                    let features = &mut self.features;
+                    features.incompat = features.incompat.union(Incompat::META_BG);
+                    features.compat = features.compat.without(Compat::RESIZE_INODE);
+                }
                 Attempt::SmallerGroups if per_group >= 256 && self.cluster_bits.is_none() => {
                     per_group -= 8;
                     blocks = self.blocks;
@@ -179,16 +186,14 @@ impl Request {
         );
         let desc_blocks = groups.div_ceil(self.block_size / self.desc_size);
         let reserved_gdt = self.reserved_gdt(blocks, per_group, desc_blocks)?;
-        if u64::from(reserved_gdt) + u64::from(desc_blocks) > u64::from(per_group) * 3 / 4 {
-            let what = format!(
-                "the feature meta_bg, which so many groups need (blocks larger than {} bytes make \
-                 fewer),",
-                self.block_size
-            );
-            return Err(FormatError::Unsupported(what));
+        let mut table = reserved_gdt + desc_blocks;
+        if self.features.incompat.contains(Incompat::META_BG) {
+            table = 1;
+        } else if u64::from(table) > u64::from(per_group) * 3 / 4 {
+            return Ok(Attempt::Spread);
         }
         // Superblock, bitmaps, inode table, descriptors.
-        if 3 + itable_blocks + reserved_gdt + desc_blocks > per_group {
+        if 3 + itable_blocks + table > per_group {
             return Err(self.too_many_inodes());
         }
         let mut own = 2 + itable_blocks;

@@ -79,7 +79,7 @@ impl Plan {
         }
         let request = request(size, blocks, block_size, &mut features, opts)?;
         features::check(features)?;
-        let numbers = request.fit()?;
+        let (numbers, mut features) = request.fit()?;
         let mut notes = Vec::new();
         let journal = journal(&numbers, &mut features, block_size, opts, &mut notes)?;
         let orphan_blocks = orphan_blocks(&request, numbers.blocks, features, opts)?;
@@ -214,6 +214,10 @@ fn request(
     }
     if features.ro_compat.contains(RoCompat::PROJECT) && inode_size == 128 {
         let why = "project needs inodes larger than 128 bytes, which have no place for the project";
+        return Err(FormatError::option("features", why));
+    }
+    if features.incompat.contains(Incompat::INLINE_DATA) && inode_size == 128 {
+        let why = "inline_data needs inodes larger than 128 bytes, which have no place for data";
         return Err(FormatError::option("features", why));
     }
     let wide = features.incompat.contains(Incompat::BIT64);

@@ -140,26 +140,27 @@ impl<'a> Writer<'a> {
             self.put(at, block)?;
         }
         let table = descriptors(build);
-        let copies: Vec<GroupNo> = build
-            .geo
-            .groups()
-            .filter(|&group| build.geo.has_super(group))
-            .collect();
-        let each = (table.len() as u64 + 1) << self.block_size.bits();
-        let all = self.written + each * copies.len() as u64;
+        let geo = build.geo.clone();
+        let copies = geo.groups().map(|group| {
+            let descs = geo.descs_in(group);
+            u64::from(geo.has_super(group)) + u64::from(descs.end - descs.start)
+        });
+        let all = self.written + (copies.sum::<u64>() << self.block_size.bits());
         if count_kbytes {
             build.superblock.add_kbytes_written((all >> 10).max(1));
         }
-        for &group in &copies {
-            let first = if group.0 == 0 {
-                build.geo.superblock_place().0
-            } else {
-                let first = build.geo.first_block_of(group);
-                self.put(first, superblock_copy(build, group))?;
-                first
-            };
-            for (block, n) in table.iter().zip(1..) {
-                self.put(first.plus(n), block.clone())?;
+        for group in geo.groups() {
+            let mut at = geo.first_block_of(group);
+            if group.0 == 0 {
+                at = geo.superblock_place().0.plus(1);
+            } else if geo.has_super(group) {
+                self.put(at, superblock_copy(build, group))?;
+                at = at.plus(1);
+            }
+            let descs = geo.descs_in(group);
+            for block in &table[idx(descs.start)..idx(descs.end)] {
+                self.put(at, block.clone())?;
+                at = at.plus(1);
             }
         }
         self.wait()?;
