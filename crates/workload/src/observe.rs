@@ -294,6 +294,7 @@ mod tests {
             shift_ranges: true,
             wide_times: true,
             long_values: false,
+            cluster_blocks: 1,
             recovery: Recovery::Prefix,
         };
         let fs = ModelFs::new(State::new(), format);

@@ -232,6 +232,7 @@ mod tests {
             shift_ranges: false,
             wide_times: true,
             long_values: false,
+            cluster_blocks: 1,
             recovery: Recovery::Prefix,
         };
         let shape = Shape {

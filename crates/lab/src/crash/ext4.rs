@@ -273,6 +273,12 @@ impl Recipe {
         !self.options.iter().any(without)
     }
 
+    fn cluster_blocks(&self) -> u32 {
+        let mut options = self.options.iter().skip_while(|option| **option != "-C");
+        let bytes = options.nth(1).and_then(|bytes| bytes.parse::<u32>().ok());
+        bytes.map_or(1, |bytes| bytes / self.block_size)
+    }
+
     fn make(&self, scratch: &Path) -> io::Result<Subject> {
         let path = scratch.join(format!("{}.img", self.name));
         let block = self.block_size.to_string();
@@ -318,6 +324,7 @@ impl Recipe {
                     .options
                     .iter()
                     .any(|option| option.contains("ea_inode")),
+                cluster_blocks: self.cluster_blocks(),
                 recovery: Recovery::Prefix,
             },
             open: Arc::new(move |device| open(device, &mount, queue)),

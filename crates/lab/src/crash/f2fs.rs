@@ -170,6 +170,7 @@ impl Recipe {
                 shift_ranges: false,
                 wide_times: true,
                 long_values: false,
+                cluster_blocks: 1,
                 recovery: Recovery::RollForward { strict },
             },
             open: Arc::new(move |device| open(device, &options, controls, queue)),

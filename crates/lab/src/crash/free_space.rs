@@ -181,6 +181,7 @@ pub(super) fn check_shortages(
         let Some(enough) = enough_for(&step.op, done, format) else {
             continue;
         };
+        let enough = enough * u64::from(format.cluster_blocks);
         if left.blocks >= enough && left.inodes > 0 {
             return Err(Problem::TooEarly {
                 op: step.op.clone(),

@@ -43,6 +43,7 @@ mod tests {
             shift_ranges: true,
             wide_times: true,
             long_values: false,
+            cluster_blocks: 1,
             recovery: Recovery::Prefix,
         },
         Format {
@@ -51,6 +52,7 @@ mod tests {
             shift_ranges: false,
             wide_times: true,
             long_values: false,
+            cluster_blocks: 1,
             recovery: Recovery::Prefix,
         },
     ];

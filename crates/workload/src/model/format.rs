@@ -15,6 +15,8 @@ pub struct Format {
     pub wide_times: bool,
     /// Values of attributes may be longer than a block, and equal ones may share their space (`ea_inode`).
     pub long_values: bool,
+    /// Blocks that are allocated together (`bigalloc`).
+    pub cluster_blocks: u32,
     /// The states that a crash may leave.
     pub recovery: Recovery,
 }

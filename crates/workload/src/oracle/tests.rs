@@ -18,6 +18,7 @@ const FORMAT: Format = Format {
     shift_ranges: true,
     wide_times: true,
     long_values: false,
+    cluster_blocks: 1,
     recovery: Recovery::Prefix,
 };
 const BLOCK: u64 = PAGE as u64;

@@ -38,6 +38,7 @@ const FORMAT: Format = Format {
     shift_ranges: true,
     wide_times: true,
     long_values: false,
+    cluster_blocks: 1,
     recovery: Recovery::Prefix,
 };
 const PLACE: u64 = 8 << 20;

@@ -19,6 +19,7 @@ const fn format(strict: bool) -> Format {
         shift_ranges: true,
         wide_times: true,
         long_values: false,
+        cluster_blocks: 1,
         recovery: Recovery::RollForward { strict },
     }
 }
