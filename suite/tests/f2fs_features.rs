@@ -5,13 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::path::Path;
 
 use rustix::io::Errno;
 use steadfs_suite::f2fs::{check_clean, mkfs};
 use steadfs_suite::generate::{Numbers, plain};
 use steadfs_suite::uml::{TOP, boot_with_all_of_f2fs};
-use steadfs_suite::{Scratch, SteadMount, Tree, run, steadfs, succeed};
+use steadfs_suite::{Scratch, SteadMount, Tree, run, succeed};
 
 const SIZE: u64 = 256 << 20;
 
@@ -77,31 +76,6 @@ fn files_that_linux_compressed_read_back() {
         assert_eq!(found.len(), expected.len(), "{options}");
         mount.unmount();
     }
-}
-
-#[test]
-#[ignore = "needs scripts/judge-kernel"]
-fn names_of_a_casefolded_directory_are_listed_and_read() {
-    let scratch = Scratch::new();
-    let image = mkfs(&scratch, "fold.img", SIZE, "-O casefold -C utf8");
-    let script = format!(
-        "mount -t f2fs /dev/ubda {TOP}\nmkdir {TOP}/dir\nchattr +F {TOP}/dir\n\
-         for n in $(seq 1 400); do echo $n > {TOP}/dir/Name-$n; done\n\
-         test -e {TOP}/dir/nAME-7\numount {TOP}"
-    );
-    boot_with_all_of_f2fs(&scratch, &[image.path()], &script);
-    let image = image.path().to_str().unwrap();
-    let listed = steadfs(["ls", &format!("{image}:/dir")]).expect(0).out;
-    assert_eq!(listed.lines().count(), 400, "{listed}");
-    for n in [1, 7, 400] {
-        let read = steadfs(["cat", &format!("{image}:/dir/Name-{n}")]).expect(0);
-        assert_eq!(read.out, format!("{n}\n"));
-    }
-    let mount = SteadMount::new(&scratch, Path::new(image), "");
-    assert!(mount.log().contains("casefold"), "{}", mount.log());
-    let written = fs::write(mount.join("new"), b"x").unwrap_err();
-    assert_eq!(written.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
-    mount.unmount();
 }
 
 #[test]

@@ -409,7 +409,7 @@ fn a_write_protected_image_is_mounted_read_only() {
     for (image, why) in [
         (path(sealed.path()), "made to be read only (read-only)"),
         (path(bigalloc.path()), "not supported for writing: quota"),
-        (path(&userdata), "quota_ino, casefold"),
+        (path(&userdata), "quota_ino"),
         (path(&firmware), "made to be read only (ro)"),
         (path(protected.path()), "takes no writes"),
     ] {

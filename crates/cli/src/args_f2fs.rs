@@ -39,6 +39,9 @@ pub struct FormatF2fs {
     /// Additional file name extensions of cold data, separated by commas.
     #[arg(short = 'e', long, value_name = "LIST", alias = "errors")]
     pub cold_extensions: Vec<String>,
+    /// Directories can compare names without case (chattr +F): utf8, or utf8:strict, which refuses names that are not UTF-8.
+    #[arg(short = 'C', long, value_name = "ENCODING")]
+    pub casefold: Option<String>,
     /// Additional file name extensions of hot data, separated by commas.
     #[arg(short = 'E', long, value_name = "LIST", alias = "extended")]
     pub hot_extensions: Vec<String>,
@@ -112,8 +115,6 @@ pub struct FormatF2fs {
 pub struct RefusedF2fs {
     #[arg(short = 'c', hide = true)]
     pub devices: Vec<String>,
-    #[arg(short = 'C', hide = true)]
-    pub casefold: Option<String>,
     #[arg(short = 'g', hide = true)]
     pub defaults: Option<String>,
     #[arg(short = 'm', hide = true)]

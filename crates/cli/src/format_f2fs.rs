@@ -123,12 +123,6 @@ fn refuse(args: &FormatF2fs) -> Result<(), Failure> {
             "Android's sparse images are not written",
         ),
         (
-            "-C",
-            refused.casefold.is_some(),
-            text(&refused.casefold),
-            "the feature casefold is not supported",
-        ),
-        (
             "-H",
             refused.hint.is_some(),
             text(&refused.hint),
@@ -219,6 +213,9 @@ fn set(args: &FormatF2fs, options: &mut F2fsFormatOptions) -> Result<(), F2fsFor
     }
     for list in &args.features {
         options.set_features(list)?;
+    }
+    if let Some(text) = &args.casefold {
+        options.set_encoding(text)?;
     }
     for list in &args.cold_extensions {
         options.add_cold(list);

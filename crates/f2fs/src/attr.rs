@@ -1,7 +1,9 @@
 //! Inode attributes: mode, owner, times, flags.
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::{Attr, Cx, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_needs_update};
+use steadfs_vfs::{
+    Attr, Cx, FileKind, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_needs_update,
+};
 
 use crate::disk::xattr::{XattrChange as AttrChange, index};
 use crate::disk::{self, Features};
@@ -14,8 +16,7 @@ use crate::xattr::need_of;
 
 /// `FS_NOCOMP_FL`: do not compress.
 const NOT_COMPRESSED: InodeFlags = InodeFlags(0x400);
-/// Flags that users may change (`F2FS_SETTABLE_FS_FL` without compression and casefolding, which are not
-/// supported).
+/// Flags that users may change (`F2FS_SETTABLE_FS_FL` without compression, which is not supported).
 pub(crate) const SETTABLE_FLAGS: u32 = InodeFlags::SYNC.0
     | InodeFlags::IMMUTABLE.0
     | InodeFlags::APPEND.0
@@ -23,7 +24,8 @@ pub(crate) const SETTABLE_FLAGS: u32 = InodeFlags::SYNC.0
     | InodeFlags::NOATIME.0
     | NOT_COMPRESSED.0
     | InodeFlags::DIRSYNC.0
-    | InodeFlags::PROJINHERIT.0;
+    | InodeFlags::PROJINHERIT.0
+    | InodeFlags::CASEFOLD.0;
 /// Flags that only report how a file is stored; ignored when flags are set.
 const REPORTED_FLAGS: u32 = InodeFlags::INLINE_DATA.0 | InodeFlags::NOCOW.0;
 /// Flags that cannot be changed once set, whether or not a caller passes them (`chattr =`); all directories have
@@ -139,6 +141,10 @@ impl F2fs {
         self.prepare(cx)?;
         let inode = self.by_number(ino, cx.tag)?;
         let _exclusive = inode.lock.write();
+        let folds = flags.contains(InodeFlags::CASEFOLD);
+        if folds != inode.flags().contains(InodeFlags::CASEFOLD) {
+            self.change_folding(&inode, cx.tag)?;
+        }
         let change = self.change()?;
         let mut core = inode.core.write();
         let shown = core.visible_flags().0;
@@ -161,6 +167,20 @@ impl F2fs {
         self.mark_dirty(&change, &inode, cx.tag)?;
         core.flags = InodeFlags(core.flags.0 & !SETTABLE_FLAGS | flags.0 & SETTABLE_FLAGS);
         core.ctime = self.now();
+        Ok(())
+    }
+
+    /// Refuses to make a directory case-insensitive, or case-sensitive again, unless it is empty.
+    fn change_folding(&self, dir: &Inode, tag: IoTag) -> Result<()> {
+        if self.layout.encoding.is_none() || dir.kind() != FileKind::Directory {
+            let why = "case-insensitive names on this volume or of this type of file";
+            return Err(FsError::NotSupported(why));
+        }
+        if !self.is_empty_dir(dir, tag)? {
+            return Err(FsError::NotEmpty);
+        }
+        // Its slots are those of another hash.
+        *dir.absent.lock() = None;
         Ok(())
     }
 

@@ -5,21 +5,23 @@
 
 mod buckets;
 mod change;
+mod lookup_name;
 pub(crate) mod slots;
 
 use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::Buf;
-use steadfs_vfs::nokey::{show, shown_hash};
-use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
+use steadfs_vfs::nokey::show;
+use steadfs_vfs::{DirEntry, FileKind, Result};
 
 use crate::data::{BLOCK, MapTarget};
 use crate::disk::dentry::{self, BLOCK_SLOTS, DentryLayout, Entry};
-use crate::disk::{BlockAddr, DiskError, Nid, Structure, hash};
+use crate::disk::{BlockAddr, DiskError, Nid, Structure};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use buckets::Buckets;
+use lookup_name::LookupName;
 
 pub(crate) use change::{DentrySearch, NewName};
 pub(crate) use slots::FreeDentry;
@@ -58,43 +60,10 @@ impl FoundDentry {
     }
 }
 
-/// A name to look up, and its hash.
-struct LookupName<'a> {
-    hash: u32,
-    name: &'a [u8],
-    /// The name is the no-key form of an encrypted name.
-    shown: bool,
-}
-
-impl<'a> LookupName<'a> {
-    /// `None` if the directory cannot hold such a name.
-    fn new(dir: &Inode, name: &'a [u8]) -> Option<Self> {
-        let dot = name == b"." || name == b"..";
-        let shown = dir.is_encrypted() && !dot;
-        let hash = if shown {
-            // In an encrypted directory only no-key names exist.
-            shown_hash(name)?
-        } else {
-            hash::of_name(name)
-        };
-        Some(Self { hash, name, shown })
-    }
-
-    fn find<'b>(&self, layout: &DentryLayout, bytes: &'b [u8]) -> Option<Entry<'b>> {
-        if !self.shown {
-            return dentry::find(layout, bytes, self.hash, self.name);
-        }
-        dentry::entries(layout, bytes, 0)
-            .flatten()
-            .filter(|entry| entry.hash == self.hash && !entry.is_dot())
-            .find(|entry| show([entry.hash, 0], entry.name).as_deref() == Some(self.name))
-    }
-}
-
 impl F2fs {
-    /// The inode that a name refers to. In casefolded directories names are compared byte by byte.
+    /// The inode that a name refers to.
     pub(crate) fn find_name(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
-        if let Some(found) = self.recovered().name(dir.nid(), name) {
+        if let Some(found) = self.recovered_name(dir, name) {
             return Ok(Some(found));
         }
         Ok(self.find_entry(dir, name, tag)?.map(|entry| entry.ino))
@@ -107,24 +76,30 @@ impl F2fs {
         name: &[u8],
         tag: IoTag,
     ) -> Result<Option<FoundDentry>> {
-        let Some(wanted) = LookupName::new(dir, name) else {
+        let Some(wanted) = LookupName::new(self, dir, name) else {
             return Ok(None);
         };
-        let casefold = dir.flags().contains(InodeFlags::CASEFOLD) && !wanted.shown;
+        let found = self.find_wanted(dir, &wanted, tag)?;
+        if found.is_none() {
+            wanted.check_encoded()?;
+        }
+        Ok(found)
+    }
+
+    fn find_wanted(
+        &self,
+        dir: &Inode,
+        wanted: &LookupName<'_>,
+        tag: IoTag,
+    ) -> Result<Option<FoundDentry>> {
         if dir.has_inline_dentries() {
             let block = self.inode_block(dir, tag)?;
             let (range, layout) = self.inline_area(dir);
             let bytes = &block[range];
-            let found = match casefold {
-                true => find_exact(&layout, bytes, name),
-                false => wanted.find(&layout, bytes),
-            };
+            let found = wanted.find(&layout, bytes);
             return Ok(found.map(|entry| FoundDentry::new(None, &entry)));
         }
-        if casefold {
-            return self.search_linearly(dir, name, tag);
-        }
-        self.search_buckets(dir, &wanted, tag)
+        self.search_buckets(dir, wanted, tag)
     }
 
     /// Searches the hash buckets, level by level.
@@ -143,17 +118,6 @@ impl F2fs {
             }
         }
         Ok(None)
-    }
-
-    /// Searches all entries: for casefolded directories, whose hashes are not of the name's bytes.
-    fn search_linearly(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<FoundDentry>> {
-        let mut found = None;
-        self.each_block(dir, 0, tag, &mut |block, bytes| {
-            let entry = find_exact(&DentryLayout::BLOCK, bytes, name);
-            found = entry.map(|entry| FoundDentry::new(Some(block), &entry));
-            Ok(found.is_none())
-        })?;
-        Ok(found)
     }
 
     /// Blocks of a directory's file.
@@ -313,7 +277,7 @@ impl F2fs {
                 next: base + after as u64 + DOT_COOKIES,
             };
             // A name that roll-forward recovery has assigned to another inode is reported below.
-            let replaced = self.recovered().name(dir.nid(), shown.name).is_some();
+            let replaced = self.recovered_name(dir, shown.name).is_some();
             if !replaced && !emit(shown) {
                 return Ok(false);
             }
@@ -341,12 +305,6 @@ impl F2fs {
         }
         Ok(())
     }
-}
-
-fn find_exact<'b>(layout: &DentryLayout, bytes: &'b [u8], name: &[u8]) -> Option<Entry<'b>> {
-    dentry::entries(layout, bytes, 0)
-        .flatten()
-        .find(|entry| entry.name == name)
 }
 
 /// The name to report, if it differs from the stored one.

@@ -251,6 +251,13 @@ fn check_mountable(
         let names = features.join(", ");
         return refuse(format!("unsupported features: {names}"));
     }
+    if let Some((number, _)) = superblock.encoding()
+        && superblock.layout().encoding.is_none()
+    {
+        return refuse(format!(
+            "the names of casefolded directories have an unknown encoding (s_encoding {number})"
+        ));
+    }
     if !superblock.devices().is_empty() {
         return refuse("volumes on several devices are not supported".to_owned());
     }

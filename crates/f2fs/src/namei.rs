@@ -22,12 +22,12 @@ use std::time::Duration;
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_rt::now;
-use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
+use steadfs_vfs::{Cx, FileKind, FsError, Result, names};
 
 use crate::checkpoint::Reason;
 use crate::dentry::{DentrySearch, FreeDentry};
 use crate::disk::superblock::StopReason;
-use crate::disk::{self, Nid, hash};
+use crate::disk::{self, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
@@ -74,6 +74,7 @@ impl F2fs {
 
     /// Finds free slots for `name`. A full inline directory is converted to blocks first.
     fn find_free_dentry(&self, cx: &Cx, dir: &Inode, name: &[u8]) -> Result<FreeDentry> {
+        self.check_new_name_in(dir, name)?;
         loop {
             match self.search(dir, name, cx.tag)? {
                 DentrySearch::Found(_) => return Err(FsError::Exists),
@@ -101,7 +102,7 @@ impl F2fs {
     /// roll-forward would replace the name of that inode.
     fn check_recovered_name(&self, dir: &Inode, name: &[u8], ino: Nid) {
         self.since_cp
-            .create_name(dir.nid(), hash::of_name(name), ino);
+            .create_name(dir.nid(), self.hash_in(dir, name), ino);
     }
 
     /// Returns the result of a step that follows the first change of an operation. On an error the volume is
@@ -117,15 +118,11 @@ impl F2fs {
     }
 }
 
-/// Fails for a directory that is removed or immutable, or whose names cannot be encoded here (encrypted,
-/// casefolded).
+/// Fails for a directory that is removed or immutable, or whose names are encrypted.
 fn check_may_add(core: &disk::Inode) -> Result<()> {
     names::check_may_add(core.links, core.flags)?;
     if core.advise.contains(disk::inode::Advise::ENCRYPTED) {
         return Err(FsError::NoKey);
-    }
-    if core.has(InodeFlags::CASEFOLD) {
-        return Err(FsError::NotSupported("new names in casefolded directories"));
     }
     Ok(())
 }

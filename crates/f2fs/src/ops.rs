@@ -173,6 +173,10 @@ impl FileSystem for F2fs {
         self.finish_dir_change(cx, &[from.0, to.0], self.move_names(cx, from, to, flags))
     }
 
+    fn folds_names(&self) -> bool {
+        self.layout.encoding.is_some()
+    }
+
     fn checks_opens(&self) -> bool {
         self.has_closed_files()
     }

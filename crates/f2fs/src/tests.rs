@@ -253,9 +253,9 @@ fn refusals_name_their_reason() {
 
 #[test]
 fn unsupported_features_allow_read_only_mounts() {
-    let image = Image::make(&["-O", "extra_attr,casefold", "-C", "utf8"], 64);
+    let image = Image::make(&["-O", "extra_attr,quota"], 64);
     let (fs, report) = F2fs::open(image.device(), read_only(), CacheSizes::of(64 << 20)).unwrap();
-    let why = "features not supported for writing: casefold";
+    let why = "features not supported for writing: quota_ino";
     assert_eq!(report.read_only_because, [why]);
     let cx = Cx::default();
     assert_eq!(

@@ -10,6 +10,7 @@
 mod folded;
 mod marks;
 
+use steadfs_vfs::names::is_dots;
 use steadfs_vfs::{FsError, Result};
 
 use folded::{MOVED, REPLACED};
@@ -36,6 +37,11 @@ impl Encoding {
             }),
             _ => None,
         }
+    }
+
+    /// Its numbers in the superblock.
+    pub const fn to_disk(self) -> (u16, u16) {
+        (UTF8_12_1, if self.is_strict { STRICT } else { 0 })
     }
 
     /// Refuses a name that this encoding has not.
@@ -66,6 +72,25 @@ impl<'a> FoldedName<'a> {
         Self { given, folded }
     }
 
+    /// The same if a folded form is neither empty nor longer than `max` bytes; otherwise the name has none.
+    pub fn within(given: &'a [u8], max: usize) -> Self {
+        let folded = fold(given).filter(|folded| (1..=max).contains(&folded.len()));
+        Self { given, folded }
+    }
+
+    /// Refuses a new name that is the same as `.` or `..`.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_dots(&self) -> Result<()> {
+        match is_dots(self.hashed()) {
+            true => Err(FsError::Invalid(
+                "in this directory the name is the same as . or ..",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// The folded form; `None` if the name is not valid.
     pub fn folded(&self) -> Option<&[u8]> {
         self.folded.as_deref()
@@ -81,7 +106,7 @@ impl<'a> FoldedName<'a> {
         if self.given == other {
             return true;
         }
-        let Some(folded) = self.folded().filter(|_| !matches!(other, b"." | b"..")) else {
+        let Some(folded) = self.folded().filter(|_| !is_dots(other)) else {
             return false;
         };
         match other.is_ascii() {

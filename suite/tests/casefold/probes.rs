@@ -11,7 +11,10 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use steadfs_suite::generate::Numbers;
 
 /// Spellings; those in one list are one name, by the tables of Unicode 12.1 or by none.
-fn pool() -> Vec<Vec<Vec<u8>>> {
+///
+/// f2fs compares names by their bytes if nothing is left of them, or more than 254 bytes; Linux's cache of names does not:
+/// what it answers depends on what it has cached. `only_certain` leaves them out.
+fn pool(only_certain: bool) -> Vec<Vec<Vec<u8>>> {
     let texts: [&[&str]; 12] = [
         &["readme", "README", "ReadMe", "read\u{AD}me"],
         &["Straße", "STRASSE", "strasse", "straẞe"],
@@ -39,6 +42,10 @@ fn pool() -> Vec<Vec<Vec<u8>>> {
     }
     for list in bytes {
         pool.push(list.iter().map(|name| name.to_vec()).collect());
+    }
+    if only_certain {
+        pool.retain(|group| group[0] != "\u{AD}".as_bytes());
+        return pool;
     }
     // As long as a name can be, and longer when it is folded.
     let long = [
@@ -182,11 +189,11 @@ impl Probes<'_> {
 
 /// Makes the calls of a seed below `top`, which has case-insensitive directories `0`, `1` and `many`. Returns a line for
 /// each call.
-pub fn probe(top: &Path, seed: u64, calls: u32) -> String {
+pub fn probe(top: &Path, (seed, calls): (u64, u32), only_certain: bool) -> String {
     let mut probes = Probes {
         top,
         numbers: Numbers::new(seed),
-        pool: pool(),
+        pool: pool(only_certain),
         log: String::new(),
     };
     for n in 0..calls {
@@ -200,12 +207,14 @@ pub fn probe(top: &Path, seed: u64, calls: u32) -> String {
 }
 
 /// Files of a directory by all spellings of the pool: what is found, and what content it has.
-pub fn find_all(top: &Path) -> String {
+pub fn find_all(top: &Path, only_certain: bool) -> String {
     let mut log = String::new();
-    for (dir, name) in ["0", "1"]
-        .iter()
-        .flat_map(|dir| pool().into_iter().flatten().map(move |name| (dir, name)))
-    {
+    for (dir, name) in ["0", "1"].iter().flat_map(|dir| {
+        pool(only_certain)
+            .into_iter()
+            .flatten()
+            .map(move |name| (dir, name))
+    }) {
         let found = Probes::content(&top.join(dir).join(OsStr::from_bytes(&name)));
         writeln!(log, "{dir}/{}: {}", name.escape_ascii(), shown(found))
             .expect("a string takes all");

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use steadfs_vfs::{FsError, Result, names};
+use steadfs_vfs::{FsError, Result};
 
 use super::Dir;
 use crate::disk::casefold::{FoldedName, fold};
@@ -87,12 +87,7 @@ impl Dir<'_> {
     pub(crate) fn check_new_name(&self, name: &[u8]) -> Result<()> {
         let wanted = self.wanted(name);
         self.check_encoded(&wanted)?;
-        match names::is_dots(wanted.hashed()) {
-            true => Err(FsError::Invalid(
-                "in this directory the name is the same as . or ..",
-            )),
-            false => Ok(()),
-        }
+        wanted.folded.map_or(Ok(()), |folded| folded.check_dots())
     }
 
     /// The hash of the name of an entry.

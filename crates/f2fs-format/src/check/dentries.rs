@@ -1,16 +1,19 @@
 //! Directory entries: names, hashes, hash buckets, and the inodes they refer to.
 
+use std::borrow::Cow;
 use std::hash::Hasher;
 
 use steadfs_base::FixedHasher;
-use steadfs_vfs::FileKind;
+use steadfs_vfs::{FileKind, InodeFlags};
 
 use super::Name;
 use super::tables::Slot;
 use super::{Checker, Issue};
 use crate::disk::bits::{self, Order};
+use crate::disk::casefold::FoldedName;
 use crate::disk::dentry::{self, DentryLayout, Entry};
-use crate::disk::{Nid, hash};
+use crate::disk::inode::Advise;
+use crate::disk::{Inode, Layout, Nid, hash};
 
 /// The state of checking a directory.
 pub(super) struct Context {
@@ -18,11 +21,44 @@ pub(super) struct Context {
     pub(super) dir: usize,
     ino: Nid,
     encrypted: bool,
-    casefold: bool,
+    pub(super) comparison: Comparison,
     dots: u32,
     dotdots: u32,
     /// Fingerprints of all names, to find duplicates.
     fingerprints: Vec<u64>,
+}
+
+/// How the names of a directory are compared and hashed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// By their bytes.
+    Bytes,
+    /// By their folded forms.
+    Folded,
+    /// By plain names that are not on the volume, or in an unknown encoding: not checked.
+    Unknown,
+}
+
+impl Comparison {
+    /// That of a directory.
+    pub(super) fn of(layout: &Layout, dir: &Inode) -> Self {
+        let encrypted = dir.advise.contains(Advise::ENCRYPTED);
+        match (dir.flags.contains(InodeFlags::CASEFOLD), layout.encoding) {
+            (false, _) => Self::Bytes,
+            (true, Some(_)) if !encrypted => Self::Folded,
+            (true, _) => Self::Unknown,
+        }
+    }
+
+    /// The bytes that are compared and hashed.
+    pub(super) fn key(self, name: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Self::Folded => {
+                Cow::Owned(FoldedName::within(name, hash::FOLDED_MAX).hashed().to_vec())
+            }
+            Self::Bytes | Self::Unknown => Cow::Borrowed(name),
+        }
+    }
 }
 
 /// The position of a block of entries.
@@ -55,20 +91,21 @@ impl EntryBlock {
 }
 
 /// A number that is equal for equal names.
-pub(super) fn fingerprint(entry: &Entry<'_>) -> u64 {
+pub(super) fn fingerprint(comparison: Comparison, entry: &Entry<'_>) -> u64 {
     let mut hasher = FixedHasher::default();
-    hasher.write(entry.name);
-    hasher.write_usize(entry.name.len());
+    let key = comparison.key(entry.name);
+    hasher.write(&key);
+    hasher.write_usize(key.len());
     hasher.finish()
 }
 
 impl Context {
-    pub(super) fn new(dir: usize, ino: Nid, encrypted: bool, casefold: bool) -> Self {
+    pub(super) fn new(dir: usize, ino: Nid, encrypted: bool, comparison: Comparison) -> Self {
         Self {
             dir,
             ino,
             encrypted,
-            casefold,
+            comparison,
             dots: 0,
             dotdots: 0,
             fingerprints: Vec::new(),
@@ -134,8 +171,8 @@ impl Checker<'_> {
         if !cx.encrypted && !entry.has_plain_name() {
             self.issue(Issue::BadName { dir, name: name() });
         }
-        let computed = hash::of_name(entry.name);
-        if !cx.casefold && entry.hash != computed {
+        let computed = hash::of_name(&cx.comparison.key(entry.name));
+        if cx.comparison != Comparison::Unknown && entry.hash != computed {
             self.issue(Issue::DirHash {
                 dir,
                 name: name(),
@@ -153,7 +190,7 @@ impl Checker<'_> {
                 block,
             });
         }
-        cx.fingerprints.push(fingerprint(entry));
+        cx.fingerprints.push(fingerprint(cx.comparison, entry));
         self.check_target(cx, entry);
     }
 
@@ -162,7 +199,7 @@ impl Checker<'_> {
         if entry.file_type != FileKind::Directory.entry_type() {
             wrong.push("\".\" or \"..\" does not have the type of a directory");
         }
-        if !cx.casefold && entry.hash != 0 {
+        if cx.comparison == Comparison::Bytes && entry.hash != 0 {
             wrong.push("\".\" or \"..\" has a hash that is not 0");
         }
         if entry.name == b"." {

@@ -1,8 +1,6 @@
 //! Directories: their entries, in blocks and inline.
 
-use steadfs_vfs::InodeFlags;
-
-use super::dentries::{Context, EntryBlock, fingerprint};
+use super::dentries::{Comparison, Context, EntryBlock, fingerprint};
 use super::tables::Slot;
 use super::{Checker, Issue};
 use crate::disk::dentry::DentryLayout;
@@ -34,12 +32,12 @@ impl Checker<'_> {
     }
 
     fn check_dir(&mut self, i: usize, inode: &Inode, block: &[u8]) {
-        let casefold = inode.flags.contains(InodeFlags::CASEFOLD);
+        let comparison = Comparison::of(&self.layout, inode);
         let mut cx = Context::new(
             i,
             self.dirs[i].ino,
             inode.advise.contains(Advise::ENCRYPTED),
-            casefold,
+            comparison,
         );
         if inode.inline.contains(Inline::DENTRIES) {
             let layout = inode.inline_dentries(&self.layout);
@@ -49,7 +47,7 @@ impl Checker<'_> {
             self.check_dir_blocks(&mut cx, inode);
         }
         self.check_dots(&cx);
-        if !casefold {
+        if comparison != Comparison::Unknown {
             self.check_duplicates(&mut cx, inode, block);
         }
     }
@@ -76,8 +74,9 @@ impl Checker<'_> {
         let mut names = std::collections::BTreeSet::new();
         let mut look = |checker: &mut Self, layout: &DentryLayout, area: &[u8]| {
             for entry in crate::disk::dentry::entries(layout, area, 0).flatten() {
-                let suspect = suspects.binary_search(&fingerprint(&entry));
-                if suspect.is_ok() && !names.insert(entry.name.to_vec()) {
+                let suspect = suspects.binary_search(&fingerprint(cx.comparison, &entry));
+                let key = || cx.comparison.key(entry.name).into_owned();
+                if suspect.is_ok() && !names.insert(key()) {
                     let (dir, name) = (checker.dirs[cx.dir].ino, super::Name::of(entry.name));
                     checker.issue(Issue::DuplicateName { dir, name });
                 }

@@ -107,13 +107,13 @@ pub const WRITE: Features = Features(
         | Features::LOST_FOUND.0
         | Features::VERITY.0
         | Features::SB_CHECKSUM.0
-        | Features::COMPRESSION.0,
+        | Features::COMPRESSION.0
+        | Features::CASEFOLD.0,
 );
 
 /// Features of volumes that can only be mounted read-only. (mkfs.f2fs 1.15 sets `quota_ino` together with
 /// `project_quota`: such volumes are among them as long as quota is not supported.)
-pub const READ: Features =
-    Features(Features::QUOTA_INO.0 | Features::CASEFOLD.0 | Features::READ_ONLY.0);
+pub const READ: Features = Features(Features::QUOTA_INO.0 | Features::READ_ONLY.0);
 
 const _: () = assert!(WRITE.0 & READ.0 == 0, "a feature is in one of the two sets");
 
@@ -132,9 +132,9 @@ mod tests {
         assert_eq!(mount_mode(Features::default()), MountMode::ReadWrite);
         assert_eq!(mount_mode(WRITE), MountMode::ReadWrite);
         assert_eq!(
-            mount_mode(Features::EXTRA_ATTR.union(Features::CASEFOLD)),
+            mount_mode(Features::EXTRA_ATTR.union(Features::QUOTA_INO)),
             MountMode::ReadOnly {
-                because: vec!["casefold".into()]
+                because: vec!["quota_ino".into()]
             }
         );
         assert_eq!(

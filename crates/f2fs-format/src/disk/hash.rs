@@ -12,6 +12,10 @@ const START: [u32; 2] = [0x6745_2301, 0xEFCD_AB89];
 const GOLDEN: u32 = 0x9E37_79B9;
 const CHUNK: usize = 16;
 
+/// Longest folded form of a name in a case-insensitive directory, in bytes, as in Linux: names with a longer one, or with
+/// none at all, are hashed and compared by their bytes.
+pub const FOLDED_MAX: usize = 254;
+
 /// The hash of a name; 0 for `.` and `..`.
 pub fn of_name(name: &[u8]) -> u32 {
     if name == b"." || name == b".." {

@@ -1,5 +1,7 @@
 //! The areas of a volume, and the positions of node ids, segments and blocks in them.
 
+use steadfs_format_base::casefold::Encoding;
+
 use super::num::{idx, low32, wide};
 use super::superblock::RawSuperblock;
 use super::{
@@ -109,6 +111,8 @@ pub struct Layout {
     pub max_nid: u32,
     /// The seed of inode checksums.
     pub checksum_seed: u32,
+    /// Encoding of names in case-insensitive directories; `None` without the feature, or if it is unknown.
+    pub encoding: Option<Encoding>,
 }
 
 fn bad(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskError {
@@ -158,6 +162,8 @@ impl Layout {
             sections_per_zone: raw.secs_per_zone.get(),
             max_nid: low32(max_nid.min(u32::MAX.into())),
             checksum_seed: checksum::seed_of_volume(&raw.uuid),
+            encoding: Encoding::from_disk(raw.encoding.get(), raw.encoding_flags.get())
+                .filter(|_| Features(raw.feature.get()).contains(Features::CASEFOLD)),
         })
     }
 

@@ -4,6 +4,7 @@ use steadfs_base::parse_uuid_option;
 use steadfs_rt::{random_u64, wall_clock};
 
 use super::FormatError;
+use crate::disk::casefold::Encoding;
 use crate::disk::features::{Features, WRITE};
 
 /// File name extensions of cold data, which rarely changes: media, archives, programs.
@@ -43,6 +44,8 @@ pub struct FormatOptions {
     pub cold_extensions: Vec<String>,
     /// File name extensions of hot data, in addition to the default ones (`-E`).
     pub hot_extensions: Vec<String>,
+    /// Encoding of names in case-insensitive directories (`-C`).
+    pub encoding: Option<Encoding>,
     /// Use checkpoint payload blocks for a larger NAT bitmap, so that more nodes are possible (`-i`).
     pub large_nat_bitmap: bool,
     /// Discard the device's old content first (`-t`).
@@ -71,6 +74,7 @@ impl Default for FormatOptions {
             overprovision: None,
             cold_extensions: Vec::new(),
             hot_extensions: Vec::new(),
+            encoding: None,
             large_nat_bitmap: false,
             discard: true,
             root_owner: (0, 0),
@@ -135,8 +139,30 @@ impl FormatOptions {
         Ok(())
     }
 
+    /// Adds the feature `casefold` with this encoding: `utf8`, or `utf8:strict`.
+    ///
+    /// # Errors
+    /// There is no such encoding.
+    pub fn set_encoding(&mut self, text: &str) -> Result<(), FormatError> {
+        let is_strict = match text {
+            "utf8" => false,
+            "utf8:strict" => true,
+            _ => {
+                let why = format!("{text} is not utf8 or utf8:strict");
+                return Err(FormatError::option("encoding", why));
+            }
+        };
+        self.encoding = Some(Encoding { is_strict });
+        self.features = self.features.union(Features::CASEFOLD);
+        Ok(())
+    }
+
     /// Checks that the features are compatible.
     pub(super) fn check_features(&self) -> Result<(), FormatError> {
+        if self.features.contains(Features::CASEFOLD) && self.encoding.is_none() {
+            let why = "casefold needs an encoding: -C utf8";
+            return Err(FormatError::option("feature", why));
+        }
         if self.features.contains(Features::EXTRA_ATTR) {
             return Ok(());
         }

@@ -6,6 +6,7 @@
 use zerocopy::FromZeros;
 
 use super::{FormatError, FormatOptions};
+use crate::disk::casefold::Encoding;
 use crate::disk::checkpoint::{BITMAPS_AT, LAST_CHECKSUM_AT};
 use crate::disk::superblock::{self, RawSuperblock, fill_text, put_label};
 use crate::disk::{
@@ -313,14 +314,22 @@ fn fill(
     }
     fill_text(&mut raw.version, &opts.program);
     fill_text(&mut raw.init_version, &opts.program);
+    set_features(&mut raw, opts);
+    Ok(raw)
+}
+
+fn set_features(raw: &mut RawSuperblock, opts: &FormatOptions) {
     raw.feature.set(opts.features.0);
+    if let Some((number, flags)) = opts.encoding.map(Encoding::to_disk) {
+        raw.encoding.set(number);
+        raw.encoding_flags.set(flags);
+    }
     if opts.features.contains(Features::PROJECT_QUOTA) {
         // As in mkfs.f2fs, the feature project_quota creates a project quota file.
         let features = opts.features.union(Features::QUOTA_INO);
         raw.feature.set(features.0);
         raw.qf_ino[2].set(PROJECT_QUOTA_FILE.0);
     }
-    Ok(raw)
 }
 
 /// The address of the first block of a log.

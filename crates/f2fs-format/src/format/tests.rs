@@ -38,6 +38,7 @@ fn options(args: &[&str]) -> Result<FormatOptions, FormatError> {
         match word {
             "-l" => opts.label = value.to_owned(),
             "-O" => opts.set_features(value)?,
+            "-C" => opts.set_encoding(value)?,
             "-s" => opts.segments_per_section = value.parse().unwrap(),
             "-z" => opts.sections_per_zone = value.parse().unwrap(),
             "-o" => opts.overprovision = Some(value.parse().unwrap()),
@@ -229,6 +230,8 @@ fn equal_to_mkfs_with_options() {
     for args in [
         &["-O", ALL][..],
         &["-O", ALL, "-i", "-R", "1000:100", "-l", "Böden"],
+        &["-C", "utf8"],
+        &["-C", "utf8:strict", "-O", ALL],
         &["-O", "lost_found"],
         &["-O", "verity,encrypt", "-O", "sb_checksum"],
         &["-O", "extra_attr"],
@@ -292,7 +295,8 @@ fn refused_with_a_reason() {
         (&[][..], 1 << 20, "too small"),
         (&[], 40 << 20, "garbage collection"),
         (&["-O", "quota"], 64 << 20, "the feature quota"),
-        (&["-O", "casefold"], 64 << 20, "the feature casefold"),
+        (&["-O", "casefold"], 64 << 20, "casefold needs an encoding"),
+        (&["-C", "utf9"], 64 << 20, "utf9 is not utf8"),
         (&["-O", "ro"], 64 << 20, "the feature ro"),
         (&["-O", "blkzoned"], 64 << 20, "the feature blkzoned"),
         (&["-O", "nonsense"], 64 << 20, "nonsense is unknown"),

@@ -58,14 +58,23 @@ impl F2fs {
     }
 
     fn search_all(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<DentrySearch> {
-        let wanted = LookupName {
-            hash: hash::of_name(name),
-            name,
-            shown: false,
-        };
-        let slots = dentry::slots_for(name.len());
+        let wanted = LookupName::plain(self, dir, name);
+        let found = self.search_wanted(dir, &wanted, dentry::slots_for(name.len()), tag)?;
+        if !matches!(found, DentrySearch::Found(_)) {
+            wanted.check_encoded()?;
+        }
+        Ok(found)
+    }
+
+    fn search_wanted(
+        &self,
+        dir: &Inode,
+        wanted: &LookupName<'_>,
+        slots: usize,
+        tag: IoTag,
+    ) -> Result<DentrySearch> {
         if !dir.has_inline_dentries() {
-            return self.search_levels(dir, &wanted, slots, tag);
+            return self.search_levels(dir, wanted, slots, tag);
         }
         let block = self.inode_block(dir, tag)?;
         let (range, layout) = self.inline_area(dir);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_block::Buf;
-use steadfs_vfs::{Attr, FileKind, FsError, Result};
+use steadfs_vfs::{Attr, FileKind, FsError, InodeFlags, Result};
 
 use super::Inode;
 use crate::cp_lock::Change;
@@ -97,6 +97,11 @@ impl F2fs {
         let core = disk::Inode::decode(&self.layout, &data).map_err(|e| e.in_node(nid))?;
         core.validate(&self.layout, nid)
             .map_err(|e| e.in_node(nid))?;
+        if core.has(InodeFlags::CASEFOLD) && self.layout.encoding.is_none() {
+            let rule = "has the casefold flag, but the volume has no encoding of names";
+            let error = DiskError::field(Structure::Inode, "i_flags", core.flags.0, rule);
+            return Err(error.in_node(nid).into());
+        }
         let rdev = match core.kind() {
             Some(FileKind::CharDevice | FileKind::BlockDevice) => core.rdev(&self.layout, &data),
             _ => 0,

@@ -31,9 +31,9 @@ fn is_dir(inode: &Inode) -> bool {
 }
 
 fn check_names_are_plain(dir: &Inode) -> Result<()> {
-    if dir.core.read().has(InodeFlags::CASEFOLD) || dir.is_encrypted() {
+    if dir.is_encrypted() {
         return Err(FsError::NotSupported(
-            "restoring names in casefolded or encrypted directories",
+            "restoring names in encrypted directories",
         ));
     }
     Ok(())

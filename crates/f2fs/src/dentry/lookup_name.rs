@@ -1,0 +1,117 @@
+//! A name as a directory compares and hashes it: by its bytes, by its folded form if the directory is case-insensitive,
+//! or as the no-key form of an encrypted name.
+
+use steadfs_vfs::nokey::{show, shown_hash};
+use steadfs_vfs::{InodeFlags, Result, names::is_dots};
+
+use crate::disk::casefold::{Encoding, FoldedName};
+use crate::disk::dentry::{self, DentryLayout, Entry};
+use crate::disk::hash;
+use crate::fs::F2fs;
+use crate::inode::Inode;
+
+/// A name to look up, and its hash.
+pub(super) struct LookupName<'a> {
+    pub(super) hash: u32,
+    name: &'a [u8],
+    /// The name is the no-key form of an encrypted name.
+    shown: bool,
+    /// In a case-insensitive directory, but for `.` and `..`.
+    folded: Option<(Encoding, FoldedName<'a>)>,
+}
+
+impl<'a> LookupName<'a> {
+    /// `None` if the directory cannot hold such a name.
+    pub(super) fn new(fs: &F2fs, dir: &Inode, name: &'a [u8]) -> Option<Self> {
+        if dir.is_encrypted() && !is_dots(name) {
+            // In an encrypted directory only no-key names exist.
+            return Some(Self {
+                hash: shown_hash(name)?,
+                name,
+                shown: true,
+                folded: None,
+            });
+        }
+        Some(Self::plain(fs, dir, name))
+    }
+
+    /// A name that is not encrypted.
+    pub(super) fn plain(fs: &F2fs, dir: &Inode, name: &'a [u8]) -> Self {
+        let folds = |_: &Encoding| dir.flags().contains(InodeFlags::CASEFOLD) && !is_dots(name);
+        let folded = (fs.layout.encoding.filter(folds))
+            .map(|encoding| (encoding, FoldedName::within(name, hash::FOLDED_MAX)));
+        let hashed = folded.as_ref().map_or(name, |(_, folded)| folded.hashed());
+        Self {
+            hash: hash::of_name(hashed),
+            name,
+            shown: false,
+            folded,
+        }
+    }
+
+    /// Finds the entry in an area.
+    pub(super) fn find<'b>(&self, layout: &DentryLayout, bytes: &'b [u8]) -> Option<Entry<'b>> {
+        if !self.shown && self.folded.is_none() {
+            return dentry::find(layout, bytes, self.hash, self.name);
+        }
+        dentry::entries(layout, bytes, 0)
+            .flatten()
+            .filter(|entry| entry.hash == self.hash && !entry.is_dot())
+            .find(|entry| match self.shown {
+                true => show([entry.hash, 0], entry.name).as_deref() == Some(self.name),
+                false => self.is_same(entry.name),
+            })
+    }
+
+    /// Whether another plain name is the same.
+    pub(super) fn is_same(&self, other: &[u8]) -> bool {
+        match &self.folded {
+            Some((_, folded)) => folded.is_same(other),
+            None => self.name == other,
+        }
+    }
+
+    /// Refuses a name that the encoding of a case-insensitive directory has not.
+    ///
+    /// # Errors
+    /// `Invalid`, in strict mode only.
+    pub(super) fn check_encoded(&self) -> Result<()> {
+        match &self.folded {
+            Some((encoding, folded)) => encoding.check(folded),
+            None => Ok(()),
+        }
+    }
+}
+
+impl F2fs {
+    /// The hash of a plain name in a directory.
+    pub(crate) fn hash_in(&self, dir: &Inode, name: &[u8]) -> u32 {
+        LookupName::plain(self, dir, name).hash
+    }
+
+    /// Refuses a new name that the encoding of a case-insensitive directory has not, or that is the same as `.` or `..`.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub(crate) fn check_new_name_in(&self, dir: &Inode, name: &[u8]) -> Result<()> {
+        let name = LookupName::plain(self, dir, name);
+        name.check_encoded()?;
+        match &name.folded {
+            Some((_, folded)) => folded.check_dots(),
+            None => Ok(()),
+        }
+    }
+
+    /// The inode of a name that roll-forward recovery found, on a volume that is only read.
+    pub(super) fn recovered_name(&self, dir: &Inode, name: &[u8]) -> Option<crate::disk::Nid> {
+        let recovered = self.recovered();
+        if !dir.flags().contains(InodeFlags::CASEFOLD) || dir.is_encrypted() {
+            return recovered.name(dir.nid(), name);
+        }
+        let wanted = LookupName::plain(self, dir, name);
+        let mut names = recovered.names(dir.nid());
+        names
+            .find(|(other, _)| wanted.is_same(other))
+            .map(|(_, ino)| ino)
+    }
+}
