@@ -104,6 +104,48 @@ fn the_kernel_caches_no_spelling() {
     }
 }
 
+/// Copies several files whose names are one into directories of the volume, and expects the first one there.
+#[test]
+fn a_copy_does_not_destroy_its_own_files() {
+    let scratch = Scratch::new();
+    let source = scratch.path().join("source");
+    fs::create_dir_all(source.join("Sub")).unwrap();
+    fs::create_dir_all(source.join("sub")).unwrap();
+    for name in ["FILE", "File", "Sub/one", "sub/two", "other"] {
+        fs::write(source.join(name), name).unwrap();
+    }
+    for volume in [VOLUMES[0], VOLUMES[2]] {
+        let image = make(&scratch, "copy", volume);
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        folded_dirs(&mount.join(""));
+        mount.unmount();
+        let at = |dir: &str| format!("{}:{dir}", image.path().display());
+        let from = |name: &str| source.join(name).display().to_string();
+        let plain = at("/plain");
+        let whole = steadfs(["cp", "-r", &from(""), &plain]);
+        assert_eq!(whole.code(), 0, "{}", whole.err);
+        let inside = steadfs(["cp", "-r", &from("."), &at("/0")]);
+        let between = steadfs(["cp", "-r", "-T", &plain, &at("/1")]);
+        let (upper, lower, other) = (from("FILE"), from("File"), from("other"));
+        let named = steadfs(["cp", &upper, &lower, &other, &at("/many")]);
+        for (copied, dir) in [(inside, "/0"), (between, "/1"), (named, "/many")] {
+            assert_eq!(copied.code(), 1, "{dir}: {}", copied.err);
+            assert!(copied.err.contains("not "), "{}", copied.err);
+            let cat = |name: &str| steadfs(["cat", &at(&format!("{dir}/{name}"))]).out;
+            let first = cat("file");
+            assert!(["FILE", "File"].contains(&&first[..]), "{dir}: {first}");
+            let names = steadfs(["ls", &at(dir)]).out;
+            assert!(names.lines().any(|name| name == first), "{names}");
+            assert_eq!(cat("other"), "other");
+            // A directory is not mixed with another.
+            let subs = [cat("sub/one"), cat("sub/two")];
+            let kept = subs.iter().filter(|content| !content.is_empty());
+            assert_eq!(kept.count(), usize::from(dir != "/many"), "{subs:?}");
+        }
+        check(volume, image.path());
+    }
+}
+
 #[test]
 #[ignore = "needs scripts/judge-kernel"]
 fn linux_answers_the_same_on_either_volume() {

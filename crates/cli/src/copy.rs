@@ -14,7 +14,8 @@ use steadfs::tools::{
     self, CopyOptions, Existing, Follow, HostFile, Report, Selection, ToolError, amount_on_host,
     amount_on_volume, copy_between, copy_in, copy_out, copy_stream_in, owner_cx, printable,
 };
-use steadfs_vfs::{FileKind, FileSystem, FsError};
+use steadfs_base::InodeNo;
+use steadfs_vfs::{FileKind, FileSystem, FsError, InodeFlags};
 
 use crate::args;
 use crate::failure::Failure;
@@ -196,6 +197,8 @@ struct Job<'a> {
     /// Names created in the target directory: a second source of the same name must not destroy the first, or be
     /// written through a link that was just copied.
     made: BTreeSet<Vec<u8>>,
+    /// Files created in it, if it ignores case.
+    made_folded: BTreeSet<InodeNo>,
     total: Report,
     to_directory: bool,
 }
@@ -222,6 +225,7 @@ impl<'a> Job<'a> {
             line: Line::of_copy(stop.clone(), args.verbose).at(place),
             stop,
             made: BTreeSet::new(),
+            made_folded: BTreeSet::new(),
             total: Report::default(),
             to_directory: args.target_directory.is_some(),
         }
@@ -256,9 +260,7 @@ impl Job<'_> {
         if self.made.insert(target.to_vec()) || is_dir {
             return Ok(());
         }
-        let shown = printable(target);
-        let why = "was made by this copy already: not overwritten by another file of its name";
-        Err(Failure::plain(format!("{shown}: {why}")))
+        Err(made_already(target))
     }
 
     fn copy_into_volume(&mut self, sources: &[Place], to: &OnVolume) -> Result<(), Failure> {
@@ -279,8 +281,18 @@ impl Job<'_> {
         let is_dir = is_dir(fs, to, Follow::Always);
         let into = self.goes_into(is_dir, sources.len(), &printable(&to.path))?;
         self.line.ends_after(|| amount_of(sources));
+        let folded = into && has_flag(fs, to, InodeFlags::CASEFOLD);
         for source in sources {
-            let done = self.one_into(source, (fs, to), into);
+            let target = target_of(source, to, into);
+            let before = folded.then(|| found(fs, &target)).flatten();
+            let done = match before.is_some_and(|ino| self.made_folded.contains(&ino)) {
+                true => Err(made_already(&target)),
+                false => self.one_into(source, (fs, to), into),
+            };
+            let spared = self.options.existing == Existing::Skip && before.is_some();
+            if folded && done.is_ok() && !spared {
+                self.made_folded.extend(found(fs, &target));
+            }
             self.count(done)?;
         }
         Ok(())
@@ -293,13 +305,7 @@ impl Job<'_> {
         (fs, to): (&dyn FileSystem, &OnVolume),
         into: bool,
     ) -> Result<Report, Failure> {
-        let mut target = to.path.clone();
-        if let Some(name) = name_of(source).filter(|_| into) {
-            if !target.ends_with(b"/") {
-                target.push(b'/');
-            }
-            target.extend(name);
-        }
+        let target = target_of(source, to, into);
         let (cx, options) = (owner_cx(), self.options);
         match source {
             Place::Stream if into => {
@@ -409,6 +415,35 @@ impl Job<'_> {
             files::to_output(fs, place)
         })
     }
+}
+
+/// The path that a source is copied to, on the volume.
+fn target_of(source: &Place, to: &OnVolume, into: bool) -> Vec<u8> {
+    let mut target = to.path.clone();
+    if let Some(name) = name_of(source).filter(|_| into) {
+        if !target.ends_with(b"/") {
+            target.push(b'/');
+        }
+        target.extend(name);
+    }
+    target
+}
+
+fn made_already(target: &[u8]) -> Failure {
+    let shown = printable(target);
+    let why = "was made by this copy already: not overwritten by another file of its name";
+    Failure::plain(format!("{shown}: {why}"))
+}
+
+/// The file at a path of the volume, if there is one.
+fn found(fs: &dyn FileSystem, path: &[u8]) -> Option<InodeNo> {
+    let held = tools::resolve(fs, &owner_cx(), path, false).ok()?;
+    Some(held.ino())
+}
+
+fn has_flag(fs: &dyn FileSystem, place: &OnVolume, flag: InodeFlags) -> bool {
+    let held = tools::resolve(fs, &owner_cx(), &place.path, true);
+    held.is_ok_and(|held| held.attr().flags.contains(flag))
 }
 
 /// About how many bytes sources on the host have.

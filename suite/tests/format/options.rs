@@ -237,6 +237,8 @@ fn option_letters_for_f2fs_are_those_of_mkfs_f2fs() {
             "lost_found",
         ],
         &["-e", "mp3,foo", "-E", "sqlite", "-w", "4096"],
+        &["-C", "utf8"],
+        &["-C", "utf8:strict"],
     ] {
         let given = ["-f", "-r", "-T", "1600000000", "-U", UUID, "-l", "name"];
         let all = || given.iter().chain(words).copied();
@@ -267,7 +269,7 @@ fn option_letters_for_f2fs_are_those_of_mkfs_f2fs() {
         (&["-c", "other"][..], "-c other: "),
         (&["-m"], "-m: "),
         (&["-S"], "-S: "),
-        (&["-C", "utf8"], "-C utf8: "),
+        (&["-C", "utf7"], "utf7"),
         (&["-g", "android"], "-g android: "),
         (&["-H", "x"], "-H x: "),
         (&["-a", "1"], "-a 1: "),

@@ -151,8 +151,11 @@ impl<'a> Copier<'a, '_> {
                 source: None,
                 later: frame.to.is_free(&entry.name),
             };
-            let done = self
-                .entry(&entry, frame.from.ino(), &paths, spot, depth)
+            let (maker, from) = (self.maker, frame.from.ino());
+            let done = maker
+                .apart(&mut frame.to, &spot, || {
+                    self.entry(&entry, from, &paths, spot, depth)
+                })
                 .map(|below| stack.extend(below));
             end = done.or_else(|error| self.log.failed(error));
         }

@@ -212,7 +212,7 @@ impl<'a, 'p> Copier<'a, 'p> {
                 continue;
             };
             paths.push(&entry.name);
-            let into = &frame.dir;
+            let into = &mut frame.dir;
             let done =
                 self.entry(here, &entry, into, &paths, depth)
                     .and_then(|below| match below {
@@ -233,7 +233,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         &mut self,
         here: BorrowedFd<'_>,
         entry: &host::Entry,
-        into: &Dir<'_>,
+        into: &mut Dir<'_>,
         paths: &Paths,
         depth: usize,
     ) -> Result<Option<(Frame<'a>, OwnedFd)>> {
@@ -252,12 +252,15 @@ impl<'a, 'p> Copier<'a, 'p> {
             source: None,
             later: from.stat.st_nlink == 1 && into.is_free(name),
         };
-        if kind_of(&from.stat) == FileKind::Directory {
-            check_depth(depth, &paths.target)?;
-            return self.enter(from, paths, spot).map(Some);
-        }
-        self.file(&from, path, spot)?;
-        Ok(None)
+        let maker = self.maker;
+        maker.apart(into, &spot, || {
+            if kind_of(&from.stat) == FileKind::Directory {
+                check_depth(depth, &paths.target)?;
+                return self.enter(from, paths, spot).map(Some);
+            }
+            self.file(&from, path, spot)?;
+            Ok(None)
+        })
     }
 
     /// Makes a directory, or uses the existing one.

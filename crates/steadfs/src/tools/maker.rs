@@ -67,8 +67,10 @@ pub(super) struct CopyTarget<'a> {
 enum There {
     Nothing,
     These(BTreeSet<Vec<u8>>),
-    /// Too many to keep, or several names are one.
+    /// Too many to keep.
     Unknown,
+    /// The directory ignores case: several names are one. These files were made by the copy.
+    Folded(BTreeSet<InodeNo>),
 }
 
 /// A directory of a volume that is being filled.
@@ -85,7 +87,7 @@ impl Dir<'_> {
         match &self.there {
             There::Nothing => true,
             There::These(names) => !names.contains(name),
-            There::Unknown => false,
+            There::Unknown | There::Folded(_) => false,
         }
     }
 }
@@ -113,7 +115,7 @@ impl<'a> Maker<'a> {
         match fs.mkdir(cx, spot.into, spot.name, 0o700) {
             Ok(attr) => Ok(Dir {
                 there: match attr.flags.contains(InodeFlags::CASEFOLD) {
-                    true => There::Unknown,
+                    true => There::Folded(BTreeSet::new()),
                     false => There::Nothing,
                 },
                 held: Held::counted(fs, attr),
@@ -131,18 +133,47 @@ impl<'a> Maker<'a> {
     }
 
     fn existing(&self, held: Held<'a>) -> Dir<'a> {
+        let there = match held.attr().flags.contains(InodeFlags::CASEFOLD) {
+            true => There::Folded(BTreeSet::new()),
+            false => self.names(&held).map_or(There::Unknown, There::These),
+        };
         Dir {
-            there: self.names(&held).map_or(There::Unknown, There::These),
             held,
             made: false,
+            there,
         }
+    }
+
+    /// Copies an entry of a directory by `copy`. In a directory that ignores case it must not destroy another entry of the
+    /// same copy.
+    pub fn apart<T>(
+        &self,
+        into: &mut Dir<'_>,
+        spot: &CopyTarget<'_>,
+        copy: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let There::Folded(made) = &mut into.there else {
+            return copy();
+        };
+        let before = self.found(spot)?;
+        if before
+            .as_ref()
+            .is_some_and(|found| made.contains(&found.ino()))
+        {
+            let why =
+                "has the name of another copied file, as its directory ignores case: not copied";
+            return refused(spot.path, why);
+        }
+        let copied = copy()?;
+        let spared = self.options.existing == Existing::Skip && before.is_some();
+        if !spared && let Some(found) = self.found(spot)? {
+            made.insert(found.ino());
+        }
+        Ok(copied)
     }
 
     /// The names in a directory; `None` if they are not known or too many.
     fn names(&self, dir: &Held<'_>) -> Option<BTreeSet<Vec<u8>>> {
-        if dir.attr().flags.contains(InodeFlags::CASEFOLD) {
-            return None;
-        }
         let mut names = BTreeSet::new();
         let read = self.fs.readdir(self.cx, dir.ino(), 0, &mut |entry| {
             names.insert(entry.name.to_vec());
