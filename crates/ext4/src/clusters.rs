@@ -12,6 +12,7 @@ use crate::disk::extent::FILE_END;
 use crate::disk::{self, Ino};
 use crate::extent;
 use crate::fs::Ext4;
+use crate::inode::Inode;
 use crate::map::has_extents;
 use crate::mballoc::Run;
 use crate::place::BlockPlace;
@@ -38,6 +39,20 @@ pub(crate) struct HolePlan {
 }
 
 impl Ext4 {
+    /// Blocks for a hole of a file, from its first block on; see [`Ext4::fill_hole`]. The caller holds the inode's flush lock
+    /// until they are mapped or given up, and no handle.
+    pub(crate) fn allocate_hole(
+        &self,
+        inode: &Inode,
+        hole: HoleRequest,
+        tag: IoTag,
+        allocate: impl FnOnce(FileBlock, DevBlock, u32) -> Result<Run>,
+    ) -> Result<Run> {
+        let plan = self.plan_hole(&inode.core.read(), hole)?;
+        self.settle_hole(&plan, tag)?;
+        self.fill_hole(plan, allocate)
+    }
+
     /// How a hole of a file gets blocks. The caller holds the inode's flush lock until they are mapped or given up, or it
     /// alone has the inode.
     pub(crate) fn plan_hole(&self, core: &disk::Inode, hole: HoleRequest) -> Result<HolePlan> {
@@ -72,7 +87,7 @@ impl Ext4 {
 
     /// Commits what has unmapped the blocks that a hole is to get: until that is durable, a crash would give what is
     /// written to them to the file as it was before. The caller holds no handle.
-    pub(crate) fn settle_hole(&self, plan: &HolePlan, tag: IoTag) -> Result<()> {
+    fn settle_hole(&self, plan: &HolePlan, tag: IoTag) -> Result<()> {
         let Some((start, _)) = plan.given else {
             return Ok(());
         };

@@ -138,9 +138,7 @@ impl Ext4 {
             len: want.into(),
             goal,
         };
-        let plan = self.plan_hole(&inode.core.read(), hole)?;
-        self.settle_hole(&plan, cx.tag)?;
-        let run = self.fill_hole(plan, |_, goal, want| {
+        let run = self.allocate_hole(inode, hole, cx.tag, |_, goal, want| {
             self.alloc.allocate_spare(self, goal, want, keep)
         })?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;

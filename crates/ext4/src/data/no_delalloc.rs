@@ -175,9 +175,7 @@ impl Ext4 {
                     len: want,
                     goal,
                 };
-                let plan = self.plan_hole(&inode.core.read(), hole)?;
-                self.settle_hole(&plan, cx.tag)?;
-                let run = self.fill_hole(plan, |_, goal, want| {
+                let run = self.allocate_hole(inode, hole, cx.tag, |_, goal, want| {
                     self.alloc.allocate_spare(self, goal, want, keep)
                 })?;
                 allocated(at, run)

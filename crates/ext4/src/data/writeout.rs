@@ -155,9 +155,7 @@ impl WritebackFs for Ext4 {
                         len: n,
                         goal,
                     };
-                    let plan = self.plan_hole(&inode.core.read(), hole)?;
-                    self.settle_hole(&plan, tag)?;
-                    let run = self.fill_hole(plan, |at, goal, want| {
+                    let run = self.allocate_hole(inode, hole, tag, |at, goal, want| {
                         let grows = grows.then_some((inode.ino(), at));
                         self.allocate_for_data(grows, goal, want, tag)
                     })?;
