@@ -8,7 +8,7 @@ use steadfs_block::Queue;
 use steadfs_cache::{CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, PendingFrees, RemountState, Result, StopState};
+use steadfs_vfs::{Clock, OrderlyDirs, PendingFrees, RemountState, Result, StopState};
 
 use crate::disk::Superblock;
 use crate::disk::features::RoCompat;
@@ -59,10 +59,8 @@ impl Ext4 {
         report.pass_over(set_up, options.common.salvage)?;
         let overhead = geo.first_data_block.0 + alloc.own_blocks();
         // After the overhead, which does not contain it in Linux.
-        if let Some(block) = sb.mmp_block() {
-            let added = alloc.add_mount_protection(block);
-            report.pass_over(added, options.common.salvage)?;
-        }
+        let added = add_mount_protection(&mut alloc, &sb);
+        report.pass_over(added, options.common.salvage)?;
         let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         queue.set_read_ahead_limit(sizes.read_ahead);
@@ -80,6 +78,7 @@ impl Ext4 {
             freeing: PendingFrees::new(),
             values: Values::new(),
             verities: VerityFiles::default(),
+            orderly_dirs: OrderlyDirs::default(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             stop_state: StopState::new(options.common.read_only),
             options: RwLock::new(Rank::Leaf, options),
@@ -99,6 +98,13 @@ impl Ext4 {
             node_lock: Mutex::new(Rank::Leaf, None),
             was_clean: AtomicBool::new(true),
         }))
+    }
+}
+
+fn add_mount_protection(alloc: &mut Allocator, sb: &Superblock) -> Result<()> {
+    match sb.mmp_block() {
+        Some(block) => alloc.add_mount_protection(block),
+        None => Ok(()),
     }
 }
 

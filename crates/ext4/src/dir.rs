@@ -219,7 +219,7 @@ impl<'a> Dir<'a> {
             return inline::find(self, core, name);
         }
         if self.is_indexed(core) {
-            return self.find_indexed(core, name);
+            return self.find_anywhere(core, name);
         }
         for n in 0..self.block_count(core) {
             if let Some(entry) = self.find_in(self.leaf(core, n)?, name)? {

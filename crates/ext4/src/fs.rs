@@ -11,7 +11,8 @@ use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{
-    Clock, FsError, InodeFlags, OpenGuard, PendingFrees, RemountState, Result, StopState,
+    Clock, FsError, InodeFlags, OpenGuard, OrderlyDirs, PendingFrees, RemountState, Result,
+    StopState,
 };
 
 use crate::disk::{self, Geometry, Ino, Superblock};
@@ -51,6 +52,8 @@ pub struct Ext4 {
     /// Values of attributes in inodes of their own.
     pub(crate) values: Values,
     pub(crate) verities: VerityFiles,
+    /// Case-insensitive directories that have each name where its hash leads to.
+    pub(crate) orderly_dirs: OrderlyDirs,
     /// Files that were truncated to 0 bytes and are written at the next flusher period (`auto_da_alloc`).
     pub(crate) replaced: Mutex<BTreeSet<Ino>>,
     pub(crate) options: RwLock<MountOptions>,

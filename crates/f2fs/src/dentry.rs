@@ -79,7 +79,10 @@ impl F2fs {
         let Some(wanted) = LookupName::new(self, dir, name) else {
             return Ok(None);
         };
-        let found = self.find_wanted(dir, &wanted, tag)?;
+        let mut found = self.find_wanted(dir, &wanted, tag)?;
+        if found.is_none() {
+            found = self.find_misplaced(dir, &wanted, tag)?;
+        }
         if found.is_none() {
             wanted.check_encoded()?;
         }

@@ -7,7 +7,7 @@ use steadfs_cache::{MetaCache, Writeback};
 pub use steadfs_f2fs_format::io_error;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Cx, PendingFrees, RemountState, Result, StatFs, StopState};
+use steadfs_vfs::{Clock, Cx, OrderlyDirs, PendingFrees, RemountState, Result, StatFs, StopState};
 
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::state::Checkpoints;
@@ -62,6 +62,8 @@ pub struct F2fs {
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: PendingFrees,
     pub(crate) verities: VerityFiles,
+    /// Case-insensitive directories that have each name where its hash leads to.
+    pub(crate) orderly_dirs: OrderlyDirs,
     pub(crate) clock: Clock,
     /// Held while a name moves from one directory to another.
     pub(crate) rename: Mutex<()>,

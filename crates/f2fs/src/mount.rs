@@ -7,7 +7,7 @@ use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, FsError, PendingFrees, RemountState, Result, StopState};
+use steadfs_vfs::{Clock, FsError, OrderlyDirs, PendingFrees, RemountState, Result, StopState};
 
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::state::Checkpoints;
@@ -158,6 +158,7 @@ impl F2fs {
             extensions: Extensions::of(&superblock),
             freeing: PendingFrees::new(),
             verities: VerityFiles::default(),
+            orderly_dirs: OrderlyDirs::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
             stop_state: StopState::new(options.common.read_only),

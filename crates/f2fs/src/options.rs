@@ -8,7 +8,9 @@ use steadfs_vfs::{FsError, Result};
 
 pub use steadfs_vfs::options::{Atime, OnError};
 pub use table::{GC_RULES_DEFAULT, OWN, TABLE};
-pub use values::{AllocMode, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, Unusable};
+pub use values::{
+    AllocMode, BackgroundGc, DiscardUnit, FsyncMode, LookupMode, Mode, MountOptions, Unusable,
+};
 
 use crate::disk::Features;
 
@@ -44,6 +46,7 @@ impl Default for MountOptions {
             ext_identify: true,
             inline_xattr: true,
             inline_xattr_size: None,
+            lookup_mode: LookupMode::default(),
             inline_data: true,
             inline_dentry: true,
             barrier: true,

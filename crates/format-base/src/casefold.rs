@@ -20,12 +20,17 @@ use marks::{CLASSES, IGNORED};
 const UTF8_12_1: u16 = 1;
 /// Bit of `s_encoding_flags`: names without a folded form are refused.
 const STRICT: u16 = 1;
+/// Another one (`SB_ENC_NO_COMPAT_FALLBACK_FL`): no kernel with other rules of folding has written the volume.
+const HASH_ONLY: u16 = 2;
 
 /// How a volume encodes the names of its case-insensitive directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoding {
     /// Whether names that are not valid are refused.
     pub is_strict: bool,
+    /// Whether each name certainly is where its hash leads to; otherwise one that is not found there is looked for in
+    /// the whole directory.
+    pub hash_only: bool,
 }
 
 impl Encoding {
@@ -34,6 +39,7 @@ impl Encoding {
         match number {
             UTF8_12_1 => Some(Self {
                 is_strict: flags & STRICT != 0,
+                hash_only: flags & HASH_ONLY != 0,
             }),
             _ => None,
         }
@@ -41,7 +47,9 @@ impl Encoding {
 
     /// Its numbers in the superblock.
     pub const fn to_disk(self) -> (u16, u16) {
-        (UTF8_12_1, if self.is_strict { STRICT } else { 0 })
+        let strict = if self.is_strict { STRICT } else { 0 };
+        let hash_only = if self.hash_only { HASH_ONLY } else { 0 };
+        (UTF8_12_1, strict | hash_only)
     }
 
     /// Refuses a name that this encoding has not.

@@ -209,6 +209,63 @@ impl Dir<'_> {
         Err(self.corrupt("the index has more leaves than the directory blocks"))
     }
 
+    /// [`Dir::find_indexed`], also for names that lie elsewhere.
+    pub(super) fn find_anywhere(
+        &self,
+        core: &disk::Inode,
+        name: &Wanted<'_>,
+    ) -> Result<Option<Entry>> {
+        match self.find_indexed(core, name)? {
+            None => self.find_misplaced(core, name),
+            found => Ok(found),
+        }
+    }
+
+    /// Finds a name that lies where its hash does not lead to, in a case-insensitive directory ([`OrderlyDirs`]).
+    ///
+    /// [`OrderlyDirs`]: steadfs_vfs::OrderlyDirs
+    pub(super) fn find_misplaced(
+        &self,
+        core: &disk::Inode,
+        name: &Wanted<'_>,
+    ) -> Result<Option<Entry>> {
+        let needs_hash = self.encoding.is_none_or(|encoding| encoding.hash_only);
+        if needs_hash || self.fs.orderly_dirs.contains(self.ino.into()) {
+            return Ok(None);
+        }
+        let mut orderly = true;
+        for n in 1..self.block_count(core) {
+            let buf = self.block(core, n)?;
+            if is_index_block(&self.layout, &buf.data()) {
+                continue;
+            }
+            let buf = self.leaf(core, n)?;
+            orderly = orderly && self.is_orderly(core, &buf)?;
+            if let Some(entry) = self.find_in(buf, name)? {
+                return Ok(Some(entry));
+            }
+        }
+        if orderly {
+            self.fs.orderly_dirs.insert(self.ino.into());
+        }
+        Ok(None)
+    }
+
+    /// Whether the index leads to each name of a leaf. Names in ASCII were folded alike at all times.
+    fn is_orderly(&self, core: &disk::Inode, leaf: &MetaBuf) -> Result<bool> {
+        let block = leaf.data();
+        for entry in dir_entry::entries(&self.layout, &block) {
+            let entry = entry.map_err(self.bad(leaf.block()))?;
+            if entry.ino.is_some()
+                && !entry.name.is_ascii()
+                && self.find_indexed(core, &self.wanted(entry.name))?.is_none()
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     pub(super) fn search_indexed(&self, core: &disk::Inode, name: &Wanted<'_>) -> Result<Search> {
         let (buf, info) = self.root(core)?;
         let hash = self.hash_bytes(info.hash, name.hashed())?;
@@ -217,10 +274,12 @@ impl Dir<'_> {
         if matches!(search, Search::Found) {
             return Ok(search);
         }
-        Ok(match self.find_continued(core, path, hash, name)? {
-            Some(_) => Search::Found,
-            None => search,
-        })
+        if self.find_continued(core, path, hash, name)?.is_some()
+            || self.find_misplaced(core, name)?.is_some()
+        {
+            return Ok(Search::Found);
+        }
+        Ok(search)
     }
 
     /// The inodes that `.` and `..` name.

@@ -152,7 +152,10 @@ impl FormatOptions {
                 return Err(FormatError::option("encoding", why));
             }
         };
-        self.encoding = Some(Encoding { is_strict });
+        self.encoding = Some(Encoding {
+            is_strict,
+            hash_only: false,
+        });
         self.features = self.features.union(Features::CASEFOLD);
         Ok(())
     }

@@ -60,9 +60,13 @@ impl F2fs {
     fn search_all(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<DentrySearch> {
         let wanted = LookupName::plain(self, dir, name);
         let found = self.search_wanted(dir, &wanted, dentry::slots_for(name.len()), tag)?;
-        if !matches!(found, DentrySearch::Found(_)) {
-            wanted.check_encoded()?;
+        if matches!(found, DentrySearch::Found(_)) {
+            return Ok(found);
         }
+        if let Some(entry) = self.find_misplaced(dir, &wanted, tag)? {
+            return Ok(DentrySearch::Found(entry));
+        }
+        wanted.check_encoded()?;
         Ok(found)
     }
 

@@ -1,14 +1,17 @@
 //! A name as a directory compares and hashes it: by its bytes, by its folded form if the directory is case-insensitive,
 //! or as the no-key form of an encrypted name.
 
+use steadfs_base::IoTag;
 use steadfs_vfs::nokey::{show, shown_hash};
 use steadfs_vfs::{InodeFlags, Result, names::is_dots};
 
+use super::FoundDentry;
 use crate::disk::casefold::{Encoding, FoldedName};
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::hash;
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use crate::options::LookupMode;
 
 /// A name to look up, and its hash.
 pub(super) struct LookupName<'a> {
@@ -38,8 +41,7 @@ impl<'a> LookupName<'a> {
     /// A name that is not encrypted.
     pub(super) fn plain(fs: &F2fs, dir: &Inode, name: &'a [u8]) -> Self {
         let folds = |_: &Encoding| dir.flags().contains(InodeFlags::CASEFOLD) && !is_dots(name);
-        let folded = (fs.layout.encoding.filter(folds))
-            .map(|encoding| (encoding, FoldedName::within(name, hash::FOLDED_MAX)));
+        let folded = (fs.layout.encoding.filter(folds)).map(|encoding| (encoding, folded(name)));
         let hashed = folded.as_ref().map_or(name, |(_, folded)| folded.hashed());
         Self {
             hash: hash::of_name(hashed),
@@ -63,6 +65,28 @@ impl<'a> LookupName<'a> {
             })
     }
 
+    /// Finds the entry in an area, whatever its hash. Returns also whether all hashes are right.
+    fn find_misplaced<'b>(
+        &self,
+        layout: &DentryLayout,
+        bytes: &'b [u8],
+    ) -> (Option<Entry<'b>>, bool) {
+        let mut orderly = true;
+        for entry in dentry::entries(layout, bytes, 0).flatten() {
+            if entry.is_dot() {
+                continue;
+            }
+            if self.is_same(entry.name) {
+                return (Some(entry), orderly);
+            }
+            // Names in ASCII were folded alike at all times.
+            orderly = orderly
+                && (entry.name.is_ascii()
+                    || hash::of_name(folded(entry.name).hashed()) == entry.hash);
+        }
+        (None, orderly)
+    }
+
     /// Whether another plain name is the same.
     pub(super) fn is_same(&self, other: &[u8]) -> bool {
         match &self.folded {
@@ -83,7 +107,56 @@ impl<'a> LookupName<'a> {
     }
 }
 
+fn folded(name: &[u8]) -> FoldedName<'_> {
+    FoldedName::within(name, hash::FOLDED_MAX)
+}
+
 impl F2fs {
+    /// Whether names that are not where their hashes lead to are looked for (`lookup_mode=`).
+    fn looks_everywhere(&self, dir: &Inode, wanted: &LookupName<'_>) -> bool {
+        let Some((encoding, _)) = &wanted.folded else {
+            return false;
+        };
+        let may_have_some = match self.options.read().lookup_mode {
+            LookupMode::Perf => false,
+            LookupMode::Compat => true,
+            LookupMode::Auto => !encoding.hash_only,
+        };
+        may_have_some && !self.orderly_dirs.contains(dir.nid().into())
+    }
+
+    /// Finds a name that was not where its hash leads to ([`OrderlyDirs`](steadfs_vfs::OrderlyDirs)).
+    pub(super) fn find_misplaced(
+        &self,
+        dir: &Inode,
+        wanted: &LookupName<'_>,
+        tag: IoTag,
+    ) -> Result<Option<FoundDentry>> {
+        if !self.looks_everywhere(dir, wanted) {
+            return Ok(None);
+        }
+        let (mut found, mut orderly) = (None, true);
+        let mut look = |at, layout: &DentryLayout, bytes: &[u8]| {
+            let (here, is_orderly) = wanted.find_misplaced(layout, bytes);
+            found = here.map(|entry| FoundDentry::new(at, &entry));
+            orderly &= is_orderly;
+            found.is_none()
+        };
+        if dir.has_inline_dentries() {
+            let block = self.inode_block(dir, tag)?;
+            let (range, layout) = self.inline_area(dir);
+            look(None, &layout, &block[range]);
+        } else {
+            self.each_block(dir, 0, tag, &mut |at, bytes| {
+                Ok(look(Some(at), &DentryLayout::BLOCK, bytes))
+            })?;
+        }
+        if found.is_none() && orderly {
+            self.orderly_dirs.insert(dir.nid().into());
+        }
+        Ok(found)
+    }
+
     /// The hash of a plain name in a directory.
     pub(crate) fn hash_in(&self, dir: &Inode, name: &[u8]) -> u32 {
         LookupName::plain(self, dir, name).hash

@@ -1,5 +1,7 @@
 //! What operations on names do to counts, orphans and inodes of f2fs, judged by fsck.f2fs and by our checker.
 
+mod casefold;
+
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileSystem, FsError, RenameFlags, Result, SetAttr, SetXattr};
 

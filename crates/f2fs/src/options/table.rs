@@ -9,7 +9,7 @@ use steadfs_vfs::options::{
 };
 
 use super::values::{
-    AllocMode, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, Unusable,
+    AllocMode, BackgroundGc, DiscardUnit, FsyncMode, LookupMode, Mode, MountOptions, Unusable,
 };
 use crate::disk::inode::XATTR_WORDS;
 use crate::segment::rules::{GcRules, Linux618, Linux2013};
@@ -37,6 +37,11 @@ const DISCARD_UNITS: Names<DiscardUnit> = &[
 const MODES: Names<Mode> = &[("adaptive", Mode::Adaptive), ("lfs", Mode::Lfs)];
 const ALLOC_MODES: Names<AllocMode> =
     &[("default", AllocMode::Default), ("reuse", AllocMode::Reuse)];
+const LOOKUP_MODES: Names<LookupMode> = &[
+    ("perf", LookupMode::Perf),
+    ("compat", LookupMode::Compat),
+    ("auto", LookupMode::Auto),
+];
 const FSYNC_MODES: Names<FsyncMode> = &[
     ("posix", FsyncMode::Posix),
     ("strict", FsyncMode::Strict),
@@ -46,7 +51,6 @@ const FSYNC_MODES: Names<FsyncMode> = &[
 const NO_PROJECT_QUOTA: &str = "quota is neither counted nor enforced";
 const GONE: &str = "Linux removed it, too";
 const TIMES: &str = "times are written with the inode at each checkpoint";
-const LOOKUP: &str = "names are found by their hash";
 const TESTING: &str = "is for testing kernels";
 const NOT_COMPRESSED: &str = "new files are written uncompressed; compressed ones can be read";
 
@@ -192,6 +196,16 @@ pub const OWN: &[Entry<MountOptions>] = &[
     .current(Always, |o| {
         named("fsync_mode", name_of(o.fsync_mode, FSYNC_MODES))
     }),
+    Opt::value("lookup_mode", "=perf|compat|auto", |o, v| {
+        choice(v, LOOKUP_MODES).map(|mode| o.lookup_mode = mode)
+    })
+    .help(
+        F2fs,
+        "names in casefolded directories are found by their hash; also those that Linux 6.12 put elsewhere; the latter unless the superblock rules it out",
+    )
+    .current(Always, |o| {
+        named("lookup_mode", name_of(o.lookup_mode, LOOKUP_MODES))
+    }),
     Opt::no_effect_but(
         "memory",
         "normal",
@@ -252,10 +266,6 @@ pub const OWN: &[Entry<MountOptions>] = &[
     Opt::no_effect("noflush_merge", "concurrent flushes are always merged"),
     Opt::no_effect("age_extent_cache", "the age of blocks is not followed"),
     Opt::no_effect("nat_bits", "mounting reads the table without them"),
-    Opt::no_effect_but("lookup_mode", "perf", LOOKUP, |_, v| {
-        let modes = ["perf", "compat", "auto"].map(|name| (name, ()));
-        choice(v.unwrap_or_default(), &modes)
-    }),
     Opt::no_effect_if("compress_algorithm", "=", NOT_COMPRESSED, |_, v| {
         check_algorithm(v.unwrap_or_default())
     }),

@@ -276,8 +276,7 @@ const PAGE: &[(&str, Here)] = &[
     ("user_xattr", Does), ("acl", Does),
     ("io_bits=1", IS_GONE), ("whint_mode=off", IS_GONE),
     ("reserve_node=7", Not("only blocks are reserved")),
-    ("lookup_mode=perf", IsSo), ("lookup_mode=auto", Idle("names are found by their hash")),
-    ("lookup_mode=compat", Idle("names are found by their hash")),
+    ("lookup_mode=perf", IsSo), ("lookup_mode=auto", Does), ("lookup_mode=compat", Does),
     ("lazytime", Idle("times are written with the inode")), ("nolazytime", IsSo),
 ];
 

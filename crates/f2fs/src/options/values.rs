@@ -47,6 +47,18 @@ pub enum FsyncMode {
     NoBarrier,
 }
 
+/// `lookup_mode=`: where names of case-insensitive directories are looked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LookupMode {
+    /// Where their hashes lead to.
+    #[default]
+    Perf,
+    /// Also everywhere else in the directory.
+    Compat,
+    /// As `compat`, unless the superblock says that no kernel with other rules of folding has written the volume.
+    Auto,
+}
+
 /// `discard_unit=`: smallest piece that is discarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiscardUnit {
@@ -108,6 +120,8 @@ pub struct MountOptions {
     pub inline_xattr: bool,
     /// `inline_xattr_size=`: words of that room, where inodes can say it. `None`: 50.
     pub inline_xattr_size: Option<u16>,
+    /// `lookup_mode=`.
+    pub lookup_mode: LookupMode,
     /// `inline_data`: small files lie in their inodes.
     pub inline_data: bool,
     /// `inline_dentry`: so do small directories.
