@@ -196,9 +196,9 @@ pub const KINDS: &[Kind] = &[
     rw("bigalloc-1k", "-t ext4 -b 1024 -O bigalloc -C 8192").block(1024),
     rw("meta-bg", "-t ext4 -b 1024 -O meta_bg,^resize_inode").block(1024),
     // The kernel may lack the quota format, which it needs for a mount that writes.
-    ro("quota", "-t ext4 -b 4096 -O quota").no_kernel(),
+    rw("quota", "-t ext4 -b 4096 -O quota").no_kernel(),
     rw("project", "-t ext4 -b 4096 -O project").no_kernel(),
-    ro(
+    rw(
         "quota-project",
         "-t ext4 -b 4096 -O quota,project -E quotatype=usrquota:grpquota:prjquota",
     )
@@ -210,7 +210,7 @@ pub const KINDS: &[Kind] = &[
     rw("encrypt", "-t ext4 -b 4096 -O encrypt"),
     rw("verity", "-t ext4 -b 4096 -O verity").no_kernel(),
     rw("casefold", "-t ext4 -b 4096 -O casefold").no_kernel(),
-    ro(
+    rw(
         "everything-64k",
         "-t ext4 -b 65536 -I 1024 -O inline_data,ea_inode,quota,project,\
 large_dir,orphan_file,metadata_csum_seed,encrypt,casefold,verity,stable_inodes",

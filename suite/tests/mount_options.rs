@@ -392,8 +392,9 @@ fn a_write_protected_image_is_mounted_read_only() {
     let at = path(&root);
     let sealed = Image::mke2fs(&scratch, "sealed", 64 * MIB, &["-t", "ext4"]);
     succeed("tune2fs", ["-O", "read-only", path(sealed.path())]);
-    let words = ["-t", "ext4", "-O", "bigalloc,quota"];
-    let bigalloc = Image::mke2fs(&scratch, "bigalloc", 64 * MIB, &words);
+    let future = Image::mke2fs(&scratch, "future", 64 * MIB, &["-t", "ext4"]);
+    let feature = "feature FEATURE_R30";
+    succeed("debugfs", ["-w", "-R", feature, path(future.path())]);
     let userdata = scratch.join("userdata");
     succeed("truncate", ["-s", "64M", path(&userdata)]);
     let features = "extra_attr,project_quota,quota,casefold";
@@ -408,7 +409,10 @@ fn a_write_protected_image_is_mounted_read_only() {
     let protected = LoopDevice::attach_read_only(protected.path());
     for (image, why) in [
         (path(sealed.path()), "made to be read only (read-only)"),
-        (path(bigalloc.path()), "not supported for writing: quota"),
+        (
+            path(future.path()),
+            "not supported for writing: FEATURE_R30",
+        ),
         (path(&userdata), "quota_ino"),
         (path(&firmware), "made to be read only (ro)"),
         (path(protected.path()), "takes no writes"),

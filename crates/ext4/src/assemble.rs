@@ -1,8 +1,8 @@
 //! Puts a volume together from its device and superblock.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use steadfs_block::Queue;
 use steadfs_cache::{CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions};
@@ -61,12 +61,11 @@ impl Ext4 {
         // After the overhead, which does not contain it in Linux.
         let added = add_mount_protection(&mut alloc, &sb);
         report.pass_over(added, options.common.salvage)?;
-        let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         queue.set_read_ahead_limit(sizes.read_ahead);
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            txns: Txns::new(Arc::clone(&meta), journaled, geo.cluster_bits == 0),
+            txns: Txns::new(Arc::clone(&meta), journaled, &geo),
             geo,
             queue,
             meta,
@@ -76,6 +75,7 @@ impl Ext4 {
             alloc,
             orphans: Orphans::new(),
             freeing: PendingFrees::new(),
+            quota: OnceLock::new(),
             values: Values::new(),
             verities: VerityFiles::default(),
             orderly_dirs: OrderlyDirs::default(),
@@ -90,7 +90,7 @@ impl Ext4 {
             sb: Mutex::new(Rank::Super, sb),
             overhead,
             remount_state: RemountState::new(),
-            meta_budget,
+            meta_budget: sizes.metadata,
             overlay,
             super_origin: SuperOrigin::new(super_at, super_bytes),
             errors: ErrorLog::new(),

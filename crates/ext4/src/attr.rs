@@ -46,6 +46,7 @@ impl Ext4 {
         if !set.changes_fields() {
             return Ok(());
         }
+        self.prepare_owners([set.uid, set.gid, None], cx.tag)?;
         self.change_fields(cx.tag, inode, 0, |handle, core| {
             let drops = set.kills_privileges(inode.kind());
             self.set_in_core(cx, handle, inode, core, set, drops)
@@ -232,6 +233,7 @@ impl Ext4 {
         if inode.core.read().project == project {
             return Ok(());
         }
+        self.prepare_owners([None, None, Some(project)], cx.tag)?;
         self.change_fields(cx.tag, &inode, 0, |_, core| {
             core.project = project;
             core.ctime = self.now(core);

@@ -96,6 +96,8 @@ pub(crate) fn changed_blocks(
     if let Some(why) = &fs.unwritable {
         return Err(Corruption::new(why.clone()).into());
     }
+    // No record has the counts: they follow from what is changed.
+    fs.open_quota()?;
     let mut replay = Replay::new(&fs);
     replay.all(commits).map_err(|error| match error {
         // The last two: a name that cannot be encoded here.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_base::{Corruption, DevBlock, IoTag};
 use steadfs_block::Queue;
@@ -25,6 +25,7 @@ use crate::node_lock::NodeLock;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::pins::Pins;
+use crate::quota::Quota;
 use crate::super_origin::SuperOrigin;
 use crate::txn::{Handle, Txns};
 use crate::xattr::Values;
@@ -49,6 +50,8 @@ pub struct Ext4 {
     pub(crate) alloc: Allocator,
     pub(crate) orphans: Orphans,
     pub(crate) freeing: PendingFrees,
+    /// What users, groups and projects use, once the volume was writable.
+    pub(crate) quota: OnceLock<Quota>,
     /// Values of attributes in inodes of their own.
     pub(crate) values: Values,
     pub(crate) verities: VerityFiles,
@@ -201,7 +204,10 @@ impl Ext4 {
             let what = "has the casefold flag, but the volume has no encoding of names";
             return Err(Corruption::new(what).in_inode(ino).into());
         }
-        Inode::new(ino, core, self.geo.block_size, &self.writeback)
+        self.cache_owners(&core);
+        let charged = self.charged_before(ino, &core);
+        let inode = Inode::new(ino, core, self.geo.block_size, &self.writeback)?;
+        Ok(inode.with_charged(charged))
     }
 
     /// The inode table's block that holds the inode, and the slot's offset in it. Reads ahead, as the next inode of a
@@ -237,6 +243,7 @@ impl Ext4 {
         let slot = &mut block[at..at + usize::from(self.geo.inode_size)];
         core.encode_into(&self.geo, inode.ino(), slot)?;
         drop(block);
+        self.charge(handle, inode, core)?;
         if core.size > LARGE_FILE && !self.large_file.swap(true, Ordering::AcqRel) {
             self.update_super(handle, Superblock::set_large_file)?;
         }

@@ -20,6 +20,7 @@ use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{FileKind, InodeFlags, InodeMarks, LookupCounts, Result};
 
 use crate::disk::{self, Ino};
+use crate::quota::ChargedCell;
 use crate::txn::Handle;
 
 const SHARDS: usize = 16;
@@ -69,6 +70,8 @@ pub struct Inode {
     reread: AtomicBool,
     /// Whether it is an orphan, may get a name, or was freed.
     pub(crate) marks: InodeMarks,
+    /// What quota counts for it.
+    pub(crate) charged: ChargedCell,
     /// Used since the last sweep.
     recent: AtomicBool,
 }
@@ -116,6 +119,7 @@ impl Inode {
             clustered: ClusterMark::default(),
             reread: AtomicBool::new(false),
             marks: InodeMarks::default(),
+            charged: ChargedCell::default(),
             recent: AtomicBool::new(true),
         })
     }

@@ -33,6 +33,7 @@ mod options;
 mod orphan;
 mod pins;
 mod place;
+mod quota;
 mod remount;
 mod replay;
 mod report;

@@ -276,9 +276,25 @@ impl Ext4 {
         left
     }
 
-    /// Adds a zeroed block at a directory's end (or another inode's whose content is metadata).
-    /// The caller holds `core` for writing, writes the content only, and stores the inode.
+    /// [`Ext4::append_block`] for a directory, which has at most the size of the option `max_dir_size_kb`.
     pub fn append_dir_block(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+    ) -> Result<(FileBlock, Arc<MetaBuf>)> {
+        let limit = self.options.read().max_dir_kib;
+        let blocks = self.geo.block_size.blocks_for(core.size) + 1;
+        let size = blocks << self.geo.block_size.bits();
+        if limit.is_some_and(|kib| size > kib.saturating_mul(1024)) {
+            return Err(FsError::NoSpace);
+        }
+        self.append_block(handle, inode, core)
+    }
+
+    /// Adds a zeroed block at the end of an inode whose content is metadata. The caller holds `core` for writing, writes
+    /// the content only, and stores the inode.
+    pub(crate) fn append_block(
         &self,
         handle: &mut Handle<'_>,
         inode: &Inode,
@@ -286,12 +302,7 @@ impl Ext4 {
     ) -> Result<(FileBlock, Arc<MetaBuf>)> {
         let at = FileBlock(self.geo.block_size.blocks_for(core.size));
         let size = (at.0 + 1) << self.geo.block_size.bits();
-        let limit = self
-            .options
-            .read()
-            .max_dir_kib
-            .map_or(u64::MAX, |kib| kib.saturating_mul(1024));
-        if size > self.geo.max_file_size(has_extents(core)).min(limit) {
+        if size > self.geo.max_file_size(has_extents(core)) {
             return Err(FsError::NoSpace);
         }
         let goal = self.goal_after(inode.ino(), core, at);

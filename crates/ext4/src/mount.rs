@@ -173,6 +173,7 @@ impl Ext4 {
         if let Some(journal) = self.txns.journal() {
             journal.clear_errno().map_err(journal_error)?;
         }
+        self.open_quota()?;
         self.orphans.clean_up(self)
     }
 

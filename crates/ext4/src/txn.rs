@@ -17,8 +17,10 @@ use steadfs_cache::{MetaBuf, MetaCache, MetaMut};
 use steadfs_jbd2::{FastCommitRefusal, Journal, JournalError};
 use steadfs_vfs::{FsError, Result};
 
+use crate::disk::Geometry;
 use crate::fast_commit::refusal;
 use crate::inode::Inode;
+use crate::quota;
 
 /// The transactions of a volume: in its journal, or without one in place, in no order.
 pub struct Txns {
@@ -30,6 +32,8 @@ pub struct Txns {
     stop: OnceLock<StopVolume>,
     /// Fast commits describe what handles change ([`Handle::track`]).
     fast_commits: bool,
+    /// Credits of each handle for the counts of quota, beside those that its operation asks for.
+    quota_credits: u32,
 }
 
 /// Stops a volume for the given cause.
@@ -88,13 +92,16 @@ pub fn journal_error(error: JournalError) -> FsError {
 }
 
 impl Txns {
-    /// For a volume with or without a journal, which is not open yet. `fast_commits`: its changes may be recorded for
-    /// them; not with clusters, as a recorded range does not say which clusters its blocks share with others.
-    pub fn new(cache: Arc<MetaCache>, journaled: bool, fast_commits: bool) -> Self {
+    /// For a volume with or without a journal, which is not open yet. Changes may be recorded for fast commits, but not
+    /// with clusters, as a recorded range does not say which clusters its blocks share with others, nor with quota, as no
+    /// record has the counts.
+    pub fn new(cache: Arc<MetaCache>, journaled: bool, geo: &Geometry) -> Self {
+        let quota_credits = quota::credits(geo);
         Self {
             cache,
             journaled,
-            fast_commits,
+            fast_commits: geo.cluster_bits == 0 && quota_credits == 0,
+            quota_credits,
             journal: OnceLock::new(),
             stop: OnceLock::new(),
         }
@@ -124,7 +131,7 @@ impl Txns {
     pub fn begin_as(&self, credits: u32, tag: IoTag) -> Result<Handle<'_>> {
         let kind = match self.journal.get() {
             Some(journal) => {
-                let handle = journal.begin_as(credits, tag);
+                let handle = journal.begin_as(credits + self.quota_credits, tag);
                 HandleKind::Journal(handle.map_err(journal_error)?)
             }
             None if self.journaled => return Err(FsError::ReadOnly),
@@ -194,7 +201,7 @@ impl Txns {
             written
         };
         journal
-            .commit_beside(credits, tag, change)
+            .commit_beside(credits + self.quota_credits, tag, change)
             .map_err(journal_error)?;
         Ok(written)
     }
@@ -377,6 +384,7 @@ impl Handle<'_> {
     /// brings its operation to a consistent point and calls [`Handle::restart`].
     #[must_use]
     pub fn extend(&mut self, credits: u32) -> bool {
+        let credits = credits + self.txns.quota_credits;
         match &mut self.kind {
             HandleKind::Journal(handle) => {
                 let have = handle.credits();
@@ -390,6 +398,7 @@ impl Handle<'_> {
     /// transaction is locked for its commit. False: there is no room.
     #[must_use]
     pub fn extend_while_locked(&mut self, credits: u32) -> bool {
+        let credits = credits + self.txns.quota_credits;
         match &mut self.kind {
             HandleKind::Journal(handle) => {
                 let have = handle.credits();
@@ -410,7 +419,10 @@ impl Handle<'_> {
             self.fast = FastCommitMode::Untracked;
         }
         match &mut self.kind {
-            HandleKind::Journal(handle) => handle.restart(credits).map_err(journal_error),
+            HandleKind::Journal(handle) => {
+                let credits = credits + self.txns.quota_credits;
+                handle.restart(credits).map_err(journal_error)
+            }
             HandleKind::Direct(_) => Ok(()),
         }
     }

@@ -399,6 +399,13 @@ impl Ext4 {
         Ok((inside.iter().collect(), self.block_list(core)?))
     }
 
+    /// The number of attributes whose value is an inode.
+    pub(crate) fn count_values(&self, ino: Ino, core: &disk::Inode) -> Result<u64> {
+        let (mut inside, mut outside) = self.attr_lists(ino, core)?;
+        let values = [&mut inside, &mut outside].map(|list| list.take_values(usize::MAX).len());
+        Ok(values.into_iter().sum::<usize>() as u64)
+    }
+
     /// Releases the attributes of an inode that is being freed, after [`Ext4::drop_values`]. The caller stores the inode.
     /// [`crate::credits::XATTR_BLOCKS`].
     pub(crate) fn drop_xattrs(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What the crates of the on-disk formats share: errors of structures and their positions ([`error`]), reports of
 //! the checkers ([`check`]), errors of mkfs ([`format`](mod@format)), inode numbers of 32 bits ([`ids`]), and what
-//! the features of a volume allow ([`MountMode`]), and the folded names of case-insensitive directories ([`casefold`]).
+//! the features of a volume allow ([`MountMode`]), the folded names of case-insensitive directories ([`casefold`]), and quota files ([`quota`]).
 //!
 //! A format names its structures by a type that implements [`Structure`]; the errors are generic over it.
 
@@ -11,6 +11,7 @@ pub mod check;
 pub mod error;
 pub mod format;
 pub mod ids;
+pub mod quota;
 
 use std::borrow::Cow;
 

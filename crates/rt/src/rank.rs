@@ -35,6 +35,10 @@ pub enum Rank {
     JournalReclaim,
     /// The superblock in memory.
     Super,
+    /// The cached entries of a quota file.
+    QuotaTable,
+    /// The usage of one user, group or project.
+    Quota,
     /// The content of a metadata buffer.
     MetaBuf,
     /// The journal's superblock.

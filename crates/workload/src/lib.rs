@@ -12,7 +12,6 @@ mod path;
 pub mod pattern;
 mod run;
 mod shrink;
-mod spelling;
 mod text;
 
 pub use model::{Format, ModelFs, Recovery, State};

@@ -8,7 +8,6 @@ use thiserror::Error;
 
 use crate::TreePath;
 use crate::model::Content;
-use crate::spelling::{Speller, plain};
 
 /// One inode as a file system shows it.
 #[derive(Clone, Debug)]
@@ -77,8 +76,7 @@ struct Walk<'a> {
     cx: Cx,
     seen: Observed,
     /// Directories that are not listed yet, with their parents.
-    todo: Vec<(TreePath, Attr, InodeNo)>,
-    speller: Speller,
+    todo: Vec<(TreePath, InodeNo, InodeNo)>,
     /// Number of subdirectories per directory.
     subdirs: BTreeMap<InodeNo, u32>,
 }
@@ -94,14 +92,13 @@ pub fn observe(fs: &dyn FileSystem) -> Result<Observed, Unreadable> {
         cx: Cx::default(),
         seen: Observed::default(),
         todo: Vec::new(),
-        speller: Speller::default(),
         subdirs: BTreeMap::new(),
     };
     let root = TreePath::root();
     let attr = walk.call("getattr", &root, fs.getattr(&walk.cx, fs.root()))?;
     walk.record(root, attr, fs.root())?;
-    while let Some((path, dir, parent)) = walk.todo.pop() {
-        walk.list(&path, &dir, parent)?;
+    while let Some((path, ino, parent)) = walk.todo.pop() {
+        walk.list(&path, ino, parent)?;
     }
     walk.check_links()?;
     Ok(walk.seen)
@@ -135,7 +132,7 @@ impl Walk<'_> {
             if self.seen.inodes.contains_key(&ino) {
                 return self.contradiction(&path, "a directory with two names");
             }
-            self.todo.push((path.clone(), attr.clone(), parent));
+            self.todo.push((path.clone(), ino, parent));
         }
         if !self.seen.inodes.contains_key(&ino) {
             let seen = self.look(&path, &attr)?;
@@ -203,20 +200,20 @@ impl Walk<'_> {
         Ok(content)
     }
 
-    fn list(&mut self, path: &TreePath, dir: &Attr, parent: InodeNo) -> Result<(), Unreadable> {
+    fn list(&mut self, path: &TreePath, dir: InodeNo, parent: InodeNo) -> Result<(), Unreadable> {
         let mut entries = Vec::new();
-        let listed = self.fs.readdir(&self.cx, dir.ino, 0, &mut |entry| {
+        let listed = self.fs.readdir(&self.cx, dir, 0, &mut |entry| {
             entries.push((entry.name.to_vec(), entry.ino, entry.kind));
             true
         });
         self.call("readdir", path, listed)?;
         let mut dots = 0;
         for (name, ino, kind) in entries {
-            let child = path.child(&plain(dir, &name));
+            let child = path.child(&name);
             match name.as_slice() {
                 b"." | b".." => {
                     dots += 1;
-                    let due = if name == b"." { dir.ino } else { parent };
+                    let due = if name == b"." { dir } else { parent };
                     if ino != due {
                         return self.contradiction(&child, format!("is inode {ino}, not {due}"));
                     }
@@ -233,16 +230,15 @@ impl Walk<'_> {
     fn entry(
         &mut self,
         path: TreePath,
-        dir: &Attr,
+        dir: InodeNo,
         ino: InodeNo,
         kind: Option<FileKind>,
     ) -> Result<(), Unreadable> {
         if self.seen.names.contains_key(&path) {
             return self.contradiction(&path, "is listed twice");
         }
-        let name = path.name().unwrap_or_default();
-        let spelled = self.speller.spell(dir, name);
-        let found = self.fs.lookup(&self.cx, dir.ino, &spelled);
+        let name = path.name().unwrap_or_default().to_vec();
+        let found = self.fs.lookup(&self.cx, dir, &name);
         let attr = self.call("lookup", &path, found)?;
         let recorded = if attr.ino != ino {
             self.contradiction(
@@ -256,9 +252,9 @@ impl Walk<'_> {
             )
         } else {
             if attr.kind == FileKind::Directory {
-                *self.subdirs.entry(dir.ino).or_default() += 1;
+                *self.subdirs.entry(dir).or_default() += 1;
             }
-            self.record(path, attr, dir.ino)
+            self.record(path, attr, dir)
         };
         self.fs.forget(ino, 1);
         recorded

@@ -210,6 +210,7 @@ pub const WRITE_RO_COMPAT: RoCompat = RoCompat(
         | RoCompat::GDT_CSUM.0
         | RoCompat::DIR_NLINK.0
         | RoCompat::EXTRA_ISIZE.0
+        | RoCompat::QUOTA.0
         | RoCompat::BIGALLOC.0
         | RoCompat::METADATA_CSUM.0
         | RoCompat::PROJECT.0
@@ -234,11 +235,11 @@ mod tests {
         assert_eq!(mount_mode(features), MountMode::ReadWrite);
         features.compat = Compat(u32::MAX);
         assert_eq!(mount_mode(features), MountMode::ReadWrite);
-        features.ro_compat = RoCompat::QUOTA.union(RoCompat(1 << 30));
+        features.ro_compat = RoCompat::READONLY.union(RoCompat(1 << 30));
         assert_eq!(
             mount_mode(features),
             MountMode::ReadOnly {
-                because: vec!["quota".into(), "FEATURE_R30".into()]
+                because: vec!["read-only".into(), "FEATURE_R30".into()]
             }
         );
         features.incompat = Incompat::JOURNAL_DEV.union(Incompat(1 << 21));

@@ -58,5 +58,5 @@ pub use group_desc::GroupDesc;
 pub use ids::{GroupNo, Ino};
 pub use inode::Inode;
 pub use mmp::Mmp;
-pub use steadfs_format_base::casefold;
+pub use steadfs_format_base::{casefold, quota};
 pub use superblock::Superblock;

@@ -210,9 +210,7 @@ mod tests {
         assert_eq!(names("").unwrap(), "");
         assert_eq!(
             names("quota").unwrap_err(),
-            FormatError::Unsupported(
-                "feature quota (such volumes can only be mounted with -o ro)".into()
-            )
+            FormatError::Unsupported("feature quota".into())
         );
         assert_eq!(names("^bigalloc,^meta_bg").unwrap(), "");
         let unknown = names("no_such").unwrap_err().to_string();

@@ -246,6 +246,7 @@ impl Ext4 {
             core.size = 0;
             core.dtime = u32::try_from(wall_clock().secs).unwrap_or(u32::MAX).max(1);
             self.store_inode(handle, inode, &core)?;
+            self.uncharge(handle, inode)?;
         }
         // Removed from the table before the number can be reused.
         inode.marks.set_dead();

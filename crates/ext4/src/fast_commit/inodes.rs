@@ -9,6 +9,7 @@ use super::Replay;
 use crate::disk::inode::{EA_INODE, I_BLOCK_SIZE, INLINE_DATA, seal};
 use crate::disk::{self, Ino};
 use crate::inode::Inode;
+use crate::quota::owners_of;
 
 /// Flags that select the form of `i_block`.
 const CONTENT_FLAGS: u32 = InodeFlags::EXTENTS.0 | INLINE_DATA.0 | EA_INODE.0;
@@ -19,6 +20,8 @@ impl Replay<'_> {
     pub(super) fn inode(&mut self, ino: Ino, raw: &[u8]) -> Result<()> {
         let new = self.parse(ino, raw)?;
         self.touched.insert(ino);
+        self.fs
+            .prepare_owners(owners_of(&new).map(Some), self.cx.tag)?;
         match self.current(ino)? {
             Some(inode) if inode.core.read().generation == new.generation => {
                 self.update(&inode, new)

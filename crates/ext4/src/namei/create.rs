@@ -23,6 +23,7 @@ use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
+use crate::quota::owners_of;
 use crate::txn::{Handle, Savepoint};
 use crate::xattr::Change;
 
@@ -91,6 +92,7 @@ impl Ext4 {
         let names = dir.lock.read();
         check_may_add(&dir.core.read())?;
         let spec = NewInode::plain(FileKind::Regular, mode, 0);
+        self.prepare_new(cx, &dir, &spec)?;
         let mut pins = Pins::default();
         self.orphans.pin_to_add(self, &mut pins)?;
         let credits = credits::TMPFILE + self.inherit_credits(&dir, cx.tag)?;
@@ -122,6 +124,7 @@ impl Ext4 {
                 check_may_have_subdir(self, &core)?;
             }
         }
+        self.prepare_new(cx, &dir, spec)?;
         let subdir = spec.kind == FileKind::Directory;
         let links = if subdir { 2 } else { 1 };
         let _pins = self.pin_inodes(&[dir.ino()], cx.tag)?;
@@ -138,6 +141,15 @@ impl Ext4 {
         drop(names);
         let inode = made.map_err(|failed: Failed| self.clean_up_failed(failed))?;
         Ok(inode.attr(self))
+    }
+
+    /// Prepares the counts of a new inode's owners. The caller holds no handle.
+    pub(super) fn prepare_new(&self, cx: &Cx, dir: &Inode, spec: &NewInode<'_>) -> Result<()> {
+        if self.quota.get().is_none() {
+            return Ok(());
+        }
+        let core = self.new_core(cx, dir, spec, &Inherited::default(), 0);
+        self.prepare_owners(owners_of(&core).map(Some), cx.tag)
     }
 
     /// Inserts a name at `slot`. `subdir`: the directory's link count gains a `..`.

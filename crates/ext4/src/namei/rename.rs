@@ -316,6 +316,10 @@ impl Ext4 {
         whiteout: bool,
     ) -> Result<(), Failed> {
         let _pins = self.pin_to_rename(cx, from, to, pair)?;
+        let spec = NewInode::plain(FileKind::CharDevice, 0, 0);
+        if whiteout {
+            self.prepare_new(cx, from.dir, &spec)?;
+        }
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             if whiteout || is_dir(&pair.old) {
                 handle.refuse_fast_commits(refusal::DIRECTORY);
@@ -326,7 +330,6 @@ impl Ext4 {
                 None => Some(self.room_for_name(cx, handle, to.dir, to.name, credits::RENAME)?),
             };
             let stand_in = if whiteout {
-                let spec = NewInode::plain(FileKind::CharDevice, 0, 0);
                 Some(self.new_inode(cx, handle, from.dir, &spec, 1)?)
             } else {
                 None

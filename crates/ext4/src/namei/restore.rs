@@ -22,6 +22,7 @@ use crate::disk::dir_entry::NewEntry;
 use crate::disk::superblock::STATE_ERROR;
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::quota::owners_of;
 use crate::txn::Handle;
 
 fn is_dir(inode: &Inode) -> bool {
@@ -169,6 +170,7 @@ impl Ext4 {
         };
         let root = self.inode(Ino::ROOT, cx.tag)?;
         let mut core = self.new_core(&cx, &root, &spec, &Inherited::default(), 0);
+        self.prepare_owners(owners_of(&core).map(Some), cx.tag)?;
         core.generation = file.generation;
         core.flags = InodeFlags(core.flags.0 & InodeFlags::EXTENTS.0);
         let mut pins = self.pin_inodes(&[ino], cx.tag)?;

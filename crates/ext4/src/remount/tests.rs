@@ -142,9 +142,10 @@ fn a_refused_remount_states_its_reason() {
         assert_eq!(fs.options(), "ro,relatime,async_checkpoint=50");
         assert_eq!(write(fs, b"no", b""), Err(FsError::ReadOnly));
     };
-    let image = Image::make(&["-t", "ext4", "-O", "quota"], "32M");
+    let image = Image::make(EXT4, "32M");
+    image.debugfs("feature FEATURE_R30");
     let device = image.device();
-    refused(&open(device, "ro"), "quota");
+    refused(&open(device, "ro"), "FEATURE_R30");
 
     let image = Image::make(EXT4, "32M");
     let device = image.device();

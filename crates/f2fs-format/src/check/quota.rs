@@ -1,24 +1,13 @@
 //! Quota files: recorded usage per user, group and project, compared with the sum over all inodes.
-//!
-//! The files have the kernel's format "vfsv1": blocks of 1024 bytes; from the second block on a tree of four levels
-//! with 256 references per block, one level per byte of the id; then blocks of entries.
 
 use std::collections::BTreeMap;
+
+use steadfs_format_base::quota::{Blocks, Content, Entry, Info, Kind, tree};
 
 use super::{Checker, Issue};
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::inode::{Inline, WORDS};
-use crate::disk::num::get32;
 use crate::disk::{BLOCK_SIZE, Inode, Nid};
-
-const QUOTA_BLOCK: usize = 1024;
-/// Levels of references above the blocks of entries.
-const LEVELS: u32 = 4;
-/// Magic numbers of user, group and project quota files.
-const MAGICS: [u32; 3] = [0xD9C0_1F11, 0xD9C0_1927, 0xD9C0_3F14];
-const HEADER: usize = 16;
-const ENTRY: usize = 72;
-const KINDS: [&str; 3] = ["user", "group", "project"];
 
 /// The usage of an owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,15 +41,15 @@ impl Checker<'_> {
                 .push("quota usage, which the checkpoint has marked as out of date".into());
             return;
         }
-        for (kind, ino) in files.into_iter().enumerate() {
+        for (kind, ino) in Kind::ALL.into_iter().zip(files) {
             let Some(ino) = ino else {
                 continue;
             };
             let Some(content) = self.quota_content(ino) else {
                 continue;
             };
-            let mut counted = std::mem::take(&mut self.usages[kind]);
-            match entries(&content, MAGICS[kind]) {
+            let mut counted = std::mem::take(&mut self.usages[kind.index()]);
+            match entries(content, kind) {
                 Ok(stored) => {
                     for (id, stored) in stored {
                         let found = counted.remove(&id).unwrap_or_default();
@@ -75,10 +64,10 @@ impl Checker<'_> {
         }
     }
 
-    fn compare_usage(&mut self, kind: usize, id: u32, stored: Usage, counted: Usage) {
+    fn compare_usage(&mut self, kind: Kind, id: u32, stored: Usage, counted: Usage) {
         if stored != counted {
             self.issue(Issue::QuotaUsage {
-                kind: KINDS[kind],
+                kind: kind.name(),
                 id,
                 stored: (stored.bytes, stored.inodes),
                 counted: (counted.bytes, counted.inodes),
@@ -122,58 +111,19 @@ impl Checker<'_> {
     }
 }
 
-/// The entries of a quota file; each block is read once.
-fn entries(content: &[u8], magic: u32) -> Result<BTreeMap<u32, Usage>, &'static str> {
-    let (blocks, _) = content.as_chunks::<QUOTA_BLOCK>();
-    let head = blocks.first().ok_or("is empty")?;
-    if get32(head, 0) != magic || get32(head, 4) != 1 {
-        return Err("does not have the magic number of its kind");
-    }
-    let mut seen = vec![false; blocks.len()];
+/// The entries of a quota file.
+fn entries(content: Vec<u8>, kind: Kind) -> Result<BTreeMap<u32, Usage>, &'static str> {
+    let mut content = Content(content);
+    let head = content.read(0).map_err(|_| "is empty")?;
+    let info = Info::of(kind, &head)?;
     let mut found = BTreeMap::new();
-    let mut open = vec![(1, 0)];
-    while let Some((number, level)) = open.pop() {
-        let block: &[u8; QUOTA_BLOCK] = blocks
-            .get(number)
-            .ok_or("refers to a block beyond its end")?;
-        if level == LEVELS {
-            // Several references lead to one block of entries.
-            if !std::mem::replace(&mut seen[number], true) {
-                take_entries(block, &mut found)?;
-            }
-            continue;
-        }
-        if std::mem::replace(&mut seen[number], true) {
-            return Err("uses a block of references twice");
-        }
-        let references = block.as_chunks::<4>().0.iter().map(|word| get32(word, 0));
-        open.extend(
-            references
-                .filter(|n| *n != 0)
-                .map(|n| (n as usize, level + 1)),
-        );
-    }
-    Ok(found)
-}
-
-fn take_entries(
-    block: &[u8; QUOTA_BLOCK],
-    found: &mut BTreeMap<u32, Usage>,
-) -> Result<(), &'static str> {
-    let wide = |entry: &[u8], at: usize| {
-        u64::from(get32(entry, at)) | u64::from(get32(entry, at + 4)) << 32
-    };
-    for entry in block[HEADER..].chunks_exact(ENTRY) {
-        if entry.iter().all(|&byte| byte == 0) {
-            continue;
-        }
+    let each = |_, entry: Entry| {
         let usage = Usage {
-            inodes: wide(entry, 24),
-            bytes: wide(entry, 48),
+            inodes: entry.inodes,
+            bytes: entry.bytes,
         };
-        if found.insert(get32(entry, 0), usage).is_some() {
-            return Err("has two entries for one owner");
-        }
-    }
-    Ok(())
+        found.insert(entry.id, usage);
+    };
+    tree::walk(&mut content, &info, each)?;
+    Ok(found)
 }

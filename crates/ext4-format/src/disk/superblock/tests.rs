@@ -98,11 +98,12 @@ fn default_volumes_are_writable_and_others_named() {
         let sb = Image::make(&["-t", kind], "8M").superblock();
         assert_eq!(features::mount_mode(sb.features()), MountMode::ReadWrite);
     }
-    let sb = Image::make(&["-t", "ext4", "-O", "bigalloc,quota"], "8M").superblock();
+    let image = Image::make(&["-t", "ext4", "-O", "bigalloc,quota"], "8M");
+    image.debugfs("feature FEATURE_R30");
     assert_eq!(
-        features::mount_mode(sb.features()),
+        features::mount_mode(image.superblock().features()),
         MountMode::ReadOnly {
-            because: vec!["quota".into()]
+            because: vec!["FEATURE_R30".into()]
         }
     );
 }
