@@ -12,6 +12,7 @@ mod path;
 pub mod pattern;
 mod run;
 mod shrink;
+mod spelling;
 mod text;
 
 pub use model::{Format, ModelFs, Recovery, State};

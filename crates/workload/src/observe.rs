@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::TreePath;
 use crate::model::Content;
+use crate::spelling::{Speller, plain};
 
 /// One inode as a file system shows it.
 #[derive(Clone, Debug)]
@@ -76,7 +77,8 @@ struct Walk<'a> {
     cx: Cx,
     seen: Observed,
     /// Directories that are not listed yet, with their parents.
-    todo: Vec<(TreePath, InodeNo, InodeNo)>,
+    todo: Vec<(TreePath, Attr, InodeNo)>,
+    speller: Speller,
     /// Number of subdirectories per directory.
     subdirs: BTreeMap<InodeNo, u32>,
 }
@@ -92,13 +94,14 @@ pub fn observe(fs: &dyn FileSystem) -> Result<Observed, Unreadable> {
         cx: Cx::default(),
         seen: Observed::default(),
         todo: Vec::new(),
+        speller: Speller::default(),
         subdirs: BTreeMap::new(),
     };
     let root = TreePath::root();
     let attr = walk.call("getattr", &root, fs.getattr(&walk.cx, fs.root()))?;
     walk.record(root, attr, fs.root())?;
-    while let Some((path, ino, parent)) = walk.todo.pop() {
-        walk.list(&path, ino, parent)?;
+    while let Some((path, dir, parent)) = walk.todo.pop() {
+        walk.list(&path, &dir, parent)?;
     }
     walk.check_links()?;
     Ok(walk.seen)
@@ -132,7 +135,7 @@ impl Walk<'_> {
             if self.seen.inodes.contains_key(&ino) {
                 return self.contradiction(&path, "a directory with two names");
             }
-            self.todo.push((path.clone(), ino, parent));
+            self.todo.push((path.clone(), attr.clone(), parent));
         }
         if !self.seen.inodes.contains_key(&ino) {
             let seen = self.look(&path, &attr)?;
@@ -200,20 +203,20 @@ impl Walk<'_> {
         Ok(content)
     }
 
-    fn list(&mut self, path: &TreePath, dir: InodeNo, parent: InodeNo) -> Result<(), Unreadable> {
+    fn list(&mut self, path: &TreePath, dir: &Attr, parent: InodeNo) -> Result<(), Unreadable> {
         let mut entries = Vec::new();
-        let listed = self.fs.readdir(&self.cx, dir, 0, &mut |entry| {
+        let listed = self.fs.readdir(&self.cx, dir.ino, 0, &mut |entry| {
             entries.push((entry.name.to_vec(), entry.ino, entry.kind));
             true
         });
         self.call("readdir", path, listed)?;
         let mut dots = 0;
         for (name, ino, kind) in entries {
-            let child = path.child(&name);
+            let child = path.child(&plain(dir, &name));
             match name.as_slice() {
                 b"." | b".." => {
                     dots += 1;
-                    let due = if name == b"." { dir } else { parent };
+                    let due = if name == b"." { dir.ino } else { parent };
                     if ino != due {
                         return self.contradiction(&child, format!("is inode {ino}, not {due}"));
                     }
@@ -230,15 +233,16 @@ impl Walk<'_> {
     fn entry(
         &mut self,
         path: TreePath,
-        dir: InodeNo,
+        dir: &Attr,
         ino: InodeNo,
         kind: Option<FileKind>,
     ) -> Result<(), Unreadable> {
         if self.seen.names.contains_key(&path) {
             return self.contradiction(&path, "is listed twice");
         }
-        let name = path.name().unwrap_or_default().to_vec();
-        let found = self.fs.lookup(&self.cx, dir, &name);
+        let name = path.name().unwrap_or_default();
+        let spelled = self.speller.spell(dir, name);
+        let found = self.fs.lookup(&self.cx, dir.ino, &spelled);
         let attr = self.call("lookup", &path, found)?;
         let recorded = if attr.ino != ino {
             self.contradiction(
@@ -252,9 +256,9 @@ impl Walk<'_> {
             )
         } else {
             if attr.kind == FileKind::Directory {
-                *self.subdirs.entry(dir).or_default() += 1;
+                *self.subdirs.entry(dir.ino).or_default() += 1;
             }
-            self.record(path, attr, dir)
+            self.record(path, attr, dir.ino)
         };
         self.fs.forget(ino, 1);
         recorded

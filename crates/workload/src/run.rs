@@ -1,5 +1,6 @@
 //! Runs operations against a file system.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use steadfs_base::{Corruption, InodeNo};
 use steadfs_rt as rt;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Result, SetAttr, SetTime, check_name};
 
+use crate::spelling::{Speller, plain};
 use crate::{Op, Program, Span, Target, TreePath, pattern};
 
 /// What an operation returned, as far as the model predicts it.
@@ -75,6 +77,7 @@ pub struct Runner<'a> {
     fs: &'a dyn FileSystem,
     cx: Cx,
     open: BTreeMap<u32, InodeRef<'a>>,
+    speller: Speller,
 }
 
 impl<'a> Runner<'a> {
@@ -89,6 +92,7 @@ impl<'a> Runner<'a> {
             fs,
             cx,
             open: BTreeMap::new(),
+            speller: Speller::default(),
         }
     }
 
@@ -112,13 +116,14 @@ impl<'a> Runner<'a> {
                 return Err(FsError::NotDir);
             }
             check_name(part)?;
-            at = self.inode_ref(self.fs.lookup(&self.cx, at.attr.ino, part)?);
+            let spelled = self.speller.spell(&at.attr, part);
+            at = self.inode_ref(self.fs.lookup(&self.cx, at.attr.ino, &spelled)?);
         }
         Ok(at)
     }
 
-    /// Resolves the directory that `path` is in.
-    fn walk_dir<'p>(&self, path: &'p TreePath) -> Result<(InodeRef<'a>, &'p [u8])> {
+    /// Resolves the directory that `path` is in, and spells the name there.
+    fn walk_dir<'p>(&self, path: &'p TreePath) -> Result<(InodeRef<'a>, Cow<'p, [u8]>)> {
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
             return Err(FsError::Busy);
         };
@@ -126,7 +131,8 @@ impl<'a> Runner<'a> {
         if dir.attr.kind != FileKind::Directory {
             return Err(FsError::NotDir);
         }
-        Ok((dir, name))
+        let spelled = self.speller.spell(&dir.attr, name);
+        Ok((dir, spelled))
     }
 
     /// The inode that `target` refers to now.
@@ -195,7 +201,7 @@ impl<'a> Runner<'a> {
             Op::Create { path, perm } => {
                 let (dir, name) = self.walk_dir(path)?;
                 let mode = FileKind::Regular.mode_bits() | perm;
-                drop(self.inode_ref(fs.mknod(cx, dir.attr.ino, name, mode, 0)?));
+                drop(self.inode_ref(fs.mknod(cx, dir.attr.ino, &name, mode, 0)?));
             }
             Op::Mknod {
                 path,
@@ -205,33 +211,33 @@ impl<'a> Runner<'a> {
             } => {
                 let (dir, name) = self.walk_dir(path)?;
                 let mode = kind.mode_bits() | perm;
-                drop(self.inode_ref(fs.mknod(cx, dir.attr.ino, name, mode, *rdev)?));
+                drop(self.inode_ref(fs.mknod(cx, dir.attr.ino, &name, mode, *rdev)?));
             }
             Op::Mkdir { path, perm } => {
                 let (dir, name) = self.walk_dir(path)?;
-                drop(self.inode_ref(fs.mkdir(cx, dir.attr.ino, name, *perm)?));
+                drop(self.inode_ref(fs.mkdir(cx, dir.attr.ino, &name, *perm)?));
             }
             Op::Symlink { path, target } => {
                 let (dir, name) = self.walk_dir(path)?;
-                drop(self.inode_ref(fs.symlink(cx, dir.attr.ino, name, target)?));
+                drop(self.inode_ref(fs.symlink(cx, dir.attr.ino, &name, target)?));
             }
             Op::Link { from, path } => {
                 let (dir, name) = self.walk_dir(path)?;
-                let attr = self.with(from, |ino| fs.link(cx, ino, dir.attr.ino, name))?;
+                let attr = self.with(from, |ino| fs.link(cx, ino, dir.attr.ino, &name))?;
                 drop(self.inode_ref(attr));
             }
             Op::Unlink { path } => {
                 let (dir, name) = self.walk_dir(path)?;
-                fs.unlink(cx, dir.attr.ino, name)?;
+                fs.unlink(cx, dir.attr.ino, &name)?;
             }
             Op::Rmdir { path } => {
                 let (dir, name) = self.walk_dir(path)?;
-                fs.rmdir(cx, dir.attr.ino, name)?;
+                fs.rmdir(cx, dir.attr.ino, &name)?;
             }
             Op::Rename { from, to, how } => {
                 let (old, old_name) = self.walk_dir(from)?;
                 let (new, new_name) = self.walk_dir(to)?;
-                let ends = ((old.attr.ino, old_name), (new.attr.ino, new_name));
+                let ends = ((old.attr.ino, &*old_name), (new.attr.ino, &*new_name));
                 fs.rename(cx, ends.0, ends.1, how.flags())?;
             }
             other => unreachable!("{other} does not change names"),
@@ -374,14 +380,16 @@ impl<'a> Runner<'a> {
 
 /// The names in a directory, without `.` and `..`.
 fn list(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<BTreeMap<Vec<u8>, Option<FileKind>>> {
+    let attr = fs.getattr(cx, dir)?;
     let mut names = BTreeMap::new();
     let mut dots = BTreeSet::new();
     let mut twice = None;
     fs.readdir(cx, dir, 0, &mut |entry| {
+        let name = plain(&attr, entry.name);
         if matches!(entry.name, b"." | b"..") {
-            dots.insert(entry.name.to_vec());
-        } else if names.insert(entry.name.to_vec(), entry.kind).is_some() {
-            twice = Some(entry.name.to_vec());
+            dots.insert(name);
+        } else if names.insert(name.clone(), entry.kind).is_some() {
+            twice = Some(name);
         }
         true
     })?;

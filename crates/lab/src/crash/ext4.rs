@@ -35,7 +35,7 @@ struct Recipe {
 
 /// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
 /// that images differ in few blocks.
-const RECIPES: [Recipe; 14] = [
+const RECIPES: [Recipe; 15] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -161,6 +161,16 @@ const RECIPES: [Recipe; 14] = [
         mount: "discard",
         queue: |_| {},
     },
+    Recipe {
+        name: "ext4-casefold-1k",
+        size: "5M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256", "-O", "casefold,orphan_file"],
+        mount: "async_checkpoint=80,discard",
+        queue: |_| {},
+    },
     // The smallest volumes that have a journal: to be filled up.
     Recipe {
         name: "small-bigalloc-1k",
@@ -273,6 +283,10 @@ impl Recipe {
         !self.options.iter().any(without)
     }
 
+    fn has(&self, feature: &str) -> bool {
+        self.options.iter().any(|option| option.contains(feature))
+    }
+
     fn cluster_blocks(&self) -> u32 {
         let mut options = self.options.iter().skip_while(|option| **option != "-C");
         let bytes = options.nth(1).and_then(|bytes| bytes.parse::<u32>().ok());
@@ -312,7 +326,7 @@ impl Recipe {
         let mount = MountOptions::parse(self.mount)
             .map_err(|error| io::Error::other(format!("{}: {error}", self.name)))?;
         let queue = self.queue;
-        Ok(Subject {
+        let subject = Subject {
             name: self.name.to_owned(),
             image,
             format: Format {
@@ -320,10 +334,7 @@ impl Recipe {
                 extents: self.extents,
                 shift_ranges: false,
                 wide_times: self.wide_times,
-                long_values: self
-                    .options
-                    .iter()
-                    .any(|option| option.contains("ea_inode")),
+                long_values: self.has("ea_inode"),
                 cluster_blocks: self.cluster_blocks(),
                 recovery: Recovery::Prefix,
             },
@@ -335,7 +346,11 @@ impl Recipe {
             work: Some(work),
             tool_replays: self.name.contains("fast"),
             fixed_inodes: true,
-        })
+        };
+        match self.has("casefold") {
+            true => subject.with_folded_root(),
+            false => Ok(subject),
+        }
     }
 }
 

@@ -46,7 +46,7 @@ const PLAIN: Recipe = Recipe {
 const URGENT: &[(&str, &str)] = &[("f2fs/gc_urgent_sleep_time", "1"), ("f2fs/gc_urgent", "1")];
 
 /// Each mechanism is on in some and off in others.
-const RECIPES: [Recipe; 13] = [
+const RECIPES: [Recipe; 14] = [
     PLAIN,
     Recipe {
         name: "f2fs-extra",
@@ -86,6 +86,12 @@ const RECIPES: [Recipe; 13] = [
         name: "f2fs-reuse",
         features: "extra_attr,inode_crtime,verity",
         options: "alloc_mode=reuse,nodiscard,fsync_mode=strict",
+        ..PLAIN
+    },
+    Recipe {
+        name: "f2fs-casefold",
+        features: "extra_attr,inode_checksum,casefold",
+        options: "fsync_mode=strict",
         ..PLAIN
     },
     // GC: foreground, background, and SSR in old segments.
@@ -155,6 +161,10 @@ impl Recipe {
             ..FormatOptions::default()
         };
         options.set_features(self.features).map_err(|e| wrong(&e))?;
+        let folds = self.features.contains("casefold");
+        if folds {
+            options.set_encoding("utf8").map_err(|e| wrong(&e))?;
+        }
         let device = image(SIZE, &options).map_err(|e| wrong(&e))?;
         let mut bytes = vec![0; SIZE as usize];
         device.read(0, &mut bytes);
@@ -199,7 +209,10 @@ impl Recipe {
             }
             subject.image = image;
         }
-        Ok(subject)
+        match folds {
+            true => subject.with_folded_root(),
+            false => Ok(subject),
+        }
     }
 }
 

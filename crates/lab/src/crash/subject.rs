@@ -6,9 +6,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use steadfs_block::Device;
-use steadfs_vfs::{FileSystem, Result};
+use steadfs_vfs::{Cx, FileSystem, InodeFlags, Result};
 use steadfs_workload::Format;
 
+use super::free_space::on_volume;
 use super::{Problem, ext4};
 use crate::device::{Fault, Image, Model, RequestFilter, SimDevice};
 
@@ -79,6 +80,35 @@ impl Subject {
         }
         let opened = (self.open)(Arc::new(device.clone()));
         (device, opened)
+    }
+
+    /// Makes the root of the volume, which must have the feature `casefold`, a directory that ignores case: programs
+    /// spell the names there, and below, in another way each time.
+    ///
+    /// # Errors
+    /// The volume cannot be mounted, or has more names than `lost+found`.
+    pub(super) fn with_folded_root(mut self) -> io::Result<Self> {
+        const LOST: &[u8] = b"lost+found";
+        let folded = on_volume(&self, &self.image, |fs, _| {
+            let (cx, root) = (Cx::default(), fs.root());
+            // Only an empty directory takes the flag.
+            let lost = fs.lookup(&cx, root, LOST).ok();
+            if let Some(lost) = &lost {
+                fs.forget(lost.ino, 1);
+                fs.rmdir(&cx, root, LOST).map_err(Problem::Sync)?;
+            }
+            let had = fs.flags(&cx, root).map_err(Problem::Sync)?.flags;
+            fs.set_flags(&cx, root, had.union(InodeFlags::CASEFOLD))
+                .map_err(Problem::Sync)?;
+            if let Some(lost) = lost {
+                let made = fs.mkdir(&cx, root, LOST, lost.perm);
+                fs.forget(made.map_err(Problem::Sync)?.ino, 1);
+            }
+            Ok(())
+        });
+        let wrong = |problem| io::Error::other(format!("{}: {problem}", self.name));
+        self.image = folded.map_err(wrong)?.1;
+        Ok(self)
     }
 
     /// Checks that the format's own tool can be run.
