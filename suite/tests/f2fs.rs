@@ -21,7 +21,7 @@ fn inside_the_judge() {
 
 fn read_by_library(image: &Path, options: &str) -> Tree {
     let options = Options::parse(options).unwrap();
-    let volume = Volume::open(image, &options).unwrap();
+    let volume = Volume::open_with(image, &options).unwrap();
     let tree = Tree::of_volume(&*volume.fs());
     volume.close().unwrap();
     tree

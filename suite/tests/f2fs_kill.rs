@@ -170,7 +170,7 @@ fn kill(scratch: &Scratch, image: &Path, options: &str, seed: u64) -> Vec<Task> 
 
 /// The tree that our mount recovers.
 fn recovered_by_us(image: &Path, tasks: &[Task]) -> Vec<String> {
-    let volume = Volume::open(image, &Options::parse("noatime").unwrap()).unwrap();
+    let volume = Volume::open_with(image, &Options::parse("noatime").unwrap()).unwrap();
     let tree = Tree::of_volume(&*volume.fs());
     for task in tasks {
         for (name, bytes) in &task.durable {

@@ -125,7 +125,8 @@ fn read_list(path: &Path) -> Vec<String> {
 #[track_caller]
 fn read_by_library(image: &Path, options: &str, what: &str) -> Vec<String> {
     let options = Options::parse(options).unwrap();
-    let volume = Volume::open(image, &options).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let volume =
+        Volume::open_with(image, &options).unwrap_or_else(|error| panic!("{what}: {error}"));
     let tree = Tree::of_volume(&*volume.fs());
     volume.close().unwrap();
     lines(&tree)
@@ -354,7 +355,7 @@ fn we_read_and_extend_what_sload_wrote() {
         succeed("sload.f2fs", ["-P", "-f", from, path]);
         check_clean(image.path(), &what);
         {
-            let volume = Volume::open(image.path(), &Options::parse("ro").unwrap()).unwrap();
+            let volume = Volume::open_with(image.path(), &Options::parse("ro").unwrap()).unwrap();
             let read = as_loaded(Tree::of_volume(&*volume.fs()));
             volume.close().unwrap();
             wanted.assert_same(&read, Compare::COPY, &what);

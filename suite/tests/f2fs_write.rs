@@ -132,7 +132,7 @@ fn a_mount_recovers_what_the_kernel_fsynced() {
         boot(&scratch, &[&copy], &script);
         let kernel = without_folder_times(&read_list(&list));
         let options = Options::parse("noatime").unwrap();
-        let volume = Volume::open(image.path(), &options).unwrap();
+        let volume = Volume::open_with(image.path(), &options).unwrap();
         let ours = without_folder_times(&lines(&Tree::of_volume(&*volume.fs())));
         volume.close().unwrap();
         drop(volume);
@@ -170,7 +170,7 @@ fn blocks_that_the_kernel_moved_between_files_are_recovered() {
     let copy = image.copy(&scratch, "copy.img");
     let read = |options: &str| {
         let options = Options::parse(options).unwrap();
-        let volume = Volume::open(image.path(), &options).unwrap();
+        let volume = Volume::open_with(image.path(), &options).unwrap();
         let tree = Tree::of_volume(&*volume.fs());
         volume.close().unwrap();
         without_folder_times(&lines(&tree))
@@ -309,7 +309,7 @@ fn the_kernel_reads_what_was_there_when_checkpoints_were_switched_off() {
     );
     boot(&scratch, &[image.path()], &script);
     let options = Options::parse("noatime").unwrap();
-    let volume = Volume::open(image.path(), &options).unwrap();
+    let volume = Volume::open_with(image.path(), &options).unwrap();
     let ours = lines(&Tree::of_volume(&*volume.fs()));
     volume.close().unwrap();
     drop(volume);

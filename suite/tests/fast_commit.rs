@@ -223,7 +223,7 @@ fn cuts(scratch: &Scratch, args: &[&str], seed: u64) -> Vec<(Image, Tree)> {
 }
 
 fn read_by_library(image: &Path, options: &str) -> (Tree, u64) {
-    let volume = Volume::open(image, &Options::parse(options).unwrap()).unwrap();
+    let volume = Volume::open_with(image, &Options::parse(options).unwrap()).unwrap();
     let tree = Tree::of_volume(&*volume.fs());
     let fast_commits = volume.report().replayed_fast_commits;
     volume.close().unwrap();

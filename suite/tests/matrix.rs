@@ -46,7 +46,7 @@ fn each(wanted: impl Fn(&Kind) -> bool, work: impl Fn(&Kind) + Sync) {
 /// The tree that the library reads.
 fn read_by_library(image: &Path) -> Tree {
     let options = Options::parse("ro").unwrap();
-    let volume = Volume::open(image, &options).unwrap();
+    let volume = Volume::open_with(image, &options).unwrap();
     let tree = Tree::of_volume(&*volume.fs());
     volume.close().unwrap();
     tree
@@ -372,7 +372,7 @@ fn a_directory_with_three_levels_of_index_nodes_grows_in_turn() {
         mount.unmount();
     };
     let by_us = |range: std::ops::Range<u32>| {
-        let volume = Volume::open(image.path(), &Options::parse("rw").unwrap()).unwrap();
+        let volume = Volume::open_with(image.path(), &Options::parse("rw").unwrap()).unwrap();
         let (fs, cx) = (volume.fs(), steadfs_vfs::Cx::default());
         let find = |name| fs.lookup(&cx, fs.root(), name).unwrap().ino;
         let (dir, file) = (find(b"dir"), find(b"file"));

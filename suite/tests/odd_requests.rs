@@ -43,7 +43,7 @@ impl Raw {
             _ => succeed("mke2fs", ["-q", "-F", "-t", "ext4", "-N", &inodes, file]),
         };
         let options = Options::parse_for("cache_size=8M", image.path()).unwrap();
-        let volume = Volume::open(image.path(), &options).unwrap();
+        let volume = Volume::open_with(image.path(), &options).unwrap();
         Self {
             client: RawClient::connect(volume.fs()),
             volume,

@@ -38,7 +38,7 @@ const KINDS: &[&[&str]] = &[
 ];
 
 fn read_by_library(image: &Path) -> Tree {
-    let volume = Volume::open(image, &Options::parse("ro").unwrap()).unwrap();
+    let volume = Volume::open_with(image, &Options::parse("ro").unwrap()).unwrap();
     let tree = Tree::of_volume(&*volume.fs());
     volume.close().unwrap();
     tree

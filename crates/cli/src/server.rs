@@ -328,13 +328,13 @@ fn close_unmounted(volume: &Volume, error: &Error) -> Failure {
 /// Opens the volume.
 fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Options), Failure> {
     let mut options = options.clone();
-    let error = match Volume::open(path, &options) {
+    let error = match Volume::open_with(path, &options) {
         Ok(volume) => return Ok((volume, options)),
         Err(error) => error,
     };
     read_only_because(path, &options, read_write, &error)?;
     options.set_read_only(true);
-    let volume = Volume::open(path, &options).map_err(|error| mount_failure(&error))?;
+    let volume = Volume::open_with(path, &options).map_err(|error| mount_failure(&error))?;
     Ok((volume, options))
 }
 

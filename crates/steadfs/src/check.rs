@@ -144,11 +144,11 @@ impl BlockSource for QueueSource<'_> {
 
 /// Checks the volume on an image file or block device; see [`VolumeDevice::check`].
 pub fn check(
-    path: &Path,
+    path: impl AsRef<Path>,
     options: &Options,
     on_read: &mut dyn FnMut(u64),
 ) -> Result<Checked, Error> {
-    VolumeDevice::open_salvage(path, options)?.check(on_read)
+    VolumeDevice::open_salvage(path.as_ref(), options)?.check(on_read)
 }
 
 impl VolumeDevice {

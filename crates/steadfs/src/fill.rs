@@ -119,7 +119,7 @@ pub fn fill<P: Progress + 'static>(
         let mut options = Options::default();
         options.offset = how.offset;
         options.set_brief();
-        let done = Volume::open(path, &options)
+        let done = Volume::open_with(path, &options)
             .map_err(FillError::from)
             .and_then(|volume| into(&volume, from, how, &mut progress));
         return (Some(progress), done);

@@ -19,11 +19,11 @@ const SMALLEST_SECTOR: u32 = 512;
 /// Makes a volume on an image file or block device. Its content from [`FormatOptions::offset`] on is lost. `size` in
 /// bytes, for an image that is created or extended, or for a volume smaller than the device; `None`: the whole device.
 pub fn format(
-    path: &Path,
+    path: impl AsRef<Path>,
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
-    format_within(path, None, size, options)
+    format_within(path.as_ref(), None, size, options)
 }
 
 /// As [`format()`], in a part of a disk instead of from an offset on: nothing outside it is touched.
@@ -90,11 +90,11 @@ fn read_only(offset: u64) -> OpenOptions {
 
 /// Makes an f2fs volume; `path` and `size` as in [`format()`].
 pub fn format_f2fs(
-    path: &Path,
+    path: impl AsRef<Path>,
     size: Option<u64>,
     options: &f2fs::FormatOptions,
 ) -> Result<f2fs::FormatReport, Error> {
-    format_f2fs_within(path, None, size, options)
+    format_f2fs_within(path.as_ref(), None, size, options)
 }
 
 /// As [`format_f2fs()`], in a part of a disk.

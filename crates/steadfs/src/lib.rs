@@ -1,8 +1,106 @@
-//! The library: probe, open, format, check, fill and mount volumes.
+//! ext2, ext3, ext4 and f2fs volumes without a driver: make, open, read, write, check and mount them.
+//!
+//! ```
+//! # fn main() -> std::io::Result<()> {
+//! # let dir = tempfile::tempdir()?;
+//! # let image = dir.path().join("disk.img");
+//! use steadfs::{FormatOptions, Options, Volume};
+//!
+//! steadfs::format(&image, Some(64 << 20), &FormatOptions::default())?;
+//!
+//! let volume = Volume::open(&image)?;
+//! volume.create_dir("/home")?;
+//! volume.write("/home/greeting", "hello\n")?;
+//! volume.close()?; // writes everything, and says if it could not
+//!
+//! let checked = steadfs::check(&image, &Options::default(), &mut |_| {})?;
+//! assert!(checked.is_clean());
+//!
+//! let read_only = Volume::open_with(&image, &Options::parse("ro")?)?;
+//! assert_eq!(read_only.read("/home/greeting")?, b"hello\n");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Volume`] has the calls by path, [`File`] is `Read + Write + Seek + Send`. Below them are the calls by inode number
+//! ([`Volume::fs`], [`FileSystem`]); [`tools`] has what the commands do. Errors are [`std::io::Error`]s with a
+//! [`VolumeIoError`] inside, or [`Error`] for the volume as a whole, which becomes one.
+//!
+//! # A device of one's own
+//!
+//! A volume can be on anything that is a [`Device`], for instance on byte ranges that a server sends:
+//!
+//! ```
+//! use std::io;
+//! use std::ops::Range;
+//! use std::path::Path;
+//! use std::sync::Arc;
+//! use steadfs::{Bio, CacheSizes, Device, Done, Geometry, IoError, Op, Options, Volume};
+//!
+//! struct Remote<F> {
+//!     geometry: Geometry,
+//!     /// Reads these bytes.
+//!     get: F,
+//! }
+//!
+//! impl<F: Fn(Range<u64>) -> io::Result<Vec<u8>>> Remote<F> {
+//!     fn read_into(&self, bio: &mut Bio) -> Result<(), IoError> {
+//!         self.geometry.check(bio)?; // in range, whole sectors, no write to a read-only device
+//!         if bio.op == Op::Read {
+//!             let bytes = (self.get)(bio.offset..bio.end());
+//!             let bytes = bytes.map_err(|error| IoError::of(bio, error.to_string()))?;
+//!             let mut rest = &bytes[..];
+//!             for buf in &mut bio.bufs {
+//!                 let (now, later) = rest.split_at(buf.len());
+//!                 buf.make_mut().copy_from_slice(now);
+//!                 rest = later;
+//!             }
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! impl<F: Fn(Range<u64>) -> io::Result<Vec<u8>> + Send + Sync> Device for Remote<F> {
+//!     fn geometry(&self) -> &Geometry {
+//!         &self.geometry
+//!     }
+//!
+//!     fn start(&self, mut bio: Bio, done: Done) {
+//!         let result = self.read_into(&mut bio);
+//!         done(bio, result);
+//!     }
+//! }
+//!
+//! # fn main() -> io::Result<()> {
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("disk.img");
+//! # steadfs::format(&path, Some(16 << 20), &steadfs::FormatOptions::default())?;
+//! # let volume = Volume::open(&path)?;
+//! # volume.write("/file", "far away")?;
+//! # volume.close()?;
+//! # let image = std::fs::read(&path)?;
+//! let geometry = Geometry {
+//!     size: image.len() as u64,
+//!     logical_block: 512,
+//!     read_only: true,
+//!     discard_granularity: None,
+//!     discard_zeroes: false,
+//!     fua: false,
+//!     max_transfer: 1 << 20,
+//! };
+//! let get = move |range: Range<u64>| Ok(image[range.start as usize..range.end as usize].to_vec());
+//! let device = Arc::new(Remote { geometry, get });
+//! let (name, options) = (Path::new("remote"), Options::parse("ro")?);
+//! let volume = Volume::on(device, name, CacheSizes::of(8 << 20), &options)?;
+//! assert_eq!(volume.read_to_string("/file")?, "far away");
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
 mod check;
+mod files;
 mod fill;
 mod fit;
 mod format;
@@ -24,6 +122,7 @@ pub mod tools;
 mod volume;
 
 pub use check::{Checked, check};
+pub use files::{DirEntry, File, Metadata, OpenFile, ReadDir, VolumeIoError, Walk, WalkEntry};
 pub use fill::{Fill, FillError, FillSource, Filled, Origin, ReproducibleDevice, fill, fill_open};
 pub use fit::{FREE_PERCENT_MAX, Fit, FitFree, FitKind, FitPass, FitPlan};
 pub use format::{check_unused, dry_run, format, format_f2fs, format_f2fs_within, format_within};
@@ -36,7 +135,12 @@ pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, 
 pub use owners::OwnerRules;
 pub use probe::{Kind, probe};
 pub use staged::StagedVolume;
-pub use steadfs_block::{DeviceModel, OpenError, Policy, QueueSettings};
+pub use steadfs_base::{InodeNo, Timestamp};
+pub use steadfs_block::{
+    Bio, Buf, Device, DeviceModel, Done, Geometry, IoError, MemDevice, Op, OpenError, Policy,
+    QueueSettings,
+};
+pub use steadfs_cache::CacheSizes;
 pub use steadfs_ext4::MountOptions;
 pub use steadfs_ext4::format::{FormatError, FormatOptions, FormatReport};
 pub use steadfs_f2fs::format::{
@@ -48,6 +152,9 @@ pub use steadfs_fuse::{
     KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, Mounter, PendingCloseResult,
     Record, Reopen, Served, Service, ServiceClient, ServiceError, SyncError, Synced, Unmount,
     broker_sockets, serve_commands, uring_hint,
+};
+pub use steadfs_vfs::{
+    Attr, Cx, FallocMode, FileKind, FileSystem, FsError, InodeFlags, SetAttr, StatFs,
 };
 pub use tar::{TarError, TarTree};
 pub use volume::{Error, OpenReport, Volume, VolumeDevice, reopen_for_writing};

@@ -67,10 +67,10 @@ pub(crate) fn failed(path: &Path, error: impl Into<Unopened>) -> Error {
 }
 
 /// Determines the kind of file system on an image file or block device.
-pub fn probe(path: &Path, options: &Options) -> Result<Kind, Error> {
+pub fn probe(path: impl AsRef<Path>, options: &Options) -> Result<Kind, Error> {
     let mut options = options.clone();
     options.set_read_only(true);
-    VolumeDevice::open(path, &options)?.kind()
+    VolumeDevice::open(path.as_ref(), &options)?.kind()
 }
 
 /// Offset of ext4's superblock and of f2fs's first one in the volume.

@@ -1,5 +1,6 @@
 //! An open volume on an image file or block device.
 
+mod error;
 mod partitions;
 
 use std::os::fd::OwnedFd;
@@ -15,8 +16,10 @@ use steadfs_ext4::{CacheSizes, Ext4, ProtectionMode};
 use steadfs_f2fs::F2fs;
 use steadfs_fuse::{BlockDevice, BrokerClient, FileId, MountError};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
-use thiserror::Error;
 
+pub use error::Error;
+
+use crate::files::InUse;
 use crate::image::Found;
 use crate::layers::{Base, LayerError, Layers, OpenedOverlay};
 use crate::memory::{default_cache_size, overlay_memory};
@@ -24,59 +27,6 @@ use crate::nbd;
 use crate::nodes::protection_of;
 use crate::probe::{Kind, Unopened, failed, kind_on, kind_within};
 use crate::{Io, IoEngine, Options, Overlay};
-
-/// Why a volume could not be opened, mounted or closed.
-#[derive(Debug, Error)]
-pub enum Error {
-    /// The device could not be opened.
-    #[error("{0}")]
-    Open(#[from] OpenError),
-    /// The device holds no volume.
-    #[error("{}: {found}", path.display())]
-    NoVolume {
-        /// The device.
-        path: PathBuf,
-        /// The content of the device.
-        found: Found,
-    },
-    /// The device has no such partition.
-    #[error("{}: {why}", path.display())]
-    NoPartition {
-        /// The device.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// The volume was not checked; it may be corrupt or not.
-    #[error("{}: not checked: {why}", path.display())]
-    Unchecked {
-        /// The device.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// The volume could not be opened, or an operation failed.
-    #[error("{}: {error}", path.display())]
-    Volume {
-        /// The device.
-        path: PathBuf,
-        /// Why.
-        error: FsError,
-    },
-    /// The mount failed.
-    #[error("{0}")]
-    Mount(#[from] MountError),
-}
-
-impl Error {
-    /// The error of the file system, if it is one.
-    pub fn fs_error(&self) -> Option<&FsError> {
-        match self {
-            Self::Volume { error, .. } => Some(error),
-            _ => None,
-        }
-    }
-}
 
 /// The result of opening a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -139,6 +89,22 @@ pub struct Volume {
     layers: Option<Layers>,
     block_size: u32,
     io: Arc<Io>,
+    in_use: Arc<InUse>,
+    /// Closes the volume of a library's caller.
+    ending: Option<Ending>,
+}
+
+/// Closes a volume when it is dropped.
+struct Ending(Arc<dyn FileSystem>, Arc<InUse>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.1.end();
+        // After Volume::close, which reports errors, this fails at once.
+        if let Err(error) = self.0.unmount() {
+            tracing::debug!("the volume is not closed again: {error}");
+        }
+    }
 }
 
 fn open_options(options: &Options) -> OpenOptions {
@@ -424,9 +390,31 @@ fn open_on(
 }
 
 impl Volume {
-    /// Opens the volume on an image file or block device.
-    pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
-        VolumeDevice::open(path, options)?.volume()
+    /// Opens the volume on an image file or block device for reading and writing, with recovery if it is needed.
+    /// [`Volume::close`] reports the errors of what is written at the end; a volume that is dropped is closed without.
+    ///
+    /// # Errors
+    /// There is no volume, or another program uses it; it cannot be read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open_with(path.as_ref(), &Options::default())
+    }
+
+    /// The same with options, such as `ro`, `noload` or `partition=`.
+    ///
+    /// # Errors
+    /// As [`Volume::open`].
+    pub fn open_with(path: &Path, options: &Options) -> Result<Self, Error> {
+        let opened = VolumeDevice::open(path, options)?.volume()?;
+        Ok(opened.ending_with_its_owner())
+    }
+
+    fn ending_with_its_owner(mut self) -> Self {
+        self.ending = Some(Ending(self.fs(), self.in_use()));
+        self
+    }
+
+    pub(crate) fn in_use(&self) -> Arc<InUse> {
+        Arc::clone(&self.in_use)
     }
 
     /// Opens the volume on a device of the caller's, such as a modelled one. `name` stands for it in messages and in
@@ -440,7 +428,8 @@ impl Volume {
         sizes: CacheSizes,
         options: &Options,
     ) -> Result<Self, Error> {
-        Self::handed_over(device, name, sizes, options, &[])
+        let opened = Self::handed_over(device, name, sizes, options, &[])?;
+        Ok(opened.ending_with_its_owner())
     }
 
     fn handed_over(
@@ -462,6 +451,8 @@ impl Volume {
             layers: None,
             block_size,
             io: Arc::new(Io::new(queue, options.io)),
+            in_use: Arc::default(),
+            ending: None,
         })
     }
 
@@ -545,9 +536,16 @@ impl Volume {
         }
     }
 
-    /// Writes everything and marks the volume clean. An error means that data was lost.
+    /// Writes everything, marks the volume clean and gives up the device. An error means that data was lost. Later calls
+    /// fail.
     pub fn close(&self) -> Result<(), Error> {
-        self.fs.unmount().map_err(|error| Error::Volume {
+        self.in_use.end();
+        let closed = self.fs.unmount();
+        if self.ending.is_some() {
+            // No server has it, which would need the claim until its mount has ended.
+            self.give_up_device();
+        }
+        closed.map_err(|error| Error::Volume {
             path: self.path.clone(),
             error,
         })

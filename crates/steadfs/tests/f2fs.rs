@@ -38,7 +38,7 @@ fn a_volume_is_known_and_read() {
     let image = image(dir.path(), &tree);
     let read_only = Options::parse("ro").unwrap();
     assert_eq!(probe(&image, &read_only).unwrap(), Kind::F2fs);
-    let volume = Volume::open(&image, &read_only).unwrap();
+    let volume = Volume::open_with(&image, &read_only).unwrap();
     assert_eq!((volume.kind().name(), volume.block_size()), ("f2fs", 4096));
     let (fs, cx) = (volume.fs(), Cx::default());
     let mut at = fs.root();
@@ -64,7 +64,10 @@ fn what_cannot_be_done_is_said() {
         ("ro,inline_xattr_size=20", "flexible_inline_xattr"),
     ] {
         let options = Options::parse(list).unwrap();
-        let said = Volume::open(&image, &options).err().unwrap().to_string();
+        let said = Volume::open_with(&image, &options)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(said.contains(why), "{list}: {said}");
     }
 }

@@ -162,7 +162,7 @@ fn names_end_at_255_bytes_in_every_call() {
     let dir = tempfile::tempdir().unwrap();
     for path in volumes(dir.path()) {
         let options = Options::parse("").unwrap();
-        let volume = Volume::open(&path, &options).unwrap();
+        let volume = Volume::open_with(&path, &options).unwrap();
         let (fs, cx) = (volume.fs(), owner_cx());
         for (n, (call, needs, run)) in CALLS.iter().enumerate() {
             let what = format!("{}: {call}", path.display());

@@ -126,6 +126,12 @@ pub enum FsError {
     },
 }
 
+impl From<FsError> for std::io::Error {
+    fn from(error: FsError) -> Self {
+        Self::new(error.io_kind(), error)
+    }
+}
+
 impl FsError {
     /// From the host's refusal of a thread.
     pub fn no_thread(error: impl fmt::Display) -> Self {
@@ -173,6 +179,11 @@ impl FsError {
             Self::Corrupt(corruption) => Some(corruption),
             _ => None,
         }
+    }
+
+    /// The kind of this error in [`std::io`].
+    pub fn io_kind(&self) -> std::io::ErrorKind {
+        std::io::Error::from_raw_os_error(self.errno()).kind()
     }
 
     /// Whether content of the volume failed verification.

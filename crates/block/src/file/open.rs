@@ -144,6 +144,17 @@ fn emptiness(size: u64, offset: u64) -> String {
 }
 
 impl OpenError {
+    /// The kind of this error in [`std::io`].
+    pub fn io_kind(&self) -> std::io::ErrorKind {
+        match self {
+            Self::Busy { .. } => std::io::ErrorKind::ResourceBusy,
+            Self::WrongKind { .. } | Self::Empty { .. } => std::io::ErrorKind::InvalidInput,
+            Self::Limited { .. } => std::io::ErrorKind::FileTooLarge,
+            Self::NoUring { .. } => std::io::ErrorKind::Unsupported,
+            Self::Io { cause, .. } => cause.kind(),
+        }
+    }
+
     fn io(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> Self {
         let path = path.to_owned();
         move |errno| Self::Io {

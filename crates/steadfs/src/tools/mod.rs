@@ -52,6 +52,7 @@ pub use tree::{Branch, Branches, TreeCount, TreeOptions, tree};
 pub(crate) use tree_in::tree_in;
 pub(crate) use walk::DEPTH_MAX;
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
+pub(crate) use walker::Entries;
 pub use walker::{Unreadable, Visited, Visitor, visit};
 
 /// The error of a tool, with the path.
@@ -121,6 +122,17 @@ pub enum ToolError {
 }
 
 impl ToolError {
+    /// The kind of this error in [`io`].
+    pub fn io_kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Host { source, .. } => source.kind(),
+            Self::Volume { source, .. } | Self::Change { source, .. } => source.io_kind(),
+            Self::TooDeep { .. } | Self::Wrong(_) => io::ErrorKind::InvalidInput,
+            Self::Stopped => io::ErrorKind::Interrupted,
+            Self::Refused { .. } | Self::NotKept { .. } | Self::TooMuch(_) => io::ErrorKind::Other,
+        }
+    }
+
     /// Whether every later file would fail in the same way.
     fn ends_all(&self) -> bool {
         match self {

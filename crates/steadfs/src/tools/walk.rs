@@ -45,6 +45,13 @@ impl<'a> Held<'a> {
         }
     }
 
+    /// The attributes; the caller takes over the lookup count, which the root does not have.
+    pub(crate) fn into_counted(self) -> Attr {
+        let mut this = self;
+        this.counted = false;
+        this.attr.clone()
+    }
+
     /// Attributes at the time it was found.
     pub fn attr(&self) -> &Attr {
         &self.attr

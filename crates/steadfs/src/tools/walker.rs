@@ -18,7 +18,7 @@ use super::{At, Result, ToolError, push};
 const BATCH: usize = 4096;
 
 /// The entries of a directory, in its order.
-pub(super) struct Entries {
+pub(crate) struct Entries {
     dir: InodeNo,
     ready: VecDeque<Entry>,
     /// The cookie that continues; `None` at the end.

@@ -1,0 +1,505 @@
+//! Files of a volume by their paths, as [`std::fs`] has them for the host.
+//!
+//! Paths begin at the volume's root, with a slash or without; symbolic links are followed inside the volume. Calls have
+//! the rights of the volume's owner: permissions are not checked.
+
+mod dir;
+mod error;
+mod file;
+mod metadata;
+mod open;
+mod tree;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use steadfs_base::InodeNo;
+use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::{Attr, Cx, FileSystem, FsError, RenameFlags, SetAttr, SetXattr, StatFs};
+
+pub use dir::{DirEntry, ReadDir};
+pub use error::VolumeIoError;
+pub use file::File;
+pub use metadata::Metadata;
+pub use open::OpenFile;
+pub use tree::{Walk, WalkEntry};
+
+use crate::Volume;
+use crate::tools::{self, CopyOptions, Held, Selection, owner_cx, resolve, resolve_parent};
+use error::At;
+
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// The directory that a path ends in, and the name there.
+struct Parent<'a> {
+    dir: Held<'a>,
+    name: Vec<u8>,
+}
+
+/// What the files of an open volume share.
+#[derive(Debug)]
+pub(crate) struct InUse {
+    /// Held while a file is appended to: its end must not move meanwhile.
+    appends: Mutex<()>,
+    closed: AtomicBool,
+}
+
+impl Default for InUse {
+    fn default() -> Self {
+        Self {
+            appends: Mutex::new(Rank::Record, ()),
+            closed: AtomicBool::new(false),
+        }
+    }
+}
+
+impl InUse {
+    /// From now on nothing is read from the volume's caches, either.
+    pub(crate) fn end(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    fn check(&self) -> Result<(), FsError> {
+        match self.closed.load(Ordering::Acquire) {
+            true => Err(FsError::Stopped("it is closed".to_owned())),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The calls of one volume.
+#[derive(Clone)]
+struct Calls {
+    fs: Arc<dyn FileSystem>,
+    cx: Cx,
+    in_use: Arc<InUse>,
+}
+
+impl Calls {
+    fn find(&self, path: &Path, follow: bool) -> Result<Held<'_>, FsError> {
+        self.in_use.check()?;
+        resolve(&*self.fs, &self.cx, bytes(path), follow)
+    }
+
+    fn parent(&self, path: &Path) -> Result<Parent<'_>, FsError> {
+        self.in_use.check()?;
+        let (dir, name) = resolve_parent(&*self.fs, &self.cx, bytes(path))?;
+        Ok(Parent { dir, name })
+    }
+
+    /// Calls `work` with the file at a path; an error names the path.
+    fn with<T>(
+        &self,
+        path: &Path,
+        follow: bool,
+        work: impl FnOnce(InodeNo, &Attr) -> Result<T, FsError>,
+    ) -> io::Result<T> {
+        let found = self.find(path, follow);
+        let done = found.and_then(|file| work(file.ino(), file.attr()));
+        done.at(path)
+    }
+
+    /// Makes something at a path, and drops its lookup count.
+    fn make(
+        &self,
+        path: &Path,
+        work: impl FnOnce(InodeNo, &[u8]) -> Result<Attr, FsError>,
+    ) -> io::Result<()> {
+        let made = self.parent(path).and_then(|parent| {
+            let attr = work(parent.dir.ino(), &parent.name)?;
+            self.fs.forget(attr.ino, 1);
+            Ok(())
+        });
+        made.at(path)
+    }
+}
+
+/// Files by their paths.
+///
+/// ```
+/// # fn main() -> std::io::Result<()> {
+/// # let dir = tempfile::tempdir()?;
+/// # let image = dir.path().join("disk.img");
+/// # steadfs::format(&image, Some(16 << 20), &steadfs::FormatOptions::default())?;
+/// use std::io::{Read, Write};
+///
+/// let volume = steadfs::Volume::open(&image)?;
+/// volume.create_dir_all("/etc/network")?;
+/// volume.write("/etc/hostname", "box\n")?;
+///
+/// let mut log = volume.open_file().append(true).create(true).open("/log")?;
+/// writeln!(log, "hello")?;
+/// log.sync_all()?; // survives a power cut from here on
+///
+/// assert_eq!(volume.read_to_string("/etc/hostname")?, "box\n");
+/// for entry in volume.read_dir("/etc")? {
+///     println!("{}", entry?.file_name().display());
+/// }
+/// volume.close()?;
+/// # Ok(())
+/// # }
+/// ```
+impl Volume {
+    fn calls(&self) -> Calls {
+        Calls {
+            fs: self.fs(),
+            cx: owner_cx(),
+            in_use: self.in_use(),
+        }
+    }
+
+    /// Opens a file for reading; [`Volume::open_file`] has other ways.
+    ///
+    /// # Errors
+    /// There is no such file, or it is a directory; an encrypted file has no key.
+    pub fn file(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        self.open_file().read(true).open(path)
+    }
+
+    /// Opens a file for writing, which is made or truncated.
+    ///
+    /// # Errors
+    /// As [`OpenFile::open`].
+    pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        let mut how = self.open_file();
+        how.write(true).create(true).truncate(true).open(path)
+    }
+
+    /// Says how a file is to be opened, as [`std::fs::OpenOptions`].
+    pub fn open_file(&self) -> OpenFile {
+        OpenFile::new(self.calls())
+    }
+
+    /// The content of a file.
+    ///
+    /// # Errors
+    /// As [`Volume::file`]; it cannot be read.
+    pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+        let mut content = Vec::new();
+        io::Read::read_to_end(&mut self.file(path)?, &mut content)?;
+        Ok(content)
+    }
+
+    /// The content of a file in UTF-8.
+    ///
+    /// # Errors
+    /// As [`Volume::read`]; `InvalidData` for other content.
+    pub fn read_to_string(&self, path: impl AsRef<Path>) -> io::Result<String> {
+        io::read_to_string(self.file(path)?)
+    }
+
+    /// Writes a whole file, which is made or truncated. It is durable after [`Volume::sync`] or [`File::sync_all`].
+    ///
+    /// # Errors
+    /// As [`Volume::create`]; there is no space.
+    pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> io::Result<()> {
+        io::Write::write_all(&mut self.create(path)?, content.as_ref())
+    }
+
+    /// Attributes of a file; links are followed.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
+        let attr = |_, attr: &Attr| Ok(Metadata::of(attr.clone()));
+        self.calls().with(path.as_ref(), true, attr)
+    }
+
+    /// Attributes of a file, or of a link itself.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
+        let attr = |_, attr: &Attr| Ok(Metadata::of(attr.clone()));
+        self.calls().with(path.as_ref(), false, attr)
+    }
+
+    /// Whether there is a file; a link that leads nowhere is none.
+    ///
+    /// # Errors
+    /// The volume cannot be read.
+    pub fn try_exists(&self, path: impl AsRef<Path>) -> io::Result<bool> {
+        match self.metadata(path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The names in a directory, `.` and `..` left out, in the directory's order.
+    ///
+    /// # Errors
+    /// There is no such directory.
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
+        ReadDir::open(self.calls(), path.as_ref())
+    }
+
+    /// The files below a directory, each directory before what is in it.
+    ///
+    /// # Errors
+    /// There is no such directory.
+    pub fn walk(&self, path: impl AsRef<Path>) -> io::Result<Walk> {
+        Walk::below(self.read_dir(path)?)
+    }
+
+    /// Makes a directory with the permissions 0755.
+    ///
+    /// # Errors
+    /// The name exists; the directory around it does not; there is no space.
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let calls = self.calls();
+        let make = |dir, name: &[u8]| calls.fs.mkdir(&calls.cx, dir, name, 0o755);
+        calls.make(path.as_ref(), make)
+    }
+
+    /// Makes a directory and those around it, as far as they do not exist.
+    ///
+    /// # Errors
+    /// As [`Volume::create_dir`]; a file is in the way.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let path = path.as_ref();
+        let around: Vec<&Path> = path.ancestors().collect();
+        for dir in around.into_iter().rev() {
+            if dir.as_os_str().is_empty() || dir == Path::new("/") {
+                continue;
+            }
+            match self.create_dir(dir) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    if !self.metadata(dir)?.is_dir() {
+                        return Err(FsError::NotDir).at(dir);
+                    }
+                }
+                made => made?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the name of a file that is not a directory.
+    ///
+    /// # Errors
+    /// There is no such file, or it is a directory.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let (calls, path) = (self.calls(), path.as_ref());
+        let parent = calls.parent(path);
+        parent
+            .and_then(|at| calls.fs.unlink(&calls.cx, at.dir.ino(), &at.name))
+            .at(path)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// There is no such directory, or it is not empty.
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let (calls, path) = (self.calls(), path.as_ref());
+        let parent = calls.parent(path);
+        parent
+            .and_then(|at| calls.fs.rmdir(&calls.cx, at.dir.ino(), &at.name))
+            .at(path)
+    }
+
+    /// Removes a directory with all that is in it. Links are removed, not followed.
+    ///
+    /// # Errors
+    /// There is no such directory; something in it cannot be removed, and the rest is.
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let path = path.as_ref();
+        if !self.symlink_metadata(path)?.is_dir() {
+            return Err(FsError::NotDir).at(path);
+        }
+        tree::remove(&self.calls(), path)
+    }
+
+    /// Moves a name. A file at the new name is replaced, as by rename(2).
+    ///
+    /// # Errors
+    /// There is no such file; the new name is a directory that is not empty.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        let calls = self.calls();
+        let old = calls.parent(from).at(from)?;
+        let new = calls.parent(to).at(to)?;
+        let ends = ((old.dir.ino(), &*old.name), (new.dir.ino(), &*new.name));
+        let moved = calls
+            .fs
+            .rename(&calls.cx, ends.0, ends.1, RenameFlags::default());
+        moved.at(from)
+    }
+
+    /// Gives a file another name.
+    ///
+    /// # Errors
+    /// There is no such file, or it is a directory; the new name exists.
+    pub fn hard_link(&self, file: impl AsRef<Path>, name: impl AsRef<Path>) -> io::Result<()> {
+        let calls = self.calls();
+        let found = calls.find(file.as_ref(), false).at(file.as_ref())?;
+        let link = |dir, name: &[u8]| calls.fs.link(&calls.cx, found.ino(), dir, name);
+        calls.make(name.as_ref(), link)
+    }
+
+    /// Makes a symbolic link to `target`.
+    ///
+    /// # Errors
+    /// The name exists; there is no space.
+    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
+        let (calls, target) = (self.calls(), target.as_ref());
+        let make = |dir, name: &[u8]| calls.fs.symlink(&calls.cx, dir, name, bytes(target));
+        calls.make(link.as_ref(), make)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// There is no such link; `InvalidInput` for another file.
+    pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
+        let calls = self.calls();
+        let target = calls.with(path.as_ref(), false, |ino, attr| {
+            match attr.kind == steadfs_vfs::FileKind::Symlink {
+                true => calls.fs.readlink(&calls.cx, ino),
+                false => Err(FsError::Invalid("not a symbolic link")),
+            }
+        })?;
+        Ok(OsString::from_vec(target).into())
+    }
+
+    fn set(&self, path: &Path, set: &SetAttr) -> io::Result<()> {
+        let calls = self.calls();
+        let changed = |ino, _: &Attr| calls.fs.setattr(&calls.cx, ino, set).map(drop);
+        calls.with(path, true, changed)
+    }
+
+    /// Sets the permission bits (octal, at most 07777) of a file.
+    ///
+    /// # Errors
+    /// There is no such file, or it is immutable.
+    pub fn set_permissions(&self, path: impl AsRef<Path>, permissions: u32) -> io::Result<()> {
+        let set = SetAttr {
+            perm: Some(permissions & 0o7777),
+            ..SetAttr::default()
+        };
+        self.set(path.as_ref(), &set)
+    }
+
+    /// Sets the owner of a file.
+    ///
+    /// # Errors
+    /// As [`Volume::set_permissions`].
+    pub fn set_owner(&self, path: impl AsRef<Path>, user: u32, group: u32) -> io::Result<()> {
+        let set = SetAttr {
+            uid: Some(user),
+            gid: Some(group),
+            ..SetAttr::default()
+        };
+        self.set(path.as_ref(), &set)
+    }
+
+    /// The extended attributes of a file, with their full names (`user.comment`). Of a link those of its target.
+    ///
+    /// # Errors
+    /// There is no such file; the attributes cannot be read.
+    pub fn xattrs(&self, path: impl AsRef<Path>) -> io::Result<Vec<(OsString, Vec<u8>)>> {
+        let calls = self.calls();
+        calls.with(path.as_ref(), true, |ino, _| {
+            let names = calls.fs.listxattr(&calls.cx, ino)?;
+            let read = |name: Vec<u8>| {
+                let value = calls.fs.getxattr(&calls.cx, ino, &name)?;
+                Ok((OsString::from_vec(name), value))
+            };
+            names.into_iter().map(read).collect()
+        })
+    }
+
+    /// Sets an extended attribute, or removes it (`None`).
+    ///
+    /// # Errors
+    /// There is no such file or, to be removed, no such attribute; the value is too large.
+    pub fn set_xattr(
+        &self,
+        path: impl AsRef<Path>,
+        name: &str,
+        value: Option<&[u8]>,
+    ) -> io::Result<()> {
+        let (calls, name) = (self.calls(), name.as_bytes());
+        calls.with(path.as_ref(), true, |ino, _| match value {
+            Some(value) => (calls.fs).setxattr(&calls.cx, ino, name, value, SetXattr::Any),
+            None => calls.fs.removexattr(&calls.cx, ino, name),
+        })
+    }
+
+    /// Copies a file or tree of the host to `to`, with all attributes. Existing files are not changed.
+    /// Returns the number of files, directories included.
+    ///
+    /// # Errors
+    /// The first file that was not copied, or attribute that was not kept; all others are.
+    pub fn copy_in(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<u64> {
+        let mut problems = tree::FirstProblem::default();
+        let options = CopyOptions {
+            image: self.image().map(|image| (image.device, image.inode)),
+            ..CopyOptions::default()
+        };
+        let to = bytes(to.as_ref());
+        let copied = tools::copy_in(
+            &*self.fs(),
+            &owner_cx(),
+            from.as_ref(),
+            to,
+            options,
+            &mut problems,
+        );
+        problems.into_result()?;
+        Ok(copied?.files)
+    }
+
+    /// Copies a file or tree to `to` on the host, with all attributes that the caller may set there. Existing files are
+    /// not changed. Returns the number of files, directories included.
+    ///
+    /// # Errors
+    /// As [`Volume::copy_in`].
+    pub fn copy_out(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<u64> {
+        let mut problems = tree::FirstProblem::default();
+        let is_root = steadfs_rt::kernel_ids().0 == 0;
+        let options = CopyOptions {
+            owners: is_root,
+            privileges: is_root,
+            ..CopyOptions::default()
+        };
+        let (from, all) = (bytes(from.as_ref()), Selection::default());
+        let copied = tools::copy_out(
+            &*self.fs(),
+            &owner_cx(),
+            from,
+            to.as_ref(),
+            options,
+            all,
+            &mut problems,
+        );
+        problems.into_result()?;
+        Ok(copied?.files)
+    }
+
+    /// Makes everything durable, as sync(2).
+    ///
+    /// # Errors
+    /// Something could not be written.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(self.fs().sync_all(&owner_cx())?)
+    }
+
+    /// Space and inodes of the volume, in use and free.
+    ///
+    /// # Errors
+    /// The volume is closed.
+    pub fn usage(&self) -> io::Result<StatFs> {
+        Ok(self.fs().statfs(&owner_cx())?)
+    }
+}
+
+#[cfg(test)]
+mod tests;
