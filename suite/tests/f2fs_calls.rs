@@ -230,7 +230,7 @@ fn flags_are_set_and_obeyed() {
     assert_ne!(
         run("chattr", ["+c", path]).code(),
         0,
-        "no compressed files are made"
+        "a volume without compression"
     );
     assert_ne!(
         run("f2fs_io", ["fiemap", "0", "1", path]).code(),

@@ -202,7 +202,7 @@ fn crates_depend_only_on_what_the_table_allows() {
 }
 
 /// Numbers of foreign crates that may be linked into the library that serves a mount, and into the program with its
-/// command line. Users trust each of them with their data (two decompress files of f2fs, seven hash verity files, ten
+/// command line. Users trust each of them with their data (two compress files of f2fs, seven hash verity files, ten
 /// encrypt connections to NBD servers, one matches the patterns of `format --file-contexts`).
 const FOREIGN: &[(&str, usize)] = &[("steadfs", 46), ("steadfs-cli", 66)];
 

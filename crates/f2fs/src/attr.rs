@@ -14,15 +14,14 @@ use crate::options::Atime;
 use crate::space::Need;
 use crate::xattr::need_of;
 
-/// `FS_NOCOMP_FL`: do not compress.
-const NOT_COMPRESSED: InodeFlags = InodeFlags(0x400);
-/// Flags that users may change (`F2FS_SETTABLE_FS_FL` without compression, which is not supported).
+/// Flags that users may change (`F2FS_SETTABLE_FS_FL`).
 pub(crate) const SETTABLE_FLAGS: u32 = InodeFlags::SYNC.0
+    | InodeFlags::COMPRESSED.0
     | InodeFlags::IMMUTABLE.0
     | InodeFlags::APPEND.0
     | InodeFlags::NODUMP.0
     | InodeFlags::NOATIME.0
-    | NOT_COMPRESSED.0
+    | InodeFlags::NOT_COMPRESSED.0
     | InodeFlags::DIRSYNC.0
     | InodeFlags::PROJINHERIT.0
     | InodeFlags::CASEFOLD.0;
@@ -145,18 +144,8 @@ impl F2fs {
         if folds != inode.flags().contains(InodeFlags::CASEFOLD) {
             self.change_folding(&inode, cx.tag)?;
         }
-        let change = self.change()?;
-        let mut core = inode.core.write();
-        let shown = core.visible_flags().0;
+        let shown = inode.flags().0;
         let changed = InodeFlags((flags.0 ^ shown) & !(REPORTED_FLAGS | shown & FIXED_FLAGS));
-        if changed.contains(InodeFlags::COMPRESSED) {
-            return Err(FsError::NotSupported(
-                "changing whether a file is compressed",
-            ));
-        }
-        if changed.contains(NOT_COMPRESSED) && !self.layout.has(Features::COMPRESSION) {
-            return Err(FsError::NotSupported("compression on this volume"));
-        }
         if changed.0 & !SETTABLE_FLAGS != 0 {
             return Err(FsError::NotSupported("changing one of these inode flags"));
         }
@@ -164,8 +153,18 @@ impl F2fs {
             let why = "an inode flag that is not valid for this type of file";
             return Err(FsError::NotSupported(why));
         }
+        self.check_compress_flags(flags)?;
+        let compresses = changed.contains(InodeFlags::COMPRESSED);
+        if compresses {
+            self.check_may_convert(&inode, flags.contains(InodeFlags::COMPRESSED), cx.tag)?;
+        }
+        let change = self.change()?;
+        let mut core = inode.core.write();
         self.mark_dirty(&change, &inode, cx.tag)?;
         core.flags = InodeFlags(core.flags.0 & !SETTABLE_FLAGS | flags.0 & SETTABLE_FLAGS);
+        if compresses {
+            self.convert(&inode, &mut core);
+        }
         core.ctime = self.now();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Reading compressed files: clusters of blocks that are stored in fewer blocks.
+//! Compressed files: clusters of blocks that are stored in fewer blocks. This file reads them.
 //!
 //! A cluster's first slot is [`BlockAddr::COMPRESSED`]. The next slots map the blocks of its compressed form: a
 //! header (`struct compress_data`: length, checksum, four reserved words) and the data.
@@ -12,19 +12,22 @@ use steadfs_cache::{BlockSource, READ_BYTES_MAX};
 use steadfs_vfs::{FsError, Result};
 
 use crate::data::BLOCK;
-use crate::disk::inode::CompressAlgorithm;
+use crate::disk::inode::{CompressAlgorithm, Compression};
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Structure, checksum};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 use crate::node::{Slot, SlotLookup};
 
+mod calls;
+mod encode;
+mod flags;
 mod lzo;
+mod lzo_encode;
+pub(crate) mod write;
 mod zstd;
 
 const HEADER_BYTES: usize = 24;
 const CLUSTER_BYTES_MAX: usize = 1 << 20;
-/// `i_compress_flag`: clusters have a checksum.
-const HAS_CHECKSUM: u16 = 1;
 
 /// The stored blocks of the compressed clusters in a range of a file.
 ///
@@ -203,7 +206,7 @@ fn decompress(inode: &Inode, stored: &[u8], plain: usize) -> Result<Vec<u8>, &'s
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
     let len = usize::try_from(word(0)).unwrap_or(usize::MAX);
     let bytes = rest.get(..len).ok_or("is longer than its blocks")?;
-    if how.flags & HAS_CHECKSUM != 0 && checksum::of(bytes) != word(4) {
+    if how.flags & Compression::CHECKSUM != 0 && checksum::of(bytes) != word(4) {
         return Err("does not match its checksum");
     }
     let corrupt = "cannot be decompressed";

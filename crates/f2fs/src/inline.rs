@@ -157,7 +157,7 @@ impl F2fs {
     }
 
     /// Clears the inline content: the file is a hole.
-    fn clear_inline(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+    pub(crate) fn clear_inline(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         let change = self.change()?;
         let mut core = inode.core.write();
         self.drop_inline(&change, inode, &mut core, tag)

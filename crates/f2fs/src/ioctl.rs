@@ -31,6 +31,13 @@ const GET_FEATURES: u32 = READ | sized(4, 12);
 const SET_PIN_FILE: u32 = WRITE | sized(4, 13);
 const GET_PIN_FILE: u32 = READ | sized(4, 14);
 const PRECACHE_EXTENTS: u32 = sized(0, 15);
+const GET_COMPRESS_BLOCKS: u32 = READ | sized(8, 17);
+const RELEASE_COMPRESS_BLOCKS: u32 = READ | sized(8, 18);
+const RESERVE_COMPRESS_BLOCKS: u32 = READ | sized(8, 19);
+const GET_COMPRESS_OPTION: u32 = READ | sized(2, 21);
+const SET_COMPRESS_OPTION: u32 = WRITE | sized(2, 22);
+const DECOMPRESS_FILE: u32 = sized(0, 23);
+const COMPRESS_FILE: u32 = sized(0, 24);
 
 /// Known ioctls that are not supported, by number, with the reason.
 const UNSUPPORTED: &[(u32, &str)] = &[
@@ -48,20 +55,7 @@ const UNSUPPORTED: &[(u32, &str)] = &[
         16,
         "F2FS_IOC_RESIZE_FS: changing the size of a mounted volume",
     ),
-    (17, "F2FS_IOC_GET_COMPRESS_BLOCKS: writing compressed files"),
-    (
-        18,
-        "F2FS_IOC_RELEASE_COMPRESS_BLOCKS: writing compressed files",
-    ),
-    (
-        19,
-        "F2FS_IOC_RESERVE_COMPRESS_BLOCKS: writing compressed files",
-    ),
     (20, "F2FS_IOC_SEC_TRIM_FILE: erasing single files"),
-    (21, "F2FS_IOC_GET_COMPRESS_OPTION: writing compressed files"),
-    (22, "F2FS_IOC_SET_COMPRESS_OPTION: writing compressed files"),
-    (23, "F2FS_IOC_DECOMPRESS_FILE: writing compressed files"),
-    (24, "F2FS_IOC_COMPRESS_FILE: writing compressed files"),
     (25, "F2FS_IOC_START_ATOMIC_REPLACE: atomic writes"),
     (26, "F2FS_IOC_GET_DEV_ALIAS_FILE: device aliases"),
     (27, "F2FS_IOC_IO_PRIO: I/O priorities of files"),
@@ -103,6 +97,7 @@ impl F2fs {
         input: &[u8],
     ) -> Result<Option<IoctlAnswer>> {
         let word = |word: u32| IoctlAnswer::bytes(word.to_ne_bytes().to_vec());
+        let blocks = |blocks: u64| IoctlAnswer::bytes(blocks.to_ne_bytes().to_vec());
         let done = |()| IoctlAnswer::default();
         let answer = match command {
             GARBAGE_COLLECT => {
@@ -135,6 +130,17 @@ impl F2fs {
                 })
             }
             PRECACHE_EXTENTS => self.precache_extents(cx, inode).map(done),
+            GET_COMPRESS_BLOCKS => self
+                .compression_of(inode)
+                .map(|how| blocks(how.saved_blocks)),
+            RELEASE_COMPRESS_BLOCKS => self.release_saved(cx, inode).map(blocks),
+            RESERVE_COMPRESS_BLOCKS => self.reserve_saved(cx, inode).map(blocks),
+            GET_COMPRESS_OPTION => self
+                .compression_of(inode)
+                .map(|how| IoctlAnswer::bytes(vec![how.algorithm, how.log_cluster])),
+            SET_COMPRESS_OPTION => self.set_compression(cx, inode, input).map(done),
+            DECOMPRESS_FILE => self.recompress(cx, inode, false).map(done),
+            COMPRESS_FILE => self.recompress(cx, inode, true).map(done),
             other if other & 0xff00 == MAGIC => {
                 let number = other & 0xff;
                 match UNSUPPORTED.iter().find(|(refused, _)| *refused == number) {
@@ -288,15 +294,12 @@ impl F2fs {
                 return Err(FsError::Invalid("files cannot be pinned with mode=lfs"));
             }
             self.check_may_change(inode)?;
-            let core = inode.core.read();
-            let own = 1 + u64::from(core.xattr_nid.some().is_some());
-            let pinned = core.inline.contains(Inline::PINNED);
-            if !pinned && (core.blocks > own || !inode.pages.is_empty()) {
+            if !inode.is_pinned() && self.has_blocks(inode) {
                 // Its blocks are not in sections of their own.
                 return Err(FsError::FileTooBig);
             }
-            drop(core);
             self.leave_inline(cx, inode)?;
+            self.end_compression(inode, cx.tag)?;
         }
         let change = self.change()?;
         let mut core = inode.core.write();

@@ -9,7 +9,8 @@ use steadfs_vfs::{FsError, Result};
 pub use steadfs_vfs::options::{Atime, OnError};
 pub use table::{GC_RULES_DEFAULT, OWN, TABLE};
 pub use values::{
-    AllocMode, BackgroundGc, DiscardUnit, FsyncMode, LookupMode, Mode, MountOptions, Unusable,
+    AllocMode, BackgroundGc, CompressMode, CompressOptions, DiscardUnit, FsyncMode, LookupMode,
+    Mode, MountOptions, Unusable,
 };
 
 use crate::disk::Features;
@@ -58,6 +59,7 @@ impl Default for MountOptions {
             fsync_mode: FsyncMode::default(),
             checkpoint_merge: true,
             checkpoint_off: None,
+            compress: CompressOptions::default(),
         }
     }
 }
@@ -102,6 +104,15 @@ impl MountOptions {
                 "option checkpoint=disable: does not go with ro; checkpoint=enable comes first",
             ),
         ];
+        let both = |ending: &&String| {
+            let mut not = self.compress.not_extensions.iter();
+            not.any(|other| other.eq_ignore_ascii_case(ending))
+        };
+        if let Some(ending) = self.compress.extensions.iter().find(both) {
+            let why =
+                format!("options compress_extension and nocompress_extension: both have {ending}");
+            return all_wrong(&wrong).and(Err(FsError::BadOption(why)));
+        }
         all_wrong(&wrong)
     }
 

@@ -13,7 +13,8 @@ pub struct SinceCp {
 
 #[derive(Default)]
 struct Changes {
-    /// Inodes that need a checkpoint: nodes of them were freed, or they have a name that moved.
+    /// Inodes that need a checkpoint: nodes of them were freed, their nodes map another number of blocks, or they have a
+    /// name that moved.
     inodes: BTreeSet<Nid>,
     /// Names removed from inodes that have other names, by directory and hash.
     moved_names: BTreeSet<(Nid, u32)>,
@@ -46,6 +47,11 @@ impl SinceCp {
 
     /// Nodes of an inode were freed.
     pub fn free_nodes_of(&self, ino: Nid) {
+        self.changes.lock().inodes.insert(ino);
+    }
+
+    /// The number of blocks that each node of an inode maps has changed.
+    pub fn change_map_of(&self, ino: Nid) {
         self.changes.lock().inodes.insert(ino);
     }
 

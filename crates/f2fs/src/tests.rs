@@ -21,6 +21,7 @@ mod boost;
 mod chains;
 mod checkpoint_disable;
 mod checkpoints;
+mod compressed;
 mod corrupt;
 mod crafted;
 mod cross_linked;

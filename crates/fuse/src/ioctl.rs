@@ -62,13 +62,15 @@ pub(crate) fn changes_flags(command: u32) -> bool {
 }
 
 /// Whether an ioctl may change files in a way that is known to the file system only: it is none of those here, nor one
-/// that only returns something (`_IOR`).
+/// that only returns something (`_IOR`; two of f2fs return a number of blocks that they have released or reserved).
 pub(crate) fn changes_more(command: u32) -> bool {
     const DIRECTION: u32 = 3 << 30;
     const READ: u32 = 2 << 30;
+    const RETURN_CHANGED: [u32; 2] = [0x8008_f512, 0x8008_f513];
     let ours = [REMOUNT, TUNE, SYNC, UPGRADE].contains(&u64::from(command));
     let known = changes_flags(command) || [FITRIM, MEASURE_VERITY].contains(&command);
-    command & DIRECTION != READ && !ours && !known
+    let returns_only = command & DIRECTION == READ && !RETURN_CHANGED.contains(&command);
+    !returns_only && !ours && !known
 }
 
 /// Serves an ioctl.

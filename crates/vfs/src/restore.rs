@@ -76,6 +76,13 @@ pub trait RestoreVolume: FileSystem {
     fn free_inode(&self, ino: InodeNo) -> Result<()>;
     /// Makes an inode of this number as an orphan without content, but with a link's target.
     fn make_inode(&self, ino: InodeNo, file: &RecordedFile) -> Result<()>;
+    /// Called before the contents of a file are restored: attributes are set that contents depend on.
+    ///
+    /// # Errors
+    /// The record contradicts the volume; an error of the volume.
+    fn before_contents(&self, _ino: InodeNo, _file: &RecordedFile) -> Result<()> {
+        Ok(())
+    }
     /// Sets all attributes but the size and the link count, and the flags and project. Adopts an inode without names
     /// ([`crate::inode_marks::InodeMarks::adopt_orphan`]).
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()>;
@@ -209,6 +216,7 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
     /// Restores contents, extended attributes and attributes.
     fn fill(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         self.allow_changes(ino)?;
+        self.volume.before_contents(ino, file)?;
         for change in &file.contents {
             self.change(ino, change)?;
         }

@@ -403,6 +403,8 @@ impl InodeFlags {
     pub const NOATIME: Self = Self(0x80);
     /// FS_ENCRYPT_FL.
     pub const ENCRYPTED: Self = Self(0x800);
+    /// It is not compressed, whatever else says so (`FS_NOCOMP_FL`).
+    pub const NOT_COMPRESSED: Self = Self(0x400);
     /// FS_INDEX_FL: hashed directory.
     pub const INDEX: Self = Self(0x1000);
     /// FS_DIRSYNC_FL: directory changes are synchronous.

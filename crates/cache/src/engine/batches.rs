@@ -11,11 +11,11 @@ use crate::{DirtyEpoch, FlushGuard};
 /// The end of a turn of batches.
 pub(super) struct TurnEnd {
     /// Whether there may be more to write.
-    more: bool,
+    pub(super) more: bool,
     /// The first error of all.
     pub(super) result: Result<()>,
     /// First block of the batch that failed first.
-    failed_from: u64,
+    pub(super) failed_from: u64,
 }
 
 impl<S: WritebackFs> Engine<'_, S> {
@@ -71,6 +71,9 @@ impl<S: WritebackFs> Engine<'_, S> {
         intent: &Intent<S::Hint>,
     ) -> TurnEnd {
         let (blocks, most) = turn;
+        if self.0.encoded_end(file, rest.start, blocks).is_some() {
+            return self.write_encoded(file, rest, turn, intent);
+        }
         let mut in_flight: Option<WritebackRun<'_, S::File>> = None;
         let mut end = TurnEnd {
             more: false,

@@ -35,6 +35,7 @@ mod batches;
 mod beside;
 mod cluster;
 mod complete;
+mod encoded;
 mod flush_waiters;
 mod run;
 mod small_files;
@@ -171,6 +172,26 @@ pub trait WritebackFs {
     /// Whether an fsync may write other files along.
     fn clusters(&self) -> bool {
         true
+    }
+
+    /// Of a file whose blocks are encoded on the device, several together: the end of the batch that begins with block
+    /// `first` and has about `blocks` blocks, with what must be written together. `None` for other files, whose blocks
+    /// are written as they are.
+    fn encoded_end(&self, _file: &Self::File, _first: u64, _blocks: usize) -> Option<u64> {
+        None
+    }
+    /// Writes a batch of an encoded file: the file had this size when its blocks were collected. All steps of the run are
+    /// its own, completion and settlement included. The caller holds the flush lock.
+    ///
+    /// # Errors
+    /// The first of all; what was not written is dirty again.
+    fn write_encoded(
+        &self,
+        _file: &Self::File,
+        _collected: (Vec<CollectedBlock>, u64),
+        _intent: &Intent<Self::Hint>,
+    ) -> Result<()> {
+        unreachable!("no file of this file system is encoded")
     }
 
     /// Decides where data of a file goes.

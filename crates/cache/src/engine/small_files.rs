@@ -111,6 +111,10 @@ impl<S: WritebackFs> Engine<'_, S> {
             };
             let pages = file.pages();
             let limit = usize::try_from(limit >> pages.block_size().bits()).unwrap_or(usize::MAX);
+            if self.0.encoded_end(file, 0, limit).is_some() {
+                // Its blocks become others, which do not merge; the pass over what is left writes them.
+                continue;
+            }
             let collected = pages.collect_with(limit, || (0..u64::MAX, file.size()));
             if collected.0.is_empty() {
                 continue;

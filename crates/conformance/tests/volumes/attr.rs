@@ -293,7 +293,7 @@ fn flags_are_inherited_and_refused(kind: &'static Kind) {
         own,
     ];
     if !kind.is_ext() {
-        refused.extend([InodeFlags::COMPRESSED, InodeFlags::CASEFOLD]);
+        refused.push(InodeFlags::CASEFOLD);
     }
     for refused in refused {
         let result = fs.set_flags(cx, file, of(file).union(refused));

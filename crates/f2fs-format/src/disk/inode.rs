@@ -52,7 +52,7 @@ pub struct Extent {
 }
 
 /// The compression parameters of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compression {
     /// Blocks saved.
     pub saved_blocks: u64,
@@ -62,6 +62,23 @@ pub struct Compression {
     pub log_cluster: u8,
     /// Bit 0: clusters have a checksum; bits 8 to 15: level.
     pub flags: u16,
+}
+
+impl Compression {
+    /// Bit of `flags`: clusters have a checksum.
+    pub const CHECKSUM: u16 = 1;
+    /// Sizes of clusters, as log2 of their blocks.
+    pub const LOG_CLUSTERS: std::ops::RangeInclusive<u8> = 2..=8;
+
+    /// The parameters of a file that compression begins for.
+    pub fn new(algorithm: CompressAlgorithm, level: u8, log_cluster: u8, checksum: bool) -> Self {
+        Self {
+            saved_blocks: 0,
+            algorithm: algorithm.number(),
+            log_cluster,
+            flags: (u16::from(level) << 8) | (u16::from(checksum) * Self::CHECKSUM),
+        }
+    }
 }
 
 /// The decoded fields of an inode, without addresses, content and node ids.
@@ -259,7 +276,7 @@ impl Inode {
                 if CompressAlgorithm::from_number(how.algorithm).is_none() {
                     return Err(bad("i_compress_algorithm", how.algorithm, "unknown"));
                 }
-                if !(2..=8).contains(&how.log_cluster) {
+                if !Compression::LOG_CLUSTERS.contains(&how.log_cluster) {
                     return Err(bad("i_log_cluster_size", how.log_cluster, "not 2 to 8"));
                 }
                 Ok(())
@@ -363,6 +380,11 @@ impl Inode {
     /// Whether a flag is set.
     pub fn has(&self, flag: InodeFlags) -> bool {
         self.flags.contains(flag)
+    }
+
+    /// Whether the inode has the fields for compression.
+    pub fn has_compression(&self, layout: &Layout) -> bool {
+        layout.has(Features::COMPRESSION) && self.extra_isize >= 36
     }
 
     /// Whether the inode has the field for a project id.

@@ -1,4 +1,4 @@
-//! Zstandard decompression in bounded memory.
+//! Zstandard: decompression in bounded memory, and compression to frames that Linux decompresses.
 //!
 //! A decoder keeps as much output as the frame's window requires, which may be terabytes, and a block of a few
 //! bytes can expand to 128 KiB. So a corrupt cluster could exhaust memory. As in Linux, a frame with a larger
@@ -20,6 +20,26 @@ pub fn decompress(bytes: &[u8], plain: usize) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(plain);
     decoder.take(plain as u64 + 1).read_to_end(&mut out).ok()?;
     Some(out)
+}
+
+/// Compresses to a frame whose window is its content: Linux allows no larger one. (The encoder's frames have a window of
+/// 128 KiB, also for less content, which the header alone says.)
+pub fn compress(plain: &[u8]) -> Vec<u8> {
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+    /// Magic number, descriptor and window.
+    const THEIR_HEADER: usize = 6;
+    /// One segment, with the content's size in four bytes; no checksum, no dictionary.
+    const DESCRIPTOR: u8 = 2 << 6 | 1 << 5;
+    let theirs = compress_to_vec(plain, CompressionLevel::Fastest);
+    assert!(
+        theirs.starts_with(&MAGIC) && theirs[MAGIC.len()] == 0,
+        "the encoder's frames have a window and nothing else in their header"
+    );
+    let mut frame = MAGIC.to_vec();
+    frame.push(DESCRIPTOR);
+    frame.extend_from_slice(&(plain.len() as u32).to_le_bytes());
+    frame.extend_from_slice(&theirs[THEIR_HEADER..]);
+    frame
 }
 
 /// The window size that a frame requires (RFC 8878, 3.1.1.1).
@@ -83,6 +103,19 @@ mod tests {
         let size = PLAIN as u32 / 4;
         for header in [&[0x00, 0x20][..], &[0x00, 0x50], &[0xA0, 0, 0x40, 0, 0]] {
             assert!(decompress(&repeating(header, size, 4), PLAIN) == wanted);
+        }
+    }
+
+    #[test]
+    fn frames_have_the_window_of_their_content() {
+        let text: Vec<u8> = (0..300_000_u32)
+            .flat_map(|n| (n / 7 % 1000).to_le_bytes())
+            .collect();
+        for len in [4096, PLAIN, 1 << 17, 1 << 20] {
+            let frame = compress(&text[..len]);
+            assert_eq!(window(&frame), Some(len as u64));
+            assert!(frame.len() < len / 2);
+            assert!(decompress(&frame, len).as_deref() == Some(&text[..len]));
         }
     }
 

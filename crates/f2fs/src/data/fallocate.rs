@@ -48,6 +48,7 @@ impl F2fs {
         let Range { start: offset, end } = range;
         let _exclusive = inode.lock.write();
         self.check_may_change(inode)?;
+        Self::check_not_released(inode)?;
         {
             let core = inode.core.read();
             let allocates = matches!(mode, FallocMode::Allocate { .. });
@@ -56,6 +57,11 @@ impl F2fs {
             }
             if core.inline.contains(Inline::PINNED) && !allocates {
                 return Err(FsError::NotSupported("punching or zeroing a pinned file"));
+            }
+            if core.is_compressed(&self.layout) && !allocates {
+                return Err(FsError::NotSupported(
+                    "punching or zeroing a compressed file",
+                ));
             }
         }
         // Also for holes: Linux has one limit for all modes.

@@ -77,6 +77,8 @@ impl F2fs {
         size: Option<u64>,
     ) -> Result<FileRead> {
         let tag = reader.tag;
+        // Write-back moves blocks of a cluster that are not in memory, too. Nothing begins to be dirty meanwhile.
+        let _flush = (!inode.pages.is_empty()).then(|| inode.lock_flush());
         let stored = self.stored_in(inode, &range, tag)?;
         let under_way = stored.begin(&self.queue, tag);
         if let Some(size) = size {

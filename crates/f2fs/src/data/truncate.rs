@@ -5,6 +5,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 
 use super::BLOCK;
 use super::write::LARGEST_SIZE;
+use crate::disk::inode::Inline;
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::space::Need;
@@ -15,6 +16,7 @@ impl F2fs {
     pub(crate) fn truncate(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         Self::check_readable(inode)?;
         self.check_may_change(inode)?;
+        self.check_released_size(inode, size)?;
         // Larger files may exist and can be truncated.
         if size > LARGEST_SIZE && size > inode.size() {
             return Err(FsError::FileTooBig);
@@ -55,6 +57,7 @@ impl F2fs {
         inode.pages.boost(0..first_gone, &self.queue, cx.tag);
         // Until everything is done, no write-back collects blocks with the truncated content.
         let _flush = inode.lock_flush();
+        self.unpack_at(inode, size, cx.tag)?;
         if inode.core.read().size < size {
             self.write_kept_content(inode, size, cx.tag)?;
         }
@@ -104,6 +107,10 @@ impl F2fs {
                 self.truncate_nodes(&change, inode, &mut core, first_gone, NODES_PER_CHANGE, tag)?;
             if freed_from == first_gone {
                 core.size = size;
+                if size == 0 {
+                    // Nothing is left that was released.
+                    core.inline = core.inline.without(Inline::COMPRESS_RELEASED);
+                }
                 return Ok(());
             }
             core.size = core.size.min(freed_from.saturating_mul(BLOCK));

@@ -7,7 +7,7 @@ use steadfs_cache::{CacheWrite, DirtyFile, WritebackReason};
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result};
 
 use super::{BLOCK, MapTarget};
-use crate::disk::inode::Advise;
+use crate::disk::inode::{Advise, Inline};
 use crate::disk::node::PER_NODE;
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
@@ -111,15 +111,21 @@ impl F2fs {
         if core.flags.contains(InodeFlags::IMMUTABLE) || core.advise.contains(Advise::VERITY) {
             return Err(FsError::NotPermitted);
         }
-        if core.is_compressed(&self.layout) {
-            return Err(FsError::NotSupported("writing to compressed files"));
-        }
         Ok(())
+    }
+
+    /// Fails if the space that the file's clusters would need when they are written was released.
+    pub(crate) fn check_not_released(inode: &Inode) -> Result<()> {
+        match inode.core.read().inline.contains(Inline::COMPRESS_RELEASED) {
+            true => Err(FsError::NotPermitted),
+            false => Ok(()),
+        }
     }
 
     /// The part of `data` that may be written at `offset`: up to the largest size, at least one byte.
     fn writable_part<'d>(&self, inode: &Inode, offset: u64, data: &'d [u8]) -> Result<&'d [u8]> {
         self.check_may_change(inode)?;
+        Self::check_not_released(inode)?;
         let appends = inode.core.read().flags.contains(InodeFlags::APPEND);
         if appends && offset < inode.size() {
             return Err(FsError::NotPermitted);
@@ -166,7 +172,7 @@ impl F2fs {
         let block = range.start / BLOCK;
         if inode.pages.get(FileBlock(block)).is_none() {
             let mapped = self.map(inode, block, 1, cx.tag)?;
-            if !matches!(mapped.target, MapTarget::Block(_)) {
+            if matches!(mapped.target, MapTarget::Hole | MapTarget::Reserved) {
                 return Ok(());
             }
         }
@@ -283,16 +289,28 @@ impl F2fs {
         size: u64,
         out: &mut [u8],
     ) -> Result<()> {
-        let MapTarget::Block(at) = self.map(inode, block.0, 1, tag)?.target else {
-            return Ok(());
-        };
-        let data = self
-            .queue
-            .read(u64::from(at.0) * BLOCK, BLOCK as usize, tag)
-            .map_err(io_error)?;
         // Beyond the end of the file the device may hold old content.
         let valid = size.saturating_sub(block.0 * BLOCK).min(BLOCK) as usize;
-        out[..valid].copy_from_slice(&data[..valid]);
+        let cluster = self.cluster_blocks(&inode.core.read());
+        // Write-back moves blocks of a cluster that are not in memory, too.
+        let _flush = cluster.is_some().then(|| inode.lock_flush());
+        match self.map(inode, block.0, 1, tag)?.target {
+            MapTarget::Hole | MapTarget::Reserved => {}
+            MapTarget::Block(at) => {
+                let data = self
+                    .queue
+                    .read(u64::from(at.0) * BLOCK, BLOCK as usize, tag)
+                    .map_err(io_error)?;
+                out[..valid].copy_from_slice(&data[..valid]);
+            }
+            MapTarget::Compressed => {
+                let within = block.0 % cluster.unwrap_or(1);
+                if let Some(content) = self.read_cluster(inode, block.0 - within, tag)? {
+                    let start = (within * BLOCK) as usize;
+                    out[..valid].copy_from_slice(&content[start..start + valid]);
+                }
+            }
+        }
         Ok(())
     }
 

@@ -143,6 +143,21 @@ impl WritebackFs for F2fs {
         placement::ipu(&volume, &self.file_hints(inode), Occasion::Background)
     }
 
+    fn encoded_end(&self, inode: &Inode, first: u64, blocks: usize) -> Option<u64> {
+        let per = self.cluster_blocks(&inode.core.read())?;
+        let blocks = (blocks as u64 / per * per).max(per);
+        Some((first / per * per).saturating_add(blocks))
+    }
+
+    fn write_encoded(
+        &self,
+        inode: &Inode,
+        (collected, size): (Vec<CollectedBlock>, u64),
+        intent: &Intent<Occasion>,
+    ) -> Result<()> {
+        self.write_clusters(inode, (&collected, size), intent.hint, intent.tag)
+    }
+
     fn placement(&self, inode: &Inode, intent: &Intent<Occasion>) -> (bool, LogType) {
         let file = self.file_hints(inode);
         let ipu = placement::ipu(&self.placement_state(), &file, intent.hint);
@@ -178,9 +193,7 @@ impl WritebackFs for F2fs {
                         .wrote_ipu(u32::try_from(over).unwrap_or(u32::MAX));
                     (start, over, MapAction::None)
                 }
-                MapTarget::Compressed => {
-                    return Err(FsError::NotSupported("writing to compressed files"));
-                }
+                MapTarget::Compressed => unreachable!("only an encoded file has such clusters"),
                 _ => {
                     let want = u32::try_from(mapped.len).unwrap_or(u32::MAX);
                     let run = self.segments().allocate(log, want, Purpose::User)?;
@@ -304,7 +317,7 @@ impl F2fs {
     ///
     /// # Errors
     /// `NoSpace` if the logs are full: the caller releases the lock, frees segments and retries.
-    pub(super) fn write_out_locked(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+    pub(crate) fn write_out_locked(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.write_out_upto(inode, u64::MAX, tag)
     }
 
@@ -385,7 +398,7 @@ impl F2fs {
     }
 
     /// The most blocks of one write request with this tag.
-    pub(super) fn blocks_to_write(&self, tag: IoTag) -> usize {
+    pub(crate) fn blocks_to_write(&self, tag: IoTag) -> usize {
         (self.queue.max_transfer_for(tag) as usize / BLOCK as usize).max(1)
     }
 

@@ -181,6 +181,7 @@ impl F2fs {
         core.generation = generation;
         core.links = 0;
         core.project = 0;
+        core.compression = core.compression.map(|_| Default::default());
         InodePlan {
             number: Some(number),
             ..Self::plan_of(dir, spec, core, None)
@@ -226,6 +227,7 @@ impl F2fs {
             layout: &self.layout,
             options: &options,
             extensions: options.ext_identify.then_some(&self.extensions),
+            lists: &self.extensions,
             parent: &parent,
             parent_ino: dir.nid(),
             now: self.now(),

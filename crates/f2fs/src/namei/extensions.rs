@@ -27,6 +27,11 @@ impl Extensions {
         }
     }
 
+    /// Whether a name ends with a dot and an extension of hot data, in upper or lower case.
+    pub(super) fn ends_hot(&self, name: &[u8]) -> bool {
+        self.hot.iter().any(|ext| ends_with(name, ext))
+    }
+
     /// The hint for a file name.
     pub(super) fn advise(&self, name: &[u8]) -> Advise {
         let has_dot = name.iter().skip(1).any(|byte| *byte == b'.');
@@ -43,4 +48,16 @@ impl Extensions {
             Advise::default()
         }
     }
+}
+
+/// Whether a name ends with a dot, which is not its first byte, and this extension, in upper or lower case; `*` stands
+/// for all names.
+pub(super) fn ends_with(name: &[u8], extension: &[u8]) -> bool {
+    if extension == b"*" {
+        return true;
+    }
+    let Some(dot) = name.len().checked_sub(extension.len() + 1) else {
+        return false;
+    };
+    dot > 0 && name[dot] == b'.' && name[dot + 1..].eq_ignore_ascii_case(extension)
 }

@@ -5,8 +5,8 @@ use steadfs_rt::random_u64;
 use steadfs_vfs::acl::Inherited;
 use steadfs_vfs::{Cx, FileKind, InodeFlags, NewInode};
 
-use super::extensions::Extensions;
-use crate::disk::inode::{DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
+use super::extensions::{Extensions, ends_with};
+use crate::disk::inode::{Compression, DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
 use crate::disk::{self, Features, Layout, Nid};
 use crate::options::MountOptions;
 
@@ -24,6 +24,8 @@ pub(super) struct InodeContext<'a> {
     pub(super) options: &'a MountOptions,
     /// The superblock's lists; `None` if they are not used.
     pub(super) extensions: Option<&'a Extensions>,
+    /// The superblock's lists, which decide about compression in any case.
+    pub(super) lists: &'a Extensions,
     pub(super) parent: &'a disk::Inode,
     pub(super) parent_ino: Nid,
     pub(super) now: Timestamp,
@@ -70,6 +72,7 @@ pub(super) fn fields(
     // File type and 12 permission bits.
     core.mode = (spec.kind.mode_bits() | perm) as u16;
     extra_fields(setting, &mut core);
+    choose_compression(setting, spec.kind, name, &mut core);
     choose_inline(setting, spec, &mut core);
     if spec.kind == FileKind::Regular
         && let Some(extensions) = setting.extensions
@@ -95,6 +98,43 @@ fn extra_fields(setting: &InodeContext<'_>, core: &mut disk::Inode) {
     }
 }
 
+/// Decides whether a new file is compressed, or what is created in a new directory: by the file's name, or as its
+/// directory says.
+fn choose_compression(
+    setting: &InodeContext<'_>,
+    kind: FileKind,
+    name: &[u8],
+    core: &mut disk::Inode,
+) {
+    if !core.has_compression(setting.layout) {
+        return;
+    }
+    let options = &setting.options.compress;
+    core.compression = Some(Compression::default());
+    let compressed = |core: &mut disk::Inode| {
+        core.compression = Some(options.of_new_file());
+        core.flags = core.flags.union(InodeFlags::COMPRESSED);
+    };
+    let ends = |list: &[String]| list.iter().any(|ext| ends_with(name, ext.as_bytes()));
+    match kind {
+        FileKind::Directory => {}
+        FileKind::Regular if !name.is_empty() => {
+            if setting.lists.ends_hot(name) || ends(&options.not_extensions) {
+                return;
+            }
+            if ends(&options.extensions) {
+                return compressed(core);
+            }
+        }
+        _ => return,
+    }
+    if setting.parent.has(InodeFlags::NOT_COMPRESSED) {
+        core.flags = core.flags.union(InodeFlags::NOT_COMPRESSED);
+    } else if setting.parent.has(InodeFlags::COMPRESSED) {
+        compressed(core);
+    }
+}
+
 /// Decides which content is stored in the inode.
 fn choose_inline(setting: &InodeContext<'_>, spec: &NewInode<'_>, core: &mut disk::Inode) {
     let options = setting.options;
@@ -109,7 +149,8 @@ fn choose_inline(setting: &InodeContext<'_>, spec: &NewInode<'_>, core: &mut dis
             core.inline = core.inline.union(Inline::DENTRIES);
             core.size = core.inline_range(setting.layout).len() as u64;
         }
-        FileKind::Regular if options.inline_data => {
+        // Compressed content is in clusters of blocks.
+        FileKind::Regular if options.inline_data && !core.has(InodeFlags::COMPRESSED) => {
             core.inline = core.inline.union(Inline::DATA);
         }
         FileKind::Symlink => {

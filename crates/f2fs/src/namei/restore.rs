@@ -335,6 +335,22 @@ impl RestoreVolume for F2fs {
         self.with_space(&Cx::default(), || self.make_given(nid, file))
     }
 
+    fn before_contents(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
+        let inode = self.by_number(ino, IoTag::default())?;
+        let _alone = inode.lock.write();
+        let compressed = file.flags.flags.contains(InodeFlags::COMPRESSED);
+        if compressed == inode.flags().contains(InodeFlags::COMPRESSED) {
+            return Ok(());
+        }
+        self.check_may_convert(&inode, compressed, IoTag::default())?;
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        self.mark_dirty(&change, &inode, IoTag::default())?;
+        core.flags = InodeFlags(core.flags.0 ^ InodeFlags::COMPRESSED.0);
+        self.convert(&inode, &mut core);
+        Ok(())
+    }
+
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         let cx = Cx::default();
         let inode = self.by_number(ino, cx.tag)?;
@@ -356,7 +372,8 @@ impl RestoreVolume for F2fs {
             value: Some(list),
         });
         let changes: Vec<_> = list.into_iter().collect();
-        let flags = SETTABLE_FLAGS & flags_for(inode.kind());
+        // Whether it is compressed was set before its contents.
+        let flags = SETTABLE_FLAGS & !InodeFlags::COMPRESSED.0 & flags_for(inode.kind());
         self.store_fields(&cx, &inode, &changes, |core, _| {
             (core.uid, core.gid) = (attr.uid, attr.gid);
             // Type and twelve bits.

@@ -3,6 +3,7 @@
 use steadfs_base::IoTag;
 use steadfs_vfs::Result;
 
+use crate::compress::write::saved_in;
 use crate::cp_lock::Change;
 use crate::disk::node::PER_NODE;
 use crate::disk::{self, BlockAddr, Nid, inode, node};
@@ -161,7 +162,7 @@ impl Truncation<'_> {
         let first = first as u16;
         if first == 0 {
             let data = node.data()?;
-            let old = (0..self.sizes[0] as u16).map(|slot| node::addr(&data, slot));
+            let old = (0..self.sizes[0] as u16).map(|slot| (slot, node::addr(&data, slot)));
             let old = old.collect();
             self.fs.free_node(self.change, self.inode, self.core, &node);
             self.free_data(old);
@@ -172,7 +173,7 @@ impl Truncation<'_> {
         // Once: each dereference checks whether the block is shared.
         let block: &mut [u8] = &mut data;
         for slot in first..self.sizes[0] as u16 {
-            old.push(node::addr(block, slot));
+            old.push((slot, node::addr(block, slot)));
             node::set_addr(block, slot, BlockAddr::NULL);
         }
         drop(data);
@@ -200,7 +201,7 @@ impl Truncation<'_> {
         let block: &mut [u8] = &mut data;
         let mut old = Vec::new();
         for slot in mapped {
-            old.push(self.core.addr(layout, block, slot));
+            old.push((slot, self.core.addr(layout, block, slot)));
             self.core.set_addr(layout, block, slot, BlockAddr::NULL);
         }
         drop(data);
@@ -208,10 +209,21 @@ impl Truncation<'_> {
         Ok(())
     }
 
-    /// These addresses are no longer mapped.
-    fn free_data(&mut self, old: Vec<BlockAddr>) {
+    /// These slots of a node no longer map their addresses.
+    fn free_data(&mut self, old: Vec<(u16, BlockAddr)>) {
+        if let (Some(per), Some(how)) = (
+            self.fs.cluster_blocks(self.core),
+            &mut self.core.compression,
+        ) {
+            let clusters = old.chunk_by(|a, b| u64::from(a.0) / per == u64::from(b.0) / per);
+            for cluster in clusters {
+                let slots: Vec<_> = cluster.iter().map(|(_, addr)| *addr).collect();
+                how.saved_blocks = how.saved_blocks.saturating_sub(saved_in(&slots));
+            }
+        }
+        let old = old.into_iter().map(|(_, addr)| addr);
         let counted = |addr: &BlockAddr| self.core.counts(*addr);
-        let counted: Vec<BlockAddr> = old.into_iter().filter(counted).collect();
+        let counted: Vec<BlockAddr> = old.filter(counted).collect();
         if counted.is_empty() {
             return;
         }

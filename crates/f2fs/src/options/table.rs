@@ -9,9 +9,10 @@ use steadfs_vfs::options::{
 };
 
 use super::values::{
-    AllocMode, BackgroundGc, DiscardUnit, FsyncMode, LookupMode, Mode, MountOptions, Unusable,
+    AllocMode, BackgroundGc, CompressMode, DiscardUnit, FsyncMode, LookupMode, Mode, MountOptions,
+    Unusable,
 };
-use crate::disk::inode::XATTR_WORDS;
+use crate::disk::inode::{CompressAlgorithm, Compression, XATTR_WORDS};
 use crate::segment::rules::{GcRules, Linux618, Linux2013};
 
 /// Bytes of an extension in the superblock, with its end.
@@ -48,11 +49,19 @@ const FSYNC_MODES: Names<FsyncMode> = &[
     ("nobarrier", FsyncMode::NoBarrier),
 ];
 
+const COMPRESS_MODES: Names<CompressMode> =
+    &[("fs", CompressMode::Fs), ("user", CompressMode::User)];
+const ALGORITHMS: Names<CompressAlgorithm> = &[
+    ("lzo", CompressAlgorithm::Lzo),
+    ("lz4", CompressAlgorithm::Lz4),
+    ("zstd", CompressAlgorithm::Zstd),
+    ("lzo-rle", CompressAlgorithm::LzoRle),
+];
+
 const NO_PROJECT_QUOTA: &str = "quota is neither counted nor enforced";
 const GONE: &str = "Linux removed it, too";
 const TIMES: &str = "times are written with the inode at each checkpoint";
 const TESTING: &str = "is for testing kernels";
-const NOT_COMPRESSED: &str = "new files are written uncompressed; compressed ones can be read";
 
 type Opt = Entry<MountOptions>;
 
@@ -253,6 +262,50 @@ pub const OWN: &[Entry<MountOptions>] = &[
         Unusable::Blocks(blocks) => named("checkpoint", format_args!("disable:{blocks}")),
         Unusable::Percent(percent) => named("checkpoint", format_args!("disable:{percent}%")),
     }),
+    Opt::value("compress_algorithm", "=lz4|zstd|lzo|lzo-rle[:LEVEL]", set_algorithm)
+        .help_with_default(
+            F2fs,
+            "how new compressed files are compressed (feature compression); levels are stored for Linux, here each algorithm has one",
+            "lz4",
+        )
+        .current(Changed, |o| {
+            let name = name_of(o.compress.algorithm, ALGORITHMS);
+            match o.compress.level {
+                0 => named("compress_algorithm", name),
+                level => named("compress_algorithm", format_args!("{name}:{level}")),
+            }
+        }),
+    Opt::value("compress_log_size", "=LOG2", |o, v| {
+        number(v, Compression::LOG_CLUSTERS).map(|log| o.compress.log_cluster = log)
+    })
+    .help(F2fs, "log2 of the blocks that new compressed files compress together (clusters), 2 to 8")
+    .current(Changed, |o| named("compress_log_size", o.compress.log_cluster)),
+    Opt::value("compress_extension", "=EXT", |o, v| {
+        add_extension(v, &mut o.compress.extensions)
+    })
+    .help_with_default(
+        F2fs,
+        "new files whose names end so are compressed, * for all; can be repeated. Others are in directories with the flag (chattr +c)",
+        "none",
+    )
+    .current(Changed, |o| listed("compress_extension", &o.compress.extensions)),
+    Opt::value("nocompress_extension", "=EXT", |o, v| match v {
+        "*" => Err("is the ending of some names, not of all".to_owned()),
+        v => add_extension(v, &mut o.compress.not_extensions),
+    })
+    .help_with_default(F2fs, "new files whose names end so are not compressed; can be repeated", "none")
+    .current(Changed, |o| listed("nocompress_extension", &o.compress.not_extensions)),
+    Opt::flag("compress_chksum", |o| o.compress.checksum = true)
+        .help(F2fs, "clusters of new compressed files have a checksum")
+        .current(Changed, |o| o.compress.checksum.then(|| "compress_chksum".into())),
+    Opt::value("compress_mode", "=fs|user", |o, v| {
+        choice(v, COMPRESS_MODES).map(|mode| o.compress.mode = mode)
+    })
+    .help(
+        F2fs,
+        "when files with the flag are compressed: as they are written, or by F2FS_IOC_COMPRESS_FILE only",
+    )
+    .current(Changed, |o| named("compress_mode", name_of(o.compress.mode, COMPRESS_MODES))),
     // These hold in any case.
     Opt::already("offusrjquota"),
     Opt::already("offgrpjquota"),
@@ -266,22 +319,6 @@ pub const OWN: &[Entry<MountOptions>] = &[
     Opt::no_effect("noflush_merge", "concurrent flushes are always merged"),
     Opt::no_effect("age_extent_cache", "the age of blocks is not followed"),
     Opt::no_effect("nat_bits", "mounting reads the table without them"),
-    Opt::no_effect_if("compress_algorithm", "=", NOT_COMPRESSED, |_, v| {
-        check_algorithm(v.unwrap_or_default())
-    }),
-    Opt::no_effect_if("compress_log_size", "=", NOT_COMPRESSED, |_, v| {
-        number(v.unwrap_or_default(), 2..=8).map(|_: u32| ())
-    }),
-    Opt::no_effect_if("compress_extension", "=", NOT_COMPRESSED, |_, v| {
-        check_extension(v)
-    }),
-    Opt::no_effect_if("nocompress_extension", "=", NOT_COMPRESSED, |_, v| {
-        check_extension(v)
-    }),
-    Opt::no_effect("compress_chksum", NOT_COMPRESSED),
-    Opt::no_effect_if("compress_mode", "=", NOT_COMPRESSED, |_, v| {
-        choice(v.unwrap_or_default(), &[("fs", ()), ("user", ())])
-    }),
     Opt::no_effect(
         "compress_cache",
         "read blocks of compressed files are cached anyway",
@@ -301,29 +338,52 @@ pub const OWN: &[Entry<MountOptions>] = &[
 ];
 
 /// `lz4`, `zstd:6` and the like.
-fn check_algorithm(value: &str) -> Result<(), String> {
+fn set_algorithm(options: &mut MountOptions, value: &str) -> Result<(), String> {
     let (name, level) = match value.split_once(':') {
         Some((name, level)) => (name, Some(level)),
         None => (value, None),
     };
-    let names = ["lzo", "lz4", "zstd", "lzo-rle"].map(|name| (name, ()));
-    choice(name, &names)?;
-    match level {
-        Some(_) if name.starts_with("lzo") => Err("has no levels".to_owned()),
-        Some(level) => number(level, 1..=22).map(|_: u32| ()),
-        None => Ok(()),
-    }
+    let algorithm = choice(name, ALGORITHMS)?;
+    let level = match (level, algorithm) {
+        (Some(_), CompressAlgorithm::Lzo | CompressAlgorithm::LzoRle) => {
+            return Err("has no levels".to_owned());
+        }
+        (Some(level), _) => number(level, 1..=22)?,
+        // Linux stores its default for this one.
+        (None, CompressAlgorithm::Zstd) => 1,
+        (None, _) => 0,
+    };
+    (options.compress.algorithm, options.compress.level) = (algorithm, level);
+    Ok(())
 }
 
-/// An ending of file names; `*` stands for all.
-fn check_extension(value: Option<&str>) -> Result<(), String> {
-    match value {
-        None | Some("") => Err("needs the ending of file names, or *".to_owned()),
-        Some(ending) if ending.len() >= EXTENSION_BYTES => {
-            Err(format!("is shorter than {EXTENSION_BYTES} bytes"))
-        }
-        Some(_) => Ok(()),
+/// Adds an ending of file names to a list; `*` stands for all.
+fn add_extension(value: &str, list: &mut Vec<String>) -> Result<(), String> {
+    /// `COMPRESS_EXT_NUM`.
+    const MOST: usize = 16;
+    if value.is_empty() {
+        return Err("needs the ending of file names, or *".to_owned());
     }
+    if value.len() >= EXTENSION_BYTES {
+        return Err(format!("is shorter than {EXTENSION_BYTES} bytes"));
+    }
+    if list.iter().any(|known| known.eq_ignore_ascii_case(value)) {
+        return Ok(());
+    }
+    if list.len() == MOST {
+        return Err(format!("is given at most {MOST} times"));
+    }
+    list.push(value.to_owned());
+    Ok(())
+}
+
+/// An item for each value of an option that can be repeated.
+fn listed(name: &str, values: &[String]) -> Option<String> {
+    let items: Vec<_> = values
+        .iter()
+        .filter_map(|value| named(name, value))
+        .collect();
+    (!items.is_empty()).then(|| items.join(","))
 }
 
 /// `enable`, `disable`, `disable:BLOCKS`, `disable:PERCENT%`.

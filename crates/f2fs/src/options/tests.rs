@@ -75,7 +75,7 @@ fn later_items_win() {
 }
 
 /// Lists with mistakes, and the message.
-const MISTAKES: [(&str, &str); 16] = [
+const MISTAKES: [(&str, &str); 18] = [
     (
         "norecovery",
         "option norecovery: needs ro, for a volume is only written after its recovery",
@@ -122,6 +122,14 @@ const MISTAKES: [(&str, &str); 16] = [
         "compress_log_size=9,compress_extension=too_long,norecovery",
         "option compress_log_size=9: needs a number from 2 to 8; \
          option compress_extension=too_long: is shorter than 8 bytes",
+    ),
+    (
+        "nocompress_extension=*",
+        "option nocompress_extension=*: is the ending of some names, not of all",
+    ),
+    (
+        "compress_extension=txt,nocompress_extension=TXT",
+        "options compress_extension and nocompress_extension: both have txt",
     ),
     (
         "norecovery,gc_policy=2013,atgc",
@@ -222,7 +230,6 @@ enum Here {
 
 use Here::{Does, Idle, IsSo, Not};
 
-const NO_COMPRESSION: Here = Idle("new files are written uncompressed");
 const NO_QUOTAS: Here = Idle("quota is neither counted nor enforced");
 const FOR_TESTS: Here = Not("is for testing kernels");
 const IS_GONE: Here = Idle("Linux removed it, too");
@@ -261,9 +268,9 @@ const PAGE: &[(&str, Here)] = &[
     ("checkpoint=enable", IsSo), ("checkpoint=disable", Does), ("checkpoint=disable:7", Does),
     ("checkpoint=disable:7%", Does),
     ("checkpoint_merge", IsSo), ("nocheckpoint_merge", Does),
-    ("compress_algorithm=zstd:3", NO_COMPRESSION), ("compress_log_size=4", NO_COMPRESSION),
-    ("compress_extension=txt", NO_COMPRESSION), ("nocompress_extension=txt", NO_COMPRESSION),
-    ("compress_chksum", NO_COMPRESSION), ("compress_mode=user", NO_COMPRESSION),
+    ("compress_algorithm=lz4", IsSo), ("compress_algorithm=zstd:3", Does), ("compress_log_size=4", Does),
+    ("compress_extension=txt", Does), ("nocompress_extension=txt", Does),
+    ("compress_chksum", Does), ("compress_mode=fs", IsSo), ("compress_mode=user", Does),
     ("compress_cache", Idle("read blocks of compressed files are cached")),
     ("inlinecrypt", Idle("encrypted files have no key")),
     ("atgc", Does),

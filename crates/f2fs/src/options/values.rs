@@ -2,6 +2,7 @@
 
 use steadfs_vfs::options::{CommonOptions, OnError};
 
+use crate::disk::inode::{CompressAlgorithm, Compression};
 use crate::segment::rules::GcRules;
 
 /// `background_gc=`: cleaning while the volume is idle.
@@ -91,6 +92,56 @@ impl Unusable {
     }
 }
 
+/// `compress_mode=`: who decides when clusters are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CompressMode {
+    /// Write-back.
+    #[default]
+    Fs,
+    /// Programs, by ioctls.
+    User,
+}
+
+/// Compression of new files (`compress_*`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompressOptions {
+    /// `compress_algorithm=`.
+    pub algorithm: CompressAlgorithm,
+    /// Its level, 0 for none. It is stored in inodes, for the kernel; the encoders here have one level.
+    pub level: u8,
+    /// `compress_log_size=`: log2 of the blocks in a cluster.
+    pub log_cluster: u8,
+    /// `compress_chksum`: clusters get a checksum.
+    pub checksum: bool,
+    /// `compress_mode=`.
+    pub mode: CompressMode,
+    /// `compress_extension=`: endings of names of new files that are compressed.
+    pub extensions: Vec<String>,
+    /// `nocompress_extension=`: endings of names that are not, whatever else says so.
+    pub not_extensions: Vec<String>,
+}
+
+impl Default for CompressOptions {
+    fn default() -> Self {
+        Self {
+            algorithm: CompressAlgorithm::Lz4,
+            level: 0,
+            log_cluster: 2,
+            checksum: false,
+            mode: CompressMode::default(),
+            extensions: Vec::new(),
+            not_extensions: Vec::new(),
+        }
+    }
+}
+
+impl CompressOptions {
+    /// The parameters of a file that begins to be compressed.
+    pub fn of_new_file(&self) -> Compression {
+        Compression::new(self.algorithm, self.level, self.log_cluster, self.checksum)
+    }
+}
+
 /// Options of an f2fs volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -145,4 +196,6 @@ pub struct MountOptions {
     /// `checkpoint=disable`: none is written, and a power cut or an unmount brings back the last one; with how
     /// much of the volume may be unusable meanwhile.
     pub checkpoint_off: Option<Unusable>,
+    /// `compress_*`.
+    pub compress: CompressOptions,
 }

@@ -97,4 +97,14 @@ impl CompressAlgorithm {
             _ => return None,
         })
     }
+
+    /// Its number in `i_compress_algorithm`.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Lzo => 0,
+            Self::Lz4 => 1,
+            Self::Zstd => 2,
+            Self::LzoRle => 3,
+        }
+    }
 }
