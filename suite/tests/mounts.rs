@@ -565,3 +565,20 @@ fn mount_8_finds_its_helper() {
     let wrong = [image.path(), &dir, "-o".as_ref(), "bogus".as_ref()];
     call("mount.steadfs", &wrong).expect(1);
 }
+
+#[test]
+fn a_program_may_drop_a_volume_that_it_has_mounted() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let dir = scratch.folder("mnt");
+    let options = steadfs::Options::default();
+    let volume = steadfs::Volume::open(image.path()).unwrap();
+    let mounted = steadfs::mount(&volume, &dir, &options).unwrap();
+    drop(volume);
+    fs::write(dir.join("file"), vec![7; 100_000]).unwrap();
+    unmount_when_idle(&dir);
+    mounted.wait().unwrap();
+    image.check_clean();
+    let volume = steadfs::Volume::open(image.path()).unwrap();
+    assert_eq!(volume.read("/file").unwrap(), vec![7; 100_000]);
+}

@@ -49,7 +49,9 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     // This process serves, as it is.
     options.sandbox = false;
     let (fs, how) = prepare(volume, &options, Some(&[]), steadfs_rt::kernel_ids());
-    Ok(steadfs_fuse::mount(fs, mountpoint, how)?)
+    let mounted = steadfs_fuse::mount(fs, mountpoint, how)?;
+    volume.in_use().leave_to_server();
+    Ok(mounted)
 }
 
 /// Serves an open volume on a mount that `mounter` makes. When [`Served::wait`] returns the volume is closed.
@@ -62,7 +64,9 @@ pub fn serve(volume: &Volume, mounter: &dyn Mounter, options: &Options) -> Resul
         volume.restore(&RecordedState::default())?;
     }
     let (fs, how) = prepare(volume, options, Some(&[]), mounter.owner());
-    Ok(steadfs_fuse::serve(fs, mounter, &how)?)
+    let served = steadfs_fuse::serve(fs, mounter, &how)?;
+    volume.in_use().leave_to_server();
+    Ok(served)
 }
 
 /// Serves a volume that another server has left. See `steadfs_fuse::serve_on` for `usable`.
@@ -79,7 +83,9 @@ pub fn serve_on(
     let recorded = inheritance.record.map(|record| &record.counts()[..]);
     let lookups = inheritance.legacy.lookups.as_deref().or(recorded);
     let (fs, how) = prepare(volume, options, lookups, owner);
-    Ok(steadfs_fuse::serve_on(fs, inheritance, &how, usable)?)
+    let served = steadfs_fuse::serve_on(fs, inheritance, &how, usable)?;
+    volume.in_use().leave_to_server();
+    Ok(served)
 }
 
 /// Makes the rings of a server that is about to be contained, for the kernel's requests and for the device: it cannot make

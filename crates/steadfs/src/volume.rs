@@ -99,6 +99,9 @@ struct Ending(Arc<dyn FileSystem>, Arc<InUse>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
+        if self.1.is_served() {
+            return;
+        }
         self.1.end();
         // After Volume::close, which reports errors, this fails at once.
         if let Err(error) = self.0.unmount() {

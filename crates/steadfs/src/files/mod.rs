@@ -48,6 +48,8 @@ pub(crate) struct InUse {
     /// Held while a file is appended to: its end must not move meanwhile.
     appends: Mutex<()>,
     closed: AtomicBool,
+    /// A server closes the volume.
+    served: AtomicBool,
 }
 
 impl Default for InUse {
@@ -55,6 +57,7 @@ impl Default for InUse {
         Self {
             appends: Mutex::new(Rank::Record, ()),
             closed: AtomicBool::new(false),
+            served: AtomicBool::new(false),
         }
     }
 }
@@ -63,6 +66,15 @@ impl InUse {
     /// From now on nothing is read from the volume's caches, either.
     pub(crate) fn end(&self) {
         self.closed.store(true, Ordering::Release);
+    }
+
+    /// A server closes the volume, not the program that opened it.
+    pub(crate) fn leave_to_server(&self) {
+        self.served.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_served(&self) -> bool {
+        self.served.load(Ordering::Acquire)
     }
 
     fn check(&self) -> Result<(), FsError> {
