@@ -532,3 +532,72 @@ fn by_mount(scratch: &Scratch, image: &Path, typed: &str, wanted: &Result<&str, 
         (Err((_, output)), Ok(_)) => panic!("{typed}: {output}"),
     }
 }
+
+/// Limits set on an image hold on a mount, where they are listed and changed; the kernel reports EDQUOT.
+#[test]
+fn limits_of_users_hold_and_are_listed() {
+    let scratch = Scratch::new();
+    let words = ["-t", "ext4", "-b", "4096", "-O", "quota"];
+    let image = Image::mke2fs(&scratch, "q.img", 64 << 20, &words);
+    let path = image.path().to_str().unwrap();
+    let limits = ["quota", path, "--limits", "1000", "0", "1M", "0", "2"];
+    steadfs(limits).expect(0);
+    steadfs(["quota", path, "-g", "--grace", "3600", "86400"]).expect(0);
+    image.check_clean();
+    let listed = steadfs(["quota", path]).expect(0).out;
+    let row = |listed: &str, id: &str| -> Vec<String> {
+        let mut rows = listed.lines().map(|line| line.split_whitespace());
+        let row = rows.find(|row| row.clone().next() == Some(id)).unwrap();
+        row.map(str::to_owned).collect()
+    };
+    assert_eq!(row(&listed, "1000")[1..4], ["0", "0", "1024"], "{listed}");
+    assert!(
+        listed.contains("group quota: grace 01:00 for space, 1days"),
+        "{listed}"
+    );
+    let refused = steadfs(["quota", path, "--project"]);
+    assert!(refused.code() != 0 && refused.err.contains("feature quota"));
+
+    let mount = SteadMount::new(&scratch, image.path(), "usrquota");
+    fs::set_permissions(
+        mount.root(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o777),
+    )
+    .unwrap();
+    let root = mount.root().to_str().unwrap();
+    let user = |script: &str| {
+        let words = [
+            "--reuid=1000",
+            "--regid=1000",
+            "--clear-groups",
+            "sh",
+            "-c",
+            script,
+        ];
+        run("setpriv", words)
+    };
+    let filled = user(&format!("head -c 3M /dev/zero > {root}/file"));
+    assert!(
+        filled.code() != 0 && filled.err.contains("quota exceeded"),
+        "{}",
+        filled.err
+    );
+    assert_eq!(fs::metadata(mount.join("file")).unwrap().len(), 1 << 20);
+    user(&format!("touch {root}/second")).expect(0);
+    assert_ne!(user(&format!("touch {root}/third")).code(), 0);
+    let listed = run_on("quota", &mount, &["-u"]).expect(0).out;
+    assert_eq!(row(&listed, "1000")[1], "1024", "{listed}");
+    assert_eq!(row(&listed, "1000")[5], "2", "{listed}");
+    run_on(
+        "quota",
+        &mount,
+        &["-u", "--limits", "1000", "0", "0", "0", "3"],
+    )
+    .expect(0);
+    user(&format!(
+        "touch {root}/third && head -c 3M /dev/zero >> {root}/file"
+    ))
+    .expect(0);
+    assert!(options(&mount).contains("usrquota"));
+    mount.unmount();
+}

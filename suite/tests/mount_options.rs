@@ -195,7 +195,7 @@ const EXT4_LISTS: [(&str, &[&str]); 3] = [
     (
         "rw,seclabel,relatime,usrjquota=aquota.user,grpjquota=aquota.group,jqfmt=vfsv1,data=ordered",
         &[
-            "usrjquota=aquota.user, grpjquota=aquota.group, jqfmt=vfsv1: quota is neither",
+            "usrjquota=aquota.user, grpjquota=aquota.group, jqfmt=vfsv1: quota files with names",
             "seclabel",
         ],
     ),

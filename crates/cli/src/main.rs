@@ -36,6 +36,7 @@ mod owners;
 mod partition;
 mod place;
 mod progress;
+mod quota;
 mod reference;
 mod remount;
 mod report;
@@ -177,6 +178,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Remount(args) => remount::run(&args),
         Command::Upgrade(args) => remount::upgrade(&args),
         Command::Tune(args) => tune::run(&args),
+        Command::Quota(args) => quota::run(&args),
         Command::Sync(args) => umount::sync(&args.mountpoint),
         Command::Ls(args) => files::ls(&args),
         Command::Cat(args) => files::cat(&args),

@@ -46,7 +46,9 @@ impl Ext4 {
         if !set.changes_fields() {
             return Ok(());
         }
-        self.prepare_owners([set.uid, set.gid, None], cx.tag)?;
+        let owners = [set.uid, set.gid, None];
+        self.prepare_owners(owners, cx.tag)?;
+        self.check_new_owners(cx, inode, owners)?;
         self.change_fields(cx.tag, inode, 0, |handle, core| {
             let drops = set.kills_privileges(inode.kind());
             self.set_in_core(cx, handle, inode, core, set, drops)
@@ -233,7 +235,9 @@ impl Ext4 {
         if inode.core.read().project == project {
             return Ok(());
         }
-        self.prepare_owners([None, None, Some(project)], cx.tag)?;
+        let owners = [None, None, Some(project)];
+        self.prepare_owners(owners, cx.tag)?;
+        self.check_new_owners(cx, &inode, owners)?;
         self.change_fields(cx.tag, &inode, 0, |_, core| {
             core.project = project;
             core.ctime = self.now(core);

@@ -23,6 +23,8 @@ impl Control for Ext4 {
             entries.push(file("jbd2/info", false));
             entries.push(file("jbd2/stats.json", false));
         }
+        let quota = self.quota_controls().into_iter();
+        entries.extend(quota.map(|path| file(path, true)));
         entries
     }
 
@@ -44,7 +46,7 @@ impl Control for Ext4 {
                 None if self.txns.is_journaled() => "null".to_owned(),
                 None => return Err(FsError::NotFound),
             },
-            _ => return Err(FsError::NotFound),
+            path => self.quota_control(path)?.ok_or(FsError::NotFound)?,
         };
         if !text.ends_with('\n') {
             text.push('\n');
@@ -63,6 +65,7 @@ impl Control for Ext4 {
             ("ext4/freeze", other) => Err(FsError::BadOption(format!(
                 "{other:?} is neither 1 (freeze) nor 0 (thaw)"
             ))),
+            _ if self.set_quota_control(path, text)? => Ok(()),
             _ => {
                 Control::prepare(self, path, text)?();
                 Ok(())

@@ -161,8 +161,7 @@ impl Ext4 {
             tag: cx.tag,
         };
         let written = self.write_cached(inode, write, true, limit);
-        self.alloc
-            .with_totals(|t| t.release_reserved(wanted - written.reserved * per_block));
+        self.release_delayed(inode, wanted / per_block - written.reserved);
         (written.bytes, written.error.map_or(Ok(()), Err))
     }
 
@@ -200,9 +199,36 @@ impl Ext4 {
         blocks: &std::ops::Range<u64>,
         wanted: u64,
     ) -> Result<bool> {
-        if !self.options.read().delalloc {
+        if !self.options.read().delalloc || !self.reserve_space(cx, inode, blocks, wanted)? {
             return Ok(false);
         }
+        let count = blocks.end - blocks.start;
+        let mut delayed = self.delay(cx, inode, count);
+        if delayed == Ok(false) && self.has_delayed(inode)? {
+            self.make_room(cx)?;
+            delayed = self.delay(cx, inode, count);
+        }
+        if delayed != Ok(true) {
+            self.alloc.with_totals(|t| t.release_reserved(wanted));
+        }
+        delayed
+    }
+
+    /// Ends the reservation of delayed blocks that were not written, or that are dropped.
+    pub(crate) fn release_delayed(&self, inode: &Inode, blocks: u64) {
+        let reserved = blocks * self.reserve_per_block(inode);
+        self.alloc.with_totals(|t| t.release_reserved(reserved));
+        self.end_delay(inode, blocks);
+    }
+
+    /// Reserves free space for the worst case.
+    fn reserve_space(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        blocks: &std::ops::Range<u64>,
+        wanted: u64,
+    ) -> Result<bool> {
         let keep = self.root_reserved_clusters(cx);
         let reserve = || self.alloc.with_totals(|t| t.reserve(wanted, keep));
         if reserve() {

@@ -105,6 +105,9 @@ impl Ext4 {
         let journaled = !matches!(source.sb.journal(), JournalPlace::None);
         let fs = Self::assemble(source, options, sizes, journaled, report)?;
         fs.inodes.adopt_lookups(lookups);
+        let files = fs.sb.lock().quota_inodes().map(|ino| ino.is_some());
+        let missing = fs.options.read().warn_of_missing_limits(files);
+        report.warnings.extend(missing);
         fs.check_root()?;
         if let Some(lock) = lock {
             fs.keep_node_lock(lock);

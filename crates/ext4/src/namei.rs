@@ -26,6 +26,7 @@ use crate::disk::{self, Ino};
 use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::quota::owners_of;
 use crate::txn::Handle;
 
 /// Most steps by which a directory grows for one name: each index level once, and the leaf; more are needed only for
@@ -82,14 +83,16 @@ impl Ext4 {
             Dir::new(self, dir.ino(), &core, cx.tag).check_new_name(name)?;
         }
         for _ in 0..GROWTH_STEPS_MAX {
-            let needed = {
+            let (needed, owners) = {
                 let core = dir.core.read();
                 match Dir::new(self, dir.ino(), &core, cx.tag).search(&core, name)? {
                     Search::Found => return Err(FsError::Exists),
                     Search::Room(slot) => return Ok(slot),
-                    Search::Full => credits::grow(self, &core),
+                    Search::Full => (credits::grow(self, &core), owners_of(&core)),
                 }
             };
+            let bytes = self.geo().cluster_units() * 512;
+            self.check_quota(cx, owners.map(Some), bytes, 0)?;
             if !handle.extend(rest + needed) {
                 handle.restart(rest + needed)?;
             }

@@ -15,6 +15,7 @@
 //! **Locks.** The fields of the quota file's inode guard the tree, the table of a kind what is cached, and each entry has a
 //! lock of its own, which is held while its block changes.
 
+mod admin;
 mod blocks;
 mod limits;
 
@@ -33,6 +34,7 @@ use crate::inode::Inode;
 use crate::txn::Handle;
 
 use blocks::{FileBlocks, Growth};
+use limits::Enforced;
 
 /// Blocks of entries of one kind that a handle changes at most: the owners of a directory that grows and of a new inode in
 /// it, or the old and the new owner.
@@ -43,6 +45,7 @@ const CACHED_MAX: usize = 4096;
 /// The quota files of a volume that is written.
 pub(crate) struct Quota {
     files: [Option<QuotaFile>; 3],
+    enforced: Enforced,
 }
 
 /// The file of one kind.
@@ -64,7 +67,13 @@ pub(crate) struct Dquot {
     /// The block that holds it, and its offset there.
     buf: Arc<MetaBuf>,
     at: usize,
-    entry: Mutex<Entry>,
+    state: Mutex<DquotState>,
+}
+
+struct DquotState {
+    entry: Entry,
+    /// Bytes of delayed data, which are not in the entry yet.
+    delayed: u64,
 }
 
 /// What was counted for an inode.
@@ -111,7 +120,11 @@ impl Ext4 {
             }
         }
         // A remount opens them once.
-        let _ = self.quota.set(Quota { files: opened });
+        let _ = self.quota.set(Quota {
+            files: opened,
+            enforced: Enforced::default(),
+        });
+        self.enforce_limits();
         Ok(())
     }
 
@@ -231,12 +244,13 @@ impl Quota {
             return Ok(());
         }
         for file in self.files() {
-            let n = file.kind.index();
+            let (n, enforced) = (file.kind.index(), self.enforced.has(file.kind));
             if before.owners[n] == now.owners[n] {
-                file.add(fs, handle, now.owners[n], before.used, now.used)?;
+                file.add(fs, handle, now.owners[n], (before.used, now.used), enforced)?;
             } else {
-                file.add(fs, handle, before.owners[n], before.used, Used::default())?;
-                file.add(fs, handle, now.owners[n], Used::default(), now.used)?;
+                let (lost, gained) = ((before.used, Used::default()), (Used::default(), now.used));
+                file.add(fs, handle, before.owners[n], lost, enforced)?;
+                file.add(fs, handle, now.owners[n], gained, enforced)?;
             }
         }
         inode.set_charged(now);
@@ -262,8 +276,8 @@ impl QuotaFile {
         fs: &Ext4,
         handle: &mut Handle<'_>,
         owner: u32,
-        before: Used,
-        now: Used,
+        (before, now): (Used, Used),
+        enforced: bool,
     ) -> Result<()> {
         if before == now {
             return Ok(());
@@ -281,7 +295,9 @@ impl QuotaFile {
             }
             Err(error) => return Err(error),
         };
-        let mut entry = dquot.entry.lock();
+        let info = self.layout.lock().info;
+        let mut state = dquot.state.lock();
+        let entry = &mut state.entry;
         let replaced = |count: u64, before: u64, now: u64| (count + now).checked_sub(before);
         let bytes = replaced(entry.bytes, before.bytes, now.bytes);
         let inodes = replaced(entry.inodes, before.inodes, now.inodes);
@@ -290,8 +306,8 @@ impl QuotaFile {
             fs.alloc.record_corruption(what);
         }
         (entry.bytes, entry.inodes) = (bytes.unwrap_or(0), inodes.unwrap_or(0));
-        limits::settle_timers(&mut entry);
-        dquot.store(handle, &entry)
+        limits::update_timers(entry, &info, enforced);
+        dquot.store(handle, entry)
     }
 
     /// The entry of an owner, if there is one.
@@ -317,12 +333,13 @@ impl QuotaFile {
             return Err(self.corruption("changes while it is read").into());
         };
         if cached.len() >= CACHED_MAX {
-            cached.retain(|_, dquot| Arc::strong_count(dquot) > 1);
+            cached.retain(|_, dquot| Arc::strong_count(dquot) > 1 || dquot.has_delayed());
         }
+        let state = DquotState { entry, delayed: 0 };
         let dquot = Arc::new(Dquot {
             buf,
             at,
-            entry: Mutex::new(Rank::Quota, entry),
+            state: Mutex::new(Rank::Quota, state),
         });
         cached.insert(owner, Arc::clone(&dquot));
         Ok(Some(dquot))

@@ -137,6 +137,7 @@ impl Ext4 {
         let stripe = stripe(&self.sb.lock(), &new);
         self.alloc.set_stripe(&self.geo, stripe);
         *self.options.write() = new;
+        self.enforce_limits();
     }
 
     /// Makes the volume read-only: writes everything and marks it clean. Refused while unlinked files are in use, as

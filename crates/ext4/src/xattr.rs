@@ -21,6 +21,7 @@ use crate::disk::{self, Compat, Ino, Superblock};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
+use crate::quota::owners_of;
 use crate::txn::Handle;
 
 use block::BlockChange;
@@ -175,6 +176,9 @@ impl Ext4 {
         let _alone = inode.lock.write();
         self.check_attr_change(cx, &inode, (index, rest), how)?;
         let len = value.map_or(0, <[u8]>::len);
+        if let Some(value) = value {
+            self.check_attr_quota(cx, &inode, (index, rest), value)?;
+        }
         self.change_fields(cx.tag, &inode, len, |handle, core| {
             if is_acl(index) {
                 self.set_acl(cx, handle, &inode, core, index, value)?;
@@ -189,6 +193,38 @@ impl Ext4 {
             core.ctime = self.now(core);
             Ok(())
         })
+    }
+
+    /// Fails if the inode's owners may not have the block or the inode that an attribute's new value needs.
+    fn check_attr_quota(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        (index, name): (u8, &[u8]),
+        value: &[u8],
+    ) -> Result<()> {
+        if self.quota.get().is_none() {
+            return Ok(());
+        }
+        let core = inode.core.read();
+        let inside = InodeAttrs::parse(&core.xattr_area).map_err(|e| e.in_inode(inode.ino()))?;
+        let mut inside: AttrList = inside.iter().collect();
+        inside.remove(index, name);
+        inside.put(index, name, OwnedValue::Here(value.to_vec()));
+        if inside.fits_inode(core.xattr_room(self.geo())) {
+            return Ok(());
+        }
+        let mut units = 0;
+        if core.file_acl.is_none() {
+            units += self.geo().cluster_units();
+        }
+        let is_large = self.has_value_inodes() && value.len() > self.geo().block_size.bytes() / 2;
+        if is_large {
+            units += self.value_units(value.len() as u64);
+        }
+        let owners = owners_of(&core).map(Some);
+        drop(core);
+        self.check_quota(cx, owners, units * 512, is_large.into())
     }
 
     /// Pins the blocks that a change of an inode's fields and attributes changes: its slot, its attribute block with

@@ -5,6 +5,7 @@
 //! last level are blocks of 14 entries. How these blocks are stored is up to the file system ([`Blocks`]).
 
 pub mod tree;
+pub mod usage;
 
 /// Bytes of a block of a quota file.
 pub const BLOCK_SIZE: usize = 1024;

@@ -577,6 +577,17 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
         None
     }
 
+    fn read_control(&self, path: &str) -> Result<Vec<u8>> {
+        self.bytes(Call::ReadControl, |to| to.bytes(path.as_bytes()))
+    }
+
+    fn write_control(&self, path: &str, value: &[u8]) -> Result<()> {
+        self.done(Call::WriteControl, |to| {
+            to.bytes(path.as_bytes());
+            to.bytes(value);
+        })
+    }
+
     fn unmount(&self) -> Result<()> {
         Client::close(self).map_err(FsError::Stopped)
     }

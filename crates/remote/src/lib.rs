@@ -71,6 +71,8 @@ enum Call {
     Statfs,
     Flags,
     SyncAll,
+    ReadControl,
+    WriteControl,
     Make,
     Give,
     Expect,
@@ -78,7 +80,7 @@ enum Call {
 }
 
 impl Call {
-    const ALL: [Self; 28] = [
+    const ALL: [Self; 30] = [
         Self::Root,
         Self::Lookup,
         Self::Forget,
@@ -103,6 +105,8 @@ impl Call {
         Self::Statfs,
         Self::Flags,
         Self::SyncAll,
+        Self::ReadControl,
+        Self::WriteControl,
         Self::Make,
         Self::Give,
         Self::Expect,
@@ -125,6 +129,7 @@ impl Call {
                 | Self::Listxattr
                 | Self::Statfs
                 | Self::Flags
+                | Self::ReadControl
                 | Self::Expect
         )
     }

@@ -111,6 +111,23 @@ fn put<T>(reply: &mut Encoder, result: Result<T>, encode: impl FnOnce(&mut Encod
 
 fn nothing(_: &mut Encoder, (): ()) {}
 
+/// Reads or writes a control file.
+fn read_or_write_control(
+    call: Call,
+    fs: &dyn FileSystem,
+    from: &mut Decoder<'_>,
+    to: &mut Encoder,
+) -> std::result::Result<(), Malformed> {
+    let path = from.text()?;
+    if call == Call::WriteControl {
+        put(to, fs.write_control(&path, from.bytes()?), nothing);
+        return Ok(());
+    }
+    let read = fs.read_control(&path);
+    put(to, read, |to, content| to.bytes(&content));
+    Ok(())
+}
+
 /// Makes a call and encodes its result. Returns false for a call without a reply.
 fn answer(
     call: Call,
@@ -173,6 +190,7 @@ fn answer(
         Call::Statfs => put(to, fs.statfs(cx), |to, usage| to.usage(&usage)),
         Call::Flags => put(to, fs.flags(cx, from.ino()?), Encoder::flags),
         Call::SyncAll => put(to, fs.sync_all(cx), nothing),
+        Call::ReadControl | Call::WriteControl => read_or_write_control(call, fs, from, to)?,
         Call::Expect => ahead::answer(fs, cx, from, to)?,
         Call::Make | Call::Give => make_or_give(call, fs, cx, from, to)?,
         Call::Close => return Err(Malformed),

@@ -246,6 +246,22 @@ pub trait FileSystem: Send + Sync {
     fn remount(&self, cx: &Cx, options: &str) -> Result<()>;
     /// Control files, shown below `.steadfs`.
     fn control(&self) -> Option<&dyn Control>;
+    /// The content of the control file at `path`, also of a volume that another process serves.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such file.
+    fn read_control(&self, path: &str) -> Result<Vec<u8>> {
+        self.control().ok_or(FsError::NotFound)?.read(path)
+    }
+
+    /// Writes the control file at `path`, as [`FileSystem::read_control`] reads it.
+    ///
+    /// # Errors
+    /// `NotFound`, `BadOption`: nothing has changed.
+    fn write_control(&self, path: &str, value: &[u8]) -> Result<()> {
+        self.control().ok_or(FsError::NotFound)?.write(path, value)
+    }
+
     /// Sets control files that are settings, given as lines `NAME=VALUE`: all of them or none. Returns all settings
     /// afterwards, in such lines.
     ///

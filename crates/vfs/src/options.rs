@@ -10,7 +10,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use common::{Atime, Common, CommonOptions, ERRORS, HasCommon, OnError, parse_errors, word};
+pub use common::{
+    Atime, Common, CommonOptions, ERRORS, HasCommon, OnError, QUOTA_FORMATS, parse_errors, word,
+};
 pub use table::{Entry, HelpLine, Section, Shown, Table};
 
 use crate::{FsError, Result};

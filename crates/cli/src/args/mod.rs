@@ -15,7 +15,7 @@ mod tar;
 pub mod trees;
 
 pub use format::Format;
-pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Stat};
+pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Quota, Stat};
 pub use owners::Owners;
 pub use select::Select;
 pub use tar::Tar;
@@ -51,6 +51,7 @@ pub enum Command {
     Remount(Remount),
     Upgrade(Upgrade),
     Tune(Tune),
+    Quota(Quota),
     Sync(Sync),
     Ls(Ls),
     Cat(Cat),

@@ -46,6 +46,33 @@ pub struct Inspect {
     pub open: Open,
 }
 
+/// Show or set what users, groups and projects may use (ext4 volumes with the feature quota).
+///
+/// Lists usage, limits and the time left for a soft limit that is exceeded, as repquota(8) does. Limits hold while the volume
+/// is mounted with usrquota, grpquota or prjquota.
+#[derive(Debug, clap::Args)]
+pub struct Quota {
+    /// The mount point, or an image file or block device that is not mounted.
+    pub volume: PathBuf,
+    /// Users; also what limits are set for without -g and -P.
+    #[arg(short, long)]
+    pub user: bool,
+    /// Groups.
+    #[arg(short, long)]
+    pub group: bool,
+    /// Projects.
+    #[arg(short = 'P', long)]
+    pub project: bool,
+    /// Set the limits of a number of a user, group or project: of space (KiB, or with K, M, G, T), of inodes; 0: none.
+    #[arg(long, num_args = 5, value_names = ["ID", "SOFT", "HARD", "INODES_SOFT", "INODES_HARD"])]
+    pub limits: Vec<String>,
+    /// Set for how many seconds soft limits may be exceeded: of space, of inodes.
+    #[arg(long, num_args = 2, value_names = ["SPACE", "INODES"])]
+    pub grace: Vec<u32>,
+    #[command(flatten)]
+    pub open: Open,
+}
+
 /// List files on a volume.
 ///
 /// Like ls(1), one name per line; owners are numbers, times are UTC.

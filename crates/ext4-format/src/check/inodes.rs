@@ -101,7 +101,9 @@ impl Checker<'_> {
                 .set(InodeState::EA_INODE);
         }
         self.check_fields(ino, slot, &inode, orphan);
+        self.counted.values = 0;
         let attr_blocks = self.check_xattrs(ino, &inode);
+        self.add_usage(ino, &inode);
         self.check_context(ino, &inode);
         match kind {
             _ if ino == Ino::RESIZE => self.check_resize_inode(&inode, attr_blocks),
@@ -281,6 +283,8 @@ impl Checker<'_> {
         } else if inode.has(EA_INODE) {
             self.value_runs.clear();
             Collect::Value
+        } else if let Some(kind) = self.quota_kind(ino) {
+            Collect::Quota(kind)
         } else {
             Collect::Nothing
         };

@@ -2,6 +2,7 @@
 
 use steadfs_base::DevBlock;
 use steadfs_format_base::check::Name;
+use steadfs_format_base::quota::usage::Difference;
 use thiserror::Error;
 
 use crate::disk::{DiskError, GroupNo, Ino, Structure};
@@ -382,6 +383,22 @@ pub enum Issue {
         ino: Ino,
         /// What is wrong.
         why: &'static str,
+    },
+    /// A quota file cannot be read as one.
+    #[error("quota file {ino} {why}")]
+    QuotaFile {
+        /// The inode.
+        ino: Ino,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A quota file's usage of an owner is wrong.
+    #[error("quota of {kind} {difference}")]
+    QuotaUsage {
+        /// User, group or project.
+        kind: &'static str,
+        /// The owner, and what the file has.
+        difference: Difference,
     },
     /// A directory has a hole.
     #[error("directory {dir}: block {block} is a hole")]

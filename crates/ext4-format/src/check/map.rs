@@ -5,6 +5,8 @@ use std::ops::Range;
 use steadfs_base::{DevBlock, FileBlock};
 use steadfs_vfs::InodeFlags;
 
+use steadfs_format_base::quota::Kind;
+
 use super::tables::Run;
 use super::{Checker, Issue};
 use crate::disk::extent::{self, ExtentNode, FILE_END, ROOT_ENTRIES};
@@ -24,6 +26,8 @@ pub(super) enum Collect {
     Orphans,
     /// [`Checker::value_runs`].
     Value,
+    /// Those of a quota file.
+    Quota(Kind),
 }
 
 /// State and result of walking a map.
@@ -221,6 +225,7 @@ impl Checker<'_> {
             Collect::Journal => self.journal_runs.push(run),
             Collect::Orphans => self.orphan_runs.push(run),
             Collect::Value => self.value_runs.push(run),
+            Collect::Quota(kind) => self.counted.runs[kind.index()].push(run),
         }
     }
 

@@ -26,6 +26,7 @@ mod inodes;
 mod issue;
 mod links;
 mod map;
+mod quota;
 mod special;
 mod tables;
 mod values;
@@ -217,6 +218,8 @@ struct Checker<'a> {
     value_slot: Vec<u8>,
     /// Blocks of the attribute inode being checked.
     value_runs: Vec<Run>,
+    /// What is counted for quota.
+    counted: quota::Counted,
     /// Hash of the encryption policy, for encrypted inodes with a valid context.
     policies: BTreeMap<u32, u64>,
     /// Inodes on the orphan list or in the orphan file.
@@ -245,6 +248,7 @@ impl<'a> Checker<'a> {
             values: BTreeMap::new(),
             value_slot: Vec::new(),
             value_runs: Vec::new(),
+            counted: quota::Counted::default(),
             policies: BTreeMap::new(),
             orphans: BTreeSet::new(),
             shared_blocks: geo.has_ro_compat(RoCompat::SHARED_BLOCKS),
@@ -267,6 +271,7 @@ impl<'a> Checker<'a> {
         self.check_special();
         self.check_xattr_refcounts();
         self.check_values();
+        self.check_quota_usage();
         self.check_dirs();
         self.check_links();
         self.check_bitmaps();
@@ -317,7 +322,6 @@ impl<'a> Checker<'a> {
                 geo.has_ro_compat(RoCompat::SHARED_BLOCKS),
                 "blocks used twice (shared_blocks)",
             ),
-            (geo.has_ro_compat(RoCompat::QUOTA), "quota usage (quota)"),
             (
                 geo.has_incompat(Incompat::ENCRYPT),
                 "contents and names of encrypted files (encrypt)",

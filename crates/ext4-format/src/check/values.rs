@@ -39,6 +39,7 @@ impl Checker<'_> {
             .get_mut(&self.geo, value)
             .set(InodeState::ATTR_VALUE);
         self.values.entry(value.0).or_default().references += 1;
+        self.counted.values += 1;
         if let Some(inode) = self.read_value(value) {
             if size == 0 || inode.size != u64::from(size) {
                 let actual = inode.size;

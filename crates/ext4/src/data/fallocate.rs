@@ -135,7 +135,7 @@ impl Ext4 {
         let hole = HoleRequest {
             ino: inode.ino(),
             at,
-            len: want.into(),
+            len: self.quota_blocks(cx, inode, want.into())?,
             goal,
         };
         let run = self.allocate_hole(inode, hole, cx.tag, |_, goal, want| {
@@ -217,8 +217,8 @@ impl Ext4 {
             return Ok(());
         }
         let _one = inode.lock_flush();
-        let released = inode.pages.discard(whole.clone()) * self.reserve_per_block(inode);
-        self.alloc.with_totals(|t| t.release_reserved(released));
+        let dropped = inode.pages.discard(whole.clone());
+        self.release_delayed(inode, dropped);
         let (mut start, mut end) = (FileBlock(whole.start), FileBlock(whole.end));
         match self.free_range(inode, start, &mut end) {
             // The map needs a block, and none is free: the rest is made to read as zeros.
@@ -263,8 +263,8 @@ impl Ext4 {
             return Ok(());
         }
         let _one = inode.lock_flush();
-        let released = inode.pages.discard(whole.clone()) * self.reserve_per_block(inode);
-        self.alloc.with_totals(|t| t.release_reserved(released));
+        let dropped = inode.pages.discard(whole.clone());
+        self.release_delayed(inode, dropped);
         self.forget_content(cx, inode, FileBlock(whole.start)..FileBlock(whole.end))
     }
 

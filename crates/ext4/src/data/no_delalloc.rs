@@ -172,7 +172,7 @@ impl Ext4 {
                 let hole = HoleRequest {
                     ino: inode.ino(),
                     at,
-                    len: want,
+                    len: self.quota_blocks(cx, inode, want)?,
                     goal,
                 };
                 let run = self.allocate_hole(inode, hole, cx.tag, |_, goal, want| {

@@ -46,8 +46,8 @@ impl Ext4 {
         inode.set_size(size);
         self.cut_to(inode, old, size, first_freed)?;
         // The file was dirty until now: a sync of another task has waited, and commits no size from before the cut.
-        let released = inode.pages.discard(first_freed.0..u64::MAX) * self.reserve_per_block(inode);
-        self.alloc.with_totals(|t| t.release_reserved(released));
+        let dropped = inode.pages.discard(first_freed.0..u64::MAX);
+        self.release_delayed(inode, dropped);
         if bs.offset_in_block(size) > 0 {
             inode
                 .pages
@@ -195,8 +195,8 @@ impl Ext4 {
             return Ok(());
         }
         let _one = inode.lock_flush();
-        let released = inode.pages.discard(0..u64::MAX) * self.reserve_per_block(inode);
-        self.alloc.with_totals(|t| t.release_reserved(released));
+        let dropped = inode.pages.discard(0..u64::MAX);
+        self.release_delayed(inode, dropped);
         self.alloc.drop_prealloc(self, inode.ino());
         let _pins = self.pin_inodes(&[inode.ino()], IoTag::default())?;
         self.txns.run(FIRST_CREDITS, IoTag::default(), |handle| {

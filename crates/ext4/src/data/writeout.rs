@@ -213,6 +213,7 @@ impl WritebackFs for Ext4 {
         let Settlement { held, kept, .. } = settlement;
         self.alloc
             .with_totals(|t| t.adjust(held * per_block, kept * per_block));
+        self.end_delay(inode, held.saturating_sub(kept));
     }
 
     /// Records the error for `.steadfs/errors`; with `data_err=abort` the volume stops.

@@ -143,13 +143,21 @@ impl Ext4 {
         Ok(inode.attr(self))
     }
 
-    /// Prepares the counts of a new inode's owners. The caller holds no handle.
+    /// Prepares the counts of a new inode's owners, and fails if they may not have it. The caller holds no handle.
     pub(super) fn prepare_new(&self, cx: &Cx, dir: &Inode, spec: &NewInode<'_>) -> Result<()> {
         if self.quota.get().is_none() {
             return Ok(());
         }
         let core = self.new_core(cx, dir, spec, &Inherited::default(), 0);
-        self.prepare_owners(owners_of(&core).map(Some), cx.tag)
+        let owners = owners_of(&core).map(Some);
+        self.prepare_owners(owners, cx.tag)?;
+        let has_block = match spec.kind {
+            FileKind::Directory => true,
+            FileKind::Symlink => spec.target.len() >= I_BLOCK_SIZE,
+            _ => false,
+        };
+        let bytes = u64::from(has_block) * self.geo().cluster_units() * 512;
+        self.check_quota(cx, owners, bytes, 1)
     }
 
     /// Inserts a name at `slot`. `subdir`: the directory's link count gains a `..`.

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use steadfs_vfs::options::Section::Ext4;
 use steadfs_vfs::options::Shown::Changed;
 use steadfs_vfs::options::{
-    Common, ERRORS, Entry, Table, choice, item, name_of, number, parse_errors, word,
+    Common, ERRORS, Entry, QUOTA_FORMATS, Table, choice, item, name_of, number, parse_errors, word,
 };
 
 use super::{AsyncCheckpoint, DEFAULT_ASYNC_PERCENT, DEFAULT_COMMIT_SECS, DataMode, MountOptions};
@@ -22,6 +22,7 @@ const DATA_MODES: &[(&str, DataMode)] = &[
 ];
 const DATA_ERRORS: &[(&str, bool)] = &[("ignore", false), ("abort", true)];
 const EXTERNAL: &str = "external journals are not supported; only one inside the volume is";
+const NAMED_QUOTA: &str = "quota files with names are not kept up, only those of the feature quota";
 const GONE: &str = "Linux removed it, too";
 const INODE_TABLES: &str = "inode tables are initialised when their groups are first used";
 const NEVER_STALE: &str = "direct reads never see what is not written";
@@ -94,6 +95,25 @@ const OWN: &[Entry<MountOptions>] = &[
     Opt::flag("bsdgroups", |o| o.grpid = Some(true)).also(),
     Opt::flag("nogrpid", |o| o.grpid = Some(false)).also(),
     Opt::flag("sysvgroups", |o| o.grpid = Some(false)).also(),
+    Opt::flag("usrquota", |o| o.user_quota = true)
+        .help(
+            Ext4,
+            "limits of users, groups or projects are enforced, on volumes with the feature quota",
+        )
+        .current(Changed, |o| o.user_quota.then(|| "usrquota".into())),
+    Opt::flag("quota", |o| o.user_quota = true).also(),
+    Opt::flag("grpquota", |o| o.group_quota = true)
+        .also()
+        .current(Changed, |o| o.group_quota.then(|| "grpquota".into())),
+    Opt::flag("prjquota", |o| o.common.project_quota = true)
+        .also()
+        .current(Changed, |o| {
+            o.common.project_quota.then(|| "prjquota".into())
+        }),
+    Opt::flag("noquota", |o| {
+        (o.user_quota, o.group_quota, o.common.project_quota) = (false, false, false);
+    })
+    .also(),
     Opt::flag("delalloc", |o| o.delalloc = true)
         .help(
             Ext4,
@@ -265,6 +285,11 @@ const OWN: &[Entry<MountOptions>] = &[
     Opt::no_effect("journal", GONE).arg("="),
     Opt::no_effect("check", GONE).arg("="),
     Opt::no_effect("nocheck", GONE),
+    Opt::no_effect("usrjquota", NAMED_QUOTA).arg("="),
+    Opt::no_effect("grpjquota", NAMED_QUOTA).arg("="),
+    Opt::no_effect_if("jqfmt", "=", NAMED_QUOTA, |_, v| {
+        choice(v.unwrap_or_default(), QUOTA_FORMATS)
+    }),
     // Refused.
     Opt::refused("journal_dev", EXTERNAL),
     Opt::refused("journal_path", EXTERNAL),

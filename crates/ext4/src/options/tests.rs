@@ -107,12 +107,14 @@ fn options_without_effect_are_accepted() {
     let list = "lazytime,norelatime,journal_async_commit,init_itable=10,noblock_validity,dioread_lock,\
                 nodioread_nolock,mb_optimize_scan=0,prefetch_block_bitmaps,i_version,debug,warn_on_error,inlinecrypt,\
                 bh,nobh,mblk_io_submit,nomblk_io_submit,oldalloc,orlov,reservation,noreservation,journal=3,\
-                check=none,check,nocheck,quota,usrquota,grpquota,usrjquota=aquota.user,grpjquota=,jqfmt=vfsv1";
+                check=none,check,nocheck,usrjquota=aquota.user,grpjquota=,jqfmt=vfsv1";
     assert_eq!(MountOptions::parse(list), Ok(MountOptions::default()));
     for (name, value) in items(list) {
         assert!(TABLE.no_effect_because(name, value).is_some(), "{name}");
     }
-    for (name, value) in items("barrier,delalloc,nombcache,noquota,dax=never") {
+    for (name, value) in
+        items("barrier,delalloc,nombcache,quota,usrquota,grpquota,prjquota,noquota,dax=never")
+    {
         assert_eq!(TABLE.no_effect_because(name, value), None, "{name}");
     }
     assert!(MountOptions::parse("jqfmt=vfsv2").is_err());

@@ -1,6 +1,7 @@
 //! All kinds of findings of the checker.
 
 use steadfs_format_base::check::Name;
+use steadfs_format_base::quota::usage::Difference;
 use thiserror::Error;
 
 use crate::disk::summary::Summary;
@@ -451,19 +452,12 @@ pub enum Issue {
         why: &'static str,
     },
     /// A quota file's usage of an owner is wrong.
-    #[error(
-        "quota of {kind} {id}: {} bytes and {} inodes, counted {} and {}",
-        .stored.0, .stored.1, .counted.0, .counted.1
-    )]
+    #[error("quota of {kind} {difference}")]
     QuotaUsage {
         /// User, group or project.
         kind: &'static str,
-        /// Its id.
-        id: u32,
-        /// Bytes and inodes in the file.
-        stored: (u64, u64),
-        /// Bytes and inodes counted.
-        counted: (u64, u64),
+        /// The owner, and what the file has.
+        difference: Difference,
     },
     /// Nodes written by fsync after the checkpoint cannot be recovered.
     #[error("written by fsync after the checkpoint: {0}")]

@@ -37,6 +37,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_block::BlockSource;
 use steadfs_format_base::check;
+use steadfs_format_base::quota::usage::Usages;
 
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
@@ -223,7 +224,7 @@ struct Checker<'a> {
     wrong_summaries: BTreeMap<SegNo, blocks::WrongSummary>,
     orphans: BTreeSet<u32>,
     /// Usage by owner, on volumes with quota files.
-    usages: quota::Usages,
+    usages: Usages,
     dirs: Vec<Dir>,
     dir_blocks: Vec<DirBlock>,
     /// Reusable block buffers, one per level of the node tree and one for attributes and content.

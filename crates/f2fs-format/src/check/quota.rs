@@ -1,36 +1,23 @@
 //! Quota files: recorded usage per user, group and project, compared with the sum over all inodes.
 
-use std::collections::BTreeMap;
-
-use steadfs_format_base::quota::{Blocks, Content, Entry, Info, Kind, tree};
+use steadfs_format_base::quota::Kind;
+use steadfs_format_base::quota::usage::Usage;
 
 use super::{Checker, Issue};
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::inode::{Inline, WORDS};
 use crate::disk::{BLOCK_SIZE, Inode, Nid};
 
-/// The usage of an owner.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Usage {
-    bytes: u64,
-    inodes: u64,
-}
-
-/// Usage by kind (user, group, project) and id.
-pub(super) type Usages = [BTreeMap<u32, Usage>; 3];
-
 impl Checker<'_> {
     /// Adds an inode to the usage of its owners. The inode's own block is not charged.
     pub(super) fn add_usage(&mut self, inode: &Inode) {
-        let ids = [inode.uid, inode.gid, inode.project];
-        for (usages, id) in self.usages.iter_mut().zip(ids) {
-            let usage = usages.entry(id).or_default();
-            let blocks = inode.blocks.saturating_sub(1);
-            usage.bytes = usage
-                .bytes
-                .saturating_add(blocks.saturating_mul(BLOCK_SIZE as u64));
-            usage.inodes += 1;
-        }
+        let blocks = inode.blocks.saturating_sub(1);
+        let used = Usage {
+            bytes: blocks.saturating_mul(BLOCK_SIZE as u64),
+            inodes: 1,
+        };
+        let owners = [inode.uid, inode.gid, inode.project];
+        self.usages.add(owners, used);
     }
 
     /// Compares the recorded usage, unless the checkpoint has marked it as out of date.
@@ -48,30 +35,15 @@ impl Checker<'_> {
             let Some(content) = self.quota_content(ino) else {
                 continue;
             };
-            let mut counted = std::mem::take(&mut self.usages[kind.index()]);
-            match entries(content, kind) {
-                Ok(stored) => {
-                    for (id, stored) in stored {
-                        let found = counted.remove(&id).unwrap_or_default();
-                        self.compare_usage(kind, id, stored, found);
-                    }
-                    for (id, found) in counted {
-                        self.compare_usage(kind, id, Usage::default(), found);
+            match self.usages.compare(kind, content) {
+                Ok(differences) => {
+                    for difference in differences {
+                        let kind = kind.name();
+                        self.issue(Issue::QuotaUsage { kind, difference });
                     }
                 }
                 Err(why) => self.issue(Issue::QuotaFile { ino, why }),
             }
-        }
-    }
-
-    fn compare_usage(&mut self, kind: Kind, id: u32, stored: Usage, counted: Usage) {
-        if stored != counted {
-            self.issue(Issue::QuotaUsage {
-                kind: kind.name(),
-                id,
-                stored: (stored.bytes, stored.inodes),
-                counted: (counted.bytes, counted.inodes),
-            });
         }
     }
 
@@ -109,21 +81,4 @@ impl Checker<'_> {
         }
         Some(content)
     }
-}
-
-/// The entries of a quota file.
-fn entries(content: Vec<u8>, kind: Kind) -> Result<BTreeMap<u32, Usage>, &'static str> {
-    let mut content = Content(content);
-    let head = content.read(0).map_err(|_| "is empty")?;
-    let info = Info::of(kind, &head)?;
-    let mut found = BTreeMap::new();
-    let each = |_, entry: Entry| {
-        let usage = Usage {
-            inodes: entry.inodes,
-            bytes: entry.bytes,
-        };
-        found.insert(entry.id, usage);
-    };
-    tree::walk(&mut content, &info, each)?;
-    Ok(found)
 }

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use steadfs_vfs::options::Section::F2fs;
 use steadfs_vfs::options::Shown::{Always, Changed};
 use steadfs_vfs::options::{
-    Common, ERRORS, Entry, Table, choice, item, name_of, number, parse_errors, word,
+    Common, ERRORS, Entry, QUOTA_FORMATS, Table, choice, item, name_of, number, parse_errors, word,
 };
 
 use super::values::{
@@ -58,7 +58,7 @@ const ALGORITHMS: Names<CompressAlgorithm> = &[
     ("lzo-rle", CompressAlgorithm::LzoRle),
 ];
 
-const NO_PROJECT_QUOTA: &str = "quota is neither counted nor enforced";
+const NO_QUOTA: &str = "quota is neither counted nor enforced";
 const GONE: &str = "Linux removed it, too";
 const TIMES: &str = "times are written with the inode at each checkpoint";
 const TESTING: &str = "is for testing kernels";
@@ -327,9 +327,23 @@ pub const OWN: &[Entry<MountOptions>] = &[
     Opt::no_effect("heap", GONE),
     Opt::no_effect("no_heap", GONE),
     Opt::no_effect("whint_mode", GONE).arg("="),
-    Opt::no_effect_if("prjjquota", "=", NO_PROJECT_QUOTA, |o, _| {
+    Opt::already("noquota"),
+    // Linux counts nothing either until quotaon(8) is run, which fails on a FUSE mount.
+    Opt::no_effect("quota", NO_QUOTA),
+    Opt::no_effect("usrquota", NO_QUOTA),
+    Opt::no_effect("grpquota", NO_QUOTA),
+    Opt::no_effect("usrjquota", NO_QUOTA).arg("="),
+    Opt::no_effect("grpjquota", NO_QUOTA).arg("="),
+    Opt::no_effect_if("prjquota", "", NO_QUOTA, |o, _| {
         o.common.project_quota = true;
         Ok(())
+    }),
+    Opt::no_effect_if("prjjquota", "=", NO_QUOTA, |o, _| {
+        o.common.project_quota = true;
+        Ok(())
+    }),
+    Opt::no_effect_if("jqfmt", "=", NO_QUOTA, |_, v| {
+        choice(v.unwrap_or_default(), QUOTA_FORMATS)
     }),
     // Refused.
     Opt::refused("reserve_node", "only blocks are reserved (reserve_root)"),

@@ -35,7 +35,7 @@ struct Recipe {
 
 /// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
 /// that images differ in few blocks.
-const RECIPES: [Recipe; 15] = [
+const RECIPES: [Recipe; 16] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -169,6 +169,16 @@ const RECIPES: [Recipe; 15] = [
         wide_times: true,
         options: &["-t", "ext4", "-N", "256", "-O", "casefold,orphan_file"],
         mount: "async_checkpoint=80,discard",
+        queue: |_| {},
+    },
+    Recipe {
+        name: "ext4-quota-1k",
+        size: "5M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256", "-O", "quota,project,orphan_file"],
+        mount: "usrquota,grpquota,prjquota",
         queue: |_| {},
     },
     // The smallest volumes that have a journal: to be filled up.

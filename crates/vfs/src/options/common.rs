@@ -68,7 +68,8 @@ pub struct CommonOptions {
     pub resuid: Option<u32>,
     /// `resgid=`: the group that may use the reserved blocks.
     pub resgid: Option<u32>,
-    /// `prjquota`: no usage is counted here, but Linux refuses it on a volume without project ids.
+    /// `prjquota`: limits of projects are enforced, where the file system does that. Refused on a volume without project
+    /// ids, as in Linux.
     pub project_quota: bool,
 }
 
@@ -99,7 +100,8 @@ pub trait HasCommon {
     fn common_mut(&mut self) -> &mut CommonOptions;
 }
 
-const NO_QUOTA: &str = "quota is neither counted nor enforced";
+/// The values of `jqfmt=`: formats of quota files with names.
+pub const QUOTA_FORMATS: &[(&str, ())] = &[("vfsold", ()), ("vfsv0", ()), ("vfsv1", ())];
 const ID_MAX: u32 = u32::MAX - 1;
 
 /// The word that stands for a setting with two values.
@@ -185,23 +187,8 @@ impl<T: HasCommon + 'static> Common<T> {
         }),
         Entry::already("nolazytime"),
         Entry::already("nostrictatime"),
-        Entry::already("noquota"),
         Entry::no_effect("norelatime", "Linux has relatime in its place, too"),
         Entry::no_effect("inlinecrypt", "encrypted files have no key here"),
-        // Linux counts nothing either until quotaon(8) is run, which fails on a FUSE mount.
-        Entry::no_effect("quota", NO_QUOTA),
-        Entry::no_effect("usrquota", NO_QUOTA),
-        Entry::no_effect("grpquota", NO_QUOTA),
-        Entry::no_effect("usrjquota", NO_QUOTA).arg("="),
-        Entry::no_effect("grpjquota", NO_QUOTA).arg("="),
-        Entry::no_effect_if("prjquota", "", NO_QUOTA, |o: &mut T, _| {
-            o.common_mut().project_quota = true;
-            Ok(())
-        }),
-        Entry::no_effect_if("jqfmt", "=", NO_QUOTA, |_, v| {
-            let formats = ["vfsold", "vfsv0", "vfsv1"].map(|name| (name, ()));
-            choice(v.unwrap_or_default(), &formats)
-        }),
         Entry::refused(
             "strictatime",
             "reads served by the kernel's page cache are not seen; use relatime",
