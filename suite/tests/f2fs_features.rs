@@ -78,6 +78,61 @@ fn files_that_linux_compressed_read_back() {
     }
 }
 
+/// Files that are compressed here are read and changed by Linux, and then read here again.
+#[test]
+#[ignore = "needs scripts/judge-kernel"]
+fn linux_reads_and_changes_what_is_compressed_here() {
+    let scratch = Scratch::new();
+    let top = source(&scratch);
+    let from = top.display();
+    for options in [
+        "compress_algorithm=lz4",
+        "compress_algorithm=lz4,compress_log_size=3,compress_chksum",
+        "compress_algorithm=lzo",
+        "compress_algorithm=lzo-rle,compress_log_size=3,compress_chksum",
+        "compress_algorithm=zstd:3",
+        "compress_algorithm=zstd,compress_log_size=4",
+    ] {
+        let options = format!("{options},compress_extension=*");
+        let name = format!("{}.img", options.replace([',', '=', ':', '*'], "-"));
+        let features = "-O extra_attr,inode_checksum,compression";
+        let image = mkfs(&scratch, &name, SIZE, features);
+        let mount = SteadMount::new(&scratch, image.path(), &options);
+        let at = mount.root().display().to_string();
+        succeed("cp", ["-rT", &from.to_string(), &at]);
+        // In the middle of clusters, before and after they are compressed.
+        let change = |n: u32| {
+            format!(
+                "for top in {from} {at}; do for file in text5 mixed5 noise5; do\n\
+                 dd if={from}/text4 of=$top/$file bs=1000 seek={n} conv=notrunc status=none\n\
+                 truncate -s {} $top/$file\ndone\ndone\nsync",
+                900_001 - n * 1000
+            )
+        };
+        succeed("sh", ["-c", &change(37)]);
+        steadfs_suite::steadfs(["sync", &at]).expect(0);
+        succeed("sh", ["-c", &change(155)]);
+        let saved = succeed("f2fs_io", ["get_cblocks", &format!("{at}/text5")]).out;
+        let is_number = |word: &&str| word.parse::<u64>().is_ok_and(|blocks| blocks > 0);
+        assert!(
+            saved.split_whitespace().any(|word| is_number(&word)),
+            "{saved}"
+        );
+        mount.unmount();
+        check_clean(image.path(), &options);
+        let script = format!(
+            "mount -t f2fs -o {options} /dev/ubda {TOP}\ndiff -r {from} {TOP}\n{}\numount {TOP}",
+            change(281).replace(&at, TOP)
+        );
+        boot_with_all_of_f2fs(&scratch, &[image.path()], &script);
+        check_clean(image.path(), &options);
+        let mount = SteadMount::new(&scratch, image.path(), &options);
+        let at = mount.root().display().to_string();
+        succeed("diff", ["-r", &from.to_string(), &at]);
+        mount.unmount();
+    }
+}
+
 #[test]
 #[ignore = "needs scripts/judge-kernel"]
 fn what_linux_made_a_verity_file_is_verified() {
