@@ -288,19 +288,11 @@ impl Walk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Format, ModelFs, Program, Recovery, State};
+    use crate::{Format, ModelFs, Program, State};
 
     #[test]
     fn observation_matches_the_operations() {
-        let format = Format {
-            block_size: 4096,
-            extents: true,
-            shift_ranges: true,
-            wide_times: true,
-            long_values: false,
-            cluster_blocks: 1,
-            recovery: Recovery::Prefix,
-        };
+        let format = Format::PLAIN;
         let fs = ModelFs::new(State::new(), format);
         let program: Program =
             "mkdir /d 755\ncreate /d/f 640\nwrite /d/f 5000+5000 3\nlink /d/f /g\n\

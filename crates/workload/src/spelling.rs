@@ -79,21 +79,11 @@ mod tests {
     use steadfs_vfs::{Cx, FileSystem};
 
     use super::*;
-    use crate::{Format, ModelFs, Recovery, State};
-
-    const FORMAT: Format = Format {
-        block_size: 4096,
-        extents: true,
-        shift_ranges: true,
-        wide_times: true,
-        long_values: false,
-        cluster_blocks: 1,
-        recovery: Recovery::Prefix,
-    };
+    use crate::{Format, ModelFs, State};
 
     #[test]
     fn every_spelling_is_of_the_same_plain_name() {
-        let fs = ModelFs::new(State::new(), FORMAT);
+        let fs = ModelFs::new(State::new(), Format::PLAIN);
         let mut dir = fs.getattr(&Cx::default(), fs.root()).unwrap();
         let speller = Speller::default();
         assert_eq!(*speller.spell(&dir, b"Name"), *b"Name");

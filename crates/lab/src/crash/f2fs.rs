@@ -175,13 +175,9 @@ impl Recipe {
             name: self.name.to_owned(),
             image: Image::from_bytes(&bytes),
             format: Format {
-                block_size: 4096,
-                extents: true,
                 shift_ranges: false,
-                wide_times: true,
-                long_values: false,
-                cluster_blocks: 1,
                 recovery: Recovery::RollForward { strict },
+                ..Format::PLAIN
             },
             open: Arc::new(move |device| open(device, &options, controls, queue)),
             check: Some(Arc::new(check)),

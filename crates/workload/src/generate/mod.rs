@@ -37,15 +37,7 @@ mod tests {
     use crate::{Format, History};
 
     const FORMATS: [Format; 2] = [
-        Format {
-            block_size: 4096,
-            extents: true,
-            shift_ranges: true,
-            wide_times: true,
-            long_values: false,
-            cluster_blocks: 1,
-            recovery: Recovery::Prefix,
-        },
+        Format::PLAIN,
         Format {
             block_size: 1024,
             extents: false,

@@ -36,6 +36,17 @@ pub enum Recovery {
 }
 
 impl Format {
+    /// Blocks of 4 KiB, all ranges and times, a journal; values of attributes end with a block.
+    pub const PLAIN: Self = Self {
+        block_size: 4096,
+        extents: true,
+        shift_ranges: true,
+        wide_times: true,
+        long_values: false,
+        cluster_blocks: 1,
+        recovery: Recovery::Prefix,
+    };
+
     /// The time as the volume stores it.
     pub fn stored(self, time: Timestamp) -> Timestamp {
         if self.wide_times {

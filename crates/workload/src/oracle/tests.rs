@@ -10,17 +10,8 @@ use steadfs_vfs::FileKind;
 use super::history::{Ack, Event, History, TaskHistory};
 use crate::generate::{Shape, pairs, random, singles};
 use crate::model::{Content, PAGE, State};
-use crate::{Format, ModelFs, Op, Program, Recovery, observe};
+use crate::{Format, ModelFs, Op, Program, observe};
 
-const FORMAT: Format = Format {
-    block_size: 4096,
-    extents: true,
-    shift_ranges: true,
-    wide_times: true,
-    long_values: false,
-    cluster_blocks: 1,
-    recovery: Recovery::Prefix,
-};
 const BLOCK: u64 = PAGE as u64;
 
 /// A flaw of the simulated disk.
@@ -327,7 +318,7 @@ impl<'a> Disk<'a> {
     fn spoil(&mut self, state: &mut State, inodes: &[InodeNo], moment: usize, last: usize) {
         match self.flaw {
             Flaw::ReordersRenames => {
-                let fs = ModelFs::new(self.task.states[self.committed].clone(), FORMAT);
+                let fs = ModelFs::new(self.task.states[self.committed].clone(), Format::PLAIN);
                 for record in &self.task.records[self.committed..last] {
                     if matches!(record.op, Op::Rename { .. }) {
                         let _ = crate::Runner::new(&fs).step(&record.op);
@@ -384,7 +375,7 @@ impl<'a> Disk<'a> {
 
 /// Crashes `program` at every marker, several times each; returns the number of violations and the first one.
 fn violations(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String>) {
-    let history = History::from_model(program, FORMAT);
+    let history = History::from_model(program, Format::PLAIN);
     let task = &history.tasks[0];
     let mut count = 0;
     let mut first = None;
@@ -394,7 +385,7 @@ fn violations(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String
         for round in 0..3 {
             let (disk, last) = Disk::at(task, &history.base, mark, flaw, seed ^ mark << 8 ^ round);
             let committed = disk.committed;
-            let fs = ModelFs::new(disk.crash(last), FORMAT);
+            let fs = ModelFs::new(disk.crash(last), Format::PLAIN);
             let seen = observe(&fs).expect("the model agrees with itself");
             if let Err(violation) = history.check(&seen, mark) {
                 count += 1;
@@ -410,13 +401,13 @@ fn violations(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String
 }
 
 fn programs() -> Vec<Program> {
-    let mut all = singles(FORMAT);
-    all.extend(pairs(FORMAT).into_iter().step_by(23));
+    let mut all = singles(Format::PLAIN);
+    all.extend(pairs(Format::PLAIN).into_iter().step_by(23));
     let shape = Shape {
         ops: 40,
         ..Shape::default()
     };
-    all.extend((0..60).map(|seed| random(seed, shape, FORMAT)));
+    all.extend((0..60).map(|seed| random(seed, shape, Format::PLAIN)));
     all
 }
 
@@ -459,14 +450,14 @@ fn the_example_is_judged_as_documented() {
         "create /a 644\nwrite /a 0+4096 1\ncreate /b 644\nfsync /a\nrename /a /c replace\n"
             .parse()
             .unwrap();
-    let history = History::from_model(&program, FORMAT);
+    let history = History::from_model(&program, Format::PLAIN);
     let records = &history.tasks[0].records;
     let during = records[4].started;
     let judge = |text: &str| {
         let made: Program = text.parse().unwrap();
         let seen = observe(&ModelFs::new(
-            History::from_model(&made, FORMAT).last().clone(),
-            FORMAT,
+            History::from_model(&made, Format::PLAIN).last().clone(),
+            Format::PLAIN,
         ));
         history.check(&seen.unwrap(), during)
     };
@@ -489,12 +480,12 @@ fn the_example_is_judged_as_documented() {
 fn an_append_contains_no_zeros() {
     let judge = |ran: &str, found: &str| {
         let ran: Program = format!("create /a 644\nsync\n{ran}").parse().unwrap();
-        let history = History::from_model(&ran, FORMAT);
+        let history = History::from_model(&ran, Format::PLAIN);
         let end = history.tasks[0].records.last().unwrap().ended;
         let found: Program = format!("create /a 644\n{found}").parse().unwrap();
-        let found = History::from_model(&found, FORMAT);
+        let found = History::from_model(&found, Format::PLAIN);
         history.check(
-            &observe(&ModelFs::new(found.last().clone(), FORMAT)).unwrap(),
+            &observe(&ModelFs::new(found.last().clone(), Format::PLAIN)).unwrap(),
             end,
         )
     };
@@ -528,12 +519,12 @@ fn a_copy_may_be_done_in_part() {
     let ran: Program = format!("{files}copy /h 1834+7367 /a 18575\n")
         .parse()
         .unwrap();
-    let history = History::from_model(&ran, FORMAT);
+    let history = History::from_model(&ran, Format::PLAIN);
     let end = history.tasks[0].records.last().unwrap().ended;
     let judge = |copied: &str| {
         let found: Program = format!("{files}{copied}").parse().unwrap();
-        let found = History::from_model(&found, FORMAT);
-        let found = ModelFs::new(found.last().clone(), FORMAT);
+        let found = History::from_model(&found, Format::PLAIN);
+        let found = ModelFs::new(found.last().clone(), Format::PLAIN);
         history.check(&observe(&found).unwrap(), end)
     };
     assert!(judge("").is_ok());
@@ -550,15 +541,15 @@ fn tasks_agree_with_each_other() {
             .parse()
             .unwrap();
     // In the model tasks run one after the other: /0/a was there before /1/b was begun.
-    let history = History::from_model(&program, FORMAT);
+    let history = History::from_model(&program, Format::PLAIN);
     let end = history.tasks[1].records[0].started;
     let judge = |text: &str| {
         let made: Program = format!("mkdir /0 755\nmkdir /1 755\n{text}")
             .parse()
             .unwrap();
         let seen = observe(&ModelFs::new(
-            History::from_model(&made, FORMAT).last().clone(),
-            FORMAT,
+            History::from_model(&made, Format::PLAIN).last().clone(),
+            Format::PLAIN,
         ));
         history.check(&seen.unwrap(), end)
     };

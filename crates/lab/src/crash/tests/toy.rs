@@ -13,7 +13,7 @@ use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FileKind, FileSystem, FsError, Result};
 use steadfs_workload::model::{Content, PAGE};
 use steadfs_workload::observe::InodeSnapshot;
-use steadfs_workload::{Format, ModelFs, Observed, Recovery, State, TreePath, observe};
+use steadfs_workload::{Format, ModelFs, Observed, State, TreePath, observe};
 
 use crate::crash::Subject;
 use crate::device::Image;
@@ -32,15 +32,6 @@ pub enum Flaw {
     Panics,
 }
 
-const FORMAT: Format = Format {
-    block_size: 4096,
-    extents: true,
-    shift_ranges: true,
-    wide_times: true,
-    long_values: false,
-    cluster_blocks: 1,
-    recovery: Recovery::Prefix,
-};
 const PLACE: u64 = 8 << 20;
 const SIZE: u64 = 3 * PLACE;
 
@@ -48,7 +39,7 @@ pub fn subject(flaw: Flaw) -> Subject {
     Subject {
         name: "toy".to_owned(),
         image: Image::zeroed(SIZE),
-        format: FORMAT,
+        format: Format::PLAIN,
         open: Arc::new(move |device| open(device, flaw)),
         check: None,
         tool: None,
@@ -171,7 +162,7 @@ fn open_again(queue: Arc<Queue>, flaw: Flaw) -> Result<Arc<dyn FileSystem>> {
 fn serve(queue: Arc<Queue>, state: State, newest: u64, flaw: Flaw) -> Result<Arc<dyn FileSystem>> {
     assert!(flaw != Flaw::Panics || newest < 4, "a flaw");
     let last = Mutex::new(Rank::Mount, (newest, 0));
-    let fs = ModelFs::new(state, FORMAT).with_sync(Box::new(move |state| {
+    let fs = ModelFs::new(state, Format::PLAIN).with_sync(Box::new(move |state| {
         let mut last = last.lock();
         last.1 += 1;
         if flaw == Flaw::IdleFsync && last.1 % 5 == 0 {
@@ -222,7 +213,8 @@ impl Writer {
 }
 
 fn encode(state: &State) -> Vec<u8> {
-    let seen = observe(&ModelFs::new(state.clone(), FORMAT)).expect("the model agrees with itself");
+    let seen =
+        observe(&ModelFs::new(state.clone(), Format::PLAIN)).expect("the model agrees with itself");
     let mut out = Writer(Vec::new());
     out.number(seen.names.len() as u64);
     for (path, ino) in &seen.names {

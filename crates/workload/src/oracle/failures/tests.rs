@@ -1,21 +1,11 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{ModelFs, Program, Recovery, run::run};
-
-const FORMAT: Format = Format {
-    block_size: 4096,
-    extents: true,
-    shift_ranges: true,
-    wide_times: true,
-    long_values: false,
-    cluster_blocks: 1,
-    recovery: Recovery::Prefix,
-};
+use crate::{ModelFs, Program, run::run};
 
 fn steps_of(ops: &str) -> Vec<Step> {
     let program: Program = format!("task\n{ops}").parse().unwrap();
-    let fs = ModelFs::new(State::new(), FORMAT);
+    let fs = ModelFs::new(State::new(), Format::PLAIN);
     run(&fs, &program.tasks[0], &(Arc::new(|| 0_u64) as _))
 }
 
@@ -24,7 +14,7 @@ fn ways(tasks: Vec<Vec<Step>>, tolerance: Tolerance) -> Option<usize> {
         tasks,
         ..Recording::default()
     };
-    let all = Histories::of(&State::new(), &recording, FORMAT, tolerance);
+    let all = Histories::of(&State::new(), &recording, Format::PLAIN, tolerance);
     all.ok().flatten().map(|all| all.0.len())
 }
 
@@ -55,7 +45,7 @@ fn a_copy_that_failed_leaves_the_time_of_access_open() {
             tasks: vec![steps.to_vec()],
             ..Recording::default()
         };
-        let all = Histories::of(&State::new(), &recording, FORMAT, Tolerance::NoSpace);
+        let all = Histories::of(&State::new(), &recording, Format::PLAIN, Tolerance::NoSpace);
         let last = all.unwrap().unwrap().0[0].tasks[0].states.last().cloned();
         let last = last.unwrap();
         let file = last.lookup(crate::model::ROOT, b"f").unwrap();

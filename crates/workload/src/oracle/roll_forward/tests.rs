@@ -14,13 +14,8 @@ use crate::{Format, ModelFs, Program, Recovery, observe};
 
 const fn format(strict: bool) -> Format {
     Format {
-        block_size: 4096,
-        extents: true,
-        shift_ranges: true,
-        wide_times: true,
-        long_values: false,
-        cluster_blocks: 1,
         recovery: Recovery::RollForward { strict },
+        ..Format::PLAIN
     }
 }
 
