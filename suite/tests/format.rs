@@ -240,7 +240,7 @@ fn features_are_made_or_refused_with_an_alternative() {
     for (words, says) in [
         (&["-O", "^extent"][..], "^64bit"),
         (&["-O", "^has_journal,orphan_file"], "^orphan_file"),
-        (&["-O", "quota"], "feature quota"),
+        (&["-E", "quotatype=all"], "usrquota, grpquota or prjquota"),
         (&["-O", "bigalloc,^64bit,^extent"], "^bigalloc"),
         (
             &["-O", "bigalloc", "-b", "4096", "-C", "2048"],

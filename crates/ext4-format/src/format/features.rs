@@ -3,7 +3,6 @@
 use steadfs_vfs::options::nearest;
 
 use super::{FormatError, FormatOptions, Kind};
-use crate::disk::features::{MountMode, mount_mode};
 use crate::disk::{Compat, Features, Incompat, RoCompat};
 
 /// Features of every kind (`base_features` in mke2fs.conf).
@@ -44,6 +43,7 @@ const MADE: Features = Features {
             | RoCompat::GDT_CSUM.0
             | RoCompat::DIR_NLINK.0
             | RoCompat::EXTRA_ISIZE.0
+            | RoCompat::QUOTA.0
             | RoCompat::BIGALLOC.0
             | RoCompat::METADATA_CSUM.0
             | RoCompat::PROJECT.0
@@ -55,7 +55,7 @@ const MADE: Features = Features {
 const OTHERS: Features = Features {
     compat: Compat(0),
     incompat: Incompat::JOURNAL_DEV,
-    ro_compat: RoCompat::QUOTA,
+    ro_compat: RoCompat(0),
 };
 
 /// The features of a volume made with `opts`; [`check`] validates their combination.
@@ -69,6 +69,9 @@ pub(super) fn choose(opts: &FormatOptions) -> Result<Features, FormatError> {
     features = edit(features, &opts.features)?;
     if opts.journal || opts.journal_size.is_some() {
         features.compat = features.compat.union(Compat::HAS_JOURNAL);
+    }
+    if opts.quota_types.is_some_and(|[_, _, project]| project) {
+        features.ro_compat = features.ro_compat.union(RoCompat::PROJECT);
     }
     if opts.casefold {
         features.incompat = features.incompat.union(Incompat::CASEFOLD);
@@ -143,11 +146,7 @@ fn edit(mut features: Features, list: &str) -> Result<Features, FormatError> {
         let bits = by_name(name)?;
         if on {
             if !within(bits, MADE) {
-                let way = match mount_mode(bits) {
-                    MountMode::ReadOnly { .. } => " (such volumes can only be mounted with -o ro)",
-                    MountMode::ReadWrite | MountMode::Refused { .. } => "",
-                };
-                return Err(FormatError::Unsupported(format!("feature {name}{way}")));
+                return Err(FormatError::Unsupported(format!("feature {name}")));
             }
             features.compat = features.compat.union(bits.compat);
             features.incompat = features.incompat.union(bits.incompat);
@@ -209,8 +208,8 @@ mod tests {
         assert_eq!(names("extent,none,filetype").unwrap(), "filetype");
         assert_eq!(names("").unwrap(), "");
         assert_eq!(
-            names("quota").unwrap_err(),
-            FormatError::Unsupported("feature quota".into())
+            names("journal_dev").unwrap_err(),
+            FormatError::Unsupported("feature journal_dev".into())
         );
         assert_eq!(names("^bigalloc,^meta_bg").unwrap(), "");
         let unknown = names("no_such").unwrap_err().to_string();

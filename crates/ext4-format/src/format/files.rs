@@ -15,7 +15,7 @@ use crate::disk::mmp::CHECK_INTERVAL_MIN;
 use crate::disk::num::{idx, low32, put32};
 use crate::disk::{GroupNo, Incompat, Ino, Inode, Mmp, dir_entry, indirect, orphan_file};
 
-const REGULAR_600: u16 = 0o100_600;
+pub(super) const REGULAR_600: u16 = 0o100_600;
 const DIRECTORY: u16 = 0o040_000;
 /// Smallest size of lost+found: e2fsck need not allocate blocks for it during a repair.
 const LOST_FOUND_SIZE: u64 = 16 << 10;
@@ -273,7 +273,7 @@ impl Build {
     }
 
     /// Maps a few blocks within the inode.
-    fn map_small(&self, inode: &mut Inode, blocks: &[u64]) {
+    pub(super) fn map_small(&self, inode: &mut Inode, blocks: &[u64]) {
         let mapped = self.map_direct(blocks);
         inode.block = mapped.root;
         inode.flags = inode.flags.union(mapped.flags);

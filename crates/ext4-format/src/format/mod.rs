@@ -22,6 +22,7 @@ mod mapping;
 mod numbers;
 mod options;
 mod plan;
+mod quota;
 mod space;
 mod tables;
 mod write;
@@ -148,6 +149,7 @@ fn lay_out(plan: &Plan, opts: &FormatOptions) -> Result<Build, FormatError> {
     if build.geo.features.incompat.contains(Incompat::MMP) {
         build.make_mount_protection(opts)?;
     }
+    build.make_quota_files(quota::kinds(opts, build.geo.features))?;
     if let Some(blocks) = plan.orphan_blocks {
         build
             .make_orphan_file(blocks)

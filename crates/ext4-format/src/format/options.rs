@@ -4,7 +4,7 @@ use steadfs_base::{BlockSize, Timestamp, parse_uuid, parse_uuid_option};
 use steadfs_rt::{random_u64, wall_clock};
 use steadfs_vfs::options::bytes;
 
-use super::FormatError;
+use super::{FormatError, quota};
 use crate::disk::mmp::UPDATE_INTERVAL_MAX;
 use crate::disk::superblock::OnError;
 
@@ -139,6 +139,9 @@ pub struct FormatOptions {
     pub offset: u64,
     /// Size of the orphan file; as fits the volume if `None`.
     pub orphan_file: Option<OrphanFile>,
+    /// Whose usage is counted with the feature quota: of users, groups, projects (`-E quotatype=`); `None`: of users and
+    /// groups, and of projects if the volume has them.
+    pub quota_types: Option<[bool; 3]>,
     /// Directories can compare names without case, as UTF-8 of Unicode 12.1 (`-E encoding=utf8`); implies `casefold`.
     pub casefold: bool,
     /// Whether these directories refuse names that are not UTF-8 (`-E encoding_flags=strict`); no if `None`.
@@ -188,6 +191,7 @@ impl Default for FormatOptions {
             discard: true,
             offset: 0,
             orphan_file: None,
+            quota_types: None,
             casefold: false,
             strict_names: None,
             time: None,
@@ -347,8 +351,12 @@ impl FormatOptions {
                         return Err(FormatError::option(option, why));
                     }
                 }
-                "desc-size" | "desc_size" | "no_copy_xattrs" | "test_fs" | "quotatype"
-                | "android_sparse" => {
+                "quotatype" => {
+                    let kinds = quota::parse(value.unwrap_or_default());
+                    let kinds = kinds.map_err(|why| FormatError::option(&option, why))?;
+                    self.quota_types = Some(kinds);
+                }
+                "desc-size" | "desc_size" | "no_copy_xattrs" | "test_fs" | "android_sparse" => {
                     return Err(FormatError::Unsupported(option));
                 }
                 _ => {

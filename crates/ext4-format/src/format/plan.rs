@@ -5,7 +5,7 @@ use steadfs_rt::{Random, random_u64, wall_clock};
 use zerocopy::FromZeros;
 
 use super::numbers::{FIRST_INO, Numbers, Request, cluster_bits};
-use super::{FormatError, FormatOptions, OnError, OrphanFile, Usage, features};
+use super::{FormatError, FormatOptions, OnError, OrphanFile, Usage, features, quota};
 use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::mmp::UPDATE_INTERVAL;
 use crate::disk::num::{high32, low8, low16, low32};
@@ -465,9 +465,10 @@ fn superblock(
         raw.checksum_seed
             .set(steadfs_base::checksum::crc32c(!0, &raw.uuid));
     }
+    // The inodes after lost+found.
+    let next = quota::set_numbers(&mut raw, quota::kinds(opts, features), FIRST_INO + 1);
     if features.compat.contains(Compat::ORPHAN_FILE) {
-        // The inode after lost+found.
-        raw.orphan_file_inum.set(FIRST_INO + 1);
+        raw.orphan_file_inum.set(next);
     }
     if features.ro_compat.contains(RoCompat::METADATA_CSUM) {
         raw.checksum_type = 1;

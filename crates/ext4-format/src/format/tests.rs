@@ -488,6 +488,18 @@ const MATRIX: &[(&str, u64)] = &[
     ),
     ("-t ext4 -O bigalloc -b 65536", 2 * GIB),
     ("-t ext4 -O bigalloc -b 1024 -g 8192 -C 8192", 100 * MIB),
+    ("-t ext4 -O quota", 64 * MIB),
+    ("-t ext4 -O quota,project,orphan_file -b 2048", 64 * MIB),
+    (
+        "-t ext4 -O quota -b 1024 -E root_owner=1000:70000",
+        64 * MIB,
+    ),
+    (
+        "-t ext4 -O quota,^extent,^64bit -E quotatype=prjquota",
+        64 * MIB,
+    ),
+    ("-t ext4 -O quota,bigalloc,orphan_file -b 4096", 200 * MIB),
+    ("-t ext4 -E quotatype=usrquota:prjquota", 64 * MIB),
     ("-t ext4 -O inline_data", 64 * MIB),
     ("-t ext4 -O inline_data -b 4096", 64 * MIB),
     ("-t ext4 -O inline_data -b 65536", 2 * GIB),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
-use super::{Blocks, Content, Entry, Info, Kind, tree};
+use super::{BLOCK_SIZE, Blocks, Content, Entry, Info, Kind, tree};
 
 /// The usage of an owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +52,24 @@ impl Usages {
             usage.bytes = usage.bytes.saturating_add(used.bytes);
             usage.inodes = usage.inodes.saturating_add(used.inodes);
         }
+    }
+
+    /// The file of a kind that has this usage, and no limits.
+    pub fn to_file(&self, kind: Kind) -> Vec<u8> {
+        const FITS: &str = "a file in memory takes any number of entries";
+        let (mut content, mut info) = (Content::default(), Info::default());
+        content.write(tree::ROOT, &[0; BLOCK_SIZE]).expect(FITS);
+        for (&id, usage) in &self.0[kind.index()] {
+            let entry = Entry {
+                id,
+                bytes: usage.bytes,
+                inodes: usage.inodes,
+                ..Entry::default()
+            };
+            tree::insert(&mut content, &mut info, &entry).expect(FITS);
+        }
+        content.write(0, &info.to_block(kind)).expect(FITS);
+        content.0
     }
 
     /// Compares with the content of a kind's file.
