@@ -14,7 +14,7 @@ use steadfs_vfs::{Cx, FileSystem, SetXattr};
 
 use super::device::ImageDevice;
 use super::survey::{Part, Survey};
-use crate::command::succeed;
+use crate::command::{run, succeed};
 
 /// How a volume is made.
 struct Recipe {
@@ -81,7 +81,7 @@ const RECIPES: &[Recipe] = &[
         "-t ext4 -b 1024 -C 8192 -J size=1 -O bigalloc",
     ),
     recipe(
-        "read-only",
+        "rare-features",
         "16M",
         "-t ext4 -b 1024 -J size=1 -O meta_bg,^resize_inode,ea_inode,quota,project,large_dir,\
 casefold,encrypt,verity",
@@ -174,6 +174,10 @@ impl Recipe {
         args.extend(["-d", tree.to_str().expect("scratch paths are UTF-8")]);
         args.extend([path.to_str().expect("scratch paths are UTF-8"), self.size]);
         succeed("mke2fs", args);
+        if self.args.contains("quota") {
+            // mke2fs does not count what it copies.
+            run("e2fsck", ["-fy".as_ref(), path.as_os_str()]).expect(1);
+        }
         Image::load(&path).expect("mke2fs made it")
     }
 }
@@ -216,10 +220,7 @@ fn decorate(image: Image, dirty: bool) -> Image {
         ..MountOptions::default()
     };
     let opened = Ext4::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
-    let Ok((fs, _)) = opened else {
-        // A volume that we mount read-only stays as mke2fs made it.
-        return device.content();
-    };
+    let (fs, _) = opened.expect("a volume that mke2fs made can be written");
     let cx = Cx::default();
     let find = |dir: InodeNo, name: &str| {
         let attr = fs.lookup(&cx, dir, name.as_bytes());
