@@ -298,11 +298,12 @@ impl QuotaFile {
         let info = self.layout.lock().info;
         let mut state = dquot.state.lock();
         let entry = &mut state.entry;
-        let replaced = |count: u64, before: u64, now: u64| (count + now).checked_sub(before);
+        let replaced =
+            |count: u64, before: u64, now: u64| count.checked_add(now)?.checked_sub(before);
         let bytes = replaced(entry.bytes, before.bytes, now.bytes);
         let inodes = replaced(entry.inodes, before.inodes, now.inodes);
         if bytes.is_none() || inodes.is_none() {
-            let what = self.corruption("counts less for an owner than the owner has");
+            let what = self.corruption("counts for an owner what cannot be");
             fs.alloc.record_corruption(what);
         }
         (entry.bytes, entry.inodes) = (bytes.unwrap_or(0), inodes.unwrap_or(0));

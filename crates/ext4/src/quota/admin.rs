@@ -97,7 +97,8 @@ impl QuotaFile {
         for mut entry in found {
             // What is delayed counts, too.
             let cached = self.cached.lock().get(&entry.id).cloned();
-            entry.bytes += cached.map_or(0, |dquot| dquot.state.lock().delayed);
+            let delayed = cached.map_or(0, |dquot| dquot.state.lock().delayed);
+            entry.bytes = entry.bytes.saturating_add(delayed);
             if entry.is_idle() {
                 continue;
             }

@@ -314,7 +314,8 @@ impl F2fs {
         // Half a cluster cannot be read.
         self.abort_on_error(set)?;
         if let Some(how) = &mut core.compression {
-            how.saved_blocks = (how.saved_blocks + saved_in(&new)).saturating_sub(saved_in(&old));
+            let saved = how.saved_blocks.saturating_add(saved_in(&new));
+            how.saved_blocks = saved.saturating_sub(saved_in(&old));
         }
         write.used = fresh;
         Ok(())
