@@ -71,7 +71,7 @@ impl<S: WritebackFs> Engine<'_, S> {
         intent: &Intent<S::Hint>,
     ) -> TurnEnd {
         let (blocks, most) = turn;
-        if self.0.encoded_end(file, rest.start, blocks).is_some() {
+        if self.0.encoded_end(file, rest.start).is_some() {
             return self.write_encoded(file, rest, turn, intent);
         }
         let mut in_flight: Option<WritebackRun<'_, S::File>> = None;

@@ -27,9 +27,7 @@ impl<S: WritebackFs> Engine<'_, S> {
     ) -> Option<FileInFlight<'f, S>> {
         let intent = intent.with_urgency();
         let (pages, bits) = (file.pages(), file.pages().block_size().bits());
-        if !(1..=limit).contains(&pages.dirty_bytes())
-            || self.0.encoded_end(file, 0, usize::MAX).is_some()
-        {
+        if !(1..=limit).contains(&pages.dirty_bytes()) || self.0.encoded_end(file, 0).is_some() {
             return None;
         }
         let lock = FlushGuard::try_lock(file)?;

@@ -37,12 +37,12 @@ impl<S: WritebackFs> Engine<'_, S> {
             let Some(FileBlock(first)) = pages.next_dirty(FileBlock(rest.start)) else {
                 break;
             };
-            let Some(until) = self.0.encoded_end(file, first, blocks) else {
-                break;
-            };
             if first >= rest.end {
                 break;
             }
+            let Some(until) = self.encoded_batch(file, first, blocks as u64) else {
+                break;
+            };
             let stored = file.stored_size();
             let batch = rest.start..until;
             let size = || file.size();
@@ -64,5 +64,19 @@ impl<S: WritebackFs> Engine<'_, S> {
             rest.start = until;
         }
         end
+    }
+
+    /// The end of a batch that begins with block `first` and has about `most` blocks. Holes do not end it: what one call
+    /// wrote behind a hole comes into the same transaction as what is before, so that no crash leaves a size between.
+    fn encoded_batch(&self, file: &S::File, first: u64, most: u64) -> Option<u64> {
+        let mut until = self.0.encoded_end(file, first)?;
+        let mut blocks = until - first;
+        while blocks < most
+            && let Some(FileBlock(next)) = file.pages().next_dirty(FileBlock(until))
+        {
+            until = self.0.encoded_end(file, next)?;
+            blocks += until - next;
+        }
+        Some(until)
     }
 }

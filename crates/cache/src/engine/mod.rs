@@ -174,10 +174,9 @@ pub trait WritebackFs {
         true
     }
 
-    /// Of a file whose blocks are encoded on the device, several together: the end of the batch that begins with block
-    /// `first` and has about `blocks` blocks, with what must be written together. `None` for other files, whose blocks
-    /// are written as they are.
-    fn encoded_end(&self, _file: &Self::File, _first: u64, _blocks: usize) -> Option<u64> {
+    /// Of a file whose blocks are encoded on the device, several together: the end of those that are written together with
+    /// this one. `None` for other files, whose blocks are written as they are.
+    fn encoded_end(&self, _file: &Self::File, _block: u64) -> Option<u64> {
         None
     }
     /// Writes a batch of an encoded file: the file had this size when its blocks were collected. All steps of the run are

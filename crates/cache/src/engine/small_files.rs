@@ -111,7 +111,7 @@ impl<S: WritebackFs> Engine<'_, S> {
             };
             let pages = file.pages();
             let limit = usize::try_from(limit >> pages.block_size().bits()).unwrap_or(usize::MAX);
-            if self.0.encoded_end(file, 0, limit).is_some() {
+            if self.0.encoded_end(file, 0).is_some() {
                 // Its blocks become others, which do not merge; the pass over what is left writes them.
                 continue;
             }

@@ -143,10 +143,9 @@ impl WritebackFs for F2fs {
         placement::ipu(&volume, &self.file_hints(inode), Occasion::Background)
     }
 
-    fn encoded_end(&self, inode: &Inode, first: u64, blocks: usize) -> Option<u64> {
+    fn encoded_end(&self, inode: &Inode, block: u64) -> Option<u64> {
         let per = self.cluster_blocks(&inode.core.read())?;
-        let blocks = (blocks as u64 / per * per).max(per);
-        Some((first / per * per).saturating_add(blocks))
+        Some((block / per * per).saturating_add(per))
     }
 
     fn write_encoded(
