@@ -222,18 +222,14 @@ fn number_of(op: &mut Op) -> Option<&mut u64> {
 mod tests {
     use super::*;
     use crate::generate::{Shape, random};
-    use crate::{Format, Recovery, Target};
+    use crate::{Format, Target};
 
     #[test]
     fn shrinking_keeps_only_the_relevant_operations() {
         let format = Format {
             block_size: 1024,
-            extents: true,
             shift_ranges: false,
-            wide_times: true,
-            long_values: false,
-            cluster_blocks: 1,
-            recovery: Recovery::Prefix,
+            ..Format::PLAIN
         };
         let shape = Shape {
             tasks: 3,

@@ -12,7 +12,7 @@ use steadfs_ext4::disk::superblock::{
     JournalPlace, STATE_ERROR, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE,
 };
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
-use steadfs_vfs::{FileSystem, Result};
+use steadfs_vfs::{FileSystem, InodeFlags, Result};
 use steadfs_workload::{Format, Recovery};
 
 use super::Subject;
@@ -342,6 +342,7 @@ impl Recipe {
             format: Format {
                 block_size: self.block_size,
                 extents: self.extents,
+                punch_ranges: true,
                 shift_ranges: false,
                 wide_times: self.wide_times,
                 long_values: self.has("ea_inode"),
@@ -358,7 +359,7 @@ impl Recipe {
             fixed_inodes: true,
         };
         match self.has("casefold") {
-            true => subject.with_folded_root(),
+            true => subject.with_flags_of_root(InodeFlags::CASEFOLD),
             false => Ok(subject),
         }
     }

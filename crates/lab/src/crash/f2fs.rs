@@ -7,7 +7,7 @@ use steadfs_block::{Device, Policy, QueueSettings};
 use steadfs_f2fs::check::Options as CheckOptions;
 use steadfs_f2fs::format::{FormatOptions, image};
 use steadfs_f2fs::{CacheSizes, F2fs, MountOptions};
-use steadfs_vfs::{FileSystem, FsError, Result};
+use steadfs_vfs::{FileSystem, FsError, InodeFlags, Result};
 use steadfs_workload::{Format, Op, Recovery, Runner, Span, TreePath};
 
 use super::free_space::on_volume;
@@ -46,7 +46,7 @@ const PLAIN: Recipe = Recipe {
 const URGENT: &[(&str, &str)] = &[("f2fs/gc_urgent_sleep_time", "1"), ("f2fs/gc_urgent", "1")];
 
 /// Each mechanism is on in some and off in others.
-const RECIPES: [Recipe; 14] = [
+const RECIPES: [Recipe; 15] = [
     PLAIN,
     Recipe {
         name: "f2fs-extra",
@@ -92,6 +92,13 @@ const RECIPES: [Recipe; 14] = [
         name: "f2fs-casefold",
         features: "extra_attr,inode_checksum,casefold",
         options: "fsync_mode=strict",
+        ..PLAIN
+    },
+    // Every file that is made with a name is compressed.
+    Recipe {
+        name: "f2fs-compressed",
+        features: "extra_attr,inode_checksum,compression",
+        options: "compress_algorithm=lzo,compress_chksum",
         ..PLAIN
     },
     // GC: foreground, background, and SSR in old segments.
@@ -170,11 +177,13 @@ impl Recipe {
         device.read(0, &mut bytes);
         let strict = self.options.contains("strict");
         let options = MountOptions::parse(self.options).map_err(|e| wrong(&e))?;
+        let compresses = self.options.contains("compress_");
         let (controls, queue) = (self.controls, self.queue);
         let mut subject = Subject {
             name: self.name.to_owned(),
             image: Image::from_bytes(&bytes),
             format: Format {
+                punch_ranges: !compresses,
                 shift_ranges: false,
                 recovery: Recovery::RollForward { strict },
                 ..Format::PLAIN
@@ -205,9 +214,10 @@ impl Recipe {
             }
             subject.image = image;
         }
-        match folds {
-            true => subject.with_folded_root(),
-            false => Ok(subject),
+        match (folds, compresses) {
+            (true, _) => subject.with_flags_of_root(InodeFlags::CASEFOLD),
+            (_, true) => subject.with_flags_of_root(InodeFlags::COMPRESSED),
+            _ => Ok(subject),
         }
     }
 }

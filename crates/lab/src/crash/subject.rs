@@ -82,14 +82,14 @@ impl Subject {
         (device, opened)
     }
 
-    /// Makes the root of the volume, which must have the feature `casefold`, a directory that ignores case: programs
-    /// spell the names there, and below, in another way each time.
+    /// Gives the root flags that what is made below it inherits. In directories with [`InodeFlags::CASEFOLD`] programs
+    /// spell names in another way each time.
     ///
     /// # Errors
     /// The volume cannot be mounted, or has more names than `lost+found`.
-    pub(super) fn with_folded_root(mut self) -> io::Result<Self> {
+    pub(super) fn with_flags_of_root(mut self, flags: InodeFlags) -> io::Result<Self> {
         const LOST: &[u8] = b"lost+found";
-        let folded = on_volume(&self, &self.image, |fs, _| {
+        let given = on_volume(&self, &self.image, move |fs, _| {
             let (cx, root) = (Cx::default(), fs.root());
             // Only an empty directory takes the flag.
             let lost = fs.lookup(&cx, root, LOST).ok();
@@ -98,7 +98,7 @@ impl Subject {
                 fs.rmdir(&cx, root, LOST).map_err(Problem::Sync)?;
             }
             let had = fs.flags(&cx, root).map_err(Problem::Sync)?.flags;
-            fs.set_flags(&cx, root, had.union(InodeFlags::CASEFOLD))
+            fs.set_flags(&cx, root, had.union(flags))
                 .map_err(Problem::Sync)?;
             if let Some(lost) = lost {
                 let made = fs.mkdir(&cx, root, LOST, lost.perm);
@@ -107,7 +107,7 @@ impl Subject {
             Ok(())
         });
         let wrong = |problem| io::Error::other(format!("{}: {problem}", self.name));
-        self.image = folded.map_err(wrong)?.1;
+        self.image = given.map_err(wrong)?.1;
         Ok(self)
     }
 

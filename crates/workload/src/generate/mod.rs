@@ -41,6 +41,7 @@ mod tests {
         Format {
             block_size: 1024,
             extents: false,
+            punch_ranges: true,
             shift_ranges: false,
             wide_times: true,
             long_values: false,

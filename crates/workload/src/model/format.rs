@@ -9,6 +9,8 @@ pub struct Format {
     pub block_size: u32,
     /// Files are mapped by extents: fallocate can allocate and zero ranges.
     pub extents: bool,
+    /// fallocate can punch and zero ranges of all files, not only of those that were made without a name.
+    pub punch_ranges: bool,
     /// fallocate can collapse and insert ranges.
     pub shift_ranges: bool,
     /// Times have nanoseconds and years after 2038; otherwise they are rounded down to seconds and clamped to 32 bits.
@@ -40,6 +42,7 @@ impl Format {
     pub const PLAIN: Self = Self {
         block_size: 4096,
         extents: true,
+        punch_ranges: true,
         shift_ranges: true,
         wide_times: true,
         long_values: false,

@@ -49,6 +49,8 @@ pub struct Node {
     pub changed: u64,
     /// Created unnamed (O_TMPFILE): may be linked although its link count is 0.
     pub linkable: bool,
+    /// It was created unnamed.
+    pub was_unnamed: bool,
 }
 
 impl Node {
@@ -70,6 +72,7 @@ impl Node {
             mtime: None,
             changed: 0,
             linkable: false,
+            was_unnamed: false,
         }
     }
 
@@ -320,6 +323,7 @@ impl State {
         self.inherit(dir, &mut node)?;
         node.nlink = 0;
         node.linkable = true;
+        node.was_unnamed = true;
         Ok(self.add(node))
     }
 

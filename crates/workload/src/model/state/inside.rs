@@ -69,6 +69,11 @@ impl State {
     ) -> Result<()> {
         let node = self.regular(ino)?;
         let size = node.size;
+        let format = Format {
+            // Linux compresses no file that it makes without a name.
+            punch_ranges: format.punch_ranges || node.was_unnamed,
+            ..format
+        };
         check_fallocate(mode, span, size, format)?;
         self.touch(ino)?.mtime = None;
         self.alter(ino, |node| apply_fallocate(node, mode, span))?;
@@ -145,6 +150,9 @@ fn check_fallocate(mode: FallocMode, span: Span, size: u64, format: Format) -> R
     let aligned = span.offset.is_multiple_of(block) && span.len.is_multiple_of(block);
     match mode {
         FallocMode::Allocate { .. } | FallocMode::ZeroRange { .. } if !format.extents => {
+            Err(FsError::NotSupported("fallocate of this mode"))
+        }
+        FallocMode::PunchHole | FallocMode::ZeroRange { .. } if !format.punch_ranges => {
             Err(FsError::NotSupported("fallocate of this mode"))
         }
         FallocMode::CollapseRange | FallocMode::InsertRange if !format.shift_ranges => {
