@@ -2,7 +2,8 @@
 //!
 //! Every write carries a *fill* number. The byte at file offset `o` of fill `f` is byte `o % 8` of a reversibly mixed
 //! word of `f` and `o / 8`. It looks random, no two fills agree over more than a few bytes, and from eight aligned
-//! bytes found in a wrong place [`origin`] computes fill and offset.
+//! bytes found in a wrong place [`origin`] computes fill and offset. In every fourth fill all words of 64 bytes are the
+//! first one, so that volumes that compress have something to compress.
 
 /// Bits of the word number in the mixed word; above them the fill number, above that a magic number.
 const WORD_BITS: u32 = 30;
@@ -10,6 +11,9 @@ const MARK: u64 = 0x2A7;
 const MARK_SHIFT: u32 = 54;
 const FILL_MASK: u64 = (1 << (MARK_SHIFT - WORD_BITS)) - 1;
 const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
+
+/// Words of which all are the first one, in fills that can be compressed.
+const REPEATED_WORDS: u64 = 8;
 
 /// The largest fill number.
 pub const FILL_MAX: u32 = FILL_MASK as u32;
@@ -35,6 +39,10 @@ const fn unmix(word: u64) -> u64 {
 }
 
 fn word(fill: u32, index: u64) -> [u8; 8] {
+    let index = match fill % 4 {
+        3 => index / REPEATED_WORDS * REPEATED_WORDS,
+        _ => index,
+    };
     mix(MARK << MARK_SHIFT | (u64::from(fill) & FILL_MASK) << WORD_BITS | index & WORD_MASK)
         .to_le_bytes()
 }
@@ -67,7 +75,7 @@ pub fn bytes(fill: u32, offset: u64, len: usize) -> Vec<u8> {
 pub struct Origin {
     /// Fill number.
     pub fill: u32,
-    /// File offset for which the fill made them, modulo 8 GiB.
+    /// File offset for which the fill made them, modulo 8 GiB; that of the first of equal words.
     pub offset: u64,
 }
 
@@ -118,6 +126,23 @@ mod tests {
         assert_eq!(origin(&[0; 8]), None);
         assert_eq!(origin(b"short"), None);
         assert_eq!(origin(b"some text in a file"), None);
+    }
+
+    #[test]
+    fn every_fourth_fill_repeats_its_words() {
+        let words = |fill| {
+            let bytes = bytes(fill, 4096, 512);
+            let words: std::collections::BTreeSet<_> = bytes.chunks(8).collect();
+            words.len()
+        };
+        assert_eq!([words(4), words(5), words(6), words(7)], [64, 64, 64, 8]);
+        assert_eq!(
+            origin(&bytes(7, 4096 + 56, 8)),
+            Some(Origin {
+                fill: 7,
+                offset: 4096
+            })
+        );
     }
 
     #[test]
