@@ -36,24 +36,35 @@ fn compressed_dir(world: &World) -> InodeNo {
     dir
 }
 
+/// Numbers in words, from the text's byte `start` on.
+fn text(start: usize, len: usize) -> Vec<u8> {
+    let words: String = (0..977).map(|n| format!("word {n} ")).collect();
+    let mut text = words.as_bytes().repeat((start + len) / words.len() + 1);
+    text.truncate(start + len);
+    text.split_off(start)
+}
+
+fn noise(random: &mut Random, len: usize) -> Vec<u8> {
+    let words = (0..len / 8 + 1).map(|_| random.next_u64().to_ne_bytes());
+    let mut noise = words.collect::<Vec<_>>().concat();
+    noise.truncate(len);
+    noise
+}
+
 /// Text that compresses, noise, zeros, or some of each.
 fn content(random: &mut Random, len: usize) -> Vec<u8> {
-    let start = random.below(1 << 20);
-    let text = |len| {
-        let words = (start..).flat_map(|n| format!("word {} ", n % 977).into_bytes());
-        words.take(len).collect::<Vec<u8>>()
-    };
+    let start = random.below(1000);
     match random.below(5) {
         0 => vec![0; len],
-        1 => (0..len).map(|_| random.below(256) as u8).collect(),
+        1 => noise(random, len),
         2 => {
-            let mut mixed = text(len);
-            let noise = random.below(len.min(6000) + 1);
-            let at = random.below(len - noise + 1);
-            mixed[at..at + noise].fill_with(|| random.below(256) as u8);
+            let mut mixed = text(start, len);
+            let len = random.below(len.min(6000) + 1);
+            let at = random.below(mixed.len() - len + 1);
+            mixed[at..at + len].copy_from_slice(&noise(random, len));
             mixed
         }
-        _ => text(len),
+        _ => text(start, len),
     }
 }
 
@@ -184,11 +195,7 @@ fn text_file(world: &World, dir: InodeNo, clusters: usize) -> Modelled {
         ino: world.file(dir, b"text").unwrap().ino,
         bytes: Vec::new(),
     };
-    let text: Vec<u8> = (0..)
-        .flat_map(|n: u32| format!("{} ", n % 977).into_bytes())
-        .take(clusters * 4 * BLOCK_SIZE)
-        .collect();
-    file.write(world, 0, &text);
+    file.write(world, 0, &text(0, clusters * 4 * BLOCK_SIZE));
     file
 }
 
