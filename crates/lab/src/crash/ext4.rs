@@ -35,7 +35,7 @@ struct Recipe {
 
 /// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
 /// that images differ in few blocks.
-const RECIPES: [Recipe; 16] = [
+const RECIPES: [Recipe; 17] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -159,6 +159,16 @@ const RECIPES: [Recipe; 16] = [
             "4096",
         ],
         mount: "discard",
+        queue: |_| {},
+    },
+    Recipe {
+        name: "ext4-inline-1k",
+        size: "5M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256", "-I", "512", "-O", "inline_data"],
+        mount: "",
         queue: |_| {},
     },
     Recipe {
