@@ -33,8 +33,10 @@ impl Ext4 {
             set.check(inode.kind(), inode.core.read().flags)?;
             if let Some(size) = set.size {
                 Self::check_content(&inode)?;
-                self.move_content_out(cx, &inode)?;
-                self.truncate(cx, &inode, size)?;
+                if !self.resize_inline(cx, &inode, size)? {
+                    self.move_content_out(cx, &inode)?;
+                    self.truncate(cx, &inode, size)?;
+                }
             }
             self.with_space(cx, || self.set_fields(cx, &inode, set))?;
         }

@@ -14,14 +14,10 @@ mod sync;
 mod truncate;
 mod writeout;
 
-use std::sync::Arc;
-
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::{CacheWrite, DirtyFile, WritebackReason, Written};
-use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result};
 
-use crate::dir::inline_parts;
-use crate::disk;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
@@ -68,8 +64,14 @@ impl Ext4 {
         let written = {
             let _alone = inode.lock.write();
             let room = self.check_may_write(inode, offset)?;
-            self.move_content_out(cx, inode)?;
             let data = &data[..usize::try_from(room).map_or(data.len(), |n| n.min(data.len()))];
+            if self.write_inline(cx, inode, offset, data)? {
+                if kill_priv {
+                    self.kill_priv(cx, inode)?;
+                }
+                return Ok(data.len());
+            }
+            self.move_content_out(cx, inode)?;
             let end = offset + data.len() as u64;
             let size = inode.size();
             if offset > size {
@@ -315,19 +317,6 @@ impl Ext4 {
         out[..valid].copy_from_slice(&data[..valid]);
         Ok(())
     }
-}
-
-/// Reads a range of a file with inline data.
-fn inline_content(core: &disk::Inode, size: u64, range: std::ops::Range<u64>) -> Result<ReadData> {
-    let content = inline_parts(core)?.concat();
-    // What was never stored reads as zeros.
-    let stored = (content.len() as u64).min(size);
-    let (from, to) = (range.start.min(stored), range.end.min(stored));
-    let mut out = ReadData::new();
-    let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(content);
-    out.push(owner, from as usize..to as usize);
-    out.push_zeros((range.end - range.start - (to - from)) as usize);
-    Ok(out)
 }
 
 #[cfg(test)]

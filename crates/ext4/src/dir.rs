@@ -1,7 +1,7 @@
 //! Directories: names in blocks, found, added and removed.
 //!
 //! A directory is a file of blocks with entries. A directory of one block is searched linearly; a larger one has a hash
-//! index ([`htree`]) if the volume has `dir_index`. An inline directory ([`inline`]) gets a block with its next new name.
+//! index ([`htree`]) if the volume has `dir_index`. The names of an inline directory ([`inline`]) move to a block when the inode has no room for one more.
 //! Case-insensitive directories find and hash names by their folded forms ([`wanted`]). Those with encrypted names
 //! ([`nokey`]) get no new names ([`crate::namei`]); names can be removed there.
 //!
@@ -31,8 +31,6 @@ use crate::inode::Inode;
 use crate::txn::Handle;
 use crate::verified;
 use wanted::Wanted;
-
-pub(crate) use inline::{NAME as INLINE_NAME, parts as inline_parts};
 
 /// Read-ahead window of a directory, in blocks.
 const READ_AHEAD_BLOCKS: u32 = 32;
@@ -82,7 +80,7 @@ impl Entry {
 
 /// Room for one new name.
 pub(crate) struct Slot {
-    buf: Arc<MetaBuf>,
+    place: EntryPlace,
     room: Room,
 }
 
@@ -320,8 +318,7 @@ impl<'a> Dir<'a> {
     pub(crate) fn search(&self, core: &disk::Inode, name: &[u8]) -> Result<Search> {
         let name = &self.wanted(name);
         if core.has(disk::inode::INLINE_DATA) {
-            let found = inline::find(self, core, name)?;
-            return Ok(found.map_or(Search::Full, |_| Search::Found));
+            return inline::search(self, core, name);
         }
         if self.is_indexed(core) {
             return self.search_indexed(core, name);
@@ -346,12 +343,21 @@ impl<'a> Dir<'a> {
         drop(block);
         Ok(match search {
             dir_entry::Search::Found(_) => Search::Found,
-            dir_entry::Search::Room(room) => Search::Room(Slot { buf, room }),
+            dir_entry::Search::Room(room) => {
+                let place = EntryPlace::Block(buf);
+                Search::Room(Slot { place, room })
+            }
             dir_entry::Search::Full => Search::Full,
         })
     }
 
-    /// Makes room for `name` by one step: a first block, another one, a first index, a split. The caller searches again afterwards.
+    /// Whether the next step of [`Dir::grow`] needs no block.
+    pub(crate) fn grows_in_inode(&self, core: &disk::Inode, name: &[u8]) -> Result<bool> {
+        let is_inline = core.has(disk::inode::INLINE_DATA);
+        Ok(is_inline && inline::with_room(self, core, name)?.is_some())
+    }
+
+    /// Makes room for `name` by one step: more room in the inode, a first block, another one, a first index, a split. The caller searches again afterwards.
     /// The inode is stored; the directory is consistent after each step. [`crate::credits::grow`].
     pub(crate) fn grow(
         &self,
@@ -361,7 +367,11 @@ impl<'a> Dir<'a> {
         name: &[u8],
     ) -> Result<()> {
         if core.has(disk::inode::INLINE_DATA) {
-            return inline::move_out(self, handle, inode, core);
+            let Some(grown) = inline::with_room(self, core, name)? else {
+                return inline::move_out(self, handle, inode, core);
+            };
+            *core = grown;
+            return self.fs.store_inode(handle, inode, core);
         }
         if self.is_indexed(core) {
             self.grow_index(handle, inode, core, name)?;
@@ -376,7 +386,12 @@ impl<'a> Dir<'a> {
         self.fs.store_inode(handle, inode, core)
     }
 
-    /// Makes the first block of a new directory. The caller stores the inode.
+    /// Whether the content of a new directory needs no block.
+    pub(crate) fn starts_in_inode(&self, core: &disk::Inode) -> Result<bool> {
+        inline::init(self, &mut core.clone(), self.ino)
+    }
+
+    /// Makes the content of a new directory, in its inode or in a first block. The caller stores the inode.
     pub(crate) fn init(
         &self,
         handle: &mut Handle<'_>,
@@ -384,6 +399,9 @@ impl<'a> Dir<'a> {
         core: &mut disk::Inode,
         parent: Ino,
     ) -> Result<()> {
+        if inline::init(self, core, parent)? {
+            return self.fs.note_attrs(handle);
+        }
         let (_, buf) = self.fs.append_dir_block(handle, inode, core)?;
         self.rewrite(handle, &buf, |block| {
             dir_entry::init_first(&self.layout, block, self.ino, parent);
@@ -430,9 +448,13 @@ impl<'a> Dir<'a> {
             // its root.
             core.flags = InodeFlags(core.flags.0 & !InodeFlags::INDEX.0);
         }
-        self.rewrite_noting(handle, &slot.buf, slot.room.place(), |block| {
-            dir_entry::insert_at(&self.layout, block, &slot.room, entry);
-        })
+        let room = &slot.room;
+        match &slot.place {
+            EntryPlace::Block(buf) => self.rewrite_noting(handle, buf, room.place(), |block| {
+                dir_entry::insert_at(&self.layout, block, room, entry);
+            }),
+            EntryPlace::Inline(part) => inline::insert(self, core, *part, room, entry),
+        }
     }
 
     /// Removes a name. The caller stores the inode. One credit.

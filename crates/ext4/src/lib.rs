@@ -21,6 +21,7 @@ mod freeing;
 mod fs;
 mod hand_over;
 mod indirect;
+mod inline;
 mod inode;
 mod map;
 mod mballoc;

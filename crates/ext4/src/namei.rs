@@ -83,15 +83,21 @@ impl Ext4 {
             Dir::new(self, dir.ino(), &core, cx.tag).check_new_name(name)?;
         }
         for _ in 0..GROWTH_STEPS_MAX {
-            let (needed, owners) = {
+            let (needed, owners, units) = {
                 let core = dir.core.read();
-                match Dir::new(self, dir.ino(), &core, cx.tag).search(&core, name)? {
+                let names = Dir::new(self, dir.ino(), &core, cx.tag);
+                match names.search(&core, name)? {
                     Search::Found => return Err(FsError::Exists),
                     Search::Room(slot) => return Ok(slot),
-                    Search::Full => (credits::grow(self, &core), owners_of(&core)),
+                    Search::Full => {}
                 }
+                let units = match names.grows_in_inode(&core, name)? {
+                    true => 0,
+                    false => self.geo().cluster_units(),
+                };
+                (credits::grow(self, &core), owners_of(&core), units)
             };
-            let bytes = self.geo().cluster_units() * 512;
+            let bytes = units * 512;
             self.check_quota(cx, owners.map(Some), bytes, 0)?;
             if !handle.extend(rest + needed) {
                 handle.restart(rest + needed)?;

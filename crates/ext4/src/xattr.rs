@@ -375,12 +375,20 @@ impl Ext4 {
             }
         }
         self.apply_block(handle, core, owner, planned, &mut outside)?;
-        let features = self.sb.lock().features();
-        if change.value.is_some() && !features.compat.contains(Compat::EXT_ATTR) {
-            self.update_super(handle, Superblock::set_ext_attr)?;
+        if change.value.is_some() {
+            self.note_attrs(handle)?;
         }
         core.xattr_area = inside.to_inode_area(room);
         Ok(())
+    }
+
+    /// Notes in the superblock that the volume has attributes.
+    pub(crate) fn note_attrs(&self, handle: &mut Handle<'_>) -> Result<()> {
+        let features = self.sb.lock().features();
+        match features.compat.contains(Compat::EXT_ATTR) {
+            true => Ok(()),
+            false => self.update_super(handle, Superblock::set_ext_attr),
+        }
     }
 
     /// Adds the changed attribute to the list of the place where it is stored.

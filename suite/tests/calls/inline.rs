@@ -1,4 +1,6 @@
-//! Files and directories with their content in the inode, made by the kernel and changed by us.
+//! Files and directories with their content in the inode: made by the kernel and changed by us, and made by us.
+
+use std::collections::BTreeSet;
 
 use steadfs_suite::{Compare, Tree};
 
@@ -42,6 +44,12 @@ rm d2/d3/s3/x && rmdir d2/d3/s3";
 
 fn make(root: &Path) {
     run("sh", ["-ec", &format!("cd {}\n{MAKE}", root.display())]).expect(0);
+    stamp(root);
+}
+
+fn stamp(root: &Path) {
+    let stamp = "find . -exec touch -h -d @1000000000 {} +";
+    run("sh", ["-ec", &format!("cd {}\n{stamp}", root.display())]).expect(0);
 }
 
 /// Runs a script in the root of a mount, then sets attributes that fit beside the content, and ones that do not.
@@ -53,8 +61,7 @@ fn change(root: &Path) {
             rustix::fs::setxattr(root.join(name), attr, &value, XattrFlags::empty()).unwrap();
         }
     }
-    let stamp = "find . -exec touch -h -d @1000000000 {} +";
-    run("sh", ["-ec", &format!("cd {}\n{stamp}", root.display())]).expect(0);
+    stamp(root);
 }
 
 /// The tree without inline content: the kernel loses content where it lengthens an inline file or punches a hole in one
@@ -67,8 +74,22 @@ fn on_blocks(scratch: &Scratch) -> Tree {
     Tree::of(mount.root())
 }
 
+/// The files and directories below the root of a kernel's mount whose content is in the inode.
+fn inline_names(root: &Path) -> BTreeSet<String> {
+    let listed = run(
+        "sh",
+        ["-ec", &format!("cd {} && lsattr -R .", root.display())],
+    );
+    let listed = listed.expect(0).out;
+    let lines = listed.lines().filter_map(|line| line.split_once(' '));
+    lines
+        .filter(|(flags, _)| flags.contains('N'))
+        .map(|(_, name)| name.trim_start().to_owned())
+        .collect()
+}
+
 #[test]
-fn inline_content_that_is_changed_moves_to_blocks() {
+fn inline_content_is_changed_and_made_as_by_the_kernel() {
     let scratch = Scratch::new();
     let expected = on_blocks(&scratch);
     for (n, options) in [
@@ -83,14 +104,27 @@ fn inline_content_that_is_changed_moves_to_blocks() {
             .into_iter()
             .chain(options.split(' '))
             .collect();
-        let image = Image::mke2fs(&scratch, &format!("{n}.img"), 64 * MIB, &options);
-        make(KernelMount::new(&scratch, image.path(), "").root());
+        let what = options.join(" ");
+        let [image, own] = ["kernel", "own"]
+            .map(|maker| Image::mke2fs(&scratch, &format!("{n}.{maker}.img"), 64 * MIB, &options));
+        let mount = KernelMount::new(&scratch, image.path(), "");
+        make(mount.root());
+        let (made, inline) = (Tree::of(mount.root()), inline_names(mount.root()));
+        drop(mount);
+        let mount = SteadMount::new(&scratch, own.path(), "noatime");
+        make(mount.root());
+        mount.unmount();
+        own.check_clean();
+        let mount = KernelMount::new(&scratch, own.path(), "ro");
+        made.assert_same(&Tree::of(mount.root()), Compare::COPY, &what);
+        assert_eq!(inline_names(mount.root()), inline, "{what}");
+        drop(mount);
+
         let mount = SteadMount::new(&scratch, image.path(), "noatime");
         change(mount.root());
         let ours = Tree::of(mount.root());
         mount.unmount();
         image.check_clean();
-        let what = options.join(" ");
         expected.assert_same(&ours, Compare::COPY, &what);
         let mount = KernelMount::new(&scratch, image.path(), "ro");
         // The kernel finds data in preallocated blocks that it has read.

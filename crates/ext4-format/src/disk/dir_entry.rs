@@ -18,7 +18,7 @@ use super::{ChecksumSeed, DiskError, Geometry, Ino, Result, Structure};
 
 pub use search::{
     Found, Room, Search, insert_at, locate, locate_by, locate_inline, remove_found, search,
-    search_by,
+    search_by, search_inline,
 };
 
 /// Bytes of an entry before its name.
@@ -342,9 +342,14 @@ fn write_free(layout: &DirLayout, block: &mut [u8], offset: usize, rec_len: usiz
 /// Makes a block without entries. Seal it afterwards.
 pub fn init_empty(layout: &DirLayout, block: &mut [u8]) {
     assert_eq!(block.len(), layout.block_size);
-    block.fill(0);
-    write_free(layout, block, 0, layout.entries_end());
+    init_free(layout, &mut block[..layout.entries_end()]);
     init_tail(layout, block);
+}
+
+/// Makes one piece of free space of these bytes, whose number is a multiple of 4 and not below [`HEADER_SIZE`].
+pub fn init_free(layout: &DirLayout, bytes: &mut [u8]) {
+    bytes.fill(0);
+    write_free(layout, bytes, 0, bytes.len());
 }
 
 /// Makes the first block of a directory: `.` and `..`. Seal it afterwards.

@@ -6,10 +6,10 @@ use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::{BlockSource, FileReader};
 use steadfs_vfs::{Cx, InodeFlags, ReadData, Result, relatime_needs_update};
 
-use super::inline_content;
 use crate::disk;
 use crate::disk::inode::INLINE_DATA;
 use crate::fs::Ext4;
+use crate::inline;
 use crate::inode::Inode;
 use crate::io_error;
 use crate::options::Atime;
@@ -60,7 +60,7 @@ impl Ext4 {
         let reading = {
             let core = inode.core.read();
             if core.has(INLINE_DATA) {
-                return inline_content(&core, inode.size(), range);
+                return inline::read(&core, inode.size(), range);
             }
             let map = |block, _| self.source(inode, &core, block, tag);
             let reading = reader.begin(range.clone(), map)?;

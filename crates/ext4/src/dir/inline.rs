@@ -1,34 +1,23 @@
 //! Inline directories (`inline_data`): the parent's number and entries in `i_block`, more entries in the value of the
 //! attribute `system.data`.
 //!
-//! Names are removed and pointed to other inodes in place. For a new name all names move to a block.
+//! The attribute grows with new names while the inode has room; then all names move to a block. Only volumes with
+//! `dir_index` get new inline directories: there the order of a listing stays when the names move.
 
 use steadfs_vfs::{DirEntry, FileKind, Result};
 
 use super::shown::Emit;
 use super::wanted::Wanted;
-use super::{Dir, Entry, EntryPlace};
-use crate::disk::dir_entry::{self, Packer, RawEntry};
-use crate::disk::xattr::{AttrList, INDEX_SYSTEM, InodeAttrs, Value};
+use super::{Dir, Entry, EntryPlace, Search, Slot};
+use crate::disk::dir_entry::{self, NewEntry, Packer, RawEntry};
+use crate::disk::inode::I_BLOCK_SIZE;
 use crate::disk::{self, Ino};
+use crate::inline::{self, parts};
 use crate::inode::Inode;
 use crate::txn::Handle;
 
-/// The attribute with what `i_block` has no room for.
-pub(crate) const NAME: &[u8] = b"data";
-
 /// Bytes of the parent's number, in place of `.` and `..`.
 const PARENT: usize = 4;
-
-/// The parts of an inode that hold its content, in order.
-pub(crate) fn parts(core: &disk::Inode) -> Result<[&[u8]; 2]> {
-    let attrs = InodeAttrs::parse(&core.xattr_area)?;
-    let more = match attrs.get(INDEX_SYSTEM, NAME).map(|attr| attr.value) {
-        Some(Value::Here(value)) => value,
-        _ => &[],
-    };
-    Ok([&core.block, more])
-}
 
 pub(super) fn parent(core: &disk::Inode) -> Ino {
     let word = core
@@ -86,17 +75,74 @@ pub(super) fn change_part(
         change(&mut core.block);
         return Ok(());
     }
-    let mut value = parts(core)?[n].to_vec();
-    change(&mut value);
-    let room = core.xattr_room(dir.fs.geo());
-    let attrs = InodeAttrs::parse(&core.xattr_area).map_err(|e| e.in_inode(dir.ino))?;
-    let mut list: AttrList = attrs.iter().collect();
-    list.set(INDEX_SYSTEM, NAME, &value);
-    if !list.fits_inode(room) {
-        return Err(dir.corrupt("attributes of the inode overlap"));
+    let mut content = parts(core)?.concat();
+    change(&mut content[I_BLOCK_SIZE..]);
+    match inline::store(dir.fs.geo(), core, &content)? {
+        true => Ok(()),
+        false => Err(dir.corrupt("attributes of the inode overlap")),
     }
-    core.xattr_area = list.to_inode_area(room);
-    Ok(())
+}
+
+/// Makes the content of a new directory; false where the inode has no room for it.
+pub(super) fn init(dir: &Dir<'_>, core: &mut disk::Inode, parent: Ino) -> Result<bool> {
+    if !dir.has_dir_index() || !inline::is_allowed(dir.fs.geo(), core) {
+        return Ok(false);
+    }
+    let mut content = [0; I_BLOCK_SIZE];
+    dir_entry::init_free(&dir.layout, &mut content[PARENT..]);
+    if !inline::store(dir.fs.geo(), core, &content)? {
+        return Ok(false);
+    }
+    set_parent(core, parent);
+    core.size = content.len() as u64;
+    Ok(true)
+}
+
+/// Searches for a name, or else for room for it.
+pub(super) fn search(dir: &Dir<'_>, core: &disk::Inode, name: &Wanted<'_>) -> Result<Search> {
+    let needed = dir_entry::entry_size(name.name.len());
+    let mut room = None;
+    for (n, (part, start)) in parts(core)?.into_iter().zip([PARENT, 0]).enumerate() {
+        let is_it = |entry: &RawEntry<'_>| name.is(entry);
+        let here = dir_entry::search_inline(&dir.layout, part, start, needed, is_it)
+            .map_err(|e| e.in_inode(dir.ino))?;
+        match here {
+            dir_entry::Search::Found(_) => return Ok(Search::Found),
+            dir_entry::Search::Room(here) => room = room.or(Some((n, here))),
+            dir_entry::Search::Full => {}
+        }
+    }
+    Ok(room.map_or(Search::Full, |(n, room)| {
+        let place = EntryPlace::Inline(n);
+        Search::Room(Slot { place, room })
+    }))
+}
+
+/// The directory's inode with room for one more name in the attribute; `None` where it does not fit.
+pub(super) fn with_room(
+    dir: &Dir<'_>,
+    core: &disk::Inode,
+    name: &[u8],
+) -> Result<Option<disk::Inode>> {
+    let mut content = parts(core)?.concat();
+    let end = content.len();
+    content.resize(end + dir_entry::entry_size(name.len()), 0);
+    dir_entry::init_free(&dir.layout, &mut content[end..]);
+    let mut grown = core.clone();
+    grown.size = content.len() as u64;
+    Ok(inline::store(dir.fs.geo(), &mut grown, &content)?.then_some(grown))
+}
+
+pub(super) fn insert(
+    dir: &Dir<'_>,
+    core: &mut disk::Inode,
+    n: usize,
+    room: &dir_entry::Room,
+    entry: &NewEntry<'_>,
+) -> Result<()> {
+    change_part(dir, core, n, |part| {
+        dir_entry::insert_at(&dir.layout, part, room, entry);
+    })
 }
 
 /// Moves all names to a first block. The inode is stored. On error nothing has changed. [`crate::credits::grow`].

@@ -152,7 +152,7 @@ impl Ext4 {
         let owners = owners_of(&core).map(Some);
         self.prepare_owners(owners, cx.tag)?;
         let has_block = match spec.kind {
-            FileKind::Directory => true,
+            FileKind::Directory => !Dir::new(self, Ino(0), &core, cx.tag).starts_in_inode(&core)?,
             FileKind::Symlink => spec.target.len() >= I_BLOCK_SIZE,
             _ => false,
         };

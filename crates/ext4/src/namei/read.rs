@@ -5,9 +5,10 @@ use steadfs_vfs::names::check_length;
 use steadfs_vfs::nokey::symlink_target;
 use steadfs_vfs::{Attr, Cx, DirEntry, FileKind, FsError, InodeFlags, Result};
 
-use crate::dir::{Dir, inline_parts};
+use crate::dir::Dir;
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
+use crate::inline;
 use crate::inode::Inode;
 
 impl Ext4 {
@@ -95,7 +96,7 @@ impl Ext4 {
 
     fn link_bytes(&self, ino: Ino, core: &disk::Inode, tag: IoTag) -> Result<Vec<u8>> {
         if core.has(disk::inode::INLINE_DATA) {
-            return Ok(inline_parts(core)?.concat());
+            return Ok(inline::parts(core)?.concat());
         }
         let at = self.map_block(core, ino, FileBlock(0), tag)?;
         let at = at.ok_or_else(|| Corruption::new("symbolic link has no target").in_inode(ino))?;

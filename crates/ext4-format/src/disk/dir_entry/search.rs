@@ -145,9 +145,28 @@ pub fn search_by(
     needed: usize,
     is_it: impl Fn(&RawEntry<'_>) -> bool,
 ) -> Result<Search> {
+    search_among(entries(layout, block), needed, is_it)
+}
+
+/// [`search_by`] in entries that fill `block` from `start` on: inline directories.
+pub fn search_inline(
+    layout: &DirLayout,
+    block: &[u8],
+    start: usize,
+    needed: usize,
+    is_it: impl Fn(&RawEntry<'_>) -> bool,
+) -> Result<Search> {
+    search_among(entries_in(layout, block, start, block.len()), needed, is_it)
+}
+
+fn search_among(
+    entries: Entries<'_>,
+    needed: usize,
+    is_it: impl Fn(&RawEntry<'_>) -> bool,
+) -> Result<Search> {
     let mut before = None;
     let mut room = None;
-    for entry in entries(layout, block) {
+    for entry in entries {
         let entry = entry?;
         if let Some(ino) = entry.ino
             && is_it(&entry)
