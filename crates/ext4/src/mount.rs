@@ -106,7 +106,7 @@ impl Ext4 {
         let fs = Self::assemble(source, options, sizes, journaled, report)?;
         fs.inodes.adopt_lookups(lookups);
         let files = fs.sb.lock().quota_inodes().map(|ino| ino.is_some());
-        let missing = fs.options.read().warn_of_missing_limits(files);
+        let missing = fs.options.read().common.warn_of_missing_limits(files);
         report.warnings.extend(missing);
         fs.check_root()?;
         if let Some(lock) = lock {

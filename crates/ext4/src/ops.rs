@@ -381,6 +381,12 @@ impl FileSystem for Ext4 {
         Ok(self.usage(cx))
     }
 
+    fn statfs_at(&self, cx: &Cx, ino: InodeNo) -> Result<StatFs> {
+        let mut shown = self.statfs(cx)?;
+        self.limit_usage(&mut shown, ino, cx.tag)?;
+        Ok(shown)
+    }
+
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
         self.report_corruption(Ext4::flags(self, cx, ino))
     }

@@ -58,10 +58,6 @@ pub struct MountOptions {
     pub discard: bool,
     /// `grpid`: new files get their directory's group.
     pub grpid: Option<bool>,
-    /// `usrquota`: limits of users are enforced.
-    pub user_quota: bool,
-    /// `grpquota`: limits of groups are enforced.
-    pub group_quota: bool,
     /// `delalloc`: blocks are allocated at write-back, not at write.
     pub delalloc: bool,
     /// `auto_da_alloc`: data of files that replace others by rename or truncate is written early.
@@ -136,8 +132,6 @@ impl Default for MountOptions {
             async_checkpoint: AsyncCheckpoint::Default,
             discard: false,
             grpid: None,
-            user_quota: false,
-            group_quota: false,
             delalloc: true,
             auto_da_alloc: true,
             inode_readahead_blocks: 32,
@@ -227,25 +221,6 @@ impl MountOptions {
             return Err(FsError::BadOption(why.to_owned()));
         }
         Ok(())
-    }
-
-    /// Whether limits are enforced: of users, groups, projects.
-    pub(crate) fn limits(&self) -> [bool; 3] {
-        [self.user_quota, self.group_quota, self.common.project_quota]
-    }
-
-    /// A warning about limits that options ask for and the volume, with these quota files, does not have.
-    pub(crate) fn warn_of_missing_limits(&self, files: [bool; 3]) -> Option<String> {
-        let names = ["usrquota", "grpquota", "prjquota"];
-        let asked = self.limits();
-        let missing: Vec<_> = (0..names.len())
-            .filter(|&n| asked[n] && !files[n])
-            .map(|n| names[n])
-            .collect();
-        (!missing.is_empty()).then(|| {
-            let missing = missing.join(", ");
-            format!("option {missing}: without effect, as the volume has no such quota file (feature quota)")
-        })
     }
 
     /// These options changed by a remount's `list`.

@@ -27,6 +27,8 @@ use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::features::{Incompat, RoCompat};
+use crate::disk::quota::account::{Account, Enforced};
+use crate::disk::quota::usage::Usage;
 use crate::disk::quota::{BLOCK_SIZE, ENTRY_SIZE, Entry, Info, Kind, QuotaError, tree};
 use crate::disk::{self, Geometry, Ino};
 use crate::fs::Ext4;
@@ -34,7 +36,6 @@ use crate::inode::Inode;
 use crate::txn::Handle;
 
 use blocks::{FileBlocks, Growth};
-use limits::Enforced;
 
 /// Blocks of entries of one kind that a handle changes at most: the owners of a directory that grows and of a new inode in
 /// it, or the old and the new owner.
@@ -67,27 +68,14 @@ pub(crate) struct Dquot {
     /// The block that holds it, and its offset there.
     buf: Arc<MetaBuf>,
     at: usize,
-    state: Mutex<DquotState>,
-}
-
-struct DquotState {
-    entry: Entry,
-    /// Bytes of delayed data, which are not in the entry yet.
-    delayed: u64,
+    account: Mutex<Account>,
 }
 
 /// What was counted for an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Charged {
     owners: [u32; 3],
-    used: Used,
-}
-
-/// Space and inodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Used {
-    bytes: u64,
-    inodes: u64,
+    used: Usage,
 }
 
 /// The owners of an inode, by kind.
@@ -135,7 +123,7 @@ impl Ext4 {
         }
         Charged {
             owners: owners_of(core),
-            used: Used {
+            used: Usage {
                 bytes: core.blocks.saturating_mul(512),
                 inodes: 1 + self.value_references(ino, core),
             },
@@ -248,7 +236,10 @@ impl Quota {
             if before.owners[n] == now.owners[n] {
                 file.add(fs, handle, now.owners[n], (before.used, now.used), enforced)?;
             } else {
-                let (lost, gained) = ((before.used, Used::default()), (Used::default(), now.used));
+                let (lost, gained) = (
+                    (before.used, Usage::default()),
+                    (Usage::default(), now.used),
+                );
                 file.add(fs, handle, before.owners[n], lost, enforced)?;
                 file.add(fs, handle, now.owners[n], gained, enforced)?;
             }
@@ -276,7 +267,7 @@ impl QuotaFile {
         fs: &Ext4,
         handle: &mut Handle<'_>,
         owner: u32,
-        (before, now): (Used, Used),
+        (before, now): (Usage, Usage),
         enforced: bool,
     ) -> Result<()> {
         if before == now {
@@ -296,19 +287,13 @@ impl QuotaFile {
             Err(error) => return Err(error),
         };
         let info = self.layout.lock().info;
-        let mut state = dquot.state.lock();
-        let entry = &mut state.entry;
-        let replaced =
-            |count: u64, before: u64, now: u64| count.checked_add(now)?.checked_sub(before);
-        let bytes = replaced(entry.bytes, before.bytes, now.bytes);
-        let inodes = replaced(entry.inodes, before.inodes, now.inodes);
-        if bytes.is_none() || inodes.is_none() {
+        let mut account = dquot.account.lock();
+        if !account.replace(before, now) {
             let what = self.corruption("counts for an owner what cannot be");
             fs.alloc.record_corruption(what);
         }
-        (entry.bytes, entry.inodes) = (bytes.unwrap_or(0), inodes.unwrap_or(0));
-        limits::update_timers(entry, &info, enforced);
-        dquot.store(handle, entry)
+        account.update_timers(&info, enforced, limits::now_secs());
+        dquot.store(handle, &account.entry)
     }
 
     /// The entry of an owner, if there is one.
@@ -336,11 +321,10 @@ impl QuotaFile {
         if cached.len() >= CACHED_MAX {
             cached.retain(|_, dquot| Arc::strong_count(dquot) > 1 || dquot.has_delayed());
         }
-        let state = DquotState { entry, delayed: 0 };
         let dquot = Arc::new(Dquot {
             buf,
             at,
-            state: Mutex::new(Rank::Quota, state),
+            account: Mutex::new(Rank::Quota, Account::new(entry)),
         });
         cached.insert(owner, Arc::clone(&dquot));
         Ok(Some(dquot))

@@ -4,6 +4,8 @@
 //! tree of four levels ([`tree`]) with 256 references per block, one level per byte of the id, the highest first; below the
 //! last level are blocks of 14 entries. How these blocks are stored is up to the file system ([`Blocks`]).
 
+pub mod account;
+pub mod admin;
 pub mod tree;
 pub mod usage;
 

@@ -145,7 +145,7 @@ impl Call<'_> {
             Op::Fsync { datasync } => Ok(fs.fsync(&self.cx, self.ino, datasync)?),
             Op::Syncfs => Ok(fs.sync_all(&self.cx)?),
             Op::Statfs => {
-                out.put(&statfs_out(&fs.statfs(&self.cx)?));
+                out.put(&statfs_out(&fs.statfs_at(&self.cx, self.ino)?));
                 Ok(())
             }
             Op::Lseek(ref arg) => self.seek(arg, out),

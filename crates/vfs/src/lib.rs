@@ -209,6 +209,11 @@ pub trait FileSystem: Send + Sync {
 
     /// Usage of the volume.
     fn statfs(&self, cx: &Cx) -> Result<StatFs>;
+    /// The same as statfs(2) on this inode shows it: of a directory that passes its project on, at most what the project
+    /// may use, while limits of projects are enforced.
+    fn statfs_at(&self, cx: &Cx, _ino: InodeNo) -> Result<StatFs> {
+        self.statfs(cx)
+    }
     /// Inode flags and project (FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR).
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr>;
     /// Changes inode flags; only the flags that users may change.

@@ -95,25 +95,6 @@ const OWN: &[Entry<MountOptions>] = &[
     Opt::flag("bsdgroups", |o| o.grpid = Some(true)).also(),
     Opt::flag("nogrpid", |o| o.grpid = Some(false)).also(),
     Opt::flag("sysvgroups", |o| o.grpid = Some(false)).also(),
-    Opt::flag("usrquota", |o| o.user_quota = true)
-        .help(
-            Ext4,
-            "limits of users, groups or projects are enforced, on volumes with the feature quota",
-        )
-        .current(Changed, |o| o.user_quota.then(|| "usrquota".into())),
-    Opt::flag("quota", |o| o.user_quota = true).also(),
-    Opt::flag("grpquota", |o| o.group_quota = true)
-        .also()
-        .current(Changed, |o| o.group_quota.then(|| "grpquota".into())),
-    Opt::flag("prjquota", |o| o.common.project_quota = true)
-        .also()
-        .current(Changed, |o| {
-            o.common.project_quota.then(|| "prjquota".into())
-        }),
-    Opt::flag("noquota", |o| {
-        (o.user_quota, o.group_quota, o.common.project_quota) = (false, false, false);
-    })
-    .also(),
     Opt::flag("delalloc", |o| o.delalloc = true)
         .help(
             Ext4,

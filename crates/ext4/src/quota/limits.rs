@@ -7,99 +7,18 @@
 //! Root is exempt, as a caller with CAP_SYS_RESOURCE is in Linux: FUSE passes no capabilities on. Blocks of the map may
 //! exceed a limit where data is delayed, as in Linux.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-
+use steadfs_base::{InodeNo, IoTag};
 use steadfs_rt::wall_clock;
-use steadfs_vfs::{Cx, FsError, Result};
+use steadfs_vfs::{Cx, FsError, InodeFlags, Result, StatFs};
 
-use super::{Dquot, DquotState, Quota, QuotaFile, Used, owners_of};
-use crate::disk::quota::{Entry, Info, Kind, LIMIT_UNIT, Limit};
+use super::{Dquot, Quota, QuotaFile, owners_of};
+use crate::disk::quota::Kind;
+use crate::disk::quota::usage::Usage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 
-/// Kinds whose limits are enforced, a bit for each.
-#[derive(Default)]
-pub(super) struct Enforced(AtomicU8);
-
-impl Enforced {
-    fn set(&self, kinds: [bool; 3]) {
-        let bits = Kind::ALL.map(|kind| u8::from(kinds[kind.index()]) << kind.index());
-        self.0.store(bits.into_iter().sum(), Ordering::Relaxed);
-    }
-
-    fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != 0
-    }
-
-    pub(super) fn has(&self, kind: Kind) -> bool {
-        self.0.load(Ordering::Relaxed) >> kind.index() & 1 != 0
-    }
-}
-
-/// Begins or ends the time in which a soft limit may be exceeded.
-pub(super) fn update_timers(entry: &mut Entry, info: &Info, enforced: bool) {
-    let bytes = entry.bytes;
-    let of_space = scaled(&entry.block_limit);
-    let timers = [
-        (
-            &mut entry.block_limit.until,
-            bytes,
-            of_space.soft,
-            info.block_grace,
-        ),
-        (
-            &mut entry.inode_limit.until,
-            entry.inodes,
-            entry.inode_limit.soft,
-            info.inode_grace,
-        ),
-    ];
-    for (until, used, soft, grace) in timers {
-        if soft == 0 || used <= soft {
-            *until = 0;
-        } else if *until == 0 && enforced {
-            *until = now_secs().saturating_add(grace.into());
-        }
-    }
-}
-
-/// Limits of space in bytes.
-fn scaled(limit: &Limit) -> Limit {
-    Limit {
-        hard: limit.hard.saturating_mul(LIMIT_UNIT),
-        soft: limit.soft.saturating_mul(LIMIT_UNIT),
-        until: limit.until,
-    }
-}
-
-fn now_secs() -> u64 {
+pub(super) fn now_secs() -> u64 {
     u64::try_from(wall_clock().secs).unwrap_or(0)
-}
-
-/// The most that may be used in all.
-fn most(limit: &Limit) -> u64 {
-    let hard = if limit.hard == 0 {
-        u64::MAX
-    } else {
-        limit.hard
-    };
-    let is_over = limit.soft != 0 && limit.until != 0 && now_secs() >= limit.until;
-    match is_over {
-        true => hard.min(limit.soft),
-        false => hard,
-    }
-}
-
-impl DquotState {
-    /// What the owner may use in addition.
-    fn room(&self) -> Used {
-        let bytes = most(&scaled(&self.entry.block_limit));
-        let used = self.entry.bytes.saturating_add(self.delayed);
-        Used {
-            bytes: bytes.saturating_sub(used),
-            inodes: most(&self.entry.inode_limit).saturating_sub(self.entry.inodes),
-        }
-    }
 }
 
 impl Quota {
@@ -113,7 +32,7 @@ impl Ext4 {
     /// Enforces limits as the options say.
     pub(crate) fn enforce_limits(&self) {
         if let Some(quota) = self.quota.get() {
-            quota.enforced.set(self.options.read().limits());
+            quota.enforced.set(self.options.read().common.limits());
         }
     }
 
@@ -128,7 +47,7 @@ impl Ext4 {
     }
 
     /// The least room of these owners; `None`: no limit holds for the caller.
-    fn room_of(&self, cx: &Cx, owners: [Option<u32>; 3]) -> Result<Option<Used>> {
+    fn room_of(&self, cx: &Cx, owners: [Option<u32>; 3]) -> Result<Option<Usage>> {
         let Some(quota) = self.enforcing().filter(|_| cx.uid != 0) else {
             return Ok(None);
         };
@@ -137,15 +56,36 @@ impl Ext4 {
             if let Some(owner) = owners[file.kind.index()]
                 && let Some(dquot) = file.dquot(self, owner)?
             {
-                let room = dquot.state.lock().room();
-                let so_far: Used = least.unwrap_or(room);
-                least = Some(Used {
+                let room = dquot.account.lock().room(now_secs());
+                let so_far: Usage = least.unwrap_or(room);
+                least = Some(Usage {
                     bytes: so_far.bytes.min(room.bytes),
                     inodes: so_far.inodes.min(room.inodes),
                 });
             }
         }
         Ok(least)
+    }
+
+    /// Limits what statfs shows of the volume at a directory that passes its project on to what the project may use,
+    /// while limits of projects are enforced.
+    pub(crate) fn limit_usage(&self, shown: &mut StatFs, ino: InodeNo, tag: IoTag) -> Result<()> {
+        let quota = self.quota.get();
+        let mut files = quota.into_iter().flat_map(Quota::enforced_files);
+        let Some(file) = files.find(|file| file.kind == Kind::Project) else {
+            return Ok(());
+        };
+        let inode = self.by_number(ino, tag)?;
+        let project = {
+            let core = inode.core.read();
+            core.has(InodeFlags::PROJINHERIT).then_some(core.project)
+        };
+        if let Some(project) = project
+            && let Some(dquot) = file.dquot(self, project)?
+        {
+            dquot.account.lock().limit_usage(shown);
+        }
+        Ok(())
     }
 
     /// Fails if these owners may not use as many bytes and inodes more.
@@ -257,7 +197,7 @@ impl Ext4 {
     ) -> Result<()> {
         for file in quota.enforced_files() {
             if let Some(dquot) = file.dquot(self, owners[file.kind.index()])? {
-                each(&mut dquot.state.lock().delayed);
+                each(&mut dquot.account.lock().delayed);
             }
         }
         Ok(())
@@ -267,6 +207,6 @@ impl Ext4 {
 impl Dquot {
     /// Whether its state is not in the quota file.
     pub(super) fn has_delayed(&self) -> bool {
-        self.state.lock().delayed > 0
+        self.account.lock().delayed > 0
     }
 }

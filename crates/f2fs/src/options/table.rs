@@ -58,7 +58,7 @@ const ALGORITHMS: Names<CompressAlgorithm> = &[
     ("lzo-rle", CompressAlgorithm::LzoRle),
 ];
 
-const NO_QUOTA: &str = "quota is neither counted nor enforced";
+const NAMED_QUOTA: &str = "quota files with names are not kept up, only those of the feature quota";
 const GONE: &str = "Linux removed it, too";
 const TIMES: &str = "times are written with the inode at each checkpoint";
 const TESTING: &str = "is for testing kernels";
@@ -327,22 +327,10 @@ pub const OWN: &[Entry<MountOptions>] = &[
     Opt::no_effect("heap", GONE),
     Opt::no_effect("no_heap", GONE),
     Opt::no_effect("whint_mode", GONE).arg("="),
-    Opt::already("noquota"),
-    // Linux counts nothing either until quotaon(8) is run, which fails on a FUSE mount.
-    Opt::no_effect("quota", NO_QUOTA),
-    Opt::no_effect("usrquota", NO_QUOTA),
-    Opt::no_effect("grpquota", NO_QUOTA),
-    Opt::no_effect("usrjquota", NO_QUOTA).arg("="),
-    Opt::no_effect("grpjquota", NO_QUOTA).arg("="),
-    Opt::no_effect_if("prjquota", "", NO_QUOTA, |o, _| {
-        o.common.project_quota = true;
-        Ok(())
-    }),
-    Opt::no_effect_if("prjjquota", "=", NO_QUOTA, |o, _| {
-        o.common.project_quota = true;
-        Ok(())
-    }),
-    Opt::no_effect_if("jqfmt", "=", NO_QUOTA, |_, v| {
+    Opt::no_effect("usrjquota", NAMED_QUOTA).arg("="),
+    Opt::no_effect("grpjquota", NAMED_QUOTA).arg("="),
+    Opt::no_effect("prjjquota", NAMED_QUOTA).arg("="),
+    Opt::no_effect_if("jqfmt", "=", NAMED_QUOTA, |_, v| {
         choice(v.unwrap_or_default(), QUOTA_FORMATS)
     }),
     // Refused.

@@ -230,7 +230,7 @@ enum Here {
 
 use Here::{Does, Idle, IsSo, Not};
 
-const NO_QUOTAS: Here = Idle("quota is neither counted nor enforced");
+const NAMED_QUOTAS: Here = Idle("quota files with names are not kept up");
 const FOR_TESTS: Here = Not("is for testing kernels");
 const IS_GONE: Here = Idle("Linux removed it, too");
 
@@ -257,11 +257,11 @@ const PAGE: &[(&str, Here)] = &[
     ("fault_injection=3", FOR_TESTS), ("fault_type=3", FOR_TESTS),
     ("mode=adaptive", IsSo), ("mode=lfs", Does),
     ("mode=fragment:segment", Not("is for experiments")), ("mode=fragment:block", Not("is for experiments")),
-    ("usrquota", NO_QUOTAS), ("grpquota", NO_QUOTAS), ("prjquota", NO_QUOTAS),
-    ("usrjquota=file", NO_QUOTAS), ("grpjquota=file", NO_QUOTAS), ("prjjquota=file", NO_QUOTAS),
-    ("jqfmt=vfsv1", NO_QUOTAS),
+    ("usrquota", Does), ("grpquota", Does), ("prjquota", Does),
+    ("usrjquota=file", NAMED_QUOTAS), ("grpjquota=file", NAMED_QUOTAS), ("prjjquota=file", NAMED_QUOTAS),
+    ("jqfmt=vfsv1", NAMED_QUOTAS),
     ("offusrjquota", IsSo), ("offgrpjquota", IsSo), ("offprjjquota", IsSo),
-    ("quota", NO_QUOTAS), ("noquota", IsSo),
+    ("quota", Does), ("noquota", IsSo),
     ("alloc_mode=reuse", Does), ("alloc_mode=default", Does),
     ("fsync_mode=posix", IsSo), ("fsync_mode=strict", Does), ("fsync_mode=nobarrier", Does),
     ("test_dummy_encryption", FOR_TESTS), ("test_dummy_encryption=v2", FOR_TESTS),

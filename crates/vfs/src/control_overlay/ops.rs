@@ -276,6 +276,13 @@ impl FileSystem for WithControl {
         self.inner.statfs(cx)
     }
 
+    fn statfs_at(&self, cx: &Cx, ino: InodeNo) -> Result<StatFs> {
+        if is_control_inode(ino) {
+            return self.inner.statfs(cx);
+        }
+        self.inner.statfs_at(cx, ino)
+    }
+
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
         if is_control_inode(ino) {
             return Ok(FsxAttr::default());

@@ -68,8 +68,11 @@ pub struct CommonOptions {
     pub resuid: Option<u32>,
     /// `resgid=`: the group that may use the reserved blocks.
     pub resgid: Option<u32>,
-    /// `prjquota`: limits of projects are enforced, where the file system does that. Refused on a volume without project
-    /// ids, as in Linux.
+    /// `usrquota`: limits of users are enforced.
+    pub user_quota: bool,
+    /// `grpquota`: limits of groups are enforced.
+    pub group_quota: bool,
+    /// `prjquota`: limits of projects are enforced. Refused on a volume without project ids, as in Linux.
     pub project_quota: bool,
 }
 
@@ -87,6 +90,25 @@ impl CommonOptions {
             true => Err(FsError::ReadOnly),
             false => Ok(()),
         }
+    }
+
+    /// Whether limits are enforced: of users, groups, projects.
+    pub fn limits(&self) -> [bool; 3] {
+        [self.user_quota, self.group_quota, self.project_quota]
+    }
+
+    /// A warning about limits that options ask for and the volume, with these quota files, does not have.
+    pub fn warn_of_missing_limits(&self, files: [bool; 3]) -> Option<String> {
+        let names = ["usrquota", "grpquota", "prjquota"];
+        let asked = self.limits();
+        let missing: Vec<_> = (0..names.len())
+            .filter(|&n| asked[n] && !files[n])
+            .map(|n| names[n])
+            .collect();
+        (!missing.is_empty()).then(|| {
+            let missing = missing.join(", ");
+            format!("option {missing}: without effect, as the volume has no such quota file (feature quota)")
+        })
     }
 }
 
@@ -185,6 +207,34 @@ impl<T: HasCommon + 'static> Common<T> {
         .current(Changed, |o| {
             o.common().resgid.map(|id| format!("resgid={id}"))
         }),
+        Entry::flag("usrquota", |o: &mut T| o.common_mut().user_quota = true)
+            .help(
+                Files,
+                "limits of users, groups or projects are enforced, on volumes with the feature quota",
+            )
+            .current(Changed, |o| {
+                o.common().user_quota.then(|| "usrquota".into())
+            }),
+        Entry::flag("quota", |o: &mut T| o.common_mut().user_quota = true).also(),
+        Entry::flag("grpquota", |o: &mut T| o.common_mut().group_quota = true)
+            .also()
+            .current(Changed, |o| {
+                o.common().group_quota.then(|| "grpquota".into())
+            }),
+        Entry::flag("prjquota", |o: &mut T| o.common_mut().project_quota = true)
+            .also()
+            .current(Changed, |o| {
+                o.common().project_quota.then(|| "prjquota".into())
+            }),
+        Entry::flag("noquota", |o: &mut T| {
+            let common = o.common_mut();
+            (
+                common.user_quota,
+                common.group_quota,
+                common.project_quota,
+            ) = (false, false, false);
+        })
+        .also(),
         Entry::already("nolazytime"),
         Entry::already("nostrictatime"),
         Entry::no_effect("norelatime", "Linux has relatime in its place, too"),
