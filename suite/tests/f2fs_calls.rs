@@ -240,18 +240,6 @@ fn flags_are_set_and_obeyed() {
     volume.close();
 }
 
-/// Sets the feature of project ids in both superblocks. (mkfs.f2fs makes quota files with it, and volumes with quota
-/// files are mounted read-only.)
-fn add_projects(image: &Path) {
-    let file = File::options().read(true).write(true).open(image).unwrap();
-    for copy in [1024, 5120] {
-        let at = copy + 2180;
-        let mut word = [0];
-        file.read_exact_at(&mut word, at).unwrap();
-        file.write_all_at(&[word[0] | 0x10], at).unwrap();
-    }
-}
-
 /// The project of a file, as lsattr shows it, and whether it is inherited.
 #[track_caller]
 fn project(path: &Path) -> (u32, bool) {
@@ -273,9 +261,8 @@ fn projects_are_inherited_and_limit_renames() {
         &scratch,
         "projects.img",
         128 << 20,
-        "-O extra_attr,inode_checksum",
+        "-O extra_attr,inode_checksum,project_quota",
     );
-    add_projects(image.path());
     let mount = SteadMount::new(&scratch, image.path(), "");
     let at = |name: &str| mount.join(name);
     fs::create_dir(at("seven")).unwrap();
@@ -347,7 +334,7 @@ fn compare_projects_with_the_kernel(scratch: &Scratch, image: &Image) {
 }
 
 #[test]
-fn volumes_without_projects_and_with_quota_files_report_it() {
+fn projects_need_the_feature_and_have_a_quota_file() {
     let scratch = Scratch::new();
     let image = mkfs(&scratch, "none.img", 128 << 20, "-O extra_attr");
     let mount = SteadMount::new(&scratch, image.path(), "");
@@ -363,11 +350,8 @@ fn volumes_without_projects_and_with_quota_files_report_it() {
         "-O extra_attr,project_quota",
     );
     let mount = SteadMount::new(&scratch, image.path(), "rw");
-    let output = mount.log();
-    assert!(
-        output.contains("read-only") && output.contains("quota_ino"),
-        "{output}"
-    );
+    fs::create_dir(mount.join("four")).unwrap();
+    set_project(&mount.join("four"), &["-p", "4"]).expect(0);
     mount.unmount();
     let script = format!(
         "modprobe -d /mnt/root quota_v2\nmount -t f2fs /dev/ubda {TOP}\nmkdir {TOP}/dir\nchattr -p 5 +P {TOP}/dir\n\
@@ -375,8 +359,14 @@ fn volumes_without_projects_and_with_quota_files_report_it() {
     );
     boot(&scratch, &[image.path()], &script);
     let mount = SteadMount::new(&scratch, image.path(), "ro");
+    assert_eq!(project(&mount.join("four")), (4, false));
     assert_eq!(project(&mount.join("dir")), (5, true));
     assert_eq!(project(&mount.join("dir/file")), (5, false));
+    let listed = steadfs(["quota".as_ref(), mount.root().as_os_str()]);
+    let listed = listed.expect(0).out;
+    let five = listed.lines().find(|line| line.trim().starts_with("5 "));
+    let words: Vec<_> = five.unwrap().split_whitespace().collect();
+    assert_eq!((words[1], words[5]), ("48", "2"), "{listed}");
     mount.unmount();
     check_clean(image.path(), "after the calls");
 }

@@ -227,7 +227,7 @@ fn files_that_linux_encrypted_need_their_key() {
 #[test]
 #[ignore = "needs scripts/judge-kernel"]
 fn linux_accepts_what_is_accepted_without_effect() {
-    let lists = "lazytime norelatime noextent_cache noflush_merge compress_cache heap no_heap quota usrquota grpquota usrjquota=a,jqfmt=vfsv1";
+    let lists = "lazytime norelatime noextent_cache noflush_merge compress_cache heap no_heap usrjquota=a,jqfmt=vfsv1";
     let scratch = Scratch::new();
     let image = mkfs(&scratch, "accepts.img", SIZE, "-O extra_attr,compression");
     let script = format!(

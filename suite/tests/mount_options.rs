@@ -395,13 +395,6 @@ fn a_write_protected_image_is_mounted_read_only() {
     let future = Image::mke2fs(&scratch, "future", 64 * MIB, &["-t", "ext4"]);
     let feature = "feature FEATURE_R30";
     succeed("debugfs", ["-w", "-R", feature, path(future.path())]);
-    let userdata = scratch.join("userdata");
-    succeed("truncate", ["-s", "64M", path(&userdata)]);
-    let features = "extra_attr,project_quota,quota,casefold";
-    succeed(
-        "mkfs.f2fs",
-        ["-q", "-O", features, "-C", "utf8", path(&userdata)],
-    );
     let firmware = scratch.join("firmware");
     succeed("truncate", ["-s", "64M", path(&firmware)]);
     succeed("mkfs.f2fs", ["-q", "-O", "ro", path(&firmware)]);
@@ -413,7 +406,6 @@ fn a_write_protected_image_is_mounted_read_only() {
             path(future.path()),
             "not supported for writing: FEATURE_R30",
         ),
-        (path(&userdata), "quota_ino"),
         (path(&firmware), "made to be read only (ro)"),
         (path(protected.path()), "takes no writes"),
     ] {

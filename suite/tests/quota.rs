@@ -1,4 +1,4 @@
-//! Quota of ext4 through a mount and on an image: what users, groups and projects use, and their limits.
+//! Quota of ext4 and f2fs through a mount and on an image: what users, groups and projects use, and their limits.
 //!
 //! The test with Linux as judge needs the kernel of `scripts/judge-kernel`. By hand:
 //! `scripts/judge-kernel && PATH=$PWD/.cache/judges/bin:$PATH cargo test -p steadfs-suite --test quota -- --ignored`
@@ -7,6 +7,7 @@
 use std::ffi::OsStr;
 use std::fs;
 
+use steadfs_suite::f2fs::{check_clean, mkfs};
 use steadfs_suite::uml::{TOP, boot_with_all_of_f2fs};
 use steadfs_suite::{Image, Outcome, Scratch, SteadMount, run, steadfs, succeed};
 
@@ -30,11 +31,19 @@ fn limits_of_users_hold_and_are_listed() {
     let scratch = Scratch::new();
     let words = ["-t", "ext4", "-b", "4096", "-O", "quota"];
     let image = Image::mke2fs(&scratch, "q.img", 64 << 20, &words);
+    limits_hold_and_are_listed(&scratch, &image);
+    image.check_clean();
+    let image = mkfs(&scratch, "f.img", 64 << 20, "-O quota");
+    limits_hold_and_are_listed(&scratch, &image);
+    check_clean(image.path(), "after the limits");
+}
+
+fn limits_hold_and_are_listed(scratch: &Scratch, image: &Image) {
     let path = image.path().to_str().unwrap();
     let limits = ["quota", path, "--limits", "1000", "0", "1M", "0", "2"];
     steadfs(limits).expect(0);
     steadfs(["quota", path, "-g", "--grace", "3600", "86400"]).expect(0);
-    image.check_clean();
+    check(image);
     let listed = steadfs(["quota", path]).expect(0).out;
     let row = |listed: &str, id: &str| -> Vec<String> {
         let mut rows = listed.lines().map(|line| line.split_whitespace());
@@ -49,7 +58,7 @@ fn limits_of_users_hold_and_are_listed() {
     let refused = steadfs(["quota", path, "--project"]);
     assert!(refused.code() != 0 && refused.err.contains("feature quota"));
 
-    let mount = SteadMount::new(&scratch, image.path(), "usrquota");
+    let mount = SteadMount::new(scratch, image.path(), "usrquota");
     fs::set_permissions(
         mount.root(),
         std::os::unix::fs::PermissionsExt::from_mode(0o777),
@@ -112,7 +121,12 @@ fn listed(image: &Image) -> Vec<String> {
 }
 
 fn check(image: &Image) {
-    image.check_clean();
+    match steadfs(["inspect".as_ref(), image.path().as_os_str()]) {
+        inspected if inspected.out.contains("f2fs") => {
+            check_clean(image.path(), "with quota");
+        }
+        _ => image.check_clean(),
+    }
     steadfs(["check".as_ref(), image.path().as_os_str()]).expect(0);
 }
 
@@ -121,7 +135,7 @@ fn set_limits(image: &Image) {
     let path = image.path().to_str().unwrap();
     steadfs(["quota", path, "-u", "--limits", "1005", "0", "1M", "0", "3"]).expect(0);
     steadfs(["quota", path, "-P", "--limits", "72", "0", "1M", "0", "0"]).expect(0);
-    image.check_clean();
+    check(image);
 }
 
 /// Writes over the limits of user 1005 and of project 72, as a script.
@@ -144,7 +158,6 @@ fn over(top: &str) -> String {
 #[ignore = "needs scripts/judge-kernel"]
 fn linux_counts_and_limits_in_the_same_way() {
     let scratch = Scratch::new();
-    let options = "usrquota,grpquota,prjquota";
     for words in [
         &[
             "-t",
@@ -171,33 +184,49 @@ fn linux_counts_and_limits_in_the_same_way() {
     ] {
         let [ours, linux] =
             ["ours.img", "linux.img"].map(|name| Image::mke2fs(&scratch, name, 64 << 20, words));
-        // The first round, here and there.
-        let mount = SteadMount::new(&scratch, ours.path(), options);
-        succeed("sh", ["-ec", &changes(mount.root().to_str().unwrap(), 1)]);
-        mount.unmount();
-        let there = format!(
-            "mount -t ext4 -o {options} /dev/ubda {TOP}\n{}\numount {TOP}",
-            changes(TOP, 1)
-        );
-        boot_with_all_of_f2fs(&scratch, &[linux.path()], &there);
-        [&ours, &linux].into_iter().for_each(check);
-        if !words.contains(&"quota,project,bigalloc") {
-            // Clusters may be shared in another way.
-            assert_eq!(listed(&ours), listed(&linux));
-        }
-        // Limits that are set here, and the second round on the other's volume.
-        [&ours, &linux].into_iter().for_each(set_limits);
-        let there = format!(
-            "mount -t ext4 -o {options} /dev/ubda {TOP}\n{}\n{}umount {TOP}",
-            changes(TOP, 2),
-            over(TOP)
-        );
-        boot_with_all_of_f2fs(&scratch, &[ours.path()], &there);
-        let mount = SteadMount::new(&scratch, linux.path(), options);
-        let top = mount.root().to_str().unwrap();
-        succeed("sh", ["-ec", &changes(top, 2)]);
-        succeed("sh", ["-ec", &over(top)]);
-        mount.unmount();
-        [&ours, &linux].into_iter().for_each(check);
+        let is_same = !words.contains(&"quota,project,bigalloc");
+        // Clusters may be shared in another way.
+        both_count_and_limit(&scratch, "ext4", &[ours, linux], is_same);
     }
+    for features in [
+        "-O extra_attr,project_quota,quota",
+        "-i -O extra_attr,inode_checksum,sb_checksum,flexible_inline_xattr,inode_crtime,lost_found,\
+         project_quota,quota,casefold,verity,encrypt -C utf8",
+    ] {
+        let images =
+            ["ours.f2fs", "linux.f2fs"].map(|name| mkfs(&scratch, name, 64 << 20, features));
+        both_count_and_limit(&scratch, "f2fs", &images, true);
+    }
+}
+
+/// `is_same`: both count the same.
+fn both_count_and_limit(scratch: &Scratch, kind: &str, [ours, linux]: &[Image; 2], is_same: bool) {
+    let options = "usrquota,grpquota,prjquota";
+    // The first round, here and there.
+    let mount = SteadMount::new(scratch, ours.path(), options);
+    succeed("sh", ["-ec", &changes(mount.root().to_str().unwrap(), 1)]);
+    mount.unmount();
+    let there = format!(
+        "mount -t {kind} -o {options} /dev/ubda {TOP}\n{}\numount {TOP}",
+        changes(TOP, 1)
+    );
+    boot_with_all_of_f2fs(scratch, &[linux.path()], &there);
+    [ours, linux].into_iter().for_each(check);
+    if is_same {
+        assert_eq!(listed(ours), listed(linux));
+    }
+    // Limits that are set here, and the second round on the other's volume.
+    [ours, linux].into_iter().for_each(set_limits);
+    let there = format!(
+        "mount -t {kind} -o {options} /dev/ubda {TOP}\n{}\n{}umount {TOP}",
+        changes(TOP, 2),
+        over(TOP)
+    );
+    boot_with_all_of_f2fs(scratch, &[ours.path()], &there);
+    let mount = SteadMount::new(scratch, linux.path(), options);
+    let top = mount.root().to_str().unwrap();
+    succeed("sh", ["-ec", &changes(top, 2)]);
+    succeed("sh", ["-ec", &over(top)]);
+    mount.unmount();
+    [ours, linux].into_iter().for_each(check);
 }

@@ -132,7 +132,7 @@ fn refuse(args: &FormatF2fs) -> Result<(), Failure> {
             "-g",
             refused.defaults.is_some(),
             text(&refused.defaults),
-            "these defaults include quota files, which are not made; give the other features with -O, and -w and -R",
+            "give features with -O in place of such defaults, and -w and -R",
         ),
         (
             "-a",

@@ -132,7 +132,7 @@ fn work(place: &Place<'_>, asked: [bool; 3], changes: &[String]) -> Result<(), F
 
 fn none(kinds: &str) -> Failure {
     Failure::plain(format!(
-        "the volume does not count what its {kinds}s use (ext4's feature quota)"
+        "the volume does not count what its {kinds}s use (feature quota)"
     ))
 }
 

@@ -11,6 +11,7 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::namei::flags_for;
 use crate::options::Atime;
+use crate::quota::owners_of;
 use crate::space::Need;
 use crate::xattr::need_of;
 
@@ -75,6 +76,7 @@ impl F2fs {
             value: Some(list),
         }));
         changes.extend(kills.then_some(NO_CAPABILITIES));
+        self.prepare_new_owners(cx, inode, set)?;
         self.store_fields(cx, inode, &changes, |core, fs| {
             let now = fs.now();
             core.mode = mode;
@@ -91,7 +93,17 @@ impl F2fs {
         })
     }
 
-    /// Changes an inode's fields and extended attributes together. The caller holds `inode.lock` for writing.
+    /// Before an inode gets other owners.
+    fn prepare_new_owners(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<()> {
+        if set.uid.is_none() && set.gid.is_none() {
+            return Ok(());
+        }
+        let [uid, gid, project] = owners_of(&inode.core.read());
+        let new = [set.uid.unwrap_or(uid), set.gid.unwrap_or(gid), project];
+        self.check_new_owners(cx, inode, new)
+    }
+
+    /// Changes an inode's fields and extended attributes together. New owners have entries in quota files. The caller holds `inode.lock` for writing.
     pub(crate) fn store_fields(
         &self,
         cx: &Cx,
@@ -107,6 +119,7 @@ impl F2fs {
             Some(cut) => need_of(inode, cut),
             None => Need::default(),
         };
+        self.check_space_quota(cx, inode, need)?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let mut core = inode.core.write();
@@ -115,6 +128,7 @@ impl F2fs {
             self.put_attrs(&change, inode, &mut core, &mut reservation, cut, cx.tag)?;
         }
         work(&mut core, self);
+        self.charge_owners(&change, inode, &core, cx.tag);
         Ok(())
     }
 
@@ -188,22 +202,25 @@ impl F2fs {
         self.prepare(cx)?;
         let inode = self.by_number(ino, cx.tag)?;
         let _exclusive = inode.lock.write();
-        let change = self.change()?;
-        let mut core = inode.core.write();
-        if core.project == project {
+        let [uid, gid, old] = owners_of(&inode.core.read());
+        if old == project {
             return Ok(());
         }
         if !self.layout.has(Features::PROJECT_QUOTA) {
             return Err(FsError::NotSupported("projects on this volume"));
         }
-        if !core.has_project(&self.layout) {
+        if !inode.core.read().has_project(&self.layout) {
             return Err(FsError::NotSupported(
                 "project ids on inodes without the field i_projid",
             ));
         }
+        self.check_new_owners(cx, &inode, [uid, gid, project])?;
+        let change = self.change()?;
+        let mut core = inode.core.write();
         self.mark_dirty(&change, &inode, cx.tag)?;
         core.project = project;
         core.ctime = self.now();
+        self.charge_owners(&change, &inode, &core, cx.tag);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use steadfs_cache::parse_cluster_files;
 use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
 
 use crate::checkpoint::daemon::{parse_prio, show_prio};
+use crate::disk::quota::admin;
 use crate::fs::F2fs;
 use crate::gc::{self, number};
 
@@ -36,6 +37,11 @@ impl Control for F2fs {
             file("f2fs/stat/sb_status", false),
             file("f2fs/stat/cp_status", false),
         ];
+        entries.extend(
+            self.quota_controls()
+                .into_iter()
+                .map(|path| file(path, true)),
+        );
         entries.extend(gc::files().map(|(path, writable)| file(path, writable)));
         entries
     }
@@ -65,7 +71,7 @@ impl Control for F2fs {
             "f2fs/stat/cp_status" => format!("{:x}", self.cp_status()),
             _ => match path.strip_prefix("f2fs/") {
                 Some(name) => self.show_gc(name)?,
-                None => return Err(FsError::NotFound),
+                None => self.quota_control(path)?.ok_or(FsError::NotFound)?,
             },
         };
         if !text.ends_with('\n') {
@@ -88,6 +94,7 @@ impl Control for F2fs {
             ("f2fs/freeze", other) => Err(FsError::BadOption(format!(
                 "{other:?} is neither 1 (freeze) nor 0 (thaw)"
             ))),
+            _ if self.set_quota_control(path, text)? => Ok(()),
             _ => {
                 Control::prepare(self, path, text)?();
                 Ok(())
@@ -98,7 +105,10 @@ impl Control for F2fs {
     fn tunables(&self) -> Vec<&'static str> {
         let is_action = |path: &str| ACTIONS.contains(&path);
         let entries = self.entries().into_iter();
-        let settings = entries.filter(|entry| entry.writable && !is_action(entry.path));
+        let settings = entries.filter(|entry| {
+            let is_quota = admin::kind_of(entry.path).is_some();
+            entry.writable && !is_action(entry.path) && !is_quota
+        });
         settings.map(|entry| entry.path).collect()
     }
 

@@ -132,6 +132,7 @@ impl F2fs {
         }
         let _one = inode.lock_flush();
         let blocks = self.discard_pages(inode)?;
+        self.end_delay(inode, blocks);
         self.space.release(Need { blocks, nodes: 0 });
         self.release_nodes(inode, 0);
         let mapped = has_map(inode.kind(), &inode.core.read());
@@ -166,6 +167,7 @@ impl F2fs {
         let mut core = inode.core.write();
         let freed_from =
             self.truncate_nodes(&change, inode, &mut core, 0, DIRECT_NODES_PER_STEP, tag)?;
+        self.charge(inode, &core);
         Ok(freed_from == 0)
     }
 }

@@ -26,6 +26,7 @@ use crate::node::neighbours::NeighbourReads;
 use crate::node::writes::NodeWrites;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
+use crate::quota::QuotaState;
 use crate::recovery::overlay::Recovered;
 use crate::recovery::state::RecoveryState;
 use crate::segment::Segments;
@@ -53,6 +54,7 @@ pub struct F2fs {
     /// Set once the volume is or has been writable.
     pub(crate) segments: OnceLock<Segments>,
     pub(crate) orphans: Orphans,
+    pub(crate) quota: QuotaState,
     pub(crate) gc: Gc,
     pub(crate) discards: Arc<Discards>,
     pub(crate) writeback: Arc<Writeback>,

@@ -15,6 +15,7 @@ use steadfs_vfs::{FileKind, FsxAttr, InodeFlags, InodeMarks, Result};
 use crate::dentry::slots::AbsentName;
 use crate::disk::inode::{Advise, Inline};
 use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
+use crate::quota::ChargedCell;
 
 mod access;
 mod blocks;
@@ -64,8 +65,21 @@ pub struct Inode {
     /// The content is in `pages`, although the node still has older content inline (`inline.rs`). Changes under `lock`,
     /// exclusively, or under `core`, exclusively, in write-back.
     leaves_inline: AtomicBool,
+    /// What quota counts for it.
+    pub(crate) charged: ChargedCell,
+    /// Whether it is a quota file.
+    role: Role,
     /// Used since the last sweep.
     recent: AtomicBool,
+}
+
+/// What an inode is for the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A file of users.
+    Plain,
+    /// A quota file. Its fields change while those of a counted inode are locked.
+    QuotaFile,
 }
 
 /// See [`Inode::stale_tail`].
@@ -103,7 +117,12 @@ impl Inode {
         nid: Nid,
         core: disk::Inode,
         rdev: u32,
+        role: Role,
     ) -> Result<Self> {
+        let rank = match role {
+            Role::Plain => Rank::ExtentTree,
+            Role::QuotaFile => Rank::InodeState,
+        };
         let kind = core.kind().ok_or_else(|| {
             DiskError::field(Structure::Inode, "i_mode", core.mode, "no type").in_node(nid)
         })?;
@@ -117,7 +136,7 @@ impl Inode {
             lock: RwLock::with_key(Rank::Inode, nid.0.into(), ()),
             flush: FlushLock::new(nid.0.into()),
             size: AtomicU64::new(core.size),
-            core: RwLock::new(Rank::ExtentTree, core),
+            core: RwLock::new(rank, core),
             read_ahead: ReadAheadWindow::default(),
             pages: Mapping::new(block_size, file, Arc::clone(writeback)),
             rdev,
@@ -133,6 +152,8 @@ impl Inode {
             clustered: ClusterMark::default(),
             absent: Mutex::new(Rank::Leaf, None),
             leaves_inline: AtomicBool::new(false),
+            charged: ChargedCell::default(),
+            role,
             recent: AtomicBool::new(true),
         })
     }
@@ -144,6 +165,21 @@ impl Inode {
 
     pub fn nid(&self) -> Nid {
         self.nid
+    }
+
+    /// Whether it is a quota file.
+    pub(crate) fn is_quota_file(&self) -> bool {
+        self.role == Role::QuotaFile
+    }
+
+    /// Whether checkpoints write its blocks, which write-back does for files of users.
+    pub(crate) fn is_written_by_cp(&self) -> bool {
+        self.kind != FileKind::Regular || self.is_quota_file()
+    }
+
+    /// The number of nodes that are reserved for it.
+    pub(crate) fn reserved_nodes(&self) -> u64 {
+        self.reserved.lock().len() as u64
     }
 
     /// The file type; it never changes.

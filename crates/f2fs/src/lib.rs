@@ -31,6 +31,7 @@ mod ops;
 mod options;
 mod orphan;
 mod pins;
+mod quota;
 mod recovery;
 mod remount;
 mod segment;

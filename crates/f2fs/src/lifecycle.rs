@@ -85,6 +85,7 @@ impl F2fs {
     fn recover_after_mount(&self, report: &mut MountReport, tag: IoTag) -> Result<()> {
         self.read_segments(tag)?;
         self.checkpoints.begin_mount();
+        self.open_quota()?;
         report.orphans = self.free_orphans(tag);
         let last = self.checkpoints.last();
         let applied = if self.options.read().no_recovery || was_cp_disabled(last.flags) {

@@ -28,6 +28,7 @@ use crate::node::neighbours::NeighbourReads;
 use crate::node::writes::NodeWrites;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
+use crate::quota::QuotaState;
 use crate::read_superblock;
 use crate::recovery::overlay::Recovered;
 use crate::recovery::state::RecoveryState;
@@ -83,6 +84,9 @@ impl F2fs {
         let mut options = options;
         let current = load(&superblock, &queue, &options, &mut report)?;
         options.settle(current.checkpoint.user_blocks);
+        let files = superblock.quota_inodes().map(|nid| nid.is_some());
+        let missing = options.common.warn_of_missing_limits(files);
+        report.warnings.extend(missing);
         report.orphans = current.orphans.len() as u64;
         let flags = current.checkpoint.flags;
         warn_of_state(&superblock, flags);
@@ -168,6 +172,7 @@ impl F2fs {
             segments: OnceLock::new(),
             syncs: SyncStats::default(),
             orphans: Orphans::new(&layout, current.orphans),
+            quota: QuotaState::default(),
             gc: Gc::new(),
             discards: Arc::new(Discards::new()),
             queue,

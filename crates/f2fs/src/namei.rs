@@ -30,6 +30,7 @@ use crate::disk::superblock::StopReason;
 use crate::disk::{self, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use crate::space::Need;
 
 /// The maximum link count (`F2FS_LINK_MAX`).
 const LINK_MAX: u32 = u32::MAX;
@@ -80,6 +81,11 @@ impl F2fs {
                 DentrySearch::Found(_) => return Err(FsError::Exists),
                 DentrySearch::Free(free_dentry) => return Ok(free_dentry),
                 DentrySearch::InlineFull => {
+                    let one = Need {
+                        blocks: 1,
+                        nodes: 0,
+                    };
+                    self.check_space_quota(cx, dir, one)?;
                     self.entries_to_blocks(dir, self.may_use_reserved(cx), cx.tag)?;
                 }
             }

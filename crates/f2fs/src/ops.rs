@@ -307,6 +307,12 @@ impl FileSystem for F2fs {
         Ok(self.usage())
     }
 
+    fn statfs_at(&self, cx: &Cx, ino: InodeNo) -> Result<StatFs> {
+        let mut shown = self.statfs(cx)?;
+        self.limit_usage(&mut shown, ino, cx.tag)?;
+        Ok(shown)
+    }
+
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
         let _seen = self.read_overlay();
         Ok(self.report_corruption(self.get(cx, ino))?.fsx())

@@ -277,6 +277,7 @@ impl F2fs {
     pub(crate) fn apply(&self, new: MountOptions) {
         self.space.set_root_reserved(new.reserve_root.into());
         *self.options.write() = new;
+        self.enforce_limits();
     }
 }
 

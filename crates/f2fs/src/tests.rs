@@ -225,11 +225,11 @@ fn refusals_name_their_reason() {
     let image = Image::make(&["-O", "extra_attr"], 64);
     let bytes = fs::read(image.path()).unwrap();
     assert!(refused(&bytes[..32 << 20], "").contains("the device only"));
-    let mut quota = bytes.clone();
+    let mut unchanging = bytes.clone();
     for copy in [1024, 5120] {
-        quota[copy + 2180] |= 0x80;
+        unchanging[copy + 2181] |= 0x40;
     }
-    assert!(refused(&quota, "").contains("not supported for writing: quota_ino"));
+    assert!(refused(&unchanging, "").contains("made to be read only (ro)"));
     let mut zoned = bytes.clone();
     for copy in [1024, 5120] {
         zoned[copy + 2180] |= 2;
@@ -254,9 +254,9 @@ fn refusals_name_their_reason() {
 
 #[test]
 fn unsupported_features_allow_read_only_mounts() {
-    let image = Image::make(&["-O", "extra_attr,quota"], 64);
+    let image = Image::make(&["-O", "extra_attr,ro"], 64);
     let (fs, report) = F2fs::open(image.device(), read_only(), CacheSizes::of(64 << 20)).unwrap();
-    let why = "features not supported for writing: quota_ino";
+    let why = "made to be read only (ro)";
     assert_eq!(report.read_only_because, [why]);
     let cx = Cx::default();
     assert_eq!(

@@ -46,7 +46,7 @@ pub struct Inspect {
     pub open: Open,
 }
 
-/// Show or set what users, groups and projects may use (ext4 volumes with the feature quota).
+/// Show or set what users, groups and projects may use (volumes with the feature quota).
 ///
 /// Lists usage, limits and the time left for a soft limit that is exceeded, as repquota(8) does. Limits hold while the volume
 /// is mounted with usrquota, grpquota or prjquota.

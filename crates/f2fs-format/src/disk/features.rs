@@ -103,6 +103,7 @@ pub const WRITE: Features = Features(
         | Features::PROJECT_QUOTA.0
         | Features::INODE_CHECKSUM.0
         | Features::FLEXIBLE_INLINE_XATTR.0
+        | Features::QUOTA_INO.0
         | Features::INODE_CRTIME.0
         | Features::LOST_FOUND.0
         | Features::VERITY.0
@@ -111,9 +112,8 @@ pub const WRITE: Features = Features(
         | Features::CASEFOLD.0,
 );
 
-/// Features of volumes that can only be mounted read-only. (mkfs.f2fs 1.15 sets `quota_ino` together with
-/// `project_quota`: such volumes are among them as long as quota is not supported.)
-pub const READ: Features = Features(Features::QUOTA_INO.0 | Features::READ_ONLY.0);
+/// Features of volumes that can only be mounted read-only.
+pub const READ: Features = Features::READ_ONLY;
 
 const _: () = assert!(WRITE.0 & READ.0 == 0, "a feature is in one of the two sets");
 
@@ -132,9 +132,9 @@ mod tests {
         assert_eq!(mount_mode(Features::default()), MountMode::ReadWrite);
         assert_eq!(mount_mode(WRITE), MountMode::ReadWrite);
         assert_eq!(
-            mount_mode(Features::EXTRA_ATTR.union(Features::QUOTA_INO)),
+            mount_mode(Features::EXTRA_ATTR.union(Features::READ_ONLY)),
             MountMode::ReadOnly {
-                because: vec!["quota_ino".into()]
+                because: vec!["ro".into()]
             }
         );
         assert_eq!(

@@ -50,7 +50,7 @@ pub use inode::Inode;
 pub use layout::{Layout, LogType};
 pub use nat::NatEntry;
 pub use sit::SitEntry;
-pub use steadfs_format_base::casefold;
+pub use steadfs_format_base::{casefold, quota};
 pub use superblock::Superblock;
 
 /// Bytes per block; the only size on volumes of kernels with 4 KiB pages (`F2FS_BLKSIZE`).

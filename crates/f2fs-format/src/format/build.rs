@@ -77,7 +77,7 @@ impl Build {
         self.nodes.push((ino, NatEntry { version, ino, addr }));
     }
 
-    /// The first NAT block: the internal inodes, the root directory and the quota file. The other entries are in
+    /// The first NAT block: the internal inodes, the root directory and the quota files. The other entries are in
     /// the journal, together with these.
     fn make_nat(&mut self) {
         let mut block = vec![0; BLOCK_SIZE];
@@ -87,9 +87,9 @@ impl Build {
         };
         put(Nid::NODE, NO_ADDRESS);
         put(Nid::META, NO_ADDRESS);
-        let quota = self.plan.superblock.raw().qf_ino[2].get();
+        let quota = self.plan.superblock.quota_inodes();
         for (ino, entry) in &self.nodes {
-            if *ino == Nid::ROOT || ino.0 == quota {
+            if *ino == Nid::ROOT || quota.contains(&Some(*ino)) {
                 put(*ino, entry.addr);
             }
         }

@@ -1,27 +1,21 @@
-//! The files of a new volume: the root directory, the project quota file, `lost+found`.
+//! The files of a new volume: the root directory, quota files, `lost+found`.
 
 use steadfs_base::Timestamp;
 use steadfs_vfs::InodeFlags;
 
 use super::build::Build;
-use super::plan::PROJECT_QUOTA_FILE;
 use super::{FormatError, FormatOptions};
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::inode::{self, Inline};
 use crate::disk::node::Footer;
+use crate::disk::quota::Kind;
+use crate::disk::quota::usage::{Usage, Usages};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Features, Inode, Layout, LogType, Nid, hash};
 
 /// The checkpoint version in the first nodes.
 const FIRST_VERSION: u64 = 1;
 const LOST_FOUND: &[u8] = b"lost+found";
 const DIRECTORY: u8 = 2;
-
-/// Bytes per block of a quota file (`QT_BLKSIZE` of the vfsv1 format).
-const QUOTA_BLOCK: usize = 1024;
-/// Blocks of a quota file with one user: head, four levels of tree, entries.
-const QUOTA_BLOCKS: u32 = 6;
-/// The default grace period in seconds.
-const GRACE: u32 = 7 * 24 * 60 * 60;
 
 /// Bytes of extra fields: up to the last one that a feature of the volume needs.
 fn extra_isize(layout: &Layout) -> u16 {
@@ -64,18 +58,21 @@ impl Build {
         now: Timestamp,
     ) -> Result<(), FormatError> {
         let layout = self.layout().clone();
-        let quota = layout.has(Features::PROJECT_QUOTA);
+        let quota_files = self.plan.superblock.quota_inodes();
         let lost_found = layout.has(Features::LOST_FOUND).then(|| {
-            let before = if quota { PROJECT_QUOTA_FILE } else { Nid::ROOT };
-            Nid(before.0 + 1)
+            let before = quota_files.into_iter().flatten().max();
+            Nid(before.unwrap_or(Nid::ROOT).0 + 1)
         });
         let mut root = base(&layout, 0o40755, now, opts.root_owner);
         root.links = if lost_found.is_some() { 3 } else { 2 };
         let mut names = vec![(&b"."[..], Nid::ROOT), (b"..", Nid::ROOT)];
         names.extend(lost_found.map(|ino| (LOST_FOUND, ino)));
         self.make_directory(&layout, Nid::ROOT, root, &names)?;
-        if quota {
-            self.make_project_quota(&layout, opts, now, lost_found.is_some())?;
+        let directories = if lost_found.is_some() { 2 } else { 1 };
+        for (kind, ino) in Kind::ALL.into_iter().zip(quota_files) {
+            if let Some(ino) = ino {
+                self.make_quota(&layout, opts, now, (kind, ino, directories))?;
+            }
         }
         if let Some(ino) = lost_found {
             let mut inode = base(&layout, 0o40700, now, opts.root_owner);
@@ -118,24 +115,33 @@ impl Build {
         self.put_inode(layout, ino, inode, vec![block], 1)
     }
 
-    /// Creates a project quota file: everything belongs to project 0.
-    fn make_project_quota(
+    /// Creates the quota file of a kind: the directories belong to their owner, and to project 0.
+    fn make_quota(
         &mut self,
         layout: &Layout,
         opts: &FormatOptions,
         now: Timestamp,
-        lost_found: bool,
+        (kind, ino, directories): (Kind, Nid, u64),
     ) -> Result<(), FormatError> {
-        let directories = if lost_found { 2 } else { 1 };
         let mut inode = base(layout, 0o100_600, now, opts.root_owner);
         inode.links = 1;
         inode.flags = InodeFlags::IMMUTABLE;
-        inode.size = u64::from(QUOTA_BLOCKS) * QUOTA_BLOCK as u64;
-        let bytes = quota_of_projects(directories);
+        let mut usages = Usages::default();
+        let (user, group) = opts.root_owner;
+        let used = Usage {
+            bytes: directories * BLOCK_SIZE as u64,
+            inodes: directories,
+        };
+        usages.add([user, group, 0], used);
+        let mut bytes = usages.to_file(kind);
+        inode.size = bytes.len() as u64;
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_SIZE), 0);
         let blocks = bytes.chunks(BLOCK_SIZE).map(<[u8]>::to_vec).collect();
-        // For each of the three possible quota files there is one next-block address; that of the third is three
-        // blocks further.
-        self.put_inode(layout, PROJECT_QUOTA_FILE, inode, blocks, 3)
+        // For each of the three possible quota files there is one next-block address, in the order of the kinds.
+        let files = self.plan.superblock.quota_inodes();
+        let before = files.into_iter().flatten().filter(|other| *other < ino);
+        let next = kind.index() + 1 - before.count();
+        self.put_inode(layout, ino, inode, blocks, next as u32)
     }
 
     /// Appends a file's blocks and its inode to their logs. `next`: distance from the inode to the next-block
@@ -169,32 +175,4 @@ impl Build {
         self.set_nat(ino, addr);
         Ok(())
     }
-}
-
-/// The content of the quota file (Linux Documentation/filesystems/quota, format vfsv1 with 64-bit counts): a
-/// header, a tree with one level per byte of the id, and a block of entries with that of id 0.
-fn quota_of_projects(directories: u32) -> Vec<u8> {
-    const MAGIC: u32 = 0xD9C0_3F14;
-    const FORMAT: u32 = 1;
-    const ENTRY_AT: usize = 5 * QUOTA_BLOCK + 16;
-    let mut bytes = vec![0; (QUOTA_BLOCKS as usize * QUOTA_BLOCK).next_multiple_of(BLOCK_SIZE)];
-    let mut put = |at: usize, value: u32| bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-    for (at, value) in [
-        (0, MAGIC),
-        (4, FORMAT),
-        (8, GRACE),
-        (12, GRACE),
-        (20, QUOTA_BLOCKS),
-        (28, QUOTA_BLOCKS - 1),
-    ] {
-        put(at, value);
-    }
-    // Each level refers to the next block.
-    for level in 1..QUOTA_BLOCKS - 1 {
-        put(level as usize * QUOTA_BLOCK, level + 1);
-    }
-    put(5 * QUOTA_BLOCK + 8, 1);
-    put(ENTRY_AT + 24, directories);
-    put(ENTRY_AT + 48, directories * BLOCK_SIZE as u32);
-    bytes
 }

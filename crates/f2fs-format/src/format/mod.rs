@@ -27,7 +27,7 @@ mod tests;
 
 pub use options::FormatOptions;
 
-use crate::disk::{BLOCK_SIZE, Features};
+use crate::disk::BLOCK_SIZE;
 use build::Build;
 use plan::Plan;
 use write::Writer;
@@ -91,11 +91,6 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     build.make_checkpoints(version, false)?;
     let mut writer = Writer::new(queue);
     let mut notes = Vec::new();
-    if build.layout().has(Features::QUOTA_INO) {
-        let note =
-            "steadfs mounts this volume read-only, because project_quota creates a quota file";
-        notes.push(note.to_owned());
-    }
     let mut zeroed = false;
     if opts.discard {
         let whole = size / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;

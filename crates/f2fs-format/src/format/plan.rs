@@ -27,8 +27,8 @@ const ZONES_MIN: u64 = 7;
 const COARSE_STEP_SEGMENTS_MAX: u64 = 256;
 /// Version of the format (`major_ver`, `minor_ver`).
 const VERSION: (u16, u16) = (1, 15);
-/// The inode of the project quota file, where there is one.
-pub(super) const PROJECT_QUOTA_FILE: Nid = Nid(4);
+/// The inode of the first quota file, where there is one.
+const FIRST_QUOTA_FILE: Nid = Nid(4);
 
 /// All properties of a volume that are fixed before it is built.
 #[derive(Clone, Debug)]
@@ -324,11 +324,16 @@ fn set_features(raw: &mut RawSuperblock, opts: &FormatOptions) {
         raw.encoding.set(number);
         raw.encoding_flags.set(flags);
     }
-    if opts.features.contains(Features::PROJECT_QUOTA) {
-        // As in mkfs.f2fs, the feature project_quota creates a project quota file.
-        let features = opts.features.union(Features::QUOTA_INO);
-        raw.feature.set(features.0);
-        raw.qf_ino[2].set(PROJECT_QUOTA_FILE.0);
+    // As in mkfs.f2fs, the feature project_quota creates a project quota file by itself.
+    let quota = opts.features.contains(Features::QUOTA_INO);
+    let project = opts.features.contains(Features::PROJECT_QUOTA);
+    let mut next = FIRST_QUOTA_FILE;
+    for (wanted, file) in [quota, quota, project].into_iter().zip(&mut raw.qf_ino) {
+        if wanted {
+            raw.feature.set(raw.feature.get() | Features::QUOTA_INO.0);
+            file.set(next.0);
+            next.0 += 1;
+        }
     }
 }
 

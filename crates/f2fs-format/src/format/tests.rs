@@ -239,6 +239,9 @@ fn equal_to_mkfs_with_options() {
         &["-O", "extra_attr,inode_checksum"],
         &["-O", "extra_attr,project_quota"],
         &["-O", "extra_attr,project_quota,lost_found"],
+        &["-O", "quota"],
+        &["-O", "quota,lost_found"],
+        &["-O", "extra_attr,project_quota,quota,lost_found"],
         &["-O", "extra_attr,inode_crtime"],
         &["-O", "extra_attr,compression,inode_checksum"],
         &["-R", "7:8"],
@@ -294,7 +297,6 @@ fn refused_with_a_reason() {
     for (args, size, words) in [
         (&[][..], 1 << 20, "too small"),
         (&[], 40 << 20, "garbage collection"),
-        (&["-O", "quota"], 64 << 20, "the feature quota"),
         (&["-O", "casefold"], 64 << 20, "casefold needs an encoding"),
         (&["-C", "utf9"], 64 << 20, "utf9 is not utf8"),
         (&["-O", "ro"], 64 << 20, "the feature ro"),

@@ -169,7 +169,8 @@ impl F2fs {
     }
 
     fn place_into(&self, change: &Change<'_>, placed: &mut PlacedBlocks) -> Result<()> {
-        // Directories and long symbolic links.
+        self.flush_quota(change)?;
+        // Directories, long symbolic links and quota files.
         for inode in self.inodes.dirty_others() {
             self.place_directory(change, &inode, &mut placed.dirs)?;
         }
@@ -291,6 +292,7 @@ impl F2fs {
             (reason == Reason::Unmount, CpFlags::UNMOUNT),
             (self.is_corrupt(), CpFlags::FSCK),
             (reason == Reason::Disable, CpFlags::DISABLED),
+            (self.quota.is_wrong(), CpFlags::QUOTA_FSCK),
         ] {
             flags = if on { flags.union(flag) } else { flags };
         }

@@ -91,6 +91,7 @@ impl F2fs {
             core.inline = core.inline.union(Inline::COMPRESS_RELEASED);
             core.ctime = self.now();
             Self::set_saved(&mut core, 0);
+            self.charge(inode, &core);
             Ok(released)
         })
     }
@@ -117,6 +118,7 @@ impl F2fs {
                 .map(|cluster| saved_in(&cluster.addrs))
                 .sum();
             let need = Need { blocks, nodes: 0 };
+            self.check_space_quota(cx, inode, need)?;
             let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
             let change = self.change()?;
             let mut core = inode.core.write();
@@ -130,6 +132,7 @@ impl F2fs {
             core.inline = core.inline.without(Inline::COMPRESS_RELEASED);
             core.ctime = self.now();
             Self::set_saved(&mut core, blocks);
+            self.charge(inode, &core);
             Ok(blocks)
         })
     }

@@ -318,6 +318,7 @@ impl F2fs {
             how.saved_blocks = saved.saturating_sub(saved_in(&old));
         }
         write.used = fresh;
+        self.charge_mapped(inode, core, fresh);
         Ok(())
     }
 

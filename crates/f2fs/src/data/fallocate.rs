@@ -123,6 +123,7 @@ impl F2fs {
             let run = at..at + mapped.len;
             if mapped.target == MapTarget::Hole {
                 let privileged = self.may_use_reserved(cx);
+                self.check_data_quota(cx, inode, std::slice::from_ref(&run))?;
                 self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
                 let need = Need {
                     blocks: mapped.len,
@@ -170,6 +171,7 @@ impl F2fs {
                 // Recovery and fsck.f2fs would otherwise derive the file's end from its last block.
                 core.advise = core.advise.union(Advise::KEEP_SIZE);
             }
+            self.charge(inode, &core);
             Ok(())
         };
         let result = attempt();

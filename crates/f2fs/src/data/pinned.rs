@@ -153,6 +153,8 @@ impl F2fs {
     ) -> Result<()> {
         let privileged = self.may_use_reserved(cx);
         let holes = || runs.iter().filter(|(_, reserved)| !reserved);
+        let new: Vec<_> = holes().map(|(run, _)| run.clone()).collect();
+        self.check_data_quota(cx, inode, &new)?;
         for (run, _) in holes() {
             self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
         }
@@ -180,6 +182,7 @@ impl F2fs {
             result
         });
         self.space.release(need(blocks - holes_filled));
+        self.recount(inode);
         result
     }
 

@@ -69,6 +69,7 @@ impl F2fs {
         }
         // The file was dirty until now: a sync of another task has waited, and checkpoints no size from before the cut.
         let blocks = inode.pages.discard(first_gone..u64::MAX);
+        self.end_delay(inode, blocks);
         self.space.release(Need { blocks, nodes: 0 });
         self.release_nodes(inode, first_gone);
         if !size.is_multiple_of(BLOCK) {
@@ -105,6 +106,7 @@ impl F2fs {
             let first_gone = size.div_ceil(BLOCK);
             let freed_from =
                 self.truncate_nodes(&change, inode, &mut core, first_gone, NODES_PER_CHANGE, tag)?;
+            self.charge(inode, &core);
             if freed_from == first_gone {
                 core.size = size;
                 if size == 0 {
@@ -121,6 +123,7 @@ impl F2fs {
     pub(crate) fn drop_pages(&self, inode: &Inode, blocks: std::ops::Range<u64>) {
         let _flush = inode.lock_flush();
         let blocks = inode.pages.discard(blocks);
+        self.end_delay(inode, blocks);
         self.space.release(Need { blocks, nodes: 0 });
     }
 }

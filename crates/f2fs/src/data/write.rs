@@ -63,7 +63,9 @@ impl F2fs {
             self.write_locked(cx, inode, offset, data)
         });
         let written = match whole {
-            Err(FsError::NoSpace) => self.write_what_fits(cx, inode, offset, data)?,
+            Err(FsError::NoSpace | FsError::Quota) => {
+                self.write_what_fits(cx, inode, offset, data)?
+            }
             whole => whole?,
         };
         let file = DirtyFile(inode.nid().0.into());
@@ -86,7 +88,7 @@ impl F2fs {
         self.write_blocks(cx, inode, offset, data)
     }
 
-    /// On a nearly full volume: writes block by block, up to the first that cannot be reserved.
+    /// On a nearly full volume, or near a limit: writes block by block, up to the first that cannot be reserved.
     fn write_what_fits(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
         let _exclusive = inode.lock.write();
         let data = self.writable_part(inode, offset, data)?;
@@ -205,6 +207,7 @@ impl F2fs {
                     tag: cx.tag,
                 };
                 let written = inode.pages.write_growing(write, needs, fill, reached);
+                self.delay(inode, written.reserved);
                 self.space.release(Need {
                     blocks: reserved.blocks() - written.reserved,
                     nodes: 0,
@@ -221,6 +224,7 @@ impl F2fs {
     /// Reserves one block for each block of the range that will be allocated, and the nodes to map them.
     fn reserve(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<ReservedRuns> {
         let reserved = self.runs_to_reserve(inode, &blocks, cx.tag)?;
+        self.check_data_quota(cx, inode, &reserved.0)?;
         let privileged = self.may_use_reserved(cx);
         for run in &reserved.0 {
             self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;

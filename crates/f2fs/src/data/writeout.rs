@@ -14,7 +14,7 @@ use steadfs_cache::{
     MapRequest, MappedPiece, Mapping, Piece, Settlement, Writeback, WritebackFile, WritebackFs,
     WritebackLimits, WritebackReason, WritebackRun,
 };
-use steadfs_vfs::{FileKind, FsError, Result};
+use steadfs_vfs::{FsError, Result};
 
 use super::placement::{self, FileHints, Occasion, VolumeState};
 use super::{BLOCK, MapTarget};
@@ -98,7 +98,7 @@ impl WritebackFs for F2fs {
 
     fn file(&self, number: u64) -> Option<Arc<Inode>> {
         let inode = self.inodes.find(Nid(u32::try_from(number).ok()?)).ok()?;
-        (inode.kind() == FileKind::Regular).then_some(inode)
+        (!inode.is_written_by_cp()).then_some(inode)
     }
 
     fn hint(&self, reason: WritebackReason) -> Occasion {
@@ -241,16 +241,15 @@ impl WritebackFs for F2fs {
         self.segments().release(run_of(start, blocks));
     }
 
-    fn settle(&self, _inode: &Inode, settlement: Settlement) {
+    fn settle(&self, inode: &Inode, settlement: Settlement) {
         let Settlement { held, used, kept } = settlement;
         assert!(
             used + kept <= held,
             "a run cannot use and keep more reservations than it held"
         );
-        self.space.release(Need {
-            blocks: held - used - kept,
-            nodes: 0,
-        });
+        let blocks = held - used - kept;
+        self.end_delay(inode, blocks);
+        self.space.release(Need { blocks, nodes: 0 });
     }
 
     fn data_failed(&self, inode: &Inode, error: &IoError) {
@@ -294,7 +293,7 @@ impl F2fs {
         hint: Occasion,
         tag: IoTag,
     ) -> Result<()> {
-        if inode.kind() != FileKind::Regular {
+        if inode.is_written_by_cp() {
             return Ok(());
         }
         let intent = Intent { reason, hint, tag };
@@ -322,7 +321,7 @@ impl F2fs {
 
     /// [`F2fs::write_out_locked`] for the blocks before `end`.
     pub(crate) fn write_out_upto(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
-        if inode.kind() != FileKind::Regular || inode.pages.is_empty() {
+        if inode.is_written_by_cp() || inode.pages.is_empty() {
             return Ok(());
         }
         // After an abort or a shutdown nothing reaches the device.
@@ -418,6 +417,8 @@ impl F2fs {
                         failed
                     })
                 });
+                let used = request.outcomes.iter().map(|mapped| mapped.used).sum();
+                self.charge_mapped(inode, &core, used);
                 if core.size <= PACKED_SIZE_MAX
                     && let Ok(node) = self.inode_node(inode.nid(), IoTag::default())
                 {

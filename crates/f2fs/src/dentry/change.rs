@@ -180,7 +180,7 @@ impl F2fs {
         })
     }
 
-    /// Creates a block of a directory or symbolic link: zeros, changed by `work`, kept in memory until the next
+    /// Creates a block of a directory, symbolic link or quota file: zeros, changed by `work`, kept in memory until the next
     /// checkpoint writes it. The caller has marked the inode dirty.
     pub(crate) fn make_block(
         &self,
@@ -200,6 +200,7 @@ impl F2fs {
         self.set_slot(change, inode, core, &slot, BlockAddr::NEW, tag)?;
         let blocks = core.blocks - before;
         reservation.used(Need { blocks, nodes: 0 });
+        self.charge(inode, core);
         let zeros = || Ok::<_, FsError>(Buf::zeroed(BLOCK_SIZE));
         inode.pages.edit(FileBlock(block), tag, zeros, work)?;
         let end = (block + 1) * BLOCK;
@@ -210,9 +211,9 @@ impl F2fs {
         Ok(())
     }
 
-    /// Changes an existing block of a directory. The node that maps it becomes dirty, too: the checkpoint that
+    /// Changes an existing block of a directory or quota file. The node that maps it becomes dirty, too: the checkpoint that
     /// allocates a new address for the block finds the node in memory.
-    fn edit_block(
+    pub(crate) fn edit_block(
         &self,
         change: &Change<'_>,
         dir: &Inode,
@@ -316,6 +317,7 @@ impl F2fs {
             && dir.pages.try_discard(block..block + 1).is_some()
         {
             self.set_slot(change, dir, core, &slot, BlockAddr::NULL, tag)?;
+            self.charge(dir, core);
         }
         Ok(())
     }

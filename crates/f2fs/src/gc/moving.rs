@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_rt::sleep;
-use steadfs_vfs::{FileKind, FsError, Result};
+use steadfs_vfs::{FsError, Result};
 
 use super::stats::Outcome;
 use crate::disk::inode::Inline;
@@ -162,7 +162,7 @@ impl F2fs {
                 if !mode.background {
                     self.count_pin(inode)?;
                 }
-            } else if inode.kind() == FileKind::Regular {
+            } else if !inode.is_written_by_cp() {
                 outcome.data_blocks += self.move_file(inode, &work.blocks, mode.by_age, tag)?;
             } else {
                 outcome.marked_data += self.mark_directory(inode, &work.blocks, tag)?;
@@ -266,7 +266,7 @@ impl F2fs {
         Ok(0)
     }
 
-    /// Marks blocks of a directory or a long symbolic link dirty; returns their number.
+    /// Marks blocks of a directory, a long symbolic link or a quota file dirty; returns their number.
     fn mark_directory(&self, inode: &Inode, blocks: &[BlockAt], tag: IoTag) -> Result<u64> {
         let mut tries = 0;
         let alone = loop {

@@ -1,5 +1,6 @@
 //! Access to inodes of a volume: by number or directory entry, read from their nodes, and stored in them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -7,7 +8,7 @@ use steadfs_base::{InodeNo, IoTag};
 use steadfs_block::Buf;
 use steadfs_vfs::{Attr, FileKind, FsError, InodeFlags, Result};
 
-use super::Inode;
+use super::{Inode, Role};
 use crate::cp_lock::Change;
 use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
 use crate::fs::F2fs;
@@ -106,7 +107,12 @@ impl F2fs {
             Some(FileKind::CharDevice | FileKind::BlockDevice) => core.rdev(&self.layout, &data),
             _ => 0,
         };
-        Inode::new(&self.writeback, nid, core, rdev)
+        let role = match self.is_hidden(nid) {
+            true => Role::QuotaFile,
+            false => Role::Plain,
+        };
+        let inode = Inode::new(&self.writeback, nid, core, rdev, role)?;
+        Ok(self.with_charged_before(inode))
     }
 
     /// An inode's block: the fields, then addresses or inline content, then node ids.
@@ -132,9 +138,10 @@ impl F2fs {
 
     /// Marks `core` as newer than the inode's node, for the next checkpoint or fsync to store. The node is read if
     /// it is not in memory, and stays there. The caller holds `core` exclusively, during this call and the change.
-    pub(crate) fn mark_dirty(&self, _: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
+    pub(crate) fn mark_dirty(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
         if !inode.is_dirty() {
             let node = self.inode_node(inode.nid, tag)?;
+            self.touch_charged(change, inode, tag)?;
             self.inodes.mark_dirty(inode, node);
         }
         Ok(())
@@ -150,6 +157,7 @@ impl F2fs {
     ) -> Result<Option<Arc<Node>>> {
         let node = self.inodes.take_dirty(inode);
         if let Some(node) = &node {
+            self.charge(inode, core);
             let mut data = self.nodes.change(change, node)?;
             core.encode_into(&self.layout, &mut data)?;
         }
@@ -181,6 +189,7 @@ impl F2fs {
         let Some(node) = self.inodes.take_dirty(inode) else {
             return Ok(());
         };
+        self.charge(inode, &core);
         let store = |block: &mut [u8]| Ok(core.encode_into(&self.layout, block)?);
         let stored = self.nodes.change_packed(change, &node, store);
         if stored.is_err() {
@@ -203,9 +212,7 @@ impl F2fs {
             let core = inode.core.read();
             let left = core.fanout(&self.layout).left_in_node(at);
             // Under this lock no node of the file is created, so only missing ones are reserved.
-            let missing = self.missing_nodes(inode, &core, at, tag)?;
-            let known = |offset: &u32| inode.reserved.lock().contains(offset);
-            let new: Vec<u32> = missing.into_iter().filter(|n| !known(n)).collect();
+            let new = self.unreserved_in(inode, &core, at, tag)?;
             let need = Need {
                 blocks: 0,
                 nodes: new.len() as u64,
@@ -215,6 +222,36 @@ impl F2fs {
             at += left;
         }
         Ok(())
+    }
+
+    /// Offsets of missing nodes on the path to a block that are not reserved.
+    fn unreserved_in(
+        &self,
+        inode: &Inode,
+        core: &disk::Inode,
+        block: u64,
+        tag: IoTag,
+    ) -> Result<Vec<u32>> {
+        let missing = self.missing_nodes(inode, core, block, tag)?;
+        let known = |offset: &u32| inode.reserved.lock().contains(offset);
+        Ok(missing.into_iter().filter(|n| !known(n)).collect())
+    }
+
+    /// The nodes that [`F2fs::reserve_nodes`] would reserve.
+    pub(crate) fn unreserved_nodes(
+        &self,
+        inode: &Inode,
+        blocks: std::ops::Range<u64>,
+        tag: IoTag,
+    ) -> Result<BTreeSet<u32>> {
+        let core = inode.core.read();
+        let mut found = BTreeSet::new();
+        let mut at = blocks.start;
+        while at < blocks.end {
+            found.extend(self.unreserved_in(inode, &core, at, tag)?);
+            at += core.fanout(&self.layout).left_in_node(at);
+        }
+        Ok(found)
     }
 
     /// Releases the reservations of nodes that only blocks from `first` on would need (truncation).

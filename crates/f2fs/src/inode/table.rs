@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use steadfs_base::{FixedMap, InodeNo};
 use steadfs_rt::{Mutex, Rank};
-use steadfs_vfs::{FileKind, LookupCounts};
+use steadfs_vfs::LookupCounts;
 
 use super::Inode;
 use crate::disk::Nid;
@@ -188,7 +188,7 @@ impl InodeTable {
         };
         let mut dirty = self.dirty.lock();
         inode.dirty.store(true, Ordering::Release);
-        if inode.kind != FileKind::Regular {
+        if inode.is_written_by_cp() {
             dirty.others.insert(inode.nid, Arc::clone(&inode));
         }
         dirty.all.entry(inode.nid).or_insert((inode, node));
@@ -258,7 +258,7 @@ impl DirtyInodes {
         }
         self.store_at = self.next_store();
         let is_idle =
-            |inode: &&Arc<Inode>| inode.kind == FileKind::Regular && Arc::strong_count(inode) <= 2;
+            |inode: &&Arc<Inode>| !inode.is_written_by_cp() && Arc::strong_count(inode) <= 2;
         let all = self.all.values().map(|(inode, _)| inode);
         all.filter(is_idle).cloned().collect()
     }

@@ -15,6 +15,7 @@ use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::{self, BLOCK_SIZE, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use crate::quota::owners_of;
 use crate::space::{Need, Reservation};
 use crate::xattr::SplitXattrs;
 
@@ -74,6 +75,7 @@ impl F2fs {
         let spec = NewInode::plain(FileKind::Regular, mode & 0o7777, 0);
         let plan = self.plan_inode(cx, &dir, &spec, b"")?;
         self.orphans.check_room()?;
+        self.prepare_new(cx, &plan, (&dir, Need::default()))?;
         let mut reservation = self
             .space
             .reservation(plan.need, self.may_use_reserved(cx))?;
@@ -104,6 +106,7 @@ impl F2fs {
         let free_dentry = self.find_free_dentry(cx, &dir, name)?;
         let plan = self.plan_inode(cx, &dir, spec, name)?;
         let need = free_dentry.need + plan.need;
+        self.prepare_new(cx, &plan, (&dir, free_dentry.need))?;
         let mut pins = self.pin_inodes(&[&dir], cx.tag)?;
         self.pin_dir_block(&mut pins, &dir, free_dentry.block, cx.tag)?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
@@ -166,6 +169,18 @@ impl F2fs {
         let core = self.new_fields(cx, dir, spec, &inherited, name);
         let attrs = self.first_attrs(&core, &inherited.lists)?;
         Ok(Self::plan_of(dir, spec, core, attrs))
+    }
+
+    /// Before a new inode and its name are made: checks limits of quota, and makes entries for the inode's owners.
+    pub(super) fn prepare_new(
+        &self,
+        cx: &Cx,
+        plan: &InodePlan<'_>,
+        dir: (&Inode, Need),
+    ) -> Result<()> {
+        let owners = owners_of(&plan.core);
+        self.prepare_owners(owners, cx.tag)?;
+        self.check_new_quota(cx, (owners, plan.need), dir)
     }
 
     /// Plans a new inode of this number and generation without a name, which inherits nothing.
@@ -244,6 +259,7 @@ impl F2fs {
         plan: InodePlan<'_>,
     ) -> Result<Arc<Inode>> {
         let (spec, layout) = (plan.spec, &self.layout);
+        self.touch_owners(change, owners_of(&plan.core), cx.tag)?;
         let inline = plan.need.blocks == 0;
         let made = self.new_inode(
             change,
@@ -301,6 +317,7 @@ impl F2fs {
         let mut core = inode.core.write();
         if let Some(bytes) = attrs.and_then(|cut| cut.node) {
             self.put_xattr_node(change, inode, &mut core, reservation, &bytes, cx.tag)?;
+            self.charge(inode, &core);
         }
         let fill = |block: &mut [u8]| match spec.kind {
             FileKind::Directory => put_dots(&DentryLayout::BLOCK, block, inode.nid(), parent),

@@ -15,7 +15,7 @@ use crate::disk::inode::Inline;
 use crate::disk::node::{Footer, NodePath, PER_NODE, XATTR_OFFSET};
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, Layout, NatEntry, Nid, inode, node};
 use crate::fs::F2fs;
-use crate::inode::Inode;
+use crate::inode::{Inode, Role};
 use crate::segment::{BlockKind, Owner};
 
 /// The slot of a node that maps a file block.
@@ -383,7 +383,7 @@ impl F2fs {
         self.insert_inode(change, (nid, entry), core, rdev, block)
     }
 
-    /// Inserts a new inode with this id. `block` is its node's content without fields and footer; `rdev` the number of
+    /// Inserts a new inode with this id, whose owners have entries in quota files. `block` is its node's content without fields and footer; `rdev` the number of
     /// a device node.
     pub(crate) fn insert_inode(
         &self,
@@ -404,10 +404,10 @@ impl F2fs {
         core.encode_into(&self.layout, &mut block)?;
         self.space.use_node(true);
         let node = self.nodes.insert_new(change, nid, entry, &block);
-        let inode = self
-            .inodes
-            .insert(Inode::new(&self.writeback, nid, core, rdev)?);
+        let inode = Inode::new(&self.writeback, nid, core, rdev, Role::Plain)?;
+        let inode = self.inodes.insert(self.with_nothing_charged(inode));
         self.inodes.mark_dirty(&inode, node);
+        self.recount(&inode);
         Ok(inode)
     }
 
@@ -416,6 +416,7 @@ impl F2fs {
         assert!(!inode.marks.is_dead(), "an inode is freed once");
         let nid = inode.nid();
         let node = self.inode_node(nid, tag)?;
+        self.uncharge(change, inode, tag)?;
         let old = self.nat.remove(change, nid, node.entry());
         inode.marks.set_dead();
         self.inodes.remove(nid);

@@ -22,6 +22,7 @@ use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, LogType, Nid, Structur
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::SlotLookup;
+use crate::quota::owners_of;
 use crate::segment::Run;
 use crate::space::Need;
 
@@ -172,8 +173,11 @@ impl Apply<'_> {
                 blocks: 0,
                 nodes: 1,
             };
+            let owners = owners_of(&core);
+            self.fs.prepare_owners(owners, self.tag)?;
             self.fs.space.reserve(need, true)?;
             let change = self.fs.change()?;
+            self.fs.touch_owners(&change, owners, self.tag)?;
             let entry = self.fs.nat.alloc_nid_at(&change, *ino, self.tag)?;
             let block = vec![0; BLOCK_SIZE];
             self.fs
@@ -254,6 +258,7 @@ impl Apply<'_> {
             "the caller has compared the types"
         );
         let layout = &self.fs.layout;
+        self.fs.prepare_owners(owners_of(found), self.tag)?;
         let change = self.fs.change()?;
         let mut core = inode.core.write();
         self.fs.mark_dirty(&change, inode, self.tag)?;
@@ -263,6 +268,7 @@ impl Apply<'_> {
             ..found.clone()
         };
         core.extent.len = 0;
+        self.fs.charge_owners(&change, inode, &core, self.tag);
         inode.set_size(core.size);
         let own = self.fs.inode_node(inode.nid(), self.tag)?;
         let mut bytes = self.fs.nodes.change(&change, &own)?;

@@ -2,7 +2,7 @@
 //!
 //! `cp_status` has the flags of the last checkpoint (`ckpt_flags`), and the error flag once the volume has aborted.
 //! `sb_status` has the current state, with the kernel's numbers; `status` shows its names. Never set, because steadfs
-//! does not have what they describe: 9 (`cp_disabled_quick`), 10 to 12 (quota), 13 (`resizefs`) and 15 (`writable`, a
+//! does not have what they describe: 9 (`cp_disabled_quick`), 10 and 11 (quota that a checkpoint leaves out), 13 (`resizefs`) and 15 (`writable`, a
 //! read-only volume that is written during recovery).
 
 use steadfs_vfs::SHUT_DOWN;
@@ -13,7 +13,7 @@ use crate::fs::F2fs;
 /// A bit of `sb_status`: its number, its name, and whether it is set.
 type Bit = (u32, &'static str, fn(&F2fs) -> bool);
 
-const BITS: [Bit; 10] = [
+const BITS: [Bit; 11] = [
     // Something is not in the last checkpoint. Data that is dirty in files does not count.
     (0, "fs_dirty", F2fs::awaits_checkpoint),
     (1, "closing", |fs| fs.stop_state.is_unmounting()),
@@ -32,6 +32,8 @@ const BITS: [Bit; 10] = [
     // Since the mount orphans were freed, or roll-forward recovered files.
     (7, "recovered", |fs| fs.recovery.has_recovered()),
     (8, "cp_disabled", F2fs::is_cp_disabled),
+    // The usage of quota must be counted anew.
+    (12, "quota_need_repair", F2fs::is_quota_out_of_date),
     // Frozen.
     (14, "freezefs", F2fs::is_frozen),
 ];

@@ -7,7 +7,7 @@ use steadfs_block::{FaultDevice, MemDevice};
 use steadfs_rt::Random;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, RenameFlags, SetAttr, SetXattr};
 
-use crate::disk::{BLOCK_SIZE, inode, node};
+use crate::disk::{BLOCK_SIZE, Inode, inode, node};
 use crate::test_world::{ROOT, World};
 use crate::{CacheSizes, F2fs, MountOptions};
 use steadfs_f2fs_format::test_support::Opened;
@@ -28,8 +28,8 @@ fn next_call(device: &FaultDevice) {
 }
 
 /// A small volume with directories, deep files, links, attributes and orphans, as after a crash.
-fn base(options: &str) -> Vec<u8> {
-    let world = World::make_with("extra_attr,inode_checksum,inode_crtime", 64, options);
+fn base(features: &str, options: &str) -> Vec<u8> {
+    let world = World::make_with(features, 64, options);
     let (fs, cx) = (&world.fs, &world.cx);
     for d in 0..3 {
         let dir = world
@@ -53,6 +53,18 @@ fn base(options: &str) -> Vec<u8> {
     for block in [0u64, 900, 2000, 4000, 1 << 20] {
         fs.write(cx, deep, block * 4096, &[9; 4096], false).unwrap();
     }
+    for n in 0..20 {
+        let give = SetAttr {
+            uid: Some(n * n),
+            gid: Some(1 << n),
+            ..SetAttr::default()
+        };
+        let name = format!("dir {}", n % 3);
+        let dir = world.lookup(ROOT, name.as_bytes()).unwrap().ino;
+        let name = format!("file {n:04} {}", n % 3);
+        let file = world.lookup(dir, name.as_bytes()).unwrap().ino;
+        fs.setattr(cx, file, &give).unwrap();
+    }
     fs.sync_all(cx).unwrap();
     let open = fs.mknod(cx, ROOT, b"open", 0o100_644, 0).unwrap();
     fs.write(cx, open.ino, 0, &[3; 9000], false).unwrap();
@@ -62,6 +74,16 @@ fn base(options: &str) -> Vec<u8> {
     fs.write(cx, deep, 4096, &[7; 70_000], false).unwrap();
     fs.fsync(cx, deep, false).unwrap();
     world.bytes()
+}
+
+/// Another size, and other owners.
+fn resized_and_given(size: u64, n: u32) -> SetAttr {
+    SetAttr {
+        size: Some(size),
+        uid: Some(n),
+        gid: Some(1 << (n % 20)),
+        ..SetAttr::default()
+    }
 }
 
 /// Random calls of users, ignoring errors.
@@ -107,10 +129,7 @@ fn use_it(fs: &F2fs, device: &FaultDevice, random: &mut Random) {
                 .mknod(&cx, *ino, fresh.as_bytes(), 0o100_644, 0)
                 .map(drop),
             6 => {
-                let set = SetAttr {
-                    size: Some(offset / 2),
-                    ..SetAttr::default()
-                };
+                let set = resized_and_given(offset / 2, n);
                 fs.setattr(&cx, *ino, &set).map(drop)
             }
             7 => fs.setxattr(
@@ -162,13 +181,22 @@ fn run(device: Arc<MemDevice>, random: &mut Random) -> bool {
     true
 }
 
+/// Features of the base volume.
+const FEATURES: &str = "extra_attr,inode_checksum,inode_crtime";
+const WITH_QUOTA: &str = "extra_attr,inode_checksum,project_quota,quota";
+
 /// The base volume with corrupt blocks of one kind, `times` times.
 fn sweep(places: impl Fn(&Opened) -> Vec<u32>, seal: bool, seed: u64) {
-    let opened = Opened::of(base(if seed.is_multiple_of(2) {
+    sweep_with(FEATURES, places, seal, seed);
+}
+
+fn sweep_with(features: &str, places: impl Fn(&Opened) -> Vec<u32>, seal: bool, seed: u64) {
+    let options = if seed.is_multiple_of(2) {
         ""
     } else {
         "mode=lfs"
-    }));
+    };
+    let opened = Opened::of(base(features, options));
     let layout = opened.layout().clone();
     let places = places(&opened);
     let nids = opened.nids();
@@ -246,4 +274,24 @@ fn writes_survive_corrupt_packs() {
     };
     sweep(places, false, 4);
     sweep(places, false, 5);
+}
+
+/// Quota files: their blocks, and their inodes.
+#[test]
+fn writes_survive_corrupt_quota_files() {
+    let places = |opened: &Opened| {
+        let layout = opened.layout();
+        let files = opened.superblock.quota_inodes().into_iter().flatten();
+        let mut all = Vec::new();
+        for nid in files {
+            let block = opened.node(nid);
+            let core = Inode::parse(layout, nid, block).unwrap();
+            all.push(opened.nat(nid).addr.0);
+            let blocks = core.size.div_ceil(BLOCK_SIZE as u64) as u16;
+            all.extend((0..blocks).map(|slot| core.addr(layout, block, slot).0));
+        }
+        all
+    };
+    sweep_with(WITH_QUOTA, places, true, 6);
+    sweep_with(WITH_QUOTA, places, false, 7);
 }

@@ -46,7 +46,7 @@ const PLAIN: Recipe = Recipe {
 const URGENT: &[(&str, &str)] = &[("f2fs/gc_urgent_sleep_time", "1"), ("f2fs/gc_urgent", "1")];
 
 /// Each mechanism is on in some and off in others.
-const RECIPES: [Recipe; 15] = [
+const RECIPES: [Recipe; 16] = [
     PLAIN,
     Recipe {
         name: "f2fs-extra",
@@ -99,6 +99,12 @@ const RECIPES: [Recipe; 15] = [
         name: "f2fs-compressed",
         features: "extra_attr,inode_checksum,compression",
         options: "compress_algorithm=lzo,compress_chksum",
+        ..PLAIN
+    },
+    Recipe {
+        name: "f2fs-quota",
+        features: "extra_attr,inode_checksum,lost_found,project_quota,quota",
+        options: "usrquota,grpquota,prjquota",
         ..PLAIN
     },
     // GC: foreground, background, and SSR in old segments.
@@ -330,6 +336,9 @@ fn check(image: &Image) -> String {
     if report.more > 0 {
         findings.push(format!("and {} more", report.more));
     }
+    // Usage is always as the inodes add up to.
+    let unchecked = report.skipped.iter().filter(|what| what.contains("quota"));
+    findings.extend(unchecked.map(|what| format!("not checked: {what}")));
     findings.extend(report.refused.map(|why| why.to_string()));
     findings.join("\n")
 }

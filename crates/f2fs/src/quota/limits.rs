@@ -1,0 +1,187 @@
+//! Limits: what owners may use, while options have them enforced.
+//!
+//! **Rule.** A call that needs more is checked before it changes anything, so what is counted later is never refused. Delayed
+//! data counts as used from the write on, with the nodes that will map it.
+//!
+//! Root is exempt, as a caller with CAP_SYS_RESOURCE is in Linux: FUSE passes no capabilities on.
+
+use steadfs_base::{FileBlock, InodeNo, IoTag};
+use steadfs_rt::wall_clock;
+use steadfs_vfs::{Cx, FsError, InodeFlags, Result, StatFs};
+
+use super::file::QuotaFile;
+use super::{Quota, owners_of};
+use crate::data::BLOCK;
+use crate::disk::quota::Kind;
+use crate::disk::quota::usage::Usage;
+use crate::fs::F2fs;
+use crate::inode::Inode;
+use crate::space::Need;
+
+pub(super) fn now_secs() -> u64 {
+    u64::try_from(wall_clock().secs).unwrap_or(0)
+}
+
+impl Quota {
+    /// The files of the kinds whose limits are enforced.
+    fn enforced_files(&self) -> impl Iterator<Item = &QuotaFile> {
+        self.files().filter(|file| self.enforced.has(file.kind))
+    }
+}
+
+/// What blocks and nodes, without inodes, use.
+fn bytes_of(need: Need) -> u64 {
+    (need.blocks + need.nodes).saturating_mul(BLOCK)
+}
+
+impl F2fs {
+    /// Enforces limits as the options say.
+    pub(crate) fn enforce_limits(&self) {
+        if let Some(quota) = self.quota.opened.get() {
+            quota.enforced.set(self.options.read().common.limits());
+        }
+    }
+
+    /// Whether the limits of a kind are enforced.
+    pub(super) fn enforces(&self, kind: Kind) -> bool {
+        let quota = self.quota.opened.get();
+        quota.is_some_and(|quota| quota.enforced.has(kind))
+    }
+
+    /// The quota, if a limit may hold for the caller.
+    fn limiting(&self, cx: &Cx) -> Option<&Quota> {
+        let quota = self.quota.opened.get()?;
+        (quota.enforced.any() && cx.uid != 0).then_some(quota)
+    }
+
+    /// Fails if these owners may not use that much more.
+    pub(crate) fn check_quota(&self, cx: &Cx, needs: &[([u32; 3], Usage)]) -> Result<()> {
+        let Some(quota) = self.limiting(cx) else {
+            return Ok(());
+        };
+        for file in quota.enforced_files() {
+            let n = file.kind.index();
+            for (owners, _) in needs {
+                let of_owner = needs.iter().filter(|(others, _)| others[n] == owners[n]);
+                let need = of_owner.fold(Usage::default(), |sum, (_, more)| Usage {
+                    bytes: sum.bytes.saturating_add(more.bytes),
+                    inodes: sum.inodes.saturating_add(more.inodes),
+                });
+                let Some(dquot) = file.known(self, owners[n], cx.tag)? else {
+                    continue;
+                };
+                let room = dquot.account.lock().room(now_secs());
+                if room.bytes < need.bytes && need.bytes > 0
+                    || room.inodes < need.inodes && need.inodes > 0
+                {
+                    return Err(FsError::Quota);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if the owners of an inode may not use these blocks and nodes.
+    pub(crate) fn check_space_quota(&self, cx: &Cx, inode: &Inode, need: Need) -> Result<()> {
+        if self.limiting(cx).is_none() {
+            return Ok(());
+        }
+        let owners = owners_of(&inode.core.read());
+        let bytes = bytes_of(need);
+        self.check_quota(cx, &[(owners, Usage { bytes, inodes: 0 })])
+    }
+
+    /// Fails if the file's owners may not map these runs of blocks, with the nodes that this makes.
+    pub(crate) fn check_data_quota(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        runs: &[std::ops::Range<u64>],
+    ) -> Result<()> {
+        if self.limiting(cx).is_none() {
+            return Ok(());
+        }
+        let mut need = Need::default();
+        for run in runs {
+            need.blocks += run.end - run.start;
+            need.nodes += self.unreserved_nodes(inode, run.clone(), cx.tag)?.len() as u64;
+        }
+        match self.check_space_quota(cx, inode, need) {
+            Err(FsError::Quota) => {}
+            checked => return checked,
+        }
+        // Delayed blocks are not mapped, and count already.
+        let blocks = runs.iter().cloned().flatten();
+        let is_delayed = |block: &u64| inode.pages.get(FileBlock(*block)).is_some();
+        need.blocks -= blocks.filter(is_delayed).count() as u64;
+        self.check_space_quota(cx, inode, need)
+    }
+
+    /// Fails if a new inode and its name may not be made: `new` has the owners of the inode and what it needs, itself
+    /// included; the name may let the directory grow.
+    pub(crate) fn check_new_quota(
+        &self,
+        cx: &Cx,
+        new: ([u32; 3], Need),
+        (dir, growth): (&Inode, Need),
+    ) -> Result<()> {
+        if self.limiting(cx).is_none() {
+            return Ok(());
+        }
+        let dir = owners_of(&dir.core.read());
+        let bytes = bytes_of(new.1) - BLOCK;
+        let growth = bytes_of(growth);
+        let more = |bytes, inodes| Usage { bytes, inodes };
+        self.check_quota(cx, &[(new.0, more(bytes, 1)), (dir, more(growth, 0))])
+    }
+
+    /// Fails if an inode's new owners may not have it. What it delays counts, too. Makes entries for them.
+    pub(crate) fn check_new_owners(&self, cx: &Cx, inode: &Inode, new: [u32; 3]) -> Result<()> {
+        let Some(cell) = self.counting(inode) else {
+            return Ok(());
+        };
+        self.prepare_owners(new, cx.tag)?;
+        let Some(quota) = self.limiting(cx) else {
+            return Ok(());
+        };
+        let (old, mut used) = {
+            let charged = cell.lock();
+            (charged.owners, charged.used)
+        };
+        used.bytes = used.bytes.saturating_add(cell.lock().delayed);
+        for file in quota.enforced_files() {
+            let n = file.kind.index();
+            if new[n] == old[n] {
+                continue;
+            }
+            if let Some(dquot) = file.known(self, new[n], cx.tag)? {
+                let room = dquot.account.lock().room(now_secs());
+                if room.bytes < used.bytes || room.inodes < used.inodes {
+                    return Err(FsError::Quota);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Limits what statfs shows of the volume at a directory that passes its project on to what the project may use,
+    /// while limits of projects are enforced.
+    pub(crate) fn limit_usage(&self, shown: &mut StatFs, ino: InodeNo, tag: IoTag) -> Result<()> {
+        let quota = self.quota.opened.get();
+        let mut files = quota.into_iter().flat_map(Quota::enforced_files);
+        let Some(file) = files.find(|file| file.kind == Kind::Project) else {
+            return Ok(());
+        };
+        let inode = self.by_number(ino, tag)?;
+        let project = {
+            let core = inode.core.read();
+            core.has(InodeFlags::PROJINHERIT).then_some(core.project)
+        };
+        if let Some(project) = project
+            && let Some(dquot) = file.dquot(self, project, tag)?
+        {
+            dquot.account.lock().limit_usage(shown);
+        }
+        Ok(())
+    }
+}
