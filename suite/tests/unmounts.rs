@@ -28,6 +28,52 @@ fn umount(mount: &SteadMount) -> Outcome {
     steadfs_when_idle(&["umount".as_ref(), mount.root().as_os_str()])
 }
 
+/// The line of `steadfs list` about a mount, and its object of the JSON document.
+fn listed(mount: &SteadMount) -> (String, String) {
+    let of = |text: String, parts: &str| {
+        let root = mount.root().to_str().unwrap().to_owned();
+        let found = text.split(parts).find(|part| part.contains(&root));
+        found.expect("it is listed").to_owned()
+    };
+    let lines = steadfs(["list"]).expect(0).out;
+    let json = steadfs(["list", "--json"]).expect(0).out;
+    (of(lines, "\n"), of(json, "},"))
+}
+
+#[test]
+fn a_list_shows_mounts_of_servers_that_have_ended_or_hang() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "a.img");
+    let mount = SteadMount::new(&scratch, image.path(), "ro");
+    let (line, json) = listed(&mount);
+    let shown = format!(
+        "{}  {}  ext4",
+        mount.root().display(),
+        image.path().display()
+    );
+    assert!(
+        line.starts_with(&shown) && line.ends_with("read-only, ok"),
+        "{line}"
+    );
+    for field in ["\"type\": \"ext4\"", "\"state\": \"ok\"", "\"errors\": []"] {
+        assert!(json.contains(field), "{field}: {json}");
+    }
+    mount.unmount();
+
+    let f2fs = steadfs_suite::f2fs::mkfs(&scratch, "b.img", 64 * MIB, "");
+    let mount = SteadMount::new(&scratch, f2fs.path(), "sandbox=off");
+    assert!(listed(&mount).1.contains("\"type\": \"f2fs\""));
+    mount.stop();
+    let (line, json) = listed(&mount);
+    assert!(line.ends_with("its server does not answer"), "{line}");
+    assert!(json.contains("\"state\": \"silent\""), "{json}");
+    mount.signal(Signal::KILL);
+    until("the mount is listed as one without a server", || {
+        listed(&mount).1.contains("\"state\": \"gone\"")
+    });
+    mount.kill();
+}
+
 /// A user with read permission waits for the image's lock, and gets it as soon as the server has closed the image.
 #[test]
 fn a_readers_lock_delays_neither_unmount_nor_the_next_mount() {

@@ -28,6 +28,7 @@ mod inspect;
 mod json;
 mod kind;
 mod lab;
+mod list;
 mod log;
 mod mount;
 mod mount_options;
@@ -175,6 +176,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
+        Command::List(args) => list::run(&args),
         Command::Remount(args) => remount::run(&args),
         Command::Upgrade(args) => remount::upgrade(&args),
         Command::Tune(args) => tune::run(&args),

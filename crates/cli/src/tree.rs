@@ -193,7 +193,7 @@ fn output_failed(source: io::Error) -> ToolError {
 }
 
 /// A size as tree(1) rounds it: to the nearest, with a fraction below ten; powers of 1024.
-fn human(bytes: u64) -> String {
+pub fn human(bytes: u64) -> String {
     let mut kib = bytes;
     for letter in ['K', 'M', 'G', 'T', 'P', 'E'] {
         if bytes < 1024 {

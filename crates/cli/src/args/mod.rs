@@ -48,6 +48,7 @@ pub enum Command {
     Inspect(Inspect),
     Mount(Mount),
     Umount(Umount),
+    List(List),
     Remount(Remount),
     Upgrade(Upgrade),
     Tune(Tune),
@@ -210,6 +211,17 @@ pub struct Umount {
     /// but the command does not wait for it. A server that is stuck must be killed. Requires root.
     #[arg(short, long)]
     pub force: bool,
+}
+
+/// List the mounted volumes.
+///
+/// With type, size and use of each, and its state: ok, the first of its errors (.steadfs/errors), or that its server has
+/// ended or does not answer within two seconds.
+#[derive(Debug, clap::Args)]
+pub struct List {
+    /// Print a JSON document (docs/json.md).
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Change options of a mounted volume.
