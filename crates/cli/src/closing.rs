@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, StatxFlags, flock, major, minor, statx};
+use rustix::fs::{CWD, FlockOperation, StatxFlags, flock, major, minor, statx};
 use rustix::io::Errno;
 use steadfs::FileId;
 
@@ -245,7 +245,7 @@ fn is_file(path: &Path, image: FileId) -> bool {
     let found = statx(
         CWD,
         path,
-        AtFlags::STATX_DONT_SYNC,
+        steadfs_rt::STATX_DONT_SYNC,
         StatxFlags::INO | StatxFlags::TYPE,
     );
     found.is_ok_and(|found| {

@@ -187,18 +187,19 @@ pub const READING: &[c_long] = &[
     libc::SYS_stat,
 ];
 
-/// Opening of a file for reading, which also must exist.
-pub const BOUND_READING: &[Conditional] = &[Conditional(
-    libc::SYS_openat,
-    Int(2),
-    Must::Have {
-        mask: (libc::O_ACCMODE
-            | libc::O_CREAT
-            | libc::O_TRUNC
-            | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64,
-        bits: libc::O_RDONLY as u64,
-    },
-)];
+/// Flags of an opening for reading; the file must exist.
+const TO_READ: Must = Must::Have {
+    mask: (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY)
+        as u64,
+    bits: libc::O_RDONLY as u64,
+};
+
+/// Opening of a file for reading: by the call of glibc, and by that of musl.
+pub const BOUND_READING: &[Conditional] = &[
+    Conditional(libc::SYS_openat, Int(2), TO_READ),
+    #[cfg(target_arch = "x86_64")]
+    Conditional(libc::SYS_open, Int(1), TO_READ),
+];
 
 /// Calls of [`Profile::Serving`](crate::Profile), besides those for reading: messages to the broker, rings of io_uring that
 /// were made and restricted before, and the priorities of threads.

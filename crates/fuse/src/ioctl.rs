@@ -16,7 +16,7 @@ use crate::close_result::CloseResultFile;
 use crate::host::{self, Answer, Question};
 use crate::mount::Synced;
 use crate::reply::ReplyBuf;
-use crate::sys::{REMOUNT, REMOUNT_SIZE, STOPPED, SYNC, TUNE, UPGRADE};
+use crate::sys::{self, REMOUNT_SIZE, STOPPED};
 use crate::wire;
 
 const GETFLAGS: u32 = 0x8008_6601;
@@ -29,6 +29,11 @@ const FITRIM: u32 = 0xc018_5879;
 const ENABLE_VERITY: u32 = 0x4080_6685;
 const MEASURE_VERITY: u32 = 0xc004_6686;
 pub(crate) const SHUTDOWN: u32 = 0x8004_587d;
+// The type of a command differs from libc to libc; the kernel takes 32 bits.
+const REMOUNT: u32 = sys::REMOUNT as u32;
+const TUNE: u32 = sys::TUNE as u32;
+const SYNC: u32 = sys::SYNC as u32;
+const UPGRADE: u32 = sys::UPGRADE as u32;
 
 /// `FS_XFLAG_*` with the inode flags of the same meaning.
 const XFLAGS: [(u32, InodeFlags); 6] = [
@@ -67,7 +72,7 @@ pub(crate) fn changes_more(command: u32) -> bool {
     const DIRECTION: u32 = 3 << 30;
     const READ: u32 = 2 << 30;
     const RETURN_CHANGED: [u32; 2] = [0x8008_f512, 0x8008_f513];
-    let ours = [REMOUNT, TUNE, SYNC, UPGRADE].contains(&u64::from(command));
+    let ours = [REMOUNT, TUNE, SYNC, UPGRADE].contains(&command);
     let known = changes_flags(command) || [FITRIM, MEASURE_VERITY].contains(&command);
     let returns_only = command & DIRECTION == READ && !RETURN_CHANGED.contains(&command);
     !returns_only && !ours && !known
@@ -105,14 +110,12 @@ pub(crate) fn serve(
         MEASURE_VERITY => measure_verity(call, arg, data, out),
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
-        cmd if u64::from(cmd) == REMOUNT => {
-            administer(call, arg, data, out, |list| remount(call, list))
-        }
-        cmd if u64::from(cmd) == TUNE => administer(call, arg, data, out, |list| fs.tune(list)),
-        cmd if u64::from(cmd) == UPGRADE => administer(call, arg, data, out, |server| {
+        REMOUNT => administer(call, arg, data, out, |list| remount(call, list)),
+        TUNE => administer(call, arg, data, out, |list| fs.tune(list)),
+        UPGRADE => administer(call, arg, data, out, |server| {
             host::upgrade(server).map_err(FsError::BadOption)
         }),
-        cmd if u64::from(cmd) == SYNC => {
+        SYNC => {
             if call.header.uid != steadfs_rt::kernel_ids().0 && call.header.uid != 0 {
                 return Err(Errno::PERM.into());
             }

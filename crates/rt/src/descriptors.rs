@@ -3,7 +3,12 @@
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::AtFlags;
 use rustix::io::FdFlags;
+
+/// AT_STATX_DONT_SYNC of statx(2): what is known, without a request to the file system. (The crate has no name for it with
+/// musl.)
+pub const STATX_DONT_SYNC: AtFlags = AtFlags::from_bits_retain(0x4000);
 
 /// Sets close-on-exec on all open descriptors but standard input, output and error: programs that this process starts
 /// do not inherit what its own caller left open. Nothing is closed now. Does nothing before Linux 5.11.

@@ -27,7 +27,7 @@ mod unwind;
 mod user;
 
 pub use condvar::Condvar;
-pub use descriptors::{close_descriptors_on_exec, take_passed_socket};
+pub use descriptors::{STATX_DONT_SYNC, close_descriptors_on_exec, take_passed_socket};
 pub use event::Event;
 pub use fault::{FAULT_VARIABLE, fault_point};
 pub use interruptible::{Interruptible, end_process_after};

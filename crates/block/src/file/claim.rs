@@ -16,8 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Stat, Statx, StatxFlags, flock, fstat, major, makedev, minor,
-    stat, statx,
+    CWD, FlockOperation, Stat, Statx, StatxFlags, flock, fstat, major, makedev, minor, stat, statx,
 };
 use rustix::io::Errno;
 
@@ -334,8 +333,13 @@ fn has_open(process: &Path, file: &Stat, own: bool) -> bool {
     };
     // Without a request to a file system: one may wait for this very process, which continues its mount.
     let known = |path: &Path| {
-        let flags = AtFlags::STATX_DONT_SYNC;
-        statx(CWD, path, flags, StatxFlags::BASIC_STATS).ok()
+        statx(
+            CWD,
+            path,
+            steadfs_rt::STATX_DONT_SYNC,
+            StatxFlags::BASIC_STATS,
+        )
+        .ok()
     };
     let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten();
     let found = descriptors

@@ -139,7 +139,7 @@ pub(super) fn proc_fd_path(place: &OwnedFd) -> PathBuf {
 /// The mount id of an open file. The call requests nothing that needs the server, so it works for root on another
 /// user's mount, too.
 fn mount_id(place: impl AsFd) -> Result<u64, Errno> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let flags = AtFlags::EMPTY_PATH | steadfs_rt::STATX_DONT_SYNC;
     let found = rustix::fs::statx(place, "", flags, StatxFlags::empty())?;
     if found.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
         return Err(Errno::NOSYS);

@@ -27,9 +27,12 @@ pub(super) fn set_policy(tid: Pid, policy: SchedPolicy) -> io::Result<()> {
         SchedPolicy::Idle => libc::SCHED_IDLE,
         SchedPolicy::Other => return Err(io::ErrorKind::InvalidInput.into()),
     };
-    let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the call reads one `sched_param` through its pointer, which is live, and writes nothing.
-    let result = unsafe { libc::sched_setscheduler(tid.as_raw_pid(), policy, &raw const param) };
+    // The kernel's `sched_param` is the priority, which these policies do not have.
+    let param: libc::c_int = 0;
+    let number = libc::SYS_sched_setscheduler;
+    // The system call: musl's function only fails, as POSIX means processes by it.
+    // SAFETY: the call reads one integer through its pointer, which is live, and writes nothing.
+    let result = unsafe { libc::syscall(number, tid.as_raw_pid(), policy, &raw const param) };
     if result == 0 {
         return Ok(());
     }
@@ -87,10 +90,11 @@ pub fn help_thread(tid: i32, request: ThreadRequest) -> bool {
 /// The policy of a thread.
 pub(super) fn policy_of(tid: Pid) -> io::Result<SchedPolicy> {
     // SAFETY: the call takes an integer and accesses no memory of this process.
-    match unsafe { libc::sched_getscheduler(tid.as_raw_pid()) } {
-        libc::SCHED_OTHER => Ok(SchedPolicy::Normal),
-        libc::SCHED_IDLE => Ok(SchedPolicy::Idle),
-        -1 => Err(io::Error::last_os_error()),
+    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, tid.as_raw_pid()) };
+    match i32::try_from(policy) {
+        Ok(libc::SCHED_OTHER) => Ok(SchedPolicy::Normal),
+        Ok(libc::SCHED_IDLE) => Ok(SchedPolicy::Idle),
+        Ok(-1) => Err(io::Error::last_os_error()),
         _ => Ok(SchedPolicy::Other),
     }
 }
