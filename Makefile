@@ -12,7 +12,7 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build run bench bench-offline crash fuzz miri mutants test lint judges fmt clean
+.PHONY: help build install dist uninstall run bench bench-offline crash fuzz miri mutants test lint judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ install: ## programs, mount helpers, manual, completions; takes PREFIX (/usr/loc
 		[ -x "$(BUILT)/$$built" ] || missing=$$built; done; \
 		[ -z "$$missing" ] || $(MAKE) --no-print-directory build
 	@scripts/install-program install "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"
+
+dist: ## a static program with all that belongs to it, as a tar archive and a Debian package, in target/dist
+	@scripts/install-build
+	@scripts/dist
 
 uninstall: ## removes what install installed; takes the same PREFIX and DESTDIR
 	@scripts/install-program uninstall "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"

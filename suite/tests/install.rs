@@ -127,29 +127,44 @@ fn everything_is_installed_and_uninstalled() {
     assert_eq!(left, BTreeSet::from([PathBuf::from("opt/stead/bin/other")]));
 }
 
-#[test]
-fn an_incomplete_installation_installs_nothing() {
-    let scratch = Scratch::new();
-    let prefix = scratch.join("prefix");
-    let file = scratch.join("file");
-    fs::write(&file, b"").unwrap();
+/// Runs the installer for a prefix and a folder for helpers.
+fn install(prefix: &Path, helpers: &Path) -> Outcome {
     let built = program().parent().unwrap().to_str().unwrap();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/install-program");
-    let helpers = file.join("sbin");
     let words = ["install", built, ""].map(std::ffi::OsStr::new);
-    let output = run(
-        script,
-        words
-            .into_iter()
-            .chain([prefix.as_os_str(), helpers.as_os_str()]),
-    );
+    let folders = [prefix.as_os_str(), helpers.as_os_str()];
+    run(script, words.into_iter().chain(folders))
+}
+
+#[test]
+fn a_program_that_cannot_be_installed_whole_is_not_installed() {
+    let scratch = Scratch::new();
+    let prefix = scratch.folder("prefix");
+    let file = prefix.join("share");
+    fs::write(&file, b"").unwrap();
+    let output = install(&prefix, &scratch.join("sbin"));
     assert_eq!(output.code(), 1);
     let why = format!(
         "nothing is installed:\n  {} is not a directory",
         file.display()
     );
     assert!(output.err.starts_with(&why), "{}", output.err);
-    assert!(!prefix.exists());
+    assert_eq!(files(&prefix), BTreeSet::from([PathBuf::from("share")]));
+}
+
+#[test]
+fn a_user_installs_without_the_helpers_of_mount_8() {
+    let scratch = Scratch::new();
+    let (prefix, file) = (scratch.join("prefix"), scratch.join("file"));
+    fs::write(&file, b"").unwrap();
+    let output = install(&prefix, &file.join("sbin")).expect(0);
+    let why = format!(
+        "not installed: the helpers of mount(8), as {} is not a directory",
+        file.display()
+    );
+    assert!(output.out.contains(&why), "{}", output.out);
+    let program = prefix.join("bin/steadfs");
+    run(program.to_str().unwrap(), ["--version"]).expect(0);
 }
 
 /// apt locks with fcntl(2).
