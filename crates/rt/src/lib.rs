@@ -42,4 +42,4 @@ pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use task::{JoinHandle, check_thread_limit, spawn, task_name, try_spawn, yield_now};
 pub use time::{Instant, now, sleep, sleep_until, wall_clock};
 pub use unwind::{OnUnwind, PANICKED, Unwinding};
-pub use user::{contained_user, kernel_ids};
+pub use user::{contained_user, forbid_core_dumps, kernel_ids};

@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use rustix::process::DumpableBehavior;
+
 /// The user number that a contained server of this process id gets if root starts it.
 ///
 /// It is free by convention: systemd's list of ranges (systemd.io/UIDS-GIDS) leaves 1 878 982 657 to 2 147 483 647 unused, and
@@ -32,6 +34,12 @@ fn effective_ids(status: &str) -> Option<(u32, u32)> {
         line.split_whitespace().nth(1)?.parse().ok()
     };
     Some((effective("Uid:")?, effective("Gid:")?))
+}
+
+/// Makes sure that the system writes no memory of this process to a core file: it holds a key. A contained process cannot
+/// change that any more, and did it before.
+pub fn forbid_core_dumps() {
+    let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
 #[cfg(test)]

@@ -1,0 +1,61 @@
+//! Encrypted names, and targets of symbolic links.
+//!
+//! A name is padded with zeros to a multiple that the policy gives, at least 16 bytes, at most 255. A link's content is the
+//! encrypted target behind its length in 16 bits.
+
+use steadfs_base::Corruption;
+use steadfs_base::limits::NAME_MAX;
+use steadfs_vfs::{FsError, Result};
+
+use crate::cipher::INPUT_MIN;
+use crate::file_key::FileKey;
+
+impl FileKey {
+    /// The encrypted form of a name of at most 255 bytes.
+    pub fn encrypt_name(&self, name: &[u8]) -> Vec<u8> {
+        let len = name.len().max(INPUT_MIN).next_multiple_of(self.padding);
+        let mut text = name.to_vec();
+        text.resize(len.min(NAME_MAX), 0);
+        self.encrypt_text(&mut text);
+        text
+    }
+
+    /// The name with this encrypted form.
+    ///
+    /// # Errors
+    /// `Corrupt`: it is too short, or no name of a file.
+    pub fn decrypt_name(&self, encrypted: &[u8]) -> Result<Vec<u8>> {
+        let name = self.decrypt_padded(encrypted)?;
+        let is_name = !name.is_empty() && !name.contains(&b'/') && name != b"." && name != b"..";
+        match is_name {
+            true => Ok(name),
+            false => Err(Corruption::new("an encrypted name is none").into()),
+        }
+    }
+
+    /// The target of a symbolic link with this content.
+    ///
+    /// # Errors
+    /// `Corrupt`: its length is wrong.
+    pub fn decrypt_target(&self, content: &[u8]) -> Result<Vec<u8>> {
+        let bad = || FsError::from(Corruption::new("encrypted symbolic link"));
+        let (len, encrypted) = content.split_first_chunk::<2>().ok_or_else(bad)?;
+        let encrypted = encrypted.get(..u16::from_le_bytes(*len).into());
+        let target = self.decrypt_padded(encrypted.ok_or_else(bad)?)?;
+        match target.is_empty() {
+            true => Err(bad()),
+            false => Ok(target),
+        }
+    }
+
+    fn decrypt_padded(&self, encrypted: &[u8]) -> Result<Vec<u8>> {
+        if encrypted.len() < INPUT_MIN {
+            return Err(Corruption::new("encrypted text is too short").into());
+        }
+        let mut text = encrypted.to_vec();
+        self.decrypt_text(&mut text);
+        let end = text.iter().position(|&byte| byte == 0);
+        text.truncate(end.unwrap_or(text.len()));
+        Ok(text)
+    }
+}
