@@ -48,6 +48,8 @@ pub struct FileReader<'a> {
 /// A read in progress.
 pub struct FileRead {
     pieces: Vec<Piece>,
+    /// Where the first piece begins in the file, in bytes.
+    start: u64,
     /// Bytes to skip at the beginning.
     skip: usize,
     /// Bytes to return.
@@ -99,6 +101,7 @@ impl<'a> FileReader<'a> {
         })?;
         Ok(FileRead {
             pieces,
+            start: self.blocks_of(&range).start << self.pages.block_size().bits(),
             skip: self.pages.block_size().offset_in_block(range.start),
             len: (range.end - range.start) as usize,
         })
@@ -193,13 +196,30 @@ impl FileRead {
     ///
     /// # Errors
     /// The first error of the device.
-    pub fn finish(mut self, mut out: impl FnMut(ReadPart)) -> Result<(), IoError> {
+    pub fn finish(self, out: impl FnMut(ReadPart)) -> Result<(), IoError> {
+        self.finish_decoded(|_, _| {}, out)
+    }
+
+    fn finish_decoded(
+        mut self,
+        mut decode: impl FnMut(u64, &mut Buf),
+        mut out: impl FnMut(ReadPart),
+    ) -> Result<(), IoError> {
+        let mut at = self.start;
         for piece in std::mem::take(&mut self.pieces) {
             match piece {
-                Piece::Zeros(whole) => out(ReadPart::Zeros(self.cut(whole).len())),
-                Piece::Content(buf) => out(self.cut_buf(buf)),
+                Piece::Zeros(whole) => {
+                    at += whole as u64;
+                    out(ReadPart::Zeros(self.cut(whole).len()));
+                }
+                Piece::Content(buf) => {
+                    at += buf.len() as u64;
+                    out(self.cut_buf(buf));
+                }
                 Piece::Device(io) => {
-                    for buf in io.into_bio()?.bufs {
+                    for mut buf in io.into_bio()?.bufs {
+                        decode(at, &mut buf);
+                        at += buf.len() as u64;
                         out(self.cut_buf(buf));
                     }
                 }
@@ -213,8 +233,17 @@ impl FileRead {
     /// # Errors
     /// The first error of the device.
     pub fn into_data(self) -> Result<ReadData, IoError> {
+        self.into_decoded(|_, _| {})
+    }
+
+    /// The same for content that is stored in another form of the same length (encrypted): `decode` gets whole blocks that
+    /// were read from the device, and the byte of the file with which they begin.
+    ///
+    /// # Errors
+    /// The first error of the device.
+    pub fn into_decoded(self, decode: impl FnMut(u64, &mut Buf)) -> Result<ReadData, IoError> {
         let mut data = ReadData::new();
-        self.finish(|part| match part {
+        self.finish_decoded(decode, |part| match part {
             ReadPart::Zeros(n) => data.push_zeros(n),
             ReadPart::Bytes(buf, wanted) => data.push(buf.into_shared(), wanted),
         })?;

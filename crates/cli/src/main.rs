@@ -26,6 +26,7 @@ mod format_f2fs;
 mod helper;
 mod inspect;
 mod json;
+mod key;
 mod kind;
 mod lab;
 mod list;
@@ -186,6 +187,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Upgrade(args) => remount::upgrade(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Quota(args) => quota::run(&args),
+        Command::Key(args) => key::run(&args),
         Command::Sync(args) => umount::sync(&args.mountpoint),
         Command::Ls(args) => files::ls(&args),
         Command::Cat(args) => files::cat(&args),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use steadfs::tools::printable_text;
-use steadfs::{Options, StagedVolume, Volume, VolumeDevice};
+use steadfs::{KEYS_FILE, Options, StagedVolume, Volume, VolumeDevice};
 use steadfs_vfs::FileSystem;
 
 use crate::args;
@@ -85,6 +85,13 @@ pub fn with_volume<T>(
     access: Access,
     work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    let work = |fs: &dyn FileSystem| {
+        for key in &open.keys {
+            fs.write_control(KEYS_FILE, key.command().as_bytes())
+                .map_err(|error| Failure::plain(format!("--key-file: {error}")))?;
+        }
+        work(fs)
+    };
     let (image, list) = &partition::resolve(image, &open.options.join(","), open.sandbox)?;
     if sandbox::is_on(open.sandbox)? {
         let task = worker::Task::Serve(access);

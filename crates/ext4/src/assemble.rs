@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use steadfs_block::Queue;
 use steadfs_cache::{CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions};
+use steadfs_fscrypt::Keyring;
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, OrderlyDirs, PendingFrees, RemountState, Result, StopState};
@@ -78,6 +79,7 @@ impl Ext4 {
             quota: OnceLock::new(),
             values: Values::new(),
             verities: VerityFiles::default(),
+            keyring: Keyring::default(),
             orderly_dirs: OrderlyDirs::default(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             stop_state: StopState::new(options.common.read_only),

@@ -1,6 +1,7 @@
 //! The control files of an ext volume (below `.steadfs`).
 
 use steadfs_cache::parse_cluster_files;
+use steadfs_fscrypt::KEYS_FILE;
 use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
 
 use crate::fs::Ext4;
@@ -22,6 +23,9 @@ impl Control for Ext4 {
         if self.txns.is_journaled() {
             entries.push(file("jbd2/info", false));
             entries.push(file("jbd2/stats.json", false));
+        }
+        if self.has_encryption() {
+            entries.push(file(KEYS_FILE, true));
         }
         let quota = self.quota_controls().into_iter();
         entries.extend(quota.map(|path| file(path, true)));
@@ -46,6 +50,7 @@ impl Control for Ext4 {
                 None if self.txns.is_journaled() => "null".to_owned(),
                 None => return Err(FsError::NotFound),
             },
+            KEYS_FILE if self.has_encryption() => self.keyring.show(),
             path => self.quota_control(path)?.ok_or(FsError::NotFound)?,
         };
         if !text.ends_with('\n') {
@@ -55,6 +60,9 @@ impl Control for Ext4 {
     }
 
     fn write(&self, path: &str, value: &[u8]) -> Result<()> {
+        if path == KEYS_FILE && self.has_encryption() {
+            return self.keyring.write(value);
+        }
         let text = std::str::from_utf8(value)
             .map_err(|_| FsError::BadOption("the value is not UTF-8 text".to_owned()))?
             .trim();

@@ -26,10 +26,14 @@ use crate::mballoc::{RESERVE_PER_BLOCK_EXTENT, RESERVE_PER_BLOCK_INDIRECT};
 use crate::place::BlockPlace;
 
 impl Ext4 {
-    /// Fails unless the inode is a regular file that is not encrypted.
-    pub(crate) fn regular(inode: &Inode) -> Result<()> {
+    /// Fails unless the inode is a regular file whose content can be read: an encrypted one has its key.
+    pub(crate) fn check_readable(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        Self::regular(inode)?;
+        self.content_key(inode, tag).map(drop)
+    }
+
+    fn regular(inode: &Inode) -> Result<()> {
         match inode.kind() {
-            FileKind::Regular if inode.has(InodeFlags::ENCRYPTED) => Err(FsError::NoKey),
             FileKind::Regular => Ok(()),
             FileKind::Directory => Err(FsError::IsDir),
             _ => Err(FsError::Invalid("not a regular file")),
@@ -40,6 +44,9 @@ impl Ext4 {
     /// never changes.
     pub(crate) fn check_content(inode: &Inode) -> Result<()> {
         Self::regular(inode)?;
+        if inode.has(InodeFlags::ENCRYPTED) {
+            return Err(FsError::NoKey);
+        }
         if inode.has(InodeFlags::VERITY) {
             return Err(FsError::NotPermitted);
         }

@@ -8,6 +8,7 @@
 //! **Rule.** The caller holds the directory's `lock` (for writing, if it changes names) and passes its `core`. The
 //! result of a search is valid until the lock is released or the directory is changed.
 
+mod encrypted;
 mod htree;
 mod inline;
 mod nokey;
@@ -196,13 +197,16 @@ impl<'a> Dir<'a> {
         Ok(found.map(|found| Entry::in_block(buf, found)))
     }
 
-    /// Finds a name (a no-key name, if names are encrypted) not `.` or `..`.
+    /// Finds a name not `.` or `..`; a no-key name, if names are encrypted and there is no key.
     ///
     /// # Errors
     /// As [`Dir::check_encoded`], if it is not there; others.
     pub(crate) fn find(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
         if core.has(InodeFlags::ENCRYPTED) && !core.has(disk::inode::INLINE_DATA) {
-            return nokey::find(self, core, name);
+            return match self.names_key(core)? {
+                Some(key) => encrypted::find(self, core, &key, name),
+                None => nokey::find(self, core, name),
+            };
         }
         let wanted = self.wanted(name);
         let found = self.find_wanted(core, &wanted)?;

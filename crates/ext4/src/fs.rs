@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use steadfs_base::{Corruption, DevBlock, IoTag};
 use steadfs_block::Queue;
 use steadfs_cache::{FsyncClustering, MetaBuf, MetaCache, Writeback};
+use steadfs_fscrypt::Keyring;
 use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::verity::VerityFiles;
@@ -55,6 +56,7 @@ pub struct Ext4 {
     /// Values of attributes in inodes of their own.
     pub(crate) values: Values,
     pub(crate) verities: VerityFiles,
+    pub(crate) keyring: Keyring,
     /// Case-insensitive directories that have each name where its hash leads to.
     pub(crate) orderly_dirs: OrderlyDirs,
     /// Files that were truncated to 0 bytes and are written at the next flusher period (`auto_da_alloc`).

@@ -14,6 +14,7 @@ mod corruption;
 mod credits;
 mod data;
 mod dir;
+mod encryption;
 mod error_log;
 mod extent;
 mod fast_commit;

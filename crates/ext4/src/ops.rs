@@ -262,6 +262,10 @@ impl FileSystem for Ext4 {
         self.geo().encoding.is_some()
     }
 
+    fn has_encryption(&self) -> bool {
+        Ext4::has_encryption(self)
+    }
+
     fn checks_opens(&self) -> bool {
         self.has_closed_files()
     }

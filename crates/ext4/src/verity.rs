@@ -11,7 +11,7 @@ use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_vfs::verity::{DESCRIPTOR_MAX, FileDigest, Verity, tree_start};
 use steadfs_vfs::{Cx, FsError, InodeFlags, ReadData, Result};
 
-use crate::disk::features::{Incompat, RoCompat};
+use crate::disk::features::RoCompat;
 use crate::extent;
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -23,18 +23,18 @@ const SIZE_FIELD: u64 = 4;
 impl Ext4 {
     /// Whether some file of the volume may refuse to be opened.
     pub(crate) fn has_closed_files(&self) -> bool {
-        self.geo.has_incompat(Incompat::ENCRYPT) || self.geo.has_ro_compat(RoCompat::VERITY)
+        self.has_encryption() || self.geo.has_ro_compat(RoCompat::VERITY)
     }
 
     /// See [`steadfs_vfs::FileSystem::open`].
     pub(crate) fn check_open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
         let inode = self.by_number(ino, cx.tag)?;
-        Self::regular(&inode)?;
+        match write {
+            true => Self::check_content(&inode)?,
+            false => self.check_readable(&inode, cx.tag)?,
+        }
         if !inode.has(InodeFlags::VERITY) {
             return Ok(());
-        }
-        if write {
-            return Err(FsError::NotPermitted);
         }
         self.verity(&inode, cx.tag).map(drop)
     }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf, IoHandle, Queue};
 use steadfs_cache::{BlockSource, READ_BYTES_MAX};
+use steadfs_fscrypt::FileKey;
 use steadfs_vfs::{FsError, Result};
 
 use crate::data::BLOCK;
@@ -87,7 +88,9 @@ impl StoredClusters {
 
 impl ClusterReads {
     /// Waits for the reads and decompresses.
-    pub fn finish(self, inode: &Inode) -> Result<PlainClusters> {
+    ///
+    /// Each stored block is encrypted as the block of the file in whose slot its address is.
+    pub fn finish(self, inode: &Inode, key: Option<&FileKey>) -> Result<PlainClusters> {
         let mut blocks = Vec::new();
         for read in self.under_way {
             let bio = read.into_bio().map_err(io_error)?;
@@ -97,7 +100,10 @@ impl ClusterReads {
         let size = self.stored.size;
         let mut clusters = BTreeMap::new();
         for (first, count) in self.stored.clusters {
-            let stored: Vec<u8> = bytes.by_ref().take(count).flatten().copied().collect();
+            let mut stored: Vec<u8> = bytes.by_ref().take(count).flatten().copied().collect();
+            if let Some(key) = key {
+                key.decrypt((first + 1) * BLOCK, &mut stored);
+            }
             let plain = decompress(inode, &stored, (size * BLOCK) as usize)
                 .map_err(|rule| bad(inode, first, rule))?;
             clusters.insert(first, plain);

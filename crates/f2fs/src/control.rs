@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use steadfs_cache::parse_cluster_files;
+use steadfs_fscrypt::KEYS_FILE;
 use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
 
 use crate::checkpoint::daemon::{parse_prio, show_prio};
@@ -13,7 +14,12 @@ use crate::gc::{self, number};
 /// Largest `max_batch_time`, in microseconds, as for ext4.
 const BATCH_US_MAX: u32 = 60_000_000;
 /// Writable files that are actions, not settings.
-const ACTIONS: [&str; 3] = ["options", "f2fs/freeze", "f2fs/gc_reclaimed_segments"];
+const ACTIONS: [&str; 4] = [
+    "options",
+    "f2fs/freeze",
+    "f2fs/gc_reclaimed_segments",
+    KEYS_FILE,
+];
 
 impl Control for F2fs {
     fn entries(&self) -> Vec<ControlEntry> {
@@ -42,6 +48,9 @@ impl Control for F2fs {
                 .into_iter()
                 .map(|path| file(path, true)),
         );
+        if self.has_encryption() {
+            entries.push(file(KEYS_FILE, true));
+        }
         entries.extend(gc::files().map(|(path, writable)| file(path, writable)));
         entries
     }
@@ -69,6 +78,7 @@ impl Control for F2fs {
             // As in the kernel: hexadecimal digits without a prefix.
             "f2fs/stat/sb_status" => format!("{:x}", self.sb_status()),
             "f2fs/stat/cp_status" => format!("{:x}", self.cp_status()),
+            KEYS_FILE if self.has_encryption() => self.keyring.show(),
             _ => match path.strip_prefix("f2fs/") {
                 Some(name) => self.show_gc(name)?,
                 None => self.quota_control(path)?.ok_or(FsError::NotFound)?,
@@ -81,6 +91,9 @@ impl Control for F2fs {
     }
 
     fn write(&self, path: &str, value: &[u8]) -> Result<()> {
+        if path == KEYS_FILE && self.has_encryption() {
+            return self.keyring.write(value);
+        }
         let text = std::str::from_utf8(value)
             .map_err(|_| FsError::BadOption("values are text".to_owned()))?
             .trim();

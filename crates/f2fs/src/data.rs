@@ -209,7 +209,10 @@ impl F2fs {
             self.read_blocks(inode, 0..size, None, tag)?.to_vec()
         };
         if inode.is_encrypted() {
-            return steadfs_vfs::nokey::symlink_target(&content);
+            return match self.file_key(inode, tag)? {
+                Some(key) => key.decrypt_target(&content),
+                None => steadfs_vfs::nokey::symlink_target(&content),
+            };
         }
         if content.contains(&0) {
             return Err(bad("a symbolic link's target contains a zero byte"));

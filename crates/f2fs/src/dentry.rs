@@ -12,12 +12,13 @@ use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::Buf;
+use steadfs_fscrypt::FileKey;
 use steadfs_vfs::nokey::show;
 use steadfs_vfs::{DirEntry, FileKind, Result};
 
 use crate::data::{BLOCK, MapTarget};
 use crate::disk::dentry::{self, BLOCK_SLOTS, DentryLayout, Entry};
-use crate::disk::{BlockAddr, DiskError, Nid, Structure};
+use crate::disk::{BlockAddr, DiskError, Nid, Structure, hash};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use buckets::Buckets;
@@ -63,8 +64,11 @@ impl FoundDentry {
 impl F2fs {
     /// The inode that a name refers to.
     pub(crate) fn find_name(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
-        if let Some(found) = self.recovered_name(dir, name) {
-            return Ok(Some(found));
+        if self.recovered().names(dir.nid()).next().is_some() {
+            let key = self.names_key(dir, tag)?;
+            if let Some(found) = self.recovered_name((dir, key.as_deref()), name) {
+                return Ok(Some(found));
+            }
         }
         Ok(self.find_entry(dir, name, tag)?.map(|entry| entry.ino))
     }
@@ -76,7 +80,7 @@ impl F2fs {
         name: &[u8],
         tag: IoTag,
     ) -> Result<Option<FoundDentry>> {
-        let Some(wanted) = LookupName::new(self, dir, name) else {
+        let Some(wanted) = LookupName::new(self, dir, name, tag)? else {
             return Ok(None);
         };
         let mut found = self.find_wanted(dir, &wanted, tag)?;
@@ -205,14 +209,16 @@ impl F2fs {
         if !self.list_dots(dir, cookie, tag, emit)? {
             return Ok(());
         }
+        let key = self.names_key(dir, tag)?;
+        let key = key.as_deref();
         let first = cookie.saturating_sub(DOT_COOKIES);
         if dir.has_inline_dentries() {
             let block = self.inode_block(dir, tag)?;
             let (range, layout) = self.inline_area(dir);
             let bytes = &block[range];
             let from = usize::try_from(first).unwrap_or(usize::MAX);
-            if self.list_slots(dir, &layout, bytes, (0, from), emit)? {
-                self.list_recovered(dir, cookie, tag, emit)?;
+            if self.list_slots((dir, key), &layout, bytes, (0, from), emit)? {
+                self.list_recovered((dir, key), cookie, tag, emit)?;
             }
             return Ok(());
         }
@@ -221,11 +227,11 @@ impl F2fs {
         self.each_block(dir, first / slots, tag, &mut |block, bytes| {
             let base = block * slots;
             let from = first.saturating_sub(base) as usize;
-            more = self.list_slots(dir, &DentryLayout::BLOCK, bytes, (base, from), emit)?;
+            more = self.list_slots((dir, key), &DentryLayout::BLOCK, bytes, (base, from), emit)?;
             Ok(more)
         })?;
         if more {
-            self.list_recovered(dir, cookie, tag, emit)?;
+            self.list_recovered((dir, key), cookie, tag, emit)?;
         }
         Ok(())
     }
@@ -260,7 +266,7 @@ impl F2fs {
     /// wants more.
     fn list_slots(
         &self,
-        dir: &Inode,
+        (dir, key): (&Inode, Option<&FileKey>),
         layout: &DentryLayout,
         bytes: &[u8],
         (base, from): (u64, usize),
@@ -271,7 +277,7 @@ impl F2fs {
             if entry.is_dot() {
                 continue;
             }
-            let name = shown_name(dir, &entry)?;
+            let name = shown_name((dir, key), &entry)?;
             let after = entry.slot + dentry::slots_for(entry.name.len());
             let shown = DirEntry {
                 ino: entry.ino.into(),
@@ -280,7 +286,7 @@ impl F2fs {
                 next: base + after as u64 + DOT_COOKIES,
             };
             // A name that roll-forward recovery has assigned to another inode is reported below.
-            let replaced = self.recovered_name(dir, shown.name).is_some();
+            let replaced = self.recovered_name((dir, key), shown.name).is_some();
             if !replaced && !emit(shown) {
                 return Ok(false);
             }
@@ -289,13 +295,27 @@ impl F2fs {
     }
 
     /// Reports names added by roll-forward recovery, after all others.
-    fn list_recovered(&self, dir: &Inode, cookie: u64, tag: IoTag, emit: Emit<'_>) -> Result<()> {
+    fn list_recovered(
+        &self,
+        (dir, key): (&Inode, Option<&FileKey>),
+        cookie: u64,
+        tag: IoTag,
+        emit: Emit<'_>,
+    ) -> Result<()> {
         const BASE: u64 = 1 << 62;
         for (n, (name, ino)) in (0u64..).zip(self.recovered().names(dir.nid())) {
             if cookie > BASE + n {
                 continue;
             }
             let kind = Some(self.inode_of_entry(dir, ino, tag)?.kind());
+            let shown;
+            let name = match dir.is_encrypted() {
+                true => {
+                    shown = shown_recovered(key, name).unwrap_or_default();
+                    &shown
+                }
+                false => name,
+            };
             let entry = DirEntry {
                 ino: ino.into(),
                 kind,
@@ -310,12 +330,30 @@ impl F2fs {
     }
 }
 
+/// A recovered name of an encrypted directory, as it is shown; `None`: it is none. Its hash is unknown in a
+/// case-insensitive directory.
+fn shown_recovered(key: Option<&FileKey>, stored: &[u8]) -> Option<Vec<u8>> {
+    match key {
+        Some(key) => key.decrypt_name(stored).ok(),
+        None => show([hash::of_name(stored), 0], stored),
+    }
+}
+
 /// The name to report, if it differs from the stored one.
-fn shown_name(dir: &Inode, entry: &Entry<'_>) -> Result<Option<Vec<u8>>> {
+fn shown_name(
+    (dir, key): (&Inode, Option<&FileKey>),
+    entry: &Entry<'_>,
+) -> Result<Option<Vec<u8>>> {
     let bad = |rule| {
         let slot = u32::try_from(entry.slot).unwrap_or(u32::MAX);
         DiskError::entry(Structure::Dentries, slot, rule).in_node(dir.nid())
     };
+    if let Some(key) = key {
+        let name = key.decrypt_name(entry.name);
+        return name
+            .map(Some)
+            .map_err(|_| bad("has an impossible encrypted name").into());
+    }
     if dir.is_encrypted() {
         let shown = show([entry.hash, 0], entry.name);
         return Ok(Some(

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use steadfs_block::Queue;
 use steadfs_cache::{MetaCache, Writeback};
 pub use steadfs_f2fs_format::io_error;
+use steadfs_fscrypt::Keyring;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Cx, OrderlyDirs, PendingFrees, RemountState, Result, StatFs, StopState};
@@ -64,6 +65,7 @@ pub struct F2fs {
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: PendingFrees,
     pub(crate) verities: VerityFiles,
+    pub(crate) keyring: Keyring,
     /// Case-insensitive directories that have each name where its hash leads to.
     pub(crate) orderly_dirs: OrderlyDirs,
     pub(crate) clock: Clock,

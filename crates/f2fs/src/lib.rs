@@ -14,6 +14,7 @@ mod cp_lock;
 mod data;
 mod dentry;
 mod discard;
+mod encryption;
 mod error_log;
 mod freeing;
 mod fs;

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use steadfs_base::{BlockSize, Corruption, InodeNo, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
+use steadfs_fscrypt::Keyring;
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, FsError, OrderlyDirs, PendingFrees, RemountState, Result, StopState};
@@ -162,6 +163,7 @@ impl F2fs {
             extensions: Extensions::of(&superblock),
             freeing: PendingFrees::new(),
             verities: VerityFiles::default(),
+            keyring: Keyring::default(),
             orderly_dirs: OrderlyDirs::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),

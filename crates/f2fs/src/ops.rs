@@ -177,6 +177,10 @@ impl FileSystem for F2fs {
         self.layout.encoding.is_some()
     }
 
+    fn has_encryption(&self) -> bool {
+        F2fs::has_encryption(self)
+    }
+
     fn checks_opens(&self) -> bool {
         self.has_closed_files()
     }

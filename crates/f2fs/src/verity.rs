@@ -29,13 +29,16 @@ impl Inode {
 impl F2fs {
     /// Whether open can fail for some files of the volume.
     pub(crate) fn has_closed_files(&self) -> bool {
-        self.layout.has(Features::ENCRYPT) || self.layout.has(Features::VERITY)
+        self.has_encryption() || self.layout.has(Features::VERITY)
     }
 
     /// See [`steadfs_vfs::FileSystem::open`].
     pub(crate) fn check_may_open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
         let inode = self.by_number(ino, cx.tag)?;
-        Self::check_readable(&inode)?;
+        match write {
+            true => Self::check_content(&inode)?,
+            false => self.check_readable(&inode, cx.tag)?,
+        }
         if !inode.is_verity() {
             return Ok(());
         }

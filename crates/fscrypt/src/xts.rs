@@ -61,5 +61,5 @@ fn xor(block: &mut AesBlock, with: u128) {
 /// Multiplication by x in GF(2^128).
 const fn double(tweak: u128) -> u128 {
     let carry = tweak >> 127;
-    tweak << 1 ^ carry * 0x87
+    (tweak << 1) ^ (carry * 0x87)
 }

@@ -7,7 +7,7 @@
 //! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/fsverity.h, linux/ext4.h (shutdown).
 
 use rustix::io::Errno;
-use steadfs_vfs::{Cx, FsError, InodeFlags, ShutdownMode};
+use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, ShutdownMode};
 use zerocopy::FromBytes;
 
 use crate::admin::{is_admin, is_owner};
@@ -26,6 +26,8 @@ const GETVERSION_32: u32 = 0x8004_7601;
 const FSGETXATTR: u32 = 0x801c_581f;
 const FSSETXATTR: u32 = 0x401c_5820;
 const FITRIM: u32 = 0xc018_5879;
+/// The control file of the keys.
+const KEYS_FILE: &str = "keys";
 const ENABLE_VERITY: u32 = 0x4080_6685;
 const MEASURE_VERITY: u32 = 0xc004_6686;
 pub(crate) const SHUTDOWN: u32 = 0x8004_587d;
@@ -34,6 +36,7 @@ const REMOUNT: u32 = sys::REMOUNT as u32;
 const TUNE: u32 = sys::TUNE as u32;
 const SYNC: u32 = sys::SYNC as u32;
 const UPGRADE: u32 = sys::UPGRADE as u32;
+const KEYS: u32 = sys::KEYS as u32;
 
 /// `FS_XFLAG_*` with the inode flags of the same meaning.
 const XFLAGS: [(u32, InodeFlags); 6] = [
@@ -72,7 +75,7 @@ pub(crate) fn changes_more(command: u32) -> bool {
     const DIRECTION: u32 = 3 << 30;
     const READ: u32 = 2 << 30;
     const RETURN_CHANGED: [u32; 2] = [0x8008_f512, 0x8008_f513];
-    let ours = [REMOUNT, TUNE, SYNC, UPGRADE].contains(&command);
+    let ours = [REMOUNT, TUNE, SYNC, UPGRADE, KEYS].contains(&command);
     let known = changes_flags(command) || [FITRIM, MEASURE_VERITY].contains(&command);
     let returns_only = command & DIRECTION == READ && !RETURN_CHANGED.contains(&command);
     !returns_only && !ours && !known
@@ -112,6 +115,7 @@ pub(crate) fn serve(
         SHUTDOWN => shutdown(call, arg),
         REMOUNT => administer(call, arg, data, out, |list| remount(call, list)),
         TUNE => administer(call, arg, data, out, |list| fs.tune(list)),
+        KEYS => administer(call, arg, data, out, |command| change_keys(fs, command)),
         UPGRADE => administer(call, arg, data, out, |server| {
             host::upgrade(server).map_err(FsError::BadOption)
         }),
@@ -263,6 +267,18 @@ fn remount(call: &Call<'_>, list: &str) -> steadfs_vfs::Result<String> {
     call.volume.fs.remount(&call.cx, list)?;
     call.volume.is_remounted();
     Ok(call.volume.fs.options())
+}
+
+fn change_keys(fs: &dyn FileSystem, command: &str) -> steadfs_vfs::Result<String> {
+    if !fs.has_encryption() {
+        let why = "the volume has no encrypted files (feature encrypt)";
+        return Err(FsError::BadOption(why.to_owned()));
+    }
+    if !command.is_empty() {
+        fs.write_control(KEYS_FILE, command.as_bytes())?;
+    }
+    let keys = fs.read_control(KEYS_FILE)?;
+    Ok(String::from_utf8_lossy(&keys).into_owned())
 }
 
 fn shutdown_mode(pid: u32, address: u64) -> Result<u32, Errno> {

@@ -17,7 +17,7 @@ use crate::admin::is_owner;
 use crate::call::{Call, CallError, Outcome, Volume};
 use crate::ioctl;
 use crate::record::is_repeatable;
-use crate::reply::{Answer, PlusEntry, ReplyBuf, statfs_out};
+use crate::reply::{Answer, OPEN_OUT, PlusEntry, ReplyBuf, statfs_out};
 use crate::request::{Op, Request};
 use crate::wire::{self, fattr};
 
@@ -133,6 +133,10 @@ impl Call<'_> {
             Op::Open { write } => {
                 fs.open(&self.cx, self.ino, write)?;
                 out.put(&OPEN_OUT);
+                Ok(())
+            }
+            Op::Opendir => {
+                out.put(&self.open_dir());
                 Ok(())
             }
             Op::Readdir(ref arg) => self.readdir(arg, out),
@@ -511,13 +515,6 @@ impl Call<'_> {
         }
     }
 }
-
-/// The reply to every open: no file handle, and the page cache stays valid.
-const OPEN_OUT: wire::OpenOut = wire::OpenOut {
-    fh: 0,
-    open_flags: wire::FOPEN_KEEP_CACHE,
-    backing_id: 0,
-};
 
 /// Replies with a value to a caller whose buffer has `size` bytes; with the value's size if `size` is 0.
 fn sized(size: u32, value: &[u8], out: &mut ReplyBuf) -> Outcome {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use steadfs_base::InodeNo;
-use steadfs_vfs::{Attr, InodeFlags, ReadData, StatFs, is_control_inode, reported_ino};
+use steadfs_vfs::{Attr, FileKind, InodeFlags, ReadData, StatFs, is_control_inode, reported_ino};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::interrupt::ServedRequest;
@@ -108,6 +108,13 @@ impl NodeIds {
     }
 }
 
+/// The reply to every open of a file: no file handle, and the page cache stays valid.
+pub const OPEN_OUT: wire::OpenOut = wire::OpenOut {
+    fh: 0,
+    open_flags: wire::FOPEN_KEEP_CACHE,
+    backing_id: 0,
+};
+
 /// How long the kernel may cache what a reply contains.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
@@ -139,9 +146,10 @@ impl Translate {
         Self { timeouts, ..*self }
     }
 
-    /// Names and attributes of control files are not cached.
-    fn lasting(&self, ino: InodeNo, timeout: Duration) -> Duration {
-        if is_control_inode(ino) {
+    /// Names and attributes of control files are not cached, nor the lengths of encrypted links, which depend on keys.
+    fn lasting(&self, attr: &Attr, timeout: Duration) -> Duration {
+        let is_link = attr.kind == FileKind::Symlink;
+        if is_control_inode(attr.ino) || is_link && attr.flags.contains(InodeFlags::ENCRYPTED) {
             Duration::ZERO
         } else {
             timeout
@@ -150,8 +158,8 @@ impl Translate {
 
     /// A directory entry that exists.
     pub fn entry(&self, attr: &Attr) -> wire::EntryOut {
-        let entry = self.lasting(attr.ino, self.timeouts.entry);
-        let valid = self.lasting(attr.ino, self.timeouts.attr);
+        let entry = self.lasting(attr, self.timeouts.entry);
+        let valid = self.lasting(attr, self.timeouts.attr);
         wire::EntryOut {
             nodeid: self.ids.node(attr.ino),
             generation: u64::from(attr.generation),
@@ -174,7 +182,7 @@ impl Translate {
 
     /// The reply to GETATTR and SETATTR.
     pub fn attr_out(&self, attr: &Attr) -> wire::AttrOut {
-        let valid = self.lasting(attr.ino, self.timeouts.attr);
+        let valid = self.lasting(attr, self.timeouts.attr);
         wire::AttrOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
@@ -185,7 +193,7 @@ impl Translate {
 
     /// The reply to STATX.
     pub fn statx_out(&self, attr: &Attr) -> wire::StatxOut {
-        let valid = self.lasting(attr.ino, self.timeouts.attr);
+        let valid = self.lasting(attr, self.timeouts.attr);
         wire::StatxOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),

@@ -166,6 +166,8 @@ impl Session {
             // MKNOD, under the directory's lock as before, and neither opens nor releases it. Only a volume with files
             // whose open may fail receives OPEN.
             Op::Open { .. } if self.volume.fs.checks_opens() => self.enter(request, out),
+            // Else the kernel would cache listings of encrypted directories.
+            Op::Opendir if self.volume.fs.has_encryption() => self.enter(request, out),
             Op::Open { .. } | Op::Opendir | Op::Create | Op::Flush | Op::Unsupported => {
                 Answer::Error(Errno::NOSYS)
             }
@@ -358,13 +360,16 @@ impl Session {
             | init::PARALLEL_DIROPS
             | init::ABORT_ERROR
             | init::MAX_PAGES
-            | init::CACHE_SYMLINKS
             | init::NO_OPENDIR_SUPPORT
             | init::HANDLE_KILLPRIV_V2
             | init::SETXATTR_EXT
             | init::INIT_EXT
             | init::CREATE_SUPP_GROUP
             | init::HAS_RESEND;
+        // Targets of encrypted links depend on keys.
+        if !self.volume.fs.has_encryption() {
+            supported |= init::CACHE_SYMLINKS;
+        }
         if self.volume.config.posix_acl {
             supported |= init::POSIX_ACL;
         }

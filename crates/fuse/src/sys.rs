@@ -34,18 +34,25 @@ pub const SYNC: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(
 /// byte. Out: as for [`REMOUNT`], with that number, or `done`.
 pub const UPGRADE: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 4);
 
+/// Adds or removes a key of encrypted files: `_IOWR('s', 5, char[4096])`. In: what is written to the control file of the keys,
+/// or nothing, ended by a zero byte. Out: as for [`REMOUNT`], with that file's content.
+pub const KEYS: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 5);
+
 /// The error number in the answer to these commands if the volume has stopped; the text is the cause.
 pub const STOPPED: Errno = Errno::SHUTDOWN;
 
 /// Sends a command to the server of the volume that contains `folder`: change mount options ([`REMOUNT`]) or settings
-/// ([`TUNE`]), make everything durable ([`SYNC`]), or replace the server ([`UPGRADE`]).
+/// ([`TUNE`]), make everything durable ([`SYNC`]), replace the server ([`UPGRADE`]), or change the keys ([`KEYS`]).
 pub fn server_ioctl<const COMMAND: ioctl::Opcode>(
     folder: impl AsFd,
     argument: &mut [u8; REMOUNT_SIZE],
 ) -> io::Result<()> {
     const {
-        let is_ours =
-            COMMAND == REMOUNT || COMMAND == TUNE || COMMAND == SYNC || COMMAND == UPGRADE;
+        let is_ours = COMMAND == REMOUNT
+            || COMMAND == TUNE
+            || COMMAND == SYNC
+            || COMMAND == UPGRADE
+            || COMMAND == KEYS;
         assert!(is_ours, "the size is theirs");
     };
     // SAFETY: the commands' numbers say that 4096 bytes are read and written, which is all that

@@ -134,6 +134,11 @@ pub trait FileSystem: Send + Sync {
     fn folds_names(&self) -> bool {
         false
     }
+    /// Whether there may be encrypted files: their names, the targets of links, and whether a file can be opened depend on
+    /// the keys that are there. Constant while the volume is mounted.
+    fn has_encryption(&self) -> bool {
+        false
+    }
     /// Whether [`FileSystem::open`] must be called: the volume may have regular files that cannot be opened although
     /// their permission bits allow it. Constant while the volume is mounted.
     fn checks_opens(&self) -> bool {

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 
 pub mod edit;
 mod format;
+pub mod key;
 pub mod offline;
 mod owners;
 pub mod script;
@@ -15,6 +16,7 @@ mod tar;
 pub mod trees;
 
 pub use format::Format;
+pub use key::Key;
 pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Quota, Stat};
 pub use owners::Owners;
 pub use select::Select;
@@ -53,6 +55,7 @@ pub enum Command {
     Upgrade(Upgrade),
     Tune(Tune),
     Quota(Quota),
+    Key(Key),
     Sync(Sync),
     Ls(Ls),
     Cat(Cat),

@@ -3,6 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use steadfs::VolumeKey;
+
+use super::key::volume_key;
 use super::{Sandbox, Select, sandbox};
 
 /// How to open an image without mounting it.
@@ -15,6 +18,10 @@ pub struct Open {
     /// STEADFS_SANDBOX=off.
     #[arg(long, value_name = "on|off", value_parser = sandbox)]
     pub sandbox: Option<Sandbox>,
+    /// A master key of encrypted files: a file with its bytes (-: standard input), for policies of version 1 with the
+    /// descriptor in front; can be repeated.
+    #[arg(long = "key-file", value_name = "[DESCRIPTOR=]FILE", value_parser = volume_key)]
+    pub keys: Vec<VolumeKey>,
 }
 
 /// Check a volume; nothing is changed.

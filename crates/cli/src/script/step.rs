@@ -49,8 +49,10 @@ impl<'s> Step<'s> {
             .map_err(|error| wrong(in_words(&error, line)))?
             .change;
         let open = change.open();
-        if !open.options.is_empty() || open.sandbox.is_some() {
-            return Err(wrong("-o and --sandbox belong to edit itself".to_owned()));
+        if !open.options.is_empty() || open.sandbox.is_some() || !open.keys.is_empty() {
+            return Err(wrong(
+                "-o, --sandbox and --key-file belong to edit itself".to_owned(),
+            ));
         }
         if change.asks() {
             return Err(wrong(

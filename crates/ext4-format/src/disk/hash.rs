@@ -2,6 +2,7 @@
 //! bytes (what `char` was on the machine that made the volume), with the volume's seed.
 
 use super::num::sign_extend;
+use super::num::{high32, low32};
 
 /// A hash function as the index root names it (`dx_root_info.hash_version`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,21 @@ pub struct NameHash {
 /// The largest hash, less one step, is kept free to mean "end of directory".
 const END: u32 = 0xFFFF_FFFE;
 
+impl NameHash {
+    /// The hash of a name whose keyed hash ([`HashKind::SipHash`]) is this.
+    pub const fn of_keyed(hash: u64) -> Self {
+        Self::of_words(high32(hash), low32(hash))
+    }
+
+    const fn of_words(major: u32, minor: u32) -> Self {
+        let even = major & !1;
+        Self {
+            major: if even == END { END - 2 } else { even },
+            minor,
+        }
+    }
+}
+
 impl HashParams {
     /// These parameters with the hash function that an index root names.
     pub const fn with_kind(self, kind: HashKind) -> Self {
@@ -83,11 +99,7 @@ impl HashParams {
             }
             HashKind::SipHash => return None,
         };
-        let even = major & !1;
-        Some(NameHash {
-            major: if even == END { END - 2 } else { even },
-            minor,
-        })
+        Some(NameHash::of_words(major, minor))
     }
 
     fn byte(&self, byte: u8) -> u32 {

@@ -34,7 +34,7 @@ impl Ext4 {
         offset: u64,
         len: usize,
     ) -> Result<ReadData> {
-        Self::regular(inode)?;
+        self.check_readable(inode, cx.tag)?;
         let _shared = inode.lock.read();
         let size = inode.size();
         if offset >= size || len == 0 {
@@ -69,7 +69,11 @@ impl Ext4 {
             }
             reading
         };
-        reading.into_data().map_err(io_error)
+        let data = match self.content_key(inode, tag)? {
+            Some(key) => reading.into_decoded(|at, block| key.decrypt(at, block.make_mut())),
+            None => reading.into_data(),
+        };
+        data.map_err(io_error)
     }
 
     /// The source of an uncached block, and the number of blocks mapped like it.

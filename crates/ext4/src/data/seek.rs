@@ -16,7 +16,7 @@ const COPY_STEP_BYTES: u64 = 1 << 20;
 impl Ext4 {
     /// The next data or hole at or after `offset`.
     pub fn seek_file(&self, cx: &Cx, inode: &Inode, offset: u64, what: Seek) -> Result<u64> {
-        Self::regular(inode)?;
+        self.check_readable(inode, cx.tag)?;
         let _shared = inode.lock.read();
         let size = inode.size();
         if offset >= size {
@@ -63,7 +63,7 @@ impl Ext4 {
         to: (&Inode, u64),
         len: u64,
     ) -> Result<u64> {
-        Self::regular(from.0)?;
+        self.check_readable(from.0, cx.tag)?;
         Self::check_content(to.0)?;
         if to.1 >= self.geo.max_file_size(has_extents(&to.0.core.read())) {
             return Err(FsError::FileTooBig);

@@ -46,9 +46,24 @@ pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Opt
     let Some(major) = shown_hash(name) else {
         return Ok(None);
     };
+    find_by(dir, core, major, &|block, entry| {
+        Ok(shown_name(dir, core, block, entry)? == name)
+    })
+}
+
+/// Whether the entry, in this block, is the one that is searched for.
+type IsWanted<'a> = &'a dyn Fn(&[u8], &RawEntry<'_>) -> Result<bool>;
+
+/// Finds an entry where the index has this hash, or anywhere in a directory without index.
+pub(super) fn find_by(
+    dir: &Dir<'_>,
+    core: &disk::Inode,
+    major: u32,
+    is: IsWanted<'_>,
+) -> Result<Option<Entry>> {
     if !dir.is_indexed(core) {
         for n in 0..dir.block_count(core) {
-            if let Some(entry) = find_shown(dir, core, n, name)? {
+            if let Some(entry) = find_in_leaf(dir, core, n, is)? {
                 return Ok(Some(entry));
             }
         }
@@ -56,7 +71,7 @@ pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Opt
     }
     let mut path = dir.descend(core, major)?;
     for _ in 0..dir.block_count(core) {
-        if let Some(entry) = find_shown(dir, core, path.leaf, name)? {
+        if let Some(entry) = find_in_leaf(dir, core, path.leaf, is)? {
             return Ok(Some(entry));
         }
         if dir.bound(&path)? != Some(major | 1) {
@@ -67,7 +82,12 @@ pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Opt
     Ok(None)
 }
 
-fn find_shown(dir: &Dir<'_>, core: &disk::Inode, n: u32, name: &[u8]) -> Result<Option<Entry>> {
+fn find_in_leaf(
+    dir: &Dir<'_>,
+    core: &disk::Inode,
+    n: u32,
+    is: IsWanted<'_>,
+) -> Result<Option<Entry>> {
     let buf = dir.leaf(core, n)?;
     let found = {
         let data = buf.data();
@@ -75,7 +95,7 @@ fn find_shown(dir: &Dir<'_>, core: &disk::Inode, n: u32, name: &[u8]) -> Result<
         for entry in dir_entry::entries(&dir.layout, &data) {
             let entry = entry.map_err(dir.bad(buf.block()))?;
             let dot = entry.name == b"." || entry.name == b"..";
-            if entry.ino.is_some() && !dot && shown_name(dir, core, &data, &entry)? == name {
+            if entry.ino.is_some() && !dot && is(&data, &entry)? {
                 at = Some(entry.offset);
                 break;
             }

@@ -17,6 +17,7 @@
 //! All other directories are listed by position, as in the kernel; those never get an index.
 
 use steadfs_base::checksum::crc32c;
+use steadfs_fscrypt::FileKey;
 use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
 
 use super::shown::Emit;
@@ -198,10 +199,10 @@ impl Dir<'_> {
     fn read_by_position(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
         let size = self.fs.geo().block_size;
         let indexed = self.is_indexed(core);
+        let key = self.names_key(core)?;
         let mut from = size.offset_in_block(cookie);
         let first = u32::try_from(size.file_block(cookie).0).unwrap_or(u32::MAX);
         for n in first..self.block_count(core) {
-            let base = u64::from(n) * size.bytes_u64();
             let more = if n == 0 && indexed {
                 let (own, parent) = self.indexed_dots(core)?;
                 let dot = dir_entry::entry_size(1) as u64;
@@ -221,7 +222,7 @@ impl Dir<'_> {
                         })
                     })
             } else {
-                self.read_block(core, n, from, base, emit)?
+                self.read_block(core, key.as_deref(), (n, from), emit)?
             };
             if !more {
                 return Ok(());
@@ -231,13 +232,12 @@ impl Dir<'_> {
         Ok(())
     }
 
-    /// Calls `emit` for one block's entries from offset `from` on; returns whether the caller wants more.
+    /// Calls `emit` for block `n`'s entries from offset `from` on; returns whether the caller wants more.
     fn read_block(
         &self,
         core: &disk::Inode,
-        n: u32,
-        from: usize,
-        base: u64,
+        key: Option<&FileKey>,
+        (n, from): (u32, usize),
         emit: Emit<'_>,
     ) -> Result<bool> {
         let buf = self.block(core, n)?;
@@ -245,6 +245,7 @@ impl Dir<'_> {
             return Ok(true);
         }
         let buf = self.leaf(core, n)?;
+        let base = u64::from(n) * self.fs.geo().block_size.bytes_u64();
         let encrypted = core.has(InodeFlags::ENCRYPTED);
         let data = buf.data();
         for entry in dir_entry::entries(&self.layout, &data) {
@@ -259,7 +260,10 @@ impl Dir<'_> {
                 self.check_shown(&entry)?;
             }
             let name = if encrypted && !dots {
-                shown = nokey::shown_name(self, core, &data, &entry)?;
+                shown = match key {
+                    Some(key) => self.decrypt(key, &entry)?,
+                    None => nokey::shown_name(self, core, &data, &entry)?,
+                };
                 &shown
             } else {
                 entry.name

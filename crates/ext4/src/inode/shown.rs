@@ -22,7 +22,7 @@ impl Inode {
             .unwrap_or(0)
     }
 
-    /// Length of an encrypted link's target in its no-key form; `None` if it cannot be read, and for all other inodes.
+    /// Length of an encrypted link's target as it is shown; `None` if it cannot be read, and for all other inodes.
     fn shown_target(&self, fs: &Ext4) -> Option<u64> {
         let encrypted = self.kind == FileKind::Symlink && self.has(InodeFlags::ENCRYPTED);
         let target = encrypted.then(|| fs.link_target(self, IoTag::default()).ok());

@@ -53,14 +53,14 @@ impl Ext4 {
         self.link_target(&inode, cx.tag)
     }
 
-    /// A symbolic link's target; an encrypted one in its no-key form.
+    /// A symbolic link's target; an encrypted one without its key in its no-key form.
     pub(crate) fn link_target(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
         let content = self.link_content(inode, tag)?;
-        let encrypted = inode.core.read().has(InodeFlags::ENCRYPTED);
-        if encrypted {
-            symlink_target(&content)
-        } else {
-            Ok(content)
+        match self.content_key(inode, tag) {
+            Ok(None) => Ok(content),
+            Ok(Some(key)) => key.decrypt_target(&content),
+            Err(FsError::NoKey) => symlink_target(&content),
+            Err(error) => Err(error),
         }
     }
 

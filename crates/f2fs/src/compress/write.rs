@@ -214,7 +214,7 @@ impl F2fs {
         if stored.clusters.is_empty() {
             return Ok(None);
         }
-        let plain = stored.begin(&self.queue, tag).finish(inode)?;
+        let plain = stored.begin(&self.queue, tag).finish(inode, None)?;
         Ok(plain.clusters.into_values().next())
     }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::{BlockSource, FileRead, FileReader};
+use steadfs_fscrypt::FileKey;
 use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result};
 
 use super::{BLOCK, MapTarget};
@@ -11,8 +12,16 @@ use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 
 impl F2fs {
-    /// Fails for anything but a regular file whose content can be shown.
-    pub(crate) fn check_readable(inode: &Inode) -> Result<()> {
+    /// Fails for anything but a regular file whose content can be read: an encrypted one has its key.
+    pub(crate) fn check_readable(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        match inode.kind() {
+            FileKind::Regular => self.content_key(inode, tag).map(drop),
+            _ => Self::check_content(inode),
+        }
+    }
+
+    /// Fails for anything but a regular file whose content can be changed.
+    pub(crate) fn check_content(inode: &Inode) -> Result<()> {
         match inode.kind() {
             FileKind::Regular if inode.is_encrypted() => Err(FsError::NoKey),
             FileKind::Regular => Ok(()),
@@ -29,7 +38,7 @@ impl F2fs {
         offset: u64,
         len: usize,
     ) -> Result<ReadData> {
-        Self::check_readable(inode)?;
+        self.check_readable(inode, cx.tag)?;
         let _shared = inode.lock.read();
         let end = inode.size().min(offset.saturating_add(len as u64));
         let read = if offset >= end {
@@ -55,9 +64,10 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<ReadData> {
         let reader = FileReader::new(&self.queue, &inode.pages, &inode.read_ahead, tag);
+        let key = self.content_key(inode, tag)?;
         let compressed = self.cluster_blocks(&inode.core.read()).is_some();
         let reading = match (compressed, size) {
-            (true, _) => self.begin_compressed(&reader, inode, range, size)?,
+            (true, _) => self.begin_compressed(&reader, inode, (range, size), key.as_deref())?,
             (false, None) => reader.begin(range, self.block_sources(inode, tag))?,
             (false, Some(size)) => {
                 let reading = reader.begin(range.clone(), self.block_sources(inode, tag))?;
@@ -65,7 +75,11 @@ impl F2fs {
                 reading
             }
         };
-        reading.into_data().map_err(io_error)
+        let data = match key {
+            Some(key) => reading.into_decoded(|at, block| key.decrypt(at, block.make_mut())),
+            None => reading.into_data(),
+        };
+        data.map_err(io_error)
     }
 
     /// Begins to read a file with compressed clusters: all stored blocks are read together, then decompressed.
@@ -73,8 +87,8 @@ impl F2fs {
         &self,
         reader: &FileReader<'_>,
         inode: &Inode,
-        range: Range<u64>,
-        size: Option<u64>,
+        (range, size): (Range<u64>, Option<u64>),
+        key: Option<&FileKey>,
     ) -> Result<FileRead> {
         let tag = reader.tag;
         // Write-back moves blocks of a cluster that are not in memory, too. Nothing begins to be dirty meanwhile.
@@ -102,7 +116,7 @@ impl F2fs {
                 Ok::<_, FsError>(())
             });
         }
-        let plain = under_way.finish(inode)?;
+        let plain = under_way.finish(inode, key)?;
         reader.begin(range, |block, most| {
             let (source, count) = self.source(inode, block, most, tag)?;
             match source {

@@ -15,7 +15,7 @@ const COPY_STEP_BYTES: u64 = 1 << 20;
 impl F2fs {
     /// The next data or hole at or after `offset`. As in the kernel, reserved blocks count as neither.
     pub(crate) fn seek_file(&self, cx: &Cx, inode: &Inode, offset: u64, what: Seek) -> Result<u64> {
-        Self::check_readable(inode)?;
+        self.check_readable(inode, cx.tag)?;
         let _shared = inode.lock.read();
         let size = inode.size();
         if offset >= size {
@@ -61,8 +61,8 @@ impl F2fs {
         to: (&Inode, u64),
         len: u64,
     ) -> Result<u64> {
-        Self::check_readable(from.0)?;
-        Self::check_readable(to.0)?;
+        self.check_readable(from.0, cx.tag)?;
+        Self::check_content(to.0)?;
         if to.1 >= LARGEST_SIZE {
             return Err(FsError::FileTooBig);
         }

@@ -45,7 +45,7 @@ impl F2fs {
         kill_priv: bool,
     ) -> Result<usize> {
         self.check_writable()?;
-        Self::check_readable(inode)?;
+        Self::check_content(inode)?;
         let end = offset
             .checked_add(data.len() as u64)
             .ok_or(FsError::FileTooBig)?;

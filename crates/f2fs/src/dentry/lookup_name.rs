@@ -1,11 +1,16 @@
-//! A name as a directory compares and hashes it: by its bytes, by its folded form if the directory is case-insensitive,
-//! or as the no-key form of an encrypted name.
+//! A name as a directory compares and hashes it: by its bytes, by its folded form if the directory is case-insensitive.
+//! In an encrypted directory these are encrypted bytes, or the no-key form of these without the key. If it is also
+//! case-insensitive, the folded form has a keyed hash, and entries are decrypted to be compared.
+
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use steadfs_base::IoTag;
+use steadfs_fscrypt::FileKey;
 use steadfs_vfs::nokey::{show, shown_hash};
 use steadfs_vfs::{InodeFlags, Result, names::is_dots};
 
-use super::FoundDentry;
+use super::{FoundDentry, shown_recovered};
 use crate::disk::casefold::{Encoding, FoldedName};
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::hash;
@@ -16,26 +21,49 @@ use crate::options::LookupMode;
 /// A name to look up, and its hash.
 pub(super) struct LookupName<'a> {
     pub(super) hash: u32,
-    name: &'a [u8],
+    /// As it is stored, but for no-key forms and folded names.
+    name: Cow<'a, [u8]>,
     /// The name is the no-key form of an encrypted name.
     shown: bool,
     /// In a case-insensitive directory, but for `.` and `..`.
     folded: Option<(Encoding, FoldedName<'a>)>,
+    /// Entries are decrypted to be compared.
+    key: Option<Arc<FileKey>>,
 }
 
 impl<'a> LookupName<'a> {
     /// `None` if the directory cannot hold such a name.
-    pub(super) fn new(fs: &F2fs, dir: &Inode, name: &'a [u8]) -> Option<Self> {
-        if dir.is_encrypted() && !is_dots(name) {
-            // In an encrypted directory only no-key names exist.
-            return Some(Self {
-                hash: shown_hash(name)?,
-                name,
+    pub(super) fn new(fs: &F2fs, dir: &Inode, name: &'a [u8], tag: IoTag) -> Result<Option<Self>> {
+        if !dir.is_encrypted() || is_dots(name) {
+            return Ok(Some(Self::plain(fs, dir, name)));
+        }
+        let Some(key) = fs.names_key(dir, tag)? else {
+            // Without the key only no-key names exist.
+            return Ok(shown_hash(name).map(|hash| Self {
+                hash,
+                name: name.into(),
                 shown: true,
                 folded: None,
-            });
-        }
-        Some(Self::plain(fs, dir, name))
+                key: None,
+            }));
+        };
+        let plain = Self::plain(fs, dir, name);
+        Ok(Some(match &plain.folded {
+            Some((_, folded)) => Self {
+                // The low half, as in the kernel.
+                hash: key.hash_name(folded.hashed()).unwrap_or_default() as u32,
+                key: Some(key),
+                ..plain
+            },
+            None => {
+                let stored = key.encrypt_name(name);
+                Self {
+                    hash: hash::of_name(&stored),
+                    name: stored.into(),
+                    ..plain
+                }
+            }
+        }))
     }
 
     /// A name that is not encrypted.
@@ -45,23 +73,24 @@ impl<'a> LookupName<'a> {
         let hashed = folded.as_ref().map_or(name, |(_, folded)| folded.hashed());
         Self {
             hash: hash::of_name(hashed),
-            name,
+            name: name.into(),
             shown: false,
             folded,
+            key: None,
         }
     }
 
     /// Finds the entry in an area.
     pub(super) fn find<'b>(&self, layout: &DentryLayout, bytes: &'b [u8]) -> Option<Entry<'b>> {
         if !self.shown && self.folded.is_none() {
-            return dentry::find(layout, bytes, self.hash, self.name);
+            return dentry::find(layout, bytes, self.hash, &self.name);
         }
         dentry::entries(layout, bytes, 0)
             .flatten()
             .filter(|entry| entry.hash == self.hash && !entry.is_dot())
             .find(|entry| match self.shown {
-                true => show([entry.hash, 0], entry.name).as_deref() == Some(self.name),
-                false => self.is_same(entry.name),
+                true => show([entry.hash, 0], entry.name).as_deref() == Some(&*self.name),
+                false => self.is_entry(entry.name),
             })
     }
 
@@ -87,11 +116,21 @@ impl<'a> LookupName<'a> {
         (None, orderly)
     }
 
+    /// Whether a stored name is the same.
+    fn is_entry(&self, stored: &[u8]) -> bool {
+        match &self.key {
+            Some(key) => key
+                .decrypt_name(stored)
+                .is_ok_and(|name| self.is_same(&name)),
+            None => self.is_same(stored),
+        }
+    }
+
     /// Whether another plain name is the same.
     pub(super) fn is_same(&self, other: &[u8]) -> bool {
         match &self.folded {
             Some((_, folded)) => folded.is_same(other),
-            None => self.name == other,
+            None => *self.name == *other,
         }
     }
 
@@ -114,7 +153,8 @@ fn folded(name: &[u8]) -> FoldedName<'_> {
 impl F2fs {
     /// Whether names that are not where their hashes lead to are looked for (`lookup_mode=`).
     fn looks_everywhere(&self, dir: &Inode, wanted: &LookupName<'_>) -> bool {
-        let Some((encoding, _)) = &wanted.folded else {
+        // Of encrypted names no kernel has placed any by other rules.
+        let Some((encoding, _)) = wanted.folded.as_ref().filter(|_| wanted.key.is_none()) else {
             return false;
         };
         let may_have_some = match self.options.read().lookup_mode {
@@ -176,9 +216,19 @@ impl F2fs {
     }
 
     /// The inode of a name that roll-forward recovery found, on a volume that is only read.
-    pub(super) fn recovered_name(&self, dir: &Inode, name: &[u8]) -> Option<crate::disk::Nid> {
+    pub(super) fn recovered_name(
+        &self,
+        (dir, key): (&Inode, Option<&FileKey>),
+        name: &[u8],
+    ) -> Option<crate::disk::Nid> {
         let recovered = self.recovered();
-        if !dir.flags().contains(InodeFlags::CASEFOLD) || dir.is_encrypted() {
+        if dir.is_encrypted() {
+            let mut names = recovered.names(dir.nid());
+            let found =
+                names.find(|(stored, _)| shown_recovered(key, stored).as_deref() == Some(name));
+            return found.map(|(_, ino)| ino);
+        }
+        if !dir.flags().contains(InodeFlags::CASEFOLD) {
             return recovered.name(dir.nid(), name);
         }
         let wanted = LookupName::plain(self, dir, name);

@@ -19,7 +19,7 @@ use crate::space::Need;
 const STORED_PER_CHANGE: usize = 128;
 
 impl Inode {
-    /// The length of an encrypted link's target as it is shown without the key; `None` if it cannot be read, and
+    /// The length of an encrypted link's target as it is shown; `None` if it cannot be read, and
     /// for other inodes.
     fn shown_target(&self, fs: &F2fs, tag: IoTag) -> Option<u64> {
         let encrypted = self.kind == FileKind::Symlink && self.is_encrypted();

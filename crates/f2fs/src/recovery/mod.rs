@@ -157,15 +157,16 @@ impl F2fs {
         let node = self.node_at(addr, ino, ino, tag)?;
         let core = disk::Inode::parse(&self.layout, ino, &node)?;
         let dir = self.inode(core.parent, tag)?;
-        let name = if dir.is_encrypted() {
-            let hash = disk::hash::of_name(&core.name);
-            steadfs_vfs::nokey::show([hash, 0], &core.name).unwrap_or_default()
-        } else {
-            core.name
+        // The lookup sees the checkpoint only: the overlay is not in use yet. There are no keys yet, either.
+        let shown = match dir.is_encrypted() {
+            true => {
+                let hash = disk::hash::of_name(&core.name);
+                steadfs_vfs::nokey::show([hash, 0], &core.name).unwrap_or_default()
+            }
+            false => core.name.clone(),
         };
-        // The lookup sees the checkpoint only: the overlay is not in use yet.
-        if !name.is_empty() && self.find_name(&dir, &name, tag)? != Some(ino) {
-            recovered.add_name(dir.nid(), name, ino);
+        if !shown.is_empty() && self.find_name(&dir, &shown, tag)? != Some(ino) {
+            recovered.add_name(dir.nid(), core.name, ino);
         }
         Ok(())
     }

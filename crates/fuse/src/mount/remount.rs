@@ -88,6 +88,15 @@ impl MountHandle {
         self.send_command::<{ sys::TUNE }>(list)
     }
 
+    /// Changes the keys of encrypted files, by what is written to their control file; nothing changes none. Returns the
+    /// file's content. The command is not kept.
+    ///
+    /// # Errors
+    /// [`MountError::Remount`] with the server's reason.
+    pub fn change_keys(&self, command: &str) -> Result<String, MountError> {
+        self.send_command::<{ sys::KEYS }>(command)
+    }
+
     /// Replaces the server by a new process of the program as it is installed now. Programs see a pause.
     ///
     /// # Errors

@@ -133,6 +133,10 @@ impl FileSystem for WithControl {
         self.inner.folds_names()
     }
 
+    fn has_encryption(&self) -> bool {
+        self.inner.has_encryption()
+    }
+
     fn checks_opens(&self) -> bool {
         self.inner.checks_opens()
     }
