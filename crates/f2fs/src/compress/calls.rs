@@ -245,7 +245,8 @@ impl F2fs {
     /// `F2FS_IOC_DECOMPRESS_FILE`).
     ///
     /// # Errors
-    /// `NotSupported` unless `compress_mode=user`; `Invalid` for a file that is not compressed or was released.
+    /// `NotSupported` unless `compress_mode=user`; `Invalid` for a file that is not compressed or was released; `NoKey`
+    /// for an encrypted one.
     pub(crate) fn recompress(&self, cx: &Cx, inode: &Inode, compress: bool) -> Result<()> {
         self.check_compression()?;
         if self.options.read().compress.mode != CompressMode::User {
@@ -255,6 +256,8 @@ impl F2fs {
         }
         self.with_space(cx, || {
             let _exclusive = inode.lock.write();
+            // What is read of an encrypted file is plain, and would be written so.
+            Self::check_content(inode)?;
             self.compression_of(inode)?;
             self.check_may_recompress(cx, inode)?;
             if Self::check_not_released(inode).is_err() {

@@ -383,6 +383,8 @@ impl F2fs {
         compress: bool,
         tag: IoTag,
     ) -> Result<bool> {
+        // Nothing here encrypts.
+        Self::check_content(inode)?;
         let per = (content.len() / BLOCK_SIZE) as u16;
         let slots = match compress {
             true => match self.encode_cluster(inode, content) {
