@@ -98,6 +98,11 @@ impl F2fs {
     pub(crate) fn free_orphans(&self, tag: IoTag) -> u64 {
         let mut freed = 0;
         for nid in self.orphans.all() {
+            if self.is_hidden(nid) {
+                tracing::warn!(ino = %nid, "a quota file is listed as an orphan, and stays");
+                self.forget_orphan(nid);
+                continue;
+            }
             let result = self.inode(nid, tag).and_then(|inode| {
                 if inode.is_looked_up() {
                     inode.marks.adopt_orphan();

@@ -206,10 +206,13 @@ impl F2fs {
                     data,
                     tag: cx.tag,
                 };
+                // Counted before write-back can map a page.
+                self.delay(inode, reserved.blocks());
                 let written = inode.pages.write_growing(write, needs, fill, reached);
-                self.delay(inode, written.reserved);
+                let unused = reserved.blocks() - written.reserved;
+                self.end_delay(inode, unused);
                 self.space.release(Need {
-                    blocks: reserved.blocks() - written.reserved,
+                    blocks: unused,
                     nodes: 0,
                 });
                 (written.bytes, written.error.map_or(Ok(()), Err))

@@ -61,7 +61,7 @@ impl F2fs {
     }
 
     /// Whether a node is one of the volume's own inodes, which callers cannot access.
-    fn is_hidden(&self, nid: Nid) -> bool {
+    pub(crate) fn is_hidden(&self, nid: Nid) -> bool {
         nid != Nid::ROOT && self.superblock.quota_inodes().contains(&Some(nid))
     }
 
@@ -264,5 +264,9 @@ impl F2fs {
             !goes
         });
         self.space.release(Need { blocks: 0, nodes });
+        if nodes > 0 {
+            // They are counted as delayed, too.
+            self.end_delay(inode, 0);
+        }
     }
 }

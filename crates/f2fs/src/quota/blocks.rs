@@ -9,7 +9,7 @@ use super::file::QuotaFile;
 use crate::cp_lock::Change;
 use crate::data::BLOCK;
 use crate::disk::quota::{BLOCK_SIZE, Block, Blocks, Entry, Info, tree};
-use crate::disk::{self, BLOCK_SIZE as FILE_BLOCK_SIZE};
+use crate::disk::{self, BLOCK_SIZE as FILE_BLOCK_SIZE, BlockAddr};
 use crate::fs::F2fs;
 use crate::node::SlotLookup;
 use crate::space::Need;
@@ -132,6 +132,11 @@ impl QuotaFile {
             // Some are counted for each of the few blocks.
             need.nodes += fs.missing_nodes(inode, core, block, tag)?.len() as u64;
         }
+        for block in changed.keys().map(|n| u64::from(n / PER_BLOCK)) {
+            if !new.contains(&block) && self.is_hole(fs, core, block, tag)? {
+                return Err(self.corruption("has a hole"));
+            }
+        }
         let mut reservation = fs.space.reservation(need, true)?;
         fs.mark_dirty(change, inode, tag)?;
         let put = || {
@@ -150,6 +155,13 @@ impl QuotaFile {
             Ok(())
         };
         fs.abort_on_error(put())
+    }
+
+    fn is_hole(&self, fs: &F2fs, core: &disk::Inode, block: u64, tag: IoTag) -> Result<bool> {
+        Ok(match fs.find_slot(&self.inode, core, block, tag)? {
+            SlotLookup::Slot(slot) => fs.addr_in(core, &slot)? == BlockAddr::NULL,
+            SlotLookup::Missing(_) => true,
+        })
     }
 }
 

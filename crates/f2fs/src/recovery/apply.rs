@@ -152,6 +152,14 @@ impl Apply<'_> {
 
     /// Creates the inodes that the checkpoint does not have, because other nodes of them may be earlier in the chain.
     fn make_inodes(&self, log: &NodeLog) -> Result<()> {
+        // A quota file that grows must not take the id of an inode that is still to be made.
+        let mut lost = Vec::new();
+        for ino in log.named.keys() {
+            if !self.fs.is_in_checkpoint(*ino, self.tag)? {
+                lost.push(*ino);
+            }
+        }
+        self.fs.nat.keep(lost.into_iter());
         for (ino, n) in &log.named {
             if self.fs.is_in_checkpoint(*ino, self.tag)? {
                 continue;
