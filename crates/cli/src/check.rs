@@ -24,6 +24,10 @@ const OPERATIONAL: u8 = 8;
 pub const USAGE: u8 = 16;
 
 pub fn run(args: &args::Check) -> Result<(), Failure> {
+    if !args.open.keys.is_empty() {
+        let why = "a check needs no key: leave out --key-file";
+        return Err(Failure::new(USAGE, why));
+    }
     let (volume, list) = partition::resolve(
         &args.volume,
         &args.open.options.join(","),

@@ -10,7 +10,7 @@ use steadfs::tools::{printable_json, printable_text};
 use steadfs::{Options, VolumeDevice};
 
 use crate::args;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::json::text;
 use crate::output::print;
 use crate::partition;
@@ -76,6 +76,10 @@ fn show_partitions(image: &Path, table: &Table, json: bool) -> Result<(), Failur
 }
 
 pub fn run(args: &args::Inspect) -> Result<(), Failure> {
+    if !args.open.keys.is_empty() {
+        let why = "what inspect shows is not encrypted: leave out --key-file";
+        return Err(Failure::new(code::USAGE, why));
+    }
     let (volume, list) = partition::resolve(
         &args.volume,
         &args.open.options.join(","),

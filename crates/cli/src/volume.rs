@@ -86,7 +86,12 @@ pub fn with_volume<T>(
     work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let work = |fs: &dyn FileSystem| {
-        for key in &open.keys {
+        let takes_keys = fs.read_control(KEYS_FILE).is_ok();
+        if !open.keys.is_empty() && !takes_keys {
+            let image = image.display();
+            eprintln!("steadfs: {image}: has no encrypted files; --key-file has no effect there");
+        }
+        for key in open.keys.iter().filter(|_| takes_keys) {
             fs.write_control(KEYS_FILE, key.command().as_bytes())
                 .map_err(|error| Failure::plain(format!("--key-file: {error}")))?;
         }

@@ -25,7 +25,7 @@ impl Control for Ext4 {
             entries.push(file("jbd2/stats.json", false));
         }
         if self.has_encryption() {
-            entries.push(file(KEYS_FILE, true));
+            entries.push(file(KEYS_FILE, false));
         }
         let quota = self.quota_controls().into_iter();
         entries.extend(quota.map(|path| file(path, true)));

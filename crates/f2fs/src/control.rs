@@ -49,7 +49,7 @@ impl Control for F2fs {
                 .map(|path| file(path, true)),
         );
         if self.has_encryption() {
-            entries.push(file(KEYS_FILE, true));
+            entries.push(file(KEYS_FILE, false));
         }
         entries.extend(gc::files().map(|(path, writable)| file(path, writable)));
         entries

@@ -14,7 +14,7 @@ use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_fscrypt::FileKey;
 use steadfs_vfs::nokey::show;
-use steadfs_vfs::{DirEntry, FileKind, Result};
+use steadfs_vfs::{DirEntry, FileKind, FsError, Result};
 
 use crate::data::{BLOCK, MapTarget};
 use crate::disk::dentry::{self, BLOCK_SLOTS, DentryLayout, Entry};
@@ -310,10 +310,13 @@ impl F2fs {
             let kind = Some(self.inode_of_entry(dir, ino, tag)?.kind());
             let shown;
             let name = match dir.is_encrypted() {
-                true => {
-                    shown = shown_recovered(key, name).unwrap_or_default();
-                    &shown
-                }
+                true => match shown_recovered(key, name) {
+                    Some(name) => {
+                        shown = name;
+                        &shown
+                    }
+                    None => continue,
+                },
                 false => name,
             };
             let entry = DirEntry {
@@ -350,9 +353,10 @@ fn shown_name(
     };
     if let Some(key) = key {
         let name = key.decrypt_name(entry.name);
-        return name
-            .map(Some)
-            .map_err(|_| bad("has an impossible encrypted name").into());
+        return name.map(Some).map_err(|error| match error {
+            FsError::Corrupt(_) => bad("has an impossible encrypted name").into(),
+            other => other,
+        });
     }
     if dir.is_encrypted() {
         let shown = show([entry.hash, 0], entry.name);

@@ -61,7 +61,11 @@ impl F2fs {
     /// The key of a directory's names; `None`: they are not encrypted, or the key is not there.
     pub(crate) fn names_key(&self, dir: &Inode, tag: IoTag) -> Result<Option<Arc<FileKey>>> {
         match dir.is_encrypted() {
-            true => self.file_key(dir, tag),
+            true => match self.file_key(dir, tag) {
+                // A policy that is not known here: as without a key, so that the files can be deleted.
+                Err(FsError::Invalid(_)) => Ok(None),
+                key => key,
+            },
             false => Ok(None),
         }
     }

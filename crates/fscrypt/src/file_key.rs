@@ -6,7 +6,7 @@ use hkdf::Hkdf;
 use sha2::Sha512;
 use siphasher::sip::SipHasher24;
 use steadfs_vfs::{FileKind, FsError, Result};
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::cipher::{Cipher, IV_SIZE};
 use crate::context::{Context, KeyName, Mode, NONCE_SIZE, Policy, flag};
@@ -38,8 +38,10 @@ pub(crate) enum MasterKey {
 impl MasterKey {
     /// A key of version 2.
     pub(crate) fn of_v2(key: &[u8]) -> Self {
-        let (extracted, _) = Hkdf::<Sha512>::extract(None, key);
-        Self::V2(Zeroizing::new(extracted.into()), key.len())
+        let (mut extracted, _) = Hkdf::<Sha512>::extract(None, key);
+        let kept = Zeroizing::new(extracted.into());
+        extracted.as_mut_slice().zeroize();
+        Self::V2(kept, key.len())
     }
 
     fn len(&self) -> usize {
@@ -90,7 +92,10 @@ pub struct FileKey {
     vectors: Vectors,
     unit: usize,
     pub(crate) padding: usize,
-    names_hash: Option<SipHasher24>,
+    /// The policy's name of the master key proves it. With a wrong key of version 1 all names are nonsense.
+    pub(crate) is_proved: bool,
+    /// Of the keyed hash of names.
+    names_hash: Option<Zeroizing<[u8; 16]>>,
 }
 
 impl FileKey {
@@ -129,7 +134,7 @@ impl FileKey {
                 if file.kind == FileKind::Directory && file.folds {
                     let mut key = Zeroizing::new([0; 16]);
                     expand(extracted, KeyUse::DirHash, &[&context.nonce], &mut *key);
-                    names_hash = Some(SipHasher24::new_with_key(&key));
+                    names_hash = Some(key);
                 }
                 derive_v2(extracted, context, (mode, file), key)
             }
@@ -139,6 +144,7 @@ impl FileKey {
             vectors,
             unit,
             padding: policy.padding(),
+            is_proved: matches!(master, MasterKey::V2(..)),
             names_hash,
         })
     }
@@ -178,7 +184,8 @@ impl FileKey {
 
     /// The hash of a folded name in a case-insensitive directory; `None` in others.
     pub fn hash_name(&self, folded: &[u8]) -> Option<u64> {
-        self.names_hash.as_ref().map(|hasher| hasher.hash(folded))
+        let key = self.names_hash.as_ref()?;
+        Some(SipHasher24::new_with_key(key).hash(folded))
     }
 }
 

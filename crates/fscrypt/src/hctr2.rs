@@ -5,6 +5,7 @@ use aes::Aes256;
 use aes::cipher::{Block, BlockCipherDecrypt, BlockCipherEncrypt, InvalidLength, KeyInit};
 use polyval::Polyval;
 use polyval::universal_hash::UniversalHash;
+use zeroize::Zeroizing;
 
 /// Bytes of the tweak.
 const TWEAK: usize = 32;
@@ -13,7 +14,7 @@ pub(crate) struct Hctr2 {
     block: Aes256,
     /// With the hash key, before any input.
     hash: Polyval,
-    mask: u128,
+    mask: Zeroizing<u128>,
 }
 
 impl Hctr2 {
@@ -29,7 +30,7 @@ impl Hctr2 {
         let (hash_key, mask) = (encrypted(0), encrypted(1));
         Ok(Self {
             hash: Polyval::new(&hash_key),
-            mask: u128::from_le_bytes(mask.0),
+            mask: Zeroizing::new(u128::from_le_bytes(mask.0)),
             block,
         })
     }
@@ -52,7 +53,7 @@ impl Hctr2 {
         let mut block = Block::<Aes256>::from(input.to_le_bytes());
         crypt(&mut block);
         let output = u128::from_le_bytes(block.0);
-        self.count(input ^ output ^ self.mask, rest);
+        self.count(input ^ output ^ *self.mask, rest);
         *first = (output ^ self.hash(tweak, rest)).to_le_bytes();
     }
 

@@ -21,6 +21,8 @@ pub const KEYS_FILE: &str = "keys";
 
 /// Most files whose keys are kept: 4 MiB.
 const FILES_MAX: usize = 1024;
+/// Most master keys: their names fit in one answer to `steadfs key status`.
+const KEYS_MAX: usize = 100;
 /// Lengths of master keys, in bytes.
 pub(crate) const KEY_SIZES: std::ops::RangeInclusive<usize> = 16..=64;
 
@@ -70,7 +72,7 @@ impl Keyring {
     /// Adds a master key: for policies of version 1 by a descriptor, else by its identifier, which is returned.
     ///
     /// # Errors
-    /// `Invalid`: a key has 16 to 64 bytes.
+    /// `Invalid`: a key has 16 to 64 bytes. `NoSpace`: the volume has 100 keys.
     pub fn add(&self, descriptor: Option<[u8; 8]>, key: &[u8]) -> Result<KeyName> {
         if !KEY_SIZES.contains(&key.len()) {
             return Err(FsError::Invalid("a key has 16 to 64 bytes"));
@@ -82,8 +84,13 @@ impl Keyring {
             }
             None => (key_identifier(key), MasterKey::of_v2(key)),
         };
-        self.change(|masters| masters.insert(name, Arc::new(master)));
-        Ok(name)
+        self.change(|masters| {
+            if masters.len() >= KEYS_MAX && !masters.contains_key(&name) {
+                return Err(FsError::NoSpace);
+            }
+            masters.insert(name, Arc::new(master));
+            Ok(name)
+        })
     }
 
     /// Removes a master key.

@@ -23,28 +23,40 @@ impl FileKey {
     /// The name with this encrypted form.
     ///
     /// # Errors
-    /// `Corrupt`: it is too short, or no name of a file.
+    /// `Corrupt`: it is too short, or no name of a file; `NoKey` instead, if the key may be a wrong one.
     pub fn decrypt_name(&self, encrypted: &[u8]) -> Result<Vec<u8>> {
         let name = self.decrypt_padded(encrypted)?;
         let is_name = !name.is_empty() && !name.contains(&b'/') && name != b"." && name != b"..";
         match is_name {
             true => Ok(name),
-            false => Err(Corruption::new("an encrypted name is none").into()),
+            false => Err(self.wrong("an encrypted name is none")),
         }
     }
 
     /// The target of a symbolic link with this content.
     ///
     /// # Errors
-    /// `Corrupt`: its length is wrong.
+    /// `Corrupt`: its length is wrong, or it is empty; `NoKey` instead, if the key may be a wrong one.
     pub fn decrypt_target(&self, content: &[u8]) -> Result<Vec<u8>> {
-        let bad = || FsError::from(Corruption::new("encrypted symbolic link"));
+        let bad = || {
+            FsError::from(Corruption::new(
+                "an encrypted symbolic link has a wrong length",
+            ))
+        };
         let (len, encrypted) = content.split_first_chunk::<2>().ok_or_else(bad)?;
         let encrypted = encrypted.get(..u16::from_le_bytes(*len).into());
         let target = self.decrypt_padded(encrypted.ok_or_else(bad)?)?;
         match target.is_empty() {
-            true => Err(bad()),
+            true => Err(self.wrong("an encrypted symbolic link has no target")),
             false => Ok(target),
+        }
+    }
+
+    /// The error for text that cannot be what was encrypted.
+    fn wrong(&self, what: &str) -> FsError {
+        match self.is_proved {
+            true => Corruption::new(what.to_owned()).into(),
+            false => FsError::NoKey,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use rustix::process::DumpableBehavior;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// The user number that a contained server of this process id gets if root starts it.
 ///
@@ -39,7 +39,14 @@ fn effective_ids(status: &str) -> Option<(u32, u32)> {
 /// Makes sure that the system writes no memory of this process to a core file: it holds a key. A contained process cannot
 /// change that any more, and did it before.
 pub fn forbid_core_dumps() {
-    let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    // core(5): with this limit nothing is dumped, also not to a program. The process stays dumpable: else its user could not
+    // open its descriptors, by which `steadfs umount` learns how closing ended.
+    let nothing = Some(1);
+    let limit = Rlimit {
+        current: nothing,
+        maximum: nothing,
+    };
+    let _ = setrlimit(Resource::Core, limit);
 }
 
 #[cfg(test)]

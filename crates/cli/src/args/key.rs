@@ -59,5 +59,6 @@ pub fn volume_key(text: &str) -> Result<VolumeKey, String> {
         Some((name, file)) if name.len() == 16 => (Some(descriptor(name)?), file),
         _ => (None, text),
     };
+    steadfs_rt::forbid_core_dumps();
     VolumeKey::read(Path::new(file), descriptor).map_err(|error| error.to_string())
 }

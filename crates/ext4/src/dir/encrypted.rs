@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use steadfs_fscrypt::FileKey;
-use steadfs_vfs::{FileKind, InodeFlags, Result};
+use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
 use super::wanted::Wanted;
 use super::{Dir, Entry, nokey};
@@ -19,7 +19,11 @@ impl Dir<'_> {
     /// The key of the directory's names; `None`: they are not encrypted, or the key is not there.
     pub(super) fn names_key(&self, core: &disk::Inode) -> Result<Option<Arc<FileKey>>> {
         match core.has(InodeFlags::ENCRYPTED) {
-            true => (self.fs).file_key(self.ino, core, FileKind::Directory, self.tag),
+            true => match (self.fs).file_key(self.ino, core, FileKind::Directory, self.tag) {
+                // A policy that is not known here: as without a key, so that the files can be deleted.
+                Err(FsError::Invalid(_)) => Ok(None),
+                key => key,
+            },
             false => Ok(None),
         }
     }
@@ -28,7 +32,12 @@ impl Dir<'_> {
     pub(super) fn decrypt(&self, key: &FileKey, entry: &RawEntry<'_>) -> Result<Vec<u8>> {
         let at = entry.offset;
         let name = key.decrypt_name(entry.name);
-        name.map_err(|_| self.corrupt(format_args!("the entry at {at} has an impossible name")))
+        name.map_err(|error| match error {
+            FsError::Corrupt(_) => {
+                self.corrupt(format_args!("the entry at {at} has an impossible name"))
+            }
+            other => other,
+        })
     }
 }
 
@@ -48,7 +57,8 @@ pub(super) fn find(
     let hash = key.hash_name(wanted.hashed()).unwrap_or_default();
     let NameHash { major, .. } = NameHash::of_keyed(hash);
     let found = nokey::find_by(dir, core, major, &|_, entry| {
-        Ok(wanted.is_same(&dir.decrypt(key, entry)?))
+        let name = key.decrypt_name(entry.name);
+        Ok(name.is_ok_and(|name| wanted.is_same(&name)))
     })?;
     if found.is_none() {
         encoding.check(&wanted)?;
