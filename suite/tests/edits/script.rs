@@ -111,7 +111,10 @@ fn a_line_that_fails_leaves_the_image_as_it_is() {
             ("frobnicate /x", ":4: frobnicate: no command of scripts"),
             ("rm --fast /x", ":4: --fast: rm has no such option"),
             ("chmod 99 /a", ":4: chmod: "),
-            ("rm -o ro /a", ":4: -o and --sandbox belong to edit itself"),
+            (
+                "rm -o ro /a",
+                ":4: -o, --sandbox and --key-file belong to edit itself",
+            ),
             ("mv /a", ":4: mv needs an operand and a target"),
             ("put /nonexistent /x", ":4: /nonexistent: No such file"),
             (&format!("rm {path}:/a"), ":4: "),
