@@ -120,6 +120,9 @@ fn everything_is_installed_and_uninstalled() {
     );
     assert!(lab.expect(0).out.starts_with("steadfs-lab "));
 
+    // The helpers of another prefix stay.
+    make("uninstall", &[variables[0], "PREFIX=/opt/other"]);
+    check_helpers(&dest);
     // A file from elsewhere stays.
     fs::write(dest.join("opt/stead/bin/other"), b"").unwrap();
     make("uninstall", &variables);

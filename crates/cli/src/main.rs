@@ -168,9 +168,7 @@ fn option_hint(command: &str) -> &'static str {
         "mount" => {
             "; what mount(8) does itself it does with `mount -t steadfs`, where mount.steadfs is installed"
         }
-        "format" => {
-            "; what mke2fs and mkfs.f2fs make can be mounted, too (bigalloc volumes, mke2fs -C, with -o ro)"
-        }
+        "format" => "; what mke2fs and mkfs.f2fs make can be mounted, too",
         _ => "",
     }
 }

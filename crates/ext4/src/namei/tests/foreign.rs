@@ -1,4 +1,4 @@
-//! Read-only kinds of directories: inline, encrypted.
+//! Directories as other programs make them: inline, encrypted; read only.
 
 use std::path::Path;
 
