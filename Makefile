@@ -27,7 +27,7 @@ install: ## programs, mount helpers, manual, completions; takes PREFIX (/usr/loc
 		[ -z "$$missing" ] || $(MAKE) --no-print-directory build
 	@scripts/install-program install "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"
 
-dist: ## a static program with all that belongs to it, as a tar archive and a Debian package, in target/dist
+dist: ## a static program with all that belongs to it, as a tar archive and a Debian package, in target/packages
 	@scripts/install-build
 	@scripts/dist
 

@@ -166,7 +166,7 @@ fn the_static_program_needs_nothing_of_the_machine() {
     finish(make, Duration::from_secs(3000)).expect(0);
     let target = std::env::var_os("CARGO_TARGET_DIR");
     let target = target.map_or_else(|| Path::new(SOURCES).join("target"), PathBuf::from);
-    let out = target.join("dist");
+    let out = target.join("packages");
     let bill = fs::read_to_string(only(&out, ".cdx.json")).unwrap();
     assert!(bill.contains("\"CycloneDX\"") && bill.contains("\"rustix\""));
     let scratch = Scratch::new();
