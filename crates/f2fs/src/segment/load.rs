@@ -21,8 +21,8 @@ use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, CpFlags};
 use crate::disk::node::Footer;
 use crate::disk::summary::{CompactSummaries, Summary, SummaryBlock};
 use crate::disk::{
-    BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, Nid, SEGMENT_BLOCKS, SegNo,
-    SitEntry, Structure, sit,
+    BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, Nid, SegNo, SitEntry, Structure,
+    sit,
 };
 use crate::options::GC_RULES_DEFAULT;
 use crate::victim::age::AgeRules;
@@ -266,11 +266,11 @@ fn restore(
     let at = checkpoint.log(kind).segment;
     let valid = sit.current(at);
     let mut edit = SegmentSummary::empty(kind);
-    if valid.is_empty() {
+    let (Some(first), Some(last)) = (valid.next_set(0), valid.ones().last()) else {
         return Ok(edit);
-    }
-    let blocks = read_blocks(queue, layout.block_in(at, 0), SEGMENT_BLOCKS)?;
-    for (offset, block) in (0..).zip(blocks.chunks_exact(BLOCK_SIZE)) {
+    };
+    let blocks = read_blocks(queue, layout.block_in(at, first), last - first + 1)?;
+    for (offset, block) in (first..).zip(blocks.chunks_exact(BLOCK_SIZE)) {
         if valid.get(offset) {
             let nid = Nid(Footer::parse(block).nid.0);
             let (version, slot) = (0, 0);
