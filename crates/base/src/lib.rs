@@ -11,12 +11,14 @@ pub mod io_tag;
 pub mod limits;
 pub mod units;
 mod uuid;
+mod zeros;
 
 pub use corruption::{Corruption, CorruptionKind};
 pub use fixed_map::{FixedHasher, FixedMap, FixedSet};
 pub use io_tag::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 pub use units::{BlockSize, DevBlock, FileBlock, InodeNo, Tid, Timestamp};
 pub use uuid::{parse_uuid, parse_uuid_option, time_uuid, uuid_seed, uuid_text};
+pub use zeros::is_zero;
 
 /// Integers of on-disk structures, whose byte order is part of their type.
 pub mod endian {

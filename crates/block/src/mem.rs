@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
+use steadfs_base::is_zero;
 use steadfs_rt::{Mutex, Rank};
 
 use crate::{Bio, BlockSource, Device, Done, Geometry, IoError, Op};
@@ -134,7 +135,7 @@ impl MemDevice {
         let mut chunks = self.chunks.lock();
         for (at, within, range) in pieces(offset, bytes.len()) {
             let part = &bytes[range];
-            if part.iter().all(|&b| b == 0) && !chunks.contains_key(&at) {
+            if is_zero(part) && !chunks.contains_key(&at) {
                 continue;
             }
             let chunk = chunks

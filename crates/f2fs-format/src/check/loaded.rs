@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use steadfs_base::is_zero;
 use zerocopy::FromBytes;
 
 use super::pack::Journals;
@@ -18,12 +19,6 @@ const NO_ADDRESS: BlockAddr = BlockAddr(1);
 
 /// Blocks of a table read per request.
 const WINDOW: u32 = 64;
-
-fn is_zero(block: &[u8]) -> bool {
-    block
-        .chunks(64)
-        .all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
-}
 
 impl Checker<'_> {
     /// Loads the NAT. Returns false if nothing can be checked without it.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use steadfs_base::is_zero;
 use steadfs_block::Buf;
 
 /// Bytes of a chunk, the unit of sharing.
@@ -270,10 +271,6 @@ fn leaf_bytes(node: Option<&Arc<Node>>, n: usize) -> &[u8] {
         Some(Node::Leaf(chunks)) => chunks[n].as_ref().map_or(&[], Chunk::bytes),
         _ => &[],
     }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]

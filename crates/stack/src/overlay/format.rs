@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use steadfs_base::IoTag;
+use steadfs_base::{IoTag, is_zero};
 use steadfs_block::{Device, IoError, Queue, QueueOptions};
 
 use crate::bytes::{le32, le64};
@@ -113,7 +113,7 @@ pub enum Head {
 /// # Errors
 /// Why it cannot be.
 pub fn check_head(head: &[u8], len: u64, layout: &Layout, id: &BaseId) -> Result<Head, String> {
-    let is_blank = head.iter().all(|byte| *byte == 0);
+    let is_blank = is_zero(head);
     if is_blank && (len == 0 || len == layout.file_bytes()) {
         // Made just now, or by a process that ended before it had written the header.
         return Ok(Head::New);

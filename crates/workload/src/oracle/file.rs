@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use steadfs_base::InodeNo;
+use steadfs_base::{InodeNo, is_zero};
 
 use super::history::{Event, TaskHistory, pages_of_blocks};
 use crate::model::{Content, Node, PAGE, Page};
@@ -44,7 +44,7 @@ fn wrong_sector(page: u64, within: usize, got: &[u8]) -> String {
             origin.fill,
             origin.offset.saturating_sub(at as u64)
         ),
-        None if got.iter().all(|byte| *byte == 0) => "zeros".to_owned(),
+        None if is_zero(got) => "zeros".to_owned(),
         None => "bytes of no fill".to_owned(),
     };
     format!("content at byte {offset} is wrong: {what}")
@@ -197,7 +197,7 @@ impl File<'_> {
                 let due = &self.page(moment, index)[within..end];
                 let kept = self.kept(moment, start + within as u64).min(end - within);
                 let (kept, cut) = got[within..end].split_at(kept);
-                due[..kept.len()] == *kept && cut.iter().all(|byte| *byte == 0)
+                due[..kept.len()] == *kept && is_zero(cut)
             });
             let bytes = within..end;
             let right = right
