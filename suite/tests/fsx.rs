@@ -82,12 +82,12 @@ fn exercise_mount(
 
 #[test]
 fn fsx_finds_no_difference_with_io_uring() {
-    exercise(&["-t", "ext4"], "fuse_transport=uring", &[1], 40_000);
+    exercise(&["-t", "ext4"], "fuse_transport=uring", &[1], 20_000);
 }
 
 #[test]
 fn fsx_finds_no_difference_with_dev_fuse() {
-    exercise(&["-t", "ext4"], "fuse_transport=dev", &[3], 20_000);
+    exercise(&["-t", "ext4"], "fuse_transport=dev", &[3], 10_000);
 }
 
 #[test]
@@ -192,5 +192,5 @@ fn fragment(mount: &SteadMount) {
 /// Operations for each file on f2fs; `STEADFS_FSX_OPERATIONS` changes it.
 fn operations() -> u32 {
     let output = std::env::var("STEADFS_FSX_OPERATIONS").ok();
-    output.and_then(|n| n.parse().ok()).unwrap_or(34_000)
+    output.and_then(|n| n.parse().ok()).unwrap_or(20_000)
 }
