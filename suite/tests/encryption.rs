@@ -16,6 +16,9 @@ use steadfs_suite::{
     Compare, Image, KernelMount, Scratch, SteadMount, Tree, ioctl, steadfs, succeed,
 };
 
+#[path = "encryption/written.rs"]
+mod written;
+
 const SIZE: u64 = 64 << 20;
 // linux/fscrypt.h.
 const ADD_KEY: u32 = 0xc050_6617;

@@ -32,7 +32,7 @@ impl Ext4 {
             let _alone = inode.lock.write();
             set.check(inode.kind(), inode.core.read().flags)?;
             if let Some(size) = set.size {
-                Self::check_content(&inode)?;
+                self.check_content(&inode, cx.tag)?;
                 if !self.resize_inline(cx, &inode, size)? {
                     self.move_content_out(cx, &inode)?;
                     self.truncate(cx, &inode, size)?;

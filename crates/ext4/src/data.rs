@@ -40,13 +40,10 @@ impl Ext4 {
         }
     }
 
-    /// Fails unless the inode is a regular file whose content can be changed: not encrypted, and no verity file, which
-    /// never changes.
-    pub(crate) fn check_content(inode: &Inode) -> Result<()> {
-        Self::regular(inode)?;
-        if inode.has(InodeFlags::ENCRYPTED) {
-            return Err(FsError::NoKey);
-        }
+    /// Fails unless the inode is a regular file whose content can be changed: an encrypted one has its key, and it is no
+    /// verity file, which never changes.
+    pub(crate) fn check_content(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        self.check_readable(inode, tag)?;
         if inode.has(InodeFlags::VERITY) {
             return Err(FsError::NotPermitted);
         }
@@ -63,7 +60,7 @@ impl Ext4 {
         kill_priv: bool,
     ) -> Result<usize> {
         self.check_writable()?;
-        Self::check_content(inode)?;
+        self.check_content(inode, cx.tag)?;
         if data.is_empty() {
             return Ok(0);
         }
@@ -153,6 +150,9 @@ impl Ext4 {
         data: &[u8],
         limit: u64,
     ) -> (usize, Result<()>) {
+        if let Err(error) = self.hold_key(inode, cx.tag) {
+            return (0, Err(error));
+        }
         let bs = self.geo.block_size;
         let blocks = bs.file_block(offset).0..bs.blocks_for(offset + data.len() as u64);
         let per_block = self.reserve_per_block(inode);
@@ -314,10 +314,13 @@ impl Ext4 {
         let BlockPlace::Written(at) = mapped.place else {
             return Ok(());
         };
-        let data = self
+        let mut data = self
             .queue
             .read(bs.offset_of(at), bs.bytes(), tag)
             .map_err(io_error)?;
+        if let Some(key) = self.content_key(inode, tag)? {
+            key.decrypt(block.0 << bs.bits(), data.make_mut());
+        }
         // Beyond the end of the file the content on the device is undefined.
         let start = block.0 << bs.bits();
         let valid = size.saturating_sub(start).min(bs.bytes_u64()) as usize;

@@ -390,6 +390,16 @@ impl<'a> Dir<'a> {
         self.fs.store_inode(handle, inode, core)
     }
 
+    /// Moves the names of an inline directory to a block. The inode is stored. [`crate::credits::grow`].
+    pub(crate) fn move_out(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+    ) -> Result<()> {
+        inline::move_out(self, handle, inode, core)
+    }
+
     /// Whether the content of a new directory needs no block.
     pub(crate) fn starts_in_inode(&self, core: &disk::Inode) -> Result<bool> {
         inline::init(self, &mut core.clone(), self.ino)

@@ -1,24 +1,66 @@
 //! Encrypted files: their keys, and what the volume's ring of master keys changes.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use steadfs_base::{Corruption, IoTag};
-use steadfs_fscrypt::{Context, FileKey, FileOf};
-use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
+use steadfs_base::{Corruption, InodeNo, IoTag};
+use steadfs_fscrypt::{Context, FileKey, FileOf, NONCE_SIZE, Policy, PolicyCommand};
+use steadfs_rt::random_bytes;
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, NewInode, Result, names};
 
-use crate::disk::features::Incompat;
+use crate::credits;
+use crate::dir::Dir;
+use crate::disk::features::{Compat, Incompat};
+use crate::disk::inode::INLINE_DATA;
 use crate::disk::xattr::INDEX_ENCRYPTION;
 use crate::disk::{self, Ino};
+use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::quota::owners_of;
+use crate::txn::Handle;
+use crate::xattr::Change;
 
 /// The attribute with the context.
 const CONTEXT: &[u8] = b"c";
+
+/// How a new inode is encrypted.
+pub(crate) struct NewEncrypted {
+    /// The value of its context's attribute.
+    pub(crate) context: Vec<u8>,
+    /// The content of a symbolic link.
+    pub(crate) target: Vec<u8>,
+}
+
+/// Whether inodes of this kind are encrypted; others have only their names in a directory.
+fn may_be_encrypted(kind: FileKind) -> bool {
+    matches!(
+        kind,
+        FileKind::Regular | FileKind::Directory | FileKind::Symlink
+    )
+}
+
+fn new_nonce() -> [u8; NONCE_SIZE] {
+    let mut nonce = [0; NONCE_SIZE];
+    random_bytes(&mut nonce);
+    nonce
+}
 
 impl Ext4 {
     /// Whether the volume may have encrypted files.
     pub(crate) fn has_encryption(&self) -> bool {
         self.geo.has_incompat(Incompat::ENCRYPT)
+    }
+
+    /// What the key of an inode depends on; `core`: its fields, or those of the directory that it is made in.
+    fn file_of(&self, ino: Ino, core: &disk::Inode, kind: FileKind) -> FileOf<'_> {
+        FileOf {
+            ino: ino.0.into(),
+            kind,
+            folds: core.has(InodeFlags::CASEFOLD) && kind == FileKind::Directory,
+            uuid: &self.geo.uuid,
+            block_bits: self.geo.block_size.bits(),
+        }
     }
 
     /// The key of an encrypted inode; `None`: its master key is not there.
@@ -32,21 +74,226 @@ impl Ext4 {
         kind: FileKind,
         tag: IoTag,
     ) -> Result<Option<Arc<FileKey>>> {
-        let file = FileOf {
-            ino: ino.0.into(),
-            kind,
-            folds: core.has(InodeFlags::CASEFOLD),
-            uuid: &self.geo.uuid,
-            block_bits: self.geo.block_size.bits(),
+        let file = self.file_of(ino, core, kind);
+        self.keyring
+            .file_key(core.generation, &file, || self.context(ino, core, tag))
+    }
+
+    /// Keeps the key of an encrypted file with its inode, for the write-back of what becomes dirty: also if the master key is
+    /// removed meanwhile.
+    ///
+    /// # Errors
+    /// As [`Ext4::content_key`].
+    pub(crate) fn hold_key(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        if let Some(key) = self.content_key(inode, tag)? {
+            *inode.held_key.lock() = Some(key);
+        }
+        Ok(())
+    }
+
+    /// Carries out a command about keys ([`Keyring::write`]). While keys change no call changes the volume; before a key is
+    /// removed everything is written.
+    ///
+    /// # Errors
+    /// As [`Keyring::write`]; those of [`Ext4::set_policy`]; data could not be written: the key is removed, and stays with
+    /// files that have such data.
+    ///
+    /// [`Keyring::write`]: steadfs_fscrypt::Keyring::write
+    pub(crate) fn change_keys(&self, command: &[u8]) -> Result<()> {
+        if let Some(policy) = PolicyCommand::parse(command)? {
+            let _open = self.open_to_changes();
+            let set = self.set_policy(InodeNo(policy.dir), policy.policy);
+            return self.report_corruption(set);
+        }
+        let removes = command.starts_with(b"remove");
+        let cx = Cx::default();
+        if removes && self.check_writable().is_ok() {
+            // Most of it while changes continue; an error stays for the second time.
+            let _: Result<()> = self.sync_volume(&cx);
+        }
+        let _alone = self.remount_state.exclude_changes();
+        let written = match removes && self.check_writable().is_ok() {
+            true => self.report_corruption(self.sync_volume(&cx)),
+            false => Ok(()),
         };
-        self.keyring.file_key(core.generation, &file, || {
-            let context = self.attr_value(ino, core, INDEX_ENCRYPTION, CONTEXT, tag)?;
-            let missing = || Corruption::new("an encrypted inode has no context").in_inode(ino);
-            Context::parse(&context.ok_or_else(missing)?).map_err(|error| match error {
-                FsError::Corrupt(corruption) => corruption.in_inode(ino).into(),
-                other => other,
-            })
+        self.keyring.write(command)?;
+        if removes {
+            let holders = self.inodes.with_keys().into_iter();
+            for inode in holders.filter(|inode| inode.pages.is_empty()) {
+                *inode.held_key.lock() = None;
+            }
+        }
+        written
+    }
+
+    /// Encrypts what will be made in an empty directory.
+    ///
+    /// # Errors
+    /// `NotDir`, `NotEmpty`. `Exists`: it has another policy. `NoKey`: the master key is not there. `NotPermitted`: the root.
+    /// `Invalid`: the policy does not suit the volume or directory.
+    fn set_policy(&self, ino: InodeNo, policy: Policy) -> Result<()> {
+        self.check_writable()?;
+        let (cx, tag) = (Cx::default(), IoTag::default());
+        let dir = self.directory(ino, tag)?;
+        let _names = dir.lock.write();
+        let context = {
+            let core = dir.core.read();
+            names::check_may_add(core.links.into(), core.flags)?;
+            if core.has(InodeFlags::ENCRYPTED) {
+                let has = self.context(dir.ino(), &core, tag)?.policy;
+                return match has == policy {
+                    true => Ok(()),
+                    false => Err(FsError::Exists),
+                };
+            }
+            if dir.ino() == Ino::ROOT {
+                return Err(FsError::NotPermitted);
+            }
+            if !Dir::new(self, dir.ino(), &core, tag).is_empty(&core)? {
+                return Err(FsError::NotEmpty);
+            }
+            if policy.needs_stable_inodes()
+                && !self.geo.features.compat.contains(Compat::STABLE_INODES)
+            {
+                let why = "the encryption policy needs the feature stable_inodes";
+                return Err(FsError::Invalid(why));
+            }
+            let context = Context::new(policy, new_nonce());
+            let file = self.file_of(dir.ino(), &core, FileKind::Directory);
+            self.keyring.new_file_key(&context, &file)?;
+            context.to_bytes()
+        };
+        self.with_space(&cx, || self.leave_inode(&cx, &dir))?;
+        self.check_attr_quota(&cx, &dir, (INDEX_ENCRYPTION, CONTEXT), &context)?;
+        self.change_fields(tag, &dir, context.len(), |handle, core| {
+            self.put_context(handle, &dir, core, &context)?;
+            core.flags = core.flags.union(InodeFlags::ENCRYPTED);
+            core.ctime = self.now(core);
+            dir.record_tid(handle, true);
+            Ok(())
         })
+    }
+
+    /// Moves the names of an inline directory to a block.
+    fn leave_inode(&self, cx: &Cx, dir: &Inode) -> Result<()> {
+        let credits = {
+            let core = dir.core.read();
+            if !core.has(INLINE_DATA) {
+                return Ok(());
+            }
+            let bytes = self.geo.cluster_units() * 512;
+            self.check_quota(cx, owners_of(&core).map(Some), bytes, 0)?;
+            credits::grow(self, &core) + credits::ATTRIBUTES
+        };
+        let _pins = self.pin_inodes(&[dir.ino()], cx.tag)?;
+        self.txns().run(credits, cx.tag, |handle| {
+            handle.refuse_fast_commits(refusal::GROWTH);
+            let mut core = dir.core.write();
+            Dir::new(self, dir.ino(), &core, cx.tag).move_out(handle, dir, &mut core)
+        })
+    }
+
+    /// The context of an encrypted inode.
+    fn context(&self, ino: Ino, core: &disk::Inode, tag: IoTag) -> Result<Context> {
+        let context = self.attr_value(ino, core, INDEX_ENCRYPTION, CONTEXT, tag)?;
+        let missing = || Corruption::new("an encrypted inode has no context").in_inode(ino);
+        Context::parse(&context.ok_or_else(missing)?).map_err(|error| match error {
+            FsError::Corrupt(corruption) => corruption.in_inode(ino).into(),
+            other => other,
+        })
+    }
+
+    /// Fails for a directory with encrypted names unless its key is there.
+    pub(crate) fn check_has_key(&self, dir: &Inode, core: &disk::Inode, tag: IoTag) -> Result<()> {
+        self.stored_name(dir, core, b"", tag).map(drop)
+    }
+
+    /// A new name as a directory stores it.
+    ///
+    /// # Errors
+    /// `NoKey`: the key of an encrypted directory is not there. `NotSupported`: it is case-insensitive, too.
+    pub(crate) fn stored_name<'n>(
+        &self,
+        dir: &Inode,
+        core: &disk::Inode,
+        name: &'n [u8],
+        tag: IoTag,
+    ) -> Result<Cow<'n, [u8]>> {
+        if !core.has(InodeFlags::ENCRYPTED) {
+            return Ok(Cow::Borrowed(name));
+        }
+        let key = self.file_key(dir.ino(), core, FileKind::Directory, tag)?;
+        let key = key.ok_or(FsError::NoKey)?;
+        if core.has(InodeFlags::CASEFOLD) {
+            let what = "new names in encrypted case-insensitive directories";
+            return Err(FsError::NotSupported(what));
+        }
+        Ok(Cow::Owned(key.encrypt_name(name)))
+    }
+
+    /// Fails if an encrypted directory may not have a name of an inode: it has another policy.
+    ///
+    /// # Errors
+    /// `CrossDevice`.
+    pub(crate) fn check_policy(&self, dir: &Inode, inode: &Inode, tag: IoTag) -> Result<()> {
+        let dir_core = dir.core.read();
+        if !dir_core.has(InodeFlags::ENCRYPTED) || !may_be_encrypted(inode.kind()) {
+            return Ok(());
+        }
+        let wanted = self.context(dir.ino(), &dir_core, tag)?.policy;
+        drop(dir_core);
+        let core = inode.core.read();
+        let is_same = core.has(InodeFlags::ENCRYPTED)
+            && self.context(inode.ino(), &core, tag)?.policy == wanted;
+        match is_same {
+            true => Ok(()),
+            false => Err(FsError::CrossDevice),
+        }
+    }
+
+    /// How a new inode with this number is encrypted: its context, and the content of a link. `None`: it is not.
+    ///
+    /// # Errors
+    /// `NoKey`: the key of the directory is not there. `NameTooLong`: the link's target.
+    pub(crate) fn encrypt_new(
+        &self,
+        dir: &Inode,
+        (ino, spec): (Ino, &NewInode<'_>),
+        tag: IoTag,
+    ) -> Result<Option<NewEncrypted>> {
+        let core = dir.core.read();
+        if !core.has(InodeFlags::ENCRYPTED) || !may_be_encrypted(spec.kind) {
+            return Ok(None);
+        }
+        let policy = self.context(dir.ino(), &core, tag)?.policy;
+        let context = Context::new(policy, new_nonce());
+        let file = self.file_of(ino, &core, spec.kind);
+        let key = self.keyring.new_file_key(&context, &file)?;
+        let target = match spec.kind {
+            FileKind::Symlink => key.encrypt_target(spec.target, self.geo.block_size.bytes())?,
+            _ => Vec::new(),
+        };
+        Ok(Some(NewEncrypted {
+            context: context.to_bytes(),
+            target,
+        }))
+    }
+
+    /// Gives an inode its context. As [`Ext4::change_attr`].
+    pub(crate) fn put_context(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        context: &[u8],
+    ) -> Result<()> {
+        handle.refuse_fast_commits(refusal::XATTR);
+        let change = Change {
+            index: INDEX_ENCRYPTION,
+            name: CONTEXT,
+            value: Some(context),
+        };
+        self.change_attr(handle, inode, core, &change)
     }
 
     /// The key of an inode's content; `None`: it is not encrypted.

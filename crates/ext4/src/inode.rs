@@ -15,6 +15,7 @@ use steadfs_base::{BlockSize, Corruption, FixedMap, InodeNo, Tid};
 use steadfs_cache::{
     ClusterMark, DirtyFile, FlushGuard, FlushLock, Mapping, ReadAheadWindow, Writeback,
 };
+use steadfs_fscrypt::FileKey;
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{FileKind, InodeFlags, InodeMarks, LookupCounts, Result};
@@ -39,6 +40,7 @@ pub struct Inode {
     kind: FileKind,
     /// It is an attribute inode; never changes.
     is_value: bool,
+    is_encrypted: bool,
     /// Held for writing by calls that change content, size or names, for reading by calls that read them.
     pub lock: RwLock<()>,
     /// One write-back of the file's data at a time.
@@ -68,6 +70,8 @@ pub struct Inode {
     /// Read from the inode table: before an earlier eviction, changes may have been left in a transaction, or data in
     /// the device's cache, that are not durable.
     reread: AtomicBool,
+    /// The key of its encrypted content, while some of it may be dirty.
+    pub(crate) held_key: Mutex<Option<Arc<FileKey>>>,
     /// Whether it is an orphan, may get a name, or was freed.
     pub(crate) marks: InodeMarks,
     /// What quota counts for it.
@@ -104,6 +108,7 @@ impl Inode {
             ino,
             kind,
             is_value: core.has(disk::inode::EA_INODE),
+            is_encrypted: core.has(InodeFlags::ENCRYPTED),
             lock: RwLock::with_key(Rank::Inode, ino.0.into(), ()),
             flush: FlushLock::new(ino.0.into()),
             size: AtomicU64::new(core.size),
@@ -118,6 +123,7 @@ impl Inode {
             unflushed: AtomicU64::new(0),
             clustered: ClusterMark::default(),
             reread: AtomicBool::new(false),
+            held_key: Mutex::new(Rank::Leaf, None),
             marks: InodeMarks::default(),
             charged: ChargedCell::default(),
             recent: AtomicBool::new(true),
@@ -142,6 +148,11 @@ impl Inode {
     /// Whether it is an attribute inode: the value of an extended attribute.
     pub fn is_value(&self) -> bool {
         self.is_value
+    }
+
+    /// Whether the content of a regular file is encrypted; never changes.
+    pub fn is_encrypted(&self) -> bool {
+        self.is_encrypted
     }
 
     /// Whether the inode flag is set.
@@ -422,19 +433,22 @@ impl InodeTable {
 
     /// Inodes whose `core` is newer than the inode table.
     pub fn dirty(&self) -> Vec<Arc<Inode>> {
-        let mut dirty = Vec::new();
+        self.which(Inode::is_core_dirty)
+    }
+
+    /// Inodes that hold the key of their content.
+    pub(crate) fn with_keys(&self) -> Vec<Arc<Inode>> {
+        self.which(|inode| inode.held_key.lock().is_some())
+    }
+
+    fn which(&self, is: impl Fn(&Inode) -> bool) -> Vec<Arc<Inode>> {
+        let mut found = Vec::new();
         for shard in &self.shards {
-            dirty.extend(
-                shard
-                    .lock()
-                    .inodes
-                    .values()
-                    .filter(|i| i.is_core_dirty())
-                    .cloned(),
-            );
+            let shard = shard.lock();
+            found.extend(shard.inodes.values().filter(|inode| is(inode)).cloned());
         }
-        dirty.sort_unstable_by_key(|i| i.ino);
-        dirty
+        found.sort_unstable_by_key(|inode| inode.ino);
+        found
     }
 
     /// Inodes in memory.

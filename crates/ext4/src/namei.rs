@@ -77,11 +77,11 @@ impl Ext4 {
         name: &[u8],
         rest: u32,
     ) -> Result<Slot> {
-        {
+        let name = &*{
             let core = dir.core.read();
-            check_has_key(&core)?;
             Dir::new(self, dir.ino(), &core, cx.tag).check_new_name(name)?;
-        }
+            self.stored_name(dir, &core, name, cx.tag)?
+        };
         for _ in 0..GROWTH_STEPS_MAX {
             let (needed, owners, units) = {
                 let core = dir.core.read();
@@ -135,25 +135,18 @@ impl Ext4 {
         }
     }
 
+    /// Fails for a directory that is removed or immutable, or whose names are encrypted if its key is not there.
+    fn check_may_add(&self, dir: &Inode, tag: IoTag) -> Result<()> {
+        let core = dir.core.read();
+        names::check_may_add(core.links.into(), core.flags)?;
+        self.check_has_key(dir, &core, tag)
+    }
+
     /// Sets a directory's times after a change of its names.
     fn touch_dir(&self, core: &mut disk::Inode) {
         let now = self.now(core);
         core.mtime = now;
         core.ctime = now;
-    }
-}
-
-/// Fails for a directory that is removed or immutable, or whose names are encrypted.
-fn check_may_add(core: &disk::Inode) -> Result<()> {
-    names::check_may_add(core.links.into(), core.flags)?;
-    check_has_key(core)
-}
-
-/// Fails for a directory whose names are encrypted: there are no keys.
-fn check_has_key(core: &disk::Inode) -> Result<()> {
-    match core.has(InodeFlags::ENCRYPTED) {
-        true => Err(FsError::NoKey),
-        false => Ok(()),
     }
 }
 

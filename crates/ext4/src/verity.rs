@@ -30,7 +30,7 @@ impl Ext4 {
     pub(crate) fn check_open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
         let inode = self.by_number(ino, cx.tag)?;
         match write {
-            true => Self::check_content(&inode)?,
+            true => self.check_content(&inode, cx.tag)?,
             false => self.check_readable(&inode, cx.tag)?,
         }
         if !inode.has(InodeFlags::VERITY) {

@@ -196,7 +196,7 @@ impl Ext4 {
     }
 
     /// Fails if the inode's owners may not have the block or the inode that an attribute's new value needs.
-    fn check_attr_quota(
+    pub(crate) fn check_attr_quota(
         &self,
         cx: &Cx,
         inode: &Inode,

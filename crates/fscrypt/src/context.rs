@@ -14,7 +14,7 @@ use crate::keyring::from_hex;
 /// Bytes of a nonce.
 pub const NONCE_SIZE: usize = 16;
 /// Bytes of the longest context.
-pub const CONTEXT_SIZE_MAX: usize = 40;
+const CONTEXT_SIZE_MAX: usize = 40;
 /// Bytes of a context of version 1.
 const CONTEXT_SIZE_V1: usize = 28;
 
@@ -49,7 +49,27 @@ pub enum Mode {
     Aes256Hctr2 = 10,
 }
 
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Aes256Xts => "AES-256-XTS",
+            Self::Aes256Cts => "AES-256-CTS",
+            Self::Aes128CbcEssiv => "AES-128-CBC",
+            Self::Aes128Cts => "AES-128-CTS",
+            Self::Adiantum => "Adiantum",
+            Self::Aes256Hctr2 => "AES-256-HCTR2",
+        })
+    }
+}
+
 impl Mode {
+    /// The mode with this name, in any case: `AES-256-XTS`, `AES-256-CTS`, `AES-128-CBC`, `AES-128-CTS`, `Adiantum`,
+    /// `AES-256-HCTR2`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is = |mode: &Self| mode.to_string().eq_ignore_ascii_case(text);
+        Self::ALL.into_iter().find(is)
+    }
+
     const ALL: [Self; 6] = [
         Self::Aes256Xts,
         Self::Aes256Cts,
@@ -59,7 +79,7 @@ impl Mode {
         Self::Aes256Hctr2,
     ];
 
-    fn of(number: u8) -> Option<Self> {
+    pub(crate) fn of(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| *mode as u8 == number)
     }
 
@@ -130,8 +150,13 @@ impl Policy {
         4 << (self.flags & flag::PADDING)
     }
 
+    /// Whether inode numbers are in initialization vectors, and must never change.
+    pub const fn needs_stable_inodes(&self) -> bool {
+        self.flags & (flag::IV_INO_LBLK_64 | flag::IV_INO_LBLK_32) != 0
+    }
+
     /// Refuses what Linux does not make.
-    fn check(self) -> Result<Self> {
+    pub(crate) fn check(self) -> Result<Self> {
         let bad = |what| Err(FsError::Invalid(what));
         let both = (self.contents, self.names);
         let is_v2 = matches!(self.key, KeyName::Identifier(_));
@@ -205,6 +230,35 @@ impl Context {
             policy: policy.check()?,
             nonce: bytes[nonce..].try_into().map_err(|_| bad())?,
         })
+    }
+}
+
+impl Context {
+    /// The context of a new inode in a directory with this policy.
+    pub const fn new(policy: Policy, nonce: [u8; NONCE_SIZE]) -> Self {
+        Self { policy, nonce }
+    }
+
+    /// The value of the attribute.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let policy = &self.policy;
+        let modes = [policy.contents as u8, policy.names as u8, policy.flags];
+        let mut bytes = Vec::with_capacity(CONTEXT_SIZE_MAX);
+        match &policy.key {
+            KeyName::Descriptor(descriptor) => {
+                bytes.push(1);
+                bytes.extend(modes);
+                bytes.extend(descriptor);
+            }
+            KeyName::Identifier(identifier) => {
+                bytes.push(2);
+                bytes.extend(modes);
+                bytes.extend([policy.log2_unit, 0, 0, 0]);
+                bytes.extend(identifier);
+            }
+        }
+        bytes.extend(self.nonce);
+        bytes
     }
 }
 

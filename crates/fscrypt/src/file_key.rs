@@ -172,6 +172,14 @@ impl FileKey {
         }
     }
 
+    /// Encrypts whole blocks of contents, which begin at byte `offset` of the file.
+    pub fn encrypt(&self, offset: u64, data: &mut [u8]) {
+        let first = offset / self.unit as u64;
+        for (index, unit) in (first..).zip(data.chunks_exact_mut(self.unit)) {
+            self.cipher.encrypt(&self.vector(index), unit);
+        }
+    }
+
     /// Decrypts a name or target in place.
     pub(crate) fn decrypt_text(&self, text: &mut [u8]) {
         self.cipher.decrypt(&self.vector(0), text);

@@ -26,8 +26,8 @@ const KEYS_MAX: usize = 100;
 /// Lengths of master keys, in bytes.
 pub(crate) const KEY_SIZES: std::ops::RangeInclusive<usize> = 16..=64;
 
-/// Inode number and generation.
-type FileId = (InodeNo, u32);
+/// Inode number, generation, and whether it is a case-insensitive directory, which has a key more.
+type FileId = (InodeNo, u32, bool);
 
 #[derive(Default)]
 struct Keys {
@@ -72,7 +72,7 @@ impl Keyring {
     /// Adds a master key: for policies of version 1 by a descriptor, else by its identifier, which is returned.
     ///
     /// # Errors
-    /// `Invalid`: a key has 16 to 64 bytes. `NoSpace`: the volume has 100 keys.
+    /// `Invalid`: a key has 16 to 64 bytes. `NoSpace`: the volume has 100 keys. `Exists`: another key has the descriptor.
     pub fn add(&self, descriptor: Option<[u8; 8]>, key: &[u8]) -> Result<KeyName> {
         if !KEY_SIZES.contains(&key.len()) {
             return Err(FsError::Invalid("a key has 16 to 64 bytes"));
@@ -88,7 +88,13 @@ impl Keyring {
             if masters.len() >= KEYS_MAX && !masters.contains_key(&name) {
                 return Err(FsError::NoSpace);
             }
-            masters.insert(name, Arc::new(master));
+            // Files that are in use would change their keys.
+            match (masters.get(&name).map(|known| &**known), &master) {
+                (Some(MasterKey::V1(known)), MasterKey::V1(new)) if known != new => {
+                    return Err(FsError::Exists);
+                }
+                _ => masters.insert(name, Arc::new(master)),
+            };
             Ok(name)
         })
     }
@@ -132,7 +138,7 @@ impl Keyring {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(None);
         }
-        let id = (InodeNo(file.ino), generation);
+        let id = (InodeNo(file.ino), generation, file.folds);
         let changes = {
             let keys = self.keys.lock();
             if let Some(known) = keys.files.get(&id) {
@@ -157,6 +163,15 @@ impl Keyring {
             keys.files.insert(id, derived.clone());
         }
         Ok(derived)
+    }
+
+    /// The key of a new file with this context, which has no number yet that others know.
+    ///
+    /// # Errors
+    /// `NoKey`: its master key is not there. As [`Keyring::file_key`].
+    pub fn new_file_key(&self, context: &Context, file: &FileOf<'_>) -> Result<FileKey> {
+        let master = self.keys.lock().masters.get(&context.policy.key).cloned();
+        FileKey::derive(&*master.ok_or(FsError::NoKey)?, context, file)
     }
 
     /// The content of [`KEYS_FILE`]: a line for each master key.

@@ -19,10 +19,12 @@ mod file_key;
 mod hctr2;
 mod keyring;
 mod names;
+mod policy_command;
 mod volume_key;
 mod xts;
 
-pub use context::{CONTEXT_SIZE_MAX, Context, KeyName, Mode, NONCE_SIZE, Policy};
+pub use context::{Context, KeyName, Mode, NONCE_SIZE, Policy};
 pub use file_key::{FileKey, FileOf};
 pub use keyring::{KEYS_FILE, Keyring, key_identifier};
+pub use policy_command::{KeySharing, POLICY_COMMAND, PolicyCommand, PolicyOptions};
 pub use volume_key::VolumeKey;

@@ -13,9 +13,28 @@ use crate::file_key::FileKey;
 impl FileKey {
     /// The encrypted form of a name of at most 255 bytes.
     pub fn encrypt_name(&self, name: &[u8]) -> Vec<u8> {
-        let len = name.len().max(INPUT_MIN).next_multiple_of(self.padding);
-        let mut text = name.to_vec();
-        text.resize(len.min(NAME_MAX), 0);
+        self.encrypt_padded(name, NAME_MAX)
+    }
+
+    /// The content of a symbolic link with this target, on a volume with blocks of this size.
+    ///
+    /// # Errors
+    /// `NameTooLong`.
+    pub fn encrypt_target(&self, target: &[u8], block_size: usize) -> Result<Vec<u8>> {
+        // With its length before it, and as in Linux a byte after it.
+        let most = block_size.saturating_sub(3);
+        if target.len() > most {
+            return Err(FsError::NameTooLong);
+        }
+        let encrypted = self.encrypt_padded(target, most);
+        let len = u16::try_from(encrypted.len()).map_err(|_| FsError::NameTooLong)?;
+        Ok([&len.to_le_bytes()[..], &encrypted].concat())
+    }
+
+    fn encrypt_padded(&self, plain: &[u8], most: usize) -> Vec<u8> {
+        let len = plain.len().max(INPUT_MIN).next_multiple_of(self.padding);
+        let mut text = plain.to_vec();
+        text.resize(len.min(most), 0);
         self.encrypt_text(&mut text);
         text
     }

@@ -7,7 +7,7 @@
 //! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/fsverity.h, linux/ext4.h (shutdown).
 
 use rustix::io::Errno;
-use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, ShutdownMode};
+use steadfs_vfs::{Cx, FsError, InodeFlags, ShutdownMode};
 use zerocopy::FromBytes;
 
 use crate::admin::{is_admin, is_owner};
@@ -28,6 +28,8 @@ const FSSETXATTR: u32 = 0x401c_5820;
 const FITRIM: u32 = 0xc018_5879;
 /// The control file of the keys.
 const KEYS_FILE: &str = "keys";
+/// How a command begins that is about the directory that it comes with.
+const POLICY: &str = "policy ";
 const ENABLE_VERITY: u32 = 0x4080_6685;
 const MEASURE_VERITY: u32 = 0xc004_6686;
 pub(crate) const SHUTDOWN: u32 = 0x8004_587d;
@@ -115,7 +117,7 @@ pub(crate) fn serve(
         SHUTDOWN => shutdown(call, arg),
         REMOUNT => administer(call, arg, data, out, |list| remount(call, list)),
         TUNE => administer(call, arg, data, out, |list| fs.tune(list)),
-        KEYS => administer(call, arg, data, out, |command| change_keys(fs, command)),
+        KEYS => administer(call, arg, data, out, |command| change_keys(call, command)),
         UPGRADE => administer(call, arg, data, out, |server| {
             host::upgrade(server).map_err(FsError::BadOption)
         }),
@@ -269,13 +271,20 @@ fn remount(call: &Call<'_>, list: &str) -> steadfs_vfs::Result<String> {
     Ok(call.volume.fs.options())
 }
 
-fn change_keys(fs: &dyn FileSystem, command: &str) -> steadfs_vfs::Result<String> {
+fn change_keys(call: &Call<'_>, command: &str) -> steadfs_vfs::Result<String> {
+    let fs = &*call.volume.fs;
     if !fs.has_encryption() {
         let why = "the volume has no encrypted files (feature encrypt)";
         return Err(FsError::BadOption(why.to_owned()));
     }
-    if !command.is_empty() {
-        fs.write_control(KEYS_FILE, command.as_bytes())?;
+    match command.strip_prefix(POLICY) {
+        Some(policy) => {
+            let command = format!("{POLICY}{} {policy}", call.ino.0);
+            fs.write_control(KEYS_FILE, command.as_bytes())?;
+            call.volume.attributes_changed(call.ino);
+        }
+        None if command.is_empty() => {}
+        None => fs.write_control(KEYS_FILE, command.as_bytes())?,
     }
     let keys = fs.read_control(KEYS_FILE)?;
     Ok(String::from_utf8_lossy(&keys).into_owned())

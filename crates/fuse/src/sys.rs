@@ -35,7 +35,7 @@ pub const SYNC: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(
 pub const UPGRADE: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 4);
 
 /// Adds or removes a key of encrypted files: `_IOWR('s', 5, char[4096])`. In: what is written to the control file of the keys,
-/// or nothing, ended by a zero byte. Out: as for [`REMOUNT`], with that file's content.
+/// or nothing, ended by a zero byte; the server adds the directory's number to a policy. Out: as for [`REMOUNT`], with that file's content.
 pub const KEYS: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 5);
 
 /// The error number in the answer to these commands if the volume has stopped; the text is the cause.

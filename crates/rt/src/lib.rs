@@ -35,7 +35,7 @@ pub use memory::limit_malloc_arenas;
 pub use mutex::{Mutex, MutexGuard};
 pub use namespace::{unshare_mounts, unshare_network, unshare_user_and_network};
 pub use node::node_name;
-pub use random::{Random, random_u64};
+pub use random::{Random, random_bytes, random_u64};
 pub use rank::Rank;
 pub use rank_scope::{RankScope, RankScopeGuard};
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};

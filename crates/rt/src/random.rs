@@ -1,10 +1,13 @@
-//! Random numbers, not for cryptography.
+//! Random numbers, and random bytes for cryptography.
 
 use std::hash::{BuildHasher, Hasher};
 
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
 use crate::sim::world;
 
-/// A random number; in simulation the next number of the run's seed.
+/// A random number, not for cryptography; in simulation the next number of the run's seed.
 pub fn random_u64() -> u64 {
     if world::simulated() {
         return world::random();
@@ -13,6 +16,24 @@ pub fn random_u64() -> u64 {
     std::collections::hash_map::RandomState::new()
         .build_hasher()
         .finish()
+}
+
+/// Fills a buffer with random bytes of the host, fit for cryptography; in simulation with numbers of the run's seed.
+pub fn random_bytes(bytes: &mut [u8]) {
+    if world::simulated() {
+        for part in bytes.chunks_mut(8) {
+            part.copy_from_slice(&world::random().to_ne_bytes()[..part.len()]);
+        }
+        return;
+    }
+    let mut done = 0;
+    while done < bytes.len() {
+        match getrandom(&mut bytes[done..], GetRandomFlags::empty()) {
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(error) => panic!("the host has no random bytes: {error}"),
+        }
+    }
 }
 
 /// A seeded generator: SplitMix64 (Steele, Lea, Flood 2014), with one word of state and full period. For choices in

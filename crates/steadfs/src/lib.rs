@@ -147,7 +147,10 @@ pub use steadfs_f2fs::format::{
     FormatError as F2fsFormatError, FormatOptions as F2fsFormatOptions,
     FormatReport as F2fsFormatReport,
 };
-pub use steadfs_fscrypt::{KEYS_FILE, KeyName, VolumeKey};
+pub use steadfs_fscrypt::{
+    KEYS_FILE, KeyName, KeySharing, Mode as CipherMode, POLICY_COMMAND, Policy as KeyPolicy,
+    PolicyOptions, VolumeKey,
+};
 pub use steadfs_fuse::{
     Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, Inheritance,
     KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, Mounter, PendingCloseResult,

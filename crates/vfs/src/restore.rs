@@ -133,7 +133,8 @@ pub fn restore<V: RestoreVolume + ?Sized>(volume: &V, state: &RecordedState) -> 
     Ok(())
 }
 
-/// Refuses records of case-insensitive directories: they have names as callers gave them, not as the volume has them.
+/// Refuses records of case-insensitive and encrypted directories: they have names as callers gave them, not as the volume has
+/// them, and the keys are gone.
 fn check_names_are_exact<V: RestoreVolume + ?Sized>(
     volume: &V,
     state: &RecordedState,
@@ -147,10 +148,19 @@ fn check_names_are_exact<V: RestoreVolume + ?Sized>(
         if volume.find_inode(dir)?.is_some() {
             flags = flags.union(volume.flags(&context(), dir)?.flags);
         }
-        if flags.contains(InodeFlags::CASEFOLD) {
-            return Err(FsError::NotSupported(
+        for (flag, what) in [
+            (
+                InodeFlags::CASEFOLD,
                 "restoring names in casefolded directories",
-            ));
+            ),
+            (
+                InodeFlags::ENCRYPTED,
+                "restoring names in encrypted directories",
+            ),
+        ] {
+            if flags.contains(flag) {
+                return Err(FsError::NotSupported(what));
+            }
         }
     }
     Ok(())

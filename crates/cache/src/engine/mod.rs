@@ -43,8 +43,8 @@ mod small_files;
 use std::ops::Range;
 use std::sync::Arc;
 
-use steadfs_base::{DevBlock, IoTag, Urgency};
-use steadfs_block::{IoError, Queue};
+use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
+use steadfs_block::{Buf, IoError, Queue};
 use steadfs_rt::inherit;
 use steadfs_vfs::{FsError, Result};
 
@@ -174,6 +174,10 @@ pub trait WritebackFs {
         true
     }
 
+    /// What is written to the device for a block of a file: its content, or this encrypted.
+    fn stored_form(&self, _file: &Self::File, _block: FileBlock, content: &Buf) -> Buf {
+        content.clone()
+    }
     /// Of a file whose blocks are encoded on the device, several together: the end of those that are written together with
     /// this one. `None` for other files, whose blocks are written as they are.
     fn encoded_end(&self, _file: &Self::File, _block: u64) -> Option<u64> {

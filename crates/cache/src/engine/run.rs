@@ -236,7 +236,8 @@ impl<S: WritebackFs> Engine<'_, S> {
             let mut handles = Vec::new();
             for (i, chunk) in blocks.chunks(per_bio).enumerate() {
                 let at = piece.start.plus((i * per_bio) as u64);
-                let bufs = chunk.iter().map(|b| b.data.clone()).collect();
+                let form = |b: &CollectedBlock| self.0.stored_form(file, b.block, &b.data);
+                let bufs = chunk.iter().map(form).collect();
                 let tag = match tag.urgency {
                     Urgency::Waited => tag,
                     urgency => chunk[0].tag.with_urgency(urgency),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::{Bio, Buf};
-use steadfs_cache::WritebackReason;
+use steadfs_cache::{WritebackFs, WritebackReason};
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
 use crate::clusters::HoleRequest;
@@ -27,7 +27,8 @@ impl Ext4 {
         len: u64,
     ) -> Result<()> {
         self.check_writable()?;
-        Self::check_content(inode)?;
+        self.check_content(inode, cx.tag)?;
+        self.hold_key(inode, cx.tag)?;
         if len == 0 {
             return Err(FsError::Invalid("length is zero"));
         }
@@ -311,17 +312,17 @@ impl Ext4 {
         let mapped = self.map(inode.ino(), &inode.core.read(), at, cx.tag)?;
         let n = mapped.len.min(blocks.end.0 - at.0);
         if let BlockPlace::Written(start) = mapped.place {
-            self.zero_on_device(cx, inode, start, n)?;
+            self.zero_on_device(cx, inode, (at, start), n)?;
         }
         Ok(at.plus(n))
     }
 
-    /// Writes zeros to a file's blocks and waits.
+    /// Writes zeros to a file's blocks, from `first` on, which are those from `start` on of the device, and waits.
     pub(super) fn zero_on_device(
         &self,
         cx: &Cx,
         inode: &Inode,
-        start: DevBlock,
+        (first, start): (FileBlock, DevBlock),
         count: u64,
     ) -> Result<()> {
         let bs = self.geo.block_size;
@@ -330,7 +331,8 @@ impl Ext4 {
         let (mut at, end) = (start, start.plus(count));
         while at < end {
             let n = per_bio.min(end.0 - at.0);
-            let bufs = vec![zeros.clone(); n as usize];
+            let block = |i| self.stored_form(inode, first.plus(at.0 - start.0 + i), &zeros);
+            let bufs = (0..n).map(block).collect();
             let io = self
                 .queue
                 .submit(Bio::write(bs.offset_of(at), bufs), cx.tag);

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use steadfs_base::FileBlock;
 use steadfs_block::{Bio, Buf, IoHandle};
-use steadfs_cache::{CacheWrite, MapAction, MapRequest, Piece};
+use steadfs_cache::{CacheWrite, MapAction, MapRequest, Piece, WritebackFs};
 use steadfs_vfs::{Cx, FsError, Result};
 
 use super::writeout::{BATCH_BYTES, run_of};
@@ -187,7 +187,7 @@ impl Ext4 {
                 reserved: 0,
             },
         };
-        let written = self.write_piece(cx, rest, &piece);
+        let written = self.write_piece(cx, inode, rest, &piece);
         inode.mark_unflushed(self.queue.next_flush());
         let mut mapped = match written {
             Ok(()) => self.map_new(cx, inode, rest, &piece),
@@ -217,13 +217,16 @@ impl Ext4 {
     }
 
     /// Writes a piece's content to the device and waits.
-    fn write_piece(&self, cx: &Cx, rest: Rest<'_>, piece: &Piece) -> Result<()> {
+    fn write_piece(&self, cx: &Cx, inode: &Inode, rest: Rest<'_>, piece: &Piece) -> Result<()> {
         let bs = self.geo.block_size;
         let per_bio = (self.queue.geometry().max_transfer as usize >> bs.bits()).max(1);
         let bufs: Vec<Buf> = piece
             .blocks
             .clone()
-            .map(|block| content(rest, block << bs.bits(), bs.bytes()))
+            .map(|block| {
+                let plain = content(rest, block << bs.bits(), bs.bytes());
+                self.stored_form(inode, FileBlock(block), &plain)
+            })
             .collect();
         let mut at = piece.start;
         let mut ios = Vec::new();
@@ -298,7 +301,8 @@ impl Ext4 {
         // At an end of the extent one side is empty and has no first block.
         for around in around.into_iter().filter(|blocks| !blocks.is_empty()) {
             let start = extent.device_block(FileBlock(around.start));
-            self.zero_on_device(cx, inode, start, around.end - around.start)?;
+            let blocks = (FileBlock(around.start), start);
+            self.zero_on_device(cx, inode, blocks, around.end - around.start)?;
         }
         Ok(Some(Piece {
             blocks: whole,

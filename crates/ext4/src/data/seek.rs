@@ -64,7 +64,7 @@ impl Ext4 {
         len: u64,
     ) -> Result<u64> {
         self.check_readable(from.0, cx.tag)?;
-        Self::check_content(to.0)?;
+        self.check_content(to.0, cx.tag)?;
         if to.1 >= self.geo.max_file_size(has_extents(&to.0.core.read())) {
             return Err(FsError::FileTooBig);
         }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
-use steadfs_block::{IoError, Queue};
+use steadfs_block::{Buf, IoError, Queue};
 use steadfs_cache::{
     ClusterMark, CollectedBlock, DirtyFile, Engine, FlushLock, FsyncClustering, Intent, MapAction,
     MapRequest, MappedPiece, Mapping, Piece, Settlement, Writeback, WritebackFile, WritebackFs,
@@ -98,6 +98,17 @@ impl WritebackFs for Ext4 {
 
     fn check_writable(&self) -> Result<()> {
         Self::check_writable(self)
+    }
+
+    fn stored_form(&self, inode: &Inode, block: FileBlock, content: &Buf) -> Buf {
+        if !inode.is_encrypted() {
+            return content.clone();
+        }
+        let key = inode.held_key.lock().clone();
+        let key = key.expect("the key was held before the block became dirty");
+        let mut stored = content.clone();
+        key.encrypt(block.0 << self.geo.block_size.bits(), stored.make_mut());
+        stored
     }
 
     fn turn(&self, reason: WritebackReason) -> (usize, usize) {

@@ -9,7 +9,7 @@ use steadfs_vfs::acl::Inherited;
 use steadfs_vfs::names::check_new_name;
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, InodeFlags, NewInode, Result};
 
-use super::{check_may_add, check_may_have_subdir, gain_subdir};
+use super::{check_may_have_subdir, gain_subdir};
 use crate::acl::index_of;
 use crate::attr::flags_for;
 use crate::credits;
@@ -42,6 +42,16 @@ const INHERITED: u32 = 0x1
     | InodeFlags::DIRSYNC.0
     | InodeFlags::PROJINHERIT.0
     | InodeFlags::CASEFOLD.0;
+
+/// What a new inode gets.
+pub(super) struct NewContent<'n> {
+    /// Of a directory.
+    pub(super) parent: Ino,
+    pub(super) spec: &'n NewInode<'n>,
+    pub(super) inherited: &'n Inherited,
+    /// Of an encrypted inode.
+    pub(super) context: Option<&'n [u8]>,
+}
 
 /// The error of a failed creation, and the partly made inode, for [`Ext4::clean_up_failed`].
 pub(super) struct Failed {
@@ -90,7 +100,7 @@ impl Ext4 {
         self.check_writable()?;
         let dir = self.directory(dir, cx.tag)?;
         let names = dir.lock.read();
-        check_may_add(&dir.core.read())?;
+        self.check_may_add(&dir, cx.tag)?;
         let spec = NewInode::plain(FileKind::Regular, mode, 0);
         self.prepare_new(cx, &dir, &spec)?;
         let mut pins = Pins::default();
@@ -117,12 +127,9 @@ impl Ext4 {
         self.check_writable()?;
         let dir = self.directory(dir, cx.tag)?;
         let names = dir.lock.write();
-        {
-            let core = dir.core.read();
-            check_may_add(&core)?;
-            if spec.kind == FileKind::Directory {
-                check_may_have_subdir(self, &core)?;
-            }
+        self.check_may_add(&dir, cx.tag)?;
+        if spec.kind == FileKind::Directory {
+            check_may_have_subdir(self, &dir.core.read())?;
         }
         self.prepare_new(cx, &dir, spec)?;
         let subdir = spec.kind == FileKind::Directory;
@@ -153,6 +160,8 @@ impl Ext4 {
         self.prepare_owners(owners, cx.tag)?;
         let has_block = match spec.kind {
             FileKind::Directory => !Dir::new(self, Ino(0), &core, cx.tag).starts_in_inode(&core)?,
+            // An encrypted one has up to 33 bytes more.
+            FileKind::Symlink if dir.has(InodeFlags::ENCRYPTED) => true,
             FileKind::Symlink => spec.target.len() >= I_BLOCK_SIZE,
             _ => false,
         };
@@ -171,6 +180,7 @@ impl Ext4 {
         subdir: bool,
     ) -> Result<()> {
         let mut core = dir.core.write();
+        let name = &*self.stored_name(dir, &core, name, cx.tag)?;
         let entry = NewEntry {
             ino: inode.ino(),
             kind: inode.kind(),
@@ -199,9 +209,29 @@ impl Ext4 {
         let ino = self
             .alloc
             .new_inode(self, handle, dir, spec.kind, &mut pins)?;
-        let core = self.new_core(cx, dir, spec, &inherited, links);
+        let encrypted = match self.encrypt_new(dir, (ino, spec), cx.tag) {
+            Ok(encrypted) => encrypted,
+            Err(error) => {
+                self.alloc.free_inode(self, handle, ino, spec.kind)?;
+                handle.consistent_since(before);
+                return Err(error.into());
+            }
+        };
+        let target = encrypted.as_ref().map_or(spec.target, |new| &new.target);
+        let spec = &NewInode { target, ..*spec };
+        let mut core = self.new_core(cx, dir, spec, &inherited, links);
+        if encrypted.is_some() {
+            core.flags = core.flags.union(InodeFlags::ENCRYPTED);
+        }
         let inode = self.start_inode(handle, ino, core, before)?;
-        let filled = self.fill(handle, dir.ino(), &inode, spec, &inherited);
+        let context = encrypted.as_ref().map(|new| &new.context[..]);
+        let new = NewContent {
+            parent: dir.ino(),
+            spec,
+            inherited: &inherited,
+            context,
+        };
+        let filled = self.fill(handle, &inode, &new);
         match filled {
             Ok(()) => Ok(inode),
             Err(error) => {
@@ -318,14 +348,12 @@ impl Ext4 {
     pub(super) fn fill(
         &self,
         handle: &mut Handle<'_>,
-        parent: Ino,
         inode: &Inode,
-        spec: &NewInode<'_>,
-        inherited: &Inherited,
+        new: &NewContent<'_>,
     ) -> Result<()> {
         let result = {
             let mut core = inode.core.write();
-            let result = self.fill_core(handle, parent, inode, &mut core, spec, inherited);
+            let result = self.fill_core(handle, inode, &mut core, new);
             // Stored in any case: the cleanup finds allocated blocks there.
             self.store_inode(handle, inode, &core)?;
             result
@@ -339,12 +367,19 @@ impl Ext4 {
     fn fill_core(
         &self,
         handle: &mut Handle<'_>,
-        parent: Ino,
         inode: &Inode,
         core: &mut disk::Inode,
-        spec: &NewInode<'_>,
-        inherited: &Inherited,
+        new: &NewContent<'_>,
     ) -> Result<()> {
+        let NewContent {
+            parent,
+            spec,
+            inherited,
+            context,
+        } = *new;
+        if let Some(context) = context {
+            self.put_context(handle, inode, core, context)?;
+        }
         match spec.kind {
             FileKind::Directory => {
                 Dir::new(self, inode.ino(), core, Default::default())

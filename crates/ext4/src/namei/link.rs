@@ -9,7 +9,7 @@ use steadfs_vfs::names::{
 };
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result};
 
-use super::{check_may_add, check_may_remove, check_project, lose_subdir};
+use super::{check_may_remove, check_project, lose_subdir};
 use crate::credits;
 use crate::dir::{Dir, Entry};
 use crate::disk::inode::LINK_MAX;
@@ -34,7 +34,8 @@ impl Ext4 {
         }
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
-        check_may_add(&dir.core.read())?;
+        self.check_may_add(&dir, cx.tag)?;
+        self.check_policy(&dir, &inode, cx.tag)?;
         check_project(&dir, &inode)?;
         let mut pins = self.pin_inodes(&[dir.ino(), inode.ino()], cx.tag)?;
         self.orphans.pin_to_remove(self, &mut pins, inode.ino())?;

@@ -6,12 +6,10 @@ use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_cache::WritebackReason;
 use steadfs_jbd2::NameChange;
 use steadfs_vfs::names::{NameIn, check_may_lose_name, check_rename, with_names_locked};
-use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, NewInode, RenameFlags, Result};
+use steadfs_vfs::{Cx, FileKind, FsError, NewInode, RenameFlags, Result};
 
 use super::create::Failed;
-use super::{
-    check_may_add, check_may_have_subdir, check_may_remove, check_project, gain_subdir, lose_subdir,
-};
+use super::{check_may_have_subdir, check_may_remove, check_project, gain_subdir, lose_subdir};
 use crate::credits;
 use crate::dir::{Dir, Entry, Slot};
 use crate::disk::Ino;
@@ -219,8 +217,11 @@ impl Ext4 {
         check_may_remove(&from.dir.core.read())?;
         check_may_lose_name(pair.old.core.read().flags)?;
         // Without the key no name of an encrypted directory can be given, as in Linux.
-        if from.dir.has(InodeFlags::ENCRYPTED) || to.dir.has(InodeFlags::ENCRYPTED) {
-            return Err(FsError::NoKey);
+        for side in [&from, &to] {
+            self.check_has_key(side.dir, &side.dir.core.read(), cx.tag)?;
+        }
+        if from.dir.ino() != to.dir.ino() {
+            self.check_policy(to.dir, &pair.old, cx.tag)?;
         }
         check_project(to.dir, &pair.old)?;
         match &pair.new {
@@ -230,7 +231,7 @@ impl Ext4 {
                 check_may_lose_name(new.core.read().flags)?;
             }
             None if flags.exchange => return Err(FsError::NotFound),
-            None => check_may_add(&to.dir.core.read())?,
+            None => self.check_may_add(to.dir, cx.tag)?,
         }
         let moves = from.dir.ino() != to.dir.ino();
         if moves && is_dir(&pair.old) && self.is_inside(cx, to.dir, pair.old.ino())? {
@@ -239,6 +240,9 @@ impl Ext4 {
         if let Some(new) = &pair.new {
             if flags.exchange {
                 check_project(from.dir, new)?;
+                if moves {
+                    self.check_policy(from.dir, new, cx.tag)?;
+                }
             }
             if moves && is_dir(new) && self.is_inside(cx, from.dir, new.ino())? {
                 return Err(if flags.exchange {

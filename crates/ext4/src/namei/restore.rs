@@ -13,6 +13,7 @@ use steadfs_vfs::{
     Cx, FileKind, FsError, InodeFlags, NewInode, RecordedFile, RecordedState, RenameFlags, Result,
 };
 
+use super::create::NewContent;
 use super::{check_may_have_subdir, gain_subdir, lose_subdir};
 use crate::attr::{MODIFIABLE, flags_for};
 use crate::credits;
@@ -182,7 +183,13 @@ impl Ext4 {
             self.clear_slot(handle, ino)?;
             let inode = Inode::new(ino, core, self.geo.block_size, &self.writeback)?;
             let inode = self.inodes.insert(inode);
-            let filled = self.fill(handle, Ino::ROOT, &inode, &spec, &Inherited::default());
+            let content = NewContent {
+                parent: Ino::ROOT,
+                spec: &spec,
+                inherited: &Inherited::default(),
+                context: None,
+            };
+            let filled = self.fill(handle, &inode, &content);
             self.orphans.add(self, handle, &inode)?;
             if filled.is_err() {
                 // An orphan with less content.

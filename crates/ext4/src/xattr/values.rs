@@ -193,14 +193,18 @@ impl Ext4 {
 
     /// Further credits for a new inode in `dir` that may inherit lists in inodes.
     pub(crate) fn inherit_credits(&self, dir: &Inode, tag: IoTag) -> Result<u32> {
+        let context = match dir.has(InodeFlags::ENCRYPTED) {
+            true => credits::XATTR_BLOCKS,
+            false => 0,
+        };
         if !self.has_value_inodes() {
-            return Ok(0);
+            return Ok(context);
         }
         let len = self.attr_size(&dir.core.read(), INDEX_ACL_DEFAULT, tag)?;
         // Two lists that fill less than half of a block are stored there.
         match len < self.geo().block_size.bytes() / 8 {
-            true => Ok(0),
-            false => Ok(2 * self.value_credits(len)),
+            true => Ok(context),
+            false => Ok(context + 2 * self.value_credits(len)),
         }
     }
 

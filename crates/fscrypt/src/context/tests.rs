@@ -14,9 +14,11 @@ fn contexts_of_both_versions() {
     let context = v2(|_| {}).unwrap();
     assert_eq!(context.policy.key, KeyName::Identifier([7; 16]));
     assert_eq!((context.nonce, context.policy.padding()), ([9; 16], 32));
+    assert_eq!(Context::parse(&context.to_bytes()).unwrap(), context);
     let mut v1 = [5; CONTEXT_SIZE_V1];
     v1[..4].copy_from_slice(&[1, 9, 9, flag::DIRECT_KEY]);
     let context = Context::parse(&v1).unwrap();
+    assert_eq!(context.to_bytes(), v1);
     assert_eq!(context.policy.key, KeyName::Descriptor([5; 8]));
     assert_eq!(context.policy.contents, Mode::Adiantum);
     assert_eq!(context.policy.padding(), 4);

@@ -39,9 +39,11 @@ fn files_have_keys_while_their_master_key_is_there() {
             loads += 1;
             Ok(context(name, 1))
         });
-        let mut block = [0; 4096];
-        key.unwrap().unwrap().decrypt(4096, &mut block);
+        let (key, mut block) = (key.unwrap().unwrap(), [0; 4096]);
+        key.decrypt(4096, &mut block);
         assert_ne!(block[..16], [0; 16]);
+        key.encrypt(4096, &mut block);
+        assert_eq!(block, [0; 4096]);
     }
     assert_eq!(loads, 1);
     ring.remove(name).unwrap();

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -97,6 +98,22 @@ impl MountHandle {
         self.send_command::<{ sys::KEYS }>(command)
     }
 
+    /// Sends a command about a directory of the mount to the server, which is written to the control file of the keys.
+    ///
+    /// # Errors
+    /// [`MountError::Remount`] with the reason.
+    pub fn change_dir_keys(dir: &Path, command: &str) -> Result<(), MountError> {
+        let refused = |cause: String| MountError::Remount {
+            path: dir.to_owned(),
+            cause,
+        };
+        let folder = File::open(dir).map_err(|error| refused(error.to_string()))?;
+        send::<{ sys::KEYS }>(&folder, command)
+            .map_err(refused)?
+            .map_err(|refusal| refused(refusal.reason()))?;
+        Ok(())
+    }
+
     /// Replaces the server by a new process of the program as it is installed now. Programs see a pause.
     ///
     /// # Errors
@@ -121,17 +138,10 @@ impl MountHandle {
     fn send_command<const COMMAND: Opcode>(&self, list: &str) -> Result<String, MountError> {
         let failed = |error: std::io::Error| self.refused(error.to_string());
         let folder = File::open(proc_fd_path(&self.open_root()?)).map_err(failed)?;
-        let answer = ioctl_server::<COMMAND>(&folder, list).map_err(|error| {
-            if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) {
-                return self
-                    .refused("only the user that mounted it, or root, may do that".to_owned());
-            }
-            failed(error)
-        })?;
+        let answer = send::<COMMAND>(&folder, list).map_err(|cause| self.refused(cause))?;
         answer.map_err(|refusal| match refusal.errno {
             Errno::BUSY => MountError::InUse(self.mountpoint().to_owned()),
-            sys::STOPPED => self.refused(FsError::Stopped(refusal.cause).to_string()),
-            _ => self.refused(refusal.cause),
+            _ => self.refused(refusal.reason()),
         })
     }
 
@@ -166,6 +176,29 @@ impl MountHandle {
 pub(super) struct Refusal {
     pub errno: Errno,
     pub cause: String,
+}
+
+impl Refusal {
+    fn reason(self) -> String {
+        match self.errno {
+            sys::STOPPED => FsError::Stopped(self.cause).to_string(),
+            _ => self.cause,
+        }
+    }
+}
+
+/// [`ioctl_server`]; the text is why the server did not answer.
+fn send<const COMMAND: Opcode>(
+    folder: &File,
+    list: &str,
+) -> Result<Result<String, Refusal>, String> {
+    ioctl_server::<COMMAND>(folder, list).map_err(|error| {
+        match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::PERM) => "only the user that mounted it, or root, may do that".to_owned(),
+            Some(Errno::NOTTY) => "is on no mounted steadfs volume".to_owned(),
+            _ => error.to_string(),
+        }
+    })
 }
 
 /// Sends one of our own commands to the server of an open folder. Returns the server's answer, or the error that kept

@@ -1,0 +1,346 @@
+//! What steadfs writes with the key, read by the kernel.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::fs::{AtFlags, CWD, FallocateFlags, RenameFlags, fallocate, linkat, renameat_with};
+
+use super::*;
+
+const EXDEV: i32 = 18;
+/// Reading changes times of access, and what is allocated and was read counts as data in the kernel.
+const WRITTEN: Compare = Compare {
+    atime: false,
+    holes: false,
+    ..Compare::ALL
+};
+
+fn is(result: std::io::Result<()>, errno: i32) {
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(errno));
+}
+
+impl Kind {
+    /// Adds the key to a mount of steadfs; returns what policies call it.
+    fn add_to_steadfs(&self, scratch: &Scratch, mount: &SteadMount) -> String {
+        let (file, _) = self.key_file(scratch);
+        let (top, file) = (mount.root().to_str().unwrap(), file.to_str().unwrap());
+        let added = match self.descriptor {
+            Some(descriptor) => steadfs(["key", "add", top, file, "--v1", &hex(&descriptor)]),
+            None => steadfs(["key", "add", top, file]),
+        };
+        added.expect(0).out.trim().to_owned()
+    }
+
+    /// The arguments of `steadfs key set-policy` behind the directory and the key's name.
+    fn policy_words(&self) -> Vec<String> {
+        let [_, _, flags, unit] = self.policy;
+        let mut words = vec![format!("--padding={}", 4 << (flags & 3))];
+        for (bit, word) in [(8, "--iv-ino-lblk-64"), (16, "--iv-ino-lblk-32")] {
+            words.extend((flags & bit != 0).then(|| word.to_owned()));
+        }
+        words.extend((unit > 0).then(|| format!("--data-unit-size={}", 1 << unit)));
+        words
+    }
+
+    fn set_policy(&self, place: &str, name: &str, more: &[&str]) {
+        let mut words = vec!["key", "set-policy", place, name];
+        let own = self.policy_words();
+        words.extend(own.iter().map(String::as_str));
+        words.extend(more);
+        steadfs(words).expect(0);
+    }
+}
+
+/// Changes of every kind in an encrypted tree that [`fill`] made.
+fn change(vault: &Path) {
+    change_content(vault);
+    change_names(vault);
+}
+
+fn change_content(vault: &Path) {
+    let file = |name: &str| vault.join(name);
+    let open = |name: &str| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(file(name))
+            .unwrap()
+    };
+    let mut random = Numbers::new(8);
+    open("file5000")
+        .write_all_at(&random.bytes(700), 4700)
+        .unwrap();
+    open("file100000").set_len(54_321).unwrap();
+    open("file100000").set_len(77_777).unwrap();
+    open("file511")
+        .write_all_at(b"behind a hole", 200_000)
+        .unwrap();
+    let large = open("file1500000");
+    fallocate(
+        &large,
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        10_000,
+        90_000,
+    )
+    .unwrap();
+    fallocate(&large, FallocateFlags::ZERO_RANGE, 300_001, 50_000).unwrap();
+    fallocate(&large, FallocateFlags::empty(), 1_400_000, 400_000).unwrap();
+    large
+        .write_all_at(b"in what was allocated", 1_700_000)
+        .unwrap();
+    fs::copy(file("file1500000"), file("copied")).unwrap();
+}
+
+fn change_names(vault: &Path) {
+    let file = |name: &str| vault.join(name);
+    fs::rename(file("file4096"), file("names/renamed")).unwrap();
+    fs::rename(file("sub/below"), file("below")).unwrap();
+    fs::write(file("file1"), b"replaced").unwrap();
+    fs::remove_file(file("link16")).unwrap();
+    fs::write(file("victim"), b"is replaced").unwrap();
+    fs::rename(file("file0"), file("victim")).unwrap();
+    renameat_with(
+        CWD,
+        file("link50"),
+        CWD,
+        file("sub/hard"),
+        RenameFlags::EXCHANGE,
+    )
+    .unwrap();
+    rustix::fs::mknodat(
+        CWD,
+        file("fifo"),
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    let unnamed = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc_tmpfile())
+        .open(vault)
+        .unwrap();
+    unnamed.write_all_at(b"has got a name", 0).unwrap();
+    let path = format!(
+        "/proc/self/fd/{}",
+        std::os::fd::AsRawFd::as_raw_fd(&unnamed)
+    );
+    linkat(CWD, path, CWD, file("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    let dir = file("sub/many");
+    fs::create_dir(&dir).unwrap();
+    for n in 0..300 {
+        fs::write(
+            dir.join(format!("a name of some length {n}")),
+            n.to_string(),
+        )
+        .unwrap();
+    }
+}
+
+fn libc_tmpfile() -> i32 {
+    i32::try_from(rustix::fs::OFlags::TMPFILE.bits()).unwrap()
+}
+
+/// Files go in only if they are encrypted alike, and out always.
+fn borders(top: &Path, vault: &Path) {
+    fs::write(top.join("plain"), b"plain").unwrap();
+    is(fs::rename(top.join("plain"), vault.join("plain")), EXDEV);
+    is(fs::hard_link(top.join("plain"), vault.join("plain")), EXDEV);
+    let exchanged = |a: &str, b: &str| {
+        renameat_with(CWD, top.join(a), CWD, vault.join(b), RenameFlags::EXCHANGE)
+    };
+    is(exchanged("plain", "file1").map_err(Into::into), EXDEV);
+    fs::rename(vault.join("copied"), top.join("moved out")).unwrap();
+    fs::hard_link(vault.join("file1"), top.join("linked out")).unwrap();
+}
+
+#[test]
+fn the_kernel_reads_an_encrypted_tree_that_steadfs_wrote() {
+    let scratch = Scratch::new();
+    for kind in &KINDS {
+        let image = Image::mke2fs(&scratch, &format!("{}.img", kind.name), SIZE, kind.mke2fs);
+        let mount = SteadMount::new(&scratch, image.path(), "rw");
+        let vault = mount.join("vault");
+        fs::create_dir(&vault).unwrap();
+        let name = kind.add_to_steadfs(&scratch, &mount);
+        kind.set_policy(vault.to_str().unwrap(), &name, &[]);
+        fill(&vault);
+        change(&vault);
+        borders(mount.root(), &vault);
+        let written = Tree::of(mount.root());
+        mount.unmount();
+        image.check_clean();
+
+        let mount = KernelMount::new(&scratch, image.path(), "ro");
+        kind.add_to(mount.root());
+        let read = Tree::of(mount.root());
+        read.assert_same(&written, WRITTEN, kind.name);
+        mount.unmount();
+    }
+}
+
+#[test]
+fn a_tree_of_the_kernel_is_changed() {
+    let scratch = Scratch::new();
+    for kind in &KINDS {
+        let (image, _) = kind.volume(&scratch);
+        let mount = SteadMount::new(&scratch, image.path(), "rw,nodelalloc");
+        kind.add_to_steadfs(&scratch, &mount);
+        change(&mount.join("vault"));
+        borders(mount.root(), &mount.join("vault"));
+        let written = Tree::of(mount.root());
+        mount.unmount();
+        image.check_clean();
+
+        let mount = KernelMount::new(&scratch, image.path(), "");
+        kind.add_to(mount.root());
+        Tree::of(mount.root()).assert_same(&written, WRITTEN, kind.name);
+        fs::remove_dir_all(mount.join("vault")).unwrap();
+        mount.unmount();
+        image.check_clean();
+    }
+}
+
+#[test]
+fn before_a_key_is_removed_its_files_are_written() {
+    let scratch = Scratch::new();
+    let kind = &KINDS[0];
+    let image = Image::mke2fs(&scratch, "image", SIZE, kind.mke2fs);
+    let mount = SteadMount::new(&scratch, image.path(), "rw");
+    let (top, vault) = (mount.root().to_str().unwrap(), mount.join("vault"));
+    fs::create_dir(&vault).unwrap();
+    let name = kind.add_to_steadfs(&scratch, &mount);
+    kind.set_policy(vault.to_str().unwrap(), &name, &[]);
+    let file = fs::File::create(vault.join("file")).unwrap();
+    file.write_all_at(b"kept", 5000).unwrap();
+    steadfs(["key", "remove", top, &name]).expect(0);
+    assert!(is_no_key(file.write_all_at(b"lost", 5000)));
+    file.sync_all().unwrap();
+    drop(file);
+    assert!(is_no_key(fs::write(vault.join("new"), b"")));
+    assert!(is_no_key(fs::create_dir(vault.join("new"))));
+    assert!(is_no_key(symlink("target", vault.join("new"))));
+    fs::write(mount.join("plain"), b"").unwrap();
+    assert!(is_no_key(fs::rename(
+        mount.join("plain"),
+        vault.join("new")
+    )));
+
+    kind.add_to_steadfs(&scratch, &mount);
+    let content = fs::read(vault.join("file")).unwrap();
+    assert_eq!((content.len(), &content[5000..]), (5004, &b"kept"[..]));
+    // Only an empty directory gets a policy, and only one.
+    let plain = mount.join("sub");
+    fs::create_dir(&plain).unwrap();
+    fs::write(plain.join("file"), b"").unwrap();
+    let set = |dir: &Path, more: &[&str]| {
+        let words = ["key", "set-policy", dir.to_str().unwrap(), &name];
+        steadfs(words.iter().chain(more)).code()
+    };
+    assert_eq!(set(&plain, &[]), 32);
+    assert_eq!(set(mount.root(), &[]), 32);
+    assert_eq!(set(&vault, &["--padding=4"]), 0);
+    assert_eq!(set(&vault, &["--padding=8"]), 32);
+    assert_eq!(set(&vault, &["--contents=Adiantum"]), 1);
+    mount.unmount();
+    image.check_clean();
+}
+
+#[test]
+fn commands_write_encrypted_files_of_images() {
+    let scratch = Scratch::new();
+    let kind = &KINDS[1];
+    let image = Image::mke2fs(&scratch, "image", SIZE, kind.mke2fs);
+    let other = Image::mke2fs(&scratch, "other", SIZE, kind.mke2fs);
+    let (_, key) = kind.key_file(&scratch);
+    let place = |image: &Image, path: &str| format!("{}:{path}", image.path().display());
+    let name = {
+        let mount = SteadMount::new(&scratch, image.path(), "rw");
+        let name = kind.add_to_steadfs(&scratch, &mount);
+        mount.unmount();
+        name
+    };
+    let source = scratch.folder("source");
+    fill(&source);
+    for image in [&image, &other] {
+        steadfs(["mkdir", &place(image, "/vault")]).expect(0);
+        kind.set_policy(&place(image, "/vault"), &name, &["--key-file", &key]);
+    }
+    let files = place(&image, "/vault/files");
+    steadfs([
+        "cp",
+        "-a",
+        "--key-file",
+        &key,
+        source.to_str().unwrap(),
+        &files,
+    ])
+    .expect(0);
+    let copy = place(&other, "/vault/files");
+    steadfs(["cp", "-a", "--key-file", &key, &files, &copy]).expect(0);
+    let script = scratch.join("script");
+    fs::write(
+        &script,
+        "mv /vault/files/file5000 /vault/moved\nmkdir /vault/new\n",
+    )
+    .unwrap();
+    let changed = other.path().to_str().unwrap();
+    steadfs([
+        "edit",
+        "--key-file",
+        &key,
+        changed,
+        script.to_str().unwrap(),
+    ])
+    .expect(0);
+    steadfs(["mkdir", &place(&image, "/vault/refused")]).expect(1);
+    for image in [&image, &other] {
+        image.check_clean();
+        let mount = KernelMount::new(&scratch, image.path(), "ro");
+        kind.add_to(mount.root());
+        let moved = mount.join("vault/moved");
+        if moved.exists() {
+            assert_eq!(
+                fs::read(moved).unwrap(),
+                fs::read(source.join("file5000")).unwrap()
+            );
+            fs::remove_file(source.join("file5000")).unwrap();
+        }
+        let read = Tree::of(&mount.join("vault/files"));
+        let dirs = Compare {
+            dir_mtime: false,
+            ..Compare::COPY
+        };
+        read.assert_same(&Tree::of(&source), dirs, "a copy");
+        mount.unmount();
+    }
+}
+
+#[test]
+fn a_wrong_key_of_version_1_is_no_key() {
+    let scratch = Scratch::new();
+    let kind = KINDS.iter().find(|kind| kind.descriptor.is_some()).unwrap();
+    let (image, _) = kind.volume(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "rw");
+    let (top, vault) = (mount.root().to_str().unwrap(), mount.join("vault"));
+    let wrong = scratch.join("wrong");
+    fs::write(&wrong, [9; 64]).unwrap();
+    let name = hex(&kind.descriptor.unwrap());
+    steadfs(["key", "add", top, wrong.to_str().unwrap(), "--v1", &name]).expect(0);
+    // What is decrypted with it is nonsense, and may be no names at all.
+    let listed = fs::read_dir(&vault).and_then(|mut dir| dir.try_for_each(|entry| entry.map(drop)));
+    assert!(listed.is_ok() || is_no_key(listed));
+    assert!(!vault.join("file5000").exists());
+    assert_eq!(
+        fs::read_to_string(mount.join(".steadfs/errors")).unwrap(),
+        ""
+    );
+    let (right, _) = kind.key_file(&scratch);
+    let refused = steadfs(["key", "add", top, right.to_str().unwrap(), "--v1", &name]);
+    assert_eq!(refused.code(), 32);
+    steadfs(["key", "remove", top, &name]).expect(0);
+    kind.add_to_steadfs(&scratch, &mount);
+    fs::read(vault.join("file5000")).unwrap();
+    mount.unmount();
+    image.check_clean();
+}
