@@ -301,11 +301,10 @@ impl Ext4 {
     /// # Errors
     /// `NoKey`: its master key is not there. As [`Ext4::file_key`].
     pub(crate) fn content_key(&self, inode: &Inode, tag: IoTag) -> Result<Option<Arc<FileKey>>> {
-        let core = inode.core.read();
-        if !core.has(InodeFlags::ENCRYPTED) {
+        if !inode.is_encrypted() {
             return Ok(None);
         }
-        let key = self.file_key(inode.ino(), &core, inode.kind(), tag)?;
+        let key = self.file_key(inode.ino(), &inode.core.read(), inode.kind(), tag)?;
         key.map(Some).ok_or(FsError::NoKey)
     }
 }

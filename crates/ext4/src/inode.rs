@@ -150,7 +150,7 @@ impl Inode {
         self.is_value
     }
 
-    /// Whether the content of a regular file is encrypted; never changes.
+    /// Whether the content of a file or link is encrypted; never changes.
     pub fn is_encrypted(&self) -> bool {
         self.is_encrypted
     }
