@@ -49,7 +49,7 @@ impl Ext4 {
             return Ok(());
         }
         let owners = [set.uid, set.gid, None];
-        self.prepare_owners(owners, cx.tag)?;
+        let _pins = self.prepare_owners(owners, cx.tag)?;
         self.check_new_owners(cx, inode, owners)?;
         self.change_fields(cx.tag, inode, 0, |handle, core| {
             let drops = set.kills_privileges(inode.kind());
@@ -238,7 +238,7 @@ impl Ext4 {
             return Ok(());
         }
         let owners = [None, None, Some(project)];
-        self.prepare_owners(owners, cx.tag)?;
+        let _pins = self.prepare_owners(owners, cx.tag)?;
         self.check_new_owners(cx, &inode, owners)?;
         self.change_fields(cx.tag, &inode, 0, |_, core| {
             core.project = project;

@@ -115,6 +115,7 @@ impl Ext4 {
     /// Evicts metadata that is not in use and not dirty, as under memory pressure.
     pub fn forget_clean(&self) {
         self.inodes.evict_all();
+        self.drop_unused_quota();
         self.meta.drop_unused();
     }
 
@@ -146,11 +147,14 @@ impl Ext4 {
         self.meta.get(block, tag).map_err(io_error)
     }
 
-    /// Pins the blocks of the inode table that hold these inodes.
+    /// Pins the blocks of the inode table that hold these inodes, and what counts for their owners.
     pub(crate) fn pin_inodes(&self, inodes: &[Ino], tag: IoTag) -> Result<Pins> {
         let mut pins = Pins::default();
         for &ino in inodes {
             pins.keep(self.inode_slot(ino, tag)?.0);
+            if let Ok(inode) = self.inodes.find(ino) {
+                self.pin_charged(&mut pins, &inode)?;
+            }
         }
         Ok(pins)
     }

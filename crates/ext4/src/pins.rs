@@ -3,7 +3,7 @@
 //! **Problem.** A read that fails in the middle of a change leaves it half done, and the volume must stop.
 //!
 //! **Rule.** An operation reads and verifies the blocks that it will change before it changes the first one, and keeps
-//! them in memory with [`Pins`]. A failed read is then an ordinary error: nothing has changed. A failed read of a block
+//! them in memory with [`Pins`], with the quota entries of the owners. A failed read is then an ordinary error: nothing has changed. A failed read of a block
 //! that is not known in advance (such as the new block of a split) stops the volume ([`crate::txn`]).
 //!
 //! | operation | a failed read |
@@ -20,18 +20,34 @@ use std::sync::Arc;
 
 use steadfs_cache::MetaBuf;
 
+use crate::quota::Dquot;
+
 /// Metadata blocks that stay in memory until this is dropped.
 #[derive(Default)]
-pub(crate) struct Pins(Vec<Arc<MetaBuf>>);
+pub(crate) struct Pins {
+    blocks: Vec<Arc<MetaBuf>>,
+    dquots: Vec<Arc<Dquot>>,
+}
 
 impl Pins {
     /// Pins a block.
     pub(crate) fn keep(&mut self, buf: Arc<MetaBuf>) {
-        self.0.push(buf);
+        self.blocks.push(buf);
+    }
+
+    /// Adds the pins of another.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.blocks.extend(other.blocks);
+        self.dquots.extend(other.dquots);
     }
 
     /// Pins a block, if there is one.
     pub(crate) fn keep_any(&mut self, buf: Option<Arc<MetaBuf>>) {
-        self.0.extend(buf);
+        self.blocks.extend(buf);
+    }
+
+    /// Pins the entry of an owner.
+    pub(crate) fn keep_dquot(&mut self, dquot: Arc<Dquot>) {
+        self.dquots.push(dquot);
     }
 }

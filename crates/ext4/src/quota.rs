@@ -33,6 +33,7 @@ use crate::disk::quota::{BLOCK_SIZE, ENTRY_SIZE, Entry, Info, Kind, QuotaError, 
 use crate::disk::{self, Geometry, Ino};
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::txn::Handle;
 
 use blocks::{FileBlocks, Growth};
@@ -183,15 +184,34 @@ impl Ext4 {
         }
     }
 
-    /// Makes entries for owners who have none. The caller holds no handle.
+    /// Pins the entries of an inode's owners.
+    ///
+    /// # Errors
+    /// A device error.
+    #[inline]
+    pub(crate) fn pin_charged(&self, pins: &mut Pins, inode: &Inode) -> Result<()> {
+        match self.quota.get() {
+            None => Ok(()),
+            Some(quota) => quota.pin(self, pins, inode.charged().owners),
+        }
+    }
+
+    /// Makes entries for owners who have none, and pins them. The caller holds no handle.
     ///
     /// # Errors
     /// No space for an entry; a quota file is corrupt.
     #[inline]
-    pub(crate) fn prepare_owners(&self, owners: [Option<u32>; 3], tag: IoTag) -> Result<()> {
+    pub(crate) fn prepare_owners(&self, owners: [Option<u32>; 3], tag: IoTag) -> Result<Pins> {
         match self.quota.get() {
-            None => Ok(()),
+            None => Ok(Pins::default()),
             Some(quota) => quota.prepare(self, owners, tag),
+        }
+    }
+
+    /// Evicts the entries of quota files that are not in use.
+    pub(crate) fn drop_unused_quota(&self) {
+        for file in self.quota.get().into_iter().flat_map(Quota::files) {
+            file.cached.lock().retain(|_, dquot| is_in_use(dquot));
         }
     }
 
@@ -248,12 +268,29 @@ impl Quota {
         Ok(())
     }
 
-    fn prepare(&self, fs: &Ext4, owners: [Option<u32>; 3], tag: IoTag) -> Result<()> {
+    fn prepare(&self, fs: &Ext4, owners: [Option<u32>; 3], tag: IoTag) -> Result<Pins> {
+        let mut pins = Pins::default();
         for file in self.files() {
-            if let Some(owner) = owners[file.kind.index()]
-                && file.dquot(fs, owner)?.is_none()
-            {
+            let Some(owner) = owners[file.kind.index()] else {
+                continue;
+            };
+            let mut dquot = file.dquot(fs, owner)?;
+            if dquot.is_none() {
                 file.make_entry(fs, owner, tag)?;
+                dquot = file.dquot(fs, owner)?;
+            }
+            dquot.into_iter().for_each(|dquot| pins.keep_dquot(dquot));
+        }
+        Ok(pins)
+    }
+
+    fn pin(&self, fs: &Ext4, pins: &mut Pins, owners: [u32; 3]) -> Result<()> {
+        for file in self.files() {
+            match file.dquot(fs, owners[file.kind.index()]) {
+                Ok(dquot) => dquot.into_iter().for_each(|dquot| pins.keep_dquot(dquot)),
+                // Counting records it.
+                Err(error) if error.is_corruption() => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())
@@ -319,7 +356,7 @@ impl QuotaFile {
             return Err(self.corruption("changes while it is read").into());
         };
         if cached.len() >= CACHED_MAX {
-            cached.retain(|_, dquot| Arc::strong_count(dquot) > 1 || dquot.has_delayed());
+            cached.retain(|_, dquot| is_in_use(dquot));
         }
         let dquot = Arc::new(Dquot {
             buf,
@@ -334,7 +371,7 @@ impl QuotaFile {
     fn find(&self, fs: &Ext4, owner: u32) -> Result<Option<(tree::Place, Entry)>> {
         loop {
             let bound = self.bound(fs);
-            let found = tree::find(&mut FileBlocks::reading(fs, self), &bound, owner);
+            let found = tree::find(&mut FileBlocks::new(fs, self), &bound, owner);
             match found {
                 Err(QuotaError::Malformed(_)) if bound != self.bound(fs) => {}
                 found => return found.map_err(|error| self.error(error)),
@@ -359,10 +396,11 @@ impl QuotaFile {
                 id: owner,
                 ..Entry::default()
             };
-            let mut blocks = FileBlocks::writing(fs, self, handle);
+            let mut blocks = FileBlocks::new(fs, self);
             let inserted = tree::insert(&mut blocks, &mut info, &entry);
             inserted.map_err(|error| self.error(error))?;
             blocks.write_info(&info)?;
+            blocks.store(handle)?;
             self.layout.lock().info = info;
             // Where several of its blocks are in one of the volume's, the file grows within that.
             let size = u64::from(info.blocks) * BLOCK_SIZE as u64;
@@ -385,6 +423,12 @@ impl QuotaFile {
         let what = format!("the {} quota file {what}", self.kind.name());
         Corruption::new(what).in_inode(self.inode.ino())
     }
+}
+
+/// Whether an entry is referred to outside of the table, or has a state that is not in its block. The caller has locked the
+/// table.
+fn is_in_use(dquot: &Arc<Dquot>) -> bool {
+    Arc::strong_count(dquot) > 1 || dquot.has_delayed()
 }
 
 impl Dquot {

@@ -11,6 +11,7 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::namei::flags_for;
 use crate::options::Atime;
+use crate::pins::Pins;
 use crate::quota::owners_of;
 use crate::space::Need;
 use crate::xattr::need_of;
@@ -76,7 +77,7 @@ impl F2fs {
             value: Some(list),
         }));
         changes.extend(kills.then_some(NO_CAPABILITIES));
-        self.prepare_new_owners(cx, inode, set)?;
+        let _pins = self.prepare_new_owners(cx, inode, set)?;
         self.store_fields(cx, inode, &changes, |core, fs| {
             let now = fs.now();
             core.mode = mode;
@@ -94,9 +95,9 @@ impl F2fs {
     }
 
     /// Before an inode gets other owners.
-    fn prepare_new_owners(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<()> {
+    fn prepare_new_owners(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<Pins> {
         if set.uid.is_none() && set.gid.is_none() {
-            return Ok(());
+            return Ok(Pins::default());
         }
         let [uid, gid, project] = owners_of(&inode.core.read());
         let new = [set.uid.unwrap_or(uid), set.gid.unwrap_or(gid), project];
@@ -214,7 +215,7 @@ impl F2fs {
                 "project ids on inodes without the field i_projid",
             ));
         }
-        self.check_new_owners(cx, &inode, [uid, gid, project])?;
+        let _pins = self.check_new_owners(cx, &inode, [uid, gid, project])?;
         let change = self.change()?;
         let mut core = inode.core.write();
         self.mark_dirty(&change, &inode, cx.tag)?;

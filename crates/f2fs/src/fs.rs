@@ -96,6 +96,7 @@ impl F2fs {
     /// Evicts clean, unused metadata, as memory pressure would.
     pub fn forget_clean(&self) {
         self.inodes.drop_unused();
+        self.drop_unused_quota();
         self.nodes.drop_unused();
         self.meta.drop_unused();
     }

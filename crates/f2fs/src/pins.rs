@@ -4,7 +4,8 @@
 //! each other, and the volume must abort.
 //!
 //! **Rule.** An operation reads all nodes and directory blocks that it will need before it changes the first one, and
-//! keeps them in memory with [`Pins`]. A failed read is then an ordinary error: nothing has changed.
+//! keeps them in memory with [`Pins`]. A failed read is then an ordinary error: nothing has changed. With them go the blocks
+//! of quota files that have the entries of the inodes' owners.
 //!
 //! | operation | effect of a failed read |
 //! |---|---|
@@ -24,12 +25,14 @@ use steadfs_vfs::Result;
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::{Node, SlotLookup};
+use crate::quota::Dquot;
 
 /// Nodes and directory blocks that stay in memory while this exists.
 #[derive(Default)]
 pub(crate) struct Pins {
     nodes: Vec<Arc<Node>>,
     blocks: Vec<Arc<MetaBuf>>,
+    dquots: Vec<Arc<Dquot>>,
 }
 
 impl Pins {
@@ -37,17 +40,30 @@ impl Pins {
     pub(crate) fn add(&mut self, other: Self) {
         self.nodes.extend(other.nodes);
         self.blocks.extend(other.blocks);
+        self.dquots.extend(other.dquots);
+    }
+
+    /// Adds an entry of a quota file.
+    pub(crate) fn add_dquot(&mut self, dquot: Arc<Dquot>) {
+        self.dquots.push(dquot);
     }
 }
 
 impl F2fs {
-    /// Pins the nodes of these inodes.
+    /// Pins the nodes of these inodes, and what counts for their owners.
     pub(crate) fn pin_inodes(&self, inodes: &[&Inode], tag: IoTag) -> Result<Pins> {
         let mut pins = Pins::default();
         for inode in inodes {
-            pins.nodes.push(self.inode_node(inode.nid(), tag)?);
+            self.pin_inode(&mut pins, inode, tag)?;
+            self.pin_charged(&mut pins, inode, tag)?;
         }
         Ok(pins)
+    }
+
+    /// Pins the node of an inode.
+    pub(crate) fn pin_inode(&self, pins: &mut Pins, inode: &Inode, tag: IoTag) -> Result<()> {
+        pins.nodes.push(self.inode_node(inode.nid(), tag)?);
+        Ok(())
     }
 
     /// Pins a directory block and the node that maps it. `None`: the entries are inline.

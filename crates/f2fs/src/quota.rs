@@ -10,7 +10,8 @@
 //!
 //! **No read in a snapshot.** Marking an inode dirty also marks the blocks dirty that have the entries of its owners
 //! ([`F2fs::touch_owners`]). An owner gets an entry in a change of its own, before the first inode is made for it
-//! ([`F2fs::prepare_owners`]). Entries are not removed.
+//! ([`F2fs::prepare_owners`]). Entries are not removed. A call that changes names reads those blocks before its first
+//! change, with all else that it needs ([`F2fs::pin_inodes`]).
 //!
 //! **If it is wrong.** A quota file that contradicts its format, or counts that cannot be, are recorded, and checkpoints have
 //! the flag `quota_need_fsck` from then on. With it a mount counts nothing, as in Linux; fsck.f2fs counts anew.
@@ -39,6 +40,7 @@ use crate::disk::quota::usage::Usage;
 use crate::disk::{self, Features};
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use crate::pins::Pins;
 
 pub(crate) use file::Dquot;
 use file::QuotaFile;
@@ -204,16 +206,43 @@ impl F2fs {
         Ok(dquots)
     }
 
-    /// Makes entries for owners who have none. The caller is in no change.
+    /// Makes entries for owners who have none, and pins the entries, so that counting for these owners reads nothing. The
+    /// caller is in no change.
     ///
     /// # Errors
     /// No space for an entry, or a device error.
     #[inline]
-    pub(crate) fn prepare_owners(&self, owners: [u32; 3], tag: IoTag) -> Result<()> {
+    pub(crate) fn prepare_owners(&self, owners: [u32; 3], tag: IoTag) -> Result<Pins> {
         match self.quota.opened.get() {
-            None => Ok(()),
+            None => Ok(Pins::default()),
             Some(quota) => quota.prepare(self, owners, tag),
         }
+    }
+
+    /// Pins the entries of an inode's owners.
+    ///
+    /// # Errors
+    /// A device error.
+    pub(crate) fn pin_charged(&self, pins: &mut Pins, inode: &Inode, tag: IoTag) -> Result<()> {
+        let (Some(quota), Some(cell)) = (self.quota.opened.get(), self.counting(inode)) else {
+            return Ok(());
+        };
+        let owners = cell.lock().owners;
+        for file in quota.files() {
+            if let Some(dquot) = file.known(self, owners[file.kind.index()], tag)? {
+                file.pin(self, pins, dquot, tag)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Evicts the entries of quota files that are not in use.
+    pub(crate) fn drop_unused_quota(&self) {
+        let quota = self.quota.opened.get();
+        quota
+            .into_iter()
+            .flat_map(Quota::files)
+            .for_each(QuotaFile::drop_unused);
     }
 
     /// Counts what an inode has more than before. The caller holds `inode.core` and passes it.
@@ -401,17 +430,13 @@ impl Quota {
         self.files.iter().flatten()
     }
 
-    fn prepare(&self, fs: &F2fs, owners: [u32; 3], tag: IoTag) -> Result<()> {
+    fn prepare(&self, fs: &F2fs, owners: [u32; 3], tag: IoTag) -> Result<Pins> {
+        let mut pins = Pins::default();
         for file in self.files() {
-            let owner = owners[file.kind.index()];
-            match file.dquot(fs, owner, tag) {
-                Ok(Some(_)) => Ok(()),
-                Ok(None) => file.make_entry(fs, owner, tag),
-                Err(error) => Err(error),
-            }
-            .or_else(|error| file.tolerate(fs, error))?;
+            file.prepare(fs, &mut pins, owners[file.kind.index()], tag)
+                .or_else(|error| file.tolerate(fs, error))?;
         }
-        Ok(())
+        Ok(pins)
     }
 }
 

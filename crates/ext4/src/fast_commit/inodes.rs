@@ -20,8 +20,8 @@ impl Replay<'_> {
     pub(super) fn inode(&mut self, ino: Ino, raw: &[u8]) -> Result<()> {
         let new = self.parse(ino, raw)?;
         self.touched.insert(ino);
-        self.fs
-            .prepare_owners(owners_of(&new).map(Some), self.cx.tag)?;
+        let owners = owners_of(&new).map(Some);
+        let _pins = self.fs.prepare_owners(owners, self.cx.tag)?;
         match self.current(ino)? {
             Some(inode) if inode.core.read().generation == new.generation => {
                 self.update(&inode, new)

@@ -102,8 +102,7 @@ impl Ext4 {
         let names = dir.lock.read();
         self.check_may_add(&dir, cx.tag)?;
         let spec = NewInode::plain(FileKind::Regular, mode, 0);
-        self.prepare_new(cx, &dir, &spec)?;
-        let mut pins = Pins::default();
+        let mut pins = self.prepare_new(cx, &dir, &spec)?;
         self.orphans.pin_to_add(self, &mut pins)?;
         let credits = credits::TMPFILE + self.inherit_credits(&dir, cx.tag)?;
         let made = self.txns().run(credits, cx.tag, |handle| {
@@ -131,10 +130,10 @@ impl Ext4 {
         if spec.kind == FileKind::Directory {
             check_may_have_subdir(self, &dir.core.read())?;
         }
-        self.prepare_new(cx, &dir, spec)?;
+        let mut pins = self.prepare_new(cx, &dir, spec)?;
         let subdir = spec.kind == FileKind::Directory;
         let links = if subdir { 2 } else { 1 };
-        let _pins = self.pin_inodes(&[dir.ino()], cx.tag)?;
+        pins.add(self.pin_inodes(&[dir.ino()], cx.tag)?);
         let credits = credits::CREATE + self.inherit_credits(&dir, cx.tag)?;
         let made = self.txns().run(credits, cx.tag, |handle| {
             handle.track();
@@ -150,14 +149,14 @@ impl Ext4 {
         Ok(inode.attr(self))
     }
 
-    /// Prepares the counts of a new inode's owners, and fails if they may not have it. The caller holds no handle.
-    pub(super) fn prepare_new(&self, cx: &Cx, dir: &Inode, spec: &NewInode<'_>) -> Result<()> {
+    /// Prepares and pins the counts of a new inode's owners, and fails if they may not have it. The caller holds no handle.
+    pub(super) fn prepare_new(&self, cx: &Cx, dir: &Inode, spec: &NewInode<'_>) -> Result<Pins> {
         if self.quota.get().is_none() {
-            return Ok(());
+            return Ok(Pins::default());
         }
         let core = self.new_core(cx, dir, spec, &Inherited::default(), 0);
         let owners = owners_of(&core).map(Some);
-        self.prepare_owners(owners, cx.tag)?;
+        let pins = self.prepare_owners(owners, cx.tag)?;
         let has_block = match spec.kind {
             FileKind::Directory => !Dir::new(self, Ino(0), &core, cx.tag).starts_in_inode(&core)?,
             // An encrypted one has up to 33 bytes more.
@@ -166,7 +165,8 @@ impl Ext4 {
             _ => false,
         };
         let bytes = u64::from(has_block) * self.geo().cluster_units() * 512;
-        self.check_quota(cx, owners, bytes, 1)
+        self.check_quota(cx, owners, bytes, 1)?;
+        Ok(pins)
     }
 
     /// Inserts a name at `slot`. `subdir`: the directory's link count gains a `..`.

@@ -319,10 +319,10 @@ impl Ext4 {
         pair: &Pair,
         whiteout: bool,
     ) -> Result<(), Failed> {
-        let _pins = self.pin_to_rename(cx, from, to, pair)?;
+        let mut pins = self.pin_to_rename(cx, from, to, pair)?;
         let spec = NewInode::plain(FileKind::CharDevice, 0, 0);
         if whiteout {
-            self.prepare_new(cx, from.dir, &spec)?;
+            pins.add(self.prepare_new(cx, from.dir, &spec)?);
         }
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             if whiteout || is_dir(&pair.old) {

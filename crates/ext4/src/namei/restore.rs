@@ -171,10 +171,10 @@ impl Ext4 {
         };
         let root = self.inode(Ino::ROOT, cx.tag)?;
         let mut core = self.new_core(&cx, &root, &spec, &Inherited::default(), 0);
-        self.prepare_owners(owners_of(&core).map(Some), cx.tag)?;
         core.generation = file.generation;
         core.flags = InodeFlags(core.flags.0 & InodeFlags::EXTENTS.0);
-        let mut pins = self.pin_inodes(&[ino], cx.tag)?;
+        let mut pins = self.prepare_owners(owners_of(&core).map(Some), cx.tag)?;
+        pins.add(self.pin_inodes(&[ino], cx.tag)?);
         self.orphans.pin_to_add(self, &mut pins)?;
         let (slots, credits) = (self.alloc.slots_to_clear(self, ino), credits::TMPFILE);
         let credits = credits::CREATE + credits + slots;

@@ -55,7 +55,7 @@ impl QuotaFile {
         let info = self.layout.lock().info;
         let mut found = Vec::new();
         let each = |_, entry: Entry| found.push(Account::new(entry));
-        let walked = tree::walk(&mut FileBlocks::reading(fs, self), &info, each);
+        let walked = tree::walk(&mut FileBlocks::new(fs, self), &info, each);
         walked.map_err(|error| self.error(error))?;
         for account in &mut found {
             let cached = self.cached.lock().get(&account.entry.id).cloned();
@@ -68,7 +68,7 @@ impl QuotaFile {
         let mut owners = [None; 3];
         owners[self.kind.index()] = Some(id);
         let tag = IoTag::default();
-        fs.prepare_owners(owners, tag)?;
+        let _pins = fs.prepare_owners(owners, tag)?;
         let dquot = self.dquot(fs, id)?;
         let dquot = dquot.ok_or_else(|| self.corruption("has no entry for an owner"))?;
         let info = self.layout.lock().info;
@@ -89,7 +89,9 @@ impl QuotaFile {
             let _core = self.inode.core.write();
             let mut info = self.layout.lock().info;
             (info.block_grace, info.inode_grace) = (block, inode);
-            FileBlocks::writing(fs, self, handle).write_info(&info)?;
+            let mut blocks = FileBlocks::new(fs, self);
+            blocks.write_info(&info)?;
+            blocks.store(handle)?;
             self.layout.lock().info = info;
             Ok(())
         })

@@ -1,5 +1,6 @@
 //! The blocks of a quota file on the volume: blocks of 1 KiB in mapped blocks of its inode, which are metadata.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag};
@@ -13,34 +14,41 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
 
-/// The file's blocks, which are read, or changed in a handle.
-pub(super) struct FileBlocks<'a, 'h> {
+/// The file's blocks. Changed ones are kept here until all that is needed was read: a read that fails changes nothing.
+pub(super) struct FileBlocks<'a> {
     fs: &'a Ext4,
     file: &'a QuotaFile,
-    handle: Option<&'a mut Handle<'h>>,
+    /// Each with its place: the block of the volume, and the offset there.
+    changed: BTreeMap<u32, (Arc<MetaBuf>, usize, Block)>,
 }
 
-impl<'a, 'h> FileBlocks<'a, 'h> {
-    pub(super) fn reading(fs: &'a Ext4, file: &'a QuotaFile) -> Self {
-        let handle = None;
-        Self { fs, file, handle }
+impl<'a> FileBlocks<'a> {
+    pub(super) fn new(fs: &'a Ext4, file: &'a QuotaFile) -> Self {
+        let changed = BTreeMap::new();
+        Self { fs, file, changed }
     }
 
-    pub(super) fn writing(fs: &'a Ext4, file: &'a QuotaFile, handle: &'a mut Handle<'h>) -> Self {
-        let handle = Some(handle);
-        Self { fs, file, handle }
-    }
-
-    /// Writes the file's first block.
+    /// Changes the file's first block.
     pub(super) fn write_info(&mut self, info: &Info) -> Result<()> {
         self.write(0, &info.to_block(self.file.kind))
     }
+
+    /// Puts the changed blocks into a transaction.
+    pub(super) fn store(self, handle: &mut Handle<'_>) -> Result<()> {
+        for (buf, at, block) in self.changed.into_values() {
+            handle.write(&buf)?[at..at + BLOCK_SIZE].copy_from_slice(&block);
+        }
+        Ok(())
+    }
 }
 
-impl Blocks for FileBlocks<'_, '_> {
+impl Blocks for FileBlocks<'_> {
     type Error = FsError;
 
     fn read(&mut self, n: u32) -> Result<Block> {
+        if let Some((_, _, block)) = self.changed.get(&n) {
+            return Ok(*block);
+        }
         let (buf, at) = self.file.block(self.fs, n)?;
         let data = buf.data();
         let block = data[at..].first_chunk();
@@ -49,8 +57,7 @@ impl Blocks for FileBlocks<'_, '_> {
 
     fn write(&mut self, n: u32, block: &Block) -> Result<()> {
         let (buf, at) = self.file.block(self.fs, n)?;
-        let handle = self.handle.as_mut().expect("opened for writing");
-        handle.write(&buf)?[at..at + BLOCK_SIZE].copy_from_slice(block);
+        self.changed.insert(n, (buf, at, *block));
         Ok(())
     }
 }
@@ -77,7 +84,7 @@ impl QuotaFile {
 
     /// What the file's first block says.
     pub(super) fn read_info(&self, fs: &Ext4) -> Result<Info> {
-        let head = FileBlocks::reading(fs, self).read(0)?;
+        let head = FileBlocks::new(fs, self).read(0)?;
         let info = Info::of(self.kind, &head).map_err(|what| self.corruption(what))?;
         match info.blocks > self.bound(fs).blocks {
             true => Err(self.corruption("ends before its last block").into()),

@@ -60,7 +60,7 @@ fn counted(world: &World) -> Usages {
                 usage.insert(entry.id, (entry.bytes, entry.inodes));
             }
         };
-        tree::walk(&mut FileBlocks::reading(&world.fs, file), &info, each).unwrap();
+        tree::walk(&mut FileBlocks::new(&world.fs, file), &info, each).unwrap();
     }
     usages
 }

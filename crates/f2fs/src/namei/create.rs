@@ -15,6 +15,7 @@ use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::{self, BLOCK_SIZE, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::quota::owners_of;
 use crate::space::{Need, Reservation};
 use crate::xattr::SplitXattrs;
@@ -75,7 +76,7 @@ impl F2fs {
         let spec = NewInode::plain(FileKind::Regular, mode & 0o7777, 0);
         let plan = self.plan_inode(cx, &dir, &spec, b"")?;
         self.orphans.check_room()?;
-        self.prepare_new(cx, &plan, (&dir, Need::default()))?;
+        let _pins = self.prepare_new(cx, &plan, (&dir, Need::default()))?;
         let mut reservation = self
             .space
             .reservation(plan.need, self.may_use_reserved(cx))?;
@@ -106,8 +107,8 @@ impl F2fs {
         let free_dentry = self.find_free_dentry(cx, &dir, name)?;
         let plan = self.plan_inode(cx, &dir, spec, name)?;
         let need = free_dentry.need + plan.need;
-        self.prepare_new(cx, &plan, (&dir, free_dentry.need))?;
-        let mut pins = self.pin_inodes(&[&dir], cx.tag)?;
+        let mut pins = self.prepare_new(cx, &plan, (&dir, free_dentry.need))?;
+        pins.add(self.pin_inodes(&[&dir], cx.tag)?);
         self.pin_dir_block(&mut pins, &dir, free_dentry.block, cx.tag)?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
@@ -171,16 +172,17 @@ impl F2fs {
         Ok(Self::plan_of(dir, spec, core, attrs))
     }
 
-    /// Before a new inode and its name are made: checks limits of quota, and makes entries for the inode's owners.
+    /// Before a new inode and its name are made: checks limits of quota, and makes and pins entries for the inode's owners.
     pub(super) fn prepare_new(
         &self,
         cx: &Cx,
         plan: &InodePlan<'_>,
         dir: (&Inode, Need),
-    ) -> Result<()> {
+    ) -> Result<Pins> {
         let owners = owners_of(&plan.core);
-        self.prepare_owners(owners, cx.tag)?;
-        self.check_new_quota(cx, (owners, plan.need), dir)
+        let pins = self.prepare_owners(owners, cx.tag)?;
+        self.check_new_quota(cx, (owners, plan.need), dir)?;
+        Ok(pins)
     }
 
     /// Plans a new inode of this number and generation without a name, which inherits nothing.

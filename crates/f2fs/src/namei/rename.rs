@@ -331,11 +331,11 @@ impl F2fs {
         };
         self.orphans.check_room()?;
         let growth = free_dentry.map_or(Need::default(), |free_dentry| free_dentry.need);
+        let mut pins = self.pin_to_rename(cx, from, to, pair, free_dentry.as_ref())?;
         match &plan {
-            Some(plan) => self.prepare_new(cx, plan, (to.dir, growth))?,
+            Some(plan) => pins.add(self.prepare_new(cx, plan, (to.dir, growth))?),
             None => self.check_space_quota(cx, to.dir, growth)?,
         }
-        let _pins = self.pin_to_rename(cx, from, to, pair, free_dentry.as_ref())?;
         let need = growth + plan.as_ref().map_or(Need::default(), |plan| plan.need);
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;

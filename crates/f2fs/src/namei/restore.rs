@@ -203,7 +203,7 @@ impl F2fs {
         let root = self.inode(Nid::ROOT, cx.tag)?;
         let plan = self.plan_given(&cx, &root, &spec, (nid, file.generation));
         self.orphans.check_room()?;
-        self.prepare_new(&cx, &plan, (&root, Need::default()))?;
+        let _pins = self.prepare_new(&cx, &plan, (&root, Need::default()))?;
         let mut reservation = self.space.reservation(plan.need, true)?;
         let change = self.change()?;
         if self.nat.entry(nid, cx.tag)?.is_used() {
@@ -376,7 +376,8 @@ impl RestoreVolume for F2fs {
         let changes: Vec<_> = list.into_iter().collect();
         // Whether it is compressed was set before its contents.
         let flags = SETTABLE_FLAGS & !InodeFlags::COMPRESSED.0 & flags_for(inode.kind());
-        self.prepare_owners([attr.uid, attr.gid, file.flags.project], cx.tag)?;
+        let owners = [attr.uid, attr.gid, file.flags.project];
+        let _pins = self.prepare_owners(owners, cx.tag)?;
         self.store_fields(&cx, &inode, &changes, |core, _| {
             (core.uid, core.gid) = (attr.uid, attr.gid);
             // Type and twelve bits.

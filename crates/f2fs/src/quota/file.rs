@@ -16,6 +16,7 @@ use crate::disk::quota::{Entry, Info, Kind, QuotaError, tree};
 use crate::disk::{self, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use crate::pins::Pins;
 
 /// Entries of a kind that are cached, beside those in use.
 const CACHED_MAX: usize = 4096;
@@ -167,12 +168,35 @@ impl QuotaFile {
         });
         let mut cached = self.cached.lock();
         if cached.len() >= CACHED_MAX {
-            cached.retain(|_, dquot| {
-                Arc::strong_count(dquot) > 1 || dquot.account.lock().delayed > 0
-            });
+            cached.retain(|_, dquot| is_in_use(dquot));
         }
         cached.insert(owner, Arc::clone(&dquot));
         Ok(Some(dquot))
+    }
+
+    /// Makes an owner's entry, if there is none, and pins it.
+    pub(super) fn prepare(&self, fs: &F2fs, pins: &mut Pins, owner: u32, tag: IoTag) -> Result<()> {
+        if self.dquot(fs, owner, tag)?.is_none() {
+            self.make_entry(fs, owner, tag)?;
+        }
+        match self.dquot(fs, owner, tag)? {
+            Some(dquot) => self.pin(fs, pins, dquot, tag),
+            None => Ok(()),
+        }
+    }
+
+    /// Pins an entry with all that [`QuotaFile::touch`] reads.
+    pub(super) fn pin(
+        &self,
+        fs: &F2fs,
+        pins: &mut Pins,
+        dquot: Arc<Dquot>,
+        tag: IoTag,
+    ) -> Result<()> {
+        fs.pin_inode(pins, &self.inode, tag)?;
+        fs.pin_dir_block(pins, &self.inode, Some(dquot.block), tag)?;
+        pins.add_dquot(dquot);
+        Ok(())
     }
 
     pub(super) fn find(
@@ -233,6 +257,11 @@ impl QuotaFile {
         Ok(())
     }
 
+    /// Evicts the entries that are not in use.
+    pub(super) fn drop_unused(&self) {
+        self.cached.lock().retain(|_, dquot| is_in_use(dquot));
+    }
+
     pub(super) fn error(&self, error: QuotaError<FsError>) -> FsError {
         match error {
             QuotaError::Malformed(what) => self.corruption(what),
@@ -244,4 +273,10 @@ impl QuotaFile {
         let what = format!("the {} quota file {what}", self.kind.name());
         Corruption::new(what).in_inode(self.inode.nid()).into()
     }
+}
+
+/// Whether an entry is referred to outside of the table, or has a state that is not in its block. The caller has locked the
+/// table.
+fn is_in_use(dquot: &Arc<Dquot>) -> bool {
+    Arc::strong_count(dquot) > 1 || dquot.account.lock().delayed > 0
 }

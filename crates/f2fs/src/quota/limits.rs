@@ -16,6 +16,7 @@ use crate::disk::quota::Kind;
 use crate::disk::quota::usage::Usage;
 use crate::fs::F2fs;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::space::Need;
 
 pub(super) fn now_secs() -> u64 {
@@ -135,14 +136,14 @@ impl F2fs {
         self.check_quota(cx, &[(new.0, more(bytes, 1)), (dir, more(growth, 0))])
     }
 
-    /// Fails if an inode's new owners may not have it. What it delays counts, too. Makes entries for them.
-    pub(crate) fn check_new_owners(&self, cx: &Cx, inode: &Inode, new: [u32; 3]) -> Result<()> {
+    /// Fails if an inode's new owners may not have it. What it delays counts, too. Makes entries for them, and pins them.
+    pub(crate) fn check_new_owners(&self, cx: &Cx, inode: &Inode, new: [u32; 3]) -> Result<Pins> {
         let Some(cell) = self.counting(inode) else {
-            return Ok(());
+            return Ok(Pins::default());
         };
-        self.prepare_owners(new, cx.tag)?;
+        let pins = self.prepare_owners(new, cx.tag)?;
         let Some(quota) = self.limiting(cx) else {
-            return Ok(());
+            return Ok(pins);
         };
         let (old, mut used) = {
             let charged = cell.lock();
@@ -161,7 +162,7 @@ impl F2fs {
                 }
             }
         }
-        Ok(())
+        Ok(pins)
     }
 
     /// Limits what statfs shows of the volume at a directory that passes its project on to what the project may use,

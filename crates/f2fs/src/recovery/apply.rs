@@ -182,7 +182,7 @@ impl Apply<'_> {
                 nodes: 1,
             };
             let owners = owners_of(&core);
-            self.fs.prepare_owners(owners, self.tag)?;
+            let _pins = self.fs.prepare_owners(owners, self.tag)?;
             self.fs.space.reserve(need, true)?;
             let change = self.fs.change()?;
             self.fs.touch_owners(&change, owners, self.tag)?;
@@ -266,7 +266,7 @@ impl Apply<'_> {
             "the caller has compared the types"
         );
         let layout = &self.fs.layout;
-        self.fs.prepare_owners(owners_of(found), self.tag)?;
+        let _pins = self.fs.prepare_owners(owners_of(found), self.tag)?;
         let change = self.fs.change()?;
         let mut core = inode.core.write();
         self.fs.mark_dirty(&change, inode, self.tag)?;

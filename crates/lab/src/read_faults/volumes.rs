@@ -12,7 +12,7 @@ use steadfs_ext4::format::{FormatOptions, Kind};
 use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
 use steadfs_f2fs::check::Options as F2fsCheck;
-use steadfs_vfs::{Cx, FallocMode, FileSystem, Result, SetXattr};
+use steadfs_vfs::{Cx, FallocMode, FileSystem, Result, SetAttr, SetXattr};
 
 use super::cases::{LONG, list};
 
@@ -65,7 +65,7 @@ pub enum Format {
 
 type Recipe = (&'static str, Kind, u32, &'static str);
 
-const EXT: [Recipe; 5] = [
+const EXT: [Recipe; 6] = [
     ("ext2", Kind::Ext2, 1024, ""),
     ("ext3", Kind::Ext3, 1024, ""),
     ("ext4", Kind::Ext4, 1024, "^orphan_file"),
@@ -81,16 +81,27 @@ const EXT: [Recipe; 5] = [
         4096,
         "^metadata_csum,^dir_index,^orphan_file,^flex_bg,^has_journal",
     ),
+    (
+        "ext4 with quota",
+        Kind::Ext4,
+        1024,
+        "quota,project,^flex_bg",
+    ),
 ];
 
 const EXT_SIZE: u64 = 8 << 20;
 
-const F2FS: [(&str, &str, &str); 2] = [
+const F2FS: [(&str, &str, &str); 3] = [
     ("f2fs", "extra_attr,inode_checksum,sb_checksum", ""),
     (
         "f2fs in blocks",
         "",
         "noinline_data,noinline_dentry,noinline_xattr",
+    ),
+    (
+        "f2fs with quota",
+        "extra_attr,inode_checksum,lost_found,project_quota,quota",
+        "",
     ),
 ];
 
@@ -303,6 +314,15 @@ fn fill(fs: &dyn FileSystem, extents: bool) -> Result<BTreeMap<&'static str, Ino
     set("attrs", b"security.capability", &[0; 20])?;
     set("attrs", b"system.posix_acl_access", &list())?;
     set("acl", b"system.posix_acl_default", &list())?;
+    // Owners of their own, in case the volume counts.
+    for (owner, file) in (1000..).zip(["plain", "twice", "attrs", "sub", "other", "empty"]) {
+        let set = SetAttr {
+            uid: Some(owner),
+            gid: Some(owner),
+            ..SetAttr::default()
+        };
+        fs.setattr(cx, inos[file], &set)?;
+    }
     fs.sync_all(cx)?;
     Ok(inos)
 }
