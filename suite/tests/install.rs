@@ -79,6 +79,10 @@ fn everything_is_installed_and_uninstalled() {
     for name in &subcommands {
         let page = format!("opt/stead/share/man/man1/steadfs-{name}.1");
         assert!(has(&page), "{page} is not in {found:#?}");
+        let text = fs::read_to_string(dest.join(&page)).unwrap();
+        for section in [".SH \"EXIT STATUS\"", ".SH \"SEE ALSO\""] {
+            assert_eq!(text.matches(section).count(), 1, "{section} in {page}");
+        }
     }
     for name in [
         "opt/stead/bin/steadfs",

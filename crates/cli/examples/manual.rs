@@ -8,6 +8,8 @@ mod args;
 #[allow(dead_code, reason = "the program reads the arguments")]
 #[path = "../src/args_f2fs.rs"]
 mod args_f2fs;
+#[path = "../src/man_text.rs"]
+mod man_text;
 #[allow(dead_code, reason = "the program shows the text")]
 #[path = "../src/mount_options.rs"]
 mod mount_options;
@@ -36,6 +38,12 @@ fn main() -> io::Result<()> {
     let program = args::Args::command().mut_subcommand("mount", |c| c.after_long_help(None));
     clap_mangen::generate_to(program.clone(), &man)?;
     mount_page(program, &man.join("steadfs-mount.1"))?;
+    for page in man_text::PAGES {
+        let path = man.join(format!("steadfs-{}.1", page.command));
+        let mut text = std::fs::read(&path)?;
+        text.extend(additions(page).to_roff().bytes());
+        std::fs::write(path, text)?;
+    }
     let f2fs = args_f2fs::FormatF2fs::command().name("steadfs-format-f2fs");
     let mut page = Vec::new();
     Man::new(f2fs).render(&mut page)?;
@@ -75,10 +83,32 @@ fn mount_page(mut program: Command, path: &Path) -> io::Result<()> {
     }
     roff.control("SH", ["FSTAB"]);
     roff.text([roman(mount_options::FSTAB)]);
-    roff.control("SH", ["SEE ALSO"]);
-    roff.text([roman(
-        "steadfs(1), mount(8), fstab(5), ext4(5), fusermount3(1)",
-    )]);
     page.extend(roff.to_roff().bytes());
     std::fs::write(path, page)
+}
+
+/// The sections that follow what the help says.
+fn additions(page: &man_text::Page) -> Roff {
+    let mut roff = Roff::new();
+    if !page.examples.is_empty() {
+        roff.control("SH", ["EXAMPLES"]);
+    }
+    for (line, meaning) in page.examples {
+        roff.control("TP", []);
+        roff.text([bold(*line)]);
+        roff.text([roman(*meaning)]);
+    }
+    roff.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in page.codes {
+        roff.control("TP", []);
+        roff.text([bold(*code)]);
+        roff.text([roman(*meaning)]);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    let others = match page.see_also {
+        "" => String::new(),
+        others => format!(", {others}"),
+    };
+    roff.text([roman(format!("steadfs(1){others}"))]);
+    roff
 }

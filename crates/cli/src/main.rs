@@ -31,6 +31,8 @@ mod kind;
 mod lab;
 mod list;
 mod log;
+#[cfg(test)]
+mod man_text;
 mod mount;
 mod mount_options;
 mod output;

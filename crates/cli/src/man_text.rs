@@ -1,0 +1,450 @@
+//! What the manual's pages have in addition to the help: examples, exit codes, and pages to read next.
+
+/// Exit codes and their meanings.
+pub type Codes = &'static [(&'static str, &'static str)];
+
+/// The additions to the page of a command.
+pub struct Page {
+    /// The command.
+    pub command: &'static str,
+    /// Lines for a shell, and what they do.
+    pub examples: &'static [(&'static str, &'static str)],
+    /// Its exit codes.
+    pub codes: Codes,
+    /// Pages of other programs.
+    pub see_also: &'static str,
+}
+
+const PLAIN: Codes = &[
+    ("0", "everything was done"),
+    ("1", "it failed, or a part of it did; messages say what"),
+    ("2", "the command line was not understood"),
+    (
+        "128+N",
+        "signal N ended it; what it had begun is cleaned up",
+    ),
+];
+const MOUNTING: Codes = &[
+    ("0", "success"),
+    ("1", "wrong call, or missing permission"),
+    (
+        "2",
+        "a resource of the system is missing, such as /dev/fuse or memory",
+    ),
+    (
+        "32",
+        "the volume could not be mounted; the message says why",
+    ),
+];
+const UNMOUNTING: Codes = &[
+    ("0", "the volume is closed, and all data is on the device"),
+    ("1", "wrong call, or missing permission"),
+    ("2", "a resource of the system is missing"),
+    (
+        "32",
+        "it is not unmounted, or was closed without all data; the message says which",
+    ),
+];
+const CHECKING: Codes = &[
+    ("0", "the volume is clean"),
+    ("4", "errors were found; nothing was changed"),
+    ("8", "the volume could not be checked"),
+    ("16", "wrong call"),
+];
+
+/// Every command that is documented.
+pub const PAGES: &[Page] = &[
+    Page {
+        command: "format",
+        examples: &[
+            (
+                "steadfs format root.img 2G -L root -d rootfs",
+                "An ext4 volume with the files of a directory.",
+            ),
+            (
+                "steadfs format -t f2fs -l data /dev/sdb1",
+                "An f2fs volume on a partition.",
+            ),
+            (
+                "steadfs format -b 4096 -O casefold,^has_journal card.img 64M",
+                "Features as in mke2fs.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "mke2fs(8), mkfs.f2fs(8)",
+    },
+    Page {
+        command: "check",
+        examples: &[
+            (
+                "steadfs check disk.img",
+                "What e2fsck -fn or fsck.f2fs --dry-run would find.",
+            ),
+            (
+                "steadfs check --json disk.img@2",
+                "The second partition; the result as JSON.",
+            ),
+        ],
+        codes: CHECKING,
+        see_also: "e2fsck(8), fsck.f2fs(8)",
+    },
+    Page {
+        command: "inspect",
+        examples: &[
+            ("steadfs inspect disk.img", "Features, journal and usage."),
+            (
+                "steadfs inspect --partitions disk.img",
+                "The partitions of a disk, and the volumes in them.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "dumpe2fs(8), dump.f2fs(8)",
+    },
+    Page {
+        command: "mount",
+        examples: &[
+            (
+                "steadfs mount disk.img /mnt",
+                "For reading and writing; returns when it is usable.",
+            ),
+            (
+                "steadfs mount -o ro,partition=2 disk.img /mnt",
+                "A partition, read-only.",
+            ),
+            (
+                "steadfs mount -o overlay=changes system.img /mnt",
+                "The image stays as it is; all changes go to another file.",
+            ),
+            ("steadfs mount -L data /mnt", "The device with this label."),
+        ],
+        codes: MOUNTING,
+        see_also: "mount(8), fstab(5), ext4(5), fusermount3(1)",
+    },
+    Page {
+        command: "umount",
+        examples: &[
+            (
+                "steadfs umount /mnt",
+                "Returns when all data is on the device.",
+            ),
+            (
+                "steadfs umount --force /mnt",
+                "Disconnects programs from a server that does not answer.",
+            ),
+        ],
+        codes: UNMOUNTING,
+        see_also: "umount(8), fusermount3(1)",
+    },
+    Page {
+        command: "list",
+        examples: &[
+            ("steadfs list", "All mounts with use and state."),
+            ("steadfs list --json", "The same for programs."),
+        ],
+        codes: PLAIN,
+        see_also: "findmnt(8)",
+    },
+    Page {
+        command: "remount",
+        examples: &[
+            (
+                "steadfs remount -o ro /mnt",
+                "Writes everything and becomes read-only.",
+            ),
+            (
+                "steadfs remount -o rw,async_checkpoint=70 /mnt",
+                "Changes an option while files are open.",
+            ),
+        ],
+        codes: MOUNTING,
+        see_also: "mount(8)",
+    },
+    Page {
+        command: "upgrade",
+        examples: &[(
+            "steadfs upgrade /mnt",
+            "The installed program goes on with the mount.",
+        )],
+        codes: PLAIN,
+        see_also: "",
+    },
+    Page {
+        command: "tune",
+        examples: &[
+            ("steadfs tune /mnt", "Lists all settings."),
+            (
+                "steadfs tune /mnt f2fs/gc_urgent=1 f2fs/max_victim_search=4096",
+                "Sets two.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "",
+    },
+    Page {
+        command: "quota",
+        examples: &[
+            ("steadfs quota /mnt", "What users, groups and projects use."),
+            (
+                "steadfs quota /mnt -u --limits 1000 900M 1G 0 0",
+                "Limits the space of a user: soft, then hard.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "repquota(8), setquota(8)",
+    },
+    Page {
+        command: "key",
+        examples: &[
+            (
+                "steadfs key add /mnt key.bin",
+                "Prints the name of the key.",
+            ),
+            ("steadfs key status /mnt", "The keys that are there."),
+            (
+                "steadfs cat --key-file key.bin disk.img:/secret/note",
+                "Reads an encrypted file of an image.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "fscryptctl(1), fscrypt(1)",
+    },
+    Page {
+        command: "sync",
+        examples: &[(
+            "steadfs sync /mnt",
+            "Returns when everything written before is durable.",
+        )],
+        codes: MOUNTING,
+        see_also: "sync(1)",
+    },
+    Page {
+        command: "ls",
+        examples: &[
+            ("steadfs ls -l disk.img:/etc", "A directory of an image."),
+            (
+                "steadfs ls super.img",
+                "The logical partitions of an Android image.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "ls(1)",
+    },
+    Page {
+        command: "cat",
+        examples: &[(
+            "steadfs cat disk.img@2:/etc/os-release",
+            "A file of the second partition.",
+        )],
+        codes: PLAIN,
+        see_also: "cat(1)",
+    },
+    Page {
+        command: "cp",
+        examples: &[
+            ("steadfs cp disk.img:/etc/fstab .", "Out of an image."),
+            (
+                "steadfs cp -a rootfs/. disk.img:/",
+                "A tree into an image, with owners and attributes.",
+            ),
+            (
+                "steadfs cp --no-privileges -r disk.img:/home found",
+                "Untrusted files, as root: no set-ID bits or device nodes.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "cp(1)",
+    },
+    Page {
+        command: "extract",
+        examples: &[(
+            "steadfs extract disk.img /var/log logs",
+            "A subtree of an image to a directory.",
+        )],
+        codes: PLAIN,
+        see_also: "debugfs(8)",
+    },
+    Page {
+        command: "tar",
+        examples: &[(
+            "steadfs tar disk.img:/ > root.tar",
+            "All files of an image as an archive.",
+        )],
+        codes: PLAIN,
+        see_also: "tar(1)",
+    },
+    Page {
+        command: "stat",
+        examples: &[(
+            "steadfs stat disk.img:/etc/passwd",
+            "The attributes of a file.",
+        )],
+        codes: PLAIN,
+        see_also: "stat(1)",
+    },
+    Page {
+        command: "find",
+        examples: &[
+            (
+                "steadfs find disk.img -name *.conf -size +1M",
+                "Quote the pattern for a shell.",
+            ),
+            (
+                "steadfs find disk.img:/home -perm /6000 -ls",
+                "Files with set-ID bits.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "find(1)",
+    },
+    Page {
+        command: "du",
+        examples: &[(
+            "steadfs du -s disk.img:/var disk.img:/home",
+            "The space that two trees use.",
+        )],
+        codes: PLAIN,
+        see_also: "du(1)",
+    },
+    Page {
+        command: "tree",
+        examples: &[("steadfs tree -L 2 disk.img:/", "Two levels of an image.")],
+        codes: PLAIN,
+        see_also: "tree(1)",
+    },
+    Page {
+        command: "mkdir",
+        examples: &[(
+            "steadfs mkdir -p disk.img:/srv/www",
+            "With the directories above it.",
+        )],
+        codes: PLAIN,
+        see_also: "mkdir(1)",
+    },
+    Page {
+        command: "rmdir",
+        examples: &[("steadfs rmdir disk.img:/tmp/empty", "An empty directory.")],
+        codes: PLAIN,
+        see_also: "rmdir(1)",
+    },
+    Page {
+        command: "rm",
+        examples: &[("steadfs rm -r disk.img:/var/cache", "A tree.")],
+        codes: PLAIN,
+        see_also: "rm(1)",
+    },
+    Page {
+        command: "mv",
+        examples: &[(
+            "steadfs mv disk.img:/etc/fstab disk.img:/etc/fstab.old",
+            "Renames on the volume.",
+        )],
+        codes: PLAIN,
+        see_also: "mv(1)",
+    },
+    Page {
+        command: "ln",
+        examples: &[("steadfs ln -s usr/bin disk.img:/bin", "A symbolic link.")],
+        codes: PLAIN,
+        see_also: "ln(1)",
+    },
+    Page {
+        command: "chmod",
+        examples: &[(
+            "steadfs chmod -R go-w disk.img:/etc",
+            "Takes permissions away in a tree.",
+        )],
+        codes: PLAIN,
+        see_also: "chmod(1)",
+    },
+    Page {
+        command: "chown",
+        examples: &[("steadfs chown -R 0:0 disk.img:/etc", "Owners are numbers.")],
+        codes: PLAIN,
+        see_also: "chown(1)",
+    },
+    Page {
+        command: "touch",
+        examples: &[(
+            "steadfs touch -d 2026-11-28 disk.img:/etc/machine-id",
+            "Makes a file, or sets its times.",
+        )],
+        codes: PLAIN,
+        see_also: "touch(1)",
+    },
+    Page {
+        command: "truncate",
+        examples: &[(
+            "steadfs truncate -s 64M disk.img:/swapfile",
+            "Sets the size of a file.",
+        )],
+        codes: PLAIN,
+        see_also: "truncate(1)",
+    },
+    Page {
+        command: "edit",
+        examples: &[
+            (
+                "steadfs edit disk.img changes.txt",
+                "All changes of a script, or none.",
+            ),
+            (
+                "steadfs edit -n disk.img changes.txt",
+                "Tries the script and changes nothing.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "debugfs(8)",
+    },
+    Page {
+        command: "service",
+        examples: &[],
+        codes: PLAIN,
+        see_also: "systemd.socket(5)",
+    },
+    Page {
+        command: "completions",
+        examples: &[("steadfs completions bash > steadfs.bash", "For bash.")],
+        codes: PLAIN,
+        see_also: "",
+    },
+    Page {
+        command: "lab",
+        examples: &[(
+            "steadfs lab crash --fs f2fs --budget 2000",
+            "Power cuts on simulated devices.",
+        )],
+        codes: PLAIN,
+        see_also: "",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::PAGES;
+    use crate::args::Args;
+
+    #[test]
+    fn examples_are_understood() {
+        for (line, _) in PAGES.iter().flat_map(|page| page.examples) {
+            let words = line.split_whitespace().take_while(|word| *word != ">");
+            if let Err(error) = Args::try_parse_from(words) {
+                panic!("{line}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_command_has_a_page() {
+        let program = Args::command();
+        let mut commands: Vec<_> = program
+            .get_subcommands()
+            .map(clap::Command::get_name)
+            .collect();
+        let mut pages: Vec<_> = PAGES.iter().map(|page| page.command).collect();
+        commands.sort_unstable();
+        pages.sort_unstable();
+        assert_eq!(commands, pages);
+    }
+}
