@@ -10,7 +10,7 @@ use crate::args::key::{KeyAction, SetPolicy};
 use crate::failure::{Failure, code};
 use crate::output::print;
 use crate::place::{Place, parse};
-use crate::umount::{at, find};
+use crate::umount::{at, find, sync};
 use crate::volume::{Access, with_volume};
 
 pub fn run(args: &Key) -> Result<(), Failure> {
@@ -26,6 +26,8 @@ pub fn run(args: &Key) -> Result<(), Failure> {
             print(|out| writeln!(out, "{}", key.name()))
         }
         KeyAction::Remove { mountpoint, name } => {
+            // Changed pages of mappings are in the kernel, and cannot be written without the key.
+            sync(mountpoint)?;
             change(mountpoint, &format!("remove {name}")).map(drop)
         }
         KeyAction::SetPolicy(args) => set_policy(args),

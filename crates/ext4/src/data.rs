@@ -14,10 +14,11 @@ mod sync;
 mod truncate;
 mod writeout;
 
-use steadfs_base::{FileBlock, IoTag};
+use steadfs_base::{Corruption, FileBlock, IoTag};
 use steadfs_cache::{CacheWrite, DirtyFile, WritebackReason, Written};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result};
 
+use crate::disk::inode::INLINE_DATA;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
@@ -29,6 +30,10 @@ impl Ext4 {
     /// Fails unless the inode is a regular file whose content can be read: an encrypted one has its key.
     pub(crate) fn check_readable(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         Self::regular(inode)?;
+        if inode.is_encrypted() && inode.core.read().has(INLINE_DATA) {
+            let what = Corruption::new("an encrypted file has its content in the inode");
+            return Err(what.in_inode(inode.ino()).into());
+        }
         self.content_key(inode, tag).map(drop)
     }
 

@@ -105,7 +105,7 @@ impl Ext4 {
             let set = self.set_policy(InodeNo(policy.dir), policy.policy);
             return self.report_corruption(set);
         }
-        let removes = command.starts_with(b"remove");
+        let removes = command.trim_ascii_start().starts_with(b"remove");
         let cx = Cx::default();
         if removes && self.check_writable().is_ok() {
             // Most of it while changes continue; an error stays for the second time.
@@ -151,6 +151,10 @@ impl Ext4 {
             }
             if !Dir::new(self, dir.ino(), &core, tag).is_empty(&core)? {
                 return Err(FsError::NotEmpty);
+            }
+            if core.has(InodeFlags::CASEFOLD) {
+                let what = "encrypted case-insensitive directories";
+                return Err(FsError::NotSupported(what));
             }
             if policy.needs_stable_inodes()
                 && !self.geo.features.compat.contains(Compat::STABLE_INODES)

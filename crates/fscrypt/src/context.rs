@@ -181,6 +181,9 @@ impl Policy {
         if shared == flag::DIRECT_KEY && both != (Mode::Adiantum, Mode::Adiantum) {
             return bad("the encryption policy shares a key among files in a mode that cannot");
         }
+        if self.needs_stable_inodes() && self.contents != Mode::Aes256Xts {
+            return bad("the encryption policy has inode numbers in vectors of a mode that cannot");
+        }
         if self.log2_unit != 0 && !(9..=16).contains(&self.log2_unit) {
             return bad("the encryption policy has an unknown size of data units");
         }

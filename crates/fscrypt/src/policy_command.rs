@@ -114,9 +114,15 @@ impl PolicyCommand {
             flags: number(flags)?,
             log2_unit: number(unit)?,
         };
+        let policy = policy.check()?;
+        if policy.needs_stable_inodes() && policy.log2_unit != 0 {
+            // Large files would have numbers of more than the vector's 32 bits.
+            let why = "the encryption policy has small data units and inode numbers in vectors";
+            return Err(FsError::Invalid(why));
+        }
         Ok(Some(Self {
             dir: dir.parse().map_err(|_| wrong())?,
-            policy: policy.check()?,
+            policy,
         }))
     }
 }

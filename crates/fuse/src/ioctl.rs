@@ -118,9 +118,7 @@ pub(crate) fn serve(
         REMOUNT => administer(call, arg, data, out, |list| remount(call, list)),
         TUNE => administer(call, arg, data, out, |list| fs.tune(list)),
         KEYS => administer(call, arg, data, out, |command| change_keys(call, command)),
-        UPGRADE => administer(call, arg, data, out, |server| {
-            host::upgrade(server).map_err(FsError::BadOption)
-        }),
+        UPGRADE => administer(call, arg, data, out, |server| upgrade(call, server)),
         SYNC => {
             if call.header.uid != steadfs_rt::kernel_ids().0 && call.header.uid != 0 {
                 return Err(Errno::PERM.into());
@@ -271,10 +269,28 @@ fn remount(call: &Call<'_>, list: &str) -> steadfs_vfs::Result<String> {
     Ok(call.volume.fs.options())
 }
 
+fn upgrade(call: &Call<'_>, server: &str) -> steadfs_vfs::Result<String> {
+    let fs = &*call.volume.fs;
+    // The kernel may have changed pages of encrypted files that the new server, without keys, could not take.
+    if server.is_empty()
+        && fs.has_encryption()
+        && !fs.read_control(KEYS_FILE)?.trim_ascii().is_empty()
+    {
+        let why = "keys are not passed on: remove them (steadfs key remove), and add them again afterwards";
+        return Err(FsError::BadOption(why.to_owned()));
+    }
+    host::upgrade(server).map_err(FsError::BadOption)
+}
+
 fn change_keys(call: &Call<'_>, command: &str) -> steadfs_vfs::Result<String> {
     let fs = &*call.volume.fs;
     if !fs.has_encryption() {
         let why = "the volume has no encrypted files (feature encrypt)";
+        return Err(FsError::BadOption(why.to_owned()));
+    }
+    if command.starts_with("add") && call.volume.recorder().is_some() {
+        // A server that continues the mount has no keys: it could not restore what was written with them.
+        let why = "a writable mount with takeover=on takes no keys: mount with takeover=off";
         return Err(FsError::BadOption(why.to_owned()));
     }
     match command.strip_prefix(POLICY) {

@@ -229,6 +229,13 @@ fn before_a_key_is_removed_its_files_are_written() {
     kind.add_to_steadfs(&scratch, &mount);
     let content = fs::read(vault.join("file")).unwrap();
     assert_eq!((content.len(), &content[5000..]), (5004, &b"kept"[..]));
+    // Another server would not have it.
+    let refused = steadfs(["upgrade", top]);
+    assert!(
+        refused.err.contains("keys are not passed on"),
+        "{}",
+        refused.err
+    );
     // Only an empty directory gets a policy, and only one.
     let plain = mount.join("sub");
     fs::create_dir(&plain).unwrap();
@@ -244,6 +251,25 @@ fn before_a_key_is_removed_its_files_are_written() {
     assert_eq!(set(&vault, &["--contents=Adiantum"]), 1);
     mount.unmount();
     image.check_clean();
+}
+
+#[test]
+fn a_mount_that_another_server_continues_takes_no_key() {
+    let scratch = Scratch::new();
+    let kind = &KINDS[0];
+    let (image, _) = kind.volume(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "rw,takeover=on,fuse_transport=dev");
+    let (file, _) = kind.key_file(&scratch);
+    let refused = steadfs([
+        "key",
+        "add",
+        mount.root().to_str().unwrap(),
+        file.to_str().unwrap(),
+    ]);
+    assert_eq!(refused.code(), 32);
+    assert!(refused.err.contains("takeover=off"), "{}", refused.err);
+    assert!(is_no_key(fs::create_dir(mount.join("vault/new"))));
+    mount.unmount();
 }
 
 #[test]

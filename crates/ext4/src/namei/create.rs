@@ -154,7 +154,11 @@ impl Ext4 {
         if self.quota.get().is_none() {
             return Ok(Pins::default());
         }
-        let core = self.new_core(cx, dir, spec, &Inherited::default(), 0);
+        let mut core = self.new_core(cx, dir, spec, &Inherited::default(), 0);
+        if dir.has(InodeFlags::ENCRYPTED) {
+            // What is encrypted does not start in the inode.
+            core.flags = core.flags.union(InodeFlags::ENCRYPTED);
+        }
         let owners = owners_of(&core).map(Some);
         let pins = self.prepare_owners(owners, cx.tag)?;
         let has_block = match spec.kind {
