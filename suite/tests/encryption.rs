@@ -140,6 +140,15 @@ impl Kind {
         (image, tree)
     }
 
+    /// An empty volume for the judge.
+    fn judged_image(&self, scratch: &Scratch, fs: &str) -> Image {
+        let name = format!("{}.img", self.name);
+        match fs {
+            "ext4" => Image::mke2fs(scratch, &name, SIZE, self.mke2fs),
+            _ => steadfs_suite::f2fs::mkfs(scratch, &name, 2 * SIZE, &self.mke2fs.join(" ")),
+        }
+    }
+
     /// Makes the encrypted directory.
     fn encrypt_dir(&self, root: &Path) -> PathBuf {
         let vault = root.join("vault");
@@ -235,7 +244,7 @@ type Place = (&'static str, &'static str, &'static str);
 
 const LARGE: &[&str] = &["-t", "ext4", "-b", "1024", "-O", "encrypt,casefold"];
 /// What the kernel of `scripts/judge-kernel` has.
-const JUDGED: [(Place, Kind); 6] = [
+static JUDGED: [(Place, Kind); 6] = [
     (
         ("f2fs", "", ""),
         kind("f2fs-v2", &["-O encrypt"], None, [1, 4, 2, 0], 64),
@@ -284,11 +293,7 @@ fn with_its_key_a_tree_of_the_judge_is_read() {
     let mut script = String::new();
     let mut images = Vec::new();
     for (((fs, options, _), kind), (n, letter)) in JUDGED.iter().zip((0..).zip('a'..)) {
-        let name = format!("{}.img", kind.name);
-        images.push(match *fs {
-            "ext4" => Image::mke2fs(&scratch, &name, SIZE, kind.mke2fs),
-            _ => steadfs_suite::f2fs::mkfs(&scratch, &name, 2 * SIZE, &kind.mke2fs.join(" ")),
-        });
+        images.push(kind.judged_image(&scratch, fs));
         for (verb, options) in [("fill", *options), ("list", "ro")] {
             let log = scratch.join(&format!("{}.tree", kind.name));
             let options = if options.is_empty() { "rw" } else { options };
@@ -342,6 +347,18 @@ fn inside_the_judge() {
         kind.add_to(top);
         fs::write(log, lines(&Tree::of(top)).join("\n")).unwrap();
         succeed("sync", [log]);
+        return;
+    }
+    if verb == "change" {
+        kind.add_to(top);
+        let write = |which, lines: Vec<String>| {
+            let log = format!("{log}.{which}");
+            fs::write(&log, lines.join("\n")).unwrap();
+            succeed("sync", [log]);
+        };
+        write("read", written::written_lines(top));
+        written::change_again(&top.join("vault"));
+        write("changed", written::written_lines(top));
         return;
     }
     let vault = kind.encrypt_dir(top);

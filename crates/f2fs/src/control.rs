@@ -92,7 +92,7 @@ impl Control for F2fs {
 
     fn write(&self, path: &str, value: &[u8]) -> Result<()> {
         if path == KEYS_FILE && self.has_encryption() {
-            return self.keyring.write(value);
+            return self.change_keys(value);
         }
         let text = std::str::from_utf8(value)
             .map_err(|_| FsError::BadOption("values are text".to_owned()))?

@@ -25,6 +25,7 @@ use buckets::Buckets;
 use lookup_name::LookupName;
 
 pub(crate) use change::{DentrySearch, NewName};
+pub(crate) use lookup_name::StoredName;
 pub(crate) use slots::FreeDentry;
 
 /// Blocks of a directory read ahead by a listing.

@@ -8,6 +8,7 @@ use steadfs_base::{BlockSize, InodeNo};
 use steadfs_cache::{
     ClusterMark, DirtyFile, FlushGuard, FlushLock, Mapping, ReadAheadWindow, Writeback,
 };
+use steadfs_fscrypt::FileKey;
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{FileKind, FsxAttr, InodeFlags, InodeMarks, Result};
@@ -45,6 +46,8 @@ pub struct Inode {
     reserved: Mutex<BTreeSet<u32>>,
     /// `core` is newer than the inode's node.
     dirty: AtomicBool,
+    /// The key of its encrypted content, while some of it may be dirty.
+    pub(crate) held_key: Mutex<Option<Arc<FileKey>>>,
     /// Whether it is an orphan, may get a name, or was freed.
     pub(crate) marks: InodeMarks,
     /// The times have been read since the last write.
@@ -143,6 +146,7 @@ impl Inode {
             lookups: AtomicU64::new(0),
             reserved: Mutex::new(Rank::Leaf, BTreeSet::new()),
             dirty: AtomicBool::new(false),
+            held_key: Mutex::new(Rank::Leaf, None),
             marks: InodeMarks::default(),
             times_seen: AtomicBool::new(true),
             unflushed: AtomicU64::new(0),

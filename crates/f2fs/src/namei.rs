@@ -104,11 +104,22 @@ impl F2fs {
         self.since_cp.move_name(dir.nid(), hash);
     }
 
-    /// If `name` belonged to another inode since the last checkpoint, an fsync of the new file needs a checkpoint:
+    /// If the name with this hash belonged to another inode since the last checkpoint, an fsync of the new file needs a checkpoint:
     /// roll-forward would replace the name of that inode.
-    fn check_recovered_name(&self, dir: &Inode, name: &[u8], ino: Nid) {
-        self.since_cp
-            .create_name(dir.nid(), self.hash_in(dir, name), ino);
+    fn check_recovered_name(&self, dir: &Inode, hash: u32, ino: Nid) {
+        self.since_cp.create_name(dir.nid(), hash, ino);
+    }
+
+    /// Fails for a directory that is removed or immutable, or whose names are encrypted if its key is not there.
+    fn check_may_add(&self, dir: &Inode, tag: IoTag) -> Result<()> {
+        {
+            let core = dir.core.read();
+            names::check_may_add(core.links, core.flags)?;
+        }
+        match dir.is_encrypted() && self.names_key(dir, tag)?.is_none() {
+            true => Err(FsError::NoKey),
+            false => Ok(()),
+        }
     }
 
     /// Returns the result of a step that follows the first change of an operation. On an error the volume is
@@ -122,15 +133,6 @@ impl F2fs {
         }
         result
     }
-}
-
-/// Fails for a directory that is removed or immutable, or whose names are encrypted.
-fn check_may_add(core: &disk::Inode) -> Result<()> {
-    names::check_may_add(core.links, core.flags)?;
-    if core.advise.contains(disk::inode::Advise::ENCRYPTED) {
-        return Err(FsError::NoKey);
-    }
-    Ok(())
 }
 
 /// As [`names::check_may_remove`].

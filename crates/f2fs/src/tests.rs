@@ -25,6 +25,7 @@ mod compressed;
 mod corrupt;
 mod crafted;
 mod cross_linked;
+mod encrypted;
 mod formatted;
 mod groups;
 mod hostile;

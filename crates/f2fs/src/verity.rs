@@ -35,10 +35,7 @@ impl F2fs {
     /// See [`steadfs_vfs::FileSystem::open`].
     pub(crate) fn check_may_open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
         let inode = self.by_number(ino, cx.tag)?;
-        match write {
-            true => Self::check_content(&inode)?,
-            false => self.check_readable(&inode, cx.tag)?,
-        }
+        self.check_readable(&inode, cx.tag)?;
         if !inode.is_verity() {
             return Ok(());
         }

@@ -42,6 +42,14 @@ impl Kind {
         words
     }
 
+    /// Checks that the volume is clean.
+    fn check(&self, image: &Image, fs: &str) {
+        match fs {
+            "ext4" => image.check_clean(),
+            _ => drop(steadfs_suite::f2fs::check_clean(image.path(), self.name)),
+        }
+    }
+
     fn set_policy(&self, place: &str, name: &str, more: &[&str]) {
         let mut words = vec!["key", "set-policy", place, name];
         let own = self.policy_words();
@@ -51,13 +59,13 @@ impl Kind {
     }
 }
 
-/// Changes of every kind in an encrypted tree that [`fill`] made.
-fn change(vault: &Path) {
-    change_content(vault);
+/// Changes of every kind in an encrypted tree that [`fill`] made; `ranges`: also by fallocate(2).
+fn change(vault: &Path, ranges: bool) {
+    change_content(vault, ranges);
     change_names(vault);
 }
 
-fn change_content(vault: &Path) {
+fn change_content(vault: &Path, ranges: bool) {
     let file = |name: &str| vault.join(name);
     let open = |name: &str| {
         OpenOptions::new()
@@ -75,19 +83,21 @@ fn change_content(vault: &Path) {
     open("file511")
         .write_all_at(b"behind a hole", 200_000)
         .unwrap();
-    let large = open("file1500000");
-    fallocate(
-        &large,
-        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-        10_000,
-        90_000,
-    )
-    .unwrap();
-    fallocate(&large, FallocateFlags::ZERO_RANGE, 300_001, 50_000).unwrap();
-    fallocate(&large, FallocateFlags::empty(), 1_400_000, 400_000).unwrap();
-    large
-        .write_all_at(b"in what was allocated", 1_700_000)
+    if ranges {
+        let large = open("file1500000");
+        fallocate(
+            &large,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            10_000,
+            90_000,
+        )
         .unwrap();
+        fallocate(&large, FallocateFlags::ZERO_RANGE, 300_001, 50_000).unwrap();
+        fallocate(&large, FallocateFlags::empty(), 1_400_000, 400_000).unwrap();
+        large
+            .write_all_at(b"in what was allocated", 1_700_000)
+            .unwrap();
+    }
     fs::copy(file("file1500000"), file("copied")).unwrap();
 }
 
@@ -165,7 +175,7 @@ fn the_kernel_reads_an_encrypted_tree_that_steadfs_wrote() {
         let name = kind.add_to_steadfs(&scratch, &mount);
         kind.set_policy(vault.to_str().unwrap(), &name, &[]);
         fill(&vault);
-        change(&vault);
+        change(&vault, true);
         borders(mount.root(), &vault);
         let written = Tree::of(mount.root());
         mount.unmount();
@@ -186,7 +196,7 @@ fn a_tree_of_the_kernel_is_changed() {
         let (image, _) = kind.volume(&scratch);
         let mount = SteadMount::new(&scratch, image.path(), "rw,nodelalloc");
         kind.add_to_steadfs(&scratch, &mount);
-        change(&mount.join("vault"));
+        change(&mount.join("vault"), true);
         borders(mount.root(), &mount.join("vault"));
         let written = Tree::of(mount.root());
         mount.unmount();
@@ -369,4 +379,92 @@ fn a_wrong_key_of_version_1_is_no_key() {
     fs::read(vault.join("file5000")).unwrap();
     mount.unmount();
     image.check_clean();
+}
+
+/// What is compared of a tree that was written, as with [`WRITTEN`].
+pub fn written_lines(top: &Path) -> Vec<String> {
+    let mut tree = Tree::of(top);
+    for node in tree.nodes.values_mut() {
+        node.atime = (0, 0);
+        node.data.clear();
+    }
+    lines(&tree)
+}
+
+/// Changes in a tree that [`change`] has changed.
+pub fn change_again(vault: &Path) {
+    let mut random = Numbers::new(9);
+    fs::write(vault.join("of the judge"), random.bytes(70_000)).unwrap();
+    let dir = vault.join("dir of the judge");
+    fs::create_dir(&dir).unwrap();
+    for n in 0..60 {
+        fs::write(dir.join(format!("{n} is a name")), n.to_string()).unwrap();
+    }
+    fs::rename(vault.join("victim"), dir.join("moved")).unwrap();
+    let grown = OpenOptions::new().write(true).open(vault.join("file5000"));
+    grown
+        .unwrap()
+        .write_all_at(&random.bytes(30_000), 5100)
+        .unwrap();
+    fs::remove_dir_all(vault.join("names")).unwrap();
+    symlink("t".repeat(77), vault.join("link of the judge")).unwrap();
+}
+
+/// Those of [`JUDGED`] that get new names: the first ones.
+fn writable() -> impl Iterator<Item = &'static (Place, Kind)> {
+    JUDGED.iter().take_while(|((fs, ..), _)| *fs == "f2fs")
+}
+
+#[test]
+#[ignore = "needs scripts/judge-kernel"]
+fn the_judge_reads_and_changes_encrypted_trees_that_steadfs_wrote() {
+    let scratch = Scratch::new();
+    let program = std::env::current_exe().unwrap();
+    let (mut script, mut images, mut wrote) = (String::new(), Vec::new(), Vec::new());
+    for (((fs, options, flag), kind), (n, letter)) in writable().zip((0..).zip('a'..)) {
+        let image = kind.judged_image(&scratch, fs);
+        let options = if options.is_empty() { "rw" } else { options };
+        let mount = SteadMount::new(&scratch, image.path(), options);
+        let vault = mount.join("vault");
+        fs::create_dir(&vault).unwrap();
+        let name = kind.add_to_steadfs(&scratch, &mount);
+        kind.set_policy(vault.to_str().unwrap(), &name, &[]);
+        if !flag.is_empty() {
+            succeed("chattr", [flag.as_ref(), vault.as_os_str()]);
+        }
+        fill(&vault);
+        change(&vault, *flag != "+c");
+        borders(mount.root(), &vault);
+        wrote.push(written_lines(mount.root()));
+        mount.unmount();
+        kind.check(&image, fs);
+        let log = scratch.join(kind.name);
+        writeln!(
+            script,
+            "mount -t {fs} -o {options} /dev/ubd{letter} {TOP}\n\
+             {WORK}='change {n} {}' {} --ignored --exact inside_the_judge --nocapture\n\
+             umount {TOP}",
+            log.display(),
+            program.display(),
+        )
+        .unwrap();
+        images.push(image);
+    }
+    let paths: Vec<_> = images.iter().map(Image::path).collect();
+    boot_with_all_of_f2fs(&scratch, &paths, &script);
+    for (((fs, options, _), kind), (image, wrote)) in writable().zip(images.iter().zip(wrote)) {
+        let judges = |which: &str| -> Vec<String> {
+            let log = scratch.join(&format!("{}.{which}", kind.name));
+            let log = fs::read_to_string(log).unwrap();
+            log.lines().map(str::to_owned).collect()
+        };
+        assert_same(&wrote, &judges("read"), kind.name);
+        let options = if options.is_empty() { "rw" } else { options };
+        let mount = SteadMount::new(&scratch, image.path(), options);
+        kind.add_to_steadfs(&scratch, &mount);
+        assert_same(&written_lines(mount.root()), &judges("changed"), kind.name);
+        fs::remove_dir_all(mount.join("vault")).unwrap();
+        mount.unmount();
+        kind.check(image, fs);
+    }
 }

@@ -120,6 +120,8 @@ pub struct Inode {
     pub parent: Nid,
     /// Its name in that directory, at most 255 bytes.
     pub name: Vec<u8>,
+    /// The hash of an encrypted name in a case-insensitive directory, which cannot be computed from it; else 0.
+    pub name_hash: u32,
     /// `i_dir_level`: log2 of the buckets on the first level.
     pub dir_level: u8,
     /// The cached extent.
@@ -183,6 +185,10 @@ impl Inode {
             flags: InodeFlags(raw.flags.get()),
             parent: Nid(raw.pino.get()),
             name: raw.name[..idx(len)].to_vec(),
+            name_hash: match Advise(raw.advise).contains(Advise::ENCRYPTED_NAME) {
+                true => hash_after(&raw.name, idx(len)),
+                false => 0,
+            },
             dir_level: raw.dir_level,
             extent: Extent {
                 file_block: raw.ext_fofs.get(),
@@ -316,6 +322,9 @@ impl Inode {
         raw.namelen.set(short(self.name.len()));
         raw.name.fill(0);
         raw.name[..self.name.len()].copy_from_slice(&self.name);
+        if let Some((hash, _)) = raw.name[self.name.len()..].split_first_chunk_mut() {
+            *hash = self.name_hash.to_le_bytes();
+        }
         raw.dir_level = self.dir_level;
         raw.ext_fofs.set(self.extent.file_block);
         raw.ext_blk_addr.set(self.extent.addr.0);
@@ -511,6 +520,12 @@ pub fn nid_at(block: &[u8], slot: u16) -> Nid {
 pub fn set_nid_at(block: &mut [u8], slot: u16, nid: Nid) {
     assert!(block.len() == BLOCK_SIZE && slot < 5);
     put32(block, NIDS_AT + 4 * idx16(slot), nid.0);
+}
+
+/// What follows a name of this length; 0 where it has no room.
+fn hash_after(name: &[u8; NAME_MAX], len: usize) -> u32 {
+    let hash = name[len..].first_chunk();
+    hash.map_or(0, |hash| u32::from_le_bytes(*hash))
 }
 
 fn put_stamp(secs: &mut Le64, nanos: &mut Le32, time: Timestamp) {

@@ -246,7 +246,7 @@ impl F2fs {
     ///
     /// # Errors
     /// `NotSupported` unless `compress_mode=user`; `Invalid` for a file that is not compressed or was released; `NoKey`
-    /// for an encrypted one.
+    /// for an encrypted one without its key.
     pub(crate) fn recompress(&self, cx: &Cx, inode: &Inode, compress: bool) -> Result<()> {
         self.check_compression()?;
         if self.options.read().compress.mode != CompressMode::User {
@@ -256,8 +256,7 @@ impl F2fs {
         }
         self.with_space(cx, || {
             let _exclusive = inode.lock.write();
-            // What is read of an encrypted file is plain, and would be written so.
-            Self::check_content(inode)?;
+            self.check_readable(inode, cx.tag)?;
             self.compression_of(inode)?;
             self.check_may_recompress(cx, inode)?;
             if Self::check_not_released(inode).is_err() {

@@ -124,7 +124,7 @@ impl F2fs {
                 let slots = self.plan_cluster(inode, &write, (per, size), tag);
                 write.result = slots.and_then(|slots| {
                     write.slots = slots;
-                    self.start_cluster(&mut write, log, tag)
+                    self.start_cluster(inode, &mut write, log, tag)
                 });
                 stopped = write.result.clone().err();
                 for io in &write.ios {
@@ -214,13 +214,28 @@ impl F2fs {
         if stored.clusters.is_empty() {
             return Ok(None);
         }
-        let plain = stored.begin(&self.queue, tag).finish(inode, None)?;
+        // Write-back goes on without the master key.
+        let held = inode.held_key.lock().clone();
+        let key = match held {
+            None => self.content_key(inode, tag)?,
+            held => held,
+        };
+        let plain = stored
+            .begin(&self.queue, tag)
+            .finish(inode, key.as_deref())?;
         Ok(plain.clusters.into_values().next())
     }
 
     /// Allocates the blocks of a cluster and starts to write them.
-    fn start_cluster(&self, write: &mut ClusterWrite<'_>, log: LogType, tag: IoTag) -> Result<()> {
+    fn start_cluster(
+        &self,
+        inode: &Inode,
+        write: &mut ClusterWrite<'_>,
+        log: LogType,
+        tag: IoTag,
+    ) -> Result<()> {
         let most = self.blocks_to_write(tag);
+        let first = write.first;
         let data = write.slots.iter_mut().filter(|slot| slot.data.is_some());
         let mut data: Vec<&mut NewSlot> = data.collect();
         let mut rest = &mut data[..];
@@ -232,7 +247,12 @@ impl F2fs {
             for (slot, addr) in now.iter_mut().zip(run.blocks()) {
                 slot.addr = addr;
             }
-            let bufs = now.iter().filter_map(|slot| slot.data.clone()).collect();
+            // What is compressed is encrypted after that.
+            let stored = |slot: &&mut NewSlot| {
+                let block = FileBlock(first + u64::from(slot.at));
+                Some(self.stored_form(inode, block, slot.data.as_ref()?))
+            };
+            let bufs = now.iter().filter_map(stored).collect();
             let bio = Bio::write(u64::from(run.start.0) * BLOCK, bufs);
             write.ios.push(self.queue.submit(bio, tag));
             rest = after;
@@ -374,7 +394,7 @@ impl F2fs {
     /// or plain. Whether it was replaced. The caller holds `inode.lock` for writing and the flush lock.
     ///
     /// # Errors
-    /// `NoSpace` if the logs are full. Nothing is changed then.
+    /// `NoSpace` if the logs are full, `NoKey` without the key of an encrypted file. Nothing is changed then.
     pub(super) fn rewrite_cluster(
         &self,
         inode: &Inode,
@@ -383,8 +403,7 @@ impl F2fs {
         compress: bool,
         tag: IoTag,
     ) -> Result<bool> {
-        // Nothing here encrypts.
-        Self::check_content(inode)?;
+        self.hold_key(inode, tag)?;
         let per = (content.len() / BLOCK_SIZE) as u16;
         let slots = match compress {
             true => match self.encode_cluster(inode, content) {
@@ -403,7 +422,7 @@ impl F2fs {
             result: Ok(()),
         };
         let log = self.cluster_log(inode, Occasion::Sync);
-        write.result = self.start_cluster(&mut write, log, tag);
+        write.result = self.start_cluster(inode, &mut write, log, tag);
         self.wait_cluster(inode, &mut write);
         let size = inode.core.read().size;
         self.map_clusters(inode, std::slice::from_mut(&mut write), size);

@@ -26,7 +26,7 @@ impl F2fs {
         len: u64,
     ) -> Result<()> {
         self.check_writable()?;
-        Self::check_content(inode)?;
+        self.check_readable(inode, cx.tag)?;
         if len == 0 {
             return Err(FsError::Invalid("length is zero"));
         }

@@ -16,15 +16,6 @@ impl F2fs {
     pub(crate) fn check_readable(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         match inode.kind() {
             FileKind::Regular => self.content_key(inode, tag).map(drop),
-            _ => Self::check_content(inode),
-        }
-    }
-
-    /// Fails for anything but a regular file whose content can be changed.
-    pub(crate) fn check_content(inode: &Inode) -> Result<()> {
-        match inode.kind() {
-            FileKind::Regular if inode.is_encrypted() => Err(FsError::NoKey),
-            FileKind::Regular => Ok(()),
             FileKind::Directory => Err(FsError::IsDir),
             _ => Err(FsError::Invalid("not a regular file")),
         }

@@ -62,7 +62,7 @@ impl F2fs {
         len: u64,
     ) -> Result<u64> {
         self.check_readable(from.0, cx.tag)?;
-        Self::check_content(to.0)?;
+        self.check_readable(to.0, cx.tag)?;
         if to.1 >= LARGEST_SIZE {
             return Err(FsError::FileTooBig);
         }

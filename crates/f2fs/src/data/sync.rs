@@ -175,8 +175,16 @@ impl F2fs {
         };
         // A rename holds it for writing.
         let _shared = dir.lock.read();
+        let plain = match dir.kind() == FileKind::Directory && dir.is_encrypted() {
+            true => match self.names_key(&dir, tag)? {
+                Some(key) => key.decrypt_name(&name).unwrap_or_default(),
+                None => return Ok(()),
+            },
+            false => name.clone(),
+        };
         if dir.kind() != FileKind::Directory
-            || self.find_name(&dir, &name, tag)? != Some(inode.nid())
+            || plain.is_empty()
+            || self.find_name(&dir, &plain, tag)? != Some(inode.nid())
         {
             return Ok(());
         }

@@ -14,7 +14,7 @@ impl F2fs {
     /// Sets a regular file's size. The caller holds `inode.lock` for writing and has checked permissions. On
     /// `NoSpace` it releases the lock and retries with space ([`F2fs::with_space`]).
     pub(crate) fn truncate(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
-        Self::check_content(inode)?;
+        self.check_readable(inode, cx.tag)?;
         self.check_may_change(inode)?;
         self.check_released_size(inode, size)?;
         // Larger files may exist and can be truncated.

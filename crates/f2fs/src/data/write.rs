@@ -45,7 +45,7 @@ impl F2fs {
         kill_priv: bool,
     ) -> Result<usize> {
         self.check_writable()?;
-        Self::check_content(inode)?;
+        self.check_readable(inode, cx.tag)?;
         let end = offset
             .checked_add(data.len() as u64)
             .ok_or(FsError::FileTooBig)?;
@@ -193,6 +193,9 @@ impl F2fs {
         data: &[u8],
         limit: u64,
     ) -> (usize, Result<()>) {
+        if let Err(error) = self.hold_key(inode, cx.tag) {
+            return (0, Err(error));
+        }
         let blocks = offset / BLOCK..(offset + data.len() as u64).div_ceil(BLOCK);
         let (written, result) = match self.reserve(cx, inode, blocks) {
             Err(error) => (0, Err(error)),
@@ -304,10 +307,13 @@ impl F2fs {
         match self.map(inode, block.0, 1, tag)?.target {
             MapTarget::Hole | MapTarget::Reserved => {}
             MapTarget::Block(at) => {
-                let data = self
+                let mut data = self
                     .queue
                     .read(u64::from(at.0) * BLOCK, BLOCK as usize, tag)
                     .map_err(io_error)?;
+                if let Some(key) = self.content_key(inode, tag)? {
+                    key.decrypt(block.0 * BLOCK, data.make_mut());
+                }
                 out[..valid].copy_from_slice(&data[..valid]);
             }
             MapTarget::Compressed => {

@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use steadfs_base::{DevBlock, IoTag};
-use steadfs_block::{IoError, Queue};
+use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_block::{Buf, IoError, Queue};
 use steadfs_cache::{
     ClusterMark, CollectedBlock, DirtyFile, Engine, FlushLock, FsyncClustering, Intent, MapAction,
     MapRequest, MappedPiece, Mapping, Piece, Settlement, Writeback, WritebackFile, WritebackFs,
@@ -99,6 +99,17 @@ impl WritebackFs for F2fs {
     fn file(&self, number: u64) -> Option<Arc<Inode>> {
         let inode = self.inodes.find(Nid(u32::try_from(number).ok()?)).ok()?;
         (!inode.is_written_by_cp()).then_some(inode)
+    }
+
+    fn stored_form(&self, inode: &Inode, block: FileBlock, content: &Buf) -> Buf {
+        if !self.has_encryption() || !inode.is_encrypted() {
+            return content.clone();
+        }
+        let key = inode.held_key.lock().clone();
+        let key = key.expect("the key was held before the block became dirty");
+        let mut stored = content.clone();
+        key.encrypt(block.0 * BLOCK, stored.make_mut());
+        stored
     }
 
     fn hint(&self, reason: WritebackReason) -> Occasion {

@@ -50,7 +50,10 @@ impl F2fs {
             return Ok(DentrySearch::Free(absent.free));
         }
         let found = self.search_all(dir, name, tag)?;
-        if let DentrySearch::Free(free) = found {
+        // With another key an encrypted name is another one.
+        if let DentrySearch::Free(free) = found
+            && !dir.is_encrypted()
+        {
             let name = name.into();
             *dir.absent.lock() = Some(AbsentName { name, free });
         }
@@ -58,8 +61,9 @@ impl F2fs {
     }
 
     fn search_all(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<DentrySearch> {
-        let wanted = LookupName::plain(self, dir, name);
-        let found = self.search_wanted(dir, &wanted, dentry::slots_for(name.len()), tag)?;
+        let wanted = LookupName::new_name(self, dir, name, tag)?;
+        let slots = dentry::slots_for(wanted.stored_len());
+        let found = self.search_wanted(dir, &wanted, slots, tag)?;
         if matches!(found, DentrySearch::Found(_)) {
             return Ok(found);
         }
@@ -68,6 +72,20 @@ impl F2fs {
         }
         wanted.check_encoded()?;
         Ok(found)
+    }
+
+    /// [`F2fs::search`] of a name as it is stored; `hash`: that of an encrypted name in a case-insensitive directory.
+    pub(crate) fn search_stored(
+        &self,
+        dir: &Inode,
+        (name, hash): (&[u8], u32),
+        tag: IoTag,
+    ) -> Result<DentrySearch> {
+        if !dir.is_encrypted() {
+            return self.search(dir, name, tag);
+        }
+        let wanted = LookupName::encrypted(dir, name, hash);
+        self.search_wanted(dir, &wanted, dentry::slots_for(name.len()), tag)
     }
 
     fn search_wanted(

@@ -6,14 +6,17 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
+use steadfs_base::limits::NAME_MAX;
 use steadfs_fscrypt::FileKey;
 use steadfs_vfs::nokey::{show, shown_hash};
-use steadfs_vfs::{InodeFlags, Result, names::is_dots};
+use steadfs_vfs::{FsError, InodeFlags, Result, names::is_dots};
 
 use super::{FoundDentry, shown_recovered};
+use crate::disk;
 use crate::disk::casefold::{Encoding, FoldedName};
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::hash;
+use crate::disk::inode::Advise;
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::options::LookupMode;
@@ -29,6 +32,50 @@ pub(super) struct LookupName<'a> {
     folded: Option<(Encoding, FoldedName<'a>)>,
     /// Entries are decrypted to be compared.
     key: Option<Arc<FileKey>>,
+}
+
+/// How a directory encodes a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NameEncoding {
+    Plain,
+    Encrypted,
+    /// Also case-insensitive, with this hash.
+    EncryptedAndFolded(u32),
+}
+
+/// A new name, as it is stored in a directory and in its inode.
+pub(crate) struct StoredName<'n> {
+    /// As callers give it.
+    pub(crate) plain: &'n [u8],
+    /// As it is stored.
+    pub(crate) bytes: Cow<'n, [u8]>,
+    encoding: NameEncoding,
+}
+
+impl StoredName<'_> {
+    /// No name.
+    pub(crate) const NONE: StoredName<'static> = StoredName {
+        plain: b"",
+        bytes: Cow::Borrowed(b""),
+        encoding: NameEncoding::Plain,
+    };
+
+    /// Gives the name to an inode, for roll-forward.
+    pub(crate) fn put(&self, core: &mut disk::Inode) {
+        core.name = self.bytes.to_vec();
+        core.name_hash = 0;
+        core.advise = match self.encoding {
+            NameEncoding::Plain => core.advise.without(Advise::ENCRYPTED_NAME),
+            _ => core.advise.union(Advise::ENCRYPTED_NAME),
+        };
+        if let NameEncoding::EncryptedAndFolded(hash) = self.encoding {
+            match core.name.len() + size_of_val(&hash) <= NAME_MAX {
+                true => core.name_hash = hash,
+                // Roll-forward could not find the place of the name.
+                false => core.advise = core.advise.union(Advise::LOST_PARENT),
+            }
+        }
+    }
 }
 
 impl<'a> LookupName<'a> {
@@ -64,6 +111,35 @@ impl<'a> LookupName<'a> {
                 }
             }
         }))
+    }
+
+    /// A name that is to be added.
+    ///
+    /// # Errors
+    /// `NoKey`: the key of an encrypted directory is not there.
+    pub(super) fn new_name(fs: &F2fs, dir: &Inode, name: &'a [u8], tag: IoTag) -> Result<Self> {
+        let wanted = Self::new(fs, dir, name, tag)?;
+        wanted.filter(|wanted| !wanted.shown).ok_or(FsError::NoKey)
+    }
+
+    /// A name as an encrypted directory stores it; `hash`: if the directory is also case-insensitive.
+    pub(super) fn encrypted(dir: &Inode, stored: &'a [u8], hash: u32) -> Self {
+        let folds = dir.flags().contains(InodeFlags::CASEFOLD);
+        Self {
+            hash: if folds { hash } else { hash::of_name(stored) },
+            name: stored.into(),
+            shown: false,
+            folded: None,
+            key: None,
+        }
+    }
+
+    /// Bytes of the name as it is stored.
+    pub(super) fn stored_len(&self) -> usize {
+        match &self.key {
+            Some(key) => key.encrypt_name(&self.name).len(),
+            None => self.name.len(),
+        }
     }
 
     /// A name that is not encrypted.
@@ -197,9 +273,31 @@ impl F2fs {
         Ok(found)
     }
 
-    /// The hash of a plain name in a directory.
-    pub(crate) fn hash_in(&self, dir: &Inode, name: &[u8]) -> u32 {
-        LookupName::plain(self, dir, name).hash
+    /// A new name as a directory and its inode store it.
+    ///
+    /// # Errors
+    /// `NoKey`: the key of an encrypted directory is not there.
+    pub(crate) fn stored_name<'n>(
+        &self,
+        dir: &Inode,
+        name: &'n [u8],
+        tag: IoTag,
+    ) -> Result<StoredName<'n>> {
+        let wanted = LookupName::new_name(self, dir, name, tag)?;
+        let encoding = match (dir.is_encrypted(), &wanted.key) {
+            (false, _) => NameEncoding::Plain,
+            (true, None) => NameEncoding::Encrypted,
+            (true, Some(_)) => NameEncoding::EncryptedAndFolded(wanted.hash),
+        };
+        let bytes = match &wanted.key {
+            Some(key) => key.encrypt_name(name).into(),
+            None => wanted.name,
+        };
+        Ok(StoredName {
+            plain: name,
+            bytes,
+            encoding,
+        })
     }
 
     /// Refuses a new name that the encoding of a case-insensitive directory has not, or that is the same as `.` or `..`.

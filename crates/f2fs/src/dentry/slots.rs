@@ -5,7 +5,7 @@ use crate::space::Need;
 /// Free slots for a new name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeDentry {
-    pub(super) hash: u32,
+    pub(crate) hash: u32,
     /// `None`: in the inode.
     pub(crate) block: Option<u64>,
     pub(super) slot: usize,

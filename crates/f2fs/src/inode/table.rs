@@ -216,6 +216,17 @@ impl InodeTable {
         }
     }
 
+    /// Inodes that hold the key of their content.
+    pub(crate) fn with_keys(&self) -> Vec<Arc<Inode>> {
+        let mut holders = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let all = shard.inodes.values();
+            holders.extend(all.filter(|inode| inode.held_key.lock().is_some()).cloned());
+        }
+        holders
+    }
+
     /// Number of inodes to be stored.
     pub fn dirty_count(&self) -> usize {
         self.dirty.lock().all.len()

@@ -7,12 +7,14 @@ use steadfs_vfs::acl::Inherited;
 use steadfs_vfs::names::check_new_name;
 use steadfs_vfs::{Attr, Cx, FileKind, InodeFlags, NewInode, Result};
 
+use super::check_link_max;
 use super::new_inode::{self, InodeContext};
-use super::{check_link_max, check_may_add};
 use crate::cp_lock::Change;
-use crate::dentry::{FreeDentry, NewName};
+use crate::dentry::{FreeDentry, NewName, StoredName};
 use crate::disk::dentry::{self, DentryLayout, Entry};
+use crate::disk::inode::{Advise, Inline};
 use crate::disk::{self, BLOCK_SIZE, Nid};
+use crate::encryption::NewEncryption;
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::pins::Pins;
@@ -24,6 +26,7 @@ use crate::xattr::SplitXattrs;
 pub(super) struct InodePlan<'a> {
     parent: Nid,
     spec: &'a NewInode<'a>,
+    encryption: Option<NewEncryption>,
     core: disk::Inode,
     attrs: Option<SplitXattrs>,
     /// The number that it must have.
@@ -72,9 +75,9 @@ impl F2fs {
         self.prepare(cx)?;
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.read();
-        check_may_add(&dir.core.read())?;
+        self.check_may_add(&dir, cx.tag)?;
         let spec = NewInode::plain(FileKind::Regular, mode & 0o7777, 0);
-        let plan = self.plan_inode(cx, &dir, &spec, b"")?;
+        let plan = self.plan_inode(cx, &dir, &spec, &StoredName::NONE)?;
         self.orphans.check_room()?;
         let _pins = self.prepare_new(cx, &plan, (&dir, Need::default()))?;
         let mut reservation = self
@@ -97,15 +100,13 @@ impl F2fs {
         self.prepare(cx)?;
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
-        {
-            let core = dir.core.read();
-            check_may_add(&core)?;
-            if spec.kind == FileKind::Directory {
-                check_link_max(&core)?;
-            }
+        self.check_may_add(&dir, cx.tag)?;
+        if spec.kind == FileKind::Directory {
+            check_link_max(&dir.core.read())?;
         }
         let free_dentry = self.find_free_dentry(cx, &dir, name)?;
-        let plan = self.plan_inode(cx, &dir, spec, name)?;
+        let stored = self.stored_name(&dir, name, cx.tag)?;
+        let plan = self.plan_inode(cx, &dir, spec, &stored)?;
         let need = free_dentry.need + plan.need;
         let mut pins = self.prepare_new(cx, &plan, (&dir, free_dentry.need))?;
         pins.add(self.pin_inodes(&[&dir], cx.tag)?);
@@ -117,12 +118,12 @@ impl F2fs {
             cx,
             &change,
             &mut reservation,
-            (&dir, &free_dentry, name),
+            (&dir, &free_dentry, &stored.bytes),
             &inode,
             true,
         );
         self.abort_on_error(added)?;
-        self.check_recovered_name(&dir, name, inode.nid());
+        self.check_recovered_name(&dir, free_dentry.hash, inode.nid());
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))
     }
@@ -164,12 +165,30 @@ impl F2fs {
         cx: &Cx,
         dir: &Inode,
         spec: &'a NewInode<'a>,
-        name: &[u8],
+        name: &StoredName<'_>,
     ) -> Result<InodePlan<'a>> {
         let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
-        let core = self.new_fields(cx, dir, spec, &inherited, name);
-        let attrs = self.first_attrs(&core, &inherited.lists)?;
-        Ok(Self::plan_of(dir, spec, core, attrs))
+        let encryption = self.encryption_in(dir, spec, cx.tag)?;
+        // Its length is that of any inode number.
+        let target = self.target_of((spec, encryption.as_ref()), Nid::ROOT);
+        let measured = NewInode {
+            target: &target,
+            ..*spec
+        };
+        let mut core = self.new_fields(cx, dir, &measured, &inherited, name.plain);
+        name.put(&mut core);
+        let context = encryption.as_ref().map(|new| {
+            core.advise = core.advise.union(Advise::ENCRYPTED);
+            if spec.kind == FileKind::Regular {
+                core.inline = core.inline.without(Inline::DATA);
+            }
+            new.context.to_bytes()
+        });
+        let attrs = self.first_attrs(&core, &inherited.lists, context.as_deref())?;
+        Ok(InodePlan {
+            encryption,
+            ..Self::plan_of(dir, spec, core, attrs)
+        })
     }
 
     /// Before a new inode and its name are made: checks limits of quota, and makes and pins entries for the inode's owners.
@@ -220,6 +239,7 @@ impl F2fs {
         InodePlan {
             parent: dir.nid(),
             spec,
+            encryption: None,
             core,
             attrs,
             number: None,
@@ -261,6 +281,7 @@ impl F2fs {
         plan: InodePlan<'_>,
     ) -> Result<Arc<Inode>> {
         let (spec, layout) = (plan.spec, &self.layout);
+        let encryption = plan.encryption;
         self.touch_owners(change, owners_of(&plan.core), cx.tag)?;
         let inline = plan.need.blocks == 0;
         let made = self.new_inode(
@@ -274,7 +295,8 @@ impl F2fs {
                     }
                     FileKind::Symlink if inline => {
                         let at = core.inline_range(layout).start;
-                        block[at..][..spec.target.len()].copy_from_slice(spec.target);
+                        let target = self.target_of((spec, encryption.as_ref()), nid);
+                        block[at..][..target.len()].copy_from_slice(&target);
                     }
                     FileKind::Directory if inline => {
                         let area = &mut block[core.inline_range(layout)];
@@ -299,7 +321,7 @@ impl F2fs {
             change,
             reservation,
             &inode,
-            (plan.parent, spec),
+            (plan.parent, spec, encryption.as_ref()),
             plan.attrs,
         );
         self.abort_on_error(rest)?;
@@ -313,7 +335,7 @@ impl F2fs {
         change: &Change<'_>,
         reservation: &mut Reservation<'_>,
         inode: &Inode,
-        (parent, spec): (Nid, &NewInode<'_>),
+        (parent, spec, encryption): (Nid, &NewInode<'_>, Option<&NewEncryption>),
         attrs: Option<SplitXattrs>,
     ) -> Result<()> {
         let mut core = inode.core.write();
@@ -323,7 +345,10 @@ impl F2fs {
         }
         let fill = |block: &mut [u8]| match spec.kind {
             FileKind::Directory => put_dots(&DentryLayout::BLOCK, block, inode.nid(), parent),
-            _ => block[..spec.target.len()].copy_from_slice(spec.target),
+            _ => {
+                let target = self.target_of((spec, encryption), inode.nid());
+                block[..target.len()].copy_from_slice(&target);
+            }
         };
         let has_block = match spec.kind {
             FileKind::Directory => !core.inline.contains(disk::inode::Inline::DENTRIES),

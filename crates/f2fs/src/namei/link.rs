@@ -8,7 +8,7 @@ use steadfs_vfs::names::{
 };
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result};
 
-use super::{check_link_max, check_may_add, check_may_remove, check_project, drop_subdir_link};
+use super::{check_link_max, check_may_remove, check_project, drop_subdir_link};
 use crate::cp_lock::Change;
 use crate::dentry::FoundDentry;
 use crate::disk::inode::Advise;
@@ -37,8 +37,10 @@ impl F2fs {
         }
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
-        check_may_add(&dir.core.read())?;
+        self.check_may_add(&dir, cx.tag)?;
+        self.check_policy(&dir, &inode, cx.tag)?;
         check_project(&dir, &inode)?;
+        let stored = self.stored_name(&dir, name, cx.tag)?;
         let free_dentry = self.find_free_dentry(cx, &dir, name)?;
         let mut pins = self.pin_inodes(&[&dir, &inode], cx.tag)?;
         self.pin_dir_block(&mut pins, &dir, free_dentry.block, cx.tag)?;
@@ -58,7 +60,7 @@ impl F2fs {
             core.links += 1;
             core.ctime = self.now();
             core.parent = dir.nid();
-            core.name = name.to_vec();
+            stored.put(&mut core);
             core.advise = core.advise.union(Advise::LOST_PARENT);
             core.links == 1
         };
@@ -66,12 +68,12 @@ impl F2fs {
             cx,
             &change,
             &mut reservation,
-            (&dir, &free_dentry, name),
+            (&dir, &free_dentry, &stored.bytes),
             &inode,
             false,
         );
         self.abort_on_error(added)?;
-        self.check_recovered_name(&dir, name, inode.nid());
+        self.check_recovered_name(&dir, free_dentry.hash, inode.nid());
         if first {
             self.orphans.remove(&change, inode.nid());
             inode.marks.set_orphan(false);

@@ -4,7 +4,6 @@ use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::names::{check_length, is_dots};
 use steadfs_vfs::{Attr, Cx, FsError, Result};
 
-use super::check_may_add;
 use crate::dentry::{DentrySearch, Emit};
 use crate::disk::Nid;
 use crate::fs::F2fs;
@@ -27,7 +26,7 @@ impl F2fs {
     fn find_for_lookup(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
         let may_add = !is_dots(name)
             && !self.stop_state.is_read_only()
-            && check_may_add(&dir.core.read()).is_ok();
+            && self.check_may_add(&dir, tag).is_ok();
         if may_add {
             match self.search(dir, name, tag) {
                 Ok(DentrySearch::Found(found)) => return Ok(Some(found.ino)),

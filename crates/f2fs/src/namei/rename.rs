@@ -7,7 +7,7 @@ use steadfs_cache::WritebackReason;
 use steadfs_vfs::names::{NameIn, check_may_lose_name, check_rename, with_names_locked};
 use steadfs_vfs::{Cx, FileKind, FsError, NewInode, RenameFlags, Result};
 
-use super::{check_link_max, check_may_add, check_may_remove, check_project, drop_subdir_link};
+use super::{check_link_max, check_may_remove, check_project, drop_subdir_link};
 use crate::cp_lock::Change;
 use crate::dentry::{FoundDentry, FreeDentry};
 use crate::disk::inode::Advise;
@@ -234,18 +234,24 @@ impl F2fs {
             None => {}
         }
         // Without the key an encrypted name can only be removed.
-        check_may_add(&to.dir.core.read())?;
+        self.check_may_add(to.dir, cx.tag)?;
         if flags.exchange || flags.whiteout || from.dir.is_encrypted() {
-            check_may_add(&from.dir.core.read())?;
+            self.check_may_add(from.dir, cx.tag)?;
         }
         check_project(to.dir, pair.moved())?;
         let moves = from.dir.nid() != to.dir.nid();
+        if moves {
+            self.check_policy(to.dir, pair.moved(), cx.tag)?;
+        }
         if moves && is_dir(pair.moved()) && self.is_inside(cx, to.dir, pair.moved().nid())? {
             return Err(FsError::Invalid("a directory cannot be moved into itself"));
         }
         if let Some(new) = pair.replaced() {
             if flags.exchange {
                 check_project(from.dir, new)?;
+                if moves {
+                    self.check_policy(from.dir, new, cx.tag)?;
+                }
             }
             if moves && is_dir(new) && self.is_inside(cx, from.dir, new.nid())? {
                 return Err(if flags.exchange {
@@ -326,7 +332,10 @@ impl F2fs {
         };
         let spec = NewInode::plain(FileKind::CharDevice, 0, 0);
         let plan = match whiteout {
-            true => Some(self.plan_inode(cx, from.dir, &spec, from.name)?),
+            true => {
+                let name = self.stored_name(from.dir, from.name, cx.tag)?;
+                Some(self.plan_inode(cx, from.dir, &spec, &name)?)
+            }
             false => None,
         };
         self.orphans.check_room()?;
@@ -398,6 +407,7 @@ impl F2fs {
             true => self.find_entry(inode, b"..", tag)?,
             false => None,
         };
+        let name = self.stored_name(to.dir, to.name, tag)?;
         let mut core = inode.core.write();
         self.mark_dirty(change, inode, tag)?;
         if let Some(up) = up {
@@ -405,7 +415,7 @@ impl F2fs {
             self.retarget(change, inode, &core, &up, parent, tag)?;
         }
         core.parent = to.dir.nid();
-        core.name = to.name.to_vec();
+        name.put(&mut core);
         if !is_dir(inode) {
             // Roll-forward could restore only the new name, so the next fsync needs a checkpoint.
             core.advise = core.advise.union(Advise::LOST_PARENT);
@@ -504,7 +514,8 @@ impl RenamedInode<'_> {
         let Some((entry, _)) = &self.pair.new else {
             let free_dentry = free_dentry.expect("a new name has free slots");
             let counts = counts(self.from, to, old);
-            let slot = (to.dir, free_dentry, to.name);
+            let name = fs.stored_name(to.dir, to.name, self.cx.tag)?;
+            let slot = (to.dir, free_dentry, &*name.bytes);
             return fs.add_name(self.cx, self.change, reservation, slot, old, counts);
         };
         let mut core = to.dir.core.write();

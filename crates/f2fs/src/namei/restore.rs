@@ -82,7 +82,7 @@ impl F2fs {
         if subdir {
             core.links += 1;
         }
-        self.check_recovered_name(dir, name, inode.nid());
+        self.check_recovered_name(dir, free.hash, inode.nid());
         Ok(())
     }
 

@@ -238,6 +238,8 @@ impl Encrypted {
 fn encrypt(world: &World, ino: InodeNo) {
     use crate::disk::xattr::{XattrChange, index};
 
+    // Its dirty data would need the key.
+    world.fs.sync_all(&world.cx).unwrap();
     let inode = world.fs.by_number(ino, world.cx.tag).unwrap();
     let context = XattrChange {
         index: index::ENCRYPTION,

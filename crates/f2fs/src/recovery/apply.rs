@@ -408,11 +408,11 @@ impl Apply<'_> {
         let core = disk::Inode::parse(&self.fs.layout, ino, &data)?;
         let dir = self.fs.inode(core.parent, self.tag)?;
         let inode: Arc<Inode> = self.fs.inode(ino, self.tag)?;
-        self.entry(&dir, &core.name, &inode)
+        self.entry(&dir, (&core.name, core.name_hash), &inode)
     }
 
-    /// Makes a stored name refer to an inode.
-    fn entry(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+    /// Makes a stored name, with its hash in an encrypted, case-insensitive directory, refer to an inode.
+    fn entry(&self, dir: &Inode, (name, hash): (&[u8], u32), inode: &Inode) -> Result<()> {
         if dir.kind() != FileKind::Directory || name.is_empty() {
             let rule = "not a directory in which a name can be created";
             let error = DiskError::field(Structure::Inode, "i_pino", dir.nid().0, rule);
@@ -420,7 +420,7 @@ impl Apply<'_> {
         }
         let (fs, tag) = (self.fs, self.tag);
         loop {
-            match fs.search(dir, name, tag)? {
+            match fs.search_stored(dir, (name, hash), tag)? {
                 DentrySearch::Found(named) if named.ino == inode.nid() => return Ok(()),
                 DentrySearch::Found(named) => return self.replace(dir, &named, inode),
                 DentrySearch::InlineFull => fs.entries_to_blocks(dir, true, tag)?,

@@ -160,7 +160,10 @@ impl F2fs {
         // The lookup sees the checkpoint only: the overlay is not in use yet. There are no keys yet, either.
         let shown = match dir.is_encrypted() {
             true => {
-                let hash = disk::hash::of_name(&core.name);
+                let hash = match core.name_hash {
+                    0 => disk::hash::of_name(&core.name),
+                    hash => hash,
+                };
                 steadfs_vfs::nokey::show([hash, 0], &core.name).unwrap_or_default()
             }
             false => core.name.clone(),

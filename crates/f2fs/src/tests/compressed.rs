@@ -367,36 +367,27 @@ fn a_full_volume_keeps_what_it_acknowledged() {
     world.close();
 }
 
-/// Its content would be read with the key and written without encryption.
+/// They are compressed first, and encrypted then.
 #[test]
-fn clusters_of_encrypted_files_are_not_rewritten() {
-    use crate::disk::inode::Advise;
-    use crate::disk::xattr::{XattrChange, index};
-
+fn clusters_of_encrypted_files_are_rewritten_with_their_key() {
     let world = World::make_with(ALL, 64, "compress_mode=user");
     let (fs, cx) = (&*world.fs, &world.cx);
+    let name = "ab".repeat(8);
+    let control = |command: String| FileSystem::write_control(fs, "keys", command.as_bytes());
+    control(format!("add {name} {}", "5c".repeat(64))).unwrap();
     let dir = compressed_dir(&world);
+    control(format!("policy {} {name} 1 4 0 0", dir.0)).unwrap();
     let file = text_file(&world, dir, 5);
-    assert!(fs.ioctl(cx, file.ino, COMPRESS, &[]).is_ok());
     fs.sync_all(cx).unwrap();
-    let mut context = vec![1, 1, 4, 0];
-    context.extend([0xAB; 8]);
-    context.extend([7; 16]);
-    let context = XattrChange {
-        index: index::ENCRYPTION,
-        name: b"c",
-        value: Some(&context),
-    };
-    let inode = fs.by_number(file.ino, cx.tag).unwrap();
-    let marked = fs.store_fields(cx, &inode, &[context], |core, _| {
-        core.advise = core.advise.union(Advise::ENCRYPTED);
-    });
-    marked.unwrap();
-    let key = format!("add {} {}", "ab".repeat(8), "5c".repeat(64));
-    FileSystem::write_control(fs, "keys", key.as_bytes()).unwrap();
-    assert!(fs.content_key(&inode, cx.tag).unwrap().is_some());
+    for (command, saves) in [(COMPRESS, true), (DECOMPRESS, false)] {
+        fs.ioctl(cx, file.ino, command, &[]).unwrap();
+        file.check(&world);
+        assert_eq!(saved(&world, file.ino) > 0, saves);
+    }
+    control(format!("remove {name}")).unwrap();
     for command in [COMPRESS, DECOMPRESS] {
         let refused = fs.ioctl(cx, file.ino, command, &[]);
         assert_eq!(refused.map(drop), Err(FsError::NoKey));
     }
+    world.close();
 }

@@ -13,6 +13,7 @@ use crate::cp_lock::Change;
 use crate::disk;
 use crate::disk::inode::Advise;
 use crate::disk::xattr::{self, Xattr, XattrChange as AttrChange, index};
+use crate::encryption::CONTEXT;
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::space::{Need, Reservation};
@@ -164,18 +165,22 @@ impl F2fs {
         &self,
         core: &disk::Inode,
         lists: &[(AclType, Vec<u8>)],
+        context: Option<&[u8]>,
     ) -> Result<Option<SplitXattrs>> {
-        if lists.is_empty() {
+        let acls = lists.iter().map(|(list, value)| Xattr {
+            index: index_of(*list),
+            name: b"",
+            value,
+        });
+        let context = context.map(|value| Xattr {
+            index: index::ENCRYPTION,
+            name: CONTEXT,
+            value,
+        });
+        let list: Vec<_> = acls.chain(context).collect();
+        if list.is_empty() {
             return Ok(None);
         }
-        let list: Vec<_> = lists
-            .iter()
-            .map(|(list, value)| Xattr {
-                index: index_of(*list),
-                name: b"",
-                value,
-            })
-            .collect();
         let room = core.xattr_range(&self.layout).len();
         let cut = xattr::split(&list, room).ok_or(FsError::NoSpace)?;
         Ok(Some(cut))
@@ -228,7 +233,7 @@ impl F2fs {
     }
 
     /// Records that the attributes of a directory changed.
-    fn record_attr_change(&self, inode: &Inode) {
+    pub(crate) fn record_attr_change(&self, inode: &Inode) {
         if inode.kind() == FileKind::Directory {
             self.since_cp.change_attributes(inode.nid());
         }
