@@ -20,6 +20,6 @@ pub use observe::{Observed, observe};
 pub use op::{Op, Program, RenameHow, Span, Target};
 pub use oracle::{Divergence, Explanation, Histories, History, Tolerance, Violation};
 pub use path::TreePath;
-pub use run::{Marker, Recording, Runner, Step, Value, run, run_program};
+pub use run::{Marker, Recording, Runner, Step, TOP, Value, run, run_program};
 pub use shrink::shrink;
 pub use text::ParseError;

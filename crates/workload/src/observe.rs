@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::TreePath;
 use crate::model::Content;
+use crate::run::top;
 use crate::spelling::{Speller, plain};
 
 /// One inode as a file system shows it.
@@ -98,7 +99,7 @@ pub fn observe(fs: &dyn FileSystem) -> Result<Observed, Unreadable> {
         subdirs: BTreeMap::new(),
     };
     let root = TreePath::root();
-    let attr = walk.call("getattr", &root, fs.getattr(&walk.cx, fs.root()))?;
+    let attr = walk.call("getattr", &root, top(fs, &walk.cx))?;
     walk.record(root, attr, fs.root())?;
     while let Some((path, dir, parent)) = walk.todo.pop() {
         walk.list(&path, &dir, parent)?;

@@ -72,6 +72,25 @@ impl Drop for InodeRef<'_> {
     }
 }
 
+/// The directory below the root that paths begin at, if an encrypted volume has it: a root cannot be encrypted.
+pub const TOP: &[u8] = b"top";
+
+/// The directory that paths begin at.
+pub(crate) fn top(fs: &dyn FileSystem, cx: &Cx) -> Result<Attr> {
+    let root = fs.root();
+    if fs.has_encryption() {
+        match fs.lookup(cx, root, TOP) {
+            Ok(top) => {
+                fs.forget(top.ino, 1);
+                return Ok(top);
+            }
+            Err(FsError::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    fs.getattr(cx, root)
+}
+
 /// One task's open files and credentials.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystem,
@@ -108,7 +127,7 @@ impl<'a> Runner<'a> {
     fn walk(&self, path: &TreePath) -> Result<InodeRef<'a>> {
         let mut at = InodeRef {
             fs: self.fs,
-            attr: self.fs.getattr(&self.cx, self.fs.root())?,
+            attr: top(self.fs, &self.cx)?,
             counted: false,
         };
         for part in path.parts() {

@@ -35,7 +35,7 @@ struct Recipe {
 
 /// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
 /// that images differ in few blocks.
-const RECIPES: [Recipe; 17] = [
+const RECIPES: [Recipe; 18] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -168,6 +168,16 @@ const RECIPES: [Recipe; 17] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "256", "-I", "512", "-O", "inline_data"],
+        mount: "",
+        queue: |_| {},
+    },
+    Recipe {
+        name: "ext4-encrypted-1k",
+        size: "5M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256", "-O", "encrypt"],
         mount: "",
         queue: |_| {},
     },
@@ -368,9 +378,10 @@ impl Recipe {
             tool_replays: self.name.contains("fast"),
             fixed_inodes: true,
         };
-        match self.has("casefold") {
-            true => subject.with_flags_of_root(InodeFlags::CASEFOLD),
-            false => Ok(subject),
+        match (self.has("casefold"), self.has("encrypt")) {
+            (true, _) => subject.with_flags_of_root(InodeFlags::CASEFOLD),
+            (_, true) => subject.encrypted(),
+            _ => Ok(subject),
         }
     }
 }

@@ -46,7 +46,7 @@ const PLAIN: Recipe = Recipe {
 const URGENT: &[(&str, &str)] = &[("f2fs/gc_urgent_sleep_time", "1"), ("f2fs/gc_urgent", "1")];
 
 /// Each mechanism is on in some and off in others.
-const RECIPES: [Recipe; 16] = [
+const RECIPES: [Recipe; 17] = [
     PLAIN,
     Recipe {
         name: "f2fs-extra",
@@ -86,6 +86,11 @@ const RECIPES: [Recipe; 16] = [
         name: "f2fs-reuse",
         features: "extra_attr,inode_crtime,verity",
         options: "alloc_mode=reuse,nodiscard,fsync_mode=strict",
+        ..PLAIN
+    },
+    Recipe {
+        name: "f2fs-encrypted",
+        features: "extra_attr,inode_checksum,encrypt",
         ..PLAIN
     },
     Recipe {
@@ -223,6 +228,7 @@ impl Recipe {
         match (folds, compresses) {
             (true, _) => subject.with_flags_of_root(InodeFlags::CASEFOLD),
             (_, true) => subject.with_flags_of_root(InodeFlags::COMPRESSED),
+            _ if self.features.contains("encrypt") => subject.encrypted(),
             _ => Ok(subject),
         }
     }

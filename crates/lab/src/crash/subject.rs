@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use steadfs_block::Device;
 use steadfs_vfs::{Cx, FileSystem, InodeFlags, Result};
-use steadfs_workload::Format;
+use steadfs_workload::{Format, TOP};
 
 use super::free_space::on_volume;
 use super::{Problem, ext4};
@@ -108,6 +108,38 @@ impl Subject {
         });
         let wrong = |problem| io::Error::other(format!("{}: {problem}", self.name));
         self.image = given.map_err(wrong)?.1;
+        Ok(self)
+    }
+
+    /// Has programs run in an encrypted directory, whose key each mount has.
+    ///
+    /// # Errors
+    /// The volume cannot be mounted, or cannot have such a directory.
+    pub(super) fn encrypted(mut self) -> io::Result<Self> {
+        const KEYS: &str = "keys";
+        let open = Arc::clone(&self.open);
+        self.open = Arc::new(move |device| {
+            let fs = open(device)?;
+            let key = "5e".repeat(64);
+            fs.write_control(KEYS, format!("add v2 {key}").as_bytes())?;
+            Ok(fs)
+        });
+        let made = on_volume(&self, &self.image, move |fs, _| {
+            let cx = Cx::default();
+            let top = fs
+                .mkdir(&cx, fs.root(), TOP, 0o755)
+                .map_err(Problem::Sync)?;
+            let keys = fs.read_control(KEYS).map_err(Problem::Sync)?;
+            let keys = String::from_utf8_lossy(&keys).into_owned();
+            let name = keys.split_whitespace().last().unwrap_or_default();
+            // AES-256-XTS and AES-256-CTS, names in multiples of 16 bytes.
+            let policy = format!("policy {} {name} 1 4 2 0", top.ino.0);
+            let set = fs.write_control(KEYS, policy.as_bytes());
+            fs.forget(top.ino, 1);
+            set.map_err(Problem::Sync)
+        });
+        let wrong = |problem| io::Error::other(format!("{}: {problem}", self.name));
+        self.image = made.map_err(wrong)?.1;
         Ok(self)
     }
 
