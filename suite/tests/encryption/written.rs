@@ -369,7 +369,7 @@ fn a_wrong_key_of_version_1_is_no_key() {
     assert!(!vault.join("file5000").exists());
     assert_eq!(
         fs::read_to_string(mount.join(".steadfs/errors")).unwrap(),
-        ""
+        "none\n"
     );
     let (right, _) = kind.key_file(&scratch);
     let refused = steadfs(["key", "add", top, right.to_str().unwrap(), "--v1", &name]);
