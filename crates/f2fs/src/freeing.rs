@@ -135,6 +135,7 @@ impl F2fs {
         if inode.marks.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
+        self.drop_staged_of_dead(inode, tag);
         let _one = inode.lock_flush();
         let blocks = self.discard_pages(inode)?;
         self.end_delay(inode, blocks);

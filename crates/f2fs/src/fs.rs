@@ -10,6 +10,7 @@ use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Cx, OrderlyDirs, PendingFrees, RemountState, Result, StatFs, StopState};
 
+use crate::atomic::AtomicWrites;
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::state::Checkpoints;
 use crate::cp_lock::{self, Change, CpLock};
@@ -64,6 +65,7 @@ pub struct F2fs {
     pub(crate) syncs: SyncStats,
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: PendingFrees,
+    pub(crate) atomic_writes: AtomicWrites,
     pub(crate) verities: VerityFiles,
     pub(crate) keyring: Keyring,
     /// Case-insensitive directories that have each name where its hash leads to.

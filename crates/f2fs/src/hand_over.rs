@@ -11,7 +11,8 @@ impl F2fs {
     /// Writes everything, stops the tasks and returns the lookup counts.
     ///
     /// # Errors
-    /// As [`FileSystem::hand_over`](steadfs_vfs::FileSystem::hand_over); `NotSupported`: checkpoints are disabled.
+    /// As [`FileSystem::hand_over`](steadfs_vfs::FileSystem::hand_over); `NotSupported`: checkpoints are disabled; `Again`: an
+    /// atomic write is in progress.
     pub(crate) fn close_for_successor(&self) -> Result<LookupCounts> {
         if self.stop_state.is_unmounting() || self.is_frozen() {
             return Err(FsError::Busy);
@@ -20,6 +21,10 @@ impl F2fs {
             return Err(FsError::NotSupported(
                 "handing over a volume whose checkpoints are disabled",
             ));
+        }
+        if self.atomic_writes.any() {
+            // A successor would not know of it, and its commit would succeed without an effect.
+            return Err(FsError::Again("an atomic write is in progress"));
         }
         self.write_errors_now()?;
         self.freeze(&Cx::default())?;

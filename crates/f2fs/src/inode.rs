@@ -70,7 +70,6 @@ pub struct Inode {
     leaves_inline: AtomicBool,
     /// What quota counts for it.
     pub(crate) charged: ChargedCell,
-    /// Whether it is a quota file.
     role: Role,
     /// Used since the last sweep.
     recent: AtomicBool,
@@ -83,7 +82,13 @@ pub(crate) enum Role {
     Plain,
     /// A quota file. Its fields change while those of a counted inode are locked.
     QuotaFile,
+    /// It stages an atomic write (`atomic.rs`): no caller can refer to it, and its locks are taken after those of the
+    /// file that is written.
+    Staging,
 }
+
+/// Inode numbers have 32 bits: with this bit the lock keys of staging files are larger than all others.
+const STAGING_KEY: u64 = 1 << 32;
 
 /// See [`Inode::stale_tail`].
 const NOTHING_STALE: u64 = u64::MAX;
@@ -125,6 +130,11 @@ impl Inode {
         let rank = match role {
             Role::Plain => Rank::ExtentTree,
             Role::QuotaFile => Rank::InodeState,
+            Role::Staging => Rank::StagedTree,
+        };
+        let lock_key = match role {
+            Role::Plain | Role::QuotaFile => u64::from(nid.0),
+            Role::Staging => u64::from(nid.0) | STAGING_KEY,
         };
         let kind = core.kind().ok_or_else(|| {
             DiskError::field(Structure::Inode, "i_mode", core.mode, "no type").in_node(nid)
@@ -136,8 +146,8 @@ impl Inode {
         Ok(Self {
             nid,
             kind,
-            lock: RwLock::with_key(Rank::Inode, nid.0.into(), ()),
-            flush: FlushLock::new(nid.0.into()),
+            lock: RwLock::with_key(Rank::Inode, lock_key, ()),
+            flush: FlushLock::new(lock_key),
             size: AtomicU64::new(core.size),
             core: RwLock::new(rank, core),
             read_ahead: ReadAheadWindow::default(),
@@ -174,6 +184,11 @@ impl Inode {
     /// Whether it is a quota file.
     pub(crate) fn is_quota_file(&self) -> bool {
         self.role == Role::QuotaFile
+    }
+
+    /// Whether it stages an atomic write.
+    pub(crate) fn is_staging(&self) -> bool {
+        self.role == Role::Staging
     }
 
     /// Whether checkpoints write its blocks, which write-back does for files of users.

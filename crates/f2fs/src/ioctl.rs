@@ -1,7 +1,5 @@
-//! f2fs's own ioctls, with the kernel's numbers and structures (linux/f2fs.h).
-//!
-//! Those that cannot be implemented correctly are refused by name: an atomic write would have to be invisible until
-//! its commit, also in the kernel's page cache, which this program does not control.
+//! f2fs's own ioctls, with the kernel's numbers and structures (linux/f2fs.h). Those that are not supported are refused by
+//! name.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +8,7 @@ use steadfs_vfs::{Cx, FileKind, FsError, IoctlAnswer, Result};
 use crate::checkpoint::Reason;
 use crate::data::MapTarget;
 use crate::disk::inode::Inline;
-use crate::disk::{BLOCK_SIZE, BlockAddr, SEGMENT_BLOCKS};
+use crate::disk::{BLOCK_SIZE, BlockAddr, Features, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::options::Mode;
@@ -23,6 +21,9 @@ const fn sized(size: u32, number: u32) -> u32 {
     size << 16 | MAGIC | number
 }
 
+const START_ATOMIC_WRITE: u32 = sized(0, 1);
+const COMMIT_ATOMIC_WRITE: u32 = sized(0, 2);
+const ABORT_ATOMIC_WRITE: u32 = sized(0, 5);
 const GARBAGE_COLLECT: u32 = WRITE | sized(4, 6);
 const WRITE_CHECKPOINT: u32 = sized(0, 7);
 const DEFRAGMENT: u32 = WRITE | READ | sized(16, 8);
@@ -38,14 +39,12 @@ const GET_COMPRESS_OPTION: u32 = READ | sized(2, 21);
 const SET_COMPRESS_OPTION: u32 = WRITE | sized(2, 22);
 const DECOMPRESS_FILE: u32 = sized(0, 23);
 const COMPRESS_FILE: u32 = sized(0, 24);
+const START_ATOMIC_REPLACE: u32 = sized(0, 25);
 
 /// Known ioctls that are not supported, by number, with the reason.
 const UNSUPPORTED: &[(u32, &str)] = &[
-    (1, "F2FS_IOC_START_ATOMIC_WRITE: atomic writes"),
-    (2, "F2FS_IOC_COMMIT_ATOMIC_WRITE: atomic writes"),
     (3, "F2FS_IOC_START_VOLATILE_WRITE: removed from Linux"),
     (4, "F2FS_IOC_RELEASE_VOLATILE_WRITE: removed from Linux"),
-    (5, "F2FS_IOC_ABORT_ATOMIC_WRITE: atomic writes"),
     (
         9,
         "F2FS_IOC_MOVE_RANGE: files of another process are not seen; use copy_file_range",
@@ -56,7 +55,6 @@ const UNSUPPORTED: &[(u32, &str)] = &[
         "F2FS_IOC_RESIZE_FS: changing the size of a mounted volume",
     ),
     (20, "F2FS_IOC_SEC_TRIM_FILE: erasing single files"),
-    (25, "F2FS_IOC_START_ATOMIC_REPLACE: atomic writes"),
     (26, "F2FS_IOC_GET_DEV_ALIAS_FILE: device aliases"),
     (27, "F2FS_IOC_IO_PRIO: I/O priorities of files"),
 ];
@@ -115,7 +113,11 @@ impl F2fs {
                 let range = [start.to_ne_bytes(), moved.to_ne_bytes()].concat();
                 Ok(IoctlAnswer::bytes(range))
             }
-            GET_FEATURES => Ok(word(self.superblock.features().0)),
+            GET_FEATURES => Ok(word(self.features_shown().0)),
+            START_ATOMIC_WRITE => self.start_atomic_write(cx, inode, false),
+            START_ATOMIC_REPLACE => self.start_atomic_write(cx, inode, true),
+            COMMIT_ATOMIC_WRITE => self.commit_atomic_write(cx, inode),
+            ABORT_ATOMIC_WRITE => self.abort_atomic_write(cx, inode),
             SET_PIN_FILE => {
                 let failures = self.set_pin(cx, inode, word32(input, 0)? != 0)?;
                 Ok(IoctlAnswer::result(i32::from(failures)))
@@ -151,6 +153,15 @@ impl F2fs {
             _ => return Ok(None),
         };
         answer.map(Some)
+    }
+
+    /// The volume's features. As in Linux, SQLite learns by one that no volume has that it can write atomically.
+    fn features_shown(&self) -> Features {
+        let features = self.superblock.features();
+        match self.has_atomic_writes() {
+            true => features.union(Features::ATOMIC_WRITE),
+            false => features,
+        }
     }
 
     fn check_may_gc(&self, cx: &Cx) -> Result<()> {
@@ -221,6 +232,7 @@ impl F2fs {
         if inode.core.read().inline.contains(Inline::PINNED) {
             return Err(FsError::Invalid("the file is pinned"));
         }
+        self.check_not_atomic(inode)?;
         let end = start.checked_add(len).ok_or(FsError::FileTooBig)? / size;
         let end = end.min(inode.size().div_ceil(size));
         let mut moved = 0;
@@ -289,6 +301,7 @@ impl F2fs {
             return Err(FsError::Access);
         }
         self.check_writable()?;
+        self.check_not_atomic(inode)?;
         if pin {
             if self.options.read().mode == Mode::Lfs {
                 return Err(FsError::Invalid("files cannot be pinned with mode=lfs"));

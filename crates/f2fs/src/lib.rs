@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod atomic;
 mod attr;
 mod checkpoint;
 mod clock;

@@ -236,6 +236,7 @@ impl F2fs {
         if self.stop_state.is_read_only() {
             return Ok(());
         }
+        self.drop_all_staged();
         for ino in self.orphans.all() {
             if let Ok(inode) = self.inodes.find(ino) {
                 // No caller can forget it any more.

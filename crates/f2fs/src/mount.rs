@@ -10,6 +10,7 @@ use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, FsError, OrderlyDirs, PendingFrees, RemountState, Result, StopState};
 
+use crate::atomic::AtomicWrites;
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::state::Checkpoints;
 use crate::checkpoint::{self, Current};
@@ -162,6 +163,7 @@ impl F2fs {
             since_cp: SinceCp::new(),
             extensions: Extensions::of(&superblock),
             freeing: PendingFrees::new(),
+            atomic_writes: AtomicWrites::new(),
             verities: VerityFiles::default(),
             keyring: Keyring::default(),
             orderly_dirs: OrderlyDirs::default(),

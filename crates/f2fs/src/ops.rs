@@ -35,6 +35,12 @@ impl F2fs {
         self.by_number(ino, cx.tag)
     }
 
+    /// An inode that may be written atomically: then it is in memory.
+    fn in_memory(&self, ino: InodeNo) -> Option<Arc<Inode>> {
+        let nid = Nid::from_vfs(ino).filter(|_| self.atomic_writes.any())?;
+        self.inodes.find(nid).ok()
+    }
+
     /// Ends a change of directories. With `sync` or `dirsync`, as a mount option or directory flag, it is durable
     /// before the call returns.
     fn finish_dir_change<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
@@ -183,6 +189,23 @@ impl FileSystem for F2fs {
 
     fn checks_opens(&self) -> bool {
         self.has_closed_files()
+    }
+
+    fn tracks_files(&self) -> bool {
+        self.has_atomic_writes()
+    }
+
+    fn drop_abandoned(&self, cx: &Cx, ino: InodeNo) -> bool {
+        // Not refused while frozen.
+        let _same = self.remount.hold_open();
+        self.in_memory(ino)
+            .is_some_and(|inode| self.drop_abandoned_atomic(cx, &inode))
+    }
+
+    fn closed(&self, cx: &Cx, ino: InodeNo) -> bool {
+        let _same = self.remount.hold_open();
+        self.in_memory(ino)
+            .is_some_and(|inode| self.closed_atomic(cx, &inode))
     }
 
     fn open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {

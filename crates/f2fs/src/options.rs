@@ -52,6 +52,7 @@ impl Default for MountOptions {
             inline_dentry: true,
             barrier: true,
             fastboot: false,
+            atomic_write: false,
             data_flush: false,
             reserve_root: 0,
             mode: Mode::default(),

@@ -165,6 +165,13 @@ impl Volume {
         }
     }
 
+    /// Content of `ino` that the kernel may have cached is not that of the file any more.
+    pub fn content_dropped(&self, ino: InodeNo) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.content_dropped(self.translate.ids.node(ino));
+        }
+    }
+
     /// Records that bytes of `ino` were written directly.
     pub fn pages_changed(&self, ino: InodeNo, bytes: Range<u64>) {
         if let Some(notifier) = self.notifier.get() {

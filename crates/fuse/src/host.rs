@@ -5,7 +5,7 @@
 //! with paths answers itself ([`Question::answer`]); a contained one sends the question to its broker, which answers
 //! these questions and no others.
 
-use std::fs::{File, read_link, read_to_string};
+use std::fs::{DirEntry, File, read_dir, read_link, read_to_string};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -33,6 +33,10 @@ pub(crate) enum Question {
     IsAdmin(u32),
     /// Whether a thread is being killed.
     IsDying(u32),
+    /// The process of a thread.
+    ProcessOf(u32),
+    /// Whether all threads of a process, which was visible before, have ended or are about to.
+    HasEnded(u32),
     /// The argument of an FS_IOC_SHUTDOWN that a thread is calling with this address. The kernel does not send it, since
     /// the command's number declares an argument that is written.
     ShutdownMode { pid: u32, address: u64 },
@@ -196,6 +200,11 @@ impl Question {
         match self {
             Self::IsAdmin(pid) => Answer::Is(has_capability(*pid) && shares_namespace(*pid)),
             Self::IsDying(pid) => Answer::Is(is_being_killed(*pid)),
+            Self::ProcessOf(pid) => match process_of(*pid) {
+                Some(process) => Answer::Word(process),
+                None => Answer::Unknown,
+            },
+            Self::HasEnded(process) => Answer::Is(has_ended(*process)),
             Self::IsInGroup { pid, gid } => Answer::Is(is_in_group(*pid, *gid)),
             Self::ShutdownMode { pid, address } => match shutdown_mode(*pid, *address) {
                 Ok(word) => Answer::Word(word),
@@ -243,6 +252,32 @@ fn has_capability(pid: u32) -> bool {
 /// Every thread of a process that a signal terminates has SIGKILL pending.
 fn is_being_killed(pid: u32) -> bool {
     pid != 0 && set_of(pid, "SigPnd:").is_some_and(|set| set & SIGKILL != 0)
+}
+
+fn process_of(pid: u32) -> Option<u32> {
+    line_in(&status_of(pid), "Tgid:")?.trim().parse().ok()
+}
+
+/// A thread that ends has the flag PF_EXITING, from before it closes its files.
+fn has_ended(process: u32) -> bool {
+    let Ok(threads) = read_dir(format!("/proc/{process}/task")) else {
+        return true;
+    };
+    let is_running = |thread: DirEntry| {
+        let stat = std::fs::read(thread.path().join("stat"));
+        stat.is_ok_and(|stat| !is_exiting(&stat))
+    };
+    !threads.flatten().any(is_running)
+}
+
+/// Whether proc(5)'s `stat` has PF_EXITING among the thread's flags, its ninth field.
+fn is_exiting(stat: &[u8]) -> bool {
+    const PF_EXITING: u32 = 4;
+    let end = stat.iter().rposition(|byte| *byte == b')').unwrap_or(0);
+    let fields = String::from_utf8_lossy(&stat[end..]);
+    let flags = fields.split_ascii_whitespace().nth(7);
+    let flags: Option<u32> = flags.and_then(|flags| flags.parse().ok());
+    flags.is_some_and(|flags| flags & PF_EXITING != 0)
 }
 
 /// False for a thread that is not visible from here.

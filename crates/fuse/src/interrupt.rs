@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::CallerState;
 
-use crate::host::{self, Question};
+use crate::host::{self, Answer, Question};
 use crate::wire::InHeader;
 
 /// Largest number of interrupted requests that are remembered before they arrive.
@@ -47,6 +47,18 @@ impl CallerState for ServedRequest {
     fn is_in_group(&self, gid: u32) -> bool {
         let pid = self.pid.load(Ordering::Relaxed) as u32;
         pid != 0 && host::is(Question::IsInGroup { pid, gid })
+    }
+
+    fn process(&self) -> Option<u64> {
+        let pid = self.pid.load(Ordering::Relaxed) as u32;
+        match (pid != 0).then(|| host::ask(Question::ProcessOf(pid)))? {
+            Answer::Word(process) => Some(process.into()),
+            _ => None,
+        }
+    }
+
+    fn has_ended(&self, process: u64) -> bool {
+        u32::try_from(process).is_ok_and(|process| host::is(Question::HasEnded(process)))
     }
 }
 

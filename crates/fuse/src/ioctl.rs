@@ -7,7 +7,7 @@
 //! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/fsverity.h, linux/ext4.h (shutdown).
 
 use rustix::io::Errno;
-use steadfs_vfs::{Cx, FsError, InodeFlags, ShutdownMode};
+use steadfs_vfs::{Cx, FsError, InodeFlags, IoctlAnswer, ShutdownMode};
 use zerocopy::FromBytes;
 
 use crate::admin::{is_admin, is_owner};
@@ -133,10 +133,15 @@ pub(crate) fn serve(
         cmd => {
             let cx = Cx {
                 admin: is_admin(call.header),
-                ..call.cx.clone()
+                ..call.cx_of(arg.fh)
             };
-            let answer = fs.ioctl(&cx, call.ino, cmd, data)?;
-            let answer = answer.ok_or(Errno::NOTTY)?;
+            let answer = fs.ioctl(&cx, call.ino, cmd, data);
+            let is_stale = |answer: &Option<IoctlAnswer>| answer.as_ref().is_some_and(|a| a.stale);
+            // One that failed may have dropped content as well.
+            if answer.as_ref().map_or(fs.tracks_files(), is_stale) {
+                call.volume.content_dropped(call.ino);
+            }
+            let answer = answer?.ok_or(Errno::NOTTY)?;
             out.bytes[head..head + 4].copy_from_slice(&answer.result.to_ne_bytes());
             reply(out, arg, &answer.output)
         }

@@ -29,6 +29,7 @@ mod ioctl;
 mod labels;
 mod mount;
 mod notify;
+mod open_files;
 mod ops;
 mod owner;
 mod record;

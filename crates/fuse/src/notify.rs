@@ -165,9 +165,17 @@ impl Notifier {
     /// Invalidates pages after a direct write. Called after the write: a buffered read that began before it is recorded
     /// by now, one that begins later returns the new bytes.
     pub(crate) fn pages_changed(self: &Arc<Self>, node: u64, bytes: Range<u64>) {
-        if !self.cached.has(node) && !self.was_written(node) {
-            return;
+        if self.cached.has(node) || self.was_written(node) {
+            self.drop_pages(node, bytes);
         }
+    }
+
+    /// Invalidates the attributes and all pages of an inode.
+    pub(crate) fn content_dropped(self: &Arc<Self>, node: u64) {
+        self.drop_pages(node, 0..i64::MAX as u64);
+    }
+
+    fn drop_pages(self: &Arc<Self>, node: u64, bytes: Range<u64>) {
         let mut queue = self.queue.lock();
         queue.pending.push_back((node, bytes));
         queue.added += 1;

@@ -16,8 +16,9 @@ use zerocopy::IntoBytes;
 use crate::admin::is_owner;
 use crate::call::{Call, CallError, Outcome, Volume};
 use crate::ioctl;
+use crate::open_files::OpenKind;
 use crate::record::is_repeatable;
-use crate::reply::{Answer, OPEN_OUT, PlusEntry, ReplyBuf, statfs_out};
+use crate::reply::{Answer, PlusEntry, ReplyBuf, statfs_out};
 use crate::request::{Op, Request};
 use crate::wire::{self, fattr};
 
@@ -88,6 +89,7 @@ fn context(volume: &Volume, request: &Request<'_>) -> Cx {
         umask: umask & 0o777,
         tag,
         caller: head.pid.into(),
+        opened: None,
         caller_state: None,
     }
 }
@@ -130,11 +132,9 @@ impl Call<'_> {
             Op::Setattr(ref arg) => self.setattr(arg, out),
             Op::Read(ref arg) => self.read(arg, out),
             Op::Write { arg, data } => self.write(&arg, data, out),
-            Op::Open { write } => {
-                fs.open(&self.cx, self.ino, write)?;
-                out.put(&OPEN_OUT);
-                Ok(())
-            }
+            Op::Open(kind) => self.open(kind, out),
+            Op::Release { fh } => self.release(fh),
+            Op::Flush => self.drop_abandoned(),
             Op::Opendir => {
                 out.put(&self.open_dir());
                 Ok(())
@@ -188,7 +188,7 @@ impl Call<'_> {
             Op::Tmpfile(arg) => {
                 let attr = fs.tmpfile(cx, dir, arg.mode)?;
                 out.put(&self.volume.translate.entry(&attr));
-                out.put(&OPEN_OUT);
+                out.put(&self.open_out(OpenKind::of_flags(arg.flags)));
                 return Ok(());
             }
             Op::Unlink { name } => return Ok(fs.unlink(cx, dir, name)?),

@@ -4,10 +4,10 @@
 
 use std::ffi::CStr;
 
-use rustix::fs::OFlags;
 use thiserror::Error;
 use zerocopy::FromBytes;
 
+use crate::open_files::OpenKind;
 use crate::wire::{self, InHeader, opcode as op};
 
 /// A request as the transport receives it: header, the operation's structure, and what follows it. `/dev/fuse` delivers
@@ -111,11 +111,13 @@ pub enum Op<'a> {
         node: u64,
         name: &'a [u8],
     },
-    Open {
-        write: bool,
-    },
+    Open(OpenKind),
     Opendir,
-    Release,
+    /// The last descriptor of an open file was closed.
+    Release {
+        fh: u64,
+    },
+    Releasedir,
     Flush,
     Read(wire::ReadIn),
     Write {
@@ -217,11 +219,12 @@ fn decode_op<'a>(opcode: u32, op: &'a [u8], payload: &'a [u8]) -> Result<Op<'a>,
         op::WRITE => decode_write(arg(op)?, payload)?,
         op::READDIR => Op::Readdir(arg(op)?),
         op::READDIRPLUS => Op::Readdirplus(arg(op)?),
-        op::OPEN => Op::Open {
-            write: arg::<wire::OpenIn>(op)?.flags & OFlags::ACCMODE.bits() != 0,
-        },
+        op::OPEN => Op::Open(OpenKind::of_flags(arg::<wire::OpenIn>(op)?.flags)),
         op::OPENDIR => Op::Opendir,
-        op::RELEASE | op::RELEASEDIR => Op::Release,
+        op::RELEASE => Op::Release {
+            fh: arg::<wire::ReleaseIn>(op)?.fh,
+        },
+        op::RELEASEDIR => Op::Releasedir,
         op::FLUSH => Op::Flush,
         op::FSYNC | op::FSYNCDIR => Op::Fsync {
             datasync: arg::<wire::FsyncIn>(op)?.fsync_flags & wire::FSYNC_FDATASYNC != 0,

@@ -164,14 +164,17 @@ impl Session {
             // Opens and closes need no messages: files have no state between open and close, the page cache stays
             // valid, and after one ENOSYS the kernel stops sending these. Without CREATE the kernel makes a file with
             // MKNOD, under the directory's lock as before, and neither opens nor releases it. Only a volume with files
-            // whose open may fail receives OPEN.
-            Op::Open { .. } if self.volume.fs.checks_opens() => self.enter(request, out),
+            // whose open may fail receives OPEN, and one that keeps such state RELEASE and FLUSH, too.
+            Op::Open(_) if self.volume.fs.checks_opens() => self.enter(request, out),
+            Op::Open(_) | Op::Release { .. } | Op::Flush if self.volume.fs.tracks_files() => {
+                self.enter(request, out)
+            }
             // Else the kernel would cache listings of encrypted directories.
             Op::Opendir if self.volume.fs.has_encryption() => self.enter(request, out),
-            Op::Open { .. } | Op::Opendir | Op::Create | Op::Flush | Op::Unsupported => {
+            Op::Open(_) | Op::Opendir | Op::Create | Op::Flush | Op::Unsupported => {
                 Answer::Error(Errno::NOSYS)
             }
-            Op::Release => Answer::Done,
+            Op::Release { .. } | Op::Releasedir => Answer::Done,
             _ => self.enter(request, out),
         }
     }

@@ -365,6 +365,8 @@ pub const SETXATTR_ACL_KILL_SGID: u32 = 1;
 pub const OPEN_KILL_SUIDGID: u32 = 1;
 /// Flag of [`OpenOut`]: the page cache stays valid.
 pub const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+/// Flag of [`OpenOut`]: closing a descriptor sends no FLUSH.
+pub const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// Flag of [`OpenOut`]: the kernel may cache the directory's listing, as it does where OPENDIR is not supported.
 pub const FOPEN_CACHE_DIR: u32 = 1 << 3;
 /// Kind of the extension with the supplementary groups.

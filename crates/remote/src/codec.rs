@@ -226,7 +226,7 @@ impl Encoder {
 }
 
 /// Errors without a text, by their bytes.
-const PLAIN: [FsError; 23] = [
+const PLAIN: [FsError; 24] = [
     FsError::NotFound,
     FsError::Exists,
     FsError::NotDir,
@@ -250,6 +250,7 @@ const PLAIN: [FsError; 23] = [
     FsError::NoKey,
     FsError::Interrupted,
     FsError::NoMemory,
+    FsError::NotOpenForWriting,
 ];
 const CORRUPT: u8 = 0xF0;
 const TURNED_READ_ONLY: u8 = 0xF1;

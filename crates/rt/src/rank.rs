@@ -24,6 +24,8 @@ pub enum Rank {
     Orphan,
     /// The block map, preallocation and attributes of one inode.
     ExtentTree,
+    /// In f2fs the block map and attributes of the file that stages an atomic write: after those of the file written.
+    StagedTree,
     /// The attributes of one inode in memory.
     InodeState,
     /// A node of f2fs: its content and its first read; a task takes one at a time. In ext4, preallocated blocks while

@@ -287,6 +287,9 @@ impl Options {
         if self.takeover && self.overlay == Some(Overlay::Memory) {
             refuse("with overlay=memory all changes end with the server; name a file");
         }
+        if self.takeover && self.f2fs.atomic_write {
+            refuse("what is written atomically is not recorded; leave out atomic_write");
+        }
         if self.takeover && self.fuse_transport == FuseTransport::Uring {
             refuse("rings belong to one server; use fuse_transport=dev or auto");
         }

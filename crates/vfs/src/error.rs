@@ -98,6 +98,9 @@ pub enum FsError {
     /// An encrypted name or file without its key.
     #[error("required key not available")]
     NoKey,
+    /// The file is not open for writing, or not open at all.
+    #[error("bad file descriptor (not open for writing)")]
+    NotOpenForWriting,
     /// Interrupted by a signal.
     #[error("interrupted")]
     Interrupted,
@@ -200,6 +203,7 @@ impl FsError {
             Self::Io(_) | Self::Stopped(_) => 5,
             Self::NoSuchOffset => 6,
             Self::TooBig => 7,
+            Self::NotOpenForWriting => 9,
             Self::Again(_) | Self::NoThread(_) => 11,
             Self::NoMemory => 12,
             Self::Access => 13,

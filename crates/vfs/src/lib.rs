@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acl;
+mod caller;
 mod clock;
 mod control;
 mod control_overlay;
@@ -30,6 +31,7 @@ mod types;
 pub mod verity;
 mod xattr_change;
 
+pub use caller::{CallerState, Cx, OpenFile};
 pub use clock::{Clock, relatime_needs_update};
 pub use control::{Control, ControlEntry, ControlLayer, PreparedOptions, Setter};
 pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode, reported_ino};
@@ -44,9 +46,8 @@ pub use recorded::{RecordedChange, RecordedFile, RecordedInode, RecordedState};
 pub use remount_state::{AloneGuard, OpenGuard, RemountState};
 pub use stop_state::StopState;
 pub use types::{
-    Attr, CallerState, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, IoctlAnswer,
-    ReadData, RenameFlags, SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode,
-    StatFs, check_name,
+    Attr, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, IoctlAnswer, ReadData, RenameFlags,
+    SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs, check_name,
 };
 pub use xattr_change::XattrChange;
 
@@ -144,9 +145,24 @@ pub trait FileSystem: Send + Sync {
     fn checks_opens(&self) -> bool {
         false
     }
-    /// Checks whether a regular file can be opened (`write`: for writing). Keeps no state: there is no close.
+    /// Checks whether a regular file can be opened (`write`: for writing).
     fn open(&self, _cx: &Cx, _ino: InodeNo, _write: bool) -> Result<()> {
         Ok(())
+    }
+    /// Whether what files contain may depend on which processes have them open: then [`Cx::opened`] is set in ioctls, and
+    /// [`FileSystem::drop_abandoned`] and [`FileSystem::closed`] are called. Constant while the volume is mounted.
+    fn tracks_files(&self) -> bool {
+        false
+    }
+    /// Drops what a process that has ended left unfinished in a file: before the file is opened, and when a descriptor
+    /// that it was written by is closed. Returns whether the content and size that were seen before are not those of the
+    /// file any more.
+    fn drop_abandoned(&self, _cx: &Cx, _ino: InodeNo) -> bool {
+        false
+    }
+    /// The last descriptor of the open file [`Cx::opened`] was closed. Returns the same.
+    fn closed(&self, _cx: &Cx, _ino: InodeNo) -> bool {
+        false
     }
     /// The digest of a verity file (FS_IOC_MEASURE_VERITY); [`FsError::NoData`] for any other file.
     fn verity_digest(&self, _cx: &Cx, _ino: InodeNo) -> Result<verity::FileDigest> {

@@ -30,6 +30,7 @@ impl F2fs {
         if inode.kind() != FileKind::Regular {
             return Ok(());
         }
+        self.check_not_atomic(inode)?;
         if on && !inode.core.read().has_compression(&self.layout) {
             return Err(FsError::NotSupported(
                 "compression of a file without the fields for it",

@@ -49,6 +49,9 @@ impl F2fs {
         let _exclusive = inode.lock.write();
         self.check_may_change(inode)?;
         Self::check_not_released(inode)?;
+        if self.atomic_writes.of(inode).is_some() {
+            return Err(FsError::NotSupported("fallocate during an atomic write"));
+        }
         {
             let core = inode.core.read();
             let allocates = matches!(mode, FallocMode::Allocate { .. });

@@ -34,6 +34,8 @@ impl F2fs {
         let end = inode.size().min(offset.saturating_add(len as u64));
         let read = if offset >= end {
             ReadData::new()
+        } else if let Some(write) = self.atomic_writes.of(inode) {
+            self.read_staged(inode, &write, offset..end, cx.tag)?
         } else if inode.is_verity() {
             self.read_verified(inode, offset..end, cx.tag)?
         } else if inode.is_content_inline() {

@@ -21,7 +21,8 @@ impl F2fs {
         if offset >= size {
             return Err(FsError::NoSuchOffset);
         }
-        if inode.is_content_inline() {
+        // Where staged blocks are is known to the commit only: all of the file counts as data.
+        if inode.is_content_inline() || self.atomic_writes.of(inode).is_some() {
             return Ok(if what == Seek::Data { offset } else { size });
         }
         let end = size.div_ceil(BLOCK);

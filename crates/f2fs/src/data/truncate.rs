@@ -21,6 +21,9 @@ impl F2fs {
         if size > LARGEST_SIZE && size > inode.size() {
             return Err(FsError::FileTooBig);
         }
+        if let Some(write) = self.atomic_writes.of(inode) {
+            return self.truncate_staged(cx, inode, &write, size);
+        }
         if size == 0 {
             self.return_to_inline(inode);
         }
@@ -52,7 +55,7 @@ impl F2fs {
     }
 
     /// Truncates the file. Blocks beyond the new end are freed in steps.
-    fn shrink(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
+    pub(crate) fn shrink(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         let first_gone = size.div_ceil(BLOCK);
         inode.pages.boost(0..first_gone, &self.queue, cx.tag);
         // Until everything is done, no write-back collects blocks with the truncated content.

@@ -68,6 +68,8 @@ impl F2fs {
             }
             whole => whole?,
         };
+        let staged = self.atomic_writes.of(inode);
+        let inode = staged.as_ref().map_or(inode, |write| write.staging());
         let file = DirtyFile(inode.nid().0.into());
         let blocks = offset / BLOCK..(offset + written as u64).div_ceil(BLOCK);
         let overwrites = end <= inode.core.read().size;
@@ -80,6 +82,9 @@ impl F2fs {
 
     /// Writes with `inode.lock` held for writing.
     fn write_locked(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
+        if let Some(write) = self.atomic_writes.of(inode) {
+            return self.write_staged(cx, inode, &write, offset, data);
+        }
         if self.fits_inline(inode, offset + data.len() as u64) {
             self.write_inline(inode, offset, data, cx.tag)?;
             return Ok(data.len());
@@ -157,7 +162,7 @@ impl F2fs {
 
     /// Zeroes the part of the last block beyond the old end of the file, up to `offset`: the device may hold old
     /// content there.
-    pub(super) fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
+    pub(crate) fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
         if size.is_multiple_of(BLOCK) {
             return Ok(());
         }

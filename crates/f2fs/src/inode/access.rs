@@ -57,7 +57,11 @@ impl F2fs {
     pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
         self.check_open()?;
         let nid = Nid::from_vfs(ino).filter(|nid| !self.is_hidden(*nid));
-        self.inode(nid.ok_or(FsError::Stale)?, tag)
+        let inode = self.inode(nid.ok_or(FsError::Stale)?, tag)?;
+        match inode.is_staging() {
+            true => Err(FsError::Stale),
+            false => Ok(inode),
+        }
     }
 
     /// Whether a node is one of the volume's own inodes, which callers cannot access.

@@ -273,15 +273,7 @@ impl F2fs {
             return Ok(old);
         }
         self.mark_dirty(change, inode, tag)?;
-        let mut data = self.nodes.change(change, &slot.node)?;
-        if slot.in_inode {
-            core.set_addr(&self.layout, &mut data, slot.slot, addr);
-        } else {
-            node::set_addr(&mut data, slot.slot, addr);
-        }
-        drop(data);
-        // The kernel trusts the extent that is stored in the inode.
-        core.extent.len = 0;
+        self.store_slot(change, core, slot, addr)?;
         let was_own = !old.is_block() || self.invalidate(change, old, BlockKind::Data);
         match (core.counts(old), core.counts(addr)) {
             (false, true) => {
@@ -295,6 +287,25 @@ impl F2fs {
             _ => {}
         }
         Ok(old)
+    }
+
+    /// Stores an address in a slot. The caller has marked the inode dirty, and counts.
+    pub(crate) fn store_slot(
+        &self,
+        change: &Change<'_>,
+        core: &mut disk::Inode,
+        slot: &Slot,
+        addr: BlockAddr,
+    ) -> Result<()> {
+        let mut data = self.nodes.change(change, &slot.node)?;
+        if slot.in_inode {
+            core.set_addr(&self.layout, &mut data, slot.slot, addr);
+        } else {
+            node::set_addr(&mut data, slot.slot, addr);
+        }
+        // The kernel trusts the extent that is stored in the inode.
+        core.extent.len = 0;
+        Ok(())
     }
 
     /// The node of an inode's extended attributes, if it has one.
@@ -380,17 +391,17 @@ impl F2fs {
         };
         let mut block = vec![0; BLOCK_SIZE];
         let core = make(nid, &mut block);
-        self.insert_inode(change, (nid, entry), core, rdev, block)
+        self.insert_inode(change, (nid, entry), core, (rdev, Role::Plain), block)
     }
 
-    /// Inserts a new inode with this id, whose owners have entries in quota files. `block` is its node's content without fields and footer; `rdev` the number of
-    /// a device node.
+    /// Inserts a new inode with this id, whose owners have entries in quota files. `block` is its node's content without
+    /// fields and footer; `rdev` the number of a device node.
     pub(crate) fn insert_inode(
         &self,
         change: &Change<'_>,
         (nid, entry): (Nid, NatEntry),
         core: disk::Inode,
-        rdev: u32,
+        (rdev, role): (u32, Role),
         mut block: Vec<u8>,
     ) -> Result<Arc<Inode>> {
         assert!(entry.ino == nid, "an inode's own node belongs to it");
@@ -404,7 +415,7 @@ impl F2fs {
         core.encode_into(&self.layout, &mut block)?;
         self.space.use_node(true);
         let node = self.nodes.insert_new(change, nid, entry, &block);
-        let inode = Inode::new(&self.writeback, nid, core, rdev, Role::Plain)?;
+        let inode = Inode::new(&self.writeback, nid, core, rdev, role)?;
         let inode = self.inodes.insert(self.with_nothing_charged(inode));
         self.inodes.mark_dirty(&inode, node);
         self.recount(&inode);

@@ -98,6 +98,15 @@ pub const OWN: &[Entry<MountOptions>] = &[
             "each fsync writes a checkpoint, so the next mount has nothing to recover",
         )
         .current(Changed, |o| o.fastboot.then(|| "fastboot".into())),
+    Opt::flag("atomic_write", |o| o.atomic_write = true)
+        .help(
+            F2fs,
+            "files can be written atomically (SQLite's batch commit); opens and closes cost more",
+        )
+        .current(Changed, |o| {
+            o.atomic_write.then(|| "atomic_write".into())
+        })
+        .fixed(),
     Opt::flag("data_flush", |o| o.data_flush = true)
         .help(F2fs, "background checkpoints write file data first")
         .current(Changed, |o| o.data_flush.then(|| "data_flush".into())),

@@ -47,7 +47,7 @@ fn what_is_shown_is_read_back() {
         "rw,relatime,gc_merge,atgc,nodiscard,background_gc=off,discard_unit=section",
         "rw,relatime,discard,background_gc=sync,discard_unit=segment",
         "rw,relatime,disable_ext_identify,noinline_xattr,noinline_data,noinline_dentry",
-        "rw,relatime,nobarrier,fastboot,data_flush,nocheckpoint_merge",
+        "rw,relatime,nobarrier,fastboot,atomic_write,data_flush,nocheckpoint_merge",
         "rw,relatime,mode=lfs,alloc_mode=reuse,fsync_mode=strict,active_logs=2",
         "rw,relatime,alloc_mode=default,fsync_mode=nobarrier,active_logs=4",
         "rw,relatime,inline_xattr_size=6,reserve_root=32768,resuid=0,resgid=1065",
@@ -289,6 +289,7 @@ const PAGE: &[(&str, Here)] = &[
 
 /// What mount(8) has for every file system, and what is only ours.
 const OTHERS: &[&str] = &[
+    "atomic_write",
     "ro",
     "rw",
     "noatime",

@@ -181,6 +181,8 @@ pub struct MountOptions {
     pub barrier: bool,
     /// `fastboot`: each fsync is a checkpoint, so that the next mount is quick.
     pub fastboot: bool,
+    /// `atomic_write`: files can be written atomically, for which each open and close of a file is a message.
+    pub atomic_write: bool,
     /// `data_flush`: background checkpoints write file data before.
     pub data_flush: bool,
     /// `reserve_root=`: blocks for the superuser, and for `resuid` and `resgid`.

@@ -20,7 +20,7 @@ use crate::disk::node::{NodeKind, PER_NODE};
 use crate::disk::xattr::NODE_XATTR_BYTES;
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, LogType, Nid, Structure, node};
 use crate::fs::F2fs;
-use crate::inode::Inode;
+use crate::inode::{Inode, Role};
 use crate::node::SlotLookup;
 use crate::quota::owners_of;
 use crate::segment::Run;
@@ -189,7 +189,7 @@ impl Apply<'_> {
             let entry = self.fs.nat.alloc_nid_at(&change, *ino, self.tag)?;
             let block = vec![0; BLOCK_SIZE];
             self.fs
-                .insert_inode(&change, (*ino, entry), core, 0, block)?;
+                .insert_inode(&change, (*ino, entry), core, (0, Role::Plain), block)?;
         }
         Ok(())
     }

@@ -335,6 +335,24 @@ impl Segments {
         Ok(())
     }
 
+    /// A valid data block passes from an orphan to another owner.
+    ///
+    /// # Errors
+    /// The address, which a structure of the volume holds, is not that of a valid block of data.
+    pub fn change_owner(&self, addr: BlockAddr, owner: Owner) -> Result<(), DiskError> {
+        let (segment, offset) = self.layout.segment_of(addr).ok_or_else(|| outside(addr))?;
+        let mut inner = self.inner.lock();
+        let manager = &mut inner.manager;
+        holds(&manager.sit, segment, BlockKind::Data).map_err(|e| e.in_block(addr))?;
+        if !manager.sit.current(segment).get(offset) {
+            let rule = "does not have a block as valid that an orphan maps";
+            let error = DiskError::entry(Structure::Sit, segment.0, rule);
+            return Err(error.in_block(addr));
+        }
+        manager.set_summary(segment, offset, owner);
+        Ok(())
+    }
+
     /// Verifies that each of these blocks is valid and in a segment of this kind. A structure that refers to another
     /// block is corrupt: the caller must neither write nor read there.
     ///

@@ -6,7 +6,7 @@
 //! with the fewest changes go to the journal first.
 //!
 //! **Summaries.** Those of closed segments go to the SSA at any time: entries of blocks that the last checkpoint refers
-//! to never change. Those of the cursegs are in the pack, for nodes only if the caller requires it (at unmount);
+//! to never change, but those of orphans do (an atomic write is committed): a mount frees them by their nodes. Those of the cursegs are in the pack, for nodes only if the caller requires it (at unmount);
 //! otherwise a mount rebuilds them from the nodes.
 
 use std::collections::{BTreeMap, BTreeSet};

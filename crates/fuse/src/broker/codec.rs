@@ -39,6 +39,8 @@ impl Request {
         match self {
             Self::Question(Question::IsAdmin(pid)) => format!("admin {pid}"),
             Self::Question(Question::IsDying(pid)) => format!("dying {pid}"),
+            Self::Question(Question::ProcessOf(pid)) => format!("process {pid}"),
+            Self::Question(Question::HasEnded(process)) => format!("ended {process}"),
             Self::Question(Question::ShutdownMode { pid, address }) => {
                 format!("shutdown {pid} {address}")
             }
@@ -75,6 +77,8 @@ impl Request {
         let question = match word {
             "admin" => Question::IsAdmin(rest.parse().ok()?),
             "dying" => Question::IsDying(rest.parse().ok()?),
+            "process" => Question::ProcessOf(rest.parse().ok()?),
+            "ended" => Question::HasEnded(rest.parse().ok()?),
             "group" => Question::GroupOf(rest.parse().ok()?),
             "weight" => Question::WeightOf(group(rest)?.to_owned()),
             "normal" => Question::Thread(rest.parse().ok()?, ThreadRequest::LeaveIdle),

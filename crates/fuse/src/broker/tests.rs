@@ -22,6 +22,8 @@ fn requests_are_the_same_after_decoding() {
     for request in [
         Request::Question(Question::IsAdmin(7)),
         Request::Question(Question::IsDying(u32::MAX)),
+        Request::Question(Question::ProcessOf(9)),
+        Request::Question(Question::HasEnded(9)),
         Request::Question(Question::ShutdownMode {
             pid: 3,
             address: u64::MAX,

@@ -148,6 +148,18 @@ impl FileSystem for WithControl {
         self.inner.open(cx, ino, write)
     }
 
+    fn tracks_files(&self) -> bool {
+        self.inner.tracks_files()
+    }
+
+    fn drop_abandoned(&self, cx: &Cx, ino: InodeNo) -> bool {
+        !is_control_inode(ino) && self.inner.drop_abandoned(cx, ino)
+    }
+
+    fn closed(&self, cx: &Cx, ino: InodeNo) -> bool {
+        !is_control_inode(ino) && self.inner.closed(cx, ino)
+    }
+
     fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
         if is_control_inode(ino) {
             return Err(FsError::NoData);

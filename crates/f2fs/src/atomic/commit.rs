@@ -1,0 +1,252 @@
+//! The commit of an atomic write.
+
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_vfs::{Cx, FsError, IoctlAnswer, Result};
+
+use super::{AtomicWrite, stale};
+use crate::cp_lock::Change;
+use crate::data::{BLOCK, MapTarget};
+use crate::disk::superblock::StopReason;
+use crate::disk::{self, BlockAddr, DiskError, Structure};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+use crate::node::{Node, Slot, SlotLookup};
+use crate::segment::BlockKind;
+
+/// What a commit moves, read before it changes anything.
+struct Moves {
+    /// Runs of staged blocks: the first one, and their number.
+    runs: Vec<(u64, u64)>,
+    /// Runs of blocks that the file had before it was truncated, and has no more.
+    gone: Vec<(u64, u64)>,
+    /// The nodes that map any of these stay in memory.
+    _nodes: Vec<Arc<Node>>,
+}
+
+/// Both files of a commit, with their fields.
+struct Both<'c> {
+    change: &'c Change<'c>,
+    file: &'c Inode,
+    staging: &'c Inode,
+    core: &'c mut disk::Inode,
+    staged_core: &'c mut disk::Inode,
+    tag: IoTag,
+}
+
+impl F2fs {
+    /// Makes what was written since the start part of the file, and makes that durable. Without an atomic write it is
+    /// fdatasync(2), as in Linux.
+    ///
+    /// # Errors
+    /// The staged data could not be written: the atomic write is dropped, the file is as before the start. An error of
+    /// the fsync, as there.
+    pub(crate) fn commit_atomic_write(&self, cx: &Cx, inode: &Inode) -> Result<IoctlAnswer> {
+        self.check_may_stage(cx, inode)?;
+        self.prepare(cx)?;
+        let moved = self.with_space(cx, || {
+            let _exclusive = inode.lock.write();
+            match self.atomic_writes.of(inode) {
+                None => Ok(None),
+                Some(write) => self.commit_locked(cx, inode, &write).map(|()| Some(write)),
+            }
+        });
+        match moved {
+            Ok(None) => {
+                self.fsync_inode(cx, inode, true)?;
+                return Ok(stale(false));
+            }
+            Ok(Some(write)) => self.free_staging(&write, cx.tag),
+            Err(error) => {
+                self.drop_staged(inode, cx.tag, |_| true);
+                return Err(error);
+            }
+        }
+        match self.fsync_inode(cx, inode, false) {
+            // The node log is full. A checkpoint takes its blocks elsewhere.
+            Err(FsError::NoSpace) => self.request_checkpoint(cx.tag)?,
+            other => other?,
+        }
+        Ok(stale(false))
+    }
+
+    /// Moves the staged blocks, with `inode.lock` held for writing.
+    fn commit_locked(&self, cx: &Cx, inode: &Inode, write: &AtomicWrite) -> Result<()> {
+        let (staging, tag) = (&*write.staging, cx.tag);
+        let _alone = staging.lock.write();
+        self.write_out_locked(staging, tag)?;
+        let moves = self.plan_moves(inode, write, tag)?;
+        self.nat.build_free_nids(tag)?;
+        let size = inode.size();
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        let mut staged_core = staging.core.write();
+        let mut both = Both {
+            change: &change,
+            file: inode,
+            staging,
+            core: &mut core,
+            staged_core: &mut staged_core,
+            tag,
+        };
+        let moved = self.move_all(&mut both, &moves);
+        if let Err(error) = &moved {
+            let cause =
+                format!("a commit of an atomic write failed after its first change: {error}");
+            self.abort(StopReason::UPDATE_INODE, &cause);
+        }
+        moved?;
+        core.size = size;
+        let now = self.now();
+        (core.mtime, core.ctime) = (now, now);
+        self.charge(staging, &staged_core);
+        self.charge(inode, &core);
+        drop((staged_core, core, change));
+        self.finish_commit(inode, staging);
+        Ok(())
+    }
+
+    /// What follows from the move for the files in memory.
+    fn finish_commit(&self, inode: &Inode, staging: &Inode) {
+        self.atomic_writes.remove(inode);
+        self.release_nodes(inode, 0);
+        // Also staged blocks that were overwritten in place: the file's nodes must not be durable before them.
+        inode.record_written(true, staging.unflushed().max(staging.unflushed_opu()));
+        if let Some(end) = staging.stale_tail() {
+            inode.record_truncation(end);
+        }
+    }
+
+    /// Finds the blocks to be moved and reads all nodes that this needs.
+    fn plan_moves(&self, inode: &Inode, write: &AtomicWrite, tag: IoTag) -> Result<Moves> {
+        let staging = &*write.staging;
+        let mut nodes = vec![
+            self.inode_node(inode.nid(), tag)?,
+            self.inode_node(staging.nid(), tag)?,
+        ];
+        let (mut runs, mut gone) = (Vec::new(), Vec::new());
+        let end = write.seen_blocks();
+        let mut at = 0;
+        while at < end {
+            let run = self.map(staging, at, end - at, tag)?;
+            let len = run.len.min(end - at);
+            match run.target {
+                MapTarget::Block(_) => {
+                    self.pin_leaf(inode, at, &mut nodes, tag)?;
+                    self.pin_leaf(staging, at, &mut nodes, tag)?;
+                    runs.push((at, len));
+                }
+                _ => self.plan_gone(inode, write, (at, len), &mut gone, tag)?,
+            }
+            at += len;
+        }
+        Ok(Moves {
+            runs,
+            gone,
+            _nodes: nodes,
+        })
+    }
+
+    /// Blocks of the file behind `base` in a run that is not staged.
+    fn plan_gone(
+        &self,
+        inode: &Inode,
+        write: &AtomicWrite,
+        (start, len): (u64, u64),
+        gone: &mut Vec<(u64, u64)>,
+        tag: IoTag,
+    ) -> Result<()> {
+        let mut at = start.max(write.base().div_ceil(BLOCK));
+        let end = start + len;
+        while at < end {
+            let run = self.map(inode, at, end - at, tag)?;
+            let len = run.len.min(end - at);
+            if run.target != MapTarget::Hole {
+                gone.push((at, len));
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn pin_leaf(
+        &self,
+        inode: &Inode,
+        block: u64,
+        nodes: &mut Vec<Arc<Node>>,
+        tag: IoTag,
+    ) -> Result<()> {
+        let core = inode.core.read();
+        if let SlotLookup::Slot(slot) = self.find_slot(inode, &core, block, tag)? {
+            nodes.push(slot.node);
+        }
+        Ok(())
+    }
+
+    fn move_all(&self, both: &mut Both<'_>, moves: &Moves) -> Result<()> {
+        self.mark_dirty(both.change, both.file, both.tag)?;
+        self.mark_dirty(both.change, both.staging, both.tag)?;
+        for &(start, len) in &moves.gone {
+            for block in start..start + len {
+                if let SlotLookup::Slot(slot) =
+                    self.find_slot(both.file, both.core, block, both.tag)?
+                {
+                    let (file, core) = (both.file, &mut *both.core);
+                    self.set_slot(both.change, file, core, &slot, BlockAddr::NULL, both.tag)?;
+                }
+            }
+        }
+        for &(start, len) in &moves.runs {
+            let mut at = start;
+            while at < start + len {
+                at += self.move_in_nodes(both, at, start + len - at)?;
+            }
+        }
+        let end = both.file.size().div_ceil(BLOCK);
+        let old_end = both.core.size.div_ceil(BLOCK);
+        let (file, core) = (both.file, &mut *both.core);
+        if end < old_end
+            && self.truncate_nodes(both.change, file, core, end, u32::MAX, both.tag)? != end
+        {
+            unreachable!("the number of nodes is not limited");
+        }
+        Ok(())
+    }
+
+    /// Moves blocks that one node maps in each of the files, at most `limit`; returns their number.
+    fn move_in_nodes(&self, both: &mut Both<'_>, at: u64, limit: u64) -> Result<u64> {
+        let SlotLookup::Slot(mut from) =
+            self.find_slot(both.staging, both.staged_core, at, both.tag)?
+        else {
+            let rule = "has no slot in its node while it is committed";
+            let error = DiskError::field(Structure::Node, "staged block", at, rule);
+            return Err(error.in_node(both.staging.nid()).into());
+        };
+        let mut to = self.make_slot(both.change, both.file, both.core, at, both.tag)?;
+        let len = limit.min(from.left.into()).min(to.left.into());
+        for _ in 0..len {
+            self.move_block(both, &from, &to)?;
+            from.slot += 1;
+            to.slot += 1;
+        }
+        Ok(len)
+    }
+
+    /// The block stays in use, so nothing is reserved or freed for it; what the file had there is freed.
+    fn move_block(&self, both: &mut Both<'_>, from: &Slot, to: &Slot) -> Result<()> {
+        let addr = self.addr_in(both.staged_core, from)?;
+        let old = self.addr_in(both.core, to)?;
+        self.store_slot(both.change, both.staged_core, from, BlockAddr::NULL)?;
+        self.store_slot(both.change, both.core, to, addr)?;
+        self.segments().change_owner(addr, to.owner())?;
+        both.staged_core.blocks = both.staged_core.blocks.saturating_sub(1).max(1);
+        if both.core.counts(old) {
+            let was_own = !old.is_block() || self.invalidate(both.change, old, BlockKind::Data);
+            self.space.free_blocks(was_own.into());
+        } else {
+            both.core.blocks += 1;
+        }
+        Ok(())
+    }
+}
