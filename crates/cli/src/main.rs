@@ -32,6 +32,7 @@ mod lab;
 mod list;
 mod log;
 #[cfg(test)]
+#[allow(dead_code, reason = "the manual has the rest of it")]
 mod man_text;
 mod mount;
 mod mount_options;

@@ -26,7 +26,7 @@ impl F2fs {
     fn find_for_lookup(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
         let may_add = !is_dots(name)
             && !self.stop_state.is_read_only()
-            && self.check_may_add(&dir, tag).is_ok();
+            && self.check_may_add(dir, tag).is_ok();
         if may_add {
             match self.search(dir, name, tag) {
                 Ok(DentrySearch::Found(found)) => return Ok(Some(found.ino)),
