@@ -58,14 +58,8 @@ fn check_helpers(dest: &Path) {
     }
 }
 
-#[test]
-fn everything_is_installed_and_uninstalled() {
-    let scratch = Scratch::new();
-    let dest = scratch.folder("dest");
-    let variables = [&*format!("DESTDIR={}", dest.display()), "PREFIX=/opt/stead"];
-    make("install", &variables);
-    let found = files(&dest);
-    let has = |name: &str| found.contains(Path::new(name));
+/// Every command has a page of the manual, with the sections that follow what its help says.
+fn check_pages(dest: &Path, found: &BTreeSet<PathBuf>) {
     let subcommands: Vec<String> = steadfs(["help"])
         .expect(0)
         .out
@@ -78,12 +72,26 @@ fn everything_is_installed_and_uninstalled() {
     assert!(subcommands.len() > 10, "{subcommands:?}");
     for name in &subcommands {
         let page = format!("opt/stead/share/man/man1/steadfs-{name}.1");
-        assert!(has(&page), "{page} is not in {found:#?}");
+        assert!(
+            found.contains(Path::new(&page)),
+            "{page} is not in {found:#?}"
+        );
         let text = fs::read_to_string(dest.join(&page)).unwrap();
         for section in [".SH \"EXIT STATUS\"", ".SH \"SEE ALSO\""] {
             assert_eq!(text.matches(section).count(), 1, "{section} in {page}");
         }
     }
+}
+
+#[test]
+fn everything_is_installed_and_uninstalled() {
+    let scratch = Scratch::new();
+    let dest = scratch.folder("dest");
+    let variables = [&*format!("DESTDIR={}", dest.display()), "PREFIX=/opt/stead"];
+    make("install", &variables);
+    let found = files(&dest);
+    let has = |name: &str| found.contains(Path::new(name));
+    check_pages(&dest, &found);
     for name in [
         "opt/stead/bin/steadfs",
         "opt/stead/bin/steadfs-lab",

@@ -13,10 +13,12 @@ pub use super::raw::{RawInode, RawInodeExtra};
 use super::dentry::DentryLayout;
 use super::node::{Fanout, Footer, PER_NODE};
 use super::num::{as_signed64, as_unsigned64, get32, idx, idx16, low16, put32, short};
-use super::{BLOCK_SIZE, BlockAddr, DiskError, Features, Layout, Nid, Result, Structure, checksum};
+use super::{BLOCK_SIZE, BlockAddr, DiskError, Features, Layout, Nid, Result, Structure};
 
+mod checksummed;
 mod raw_bits;
 
+pub use checksummed::{seal, verify_checksum};
 pub use raw_bits::{Advise, CompressAlgorithm, Inline};
 
 /// Bytes of the fixed fields; extra fields or addresses follow.
@@ -31,8 +33,6 @@ pub const DEFAULT_XATTR_WORDS: u16 = 50;
 pub const NAME_MAX: usize = 255;
 
 const NIDS_AT: usize = FIXED + 4 * 923;
-const CHECKSUM_AT: usize = FIXED + 8;
-const GENERATION_AT: usize = 68;
 /// Words of inline content that are not used: the first (`DEF_INLINE_RESERVED_SIZE`).
 const INLINE_RESERVED: u16 = 1;
 /// Valid values of `i_inline_xattr_size`.
@@ -557,44 +557,6 @@ fn read_extra(layout: &Layout, inline: Inline, rest: &[u8]) -> Result<RawInodeEx
     }
     extra.as_mut_bytes()[..idx16(size)].copy_from_slice(&rest[..idx16(size)]);
     Ok(extra)
-}
-
-/// Whether this inode's block has a checksum.
-fn has_checksum(layout: &Layout, block: &[u8]) -> bool {
-    layout.has(Features::INODE_CHECKSUM)
-        && Inline(block[3]).contains(Inline::EXTRA)
-        && u16::from_le_bytes([block[FIXED], block[FIXED + 1]]) >= 12
-}
-
-fn compute(layout: &Layout, block: &[u8]) -> u32 {
-    let nid = Footer::parse(block).ino;
-    let generation = get32(block, GENERATION_AT);
-    let seed = checksum::seed_of_inode(layout.checksum_seed, nid, generation);
-    let sum = checksum::over(seed, &block[..CHECKSUM_AT]);
-    let sum = checksum::over(sum, &[0; 4]);
-    checksum::over(sum, &block[CHECKSUM_AT + 4..])
-}
-
-/// Verifies an inode's checksum, if it has one.
-pub fn verify_checksum(layout: &Layout, block: &[u8]) -> Result<()> {
-    assert_eq!(block.len(), BLOCK_SIZE);
-    if !has_checksum(layout, block) {
-        return Ok(());
-    }
-    let (stored, computed) = (get32(block, CHECKSUM_AT), compute(layout, block));
-    if stored != computed {
-        return Err(DiskError::checksum(Structure::Inode, stored, computed));
-    }
-    Ok(())
-}
-
-/// Sets an inode's checksum, if it has one. It covers the footer, which must be set before.
-pub fn seal(layout: &Layout, block: &mut [u8]) {
-    assert_eq!(block.len(), BLOCK_SIZE);
-    if has_checksum(layout, block) {
-        let sum = compute(layout, block);
-        put32(block, CHECKSUM_AT, sum);
-    }
 }
 
 /// Bytes of extra fields in new inodes of a volume, as mkfs.f2fs and the kernel choose them.
