@@ -82,7 +82,7 @@ fn exercise_mount(
 
 #[test]
 fn fsx_finds_no_difference_with_io_uring() {
-    exercise(&["-t", "ext4"], "fuse_transport=uring", &[1], 20_000);
+    exercise(&["-t", "ext4"], "fuse_transport=uring", &[1], 12_000);
 }
 
 #[test]

@@ -76,6 +76,10 @@ fn check_pages(dest: &Path, found: &BTreeSet<PathBuf>) {
             found.contains(Path::new(&page)),
             "{page} is not in {found:#?}"
         );
+        if name == "lab" {
+            // Written by steadfs-lab, with pages of its commands.
+            continue;
+        }
         let text = fs::read_to_string(dest.join(&page)).unwrap();
         for section in [".SH \"EXIT STATUS\"", ".SH \"SEE ALSO\""] {
             assert_eq!(text.matches(section).count(), 1, "{section} in {page}");

@@ -86,7 +86,12 @@ impl Ext4 {
     /// As [`Ext4::content_key`].
     pub(crate) fn hold_key(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         if let Some(key) = self.content_key(inode, tag)? {
-            *inode.held_key.lock() = Some(key);
+            let is_clean = inode.pages.is_empty();
+            let mut held = inode.held_key.lock();
+            // What is dirty goes out under one key, also if another one got the name of a removed key meanwhile.
+            if held.is_none() || is_clean {
+                *held = Some(key);
+            }
         }
         Ok(())
     }

@@ -152,7 +152,9 @@ impl Ext4 {
         let mut pins = Pins::default();
         for &ino in inodes {
             pins.keep(self.inode_slot(ino, tag)?.0);
-            if let Ok(inode) = self.inodes.find(ino) {
+            if self.quota.get().is_some()
+                && let Ok(inode) = self.inodes.find(ino)
+            {
                 self.pin_charged(&mut pins, &inode)?;
             }
         }

@@ -24,6 +24,7 @@ use crate::quota::Dquot;
 
 /// Metadata blocks that stay in memory until this is dropped.
 #[derive(Default)]
+#[must_use]
 pub(crate) struct Pins {
     blocks: Vec<Arc<MetaBuf>>,
     dquots: Vec<Arc<Dquot>>,

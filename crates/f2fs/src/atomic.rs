@@ -227,7 +227,7 @@ impl F2fs {
             nodes: 1,
         };
         self.orphans.check_room()?;
-        self.prepare_owners(owners, tag)?;
+        let _pins = self.prepare_owners(owners, tag)?;
         self.check_new_quota(cx, (owners, need), (inode, Need::default()))?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;

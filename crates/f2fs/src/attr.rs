@@ -193,6 +193,7 @@ impl F2fs {
         if !self.is_empty_dir(dir, tag)? {
             return Err(FsError::NotEmpty);
         }
+        self.check_may_fold(dir, tag)?;
         // Its slots are those of another hash.
         *dir.absent.lock() = None;
         Ok(())

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo, IoTag};
-use steadfs_fscrypt::{Context, FileKey, FileOf, NONCE_SIZE, Policy, PolicyCommand};
+use steadfs_fscrypt::{Context, FileKey, FileOf, KeyName, NONCE_SIZE, Policy, PolicyCommand};
 use steadfs_rt::random_bytes;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, NewInode, Result, names};
 
@@ -82,6 +82,23 @@ impl F2fs {
         })
     }
 
+    /// Fails for an encrypted directory that cannot become case-insensitive, as in Linux.
+    ///
+    /// # Errors
+    /// `NoKey`: its key is not there. `Invalid`: its policy is of version 1.
+    pub(crate) fn check_may_fold(&self, dir: &Inode, tag: IoTag) -> Result<()> {
+        if !dir.flags().contains(InodeFlags::ENCRYPTED) {
+            return Ok(());
+        }
+        self.file_key(dir, tag)?.ok_or(FsError::NoKey)?;
+        match self.context(dir, tag)?.policy.key {
+            KeyName::Identifier(_) => Ok(()),
+            KeyName::Descriptor(_) => Err(FsError::Invalid(
+                "a case-insensitive directory with an encryption policy of version 1",
+            )),
+        }
+    }
+
     /// Keeps the key of an encrypted file with its inode, for the write-back of what becomes dirty: also if the master key is
     /// removed meanwhile.
     ///
@@ -89,7 +106,12 @@ impl F2fs {
     /// As [`F2fs::content_key`].
     pub(crate) fn hold_key(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         if let Some(key) = self.content_key(inode, tag)? {
-            *inode.held_key.lock() = Some(key);
+            let is_clean = inode.pages.is_empty();
+            let mut held = inode.held_key.lock();
+            // What is dirty goes out under one key, also if another one got the name of a removed key meanwhile.
+            if held.is_none() || is_clean {
+                *held = Some(key);
+            }
         }
         Ok(())
     }
@@ -171,7 +193,7 @@ impl F2fs {
             let set = || self.set_policy(&cx, InodeNo(dir), policy);
             return self.report_corruption(self.with_space(&cx, set));
         }
-        let removes = command.starts_with(b"remove");
+        let removes = command.trim_ascii_start().starts_with(b"remove");
         if removes && self.check_writable().is_ok() {
             // Most of it while changes continue; an error stays for the second time.
             let _: Result<()> = self.sync_volume(&cx);

@@ -29,6 +29,7 @@ use crate::quota::Dquot;
 
 /// Nodes and directory blocks that stay in memory while this exists.
 #[derive(Default)]
+#[must_use]
 pub(crate) struct Pins {
     nodes: Vec<Arc<Node>>,
     blocks: Vec<Arc<MetaBuf>>,

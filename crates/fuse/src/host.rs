@@ -5,7 +5,7 @@
 //! with paths answers itself ([`Question::answer`]); a contained one sends the question to its broker, which answers
 //! these questions and no others.
 
-use std::fs::{DirEntry, File, read_dir, read_link, read_to_string};
+use std::fs::{File, read_dir, read_link, read_to_string};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -260,14 +260,28 @@ fn process_of(pid: u32) -> Option<u32> {
 
 /// A thread that ends has the flag PF_EXITING, from before it closes its files.
 fn has_ended(process: u32) -> bool {
-    let Ok(threads) = read_dir(format!("/proc/{process}/task")) else {
-        return true;
+    let threads = match read_dir(format!("/proc/{process}/task")) {
+        Ok(threads) => threads,
+        Err(error) => return is_gone(&error),
     };
-    let is_running = |thread: DirEntry| {
-        let stat = std::fs::read(thread.path().join("stat"));
-        stat.is_ok_and(|stat| !is_exiting(&stat))
-    };
-    !threads.flatten().any(is_running)
+    let mut exiting = false;
+    for thread in threads {
+        let stat = thread.and_then(|thread| std::fs::read(thread.path().join("stat")));
+        match stat {
+            Ok(stat) if is_exiting(&stat) => exiting = true,
+            Err(error) if is_gone(&error) => {}
+            // What cannot be read for another reason, such as too many open files, may be running.
+            Ok(_) | Err(_) => return false,
+        }
+    }
+    let again = std::fs::metadata(format!("/proc/{process}"));
+    exiting || again.is_err_and(|error| is_gone(&error))
+}
+
+/// Whether procfs says that there is no such process or thread.
+fn is_gone(error: &io::Error) -> bool {
+    let no_process = Some(rustix::io::Errno::SRCH.raw_os_error());
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == no_process
 }
 
 /// Whether proc(5)'s `stat` has PF_EXITING among the thread's flags, its ninth field.

@@ -293,9 +293,9 @@ fn change_keys(call: &Call<'_>, command: &str) -> steadfs_vfs::Result<String> {
         let why = "the volume has no encrypted files (feature encrypt)";
         return Err(FsError::BadOption(why.to_owned()));
     }
-    if command.starts_with("add") && call.volume.recorder().is_some() {
+    if command.trim_start().starts_with("add") && call.volume.recorder().is_some() {
         // A server that continues the mount has no keys: it could not restore what was written with them.
-        let why = "a writable mount with takeover=on takes no keys: mount with takeover=off";
+        let why = "a mount with takeover=on takes no keys: mount with takeover=off";
         return Err(FsError::BadOption(why.to_owned()));
     }
     match command.strip_prefix(POLICY) {

@@ -31,6 +31,9 @@ use crate::wire::{InvalInodeOut, NOTIFY_INVAL_INODE, NOTIFY_RESEND, OutHeader};
 /// Longest time that a write waits until the kernel has dropped the pages: 1000 times what it takes if none of them is
 /// being read.
 const DROP_WAIT_MAX: Duration = Duration::from_millis(20);
+/// The same for a call that takes content back: its caller must read the file's own content afterwards, and no page that such a
+/// call keeps is being read.
+const CONTENT_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The sender thread exits when it has had nothing to send for this long.
 const THREAD_IDLE_MAX: Duration = Duration::from_secs(5);
 /// Size of an inode filter in words: 4 KiB.
@@ -166,16 +169,16 @@ impl Notifier {
     /// by now, one that begins later returns the new bytes.
     pub(crate) fn pages_changed(self: &Arc<Self>, node: u64, bytes: Range<u64>) {
         if self.cached.has(node) || self.was_written(node) {
-            self.drop_pages(node, bytes);
+            self.drop_pages(node, bytes, DROP_WAIT_MAX);
         }
     }
 
     /// Invalidates the attributes and all pages of an inode.
     pub(crate) fn content_dropped(self: &Arc<Self>, node: u64) {
-        self.drop_pages(node, 0..i64::MAX as u64);
+        self.drop_pages(node, 0..i64::MAX as u64, CONTENT_WAIT_MAX);
     }
 
-    fn drop_pages(self: &Arc<Self>, node: u64, bytes: Range<u64>) {
+    fn drop_pages(self: &Arc<Self>, node: u64, bytes: Range<u64>, wait_max: Duration) {
         let mut queue = self.queue.lock();
         queue.pending.push_back((node, bytes));
         queue.added += 1;
@@ -192,8 +195,12 @@ impl Notifier {
         }
         self.not_empty.notify_one();
         while queue.sent_count < mine {
-            if self.sent.wait_for(&mut queue, DROP_WAIT_MAX) {
-                tracing::debug!(node, "the kernel has not dropped the pages within 20 ms");
+            if self.sent.wait_for(&mut queue, wait_max) {
+                tracing::debug!(
+                    node,
+                    ?wait_max,
+                    "the kernel has not dropped the pages in time"
+                );
                 return;
             }
         }

@@ -20,7 +20,7 @@ use steadfs_conformance::{Kind, judge, kind};
 use steadfs_f2fs::check::{Options as CheckOptions, check};
 use steadfs_lab::device::{Image, Log, Model, SimDevice};
 use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
-use steadfs_vfs::{Cx, FileSystem, SetAttr};
+use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
 
 const CACHE: u64 = 8 << 20;
 const START: u32 = 0xf501;
@@ -148,6 +148,10 @@ fn beside(fs: &Arc<dyn FileSystem>, ended: &Arc<AtomicBool>, seed: u64) -> JoinH
     let (fs, ended) = (Arc::clone(fs), Arc::clone(ended));
     spawn("beside", move || {
         let (cx, mut random) = (Cx::default(), Random::new(seed));
+        let admin = Cx {
+            admin: true,
+            ..Cx::default()
+        };
         let file = fs.mknod(&cx, fs.root(), b"beside", 0o100_644, 0).unwrap();
         let mut n = 0_u64;
         while !ended.load(Ordering::Relaxed) {
@@ -157,7 +161,10 @@ fn beside(fs: &Arc<dyn FileSystem>, ended: &Arc<AtomicBool>, seed: u64) -> JoinH
                 .unwrap();
             match random.below(8) {
                 0 => fs.sync_all(&cx).unwrap(),
-                1 => drop(fs.ioctl(&cx, file.ino, GARBAGE_COLLECT, &[1, 0, 0, 0])),
+                1 => {
+                    let cleaned = fs.ioctl(&admin, file.ino, GARBAGE_COLLECT, &[1, 0, 0, 0]);
+                    assert!(!matches!(cleaned, Err(FsError::NotPermitted)));
+                }
                 _ => fs.fsync(&cx, file.ino, false).unwrap(),
             }
             sleep(Duration::from_micros(random.below(2000) as u64));

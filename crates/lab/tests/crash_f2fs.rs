@@ -38,7 +38,7 @@ fn assert_clean(report: &Report) {
 }
 
 /// Number of distinct images, if `CRASH_IMAGES` sets none.
-const USUAL_IMAGES: usize = 20_000;
+const USUAL_IMAGES: usize = 14_000;
 
 /// Number of distinct images: `CRASH_IMAGES`, for longer runs or short ones that judge a mutant.
 fn images() -> usize {
@@ -57,7 +57,7 @@ fn rounds(each: usize) -> usize {
 }
 
 #[test]
-fn f2fs_survives_twenty_thousand_power_cuts() {
+fn f2fs_survives_power_cuts() {
     let out = cases("sweep");
     let budget = images();
     let options = Options {

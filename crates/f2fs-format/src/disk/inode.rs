@@ -243,6 +243,10 @@ impl Inode {
                 "inline data in an inode that cannot have it",
             ));
         }
+        if data && kind == FileKind::Regular && self.advise.contains(Advise::ENCRYPTED) {
+            let rule = "inline data in an encrypted file";
+            return Err(bad("i_inline", self.inline.0, rule));
+        }
         if self.inline.contains(Inline::DENTRIES) && kind != FileKind::Directory {
             return Err(bad(
                 "i_inline",

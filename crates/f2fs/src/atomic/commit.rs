@@ -13,6 +13,7 @@ use crate::disk::{self, BlockAddr, DiskError, Structure};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::{Node, Slot, SlotLookup};
+use crate::pins::Pins;
 use crate::segment::BlockKind;
 
 /// What a commit moves, read before it changes anything.
@@ -23,6 +24,8 @@ struct Moves {
     gone: Vec<(u64, u64)>,
     /// The nodes that map any of these stay in memory.
     _nodes: Vec<Arc<Node>>,
+    /// So do the quota entries of both files.
+    _pins: Pins,
 }
 
 /// Both files of a commit, with their fields.
@@ -45,11 +48,15 @@ impl F2fs {
     pub(crate) fn commit_atomic_write(&self, cx: &Cx, inode: &Inode) -> Result<IoctlAnswer> {
         self.check_may_stage(cx, inode)?;
         self.prepare(cx)?;
+        let mut tried = None;
         let moved = self.with_space(cx, || {
             let _exclusive = inode.lock.write();
-            match self.atomic_writes.of(inode) {
+            tried = self.atomic_writes.of(inode);
+            match &tried {
                 None => Ok(None),
-                Some(write) => self.commit_locked(cx, inode, &write).map(|()| Some(write)),
+                Some(write) => self
+                    .commit_locked(cx, inode, write)
+                    .map(|()| Some(Arc::clone(write))),
             }
         });
         match moved {
@@ -59,7 +66,11 @@ impl F2fs {
             }
             Ok(Some(write)) => self.free_staging(&write, cx.tag),
             Err(error) => {
-                self.drop_staged(inode, cx.tag, |_| true);
+                let is_tried = |write: &AtomicWrite| {
+                    let tried = tried.as_deref();
+                    tried.is_some_and(|tried| std::ptr::eq(tried, write))
+                };
+                self.drop_staged(inode, cx.tag, is_tried);
                 return Err(error);
             }
         }
@@ -79,6 +90,10 @@ impl F2fs {
         let moves = self.plan_moves(inode, write, tag)?;
         self.nat.build_free_nids(tag)?;
         let size = inode.size();
+        // An fsync that places nodes of the file must see, before they change, which FLUSH covers the staged blocks: also those
+        // that were overwritten in place.
+        let _flush = inode.lock_flush();
+        inode.record_written(true, staging.unflushed().max(staging.unflushed_opu()));
         let change = self.change()?;
         let mut core = inode.core.write();
         let mut staged_core = staging.core.write();
@@ -102,30 +117,19 @@ impl F2fs {
         (core.mtime, core.ctime) = (now, now);
         self.charge(staging, &staged_core);
         self.charge(inode, &core);
-        drop((staged_core, core, change));
-        self.finish_commit(inode, staging);
-        Ok(())
-    }
-
-    /// What follows from the move for the files in memory.
-    fn finish_commit(&self, inode: &Inode, staging: &Inode) {
-        self.atomic_writes.remove(inode);
-        self.release_nodes(inode, 0);
-        // Also staged blocks that were overwritten in place: the file's nodes must not be durable before them.
-        inode.record_written(true, staging.unflushed().max(staging.unflushed_opu()));
         if let Some(end) = staging.stale_tail() {
             inode.record_truncation(end);
         }
+        drop((staged_core, core, change));
+        self.atomic_writes.remove(inode);
+        self.release_nodes(inode, 0);
+        Ok(())
     }
 
     /// Finds the blocks to be moved and reads all nodes that this needs.
     fn plan_moves(&self, inode: &Inode, write: &AtomicWrite, tag: IoTag) -> Result<Moves> {
         let staging = &*write.staging;
-        let mut nodes = vec![
-            self.inode_node(inode.nid(), tag)?,
-            self.inode_node(staging.nid(), tag)?,
-        ];
-        let (mut runs, mut gone) = (Vec::new(), Vec::new());
+        let (mut runs, mut gone, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
         let end = write.seen_blocks();
         let mut at = 0;
         while at < end {
@@ -145,6 +149,7 @@ impl F2fs {
             runs,
             gone,
             _nodes: nodes,
+            _pins: self.pin_inodes(&[inode, staging], tag)?,
         })
     }
 

@@ -8,8 +8,9 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use steadfs_base::IoTag;
+use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::Buf;
+use steadfs_cache::WritebackFs;
 use steadfs_vfs::{Cx, FsError, Result};
 
 use super::{BLOCK, MapTarget};
@@ -151,6 +152,7 @@ impl F2fs {
         first: u64,
         runs: &[(Range<u64>, bool)],
     ) -> Result<()> {
+        self.hold_key(inode, cx.tag)?;
         let privileged = self.may_use_reserved(cx);
         let holes = || runs.iter().filter(|(_, reserved)| !reserved);
         let new: Vec<_> = holes().map(|(run, _)| run.clone()).collect();
@@ -169,7 +171,7 @@ impl F2fs {
                 mapped_addrs: BTreeSet::new(),
                 holes_filled: 0,
             };
-            let zeroed = self.zero_section(section, cx.tag);
+            let zeroed = self.zero_section(inode, (section, first), cx.tag);
             let result = zeroed.and_then(|()| self.map_section(inode, &mut target, runs, cx.tag));
             inode.record_written(true, self.queue.next_flush());
             for start in section
@@ -186,10 +188,11 @@ impl F2fs {
         result
     }
 
-    /// Overwrites what deleted files left in a section.
-    fn zero_section(&self, section: Run, tag: IoTag) -> Result<()> {
+    /// Overwrites what deleted files left in a section with a file's zeros; its first block is mapped to file block `first`.
+    fn zero_section(&self, inode: &Inode, (section, first): (Run, u64), tag: IoTag) -> Result<()> {
         let zeros = Buf::zeroed(BLOCK as usize);
-        let blocks: Vec<_> = section.blocks().map(|at| (at, zeros.clone())).collect();
+        let stored = |(n, at)| (at, self.stored_form(inode, FileBlock(n), &zeros));
+        let blocks: Vec<_> = (first..).zip(section.blocks()).map(stored).collect();
         let mut writes = Writes::default();
         self.submit_blocks(&blocks, tag, &mut writes);
         writes.wait().map_err(io_error)
