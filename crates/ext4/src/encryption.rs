@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo, IoTag};
-use steadfs_fscrypt::{Context, FileKey, FileOf, NONCE_SIZE, Policy, PolicyCommand};
-use steadfs_rt::random_bytes;
+use steadfs_fscrypt::{Context, FileKey, FileOf, Policy, PolicyCommand, may_be_encrypted};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, NewInode, Result, names};
 
 use crate::credits;
@@ -30,20 +29,6 @@ pub(crate) struct NewEncrypted {
     pub(crate) context: Vec<u8>,
     /// The content of a symbolic link.
     pub(crate) target: Vec<u8>,
-}
-
-/// Whether inodes of this kind are encrypted; others have only their names in a directory.
-fn may_be_encrypted(kind: FileKind) -> bool {
-    matches!(
-        kind,
-        FileKind::Regular | FileKind::Directory | FileKind::Symlink
-    )
-}
-
-fn new_nonce() -> [u8; NONCE_SIZE] {
-    let mut nonce = [0; NONCE_SIZE];
-    random_bytes(&mut nonce);
-    nonce
 }
 
 impl Ext4 {
@@ -167,7 +152,7 @@ impl Ext4 {
                 let why = "the encryption policy needs the feature stable_inodes";
                 return Err(FsError::Invalid(why));
             }
-            let context = Context::new(policy, new_nonce());
+            let context = Context::of_new_inode(policy);
             let file = self.file_of(dir.ino(), &core, FileKind::Directory);
             self.keyring.new_file_key(&context, &file)?;
             context.to_bytes()
@@ -275,7 +260,7 @@ impl Ext4 {
             return Ok(None);
         }
         let policy = self.context(dir.ino(), &core, tag)?.policy;
-        let context = Context::new(policy, new_nonce());
+        let context = Context::of_new_inode(policy);
         let file = self.file_of(ino, &core, spec.kind);
         let key = self.keyring.new_file_key(&context, &file)?;
         let target = match spec.kind {

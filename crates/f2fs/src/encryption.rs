@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo, IoTag};
-use steadfs_fscrypt::{Context, FileKey, FileOf, KeyName, NONCE_SIZE, Policy, PolicyCommand};
-use steadfs_rt::random_bytes;
+use steadfs_fscrypt::{Context, FileKey, FileOf, KeyName, Policy, PolicyCommand, may_be_encrypted};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, NewInode, Result, names};
 
 use crate::disk::features::Features;
@@ -26,20 +25,6 @@ pub(crate) struct NewEncryption {
     pub(crate) context: Context,
     /// Of the directory that it is made in.
     dir_flags: InodeFlags,
-}
-
-/// Whether inodes of this kind are encrypted; others have only their names in a directory.
-fn may_be_encrypted(kind: FileKind) -> bool {
-    matches!(
-        kind,
-        FileKind::Regular | FileKind::Directory | FileKind::Symlink
-    )
-}
-
-fn new_nonce() -> [u8; NONCE_SIZE] {
-    let mut nonce = [0; NONCE_SIZE];
-    random_bytes(&mut nonce);
-    nonce
 }
 
 /// What the key of an inode depends on; `flags`: its own, or those of the directory that it is made in.
@@ -131,7 +116,7 @@ impl F2fs {
         }
         let policy = self.context(dir, tag)?.policy;
         let new = NewEncryption {
-            context: Context::new(policy, new_nonce()),
+            context: Context::of_new_inode(policy),
             dir_flags: dir.flags(),
         };
         let key = self.new_key(&new, Nid::ROOT, spec.kind)?;
@@ -241,7 +226,7 @@ impl F2fs {
         if !self.is_empty_dir(&dir, cx.tag)? {
             return Err(FsError::NotEmpty);
         }
-        let context = Context::new(policy, new_nonce());
+        let context = Context::of_new_inode(policy);
         let uuid = self.superblock.uuid();
         let file = file_of(&uuid, dir.nid(), FileKind::Directory, dir.flags());
         self.keyring.new_file_key(&context, &file)?;

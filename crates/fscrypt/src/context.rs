@@ -7,7 +7,8 @@
 use std::fmt;
 
 use steadfs_base::Corruption;
-use steadfs_vfs::{FsError, Result};
+use steadfs_rt::random_bytes;
+use steadfs_vfs::{FileKind, FsError, Result};
 
 use crate::keyring::from_hex;
 
@@ -200,7 +201,22 @@ pub struct Context {
     pub nonce: [u8; NONCE_SIZE],
 }
 
+/// Whether inodes of this kind are encrypted; others have only their names in a directory.
+pub const fn may_be_encrypted(kind: FileKind) -> bool {
+    matches!(
+        kind,
+        FileKind::Regular | FileKind::Directory | FileKind::Symlink
+    )
+}
+
 impl Context {
+    /// The context of a new inode, with random bytes of its own.
+    pub fn of_new_inode(policy: Policy) -> Self {
+        let mut nonce = [0; NONCE_SIZE];
+        random_bytes(&mut nonce);
+        Self { policy, nonce }
+    }
+
     /// Reads the value of the attribute.
     ///
     /// # Errors
@@ -237,11 +253,6 @@ impl Context {
 }
 
 impl Context {
-    /// The context of a new inode in a directory with this policy.
-    pub const fn new(policy: Policy, nonce: [u8; NONCE_SIZE]) -> Self {
-        Self { policy, nonce }
-    }
-
     /// The value of the attribute.
     pub fn to_bytes(&self) -> Vec<u8> {
         let policy = &self.policy;
