@@ -1,5 +1,6 @@
 //! Writes the manual's pages (`steadfs.1` and one for each command) and the shells' completions to a
-//! directory: what `make install` installs besides the program. usage: manual DIR
+//! directory: what `make install` installs besides the program; or with `--book` the pages of the book's reference.
+//! usage: manual [--book] DIR
 
 // What the pages are made of; here only its words matter.
 #[allow(dead_code, reason = "the program reads the arguments")]
@@ -8,6 +9,10 @@ mod args;
 #[allow(dead_code, reason = "the program reads the arguments")]
 #[path = "../src/args_f2fs.rs"]
 mod args_f2fs;
+#[path = "manual/book.rs"]
+mod book;
+#[path = "manual/control_text.rs"]
+mod control_text;
 #[path = "../src/man_text.rs"]
 mod man_text;
 #[allow(dead_code, reason = "the program shows the text")]
@@ -24,14 +29,23 @@ use clap_mangen::roff::{Roff, bold, roman};
 use steadfs::Options;
 
 fn main() -> io::Result<()> {
-    let Some(dir) = std::env::args_os().nth(1) else {
-        eprintln!("usage: manual DIR");
+    let mut words: Vec<_> = std::env::args_os().skip(1).collect();
+    let is_book = words.first().is_some_and(|word| word == "--book");
+    if is_book {
+        words.remove(0);
+    }
+    let [dir] = words.as_slice() else {
+        eprintln!("usage: manual [--book] DIR");
         std::process::exit(1);
     };
-    let dir = Path::new(&dir);
+    let dir = Path::new(dir);
     if dir.exists() {
         // Pages of commands that are gone shall not be installed.
         std::fs::remove_dir_all(dir)?;
+    }
+    if is_book {
+        std::fs::create_dir_all(dir)?;
+        return book::write(dir);
     }
     let man = dir.join("man");
     std::fs::create_dir_all(&man)?;
