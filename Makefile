@@ -12,7 +12,7 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build install dist uninstall run bench bench-offline crash fuzz miri mutants test lint judges fmt clean
+.PHONY: help build install dist uninstall run book try-book bench bench-offline crash fuzz miri mutants test lint judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,15 @@ run: build ## the main job on real input: make, mount, fill, kill, replay, compa
 	@scripts/install-packages e2fsprogs fuse3 diffutils
 	@scripts/prepare-kernel
 	@scripts/story target/release/steadfs
+
+book: ## the book (docs/book) with its reference, in target/book
+	@scripts/install-build
+	@scripts/book
+
+try-book: build ## runs the commands that the book's tasks show, and compares what they print
+	@scripts/install-packages e2fsprogs fuse3 fio nbdkit qemu-utils fdisk procps python3
+	@scripts/judge-sqlite
+	@scripts/try-book target/release/steadfs
 
 judges: ## installs the independent judges of the tests
 	@scripts/install-build

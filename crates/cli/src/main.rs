@@ -5,6 +5,9 @@
 mod args;
 mod args_f2fs;
 mod beside;
+#[cfg(test)]
+#[path = "tests/book.rs"]
+mod book;
 mod broker;
 mod changes;
 mod check;

@@ -6,7 +6,7 @@
 
 mod copy;
 mod step;
-mod words;
+pub mod words;
 
 use std::io::Read;
 use std::path::Path;
