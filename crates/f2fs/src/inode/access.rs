@@ -75,6 +75,7 @@ impl F2fs {
             let since = match self.inodes.find(nid) {
                 Ok(inode) if inode.marks.is_dead() => return Err(FsError::Stale),
                 Ok(inode) => return Ok(inode),
+                Err(since) if since.is_announced => return Err(FsError::Stale),
                 Err(since) => since,
             };
             let inode = self.read_inode(nid, tag)?;

@@ -8,7 +8,7 @@
 //! of thousands of them between two checkpoints, of 840 bytes each. So unused regular files are stored when their number
 //! has grown by a quarter ([`InodeTable::unused_dirty`]), in nodes that keep only the chunks that are not zero.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -47,6 +47,8 @@ type InodeToStore = (Arc<Inode>, Arc<Node>);
 #[derive(Default)]
 struct Shard {
     inodes: FixedMap<u32, Arc<Inode>>,
+    /// New inodes whose nodes can be read already, and that are not inserted yet.
+    announced: BTreeSet<u32>,
     /// Lookup counts of inodes that are not in memory. They have links, or are orphans of a volume that was handed over
     /// and whose orphans are not loaded yet.
     evicted_lookups: FixedMap<u32, u64>,
@@ -65,6 +67,8 @@ pub struct NotInMemory {
     evictions: u64,
     /// The number of the FLUSH that makes the inode's writes durable, if it was in memory before.
     pub unflushed: u64,
+    /// Its node is there, but it is about to be made.
+    pub is_announced: bool,
 }
 
 /// A mount does not know what the server before it has written: its first FLUSH covers that.
@@ -107,6 +111,7 @@ impl InodeTable {
             None => Err(NotInMemory {
                 evictions: shard.evictions,
                 unflushed: shard.unflushed,
+                is_announced: shard.announced.contains(&nid.0),
             }),
         }
     }
@@ -115,15 +120,32 @@ impl InodeTable {
     /// `None` if inodes were evicted meanwhile, perhaps this one with changes: read it again.
     pub fn insert_read(&self, inode: Inode, read_at: NotInMemory) -> Option<Arc<Inode>> {
         let mut shard = self.shard(inode.nid).lock();
-        if shard.evictions != read_at.evictions && !shard.inodes.contains_key(&inode.nid.0) {
+        let is_old = shard.evictions != read_at.evictions;
+        if shard.announced.contains(&inode.nid.0)
+            || (is_old && !shard.inodes.contains_key(&inode.nid.0))
+        {
             return None;
         }
         Some(shard.insert(inode))
     }
 
-    /// Inserts a new inode.
-    pub fn insert(&self, inode: Inode) -> Arc<Inode> {
-        self.shard(inode.nid).lock().insert(inode)
+    /// Called before the node of a new inode can be found: until [`InodeTable::insert_new`] no task reads the inode from
+    /// it. What is new is known only there: its role, and that nothing is charged for it.
+    pub fn announce(&self, nid: Nid) {
+        self.shard(nid).lock().announced.insert(nid.0);
+    }
+
+    /// Inserts an inode that was announced.
+    pub fn insert_new(&self, inode: Inode) -> Arc<Inode> {
+        let mut shard = self.shard(inode.nid).lock();
+        let nid = inode.nid.0;
+        let was_announced = shard.announced.remove(&nid);
+        assert!(was_announced, "a new inode is announced before its node");
+        assert!(
+            !shard.inodes.contains_key(&nid),
+            "the id of a new inode is free"
+        );
+        shard.insert(inode)
     }
 
     /// Subtracts from the lookup count of an evicted inode. If it is in memory, returns it and the caller subtracts

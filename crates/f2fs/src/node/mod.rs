@@ -53,7 +53,8 @@ impl F2fs {
                 return Ok(Some((data, entry)));
             }
             let entry = self.nat.entry(nid, tag)?;
-            if !entry.is_used() {
+            // A new node is in memory until it has an address.
+            if !entry.is_used() || entry.addr == BlockAddr::NEW {
                 return Ok(None);
             }
             entry.validate(&self.layout, nid)?;

@@ -413,10 +413,11 @@ impl F2fs {
         };
         footer.encode_into(&mut block);
         core.encode_into(&self.layout, &mut block)?;
-        self.space.use_node(true);
-        let node = self.nodes.insert_new(change, nid, entry, &block);
         let inode = Inode::new(&self.writeback, nid, core, rdev, role)?;
-        let inode = self.inodes.insert(self.with_nothing_charged(inode));
+        self.space.use_node(true);
+        self.inodes.announce(nid);
+        let node = self.nodes.insert_new(change, nid, entry, &block);
+        let inode = self.inodes.insert_new(self.with_nothing_charged(inode));
         self.inodes.mark_dirty(&inode, node);
         self.recount(&inode);
         Ok(inode)

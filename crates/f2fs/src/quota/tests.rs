@@ -402,6 +402,41 @@ fn a_soft_limit_becomes_a_hard_one() {
     sim::run(sim::Config::new(1), run);
 }
 
+/// Handles and write-back of neighbours find an inode by its number as soon as its node is there. They may not make a second
+/// inode of it, for which its blocks would count as charged.
+#[test]
+fn an_inode_that_is_looked_up_while_it_is_made_is_counted() {
+    let run = || {
+        let world = World::make_with(FEATURES, 64, "usrquota");
+        let looking = Arc::clone(&world.fs);
+        let first = world.file(ROOT, b"first").unwrap().ino.0;
+        let looker = steadfs_rt::spawn("looker", move || {
+            for _ in 0..40 {
+                for nid in first..first + 10 {
+                    match looking.by_number(InodeNo(nid), IoTag::default()) {
+                        Ok(_) | Err(FsError::Stale) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+        });
+        for n in 0..8 {
+            let name = format!("file{n}");
+            let made = world
+                .fs
+                .mknod(&caller(7, 7), ROOT, name.as_bytes(), 0o100_644, 0);
+            made.unwrap();
+        }
+        looker.join();
+        world.fs.sync_all(&world.cx).unwrap();
+        assert_eq!(counted(&world), walked(&world));
+        world.fs.unmount().unwrap();
+    };
+    (0..30).for_each(|seed| {
+        sim::run(sim::Config::new(seed), run);
+    });
+}
+
 /// A quota file that contradicts its format stops no change: it is recorded, and marked for fsck.f2fs.
 #[test]
 fn wrong_quota_files_are_recorded() {
