@@ -9,7 +9,7 @@ use steadfs_vfs::{Cx, FileKind, FsError, NewInode, RenameFlags, Result};
 
 use super::{check_link_max, check_may_remove, check_project, drop_subdir_link};
 use crate::cp_lock::Change;
-use crate::dentry::{FoundDentry, FreeDentry};
+use crate::dentry::{FoundDentry, FreeDentry, StoredName};
 use crate::disk::inode::Advise;
 use crate::disk::{DiskError, Nid, Structure};
 use crate::fs::F2fs;
@@ -37,6 +37,15 @@ impl RenamePair {
     fn replaced(&self) -> Option<&Inode> {
         self.new.as_ref().map(|(_, inode)| &**inode)
     }
+}
+
+/// Where an inode moves, as its own node will have it.
+struct NewPlace<'a> {
+    inode: &'a Inode,
+    dir: &'a Inode,
+    name: StoredName<'a>,
+    /// The `..` of a directory that gets another parent.
+    up: Option<FoundDentry>,
 }
 
 /// The result of one attempt.
@@ -154,7 +163,7 @@ impl F2fs {
         self.prepare(cx)?;
         self.with_pair(cx, from, to, |pair| match flags.exchange {
             true => self.exchange(cx, from, to, &pair),
-            false => self.move_name(cx, from, to, &pair, false),
+            false => self.move_name(cx, from, to, pair, false).map(drop),
         })
     }
 
@@ -182,8 +191,7 @@ impl F2fs {
             self.exchange(cx, from, to, &pair)?;
             return Ok(None);
         }
-        self.move_name(cx, from, to, &pair, flags.whiteout)?;
-        Ok(pair.new.map(|(_, inode)| inode))
+        self.move_name(cx, from, to, pair, flags.whiteout)
     }
 
     fn look_at(&self, cx: &Cx, from: RenameSide<'_>, to: RenameSide<'_>) -> Result<RenamePair> {
@@ -202,7 +210,7 @@ impl F2fs {
         })
     }
 
-    /// Finds the entry of an existing name again, because it may have moved from the inode to a block.
+    /// Finds the entry of an existing name again, which has moved from the inode to a block.
     fn found_dentry(&self, side: RenameSide<'_>, tag: IoTag) -> Result<FoundDentry> {
         self.find_entry(side.dir, side.name, tag)?.ok_or_else(|| {
             let error = DiskError::entry(
@@ -317,19 +325,23 @@ impl F2fs {
         Err(bad(dir.nid(), "the chain of .. entries is a cycle"))
     }
 
-    /// Moves the old name to the new one, which may replace another inode's.
+    /// Moves the old name to the new one, which may replace another inode's: returns that.
     fn move_name(
         &self,
         cx: &Cx,
         from: RenameSide<'_>,
         to: RenameSide<'_>,
-        pair: &RenamePair,
+        mut pair: RenamePair,
         whiteout: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<Arc<Inode>>> {
         let free_dentry = match pair.new {
             Some(_) => None,
             None => Some(self.find_free_dentry(cx, to.dir, to.name)?),
         };
+        if pair.old.0.block.is_none() && !from.dir.has_inline_dentries() {
+            // The search for free slots has moved the entries to blocks.
+            pair.old.0 = self.found_dentry(from, cx.tag)?;
+        }
         let spec = NewInode::plain(FileKind::CharDevice, 0, 0);
         let plan = match whiteout {
             true => {
@@ -340,7 +352,9 @@ impl F2fs {
         };
         self.orphans.check_room()?;
         let growth = free_dentry.map_or(Need::default(), |free_dentry| free_dentry.need);
-        let mut pins = self.pin_to_rename(cx, from, to, pair, free_dentry.as_ref())?;
+        let place = self.new_place(from, to, pair.moved(), cx.tag)?;
+        let mut pins = self.pin_to_rename((from, to), &pair, free_dentry.as_ref(), cx.tag)?;
+        self.pin_up(&mut pins, &place, cx.tag)?;
         match &plan {
             Some(plan) => pins.add(self.prepare_new(cx, plan, (to.dir, growth))?),
             None => self.check_space_quota(cx, to.dir, growth)?,
@@ -358,22 +372,22 @@ impl F2fs {
             change: &change,
             from,
             to,
-            pair,
+            pair: &pair,
+            place,
         };
-        self.abort_on_error(moved.run(&mut reservation, free_dentry.as_ref(), whiteout.as_deref()))
+        let renamed = moved.run(&mut reservation, free_dentry.as_ref(), whiteout.as_deref());
+        self.abort_on_error(renamed)?;
+        Ok(pair.new.map(|(_, inode)| inode))
     }
 
-    /// Reads everything that a rename needs, before the first change: all inodes, the blocks of both names and of
-    /// every `..` that changes.
+    /// Reads the entries that a rename changes, before the first change: all inodes, and the blocks of both names.
     fn pin_to_rename(
         &self,
-        cx: &Cx,
-        from: RenameSide<'_>,
-        to: RenameSide<'_>,
+        (from, to): (RenameSide<'_>, RenameSide<'_>),
         pair: &RenamePair,
         free_dentry: Option<&FreeDentry>,
+        tag: IoTag,
     ) -> Result<Pins> {
-        let tag = cx.tag;
         let mut pins = self.pin_inodes(&[from.dir, to.dir, pair.moved()], tag)?;
         self.pin_dir_block(&mut pins, from.dir, pair.old.0.block, tag)?;
         if let Some(free_dentry) = free_dentry {
@@ -383,46 +397,54 @@ impl F2fs {
             self.pin_dir_block(&mut pins, to.dir, entry.block, tag)?;
             pins.add(self.pin_inodes(&[new], tag)?);
         }
-        let both = [Some(pair.moved()), pair.replaced()];
-        for inode in both.into_iter().flatten() {
-            if counts(from, to, inode)
-                && let Some(up) = self.find_entry(inode, b"..", tag)?
-            {
-                self.pin_dir_block(&mut pins, inode, up.block, tag)?;
-            }
-        }
         Ok(pins)
     }
 
-    /// Updates the moved inode: ctime, parent and name, and a directory's `..`.
-    fn move_inode(
+    /// What an inode gets by a move. Searches and reads, which can fail, are done here.
+    fn new_place<'a>(
         &self,
-        change: &Change<'_>,
         from: RenameSide<'_>,
-        to: RenameSide<'_>,
-        inode: &Inode,
+        to: RenameSide<'a>,
+        inode: &'a Inode,
         tag: IoTag,
-    ) -> Result<()> {
-        let up = match is_dir(inode) && from.dir.nid() != to.dir.nid() {
+    ) -> Result<NewPlace<'a>> {
+        let up = match counts(from, to, inode) {
             true => self.find_entry(inode, b"..", tag)?,
             false => None,
         };
-        let name = self.stored_name(to.dir, to.name, tag)?;
+        Ok(NewPlace {
+            inode,
+            dir: to.dir,
+            name: self.stored_name(to.dir, to.name, tag)?,
+            up,
+        })
+    }
+
+    fn pin_up(&self, pins: &mut Pins, place: &NewPlace<'_>, tag: IoTag) -> Result<()> {
+        match &place.up {
+            Some(up) => self.pin_dir_block(pins, place.inode, up.block, tag),
+            None => Ok(()),
+        }
+    }
+
+    /// Updates the moved inode: ctime, parent and name, and a directory's `..`.
+    fn move_inode(&self, change: &Change<'_>, place: &NewPlace<'_>, tag: IoTag) -> Result<()> {
+        let NewPlace { inode, dir, .. } = *place;
         let mut core = inode.core.write();
         self.mark_dirty(change, inode, tag)?;
-        if let Some(up) = up {
-            let parent = (to.dir.nid(), FileKind::Directory);
-            self.retarget(change, inode, &core, &up, parent, tag)?;
+        if let Some(up) = &place.up {
+            let parent = (dir.nid(), FileKind::Directory);
+            self.retarget(change, inode, &core, up, parent, tag)?;
         }
-        core.parent = to.dir.nid();
-        name.put(&mut core);
+        core.parent = dir.nid();
+        place.name.put(&mut core);
         if !is_dir(inode) {
             // Roll-forward could restore only the new name, so the next fsync needs a checkpoint.
             core.advise = core.advise.union(Advise::LOST_PARENT);
         }
         core.ctime = self.now();
         drop(core);
-        self.since_cp.rename_into(to.dir.nid());
+        self.since_cp.rename_into(dir.nid());
         if is_dir(inode) {
             self.since_cp.rename_into(inode.nid());
         }
@@ -442,7 +464,14 @@ impl F2fs {
             .as_ref()
             .expect("an exchange has checked that both names exist");
         let (old_entry, old) = &pair.old;
-        let _pins = self.pin_to_rename(cx, from, to, pair, None)?;
+        let places = [
+            self.new_place(from, to, old, cx.tag)?,
+            self.new_place(to, from, new, cx.tag)?,
+        ];
+        let mut pins = self.pin_to_rename((from, to), pair, None, cx.tag)?;
+        for place in &places {
+            self.pin_up(&mut pins, place, cx.tag)?;
+        }
         let change = self.change()?;
         let swap = || {
             for (side, entry, goes, comes) in
@@ -460,8 +489,8 @@ impl F2fs {
                 drop(core);
                 self.record_moved_name(side.dir, entry.hash);
             }
-            self.move_inode(&change, from, to, old, cx.tag)?;
-            self.move_inode(&change, to, from, new, cx.tag)
+            let mut moves = places.iter();
+            moves.try_for_each(|place| self.move_inode(&change, place, cx.tag))
         };
         self.abort_on_error(swap())
     }
@@ -475,6 +504,7 @@ struct RenamedInode<'a> {
     from: RenameSide<'a>,
     to: RenameSide<'a>,
     pair: &'a RenamePair,
+    place: NewPlace<'a>,
 }
 
 impl RenamedInode<'_> {
@@ -488,7 +518,7 @@ impl RenamedInode<'_> {
         self.insert_new_name(reservation, free_dentry)?;
         steadfs_rt::fault_point("rename");
         self.remove_old_name(whiteout)?;
-        fs.move_inode(self.change, self.from, self.to, self.pair.moved(), tag)?;
+        fs.move_inode(self.change, &self.place, tag)?;
         fs.record_moved_name(self.from.dir, self.pair.old.0.hash);
         match self.pair.replaced() {
             Some(new) if is_dir(new) => fs.drop_all_links(self.change, new, tag),
@@ -514,8 +544,7 @@ impl RenamedInode<'_> {
         let Some((entry, _)) = &self.pair.new else {
             let free_dentry = free_dentry.expect("a new name has free slots");
             let counts = counts(self.from, to, old);
-            let name = fs.stored_name(to.dir, to.name, self.cx.tag)?;
-            let slot = (to.dir, free_dentry, &*name.bytes);
+            let slot = (to.dir, free_dentry, &*self.place.name.bytes);
             return fs.add_name(self.cx, self.change, reservation, slot, old, counts);
         };
         let mut core = to.dir.core.write();
@@ -528,17 +557,16 @@ impl RenamedInode<'_> {
 
     fn remove_old_name(&self, whiteout: Option<&Inode>) -> Result<()> {
         let (fs, from, tag) = (self.fs, self.from, self.cx.tag);
-        // Entries never move within blocks, but the inline directory may have been converted to blocks.
-        let entry = fs.found_dentry(from, tag)?;
+        let entry = &self.pair.old.0;
         // Within one directory the `..` link count is unchanged, unless a directory was replaced.
         let old = self.pair.moved();
         let subdir = is_dir(old) && (counts(from, self.to, old) || self.pair.new.is_some());
         let Some(whiteout) = whiteout else {
-            return fs.remove_dentry_and_link(self.change, from.dir, &entry, subdir, tag);
+            return fs.remove_dentry_and_link(self.change, from.dir, entry, subdir, tag);
         };
         let mut core = from.dir.core.write();
         let target = (whiteout.nid(), whiteout.kind());
-        fs.retarget(self.change, from.dir, &core, &entry, target, tag)?;
+        fs.retarget(self.change, from.dir, &core, entry, target, tag)?;
         fs.touch_dir(&mut core);
         if subdir {
             drop_subdir_link(&mut core);
