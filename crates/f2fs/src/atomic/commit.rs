@@ -1,5 +1,6 @@
 //! The commit of an atomic write.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
@@ -9,7 +10,7 @@ use super::{AtomicWrite, stale};
 use crate::cp_lock::Change;
 use crate::data::{BLOCK, MapTarget};
 use crate::disk::superblock::StopReason;
-use crate::disk::{self, BlockAddr, DiskError, Structure};
+use crate::disk::{self, BlockAddr, DiskError, Nid, Structure};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::{Node, Slot, SlotLookup};
@@ -22,8 +23,8 @@ struct Moves {
     runs: Vec<(u64, u64)>,
     /// Runs of blocks that the file had before it was truncated, and has no more.
     gone: Vec<(u64, u64)>,
-    /// The nodes that map any of these stay in memory.
-    _nodes: Vec<Arc<Node>>,
+    /// The nodes that map any of these, and what the file is truncated by, stay in memory.
+    _nodes: BTreeMap<Nid, Arc<Node>>,
     /// So do the quota entries of both files.
     _pins: Pins,
 }
@@ -36,6 +37,11 @@ struct Both<'c> {
     core: &'c mut disk::Inode,
     staged_core: &'c mut disk::Inode,
     tag: IoTag,
+}
+
+/// Whether a commit frees blocks behind the end of the file, whose stored size is that from before the start.
+fn is_shorter(file: &Inode, core: &disk::Inode) -> bool {
+    file.size().div_ceil(BLOCK) < core.size.div_ceil(BLOCK)
 }
 
 impl F2fs {
@@ -129,7 +135,7 @@ impl F2fs {
     /// Finds the blocks to be moved and reads all nodes that this needs.
     fn plan_moves(&self, inode: &Inode, write: &AtomicWrite, tag: IoTag) -> Result<Moves> {
         let staging = &*write.staging;
-        let (mut runs, mut gone, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut runs, mut gone, mut nodes) = (Vec::new(), Vec::new(), BTreeMap::new());
         let end = write.seen_blocks();
         let mut at = 0;
         while at < end {
@@ -137,13 +143,20 @@ impl F2fs {
             let len = run.len.min(end - at);
             match run.target {
                 MapTarget::Block(_) => {
-                    self.pin_leaf(inode, at, &mut nodes, tag)?;
-                    self.pin_leaf(staging, at, &mut nodes, tag)?;
+                    for file in [inode, staging] {
+                        self.hold_nodes(file, at..at + len, &mut nodes, tag)?;
+                    }
                     runs.push((at, len));
                 }
                 _ => self.plan_gone(inode, write, (at, len), &mut gone, tag)?,
             }
             at += len;
+        }
+        for &(at, len) in &gone {
+            self.hold_nodes(inode, at..at + len, &mut nodes, tag)?;
+        }
+        if is_shorter(inode, &inode.core.read()) {
+            self.hold_nodes(inode, end..u64::MAX, &mut nodes, tag)?;
         }
         Ok(Moves {
             runs,
@@ -175,20 +188,6 @@ impl F2fs {
         Ok(())
     }
 
-    fn pin_leaf(
-        &self,
-        inode: &Inode,
-        block: u64,
-        nodes: &mut Vec<Arc<Node>>,
-        tag: IoTag,
-    ) -> Result<()> {
-        let core = inode.core.read();
-        if let SlotLookup::Slot(slot) = self.find_slot(inode, &core, block, tag)? {
-            nodes.push(slot.node);
-        }
-        Ok(())
-    }
-
     fn move_all(&self, both: &mut Both<'_>, moves: &Moves) -> Result<()> {
         self.mark_dirty(both.change, both.file, both.tag)?;
         self.mark_dirty(both.change, both.staging, both.tag)?;
@@ -209,9 +208,8 @@ impl F2fs {
             }
         }
         let end = both.file.size().div_ceil(BLOCK);
-        let old_end = both.core.size.div_ceil(BLOCK);
         let (file, core) = (both.file, &mut *both.core);
-        if end < old_end
+        if is_shorter(file, core)
             && self.truncate_nodes(both.change, file, core, end, u32::MAX, both.tag)? != end
         {
             unreachable!("the number of nodes is not limited");

@@ -3,6 +3,8 @@
 //! The caller holds the inode's `core`: shared for a walk, exclusively for a change. A node's lock is held only for one
 //! access.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
@@ -84,6 +86,40 @@ impl F2fs {
         block: u64,
         tag: IoTag,
     ) -> Result<SlotLookup> {
+        self.visit_path(inode, core, block, tag, |_| {})
+    }
+
+    /// Adds to `nodes` those that map any block of a range, and those above them: they stay in memory.
+    pub(crate) fn hold_nodes(
+        &self,
+        inode: &Inode,
+        blocks: Range<u64>,
+        nodes: &mut BTreeMap<Nid, Arc<Node>>,
+        tag: IoTag,
+    ) -> Result<()> {
+        let core = inode.core.read();
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let hold = |node: &Arc<Node>| {
+                nodes.entry(node.nid()).or_insert_with(|| Arc::clone(node));
+            };
+            at += match self.visit_path(inode, &core, at, tag, hold)? {
+                SlotLookup::Slot(slot) => slot.left.into(),
+                SlotLookup::Missing(blocks) => blocks,
+            };
+        }
+        Ok(())
+    }
+
+    /// [`F2fs::find_slot`], which passes each node below the inode's own to `visit`, from above.
+    fn visit_path(
+        &self,
+        inode: &Inode,
+        core: &disk::Inode,
+        block: u64,
+        tag: IoTag,
+        mut visit: impl FnMut(&Arc<Node>),
+    ) -> Result<SlotLookup> {
         let fanout = core.fanout(&self.layout);
         let Some(path) = fanout.path(block) else {
             return Ok(SlotLookup::Missing(u64::MAX - block));
@@ -114,6 +150,7 @@ impl F2fs {
         };
         if let Some(nid) = self.recovered().leaf(ino, path.offsets[path.depth]) {
             let node = self.expect_node(nid, ino, path.offsets[path.depth], tag)?;
+            visit(&node);
             return Ok(SlotLookup::Slot(leaf(node)));
         }
         let mut at = self.inode_node(ino, tag)?;
@@ -131,6 +168,7 @@ impl F2fs {
                 )));
             }
             at = self.expect_node(nid, ino, path.offsets[level], tag)?;
+            visit(&at);
         }
         Ok(SlotLookup::Slot(leaf(at)))
     }
