@@ -1,8 +1,8 @@
 //! Power cuts around atomic writes of f2fs: after a mount each file has all of a transaction or nothing of it, and each
 //! commit that was acknowledged.
 //!
-//! A run has tasks that write a file each in transactions, of which some are aborted or left, beside tasks that write and
-//! fsync other files, make everything durable, and ask for GC. Then the power fails at every request of the device, and any
+//! A run has tasks that write a file each in transactions, of which some are aborted or left, beside tasks that fsync the
+//! same files, write and fsync others, make everything durable, and ask for GC. Then the power fails at every request of the device, and any
 //! subset of the writes that were not flushed survives. What a mount finds is compared with the transactions, and the
 //! volume is checked.
 //!
@@ -172,6 +172,24 @@ fn beside(fs: &Arc<dyn FileSystem>, ended: &Arc<AtomicBool>, seed: u64) -> JoinH
     })
 }
 
+/// A task that fsyncs a file that another task writes in transactions: that commits nothing.
+fn syncs(
+    fs: &Arc<dyn FileSystem>,
+    file: InodeNo,
+    ended: &Arc<AtomicBool>,
+    seed: u64,
+) -> JoinHandle<()> {
+    let (fs, ended) = (Arc::clone(fs), Arc::clone(ended));
+    spawn("syncs", move || {
+        let mut random = Random::new(seed);
+        while !ended.load(Ordering::Relaxed) {
+            fs.fsync(&Cx::default(), file, random.below(2) == 0)
+                .unwrap();
+            sleep(Duration::from_micros(1 + random.below(300) as u64));
+        }
+    })
+}
+
 /// A run: the log of its device, and the contents of each file.
 fn run(kind: &'static Kind, seed: u64) -> (Log, Vec<Contents>) {
     let image = Image::from_bytes(&kind.make(kind.usual_mib(), &[]).to_bytes());
@@ -201,14 +219,19 @@ fn run(kind: &'static Kind, seed: u64) -> (Log, Vec<Contents>) {
             device.mark(mark(number, 0, true));
         }
         let ended = Arc::new(AtomicBool::new(false));
-        let beside = beside(&fs, &ended, seed);
+        let syncing = writers.iter().map(|writer| {
+            let seed = seed + 77 + writer.number as u64;
+            syncs(&fs, writer.file, &ended, seed)
+        });
+        let mut others: Vec<_> = syncing.collect();
+        others.push(beside(&fs, &ended, seed));
         let tasks = writers
             .into_iter()
             .map(|writer| spawn("writer", || writer.run()));
         let tasks: Vec<_> = tasks.collect();
         let contents = tasks.into_iter().map(JoinHandle::join).collect();
         ended.store(true, Ordering::Relaxed);
-        beside.join();
+        others.into_iter().for_each(JoinHandle::join);
         (device.log(), contents)
     })
 }
