@@ -222,11 +222,7 @@ impl Ext4 {
             ));
         }
         let core = dir.core.read();
-        if core.has(InodeFlags::ENCRYPTED) {
-            return Err(FsError::NotSupported(
-                "changing whether an encrypted directory is case-insensitive",
-            ));
-        }
+        self.check_may_refold(dir, &core, cx.tag)?;
         match Dir::new(self, dir.ino(), &core, cx.tag).is_empty(&core)? {
             true => Ok(()),
             false => Err(FsError::NotEmpty),

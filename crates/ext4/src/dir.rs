@@ -2,8 +2,8 @@
 //!
 //! A directory is a file of blocks with entries. A directory of one block is searched linearly; a larger one has a hash
 //! index ([`htree`]) if the volume has `dir_index`. The names of an inline directory ([`inline`]) move to a block when the inode has no room for one more.
-//! Case-insensitive directories find and hash names by their folded forms ([`wanted`]). Those with encrypted names
-//! ([`nokey`]) get no new names ([`crate::namei`]); names can be removed there.
+//! Case-insensitive directories find and hash names by their folded forms ([`wanted`]), encrypted ones by their stored forms
+//! ([`encrypted`]). Without their key, names can only be removed there ([`nokey`]).
 //!
 //! **Rule.** The caller holds the directory's `lock` (for writing, if it changes names) and passes its `core`. The
 //! result of a search is valid until the lock is released or the directory is changed.
@@ -23,7 +23,7 @@ use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
 use crate::disk::casefold::Encoding;
-use crate::disk::dir_entry::{self, DirLayout, Found, NewEntry, Room};
+use crate::disk::dir_entry::{self, DirLayout, Found, Room};
 use crate::disk::features::Compat;
 use crate::disk::num::{idx, low32, wide};
 use crate::disk::{self, ChecksumSeed, DiskError, Ino};
@@ -31,7 +31,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
 use crate::verified;
-use wanted::Wanted;
+pub(crate) use wanted::Wanted;
 
 /// Read-ahead window of a directory, in blocks.
 const READ_AHEAD_BLOCKS: u32 = 32;
@@ -42,7 +42,7 @@ pub(crate) struct Dir<'a> {
     ino: Ino,
     layout: DirLayout,
     seed: ChecksumSeed,
-    /// Of a case-insensitive directory.
+    /// Of a case-insensitive directory whose names are not encrypted.
     encoding: Option<Encoding>,
     tag: IoTag,
 }
@@ -98,14 +98,17 @@ pub(crate) enum Search {
 impl<'a> Dir<'a> {
     /// The directory `ino` with the inode `core`; reads have the tag `tag`.
     pub(crate) fn new(fs: &'a Ext4, ino: Ino, core: &disk::Inode, tag: IoTag) -> Self {
-        let folds =
-            |_: &Encoding| core.has(InodeFlags::CASEFOLD) && !core.has(InodeFlags::ENCRYPTED);
+        let folds = core.has(InodeFlags::CASEFOLD);
+        let encrypted = core.has(InodeFlags::ENCRYPTED);
         Self {
             fs,
             ino,
-            layout: DirLayout::of(fs.geo()),
+            layout: DirLayout {
+                has_hashes: folds && encrypted,
+                ..DirLayout::of(fs.geo())
+            },
             seed: core.seed(fs.geo(), ino),
-            encoding: fs.geo().encoding.filter(folds),
+            encoding: fs.geo().encoding.filter(|_| folds && !encrypted),
             tag,
         }
     }
@@ -319,8 +322,7 @@ impl<'a> Dir<'a> {
     }
 
     /// Searches for `name`, or else for room for it, in one pass.
-    pub(crate) fn search(&self, core: &disk::Inode, name: &[u8]) -> Result<Search> {
-        let name = &self.wanted(name);
+    pub(crate) fn search(&self, core: &disk::Inode, name: &Wanted<'_>) -> Result<Search> {
         if core.has(disk::inode::INLINE_DATA) {
             return inline::search(self, core, name);
         }
@@ -356,9 +358,9 @@ impl<'a> Dir<'a> {
     }
 
     /// Whether the next step of [`Dir::grow`] needs no block.
-    pub(crate) fn grows_in_inode(&self, core: &disk::Inode, name: &[u8]) -> Result<bool> {
+    pub(crate) fn grows_in_inode(&self, core: &disk::Inode, name: &Wanted<'_>) -> Result<bool> {
         let is_inline = core.has(disk::inode::INLINE_DATA);
-        Ok(is_inline && inline::with_room(self, core, name)?.is_some())
+        Ok(is_inline && inline::with_room(self, core, &name.name)?.is_some())
     }
 
     /// Makes room for `name` by one step: more room in the inode, a first block, another one, a first index, a split. The caller searches again afterwards.
@@ -368,10 +370,10 @@ impl<'a> Dir<'a> {
         handle: &mut Handle<'_>,
         inode: &Inode,
         core: &mut disk::Inode,
-        name: &[u8],
+        name: &Wanted<'_>,
     ) -> Result<()> {
         if core.has(disk::inode::INLINE_DATA) {
-            let Some(grown) = inline::with_room(self, core, name)? else {
+            let Some(grown) = inline::with_room(self, core, &name.name)? else {
                 return inline::move_out(self, handle, inode, core);
             };
             *core = grown;
@@ -455,8 +457,9 @@ impl<'a> Dir<'a> {
         handle: &mut Handle<'_>,
         core: &mut disk::Inode,
         slot: &Slot,
-        entry: &NewEntry<'_>,
+        (name, ino, kind): (&Wanted<'_>, Ino, FileKind),
     ) -> Result<()> {
+        let entry = &name.entry(ino, kind);
         if !self.is_indexed(core) {
             // An index from a time when the volume had the feature does not have this name, which may even overwrite
             // its root.

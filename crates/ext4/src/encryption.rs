@@ -1,10 +1,9 @@
 //! Encrypted files: their keys, and what the volume's ring of master keys changes.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo, IoTag};
-use steadfs_fscrypt::{Context, FileKey, FileOf, Policy, PolicyCommand, may_be_encrypted};
+use steadfs_fscrypt::{Context, FileKey, FileOf, KeyName, Policy, PolicyCommand, may_be_encrypted};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, NewInode, Result, names};
 
 use crate::credits;
@@ -29,6 +28,16 @@ pub(crate) struct NewEncrypted {
     pub(crate) context: Vec<u8>,
     /// The content of a symbolic link.
     pub(crate) target: Vec<u8>,
+}
+
+/// Fails for a policy that a case-insensitive directory cannot have, as in Linux.
+fn check_may_fold(policy: &Policy) -> Result<()> {
+    match policy.key {
+        KeyName::Identifier(_) => Ok(()),
+        KeyName::Descriptor(_) => Err(FsError::Invalid(
+            "a case-insensitive directory with an encryption policy of version 1",
+        )),
+    }
 }
 
 impl Ext4 {
@@ -143,8 +152,8 @@ impl Ext4 {
                 return Err(FsError::NotEmpty);
             }
             if core.has(InodeFlags::CASEFOLD) {
-                let what = "encrypted case-insensitive directories";
-                return Err(FsError::NotSupported(what));
+                check_may_fold(&policy)?;
+                Self::check_not_indexed(&core)?;
             }
             if policy.needs_stable_inodes()
                 && !self.geo.features.compat.contains(Compat::STABLE_INODES)
@@ -199,30 +208,11 @@ impl Ext4 {
 
     /// Fails for a directory with encrypted names unless its key is there.
     pub(crate) fn check_has_key(&self, dir: &Inode, core: &disk::Inode, tag: IoTag) -> Result<()> {
-        self.stored_name(dir, core, b"", tag).map(drop)
-    }
-
-    /// A new name as a directory stores it.
-    ///
-    /// # Errors
-    /// `NoKey`: the key of an encrypted directory is not there. `NotSupported`: it is case-insensitive, too.
-    pub(crate) fn stored_name<'n>(
-        &self,
-        dir: &Inode,
-        core: &disk::Inode,
-        name: &'n [u8],
-        tag: IoTag,
-    ) -> Result<Cow<'n, [u8]>> {
         if !core.has(InodeFlags::ENCRYPTED) {
-            return Ok(Cow::Borrowed(name));
+            return Ok(());
         }
         let key = self.file_key(dir.ino(), core, FileKind::Directory, tag)?;
-        let key = key.ok_or(FsError::NoKey)?;
-        if core.has(InodeFlags::CASEFOLD) {
-            let what = "new names in encrypted case-insensitive directories";
-            return Err(FsError::NotSupported(what));
-        }
-        Ok(Cow::Owned(key.encrypt_name(name)))
+        key.map(drop).ok_or(FsError::NoKey)
     }
 
     /// Fails if an encrypted directory may not have a name of an inode: it has another policy.
@@ -288,6 +278,34 @@ impl Ext4 {
             value: Some(context),
         };
         self.change_attr(handle, inode, core, &change)
+    }
+
+    /// Fails for an encrypted directory whose names cannot become case-insensitive, or case-sensitive again.
+    ///
+    /// # Errors
+    /// `NoKey`: its key is not there. `Invalid`: its policy is of version 1. `NotSupported`: it has an index.
+    pub(crate) fn check_may_refold(
+        &self,
+        dir: &Inode,
+        core: &disk::Inode,
+        tag: IoTag,
+    ) -> Result<()> {
+        if !core.has(InodeFlags::ENCRYPTED) {
+            return Ok(());
+        }
+        self.check_has_key(dir, core, tag)?;
+        check_may_fold(&self.context(dir.ino(), core, tag)?.policy)?;
+        Self::check_not_indexed(core)
+    }
+
+    /// Encrypted, case-insensitive names have an index of their own kind, which no other one becomes.
+    fn check_not_indexed(core: &disk::Inode) -> Result<()> {
+        match core.has(InodeFlags::INDEX) {
+            false => Ok(()),
+            true => Err(FsError::NotSupported(
+                "encrypted case-insensitive names in a directory that had many names: use a new one",
+            )),
+        }
     }
 
     /// The key of an inode's content; `None`: it is not encrypted.

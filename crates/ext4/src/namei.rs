@@ -20,7 +20,7 @@ use steadfs_jbd2::NameChange;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
 
 use crate::credits;
-use crate::dir::{Dir, Search, Slot};
+use crate::dir::{Dir, Search, Slot, Wanted};
 use crate::disk::inode::LINK_MAX;
 use crate::disk::{self, Ino};
 use crate::fast_commit::refusal;
@@ -32,6 +32,12 @@ use crate::txn::Handle;
 /// Most steps by which a directory grows for one name: each index level once, and the leaf; more are needed only for
 /// long names with equal hashes.
 const GROWTH_STEPS_MAX: u32 = 16;
+
+/// A name that is to be added, and room for it.
+pub(crate) struct NewName<'n> {
+    name: Wanted<'n>,
+    slot: Slot,
+}
 
 impl Ext4 {
     /// The inode with a number given by the caller of the file system. It may come from a file handle: a number that no
@@ -69,29 +75,28 @@ impl Ext4 {
     /// Finds room for `name` in a directory, and grows it if there is none. `rest` credits are left in the handle,
     /// which may have been restarted. Nothing has been changed in it yet, and the directory's slot in the inode table
     /// is pinned.
-    pub(crate) fn room_for_name(
+    pub(crate) fn room_for_name<'n>(
         &self,
         cx: &Cx,
         handle: &mut Handle<'_>,
         dir: &Inode,
-        name: &[u8],
+        name: &'n [u8],
         rest: u32,
-    ) -> Result<Slot> {
-        let name = &*{
+    ) -> Result<NewName<'n>> {
+        let name = {
             let core = dir.core.read();
-            Dir::new(self, dir.ino(), &core, cx.tag).check_new_name(name)?;
-            self.stored_name(dir, &core, name, cx.tag)?
+            Dir::new(self, dir.ino(), &core, cx.tag).new_name(&core, name)?
         };
         for _ in 0..GROWTH_STEPS_MAX {
             let (needed, owners, units) = {
                 let core = dir.core.read();
                 let names = Dir::new(self, dir.ino(), &core, cx.tag);
-                match names.search(&core, name)? {
+                match names.search(&core, &name)? {
                     Search::Found => return Err(FsError::Exists),
-                    Search::Room(slot) => return Ok(slot),
+                    Search::Room(slot) => return Ok(NewName { name, slot }),
                     Search::Full => {}
                 }
-                let units = match names.grows_in_inode(&core, name)? {
+                let units = match names.grows_in_inode(&core, &name)? {
                     true => 0,
                     false => self.geo().cluster_units(),
                 };
@@ -104,7 +109,7 @@ impl Ext4 {
             }
             handle.refuse_fast_commits(refusal::GROWTH);
             let mut core = dir.core.write();
-            Dir::new(self, dir.ino(), &core, cx.tag).grow(handle, dir, &mut core, name)?;
+            Dir::new(self, dir.ino(), &core, cx.tag).grow(handle, dir, &mut core, &name)?;
             handle.consistent();
         }
         Err(Corruption::new("a split leaf has no room for the name")

@@ -410,9 +410,11 @@ pub fn change_again(vault: &Path) {
     symlink("t".repeat(77), vault.join("link of the judge")).unwrap();
 }
 
-/// Those of [`JUDGED`] that get new names: the first ones.
-fn writable() -> impl Iterator<Item = &'static (Place, Kind)> {
-    JUDGED.iter().take_while(|((fs, ..), _)| *fs == "f2fs")
+/// Those of [`JUDGED`], with their numbers, that `STEADFS_JUDGED` names: all, or one.
+fn chosen() -> impl Iterator<Item = (usize, &'static (Place, Kind))> {
+    let only = std::env::var("STEADFS_JUDGED").ok();
+    let all = JUDGED.iter().enumerate();
+    all.filter(move |(_, (_, kind))| only.as_deref().is_none_or(|only| only == kind.name))
 }
 
 #[test]
@@ -421,7 +423,7 @@ fn the_judge_reads_and_changes_encrypted_trees_that_steadfs_wrote() {
     let scratch = Scratch::new();
     let program = std::env::current_exe().unwrap();
     let (mut script, mut images, mut wrote) = (String::new(), Vec::new(), Vec::new());
-    for (((fs, options, flag), kind), (n, letter)) in writable().zip((0..).zip('a'..)) {
+    for ((n, ((fs, options, flag), kind)), letter) in chosen().zip('a'..) {
         let image = kind.judged_image(&scratch, fs);
         let options = if options.is_empty() { "rw" } else { options };
         let mount = SteadMount::new(&scratch, image.path(), options);
@@ -452,7 +454,7 @@ fn the_judge_reads_and_changes_encrypted_trees_that_steadfs_wrote() {
     }
     let paths: Vec<_> = images.iter().map(Image::path).collect();
     boot_with_all_of_f2fs(&scratch, &paths, &script);
-    for (((fs, options, _), kind), (image, wrote)) in writable().zip(images.iter().zip(wrote)) {
+    for ((_, ((fs, options, _), kind)), (image, wrote)) in chosen().zip(images.iter().zip(wrote)) {
         let judges = |which: &str| -> Vec<String> {
             let log = scratch.join(&format!("{}.{which}", kind.name));
             let log = fs::read_to_string(log).unwrap();

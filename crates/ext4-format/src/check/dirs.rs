@@ -13,6 +13,7 @@ use super::{Checker, Issue};
 use crate::disk::casefold::fold;
 use crate::disk::dir_entry::{self, DirLayout, RawEntry};
 use crate::disk::features::Incompat;
+use crate::disk::hash::{HashKind, NameHash};
 use crate::disk::num::get32;
 use crate::disk::{Ino, Inode};
 
@@ -39,6 +40,8 @@ struct Position {
     type_byte: u8,
     /// The byte after the name.
     next_byte: u8,
+    /// What is stored behind the name as its hash.
+    stored_hash: NameHash,
 }
 
 const UNTERMINATED: &str = "its . or .. is not followed by a zero byte";
@@ -156,6 +159,7 @@ impl Checker<'_> {
                             .get(entry.offset + dir_entry::HEADER_SIZE + entry.name.len())
                             .copied()
                             .unwrap_or(0),
+                        stored_hash: entry.stored_hash(bytes),
                     };
                     self.check_entry(position, &entry, named, scratch);
                 }
@@ -189,7 +193,11 @@ impl Checker<'_> {
         self.report.stats.names += 1;
         let key = self.dirs[position.dir].comparison.key(entry.name);
         if let Some(IndexRole::Leaf(hashes)) = named
-            && let Some(hash) = scratch.index.hash.and_then(|params| params.hash(&key))
+            && let Some(hash) = scratch.index.hash.and_then(|params| match params.kind {
+                // Of an encrypted name, by a key.
+                HashKind::SipHash => Some(position.stored_hash),
+                _ => params.hash(&key),
+            })
             && !hashes.contains(hash.major)
         {
             self.issue(Issue::HtreeHash {

@@ -2,7 +2,7 @@
 
 use super::tables::{Comparison, Dir};
 use super::{Checker, Issue};
-use crate::disk::hash::HashParams;
+use crate::disk::hash::{HashKind, HashParams};
 use crate::disk::htree::{self, DxNode};
 use crate::disk::num::get32;
 use crate::disk::{DiskError, Structure};
@@ -85,6 +85,16 @@ impl Checker<'_> {
                 reserved,
                 rule,
             ));
+        }
+        let is_keyed = info.hash == HashKind::SipHash;
+        if is_keyed != (dir.comparison == Comparison::Encrypted) {
+            let rule = match is_keyed {
+                true => "keyed, but the names are not encrypted and case-insensitive",
+                false => "not keyed, but the names are encrypted and case-insensitive",
+            };
+            let version = info.hash.to_disk();
+            let (field, at) = ("hash_version", Structure::HtreeNode);
+            return Err(DiskError::field(at, field, version, rule));
         }
         let root = DxNode::parse_root(&self.layout, dir.seed, block)?;
         index.blocks[0] = IndexRole::Node;

@@ -331,9 +331,8 @@ impl<'a> Checker<'a> {
                 "file contents against their hashes (verity)",
             ),
             (
-                geo.has_incompat(Incompat::CASEFOLD)
-                    && (geo.encoding.is_none() || geo.has_incompat(Incompat::ENCRYPT)),
-                "hashes and equality of encrypted casefolded names, or of unknown encodings (casefold)",
+                geo.has_incompat(Incompat::CASEFOLD) && geo.encoding.is_none(),
+                "hashes and equality of casefolded names in an unknown encoding (casefold)",
             ),
         ];
         for (there, what) in parts {

@@ -172,7 +172,9 @@ pub(super) enum Comparison {
     Bytes,
     /// By their folded forms.
     Folded,
-    /// By plain names that are not on the volume, or in an unknown encoding: not checked.
+    /// By plain names that are not on the volume; their hashes are behind the stored ones.
+    Encrypted,
+    /// By their forms in an unknown encoding: not checked.
     Unknown,
 }
 
@@ -181,7 +183,8 @@ impl Comparison {
     pub(super) fn of(geo: &Geometry, dir: &Inode) -> Self {
         match dir.has(InodeFlags::CASEFOLD) {
             false => Self::Bytes,
-            true if dir.has(InodeFlags::ENCRYPTED) || geo.encoding.is_none() => Self::Unknown,
+            true if dir.has(InodeFlags::ENCRYPTED) => Self::Encrypted,
+            true if geo.encoding.is_none() => Self::Unknown,
             true => Self::Folded,
         }
     }
@@ -190,7 +193,7 @@ impl Comparison {
     pub(super) fn key(self, name: &[u8]) -> Cow<'_, [u8]> {
         match self {
             Self::Folded => fold(name).map_or(Cow::Borrowed(name), Cow::Owned),
-            Self::Bytes | Self::Unknown => Cow::Borrowed(name),
+            Self::Bytes | Self::Encrypted | Self::Unknown => Cow::Borrowed(name),
         }
     }
 }

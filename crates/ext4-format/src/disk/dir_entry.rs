@@ -13,6 +13,7 @@ use steadfs_base::limits::NAME_MAX;
 use steadfs_vfs::FileKind;
 
 use super::features::Incompat;
+use super::hash::NameHash;
 use super::num::{get16, get32, high32, idx, low8, low16, low32, put16, put32, wide};
 use super::{ChecksumSeed, DiskError, Geometry, Ino, Result, Structure};
 
@@ -21,6 +22,8 @@ pub use search::{
     search_by, search_inline,
 };
 
+/// Bytes of the hash behind the name of an entry, where [`DirLayout::has_hashes`] (`ext4_dir_entry_hash`).
+const HASH_SIZE: usize = 8;
 /// Bytes of an entry before its name.
 pub const HEADER_SIZE: usize = 8;
 /// Bytes of the checksum tail (`ext4_dir_entry_tail`).
@@ -28,12 +31,12 @@ pub const TAIL_SIZE: usize = 12;
 /// Type byte of the tail, which no entry has (`EXT4_FT_DIR_CSUM`).
 pub const TAIL_FILE_TYPE: u8 = 0xDE;
 
-/// Bytes an entry with a name of `name_len` bytes needs.
+/// Bytes an entry with a name of `name_len` bytes needs where it has no hash: [`DirLayout::entry_size`].
 pub const fn entry_size(name_len: usize) -> usize {
     (HEADER_SIZE + name_len + 3) & !3
 }
 
-/// The facts of a volume that its directory blocks depend on.
+/// The facts of a volume and a directory that the directory's blocks depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirLayout {
     /// Bytes in a block.
@@ -44,6 +47,9 @@ pub struct DirLayout {
     pub has_file_type: bool,
     /// Largest inode number.
     pub inodes_count: u32,
+    /// Whether entries other than `.` and `..` end with the hash of their name: in encrypted, case-insensitive directories
+    /// (`ext4_hash_in_dirent`).
+    pub has_hashes: bool,
 }
 
 impl DirLayout {
@@ -54,7 +60,13 @@ impl DirLayout {
             has_tail: geo.seed.enabled(),
             has_file_type: geo.has_incompat(Incompat::FILETYPE),
             inodes_count: geo.inodes_count,
+            has_hashes: false,
         }
+    }
+
+    /// Bytes an entry with a name of `name_len` bytes needs.
+    pub const fn entry_size(&self, name_len: usize) -> usize {
+        entry_size(name_len) + if self.has_hashes { HASH_SIZE } else { 0 }
     }
 
     /// Bytes of a block that entries fill.
@@ -117,10 +129,25 @@ impl RawEntry<'_> {
     }
 
     /// Bytes that another entry could use.
-    pub const fn spare(&self) -> usize {
+    pub const fn spare(&self, layout: &DirLayout) -> usize {
         match self.ino {
             None => self.rec_len,
-            Some(_) => self.rec_len - entry_size(self.name.len()),
+            // `.` has no hash.
+            Some(_) => self
+                .rec_len
+                .saturating_sub(layout.entry_size(self.name.len())),
+        }
+    }
+
+    /// The hash behind the name, in the block that has the entry; zeros where there is none.
+    pub fn stored_hash(&self, block: &[u8]) -> NameHash {
+        let at = self.offset + entry_size(self.name.len());
+        let is_there =
+            at + HASH_SIZE <= self.offset + self.rec_len && at + HASH_SIZE <= block.len();
+        let word = |at| if is_there { get32(block, at) } else { 0 };
+        NameHash {
+            major: word(at),
+            minor: word(at + 4),
         }
     }
 }
@@ -308,6 +335,8 @@ pub struct NewEntry<'a> {
     pub kind: FileKind,
     /// The name, 1 to 255 bytes.
     pub name: &'a [u8],
+    /// Its hash, where [`DirLayout::has_hashes`].
+    pub hash: Option<NameHash>,
 }
 
 fn write_entry(
@@ -330,7 +359,13 @@ fn write_entry(
     let name_at = offset + HEADER_SIZE;
     block[name_at..name_at + len].copy_from_slice(entry.name);
     // The padding of the name, so that no old content remains there.
-    block[name_at + len..offset + entry_size(len)].fill(0);
+    let end = offset + entry_size(len);
+    block[name_at + len..end].fill(0);
+    if let Some(hash) = entry.hash {
+        assert!(layout.has_hashes && layout.entry_size(len) <= rec_len);
+        put32(block, end, hash.major);
+        put32(block, end + 4, hash.minor);
+    }
 }
 
 fn write_free(layout: &DirLayout, block: &mut [u8], offset: usize, rec_len: usize) {
@@ -360,11 +395,13 @@ pub fn init_first(layout: &DirLayout, block: &mut [u8], own: Ino, parent: Ino) {
         ino: own,
         kind: FileKind::Directory,
         name: b".",
+        hash: None,
     };
     let dotdot = NewEntry {
         ino: parent,
         kind: FileKind::Directory,
         name: b"..",
+        hash: None,
     };
     let first = entry_size(1);
     write_entry(layout, block, 0, first, &dot);
@@ -375,11 +412,11 @@ pub fn init_first(layout: &DirLayout, block: &mut [u8], own: Ino, parent: Ino) {
 /// Inserts an entry and returns its offset; `None` if there is no room. The caller has made sure that the name does not
 /// exist. Seal the block afterwards.
 pub fn insert(layout: &DirLayout, block: &mut [u8], entry: &NewEntry<'_>) -> Result<Option<usize>> {
-    let needed = entry_size(entry.name.len());
+    let needed = layout.entry_size(entry.name.len());
     for old in entries(layout, block) {
         let old = old?;
-        if old.spare() >= needed {
-            let room = Room::in_entry(&old);
+        if old.spare(layout) >= needed {
+            let room = Room::in_entry(layout, &old);
             insert_at(layout, block, &room, entry);
             return Ok(Some(room.place()));
         }
@@ -455,9 +492,13 @@ impl<'a> Packer<'a> {
         self.last.map_or(0, |(offset, size)| offset + size)
     }
 
-    /// Appends an entry; false where it does not fit.
-    pub fn push(&mut self, ino: Ino, file_type: u8, name: &[u8]) -> bool {
-        let (at, size) = (self.next(), entry_size(name.len()));
+    /// Appends an entry, with its hash where [`DirLayout::has_hashes`]; false where it does not fit.
+    pub fn push(&mut self, ino: Ino, file_type: u8, name: &[u8], hash: Option<NameHash>) -> bool {
+        let needed = match hash {
+            Some(_) => self.layout.entry_size(name.len()),
+            None => entry_size(name.len()),
+        };
+        let (at, size) = (self.next(), needed);
         if size > self.layout.entries_end() - at {
             return false;
         }
@@ -465,6 +506,7 @@ impl<'a> Packer<'a> {
             ino,
             kind: FileKind::Regular,
             name,
+            hash,
         };
         write_entry(&self.layout, self.block, at, size, &entry);
         // The type byte is kept, even an unknown one.

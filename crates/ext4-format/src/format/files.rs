@@ -50,6 +50,7 @@ impl Build {
                 ino: self.lost_found(),
                 kind: FileKind::Directory,
                 name: b"lost+found",
+                hash: None,
             };
             dir_entry::insert(&layout, block.make_mut(), &entry)?;
         }

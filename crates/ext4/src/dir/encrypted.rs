@@ -1,7 +1,6 @@
 //! Names of encrypted directories whose key is there.
 //!
-//! They are stored, compared and hashed encrypted. In a case-insensitive directory two spellings differ in their encrypted
-//! forms, so entries are decrypted to be compared, and the index has a keyed hash of the folded name.
+//! They are stored, compared and hashed encrypted, in a case-insensitive directory by their decrypted forms ([`Wanted`]).
 
 use std::sync::Arc;
 
@@ -9,11 +8,9 @@ use steadfs_fscrypt::FileKey;
 use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
 use super::wanted::Wanted;
-use super::{Dir, Entry, nokey};
+use super::{Dir, Entry};
 use crate::disk;
-use crate::disk::casefold::FoldedName;
 use crate::disk::dir_entry::RawEntry;
-use crate::disk::hash::NameHash;
 
 impl Dir<'_> {
     /// The key of the directory's names; `None`: they are not encrypted, or the key is not there.
@@ -45,23 +42,13 @@ impl Dir<'_> {
 pub(super) fn find(
     dir: &Dir<'_>,
     core: &disk::Inode,
-    key: &FileKey,
+    key: &Arc<FileKey>,
     name: &[u8],
 ) -> Result<Option<Entry>> {
-    let encoding = dir.fs.geo().encoding;
-    let Some(encoding) = encoding.filter(|_| core.has(InodeFlags::CASEFOLD)) else {
-        let stored = key.encrypt_name(name);
-        return dir.find_wanted(core, &Wanted::exact(&stored));
-    };
-    let wanted = FoldedName::new(name);
-    let hash = key.hash_name(wanted.hashed()).unwrap_or_default();
-    let NameHash { major, .. } = NameHash::of_keyed(hash);
-    let found = nokey::find_by(dir, core, major, &|_, entry| {
-        let name = key.decrypt_name(entry.name);
-        Ok(name.is_ok_and(|name| wanted.is_same(&name)))
-    })?;
+    let wanted = Wanted::encrypted(key, core.has(InodeFlags::CASEFOLD), name);
+    let found = dir.find_wanted(core, &wanted)?;
     if found.is_none() {
-        encoding.check(&wanted)?;
+        dir.check_encoded(&wanted)?;
     }
     Ok(found)
 }

@@ -96,7 +96,15 @@ impl Dir<'_> {
         if self.is_indexed(core) {
             return Ok(self.root(core)?.1.hash);
         }
-        Ok(self.fs.geo().hash.kind)
+        Ok(self.new_hash_kind())
+    }
+
+    /// How names would be hashed in a new index.
+    pub(super) fn new_hash_kind(&self) -> HashKind {
+        match self.layout.has_hashes {
+            true => HashKind::SipHash,
+            false => self.fs.geo().hash.kind,
+        }
     }
 
     /// The path to the first leaf of names with this hash.
@@ -181,7 +189,7 @@ impl Dir<'_> {
         name: &Wanted<'_>,
     ) -> Result<Option<Entry>> {
         let (buf, info) = self.root(core)?;
-        let hash = self.hash_bytes(info.hash, name.hashed())?;
+        let hash = self.hash_wanted(info.hash, name)?;
         let path = self.descend_from(core, buf, info, hash.major)?;
         if let Some(entry) = self.find_in(self.leaf_of(core, &path)?, name)? {
             return Ok(Some(entry));
@@ -268,7 +276,7 @@ impl Dir<'_> {
 
     pub(super) fn search_indexed(&self, core: &disk::Inode, name: &Wanted<'_>) -> Result<Search> {
         let (buf, info) = self.root(core)?;
-        let hash = self.hash_bytes(info.hash, name.hashed())?;
+        let hash = self.hash_wanted(info.hash, name)?;
         let path = self.descend_from(core, buf, info, hash.major)?;
         let search = self.search_in(self.leaf_of(core, &path)?, name)?;
         if matches!(search, Search::Found) {
@@ -334,16 +342,13 @@ impl Dir<'_> {
         let entries: Result<Vec<_>, _> = dir_entry::entries(&self.layout, &old).collect();
         let (dots, entries) = dots.and_then(|dots| Ok((dots, entries?))).map_err(bad)?;
         let info = RootInfo {
-            hash: self.fs.geo().hash.kind,
+            hash: self.new_hash_kind(),
             indirect_levels: 0,
         };
         let (at, leaf) = self.fs.append_dir_block(handle, inode, core)?;
         // The first two are the dots.
-        self.pack(
-            handle,
-            &leaf,
-            entries[2..].iter().filter(|entry| entry.ino.is_some()),
-        )?;
+        let names = entries[2..].iter().filter(|entry| entry.ino.is_some());
+        self.pack(handle, &leaf, &old, names)?;
         let mut guard = handle.write(&root)?;
         let first = u32::try_from(at.0).expect("the second block of a directory");
         DxNodeMut::init_root(&self.layout, &mut guard, dots, info, first).seal(self.seed);
@@ -352,18 +357,20 @@ impl Dir<'_> {
         Ok(())
     }
 
-    /// Fills a leaf with entries.
+    /// Fills a leaf with entries of the block `from`.
     fn pack<'e>(
         &self,
         handle: &mut Handle<'_>,
         buf: &Arc<MetaBuf>,
+        from: &[u8],
         entries: impl Iterator<Item = &'e RawEntry<'e>>,
     ) -> Result<()> {
         self.rewrite(handle, buf, |block| {
             let mut packer = Packer::new(&self.layout, block);
             for entry in entries {
                 let ino = entry.ino.expect("free space is not packed");
-                let fits = packer.push(ino, entry.file_type, entry.name);
+                let hash = self.layout.has_hashes.then(|| entry.stored_hash(from));
+                let fits = packer.push(ino, entry.file_type, entry.name, hash);
                 assert!(fits, "entries of one block fit a block");
             }
             packer.finish();
@@ -375,10 +382,10 @@ impl Dir<'_> {
         handle: &mut Handle<'_>,
         inode: &Inode,
         core: &mut disk::Inode,
-        name: &[u8],
+        name: &Wanted<'_>,
     ) -> Result<()> {
         let (buf, info) = self.root(core)?;
-        let hash = self.hash(info.hash, name)?;
+        let hash = self.hash_wanted(info.hash, name)?;
         let path = self.descend_from(core, buf, info, hash.major)?;
         let mut roomy = None;
         for (depth, step) in path.steps.iter().enumerate().rev() {
@@ -428,15 +435,17 @@ impl Dir<'_> {
         for entry in dir_entry::entries(&self.layout, &data) {
             let entry = entry.map_err(self.bad(leaf.block()))?;
             if entry.ino.is_some() {
-                names.push((self.hash(path.info.hash, entry.name)?.major, entry));
+                names.push((self.hash_entry(path.info.hash, &data, &entry)?.major, entry));
             }
         }
         names.sort_by_key(|&(hash, _)| hash);
-        let split = split_point(&names, self.layout.block_size)
+        let split = split_point(&names, &self.layout)
             .ok_or_else(|| self.corrupt("a full leaf has fewer than two names"))?;
         let (at, new) = self.fs.append_dir_block(handle, inode, core)?;
-        self.pack(handle, &new, names[split..].iter().map(|(_, entry)| entry))?;
-        self.pack(handle, &leaf, names[..split].iter().map(|(_, entry)| entry))?;
+        for (leaf, names) in [(&new, &names[split..]), (&leaf, &names[..split])] {
+            let entries = names.iter().map(|(_, entry)| entry);
+            self.pack(handle, leaf, &data, entries)?;
+        }
         let lowest = names[split].0;
         let continued = u32::from(names[split - 1].0 == lowest);
         let child = DxEntry {
@@ -527,15 +536,15 @@ impl Dir<'_> {
 
 /// Where to cut sorted names so that neither half fills more than about half a block; by count where
 /// all of them fit half a block.
-fn split_point(names: &[(u32, RawEntry<'_>)], block_size: usize) -> Option<usize> {
+fn split_point(names: &[(u32, RawEntry<'_>)], layout: &DirLayout) -> Option<usize> {
     if names.len() < 2 {
         return None;
     }
     let mut moved = 0;
     for (i, (_, entry)) in names.iter().enumerate().skip(1).rev() {
-        let size = dir_entry::entry_size(entry.name.len());
+        let size = layout.entry_size(entry.name.len());
         // An entry belongs to the half that has its larger part.
-        if moved + size / 2 > block_size / 2 {
+        if moved + size / 2 > layout.block_size / 2 {
             return Some((i + 1).min(names.len() - 1));
         }
         moved += size;

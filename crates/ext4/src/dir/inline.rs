@@ -182,7 +182,7 @@ pub(super) fn move_out(
     dir.rewrite(handle, &buf, |block| {
         let mut packer = Packer::new(&dir.layout, block);
         for (ino, file_type, name) in &names {
-            let fits = packer.push(*ino, *file_type, name);
+            let fits = packer.push(*ino, *file_type, name, None);
             assert!(fits, "their sizes were added up");
         }
         packer.finish();

@@ -23,7 +23,7 @@ use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
 use super::shown::Emit;
 use super::{Dir, htree, inline, nokey};
 use crate::disk::dir_entry::{self, RawEntry};
-use crate::disk::hash::HashKind;
+use crate::disk::hash::{HashKind, NameHash};
 use crate::disk::{self, Ino};
 
 /// Most names kept in memory if a run of equal hashes covers many leaves.
@@ -95,17 +95,21 @@ impl Dir<'_> {
 
     fn collect_only_block(&self, core: &disk::Inode, resume: u64) -> Result<Window> {
         let mut names = Vec::new();
-        let kind = self.fs.geo().hash.kind;
+        let kind = self.new_hash_kind();
         if core.has(disk::inode::INLINE_DATA) {
             inline::each(self, core, &mut |_, _, entry| {
-                self.take(kind, entry, resume, &mut names).map(|_| true)
+                let hash = self.hash(kind, entry.name)?;
+                self.take((kind, hash), entry, resume, &mut names)?;
+                Ok(true)
             })?;
         } else {
             let buf = self.leaf(core, 0)?;
-            for entry in dir_entry::entries(&self.layout, &buf.data()) {
+            let block = buf.data();
+            for entry in dir_entry::entries(&self.layout, &block) {
                 let entry = entry.map_err(self.bad(buf.block()))?;
-                if !is_dots(&entry) {
-                    self.take(kind, &entry, resume, &mut names)?;
+                if entry.ino.is_some() && !is_dots(&entry) {
+                    let hash = self.hash_entry(kind, &block, &entry)?;
+                    self.take((kind, hash), &entry, resume, &mut names)?;
                 }
             }
         }
@@ -153,12 +157,15 @@ impl Dir<'_> {
         names: &mut Vec<Name>,
     ) -> Result<()> {
         let buf = self.leaf_of(core, path)?;
-        for entry in dir_entry::entries(&self.layout, &buf.data()) {
+        let (block, kind) = (buf.data(), path.hash_kind());
+        for entry in dir_entry::entries(&self.layout, &block) {
             let entry = entry.map_err(self.bad(buf.block()))?;
             if entry.ino.is_none() {
                 continue;
             }
-            let major = self.take(path.hash_kind(), &entry, resume, names)?;
+            let hash = self.hash_entry(kind, &block, &entry)?;
+            self.take((kind, hash), &entry, resume, names)?;
+            let major = hash.major;
             if bound.is_some_and(|bound| major > bound || (major == bound && bound & 1 == 0)) {
                 return Err(self.corrupt("a name is not where the index says"));
             }
@@ -166,19 +173,18 @@ impl Dir<'_> {
         Ok(())
     }
 
-    /// Adds a name unless it is before `resume`; returns its hash.
+    /// Adds a name with this hash unless it is before `resume`.
     fn take(
         &self,
-        kind: HashKind,
+        (kind, hash): (HashKind, NameHash),
         entry: &RawEntry<'_>,
         resume: u64,
         names: &mut Vec<Name>,
-    ) -> Result<u32> {
+    ) -> Result<()> {
         let Some(ino) = entry.ino else {
-            return Ok(0);
+            return Ok(());
         };
         self.check_shown(entry)?;
-        let hash = self.hash(kind, entry.name)?;
         let tie = match kind {
             HashKind::Legacy => crc32c(!0, entry.name),
             _ => hash.minor,
@@ -193,7 +199,7 @@ impl Dir<'_> {
                 name,
             });
         }
-        Ok(hash.major)
+        Ok(())
     }
 
     fn read_by_position(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {

@@ -61,7 +61,7 @@ impl Replay<'_> {
         self.change(|replay, handle| {
             let (fs, cx) = (replay.fs, replay.cx.clone());
             let slot = fs.room_for_name(&cx, handle, dir, &name.name, 0)?;
-            fs.add_name(&cx, handle, dir, (&slot, &name.name), inode, subdir)
+            fs.add_name(&cx, handle, dir, &slot, inode, subdir)
         })?;
         Ok(true)
     }

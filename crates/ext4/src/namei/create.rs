@@ -9,12 +9,11 @@ use steadfs_vfs::acl::Inherited;
 use steadfs_vfs::names::check_new_name;
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, InodeFlags, NewInode, Result};
 
-use super::{check_may_have_subdir, gain_subdir};
+use super::{NewName, check_may_have_subdir, gain_subdir};
 use crate::acl::index_of;
 use crate::attr::flags_for;
 use crate::credits;
-use crate::dir::{Dir, Slot};
-use crate::disk::dir_entry::NewEntry;
+use crate::dir::Dir;
 use crate::disk::features::Incompat;
 use crate::disk::inode::I_BLOCK_SIZE;
 use crate::disk::{self, Ino};
@@ -139,7 +138,7 @@ impl Ext4 {
             handle.track();
             let slot = self.room_for_name(cx, handle, &dir, name, credits)?;
             let inode = self.new_inode(cx, handle, &dir, spec, links)?;
-            self.add_name(cx, handle, &dir, (&slot, name), &inode, subdir)?;
+            self.add_name(cx, handle, &dir, &slot, &inode, subdir)?;
             self.record_name(handle, NameChange::Create, (&dir, name), &inode);
             inode.add_lookup();
             Ok(inode)
@@ -173,24 +172,19 @@ impl Ext4 {
         Ok(pins)
     }
 
-    /// Inserts a name at `slot`. `subdir`: the directory's link count gains a `..`.
+    /// Inserts a name. `subdir`: the directory's link count gains a `..`.
     pub(crate) fn add_name(
         &self,
         cx: &Cx,
         handle: &mut Handle<'_>,
         dir: &Inode,
-        (slot, name): (&Slot, &[u8]),
+        new: &NewName<'_>,
         inode: &Inode,
         subdir: bool,
     ) -> Result<()> {
         let mut core = dir.core.write();
-        let name = &*self.stored_name(dir, &core, name, cx.tag)?;
-        let entry = NewEntry {
-            ino: inode.ino(),
-            kind: inode.kind(),
-            name,
-        };
-        Dir::new(self, dir.ino(), &core, cx.tag).insert(handle, &mut core, slot, &entry)?;
+        let named = (&new.name, inode.ino(), inode.kind());
+        Dir::new(self, dir.ino(), &core, cx.tag).insert(handle, &mut core, &new.slot, named)?;
         self.touch_dir(&mut core);
         if subdir {
             gain_subdir(&mut core);

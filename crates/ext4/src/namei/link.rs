@@ -43,7 +43,7 @@ impl Ext4 {
             handle.track();
             let slot = self.room_for_name(cx, handle, &dir, name, credits::LINK)?;
             self.gain_name(handle, &inode)?;
-            self.add_name(cx, handle, &dir, (&slot, name), &inode, false)?;
+            self.add_name(cx, handle, &dir, &slot, &inode, false)?;
             self.record_name(handle, NameChange::Link, (&dir, name), &inode);
             Ok::<_, FsError>(())
         })?;

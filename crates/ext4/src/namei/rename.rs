@@ -9,9 +9,11 @@ use steadfs_vfs::names::{NameIn, check_may_lose_name, check_rename, with_names_l
 use steadfs_vfs::{Cx, FileKind, FsError, NewInode, RenameFlags, Result};
 
 use super::create::Failed;
-use super::{check_may_have_subdir, check_may_remove, check_project, gain_subdir, lose_subdir};
+use super::{
+    NewName, check_may_have_subdir, check_may_remove, check_project, gain_subdir, lose_subdir,
+};
 use crate::credits;
-use crate::dir::{Dir, Entry, Slot};
+use crate::dir::{Dir, Entry};
 use crate::disk::Ino;
 use crate::fast_commit::refusal;
 use crate::fs::Ext4;
@@ -386,11 +388,11 @@ impl Ext4 {
         handle: &mut Handle<'_>,
         (from, to): (Side<'_>, Side<'_>),
         pair: &Pair,
-        slot: Option<&Slot>,
+        slot: Option<&NewName<'_>>,
     ) -> Result<()> {
         if let Some(slot) = slot {
             let counts = counts(from, to, &pair.old);
-            return self.add_name(cx, handle, to.dir, (slot, to.name), &pair.old, counts);
+            return self.add_name(cx, handle, to.dir, slot, &pair.old, counts);
         }
         let entry = self.present(cx, to)?;
         let mut core = to.dir.core.write();

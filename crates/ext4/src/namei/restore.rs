@@ -14,12 +14,11 @@ use steadfs_vfs::{
 };
 
 use super::create::NewContent;
-use super::{check_may_have_subdir, gain_subdir, lose_subdir};
+use super::{NewName, check_may_have_subdir, gain_subdir, lose_subdir};
 use crate::attr::{MODIFIABLE, flags_for};
 use crate::credits;
-use crate::dir::{Dir, Entry, Slot};
+use crate::dir::{Dir, Entry};
 use crate::disk::Ino;
-use crate::disk::dir_entry::NewEntry;
 use crate::disk::superblock::STATE_ERROR;
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -62,18 +61,14 @@ impl Ext4 {
         &self,
         handle: &mut Handle<'_>,
         dir: &Inode,
-        (slot, name): (&Slot, &[u8]),
+        new: &NewName<'_>,
         inode: &Inode,
         subdir: bool,
     ) -> Result<()> {
-        let entry = NewEntry {
-            ino: inode.ino(),
-            kind: inode.kind(),
-            name,
-        };
+        let named = (&new.name, inode.ino(), inode.kind());
         let mut core = dir.core.write();
         Dir::new(self, dir.ino(), &core, IoTag::default())
-            .insert(handle, &mut core, slot, &entry)?;
+            .insert(handle, &mut core, &new.slot, named)?;
         if subdir {
             gain_subdir(&mut core);
         }
@@ -114,7 +109,7 @@ impl Ext4 {
         self.orphans.pin_to_remove(self, &mut pins, inode.ino())?;
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             let slot = self.room_for_name(&cx, handle, dir, name, credits::RENAME)?;
-            self.put_entry(handle, dir, (&slot, name), inode, subdir)?;
+            self.put_entry(handle, dir, &slot, inode, subdir)?;
             if subdir {
                 self.point_to_parent(handle, inode, dir.ino())?;
             }
@@ -151,7 +146,7 @@ impl Ext4 {
         }
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             let slot = self.room_for_name(&cx, handle, to_dir, to, credits::RENAME)?;
-            self.put_entry(handle, to_dir, (&slot, to), &inode, subdir)?;
+            self.put_entry(handle, to_dir, &slot, &inode, subdir)?;
             // The insertion may have moved the old name within the same block.
             let entry = self.given_entry(from_dir, from)?;
             self.drop_entry(handle, from_dir, &entry, subdir)?;

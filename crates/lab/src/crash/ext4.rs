@@ -35,7 +35,7 @@ struct Recipe {
 
 /// Each mechanism is on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so
 /// that images differ in few blocks.
-const RECIPES: [Recipe; 18] = [
+const RECIPES: [Recipe; 19] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -178,6 +178,16 @@ const RECIPES: [Recipe; 18] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "256", "-O", "encrypt"],
+        mount: "",
+        queue: |_| {},
+    },
+    Recipe {
+        name: "ext4-encrypted-folded-1k",
+        size: "5M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256", "-O", "encrypt,casefold"],
         mount: "",
         queue: |_| {},
     },
@@ -379,9 +389,9 @@ impl Recipe {
             fixed_inodes: true,
         };
         match (self.has("casefold"), self.has("encrypt")) {
-            (true, _) => subject.with_flags_of_root(InodeFlags::CASEFOLD),
-            (_, true) => subject.encrypted(),
-            _ => Ok(subject),
+            (true, false) => subject.with_flags_of_root(InodeFlags::CASEFOLD),
+            (folds, true) => subject.encrypted(folds),
+            (false, false) => Ok(subject),
         }
     }
 }

@@ -228,7 +228,7 @@ impl Recipe {
         match (folds, compresses) {
             (true, _) => subject.with_flags_of_root(InodeFlags::CASEFOLD),
             (_, true) => subject.with_flags_of_root(InodeFlags::COMPRESSED),
-            _ if self.features.contains("encrypt") => subject.encrypted(),
+            _ if self.features.contains("encrypt") => subject.encrypted(false),
             _ => Ok(subject),
         }
     }

@@ -111,11 +111,11 @@ impl Subject {
         Ok(self)
     }
 
-    /// Has programs run in an encrypted directory, whose key each mount has.
+    /// Has programs run in an encrypted directory, whose key each mount has; `folds`: it is case-insensitive, too.
     ///
     /// # Errors
     /// The volume cannot be mounted, or cannot have such a directory.
-    pub(super) fn encrypted(mut self) -> io::Result<Self> {
+    pub(super) fn encrypted(mut self, folds: bool) -> io::Result<Self> {
         const KEYS: &str = "keys";
         let open = Arc::clone(&self.open);
         self.open = Arc::new(move |device| {
@@ -134,7 +134,11 @@ impl Subject {
             let name = keys.split_whitespace().last().unwrap_or_default();
             // AES-256-XTS and AES-256-CTS, names in multiples of 16 bytes.
             let policy = format!("policy {} {name} 1 4 2 0", top.ino.0);
-            let set = fs.write_control(KEYS, policy.as_bytes());
+            let mut set = fs.write_control(KEYS, policy.as_bytes());
+            if folds && set.is_ok() {
+                let had = fs.flags(&cx, top.ino).map_err(Problem::Sync)?.flags;
+                set = fs.set_flags(&cx, top.ino, had.union(InodeFlags::CASEFOLD));
+            }
             fs.forget(top.ino, 1);
             set.map_err(Problem::Sync)
         });

@@ -2,8 +2,8 @@
 //! second pass.
 
 use super::{
-    DirLayout, Entries, NewEntry, RawEntry, entries, entries_in, entry_at, entry_size, put16,
-    take_out, write_entry,
+    DirLayout, Entries, NewEntry, RawEntry, entries, entries_in, entry_at, put16, take_out,
+    write_entry,
 };
 use crate::disk::{Ino, Result};
 
@@ -32,11 +32,11 @@ pub struct Room {
 
 impl Room {
     /// The spare part of an entry.
-    pub(super) fn in_entry(entry: &RawEntry<'_>) -> Self {
+    pub(super) fn in_entry(layout: &DirLayout, entry: &RawEntry<'_>) -> Self {
         Self {
             offset: entry.offset,
             rec_len: entry.rec_len,
-            kept: entry.rec_len - entry.spare(),
+            kept: entry.rec_len - entry.spare(layout),
         }
     }
 
@@ -131,7 +131,7 @@ fn found(entry: &RawEntry<'_>, ino: Ino, before: Option<(usize, usize)>) -> Foun
 /// Finds `name`, or else room for an entry with this name: after the entry at `last`, the most recent insertion, or
 /// else the first room in the block (`last` is 0: no such entry is known).
 pub fn search(layout: &DirLayout, block: &[u8], name: &[u8], last: usize) -> Result<Search> {
-    let needed = entry_size(name.len());
+    let needed = layout.entry_size(name.len());
     if is_without(layout, block, name) {
         return room_for(layout, block, needed, last);
     }
@@ -164,6 +164,7 @@ fn search_among(
     needed: usize,
     is_it: impl Fn(&RawEntry<'_>) -> bool,
 ) -> Result<Search> {
+    let layout = &{ entries.layout };
     let mut before = None;
     let mut room = None;
     for entry in entries {
@@ -173,8 +174,8 @@ fn search_among(
         {
             return Ok(Search::Found(found(&entry, ino, before)));
         }
-        if room.is_none() && entry.spare() >= needed {
-            room = Some(Room::in_entry(&entry));
+        if room.is_none() && entry.spare(layout) >= needed {
+            room = Some(Room::in_entry(layout, &entry));
         }
         before = Some((entry.offset, entry.rec_len));
     }
@@ -183,18 +184,18 @@ fn search_among(
 
 /// Room in the entry at `last`, or else the first room.
 fn room_for(layout: &DirLayout, block: &[u8], needed: usize, last: usize) -> Result<Search> {
-    let has_room = |entry: &RawEntry<'_>| entry.spare() >= needed;
+    let has_room = |entry: &RawEntry<'_>| entry.spare(layout) >= needed;
     let end = layout.entries_end();
     if last > 0
         && let entry = entry_at(layout, block, last, end)?
         && has_room(&entry)
     {
-        return Ok(Search::Room(Room::in_entry(&entry)));
+        return Ok(Search::Room(Room::in_entry(layout, &entry)));
     }
     for entry in entries(layout, block) {
         let entry = entry?;
         if has_room(&entry) {
-            return Ok(Search::Room(Room::in_entry(&entry)));
+            return Ok(Search::Room(Room::in_entry(layout, &entry)));
         }
     }
     Ok(Search::Full)

@@ -8,6 +8,7 @@ fn layout(block_size: usize, has_tail: bool) -> DirLayout {
         has_tail,
         has_file_type: true,
         inodes_count: 1000,
+        has_hashes: false,
     }
 }
 
@@ -16,6 +17,7 @@ fn new(ino: u32, name: &[u8]) -> NewEntry<'_> {
         ino: Ino(ino),
         kind: FileKind::Regular,
         name,
+        hash: None,
     }
 }
 
@@ -148,7 +150,7 @@ proptest! {
                         continue;
                     }
                     let needed = entry_size(name.len());
-                    let fits = entries(&layout, &block).any(|e| e.unwrap().spare() >= needed);
+                    let fits = entries(&layout, &block).any(|e| e.unwrap().spare(&layout) >= needed);
                     let placed = insert(&layout, &mut block, &new(i, &name)).unwrap();
                     prop_assert_eq!(placed.is_some(), fits);
                     if placed.is_some() {
@@ -181,7 +183,7 @@ proptest! {
         let mut packed = vec![0; 1024];
         let mut packer = Packer::new(&layout, &mut packed);
         for (name, ino) in &model {
-            prop_assert!(packer.push(Ino(*ino), 1, name));
+            prop_assert!(packer.push(Ino(*ino), 1, name, None));
         }
         packer.finish();
         prop_assert_eq!(names(&layout, &packed).len(), model.len());

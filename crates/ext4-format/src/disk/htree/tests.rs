@@ -8,6 +8,7 @@ fn layout(block_size: usize, has_tail: bool) -> DirLayout {
         has_tail,
         has_file_type: true,
         inodes_count: 1000,
+        has_hashes: false,
     }
 }
 
