@@ -49,6 +49,7 @@ impl RawClient {
             image: None,
             uring: false,
             classifier: Arc::new(RootGroup),
+            stats: Arc::default(),
         };
         let session = Session::new(Arc::new(WithControl::new(fs)), config);
         let mut client = Self {

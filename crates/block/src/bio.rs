@@ -17,6 +17,19 @@ pub enum Op {
     WriteZeroes,
 }
 
+impl Op {
+    /// The name in statistics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Discard => "discard",
+            Self::WriteZeroes => "write_zeroes",
+        }
+    }
+}
+
 /// One request to a device.
 #[derive(Debug)]
 pub struct Bio {

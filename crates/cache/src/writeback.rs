@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, OnUnwind, Rank, now, try_spawn};
+use steadfs_vfs::Metrics;
 
 use crate::early::EarlyWriteback;
 
@@ -207,6 +208,27 @@ impl Writeback {
     /// Bytes that are dirty or in flight.
     pub fn dirty_bytes(&self) -> u64 {
         self.state.lock().bytes
+    }
+
+    /// One JSON object.
+    pub fn stats_json(&self) -> String {
+        let (bytes, files) = self.dirty();
+        format!("{{\"dirty_bytes\":{bytes},\"dirty_files\":{files}}}")
+    }
+
+    /// Adds the dirty data to the metrics of a mount.
+    pub fn add_metrics(&self, metrics: &mut Metrics) {
+        let (bytes, files) = self.dirty();
+        let help = "Bytes of file data that are not on the device yet.";
+        metrics.gauge("steadfs_dirty_bytes", help, &[], bytes);
+        let help = "Files with data that is not on the device yet.";
+        metrics.gauge("steadfs_dirty_files", help, &[], files);
+    }
+
+    /// Bytes that are dirty or in flight, and their files.
+    fn dirty(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.bytes, state.files.len() as u64)
     }
 
     /// Files with dirty data, those dirty for the longest time first.

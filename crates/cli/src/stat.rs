@@ -13,6 +13,9 @@ use crate::files;
 use crate::output::print;
 use crate::umount::{Mount, at, look_up};
 
+/// Parts of a mount with counters beside those of the queue; ext4 and f2fs have one of the last two.
+const PARTS: [&str; 4] = ["fuse", "cache", "jbd2", "f2fs"];
+
 pub fn run(args: &args::Stat) -> Result<(), Failure> {
     let mounts: Result<Vec<Option<Mount>>, Failure> = args.places.iter().map(mounted).collect();
     let mounts = mounts?;
@@ -77,9 +80,9 @@ fn show(mount: &Mount, as_json: bool) -> Result<(), Failure> {
             "options": options.trim(),
             "io": queue,
         });
-        for (name, file) in [("jbd2", "jbd2/stats.json"), ("f2fs", "f2fs/stats.json")] {
-            if let Some(value) = parsed(mount, file)? {
-                all[name] = value;
+        for part in PARTS {
+            if let Some(value) = parsed(mount, &format!("{part}/stats.json"))? {
+                all[part] = value;
             }
         }
         let text = serde_json::to_string_pretty(&all).map_err(Failure::plain)?;

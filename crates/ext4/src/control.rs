@@ -2,7 +2,7 @@
 
 use steadfs_cache::parse_cluster_files;
 use steadfs_fscrypt::KEYS_FILE;
-use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
+use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Metrics, Result, Setter};
 
 use crate::fs::Ext4;
 
@@ -17,6 +17,7 @@ impl Control for Ext4 {
             file("errors", false),
             file("io/scheduler", false),
             file("io/stats.json", false),
+            file("cache/stats.json", false),
             file("ext4/freeze", true),
             file(CLUSTER_FILES, true),
         ];
@@ -38,6 +39,7 @@ impl Control for Ext4 {
             "errors" => self.error_lines(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
+            "cache/stats.json" => self.writeback.stats_json(),
             "ext4/freeze" => u8::from(self.remount_state.is_frozen()).to_string(),
             CLUSTER_FILES => self.fsync_clustering.max_files().to_string(),
             "jbd2/info" => match self.txns.journal() {
@@ -79,6 +81,10 @@ impl Control for Ext4 {
                 Ok(())
             }
         }
+    }
+
+    fn metrics(&self, metrics: &mut Metrics) {
+        self.add_metrics(metrics);
     }
 
     fn tunables(&self) -> Vec<&'static str> {

@@ -26,6 +26,7 @@ mod inline;
 mod inode;
 mod map;
 mod mballoc;
+mod metrics;
 mod mode;
 mod mount;
 mod namei;

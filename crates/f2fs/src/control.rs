@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use steadfs_cache::parse_cluster_files;
 use steadfs_fscrypt::KEYS_FILE;
-use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
+use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Metrics, Result, Setter};
 
 use crate::checkpoint::daemon::{parse_prio, show_prio};
 use crate::disk::quota::admin;
@@ -30,6 +30,7 @@ impl Control for F2fs {
             file("f2fs/freeze", true),
             file("io/scheduler", false),
             file("io/stats.json", false),
+            file("cache/stats.json", false),
             file("f2fs/status", false),
             file("f2fs/stats.json", false),
             file("f2fs/ckpt_thread_ioprio", true),
@@ -62,6 +63,7 @@ impl Control for F2fs {
             "f2fs/freeze" => u8::from(self.is_frozen()).to_string(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
+            "cache/stats.json" => self.writeback.stats_json(),
             "f2fs/status" => self.status(),
             "f2fs/stats.json" => self.stats_json(),
             "f2fs/ckpt_thread_ioprio" => show_prio(self.daemon.prio()),
@@ -113,6 +115,10 @@ impl Control for F2fs {
                 Ok(())
             }
         }
+    }
+
+    fn metrics(&self, metrics: &mut Metrics) {
+        self.add_metrics(metrics);
     }
 
     fn tunables(&self) -> Vec<&'static str> {

@@ -2,6 +2,7 @@
 
 mod flags;
 mod json;
+mod metrics;
 
 use std::fmt::Write as _;
 

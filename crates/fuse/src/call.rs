@@ -15,6 +15,7 @@ use crate::owner::Classifier;
 use crate::record::Recorder;
 use crate::reply::{NodeIds, Timeouts, Translate};
 use crate::standby::Standby;
+use crate::stats::Stats;
 use crate::wire;
 
 /// Configuration of a session.
@@ -35,6 +36,8 @@ pub struct SessionConfig {
     pub uring: bool,
     /// Finds the owner of a request's I/O.
     pub classifier: Arc<dyn Classifier>,
+    /// Counters of the mount.
+    pub stats: Arc<Stats>,
 }
 
 /// What every call of a mount needs.

@@ -142,6 +142,8 @@ pub struct MountOptions {
     pub takeover: bool,
     /// Finds the owner of a request's I/O.
     pub classifier: Arc<dyn Classifier>,
+    /// Counters of the mount.
+    pub stats: Arc<Stats>,
 }
 
 impl Default for MountOptions {
@@ -165,6 +167,7 @@ impl Default for MountOptions {
             max_threads: 128,
             takeover: false,
             classifier: Arc::new(Owners::default()),
+            stats: Arc::default(),
         }
     }
 }

@@ -44,7 +44,6 @@ pub struct Negotiated {
 /// State of one mount, shared by its service threads.
 pub struct Session {
     pub(crate) volume: Volume,
-    pub(crate) stats: Stats,
     pub(crate) admission: Admission,
     pub(crate) interrupts: Interrupts,
     /// Result of INIT; the mounting thread waits for it.
@@ -79,7 +78,6 @@ impl Session {
             admission: Admission::new(config.threads),
             interrupts: Interrupts::new(),
             volume: Volume::new(fs, config),
-            stats: Stats::default(),
             negotiated: Event::new(),
             inside: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
@@ -105,7 +103,7 @@ impl Session {
 
     /// Counters.
     pub fn stats(&self) -> &Stats {
-        &self.stats
+        &self.volume.config.stats
     }
 
     /// Waits for the end of INIT.
@@ -129,7 +127,7 @@ impl Session {
     pub fn serve(&self, raw: RawRequest<'_>, out: &mut ReplyBuf) -> Answer {
         out.clear();
         let opcode = raw.header.opcode;
-        self.stats.count(opcode);
+        self.stats().count(opcode);
         self.interrupts
             .begin(&out.served, &raw.header, wire::is_interruptible(opcode));
         let answer = match Request::decode(raw) {
@@ -141,7 +139,7 @@ impl Session {
             }
         };
         if matches!(answer, Answer::Error(_)) {
-            self.stats.count_error();
+            self.stats().count_error();
         }
         answer
     }

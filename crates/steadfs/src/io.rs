@@ -1,5 +1,7 @@
 //! The options and control files of a volume's queue.
 
+mod metrics;
+
 use std::sync::Arc;
 
 use steadfs_base::{GroupId, IoPrio, IoTag};
@@ -7,7 +9,9 @@ use steadfs_block::{Policy, Queue};
 use steadfs_fuse::{Groups, Owners};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::options::{item, items};
-use steadfs_vfs::{Control, ControlEntry, ControlLayer, FsError, PreparedOptions, Result, Setter};
+use steadfs_vfs::{
+    Control, ControlEntry, ControlLayer, FsError, Metrics, PreparedOptions, Result, Setter,
+};
 
 use crate::IoOptions;
 
@@ -66,15 +70,19 @@ impl Shared {
 
     /// The statistics of the queue, by group paths.
     fn stats(&self) -> String {
+        self.queue.stats().to_json_with(self.names())
+    }
+
+    /// Paths and weights of groups.
+    fn names(&self) -> impl Fn(GroupId) -> Option<(String, u32)> {
         let groups = self.owners.groups();
-        let name = |wanted: GroupId| {
+        move |wanted: GroupId| {
             let found = groups.iter().find(|(_, group, _)| *group == wanted);
             let root = (wanted == GroupId(0)).then(|| ("/".to_owned(), 100));
             found
                 .map(|(path, _, weight)| (path.clone(), *weight))
                 .or(root)
-        };
-        self.queue.stats().to_json_with(name)
+        }
     }
 
     /// The queued requests, and the paths of the groups.
@@ -185,6 +193,10 @@ impl Control for Io {
         let name = std::str::from_utf8(value).unwrap_or_default().trim();
         Control::prepare(self, path, name)?();
         Ok(())
+    }
+
+    fn metrics(&self, metrics: &mut Metrics) {
+        metrics::add(&self.shared.queue.stats(), self.shared.names(), metrics);
     }
 
     fn tunables(&self) -> Vec<&'static str> {

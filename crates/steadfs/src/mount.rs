@@ -1,47 +1,21 @@
 //! Mounting an open volume.
 
+mod layer;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_fuse::{
-    BlockDevice, Inheritance, MountFlags, MountOptions, Mounted, Mounter, Served, Transport,
+    BlockDevice, Inheritance, MountFlags, MountOptions, Mounted, Mounter, Served, Stats, Transport,
     VolumeFacts,
 };
 use steadfs_vfs::options::items;
-use steadfs_vfs::{
-    Control, ControlLayer, FileSystem, FsError, PreparedOptions, RecordedState, WithControl,
-};
+use steadfs_vfs::{FileSystem, RecordedState, WithControl};
 
-use crate::probe::Kind;
 use crate::volume::{Error, Volume};
-use crate::{FuseTransport, Io, IoEngine, Options};
-
-/// The options that a mount adds to its volume's: those of its queue, and those that are fixed while it is mounted.
-struct MountLayer {
-    io: Arc<Io>,
-    options: Options,
-    kind: Kind,
-}
-
-impl ControlLayer for MountLayer {
-    fn prepare(&self, list: &str) -> Result<PreparedOptions, FsError> {
-        ControlLayer::prepare(&*self.io, &self.options.for_volume(list, self.kind)?)
-    }
-
-    fn options(&self) -> String {
-        let lists = [self.options.show_fixed(), ControlLayer::options(&*self.io)];
-        lists
-            .into_iter()
-            .filter(|list| !list.is_empty())
-            .collect::<Vec<_>>()
-            .join(",")
-    }
-
-    fn control(&self) -> &dyn Control {
-        self.io.control()
-    }
-}
+use crate::{FuseTransport, IoEngine, Options};
+use layer::MountLayer;
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
@@ -154,10 +128,12 @@ fn prepare(
     let root = user == 0;
     let mut fixed = options.clone();
     fixed.allow_other = Some(options.allow_other(root));
+    let stats = Arc::new(Stats::default());
     let layer = MountLayer {
         io: Arc::clone(volume.io()),
         options: fixed,
         kind: volume.kind(),
+        stats: Arc::clone(&stats),
     };
     let mut fs = WithControl::new(volume.fs())
         .owned_by(user, group)
@@ -182,6 +158,7 @@ fn prepare(
         transport: transport(options),
         takeover: options.takeover,
         classifier: Arc::clone(volume.io().owners()) as _,
+        stats,
         ..mount_options_for(root, volume.path(), options, facts)
     };
     (Arc::new(fs), how)

@@ -1,6 +1,6 @@
 //! Control files: what a volume shows below `.steadfs`.
 
-use crate::{FsError, Result};
+use crate::{FsError, Metrics, Result};
 
 /// One control file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,11 @@ pub trait Control: Send + Sync {
     fn read(&self, path: &str) -> Result<Vec<u8>>;
     /// Applies `value` to the file at `path`, completely or, on an error, not at all.
     fn write(&self, path: &str, value: &[u8]) -> Result<()>;
+
+    /// Adds the current values of this part of the mount to `.steadfs/metrics`.
+    fn metrics(&self, metrics: &mut Metrics) {
+        let _ = metrics;
+    }
 
     /// The files that are settings: they keep the value written to them, and several can be set at once.
     fn tunables(&self) -> Vec<&'static str> {

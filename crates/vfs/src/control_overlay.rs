@@ -11,6 +11,8 @@
 //! After a hand-over ([`FileSystem::hand_over`]) a snapshot is stale: the successor may have other control files. Its own
 //! inodes have numbers that the predecessor's did not have.
 //!
+//! The overlay itself has [`SYNC_FILE`] and [`METRICS_FILE`], which are made of what all parts of the mount have.
+//!
 //! A write passes its whole buffer to [`Control::write`](crate::Control::write), whatever the file position; setting the
 //! size (`O_TRUNC`) does nothing.
 
@@ -29,14 +31,17 @@ use tree::{ControlNode, NodeKind, insert};
 use crate::tune::tune;
 use crate::{
     Attr, Control, ControlLayer, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr,
-    InodeFlags, IoctlAnswer, LookupCounts, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr,
-    ShutdownMode, StatFs,
+    InodeFlags, IoctlAnswer, LookupCounts, Metrics, ReadData, RenameFlags, Result, Seek, SetAttr,
+    SetXattr, ShutdownMode, StatFs,
 };
 
 /// Name of the directory of control files in the root directory.
 pub const CONTROL_DIR: &[u8] = b".steadfs";
 /// Control file that always exists: any write to it, and fsync of it, makes the volume durable.
 pub const SYNC_FILE: &str = "sync";
+
+/// Control file with the metrics of all parts of the mount, for Prometheus.
+pub const METRICS_FILE: &str = "metrics";
 
 /// Control file of the options: a write to it is a remount.
 const OPTIONS_FILE: &str = "options";
@@ -90,7 +95,7 @@ pub struct WithControl {
 }
 
 impl WithControl {
-    /// Adds the control files of `inner` and [`SYNC_FILE`].
+    /// Adds the control files of `inner`, [`SYNC_FILE`] and [`METRICS_FILE`].
     pub fn new(inner: Arc<dyn FileSystem>) -> Self {
         let mut nodes = vec![ControlNode {
             name: "",
@@ -107,6 +112,7 @@ impl WithControl {
         if !entries.iter().any(|(path, _)| *path == SYNC_FILE) {
             entries.push((SYNC_FILE, true));
         }
+        entries.push((METRICS_FILE, false));
         for (path, writable) in entries {
             insert(&mut nodes, path, writable);
         }
@@ -222,10 +228,22 @@ impl WithControl {
         if path == OPTIONS_FILE {
             return Ok(Arc::from((self.options() + "\n").into_bytes()));
         }
+        if path == METRICS_FILE {
+            return Ok(Arc::from(self.metrics().into_bytes()));
+        }
         match self.control_of(path) {
             Some(control) => control.read(path).map(Arc::from),
             None => Ok(Arc::from([])),
         }
+    }
+
+    /// The metrics of all parts of the mount.
+    fn metrics(&self) -> String {
+        let mut metrics = Metrics::default();
+        for control in self.controls() {
+            control.metrics(&mut metrics);
+        }
+        metrics.to_string()
     }
 
     /// The owners of control files; files of the first hide those of the others.

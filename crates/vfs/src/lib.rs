@@ -13,6 +13,7 @@ mod error;
 mod findings;
 mod inode_marks;
 mod make;
+mod metrics;
 mod misplaced;
 pub mod names;
 mod new_inode;
@@ -34,11 +35,14 @@ mod xattr_change;
 pub use caller::{CallerState, Cx, OpenFile};
 pub use clock::{Clock, relatime_needs_update};
 pub use control::{Control, ControlEntry, ControlLayer, PreparedOptions, Setter};
-pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode, reported_ino};
+pub use control_overlay::{
+    CONTROL_DIR, METRICS_FILE, SYNC_FILE, WithControl, is_control_inode, reported_ino,
+};
 pub use error::{FsError, Result};
 pub use findings::Findings;
 pub use inode_marks::InodeMarks;
 pub use make::{Given, GivenPart, NewFile, NotGiven, give_attributes, make_file, write_all};
+pub use metrics::{Label, MetricKind, MetricValue, Metrics, TimeHistogram};
 pub use misplaced::OrderlyDirs;
 pub use new_inode::NewInode;
 pub use pending_frees::{FreeGuard, PendingFrees};

@@ -218,7 +218,7 @@ impl QueueStats {
                 out,
                 "{comma}\"{}\":{{\"count\":{},\"bytes\":{},\"errors\":{},\"requests\":{},\
                  \"queue_wait\":{},\"device\":{}}}",
-                name(op.op),
+                op.op.name(),
                 op.count,
                 op.bytes,
                 op.errors,
@@ -300,15 +300,5 @@ impl Latency {
             self.max,
             self.classes.to_json()
         )
-    }
-}
-
-fn name(op: Op) -> &'static str {
-    match op {
-        Op::Read => "read",
-        Op::Write => "write",
-        Op::Flush => "flush",
-        Op::Discard => "discard",
-        Op::WriteZeroes => "write_zeroes",
     }
 }

@@ -107,6 +107,8 @@ pub struct MergeStats {
     pub issued: u64,
     /// Requests answered.
     pub total: u64,
+    /// Sum of their waits.
+    pub waited: u64,
     /// Mean wait of the last batch.
     pub cur_time: u64,
     /// The largest of those means.
@@ -353,7 +355,9 @@ impl Daemon {
             let mut stats = self.stats.lock();
             stats.issued += 1;
             stats.total += count;
-            stats.cur_time = waits.iter().sum::<u64>() / count;
+            let sum = waits.iter().sum::<u64>();
+            stats.waited += sum;
+            stats.cur_time = sum / count;
             stats.peak_time = stats.peak_time.max(stats.cur_time);
             stats.largest = stats.largest.max(count);
             stats.batches[BATCHES.partition_point(|most| *most < count)] += 1;

@@ -177,6 +177,7 @@ pub(super) fn session(fs: Arc<dyn FileSystem>, options: &MountOptions, uring: bo
         image: options.image,
         uring,
         classifier: options.classifier.clone(),
+        stats: Arc::clone(&options.stats),
     };
     Session::new(fs, config)
 }

@@ -23,7 +23,7 @@ fn control_files_are_hidden_fresh_and_writable() {
             .map(|e| e.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
-        assert_eq!(names, ["jbd2", "options", "sync", "value"]);
+        assert_eq!(names, ["jbd2", "metrics", "options", "sync", "value"]);
         assert_eq!(
             fs::metadata(mount.path(".steadfs")).unwrap().mode(),
             0o040_700
