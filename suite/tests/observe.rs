@@ -5,8 +5,12 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
+use steadfs_suite::command::{until, wait};
+use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Scratch, SteadMount, steadfs};
 
 /// Volumes with the first letters of the metrics of their format.
@@ -82,4 +86,108 @@ fn metrics_are_those_of_prometheus_and_count() {
         assert!(stat["cache"]["dirty_bytes"].as_u64().unwrap() >= 300_000);
         mount.unmount();
     }
+}
+
+/// The lines that `steadfs top --json` prints about a mount.
+fn top(mount: &SteadMount, arguments: &[&str]) -> Vec<Value> {
+    let words = ["top", "--json"].iter().chain(arguments).map(OsStr::new);
+    let out = steadfs(words.chain([mount.root().as_os_str()]))
+        .expect(0)
+        .out;
+    out.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn top_shows_a_mount_under_load_and_one_that_hangs() {
+    let scratch = Scratch::new();
+    let mount = SteadMount::new(&scratch, volume(&scratch, "ext4").path(), "");
+    let ends = AtomicBool::new(false);
+    let rows = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                write_and_sync(&mount, "file", 8192);
+            }
+        });
+        let rows = top(&mount, &["--interval", "0.5", "--count", "2"]);
+        ends.store(true, Ordering::Relaxed);
+        rows
+    });
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    for row in &rows {
+        let activity = &row["activity"];
+        let fsync = &activity["fsync"];
+        assert_eq!(
+            (&row["state"], &row["type"]),
+            (&"ok".into(), &"ext4".into()),
+            "{row}"
+        );
+        assert_eq!(row["mountpoint"], mount.root().to_str().unwrap());
+        let count = fsync["count"].as_u64().unwrap();
+        let classes = fsync["classes"].as_array().unwrap().iter();
+        let sum: u64 = classes.map(|class| class[1].as_u64().unwrap()).sum();
+        assert!(count > 0 && sum == count, "{row}");
+        let figure = |name: &str| activity[name].as_f64().unwrap();
+        // A file of two blocks for each fsync.
+        let written = figure("written_bytes") * figure("seconds");
+        assert!((written / 8192.0 - count as f64).abs() <= 2.0, "{row}");
+        assert!(
+            figure("device_written_bytes") > 0.0 && figure("commits") > 0.0,
+            "{row}"
+        );
+        assert!((0.0..=100.0).contains(&figure("log_free_percent")), "{row}");
+    }
+
+    mount.stop();
+    let silent = top(&mount, &["--interval", "0.1", "--count", "1"]);
+    mount.proceed();
+    assert_eq!(
+        (&silent[0]["state"], &silent[0]["activity"]),
+        (&"silent".into(), &Value::Null)
+    );
+    mount.unmount();
+}
+
+#[test]
+fn top_needs_a_terminal_and_ends_with_its_mount() {
+    let scratch = Scratch::new();
+    let mount = SteadMount::new(&scratch, volume(&scratch, "f2fs").path(), "");
+    let refused = steadfs([OsStr::new("top"), mount.root().as_os_str()]).expect(1);
+    assert!(
+        refused.err.contains("not a terminal (--json"),
+        "{}",
+        refused.err
+    );
+    let none = steadfs([
+        OsStr::new("top"),
+        "--json".as_ref(),
+        scratch.path().as_os_str(),
+    ]);
+    assert!(
+        none.expect(32)
+            .err
+            .contains("no steadfs volume is mounted there")
+    );
+    for wrong in ["0", "-1", "nan", "1e9"] {
+        let interval = format!("--interval={wrong}");
+        let words = ["top", "--json", &interval].map(OsStr::new);
+        assert!(
+            steadfs(words).expect(2).err.contains("from 0.1 to 3600"),
+            "{wrong}"
+        );
+    }
+    let out = File::create(scratch.join("lines")).unwrap();
+    let mut top = Command::new(program())
+        .args(["top", "--json", "-i", "0.1"])
+        .arg(mount.root())
+        .stdout(out)
+        .spawn()
+        .unwrap();
+    let lines = || fs::read_to_string(scratch.join("lines")).unwrap();
+    until("a line of top", || lines().contains("\"type\":\"f2fs\""));
+    mount.unmount();
+    assert!(wait(&mut top, Duration::from_secs(60)).unwrap().success());
+    let last: Value = serde_json::from_str(lines().lines().last().unwrap()).unwrap();
+    assert_eq!(last["state"], "unmounted");
 }

@@ -58,6 +58,7 @@ mod source;
 mod stat;
 mod stop;
 mod tar;
+mod top;
 mod tree;
 mod trees;
 mod tune;
@@ -187,6 +188,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Remount(args) => remount::run(&args),
         Command::Upgrade(args) => remount::upgrade(&args),
         Command::Tune(args) => tune::run(&args),

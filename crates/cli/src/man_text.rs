@@ -145,6 +145,18 @@ pub const PAGES: &[Page] = &[
         see_also: "findmnt(8)",
     },
     Page {
+        command: "top",
+        examples: &[
+            ("steadfs top", "All mounts, once a second."),
+            (
+                "steadfs top --json --interval 10 /mnt",
+                "A line for a program every ten seconds.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "iotop(8), iostat(1)",
+    },
+    Page {
         command: "remount",
         examples: &[
             (

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -51,6 +52,7 @@ pub enum Command {
     Mount(Mount),
     Umount(Umount),
     List(List),
+    Top(Top),
     Remount(Remount),
     Upgrade(Upgrade),
     Tune(Tune),
@@ -225,6 +227,37 @@ pub struct List {
     /// Print a JSON document (docs/json.md).
     #[arg(long)]
     pub json: bool,
+}
+
+/// Show what mounted volumes do, now and in each interval.
+///
+/// For each mount: bytes read and written, requests, fsyncs and their mean time, data that is not on the device yet, requests
+/// in queue and device, free space of the journal's log, commits or checkpoints, boosts; for the chosen one a histogram of
+/// fsync times. Keys: q quits, the arrows choose a mount, p pauses. It reads .steadfs of each mount, which only root and
+/// the user who mounted may do.
+#[derive(Debug, clap::Args)]
+pub struct Top {
+    /// Mount points [default: all mounts].
+    #[arg(value_name = "MOUNTPOINT")]
+    pub mountpoints: Vec<PathBuf>,
+    /// Print one JSON object for each mount and interval, on a line of its own (docs/json.md).
+    #[arg(long)]
+    pub json: bool,
+    /// Length of an interval, from 0.1 to 3600.
+    #[arg(short, long, value_name = "SECONDS", value_parser = interval, default_value = "1")]
+    pub interval: Duration,
+    /// End after this many intervals.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+}
+
+/// Parses the length of an interval.
+fn interval(text: &str) -> Result<Duration, &'static str> {
+    let seconds: Option<f64> = text.parse().ok();
+    match seconds.filter(|seconds| (0.1..=3600.0).contains(seconds)) {
+        Some(seconds) => Ok(Duration::from_secs_f64(seconds)),
+        None => Err("needs a number of seconds from 0.1 to 3600"),
+    }
 }
 
 /// Change options of a mounted volume.
