@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -190,4 +191,66 @@ fn top_needs_a_terminal_and_ends_with_its_mount() {
     assert!(wait(&mut top, Duration::from_secs(60)).unwrap().success());
     let last: Value = serde_json::from_str(lines().lines().last().unwrap()).unwrap();
     assert_eq!(last["state"], "unmounted");
+}
+
+#[test]
+fn waiting_requests_are_listed_with_their_steps() {
+    let scratch = Scratch::new();
+    for (kind, _) in KINDS {
+        let mount = SteadMount::new(&scratch, volume(&scratch, kind).path(), "");
+        let load = "while dd if=/dev/zero of=$0 bs=64k count=4 conv=fsync status=none; do :; done";
+        let mut writers: Vec<_> = ["a", "b", "c"]
+            .map(|name| {
+                let mut writer = Command::new("sh");
+                writer.args(["-c", load]).arg(mount.join(name));
+                writer.spawn().unwrap()
+            })
+            .into();
+        let mut found = Value::Null;
+        until("a waiting fsync", || {
+            let list = fs::read_to_string(mount.join(".steadfs/waiting.json")).unwrap();
+            let list: Vec<Value> = serde_json::from_str(&list).unwrap();
+            let is_fsync = |one: &Value| one["operation"] == "fsync" && one["command"] == "dd";
+            found = list.into_iter().find(is_fsync).unwrap_or_default();
+            !found.is_null()
+        });
+        for writer in &mut writers {
+            writer.kill().unwrap();
+            writer.wait().unwrap();
+        }
+        assert!(
+            found["pid"].as_u64().unwrap() > 0 && found["cgroup"].is_string(),
+            "{found}"
+        );
+        let inodes = ["a", "b", "c"].map(|name| fs::metadata(mount.join(name)).unwrap().ino());
+        assert!(
+            inodes.contains(&found["inode"].as_u64().unwrap()),
+            "{found}"
+        );
+        assert!(
+            (0.0..60e3).contains(&found["milliseconds"].as_f64().unwrap()),
+            "{found}"
+        );
+        let known = [
+            "commit",
+            "queue",
+            "device",
+            "I/O",
+            "flush of the file",
+            "lock",
+            "checkpoint",
+        ];
+        let steps = found["steps"].as_array().unwrap();
+        assert!(!steps.is_empty(), "{found}");
+        assert!(
+            steps
+                .iter()
+                .all(|step| known.contains(&step.as_str().unwrap())),
+            "{found}"
+        );
+        let table = fs::read_to_string(mount.join(".steadfs/waiting")).unwrap();
+        assert!(table.starts_with("PID COMMAND CGROUP OPERATION INODE STEP MILLISECONDS\n"));
+        steadfs_suite::scratch::unmount_when_idle(mount.root());
+        mount.wait();
+    }
 }

@@ -16,12 +16,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use steadfs_rt::{Event, Mutex, Rank};
+use steadfs_rt::{Event, Instant, Mutex, Rank, now};
 use zerocopy::FromBytes;
 
 use crate::ioctl;
 use crate::request::RawRequest;
-use crate::wire::{self, opcode as op};
+use crate::waiting::WaitingRequest;
+use crate::wire::{self, InHeader, opcode as op};
 
 /// Classes of requests by how long they may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +137,9 @@ pub struct Queued {
     pub unique: u64,
     /// Its caller; 0 if the caller is not visible from here.
     pub pid: u32,
+    pub opcode: u32,
+    pub node: u64,
+    pub since: Instant,
     pub waiter: Waiter,
 }
 
@@ -299,6 +303,22 @@ impl Admission {
         true
     }
 
+    /// The queued requests.
+    pub fn waiting(&self) -> Vec<WaitingRequest> {
+        let state = self.state.lock();
+        let users = state.users.iter().flat_map(BTreeMap::values);
+        let waiting = |(_, queued): &(u64, Queued)| WaitingRequest {
+            pid: queued.pid,
+            opcode: queued.opcode,
+            node: queued.node,
+            steps: vec!["slot"],
+            time: queued.since.elapsed(),
+        };
+        users
+            .flat_map(|user| user.queue.iter().map(waiting))
+            .collect()
+    }
+
     /// The connection is gone: ends the wait of all queued requests.
     pub fn close(&self) {
         let queues: Vec<_> = {
@@ -315,6 +335,18 @@ impl Admission {
 }
 
 impl Queued {
+    /// A request that arrives now.
+    pub fn of(header: &InHeader, waiter: Waiter) -> Self {
+        Self {
+            unique: header.unique,
+            pid: header.pid,
+            opcode: header.opcode,
+            node: header.nodeid,
+            since: now(),
+            waiter,
+        }
+    }
+
     fn end(self) {
         match self.waiter {
             Waiter::Message(serve) => serve(Verdict::Interrupted),

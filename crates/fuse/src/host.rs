@@ -44,6 +44,8 @@ pub(crate) enum Question {
     IsInGroup { pid: u32, gid: u32 },
     /// The cgroup of a process, as a path below the hierarchy's root.
     GroupOf(u32),
+    /// The command name of a thread, for the list of waiting requests.
+    CommandOf(u32),
     /// The weight of a cgroup.
     WeightOf(String),
     /// Whether a thread of the server got what it may not take itself.
@@ -56,6 +58,7 @@ pub(crate) enum Answer {
     Unknown,
     Is(bool),
     Word(u32),
+    /// The path of a cgroup, or the name of a command.
     Group(String),
     Weight(Weight),
 }
@@ -217,6 +220,10 @@ impl Question {
                 Some(group) => Answer::Group(group),
                 None => Answer::Unknown,
             },
+            Self::CommandOf(pid) => match command_of(*pid) {
+                Some(name) => Answer::Group(name),
+                None => Answer::Unknown,
+            },
             Self::WeightOf(group) => match hierarchy {
                 Some(found) => Answer::Weight(found.weight(group)),
                 None => Answer::Unknown,
@@ -256,6 +263,13 @@ fn is_being_killed(pid: u32) -> bool {
 
 fn process_of(pid: u32) -> Option<u32> {
     line_in(&status_of(pid), "Tgid:")?.trim().parse().ok()
+}
+
+/// A name without control characters, such as the end of a message.
+fn command_of(pid: u32) -> Option<String> {
+    let name = read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    let shown = |c: char| if c.is_control() { '?' } else { c };
+    Some(name.trim_end_matches('\n').chars().map(shown).collect())
 }
 
 /// A thread that ends has the flag PF_EXITING, from before it closes its files.

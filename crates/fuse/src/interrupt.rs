@@ -12,12 +12,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use steadfs_rt::waits::TaskWaits;
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::CallerState;
 
 use crate::host::{self, Answer, Question};
+use crate::waiting::WaitingRequest;
 use crate::wire::InHeader;
 
 /// Largest number of interrupted requests that are remembered before they arrive.
@@ -29,6 +31,9 @@ pub(crate) struct ServedRequest {
     unique: AtomicU64,
     pid: AtomicU64,
     interrupted: AtomicU64,
+    /// 0: the request is answered.
+    opcode: AtomicU32,
+    node: AtomicU64,
 }
 
 impl ServedRequest {
@@ -67,9 +72,14 @@ pub(crate) struct Interrupts {
     state: Mutex<InterruptState>,
 }
 
+struct ServiceThread {
+    served: Arc<ServedRequest>,
+    waits: Arc<TaskWaits>,
+}
+
 #[derive(Default)]
 struct InterruptState {
-    threads: Vec<Arc<ServedRequest>>,
+    threads: Vec<ServiceThread>,
     early_interrupts: VecDeque<u64>,
 }
 
@@ -80,19 +90,26 @@ impl Interrupts {
         }
     }
 
-    /// Registers a service thread, until it drops the result.
+    /// Registers the running service thread, until it drops the result.
     pub fn register_thread(&self) -> Arc<ServedRequest> {
         let served = Arc::new(ServedRequest::default());
         let mut state = self.state.lock();
         // The only other reference of a thread that has exited is ours.
-        state.threads.retain(|thread| Arc::strong_count(thread) > 1);
-        state.threads.push(served.clone());
+        state
+            .threads
+            .retain(|thread| Arc::strong_count(&thread.served) > 1);
+        state.threads.push(ServiceThread {
+            served: served.clone(),
+            waits: TaskWaits::of_task(),
+        });
         served
     }
 
     /// Records that the thread now serves this request. `long`: searches the remembered interrupts, too.
     pub fn begin(&self, served: &ServedRequest, header: &InHeader, long: bool) {
         served.pid.store(header.pid.into(), Ordering::Relaxed);
+        served.node.store(header.nodeid, Ordering::Relaxed);
+        served.opcode.store(header.opcode, Ordering::Release);
         served.unique.store(header.unique, Ordering::SeqCst);
         if long {
             let mut state = self.state.lock();
@@ -107,15 +124,47 @@ impl Interrupts {
         }
     }
 
+    /// Records that the thread has served its request.
+    pub fn end(&self, served: &ServedRequest) {
+        served.opcode.store(0, Ordering::Release);
+    }
+
+    /// The requests in service whose threads wait.
+    pub fn waiting(&self) -> Vec<WaitingRequest> {
+        let waiting = |thread: &ServiceThread| {
+            let served = &thread.served;
+            let opcode = served.opcode.load(Ordering::Acquire);
+            let wait = thread.waits.wait().filter(|_| opcode != 0)?;
+            Some(WaitingRequest {
+                pid: served.pid.load(Ordering::Relaxed) as u32,
+                opcode,
+                node: served.node.load(Ordering::Relaxed),
+                steps: wait.steps,
+                time: wait.time,
+            })
+        };
+        // A copy: a queue is asked, whose lock comes before this one.
+        let threads: Vec<_> = {
+            let state = self.state.lock();
+            let copy = |thread: &ServiceThread| ServiceThread {
+                served: thread.served.clone(),
+                waits: thread.waits.clone(),
+            };
+            state.threads.iter().map(copy).collect()
+        };
+        threads.iter().filter_map(waiting).collect()
+    }
+
     /// Records that the caller of this request got a signal. `queue` searches the queued requests first.
     pub fn interrupt(&self, unique: u64, queue: impl FnOnce() -> bool) {
         if queue() {
             return;
         }
         let mut state = self.state.lock();
-        let serves = |thread: &&Arc<ServedRequest>| thread.unique.load(Ordering::SeqCst) == unique;
+        let serves =
+            |thread: &&ServiceThread| thread.served.unique.load(Ordering::SeqCst) == unique;
         match state.threads.iter().find(serves) {
-            Some(thread) => thread.interrupted.store(unique, Ordering::Release),
+            Some(thread) => thread.served.interrupted.store(unique, Ordering::Release),
             None => {
                 if state.early_interrupts.len() == EARLY_INTERRUPTS_MAX {
                     state.early_interrupts.pop_front();

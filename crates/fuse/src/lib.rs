@@ -42,6 +42,7 @@ mod standby;
 mod stats;
 mod sys;
 pub mod transport;
+mod waiting;
 pub mod wire;
 
 pub use broker::{

@@ -25,9 +25,10 @@ use crate::call::Volume;
 use crate::host;
 use crate::interrupt::{Interrupts, is_dying};
 use crate::ops;
-use crate::reply::{Answer, ReplyBuf};
+use crate::reply::{Answer, NodeIds, ReplyBuf};
 use crate::request::{DecodeError, Op, RawRequest, Request};
 use crate::stats::Stats;
+use crate::waiting::WaitSources;
 use crate::wire::{self, init};
 
 /// The result of INIT.
@@ -44,8 +45,8 @@ pub struct Negotiated {
 /// State of one mount, shared by its service threads.
 pub struct Session {
     pub(crate) volume: Volume,
-    pub(crate) admission: Admission,
-    pub(crate) interrupts: Interrupts,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) interrupts: Arc<Interrupts>,
     /// Result of INIT; the mounting thread waits for it.
     negotiated: Event<Result<Negotiated, MountError>>,
     /// Requests inside the volume.
@@ -74,9 +75,16 @@ impl Drop for Inside<'_> {
 impl Session {
     /// A session before INIT.
     pub fn new(fs: Arc<dyn FileSystem>, config: SessionConfig) -> Self {
+        let admission = Arc::new(Admission::new(config.threads));
+        let interrupts = Arc::new(Interrupts::new());
+        config.stats.set_sources(WaitSources {
+            admission: Arc::clone(&admission),
+            interrupts: Arc::clone(&interrupts),
+            ids: NodeIds::new(fs.root()),
+        });
         Self {
-            admission: Admission::new(config.threads),
-            interrupts: Interrupts::new(),
+            admission,
+            interrupts,
             volume: Volume::new(fs, config),
             negotiated: Event::new(),
             inside: AtomicUsize::new(0),
@@ -138,6 +146,7 @@ impl Session {
                 Answer::Error(Errno::IO)
             }
         };
+        self.interrupts.end(&out.served);
         if matches!(answer, Answer::Error(_)) {
             self.stats().count_error();
         }

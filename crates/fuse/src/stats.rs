@@ -3,11 +3,13 @@
 //! Requests for control files are counted as requests, but neither their bytes nor their fsyncs: a program that reads
 //! metrics every second would be most of what an idle mount shows.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use steadfs_vfs::{Metrics, TimeHistogram};
 
+use crate::waiting::WaitSources;
 use crate::wire;
 
 /// Upper bounds of the classes of fsync times, in microseconds.
@@ -17,7 +19,6 @@ const FSYNC_BOUNDS_US: [u64; 16] = [
 ];
 
 /// Requests by operation since the mount.
-#[derive(Debug)]
 pub struct Stats {
     requests: [AtomicU64; wire::OPCODES],
     errors: AtomicU64,
@@ -26,6 +27,8 @@ pub struct Stats {
     /// By [`FSYNC_BOUNDS_US`]; the last class has no bound.
     fsyncs: [AtomicU64; FSYNC_BOUNDS_US.len() + 1],
     fsync_nanos: AtomicU64,
+    /// Set once the mount has a session.
+    sources: OnceLock<WaitSources>,
 }
 
 impl Default for Stats {
@@ -37,11 +40,27 @@ impl Default for Stats {
             written_bytes: AtomicU64::new(0),
             fsyncs: [const { AtomicU64::new(0) }; FSYNC_BOUNDS_US.len() + 1],
             fsync_nanos: AtomicU64::new(0),
+            sources: OnceLock::new(),
         }
     }
 }
 
 impl Stats {
+    pub(crate) fn set_sources(&self, sources: WaitSources) {
+        if self.sources.set(sources).is_err() {
+            unreachable!("counters belong to one mount");
+        }
+    }
+
+    /// The requests that wait, as a table, or as a JSON array.
+    pub fn waiting(&self, as_json: bool) -> String {
+        match (self.sources.get(), as_json) {
+            (Some(sources), true) => sources.json(),
+            (Some(sources), false) => sources.table(),
+            (None, _) => String::new(),
+        }
+    }
+
     pub(crate) fn count(&self, opcode: u32) {
         // Slot 0 belongs to no operation: it counts unknown ones.
         let slot = self

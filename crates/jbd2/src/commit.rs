@@ -17,7 +17,7 @@ use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_cache::{BatchedCommit, wait_for_callers};
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, MutexGuard, OnUnwind, PANICKED, now, wall_clock};
+use steadfs_rt::{Condvar, MutexGuard, OnUnwind, PANICKED, now, waits, wall_clock};
 
 use crate::callers::Callers;
 use crate::io::{submit_writes, wait_all};
@@ -153,6 +153,7 @@ impl Journal {
         let is_light = self.is_outweighed(state, tag);
         self.queue.begin_wait(tag, !is_light);
         let _edge = inherit::wait_for(&[state.leader]);
+        let _step = waits::during(waits::WaitStep::Commit);
         waiters.wait(state);
     }
 
@@ -220,6 +221,7 @@ impl Journal {
     /// Commits the running transaction. The caller has made itself the leader. An error aborts the
     /// journal, and the waiters get it from there.
     pub(crate) fn lead(&self, tag: IoTag) {
+        let _step = waits::during(waits::WaitStep::Commit);
         let guard = OnUnwind::new(|| {
             self.shutdown(PANICKED);
             self.stop_leading();

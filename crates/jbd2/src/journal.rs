@@ -18,6 +18,7 @@ use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::Queue;
 use steadfs_cache::MetaCache;
 use steadfs_rt::inherit;
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank, RankScope, now, sleep};
 
 use crate::config::{JournalConfig, JournalTuning};
@@ -218,6 +219,10 @@ impl Journal {
         admission: Admission,
         tag: IoTag,
     ) -> Result<MutexGuard<'a, JournalState>, JournalError> {
+        let _step = waits::during(match admission {
+            Admission::NoSpace(_) => WaitStep::LogSpace,
+            _ => WaitStep::Commit,
+        });
         match admission {
             Admission::Join => unreachable!("a handle that may join does not wait"),
             Admission::Locked => {

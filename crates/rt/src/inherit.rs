@@ -27,6 +27,7 @@ use steadfs_base::IoTag;
 
 use crate::lock_header::LockHeader;
 use crate::sim::world;
+use crate::waits::{self, WaitGuard, WaitStep};
 
 /// Owners that a lock records.
 pub(crate) const OWNERS_MAX: usize = 4;
@@ -227,7 +228,11 @@ impl Drop for BlockedOn {
 
 /// The running task waits for other tasks until this is dropped.
 #[must_use]
-pub struct WaitForEdge(u64);
+pub struct WaitForEdge {
+    number: u64,
+    /// If it waits for a lock.
+    _step: Option<WaitGuard>,
+}
 
 /// Records that the running task waits for a result that only `owners` can produce.
 pub fn wait_for(owners: &[TaskNo]) -> WaitForEdge {
@@ -315,7 +320,10 @@ fn add_edge(lock: usize, owners: [u32; OWNERS_MAX]) -> WaitForEdge {
     for (queue, task, tag) in boosts {
         queue.boost(TaskNo(task), tag);
     }
-    WaitForEdge(number)
+    WaitForEdge {
+        number,
+        _step: (lock != 0).then(|| waits::during(WaitStep::Lock)),
+    }
 }
 
 impl Drop for WaitForEdge {
@@ -323,7 +331,7 @@ impl Drop for WaitForEdge {
         let graph = wait_graph();
         let boosts = {
             let mut state = graph.0.lock();
-            state.edges.retain(|edge| edge.number != self.0);
+            state.edges.retain(|edge| edge.number != self.number);
             state.update_donations()
         };
         // Nothing is boosted when a wait ends or a lock changes its owner: the new owner runs, and gives its effective

@@ -25,6 +25,7 @@ mod task;
 mod time;
 mod unwind;
 mod user;
+pub mod waits;
 
 pub use condvar::Condvar;
 pub use descriptors::{STATX_DONT_SYNC, close_descriptors_on_exec, take_passed_socket};

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use steadfs_base::{GroupId, IoTag, Urgency};
 use steadfs_iosched::{BoostOutcome, Scheduler};
 use steadfs_rt::inherit::{self, Boostable, TaskNo};
+use steadfs_rt::waits::{self, RequestPlaces};
 use steadfs_rt::{Instant, Mutex, MutexGuard, Rank, now};
 
 use super::handle::{IoCompletion, IoHandle};
@@ -326,6 +327,8 @@ impl Inner {
         let now = now();
         let own = Arc::clone(self);
         let _blocked = inherit::blocked_on(own);
+        let own = Arc::clone(self);
+        let _step = waits::during_request(own, io.request().to_word());
         let mut state = self.state.lock();
         if inherit::has_waiters() {
             // Another task waits for this one since it submitted the requests.
@@ -459,6 +462,12 @@ impl Boostable for Inner {
         if state.boost_task(task, tag, now) {
             self.pump(state, now);
         }
+    }
+}
+
+impl RequestPlaces for Inner {
+    fn place(&self, request: u64) -> Option<&'static str> {
+        self.state.lock().place(ReqId::from_word(request))
     }
 }
 

@@ -237,6 +237,14 @@ impl QueueState {
         slot.request.as_mut()
     }
 
+    /// Where a request is; `None` if it has ended.
+    pub(super) fn place(&mut self, id: ReqId) -> Option<&'static str> {
+        self.get(id).map(|request| match request.phase {
+            Phase::Held(_) | Phase::Blocked | Phase::Queued => "queue",
+            Phase::Dispatched => "device",
+        })
+    }
+
     fn request_mut(&mut self, id: ReqId) -> &mut Request {
         self.get(id).expect("the request has not ended")
     }

@@ -46,6 +46,7 @@ use std::sync::Arc;
 use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
 use steadfs_block::{Buf, IoError, Queue};
 use steadfs_rt::inherit;
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_vfs::{FsError, Result};
 
 pub use beside::FileInFlight;
@@ -258,6 +259,11 @@ impl<S: WritebackFs> Engine<'_, S> {
         if file.pages().is_empty() {
             return Ok(());
         }
+        let _step = match intent.reason {
+            WritebackReason::Sync => Some(waits::during(WaitStep::Flush)),
+            WritebackReason::Throttle => Some(waits::during(WaitStep::DirtyLimit)),
+            WritebackReason::Background | WritebackReason::Early => None,
+        };
         // After a power cut, real or requested, nothing reaches the device.
         self.0.check_writable()?;
         let intent = intent.with_urgency();

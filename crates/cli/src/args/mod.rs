@@ -233,7 +233,7 @@ pub struct List {
 ///
 /// For each mount: bytes read and written, requests, fsyncs and their mean time, data that is not on the device yet, requests
 /// in queue and device, free space of the journal's log, commits or checkpoints, boosts; for the chosen one a histogram of
-/// fsync times. Keys: q quits, the arrows choose a mount, p pauses. It reads .steadfs of each mount, which only root and
+/// fsync times and the requests that wait: process, operation, inode, step and since when. Keys: q quits, the arrows choose a mount, p pauses. It reads .steadfs of each mount, which only root and
 /// the user who mounted may do.
 #[derive(Debug, clap::Args)]
 pub struct Top {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use steadfs::tools::printable;
 
-use super::sampler::{Answer, Sample};
+use super::sampler::{Answer, Sample, Waiting};
 use crate::json::text;
 use crate::umount::Mount;
 
@@ -37,6 +37,7 @@ pub(super) struct Row {
     errors: Vec<String>,
     /// Unless this is the first reading after the mount or after a time without an answer.
     pub activity: Option<Activity>,
+    pub waiting: Vec<Waiting>,
     /// The path without control characters, for the screen.
     #[serde(skip)]
     pub label: String,
@@ -85,6 +86,7 @@ impl Row {
         match answer {
             Answer::Sample(sample) => {
                 row.format = Some(sample.format.0);
+                row.waiting.clone_from(&sample.waiting);
                 if let Some(first) = sample.errors.first() {
                     (row.state, row.detail) = ("errors", printable(first.as_bytes()));
                     row.errors.clone_from(&sample.errors);
@@ -123,6 +125,7 @@ impl Row {
             state,
             errors: Vec::new(),
             activity: None,
+            waiting: Vec::new(),
             label: printable(mount.mountpoint.as_os_str().as_bytes()),
             detail: state.to_owned(),
             recent: Vec::new(),
@@ -281,6 +284,15 @@ pub(super) mod tests {
                 json!({"transactions": fsyncs, "log_blocks": 1000, "log_free": 250,
                 "waits": {"group_commit": {"count": 2}}}),
             ),
+            waiting: vec![Waiting {
+                pid: 77,
+                command: Some("dd".to_owned()),
+                cgroup: Some("/".to_owned()),
+                operation: "fsync".to_owned(),
+                inode: 12,
+                steps: vec!["commit".to_owned(), "device".to_owned()],
+                milliseconds: 1234.5,
+            }],
             errors: Vec::new(),
         }))
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use steadfs_rt::{Instant, now};
 
@@ -21,8 +22,24 @@ pub(super) struct Sample {
     pub cache: Value,
     /// The format's name, and `jbd2/stats.json` or `f2fs/stats.json`; null for ext2 and read-only volumes.
     pub format: (&'static str, Value),
+    /// `waiting.json`.
+    pub waiting: Vec<Waiting>,
     /// The lines of `errors`.
     pub errors: Vec<String>,
+}
+
+/// A request that waits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Waiting {
+    pub pid: u32,
+    pub command: Option<String>,
+    pub cgroup: Option<String>,
+    pub operation: String,
+    pub inode: u64,
+    /// From the outermost in.
+    pub steps: Vec<String>,
+    /// Since the outermost began.
+    pub milliseconds: f64,
 }
 
 /// What a server says.
@@ -126,11 +143,13 @@ fn sample(control: &Path) -> io::Result<Sample> {
         None => ("ext4", optional("jbd2/stats.json")?.unwrap_or_default()),
     };
     let errors = fs::read_to_string(file("errors"))?;
+    let waiting = serde_json::from_value(parsed("waiting.json")?).map_err(io::Error::other)?;
     Ok(Sample {
         at,
         io: parsed("io/stats.json")?,
         fuse,
         cache: parsed("cache/stats.json")?,
+        waiting,
         format,
         errors: errors
             .lines()

@@ -6,6 +6,8 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Table};
 
+use steadfs::tools::printable;
+
 use super::rates::{Class, Row};
 use crate::tree::human;
 
@@ -63,7 +65,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
     let Some(row) = view.rows.get(view.chosen()) else {
         return frame.render_widget(Paragraph::new("No steadfs volume is mounted."), details);
     };
-    draw_fsyncs(frame, row, details);
+    let [fsyncs, waiting] =
+        Layout::vertical([Constraint::Fill(1), Constraint::Fill(1)]).areas(details);
+    draw_fsyncs(frame, row, fsyncs);
+    draw_waiting(frame, row, waiting);
 }
 
 fn headline(view: &View) -> Line<'static> {
@@ -184,6 +189,46 @@ fn draw_fsyncs(frame: &mut Frame<'_>, row: &Row, area: Rect) {
     frame.render_widget(Paragraph::new(lines), inner);
 }
 
+/// The requests of the chosen mount that wait, those first that have waited for the longest time.
+fn draw_waiting(frame: &mut Frame<'_>, row: &Row, area: Rect) {
+    let block = Block::bordered().title(format!(" {} waiting ", row.waiting.len()));
+    let rows = row.waiting.iter().map(|one| {
+        let name = |name: &Option<String>| {
+            name.as_ref()
+                .map_or_else(|| "-".to_owned(), |name| printable(name.as_bytes()))
+        };
+        TableRow::new([
+            one.pid.to_string(),
+            name(&one.command),
+            one.operation.clone(),
+            one.inode.to_string(),
+            one.steps.join(", "),
+            time(one.milliseconds * 1e3),
+            name(&one.cgroup),
+        ])
+    });
+    let widths = [
+        Constraint::Length(8),
+        Constraint::Length(15),
+        Constraint::Length(10),
+        Constraint::Length(9),
+        Constraint::Length(26),
+        Constraint::Length(6),
+        Constraint::Fill(1),
+    ];
+    let head = [
+        "PID",
+        "COMMAND",
+        "OPERATION",
+        "INODE",
+        "STEP",
+        "SINCE",
+        "CGROUP",
+    ];
+    let head = TableRow::new(head).style(Style::default().add_modifier(Modifier::BOLD));
+    frame.render_widget(Table::new(rows, widths).header(head).block(block), area);
+}
+
 fn describe(row: &Row) -> String {
     match row.format {
         Some(format) => format!("{format}, {}", row.detail),
@@ -266,7 +311,7 @@ mod tests {
     #[test]
     fn mounts_and_the_histogram_of_the_chosen_one_are_shown() {
         let mut view = view();
-        let shown = picture(&view, 100, 14);
+        let shown = picture(&view, 110, 24);
         for part in [
             "steadfs top 2026-11-28 12:00:00 UTC (q: quit",
             "MOUNTPOINT",
@@ -275,6 +320,8 @@ mod tests {
             "/mnt: ext4, ok ",
             "device: read 0/s, write 4.0K/s, 4 queued, 2 in it; failed requests 0/s; merged 0/s",
             "<= 1.0ms 300 ████",
+            "1 waiting",
+            "77 dd fsync 12 commit, device 1.2s /",
         ] {
             assert!(shown.contains(part), "{part}\n{shown}");
         }
@@ -283,7 +330,7 @@ mod tests {
             "empty classes outside are left out\n{shown}"
         );
         view.choose(1);
-        let shown = picture(&view, 100, 14);
+        let shown = picture(&view, 110, 24);
         assert!(
             shown.contains("/srv: its server does not answer "),
             "{shown}"
@@ -294,7 +341,7 @@ mod tests {
         view.choose(-9);
         assert_eq!(view.chosen, "/mnt");
         view.paused = true;
-        assert!(picture(&view, 100, 14).contains("(paused, q: quit"));
+        assert!(picture(&view, 110, 24).contains("(paused, q: quit"));
     }
 
     #[test]

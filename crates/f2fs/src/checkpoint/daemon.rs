@@ -25,6 +25,7 @@ use std::time::Duration;
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 use steadfs_cache::{BatchedCommit, CommitBatch, wait_for_callers};
 use steadfs_rt::cpu::ThreadIoPrio;
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_rt::{
     Condvar, Event, Instant, JoinHandle, Mutex, MutexGuard, OnUnwind, PANICKED, Rank, fault_point,
     inherit, now, sleep, try_spawn,
@@ -457,6 +458,7 @@ impl F2fs {
     }
 
     fn merge_or_checkpoint(&self, tag: IoTag) -> Result<()> {
+        let _step = waits::during(WaitStep::Checkpoint);
         let merge = {
             let options = self.options.read();
             // Only checkpoints of the same kind can be merged.

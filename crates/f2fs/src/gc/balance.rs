@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use steadfs_base::IoTag;
 use steadfs_rt::now;
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_vfs::{FsError, Result};
 
 use super::NOT_IN_VAIN;
@@ -44,6 +45,7 @@ impl F2fs {
             return self.balance_cp_disabled(tag);
         }
         if !segments.has_space(SpaceGoal::Reserve, 0) && self.is_worth_trying() {
+            let _step = waits::during(WaitStep::Cleaning);
             match self.make_space_for(SpaceGoal::Reserve, tag) {
                 Ok(()) | Err(FsError::NoSpace) => {}
                 Err(error) => return Err(error),

@@ -7,6 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use steadfs_rt::inherit::{self, TaskNo};
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now};
 
 use crate::segment::SpaceGoal;
@@ -61,6 +62,7 @@ impl GcTask {
         self.work.notify_one();
         drop(state);
         let _edge = inherit::wait_for(&[server]);
+        let _step = waits::during(WaitStep::Cleaning);
         state = self.state.lock();
         while state.ended < mine && !state.stop {
             self.served.wait(&mut state);

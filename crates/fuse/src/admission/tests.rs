@@ -10,11 +10,12 @@ struct Wait(Arc<Event<Verdict>>);
 
 fn enter(admission: &Admission, class: Class, user: u32, unique: u64) -> Result<Slot, Wait> {
     let event = Arc::new(Event::new());
-    let queued = || Queued {
+    let header = InHeader {
         unique,
         pid: user,
-        waiter: Waiter::Thread(event.clone()),
+        ..InHeader::default()
     };
+    let queued = || Queued::of(&header, Waiter::Thread(event.clone()));
     admission
         .enter(class, user, queued)
         .ok_or(Wait(event.clone()))

@@ -46,6 +46,7 @@ impl Request {
             }
             Self::Question(Question::IsInGroup { pid, gid }) => format!("member {pid} {gid}"),
             Self::Question(Question::GroupOf(pid)) => format!("group {pid}"),
+            Self::Question(Question::CommandOf(pid)) => format!("command {pid}"),
             Self::Question(Question::WeightOf(group)) => format!("weight {group}"),
             Self::Question(Question::Thread(tid, ThreadRequest::LeaveIdle)) => {
                 format!("normal {tid}")
@@ -80,6 +81,7 @@ impl Request {
             "process" => Question::ProcessOf(rest.parse().ok()?),
             "ended" => Question::HasEnded(rest.parse().ok()?),
             "group" => Question::GroupOf(rest.parse().ok()?),
+            "command" => Question::CommandOf(rest.parse().ok()?),
             "weight" => Question::WeightOf(group(rest)?.to_owned()),
             "normal" => Question::Thread(rest.parse().ok()?, ThreadRequest::LeaveIdle),
             "realtime" => {

@@ -30,6 +30,7 @@ fn requests_are_the_same_after_decoding() {
         }),
         Request::Question(Question::IsInGroup { pid: 1, gid: 7 }),
         Request::Question(Question::GroupOf(1)),
+        Request::Question(Question::CommandOf(1)),
         Request::Question(Question::WeightOf("/a b/c".to_owned())),
         Request::Question(Question::Thread(i32::MAX, ThreadRequest::LeaveIdle)),
         Request::Question(Question::Thread(1, ThreadRequest::RealTimeIo(7))),

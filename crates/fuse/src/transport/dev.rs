@@ -202,13 +202,8 @@ impl DevPool {
         let queued = || {
             let (pool, device) = (Arc::clone(self), Arc::clone(device));
             let message = pool.copy_for_queue(message, len);
-            Queued {
-                unique: header.unique,
-                pid: header.pid,
-                waiter: Waiter::Message(Box::new(move |verdict| {
-                    pool.serve_queued(&device, &message, verdict);
-                })),
-            }
+            let serve = move |verdict| pool.serve_queued(&device, &message, verdict);
+            Queued::of(&header, Waiter::Message(Box::new(serve)))
         };
         session.admission.enter(class, header.uid, queued).map(Some)
     }

@@ -292,11 +292,7 @@ impl UringPool {
             return entry.serve(session, out);
         };
         let event = Arc::new(Event::new());
-        let queued = || Queued {
-            unique: header.unique,
-            pid: header.pid,
-            waiter: Waiter::Thread(event.clone()),
-        };
+        let queued = || Queued::of(&header, Waiter::Thread(event.clone()));
         let slot = match session.admission.enter(class, header.uid, queued) {
             Some(slot) => slot,
             None => {

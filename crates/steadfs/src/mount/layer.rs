@@ -12,6 +12,11 @@ use crate::{Io, Options};
 
 /// Counters of requests.
 const REQUESTS: &str = "fuse/stats.json";
+/// The requests that wait.
+const WAITING: &str = "waiting";
+const WAITING_JSON: &str = "waiting.json";
+
+const OWN: [&str; 3] = [REQUESTS, WAITING, WAITING_JSON];
 
 /// The options and files of a mount's queue, its requests, and the options that are fixed while it is mounted.
 pub(super) struct MountLayer {
@@ -43,24 +48,26 @@ impl ControlLayer for MountLayer {
 impl Control for MountLayer {
     fn entries(&self) -> Vec<ControlEntry> {
         let mut entries = self.io.entries();
-        entries.push(ControlEntry {
-            path: REQUESTS,
+        entries.extend(OWN.map(|path| ControlEntry {
+            path,
             writable: false,
-        });
+        }));
         entries
     }
 
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         match path {
             REQUESTS => Ok((self.stats.to_json() + "\n").into_bytes()),
+            WAITING => Ok(self.stats.waiting(false).into_bytes()),
+            WAITING_JSON => Ok(self.stats.waiting(true).into_bytes()),
             _ => self.io.read(path),
         }
     }
 
     fn write(&self, path: &str, value: &[u8]) -> Result<()> {
-        match path {
-            REQUESTS => Err(FsError::NotPermitted),
-            _ => self.io.write(path, value),
+        match OWN.contains(&path) {
+            true => Err(FsError::NotPermitted),
+            false => self.io.write(path, value),
         }
     }
 
