@@ -1,7 +1,9 @@
-//! The log: standard error in the foreground, syslog in the background.
+//! The log: standard error in the foreground; in the background the journal of systemd, with the volume and the mount point
+//! as fields, or syslog.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -20,7 +22,13 @@ static TO_SYSTEM: AtomicBool = AtomicBool::new(false);
 /// them.
 static TO_BROKER: AtomicBool = AtomicBool::new(false);
 /// The served volume and its mount point: syslog receives the messages of all servers.
-static SERVED: OnceLock<String> = OnceLock::new();
+static SERVED: OnceLock<Served> = OnceLock::new();
+
+struct Served {
+    text: String,
+    image: Vec<u8>,
+    mountpoint: Vec<u8>,
+}
 
 /// Starts logging of warnings and errors, with `verbose` also of information.
 pub fn start(verbose: bool) {
@@ -37,12 +45,16 @@ pub fn start(verbose: bool) {
 pub fn serves(volume: &Path, mountpoint: &Path) {
     let served = format!("{} on {}", volume.display(), mountpoint.display());
     // One process serves one volume.
-    let _ = SERVED.set(served);
+    let _ = SERVED.set(Served {
+        text: served,
+        image: volume.as_os_str().as_bytes().to_vec(),
+        mountpoint: mountpoint.as_os_str().as_bytes().to_vec(),
+    });
 }
 
 /// The volume and mount point set by [`serves`].
 pub fn served() -> Option<&'static str> {
-    SERVED.get().map(String::as_str)
+    SERVED.get().map(|served| &*served.text)
 }
 
 /// Sends messages to syslog from now on.
@@ -177,12 +189,73 @@ fn severity(level: Level) -> u8 {
     }
 }
 
+/// The socket of systemd's journal, and that of syslog.
+const JOURNAL: &str = "/run/systemd/journal/socket";
+const SYSLOG: &str = "/dev/log";
+
 fn send_from(socket: std::io::Result<UnixDatagram>, level: Level, text: &str) {
-    const DAEMON: u8 = 3 << 3;
+    let Ok(socket) = socket else {
+        return;
+    };
+    if socket.send_to(&fields(level, text), JOURNAL).is_ok() {
+        return;
+    }
     let pid = std::process::id();
     let line = format!("<{}>steadfs[{pid}]: {text}", DAEMON | severity(level));
     // A machine without syslog loses the message.
-    if let Ok(socket) = socket {
-        let _ = socket.send_to(line.as_bytes(), "/dev/log");
+    let _ = socket.send_to(line.as_bytes(), SYSLOG);
+}
+
+/// Facility of syslog(3).
+const DAEMON: u8 = 3 << 3;
+
+/// A message in the journal's native protocol: each value with its length, since a path may contain any byte.
+fn fields(level: Level, text: &str) -> Vec<u8> {
+    let priority = severity(level).to_string();
+    let mut fields: Vec<(&str, &[u8])> = vec![
+        ("MESSAGE", text.as_bytes()),
+        ("PRIORITY", priority.as_bytes()),
+        ("SYSLOG_FACILITY", b"3"),
+        ("SYSLOG_IDENTIFIER", b"steadfs"),
+    ];
+    if let Some(served) = SERVED.get() {
+        fields.push(("STEADFS_IMAGE", &served.image));
+        fields.push(("STEADFS_MOUNT", &served.mountpoint));
+    }
+    let mut message = Vec::new();
+    for (name, value) in fields {
+        message.extend_from_slice(name.as_bytes());
+        message.push(b'\n');
+        message.extend_from_slice(&(value.len() as u64).to_le_bytes());
+        message.extend_from_slice(value);
+        message.push(b'\n');
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_to_the_journal_have_fields() {
+        serves(Path::new("/a\nb.img"), Path::new("/mnt"));
+        let message = fields(Level::WARN, "text");
+        let expected = [
+            ("MESSAGE", "text"),
+            ("PRIORITY", "4"),
+            ("SYSLOG_FACILITY", "3"),
+            ("SYSLOG_IDENTIFIER", "steadfs"),
+            ("STEADFS_IMAGE", "/a\nb.img"),
+            ("STEADFS_MOUNT", "/mnt"),
+        ];
+        let mut rest = &message[..];
+        for (name, value) in expected {
+            let head = [name.as_bytes(), b"\n", &(value.len() as u64).to_le_bytes()].concat();
+            rest = rest.strip_prefix(&head[..]).expect(name);
+            rest = rest.strip_prefix(value.as_bytes()).expect(name);
+            rest = rest.strip_prefix(b"\n").expect(name);
+        }
+        assert!(rest.is_empty(), "{rest:?}");
     }
 }

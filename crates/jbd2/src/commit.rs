@@ -531,6 +531,7 @@ impl Journal {
         for callback in callbacks {
             callback(closed.tid);
         }
+        closed.times.warn_if_slow(ended, closed.tid);
         let mut state = self.state.lock();
         state.check()?;
         assert_eq!(

@@ -40,6 +40,34 @@ pub(crate) struct CommitTimes {
     pub longest_wait: Duration,
 }
 
+/// A commit that takes longer is logged, as checkpoints of f2fs are.
+const SLOW_COMMIT: Duration = Duration::from_secs(5);
+
+impl CommitTimes {
+    /// Logs the times of the steps of a commit that took long.
+    pub(crate) fn warn_if_slow(&self, ended: Instant, tid: Tid) {
+        if let Some(warning) = self.warning(ended, tid) {
+            tracing::warn!("{warning}");
+        }
+    }
+
+    fn warning(&self, ended: Instant, tid: Tid) -> Option<String> {
+        let began = self.requested.unwrap_or(self.lock_began);
+        let total = ended.since(began);
+        let ms = |time: Duration| time.as_millis();
+        (total >= SLOW_COMMIT).then(|| {
+            format!(
+                "commit {tid} took {} ms: wait for other commits and callers {} ms, open handles {} ms, log and commit \
+                 record {} ms",
+                ms(total),
+                ms(self.lock_began.since(began)),
+                ms(self.locked.since(self.lock_began)),
+                ms(ended.since(self.locked)),
+            )
+        })
+    }
+}
+
 /// Counters since the journal was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalStats {
@@ -348,5 +376,30 @@ impl Journal {
         let state = self.state.lock();
         let running = state.running.as_ref().filter(|r| !r.is_empty())?;
         Some(running.started.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_commits_are_logged_with_their_steps() {
+        let at = |ms: u64| Instant(ms * 1_000_000);
+        let times = CommitTimes {
+            started: at(0),
+            requested: Some(at(1000)),
+            lock_began: at(1100),
+            locked: at(3300),
+            handles: 1,
+            longest_wait: Duration::ZERO,
+        };
+        assert_eq!(times.warning(at(5999), Tid(7)), None);
+        let warning = times.warning(at(6000), Tid(7)).unwrap();
+        assert_eq!(
+            warning,
+            "commit 7 took 5000 ms: wait for other commits and callers 100 ms, open handles 2200 ms, log and commit \
+             record 2700 ms"
+        );
     }
 }
