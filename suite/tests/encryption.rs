@@ -16,6 +16,8 @@ use steadfs_suite::{
     Compare, Image, KernelMount, Scratch, SteadMount, Tree, ioctl, steadfs, succeed,
 };
 
+#[path = "encryption/device.rs"]
+mod device;
 #[path = "encryption/written.rs"]
 mod written;
 

@@ -21,7 +21,7 @@ fn is(result: std::io::Result<()>, errno: i32) {
 
 impl Kind {
     /// Adds the key to a mount of steadfs; returns what policies call it.
-    fn add_to_steadfs(&self, scratch: &Scratch, mount: &SteadMount) -> String {
+    pub fn add_to_steadfs(&self, scratch: &Scratch, mount: &SteadMount) -> String {
         let (file, _) = self.key_file(scratch);
         let (top, file) = (mount.root().to_str().unwrap(), file.to_str().unwrap());
         let added = match self.descriptor {
@@ -43,14 +43,14 @@ impl Kind {
     }
 
     /// Checks that the volume is clean.
-    fn check(&self, image: &Image, fs: &str) {
+    pub fn check(&self, image: &Image, fs: &str) {
         match fs {
             "ext4" => image.check_clean(),
             _ => drop(steadfs_suite::f2fs::check_clean(image.path(), self.name)),
         }
     }
 
-    fn set_policy(&self, place: &str, name: &str, more: &[&str]) {
+    pub fn set_policy(&self, place: &str, name: &str, more: &[&str]) {
         let mut words = vec!["key", "set-policy", place, name];
         let own = self.policy_words();
         words.extend(own.iter().map(String::as_str));
