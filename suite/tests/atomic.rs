@@ -88,7 +88,7 @@ fn sqlite_loses_nothing_when_it_is_killed() {
     let image = mkfs(&scratch, "bank.img", 128 << 20, "-O extra_attr");
     let mount = SteadMount::new(&scratch, image.path(), "atomic_write");
     let database = mount.join("bank.db");
-    // It commits without a journal, which another task would see.
+    // Only the first transaction, of an empty file, has a journal, which another task would see.
     let trace = scratch.join("trace");
     let calls = ["-f", "-e", "trace=ioctl,openat", "-o"];
     let first = bank(&database, "20");
@@ -102,7 +102,8 @@ fn sqlite_loses_nothing_when_it_is_killed() {
     assert_eq!(said(&mut traced), SOUND);
     let trace = fs::read_to_string(&trace).unwrap();
     assert!(trace.matches("F2FS_IOC_COMMIT_ATOMIC_WRITE").count() >= 20);
-    assert!(!trace.contains("bank.db-journal\", O_RDWR"), "{trace}");
+    let journals = trace.matches("bank.db-journal\", O_RDWR").count();
+    assert!(journals <= 1, "{trace}");
 
     let mut reader = bank(&database, "read")
         .stdin(Stdio::piped())

@@ -168,13 +168,17 @@ impl Ext4 {
         };
         self.with_space(&cx, || self.leave_inode(&cx, &dir))?;
         self.check_attr_quota(&cx, &dir, (INDEX_ENCRYPTION, CONTEXT), &context)?;
-        self.change_fields(tag, &dir, context.len(), |handle, core| {
-            self.put_context(handle, &dir, core, &context)?;
-            core.flags = core.flags.union(InodeFlags::ENCRYPTED);
-            core.ctime = self.now(core);
-            dir.record_tid(handle, true);
-            Ok(())
-        })
+        // The context may need a block.
+        let set = || {
+            self.change_fields(tag, &dir, context.len(), |handle, core| {
+                self.put_context(handle, &dir, core, &context)?;
+                core.flags = core.flags.union(InodeFlags::ENCRYPTED);
+                core.ctime = self.now(core);
+                dir.record_tid(handle, true);
+                Ok(())
+            })
+        };
+        self.with_space(&cx, set)
     }
 
     /// Moves the names of an inline directory to a block.

@@ -35,6 +35,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
 use crate::txn::Handle;
+pub(crate) use limits::QuotaHold;
 
 use blocks::{FileBlocks, Growth};
 

@@ -133,10 +133,11 @@ impl Ext4 {
     ) -> Result<u64> {
         let keep = self.root_reserved_clusters(cx);
         let _pins = self.pin_inodes(&[inode.ino()], cx.tag)?;
+        let (len, _held) = self.hold_blocks(cx, inode, want.into())?;
         let hole = HoleRequest {
             ino: inode.ino(),
             at,
-            len: self.quota_blocks(cx, inode, want.into())?,
+            len,
             goal,
         };
         let run = self.allocate_hole(inode, hole, cx.tag, |_, goal, want| {

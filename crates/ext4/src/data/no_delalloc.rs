@@ -24,6 +24,7 @@ use crate::inode::Inode;
 use crate::io_error;
 use crate::mballoc::Run;
 use crate::place::BlockPlace;
+use crate::quota::QuotaHold;
 
 /// Blocks of a file that are written the same way.
 enum Stretch {
@@ -164,15 +165,17 @@ impl Ext4 {
     ) -> Result<u64> {
         let at = FileBlock(blocks.start);
         let last = blocks.end;
-        let want = last - blocks.start;
+        let mut held = QuotaHold::default();
         let mut piece = match place {
             BlockPlace::Hole => {
                 let goal = self.goal_after(inode.ino(), &inode.core.read(), at);
                 let keep = self.root_reserved_clusters(cx);
+                let (len, hold) = self.hold_blocks(cx, inode, last - blocks.start)?;
+                held = hold;
                 let hole = HoleRequest {
                     ino: inode.ino(),
                     at,
-                    len: self.quota_blocks(cx, inode, want)?,
+                    len,
                     goal,
                 };
                 let run = self.allocate_hole(inode, hole, cx.tag, |_, goal, want| {
@@ -213,6 +216,7 @@ impl Ext4 {
             }
             return Err(error);
         }
+        drop(held);
         Ok(piece.blocks.end.min(last) - at.0)
     }
 

@@ -7,6 +7,8 @@
 //! Root is exempt, as a caller with CAP_SYS_RESOURCE is in Linux: FUSE passes no capabilities on. Blocks of the map may
 //! exceed a limit where data is delayed, as in Linux.
 
+use std::sync::Arc;
+
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result, StatFs};
@@ -102,6 +104,30 @@ impl Ext4 {
         }
     }
 
+    /// The number of blocks that may be allocated for a file now, at most `wanted`. They count as used while what is
+    /// returned with it exists: until they are mapped, and counted.
+    ///
+    /// # Errors
+    /// As [`Ext4::quota_blocks`].
+    pub(crate) fn hold_blocks(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        wanted: u64,
+    ) -> Result<(u64, QuotaHold)> {
+        loop {
+            let blocks = self.quota_blocks(cx, inode, wanted)?;
+            let Some(quota) = self.enforcing().filter(|_| cx.uid != 0) else {
+                return Ok((blocks, QuotaHold::default()));
+            };
+            let clusters = blocks.div_ceil(self.geo.blocks_per_cluster().into());
+            let owners = owners_of(&inode.core.read());
+            if let Some(held) = self.try_hold(quota, owners, self.delayed_bytes(clusters))? {
+                return Ok((blocks, held));
+            }
+        }
+    }
+
     /// The number of blocks that may be allocated for a file now, at most `wanted`.
     ///
     /// # Errors
@@ -152,13 +178,27 @@ impl Ext4 {
         };
         let bytes = self.delayed_bytes(blocks);
         let owners = owners_of(&inode.core.read());
-        if let Some(room) = self.room_of(cx, owners.map(Some))?
-            && room.bytes < bytes
-        {
-            return Ok(false);
+        if cx.uid == 0 {
+            self.each_delayed(quota, owners, |delayed| *delayed += bytes)?;
+            return Ok(true);
         }
-        self.each_delayed(quota, owners, |delayed| *delayed += bytes)?;
-        Ok(true)
+        let held = self.try_hold(quota, owners, bytes)?;
+        Ok(held.map(QuotaHold::keep).is_some())
+    }
+
+    /// Counts bytes as delayed for owners, unless a limit does not allow it. Checked and counted under one lock: no two
+    /// writers get the last of a limit.
+    fn try_hold(&self, quota: &Quota, owners: [u32; 3], bytes: u64) -> Result<Option<QuotaHold>> {
+        let mut held = QuotaHold::default();
+        for file in quota.enforced_files() {
+            if let Some(dquot) = file.dquot(self, owners[file.kind.index()])? {
+                if !dquot.account.lock().try_delay(bytes, now_secs()) {
+                    return Ok(None);
+                }
+                held.parts.push((dquot, bytes));
+            }
+        }
+        Ok(Some(held))
     }
 
     /// Blocks of a file are not delayed any more.
@@ -201,6 +241,29 @@ impl Ext4 {
             }
         }
         Ok(())
+    }
+}
+
+/// Bytes that count as delayed for their owners while this exists.
+#[derive(Default)]
+#[must_use]
+pub(crate) struct QuotaHold {
+    parts: Vec<(Arc<Dquot>, u64)>,
+}
+
+impl QuotaHold {
+    /// They stay delayed.
+    fn keep(mut self) {
+        self.parts.clear();
+    }
+}
+
+impl Drop for QuotaHold {
+    fn drop(&mut self) {
+        for (dquot, bytes) in &self.parts {
+            let mut account = dquot.account.lock();
+            account.delayed = account.delayed.saturating_sub(*bytes);
+        }
     }
 }
 

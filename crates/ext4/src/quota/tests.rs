@@ -287,6 +287,44 @@ fn hard_limits_hold_for_users_and_not_for_root() {
     }
 }
 
+/// Writers of several files share what a limit leaves.
+#[test]
+fn writers_beside_each_other_keep_a_hard_limit() {
+    let run = |options: &'static str| {
+        move || {
+            let world = limited(options);
+            let made = (0..4).map(|n| {
+                let name = format!("file{n}");
+                let made = world
+                    .fs
+                    .mknod(&caller(1000, 1000), ROOT, name.as_bytes(), 0o100_644, 0);
+                made.unwrap().ino
+            });
+            let files: Vec<InodeNo> = made.collect();
+            let writers = files.iter().map(|&file| {
+                let fs = Arc::clone(&world.fs);
+                steadfs_rt::spawn("writer", move || {
+                    let (cx, mut at) = (caller(1000, 1000), 0);
+                    while let Ok(n) = FileSystem::write(&*fs, &cx, file, at, &[1; 30_000], false) {
+                        at += n as u64;
+                    }
+                })
+            });
+            let writers: Vec<_> = writers.collect();
+            writers.into_iter().for_each(steadfs_rt::JoinHandle::join);
+            world.fs.sync_volume(&world.cx).unwrap();
+            let used = counted(&world)[0][&1000].0;
+            assert!((190 << 10..=200 << 10).contains(&used), "{options}: {used}");
+            world.fs.unmount().unwrap();
+        }
+    };
+    for seed in 0..10 {
+        for options in ["usrquota", "usrquota,nodelalloc"] {
+            sim::run(sim::Config::new(seed), run(options));
+        }
+    }
+}
+
 #[test]
 fn limits_hold_only_where_options_say_so() {
     let world = limited("grpquota");

@@ -89,6 +89,16 @@ impl Account {
         self.entry.bytes.saturating_add(self.delayed)
     }
 
+    /// Delays this many bytes if the owner may use them at second `now`; returns whether.
+    #[must_use]
+    pub fn try_delay(&mut self, bytes: u64, now: u64) -> bool {
+        let fits = self.room(now).bytes >= bytes;
+        if fits {
+            self.delayed += bytes;
+        }
+        fits
+    }
+
     /// What the owner may use in addition at second `now`.
     pub fn room(&self, now: u64) -> Usage {
         let bytes = self.entry.block_limit.in_bytes().most(now);
@@ -170,7 +180,8 @@ mod tests {
         account.update_timers(&info, false, 1000);
         assert_eq!(account.room(5000).bytes, 4 << 10);
         account.update_timers(&info, true, 1000);
-        account.delayed = 1 << 10;
+        assert!(account.try_delay(1 << 10, 1059));
+        assert!(!account.try_delay(4 << 10, 1059));
         assert_eq!(account.room(1059).bytes, 3 << 10);
         assert_eq!(account.room(1060).bytes, 0);
         assert!(account.replace(usage(2 << 10), usage(0)));
