@@ -12,8 +12,8 @@ use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{
-    Clock, FsError, InodeFlags, OpenGuard, OrderlyDirs, PendingFrees, RemountState, Result,
-    StopState,
+    Clock, FileKind, FsError, InodeFlags, OpenGuard, OrderlyDirs, PendingFrees, RemountState,
+    Result, StopState,
 };
 
 use crate::disk::{self, Geometry, Ino, Superblock};
@@ -210,6 +210,12 @@ impl Ext4 {
         let core = disk::Inode::parse(&self.geo, ino, slot)?;
         if core.has(InodeFlags::CASEFOLD) && self.geo.encoding.is_none() {
             let what = "has the casefold flag, but the volume has no encoding of names";
+            return Err(Corruption::new(what).in_inode(ino).into());
+        }
+        // Linux moves the names to a block before it encrypts a directory.
+        let is_dir = core.kind() == Some(FileKind::Directory);
+        if is_dir && core.has(InodeFlags::ENCRYPTED) && core.has(disk::inode::INLINE_DATA) {
+            let what = "an encrypted directory has its names in the inode";
             return Err(Corruption::new(what).in_inode(ino).into());
         }
         self.cache_owners(&core);

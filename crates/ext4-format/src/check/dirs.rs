@@ -131,7 +131,7 @@ impl Checker<'_> {
     ) {
         let indexed = self.dirs[dir].form == DirForm::Indexed;
         let named = scratch.index.blocks.get(block as usize).copied();
-        let mut layout = self.layout;
+        let mut layout = self.layout_of(&self.dirs[dir]);
         match named {
             // Its own checksum was verified with the index; entries cover the whole block.
             Some(IndexRole::Node) => layout.has_tail = false,
@@ -173,6 +173,14 @@ impl Checker<'_> {
         if block == 0 && count < 2 {
             let (dir, why) = (self.dirs[dir].ino, "it has no ..");
             self.issue(Issue::DirDots { dir, why });
+        }
+    }
+
+    /// How the blocks of a directory are laid out.
+    pub(super) fn layout_of(&self, dir: &Dir) -> DirLayout {
+        DirLayout {
+            has_hashes: dir.comparison == Comparison::Encrypted,
+            ..self.layout
         }
     }
 

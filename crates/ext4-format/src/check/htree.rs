@@ -96,7 +96,7 @@ impl Checker<'_> {
             let (field, at) = ("hash_version", Structure::HtreeNode);
             return Err(DiskError::field(at, field, version, rule));
         }
-        let root = DxNode::parse_root(&self.layout, dir.seed, block)?;
+        let root = DxNode::parse_root(&self.layout_of(dir), dir.seed, block)?;
         index.blocks[0] = IndexRole::Node;
         if dir.comparison != Comparison::Unknown {
             index.hash = Some(self.geo.hash.with_kind(info.hash));
@@ -155,7 +155,7 @@ impl Checker<'_> {
         let level = usize::from(levels);
         let mut buf = std::mem::take(&mut self.levels[level]);
         if self.read_dir_block(dir, block.into(), &mut buf) {
-            match DxNode::parse_node(&self.layout, dir.seed, &buf) {
+            match DxNode::parse_node(&self.layout_of(dir), dir.seed, &buf) {
                 Ok(node) => self.load_children(dir, &node, levels - 1, own, index),
                 Err(error) => self.issue(Issue::Htree(error.in_inode(dir.ino))),
             }

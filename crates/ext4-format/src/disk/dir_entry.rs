@@ -187,6 +187,7 @@ fn parse_fast<'a>(
     let name_end = HEADER_SIZE + usize::from(name_len);
     // Encoded lengths are no multiples of 4 or too short, and take the other path (see `decode_rec_len`).
     let good = layout.has_file_type
+        && !layout.has_hashes
         && ino.wrapping_sub(1) < layout.inodes_count
         && name_len > 0
         && rec_len.is_multiple_of(4)
@@ -240,7 +241,12 @@ fn parse_checked<'a>(
     if name_len == 0 || name_len > NAME_MAX {
         return Err(bad(offset, "has an impossible name length"));
     }
-    if entry_size(name_len) > rec_len {
+    let name = &block[offset + HEADER_SIZE..end.min(offset + HEADER_SIZE + name_len)];
+    let needed = match name {
+        b"." | b".." => entry_size(name_len),
+        _ => layout.entry_size(name_len),
+    };
+    if needed > rec_len {
         return Err(bad(offset, "is too short for its name"));
     }
     if ino > layout.inodes_count {
@@ -251,7 +257,7 @@ fn parse_checked<'a>(
         rec_len,
         ino: Some(Ino(ino)),
         file_type,
-        name: &block[offset + HEADER_SIZE..offset + HEADER_SIZE + name_len],
+        name,
     })
 }
 

@@ -45,7 +45,7 @@ pub(super) fn find(
     key: &Arc<FileKey>,
     name: &[u8],
 ) -> Result<Option<Entry>> {
-    let wanted = Wanted::encrypted(key, core.has(InodeFlags::CASEFOLD), name);
+    let wanted = Wanted::encrypted(key, core.has(InodeFlags::CASEFOLD), name)?;
     let found = dir.find_wanted(core, &wanted)?;
     if found.is_none() {
         dir.check_encoded(&wanted)?;

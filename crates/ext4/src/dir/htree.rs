@@ -345,9 +345,10 @@ impl Dir<'_> {
             hash: self.new_hash_kind(),
             indirect_levels: 0,
         };
-        let (at, leaf) = self.fs.append_dir_block(handle, inode, core)?;
         // The first two are the dots.
         let names = entries[2..].iter().filter(|entry| entry.ino.is_some());
+        self.check_fits(names.clone())?;
+        let (at, leaf) = self.fs.append_dir_block(handle, inode, core)?;
         self.pack(handle, &leaf, &old, names)?;
         let mut guard = handle.write(&root)?;
         let first = u32::try_from(at.0).expect("the second block of a directory");
@@ -355,6 +356,34 @@ impl Dir<'_> {
         root.set_verified(verified::DIR_ROOT);
         core.flags = core.flags.union(InodeFlags::INDEX);
         Ok(())
+    }
+
+    /// Fails if entries do not fit a block: one of them had too little room for its hash.
+    fn check_fits<'e>(&self, entries: impl Iterator<Item = &'e RawEntry<'e>>) -> Result<()> {
+        let sizes = entries.map(|entry| self.layout.entry_size(entry.name.len()));
+        match sizes.sum::<usize>() <= self.layout.entries_end() {
+            true => Ok(()),
+            false => Err(self.corrupt("the entries of a block need more than a block")),
+        }
+    }
+
+    /// Fails if a hash is not one that the index leads to the path's leaf for. Hashes behind names are what an image says.
+    fn check_hashes(&self, path: &Path, mut hashes: impl Iterator<Item = u32>) -> Result<()> {
+        if !self.layout.has_hashes {
+            return Ok(());
+        }
+        let mut low = 0;
+        for (depth, step) in path.steps.iter().enumerate() {
+            if step.at > 0 {
+                low = self.view(&step.buf.data(), depth)?.entry(step.at).hash & !1;
+            }
+        }
+        let high = self.bound(path)?.unwrap_or(u32::MAX);
+        let odd = |hash: u32| hash & 1 != 0 || hash < low || hash >= high;
+        match hashes.any(odd) {
+            false => Ok(()),
+            true => Err(self.corrupt("a name is not where the index says")),
+        }
     }
 
     /// Fills a leaf with entries of the block `from`.
@@ -441,6 +470,10 @@ impl Dir<'_> {
         names.sort_by_key(|&(hash, _)| hash);
         let split = split_point(&names, &self.layout)
             .ok_or_else(|| self.corrupt("a full leaf has fewer than two names"))?;
+        self.check_hashes(path, names.iter().map(|&(hash, _)| hash))?;
+        for half in [&names[split..], &names[..split]] {
+            self.check_fits(half.iter().map(|(_, entry)| entry))?;
+        }
         let (at, new) = self.fs.append_dir_block(handle, inode, core)?;
         for (leaf, names) in [(&new, &names[split..]), (&leaf, &names[..split])] {
             let entries = names.iter().map(|(_, entry)| entry);

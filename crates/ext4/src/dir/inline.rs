@@ -50,8 +50,9 @@ pub(super) fn each(
 
 pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &Wanted<'_>) -> Result<Option<Entry>> {
     for (n, (part, start)) in parts(core)?.into_iter().zip([PARENT, 0]).enumerate() {
-        let found = dir_entry::locate_inline(&dir.layout, part, start, |entry| name.is(entry))
-            .map_err(|e| e.in_inode(dir.ino))?;
+        let found =
+            dir_entry::locate_inline(&dir.layout, part, start, |entry| name.is(part, entry))
+                .map_err(|e| e.in_inode(dir.ino))?;
         if let Some(found) = found {
             let place = EntryPlace::Inline(n);
             return Ok(Some(Entry { place, found }));
@@ -103,7 +104,7 @@ pub(super) fn search(dir: &Dir<'_>, core: &disk::Inode, name: &Wanted<'_>) -> Re
     let needed = dir_entry::entry_size(name.name.len());
     let mut room = None;
     for (n, (part, start)) in parts(core)?.into_iter().zip([PARENT, 0]).enumerate() {
-        let is_it = |entry: &RawEntry<'_>| name.is(entry);
+        let is_it = |entry: &RawEntry<'_>| name.is(part, entry);
         let here = dir_entry::search_inline(&dir.layout, part, start, needed, is_it)
             .map_err(|e| e.in_inode(dir.ino))?;
         match here {

@@ -50,7 +50,7 @@ struct Window {
 impl Dir<'_> {
     /// Calls `emit` for the entries after `cookie` until it returns false.
     pub(crate) fn read(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
-        if self.is_dx(core) && !core.has(InodeFlags::ENCRYPTED) {
+        if self.is_dx(core) {
             self.read_by_hash(core, cookie, emit)
         } else if core.has(disk::inode::INLINE_DATA) {
             inline::read(self, core, cookie, emit)
@@ -99,17 +99,21 @@ impl Dir<'_> {
         if core.has(disk::inode::INLINE_DATA) {
             inline::each(self, core, &mut |_, _, entry| {
                 let hash = self.hash(kind, entry.name)?;
-                self.take((kind, hash), entry, resume, &mut names)?;
+                self.take((kind, hash), entry, resume, &mut names, || {
+                    self.plain_name(entry)
+                })?;
                 Ok(true)
             })?;
         } else {
             let buf = self.leaf(core, 0)?;
-            let block = buf.data();
+            let (block, key) = (buf.data(), self.names_key(core)?);
             for entry in dir_entry::entries(&self.layout, &block) {
                 let entry = entry.map_err(self.bad(buf.block()))?;
                 if entry.ino.is_some() && !is_dots(&entry) {
                     let hash = self.hash_entry(kind, &block, &entry)?;
-                    self.take((kind, hash), &entry, resume, &mut names)?;
+                    self.take((kind, hash), &entry, resume, &mut names, || {
+                        self.listed_name(core, key.as_deref(), &block, &entry)
+                    })?;
                 }
             }
         }
@@ -158,13 +162,16 @@ impl Dir<'_> {
     ) -> Result<()> {
         let buf = self.leaf_of(core, path)?;
         let (block, kind) = (buf.data(), path.hash_kind());
+        let key = self.names_key(core)?;
         for entry in dir_entry::entries(&self.layout, &block) {
             let entry = entry.map_err(self.bad(buf.block()))?;
             if entry.ino.is_none() {
                 continue;
             }
             let hash = self.hash_entry(kind, &block, &entry)?;
-            self.take((kind, hash), &entry, resume, names)?;
+            self.take((kind, hash), &entry, resume, names, || {
+                self.listed_name(core, key.as_deref(), &block, &entry)
+            })?;
             let major = hash.major;
             if bound.is_some_and(|bound| major > bound || (major == bound && bound & 1 == 0)) {
                 return Err(self.corrupt("a name is not where the index says"));
@@ -173,25 +180,46 @@ impl Dir<'_> {
         Ok(())
     }
 
-    /// Adds a name with this hash unless it is before `resume`.
+    /// A name as it is listed: of an encrypted directory decrypted, or as a no-key name.
+    fn listed_name(
+        &self,
+        core: &disk::Inode,
+        key: Option<&FileKey>,
+        block: &[u8],
+        entry: &RawEntry<'_>,
+    ) -> Result<Box<[u8]>> {
+        let name = match (core.has(InodeFlags::ENCRYPTED), key) {
+            (false, _) => return self.plain_name(entry),
+            (true, Some(key)) => self.decrypt(key, entry)?,
+            (true, None) => nokey::shown_name(self, core, block, entry)?,
+        };
+        Ok(name.into())
+    }
+
+    fn plain_name(&self, entry: &RawEntry<'_>) -> Result<Box<[u8]>> {
+        self.check_shown(entry)?;
+        Ok(entry.name.into())
+    }
+
+    /// Adds a name with this hash unless it is before `resume`. `listed` makes it.
     fn take(
         &self,
         (kind, hash): (HashKind, NameHash),
         entry: &RawEntry<'_>,
         resume: u64,
         names: &mut Vec<Name>,
+        listed: impl FnOnce() -> Result<Box<[u8]>>,
     ) -> Result<()> {
         let Some(ino) = entry.ino else {
             return Ok(());
         };
-        self.check_shown(entry)?;
         let tie = match kind {
             HashKind::Legacy => crc32c(!0, entry.name),
             _ => hash.minor,
         };
         let key = key_of(hash.major, tie);
         if key >= resume & !ORDINAL {
-            let name = entry.name.into();
+            let name = listed()?;
             names.push(Name {
                 key,
                 ino,
@@ -252,7 +280,6 @@ impl Dir<'_> {
         }
         let buf = self.leaf(core, n)?;
         let base = u64::from(n) * self.fs.geo().block_size.bytes_u64();
-        let encrypted = core.has(InodeFlags::ENCRYPTED);
         let data = buf.data();
         for entry in dir_entry::entries(&self.layout, &data) {
             let entry = entry.map_err(self.bad(buf.block()))?;
@@ -260,24 +287,14 @@ impl Dir<'_> {
                 continue;
             };
             let next = base + (entry.offset + entry.rec_len) as u64;
-            let shown;
-            let dots = n == 0 && is_dots(&entry);
-            if !dots && !encrypted {
-                self.check_shown(&entry)?;
-            }
-            let name = if encrypted && !dots {
-                shown = match key {
-                    Some(key) => self.decrypt(key, &entry)?,
-                    None => nokey::shown_name(self, core, &data, &entry)?,
-                };
-                &shown
-            } else {
-                entry.name
+            let name = match n == 0 && is_dots(&entry) {
+                true => entry.name.into(),
+                false => self.listed_name(core, key, &data, &entry)?,
             };
             if !emit(DirEntry {
                 ino: ino.into(),
                 kind: entry.kind(),
-                name,
+                name: &name,
                 next,
             }) {
                 return Ok(false);

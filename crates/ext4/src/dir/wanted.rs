@@ -46,21 +46,26 @@ impl<'n> Wanted<'n> {
     }
 
     /// A name of an encrypted directory with this key.
-    pub(super) fn encrypted(key: &Arc<FileKey>, folds: bool, name: &'n [u8]) -> Self {
+    ///
+    /// # Errors
+    /// `Invalid`: it folds names, and the key is of a policy that has no hash for that.
+    pub(super) fn encrypted(key: &Arc<FileKey>, folds: bool, name: &'n [u8]) -> Result<Self> {
         let stored = Self::stored(Cow::Owned(key.encrypt_name(name)));
         if !folds {
-            return stored;
+            return Ok(stored);
         }
         let folded = FoldedName::new(name);
-        let hash = key.hash_name(folded.hashed()).unwrap_or_default();
-        Self {
+        let hash = key.hash_name(folded.hashed()).ok_or(FsError::Invalid(
+            "a case-insensitive directory with a key that hashes no names",
+        ))?;
+        Ok(Self {
             folded: Some(folded),
             keyed: Some(Keyed {
                 key: Arc::clone(key),
                 hash: NameHash::of_keyed(hash),
             }),
             ..stored
-        }
+        })
     }
 
     /// The entry of the name.
@@ -73,10 +78,11 @@ impl<'n> Wanted<'n> {
         }
     }
 
-    /// Whether an entry has this name.
-    pub(super) fn is(&self, entry: &RawEntry<'_>) -> bool {
+    /// Whether an entry of this block has this name.
+    pub(super) fn is(&self, block: &[u8], entry: &RawEntry<'_>) -> bool {
         match (&self.folded, &self.keyed) {
             (Some(folded), None) => folded.is_same(entry.name),
+            (Some(_), Some(keyed)) if entry.stored_hash(block) != keyed.hash => false,
             (Some(folded), Some(keyed)) => {
                 let name = keyed.key.decrypt_name(entry.name);
                 name.is_ok_and(|name| folded.is_same(&name))
@@ -92,7 +98,7 @@ impl<'n> Wanted<'n> {
         block: &[u8],
     ) -> crate::disk::Result<Option<Found>> {
         match &self.folded {
-            Some(_) => dir_entry::locate_by(layout, block, |entry| self.is(entry)),
+            Some(_) => dir_entry::locate_by(layout, block, |entry| self.is(block, entry)),
             None => dir_entry::locate(layout, block, &self.name),
         }
     }
@@ -106,7 +112,7 @@ impl<'n> Wanted<'n> {
     ) -> crate::disk::Result<Search> {
         let needed = layout.entry_size(self.name.len());
         match &self.folded {
-            Some(_) => dir_entry::search_by(layout, block, needed, |entry| self.is(entry)),
+            Some(_) => dir_entry::search_by(layout, block, needed, |entry| self.is(block, entry)),
             None => dir_entry::search(layout, block, &self.name, last),
         }
     }
@@ -132,7 +138,7 @@ impl Dir<'_> {
             true => {
                 let key = (self.fs).file_key(self.ino, core, FileKind::Directory, self.tag)?;
                 let key = key.ok_or(FsError::NoKey)?;
-                Wanted::encrypted(&key, core.has(InodeFlags::CASEFOLD), name)
+                Wanted::encrypted(&key, core.has(InodeFlags::CASEFOLD), name)?
             }
             false => self.wanted(name),
         };

@@ -350,3 +350,67 @@ proptest! {
         }
     }
 }
+
+/// Encrypted, case-insensitive directories.
+#[test]
+fn entries_end_with_the_hashes_of_their_names() {
+    let layout = DirLayout {
+        has_hashes: true,
+        ..layout(1024, true)
+    };
+    let mut block = vec![0; 1024];
+    init_first(&layout, &mut block, Ino(12), Ino(2));
+    let hash = |n: u32| NameHash {
+        major: n * 2,
+        minor: !n,
+    };
+    let name = |n: u32| vec![b'a'; 16 + n as usize % 5];
+    let mut count = 0;
+    loop {
+        let (name, hash) = (name(count), Some(hash(count)));
+        let entry = NewEntry {
+            hash,
+            ..new(count + 13, &name)
+        };
+        match insert(&layout, &mut block, &entry).unwrap() {
+            Some(_) => count += 1,
+            None => break,
+        }
+    }
+    // Each fifth one needs 32 bytes, the others 36; 20 are those of `..`.
+    assert_eq!(count, 27);
+    let gone = entries(&layout, &block).nth(7).unwrap().unwrap().offset;
+    remove(&layout, &mut block, gone).unwrap();
+    let mut seen = 0;
+    for entry in entries(&layout, &block).map(Result::unwrap).skip(2) {
+        let n = entry.ino.unwrap().0 - 13;
+        assert_eq!(
+            (entry.stored_hash(&block), entry.name),
+            (hash(n), &*name(n))
+        );
+        seen += 1;
+    }
+    assert_eq!(seen, 26);
+    let mut packed = vec![0; 1024];
+    let mut packer = Packer::new(&layout, &mut packed);
+    for entry in entries(&layout, &block).map(Result::unwrap).skip(2) {
+        let hash = Some(entry.stored_hash(&block));
+        assert!(packer.push(entry.ino.unwrap(), entry.file_type, entry.name, hash));
+    }
+    packer.finish();
+    let hashes = |block: &[u8], skip| -> Vec<NameHash> {
+        let all = entries(&layout, block).map(Result::unwrap).skip(skip);
+        all.map(|entry| entry.stored_hash(block)).collect()
+    };
+    assert_eq!(hashes(&packed, 0), hashes(&block, 2));
+    // Without room for its hash.
+    let offset = entries(&layout, &block).nth(2).unwrap().unwrap().offset;
+    let short = layout.encode_rec_len(entry_size(name(0).len()));
+    put16(&mut block, offset + 4, short);
+    assert!(entries(&layout, &block).nth(2).unwrap().is_err());
+    let without = DirLayout {
+        has_hashes: false,
+        ..layout
+    };
+    assert!(entries(&without, &block).nth(2).unwrap().is_ok());
+}
