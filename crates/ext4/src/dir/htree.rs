@@ -428,6 +428,8 @@ impl Dir<'_> {
                 self.split_leaf(handle, inode, core, &path)
             }
             Some(depth) => self.split_node(handle, inode, core, &path, depth),
+            // e2fsck does not know the nodes that Linux makes where names have hashes, nor Linux those that e2fsck makes.
+            None if self.layout.has_hashes => Err(self.index_full()),
             None if info.indirect_levels < htree::max_levels(self.fs.geo()) => {
                 self.add_level(handle, inode, core, &path)
             }
@@ -441,6 +443,9 @@ impl Dir<'_> {
             "directory {}: its index has no room for more names; use several directories{}",
             self.ino,
             match self.fs.geo().has_incompat(Incompat::LARGE_DIR) {
+                _ if self.layout.has_hashes =>
+                    " (of encrypted, case-insensitive names it has one level here, as Linux and e2fsck disagree on larger \
+                     ones)",
                 true => "",
                 false =>
                     ", or enable a third level: tune2fs -O large_dir, when the volume is unmounted",

@@ -364,7 +364,7 @@ fn entries_end_with_the_hashes_of_their_names() {
         major: n * 2,
         minor: !n,
     };
-    let name = |n: u32| vec![b'a'; 16 + n as usize % 5];
+    let name = |n: u32| vec![b'a'; 16 + idx(n % 5)];
     let mut count = 0;
     loop {
         let (name, hash) = (name(count), Some(hash(count)));

@@ -174,3 +174,29 @@ proptest! {
         root_dots(&layout, &block).ok();
     }
 }
+
+/// Linux and e2fsck give such nodes different limits.
+#[test]
+fn nodes_of_names_with_hashes_have_one_of_two_limits() {
+    for has_tail in [false, true] {
+        let plain = layout(1024, has_tail);
+        let hashed = DirLayout {
+            has_hashes: true,
+            ..plain
+        };
+        let seed = ChecksumSeed::default();
+        let made = |layout: &DirLayout| {
+            let mut block = vec![0; 1024];
+            DxNodeMut::init_node(layout, &mut block, 5).seal(seed);
+            block
+        };
+        let (linux, e2fsck) = (made(&hashed), made(&plain));
+        let limit = |layout: &DirLayout, block: &[u8]| {
+            DxNode::parse_node(layout, seed, block).map(|node| node.capacity())
+        };
+        let most = limit(&plain, &e2fsck).unwrap();
+        assert_eq!(limit(&hashed, &e2fsck), Ok(most));
+        assert_eq!(limit(&hashed, &linux), Ok(most - 1));
+        assert!(limit(&plain, &linux).is_err());
+    }
+}
