@@ -8,6 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use steadfs::tools::printable_text;
 use tracing::field::{Field, Visit};
@@ -189,6 +190,8 @@ fn severity(level: Level) -> u8 {
     }
 }
 
+/// Longest time for a message; then it is lost.
+const SEND_MAX: Duration = Duration::from_secs(1);
 /// The socket of systemd's journal, and that of syslog.
 const JOURNAL: &str = "/run/systemd/journal/socket";
 const SYSLOG: &str = "/dev/log";
@@ -197,6 +200,8 @@ fn send_from(socket: std::io::Result<UnixDatagram>, level: Level, text: &str) {
     let Ok(socket) = socket else {
         return;
     };
+    // What reads the messages may keep them on this mount, and wait for it.
+    let _ = socket.set_write_timeout(Some(SEND_MAX));
     if socket.send_to(&fields(level, text), JOURNAL).is_ok() {
         return;
     }

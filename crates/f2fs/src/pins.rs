@@ -67,7 +67,7 @@ impl F2fs {
         Ok(())
     }
 
-    /// Pins a directory block and the node that maps it. `None`: the entries are inline.
+    /// Pins a directory block and the nodes that map it, or would. `None`: the entries are inline.
     pub(crate) fn pin_dir_block(
         &self,
         pins: &mut Pins,
@@ -79,7 +79,8 @@ impl F2fs {
             return Ok(());
         };
         let core = dir.core.read();
-        let SlotLookup::Slot(slot) = self.find_slot(dir, &core, block, tag)? else {
+        let visit = |node: &Arc<Node>| pins.nodes.push(Arc::clone(node));
+        let SlotLookup::Slot(slot) = self.visit_path(dir, &core, block, tag, visit)? else {
             return Ok(());
         };
         let addr = self.addr_in(&core, &slot)?;

@@ -267,7 +267,8 @@ fn process_of(pid: u32) -> Option<u32> {
 
 /// A name without control characters, such as the end of a message.
 fn command_of(pid: u32) -> Option<String> {
-    let name = read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    let name = String::from_utf8_lossy(&name);
     let shown = |c: char| if c.is_control() { '?' } else { c };
     Some(name.trim_end_matches('\n').chars().map(shown).collect())
 }

@@ -3,10 +3,11 @@
 //! Requests for control files are counted as requests, but neither their bytes nor their fsyncs: a program that reads
 //! metrics every second would be most of what an idle mount shows.
 
-use std::sync::OnceLock;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{Metrics, TimeHistogram};
 
 use crate::waiting::WaitSources;
@@ -27,8 +28,8 @@ pub struct Stats {
     /// By [`FSYNC_BOUNDS_US`]; the last class has no bound.
     fsyncs: [AtomicU64; FSYNC_BOUNDS_US.len() + 1],
     fsync_nanos: AtomicU64,
-    /// Set once the mount has a session.
-    sources: OnceLock<WaitSources>,
+    /// Those of the mount's session: a first one may fail before it serves.
+    sources: Mutex<Option<Arc<WaitSources>>>,
 }
 
 impl Default for Stats {
@@ -40,21 +41,20 @@ impl Default for Stats {
             written_bytes: AtomicU64::new(0),
             fsyncs: [const { AtomicU64::new(0) }; FSYNC_BOUNDS_US.len() + 1],
             fsync_nanos: AtomicU64::new(0),
-            sources: OnceLock::new(),
+            sources: Mutex::new(Rank::Leaf, None),
         }
     }
 }
 
 impl Stats {
     pub(crate) fn set_sources(&self, sources: WaitSources) {
-        if self.sources.set(sources).is_err() {
-            unreachable!("counters belong to one mount");
-        }
+        *self.sources.lock() = Some(Arc::new(sources));
     }
 
     /// The requests that wait, as a table, or as a JSON array.
     pub fn waiting(&self, as_json: bool) -> String {
-        match (self.sources.get(), as_json) {
+        let sources = self.sources.lock().clone();
+        match (sources, as_json) {
             (Some(sources), true) => sources.json(),
             (Some(sources), false) => sources.table(),
             (None, _) => String::new(),
@@ -83,7 +83,7 @@ impl Stats {
             .fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// An fsync or sync of a file system has been served, from its arrival to its reply.
+    /// An fsync or sync of a file system has been served, in this time from the beginning of its service to its reply.
     pub(crate) fn count_fsync(&self, took: Duration) {
         let bounds = FSYNC_BOUNDS_US.map(Duration::from_micros);
         let class = bounds.partition_point(|bound| *bound < took);
@@ -219,6 +219,21 @@ mod tests {
                 "\"fsync\":{\"count\":5,\"total_us\":20000202,\"classes\":[[100,2],[250,1]"
             )
         );
+    }
+
+    /// Where io_uring is not available, /dev/fuse is tried with the same counters.
+    #[test]
+    fn a_second_session_takes_the_place_of_one_that_failed() {
+        let stats = Stats::default();
+        assert_eq!(stats.waiting(false), "");
+        for _ in 0..2 {
+            stats.set_sources(WaitSources {
+                admission: Arc::new(crate::admission::Admission::new(4)),
+                interrupts: Arc::new(crate::interrupt::Interrupts::new()),
+                ids: crate::reply::NodeIds::new(steadfs_base::InodeNo(2)),
+            });
+            assert!(stats.waiting(false).starts_with("PID "));
+        }
     }
 
     #[test]

@@ -258,6 +258,7 @@ impl Journal {
             return Ok(());
         };
         let waiters = Arc::clone(&closed.waiters);
+        let (times, tid) = (closed.times, closed.tid);
         let result = self
             .start_committing(closed, tag)
             .and_then(|written| self.write_record(&written).map(|()| written))
@@ -266,6 +267,8 @@ impl Journal {
             self.fail(error);
         }
         waiters.notify_all();
+        // The reader of the log may wait for this commit.
+        times.warn_if_slow(now(), tid);
         result.and_then(|()| self.clear_fast_area(tag))
     }
 
@@ -531,7 +534,6 @@ impl Journal {
         for callback in callbacks {
             callback(closed.tid);
         }
-        closed.times.warn_if_slow(ended, closed.tid);
         let mut state = self.state.lock();
         state.check()?;
         assert_eq!(

@@ -31,6 +31,7 @@ impl WaitStats {
 }
 
 /// A commit's data for the statistics.
+#[derive(Clone, Copy)]
 pub(crate) struct CommitTimes {
     pub started: Instant,
     pub requested: Option<Instant>,
@@ -52,7 +53,9 @@ impl CommitTimes {
     }
 
     fn warning(&self, ended: Instant, tid: Tid) -> Option<String> {
-        let began = self.requested.unwrap_or(self.lock_began);
+        let began = self
+            .requested
+            .map_or(self.lock_began, |at| at.min(self.lock_began));
         let total = ended.since(began);
         let ms = |time: Duration| time.as_millis();
         (total >= SLOW_COMMIT).then(|| {

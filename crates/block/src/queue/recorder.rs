@@ -37,8 +37,8 @@ struct OpRecorder {
     bytes: u64,
     errors: u64,
     requests: u64,
-    queue_wait: Histogram<u32>,
-    device: Histogram<u32>,
+    queue_wait: Histogram<u64>,
+    device: Histogram<u64>,
 }
 
 impl Default for OpRecorder {

@@ -75,20 +75,20 @@ pub struct GroupStats {
 
 /// Histogram of times by powers of two of a microsecond.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct LatencyBuckets([u32; CLASSES]);
+pub struct LatencyBuckets([u64; CLASSES]);
 
 /// The last class takes what is longer than about 35 minutes.
 const CLASSES: usize = 32;
 
 impl LatencyBuckets {
-    pub(super) fn add(&mut self, nanos: u64, count: u32) {
+    pub(super) fn add(&mut self, nanos: u64, count: u64) {
         let class = (u64::BITS - (nanos / 1000).leading_zeros()) as usize;
         let slot = &mut self.0[class.min(CLASSES - 1)];
         *slot = slot.saturating_add(count);
     }
 
     /// The classes that are not empty: exclusive upper ends in microseconds, and counts.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         let ends = (0..).map(|class| 1u64 << class);
         ends.zip(self.0).filter(|(_, count)| *count > 0)
     }
@@ -267,7 +267,7 @@ fn quoted(text: &str) -> String {
 }
 
 impl Latency {
-    pub(super) fn of(times: &Histogram<u32>) -> Self {
+    pub(super) fn of(times: &Histogram<u64>) -> Self {
         if times.is_empty() {
             return Self::default();
         }

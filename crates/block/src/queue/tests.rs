@@ -386,7 +386,7 @@ fn groups_have_their_own_counters() {
     let groups = queue.stats().groups;
     let of = |n: usize| {
         let group = &groups[n];
-        let waits = group.latency.iter().map(|(_, count)| count).sum::<u32>();
+        let waits = group.latency.iter().map(|(_, count)| count).sum::<u64>();
         (
             group.group.0,
             group.requests,

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratatui::DefaultTerminal;
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::disable_raw_mode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::iterator::Signals;
 use steadfs_rt::{Mutex, Rank, now, sleep, try_spawn};
@@ -56,8 +59,12 @@ fn end_by_signal(mut signals: Signals, drawing: &Mutex<()>) {
         }
         sleep(Duration::from_millis(10));
     }
-    // It fails if the terminal is gone.
-    let _ = ratatui::try_restore();
+    // They fail if the terminal is gone.
+    let _ = match guard {
+        Some(_) => ratatui::try_restore().and_then(|()| execute!(io::stdout(), Show)),
+        // A terminal that takes no output would keep the process.
+        None => disable_raw_mode(),
+    };
     // Returns only for a signal whose default action is not to terminate.
     let _ = signal_hook::low_level::emulate_default_handler(signal);
     drop(guard);

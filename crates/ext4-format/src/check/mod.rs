@@ -331,8 +331,9 @@ impl<'a> Checker<'a> {
                 "file contents against their hashes (verity)",
             ),
             (
-                geo.has_incompat(Incompat::CASEFOLD) && geo.encoding.is_none(),
-                "hashes and equality of casefolded names in an unknown encoding (casefold)",
+                geo.has_incompat(Incompat::CASEFOLD)
+                    && (geo.encoding.is_none() || geo.has_incompat(Incompat::ENCRYPT)),
+                "equality of encrypted casefolded names, or hashes and equality in unknown encodings (casefold)",
             ),
         ];
         for (there, what) in parts {

@@ -17,6 +17,10 @@ use crate::node::{Node, Slot, SlotLookup};
 use crate::pins::Pins;
 use crate::segment::BlockKind;
 
+/// Nodes that a commit keeps in memory, of 4 KiB each. They map 64 GiB; with more a device error in the middle aborts the
+/// volume.
+const HELD_MAX: usize = 1 << 14;
+
 /// What a commit moves, read before it changes anything.
 struct Moves {
     /// Runs of staged blocks: the first one, and their number.
@@ -144,7 +148,7 @@ impl F2fs {
             match run.target {
                 MapTarget::Block(_) => {
                     for file in [inode, staging] {
-                        self.hold_nodes(file, at..at + len, &mut nodes, tag)?;
+                        self.hold_nodes(file, at..at + len, (&mut nodes, HELD_MAX), tag)?;
                     }
                     runs.push((at, len));
                 }
@@ -153,10 +157,10 @@ impl F2fs {
             at += len;
         }
         for &(at, len) in &gone {
-            self.hold_nodes(inode, at..at + len, &mut nodes, tag)?;
+            self.hold_nodes(inode, at..at + len, (&mut nodes, HELD_MAX), tag)?;
         }
         if is_shorter(inode, &inode.core.read()) {
-            self.hold_nodes(inode, end..u64::MAX, &mut nodes, tag)?;
+            self.hold_nodes(inode, end..u64::MAX, (&mut nodes, HELD_MAX), tag)?;
         }
         Ok(Moves {
             runs,

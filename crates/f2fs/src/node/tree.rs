@@ -89,17 +89,17 @@ impl F2fs {
         self.visit_path(inode, core, block, tag, |_| {})
     }
 
-    /// Adds to `nodes` those that map any block of a range, and those above them: they stay in memory.
+    /// Adds to `nodes` those that map any block of a range, and those above them, until there are `most`: they stay in memory.
     pub(crate) fn hold_nodes(
         &self,
         inode: &Inode,
         blocks: Range<u64>,
-        nodes: &mut BTreeMap<Nid, Arc<Node>>,
+        (nodes, most): (&mut BTreeMap<Nid, Arc<Node>>, usize),
         tag: IoTag,
     ) -> Result<()> {
         let core = inode.core.read();
         let mut at = blocks.start;
-        while at < blocks.end {
+        while at < blocks.end && nodes.len() < most {
             let hold = |node: &Arc<Node>| {
                 nodes.entry(node.nid()).or_insert_with(|| Arc::clone(node));
             };
@@ -112,7 +112,7 @@ impl F2fs {
     }
 
     /// [`F2fs::find_slot`], which passes each node below the inode's own to `visit`, from above.
-    fn visit_path(
+    pub(crate) fn visit_path(
         &self,
         inode: &Inode,
         core: &disk::Inode,

@@ -67,8 +67,8 @@ fn histogram(latency: &Latency) -> TimeHistogram {
     for (end, count) in latency.classes.iter() {
         let slot = counts.partition_point(|(bound, _)| *bound < end);
         match counts.get_mut(slot) {
-            Some((_, all)) => *all += u64::from(count),
-            None => above += u64::from(count),
+            Some((_, all)) => *all += count,
+            None => above += count,
         }
     }
     let sum = latency.mean * latency.count as f64;
