@@ -257,8 +257,7 @@ impl Journal {
         let Some(closed) = self.close_running()? else {
             return Ok(());
         };
-        let waiters = Arc::clone(&closed.waiters);
-        let (times, tid) = (closed.times, closed.tid);
+        let (waiters, times, tid) = (Arc::clone(&closed.waiters), closed.times, closed.tid);
         let result = self
             .start_committing(closed, tag)
             .and_then(|written| self.write_record(&written).map(|()| written))
@@ -267,7 +266,6 @@ impl Journal {
             self.fail(error);
         }
         waiters.notify_all();
-        // The reader of the log may wait for this commit.
         times.warn_if_slow(now(), tid);
         result.and_then(|()| self.clear_fast_area(tag))
     }

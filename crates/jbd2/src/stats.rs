@@ -45,7 +45,8 @@ pub(crate) struct CommitTimes {
 const SLOW_COMMIT: Duration = Duration::from_secs(5);
 
 impl CommitTimes {
-    /// Logs the times of the steps of a commit that took long.
+    /// Logs the times of the steps of a commit that took long. Called when its waiters are awake: the reader of the log may be
+    /// one.
     pub(crate) fn warn_if_slow(&self, ended: Instant, tid: Tid) {
         if let Some(warning) = self.warning(ended, tid) {
             tracing::warn!("{warning}");
