@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfs_base::InodeNo;
+use steadfs_base::{InodeNo, json_text};
 
 use crate::admission::Admission;
 use crate::host::{self, Answer, Question};
@@ -114,35 +114,19 @@ fn printable(name: &str) -> String {
 
 impl Listed {
     fn json(&self) -> String {
-        let text = |text: &Option<String>| text.as_deref().map_or("null".to_owned(), quoted);
-        let steps: Vec<_> = self.steps.iter().map(|step| quoted(step)).collect();
+        let text = |text: &Option<String>| text.as_deref().map_or("null".to_owned(), json_text);
+        let steps: Vec<_> = self.steps.iter().map(|step| json_text(step)).collect();
         format!(
             "{{\"pid\":{},\"command\":{},\"cgroup\":{},\"operation\":{},\"inode\":{},\"steps\":[{}],\"milliseconds\":{:.3}}}",
             self.pid,
             text(&self.command),
             text(&self.cgroup),
-            quoted(&self.operation),
+            json_text(&self.operation),
             self.ino.0,
             steps.join(","),
             self.time.as_secs_f64() * 1e3,
         )
     }
-}
-
-/// A JSON string.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if c < ' ' => {
-                // Writing to a string cannot fail.
-                let _ = write!(out, "\\u{:04x}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out + "\""
 }
 
 #[cfg(test)]
@@ -152,6 +136,6 @@ mod tests {
     #[test]
     fn names_cannot_break_the_lists() {
         assert_eq!(printable("a b\n\u{1b}c"), "a?b??c");
-        assert_eq!(quoted("a\"\\\n"), "\"a\\\"\\\\\\u000a\"");
+        assert_eq!(json_text("a\"\\\n"), "\"a\\\"\\\\\\u000a\"");
     }
 }

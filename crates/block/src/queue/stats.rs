@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use hdrhistogram::Histogram;
-use steadfs_base::GroupId;
+use steadfs_base::{GroupId, json_text};
 
 use crate::Op;
 
@@ -236,7 +236,7 @@ impl QueueStats {
                 "{comma}{{\"group\":{},\"path\":{},\"weight\":{},\"requests\":{},\"read\":{},\
                  \"written\":{},\"boosted\":{},\"latency\":{}}}",
                 group.group.0,
-                path.map_or("null".to_owned(), |path| quoted(&path)),
+                path.map_or("null".to_owned(), |path| json_text(&path)),
                 weight.map_or("null".to_owned(), |weight| weight.to_string()),
                 group.requests,
                 group.read,
@@ -248,22 +248,6 @@ impl QueueStats {
         out.push_str("]}");
         out
     }
-}
-
-/// A path as a JSON string.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if c < ' ' => {
-                // Writing to a string does not fail.
-                let _ = write!(out, "\\u{:04x}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out + "\""
 }
 
 impl Latency {

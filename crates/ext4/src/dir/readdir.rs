@@ -14,7 +14,8 @@
 //! names that agree in all 55 bits, in the order of their bytes. A name can be listed twice or not at
 //! all only if more than 256 names agree and one of them is added or removed between two calls.
 //!
-//! All other directories are listed by position, as in the kernel; those never get an index.
+//! Names of encrypted directories have the hashes of their stored forms, or those stored behind them. All other directories are
+//! listed by position, as in the kernel; those never get an index.
 
 use steadfs_base::checksum::crc32c;
 use steadfs_fscrypt::FileKey;
