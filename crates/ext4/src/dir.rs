@@ -69,14 +69,16 @@ impl Entry {
         let place = EntryPlace::Block(buf);
         Self { place, found }
     }
+}
 
-    /// The block that it is in; none for an inline directory.
-    pub(crate) fn into_block(self) -> Option<Arc<MetaBuf>> {
-        match self.place {
-            EntryPlace::Block(buf) => Some(buf),
-            EntryPlace::Inline(_) => None,
-        }
-    }
+/// Where a directory keeps the number of its parent. Valid until the directory is changed.
+pub(crate) enum Dots {
+    /// In its inode.
+    Inline,
+    /// In the root of its index.
+    Root(Arc<MetaBuf>),
+    /// In the entry `..`.
+    Entry(Entry),
 }
 
 /// Room for one new name.
@@ -270,13 +272,13 @@ impl<'a> Dir<'a> {
         Ok(parent)
     }
 
-    /// The block that `..` is in; none for an inline directory.
-    pub(crate) fn dots_block(&self, core: &disk::Inode) -> Result<Option<Arc<MetaBuf>>> {
-        match self.is_indexed(core) {
-            _ if core.has(disk::inode::INLINE_DATA) => Ok(None),
-            true => Ok(Some(self.root(core)?.0)),
-            false => Ok(self.dotdot(core)?.into_block()),
-        }
+    /// Where the inode is that `..` names.
+    pub(crate) fn dots(&self, core: &disk::Inode) -> Result<Dots> {
+        Ok(match self.is_indexed(core) {
+            _ if core.has(disk::inode::INLINE_DATA) => Dots::Inline,
+            true => Dots::Root(self.root(core)?.0),
+            false => Dots::Entry(self.dotdot(core)?),
+        })
     }
 
     fn dotdot(&self, core: &disk::Inode) -> Result<Entry> {
@@ -289,17 +291,17 @@ impl<'a> Dir<'a> {
         &self,
         handle: &mut Handle<'_>,
         core: &mut disk::Inode,
+        dots: &Dots,
         parent: Ino,
     ) -> Result<()> {
-        if core.has(disk::inode::INLINE_DATA) {
-            inline::set_parent(core, parent);
-            return Ok(());
+        match dots {
+            Dots::Inline => {
+                inline::set_parent(core, parent);
+                Ok(())
+            }
+            Dots::Root(root) => self.set_indexed_parent(handle, root, parent),
+            Dots::Entry(entry) => self.retarget(handle, core, entry, parent, FileKind::Directory),
         }
-        if self.is_indexed(core) {
-            return self.set_indexed_parent(handle, core, parent);
-        }
-        let entry = self.dotdot(core)?;
-        self.retarget(handle, core, &entry, parent, FileKind::Directory)
     }
 
     /// Whether there are no names besides `.` and `..`.
@@ -472,6 +474,18 @@ impl<'a> Dir<'a> {
             }),
             EntryPlace::Inline(part) => inline::insert(self, core, *part, room, entry),
         }
+    }
+
+    /// An entry as it is after an insertion into its block, which leaves entries where they are. Reads nothing.
+    pub(crate) fn after_insertion(&self, core: &disk::Inode, entry: &Entry) -> Result<Entry> {
+        let is_it = |here: &dir_entry::RawEntry<'_>| here.offset == entry.found.offset;
+        let again = match &entry.place {
+            EntryPlace::Block(buf) => dir_entry::locate_by(&self.layout, &buf.data(), is_it)
+                .map_err(self.bad(buf.block()))?
+                .map(|found| Entry::in_block(Arc::clone(buf), found)),
+            EntryPlace::Inline(part) => inline::locate(self, core, *part, is_it)?,
+        };
+        again.ok_or_else(|| self.corrupt("an insertion moved an entry"))
     }
 
     /// Removes a name. The caller stores the inode. One credit.

@@ -42,11 +42,6 @@ impl Pins {
         self.dquots.extend(other.dquots);
     }
 
-    /// Pins a block, if there is one.
-    pub(crate) fn keep_any(&mut self, buf: Option<Arc<MetaBuf>>) {
-        self.blocks.extend(buf);
-    }
-
     /// Pins the entry of an owner.
     pub(crate) fn keep_dquot(&mut self, dquot: Arc<Dquot>) {
         self.dquots.push(dquot);

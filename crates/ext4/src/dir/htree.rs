@@ -299,11 +299,10 @@ impl Dir<'_> {
     pub(super) fn set_indexed_parent(
         &self,
         handle: &mut Handle<'_>,
-        core: &disk::Inode,
+        root: &Arc<MetaBuf>,
         parent: Ino,
     ) -> Result<()> {
-        let (buf, _) = self.root(core)?;
-        self.edit(handle, &buf, 0, |node| node.set_parent(parent))
+        self.edit(handle, root, 0, |node| node.set_parent(parent))
     }
 
     /// Changes a verified node and seals it.

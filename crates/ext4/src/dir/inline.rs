@@ -49,16 +49,27 @@ pub(super) fn each(
 }
 
 pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &Wanted<'_>) -> Result<Option<Entry>> {
-    for (n, (part, start)) in parts(core)?.into_iter().zip([PARENT, 0]).enumerate() {
-        let found =
-            dir_entry::locate_inline(&dir.layout, part, start, |entry| name.is(part, entry))
-                .map_err(|e| e.in_inode(dir.ino))?;
-        if let Some(found) = found {
-            let place = EntryPlace::Inline(n);
-            return Ok(Some(Entry { place, found }));
+    for (n, part) in parts(core)?.into_iter().enumerate() {
+        let found = locate(dir, core, n, |entry| name.is(part, entry))?;
+        if found.is_some() {
+            return Ok(found);
         }
     }
     Ok(None)
+}
+
+/// The first entry of part `n` that `is_it` accepts.
+pub(super) fn locate(
+    dir: &Dir<'_>,
+    core: &disk::Inode,
+    n: usize,
+    is_it: impl Fn(&RawEntry<'_>) -> bool,
+) -> Result<Option<Entry>> {
+    let (part, start) = (parts(core)?[n], [PARENT, 0][n]);
+    let found = dir_entry::locate_inline(&dir.layout, part, start, is_it);
+    let found = found.map_err(|e| e.in_inode(dir.ino))?;
+    let place = EntryPlace::Inline(n);
+    Ok(found.map(|found| Entry { place, found }))
 }
 
 pub(super) fn set_parent(core: &mut disk::Inode, parent: Ino) {

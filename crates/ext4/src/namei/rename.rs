@@ -13,7 +13,7 @@ use super::{
     NewName, check_may_have_subdir, check_may_remove, check_project, gain_subdir, lose_subdir,
 };
 use crate::credits;
-use crate::dir::{Dir, Entry};
+use crate::dir::{Dir, Dots, Entry};
 use crate::disk::Ino;
 use crate::fast_commit::refusal;
 use crate::fs::Ext4;
@@ -31,6 +31,24 @@ type Side<'a> = NameIn<'a, Inode>;
 struct Pair {
     old: Arc<Inode>,
     new: Option<Arc<Inode>>,
+}
+
+/// What a rename changes in directories, found before its first change. It is valid until then.
+struct Places {
+    from: Entry,
+    to: Option<Entry>,
+    /// Of the inode at the old name, if it is a directory and gets another parent.
+    old_dots: Option<Dots>,
+    /// Of the inode at the new name.
+    new_dots: Option<Dots>,
+    pins: Pins,
+}
+
+/// Where the moved inode's new name goes.
+enum Target<'n> {
+    /// A name that is there, of the inode that is replaced.
+    Name(Entry),
+    Room(NewName<'n>),
 }
 
 /// Result of one attempt to rename.
@@ -321,32 +339,47 @@ impl Ext4 {
         pair: &Pair,
         whiteout: bool,
     ) -> Result<(), Failed> {
-        let mut pins = self.pin_to_rename(cx, from, to, pair)?;
+        let mut places = self.places(cx, from, to, pair)?;
         let spec = NewInode::plain(FileKind::CharDevice, 0, 0);
         if whiteout {
-            pins.add(self.prepare_new(cx, from.dir, &spec)?);
+            places.pins.add(self.prepare_new(cx, from.dir, &spec)?);
         }
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             if whiteout || is_dir(&pair.old) {
                 handle.refuse_fast_commits(refusal::DIRECTORY);
             }
             handle.track();
-            let slot = match pair.new {
-                Some(_) => None,
-                None => Some(self.room_for_name(cx, handle, to.dir, to.name, credits::RENAME)?),
+            let in_one = from.dir.ino() == to.dir.ino();
+            let target = match places.to.take() {
+                Some(entry) => Target::Name(entry),
+                None => {
+                    let room = self.room_for_name(cx, handle, to.dir, to.name, credits::RENAME)?;
+                    if in_one {
+                        // Growth may have moved it.
+                        places.from = self.present(cx, from)?;
+                    }
+                    Target::Room(room)
+                }
             };
             let stand_in = if whiteout {
                 Some(self.new_inode(cx, handle, from.dir, &spec, 1)?)
             } else {
                 None
             };
-            self.put_new_name(cx, handle, (from, to), pair, slot.as_ref())?;
-            // The insertion may have moved the old name within the same block, so it is looked up again.
-            let entry = self.present(cx, from)?;
+            match &target {
+                Target::Name(entry) => self.replace_name(cx, handle, to, entry, &pair.old)?,
+                Target::Room(room) => {
+                    let counts = counts(from, to, &pair.old);
+                    self.add_name(cx, handle, to.dir, room, &pair.old, counts)?;
+                    if in_one {
+                        places.from = self.after_insertion(cx, from.dir, &places.from)?;
+                    }
+                }
+            }
             // Within one directory the number of `..` stays the same, unless a replaced directory's `..` is removed.
             let subdir = is_dir(&pair.old) && (counts(from, to, &pair.old) || pair.new.is_some());
-            self.drop_old_name(cx, handle, from, &entry, subdir, stand_in.as_deref())?;
-            self.move_inode(cx, handle, from, to, &pair.old)?;
+            self.drop_old_name(cx, handle, from, &places.from, subdir, stand_in.as_deref())?;
+            self.move_inode(cx, handle, to, &pair.old, places.old_dots.as_ref())?;
             if let Some(new) = &pair.new {
                 self.record_name(handle, NameChange::Unlink, (to.dir, to.name), new);
             }
@@ -361,43 +394,57 @@ impl Ext4 {
         })
     }
 
-    /// Pins the blocks that a rename changes: all inodes, the blocks of both names and of every `..` that changes, and
-    /// the orphan record.
-    fn pin_to_rename(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<Pins> {
-        let inodes = [Some(&pair.old), pair.new.as_ref()];
-        let inodes = inodes.into_iter().flatten();
-        let mut numbers = vec![from.dir.ino(), to.dir.ino()];
-        numbers.extend(inodes.clone().map(|inode| inode.ino()));
+    /// Finds and pins the blocks that a rename changes: all inodes, the blocks of both names and of every `..` that
+    /// changes, and the orphan record.
+    fn places(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<Places> {
+        let mut numbers = vec![from.dir.ino(), to.dir.ino(), pair.old.ino()];
+        numbers.extend(pair.new.iter().map(|inode| inode.ino()));
         let mut pins = self.pin_inodes(&numbers, cx.tag)?;
-        for side in [from, to] {
-            pins.keep_any(self.entry(cx, side)?.and_then(Entry::into_block));
-        }
-        for inode in inodes.filter(|inode| counts(from, to, inode)) {
-            let core = inode.core.read();
-            pins.keep_any(Dir::new(self, inode.ino(), &core, cx.tag).dots_block(&core)?);
-        }
         if pair.new.is_some() {
             self.orphans.pin_to_add(self, &mut pins)?;
         }
-        Ok(pins)
+        let dots = |inode: &Inode| {
+            let moves = counts(from, to, inode);
+            moves.then(|| self.dots_of(cx, inode)).transpose()
+        };
+        let places = Places {
+            from: self.present(cx, from)?,
+            to: pair
+                .new
+                .as_ref()
+                .map(|_| self.present(cx, to))
+                .transpose()?,
+            old_dots: dots(&pair.old)?,
+            new_dots: pair.new.as_deref().map(dots).transpose()?.flatten(),
+            pins,
+        };
+        Ok(places)
     }
 
-    fn put_new_name(
+    /// Where the number of a directory's parent is.
+    pub(super) fn dots_of(&self, cx: &Cx, dir: &Inode) -> Result<Dots> {
+        let core = dir.core.read();
+        Dir::new(self, dir.ino(), &core, cx.tag).dots(&core)
+    }
+
+    /// [`Dir::after_insertion`] of a locked directory.
+    pub(super) fn after_insertion(&self, cx: &Cx, dir: &Inode, entry: &Entry) -> Result<Entry> {
+        let core = dir.core.read();
+        Dir::new(self, dir.ino(), &core, cx.tag).after_insertion(&core, entry)
+    }
+
+    /// Lets the new name, which is there, name the inode that moves.
+    fn replace_name(
         &self,
         cx: &Cx,
         handle: &mut Handle<'_>,
-        (from, to): (Side<'_>, Side<'_>),
-        pair: &Pair,
-        slot: Option<&NewName<'_>>,
+        to: Side<'_>,
+        entry: &Entry,
+        moved: &Inode,
     ) -> Result<()> {
-        if let Some(slot) = slot {
-            let counts = counts(from, to, &pair.old);
-            return self.add_name(cx, handle, to.dir, slot, &pair.old, counts);
-        }
-        let entry = self.present(cx, to)?;
         let mut core = to.dir.core.write();
         let blocks = Dir::new(self, to.dir.ino(), &core, cx.tag);
-        blocks.retarget(handle, &mut core, &entry, pair.old.ino(), pair.old.kind())?;
+        blocks.retarget(handle, &mut core, entry, moved.ino(), moved.kind())?;
         // A directory that replaces a directory: one `..` is added and one removed.
         self.touch_dir(&mut core);
         self.store_inode(handle, to.dir, &core)
@@ -426,22 +473,19 @@ impl Ext4 {
         self.store_inode(handle, from.dir, &core)
     }
 
-    /// Changes the moved inode: its time, and a directory's `..`.
+    /// Changes the moved inode: its time, and the `..` of a directory that gets another parent.
     fn move_inode(
         &self,
         cx: &Cx,
         handle: &mut Handle<'_>,
-        from: Side<'_>,
         to: Side<'_>,
         inode: &Inode,
+        dots: Option<&Dots>,
     ) -> Result<()> {
         let mut core = inode.core.write();
-        if is_dir(inode) && from.dir.ino() != to.dir.ino() {
-            Dir::new(self, inode.ino(), &core, cx.tag).set_parent(
-                handle,
-                &mut core,
-                to.dir.ino(),
-            )?;
+        if let Some(dots) = dots {
+            let blocks = Dir::new(self, inode.ino(), &core, cx.tag);
+            blocks.set_parent(handle, &mut core, dots, to.dir.ino())?;
         }
         core.ctime = self.now(&core);
         self.store_inode(handle, inode, &core)
@@ -450,11 +494,11 @@ impl Ext4 {
     /// Exchanges the inodes of two names.
     fn exchange(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<(), Failed> {
         let new = pair.new.as_ref().expect("checked: both names are there");
-        let _pins = self.pin_to_rename(cx, from, to, pair)?;
-        let entries = (self.present(cx, from)?, self.present(cx, to)?);
+        let places = self.places(cx, from, to, pair)?;
+        let to_entry = places.to.as_ref().expect("it is there");
         let ends = [
-            (from, &entries.0, &pair.old, new),
-            (to, &entries.1, new, &pair.old),
+            (from, &places.from, &pair.old, new),
+            (to, to_entry, new, &pair.old),
         ];
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             for (side, entry, goes, comes) in ends {
@@ -469,8 +513,8 @@ impl Ext4 {
                 }
                 self.store_inode(handle, side.dir, &core)?;
             }
-            self.move_inode(cx, handle, from, to, &pair.old)?;
-            self.move_inode(cx, handle, to, from, new)?;
+            self.move_inode(cx, handle, to, &pair.old, places.old_dots.as_ref())?;
+            self.move_inode(cx, handle, from, new, places.new_dots.as_ref())?;
             Ok(())
         })
     }

@@ -17,7 +17,7 @@ use super::create::NewContent;
 use super::{NewName, check_may_have_subdir, gain_subdir, lose_subdir};
 use crate::attr::{MODIFIABLE, flags_for};
 use crate::credits;
-use crate::dir::{Dir, Entry};
+use crate::dir::{Dir, Dots, Entry};
 use crate::disk::Ino;
 use crate::disk::superblock::STATE_ERROR;
 use crate::fs::Ext4;
@@ -91,10 +91,16 @@ impl Ext4 {
         self.store_inode(handle, dir, &core)
     }
 
-    fn point_to_parent(&self, handle: &mut Handle<'_>, inode: &Inode, parent: Ino) -> Result<()> {
+    fn point_to_parent(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        dots: &Dots,
+        parent: Ino,
+    ) -> Result<()> {
         let mut core = inode.core.write();
         Dir::new(self, inode.ino(), &core, IoTag::default())
-            .set_parent(handle, &mut core, parent)?;
+            .set_parent(handle, &mut core, dots, parent)?;
         self.store_inode(handle, inode, &core)
     }
 
@@ -107,11 +113,15 @@ impl Ext4 {
         let cx = Cx::default();
         let mut pins = self.pin_inodes(&[dir.ino(), inode.ino()], cx.tag)?;
         self.orphans.pin_to_remove(self, &mut pins, inode.ino())?;
+        let dots = match subdir {
+            true => Some(self.dots_of(&cx, inode)?),
+            false => None,
+        };
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             let slot = self.room_for_name(&cx, handle, dir, name, credits::RENAME)?;
             self.put_entry(handle, dir, &slot, inode, subdir)?;
-            if subdir {
-                self.point_to_parent(handle, inode, dir.ino())?;
+            if let Some(dots) = &dots {
+                self.point_to_parent(handle, inode, dots, dir.ino())?;
             }
             let first = {
                 let mut core = inode.core.write();
@@ -137,22 +147,26 @@ impl Ext4 {
         let inode = self.named(from_dir, entry.ino(), cx.tag)?;
         let subdir = is_dir(&inode) && from_dir.ino() != to_dir.ino();
         let numbers = [from_dir.ino(), to_dir.ino(), inode.ino()];
-        let mut pins = self.pin_inodes(&numbers, cx.tag)?;
-        pins.keep_any(entry.into_block());
+        let _pins = self.pin_inodes(&numbers, cx.tag)?;
+        let mut dots = None;
         if subdir {
             check_may_have_subdir(self, &to_dir.core.read())?;
-            let core = inode.core.read();
-            pins.keep_any(Dir::new(self, inode.ino(), &core, cx.tag).dots_block(&core)?);
+            dots = Some(self.dots_of(&cx, &inode)?);
         }
         self.txns().run(credits::RENAME, cx.tag, |handle| {
             let slot = self.room_for_name(&cx, handle, to_dir, to, credits::RENAME)?;
+            let in_one = from_dir.ino() == to_dir.ino();
+            // Growth may have moved the old name.
+            let grown = in_one.then(|| self.given_entry(from_dir, from));
+            let mut entry = grown.transpose()?.unwrap_or(entry);
             self.put_entry(handle, to_dir, &slot, &inode, subdir)?;
-            // The insertion may have moved the old name within the same block.
-            let entry = self.given_entry(from_dir, from)?;
+            if in_one {
+                entry = self.after_insertion(&cx, from_dir, &entry)?;
+            }
             self.drop_entry(handle, from_dir, &entry, subdir)?;
-            match subdir {
-                true => self.point_to_parent(handle, &inode, to_dir.ino()),
-                false => Ok(()),
+            match &dots {
+                Some(dots) => self.point_to_parent(handle, &inode, dots, to_dir.ino()),
+                None => Ok(()),
             }
         })
     }

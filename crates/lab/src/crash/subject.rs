@@ -12,6 +12,7 @@ use steadfs_workload::{Format, TOP};
 use super::free_space::on_volume;
 use super::{Problem, ext4};
 use crate::device::{Fault, Image, Model, RequestFilter, SimDevice};
+use crate::encrypted;
 
 /// Mounts the file system on a device, with recovery if it is needed.
 pub type Open = Arc<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> + Send + Sync>;
@@ -116,31 +117,16 @@ impl Subject {
     /// # Errors
     /// The volume cannot be mounted, or cannot have such a directory.
     pub(super) fn encrypted(mut self, folds: bool) -> io::Result<Self> {
-        const KEYS: &str = "keys";
         let open = Arc::clone(&self.open);
         self.open = Arc::new(move |device| {
             let fs = open(device)?;
-            let key = "5e".repeat(64);
-            fs.write_control(KEYS, format!("add v2 {key}").as_bytes())?;
+            encrypted::add_key(&*fs)?;
             Ok(fs)
         });
         let made = on_volume(&self, &self.image, move |fs, _| {
-            let cx = Cx::default();
-            let top = fs
-                .mkdir(&cx, fs.root(), TOP, 0o755)
-                .map_err(Problem::Sync)?;
-            let keys = fs.read_control(KEYS).map_err(Problem::Sync)?;
-            let keys = String::from_utf8_lossy(&keys).into_owned();
-            let name = keys.split_whitespace().last().unwrap_or_default();
-            // AES-256-XTS and AES-256-CTS, names in multiples of 16 bytes.
-            let policy = format!("policy {} {name} 1 4 2 0", top.ino.0);
-            let mut set = fs.write_control(KEYS, policy.as_bytes());
-            if folds && set.is_ok() {
-                let had = fs.flags(&cx, top.ino).map_err(Problem::Sync)?.flags;
-                set = fs.set_flags(&cx, top.ino, had.union(InodeFlags::CASEFOLD));
-            }
-            fs.forget(top.ino, 1);
-            set.map_err(Problem::Sync)
+            let top = encrypted::make_dir(fs, &Cx::default(), TOP, folds);
+            fs.forget(top.map_err(Problem::Sync)?, 1);
+            Ok(())
         });
         let wrong = |problem| io::Error::other(format!("{}: {problem}", self.name));
         self.image = made.map_err(wrong)?.1;

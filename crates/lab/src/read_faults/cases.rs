@@ -186,7 +186,7 @@ pub const CASES: &[Case] = &[
         m.fs.mkdir(&m.cx, m.ino("dir"), b"new", 0o755).map(drop)
     }),
     case("mkdir at the top", |m, _| {
-        m.fs.mkdir(&m.cx, m.fs.root(), b"new", 0o755).map(drop)
+        m.fs.mkdir(&m.cx, m.ino("root"), b"new", 0o755).map(drop)
     }),
     case("symlink", |m, _| {
         m.fs.symlink(&m.cx, m.ino("dir"), b"new", b"to").map(drop)
@@ -236,7 +236,7 @@ pub const CASES: &[Case] = &[
         let name = format!("a rather long name of a file {:04}", 77);
         m.fs.unlink(&m.cx, m.ino("big"), name.as_bytes())
     }),
-    case("rmdir", |m, _| m.fs.rmdir(&m.cx, m.fs.root(), b"empty")),
+    case("rmdir", |m, _| m.fs.rmdir(&m.cx, m.ino("root"), b"empty")),
     case("rename", |m, _| {
         rename(m, ("dir", b"plain"), ("dir", b"new"), PLAIN)
     }),

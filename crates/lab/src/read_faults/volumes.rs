@@ -15,6 +15,7 @@ use steadfs_f2fs::check::Options as F2fsCheck;
 use steadfs_vfs::{Cx, FallocMode, FileSystem, Result, SetAttr, SetXattr};
 
 use super::cases::{LONG, list};
+use crate::encrypted;
 
 /// A volume with files of every kind.
 pub struct Volume {
@@ -26,6 +27,7 @@ pub struct Volume {
     format: Format,
     /// Its inodes, by their names at creation.
     pub inos: BTreeMap<&'static str, InodeNo>,
+    encrypted: bool,
 }
 
 /// A mounted volume.
@@ -65,7 +67,7 @@ pub enum Format {
 
 type Recipe = (&'static str, Kind, u32, &'static str);
 
-const EXT: [Recipe; 6] = [
+const EXT: [Recipe; 7] = [
     ("ext2", Kind::Ext2, 1024, ""),
     ("ext3", Kind::Ext3, 1024, ""),
     ("ext4", Kind::Ext4, 1024, "^orphan_file"),
@@ -87,11 +89,17 @@ const EXT: [Recipe; 6] = [
         1024,
         "quota,project,^flex_bg",
     ),
+    (
+        "ext4, encrypted and folded",
+        Kind::Ext4,
+        1024,
+        "encrypt,casefold,^flex_bg",
+    ),
 ];
 
 const EXT_SIZE: u64 = 8 << 20;
 
-const F2FS: [(&str, &str, &str); 3] = [
+const F2FS: [(&str, &str, &str); 4] = [
     ("f2fs", "extra_attr,inode_checksum,sb_checksum", ""),
     (
         "f2fs in blocks",
@@ -102,6 +110,11 @@ const F2FS: [(&str, &str, &str); 3] = [
         "f2fs with quota",
         "extra_attr,inode_checksum,lost_found,project_quota,quota",
         "",
+    ),
+    (
+        "f2fs, encrypted",
+        "extra_attr,inode_checksum,encrypt",
+        "noinline_dentry,noinline_xattr",
     ),
 ];
 
@@ -140,6 +153,8 @@ fn make_ext(&(name, kind, block_size, features): &Recipe) -> Volume {
         kind,
         block_size: Some(block_size),
         inodes: Some(512),
+        // The policy of an encrypted file is in an attribute block.
+        inode_size: features.contains("encrypt").then_some(128),
         features: features.to_owned(),
         blocks_per_group: Some(2048),
         ..FormatOptions::default()
@@ -147,14 +162,17 @@ fn make_ext(&(name, kind, block_size, features): &Recipe) -> Volume {
     let device = steadfs_ext4::format::image(EXT_SIZE, &options).expect("it can be made");
     let journaled = kind != Kind::Ext2 && !features.contains("^has_journal");
     let format = Format::Ext { journaled };
-    Volume::fill(name, device, format, kind == Kind::Ext4, "")
+    let folds = features.contains("casefold");
+    let encrypted = features.contains("encrypt").then_some(folds);
+    Volume::fill(name, device, format, kind == Kind::Ext4, ("", encrypted))
 }
 
 fn make_f2fs(&(name, features, options): &(&'static str, &str, &str)) -> Volume {
     let mut format = steadfs_f2fs::format::FormatOptions::default();
     format.set_features(features).expect("it has these");
     let device = steadfs_f2fs::format::image(F2FS_SIZE, &format).expect("it can be made");
-    Volume::fill(name, device, Format::F2fs, true, options)
+    let encrypted = features.contains("encrypt").then_some(false);
+    Volume::fill(name, device, Format::F2fs, true, (options, encrypted))
 }
 
 impl Volume {
@@ -163,7 +181,7 @@ impl Volume {
         device: Arc<MemDevice>,
         format: Format,
         extents: bool,
-        options: &str,
+        (options, encrypted): (&str, Option<bool>),
     ) -> Self {
         let mut volume = Self {
             name,
@@ -171,10 +189,17 @@ impl Volume {
             base: device,
             format,
             inos: BTreeMap::new(),
+            encrypted: encrypted.is_some(),
         };
         let fs = volume.mount(Arc::clone(&volume.base) as _, options);
         let fs = fs.expect("it mounts");
-        volume.inos = fill(fs.fs(), extents).expect("it can be filled");
+        let top = match encrypted {
+            Some(folds) => {
+                encrypted::make_dir(fs.fs(), &root(), b"top", folds).expect("it can be encrypted")
+            }
+            None => fs.fs().root(),
+        };
+        volume.inos = fill(fs.fs(), top, extents).expect("it can be filled");
         fs.fs().unmount().expect("it unmounts");
         volume.judge(&volume.base, true).expect("it is consistent");
         volume
@@ -195,7 +220,7 @@ impl Volume {
 
     fn mount(&self, device: Arc<dyn Device>, options: &str) -> Result<Opened> {
         let sizes = CacheSizes::of(64 << 20);
-        Ok(match self.format {
+        let opened = match self.format {
             Format::Ext { .. } => {
                 let options = steadfs_ext4::MountOptions::parse(options)?;
                 Opened::Ext(Ext4::open(device, options, sizes)?.0)
@@ -204,7 +229,11 @@ impl Volume {
                 let options = steadfs_f2fs::MountOptions::parse(options)?;
                 Opened::F2fs(F2fs::open(device, options, sizes)?.0)
             }
-        })
+        };
+        if self.encrypted {
+            encrypted::add_key(opened.fs())?;
+        }
+        Ok(opened)
     }
 
     /// The findings after an unmount.
@@ -273,12 +302,16 @@ fn is_marked(device: &Arc<MemDevice>) -> Result<(), String> {
     }
 }
 
-/// Files of every kind.
-fn fill(fs: &dyn FileSystem, extents: bool) -> Result<BTreeMap<&'static str, InodeNo>> {
+/// Files of every kind, below `top`.
+fn fill(
+    fs: &dyn FileSystem,
+    top: InodeNo,
+    extents: bool,
+) -> Result<BTreeMap<&'static str, InodeNo>> {
     let cx = &root();
-    let mut inos = BTreeMap::from([("root", fs.root())]);
+    let mut inos = BTreeMap::from([("root", top)]);
     for name in ["dir", "big", "other", "empty", "acl"] {
-        let made = fs.mkdir(cx, fs.root(), name.as_bytes(), 0o755)?;
+        let made = fs.mkdir(cx, top, name.as_bytes(), 0o755)?;
         inos.insert(name, made.ino);
     }
     let dir = inos["dir"];
