@@ -50,7 +50,7 @@ impl Ext4 {
         }
         let owners = [set.uid, set.gid, None];
         let _pins = self.prepare_owners(owners, cx.tag)?;
-        self.check_new_owners(cx, inode, owners)?;
+        let _held = self.hold_for_new_owners(cx, inode, owners)?;
         self.change_fields(cx.tag, inode, 0, |handle, core| {
             let drops = set.kills_privileges(inode.kind());
             self.set_in_core(cx, handle, inode, core, set, drops)
@@ -240,7 +240,7 @@ impl Ext4 {
         }
         let owners = [None, None, Some(project)];
         let _pins = self.prepare_owners(owners, cx.tag)?;
-        self.check_new_owners(cx, &inode, owners)?;
+        let _held = self.hold_for_new_owners(cx, &inode, owners)?;
         self.change_fields(cx.tag, &inode, 0, |_, core| {
             core.project = project;
             core.ctime = self.now(core);

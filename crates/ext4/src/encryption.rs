@@ -10,6 +10,7 @@ use crate::credits;
 use crate::dir::Dir;
 use crate::disk::features::{Compat, Incompat};
 use crate::disk::inode::INLINE_DATA;
+use crate::disk::quota::usage::Usage;
 use crate::disk::xattr::INDEX_ENCRYPTION;
 use crate::disk::{self, Ino};
 use crate::fast_commit::refusal;
@@ -167,7 +168,7 @@ impl Ext4 {
             context.to_bytes()
         };
         self.with_space(&cx, || self.leave_inode(&cx, &dir))?;
-        self.check_attr_quota(&cx, &dir, (INDEX_ENCRYPTION, CONTEXT), &context)?;
+        let _held = self.hold_attr(&cx, &dir, (INDEX_ENCRYPTION, CONTEXT), &context)?;
         // The context may need a block.
         let set = || {
             self.change_fields(tag, &dir, context.len(), |handle, core| {
@@ -183,15 +184,19 @@ impl Ext4 {
 
     /// Moves the names of an inline directory to a block.
     fn leave_inode(&self, cx: &Cx, dir: &Inode) -> Result<()> {
-        let credits = {
+        let (credits, owners) = {
             let core = dir.core.read();
             if !core.has(INLINE_DATA) {
                 return Ok(());
             }
-            let bytes = self.geo.cluster_units() * 512;
-            self.check_quota(cx, owners_of(&core).map(Some), bytes, 0)?;
-            credits::grow(self, &core) + credits::ATTRIBUTES
+            let credits = credits::grow(self, &core) + credits::ATTRIBUTES;
+            (credits, owners_of(&core).map(Some))
         };
+        let need = Usage {
+            bytes: self.geo.cluster_units() * 512,
+            inodes: 0,
+        };
+        let _held = self.hold_quota(cx, owners, need)?;
         let _pins = self.pin_inodes(&[dir.ino()], cx.tag)?;
         self.txns().run(credits, cx.tag, |handle| {
             handle.refuse_fast_commits(refusal::GROWTH);

@@ -22,6 +22,7 @@ use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
 use crate::credits;
 use crate::dir::{Dir, Search, Slot, Wanted};
 use crate::disk::inode::LINK_MAX;
+use crate::disk::quota::usage::Usage;
 use crate::disk::{self, Ino};
 use crate::fast_commit::refusal;
 use crate::fs::Ext4;
@@ -102,8 +103,11 @@ impl Ext4 {
                 };
                 (credits::grow(self, &core), owners_of(&core), units)
             };
-            let bytes = units * 512;
-            self.check_quota(cx, owners.map(Some), bytes, 0)?;
+            let need = Usage {
+                bytes: units * 512,
+                inodes: 0,
+            };
+            let _held = self.hold_quota(cx, owners.map(Some), need)?;
             if !handle.extend(rest + needed) {
                 handle.restart(rest + needed)?;
             }

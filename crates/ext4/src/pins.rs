@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use steadfs_cache::MetaBuf;
 
-use crate::quota::Dquot;
+use crate::quota::{Dquot, QuotaHold};
 
 /// Metadata blocks that stay in memory until this is dropped.
 #[derive(Default)]
@@ -28,6 +28,7 @@ use crate::quota::Dquot;
 pub(crate) struct Pins {
     blocks: Vec<Arc<MetaBuf>>,
     dquots: Vec<Arc<Dquot>>,
+    held: QuotaHold,
 }
 
 impl Pins {
@@ -40,6 +41,12 @@ impl Pins {
     pub(crate) fn add(&mut self, other: Self) {
         self.blocks.extend(other.blocks);
         self.dquots.extend(other.dquots);
+        self.held.join(other.held);
+    }
+
+    /// Holds this as well: what the operation may use under limits of quota.
+    pub(crate) fn hold(&mut self, held: QuotaHold) {
+        self.held.join(held);
     }
 
     /// Pins the entry of an owner.

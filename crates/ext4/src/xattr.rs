@@ -13,6 +13,7 @@ use steadfs_base::limits::XATTR_NAME_MAX;
 use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr, XattrChange};
 
+use crate::disk::quota::usage::Usage;
 use crate::disk::xattr::{
     self, Attr, AttrList, BlockAttrs, INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT, InodeAttrs, OwnedValue,
     Value,
@@ -21,7 +22,7 @@ use crate::disk::{self, Compat, Ino, Superblock};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::pins::Pins;
-use crate::quota::owners_of;
+use crate::quota::{QuotaHold, owners_of};
 use crate::txn::Handle;
 
 use block::BlockChange;
@@ -176,9 +177,8 @@ impl Ext4 {
         let _alone = inode.lock.write();
         self.check_attr_change(cx, &inode, (index, rest), how)?;
         let len = value.map_or(0, <[u8]>::len);
-        if let Some(value) = value {
-            self.check_attr_quota(cx, &inode, (index, rest), value)?;
-        }
+        let held = value.map(|value| self.hold_attr(cx, &inode, (index, rest), value));
+        let _held = held.transpose()?;
         self.change_fields(cx.tag, &inode, len, |handle, core| {
             if is_acl(index) {
                 self.set_acl(cx, handle, &inode, core, index, value)?;
@@ -195,16 +195,19 @@ impl Ext4 {
         })
     }
 
-    /// Fails if the inode's owners may not have the block or the inode that an attribute's new value needs.
-    pub(crate) fn check_attr_quota(
+    /// Holds the block or the inode that an attribute's new value needs, for the inode's owners.
+    ///
+    /// # Errors
+    /// [`FsError::Quota`]: they may not have it.
+    pub(crate) fn hold_attr(
         &self,
         cx: &Cx,
         inode: &Inode,
         (index, name): (u8, &[u8]),
         value: &[u8],
-    ) -> Result<()> {
+    ) -> Result<QuotaHold> {
         if self.quota.get().is_none() {
-            return Ok(());
+            return Ok(QuotaHold::default());
         }
         let core = inode.core.read();
         let inside = InodeAttrs::parse(&core.xattr_area).map_err(|e| e.in_inode(inode.ino()))?;
@@ -212,7 +215,7 @@ impl Ext4 {
         inside.remove(index, name);
         inside.put(index, name, OwnedValue::Here(value.to_vec()));
         if inside.fits_inode(core.xattr_room(self.geo())) {
-            return Ok(());
+            return Ok(QuotaHold::default());
         }
         let mut units = 0;
         if core.file_acl.is_none() {
@@ -224,7 +227,11 @@ impl Ext4 {
         }
         let owners = owners_of(&core).map(Some);
         drop(core);
-        self.check_quota(cx, owners, units * 512, is_large.into())
+        let need = Usage {
+            bytes: units * 512,
+            inodes: is_large.into(),
+        };
+        self.hold_quota(cx, owners, need)
     }
 
     /// Pins the blocks that a change of an inode's fields and attributes changes: its slot, its attribute block with

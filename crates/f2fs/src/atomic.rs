@@ -228,7 +228,7 @@ impl F2fs {
         };
         self.orphans.check_room()?;
         let _pins = self.prepare_owners(owners, tag)?;
-        self.check_new_quota(cx, (owners, need), (inode, Need::default()))?;
+        let _held = self.hold_new(cx, (owners, need), (inode, Need::default()))?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         self.touch_owners(&change, owners, tag)?;

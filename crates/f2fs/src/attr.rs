@@ -101,7 +101,7 @@ impl F2fs {
         }
         let [uid, gid, project] = owners_of(&inode.core.read());
         let new = [set.uid.unwrap_or(uid), set.gid.unwrap_or(gid), project];
-        self.check_new_owners(cx, inode, new)
+        self.hold_for_new_owners(cx, inode, new)
     }
 
     /// Changes an inode's fields and extended attributes together. New owners have entries in quota files. The caller holds `inode.lock` for writing.
@@ -120,7 +120,7 @@ impl F2fs {
             Some(cut) => need_of(inode, cut),
             None => Need::default(),
         };
-        self.check_space_quota(cx, inode, need)?;
+        let _held = self.hold_space(cx, inode, need)?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let mut core = inode.core.write();
@@ -216,7 +216,7 @@ impl F2fs {
                 "project ids on inodes without the field i_projid",
             ));
         }
-        let _pins = self.check_new_owners(cx, &inode, [uid, gid, project])?;
+        let _pins = self.hold_for_new_owners(cx, &inode, [uid, gid, project])?;
         let change = self.change()?;
         let mut core = inode.core.write();
         self.mark_dirty(&change, &inode, cx.tag)?;

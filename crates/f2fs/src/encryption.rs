@@ -238,7 +238,7 @@ impl F2fs {
         let attrs = self.plan_attrs(&dir, &[change], cx.tag)?;
         let need = attrs.as_ref().map(|attrs| need_of(&dir, attrs));
         let need = need.unwrap_or_default();
-        self.check_space_quota(cx, &dir, need)?;
+        let _held = self.hold_space(cx, &dir, need)?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let mut core = dir.core.write();

@@ -85,7 +85,7 @@ impl F2fs {
                         blocks: 1,
                         nodes: 0,
                     };
-                    self.check_space_quota(cx, dir, one)?;
+                    let _held = self.hold_space(cx, dir, one)?;
                     self.entries_to_blocks(dir, self.may_use_reserved(cx), cx.tag)?;
                 }
             }

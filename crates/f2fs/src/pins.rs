@@ -25,7 +25,7 @@ use steadfs_vfs::Result;
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::{Node, SlotLookup};
-use crate::quota::Dquot;
+use crate::quota::{Dquot, QuotaHold};
 
 /// Nodes and directory blocks that stay in memory while this exists.
 #[derive(Default)]
@@ -34,6 +34,7 @@ pub(crate) struct Pins {
     nodes: Vec<Arc<Node>>,
     blocks: Vec<Arc<MetaBuf>>,
     dquots: Vec<Arc<Dquot>>,
+    held: QuotaHold,
 }
 
 impl Pins {
@@ -42,6 +43,12 @@ impl Pins {
         self.nodes.extend(other.nodes);
         self.blocks.extend(other.blocks);
         self.dquots.extend(other.dquots);
+        self.held.join(other.held);
+    }
+
+    /// Holds this as well: what the operation may use under limits of quota.
+    pub(crate) fn hold(&mut self, held: QuotaHold) {
+        self.held.join(held);
     }
 
     /// Adds an entry of a quota file.

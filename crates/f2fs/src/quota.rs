@@ -44,6 +44,7 @@ use crate::pins::Pins;
 
 pub(crate) use file::Dquot;
 use file::QuotaFile;
+pub(crate) use limits::QuotaHold;
 
 /// The quota of a volume, which has it or not.
 #[derive(Default)]

@@ -6,6 +6,7 @@
 
 pub mod account;
 pub mod admin;
+pub mod hold;
 pub mod tree;
 pub mod usage;
 

@@ -16,6 +16,7 @@ use crate::credits;
 use crate::dir::Dir;
 use crate::disk::features::Incompat;
 use crate::disk::inode::I_BLOCK_SIZE;
+use crate::disk::quota::usage::Usage;
 use crate::disk::{self, Ino};
 use crate::extent;
 use crate::fast_commit::refusal;
@@ -159,7 +160,7 @@ impl Ext4 {
             core.flags = core.flags.union(InodeFlags::ENCRYPTED);
         }
         let owners = owners_of(&core).map(Some);
-        let pins = self.prepare_owners(owners, cx.tag)?;
+        let mut pins = self.prepare_owners(owners, cx.tag)?;
         let has_block = match spec.kind {
             FileKind::Directory => !Dir::new(self, Ino(0), &core, cx.tag).starts_in_inode(&core)?,
             // An encrypted one has up to 33 bytes more.
@@ -168,7 +169,7 @@ impl Ext4 {
             _ => false,
         };
         let bytes = u64::from(has_block) * self.geo().cluster_units() * 512;
-        self.check_quota(cx, owners, bytes, 1)?;
+        pins.hold(self.hold_quota(cx, owners, Usage { bytes, inodes: 1 })?);
         Ok(pins)
     }
 

@@ -1,13 +1,11 @@
 //! Limits: what owners may use, while options have them enforced.
 //!
-//! **Rule.** A call that needs more is checked before it changes anything, so what is counted when an inode is stored is never
-//! refused. Delayed data counts as used from the write on (`delayed`). Near a limit, where the worst case does not fit, all
+//! **Rule.** A call that needs more holds it before it changes anything ([`Hold`]), so what is counted when an inode is stored is
+//! never refused. Delayed data counts as used from the write on (`delayed`). Near a limit, where the worst case does not fit, all
 //! delayed data is written and blocks are allocated in the call, as on a full volume.
 //!
 //! Root is exempt, as a caller with CAP_SYS_RESOURCE is in Linux: FUSE passes no capabilities on. Blocks of the map may
 //! exceed a limit where data is delayed, as in Linux.
-
-use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_rt::wall_clock;
@@ -15,6 +13,8 @@ use steadfs_vfs::{Cx, FsError, InodeFlags, Result, StatFs};
 
 use super::{Dquot, Quota, QuotaFile, owners_of};
 use crate::disk::quota::Kind;
+use crate::disk::quota::account::Account;
+use crate::disk::quota::hold::{Hold, Owner};
 use crate::disk::quota::usage::Usage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -90,17 +90,19 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Fails if these owners may not use as many bytes and inodes more.
-    pub(crate) fn check_quota(
+    /// Holds as many bytes and inodes more for these owners.
+    ///
+    /// # Errors
+    /// [`FsError::Quota`]: they may not use that.
+    pub(crate) fn hold_quota(
         &self,
         cx: &Cx,
         owners: [Option<u32>; 3],
-        bytes: u64,
-        inodes: u64,
-    ) -> Result<()> {
-        match self.room_of(cx, owners)? {
-            Some(room) if room.bytes < bytes || room.inodes < inodes => Err(FsError::Quota),
-            _ => Ok(()),
+        need: Usage,
+    ) -> Result<QuotaHold> {
+        match self.enforcing().filter(|_| cx.uid != 0) {
+            Some(quota) => self.try_hold(quota, owners, need)?.ok_or(FsError::Quota),
+            None => Ok(QuotaHold::default()),
         }
     }
 
@@ -121,8 +123,12 @@ impl Ext4 {
                 return Ok((blocks, QuotaHold::default()));
             };
             let clusters = blocks.div_ceil(self.geo.blocks_per_cluster().into());
-            let owners = owners_of(&inode.core.read());
-            if let Some(held) = self.try_hold(quota, owners, self.delayed_bytes(clusters))? {
+            let owners = owners_of(&inode.core.read()).map(Some);
+            let need = Usage {
+                bytes: self.delayed_bytes(clusters),
+                inodes: 0,
+            };
+            if let Some(held) = self.try_hold(quota, owners, need)? {
                 return Ok((blocks, held));
             }
         }
@@ -148,15 +154,18 @@ impl Ext4 {
         }
     }
 
-    /// Fails if an inode's new owners may not have it. What it delays is written before, for the old ones.
-    pub(crate) fn check_new_owners(
+    /// Holds what an inode uses for its new owners. What it delays is written before, for the old ones.
+    ///
+    /// # Errors
+    /// [`FsError::Quota`]: they may not have it.
+    pub(crate) fn hold_for_new_owners(
         &self,
         cx: &Cx,
         inode: &Inode,
         new: [Option<u32>; 3],
-    ) -> Result<()> {
+    ) -> Result<QuotaHold> {
         if self.enforcing().is_none() {
-            return Ok(());
+            return Ok(QuotaHold::default());
         }
         let old = owners_of(&inode.core.read());
         let mut gained = [None; 3];
@@ -164,11 +173,10 @@ impl Ext4 {
             gained[n] = new[n].filter(|&new| new != old[n]);
         }
         if gained == [None; 3] {
-            return Ok(());
+            return Ok(QuotaHold::default());
         }
         self.write_out(inode, steadfs_cache::WritebackReason::Sync, cx.tag)?;
-        let used = inode.charged().used;
-        self.check_quota(cx, gained, used.bytes, used.inodes)
+        self.hold_quota(cx, gained, inode.charged().used)
     }
 
     /// Counts delayed blocks of a file, unless a limit does not allow the worst case.
@@ -182,20 +190,25 @@ impl Ext4 {
             self.each_delayed(quota, owners, |delayed| *delayed += bytes)?;
             return Ok(true);
         }
-        let held = self.try_hold(quota, owners, bytes)?;
-        Ok(held.map(QuotaHold::keep).is_some())
+        let need = Usage { bytes, inodes: 0 };
+        let held = self.try_hold(quota, owners.map(Some), need)?;
+        Ok(held.map(QuotaHold::delay).is_some())
     }
 
-    /// Counts bytes as delayed for owners, unless a limit does not allow it. Checked and counted under one lock: no two
-    /// writers get the last of a limit.
-    fn try_hold(&self, quota: &Quota, owners: [u32; 3], bytes: u64) -> Result<Option<QuotaHold>> {
+    /// Holds this much for owners, unless a limit does not allow it.
+    fn try_hold(
+        &self,
+        quota: &Quota,
+        owners: [Option<u32>; 3],
+        need: Usage,
+    ) -> Result<Option<QuotaHold>> {
         let mut held = QuotaHold::default();
         for file in quota.enforced_files() {
-            if let Some(dquot) = file.dquot(self, owners[file.kind.index()])? {
-                if !dquot.account.lock().try_delay(bytes, now_secs()) {
-                    return Ok(None);
-                }
-                held.parts.push((dquot, bytes));
+            if let Some(owner) = owners[file.kind.index()]
+                && let Some(dquot) = file.dquot(self, owner)?
+                && !held.add(dquot, need, now_secs())
+            {
+                return Ok(None);
             }
         }
         Ok(Some(held))
@@ -244,26 +257,12 @@ impl Ext4 {
     }
 }
 
-/// Bytes that count as delayed for their owners while this exists.
-#[derive(Default)]
-#[must_use]
-pub(crate) struct QuotaHold {
-    parts: Vec<(Arc<Dquot>, u64)>,
-}
+/// What counts as used for owners while this exists.
+pub(crate) type QuotaHold = Hold<Dquot>;
 
-impl QuotaHold {
-    /// They stay delayed.
-    fn keep(mut self) {
-        self.parts.clear();
-    }
-}
-
-impl Drop for QuotaHold {
-    fn drop(&mut self) {
-        for (dquot, bytes) in &self.parts {
-            let mut account = dquot.account.lock();
-            account.delayed = account.delayed.saturating_sub(*bytes);
-        }
+impl Owner for Dquot {
+    fn with_account<R>(&self, act: impl FnOnce(&mut Account) -> R) -> R {
+        act(&mut self.account.lock())
     }
 }
 

@@ -325,6 +325,33 @@ fn writers_beside_each_other_keep_a_hard_limit() {
     }
 }
 
+/// Makers of files in several directories share what a limit leaves.
+#[test]
+fn makers_beside_each_other_keep_a_hard_limit() {
+    for seed in 0..10 {
+        sim::run(sim::Config::new(seed), || {
+            let world = limited("usrquota");
+            let makers = (0..4).map(|n| {
+                let fs = Arc::clone(&world.fs);
+                let dir = fs.mkdir(&world.cx, ROOT, format!("{n}").as_bytes(), 0o777);
+                let dir = dir.unwrap().ino;
+                steadfs_rt::spawn("maker", move || {
+                    let made = (0..20).map(|n| {
+                        let name = format!("file{n}");
+                        fs.mknod(&caller(1000, 1000), dir, name.as_bytes(), 0o100_644, 0)
+                    });
+                    made.take_while(Result::is_ok).count()
+                })
+            });
+            let makers: Vec<_> = makers.collect();
+            let made: usize = makers.into_iter().map(steadfs_rt::JoinHandle::join).sum();
+            assert!((5..=8).contains(&made), "{made}");
+            assert_eq!(counted(&world)[0][&1000].1, made as u64);
+            world.fs.unmount().unwrap();
+        });
+    }
+}
+
 #[test]
 fn limits_hold_only_where_options_say_so() {
     let world = limited("grpquota");

@@ -97,7 +97,7 @@ impl F2fs {
             blocks: 0,
             nodes: new as u64,
         };
-        self.check_space_quota(cx, inode, need)?;
+        let _held = self.hold_space(cx, inode, need)?;
         self.reserve_nodes(inode, blocks, self.may_use_reserved(cx), cx.tag)?;
         // They are counted as delayed.
         self.delay(inode, 0);

@@ -118,7 +118,7 @@ impl F2fs {
                 .map(|cluster| saved_in(&cluster.addrs))
                 .sum();
             let need = Need { blocks, nodes: 0 };
-            self.check_space_quota(cx, inode, need)?;
+            let _held = self.hold_space(cx, inode, need)?;
             let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
             let change = self.change()?;
             let mut core = inode.core.write();

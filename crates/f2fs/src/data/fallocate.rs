@@ -126,7 +126,7 @@ impl F2fs {
             let run = at..at + mapped.len;
             if mapped.target == MapTarget::Hole {
                 let privileged = self.may_use_reserved(cx);
-                self.check_data_quota(cx, inode, std::slice::from_ref(&run))?;
+                let _held = self.hold_data(cx, inode, std::slice::from_ref(&run))?;
                 self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
                 let need = Need {
                     blocks: mapped.len,

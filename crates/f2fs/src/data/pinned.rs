@@ -156,7 +156,7 @@ impl F2fs {
         let privileged = self.may_use_reserved(cx);
         let holes = || runs.iter().filter(|(_, reserved)| !reserved);
         let new: Vec<_> = holes().map(|(run, _)| run.clone()).collect();
-        self.check_data_quota(cx, inode, &new)?;
+        let _held = self.hold_data(cx, inode, &new)?;
         for (run, _) in holes() {
             self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
         }

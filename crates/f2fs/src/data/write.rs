@@ -11,6 +11,7 @@ use crate::disk::inode::{Advise, Inline};
 use crate::disk::node::PER_NODE;
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
+use crate::quota::QuotaHold;
 use crate::space::Need;
 
 /// The largest file size: what its nodes can map. The blocks that the inode maps itself are not counted, as in
@@ -204,7 +205,7 @@ impl F2fs {
         let blocks = offset / BLOCK..(offset + data.len() as u64).div_ceil(BLOCK);
         let (written, result) = match self.reserve(cx, inode, blocks) {
             Err(error) => (0, Err(error)),
-            Ok(reserved) => {
+            Ok((reserved, held)) => {
                 let size = inode.size();
                 let fill = |block, out: &mut [u8]| self.fill_block(cx.tag, inode, block, size, out);
                 let needs = |block: FileBlock| reserved.contains(block.0);
@@ -216,6 +217,7 @@ impl F2fs {
                 };
                 // Counted before write-back can map a page.
                 self.delay(inode, reserved.blocks());
+                drop(held);
                 let written = inode.pages.write_growing(write, needs, fill, reached);
                 let unused = reserved.blocks() - written.reserved;
                 self.end_delay(inode, unused);
@@ -233,9 +235,15 @@ impl F2fs {
     }
 
     /// Reserves one block for each block of the range that will be allocated, and the nodes to map them.
-    fn reserve(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<ReservedRuns> {
+    /// Under limits of quota they are held until they are counted.
+    fn reserve(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        blocks: Range<u64>,
+    ) -> Result<(ReservedRuns, QuotaHold)> {
         let reserved = self.runs_to_reserve(inode, &blocks, cx.tag)?;
-        self.check_data_quota(cx, inode, &reserved.0)?;
+        let held = self.hold_data(cx, inode, &reserved.0)?;
         let privileged = self.may_use_reserved(cx);
         for run in &reserved.0 {
             self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
@@ -245,7 +253,7 @@ impl F2fs {
             nodes: 0,
         };
         self.space.reserve(need, privileged)?;
-        Ok(reserved)
+        Ok((reserved, held))
     }
 
     /// Runs an operation that may need space. Holding no lock, it first frees segments if they are short. On

@@ -199,8 +199,8 @@ impl F2fs {
         dir: (&Inode, Need),
     ) -> Result<Pins> {
         let owners = owners_of(&plan.core);
-        let pins = self.prepare_owners(owners, cx.tag)?;
-        self.check_new_quota(cx, (owners, plan.need), dir)?;
+        let mut pins = self.prepare_owners(owners, cx.tag)?;
+        pins.hold(self.hold_new(cx, (owners, plan.need), dir)?);
         Ok(pins)
     }
 

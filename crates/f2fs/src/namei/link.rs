@@ -44,7 +44,7 @@ impl F2fs {
         let free_dentry = self.find_free_dentry(cx, &dir, name)?;
         let mut pins = self.pin_inodes(&[&dir, &inode], cx.tag)?;
         self.pin_dir_block(&mut pins, &dir, free_dentry.block, cx.tag)?;
-        self.check_space_quota(cx, &dir, free_dentry.need)?;
+        let _held = self.hold_space(cx, &dir, free_dentry.need)?;
         let mut reservation = self
             .space
             .reservation(free_dentry.need, self.may_use_reserved(cx))?;

@@ -357,7 +357,7 @@ impl F2fs {
         self.pin_up(&mut pins, &place, cx.tag)?;
         match &plan {
             Some(plan) => pins.add(self.prepare_new(cx, plan, (to.dir, growth))?),
-            None => self.check_space_quota(cx, to.dir, growth)?,
+            None => pins.hold(self.hold_space(cx, to.dir, growth)?),
         }
         let need = growth + plan.as_ref().map_or(Need::default(), |plan| plan.need);
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;

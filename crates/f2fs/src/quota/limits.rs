@@ -1,7 +1,7 @@
 //! Limits: what owners may use, while options have them enforced.
 //!
-//! **Rule.** A call that needs more is checked before it changes anything, so what is counted later is never refused. Delayed
-//! data counts as used from the write on, with the nodes that will map it.
+//! **Rule.** A call that needs more holds it before it changes anything ([`Hold`]), so what is counted later is never refused.
+//! Delayed data counts as used from the write on, with the nodes that will map it.
 //!
 //! Root is exempt, as a caller with CAP_SYS_RESOURCE is in Linux: FUSE passes no capabilities on.
 
@@ -9,10 +9,12 @@ use steadfs_base::{FileBlock, InodeNo, IoTag};
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result, StatFs};
 
-use super::file::QuotaFile;
+use super::file::{Dquot, QuotaFile};
 use super::{Quota, owners_of};
 use crate::data::BLOCK;
 use crate::disk::quota::Kind;
+use crate::disk::quota::account::Account;
+use crate::disk::quota::hold::{Hold, Owner};
 use crate::disk::quota::usage::Usage;
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -55,93 +57,105 @@ impl F2fs {
         (quota.enforced.any() && cx.uid != 0).then_some(quota)
     }
 
-    /// Fails if these owners may not use that much more.
-    pub(crate) fn check_quota(&self, cx: &Cx, needs: &[([u32; 3], Usage)]) -> Result<()> {
+    /// Holds that much more for these owners.
+    ///
+    /// # Errors
+    /// [`FsError::Quota`]: they may not use it.
+    fn hold_quota(&self, cx: &Cx, needs: &[([u32; 3], Usage)]) -> Result<QuotaHold> {
+        let mut held = QuotaHold::default();
         let Some(quota) = self.limiting(cx) else {
-            return Ok(());
+            return Ok(held);
         };
         for file in quota.enforced_files() {
             let n = file.kind.index();
-            for (owners, _) in needs {
-                let of_owner = needs.iter().filter(|(others, _)| others[n] == owners[n]);
-                let need = of_owner.fold(Usage::default(), |sum, (_, more)| Usage {
-                    bytes: sum.bytes.saturating_add(more.bytes),
-                    inodes: sum.inodes.saturating_add(more.inodes),
-                });
-                let Some(dquot) = file.known(self, owners[n], cx.tag)? else {
-                    continue;
-                };
-                let room = dquot.account.lock().room(now_secs());
-                if room.bytes < need.bytes && need.bytes > 0
-                    || room.inodes < need.inodes && need.inodes > 0
+            for (owners, need) in needs {
+                if let Some(dquot) = file.known(self, owners[n], cx.tag)?
+                    && !held.add(dquot, *need, now_secs())
                 {
                     return Err(FsError::Quota);
                 }
             }
         }
-        Ok(())
+        Ok(held)
     }
 
-    /// Fails if the owners of an inode may not use these blocks and nodes.
-    pub(crate) fn check_space_quota(&self, cx: &Cx, inode: &Inode, need: Need) -> Result<()> {
+    /// Holds these blocks and nodes for the owners of an inode.
+    ///
+    /// # Errors
+    /// As [`F2fs::hold_quota`].
+    pub(crate) fn hold_space(&self, cx: &Cx, inode: &Inode, need: Need) -> Result<QuotaHold> {
         if self.limiting(cx).is_none() {
-            return Ok(());
+            return Ok(QuotaHold::default());
         }
         let owners = owners_of(&inode.core.read());
         let bytes = bytes_of(need);
-        self.check_quota(cx, &[(owners, Usage { bytes, inodes: 0 })])
+        self.hold_quota(cx, &[(owners, Usage { bytes, inodes: 0 })])
     }
 
-    /// Fails if the file's owners may not map these runs of blocks, with the nodes that this makes.
-    pub(crate) fn check_data_quota(
+    /// Holds what mapping these runs of blocks needs, with the nodes that this makes, for the file's owners.
+    ///
+    /// # Errors
+    /// As [`F2fs::hold_quota`].
+    pub(crate) fn hold_data(
         &self,
         cx: &Cx,
         inode: &Inode,
         runs: &[std::ops::Range<u64>],
-    ) -> Result<()> {
+    ) -> Result<QuotaHold> {
         if self.limiting(cx).is_none() {
-            return Ok(());
+            return Ok(QuotaHold::default());
         }
         let mut need = Need::default();
         for run in runs {
             need.blocks += run.end - run.start;
             need.nodes += self.unreserved_nodes(inode, run.clone(), cx.tag)?.len() as u64;
         }
-        match self.check_space_quota(cx, inode, need) {
+        match self.hold_space(cx, inode, need) {
             Err(FsError::Quota) => {}
-            checked => return checked,
+            held => return held,
         }
         // Delayed blocks are not mapped, and count already.
         let blocks = runs.iter().cloned().flatten();
         let is_delayed = |block: &u64| inode.pages.get(FileBlock(*block)).is_some();
         need.blocks -= blocks.filter(is_delayed).count() as u64;
-        self.check_space_quota(cx, inode, need)
+        self.hold_space(cx, inode, need)
     }
 
-    /// Fails if a new inode and its name may not be made: `new` has the owners of the inode and what it needs, itself
+    /// Holds what a new inode and its name need: `new` has the owners of the inode and what it needs, itself
     /// included; the name may let the directory grow.
-    pub(crate) fn check_new_quota(
+    ///
+    /// # Errors
+    /// As [`F2fs::hold_quota`].
+    pub(crate) fn hold_new(
         &self,
         cx: &Cx,
         new: ([u32; 3], Need),
         (dir, growth): (&Inode, Need),
-    ) -> Result<()> {
+    ) -> Result<QuotaHold> {
         if self.limiting(cx).is_none() {
-            return Ok(());
+            return Ok(QuotaHold::default());
         }
         let dir = owners_of(&dir.core.read());
         let bytes = bytes_of(new.1) - BLOCK;
         let growth = bytes_of(growth);
         let more = |bytes, inodes| Usage { bytes, inodes };
-        self.check_quota(cx, &[(new.0, more(bytes, 1)), (dir, more(growth, 0))])
+        self.hold_quota(cx, &[(new.0, more(bytes, 1)), (dir, more(growth, 0))])
     }
 
-    /// Fails if an inode's new owners may not have it. What it delays counts, too. Makes entries for them, and pins them.
-    pub(crate) fn check_new_owners(&self, cx: &Cx, inode: &Inode, new: [u32; 3]) -> Result<Pins> {
+    /// Makes entries for an inode's new owners, pins them, and holds what the inode uses; what it delays counts, too.
+    ///
+    /// # Errors
+    /// As [`F2fs::hold_quota`].
+    pub(crate) fn hold_for_new_owners(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        new: [u32; 3],
+    ) -> Result<Pins> {
         let Some(cell) = self.counting(inode) else {
             return Ok(Pins::default());
         };
-        let pins = self.prepare_owners(new, cx.tag)?;
+        let mut pins = self.prepare_owners(new, cx.tag)?;
         let Some(quota) = self.limiting(cx) else {
             return Ok(pins);
         };
@@ -150,18 +164,17 @@ impl F2fs {
             (charged.owners, charged.used)
         };
         used.bytes = used.bytes.saturating_add(cell.lock().delayed);
+        let mut held = QuotaHold::default();
         for file in quota.enforced_files() {
             let n = file.kind.index();
-            if new[n] == old[n] {
-                continue;
-            }
-            if let Some(dquot) = file.known(self, new[n], cx.tag)? {
-                let room = dquot.account.lock().room(now_secs());
-                if room.bytes < used.bytes || room.inodes < used.inodes {
-                    return Err(FsError::Quota);
-                }
+            if new[n] != old[n]
+                && let Some(dquot) = file.known(self, new[n], cx.tag)?
+                && !held.add(dquot, used, now_secs())
+            {
+                return Err(FsError::Quota);
             }
         }
+        pins.hold(held);
         Ok(pins)
     }
 
@@ -184,5 +197,14 @@ impl F2fs {
             dquot.account.lock().limit_usage(shown);
         }
         Ok(())
+    }
+}
+
+/// What counts as used for owners while this exists.
+pub(crate) type QuotaHold = Hold<Dquot>;
+
+impl Owner for Dquot {
+    fn with_account<R>(&self, act: impl FnOnce(&mut Account) -> R) -> R {
+        act(&mut self.account.lock())
     }
 }

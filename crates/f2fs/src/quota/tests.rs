@@ -323,6 +323,49 @@ fn hard_limits_hold_for_users_and_not_for_root() {
     world.close();
 }
 
+/// Writers of several files, and makers of files in several directories, share what a limit leaves.
+#[test]
+fn tasks_beside_each_other_keep_hard_limits() {
+    for seed in 0..10 {
+        sim::run(sim::Config::new(seed), || {
+            let world = limited("usrquota");
+            let user = caller(1000, 1000);
+            let tasks = (0..4).map(|n| {
+                let fs = Arc::clone(&world.fs);
+                let dir = fs.mkdir(&world.cx, ROOT, format!("{n}").as_bytes(), 0o777);
+                let dir = dir.unwrap().ino;
+                let user = user.clone();
+                steadfs_rt::spawn("task", move || {
+                    let mut made = Vec::new();
+                    let make = |name: String| fs.mknod(&user, dir, name.as_bytes(), 0o100_644, 0);
+                    while let Ok(attr) = make(format!("file{}", made.len())) {
+                        made.push(attr.ino);
+                    }
+                    let mut at = 0;
+                    while let Some(&file) = made.first()
+                        && let Ok(n) = fs.write(&user, file, at, &[1; 30_000], false)
+                    {
+                        at += n as u64;
+                    }
+                    made.len() as u64
+                })
+            });
+            let tasks: Vec<_> = tasks.collect();
+            let made: u64 = tasks.into_iter().map(steadfs_rt::JoinHandle::join).sum();
+            assert!((5..=8).contains(&made), "{made}");
+            world.fs.sync_volume(&world.cx).unwrap();
+            let used = counted(&world)[0][&1000];
+            assert_eq!(used.inodes, made);
+            assert!(
+                (160 << 10..=200 << 10).contains(&used.bytes),
+                "{}",
+                used.bytes
+            );
+            world.fs.unmount().unwrap();
+        });
+    }
+}
+
 #[test]
 fn limits_hold_only_where_options_say_so() {
     let world = limited("grpquota");

@@ -63,7 +63,7 @@ impl F2fs {
         let need = cut
             .as_ref()
             .map_or(Need::default(), |cut| need_of(&inode, cut));
-        self.check_space_quota(cx, &inode, need)?;
+        let _held = self.hold_space(cx, &inode, need)?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let mut core = inode.core.write();

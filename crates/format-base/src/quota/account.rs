@@ -36,12 +36,18 @@ pub struct Account {
     pub entry: Entry,
     /// Bytes of delayed data.
     pub delayed: u64,
+    /// What calls hold that have not counted it yet ([`super::hold`]).
+    held: Usage,
 }
 
 impl Account {
     /// Without delayed data.
     pub fn new(entry: Entry) -> Self {
-        Self { entry, delayed: 0 }
+        Self {
+            entry,
+            delayed: 0,
+            held: Usage::default(),
+        }
     }
 
     /// Replaces `before` by `now` in the counts. Returns whether the counts had `before`; if not, the quota file is
@@ -89,14 +95,23 @@ impl Account {
         self.entry.bytes.saturating_add(self.delayed)
     }
 
-    /// Delays this many bytes if the owner may use them at second `now`; returns whether.
+    /// Holds what a call needs if the owner may use it at second `now`; returns whether.
     #[must_use]
-    pub fn try_delay(&mut self, bytes: u64, now: u64) -> bool {
-        let fits = self.room(now).bytes >= bytes;
+    pub fn try_hold(&mut self, need: Usage, now: u64) -> bool {
+        let room = self.room(now);
+        let fits = |room, need| need == 0 || need <= room;
+        let fits = fits(room.bytes, need.bytes) && fits(room.inodes, need.inodes);
         if fits {
-            self.delayed += bytes;
+            self.held.bytes = self.held.bytes.saturating_add(need.bytes);
+            self.held.inodes = self.held.inodes.saturating_add(need.inodes);
         }
         fits
+    }
+
+    /// Ends what [`Account::try_hold`] began.
+    pub fn release(&mut self, held: Usage) {
+        self.held.bytes = self.held.bytes.saturating_sub(held.bytes);
+        self.held.inodes = self.held.inodes.saturating_sub(held.inodes);
     }
 
     /// What the owner may use in addition at second `now`.
@@ -104,8 +119,8 @@ impl Account {
         let bytes = self.entry.block_limit.in_bytes().most(now);
         let inodes = self.entry.inode_limit.most(now);
         Usage {
-            bytes: bytes.saturating_sub(self.bytes()),
-            inodes: inodes.saturating_sub(self.entry.inodes),
+            bytes: bytes.saturating_sub(self.bytes().saturating_add(self.held.bytes)),
+            inodes: inodes.saturating_sub(self.entry.inodes.saturating_add(self.held.inodes)),
         }
     }
 }
@@ -180,10 +195,16 @@ mod tests {
         account.update_timers(&info, false, 1000);
         assert_eq!(account.room(5000).bytes, 4 << 10);
         account.update_timers(&info, true, 1000);
-        assert!(account.try_delay(1 << 10, 1059));
-        assert!(!account.try_delay(4 << 10, 1059));
+        assert!(account.try_hold(usage(1 << 10), 1059));
+        assert!(!account.try_hold(usage(4 << 10), 1059));
         assert_eq!(account.room(1059).bytes, 3 << 10);
         assert_eq!(account.room(1060).bytes, 0);
+        assert!(
+            account.try_hold(usage(0), 1060),
+            "what needs nothing is not refused"
+        );
+        account.release(usage(1 << 10));
+        assert_eq!(account.room(1059).bytes, 4 << 10);
         assert!(account.replace(usage(2 << 10), usage(0)));
         account.update_timers(&info, true, 2000);
         assert_eq!(account.room(2000).bytes, 5 << 10);
