@@ -16,6 +16,9 @@ use steadfs_suite::generate::{Numbers, plain};
 use steadfs_suite::stead::steadfs;
 use steadfs_suite::{Compare, Image, KernelMount, LoopDevice, Scratch, SteadMount, Tree, succeed};
 
+#[path = "recovery/external.rs"]
+mod external;
+
 const MIB: u64 = 1 << 20;
 
 /// Volumes whose journals differ in the format of tags and checksums.
@@ -337,7 +340,7 @@ fn a_volume_whose_journal_is_on_another_device_is_read() {
     let at = root.to_str().unwrap();
     let output = steadfs(["mount", name, at]).expect(0).err;
     assert!(
-        output.contains("read-only: its journal is on another device"),
+        output.contains("read-only: its journal is on another device, which journal_path= names"),
         "{output}"
     );
     assert_eq!(fs::read(root.join("file")).unwrap(), b"content");

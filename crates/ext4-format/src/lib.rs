@@ -7,6 +7,7 @@
 
 pub mod check;
 pub mod disk;
+pub mod external_journal;
 pub mod format;
 pub mod inspect;
 pub mod journal_inode;

@@ -48,18 +48,24 @@ pub enum Appliable {
     AfterRecovery,
 }
 
-/// Whether changes can be applied to the volume on `base` in one transaction.
+/// Whether changes can be applied to the volume on `base` in one transaction. `external`: where its external journal is on
+/// `base`, in bytes.
 ///
 /// # Errors
 /// It has no journal of its own, or its superblock cannot be used.
-pub fn appliable(base: &Arc<dyn Device>) -> Result<Appliable> {
+pub fn appliable(base: &Arc<dyn Device>, external: Option<u64>) -> Result<Appliable> {
     let queue = Queue::new(Arc::clone(base), QueueOptions::default());
     let sb = read_superblock(&queue)?;
     let refuse = |why: &str| Err(FsError::BadOption(why.to_owned()));
     match sb.journal() {
         JournalPlace::Inode(_) => {}
         JournalPlace::None => return refuse("the volume has no journal"),
-        JournalPlace::External(_) => return refuse("the volume's journal is on another device"),
+        JournalPlace::External(_) if external.is_some() => {}
+        JournalPlace::External(_) => {
+            return refuse(
+                "the volume's journal is on another device, which -o journal_path= names",
+            );
+        }
     }
     Ok(match needs_recovery(&sb) {
         true => Appliable::AfterRecovery,
@@ -82,6 +88,7 @@ pub fn apply(
     base: &Arc<dyn Device>,
     edited: &Arc<dyn Device>,
     changed: &[Range<u64>],
+    external: Option<u64>,
 ) -> Result<()> {
     let queue = Arc::new(Queue::new(Arc::clone(base), QueueOptions::default()));
     let sb = read_superblock(&queue)?;
@@ -89,7 +96,8 @@ pub fn apply(
         return Err(FsError::Busy);
     }
     let job = Job {
-        map: journal_map(&queue, &sb)?,
+        map: journal_map(&queue, &sb, external)?,
+        external,
         queue,
         edited: Queue::new(Arc::clone(edited), QueueOptions::default()),
         geo: sb.geometry().clone(),
@@ -115,7 +123,7 @@ pub fn apply(
         FsError::Io(why)
     })?;
     let mut report = MountReport::default();
-    let replayed = recover_to_device(&job.queue, &sb, None, &mut report);
+    let replayed = recover_to_device(&job.queue, (&sb, external), None, &mut report);
     let finished = replayed.and_then(|()| job.write_durably(place, last));
     finished.map_err(|error| {
         let why = format!("{error}; all changes are in the journal, which the next mount replays");
@@ -146,6 +154,7 @@ struct Job {
     edited: Queue,
     geo: Geometry,
     map: JournalMap,
+    external: Option<u64>,
     /// The block of multiple-mount protection.
     protection: Option<DevBlock>,
     tag: IoTag,
@@ -156,6 +165,7 @@ impl Job {
     fn compare(&self, base: &Arc<dyn Device>, changed: &[Range<u64>]) -> Result<Plan> {
         let mut options = MountOptions::default();
         options.common.read_only = true;
+        options.external_journal = self.external;
         let sizes = CacheSizes::of(CACHE_BYTES);
         let (fs, _) = Ext4::open(Arc::clone(base), options, sizes)?;
         let size = self.geo.block_size;

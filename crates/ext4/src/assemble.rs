@@ -129,8 +129,8 @@ fn set_up_allocator(
 ) -> Result<()> {
     alloc.set_discard(options.discard);
     alloc.set_stripe(sb.geometry(), stripe(sb, options));
-    match journal_map(queue, sb) {
-        Ok(map) if !matches!(sb.journal(), JournalPlace::None) => alloc.add_journal(&map),
+    match journal_map(queue, sb, None) {
+        Ok(map) if matches!(sb.journal(), JournalPlace::Inode(_)) => alloc.add_journal(&map),
         _ => Ok(()),
     }
 }

@@ -52,20 +52,26 @@ const WAY_OUT: &str = "replay them with e2fsck on a copy of the volume, or read 
 /// Bytes of clean metadata that the replay keeps in memory.
 const METADATA_BYTES: u64 = 16 << 20;
 
-/// The blocks that `commits` change, with their new content. `view` is the volume with its log replayed.
+/// The blocks that `commits` change, with their new content. `view` is the volume with its log replayed; `external`: where an
+/// external journal follows it.
 ///
 /// # Errors
 /// A record contradicts the volume; the volume has features that are not written; it has too little space.
 pub(crate) fn changed_blocks(
     view: Arc<dyn Device>,
     block_size: BlockSize,
+    external: Option<u64>,
     commits: &FastCommits,
 ) -> Result<BTreeMap<DevBlock, Buf>> {
     let scratch = Arc::new(ScratchDevice::new(view, block_size));
     let device: Arc<dyn Device> = Arc::clone(&scratch) as _;
     let queue = Arc::new(Queue::new(device, QueueOptions::default()));
     let sb = read_superblock(&queue)?;
-    let mut why = why_only_readable(&sb);
+    let options = MountOptions {
+        external_journal: external,
+        ..MountOptions::default()
+    };
+    let mut why = why_only_readable(&sb, &options);
     if sb.features().incompat.contains(Incompat::INLINE_DATA) {
         why.push("inline_data, whose content is in records of inodes".to_owned());
     }
@@ -92,7 +98,7 @@ pub(crate) fn changed_blocks(
         read_ahead: 0,
     };
     let mut report = MountReport::default();
-    let fs = Ext4::assemble(source, MountOptions::default(), sizes, false, &mut report)?;
+    let fs = Ext4::assemble(source, options, sizes, false, &mut report)?;
     if let Some(why) = &fs.unwritable {
         return Err(Corruption::new(why.clone()).into());
     }

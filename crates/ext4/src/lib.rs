@@ -60,7 +60,7 @@ pub use steadfs_ext4_format::superblock::{
 };
 pub use steadfs_ext4_format::{check, disk, format, inspect};
 
-pub(crate) use steadfs_ext4_format::{io_error, journal_inode, mmp, superblock};
+pub(crate) use steadfs_ext4_format::{external_journal, io_error, journal_inode, mmp, superblock};
 
 #[cfg(test)]
 #[path = "tests/world.rs"]

@@ -14,7 +14,7 @@ use crate::report::MountReport;
 const MADE_TO_BE_READ: RoCompat = RoCompat::READONLY.union(RoCompat::SHARED_BLOCKS);
 
 /// Why the volume can only be read, a phrase for each reason; empty if it can be written.
-pub(crate) fn why_only_readable(sb: &Superblock) -> Vec<String> {
+pub(crate) fn why_only_readable(sb: &Superblock, options: &MountOptions) -> Vec<String> {
     let mut why = Vec::new();
     let mut features = sb.features();
     let made = features
@@ -29,8 +29,8 @@ pub(crate) fn why_only_readable(sb: &Superblock) -> Vec<String> {
         let names = because.join(", ");
         why.push(format!("features not supported for writing: {names}"));
     }
-    if matches!(sb.journal(), JournalPlace::External(_)) {
-        why.push("its journal is on another device".to_owned());
+    if is_elsewhere(sb, options) {
+        why.push("its journal is on another device, which journal_path= names".to_owned());
     }
     why
 }
@@ -54,29 +54,35 @@ pub(crate) fn choose_mode(
         )));
     }
     let is_dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
-    if matches!(sb.journal(), JournalPlace::External(_)) && is_dirty && !options.no_replay {
+    if is_elsewhere(sb, options) && is_dirty && !options.no_replay {
         return Err(FsError::BadOption(
-            "the journal is on another device, which is not supported, and has changes to replay; \
+            "the journal is on another device and has changes to replay; -o journal_path= names that device, \
              -o ro,noload reads the volume without them"
                 .to_owned(),
         ));
     }
-    let why = why_only_readable(sb);
+    let why = why_only_readable(sb, options);
     options.common.check_mode(&why, device_read_only)?;
     report.read_only_because = why;
     Ok(())
 }
 
-/// Refuses a volume that is longer than its device.
-pub(crate) fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
+/// Whether the volume's journal is on another device, which is not given.
+fn is_elsewhere(sb: &Superblock, options: &MountOptions) -> bool {
+    matches!(sb.journal(), JournalPlace::External(_)) && options.external_journal.is_none()
+}
+
+/// Refuses a volume that is longer than its device. `external`: where an external journal follows it.
+pub(crate) fn check_size(sb: &Superblock, queue: &Queue, external: Option<u64>) -> Result<()> {
     let geo = sb.geometry();
+    let there = external.unwrap_or(queue.geometry().size);
     let needed = geo.blocks_count.checked_mul(geo.block_size.bytes_u64());
-    if needed.is_none_or(|n| n > queue.geometry().size) {
+    if needed.is_none_or(|n| n > there) {
         let what = format!(
             "the volume has {} blocks of {} bytes, the device only {} bytes",
             geo.blocks_count,
             geo.block_size.bytes(),
-            queue.geometry().size
+            there
         );
         return Err(Corruption::new(what).into());
     }

@@ -12,12 +12,13 @@ use steadfs_vfs::{AloneGuard, Cx, FileKind, FsError, Result};
 
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR};
 use crate::disk::{Ino, Superblock};
+use crate::external_journal;
 use crate::fs::Ext4;
 use crate::io_error;
 use crate::mode::{check_size, choose_mode};
 use crate::node_lock::NodeLock;
 use crate::options::MountOptions;
-use crate::replay::{may_have_log, replay};
+use crate::replay::{Replaying, may_have_log, replay};
 use crate::report::MountReport;
 use crate::source::{Source, journal_map};
 use crate::superblock::{self, Chosen, SuperblockChoice};
@@ -183,11 +184,10 @@ impl Ext4 {
     fn open_journal(&self) -> Result<()> {
         let (map, config) = {
             let sb = self.sb.lock();
-            let map = journal_map(&self.queue, &sb)?;
-            (
-                map,
-                journal_config(&sb, &self.options.read(), self.meta_budget),
-            )
+            let external = self.options.read().external_journal;
+            let map = journal_map(&self.queue, &sb, external)?;
+            let config = journal_config(&sb, &self.options.read(), self.meta_budget);
+            (map, config)
         };
         let journal = Journal::open(Arc::clone(&self.meta), map, config).map_err(journal_error)?;
         let asked = self.options.read().async_checkpoint;
@@ -468,9 +468,16 @@ const WITHOUT_JOURNAL: &str =
 fn choose(queue: &Arc<Queue>, options: &MountOptions, report: &mut MountReport) -> Result<Chosen> {
     let mut chosen = superblock::choose(queue, &options.superblock_choice())?;
     report.warnings.extend(chosen.warning.take());
-    report.pass_over(check_size(&chosen.sb, queue), options.common.salvage)?;
+    let sized = check_size(&chosen.sb, queue, options.external_journal);
+    report.pass_over(sized, options.common.salvage)?;
     let device_read_only = queue.geometry().read_only;
     choose_mode(&chosen.sb, options, device_read_only, report)?;
+    if let Some(at) = options.external_journal {
+        let mapped = external_journal::map(queue, &chosen.sb, at).map(drop);
+        // A corrupt one is passed over, but not the wrong one.
+        let is_wrong = matches!(mapped, Err(FsError::BadOption(_)));
+        report.pass_over(mapped, options.common.salvage && !is_wrong)?;
+    }
     Ok(chosen)
 }
 
@@ -482,7 +489,7 @@ fn source_of(
     report: &mut MountReport,
 ) -> Result<Source> {
     let mut source = Source::unreplayed(queue, chosen);
-    if options.no_replay || !may_have_log(chosen) {
+    if options.no_replay || !may_have_log(chosen, options.external_journal) {
         return Ok(source);
     }
     match replay_for(&source.queue, chosen, options, report) {
@@ -516,7 +523,12 @@ fn replay_for(
         false => Recover::ToDevice,
     };
     let device = Arc::clone(queue.device());
-    replay(device, queue, chosen, how, salvage, report)
+    let replaying = Replaying {
+        how,
+        salvage,
+        external: options.external_journal,
+    };
+    replay(device, queue, chosen, replaying, report)
 }
 
 /// The warning about a part of the journal that cannot be replayed.

@@ -3,6 +3,8 @@
 mod defaults;
 mod table;
 
+use std::path::PathBuf;
+
 use steadfs_vfs::options::{CommonOptions, HasCommon, Refusals, Shown};
 use steadfs_vfs::{FsError, Result};
 
@@ -29,6 +31,10 @@ pub struct MountOptions {
     pub common: CommonOptions,
     /// `noload`: the journal is not replayed; needs `ro`.
     pub no_replay: bool,
+    /// `journal_path=`, `journal_dev=`: the device of an external journal.
+    pub journal_path: Option<PathBuf>,
+    /// Where an external journal begins on the volume's device, which is joined with it, in bytes; no option of a list.
+    pub external_journal: Option<u64>,
     /// `sb=`: the superblock to use, in units of 1 KiB; `None`: the first one.
     pub sb: Option<u64>,
     /// `data=`.
@@ -118,6 +124,8 @@ impl Default for MountOptions {
         Self {
             common: CommonOptions::default(),
             no_replay: false,
+            journal_path: None,
+            external_journal: None,
             sb: None,
             data: None,
             commit_secs: DEFAULT_COMMIT_SECS,

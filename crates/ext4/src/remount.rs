@@ -194,7 +194,7 @@ impl Ext4 {
                 "{why}; the volume stays read-only: repair it with e2fsck"
             )));
         }
-        let why = why_only_readable(&self.sb.lock());
+        let why = why_only_readable(&self.sb.lock(), new);
         if !why.is_empty() {
             return Err(FsError::OnlyReadable(why.join("; ")));
         }
@@ -250,9 +250,11 @@ impl Ext4 {
             // What the overlay has of the fast commits is on the device then.
             let changed = self.overlay.as_ref().map(|over| over.overlay().in_memory());
             let changed = changed.filter(|blocks| !blocks.is_empty());
-            recover_to_device(&below, &sb, changed, &mut MountReport::default())?;
+            let external = self.options.read().external_journal;
+            let mut report = MountReport::default();
+            recover_to_device(&below, (&sb, external), changed, &mut report)?;
             // The same superblock that the overlay has had since the mount.
-            let sb = replayed_superblock(&below, &sb, is_copy)?;
+            let sb = replayed_superblock(&below, &sb, external, is_copy)?;
             let bytes = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;
             self.super_origin.set(bytes.to_vec());
             *self.sb.lock() = sb;

@@ -19,28 +19,42 @@ use crate::source::{Source, journal_map};
 use crate::superblock::{self, Chosen, read_superblock, superblock_bytes};
 use crate::txn::journal_error;
 
-/// Whether the volume's internal journal may hold transactions. A copy of the superblock does not have this state.
-pub(crate) fn may_have_log(chosen: &Chosen) -> bool {
+/// Whether the volume's journal, if it is there, may hold transactions. A copy of the superblock does not have this state.
+pub(crate) fn may_have_log(chosen: &Chosen, external: Option<u64>) -> bool {
     let features = chosen.sb.features();
-    matches!(chosen.sb.journal(), JournalPlace::Inode(_))
-        && (chosen.is_copy() || features.incompat.contains(Incompat::NEEDS_RECOVERY))
+    let is_there = match chosen.sb.journal() {
+        JournalPlace::Inode(_) => true,
+        JournalPlace::External(_) => external.is_some(),
+        JournalPlace::None => false,
+    };
+    is_there && (chosen.is_copy() || features.incompat.contains(Incompat::NEEDS_RECOVERY))
 }
 
-/// Replays the journal: to the device, or in memory. With `salvage`, fast commits that cannot be replayed are left out.
+/// How a journal is replayed.
+#[derive(Clone, Copy)]
+pub(crate) struct Replaying {
+    pub(crate) how: Recover,
+    /// Fast commits that cannot be replayed are left out.
+    pub(crate) salvage: bool,
+    /// Where an external journal begins on the device.
+    pub(crate) external: Option<u64>,
+}
+
+/// Replays the journal: to the device, or in memory.
 pub(crate) fn replay(
     device: Arc<dyn Device>,
     queue: &Arc<Queue>,
     chosen: &Chosen,
-    how: Recover,
-    salvage: bool,
+    replaying: Replaying,
     report: &mut MountReport,
 ) -> Result<Source> {
     let before = &chosen.sb;
+    let Replaying { how, external, .. } = replaying;
     if how == Recover::IntoMemory {
-        let (over, unreplayed) = lay_over(device, queue, before, salvage, report)?;
+        let (over, unreplayed) = lay_over(device, queue, before, replaying, report)?;
         let queue = Arc::new(Queue::new(Arc::clone(&over) as _, QueueOptions::default()));
         return Ok(Source {
-            sb: replayed_superblock(&queue, before, chosen.is_copy())?,
+            sb: replayed_superblock(&queue, before, external, chosen.is_copy())?,
             queue,
             overlay: Some(over),
             unreplayed,
@@ -49,7 +63,7 @@ pub(crate) fn replay(
             super_at: chosen.at,
         });
     }
-    recover_to_device(queue, before, None, report)?;
+    recover_to_device(queue, (before, external), None, report)?;
     // A log that holds the first superblock repairs it.
     let super_at = match read_superblock(queue) {
         Ok(_) => SUPERBLOCK_OFFSET,
@@ -59,7 +73,7 @@ pub(crate) fn replay(
         queue: Arc::clone(queue),
         overlay: None,
         unreplayed: None,
-        sb: replayed_superblock(queue, before, chosen.is_copy())?,
+        sb: replayed_superblock(queue, before, external, chosen.is_copy())?,
         super_bytes: superblock_bytes(queue, super_at)?,
         super_at,
     })
@@ -68,14 +82,14 @@ pub(crate) fn replay(
 /// Blocks with the content that fast commits give them.
 pub(crate) type ChangedBlocks = BTreeMap<DevBlock, Buf>;
 
-/// Replays the journal to the device. `changed` are the blocks that its fast commits change, if they are known.
+/// Replays the journal to the device; an external one is behind the volume there. `changed` are the blocks that its fast commits change, if they are known.
 pub(crate) fn recover_to_device(
     queue: &Arc<Queue>,
-    sb: &Superblock,
+    (sb, external): (&Superblock, Option<u64>),
     changed: Option<&ChangedBlocks>,
     report: &mut MountReport,
 ) -> Result<()> {
-    let map = journal_map(queue, sb)?;
+    let map = journal_map(queue, sb, external)?;
     crate::journal_inode::check_apart(queue, sb, &map)?;
     let recovered = recover_journal(queue, sb, &map, Recover::ToDevice, report)?;
     if recovered.fast_commits.is_empty() {
@@ -87,7 +101,7 @@ pub(crate) fn recover_to_device(
         None => {
             let device = Arc::clone(queue.device());
             let view = Arc::new(OverlayDevice::new(device, size, recovered.overlay));
-            fast_commit::changed_blocks(view, size, &recovered.fast_commits)?
+            fast_commit::changed_blocks(view, size, external, &recovered.fast_commits)?
         }
     };
     let logged = log_fast_commits(queue, size, &map, &changed, IoTag::default());
@@ -102,10 +116,12 @@ fn lay_over(
     device: Arc<dyn Device>,
     queue: &Arc<Queue>,
     sb: &Superblock,
-    salvage: bool,
+    Replaying {
+        salvage, external, ..
+    }: Replaying,
     report: &mut MountReport,
 ) -> Result<(Arc<OverlayDevice>, Option<FsError>)> {
-    let map = journal_map(queue, sb)?;
+    let map = journal_map(queue, sb, external)?;
     crate::journal_inode::check_apart(queue, sb, &map)?;
     let Recovered {
         mut overlay,
@@ -116,7 +132,7 @@ fn lay_over(
     let mut unreplayed = None;
     if !fast_commits.is_empty() {
         let view = OverlayDevice::new(Arc::clone(&device), size, overlay.clone());
-        match fast_commit::changed_blocks(Arc::new(view), size, &fast_commits) {
+        match fast_commit::changed_blocks(Arc::new(view), size, external, &fast_commits) {
             Ok(changed) => overlay = overlay.with_changed(changed),
             Err(error) if salvage => unreplayed = Some(error),
             Err(error) => return Err(error),
@@ -148,6 +164,7 @@ pub struct View {
 pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<View> {
     let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
     let mut chosen = superblock::choose(&queue, &options.superblock_choice())?;
+    let external = options.external_journal;
     let mut view = View {
         queue: Arc::clone(&queue),
         report: MountReport::default(),
@@ -157,13 +174,17 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
     };
     view.report.warnings.extend(chosen.warning.take());
     if !options.common.salvage {
-        check_size(&chosen.sb, &queue)?;
+        check_size(&chosen.sb, &queue, external)?;
     }
-    if options.no_replay || !may_have_log(&chosen) {
+    if options.no_replay || !may_have_log(&chosen, external) {
         return Ok(view);
     }
-    let (how, salvage) = (Recover::IntoMemory, options.common.salvage);
-    match replay(device, &queue, &chosen, how, salvage, &mut view.report) {
+    let replaying = Replaying {
+        how: Recover::IntoMemory,
+        salvage: options.common.salvage,
+        external,
+    };
+    match replay(device, &queue, &chosen, replaying, &mut view.report) {
         Ok(replayed) => {
             view.unreplayed = replayed.unreplayed;
             view.queue = replayed.queue;
@@ -186,6 +207,7 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
 pub(crate) fn replayed_superblock(
     queue: &Queue,
     before: &Superblock,
+    external: Option<u64>,
     is_copy: bool,
 ) -> Result<Superblock> {
     let sb = match read_superblock(queue) {
@@ -193,8 +215,8 @@ pub(crate) fn replayed_superblock(
         Err(_) if is_copy => return Ok(before.clone().of_copy()),
         Err(error) => return Err(error),
     };
-    if check_size(before, queue).is_ok() {
-        check_size(&sb, queue)?;
+    if check_size(before, queue, external).is_ok() {
+        check_size(&sb, queue, external)?;
     }
     let (old, new) = (before.geometry(), sb.geometry());
     let other = match new.places_differ(old) {

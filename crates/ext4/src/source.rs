@@ -41,7 +41,16 @@ impl Source {
 
 /// Maps the journal's blocks, from the device: no transaction contains the journal inode, so it is the same before and
 /// after replay.
-pub(crate) fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
+///
+/// `external`: where an external journal begins on the device.
+pub(crate) fn journal_map(
+    queue: &Arc<Queue>,
+    sb: &Superblock,
+    external: Option<u64>,
+) -> Result<JournalMap> {
+    if let Some(at) = external {
+        return crate::external_journal::map(queue, sb, at);
+    }
     let JournalPlace::Inode(ino) = sb.journal() else {
         return Err(Corruption::new("the volume has no journal").into());
     };

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod joined;
 mod map;
 mod mapped;
 mod overlay;
@@ -17,6 +18,7 @@ mod staged;
 mod super_image;
 
 pub use bytes::DeviceBytes;
+pub use joined::{JOINED_UNIT, JoinedDevice};
 pub use map::{Map, MapError, Source};
 pub use mapped::MappedDevice;
 pub use overlay::{BaseId, Head, Layout, OverlayDevice, check_head, identity};

@@ -7,7 +7,8 @@ use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf, Device, MemDevice, Queue, QueueOptions, wait_all};
 
 use crate::{
-    DeviceBytes, Map, MappedDevice, Source, SparseImage, is_sparse, is_super, logical_partitions,
+    DeviceBytes, JoinedDevice, Map, MappedDevice, Source, SparseImage, is_sparse, is_super,
+    logical_partitions,
 };
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -428,5 +429,81 @@ fn wrong_super_images_are_errors() {
         }
         let said = logical_partitions(&bytes).unwrap_err();
         assert!(said.contains(why), "{why}: {said}");
+    }
+}
+
+/// Writes what it is asked to into a list, with its name.
+struct Noted {
+    name: &'static str,
+    memory: MemDevice,
+    list: Arc<steadfs_rt::Mutex<Vec<String>>>,
+}
+
+impl Device for Noted {
+    fn geometry(&self) -> &steadfs_block::Geometry {
+        self.memory.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: steadfs_block::Done) {
+        let marks = [(bio.preflush, "+flush"), (bio.fua, "+fua")];
+        let marks: String = marks
+            .iter()
+            .filter(|(set, _)| *set)
+            .map(|(_, mark)| *mark)
+            .collect();
+        let what = format!("{} {:?}{marks} {}", self.name, bio.op, bio.offset);
+        self.list.lock().push(what);
+        self.memory.start(bio, done);
+    }
+}
+
+#[test]
+fn a_flush_before_a_write_to_a_joined_device_makes_the_other_one_durable() {
+    let list = Arc::new(steadfs_rt::Mutex::new(steadfs_rt::Rank::Leaf, Vec::new()));
+    let noted = |name, bytes| {
+        Arc::new(Noted {
+            name,
+            memory: MemDevice::new(bytes),
+            list: Arc::clone(&list),
+        })
+    };
+    let (volume, journal) = (noted("volume", 100 << 10), noted("journal", 16 << 10));
+    let joined = JoinedDevice::new(Arc::clone(&volume) as _, Arc::clone(&journal) as _).unwrap();
+    let at = joined.journal_at();
+    assert_eq!((at, joined.geometry().size), (128 << 10, 144 << 10));
+    let queue = queue(Arc::new(joined));
+    let block = || vec![Buf::copy_of(&[7; 4096])];
+    let tag = IoTag::default();
+    for bio in [
+        Bio::write(4096, block()),
+        Bio::write(at + 8192, block()),
+        Bio::write(at + 4096, block()).preflush_and_fua(),
+        Bio::write(8192, block()).preflush_and_fua(),
+        Bio::flush(),
+    ] {
+        queue.submit(bio, tag).wait().unwrap();
+    }
+    let seen = std::mem::take(&mut *list.lock());
+    assert_eq!(
+        seen,
+        [
+            "volume Write 4096",
+            "journal Write 8192",
+            "volume Flush 0",
+            "journal Write+flush+fua 4096",
+            "journal Flush 0",
+            "volume Write+flush+fua 8192",
+            "volume Flush 0",
+            "journal Flush 0",
+        ]
+    );
+    assert_eq!(queue.read(at + 4096, 4096, tag).unwrap()[..], [7; 4096]);
+    assert_eq!(journal.memory.to_bytes()[8192], 7);
+    for (offset, len) in [(100 << 10, 4096), (96 << 10, 8192), (at - 4096, 8192)] {
+        let error = queue.read(offset, len, tag).unwrap_err();
+        assert_eq!(error.offset, offset, "{error}");
+    }
+    for bio in [Bio::discard(at, 4096), Bio::read(at + (16 << 10), 4096)] {
+        assert!(queue.submit(bio, tag).wait().is_err());
     }
 }

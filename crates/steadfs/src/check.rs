@@ -169,7 +169,8 @@ impl VolumeDevice {
                 None => Ok(Checked::F2fs { report }),
             };
         }
-        let view = steadfs_ext4::replayed_view(self.device()?, &options.ext4);
+        let on_device = self.options_on_device()?.ext4;
+        let view = steadfs_ext4::replayed_view(self.device()?, &on_device);
         let view = view.map_err(|error| failed(path, error))?;
         let default = ext4::Options::default();
         let how = ext4::Options {

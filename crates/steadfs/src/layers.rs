@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use steadfs_block::{Device, FileDevice, Queue, QueueOptions, Reopen};
 use steadfs_nbd::NbdDevice;
-use steadfs_stack::{DeviceBytes, MappedDevice, SparseImage, is_sparse};
+use steadfs_stack::{DeviceBytes, JoinedDevice, MappedDevice, SparseImage, is_sparse};
 use steadfs_vfs::FsError;
 
 use crate::Options;
@@ -108,9 +108,18 @@ impl From<String> for LayerError {
     }
 }
 
+/// What was opened beside the base.
+#[derive(Default)]
+pub(crate) struct Over {
+    /// The device of an external journal.
+    pub(crate) journal: Option<FileDevice>,
+    pub(crate) overlay: Option<OpenedOverlay>,
+}
+
 /// A base and the devices over it.
 pub(crate) struct Layers {
     base: Base,
+    journal: Option<Arc<FileDevice>>,
     overlay: Option<OpenedOverlay>,
     top: OnceLock<Top>,
 }
@@ -120,6 +129,8 @@ struct Top {
     device: Arc<dyn Device>,
     /// What is over the base, from the top down.
     names: Vec<String>,
+    /// Where an external journal begins on it, in bytes.
+    journal_at: Option<u64>,
     /// Why it cannot be written.
     is_read: Option<&'static str>,
 }
@@ -157,6 +168,20 @@ impl Top {
         Ok(())
     }
 
+    /// The journal behind the volume.
+    fn join(&mut self, journal: &Arc<FileDevice>) -> Result<(), LayerError> {
+        let joined = JoinedDevice::new(Arc::clone(&self.device), Arc::clone(journal) as _);
+        let joined = joined.map_err(|why| {
+            LayerError::Refused(FsError::BadOption(format!(
+                "option journal_path: the journal {why}"
+            )))
+        })?;
+        self.journal_at = Some(joined.journal_at());
+        let name = format!("journal {}", journal.describe());
+        self.add(joined, name);
+        Ok(())
+    }
+
     /// A partition in place of the disk.
     fn open_partition(&mut self, which: &str) -> Result<(), LayerError> {
         let first = self.names.is_empty().then_some(0);
@@ -182,10 +207,11 @@ fn is_numbered(path: &Path) -> bool {
 }
 
 impl Layers {
-    pub(crate) fn over(base: Base, overlay: Option<OpenedOverlay>) -> Self {
+    pub(crate) fn over(base: Base, over: Over) -> Self {
         Self {
             base,
-            overlay,
+            journal: over.journal.map(Arc::new),
+            overlay: over.overlay,
             top: OnceLock::new(),
         }
     }
@@ -215,11 +241,15 @@ impl Layers {
         let mut top = Top {
             device: self.base.device(),
             names: Vec::new(),
+            journal_at: None,
             is_read: None,
         };
         top.open_sparse(&self.base, path)?;
         if let Some(which) = &options.partition {
             top.open_partition(which)?;
+        }
+        if let Some(journal) = &self.journal {
+            top.join(journal)?;
         }
         match &self.overlay {
             None => {}
@@ -235,6 +265,11 @@ impl Layers {
             }
             _ => Ok(top),
         }
+    }
+
+    /// Where an external journal begins on the device that has been used, in bytes.
+    pub(crate) fn journal_at(&self) -> Option<u64> {
+        self.top.get().and_then(|top| top.journal_at)
     }
 
     /// Whether anything is over the base that has been used.
@@ -266,6 +301,9 @@ impl Layers {
     /// Starts the threads, which hold the rights that the process has now.
     pub(crate) fn start_threads(&self) {
         self.base.start_threads();
+        if let Some(journal) = &self.journal {
+            journal.start_threads();
+        }
     }
 
     /// Gives up the claims on all that was opened.
@@ -274,6 +312,9 @@ impl Layers {
             Base::File(file) => file.give_up_claims(),
             // The server fences other clients, or does not.
             Base::Nbd(_) => {}
+        }
+        if let Some(journal) = &self.journal {
+            journal.give_up_claims();
         }
         if let Some(overlay) = &self.overlay {
             overlay.give_up_claims();

@@ -40,6 +40,8 @@ pub struct StagedVolume {
     volume: Volume,
     base: Arc<dyn Device>,
     staged: Arc<StagedDevice>,
+    /// Where an external journal begins on the base.
+    external_journal: Option<u64>,
     lock: Option<BaseLock>,
     /// Claims the image.
     _layers: Option<Layers>,
@@ -79,7 +81,8 @@ impl VolumeDevice {
     pub fn staged_volume(self) -> Result<StagedVolume, Error> {
         let (base, sizes) = self.start()?;
         let bytes_max = self.staged_max();
-        let staged = StagedVolume::on(base, self.path(), sizes, self.options(), bytes_max)?;
+        let options = self.options_on_device()?;
+        let staged = StagedVolume::on(base, self.path(), sizes, &options, bytes_max)?;
         Ok(StagedVolume {
             _layers: Some(self.into_layers()),
             ..staged
@@ -138,6 +141,7 @@ impl StagedVolume {
             volume,
             base,
             staged,
+            external_journal: options.ext4.external_journal,
             lock: None,
             _layers: None,
         })
@@ -171,7 +175,8 @@ impl StagedVolume {
             Kind::F2fs => self.repeat(),
             Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
                 let edited = Arc::clone(&self.staged) as Arc<dyn Device>;
-                steadfs_ext4::apply(&self.base, &edited, &self.staged.changed())
+                let changed = self.staged.changed();
+                steadfs_ext4::apply(&self.base, &edited, &changed, self.external_journal)
             }
         };
         applied.map_err(with_way_out).map_err(wrong)
@@ -210,7 +215,8 @@ fn recover(
     options: &Options,
 ) -> Result<(), Error> {
     let is_ready = || {
-        let state = steadfs_ext4::appliable(base).map_err(with_way_out);
+        let state =
+            steadfs_ext4::appliable(base, options.ext4.external_journal).map_err(with_way_out);
         let state = state.map_err(|error| failed(name, error))?;
         Ok::<_, Error>(state == Appliable::Now)
     };

@@ -21,7 +21,7 @@ pub use error::Error;
 
 use crate::files::InUse;
 use crate::image::Found;
-use crate::layers::{Base, LayerError, Layers, OpenedOverlay};
+use crate::layers::{Base, LayerError, Layers, OpenedOverlay, Over};
 use crate::memory::{default_cache_size, overlay_memory};
 use crate::nbd;
 use crate::nodes::protection_of;
@@ -162,6 +162,21 @@ fn open_overlay(options: &Options) -> Result<Option<OpenedOverlay>, OpenError> {
         .transpose()
 }
 
+/// Opens the device of an external journal.
+fn open_journal(options: &Options, claim: bool) -> Result<Option<FileDevice>, OpenError> {
+    let path = options.ext4.journal_path.as_ref();
+    let open = |path: &PathBuf| {
+        let how = OpenOptions {
+            offset: 0,
+            sizelimit: None,
+            claim,
+            ..open_options(options)
+        };
+        FileDevice::open_idle(path, how)
+    };
+    path.map(open).transpose()
+}
+
 /// An open image file or block device, of whose content nothing is interpreted yet: between this and the next step a
 /// process can give up the rights that it does not need any more. No thread is started before that step.
 pub struct VolumeDevice {
@@ -202,18 +217,22 @@ impl VolumeDevice {
             true => Base::Nbd(Arc::new(nbd::open(path, &how)?)),
             false => Base::file(FileDevice::open_idle(path, how)?),
         };
-        Ok(Self::over(base, open_overlay(options)?, path, options))
+        Self::over(base, path, options, claim)
     }
 
-    fn over(base: Base, overlay: Option<OpenedOverlay>, path: &Path, options: &Options) -> Self {
-        Self {
-            layers: Layers::over(base, overlay),
+    fn over(base: Base, path: &Path, options: &Options, claim: bool) -> Result<Self, Error> {
+        let over = Over {
+            journal: open_journal(options, claim)?,
+            overlay: open_overlay(options)?,
+        };
+        Ok(Self {
+            layers: Layers::over(base, over),
             path: path.to_owned(),
             options: options.clone(),
             // It depends on the host's memory, which is read from /proc.
             cache_size: options.cache_size.unwrap_or_else(default_cache_size),
             staged_max: None,
-        }
+        })
     }
 
     /// As [`VolumeDevice::open`], for [`VolumeDevice::staged_volume`]. Changes may take a quarter of the memory.
@@ -249,7 +268,7 @@ impl VolumeDevice {
         let file = file.ok_or_else(|| refused("it sent no device".to_owned()))?;
         let claimed = ClaimedFile::claim_opened(path, &how, file, files.next())?;
         let base = Base::file(FileDevice::on_claimed(path, how, claimed)?);
-        Ok(Self::over(base, open_overlay(options)?, path, options))
+        Self::over(base, path, options, true)
     }
 
     /// As [`VolumeDevice::open`], to read what can be read of a corrupt volume.
@@ -295,6 +314,14 @@ impl VolumeDevice {
             LayerError::Unusable(why) => self.no_partition(why),
             LayerError::Refused(error) => failed(&self.path, error),
         })
+    }
+
+    /// The options, with what follows from the volume's device.
+    pub(crate) fn options_on_device(&self) -> Result<Options, Error> {
+        self.device()?;
+        let mut options = self.options.clone();
+        options.ext4.external_journal = self.layers.journal_at();
+        Ok(options)
     }
 
     pub(crate) fn queue(&self) -> Result<Queue, Error> {
@@ -347,7 +374,8 @@ impl VolumeDevice {
 
     fn volume_handed_over(self, lookups: &[(InodeNo, u64)]) -> Result<Volume, Error> {
         let (shared, sizes) = self.start()?;
-        let volume = Volume::handed_over(shared, &self.path, sizes, &self.options, lookups)
+        let options = self.options_on_device()?;
+        let volume = Volume::handed_over(shared, &self.path, sizes, &options, lookups)
             .map_err(|error| without_places(error, &self.layers))?;
         Ok(Volume {
             layers: Some(self.layers),

@@ -416,7 +416,7 @@ impl Geometry {
     }
 }
 
-fn block_size(raw: &RawSuperblock) -> Result<BlockSize> {
+pub(super) fn block_size(raw: &RawSuperblock) -> Result<BlockSize> {
     let log = raw.log_block_size.get();
     (log <= 6)
         .then(|| BlockSize::new(1024 << log))

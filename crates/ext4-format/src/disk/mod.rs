@@ -29,6 +29,7 @@ pub mod dir_entry;
 pub mod ea_inode;
 mod error;
 pub mod extent;
+pub mod external_journal;
 pub mod features;
 mod geometry;
 pub mod group_desc;

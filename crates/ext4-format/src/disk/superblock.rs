@@ -104,7 +104,7 @@ impl Superblock {
         Ok(Self { raw, geometry })
     }
 
-    fn read_raw(bytes: &[u8]) -> Result<RawSuperblock> {
+    pub(super) fn read_raw(bytes: &[u8]) -> Result<RawSuperblock> {
         let (raw, _) = RawSuperblock::read_from_prefix(bytes).map_err(|_| {
             DiskError::field(
                 Structure::Superblock,
@@ -552,7 +552,7 @@ fn keep_checksum(raw: &mut RawSuperblock, old: &[u8]) -> bool {
     true
 }
 
-fn verify(raw: &RawSuperblock) -> Result<()> {
+pub(super) fn verify(raw: &RawSuperblock) -> Result<()> {
     if !raw.features().ro_compat.contains(RoCompat::METADATA_CSUM) {
         return Ok(());
     }

@@ -65,7 +65,7 @@ fn set_feature(image: &Image) {
     let device = image.device();
     let queue = queue(&device);
     let sb = read_superblock(&queue).unwrap();
-    let (at, _) = journal_map(&queue, &sb).unwrap().locate(0);
+    let (at, _) = journal_map(&queue, &sb, None).unwrap().locate(0);
     let mut block = vec![0; BLOCK];
     device.read(at.0 * BLOCK as u64, &mut block);
     assert_eq!(word(&block, START), 0, "the log is empty");
@@ -111,7 +111,7 @@ fn cut() -> Cut {
     drop(world.fs);
     let queue = queue(&device);
     let sb = read_superblock(&queue).unwrap();
-    let map = journal_map(&queue, &sb).unwrap();
+    let map = journal_map(&queue, &sb, None).unwrap();
     let size = sb.geometry().block_size;
     let how = Recover::IntoMemory;
     let found = steadfs_jbd2::recover(&queue, size, &map, how, IoTag::default()).unwrap();
@@ -458,7 +458,7 @@ fn a_volume_that_is_only_read_is_refused_with_a_way_out() {
     let mut scan = steadfs_jbd2_format::FastCommitScan::new(Tid(9));
     scan.block(&area.finish()[..BLOCK]).unwrap();
     let size = image.superblock().geometry().block_size;
-    let refused = super::changed_blocks(device, size, &scan.finish())
+    let refused = super::changed_blocks(device, size, None, &scan.finish())
         .unwrap_err()
         .to_string();
     for words in ["FEATURE_R30", "not supported", "e2fsck", "ro,noload"] {

@@ -1,6 +1,7 @@
 //! The table of mount options of ext2, ext3 and ext4: every name that Linux knows.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 
 use steadfs_vfs::options::Section::Ext4;
 use steadfs_vfs::options::Shown::Changed;
@@ -21,7 +22,6 @@ const DATA_MODES: &[(&str, DataMode)] = &[
     ("writeback", DataMode::Writeback),
 ];
 const DATA_ERRORS: &[(&str, bool)] = &[("ignore", false), ("abort", true)];
-const EXTERNAL: &str = "external journals are not supported; only one inside the volume is";
 const NAMED_QUOTA: &str = "quota files with names are not kept up, only those of the feature quota";
 const GONE: &str = "Linux removed it, too";
 const INODE_TABLES: &str = "inode tables are initialised when their groups are first used";
@@ -192,6 +192,29 @@ const OWN: &[Entry<MountOptions>] = &[
     )
     .current(Changed, |o| named("sb", o.sb?))
     .fixed(),
+    Opt::value("journal_path", "=PATH", |o, v| {
+        o.journal_path = Some(PathBuf::from(v));
+        Ok(())
+    })
+    .help_with_default(
+        Ext4,
+        "the device or image of the volume's external journal",
+        "none",
+    )
+    .current(Changed, |o| {
+        Some(named("journal_path", o.journal_path.as_ref()?.display()))?
+    })
+    .fixed(),
+    Opt::value("journal_dev", "=NUMBER", |o, v| {
+        o.journal_path = Some(device_of_number(v)?);
+        Ok(())
+    })
+    .help_with_default(
+        Ext4,
+        "the same by the number of a block device, as stat(2) has it",
+        "none",
+    )
+    .fixed(),
     Opt::value("errors", "=continue|remount-ro", |o, v| {
         parse_errors(v).map(|on| o.errors = Some(on))
     })
@@ -272,8 +295,6 @@ const OWN: &[Entry<MountOptions>] = &[
         choice(v.unwrap_or_default(), QUOTA_FORMATS)
     }),
     // Refused.
-    Opt::refused("journal_dev", EXTERNAL),
-    Opt::refused("journal_path", EXTERNAL),
     Opt::refused("nouid32", "owners are always kept with 32 bits"),
     Opt::refused(
         "abort",
@@ -283,6 +304,19 @@ const OWN: &[Entry<MountOptions>] = &[
 ];
 
 const DAX: &str = "pages of the volume cannot be mapped into processes";
+
+/// The block device of a number in decimal or, after 0x, in hexadecimal digits (`makedev` in 32 bits: 12 bits of the major
+/// number from bit 8 on).
+fn device_of_number(value: &str) -> Result<PathBuf, String> {
+    let parsed = match value.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => value.parse(),
+    };
+    let wrong = |_| format!("{value:?} is no number of a device");
+    let number = parsed.map_err(wrong)?;
+    let (major, minor) = (number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00);
+    Ok(PathBuf::from(format!("/dev/block/{major}:{minor}")))
+}
 
 fn switch(value: Option<&str>) -> Result<bool, String> {
     value.map_or(Ok(1), |v| number(v, 0..=1)).map(|n| n == 1)
