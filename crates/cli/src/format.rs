@@ -49,6 +49,9 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         consent::ask(&volume, start, args.sandbox)?;
     }
     consent::check_nodes(&volume, start, args.sandbox)?;
+    if steadfs::makes_journal(&options) {
+        return make_journal(args, &volume, part, size, &options);
+    }
     let make = |volume: &Path, size, options: &FormatOptions| {
         let report = make(volume, part, (text, size), options)?;
         let how = Fill {
@@ -65,7 +68,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         Ok((report, how))
     };
     let report = if let (Some(from), Some(free)) = (&from, free) {
-        let kind = FitKind::Ext(options.clone());
+        let kind = FitKind::Ext(Box::new(options.clone()));
         let job = fit::Job::new(&volume, from, (kind, free), args.sandbox);
         fit::run(job, |image, plan| {
             make(image, Some(plan.size), &plan.ext(&options))
@@ -77,11 +80,21 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         }
         report
     };
+    show(args, &options, size, &report)
+}
+
+/// Prints what was made, unless nothing is wanted.
+fn show(
+    args: &args::Format,
+    options: &FormatOptions,
+    size: Option<u64>,
+    report: &FormatReport,
+) -> Result<(), Failure> {
     if !args.quiet {
         if options.offset > 0 && size.is_none() {
             eprintln!("steadfs: no size was given: the volume extends to the device's end");
         }
-        print_report(&args.volume, &report, args.verbose)?;
+        print_report(&args.volume, report, args.verbose)?;
     }
     Ok(())
 }
@@ -96,6 +109,30 @@ fn make(
     let report = steadfs::format_within(volume, part, size, options);
     line.done();
     report.map_err(|error| failure(&error, text, size))
+}
+
+/// `-O journal_dev`: the device of a journal instead of a volume.
+fn make_journal(
+    args: &args::Format,
+    volume: &Path,
+    part: Option<Window>,
+    size: Option<u64>,
+    options: &FormatOptions,
+) -> Result<(), Failure> {
+    let made = steadfs::format_journal(volume, part, size, options).map_err(Failure::plain)?;
+    if args.quiet {
+        return Ok(());
+    }
+    let uuid = steadfs_base::uuid_text(&made.uuid);
+    print(|out| {
+        writeln!(
+            out,
+            "{}: an external journal of {} blocks of {} bytes, UUID {uuid}",
+            args.volume.display(),
+            made.blocks,
+            made.block_size,
+        )
+    })
 }
 
 fn check_place(part: Option<Window>, options: &FormatOptions) -> Result<(), Failure> {
@@ -203,6 +240,7 @@ fn set(args: &args::Format, options: &mut FormatOptions) -> Result<(), FormatErr
     if let Some(list) = &args.usage {
         options.set_usage(list)?;
     }
+    check_journal(args)?;
     if let Some(text) = &args.block_size {
         options.set_block_size(text)?;
     }
@@ -240,14 +278,41 @@ fn set(args: &args::Format, options: &mut FormatOptions) -> Result<(), FormatErr
     Ok(())
 }
 
+/// What is not done for external journals.
+fn check_journal(args: &args::Format) -> Result<(), FormatError> {
+    let has = |lists: &[String], word: &str| lists.iter().any(|list| list.contains(word));
+    let refuse = |option: &str, why: &str| {
+        Err(FormatError::Option {
+            option: option.to_owned(),
+            why: why.to_owned(),
+        })
+    };
+    let fills = args.from_dir.is_some() || args.fit.is_some();
+    match (
+        has(&args.features, "journal_dev"),
+        has(&args.journal, "device="),
+    ) {
+        (true, _) if fills => refuse("-d", "an external journal has no files"),
+        (true, _) if args.dry_run => refuse("-n", "is not done for an external journal"),
+        (_, true) if fills => refuse(
+            "-d",
+            "a volume whose journal is elsewhere is filled afterwards, by steadfs cp -o journal_path=",
+        ),
+        (_, true) if args.dry_run => refuse("-n", "is not done with -J device="),
+        _ => Ok(()),
+    }
+}
+
 fn print_report(path: &Path, report: &FormatReport, verbose: bool) -> Result<(), Failure> {
     for note in &report.notes {
         eprintln!("steadfs: {note}");
     }
-    let journal = report.journal_blocks.map_or_else(
-        || "no journal".to_owned(),
-        |n| format!("a journal of {n} blocks"),
-    );
+    let is_elsewhere = report.features.iter().any(|name| name == "has_journal");
+    let journal = match report.journal_blocks {
+        Some(n) => format!("a journal of {n} blocks"),
+        None if is_elsewhere => "a journal on another device".to_owned(),
+        None => "no journal".to_owned(),
+    };
     print(|out| {
         writeln!(
             out,

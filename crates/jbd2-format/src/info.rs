@@ -21,8 +21,12 @@ pub struct NewJournal {
     pub blocks: u32,
     /// Blocks of them for the fast-commit area, if the kernel uses one.
     pub fast_commit_blocks: u32,
-    /// The volume's UUID.
+    /// The volume's UUID; an external journal's own one.
     pub uuid: [u8; 16],
+    /// First block of the log: 1, or behind the superblocks of an external journal.
+    pub first: u32,
+    /// Volumes that have it: 1; none has a new external one.
+    pub users: u32,
 }
 
 impl NewJournal {
@@ -33,9 +37,9 @@ impl NewJournal {
         raw.header = Header::new(block_type::SUPERBLOCK_V2, Tid(0));
         raw.block_size = Be32::new(1 << self.block_size.bits());
         raw.max_len = Be32::new(self.blocks);
-        raw.first = Be32::new(1);
+        raw.first = Be32::new(self.first);
         raw.sequence = Be32::new(1);
-        raw.users = Be32::new(1);
+        raw.users = Be32::new(self.users);
         raw.uuid = self.uuid;
         raw.fast_commit_blocks = Be32::new(self.fast_commit_blocks);
         let mut out = [0; 1024];
@@ -156,6 +160,8 @@ mod tests {
             blocks: 1024,
             fast_commit_blocks: 0,
             uuid: [7; 16],
+            first: 1,
+            users: 1,
         };
         let bytes = new.superblock();
         let parsed = Superblock::parse(&bytes, new.block_size, 1024).unwrap();

@@ -29,7 +29,7 @@ pub use format::Format;
 pub use info::{JournalInfo, NewJournal};
 pub use map::JournalMap;
 pub use revoke::{build_revoke, parse_revoke};
-pub use superblock::{RawSuperblock, Superblock};
+pub use superblock::{RawSuperblock, Superblock, add_user};
 
 use steadfs_base::Tid;
 use steadfs_base::endian::Be32;

@@ -116,6 +116,26 @@ impl RawSuperblock {
     }
 }
 
+/// Makes an external journal the one of the volume with this UUID, in the journal's superblock.
+///
+/// # Errors
+/// It is none that can be, or another volume has it.
+pub fn add_user(block: &mut [u8], volume: [u8; 16]) -> Result<(), String> {
+    let (raw, _) = RawSuperblock::read_from_prefix(block).map_err(|_| "it is too short")?;
+    let mut raw: RawSuperblock = raw;
+    if raw.header.magic.get() != crate::MAGIC || !raw.is_v2() {
+        return Err("its log has no superblock".to_owned());
+    }
+    if raw.users.get() != 0 && raw.user_ids[..16] != volume {
+        return Err("another volume has this journal".to_owned());
+    }
+    raw.users = Be32::new(1);
+    raw.user_ids[..16].copy_from_slice(&volume);
+    raw.seal();
+    block[..size_of_val(&raw)].copy_from_slice(raw.as_bytes());
+    Ok(())
+}
+
 /// A verified superblock.
 #[derive(Clone)]
 pub struct Superblock {

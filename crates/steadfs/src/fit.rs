@@ -59,7 +59,7 @@ pub enum FitFree {
 #[derive(Clone, Debug)]
 pub enum FitKind {
     /// ext2, ext3 or ext4.
-    Ext(ext::FormatOptions),
+    Ext(Box<ext::FormatOptions>),
     /// f2fs.
     F2fs(f2fs::FormatOptions),
 }
@@ -478,7 +478,7 @@ mod tests {
     }
 
     fn ext(options: ext::FormatOptions) -> FitKind {
-        FitKind::Ext(options)
+        FitKind::Ext(Box::new(options))
     }
 
     /// No smaller volume has the room.

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
+use rustix::fs::{major, minor};
 use steadfs_block::{Engine, OpenError, OpenOptions, Queue, QueueOptions};
-use steadfs_ext4::format::{FormatOptions, FormatReport};
+use steadfs_ext4::format::{
+    FormatOptions, FormatReport, JournalReport, NamedJournal, take_journal, unused_journal,
+};
 use steadfs_f2fs::format as f2fs;
 use steadfs_vfs::FsError;
 
@@ -35,13 +38,67 @@ pub fn format_within(
 ) -> Result<FormatReport, Error> {
     let offset = options.offset;
     on(path, (offset, part), size, |queue, size, sector| {
+        let journal = options.journal_device.as_deref().map(NamedDevice::open);
+        let journal = journal.transpose()?;
         let options = FormatOptions {
             sector_size: options.sector_size.or(Some(sector)),
             device_name: path.as_os_str().as_encoded_bytes().to_vec(),
+            external_journal: journal.as_ref().map(|journal| journal.named),
             ..options.clone()
         };
-        steadfs_ext4::format::format(queue, size, &options).map_err(|error| error.to_string())
+        let made = steadfs_ext4::format::format(queue, size, &options);
+        let made = made.map_err(|error| error.to_string())?;
+        if let Some(NamedDevice { queue, .. }) = &journal {
+            take_journal(queue, made.uuid).map_err(|error| error.to_string())?;
+        }
+        Ok(made)
     })
+}
+
+/// Makes an external journal on an image file or block device: what [`FormatOptions::features`] with `journal_dev` is;
+/// `path` and `size` as in [`format()`].
+pub fn format_journal(
+    path: &Path,
+    part: Option<Window>,
+    size: Option<u64>,
+    options: &FormatOptions,
+) -> Result<JournalReport, Error> {
+    on(path, (options.offset, part), size, |queue, size, sector| {
+        let options = FormatOptions {
+            sector_size: options.sector_size.or(Some(sector)),
+            ..options.clone()
+        };
+        let made = steadfs_ext4::format::format_journal(queue, size, &options);
+        made.map_err(|error| error.to_string())
+    })
+}
+
+/// The device of an external journal that a new volume is to have.
+struct NamedDevice {
+    queue: Queue,
+    named: NamedJournal,
+}
+
+impl NamedDevice {
+    fn open(path: &Path) -> Result<Self, String> {
+        let open = OpenOptions {
+            engine: Engine::Threads,
+            ..OpenOptions::default()
+        };
+        let (device, _) = open_any(path, open).map_err(|error| error.to_string())?;
+        let queue = Queue::new(device, QueueOptions::default());
+        let found = unused_journal(&queue).map_err(|error| error.to_string())?;
+        let device = rustix::fs::stat(path).map_or(0, |stat| stat.st_rdev);
+        Ok(Self {
+            queue,
+            named: NamedJournal {
+                uuid: found.uuid,
+                // As the kernel stores numbers of devices in 32 bits (`new_encode_dev`).
+                device: major(device) << 8 | minor(device) & 0xFF | (minor(device) & !0xFF) << 12,
+                block_size: 1 << found.block_size.bits(),
+            },
+        })
+    }
 }
 
 /// Reports what [`format()`] would make, and changes nothing. A file that is missing or shorter than `size` is treated as

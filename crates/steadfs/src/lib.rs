@@ -125,7 +125,9 @@ pub use check::{Checked, check};
 pub use files::{DirEntry, File, Metadata, OpenFile, ReadDir, VolumeIoError, Walk, WalkEntry};
 pub use fill::{Fill, FillError, FillSource, Filled, Origin, ReproducibleDevice, fill, fill_open};
 pub use fit::{FREE_PERCENT_MAX, Fit, FitFree, FitKind, FitPass, FitPlan};
-pub use format::{check_unused, dry_run, format, format_f2fs, format_f2fs_within, format_within};
+pub use format::{
+    check_unused, dry_run, format, format_f2fs, format_f2fs_within, format_journal, format_within,
+};
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;
@@ -142,7 +144,9 @@ pub use steadfs_block::{
 };
 pub use steadfs_cache::CacheSizes;
 pub use steadfs_ext4::MountOptions;
-pub use steadfs_ext4::format::{FormatError, FormatOptions, FormatReport};
+pub use steadfs_ext4::format::{
+    FormatError, FormatOptions, FormatReport, JournalReport, NamedJournal, makes_journal,
+};
 pub use steadfs_f2fs::format::{
     FormatError as F2fsFormatError, FormatOptions as F2fsFormatOptions,
     FormatReport as F2fsFormatReport,

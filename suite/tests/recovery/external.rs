@@ -4,7 +4,7 @@ use std::fs::{self, File};
 
 use steadfs::{Options, Volume};
 use steadfs_suite::command::run;
-use steadfs_suite::stead::steadfs;
+use steadfs_suite::stead::{program, steadfs};
 use steadfs_suite::{Compare, Image, KernelMount, LoopDevice, Scratch, SteadMount, Tree};
 
 use super::{MIB, work};
@@ -151,12 +151,23 @@ fn commands_take_a_journal_on_another_device_and_refuse_a_wrong_one() {
     steadfs(["check", "-o", &options, name]).expect(0);
     made.check();
 
+    let before = fs::read(made.volume.path()).unwrap();
+    let journal = format!("device={}", made.log.path().display());
+    let output = steadfs(["format", "-q", "-F", "-J", &journal, name])
+        .expect(1)
+        .err;
+    assert!(output.contains("a volume has this journal"), "{output}");
+    assert!(
+        fs::read(made.volume.path()).unwrap() == before,
+        "it was written"
+    );
+
     let other = Pair::make(&scratch, "1024");
     let inside = Image::mke2fs(&scratch, "inside", 64 * MIB, &["-t", "ext4"]);
     let inside = inside.path().to_str().unwrap();
     for (volume, options, words) in [
         (name, other.options(), "another volume"),
-        (name, format!("journal_path={name}"), "no external journal"),
+        (name, format!("journal_path={name}"), name),
         (
             name,
             format!("journal_path={inside}"),
@@ -176,6 +187,59 @@ fn commands_take_a_journal_on_another_device_and_refuse_a_wrong_one() {
             let output = steadfs(&args);
             assert!(output.code() != 0, "{options} {volume}");
             assert!(output.err.contains(words), "{options}: {}", output.err);
+        }
+    }
+}
+
+/// Byte for byte, but for the count of kilobytes written.
+#[test]
+fn format_makes_the_journals_and_volumes_of_mke2fs() {
+    const IDS: [&str; 2] = [
+        "5eadf5ba-0000-4000-8000-000000000001",
+        "5eadf5ba-0000-4000-8000-000000000002",
+    ];
+    let scratch = Scratch::new();
+    for block_size in ["1024", "4096", "65536"] {
+        let size = 70 * MIB;
+        let made = |us: bool, name: &str, args: &[&str]| {
+            let image = Image::empty(&scratch, &format!("{name}-{block_size}"), size);
+            let path = image.path().to_str().unwrap();
+            let extended = format!("hash_seed={}", IDS[0]);
+            let all = ["-q", "-F", "-b", block_size, "-E", &extended];
+            let all = all.iter().chain(args).chain([&path]);
+            let (time, maker) = match us {
+                true => ("SOURCE_DATE_EPOCH=1700000000", program().to_str().unwrap()),
+                false => ("E2FSPROGS_FAKE_TIME=1700000000", "mke2fs"),
+            };
+            let maker = [time, maker].into_iter().chain(us.then_some("format"));
+            run("env", maker.chain(all.copied())).expect(0);
+            image
+        };
+        let pair = |us: bool| {
+            let name = if us { "ours" } else { "theirs" };
+            let log = made(
+                us,
+                &format!("{name}-log"),
+                &["-O", "journal_dev", "-U", IDS[0]],
+            );
+            let device = LoopDevice::attach(log.path(), false);
+            let journal = format!("device={}", device.path().display());
+            let volume = made(us, name, &["-t", "ext4", "-U", IDS[1], "-J", &journal]);
+            [
+                fs::read(volume.path()).unwrap(),
+                fs::read(log.path()).unwrap(),
+            ]
+        };
+        let (ours, theirs) = (pair(true), pair(false));
+        // s_kbytes_written and s_checksum, in copies, too.
+        let counts = |n: &usize| {
+            [0x178..0x180, 0x3FC..0x400]
+                .iter()
+                .any(|range| range.contains(&(n % 1024)))
+        };
+        for (part, (ours, theirs)) in ["volume", "log"].iter().zip(ours.into_iter().zip(theirs)) {
+            let differs = (0..ours.len()).find(|n| ours[*n] != theirs[*n] && !counts(n));
+            assert_eq!(differs, None, "{part} with blocks of {block_size}");
         }
     }
 }

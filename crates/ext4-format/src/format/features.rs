@@ -67,7 +67,7 @@ pub(super) fn choose(opts: &FormatOptions) -> Result<Features, FormatError> {
         Kind::Ext4 => edit(features, EXT4)?,
     };
     features = edit(features, &opts.features)?;
-    if opts.journal || opts.journal_size.is_some() {
+    if opts.journal || opts.journal_size.is_some() || opts.external_journal.is_some() {
         features.compat = features.compat.union(Compat::HAS_JOURNAL);
     }
     if opts.quota_types.is_some_and(|[_, _, project]| project) {

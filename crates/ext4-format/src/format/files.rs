@@ -201,6 +201,8 @@ impl Build {
             blocks: plan.blocks,
             fast_commit_blocks: plan.fast_commit_blocks,
             uuid: self.geo.uuid,
+            first: 1,
+            users: 1,
         };
         let mut block = self.zero_block();
         block.make_mut()[..1024].copy_from_slice(&new.superblock());

@@ -16,6 +16,7 @@ use steadfs_format_base::format::check_device;
 use crate::disk::features::{Compat, Incompat, RoCompat};
 
 mod build;
+mod external;
 mod features;
 mod files;
 mod mapping;
@@ -31,6 +32,9 @@ mod write;
 mod tests;
 
 pub use crate::disk::superblock::OnError;
+pub use external::{
+    JournalReport, NamedJournal, format_journal, makes_journal, take_journal, unused_journal,
+};
 pub use options::{FormatOptions, Kind, OrphanFile, Usage};
 
 use build::Build;

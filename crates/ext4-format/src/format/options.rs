@@ -1,10 +1,12 @@
 //! Options of a new volume. Names and defaults are those of mke2fs.
 
+use std::path::PathBuf;
+
 use steadfs_base::{BlockSize, Timestamp, parse_uuid, parse_uuid_option};
 use steadfs_rt::{random_u64, wall_clock};
 use steadfs_vfs::options::bytes;
 
-use super::{FormatError, quota};
+use super::{FormatError, NamedJournal, quota};
 use crate::disk::mmp::UPDATE_INTERVAL_MAX;
 use crate::disk::superblock::OnError;
 
@@ -96,6 +98,10 @@ pub struct FormatOptions {
     pub features: String,
     /// A journal is wanted (`-j`), whatever the kind.
     pub journal: bool,
+    /// The file or block device of an external journal (`-J device=`), which the caller opens.
+    pub journal_device: Option<PathBuf>,
+    /// What the volume names of it; implies one.
+    pub external_journal: Option<NamedJournal>,
     /// Size of the journal in MiB (`-J size=`); implies one.
     pub journal_size: Option<u32>,
     /// Size of the journal's fast-commit area in KiB (`-J fast_commit_size=`).
@@ -170,6 +176,8 @@ impl Default for FormatOptions {
             hash_seed: None,
             features: String::new(),
             journal: false,
+            journal_device: None,
+            external_journal: None,
             journal_size: None,
             fast_commit_size: None,
             journal_location: None,
@@ -280,7 +288,7 @@ impl FormatOptions {
     }
 
     /// Takes a list of journal options as `-J` has it: `size=MIB`, `fast_commit_size=KIB`,
-    /// `location=BLOCK`.
+    /// `location=BLOCK`, or `device=PATH`.
     pub fn set_journal(&mut self, list: &str) -> Result<(), FormatError> {
         self.journal = true;
         for (name, value) in settings(list) {
@@ -289,7 +297,8 @@ impl FormatOptions {
                 "size" => self.journal_size = Some(number(&option, value)?),
                 "fast_commit_size" => self.fast_commit_size = Some(number(&option, value)?),
                 "location" => self.journal_location = Some(number(&option, value)?),
-                "device" | "v1_superblock" => return Err(FormatError::Unsupported(option)),
+                "device" => self.journal_device = Some(device(&option, value)?),
+                "v1_superblock" => return Err(FormatError::Unsupported(option)),
                 _ => {
                     return Err(FormatError::option(
                         option,
@@ -400,6 +409,18 @@ fn settings(list: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
             Some((name, value)) => (name, Some(value)),
             None => (word, None),
         })
+}
+
+/// The path of a journal's device.
+fn device(option: &str, value: Option<&str>) -> Result<PathBuf, FormatError> {
+    match value.unwrap_or_default() {
+        "" => Err(FormatError::option(option, "needs a path (=PATH)")),
+        name if name.starts_with("UUID=") || name.starts_with("LABEL=") => {
+            let why = "devices are not searched here; blkid(8) finds the path";
+            Err(FormatError::option(option, why))
+        }
+        path => Ok(PathBuf::from(path)),
+    }
 }
 
 fn number<T: TryFrom<u64>>(option: &str, value: Option<&str>) -> Result<T, FormatError> {

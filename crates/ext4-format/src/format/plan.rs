@@ -22,9 +22,9 @@ const AES_256_CTS: u8 = 4;
 /// `s_encoding`; bit 0 of `s_encoding_flags` is strict mode.
 const ENCODING_UTF8_12_1: u16 = 1;
 /// `s_default_mount_opts`: extended attributes of users, and access control lists.
-const DEFAULT_MOUNT_OPTS: u32 = 0x4 | 0x8;
+pub(super) const DEFAULT_MOUNT_OPTS: u32 = 0x4 | 0x8;
 /// `s_def_hash_version`: half MD4.
-const HALF_MD4: u8 = 1;
+pub(super) const HALF_MD4: u8 = 1;
 /// Default number of groups in a flex group.
 const FLEX_GROUP_SIZE: u32 = 16;
 /// Sizes a journal can have, in blocks.
@@ -170,10 +170,13 @@ impl Usage {
     }
 }
 
-fn block_size(size: u64, sector: u32, opts: &FormatOptions) -> Result<u32, FormatError> {
+pub(super) fn block_size(size: u64, sector: u32, opts: &FormatOptions) -> Result<u32, FormatError> {
     let usages = usages(size, opts);
     let by_usage = usages.iter().rev().find_map(|usage| usage.block_size());
-    let bytes = match opts.block_size {
+    let bytes = match opts
+        .block_size
+        .or(opts.external_journal.map(|journal| journal.block_size))
+    {
         None => {
             let least = opts.least_block_size.unwrap_or(0);
             by_usage.unwrap_or(4096).max(sector).max(least)
@@ -326,7 +329,7 @@ fn journal(
     opts: &FormatOptions,
     notes: &mut Vec<String>,
 ) -> Result<Option<JournalPlan>, FormatError> {
-    if !features.compat.contains(Compat::HAS_JOURNAL) {
+    if !features.compat.contains(Compat::HAS_JOURNAL) || opts.external_journal.is_some() {
         return Ok(None);
     }
     let Some(default) = default_journal(numbers.blocks) else {
@@ -461,6 +464,7 @@ fn superblock(
     raw.def_hash_version = HALF_MD4;
     raw.flags.set(FLAG_SIGNED_HASH);
     set_identity(&mut raw, opts);
+    super::external::name_in(&mut raw, opts);
     if features.incompat.contains(Incompat::CSUM_SEED) {
         raw.checksum_seed
             .set(steadfs_base::checksum::crc32c(!0, &raw.uuid));
@@ -514,7 +518,7 @@ fn set_names(
     Ok(())
 }
 
-fn set_identity(raw: &mut RawSuperblock, opts: &FormatOptions) {
+pub(super) fn set_identity(raw: &mut RawSuperblock, opts: &FormatOptions) {
     raw.uuid = opts.uuid.unwrap_or_else(random_uuid);
     let seed = match (opts.hash_seed, opts.uuid, opts.time) {
         (Some(seed), ..) => seed,
@@ -531,7 +535,7 @@ fn set_identity(raw: &mut RawSuperblock, opts: &FormatOptions) {
     raw.last_mounted[..opts.last_mounted.len()].copy_from_slice(opts.last_mounted.as_bytes());
 }
 
-fn set_times(raw: &mut RawSuperblock, now: Timestamp) -> Result<(), FormatError> {
+pub(super) fn set_times(raw: &mut RawSuperblock, now: Timestamp) -> Result<(), FormatError> {
     let secs = u64::try_from(now.secs)
         .ok()
         .filter(|&secs| secs < 1 << 40)

@@ -1,5 +1,7 @@
 //! ext3 and ext4 volumes as subjects, formatted by `mke2fs`.
 
+mod external;
+
 use std::io;
 use std::path::Path;
 use std::process::Command;
@@ -300,7 +302,9 @@ const WITHOUT_JOURNAL: [Recipe; 3] = [
 /// # Errors
 /// If `mke2fs` cannot be run or fails, or the directory cannot be written.
 pub fn subjects(scratch: &Path) -> io::Result<Vec<Subject>> {
-    make_all(&RECIPES, scratch)
+    let mut all = make_all(&RECIPES, scratch)?;
+    all.push(external::subject()?);
+    Ok(all)
 }
 
 /// Formats volumes without a journal. After a crash they keep only data that was synced and not changed since, and only
