@@ -194,6 +194,7 @@ fn commands_take_a_journal_on_another_device_and_refuse_a_wrong_one() {
 /// Byte for byte, but for the count of kilobytes written.
 #[test]
 fn format_makes_the_journals_and_volumes_of_mke2fs() {
+    const DEVICE: std::ops::Range<usize> = 1024 + 0xE4..1024 + 0xE8;
     const IDS: [&str; 2] = [
         "5eadf5ba-0000-4000-8000-000000000001",
         "5eadf5ba-0000-4000-8000-000000000002",
@@ -225,10 +226,16 @@ fn format_makes_the_journals_and_volumes_of_mke2fs() {
             let device = LoopDevice::attach(log.path(), false);
             let journal = format!("device={}", device.path().display());
             let volume = made(us, name, &["-t", "ext4", "-U", IDS[1], "-J", &journal]);
-            [
-                fs::read(volume.path()).unwrap(),
-                fs::read(log.path()).unwrap(),
-            ]
+            let mut volume = fs::read(volume.path()).unwrap();
+            let number = device
+                .path()
+                .to_str()
+                .unwrap()
+                .trim_start_matches("/dev/loop");
+            let number = 7 << 8 | number.parse::<u32>().unwrap();
+            assert_eq!(volume[DEVICE], number.to_le_bytes(), "s_journal_dev");
+            volume[DEVICE].fill(0);
+            [volume, fs::read(log.path()).unwrap()]
         };
         let (ours, theirs) = (pair(true), pair(false));
         // s_kbytes_written and s_checksum, in copies, too.
