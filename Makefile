@@ -94,6 +94,7 @@ lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	@echo "cargo check -p steadfs --no-default-features"; cargo check --quiet --locked -p steadfs --no-default-features 2>&1 | { ! grep .; }
 	cargo clippy --manifest-path mutants/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}/mutants-tool" --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo fmt --check --manifest-path mutants/Cargo.toml

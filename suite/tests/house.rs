@@ -225,25 +225,61 @@ fn crates_depend_only_on_what_the_table_allows() {
 /// other command calls them).
 const FOREIGN: &[(&str, usize)] = &[("steadfs", 61), ("steadfs-cli", 106)];
 
+/// The crates that are linked into `package`, which is built with these features.
+fn linked(package: &str, features: &[&str]) -> BTreeSet<String> {
+    let out = Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "--offline", "--prefix=none"])
+        .args(["--edges=normal,no-proc-macro", "--package", package])
+        .args(features)
+        .current_dir(root())
+        .output()
+        .expect("cargo starts");
+    let tree = String::from_utf8_lossy(&out.stdout);
+    let names = tree.lines().filter_map(|line| line.split(' ').next());
+    let names: BTreeSet<_> = names.filter(|name| !name.is_empty()).collect();
+    assert!(out.status.success() && names.contains(package), "{out:?}");
+    names.into_iter().map(str::to_owned).collect()
+}
+
+fn is_foreign(name: &str) -> bool {
+    !name.starts_with("steadfs")
+}
+
 #[test]
 fn few_foreign_crates_are_linked() {
     for (package, most) in FOREIGN {
-        let out = Command::new(env!("CARGO"))
-            .args(["tree", "--locked", "--offline", "--prefix=none"])
-            .args(["--edges=normal,no-proc-macro", "--package", package])
-            .current_dir(root())
-            .output()
-            .expect("cargo starts");
-        let tree = String::from_utf8_lossy(&out.stdout);
-        let foreign: BTreeSet<_> = tree
-            .lines()
-            .filter_map(|line| line.split(' ').next())
-            .filter(|name| !name.is_empty() && !name.starts_with("steadfs"))
-            .collect();
-        assert!(out.status.success() && !foreign.is_empty(), "{out:?}");
+        let linked = linked(package, &[]);
+        let foreign: Vec<_> = linked.iter().filter(|name| is_foreign(name)).collect();
         let count = foreign.len();
         assert!(count <= *most, "{package} links {count}: {foreign:?}");
     }
+}
+
+/// Crates that the library needs for a feature only, and that feature.
+const FEATURE_CRATES: &[(&str, &str)] = &[
+    ("steadfs-fuse", "mount"),
+    ("io-uring", "io-uring"),
+    ("corosensei", "sim"),
+    ("steadfs-nbd", "nbd"),
+    ("rustls", "nbd"),
+    ("ring", "nbd"),
+];
+
+#[test]
+fn the_library_without_features_links_only_what_it_needs() {
+    // Foreign crates of the library without features.
+    const MOST: usize = 50;
+    let core = linked("steadfs", &["--no-default-features"]);
+    let all = linked("steadfs", &["--all-features"]);
+    for (name, feature) in FEATURE_CRATES {
+        assert!(all.contains(*name), "{name} belongs to feature {feature}");
+        assert!(!core.contains(*name), "{name} without feature {feature}");
+    }
+    for sandbox in ["steadfs-contain", "landlock", "seccompiler"] {
+        assert!(!all.contains(sandbox), "{sandbox} is the program's");
+    }
+    let foreign: Vec<_> = core.iter().filter(|name| is_foreign(name)).collect();
+    assert!(foreign.len() <= MOST, "{}: {foreign:?}", foreign.len());
 }
 
 #[test]

@@ -126,6 +126,10 @@ pub struct Slot {
 #[derive(Clone, Copy, Debug)]
 pub enum Verdict {
     /// It has a slot.
+    #[cfg_attr(
+        not(feature = "io-uring"),
+        allow(dead_code, reason = "a queued message gets its slot from the queue")
+    )]
     Admitted(Slot),
     /// Its caller is being killed, or the connection is gone: it is answered EINTR.
     Interrupted,
@@ -147,7 +151,11 @@ pub struct Queued {
 pub enum Waiter {
     /// The thread that frees a slot calls this, which serves the request; that thread then gives back the new slot.
     Message(Box<dyn FnOnce(Verdict) + Send>),
-    /// The thread of the request itself, which waits for this event.
+    /// The thread of the request itself, which waits for this event: only requests of a ring have one.
+    #[cfg_attr(
+        not(feature = "io-uring"),
+        allow(dead_code, reason = "there are no rings")
+    )]
     Thread(Arc<Event<Verdict>>),
 }
 

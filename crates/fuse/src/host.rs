@@ -15,8 +15,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use steadfs_rt::cpu::{ThreadRequest, help_thread};
 
 use crate::ioctl::SHUTDOWN;
-use crate::owner::cgroup::{Hierarchy, Weight};
 use crate::sys;
+use steadfs_rt::groups::{Hierarchy, Weight};
 
 /// CAP_SYS_ADMIN as a bit of a capability set, linux/capability.h.
 const SYS_ADMIN: u64 = 1 << 21;

@@ -56,7 +56,7 @@ pub use mount::{
     MountOptions, Mounted, Mounter, Served, SyncError, Synced, Transport, Unmount, mount,
     prepare_rings, serve, serve_on, uring_hint,
 };
-pub use owner::{Classifier, Groups, Owners};
+pub use owner::{Classifier, Owners, host_groups};
 pub use record::Record;
 pub use service::{Service, ServiceClient, ServiceError};
 pub use stats::Stats;

@@ -4,17 +4,39 @@
 //! fixed size. A request of a known process costs a clock reading and a load. Such a look-up also refreshes the weights
 //! of the groups above it if they are older than 400 ms, so a changed weight takes effect within about a second of I/O.
 
-pub(crate) mod cgroup;
-mod groups;
-
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{GroupId, InodeNo, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 
+use steadfs_rt::groups::{Cgroups, GroupTable, Groups, Weight};
+
+use crate::host::{self, Answer, Question};
 use crate::sys;
-use groups::{HostCgroups, Table};
+
+/// The cgroups that this process's host shows.
+struct HostCgroups;
+
+impl Cgroups for HostCgroups {
+    fn group_of(&self, pid: u32) -> Option<String> {
+        match host::ask(Question::GroupOf(pid)) {
+            Answer::Group(group) => Some(group),
+            _ => None,
+        }
+    }
+
+    fn weight(&self, group: &str) -> Weight {
+        match host::ask(Question::WeightOf(group.to_owned())) {
+            Answer::Weight(weight) => weight,
+            _ => Weight::Gone,
+        }
+    }
+}
+
+/// A table of the host's cgroups. A group is reported to `groups` when a process in it makes its first request.
+pub fn host_groups(groups: Arc<dyn Groups>) -> GroupTable {
+    GroupTable::new(Box::new(HostCgroups), groups)
+}
 
 /// Finds the I/O tag of a process: its priority and the group its I/O is charged to.
 pub trait Classifier: Send + Sync {
@@ -34,14 +56,6 @@ pub trait Classifier: Send + Sync {
     }
 }
 
-/// Receives the groups and their weights. A group follows its parent and has a larger number.
-pub trait Groups: Send + Sync {
-    /// Adds a group below `parent`, or changes its weight (1 to 1000).
-    fn set(&self, group: GroupId, parent: GroupId, weight: u32);
-    /// Removes a group.
-    fn forget(&self, group: GroupId);
-}
-
 /// Looks up owners by process: ioprio_get(2), and the cgroup in the blkio hierarchy of cgroup v1 if there is one, in
 /// cgroup v2 otherwise.
 pub struct Owners {
@@ -51,7 +65,7 @@ pub struct Owners {
     files: Box<[AtomicU64]>,
     /// Whether the scheduler distinguishes groups.
     by_group: AtomicBool,
-    table: Option<Table>,
+    table: Option<Arc<GroupTable>>,
 }
 
 const SLOTS: usize = 1024;
@@ -132,10 +146,10 @@ impl Default for Owners {
 }
 
 impl Owners {
-    /// Reports cgroups to `groups` when a process in them makes its first request, once [`Owners::use_groups`] is set.
-    pub fn with_groups(groups: Arc<dyn Groups>) -> Self {
+    /// With groups, which are looked up once [`Owners::use_groups`] is set.
+    pub fn with_groups(table: Arc<GroupTable>) -> Self {
         Self {
-            table: Some(Table::new(Box::new(HostCgroups), groups)),
+            table: Some(table),
             ..Self::default()
         }
     }
@@ -148,26 +162,6 @@ impl Owners {
                 slot.store(CachedOwner::EMPTY, Ordering::Relaxed);
             }
         }
-    }
-
-    /// Sets weights by path; they override the cgroup's own files.
-    pub fn set_weights(&self, weights: BTreeMap<String, u32>) {
-        if let Some(table) = &self.table {
-            table.set_weights(weights);
-        }
-    }
-
-    /// The group at a path (from the hierarchy's root), with or without processes in it.
-    pub fn group(&self, path: &str) -> GroupId {
-        match &self.table {
-            Some(table) => table.group(path),
-            None => GroupId(0),
-        }
-    }
-
-    /// The paths of all groups, with their numbers and weights.
-    pub fn groups(&self) -> Vec<(String, GroupId, u32)> {
-        self.table.as_ref().map(Table::list).unwrap_or_default()
     }
 
     fn look_up(&self, pid: u32) -> (IoPrio, GroupId) {

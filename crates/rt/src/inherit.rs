@@ -110,6 +110,7 @@ impl Drop for Registration {
 }
 
 /// The thread-locals below of a simulated task, while it does not run.
+#[cfg(feature = "sim")]
 #[derive(Default)]
 pub(crate) struct TaskContext {
     number: u32,
@@ -124,6 +125,7 @@ thread_local! {
 }
 
 /// Swaps the running task's context with `other`.
+#[cfg(feature = "sim")]
 pub(crate) fn swap(other: &mut TaskContext) {
     other.number = NUMBER.replace(other.number);
     other.tag = TASK_TAG.replace(other.tag);

@@ -1,14 +1,15 @@
 //! Tasks, time, ranked locks, condition variables and randomness. Only this crate uses the host's primitives for them.
 //!
-//! The same types have two implementations. A task is an OS thread, or inside [`sim::run`] a coroutine with a virtual
+//! The same types have two implementations. A task is an OS thread, or inside `sim::run` a coroutine with a virtual
 //! clock (deterministic simulation). A thread-local selects the implementation at run time, so a library that is built
-//! once serves both.
+//! once serves both. Without the feature `sim` there are threads only, and no coroutines are linked.
 
 mod condvar;
 pub mod cpu;
 mod descriptors;
 mod event;
 mod fault;
+pub mod groups;
 pub mod inherit;
 mod interruptible;
 mod lock_header;
@@ -20,7 +21,11 @@ mod random;
 mod rank;
 mod rank_scope;
 mod rwlock;
+#[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(not(feature = "sim"))]
+#[path = "without_sim.rs"]
+mod sim;
 mod task;
 mod time;
 mod unwind;

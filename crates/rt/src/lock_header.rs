@@ -166,6 +166,7 @@ pub(crate) mod held_locks {
     #[derive(Default)]
     pub(crate) struct HeldList(Vec<Entry>);
 
+    #[cfg(feature = "sim")]
     impl HeldList {
         pub(crate) fn names(&self) -> Vec<String> {
             self.0.iter().map(Entry::name).collect()
@@ -186,6 +187,7 @@ pub(crate) mod held_locks {
     }
 
     /// Swaps the running task's list with `other`.
+    #[cfg(feature = "sim")]
     pub(crate) fn swap(other: &mut HeldList) {
         with(|held| std::mem::swap(held, other));
     }
@@ -240,9 +242,11 @@ pub(crate) mod held_locks {
 pub(crate) mod held_locks {
     use super::LockHeader;
 
+    #[cfg(feature = "sim")]
     #[derive(Default)]
     pub(crate) struct HeldList(());
 
+    #[cfg(feature = "sim")]
     impl HeldList {
         pub(crate) fn names(&self) -> Vec<String> {
             vec!["(recorded in builds with debug assertions only)".to_owned()]
@@ -253,6 +257,7 @@ pub(crate) mod held_locks {
         }
     }
 
+    #[cfg(feature = "sim")]
     #[inline(always)]
     pub(crate) fn swap(_other: &mut HeldList) {}
     #[inline(always)]

@@ -53,7 +53,7 @@ pub fn now() -> Instant {
     Instant(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Reads the wall clock. In simulation it begins on 2026-01-01, or is fixed by [`Config::calendar`](crate::sim::Config).
+/// Reads the wall clock. In simulation it begins on 2026-01-01, or is fixed by `sim::Config::calendar`.
 #[expect(clippy::disallowed_types, reason = "rt reads the host's clock")]
 pub fn wall_clock() -> Timestamp {
     if world::simulated() {

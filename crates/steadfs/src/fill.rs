@@ -2,21 +2,22 @@
 //!
 //! **Reproducible volumes.** The same tree, UUID and time give the same bytes. Problem: the order of write-back, and with
 //! it block addresses and the content of the log, depends on thread timing. Rule: a reproducible volume is filled in a
-//! simulation ([`steadfs_rt::sim`]): the same file-system code runs as coroutines on one thread, with a constant clock
+//! simulation (`steadfs_rt::sim`): the same file-system code runs as coroutines on one thread, with a constant clock
 //! and random numbers seeded by the UUID. Its device is the file, accessed by plain system calls.
+
+#[cfg(feature = "sim")]
+mod reproducible;
+#[cfg(not(feature = "sim"))]
+#[path = "fill/not_reproducible.rs"]
+mod reproducible;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use steadfs_base::Timestamp;
-use steadfs_block::{OpenOptions, SyncFileDevice};
-use steadfs_ext4::CacheSizes;
-use steadfs_rt::sim;
 use steadfs_vfs::{FileKind, FileSystem, FsError, SetAttr, SetXattr, StatFs};
 
-use crate::nbd::is_uri;
 use crate::owners::OwnerRules;
 use crate::probe::failed;
 use crate::tar::TarTree;
@@ -26,9 +27,8 @@ use crate::tools::{
 };
 use crate::{Error, Options, Volume};
 
-/// Cache size while a reproducible volume is filled. It decides when data is written back, so it does not depend on the
-/// machine.
-const REPRODUCIBLE_CACHE_BYTES: u64 = 64 << 20;
+#[cfg(feature = "sim")]
+pub use reproducible::ReproducibleDevice;
 
 /// What a new volume is filled with.
 #[derive(Debug)]
@@ -124,85 +124,7 @@ pub fn fill<P: Progress + 'static>(
             .and_then(|volume| into(&volume, from, how, &mut progress));
         return (Some(progress), done);
     };
-    let device = match ReproducibleDevice::open(path, how.offset, origin) {
-        Ok(device) => device,
-        Err(error) => return (Some(progress), Err(error.into())),
-    };
-    let (from, how) = (Arc::clone(from), how.clone());
-    let run = device.run(move |volume| {
-        let done = volume
-            .map_err(FillError::from)
-            .and_then(|volume| into(&volume, &from, &how, &mut progress));
-        (Some(progress), done)
-    });
-    run.unwrap_or_else(|error| (None, Err(error)))
-}
-
-/// An open image or device, for the work on a reproducible volume.
-pub struct ReproducibleDevice {
-    device: SyncFileDevice,
-    path: PathBuf,
-    options: Options,
-    origin: Origin,
-}
-
-impl ReproducibleDevice {
-    /// Opens the device of a volume that begins at `offset`. Nothing of its content is interpreted yet.
-    ///
-    /// # Errors
-    /// Those of opening.
-    pub fn open(path: &Path, offset: u64, origin: Origin) -> Result<Self, Error> {
-        if is_uri(path) {
-            let why = "a reproducible volume (SOURCE_DATE_EPOCH) is made in a file; nbdcopy(1) copies it to a server";
-            return Err(failed(path, FsError::BadOption(why.to_owned())));
-        }
-        let mut options = Options::default();
-        options.offset = offset;
-        // The image's name is no input of its bytes.
-        options.ext4.protection.device = Some(Vec::new());
-        let open = OpenOptions {
-            direct: false,
-            offset,
-            ..OpenOptions::default()
-        };
-        Ok(Self {
-            device: SyncFileDevice::open(path, &open)?,
-            path: path.to_owned(),
-            options,
-            origin,
-        })
-    }
-
-    /// Calls `work` on the volume in a simulation, all of whose I/O runs in the calling thread.
-    ///
-    /// # Errors
-    /// [`FillError::Simulation`].
-    pub fn run<T: 'static>(
-        self,
-        work: impl FnOnce(Result<Volume, Error>) -> T + 'static,
-    ) -> Result<T, FillError> {
-        let config = sim::Config {
-            seed: steadfs_base::uuid_seed(self.origin.uuid),
-            max_time: Duration::MAX,
-            stall_bound: Duration::MAX,
-            preempt: 0,
-            calendar: Some(self.origin.time),
-            ..sim::Config::default()
-        };
-        let path = self.path.clone();
-        let run = sim::try_run(config, move || {
-            let sizes = CacheSizes::of(REPRODUCIBLE_CACHE_BYTES);
-            let device = Arc::new(self.device);
-            work(Volume::on(device, &self.path, sizes, &self.options))
-        });
-        match run {
-            Ok(report) => Ok(report.value),
-            Err(failure) => {
-                let why = failure.to_string();
-                Err(FillError::Simulation { path, why })
-            }
-        }
-    }
+    reproducible::fill(path, from, (how, origin), progress)
 }
 
 fn into(

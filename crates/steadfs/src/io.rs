@@ -5,8 +5,12 @@ mod metrics;
 use std::sync::Arc;
 
 use steadfs_base::{GroupId, IoPrio, IoTag};
-use steadfs_block::{Policy, Queue};
-use steadfs_fuse::{Groups, Owners};
+#[cfg(feature = "mount")]
+use steadfs_block::Policy;
+use steadfs_block::Queue;
+#[cfg(feature = "mount")]
+use steadfs_fuse::Owners;
+use steadfs_rt::groups::{GroupTable, Groups};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::options::{item, items};
 use steadfs_vfs::{
@@ -32,8 +36,27 @@ pub struct Caller {
 
 struct Shared {
     queue: Arc<Queue>,
+    groups: Arc<GroupTable>,
+    /// Maps the processes that use a mount to the owners of their I/O.
+    #[cfg(feature = "mount")]
     owners: Arc<Owners>,
     options: Mutex<IoOptions>,
+}
+
+/// The groups of the host.
+#[cfg(feature = "mount")]
+fn host_groups(to: Arc<dyn Groups>) -> GroupTable {
+    steadfs_fuse::host_groups(to)
+}
+
+/// The groups of the host. Without mounts no other process is asked for them.
+#[cfg(not(feature = "mount"))]
+fn host_groups(to: Arc<dyn Groups>) -> GroupTable {
+    use std::sync::OnceLock;
+    use steadfs_rt::groups::Hierarchy;
+    static HIERARCHY: OnceLock<Option<Hierarchy>> = OnceLock::new();
+    let hierarchy = HIERARCHY.get_or_init(Hierarchy::find).clone();
+    GroupTable::new(Box::new(hierarchy), to)
 }
 
 /// Passes changes of groups from the owners to the queue.
@@ -64,7 +87,8 @@ impl Shared {
         if self.queue.settings() != options.queue {
             self.queue.configure(options.queue);
         }
-        self.owners.set_weights(options.group_weights.clone());
+        self.groups.set_weights(options.group_weights.clone());
+        #[cfg(feature = "mount")]
         self.owners.use_groups(options.queue.policy != Policy::Fifo);
     }
 
@@ -75,7 +99,7 @@ impl Shared {
 
     /// Paths and weights of groups.
     fn names(&self) -> impl Fn(GroupId) -> Option<(String, u32)> {
-        let groups = self.owners.groups();
+        let groups = self.groups.list();
         move |wanted: GroupId| {
             let found = groups.iter().find(|(_, group, _)| *group == wanted);
             let root = (wanted == GroupId(0)).then(|| ("/".to_owned(), 100));
@@ -88,7 +112,7 @@ impl Shared {
     /// The queued requests, and the paths of the groups.
     fn describe(&self) -> String {
         let mut text = self.queue.describe();
-        for (path, group, weight) in self.owners.groups() {
+        for (path, group, weight) in self.groups.list() {
             text.push_str(&format!("group {} is {path}, weight {weight}\n", group.0));
         }
         text
@@ -97,10 +121,12 @@ impl Shared {
 
 impl Io {
     pub(crate) fn new(queue: Arc<Queue>, options: IoOptions) -> Self {
-        let groups = Arc::new(ToQueue(Arc::clone(&queue)));
+        let groups = Arc::new(host_groups(Arc::new(ToQueue(Arc::clone(&queue)))));
         let shared = Shared {
             queue,
-            owners: Arc::new(Owners::with_groups(groups)),
+            #[cfg(feature = "mount")]
+            owners: Arc::new(Owners::with_groups(Arc::clone(&groups))),
+            groups,
             options: Mutex::new(Rank::Mount, options),
         };
         shared.apply(&shared.options.lock());
@@ -118,12 +144,13 @@ impl Io {
     pub fn tag(&self, caller: &Caller) -> IoTag {
         IoTag {
             prio: caller.prio,
-            group: self.shared.owners.group(&caller.group),
+            group: self.shared.groups.group(&caller.group),
             ..IoTag::default()
         }
     }
 
     /// Maps processes to the owners of their I/O.
+    #[cfg(feature = "mount")]
     pub(crate) fn owners(&self) -> &Arc<Owners> {
         &self.shared.owners
     }

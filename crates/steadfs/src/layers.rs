@@ -10,13 +10,15 @@ mod overlay;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use steadfs_block::{Device, FileDevice, Queue, QueueOptions, Reopen};
-use steadfs_nbd::NbdDevice;
+#[cfg(feature = "mount")]
+use steadfs_block::Reopen;
+use steadfs_block::{Device, FileDevice, Queue, QueueOptions};
 use steadfs_stack::{DeviceBytes, JoinedDevice, MappedDevice, SparseImage, is_sparse};
 use steadfs_vfs::FsError;
 
 use crate::Options;
 use crate::image::Partition;
+use crate::nbd::NbdDevice;
 use crate::probe::partition_on;
 pub(crate) use overlay::OpenedOverlay;
 
@@ -47,6 +49,7 @@ impl Base {
     }
 
     /// See [`FileDevice::reopen_by`].
+    #[cfg(feature = "mount")]
     pub(crate) fn reopen_by(&self, reopen: Reopen) {
         match self {
             Self::File(file) => file.reopen_by(reopen),
@@ -278,6 +281,7 @@ impl Layers {
     }
 
     /// Whether changes are in the memory of this process only.
+    #[cfg(feature = "mount")]
     pub(crate) fn is_in_memory(&self) -> bool {
         matches!(self.overlay, Some(OpenedOverlay::Memory(_)))
     }
@@ -291,6 +295,7 @@ impl Layers {
     }
 
     /// The block device that the volume is on, if nothing is between them.
+    #[cfg(feature = "mount")]
     pub(crate) fn block_device(&self) -> Option<&FileDevice> {
         match &self.base {
             Base::File(file) if !self.is_layered() && file.is_block_device() => Some(file),

@@ -26,6 +26,19 @@
 //! ([`Volume::fs`], [`FileSystem`]); [`tools`] has what the commands do. Errors are [`std::io::Error`]s with a
 //! [`VolumeIoError`] inside, or [`Error`] for the volume as a whole, which becomes one.
 //!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `mount` | yes | mounting and serving through FUSE (`mount`, `serve`), and remounts |
+//! | `io-uring` | yes | several requests of a task in one system call, to the device and from the kernel's FUSE |
+//! | `nbd` | yes | volumes on NBD servers (`nbd://HOST/EXPORT`), with TLS |
+//! | `sim` | no | reproducible volumes ([`Fill::origin`]), which are filled in a simulation |
+//!
+//! Without any of them the library makes, opens, reads, writes, checks and copies volumes in files, on block devices and on
+//! devices of the caller's. What needs an absent feature is refused with its name: `-o io_engine=uring`, an NBD URI, an
+//! [`Origin`].
+//!
 //! # A device of one's own
 //!
 //! A volume can be on anything that is a [`Device`], for instance on byte ranges that a server sends:
@@ -110,6 +123,7 @@ mod io;
 mod io_options;
 mod layers;
 mod memory;
+#[cfg(feature = "mount")]
 mod mount;
 mod nbd;
 mod nodes;
@@ -123,7 +137,9 @@ mod volume;
 
 pub use check::{Checked, check};
 pub use files::{DirEntry, File, Metadata, OpenFile, ReadDir, VolumeIoError, Walk, WalkEntry};
-pub use fill::{Fill, FillError, FillSource, Filled, Origin, ReproducibleDevice, fill, fill_open};
+#[cfg(feature = "sim")]
+pub use fill::ReproducibleDevice;
+pub use fill::{Fill, FillError, FillSource, Filled, Origin, fill, fill_open};
 pub use fit::{FREE_PERCENT_MAX, Fit, FitFree, FitKind, FitPass, FitPlan};
 pub use format::{
     check_unused, dry_run, format, format_f2fs, format_f2fs_within, format_journal, format_within,
@@ -131,6 +147,7 @@ pub use format::{
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;
+#[cfg(feature = "mount")]
 pub use mount::{mount, mount_options, prepare_rings, serve, serve_on};
 pub use nbd::{is_uri, size_on_server};
 pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, Overlay, SECTOR};
@@ -155,6 +172,7 @@ pub use steadfs_fscrypt::{
     KEYS_FILE, KeyName, KeySharing, Mode as CipherMode, POLICY_COMMAND, Policy as KeyPolicy,
     PolicyOptions, VolumeKey,
 };
+#[cfg(feature = "mount")]
 pub use steadfs_fuse::{
     Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, Inheritance,
     KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, Mounter, PendingCloseResult,
@@ -165,4 +183,6 @@ pub use steadfs_vfs::{
     Attr, Cx, FallocMode, FileKind, FileSystem, FsError, InodeFlags, SetAttr, StatFs,
 };
 pub use tar::{TarError, TarTree};
-pub use volume::{Error, OpenReport, Volume, VolumeDevice, reopen_for_writing};
+#[cfg(feature = "mount")]
+pub use volume::reopen_for_writing;
+pub use volume::{Error, OpenReport, Volume, VolumeDevice};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_fuse::{
-    BlockDevice, Inheritance, MountFlags, MountOptions, Mounted, Mounter, Served, Stats, Transport,
-    VolumeFacts,
+    BlockDevice, FileId, Inheritance, MountFlags, MountOptions, Mounted, Mounter, Served, Stats,
+    Transport, VolumeFacts,
 };
 use steadfs_vfs::options::items;
 use steadfs_vfs::{FileSystem, RecordedState, WithControl};
@@ -152,7 +152,9 @@ fn prepare(
         block_size: block_device.map(|block| block.block_size),
     };
     let how = MountOptions {
-        image: volume.image(),
+        image: volume
+            .image_id()
+            .map(|(device, inode)| FileId { device, inode }),
         // The superblock may have switched them off.
         posix_acl: items(&volume.fs().options()).all(|(name, _)| name != "noacl"),
         transport: transport(options),

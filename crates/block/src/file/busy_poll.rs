@@ -13,6 +13,11 @@
 //! - It does not poll if less than half a CPU was idle in the last window ([`IdleWindow`]). Polling time counts as idle.
 //! - It does not poll under a CPU quota, which polling would consume.
 
+#![cfg_attr(
+    not(feature = "io-uring"),
+    allow(dead_code, reason = "only a task with a ring polls")
+)]
+
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 

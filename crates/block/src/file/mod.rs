@@ -9,6 +9,10 @@ mod ioctl;
 mod jobs;
 mod open;
 mod pool;
+#[cfg(feature = "io-uring")]
+mod ring;
+#[cfg(not(feature = "io-uring"))]
+#[path = "without_ring.rs"]
 mod ring;
 mod sync_device;
 mod transfer;

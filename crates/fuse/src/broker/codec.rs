@@ -4,7 +4,7 @@ use steadfs_rt::cpu::ThreadRequest;
 
 use super::server::VolumeFacts;
 use crate::host::{Answer, Question};
-use crate::owner::cgroup::Weight;
+use steadfs_rt::groups::Weight;
 
 /// What a server asks of its broker.
 #[derive(Clone, Debug, PartialEq, Eq)]

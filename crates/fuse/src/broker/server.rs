@@ -10,8 +10,8 @@ use super::{receive, send};
 use crate::error::MountError;
 use crate::host::{Answer, new_close_result};
 use crate::mount::{MountHandle, MountOptions, Mounter};
-use crate::owner::cgroup::Hierarchy;
 use crate::record::new_file as new_record_file;
+use steadfs_rt::groups::Hierarchy;
 
 /// What a mount depends on that only the server knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use super::codec::{Reply, Request};
 use super::*;
 use crate::host::{Answer, Question};
 use crate::mount::KernelMount;
-use crate::owner::cgroup::Weight;
 use steadfs_rt::cpu::ThreadRequest;
+use steadfs_rt::groups::Weight;
 use steadfs_vfs::FsError;
 
 #[test]

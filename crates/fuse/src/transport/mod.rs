@@ -6,6 +6,10 @@
 //! ([`admission`](crate::admission)).
 
 pub mod dev;
+#[cfg(feature = "io-uring")]
+pub mod uring;
+#[cfg(not(feature = "io-uring"))]
+#[path = "without_uring.rs"]
 pub mod uring;
 
 use std::sync::Arc;

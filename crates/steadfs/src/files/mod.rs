@@ -69,6 +69,7 @@ impl InUse {
     }
 
     /// A server closes the volume, not the program that opened it.
+    #[cfg(feature = "mount")]
     pub(crate) fn leave_to_server(&self) {
         self.served.store(true, Ordering::Release);
     }
@@ -453,7 +454,7 @@ impl Volume {
     pub fn copy_in(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<u64> {
         let mut problems = tree::FirstProblem::default();
         let options = CopyOptions {
-            image: self.image().map(|image| (image.device, image.inode)),
+            image: self.image_id(),
             ..CopyOptions::default()
         };
         let to = bytes(to.as_ref());

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use steadfs_block::OpenError;
+#[cfg(feature = "mount")]
 use steadfs_fuse::MountError;
 use steadfs_vfs::FsError;
 use thiserror::Error;
@@ -49,6 +50,7 @@ pub enum Error {
         error: FsError,
     },
     /// The mount failed.
+    #[cfg(feature = "mount")]
     #[error("{0}")]
     Mount(#[from] MountError),
 }
@@ -70,6 +72,7 @@ impl From<Error> for io::Error {
             Error::NoVolume { .. } | Error::Unchecked { .. } => io::ErrorKind::InvalidData,
             Error::NoPartition { .. } => io::ErrorKind::NotFound,
             Error::Open(error) => error.io_kind(),
+            #[cfg(feature = "mount")]
             Error::Mount(_) => io::ErrorKind::Other,
         };
         Self::new(kind, error)

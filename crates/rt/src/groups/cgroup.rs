@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// A mounted hierarchy with an I/O controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hierarchy {
+pub struct Hierarchy {
     mount: PathBuf,
     /// The group that is mounted; `/` for the root.
     root: String,
@@ -16,7 +16,8 @@ pub(crate) struct Hierarchy {
 
 /// A group's weight as read from its files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Weight {
+pub enum Weight {
+    /// This weight.
     Is(u32),
     /// The group has no weight file: the I/O controller is not enabled there.
     Default,
@@ -29,13 +30,13 @@ const V2_FILES: [&str; 2] = ["io.bfq.weight", "io.weight"];
 
 impl Hierarchy {
     /// The hierarchy that is mounted here: blkio of version 1, else version 2.
-    pub(crate) fn find() -> Option<Self> {
+    pub fn find() -> Option<Self> {
         Self::among(&fs::read_to_string("/proc/self/mountinfo").ok()?)
     }
 
     /// Version 2, mounted on a folder.
     #[cfg(test)]
-    pub(crate) fn at(mount: &Path) -> Self {
+    pub fn at(mount: &Path) -> Self {
         Self {
             mount: mount.to_owned(),
             root: "/".to_owned(),
@@ -68,7 +69,7 @@ impl Hierarchy {
     }
 
     /// The group of a process, a path below the hierarchy's root; `None` if the process has exited.
-    pub(crate) fn group_of(&self, pid: u32) -> Option<String> {
+    pub fn group_of(&self, pid: u32) -> Option<String> {
         self.line_of(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
     }
 
@@ -96,7 +97,8 @@ impl Hierarchy {
         })
     }
 
-    pub(crate) fn weight(&self, group: &str) -> Weight {
+    /// The weight of a group, a path below the hierarchy's root.
+    pub fn weight(&self, group: &str) -> Weight {
         let folder = self.mount.join(group.trim_start_matches('/'));
         let files = if self.v1 { V1_FILES } else { V2_FILES };
         for name in files {

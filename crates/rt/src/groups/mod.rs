@@ -1,15 +1,16 @@
 //! The cgroups that make requests, and their weights.
 
+mod cgroup;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::GroupId;
-use steadfs_rt::{Instant, Mutex, Rank, now};
 
-use super::Groups;
-use super::cgroup::{Hierarchy, Weight};
-use crate::host::{self, Answer, Question};
+pub use cgroup::{Hierarchy, Weight};
+
+use crate::{Instant, Mutex, Rank, now};
 
 /// Largest number of known groups; processes in other groups count for the nearest known ancestor.
 const GROUPS_MAX: usize = 1024;
@@ -21,7 +22,7 @@ const DEFAULT_WEIGHT: u32 = 100;
 const MAX_WEIGHT: u32 = 1000;
 
 /// The host's cgroups.
-pub(super) trait Cgroups: Send + Sync {
+pub trait Cgroups: Send + Sync {
     /// The group of a process, a path below the hierarchy's root; `None` if it is not known.
     fn group_of(&self, pid: u32) -> Option<String>;
     /// The weight of a group.
@@ -39,26 +40,16 @@ impl Cgroups for Option<Hierarchy> {
     }
 }
 
-/// Those that this process's host shows.
-pub(super) struct HostCgroups;
-
-impl Cgroups for HostCgroups {
-    fn group_of(&self, pid: u32) -> Option<String> {
-        match host::ask(Question::GroupOf(pid)) {
-            Answer::Group(group) => Some(group),
-            _ => None,
-        }
-    }
-
-    fn weight(&self, group: &str) -> Weight {
-        match host::ask(Question::WeightOf(group.to_owned())) {
-            Answer::Weight(weight) => weight,
-            _ => Weight::Gone,
-        }
-    }
+/// Receives the groups and their weights. A group follows its parent and has a larger number.
+pub trait Groups: Send + Sync {
+    /// Adds a group below `parent`, or changes its weight (1 to 1000).
+    fn set(&self, group: GroupId, parent: GroupId, weight: u32);
+    /// Removes a group.
+    fn forget(&self, group: GroupId);
 }
 
-pub(super) struct Table {
+/// The groups that are in use, with their numbers and weights, by path.
+pub struct GroupTable {
     cgroups: Box<dyn Cgroups>,
     groups: Arc<dyn Groups>,
     known: Mutex<KnownGroups>,
@@ -95,8 +86,9 @@ fn path_and_ancestors(path: &str) -> impl Iterator<Item = &str> {
         .map(|end| &path[..end])
 }
 
-impl Table {
-    pub(super) fn new(cgroups: Box<dyn Cgroups>, groups: Arc<dyn Groups>) -> Self {
+impl GroupTable {
+    /// A table that reports to `groups`.
+    pub fn new(cgroups: Box<dyn Cgroups>, groups: Arc<dyn Groups>) -> Self {
         Self {
             cgroups,
             groups,
@@ -105,7 +97,7 @@ impl Table {
     }
 
     /// The group of a process.
-    pub(super) fn group_of(&self, pid: u32) -> GroupId {
+    pub fn group_of(&self, pid: u32) -> GroupId {
         let Some(path) = self.cgroups.group_of(pid) else {
             return GroupId(0);
         };
@@ -122,8 +114,8 @@ impl Table {
         group
     }
 
-    /// The group at a path, which stays known.
-    pub(super) fn group(&self, path: &str) -> GroupId {
+    /// The group at a path (from the hierarchy's root), with or without processes in it; it stays known.
+    pub fn group(&self, path: &str) -> GroupId {
         let mut known = self.known.lock();
         let id = self.find(&mut known, path);
         for above in path_and_ancestors(path) {
@@ -134,7 +126,8 @@ impl Table {
         id
     }
 
-    pub(super) fn set_weights(&self, weights: BTreeMap<String, u32>) {
+    /// Sets weights by path; they override the cgroups' own files.
+    pub fn set_weights(&self, weights: BTreeMap<String, u32>) {
         let mut known = self.known.lock();
         known.weights = weights;
         let paths: Vec<String> = known.by_path.keys().cloned().collect();
@@ -143,7 +136,8 @@ impl Table {
         }
     }
 
-    pub(super) fn list(&self) -> Vec<(String, GroupId, u32)> {
+    /// The paths of all groups, with their numbers and weights.
+    pub fn list(&self) -> Vec<(String, GroupId, u32)> {
         let known = self.known.lock();
         let groups = known.by_path.iter();
         groups
@@ -243,11 +237,10 @@ impl Table {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 mod tests {
-    use steadfs_rt::sim;
-
     use super::*;
+    use crate::sim;
 
     struct RecordedGroups(Mutex<Vec<(u32, u32, u32)>>);
 
@@ -261,10 +254,13 @@ mod tests {
         }
     }
 
-    fn table(hierarchy: Option<Hierarchy>) -> (Table, Arc<RecordedGroups>) {
+    fn table(hierarchy: Option<Hierarchy>) -> (GroupTable, Arc<RecordedGroups>) {
         let recorded = Arc::new(RecordedGroups(Mutex::new(Rank::Leaf, Vec::new())));
         let cgroups = Box::new(hierarchy);
-        (Table::new(cgroups, Arc::clone(&recorded) as _), recorded)
+        (
+            GroupTable::new(cgroups, Arc::clone(&recorded) as _),
+            recorded,
+        )
     }
 
     #[test]
@@ -305,7 +301,7 @@ mod tests {
             let find = || table.find(&mut table.known.lock(), "/a");
             assert_eq!(find(), GroupId(1));
             let pass = || {
-                steadfs_rt::sleep(REFRESH_PERIOD);
+                crate::sleep(REFRESH_PERIOD);
                 table.refresh_some(&mut table.known.lock(), now());
                 std::mem::take(&mut *recorded.0.lock())
             };

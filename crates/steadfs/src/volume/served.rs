@@ -1,0 +1,107 @@
+//! Volumes that a mount serves: what the server and its broker need of the device.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_block::{ClaimedFile, FileDevice};
+use steadfs_ext4::ProtectionMode;
+use steadfs_fuse::{BlockDevice, BrokerClient, MountError};
+use steadfs_vfs::FsError;
+
+use super::{Error, Options, Volume, VolumeDevice, open_options, open_overlay};
+use crate::layers::Base;
+use crate::nbd;
+
+/// Opens the image or device at `path` for writing, for a server that has it open for reading: the broker's part of a
+/// remount for writing. With `claim` a block device is claimed with O_EXCL.
+///
+/// # Errors
+/// Why it cannot be written.
+pub fn reopen_for_writing(
+    path: &Path,
+    options: &Options,
+    claim: bool,
+) -> Result<Vec<OwnedFd>, String> {
+    if options.overlay.is_some() {
+        return Err(format!("{}: is below an overlay", path.display()));
+    }
+    if nbd::is_uri(path) {
+        return Err(format!("{}: is no file", path.display()));
+    }
+    let opened = ClaimedFile::for_writing(path, &open_options(options), claim);
+    let opened = opened.map_err(|error| error.to_string())?;
+    Ok(opened.into_descriptors())
+}
+
+impl VolumeDevice {
+    /// As [`VolumeDevice::open`], for a server that continues a mount. `claimed`: the mount claims the block device.
+    pub fn open_again(path: &Path, options: &Options, claimed: bool) -> Result<Self, Error> {
+        Self::open_as(path, options, (!claimed, false))
+    }
+
+    /// As [`VolumeDevice::open`], on a file that the broker's mounter has opened, for writing unless the options are read-only.
+    /// Of a block device there is a second descriptor, opened with O_EXCL. `path` stands for the file in messages.
+    pub fn opened_by(path: &Path, options: &Options, broker: &BrokerClient) -> Result<Self, Error> {
+        let how = open_options(options);
+        let refused = |why: String| Error::Mount(MountError::Broker(why));
+        let mut files = broker.reopen(false).map_err(refused)?.into_iter();
+        let file = files.next();
+        let file = file.ok_or_else(|| refused("it sent no device".to_owned()))?;
+        let claimed = ClaimedFile::claim_opened(path, &how, file, files.next())?;
+        let base = Base::file(FileDevice::on_claimed(path, how, claimed)?);
+        Ok(Self::over(base, open_overlay(options)?, path, options))
+    }
+
+    /// A remount for writing asks `broker` to open the device, because this process is about to lose the right to do it.
+    #[must_use]
+    pub fn reopened_by(self, broker: &Arc<BrokerClient>) -> Self {
+        let broker = Arc::clone(broker);
+        self.layers.base().reopen_by(Box::new(move |claim| {
+            let opened = ClaimedFile::from_descriptors(broker.reopen(claim)?);
+            opened.ok_or_else(|| "the broker did not open the device".to_owned())
+        }));
+        self
+    }
+
+    /// Opens the volume with the options that were in effect when another server handed it over with these lookup counts.
+    pub fn volume_again(
+        mut self,
+        options: &Options,
+        lookups: &[(InodeNo, u64)],
+    ) -> Result<Volume, Error> {
+        if self.options.read_only() && !options.read_only() {
+            // A remount has made it writable.
+            let device = self.device()?;
+            device.make_writable().map_err(|why| Error::Volume {
+                path: self.path.clone(),
+                error: FsError::Io(why),
+            })?;
+        }
+        self.options = options.clone();
+        self.options.ext4.protection.mode = ProtectionMode::Continue;
+        self.volume_handed_over(lookups)
+    }
+}
+
+impl Volume {
+    /// Of a block device: drops our exclusive claim for the kernel's, and returns what mount(2) needs.
+    pub(crate) fn yield_block_device(&self) -> Option<BlockDevice> {
+        let device = self.layers.as_ref()?.block_device()?;
+        device.yield_claim();
+        Some(BlockDevice {
+            path: self.path.clone(),
+            // The kernel requires at least the device's sector size, and does not expose the number.
+            block_size: self.block_size.max(device.sector_size()),
+        })
+    }
+
+    /// Why no other process can continue with this volume, if none can.
+    pub fn is_bound_because(&self) -> Option<&'static str> {
+        let layers = self.layers.as_ref()?;
+        layers.is_in_memory().then_some(
+            "with overlay=memory all changes end with the server; unmount and mount again",
+        )
+    }
+}
