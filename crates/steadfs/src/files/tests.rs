@@ -87,7 +87,9 @@ fn appends_of_several_threads_are_all_there() {
             let mut file = volume.open_file();
             let mut file = file.append(true).create(true).open("log").unwrap();
             for n in 0..100 {
-                writeln!(file, "thread {thread}, line {n:03}").unwrap();
+                // One call: what `writeln!` writes in pieces may have other threads' pieces between.
+                let line = format!("thread {thread}, line {n:03}\n");
+                file.write_all(line.as_bytes()).unwrap();
             }
         };
         std::thread::scope(|scope| {
