@@ -11,6 +11,7 @@ mod reproducible;
 #[path = "fill/not_reproducible.rs"]
 mod reproducible;
 
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -102,6 +103,16 @@ pub enum FillError {
         /// What happened.
         why: String,
     },
+}
+
+impl From<FillError> for io::Error {
+    fn from(error: FillError) -> Self {
+        match error {
+            FillError::Volume(error) => error.into(),
+            FillError::Copy(error) => error.into(),
+            FillError::Simulation { .. } => Self::other(error),
+        }
+    }
 }
 
 /// Copies what `from` has into the new volume at `path`. Returns `progress`, which the work may use on another

@@ -4,25 +4,25 @@
 //! # fn main() -> std::io::Result<()> {
 //! # let dir = tempfile::tempdir()?;
 //! # let image = dir.path().join("disk.img");
-//! use steadfs::{FormatOptions, Options, Volume};
+//! use steadfs::{Format, Volume};
 //!
-//! steadfs::format(&image, Some(64 << 20), &FormatOptions::default())?;
+//! Format::ext4().size(64 << 20).make(&image)?;
 //!
 //! let volume = Volume::open(&image)?;
 //! volume.create_dir("/home")?;
 //! volume.write("/home/greeting", "hello\n")?;
 //! volume.close()?; // writes everything, and says if it could not
 //!
-//! let checked = steadfs::check(&image, &Options::default(), &mut |_| {})?;
-//! assert!(checked.is_clean());
+//! assert!(Volume::options().check(&image)?.is_clean());
 //!
-//! let read_only = Volume::open_with(&image, &Options::parse("ro")?)?;
+//! let read_only = Volume::options().read_only(true).open(&image)?;
 //! assert_eq!(read_only.read("/home/greeting")?, b"hello\n");
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! [`Volume`] has the calls by path, [`File`] is `Read + Write + Seek + Send`. Below them are the calls by inode number
+//! [`Format`] makes a volume, [`Volume::options`] opens, probes, inspects or checks one with options, and
+//! `Volume::mounting` mounts it. [`Volume`] has the calls by path, [`File`] is `Read + Write + Seek + Send`. Below them are the calls by inode number
 //! ([`Volume::fs`], [`FileSystem`]); [`tools`] has what the commands do. Errors are [`std::io::Error`]s with a
 //! [`VolumeIoError`] inside, or [`Error`] for the volume as a whole, which becomes one.
 //!
@@ -122,11 +122,13 @@ mod inspect;
 mod io;
 mod io_options;
 mod layers;
+mod making;
 mod memory;
 #[cfg(feature = "mount")]
 mod mount;
 mod nbd;
 mod nodes;
+mod opening;
 mod options;
 mod owners;
 mod probe;
@@ -147,9 +149,11 @@ pub use format::{
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;
+pub use making::{Format, Formatted};
 #[cfg(feature = "mount")]
-pub use mount::{mount, mount_options, prepare_rings, serve, serve_on};
+pub use mount::{Mounting, mount, mount_options, prepare_rings, serve, serve_on};
 pub use nbd::{is_uri, size_on_server};
+pub use opening::OpenVolume;
 pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, Overlay, SECTOR};
 pub use owners::OwnerRules;
 pub use probe::{Kind, probe};

@@ -1,5 +1,6 @@
 //! Mounting an open volume.
 
+mod builder;
 mod layer;
 
 use std::path::Path;
@@ -16,6 +17,8 @@ use steadfs_vfs::{FileSystem, RecordedState, WithControl};
 use crate::volume::{Error, Volume};
 use crate::{FuseTransport, IoEngine, Options};
 use layer::MountLayer;
+
+pub use builder::Mounting;
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {

@@ -1,6 +1,7 @@
 //! The option list of a mount: options of mount(8) and fusermount3(1), our own, and those of the volume's file system.
 
 mod help;
+#[cfg(feature = "mount")]
 mod remount;
 mod table;
 
@@ -242,37 +243,66 @@ impl Options {
     /// The options in `list`, and the errors that do not depend on the volume.
     fn read(list: &str) -> (Self, Refusals) {
         let (mut options, mut refused) = Self::take(list);
-        options.flags.noatime = options.ext4.common.atime == Atime::Never;
-        options.flags.nodiratime = options.ext4.common.nodiratime;
-        if let Err(error) = options.ext4.validate() {
-            options.misfits.ext4.push(error);
+        options.complete(&mut refused);
+        (options, refused)
+    }
+
+    /// Derives what follows from other options, and refuses what contradicts them.
+    fn complete(&mut self, refused: &mut Refusals) {
+        self.flags.noatime = self.ext4.common.atime == Atime::Never;
+        self.flags.nodiratime = self.ext4.common.nodiratime;
+        if let Err(error) = self.ext4.validate() {
+            self.misfits.ext4.push(error);
         }
-        if let Err(error) = options.f2fs.validate() {
-            options.misfits.f2fs.push(error);
+        if let Err(error) = self.f2fs.validate() {
+            self.misfits.f2fs.push(error);
         }
-        refused.extend(&options.refuse_takeover());
-        if options.fakeroot.is_some() {
+        refused.extend(&self.refuse_takeover());
+        if self.fakeroot.is_some() {
             // Of files that callers could make root's.
-            (options.flags.nosuid, options.flags.nodev) = (true, true);
-            if options.allow_other == Some(true) {
+            (self.flags.nosuid, self.flags.nodev) = (true, true);
+            if self.allow_other == Some(true) {
                 let why = "option fakeroot: others must not enter, as no permissions are checked; leave out allow_other";
                 refused.push(FsError::BadOption(why.to_owned()));
             }
         }
-        if options.partition.is_some() && (options.offset > 0 || options.size_limit.is_some()) {
+        if self.partition.is_some() && (self.offset > 0 || self.size_limit.is_some()) {
             let why = "option partition: offset= and sizelimit= contradict it";
             refused.push(FsError::BadOption(why.to_owned()));
         }
-        if options
+        if self
             .offset
-            .checked_add(options.size_limit.unwrap_or(0))
+            .checked_add(self.size_limit.unwrap_or(0))
             .is_none()
         {
             refused.push(FsError::BadOption(
                 "option sizelimit: ends past the largest offset there is".to_owned(),
             ));
         }
-        (options, refused)
+    }
+
+    /// The options in `list` with what `change` changes, checked as a whole.
+    ///
+    /// # Errors
+    /// As [`Options::parse`].
+    pub(crate) fn built(list: &str, change: impl FnOnce(&mut Self)) -> Result<Self> {
+        let (mut options, mut refused) = Self::take(list);
+        change(&mut options);
+        options.complete(&mut refused);
+        options.refuse_unfit(&mut refused);
+        refused.into_result().map(|()| options)
+    }
+
+    /// These options with what `change` changes of the mount, checked as a whole.
+    ///
+    /// # Errors
+    /// As [`Options::parse`].
+    #[cfg(feature = "mount")]
+    pub(crate) fn changed(&self, change: impl FnOnce(&mut Self)) -> Result<Self> {
+        let (mut options, mut refused) = (self.clone(), Refusals::default());
+        change(&mut options);
+        options.complete(&mut refused);
+        refused.into_result().map(|()| options)
     }
 
     /// Why this mount could not be taken over, if it is to be.

@@ -2,22 +2,23 @@
 
 mod error;
 mod partitions;
+#[cfg(feature = "mount")]
+mod served;
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_block::{
-    ClaimedFile, Device, Engine, FileDevice, ModelDevice, OpenError, OpenOptions, Queue,
-    QueueOptions,
+    Device, Engine, FileDevice, ModelDevice, OpenError, OpenOptions, Queue, QueueOptions,
 };
-use steadfs_ext4::{CacheSizes, Ext4, ProtectionMode};
+use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
-use steadfs_fuse::{BlockDevice, BrokerClient, FileId, MountError};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
 
 pub use error::Error;
+#[cfg(feature = "mount")]
+pub use served::reopen_for_writing;
 
 use crate::files::InUse;
 use crate::image::Found;
@@ -88,6 +89,7 @@ pub struct Volume {
     /// `None` for a device of the caller's.
     layers: Option<Layers>,
     block_size: u32,
+    options: Options,
     io: Arc<Io>,
     in_use: Arc<InUse>,
     /// Closes the volume of a library's caller.
@@ -127,27 +129,6 @@ fn open_options(options: &Options) -> OpenOptions {
         beside: false,
         create: None,
     }
-}
-
-/// Opens the image or device at `path` for writing, for a server that has it open for reading: the broker's part of a
-/// remount for writing. With `claim` a block device is claimed with O_EXCL.
-///
-/// # Errors
-/// Why it cannot be written.
-pub fn reopen_for_writing(
-    path: &Path,
-    options: &Options,
-    claim: bool,
-) -> Result<Vec<OwnedFd>, String> {
-    if options.overlay.is_some() {
-        return Err(format!("{}: is below an overlay", path.display()));
-    }
-    if nbd::is_uri(path) {
-        return Err(format!("{}: is no file", path.display()));
-    }
-    let opened = ClaimedFile::for_writing(path, &open_options(options), claim);
-    let opened = opened.map_err(|error| error.to_string())?;
-    Ok(opened.into_descriptors())
 }
 
 /// Opens what `overlay=` names.
@@ -191,12 +172,7 @@ pub struct VolumeDevice {
 impl VolumeDevice {
     /// Opens the image or device and claims it.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
-        Self::open_again(path, options, false)
-    }
-
-    /// As [`VolumeDevice::open`], for a server that continues a mount. `claimed`: the mount claims the block device.
-    pub fn open_again(path: &Path, options: &Options, claimed: bool) -> Result<Self, Error> {
-        Self::open_as(path, options, (!claimed, false))
+        Self::open_as(path, options, (true, false))
     }
 
     fn open_as(
@@ -258,19 +234,6 @@ impl VolumeDevice {
         without_places(failed(&self.path, error), &self.layers)
     }
 
-    /// As [`VolumeDevice::open`], on a file that the broker's mounter has opened, for writing unless the options are read-only.
-    /// Of a block device there is a second descriptor, opened with O_EXCL. `path` stands for the file in messages.
-    pub fn opened_by(path: &Path, options: &Options, broker: &BrokerClient) -> Result<Self, Error> {
-        let how = open_options(options);
-        let refused = |why: String| Error::Mount(MountError::Broker(why));
-        let mut files = broker.reopen(false).map_err(refused)?.into_iter();
-        let file = files.next();
-        let file = file.ok_or_else(|| refused("it sent no device".to_owned()))?;
-        let claimed = ClaimedFile::claim_opened(path, &how, file, files.next())?;
-        let base = Base::file(FileDevice::on_claimed(path, how, claimed)?);
-        Self::over(base, path, options, true)
-    }
-
     /// As [`VolumeDevice::open`], to read what can be read of a corrupt volume.
     pub fn open_salvage(path: &Path, options: &Options) -> Result<Self, Error> {
         let mut options = options.clone();
@@ -283,17 +246,6 @@ impl VolumeDevice {
         let mut options = options.clone();
         options.set_salvage();
         Self::open_as(path, &options, (false, true))
-    }
-
-    /// A remount for writing asks `broker` to open the device, because this process is about to lose the right to do it.
-    #[must_use]
-    pub fn reopened_by(self, broker: &Arc<BrokerClient>) -> Self {
-        let broker = Arc::clone(broker);
-        self.layers.base().reopen_by(Box::new(move |claim| {
-            let opened = ClaimedFile::from_descriptors(broker.reopen(claim)?);
-            opened.ok_or_else(|| "the broker did not open the device".to_owned())
-        }));
-        self
     }
 
     /// The image or device.
@@ -337,25 +289,6 @@ impl VolumeDevice {
     /// Opens the volume.
     pub fn volume(self) -> Result<Volume, Error> {
         self.volume_handed_over(&[])
-    }
-
-    /// Opens the volume with the options that were in effect when another server handed it over with these lookup counts.
-    pub fn volume_again(
-        mut self,
-        options: &Options,
-        lookups: &[(InodeNo, u64)],
-    ) -> Result<Volume, Error> {
-        if self.options.read_only() && !options.read_only() {
-            // A remount has made it writable.
-            let device = self.device()?;
-            device.make_writable().map_err(|why| Error::Volume {
-                path: self.path.clone(),
-                error: FsError::Io(why),
-            })?;
-        }
-        self.options = options.clone();
-        self.options.ext4.protection.mode = ProtectionMode::Continue;
-        self.volume_handed_over(lookups)
     }
 
     /// Starts what serves the device. Returns it and the sizes of the volume's caches.
@@ -423,6 +356,7 @@ fn open_on(
 impl Volume {
     /// Opens the volume on an image file or block device for reading and writing, with recovery if it is needed.
     /// [`Volume::close`] reports the errors of what is written at the end; a volume that is dropped is closed without.
+    /// [`Volume::options`] opens it otherwise.
     ///
     /// # Errors
     /// There is no volume, or another program uses it; it cannot be read.
@@ -481,7 +415,8 @@ impl Volume {
             path: name.to_owned(),
             layers: None,
             block_size,
-            io: Arc::new(Io::new(queue, options.io)),
+            io: Arc::new(Io::new(queue, options.io.clone())),
+            options,
             in_use: Arc::default(),
             ending: None,
         })
@@ -490,6 +425,11 @@ impl Volume {
     /// The kind of file system.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// The options with which it was opened. A remount may have changed some of them since.
+    pub fn opened_with(&self) -> &Options {
+        &self.options
     }
 
     /// The volume's calls.
@@ -513,21 +453,9 @@ impl Volume {
         layers.map_or_else(|| "a device of the caller's".to_owned(), Layers::describe)
     }
 
-    /// Of a block device: drops our exclusive claim for the kernel's, and returns what mount(2) needs.
-    pub(crate) fn yield_block_device(&self) -> Option<BlockDevice> {
-        let device = self.layers.as_ref()?.block_device()?;
-        device.yield_claim();
-        Some(BlockDevice {
-            path: self.path.clone(),
-            // The kernel requires at least the device's sector size, and does not expose the number.
-            block_size: self.block_size.max(device.sector_size()),
-        })
-    }
-
-    /// The image file that the volume is in, if it is in one.
-    pub(crate) fn image(&self) -> Option<FileId> {
-        let (device, inode) = self.layers.as_ref()?.base().image_id()?;
-        Some(FileId { device, inode })
+    /// Numbers of device and inode of the image file that the volume is in, if it is in one.
+    pub(crate) fn image_id(&self) -> Option<(u64, u64)> {
+        self.layers.as_ref()?.base().image_id()
     }
 
     /// The image or device.
@@ -538,14 +466,6 @@ impl Volume {
     /// The volume's block size in bytes.
     pub fn block_size(&self) -> u32 {
         self.block_size
-    }
-
-    /// Why no other process can continue with this volume, if none can.
-    pub fn is_bound_because(&self) -> Option<&'static str> {
-        let layers = self.layers.as_ref()?;
-        layers.is_in_memory().then_some(
-            "with overlay=memory all changes end with the server; unmount and mount again",
-        )
     }
 
     /// Brings the volume to the state that a killed server had acknowledged ([`FileSystem::restore`]).

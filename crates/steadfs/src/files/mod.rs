@@ -26,6 +26,7 @@ pub use error::VolumeIoError;
 pub use file::File;
 pub use metadata::Metadata;
 pub use open::OpenFile;
+pub(crate) use tree::FirstProblem;
 pub use tree::{Walk, WalkEntry};
 
 use crate::Volume;

@@ -106,10 +106,10 @@ impl Iterator for Walk {
 
 /// Keeps the first problem.
 #[derive(Default)]
-pub(super) struct FirstProblem(Option<io::Error>);
+pub(crate) struct FirstProblem(Option<io::Error>);
 
 impl FirstProblem {
-    pub(super) fn into_result(self) -> io::Result<()> {
+    pub(crate) fn into_result(self) -> io::Result<()> {
         self.0.map_or(Ok(()), Err)
     }
 }

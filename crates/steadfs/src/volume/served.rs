@@ -10,7 +10,7 @@ use steadfs_ext4::ProtectionMode;
 use steadfs_fuse::{BlockDevice, BrokerClient, MountError};
 use steadfs_vfs::FsError;
 
-use super::{Error, Options, Volume, VolumeDevice, open_options, open_overlay};
+use super::{Error, Options, Volume, VolumeDevice, open_options};
 use crate::layers::Base;
 use crate::nbd;
 
@@ -51,7 +51,7 @@ impl VolumeDevice {
         let file = file.ok_or_else(|| refused("it sent no device".to_owned()))?;
         let claimed = ClaimedFile::claim_opened(path, &how, file, files.next())?;
         let base = Base::file(FileDevice::on_claimed(path, how, claimed)?);
-        Ok(Self::over(base, open_overlay(options)?, path, options))
+        Self::over(base, path, options, true)
     }
 
     /// A remount for writing asks `broker` to open the device, because this process is about to lose the right to do it.
