@@ -34,10 +34,12 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     if args.lazy {
         return unmount(&mount, Unmount::Detach);
     }
-    let before = match sync_volume(&mount)? {
-        VolumeState::Closed(_) if let Some(done) = by_owner(&mount) => return done,
-        state => state,
-    };
+    let before = sync_volume(&mount)?;
+    if matches!(before, VolumeState::Closed(_))
+        && let Some(done) = by_owner(&mount)
+    {
+        return done;
+    }
     let (image, close_result) = match &before {
         VolumeState::Durable(synced) => (synced.image, synced.close_result),
         _ => (None, None),
