@@ -12,7 +12,7 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build install dist uninstall run book try-book bench bench-offline crash fuzz miri mutants test lint judges fmt clean
+.PHONY: help build install dist uninstall run book try-book bench bench-offline crash fuzz miri mutants test lint deny publish-check msrv judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,7 @@ FILTER ?=
 mutants: ## judges the tests of crates/CRATE (jbd2) by mutants of it, of the files that match FILTER (all)
 	@scripts/mutants $(CRATE) $(FILTER)
 
+MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint
 	cargo fmt --check
@@ -99,6 +100,19 @@ lint: ## formatting and lints, warnings are errors
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo fmt --check --manifest-path mutants/Cargo.toml
 	@cargo tree --quiet --locked --manifest-path fuzz/Cargo.toml >/dev/null # its lock file is current
+
+deny: ## licences, versions, sources and advisories of all dependencies, by cargo-deny
+	@scripts/install-build
+	@scripts/deny
+
+publish-check: ## packages each crate of the registry, builds it from its package, and uploads nothing (10 minutes)
+	@scripts/install-build
+	cargo publish --workspace --dry-run --locked
+
+msrv: ## checks that the oldest Rust that Cargo.toml names compiles all programs (by rustup)
+	@scripts/install-build
+	rustup toolchain install "$(MSRV)" --profile minimal
+	cargo "+$(MSRV)" check --workspace --locked --target-dir "$${CARGO_TARGET_DIR:-target}/msrv"
 
 fmt: ## formats the sources
 	cargo fmt

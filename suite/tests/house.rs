@@ -7,6 +7,8 @@ use std::process::Command;
 
 #[path = "house/functions.rs"]
 mod functions;
+#[path = "house/packages.rs"]
+mod packages;
 #[path = "house/unsafe_rooms.rs"]
 mod unsafe_rooms;
 #[path = "house/words.rs"]
