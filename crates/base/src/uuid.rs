@@ -1,5 +1,7 @@
 //! UUIDs: text form, time-based UUIDs, and the option of mke2fs.
 
+use uuid::Uuid;
+
 use crate::Timestamp;
 
 /// Seconds from 15 October 1582, the epoch of UUID time stamps, to 1970.
@@ -29,53 +31,32 @@ pub fn parse_uuid_option(
 
 /// Parses a UUID: 8-4-4-4-12 hexadecimal digits.
 pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let groups: Vec<&str> = text.split('-').collect();
-    if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
-        return None;
-    }
-    let digits: Vec<u8> = groups
-        .concat()
-        .chars()
-        .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
-        .collect::<Option<_>>()?;
-    let mut uuid = [0; 16];
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    Some(uuid)
+    const HYPHENATED: usize = 36;
+    let parsed = Uuid::try_parse(text).ok()?;
+    // Braces, URNs and digits without hyphens are no UUIDs for mke2fs.
+    (text.len() == HYPHENATED).then_some(parsed.into_bytes())
 }
 
 /// A UUID of version 1 (RFC 9562): the time in units of 100 ns, and clock sequence and node from `random`. The multicast
 /// bit of the node is set, since it is not the address of a network card. Times before 15 October 1582 become that day.
 pub fn time_uuid(time: Timestamp, random: u64) -> [u8; 16] {
+    const SEQUENCE_BITS: u16 = (1 << 14) - 1;
+    const MULTICAST: u8 = 1;
     let seconds = u64::try_from(time.secs.saturating_add(UUID_EPOCH_SECONDS)).unwrap_or(0);
     let subsecond = u64::from(time.nanos / NANOS_PER_TICK);
     let ticks = seconds
         .wrapping_mul(TICKS_PER_SECOND)
         .wrapping_add(subsecond);
-    let time_low = ticks << 32;
-    let time_mid = ticks >> 16 & 0xFFFF_0000;
-    let time_high = ticks >> 48 & 0x0FFF;
-    let first = time_low | time_mid | 0x1000 | time_high;
-    let variant = 1 << 63;
-    let multicast = 1 << 40;
-    let second = random >> 2 | variant | multicast;
-    let mut uuid = [0; 16];
-    uuid[..8].copy_from_slice(&first.to_be_bytes());
-    uuid[8..].copy_from_slice(&second.to_be_bytes());
-    uuid
+    let [high, low, mut node @ ..] = (random >> 2).to_be_bytes();
+    node[0] |= MULTICAST;
+    let sequence = u16::from_be_bytes([high, low]) & SEQUENCE_BITS;
+    let time = uuid::Timestamp::from_gregorian_time(ticks, sequence);
+    Uuid::new_v1(time, &node).into_bytes()
 }
 
 /// Formats a UUID: 8-4-4-4-12 hexadecimal digits.
 pub fn uuid_text(bytes: &[u8; 16]) -> String {
-    let mut out = String::with_capacity(36);
-    for (byte, i) in bytes.iter().zip(0..) {
-        if matches!(i, 4 | 6 | 8 | 10) {
-            out.push('-');
-        }
-        out.push_str(&format!("{byte:02x}"));
-    }
-    out
+    Uuid::from_bytes(*bytes).hyphenated().to_string()
 }
 
 /// A seed that is a function of a UUID: for random numbers that must be equal for equal UUIDs.
@@ -119,9 +100,19 @@ mod tests {
             "0123",
             "01234567-89ab-cdef-0123-456789abcdeg",
             "é123456-89ab-cdef-0123-456789abcdef",
+            "0123456789abcdef0123456789abcdef",
+            "{01234567-89ab-cdef-0123-456789abcdef}",
+            "urn:uuid:01234567-89ab-cdef-0123-456789abcdef",
+            "01234567-89ab-cdef-0123456789abcdef-",
         ] {
             assert!(chosen(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn text_and_bytes_of_a_uuid() {
+        let text = "01234567-89ab-cdef-0123-456789abcdef";
+        assert_eq!(uuid_text(&parse_uuid(text).unwrap()), text);
     }
 
     #[test]
