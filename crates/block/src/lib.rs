@@ -10,9 +10,14 @@ mod delayed;
 mod device;
 mod error;
 mod faults;
+#[cfg(target_os = "linux")]
+mod file;
+#[cfg(not(target_os = "linux"))]
+#[path = "file_elsewhere.rs"]
 mod file;
 mod mem;
 mod model;
+mod open_options;
 mod queue;
 mod source;
 
@@ -22,11 +27,12 @@ pub use delayed::DelayedCompletions;
 pub use device::{Device, Done, Geometry};
 pub use error::IoError;
 pub use faults::{Fault, FaultDevice};
-pub use file::{
-    ClaimedFile, Engine, FileDevice, OpenError, OpenOptions, Reopen, SyncFileDevice, prepare_rings,
-};
+pub use file::{ClaimedFile, FileDevice, SyncFileDevice};
+#[cfg(target_os = "linux")]
+pub use file::{Reopen, prepare_rings};
 pub use mem::MemDevice;
 pub use model::{DeviceModel, ModelDevice};
+pub use open_options::{Engine, OpenError, OpenOptions};
 pub use queue::{
     BoostStats, Depths, GroupStats, IoHandle, Latency, LatencyBuckets, OpStats, Plug, Policy,
     Queue, QueueOptions, QueueSettings, QueueStats, ReadAheadStats, wait_all,

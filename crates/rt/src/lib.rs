@@ -6,15 +6,18 @@
 
 mod condvar;
 pub mod cpu;
+#[cfg(target_os = "linux")]
 mod descriptors;
 mod event;
 mod fault;
 pub mod groups;
 pub mod inherit;
+#[cfg(target_os = "linux")]
 mod interruptible;
 mod lock_header;
 mod memory;
 mod mutex;
+#[cfg(target_os = "linux")]
 mod namespace;
 mod node;
 mod random;
@@ -33,12 +36,15 @@ mod user;
 pub mod waits;
 
 pub use condvar::Condvar;
+#[cfg(target_os = "linux")]
 pub use descriptors::{STATX_DONT_SYNC, close_descriptors_on_exec, take_passed_socket};
 pub use event::Event;
 pub use fault::{FAULT_VARIABLE, fault_point};
+#[cfg(target_os = "linux")]
 pub use interruptible::{Interruptible, end_process_after};
 pub use memory::limit_malloc_arenas;
 pub use mutex::{Mutex, MutexGuard};
+#[cfg(target_os = "linux")]
 pub use namespace::{unshare_mounts, unshare_network, unshare_user_and_network};
 pub use node::node_name;
 pub use random::{Random, random_bytes, random_u64};

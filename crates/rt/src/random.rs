@@ -2,9 +2,6 @@
 
 use std::hash::{BuildHasher, Hasher};
 
-use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
-
 use crate::sim::world;
 
 /// A random number, not for cryptography; in simulation the next number of the run's seed.
@@ -26,6 +23,13 @@ pub fn random_bytes(bytes: &mut [u8]) {
         }
         return;
     }
+    fill_by_host(bytes);
+}
+
+#[cfg(target_os = "linux")]
+fn fill_by_host(bytes: &mut [u8]) {
+    use rustix::io::Errno;
+    use rustix::rand::{GetRandomFlags, getrandom};
     let mut done = 0;
     while done < bytes.len() {
         match getrandom(&mut bytes[done..], GetRandomFlags::empty()) {
@@ -33,6 +37,13 @@ pub fn random_bytes(bytes: &mut [u8]) {
             Err(Errno::INTR) => {}
             Err(error) => panic!("the host has no random bytes: {error}"),
         }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn fill_by_host(bytes: &mut [u8]) {
+    if let Err(error) = getrandom::fill(bytes) {
+        panic!("the host has no random bytes: {error}");
     }
 }
 

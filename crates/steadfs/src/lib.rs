@@ -111,10 +111,19 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(target_os = "linux"),
+    allow(
+        dead_code,
+        reason = "copies between volumes and the host are made on Linux only"
+    )
+)]
 
 mod check;
 mod files;
+#[cfg(target_os = "linux")]
 mod fill;
+#[cfg(target_os = "linux")]
 mod fit;
 mod format;
 pub mod image;
@@ -130,9 +139,11 @@ mod nbd;
 mod nodes;
 mod opening;
 mod options;
+#[cfg(target_os = "linux")]
 mod owners;
 mod probe;
 mod staged;
+#[cfg(target_os = "linux")]
 mod tar;
 pub mod tools;
 mod volume;
@@ -141,7 +152,9 @@ pub use check::{Checked, check};
 pub use files::{DirEntry, File, Metadata, OpenFile, ReadDir, VolumeIoError, Walk, WalkEntry};
 #[cfg(feature = "sim")]
 pub use fill::ReproducibleDevice;
+#[cfg(target_os = "linux")]
 pub use fill::{Fill, FillError, FillSource, Filled, Origin, fill, fill_open};
+#[cfg(target_os = "linux")]
 pub use fit::{FREE_PERCENT_MAX, Fit, FitFree, FitKind, FitPass, FitPlan};
 pub use format::{
     check_unused, dry_run, format, format_f2fs, format_f2fs_within, format_journal, format_within,
@@ -155,6 +168,7 @@ pub use mount::{Mounting, mount, mount_options, prepare_rings, serve, serve_on};
 pub use nbd::{is_uri, size_on_server};
 pub use opening::OpenVolume;
 pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, Overlay, SECTOR};
+#[cfg(target_os = "linux")]
 pub use owners::OwnerRules;
 pub use probe::{Kind, probe};
 pub use staged::StagedVolume;
@@ -186,6 +200,7 @@ pub use steadfs_fuse::{
 pub use steadfs_vfs::{
     Attr, Cx, FallocMode, FileKind, FileSystem, FsError, InodeFlags, SetAttr, StatFs,
 };
+#[cfg(target_os = "linux")]
 pub use tar::{TarError, TarTree};
 #[cfg(feature = "mount")]
 pub use volume::reopen_for_writing;

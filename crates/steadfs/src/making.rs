@@ -1,7 +1,9 @@
 //! Making volumes step by step.
 
+#[cfg(target_os = "linux")]
 use std::io;
 use std::path::{Path, PathBuf};
+#[cfg(target_os = "linux")]
 use std::sync::Arc;
 
 use steadfs_base::Timestamp;
@@ -9,11 +11,14 @@ use steadfs_ext4::format::{FormatOptions, FormatReport};
 use steadfs_f2fs::format as f2fs;
 use steadfs_vfs::FsError;
 
+#[cfg(target_os = "linux")]
 use crate::files::FirstProblem;
 use crate::format::{format_f2fs_within, format_within};
 use crate::image::Window;
 use crate::probe::failed;
-use crate::{Error, Fill, FillSource, Filled, Kind, VolumeDevice, fill};
+use crate::{Error, Kind, VolumeDevice};
+#[cfg(target_os = "linux")]
+use crate::{Fill, FillSource, Filled, fill};
 
 /// A volume that is to be made: [`Format::ext4`] and its like begin one, [`Format::make`] makes it.
 ///
@@ -276,6 +281,7 @@ impl Formatted {
     ///
     /// # Errors
     /// The volume cannot be opened, has no room, or cannot be closed; the first file that could not be copied.
+    #[cfg(target_os = "linux")]
     pub fn fill(&self, from: impl AsRef<Path>) -> io::Result<Filled> {
         let from = Arc::new(FillSource::Directory(from.as_ref().to_owned()));
         let how = Fill {

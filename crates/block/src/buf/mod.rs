@@ -70,6 +70,10 @@ impl Memory {
     }
 
     /// Whether `next` begins where this ends, in the same arena.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(dead_code, reason = "only Linux gets vectors")
+    )]
     fn continues_in(&self, next: &Self) -> bool {
         let (Backing::Slab(slot_id), Backing::Slab(other)) = (self.backing, next.backing) else {
             return false;
@@ -137,6 +141,10 @@ impl Buf {
     }
 
     /// The content of `bufs`, one after the other.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(dead_code, reason = "only Linux gets vectors")
+    )]
     pub(crate) fn concatenated(bufs: &[Buf]) -> Self {
         let mut memory = Memory::new(bufs.iter().map(|buf| buf.len()).sum());
         let mut rest = memory.bytes_mut();
@@ -150,6 +158,10 @@ impl Buf {
 
     /// The bytes of `bufs`, one after the other, as runs that are contiguous in memory: the kernel's cost of a
     /// transfer grows with the number of pieces.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(dead_code, reason = "only Linux gets vectors")
+    )]
     pub(crate) fn runs(bufs: &[Buf]) -> Vec<&[u8]> {
         let mut runs = Vec::new();
         let mut rest = bufs;

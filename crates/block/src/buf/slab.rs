@@ -16,7 +16,9 @@ use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+#[cfg(target_os = "linux")]
+use rustix::mm::{Advice, madvise};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 /// Address space of an arena in bytes; memory is allocated as slots are used.
 const ARENA_BYTES: usize = 4 << 20;
@@ -48,6 +50,10 @@ pub(super) struct SlotId {
 
 impl SlotId {
     /// Whether both slots are in one arena, which is never unmapped.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(dead_code, reason = "only Linux gets vectors")
+    )]
     pub(super) fn shares_arena(self, other: Self) -> bool {
         (self.class, self.arena) == (other.class, other.arena)
     }
@@ -232,14 +238,18 @@ impl Arena {
     /// Requests huge pages: a size class that needs a second arena soon fills it, and this takes one page fault per
     /// 2 MiB instead of 512. If the kernel refuses, small pages are used.
     fn use_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
         // SAFETY: the arena is a separate mapping, and the advice changes no byte of it.
-        unsafe { self.advise(Advice::LinuxHugepage) };
+        unsafe {
+            self.advise(Advice::LinuxHugepage)
+        };
     }
 
-    /// Advises the kernel on the arena's memory, which may refuse. Miri has no such call.
+    /// Advises Linux on the arena's memory, which may refuse. Miri has no such call.
     ///
     /// # Safety
     /// No byte is used that the advice may change.
+    #[cfg(target_os = "linux")]
     unsafe fn advise(&self, advice: Advice) {
         if !cfg!(miri) {
             // SAFETY: the arena is a separate mapping of this length; the caller guarantees the rest.
@@ -257,9 +267,12 @@ impl Arena {
         let all = claimed == self.free.len();
         if all {
             self.emptied.store(true, Ordering::Release);
+            #[cfg(target_os = "linux")]
             // SAFETY: every slot is claimed here, so no byte of the arena is used, and the arena is a
             // separate mapping. Its bytes read as zeros afterwards. If madvise fails, they stay.
-            unsafe { self.advise(Advice::LinuxDontNeed) };
+            unsafe {
+                self.advise(Advice::LinuxDontNeed)
+            };
         }
         for word in &self.free[..claimed] {
             word.fetch_or(self.full, Ordering::Release);

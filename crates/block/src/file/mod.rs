@@ -27,11 +27,11 @@ use std::sync::{Arc, OnceLock};
 
 use steadfs_rt::{Mutex, Rank};
 
-pub use open::{ClaimedFile, Engine, OpenError, OpenOptions};
+pub use open::ClaimedFile;
 pub use ring::prepare_rings;
 pub use sync_device::SyncFileDevice;
 
-use crate::{Bio, Device, Done, Geometry, Op};
+use crate::{Bio, Device, Done, Engine, Geometry, Op, OpenError, OpenOptions};
 use engine::RequestRunner;
 use guard::ImageGuard;
 use jobs::NoMoreJobs;

@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use super::open::{ClaimedFile, OpenError, OpenOptions, target_on};
+use super::open::{ClaimedFile, target_on};
 use super::transfer::Target;
-use crate::{Bio, Device, Done, Geometry};
+use crate::{Bio, Device, Done, Geometry, OpenError, OpenOptions};
 
 /// An image file or a block device, claimed as by [`FileDevice`](super::FileDevice), whose requests are synchronous
 /// system calls of the task that starts them. No other thread is involved, so a simulation can use it.

@@ -1,7 +1,9 @@
 //! The CPUs of this process, and threads that are pinned to one of them.
 
+#[cfg(target_os = "linux")]
 use std::io;
 
+#[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// CPUs that this process can use at a time: its CPU set, or fewer if a cgroup's quota (`cpu.max`) limits it.
@@ -10,8 +12,15 @@ pub fn processors() -> usize {
 }
 
 /// CPUs on which the calling thread may run (its CPU set; quotas do not count).
+#[cfg(target_os = "linux")]
 pub fn allowed_cpus() -> usize {
     sched_getaffinity(None).map_or(1, |set| set.count() as usize)
+}
+
+/// CPUs on which the calling thread may run: other systems say what the process can use.
+#[cfg(not(target_os = "linux"))]
+pub fn allowed_cpus() -> usize {
+    processors()
 }
 
 /// Whether a cgroup's quota limits this process to less time than its CPU set has.
@@ -20,12 +29,14 @@ pub fn has_cpu_quota() -> bool {
 }
 
 /// The CPU set of a thread: one CPU, or all that were allowed before it was pinned. Belongs to that thread.
+#[cfg(target_os = "linux")]
 pub struct PinnedThread {
     cpu: CpuSet,
     allowed: CpuSet,
     pinned: bool,
 }
 
+#[cfg(target_os = "linux")]
 impl PinnedThread {
     /// Pins the calling thread to `cpu`.
     ///
@@ -62,7 +73,7 @@ impl PinnedThread {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 

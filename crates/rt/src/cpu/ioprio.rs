@@ -1,7 +1,10 @@
 //! The I/O priority that the host knows for a thread of ours, ioprio_set(2).
 
-use steadfs_base::{IoPrio, PrioClass};
+use steadfs_base::IoPrio;
+#[cfg(target_os = "linux")]
+use steadfs_base::PrioClass;
 
+#[cfg(target_os = "linux")]
 use super::policy::{ThreadRequest, ask_helper};
 use crate::sim::world;
 
@@ -42,6 +45,7 @@ fn ioprio_set(prio: IoPrio) -> bool {
 }
 
 /// Gives a thread of another process the real-time class; returns whether it has it.
+#[cfg(target_os = "linux")]
 pub(super) fn set_real_time(tid: i32, level: u8) -> bool {
     let prio = IoPrio {
         class: PrioClass::RealTime,
@@ -62,11 +66,6 @@ fn set_of(tid: i32, prio: IoPrio) -> bool {
     let value = class << 13 | libc::c_int::from(prio.level.min(7));
     // SAFETY: ioprio_set takes three integers and accesses no memory of this process.
     unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, tid, value) == 0 }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn set_of(_: i32, _: IoPrio) -> bool {
-    false
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -14,13 +14,19 @@
 mod affinity;
 mod idle;
 mod ioprio;
+#[cfg(target_os = "linux")]
 mod policy;
+#[cfg(target_os = "linux")]
 mod service;
 mod slice;
 
-pub use affinity::{PinnedThread, allowed_cpus, has_cpu_quota, processors};
+#[cfg(target_os = "linux")]
+pub use affinity::PinnedThread;
+pub use affinity::{allowed_cpus, has_cpu_quota, processors};
 pub use idle::{IdleTimeFn, IdleWindow, idle_time};
 pub use ioprio::ThreadIoPrio;
+#[cfg(target_os = "linux")]
 pub use policy::{ThreadHelper, ThreadRequest, help_thread, help_threads_by};
+#[cfg(target_os = "linux")]
 pub use service::{ServiceThread, ServiceThreads};
 pub(crate) use slice::shorten_slice;

@@ -3,6 +3,8 @@
 //! Paths begin at the volume's root, with a slash or without; symbolic links are followed inside the volume. Calls have
 //! the rights of the volume's owner: permissions are not checked.
 
+#[cfg(target_os = "linux")]
+mod copies;
 mod dir;
 mod error;
 mod file;
@@ -26,11 +28,12 @@ pub use error::VolumeIoError;
 pub use file::File;
 pub use metadata::Metadata;
 pub use open::OpenFile;
+#[cfg(target_os = "linux")]
 pub(crate) use tree::FirstProblem;
 pub use tree::{Walk, WalkEntry};
 
 use crate::Volume;
-use crate::tools::{self, CopyOptions, Held, Selection, owner_cx, resolve, resolve_parent};
+use crate::tools::{Held, owner_cx, resolve, resolve_parent};
 use error::At;
 
 fn bytes(path: &Path) -> &[u8] {
@@ -445,57 +448,6 @@ impl Volume {
             Some(value) => (calls.fs).setxattr(&calls.cx, ino, name, value, SetXattr::Any),
             None => calls.fs.removexattr(&calls.cx, ino, name),
         })
-    }
-
-    /// Copies a file or tree of the host to `to`, with all attributes. Existing files are not changed.
-    /// Returns the number of files, directories included.
-    ///
-    /// # Errors
-    /// The first file that was not copied, or attribute that was not kept; all others are.
-    pub fn copy_in(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<u64> {
-        let mut problems = tree::FirstProblem::default();
-        let options = CopyOptions {
-            image: self.image_id(),
-            ..CopyOptions::default()
-        };
-        let to = bytes(to.as_ref());
-        let copied = tools::copy_in(
-            &*self.fs(),
-            &owner_cx(),
-            from.as_ref(),
-            to,
-            options,
-            &mut problems,
-        );
-        problems.into_result()?;
-        Ok(copied?.files)
-    }
-
-    /// Copies a file or tree to `to` on the host, with all attributes that the caller may set there. Existing files are
-    /// not changed. Returns the number of files, directories included.
-    ///
-    /// # Errors
-    /// As [`Volume::copy_in`].
-    pub fn copy_out(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<u64> {
-        let mut problems = tree::FirstProblem::default();
-        let is_root = steadfs_rt::kernel_ids().0 == 0;
-        let options = CopyOptions {
-            owners: is_root,
-            privileges: is_root,
-            ..CopyOptions::default()
-        };
-        let (from, all) = (bytes(from.as_ref()), Selection::default());
-        let copied = tools::copy_out(
-            &*self.fs(),
-            &owner_cx(),
-            from,
-            to.as_ref(),
-            options,
-            all,
-            &mut problems,
-        );
-        problems.into_result()?;
-        Ok(copied?.files)
     }
 
     /// Makes everything durable, as sync(2).

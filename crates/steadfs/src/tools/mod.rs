@@ -3,28 +3,40 @@
 //! Everything uses [`FileSystem`](steadfs_vfs::FileSystem), so it works for every format. Volumes can be hostile: names are
 //! checked, cycles are detected, and on the host nothing is written outside the given directory.
 
+#[cfg(target_os = "linux")]
 mod ahead;
+#[cfg(target_os = "linux")]
 mod amount;
+#[cfg(target_os = "linux")]
 mod copy_between;
+#[cfg(target_os = "linux")]
 mod copy_in;
+#[cfg(target_os = "linux")]
 mod copy_out;
 mod copying;
 mod du;
 pub mod edit;
 pub mod find;
+#[cfg(target_os = "linux")]
 mod folders;
 mod glob;
+#[cfg(target_os = "linux")]
 mod host;
 mod list;
+#[cfg(target_os = "linux")]
 mod maker;
 mod names_of;
+#[cfg(target_os = "linux")]
 mod output;
 mod select;
+#[cfg(target_os = "linux")]
 mod tar_out;
 mod tree;
+#[cfg(target_os = "linux")]
 mod tree_in;
 mod walk;
 mod walker;
+#[cfg(target_os = "linux")]
 mod written;
 
 use std::ffi::OsStr;
@@ -34,21 +46,29 @@ use std::path::{Path, PathBuf};
 
 use steadfs_vfs::{Cx, FileKind, FsError};
 
+#[cfg(target_os = "linux")]
 pub use amount::{amount_on_host, amount_on_volume};
+#[cfg(target_os = "linux")]
 pub use copy_between::copy_between;
+#[cfg(target_os = "linux")]
 pub(crate) use copy_in::copy_in_by;
+#[cfg(target_os = "linux")]
 pub use copy_in::{copy_in, copy_stream_in};
+#[cfg(target_os = "linux")]
 pub use copy_out::{copy_out, write_content};
 pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};
 pub use du::{DuOptions, Unit, Usage};
 pub use glob::{glob, is_pattern, matches};
+#[cfg(target_os = "linux")]
 pub(crate) use host::is_readable;
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
 pub use names_of::Accounts;
 pub use select::Selection;
 pub use steadfs_vfs::names::{printable, printable_json, printable_text};
+#[cfg(target_os = "linux")]
 pub use tar_out::tar_out;
 pub use tree::{Branch, Branches, TreeCount, TreeOptions, tree};
+#[cfg(target_os = "linux")]
 pub(crate) use tree_in::tree_in;
 pub(crate) use walk::DEPTH_MAX;
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
