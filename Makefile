@@ -12,7 +12,7 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build install dist uninstall run book try-book bench bench-offline crash fuzz miri mutants test lint deny publish-check msrv judges fmt clean
+.PHONY: help build install dist uninstall run book try-book bench bench-offline crash fuzz miri mutants test lint deny publish-check msrv other-hosts judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,13 @@ msrv: ## checks that the oldest Rust that Cargo.toml names compiles all programs
 	@scripts/install-build
 	rustup toolchain install "$(MSRV)" --profile minimal
 	cargo "+$(MSRV)" check --workspace --locked --target-dir "$${CARGO_TARGET_DIR:-target}/msrv"
+
+OTHER_HOSTS = aarch64-apple-darwin x86_64-unknown-freebsd x86_64-pc-windows-gnu aarch64-unknown-linux-musl
+other-hosts: ## checks that the library without features compiles for other hosts (by rustup)
+	@scripts/install-build
+	rustup target add $(OTHER_HOSTS)
+	for host in $(OTHER_HOSTS); do \
+		cargo check --quiet --locked -p steadfs --no-default-features --target "$$host" 2>&1 | { ! grep .; } || exit 1; done
 
 fmt: ## formats the sources
 	cargo fmt

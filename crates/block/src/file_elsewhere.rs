@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use crate::file_at::{read_exact_at, write_all_at};
 use crate::{Bio, Buf, Device, Done, Engine, Geometry, IoError, Op, OpenError, OpenOptions};
 
 /// Smallest unit of a device's offsets and lengths, in bytes.
@@ -177,42 +178,6 @@ fn lock(path: &Path, file: &File, options: &OpenOptions) -> Result<(), OpenError
         }),
         Err(TryLockError::Error(cause)) => Err(failed(path, "cannot be locked")(cause)),
     }
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
-}
-
-#[cfg(unix)]
-fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let done = std::os::windows::fs::FileExt::seek_read(file, bytes, at)?;
-        if done == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        bytes = &mut bytes[done..];
-        at += done as u64;
-    }
-    Ok(())
-}
-
-#[cfg(windows)]
-fn write_all_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let done = std::os::windows::fs::FileExt::seek_write(file, bytes, at)?;
-        if done == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        bytes = &bytes[done..];
-        at += done as u64;
-    }
-    Ok(())
 }
 
 impl FileDevice {

@@ -15,6 +15,7 @@ mod file;
 #[cfg(not(target_os = "linux"))]
 #[path = "file_elsewhere.rs"]
 mod file;
+mod file_at;
 mod mem;
 mod model;
 mod open_options;

@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
 use steadfs_base::is_zero;
 use steadfs_rt::{Mutex, Rank};
 
+use crate::file_at::{read_exact_at, write_all_at};
 use crate::{Bio, BlockSource, Device, Done, Geometry, IoError, Op};
 
 const CHUNK_BYTES: usize = 4096;
@@ -61,12 +59,12 @@ impl MemDevice {
         let device = Self::new(size);
         let mut part = vec![0; FILE_IO_BYTES];
         let mut at = 0;
-        while let Some(data) = seek(&file, SeekFrom::Data(at))? {
-            let hole = seek(&file, SeekFrom::Hole(data))?.unwrap_or(size);
+        while let Some(data) = next_data(&file, at)? {
+            let hole = next_hole(&file, data)?.unwrap_or(size);
             at = data;
             while at < hole {
                 let len = FILE_IO_BYTES.min(usize::try_from(hole - at).unwrap_or(FILE_IO_BYTES));
-                file.read_exact_at(&mut part[..len], at)?;
+                read_exact_at(&file, &mut part[..len], at)?;
                 device.write(at, &part[..len]);
                 at += len as u64;
             }
@@ -90,7 +88,7 @@ impl MemDevice {
                 continue;
             }
             if start + run.len() as u64 != at || run.len() >= FILE_IO_BYTES {
-                file.write_all_at(&run, start)?;
+                write_all_at(&file, &run, start)?;
                 run.clear();
                 start = at;
             }
@@ -98,7 +96,7 @@ impl MemDevice {
                 CHUNK_BYTES.min(usize::try_from(self.geometry.size - at).unwrap_or(CHUNK_BYTES));
             run.extend_from_slice(&chunk[..len]);
         }
-        file.write_all_at(&run, start)
+        write_all_at(&file, &run, start)
     }
 
     /// The whole content.
@@ -185,13 +183,36 @@ impl MemDevice {
     }
 }
 
-/// The next offset of data or of a hole; `None` if there is none.
-fn seek(file: &File, from: SeekFrom) -> io::Result<Option<u64>> {
+/// The next offset of data; `None` if there is none.
+#[cfg(unix)]
+fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
+    seek(file, rustix::fs::SeekFrom::Data(from))
+}
+
+/// The next offset of a hole; `None` if there is none.
+#[cfg(unix)]
+fn next_hole(file: &File, from: u64) -> io::Result<Option<u64>> {
+    seek(file, rustix::fs::SeekFrom::Hole(from))
+}
+
+#[cfg(unix)]
+fn seek(file: &File, from: rustix::fs::SeekFrom) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, from) {
         Ok(at) => Ok(Some(at)),
-        Err(Errno::NXIO) => Ok(None),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
         Err(e) => Err(e.into()),
     }
+}
+
+/// All is data: other hosts do not show holes.
+#[cfg(not(unix))]
+fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
+    Ok((from < file.metadata()?.len()).then_some(from))
+}
+
+#[cfg(not(unix))]
+fn next_hole(_: &File, _: u64) -> io::Result<Option<u64>> {
+    Ok(None)
 }
 
 /// For checkers: reads without a queue.

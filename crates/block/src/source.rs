@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 /// A source that a checker reads from.
 pub trait BlockSource {
@@ -47,6 +46,6 @@ impl BlockSource for File {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.read_exact_at(buf, offset)
+        crate::file_at::read_exact_at(self, buf, offset)
     }
 }

@@ -193,6 +193,7 @@ impl Keyring {
     /// `BadOption`: it is none of these. Those of [`Keyring::add`] and [`Keyring::remove`].
     pub fn write(&self, value: &[u8]) -> Result<()> {
         let wrong = |why: &str| FsError::BadOption(why.to_owned());
+        #[cfg(unix)]
         steadfs_rt::forbid_core_dumps();
         let text = std::str::from_utf8(value).unwrap_or_default();
         let words: Vec<&str> = text.split_ascii_whitespace().collect();

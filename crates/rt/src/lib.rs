@@ -32,6 +32,7 @@ mod sim;
 mod task;
 mod time;
 mod unwind;
+#[cfg(unix)]
 mod user;
 pub mod waits;
 
@@ -54,4 +55,5 @@ pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use task::{JoinHandle, check_thread_limit, spawn, task_name, try_spawn, yield_now};
 pub use time::{Instant, now, sleep, sleep_until, wall_clock};
 pub use unwind::{OnUnwind, PANICKED, Unwinding};
+#[cfg(unix)]
 pub use user::{contained_user, forbid_core_dumps, kernel_ids};

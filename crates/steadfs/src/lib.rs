@@ -39,6 +39,12 @@
 //! devices of the caller's. What needs an absent feature is refused with its name: `-o io_engine=uring`, an NBD URI, an
 //! [`Origin`].
 //!
+//! # Hosts
+//!
+//! Linux is what the library is made and tested for. Without features it also compiles for macOS, FreeBSD and Windows, where
+//! nothing has been run: an image file is read, written and locked by the standard library there; block devices are refused,
+//! and what copies between a volume and the host (`Volume::copy_in`, `tools::copy_out`, `fill`, archives) is left out.
+//!
 //! # A device of one's own
 //!
 //! A volume can be on anything that is a [`Device`], for instance on byte ranges that a server sends:
@@ -139,6 +145,7 @@ mod nbd;
 mod nodes;
 mod opening;
 mod options;
+mod os_names;
 #[cfg(target_os = "linux")]
 mod owners;
 mod probe;

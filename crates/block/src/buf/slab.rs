@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicPtr, AtomicU64, AtomicUsi
 
 #[cfg(target_os = "linux")]
 use rustix::mm::{Advice, madvise};
+#[cfg(unix)]
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 /// Address space of an arena in bytes; memory is allocated as slots are used.
@@ -283,13 +284,30 @@ impl Arena {
 
 /// Fresh zeroed address space for an arena, aligned to a page.
 fn map_arena() -> NonNull<u8> {
+    const PAGE: usize = 4096;
+    let Ok(layout) = Layout::from_size_align(ARENA_BYTES, PAGE) else {
+        unreachable!("an arena is smaller than the address space");
+    };
+    fresh(layout).unwrap_or_else(|| handle_alloc_error(layout))
+}
+
+#[cfg(unix)]
+fn fresh(layout: Layout) -> Option<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no other memory.
-    let start =
-        unsafe { mmap_anonymous(ptr::null_mut(), ARENA_BYTES, protection, MapFlags::PRIVATE) };
-    let start = start.ok().and_then(|start| NonNull::new(start.cast()));
-    start.unwrap_or_else(|| match Layout::from_size_align(ARENA_BYTES, 4096) {
-        Ok(layout) => handle_alloc_error(layout),
-        Err(_) => unreachable!("an arena is smaller than the address space"),
-    })
+    let start = unsafe {
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            layout.size(),
+            protection,
+            MapFlags::PRIVATE,
+        )
+    };
+    start.ok().and_then(|start| NonNull::new(start.cast()))
+}
+
+#[cfg(not(unix))]
+fn fresh(layout: Layout) -> Option<NonNull<u8>> {
+    // SAFETY: an arena has bytes. It is never freed.
+    NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
 }

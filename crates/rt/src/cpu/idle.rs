@@ -48,6 +48,7 @@ impl IdleWindow {
 }
 
 /// The idle time of all CPUs together since boot, from proc_stat(5).
+#[cfg(target_os = "linux")]
 pub fn idle_time() -> Option<Duration> {
     let ticks = idle_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
     let second = rustix::param::clock_ticks_per_second();
@@ -56,15 +57,22 @@ pub fn idle_time() -> Option<Duration> {
     ))
 }
 
+/// The idle time of all CPUs, which other hosts do not report here.
+#[cfg(not(target_os = "linux"))]
+pub fn idle_time() -> Option<Duration> {
+    None
+}
+
 /// The sum of the columns `idle` and `iowait`, in clock ticks. (The kernel counts an idle CPU as `iowait` while one of
 /// its tasks waits for a device or, in io_uring, for requests.)
+#[cfg(target_os = "linux")]
 fn idle_ticks(stat: &str) -> Option<u64> {
     let mut words = stat.strip_prefix("cpu ")?.split_ascii_whitespace().skip(3);
     let mut next = || words.next()?.parse::<u64>().ok();
     next()?.checked_add(next()?)
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use steadfs_base::InodeNo;
@@ -10,6 +9,7 @@ use steadfs_vfs::{FileKind, FsError};
 
 use super::error::{At, error_at};
 use super::{Calls, Metadata};
+use crate::os_names::{join, os_string};
 use crate::tools::{Entries, Held};
 
 /// The names in a directory, as [`std::fs::ReadDir`]. They are read in batches, so memory does not grow with the
@@ -67,7 +67,7 @@ impl Iterator for ReadDir {
             Ok(entry) => entry,
             Err(error) => return Some(Err(error_at(&self.path, error))),
         };
-        let name = OsString::from_vec(entry.name);
+        let name = os_string(entry.name);
         Some(Ok(DirEntry {
             calls: self.calls.clone(),
             dir: self.path.clone(),
@@ -95,7 +95,7 @@ impl DirEntry {
 
     /// The path, which begins as the directory's does.
     pub fn path(&self) -> PathBuf {
-        self.dir.join(&self.name)
+        join(&self.dir, Path::new(&self.name))
     }
 
     /// Inode number.

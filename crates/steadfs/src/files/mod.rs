@@ -14,7 +14,6 @@ mod tree;
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,11 +32,12 @@ pub(crate) use tree::FirstProblem;
 pub use tree::{Walk, WalkEntry};
 
 use crate::Volume;
+use crate::os_names::{bytes_of, os_path, os_string};
 use crate::tools::{Held, owner_cx, resolve, resolve_parent};
 use error::At;
 
 fn bytes(path: &Path) -> &[u8] {
-    path.as_os_str().as_bytes()
+    bytes_of(path)
 }
 
 /// The directory that a path ends in, and the name there.
@@ -383,7 +383,7 @@ impl Volume {
                 false => Err(FsError::Invalid("not a symbolic link")),
             }
         })?;
-        Ok(OsString::from_vec(target).into())
+        Ok(os_path(target))
     }
 
     fn set(&self, path: &Path, set: &SetAttr) -> io::Result<()> {
@@ -427,7 +427,7 @@ impl Volume {
             let names = calls.fs.listxattr(&calls.cx, ino)?;
             let read = |name: Vec<u8>| {
                 let value = calls.fs.getxattr(&calls.cx, ino, &name)?;
-                Ok((OsString::from_vec(name), value))
+                Ok((os_string(name), value))
             };
             names.into_iter().map(read).collect()
         })

@@ -1,7 +1,6 @@
 //! How a file is opened.
 
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use steadfs_vfs::{Attr, FileKind, FsError};
@@ -9,6 +8,7 @@ use steadfs_vfs::{Attr, FileKind, FsError};
 use super::error::At;
 use super::file::Access;
 use super::{Calls, File};
+use crate::os_names::{join, os_path};
 use crate::tools::Held;
 
 /// Symbolic links at the end of a path that lead to files which are to be made, as Linux has it (`MAXSYMLINKS`).
@@ -176,8 +176,8 @@ impl OpenFile {
             Err(error) => return Err(error),
         };
         let target = self.calls.fs.readlink(&self.calls.cx, found.ino())?;
-        let target = PathBuf::from(std::ffi::OsString::from_vec(target));
+        let target = os_path(target);
         let dir = path.parent().unwrap_or(Path::new("/"));
-        Ok(dir.join(target))
+        Ok(join(dir, &target))
     }
 }

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use steadfs_base::{Corruption, InodeNo};
 use steadfs_vfs::{FileKind, FsError};
 
-use super::error::{error_at, path_of};
+use super::error::error_at;
 use super::{Calls, DirEntry, Metadata, ReadDir, bytes};
+use crate::os_names::os_path;
 use crate::tools::edit::{Editor, RmOptions};
 use crate::tools::{DEPTH_MAX, Progress, ToolError};
 
@@ -131,7 +132,7 @@ impl From<ToolError> for io::Error {
         match error {
             ToolError::Host { source, .. } => source,
             ToolError::Volume { path, source } | ToolError::Change { path, source, .. } => {
-                error_at(path_of(&path), source)
+                error_at(&os_path(path), source)
             }
             other => Self::new(other.io_kind(), other),
         }

@@ -39,12 +39,12 @@ mod walker;
 #[cfg(target_os = "linux")]
 mod written;
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use steadfs_vfs::{Cx, FileKind, FsError};
+
+use crate::os_names::bytes_of;
 
 #[cfg(target_os = "linux")]
 pub use amount::{amount_on_host, amount_on_volume};
@@ -87,7 +87,7 @@ pub enum ToolError {
         source: FsError,
     },
     /// A call on the host failed.
-    #[error("{}: {source}", printable(.path.as_os_str().as_bytes()))]
+    #[error("{}: {source}", printable(bytes_of(.path)))]
     Host {
         /// Path on the host.
         path: PathBuf,
@@ -213,12 +213,14 @@ fn kept_perm(kind: FileKind, perm: u32, stranger: bool) -> u32 {
 }
 
 /// A path of the host.
+#[cfg(target_os = "linux")]
 fn host_path(bytes: &[u8]) -> &Path {
     Path::new(os(bytes))
 }
 
-fn os(bytes: &[u8]) -> &OsStr {
-    OsStr::from_bytes(bytes)
+#[cfg(target_os = "linux")]
+fn os(bytes: &[u8]) -> &std::ffi::OsStr {
+    std::os::unix::ffi::OsStrExt::from_bytes(bytes)
 }
 
 /// Whether a path on a volume is the root itself.

@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 
 use steadfs_base::Timestamp;
 use steadfs_vfs::FileKind;
@@ -96,7 +95,7 @@ struct Parser<'w> {
 }
 
 fn shown(word: &OsStr) -> String {
-    printable(word.as_bytes())
+    printable(word.as_encoded_bytes())
 }
 
 impl<'w> Parser<'w> {
@@ -240,7 +239,7 @@ impl<'w> Parser<'w> {
             "-print" => Action::Print,
             "-print0" => Action::Print0,
             "-printf" => {
-                let format = Format::parse(self.value(name)?.as_bytes())?;
+                let format = Format::parse(self.value(name)?.as_encoded_bytes())?;
                 self.expression.names |= format.names;
                 Action::Printf(format)
             }
@@ -314,7 +313,7 @@ impl<'w> Parser<'w> {
     }
 
     fn pattern(&mut self, name: &str, fold: bool) -> Result<Pattern, String> {
-        let text = self.value(name)?.as_bytes().to_vec();
+        let text = self.value(name)?.as_encoded_bytes().to_vec();
         Ok(Pattern { text, fold })
     }
 
