@@ -205,7 +205,7 @@ pub use steadfs_fuse::{
     broker_sockets, serve_commands, uring_hint,
 };
 pub use steadfs_vfs::{
-    Attr, Cx, FallocMode, FileKind, FileSystem, FsError, InodeFlags, SetAttr, StatFs,
+    Attr, Cx, FallocMode, FileKind, FileSystem, FsError, InodeFlags, Seek, SetAttr, SetTime, StatFs,
 };
 #[cfg(target_os = "linux")]
 pub use tar::{TarError, TarTree};

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::mem;
 use std::path::{Path, PathBuf};
 
 use steadfs_base::InodeNo;
@@ -62,6 +63,10 @@ impl Iterator for ReadDir {
     type Item = io::Result<DirEntry>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if let Err(error) = self.calls.in_use.check() {
+            let ended = mem::replace(&mut self.entries, Entries::none(self.dir));
+            return (!ended.is_done()).then(|| Err(error_at(&self.path, error)));
+        }
         let (fs, cx) = (&self.calls.fs, &self.calls.cx);
         let entry = match self.entries.next(&**fs, cx)? {
             Ok(entry) => entry,

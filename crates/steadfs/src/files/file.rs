@@ -146,6 +146,20 @@ impl File {
         fs.fallocate(cx, self.ino, mode, offset, len).at(&self.path)
     }
 
+    /// The next data at or after `offset` (`Seek::Data`), or the next hole (`Seek::Hole`; the end of the file is one). `None`: there
+    /// is none before the end of the file.
+    ///
+    /// # Errors
+    /// The volume is closed, or cannot be read.
+    pub fn seek_to(&self, what: steadfs_vfs::Seek, offset: u64) -> io::Result<Option<u64>> {
+        self.calls.in_use.check().at(&self.path)?;
+        let (fs, cx) = (&self.calls.fs, &self.calls.cx);
+        match fs.seek(cx, self.ino, offset, what) {
+            Err(FsError::NoData | FsError::NoSuchOffset) => Ok(None),
+            found => found.map(Some).at(&self.path),
+        }
+    }
+
     /// Makes the file durable, as fsync(2).
     ///
     /// # Errors
@@ -164,7 +178,12 @@ impl File {
         synced.at(&self.path)
     }
 
-    fn append(&self, bytes: &[u8]) -> io::Result<u64> {
+    /// Writes all of `bytes` at the end of the file, and returns where they begin. Of two calls at the same time, on any open
+    /// file, one writes behind the other.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    pub fn append(&self, bytes: &[u8]) -> io::Result<u64> {
         let _end_stays = self.calls.in_use.appends.lock();
         let end = self.metadata()?.len();
         self.write_at(bytes, end)?;

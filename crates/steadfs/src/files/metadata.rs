@@ -18,6 +18,11 @@ impl Metadata {
         Self(attr)
     }
 
+    /// All attributes, with times in nanoseconds.
+    pub const fn attr(&self) -> &Attr {
+        &self.0
+    }
+
     /// The type.
     pub const fn file_type(&self) -> FileKind {
         self.0.kind

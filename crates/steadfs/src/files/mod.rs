@@ -3,6 +3,7 @@
 //! Paths begin at the volume's root, with a slash or without; symbolic links are followed inside the volume. Calls have
 //! the rights of the volume's owner: permissions are not checked.
 
+mod attributes;
 #[cfg(target_os = "linux")]
 mod copies;
 mod dir;
@@ -32,7 +33,7 @@ pub(crate) use tree::FirstProblem;
 pub use tree::{Walk, WalkEntry};
 
 use crate::Volume;
-use crate::os_names::{bytes_of, os_path, os_string};
+use crate::os_names::{bytes_of, os_path};
 use crate::tools::{Held, owner_cx, resolve, resolve_parent};
 use error::At;
 
@@ -270,8 +271,16 @@ impl Volume {
     /// # Errors
     /// The name exists; the directory around it does not; there is no space.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let calls = self.calls();
-        let make = |dir, name: &[u8]| calls.fs.mkdir(&calls.cx, dir, name, 0o755);
+        self.create_dir_with(path, 0o755)
+    }
+
+    /// Makes a directory with these permissions (octal, at most 01777, as of mkdir(2)).
+    ///
+    /// # Errors
+    /// As [`Volume::create_dir`].
+    pub fn create_dir_with(&self, path: impl AsRef<Path>, permissions: u32) -> io::Result<()> {
+        let (calls, permissions) = (self.calls(), permissions & 0o1777);
+        let make = |dir, name: &[u8]| calls.fs.mkdir(&calls.cx, dir, name, permissions);
         calls.make(path.as_ref(), make)
     }
 
@@ -386,12 +395,6 @@ impl Volume {
         Ok(os_path(target))
     }
 
-    fn set(&self, path: &Path, set: &SetAttr) -> io::Result<()> {
-        let calls = self.calls();
-        let changed = |ino, _: &Attr| calls.fs.setattr(&calls.cx, ino, set).map(drop);
-        calls.with(path, true, changed)
-    }
-
     /// Sets the permission bits (octal, at most 07777) of a file.
     ///
     /// # Errors
@@ -401,7 +404,7 @@ impl Volume {
             perm: Some(permissions & 0o7777),
             ..SetAttr::default()
         };
-        self.set(path.as_ref(), &set)
+        self.set_attributes(path, true, &set)
     }
 
     /// Sets the owner of a file.
@@ -414,7 +417,7 @@ impl Volume {
             gid: Some(group),
             ..SetAttr::default()
         };
-        self.set(path.as_ref(), &set)
+        self.set_attributes(path, true, &set)
     }
 
     /// The extended attributes of a file, with their full names (`user.comment`). Of a link those of its target.
@@ -422,15 +425,7 @@ impl Volume {
     /// # Errors
     /// There is no such file; the attributes cannot be read.
     pub fn xattrs(&self, path: impl AsRef<Path>) -> io::Result<Vec<(OsString, Vec<u8>)>> {
-        let calls = self.calls();
-        calls.with(path.as_ref(), true, |ino, _| {
-            let names = calls.fs.listxattr(&calls.cx, ino)?;
-            let read = |name: Vec<u8>| {
-                let value = calls.fs.getxattr(&calls.cx, ino, &name)?;
-                Ok((os_string(name), value))
-            };
-            names.into_iter().map(read).collect()
-        })
+        self.calls().xattrs(path.as_ref(), true)
     }
 
     /// Sets an extended attribute, or removes it (`None`).
@@ -455,6 +450,7 @@ impl Volume {
     /// # Errors
     /// Something could not be written.
     pub fn sync(&self) -> io::Result<()> {
+        self.in_use().check()?;
         Ok(self.fs().sync_all(&owner_cx())?)
     }
 
@@ -463,6 +459,7 @@ impl Volume {
     /// # Errors
     /// The volume is closed.
     pub fn usage(&self) -> io::Result<StatFs> {
+        self.in_use().check()?;
         Ok(self.fs().statfs(&owner_cx())?)
     }
 }

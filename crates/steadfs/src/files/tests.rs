@@ -330,3 +330,54 @@ fn a_dropped_volume_is_closed() {
     let error: io::Error = Volume::open(&text).map(drop).unwrap_err().into();
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
 }
+
+#[test]
+fn a_closed_volume_lists_nothing_more() {
+    World::new().each(|volume| {
+        for name in ["/one", "/two", "/three"] {
+            volume.write(name, "").unwrap();
+        }
+        let (mut names, mut walk) = (volume.read_dir("/").unwrap(), volume.walk("/").unwrap());
+        names.next().unwrap().unwrap();
+        volume.close().unwrap();
+        assert!(names.next().unwrap().is_err() && names.next().is_none());
+        assert!(walk.next().unwrap().is_err() && walk.next().is_none());
+        assert!(volume.usage().is_err() && volume.sync().is_err());
+    });
+}
+
+#[test]
+fn nodes_and_attributes_of_links_are_set() {
+    World::new().each(|volume| {
+        volume.create_dir_with("/dir", 0o1750).unwrap();
+        assert_eq!(volume.metadata("/dir").unwrap().permissions(), 0o1750);
+        volume.create_node("/null", 0o020_666, 0x103).unwrap();
+        let node = volume.metadata("/null").unwrap();
+        assert_eq!((node.mode(), node.rdev()), (0o020_666, 0x103));
+        volume.symlink("dir", "/link").unwrap();
+        let owner = |uid| SetAttr {
+            uid: Some(uid),
+            ..SetAttr::default()
+        };
+        volume.set_attributes("/link", false, &owner(5)).unwrap();
+        volume.set_attributes("/link", true, &owner(6)).unwrap();
+        assert_eq!(volume.symlink_metadata("/link").unwrap().uid(), 5);
+        assert_eq!(volume.metadata("/dir").unwrap().uid(), 6);
+        volume.set_xattr("/dir", "user.of", Some(b"dir")).unwrap();
+        assert!(volume.symlink_xattrs("/link").unwrap().is_empty());
+        assert_eq!(volume.xattrs("/link").unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn data_and_holes_are_found() {
+    use steadfs_vfs::Seek::{Data, Hole};
+    World::new().each(|volume| {
+        let file = volume.create("/sparse").unwrap();
+        file.write_at(b"end", 1 << 20).unwrap();
+        assert_eq!(file.seek_to(Data, 0).unwrap(), Some(1 << 20));
+        assert_eq!(file.seek_to(Hole, 0).unwrap(), Some(0));
+        assert_eq!(file.seek_to(Data, 2 << 20).unwrap(), None);
+        assert_eq!(file.append(b"!").unwrap(), (1 << 20) + 3);
+    });
+}

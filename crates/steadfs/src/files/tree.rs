@@ -35,6 +35,11 @@ impl WalkEntry {
         self.entry.path()
     }
 
+    /// Inode number.
+    pub const fn ino(&self) -> InodeNo {
+        self.entry.ino()
+    }
+
     /// The type.
     pub const fn file_type(&self) -> FileKind {
         self.kind

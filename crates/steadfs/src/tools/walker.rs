@@ -37,11 +37,17 @@ impl Entries {
         }
     }
 
-    fn none(dir: InodeNo) -> Self {
+    /// No entries of a directory.
+    pub fn none(dir: InodeNo) -> Self {
         Self {
             next: None,
             ..Self::of(dir)
         }
+    }
+
+    /// Whether [`Entries::next`] returns nothing more.
+    pub fn is_done(&self) -> bool {
+        self.ready.is_empty() && self.next.is_none() && self.error.is_none()
     }
 
     /// The next entry.
