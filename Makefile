@@ -12,7 +12,7 @@ HELPERDIR ?= /sbin
 # What is installed.
 BUILT ?= target/release
 
-.PHONY: help build install dist uninstall run book try-book bench bench-offline crash fuzz miri mutants test lint deny publish-check msrv other-hosts judges fmt clean
+.PHONY: help build install dist wheel uninstall run book try-book bench bench-offline crash fuzz miri mutants test lint deny publish-check msrv other-hosts judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ install: ## programs, mount helpers, manual, completions; takes PREFIX (/usr/loc
 dist: ## a static program with all that belongs to it, as a tar archive and a Debian package, in target/packages
 	@scripts/install-build
 	@scripts/dist
+
+wheel: ## the Python package (crates/python) as a wheel, in target/packages
+	@scripts/install-build
+	@scripts/install-packages python3
+	@scripts/wheel
 
 uninstall: ## removes what install installed; takes the same PREFIX and DESTDIR
 	@scripts/install-program uninstall "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"

@@ -31,7 +31,14 @@ pub fn program() -> &'static Path {
         let profile = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
         let mut build = Command::new(env!("CARGO"));
         // With the features of `cargo test --workspace`, whose libraries it can use then: to build them once more takes 90 s.
-        build.args(["build", "--quiet", "--workspace", "--bins", "--examples"]);
+        build.args([
+            "build",
+            "--quiet",
+            "--workspace",
+            "--lib",
+            "--bins",
+            "--examples",
+        ]);
         build.args(["--features", "steadfs-jbd2-format/test-support"]);
         if profile.file_name().is_some_and(|name| name == "release") {
             build.arg("--release");

@@ -120,6 +120,7 @@ const CRATES: &[CrateRule] = &[
         &["base", "rt", "vfs", "contain", "remote", "steadfs"],
     ),
     rule("lab-cli", 70, &["rt", "steadfs", "lab"]),
+    rule("python", 70, &["rt", "steadfs"]),
     rule(
         "suite",
         80,
