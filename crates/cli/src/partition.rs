@@ -105,7 +105,7 @@ pub fn resolve(
                 has_place |= place.is_some_and(|(name, value)| {
                     ["offset", "sizelimit"].contains(&name) && value.trim() != "0"
                 });
-                rest.push(absolute_overlay(item)?);
+                rest.push(with_absolute_path(item)?);
             }
         }
     }
@@ -130,12 +130,15 @@ pub fn resolve(
     Ok((disk, rest.join(",")))
 }
 
-/// The item, with the path of `overlay=` made absolute: the server of a mount has another working directory.
-fn absolute_overlay(item: &str) -> Result<String, Failure> {
+/// The item, with the path of `overlay=` or `journal_path=` made absolute: the server of a mount has another working
+/// directory.
+fn with_absolute_path(item: &str) -> Result<String, Failure> {
     match item.trim().split_once('=') {
-        Some(("overlay", file)) if !file.is_empty() && file != "memory" => {
+        Some((name @ ("overlay" | "journal_path"), file))
+            if !file.is_empty() && (name, file) != ("overlay", "memory") =>
+        {
             let path = std::path::absolute(file).map_err(Failure::plain)?;
-            Ok(format!("overlay={}", path.display()))
+            Ok(format!("{name}={}", path.display()))
         }
         _ => Ok(item.to_owned()),
     }

@@ -344,6 +344,11 @@ fn takes_no_writes(error: &Error) -> bool {
         if cause.kind() == ErrorKind::ReadOnlyFilesystem)
 }
 
+/// Whether the error is of the device at `path`, not of another one such as a journal's.
+fn is_of(error: &Error, path: &Path) -> bool {
+    matches!(error, Error::Open(OpenError::Io { path: at, .. }) if at == path)
+}
+
 /// Whether a volume that could not be opened for this reason is mounted read-only: one that can only be read, with a
 /// warning, as mount(8) does, unless `-w` requests write access. A file that this user may not write is refused: that may
 /// be a mistake.
@@ -354,7 +359,7 @@ fn read_only_because(
     error: &Error,
 ) -> Result<(), Failure> {
     let why = match error {
-        error if takes_no_writes(error) => "the device takes no writes",
+        error if takes_no_writes(error) && is_of(error, path) => "the device takes no writes",
         Error::Volume {
             error: FsError::OnlyReadable(why),
             ..

@@ -13,13 +13,30 @@ use crate::{io_error, journal_format_error};
 /// The name of the option that gives it, for messages.
 const OPTION: &str = "option journal_path";
 
-/// Maps the journal of the volume `sb` that begins at byte `at` of the device.
+/// The place of an external journal on a device that the volume begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalArea {
+    /// The journal's first byte.
+    pub at: u64,
+    /// Bytes of the device that are the volume's.
+    pub volume_bytes: u64,
+}
+
+/// Maps the journal of the volume `sb` in this place.
 ///
 /// # Errors
 /// It is not the journal of this volume, is corrupt, or cannot be read.
-pub fn map(queue: &Queue, sb: &Superblock, at: u64) -> Result<JournalMap> {
-    let block_size = sb.geometry().block_size;
-    let read = queue.read(at, HEAD_BYTES, IoTag::default());
+pub fn map(queue: &Queue, sb: &Superblock, area: JournalArea) -> Result<JournalMap> {
+    let (at, block_size) = (area.at, sb.geometry().block_size);
+    let sector = queue.geometry().logical_block;
+    if block_size.bytes_u64() < sector.into() {
+        let why = format!(
+            "blocks of {} bytes are less than a sector of {sector}",
+            block_size.bytes()
+        );
+        return Err(FsError::BadOption(format!("{OPTION}: {why}")));
+    }
+    let read = queue.read(at, block_size.bytes().max(HEAD_BYTES), IoTag::default());
     let head = read.map_err(io_error)?;
     let start = usize::try_from(SUPERBLOCK_OFFSET).unwrap_or(HEAD_BYTES);
     let found = ExternalJournal::parse(&head[start..][..SUPERBLOCK_SIZE]);
@@ -38,7 +55,8 @@ pub fn map(queue: &Queue, sb: &Superblock, at: u64) -> Result<JournalMap> {
     let first = DevBlock(at / block_size.bytes_u64());
     let map = map_from(first, found.log_superblock(), found.blocks)?;
     check_log(queue, block_size, &map, found.log_superblock())?;
-    Ok(map)
+    let end = DevBlock(area.volume_bytes / block_size.bytes_u64());
+    Ok(map.behind_volume(end))
 }
 
 /// Bytes at the device's start, with its superblock.
@@ -47,6 +65,7 @@ const HEAD_BYTES: usize = 4096;
 fn check_owner(sb: &Superblock, journal: &ExternalJournal) -> Result<()> {
     let refuse = |why: &str| Err(FsError::BadOption(format!("{OPTION}: {why}")));
     match sb.journal() {
+        JournalPlace::External(uuid) if uuid == [0; 16] => refuse("the volume names no journal"),
         JournalPlace::External(uuid) if uuid != journal.uuid => {
             refuse("this is the journal of another volume")
         }
@@ -75,6 +94,10 @@ fn check_log(queue: &Queue, size: BlockSize, map: &JournalMap, log: u64) -> Resu
     let read = queue.read(size.offset_of(at), size.bytes(), IoTag::default());
     let block = read.map_err(io_error)?;
     let parsed = LogSuperblock::parse(&block, size, map.len()).map_err(journal_format_error)?;
+    if parsed.raw.users.get() != 1 {
+        let why = "the journal has no volume; Linux does not mount it, either";
+        return Err(FsError::BadOption(format!("{OPTION}: {why}")));
+    }
     if u64::from(parsed.first) <= log {
         let what = format!(
             "the external journal's log begins at its block {}",

@@ -25,6 +25,7 @@ use crate::disk::Geometry;
 use crate::disk::Superblock;
 use crate::disk::features::Incompat;
 use crate::disk::superblock::{JournalPlace, SUPERBLOCK_SIZE};
+use crate::external_journal::JournalArea;
 use crate::fs::Ext4;
 use crate::io_error;
 use crate::options::MountOptions;
@@ -53,7 +54,7 @@ pub enum Appliable {
 ///
 /// # Errors
 /// It has no journal of its own, or its superblock cannot be used.
-pub fn appliable(base: &Arc<dyn Device>, external: Option<u64>) -> Result<Appliable> {
+pub fn appliable(base: &Arc<dyn Device>, external: Option<JournalArea>) -> Result<Appliable> {
     let queue = Queue::new(Arc::clone(base), QueueOptions::default());
     let sb = read_superblock(&queue)?;
     let refuse = |why: &str| Err(FsError::BadOption(why.to_owned()));
@@ -88,7 +89,7 @@ pub fn apply(
     base: &Arc<dyn Device>,
     edited: &Arc<dyn Device>,
     changed: &[Range<u64>],
-    external: Option<u64>,
+    external: Option<JournalArea>,
 ) -> Result<()> {
     let queue = Arc::new(Queue::new(Arc::clone(base), QueueOptions::default()));
     let sb = read_superblock(&queue)?;
@@ -154,7 +155,7 @@ struct Job {
     edited: Queue,
     geo: Geometry,
     map: JournalMap,
-    external: Option<u64>,
+    external: Option<JournalArea>,
     /// The block of multiple-mount protection.
     protection: Option<DevBlock>,
     tag: IoTag,

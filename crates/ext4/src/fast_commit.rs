@@ -31,6 +31,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::disk::Ino;
 use crate::disk::features::{Incompat, RoCompat};
 use crate::disk::superblock::SUPERBLOCK_OFFSET;
+use crate::external_journal::JournalArea;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
@@ -60,7 +61,7 @@ const METADATA_BYTES: u64 = 16 << 20;
 pub(crate) fn changed_blocks(
     view: Arc<dyn Device>,
     block_size: BlockSize,
-    external: Option<u64>,
+    external: Option<JournalArea>,
     commits: &FastCommits,
 ) -> Result<BTreeMap<DevBlock, Buf>> {
     let scratch = Arc::new(ScratchDevice::new(view, block_size));

@@ -49,6 +49,7 @@ mod verity;
 mod xattr;
 
 pub use apply::{Appliable, appliable, apply};
+pub use external_journal::JournalArea;
 pub use fs::Ext4;
 pub use node_lock::{NodeLock, Protection, ProtectionMode, check_unused};
 pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE};

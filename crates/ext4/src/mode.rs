@@ -7,8 +7,13 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::JournalPlace;
+use crate::external_journal::JournalArea;
 use crate::options::MountOptions;
 use crate::report::MountReport;
+
+/// Why a volume is refused whose journal is not given.
+pub(crate) const ELSEWHERE: &str = "the journal is on another device and has changes to replay; -o journal_path= names \
+     that device, -o ro,noload reads the volume without them";
 
 /// Features of images that are read-only by design.
 const MADE_TO_BE_READ: RoCompat = RoCompat::READONLY.union(RoCompat::SHARED_BLOCKS);
@@ -55,11 +60,7 @@ pub(crate) fn choose_mode(
     }
     let is_dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
     if is_elsewhere(sb, options) && is_dirty && !options.no_replay {
-        return Err(FsError::BadOption(
-            "the journal is on another device and has changes to replay; -o journal_path= names that device, \
-             -o ro,noload reads the volume without them"
-                .to_owned(),
-        ));
+        return Err(FsError::BadOption(ELSEWHERE.to_owned()));
     }
     let why = why_only_readable(sb, options);
     options.common.check_mode(&why, device_read_only)?;
@@ -68,14 +69,18 @@ pub(crate) fn choose_mode(
 }
 
 /// Whether the volume's journal is on another device, which is not given.
-fn is_elsewhere(sb: &Superblock, options: &MountOptions) -> bool {
+pub(crate) fn is_elsewhere(sb: &Superblock, options: &MountOptions) -> bool {
     matches!(sb.journal(), JournalPlace::External(_)) && options.external_journal.is_none()
 }
 
 /// Refuses a volume that is longer than its device. `external`: where an external journal follows it.
-pub(crate) fn check_size(sb: &Superblock, queue: &Queue, external: Option<u64>) -> Result<()> {
+pub(crate) fn check_size(
+    sb: &Superblock,
+    queue: &Queue,
+    external: Option<JournalArea>,
+) -> Result<()> {
     let geo = sb.geometry();
-    let there = external.unwrap_or(queue.geometry().size);
+    let there = external.map_or(queue.geometry().size, |area| area.volume_bytes);
     let needed = geo.blocks_count.checked_mul(geo.block_size.bytes_u64());
     if needed.is_none_or(|n| n > there) {
         let what = format!(

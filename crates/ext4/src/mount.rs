@@ -472,8 +472,8 @@ fn choose(queue: &Arc<Queue>, options: &MountOptions, report: &mut MountReport) 
     report.pass_over(sized, options.common.salvage)?;
     let device_read_only = queue.geometry().read_only;
     choose_mode(&chosen.sb, options, device_read_only, report)?;
-    if let Some(at) = options.external_journal {
-        let mapped = external_journal::map(queue, &chosen.sb, at).map(drop);
+    if let Some(area) = options.external_journal {
+        let mapped = external_journal::map(queue, &chosen.sb, area).map(drop);
         // A corrupt one is passed over, but not the wrong one.
         let is_wrong = matches!(mapped, Err(FsError::BadOption(_)));
         report.pass_over(mapped, options.common.salvage && !is_wrong)?;

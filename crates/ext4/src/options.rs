@@ -13,6 +13,7 @@ pub use steadfs_vfs::options::{Atime, OnError};
 pub use table::TABLE;
 
 use crate::disk::{Features, RoCompat};
+use crate::external_journal::JournalArea;
 use crate::node_lock::Protection;
 
 /// `data=`: when file data is written relative to its metadata.
@@ -34,7 +35,7 @@ pub struct MountOptions {
     /// `journal_path=`, `journal_dev=`: the device of an external journal.
     pub journal_path: Option<PathBuf>,
     /// Where an external journal begins on the volume's device, which is joined with it, in bytes; no option of a list.
-    pub external_journal: Option<u64>,
+    pub external_journal: Option<JournalArea>,
     /// `sb=`: the superblock to use, in units of 1 KiB; `None`: the first one.
     pub sb: Option<u64>,
     /// `data=`.

@@ -11,8 +11,9 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::features::Incompat;
 use crate::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET};
 use crate::disk::{DiskError, Superblock};
+use crate::external_journal::{self, JournalArea};
 use crate::fast_commit;
-use crate::mode::check_size;
+use crate::mode::{ELSEWHERE, check_size, is_elsewhere};
 use crate::options::MountOptions;
 use crate::report::MountReport;
 use crate::source::{Source, journal_map};
@@ -20,7 +21,7 @@ use crate::superblock::{self, Chosen, read_superblock, superblock_bytes};
 use crate::txn::journal_error;
 
 /// Whether the volume's journal, if it is there, may hold transactions. A copy of the superblock does not have this state.
-pub(crate) fn may_have_log(chosen: &Chosen, external: Option<u64>) -> bool {
+pub(crate) fn may_have_log(chosen: &Chosen, external: Option<JournalArea>) -> bool {
     let features = chosen.sb.features();
     let is_there = match chosen.sb.journal() {
         JournalPlace::Inode(_) => true,
@@ -37,7 +38,7 @@ pub(crate) struct Replaying {
     /// Fast commits that cannot be replayed are left out.
     pub(crate) salvage: bool,
     /// Where an external journal begins on the device.
-    pub(crate) external: Option<u64>,
+    pub(crate) external: Option<JournalArea>,
 }
 
 /// Replays the journal: to the device, or in memory.
@@ -85,7 +86,7 @@ pub(crate) type ChangedBlocks = BTreeMap<DevBlock, Buf>;
 /// Replays the journal to the device; an external one is behind the volume there. `changed` are the blocks that its fast commits change, if they are known.
 pub(crate) fn recover_to_device(
     queue: &Arc<Queue>,
-    (sb, external): (&Superblock, Option<u64>),
+    (sb, external): (&Superblock, Option<JournalArea>),
     changed: Option<&ChangedBlocks>,
     report: &mut MountReport,
 ) -> Result<()> {
@@ -176,6 +177,17 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
     if !options.common.salvage {
         check_size(&chosen.sb, &queue, external)?;
     }
+    if let Some(area) = external {
+        external_journal::map(&queue, &chosen.sb, area)?;
+    }
+    let is_dirty = chosen
+        .sb
+        .features()
+        .incompat
+        .contains(Incompat::NEEDS_RECOVERY);
+    if is_elsewhere(&chosen.sb, options) && is_dirty && !options.no_replay {
+        view.unreplayed = Some(FsError::BadOption(ELSEWHERE.to_owned()));
+    }
     if options.no_replay || !may_have_log(&chosen, external) {
         return Ok(view);
     }
@@ -207,7 +219,7 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
 pub(crate) fn replayed_superblock(
     queue: &Queue,
     before: &Superblock,
-    external: Option<u64>,
+    external: Option<JournalArea>,
     is_copy: bool,
 ) -> Result<Superblock> {
     let sb = match read_superblock(queue) {

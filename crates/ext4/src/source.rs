@@ -9,6 +9,7 @@ use steadfs_vfs::{FsError, Result};
 
 use crate::disk::Superblock;
 use crate::disk::superblock::JournalPlace;
+use crate::external_journal::JournalArea;
 use crate::superblock::Chosen;
 
 /// The device and superblock from which a volume is opened.
@@ -46,10 +47,10 @@ impl Source {
 pub(crate) fn journal_map(
     queue: &Arc<Queue>,
     sb: &Superblock,
-    external: Option<u64>,
+    external: Option<JournalArea>,
 ) -> Result<JournalMap> {
-    if let Some(at) = external {
-        return crate::external_journal::map(queue, sb, at);
+    if let Some(area) = external {
+        return crate::external_journal::map(queue, sb, area);
     }
     let JournalPlace::Inode(ino) = sb.journal() else {
         return Err(Corruption::new("the volume has no journal").into());

@@ -12,6 +12,8 @@ pub struct JournalMap {
     /// In the device's order.
     by_device: Vec<Run>,
     len: u32,
+    /// Where the volume ends, if the journal is behind it on another device.
+    volume_end: Option<DevBlock>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +36,7 @@ impl JournalMap {
             runs: Vec::new(),
             by_device: Vec::new(),
             len: 0,
+            volume_end: None,
         };
         for (device, len) in runs {
             map.push(device, len)?;
@@ -67,6 +70,19 @@ impl JournalMap {
         }
         self.len = total;
         Ok(())
+    }
+
+    /// The same map of a journal behind a volume that ends before this block.
+    #[must_use]
+    pub fn behind_volume(mut self, end: DevBlock) -> Self {
+        self.volume_end = Some(end);
+        self
+    }
+
+    /// Whether a block can be the home of a logged block: it is before `device_end`, the end of the device, in the volume,
+    /// and not the journal's own.
+    pub fn may_be_home(&self, block: DevBlock, device_end: DevBlock) -> bool {
+        block < self.volume_end.unwrap_or(device_end) && !self.contains(block)
     }
 
     /// Blocks in the journal.
@@ -136,6 +152,11 @@ mod tests {
         assert_eq!(map.locate(8), (DevBlock(50), 8));
         assert_eq!(map.locate(15), (DevBlock(57), 1));
         assert!(map.contains(DevBlock(57)) && !map.contains(DevBlock(58)));
+        let end = DevBlock(60);
+        assert!(map.may_be_home(DevBlock(58), end) && !map.may_be_home(DevBlock(57), end));
+        assert!(!map.may_be_home(DevBlock(60), end));
+        let behind = map.clone().behind_volume(DevBlock(40));
+        assert!(behind.may_be_home(DevBlock(39), end) && !behind.may_be_home(DevBlock(40), end));
         assert_eq!(map.device_end(), DevBlock(108));
         assert!(map.overlaps(DevBlock(0), 51) && !map.overlaps(DevBlock(0), 50));
         assert!(map.overlaps(DevBlock(57), 1) && !map.overlaps(DevBlock(58), 42));

@@ -498,11 +498,11 @@ pub(crate) fn check_home_locations<'a>(
     map: &JournalMap,
     homes: impl Iterator<Item = &'a DevBlock>,
 ) -> Result<(), JournalError> {
-    let end = queue.geometry().size / block_size.bytes_u64();
+    let end = DevBlock(queue.geometry().size / block_size.bytes_u64());
     for &home in homes {
-        if home.0 >= end || map.contains(home) {
+        if !map.may_be_home(home, end) {
             return Err(JournalError::Corrupt(format!(
-                "home location {home} of a logged block is inside the journal or past the end of the device"
+                "home location {home} of a logged block is inside the journal or past the end of the volume"
             )));
         }
     }

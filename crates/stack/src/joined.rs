@@ -9,9 +9,16 @@ use std::sync::Arc;
 use steadfs_block::{Bio, Device, Done, Geometry, IoError, Op};
 
 use crate::mapped::moved_back;
+use crate::split::Split;
 
 /// The journal begins at a multiple of this: the largest block of a file system, in bytes.
 pub const JOINED_UNIT: u64 = 64 << 10;
+
+/// A request for one of them.
+enum Step {
+    Volume(Bio, Done),
+    Journal(Bio, Done),
+}
 
 /// See the module.
 pub struct JoinedDevice {
@@ -67,13 +74,13 @@ impl JoinedDevice {
         bio.offset >= self.journal_at
     }
 
-    /// Refuses what is in neither of them.
+    /// Refuses changes that are not within one of them.
     fn check(&self, bio: &Bio) -> Result<(), IoError> {
         self.geometry().check(bio)?;
-        let is_between = !self.is_in_journal(bio) && bio.end() > self.volume.geometry().size;
+        let is_outside = !self.is_in_journal(bio) && bio.end() > self.volume.geometry().size;
         match bio.op {
-            Op::Flush => Ok(()),
-            _ if is_between => Err(IoError::of(bio, "between the volume and its journal")),
+            Op::Flush | Op::Read => Ok(()),
+            _ if is_outside => Err(IoError::of(bio, "between the volume and its journal")),
             Op::Discard if self.is_in_journal(bio) => {
                 Err(IoError::of(bio, "a discard in the journal"))
             }
@@ -81,14 +88,68 @@ impl JoinedDevice {
         }
     }
 
-    /// Starts a request on the device that it is for.
-    fn pass_on(&self, mut bio: Bio, done: Done) {
+    /// The requests for both that a request without a FLUSH before it becomes. It may have ended on return, if there are none.
+    fn expand(&self, mut bio: Bio, done: Done) -> Vec<Step> {
         if self.is_in_journal(&bio) {
             let offset = bio.offset;
             bio.offset -= self.journal_at;
-            self.journal.start(bio, moved_back(offset, done));
-        } else {
-            self.volume.start(bio, done);
+            return vec![Step::Journal(bio, moved_back(offset, done))];
+        }
+        let end = self.volume.geometry().size;
+        if bio.end() <= end {
+            return vec![Step::Volume(bio, done)];
+        }
+        let (offset, stop) = (bio.offset, bio.end());
+        let split = Split::new(bio, done);
+        let mut steps = Vec::new();
+        let in_volume = end.saturating_sub(offset);
+        if in_volume > 0 {
+            let (bio, done) = split.read(offset, in_volume, 0, in_volume, 0);
+            steps.push(Step::Volume(bio, done));
+        }
+        let gap = stop.min(self.journal_at) - offset - in_volume;
+        split.fill(in_volume, gap, |to, _| to.fill(0));
+        if stop > self.journal_at {
+            let (len, at) = (stop - self.journal_at, self.journal_at - offset);
+            let (bio, done) = split.read(0, len, 0, len, at);
+            steps.push(Step::Journal(bio, done));
+        }
+        split.finish(Ok(()));
+        steps
+    }
+
+    /// Starts requests; with `run` on the caller's time, where no FLUSH of the other device is before them.
+    fn run_or_start(&self, batch: Vec<(Bio, Done)>, run: bool) {
+        let (mut of_volume, mut of_journal) = (Vec::new(), Vec::new());
+        let (volume, journal) = (&self.volume, &self.journal);
+        for (bio, done) in batch {
+            if let Err(error) = self.check(&bio) {
+                done(bio, Err(error));
+                continue;
+            }
+            match bio.op {
+                Op::Flush => Self::after_flush(volume, Arc::clone(journal), 0, bio, done),
+                _ if bio.preflush && self.is_in_journal(&bio) => {
+                    Self::after_flush(volume, Arc::clone(journal), self.journal_at, bio, done);
+                }
+                _ if bio.preflush => Self::after_flush(journal, Arc::clone(volume), 0, bio, done),
+                _ => {
+                    for step in self.expand(bio, done) {
+                        match step {
+                            Step::Volume(bio, done) => of_volume.push((bio, done)),
+                            Step::Journal(bio, done) => of_journal.push((bio, done)),
+                        }
+                    }
+                }
+            }
+        }
+        for (device, batch) in [(volume, of_volume), (journal, of_journal)] {
+            match run {
+                true if !batch.is_empty() => device.run(batch),
+                _ => batch
+                    .into_iter()
+                    .for_each(|(bio, done)| device.start(bio, done)),
+            }
         }
     }
 
@@ -124,18 +185,11 @@ impl Device for JoinedDevice {
     }
 
     fn start(&self, bio: Bio, done: Done) {
-        if let Err(error) = self.check(&bio) {
-            return done(bio, Err(error));
-        }
-        let (volume, journal) = (&self.volume, &self.journal);
-        match bio.op {
-            Op::Flush => Self::after_flush(volume, Arc::clone(journal), 0, bio, done),
-            _ if bio.preflush && self.is_in_journal(&bio) => {
-                Self::after_flush(volume, Arc::clone(journal), self.journal_at, bio, done);
-            }
-            _ if bio.preflush => Self::after_flush(journal, Arc::clone(volume), 0, bio, done),
-            _ => self.pass_on(bio, done),
-        }
+        self.run_or_start(vec![(bio, done)], false);
+    }
+
+    fn run(&self, batch: Vec<(Bio, Done)>) {
+        self.run_or_start(batch, true);
     }
 
     fn help(&self, until: &dyn Fn() -> bool) {
@@ -153,8 +207,10 @@ impl Device for JoinedDevice {
     }
 
     fn make_writable(&self) -> Result<(), String> {
-        // The journal first: a volume that can be written without it would not be.
-        self.journal.make_writable()?;
-        self.volume.make_writable()
+        // One that becomes writable alone would stay locked for writing by a mount that only reads.
+        match self.journal.geometry().read_only || self.volume.geometry().read_only {
+            true => Err("its journal on another device is open for reading only; unmount, and mount without ro".to_owned()),
+            false => Ok(()),
+        }
     }
 }

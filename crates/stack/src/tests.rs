@@ -499,11 +499,20 @@ fn a_flush_before_a_write_to_a_joined_device_makes_the_other_one_durable() {
     );
     assert_eq!(queue.read(at + 4096, 4096, tag).unwrap()[..], [7; 4096]);
     assert_eq!(journal.memory.to_bytes()[8192], 7);
-    for (offset, len) in [(100 << 10, 4096), (96 << 10, 8192), (at - 4096, 8192)] {
-        let error = queue.read(offset, len, tag).unwrap_err();
-        assert_eq!(error.offset, offset, "{error}");
-    }
-    for bio in [Bio::discard(at, 4096), Bio::read(at + (16 << 10), 4096)] {
+    let all = queue.read(96 << 10, 48 << 10, tag).unwrap();
+    let parts = [
+        &volume.memory.to_bytes()[96 << 10..],
+        &[0; 28 << 10],
+        &journal.memory.to_bytes(),
+    ];
+    assert!(all[..] == parts.concat(), "a read across the border");
+    assert!(queue.read(104 << 10, 4096, tag).unwrap()[..] == [0; 4096]);
+    for bio in [
+        Bio::discard(at, 4096),
+        Bio::read(at + (16 << 10), 4096),
+        Bio::write(96 << 10, vec![Buf::copy_of(&[7; 8192])]),
+        Bio::write(at - 4096, block()),
+    ] {
         assert!(queue.submit(bio, tag).wait().is_err());
     }
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 #[cfg(feature = "mount")]
 use steadfs_block::Reopen;
 use steadfs_block::{Device, FileDevice, Queue, QueueOptions};
+use steadfs_ext4::JournalArea;
 use steadfs_stack::{DeviceBytes, JoinedDevice, MappedDevice, SparseImage, is_sparse};
 use steadfs_vfs::FsError;
 
@@ -132,8 +133,8 @@ struct Top {
     device: Arc<dyn Device>,
     /// What is over the base, from the top down.
     names: Vec<String>,
-    /// Where an external journal begins on it, in bytes.
-    journal_at: Option<u64>,
+    /// Where an external journal is on it.
+    journal: Option<JournalArea>,
     /// Why it cannot be written.
     is_read: Option<&'static str>,
 }
@@ -179,7 +180,10 @@ impl Top {
                 "option journal_path: the journal {why}"
             )))
         })?;
-        self.journal_at = Some(joined.journal_at());
+        self.journal = Some(JournalArea {
+            at: joined.journal_at(),
+            volume_bytes: self.device.geometry().size,
+        });
         let name = format!("journal {}", journal.describe());
         self.add(joined, name);
         Ok(())
@@ -244,7 +248,7 @@ impl Layers {
         let mut top = Top {
             device: self.base.device(),
             names: Vec::new(),
-            journal_at: None,
+            journal: None,
             is_read: None,
         };
         top.open_sparse(&self.base, path)?;
@@ -270,9 +274,9 @@ impl Layers {
         }
     }
 
-    /// Where an external journal begins on the device that has been used, in bytes.
-    pub(crate) fn journal_at(&self) -> Option<u64> {
-        self.top.get().and_then(|top| top.journal_at)
+    /// Where an external journal is on the device that has been used.
+    pub(crate) fn journal_area(&self) -> Option<JournalArea> {
+        self.top.get().and_then(|top| top.journal)
     }
 
     /// Whether anything is over the base that has been used.

@@ -41,7 +41,7 @@ pub struct StagedVolume {
     base: Arc<dyn Device>,
     staged: Arc<StagedDevice>,
     /// Where an external journal begins on the base.
-    external_journal: Option<u64>,
+    external_journal: Option<steadfs_ext4::JournalArea>,
     lock: Option<BaseLock>,
     /// Claims the image.
     _layers: Option<Layers>,

@@ -185,9 +185,13 @@ impl VolumeDevice {
             beside,
             ..open_options(options)
         };
-        if beside && matches!(options.overlay, Some(Overlay::File(_))) {
-            let why = "option overlay: the other volume of this copy uses it";
-            return Err(failed(path, FsError::BadOption(why.to_owned())));
+        let shared = match &options.overlay {
+            Some(Overlay::File(_)) => Some("overlay"),
+            _ => options.ext4.journal_path.as_ref().map(|_| "journal_path"),
+        };
+        if let Some(option) = shared.filter(|_| beside) {
+            let why = format!("option {option}: the other volume of this copy uses it");
+            return Err(failed(path, FsError::BadOption(why)));
         }
         let base = match nbd::is_uri(path) {
             true => Base::Nbd(Arc::new(nbd::open(path, &how)?)),
@@ -272,7 +276,7 @@ impl VolumeDevice {
     pub(crate) fn options_on_device(&self) -> Result<Options, Error> {
         self.device()?;
         let mut options = self.options.clone();
-        options.ext4.external_journal = self.layers.journal_at();
+        options.ext4.external_journal = self.layers.journal_area();
         Ok(options)
     }
 

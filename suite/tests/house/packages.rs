@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// Crates that stay in this repository: tests, experiments and measurements.
-const UNPUBLISHED: [&str; 6] = [
+const UNPUBLISHED: [&str; 7] = [
     "workload",
     "conformance",
     "lab",
     "lab-cli",
     "suite",
     "bench",
+    "python",
 ];
 
 fn cargo(args: &[&str]) -> String {

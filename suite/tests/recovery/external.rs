@@ -162,6 +162,16 @@ fn commands_take_a_journal_on_another_device_and_refuse_a_wrong_one() {
         "it was written"
     );
 
+    let ro = format!("ro,{options}");
+    let mount = SteadMount::new(&scratch, made.volume.path(), &ro);
+    let output = steadfs(["remount", "-o", "rw", mount.root().to_str().unwrap()]);
+    assert!(
+        output.code() != 0 && output.err.contains("without ro"),
+        "{}",
+        output.err
+    );
+    mount.unmount();
+
     let other = Pair::make(&scratch, "1024");
     let inside = Image::mke2fs(&scratch, "inside", 64 * MIB, &["-t", "ext4"]);
     let inside = inside.path().to_str().unwrap();
@@ -177,7 +187,7 @@ fn commands_take_a_journal_on_another_device_and_refuse_a_wrong_one() {
         (name, "journal_dev=x".to_owned(), "no number"),
         (inside, made.options(), "is inside it"),
     ] {
-        for command in [&["mount", "-o"][..], &["ls", "-o"]] {
+        for command in [&["mount", "-o"][..], &["ls", "-o"], &["check", "-o"]] {
             let root = scratch.folder("root");
             let mut args = command.to_vec();
             args.extend([&options, volume]);
@@ -249,4 +259,28 @@ fn format_makes_the_journals_and_volumes_of_mke2fs() {
             assert_eq!(differs, None, "{part} with blocks of {block_size}");
         }
     }
+}
+
+/// The server of a mount has another working directory than the caller.
+#[test]
+fn the_path_of_a_journal_is_that_of_the_caller() {
+    let scratch = Scratch::new();
+    let made = Pair::make(&scratch, "4096");
+    let root = scratch.folder("root");
+    let folder = made.log.path().parent().unwrap().to_str().unwrap();
+    let log = made.log.path().file_name().unwrap().to_str().unwrap();
+    let line = format!(
+        "cd {folder} && exec {} mount -o journal_path={log} {} {}",
+        program().display(),
+        made.volume.path().display(),
+        root.display()
+    );
+    run("sh", ["-c", &line]).expect(0);
+    let shown = fs::read_to_string(root.join(".steadfs/options")).unwrap();
+    assert!(
+        shown.contains(&format!("journal_path={folder}/{log}")),
+        "{shown}"
+    );
+    steadfs(["umount", root.to_str().unwrap()]).expect(0);
+    made.check();
 }

@@ -70,13 +70,13 @@ pub struct Format {
     /// UUID, or random, time, clear.
     #[arg(short = 'U', long)]
     pub uuid: Option<String>,
-    /// Features, separated by commas; ^ removes one.
+    /// Features, separated by commas; ^ removes one. journal_dev: make an external journal instead of a volume.
     #[arg(short = 'O', long, value_name = "LIST")]
     pub features: Vec<String>,
     /// Create a journal for any kind; the same as -O has_journal.
     #[arg(short = 'j', long)]
     pub with_journal: bool,
-    /// Journal options, such as size=MIB.
+    /// Journal options, such as size=MIB, or device=PATH for an external journal.
     #[arg(short = 'J', long, value_name = "LIST")]
     pub journal: Vec<String>,
     /// mke2fs's extended options, such as offset=BYTES (start of the volume on the device) or root_owner[=UID:GID];

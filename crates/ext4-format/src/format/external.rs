@@ -47,6 +47,29 @@ pub struct JournalReport {
     pub uuid: [u8; 16],
 }
 
+/// Refuses options that contradict the volume's external journal.
+pub(super) fn check(opts: &FormatOptions) -> Result<(), FormatError> {
+    let Some(journal) = opts.external_journal else {
+        return Ok(());
+    };
+    let wrong = |why: String| Err(FormatError::option("-J device", why));
+    if let Some(bytes) = opts.block_size.filter(|&bytes| bytes != journal.block_size) {
+        let of_journal = journal.block_size;
+        return wrong(format!(
+            "the journal has blocks of {of_journal} bytes, -b says {bytes}"
+        ));
+    }
+    let internal = opts.journal_size.is_some()
+        || opts.fast_commit_size.is_some()
+        || opts.journal_location.is_some();
+    match internal {
+        true => wrong(
+            "size, fast_commit_size and location are of a journal inside the volume".to_owned(),
+        ),
+        false => Ok(()),
+    }
+}
+
 /// Names the journal in a volume's superblock.
 pub(super) fn name_in(raw: &mut RawSuperblock, opts: &FormatOptions) {
     if let Some(journal) = opts.external_journal {
@@ -165,7 +188,7 @@ pub fn unused_journal(queue: &Queue) -> Result<ExternalJournal, FormatError> {
     let at = found.block_size.offset_of(DevBlock(found.log_superblock()));
     let block = queue.read(at, found.block_size.bytes(), IoTag::default())?;
     match JournalInfo::parse(&block) {
-        Ok(info) if info.users == 0 => Ok(found),
+        Ok(info) if info.users == 0 && info.start == 0 && info.checksum_is_right => Ok(found),
         Ok(_) => {
             let why = "a volume has this journal; format -O journal_dev makes it anew";
             Err(FormatError::option("-J device", why))

@@ -104,6 +104,7 @@ impl Plan {
 }
 
 fn check_options(opts: &FormatOptions) -> Result<(), FormatError> {
+    super::external::check(opts)?;
     if !(0.0..=50.0).contains(&opts.reserved_percent) {
         let why = format!("{} is not a percentage from 0 to 50", opts.reserved_percent);
         return Err(FormatError::option("reserved blocks", why));

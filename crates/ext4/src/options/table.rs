@@ -193,7 +193,10 @@ const OWN: &[Entry<MountOptions>] = &[
     .current(Changed, |o| named("sb", o.sb?))
     .fixed(),
     Opt::value("journal_path", "=PATH", |o, v| {
-        o.journal_path = Some(PathBuf::from(v));
+        o.journal_path = match v {
+            "" => return Err("needs the path of a device or image".to_owned()),
+            path => Some(PathBuf::from(path)),
+        };
         Ok(())
     })
     .help_with_default(

@@ -8,13 +8,13 @@
 //! exceed a limit where data is delayed, as in Linux.
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_rt::wall_clock;
+use steadfs_rt::{now, sleep, wall_clock};
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result, StatFs};
 
 use super::{Dquot, Quota, QuotaFile, owners_of};
 use crate::disk::quota::Kind;
-use crate::disk::quota::account::Account;
-use crate::disk::quota::hold::{Hold, Owner};
+use crate::disk::quota::account::{Account, Holding};
+use crate::disk::quota::hold::{HOLD_POLL, HOLD_WAIT_MAX, Hold, Owner};
 use crate::disk::quota::usage::Usage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -202,16 +202,38 @@ impl Ext4 {
         owners: [Option<u32>; 3],
         need: Usage,
     ) -> Result<Option<QuotaHold>> {
+        let until = now() + HOLD_WAIT_MAX;
+        loop {
+            let (held, holding) = self.hold_once(quota, owners, need)?;
+            match holding {
+                Holding::Held => return Ok(Some(held)),
+                Holding::Later if !until.since(now()).is_zero() => {
+                    drop(held);
+                    sleep(HOLD_POLL);
+                }
+                Holding::Later | Holding::Refused => return Ok(None),
+            }
+        }
+    }
+
+    fn hold_once(
+        &self,
+        quota: &Quota,
+        owners: [Option<u32>; 3],
+        need: Usage,
+    ) -> Result<(QuotaHold, Holding)> {
         let mut held = QuotaHold::default();
         for file in quota.enforced_files() {
             if let Some(owner) = owners[file.kind.index()]
                 && let Some(dquot) = file.dquot(self, owner)?
-                && !held.add(dquot, need, now_secs())
             {
-                return Ok(None);
+                let holding = held.add(dquot, need, now_secs());
+                if holding != Holding::Held {
+                    return Ok((held, holding));
+                }
             }
         }
-        Ok(Some(held))
+        Ok((held, Holding::Held))
     }
 
     /// Blocks of a file are not delayed any more.

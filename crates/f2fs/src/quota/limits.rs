@@ -6,15 +6,15 @@
 //! Root is exempt, as a caller with CAP_SYS_RESOURCE is in Linux: FUSE passes no capabilities on.
 
 use steadfs_base::{FileBlock, InodeNo, IoTag};
-use steadfs_rt::wall_clock;
+use steadfs_rt::{now, sleep, wall_clock};
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result, StatFs};
 
 use super::file::{Dquot, QuotaFile};
 use super::{Quota, owners_of};
 use crate::data::BLOCK;
 use crate::disk::quota::Kind;
-use crate::disk::quota::account::Account;
-use crate::disk::quota::hold::{Hold, Owner};
+use crate::disk::quota::account::{Account, Holding};
+use crate::disk::quota::hold::{HOLD_POLL, HOLD_WAIT_MAX, Hold, Owner};
 use crate::disk::quota::usage::Usage;
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -62,21 +62,52 @@ impl F2fs {
     /// # Errors
     /// [`FsError::Quota`]: they may not use it.
     fn hold_quota(&self, cx: &Cx, needs: &[([u32; 3], Usage)]) -> Result<QuotaHold> {
-        let mut held = QuotaHold::default();
+        let needs: Vec<_> = needs
+            .iter()
+            .map(|(owners, need)| (owners.map(Some), *need))
+            .collect();
+        self.hold_for(cx, &needs)
+    }
+
+    /// The same for some kinds of owners.
+    fn hold_for(&self, cx: &Cx, needs: &[([Option<u32>; 3], Usage)]) -> Result<QuotaHold> {
         let Some(quota) = self.limiting(cx) else {
-            return Ok(held);
+            return Ok(QuotaHold::default());
         };
+        let until = now() + HOLD_WAIT_MAX;
+        loop {
+            let (held, holding) = self.hold_once(quota, needs, cx.tag)?;
+            match holding {
+                Holding::Held => return Ok(held),
+                Holding::Later if !until.since(now()).is_zero() => {
+                    drop(held);
+                    sleep(HOLD_POLL);
+                }
+                Holding::Later | Holding::Refused => return Err(FsError::Quota),
+            }
+        }
+    }
+
+    fn hold_once(
+        &self,
+        quota: &Quota,
+        needs: &[([Option<u32>; 3], Usage)],
+        tag: IoTag,
+    ) -> Result<(QuotaHold, Holding)> {
+        let mut held = QuotaHold::default();
         for file in quota.enforced_files() {
-            let n = file.kind.index();
             for (owners, need) in needs {
-                if let Some(dquot) = file.known(self, owners[n], cx.tag)?
-                    && !held.add(dquot, *need, now_secs())
+                if let Some(owner) = owners[file.kind.index()]
+                    && let Some(dquot) = file.known(self, owner, tag)?
                 {
-                    return Err(FsError::Quota);
+                    let holding = held.add(dquot, *need, now_secs());
+                    if holding != Holding::Held {
+                        return Ok((held, holding));
+                    }
                 }
             }
         }
-        Ok(held)
+        Ok((held, Holding::Held))
     }
 
     /// Holds these blocks and nodes for the owners of an inode.
@@ -156,24 +187,19 @@ impl F2fs {
             return Ok(Pins::default());
         };
         let mut pins = self.prepare_owners(new, cx.tag)?;
-        let Some(quota) = self.limiting(cx) else {
+        if self.limiting(cx).is_none() {
             return Ok(pins);
-        };
+        }
         let (old, mut used) = {
             let charged = cell.lock();
             (charged.owners, charged.used)
         };
         used.bytes = used.bytes.saturating_add(cell.lock().delayed);
-        let mut held = QuotaHold::default();
-        for file in quota.enforced_files() {
-            let n = file.kind.index();
-            if new[n] != old[n]
-                && let Some(dquot) = file.known(self, new[n], cx.tag)?
-                && !held.add(dquot, used, now_secs())
-            {
-                return Err(FsError::Quota);
-            }
+        let mut gained = new.map(Some);
+        for n in 0..gained.len() {
+            gained[n] = gained[n].filter(|&owner| owner != old[n]);
         }
+        let held = self.hold_for(cx, &[(gained, used)])?;
         pins.hold(held);
         Ok(pins)
     }

@@ -29,6 +29,23 @@ impl Enforced {
     }
 }
 
+/// Result of holding what a call needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Holding {
+    /// It is held.
+    Held,
+    /// It would be more than the limit with what other calls hold, which may have been counted by now.
+    Later,
+    /// It is more than the limit.
+    Refused,
+}
+
+fn fits(need: Usage, room: Usage) -> bool {
+    let fits = |need, room| need == 0 || need <= room;
+    fits(need.bytes, room.bytes) && fits(need.inodes, room.inodes)
+}
+
 /// The entry of an owner, and delayed data, which is not in the entry yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
@@ -95,17 +112,21 @@ impl Account {
         self.entry.bytes.saturating_add(self.delayed)
     }
 
-    /// Holds what a call needs if the owner may use it at second `now`; returns whether.
-    #[must_use]
-    pub fn try_hold(&mut self, need: Usage, now: u64) -> bool {
-        let room = self.room(now);
-        let fits = |room, need| need == 0 || need <= room;
-        let fits = fits(room.bytes, need.bytes) && fits(room.inodes, need.inodes);
-        if fits {
-            self.held.bytes = self.held.bytes.saturating_add(need.bytes);
-            self.held.inodes = self.held.inodes.saturating_add(need.inodes);
+    /// Holds what a call needs if the owner may use it at second `now`.
+    pub fn try_hold(&mut self, need: Usage, now: u64) -> Holding {
+        if !fits(need, self.room(now)) {
+            let alone = Self {
+                held: Usage::default(),
+                ..*self
+            };
+            return match fits(need, alone.room(now)) {
+                true => Holding::Later,
+                false => Holding::Refused,
+            };
         }
-        fits
+        self.held.bytes = self.held.bytes.saturating_add(need.bytes);
+        self.held.inodes = self.held.inodes.saturating_add(need.inodes);
+        Holding::Held
     }
 
     /// Ends what [`Account::try_hold`] began.
@@ -195,19 +216,18 @@ mod tests {
         account.update_timers(&info, false, 1000);
         assert_eq!(account.room(5000).bytes, 4 << 10);
         account.update_timers(&info, true, 1000);
-        assert!(account.try_hold(usage(1 << 10), 1059));
-        assert!(!account.try_hold(usage(4 << 10), 1059));
+        assert_eq!(account.try_hold(usage(1 << 10), 1059), Holding::Held);
+        assert_eq!(account.try_hold(usage(4 << 10), 1059), Holding::Later);
+        assert_eq!(account.try_hold(usage(5 << 10), 1059), Holding::Refused);
         assert_eq!(account.room(1059).bytes, 3 << 10);
         assert_eq!(account.room(1060).bytes, 0);
-        assert!(
-            account.try_hold(usage(0), 1060),
-            "what needs nothing is not refused"
-        );
+        let nothing = account.try_hold(usage(0), 1060);
+        assert_eq!(nothing, Holding::Held, "what needs nothing is not refused");
         account.release(usage(1 << 10));
         assert_eq!(account.room(1059).bytes, 4 << 10);
         assert!(account.replace(usage(2 << 10), usage(0)));
         account.update_timers(&info, true, 2000);
-        assert_eq!(account.room(2000).bytes, 5 << 10);
+        assert_eq!(account.room(2000).bytes, 6 << 10);
         assert!(!account.replace(usage(5 << 10), usage(0)), "{account:?}");
     }
 

@@ -3,13 +3,19 @@
 //! **Problem.** A check and a count that are apart let each of several callers have the last of a limit.
 //!
 //! **Rule.** What a call needs is checked and held under one lock, and counts as used while the [`Hold`] exists: until the
-//! call has counted it, or has failed. For the moment in which both are there it counts twice, so another call may be refused
-//! that much before the limit; no call gets more than the limit.
+//! call has counted it, or has failed. For the moment in which both are there it counts twice: a call that is refused because
+//! of what others hold tries again for a while ([`HOLD_WAIT_MAX`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::account::Account;
+use super::account::{Account, Holding};
 use super::usage::Usage;
+
+/// How long a call waits for what others hold to be counted.
+pub const HOLD_WAIT_MAX: Duration = Duration::from_millis(50);
+/// Time between two attempts.
+pub const HOLD_POLL: Duration = Duration::from_millis(1);
 
 /// An owner's entry in memory.
 pub trait Owner {
@@ -28,14 +34,13 @@ impl<D: Owner> Default for Hold<D> {
 }
 
 impl<D: Owner> Hold<D> {
-    /// Holds `need` for one more owner, unless its limits do not allow that at second `now`; returns whether.
-    #[must_use]
-    pub fn add(&mut self, owner: Arc<D>, need: Usage, now: u64) -> bool {
-        let fits = owner.with_account(|account| account.try_hold(need, now));
-        if fits {
+    /// Holds `need` for one more owner, if its limits allow that at second `now`.
+    pub fn add(&mut self, owner: Arc<D>, need: Usage, now: u64) -> Holding {
+        let holding = owner.with_account(|account| account.try_hold(need, now));
+        if holding == Holding::Held {
             self.0.push((owner, need));
         }
-        fits
+        holding
     }
 
     /// Adds what another one holds.

@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use steadfs_block::{Device, MemDevice, Queue, QueueOptions};
-use steadfs_ext4::MountOptions;
 use steadfs_ext4::format::{
     FormatOptions, NamedJournal, format_journal, image, take_journal, unused_journal,
 };
+use steadfs_ext4::{JournalArea, MountOptions};
 use steadfs_workload::{Format, Recovery};
 
 use super::{check, open, work};
@@ -22,7 +22,10 @@ const BLOCK_SIZE: u32 = 1024;
 pub(super) fn subject() -> io::Result<Subject> {
     let image = formatted().map_err(|error| io::Error::other(error.to_string()))?;
     let mount = MountOptions {
-        external_journal: Some(VOLUME_BYTES),
+        external_journal: Some(JournalArea {
+            at: VOLUME_BYTES,
+            volume_bytes: VOLUME_BYTES,
+        }),
         ..MountOptions::default()
     };
     Ok(Subject {
