@@ -100,7 +100,7 @@ lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	@echo "cargo check -p steadfs --no-default-features"; cargo check --quiet --locked -p steadfs --no-default-features 2>&1 | { ! grep .; }
+	@echo "cargo check -p steadfs --no-default-features"; set -o pipefail; cargo check --quiet --locked -p steadfs --no-default-features 2>&1 | { ! grep .; }
 	cargo clippy --manifest-path mutants/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}/mutants-tool" --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo fmt --check --manifest-path mutants/Cargo.toml
@@ -123,7 +123,7 @@ OTHER_HOSTS = aarch64-apple-darwin x86_64-unknown-freebsd x86_64-pc-windows-gnu 
 other-hosts: ## checks that the library without features compiles for other hosts (by rustup)
 	@scripts/install-build
 	rustup target add $(OTHER_HOSTS)
-	for host in $(OTHER_HOSTS); do \
+	set -o pipefail; for host in $(OTHER_HOSTS); do \
 		cargo check --quiet --locked -p steadfs --no-default-features --target "$$host" 2>&1 | { ! grep .; } || exit 1; done
 
 fmt: ## formats the sources

@@ -7,7 +7,6 @@
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use crate::file_at::{read_exact_at, write_all_at};
 use crate::{Bio, Buf, Device, Done, Engine, Geometry, IoError, Op, OpenError, OpenOptions};
@@ -21,9 +20,7 @@ const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 pub struct FileDevice {
     path: PathBuf,
     options: OpenOptions,
-    first: OpenedFile,
-    /// The same file opened for writing, after it had been opened for reading only.
-    writable: OnceLock<OpenedFile>,
+    opened: OpenedFile,
 }
 
 /// The same: no thread is involved here.
@@ -78,10 +75,6 @@ impl ClaimedFile {
 }
 
 impl OpenedFile {
-    fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
-        Self::on(path, options, ClaimedFile::open(path, options, true)?)
-    }
-
     fn on(path: &Path, options: &OpenOptions, claimed: ClaimedFile) -> Result<Self, OpenError> {
         let ClaimedFile(file) = claimed;
         let examined = file
@@ -203,9 +196,8 @@ impl FileDevice {
         let path = path.as_ref();
         Ok(Self {
             path: path.to_owned(),
-            first: OpenedFile::on(path, &options, claimed)?,
+            opened: OpenedFile::on(path, &options, claimed)?,
             options,
-            writable: OnceLock::new(),
         })
     }
 
@@ -219,10 +211,6 @@ impl FileDevice {
 
     /// Does nothing: there are no threads.
     pub fn start_threads(&self) {}
-
-    fn opened(&self) -> &OpenedFile {
-        self.writable.get().unwrap_or(&self.first)
-    }
 
     /// Logical sector size in bytes.
     pub fn sector_size(&self) -> u32 {
@@ -239,7 +227,7 @@ impl FileDevice {
     /// # Errors
     /// They cannot be read.
     pub fn tail(&self) -> io::Result<Vec<u8>> {
-        let opened = self.opened();
+        let opened = &self.opened;
         let end = self.options.offset + opened.geometry.size;
         let left = opened.file.metadata()?.len().saturating_sub(end);
         let mut bytes = vec![0; left.min(SECTOR_BYTES - 1) as usize];
@@ -249,14 +237,14 @@ impl FileDevice {
 
     /// Gives up the lock: the device is not used any more.
     pub fn give_up_claims(&self) {
-        if let Err(error) = self.opened().file.unlock() {
+        if let Err(error) = self.opened.file.unlock() {
             tracing::debug!(%error, "the image stays locked until it is closed");
         }
     }
 
     /// A description of the device.
     pub fn describe(&self) -> String {
-        let (path, size) = (self.path.display(), self.opened().geometry.size);
+        let (path, size) = (self.path.display(), self.opened.geometry.size);
         let from = self.options.offset;
         format!("image file {path}, {size} bytes from byte {from}, through the host's cache")
     }
@@ -264,11 +252,11 @@ impl FileDevice {
 
 impl Device for FileDevice {
     fn geometry(&self) -> &Geometry {
-        &self.opened().geometry
+        &self.opened.geometry
     }
 
     fn start(&self, mut bio: Bio, done: Done) {
-        let opened = self.opened();
+        let opened = &self.opened;
         let result = opened.geometry.check(&bio).and_then(|()| {
             let ran = opened.run(&mut bio, self.options.offset);
             ran.map_err(|error| IoError::of(&bio, error.to_string()))
@@ -280,21 +268,7 @@ impl Device for FileDevice {
         if !self.geometry().read_only {
             return Ok(());
         }
-        let options = OpenOptions {
-            read_only: false,
-            create: None,
-            ..self.options.clone()
-        };
-        // Its shared lock would conflict with the exclusive one.
-        self.give_up_claims();
-        let opened = OpenedFile::open(&self.path, &options).map_err(|error| {
-            // Locked again as before, unless another program was faster.
-            let _ = self.first.file.try_lock_shared();
-            error.to_string()
-        })?;
-        match self.writable.set(opened) {
-            Ok(()) => Ok(()),
-            Err(_) => Err("it was made writable by another task".to_owned()),
-        }
+        // The path may be another file by now, and what was read of this one would be written there.
+        Err("it was opened for reading; open it again for writing".to_owned())
     }
 }

@@ -597,3 +597,13 @@ fn a_task_that_has_produced_a_result_inherits_nothing() {
         waiter.join();
     });
 }
+
+#[test]
+fn a_task_takes_much_with_it() {
+    let bytes = [1; 4096];
+    let run = sim::run(sim::Config::new(1), move || {
+        let sum = move || bytes.iter().map(|&byte: &u8| u32::from(byte)).sum::<u32>();
+        steadfs_rt::spawn("large", sum).join()
+    });
+    assert_eq!(run.value, 4096);
+}

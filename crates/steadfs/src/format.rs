@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use rustix::fs::{major, minor};
 use steadfs_block::{Engine, OpenError, OpenOptions, Queue, QueueOptions};
 use steadfs_ext4::format::{
     FormatOptions, FormatReport, JournalReport, NamedJournal, take_journal, unused_journal,
@@ -12,6 +11,7 @@ use steadfs_vfs::FsError;
 
 use crate::image::Window;
 use crate::nbd::{is_uri, open_any};
+use crate::probe::failed;
 use crate::volume::Error;
 
 /// Without a given size, a device's size is rounded down to a multiple of this, as mke2fs does.
@@ -37,6 +37,10 @@ pub fn format_within(
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
     let offset = options.offset;
+    if part.is_some() && offset > 0 {
+        let why = "an offset: a partition has its place already".to_owned();
+        return Err(failed(path, FsError::BadOption(why)));
+    }
     on(path, (offset, part), size, |queue, size, sector| {
         let journal = options.journal_device.as_deref().map(NamedDevice::open);
         let journal = journal.transpose()?;
@@ -73,6 +77,19 @@ pub fn format_journal(
     })
 }
 
+/// The number of a block device, as the kernel stores it in 32 bits (`new_encode_dev`); 0: it is none.
+#[cfg(target_os = "linux")]
+fn device_number(path: &Path) -> u32 {
+    use rustix::fs::{major, minor};
+    let device = rustix::fs::stat(path).map_or(0, |stat| stat.st_rdev);
+    major(device) << 8 | minor(device) & 0xFF | (minor(device) & !0xFF) << 12
+}
+
+#[cfg(not(target_os = "linux"))]
+fn device_number(_: &Path) -> u32 {
+    0
+}
+
 /// The device of an external journal that a new volume is to have.
 struct NamedDevice {
     queue: Queue,
@@ -88,13 +105,11 @@ impl NamedDevice {
         let (device, _) = open_any(path, open).map_err(|error| error.to_string())?;
         let queue = Queue::new(device, QueueOptions::default());
         let found = unused_journal(&queue).map_err(|error| error.to_string())?;
-        let device = rustix::fs::stat(path).map_or(0, |stat| stat.st_rdev);
         Ok(Self {
             queue,
             named: NamedJournal {
                 uuid: found.uuid,
-                // As the kernel stores numbers of devices in 32 bits (`new_encode_dev`).
-                device: major(device) << 8 | minor(device) & 0xFF | (minor(device) & !0xFF) << 12,
+                device: device_number(path),
                 block_size: 1 << found.block_size.bits(),
             },
         })

@@ -125,6 +125,12 @@
     )
 )]
 
+#[cfg(all(
+    not(target_os = "linux"),
+    any(feature = "mount", feature = "io-uring", feature = "nbd")
+))]
+compile_error!("outside Linux steadfs has no features: default-features = false");
+
 mod check;
 mod files;
 #[cfg(target_os = "linux")]
@@ -157,7 +163,7 @@ mod volume;
 
 pub use check::{Checked, check};
 pub use files::{DirEntry, File, Metadata, OpenFile, ReadDir, VolumeIoError, Walk, WalkEntry};
-#[cfg(feature = "sim")]
+#[cfg(all(feature = "sim", target_os = "linux"))]
 pub use fill::ReproducibleDevice;
 #[cfg(target_os = "linux")]
 pub use fill::{Fill, FillError, FillSource, Filled, Origin, fill, fill_open};

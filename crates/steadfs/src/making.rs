@@ -18,7 +18,7 @@ use crate::image::Window;
 use crate::probe::failed;
 use crate::{Error, Kind, VolumeDevice};
 #[cfg(target_os = "linux")]
-use crate::{Fill, FillSource, Filled, fill};
+use crate::{Fill, FillSource, Filled, Origin, fill};
 
 /// A volume that is to be made: [`Format::ext4`] and its like begin one, [`Format::make`] makes it.
 ///
@@ -60,6 +60,7 @@ pub struct Format {
     size: Option<u64>,
     partition: Option<String>,
     features: Vec<String>,
+    root_owner: Option<(u32, u32)>,
     /// What the kind of volume does not have, with the reason.
     unfit: Option<&'static str>,
 }
@@ -86,7 +87,12 @@ impl From<f2fs::FormatOptions> for Format {
 #[derive(Debug)]
 pub struct Formatted {
     path: PathBuf,
-    offset: u64,
+    /// How the format's settings fill it.
+    #[cfg(target_os = "linux")]
+    fill: Fill,
+    /// Why it cannot be filled here.
+    #[cfg(target_os = "linux")]
+    unfillable: Option<&'static str>,
     report: Report,
 }
 
@@ -98,11 +104,16 @@ enum Report {
 
 impl Format {
     fn of(how: How) -> Self {
+        let root_owner = match &how {
+            How::Ext(options) => options.root_owner,
+            How::F2fs(_) => None,
+        };
         Self {
             how,
             size: None,
             partition: None,
             features: Vec::new(),
+            root_owner,
             unfit: None,
         }
     }
@@ -179,6 +190,7 @@ impl Format {
 
     /// User and group that own the root directory; by default root.
     pub fn root_owner(&mut self, user: u32, group: u32) -> &mut Self {
+        self.root_owner = Some((user, group));
         match &mut self.how {
             How::Ext(options) => options.root_owner = Some((user, group)),
             How::F2fs(options) => options.root_owner = (user, group),
@@ -220,7 +232,7 @@ impl Format {
             return Err(refused(why.to_owned()));
         }
         let part = self.window(path)?;
-        let (report, offset) = match &self.how {
+        let report = match &self.how {
             How::Ext(options) => {
                 let mut options = (**options).clone();
                 let given = std::mem::take(&mut options.features);
@@ -228,7 +240,7 @@ impl Format {
                 let all: Vec<_> = all.filter(|list| !list.is_empty()).collect();
                 options.features = all.join(",");
                 let report = format_within(path, part, self.size, &options)?;
-                (Report::Ext(report), options.offset)
+                Report::Ext(report)
             }
             How::F2fs(options) => {
                 let mut options = (**options).clone();
@@ -237,14 +249,47 @@ impl Format {
                     set.map_err(|error| refused(error.to_string()))?;
                 }
                 let report = format_f2fs_within(path, part, self.size, &options)?;
-                (Report::F2fs(report), 0)
+                Report::F2fs(report)
             }
         };
         Ok(Formatted {
             path: path.to_owned(),
-            offset: part.map_or(offset, |part| part.start),
+            #[cfg(target_os = "linux")]
+            fill: self.fill(part, &report),
+            #[cfg(target_os = "linux")]
+            unfillable: match &self.how {
+                How::Ext(options) if options.journal_device.is_some() => Some(
+                    "a volume whose journal is on another device is filled after it was opened with that",
+                ),
+                _ => None,
+            },
             report,
         })
+    }
+
+    /// How the volume is filled: with the root and the time that were asked for.
+    #[cfg(target_os = "linux")]
+    fn fill(&self, part: Option<Window>, report: &Report) -> Fill {
+        let (offset, time, uuid, root_perm) = match (&self.how, report) {
+            (How::Ext(options), Report::Ext(report)) => {
+                let perm = options.root_perms.map(u32::from);
+                (options.offset, options.time, report.uuid, perm)
+            }
+            (How::F2fs(options), Report::F2fs(report)) => {
+                let time = options.time.map(|secs| Timestamp { secs, nanos: 0 });
+                (0, time, report.uuid, None)
+            }
+            (How::Ext(_), Report::F2fs(_)) | (How::F2fs(_), Report::Ext(_)) => {
+                unreachable!("a report is of the kind that was made")
+            }
+        };
+        Fill {
+            offset: part.map_or(offset, |part| part.start),
+            root_owner: self.root_owner,
+            root_perm,
+            origin: time.map(|time| Origin { time, uuid }),
+            ..Fill::default()
+        }
     }
 
     /// The part of the disk.
@@ -277,18 +322,18 @@ impl Formatted {
         }
     }
 
-    /// Copies what a directory of the host has into the volume, with owners, modes, times, links and attributes.
+    /// Copies what a directory of the host has into the volume, with owners, modes, times, links and attributes. The root has
+    /// the owner that was set, or the directory's. With a time set the volume is reproducible, which needs the feature `sim`.
     ///
     /// # Errors
     /// The volume cannot be opened, has no room, or cannot be closed; the first file that could not be copied.
     #[cfg(target_os = "linux")]
     pub fn fill(&self, from: impl AsRef<Path>) -> io::Result<Filled> {
         let from = Arc::new(FillSource::Directory(from.as_ref().to_owned()));
-        let how = Fill {
-            offset: self.offset,
-            ..Fill::default()
-        };
-        let (problems, filled) = fill(&self.path, &from, &how, FirstProblem::default());
+        if let Some(why) = self.unfillable {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let (problems, filled) = fill(&self.path, &from, &self.fill, FirstProblem::default());
         let filled = filled?;
         problems.unwrap_or_default().into_result()?;
         Ok(filled)

@@ -1,6 +1,6 @@
 //! Opening, probing, inspecting and checking volumes with options, as [`std::fs::OpenOptions`] opens files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use steadfs_block::Device;
@@ -48,6 +48,7 @@ pub struct OpenVolume {
     /// What may have a comma.
     partition: Option<String>,
     overlay: Option<Overlay>,
+    journal: Option<PathBuf>,
     salvage: bool,
 }
 
@@ -92,6 +93,12 @@ impl OpenVolume {
         self
     }
 
+    /// The image or device of the volume's external journal.
+    pub fn journal(&mut self, path: impl Into<PathBuf>) -> &mut Self {
+        self.journal = Some(path.into());
+        self
+    }
+
     /// Bytes of memory for clean metadata and dirty data, at least [`MIN_CACHE_SIZE`](crate::MIN_CACHE_SIZE). By default a
     /// sixteenth of the memory of the host or cgroup, 32 to 256 MiB.
     pub fn cache_size(&mut self, bytes: u64) -> &mut Self {
@@ -112,7 +119,8 @@ impl OpenVolume {
         self.list(if buffered { "buffered" } else { "direct" })
     }
 
-    /// Adds options as `steadfs mount -o` takes them: `data=journal,noatime`. Later ones override earlier ones.
+    /// Adds options as `steadfs mount -o` takes them: `commit=30,noatime`. Later ones override earlier ones; a partition, an
+    /// overlay or a journal that a call of its own has set overrides what lists say.
     pub fn list(&mut self, options: &str) -> &mut Self {
         self.list.push(options.to_owned());
         self
@@ -123,6 +131,10 @@ impl OpenVolume {
     /// # Errors
     /// [`FsError::BadOption`](crate::FsError::BadOption) naming all that are unknown, make no sense, or contradict others.
     pub fn to_options(&self) -> Result<Options, crate::FsError> {
+        self.options_with(|_| ())
+    }
+
+    fn options_with(&self, last: impl FnOnce(&mut Options)) -> Result<Options, crate::FsError> {
         Options::built(&self.list.join(","), |options| {
             if self.salvage {
                 options.set_salvage();
@@ -133,7 +145,20 @@ impl OpenVolume {
             if let Some(overlay) = &self.overlay {
                 options.overlay = Some(overlay.clone());
             }
+            if let Some(journal) = &self.journal {
+                options.ext4.journal_path = Some(journal.clone());
+            }
+            last(options);
         })
+    }
+
+    /// The options for a call that only reads: those that need `ro` are valid.
+    fn options_to_read(&self, path: &Path) -> Result<Options, Error> {
+        let options = self.options_with(|options| {
+            options.ext4.common.read_only = true;
+            options.f2fs.common.read_only = true;
+        });
+        options.map_err(|error| failed(path, error))
     }
 
     fn options_for(&self, path: &Path) -> Result<Options, Error> {
@@ -171,7 +196,7 @@ impl OpenVolume {
     /// [`Error::NoVolume`] with what there is instead; the device cannot be read; wrong options.
     pub fn probe(&self, path: impl AsRef<Path>) -> Result<Kind, Error> {
         let path = path.as_ref();
-        probe(path, &self.options_for(path)?)
+        probe(path, &self.options_to_read(path)?)
     }
 
     /// Describes a volume without opening it. Nothing is replayed or written.
@@ -180,7 +205,7 @@ impl OpenVolume {
     /// As [`OpenVolume::probe`]; its superblock cannot be read.
     pub fn inspect(&self, path: impl AsRef<Path>) -> Result<Inspection, Error> {
         let path = path.as_ref();
-        inspect(path, &self.options_for(path)?)
+        inspect(path, &self.options_to_read(path)?)
     }
 
     /// Checks a volume as `e2fsck -fn` or `fsck.f2fs --dry-run` does. Nothing is written.
@@ -201,7 +226,7 @@ impl OpenVolume {
         on_read: &mut dyn FnMut(u64),
     ) -> Result<Checked, Error> {
         let path = path.as_ref();
-        check(path, &self.options_for(path)?, on_read)
+        check(path, &self.options_to_read(path)?, on_read)
     }
 }
 

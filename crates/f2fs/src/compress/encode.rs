@@ -13,7 +13,7 @@ pub(super) fn encode(how: &Compression, plain: &[u8]) -> Option<Vec<Buf>> {
     let algorithm = CompressAlgorithm::from_number(how.algorithm)?;
     let packed = match algorithm {
         CompressAlgorithm::Lz4 => lz4_flex::block::compress(plain),
-        CompressAlgorithm::Zstd => zstd::compress(plain),
+        CompressAlgorithm::Zstd => zstd::compress(plain)?,
         CompressAlgorithm::Lzo | CompressAlgorithm::LzoRle => lzo_encode::compress(plain),
     };
     if packed.len() > most {

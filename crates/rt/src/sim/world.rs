@@ -149,6 +149,8 @@ impl World {
 
     /// Starts a task.
     pub(crate) fn spawn(&self, name: &str, f: impl FnOnce() + 'static) -> TaskId {
+        // On the new stack a closure has at most 1 KiB.
+        let f: Box<dyn FnOnce()> = Box::new(f);
         let body = move |yielder: &TaskYielder, ()| {
             with(|world| world.started(yielder));
             if let Err(panic) = catch_unwind(AssertUnwindSafe(f)) {

@@ -102,6 +102,8 @@ impl Mounting<'_> {
             options.fakeroot = self.fakeroot;
             options.control = self.control;
             options.fuse_transport = self.transport;
+            // This process serves, as it is.
+            options.sandbox = false;
         });
         options.map_err(|error| failed(self.volume.path(), error))
     }
