@@ -1,6 +1,7 @@
 """Volumes, paths and files. Run by unittest, with the extension beside the package."""
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -16,6 +17,7 @@ import threading
 import time
 import unittest
 import warnings
+import weakref
 import zipfile
 
 import steadfs
@@ -80,6 +82,7 @@ class Paths(OnImage):
                 found = [str(path) for path in volume.root.glob("a/*.txt")]
                 self.assertEqual(sorted(found), ["/a/c.txt", "/a/d.txt"])
                 self.assertIn(volume / "a/c.txt", set(volume.root.rglob("c*")))
+                self.assertEqual(list(volume.root.glob("a/c.txt/**")) + list(volume.root.glob("none/**/x")), [])
                 with self.assertRaises(OSError) as raised:
                     (volume / "a").rmdir()
                 self.assertEqual((raised.exception.errno, raised.exception.filename), (39, "/a"))
@@ -98,6 +101,8 @@ class Paths(OnImage):
                 volume.utime("file", ns=times)
                 volume.set_xattr("file", "user.comment", b"\0\xff")
                 found = volume.stat("file")
+                # The order of os.stat_result is not that of these fields.
+                self.assertNotIsInstance(found, tuple)
                 self.assertEqual((found.st_uid, found.st_gid), (1000, 3000))
                 self.assertEqual(stat.S_IMODE(found.st_mode) & 0o777, 0o751)
                 self.assertEqual((found.st_atime_ns, found.st_mtime_ns), times)
@@ -240,6 +245,49 @@ class Files(OnImage):
                 self.assertEqual(file.pread(65536, 0), bytes(65536))
                 file.sync()
 
+    def test_arguments_are_checked_before_a_file_is_truncated(self):
+        with steadfs.open(self.image("ext4"), "r+") as volume:
+            volume.write_bytes("file", b"kept")
+            for kind, call in [
+                (ValueError, lambda: volume.open("file", "wb", encoding="utf-8")),
+                (ValueError, lambda: volume.open("file", "w", 0)),
+                (ValueError, lambda: volume.open("file", "w", newline="x")),
+                (LookupError, lambda: volume.open("file", "w", encoding="no such one")),
+                (LookupError, lambda: volume.open("file", "w", errors="no such one")),
+                (TypeError, lambda: volume.open("file", "wb", "1")),
+                (TypeError, lambda: volume.write_bytes("file", "text")),
+                (TypeError, lambda: volume.write_text("file", 1)),
+            ]:
+                with self.assertRaises(kind):
+                    call()
+                self.assertEqual(volume.read_bytes("file"), b"kept")
+
+    def test_offsets_out_of_range_are_invalid_arguments(self):
+        with steadfs.open(self.image("ext4"), "r+") as volume, volume.open("file", "w+b", 0) as file:
+            for wrong in (-1, 1 << 63, 1 << 64):
+                for call in (
+                    lambda: file.pread(1, wrong),
+                    lambda: file.pwrite(b"x", wrong),
+                    lambda: file.seek(wrong),
+                    lambda: file.truncate(wrong),
+                    lambda: file.allocate(wrong, 1),
+                    lambda: file.punch_hole(0, wrong),
+                ):
+                    with self.assertRaises(OSError) as raised:
+                        call()
+                    self.assertEqual(raised.exception.errno, errno.EINVAL)
+            file.write(b"all")
+            self.assertEqual(file.pread(1 << 64, 0), b"all")
+
+    def test_a_signal_handler_may_use_the_file_that_it_interrupts(self):
+        with steadfs.open(self.image("ext4"), "r+") as volume, volume.open("file", "w+b", 0) as file:
+            file.write(b"data")
+            with file._turn:
+                done = threading.Timer(10, os._exit, (1,))
+                done.start()
+                self.assertEqual(file.seek(0), 0)
+                done.cancel()
+
     def test_unlinked_files_stay_readable(self):
         for image in self.images():
             with steadfs.open(image, "r+") as volume:
@@ -342,6 +390,212 @@ class Ends(OnImage):
             self.assertIn("ResourceWarning: unclosed volume", done.stderr)
             with steadfs.open(image) as volume:
                 self.assertEqual(volume.read_text("file"), "at exit")
+
+    def test_a_staged_volume_that_is_dropped_is_discarded(self):
+        for image in self.images():
+            before = image.read_bytes()
+            volume = steadfs.open(image, "r+", staged=True)
+            volume.write_bytes("file", b"half")
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                del volume
+                gc.collect()
+            self.assertEqual([warning.category for warning in caught], [ResourceWarning])
+            self.assertIn("discarded", str(caught[0].message))
+            self.assertEqual(image.read_bytes(), before)
+            done = self.python(
+                """
+                import sys, steadfs
+                volume = steadfs.open(sys.argv[1], "r+", staged=True)
+                volume.write_bytes("file", b"half")
+                """,
+                image,
+            )
+            self.assertIn("its changes are discarded", done.stderr)
+            self.assertEqual(image.read_bytes(), before)
+
+    def test_a_staged_volume_is_not_applied_without_a_buffer(self):
+        for image in self.images():
+            before = image.read_bytes()
+            for dropped in (False, True):
+                volume = steadfs.open(image, "r+", staged=True)
+                volume.write_bytes("other", b"half")
+                file = volume.open("file", "w")
+                file.write("lost")
+                # Its buffer cannot be flushed.
+                file.buffer.raw._file.close()
+                if dropped:
+                    del file
+                    with self.assertRaises(ValueError):
+                        volume.sync()
+                with self.assertRaises(ValueError):
+                    volume.close()
+                self.assertTrue(volume.closed)
+                self.assertEqual(image.read_bytes(), before)
+
+    def test_a_staged_volume_that_is_busy_can_be_closed_again(self):
+        class Busy:
+            def __getattr__(self, name):
+                return getattr(native, name)
+
+            def close(self):
+                raise OSError(errno.EBUSY, "injected")
+
+        for image in self.images():
+            volume = steadfs.open(image, "r+", staged=True)
+            file = volume.open("file", "w")
+            file.write("kept")
+            native, volume._native = volume._native, Busy()
+            with self.assertRaises(OSError):
+                volume.close()
+            self.assertTrue(file.closed and not volume.closed)
+            volume._native = native
+            volume.write_bytes("more", b"1")
+            volume.close()
+            with steadfs.open(image) as volume:
+                self.assertEqual((volume.read_text("file"), volume.read_bytes("more")), ("kept", b"1"))
+
+    def test_a_staged_close_that_is_interrupted_applies_nothing(self):
+        class Interrupted(weakref.WeakSet):
+            def __iter__(self):
+                raise KeyboardInterrupt
+
+        for image in self.images():
+            before = image.read_bytes()
+            volume = steadfs.open(image, "r+", staged=True)
+            volume.write_bytes("file", b"half")
+            volume._files = Interrupted()
+            with self.assertRaises(KeyboardInterrupt):
+                volume.close()
+            self.assertTrue(volume.closed)
+            self.assertEqual(image.read_bytes(), before)
+
+    def test_a_file_that_cannot_be_closed_does_not_keep_the_volume_open(self):
+        for image in self.images():
+            volume = steadfs.open(image, "r+")
+            files = [volume.open(name, "wb") for name in ("one", "two", "three")]
+            for file in files:
+                file.write(b"data")
+
+            class Broken:
+                _level, _detached, closed = 1, False, False
+
+                def close(self):
+                    raise KeyboardInterrupt
+
+            broken = Broken()
+            volume._files.add(broken)
+            with self.assertRaises(KeyboardInterrupt):
+                volume.close()
+            self.assertTrue(volume.closed)
+            with steadfs.open(image) as volume:
+                self.assertEqual([volume.read_bytes(name) for name in ("one", "two", "three")], [b"data"] * 3)
+
+    def test_files_are_opened_while_a_volume_is_synced_or_closed(self):
+        class Files(weakref.WeakSet):
+            """Another thread opens a file during each iteration."""
+
+            def __iter__(self):
+                for number, file in enumerate(super().__iter__()):
+                    if number == 0:
+                        threads.append(threading.Thread(target=work))
+                        threads[-1].start()
+                        threads[-1].join(0.1)
+                    yield file
+
+        def work():
+            try:
+                kept.append(volume.open("other", "ab"))
+            except ValueError as error:
+                refused.append(error)
+
+        volume = steadfs.open(self.image("ext4"), "r+")
+        threads, refused = [], []
+        volume._files = Files()
+        kept = [volume.open(str(number), "wb") for number in range(5)]
+        volume.sync()
+        threads[0].join()
+        self.assertEqual((len(kept), refused), (6, []))
+        volume.close()
+        threads[1].join()
+        # It is not opened without being closed.
+        self.assertEqual((len(kept), len(refused)), (6, 1))
+        self.assertTrue(volume.closed and all(file.closed for file in kept))
+
+    def test_a_second_close_waits_for_the_first(self):
+        volume = steadfs.open(self.image("ext4"), "r+")
+        found = []
+        with volume._ending:
+            thread = threading.Thread(target=lambda: (volume.close(), found.append(volume.closed)))
+            thread.start()
+            time.sleep(0.05)
+            self.assertEqual(found, [])
+        thread.join()
+        self.assertEqual(found, [True])
+
+    def test_warnings_that_are_errors_do_not_keep_a_volume_open(self):
+        for image in self.images():
+            done = self.python(
+                """
+                import gc, sys, warnings, steadfs
+                warnings.simplefilter("error")
+                volume = steadfs.open(sys.argv[1], "r+")
+                volume.write_bytes("dropped", b"1")
+                del volume
+                gc.collect()
+                volume = steadfs.open(sys.argv[1], "r+")
+                file = volume.open("exit", "w")
+                file.write("2")
+                """,
+                image,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with steadfs.open(image) as volume:
+                self.assertEqual((volume.read_bytes("dropped"), volume.read_bytes("exit")), (b"1", b"2"))
+
+    def test_garbage_cycles_lose_no_data(self):
+        class Holder:
+            pass
+
+        for image in self.images():
+            for mode, with_volume in [("w", False), ("wb", False), ("w", True), ("wb", True), ("w+b", True)]:
+                volume = steadfs.open(image, "r+")
+                holder = Holder()
+                holder.own = holder
+                holder.file = volume.open("file", mode)
+                text = f"in a cycle: {mode} {with_volume}"
+                holder.file.write(text if mode == "w" else text.encode())
+                if with_volume:
+                    holder.volume = volume
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    del holder
+                    if with_volume:
+                        del volume
+                    gc.collect()
+                if not with_volume:
+                    volume.close()
+                with steadfs.open(image) as volume:
+                    self.assertEqual(volume.read_text("file"), text)
+
+    def test_a_buffer_that_is_detached_from_its_text_is_written(self):
+        for image in self.images():
+            with steadfs.open(image, "r+") as volume:
+                text = volume.open("file", "w")
+                buffer = text.detach()
+                buffer.write(b"below")
+                dropped = volume.open("dropped", "w").detach()
+                dropped.write(b"too")
+                del dropped
+                self.assertEqual(volume.read_bytes("dropped"), b"too")
+            with steadfs.open(image) as volume:
+                self.assertEqual(volume.read_bytes("file"), b"below")
+
+    def test_a_file_that_is_dropped_is_closed_at_once(self):
+        with steadfs.open(self.image("ext4"), "r+") as volume:
+            for mode in ("w", "wb"):
+                volume.open("file", mode).write("data" if mode == "w" else b"data")
+                self.assertEqual((volume.read_bytes("file"), volume._open_count), (b"data", 0))
 
     def test_a_killed_program_is_a_power_cut(self):
         for image in self.images():

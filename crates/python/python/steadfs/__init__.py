@@ -11,12 +11,13 @@ Hello
 
 from __future__ import annotations
 
-from ._paths import Path
+from ._entries import DirEntry, Usage
 from ._files import RawFile
+from ._paths import Path
 from ._stat import Stat
 from ._steadfs import CorruptError, NoVolumeError, __version__
 from ._tools import CheckResult, Partition, PartitionTable, check, format, partitions, probe
-from ._volume import DirEntry, Usage, Volume, open
+from ._volume import Volume, open
 
 __all__ = [
     "CheckResult",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import io
+import operator
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Optional
@@ -15,19 +18,31 @@ if TYPE_CHECKING:
 
 #: Bytes that a buffer holds: a call of the library costs about as much as reading 4 KiB.
 BUFFER_BYTES = 256 << 10
+#: The largest offset in a file (loff_t).
+OFFSET_MAX = (1 << 63) - 1
 
 
 class RawFile(io.RawIOBase):
     """A file of a volume without a buffer. Each call is one of the volume. Threads may share it: calls that use the position
     run one after the other, ``pread`` and ``pwrite`` side by side."""
 
+    #: Layers are closed from the highest level to the lowest.
+    _level = 0
+    #: Whether a buffer of this package, which closes this file, is above it.
+    _covered = False
+    _detached = False
+    #: Whether ``close`` makes the file durable.
+    _syncs = False
+    _volume: Optional[Volume] = None
+
     def __init__(self, volume: Volume, file: _steadfs.File, name: str, mode: str) -> None:
         super().__init__()
-        # An open file keeps its volume open.
-        self._volume: Optional[Volume] = volume
         self._file = file
         self._position = 0
-        self._turn = threading.Lock()
+        # Reentrant, because a signal handler may use the file that it interrupts.
+        self._turn = threading.RLock()
+        #: Held by ``close`` of this file and of the layers above it.
+        self._closing = threading.RLock()
         self._appends = "a" in mode
         self._reads = "r" in mode or "+" in mode
         self._writes = "r" not in mode or "+" in mode
@@ -36,6 +51,9 @@ class RawFile(io.RawIOBase):
         self.mode = mode.replace("t", "").replace("b", "") + "b"
         if self._appends:
             self._position = file.size()
+        volume._keep(self)
+        # An open file keeps its volume open.
+        self._volume = volume
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
@@ -46,6 +64,17 @@ class RawFile(io.RawIOBase):
             raise ValueError("I/O operation on closed file")
         if not allowed:
             raise io.UnsupportedOperation(f"not open for {what}")
+
+    def _offset(self, value: int) -> int:
+        if not 0 <= operator.index(value) <= OFFSET_MAX:
+            raise OSError(errno.EINVAL, "not an offset or size from 0 to 2^63 - 1", self.name)
+        return value
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, without those in buffers."""
+        self._check(True, "")
+        return self._file.size()
 
     def readable(self) -> bool:
         self._check(True, "")
@@ -62,17 +91,17 @@ class RawFile(io.RawIOBase):
     def pread(self, size: int, offset: int) -> bytes:
         """Reads up to ``size`` bytes (-1: all) at ``offset``, fewer only at the end of the file. The position stays."""
         self._check(self._reads, "reading")
-        return self._file.read_at(size, offset)
+        return self._file.read_at(_count(size), self._offset(offset))
 
     def pwrite(self, data: Any, offset: int) -> int:
         """Writes all of ``data`` at ``offset``. The position stays."""
         self._check(self._writes and not self._appends, "writing at an offset")
-        return self._file.write_at(data, offset)
+        return self._file.write_at(data, self._offset(offset))
 
     def read(self, size: Optional[int] = -1) -> bytes:
         self._check(self._reads, "reading")
         with self._turn:
-            data = self._file.read_at(-1 if size is None else size, self._position)
+            data = self._file.read_at(-1 if size is None else _count(size), self._position)
             self._position += len(data)
         return data
 
@@ -109,7 +138,7 @@ class RawFile(io.RawIOBase):
 
     def _target(self, offset: int, whence: int) -> int:
         if whence in (os.SEEK_DATA, os.SEEK_HOLE):
-            found = self._file.seek_to(whence == os.SEEK_HOLE, offset) if offset >= 0 else None
+            found = self._file.seek_to(whence == os.SEEK_HOLE, offset) if 0 <= offset <= OFFSET_MAX else None
             if found is None:
                 raise OSError(6, "no data or hole after this offset", self.name)
             return found
@@ -117,16 +146,12 @@ class RawFile(io.RawIOBase):
         if whence not in starts:
             raise ValueError(f"invalid whence: {whence}")
         target = starts[whence]() + offset
-        if target < 0:
-            raise OSError(22, "seek to before the start of the file", self.name)
-        return target
+        return self._offset(target)
 
     def truncate(self, size: Optional[int] = None) -> int:
         self._check(self._writes, "writing")
         size = self.tell() if size is None else size
-        if size < 0:
-            raise OSError(22, "negative size", self.name)
-        self._file.set_len(size)
+        self._file.set_len(self._offset(size))
         return size
 
     def stat(self) -> Stat:
@@ -137,12 +162,12 @@ class RawFile(io.RawIOBase):
     def allocate(self, offset: int, length: int) -> None:
         """Reserves space, as posix_fallocate(3)."""
         self._check(self._writes, "writing")
-        self._file.allocate(False, offset, length)
+        self._file.allocate(False, self._offset(offset), self._offset(length))
 
     def punch_hole(self, offset: int, length: int) -> None:
         """Frees the space of a range, which reads as zeros then."""
         self._check(self._writes, "writing")
-        self._file.allocate(True, offset, length)
+        self._file.allocate(True, self._offset(offset), self._offset(length))
 
     def sync(self, data_only: bool = False) -> None:
         """Makes the file durable, as fsync(2) or fdatasync(2). A buffer above must have been flushed."""
@@ -150,11 +175,95 @@ class RawFile(io.RawIOBase):
         self._file.sync(data_only)
 
     def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self._file.close()
-            self._volume = None
+        with self._closing:
+            volume, self._volume = self._volume, None
+            try:
+                if self._syncs and not self.closed:
+                    self._file.sync(False)
+            finally:
+                try:
+                    super().close()
+                finally:
+                    self._file.close()
+                    if volume is not None:
+                        volume._file_closed()
+
+    def __del__(self) -> None:
+        # The garbage collector finalizes a cycle in any order: the layer above writes its buffer before it closes this file.
+        if not self._covered and self._volume is not None:
+            _finalize(self, self._volume)
+
+
+def _count(size: int) -> int:
+    """A number of bytes that the extension takes; -1: all."""
+    return min(max(operator.index(size), -1), OFFSET_MAX)
+
+
+def _finalize(layer: Any, volume: Optional[Volume]) -> None:
+    """Closes what is dropped. The volume reports the error when it is synced or closed."""
+    try:
+        layer.close()
+    except BaseException as error:
+        if volume is not None:
+            volume._lost = volume._lost or error
+
+
+class _Layer:
+    """What the layers above a raw file have in common: a close of one thread waits for that of another one, and in a garbage
+    cycle the highest layer is closed first."""
+
+    _covered = False
+    _detached = False
+    _raw_file: Optional[RawFile] = None
+
+    def _on(self, raw: RawFile, below: Any) -> None:
+        """Puts the layer above ``below``."""
+        self._raw_file = raw
+        below._covered = True
+        if raw._volume is not None:
+            raw._volume._keep(self)
+
+    def close(self) -> None:
+        if self._raw_file is None:
+            super().close()  # type: ignore[misc]
+            return
+        with self._raw_file._closing:
+            super().close()  # type: ignore[misc]
+
+    def detach(self) -> Any:
+        below = super().detach()  # type: ignore[misc]
+        self._detached = True
+        below._covered = False
+        return below
+
+    def __del__(self) -> None:
+        if not self._covered and not self._detached and self._raw_file is not None:
+            _finalize(self, self._raw_file._volume)
+
+
+class _Buffer(_Layer):
+    _level = 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, without those in the buffer."""
+        return self.raw.size  # type: ignore[attr-defined]
+
+
+class BufferedReader(_Buffer, io.BufferedReader):
+    pass
+
+
+class BufferedWriter(_Buffer, io.BufferedWriter):
+    pass
+
+
+class BufferedRandom(_Buffer, io.BufferedRandom):
+    pass
+
+
+class Text(_Layer, io.TextIOWrapper):
+    _level = 2
 
 
 def raw_mode(mode: str) -> tuple[str, bool]:
@@ -163,6 +272,22 @@ def raw_mode(mode: str) -> tuple[str, bool]:
     if len(letters) != len(mode) or not letters <= set("rwaxbt+") or {"b", "t"} <= letters:
         raise ValueError(f"invalid mode: {mode!r}")
     return mode.replace("b", "").replace("t", ""), "b" in letters
+
+
+def check_layers(
+    binary: bool, buffering: int, encoding: Optional[str], errors: Optional[str], newline: Optional[str]
+) -> None:
+    """Checks the arguments of ``open`` before a file is made or truncated."""
+    operator.index(buffering)
+    if binary:
+        if (encoding, errors, newline) != (None, None, None):
+            raise ValueError("binary mode takes no encoding, errors or newline argument")
+        return
+    if buffering == 0:
+        raise ValueError("can't have unbuffered text I/O")
+    io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
+    if errors is not None:
+        codecs.lookup_error(errors)
 
 
 def buffered(
@@ -174,22 +299,20 @@ def buffered(
     newline: Optional[str],
 ) -> Any:
     """What ``open`` returns for a raw file, as the built-in one."""
-    if binary and (encoding, errors, newline) != (None, None, None):
-        raise ValueError("binary mode takes no encoding, errors or newline argument")
     if buffering == 0:
-        if not binary:
-            raise ValueError("can't have unbuffered text I/O")
         return raw
     size = buffering if buffering > 1 else BUFFER_BYTES
     above: Any
     if raw._reads and raw._writes:
-        above = io.BufferedRandom(raw, size)
+        above = BufferedRandom(raw, size)
     elif raw._writes:
-        above = io.BufferedWriter(raw, size)
+        above = BufferedWriter(raw, size)
     else:
-        above = io.BufferedReader(raw, size)
+        above = BufferedReader(raw, size)
+    above._on(raw, raw)
     if binary:
         return above
-    text = io.TextIOWrapper(above, encoding, errors, newline, line_buffering=buffering == 1)
+    text = Text(above, encoding, errors, newline, line_buffering=buffering == 1)
+    text._on(raw, above)
     text.mode = raw.mode[:-1]  # type: ignore[misc]
     return text

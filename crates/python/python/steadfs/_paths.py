@@ -284,8 +284,13 @@ def _matches(where: Path, parts: tuple[str, ...]) -> Iterator[Path]:
 
     first, rest = parts[0], parts[1:]
     if first == "**":
+        if not where.is_dir():
+            return
+        try:
+            below = where.volume.scantree(where, on_error=lambda error: None)
+        except (NotADirectoryError, FileNotFoundError):
+            return
         yield from _matches(where, rest) if rest else [where]
-        below = where.volume.scantree(where, on_error=lambda error: None)
         for entry in below:
             if entry.is_dir(follow_symlinks=False):
                 found = Path(where.volume, entry.path)

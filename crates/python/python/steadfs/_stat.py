@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import stat as _stat
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
     from ._steadfs import _Stat
 
 
-class Stat(NamedTuple):
+@dataclass(frozen=True)
+class Stat:
     """The attributes of a file, named as those of ``os.stat_result``. Times are integers in nanoseconds; ``st_atime``,
     ``st_mtime`` and ``st_ctime`` are the same in seconds."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import stat as _stat
 import sys
 import threading
 import warnings
 import weakref
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Optional, Union
 
 from . import _steadfs
-from ._files import RawFile, buffered, raw_mode
+from ._entries import DirEntry, Usage
+from ._files import RawFile, buffered, check_layers, raw_mode
 from ._paths import Path, VolumePath, path_bytes
 from ._stat import Stat, stat_of
 from ._tools import Image, Options, image_path, option_list, partition_name
@@ -24,90 +24,17 @@ KeyFile = Union[str, "os.PathLike[str]", "tuple[str, Union[str, os.PathLike[str]
 OnError = Optional[Callable[[OSError], object]]
 
 _open_volumes: weakref.WeakSet[Volume] = weakref.WeakSet()
+#: Held where it is changed and copied. Reentrant, because the garbage collector may run meanwhile.
+_open_volumes_lock = threading.RLock()
 
 
-class Usage(NamedTuple):
-    """Space and inodes of a volume."""
-
-    #: The unit of the next three, in bytes.
-    block_size: int
-    blocks: int
-    blocks_free: int
-    #: Free blocks without those that are reserved for root.
-    blocks_available: int
-    inodes: int
-    inodes_free: int
-    #: Longest name in bytes.
-    name_max: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of the volume."""
-        return self.blocks * self.block_size
-
-    @property
-    def free(self) -> int:
-        """Free bytes, without those that are reserved for root."""
-        return self.blocks_available * self.block_size
+def _forked() -> None:
+    """A thread that held the lock is not in the child."""
+    global _open_volumes_lock
+    _open_volumes_lock = threading.RLock()
 
 
-class DirEntry:
-    """A name in a directory, as ``os.DirEntry``. The type comes from the directory: it costs no further call."""
-
-    __slots__ = ("_kind", "_stat", "_volume", "ino", "name", "path")
-
-    def __init__(self, volume: Volume, path: str, ino: int, kind: int, stat: Optional[Stat] = None) -> None:
-        self._volume = volume
-        self._kind = kind
-        self._stat = stat
-        #: Inode number.
-        self.ino = ino
-        #: The path, which begins as that of the directory.
-        self.path = path
-        self.name = path.rpartition("/")[2]
-
-    def __repr__(self) -> str:
-        return f"<steadfs.DirEntry {self.path!r}>"
-
-    def inode(self) -> int:
-        return self.ino
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return _stat.S_ISDIR(self._mode(follow_symlinks))
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return _stat.S_ISREG(self._mode(follow_symlinks))
-
-    def is_symlink(self) -> bool:
-        return _stat.S_ISLNK(self._kind)
-
-    def stat(self, *, follow_symlinks: bool = True) -> Stat:
-        """The attributes, or with ``follow_symlinks`` those of a link's target."""
-        if follow_symlinks and self.is_symlink():
-            return self._volume.stat(self.path)
-        if self._stat is None:
-            self._stat = self._volume.stat(self.path, follow_symlinks=False)
-        return self._stat
-
-    def _mode(self, follow_symlinks: bool) -> int:
-        """The type; 0 of a link that leads nowhere."""
-        if not (follow_symlinks and self.is_symlink()):
-            return self._kind
-        try:
-            return self._volume.stat(self.path).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return 0
-
-
-def _open_files_closed(files: Iterable[Any]) -> Optional[BaseException]:
-    """Closes files, which writes their buffers. Returns the first error."""
-    first = None
-    for file in files:
-        try:
-            file.close()
-        except (OSError, ValueError) as error:
-            first = first or error
-    return first
+os.register_at_fork(after_in_child=_forked)
 
 
 class Volume:
@@ -117,6 +44,8 @@ class Volume:
     ``os.fsdecode``, or bytes, ``pathlib.PurePosixPath`` or ``steadfs.Path``. Symbolic links are followed inside the volume.
     Permissions are not checked: calls have the rights of the volume's owner. Threads may share a volume.
     """
+
+    _native: Any = None
 
     def __init__(
         self,
@@ -129,7 +58,6 @@ class Volume:
         staged: bool = False,
         salvage: bool = False,
     ) -> None:
-        self._closed = True
         self._warns_unclosed = True
         if mode not in ("r", "r+"):
             raise ValueError(f"the mode of a volume is 'r' or 'r+', not {mode!r}; steadfs.format makes one")
@@ -144,18 +72,28 @@ class Volume:
         #: Whether all changes are written together when the volume is closed, or none.
         self.staged = staged
         name, words = partition_name(partition), option_list(options)
-        self._native = _steadfs.Volume(self.image, write, staged, salvage, name, words)
         self._pid = os.getpid()
+        #: Open files and the layers above them.
         self._files: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._turn = threading.Lock()
-        self._closed = False
+        self._open_count = 0
+        #: For the two above. Reentrant, because the garbage collector may close a file meanwhile.
+        self._lock = threading.RLock()
+        #: Held by ``close`` and ``discard``.
+        self._ending = threading.RLock()
+        self._closing = False
+        #: Whether the volume was dropped and is closed with its last file.
+        self._ends_with_files = False
+        #: The first error of a file that was dropped or closed by the volume.
+        self._lost: Optional[BaseException] = None
+        self._native = _steadfs.Volume(self.image, write, staged, salvage, name, words)
         #: ``ext2``, ``ext3``, ``ext4`` or ``f2fs``.
         self.kind: str = self._native.kind
         #: In bytes.
         self.block_size: int = self._native.block_size
         #: What was skipped, or should be checked: sentences.
         self.warnings: list[str] = self._native.warnings
-        _open_volumes.add(self)
+        with _open_volumes_lock:
+            _open_volumes.add(self)
         try:
             for key_file in key_files:
                 self.add_key(key_file)
@@ -164,17 +102,17 @@ class Volume:
             raise
 
     def __repr__(self) -> str:
-        state = " closed" if self._closed else ""
+        state = " closed" if self.closed else ""
         return f"<steadfs.Volume {self.image!r} {self.kind} mode={self.mode!r}{state}>"
 
     # Beginning and end.
 
     @property
     def closed(self) -> bool:
-        return self._closed or self._native.closed
+        return self._native is None or self._native.closed
 
     def __enter__(self) -> Volume:
-        if self._closed:
+        if self.closed:
             raise ValueError("the volume is closed")
         return self
 
@@ -186,58 +124,120 @@ class Volume:
 
     def close(self) -> None:
         """Closes all files of the volume, writes everything and gives up the image. An ``OSError`` means that something was not
-        written; the volume is closed then, too. Closing it again does nothing."""
-        self._check_process()
-        with self._turn:
-            if self._closed:
-                return
-            self._closed = True
-        first = _open_files_closed(list(self._files))
-        try:
-            self._native.close()
-        except OSError as error:
-            if self.staged and not self._native.closed:
-                # A call of another thread is under way.
-                self._closed = False
-                raise
-            if first is None:
-                raise
-            raise first from error
-        if first is not None:
-            raise first
+        written; the volume is closed then, too, and nothing of a staged one is written. If the error of a staged volume is
+        ``EBUSY``, another thread is in a call on it: its files are closed, and ``close`` can be called again. Closing a closed
+        volume does nothing."""
+        self._end(True)
+
+    def discard(self) -> None:
+        """Closes a staged volume without its changes."""
+        if not self.staged:
+            raise ValueError("changes of a volume that is not staged are written as they are made: they cannot be discarded")
+        self._end(False)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             why = f"the volume was opened by process {self._pid}: a forked process must open it itself"
             raise RuntimeError(why)
 
-    def discard(self) -> None:
-        """Closes a staged volume without its changes."""
-        if not self.staged:
-            raise ValueError("changes of a volume that is not staged are written as they are made: they cannot be discarded")
+    def _end(self, keeps: bool) -> None:
+        """Closes the volume. A staged one is written if ``keeps`` is set."""
         self._check_process()
-        with self._turn:
-            if self._closed:
+        with self._ending:
+            if self.closed:
                 return
-            self._closed = True
-        _open_files_closed(list(self._files))
-        self._native.discard()
+            all_closed = False
+            try:
+                first = self._each_file(lambda file: file.close(), closing=True)
+                self._lost = self._lost or first
+                all_closed = True
+            finally:
+                try:
+                    self._end_native(keeps and (all_closed or not self.staged))
+                finally:
+                    self._closing = False
+
+    def _end_native(self, keeps: bool) -> None:
+        lost, self._lost = self._lost, None
+        if self.staged and (lost is not None or not keeps):
+            self._native.discard()
+            if keeps and lost is not None:
+                raise lost
+            return
+        try:
+            self._native.close()
+        except BaseException as error:
+            if lost is None:
+                raise
+            raise lost from error
+        if lost is not None:
+            raise lost
+
+    def _each_file(self, call: Callable[[Any], object], closing: bool = False) -> Optional[BaseException]:
+        """Calls ``call`` with each layer of each open file, text before its buffer. Returns the first error."""
+        first: Optional[BaseException] = None
+        with self._lock:
+            self._closing = closing or self._closing
+            files = list(self._files)
+        for file in sorted(files, key=lambda file: file._level, reverse=True):
+            try:
+                if not file._detached and not file.closed:
+                    call(file)
+            except BaseException as error:
+                first = first or error
+        return first
+
+    def _keep(self, file: Any) -> None:
+        """Registers a file, or a layer above one, to be closed with the volume."""
+        with self._lock:
+            if self._closing:
+                raise ValueError("the volume is closed")
+            self._files.add(file)
+            self._open_count += file._level == 0
+
+    def _file_closed(self) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._open_count -= 1
+            ends = self._ends_with_files and self._open_count == 0
+        if ends and not self.closed:
+            self._drop()
+
+    def _drop(self, warn: Callable[..., None] = warnings.warn) -> None:
+        """Closes a volume that was not closed: what a staged one has not written is discarded."""
+        text = f"unclosed volume {self!r}"
+        if self.staged:
+            text = f"unclosed staged volume {self!r}: its changes are discarded"
+        try:
+            self._end(not self.staged)
+        finally:
+            if self._warns_unclosed:
+                warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if self._closed or self._pid != os.getpid():
+        if self.closed:
             return
-        if self._warns_unclosed:
-            _warn(f"unclosed volume {self!r}", ResourceWarning, stacklevel=2, source=self)
-        self.close()
+        with self._lock:
+            # Only in a garbage cycle, whose files have buffers to write.
+            self._ends_with_files = self._open_count > 0 and not self.staged
+        if not self._ends_with_files:
+            self._drop(_warn)
 
     def sync(self) -> None:
         """Makes everything durable, as sync(2), buffers of open files included."""
         self._check_process()
-        for file in list(self._files):
-            with contextlib.suppress(ValueError):  # another thread has closed it
-                if file.writable():
-                    file.flush()
-        self._native.sync()
+        # What is in the buffer of an open file is kept there after an error.
+        first = self._each_file(_flush)
+        lost = self._lost or first
+        if not self.staged:
+            # A staged volume is not written after the loss.
+            self._lost = None
+        try:
+            self._native.sync()
+        finally:
+            if lost is not None:
+                raise lost
 
     def add_key(self, key_file: KeyFile) -> None:
         """Adds the key of encrypted files, which are encoded names without it."""
@@ -286,22 +286,27 @@ class Volume:
     ) -> Any:
         """Opens a file as the built-in ``open``. ``permissions`` are those of a file that is made."""
         letters, binary = raw_mode(mode)
-        where = path_bytes(path)
-        file = self._native.open_file(where, letters, permissions)
-        raw = RawFile(self, file, os.fsdecode(where), letters)
+        check_layers(binary, buffering, encoding, errors, newline)
+        raw = self._open_raw(path, letters, permissions)
         try:
-            opened = buffered(raw, binary, buffering, encoding, errors, newline)
+            return buffered(raw, binary, buffering, encoding, errors, newline)
         except BaseException:
             raw.close()
             raise
-        self._files.add(opened)
-        return opened
+
+    def _open_raw(self, path: VolumePath, letters: str, permissions: int = 0o644) -> RawFile:
+        where = path_bytes(path)
+        if self._closing:
+            raise ValueError("the volume is closed")
+        file = self._native.open_file(where, letters, permissions)
+        return RawFile(self, file, os.fsdecode(where), letters)
 
     def read_bytes(self, path: VolumePath) -> bytes:
         with self.open(path, "rb", 0) as file:
             return file.read()
 
     def write_bytes(self, path: VolumePath, data: Any) -> int:
+        data = memoryview(data)
         with self.open(path, "wb", 0) as file:
             return file.write(data)
 
@@ -312,6 +317,8 @@ class Volume:
     def write_text(
         self, path: VolumePath, data: str, encoding: Optional[str] = None, errors: Optional[str] = None
     ) -> int:
+        if not isinstance(data, str):
+            raise TypeError(f"the data of a text file is str, not {type(data).__name__}")
         with self.open(path, "w", encoding=encoding, errors=errors) as file:
             return file.write(data)
 
@@ -541,11 +548,24 @@ def open(
     )
 
 
+def _flush(file: Any) -> None:
+    try:
+        if file.writable():
+            file.flush()
+    except ValueError:
+        # Another thread may have closed or detached it.
+        if not file._detached and not file.closed:
+            raise
+
+
 @atexit.register
 def _close_all() -> None:
-    """What is still open when the interpreter ends is closed, which writes it."""
-    for volume in list(_open_volumes):
+    """Closes what is still open when the interpreter ends, which writes it, unless it is staged."""
+    with _open_volumes_lock:
+        volumes = list(_open_volumes)
+    for volume in volumes:
         try:
-            volume.__del__()
-        except Exception as error:
+            if not volume.closed:
+                volume._drop()
+        except BaseException as error:
             print(f"steadfs: {volume.image}: {error}", file=sys.stderr)
