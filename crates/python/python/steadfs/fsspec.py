@@ -6,9 +6,11 @@ It is registered as ``steadfs`` when the package is installed.
 
 from __future__ import annotations
 
+import errno
 import glob
-import io
 import os
+import re
+import shutil
 import stat as _stat
 import threading
 import uuid
@@ -18,40 +20,79 @@ from typing import Any, Iterable, Optional, Union
 
 from fsspec.spec import AbstractFileSystem
 
-from ._files import RawFile, raw_mode
+from ._entries import DirEntry
+from ._files import BUFFER_BYTES, BufferedWriter, RawFile, buffered, raw_mode
 from ._stat import Stat
 from ._tools import Image, Options, option_list
 from ._volume import KeyFile, Volume
 
 _TYPES = {_stat.S_IFDIR: "directory", _stat.S_IFREG: "file", _stat.S_IFLNK: "link"}
 
+#: Protocols of files of this machine.
+_ON_HOST = (None, "file", "local")
+_URI = re.compile(r"nbds?(\+unix)?://")
+#: Arguments that fsspec takes for every file system.
+_OF_FSSPEC = frozenset(
+    {
+        "add_aliases",
+        "add_docs",
+        "asynchronous",
+        "batch_size",
+        "listings_expiry_time",
+        "loop",
+        "max_paths",
+        "skip_instance_cache",
+        "use_listings_cache",
+    }
+)
+
 #: Open volumes by the arguments that opened them.
 _volumes: weakref.WeakValueDictionary[Any, Volume] = weakref.WeakValueDictionary()
 _turn = threading.Lock()
 
 
-class _Committed(io.BufferedWriter):
+def _forked() -> None:
+    """A thread that held the lock is not in the child."""
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class _Committed(BufferedWriter):
     """A file of a transaction: it gets its name when the transaction ends."""
 
-    def __init__(self, fs: SteadfsFileSystem, raw: RawFile, path: str, buffer_size: int) -> None:
+    def __init__(self, fs: SteadfsFileSystem, raw: RawFile, path: str, exclusive: bool, buffer_size: int) -> None:
         super().__init__(raw, buffer_size)
-        self._fs, self.path, self._made = fs, path, raw.name
+        self._fs, self.path, self._made, self._exclusive = fs, path, raw.name, exclusive
+        self._on(raw, raw)
 
     def commit(self) -> None:
         self.close()
-        self._fs.volume.rename(self._made, self.path)
+        if self._exclusive:
+            # Unlike a rename, it does not replace a file that was made meanwhile.
+            self._fs.volume.link(self._made, self.path)
+            self._fs.volume.remove(self._made)
+        else:
+            self._fs.volume.rename(self._made, self.path)
 
     def discard(self) -> None:
-        self.close()
-        self._fs.volume.remove(self._made)
+        if self._raw_file is not None:
+            self._raw_file._syncs = False
+        try:
+            self.close()
+        finally:
+            self._fs.volume.remove(self._made)
 
 
 class SteadfsFileSystem(AbstractFileSystem):
     """The files of a volume.
 
     ``image`` (or ``fo``, as a chain of URLs gives it), ``partition``, ``options``, ``key_files`` and ``salvage`` are those of
-    ``steadfs.open``. The volume is only read unless ``write`` is set; then what is written is durable after ``sync`` or
-    ``close``, or when the last instance and file are dropped. Instances with the same arguments share the open volume.
+    ``steadfs.open``. The volume is only read unless ``write`` is set; then the content of a file is durable when the file is
+    closed, and everything after ``sync`` or ``close``, or when the last instance and file are dropped. Instances with the same
+    arguments share the open volume.
     """
 
     protocol = "steadfs"
@@ -75,11 +116,16 @@ class SteadfsFileSystem(AbstractFileSystem):
         target_options: Optional[dict[str, Any]] = None,
         **kwargs: Any,
     ) -> None:
+        if unknown := sorted(set(kwargs) - _OF_FSSPEC):
+            raise TypeError(f"unknown arguments of a steadfs file system: {', '.join(unknown)}")
         super().__init__(**kwargs)
+        if write and target_protocol not in _ON_HOST:
+            why = f"{target_protocol} gives a copy of the image: what is written there is lost; name the image itself"
+            raise ValueError(why)
         if (image is None) == (fo is None):
             raise ValueError("name the image: image='disk.img', or a URL such as steadfs://path::disk.img")
-        where = image if image is not None else _on_host(fo, target_protocol, target_options or {})
-        if image is not None and target_protocol not in (None, "file", "local"):
+        where = _absolute(image) if image is not None else _on_host(fo, target_protocol, target_options or {})
+        if image is not None and target_protocol not in _ON_HOST:
             raise ValueError("target_protocol belongs to fo=, not to image=")
         #: Whether a file that is opened for writing makes the directories around it.
         self.auto_mkdir = auto_mkdir
@@ -89,6 +135,10 @@ class SteadfsFileSystem(AbstractFileSystem):
         how = (os.getpid(), str(where), mode, partition, option_list(options), keys, salvage)
         with _turn:
             shared = _volumes.get(how)
+            if shared is not None:
+                # Another thread may be closing it, and has the image in use until then.
+                with shared._ending:
+                    pass
             if shared is None or shared.closed:
                 shared = Volume(
                     where, mode, partition=partition, options=options, key_files=keys, salvage=salvage
@@ -97,6 +147,27 @@ class SteadfsFileSystem(AbstractFileSystem):
                 shared._warns_unclosed = False
                 _volumes[how] = shared
         self.volume = shared
+
+    # The class of this class sets both, for copies by pickle or JSON: they open the same image in another working directory.
+
+    @property
+    def storage_args(self) -> tuple[Any, ...]:
+        return self._storage_args
+
+    @storage_args.setter
+    def storage_args(self, args: tuple[Any, ...]) -> None:
+        self._storage_args = (*map(_absolute, args[:1]), *args[1:])
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        return self._storage_options
+
+    @storage_options.setter
+    def storage_options(self, options: dict[str, Any]) -> None:
+        local = options.get("target_protocol") in _ON_HOST
+        names = ("image", "fo") if local else ("image",)
+        found = {name: _absolute(options[name]) for name in names if options.get(name) is not None}
+        self._storage_options = {**options, **found}
 
     def close(self) -> None:
         """Writes everything and closes the volume, also for instances that share it."""
@@ -171,7 +242,14 @@ class SteadfsFileSystem(AbstractFileSystem):
         entries = list(self.volume.scandir(path))
         if not detail:
             return [entry.path for entry in entries]
-        return [self._info(entry.path, entry.stat(follow_symlinks=False)) for entry in entries]
+        return [self._listed(entry) for entry in entries]
+
+    def _listed(self, entry: DirEntry) -> dict[str, Any]:
+        info = self._info(entry.path, entry.stat(follow_symlinks=False))
+        if info["islink"] and info["type"] == "directory":
+            # fsspec's walk would enter it, and a link may lead to a directory around it.
+            info["type"] = "link"
+        return info
 
     def exists(self, path: str, **kwargs: Any) -> bool:
         return self.volume.exists(self._strip_protocol(path))
@@ -219,26 +297,44 @@ class SteadfsFileSystem(AbstractFileSystem):
         self.volume.remove(self._strip_protocol(path))
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: Optional[int] = None) -> None:
+        """Removes files, and with ``recursive`` directories with all that is in them. Patterns match as in ``glob``."""
         if maxdepth is not None:
-            super().rm(path, recursive=recursive, maxdepth=maxdepth)
-            return
-        for one in path if isinstance(path, list) else [path]:
-            if "*" in str(one):
-                super().rm(one, recursive=recursive)
+            raise ValueError("rm removes whole trees: it takes no maxdepth; find(maxdepth=…) lists what to remove")
+        found: list[str] = []
+        for one in path if isinstance(path, (list, tuple, set)) else [path]:
+            found += self._named(self._strip_protocol(one))
+        directories = [one for one in found if self._is_real_directory(one)]
+        if directories and not recursive:
+            raise IsADirectoryError(errno.EISDIR, "is a directory; recursive=True removes it", directories[0])
+        removed: list[str] = []
+        for one in sorted(set(found)):
+            if any(one.startswith(f"{above.rstrip('/')}/") for above in removed):
                 continue
-            one = self._strip_protocol(one)
-            if self.volume.is_dir(one) and not self.volume.is_symlink(one):
-                if not recursive:
-                    raise IsADirectoryError(21, "is a directory; recursive=True removes it", one)
+            if self._is_real_directory(one):
                 self.volume.rmtree(one)
+                removed.append(one)
             else:
                 self.volume.remove(one)
+
+    def _is_real_directory(self, path: str) -> bool:
+        return self.volume.is_dir(path) and not self.volume.is_symlink(path)
+
+    def _named(self, path: str) -> list[str]:
+        """The file of this name, or those that match the pattern."""
+        if not glob.has_magic(path) or self.lexists(path):
+            return [path]
+        found: list[str] = self.glob(path)
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, "nothing matches the pattern", path)
+        return found
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.volume.is_dir(source):
             self.volume.makedirs(target, exist_ok=True)
             return
+        if self.volume.exists(target) and self.volume.stat(source).st_ino == self.volume.stat(target).st_ino:
+            raise shutil.SameFileError(f"{source!r} and {target!r} are the same file")
         self.volume.makedirs(self._parent(target), exist_ok=True)
         with self.volume.open(source, "rb", 0) as reader, self.volume.open(target, "wb", 0) as writer:
             while data := reader.read(4 << 20):
@@ -285,14 +381,25 @@ class SteadfsFileSystem(AbstractFileSystem):
     ) -> Any:
         path = self._strip_protocol(path)
         letters, _ = raw_mode(mode)
-        if letters != "r" and self.auto_mkdir:
+        writes = letters != "r"
+        if not autocommit and writes and letters not in ("w", "x"):
+            raise ValueError(f"a transaction writes whole files (modes w and x); open with {mode!r} outside of it")
+        if writes and self.auto_mkdir:
             self.volume.makedirs(self._parent(path), exist_ok=True)
-        if not autocommit and letters == "w":
-            raw = self.volume.open(f"{path}.{uuid.uuid4().hex}.part", "xb", 0)
-            return _Committed(self, raw, path, block_size or io.DEFAULT_BUFFER_SIZE)
         # fsspec also gives the word "default".
-        size = block_size if isinstance(block_size, int) else -1
-        return self.volume.open(path, letters + "b", size)
+        size = block_size if isinstance(block_size, int) and block_size > 0 else -1
+        if not autocommit and writes:
+            return self._open_for_commit(path, letters == "x", size if size > 0 else BUFFER_BYTES)
+        raw = self.volume._open_raw(path, letters)
+        raw._syncs = writes
+        return buffered(raw, True, size, None, None, None)
+
+    def _open_for_commit(self, path: str, exclusive: bool, size: int) -> _Committed:
+        if exclusive and self.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        raw = self.volume._open_raw(f"{path}.{uuid.uuid4().hex}.part", "x")
+        raw._syncs = True
+        return _Committed(self, raw, path, exclusive, size)
 
     def cat_file(self, path: str, start: Optional[int] = None, end: Optional[int] = None, **kwargs: Any) -> bytes:
         with self.volume.open(self._strip_protocol(path), "rb", 0) as file:
@@ -303,17 +410,24 @@ class SteadfsFileSystem(AbstractFileSystem):
             return file.pread(max(last - first, 0), first)
 
 
-def _on_host(fo: Any, protocol: Optional[str], options: dict[str, Any]) -> Any:
+def _absolute(image: Any) -> str:
+    """The absolute path of an image, or its NBD URI."""
+    text = os.fsdecode(image)
+    return text if _URI.match(text) else os.path.abspath(text)
+
+
+def _on_host(fo: Any, protocol: Optional[str], options: dict[str, Any]) -> str:
     """The image of a chain of URLs as a file of this machine, or as an NBD URI."""
-    if protocol in (None, "file", "local"):
+    if protocol in _ON_HOST:
         from fsspec.implementations.local import LocalFileSystem
 
-        return fo if str(fo).startswith("nbd") else LocalFileSystem._strip_protocol(fo)
-    if protocol not in ("simplecache", "filecache", "blockcache"):
+        text = os.fsdecode(fo)
+        return text if _URI.match(text) else _absolute(LocalFileSystem._strip_protocol(text))
+    if protocol not in ("simplecache", "filecache"):
         raise ValueError(
             f"a volume is on a file of this machine, not on {protocol}://; a copy of it is: steadfs://…::simplecache::{protocol}://…"
         )
     import fsspec
 
     with fsspec.filesystem(protocol, **options).open(fo, "rb") as file:
-        return file.name
+        return _absolute(file.name)
