@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use steadfs_rt::{Mutex, Rank};
+use steadfs_rt::{Mutex, Rank, now, sleep};
 
 use super::codec::{Reply, Request};
 use super::server::VolumeFacts;
@@ -13,6 +14,11 @@ use super::{receive, send};
 use crate::error::MountError;
 use crate::host::{self, Answer, Host, Question};
 use crate::mount::{MountOptions, Mounter};
+
+/// How long a request waits until the broker knows that the mount is usable.
+const USABLE_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Time between two attempts.
+const USABLE_POLL: Duration = Duration::from_millis(5);
 
 /// A server's connection to its broker.
 pub struct BrokerClient {
@@ -158,11 +164,19 @@ impl Host for BrokerClient {
     }
 
     fn upgrade(&self) -> Result<u32, String> {
-        match self.request(&Request::Upgrade) {
-            Ok((Reply::Answer(Answer::Word(server)), _)) => Ok(server),
-            Ok((Reply::Refused(why), _)) => Err(why),
-            Ok(_) => Err("the broker starts no other server".to_owned()),
-            Err(error) => Err(format!("the broker: {error}")),
+        let until = now() + USABLE_WAIT_MAX;
+        loop {
+            return match self.request(&Request::Upgrade) {
+                Ok((Reply::Answer(Answer::Word(server)), _)) => Ok(server),
+                Ok((Reply::Refused(why), _)) => Err(why),
+                // Calls arrive before the broker knows that the mount is usable.
+                Ok((Reply::Failed, _)) if !until.since(now()).is_zero() => {
+                    sleep(USABLE_POLL);
+                    continue;
+                }
+                Ok(_) => Err("the broker starts no other server".to_owned()),
+                Err(error) => Err(format!("the broker: {error}")),
+            };
         }
     }
 
