@@ -17,6 +17,7 @@ use crate::inode::Inode;
 use crate::io_error;
 use crate::map::has_extents;
 use crate::mballoc::Run;
+use crate::quota::QuotaHold;
 use crate::txn::Handle;
 use crate::xattr::Change;
 
@@ -113,10 +114,11 @@ impl Ext4 {
             let _one = inode.lock_flush();
             let mut content = inline::parts(&inode.core.read())?.concat();
             content.truncate(usize::try_from(inode.size()).unwrap_or(usize::MAX));
-            let run = match content.is_empty() {
+            let moved = match content.is_empty() {
                 true => None,
                 false => Some(self.write_moved(cx, inode, &content)?),
             };
+            let run = moved.as_ref().map(|(run, _)| *run);
             let mapped = self.map_moved(inode, run);
             if let (Err(error), Some(run)) = (&mapped, run) {
                 self.release_unmapped(run, error);
@@ -125,12 +127,12 @@ impl Ext4 {
         })
     }
 
-    /// Writes the content to a new block, which nothing maps yet.
-    fn write_moved(&self, cx: &Cx, inode: &Inode, content: &[u8]) -> Result<Run> {
+    /// Writes the content to a new block, which nothing maps yet, and which is held under limits of quota until it is counted.
+    fn write_moved(&self, cx: &Cx, inode: &Inode, content: &[u8]) -> Result<(Run, QuotaHold)> {
         let bs = self.geo.block_size;
         let goal = self.alloc.goal_for(&self.geo, inode.ino());
         let keep = self.root_reserved_clusters(cx);
-        self.quota_blocks(cx, inode, 1)?;
+        let (_, held) = self.hold_blocks(cx, inode, 1)?;
         let run = self.alloc.allocate_spare(self, goal, 1, keep)?;
         let run = Run { len: 1, ..run };
         let file = Some((inode.ino(), FileBlock(0)));
@@ -145,7 +147,7 @@ impl Ext4 {
             self.alloc.release(self, run);
             return Err(io_error(error));
         }
-        Ok(run)
+        Ok((run, held))
     }
 
     /// Maps the new block, if there is content, instead of the inline content.

@@ -118,18 +118,27 @@ impl Ext4 {
         wanted: u64,
     ) -> Result<(u64, QuotaHold)> {
         loop {
-            let blocks = self.quota_blocks(cx, inode, wanted)?;
+            let blocks = self.quota_blocks(cx, inode, wanted);
             let Some(quota) = self.enforcing().filter(|_| cx.uid != 0) else {
-                return Ok((blocks, QuotaHold::default()));
+                return Ok((blocks?, QuotaHold::default()));
             };
-            let clusters = blocks.div_ceil(self.geo.blocks_per_cluster().into());
             let owners = owners_of(&inode.core.read()).map(Some);
-            let need = Usage {
-                bytes: self.delayed_bytes(clusters),
-                inodes: 0,
+            let hold = |blocks: u64| {
+                let clusters = blocks.div_ceil(self.geo.blocks_per_cluster().into());
+                let need = Usage {
+                    bytes: self.delayed_bytes(clusters),
+                    inodes: 0,
+                };
+                self.try_hold(quota, owners, need)
             };
-            if let Some(held) = self.try_hold(quota, owners, need)? {
-                return Ok((blocks, held));
+            let held = match blocks {
+                Ok(blocks) => hold(blocks)?.map(|held| (blocks, held)),
+                // What others hold may be counted by now.
+                Err(FsError::Quota) => Some((1, hold(1)?.ok_or(FsError::Quota)?)),
+                Err(error) => return Err(error),
+            };
+            if let Some(held) = held {
+                return Ok(held);
             }
         }
     }
@@ -138,7 +147,7 @@ impl Ext4 {
     ///
     /// # Errors
     /// [`FsError::Quota`]: none may.
-    pub(crate) fn quota_blocks(&self, cx: &Cx, inode: &Inode, wanted: u64) -> Result<u64> {
+    fn quota_blocks(&self, cx: &Cx, inode: &Inode, wanted: u64) -> Result<u64> {
         if self.enforcing().is_none() {
             return Ok(wanted);
         }
