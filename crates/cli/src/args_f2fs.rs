@@ -55,6 +55,9 @@ pub struct FormatF2fs {
     /// complete.
     #[arg(long, value_name = "FREE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub fit: Option<String>,
+    /// Another device of the volume; up to 7. Mounts and commands name them again, in the same order: -o device=DEVICE.
+    #[arg(short = 'c', long = "device", value_name = "DEVICE")]
+    pub devices: Vec<PathBuf>,
     /// Overwrite an existing volume.
     #[arg(short, long, short_alias = 'F')]
     pub force: bool,
@@ -113,8 +116,6 @@ pub struct FormatF2fs {
 /// Options of mkfs.f2fs that are refused with a reason.
 #[derive(Debug, clap::Args)]
 pub struct RefusedF2fs {
-    #[arg(short = 'c', hide = true)]
-    pub devices: Vec<String>,
     #[arg(short = 'g', hide = true)]
     pub defaults: Option<String>,
     #[arg(short = 'm', hide = true)]

@@ -1,10 +1,11 @@
 //! `steadfs format -t f2fs`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{getgid, getuid};
 use steadfs::{F2fsFormatError, F2fsFormatOptions, F2fsFormatReport, Fill, FitKind, Origin};
 
+use crate::args::Sandbox;
 use crate::args_f2fs::FormatF2fs;
 use crate::failure::Failure;
 use crate::fill;
@@ -44,15 +45,11 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     let even = options.time.is_some();
     let from = from.map(|from| prepare(from, &volume, even)).transpose()?;
     let start = part.map_or(0, |part| part.start);
-    if !args.force
-        && (steadfs::is_uri(&volume) || volume.exists())
-        && let Content::Volume(kind) =
-            worker::content(&volume, &format!("offset={start}"), args.sandbox)?
-    {
-        return Err(Failure::plain(format!(
-            "{}: already holds a volume ({kind}); --force overwrites it",
-            args.volume.display(),
-        )));
+    let others = args.devices.iter().map(|device| (device.as_path(), 0));
+    for (device, start) in [(&*volume, start)].into_iter().chain(others) {
+        if !args.force {
+            refuse_used(device, start, args.sandbox)?;
+        }
     }
     crate::consent::check_nodes(&volume, start, args.sandbox)?;
     let make = |volume: &Path, size| {
@@ -73,7 +70,7 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
         Ok((report, how))
     };
     let report = if let (Some(from), Some(free)) = (&from, free) {
-        let kind = FitKind::F2fs(options.clone());
+        let kind = FitKind::F2fs(Box::new(options.clone()));
         let job = fit::Job::new(&volume, from, (kind, free), args.sandbox);
         fit::run(job, |image, plan| make(image, Some(plan.size)))?
     } else {
@@ -85,6 +82,19 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
     };
     if !args.quiet {
         print_report(&args.volume, &report)?;
+    }
+    Ok(())
+}
+
+/// Refuses to overwrite a volume.
+fn refuse_used(device: &Path, start: u64, sandbox: Option<Sandbox>) -> Result<(), Failure> {
+    if (steadfs::is_uri(device) || device.exists())
+        && let Content::Volume(kind) = worker::content(device, &format!("offset={start}"), sandbox)?
+    {
+        return Err(Failure::plain(format!(
+            "{}: already holds a volume ({kind}); --force overwrites it",
+            device.display(),
+        )));
     }
     Ok(())
 }
@@ -103,12 +113,20 @@ fn prepare(from: &Path, volume: &Path, even: bool) -> Result<fill::Filling, Fail
 fn refuse(args: &FormatF2fs) -> Result<(), Failure> {
     let refused = &args.refused;
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let has_alias = |path: &&PathBuf| path.display().to_string().contains('@') && !path.exists();
+    let alias = args.devices.iter().find(has_alias);
     let all = [
         (
             "-c",
-            !refused.devices.is_empty(),
-            refused.devices.join(","),
-            "volumes on several devices are not supported",
+            !args.devices.is_empty() && (args.from_dir.is_some() || args.fit.is_some()),
+            String::new(),
+            "a volume on several devices is filled afterwards, by steadfs cp -o device=",
+        ),
+        (
+            "-c",
+            alias.is_some(),
+            text(&alias.map(|path| path.display().to_string())),
+            "device aliases are not supported",
         ),
         (
             "-m",
@@ -178,6 +196,7 @@ fn options(args: &FormatF2fs) -> Result<F2fsFormatOptions, Failure> {
         root_owner: (getuid().as_raw(), getgid().as_raw()),
         checkpoint_version: args.fixed_version.then_some(FIXED_VERSION),
         time,
+        other_devices: args.devices.clone(),
         ..F2fsFormatOptions::default()
     };
     set(args, &mut options).map_err(Failure::plain)?;

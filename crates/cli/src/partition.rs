@@ -130,11 +130,11 @@ pub fn resolve(
     Ok((disk, rest.join(",")))
 }
 
-/// The item, with the path of `overlay=` or `journal_path=` made absolute: the server of a mount has another working
+/// The item, with the path of `overlay=`, `journal_path=` or `device=` made absolute: the server of a mount has another working
 /// directory.
 fn with_absolute_path(item: &str) -> Result<String, Failure> {
     match item.trim().split_once('=') {
-        Some((name @ ("overlay" | "journal_path"), file))
+        Some((name @ ("overlay" | "journal_path" | "device"), file))
             if !file.is_empty() && (name, file) != ("overlay", "memory") =>
         {
             let path = std::path::absolute(file).map_err(Failure::plain)?;

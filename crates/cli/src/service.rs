@@ -145,8 +145,10 @@ fn options(args: &args::Mount, path: &Path, service: &Service) -> Result<Options
     if options.overlay.is_some() {
         return refused("option overlay: a service opens the device only; use steadfs mount");
     }
-    if options.ext4.journal_path.is_some() {
-        return refused("option journal_path: a service opens the device only; use steadfs mount");
+    if let Some((option, _)) = options.device_beside() {
+        return refused(&format!(
+            "option {option}: a service opens one device only; use steadfs mount"
+        ));
     }
     if options.fakeroot.is_some() {
         return refused(

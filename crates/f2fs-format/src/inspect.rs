@@ -33,7 +33,7 @@ pub struct Inspection {
     pub cold_extensions: Vec<String>,
     /// File name extensions of hot data.
     pub hot_extensions: Vec<String>,
-    /// Further devices of the volume.
+    /// The devices of a volume on several, with the size of its part on each; empty for one.
     pub devices: Vec<String>,
     /// Inodes of the user, group and project quota files.
     pub quota_inodes: [Option<u32>; 3],
@@ -172,13 +172,9 @@ fn describe(superblock: &Superblock, checkpoint: CheckpointState) -> Inspection 
         },
         cold_extensions: owned(cold),
         hot_extensions: owned(hot),
-        devices: owned(
-            superblock
-                .devices()
-                .into_iter()
-                .map(|(path, _)| path)
-                .collect(),
-        ),
+        devices: (superblock.devices().iter().zip(superblock.device_bytes()))
+            .map(|((path, _), bytes)| format!("{path} ({} MiB)", bytes >> 20))
+            .collect(),
         quota_inodes: superblock.quota_inodes().map(|nid| nid.map(|nid| nid.0)),
         checkpoint,
     }

@@ -224,7 +224,7 @@ fn load(
 }
 
 pub(crate) fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
-    let blocks = superblock.layout().block_count;
+    let blocks = superblock.needed_blocks();
     let size = queue.geometry().size;
     if blocks > size / BLOCK_SIZE as u64 {
         let what = format!(
@@ -268,8 +268,8 @@ fn check_mountable(
             "the names of casefolded directories have an unknown encoding (s_encoding {number})"
         ));
     }
-    if !superblock.devices().is_empty() {
-        return refuse("volumes on several devices are not supported".to_owned());
+    if let Some(why) = superblock.missing_devices().filter(|_| !options.is_joined) {
+        return refuse(why);
     }
     let why = read_only_reasons(superblock);
     options.common.check_mode(&why, device_read_only)?;

@@ -61,6 +61,8 @@ impl Default for MountOptions {
             checkpoint_merge: true,
             checkpoint_off: None,
             compress: CompressOptions::default(),
+            devices: Vec::new(),
+            is_joined: false,
         }
     }
 }

@@ -240,7 +240,20 @@ fn refusals_name_their_reason() {
     for copy in [1024, 5120] {
         devices[copy + 2201] = b'/';
     }
-    assert!(refused(&devices, "ro").contains("several devices"));
+    assert!(refused(&devices, "ro").contains("fewer segments than the volume"));
+    for copy in [1024, 5120] {
+        // All of its segments, and one more device with one.
+        let segments: [u8; 4] = devices[copy + 48..copy + 52].try_into().unwrap();
+        devices[copy + 2265..copy + 2269].copy_from_slice(&segments);
+        devices[copy + 2269] = b'b';
+        devices[copy + 2333] = 1;
+    }
+    let said = refused(&devices, "ro");
+    assert!(
+        said.contains("on 2 devices: name the others with -o device="),
+        "{said}"
+    );
+    assert!(said.contains("in the order b (2 MiB)"), "{said}");
     let mut blocks = bytes.clone();
     for copy in [1024, 5120] {
         blocks[copy + 16] = 14;

@@ -1,184 +1,298 @@
-//! A volume and the device of its journal as one device.
+//! Several devices as one: a volume and its journal, or the devices of one volume.
 //!
-//! **Rule.** The journal's bytes follow those of the volume, from a multiple of [`JOINED_UNIT`] on, so that a file system
-//! addresses both by block numbers of one device. A FLUSH makes both durable, and so does the FLUSH before a write
-//! (PREFLUSH): a commit record in the journal is written after the data in the volume is durable.
+//! **Rule.** A file system addresses them all by block numbers of one device. A FLUSH makes all of them durable, and so does
+//! the FLUSH before a write (PREFLUSH): a commit record in a journal is written after the data in the volume is durable.
 
 use std::sync::Arc;
 
-use steadfs_block::{Bio, Device, Done, Geometry, IoError, Op};
+use steadfs_block::{Bio, Buf, Device, Done, Geometry, IoError, Op};
 
 use crate::mapped::moved_back;
 use crate::split::Split;
 
-/// The journal begins at a multiple of this: the largest block of a file system, in bytes.
+/// A journal begins at a multiple of this: the largest block of a file system, in bytes.
 pub const JOINED_UNIT: u64 = 64 << 10;
 
-/// A request for one of them.
-enum Step {
-    Volume(Bio, Done),
-    Journal(Bio, Done),
+/// A device that is a part of another one.
+#[derive(Clone)]
+struct Part {
+    device: Arc<dyn Device>,
+    /// Where it begins.
+    at: u64,
+    bytes: u64,
+    is_journal: bool,
+}
+
+impl Part {
+    fn end(&self) -> u64 {
+        self.at + self.bytes
+    }
+
+    /// What it has of a range: where, and how many bytes.
+    fn piece(&self, from: u64, to: u64) -> Option<(u64, u64)> {
+        let (from, to) = (from.max(self.at), to.min(self.end()));
+        (from < to).then(|| (from, to - from))
+    }
+
+    /// Whether a request of this kind does something.
+    fn serves(&self, op: Op) -> bool {
+        op != Op::Discard || self.device.geometry().discard_granularity.is_some()
+    }
 }
 
 /// See the module.
 pub struct JoinedDevice {
-    volume: Arc<dyn Device>,
-    journal: Arc<dyn Device>,
-    journal_at: u64,
+    /// In the order of their places.
+    parts: Arc<[Part]>,
     geometry: Geometry,
-    /// The geometry after both have become writable.
+    /// The geometry after all have become writable.
     writable: Geometry,
 }
 
 impl JoinedDevice {
-    /// Joins them; the journal is behind the volume.
+    /// A volume and, behind it, its journal.
     ///
     /// # Errors
     /// They are too large for one device, or their sectors do not fit together.
-    pub fn new(volume: Arc<dyn Device>, journal: Arc<dyn Device>) -> Result<Self, String> {
+    pub fn with_journal(volume: Arc<dyn Device>, journal: Arc<dyn Device>) -> Result<Self, String> {
         let (first, second) = (volume.geometry(), journal.geometry());
-        let journal_at = first.size.checked_next_multiple_of(JOINED_UNIT);
-        let sizes = journal_at.and_then(|at| Some((at, at.checked_add(second.size)?)));
-        let (journal_at, size) = sizes.ok_or("is too large beside its volume")?;
+        let at = first.size.checked_next_multiple_of(JOINED_UNIT);
+        let sizes = at.and_then(|at| Some((at, at.checked_add(second.size)?)));
+        let (at, size) = sizes.ok_or("is too large beside its volume")?;
         let writable = Geometry {
             size,
-            logical_block: first.logical_block.max(second.logical_block),
-            read_only: false,
             discard_granularity: first.discard_granularity,
             discard_zeroes: first.discard_zeroes,
-            fua: first.fua && second.fua,
-            max_transfer: first.max_transfer.min(second.max_transfer),
+            ..common(&[first, second])
         };
-        if !JOINED_UNIT.is_multiple_of(writable.logical_block.into()) {
-            return Err(format!("has sectors of {} bytes", writable.logical_block));
+        let part = |device: &Arc<dyn Device>, at, is_journal| Part {
+            device: Arc::clone(device),
+            at,
+            bytes: device.geometry().size,
+            is_journal,
+        };
+        let parts = [part(&volume, 0, false), part(&journal, at, true)];
+        Self::of_parts(parts.into(), writable)
+    }
+
+    /// The first bytes of several devices, of each as many as is said, one behind the other.
+    ///
+    /// # Errors
+    /// A device is smaller, they are too large for one device, or their sectors do not fit together: what follows the number
+    /// of a device, from 0, in a message.
+    pub fn of_several(devices: Vec<(Arc<dyn Device>, u64)>) -> Result<Self, (usize, String)> {
+        let mut parts = Vec::new();
+        let mut size = 0_u64;
+        for (number, (device, bytes)) in devices.into_iter().enumerate() {
+            let has = device.geometry().size;
+            if has < bytes {
+                return Err((number, format!("has {has} bytes, the volume needs {bytes}")));
+            }
+            let at = size;
+            let end = size.checked_add(bytes);
+            size = end.ok_or_else(|| (number, "is too large".to_owned()))?;
+            parts.push(Part {
+                device,
+                at,
+                bytes,
+                is_journal: false,
+            });
+        }
+        let all: Vec<&Geometry> = parts.iter().map(|part| part.device.geometry()).collect();
+        let granularity = all.iter().filter_map(|one| one.discard_granularity).max();
+        let writable = Geometry {
+            size,
+            discard_granularity: granularity,
+            discard_zeroes: !all.is_empty() && all.iter().all(|one| one.discard_zeroes),
+            ..common(&all)
+        };
+        let last = parts.len().saturating_sub(1);
+        Self::of_parts(parts.into(), writable).map_err(|why| (last, why))
+    }
+
+    fn of_parts(parts: Arc<[Part]>, writable: Geometry) -> Result<Self, String> {
+        let unit = u64::from(writable.logical_block);
+        let fits = |part: &Part| part.at.is_multiple_of(unit) && part.bytes.is_multiple_of(unit);
+        if !parts.iter().all(fits) {
+            return Err(format!("has sectors of {unit} bytes beside it"));
         }
         let geometry = Geometry {
             read_only: true,
             ..writable.clone()
         };
         Ok(Self {
-            volume,
-            journal,
-            journal_at,
+            parts,
             geometry,
             writable,
         })
     }
 
-    /// Where the journal begins, in bytes.
-    pub fn journal_at(&self) -> u64 {
-        self.journal_at
+    /// Where the last of them begins, in bytes.
+    pub fn last_at(&self) -> u64 {
+        self.parts.last().map_or(0, |part| part.at)
     }
 
-    fn is_in_journal(&self, bio: &Bio) -> bool {
-        bio.offset >= self.journal_at
-    }
-
-    /// Refuses changes that are not within one of them.
+    /// Refuses changes of what is between the devices.
     fn check(&self, bio: &Bio) -> Result<(), IoError> {
         self.geometry().check(bio)?;
-        let is_outside = !self.is_in_journal(bio) && bio.end() > self.volume.geometry().size;
+        if matches!(bio.op, Op::Flush | Op::Read) {
+            return Ok(());
+        }
+        let found = self.parts.iter().filter_map(|part| {
+            let piece = part.piece(bio.offset, bio.end())?;
+            Some((part, piece.1))
+        });
+        let (mut bytes, mut journal) = (0, false);
+        for (part, len) in found {
+            bytes += len;
+            journal |= part.is_journal;
+        }
         match bio.op {
-            Op::Flush | Op::Read => Ok(()),
-            _ if is_outside => Err(IoError::of(bio, "between the volume and its journal")),
-            Op::Discard if self.is_in_journal(bio) => {
-                Err(IoError::of(bio, "a discard in the journal"))
-            }
+            Op::Discard if journal => Err(IoError::of(bio, "a discard in the journal")),
+            _ if bytes < bio.len => Err(IoError::of(bio, "between a volume and its journal")),
             _ => Ok(()),
         }
     }
 
-    /// The requests for both that a request without a FLUSH before it becomes. It may have ended on return, if there are none.
-    fn expand(&self, mut bio: Bio, done: Done) -> Vec<Step> {
-        if self.is_in_journal(&bio) {
-            let offset = bio.offset;
-            bio.offset -= self.journal_at;
-            return vec![Step::Journal(bio, moved_back(offset, done))];
-        }
-        let end = self.volume.geometry().size;
-        if bio.end() <= end {
-            return vec![Step::Volume(bio, done)];
-        }
-        let (offset, stop) = (bio.offset, bio.end());
-        let split = Split::new(bio, done);
-        let mut steps = Vec::new();
-        let in_volume = end.saturating_sub(offset);
-        if in_volume > 0 {
-            let (bio, done) = split.read(offset, in_volume, 0, in_volume, 0);
-            steps.push(Step::Volume(bio, done));
-        }
-        let gap = stop.min(self.journal_at) - offset - in_volume;
-        split.fill(in_volume, gap, |to, _| to.fill(0));
-        if stop > self.journal_at {
-            let (len, at) = (stop - self.journal_at, self.journal_at - offset);
-            let (bio, done) = split.read(0, len, 0, len, at);
-            steps.push(Step::Journal(bio, done));
-        }
-        split.finish(Ok(()));
-        steps
-    }
-
-    /// Starts requests; with `run` on the caller's time, where no FLUSH of the other device is before them.
+    /// Starts requests; with `run` on the caller's time, where no FLUSH of another device is before them.
     fn run_or_start(&self, batch: Vec<(Bio, Done)>, run: bool) {
-        let (mut of_volume, mut of_journal) = (Vec::new(), Vec::new());
-        let (volume, journal) = (&self.volume, &self.journal);
+        let mut pieces: Vec<Vec<(Bio, Done)>> = self.parts.iter().map(|_| Vec::new()).collect();
         for (bio, done) in batch {
             if let Err(error) = self.check(&bio) {
                 done(bio, Err(error));
                 continue;
             }
             match bio.op {
-                Op::Flush => Self::after_flush(volume, Arc::clone(journal), 0, bio, done),
-                _ if bio.preflush && self.is_in_journal(&bio) => {
-                    Self::after_flush(volume, Arc::clone(journal), self.journal_at, bio, done);
-                }
-                _ if bio.preflush => Self::after_flush(journal, Arc::clone(volume), 0, bio, done),
-                _ => {
-                    for step in self.expand(bio, done) {
-                        match step {
-                            Step::Volume(bio, done) => of_volume.push((bio, done)),
-                            Step::Journal(bio, done) => of_journal.push((bio, done)),
-                        }
-                    }
-                }
+                Op::Flush => flush_all(&self.parts, bio, done),
+                _ if bio.preflush => after_flush(&self.parts, bio, done),
+                _ => expand(&self.parts, bio, done, |part, bio, done| {
+                    pieces[part].push((bio, done));
+                }),
             }
         }
-        for (device, batch) in [(volume, of_volume), (journal, of_journal)] {
+        for (part, batch) in self.parts.iter().zip(pieces) {
             match run {
-                true if !batch.is_empty() => device.run(batch),
+                true if !batch.is_empty() => part.device.run(batch),
                 _ => batch
                     .into_iter()
-                    .for_each(|(bio, done)| device.start(bio, done)),
+                    .for_each(|(bio, done)| part.device.start(bio, done)),
             }
         }
     }
+}
 
-    /// Makes one of them durable before a request for the other one starts, which makes that durable.
-    fn after_flush(
-        first: &Arc<dyn Device>,
-        second: Arc<dyn Device>,
-        at: u64,
-        bio: Bio,
-        done: Done,
-    ) {
-        let flushed: Done = Box::new(move |_, result| match result {
-            Ok(()) => {
-                let (offset, mut bio) = (bio.offset, bio);
-                bio.offset = bio.offset.saturating_sub(at);
-                second.start(bio, moved_back(offset, done));
-            }
-            Err(error) => {
-                let error = IoError::of(&bio, error.cause);
-                done(bio, Err(error));
-            }
-        });
-        first.start(Bio::flush(), flushed);
+/// What holds for requests to any of the devices; not their size.
+fn common(all: &[&Geometry]) -> Geometry {
+    let units = all.iter().map(|one| one.logical_block);
+    let transfers = all.iter().map(|one| one.max_transfer);
+    Geometry {
+        size: 0,
+        logical_block: units.max().unwrap_or(512),
+        read_only: false,
+        discard_granularity: None,
+        discard_zeroes: false,
+        fua: all.iter().all(|one| one.fua),
+        max_transfer: transfers.min().unwrap_or(0),
     }
+}
+
+/// Makes all of them durable.
+fn flush_all(parts: &[Part], bio: Bio, done: Done) {
+    let split = Split::new(bio, done);
+    for part in parts {
+        part.device.start(Bio::flush(), split.part());
+    }
+    split.finish(Ok(()));
+}
+
+/// Makes the others durable before a write starts, which makes its own device durable.
+fn after_flush(parts: &Arc<[Part]>, mut bio: Bio, done: Done) {
+    let is_of = |part: &Part| part.at <= bio.offset && bio.end() <= part.end();
+    let own = parts.iter().position(is_of);
+    let all = Arc::clone(parts);
+    let flushed: Done = Box::new(move |_, result| match result {
+        Ok(()) => {
+            // What is on several devices waited for the FLUSH of all of them.
+            bio.preflush &= own.is_some();
+            expand(&all, bio, done, |part, bio, done| {
+                all[part].device.start(bio, done);
+            });
+        }
+        Err(error) => {
+            let error = IoError::of(&bio, error.cause);
+            done(bio, Err(error));
+        }
+    });
+    let split = Split::new(Bio::flush(), flushed);
+    for (number, part) in parts.iter().enumerate() {
+        if Some(number) != own {
+            part.device.start(Bio::flush(), split.part());
+        }
+    }
+    split.finish(Ok(()));
+}
+
+/// The requests to single devices that one becomes. It may have ended on return, if there are none.
+fn expand(parts: &[Part], mut bio: Bio, done: Done, mut start: impl FnMut(usize, Bio, Done)) {
+    let is_of = |part: &Part| part.at <= bio.offset && bio.end() <= part.end();
+    if let Some(own) = parts.iter().position(is_of) {
+        let part = &parts[own];
+        if !part.serves(bio.op) {
+            return done(bio, Ok(()));
+        }
+        if part.at == 0 {
+            return start(own, bio, done);
+        }
+        let offset = bio.offset;
+        bio.offset -= part.at;
+        return start(own, bio, moved_back(offset, done));
+    }
+    let (offset, stop, op, fua) = (bio.offset, bio.end(), bio.op, bio.fua);
+    // A write's buffers are cut where a device ends.
+    let bytes = match op {
+        Op::Write => bio
+            .bufs
+            .iter()
+            .map(|buf| &buf[..])
+            .collect::<Vec<_>>()
+            .concat(),
+        _ => Vec::new(),
+    };
+    let split = Split::new(bio, done);
+    let mut next = offset;
+    for (number, part) in parts.iter().enumerate() {
+        let Some((from, len)) = part.piece(offset, stop).filter(|_| part.serves(op)) else {
+            continue;
+        };
+        let (begin, distance) = (from - part.at, from - offset);
+        if op == Op::Read {
+            split.fill(next - offset, from - next, |to, _| to.fill(0));
+        }
+        next = from + len;
+        let (piece, done) = match op {
+            Op::Read => split.read(begin, len, 0, len, distance),
+            Op::Write => {
+                let range = distance as usize..(distance + len) as usize;
+                let mut piece = Bio::write(begin, vec![Buf::copy_of(&bytes[range])]);
+                piece.fua = fua;
+                (piece, split.part())
+            }
+            Op::Discard => (Bio::discard(begin, len), split.part()),
+            Op::WriteZeroes => (Bio::write_zeroes(begin, len), split.part()),
+            Op::Flush => continue,
+        };
+        start(number, piece, done);
+    }
+    if op == Op::Read {
+        split.fill(next - offset, stop - next, |to, _| to.fill(0));
+    }
+    split.finish(Ok(()));
 }
 
 impl Device for JoinedDevice {
     fn geometry(&self) -> &Geometry {
-        match self.volume.geometry().read_only || self.journal.geometry().read_only {
+        let mut all = self.parts.iter();
+        match all.any(|part| part.device.geometry().read_only) {
             true => &self.geometry,
             false => &self.writable,
         }
@@ -193,23 +307,28 @@ impl Device for JoinedDevice {
     }
 
     fn help(&self, until: &dyn Fn() -> bool) {
-        self.volume.help(until);
-        self.journal.help(until);
+        for part in &*self.parts {
+            part.device.help(until);
+        }
     }
 
     fn background_depth(&self) -> usize {
-        let (volume, journal) = (&self.volume, &self.journal);
-        volume.background_depth().min(journal.background_depth())
+        let depths = self.parts.iter().map(|part| part.device.background_depth());
+        depths.min().unwrap_or(1)
     }
 
     fn depth(&self) -> usize {
-        self.volume.depth().min(self.journal.depth())
+        let depths = self.parts.iter().map(|part| part.device.depth());
+        depths.min().unwrap_or(1)
     }
 
     fn make_writable(&self) -> Result<(), String> {
         // One that becomes writable alone would stay locked for writing by a mount that only reads.
-        match self.journal.geometry().read_only || self.volume.geometry().read_only {
-            true => Err("its journal on another device is open for reading only; unmount, and mount without ro".to_owned()),
+        match self.geometry().read_only {
+            true => Err(
+                "it is on several devices, which are open for reading only; unmount, and mount without ro"
+                    .to_owned(),
+            ),
             false => Ok(()),
         }
     }

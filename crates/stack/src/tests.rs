@@ -468,8 +468,9 @@ fn a_flush_before_a_write_to_a_joined_device_makes_the_other_one_durable() {
         })
     };
     let (volume, journal) = (noted("volume", 100 << 10), noted("journal", 16 << 10));
-    let joined = JoinedDevice::new(Arc::clone(&volume) as _, Arc::clone(&journal) as _).unwrap();
-    let at = joined.journal_at();
+    let joined =
+        JoinedDevice::with_journal(Arc::clone(&volume) as _, Arc::clone(&journal) as _).unwrap();
+    let at = joined.last_at();
     assert_eq!((at, joined.geometry().size), (128 << 10, 144 << 10));
     let queue = queue(Arc::new(joined));
     let block = || vec![Buf::copy_of(&[7; 4096])];
@@ -515,4 +516,54 @@ fn a_flush_before_a_write_to_a_joined_device_makes_the_other_one_durable() {
     ] {
         assert!(queue.submit(bio, tag).wait().is_err());
     }
+}
+
+#[test]
+fn what_is_on_several_devices_is_cut_where_they_end() {
+    let list = Arc::new(steadfs_rt::Mutex::new(steadfs_rt::Rank::Leaf, Vec::new()));
+    let noted = |name| {
+        Arc::new(Noted {
+            name,
+            memory: MemDevice::new(17 << 10),
+            list: Arc::clone(&list),
+        })
+    };
+    let all = [noted("a"), noted("b"), noted("c")];
+    let parts = all.iter().map(|one| (Arc::clone(one) as _, 16 << 10));
+    let joined = JoinedDevice::of_several(parts.collect()).unwrap();
+    assert_eq!(
+        (joined.last_at(), joined.geometry().size),
+        (32 << 10, 48 << 10)
+    );
+    let queue = queue(Arc::new(joined));
+    let tag = IoTag::default();
+    let bytes: Vec<u8> = (0..24 << 10_u32).map(|n| (n % 251) as u8).collect();
+    let pieces = || bytes.chunks(10 << 10).map(Buf::copy_of).collect::<Vec<_>>();
+    for bio in [
+        Bio::write(12 << 10, pieces()).with_fua(),
+        Bio::write(12 << 10, pieces()).preflush_and_fua(),
+        Bio::write(40 << 10, vec![Buf::copy_of(&[9; 4096])]).preflush_and_fua(),
+        Bio::flush(),
+    ] {
+        queue.submit(bio, tag).wait().unwrap();
+    }
+    let seen = std::mem::take(&mut *list.lock());
+    let cut = ["a Write+fua 12288", "b Write+fua 0", "c Write+fua 0"];
+    let flush = ["a Flush 0", "b Flush 0", "c Flush 0"];
+    let last = ["a Flush 0", "b Flush 0", "c Write+flush+fua 8192"];
+    assert_eq!(seen, [&cut[..], &flush, &cut, &last, &flush].concat());
+    assert!(queue.read(12 << 10, 24 << 10, tag).unwrap()[..] == bytes[..]);
+    assert_eq!(all[2].memory.to_bytes()[8192], 9);
+    queue
+        .submit(Bio::discard(8 << 10, 32 << 10), tag)
+        .wait()
+        .unwrap();
+    assert!(queue.read(12 << 10, 24 << 10, tag).unwrap()[..] == [0; 24 << 10]);
+    assert!(queue.submit(Bio::read(44 << 10, 8192), tag).wait().is_err());
+    let too_small = vec![(Arc::clone(&all[0]) as _, 18 << 10)];
+    let refused = JoinedDevice::of_several(too_small).map(drop).unwrap_err();
+    assert_eq!(
+        refused,
+        (0, "has 17408 bytes, the volume needs 18432".to_owned())
+    );
 }

@@ -163,7 +163,11 @@ impl VolumeDevice {
         };
         if kind_within(&queue, options).map_err(|error| self.failed(error))? == Kind::F2fs {
             let source = QueueSource::new(Arc::new(queue), on_read);
-            let report = f2fs::check(&source, &f2fs::Options::default());
+            let how = f2fs::Options {
+                is_joined: self.options_on_device()?.f2fs.is_joined,
+                ..f2fs::Options::default()
+            };
+            let report = f2fs::check(&source, &how);
             return match &report.refused {
                 Some(why) => Err(refused(why.to_string())),
                 None => Ok(Checked::F2fs { report }),

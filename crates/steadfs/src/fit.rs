@@ -61,7 +61,7 @@ pub enum FitKind {
     /// ext2, ext3 or ext4.
     Ext(Box<ext::FormatOptions>),
     /// f2fs.
-    F2fs(f2fs::FormatOptions),
+    F2fs(Box<f2fs::FormatOptions>),
 }
 
 /// What an ext volume is made with beside its options.
@@ -491,7 +491,7 @@ mod tests {
                 inode_ratio: Some(65536),
                 ..ext::FormatOptions::default()
             }),
-            FitKind::F2fs(f2fs::FormatOptions::default()),
+            FitKind::F2fs(Box::default()),
         ];
         let frees = [
             FitFree::Bytes(0),

@@ -1,12 +1,14 @@
 //! Making volumes.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use steadfs_block::{Engine, OpenError, OpenOptions, Queue, QueueOptions};
 use steadfs_ext4::format::{
     FormatOptions, FormatReport, JournalReport, NamedJournal, take_journal, unused_journal,
 };
 use steadfs_f2fs::format as f2fs;
+use steadfs_stack::JoinedDevice;
 use steadfs_vfs::FsError;
 
 use crate::image::Window;
@@ -181,8 +183,50 @@ pub fn format_f2fs_within(
             sector_size: options.sector_size.or(Some(sector)),
             ..options.clone()
         };
-        f2fs::format(queue, size, &options).map_err(|error| error.to_string())
+        let made = match options.other_devices.is_empty() {
+            true => f2fs::format(queue, size, &options),
+            false => {
+                let (queue, size, devices) = join_to_format(path, queue, size, &options)?;
+                let options = f2fs::FormatOptions { devices, ..options };
+                f2fs::format(&queue, size, &options)
+            }
+        };
+        made.map_err(|error| error.to_string())
     })
+}
+
+/// The devices of a new volume on several, joined, and their size.
+fn join_to_format(
+    path: &Path,
+    first: &Queue,
+    size: u64,
+    options: &f2fs::FormatOptions,
+) -> Result<(Queue, u64, Vec<f2fs::DevicePart>), String> {
+    let named = |path: &Path, bytes| {
+        let path = std::path::absolute(path).map_err(|error| error.to_string())?;
+        let path = path
+            .to_str()
+            .ok_or("-c: a path is not in UTF-8")?
+            .to_owned();
+        Ok::<_, String>(f2fs::DevicePart { path, bytes })
+    };
+    let mut devices = vec![Arc::clone(first.device())];
+    let mut parts = vec![named(path, size)?];
+    for other in &options.other_devices {
+        let open = OpenOptions {
+            engine: Engine::Auto,
+            ..OpenOptions::default()
+        };
+        let (device, _) = open_any(other, open).map_err(|error| error.to_string())?;
+        parts.push(named(other, device.geometry().size)?);
+        devices.push(device);
+    }
+    let used: Vec<u64> = parts.iter().map(f2fs::DevicePart::used).collect();
+    let size = used.iter().sum();
+    let joined = JoinedDevice::of_several(devices.into_iter().zip(used).collect());
+    let joined = joined.map_err(|(number, why)| format!("{} {why}", parts[number].path))?;
+    let queue = Queue::new(Arc::new(joined), QueueOptions::default());
+    Ok((queue, size, parts))
 }
 
 /// Calls `make` with the device's queue, size and sector size. A file that did not exist before is removed on an error.

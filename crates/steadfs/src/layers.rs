@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use steadfs_block::Reopen;
 use steadfs_block::{Device, FileDevice, Queue, QueueOptions};
 use steadfs_ext4::JournalArea;
+use steadfs_f2fs::read_superblock;
 use steadfs_stack::{DeviceBytes, JoinedDevice, MappedDevice, SparseImage, is_sparse};
 use steadfs_vfs::FsError;
 
@@ -117,6 +118,8 @@ impl From<String> for LayerError {
 pub(crate) struct Over {
     /// The device of an external journal.
     pub(crate) journal: Option<FileDevice>,
+    /// The second and the further devices of a volume on several.
+    pub(crate) devices: Vec<FileDevice>,
     pub(crate) overlay: Option<OpenedOverlay>,
 }
 
@@ -124,6 +127,7 @@ pub(crate) struct Over {
 pub(crate) struct Layers {
     base: Base,
     journal: Option<Arc<FileDevice>>,
+    devices: Vec<Arc<FileDevice>>,
     overlay: Option<OpenedOverlay>,
     top: OnceLock<Top>,
 }
@@ -135,6 +139,8 @@ struct Top {
     names: Vec<String>,
     /// Where an external journal is on it.
     journal: Option<JournalArea>,
+    /// It is all devices of a volume on several.
+    is_joined: bool,
     /// Why it cannot be written.
     is_read: Option<&'static str>,
 }
@@ -174,18 +180,46 @@ impl Top {
 
     /// The journal behind the volume.
     fn join(&mut self, journal: &Arc<FileDevice>) -> Result<(), LayerError> {
-        let joined = JoinedDevice::new(Arc::clone(&self.device), Arc::clone(journal) as _);
+        let joined = JoinedDevice::with_journal(Arc::clone(&self.device), Arc::clone(journal) as _);
         let joined = joined.map_err(|why| {
             LayerError::Refused(FsError::BadOption(format!(
                 "option journal_path: the journal {why}"
             )))
         })?;
         self.journal = Some(JournalArea {
-            at: joined.journal_at(),
+            at: joined.last_at(),
             volume_bytes: self.device.geometry().size,
         });
         let name = format!("journal {}", journal.describe());
         self.add(joined, name);
+        Ok(())
+    }
+
+    /// The further devices of an f2fs volume behind the first one.
+    fn join_all(&mut self, others: &[Arc<FileDevice>]) -> Result<(), LayerError> {
+        let refused = |why| LayerError::Refused(FsError::BadOption(why));
+        // What is no f2fs volume is refused by what opens it.
+        let Ok(superblock) = read_superblock(&self.queue()) else {
+            return Ok(());
+        };
+        let bytes = superblock.device_bytes();
+        if bytes.len() != others.len() + 1 {
+            let (given, all) = (others.len(), bytes.len().max(1));
+            return Err(refused(format!(
+                "option device: {given} devices are named beside the first; the volume is on {all}"
+            )));
+        }
+        let first = Arc::clone(&self.device);
+        let others_as_devices = others.iter().map(|device| Arc::clone(device) as _);
+        let devices = [first].into_iter().chain(others_as_devices).zip(bytes);
+        let joined = JoinedDevice::of_several(devices.collect()).map_err(|(number, why)| {
+            let name = number.checked_sub(1).and_then(|n| others.get(n));
+            let name = name.map_or("the first device".to_owned(), |device| device.describe());
+            refused(format!("option device: {name} {why}"))
+        })?;
+        let names: Vec<String> = others.iter().map(|device| device.describe()).collect();
+        self.is_joined = true;
+        self.add(joined, format!("devices {}", names.join(", ")));
         Ok(())
     }
 
@@ -218,6 +252,7 @@ impl Layers {
         Self {
             base,
             journal: over.journal.map(Arc::new),
+            devices: over.devices.into_iter().map(Arc::new).collect(),
             overlay: over.overlay,
             top: OnceLock::new(),
         }
@@ -249,6 +284,7 @@ impl Layers {
             device: self.base.device(),
             names: Vec::new(),
             journal: None,
+            is_joined: false,
             is_read: None,
         };
         top.open_sparse(&self.base, path)?;
@@ -257,6 +293,9 @@ impl Layers {
         }
         if let Some(journal) = &self.journal {
             top.join(journal)?;
+        }
+        if !self.devices.is_empty() {
+            top.join_all(&self.devices)?;
         }
         match &self.overlay {
             None => {}
@@ -277,6 +316,16 @@ impl Layers {
     /// Where an external journal is on the device that has been used.
     pub(crate) fn journal_area(&self) -> Option<JournalArea> {
         self.top.get().and_then(|top| top.journal)
+    }
+
+    /// Whether the device that has been used is all devices of a volume on several.
+    pub(crate) fn is_joined(&self) -> bool {
+        self.top.get().is_some_and(|top| top.is_joined)
+    }
+
+    /// The devices beside the base.
+    fn others(&self) -> impl Iterator<Item = &Arc<FileDevice>> {
+        self.journal.iter().chain(&self.devices)
     }
 
     /// Whether anything is over the base that has been used.
@@ -310,8 +359,8 @@ impl Layers {
     /// Starts the threads, which hold the rights that the process has now.
     pub(crate) fn start_threads(&self) {
         self.base.start_threads();
-        if let Some(journal) = &self.journal {
-            journal.start_threads();
+        for device in self.others() {
+            device.start_threads();
         }
     }
 
@@ -322,8 +371,8 @@ impl Layers {
             // The server fences other clients, or does not.
             Base::Nbd(_) => {}
         }
-        if let Some(journal) = &self.journal {
-            journal.give_up_claims();
+        for device in self.others() {
+            device.give_up_claims();
         }
         if let Some(overlay) = &self.overlay {
             overlay.give_up_claims();

@@ -261,6 +261,9 @@ impl Format {
                 How::Ext(options) if options.journal_device.is_some() => Some(
                     "a volume whose journal is on another device is filled after it was opened with that",
                 ),
+                How::F2fs(options) if !options.other_devices.is_empty() => {
+                    Some("a volume on several devices is filled after it was opened with them")
+                }
                 _ => None,
             },
             report,

@@ -49,6 +49,7 @@ pub struct OpenVolume {
     partition: Option<String>,
     overlay: Option<Overlay>,
     journal: Option<PathBuf>,
+    devices: Vec<PathBuf>,
     salvage: bool,
 }
 
@@ -96,6 +97,13 @@ impl OpenVolume {
     /// The image or device of the volume's external journal.
     pub fn journal(&mut self, path: impl Into<PathBuf>) -> &mut Self {
         self.journal = Some(path.into());
+        self
+    }
+
+    /// Another device of an f2fs volume that is on several: one call for each but the first, in the order that
+    /// `steadfs inspect` shows.
+    pub fn device(&mut self, path: impl Into<PathBuf>) -> &mut Self {
+        self.devices.push(path.into());
         self
     }
 
@@ -147,6 +155,9 @@ impl OpenVolume {
             }
             if let Some(journal) = &self.journal {
                 options.ext4.journal_path = Some(journal.clone());
+            }
+            if !self.devices.is_empty() {
+                options.f2fs.devices.clone_from(&self.devices);
             }
             last(options);
         })

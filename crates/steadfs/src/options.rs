@@ -240,6 +240,14 @@ impl Options {
         reasons.into_iter().map(sentence).collect()
     }
 
+    /// An option that names a device beside the one that the volume begins on, and the device.
+    pub fn device_beside(&self) -> Option<(&'static str, &Path)> {
+        let journal = self.ext4.journal_path.as_ref();
+        let journal = journal.map(|path| ("journal_path", path.as_path()));
+        let device = || Some(("device", self.f2fs.devices.first()?.as_path()));
+        journal.or_else(device)
+    }
+
     /// The options in `list`, and the errors that do not depend on the volume.
     fn read(list: &str) -> (Self, Refusals) {
         let (mut options, mut refused) = Self::take(list);

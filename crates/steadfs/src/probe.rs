@@ -179,7 +179,8 @@ pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, Unop
         Kind::F2fs => {
             let superblock = steadfs_f2fs::read_superblock(queue)?;
             let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u64;
-            superblock.layout().block_count.checked_mul(block_size)
+            let first = superblock.device_bytes().first().copied();
+            first.or_else(|| superblock.layout().block_count.checked_mul(block_size))
         }
         Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
             let chosen = choose(queue, &options.ext4.superblock_choice())?;

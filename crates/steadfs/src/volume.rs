@@ -143,19 +143,15 @@ fn open_overlay(options: &Options) -> Result<Option<OpenedOverlay>, OpenError> {
         .transpose()
 }
 
-/// Opens the device of an external journal.
-fn open_journal(options: &Options, claim: bool) -> Result<Option<FileDevice>, OpenError> {
-    let path = options.ext4.journal_path.as_ref();
-    let open = |path: &PathBuf| {
-        let how = OpenOptions {
-            offset: 0,
-            sizelimit: None,
-            claim,
-            ..open_options(options)
-        };
-        FileDevice::open_idle(path, how)
+/// Opens a device beside the one that the volume begins on.
+fn open_beside(path: &Path, options: &Options, claim: bool) -> Result<FileDevice, OpenError> {
+    let how = OpenOptions {
+        offset: 0,
+        sizelimit: None,
+        claim,
+        ..open_options(options)
     };
-    path.map(open).transpose()
+    FileDevice::open_idle(path, how)
 }
 
 /// An open image file or block device, of whose content nothing is interpreted yet: between this and the next step a
@@ -187,7 +183,7 @@ impl VolumeDevice {
         };
         let shared = match &options.overlay {
             Some(Overlay::File(_)) => Some("overlay"),
-            _ => options.ext4.journal_path.as_ref().map(|_| "journal_path"),
+            _ => options.device_beside().map(|(option, _)| option),
         };
         if let Some(option) = shared.filter(|_| beside) {
             let why = format!("option {option}: the other volume of this copy uses it");
@@ -202,7 +198,12 @@ impl VolumeDevice {
 
     fn over(base: Base, path: &Path, options: &Options, claim: bool) -> Result<Self, Error> {
         let over = Over {
-            journal: open_journal(options, claim)?,
+            journal: (options.ext4.journal_path.as_ref())
+                .map(|path| open_beside(path, options, claim))
+                .transpose()?,
+            devices: (options.f2fs.devices.iter())
+                .map(|path| open_beside(path, options, claim))
+                .collect::<Result<_, _>>()?,
             overlay: open_overlay(options)?,
         };
         Ok(Self {
@@ -277,6 +278,7 @@ impl VolumeDevice {
         self.device()?;
         let mut options = self.options.clone();
         options.ext4.external_journal = self.layers.journal_area();
+        options.f2fs.is_joined = self.layers.is_joined();
         Ok(options)
     }
 

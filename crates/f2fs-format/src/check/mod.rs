@@ -33,6 +33,7 @@ mod tables;
 mod tree;
 mod xattrs;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_block::BlockSource;
@@ -56,6 +57,8 @@ pub struct Options {
     pub max_issues: usize,
     /// The most memory in bytes; a volume that needs more is refused ([`Refusal::TooLarge`]).
     pub memory_limit: u64,
+    /// The source is all devices of a volume on several.
+    pub is_joined: bool,
 }
 
 impl Default for Options {
@@ -63,6 +66,7 @@ impl Default for Options {
         Self {
             max_issues: 1000,
             memory_limit: 4 << 30,
+            is_joined: false,
         }
     }
 }
@@ -127,8 +131,8 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     };
     let layout = superblock.layout().clone();
     let mut refused = mount_mode(superblock.features()).refused();
-    if !superblock.devices().is_empty() {
-        refused.push("several devices".into());
+    if !options.is_joined {
+        refused.extend(superblock.missing_devices().map(Cow::Owned));
     }
     if !refused.is_empty() {
         report.refuse_features(&refused);
@@ -138,8 +142,8 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
         return report;
     }
     let device_blocks = src.size_bytes() / BLOCK_SIZE as u64;
-    if layout.block_count > device_blocks {
-        let blocks = layout.block_count;
+    let blocks = superblock.needed_blocks();
+    if blocks > device_blocks {
         report.issues.push(Issue::DeviceTooSmall {
             blocks,
             device_blocks,

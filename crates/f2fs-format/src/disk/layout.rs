@@ -307,7 +307,8 @@ fn check_units(raw: &RawSuperblock) -> Result<()> {
 
 fn check_areas(raw: &RawSuperblock) -> Result<()> {
     check_counts(raw)?;
-    check_order(raw)
+    check_order(raw)?;
+    check_devices(raw)
 }
 
 /// Validates the numbers of segments, sections and zones.
@@ -347,6 +348,20 @@ fn check_counts(raw: &RawSuperblock) -> Result<()> {
     let packs = raw.segment_count_ckpt.get();
     if packs < 2 {
         return Err(bad("segment_count_ckpt", packs, "not two packs"));
+    }
+    Ok(())
+}
+
+/// Validates that the devices of a volume on several have all of its segments.
+fn check_devices(raw: &RawSuperblock) -> Result<()> {
+    let named = raw.devs.iter().take_while(|dev| dev.path[0] != 0);
+    let (mut count, mut segments) = (0_u32, 0_u64);
+    for device in named {
+        count += 1;
+        segments += u64::from(device.total_segments.get());
+    }
+    if count > 0 && segments < u64::from(raw.segment_count.get()) {
+        return Err(bad("devs", segments, "fewer segments than the volume"));
     }
     Ok(())
 }

@@ -12,8 +12,8 @@ pub use error_flags::{ErrorFlag, StopReason};
 use super::checksum::MAGIC;
 use super::num::{idx, idx16, wide};
 use super::{
-    BLOCK_SIZE, CorruptKind, DiskError, Features, Layout, MountMode, Nid, Result, Structure,
-    checksum, mount_mode,
+    BLOCK_SIZE, CorruptKind, DiskError, Features, Layout, MountMode, Nid, Result, SEGMENT_BLOCKS,
+    Structure, checksum, mount_mode,
 };
 
 /// Bytes of a superblock on disk.
@@ -157,10 +157,50 @@ impl Superblock {
 
     /// Paths and segment counts of the devices of a multi-device volume; empty for one device.
     pub fn devices(&self) -> Vec<(Cow<'_, str>, u32)> {
-        let name_of = self.raw.devs.iter().filter(|dev| dev.path[0] != 0);
-        name_of
+        let named = self.raw.devs.iter().take_while(|dev| dev.path[0] != 0);
+        named
             .map(|dev| (text(&dev.path), dev.total_segments.get()))
             .collect()
+    }
+
+    /// Bytes of the volume on each of its devices, in their order; empty for one device. The first one also has what comes
+    /// before the first segment (the kernel's `f2fs_scan_devices`).
+    pub fn device_bytes(&self) -> Vec<u64> {
+        let before = u64::from(self.raw.segment0_blkaddr.get()) * wide(BLOCK_SIZE);
+        let segment = u64::from(SEGMENT_BLOCKS) * wide(BLOCK_SIZE);
+        let mut bytes: Vec<u64> = (self.devices().iter())
+            .map(|(_, segments)| u64::from(*segments) * segment)
+            .collect();
+        if let Some(first) = bytes.first_mut() {
+            *first += before;
+        }
+        bytes
+    }
+
+    /// Blocks that the devices of the volume have together at least.
+    pub fn needed_blocks(&self) -> u64 {
+        let bytes = self.device_bytes();
+        match bytes.is_empty() {
+            true => self.layout.block_count,
+            // mkfs.f2fs counts the ends of devices, too, which are less than a segment.
+            false => bytes.iter().sum::<u64>() / wide(BLOCK_SIZE),
+        }
+    }
+
+    /// Why the device with this superblock alone is not enough, and what is; `None` for a volume on one device.
+    pub fn missing_devices(&self) -> Option<String> {
+        let (devices, bytes) = (self.devices(), self.device_bytes());
+        let named = devices.iter().zip(&bytes).skip(1);
+        let others: Vec<String> = named
+            .map(|((path, _), bytes)| format!("{path} ({} MiB)", bytes >> 20))
+            .collect();
+        (!devices.is_empty()).then(|| {
+            format!(
+                "the volume is on {} devices: name the others with -o device=PATH,device=PATH in the order {}",
+                devices.len(),
+                others.join(", ")
+            )
+        })
     }
 
     /// Inodes of the quota files: user, group, project.

@@ -25,7 +25,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use options::FormatOptions;
+pub use options::{DevicePart, FormatOptions};
 
 use crate::disk::BLOCK_SIZE;
 use build::Build;

@@ -1,9 +1,12 @@
 //! Options of mkfs.
 
+use std::path::PathBuf;
+
 use steadfs_base::parse_uuid_option;
 use steadfs_rt::{random_u64, wall_clock};
 
 use super::FormatError;
+use super::plan::SEGMENT_BYTES;
 use crate::disk::casefold::Encoding;
 use crate::disk::features::{Features, WRITE};
 
@@ -61,6 +64,44 @@ pub struct FormatOptions {
     pub checkpoint_version: Option<u32>,
     /// The program recorded in the superblock.
     pub program: String,
+    /// Further devices of the volume, at most 7 (`-c`). [`format()`](super::format()) does not open them: it takes them as
+    /// [`FormatOptions::devices`].
+    pub other_devices: Vec<PathBuf>,
+    /// All devices of a volume on several, which are joined in the one that is formatted; empty for one.
+    pub devices: Vec<DevicePart>,
+}
+
+/// A device of a volume on several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePart {
+    /// Its path as the superblock stores it, at most 63 bytes.
+    pub path: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+impl DevicePart {
+    /// The most devices of a volume (`MAX_DEVICES`).
+    pub const MAX: usize = 8;
+
+    /// How many bytes of it belong to the volume: whole segments.
+    pub fn used(&self) -> u64 {
+        self.bytes / SEGMENT_BYTES * SEGMENT_BYTES
+    }
+
+    /// Whether the superblock has room for its path, and the volume uses a part of it.
+    pub(super) fn check(&self) -> Result<(), FormatError> {
+        let path = &self.path;
+        if path.is_empty() || path.len() >= 64 || path.contains('\0') {
+            let why = format!("{path:?} does not have 1 to 63 bytes");
+            return Err(FormatError::option("-c", why));
+        }
+        if self.used() == 0 {
+            let why = format!("{path} has {} bytes, a segment 2 MiB", self.bytes);
+            return Err(FormatError::option("-c", why));
+        }
+        Ok(())
+    }
 }
 
 impl Default for FormatOptions {
@@ -82,6 +123,8 @@ impl Default for FormatOptions {
             time: None,
             checkpoint_version: None,
             program: concat!("steadfs ", env!("CARGO_PKG_VERSION")).to_owned(),
+            other_devices: Vec::new(),
+            devices: Vec::new(),
         }
     }
 }

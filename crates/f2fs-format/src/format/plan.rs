@@ -5,7 +5,7 @@
 
 use zerocopy::FromZeros;
 
-use super::{FormatError, FormatOptions};
+use super::{DevicePart, FormatError, FormatOptions};
 use crate::disk::casefold::Encoding;
 use crate::disk::checkpoint::{BITMAPS_AT, LAST_CHECKSUM_AT};
 use crate::disk::superblock::{self, RawSuperblock, fill_text, put_label};
@@ -14,7 +14,7 @@ use crate::disk::{
     nat, sit,
 };
 
-const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS as u64 * BLOCK_SIZE as u64;
+pub(super) const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS as u64 * BLOCK_SIZE as u64;
 /// Bytes of both version bitmaps in a checkpoint's first block.
 const VERSION_BITMAP_BYTES: u64 = (LAST_CHECKSUM_AT - BITMAPS_AT) as u64;
 /// Bytes in a version bitmap per segment of a table.
@@ -315,7 +315,37 @@ fn fill(
     fill_text(&mut raw.version, &opts.program);
     fill_text(&mut raw.init_version, &opts.program);
     set_features(&mut raw, opts);
+    set_devices(&mut raw, areas, sector, &opts.devices)?;
     Ok(raw)
+}
+
+/// The devices of a volume on several. The first one's segments begin behind the superblocks.
+fn set_devices(
+    raw: &mut RawSuperblock,
+    areas: &Areas,
+    sector: u32,
+    devices: &[DevicePart],
+) -> Result<(), FormatError> {
+    if devices.is_empty() {
+        return Ok(());
+    }
+    if devices.len() > DevicePart::MAX {
+        let why = format!("a volume has at most {} devices", DevicePart::MAX);
+        return Err(FormatError::option("-c", why));
+    }
+    let mut sectors = 0;
+    let before = [areas.first].into_iter().chain(std::iter::repeat(0));
+    for ((slot, device), before) in raw.devs.iter_mut().zip(devices).zip(before) {
+        device.check()?;
+        sectors += device.bytes / u64::from(sector);
+        fill_text(&mut slot.path, &device.path);
+        let segments = (device.used() / SEGMENT_BYTES).saturating_sub(before);
+        slot.total_segments.set(small(segments)?);
+    }
+    // As mkfs.f2fs counts them: with the ends of devices that are no whole segment.
+    let blocks = sectors / (BLOCK_SIZE as u64 / u64::from(sector));
+    raw.block_count.set(blocks);
+    Ok(())
 }
 
 fn set_features(raw: &mut RawSuperblock, opts: &FormatOptions) {

@@ -1,6 +1,7 @@
 //! The table of f2fs's mount options: every name that Linux knows, and our own (`gc_policy`).
 
 use std::fmt::Display;
+use std::path::PathBuf;
 
 use steadfs_vfs::options::Section::F2fs;
 use steadfs_vfs::options::Shown::{Always, Changed};
@@ -315,6 +316,23 @@ pub const OWN: &[Entry<MountOptions>] = &[
         "when files with the flag are compressed: as they are written, or by F2FS_IOC_COMPRESS_FILE only",
     )
     .current(Changed, |o| named("compress_mode", name_of(o.compress.mode, COMPRESS_MODES))),
+    Opt::value("device", "=PATH", |o, v| {
+        if v.is_empty() {
+            return Err("needs the path of a device or image".to_owned());
+        }
+        o.devices.push(PathBuf::from(v));
+        Ok(())
+    })
+    .help_with_default(
+        F2fs,
+        "another device of a volume on several: one item for each but the first, in the order that inspect shows",
+        "none",
+    )
+    .current(Changed, |o| {
+        let paths: Vec<String> = o.devices.iter().map(|path| path.display().to_string()).collect();
+        listed("device", &paths)
+    })
+    .fixed(),
     // These hold in any case.
     Opt::already("offusrjquota"),
     Opt::already("offgrpjquota"),

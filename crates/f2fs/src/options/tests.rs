@@ -289,6 +289,7 @@ const PAGE: &[(&str, Here)] = &[
 
 /// What mount(8) has for every file system, and what is only ours.
 const OTHERS: &[&str] = &[
+    "device",
     "atomic_write",
     "ro",
     "rw",

@@ -1,5 +1,7 @@
 //! The options of a volume and their values.
 
+use std::path::PathBuf;
+
 use steadfs_vfs::options::{CommonOptions, OnError};
 
 use crate::disk::inode::{CompressAlgorithm, Compression};
@@ -200,4 +202,8 @@ pub struct MountOptions {
     pub checkpoint_off: Option<Unusable>,
     /// `compress_*`.
     pub compress: CompressOptions,
+    /// `device=`: the second and the further devices of the volume, in the order of the superblock's list.
+    pub devices: Vec<PathBuf>,
+    /// All devices of the volume are joined in the one that it is opened on; no option of a list.
+    pub is_joined: bool,
 }

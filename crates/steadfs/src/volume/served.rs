@@ -30,9 +30,10 @@ pub fn reopen_for_writing(
     if nbd::is_uri(path) {
         return Err(format!("{}: is no file", path.display()));
     }
-    if let Some(journal) = &options.ext4.journal_path {
-        let why = "its journal is open for reading only; unmount, and mount without ro";
-        return Err(format!("{}: {why} ({})", path.display(), journal.display()));
+    if let Some((option, other)) = options.device_beside() {
+        let why = "is open for reading only; unmount, and mount without ro";
+        let other = other.display();
+        return Err(format!("{}: {option}={other} {why}", path.display()));
     }
     let opened = ClaimedFile::for_writing(path, &open_options(options), claim);
     let opened = opened.map_err(|error| error.to_string())?;
