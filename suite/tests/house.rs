@@ -110,8 +110,8 @@ const CRATES: &[CrateRule] = &[
         "lab",
         62,
         &[
-            "base", "rt", "iosched", "block", "cache", "vfs", "jbd2", "ext4", "f2fs", "workload",
-            "steadfs",
+            "base", "rt", "iosched", "block", "stack", "cache", "vfs", "jbd2", "ext4", "f2fs",
+            "workload", "steadfs",
         ],
     ),
     rule(

@@ -11,6 +11,8 @@
 //! every choice of survivors [`Log::image`] builds the image, which shares unchanged content. A device made from such
 //! an image has a log of its own, so crashes during a recovery compose.
 //!
+//! **Several devices.** A [`SimPart`] is a range of the device with a cache of its own: its FLUSH makes durable what lies in it.
+//!
 //! **Time.** In a simulation requests take the model's time on one of its parallel units; outside, and if the model's
 //! time is zero, they complete before [`Device::start`] returns.
 
@@ -19,6 +21,7 @@ mod content_tree;
 mod cut;
 mod image;
 mod log;
+mod part;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,8 +34,9 @@ pub use change::Change;
 pub use cut::{Cut, Pending, Survivors};
 pub use image::Image;
 pub use log::{Event, Log};
+pub use part::SimPart;
 
-use log::Recorder;
+use log::{Covered, Recorder};
 
 /// Properties of a simulated device.
 #[derive(Clone, Debug)]
@@ -222,7 +226,7 @@ struct StartedRequest {
     done: Done,
     fault: Option<Fault>,
     /// The writes that its flush or preflush makes durable, for [`Recorder::flushed`].
-    covers: u64,
+    covers: Covered,
 }
 
 /// The times until a request's two steps complete.
@@ -333,7 +337,7 @@ impl SimDevice {
             // If the FLUSH fails, the write behind it is not sent, neither by the kernel nor by our queue.
             Some(Fault::Fail | Fault::LoseCache) => {}
             Some(Fault::Delay(_) | Fault::Misreport) | None => {
-                recorder.flushed(request.covers, event)
+                recorder.flushed(&request.covers, event)
             }
         }
     }
@@ -351,11 +355,19 @@ impl Device for SimDevice {
     }
 
     fn start(&self, bio: Bio, done: Done) {
+        self.start_within(0..self.0.geometry.size, bio, done);
+    }
+}
+
+impl SimDevice {
+    /// Starts a request, whose FLUSH is of what lies in this part.
+    fn start_within(&self, part: Range<u64>, bio: Bio, done: Done) {
         if let Err(error) = self.0.geometry.check(&bio) {
             done(bio, Err(error));
             return;
         }
-        let (request, times) = self.0.state.lock().begin(&self.0.model, bio, done);
+        let begun = self.0.state.lock().begin(&self.0.model, part, bio, done);
+        let (request, times) = begun;
         if !sim::active() || times.ended.is_zero() {
             if request.bio.preflush {
                 self.preflushed(&request);
@@ -378,7 +390,13 @@ impl Device for SimDevice {
 
 impl State {
     /// Numbers and logs a request and reserves its time.
-    fn begin(&mut self, model: &Model, bio: Bio, done: Done) -> (StartedRequest, Times) {
+    fn begin(
+        &mut self,
+        model: &Model,
+        part: Range<u64>,
+        bio: Bio,
+        done: Done,
+    ) -> (StartedRequest, Times) {
         let id = self.counts.total();
         let fault = self.fault_of(id, &bio);
         self.flushing += u64::from(bio.op == Op::Flush || bio.preflush);
@@ -386,7 +404,7 @@ impl State {
             self.first_failure.get_or_insert(self.recorder.log().len());
         }
         *self.counts.of(bio.op) += 1;
-        let covers = self.recorder.covered_by_flush();
+        let covers = self.recorder.covered_by_flush(part);
         match bio.op {
             Op::Read => {}
             Op::Flush => self.recorder.push(Event::FlushIssued { id }),
@@ -482,7 +500,7 @@ impl State {
             Op::Flush if lies => self.recorder.flushed_nothing(Event::FlushCompleted { id }),
             Op::Flush => self
                 .recorder
-                .flushed(request.covers, Event::FlushCompleted { id }),
+                .flushed(&request.covers, Event::FlushCompleted { id }),
             _ if failed => self.recorder.failed(id),
             _ => self.recorder.completed(id, bio.fua && !lies),
         }

@@ -387,6 +387,7 @@ impl Recipe {
             check: Some(Arc::new(check)),
             tool: Some(Tool::E2fsck),
             atomic_unit: 512,
+            parts: &[],
             small: self.name.starts_with("small"),
             work: Some(work),
             tool_replays: self.name.contains("fast"),

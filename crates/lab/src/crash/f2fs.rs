@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfs_block::{Device, Policy, QueueSettings};
 use steadfs_f2fs::check::Options as CheckOptions;
-use steadfs_f2fs::format::{FormatOptions, image};
+use steadfs_f2fs::format::{DevicePart, FormatOptions, image};
 use steadfs_f2fs::{CacheSizes, F2fs, MountOptions};
 use steadfs_vfs::{FileSystem, FsError, InodeFlags, Result};
 use steadfs_workload::{Format, Op, Recovery, Runner, Span, TreePath};
@@ -27,6 +27,8 @@ struct Recipe {
     /// Whether the volume has been used until free segments are short.
     worn: bool,
     small: bool,
+    /// Where its devices begin, if it is on several.
+    parts: &'static [u64],
 }
 
 /// Small, so that images differ in few blocks; the minimum is 52 MiB.
@@ -40,13 +42,14 @@ const PLAIN: Recipe = Recipe {
     queue: |_| {},
     worn: false,
     small: false,
+    parts: &[],
 };
 
 /// Background GC as often as possible.
 const URGENT: &[(&str, &str)] = &[("f2fs/gc_urgent_sleep_time", "1"), ("f2fs/gc_urgent", "1")];
 
 /// Each mechanism is on in some and off in others.
-const RECIPES: [Recipe; 17] = [
+const RECIPES: [Recipe; 18] = [
     PLAIN,
     Recipe {
         name: "f2fs-extra",
@@ -112,6 +115,13 @@ const RECIPES: [Recipe; 17] = [
         options: "usrquota,grpquota,prjquota",
         ..PLAIN
     },
+    // Hot nodes, other nodes and data are on different devices, the checkpoint with the first ones.
+    Recipe {
+        name: "f2fs-devices",
+        features: "extra_attr,inode_checksum",
+        parts: &[0, 18 << 20, 22 << 20],
+        ..PLAIN
+    },
     // GC: foreground, background, and SSR in old segments.
     Recipe {
         name: "f2fs-worn",
@@ -168,6 +178,17 @@ pub fn subjects() -> io::Result<Vec<Subject>> {
 }
 
 impl Recipe {
+    /// The devices that the superblock names.
+    fn devices(&self) -> Vec<DevicePart> {
+        let ends = self.parts.iter().skip(1).copied().chain([SIZE]);
+        let sizes = self.parts.iter().zip(ends).map(|(at, end)| end - at);
+        let named = sizes.enumerate().map(|(number, bytes)| DevicePart {
+            path: format!("device {number}"),
+            bytes,
+        });
+        named.collect()
+    }
+
     fn make(&self) -> io::Result<Subject> {
         let wrong =
             |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", self.name));
@@ -176,6 +197,7 @@ impl Recipe {
             uuid: Some([0x5E; 16]),
             time: Some(1_700_000_000),
             checkpoint_version: Some(77),
+            devices: self.devices(),
             ..FormatOptions::default()
         };
         options.set_features(self.features).map_err(|e| wrong(&e))?;
@@ -187,7 +209,10 @@ impl Recipe {
         let mut bytes = vec![0; SIZE as usize];
         device.read(0, &mut bytes);
         let strict = self.options.contains("strict");
-        let options = MountOptions::parse(self.options).map_err(|e| wrong(&e))?;
+        let options = MountOptions {
+            is_joined: !self.parts.is_empty(),
+            ..MountOptions::parse(self.options).map_err(|e| wrong(&e))?
+        };
         let compresses = self.options.contains("compress_");
         let (controls, queue) = (self.controls, self.queue);
         let mut subject = Subject {
@@ -201,9 +226,11 @@ impl Recipe {
             },
             open: Arc::new(move |device| open(device, &options, controls, queue)),
             check: Some(Arc::new(check)),
-            tool: Some(Tool::FsckF2fs),
+            // fsck.f2fs looks for the devices by their paths.
+            tool: self.parts.is_empty().then_some(Tool::FsckF2fs),
             // A node's checksum, if enabled, covers inodes only: f2fs relies on atomic blocks.
             atomic_unit: 4096,
+            parts: self.parts,
             small: self.small,
             work: Some(work),
             tool_replays: false,
@@ -337,7 +364,12 @@ fn segments(fs: &dyn FileSystem, name: &str) -> std::result::Result<u64, Problem
 
 /// Our checker's findings in an unmounted volume.
 fn check(image: &Image) -> String {
-    let report = steadfs_f2fs::check::check(image, &CheckOptions::default());
+    let options = CheckOptions {
+        // An image has all devices of the volume.
+        is_joined: true,
+        ..CheckOptions::default()
+    };
+    let report = steadfs_f2fs::check::check(image, &options);
     let mut findings: Vec<String> = report.issues.iter().map(ToString::to_string).collect();
     if report.more > 0 {
         findings.push(format!("and {} more", report.more));

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfs_block::Device;
 use steadfs_rt::{Mutex, Random, Rank, sim};
 use steadfs_vfs::{FileSystem, FsError};
 use steadfs_workload::observe::Unreadable;
@@ -296,8 +295,7 @@ fn simulate(
     };
     let device = SimDevice::with_faults(&subject.image, model, injection.faults().to_vec());
     add_spikes(&device, seed);
-    let shared: Arc<dyn Device> = Arc::new(device.clone());
-    let fs = (subject.open)(shared).map_err(Problem::Open)?;
+    let fs = subject.open_all(&device).map_err(Problem::Open)?;
     let moments = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
     // With several tasks, one may have freed space after another met ENOSPC.
     let alone = program.tasks.len() == 1 && matches!(injection, Injection::Space(_));

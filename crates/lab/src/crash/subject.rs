@@ -6,12 +6,13 @@ use std::process::Command;
 use std::sync::Arc;
 
 use steadfs_block::Device;
-use steadfs_vfs::{Cx, FileSystem, InodeFlags, Result};
+use steadfs_stack::JoinedDevice;
+use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, Result};
 use steadfs_workload::{Format, TOP};
 
 use super::free_space::on_volume;
 use super::{Problem, ext4};
-use crate::device::{Fault, Image, Model, RequestFilter, SimDevice};
+use crate::device::{Fault, Image, Model, RequestFilter, SimDevice, SimPart};
 use crate::encrypted;
 
 /// Mounts the file system on a device, with recovery if it is needed.
@@ -40,6 +41,8 @@ pub struct Subject {
     /// Bytes that the device writes atomically. A smaller unit than the format requires would show crashes that no file
     /// system on it survives.
     pub atomic_unit: u32,
+    /// Where the devices of the volume begin, if it is on several, each with a cache of its own.
+    pub parts: &'static [u64],
     /// Whether the volume is small, for [`Trial::Space`](super::Trial::Space) and no other trial.
     pub small: bool,
     /// Whether the tool recovers a volume after a crash by rules of its own, which must lead to the same files.
@@ -79,8 +82,25 @@ impl Subject {
         if let Some((which, fault)) = fault {
             device.inject(which, fault);
         }
-        let opened = (self.open)(Arc::new(device.clone()));
+        let opened = self.open_all(&device);
         (device, opened)
+    }
+
+    /// Mounts the volume on a device, or on the devices that are its parts.
+    pub(super) fn open_all(&self, device: &SimDevice) -> Result<Arc<dyn FileSystem>> {
+        let ends = self.parts.iter().skip(1).copied();
+        let ends = ends.chain([device.geometry().size]);
+        let parts = self.parts.iter().zip(ends).map(|(at, end)| {
+            let part: Arc<dyn Device> = Arc::new(SimPart::new(device, *at..end));
+            (part, end - at)
+        });
+        let parts: Vec<_> = parts.collect();
+        if parts.is_empty() {
+            return (self.open)(Arc::new(device.clone()));
+        }
+        let joined = JoinedDevice::of_several(parts);
+        let joined = joined.map_err(|(_, why)| FsError::BadOption(why))?;
+        (self.open)(Arc::new(joined))
     }
 
     /// Gives the root flags that what is made below it inherits. In directories with [`InodeFlags::CASEFOLD`] programs

@@ -1,7 +1,7 @@
 //! The log of a device: requests and completions in one sequence.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use super::change::Change;
@@ -189,6 +189,13 @@ impl Log {
     }
 }
 
+/// What a flush makes durable: of the changes that had completed when it started, those within its part of the device.
+#[derive(Clone)]
+pub(super) struct Covered {
+    before: u64,
+    part: Range<u64>,
+}
+
 /// A device's content, its durable part, and the log.
 pub(super) struct Recorder {
     live: ContentTree,
@@ -250,25 +257,32 @@ impl Recorder {
         self.push(Event::Issued(change));
     }
 
-    /// The changes that a flush makes durable which starts now, as a value for [`Recorder::flushed`].
-    pub(super) fn covered_by_flush(&self) -> u64 {
-        self.left + self.cached.len() as u64
+    /// The changes that a flush of this part makes durable which starts now.
+    pub(super) fn covered_by_flush(&self, part: Range<u64>) -> Covered {
+        Covered {
+            before: self.left + self.cached.len() as u64,
+            part,
+        }
     }
 
-    /// A flush, or a change's preflush, has made the changes before `covered` durable.
-    pub(super) fn flushed(&mut self, covered: u64, event: Event) {
+    /// A flush, or a change's preflush, has made what it covers durable.
+    pub(super) fn flushed(&mut self, covered: &Covered, event: Event) {
         if let Event::Preflushed { id } = event {
             self.in_flight
                 .entry(id)
                 .and_modify(|flight| flight.1 = true);
         }
         self.push(event);
-        let before = self.left;
-        while self.left < covered {
-            self.settle_first();
+        let (before, mut news) = (self.left, false);
+        let count = covered.before.saturating_sub(self.left) as usize;
+        for (change, certain) in self.cached.iter_mut().take(count) {
+            // Parts do not overlap, and no change is on two of them.
+            if !*certain && covered.part.contains(&change.offset) {
+                (*certain, news) = (true, true);
+            }
         }
         self.settle_certain();
-        if self.left > before {
+        if self.left > before || news {
             self.begin_epoch();
         }
     }

@@ -16,7 +16,7 @@ const SIZE: u64 = 64 * 1024;
 type Outcome = Arc<Happening<Result<Vec<u8>, IoError>>>;
 
 /// Starts a request; the event is signalled when it ends, with the data read.
-fn start(device: &SimDevice, bio: Bio) -> Outcome {
+fn start(device: &dyn Device, bio: Bio) -> Outcome {
     let outcome = Outcome::default();
     let event = Arc::clone(&outcome);
     let done = move |bio: Bio, result: Result<(), IoError>| {
@@ -26,7 +26,7 @@ fn start(device: &SimDevice, bio: Bio) -> Outcome {
     outcome
 }
 
-fn run(device: &SimDevice, bio: Bio) -> Result<Vec<u8>, IoError> {
+fn run(device: &dyn Device, bio: Bio) -> Result<Vec<u8>, IoError> {
     start(device, bio).wait()
 }
 
@@ -36,7 +36,7 @@ fn write(at: u64, blocks: usize, byte: u8) -> Bio {
     Bio::write(at * BLOCK as u64, vec![buf])
 }
 
-fn read(device: &SimDevice, at: u64) -> u8 {
+fn read(device: &dyn Device, at: u64) -> u8 {
     let bytes = run(device, Bio::read(at * BLOCK as u64, BLOCK)).expect("reads");
     assert!(
         bytes.iter().all(|byte| *byte == bytes[0]),
@@ -506,6 +506,31 @@ impl Plain {
             Step::Flush => self.flush(),
         }
     }
+}
+
+#[test]
+fn a_flush_of_a_part_is_of_what_lies_in_it() {
+    let device = instant();
+    let parts = [0..1024, 1024..4096].map(|range| SimPart::new(&device, range));
+    run(&parts[0], write(0, 1, 1)).unwrap();
+    run(&parts[1], write(1, 1, 2)).unwrap();
+    run(&parts[1], Bio::flush()).unwrap();
+    let flushed = device.log().len();
+    assert_eq!((read(&device, 0), read(&device, 3)), (1, 2));
+    assert_eq!(read(&parts[1], 1), 2);
+    let seen = images::<4>(&device.log(), flushed);
+    assert_eq!(seen, BTreeSet::from([[0, 0, 0, 2], [1, 0, 0, 2]]));
+
+    let mut bio = write(0, 1, 3);
+    bio.preflush = true;
+    run(&parts[1], bio).unwrap();
+    let seen = images::<4>(&device.log(), device.log().len());
+    assert_eq!(seen.len(), 4, "{seen:?}");
+    assert!(seen.iter().all(|blocks| blocks[3] == 2));
+    run(&parts[0], Bio::flush()).unwrap();
+    let seen = images::<4>(&device.log(), device.log().len());
+    assert_eq!(seen, BTreeSet::from([[1, 0, 0, 2], [1, 0, 3, 2]]));
+    assert!(run(&parts[0], Bio::read(1024, 512)).is_err());
 }
 
 proptest! {

@@ -1,4 +1,4 @@
-//! A volume whose journal is behind it on the same device, as an external journal that was joined with it.
+//! A volume and its journal on another device.
 
 use std::io;
 use std::sync::Arc;
@@ -45,6 +45,7 @@ pub(super) fn subject() -> io::Result<Subject> {
         check: Some(Arc::new(check)),
         tool: None,
         atomic_unit: 512,
+        parts: &[0, VOLUME_BYTES],
         small: false,
         work: Some(work),
         tool_replays: false,

@@ -44,6 +44,7 @@ pub fn subject(flaw: Flaw) -> Subject {
         check: None,
         tool: None,
         atomic_unit: 512,
+        parts: &[],
         small: false,
         work: None,
         tool_replays: false,
