@@ -30,6 +30,20 @@ impl<T: Send + Sync> Turns<T> {
     }
 }
 
+/// What comes before an error, and the error.
+fn until_error<T>(
+    all: impl Iterator<Item = std::io::Result<T>>,
+) -> (Vec<T>, Option<std::io::Error>) {
+    let mut found = Vec::new();
+    for one in all {
+        match one {
+            Ok(one) => found.push(one),
+            Err(error) => return (found, Some(error)),
+        }
+    }
+    (found, None)
+}
+
 /// A name, its inode number, its type as in `st_mode`.
 type Entry<'py> = (Bound<'py, PyBytes>, u64, u32);
 
@@ -45,20 +59,20 @@ impl Listing {
 
 #[pymethods]
 impl Listing {
-    /// The next names; none at the end.
-    fn batch<'py>(&self, py: Python<'py>) -> PyResult<Vec<Entry<'py>>> {
-        let found = self.0.with(py, |listed| {
+    /// The next names, and the error that the batch ended with. Neither at the end.
+    fn batch<'py>(&self, py: Python<'py>) -> PyResult<(Vec<Entry<'py>>, Option<Py<PyAny>>)> {
+        let (found, error) = self.0.with(py, |listed| {
             let entry = |entry: std::io::Result<steadfs::DirEntry>| {
                 let entry = entry?;
                 let kind = entry.file_type()?.mode_bits();
                 let name = entry.file_name().as_bytes().to_vec();
                 Ok((name, entry.ino().0, kind))
             };
-            let batch = listed.take(BATCH).map(entry);
-            batch.collect::<std::io::Result<Vec<_>>>()
+            until_error(listed.take(BATCH).map(entry))
         })?;
         let entry = |(name, ino, kind): (Vec<u8>, u64, u32)| (PyBytes::new(py, &name), ino, kind);
-        Ok(found.map_err(of_io)?.into_iter().map(entry).collect())
+        let error = error.map(|error| of_io(error).into_value(py).into_any());
+        Ok((found.into_iter().map(entry).collect(), error))
     }
 }
 
@@ -85,20 +99,14 @@ impl Walk {
     fn batch<'py>(&self, py: Python<'py>) -> PyResult<(Vec<Step<'py>>, Option<Py<PyAny>>)> {
         let attributes = self.attributes;
         let (found, error) = self.walk.with(py, |walk| {
-            let mut found = Vec::new();
-            for step in walk.take(BATCH) {
-                let step = step.and_then(|step| {
-                    let found = attributes.then(|| step.metadata()).transpose()?;
-                    let path = step.path().into_os_string();
-                    let kind = step.file_type().mode_bits();
-                    Ok((path, step.ino().0, kind, found.as_ref().map(stat)))
-                });
-                match step {
-                    Ok(step) => found.push(step),
-                    Err(error) => return (found, Some(error)),
-                }
-            }
-            (found, None)
+            let step = |step: std::io::Result<_>| {
+                let step: steadfs::WalkEntry = step?;
+                let found = attributes.then(|| step.metadata()).transpose()?;
+                let path = step.path().into_os_string();
+                let kind = step.file_type().mode_bits();
+                Ok((path, step.ino().0, kind, found.as_ref().map(stat)))
+            };
+            until_error(walk.take(BATCH).map(step))
         })?;
         let step = |(path, ino, kind, stat): (std::ffi::OsString, u64, u32, Option<Stat>)| {
             (PyBytes::new(py, path.as_bytes()), ino, kind, stat)

@@ -369,9 +369,10 @@ impl Volume {
         &self,
         py: Python<'_>,
         path: &[u8],
-        name: &str,
+        name: &[u8],
         value: Option<&[u8]>,
     ) -> PyResult<()> {
+        let name = OsStr::from_bytes(name);
         self.with(py, |volume| volume.set_xattr(path_of(path), name, value))
     }
 

@@ -130,6 +130,11 @@ class Paths(OnImage):
                 with self.assertRaises(FileNotFoundError) as raised:
                     volume.stat(b"\xff")
                 self.assertEqual(os.fsencode(raised.exception.filename), b"\xff")
+                attribute = os.fsdecode(b"user.caf\xe9")
+                volume.set_xattr(text, attribute, b"2")
+                self.assertEqual(volume.xattrs(text), {attribute: b"2"})
+                volume.remove_xattr(text, attribute)
+                self.assertEqual(volume.xattrs(text), {})
                 with self.assertRaises(ValueError):
                     volume.stat("a\0b")
                 with self.assertRaises(TypeError):
@@ -160,6 +165,15 @@ class Paths(OnImage):
             with steadfs.open(image) as volume, self.assertRaises(OSError) as raised:
                 volume.mkdir("other")
             self.assertEqual(raised.exception.errno, 30)
+
+    def test_a_loop_of_links_is_one(self):
+        for image in self.images():
+            with steadfs.open(image, "r+") as volume:
+                volume.symlink("/loop", "/loop")
+                for call in [lambda: volume.stat("loop"), lambda: volume.write_bytes("loop", b"")]:
+                    with self.assertRaises(OSError) as raised:
+                        call()
+                    self.assertEqual(raised.exception.errno, errno.ELOOP)
 
     def test_a_walk_of_everything(self):
         for image in self.images():

@@ -226,7 +226,7 @@ impl Encoder {
 }
 
 /// Errors without a text, by their bytes.
-const PLAIN: [FsError; 24] = [
+const PLAIN: [FsError; 25] = [
     FsError::NotFound,
     FsError::Exists,
     FsError::NotDir,
@@ -251,6 +251,7 @@ const PLAIN: [FsError; 24] = [
     FsError::Interrupted,
     FsError::NoMemory,
     FsError::NotOpenForWriting,
+    FsError::Loop,
 ];
 const CORRUPT: u8 = 0xF0;
 const TURNED_READ_ONLY: u8 = 0xF1;

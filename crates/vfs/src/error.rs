@@ -59,6 +59,9 @@ pub enum FsError {
     /// The link count has reached its limit.
     #[error("too many links")]
     TooManyLinks,
+    /// A path leads through more symbolic links than are followed.
+    #[error("too many levels of symbolic links")]
+    Loop,
     /// The file would grow past the format's limit.
     #[error("file too large")]
     FileTooBig,
@@ -220,6 +223,7 @@ impl FsError {
             Self::Range => 34,
             Self::NameTooLong => 36,
             Self::NotEmpty => 39,
+            Self::Loop => 40,
             Self::NoData => 61,
             Self::NotSupported(_) => 95,
             Self::Stale => 116,

@@ -384,10 +384,10 @@ class Volume:
         return {os.fsdecode(name): value for name, value in found}
 
     def set_xattr(self, path: VolumePath, name: str, value: bytes) -> None:
-        self._native.set_xattr(path_bytes(path), name, value)
+        self._native.set_xattr(path_bytes(path), os.fsencode(name), value)
 
     def remove_xattr(self, path: VolumePath, name: str) -> None:
-        self._native.set_xattr(path_bytes(path), name, None)
+        self._native.set_xattr(path_bytes(path), os.fsencode(name), None)
 
     # Directories.
 
@@ -398,9 +398,14 @@ class Volume:
 
     def _entries(self, listing: _steadfs.Listing, where: bytes) -> Iterator[DirEntry]:
         start = os.fsdecode(where.rstrip(b"/")) + "/"
-        while batch := listing.batch():
+        while True:
+            batch, error = listing.batch()
             for name, ino, kind in batch:
                 yield DirEntry(self, start + os.fsdecode(name), ino, kind)
+            if error is not None:
+                raise error
+            if not batch:
+                return
 
     def listdir(self, path: VolumePath = "/") -> list[str]:
         return [entry.name for entry in self.scandir(path)]

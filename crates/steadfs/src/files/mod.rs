@@ -13,7 +13,7 @@ mod metadata;
 mod open;
 mod tree;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -435,10 +435,10 @@ impl Volume {
     pub fn set_xattr(
         &self,
         path: impl AsRef<Path>,
-        name: &str,
+        name: impl AsRef<OsStr>,
         value: Option<&[u8]>,
     ) -> io::Result<()> {
-        let (calls, name) = (self.calls(), name.as_bytes());
+        let (calls, name) = (self.calls(), name.as_ref().as_encoded_bytes());
         calls.with(path.as_ref(), true, |ino, _| match value {
             Some(value) => (calls.fs).setxattr(&calls.cx, ino, name, value, SetXattr::Any),
             None => calls.fs.removexattr(&calls.cx, ino, name),

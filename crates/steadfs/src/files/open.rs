@@ -158,7 +158,7 @@ impl OpenFile {
                 made => return made,
             }
         }
-        Err(FsError::Invalid("too many symbolic links in the path"))
+        Err(FsError::Loop)
     }
 
     fn make(&self, path: &Path) -> Result<Attr, FsError> {

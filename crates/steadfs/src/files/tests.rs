@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use steadfs_vfs::FileKind;
+use steadfs_vfs::{FileKind, FsError};
 
 use super::*;
 use crate::{F2fsFormatOptions, FormatOptions, Options};
@@ -234,7 +234,12 @@ fn links_lead_inside_the_volume() {
         volume.create_dir("/etc").unwrap();
         assert!(volume.metadata("/a/b/up").unwrap().is_dir());
         volume.symlink("/loop", "/loop").unwrap();
-        assert!(volume.write("/loop", "x").is_err());
+        let looped = |error: io::Error| {
+            let inner = error.into_inner().unwrap();
+            assert!(matches!(inner.downcast_ref(), Some(FsError::Loop)), "{inner}");
+        };
+        looped(volume.write("/loop", "x").unwrap_err());
+        looped(volume.metadata("/loop").map(drop).unwrap_err());
         volume.remove_dir_all("/a").unwrap();
         assert!(!volume.try_exists("/a").unwrap() && volume.try_exists("/etc").unwrap());
     });

@@ -221,7 +221,7 @@ pub(super) fn way<'a>(
         }
         links += 1;
         if links > MAX_LINKS {
-            return Err(FsError::Invalid("too many symbolic links in the path"));
+            return Err(FsError::Loop);
         }
         let target = fs.readlink(cx, next.ino())?;
         if target.is_empty() {

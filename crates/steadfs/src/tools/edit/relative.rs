@@ -60,7 +60,7 @@ fn real(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Result<Vec<Vec<u8>>> {
             Some(found) if found.attr().kind == FileKind::Symlink => {
                 links += 1;
                 if links > LINKS_MAX {
-                    return Err(FsError::Invalid("too many symbolic links"));
+                    return Err(FsError::Loop);
                 }
                 let text = fs.readlink(cx, found.ino())?;
                 if text.starts_with(b"/") {
