@@ -5,13 +5,19 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileSystem, InodeFlags, Result};
 
 /// Gives a mount the key.
-pub(crate) fn add_key(fs: &dyn FileSystem) -> Result<()> {
+///
+/// # Errors
+/// The volume has no encryption, or only reads.
+pub fn add_key(fs: &dyn FileSystem) -> Result<()> {
     fs.write_control(KEYS_FILE, format!("add v2 {}", "5e".repeat(64)).as_bytes())
 }
 
 /// Makes a directory below the root, which itself cannot be encrypted, on a mount that has the key; `folds`: it is
 /// case-insensitive, too.
-pub(crate) fn make_dir(fs: &dyn FileSystem, cx: &Cx, name: &[u8], folds: bool) -> Result<InodeNo> {
+///
+/// # Errors
+/// The volume cannot have such a directory.
+pub fn make_dir(fs: &dyn FileSystem, cx: &Cx, name: &[u8], folds: bool) -> Result<InodeNo> {
     let dir = fs.mkdir(cx, fs.root(), name, 0o755)?.ino;
     let keys = String::from_utf8_lossy(&fs.read_control(KEYS_FILE)?).into_owned();
     let key = keys.split_whitespace().last().unwrap_or_default();

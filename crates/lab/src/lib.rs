@@ -4,7 +4,7 @@
 
 pub mod crash;
 pub mod device;
-mod encrypted;
+pub mod encrypted;
 pub mod experiment;
 pub mod flash;
 pub mod read_faults;

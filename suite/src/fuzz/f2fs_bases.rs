@@ -9,9 +9,9 @@ use steadfs_lab::device::Image;
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileSystem, SetXattr};
 
-use crate::hostile::ImageDevice;
 use crate::hostile::exercise::CACHE;
 use crate::hostile::f2fs::{F2fsBase, Recipe};
+use crate::hostile::{ImageDevice, encrypted};
 
 const ALL_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,lost_found";
 
@@ -53,10 +53,13 @@ const MADE: &[Made] = &[
     loaded("plain", ""),
     loaded("all", "-i -O ALL"),
     loaded("sections", "-s 2"),
-    made("attributes", "-i -O ALL,flexible_inline_xattr"),
-    made("compression", "-i -O extra_attr,compression"),
+    made(
+        "attributes",
+        "-i -C utf8 -O ALL,flexible_inline_xattr,encrypt",
+    ),
+    made("compression", "-i -O extra_attr,compression,encrypt"),
     dirty("dirty", ""),
-    dirty("dirty-all", "-i -O ALL,flexible_inline_xattr"),
+    dirty("dirty-all", "-i -O ALL,flexible_inline_xattr,encrypt"),
 ];
 
 /// Makes every base, using `scratch` for files.
@@ -71,19 +74,24 @@ pub fn make(scratch: &Path) -> Vec<F2fsBase> {
             true => recipe.make(),
             false => Image::load(&recipe.make_empty()).expect("a file"),
         };
-        F2fsBase::of(made.name, decorate(image, made.dirty))
+        F2fsBase::of(made.name, decorate(image, made))
     });
     bases.collect()
 }
 
 /// Adds what sload.f2fs does not make: attributes, hashed and inline directories, holes, orphans, a node chain.
-fn decorate(image: Image, dirty: bool) -> Image {
+fn decorate(image: Image, made: &Made) -> Image {
+    let dirty = made.dirty;
+    let (encrypts, folds) = (made.args.contains("encrypt"), made.args.contains("utf8"));
     let run = move || {
         let device = Arc::new(ImageDevice::new(image));
         let options = MountOptions::default();
         let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(CACHE));
         let (fs, _) = opened.expect("a good volume can be mounted");
         add_files(&fs);
+        if encrypts {
+            encrypted::fill(&*fs, folds);
+        }
         fs.sync_all(&Cx::default()).expect("a device in memory");
         if dirty {
             add_chains(&fs);

@@ -24,7 +24,7 @@ use super::ops::Session;
 use super::{f2fs_bases, fast_commit, text};
 use crate::hostile::exercise::{CACHE, Outcome, QueueSource, Trial, run_trial_in};
 use crate::hostile::f2fs::{F2fsBase, Part as F2fsPart};
-use crate::hostile::{Base, ImageDevice, Part as Ext4Part};
+use crate::hostile::{Base, ImageDevice, Part as Ext4Part, encrypted};
 
 const EXT4_OPTIONS: [&str; 14] = [
     "",
@@ -97,6 +97,7 @@ impl Format for OfExt4 {
         let mut options = steadfs_ext4::MountOptions::parse(&list)?;
         options.common.salvage = salvage;
         let (fs, _) = Ext4::open(Arc::clone(device) as _, options, caches())?;
+        encrypted::open_up(&*fs);
         Ok(fs)
     }
 
@@ -128,6 +129,7 @@ impl Format for OfF2fs {
         let mut options = steadfs_f2fs::MountOptions::parse(&list)?;
         options.common.salvage = salvage;
         let (fs, _) = F2fs::open(Arc::clone(device) as _, options, caches())?;
+        encrypted::open_up(&*fs);
         Ok(fs)
     }
 

@@ -13,6 +13,7 @@ use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileSystem, SetXattr};
 
 use super::device::ImageDevice;
+use super::encrypted;
 use super::survey::{Part, Survey};
 use crate::command::{run, succeed};
 
@@ -251,6 +252,9 @@ fn decorate(image: Image, dirty: bool) -> Image {
             let name = format!("user.value {n}");
             set(find(fs.root(), "large"), &name, &[n; 2000]);
         }
+    }
+    if fs.geo().has_incompat(Incompat::ENCRYPT) {
+        encrypted::fill(&*fs, fs.geo().has_incompat(Incompat::CASEFOLD));
     }
     if !dirty {
         fs.unmount().expect("a good volume unmounts");

@@ -16,7 +16,7 @@ use steadfs_vfs::{
 };
 
 use super::device::ImageDevice;
-use super::meter;
+use super::{encrypted, meter};
 
 /// Caches of a volume under test, in bytes.
 pub(crate) const CACHE: u64 = 4 << 20;
@@ -570,7 +570,9 @@ impl Trial {
 
 fn open(device: &Arc<ImageDevice>, options: MountOptions) -> Result<Arc<Ext4>> {
     let device = Arc::clone(device) as Arc<dyn Device>;
-    Ext4::open(device, options, CacheSizes::of(CACHE)).map(|(fs, _)| fs)
+    let (fs, _) = Ext4::open(device, options, CacheSizes::of(CACHE))?;
+    encrypted::open_up(&*fs);
+    Ok(fs)
 }
 
 pub(crate) struct QueueSource(pub(crate) Arc<Queue>);

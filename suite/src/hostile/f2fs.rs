@@ -12,12 +12,12 @@ use steadfs_f2fs::disk::{
 };
 use steadfs_f2fs::{CacheSizes, F2fs, MountOptions, check};
 use steadfs_lab::device::Image;
+use steadfs_rt::sim;
 use steadfs_vfs::FileSystem;
 
-use super::Family;
-use super::ImageDevice;
 use super::base::write_tree;
 use super::exercise::{CACHE, Outcome, QueueSource, Trial, run_trial};
+use super::{Family, ImageDevice, encrypted};
 use crate::command::succeed;
 use crate::generate::Numbers;
 
@@ -66,7 +66,7 @@ const RECIPES: &[(&str, &str)] = &[
     ("plain", ""),
     (
         "all",
-        "-i -O extra_attr,inode_checksum,sb_checksum,inode_crtime,lost_found",
+        "-i -O extra_attr,inode_checksum,sb_checksum,inode_crtime,lost_found,encrypt",
     ),
 ];
 
@@ -159,6 +159,20 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
+/// The volume with an encrypted directory.
+fn with_encrypted(image: Image) -> Image {
+    let run = move || {
+        let device = Arc::new(ImageDevice::new(image));
+        let options = MountOptions::default();
+        let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(CACHE));
+        let (fs, _) = opened.expect("a good volume can be mounted");
+        encrypted::fill(&*fs, false);
+        fs.unmount().expect("a good volume unmounts");
+        device.content()
+    };
+    sim::run(sim::Config::new(1), run).value
+}
+
 impl F2fsBase {
     /// Makes every base, using `scratch` for files.
     ///
@@ -166,7 +180,11 @@ impl F2fsBase {
     /// If one cannot be made.
     pub fn all(scratch: &Path) -> Vec<Self> {
         let make = |&(name, args): &(&'static str, &str)| {
-            Self::of(name, Recipe::new(scratch, name, args).make())
+            let image = Recipe::new(scratch, name, args).make();
+            match args.contains("encrypt") {
+                true => Self::of(name, with_encrypted(image)),
+                false => Self::of(name, image),
+            }
         };
         RECIPES.iter().map(make).collect()
     }
@@ -539,6 +557,7 @@ fn read_all(trial: &mut Trial, device: &Arc<ImageDevice>) {
         options.common.salvage = salvage;
         let opened = F2fs::open(Arc::clone(device) as _, options, CacheSizes::of(CACHE));
         if let Some((fs, _)) = trial.check_error("mount", opened) {
+            encrypted::open_up(&*fs);
             trial.outcome.mounted[0] |= !salvage;
             trial.walk(&*fs);
             let closed = fs.unmount();

@@ -6,6 +6,7 @@
 pub mod base;
 pub mod corruption;
 pub mod device;
+pub mod encrypted;
 pub mod exercise;
 pub mod f2fs;
 pub mod meter;
