@@ -3,7 +3,7 @@
 //! Problem: a request occupies its service thread until it is answered. 200 copies, throttled writes or fsyncs of one
 //! user occupied all threads, and a look-up of another user waited for seconds.
 //!
-//! Rule: requests have four classes, and each class has its own slots ([`Limits`]). A request without a slot is queued:
+//! Rule: requests have five classes, and each class has its own slots ([`Limits`]). A request without a slot is queued:
 //! without a thread on `/dev/fuse`, with only the thread of its ring entry on io_uring. So a look-up finds a slot
 //! regardless of the number of long requests. Part of each class is reserved for users with fewer than
 //! [`NEWCOMER_REQUESTS_MAX`] requests in service. A freed slot goes to the user with the fewest requests in service
@@ -35,6 +35,8 @@ pub enum Class {
     Io,
     /// Works through a whole file or volume.
     Bulk,
+    /// Is for a control file: it shows why others wait, or ends their wait, so none of them takes its slot.
+    Control,
 }
 
 impl Class {
@@ -42,6 +44,7 @@ impl Class {
     pub fn of(raw: &RawRequest<'_>, control: impl Fn(u64) -> bool) -> Option<Self> {
         Some(match raw.header.opcode {
             op::INIT | op::DESTROY | op::INTERRUPT => return None,
+            _ if control(raw.header.nodeid) => Self::Control,
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 | op::FALLOCATE => Self::Bulk,
             op::IOCTL if ioctl::is_short(raw.op) => Self::Change,
             op::IOCTL => Self::Bulk,
@@ -49,8 +52,6 @@ impl Class {
                 Ok((arg, _)) if arg.valid & wire::fattr::SIZE != 0 => Self::Bulk,
                 _ => Self::Change,
             },
-            // Writing a control file may be what ends the wait of other requests.
-            op::READ | op::WRITE | op::FSYNC if control(raw.header.nodeid) => Self::Short,
             op::READ
             | op::WRITE
             | op::FSYNC
@@ -75,7 +76,7 @@ impl Class {
     }
 }
 
-const CLASSES: usize = 4;
+const CLASSES: usize = 5;
 
 /// Slots of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,7 @@ impl Limits {
             class(part(1, 4), part(1, 8)),
             class(part(1, 4), part(1, 8)),
             class(part(1, 2), part(1, 4)),
+            class(part(1, 16), part(1, 16)),
             class(part(1, 16), part(1, 16)),
         ]
     }

@@ -3,7 +3,13 @@ use steadfs_rt::Random;
 use super::*;
 
 const THREADS: usize = 128;
-const ALL: [Class; CLASSES] = [Class::Short, Class::Change, Class::Io, Class::Bulk];
+const ALL: [Class; CLASSES] = [
+    Class::Short,
+    Class::Change,
+    Class::Io,
+    Class::Bulk,
+    Class::Control,
+];
 
 /// A request that waits in a thread of its own.
 struct Wait(Arc<Event<Verdict>>);
@@ -43,6 +49,42 @@ fn long_requests_of_one_user_leave_slots_for_short_requests_and_other_users() {
     for class in ALL {
         assert!(enter(&admission, class, 0, 1).is_ok(), "{class:?}");
     }
+}
+
+/// Whatever waits, its user can read what it waits for.
+#[test]
+fn control_files_have_a_class_of_their_own() {
+    let admission = Admission::new(THREADS);
+    for class in [Class::Short, Class::Change, Class::Io, Class::Bulk] {
+        let (slots, waits) = crowd(&admission, class, 1000);
+        assert!(!slots.is_empty() && !waits.is_empty());
+    }
+    assert!(enter(&admission, Class::Control, 1000, 1).is_ok());
+    let class_of = |opcode, nodeid| {
+        let header = InHeader {
+            opcode,
+            nodeid,
+            ..InHeader::default()
+        };
+        let raw = RawRequest {
+            header,
+            op: &[],
+            payload: &[],
+        };
+        Class::of(&raw, |node| node == 7)
+    };
+    for opcode in [
+        op::LOOKUP,
+        op::OPEN,
+        op::READ,
+        op::WRITE,
+        op::READDIR,
+        op::IOCTL,
+    ] {
+        assert_eq!(class_of(opcode, 7), Some(Class::Control));
+        assert_ne!(class_of(opcode, 8), Some(Class::Control));
+    }
+    assert_eq!(class_of(op::INTERRUPT, 7), None);
 }
 
 #[test]
