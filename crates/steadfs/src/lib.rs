@@ -218,3 +218,8 @@ pub use tar::{TarError, TarTree};
 #[cfg(feature = "mount")]
 pub use volume::reopen_for_writing;
 pub use volume::{Error, OpenReport, Volume, VolumeDevice};
+
+/// What crates.io shows compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadMe;

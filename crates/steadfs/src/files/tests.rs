@@ -236,7 +236,10 @@ fn links_lead_inside_the_volume() {
         volume.symlink("/loop", "/loop").unwrap();
         let looped = |error: io::Error| {
             let inner = error.into_inner().unwrap();
-            assert!(matches!(inner.downcast_ref(), Some(FsError::Loop)), "{inner}");
+            assert!(
+                matches!(inner.downcast_ref(), Some(FsError::Loop)),
+                "{inner}"
+            );
         };
         looped(volume.write("/loop", "x").unwrap_err());
         looped(volume.metadata("/loop").map(drop).unwrap_err());
