@@ -13,6 +13,8 @@ pub(super) struct Shared {
     counted: u32,
     /// Blocks of attribute inodes, which each user of the block counts.
     value_blocks: u64,
+    /// Their number, likewise.
+    values: u64,
 }
 
 impl Checker<'_> {
@@ -48,6 +50,7 @@ impl Checker<'_> {
         let (ino, _) = owner;
         if let Some(shared) = self.xattr_blocks.get_mut(&block.0) {
             shared.counted += 1;
+            self.counted.values += shared.values;
             return shared.value_blocks;
         }
         if let Some(twice) = self.used.mark_used(&self.geo, block, 1) {
@@ -79,7 +82,7 @@ impl Checker<'_> {
     ) -> u64 {
         let (ino, _) = owner;
         const WHAT: Structure = Structure::XattrBlock;
-        let mut value_blocks = 0;
+        let (mut value_blocks, values) = (0, self.counted.values);
         for (i, attr) in (0..).zip(attrs.iter()) {
             value_blocks += self.check_attr(owner, &attr, false);
             if attr.index == 0 {
@@ -91,6 +94,7 @@ impl Checker<'_> {
             stored: attrs.refcount,
             counted: 1,
             value_blocks,
+            values: self.counted.values - values,
         };
         self.xattr_blocks.insert(block.0, shared);
         if attrs.has_overlap() {

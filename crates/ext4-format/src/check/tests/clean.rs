@@ -288,3 +288,34 @@ fn usage_in_quota_files_is_compared() {
         "quota file 4 does not have the magic number of its kind",
     );
 }
+
+/// Each inode that shares an attribute block counts the inodes that are values in it, too.
+#[test]
+fn values_of_a_shared_attribute_block_count_for_each_owner() {
+    let make = [
+        "-t",
+        "ext4",
+        "-b",
+        "1024",
+        "-I",
+        "128",
+        "-O",
+        "ea_inode,quota,^metadata_csum",
+    ];
+    let image = Image::make(&make, "16M");
+    let value = image.beside("value");
+    std::fs::write(&value, vec![b'v'; 3000]).unwrap();
+    for name in ["a", "b"] {
+        image.debugfs(&format!("write /dev/null {name}"));
+    }
+    image.debugfs(&format!("ea_set -f {} a user.large", value.display()));
+    let shown = image.debugfs("stat a");
+    let block = shown.split_once("File ACL: ").expect("a block").1;
+    let block = block.split_whitespace().next().unwrap();
+    image.debugfs(&format!("sif b file_acl {block}"));
+    // e2fsck counts the reference, the blocks and the usage.
+    let (code, said) = judge("e2fsck", &["-fy", image.path().to_str().unwrap()]);
+    assert_eq!(code, 1, "{said}");
+    let report = check(&*image.device(), &Options::default());
+    assert!(report.is_clean(), "{:?}", report.issues);
+}
