@@ -333,13 +333,17 @@ fn set_devices(
         let why = format!("a volume has at most {} devices", DevicePart::MAX);
         return Err(FormatError::option("-c", why));
     }
-    let mut sectors = 0;
+    let (mut sectors, mut left) = (0, areas.all);
     let before = [areas.first].into_iter().chain(std::iter::repeat(0));
     for ((slot, device), before) in raw.devs.iter_mut().zip(devices).zip(before) {
         device.check()?;
         sectors += device.bytes / u64::from(sector);
         fill_text(&mut slot.path, &device.path);
-        let segments = (device.used() / SEGMENT_BYTES).saturating_sub(before);
+        // Together they have the segments of the volume, which are whole zones; Linux compares.
+        let segments = (device.used() / SEGMENT_BYTES)
+            .saturating_sub(before)
+            .min(left);
+        left -= segments;
         slot.total_segments.set(small(segments)?);
     }
     // As mkfs.f2fs counts them: with the ends of devices that are no whole segment.

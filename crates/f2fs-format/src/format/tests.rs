@@ -354,3 +354,27 @@ fn defaults_are_random() {
     assert_eq!((a.main_segments, a.sections), (24, 24));
     assert_eq!((a.user_blocks, a.reserved_segments), (8 * 512, 13));
 }
+
+/// Linux compares the sum of the devices' segments with the volume's.
+#[test]
+fn devices_have_the_segments_of_the_volume() {
+    let device = |mib| DevicePart {
+        path: format!("/dev/{mib}"),
+        bytes: mib * MIB,
+    };
+    for (segments, zones) in [(1, 1), (4, 1), (2, 3)] {
+        let options = FormatOptions {
+            segments_per_section: segments,
+            sections_per_zone: zones,
+            devices: [202, 204, 407].map(device).into(),
+            ..FormatOptions::default()
+        };
+        let made = image((202 + 204 + 406) * MIB, &options).unwrap();
+        let mut bytes = vec![0; BLOCK_SIZE];
+        made.read(0, &mut bytes);
+        let superblock = crate::disk::Superblock::parse(&bytes[SUPERBLOCK_OFFSET..]).unwrap();
+        let devices = superblock.devices();
+        let all: u32 = devices.iter().map(|(_, segments)| segments).sum();
+        assert_eq!(all, superblock.raw().segment_count.get(), "{devices:?}");
+    }
+}
