@@ -21,7 +21,7 @@ use crate::txn::Handle;
 use crate::xattr::Change;
 
 /// The attribute with the context.
-const CONTEXT: &[u8] = b"c";
+pub(crate) const CONTEXT: &[u8] = b"c";
 
 /// How a new inode is encrypted.
 pub(crate) struct NewEncrypted {

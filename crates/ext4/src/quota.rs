@@ -391,7 +391,6 @@ impl QuotaFile {
                 return Ok(());
             }
             growth.make_room(fs, handle, self, &mut core)?;
-            handle.consistent();
             let mut info = self.layout.lock().info;
             let entry = Entry {
                 id: owner,

@@ -51,11 +51,23 @@ impl Ext4 {
             (true, false) if asked => self.become_writable(&old, &new),
             (true, false) => Err(FsError::Stopped(self.why_stopped())),
             (false, true) => self.become_read_only(&new),
+            _ if old.common.limits() != new.common.limits() => self.change_limits(cx, new),
             _ => {
                 self.apply(new);
                 Ok(())
             }
         }
+    }
+
+    /// Applies options with other limits. Delayed data counts for the owners whose limits hold when it is written, so none
+    /// is delayed meanwhile.
+    fn change_limits(&self, cx: &Cx, new: MountOptions) -> Result<()> {
+        let _alone = self.remount_state.exclude_changes();
+        if self.check_writable().is_ok() {
+            self.report_corruption(self.sync_volume(cx))?;
+        }
+        self.apply(new);
+        Ok(())
     }
 
     /// Freezes the volume: writes everything, empties the log and marks the volume clean, so that the device can be

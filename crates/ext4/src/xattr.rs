@@ -210,28 +210,47 @@ impl Ext4 {
             return Ok(QuotaHold::default());
         }
         let core = inode.core.read();
-        let inside = InodeAttrs::parse(&core.xattr_area).map_err(|e| e.in_inode(inode.ino()))?;
-        let mut inside: AttrList = inside.iter().collect();
-        inside.remove(index, name);
-        inside.put(index, name, OwnedValue::Here(value.to_vec()));
-        if inside.fits_inode(core.xattr_room(self.geo())) {
-            return Ok(QuotaHold::default());
-        }
-        let mut units = 0;
-        if core.file_acl.is_none() {
-            units += self.geo().cluster_units();
-        }
-        let is_large = self.has_value_inodes() && value.len() > self.geo().block_size.bytes() / 2;
-        if is_large {
-            units += self.value_units(value.len() as u64);
-        }
+        let lists = self.attr_lists(inode.ino(), &core)?;
+        let change = Change {
+            index,
+            name,
+            value: Some(value),
+        };
+        let need = self.need_of_attrs(&core, lists, &[change]);
         let owners = owners_of(&core).map(Some);
         drop(core);
-        let need = Usage {
-            bytes: units * 512,
-            inodes: is_large.into(),
-        };
         self.hold_quota(cx, owners, need)
+    }
+
+    /// The block and the inodes that new values need, in an inode with these attributes.
+    pub(crate) fn need_of_attrs(
+        &self,
+        core: &disk::Inode,
+        (mut inside, mut outside): (AttrList, AttrList),
+        changes: &[Change<'_>],
+    ) -> Usage {
+        let mut need = Usage::default();
+        let mut has_block = core.file_acl.is_some();
+        for change in changes {
+            for list in [&mut inside, &mut outside] {
+                list.remove(change.index, change.name);
+            }
+            let Some(value) = change.value else { continue };
+            let room = core.xattr_room(self.geo());
+            // One without any room is refused by the change itself.
+            let Ok(place) = self.place(&mut inside, &mut outside, change, value, room) else {
+                break;
+            };
+            if place.to_block && !has_block {
+                has_block = true;
+                need.bytes += self.geo().cluster_units() * 512;
+            }
+            if place.in_inode {
+                need.bytes += self.value_units(value.len() as u64) * 512;
+                need.inodes += 1;
+            }
+        }
+        need
     }
 
     /// Pins the blocks that a change of an inode's fields and attributes changes: its slot, its attribute block with

@@ -14,8 +14,8 @@ use crate::keyring::from_hex;
 
 /// Bytes of a nonce.
 pub const NONCE_SIZE: usize = 16;
-/// Bytes of the longest context.
-const CONTEXT_SIZE_MAX: usize = 40;
+/// Bytes of a context of version 2, which is the longer one.
+pub const CONTEXT_SIZE_MAX: usize = 40;
 /// Bytes of a context of version 1.
 const CONTEXT_SIZE_V1: usize = 28;
 

@@ -23,7 +23,7 @@ mod policy_command;
 mod volume_key;
 mod xts;
 
-pub use context::{Context, KeyName, Mode, Policy, may_be_encrypted};
+pub use context::{CONTEXT_SIZE_MAX, Context, KeyName, Mode, Policy, may_be_encrypted};
 pub use file_key::{FileKey, FileOf};
 pub use keyring::{KEYS_FILE, Keyring, key_identifier};
 pub use policy_command::{KeySharing, POLICY_COMMAND, PolicyCommand, PolicyOptions};

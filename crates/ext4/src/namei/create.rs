@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
+use steadfs_fscrypt::{CONTEXT_SIZE_MAX, may_be_encrypted};
 use steadfs_jbd2::NameChange;
 use steadfs_rt::random_u64;
 use steadfs_vfs::acl::Inherited;
@@ -17,7 +18,9 @@ use crate::dir::Dir;
 use crate::disk::features::Incompat;
 use crate::disk::inode::I_BLOCK_SIZE;
 use crate::disk::quota::usage::Usage;
+use crate::disk::xattr::INDEX_ENCRYPTION;
 use crate::disk::{self, Ino};
+use crate::encryption::CONTEXT;
 use crate::extent;
 use crate::fast_commit::refusal;
 use crate::fs::Ext4;
@@ -154,7 +157,8 @@ impl Ext4 {
         if self.quota.get().is_none() {
             return Ok(Pins::default());
         }
-        let mut core = self.new_core(cx, dir, spec, &Inherited::default(), 0);
+        let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
+        let mut core = self.new_core(cx, dir, spec, &inherited, 0);
         if dir.has(InodeFlags::ENCRYPTED) {
             // What is encrypted does not start in the inode.
             core.flags = core.flags.union(InodeFlags::ENCRYPTED);
@@ -168,9 +172,35 @@ impl Ext4 {
             FileKind::Symlink => spec.target.len() >= I_BLOCK_SIZE,
             _ => false,
         };
-        let bytes = u64::from(has_block) * self.geo().cluster_units() * 512;
-        pins.hold(self.hold_quota(cx, owners, Usage { bytes, inodes: 1 })?);
+        let of_attrs = self.need_of_new_attrs(&core, spec.kind, &inherited);
+        let need = Usage {
+            bytes: of_attrs.bytes + u64::from(has_block) * self.geo().cluster_units() * 512,
+            inodes: of_attrs.inodes + 1,
+        };
+        pins.hold(self.hold_quota(cx, owners, need)?);
         Ok(pins)
+    }
+
+    /// What the attributes of a new inode need outside of it.
+    fn need_of_new_attrs(
+        &self,
+        core: &disk::Inode,
+        kind: FileKind,
+        inherited: &Inherited,
+    ) -> Usage {
+        let context = core.has(InodeFlags::ENCRYPTED) && may_be_encrypted(kind);
+        let context = context.then_some(Change {
+            index: INDEX_ENCRYPTION,
+            name: CONTEXT,
+            value: Some(&[0; CONTEXT_SIZE_MAX]),
+        });
+        let lists = inherited.lists.iter().map(|(list, value)| Change {
+            index: index_of(*list),
+            name: b"",
+            value: Some(value),
+        });
+        let changes: Vec<_> = context.into_iter().chain(lists).collect();
+        self.need_of_attrs(core, Default::default(), &changes)
     }
 
     /// Inserts a name. `subdir`: the directory's link count gains a `..`.

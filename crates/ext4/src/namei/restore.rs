@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, InodeNo, IoTag};
+use steadfs_cache::WritebackReason;
 use steadfs_vfs::acl::Inherited;
 use steadfs_vfs::names::{NameIn, with_names_locked};
 use steadfs_vfs::restore::{FoundInode, RestoreVolume, restore};
@@ -327,6 +328,12 @@ impl RestoreVolume for Ext4 {
         let project = file.flags.project;
         self.check_project_can_be(&inode.core.read(), project)?;
         let attr = &file.attr;
+        let owners = [attr.uid, attr.gid, project];
+        let _pins = self.prepare_owners(owners.map(Some), IoTag::default())?;
+        if owners_of(&inode.core.read()) != owners {
+            // What it delays counts for the old ones.
+            self.write_out(&inode, WritebackReason::Sync, IoTag::default())?;
+        }
         let flags = MODIFIABLE & flags_for(inode.kind());
         self.change_fields(IoTag::default(), &inode, 0, |handle, core| {
             (core.uid, core.gid) = (attr.uid, attr.gid);

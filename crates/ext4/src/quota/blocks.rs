@@ -103,6 +103,9 @@ impl QuotaFile {
     }
 }
 
+/// The largest quota file that is used: about three million owners. Where its blocks are is in memory.
+const BYTES_MAX: u64 = 256 << 20;
+
 /// Room for the blocks by which a new entry makes the file longer.
 pub(super) struct Growth {
     /// The most blocks of the volume that this takes.
@@ -143,6 +146,8 @@ impl Growth {
             drop(handle.write(&buf)?);
             fs.store_inode(handle, &file.inode, core)?;
             file.layout.lock().blocks.push(buf.block());
+            // The next one may find no space; a longer file is as good as before.
+            handle.consistent();
         }
     }
 }
@@ -155,6 +160,15 @@ fn per_block(geo: &Geometry) -> u32 {
 /// The blocks of the volume that the file has, all of which are mapped.
 pub(super) fn map_all(fs: &Ext4, inode: &Inode) -> Result<Vec<DevBlock>> {
     let core = inode.core.read();
+    if core.size > BYTES_MAX {
+        let what = format!(
+            "a quota file has {} bytes, of {BYTES_MAX} at most",
+            core.size
+        );
+        return Err(steadfs_base::Corruption::new(what)
+            .in_inode(inode.ino())
+            .into());
+    }
     let mut blocks = Vec::new();
     for n in 0..fs.geo().block_size.blocks_for(core.size) {
         let at = fs.map_block(&core, inode.ino(), FileBlock(n), IoTag::default())?;

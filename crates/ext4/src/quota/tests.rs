@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use steadfs_base::InodeNo;
 use steadfs_rt::sim;
-use steadfs_vfs::{Cx, FileSystem, SetAttr, SetXattr};
+use steadfs_vfs::{Attr, Cx, FileSystem, SetAttr, SetXattr};
 
 use super::*;
 use crate::test_world::{ROOT, World};
@@ -448,4 +448,218 @@ fn a_soft_limit_becomes_a_hard_one() {
         world.close();
     };
     sim::run(sim::Config::new(1), run);
+}
+
+/// A quota file of small blocks takes several new ones for an entry; the volume is full after any of them.
+#[test]
+fn a_quota_file_that_cannot_grow_stops_nothing() {
+    let options = ["-t", "ext4", "-b", "1024", "-m", "0", "-O", "quota"];
+    let world = World::make(&options, "8M");
+    let large = world.file(ROOT, b"large").unwrap().ino;
+    let mut at = 0;
+    while let Ok(n) = FileSystem::write(&*world.fs, &world.cx, large, at, &vec![1; 64 << 10], false)
+    {
+        at += n as u64;
+    }
+    world.fs.sync_volume(&world.cx).unwrap();
+    let mut refused = 0;
+    for spare in 1..14_u32 {
+        let end = world.fs.by_number(large, IoTag::default()).unwrap();
+        let end = end.core.read().size / 1024 * 1024;
+        let cut = SetAttr {
+            size: Some(end - 1024),
+            ..SetAttr::default()
+        };
+        world.fs.setattr(&world.cx, large, &cut).unwrap();
+        world.fs.sync_volume(&world.cx).unwrap();
+        let user = caller(5000 + spare * 70, 9000 + spare * 70);
+        let name = format!("file{spare}");
+        match world.fs.mknod(&user, ROOT, name.as_bytes(), 0o100_644, 0) {
+            Ok(made) => world.forget(made.ino),
+            Err(FsError::NoSpace) => refused += 1,
+            Err(error) => panic!("{spare}: {error}"),
+        }
+        world.fs.check_writable().unwrap();
+    }
+    assert!(refused > 0, "the volume was never full");
+    world.fs.sync_volume(&world.cx).unwrap();
+    assert_eq!(counted(&world), walked(&world));
+    world.close();
+}
+
+#[test]
+fn what_is_restored_counts_for_owners_without_an_entry() {
+    use steadfs_vfs::restore::RestoreVolume;
+    use steadfs_vfs::{FileKind, FsxAttr, RecordedFile};
+
+    let world = limited("usrquota");
+    let model = world.file(ROOT, b"model").unwrap();
+    let ino = InodeNo(model.ino.0 + 1);
+    let file = RecordedFile {
+        generation: 7,
+        attr: Attr {
+            uid: 4242,
+            gid: 4243,
+            nlink: 1,
+            ..model
+        },
+        flags: FsxAttr {
+            project: 4244,
+            ..world.fs.flags(&world.cx, model.ino).unwrap()
+        },
+        target: None,
+        xattrs: BTreeMap::new(),
+        contents: Vec::new(),
+    };
+    assert_eq!(file.attr.kind, FileKind::Regular);
+    world.fs.make_inode(ino, &file).unwrap();
+    let inode = world.fs.by_number(ino, IoTag::default()).unwrap();
+    // Delayed for the owner that it has before.
+    FileSystem::write(&*world.fs, &world.cx, ino, 0, &[1; 9000], false).unwrap();
+    world.fs.set_attributes(ino, &file).unwrap();
+    world.fs.insert_entry(ROOT, b"restored", ino).unwrap();
+    drop(inode);
+    world.fs.sync_volume(&world.cx).unwrap();
+    let quota = world.fs.quota.get().unwrap();
+    for (file, owner) in quota.files().zip([4242, 4243, 4244]) {
+        let dquot = file.dquot(&world.fs, owner).unwrap().expect("an entry");
+        let account = dquot.account.lock();
+        assert_eq!((account.entry.inodes, account.delayed), (1, 0));
+    }
+    let root = quota.files().next().unwrap().dquot(&world.fs, 0).unwrap();
+    assert_eq!(root.expect("an entry").account.lock().delayed, 0);
+    assert_eq!(counted(&world), walked(&world));
+    world.close();
+}
+
+/// Small values may need an inode each, where the block is full; large ones may fit into the block.
+#[test]
+fn values_of_attributes_keep_a_hard_limit() {
+    let make = [
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-O",
+        "quota,ea_inode",
+        "-I",
+        "256",
+    ];
+    let options = crate::MountOptions::parse("usrquota").unwrap();
+    let world = World::open_with(crate::disk::test_images::Image::make(&make, "64M"), options);
+    let limit = |line: &str| world.fs.set_quota_control("quota/user", line).unwrap();
+    let user = caller(1000, 1000);
+    let set = |ino, name: String, len: usize| {
+        let name = format!("user.{name}");
+        FileSystem::setxattr(
+            &*world.fs,
+            &user,
+            ino,
+            name.as_bytes(),
+            &vec![b'v'; len],
+            SetXattr::Any,
+        )
+    };
+    let made = |name: &[u8]| world.fs.mknod(&user, ROOT, name, 0o100_644, 0).unwrap().ino;
+    let (one, other) = (made(b"one"), made(b"other"));
+    // Two inodes, and one block.
+    limit("1000 0 4 0 2");
+    set(one, "fits".to_owned(), 2500).unwrap();
+    limit("1000 0 40 0 100");
+    let mut error = None;
+    for n in 0..40 {
+        error = error.or(set(other, format!("value{n}"), 1900).err());
+    }
+    assert_eq!(error, Some(FsError::Quota));
+    let used = counted(&world)[0][&1000];
+    assert!((30 << 10..=40 << 10).contains(&used.0), "{used:?}");
+    world.fs.sync_volume(&world.cx).unwrap();
+    assert_eq!(counted(&world), walked(&world));
+    world.close();
+}
+
+#[test]
+fn inherited_lists_keep_a_hard_limit() {
+    let make = ["-t", "ext4", "-b", "4096", "-O", "quota", "-I", "128"];
+    let options = crate::MountOptions::parse("usrquota,acl").unwrap();
+    let world = World::open_with(crate::disk::test_images::Image::make(&make, "64M"), options);
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    // Of two named users; the form of Linux's system attributes.
+    let entries: [(u16, u16, u32); 6] = [
+        (1, 7, u32::MAX),
+        (2, 6, 11),
+        (2, 6, 12),
+        (4, 5, u32::MAX),
+        (16, 7, u32::MAX),
+        (32, 5, u32::MAX),
+    ];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        list.extend(
+            [
+                &tag.to_le_bytes()[..],
+                &perm.to_le_bytes(),
+                &id.to_le_bytes(),
+            ]
+            .concat(),
+        );
+    }
+    let name = b"system.posix_acl_default";
+    FileSystem::setxattr(&*world.fs, &world.cx, dir, name, &list, SetXattr::Any).unwrap();
+    let limit = "1000 0 8 0 0";
+    world.fs.set_quota_control("quota/user", limit).unwrap();
+    let make = |name: &[u8]| world.fs.mknod(&caller(1000, 1000), dir, name, 0o100_666, 0);
+    make(b"a").unwrap();
+    make(b"b").unwrap();
+    assert!(is_refused(make(b"c")));
+    assert_eq!(counted(&world)[0][&1000], (8 << 10, 2));
+    world.close();
+}
+
+#[test]
+fn limits_change_while_a_file_is_written() {
+    for seed in 0..6 {
+        sim::run(sim::Config::new(seed), || {
+            let world = limited("usrquota");
+            let user = caller(1000, 1000);
+            let file = world.fs.mknod(&user, ROOT, b"file", 0o100_644, 0);
+            let (fs, file) = (Arc::clone(&world.fs), file.unwrap().ino);
+            let writer = steadfs_rt::spawn("writer", move || {
+                for at in 0..60 {
+                    let at = at * 4096 % (150 << 10);
+                    FileSystem::write(&*fs, &user, file, at, &[1; 4096], false).unwrap();
+                    steadfs_rt::sleep(std::time::Duration::from_millis(1));
+                }
+            });
+            for list in ["noquota", "usrquota", "grpquota,usrquota", "usrquota"] {
+                FileSystem::remount(&*world.fs, &world.cx, list).unwrap();
+                steadfs_rt::sleep(std::time::Duration::from_millis(7));
+            }
+            writer.join();
+            world.fs.sync_volume(&world.cx).unwrap();
+            for file in world.fs.quota.get().unwrap().files() {
+                for owner in [0, 1000] {
+                    let dquot = file.dquot(&world.fs, owner).unwrap();
+                    assert_eq!(dquot.map_or(0, |dquot| dquot.account.lock().delayed), 0);
+                }
+            }
+            assert_eq!(counted(&world), walked(&world));
+            world.fs.unmount().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_quota_file_has_a_largest_size() {
+    let world = limited("usrquota");
+    let quota = world.fs.quota.get().unwrap();
+    let file = quota.files().next().unwrap();
+    let size = std::mem::replace(&mut file.inode.core.write().size, 1 << 40);
+    let refused = blocks::map_all(&world.fs, &file.inode).unwrap_err();
+    assert!(
+        refused.to_string().contains("268435456 at most"),
+        "{refused}"
+    );
+    file.inode.core.write().size = size;
+    world.close();
 }
