@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use steadfs_vfs::{FileKind, FsError};
+use steadfs_vfs::FileKind;
 
 use super::*;
 use crate::{F2fsFormatOptions, FormatOptions, Options};
@@ -235,11 +235,8 @@ fn links_lead_inside_the_volume() {
         assert!(volume.metadata("/a/b/up").unwrap().is_dir());
         volume.symlink("/loop", "/loop").unwrap();
         let looped = |error: io::Error| {
-            let inner = error.into_inner().unwrap();
-            assert!(
-                matches!(inner.downcast_ref(), Some(FsError::Loop)),
-                "{inner}"
-            );
+            let said = error.to_string();
+            assert!(said.contains("too many levels of symbolic links"), "{said}");
         };
         looped(volume.write("/loop", "x").unwrap_err());
         looped(volume.metadata("/loop").map(drop).unwrap_err());
