@@ -17,5 +17,5 @@ mod world;
 pub use device::TestDevice;
 pub use judge::judge;
 pub use kinds::{ALL_FEATURES, KINDS, Kind, kind};
-pub use verity::{Place, Sealed, location};
+pub use verity::{Place, Sealed, fsverity, location, verity_world};
 pub use world::{Setup, World};

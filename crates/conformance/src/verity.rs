@@ -119,8 +119,19 @@ fn open(kind: &'static Kind, memory: Arc<MemDevice>, mount: &str) -> World {
     World::open(kind, memory, &setup)
 }
 
+/// A volume that can have verity files, and has none.
+pub fn verity_world(kind: &'static Kind, setup: &Setup<'_>) -> World {
+    let world = World::with(kind, setup);
+    if !kind.is_ext() {
+        return world;
+    }
+    let image = Image::of(&world.close().to_bytes());
+    image.debugfs("feature verity");
+    World::open(kind, image.device(), setup)
+}
+
 /// Digest, tree and descriptor of a content.
-fn fsverity(how: &[&str], content: &[u8]) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+pub fn fsverity(how: &[&str], content: &[u8]) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let [file, tree, descriptor] = ["file", "tree", "descriptor"].map(|name| dir.path().join(name));
     std::fs::write(&file, content).unwrap();

@@ -49,10 +49,18 @@ impl Ext4 {
     /// verity file, which never changes.
     pub(crate) fn check_content(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.check_readable(inode, tag)?;
+        Self::check_unsealed(inode)
+    }
+
+    /// Fails for a verity file, and for one that becomes a verity file. The latter changes under `inode.lock` only.
+    pub(crate) fn check_unsealed(inode: &Inode) -> Result<()> {
         if inode.has(InodeFlags::VERITY) {
             return Err(FsError::NotPermitted);
         }
-        Ok(())
+        match inode.marks.becomes_verity() {
+            true => Err(FsError::TextBusy),
+            false => Ok(()),
+        }
     }
 
     /// Writes `data` at `offset` into the cache, up to the largest file size.
@@ -113,6 +121,7 @@ impl Ext4 {
 
     /// The number of bytes from `offset` on that may be written: at least one.
     fn check_may_write(&self, inode: &Inode, offset: u64) -> Result<u64> {
+        Self::check_unsealed(inode)?;
         let core = inode.core.read();
         let appends = core.flags.contains(InodeFlags::APPEND);
         if core.flags.contains(InodeFlags::IMMUTABLE) || (appends && offset < inode.size()) {
@@ -128,7 +137,7 @@ impl Ext4 {
 
     /// Zeroes the part of the last block beyond the old end of the file, up to `offset`: its content on the device is
     /// undefined.
-    fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
+    pub(crate) fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
         let bs = self.geo.block_size;
         if bs.offset_in_block(size) == 0 {
             return Ok(());

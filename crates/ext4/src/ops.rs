@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_base::limits::NAME_MAX;
-use steadfs_vfs::verity::FileDigest;
+use steadfs_vfs::verity::{FileDigest, VerityOptions};
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags,
     LookupCounts, ReadData, RecordedState, RenameFlags, Result, SHUT_DOWN, Seek, SetAttr, SetXattr,
@@ -276,6 +276,10 @@ impl FileSystem for Ext4 {
 
     fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
         self.report_corruption(self.measure(cx, ino))
+    }
+
+    fn enable_verity(&self, cx: &Cx, ino: InodeNo, options: &VerityOptions) -> Result<()> {
+        self.report_corruption(self.make_verity(cx, ino, options))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {

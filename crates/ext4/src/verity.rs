@@ -4,6 +4,8 @@
 //! of a block, the descriptor, whose size in bytes is the last word of the file's last block
 //! (Documentation/filesystems/ext4/verity.rst of Linux). Only files mapped by extents have them.
 
+mod enable;
+
 use std::ops::Range;
 use std::sync::Arc;
 

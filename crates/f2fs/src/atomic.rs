@@ -23,7 +23,7 @@
 //! 6.2 that is before the process's file locks are dropped, since then soon after; whatever opens the file later sees the
 //! old content.
 
-mod commit;
+pub(crate) mod commit;
 mod content;
 
 use std::collections::BTreeMap;
@@ -218,7 +218,7 @@ impl F2fs {
     }
 
     /// Makes an orphan with the owners of `inode`.
-    fn make_staging_file(&self, cx: &Cx, inode: &Inode) -> Result<Arc<Inode>> {
+    pub(crate) fn make_staging_file(&self, cx: &Cx, inode: &Inode) -> Result<Arc<Inode>> {
         let tag = cx.tag;
         let core = self.staging_fields(&inode.core.read());
         let owners = owners_of(&core);
@@ -312,7 +312,7 @@ impl F2fs {
                 Some(write) => self.drop_locked(inode, write),
             }
         };
-        self.free_staging(&write, tag);
+        self.free_staging(&write.staging, tag);
         true
     }
 
@@ -320,7 +320,7 @@ impl F2fs {
     pub(crate) fn drop_staged_of_dead(&self, inode: &Inode, tag: IoTag) {
         if let Some(write) = self.atomic_writes.of(inode) {
             let write = self.drop_locked(inode, write);
-            self.free_staging(&write, tag);
+            self.free_staging(&write.staging, tag);
         }
     }
 
@@ -333,8 +333,7 @@ impl F2fs {
     }
 
     /// Frees a staging file and what is left in it. If that fails it stays an orphan for the next mount.
-    fn free_staging(&self, write: &AtomicWrite, tag: IoTag) {
-        let staging = &write.staging;
+    pub(crate) fn free_staging(&self, staging: &Arc<Inode>, tag: IoTag) {
         staging.drop_lookups(u64::MAX);
         if self.is_frozen() {
             self.remount.defer(Arc::clone(staging));
@@ -344,7 +343,7 @@ impl F2fs {
             return;
         }
         if let Err(error) = self.evict(staging, tag) {
-            tracing::warn!(ino = %staging.nid(), %error, "freeing the blocks of an atomic write failed");
+            tracing::warn!(ino = %staging.nid(), %error, "freeing staged blocks failed");
         }
     }
 

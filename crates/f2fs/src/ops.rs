@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
-use steadfs_vfs::verity::FileDigest;
+use steadfs_vfs::verity::{FileDigest, VerityOptions};
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, IoctlAnswer,
     LookupCounts, ReadData, RecordedState, RenameFlags, Result, Seek, SetAttr, SetXattr,
@@ -216,6 +216,10 @@ impl FileSystem for F2fs {
     fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
         let _seen = self.read_overlay();
         self.report_corruption(self.measure(cx, ino))
+    }
+
+    fn enable_verity(&self, cx: &Cx, ino: InodeNo, options: &VerityOptions) -> Result<()> {
+        self.report_corruption(self.make_verity(cx, ino, options))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {

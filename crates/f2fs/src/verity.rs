@@ -4,6 +4,8 @@
 //! multiple of 64 KiB. A hidden extended attribute has the position and size of the descriptor (`struct
 //! fsverity_descriptor_location`).
 
+mod enable;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,6 +38,9 @@ impl F2fs {
     pub(crate) fn check_may_open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
         let inode = self.by_number(ino, cx.tag)?;
         self.check_readable(&inode, cx.tag)?;
+        if write && inode.marks.becomes_verity() {
+            return Err(FsError::TextBusy);
+        }
         if !inode.is_verity() {
             return Ok(());
         }
@@ -101,6 +106,12 @@ struct DescriptorLocation {
 }
 
 impl DescriptorLocation {
+    /// The attribute's value.
+    fn encode(&self) -> Vec<u8> {
+        let words = [1, self.size].map(u32::to_le_bytes).concat();
+        [words, self.start.to_le_bytes().to_vec()].concat()
+    }
+
     /// Parses the attribute's value: a version, which is 1, the size, the position.
     fn parse(value: &[u8]) -> Option<Self> {
         let (version, rest) = value.split_first_chunk()?;

@@ -244,6 +244,46 @@ impl Acl {
         }
     }
 
+    /// The list that permission bits are.
+    pub fn of_mode(mode: u32) -> Self {
+        let entry = |tag, shift: u32| Entry {
+            tag,
+            // Three bits.
+            perm: (mode >> shift & 7) as u16,
+            id: NO_ID,
+        };
+        Self(vec![
+            entry(USER_OBJ, 6),
+            entry(GROUP_OBJ, 3),
+            entry(OTHER, 0),
+        ])
+    }
+
+    /// Whether the list of a file with these owners lets a caller that is not root write (acl(5)).
+    pub fn may_write(&self, cx: &Cx, (owner, group): (u32, u32)) -> bool {
+        const WRITE: u16 = 2;
+        let of = |tag| self.0.iter().find(move |entry| entry.tag == tag);
+        let grants = |entry: &Entry| entry.perm & WRITE != 0;
+        if cx.uid == owner {
+            return of(USER_OBJ).is_some_and(grants);
+        }
+        let masked = of(MASK).is_none_or(grants);
+        let mut users = self.0.iter().filter(|entry| entry.tag == USER);
+        if let Some(user) = users.find(|entry| entry.id == cx.uid) {
+            return masked && grants(user);
+        }
+        let applies = |entry: &&Entry| match entry.tag {
+            GROUP_OBJ => cx.is_in_group(group),
+            GROUP => cx.is_in_group(entry.id),
+            _ => false,
+        };
+        let mut groups = self.0.iter().filter(applies).peekable();
+        match groups.peek().is_some() {
+            true => masked && groups.any(grants),
+            false => of(OTHER).is_some_and(grants),
+        }
+    }
+
     /// The access list of a file created in a directory with this default list: the same list with the owner, group-class
     /// and other entries limited to the bits of the requested `mode`. The file's mode is [`Acl::mode_bits`] of the result;
     /// a trivial result is not stored.
@@ -451,5 +491,49 @@ mod tests {
         let base = Acl::from_xattr(&base).unwrap();
         assert!(base.is_trivial());
         assert_eq!(base.inherit(0o666).mode_bits(), 0o644);
+    }
+
+    #[test]
+    fn the_first_entries_that_apply_decide_whether_a_caller_may_write() {
+        let by = |uid, gid, groups: &[u32]| Cx {
+            uid,
+            gid,
+            groups: groups.to_vec(),
+            ..Cx::default()
+        };
+        let may = |acl: &Acl, cx: &Cx| acl.may_write(cx, (1, 2));
+        let (owner, member, other) = (by(1, 2, &[]), by(5, 6, &[2]), by(5, 6, &[]));
+        for (mode, wanted) in [
+            (0o200, [true, false, false]),
+            (0o020, [false, true, false]),
+            (0o002, [false, false, true]),
+            (0o555, [false; 3]),
+        ] {
+            let acl = Acl::of_mode(mode);
+            assert_eq!([&owner, &member, &other].map(|cx| may(&acl, cx)), wanted);
+        }
+        let entry = |tag, perm, id| Entry { tag, perm, id };
+        let list = |mask| {
+            Acl(vec![
+                entry(USER_OBJ, 4, NO_ID),
+                entry(USER, 6, 7),
+                entry(USER, 4, 8),
+                entry(GROUP_OBJ, 4, NO_ID),
+                entry(GROUP, 6, 9),
+                entry(MASK, mask, NO_ID),
+                entry(OTHER, 6, NO_ID),
+            ])
+        };
+        let callers = [
+            by(1, 9, &[]),
+            by(7, 0, &[]),
+            by(8, 9, &[]),
+            by(5, 2, &[9]),
+            by(5, 2, &[]),
+            by(5, 6, &[]),
+        ];
+        let seen = |mask| callers.each_ref().map(|cx| may(&list(mask), cx));
+        assert_eq!(seen(6), [false, true, false, true, false, true]);
+        assert_eq!(seen(4), [false, false, false, false, false, true]);
     }
 }

@@ -89,10 +89,15 @@ impl Cx {
         self.new_owner.unwrap_or((self.uid, self.gid))
     }
 
+    /// Whether this is one of the caller's groups. May take as long as a system call.
+    pub fn is_in_group(&self, gid: u32) -> bool {
+        let asked = || self.caller_state.as_ref().map(|c| c.is_in_group(gid));
+        self.gid == gid || self.groups.contains(&gid) || asked() == Some(true)
+    }
+
     /// Whether the caller may set or keep set-group-ID on files of this group.
     pub fn may_keep_group(&self, gid: u32) -> bool {
-        let asked = || self.caller_state.as_ref().map(|c| c.is_in_group(gid));
-        self.fsetid || self.gid == gid || self.groups.contains(&gid) || asked() == Some(true)
+        self.fsetid || self.is_in_group(gid)
     }
 
     /// The mode of a file of group `gid` after an unprivileged caller changed its content or owner: without set-user-ID,

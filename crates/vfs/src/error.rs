@@ -86,6 +86,9 @@ pub enum FsError {
     /// In use.
     #[error("busy")]
     Busy,
+    /// The file is open for writing although it becomes a verity file, or the other way round.
+    #[error("text file busy: it is open for writing, or about to become a verity file")]
+    TextBusy,
     /// Another program or another machine uses the volume; which one.
     #[error("{0}")]
     InUse(String),
@@ -216,6 +219,7 @@ impl FsError {
             Self::NotDir => 20,
             Self::IsDir => 21,
             Self::Invalid(_) | Self::BadOption(_) => 22,
+            Self::TextBusy => 26,
             Self::FileTooBig => 27,
             Self::NoSpace => 28,
             Self::ReadOnly | Self::OnlyReadable(_) | Self::TurnedReadOnly(_) => 30,

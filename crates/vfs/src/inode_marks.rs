@@ -11,6 +11,8 @@ pub struct InodeMarks {
     linkable: AtomicBool,
     /// Freed: it must not be used or stored again.
     dead: AtomicBool,
+    /// Its hash tree is being built: its content must not change.
+    becomes_verity: AtomicBool,
 }
 
 impl InodeMarks {
@@ -39,6 +41,16 @@ impl InodeMarks {
     /// Whether the inode is a recorded orphan.
     pub fn is_orphan(&self) -> bool {
         self.orphan.load(Ordering::Acquire)
+    }
+
+    /// Sets whether the file's hash tree is being built.
+    pub fn set_becomes_verity(&self, becomes: bool) {
+        self.becomes_verity.store(becomes, Ordering::Release);
+    }
+
+    /// Whether the file's hash tree is being built.
+    pub fn becomes_verity(&self) -> bool {
+        self.becomes_verity.load(Ordering::Acquire)
     }
 
     /// Marks the inode as freed.

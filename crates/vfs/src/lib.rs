@@ -172,6 +172,21 @@ pub trait FileSystem: Send + Sync {
     fn verity_digest(&self, _cx: &Cx, _ino: InodeNo) -> Result<verity::FileDigest> {
         Err(FsError::NotSupported("verity on this volume"))
     }
+    /// Makes a file a verity file (FS_IOC_ENABLE_VERITY) and that durable: its content never changes again, and is verified
+    /// whenever it is read. Until the call returns the file cannot be changed. May take long; a caller that is being killed
+    /// ends it.
+    ///
+    /// # Errors
+    /// The file is as before: neither its content nor its space has changed. `Exists`: it is a verity file. `Busy`: it becomes
+    /// one.
+    fn enable_verity(
+        &self,
+        _cx: &Cx,
+        _ino: InodeNo,
+        _options: &verity::VerityOptions,
+    ) -> Result<()> {
+        Err(FsError::NotSupported("verity on this volume"))
+    }
     /// Reads up to `len` bytes from `offset`; shorter only at the end of the file.
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData>;
     /// Writes all of `data` at `offset`. `kill_priv`: clear set-user-ID, set-group-ID and file

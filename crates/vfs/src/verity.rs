@@ -10,6 +10,7 @@
 //! first. A hash block of 4 KiB covers 128 data blocks (SHA-256). The last verified block of each level is cached, so a
 //! sequential read hashes each byte once, and 1/128 more for the tree.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,8 +20,10 @@ use steadfs_rt::{Mutex, Rank};
 
 use crate::{FsError, ReadData, Result, Segment};
 
+mod build;
 mod files;
 
+pub use build::{SALT_MAX, SIGNATURE_MAX, TreeBuilder, VerityOptions};
 pub use files::VerityFiles;
 
 /// Bytes of a descriptor without its signature.
@@ -45,7 +48,6 @@ mod at {
     pub const RESERVED: Range<usize> = 112..256;
 }
 
-const SALT_MAX: usize = 32;
 /// Blocks of 1 KiB to 64 KiB.
 const LOG_BLOCKS: std::ops::RangeInclusive<u8> = 10..=16;
 
@@ -61,6 +63,18 @@ pub struct FileDigest {
     pub algorithm: u16,
     /// The bytes of the digest.
     pub bytes: Vec<u8>,
+}
+
+impl fmt::Display for FileDigest {
+    /// As `fsverity measure` shows it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.algorithm {
+            1 => f.write_str("sha256:")?,
+            2 => f.write_str("sha512:")?,
+            other => write!(f, "{other}:")?,
+        }
+        self.bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 /// A hash function, with the padded salt already hashed.
@@ -94,6 +108,16 @@ impl Hasher {
         }
     }
 
+    /// The same function after the salt.
+    fn salted(&self, salt: &[u8]) -> Self {
+        let mut salted = self.clone();
+        if !salt.is_empty() {
+            salted.update(salt);
+            salted.update_zeros(salted.input_size() - salt.len());
+        }
+        salted
+    }
+
     fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Sha256(hasher) => hasher.update(bytes),
@@ -123,6 +147,53 @@ impl Hasher {
             }
         }
     }
+}
+
+/// Hashes each block of `data`, which begins with a block; the last one, if it is not whole, with zeros behind it.
+fn hash_blocks(
+    salted: &Hasher,
+    log_block: u8,
+    data: &ReadData,
+    mut each: impl FnMut(Vec<u8>) -> Result<()>,
+) -> Result<()> {
+    let block = 1 << log_block;
+    let mut hasher = salted.clone();
+    let mut filled = 0;
+    // Of a block of a hole, hashed once.
+    let mut hole: Option<Vec<u8>> = None;
+    for segment in data.segments() {
+        let mut left = segment_len(segment);
+        while left > 0 {
+            let n = left.min(block - filled);
+            match segment {
+                Segment::Bytes(owner, range) => {
+                    let from = range.end - left;
+                    hasher.update(&(**owner).as_ref()[from..from + n]);
+                }
+                Segment::Zeros(_) if n == block => {
+                    let hash = hole.get_or_insert_with(|| {
+                        let mut hasher = salted.clone();
+                        hasher.update_zeros(block);
+                        hasher.finish()
+                    });
+                    each(hash.clone())?;
+                    left -= n;
+                    continue;
+                }
+                Segment::Zeros(_) => hasher.update_zeros(n),
+            }
+            (left, filled) = (left - n, filled + n);
+            if filled == block {
+                each(std::mem::replace(&mut hasher, salted.clone()).finish())?;
+                filled = 0;
+            }
+        }
+    }
+    if filled == 0 {
+        return Ok(());
+    }
+    hasher.update_zeros(block - filled);
+    each(hasher.finish())
 }
 
 /// A verified block of the tree with its number.
@@ -178,11 +249,7 @@ impl Verity {
         if !LOG_BLOCKS.contains(&log_block) || salt_size > SALT_MAX {
             return bad("the verity descriptor has an invalid block or salt size");
         }
-        let mut salted = plain.clone();
-        if salt_size > 0 {
-            salted.update(&fixed[at::SALT..at::SALT + salt_size]);
-            salted.update_zeros(salted.input_size() - salt_size);
-        }
+        let salted = plain.salted(&fixed[at::SALT..at::SALT + salt_size]);
         let mut digest = plain;
         digest.update(&fixed[..at::SIGNATURE_SIZE.start]);
         digest.update_zeros(at::SIGNATURE_SIZE.len());
@@ -247,43 +314,16 @@ impl Verity {
         data: &ReadData,
         mut tree: impl FnMut(Range<u64>) -> Result<Vec<u8>>,
     ) -> Result<()> {
-        let block = 1 << self.log_block;
         let mut index = start >> self.log_block;
-        let mut hasher = self.salted.clone();
-        let mut filled = 0;
-        let mut ends = |hasher: Hasher, index| {
-            let wanted = self.wanted(0, index, &mut tree)?;
-            match hasher.finish() == wanted {
-                true => Ok(()),
-                false => Err(FsError::Io(format!(
+        hash_blocks(&self.salted, self.log_block, data, |hash| {
+            if hash != self.wanted(0, index, &mut tree)? {
+                return Err(FsError::Io(format!(
                     "block {index} does not fit the file's verity hashes"
-                ))),
+                )));
             }
-        };
-        for segment in data.segments() {
-            let mut left = segment_len(segment);
-            while left > 0 {
-                let n = left.min(block - filled);
-                match segment {
-                    Segment::Bytes(owner, range) => {
-                        let from = range.end - left;
-                        hasher.update(&(**owner).as_ref()[from..from + n]);
-                    }
-                    Segment::Zeros(_) => hasher.update_zeros(n),
-                }
-                (left, filled) = (left - n, filled + n);
-                if filled == block {
-                    ends(std::mem::replace(&mut hasher, self.salted.clone()), index)?;
-                    (filled, index) = (0, index + 1);
-                }
-            }
-        }
-        if filled > 0 {
-            // The last block is hashed with zeros after the end of the file.
-            hasher.update_zeros(block - filled);
-            ends(hasher, index)?;
-        }
-        Ok(())
+            index += 1;
+            Ok(())
+        })
     }
 
     /// The expected hash of block `index` of a level: level 0 is the data, the others are the tree's.
@@ -338,9 +378,8 @@ fn segment_len(segment: &Segment) -> usize {
     }
 }
 
-/// The first block of each level of the tree, the leaves' first. The smallest block holds 16 hashes, so there are at most
-/// 14 levels.
-fn levels(size: u64, log_block: u8, digest_size: usize) -> Vec<u64> {
+/// Blocks of each level of the tree, the leaves' first. The smallest block holds 16 hashes, so there are at most 14 levels.
+fn level_blocks(size: u64, log_block: u8, digest_size: usize) -> Vec<u64> {
     let per_block = (1_u64 << log_block) / digest_size as u64;
     let mut blocks = size.div_ceil(1 << log_block);
     let mut counts = Vec::new();
@@ -348,8 +387,13 @@ fn levels(size: u64, log_block: u8, digest_size: usize) -> Vec<u64> {
         blocks = blocks.div_ceil(per_block);
         counts.push(blocks);
     }
+    counts
+}
+
+/// The first block of each level of the tree, the leaves' first.
+fn levels(size: u64, log_block: u8, digest_size: usize) -> Vec<u64> {
     let mut start = 0;
-    let mut starts: Vec<u64> = counts
+    let mut starts: Vec<u64> = level_blocks(size, log_block, digest_size)
         .iter()
         .rev()
         .map(|count| {

@@ -39,6 +39,7 @@ mod numbers;
 mod options;
 mod release;
 mod remount;
+mod sealing;
 mod sync;
 mod verity;
 mod xattr;

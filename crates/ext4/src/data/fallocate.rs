@@ -33,6 +33,7 @@ impl Ext4 {
             return Err(FsError::Invalid("length is zero"));
         }
         let _alone = inode.lock.write();
+        Self::check_unsealed(inode)?;
         {
             let flags = inode.core.read().flags;
             let append_only = flags.contains(InodeFlags::APPEND);

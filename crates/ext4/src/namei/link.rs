@@ -62,6 +62,10 @@ impl Ext4 {
             if core.links == 0 && !inode.marks.is_linkable() {
                 return Err(FsError::NotFound);
             }
+            if core.links == 0 && inode.marks.becomes_verity() {
+                // It would leave the record of orphans.
+                return Err(FsError::Busy);
+            }
             core.links += 1;
             core.ctime = self.now(&core);
             self.store_inode(handle, inode, &core)?;

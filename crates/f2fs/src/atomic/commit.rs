@@ -22,7 +22,7 @@ use crate::segment::BlockKind;
 const HELD_MAX: usize = 1 << 14;
 
 /// What a commit moves, read before it changes anything.
-struct Moves {
+pub(crate) struct Moves {
     /// Runs of staged blocks: the first one, and their number.
     runs: Vec<(u64, u64)>,
     /// Runs of blocks that the file had before it was truncated, and has no more.
@@ -74,7 +74,7 @@ impl F2fs {
                 self.fsync_inode(cx, inode, true)?;
                 return Ok(stale(false));
             }
-            Ok(Some(write)) => self.free_staging(&write, cx.tag),
+            Ok(Some(write)) => self.free_staging(&write.staging, cx.tag),
             Err(error) => {
                 let is_tried = |write: &AtomicWrite| {
                     let tried = tried.as_deref();
@@ -100,6 +100,29 @@ impl F2fs {
         let moves = self.plan_moves(inode, write, tag)?;
         self.nat.build_free_nids(tag)?;
         let size = inode.size();
+        self.move_staged((inode, staging), &moves, tag, |_, core| {
+            core.size = size;
+            let now = self.now();
+            (core.mtime, core.ctime) = (now, now);
+            Ok(())
+        })?;
+        if let Some(end) = staging.stale_tail() {
+            inode.record_truncation(end);
+        }
+        self.atomic_writes.remove(inode);
+        self.release_nodes(inode, 0);
+        Ok(())
+    }
+
+    /// Moves blocks that are on the device to the file, in one change, which `last` completes. The caller holds the locks of
+    /// both files for writing. An error after the first change aborts the volume.
+    pub(crate) fn move_staged(
+        &self,
+        (inode, staging): (&Inode, &Inode),
+        moves: &Moves,
+        tag: IoTag,
+        last: impl FnOnce(&Change<'_>, &mut disk::Inode) -> Result<()>,
+    ) -> Result<()> {
         // An fsync that places nodes of the file must see, before they change, which FLUSH covers the staged blocks: also those
         // that were overwritten in place.
         let _flush = inode.lock_flush();
@@ -115,25 +138,46 @@ impl F2fs {
             staged_core: &mut staged_core,
             tag,
         };
-        let moved = self.move_all(&mut both, &moves);
+        let moved = self
+            .move_all(&mut both, moves)
+            .and_then(|()| last(&change, &mut core));
         if let Err(error) = &moved {
-            let cause =
-                format!("a commit of an atomic write failed after its first change: {error}");
+            let cause = format!("moving staged blocks failed after the first change: {error}");
             self.abort(StopReason::UPDATE_INODE, &cause);
         }
         moved?;
-        core.size = size;
-        let now = self.now();
-        (core.mtime, core.ctime) = (now, now);
         self.charge(staging, &staged_core);
         self.charge(inode, &core);
-        if let Some(end) = staging.stale_tail() {
-            inode.record_truncation(end);
-        }
-        drop((staged_core, core, change));
-        self.atomic_writes.remove(inode);
-        self.release_nodes(inode, 0);
         Ok(())
+    }
+
+    /// Plans to move all blocks of a range of the staging file, which is beyond the end of the file.
+    pub(crate) fn plan_appended(
+        &self,
+        inode: &Inode,
+        staging: &Inode,
+        blocks: std::ops::Range<u64>,
+        tag: IoTag,
+    ) -> Result<Moves> {
+        let (mut runs, mut nodes) = (Vec::new(), BTreeMap::new());
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let run = self.map(staging, at, blocks.end - at, tag)?;
+            let len = run.len.min(blocks.end - at);
+            if matches!(run.target, MapTarget::Block(_)) {
+                for file in [inode, staging] {
+                    self.hold_nodes(file, at..at + len, (&mut nodes, HELD_MAX), tag)?;
+                }
+                runs.push((at, len));
+            }
+            at += len;
+        }
+        Ok(Moves {
+            runs,
+            gone: Vec::new(),
+            _nodes: nodes,
+            _pins: self.pin_inodes(&[inode, staging], tag)?,
+        })
     }
 
     /// Finds the blocks to be moved and reads all nodes that this needs.

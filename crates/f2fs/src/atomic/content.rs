@@ -88,7 +88,7 @@ impl F2fs {
     }
 
     /// Reserves the nodes that a commit of these blocks will make.
-    fn reserve_commit(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<()> {
+    pub(crate) fn reserve_commit(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<()> {
         let new = self.unreserved_nodes(inode, blocks.clone(), cx.tag)?.len();
         if new == 0 {
             return Ok(());

@@ -134,7 +134,7 @@ impl F2fs {
         !self.queue.has_flushed(inode.unflushed_opu())
     }
 
-    fn sync_by_checkpoint(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+    pub(crate) fn sync_by_checkpoint(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.request_checkpoint(tag)?;
         self.flush_written(inode, tag)?;
         self.restore_parent(inode, tag)

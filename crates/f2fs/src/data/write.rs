@@ -119,7 +119,10 @@ impl F2fs {
         if core.flags.contains(InodeFlags::IMMUTABLE) || core.advise.contains(Advise::VERITY) {
             return Err(FsError::NotPermitted);
         }
-        Ok(())
+        match inode.marks.becomes_verity() {
+            true => Err(FsError::TextBusy),
+            false => Ok(()),
+        }
     }
 
     /// Fails if the space that the file's clusters would need when they are written was released.

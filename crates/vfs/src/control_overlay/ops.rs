@@ -4,7 +4,7 @@ use steadfs_base::InodeNo;
 
 use super::*;
 use crate::RecordedState;
-use crate::verity::FileDigest;
+use crate::verity::{FileDigest, VerityOptions};
 
 impl FileSystem for WithControl {
     fn root(&self) -> InodeNo {
@@ -165,6 +165,13 @@ impl FileSystem for WithControl {
             return Err(FsError::NoData);
         }
         self.inner.verity_digest(cx, ino)
+    }
+
+    fn enable_verity(&self, cx: &Cx, ino: InodeNo, options: &VerityOptions) -> Result<()> {
+        if is_control_inode(ino) {
+            return Err(FsError::NotSupported("verity of a control file"));
+        }
+        self.inner.enable_verity(cx, ino, options)
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {

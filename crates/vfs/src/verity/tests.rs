@@ -262,3 +262,97 @@ fn files_read_last_are_kept_and_told_apart() {
     files.get(ino(39), 7, never).unwrap();
     assert!(files.get(ino(1), 7, || Err(FsError::NotFound)).is_err());
 }
+
+/// Tree and descriptor of a builder whose volume has blocks of this size, and the blocks that it passed on.
+fn build(case: &Case, data: &[u8], volume_block: usize) -> (Vec<u8>, Vec<u8>, usize) {
+    let &(algorithm, log_block, salt, size, _) = case;
+    let options = VerityOptions {
+        algorithm: algorithm.into(),
+        block_size: 1 << log_block,
+        salt: salt.to_vec(),
+    };
+    let mut builder = TreeBuilder::new(&options, size as u64, volume_block).unwrap();
+    let (mut tree, mut writes) = (Vec::new(), 0);
+    let mut write = |at: u64, bytes: &[u8]| {
+        assert!((at as usize).is_multiple_of(volume_block) && bytes.len() == volume_block);
+        let end = at as usize + bytes.len();
+        tree.resize(end.max(tree.len()), 0);
+        tree[at as usize..end].copy_from_slice(bytes);
+        writes += 1;
+        Ok(())
+    };
+    let read = |range: Range<u64>| Ok(pieces(&data[range.start as usize..range.end as usize]));
+    let descriptor = builder.build(read, &mut write).unwrap();
+    builder.finish(&mut write).unwrap();
+    let len = builder.tree_len() as usize;
+    assert!(tree[len..].iter().all(|&byte| byte == 0));
+    tree.truncate(len);
+    (descriptor, tree, writes)
+}
+
+#[test]
+fn a_builder_makes_the_tree_and_passes_each_block_on_once() {
+    for case in CASES {
+        for zeros in [false, true] {
+            let mut data = content(case.3);
+            if zeros {
+                data[case.3 / 3..].fill(0);
+            }
+            let (descriptor, tree) = seal(case, &data);
+            for volume_block in [4096, 65_536] {
+                let built = build(case, &data, volume_block);
+                assert!(built.0 == descriptor && built.1 == tree, "{case:?}");
+                assert_eq!(built.2, tree.len().div_ceil(volume_block));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tree_that_no_kernel_could_verify_is_not_built() {
+    let plain = VerityOptions::default();
+    let refused = |options: VerityOptions| {
+        let built = TreeBuilder::new(&options, 10_000, 4096);
+        assert_eq!(built.err().map(|error| error.errno()), Some(22));
+    };
+    for algorithm in [0, 3, 257] {
+        refused(VerityOptions {
+            algorithm,
+            ..plain.clone()
+        });
+    }
+    for block_size in [0, 512, 3000, 8192, 1 << 17] {
+        refused(VerityOptions {
+            block_size,
+            ..plain.clone()
+        });
+    }
+    refused(VerityOptions {
+        salt: vec![0; SALT_MAX + 1],
+        ..plain
+    });
+}
+
+#[test]
+fn content_that_becomes_shorter_is_an_error() {
+    let mut builder = TreeBuilder::new(&VerityOptions::default(), 10_000, 4096).unwrap();
+    let built = builder.build(|_| Ok(pieces(&[1; 9999])), &mut |_, _| Ok(()));
+    assert!(matches!(built, Err(FsError::Io(_))));
+}
+
+#[test]
+fn options_are_a_line_of_text() {
+    let all = VerityOptions {
+        algorithm: 2,
+        block_size: 1024,
+        salt: vec![0xab, 1],
+    };
+    assert_eq!(all.to_line(), "2 1024 ab01");
+    for options in [all, VerityOptions::default()] {
+        assert_eq!(VerityOptions::parse(&options.to_line()), Ok(options));
+    }
+    for line in ["", "1", "1 x", "1 4096 abc", "1 4096 xy"] {
+        assert!(VerityOptions::parse(line).is_err(), "{line}");
+    }
+    assert!(VerityOptions::parse_salt(&"00".repeat(33)).is_none());
+}
