@@ -64,6 +64,7 @@ mod trees;
 mod tune;
 mod umount;
 mod unknown;
+mod verity;
 mod volume;
 mod worker;
 
@@ -194,6 +195,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Tune(args) => tune::run(&args),
         Command::Quota(args) => quota::run(&args),
         Command::Key(args) => key::run(&args),
+        Command::Verity(args) => verity::run(&args),
         Command::Sync(args) => umount::sync(&args.mountpoint),
         Command::Ls(args) => files::ls(&args),
         Command::Cat(args) => files::cat(&args),

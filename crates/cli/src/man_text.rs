@@ -221,6 +221,25 @@ pub const PAGES: &[Page] = &[
         see_also: "fscryptctl(1), fscrypt(1)",
     },
     Page {
+        command: "verity",
+        examples: &[
+            (
+                "steadfs verity enable disk.img:/app.apk",
+                "Its content never changes again.",
+            ),
+            (
+                "steadfs verity enable --salt 0123abcd /mnt/app.apk",
+                "A file of a mount, with a salt.",
+            ),
+            (
+                "steadfs verity measure disk.img:/app.apk",
+                "The digest that identifies the content.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "fsverity(1)",
+    },
+    Page {
         command: "sync",
         examples: &[(
             "steadfs sync /mnt",

@@ -17,6 +17,7 @@ use crate::reply::{NodeIds, Timeouts, Translate};
 use crate::standby::Standby;
 use crate::stats::Stats;
 use crate::wire;
+use crate::writers::FileWriters;
 
 /// Configuration of a session.
 pub struct SessionConfig {
@@ -46,6 +47,8 @@ pub(crate) struct Volume {
     pub translate: Translate,
     pub config: SessionConfig,
     pub labels: Labels,
+    /// Files that are open for writing, if every OPEN comes here.
+    pub writers: FileWriters,
     /// The memfd through which `umount` learns how the volume was closed.
     pub close_result: Option<CloseResultFile>,
     /// Sends invalidations to the kernel; set once the volume is mounted.
@@ -64,6 +67,7 @@ impl Volume {
         };
         Self {
             labels: Labels::of(&*fs),
+            writers: FileWriters::default(),
             close_result: CloseResultFile::new(),
             fs,
             translate,

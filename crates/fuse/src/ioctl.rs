@@ -6,6 +6,8 @@
 //!
 //! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/fsverity.h, linux/ext4.h (shutdown).
 
+mod verity;
+
 use rustix::io::Errno;
 use steadfs_vfs::{Cx, FsError, InodeFlags, IoctlAnswer, ShutdownMode};
 use zerocopy::FromBytes;
@@ -39,6 +41,7 @@ const TUNE: u32 = sys::TUNE as u32;
 const SYNC: u32 = sys::SYNC as u32;
 const UPGRADE: u32 = sys::UPGRADE as u32;
 const KEYS: u32 = sys::KEYS as u32;
+const VERITY: u32 = sys::VERITY as u32;
 
 /// `FS_XFLAG_*` with the inode flags of the same meaning.
 const XFLAGS: [(u32, InodeFlags); 6] = [
@@ -83,6 +86,11 @@ pub(crate) fn changes_more(command: u32) -> bool {
     !returns_only && !ours && !known
 }
 
+/// Whether an ioctl makes a file a verity file, whose content can then not be restored from a record.
+pub(crate) fn seals(command: u32) -> bool {
+    [ENABLE_VERITY, VERITY].contains(&command)
+}
+
 /// Serves an ioctl.
 pub(crate) fn serve(
     call: &Call<'_>,
@@ -111,12 +119,13 @@ pub(crate) fn serve(
             let generation = fs.generation(&call.cx, call.ino)?;
             reply(out, arg, &generation.to_ne_bytes())
         }
-        ENABLE_VERITY => Err(Errno::OPNOTSUPP.into()),
-        MEASURE_VERITY => measure_verity(call, arg, data, out),
+        ENABLE_VERITY => verity::enable(call, data),
+        MEASURE_VERITY => verity::measure(call, arg, data, out),
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
         REMOUNT => administer(call, arg, data, out, |list| remount(call, list)),
         TUNE => administer(call, arg, data, out, |list| fs.tune(list)),
+        VERITY => answer(arg, data, out, |line| verity::command(call, line)),
         KEYS => administer(call, arg, data, out, |command| change_keys(call, command)),
         UPGRADE => administer(call, arg, data, out, |server| upgrade(call, server)),
         SYNC => {
@@ -196,24 +205,6 @@ fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
     }
     call.volume.attributes_changed(call.ino);
     Ok(())
-}
-
-/// `struct fsverity_digest`: algorithm, digest size (in the request: size of the caller's buffer), digest. The kernel
-/// copies as many bytes as the caller's buffer holds, since Linux 6.10.
-fn measure_verity(
-    call: &Call<'_>,
-    arg: &wire::IoctlIn,
-    data: &[u8],
-    out: &mut ReplyBuf,
-) -> Outcome {
-    let ([_, room], _) = <[u16; 2]>::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
-    let digest = call.volume.fs.verity_digest(&call.cx, call.ino)?;
-    let size = u16::try_from(digest.bytes.len()).map_err(|_| Errno::OVERFLOW)?;
-    if room < size {
-        return Err(Errno::OVERFLOW.into());
-    }
-    let head = [digest.algorithm, size].map(u16::to_ne_bytes).concat();
-    reply(out, arg, &[head, digest.bytes].concat())
 }
 
 fn trim(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {

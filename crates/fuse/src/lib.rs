@@ -44,6 +44,7 @@ mod sys;
 pub mod transport;
 mod waiting;
 pub mod wire;
+mod writers;
 
 pub use broker::{
     Broker, BrokerClient, Commands, Ended, Reopen, TakenOver, VolumeFacts, broker_sockets,

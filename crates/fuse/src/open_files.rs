@@ -1,13 +1,15 @@
 //! Open files of a volume whose content may depend on which processes have them open ([`FileSystem::tracks_files`]).
 //!
 //! **Handle.** It is made of the number of the OPEN and of how the file was opened, so nothing is kept for an open file,
-//! and a successor of the server knows the handles that its predecessor gave. 0: the volume does not track files.
+//! and a successor of the server knows the handles that its predecessor gave. 0: the volume does not track files, and the
+//! file is not counted as open for writing ([`crate::writers`]).
 //!
 //! **Stale pages.** Where content that was seen before is dropped, the kernel's pages are invalidated before the reply.
 //!
 //! [`FileSystem::tracks_files`]: steadfs_vfs::FileSystem::tracks_files
 
 use rustix::fs::OFlags;
+use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, OpenFile};
 
 use crate::call::{Call, Outcome};
@@ -62,14 +64,35 @@ impl Call<'_> {
         if fs.tracks_files() {
             self.drop_abandoned()?;
         }
+        self.count_writer(self.ino, kind)?;
         out.put(&self.open_out(kind));
+        Ok(())
+    }
+
+    /// A file is opened: counts it if that is for writing.
+    ///
+    /// # Errors
+    /// `TextBusy`: it becomes a verity file.
+    pub(crate) fn count_writer(&self, ino: InodeNo, kind: OpenKind) -> Outcome {
+        if kind.write && self.volume.fs.checks_opens() {
+            let fh = kind.handle(self.header.unique);
+            self.volume.writers.add(ino, fh)?;
+        }
         Ok(())
     }
 
     /// The reply to an open.
     pub(crate) fn open_out(&self, kind: OpenKind) -> wire::OpenOut {
         if !self.volume.fs.tracks_files() {
-            return OPEN_OUT;
+            let counted = kind.write && self.volume.fs.checks_opens();
+            return wire::OpenOut {
+                fh: if counted {
+                    kind.handle(self.header.unique)
+                } else {
+                    0
+                },
+                ..OPEN_OUT
+            };
         }
         let flush = if kind.write { 0 } else { wire::FOPEN_NOFLUSH };
         wire::OpenOut {
@@ -89,7 +112,9 @@ impl Call<'_> {
 
     /// Serves RELEASE.
     pub(crate) fn release(&self, fh: u64) -> Outcome {
-        if self.volume.fs.closed(&self.cx_of(fh), self.ino) {
+        self.volume.writers.remove(self.ino, fh);
+        let fs = &self.volume.fs;
+        if fs.tracks_files() && fs.closed(&self.cx_of(fh), self.ino) {
             self.volume.content_dropped(self.ino);
         }
         Ok(())

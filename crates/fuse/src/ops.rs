@@ -180,8 +180,10 @@ impl Call<'_> {
             }
             Op::Tmpfile(arg) => {
                 let attr = fs.tmpfile(cx, dir, arg.mode)?;
+                let kind = OpenKind::of_flags(arg.flags);
+                self.count_writer(attr.ino, kind)?;
                 out.put(&self.volume.translate.entry(&attr));
-                out.put(&self.open_out(OpenKind::of_flags(arg.flags)));
+                out.put(&self.open_out(kind));
                 return Ok(());
             }
             Op::Unlink { name } => return Ok(fs.unlink(cx, dir, name)?),

@@ -172,7 +172,9 @@ impl Session {
             // valid, and after one ENOSYS the kernel stops sending these. Without CREATE the kernel makes a file with
             // MKNOD, under the directory's lock as before, and neither opens nor releases it. Only a volume with files
             // whose open may fail receives OPEN, and one that keeps such state RELEASE and FLUSH, too.
-            Op::Open(_) if self.volume.fs.checks_opens() => self.enter(request, out),
+            Op::Open(_) | Op::Release { .. } if self.volume.fs.checks_opens() => {
+                self.enter(request, out)
+            }
             Op::Open(_) | Op::Release { .. } | Op::Flush if self.volume.fs.tracks_files() => {
                 self.enter(request, out)
             }

@@ -38,11 +38,17 @@ pub const UPGRADE: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE
 /// or nothing, ended by a zero byte; the server adds the directory's number to a policy. Out: as for [`REMOUNT`], with that file's content.
 pub const KEYS: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 5);
 
+/// Makes the open file a verity file, or measures it: `_IOWR('s', 6, char[4096])`. In: the options of the hash tree as a line
+/// ([`VerityOptions::to_line`](steadfs_vfs::verity::VerityOptions::to_line)), or nothing, ended by a zero byte. Out: as for
+/// [`REMOUNT`], with nothing, or with the name of the hash algorithm and the digest.
+pub const VERITY: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 6);
+
 /// The error number in the answer to these commands if the volume has stopped; the text is the cause.
 pub const STOPPED: Errno = Errno::SHUTDOWN;
 
 /// Sends a command to the server of the volume that contains `folder`: change mount options ([`REMOUNT`]) or settings
-/// ([`TUNE`]), make everything durable ([`SYNC`]), replace the server ([`UPGRADE`]), or change the keys ([`KEYS`]).
+/// ([`TUNE`]), make everything durable ([`SYNC`]), replace the server ([`UPGRADE`]), change the keys ([`KEYS`]), or make `folder`, a file,
+/// a verity file ([`VERITY`]).
 pub fn server_ioctl<const COMMAND: ioctl::Opcode>(
     folder: impl AsFd,
     argument: &mut [u8; REMOUNT_SIZE],
@@ -52,7 +58,8 @@ pub fn server_ioctl<const COMMAND: ioctl::Opcode>(
             || COMMAND == TUNE
             || COMMAND == SYNC
             || COMMAND == UPGRADE
-            || COMMAND == KEYS;
+            || COMMAND == KEYS
+            || COMMAND == VERITY;
         assert!(is_ours, "the size is theirs");
     };
     // SAFETY: the commands' numbers say that 4096 bytes are read and written, which is all that

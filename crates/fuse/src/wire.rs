@@ -176,6 +176,8 @@ wire! {
     UringCmdReq = 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
     /// FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR (`struct fsxattr` of linux/fs.h).
     Fsxattr = 28 { xflags: u32, extsize: u32, nextents: u32, projid: u32, cowextsize: u32, pad: [u8; 8] }
+    /// FS_IOC_ENABLE_VERITY (`struct fsverity_enable_arg` of linux/fsverity.h); salt and signature follow it.
+    FsverityEnableArg = 128 { version: u32, hash_algorithm: u32, block_size: u32, salt_size: u32, salt_ptr: u64, sig_size: u32, reserved1: u32, sig_ptr: u64, reserved2: [u64; 11] }
     /// FITRIM (`struct fstrim_range` of linux/fs.h).
     FstrimRange = 24 { start: u64, len: u64, minlen: u64 }
 }

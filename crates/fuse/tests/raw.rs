@@ -9,15 +9,17 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::Ordering;
 
 use io_uring::{IoUring, opcode, types};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
-use steadfs_fuse::Transport;
+use steadfs_base::InodeNo;
+use steadfs_fuse::{MountHandle, MountOptions, Transport};
+use steadfs_vfs::verity::VerityOptions;
 use steadfs_vfs::{InodeFlags, ShutdownMode};
 
-use common::TestMount;
+use common::{MemFs, TestMount};
 
 fn each(test: impl Fn(TestMount)) {
     for transport in common::transports() {
@@ -85,9 +87,8 @@ struct Measured {
 }
 
 #[test]
-fn verity_files_are_measured_and_none_is_made() {
+fn verity_files_are_measured() {
     const MEASURE: u64 = 0xc004_6686;
-    const ENABLE: u64 = 0x4080_6685;
     each(|mount| {
         fs::write(mount.path("sealed"), "x").unwrap();
         let file = File::open(mount.path("sealed")).unwrap();
@@ -103,13 +104,167 @@ fn verity_files_are_measured_and_none_is_made() {
         assert_eq!((got.algorithm, got.size), (1, 32));
         assert_eq!(got.digest[..32], [0xab; 32]);
         assert_eq!(got.digest[32..], [0; 32]);
-        // ENODATA for a file without verity, EOPNOTSUPP for enabling it.
+        // ENODATA for a file without verity.
         let root = File::open(mount.root()).unwrap();
         got.size = 64;
         assert_eq!(ioctl(&root, MEASURE, &mut got), Err(61));
-        assert_eq!(ioctl(&file, ENABLE, &mut [0_u8; 128]), Err(95));
         drop((file, root));
         mount.end();
+    });
+}
+
+/// `struct fsverity_enable_arg`.
+#[repr(C)]
+struct Enable<'s> {
+    version: u32,
+    algorithm: u32,
+    block: u32,
+    salt_size: u32,
+    salt: *const u8,
+    signature_size: u32,
+    reserved: u32,
+    signature: *const u8,
+    reserved_more: [u64; 11],
+    salt_bytes: std::marker::PhantomData<&'s [u8]>,
+}
+
+fn enable(salt: &[u8]) -> Enable<'_> {
+    Enable {
+        version: 1,
+        algorithm: 2,
+        block: 1024,
+        salt_size: salt.len() as u32,
+        salt: salt.as_ptr(),
+        signature_size: 0,
+        reserved: 0,
+        signature: std::ptr::null(),
+        reserved_more: [0; 11],
+        salt_bytes: std::marker::PhantomData,
+    }
+}
+
+/// Since 6.10 the kernel passes the salt on.
+fn kernel_passes_salts() -> bool {
+    let release = rustix::system::uname();
+    let release = release.release().to_str().unwrap().to_owned();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map(|word| word.parse().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(6), Some(10))
+}
+
+const ENABLE_VERITY: u64 = 0x4080_6685;
+
+/// A file of a volume that receives every OPEN, with each transport.
+fn each_sealed(test: impl Fn(&TestMount, &std::path::Path)) {
+    for transport in common::transports() {
+        let options = MountOptions {
+            transport,
+            ..MountOptions::default()
+        };
+        // Every OPEN arrives.
+        let mount = TestMount::of(MemFs::new().with_unopenable_size(1 << 40), options);
+        let path = mount.path("sealed");
+        fs::write(&path, "content").unwrap();
+        test(&mount, &path);
+        mount.end();
+    }
+}
+
+fn sealed(mount: &TestMount) -> Option<(InodeNo, VerityOptions)> {
+    mount.mem().with(|state| state.sealed.take())
+}
+
+#[test]
+fn verity_files_are_made_of_files_that_no_program_writes() {
+    each_sealed(|mount, path| {
+        let file = File::open(path).unwrap();
+        // The descriptor of the write may be released later than it was closed.
+        ioctl(&file, ENABLE_VERITY, &mut enable(&[])).unwrap();
+        let (ino, options) = sealed(mount).unwrap();
+        assert_eq!(ino.0, file.metadata().unwrap().ino());
+        assert_eq!((options.algorithm, options.block_size), (2, 1024));
+        assert!(options.salt.is_empty());
+        let salted = ioctl(&file, ENABLE_VERITY, &mut enable(b"salt"));
+        match kernel_passes_salts() {
+            true => assert_eq!(sealed(mount).unwrap().1.salt, b"salt"),
+            false => assert_eq!(salted, Err(95)),
+        }
+        // ETXTBSY.
+        let writer = OpenOptions::new().write(true).open(path).unwrap();
+        assert_eq!(ioctl(&file, ENABLE_VERITY, &mut enable(&[])), Err(26));
+        let busy = MountHandle::verity(path, "1 4096 ").unwrap_err();
+        assert!(busy.to_string().contains("open for writing"), "{busy}");
+        drop(writer);
+        ioctl(&file, ENABLE_VERITY, &mut enable(&[])).unwrap();
+        assert!(sealed(mount).is_some());
+        // Our own command.
+        MountHandle::verity(path, "1 4096 0102").unwrap();
+        assert_eq!(sealed(mount).unwrap().1.salt, [1, 2]);
+        let digest = MountHandle::verity(path, "").unwrap();
+        assert_eq!(digest, format!("sha256:{}", "ab".repeat(32)));
+    });
+}
+
+#[test]
+fn verity_files_are_not_made_by_invalid_arguments() {
+    each_sealed(|mount, path| {
+        let file = File::open(path).unwrap();
+        let signature = [1_u8; 9];
+        let plain = || enable(&[]);
+        let refused = [
+            (
+                Enable {
+                    version: 2,
+                    ..plain()
+                },
+                22,
+            ),
+            (
+                Enable {
+                    reserved: 1,
+                    ..plain()
+                },
+                22,
+            ),
+            (
+                Enable {
+                    reserved_more: [1; 11],
+                    ..plain()
+                },
+                22,
+            ),
+            (
+                Enable {
+                    block: 1000,
+                    ..plain()
+                },
+                22,
+            ),
+            (
+                Enable {
+                    algorithm: 3,
+                    ..plain()
+                },
+                22,
+            ),
+            // EMSGSIZE, and EOPNOTSUPP for a signature.
+            (enable(&[0; 33]), 90),
+            (
+                Enable {
+                    signature: signature.as_ptr(),
+                    signature_size: 9,
+                    ..plain()
+                },
+                95,
+            ),
+        ];
+        for (mut arg, errno) in refused {
+            assert_eq!(ioctl(&file, ENABLE_VERITY, &mut arg), Err(errno));
+        }
+        let root = File::open(mount.root()).unwrap();
+        assert_eq!(ioctl(&root, ENABLE_VERITY, &mut enable(&[])), Err(21));
+        assert!(sealed(mount).is_none());
     });
 }
 

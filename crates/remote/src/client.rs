@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::verity::{FileDigest, VerityOptions};
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, Given, InodeFlags,
     NewFile, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
@@ -14,7 +15,7 @@ use steadfs_vfs::{
 use crate::ahead::NAMES_MAX;
 use crate::codec::{Decoder, Encoder, Malformed};
 use crate::connection::{Connection, ENDED, INVALID};
-use crate::later::Reply;
+use crate::later::{FITS, Reply, fits};
 use crate::listing::Listed;
 use crate::preview::{Content, Preview};
 use crate::{Call, Greeting, frame, listing};
@@ -34,17 +35,6 @@ pub enum ConnectError {
 pub struct Client<S> {
     connection: Mutex<Connection<S>>,
     root: InodeNo,
-}
-
-/// Most bytes of content, and of extended attributes, in one call; more are sent by single calls.
-const FITS: usize = frame::LEN_MAX / 4;
-
-fn fits(given: &Given) -> bool {
-    let xattrs = given.xattrs.iter();
-    xattrs
-        .map(|(name, value)| name.len() + value.len())
-        .sum::<usize>()
-        <= FITS
 }
 
 /// Calls without a reply that are kept for the next call.
@@ -531,6 +521,19 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
 
     fn removexattr(&self, _: &Cx, _: InodeNo, _: &[u8]) -> Result<()> {
         Err(NOT_HERE)
+    }
+
+    fn verity_digest(&self, _: &Cx, ino: InodeNo) -> Result<FileDigest> {
+        self.call(
+            Call::VerityDigest,
+            |to| to.ino(ino),
+            |from, _| from.digest(),
+        )
+    }
+
+    fn enable_verity(&self, _: &Cx, ino: InodeNo, options: &VerityOptions) -> Result<()> {
+        let line = options.to_line();
+        self.done(Call::EnableVerity, |to| to.named(ino, line.as_bytes()))
     }
 
     fn statfs(&self, _: &Cx) -> Result<StatFs> {

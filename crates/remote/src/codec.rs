@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, CorruptionKind, DevBlock, FileBlock, InodeNo, Timestamp};
+use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
     Attr, FileKind, FsError, FsxAttr, Given, GivenPart, InodeFlags, NewFile, NotGiven, ReadData,
     Seek, Segment, SetAttr, SetTime, StatFs,
@@ -59,6 +60,17 @@ impl Encoder {
 
     pub fn ino(&mut self, ino: InodeNo) {
         self.long(ino.0);
+    }
+
+    /// An inode, and a name in it or a line about it.
+    pub fn named(&mut self, ino: InodeNo, name: &[u8]) {
+        self.ino(ino);
+        self.bytes(name);
+    }
+
+    pub fn digest(&mut self, digest: &FileDigest) {
+        self.word(digest.algorithm.into());
+        self.bytes(&digest.bytes);
     }
 
     pub fn time(&mut self, time: Timestamp) {
@@ -329,6 +341,13 @@ impl<'a> Decoder<'a> {
     pub fn list<T>(&mut self, decode: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         let len = self.len()?;
         (0..len).map(|_| decode(self)).collect()
+    }
+
+    pub fn digest(&mut self) -> Result<FileDigest> {
+        Ok(FileDigest {
+            algorithm: u16::try_from(self.word()?).map_err(|_| Malformed)?,
+            bytes: self.bytes()?.to_vec(),
+        })
     }
 
     pub fn ino(&mut self) -> Result<InodeNo> {

@@ -7,7 +7,21 @@
 
 use std::collections::VecDeque;
 
-use steadfs_vfs::{FsError, NotGiven, Result};
+use steadfs_vfs::{FsError, Given, NotGiven, Result};
+
+use crate::frame;
+
+/// Most bytes of content, and of extended attributes, in one call; more are sent by single calls.
+pub const FITS: usize = frame::LEN_MAX / 4;
+
+/// Whether attributes fit in one call.
+pub fn fits(given: &Given) -> bool {
+    let xattrs = given.xattrs.iter();
+    xattrs
+        .map(|(name, value)| name.len() + value.len())
+        .sum::<usize>()
+        <= FITS
+}
 
 /// Most calls of a batch.
 const CALLS_MAX: usize = 64;

@@ -73,6 +73,8 @@ enum Call {
     SyncAll,
     ReadControl,
     WriteControl,
+    EnableVerity,
+    VerityDigest,
     Make,
     Give,
     Expect,
@@ -80,7 +82,7 @@ enum Call {
 }
 
 impl Call {
-    const ALL: [Self; 30] = [
+    const ALL: [Self; 32] = [
         Self::Root,
         Self::Lookup,
         Self::Forget,
@@ -107,6 +109,8 @@ impl Call {
         Self::SyncAll,
         Self::ReadControl,
         Self::WriteControl,
+        Self::EnableVerity,
+        Self::VerityDigest,
         Self::Make,
         Self::Give,
         Self::Expect,
@@ -130,6 +134,7 @@ impl Call {
                 | Self::Statfs
                 | Self::Flags
                 | Self::ReadControl
+                | Self::VerityDigest
                 | Self::Expect
         )
     }

@@ -2,6 +2,7 @@
 
 use std::io::{self, BufReader, Read, Write};
 
+use steadfs_vfs::verity::VerityOptions;
 use steadfs_vfs::{
     Cx, FileSystem, FsError, RenameFlags, Result, SetXattr, give_attributes, make_file,
 };
@@ -190,12 +191,33 @@ fn answer(
         Call::Statfs => put(to, fs.statfs(cx), |to, usage| to.usage(&usage)),
         Call::Flags => put(to, fs.flags(cx, from.ino()?), Encoder::flags),
         Call::SyncAll => put(to, fs.sync_all(cx), nothing),
+        Call::EnableVerity | Call::VerityDigest => verity(call, fs, cx, from, to)?,
         Call::ReadControl | Call::WriteControl => read_or_write_control(call, fs, from, to)?,
         Call::Expect => ahead::answer(fs, cx, from, to)?,
         Call::Make | Call::Give => make_or_give(call, fs, cx, from, to)?,
         Call::Close => return Err(Malformed),
     }
     Ok(true)
+}
+
+fn verity(
+    call: Call,
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &mut Decoder<'_>,
+    to: &mut Encoder,
+) -> std::result::Result<(), Malformed> {
+    let ino = from.ino()?;
+    if call == Call::VerityDigest {
+        put(to, fs.verity_digest(cx, ino), |to, digest| {
+            to.digest(&digest)
+        });
+        return Ok(());
+    }
+    let options = VerityOptions::parse(&from.text()?);
+    let sealed = options.and_then(|options| fs.enable_verity(cx, ino, &options));
+    put(to, sealed, nothing);
+    Ok(())
 }
 
 fn open(

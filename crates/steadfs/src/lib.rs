@@ -210,6 +210,7 @@ pub use steadfs_fuse::{
     Record, Reopen, Served, Service, ServiceClient, ServiceError, SyncError, Synced, Unmount,
     broker_sockets, serve_commands, uring_hint,
 };
+pub use steadfs_vfs::verity::VerityOptions;
 pub use steadfs_vfs::{
     Attr, Cx, FallocMode, FileKind, FileSystem, FsError, InodeFlags, Seek, SetAttr, SetTime, StatFs,
 };

@@ -15,6 +15,7 @@ pub mod script;
 mod select;
 mod tar;
 pub mod trees;
+pub mod verity;
 
 pub use format::Format;
 pub use key::Key;
@@ -23,6 +24,7 @@ pub use owners::Owners;
 pub use select::Select;
 pub use tar::Tar;
 pub use trees::{Du, Find, Tree};
+pub use verity::Verity;
 
 /// ext2, ext3, ext4 and f2fs volumes in user space: mount them, or read and write them without a mount.
 #[derive(Debug, Parser)]
@@ -58,6 +60,7 @@ pub enum Command {
     Tune(Tune),
     Quota(Quota),
     Key(Key),
+    Verity(Verity),
     Sync(Sync),
     Ls(Ls),
     Cat(Cat),

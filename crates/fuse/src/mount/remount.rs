@@ -114,6 +114,22 @@ impl MountHandle {
         Ok(())
     }
 
+    /// Makes a file of a mount a verity file, by a line of options
+    /// ([`VerityOptions::to_line`](steadfs_vfs::verity::VerityOptions::to_line)); an empty line returns the digest of one.
+    ///
+    /// # Errors
+    /// [`MountError::Remount`] with the reason.
+    pub fn verity(file: &Path, line: &str) -> Result<String, MountError> {
+        let refused = |cause: String| MountError::Remount {
+            path: file.to_owned(),
+            cause,
+        };
+        let opened = File::open(file).map_err(|error| refused(error.to_string()))?;
+        send::<{ sys::VERITY }>(&opened, line)
+            .map_err(refused)?
+            .map_err(|refusal| refused(refusal.reason()))
+    }
+
     /// Replaces the server by a new process of the program as it is installed now. Programs see a pause.
     ///
     /// # Errors

@@ -185,6 +185,7 @@ pub fn serve_on(
     }
     let (minor, resends) = (legacy.minor, legacy.resends);
     mount_threads.session.succeed(minor, resends);
+    mount_threads.session.volume.writers.inherit();
     let device = Arc::new(device);
     if legacy.lookups.is_none() {
         // Before any request is taken here.

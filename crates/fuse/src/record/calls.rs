@@ -230,6 +230,10 @@ impl Recorder {
             return call.run(op, out);
         }
         let Some(mut change) = Change::of(call, op) else {
+            if matches!(op, Op::Ioctl { arg, .. } if crate::ioctl::seals(arg.cmd)) {
+                // No earlier write to the file is repeated after that.
+                self.log.barrier();
+            }
             call.run(op, out)?;
             match op {
                 Op::Ioctl { arg, .. } if crate::ioctl::changes_more(arg.cmd) => self.log.barrier(),

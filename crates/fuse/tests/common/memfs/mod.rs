@@ -47,6 +47,7 @@ impl MemFs {
             last_umask: 0,
             groups: Vec::new(),
             shutdown: None,
+            sealed: None,
             free_bytes: usize::MAX,
         };
         let root = state.make(&Cx::default(), InodeNo(ROOT), FileKind::Directory, 0o755);

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use steadfs_base::InodeNo;
-use steadfs_vfs::verity::FileDigest;
+use steadfs_vfs::verity::{FileDigest, VerityOptions};
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
     LookupCounts, ReadData, RenameFlags, Result, Seek, SetAttr, SetTime, SetXattr, ShutdownMode,
@@ -149,6 +149,14 @@ impl FileSystem for MemFs {
             }),
             _ => Err(FsError::NoData),
         }
+    }
+
+    fn enable_verity(&self, _: &Cx, ino: InodeNo, options: &VerityOptions) -> Result<()> {
+        if options.algorithm > 2 {
+            return Err(FsError::Invalid("algorithm"));
+        }
+        self.state.lock().sealed = Some((ino, options.clone()));
+        Ok(())
     }
 
     fn checks_opens(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use steadfs_base::{InodeNo, Timestamp};
+use steadfs_vfs::verity::VerityOptions;
 use steadfs_vfs::{
     Attr, Cx, DirEntry, FileKind, FsError, InodeFlags, RenameFlags, Result, ShutdownMode,
     check_name,
@@ -18,6 +19,8 @@ pub struct State {
     pub last_umask: u32,
     pub groups: Vec<u32>,
     pub shutdown: Option<ShutdownMode>,
+    /// The last file that became a verity file.
+    pub sealed: Option<(InodeNo, VerityOptions)>,
     /// How many bytes may still be written.
     pub free_bytes: usize,
 }
