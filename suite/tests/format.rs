@@ -283,7 +283,16 @@ fn impossible_numbers_are_refused_with_the_possible_ones() {
         (&["-N", "many"], "--inodes many: needs a whole number"),
         (&["-I", "99999"], "--inode-size 99999: is too large"),
         (&["-m", "x"], "--reserved x: needs a percentage"),
-        (&["-J", "size"], "-J size: needs a number"),
+        (
+            &["-J", "size=1500K"],
+            "-J size: 1500K: needs a multiple of 1048576 bytes",
+        ),
+        (
+            &["-E", "offset=G"],
+            "-E offset: needs a number before the unit",
+        ),
+        (&["-C", "4b"], "cluster size: 4b: b alone is no unit"),
+        (&["-J", "size"], "-J size: needs a size"),
         (
             &["-E", "stride=1M"],
             "-E stride: '1M' is not a whole number",
@@ -294,7 +303,7 @@ fn impossible_numbers_are_refused_with_the_possible_ones() {
         ),
         (
             &orphans("orphan_file_size=1X"),
-            "'1X' is not a number of blocks, or of bytes with K",
+            "orphan_file_size: 1X: X is no unit: those are B (bytes), s (512 bytes), K,",
         ),
         (
             &orphans("orphan_file_size=1M"),

@@ -1,4 +1,4 @@
-//! Units, I/O tags, endian types, checksums, UUIDs and limits for all crates.
+//! Units, I/O tags, endian types, checksums, UUIDs, sizes in text and limits for all crates.
 //!
 //! Nothing here does I/O, takes a lock or reads a clock.
 
@@ -10,6 +10,7 @@ mod fixed_map;
 pub mod io_tag;
 mod json;
 pub mod limits;
+pub mod size;
 pub mod units;
 mod uuid;
 mod zeros;

@@ -51,6 +51,7 @@ fn main() -> io::Result<()> {
     std::fs::create_dir_all(&man)?;
     let program = args::Args::command().mut_subcommand("mount", |c| c.after_long_help(None));
     clap_mangen::generate_to(program.clone(), &man)?;
+    program_page(&man.join("steadfs.1"))?;
     mount_page(program, &man.join("steadfs-mount.1"))?;
     for page in man_text::PAGES {
         let path = man.join(format!("steadfs-{}.1", page.command));
@@ -68,6 +69,16 @@ fn main() -> io::Result<()> {
         clap_complete::generate_to(shell, &mut args::Args::command(), "steadfs", &shells)?;
     }
     Ok(())
+}
+
+/// Adds what all commands have in common to the page of the program.
+fn program_page(path: &Path) -> io::Result<()> {
+    let mut page = std::fs::read(path)?;
+    let mut roff = Roff::new();
+    roff.control("SH", ["SIZES"]);
+    roff.text([roman(man_text::SIZES)]);
+    page.extend(roff.to_roff().bytes());
+    std::fs::write(path, page)
 }
 
 /// Adds the mount options and the use in fstab to the page of `steadfs mount`.

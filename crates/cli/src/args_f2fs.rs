@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::args::{Owners, Sandbox, number, percent, sandbox};
+use crate::args::{Owners, Sandbox, number, percent, sandbox, size};
 
 /// Format an f2fs volume; existing content is lost.
 ///
@@ -22,7 +22,7 @@ pub struct FormatF2fs {
     /// Image file or block device.
     pub volume: PathBuf,
     /// Size of the volume; an image file is created or extended. A bare number counts sectors (-w), as in mkfs.f2fs;
-    /// or with s (512 bytes), K, M, G, T, KiB to TiB, or B (bytes).
+    /// others have a unit (see SIZES in steadfs(1)): 64M, 64MiB, 64MB, 0.5G, 131072s.
     pub size: Option<String>,
     /// f2fs; and 1 or 0, as in mkfs.f2fs: discard the device's old content first (default 1).
     #[arg(short = 't', long = "type", value_name = "f2fs|1|0")]
@@ -81,7 +81,7 @@ pub struct FormatF2fs {
     #[arg(short = 'R', long, value_name = "USER:GROUP")]
     pub root_owner: Option<String>,
     /// Bytes per sector: 512, 1024, 2048 or 4096; default: the device's.
-    #[arg(short = 'w', long, value_name = "BYTES", value_parser = number::<u32>)]
+    #[arg(short = 'w', long, value_name = "BYTES", value_parser = size::<u32>)]
     pub sector_size: Option<u32>,
     /// Do not discard the device's old content; the same as -t 0.
     #[arg(long)]

@@ -158,9 +158,11 @@ pub fn size_of(volume: &Path, text: Option<&str>, unit: u64) -> Result<Option<u6
 pub fn failure(error: &steadfs::Error, text: Option<&str>, size: Option<u64>) -> Failure {
     const MUCH: u64 = 1 << 40;
     match (text, size) {
-        (Some(text), Some(size)) if size >= MUCH && size::is_bare(text) => Failure::plain(format!(
-            "{error}; the size {text} counts blocks and makes {size} bytes: write {text}B for bytes"
-        )),
+        (Some(text), Some(size)) if size >= MUCH && steadfs_base::size::is_bare(text) => {
+            Failure::plain(format!(
+                "{error}; the size {text} counts blocks and makes {size} bytes: write {text}B for bytes"
+            ))
+        }
         _ => Failure::plain(error),
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{getgid, getuid};
 use steadfs::{F2fsFormatError, F2fsFormatOptions, F2fsFormatReport, Fill, FitKind, Origin};
+use steadfs_base::size;
 
 use crate::args::Sandbox;
 use crate::args_f2fs::FormatF2fs;
@@ -17,6 +18,8 @@ use crate::partition;
 use crate::progress::Line;
 use crate::worker::{self, Content};
 
+/// Bytes in a block.
+const BLOCK_SIZE: u64 = 4096;
 /// Bytes in a sector of an image file.
 const SECTOR: u32 = 512;
 
@@ -162,7 +165,7 @@ fn refuse(args: &FormatF2fs) -> Result<(), Failure> {
             "-b",
             args.block_size
                 .as_deref()
-                .is_some_and(|size| size != "4096"),
+                .is_some_and(|text| size::parse(text, 1) != Ok(BLOCK_SIZE)),
             text(&args.block_size),
             "f2fs volumes have blocks of 4096 bytes",
         ),

@@ -15,6 +15,14 @@ pub struct Page {
     pub see_also: &'static str,
 }
 
+/// How sizes are written, for the page of the program: the place where that is documented.
+pub const SIZES: &str = "A size is a number and perhaps a unit: B (bytes), s (sectors of 512 bytes), K, M, G, T, P, E or KiB, MiB, \
+    GiB, TiB, PiB, EiB (powers of 1024), and KB, MB, GB, TB, PB, EB (powers of 1000, as in coreutils); letters are of either \
+    case. A number without a unit counts bytes, where its command or option does not say otherwise: blocks, sectors or KiB for \
+    the size of a new volume, MiB in format -J size=, KiB in quota --limits. 0x begins a hexadecimal number. Fractions need a \
+    unit and are rounded down to whole bytes, as in 0.5G. Sizes that are empty, negative, or larger than 64 bits are refused, as \
+    are those with a leading 0, which mke2fs reads as octal.";
+
 const PLAIN: Codes = &[
     ("0", "everything was done"),
     ("1", "it failed, or a part of it did; messages say what"),

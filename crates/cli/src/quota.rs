@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use steadfs_base::size;
 use steadfs_vfs::FileSystem;
 
 use crate::args;
@@ -56,6 +57,8 @@ impl Place<'_> {
 }
 
 const ENOENT: i32 = 2;
+/// Bytes that a limit of space counts.
+const LIMIT_UNIT: u64 = 1024;
 
 fn path_of(kind: &str) -> String {
     format!("quota/{kind}")
@@ -81,17 +84,18 @@ pub fn run(args: &args::Quota) -> Result<(), Failure> {
 fn changes(args: &args::Quota) -> Result<Vec<String>, Failure> {
     let mut lines = Vec::new();
     if let [id, limits @ ..] = args.limits.as_slice() {
-        let bad = |text: &str| Failure::new(code::WORDS, format!("--limits {text}: no number"));
-        let id: u32 = id.parse().map_err(|_| bad(id))?;
+        let bad =
+            |text: &str, why: &str| Failure::new(code::WORDS, format!("--limits {text}: {why}"));
+        let id: u32 = id.parse().map_err(|_| bad(id, "no number"))?;
         let mut line = id.to_string();
         for (n, text) in limits.iter().enumerate() {
             let is_space = n < 2;
             let value = if is_space {
                 kib(text)
             } else {
-                text.parse().ok()
+                text.parse().map_err(|_| "no number".to_owned())
             };
-            line += &format!(" {}", value.ok_or_else(|| bad(text))?);
+            line += &format!(" {}", value.map_err(|why| bad(text, &why))?);
         }
         lines.push(line);
     }
@@ -101,14 +105,15 @@ fn changes(args: &args::Quota) -> Result<Vec<String>, Failure> {
     Ok(lines)
 }
 
-/// A size in KiB, which is a number of these, or has one of the letters K, M, G, T.
-fn kib(text: &str) -> Option<u64> {
-    let unit = ["K", "M", "G", "T"];
-    let (digits, power) = match unit.iter().position(|unit| text.ends_with(unit)) {
-        Some(n) => (&text[..text.len() - 1], n as u32),
-        None => (text, 0),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1024u64.pow(power))
+/// A size in whole KiB, of which a number without a unit counts KiB. One of less is refused: 0 is no limit.
+fn kib(text: &str) -> Result<u64, String> {
+    match size::parse(text, LIMIT_UNIT) {
+        Ok(bytes) if (1..LIMIT_UNIT).contains(&bytes) => {
+            Err("limits count units of 1024 bytes".to_owned())
+        }
+        Ok(bytes) => Ok(bytes / LIMIT_UNIT),
+        Err(why) => Err(why.to_string()),
+    }
 }
 
 fn work(place: &Place<'_>, asked: [bool; 3], changes: &[String]) -> Result<(), Failure> {
@@ -229,11 +234,20 @@ mod tests {
 
     #[test]
     fn sizes_are_in_kib() {
-        assert_eq!(kib("20"), Some(20));
-        assert_eq!(kib("20K"), Some(20));
-        assert_eq!(kib("3G"), Some(3 << 20));
-        assert_eq!(kib("x"), None);
-        assert_eq!(kib("99999999999999T"), None);
+        for (text, wanted) in [
+            ("0", 0),
+            ("20", 20),
+            ("20k", 20),
+            ("3G", 3 << 20),
+            ("64MB", 62_500),
+            ("1MB", 976),
+            ("0.5GiB", 512 << 10),
+        ] {
+            assert_eq!(kib(text), Ok(wanted), "{text}");
+        }
+        for text in ["", "x", "-1", "1B", "0.5K", "99999999999999T"] {
+            assert!(kib(text).is_err(), "{text}");
+        }
     }
 
     #[test]

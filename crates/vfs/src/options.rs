@@ -10,6 +10,8 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use steadfs_base::size;
+
 pub use common::{
     Atime, Common, CommonOptions, ERRORS, HasCommon, OnError, QUOTA_FORMATS, parse_errors, word,
 };
@@ -118,22 +120,9 @@ where
     number.ok_or_else(|| format!("needs a number from {} to {}", range.start(), range.end()))
 }
 
-/// Parses a number of bytes: decimal, with K, M, G or T (also KiB, MiB, …) for powers of 1024.
+/// Parses a size, of which a number without a unit counts bytes ([`steadfs_base::size`]).
 pub fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" => Some(0),
-        "k" | "kib" => Some(10),
-        "m" | "mib" => Some(20),
-        "g" | "gib" => Some(30),
-        "t" | "tib" => Some(40),
-        _ => None,
-    };
-    let number = digits.parse::<u64>().ok();
-    number
-        .zip(shift)
-        .and_then(|(number, shift)| number.checked_mul(1 << shift))
-        .ok_or_else(|| "needs a number of bytes, such as 4096, 512K or 2G".to_owned())
+    size::parse(text, 1).map_err(|error| error.to_string())
 }
 
 /// Parses one of the words in `choices`.

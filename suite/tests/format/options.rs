@@ -54,13 +54,21 @@ fn sizes_have_the_units_of_mke2fs() {
         ("16MiB", 16 * MIB),
         ("0.015625G", 16 * MIB),
         ("16777216B", 16 * MIB),
+        ("16MB", 16_000_000),
     ] {
         let _ = fs::remove_file(image);
         steadfs(["format", "-q", image, size]).expect(0);
         assert_eq!(fs::metadata(image).unwrap().len(), bytes, "{size}");
     }
-    let output = steadfs(["format", "-q", image, "64MB"]).expect(1);
-    assert!(output.err.contains("64MB"), "{}", output.err);
+    for (size, why) in [
+        ("G", "size G: needs a number before the unit"),
+        ("64XB", "XB is no unit"),
+        ("0.0001K", "is less than a byte"),
+        ("16E", "is too large"),
+    ] {
+        let output = steadfs(["format", "-q", image, size]).expect(1);
+        assert!(output.err.contains(why), "{}", output.err);
+    }
     // The size is in bytes.
     let _ = fs::remove_file(image);
     let output = steadfs(["format", "-q", image, "4503599627370496"]).expect(1);

@@ -98,6 +98,7 @@ fn code(text: &str) -> String {
 fn commands(program: &Command) -> String {
     let mut out = String::from("# Commands\n\n");
     out.push_str("`steadfs COMMAND --help` and `man steadfs-COMMAND` show the same texts.\n\n");
+    put!(out, "Sizes: {}\n", escaped(man_text::SIZES));
     out.push_str("| command | does |\n|---|---|\n");
     for page in man_text::PAGES {
         let command = program.find_subcommand(page.command);

@@ -58,33 +58,8 @@ impl Chown {
     }
 }
 
-fn size(text: &str) -> Result<SizeChange, &'static str> {
-    SizeChange::parse(text, bytes).ok_or(
-        "needs a size in bytes, with K, M, G, T (1024), KB, MB, GB, TB (1000), and + - < > / or % before it",
-    )
-}
-
-/// A number of bytes as truncate(1) takes it.
-pub(super) fn bytes(text: &str) -> Option<u64> {
-    let end = text.find(|c: char| !c.is_ascii_digit());
-    let (digits, unit) = text.split_at(end.unwrap_or(text.len()));
-    let (letter, base) = match unit.as_bytes() {
-        [] => (b'\0', 1),
-        [letter] | [letter, b'i', b'B'] => (*letter, 1024),
-        [letter, b'B'] => (*letter, 1000),
-        _ => return None,
-    };
-    let power = match letter.to_ascii_uppercase() {
-        b'\0' => 0,
-        b'K' => 1,
-        b'M' => 2,
-        b'G' => 3,
-        b'T' => 4,
-        b'P' => 5,
-        _ => return None,
-    };
-    let unit = u64::checked_pow(base, power)?;
-    digits.parse::<u64>().ok()?.checked_mul(unit)
+fn size(text: &str) -> Result<SizeChange, String> {
+    SizeChange::parse(text)
 }
 
 /// Make directories on a volume.

@@ -2,14 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Owners, Sandbox, number, percent, sandbox};
-
-/// Parses a number of bytes, as mount options do.
-fn size_of_bytes(text: &str) -> Result<u32, &'static str> {
-    let bytes =
-        steadfs_vfs::options::bytes(text).map_err(|_| "needs a number of bytes, or with K or M")?;
-    u32::try_from(bytes).map_err(|_| "is too large")
-}
+use super::{Owners, Sandbox, number, percent, sandbox, size};
 
 /// Format an ext2, ext3, ext4 or f2fs volume; existing content is lost.
 ///
@@ -22,7 +15,7 @@ pub struct Format {
     /// Image file or block device.
     pub volume: PathBuf,
     /// Size of the volume; an image file is created or extended. A bare number counts blocks of -b bytes, or KiB
-    /// without -b (f2fs: sectors), as in mke2fs; or with s (512 bytes), K, M, G, T, KiB to TiB, or B (bytes).
+    /// without -b (f2fs: sectors), as in mke2fs; others have a unit (see SIZES in steadfs(1)): 64M, 64MiB, 64MB, 0.5G, 131072s.
     pub size: Option<String>,
     /// Kind of volume: ext2, ext3, ext4 (the default) or f2fs.
     #[arg(short = 't', long = "type", value_name = "KIND")]
@@ -41,10 +34,10 @@ pub struct Format {
     #[arg(short = 'N', long, value_name = "NUMBER", value_parser = number::<u64>)]
     pub inodes: Option<u64>,
     /// Bytes of the volume for each inode.
-    #[arg(short = 'i', long, value_name = "BYTES", value_parser = size_of_bytes)]
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = size::<u32>)]
     pub inode_ratio: Option<u32>,
     /// Bytes in an inode.
-    #[arg(short = 'I', long, value_name = "BYTES", value_parser = number::<u16>)]
+    #[arg(short = 'I', long, value_name = "BYTES", value_parser = size::<u16>)]
     pub inode_size: Option<u16>,
     /// Blocks in a group, with -O bigalloc clusters: a multiple of 8.
     #[arg(short = 'g', long, value_name = "NUMBER", value_parser = number::<u32>)]
@@ -76,7 +69,7 @@ pub struct Format {
     /// Create a journal for any kind; the same as -O has_journal.
     #[arg(short = 'j', long)]
     pub with_journal: bool,
-    /// Journal options, such as size=MIB, or device=PATH for an external journal.
+    /// Journal options, such as size=64 (MiB) or size=1G, or device=PATH for an external journal.
     #[arg(short = 'J', long, value_name = "LIST")]
     pub journal: Vec<String>,
     /// mke2fs's extended options, such as offset=BYTES (start of the volume on the device) or root_owner[=UID:GID];
@@ -164,7 +157,7 @@ pub struct F2fsFormat {
     #[arg(long, value_name = "USER:GROUP")]
     pub root_owner: Option<String>,
     /// Bytes per sector: 512, 1024, 2048 or 4096; default: the device's (-w).
-    #[arg(long, value_name = "BYTES", value_parser = number::<u32>)]
+    #[arg(long, value_name = "BYTES", value_parser = size::<u32>)]
     pub sector_size: Option<u32>,
     /// Do not discard the device's old content (-t 0).
     #[arg(long)]

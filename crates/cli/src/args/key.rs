@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use steadfs::{CipherMode, KeyName, KeyPolicy, KeySharing, PolicyOptions, VolumeKey};
 
 use super::offline::Open;
+use super::size;
 
 /// Add, remove or list the keys of a mount's encrypted files, and encrypt directories.
 ///
@@ -66,7 +67,7 @@ pub struct SetPolicy {
     #[arg(long, value_name = "BYTES", default_value_t = 32)]
     pub padding: u8,
     /// Encrypt pieces of this size and not blocks: 512 to the size of a block.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = size::<u32>)]
     pub data_unit_size: Option<u32>,
     /// Give all files the same key (Adiantum).
     #[arg(long, conflicts_with_all = ["iv_ino_lblk_64", "iv_ino_lblk_32"])]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use steadfs_base::size;
 
 pub mod edit;
 mod format;
@@ -38,6 +39,12 @@ pub struct Args {
 pub fn number<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str> {
     let number: u64 = text.parse().map_err(|_| "needs a whole number")?;
     T::try_from(number).map_err(|_| "is too large")
+}
+
+/// Parses a size, of which a number without a unit counts bytes.
+pub fn size<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let bytes = size::parse(text, 1).map_err(|why| why.to_string())?;
+    T::try_from(bytes).map_err(|_| "is too large".to_owned())
 }
 
 /// Parses a percentage.

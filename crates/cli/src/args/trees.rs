@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 
 use steadfs::tools::Unit;
+use steadfs_base::size;
 
-use super::edit::bytes;
 use super::offline::Open;
 
 /// Find files on a volume.
@@ -179,15 +179,15 @@ struct BlockSize {
     suffix: Option<String>,
 }
 
-fn block_size(text: &str) -> Result<BlockSize, &'static str> {
-    let is_letter = !text.starts_with(|c: char| c.is_ascii_digit());
-    let number = if is_letter { "1" } else { "" };
-    match bytes(&format!("{number}{text}")) {
-        Some(unit) if unit > 0 && !text.is_empty() => Ok(BlockSize {
-            unit: Unit::Bytes(unit),
-            suffix: is_letter.then(|| text.to_owned()),
+fn block_size(text: &str) -> Result<BlockSize, String> {
+    let unit = size::unit_bytes(text);
+    match unit.map_or_else(|| size::parse(text, 1), Ok) {
+        Ok(0) => Err("a unit has more than 0 bytes".to_owned()),
+        Ok(bytes) => Ok(BlockSize {
+            unit: Unit::Bytes(bytes),
+            suffix: unit.is_some().then(|| text.to_owned()),
         }),
-        _ => Err("needs a number of bytes, or K, M, G, T"),
+        Err(why) => Err(why.to_string()),
     }
 }
 
@@ -273,7 +273,7 @@ impl clap::Args for Units {
                 .long(Self::SIZE)
                 .value_name("SIZE")
                 .value_parser(block_size)
-                .help("In units of this size in bytes, also with K, M, G, T"),
+                .help("In units of this size, such as 512, 64K or 1MB; or of K, M, G, T, MB, ..., which are shown then"),
         )
     }
 

@@ -35,7 +35,7 @@ pub use crate::disk::superblock::OnError;
 pub use external::{
     JournalReport, NamedJournal, format_journal, makes_journal, take_journal, unused_journal,
 };
-pub use options::{FormatOptions, Kind, OrphanFile, Usage};
+pub use options::{BlocksOrBytes, FormatOptions, Kind, Usage};
 
 use build::Build;
 use plan::Plan;
@@ -143,9 +143,11 @@ fn lay_out(plan: &Plan, opts: &FormatOptions) -> Result<Build, FormatError> {
         build.make_resize_inode()?;
     }
     if let Some(journal) = plan.journal {
+        let asked = opts.journal_location;
+        let asked = asked.map(|place| place.whole_blocks(1 << build.geo.block_size.bits()));
         let location = match opts.packed_meta_blocks {
-            true => Some(opts.journal_location.unwrap_or(0)),
-            false => opts.journal_location,
+            true => Some(asked.unwrap_or(0)),
+            false => asked,
         };
         build.make_journal(journal, location, !opts.lazy_journal_init)?;
         overhead += u64::from(build.geo.clusters_for(journal.blocks));

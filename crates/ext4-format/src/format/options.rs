@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use steadfs_base::{BlockSize, Timestamp, parse_uuid, parse_uuid_option};
+use steadfs_base::{BlockSize, Timestamp, parse_uuid, parse_uuid_option, size};
 use steadfs_rt::{random_u64, wall_clock};
 use steadfs_vfs::options::bytes;
 
@@ -12,6 +12,9 @@ use crate::disk::superblock::OnError;
 
 /// The smallest unit that every device can address.
 const SECTOR: u64 = 512;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
 /// Sizes that clusters can have.
 const CLUSTER_BYTES: std::ops::RangeInclusive<u32> = 2048..=1 << 29;
@@ -49,13 +52,31 @@ pub enum Usage {
     LargeFile4,
 }
 
-/// How large the orphan file is (`-E orphan_file_size=`).
+/// A place or an amount of space: blocks, whose size is chosen later, or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OrphanFile {
-    /// A number of blocks; 0: chosen by the volume's size.
-    Blocks(u32),
-    /// A number of bytes, rounded up to blocks.
+pub enum BlocksOrBytes {
+    /// A number of blocks.
+    Blocks(u64),
+    /// A number of bytes.
     Bytes(u64),
+}
+
+impl BlocksOrBytes {
+    /// The whole blocks in it.
+    pub(super) const fn whole_blocks(self, block_size: u32) -> u64 {
+        match self {
+            Self::Blocks(blocks) => blocks,
+            Self::Bytes(bytes) => bytes / block_size as u64,
+        }
+    }
+
+    /// The blocks that contain it.
+    pub(super) const fn blocks(self, block_size: u32) -> u64 {
+        match self {
+            Self::Blocks(blocks) => blocks,
+            Self::Bytes(bytes) => bytes.div_ceil(block_size as u64),
+        }
+    }
 }
 
 /// How a volume is made. The default is an ext4 volume as `mke2fs -t ext4` of e2fsprogs 1.47 makes
@@ -106,8 +127,8 @@ pub struct FormatOptions {
     pub journal_size: Option<u32>,
     /// Size of the journal's fast-commit area in KiB (`-J fast_commit_size=`).
     pub fast_commit_size: Option<u32>,
-    /// Block near which the journal is placed (`-J location=`).
-    pub journal_location: Option<u64>,
+    /// Where the journal is placed, or near it (`-J location=`); bytes are rounded down to blocks.
+    pub journal_location: Option<BlocksOrBytes>,
     /// Percent of the blocks that only root may use (`-m`), 0 to 50.
     pub reserved_percent: f64,
     /// What is done about errors (`-e`).
@@ -116,8 +137,8 @@ pub struct FormatOptions {
     pub stride: u32,
     /// Blocks of a RAID stripe (`-E stripe_width=`).
     pub stripe_width: u32,
-    /// Blocks to which the volume can grow while mounted (`-E resize=`).
-    pub resize: Option<u64>,
+    /// The size to which the volume can grow while mounted (`-E resize=`); bytes are rounded down to blocks.
+    pub resize: Option<BlocksOrBytes>,
     /// Superblock copies with `sparse_super2` (`-E num_backup_sb=`), 0 to 2.
     pub backup_superblocks: u8,
     /// Seconds between updates of multiple-mount protection (`-E mmp_update_interval=`), at most 300; 0 stands for 5.
@@ -144,7 +165,7 @@ pub struct FormatOptions {
     /// the device.
     pub offset: u64,
     /// Size of the orphan file; as fits the volume if `None`.
-    pub orphan_file: Option<OrphanFile>,
+    pub orphan_file: Option<BlocksOrBytes>,
     /// Whose usage is counted with the feature quota: of users, groups, projects (`-E quotatype=`); `None`: of users and
     /// groups, and of projects if the volume has them.
     pub quota_types: Option<[bool; 3]>,
@@ -235,8 +256,10 @@ impl FormatOptions {
     /// Takes a block size as `-b` has it: with a minus it is the least, and the volume's size decides.
     pub fn set_block_size(&mut self, text: &str) -> Result<(), FormatError> {
         let least = text.strip_prefix('-');
-        let size = bytes(least.unwrap_or(text)).ok();
-        let size = size.and_then(|size| u32::try_from(size).ok());
+        let size = bytes(least.unwrap_or(text));
+        let size =
+            size.map_err(|why| FormatError::option("block size", format!("{text}: {why}")))?;
+        let size = u32::try_from(size).ok();
         let size = size.filter(|size| BlockSize::new(*size).is_some());
         if size.is_none() {
             let why = format!("{text} is not a power of two from 1024 to 65536");
@@ -251,8 +274,9 @@ impl FormatOptions {
 
     /// Takes a cluster size as `-C` has it.
     pub fn set_cluster_size(&mut self, text: &str) -> Result<(), FormatError> {
-        let size = bytes(text).ok();
-        let size = size.and_then(|size| u32::try_from(size).ok());
+        let size = bytes(text)
+            .map_err(|why| FormatError::option("cluster size", format!("{text}: {why}")))?;
+        let size = u32::try_from(size).ok();
         let valid = |size: &u32| size.is_power_of_two() && CLUSTER_BYTES.contains(size);
         self.cluster_size = size.filter(valid);
         if self.cluster_size.is_none() {
@@ -287,16 +311,16 @@ impl FormatOptions {
         Ok(())
     }
 
-    /// Takes a list of journal options as `-J` has it: `size=MIB`, `fast_commit_size=KIB`,
-    /// `location=BLOCK`, or `device=PATH`.
+    /// Takes a list of journal options as `-J` has it: `size=SIZE` (a bare number counts MiB), `fast_commit_size=SIZE` (KiB),
+    /// `location=BLOCK` or `location=SIZE`, or `device=PATH`.
     pub fn set_journal(&mut self, list: &str) -> Result<(), FormatError> {
         self.journal = true;
         for (name, value) in settings(list) {
             let option = format!("-J {name}");
             match name {
-                "size" => self.journal_size = Some(number(&option, value)?),
-                "fast_commit_size" => self.fast_commit_size = Some(number(&option, value)?),
-                "location" => self.journal_location = Some(number(&option, value)?),
+                "size" => self.journal_size = Some(units_of(MIB, &option, value)?),
+                "fast_commit_size" => self.fast_commit_size = Some(units_of(KIB, &option, value)?),
+                "location" => self.journal_location = Some(blocks_or_bytes(&option, value)?),
                 "device" => self.journal_device = Some(device(&option, value)?),
                 "v1_superblock" => return Err(FormatError::Unsupported(option)),
                 _ => {
@@ -317,7 +341,7 @@ impl FormatOptions {
             match name {
                 "stride" => self.stride = number(&option, value)?,
                 "stripe-width" | "stripe_width" => self.stripe_width = number(&option, value)?,
-                "resize" => self.resize = Some(number(&option, value)?),
+                "resize" => self.resize = Some(blocks_or_bytes(&option, value)?),
                 "num_backup_sb" => self.backup_superblocks = number(&option, value)?,
                 "hash_seed" => {
                     let text = value.unwrap_or_default();
@@ -352,7 +376,7 @@ impl FormatOptions {
                     encoding(&option, value)?;
                 }
                 "encoding_flags" => self.strict_names = Some(is_strict(&option, value)?),
-                "orphan_file_size" => self.orphan_file = Some(orphan_file(&option, value)?),
+                "orphan_file_size" => self.orphan_file = Some(blocks_or_bytes(&option, value)?),
                 "mmp_update_interval" => {
                     self.mmp_update_interval = number(&option, value)?;
                     if self.mmp_update_interval > UPDATE_INTERVAL_MAX {
@@ -432,16 +456,36 @@ fn number<T: TryFrom<u64>>(option: &str, value: Option<&str>) -> Result<T, Forma
     T::try_from(number).map_err(|_| fail(format!("{text} is too large")))
 }
 
-/// A number of blocks, or with a unit of bytes, as mke2fs takes it.
-fn orphan_file(option: &str, value: Option<&str>) -> Result<OrphanFile, FormatError> {
-    let Some(text) = value.filter(|text| text.ends_with(|c: char| c.is_ascii_alphabetic())) else {
-        return number(option, value).map(OrphanFile::Blocks);
-    };
-    let size = bytes(text).map_err(|_| {
-        let why = format!("'{text}' is not a number of blocks, or of bytes with K, M or G");
-        FormatError::option(option, why)
-    })?;
-    Ok(OrphanFile::Bytes(size))
+/// A number of blocks, or with a unit a size, as mke2fs takes it.
+fn blocks_or_bytes(option: &str, value: Option<&str>) -> Result<BlocksOrBytes, FormatError> {
+    let text = value.unwrap_or_default();
+    let size = size::parse(text, 1).map_err(|why| wrong_size(option, text, &why))?;
+    Ok(match size::is_bare(text) {
+        true => BlocksOrBytes::Blocks(size),
+        false => BlocksOrBytes::Bytes(size),
+    })
+}
+
+/// A size in units of `unit` bytes, which a bare number counts.
+fn units_of(unit: u64, option: &str, value: Option<&str>) -> Result<u32, FormatError> {
+    let text = value.unwrap_or_default();
+    let size = size::parse(text, unit).map_err(|why| wrong_size(option, text, &why))?;
+    if !size.is_multiple_of(unit) {
+        let why = format!("{text}: needs a multiple of {unit} bytes");
+        return Err(FormatError::option(option, why));
+    }
+    let count = u32::try_from(size / unit);
+    count.map_err(|_| FormatError::option(option, format!("{text} is too large")))
+}
+
+fn wrong_size(option: &str, text: &str, why: &size::SizeError) -> FormatError {
+    FormatError::option(
+        option,
+        match text {
+            "" => why.to_string(),
+            text => format!("{text}: {why}"),
+        },
+    )
 }
 
 /// Names of the only encoding that file systems have.

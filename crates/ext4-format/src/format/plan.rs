@@ -5,7 +5,7 @@ use steadfs_rt::{Random, random_u64, wall_clock};
 use zerocopy::FromZeros;
 
 use super::numbers::{FIRST_INO, Numbers, Request, cluster_bits};
-use super::{FormatError, FormatOptions, OnError, OrphanFile, Usage, features, quota};
+use super::{FormatError, FormatOptions, OnError, Usage, features, quota};
 use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::mmp::UPDATE_INTERVAL;
 use crate::disk::num::{high32, low8, low16, low32};
@@ -239,7 +239,7 @@ fn request(
         backups: opts.backup_superblocks,
         reserved_gdt: None,
     };
-    if let Some(growth) = opts.resize {
+    if let Some(growth) = opts.resize.map(|size| size.whole_blocks(block_size)) {
         if growth <= blocks {
             let why = format!("{growth} blocks are not more than the volume has, {blocks}");
             return Err(FormatError::option("resize", why));
@@ -389,12 +389,8 @@ fn orphan_blocks(
     opts: &FormatOptions,
 ) -> Result<Option<u32>, FormatError> {
     let fail = |why: String| FormatError::option("-E orphan_file_size", why);
-    let block_size = u64::from(request.block_size);
-    let wanted = match opts.orphan_file {
-        Some(OrphanFile::Blocks(blocks)) => u64::from(blocks),
-        Some(OrphanFile::Bytes(bytes)) => bytes.div_ceil(block_size),
-        None => 0,
-    };
+    let wanted = opts.orphan_file;
+    let wanted = wanted.map_or(0, |size| size.blocks(request.block_size));
     if !features.compat.contains(Compat::ORPHAN_FILE) {
         return match opts.orphan_file {
             Some(_) => Err(fail(

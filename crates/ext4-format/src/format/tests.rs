@@ -556,6 +556,7 @@ const MATRIX: &[(&str, u64)] = &[
     ("-t ext4 -M /some/where -e panic", 64 * MIB),
     ("-t ext4 -E resize=20000000", 2 * GIB),
     ("-t ext4 -E resize=200000 -b 1024", 64 * MIB),
+    ("-t ext4 -E resize=80G", 2 * GIB),
     ("-t ext4 -E stride=16,stripe-width=64", 4 * GIB),
     ("-t ext4 -E stride=16 -O ^flex_bg", 4 * GIB),
     ("-t ext4 -E packed_meta_blocks=1", 5 * GIB),
@@ -571,6 +572,7 @@ const MATRIX: &[(&str, u64)] = &[
     ("-t ext3 -E nodiscard", 200 * MIB),
     ("-t ext4 -J size=512", 4 * GIB),
     ("-t ext4 -J size=64,location=50000", 4 * GIB),
+    ("-t ext4 -J size=64,location=200M", 4 * GIB),
     ("-t ext4 -J size=100 -b 1024", 900 * MIB),
     ("-t ext4 -O ^flex_bg -J size=40 -b 1024", 300 * MIB),
 ];

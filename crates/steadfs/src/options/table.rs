@@ -108,7 +108,7 @@ const ENTRIES: &[Opt] = &[
     Opt::value("offset", "=BYTES", |o, v| sectors(v).map(|n| o.offset = n))
         .help(
             Device,
-            "where the volume begins on the device, also with K, M, G; most disk images have their first partition at 1M",
+            "where the volume begins on the device; most disk images have their first partition at 1M",
         )
         .current(Changed, |o| Some(format!("offset={}", o.offset)))
         .fixed(),

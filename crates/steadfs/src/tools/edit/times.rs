@@ -1,5 +1,6 @@
 //! `touch` and `truncate`.
 
+use steadfs_base::size;
 use steadfs_vfs::{FileKind, FsError, SetAttr, SetTime};
 
 use super::super::walk::{Held, is_of_dir, resolve};
@@ -42,25 +43,30 @@ pub enum SizeChange {
 }
 
 impl SizeChange {
-    /// Parses `[+-<>/%]BYTES`; `number` parses the size behind the sign. `None`: it is none, or a multiple of 0.
-    pub fn parse(text: &str, number: impl FnOnce(&str) -> Option<u64>) -> Option<Self> {
+    /// Parses `[+-<>/%]SIZE`.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut rest = text.chars();
-        let signed: Option<fn(u64) -> Self> = match rest.next()? {
-            '+' => Some(Self::Grow),
-            '-' => Some(Self::Shrink),
-            '<' => Some(Self::AtMost),
-            '>' => Some(Self::AtLeast),
-            '/' => Some(Self::RoundDown),
-            '%' => Some(Self::RoundUp),
+        let signed: Option<fn(u64) -> Self> = match rest.next() {
+            Some('+') => Some(Self::Grow),
+            Some('-') => Some(Self::Shrink),
+            Some('<') => Some(Self::AtMost),
+            Some('>') => Some(Self::AtLeast),
+            Some('/') => Some(Self::RoundDown),
+            Some('%') => Some(Self::RoundUp),
             _ => None,
         };
-        let digits = if signed.is_some() {
-            rest.as_str()
-        } else {
-            text
+        let size = match signed {
+            Some(_) => rest.as_str(),
+            None => text,
         };
-        let change = signed.unwrap_or(Self::To)(number(digits)?);
-        (!matches!(change, Self::RoundDown(0) | Self::RoundUp(0))).then_some(change)
+        let size = size::parse(size, 1).map_err(|why| why.to_string())?;
+        match signed.unwrap_or(Self::To)(size) {
+            Self::RoundDown(0) | Self::RoundUp(0) => Err("is no multiple of 0".to_owned()),
+            change => Ok(change),
+        }
     }
 
     /// The size of a file that had `old` bytes; `None` if it is too large.
@@ -168,7 +174,7 @@ mod tests {
 
     #[test]
     fn sizes_are_changed_as_by_truncate() {
-        let change = |text: &str| SizeChange::parse(text, |number| number.parse().ok());
+        let change = SizeChange::parse;
         for (text, wanted) in [
             ("5", 5),
             ("+5", 105),
@@ -181,15 +187,17 @@ mod tests {
             ("/30", 90),
             ("%30", 120),
             ("%50", 100),
+            ("1.5KiB", 1536),
+            ("+1kB", 1100),
         ] {
             assert_eq!(
-                change(text).and_then(|change| change.of(100)),
-                Some(wanted),
+                change(text).map(|change| change.of(100)),
+                Ok(Some(wanted)),
                 "{text}"
             );
         }
         for text in ["", "+", "x", "/0", "%0", "--5"] {
-            assert_eq!(change(text), None, "{text}");
+            assert!(change(text).is_err(), "{text}");
         }
         assert_eq!(SizeChange::Grow(1).of(u64::MAX), None);
     }

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::ffi::{OsStr, OsString};
 
-use steadfs_base::Timestamp;
+use steadfs_base::{Timestamp, size};
 use steadfs_vfs::FileKind;
 
 use super::super::edit::owner::number_of;
@@ -326,7 +326,8 @@ impl<'w> Parser<'w> {
             "-xtype" => Test::TargetKind(kinds(name, self.text(name)?)?),
             "-size" => {
                 let text = self.text(name)?;
-                let forms = "needs a number with c, w, b, k, M or G behind it";
+                let forms =
+                    "needs a whole number with c, w, b or a unit such as k, MiB or GB behind it";
                 let (number, unit) = size(text).ok_or(format!("{name} {text}: {forms}"))?;
                 Test::Size(number, unit)
             }
@@ -437,16 +438,17 @@ fn number(text: &str) -> Option<Number> {
     Some(Number { order, than })
 }
 
-/// A number and the bytes of its unit.
+/// A number and the bytes of its unit: those of find(1), and those of all sizes ([`steadfs_base::size`]).
 fn size(text: &str) -> Option<(Number, u64)> {
     let (digits, unit) = match text.as_bytes().last()? {
         b'c' => (&text[..text.len() - 1], 1),
         b'w' => (&text[..text.len() - 1], 2),
         b'b' => (&text[..text.len() - 1], 512),
-        b'k' => (&text[..text.len() - 1], 1 << 10),
-        b'M' => (&text[..text.len() - 1], 1 << 20),
-        b'G' => (&text[..text.len() - 1], 1 << 30),
-        _ => (text, 512),
+        b'0'..=b'9' => (text, 512),
+        _ => {
+            let end = text.trim_end_matches(|c: char| !c.is_ascii_digit()).len();
+            (&text[..end], size::unit_bytes(&text[end..])?)
+        }
     };
     Some((number(digits)?, unit))
 }
