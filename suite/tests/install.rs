@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use steadfs_suite::command::finish;
+use steadfs_suite::command::{finish, judge};
 use steadfs_suite::scratch::IN_NAMESPACE;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Outcome, Scratch, run, steadfs};
@@ -52,13 +52,15 @@ fn check_helpers(dest: &Path) {
         "mount.fuseblk.steadfs",
         "umount.fuse.steadfs",
         "umount.fuseblk.steadfs",
+        "fsck.steadfs",
+        "fsck.fuse.steadfs",
     ] {
         let target = fs::read_link(dest.join("sbin").join(role)).unwrap();
         assert_eq!(target, Path::new("/opt/stead/bin/steadfs"), "{role}");
     }
 }
 
-/// Every command has a page of the manual, with the sections that follow what its help says.
+/// Every command has a page of the manual; all pages have the usual sections, and mandoc(1) finds nothing wrong.
 fn check_pages(dest: &Path, found: &BTreeSet<PathBuf>) {
     let subcommands: Vec<String> = steadfs(["help"])
         .expect(0)
@@ -76,15 +78,35 @@ fn check_pages(dest: &Path, found: &BTreeSet<PathBuf>) {
             found.contains(Path::new(&page)),
             "{page} is not in {found:#?}"
         );
-        if name == "lab" {
-            // Written by steadfs-lab, with pages of its commands.
-            continue;
-        }
-        let text = fs::read_to_string(dest.join(&page)).unwrap();
-        for section in [".SH \"EXIT STATUS\"", ".SH \"SEE ALSO\""] {
-            assert_eq!(text.matches(section).count(), 1, "{section} in {page}");
+    }
+    let is_page = |name: &&PathBuf| name.starts_with("opt/stead/share/man");
+    let mut pages: Vec<PathBuf> = found
+        .iter()
+        .filter(is_page)
+        .map(|name| dest.join(name))
+        .collect();
+    assert!(pages.len() > subcommands.len() + 10, "{pages:?}");
+    pages.retain(|page| !fs::read_to_string(page).unwrap().starts_with(".so "));
+    for page in &pages {
+        let text = fs::read_to_string(page).unwrap();
+        for section in [
+            "NAME",
+            "SYNOPSIS",
+            "EXAMPLES",
+            "\"EXIT STATUS\"",
+            "\"SEE ALSO\"",
+        ] {
+            let heading = format!("\n.SH {section}\n");
+            let count = text.matches(&*heading).count();
+            assert_eq!(count, 1, "{section} in {}", page.display());
         }
     }
+    let words = ["-T", "lint", "-W", "warning"].map(std::ffi::OsStr::new);
+    let checked = words
+        .into_iter()
+        .chain(pages.iter().map(|page| page.as_os_str()));
+    let output = run(judge("mandoc").to_str().unwrap(), checked);
+    assert_eq!((output.code(), &*output.out), (0, ""), "{}", output.err);
 }
 
 #[test]
@@ -102,6 +124,7 @@ fn everything_is_installed_and_uninstalled() {
         "opt/stead/share/man/man1/steadfs-lab-crash.1",
         "opt/stead/share/man/man1/steadfs.1",
         "opt/stead/share/man/man8/mount.steadfs.8",
+        "opt/stead/share/man/man8/fsck.steadfs.8",
         "opt/stead/share/bash-completion/completions/steadfs",
         "opt/stead/share/zsh/site-functions/_steadfs",
         "opt/stead/share/fish/vendor_completions.d/steadfs.fish",
@@ -117,7 +140,7 @@ fn everything_is_installed_and_uninstalled() {
     assert!(unit.contains("\nExecStart=/opt/stead/bin/steadfs service\n"));
     let page = fs::read_to_string(dest.join("opt/stead/share/man/man1/steadfs-mount.1")).unwrap();
     for word in [
-        ".TH steadfs",
+        ".TH STEADFS-MOUNT 1 ",
         "MOUNT OPTIONS",
         "cache_size",
         "FSTAB",
@@ -178,7 +201,7 @@ fn a_user_installs_without_the_helpers_of_mount_8() {
     fs::write(&file, b"").unwrap();
     let output = install(&prefix, &file.join("sbin")).expect(0);
     let why = format!(
-        "not installed: the helpers of mount(8), as {} is not a directory",
+        "not installed: the helpers of mount(8) and fsck(8), as {} is not a directory",
         file.display()
     );
     assert!(output.out.contains(&why), "{}", output.out);
@@ -243,12 +266,12 @@ fn shells_complete_commands_and_options() {
 }
 
 /// In a mount namespace of its own, with the helpers in /sbin and lines in /etc/fstab. $1: folder with the helpers,
-/// fstab, a.img, b.img (owned by uid 65534), c.img (f2fs), mnt, other, third, and own (a folder of uid 65534).
+/// fstab, a.img, b.img (owned by uid 65534), c.img (f2fs), mnt, other, third, fourth, and own (a folder of uid 65534).
 const WITH_HELPERS: &str = r#"
 set -euo pipefail
 cd "$1"
 mount --make-rprivate /
-trap 'umount -li "$1/mnt" "$1/own" "$1/other" "$1/third" 2>/dev/null || true; losetup -d "$dev" 2>/dev/null || true' EXIT
+trap 'umount -li "$1/mnt" "$1/own" "$1/other" "$1/third" "$1/fourth" 2>/dev/null || true; losetup -d "$dev" 2>/dev/null || true' EXIT
 dev=
 copy() { # a directory that can be changed without changing the machine
     mkdir -p "$1.was"; mount --bind "$2" "$1.was"
@@ -308,7 +331,6 @@ mount -o remount,rw other
 grep " $1/other fuse.steadfs rw,relatime" /proc/mounts >&2
 touch other/new
 umount other
-mount -a
 ! mountpoint -q mnt
 clean a.img
 
@@ -374,11 +396,55 @@ fn mount_8_and_fstab_mount_the_type() {
     let dir = dir.to_str().unwrap();
     let lines = format!(
         "{dir}/a.img {dir}/mnt steadfs noexec,noatime,noauto,nofail,x-systemd.idle-timeout=60 0 0\n\
-         {dir}/b.img {dir}/own fuse.steadfs noauto,user,noatime 0 0\n\
-         {dir}/a.img {dir}/third steadfs noauto,async_checkpoint=40,io_scheduler=cfq 0 0\n"
+         {dir}/b.img {dir}/own fuse.steadfs noauto,user,noatime 0 2\n\
+         {dir}/a.img {dir}/third steadfs noauto,async_checkpoint=40,io_scheduler=cfq 0 2\n\
+         {dir}/c.img {dir}/fourth fuse.steadfs ro 0 0\n"
     );
     fs::write(scratch.join("fstab"), lines).unwrap();
+step "all of fstab, shown and unmounted by util-linux"
+mount -a
+mount -a
+if mountpoint -q mnt; then exit 1; fi
+test "$(findmnt -no SOURCE,FSTYPE fourth | xargs)" = "$1/c.img fuse.steadfs"
+findmnt -no OPTIONS fourth | grep ^ro, >&2
+test "$(findmnt -no TARGET --source "$1/c.img")" = "$1/fourth"
+test "$(findmnt -nt fuse.steadfs | wc -l)" = 1
+umount -a -t fuse.steadfs
+! mountpoint -q fourth
+dev=$(losetup -f --show a.img)
+mount -t steadfs "$dev" mnt
+test "$(lsblk -nro MOUNTPOINTS "$dev")" = "$1/mnt"
+test "$(findmnt -no FSTYPE "$dev")" = fuseblk.steadfs
+umount "$dev"
+losetup -d "$dev"
+mount -t steadfs -o loop a.img mnt
+umount mnt
+test "$(losetup -j a.img)" = ""
+
+step "mount.fuse(8) without a helper of ours"
+ln -s "$1/usr/bin/steadfs" "$sbin/steadfs"
+mount -t fuse "steadfs#$1/a.img" -o noatime mnt
+grep "$1/a.img $1/mnt fuse.steadfs rw,noatime" /proc/mounts >&2
+umount mnt
+rm "$sbin/mount.fuse.steadfs"
+mount -t fuse.steadfs -o ro a.img mnt
+grep "$1/a.img $1/mnt fuse.steadfs ro," /proc/mounts >&2
+umount mnt
+cp -P "$1/helpers/mount.fuse.steadfs" "$sbin/"
+rm "$sbin/steadfs"
+
+step "fsck by fstab"
+fsck -A -a -t steadfs >output 2>&1
+grep "a.img: clean, [0-9]*/[0-9]* files" output >&2
+fsck -a "$1/own" 2>&1 | grep "b.img: clean" >&2
+debugfs -w -R "ssv state 2" a.img 2>/dev/null
+debugfs -w -R "sif / links_count 9" a.img 2>/dev/null
+if fsck -A -a -t steadfs >output 2>&1; then exit 1; else test $? = 4; fi
+grep "a.img: the errors are not repaired.*e2fsck -f" output >&2
+e2fsck -fy a.img >&2 || test $? = 1
+
     let words = ["bash", "-c", WITH_HELPERS, "bash", dir];
     let output: Outcome = run("unshare", IN_NAMESPACE.into_iter().chain(words));
     assert_eq!(output.code(), 0, "{}{}", output.out, output.err);
 }
+    scratch.folder("fourth");

@@ -85,6 +85,8 @@ fn the_debian_package_is_installed_and_purged() {
         "usr/bin/steadfs",
         "usr/sbin/mount.steadfs",
         "usr/sbin/umount.fuseblk.steadfs",
+        "usr/sbin/fsck.steadfs",
+        "usr/share/man/man8/fsck.steadfs.8.gz",
         "usr/share/man/man1/steadfs-mount.1.gz",
         "usr/share/man/man8/mount.steadfs.8.gz",
         "usr/share/bash-completion/completions/steadfs",
@@ -118,7 +120,7 @@ fn the_archive_is_unpacked_anywhere() {
         "-xf",
     ];
     run("tar", words.into_iter().chain([archive.to_str().unwrap()])).expect(0);
-    for program in ["bin/steadfs", "sbin/mount.steadfs"] {
+    for program in ["bin/steadfs", "sbin/mount.steadfs", "sbin/fsck.steadfs"] {
         let version = run(prefix.join(program).to_str().unwrap(), ["--version"]).expect(0);
         assert!(version.out.starts_with("steadfs ") || program.starts_with("sbin"));
     }

@@ -1,4 +1,4 @@
-//! Writes the manual's pages (`steadfs.1` and one for each command) and the shells' completions to a
+//! Writes the manual's pages (`steadfs.1`, one for each command, and `fsck.steadfs.8`) and the shells' completions to a
 //! directory: what `make install` installs besides the program; or with `--book` the pages of the book's reference.
 //! usage: manual [--book] DIR
 
@@ -18,13 +18,14 @@ mod man_text;
 #[allow(dead_code, reason = "the program shows the text")]
 #[path = "../src/mount_options.rs"]
 mod mount_options;
+#[path = "manual/pages.rs"]
+mod pages;
 
 use std::io;
 use std::path::Path;
 
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
-use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use steadfs::Options;
 
@@ -49,20 +50,8 @@ fn main() -> io::Result<()> {
     }
     let man = dir.join("man");
     std::fs::create_dir_all(&man)?;
-    let program = args::Args::command().mut_subcommand("mount", |c| c.after_long_help(None));
-    clap_mangen::generate_to(program.clone(), &man)?;
-    program_page(&man.join("steadfs.1"))?;
-    mount_page(program, &man.join("steadfs-mount.1"))?;
-    for page in man_text::PAGES {
-        let path = man.join(format!("steadfs-{}.1", page.command));
-        let mut text = std::fs::read(&path)?;
-        text.extend(additions(page).to_roff().bytes());
-        std::fs::write(path, text)?;
-    }
-    let f2fs = args_f2fs::FormatF2fs::command().name("steadfs-format-f2fs");
-    let mut page = Vec::new();
-    Man::new(f2fs).render(&mut page)?;
-    std::fs::write(man.join("steadfs-format-f2fs.1"), page)?;
+    commands(&man)?;
+    std::fs::write(man.join("fsck.steadfs.8"), fsck_page())?;
     let shells = dir.join("completions");
     std::fs::create_dir_all(&shells)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
@@ -71,32 +60,79 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Adds what all commands have in common to the page of the program.
-fn program_page(path: &Path) -> io::Result<()> {
-    let mut page = std::fs::read(path)?;
-    let mut roff = Roff::new();
-    roff.control("SH", ["SIZES"]);
-    roff.text([roman(man_text::SIZES)]);
-    page.extend(roff.to_roff().bytes());
-    std::fs::write(path, page)
+/// Writes the page of the program and one for each command.
+fn commands(man: &Path) -> io::Result<()> {
+    let program = args::Args::command().disable_help_subcommand(true);
+    let mut program = program.mut_subcommand("mount", |c| c.after_long_help(None));
+    program.build();
+    let write = |name: &str, command: &Command, sections: Roff| {
+        // A name lives as long as the program.
+        let command = command.clone().name(&*name.to_owned().leak());
+        let page = pages::page(command, sections)?;
+        std::fs::write(man.join(format!("{name}.1")), page)
+    };
+    let texts = &man_text::PROGRAM;
+    let mut sections = Roff::new();
+    pages::paragraphs(&mut sections, "SIZES", &[man_text::SIZES]);
+    pages::ending(
+        &mut sections,
+        texts.examples,
+        texts.codes,
+        "fsck.steadfs(8)",
+        texts.see_also,
+    );
+    write("steadfs", &program, sections)?;
+    for texts in man_text::PAGES {
+        let command = program.find_subcommand(texts.command);
+        let command = command.ok_or(io::ErrorKind::NotFound)?;
+        let name = format!("steadfs-{}", texts.command);
+        write(&name, command, sections_of(texts, "steadfs(1)"))?;
+        for texts in man_text::PARTS
+            .iter()
+            .filter(|part| part.of == texts.command)
+        {
+            let part = command.find_subcommand(texts.page.command);
+            let part = part.ok_or(io::ErrorKind::NotFound)?;
+            let first = format!("{name}(1), steadfs(1)");
+            write(
+                &format!("{name}-{}", texts.page.command),
+                part,
+                sections_of(&texts.page, &first),
+            )?;
+        }
+    }
+    let texts = &man_text::F2FS;
+    let f2fs = args_f2fs::FormatF2fs::command();
+    write(
+        "steadfs-format-f2fs",
+        &f2fs,
+        sections_of(texts, "steadfs-format(1), steadfs(1)"),
+    )
 }
 
-/// Adds the mount options and the use in fstab to the page of `steadfs mount`.
-fn mount_page(mut program: Command, path: &Path) -> io::Result<()> {
-    program.build();
-    let mut page = Vec::new();
-    let mount = program.find_subcommand("mount").cloned();
-    let mount = mount.ok_or(io::ErrorKind::NotFound)?.name("steadfs-mount");
-    Man::new(mount).render(&mut page)?;
+/// The sections that follow what the help says.
+fn sections_of(texts: &man_text::Page, first: &str) -> Roff {
     let mut roff = Roff::new();
-    roff.control("SH", ["MOUNT OPTIONS"]);
-    roff.text([roman(mount_options::RULES)]);
+    if texts.command == "mount" {
+        mount_sections(&mut roff);
+    }
+    pages::ending(
+        &mut roff,
+        texts.examples,
+        texts.codes,
+        first,
+        texts.see_also,
+    );
+    roff
+}
+
+/// The mount options and the use in fstab.
+fn mount_sections(roff: &mut Roff) {
+    pages::paragraphs(roff, "MOUNT OPTIONS", &[mount_options::RULES]);
     for (title, lines) in Options::help() {
         roff.control("SS", [title]);
         for line in lines {
-            roff.control("TP", []);
-            roff.text([bold(line.usages.join(", "))]);
-            roff.text([roman(line.meaning)]);
+            pages::entry(roff, bold(line.usages.join(", ")), &line.meaning);
         }
     }
     for (title, names) in [
@@ -106,34 +142,23 @@ fn mount_page(mut program: Command, path: &Path) -> io::Result<()> {
         roff.control("SS", [title]);
         roff.text([roman(names.join(", "))]);
     }
-    roff.control("SH", ["FSTAB"]);
-    roff.text([roman(mount_options::FSTAB)]);
-    page.extend(roff.to_roff().bytes());
-    std::fs::write(path, page)
+    pages::paragraphs(roff, "FSTAB", &[mount_options::FSTAB]);
 }
 
-/// The sections that follow what the help says.
-fn additions(page: &man_text::Page) -> Roff {
+fn fsck_page() -> String {
+    let texts = &man_text::FSCK;
     let mut roff = Roff::new();
-    if !page.examples.is_empty() {
-        roff.control("SH", ["EXAMPLES"]);
-    }
-    for (line, meaning) in page.examples {
-        roff.control("TP", []);
-        roff.text([bold(*line)]);
-        roff.text([roman(*meaning)]);
-    }
-    roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in page.codes {
-        roff.control("TP", []);
-        roff.text([bold(*code)]);
-        roff.text([roman(*meaning)]);
-    }
-    roff.control("SH", ["SEE ALSO"]);
-    let others = match page.see_also {
-        "" => String::new(),
-        others => format!(", {others}"),
-    };
-    roff.text([roman(format!("steadfs(1){others}"))]);
-    roff
+    pages::paragraphs(&mut roff, "NAME", &[texts.name]);
+    pages::paragraphs(&mut roff, "SYNOPSIS", &[texts.synopsis]);
+    pages::paragraphs(&mut roff, "DESCRIPTION", texts.description);
+    pages::list(&mut roff, "OPTIONS", texts.options);
+    let end = &texts.page;
+    pages::ending(
+        &mut roff,
+        end.examples,
+        end.codes,
+        "steadfs-check(1)",
+        end.see_also,
+    );
+    pages::other("fsck.steadfs", roff)
 }

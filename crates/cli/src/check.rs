@@ -1,11 +1,12 @@
 //! `steadfs check`.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use steadfs::tools::{Progress, printable_json, printable_text};
+use steadfs::tools::{Progress as _, printable_json, printable_text};
 use steadfs::{Checked, Options, VolumeDevice};
 
 use crate::args;
@@ -17,13 +18,60 @@ use crate::progress::Line;
 use crate::sandbox;
 
 /// Exit code of e2fsck(8): errors that were left uncorrected.
-const UNCORRECTED: u8 = 4;
+pub const UNCORRECTED: u8 = 4;
 /// Exit code of e2fsck(8): the check could not be done.
-const OPERATIONAL: u8 = 8;
+pub const OPERATIONAL: u8 = 8;
 /// Exit code of e2fsck(8): wrong usage.
 pub const USAGE: u8 = 16;
 
+/// A report of progress for another program: lines of pass, bytes read, size of the volume and its name, as e2fsck -C has them.
+pub struct Progress {
+    out: File,
+    done: u64,
+    shown: u64,
+    failed: bool,
+}
+
+impl Progress {
+    /// Lines at most.
+    const LINES: u64 = 100;
+
+    /// Reports on a descriptor that this process has inherited.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn open(descriptor: u32) -> Result<Self, Failure> {
+        let path = format!("/proc/self/fd/{descriptor}");
+        let out = File::options().append(true).open(path);
+        let out = out.map_err(|error| Failure::plain(format!("-C {descriptor}: {error}")))?;
+        Ok(Self {
+            out,
+            done: 0,
+            shown: 0,
+            failed: false,
+        })
+    }
+
+    /// Counts `bytes` read of a volume of `size`.
+    fn bytes(&mut self, bytes: u64, size: u64, volume: &Path) {
+        self.done = size.min(self.done.saturating_add(bytes));
+        let part = u128::from(self.done) * u128::from(Self::LINES) / u128::from(size.max(1));
+        let part = u64::try_from(part).unwrap_or(Self::LINES);
+        if part > self.shown && !self.failed {
+            self.shown = part;
+            let line = format!("1 {} {size} {}\n", self.done, volume.display());
+            // A reader that is gone does not end the check.
+            self.failed = self.out.write_all(line.as_bytes()).is_err();
+        }
+    }
+}
+
 pub fn run(args: &args::Check) -> Result<(), Failure> {
+    run_with(args, None)
+}
+
+/// Checks, and reports progress for another program.
+pub fn run_with(args: &args::Check, mut progress: Option<Progress>) -> Result<(), Failure> {
     if !args.open.keys.is_empty() {
         let why = "a check needs no key: leave out --key-file";
         return Err(Failure::new(USAGE, why));
@@ -47,8 +95,19 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
         sandbox::report_missing(&sandbox::enter(false).map_err(operational)?);
     }
     let mut line = Line::of_reading("checking");
-    let checked = device.check(&mut |bytes| line.bytes(bytes));
+    let size = device
+        .size()
+        .map_err(|error| Failure::new(OPERATIONAL, error))?;
+    let checked = device.check(&mut |bytes| {
+        line.bytes(bytes);
+        if let Some(progress) = &mut progress {
+            progress.bytes(bytes, size, &args.volume);
+        }
+    });
     line.done();
+    if let Some(progress) = &mut progress {
+        progress.bytes(size, size, &args.volume);
+    }
     let checked = checked.map_err(|error| Failure::new(OPERATIONAL, error))?;
     print(|out| match args.json {
         true => print_json(&args.volume, &checked, out),

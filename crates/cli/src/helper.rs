@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::slice::Iter;
 use std::str::Chars;
 
+use clap::CommandFactory;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -28,6 +29,20 @@ pub fn called_as(words: &[OsString]) -> Option<Role> {
         "umount.steadfs" | "umount.fuse.steadfs" | "umount.fuseblk.steadfs" => Some(Role::Umount),
         _ => None,
     }
+}
+
+/// Whether mount.fuse(8) of libfuse calls the program, as `steadfs IMAGE DIRECTORY -o OPTIONS`: for `mount -t fuse
+/// steadfs#IMAGE DIRECTORY`, and for the type fuse.steadfs where the helper of that name is not installed. No command of this
+/// program has these words: the directory exists, and the image has not the name of a command.
+pub fn called_by_mount_fuse(words: &[OsString]) -> bool {
+    let [_, image, dir, option, _] = words else {
+        return false;
+    };
+    let is_command = |name: &str| {
+        let program = args::Args::command();
+        name.starts_with('-') || program.find_subcommand(name).is_some()
+    };
+    option == "-o" && !image.to_str().is_some_and(is_command) && Path::new(dir).is_dir()
 }
 
 pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
@@ -228,6 +243,23 @@ mod tests {
         );
         assert_eq!(called_as(&words("steadfs mount a b")), None);
         assert_eq!(called_as(&[]), None);
+    }
+
+    #[test]
+    fn mount_fuse_8_calls_without_a_command() {
+        assert!(called_by_mount_fuse(&words(
+            "steadfs /a.img /tmp -o rw,dev"
+        )));
+        for other in [
+            "steadfs mount /tmp -o rw",
+            "steadfs cp /tmp -o rw",
+            "steadfs -x /tmp -o rw",
+            "steadfs chekc a.img -o rw",
+            "steadfs /a.img /tmp",
+            "steadfs /a.img /tmp -r rw",
+        ] {
+            assert!(!called_by_mount_fuse(&words(other)), "{other}");
+        }
     }
 
     #[test]

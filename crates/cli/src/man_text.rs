@@ -15,6 +15,25 @@ pub struct Page {
     pub see_also: &'static str,
 }
 
+/// The page of a command of a command.
+pub struct Part {
+    /// The command that it belongs to.
+    pub of: &'static str,
+    /// Its page.
+    pub page: Page,
+}
+
+/// A page that no command's help is the beginning of.
+pub struct Helper {
+    /// The section NAME.
+    pub name: &'static str,
+    pub synopsis: &'static str,
+    /// Paragraphs.
+    pub description: &'static [&'static str],
+    pub options: &'static [(&'static str, &'static str)],
+    pub page: Page,
+}
+
 /// How sizes are written, for the page of the program: the place where that is documented.
 pub const SIZES: &str = "A size is a number and perhaps a unit: B (bytes), s (sectors of 512 bytes), K, M, G, T, P, E or KiB, MiB, \
     GiB, TiB, PiB, EiB (powers of 1024), and KB, MB, GB, TB, PB, EB (powers of 1000, as in coreutils); letters are of either \
@@ -58,6 +77,142 @@ const CHECKING: Codes = &[
     ("4", "errors were found; nothing was changed"),
     ("8", "the volume could not be checked"),
     ("16", "wrong call"),
+];
+
+/// The program itself.
+pub const PROGRAM: Page = Page {
+    command: "steadfs",
+    examples: &[
+        ("steadfs format disk.img 1G", "An ext4 volume in a file."),
+        (
+            "steadfs cp -r /etc/default disk.img:/",
+            "A directory into it, without mounting it.",
+        ),
+        (
+            "steadfs mount disk.img /mnt",
+            "Mounted; steadfs umount /mnt ends that.",
+        ),
+    ],
+    codes: PLAIN,
+    see_also: "ext4(5), mount(8), e2fsck(8), fsck.f2fs(8)",
+};
+
+/// `format -t f2fs`.
+pub const F2FS: Page = Page {
+    command: "format",
+    examples: &[
+        (
+            "steadfs format -t f2fs -l data /dev/sdb1",
+            "A volume with a label on a partition.",
+        ),
+        (
+            "steadfs format -t f2fs -O extra_attr,compression -d rootfs data.img 2G",
+            "Features as in mkfs.f2fs, and the files of a directory.",
+        ),
+    ],
+    codes: PLAIN,
+    see_also: "mkfs.f2fs(8)",
+};
+
+/// `fsck.steadfs`.
+pub const FSCK: Helper = Helper {
+    name: "fsck.steadfs - check a volume of fstab's type steadfs before it is mounted",
+    synopsis: "fsck.steadfs [-a|-p|-y|-n] [-fvV] [-C DESCRIPTOR] DEVICE",
+    description: &[
+        "fsck(8) calls this program for lines of fstab whose type is steadfs or fuse.steadfs and whose last field is not 0, \
+         and for fsck -t steadfs. DEVICE is a block device, an image file, a partition of one (disk.img@2), an NBD server's \
+         export, or LABEL= or UUID=.",
+        "A volume that is marked as clean is believed. With -a, -p or -y, a volume that was not unmounted is recovered, as \
+         each mount does it: by its journal, or on f2fs by what fsync wrote after the last checkpoint. A volume on which an \
+         error is recorded, or an ext2 volume that was not unmounted, is checked, as is every volume with -f.",
+        "Errors that a check finds are reported and never repaired; e2fsck(8) and fsck.f2fs(8) repair. No questions are asked. \
+         A mounted volume is refused.",
+    ],
+    options: &[
+        (
+            "-a, -p, -y",
+            "Recover what a mount would recover. Without these nothing is changed.",
+        ),
+        ("-n", "Change nothing; the journal is replayed in memory."),
+        ("-f", "Check a volume that is marked as clean."),
+        ("-v", "Accepted; all messages are printed in any case."),
+        ("-V", "Print the version."),
+        (
+            "-C DESCRIPTOR",
+            "Write lines of progress to this file descriptor: 1, bytes read, bytes of the volume, and its name, as e2fsck does. \
+             0: show it on the terminal.",
+        ),
+    ],
+    page: Page {
+        command: "check",
+        examples: &[
+            ("fsck -A -t steadfs -a", "All volumes of the type in fstab."),
+            (
+                "fsck.steadfs -n -f disk.img",
+                "A check that changes nothing.",
+            ),
+        ],
+        codes: &[
+            (
+                "0",
+                "no errors, or only what a mount recovers, which is recovered",
+            ),
+            ("4", "errors were found and left uncorrected"),
+            ("8", "the volume could not be examined, or is mounted"),
+            ("16", "wrong call"),
+            ("32", "a signal ended it"),
+        ],
+        see_also: "fsck(8), fstab(5), e2fsck(8), fsck.f2fs(8)",
+    },
+};
+
+/// Commands of commands.
+pub const PARTS: &[Part] = &[
+    Part {
+        of: "key",
+        page: Page {
+            command: "add",
+            examples: &[(
+                "steadfs key add /mnt key.bin",
+                "Prints the name of the key.",
+            )],
+            codes: PLAIN,
+            see_also: "fscryptctl(1)",
+        },
+    },
+    Part {
+        of: "key",
+        page: Page {
+            command: "remove",
+            examples: &[(
+                "steadfs key remove /mnt 0123456789abcdef0123456789abcdef",
+                "Takes away the key that key status calls that.",
+            )],
+            codes: PLAIN,
+            see_also: "fscryptctl(1)",
+        },
+    },
+    Part {
+        of: "key",
+        page: Page {
+            command: "status",
+            examples: &[("steadfs key status /mnt", "The keys that are there.")],
+            codes: PLAIN,
+            see_also: "fscryptctl(1)",
+        },
+    },
+    Part {
+        of: "key",
+        page: Page {
+            command: "set-policy",
+            examples: &[(
+                "steadfs key set-policy /mnt/secret 0123456789abcdef0123456789abcdef",
+                "Encrypts what will be made in an empty directory.",
+            )],
+            codes: PLAIN,
+            see_also: "fscryptctl(1)",
+        },
+    },
 ];
 
 /// Every command that is documented.
@@ -436,7 +591,10 @@ pub const PAGES: &[Page] = &[
     },
     Page {
         command: "service",
-        examples: &[],
+        examples: &[(
+            "systemctl enable --now steadfs.socket",
+            "From now on systemd starts it for each mount.",
+        )],
         codes: PLAIN,
         see_also: "systemd.socket(5)",
     },
@@ -454,7 +612,7 @@ mod tests {
 
     use clap::{CommandFactory, Parser};
 
-    use super::PAGES;
+    use super::{F2FS, PAGES, PARTS, PROGRAM};
     use crate::args::Args;
 
     #[test]
@@ -463,7 +621,12 @@ mod tests {
         let key = std::env::temp_dir().join(format!("steadfs-key-{}", std::process::id()));
         std::fs::write(&key, [7; 64]).expect("it can be written");
         let mut wrong = Vec::new();
-        for (line, _) in PAGES.iter().flat_map(|page| page.examples) {
+        let parts = PARTS.iter().map(|part| &part.page);
+        let all = PAGES.iter().chain(parts).chain([&PROGRAM, &F2FS]);
+        for (line, _) in all.flat_map(|page| page.examples) {
+            if *line == "systemctl enable --now steadfs.socket" {
+                continue;
+            }
             let words = line.split_whitespace().take_while(|word| *word != ">");
             let words = words.map(|word| match word {
                 "key.bin" => key.as_os_str(),

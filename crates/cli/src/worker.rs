@@ -10,6 +10,8 @@
 //! The worker is in a process group of its own: an interrupt on the terminal reaches this process, which ends the copy and
 //! closes the volume in order. When this process is gone the worker is killed.
 
+pub mod state;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
@@ -53,6 +55,8 @@ pub enum Task {
     Partition,
     /// Prints whether another node uses the volume.
     Nodes,
+    /// Prints what the volume's marks say.
+    State,
 }
 
 impl Task {
@@ -66,6 +70,7 @@ impl Task {
             Self::Probe => "probe".to_owned(),
             Self::Partition => "partition".to_owned(),
             Self::Nodes => "nodes".to_owned(),
+            Self::State => "state".to_owned(),
             Self::Reproduce(Origin { time, uuid }) => {
                 format!("{}:{}", time.secs, u128::from_be_bytes(uuid))
             }
@@ -81,6 +86,7 @@ impl Task {
             "probe" => Some(Self::Probe),
             "partition" => Some(Self::Partition),
             "nodes" => Some(Self::Nodes),
+            "state" => Some(Self::State),
             _ => {
                 let (secs, uuid) = word.split_once(':')?;
                 Some(Self::Reproduce(Origin {
@@ -426,6 +432,7 @@ pub fn run(words: &[OsString]) -> Result<(), Failure> {
         Task::Probe => print_content(image, list),
         Task::Partition => print_partition(image, list),
         Task::Nodes => print_nodes(image, list),
+        Task::State => state::print(image, list),
         Task::Serve(access) => serve(image, list, access),
         Task::Reproduce(origin) => reproduce(image, list, origin),
     }

@@ -123,6 +123,16 @@ pub struct Curseg {
     pub ssr: bool,
 }
 
+impl CheckpointState {
+    /// The fields of the pack, if one is valid.
+    pub fn numbers(&self) -> Option<&CheckpointNumbers> {
+        match self {
+            Self::Valid(numbers) => Some(numbers),
+            Self::Unreadable { .. } => None,
+        }
+    }
+}
+
 /// Describes the volume on a device.
 ///
 /// # Errors

@@ -5,6 +5,9 @@
 mod args;
 mod failure;
 mod lab;
+#[cfg(test)]
+#[allow(dead_code, reason = "the manual has the rest of it")]
+mod man_text;
 
 use std::process::ExitCode;
 

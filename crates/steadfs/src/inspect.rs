@@ -28,6 +28,46 @@ impl fmt::Display for Inspection {
     }
 }
 
+/// What a volume's own marks say of it. They are believed as by e2fsck and fsck.f2fs: only a check sees more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marks {
+    /// It was unmounted cleanly, and no error is recorded.
+    Clean,
+    /// Each mount for writing recovers it: its journal, its orphans, or what fsync wrote after f2fs's last checkpoint. No error
+    /// is recorded.
+    ToRecover,
+    /// It was not unmounted cleanly and has no journal, or an error is recorded.
+    ToCheck,
+}
+
+impl Inspection {
+    /// What the volume's marks say.
+    pub fn marks(&self) -> Marks {
+        match self {
+            Self::Ext4(volume) => {
+                let state = &volume.state;
+                match state {
+                    state if state.has_errors || !state.clean => Marks::ToCheck,
+                    state if state.needs_recovery || state.orphans => Marks::ToRecover,
+                    _ => Marks::Clean,
+                }
+            }
+            Self::F2fs(volume) => {
+                let Some(numbers) = volume.checkpoint.numbers() else {
+                    return Marks::ToCheck;
+                };
+                let has = |flag: &str| numbers.flags.contains(&flag);
+                let is_wrong = numbers.wrong.is_some() || has("fsck") || has("error");
+                match volume.has_errors || is_wrong {
+                    true => Marks::ToCheck,
+                    false if !has("unmount") || has("orphan_inodes") => Marks::ToRecover,
+                    false => Marks::Clean,
+                }
+            }
+        }
+    }
+}
+
 /// Describes a volume; see [`VolumeDevice::inspect`].
 pub fn inspect(path: &Path, options: &Options) -> Result<Inspection, Error> {
     VolumeDevice::open_salvage(path, options)?.inspect()

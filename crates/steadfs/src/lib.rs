@@ -172,7 +172,7 @@ pub use fit::{FREE_PERCENT_MAX, Fit, FitFree, FitKind, FitPass, FitPlan};
 pub use format::{
     check_unused, dry_run, format, format_f2fs, format_f2fs_within, format_journal, format_within,
 };
-pub use inspect::{Inspection, inspect};
+pub use inspect::{Inspection, Marks, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;
 pub use making::{Format, Formatted};

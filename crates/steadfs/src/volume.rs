@@ -286,6 +286,11 @@ impl VolumeDevice {
         Ok(Queue::new(self.device()?, QueueOptions::default()))
     }
 
+    /// The bytes of the device, or of the part of it that the options choose.
+    pub fn size(&self) -> Result<u64, Error> {
+        Ok(self.device()?.geometry().size)
+    }
+
     /// The kind of file system.
     pub fn kind(&self) -> Result<Kind, Error> {
         let found = kind_on(&self.queue()?, &self.options);

@@ -9,7 +9,7 @@ use super::key::volume_key;
 use super::{Sandbox, Select, sandbox};
 
 /// How to open an image without mounting it.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct Open {
     /// Options for opening the volume (or each of them), such as offset=1M or partition=2; separated by commas.
     #[arg(short = 'o', long = "options", value_name = "LIST")]
