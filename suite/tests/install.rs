@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -265,6 +265,72 @@ fn shells_complete_commands_and_options() {
     assert_eq!(steadfs(["completions", "abacus"]).code(), 2);
 }
 
+/// Types `lines` at a shell's terminal, and returns what it shows.
+fn typed(scratch: &Scratch, shell: &str, lines: &[String]) -> String {
+    let input = scratch.join("typed");
+    fs::write(&input, lines.join("\n") + "\nexit\n").unwrap();
+    let script = r#"cd "$1" && PATH="$1/bin:$PATH" exec script -qc "$2" /dev/null <typed"#;
+    let dir = scratch.path().to_str().unwrap();
+    let output = run("bash", ["-c", script, "bash", dir, shell]);
+    assert_eq!(output.code(), 0, "{}{}", output.out, output.err);
+    output.out
+}
+
+/// The keys are typed at a terminal, and the completed lines are carried out.
+#[test]
+fn shells_complete_values_and_paths_in_images() {
+    let scratch = Scratch::new();
+    symlink(program(), scratch.folder("bin").join("steadfs")).unwrap();
+    scratch.folder("tree/etc/two words");
+    fs::write(scratch.join("tree/etc/hostname"), "inside\n").unwrap();
+    let image = scratch.join("disk.img");
+    let words = ["format", "-q", "-d"].map(std::ffi::OsStr::new).into_iter();
+    let tree = scratch.join("tree");
+    steadfs(words.chain([tree.as_os_str(), image.as_os_str(), "16M".as_ref()])).expect(0);
+    for shell in ["bash", "zsh", "fish"] {
+        let script = steadfs(["completions", shell]).expect(0).out;
+        fs::write(scratch.join(&format!("script.{shell}")), script).unwrap();
+    }
+    judge("script");
+    for (shell, call, first) in [
+        ("bash", "bash --norc --noprofile -i", "source script.bash"),
+        (
+            "zsh",
+            "zsh -f -i",
+            "autoload -U compinit; compinit -u -D; source ./script.zsh",
+        ),
+    ] {
+        judge(shell);
+        let made = format!("{shell}.img");
+        let lines = [
+            first.to_owned(),
+            "steadfs cat disk.img:/et\thostn\t".to_owned(),
+            "steadfs ls -d disk.img:/etc/two\t".to_owned(),
+            format!("steadfs format -q -O casef\t {made} 16M"),
+            "steadfs mount -o bogus,io_scheduler=fif\t disk.img bin".to_owned(),
+        ];
+        let shown = typed(&scratch, call, &lines);
+        for wanted in ["inside\r\n", "/etc/two words", "option bogus: unknown"] {
+            assert!(shown.contains(wanted), "{shell}: {wanted}: {shown}");
+        }
+        assert!(shown.contains("io_scheduler=fifo"), "{shell}: {shown}");
+        let made = scratch.join(&made);
+        let features = steadfs(["inspect".as_ref(), made.as_os_str()])
+            .expect(0)
+            .out;
+        assert!(features.contains(" casefold "), "{shell}: {shown}");
+    }
+    let ask = |line: &str| {
+        let script = r#"cd "$1" && PATH="$1/bin:$PATH" exec fish --no-config -c "source script.fish; complete -C '$2'""#;
+        let dir = scratch.path().to_str().unwrap();
+        run("bash", ["-c", script, "bash", dir, line]).expect(0).out
+    };
+    judge("fish");
+    assert_eq!(ask("steadfs ls disk.img:/et"), "disk.img:/etc/\n");
+    assert!(ask("steadfs mount -o ro,io_scheduler=fi").contains("ro,io_scheduler=fifo"));
+    assert!(ask("steadfs lis").starts_with("list\t"));
+}
+
 /// In a mount namespace of its own, with the helpers in /sbin and lines in /etc/fstab. $1: folder with the helpers,
 /// fstab, a.img, b.img (owned by uid 65534), c.img (f2fs), mnt, other, third, fourth, and own (a folder of uid 65534).
 const WITH_HELPERS: &str = r#"
@@ -334,6 +400,48 @@ umount other
 ! mountpoint -q mnt
 clean a.img
 
+step "all of fstab, shown and unmounted by util-linux"
+mount -a
+mount -a
+if mountpoint -q mnt; then exit 1; fi
+test "$(findmnt -no SOURCE,FSTYPE fourth | xargs)" = "$1/c.img fuse.steadfs"
+findmnt -no OPTIONS fourth | grep ^ro, >&2
+test "$(findmnt -no TARGET --source "$1/c.img")" = "$1/fourth"
+test "$(findmnt -nt fuse.steadfs | wc -l)" = 1
+umount -a -t fuse.steadfs
+! mountpoint -q fourth
+dev=$(losetup -f --show a.img)
+mount -t steadfs "$dev" mnt
+test "$(lsblk -nro MOUNTPOINTS "$dev")" = "$1/mnt"
+test "$(findmnt -no FSTYPE "$dev")" = fuseblk.steadfs
+umount "$dev"
+losetup -d "$dev"
+mount -t steadfs -o loop a.img mnt
+umount mnt
+test "$(losetup -j a.img)" = ""
+
+step "mount.fuse(8) without a helper of ours"
+ln -s "$1/usr/bin/steadfs" "$sbin/steadfs"
+mount -t fuse "steadfs#$1/a.img" -o noatime mnt
+grep "$1/a.img $1/mnt fuse.steadfs rw,noatime" /proc/mounts >&2
+umount mnt
+rm "$sbin/mount.fuse.steadfs"
+mount -t fuse.steadfs -o ro a.img mnt
+grep "$1/a.img $1/mnt fuse.steadfs ro," /proc/mounts >&2
+umount mnt
+cp -P "$1/helpers/mount.fuse.steadfs" "$sbin/"
+rm "$sbin/steadfs"
+
+step "fsck by fstab"
+fsck -A -a -t steadfs >output 2>&1
+grep "a.img: clean, [0-9]*/[0-9]* files" output >&2
+fsck -a "$1/own" 2>&1 | grep "b.img: clean" >&2
+debugfs -w -R "ssv state 2" a.img 2>/dev/null
+debugfs -w -R "sif / links_count 9" a.img 2>/dev/null
+if fsck -A -a -t steadfs >output 2>&1; then exit 1; else test $? = 4; fi
+grep "a.img: the errors are not repaired.*e2fsck -f" output >&2
+e2fsck -fy a.img >&2 || test $? = 1
+
 step "the mechanisms' options, on a block device, an image and a line of fstab"
 dev=$(losetup -f --show a.img)
 mount -t steadfs -o async_checkpoint=30 "$dev" mnt
@@ -389,6 +497,7 @@ fn mount_8_and_fstab_mount_the_type() {
     scratch.folder("mnt");
     scratch.folder("other");
     scratch.folder("third");
+    scratch.folder("fourth");
     let c = scratch.join("c.img");
     let words = ["format", "-q", "-t", "f2fs"].map(std::ffi::OsStr::new);
     steadfs(words.into_iter().chain([c.as_os_str(), "128M".as_ref()])).expect(0);
@@ -401,50 +510,7 @@ fn mount_8_and_fstab_mount_the_type() {
          {dir}/c.img {dir}/fourth fuse.steadfs ro 0 0\n"
     );
     fs::write(scratch.join("fstab"), lines).unwrap();
-step "all of fstab, shown and unmounted by util-linux"
-mount -a
-mount -a
-if mountpoint -q mnt; then exit 1; fi
-test "$(findmnt -no SOURCE,FSTYPE fourth | xargs)" = "$1/c.img fuse.steadfs"
-findmnt -no OPTIONS fourth | grep ^ro, >&2
-test "$(findmnt -no TARGET --source "$1/c.img")" = "$1/fourth"
-test "$(findmnt -nt fuse.steadfs | wc -l)" = 1
-umount -a -t fuse.steadfs
-! mountpoint -q fourth
-dev=$(losetup -f --show a.img)
-mount -t steadfs "$dev" mnt
-test "$(lsblk -nro MOUNTPOINTS "$dev")" = "$1/mnt"
-test "$(findmnt -no FSTYPE "$dev")" = fuseblk.steadfs
-umount "$dev"
-losetup -d "$dev"
-mount -t steadfs -o loop a.img mnt
-umount mnt
-test "$(losetup -j a.img)" = ""
-
-step "mount.fuse(8) without a helper of ours"
-ln -s "$1/usr/bin/steadfs" "$sbin/steadfs"
-mount -t fuse "steadfs#$1/a.img" -o noatime mnt
-grep "$1/a.img $1/mnt fuse.steadfs rw,noatime" /proc/mounts >&2
-umount mnt
-rm "$sbin/mount.fuse.steadfs"
-mount -t fuse.steadfs -o ro a.img mnt
-grep "$1/a.img $1/mnt fuse.steadfs ro," /proc/mounts >&2
-umount mnt
-cp -P "$1/helpers/mount.fuse.steadfs" "$sbin/"
-rm "$sbin/steadfs"
-
-step "fsck by fstab"
-fsck -A -a -t steadfs >output 2>&1
-grep "a.img: clean, [0-9]*/[0-9]* files" output >&2
-fsck -a "$1/own" 2>&1 | grep "b.img: clean" >&2
-debugfs -w -R "ssv state 2" a.img 2>/dev/null
-debugfs -w -R "sif / links_count 9" a.img 2>/dev/null
-if fsck -A -a -t steadfs >output 2>&1; then exit 1; else test $? = 4; fi
-grep "a.img: the errors are not repaired.*e2fsck -f" output >&2
-e2fsck -fy a.img >&2 || test $? = 1
-
     let words = ["bash", "-c", WITH_HELPERS, "bash", dir];
     let output: Outcome = run("unshare", IN_NAMESPACE.into_iter().chain(words));
     assert_eq!(output.code(), 0, "{}{}", output.out, output.err);
 }
-    scratch.folder("fourth");

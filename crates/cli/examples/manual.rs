@@ -11,6 +11,8 @@ mod args;
 mod args_f2fs;
 #[path = "manual/book.rs"]
 mod book;
+#[path = "../src/completion_script.rs"]
+mod completion_script;
 #[path = "manual/control_text.rs"]
 mod control_text;
 #[path = "../src/man_text.rs"]
@@ -25,7 +27,7 @@ use std::io;
 use std::path::Path;
 
 use clap::{Command, CommandFactory};
-use clap_complete::Shell;
+use clap_complete::{Generator, Shell};
 use clap_mangen::roff::{Roff, bold, roman};
 use steadfs::Options;
 
@@ -55,7 +57,8 @@ fn main() -> io::Result<()> {
     let shells = dir.join("completions");
     std::fs::create_dir_all(&shells)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut args::Args::command(), "steadfs", &shells)?;
+        let script = completion_script::script(shell, args::Args::command());
+        std::fs::write(shells.join(shell.file_name("steadfs")), script)?;
     }
     Ok(())
 }

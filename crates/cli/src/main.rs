@@ -12,6 +12,7 @@ mod broker;
 mod changes;
 mod check;
 mod closing;
+mod completion_script;
 mod completions;
 mod consent;
 mod copy;
@@ -26,8 +27,8 @@ mod find;
 mod fit;
 mod format;
 mod format_f2fs;
-mod helper;
 mod fsck;
+mod helper;
 mod inspect;
 mod json;
 mod key;
@@ -91,9 +92,9 @@ fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     let done = match helper::called_as(&words) {
         Some(role) => helper::run(role, &words),
-        None if worker::is_called(&words) => worker::run(&words),
         None if helper::called_by_mount_fuse(&words) => helper::run(helper::Role::Mount, &words),
         None if fsck::is_called(&words) => fsck::run(&words),
+        None if worker::is_called(&words) => worker::run(&words),
         None if args_f2fs::is_f2fs(&words) => match FormatF2fs::try_parse_from(&words[1..]) {
             Ok(args) => format_f2fs::run(&args),
             Err(error) => return not_understood(&error, &words),

@@ -335,6 +335,11 @@ pub fn sandbox(text: &str) -> Result<Sandbox, &'static str> {
 pub struct Completions {
     /// The shell.
     pub shell: clap_complete::Shell,
+    /// Print the values that may replace the last of WORDS, as the scripts request it.
+    #[arg(long, hide = true)]
+    pub values: bool,
+    #[arg(last = true, hide = true, requires = "values")]
+    pub words: Vec<OsString>,
 }
 
 /// Experiments and crash tests on simulated devices (the program steadfs-lab).

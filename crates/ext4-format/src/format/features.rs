@@ -58,6 +58,15 @@ const OTHERS: Features = Features {
     ro_compat: RoCompat(0),
 };
 
+impl FormatOptions {
+    /// The names of the features that a list of `-O` may have.
+    pub fn feature_names() -> Vec<String> {
+        let sets = [MADE, OTHERS].into_iter();
+        let names = sets.flat_map(Features::names);
+        names.map(|name| name.into_owned()).collect()
+    }
+}
+
 /// The features of a volume made with `opts`; [`check`] validates their combination.
 pub(super) fn choose(opts: &FormatOptions) -> Result<Features, FormatError> {
     let mut features = edit(Features::default(), BASE)?;

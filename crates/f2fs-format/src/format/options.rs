@@ -130,6 +130,12 @@ impl Default for FormatOptions {
 }
 
 impl FormatOptions {
+    /// The names of the features that a list of `-O` may have.
+    pub fn feature_names() -> Vec<String> {
+        let names = WRITE.names().into_iter();
+        names.map(|name| name.to_string()).collect()
+    }
+
     /// Adds features: names as in mkfs.f2fs, separated by commas.
     ///
     /// # Errors
