@@ -131,6 +131,8 @@ fn everything_is_installed_and_uninstalled() {
         "opt/stead/lib/systemd/system/steadfs.socket",
         "opt/stead/share/steadfs/apparmor/steadfs-service",
         "opt/stead/share/steadfs/udisks2/mount_options.conf",
+        "opt/stead/share/steadfs/systemd/mnt-disk.automount",
+        "opt/stead/share/steadfs/systemd/mnt-disk.mount",
     ] {
         assert!(has(name), "{name} is not in {found:#?}");
     }

@@ -1,6 +1,7 @@
 //! `steadfs service`: mounts by a mounter of libfuse's protocol, and the files in packaging/.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
 };
 use steadfs_suite::command::{judge, run, succeed, until};
-use steadfs_suite::scratch::{mounts_below, unmount_when_idle};
+use steadfs_suite::scratch::{IN_NAMESPACE, mounts_below, unmount_when_idle};
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, LoopDevice, Scratch, f2fs, steadfs};
 
@@ -573,6 +574,8 @@ fn the_units_and_profiles_are_accepted() {
             "--man=no".as_ref(),
             socket.as_os_str(),
             service.as_os_str(),
+            format!("{PACKAGING}/systemd/mnt-disk.mount").as_ref(),
+            format!("{PACKAGING}/systemd/mnt-disk.automount").as_ref(),
         ],
     );
     assert_eq!((output.code(), &*output.err), (0, ""));
@@ -594,6 +597,73 @@ fn the_units_and_profiles_are_accepted() {
         ],
     )
     .expect(0);
+}
+
+/// In a mount namespace of its own: boots systemd in a container on a copy of this machine's root. $1: folder with disk.img,
+/// $2: the program, $3: packaging/systemd.
+const CONTAINER: &str = r#"
+set -euo pipefail
+cd "$1"
+mount --make-rprivate /
+mount -t cgroup2 none /sys/fs/cgroup
+mkdir over; mount -t tmpfs none over; mkdir over/up over/work over/root
+mount -t overlay none -o "lowerdir=/,upperdir=$1/over/up,workdir=$1/over/work" over/root
+root=$1/over/root
+rm -f "$root/etc/fstab"
+mkdir -p "$root/srv" "$root/mnt/disk"
+cp disk.img "$root/srv/"
+cp "$3"/mnt-disk.* "$root/etc/systemd/system/"
+for role in mount.steadfs umount.fuse.steadfs; do ln -sf /usr/bin/steadfs "$root/usr/sbin/$role"; done
+cat >"$root/etc/systemd/system/judge.service" <<END
+[Service]
+Type=oneshot
+ExecStart=/bin/bash /judge
+StandardOutput=file:/judge.log
+StandardError=file:/judge.log
+END
+cat >"$root/judge" <<END
+trap 'systemctl --no-block --force --force poweroff' EXIT
+set -ex
+systemctl start mnt-disk.automount
+grep "/mnt/disk autofs" /proc/mounts
+test "\$(timeout 20 cat /mnt/disk/file)" = inside
+grep "/srv/disk.img /mnt/disk fuse.steadfs rw,noatime" /proc/mounts
+systemctl is-active mnt-disk.mount
+systemctl stop mnt-disk.automount mnt-disk.mount
+if grep /mnt/disk /proc/mounts; then exit 1; fi
+e2fsck -fn /srv/disk.img
+echo done: all
+END
+touch "$root/usr/bin/steadfs"
+timeout 60 systemd-nspawn --register=no --keep-unit -q -D "$root" --bind=/dev/fuse --bind=/dev/autofs \
+    --bind-ro="$2:/usr/bin/steadfs" --boot --console=pipe systemd.unit=judge.service </dev/null >&2 || true
+cat "$root/judge.log"
+grep -qx "done: all" "$root/judge.log"
+"#;
+
+/// Until mount(8) has ended, autofs blocks all processes outside of systemd's group that look up the mount point.
+#[test]
+fn a_volume_is_mounted_on_use_by_systemd() {
+    let scratch = Scratch::new();
+    let tree = scratch.folder("tree");
+    fs::write(tree.join("file"), "inside\n").unwrap();
+    let image = scratch.join("disk.img");
+    let words = ["format", "-q", "-d"].map(OsStr::new).into_iter();
+    steadfs(words.chain([tree.as_os_str(), image.as_os_str(), "16M".as_ref()])).expect(0);
+    judge("systemd-nspawn");
+    let dir = scratch.path().to_str().unwrap();
+    let units = format!("{PACKAGING}/systemd");
+    let words = [
+        "bash",
+        "-c",
+        CONTAINER,
+        "bash",
+        dir,
+        program().to_str().unwrap(),
+        &units,
+    ];
+    let output = run("unshare", IN_NAMESPACE.into_iter().chain(words));
+    assert_eq!(output.code(), 0, "{}{}", output.out, output.err);
 }
 
 /// Options that udisks2 passes, by default or because a user asks for them.

@@ -227,7 +227,7 @@ pub fn leave_session(
     path: &Path,
     mountpoint: &Path,
 ) -> Result<Option<NullDevice>, Failure> {
-    let nowhere = args.serve.then(NullDevice::open_in_new_session);
+    let nowhere = args.serve.then(NullDevice::open);
     let nowhere = nowhere.transpose().map_err(system)?;
     log::start(args.verbose);
     log::serves(path, mountpoint);

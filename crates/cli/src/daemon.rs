@@ -47,22 +47,26 @@ pub fn start(mut command: Command) -> Result<(), Failure> {
 pub struct NullDevice(File);
 
 impl NullDevice {
-    /// In the child, before anything else: leaves the terminal's session, so that its signals are not received.
+    /// In the child, before anything else.
     ///
     /// # Errors
     /// /dev/null cannot be opened.
-    pub fn open_in_new_session() -> std::io::Result<Self> {
-        // Fails only for a process group leader, which a child of `start` is not.
-        let _ = rustix::process::setsid();
+    pub fn open() -> std::io::Result<Self> {
         let null = File::options().read(true).write(true).open("/dev/null");
         null.map(Self)
     }
 
-    /// In the child: reports that the mount is usable, and releases the terminal and the working directory.
+    /// In the child: leaves the terminal's session, so that its signals are not received, reports that the mount is usable, and
+    /// releases the terminal and the working directory.
+    ///
+    /// The process stays in its group until then: while autofs waits for a mount, only processes of the group of systemd or
+    /// automount(8) can look up the mount point, and others wait for it.
     ///
     /// # Errors
     /// The parent has exited. The terminal is released in any case.
     pub fn ready(self) -> std::io::Result<()> {
+        // Fails only for a process group leader, which a child of `start` is not.
+        let _ = rustix::process::setsid();
         let mut out = std::io::stdout();
         let reported = out.write_all(READY).and_then(|()| out.flush());
         rustix::stdio::dup2_stdout(&self.0)?;

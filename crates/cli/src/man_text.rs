@@ -249,7 +249,7 @@ pub const PAGES: &[Page] = &[
             ),
         ],
         codes: CHECKING,
-        see_also: "e2fsck(8), fsck.f2fs(8)",
+        see_also: "fsck.steadfs(8), e2fsck(8), fsck.f2fs(8)",
     },
     Page {
         command: "inspect",

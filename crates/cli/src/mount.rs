@@ -44,11 +44,12 @@ fn run_resolved(args: &args::Mount, volume: &Path) -> Result<(), Failure> {
         // The paths are those of the mounter.
         return server::run_of_service(args, user == "root", &options, &volume, &mountpoint);
     }
-    let volume = absolute(&volume)?;
-    let mountpoint = absolute(&mountpoint)?;
     if args.contained {
+        // The paths are absolute. This process is in a group of its own, where it would wait for what autofs waits for.
         return server::run_contained(args, &options, &volume, &mountpoint);
     }
+    let volume = absolute(&volume)?;
+    let mountpoint = absolute(&mountpoint)?;
     match options.sandbox {
         // The server compares them with the volume.
         true => kind::wanted(&args.types).map(drop)?,

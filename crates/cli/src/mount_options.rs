@@ -19,7 +19,8 @@ pub const NO_EFFECT: &str =
 pub const FSTAB: &str = "mount(8) finds the helper mount.steadfs, which `make install` installs in /sbin: the type \
     steadfs (or fuse.steadfs) works in /etc/fstab, with noauto, nofail, _netdev, comment= and x-systemd.* as with any \
     other. With the option user, an unprivileged user can mount the line's image through fusermount3 if that user can \
-    write to the image and to the mount point. umount(8) returns after the volume is closed. Example: /srv/disk.img \
+    write to the image and to the mount point. umount(8) returns after the volume is closed. If the last field is not 0, \
+    fsck(8) calls fsck.steadfs(8). Example: /srv/disk.img \
     /mnt/disk steadfs noauto,user,noatime 0 0";
 
 const COLUMN: usize = 32;
