@@ -47,10 +47,10 @@ impl<S: WritebackFs> Engine<'_, S> {
             let batch = rest.start..until;
             let size = || file.size();
             let collected = pages.collect_forward(batch, usize::MAX, DirtyEpoch::ALL, stored, size);
-            let size = collected.1;
-            if collected.0.is_empty() {
+            let Some(last) = collected.0.last().map(|last| last.block.0) else {
                 break;
-            }
+            };
+            let size = collected.1;
             let written = self.0.write_encoded(file, collected, intent);
             if written.is_err() && end.result.is_ok() {
                 (end.result, end.failed_from) = (written, rest.start);
@@ -61,7 +61,8 @@ impl<S: WritebackFs> Engine<'_, S> {
                 // The file cannot grow over what has failed.
                 break;
             }
-            rest.start = until;
+            // Behind a hole at the end of the batch the file has not grown yet.
+            rest.start = last + 1;
         }
         end
     }

@@ -1,6 +1,10 @@
 //! Compressed files that are written, changed, cut, moved and synced at random, compared with a model.
 
+use std::sync::Arc;
+
 use steadfs_base::InodeNo;
+use steadfs_block::MemDevice;
+use steadfs_cache::{WritebackFs, WritebackReason};
 use steadfs_rt::Random;
 use steadfs_vfs::{FallocMode, FileSystem, FsError, InodeFlags, SetAttr};
 
@@ -390,4 +394,34 @@ fn clusters_of_encrypted_files_are_rewritten_with_their_key() {
         assert_eq!(refused.map(drop), Err(FsError::NoKey));
     }
     world.close();
+}
+
+/// The first batch of write-back ends in a cluster whose last blocks are a hole: the batch behind it is written, too.
+#[test]
+fn a_hole_at_the_end_of_a_batch_ends_no_write_back() {
+    for by_fsync in [true, false] {
+        let world = World::make_with(ALL, 128, "compress_log_size=2");
+        let dir = compressed_dir(&world);
+        let mut file = Modelled {
+            ino: world.file(dir, b"file").unwrap().ino,
+            bytes: Vec::new(),
+        };
+        let batch = world.fs.turn(WritebackReason::Sync).0.next_multiple_of(4);
+        file.write(&world, 0, &text(0, (batch - 2) * BLOCK_SIZE));
+        file.write(&world, batch * BLOCK_SIZE, &text(7, 40 * BLOCK_SIZE));
+        let inode = world.fs.by_number(file.ino, world.cx.tag).unwrap();
+        let all = (batch - 2 + 40) * BLOCK_SIZE;
+        assert_eq!(inode.pages.dirty_bytes(), all as u64, "not written yet");
+        drop(inode);
+        let again = match by_fsync {
+            true => {
+                world.fs.fsync(&world.cx, file.ino, false).unwrap();
+                let device = MemDevice::from_bytes(&world.bytes());
+                World::of(Arc::new(device), "")
+            }
+            false => World::of(world.close(), ""),
+        };
+        file.check(&again);
+        again.close();
+    }
 }
