@@ -4,7 +4,7 @@
 use steadfs_base::IoTag;
 use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
-use crate::data::BLOCK;
+use crate::data::{BLOCK, MapTarget};
 use crate::disk::inode::Inline;
 use crate::disk::{self, Features};
 use crate::fs::F2fs;
@@ -51,15 +51,28 @@ impl F2fs {
         Ok(())
     }
 
-    /// Fails if a new size would change clusters whose space was released.
-    pub(crate) fn check_released_size(&self, inode: &Inode, size: u64) -> Result<()> {
-        let core = inode.core.read();
-        let per = self.cluster_blocks(&core).unwrap_or(1) * BLOCK;
-        match core.inline.contains(Inline::COMPRESS_RELEASED) && !size.is_multiple_of(per) {
-            true => Err(FsError::Invalid(
+    /// Fails if a new size would change clusters whose space was released: by cutting one, or by writing zeros behind an end
+    /// of the file that is within a block of one.
+    pub(crate) fn check_released_size(&self, inode: &Inode, size: u64, tag: IoTag) -> Result<()> {
+        let per = {
+            let core = inode.core.read();
+            if !core.inline.contains(Inline::COMPRESS_RELEASED) {
+                return Ok(());
+            }
+            self.cluster_blocks(&core).unwrap_or(1) * BLOCK
+        };
+        if !size.is_multiple_of(per) {
+            return Err(FsError::Invalid(
                 "a released file can only be truncated at a multiple of the cluster size",
-            )),
-            false => Ok(()),
+            ));
+        }
+        let old = inode.size();
+        if size <= old || old.is_multiple_of(BLOCK) {
+            return Ok(());
+        }
+        match self.map(inode, old / BLOCK, 1, tag)?.target {
+            MapTarget::Compressed => Err(FsError::NotPermitted),
+            _ => Ok(()),
         }
     }
 

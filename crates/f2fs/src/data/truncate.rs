@@ -16,7 +16,7 @@ impl F2fs {
     pub(crate) fn truncate(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         self.check_readable(inode, cx.tag)?;
         self.check_may_change(inode)?;
-        self.check_released_size(inode, size)?;
+        self.check_released_size(inode, size, cx.tag)?;
         // Larger files may exist and can be truncated.
         if size > LARGEST_SIZE && size > inode.size() {
             return Err(FsError::FileTooBig);

@@ -425,3 +425,41 @@ fn a_hole_at_the_end_of_a_batch_ends_no_write_back() {
         again.close();
     }
 }
+
+/// A released file grows only if that writes to none of its clusters.
+#[test]
+fn a_released_file_does_not_grow_over_a_compressed_tail() {
+    let world = World::make(ALL, 64);
+    let (fs, cx) = (&world.fs, &world.cx);
+    let dir = compressed_dir(&world);
+    let grow = |ino| {
+        let set = SetAttr {
+            size: Some(3 * 16_384),
+            ..SetAttr::default()
+        };
+        fs.setattr(cx, ino, &set).map(drop)
+    };
+    // The last block is compressed, full, or in a plain cluster.
+    for (name, size, grown) in [
+        (&b"within"[..], 2 * 16_384 - 100, Err(FsError::NotPermitted)),
+        (b"full", 2 * 16_384, Ok(())),
+        (b"plain", 16_384 + 5000, Ok(())),
+    ] {
+        let mut file = Modelled {
+            ino: world.file(dir, name).unwrap().ino,
+            bytes: Vec::new(),
+        };
+        file.write(&world, 0, &text(0, size));
+        fs.sync_all(cx).unwrap();
+        assert!(number(&world, file.ino, RELEASE).unwrap() > 0);
+        assert_eq!(grow(file.ino), grown, "{size}");
+        if grown.is_ok() {
+            file.bytes.resize(3 * 16_384, 0);
+        }
+        file.check(&world);
+        fs.fsync(cx, file.ino, false).unwrap();
+        let inode = fs.by_number(file.ino, cx.tag).unwrap();
+        assert_eq!(inode.pages.dirty_bytes(), 0);
+    }
+    world.reopen().close();
+}
