@@ -41,6 +41,7 @@ pub(crate) type Emit<'e> = &'e mut dyn FnMut(DirEntry<'_>) -> bool;
 pub(crate) struct FoundDentry {
     /// The inode that it refers to.
     pub(crate) ino: Nid,
+    /// That of the name that was looked up: the stored one may be of other rules.
     pub(crate) hash: u32,
     /// The directory block that holds it; `None` if it is stored in the inode.
     pub(crate) block: Option<u64>,

@@ -254,7 +254,11 @@ impl F2fs {
         let (mut found, mut orderly) = (None, true);
         let mut look = |at, layout: &DentryLayout, bytes: &[u8]| {
             let (here, is_orderly) = wanted.find_misplaced(layout, bytes);
-            found = here.map(|entry| FoundDentry::new(at, &entry));
+            // Changes of a name are recorded by the hash that it has today.
+            found = here.map(|entry| FoundDentry {
+                hash: wanted.hash,
+                ..FoundDentry::new(at, &entry)
+            });
             orderly &= is_orderly;
             found.is_none()
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
-use steadfs_vfs::{FileSystem, FsError, InodeFlags};
+use steadfs_vfs::{FileSystem, FsError, InodeFlags, RenameFlags};
 
 use crate::format::{FormatOptions, image};
 use crate::test_world::{ROOT, World};
@@ -76,4 +76,24 @@ fn misplaced_names_are_not_looked_for_where_none_can_be_or_should() {
         assert!(world.lookup(dir, "Ä001".as_bytes()).is_ok());
         world.fs.close().unwrap();
     }
+}
+
+/// Roll-forward does not know a file's new name: an fsync of a file that has the old one now needs a checkpoint.
+#[test]
+fn a_misplaced_name_that_moved_is_not_replaced_by_roll_forward() {
+    let (device, dir) = with_misplaced_names(10, false);
+    let options = "lookup_mode=compat";
+    let world = World::of(device, options);
+    let (fs, cx) = (&world.fs, &world.cx);
+    let moved = world.lookup(dir, b"000").unwrap().ino;
+    let flags = RenameFlags::default();
+    fs.rename(cx, (dir, b"000"), (ROOT, b"other"), flags)
+        .unwrap();
+    let new = world.file(dir, b"000").unwrap().ino;
+    fs.fsync(cx, new, false).unwrap();
+    let device = MemDevice::from_bytes(&world.bytes());
+    let again = World::of(Arc::new(device), options);
+    assert_eq!(again.lookup(dir, b"000").unwrap().ino, new);
+    assert_eq!(again.lookup(ROOT, b"other").unwrap().ino, moved);
+    again.close();
 }
