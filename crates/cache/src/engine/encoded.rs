@@ -55,8 +55,9 @@ impl<S: WritebackFs> Engine<'_, S> {
             if written.is_err() && end.result.is_ok() {
                 (end.result, end.failed_from) = (written, rest.start);
             }
+            let reached = size.min((last + 1) << pages.block_size().bits());
             if let Err(error) = &end.result
-                && (self.0.is_retried(error) || file.stored_size() < size)
+                && (self.0.is_retried(error) || file.stored_size() < reached)
             {
                 // The file cannot grow over what has failed.
                 break;

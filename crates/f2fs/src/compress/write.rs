@@ -126,7 +126,11 @@ impl F2fs {
                     write.slots = slots;
                     self.start_cluster(inode, &mut write, log, tag)
                 });
-                stopped = write.result.clone().err();
+                // Other errors are those of this cluster, such as one that cannot be read.
+                let ends = |error: &FsError| {
+                    WritebackFs::is_retried(self, error) || self.check_writable().is_err()
+                };
+                stopped = write.result.clone().err().filter(ends);
                 for io in &write.ios {
                     let range = group[0].block.0..group[group.len() - 1].block.0 + 1;
                     inode.pages.mark_submitted(range, io);
@@ -269,7 +273,7 @@ impl F2fs {
         }
     }
 
-    /// Maps the clusters that are written. The file does not grow over one that is not.
+    /// Maps the clusters that are written. The file does not grow over blocks that are not.
     fn map_clusters(&self, inode: &Inode, writes: &mut [ClusterWrite<'_>], size: u64) {
         let change = match self.change() {
             Ok(change) => change,
@@ -295,7 +299,10 @@ impl F2fs {
             }
             match &write.result {
                 Ok(()) => core.size = core.size.max(end),
-                Err(error) => failed = failed.or_else(|| Some(error.clone())),
+                Err(error) if reaches(write.collected, core.size) => {
+                    failed = failed.or_else(|| Some(error.clone()));
+                }
+                Err(_) => {}
             }
         }
     }
@@ -457,6 +464,13 @@ impl F2fs {
 
 fn idx(slot: &&NewSlot) -> usize {
     slot.at.into()
+}
+
+/// Whether some of the blocks are at or beyond the end of a file of `size` bytes.
+fn reaches(blocks: &[CollectedBlock], size: u64) -> bool {
+    blocks
+        .last()
+        .is_some_and(|last| last.block.0 >= size / BLOCK)
 }
 
 fn reserved(blocks: &[CollectedBlock]) -> u64 {

@@ -463,3 +463,34 @@ fn a_released_file_does_not_grow_over_a_compressed_tail() {
     }
     world.reopen().close();
 }
+
+/// What cannot be read cannot be changed in part, but the clusters behind it are written, also those that the file grows
+/// by, in the same batch and in later ones.
+#[test]
+fn a_cluster_that_cannot_be_read_keeps_no_other_from_the_device() {
+    let world = World::make(ALL, 128);
+    let dir = compressed_dir(&world);
+    let mut file = text_file(&world, dir, 2);
+    world.fs.sync_all(&world.cx).unwrap();
+    let inode = world.fs.by_number(file.ino, world.cx.tag).unwrap();
+    let packed = world.fs.slot(&inode, 1, world.cx.tag).unwrap();
+    let batch = world.fs.turn(WritebackReason::Sync).0;
+    drop(inode);
+    let device = world.close();
+    let at = packed.0 as usize * BLOCK_SIZE;
+    device.write(at as u64, &[0; BLOCK_SIZE]);
+    let world = World::of(device, "");
+    file.write(&world, BLOCK_SIZE, &[b'x'; BLOCK_SIZE]);
+    file.write(&world, 16_384 + BLOCK_SIZE, &[b'y'; BLOCK_SIZE]);
+    file.write(&world, 2 * 16_384, &text(9, (batch + 40) * BLOCK_SIZE));
+    let synced = world.fs.fsync(&world.cx, file.ino, false);
+    assert!(matches!(synced, Err(FsError::Corrupt(_))), "{synced:?}");
+    let inode = world.fs.by_number(file.ino, world.cx.tag).unwrap();
+    assert_eq!(inode.pages.dirty_bytes(), BLOCK_SIZE as u64);
+    world.fs.checkpoint(Reason::Sync, world.cx.tag).unwrap();
+    let again = World::of(Arc::new(MemDevice::from_bytes(&world.bytes())), "ro");
+    let size = again.fs.getattr(&again.cx, file.ino).unwrap().size as usize;
+    assert_eq!(size, file.bytes.len());
+    let read = again.fs.read(&again.cx, file.ino, 16_384, size).unwrap();
+    assert!(read.to_vec() == file.bytes[16_384..]);
+}
