@@ -2,8 +2,8 @@
 //!
 //! While they are disabled the last one stays the volume's state: a power cut and an unmount both return to it, and
 //! fsync makes nothing durable. So no block of that checkpoint is overwritten, and blocks invalidated since cannot be
-//! used. The number of blocks that are unusable from the start is limited: invalid blocks of a dirty segment can only
-//! be used for the same kind of blocks.
+//! used. (Only pinned files are overwritten in place, as in Linux.) The number of blocks that are unusable from the
+//! start is limited: invalid blocks of a dirty segment can only be used for the same kind of blocks.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

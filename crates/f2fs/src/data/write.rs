@@ -288,8 +288,8 @@ impl F2fs {
         blocks: &Range<u64>,
         tag: IoTag,
     ) -> Result<ReservedRuns> {
-        // With checkpoint=disable nothing that the last checkpoint refers to is overwritten.
-        let cp_disabled = self.is_cp_disabled();
+        // With checkpoint=disable nothing that the last checkpoint refers to is overwritten, but for pinned files.
+        let cp_disabled = self.is_cp_disabled() && !inode.is_pinned();
         let mut runs: Vec<Range<u64>> = Vec::new();
         let mut at = blocks.start;
         while at < blocks.end {

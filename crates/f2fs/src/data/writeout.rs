@@ -190,6 +190,8 @@ impl WritebackFs for F2fs {
             // Looked up in any case: the node that maps the blocks is in memory when `cp_lock` is held.
             let mapped = Self::map(self, inode, at, left, tag)?;
             let over = match mapped.target {
+                // As in Linux, also over blocks of the last checkpoint while checkpoints are disabled.
+                MapTarget::Block(_) if inode.is_pinned() => mapped.len,
                 MapTarget::Block(start) if ipu => {
                     let len = u32::try_from(mapped.len).unwrap_or(u32::MAX);
                     u64::from(self.segments().may_overwrite(start, len))

@@ -255,3 +255,32 @@ fn unpin(world: &World, file: InodeNo) {
     let answer = world.fs.ioctl(&world.cx, file, number, &argument);
     assert!(answer.unwrap().is_some());
 }
+
+/// Programs that know the addresses of a pinned file go on to use them.
+#[test]
+fn pinned_files_are_overwritten_in_place() {
+    let world = world("", "");
+    let large = world.lookup(ROOT, b"large").unwrap().ino;
+    world.pin_where_it_lies(large);
+    world.fs.sync_all(&world.cx).unwrap();
+    let inode = world.fs.by_number(large, world.cx.tag).unwrap();
+    let places = || {
+        let place = |block| world.fs.slot(&inode, block, world.cx.tag).unwrap();
+        [5, 6, 1999].map(place)
+    };
+    let before = places();
+    let options = "checkpoint=disable:50%";
+    world.fs.remount(&world.cx, options).unwrap();
+    let reserved = world.fs.space.counts().reserved;
+    for block in [5, 6, 1999] {
+        write(&world, large, block, 9).unwrap();
+    }
+    assert_eq!(world.fs.space.counts().reserved, reserved);
+    world.fs.fsync(&world.cx, large, false).unwrap();
+    assert_eq!(places(), before);
+    assert_eq!(content(&world, b"large")[1999 * 4096], 9);
+    world.fs.remount(&world.cx, "checkpoint=enable").unwrap();
+    assert_eq!(places(), before);
+    drop(inode);
+    world.reopen().close();
+}
