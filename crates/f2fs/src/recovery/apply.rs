@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::Buf;
-use steadfs_vfs::{FileKind, FsError, Result};
+use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
 use super::{ChainNode, NodeLog};
 use crate::dentry::{DentrySearch, FoundDentry, NewName};
@@ -76,6 +76,7 @@ impl F2fs {
         }
         self.segments().skip_protected()?;
         apply.make_inodes(&log)?;
+        apply.end_compression(&log)?;
         let mut nodes = 0;
         for found in log.wanted() {
             apply.node(found)?;
@@ -194,6 +195,44 @@ impl Apply<'_> {
         Ok(())
     }
 
+    /// Files that the checkpoint has as compressed, and the log as plain: nodes of a plain file map other numbers of blocks.
+    /// As only an empty file can change, the blocks that it has in the checkpoint were freed since, and as an fsync of a
+    /// compressed file is a checkpoint, all of its nodes in the log are from after the change.
+    fn end_compression(&self, log: &NodeLog) -> Result<()> {
+        let layout = &self.fs.layout;
+        let inodes = log.wanted().filter(|n| n.footer.kind() == NodeKind::Inode);
+        let last: BTreeMap<Nid, &ChainNode> = inodes.map(|n| (n.footer.ino, n)).collect();
+        for (ino, node) in last {
+            let data = self.read(node)?;
+            let found = disk::Inode::parse(layout, ino, &data)?;
+            let inode = self.fs.inode(ino, self.tag)?;
+            let core = inode.core.read().clone();
+            let ends = core.is_compressed(layout) && !found.is_compressed(layout);
+            let plain = disk::Inode {
+                flags: InodeFlags(core.flags.0 & !InodeFlags::COMPRESSED.0),
+                ..core
+            };
+            if ends
+                && found.kind() == Some(FileKind::Regular)
+                && found.fanout(layout) == plain.fanout(layout)
+            {
+                self.empty(&inode)?;
+                self.fields(&inode, &found, &data, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees all blocks of a file.
+    fn empty(&self, inode: &Inode) -> Result<()> {
+        let change = self.fs.change()?;
+        let mut core = inode.core.write();
+        let limit = DIRECT_NODES_PER_STEP;
+        self.fs
+            .truncate_nodes(&change, inode, &mut core, 0, limit, self.tag)
+            .map(drop)
+    }
+
     /// Recovers a node.
     fn node(&mut self, found: &ChainNode) -> Result<()> {
         let data = self.read(found)?;
@@ -233,16 +272,7 @@ impl Apply<'_> {
         let inline = found.inline.contains(Inline::DATA);
         let was_inline = inode.has_inline_data();
         if inline && !was_inline {
-            let change = self.fs.change()?;
-            let mut core = inode.core.write();
-            self.fs.truncate_nodes(
-                &change,
-                inode,
-                &mut core,
-                0,
-                DIRECT_NODES_PER_STEP,
-                self.tag,
-            )?;
+            self.empty(inode)?;
         }
         self.fields(inode, &found, data, was_inline)?;
         if !inline {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_block::MemDevice;
-use steadfs_vfs::{FileSystem, FsError, SetAttr, SetXattr};
+use steadfs_vfs::{FileSystem, FsError, InodeFlags, SetAttr, SetXattr};
 
 use super::{mount_bytes, names};
 use crate::disk::inode::{self, Inline};
@@ -408,4 +408,52 @@ fn nodes_without_their_marks_are_ignored() {
         (true, lost.clone())
     );
     assert_eq!(with(second, |footer| footer.dentry = false), (true, lost));
+}
+
+/// The kernel needs no checkpoint to make a compressed file without blocks a plain one, whose nodes map more blocks.
+#[test]
+fn a_file_that_is_compressed_in_the_checkpoint_may_be_plain_in_the_log() {
+    let world = World::make(ALL, 64);
+    let layout = world.fs.layout.clone();
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    // Not inline.
+    write(&world, file, 0, &[1; 5000]);
+    let cut = SetAttr {
+        size: Some(0),
+        ..SetAttr::default()
+    };
+    world.fs.setattr(&world.cx, file, &cut).unwrap();
+    world.fs.sync_all(&world.cx).unwrap();
+    let before = node_addr(&world.fs, file);
+    // In the inode and in direct nodes, which come before it in the log.
+    for (block, fill) in [(0, 3), (900, 4), (1930, 5), (3000, 6)] {
+        write(&world, file, block * BLOCK_SIZE as u64, &[fill; 70_000]);
+    }
+    fsync(&world, file);
+    let wanted = world.fs.read(&world.cx, file, 0, 16 << 20).unwrap();
+    let mut bytes = world.bytes();
+    edit(&mut bytes, before, |block| {
+        let nid = Nid::from_vfs(file).unwrap();
+        let mut core = disk::Inode::parse(&layout, nid, block).unwrap();
+        let plain = core.fanout(&layout);
+        assert!(core.size == 0 && !core.inline.contains(Inline::DATA));
+        core.flags = core.flags.union(InodeFlags::COMPRESSED);
+        core.compression = Some(inode::Compression::default());
+        if let Some(how) = &mut core.compression {
+            (how.algorithm, how.log_cluster) = (1, 2);
+        }
+        assert_ne!(core.fanout(&layout), plain);
+        core.encode_into(&layout, block).unwrap();
+        inode::seal(&layout, block);
+    });
+    for options in ["ro", ""] {
+        let device = Arc::new(MemDevice::from_bytes(&bytes));
+        let again = World::of(device, options);
+        let read = again.fs.read(&again.cx, file, 0, 16 << 20).unwrap();
+        assert!(read.to_vec() == wanted.to_vec(), "{options}");
+        if options.is_empty() {
+            again.fs.segments().check();
+            again.close();
+        }
+    }
 }
