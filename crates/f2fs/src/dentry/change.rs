@@ -373,25 +373,33 @@ impl F2fs {
         privileged: bool,
         tag: IoTag,
     ) -> Result<()> {
-        let (blocks, depth) = {
+        let (blocks, depth, fanout) = {
             let data = self.inode_block(dir, tag)?;
             let core = dir.core.read();
             let layout = core.inline_dentries(&self.layout);
             let bytes = &data[core.inline_range(&self.layout)];
-            if hash::buckets(0, core.dir_level) == 1 {
+            let (blocks, depth) = if hash::buckets(0, core.dir_level) == 1 {
                 let block = dentry::as_block(&layout, bytes);
                 ([(0, block)].into(), 1)
             } else {
                 dentry::as_table(&layout, bytes, core.dir_level)
                     .map_err(|e| e.in_node(dir.nid()))?
-            }
+            };
+            (blocks, depth, core.fanout(&self.layout))
         };
+        let end = blocks.last_key_value().map_or(0, |(block, _)| block + 1);
+        if end > fanout.max_blocks() {
+            return Err(FsError::FileTooBig);
+        }
         let count = blocks.len() as u64;
-        // Blocks of a hash table whose first level has one bucket are mapped by the inode. Others may need nodes:
-        // in the worst case three per block.
+        // A large `i_dir_level` leads beyond the blocks that the inode maps: in the worst case three nodes per block.
         let need = Need {
             blocks: count,
-            nodes: if count == 1 { 0 } else { 3 * count },
+            nodes: if end <= fanout.inode.into() {
+                0
+            } else {
+                3 * count
+            },
         };
         let mut reservation = self.space.reservation(need, privileged)?;
         self.nat.build_free_nids(tag)?;

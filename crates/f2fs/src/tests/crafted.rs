@@ -2,13 +2,16 @@
 //! directories, made from plain ones by changing inodes.
 
 use std::fs;
+use std::sync::Arc;
 
+use steadfs_block::MemDevice;
 use steadfs_vfs::nokey::show;
 use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, Seek};
 
 use super::{mount_bytes, names};
 use crate::disk::inode::{self, Advise, Compression};
-use crate::disk::{BLOCK_SIZE, BlockAddr, Inode, Nid, checksum, hash};
+use crate::disk::{BLOCK_SIZE, BlockAddr, Inode, Nid, checksum, dentry, hash};
+use crate::test_world::{ROOT, World};
 use steadfs_f2fs_format::test_support::{Image, LOAD_FEATURES, Opened};
 
 const CLUSTER: usize = 4 * BLOCK_SIZE;
@@ -278,5 +281,51 @@ fn one_of_two_packs_is_enough() {
             let said = opened.err().unwrap().to_string();
             assert!(said.contains("checkpoint has checksum"), "{said}");
         }
+    }
+}
+
+/// The content of a device on which `change` has changed an inode.
+fn with_changed(
+    device: &MemDevice,
+    nid: Nid,
+    work: impl FnOnce(&mut Inode, &mut [u8]),
+) -> Arc<MemDevice> {
+    let mut bytes = device.to_bytes();
+    change(&mut bytes, nid, work);
+    Arc::new(MemDevice::from_bytes(&bytes))
+}
+
+/// `i_dir_level` leads behind what the inode maps, or what a file can have; all names have the same hash.
+#[test]
+fn an_inline_directory_of_a_high_level_becomes_blocks() {
+    let world = World::make("", 64);
+    let layout = world.fs.layout.clone();
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let nid = Nid::from_vfs(dir).unwrap();
+    let inode = world.fs.by_number(dir, world.cx.tag).unwrap();
+    let slots = inode.core.read().inline_dentries(&layout).slots;
+    for n in 2..slots {
+        world.file(dir, format!("{n:03}").as_bytes()).unwrap();
+    }
+    assert!(inode.has_inline_dentries());
+    drop(inode);
+    let device = world.close();
+    for (level, hash, made) in [(9, 511, Ok(())), (29, u32::MAX, Err(FsError::FileTooBig))] {
+        let device = with_changed(&device, nid, |core, block| {
+            core.dir_level = level;
+            let entries = core.inline_dentries(&layout);
+            let area = &mut block[core.inline_range(&layout)];
+            let before = area.to_vec();
+            for entry in dentry::entries(&entries, &before, 0) {
+                let entry = entry.unwrap();
+                dentry::remove(&entries, area, entry.slot, entry.name.len());
+                dentry::insert(&entries, area, &dentry::Entry { hash, ..entry });
+            }
+        });
+        let again = World::of(device, "");
+        assert_eq!(again.file(dir, b"new").map(drop), made, "{level}");
+        let more = usize::from(made.is_ok());
+        assert_eq!(names(&again.fs, dir).len(), slots + more, "{level}");
+        again.fs.close().unwrap();
     }
 }
