@@ -247,6 +247,10 @@ impl Inode {
             let rule = "inline data in an encrypted file";
             return Err(bad("i_inline", self.inline.0, rule));
         }
+        if data && self.is_compressed(layout) {
+            let rule = "inline data in a compressed file";
+            return Err(bad("i_inline", self.inline.0, rule));
+        }
         if self.inline.contains(Inline::DENTRIES) && kind != FileKind::Directory {
             return Err(bad(
                 "i_inline",

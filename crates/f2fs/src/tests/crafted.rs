@@ -11,7 +11,7 @@ use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, Seek};
 use super::{mount_bytes, names};
 use crate::disk::inode::{self, Advise, Compression};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Inode, Nid, checksum, dentry, hash};
-use crate::test_world::{ROOT, World};
+use crate::test_world::{ALL, ROOT, World};
 use steadfs_f2fs_format::test_support::{Image, LOAD_FEATURES, Opened};
 
 const CLUSTER: usize = 4 * BLOCK_SIZE;
@@ -328,4 +328,26 @@ fn an_inline_directory_of_a_high_level_becomes_blocks() {
         assert_eq!(names(&again.fs, dir).len(), slots + more, "{level}");
         again.fs.close().unwrap();
     }
+}
+
+#[test]
+fn inline_data_in_a_compressed_file_is_corruption() {
+    let world = World::make(ALL, 64);
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    world.fs.write(&world.cx, file, 0, b"abc", false).unwrap();
+    let nid = Nid::from_vfs(file).unwrap();
+    let device = with_changed(&world.close(), nid, |core, _| {
+        assert!(core.inline.contains(inode::Inline::DATA));
+        core.flags = core.flags.union(InodeFlags::COMPRESSED);
+        core.compression = Some(Compression {
+            saved_blocks: 0,
+            algorithm: 1,
+            log_cluster: 2,
+            flags: 0,
+        });
+    });
+    let again = World::of(device, "");
+    let found = again.lookup(ROOT, b"file");
+    assert!(matches!(found, Err(FsError::Corrupt(_))), "{found:?}");
+    again.fs.close().unwrap();
 }
