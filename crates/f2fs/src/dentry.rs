@@ -95,6 +95,27 @@ impl F2fs {
         Ok(found)
     }
 
+    /// Whether the stored name of an entry has these bytes: in a case-insensitive directory it may be spelled differently.
+    pub(crate) fn is_spelled(
+        &self,
+        dir: &Inode,
+        named: &FoundDentry,
+        name: &[u8],
+        tag: IoTag,
+    ) -> Result<bool> {
+        let is = |layout: &DentryLayout, bytes: &[u8]| {
+            let entry = dentry::entries(layout, bytes, named.slot).next();
+            entry.is_some_and(|entry| entry.is_ok_and(|entry| entry.name == name))
+        };
+        if let Some(block) = named.block {
+            let bytes = self.dir_block(dir, block, tag)?;
+            return Ok(bytes.is_some_and(|bytes| is(&DentryLayout::BLOCK, &bytes)));
+        }
+        let block = self.inode_block(dir, tag)?;
+        let (range, layout) = self.inline_area(dir);
+        Ok(is(&layout, &block[range]))
+    }
+
     fn find_wanted(
         &self,
         dir: &Inode,

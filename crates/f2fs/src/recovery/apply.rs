@@ -452,7 +452,13 @@ impl Apply<'_> {
         loop {
             match fs.search_stored(dir, (name, hash), tag)? {
                 DentrySearch::Found(named) if named.ino == inode.nid() => return Ok(()),
-                DentrySearch::Found(named) => return self.replace(dir, &named, inode),
+                DentrySearch::Found(named) => {
+                    let spelled = fs.is_spelled(dir, &named, name, tag)?;
+                    self.replace(dir, (&named, spelled), inode)?;
+                    if spelled {
+                        return Ok(());
+                    }
+                }
                 DentrySearch::InlineFull => fs.entries_to_blocks(dir, true, tag)?,
                 DentrySearch::Free(room) => {
                     let mut reservation = fs.space.reservation(room.need, true)?;
@@ -470,8 +476,14 @@ impl Apply<'_> {
         }
     }
 
-    /// The name referred to another inode, which loses it.
-    fn replace(&self, dir: &Inode, named: &FoundDentry, inode: &Inode) -> Result<()> {
+    /// The name referred to another inode, which loses it. An entry that is `spelled` as the name now refers to the new
+    /// inode, another one is removed.
+    fn replace(
+        &self,
+        dir: &Inode,
+        (named, spelled): (&FoundDentry, bool),
+        inode: &Inode,
+    ) -> Result<()> {
         assert!(named.ino != inode.nid(), "the name refers to another inode");
         let (fs, tag) = (self.fs, self.tag);
         let other = fs.inode_of_entry(dir, named.ino, tag)?;
@@ -486,7 +498,10 @@ impl Apply<'_> {
             {
                 let mut core = dir.core.write();
                 let new = (inode.nid(), inode.kind());
-                fs.retarget(&change, dir, &core, named, new, tag)?;
+                match spelled {
+                    true => fs.retarget(&change, dir, &core, named, new, tag)?,
+                    false => fs.remove_name(&change, dir, &mut core, named, tag)?,
+                }
                 if was_dir {
                     fs.mark_dirty(&change, dir, tag)?;
                     core.links = core.links.saturating_sub(1).max(2);

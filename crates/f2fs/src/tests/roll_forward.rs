@@ -11,6 +11,7 @@ use super::{mount_bytes, names};
 use crate::disk::inode::{self, Inline};
 use crate::disk::node::Footer;
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, LogType, Nid, SEGMENT_BLOCKS};
+use crate::format::{FormatOptions, image};
 use crate::test_world::{ALL, ROOT, World, fsck};
 use crate::{CacheSizes, F2fs, MountOptions};
 
@@ -455,5 +456,37 @@ fn a_file_that_is_compressed_in_the_checkpoint_may_be_plain_in_the_log() {
             again.fs.segments().check();
             again.close();
         }
+    }
+}
+
+/// A name that replaces another spelling of it in a case-insensitive directory: in the inode, and in blocks.
+#[test]
+fn a_new_file_has_the_spelling_that_it_was_created_with() {
+    let mut format = FormatOptions::default();
+    format.set_encoding("utf8").unwrap();
+    let world = World::of(image(64 << 20, &format).unwrap(), "");
+    let mut dirs = Vec::new();
+    for (name, others) in [(&b"small"[..], 0), (b"large", 300)] {
+        let dir = world.mkdir(ROOT, name).unwrap().ino;
+        let flags = InodeFlags::CASEFOLD;
+        world.fs.set_flags(&world.cx, dir, flags).unwrap();
+        for n in 0..others {
+            world.file(dir, format!("other {n}").as_bytes()).unwrap();
+        }
+        world.file(dir, b"name").unwrap();
+        dirs.push(dir);
+    }
+    world.fs.sync_all(&world.cx).unwrap();
+    for dir in &dirs {
+        world.fs.unlink(&world.cx, *dir, b"name").unwrap();
+        let file = world.file(*dir, b"Name").unwrap().ino;
+        write(&world, file, 0, b"content");
+        fsync(&world, file);
+    }
+    let writer = recovers_all(&world, 2);
+    for dir in dirs {
+        assert!(writer.names(dir).contains(&b"Name".to_vec()));
+        assert!(!writer.names(dir).contains(&b"name".to_vec()));
+        assert!(writer.lookup(dir, b"nAME").is_ok());
     }
 }
