@@ -359,8 +359,11 @@ impl Apply<'_> {
             if now == addr {
                 continue;
             }
-            if addr == BlockAddr::COMPRESSED {
-                let rule = "a compressed cluster, which fsync does not write";
+            if addr == BlockAddr::COMPRESSED || now == BlockAddr::COMPRESSED {
+                let rule = match addr {
+                    BlockAddr::COMPRESSED => "a compressed cluster, which fsync does not write",
+                    _ => "in place of a compressed cluster, which fsync does not write",
+                };
                 let error = DiskError::address(Structure::Node, addr, rule);
                 return Err(error.in_node(inode.nid()).into());
             }

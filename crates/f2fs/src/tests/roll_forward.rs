@@ -490,3 +490,39 @@ fn a_new_file_has_the_spelling_that_it_was_created_with() {
         assert!(writer.lookup(dir, b"nAME").is_ok());
     }
 }
+
+/// A compressed cluster whose saved blocks are released has no reservation for what the log has in its place.
+#[test]
+fn nothing_in_the_log_replaces_a_compressed_cluster() {
+    const RELEASE: u32 = 0x8008_f512;
+    let world = World::make_with(ALL, 64, "compress_extension=txt");
+    let (fs, cx, layout) = (&world.fs, &world.cx, world.fs.layout.clone());
+    let [packed, plain] = [&b"a.txt"[..], b"plain"].map(|name| world.file(ROOT, name).unwrap().ino);
+    write(&world, packed, 0, &[b'a'; 4 * BLOCK_SIZE]);
+    fs.fsync(cx, packed, false).unwrap();
+    fs.ioctl(cx, packed, RELEASE, &[]).unwrap();
+    fs.sync_all(cx).unwrap();
+    chmod(&world, plain, 0o700);
+    fsync(&world, plain);
+    let nid = Nid::from_vfs(packed).unwrap();
+    let from = node_addr(fs, packed).0 as usize * BLOCK_SIZE;
+    let block = fs.slot(&fs.by_number(packed, cx.tag).unwrap(), 1, cx.tag);
+    for addr in [BlockAddr::NEW, BlockAddr::NULL, block.unwrap()] {
+        let mut bytes = world.bytes();
+        let mut node = bytes[from..from + BLOCK_SIZE].to_vec();
+        let core = disk::Inode::parse(&layout, nid, &node).unwrap();
+        assert_eq!(core.addr(&layout, &node, 0), BlockAddr::COMPRESSED);
+        core.set_addr(&layout, &mut node, 0, addr);
+        edit(&mut bytes, node_addr(fs, plain), |to| {
+            let footer = Footer {
+                nid,
+                ino: nid,
+                ..Footer::parse(to)
+            };
+            to.copy_from_slice(&node);
+            footer.encode_into(to);
+            inode::seal(&layout, to);
+        });
+        refused(bytes, "in place of a compressed cluster");
+    }
+}
