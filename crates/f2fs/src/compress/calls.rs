@@ -23,6 +23,15 @@ struct Packed {
     addrs: Vec<BlockAddr>,
 }
 
+impl Packed {
+    /// Blocks that it lacks in a released file: its mark, and slots that are not reserved. (Those of a file that the kernel
+    /// released or reserved in part are.)
+    fn released(&self) -> u64 {
+        let lacks = |addr: &&BlockAddr| **addr == BlockAddr::NULL;
+        1 + self.addrs.iter().filter(lacks).count() as u64
+    }
+}
+
 const NOT_COMPRESSED: FsError = FsError::Invalid("the file is not compressed");
 
 impl F2fs {
@@ -113,10 +122,9 @@ impl F2fs {
             }
             let _flush = inode.lock_flush();
             let clusters = self.packed_clusters(inode, cx.tag)?;
-            let blocks = clusters
-                .iter()
-                .map(|cluster| saved_in(&cluster.addrs))
-                .sum();
+            let saved = clusters.iter().map(|cluster| saved_in(&cluster.addrs));
+            let saved = saved.sum();
+            let blocks = clusters.iter().map(Packed::released).sum();
             let need = Need { blocks, nodes: 0 };
             let _held = self.hold_space(cx, inode, need)?;
             let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
@@ -131,7 +139,7 @@ impl F2fs {
             core.blocks += clusters.len() as u64;
             core.inline = core.inline.without(Inline::COMPRESS_RELEASED);
             core.ctime = self.now();
-            Self::set_saved(&mut core, blocks);
+            Self::set_saved(&mut core, saved);
             self.charge(inode, &core);
             Ok(blocks)
         })

@@ -9,7 +9,8 @@ use steadfs_rt::Random;
 use steadfs_vfs::{FallocMode, FileSystem, FsError, InodeFlags, SetAttr};
 
 use crate::checkpoint::Reason;
-use crate::disk::BLOCK_SIZE;
+use crate::disk::{BLOCK_SIZE, BlockAddr};
+use crate::space::Need;
 use crate::test_world::{ALL, ROOT, World};
 
 const GARBAGE_COLLECT: u32 = 0x4004_f506;
@@ -424,6 +425,38 @@ fn a_hole_at_the_end_of_a_batch_ends_no_write_back() {
         file.check(&again);
         again.close();
     }
+}
+
+/// Slots of a released file that are reserved need no space.
+#[test]
+fn slots_that_are_reserved_are_not_reserved_again() {
+    let world = World::make(ALL, 64);
+    let (fs, cx) = (&world.fs, &world.cx);
+    let dir = compressed_dir(&world);
+    let file = text_file(&world, dir, 10);
+    fs.fsync(cx, file.ino, false).unwrap();
+    let released = number(&world, file.ino, RELEASE).unwrap();
+    let inode = fs.by_number(file.ino, cx.tag).unwrap();
+    let need = Need {
+        blocks: 1,
+        nodes: 0,
+    };
+    fs.space.reserve(need, true).unwrap();
+    {
+        let change = fs.change().unwrap();
+        let mut core = inode.core.write();
+        let slot = (fs.make_slot(&change, &inode, &mut core, 7, cx.tag)).unwrap();
+        let set = fs.set_slot(&change, &inode, &mut core, &slot, BlockAddr::NEW, cx.tag);
+        assert_eq!(set, Ok(BlockAddr::NULL));
+    }
+    let before = fs.space.counts();
+    assert_eq!(number(&world, file.ino, RESERVE), Ok(released - 1));
+    let after = fs.space.counts();
+    assert_eq!(after.reserved, before.reserved);
+    assert_eq!(after.valid_blocks, before.valid_blocks + released - 1);
+    assert_eq!(saved(&world, file.ino), released);
+    drop(inode);
+    world.reopen().close();
 }
 
 /// A released file grows only if that writes to none of its clusters.
