@@ -1,5 +1,10 @@
 //! What the manual's pages have in addition to the help: examples, exit codes, and pages to read next.
 
+#[path = "man_text/codes.rs"]
+mod codes;
+
+use codes::{CHECKING, MOUNTING, PLAIN, UNMOUNTING};
+
 /// Exit codes and their meanings.
 pub type Codes = &'static [(&'static str, &'static str)];
 
@@ -41,43 +46,6 @@ pub const SIZES: &str = "A size is a number and perhaps a unit: B (bytes), s (se
     the size of a new volume, MiB in format -J size=, KiB in quota --limits. 0x begins a hexadecimal number. Fractions need a \
     unit and are rounded down to whole bytes, as in 0.5G. Sizes that are empty, negative, or larger than 64 bits are refused, as \
     are those with a leading 0, which mke2fs reads as octal.";
-
-const PLAIN: Codes = &[
-    ("0", "everything was done"),
-    ("1", "it failed, or a part of it did; messages say what"),
-    ("2", "the command line was not understood"),
-    (
-        "128+N",
-        "signal N ended it; what it had begun is cleaned up",
-    ),
-];
-const MOUNTING: Codes = &[
-    ("0", "success"),
-    ("1", "wrong call, or missing permission"),
-    (
-        "2",
-        "a resource of the system is missing, such as /dev/fuse or memory",
-    ),
-    (
-        "32",
-        "the volume could not be mounted; the message says why",
-    ),
-];
-const UNMOUNTING: Codes = &[
-    ("0", "the volume is closed, and all data is on the device"),
-    ("1", "wrong call, or missing permission"),
-    ("2", "a resource of the system is missing"),
-    (
-        "32",
-        "it is not unmounted, or was closed without all data; the message says which",
-    ),
-];
-const CHECKING: Codes = &[
-    ("0", "the volume is clean"),
-    ("4", "errors were found; nothing was changed"),
-    ("8", "the volume could not be checked"),
-    ("16", "wrong call"),
-];
 
 /// The program itself.
 pub const PROGRAM: Page = Page {

@@ -65,7 +65,7 @@ fn fill(fs: &dyn FileSystem) {
     editor.mkdir(b"/d", &MkdirOptions::default()).unwrap();
     for n in 0..FILES {
         let path = format!("/d/{n}");
-        let size = steadfs::tools::edit::SizeChange::parse("0", |text| text.parse().ok());
+        let size = steadfs::tools::edit::SizeChange::parse("0");
         editor
             .truncate(path.as_bytes(), size.unwrap(), false)
             .unwrap();
@@ -77,8 +77,7 @@ fn fill(fs: &dyn FileSystem) {
 fn edit(fs: &dyn FileSystem) {
     let (cx, mut failing) = (owner_cx(), Failing);
     let mut editor = Editor::new(fs, &cx, &mut failing);
-    let size =
-        |text| steadfs::tools::edit::SizeChange::parse(text, |text| text.parse().ok()).unwrap();
+    let size = |text| steadfs::tools::edit::SizeChange::parse(text).unwrap();
     write(fs, "/d/0", 100, &[0xEE; 6000]);
     editor.truncate(b"/d/1", size("100"), false).unwrap();
     editor.rm(b"/d/2", RmOptions::default()).unwrap();

@@ -73,7 +73,9 @@ impl fmt::Display for FileDigest {
             2 => f.write_str("sha512:")?,
             other => write!(f, "{other}:")?,
         }
-        self.bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        self.bytes
+            .iter()
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
