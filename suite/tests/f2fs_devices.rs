@@ -160,11 +160,13 @@ fn commands_take_all_devices_and_refuse_others() {
     let made = images(&scratch, "dev");
     steadfs(format_args(&made, &["format", "-t", "f2fs", "-q"])).expect(0);
     let name = made[0].to_str().unwrap();
-    let file = format!("{name}:/hostname");
+    let file = format!("{name}:/text");
     let all = options(&made);
-    steadfs(["cp", "-o", &all, "/etc/hostname", &file]).expect(0);
+    let text = scratch.join("text");
+    fs::write(&text, "content\n").unwrap();
+    steadfs(["cp", "-o", &all, text.to_str().unwrap(), &file]).expect(0);
     let shown = steadfs(["cat", "-o", &all, &file]).expect(0).out;
-    assert_eq!(shown, fs::read_to_string("/etc/hostname").unwrap());
+    assert_eq!(shown, "content\n");
     check(&made);
     let shown = steadfs(["inspect", name]).expect(0).out;
     assert!(
@@ -190,10 +192,14 @@ fn commands_take_all_devices_and_refuse_others() {
         ),
         (
             format!("device={third},device={second}"),
-            "bytes, the volume needs".to_owned(),
+            format!("{third} is number 3 of the volume's devices, and is named as number 2"),
         ),
         (format!("{all},device=/dev/null"), "/dev/null".to_owned()),
-        (format!("device={second},device={second}"), "use".to_owned()),
+        // Reading finds the wrong order, writing the lock of the first time.
+        (
+            format!("device={second},device={second}"),
+            second.to_string(),
+        ),
     ] {
         let list = if list.is_empty() { "rw" } else { &list };
         let said = steadfs(["cat", "-o", list, &file]).expect(1).err;

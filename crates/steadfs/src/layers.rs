@@ -7,7 +7,7 @@
 
 mod overlay;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 #[cfg(feature = "mount")]
@@ -196,7 +196,11 @@ impl Top {
     }
 
     /// The further devices of an f2fs volume behind the first one.
-    fn join_all(&mut self, others: &[Arc<FileDevice>]) -> Result<(), LayerError> {
+    fn join_all(
+        &mut self,
+        others: &[Arc<FileDevice>],
+        paths: &[PathBuf],
+    ) -> Result<(), LayerError> {
         let refused = |why| LayerError::Refused(FsError::BadOption(why));
         // What is no f2fs volume is refused by what opens it.
         let Ok(superblock) = read_superblock(&self.queue()) else {
@@ -208,6 +212,19 @@ impl Top {
             return Err(refused(format!(
                 "option device: {given} devices are named beside the first; the volume is on {all}"
             )));
+        }
+        // Devices have no names of their own, but a path of the superblock is not that of another one.
+        let stored: Vec<PathBuf> = (superblock.devices().iter())
+            .map(|(path, _)| PathBuf::from(&**path))
+            .collect();
+        for (number, path) in (1..).zip(paths) {
+            let place = stored.iter().position(|stored| stored == path);
+            if let Some(place) = place.filter(|place| *place != number) {
+                let (path, place, number) = (path.display(), place + 1, number + 1);
+                return Err(refused(format!(
+                    "option device: {path} is number {place} of the volume's devices, and is named as number {number}"
+                )));
+            }
         }
         let first = Arc::clone(&self.device);
         let others_as_devices = others.iter().map(|device| Arc::clone(device) as _);
@@ -295,7 +312,7 @@ impl Layers {
             top.join(journal)?;
         }
         if !self.devices.is_empty() {
-            top.join_all(&self.devices)?;
+            top.join_all(&self.devices, &options.f2fs.devices)?;
         }
         match &self.overlay {
             None => {}
