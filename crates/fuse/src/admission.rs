@@ -101,7 +101,7 @@ impl Limits {
             class(part(1, 4), part(1, 8)),
             class(part(1, 2), part(1, 4)),
             class(part(1, 16), part(1, 16)),
-            class(part(1, 16), part(1, 16)),
+            class(part(1, 16), 0),
         ]
     }
 
