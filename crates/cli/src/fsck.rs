@@ -5,7 +5,8 @@
 //! with the program that repairs them, and the exit code is that of errors left uncorrected. So 1 (errors corrected) is no
 //! exit code of this program.
 //!
-//! As e2fsck does, it believes a volume that is marked as clean (`-f` does not), and after a recovery.
+//! As e2fsck does, it believes a volume that is marked as clean (`-f` does not), also after a recovery, if nothing that is read
+//! to find the marks is wrong.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -139,24 +140,24 @@ fn examine(call: &Call) -> Result<(), Failure> {
     let progress = progress.map_err(operational)?;
     let name = volume.display();
     let open = args::offline::Open::default();
-    if !call.force {
-        let (file, list) = partition::resolve(&volume, "", None).map_err(operational)?;
-        let state = worker::state::of(&file, &list).map_err(operational)?;
-        let is_recovered = call.recover && state.marks == Marks::ToRecover;
-        if is_recovered {
-            // Opening and closing it recovers it.
-            let opened = with_volume(&volume, &open, Access::Write, |_| Ok(()));
-            opened.map_err(operational)?;
-        }
-        let how = match state.marks {
-            Marks::Clean => Some("clean"),
-            Marks::ToRecover if is_recovered => Some("recovered as by a mount, clean"),
-            Marks::ToRecover | Marks::ToCheck => None,
+    let (file, list) = partition::resolve(&volume, "", None).map_err(operational)?;
+    let state_of = || worker::state::of(&file, &list).map_err(operational);
+    let mut state = state_of()?;
+    let recovers = call.recover && state.marks == Marks::ToRecover;
+    if recovers {
+        // Opening and closing it recovers it. That can show errors, which are marked then.
+        let opened = with_volume(&volume, &open, Access::Write, |_| Ok(()));
+        opened.map_err(operational)?;
+        state = state_of()?;
+    }
+    if !call.force && state.marks == Marks::Clean {
+        let how = if recovers {
+            "recovered as by a mount, clean"
+        } else {
+            "clean"
         };
-        if let Some(how) = how {
-            let line = format!("{name}: {how}, {}", state.summary);
-            return print(|out| writeln!(out, "{}", printable_text(&line))).map_err(operational);
-        }
+        let line = format!("{name}: {how}, {}", state.summary);
+        return print(|out| writeln!(out, "{}", printable_text(&line))).map_err(operational);
     }
     let args = args::Check {
         volume: volume.clone(),

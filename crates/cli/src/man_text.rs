@@ -89,7 +89,8 @@ pub const FSCK: Helper = Helper {
     description: &[
         "fsck(8) calls this program for lines of fstab whose type is steadfs or fuse.steadfs and whose last field is not 0, \
          and for fsck -t steadfs. DEVICE is a block device, an image file, a partition of one (disk.img@2), an NBD server's \
-         export, or LABEL= or UUID=.",
+         export, or LABEL= or UUID=. The options of a line of fstab are not read: a volume that needs partition=, offset=, \
+         journal_path= or device= has the pass 0.",
         "A volume that is marked as clean is believed. With -a, -p or -y, a volume that was not unmounted is recovered, as \
          each mount does it: by its journal, or on f2fs by what fsync wrote after the last checkpoint. A volume on which an \
          error is recorded, or an ext2 volume that was not unmounted, is checked, as is every volume with -f.",

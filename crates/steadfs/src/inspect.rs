@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
+use steadfs_ext4::inspect::{Journal, StoredChecksum};
 
 use crate::Options;
 use crate::probe::{Kind, failed};
@@ -46,9 +47,11 @@ impl Inspection {
         match self {
             Self::Ext4(volume) => {
                 let state = &volume.state;
+                let has_orphans = state.orphans || state.first_orphan.is_some();
                 match state {
                     state if state.has_errors || !state.clean => Marks::ToCheck,
-                    state if state.needs_recovery || state.orphans => Marks::ToRecover,
+                    _ if is_damaged(volume) => Marks::ToCheck,
+                    state if state.needs_recovery || has_orphans => Marks::ToRecover,
                     _ => Marks::Clean,
                 }
             }
@@ -57,7 +60,10 @@ impl Inspection {
                     return Marks::ToCheck;
                 };
                 let has = |flag: &str| numbers.flags.contains(&flag);
-                let is_wrong = numbers.wrong.is_some() || has("fsck") || has("error");
+                let is_wrong = numbers.wrong.is_some()
+                    || has("fsck")
+                    || has("error")
+                    || has("quota_need_fsck");
                 match volume.has_errors || is_wrong {
                     true => Marks::ToCheck,
                     false if !has("unmount") || has("orphan_inodes") => Marks::ToRecover,
@@ -66,6 +72,21 @@ impl Inspection {
             }
         }
     }
+}
+
+/// Whether the superblock, the group descriptors or the journal's superblock are wrong.
+fn is_damaged(volume: &steadfs_ext4::inspect::Inspection) -> bool {
+    let is_wrong = |sum: &StoredChecksum| !sum.is_right;
+    let journal = match &volume.journal {
+        Journal::Internal { log, .. } => !log.checksum_is_right || log.aborted.is_some(),
+        Journal::Unreadable { .. } => true,
+        Journal::None | Journal::External { .. } => false,
+    };
+    let usage = &volume.usage;
+    volume.checksum.as_ref().is_some_and(is_wrong)
+        || usage.damaged > 0
+        || usage.unreadable.is_some()
+        || journal
 }
 
 /// Describes a volume; see [`VolumeDevice::inspect`].
