@@ -6,12 +6,12 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command, CommandFactory};
-use steadfs::tools::{ListOptions, list, owner_cx};
+use steadfs::tools::{owner_cx, resolve};
 use steadfs::{F2fsFormatOptions, FormatOptions, Options};
-use steadfs_vfs::FileKind;
+use steadfs_vfs::{FileKind, FileSystem};
 
 use crate::args;
 use crate::completion_script::script;
@@ -235,6 +235,10 @@ fn mountpoints(value: &[u8]) -> Vec<Vec<u8>> {
 /// Paths on the volume that `value` names; of an image alone its root directory.
 fn places(value: &[u8]) -> Vec<Vec<u8>> {
     let place = OsStr::from_bytes(value);
+    if steadfs::is_uri(Path::new(place)) {
+        // A server is not asked at each key.
+        return Vec::new();
+    }
     let home = place.to_str().and_then(|text| text.strip_prefix("~/"));
     let expanded = home.and_then(|rest| Some(PathBuf::from(std::env::var_os("HOME")?).join(rest)));
     let place = expanded.map_or_else(|| place.to_owned(), PathBuf::into_os_string);
@@ -255,27 +259,38 @@ fn places(value: &[u8]) -> Vec<Vec<u8>> {
     if !value.ends_with(begun) || value.ends_with(b":") {
         return Vec::new();
     }
-    let options = ListOptions {
-        all: begun.starts_with(b"."),
-        ..ListOptions::default()
+    let open = args::offline::Open {
+        // Whatever the environment says: no command on this image has been entered yet.
+        sandbox: Some(args::Sandbox::On),
+        ..args::offline::Open::default()
     };
-    let open = args::offline::Open::default();
     let listed = with_volume(&on.image, &open, Access::Read, |fs| {
-        list(fs, &owner_cx(), dir, options).map_err(Failure::plain)
+        names(fs, dir, begun).map_err(Failure::plain)
     });
-    let files = listed.map(|listing| listing.files).unwrap_or_default();
-    let matching = files
-        .into_iter()
-        .filter(|file| file.name.starts_with(begun));
     let before = &value[..value.len() - begun.len()];
-    let path = |file: steadfs::tools::Listed| {
-        let end: &[u8] = match file.kind {
-            Some(FileKind::Directory) => b"/",
-            _ => b"",
-        };
-        [before, &*file.name, end].concat()
-    };
-    matching.take(NAMES_MAX).map(path).collect()
+    let path = |name: Vec<u8>| [before, &*name].concat();
+    listed.unwrap_or_default().into_iter().map(path).collect()
+}
+
+/// The names in a directory that begin so, those of directories with a slash.
+fn names(fs: &dyn FileSystem, dir: &[u8], begun: &[u8]) -> steadfs_vfs::Result<Vec<Vec<u8>>> {
+    let cx = owner_cx();
+    let dir = resolve(fs, &cx, dir, true)?;
+    let mut found = Vec::new();
+    fs.readdir(&cx, dir.ino(), 0, &mut |entry| {
+        let is_hidden = entry.name.starts_with(b".") && !begun.starts_with(b".");
+        let is_dots = matches!(entry.name, b"." | b"..");
+        if entry.name.starts_with(begun) && !is_hidden && !is_dots {
+            let end: &[u8] = match entry.kind {
+                Some(FileKind::Directory) => b"/",
+                _ => b"",
+            };
+            found.push([entry.name, end].concat());
+        }
+        found.len() < NAMES_MAX
+    })?;
+    found.sort_unstable();
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 
 # Values of options and paths on volumes, which the program knows; without any, commands, options and files as above.
 _steadfs_with_values() {
+    # What is typed with a path is not run before its time.
+    [ "$1" = steadfs ] || { _steadfs "$@"; return; }
     local line=${COMP_LINE:0:COMP_POINT} rest word current prefix value i
     local -a words=() values=()
     # Bash splits words at colons, equals signs and the like, too.
@@ -22,7 +24,7 @@ _steadfs_with_values() {
         value=${value#"$prefix"}
         [[ $value != *[^[:alnum:]./,:=@%+~^_-]* ]] || printf -v value %q "$value"
         values+=("$value")
-    done < <(command -- "${words[0]/#\~\//$HOME/}" completions bash --values -- "${words[@]}" 2>/dev/null)
+    done < <(command -- steadfs completions bash --values -- "${words[@]}" 2>/dev/null)
     if ((${#values[@]} == 0)); then
         _steadfs "$@"
         return
