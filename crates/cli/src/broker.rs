@@ -4,7 +4,7 @@
 //! control characters, and goes to the system's log once the mount is usable: the server has no path to it.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -80,8 +80,6 @@ impl Server {
             .stdin(theirs)
             .stdout(taken)
             .stderr(Stdio::piped())
-            // A signal of the terminal is for this process.
-            .process_group(0)
             .spawn();
         let mut child = child.map_err(|error| {
             Failure::new(code::SYSTEM, format!("cannot start the server: {error}"))

@@ -13,6 +13,8 @@ use crate::{broker, daemon, kind, partition, server, source};
 
 pub fn run(args: &args::Mount) -> Result<(), Failure> {
     if args.successor || args.contained || args.service_of.is_some() {
+        // Signals of the terminal are for the broker. It fails for a leader of a process group only, which a server is not.
+        let _ = rustix::process::setsid();
         return run_resolved(args, &places(args).0);
     }
     let named = source::device(&places(args).0)?;
