@@ -97,6 +97,11 @@ impl FileWriters {
         Err(FsError::TextBusy)
     }
 
+    /// Whether a file is denied to writers at the moment.
+    pub(crate) fn denies_any(&self) -> bool {
+        self.files.lock().values().any(|file| file.denied)
+    }
+
     fn try_deny(&self, ino: InodeNo) -> Option<Denied<'_>> {
         let mut files = self.files.lock();
         let file = files.entry(ino).or_default();

@@ -227,10 +227,14 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
     fn fill(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         self.allow_changes(ino)?;
         self.volume.before_contents(ino, file)?;
-        for change in &file.contents {
+        // What was changed before a file became a verity file is in it, and nothing changes afterwards.
+        let flags = self.volume.flags(&self.cx, ino)?.flags;
+        let is_sealed = flags.contains(InodeFlags::VERITY);
+        for change in file.contents.iter().filter(|_| !is_sealed) {
             self.change(ino, change)?;
         }
         if file.attr.kind == FileKind::Regular
+            && !is_sealed
             && self.volume.getattr(&self.cx, ino)?.size != file.attr.size
         {
             self.resize(ino, file.attr.size)?;

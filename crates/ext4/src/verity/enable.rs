@@ -11,9 +11,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_cache::{DirtyFile, WritebackReason};
+use steadfs_rt::sleep;
 use steadfs_vfs::verity::{DESCRIPTOR_SIZE, TreeBuilder, Verity, VerityOptions, tree_start};
 use steadfs_vfs::{Cx, FsError, InodeFlags, ReadData, Result};
 
@@ -29,6 +31,9 @@ use crate::orphan;
 
 /// Credits of the first and the last handle: the inode, and its place on the orphan list.
 const CREDITS: u32 = orphan::CREDITS + 2;
+
+/// How often a failed call looks whether the volume is frozen still.
+const FROZEN_POLL: Duration = Duration::from_millis(20);
 
 /// A file whose tree is being built; unless it is finished, the file is as before when this is dropped.
 struct Sealing<'f> {
@@ -173,6 +178,10 @@ impl<'f> Sealing<'f> {
         fs.check_writable()?;
         let _alone = inode.lock.write();
         fs.write_out(inode, WritebackReason::Sync, cx.tag)?;
+        // After this nothing fails: the file cannot become plain again.
+        if let Some(error) = inode.pages.take_error() {
+            return Err(error.into());
+        }
         fs.alloc.drop_prealloc(fs, inode.ino());
         self.leave_orphans(|core| core.flags = InodeFlags(core.flags.0 | InodeFlags::VERITY.0))?;
         inode.marks.set_becomes_verity(false);
@@ -194,16 +203,21 @@ impl<'f> Sealing<'f> {
         })
     }
 
-    /// Frees what was written beyond the end of the file.
+    /// Frees what was written beyond the end of the file. Where that fails the file stays as it is, and takes no changes: a
+    /// longer one would have the tree as content.
     fn undo(&self) -> Result<()> {
-        let _open = self.fs.open_to_changes();
+        let fs = self.fs;
+        // Nothing is freed on a frozen volume.
+        while fs.remount_state.is_frozen() && !fs.stop_state.is_stopped() && !self.cx.is_killed() {
+            sleep(FROZEN_POLL);
+        }
+        let _open = fs.open_to_changes();
         let _alone = self.inode.lock.write();
-        let undone = self.fs.check_writable().and_then(|()| {
-            self.free_beyond_end()?;
-            self.leave_orphans(|_| ())
-        });
+        fs.check_writable()?;
+        self.free_beyond_end()?;
+        self.leave_orphans(|_| ())?;
         self.inode.marks.set_becomes_verity(false);
-        undone
+        Ok(())
     }
 }
 

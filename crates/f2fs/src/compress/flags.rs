@@ -31,6 +31,9 @@ impl F2fs {
             return Ok(());
         }
         self.check_not_atomic(inode)?;
+        if inode.marks.becomes_verity() {
+            return Err(FsError::TextBusy);
+        }
         if on && !inode.core.read().has_compression(&self.layout) {
             return Err(FsError::NotSupported(
                 "compression of a file without the fields for it",

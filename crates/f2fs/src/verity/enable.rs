@@ -56,6 +56,11 @@ impl F2fs {
         let sealed = sealing.build(options).and_then(|()| sealing.finish());
         drop(sealing);
         sealed?;
+        let _same = self.remount.hold_open();
+        if self.is_frozen() {
+            // A freeze has written everything.
+            return Ok(());
+        }
         // As after an fsync that nodes alone cannot serve.
         self.sync_by_checkpoint(&inode, cx.tag)
     }
@@ -123,8 +128,9 @@ impl<'f> Sealing<'f> {
             // What is hashed as zeros must be zeros on the device, for the kernel hashes the whole block.
             fs.zero_tail(cx, inode, size, u64::MAX)?;
             fs.write_out_locked(inode, cx.tag)?;
-            fs.reserve_commit(cx, inode, tree / BLOCK..end.div_ceil(BLOCK))?;
-            let staging = fs.make_staging_file(cx, inode);
+            let staging = fs
+                .reserve_commit(cx, inode, tree / BLOCK..end.div_ceil(BLOCK))
+                .and_then(|()| fs.make_staging_file(cx, inode));
             if staging.is_err() {
                 fs.release_nodes(inode, 0);
             }
@@ -232,6 +238,7 @@ impl Drop for Sealing<'_> {
             self.fs.release_nodes(inode, 0);
             inode.marks.set_becomes_verity(false);
         }
+        let _same = self.fs.remount.hold_open();
         self.fs.free_staging(&self.staging, self.cx.tag);
     }
 }

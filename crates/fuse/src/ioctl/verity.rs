@@ -77,12 +77,17 @@ fn seal(call: &Call<'_>, options: &VerityOptions) -> steadfs_vfs::Result<()> {
     let (volume, ino) = (call.volume, call.ino);
     let fs = &*volume.fs;
     check_may_write(call)?;
+    match fs.verity_digest(&call.cx, ino) {
+        Ok(_) => return Err(FsError::Exists),
+        Err(FsError::NoData) => {}
+        Err(error) => return Err(error),
+    }
     let _denied = volume.writers.deny(ino)?;
-    fs.enable_verity(&call.cx, ino, options)?;
+    let sealed = fs.enable_verity(&call.cx, ino, options);
+    // Pages from before were not verified; after an error the file may be sealed nevertheless.
     volume.attributes_changed(ino);
-    // Pages from before were not verified.
     volume.content_dropped(ino);
-    Ok(())
+    sealed
 }
 
 /// The kernel requires write permission, although the file is open for reading only.

@@ -121,6 +121,12 @@ impl Served {
             ));
         }
         let session = &self.mount_threads.session;
+        if session.volume.writers.denies_any() {
+            // Its thread would be waited for, without a way to end it.
+            return Err(FsError::InUse(
+                "a file is being made a verity file; try again later".to_owned(),
+            ));
+        }
         self.mount_threads.park();
         let options = session.volume.fs.options();
         match session.hand_over() {

@@ -15,6 +15,8 @@ use crate::{FsError, ReadData, Result};
 pub const SALT_MAX: usize = 32;
 /// Most bytes of a signature (`FS_VERITY_MAX_SIGNATURE_SIZE`).
 pub const SIGNATURE_MAX: usize = super::DESCRIPTOR_MAX - DESCRIPTOR_SIZE;
+/// The most levels of a tree that Linux reads (`FS_VERITY_MAX_LEVELS`).
+const LEVELS_MAX: usize = 8;
 /// Bytes of content that are read at once.
 const STEP_BYTES: u64 = 1 << 20;
 
@@ -134,6 +136,9 @@ impl TreeBuilder {
             .iter()
             .map(|block| block << log_block)
             .collect();
+        if next.len() > LEVELS_MAX {
+            return Err(FsError::FileTooBig);
+        }
         let blocks: u64 = level_blocks(size, log_block, digest_size).iter().sum();
         Ok(Self {
             salted: hasher.salted(&options.salt),
