@@ -77,12 +77,15 @@ fn seal(call: &Call<'_>, options: &VerityOptions) -> steadfs_vfs::Result<()> {
     let (volume, ino) = (call.volume, call.ino);
     let fs = &*volume.fs;
     check_may_write(call)?;
-    match fs.verity_digest(&call.cx, ino) {
-        Ok(_) => return Err(FsError::Exists),
-        Err(FsError::NoData) => {}
-        Err(error) => return Err(error),
-    }
-    let _denied = volume.writers.deny(ino)?;
+    let _denied = volume.writers.deny(ino).map_err(|error| match error {
+        // Where the volume or the file would be refused in any case, that is the answer.
+        FsError::InUse(_) => match fs.verity_digest(&call.cx, ino) {
+            Ok(_) => FsError::Exists,
+            Err(FsError::NoData) => error,
+            Err(why) => why,
+        },
+        error => error,
+    })?;
     let sealed = fs.enable_verity(&call.cx, ino, options);
     // Pages from before were not verified; after an error the file may be sealed nevertheless.
     volume.attributes_changed(ino);
