@@ -274,7 +274,7 @@ fn option_letters_for_f2fs_are_those_of_mkfs_f2fs() {
     let image = scratch.join("none");
     let path = image.to_str().unwrap();
     for (words, why) in [
-        (&["-c", "other"][..], "-c other: "),
+        (&["-c", "other@alias"][..], "-c other@alias: "),
         (&["-m"], "-m: "),
         (&["-S"], "-S: "),
         (&["-C", "utf7"], "utf7"),
