@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
 use steadfs_suite::stead::program;
@@ -107,6 +107,39 @@ fn what_a_mount_recovers_is_recovered_and_nothing_is_repaired() {
         fs::read(corrupt.path()).unwrap() == before,
         "it was changed"
     );
+}
+
+/// A mark is believed only where nothing is wrong that was read to find it.
+#[test]
+fn damage_beside_the_mark_is_found() {
+    let scratch = Scratch::new();
+    for name in ["descriptor", "superblock"] {
+        let image = ext4(&scratch, name);
+        if name == "descriptor" {
+            image.debugfs("set_bg 0 checksum 1");
+        } else {
+            // s_checksum, which debugfs would set right.
+            let file = File::options().write(true).open(image.path()).unwrap();
+            file.write_all_at(b"wrong", 1024 + 0x3FB).unwrap();
+        }
+        let output = fsck(&scratch, &["-a"], image.path()).expect(4);
+        assert!(
+            output.err.contains("repair with e2fsck -f"),
+            "{}",
+            output.err
+        );
+    }
+}
+
+#[test]
+fn a_forced_check_recovers_before() {
+    let scratch = Scratch::new();
+    let image = ext4(&scratch, "image");
+    cut_after_fsync(&scratch, image.path());
+    let done = fsck(&scratch, &["-fy"], image.path()).expect(0);
+    assert!(!done.out.contains("replayed in memory"), "{}", done.out);
+    assert!(!image.needs_recovery());
+    image.check_clean();
 }
 
 #[test]

@@ -27,7 +27,12 @@ on!((ext4_1k ext4_4k ext4_large_inodes f2fs_all f2fs_lfs)
 on!((ext4_1k ext4_4k ext4_orphan_file ext4_large_inodes f2fs_all f2fs_four_logs f2fs_not_inline f2fs_lfs)
     a_power_cut_leaves_the_plain_file_or_the_verity_file);
 
-on!((f2fs_all f2fs_four_logs) compressed_files_become_verity_files);
+on!((ext4_4k f2fs_all) a_freeze_meanwhile_leaves_the_plain_file);
+
+on!((f2fs_all f2fs_four_logs)
+    compressed_files_become_verity_files,
+    no_file_is_compressed_meanwhile,
+);
 
 on!((ext2 ext4_indirect f2fs) a_volume_or_file_without_the_means_is_refused);
 
@@ -436,6 +441,73 @@ fn nothing_changes_the_content_meanwhile(kind: &'static Kind) {
     });
     let (refused, tries) = run.value;
     assert!(tries > 0 && refused > 0, "{refused} of {tries}");
+}
+
+/// Tree blocks that cannot be freed while the volume is frozen are not content afterwards.
+fn a_freeze_meanwhile_leaves_the_plain_file(kind: &'static Kind) {
+    let mut refused = 0;
+    for micros in [200, 1000, 3000, 8000] {
+        let run = sim::run(sim::Config::new(micros), move || {
+            let world = Arc::new(verity_world(kind, &Setup::default()));
+            let wanted = content(6 << 20);
+            let file = world.written(b"file", &wanted).unwrap();
+            world.sync();
+            let other = Arc::clone(&world);
+            let freezer = spawn("freezer", move || {
+                steadfs_rt::sleep(std::time::Duration::from_micros(micros));
+                other.freeze("1").unwrap();
+                steadfs_rt::sleep(std::time::Duration::from_millis(300));
+                other.freeze("0").unwrap();
+            });
+            let options = usual(kind);
+            let enabled = enable(&world, file, &options);
+            freezer.join();
+            match &enabled {
+                Ok(()) => check_sealed(&world, b"file", &wanted, &options),
+                Err(error) => {
+                    assert_eq!(*error, FsError::Busy);
+                    check_plain(&world, b"file", &wanted);
+                }
+            }
+            world.fs.remount(&world.cx, "ro").unwrap();
+            world.fs.unmount().unwrap();
+            enabled.is_err()
+        });
+        refused += u32::from(run.value);
+    }
+    assert!(refused > 0, "no freeze came in between");
+}
+
+/// Its tree has nodes reserved, which a file that is converted gives back.
+fn no_file_is_compressed_meanwhile(kind: &'static Kind) {
+    let run = sim::run(sim::Config::new(5), move || {
+        let world = Arc::new(verity_world(kind, &Setup::default()));
+        let file = world.file(world.root, b"file").unwrap().ino;
+        world.resize(file, 12 << 20).unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let other = {
+            let (world, done) = (Arc::clone(&world), Arc::clone(&done));
+            spawn("chattr", move || {
+                let mut refused = 0;
+                while !done.load(Ordering::Acquire) && refused == 0 {
+                    for flags in [InodeFlags::COMPRESSED, InodeFlags(0)] {
+                        let set = world.fs.set_flags(&world.cx, file, flags);
+                        refused += u32::from(set == Err(FsError::TextBusy));
+                    }
+                    steadfs_rt::sleep(std::time::Duration::from_micros(50));
+                }
+                refused
+            })
+        };
+        let options = usual(kind);
+        enable(&world, file, &options).unwrap();
+        done.store(true, Ordering::Release);
+        let refused = other.join();
+        check_sealed(&world, b"file", &vec![0; 12 << 20], &options);
+        world.fs.unmount().unwrap();
+        refused
+    });
+    assert!(run.value > 0);
 }
 
 fn an_unlinked_file_becomes_a_verity_file_and_is_freed(kind: &'static Kind) {
