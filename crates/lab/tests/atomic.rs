@@ -19,7 +19,7 @@ use steadfs_block::MemDevice;
 use steadfs_conformance::{Kind, judge, kind};
 use steadfs_f2fs::check::{Options as CheckOptions, check};
 use steadfs_lab::device::{Image, Log, Model, SimDevice};
-use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
+use steadfs_rt::{JoinHandle, Random, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
 
 const CACHE: u64 = 8 << 20;
@@ -45,18 +45,11 @@ fn model() -> Model {
 
 /// Runs `work` in a simulation; returns its result.
 fn simulated<T: Send + 'static>(seed: u64, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let result = Arc::new(Mutex::new(Rank::Leaf, None));
-    let there = Arc::clone(&result);
     let config = sim::Config {
         allow_daemons: true,
         ..sim::Config::new(seed)
     };
-    sim::run(config, move || {
-        let value = work();
-        *there.lock() = Some(value);
-    });
-    let value = result.lock().take();
-    value.unwrap()
+    sim::run(config, work).value
 }
 
 /// The contents that a file may have after a crash: before the first transaction, and after each.

@@ -16,7 +16,7 @@ use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
 use steadfs_conformance::{Kind, Setup, judge, kind, verity_world};
 use steadfs_lab::device::{Image, Log, Model, SimDevice};
-use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
+use steadfs_rt::{JoinHandle, Random, sim, sleep, spawn};
 use steadfs_vfs::verity::VerityOptions;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
@@ -39,18 +39,11 @@ fn model(kind: &Kind) -> Model {
 
 /// Runs `work` in a simulation; returns its result.
 fn simulated<T: Send + 'static>(seed: u64, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let result = Arc::new(Mutex::new(Rank::Leaf, None));
-    let there = Arc::clone(&result);
     let config = sim::Config {
         allow_daemons: true,
         ..sim::Config::new(seed)
     };
-    sim::run(config, move || {
-        let value = work();
-        *there.lock() = Some(value);
-    });
-    let value = result.lock().take();
-    value.unwrap()
+    sim::run(config, work).value
 }
 
 fn content(size: usize) -> Vec<u8> {
