@@ -38,7 +38,42 @@ pub(crate) struct HolePlan {
     given: Option<(DevBlock, bool)>,
 }
 
+/// Whether blocks of a hole need clusters that the file does not map.
+pub(crate) enum NewClusters {
+    /// The first blocks, as many as this, are of a cluster that the file maps.
+    None(u64),
+    /// The first `len` blocks need each cluster that they are in; the first one begins `before` blocks earlier.
+    For {
+        /// A number of blocks.
+        len: u64,
+        /// A number of blocks.
+        before: u64,
+    },
+}
+
 impl Ext4 {
+    /// Which clusters `len` blocks from `at` on, a hole of the file, need. The caller holds the inode's flush lock, or it
+    /// alone has the inode.
+    pub(crate) fn new_clusters(
+        &self,
+        ino: Ino,
+        core: &disk::Inode,
+        at: FileBlock,
+        len: u64,
+    ) -> Result<NewClusters> {
+        let goal = DevBlock(0);
+        let plan = self.plan_hole(core, HoleRequest { ino, at, len, goal })?;
+        let len = plan.hole.len;
+        Ok(match plan.given {
+            Some((_, true)) => NewClusters::None(len),
+            // One that is kept for the file, but not mapped, is not counted any more.
+            Some((_, false)) | None => NewClusters::For {
+                len,
+                before: at.0 % u64::from(self.geo.blocks_per_cluster()),
+            },
+        })
+    }
+
     /// Blocks for a hole of a file, from its first block on; see [`Ext4::fill_hole`]. The caller holds the inode's flush lock
     /// until they are mapped or given up, and no handle.
     pub(crate) fn allocate_hole(

@@ -134,7 +134,7 @@ impl Ext4 {
     ) -> Result<u64> {
         let keep = self.root_reserved_clusters(cx);
         let _pins = self.pin_inodes(&[inode.ino()], cx.tag)?;
-        let (len, _held) = self.hold_blocks(cx, inode, want.into())?;
+        let (len, _held) = self.hold_blocks(cx, inode, at, want.into())?;
         let hole = HoleRequest {
             ino: inode.ino(),
             at,

@@ -132,7 +132,7 @@ impl Ext4 {
         let bs = self.geo.block_size;
         let goal = self.alloc.goal_for(&self.geo, inode.ino());
         let keep = self.root_reserved_clusters(cx);
-        let (_, held) = self.hold_blocks(cx, inode, 1)?;
+        let held = self.hold_first_block(cx, inode)?;
         let run = self.alloc.allocate_spare(self, goal, 1, keep)?;
         let run = Run { len: 1, ..run };
         let file = Some((inode.ino(), FileBlock(0)));

@@ -170,7 +170,7 @@ impl Ext4 {
             BlockPlace::Hole => {
                 let goal = self.goal_after(inode.ino(), &inode.core.read(), at);
                 let keep = self.root_reserved_clusters(cx);
-                let (len, hold) = self.hold_blocks(cx, inode, last - blocks.start)?;
+                let (len, hold) = self.hold_blocks(cx, inode, at, last - blocks.start)?;
                 held = hold;
                 let hole = HoleRequest {
                     ino: inode.ino(),

@@ -7,11 +7,12 @@
 //! Root is exempt, as a caller with CAP_SYS_RESOURCE is in Linux: FUSE passes no capabilities on. Blocks of the map may
 //! exceed a limit where data is delayed, as in Linux.
 
-use steadfs_base::{InodeNo, IoTag};
+use steadfs_base::{FileBlock, InodeNo, IoTag};
 use steadfs_rt::{now, sleep, wall_clock};
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result, StatFs};
 
 use super::{Dquot, Quota, QuotaFile, owners_of};
+use crate::clusters::NewClusters;
 use crate::disk::quota::Kind;
 use crate::disk::quota::account::{Account, Holding};
 use crate::disk::quota::hold::{HOLD_POLL, HOLD_WAIT_MAX, Hold, Owner};
@@ -106,61 +107,59 @@ impl Ext4 {
         }
     }
 
-    /// The number of blocks that may be allocated for a file now, at most `wanted`. They count as used while what is
-    /// returned with it exists: until they are mapped, and counted.
+    /// The number of blocks from `at` on, where a file has a hole, that may be allocated for it now, at most `wanted`. They
+    /// count as used while what is returned with it exists: until they are mapped, and counted. The caller holds the
+    /// inode's flush lock, or it alone has the inode.
     ///
     /// # Errors
-    /// As [`Ext4::quota_blocks`].
+    /// [`FsError::Quota`]: none may.
     pub(crate) fn hold_blocks(
         &self,
         cx: &Cx,
         inode: &Inode,
+        at: FileBlock,
         wanted: u64,
     ) -> Result<(u64, QuotaHold)> {
+        let Some(quota) = self.enforcing().filter(|_| cx.uid != 0) else {
+            return Ok((wanted, QuotaHold::default()));
+        };
+        let (wanted, before) = {
+            let core = inode.core.read();
+            match self.new_clusters(inode.ino(), &core, at, wanted)? {
+                NewClusters::None(len) => return Ok((len, QuotaHold::default())),
+                NewClusters::For { len, before } => (len, before),
+            }
+        };
+        let per = u64::from(self.geo.blocks_per_cluster());
         loop {
-            let blocks = self.quota_blocks(cx, inode, wanted);
-            let Some(quota) = self.enforcing().filter(|_| cx.uid != 0) else {
-                return Ok((blocks?, QuotaHold::default()));
-            };
             let owners = owners_of(&inode.core.read()).map(Some);
-            let hold = |blocks: u64| {
-                let clusters = blocks.div_ceil(self.geo.blocks_per_cluster().into());
-                let need = Usage {
-                    bytes: self.delayed_bytes(clusters),
-                    inodes: 0,
-                };
-                self.try_hold(quota, owners, need)
+            let room = self.room_of(cx, owners)?.map(|room| room.bytes);
+            let room = room.map_or(u64::MAX, |bytes| bytes / self.delayed_bytes(1));
+            // With no room, too: what others hold may be counted by now.
+            let clusters = (before + wanted).div_ceil(per).min(room.max(1));
+            let need = Usage {
+                bytes: self.delayed_bytes(clusters),
+                inodes: 0,
             };
-            let held = match blocks {
-                Ok(blocks) => hold(blocks)?.map(|held| (blocks, held)),
-                // What others hold may be counted by now.
-                Err(FsError::Quota) => Some((1, hold(1)?.ok_or(FsError::Quota)?)),
-                Err(error) => return Err(error),
-            };
-            if let Some(held) = held {
-                return Ok(held);
+            match self.try_hold(quota, owners, need)? {
+                Some(held) => return Ok(((clusters * per - before).min(wanted), held)),
+                None if room == 0 => return Err(FsError::Quota),
+                None => {}
             }
         }
     }
 
-    /// The number of blocks that may be allocated for a file now, at most `wanted`.
+    /// Holds the first block of a file that maps none.
     ///
     /// # Errors
-    /// [`FsError::Quota`]: none may.
-    fn quota_blocks(&self, cx: &Cx, inode: &Inode, wanted: u64) -> Result<u64> {
-        if self.enforcing().is_none() {
-            return Ok(wanted);
-        }
+    /// [`FsError::Quota`]: its owners may not have it.
+    pub(crate) fn hold_first_block(&self, cx: &Cx, inode: &Inode) -> Result<QuotaHold> {
         let owners = owners_of(&inode.core.read()).map(Some);
-        let Some(room) = self.room_of(cx, owners)? else {
-            return Ok(wanted);
+        let need = Usage {
+            bytes: self.delayed_bytes(1),
+            inodes: 0,
         };
-        // The first cluster may be one that the file has already.
-        let per = self.geo.block_size.bits() + self.geo.cluster_bits;
-        match (room.bytes >> per) << self.geo.cluster_bits {
-            0 => Err(FsError::Quota),
-            blocks => Ok(blocks.min(wanted)),
-        }
+        self.hold_quota(cx, owners, need)
     }
 
     /// Holds what an inode uses for its new owners. What it delays is written before, for the old ones.
