@@ -62,7 +62,8 @@
 //!    one name at `F`; its directory exists at `M`, with the same extended attributes as at `F`; a file that exists at
 //!    `M` has that name there (recovery makes no second one); if the file is new, every other file that had the name
 //!    since `M` is removed at `F` (a file that has it loses it, from the checkpoint or rolled forward); and with
-//!    `strict`, nothing was renamed into the directory since, and the directory was not renamed.
+//!    `strict`, nothing was renamed into the directory since, and the directory was not renamed. Where it cannot, the file
+//!    must be at `M` as it was synced, under the same names.
 //!
 //!    Other files may be written along with an fsync or fdatasync of a file (fsync clustering): a file whose content or
 //!    size was changed before may be as it was at a moment `F` while such a call of any task was in progress, by the
@@ -94,6 +95,7 @@
 //! | a full volume: ENOSPC, a short write | never from a call that makes data durable; and never too early (the explorer compares with the free space, if one task runs alone, for all but extended attributes) |
 //! | too many failures to follow: no verdict | the explorer counts these runs, and its tests limit their number |
 //! | times that no call set, access times after an observer's reads, times of directories in which recovery made a name | they carry no content, name or explicit attribute |
+//! | a checkpoint from before an fsync, where a file cannot be rolled forward (7) | it has the names, the size, the content and the attributes that were synced: the changes in between left it as it was |
 //! | files clustered with another's fsync (7) | only moments at which an fsync was in progress, never before what is required of the file |
 //! | the kernel's or e2fsck's view of a volume that has stopped | our checker must accept it; e2fsck rejects recorded orphans, which the next mount frees |
 //! | a device with lost FLUSHes | everything may be lost; only panics and hangs count, and the same run without the fault loses nothing |

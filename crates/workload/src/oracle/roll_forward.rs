@@ -335,11 +335,34 @@ impl RollForward<'_> {
             view.moments.insert(*ino, moments);
         }
         // Inodes that no chain can restore.
-        let alone = |ino: &InodeNo| files.contains_key(ino);
-        let mut required = self.required.iter().filter(|(ino, _)| !alone(ino));
-        match required.find(|(_, required)| **required > checkpoint) {
-            Some((_, required)) => gone(*required),
-            None => Ok(view),
+        let alone = self
+            .required
+            .iter()
+            .filter(|(ino, required)| !files.contains_key(ino) && **required > checkpoint);
+        for (ino, &required) in alone {
+            if !same_names(task, *ino, checkpoint, required) {
+                return gone(required);
+            }
+            // The changes since the checkpoint may have left it as it was: it must be as it was synced.
+            let synced = ShownMoment {
+                moment: required,
+                exact: true,
+            };
+            view.moments.insert(*ino, vec![synced]);
         }
+        Ok(view)
     }
+}
+
+/// Whether a regular file has the same names, at least one, at both moments.
+fn same_names(task: &TaskHistory, ino: InodeNo, one: usize, other: usize) -> bool {
+    let names = |moment: usize| -> BTreeSet<&TreePath> {
+        let all = task.paths[moment].iter();
+        all.filter(|(_, of)| **of == ino)
+            .map(|(path, _)| path)
+            .collect()
+    };
+    let node = task.states[one].node(ino);
+    let is_file = node.is_ok_and(|node| node.kind == FileKind::Regular);
+    is_file && !names(one).is_empty() && names(one) == names(other)
 }

@@ -443,6 +443,25 @@ fn fsync_takes_a_checkpoint_where_roll_forward_is_impossible() {
     assert_eq!(again("create /a 644\ncreate /b 600\n"), Ok(()));
 }
 
+/// The checkpoint may have such a file as it was synced.
+#[test]
+fn a_file_of_the_checkpoint_may_be_as_it_was_synced() {
+    let empty = "create /a 644\nlink /a /b\n";
+    let run = format!(
+        "setup\n{empty}task\nwrite /a 0+100 1\ntruncate /a 0\nmkdir /d 755\nfdatasync /a\n"
+    );
+    let judge_it = judge(&run, false);
+    assert_eq!(judge_it(empty), Ok(()));
+    assert_eq!(judge_it(&format!("{empty}mkdir /d 755\n")), Ok(()));
+    assert!(judge_it(&format!("{empty}write /a 0+100 1\n")).is_err());
+    let longer = run.replace("truncate /a 0", "truncate /a 50");
+    assert!(judge(&longer, false)(empty).is_err());
+    let changed = run
+        .replace("truncate /a 0", "chmod /a 600")
+        .replace("fdatasync", "fsync");
+    assert!(judge(&changed, false)(empty).is_err());
+}
+
 /// A name of removed files: the last one that was synced has it.
 #[test]
 fn a_name_can_be_used_again() {
