@@ -226,7 +226,7 @@ impl F2fs {
             blocks: 0,
             nodes: 1,
         };
-        self.orphans.check_room()?;
+        let _room = self.orphans.room()?;
         let _pins = self.prepare_owners(owners, tag)?;
         let _held = self.hold_new(cx, (owners, need), (inode, Need::default()))?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;

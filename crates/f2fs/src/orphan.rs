@@ -15,9 +15,21 @@ pub struct Orphans {
     state: Mutex<OrphanList>,
 }
 
+/// Room for an orphan that an operation may add. While it exists, no other operation gets it.
+#[must_use = "the room is given back when this is dropped"]
+pub struct OrphanRoom<'o>(&'o Orphans);
+
+impl Drop for OrphanRoom<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().promised -= 1;
+    }
+}
+
 #[derive(Default)]
 struct OrphanList {
     listed: BTreeSet<Nid>,
+    /// Operations that may add one, or have just done so.
+    promised: usize,
     /// Changed since the last snapshot.
     changed: bool,
 }
@@ -26,7 +38,7 @@ impl Orphans {
     pub fn new(layout: &Layout, listed: Vec<Nid>) -> Self {
         let state = OrphanList {
             listed: listed.into_iter().collect(),
-            changed: false,
+            ..OrphanList::default()
         };
         Self {
             max: orphan::max(layout),
@@ -36,9 +48,9 @@ impl Orphans {
 
     /// Replaces the list by that of another checkpoint.
     pub fn reload(&self, listed: Vec<Nid>) {
-        let listed = listed.into_iter().collect();
-        let changed = false;
-        *self.state.lock() = OrphanList { listed, changed };
+        let mut state = self.state.lock();
+        state.listed = listed.into_iter().collect();
+        state.changed = false;
     }
 
     /// Adds an inode.
@@ -54,16 +66,18 @@ impl Orphans {
         Ok(())
     }
 
-    /// Checks, before an operation begins that may add an orphan, that there is space for one.
+    /// Room for an orphan, before an operation begins that may add one. The caller keeps it until the operation has
+    /// ended.
     ///
     /// # Errors
-    /// As [`Orphans::add`].
-    pub fn check_room(&self) -> Result<()> {
-        if self.state.lock().listed.len() < self.max {
-            Ok(())
-        } else {
-            Err(FsError::NoSpace)
+    /// `NoSpace`: there may be no more orphans than fit into a pack.
+    pub fn room(&self) -> Result<OrphanRoom<'_>> {
+        let mut state = self.state.lock();
+        if state.listed.len() + state.promised >= self.max {
+            return Err(FsError::NoSpace);
         }
+        state.promised += 1;
+        Ok(OrphanRoom(self))
     }
 
     /// Removes an inode: it was freed, or has a name again.
@@ -86,5 +100,26 @@ impl Orphans {
         let mut state = self.state.lock();
         state.changed = false;
         state.listed.iter().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two operations that have both found room for one orphan would abort the volume.
+    #[test]
+    fn room_is_promised_once() {
+        let orphans = Orphans {
+            max: 2,
+            state: Mutex::new(Rank::Orphan, OrphanList::default()),
+        };
+        orphans.reload(vec![Nid(5)]);
+        let room = orphans.room().unwrap();
+        assert_eq!(orphans.room().err(), Some(FsError::NoSpace));
+        drop(room);
+        drop(orphans.room().unwrap());
+        orphans.reload(vec![Nid(5), Nid(6)]);
+        assert_eq!(orphans.room().err(), Some(FsError::NoSpace));
     }
 }

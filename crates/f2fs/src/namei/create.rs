@@ -78,7 +78,7 @@ impl F2fs {
         self.check_may_add(&dir, cx.tag)?;
         let spec = NewInode::plain(FileKind::Regular, mode & 0o7777, 0);
         let plan = self.plan_inode(cx, &dir, &spec, &StoredName::NONE)?;
-        self.orphans.check_room()?;
+        let _room = self.orphans.room()?;
         let _pins = self.prepare_new(cx, &plan, (&dir, Need::default()))?;
         let mut reservation = self
             .space

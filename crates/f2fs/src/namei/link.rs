@@ -95,7 +95,7 @@ impl F2fs {
             return Err(FsError::IsDir);
         }
         check_may_lose_name(victim.core.read().flags)?;
-        self.orphans.check_room()?;
+        let _room = self.orphans.room()?;
         let _pins = self.pin_entry(&dir, &entry, &victim, cx.tag)?;
         let change = self.change()?;
         self.remove_dentry_and_link(&change, &dir, &entry, false, cx.tag)?;
@@ -134,7 +134,7 @@ impl F2fs {
         if !self.is_empty_dir(victim, cx.tag)? {
             return Err(FsError::NotEmpty);
         }
-        self.orphans.check_room()?;
+        let _room = self.orphans.room()?;
         let _pins = self.pin_entry(dir, entry, victim, cx.tag)?;
         let change = self.change()?;
         self.remove_dentry_and_link(&change, dir, entry, true, cx.tag)?;

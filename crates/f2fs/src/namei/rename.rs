@@ -350,7 +350,7 @@ impl F2fs {
             }
             false => None,
         };
-        self.orphans.check_room()?;
+        let _room = self.orphans.room()?;
         let growth = free_dentry.map_or(Need::default(), |free_dentry| free_dentry.need);
         let place = self.new_place(from, to, pair.moved(), cx.tag)?;
         let mut pins = self.pin_to_rename((from, to), &pair, free_dentry.as_ref(), cx.tag)?;

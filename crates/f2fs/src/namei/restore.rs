@@ -202,7 +202,7 @@ impl F2fs {
         };
         let root = self.inode(Nid::ROOT, cx.tag)?;
         let plan = self.plan_given(&cx, &root, &spec, (nid, file.generation));
-        self.orphans.check_room()?;
+        let _room = self.orphans.room()?;
         let _pins = self.prepare_new(&cx, &plan, (&root, Need::default()))?;
         let mut reservation = self.space.reservation(plan.need, true)?;
         let change = self.change()?;
@@ -263,7 +263,7 @@ impl RestoreVolume for F2fs {
         let _names = dir.lock.write();
         let entry = self.given_entry(&dir, name, tag)?;
         let inode = self.inode_of_entry(&dir, entry.ino, tag)?;
-        self.orphans.check_room()?;
+        let _room = self.orphans.room()?;
         let _pins = self.pin_entry(&dir, &entry, &inode, tag)?;
         let change = self.change()?;
         let remove = || {
