@@ -69,7 +69,8 @@ impl Segments {
                 .iter()
                 .sum::<u64>();
             if manager.sit.is_cp_disabled() {
-                capacity.free += manager.prefree_blocks();
+                capacity.nodes += manager.prefree_blocks(true);
+                capacity.dentries += manager.prefree_blocks(false);
             }
         }
         assert!(
@@ -125,14 +126,17 @@ impl SegmentManager {
             .sum()
     }
 
-    /// Blocks that can be allocated in prefree segments while checkpoints are disabled.
-    fn prefree_blocks(&self) -> u64 {
+    /// Blocks that can be allocated in prefree segments of nodes or of data while checkpoints are disabled.
+    fn prefree_blocks(&self, nodes: bool) -> u64 {
         assert!(
             self.sit.is_cp_disabled(),
             "prefree segments are used only while checkpoints are disabled"
         );
         let all = (0..self.sit.len()).map(SegNo);
-        all.filter(|at| self.sit.state(*at) == SegmentState::Prefree)
+        let is_usable = |at: &SegNo| {
+            self.sit.state(*at) == SegmentState::Prefree && self.sit.kind(*at).is_node() == nodes
+        };
+        all.filter(is_usable)
             .map(|at| u64::from(SEGMENT_BLOCKS - self.sit.busy(at).count()))
             .sum()
     }

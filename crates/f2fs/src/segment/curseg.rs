@@ -238,21 +238,23 @@ impl SegmentManager {
             return None;
         }
         let segment = match cp_disabled {
-            true => self.find_prefree_segment(),
+            true => self.find_prefree_segment(kind),
             false => self.find_ssr_segment(kind, ssr_types(kind)),
         };
         segment.map(|segment| (segment, true))
     }
 
     /// While checkpoints are disabled: a segment without a valid block that is not free, but has blocks that may be
-    /// written.
-    fn find_prefree_segment(&self) -> Option<SegNo> {
+    /// written, of the kind that they had before: its summary block, which is overwritten, has the kind for all blocks, and
+    /// a crash returns to the checkpoint that has some of them.
+    fn find_prefree_segment(&self, kind: LogType) -> Option<SegNo> {
         assert!(
             self.sit.is_cp_disabled(),
             "prefree segments are used only while checkpoints are disabled"
         );
         let has_room = |at: &SegNo| {
             self.sit.state(*at) == SegmentState::Prefree
+                && self.sit.kind(*at).is_node() == kind.is_node()
                 && self.gc.victim != Some(self.sit.section_of(*at))
                 && self.sit.busy(*at).count() < SEGMENT_BLOCKS
         };
