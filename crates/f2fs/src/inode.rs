@@ -22,6 +22,8 @@ mod access;
 mod blocks;
 pub mod table;
 
+pub(crate) use access::ReservedNodes;
+
 /// An inode in memory.
 ///
 /// Lock order: `lock`, `flush`, a [`Change`](crate::cp_lock::Change), `core`.

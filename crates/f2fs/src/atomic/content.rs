@@ -98,7 +98,9 @@ impl F2fs {
             nodes: new as u64,
         };
         let _held = self.hold_space(cx, inode, need)?;
-        self.reserve_nodes(inode, blocks, self.may_use_reserved(cx), cx.tag)?;
+        let privileged = self.may_use_reserved(cx);
+        self.reserve_nodes(inode, &[blocks], privileged, cx.tag)?
+            .keep();
         // They are counted as delayed.
         self.delay(inode, 0);
         Ok(())

@@ -127,7 +127,8 @@ impl F2fs {
             if mapped.target == MapTarget::Hole {
                 let privileged = self.may_use_reserved(cx);
                 let _held = self.hold_data(cx, inode, std::slice::from_ref(&run))?;
-                self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
+                let nodes =
+                    self.reserve_nodes(inode, std::slice::from_ref(&run), privileged, cx.tag)?;
                 let need = Need {
                     blocks: mapped.len,
                     nodes: 0,
@@ -141,6 +142,7 @@ impl F2fs {
                     nodes: 0,
                 });
                 result?;
+                nodes.keep();
             }
             at = run.end;
         }

@@ -157,9 +157,7 @@ impl F2fs {
         let holes = || runs.iter().filter(|(_, reserved)| !reserved);
         let new: Vec<_> = holes().map(|(run, _)| run.clone()).collect();
         let _held = self.hold_data(cx, inode, &new)?;
-        for (run, _) in holes() {
-            self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
-        }
+        let nodes = self.reserve_nodes(inode, &new, privileged, cx.tag)?;
         let blocks: u64 = holes().map(|(run, _)| run.end - run.start).sum();
         let need = |blocks| Need { blocks, nodes: 0 };
         self.space.reserve(need(blocks), privileged)?;
@@ -185,7 +183,7 @@ impl F2fs {
         });
         self.space.release(need(blocks - holes_filled));
         self.recount(inode);
-        result
+        result.map(|()| nodes.keep())
     }
 
     /// Overwrites what deleted files left in a section with a file's zeros; its first block is mapped to file block `first`.

@@ -10,7 +10,7 @@ use super::{BLOCK, MapTarget};
 use crate::disk::inode::{Advise, Inline};
 use crate::disk::node::PER_NODE;
 use crate::fs::{F2fs, io_error};
-use crate::inode::Inode;
+use crate::inode::{Inode, ReservedNodes};
 use crate::quota::QuotaHold;
 use crate::space::Need;
 
@@ -208,7 +208,7 @@ impl F2fs {
         let blocks = offset / BLOCK..(offset + data.len() as u64).div_ceil(BLOCK);
         let (written, result) = match self.reserve(cx, inode, blocks) {
             Err(error) => (0, Err(error)),
-            Ok((reserved, held)) => {
+            Ok((reserved, nodes, held)) => {
                 let size = inode.size();
                 let fill = |block, out: &mut [u8]| self.fill_block(cx.tag, inode, block, size, out);
                 let needs = |block: FileBlock| reserved.contains(block.0);
@@ -223,6 +223,9 @@ impl F2fs {
                 drop(held);
                 let written = inode.pages.write_growing(write, needs, fill, reached);
                 let unused = reserved.blocks() - written.reserved;
+                if written.reserved > 0 {
+                    nodes.keep();
+                }
                 self.end_delay(inode, unused);
                 self.space.release(Need {
                     blocks: unused,
@@ -231,32 +234,27 @@ impl F2fs {
                 (written.bytes, written.error.map_or(Ok(()), Err))
             }
         };
-        if result.is_err() && inode.pages.is_empty() {
-            self.release_nodes(inode, 0);
-        }
         (written, result)
     }
 
     /// Reserves one block for each block of the range that will be allocated, and the nodes to map them.
     /// Under limits of quota they are held until they are counted.
-    fn reserve(
-        &self,
+    fn reserve<'f>(
+        &'f self,
         cx: &Cx,
-        inode: &Inode,
+        inode: &'f Inode,
         blocks: Range<u64>,
-    ) -> Result<(ReservedRuns, QuotaHold)> {
+    ) -> Result<(ReservedRuns, ReservedNodes<'f>, QuotaHold)> {
         let reserved = self.runs_to_reserve(inode, &blocks, cx.tag)?;
         let held = self.hold_data(cx, inode, &reserved.0)?;
         let privileged = self.may_use_reserved(cx);
-        for run in &reserved.0 {
-            self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
-        }
+        let nodes = self.reserve_nodes(inode, &reserved.0, privileged, cx.tag)?;
         let need = Need {
             blocks: reserved.blocks(),
             nodes: 0,
         };
         self.space.reserve(need, privileged)?;
-        Ok((reserved, held))
+        Ok((reserved, nodes, held))
     }
 
     /// Runs an operation that may need space. Holding no lock, it first frees segments if they are short. On

@@ -52,6 +52,30 @@ impl Inode {
     }
 }
 
+/// Nodes that a call has reserved for blocks which it does not have yet: released if this is dropped.
+#[must_use = "the nodes are released when this is dropped"]
+pub(crate) struct ReservedNodes<'f> {
+    fs: &'f F2fs,
+    inode: &'f Inode,
+    offsets: BTreeSet<u32>,
+}
+
+impl ReservedNodes<'_> {
+    /// The blocks are there, or as good as there: the nodes stay reserved until they are made, or until a truncation.
+    pub(crate) fn keep(mut self) {
+        self.offsets.clear();
+    }
+}
+
+impl Drop for ReservedNodes<'_> {
+    fn drop(&mut self) {
+        if !self.offsets.is_empty() {
+            let ours = |offset: u32| self.offsets.contains(&offset);
+            self.fs.release_some_nodes(self.inode, ours);
+        }
+    }
+}
+
 impl F2fs {
     /// The inode with this number. `Stale` if there is none.
     pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
@@ -205,13 +229,32 @@ impl F2fs {
 
     /// Reserves the nodes that mapping these blocks would create, each at most once per inode. The caller holds the
     /// inode's lock for writing and does not hold `core`.
-    pub(crate) fn reserve_nodes(
+    pub(crate) fn reserve_nodes<'f>(
+        &'f self,
+        inode: &'f Inode,
+        runs: &[std::ops::Range<u64>],
+        privileged: bool,
+        tag: IoTag,
+    ) -> Result<ReservedNodes<'f>> {
+        let mut reserved = ReservedNodes {
+            fs: self,
+            inode,
+            offsets: BTreeSet::new(),
+        };
+        for run in runs {
+            self.reserve_nodes_of(&mut reserved, run.clone(), privileged, tag)?;
+        }
+        Ok(reserved)
+    }
+
+    fn reserve_nodes_of(
         &self,
-        inode: &Inode,
+        reserved: &mut ReservedNodes<'_>,
         blocks: std::ops::Range<u64>,
         privileged: bool,
         tag: IoTag,
     ) -> Result<()> {
+        let inode = reserved.inode;
         let mut at = blocks.start;
         while at < blocks.end {
             let core = inode.core.read();
@@ -223,7 +266,8 @@ impl F2fs {
                 nodes: new.len() as u64,
             };
             self.space.reserve(need, privileged)?;
-            inode.reserved.lock().extend(new);
+            inode.reserved.lock().extend(&new);
+            reserved.offsets.extend(new);
             at += left;
         }
         Ok(())
@@ -262,9 +306,13 @@ impl F2fs {
     /// Releases the reservations of nodes that only blocks from `first` on would need (truncation).
     pub(crate) fn release_nodes(&self, inode: &Inode, first: u64) {
         let fanout = inode.core.read().fanout(&self.layout);
+        self.release_some_nodes(inode, |offset| fanout.first_block_below(offset) >= first);
+    }
+
+    fn release_some_nodes(&self, inode: &Inode, which: impl Fn(u32) -> bool) {
         let mut nodes = 0;
         inode.reserved.lock().retain(|&offset| {
-            let goes = fanout.first_block_below(offset) >= first;
+            let goes = which(offset);
             nodes += u64::from(goes);
             !goes
         });

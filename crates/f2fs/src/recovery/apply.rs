@@ -384,7 +384,8 @@ impl Apply<'_> {
                 },
                 true,
             )?;
-            fs.reserve_nodes(inode, block..block + 1, true, tag)?;
+            fs.reserve_nodes(inode, &[block..block + 1], true, tag)?
+                .keep();
         }
         let mut freed = false;
         if addr.is_block() {

@@ -69,7 +69,9 @@ pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     drop(root_core);
     drop(change);
     fs.space.reserve(need(blocks, 0), false).unwrap();
-    fs.reserve_nodes(&inode, 0..blocks, false, tag).unwrap();
+    fs.reserve_nodes(&inode, &[0..blocks], false, tag)
+        .unwrap()
+        .keep();
     for block in 0..blocks {
         write_block(fs, &inode, block);
     }
@@ -278,8 +280,9 @@ fn truncation_frees_everything_in_bounded_steps() {
                 false,
             )
             .unwrap();
-        fs.reserve_nodes(&inode, block..block + 1, false, tag)
-            .unwrap();
+        fs.reserve_nodes(&inode, &[block..block + 1], false, tag)
+            .unwrap()
+            .keep();
         write_block(&fs, &inode, block);
     }
     let full = fs.space.counts();

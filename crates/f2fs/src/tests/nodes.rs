@@ -60,9 +60,12 @@ fn grow(fs: &F2fs, inode: &crate::inode::Inode) -> u64 {
     let tag = IoTag::default();
     let far = inode.core.read().fanout(&fs.layout).max_blocks() - 1;
     // Requested twice, reserved once.
-    fs.reserve_nodes(inode, far..far + 1, false, tag).unwrap();
-    fs.reserve_nodes(inode, far - 1..far + 1, false, tag)
-        .unwrap();
+    fs.reserve_nodes(inode, &[far..far + 1], false, tag)
+        .unwrap()
+        .keep();
+    fs.reserve_nodes(inode, &[far - 1..far + 1], false, tag)
+        .unwrap()
+        .keep();
     let reserved = fs.space.counts();
     assert_eq!(reserved.reserved, 2 + 3);
     assert_eq!(reserved.reserved_nodes, 3);
@@ -224,6 +227,58 @@ fn unused_dirty_inodes_are_stored_in_packed_nodes() {
         look(&world);
         let world = world.reopen();
         look(&world);
+        world.close();
+    });
+}
+
+/// Nodes for blocks that find no space are not kept from other files.
+#[test]
+fn a_failed_call_leaves_no_node_reserved() {
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), || {
+        let world = crate::test_world::World::make("", 64);
+        let (fs, cx) = (&*world.fs, &world.cx);
+        let file = world.file(crate::test_world::ROOT, b"file").unwrap().ino;
+        steadfs_vfs::FileSystem::write(fs, cx, file, 0, &[1; 5000], false).unwrap();
+        fs.sync_volume(cx).unwrap();
+        // Another page of the file is dirty.
+        steadfs_vfs::FileSystem::write(fs, cx, file, 0, &[2; 5000], false).unwrap();
+        let inode = fs.by_number(file, cx.tag).unwrap();
+        let far = inode.core.read().fanout(&fs.layout).max_blocks() - 5000;
+        let one = crate::space::Need {
+            blocks: 1,
+            nodes: 0,
+        };
+        let taken = std::cell::Cell::new(0);
+        let leave_three_blocks = || {
+            while fs.space.reserve(one, true).is_ok() {
+                taken.set(taken.get() + 1);
+            }
+            fs.space.release(crate::space::Need {
+                blocks: 3,
+                nodes: 0,
+            });
+            taken.set(taken.get() - 3);
+        };
+        leave_three_blocks();
+        let before = fs.space.counts();
+        let mode = steadfs_vfs::FallocMode::Allocate { keep_size: true };
+        let full = Err(FsError::NoSpace);
+        assert_eq!(
+            fs.fallocate_file(cx, &inode, mode, far * 4096, 16 << 20),
+            full
+        );
+        assert_eq!(fs.space.counts().reserved_nodes, before.reserved_nodes);
+        leave_three_blocks();
+        let data = [3; 65_536];
+        let written = steadfs_vfs::FileSystem::write(fs, cx, file, far * 4096, &data, false);
+        assert_eq!(written.map(|_| ()), full);
+        assert_eq!(fs.space.counts().reserved_nodes, before.reserved_nodes);
+        assert_eq!(inode.reserved_nodes(), 0);
+        fs.space.release(crate::space::Need {
+            blocks: taken.get(),
+            nodes: 0,
+        });
+        drop(inode);
         world.close();
     });
 }
