@@ -170,8 +170,10 @@ impl F2fs {
                 holes_filled: 0,
             };
             let zeroed = self.zero_section(inode, (section, first), cx.tag);
-            let result = zeroed.and_then(|()| self.map_section(inode, &mut target, runs, cx.tag));
+            // An fsync that writes the new addresses knows by then which FLUSH the zeros need.
+            let _flush = inode.lock_flush();
             inode.record_written(true, self.queue.next_flush());
+            let result = zeroed.and_then(|()| self.map_section(inode, &mut target, runs, cx.tag));
             for start in section
                 .blocks()
                 .filter(|at| !target.mapped_addrs.contains(&at.0))
