@@ -282,7 +282,8 @@ impl F2fs {
         }
         let mut marked = 0;
         for &(block, addr) in blocks {
-            let content = self.main_block(addr, tag)?.data();
+            // Read before the change; what is read within it may be newer.
+            self.main_block(addr, tag)?;
             let change = self.change()?;
             let core = inode.core.write();
             let SlotLookup::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
@@ -294,7 +295,8 @@ impl F2fs {
             self.mark_dirty(&change, inode, tag)?;
             // The checkpoint then finds slot and node without reading them.
             drop(self.nodes.change(&change, &slot.node)?);
-            let fill = || Ok::<_, FsError>(content);
+            // The address may be that of a checkpoint that has just been written, the content read above what was there before.
+            let fill = || Ok::<_, FsError>(self.main_block(addr, tag)?.data());
             inode.pages.edit(FileBlock(block), tag, fill, |_| ())?;
             drop(core);
             marked += 1;
