@@ -13,8 +13,8 @@ pub struct SinceCp {
 
 #[derive(Default)]
 struct Changes {
-    /// Inodes that need a checkpoint: nodes of them were freed, their nodes map another number of blocks, or they have a
-    /// name that moved.
+    /// Inodes that need a checkpoint: nodes of them were freed or written without a mark, their nodes map another number of
+    /// blocks, or they have a name that moved.
     inodes: BTreeSet<Nid>,
     /// Names removed from inodes that have other names, by directory and hash.
     moved_names: BTreeSet<(Nid, u32)>,
@@ -22,6 +22,10 @@ struct Changes {
     attributes: BTreeSet<Nid>,
     /// Directories into which something was moved, and directories that were moved.
     renamed_into: BTreeSet<Nid>,
+    /// Inodes that are not directories and have got another name or directory.
+    renamed: BTreeSet<Nid>,
+    /// Inodes with a node chain, which follows the last snapshot's checkpoint.
+    chained: BTreeSet<Nid>,
 }
 
 /// Changes of one directory.
@@ -48,6 +52,31 @@ impl SinceCp {
     /// Nodes of an inode were freed.
     pub fn free_nodes_of(&self, ino: Nid) {
         self.changes.lock().inodes.insert(ino);
+    }
+
+    /// A node of an inode was written, and is in no chain: only a checkpoint makes it durable.
+    pub fn place_node_of(&self, ino: Nid) {
+        self.changes.lock().inodes.insert(ino);
+    }
+
+    /// A chain of an inode has blocks. Within the change that allocates them.
+    pub fn add_chain(&self, ino: Nid) {
+        self.changes.lock().chained.insert(ino);
+    }
+
+    /// Whether an inode has a chain.
+    pub fn has_chain(&self, ino: Nid) -> bool {
+        self.changes.lock().chained.contains(&ino)
+    }
+
+    /// An inode has got another name or directory.
+    pub fn rename(&self, ino: Nid) {
+        self.changes.lock().renamed.insert(ino);
+    }
+
+    /// Whether an inode has got another name or directory.
+    pub fn is_renamed(&self, ino: Nid) -> bool {
+        self.changes.lock().renamed.contains(&ino)
     }
 
     /// The number of blocks that each node of an inode maps has changed.

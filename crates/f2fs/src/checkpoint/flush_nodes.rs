@@ -34,6 +34,10 @@ impl F2fs {
         mut placed: PlacedBlocks,
         tag: IoTag,
     ) -> Result<()> {
+        // An fsync of a file whose nodes were placed here finds nothing to write.
+        for node in &placed.in_flight_nodes {
+            self.since_cp.place_node_of(node.ino());
+        }
         // They may be in the log between nodes of fsyncs, whose chains lead through them. `cp_lock` is held
         // exclusively, so no other task allocates nodes.
         let (write, _) = self.node_writes.begin();
@@ -72,5 +76,55 @@ impl F2fs {
             }
         }
         written.and(placed.allocated)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use steadfs_block::MemDevice;
+    use steadfs_cache::WritebackReason;
+    use steadfs_rt::sim;
+    use steadfs_vfs::{FileSystem, FsError};
+
+    use crate::test_world::{ROOT, World};
+
+    /// A checkpoint that finds no space writes the nodes that have a place, and they are in no chain.
+    #[test]
+    fn an_fsync_covers_what_a_checkpoint_without_space_has_written() {
+        for datasync in [false, true] {
+            sim::run(sim::Config::new(1), move || {
+                let world = World::make("", 64);
+                let file = world.file(ROOT, b"file").unwrap().ino;
+                world.fs.sync_all(&world.cx).unwrap();
+                let data = [7; 100];
+                world.fs.write(&world.cx, file, 0, &data, false).unwrap();
+                let inode = world.fs.by_number(file, world.cx.tag).unwrap();
+                world
+                    .fs
+                    .write_out(&inode, WritebackReason::Sync, world.cx.tag)
+                    .unwrap();
+                let change = world
+                    .fs
+                    .cp_lock
+                    .change_exclusive(&world.fs.stop_state)
+                    .unwrap();
+                let mut placed = world.fs.place_dirty(&change);
+                placed.allocated = Err(FsError::NoSpace);
+                let written = world.fs.write_placed(change, placed, world.cx.tag);
+                assert_eq!(written, Err(FsError::NoSpace));
+                if datasync {
+                    // More than a timestamp would need nodes in any case.
+                    world.fs.touch_atime(&inode, world.cx.tag);
+                }
+                world.fs.fsync(&world.cx, file, datasync).unwrap();
+                let crashed = World::of(Arc::new(MemDevice::from_bytes(&world.bytes())), "");
+                let found = crashed.fs.read(&crashed.cx, file, 0, 100).unwrap();
+                assert_eq!(found.to_vec(), data);
+                crashed.close();
+                world.close();
+            });
+        }
     }
 }

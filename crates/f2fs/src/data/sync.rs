@@ -145,9 +145,12 @@ impl F2fs {
     fn finish_sync(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.node_writes
             .wait(self.node_writes.started(), &self.queue, tag)?;
+        let (_, version) = self.checkpoints.node_version();
         if self.nat.is_committing(inode.nid()) {
-            let (_, version) = self.checkpoints.node_version();
             self.join_checkpoint(version, tag)?;
+        } else if self.since_cp.has_chain(inode.nid()) {
+            // Roll-forward finds the chain only behind the checkpoint that it follows.
+            self.wait_checkpoint(version, tag)?;
         }
         self.flush_written(inode, tag)
     }
@@ -190,7 +193,9 @@ impl F2fs {
         }
         let change = self.change()?;
         let mut core = inode.core.write();
-        if core.parent == parent && core.name == name && core.links == 1 {
+        // The checkpoint may be older than the name.
+        let durable = !self.since_cp.is_renamed(inode.nid());
+        if durable && core.parent == parent && core.name == name && core.links == 1 {
             self.mark_dirty(&change, inode, tag)?;
             core.advise = core.advise.without(Advise::LOST_PARENT);
         }
@@ -209,8 +214,8 @@ impl F2fs {
         if inode.kind() != FileKind::Regular || !self.nodes.dirty_of(inode.nid()).is_empty() {
             return Ok(true);
         }
-        if !inode.is_dirty() {
-            // A checkpoint or another fsync may be writing it.
+        if !inode.is_dirty() || self.since_cp.needs_checkpoint(inode.nid()) {
+            // A checkpoint or another fsync may be writing it, or has written it without a mark.
             return Ok(true);
         }
         let core = inode.core.read();

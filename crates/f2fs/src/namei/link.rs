@@ -62,6 +62,7 @@ impl F2fs {
             core.parent = dir.nid();
             stored.put(&mut core);
             core.advise = core.advise.union(Advise::LOST_PARENT);
+            self.since_cp.rename(inode.nid());
             core.links == 1
         };
         let added = self.add_name(

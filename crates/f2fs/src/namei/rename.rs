@@ -441,6 +441,7 @@ impl F2fs {
         if !is_dir(inode) {
             // Roll-forward could restore only the new name, so the next fsync needs a checkpoint.
             core.advise = core.advise.union(Advise::LOST_PARENT);
+            self.since_cp.rename(inode.nid());
         }
         core.ctime = self.now();
         drop(core);

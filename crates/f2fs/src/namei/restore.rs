@@ -125,6 +125,7 @@ impl F2fs {
         if !is_dir(inode) && core.links > 0 {
             // Roll-forward could restore only this name.
             core.advise = core.advise.union(Advise::LOST_PARENT);
+            self.since_cp.rename(inode.nid());
         }
         core.parent = dir.nid();
         core.name = name.to_vec();

@@ -82,6 +82,11 @@ impl Node {
         self.nid
     }
 
+    /// The inode whose node it is.
+    pub fn ino(&self) -> Nid {
+        self.state.read().entry.ino
+    }
+
     /// The current content. The clone does not change; a later writer copies. From now on the node is kept as a block,
     /// because it will be used again.
     ///

@@ -88,7 +88,7 @@ impl F2fs {
         // If no checkpoint has the inode, roll-forward has to create its name: the inode's first chain after a
         // checkpoint has a dentry mark.
         let named = !inode.is_dentry_marked(version) && !self.is_in_checkpoint(ino, tag)?;
-        if !named && self.is_clean_file(inode) {
+        if !named && self.is_clean_file(inode) && !self.since_cp.needs_checkpoint(ino) {
             return Ok(ChainPlan::Clean);
         }
         if let Some(reason) = self.fsync_facts(inode, &core, tag)?.cp_reason() {
@@ -109,6 +109,7 @@ impl F2fs {
             chain.version == version,
             "no checkpoint begins inside a change"
         );
+        self.since_cp.add_chain(ino);
         if dentry && chain.allocated.is_ok() {
             inode.set_dentry_marked(version);
         }

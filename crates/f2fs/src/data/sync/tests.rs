@@ -2,10 +2,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::InodeNo;
-use steadfs_block::{Fault, FaultDevice, MemDevice};
+use steadfs_block::{Fault, FaultDevice, MemDevice, Op};
 use steadfs_rt::{JoinHandle, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, RenameFlags, SetAttr};
 
+use super::BLOCK;
 use crate::test_world::{ROOT, World};
 use crate::{CacheSizes, F2fs, MountOptions};
 
@@ -181,6 +182,90 @@ fn a_name_is_that_of_the_file_synced_last() {
             crashed.fs.close().unwrap();
             crashed.judge_device();
         }
+        fs.close().unwrap();
+    });
+}
+
+/// A volume on a device without FLUSHes, and the device.
+fn on_a_device() -> (Arc<FaultDevice>, Arc<F2fs>) {
+    let device = FaultDevice::new(World::make("", 64).close());
+    let options = MountOptions::parse("nobarrier").unwrap();
+    let sizes = CacheSizes::of(16 << 20);
+    let opened = F2fs::open(Arc::clone(&device) as _, options, sizes);
+    (device, opened.unwrap().0)
+}
+
+/// From now on a checkpoint stays in flight for a while.
+fn delay_checkpoints(device: &FaultDevice, fs: &F2fs) {
+    let main = u64::from(fs.layout.main_start) * BLOCK;
+    device.set(move |bio| match bio.op == Op::Write && bio.offset < main {
+        true => Fault::Delay(Duration::from_millis(20)),
+        false => Fault::None,
+    });
+}
+
+fn fsync_beside(fs: &Arc<F2fs>, file: InodeNo) -> JoinHandle<()> {
+    let fs = Arc::clone(fs);
+    let fsync = spawn("fsync", move || {
+        fs.fsync(&Cx::default(), file, false).unwrap();
+    });
+    sleep(Duration::from_millis(1));
+    fsync
+}
+
+/// What another task's fsync of the file has written is found only behind the checkpoint in flight.
+#[test]
+fn an_fsync_of_a_clean_file_waits_for_the_checkpoint_that_its_chain_follows() {
+    sim::run(sim::Config::new(1), || {
+        let (device, fs) = on_a_device();
+        let cx = Cx::default();
+        let make = |name: &[u8]| fs.mknod(&cx, ROOT, name, 0o100_644, 0).unwrap().ino;
+        let file = make(b"file");
+        fs.sync_all(&cx).unwrap();
+        make(b"other");
+        delay_checkpoints(&device, &fs);
+        let sync = spawn("sync", {
+            let fs = Arc::clone(&fs);
+            move || fs.sync_all(&Cx::default()).unwrap()
+        });
+        sleep(Duration::from_millis(1));
+        let private = SetAttr {
+            perm: Some(0o600),
+            ..SetAttr::default()
+        };
+        fs.setattr(&cx, file, &private).unwrap();
+        let first = fsync_beside(&fs, file);
+        fs.fsync(&cx, file, false).unwrap();
+        let crashed = World::of(Arc::new(device.memory.copy()), "");
+        assert_eq!(crashed.lookup(ROOT, b"file").unwrap().perm, 0o600);
+        crashed.close();
+        sync.join();
+        first.join();
+        fs.close().unwrap();
+    });
+}
+
+/// A rename that a checkpoint in flight does not have needs another checkpoint.
+#[test]
+fn an_fsync_covers_a_second_rename_during_the_first_ones_checkpoint() {
+    sim::run(sim::Config::new(1), || {
+        let (device, fs) = on_a_device();
+        let cx = Cx::default();
+        let file = fs.mknod(&cx, ROOT, b"file", 0o100_644, 0).unwrap().ino;
+        fs.sync_all(&cx).unwrap();
+        let rename = |from: &[u8], to: &[u8]| {
+            let flags = RenameFlags::default();
+            fs.rename(&cx, (ROOT, from), (ROOT, to), flags).unwrap();
+        };
+        rename(b"file", b"once");
+        delay_checkpoints(&device, &fs);
+        let first = fsync_beside(&fs, file);
+        rename(b"once", b"twice");
+        first.join();
+        fs.fsync(&cx, file, false).unwrap();
+        let crashed = World::of(Arc::new(device.memory.copy()), "");
+        assert_eq!(crashed.names(ROOT), [b"twice".to_vec()]);
+        crashed.close();
         fs.close().unwrap();
     });
 }
