@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use crate::FormatError;
 
 /// Types of tags (`EXT4_FC_TAG_…`).
+const UNUSED: u16 = 0;
 const ADD_RANGE: u16 = 1;
 const DEL_RANGE: u16 = 2;
 const CREATE: u16 = 3;
@@ -34,6 +35,11 @@ const EXTENT_LEN: usize = 12;
 /// Bytes of an inode without extra fields.
 const INODE_LEN_MIN: usize = 128;
 const NAME_LEN_MAX: usize = 255;
+/// Changes of all fast commits that are read: more do not fit into the log, and a corrupt journal could map one block
+/// as often as it likes.
+const RECORDS_MAX: usize = 1 << 20;
+/// Blocks in which the end of a fast commit is sought from an invalid tag on.
+const INVALID_BLOCKS_MAX: u32 = 1 << 14;
 
 /// `ext4_fc_tl`.
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
@@ -193,6 +199,10 @@ pub struct FastCommitScan {
     pending: Vec<FastCommitRecord>,
     /// The first invalid tag since the last tail.
     invalid: Option<FormatError>,
+    /// Blocks since that tag.
+    invalid_blocks: u32,
+    /// Changes in all.
+    records: usize,
     /// CRC-32C since the last tail.
     sum: u32,
 }
@@ -206,6 +216,8 @@ impl FastCommitScan {
             found: FastCommits::default(),
             pending: Vec::new(),
             invalid: None,
+            invalid_blocks: 0,
+            records: 0,
             sum: 0,
         }
     }
@@ -220,6 +232,10 @@ impl FastCommitScan {
             offset: 0,
         };
         self.block += 1;
+        self.invalid_blocks += u32::from(self.invalid.is_some());
+        if self.invalid_blocks > INVALID_BLOCKS_MAX {
+            return Ok(false);
+        }
         while let Some(header) = block.get(at.offset..at.offset + TAG_LEN) {
             let raw = RawTag::ref_from_bytes(header).expect("the slice has a tag's length");
             let start = at.offset + TAG_LEN;
@@ -232,9 +248,11 @@ impl FastCommitScan {
                 HEAD => self.head(at, header, value),
                 _ if at == AREA_START => false,
                 TAIL => self.tail(header, value)?,
+                // Behind the last fast commit, in a block that had none before.
+                UNUSED if self.sum == 0 => false,
                 tag => {
                     self.sum = crc32c(crc32c(self.sum, header), value);
-                    self.tag(at, tag, value);
+                    self.tag(at, tag, value)?;
                     true
                 }
             };
@@ -293,12 +311,20 @@ impl FastCommitScan {
         Ok(true)
     }
 
-    fn tag(&mut self, at: FastCommitPosition, tag: u16, value: &[u8]) {
+    fn tag(&mut self, at: FastCommitPosition, tag: u16, value: &[u8]) -> Result<(), FormatError> {
         match parse(at, tag, value) {
-            Ok(Some(change)) => self.pending.push(FastCommitRecord { at, change }),
+            Ok(Some(_)) if self.records == RECORDS_MAX => {
+                let what = format!("fast commits with more than {RECORDS_MAX} changes");
+                return Err(FormatError::Unsupported(what));
+            }
+            Ok(Some(change)) => {
+                self.records += 1;
+                self.pending.push(FastCommitRecord { at, change });
+            }
             Ok(None) => {}
             Err(error) => self.invalidate(error),
         }
+        Ok(())
     }
 
     /// Records what is wrong, should the fast commit turn out to be finished.

@@ -264,3 +264,41 @@ fn a_change_that_fits_no_block_is_not_encoded() {
     assert_eq!(encode(longest).unwrap().len(), 2 * SIZE);
     assert!(encode(longest + 1).is_none());
 }
+
+#[test]
+fn unused_blocks_end_the_area() {
+    let mut area = builder();
+    area.del_range(12, 0, 1).tail();
+    let mut scan = FastCommitScan::new(TID);
+    for block in area.finish().chunks(SIZE) {
+        assert!(scan.block(block).unwrap());
+    }
+    assert!(!scan.block(&[0; SIZE]).unwrap());
+    let found = scan.finish();
+    assert_eq!((found.commits.len(), found.is_torn), (1, false));
+}
+
+#[test]
+fn an_area_that_never_ends_is_not_read_to_its_end() {
+    let mut scan = FastCommitScan::new(TID);
+    let head = FastCommitBuilder::new(TID, SIZE).tag(99, b"").finish();
+    let mut blocks = 0;
+    while scan.block(&head).unwrap() {
+        blocks += 1;
+    }
+    assert!(blocks < 20_000);
+    assert!(scan.finish().is_torn);
+    let mut scan = FastCommitScan::new(TID);
+    let mut area = builder();
+    for n in 0..40 {
+        area.del_range(12, n, 1);
+    }
+    let again = area.tail().finish();
+    let error = loop {
+        match scan.block(&again[..SIZE]) {
+            Ok(goes_on) => assert!(goes_on),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("changes"), "{error}");
+}
