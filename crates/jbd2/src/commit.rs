@@ -243,12 +243,10 @@ impl Journal {
         );
         state.leading = false;
         state.leader = TaskNo::default();
-        let next = state.running.as_ref().map(|r| Arc::clone(&r.waiters));
-        drop(state);
-        // One of the waiters for the next transaction leads it; the others stay asleep.
-        if let Some(next) = next {
-            next.notify_one();
+        if let Some(next) = &state.running {
+            next.wake_leader();
         }
+        drop(state);
         self.admission.notify_all();
         inherit::end_waits();
     }

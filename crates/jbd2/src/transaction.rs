@@ -75,6 +75,15 @@ impl RunningTransaction {
         }
     }
 
+    /// One of the waiters leads it; the others stay asleep. Of an empty one none may have to, and the first would return
+    /// without waking the next.
+    pub(crate) fn wake_leader(&self) {
+        match self.is_empty() {
+            true => self.waiters.notify_all(),
+            false => self.waiters.notify_one(),
+        };
+    }
+
     /// Whether nothing has been changed.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.revokes.is_empty()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use steadfs_base::endian::Be32;
 use steadfs_base::{DevBlock, IoTag, Tid};
-use steadfs_block::{DeviceModel, FaultDevice, MemDevice, ModelDevice, Op};
+use steadfs_block::{DeviceModel, Fault, FaultDevice, MemDevice, ModelDevice, Op};
 use steadfs_jbd2_format::RawSuperblock;
 use steadfs_rt::{Mutex, Rank, sim, sleep, spawn, yield_now};
 use zerocopy::{FromBytes, IntoBytes};
@@ -345,5 +345,44 @@ fn an_acknowledged_fast_commit_has_the_callers_change() {
             commits + 1,
             "one head, a block each: {stats:?}"
         );
+    }
+}
+
+/// While the area is cleared after a commit, callers may wait for a transaction in which nothing will be changed: each
+/// of them returns.
+#[test]
+fn all_waiters_for_an_empty_transaction_return() {
+    let run = || {
+        let (_, device, journal) = opened(&[(10, 100)]);
+        let tid = set(&journal, 301, 1);
+        fast(&journal, tid, &[11]).unwrap();
+        device.set(|bio| match bio.op {
+            Op::Write => Fault::Delay(Duration::from_millis(10)),
+            _ => Fault::None,
+        });
+        let ended = Arc::new(Mutex::new(Rank::Leaf, 0));
+        let commit_beside = || {
+            let (journal, ended) = (Arc::clone(&journal), Arc::clone(&ended));
+            spawn("commit", move || {
+                journal.commit_all(TAG).unwrap();
+                *ended.lock() += 1;
+            })
+        };
+        let first = commit_beside();
+        while !journal.durable_tid().at_least(tid) {
+            sleep(Duration::from_millis(1));
+        }
+        let handle = journal.begin(1).unwrap();
+        let others = [commit_beside(), commit_beside(), commit_beside()];
+        sleep(Duration::from_millis(1));
+        assert_eq!(*ended.lock(), 0, "the area is being cleared");
+        drop(handle);
+        sleep(Duration::from_secs(1));
+        assert_eq!(*ended.lock(), 4);
+        first.join();
+        others.into_iter().for_each(|other| other.join());
+    };
+    for seed in 0..20 {
+        sim::run(sim::Config::new(seed), run);
     }
 }
