@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use steadfs_base::{Corruption, InodeNo, IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{Backing, CacheSizes, WritebackReason};
-use steadfs_jbd2::{Journal, Recover};
+use steadfs_jbd2::{Journal, JournalError, Recover};
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{AloneGuard, Cx, FileKind, FsError, Result};
 
@@ -374,7 +374,12 @@ impl Ext4 {
     pub(crate) fn quiesce(&self, shut: Shut, alone: &AloneGuard<'_>) -> Result<()> {
         self.report_corruption(self.sync_volume(&Cx::default()))?;
         if let Some(journal) = self.txns.journal() {
-            let emptied = journal.flush_all().map_err(journal_error);
+            // A read that finds damage, or a sync, may have begun to wait for a handle by now.
+            let refusal = match shut {
+                Shut::ReadOnly => JournalError::ReadOnly,
+                Shut::Frozen => JournalError::Frozen,
+            };
+            let emptied = journal.close(refusal).map_err(journal_error);
             emptied.map_err(FsError::not_durable)?;
         }
         match shut {
@@ -389,6 +394,7 @@ impl Ext4 {
                 }
                 Shut::Frozen => self.remount_state.thaw(alone),
             }
+            self.txns.reopen();
             // It is unknown whether the device has the clean mark. With it, no later change would survive a crash.
             let _ = self.mark_open_or_stop();
         }

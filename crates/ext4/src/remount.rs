@@ -112,6 +112,7 @@ impl Ext4 {
                 false => self.mark_open_or_stop(),
             };
             self.remount_state.thaw(&alone);
+            self.txns.reopen();
             marked?;
         }
         self.free_unlinked_while_frozen();
@@ -217,6 +218,7 @@ impl Ext4 {
         if !self.stop_state.become_writable() {
             return Err(FsError::Stopped(self.why_stopped()));
         }
+        self.txns.reopen();
         let begun = self.begin_service();
         if let Err(error) = &begun {
             // Without an open journal nothing was written. Otherwise it is unknown what the device has, and a replay

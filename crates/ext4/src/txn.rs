@@ -84,6 +84,7 @@ enum HandleKind<'a> {
 pub fn journal_error(error: JournalError) -> FsError {
     match error {
         JournalError::ReadOnly => FsError::ReadOnly,
+        JournalError::Frozen => FsError::Busy,
         JournalError::Unsupported(what) => FsError::BadOption(format!("not supported: {what}")),
         JournalError::TooLarge { .. } => FsError::BadOption(error.to_string()),
         JournalError::Aborted(cause) => FsError::refused(&cause),
@@ -119,6 +120,13 @@ impl Txns {
         assert!(self.journaled, "only a volume with a journal opens one");
         let opened = self.journal.set(journal);
         assert!(opened.is_ok(), "a journal is opened once");
+    }
+
+    /// Handles are allowed again, after [`Journal::close`].
+    pub fn reopen(&self) {
+        if let Some(journal) = self.journal.get() {
+            journal.reopen();
+        }
     }
 
     /// Begins an operation that changes at most `credits` blocks. May wait for a commit or for log space, so the caller

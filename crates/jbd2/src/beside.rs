@@ -104,6 +104,7 @@ impl Journal {
         if !is_alone
             || self.is_read_only()
             || state.aborted.is_some()
+            || state.closed.is_some()
             || state.leading
             || state.committing.is_some()
             || credits > self.max_credits()

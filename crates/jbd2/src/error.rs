@@ -36,6 +36,9 @@ pub enum JournalError {
     /// The journal was opened for reading only.
     #[error("journal is read-only")]
     ReadOnly,
+    /// The file system is frozen.
+    #[error("the file system is frozen")]
+    Frozen,
     /// A handle requested more credits than a whole transaction may have.
     #[error("{requested} journal credits requested; the limit of a handle is {limit}")]
     TooManyCredits {

@@ -194,6 +194,9 @@ impl Journal {
         let mut state = self.state.lock();
         loop {
             state.check()?;
+            if let Some(refusal) = &state.closed {
+                return Err(refusal.clone());
+            }
             let mut admission = state.admit(&self.costs, credits);
             if admission == Admission::Join {
                 return Ok(state.join(credits, waited));
@@ -454,6 +457,23 @@ impl Journal {
     /// Ends [`Journal::freeze`].
     pub fn thaw(&self) {
         self.unlock_updates();
+    }
+
+    /// [`Journal::flush_all`], and from then on new handles fail with `refusal`, also those that have begun to wait
+    /// meanwhile, until [`Journal::reopen`]: nothing is written to the log behind the caller's clean mark.
+    ///
+    /// # Errors
+    /// As [`Journal::flush_all`]; handles do not fail then.
+    pub fn close(&self, refusal: JournalError) -> Result<(), JournalError> {
+        self.freeze()?;
+        self.state.lock().closed = Some(refusal);
+        self.thaw();
+        Ok(())
+    }
+
+    /// Ends [`Journal::close`].
+    pub fn reopen(&self) {
+        self.state.lock().closed = None;
     }
 
     fn lock_updates(&self) {

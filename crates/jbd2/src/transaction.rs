@@ -162,6 +162,8 @@ pub(crate) struct JournalState {
     pub waiting_credits: u32,
     /// While this is not 0, new handles wait (flush, freeze; `jbd2_journal_lock_updates` in Linux).
     pub update_locks: u32,
+    /// The error of new handles, and of those that wait ([`crate::Journal::close`]).
+    pub closed: Option<JournalError>,
     /// The first cause of an abort.
     pub aborted: Option<String>,
     /// The transaction that the commit task should commit now.
@@ -215,6 +217,7 @@ impl JournalState {
             marked_empty: true,
             update_locks: 0,
             waiting_credits: 0,
+            closed: None,
             aborted: None,
             commit_request: None,
             has_commit_task: false,

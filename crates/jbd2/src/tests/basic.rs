@@ -1,9 +1,11 @@
 //! Tests with a single task.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfs_base::{DevBlock, IoTag};
-use steadfs_block::{Device, MemDevice};
+use steadfs_block::{Device, Fault, FaultDevice, MemDevice, Op};
+use steadfs_rt::{sim, sleep, spawn};
 
 use super::support::{Layout, buf, set};
 use crate::{
@@ -296,4 +298,36 @@ fn the_info_page_has_the_kernels_lines_and_ours() {
         lines[13],
         "  0 for locked transaction, 0us in total, 0us the longest"
     );
+}
+
+/// A handle that waits while the log is emptied is not admitted behind the caller's clean mark.
+#[test]
+fn a_closed_journal_refuses_handles_that_have_waited() {
+    sim::run(sim::Config::new(1), || {
+        let layout = Layout::new(1024, 2048, 1024);
+        let device = FaultDevice::new(layout.device());
+        let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
+        set(&journal, 1500, 1);
+        device.set(|bio| match bio.op {
+            Op::Write => Fault::Delay(Duration::from_millis(10)),
+            _ => Fault::None,
+        });
+        let closer = spawn("closer", {
+            let journal = Arc::clone(&journal);
+            move || journal.close(JournalError::Frozen)
+        });
+        sleep(Duration::from_millis(1));
+        let refused = journal.begin(1).map(drop);
+        assert_eq!(refused, Err(JournalError::Frozen));
+        assert_eq!(closer.join(), Ok(()));
+        assert_eq!(journal.running_tid(), None);
+        let changes = device.changes();
+        journal.commit_all(TAG).unwrap();
+        assert_eq!(device.changes(), changes);
+        journal.reopen();
+        let tid = set(&journal, 1500, 2);
+        journal.commit(tid, TAG).unwrap();
+        let after = layout.recovered(&device.memory);
+        assert_eq!(layout.block(&after, 1500)[9], 2);
+    });
 }

@@ -2,6 +2,9 @@
 
 use steadfs_block::{Fault, FaultDevice, Op};
 
+use steadfs_base::Corruption;
+use steadfs_rt::{sim, spawn};
+
 use super::*;
 
 /// The next writes of the superblock meet `fault`.
@@ -161,5 +164,54 @@ fn a_volume_that_could_not_be_marked_clean_is_not_taken_for_clean() {
                 assert_eq!(fs.close().is_ok(), goes_on, "{what}");
             }
         }
+    }
+}
+
+/// A read that finds damage while the log is being emptied records it neither behind the clean mark nor in the log.
+#[test]
+fn damage_found_during_a_freeze_does_not_start_the_log_again() {
+    for word in ["1", "ro"] {
+        sim::run(sim::Config::new(1), move || {
+            let image = Image::make(EXT4, "32M");
+            let device = FaultDevice::new(image.device());
+            let fs = open(Arc::clone(&device) as _, "errors=continue");
+            durable(&fs, b"before", &[7; 10_000]).unwrap();
+            device.set(|bio| match bio.op {
+                Op::Flush => Fault::Delay(Duration::from_millis(20)),
+                _ => Fault::None,
+            });
+            let freezer = spawn("freezer", {
+                let fs = Arc::clone(&fs);
+                move || match word {
+                    "ro" => fs.remount(&cx(), "ro"),
+                    word => freeze(&fs, word),
+                }
+            });
+            let mut reports = Vec::new();
+            for n in 0..200 {
+                let fs = Arc::clone(&fs);
+                reports.push(spawn("reader", move || {
+                    sleep(Duration::from_millis(n));
+                    let damage = Corruption::new("is damaged, says the test");
+                    let _reported = fs.report_corruption(Err::<(), FsError>(damage.into()));
+                }));
+            }
+            freezer.join().unwrap();
+            let frozen = device.memory.to_bytes();
+            reports.into_iter().for_each(|report| report.join());
+            sleep(Duration::from_secs(10));
+            assert!(
+                device.memory.to_bytes() == frozen,
+                "{word}: the device was written"
+            );
+            let copy = Arc::new(MemDevice::from_bytes(&frozen));
+            open(copy, "").close().unwrap();
+            match word {
+                "ro" => fs.remount(&cx(), "rw").unwrap(),
+                _ => freeze(&fs, "0").unwrap(),
+            }
+            durable(&fs, b"after", &[8; 10_000]).unwrap();
+            fs.close().unwrap();
+        });
     }
 }
