@@ -297,7 +297,7 @@ fn limits_count_clusters() {
     const CLUSTER: u64 = 64 << 10;
     for options in ["usrquota", "usrquota,nodelalloc"] {
         let world = limited_as(&["quota,project,bigalloc", "-b", "4096"], options);
-        let limit = format!("1000 0 {} 0 0", 3 * CLUSTER >> 10);
+        let limit = format!("1000 0 {} 0 0", (3 * CLUSTER) >> 10);
         world.fs.set_quota_control("quota/user", &limit).unwrap();
         let user = caller(1000, 1000);
         let make = |name: &[u8]| world.fs.mknod(&user, ROOT, name, 0o100_644, 0).unwrap().ino;

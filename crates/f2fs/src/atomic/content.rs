@@ -99,7 +99,7 @@ impl F2fs {
         };
         let _held = self.hold_space(cx, inode, need)?;
         let privileged = self.may_use_reserved(cx);
-        self.reserve_nodes(inode, &[blocks], privileged, cx.tag)?
+        self.reserve_nodes(inode, Some(blocks), privileged, cx.tag)?
             .keep();
         // They are counted as delayed.
         self.delay(inode, 0);

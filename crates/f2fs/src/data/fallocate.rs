@@ -127,8 +127,7 @@ impl F2fs {
             if mapped.target == MapTarget::Hole {
                 let privileged = self.may_use_reserved(cx);
                 let _held = self.hold_data(cx, inode, std::slice::from_ref(&run))?;
-                let nodes =
-                    self.reserve_nodes(inode, std::slice::from_ref(&run), privileged, cx.tag)?;
+                let nodes = self.reserve_nodes(inode, Some(run.clone()), privileged, cx.tag)?;
                 let need = Need {
                     blocks: mapped.len,
                     nodes: 0,

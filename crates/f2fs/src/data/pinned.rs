@@ -157,7 +157,7 @@ impl F2fs {
         let holes = || runs.iter().filter(|(_, reserved)| !reserved);
         let new: Vec<_> = holes().map(|(run, _)| run.clone()).collect();
         let _held = self.hold_data(cx, inode, &new)?;
-        let nodes = self.reserve_nodes(inode, &new, privileged, cx.tag)?;
+        let nodes = self.reserve_nodes(inode, new, privileged, cx.tag)?;
         let blocks: u64 = holes().map(|(run, _)| run.end - run.start).sum();
         let need = |blocks| Need { blocks, nodes: 0 };
         self.space.reserve(need(blocks), privileged)?;

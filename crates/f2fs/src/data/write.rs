@@ -248,7 +248,7 @@ impl F2fs {
         let reserved = self.runs_to_reserve(inode, &blocks, cx.tag)?;
         let held = self.hold_data(cx, inode, &reserved.0)?;
         let privileged = self.may_use_reserved(cx);
-        let nodes = self.reserve_nodes(inode, &reserved.0, privileged, cx.tag)?;
+        let nodes = self.reserve_nodes(inode, reserved.0.iter().cloned(), privileged, cx.tag)?;
         let need = Need {
             blocks: reserved.blocks(),
             nodes: 0,

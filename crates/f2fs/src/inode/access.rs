@@ -232,7 +232,7 @@ impl F2fs {
     pub(crate) fn reserve_nodes<'f>(
         &'f self,
         inode: &'f Inode,
-        runs: &[std::ops::Range<u64>],
+        runs: impl IntoIterator<Item = std::ops::Range<u64>>,
         privileged: bool,
         tag: IoTag,
     ) -> Result<ReservedNodes<'f>> {
@@ -242,7 +242,7 @@ impl F2fs {
             offsets: BTreeSet::new(),
         };
         for run in runs {
-            self.reserve_nodes_of(&mut reserved, run.clone(), privileged, tag)?;
+            self.reserve_nodes_of(&mut reserved, run, privileged, tag)?;
         }
         Ok(reserved)
     }

@@ -384,7 +384,7 @@ impl Apply<'_> {
                 },
                 true,
             )?;
-            fs.reserve_nodes(inode, &[block..block + 1], true, tag)?
+            fs.reserve_nodes(inode, Some(block..block + 1), true, tag)?
                 .keep();
         }
         let mut freed = false;

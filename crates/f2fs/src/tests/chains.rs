@@ -201,7 +201,7 @@ fn an_fsync_without_space_can_be_repeated() {
         nodes: 0,
     };
     fs.space.reserve(need, false).unwrap();
-    fs.reserve_nodes(&new, &[929..930], false, tag())
+    fs.reserve_nodes(&new, Some(929..930), false, tag())
         .unwrap()
         .keep();
     write_block(&fs, &new, 929);

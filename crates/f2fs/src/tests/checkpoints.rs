@@ -69,7 +69,7 @@ pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     drop(root_core);
     drop(change);
     fs.space.reserve(need(blocks, 0), false).unwrap();
-    fs.reserve_nodes(&inode, &[0..blocks], false, tag)
+    fs.reserve_nodes(&inode, Some(0..blocks), false, tag)
         .unwrap()
         .keep();
     for block in 0..blocks {
@@ -280,7 +280,7 @@ fn truncation_frees_everything_in_bounded_steps() {
                 false,
             )
             .unwrap();
-        fs.reserve_nodes(&inode, &[block..block + 1], false, tag)
+        fs.reserve_nodes(&inode, Some(block..block + 1), false, tag)
             .unwrap()
             .keep();
         write_block(&fs, &inode, block);

@@ -60,10 +60,10 @@ fn grow(fs: &F2fs, inode: &crate::inode::Inode) -> u64 {
     let tag = IoTag::default();
     let far = inode.core.read().fanout(&fs.layout).max_blocks() - 1;
     // Requested twice, reserved once.
-    fs.reserve_nodes(inode, &[far..far + 1], false, tag)
+    fs.reserve_nodes(inode, Some(far..far + 1), false, tag)
         .unwrap()
         .keep();
-    fs.reserve_nodes(inode, &[far - 1..far + 1], false, tag)
+    fs.reserve_nodes(inode, Some(far - 1..far + 1), false, tag)
         .unwrap()
         .keep();
     let reserved = fs.space.counts();
