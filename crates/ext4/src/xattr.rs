@@ -100,8 +100,13 @@ impl Ext4 {
 
     /// See [`steadfs_vfs::FileSystem::getxattr`].
     pub fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        self.check_namespace(split(name)?.0)?;
+        self.named_value(cx, ino, name)
+    }
+
+    /// The same, whatever namespaces the options switch off.
+    pub(crate) fn named_value(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
         let (index, rest) = split(name)?;
-        self.check_namespace(index)?;
         let inode = self.by_number(ino, cx.tag)?;
         if index == INDEX_USER && !has_user_attrs(inode.kind()) {
             return Err(FsError::NoData);
@@ -161,18 +166,29 @@ impl Ext4 {
     }
 
     fn change_by_name(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
+        self.check_writable()?;
+        self.check_namespace(split(change.name)?.0)?;
+        self.change_named(cx, ino, change)
+    }
+
+    /// The same, whatever namespaces the options switch off.
+    pub(crate) fn change_named(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        change: &XattrChange<'_>,
+    ) -> Result<()> {
         self.with_space(cx, || {
-            let changed = self.change_named(cx, ino, change);
+            let changed = self.change_named_once(cx, ino, change);
             self.free_values();
             changed
         })
     }
 
-    fn change_named(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
+    fn change_named_once(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
         self.check_writable()?;
         let &XattrChange { name, value, how } = change;
         let (index, rest) = split(name)?;
-        self.check_namespace(index)?;
         let inode = self.by_number(ino, cx.tag)?;
         let _alone = inode.lock.write();
         self.check_attr_change(cx, &inode, (index, rest), how)?;

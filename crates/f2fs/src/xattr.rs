@@ -112,8 +112,13 @@ impl F2fs {
 
     /// See [`steadfs_vfs::FileSystem::getxattr`].
     pub(crate) fn xattr_value(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        self.check_namespace(split(name)?.0)?;
+        self.named_value(cx, ino, name)
+    }
+
+    /// The same, whatever namespaces the options switch off.
+    pub(crate) fn named_value(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
         let (number, rest) = split(name)?;
-        self.check_namespace(number)?;
         let inode = self.by_number(ino, cx.tag)?;
         if number == index::ADVISE {
             return Ok(vec![inode.core.read().advise.0]);

@@ -14,9 +14,7 @@ use std::collections::BTreeSet;
 use steadfs_base::{Corruption, InodeNo};
 
 use crate::recorded::{RecordedChange, RecordedFile, RecordedInode, RecordedState};
-use crate::{
-    Cx, FileKind, FileSystem, FsError, InodeFlags, RenameFlags, Result, SetAttr, SetXattr,
-};
+use crate::{Cx, FileKind, FileSystem, FsError, InodeFlags, RenameFlags, Result, SetAttr};
 
 mod names;
 
@@ -83,6 +81,18 @@ pub trait RestoreVolume: FileSystem {
     fn before_contents(&self, _ino: InodeNo, _file: &RecordedFile) -> Result<()> {
         Ok(())
     }
+    /// The value of an extended attribute as calls have recorded it, whatever the mount options switch off.
+    ///
+    /// # Errors
+    /// `NoData`: it has none.
+    fn recorded_xattr(&self, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>>;
+    /// Changes an extended attribute to a value that calls have recorded, whatever the mount options switch off: of a value
+    /// that the format computes, the part that can be set.
+    ///
+    /// # Errors
+    /// `NoSpace`, `TooBig`: it does not fit beside the others.
+    fn restore_xattr(&self, cx: &Cx, ino: InodeNo, name: &[u8], value: Option<&[u8]>)
+    -> Result<()>;
     /// Sets all attributes but the size and the link count, and the flags and project. Adopts an inode without names
     /// ([`crate::inode_marks::InodeMarks::adopt_orphan`]).
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()>;
@@ -284,32 +294,54 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
         self.volume.setattr(&self.cx, ino, &set).map(|_| ())
     }
 
-    /// Removes attributes before it sets others, the largest first, so that they fit.
+    /// Removes attributes and makes values shorter before it sets others, so that all fit. Each is replaced in one step: a
+    /// power cut leaves the old or the new value.
     fn restore_xattrs(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
-        let mut sets = Vec::new();
+        let mut changes = Vec::new();
         for (name, want) in &file.xattrs {
-            let there = match self.volume.getxattr(&self.cx, ino, name) {
-                Ok(value) => Some(value),
-                Err(FsError::NoData) => None,
-                Err(error) => return Err(error),
-            };
-            if there == *want {
-                continue;
+            let there = self.xattr(ino, name)?;
+            if there != *want {
+                let want = want.as_deref();
+                let (old, new) = (
+                    there.map_or(0, |old| old.len()),
+                    want.map_or(0, <[u8]>::len),
+                );
+                changes.push((want.is_some(), new as i64 - old as i64, name, want));
             }
-            if there.is_some() {
-                self.volume.removexattr(&self.cx, ino, name)?;
+        }
+        changes.sort_unstable();
+        let changes = changes
+            .into_iter()
+            .map(|(_, _, name, want)| (&name[..], want));
+        let changes: Vec<_> = changes.collect();
+        let set = |&(name, want)| self.volume.restore_xattr(&self.cx, ino, name, want);
+        match changes.iter().try_for_each(set) {
+            Err(FsError::NoSpace | FsError::TooBig) => self.place_xattrs(ino, changes),
+            done => done,
+        }
+    }
+
+    /// The same for values that fit in another order only: all are removed first, and the largest is set first.
+    fn place_xattrs(&self, ino: InodeNo, mut changes: Vec<(&[u8], Option<&[u8]>)>) -> Result<()> {
+        for (name, _) in &changes {
+            if self.xattr(ino, name)?.is_some() {
+                self.volume.restore_xattr(&self.cx, ino, name, None)?;
             }
-            sets.extend(want.as_ref().map(|value| (name, value)));
         }
-        sets.sort_by_key(|(_, value)| std::cmp::Reverse(value.len()));
-        for (name, value) in sets {
-            let (volume, cx) = (self.volume, &self.cx);
-            volume.setxattr(cx, ino, name, value, SetXattr::Any)?;
+        changes.retain(|(_, want)| want.is_some());
+        changes.sort_by_key(|(_, want)| std::cmp::Reverse(want.map_or(0, <[u8]>::len)));
+        let set = |(name, want)| self.volume.restore_xattr(&self.cx, ino, name, want);
+        changes.into_iter().try_for_each(set)
+    }
+
+    fn xattr(&self, ino: InodeNo, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        match self.volume.recorded_xattr(ino, name) {
+            Ok(value) => Ok(Some(value)),
+            Err(FsError::NoData) => Ok(None),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 }
-
 fn is_same(file: &RecordedFile, found: &FoundInode) -> bool {
     file.generation == found.generation && file.attr.kind == found.kind
 }

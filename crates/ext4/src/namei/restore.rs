@@ -12,6 +12,7 @@ use steadfs_vfs::names::{NameIn, with_names_locked};
 use steadfs_vfs::restore::{FoundInode, RestoreVolume, restore};
 use steadfs_vfs::{
     Cx, FileKind, FsError, InodeFlags, NewInode, RecordedFile, RecordedState, RenameFlags, Result,
+    SetXattr, XattrChange,
 };
 
 use super::create::NewContent;
@@ -317,6 +318,21 @@ impl RestoreVolume for Ext4 {
     fn make_inode(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         let ino = Ino::from_vfs(ino).ok_or(FsError::Stale)?;
         self.make_given(ino, file)
+    }
+
+    fn recorded_xattr(&self, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        self.named_value(&Cx::default(), ino, name)
+    }
+
+    fn restore_xattr(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        let how = SetXattr::Any;
+        self.change_named(cx, ino, &XattrChange { name, value, how })
     }
 
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {

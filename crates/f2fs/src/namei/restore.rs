@@ -354,6 +354,20 @@ impl RestoreVolume for F2fs {
         Ok(())
     }
 
+    fn recorded_xattr(&self, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        self.named_value(&Cx::default(), ino, name)
+    }
+
+    fn restore_xattr(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        self.restore_named(cx, ino, name, value)
+    }
+
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         let cx = Cx::default();
         let inode = self.by_number(ino, cx.tag)?;

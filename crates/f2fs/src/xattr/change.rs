@@ -29,14 +29,42 @@ impl F2fs {
         ino: InodeNo,
         change: &XattrChange<'_>,
     ) -> Result<()> {
-        self.with_space(cx, || self.change_xattr_once(cx, ino, change))
+        let change_it = || {
+            self.prepare(cx)?;
+            self.check_namespace(split(change.name)?.0)?;
+            self.change_named(cx, ino, change)
+        };
+        self.with_space(cx, change_it)
     }
 
-    fn change_xattr_once(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
-        self.prepare(cx)?;
+    /// Restores an attribute as it was recorded, whatever namespaces the options switch off. Of the hints in
+    /// `system.advise` those count that users may set.
+    pub(crate) fn restore_named(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        let hints = value.and_then(<[u8]>::first).copied().unwrap_or_default();
+        let settable = [hints & ADVISABLE.0];
+        let change = XattrChange {
+            name,
+            value: match split(name)?.0 {
+                index::ADVISE => Some(&settable),
+                _ => value,
+            },
+            how: SetXattr::Any,
+        };
+        self.with_space(cx, || {
+            self.prepare(cx)?;
+            self.change_named(cx, ino, &change)
+        })
+    }
+
+    fn change_named(&self, cx: &Cx, ino: InodeNo, change: &XattrChange<'_>) -> Result<()> {
         let &XattrChange { name, value, how } = change;
         let (number, rest) = split(name)?;
-        self.check_namespace(number)?;
         let inode = self.by_number(ino, cx.tag)?;
         let _exclusive = inode.lock.write();
         if number == index::ADVISE {

@@ -11,7 +11,7 @@ use steadfs_vfs::{
     SetXattr, test_support,
 };
 
-use crate::model::Model;
+use crate::model::{HINTS, Model, SETTABLE_HINTS};
 
 const CAPABILITY: &[u8] = b"security.capability";
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
@@ -150,7 +150,10 @@ impl Actor {
             37 => self.fsync(),
             38..=40 => self.copy(),
             41..=42 => self.acl(),
-            43 => self.capability(),
+            43 => match self.kind.is_ext() || self.random.chance(512) {
+                true => self.capability(),
+                false => self.hints(),
+            },
             44 => sleep(Duration::from_secs(self.random.below(40) as u64)),
             _ => {
                 if self.random.chance(300) {
@@ -443,6 +446,18 @@ impl Actor {
         self.model.touch(&*self.fs, ino);
         let _ = (self.fs).setxattr(&self.cx, ino, CAPABILITY, &value, SetXattr::Any);
         self.model.read_xattr(&*self.fs, ino, CAPABILITY);
+        self.model.touch(&*self.fs, ino);
+    }
+
+    fn hints(&mut self) {
+        let Some(ino) = self.pick(|_| true) else {
+            return;
+        };
+        let hints = [self.random.below(256) as u8 & SETTABLE_HINTS];
+        self.model.touch(&*self.fs, ino);
+        let set = (self.fs).setxattr(&self.cx, ino, HINTS, &hints, SetXattr::Any);
+        set.unwrap_or_else(|error| panic!("{error}"));
+        self.model.read_xattr(&*self.fs, ino, HINTS);
         self.model.touch(&*self.fs, ino);
     }
 

@@ -8,6 +8,11 @@ use steadfs_vfs::{
     RecordedFile, RecordedInode, RecordedState,
 };
 
+/// Hints of f2fs that are read and set like an extended attribute, and not listed.
+pub const HINTS: &[u8] = b"system.advise";
+/// Those that users may set: cold and hot.
+pub const SETTABLE_HINTS: u8 = 0x21;
+
 /// An inode as the calls have left it.
 #[derive(Clone, Debug)]
 pub struct File {
@@ -225,7 +230,13 @@ impl Model {
             let names = fs.listxattr(&cx, *ino).unwrap();
             let value = |name: Vec<u8>| (name.clone(), fs.getxattr(&cx, *ino, &name).unwrap());
             let xattrs: BTreeMap<_, _> = names.into_iter().map(value).collect();
-            assert_eq!(xattrs, file.xattrs, "{what}: inode {ino}");
+            let mut wanted = file.xattrs.clone();
+            if let Some(hints) = wanted.remove(HINTS) {
+                let found = fs.getxattr(&cx, *ino, HINTS).unwrap();
+                let [found, wanted] = [found[0], hints[0]].map(|hints| hints & SETTABLE_HINTS);
+                assert_eq!(found, wanted, "{what}: hints of inode {ino}");
+            }
+            assert_eq!(xattrs, wanted, "{what}: inode {ino}");
         }
         for ((dir, name), ino) in &self.names {
             let found = fs.lookup(&cx, *dir, name).map(|attr| attr.ino);
