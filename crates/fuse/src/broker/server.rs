@@ -30,6 +30,8 @@ pub type Reopen = Box<dyn Fn(bool) -> Result<Vec<OwnedFd>, String> + Send>;
 /// Most descriptors of the connection that are kept for a server: more than it has threads. Its threads share the first
 /// one if it gets no more.
 pub(super) const DEVICES_MAX: usize = 256;
+/// Attempts to mount: one over io_uring, and one through the device if that fails.
+const MOUNTS_MAX: u32 = 2;
 /// Longest reason that is sent, in characters.
 const REASON_CHARS_MAX: usize = 2000;
 
@@ -52,6 +54,11 @@ pub struct Broker {
     succession: Succession,
     /// The server has reported that the mount is usable.
     is_served: bool,
+    /// A server has reported that. From then on programs rely on the mount, or have another one in its place: no server makes
+    /// or ends one any more.
+    was_usable: bool,
+    /// Attempts to mount that are left.
+    mounts_left: u32,
 }
 
 /// How a server has ended.
@@ -92,6 +99,8 @@ impl Broker {
             left_devices: Vec::new(),
             succession: Succession::new(),
             is_served: false,
+            was_usable: false,
+            mounts_left: MOUNTS_MAX,
         }
     }
 
@@ -122,7 +131,8 @@ impl Broker {
             };
             let mut sent = Vec::new();
             let reply = match request {
-                Some(Request::Mount(facts)) if self.mounted.is_none() => {
+                Some(Request::Mount(facts)) if self.may_mount() => {
+                    self.mounts_left -= 1;
                     match self.mount(options(facts)) {
                         Ok(made) => sent.push(made),
                         Err(error) => failure = Some(error),
@@ -132,6 +142,7 @@ impl Broker {
                 Some(Request::Usable) => {
                     failure = None;
                     self.is_served = true;
+                    self.was_usable = true;
                     self.left_devices.clear();
                     self.succession.succeeded();
                     if let Some((how, _)) = &self.mounted {
@@ -165,7 +176,7 @@ impl Broker {
                 done(!sent.is_empty())
             }
             Request::CloseResult => keep(&mut self.close_result, sent),
-            Request::Detach => {
+            Request::Detach if !self.was_usable => {
                 self.mounter.detach();
                 self.mounted = None;
                 self.devices.clear();
@@ -190,10 +201,16 @@ impl Broker {
             Request::Progress(server) => self.succession.progress(server),
             Request::TakeOver if !self.is_served => self.take_over(sent),
             // No server of this program sends that.
-            Request::Mount(_) | Request::Usable | Request::Upgrade | Request::TakeOver => {
-                Reply::Failed
-            }
+            Request::Mount(_)
+            | Request::Usable
+            | Request::Detach
+            | Request::Upgrade
+            | Request::TakeOver => Reply::Failed,
         }
+    }
+
+    fn may_mount(&self) -> bool {
+        self.mounted.is_none() && !self.was_usable && self.mounts_left > 0
     }
 
     /// Mounts; returns the connection for the server.

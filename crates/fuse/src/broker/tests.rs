@@ -2,11 +2,13 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::codec::{Reply, Request};
 use super::*;
+use crate::error::MountError;
 use crate::host::{Answer, Question};
-use crate::mount::KernelMount;
+use crate::mount::{KernelMount, MountOptions, Mounter};
 use steadfs_rt::cpu::ThreadRequest;
 use steadfs_rt::groups::Weight;
 use steadfs_vfs::FsError;
@@ -179,6 +181,114 @@ fn a_broker_answers_questions_and_refuses_the_rest() {
     assert_eq!((&*text, fds.len()), ("done", 1));
     drop(ours);
     assert!(matches!(task.unwrap().join(), Ended::WithMount(None)));
+}
+
+/// Mounts nothing, and counts the attempts.
+#[derive(Default)]
+struct CountingMounter {
+    mounts: AtomicU32,
+    detaches: AtomicU32,
+}
+
+impl Mounter for CountingMounter {
+    fn mount(&self, _: &MountOptions) -> Result<OwnedFd, MountError> {
+        self.mounts.fetch_add(1, Ordering::Relaxed);
+        Ok(tempfile::tempfile().unwrap().into())
+    }
+
+    fn spare(&self) -> Result<Vec<File>, MountError> {
+        Ok(Vec::new())
+    }
+
+    fn detach(&self) -> bool {
+        self.detaches.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    fn is_usable(&self, _: &MountOptions) {}
+}
+
+/// A broker of this mounter, without a device to reopen, and its server's end of the socket.
+fn broker_with(mounter: &Arc<CountingMounter>) -> (Broker, OwnedFd) {
+    let (ours, theirs) = broker_sockets().unwrap();
+    let commands = Arc::new(Commands::new(broker_sockets().unwrap().0));
+    let reopen: Reopen = Box::new(|_| Ok(Vec::new()));
+    let mounter = Arc::clone(mounter);
+    (Broker::new(theirs, commands, mounter, reopen), ours)
+}
+
+fn run_broker(mut broker: Broker) -> steadfs_rt::JoinHandle<(Broker, Ended)> {
+    let task = steadfs_rt::try_spawn("broker", move || {
+        let ended = broker.run(|_| MountOptions::default(), |_| ());
+        (broker, ended)
+    });
+    task.unwrap()
+}
+
+fn ask_for(socket: &OwnedFd, text: &str) -> (String, Vec<OwnedFd>) {
+    send(socket, text, &[]).unwrap();
+    receive(socket).unwrap().unwrap()
+}
+
+/// A server mounts twice at most, and neither it nor a successor mounts or unmounts once the mount was usable.
+#[test]
+fn a_mount_that_was_usable_is_not_made_again() {
+    for attempts in [1, 2] {
+        let mounter = Arc::default();
+        let (broker, ours) = broker_with(&mounter);
+        let task = run_broker(broker);
+        let ask = |text: &str| ask_for(&ours, text).0;
+        assert_eq!(ask("mount 0 0"), "done");
+        for _ in 1..attempts {
+            assert_eq!(ask("mount 0 0"), "failed", "there is one");
+            assert_eq!(ask("detach"), "done");
+            assert_eq!(ask("mount 0 0"), "done");
+        }
+        if attempts == 2 {
+            assert_eq!(ask("detach"), "done");
+            assert_eq!(ask("mount 0 0"), "failed", "a third time");
+        }
+        assert_eq!(ask("usable"), "done");
+        assert_eq!(ask("detach"), "failed");
+        assert_eq!(ask("mount 0 0"), "failed");
+        drop(ours);
+        let (mut broker, _) = task.join();
+        let (ours, theirs) = broker_sockets().unwrap();
+        broker.serve_successor(theirs, broker_sockets().unwrap().0);
+        let task = run_broker(broker);
+        for refused in ["detach", "mount 0 0"] {
+            assert_eq!(ask_for(&ours, refused).0, "failed", "of a successor");
+        }
+        drop(ours);
+        task.join();
+        assert_eq!(mounter.mounts.load(Ordering::Relaxed), attempts);
+        assert_eq!(mounter.detaches.load(Ordering::Relaxed), 2 * (attempts - 1));
+    }
+}
+
+/// The successor of a server that was killed gets the connection, the legacy and the record.
+#[test]
+fn a_successor_gets_the_record_of_its_predecessor() {
+    let mounter = Arc::default();
+    let (broker, ours) = broker_with(&mounter);
+    let task = run_broker(broker);
+    assert_eq!(ask_for(&ours, "mount 0 0").1.len(), 1);
+    let record = ask_for(&ours, "record").1;
+    let standby = Request::Standby("45 recorded ended\nrw\n".to_owned()).encode();
+    assert_eq!(ask_for(&ours, &standby).0, "done");
+    assert_eq!(ask_for(&ours, "usable").0, "done");
+    drop(ours);
+    let (mut broker, ended) = task.join();
+    assert!(matches!(ended, Ended::Unexpectedly));
+    let (ours, theirs) = broker_sockets().unwrap();
+    broker.serve_successor(theirs, broker_sockets().unwrap().0);
+    let task = run_broker(broker);
+    let (text, fds) = ask_for(&ours, "take-over");
+    let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+    assert_eq!((&*text, fds.len()), ("is 0", 3));
+    assert_eq!(inode(&fds[2]), inode(&record[0]));
+    drop(ours);
+    assert!(matches!(task.join().1, Ended::NotTakenOver));
 }
 
 /// A hand-over that is refused leaves the server; one that is done is followed by a successor, which finds nothing to take
