@@ -10,16 +10,20 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// Most descriptors of a message.
-pub(crate) const DESCRIPTORS_MAX: usize = 2;
+/// Most descriptors of a message: a successor gets the connection, the legacy and the file of records.
+pub(crate) const DESCRIPTORS_MAX: usize = 3;
 
 /// Sends one message with its descriptors.
+///
+/// # Errors
+/// `InvalidInput`: more than [`DESCRIPTORS_MAX`], which the receiver might not get. Those of the socket.
 pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        let fits = control.push(SendAncillaryMessage::ScmRights(fds));
-        assert!(fits, "a message has few descriptors");
+    let fits = fds.len() <= DESCRIPTORS_MAX
+        && (fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+    if !fits {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
     loop {
         // Without NOSIGNAL the end of the other process would end this one.
@@ -73,4 +77,32 @@ pub(crate) fn receive(
     }
     bytes.truncate(received.bytes);
     Ok(Some((bytes, fds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::broker_sockets;
+
+    fn inode(fd: &impl AsFd) -> u64 {
+        rustix::fs::fstat(fd).unwrap().st_ino
+    }
+
+    #[test]
+    fn a_message_carries_as_many_descriptors_as_are_declared_and_no_more() {
+        let (ours, theirs) = broker_sockets().unwrap();
+        let files: Vec<_> = (0..=DESCRIPTORS_MAX)
+            .map(|_| tempfile::tempfile().unwrap())
+            .collect();
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        send(&ours, b"all", &fds[..DESCRIPTORS_MAX]).unwrap();
+        let (bytes, received) = receive(&theirs, 8).unwrap().unwrap();
+        let received: Vec<_> = received.iter().map(inode).collect();
+        let sent: Vec<_> = fds[..DESCRIPTORS_MAX].iter().map(inode).collect();
+        assert_eq!((&bytes[..], received), (&b"all"[..], sent));
+        let refused = send(&ours, b"more", &fds).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        send(&ours, b"next", &[]).unwrap();
+        assert_eq!(receive(&theirs, 8).unwrap().unwrap().0, b"next");
+    }
 }
