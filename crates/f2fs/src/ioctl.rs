@@ -78,6 +78,24 @@ fn word64(input: &[u8], at: usize) -> Result<u64> {
         .ok_or(FsError::Invalid("the argument is too short"))
 }
 
+/// Whether an ioctl changes how a file may be written or is stored. The others move blocks, or only return something;
+/// atomic writes are not recorded (`takeover=on` refuses them).
+pub(crate) fn changes_files(command: u32) -> bool {
+    [
+        START_ATOMIC_WRITE,
+        START_ATOMIC_REPLACE,
+        COMMIT_ATOMIC_WRITE,
+        ABORT_ATOMIC_WRITE,
+        SET_PIN_FILE,
+        RELEASE_COMPRESS_BLOCKS,
+        RESERVE_COMPRESS_BLOCKS,
+        SET_COMPRESS_OPTION,
+        DECOMPRESS_FILE,
+        COMPRESS_FILE,
+    ]
+    .contains(&command)
+}
+
 fn check_admin(cx: &Cx) -> Result<()> {
     match cx.admin {
         true => Ok(()),

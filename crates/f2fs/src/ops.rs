@@ -385,6 +385,10 @@ impl FileSystem for F2fs {
         self.report_corruption(self.own_ioctl(cx, &inode, command, input))
     }
 
+    fn ioctl_changes_files(&self, command: u32) -> bool {
+        crate::ioctl::changes_files(command)
+    }
+
     fn panicked(&self) {
         self.abort_for_panic();
     }

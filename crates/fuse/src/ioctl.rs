@@ -9,7 +9,7 @@
 mod verity;
 
 use rustix::io::Errno;
-use steadfs_vfs::{Cx, FsError, InodeFlags, IoctlAnswer, ShutdownMode};
+use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, IoctlAnswer, ShutdownMode};
 use zerocopy::FromBytes;
 
 use crate::admin::{is_admin, is_owner};
@@ -74,21 +74,10 @@ pub(crate) fn changes_flags(command: u32) -> bool {
     [SETFLAGS, FSSETXATTR].contains(&command)
 }
 
-/// Whether an ioctl may change files in a way that is known to the file system only: it is none of those here, nor one
-/// that only returns something (`_IOR`; two of f2fs return a number of blocks that they have released or reserved).
-pub(crate) fn changes_more(command: u32) -> bool {
-    const DIRECTION: u32 = 3 << 30;
-    const READ: u32 = 2 << 30;
-    const RETURN_CHANGED: [u32; 2] = [0x8008_f512, 0x8008_f513];
-    let ours = [REMOUNT, TUNE, SYNC, UPGRADE, KEYS].contains(&command);
-    let known = changes_flags(command) || [FITRIM, MEASURE_VERITY].contains(&command);
-    let returns_only = command & DIRECTION == READ && !RETURN_CHANGED.contains(&command);
-    !returns_only && !ours && !known
-}
-
-/// Whether an ioctl makes a file a verity file, whose content can then not be restored from a record.
-pub(crate) fn seals(command: u32) -> bool {
-    [ENABLE_VERITY, VERITY].contains(&command)
+/// Whether an ioctl may change a file in a way that no record describes: it makes it a verity file, or is one of the file
+/// system. What was recorded of the file before can then not be repeated.
+pub(crate) fn changes_more(fs: &dyn FileSystem, command: u32) -> bool {
+    [ENABLE_VERITY, VERITY].contains(&command) || fs.ioctl_changes_files(command)
 }
 
 /// Serves an ioctl.

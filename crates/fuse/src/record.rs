@@ -12,7 +12,8 @@
 //! * **A reply is recorded with its states.** A call that was carried out, and not answered, is answered from the record.
 //! * The kernel holds a directory's lock over changes of its names, and an inode's lock over its other changes: so conflicting
 //!   calls have an order, which that of their records is (`log`).
-//! * What no item describes (ioctls of one file system) is made durable before it is answered ([`Log::barrier`]).
+//! * What no item describes (making a verity file, ioctls of one file system) is made durable before it is answered
+//!   ([`Log::barrier`]). So is what was recorded before it, which could not be repeated on a file that takes no changes then.
 //!
 //! What it costs stands in README.
 

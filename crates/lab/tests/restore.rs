@@ -11,6 +11,8 @@
 
 #[path = "restore/actor.rs"]
 mod actor;
+#[path = "restore/ioctls.rs"]
+mod ioctls;
 #[path = "restore/model.rs"]
 mod model;
 #[path = "restore/renames.rs"]

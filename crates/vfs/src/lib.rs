@@ -277,6 +277,10 @@ pub trait FileSystem: Send + Sync {
     ) -> Result<Option<IoctlAnswer>> {
         Ok(None)
     }
+    /// Whether [`FileSystem::ioctl`] may change files by this number, in a way that no record of calls describes.
+    fn ioctl_changes_files(&self, _command: u32) -> bool {
+        false
+    }
 
     /// Makes everything durable.
     fn sync_all(&self, cx: &Cx) -> Result<()>;

@@ -81,6 +81,12 @@ pub trait RestoreVolume: FileSystem {
     fn before_contents(&self, _ino: InodeNo, _file: &RecordedFile) -> Result<()> {
         Ok(())
     }
+    /// Whether the contents of a file may be changed. Otherwise all that was recorded of them is on the volume: it was made
+    /// durable with what forbids changes, which came after the last recorded one.
+    fn takes_contents(&self, ino: InodeNo) -> Result<bool> {
+        let flags = self.flags(&context(), ino)?.flags;
+        Ok(!flags.contains(InodeFlags::VERITY))
+    }
     /// The value of an extended attribute as calls have recorded it, whatever the mount options switch off.
     ///
     /// # Errors
@@ -237,14 +243,12 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
     fn fill(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         self.allow_changes(ino)?;
         self.volume.before_contents(ino, file)?;
-        // What was changed before a file became a verity file is in it, and nothing changes afterwards.
-        let flags = self.volume.flags(&self.cx, ino)?.flags;
-        let is_sealed = flags.contains(InodeFlags::VERITY);
-        for change in file.contents.iter().filter(|_| !is_sealed) {
+        let takes_contents = self.volume.takes_contents(ino)?;
+        for change in file.contents.iter().filter(|_| takes_contents) {
             self.change(ino, change)?;
         }
         if file.attr.kind == FileKind::Regular
-            && !is_sealed
+            && takes_contents
             && self.volume.getattr(&self.cx, ino)?.size != file.attr.size
         {
             self.resize(ino, file.attr.size)?;

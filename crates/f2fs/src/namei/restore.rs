@@ -354,6 +354,11 @@ impl RestoreVolume for F2fs {
         Ok(())
     }
 
+    fn takes_contents(&self, ino: InodeNo) -> Result<bool> {
+        let inode = self.by_number(ino, IoTag::default())?;
+        Ok(!inode.is_verity() && Self::check_not_released(&inode).is_ok())
+    }
+
     fn recorded_xattr(&self, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
         self.named_value(&Cx::default(), ino, name)
     }
@@ -371,9 +376,6 @@ impl RestoreVolume for F2fs {
     fn set_attributes(&self, ino: InodeNo, file: &RecordedFile) -> Result<()> {
         let cx = Cx::default();
         let inode = self.by_number(ino, cx.tag)?;
-        if (inode.flags().0 ^ file.flags.flags.0) & InodeFlags::NOCOW.0 != 0 {
-            return Err(FsError::NotSupported("restoring that a file is pinned"));
-        }
         self.change_project(&cx, ino, file.flags.project)?;
         if file.attr.nlink == 0 {
             inode.marks.adopt_orphan();

@@ -230,14 +230,19 @@ impl Recorder {
             return call.run(op, out);
         }
         let Some(mut change) = Change::of(call, op) else {
-            if matches!(op, Op::Ioctl { arg, .. } if crate::ioctl::seals(arg.cmd)) {
-                // No earlier write to the file is repeated after that.
+            let Op::Ioctl { arg, .. } = op else {
+                call.run(op, out)?;
+                self.count(call, op, out);
+                return Ok(());
+            };
+            let is_unrecorded = crate::ioctl::changes_more(&*call.volume.fs, arg.cmd);
+            if is_unrecorded {
+                // Earlier changes of the file could not be repeated after that.
                 self.log.barrier();
             }
             call.run(op, out)?;
-            match op {
-                Op::Ioctl { arg, .. } if crate::ioctl::changes_more(arg.cmd) => self.log.barrier(),
-                _ => self.count(call, op, out),
+            if is_unrecorded {
+                self.log.barrier();
             }
             return Ok(());
         };

@@ -334,6 +334,10 @@ impl FileSystem for WithControl {
         self.inner.ioctl(cx, ino, cmd, input)
     }
 
+    fn ioctl_changes_files(&self, command: u32) -> bool {
+        self.inner.ioctl_changes_files(command)
+    }
+
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
         if is_control_inode(ino) {
             return Ok(0);
