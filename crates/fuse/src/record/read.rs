@@ -2,13 +2,17 @@
 //!
 //! **Rule.** Records are read in the order in which they were written, and the last state of an object counts. A record
 //! without its whole body or data was not acknowledged, and is passed over.
+//!
+//! Link counts follow names: those of records without a name count only where no earlier record has the inode. Written pages
+//! come without the inode's lock, so their record may show what an unlink has done that is not recorded yet, and that the
+//! kernel will request again.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use steadfs_base::InodeNo;
-use steadfs_vfs::{LookupCounts, RecordedChange, RecordedFile, RecordedInode, RecordedState};
+use steadfs_vfs::{Attr, LookupCounts, RecordedChange, RecordedFile, RecordedInode, RecordedState};
 
 use super::counts::read_counts;
 use super::item::{InodeState, Item, decode};
@@ -55,7 +59,7 @@ impl Fold {
         }
     }
 
-    fn inode(&mut self, state: InodeState) {
+    fn inode(&mut self, state: InodeState, has_names: bool) {
         let InodeState {
             is_new,
             attr,
@@ -64,7 +68,13 @@ impl Fold {
         let ino = attr.ino;
         match self.file(ino) {
             Some(file) if file.generation == attr.generation && !is_new => {
-                (file.attr, file.flags) = (attr, flags);
+                let nlink = if has_names {
+                    attr.nlink
+                } else {
+                    file.attr.nlink
+                };
+                file.attr = Attr { nlink, ..attr };
+                file.flags = flags;
             }
             _ => {
                 // Names in a directory that had this number before.
@@ -89,9 +99,10 @@ impl Fold {
         }
     }
 
-    fn add(&mut self, item: Item<'_>) {
+    /// Adds an item of a record that has names, or has none.
+    fn add(&mut self, item: Item<'_>, has_names: bool) {
         let change = match item {
-            Item::Inode(state) => return self.inode(state),
+            Item::Inode(state) => return self.inode(state, has_names),
             Item::Target(ino, target) => {
                 if let Some(file) = self.file(ino) {
                     file.target = Some(target.to_vec());
@@ -152,7 +163,10 @@ impl Fold {
             }
             // Data lies behind the item that it belongs to, as if it was part of the body.
             match decode(&bytes[body_at..at]) {
-                Some(items) => items.into_iter().for_each(|item| self.add(item)),
+                Some(items) => {
+                    let has_names = items.iter().any(|item| matches!(item, Item::Name(..)));
+                    items.into_iter().for_each(|item| self.add(item, has_names));
+                }
                 None => tracing::error!(number, "a record is not understood"),
             }
         }

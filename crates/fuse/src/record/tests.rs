@@ -201,6 +201,43 @@ fn the_last_state_counts() {
     assert!(there.xattrs.is_empty() && there.contents.is_empty());
 }
 
+/// A page is written between an unlink and its record. The kernel requests the unlink again, which finds the name.
+#[test]
+fn a_write_in_the_middle_of_an_unlink_leaves_the_link_count_of_the_name() {
+    let file = new(SMALL);
+    let log = begin(&file, SMALL);
+    let named = |nlink| {
+        [
+            Item::Name(InodeNo(2), b"a", Some(InodeNo(9))),
+            Item::Inode(inode(9, 0, nlink)),
+        ]
+    };
+    append(&log, &[Item::Inode(inode(9, 0, 1))]);
+    append(&log, &named(1));
+    append(
+        &log,
+        &[
+            Item::Inode(inode(9, 700, 0)),
+            Item::Bytes(InodeNo(9), 0, b"x"),
+        ],
+    );
+    let found = read(&file, SMALL);
+    let attr = &file_of(&found, 9).unwrap().attr;
+    assert_eq!((attr.nlink, attr.size), (1, 700));
+    // The record of the unlink.
+    append(
+        &log,
+        &[
+            Item::Name(InodeNo(2), b"a", None),
+            Item::Inode(inode(9, 700, 0)),
+        ],
+    );
+    assert!(
+        file_of(&read(&file, SMALL), 9).is_none(),
+        "nothing refers to it"
+    );
+}
+
 #[test]
 fn unlinked_inodes_are_free_unless_the_kernel_knows_them() {
     let file = new(SMALL);
