@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, FlockOperation, StatxFlags, flock, major, minor, statx};
 use rustix::io::Errno;
-use steadfs::FileId;
+use steadfs::{FileId, NamedFile};
 
 use crate::failure::{Failure, code};
 use crate::umount::{Mount, at, mounts};
@@ -44,7 +44,7 @@ impl Closing {
         let others = of_source(&mount.source).filter(|device| *device != mount.device);
         let opened = match image {
             Some(image) => open_image(&mount.source, image),
-            None => File::open(&mount.source).ok(),
+            None => open_named(&mount.source),
         };
         let id = image.or_else(|| {
             let file = opened.as_ref()?.metadata().ok()?;
@@ -237,7 +237,12 @@ fn open_image(source: &Path, image: FileId) -> Option<File> {
     let found = [source.to_owned()].into_iter().chain(descriptors());
     found
         .filter(|path| is_file(path, image))
-        .find_map(|path| File::open(path).ok())
+        .find_map(|path| open_named(&path))
+}
+
+/// Opens a file or block device that a server, or a user who mounted, has named.
+fn open_named(path: &Path) -> Option<File> {
+    NamedFile::find(path).and_then(|found| found.open()).ok()
 }
 
 /// Whether a path leads to the image. Does not follow it into a FUSE mount, where_mounted server may not answer.
@@ -253,4 +258,32 @@ fn is_file(path: &Path, image: FileId) -> bool {
             && found.stx_dev_major == major(image.device)
             && found.stx_dev_minor == minor(image.device)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_that_a_server_names_as_its_image_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let found = fs::metadata(&fifo).unwrap();
+        let image = FileId {
+            device: found.dev(),
+            inode: found.ino(),
+        };
+        // An open(2) waits for a writer.
+        assert!(open_image(&fifo, image).is_none());
+        fs::remove_file(&fifo).unwrap();
+        fs::write(&fifo, "an image").unwrap();
+        let found = fs::metadata(&fifo).unwrap();
+        let image = FileId {
+            device: found.dev(),
+            inode: found.ino(),
+        };
+        assert!(open_image(&fifo, image).is_some());
+    }
 }

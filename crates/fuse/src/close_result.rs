@@ -15,6 +15,7 @@ use std::time::Duration;
 use steadfs_vfs::FsError;
 
 use crate::host;
+use crate::named_file::NamedFile;
 
 /// First byte of the memfd: the volume was closed cleanly, or closing failed and the cause follows.
 const CLEAN: u8 = b'+';
@@ -103,18 +104,19 @@ impl CloseResultFd {
     /// Opens the memfd; to be called while the volume is mounted. `None` if it cannot be opened, for example from
     /// another PID namespace.
     pub fn open(self) -> Option<PendingCloseResult> {
-        let file = File::open(self.path()).ok()?;
-        self.is(&file)
-            .then_some(PendingCloseResult { fd: self, file })
+        let file = self.find()?.open().ok()?;
+        Some(PendingCloseResult { fd: self, file })
+    }
+
+    /// The memfd, if it is there and open. The server may have named anything: nothing else is opened.
+    fn find(self) -> Option<NamedFile> {
+        let found = NamedFile::find(&self.path()).ok()?;
+        let is_it = found.id().inode == self.inode && found.links() == 0;
+        is_it.then_some(found)
     }
 
     fn path(self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", self.process, self.descriptor))
-    }
-
-    fn is(self, file: &File) -> bool {
-        file.metadata()
-            .is_ok_and(|found| found.ino() == self.inode && found.nlink() == 0)
     }
 }
 
@@ -165,13 +167,16 @@ impl PendingCloseResult {
 
     /// Whether the server has exited.
     fn is_gone(&self) -> bool {
-        !File::open(self.fd.path()).is_ok_and(|file| self.fd.is(&file))
+        self.fd.find().is_none()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
+
+    use rustix::fs::{CWD, FileType, OFlags};
 
     fn open(file: &CloseResultFile) -> PendingCloseResult {
         let fd = file.fd().expect("an open memfd has an inode number");
@@ -192,6 +197,23 @@ mod tests {
         let pending = open(&file);
         file.record(&Ok(()));
         assert_eq!(pending.wait(), CloseResult::Clean);
+    }
+
+    #[test]
+    fn a_fifo_that_a_server_names_is_not_opened() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, mode, 0).expect("a FIFO");
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let fifo = File::from(rustix::fs::open(&path, flags, mode).expect("no wait"));
+        std::fs::remove_file(&path).expect("a name less");
+        let named = CloseResultFd {
+            process: std::process::id().cast_signed(),
+            descriptor: fifo.as_raw_fd(),
+            inode: fifo.metadata().expect("an inode").ino(),
+        };
+        assert!(named.open().is_none(), "an open(2) waits for a writer");
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod interrupt;
 mod ioctl;
 mod labels;
 mod mount;
+mod named_file;
 mod notify;
 mod open_files;
 mod ops;
@@ -47,8 +48,8 @@ pub mod wire;
 mod writers;
 
 pub use broker::{
-    Broker, BrokerClient, Commands, Ended, Reopen, TakenOver, VolumeFacts, broker_sockets,
-    serve_commands,
+    Broker, BrokerClient, Commands, Ended, Reopen, TakenOver, VolumeFacts,
+    broker_sockets, serve_commands,
 };
 pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};
 pub use error::MountError;
@@ -57,6 +58,7 @@ pub use mount::{
     MountOptions, Mounted, Mounter, Served, SyncError, Synced, Transport, Unmount, mount,
     prepare_rings, serve, serve_on, uring_hint,
 };
+pub use named_file::NamedFile;
 pub use owner::{Classifier, Owners, host_groups};
 pub use record::Record;
 pub use service::{Service, ServiceClient, ServiceError};

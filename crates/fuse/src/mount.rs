@@ -32,6 +32,7 @@ use crate::error::MountError;
 use crate::owner::{Classifier, Owners};
 use crate::stats::Stats;
 use table::Hidden;
+pub(crate) use table::proc_fd_path;
 
 /// How long an unmount is repeated while the mount is busy.
 const BUSY_PATIENCE: Duration = Duration::from_millis(250);

@@ -205,10 +205,10 @@ pub use steadfs_fscrypt::{
 };
 #[cfg(feature = "mount")]
 pub use steadfs_fuse::{
-    Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, Inheritance,
-    KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, Mounter, PendingCloseResult,
-    Record, Reopen, Served, Service, ServiceClient, ServiceError, SyncError, Synced, Unmount,
-    broker_sockets, serve_commands, uring_hint,
+    Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId,
+    Inheritance, KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, Mounter,
+    NamedFile, PendingCloseResult, Record, Reopen, Served, Service, ServiceClient, ServiceError,
+    SyncError, Synced, Unmount, broker_sockets, serve_commands, uring_hint,
 };
 pub use steadfs_vfs::verity::VerityOptions;
 pub use steadfs_vfs::{

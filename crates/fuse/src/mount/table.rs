@@ -132,7 +132,7 @@ fn open_path(path: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// A path to the open file itself, not to a mount that covers it.
-pub(super) fn proc_fd_path(place: &OwnedFd) -> PathBuf {
+pub(crate) fn proc_fd_path(place: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()))
 }
 
