@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use steadfs::tools::{owner_cx, printable_text};
 use steadfs::{
-    BrokerClient, Error, Inheritance, Kind, Legacy, MountError, Mounter, OpenError, Options,
-    Record, Served, ServiceClient, Unmount, Volume, VolumeDevice, serve_commands,
+    BrokerClient, Error, HandOverError, Inheritance, Kind, Legacy, MountError, Mounter, OpenError,
+    Options, Record, Served, ServiceClient, Unmount, Volume, VolumeDevice, serve_commands,
 };
 use steadfs_vfs::{FsError, ShutdownMode};
 
@@ -243,17 +243,19 @@ fn serve_until_end(volume: &Volume, served: Served, commands: OwnedFd) -> Result
     let bound = volume.is_bound_because();
     let hand_over = move |file: &File| {
         if let Some(why) = bound {
-            return Err(FsError::NotSupported(why));
+            return Err(HandOverError::Refused(FsError::NotSupported(why)));
         }
-        let serving = serving.upgrade();
-        let serving = serving.ok_or_else(|| FsError::Stopped("unmounted".to_owned()))?;
+        let unmounted = || HandOverError::Refused(FsError::Stopped("unmounted".to_owned()));
+        let serving = serving.upgrade().ok_or_else(unmounted)?;
         leaving.store(true, Ordering::SeqCst);
-        let legacy = serving
-            .hand_over()
-            .inspect_err(|_| leaving.store(false, Ordering::SeqCst))?;
-        legacy
-            .write(file)
-            .map_err(|error| FsError::Io(error.to_string()))
+        let legacy = serving.hand_over().map_err(|error| {
+            leaving.store(false, Ordering::SeqCst);
+            HandOverError::Refused(error)
+        })?;
+        legacy.write(file).map_err(|error| {
+            tracing::error!(%error, "no successor can continue the mount, which ends");
+            HandOverError::Lost(FsError::Io(error.to_string()))
+        })
     };
     let commands = steadfs_rt::try_spawn("commands", move || {
         serve_commands(&commands, sync, hand_over);

@@ -25,7 +25,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::datagram;
 
 pub use client::{BrokerClient, TakenOver};
-pub use commands::{Commands, serve_commands};
+pub use commands::{Commands, HandOverError, serve_commands};
 pub use server::{Broker, Ended, Reopen, VolumeFacts};
 
 /// The longest message in bytes: a cgroup's path is at most 4095.

@@ -48,7 +48,7 @@ pub mod wire;
 mod writers;
 
 pub use broker::{
-    Broker, BrokerClient, Commands, Ended, Reopen, TakenOver, VolumeFacts,
+    Broker, BrokerClient, Commands, Ended, HandOverError, Reopen, TakenOver, VolumeFacts,
     broker_sockets, serve_commands,
 };
 pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};

@@ -205,7 +205,7 @@ pub use steadfs_fscrypt::{
 };
 #[cfg(feature = "mount")]
 pub use steadfs_fuse::{
-    Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId,
+    Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, HandOverError,
     Inheritance, KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, Mounter,
     NamedFile, PendingCloseResult, Record, Reopen, Served, Service, ServiceClient, ServiceError,
     SyncError, Synced, Unmount, broker_sockets, serve_commands, uring_hint,

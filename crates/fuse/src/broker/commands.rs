@@ -65,20 +65,32 @@ impl Commands {
     }
 }
 
-/// The server's end: carries out commands until the broker has ended. `sync` makes the volume durable, `hand_over` ends the
-/// service for a successor and writes what it needs into the file.
+/// Why there is no hand-over.
+#[derive(Debug)]
+pub enum HandOverError {
+    /// The server serves as before.
+    Refused(FsError),
+    /// The service has ended, and its successor cannot have what it needs.
+    Lost(FsError),
+}
+
+/// The server's end: carries out commands until the broker has ended, or the service has. `sync` makes the volume durable,
+/// `hand_over` ends the service for a successor and writes what it needs into the file.
 pub fn serve_commands(
     socket: &OwnedFd,
     sync: impl Fn() -> Result<(), FsError>,
-    hand_over: impl Fn(&File) -> Result<(), FsError>,
+    hand_over: impl Fn(&File) -> Result<(), HandOverError>,
 ) {
     while let Ok(Some((text, files))) = receive(socket) {
         let file = files.into_iter().next().map(File::from);
         let (done, last) = match (text.as_str(), file) {
             (SYNC, _) => (sync().map_err(|error| error.to_string()), false),
             (HAND_OVER, Some(file)) => {
-                let handed_over = hand_over(&file).map_err(|error| error.to_string());
-                let last = handed_over.is_ok();
+                let handed_over = hand_over(&file);
+                let last = !matches!(handed_over, Err(HandOverError::Refused(_)));
+                let handed_over = handed_over.map_err(|error| match error {
+                    HandOverError::Refused(error) | HandOverError::Lost(error) => error.to_string(),
+                });
                 (handed_over, last)
             }
             _ => (Err("not a command".to_owned()), false),

@@ -183,6 +183,26 @@ fn a_broker_answers_questions_and_refuses_the_rest() {
     assert!(matches!(task.unwrap().join(), Ended::WithMount(None)));
 }
 
+/// The process ends, which the broker waits for.
+#[test]
+fn a_server_whose_legacy_cannot_be_written_takes_no_further_command() {
+    let (ours, theirs) = broker_sockets().unwrap();
+    let task = steadfs_rt::try_spawn("commands", move || {
+        let hand_over = |file: &File| {
+            rustix::fs::fcntl_add_seals(file, rustix::fs::SealFlags::GROW).ok();
+            let written = (&*file).write_all(b"legacy");
+            written.map_err(|error| HandOverError::Lost(FsError::Io(error.to_string())))
+        };
+        serve_commands(&theirs, || Ok(()), hand_over);
+    });
+    let file = rustix::fs::memfd_create("sealed", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    send(&ours, "hand-over", &[file.as_fd()]).unwrap();
+    let (why, _) = receive(&ours).unwrap().unwrap();
+    assert!(why.contains("not permitted"), "{why}");
+    task.unwrap().join();
+    assert!(receive(&ours).unwrap().is_none(), "its socket is closed");
+}
+
 /// Mounts nothing, and counts the attempts.
 #[derive(Default)]
 struct CountingMounter {
@@ -353,7 +373,7 @@ fn a_broker_syncs_the_volume_of_its_server() {
         };
         let hand_over = |mut file: &File| {
             file.write_all(b"legacy").unwrap();
-            every_other()
+            every_other().map_err(HandOverError::Refused)
         };
         serve_commands(&theirs, every_other, hand_over);
     });
