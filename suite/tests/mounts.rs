@@ -11,6 +11,7 @@ use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount_remount};
 use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::scratch::{mounts_below, unmount_when_idle};
 use steadfs_suite::stead::program;
@@ -519,6 +520,36 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     fs::write(mount.join("again"), b"writable").unwrap();
     mount.unmount();
     image.check_clean();
+}
+
+/// Flags that root has set, and no option of ours names.
+#[test]
+fn a_remount_keeps_flags_of_the_mount_point() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let flags = MountFlags::BIND | MountFlags::NOSYMFOLLOW | MountFlags::STRICTATIME;
+    mount_remount(mount.root(), flags, "").unwrap();
+    for (list, atime) in [
+        ("commit=9", None),
+        ("nosuid", None),
+        ("noatime", Some("noatime")),
+        ("relatime", Some("relatime")),
+    ] {
+        let words = ["remount".as_ref(), mount.root().as_os_str(), "-o".as_ref()];
+        steadfs(words.into_iter().chain([list.as_ref()])).expect(0);
+        let shown = kernel_options(mount.root());
+        let flags: Vec<&str> = shown.split(',').collect();
+        assert!(flags.contains(&"nosymfollow"), "{list}: {shown}");
+        for flag in ["noatime", "relatime"] {
+            assert_eq!(
+                flags.contains(&flag),
+                atime == Some(flag),
+                "{list}: {shown}"
+            );
+        }
+    }
+    mount.unmount();
 }
 
 #[test]

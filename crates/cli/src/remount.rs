@@ -64,10 +64,14 @@ pub fn for_mount_8(mountpoint: &Path, list: &str) -> Result<(), Failure> {
     apply(&mount, &rest)?;
     let mount = find(mountpoint)?;
     // The kernel's own flags: the list is complete, so absent flags are off.
-    let all: Vec<&str> = list.split(',').filter(|item| !is_fuses(item)).collect();
+    let given = |item: &&str| !is_fuses(item) && *item != KEPT_FLAG;
+    let all: Vec<&str> = list.split(',').filter(given).collect();
     let wanted = Options::parse(&all.join(",")).map_err(|e| Failure::new(code::USAGE, e))?;
     set_flags(&mount, wanted.flags)
 }
+
+/// A flag that no option of ours sets, and a remount keeps.
+const KEPT_FLAG: &str = "nosymfollow";
 
 /// Options that the kernel shows for every FUSE mount and no user gives.
 fn is_fuses(item: &str) -> bool {
@@ -111,13 +115,21 @@ fn set_flags(mount: &Mount, wanted: MountFlags) -> Result<(), Failure> {
         (wanted.nodiratime, Raw::NODIRATIME, "nodiratime"),
         // Changed only together with the volume's own state.
         (has("ro"), Raw::RDONLY, "ro"),
+        (has(KEPT_FLAG), Raw::NOSYMFOLLOW, KEPT_FLAG),
     ];
     if list.iter().all(|(on, _, name)| *on == has(name)) {
         return Ok(());
     }
-    let mut flags = Raw::RELATIME;
+    let strict = !has("relatime") && !has("noatime");
+    let mut flags = match strict {
+        true => Raw::STRICTATIME,
+        false => Raw::RELATIME,
+    };
     for (on, flag, _) in list {
         flags.set(flag, on);
+    }
+    if wanted.noatime {
+        flags.remove(Raw::STRICTATIME | Raw::RELATIME);
     }
     MountHandle::of(mount.clone())
         .set_own_flags(flags)

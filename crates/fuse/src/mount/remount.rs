@@ -31,13 +31,18 @@ const FOLLOWING: [(RawFlags, &str); 4] = [
     (RawFlags::SYNCHRONOUS, "sync"),
 ];
 /// Mount flags that a remount keeps.
-const STAYING: [(RawFlags, &str); 5] = [
+const STAYING: [(RawFlags, &str); 6] = [
     (RawFlags::NOSUID, "nosuid"),
     (RawFlags::NODEV, "nodev"),
     (RawFlags::NOEXEC, "noexec"),
     (RawFlags::RELATIME, "relatime"),
     (RawFlags::DIRSYNC, "dirsync"),
+    (RawFlags::NOSYMFOLLOW, "nosymfollow"),
 ];
+/// Flags of which a mount has one. The kernel lists none for the last.
+const ATIME: RawFlags = RawFlags::NOATIME
+    .union(RawFlags::RELATIME)
+    .union(RawFlags::STRICTATIME);
 
 impl MountHandle {
     /// Changes mount options of the running mount, as far as its file system allows it.
@@ -68,7 +73,7 @@ impl MountHandle {
                         flags - flag
                     }
                 });
-                self.set_kernel_flags(self.kernel_flags()?, new)
+                self.set_kernel_flags(self.kernel_flags()?, with_one_atime(new))
             }
             Ok(_) => Ok(()),
             Err(error) => {
@@ -247,9 +252,22 @@ pub(super) fn ioctl_server<const COMMAND: Opcode>(
 /// The flags among the options of a mount point and of its volume.
 fn flags_of(options: &[String]) -> RawFlags {
     let flags = FOLLOWING.into_iter().chain(STAYING);
-    flags
+    let flags = flags
         .filter(|(_, word)| options.iter().any(|option| option == word))
-        .fold(RawFlags::empty(), |set, (flag, _)| set | flag)
+        .fold(RawFlags::empty(), |set, (flag, _)| set | flag);
+    match flags.intersects(ATIME) {
+        true => flags,
+        false => flags | RawFlags::STRICTATIME,
+    }
+}
+
+/// Flags with one of those that a mount has one of: `noatime` excludes the others, and `relatime` is the default.
+fn with_one_atime(flags: RawFlags) -> RawFlags {
+    match flags {
+        _ if flags.contains(RawFlags::NOATIME) => flags.difference(ATIME) | RawFlags::NOATIME,
+        _ if flags.intersects(ATIME) => flags,
+        _ => flags | RawFlags::RELATIME,
+    }
 }
 
 #[cfg(test)]
@@ -263,6 +281,25 @@ mod tests {
             flags("rw,noatime,ro,sync,user_id=0"),
             RawFlags::NOATIME | RawFlags::RDONLY | RawFlags::SYNCHRONOUS
         );
-        assert_eq!(flags("rw,rw"), RawFlags::empty());
+        assert_eq!(
+            flags("rw,nosymfollow,relatime,rw"),
+            RawFlags::NOSYMFOLLOW | RawFlags::RELATIME
+        );
+        assert_eq!(flags("rw,rw"), RawFlags::STRICTATIME);
+    }
+
+    #[test]
+    fn a_mount_has_one_flag_about_access_times() {
+        let (noatime, strict) = (RawFlags::NOATIME, RawFlags::STRICTATIME);
+        for (flags, one) in [
+            (noatime | strict, noatime),
+            (noatime | RawFlags::RELATIME, noatime),
+            (strict, strict),
+            (RawFlags::empty(), RawFlags::RELATIME),
+        ] {
+            assert_eq!(with_one_atime(flags), one);
+            let more = RawFlags::NODIRATIME | RawFlags::NODEV;
+            assert_eq!(with_one_atime(flags | more), one | more);
+        }
     }
 }
