@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use steadfs_base::InodeNo;
@@ -177,6 +178,13 @@ impl Volume {
         if let Some(notifier) = self.notifier.get() {
             notifier.content_dropped(self.translate.ids.node(ino));
         }
+    }
+
+    /// Waits until the kernel has been notified of all that calls have changed; returns whether that is so in time. No call is
+    /// in service.
+    pub(crate) fn settle_notifications(&self, wait_max: Duration) -> bool {
+        let notifier = self.notifier.get();
+        notifier.is_none_or(|notifier| notifier.settle(wait_max))
     }
 
     /// Records that bytes of `ino` were written directly.

@@ -7,7 +7,8 @@
 //! asynchronous one (io_uring, Linux AIO) it does not, and would return the old bytes for as long as the page stays
 //! cached. So the server sends NOTIFY_INVAL_INODE. To drop a page that is being read, the kernel waits for that read,
 //! which needs one of our service threads. So a thread of its own sends the message, and the service thread of the
-//! write waits at most [`DROP_WAIT_MAX`] for it.
+//! write waits at most [`DROP_WAIT_MAX`] for it. A server that hands over settles its messages first: the kernel could wait
+//! for a read that no thread takes any more, and what is not sent would be lost.
 //!
 //! A message costs as much as the write. It is sent only if the page cache may hold pages of the file: always after a
 //! buffered read of the inode, and for [`RECENT_WRITE_SECONDS`] after a buffered write (a copy), by which time every
@@ -204,6 +205,19 @@ impl Notifier {
                 return;
             }
         }
+    }
+
+    /// Waits until every message is sent that was to be sent; returns whether that is so in time. No other is added.
+    pub(crate) fn settle(&self, wait_max: Duration) -> bool {
+        let until = steadfs_rt::now() + wait_max;
+        let mut queue = self.queue.lock();
+        while queue.sent_count < queue.added {
+            let left = until.since(steadfs_rt::now());
+            if left.is_zero() || self.sent.wait_for(&mut queue, left) {
+                return queue.sent_count == queue.added;
+            }
+        }
+        true
     }
 
     fn was_written(&self, node: u64) -> bool {

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileSystem, FsError, LookupCounts};
@@ -39,6 +40,8 @@ pub struct Legacy {
     pub lookups: Option<LookupCounts>,
 }
 
+/// How long a server that takes no requests waits until the kernel has dropped pages that it was notified of.
+const NOTIFY_WAIT_MAX: Duration = Duration::from_millis(100);
 /// Words behind the protocol version.
 const RESENDS: &str = "resends";
 const ONLY_READ: &str = "only-read";
@@ -129,7 +132,14 @@ impl Served {
         }
         self.mount_threads.park();
         let options = session.volume.fs.options();
-        match session.hand_over() {
+        // The kernel may wait for a read that is taken by a thread only.
+        let handed_over = match session.volume.settle_notifications(NOTIFY_WAIT_MAX) {
+            true => session.hand_over(),
+            false => Err(FsError::InUse(
+                "a page that is being read was written directly; try again".to_owned(),
+            )),
+        };
+        match handed_over {
             Ok(lookups) => {
                 self.mount_threads.unpark(|| ());
                 Ok(Legacy {

@@ -1,4 +1,4 @@
-use std::io::Read;
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use steadfs_rt::sim::{self, Config};
@@ -48,4 +48,22 @@ fn pages_are_invalidated_only_where_the_kernel_may_have_some() {
         };
         assert_eq!(message_bytes(7, mixed), MESSAGE);
     });
+}
+
+/// A pipe without space takes the place of a kernel that waits for a read.
+#[test]
+fn a_message_that_the_kernel_has_not_taken_is_waited_for() {
+    const PIPE_BYTES: usize = 64 << 10;
+    let (mut reader, mut writer) = std::io::pipe().expect("the host has pipes");
+    writer.write_all(&[0; PIPE_BYTES]).expect("all of a pipe");
+    let notifier = Arc::new(Notifier::new(Arc::new(writer.into())));
+    assert!(notifier.settle(Duration::ZERO), "there is none");
+    notifier.is_cached(7);
+    notifier.pages_changed(7, 0..4096);
+    assert!(!notifier.settle(Duration::from_millis(30)));
+    let mut first = [0; PIPE_BYTES];
+    reader.read_exact(&mut first).expect("a pipe is read");
+    assert!(notifier.settle(Duration::from_secs(60)));
+    let mut message = [0; MESSAGE];
+    reader.read_exact(&mut message).expect("a pipe is read");
 }
