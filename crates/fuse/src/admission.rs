@@ -230,7 +230,10 @@ impl Admission {
             true => usize::MAX,
             false => state.max(class, user),
         };
+        // Before the last look for a slot: a thread that frees one later sees it.
+        self.queued.fetch_add(1, Ordering::SeqCst);
         if self.take(class, max) {
+            self.queued.fetch_sub(1, Ordering::SeqCst);
             state.user(class, user).in_service += 1;
             let user = Some(user);
             return Some(Slot { class, user });
@@ -238,7 +241,6 @@ impl Admission {
         state.arrivals += 1;
         let arrival = state.arrivals;
         state.user(class, user).queue.push_back((arrival, queued()));
-        self.queued.fetch_add(1, Ordering::AcqRel);
         None
     }
 
@@ -246,7 +248,7 @@ impl Admission {
     fn take(&self, class: Class, max: usize) -> bool {
         let more = |n| (n < max).then_some(n + 1);
         self.in_service[class as usize]
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
             .is_ok()
     }
 
@@ -265,16 +267,24 @@ impl Admission {
     /// Gives a slot back; returns the next request with its slot.
     fn release(&self, slot: Slot) -> Option<(Queued, Slot)> {
         let Slot { class, user } = slot;
-        if user.is_none() && self.queued.load(Ordering::Acquire) == 0 {
-            self.in_service[class as usize].fetch_sub(1, Ordering::AcqRel);
-            return None;
-        }
-        let mut state = self.state.lock();
-        self.in_service[class as usize].fetch_sub(1, Ordering::AcqRel);
-        if let Some(user) = user {
-            state.user(class, user).in_service -= 1;
-            state.forget_idle(class, user);
-        }
+        let in_service = &self.in_service[class as usize];
+        let mut state = match user {
+            Some(user) => {
+                let mut state = self.state.lock();
+                in_service.fetch_sub(1, Ordering::SeqCst);
+                state.user(class, user).in_service -= 1;
+                state.forget_idle(class as usize, user);
+                state
+            }
+            None => {
+                in_service.fetch_sub(1, Ordering::SeqCst);
+                // A request that has found no slot before that is queued, or about to be under the lock.
+                if self.queued.load(Ordering::SeqCst) == 0 {
+                    return None;
+                }
+                self.state.lock()
+            }
+        };
         let user = state.next(class)?;
         if !self.take(class, state.max(class, user)) {
             return None;
@@ -305,6 +315,7 @@ impl Admission {
             }
             let removed = queue.remove(at);
             self.queued.fetch_sub(1, Ordering::AcqRel);
+            state.forget_idle(class, user);
             removed
         };
         if let Some((_, queued)) = found {
@@ -396,8 +407,8 @@ impl AdmissionState {
         waiting.min().map(|(.., number)| number)
     }
 
-    fn forget_idle(&mut self, class: Class, user: u32) {
-        let users = &mut self.users[class as usize];
+    fn forget_idle(&mut self, class: usize, user: u32) {
+        let users = &mut self.users[class];
         if users
             .get(&user)
             .is_some_and(|user| user.in_service == 0 && user.queue.is_empty())

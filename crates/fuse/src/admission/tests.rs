@@ -182,3 +182,21 @@ fn every_queued_request_is_served() {
     assert_eq!(admission.queued.load(Ordering::Relaxed), 0);
     assert!(admission.state.lock().users.iter().all(BTreeMap::is_empty));
 }
+
+#[test]
+fn nothing_is_kept_of_a_user_whose_queued_requests_were_interrupted() {
+    let admission = Admission::new(THREADS);
+    let (_slots, _waits) = crowd(&admission, Class::Io, 0);
+    let mut interrupted = 0;
+    for user in 1..1000 {
+        let unique = 10_000 + u64::from(user);
+        if enter(&admission, Class::Io, user, unique).is_err() {
+            assert!(admission.interrupt(unique, |_| true));
+            interrupted += 1;
+        }
+    }
+    let state = admission.state.lock();
+    let users = &state.users[Class::Io as usize];
+    assert!(interrupted > 900, "{interrupted}");
+    assert_eq!(users.len(), 1000 - interrupted);
+}
