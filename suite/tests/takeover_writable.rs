@@ -13,7 +13,7 @@ mod model;
 #[path = "takeover_writable/writer.rs"]
 mod writer;
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,11 +21,12 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::process::{Gid, Pid, Signal, Uid, kill_process};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use steadfs_suite::command::until;
 use steadfs_suite::generate::Numbers;
-use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, f2fs};
+use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, f2fs, steadfs};
 
 use model::{DIRS, Model};
 use writer::Writer;
@@ -216,4 +217,32 @@ fn a_writable_f2fs_mount_outlives_its_servers() {
 #[test]
 fn a_writable_f2fs_block_device_outlives_its_servers() {
     outlives_kills("f2fs", true);
+}
+
+/// What may not be set in this way, or not any more, is restored all the same.
+#[test]
+fn attributes_that_callers_may_not_change_are_restored() {
+    let scratch = Scratch::new();
+    let image = f2fs::mkfs(&scratch, "a.img", 128 * MIB, "-q");
+    let mount = SteadMount::new(&scratch, image.path(), OPTIONS);
+    let path = mount.join("file");
+    let file = File::create(&path).unwrap();
+    let value = |name: &str| {
+        let mut value = vec![0; 100];
+        let len = getxattr(&path, name, &mut value).unwrap();
+        value.truncate(len);
+        value
+    };
+    setxattr(&path, "user.test", b"before", XattrFlags::empty()).unwrap();
+    // A hint of f2fs that the data is cold, which has no removal. The byte has other bits, too.
+    setxattr(&path, "system.advise", &[1], XattrFlags::empty()).unwrap();
+    let root = mount.root().to_str().unwrap();
+    steadfs(["remount", root, "-o", "nouser_xattr"]).expect(0);
+    replace(&mount, &mut Numbers::new(1));
+    steadfs(["remount", root, "-o", "user_xattr"]).expect(0);
+    assert_eq!(value("user.test"), b"before");
+    assert_eq!(value("system.advise")[0] & 0x21, 1);
+    drop(file);
+    mount.unmount();
+    check("f2fs", &image);
 }
