@@ -51,7 +51,7 @@ impl Ext4 {
         let owners = [set.uid, set.gid, None];
         let _pins = self.prepare_owners(owners, cx.tag)?;
         let _held = self.hold_for_new_owners(cx, inode, owners)?;
-        self.change_fields(cx.tag, inode, 0, |handle, core| {
+        self.change_fields(cx, inode, 0, |handle, core| {
             let drops = set.kills_privileges(inode.kind());
             self.set_in_core(cx, handle, inode, core, set, drops)
         })
@@ -61,14 +61,14 @@ impl Ext4 {
     /// that an attribute gets.
     pub(crate) fn change_fields(
         &self,
-        tag: IoTag,
+        cx: &Cx,
         inode: &Inode,
         value: usize,
         change: impl FnOnce(&mut Handle<'_>, &mut disk::Inode) -> Result<()>,
     ) -> Result<()> {
-        let _pins = self.pin_to_change_attrs(inode, tag)?;
-        let credits = self.attr_credits(inode, value, tag)?;
-        self.txns().run(credits, tag, |handle| {
+        let _pins = self.pin_to_change_attrs(inode, cx.tag)?;
+        let credits = self.attr_credits(inode, value, cx.tag)?;
+        self.run_for(cx, credits, |handle| {
             let changed = self.change_core(handle, inode, change);
             self.orphan_values(handle)?;
             changed
@@ -207,7 +207,7 @@ impl Ext4 {
         if (new.0 ^ old.0) & InodeFlags::CASEFOLD.0 != 0 {
             self.check_may_change_folding(cx, &inode)?;
         }
-        self.change_fields(cx.tag, &inode, 0, |_, core| {
+        self.change_fields(cx, &inode, 0, |_, core| {
             core.flags = new;
             core.ctime = self.now(core);
             Ok(())
@@ -241,7 +241,7 @@ impl Ext4 {
         let owners = [None, None, Some(project)];
         let _pins = self.prepare_owners(owners, cx.tag)?;
         let _held = self.hold_for_new_owners(cx, &inode, owners)?;
-        self.change_fields(cx.tag, &inode, 0, |_, core| {
+        self.change_fields(cx, &inode, 0, |_, core| {
             core.project = project;
             core.ctime = self.now(core);
             Ok(())

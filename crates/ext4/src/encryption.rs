@@ -171,7 +171,7 @@ impl Ext4 {
         let _held = self.hold_attr(&cx, &dir, (INDEX_ENCRYPTION, CONTEXT), &context)?;
         // The context may need a block.
         let set = || {
-            self.change_fields(tag, &dir, context.len(), |handle, core| {
+            self.change_fields(&cx, &dir, context.len(), |handle, core| {
                 self.put_context(handle, &dir, core, &context)?;
                 core.flags = core.flags.union(InodeFlags::ENCRYPTED);
                 core.ctime = self.now(core);
@@ -198,7 +198,7 @@ impl Ext4 {
         };
         let _held = self.hold_quota(cx, owners, need)?;
         let _pins = self.pin_inodes(&[dir.ino()], cx.tag)?;
-        self.txns().run(credits, cx.tag, |handle| {
+        self.run_for(cx, credits, |handle| {
             handle.refuse_fast_commits(refusal::GROWTH);
             let mut core = dir.core.write();
             Dir::new(self, dir.ino(), &core, cx.tag).move_out(handle, dir, &mut core)

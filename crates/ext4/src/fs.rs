@@ -1,6 +1,7 @@
 //! A mounted volume: the state that all modules share.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -12,7 +13,7 @@ use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{
-    Clock, FileKind, FsError, InodeFlags, OpenGuard, OrderlyDirs, PendingFrees, RemountState,
+    Clock, Cx, FileKind, FsError, InodeFlags, OpenGuard, OrderlyDirs, PendingFrees, RemountState,
     Result, StopState,
 };
 
@@ -110,6 +111,21 @@ impl Ext4 {
     /// Its transactions.
     pub fn txns(&self) -> &Txns {
         &self.txns
+    }
+
+    /// Runs an operation of a user in a handle ([`Txns::run`]). Its metadata leaves free what only root may use, unless
+    /// the caller may. Write-back, and what frees something, must not fail for lack of space and uses [`Txns::run`].
+    pub(crate) fn run_for<T, E: Display + From<FsError>>(
+        &self,
+        cx: &Cx,
+        credits: u32,
+        operation: impl FnOnce(&mut Handle<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let kept = self.root_reserved_clusters(cx);
+        self.txns.run(credits, cx.tag, |handle| {
+            handle.keep_for_root(kept);
+            operation(handle)
+        })
     }
 
     /// Evicts metadata that is not in use and not dirty, as under memory pressure.

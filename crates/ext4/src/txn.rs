@@ -46,6 +46,8 @@ pub struct Handle<'a> {
     kind: HandleKind<'a>,
     /// Metadata blocks are allocated from the reservation of delayed data.
     reserved: bool,
+    /// Clusters that its metadata leaves free otherwise: those that its caller may not use.
+    kept: u64,
     /// Blocks were changed since the last consistent point.
     changed: bool,
     /// Why its changes must not be committed.
@@ -149,6 +151,7 @@ impl Txns {
             txns: self,
             kind,
             reserved: false,
+            kept: 0,
             changed: false,
             half_done: None,
             fast: self.fast_commits(),
@@ -200,6 +203,7 @@ impl Txns {
                 txns: self,
                 kind: HandleKind::Journal(handle),
                 reserved: false,
+                kept: 0,
                 changed: false,
                 half_done: None,
                 fast: self.fast_commits(),
@@ -258,6 +262,16 @@ impl Handle<'_> {
     /// Whether metadata blocks are allocated from a reservation.
     pub fn uses_reservation(&self) -> bool {
         self.reserved
+    }
+
+    /// Sets how many free clusters metadata leaves to root, if it is not allocated from a reservation.
+    pub fn keep_for_root(&mut self, clusters: u64) {
+        self.kept = clusters;
+    }
+
+    /// The free clusters that metadata leaves to root.
+    pub fn kept_for_root(&self) -> u64 {
+        self.kept
     }
 
     /// Locks a block for changing. Costs a credit the first time a transaction sees the block.

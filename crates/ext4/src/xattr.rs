@@ -195,7 +195,7 @@ impl Ext4 {
         let len = value.map_or(0, <[u8]>::len);
         let held = value.map(|value| self.hold_attr(cx, &inode, (index, rest), value));
         let _held = held.transpose()?;
-        self.change_fields(cx.tag, &inode, len, |handle, core| {
+        self.change_fields(cx, &inode, len, |handle, core| {
             if is_acl(index) {
                 self.set_acl(cx, handle, &inode, core, index, value)?;
             } else {

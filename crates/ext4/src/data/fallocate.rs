@@ -145,7 +145,7 @@ impl Ext4 {
             self.alloc.allocate_spare(self, goal, want, keep)
         })?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
-        let result = self.txns.run(credits, cx.tag, |handle| {
+        let result = self.run_for(cx, credits, |handle| {
             handle.track();
             if handle.is_tracked() {
                 let blocks = at.0..at.0 + u64::from(run.len);

@@ -94,7 +94,7 @@ impl Ext4 {
             return Ok(false);
         }
         let _one = inode.lock_flush();
-        self.change_fields(cx.tag, inode, 0, |handle, core| {
+        self.change_fields(cx, inode, 0, |handle, core| {
             let _: bool = inline::store(&self.geo, core, content)?;
             core.size = content.len() as u64;
             stamp(core);

@@ -115,11 +115,12 @@ impl Allocator {
     }
 
     /// Allocates one cluster for metadata: from the reservation if the handle uses one, else an unreserved one. So
-    /// acknowledged data always finds its blocks, even if a full volume is changed otherwise.
+    /// acknowledged data always finds its blocks, even if a full volume is changed otherwise, and root finds those that
+    /// are reserved for it.
     pub fn allocate_meta(&self, fs: &Ext4, handle: &Handle<'_>, goal: DevBlock) -> Result<Run> {
         match handle.uses_reservation() {
             true => self.allocate(fs, goal, 1),
-            false => self.allocate_spare(fs, goal, 1, 0),
+            false => self.allocate_spare(fs, goal, 1, handle.kept_for_root()),
         }
     }
 

@@ -108,7 +108,7 @@ impl Ext4 {
         let mut pins = self.prepare_new(cx, &dir, &spec)?;
         self.orphans.pin_to_add(self, &mut pins)?;
         let credits = credits::TMPFILE + self.inherit_credits(&dir, cx.tag)?;
-        let made = self.txns().run(credits, cx.tag, |handle| {
+        let made = self.run_for(cx, credits, |handle| {
             let inode = self.new_inode(cx, handle, &dir, &spec, 0)?;
             self.orphans.add(self, handle, &inode)?;
             inode.marks.set_linkable(true);
@@ -138,7 +138,7 @@ impl Ext4 {
         let links = if subdir { 2 } else { 1 };
         pins.add(self.pin_inodes(&[dir.ino()], cx.tag)?);
         let credits = credits::CREATE + self.inherit_credits(&dir, cx.tag)?;
-        let made = self.txns().run(credits, cx.tag, |handle| {
+        let made = self.run_for(cx, credits, |handle| {
             handle.track();
             let slot = self.room_for_name(cx, handle, &dir, name, credits)?;
             let inode = self.new_inode(cx, handle, &dir, spec, links)?;

@@ -39,7 +39,7 @@ impl Ext4 {
         check_project(&dir, &inode)?;
         let mut pins = self.pin_inodes(&[dir.ino(), inode.ino()], cx.tag)?;
         self.orphans.pin_to_remove(self, &mut pins, inode.ino())?;
-        self.txns().run(credits::LINK, cx.tag, |handle| {
+        self.run_for(cx, credits::LINK, |handle| {
             handle.track();
             let slot = self.room_for_name(cx, handle, &dir, name, credits::LINK)?;
             self.gain_name(handle, &inode)?;

@@ -344,7 +344,7 @@ impl Ext4 {
         if whiteout {
             places.pins.add(self.prepare_new(cx, from.dir, &spec)?);
         }
-        self.txns().run(credits::RENAME, cx.tag, |handle| {
+        self.run_for(cx, credits::RENAME, |handle| {
             if whiteout || is_dir(&pair.old) {
                 handle.refuse_fast_commits(refusal::DIRECTORY);
             }
@@ -500,7 +500,7 @@ impl Ext4 {
             (from, &places.from, &pair.old, new),
             (to, to_entry, new, &pair.old),
         ];
-        self.txns().run(credits::RENAME, cx.tag, |handle| {
+        self.run_for(cx, credits::RENAME, |handle| {
             for (side, entry, goes, comes) in ends {
                 let mut core = side.dir.core.write();
                 let blocks = Dir::new(self, side.dir.ino(), &core, cx.tag);

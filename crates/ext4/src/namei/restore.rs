@@ -351,7 +351,7 @@ impl RestoreVolume for Ext4 {
             self.write_out(&inode, WritebackReason::Sync, IoTag::default())?;
         }
         let flags = MODIFIABLE & flags_for(inode.kind());
-        self.change_fields(IoTag::default(), &inode, 0, |handle, core| {
+        self.change_fields(&Cx::default(), &inode, 0, |handle, core| {
             (core.uid, core.gid) = (attr.uid, attr.gid);
             // Type and twelve bits.
             core.mode = (attr.kind.mode_bits() | attr.perm & 0o7777) as u16;

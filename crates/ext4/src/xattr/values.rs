@@ -484,7 +484,8 @@ impl Ext4 {
             };
             let plan = self.plan_hole(core, hole)?;
             let run = self.fill_hole(plan, |_, goal, want| {
-                self.alloc.allocate_spare(self, goal, want, 0)
+                self.alloc
+                    .allocate_spare(self, goal, want, handle.kept_for_root())
             })?;
             let mapped = self.map_allocation(handle, ino, core, at, run, false);
             if let Err(error) = mapped {

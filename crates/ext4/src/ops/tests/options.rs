@@ -32,6 +32,26 @@ fn fill(world: &World, cx: &Cx, name: &[u8]) -> u64 {
     size
 }
 
+/// Makes directories, then a large attribute, until no block is left for this caller's metadata; returns how many
+/// directories were made.
+fn fill_with_metadata(world: &World, cx: &Cx, name: &str) -> usize {
+    let make = |n: usize| {
+        let name = format!("{name}{n}");
+        FileSystem::mkdir(&*world.fs, cx, ROOT, name.as_bytes(), 0o755)
+    };
+    let failed = (0..40).find_map(|n| Some((n, make(n).err()?)));
+    let (made, error) = failed.expect("the volume has few blocks left for users");
+    assert_eq!(error, FsError::NoSpace);
+    let set = |cx| {
+        let value = &[7; 900];
+        let how = SetXattr::Any;
+        FileSystem::setxattr(&*world.fs, cx, ROOT, b"user.large", value, how)
+    };
+    assert_eq!(set(cx), Err(FsError::NoSpace));
+    set(&world.cx).unwrap();
+    made
+}
+
 #[test]
 fn only_privileged_users_get_reserved_blocks() {
     let mkfs = &["-t", "ext4", "-b", "1024", "-m", "20", "-N", "64"];
@@ -51,6 +71,10 @@ fn only_privileged_users_get_reserved_blocks() {
         );
         // Other users get at most a block or two.
         assert!(fill(&world, &user(1001, 1001, &[]), b"other") < 8 << 10);
+        assert!(fill_with_metadata(&world, &user(1000, 1000, &[]), "dir") < 8);
+        let left = world.fs.statfs(&world.cx).unwrap().blocks_free;
+        assert!(left + 1 >= reserved, "{list}: {left} free");
+        world.mkdir(ROOT, b"by root").unwrap();
         let named = match list {
             "resuid=77" => user(77, 1000, &[]),
             "resgid=88" => user(1000, 1000, &[88]),
