@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, OnUnwind, Rank, now, try_spawn};
-use steadfs_vfs::Metrics;
+use steadfs_vfs::{Cx, Metrics, Result};
 
 use crate::early::EarlyWriteback;
 
@@ -316,6 +316,42 @@ impl Writeback {
         let share = self.options.hard / (state.files.len() as u64 + 1);
         let own = state.files.get(&file.0).map_or(0, |e| e.bytes);
         own > share || (own > 0 && state.bytes > self.options.hard.saturating_mul(2))
+    }
+
+    /// Throttles a writer of `file`: writes back by `write_out` until it may dirty more.
+    ///
+    /// It is called before a write is accepted: if write-back fails, the write is refused and has taken nothing, so failed
+    /// data, which stays dirty, cannot fill the memory. The limit is exceeded by one write of each writer.
+    ///
+    /// # Errors
+    /// Those of `write_out`, or the caller is being killed.
+    pub fn throttle(
+        &self,
+        cx: &Cx,
+        file: DirtyFile,
+        mut write_out: impl FnMut(DirtyFile) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(heaviest) = self.to_write_for_clean(file) {
+            cx.check_killed()?;
+            return write_out(heaviest);
+        }
+        while self.must_throttle(file) {
+            cx.check_killed()?;
+            write_out(file)?;
+        }
+        Ok(())
+    }
+
+    /// The file that a writer of `file` writes back if that is clean: above twice the hard limit the one with the most
+    /// dirty bytes.
+    fn to_write_for_clean(&self, file: DirtyFile) -> Option<DirtyFile> {
+        let state = self.state.lock();
+        let above = state.bytes > self.options.hard.saturating_mul(2);
+        if !above || state.files.contains_key(&file.0) {
+            return None;
+        }
+        let heaviest = state.files.iter().max_by_key(|(_, entry)| entry.bytes);
+        heaviest.map(|(&number, _)| DirtyFile(number))
     }
 
     /// Records that these blocks of `file` are dirty; `overwrites`: without growing it. If an fsync is expected soon by

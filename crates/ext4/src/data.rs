@@ -77,6 +77,7 @@ impl Ext4 {
         if data.is_empty() {
             return Ok(0);
         }
+        self.throttle(cx, inode)?;
         let file = DirtyFile(inode.ino().0.into());
         let written = {
             let _alone = inode.lock.write();
@@ -113,10 +114,19 @@ impl Ext4 {
             self.writeback.record_write(file, blocks, overwrites);
             bytes
         };
-        while self.writeback.must_throttle(file) && !cx.is_killed() {
-            self.write_out(inode, WritebackReason::Throttle, cx.tag)?;
-        }
+        // The bytes were taken: an error is for the next fsync.
+        let _ = self.throttle(cx, inode);
         Ok(written)
+    }
+
+    /// Writes back what is dirty until a writer of the file may dirty more. The caller holds no lock.
+    pub(crate) fn throttle(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+        let own = DirtyFile(inode.ino().0.into());
+        let why = WritebackReason::Throttle;
+        self.writeback.throttle(cx, own, |file| match file == own {
+            true => self.write_out(inode, why, cx.tag),
+            false => self.write_out_files(&[file.0], why, cx.tag),
+        })
     }
 
     /// The number of bytes from `offset` on that may be written: at least one.

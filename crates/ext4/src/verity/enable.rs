@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_cache::{DirtyFile, WritebackReason};
+use steadfs_cache::WritebackReason;
 use steadfs_rt::sleep;
 use steadfs_vfs::verity::{DESCRIPTOR_SIZE, TreeBuilder, Verity, VerityOptions, tree_start};
 use steadfs_vfs::{Cx, FsError, InodeFlags, ReadData, Result};
@@ -159,16 +159,10 @@ impl<'f> Sealing<'f> {
         let (fs, cx, inode) = (self.fs, self.cx, &self.inode);
         let _open = fs.open_to_changes();
         fs.check_writable()?;
-        let file = DirtyFile(inode.ino().0.into());
-        {
-            let _alone = inode.lock.write();
-            let offset = self.tree + at;
-            fs.write_pages(cx, inode, offset, bytes, self.size).1?;
-        }
-        while fs.writeback.must_throttle(file) && !cx.is_killed() {
-            fs.write_out(inode, WritebackReason::Throttle, cx.tag)?;
-        }
-        Ok(())
+        fs.throttle(cx, inode)?;
+        let _alone = inode.lock.write();
+        let offset = self.tree + at;
+        fs.write_pages(cx, inode, offset, bytes, self.size).1
     }
 
     /// Makes the file a verity file, in one transaction.

@@ -6,6 +6,7 @@ mod growing;
 mod largest;
 mod leaving_inline;
 mod numbers;
+mod throttled;
 mod truncated;
 
 use std::sync::Arc;

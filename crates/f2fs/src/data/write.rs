@@ -53,6 +53,7 @@ impl F2fs {
         if data.is_empty() {
             return Ok(0);
         }
+        self.throttle(cx, inode)?;
         let whole = self.with_space(cx, || {
             let _exclusive = inode.lock.write();
             let data = self.writable_part(inode, offset, data)?;
@@ -75,10 +76,21 @@ impl F2fs {
         let blocks = offset / BLOCK..(offset + written as u64).div_ceil(BLOCK);
         let overwrites = end <= inode.core.read().size;
         self.writeback.record_write(file, blocks, overwrites);
-        while self.writeback.must_throttle(file) && !cx.is_killed() {
-            self.write_out(inode, WritebackReason::Throttle, cx.tag)?;
-        }
+        // The bytes were taken: an error is for the next fsync.
+        let _ = self.throttle(cx, inode);
         Ok(written)
+    }
+
+    /// Writes back what is dirty until a writer of the file may dirty more. The caller holds no lock.
+    pub(crate) fn throttle(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+        let staged = self.atomic_writes.of(inode);
+        let inode = staged.as_ref().map_or(inode, |write| write.staging());
+        let own = DirtyFile(inode.nid().0.into());
+        let why = WritebackReason::Throttle;
+        self.writeback.throttle(cx, own, |file| match file == own {
+            true => self.write_out(inode, why, cx.tag),
+            false => self.write_out_files(&[file.0], why, cx.tag),
+        })
     }
 
     /// Writes with `inode.lock` held for writing.

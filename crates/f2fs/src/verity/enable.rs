@@ -16,7 +16,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
-use steadfs_cache::{DirtyFile, WritebackReason};
 use steadfs_vfs::verity::{DESCRIPTOR_SIZE, TreeBuilder, Verity, VerityOptions};
 use steadfs_vfs::{Cx, FsError, InodeFlags, ReadData, Result};
 
@@ -170,6 +169,7 @@ impl<'f> Sealing<'f> {
         let (fs, cx, staging) = (self.fs, self.cx, &self.staging);
         let _open = fs.open_to_changes()?;
         fs.check_writable()?;
+        fs.throttle(cx, staging)?;
         let offset = self.tree + at;
         let mut block = bytes.to_vec();
         if let Some(key) = fs.content_key(&self.inode, cx.tag)? {
@@ -178,12 +178,7 @@ impl<'f> Sealing<'f> {
         fs.with_space(cx, || {
             let _exclusive = staging.lock.write();
             fs.write_pages(cx, staging, offset, &block, u64::MAX).1
-        })?;
-        let file = DirtyFile(staging.nid().0.into());
-        while fs.writeback.must_throttle(file) && !cx.is_killed() {
-            fs.write_out(staging, WritebackReason::Throttle, cx.tag)?;
-        }
-        Ok(())
+        })
     }
 
     /// Makes the file a verity file, in one change.
