@@ -9,7 +9,7 @@ use steadfs_vfs::{FileKind, FsError, Result};
 use super::blocks::{desc_block, write_desc};
 use super::{Allocator, Group};
 use crate::disk::group_desc::{self, GroupDesc, INODE_UNINIT};
-use crate::disk::{self, GroupNo, Ino, bitmap};
+use crate::disk::{self, Geometry, GroupNo, Ino, bitmap};
 use crate::fast_commit::refusal;
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -85,7 +85,9 @@ impl Allocator {
         if group.desc.free_inodes == 0 {
             return Ok(None);
         }
-        let first = if no.0 == 0 { geo.first_ino.0 - 1 } else { 0 };
+        let Some(first) = first_for_users(geo, no) else {
+            return Ok(None);
+        };
         let written = group.desc.inodes_in_use_limit(geo);
         let table = desc_block(fs, no)?;
         if group.desc.inode_uninit(geo) {
@@ -157,7 +159,10 @@ impl Allocator {
     ) -> Result<()> {
         handle.refuse_fast_commits(refusal::LAST_NAME);
         let geo = fs.geo();
-        assert!(ino.0 >= geo.first_ino.0, "reserved inodes are not freed");
+        if ino < geo.first_ino {
+            let what = "a reserved inode is not used any more";
+            return Err(Corruption::new(what).in_inode(ino).into());
+        }
         let (no, index) = geo.group_of_inode(ino);
         let mut group = self.group(no);
         let table = desc_block(fs, no)?;
@@ -227,6 +232,13 @@ impl Allocator {
         group.desc.itable_unused = geo.inodes_per_group;
         Ok(buf)
     }
+}
+
+/// The first inode of a group that is not reserved, by its index; `None` if all are. The superblock may reserve several
+/// groups.
+fn first_for_users(geo: &Geometry, no: GroupNo) -> Option<u32> {
+    let reserved = geo.first_ino.0.saturating_sub(geo.inode_at(no, 0).0);
+    (reserved < geo.inodes_per_group).then_some(reserved)
 }
 
 /// The slot of a free inode number, as [`Ext4::inode_slot`]. A block of which no inode was ever used is not read, as what

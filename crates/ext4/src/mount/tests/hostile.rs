@@ -3,6 +3,7 @@
 use std::mem::offset_of;
 
 use steadfs_block::MemDevice;
+use steadfs_vfs::FileSystem;
 
 use super::super::*;
 use crate::disk::features::Incompat;
@@ -153,4 +154,41 @@ fn a_table_twice_in_the_journals_map_is_refused() {
     let said = open(Arc::new(MemDevice::from_bytes(&bytes)), "").err();
     let said = said.expect("nothing is logged there").to_string();
     assert!(said.contains("twice in the journal's map"), "{said}");
+}
+
+/// The superblock may reserve the inodes of whole groups.
+#[test]
+fn inodes_reserved_beyond_the_first_group_are_neither_allocated_nor_freed() {
+    const FIRST: u64 = 100;
+    let mkfs = &["-t", "ext2", "-b", "1024", "-N", "256"];
+    let image = Image::make(mkfs, "32M");
+    assert_eq!(image.superblock().geometry().inodes_per_group, 64);
+    let mut bytes = image.bytes();
+    let at = offset_of!(RawSuperblock, first_ino);
+    change(&mut bytes[1024..2048], at, |_| FIRST as u32);
+    let (fs, _) = open(Arc::new(MemDevice::from_bytes(&bytes)), "").unwrap();
+    let (cx, root) = (Cx::default(), InodeNo(2));
+    let mut made = Vec::new();
+    let full = loop {
+        let name = format!("file{}", made.len());
+        match FileSystem::mknod(&*fs, &cx, root, name.as_bytes(), 0o100_644, 0) {
+            Ok(attr) => made.push((name, attr.ino)),
+            Err(error) => break error,
+        }
+    };
+    // By its descriptor the second group has more.
+    assert!(
+        matches!(full, FsError::NoSpace | FsError::Corrupt(_)),
+        "{full}"
+    );
+    let numbers: Vec<_> = made.iter().map(|(_, ino)| ino.0).collect();
+    assert_eq!(numbers, (FIRST..=256).collect::<Vec<_>>());
+    for (name, ino) in made {
+        FileSystem::unlink(&*fs, &cx, root, name.as_bytes()).unwrap();
+        FileSystem::forget(&*fs, ino, 1);
+    }
+    let unnamed = FileSystem::tmpfile(&*fs, &cx, root, 0o600).unwrap().ino;
+    assert_eq!(unnamed.0, FIRST);
+    FileSystem::forget(&*fs, unnamed, 1);
+    fs.close().unwrap();
 }
