@@ -276,7 +276,8 @@ impl Ext4 {
         left
     }
 
-    /// [`Ext4::append_block`] for a directory, which has at most the size of the option `max_dir_size_kb`.
+    /// [`Ext4::append_block`] for a directory, which does not grow once it has the size of the option `max_dir_size_kb`, as
+    /// in Linux: the last block may exceed that.
     pub fn append_dir_block(
         &self,
         handle: &mut Handle<'_>,
@@ -284,9 +285,7 @@ impl Ext4 {
         core: &mut disk::Inode,
     ) -> Result<(FileBlock, Arc<MetaBuf>)> {
         let limit = self.options.read().max_dir_kib;
-        let blocks = self.geo.block_size.blocks_for(core.size) + 1;
-        let size = blocks << self.geo.block_size.bits();
-        if limit.is_some_and(|kib| size > kib.saturating_mul(1024)) {
+        if limit.is_some_and(|kib| core.size >> 10 >= kib) {
             return Err(FsError::NoSpace);
         }
         self.append_block(handle, inode, core)

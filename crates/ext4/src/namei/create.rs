@@ -415,7 +415,7 @@ impl Ext4 {
                     .init(handle, inode, core, parent)?;
             }
             FileKind::Symlink if spec.target.len() >= I_BLOCK_SIZE => {
-                let (_, buf) = self.append_dir_block(handle, inode, core)?;
+                let (_, buf) = self.append_block(handle, inode, core)?;
                 handle.write(&buf)?[..spec.target.len()].copy_from_slice(spec.target);
                 core.size = spec.target.len() as u64;
             }

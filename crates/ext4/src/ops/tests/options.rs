@@ -112,6 +112,36 @@ fn max_dir_size_kb_limits_directories() {
 }
 
 #[test]
+fn max_dir_size_kb_allows_a_first_block_and_does_not_limit_symlinks() {
+    let world = world(&["-t", "ext4", "-b", "4096"], "max_dir_size_kb=3");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let size = || {
+        let attr = FileSystem::getattr(&*world.fs, &world.cx, dir);
+        attr.unwrap().size
+    };
+    let link = |n: u32| {
+        let name = format!("{n:0>200}");
+        FileSystem::symlink(&*world.fs, &world.cx, dir, name.as_bytes(), &[b'x'; 100])
+    };
+    let made = (0..).take_while(|&n| link(n).is_ok()).count() as u32;
+    assert!((10..20).contains(&made), "{made}");
+    assert_eq!(link(made), Err(FsError::NoSpace));
+    assert_eq!(size(), 4096);
+    world
+        .fs
+        .change_options(&world.cx, "max_dir_size_kb=4")
+        .unwrap();
+    assert_eq!(link(made), Err(FsError::NoSpace));
+    world
+        .fs
+        .change_options(&world.cx, "max_dir_size_kb=9")
+        .unwrap();
+    link(made).unwrap();
+    assert!(size() > 4096);
+    world.close();
+}
+
+#[test]
 fn minixdf_counts_the_volumes_own_blocks() {
     let blocks = |list| {
         let world = world(&["-t", "ext4", "-b", "1024"], list);
