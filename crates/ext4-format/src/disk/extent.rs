@@ -30,6 +30,8 @@ pub const ROOT_ENTRIES: u16 = 4;
 pub const FILE_END: FileBlock = FileBlock(1 << 32);
 
 const HEADER_SIZE: usize = 12;
+/// Entries of a node block that may be left unused for a tail, as e2fsprogs has it.
+const SPARE_ENTRIES_MAX: u16 = 2;
 const LEN_MARK: u16 = 0x8000;
 
 /// A run of file blocks on a run of device blocks.
@@ -208,6 +210,9 @@ impl<'a> ExtentNode<'a> {
         }
         if node.entries == 0 {
             return Err(bad("eh_entries", 0u16, "in a node that is not the root"));
+        }
+        if node.max + SPARE_ENTRIES_MAX < block_entries(geo) {
+            return Err(bad("eh_max", node.max, "much less than fit a block"));
         }
         node.check_entries(geo, Some(&expect.blocks))?;
         Ok(node)

@@ -105,24 +105,20 @@ impl Tree<'_> {
     ) -> Result<()> {
         let level = &path.levels[depth];
         let parent = &path.levels[depth - 1];
+        // Before the first change.
+        self.split_point(level, block)?;
         let new = self.new_node(handle, path, level)?;
         let buf = self.fs.meta().get_new(new);
         let seed = self.core.seed(self.fs.geo(), self.ino);
-        let (from, first) = {
+        let from = self.split_point(level, block)?;
+        let first = {
             let bytes = level.bytes(self.core);
             let node = bytes.node()?;
-            // Appends leave full nodes; otherwise each half gets room.
-            let appends = node.position(block) == node.len();
-            let from = if appends {
-                node.len() - 1
-            } else {
-                node.len() / 2
-            };
             let mut to = handle.write(&buf)?;
             let mut half = ExtentNodeMut::init_block(self.fs.geo(), &mut to, node.depth());
             half.append(&node, from..node.len());
             half.seal(seed);
-            (from, node.first_block(from))
+            node.first_block(from)
         };
         buf.set_verified(EXTENT_NODE);
         self.edit(handle, level, |node| {
@@ -135,6 +131,21 @@ impl Tree<'_> {
         };
         let pos = parent.pos + 1;
         self.edit(handle, parent, |node| node.insert_index(pos, &index))
+    }
+
+    /// The first entry that a split of a full node moves, so that `block` has room. Both parts have entries.
+    fn split_point(&self, level: &Level, block: FileBlock) -> Result<u16> {
+        let bytes = level.bytes(self.core);
+        let node = bytes.node()?;
+        // Appends leave full nodes; otherwise each half gets room.
+        let from = match node.position(block) == node.len() {
+            true => node.len().saturating_sub(1),
+            false => node.len() / 2,
+        };
+        match from {
+            0 => Err(shared_node_error()),
+            from => Ok(from),
+        }
     }
 
     /// Moves the root's entries into a new node below it.

@@ -131,6 +131,26 @@ fn halves_move_to_a_new_node() {
     assert_eq!(starts(to.node()), [30, 40, 50]);
 }
 
+/// A full node is split in two, neither of which may be empty.
+#[test]
+fn a_node_block_with_little_room_is_refused() {
+    let parse = |max| {
+        let mut block = vec![0; 1024];
+        let mut leaf = ExtentNodeMut::init_block(geo(), &mut block, 0);
+        leaf.insert_extent(0, &extent(0, 1, 100));
+        put16(&mut block, 4, max);
+        ExtentNode::parse_block(geo(), ChecksumSeed::NONE, &block, &expect(0, 0..100)).map(drop)
+    };
+    let fit = block_entries(geo());
+    for max in [fit, fit - 1, fit - 2] {
+        parse(max).unwrap();
+    }
+    for max in [1, 2, fit - 3] {
+        let why = parse(max).unwrap_err().to_string();
+        assert!(why.contains("eh_max"), "{max}: {why}");
+    }
+}
+
 #[test]
 fn damage_is_named() {
     let make = |extents: &[Extent]| {
