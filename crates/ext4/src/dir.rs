@@ -14,13 +14,15 @@ mod inline;
 mod nokey;
 mod readdir;
 mod shown;
+mod walk;
 mod wanted;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_cache::MetaBuf;
-use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result};
 
 use crate::disk::casefold::Encoding;
 use crate::disk::dir_entry::{self, DirLayout, Found, Room};
@@ -31,6 +33,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
 use crate::verified;
+use walk::Walk;
 pub(crate) use wanted::Wanted;
 
 /// Read-ahead window of a directory, in blocks.
@@ -45,6 +48,10 @@ pub(crate) struct Dir<'a> {
     /// Of a case-insensitive directory whose names are not encrypted.
     encoding: Option<Encoding>,
     tag: IoTag,
+    /// Ends walks when it is killed.
+    caller: Option<&'a Cx>,
+    /// Blocks visited by all walks.
+    visits: Cell<u32>,
 }
 
 /// A name found in a block, or in the inode.
@@ -112,7 +119,15 @@ impl<'a> Dir<'a> {
             seed: core.seed(fs.geo(), ino),
             encoding: fs.geo().encoding.filter(|_| folds && !encrypted),
             tag,
+            caller: None,
+            visits: Cell::new(0),
         }
+    }
+
+    /// For a call that changes nothing: walks end when its caller is killed.
+    pub(crate) fn for_reader(self, cx: &'a Cx) -> Self {
+        let caller = Some(cx);
+        Self { caller, ..self }
     }
 
     /// Whether names are found through an index.
@@ -228,8 +243,11 @@ impl<'a> Dir<'a> {
         if self.is_indexed(core) {
             return self.find_anywhere(core, name);
         }
+        let mut walk = Walk::default();
         for n in 0..self.block_count(core) {
-            if let Some(entry) = self.find_in(self.leaf(core, n)?, name)? {
+            let buf = self.leaf(core, n)?;
+            walk.visit(self, buf.block())?;
+            if let Some(entry) = self.find_in(buf, name)? {
                 return Ok(Some(entry));
             }
         }
@@ -310,8 +328,10 @@ impl<'a> Dir<'a> {
             return inline::is_empty(self, core);
         }
         let indexed = self.is_indexed(core);
+        let mut walk = Walk::default();
         for n in u32::from(indexed)..self.block_count(core) {
             let buf = self.block(core, n)?;
+            walk.visit(self, buf.block())?;
             if indexed && htree::is_index_block(&self.layout, &buf.data()) {
                 continue;
             }
@@ -332,8 +352,10 @@ impl<'a> Dir<'a> {
             return self.search_indexed(core, name);
         }
         let mut room = None;
+        let mut walk = Walk::default();
         for n in 0..self.block_count(core) {
             let buf = self.leaf(core, n)?;
+            walk.visit(self, buf.block())?;
             match self.search_in(buf, name)? {
                 Search::Found => return Ok(Search::Found),
                 here @ Search::Room(_) => room = room.or(Some(here)),

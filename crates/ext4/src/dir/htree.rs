@@ -8,6 +8,7 @@ use std::sync::Arc;
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FsError, InodeFlags, Result};
 
+use super::walk::Walk;
 use super::wanted::Wanted;
 use super::{Dir, Entry, Search};
 use crate::disk::dir_entry::{self, DirLayout, Packer, RawEntry};
@@ -205,16 +206,16 @@ impl Dir<'_> {
         hash: NameHash,
         name: &Wanted<'_>,
     ) -> Result<Option<Entry>> {
-        for _ in 0..self.block_count(core) {
-            if self.bound(&path)? != Some(hash.major | 1) {
-                return Ok(None);
-            }
+        let mut walk = Walk::default();
+        while self.bound(&path)? == Some(hash.major | 1) {
             self.advance(core, &mut path)?;
-            if let Some(entry) = self.find_in(self.leaf_of(core, &path)?, name)? {
+            let buf = self.leaf_of(core, &path)?;
+            walk.visit(self, buf.block())?;
+            if let Some(entry) = self.find_in(buf, name)? {
                 return Ok(Some(entry));
             }
         }
-        Err(self.corrupt("the index has more leaves than the directory blocks"))
+        Ok(None)
     }
 
     /// [`Dir::find_indexed`], also for names that lie elsewhere.
@@ -242,8 +243,10 @@ impl Dir<'_> {
             return Ok(None);
         }
         let mut orderly = true;
+        let mut walk = Walk::default();
         for n in 1..self.block_count(core) {
             let buf = self.block(core, n)?;
+            walk.visit(self, buf.block())?;
             if is_index_block(&self.layout, &buf.data()) {
                 continue;
             }

@@ -3,6 +3,7 @@
 use steadfs_vfs::nokey::{show, shown_hash};
 use steadfs_vfs::{InodeFlags, Result};
 
+use super::walk::Walk;
 use super::{Dir, Entry};
 use crate::disk;
 use crate::disk::dir_entry::{self, RawEntry};
@@ -31,17 +32,18 @@ pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Opt
     let Some(major) = shown_hash(name) else {
         return Ok(None);
     };
+    let mut walk = Walk::default();
     if !dir.is_indexed(core) {
         for n in 0..dir.block_count(core) {
-            if let Some(entry) = find_in_leaf(dir, core, n, name)? {
+            if let Some(entry) = find_in_leaf(dir, core, n, &mut walk, name)? {
                 return Ok(Some(entry));
             }
         }
         return Ok(None);
     }
     let mut path = dir.descend(core, major)?;
-    for _ in 0..dir.block_count(core) {
-        if let Some(entry) = find_in_leaf(dir, core, path.leaf, name)? {
+    loop {
+        if let Some(entry) = find_in_leaf(dir, core, path.leaf, &mut walk, name)? {
             return Ok(Some(entry));
         }
         if dir.bound(&path)? != Some(major | 1) {
@@ -49,11 +51,17 @@ pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Opt
         }
         dir.advance(core, &mut path)?;
     }
-    Ok(None)
 }
 
-fn find_in_leaf(dir: &Dir<'_>, core: &disk::Inode, n: u32, name: &[u8]) -> Result<Option<Entry>> {
+fn find_in_leaf(
+    dir: &Dir<'_>,
+    core: &disk::Inode,
+    n: u32,
+    walk: &mut Walk,
+    name: &[u8],
+) -> Result<Option<Entry>> {
     let buf = dir.leaf(core, n)?;
+    walk.visit(dir, buf.block())?;
     let found = {
         let data = buf.data();
         let mut at = None;

@@ -18,10 +18,12 @@
 //! listed by position, as in the kernel; those never get an index.
 
 use steadfs_base::checksum::crc32c;
+use steadfs_cache::MetaBuf;
 use steadfs_fscrypt::FileKey;
 use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
 
 use super::shown::Emit;
+use super::walk::Walk;
 use super::{Dir, htree, inline, nokey};
 use crate::disk::dir_entry::{self, RawEntry};
 use crate::disk::hash::{HashKind, NameHash};
@@ -129,9 +131,12 @@ impl Dir<'_> {
         let mut names = Vec::new();
         let mut cut = false;
         let mut path = self.descend(core, major_of(resume))?;
-        for _ in 0..self.block_count(core) {
+        let mut walk = Walk::default();
+        loop {
             let bound = self.bound(&path)?;
-            self.take_leaf(core, &path, bound, resume, &mut names)?;
+            let buf = self.leaf_of(core, &path)?;
+            walk.visit(self, buf.block())?;
+            self.take_leaf(core, (&buf, path.hash_kind()), bound, resume, &mut names)?;
             if names.len() > 2 * WINDOW_NAMES_MAX {
                 order(&mut names);
                 names.truncate(WINDOW_NAMES_MAX);
@@ -150,19 +155,17 @@ impl Dir<'_> {
             }
             self.advance(core, &mut path)?;
         }
-        Err(self.corrupt("the index has more leaves than the directory blocks"))
     }
 
     fn take_leaf(
         &self,
         core: &disk::Inode,
-        path: &htree::Path,
+        (buf, kind): (&MetaBuf, HashKind),
         bound: Option<u32>,
         resume: u64,
         names: &mut Vec<Name>,
     ) -> Result<()> {
-        let buf = self.leaf_of(core, path)?;
-        let (block, kind) = (buf.data(), path.hash_kind());
+        let block = buf.data();
         let key = self.names_key(core)?;
         for entry in dir_entry::entries(&self.layout, &block) {
             let entry = entry.map_err(self.bad(buf.block()))?;
@@ -237,6 +240,7 @@ impl Dir<'_> {
         let key = self.names_key(core)?;
         let mut from = size.offset_in_block(cookie);
         let first = u32::try_from(size.file_block(cookie).0).unwrap_or(u32::MAX);
+        let mut walk = Walk::default();
         for n in first..self.block_count(core) {
             let more = if n == 0 && indexed {
                 let (own, parent) = self.indexed_dots(core)?;
@@ -257,7 +261,7 @@ impl Dir<'_> {
                         })
                     })
             } else {
-                self.read_block(core, key.as_deref(), (n, from), emit)?
+                self.read_block(core, key.as_deref(), (n, from), &mut walk, emit)?
             };
             if !more {
                 return Ok(());
@@ -273,9 +277,11 @@ impl Dir<'_> {
         core: &disk::Inode,
         key: Option<&FileKey>,
         (n, from): (u32, usize),
+        walk: &mut Walk,
         emit: Emit<'_>,
     ) -> Result<bool> {
         let buf = self.block(core, n)?;
+        walk.visit(self, buf.block())?;
         if self.is_indexed(core) && htree::is_index_block(&self.layout, &buf.data()) {
             return Ok(true);
         }

@@ -2,10 +2,11 @@
 //! large directories. e2fsck judges every image.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_rt::Random;
-use steadfs_vfs::{DirEntry, FsError, RenameFlags};
+use steadfs_vfs::{CallerState, Cx, DirEntry, FsError, RenameFlags};
 
 use crate::disk::Ino;
 use crate::disk::test_images::Image;
@@ -228,6 +229,20 @@ fn cookies_stay_valid() {
     list_while_changing(Image::make(&linear, "16M"), 77);
 }
 
+/// A caller with a fatal signal.
+#[derive(Debug)]
+struct Killed;
+
+impl CallerState for Killed {
+    fn is_killed(&self) -> bool {
+        true
+    }
+
+    fn is_in_group(&self, _: u32) -> bool {
+        false
+    }
+}
+
 #[test]
 fn a_hundred_thousand_names() {
     let world = World::make(&["-t", "ext4", "-b", "1024", "-N", "200"], "64M");
@@ -259,6 +274,13 @@ fn a_hundred_thousand_names() {
         let name = format!("some-name-{n}");
         world.fs.unlink(&world.cx, dir, name.as_bytes()).unwrap();
     }
+    let killed = Cx {
+        caller_state: Some(Arc::new(Killed)),
+        ..Cx::default()
+    };
+    // Thousands of leaves are empty.
+    let listed = world.fs.readdir(&killed, dir, 2, &mut |_| true);
+    assert_eq!(listed, Err(FsError::Interrupted));
     world.fs.rmdir(&world.cx, ROOT, b"dir").unwrap();
     world.close();
 }
@@ -333,4 +355,49 @@ fn a_damaged_index_is_an_error() {
     let mut emit = |_: DirEntry<'_>| true;
     let listed = world.fs.readdir(&world.cx, dir, 0, &mut emit);
     assert!(matches!(listed, Err(FsError::Corrupt(_))));
+}
+
+/// An index of one empty leaf, again and again, in a directory of 4 GiB as its inode says.
+#[test]
+fn an_index_that_repeats_a_leaf_is_an_error() {
+    let world = World::make(&["-t", "ext2", "-b", "1024", "-O", "dir_index"], "16M");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    for n in 0..100 {
+        world.file(dir, format!("{n}").as_bytes()).unwrap();
+    }
+    let ino = Ino::from_vfs(dir).unwrap();
+    let (root, leaf, inode_at, hash) = {
+        let (fs, tag) = (&world.fs, world.cx.tag);
+        let inode = fs.by_number(dir, tag).unwrap();
+        let core = inode.core.read();
+        let names = super::Dir::new(fs, ino, &core, tag);
+        let kind = names.hash_kind(&core).unwrap();
+        let block = |n| names.block(&core, n).unwrap().block().0 as usize * 1024;
+        let (slots, at) = fs.inode_slot(ino, tag).unwrap();
+        let inode_at = slots.block().0 as usize * 1024 + at;
+        let hash = names.hash(kind, b"none").unwrap().major;
+        (block(0), block(1), inode_at, hash)
+    };
+    let image = world.close();
+    let mut bytes = image.bytes();
+    let mut put = |at: usize, new: &[u8]| bytes[at..at + new.len()].copy_from_slice(new);
+    put(inode_at + 4, &0xFFFF_FC00_u32.to_le_bytes());
+    put(leaf, &[0, 0, 0, 0, 0, 4, 0, 0]);
+    const ENTRIES: u16 = 120;
+    put(root + 34, &ENTRIES.to_le_bytes());
+    for n in 0..usize::from(ENTRIES) {
+        if n > 0 {
+            put(root + 32 + n * 8, &(hash | 1).to_le_bytes());
+        }
+        put(root + 36 + n * 8, &1_u32.to_le_bytes());
+    }
+    std::fs::write(image.path(), bytes).unwrap();
+    let world = World::open(image);
+    let found = world.lookup(dir, b"none").map(drop);
+    let listed = world.fs.readdir(&world.cx, dir, 0, &mut |_| true);
+    for result in [found, listed] {
+        let error = result.unwrap_err();
+        assert!(matches!(&error, FsError::Corrupt(_)), "{error}");
+        assert!(error.to_string().contains("is in it twice"), "{error}");
+    }
 }

@@ -19,7 +19,8 @@ impl Ext4 {
         let _names = dir.lock.read();
         let ino = {
             let core = dir.core.read();
-            Dir::new(self, dir.ino(), &core, cx.tag).lookup(&core, name)?
+            let names = Dir::new(self, dir.ino(), &core, cx.tag).for_reader(cx);
+            names.lookup(&core, name)?
         };
         let inode = self.named(&dir, ino.ok_or(FsError::NotFound)?, cx.tag)?;
         // Under the directory's lock: a later removal of the name sees the lookup count.
@@ -41,7 +42,8 @@ impl Ext4 {
         if core.links == 0 {
             return Err(FsError::NotFound);
         }
-        Dir::new(self, dir.ino(), &core, cx.tag).read(&core, cookie, emit)
+        let names = Dir::new(self, dir.ino(), &core, cx.tag).for_reader(cx);
+        names.read(&core, cookie, emit)
     }
 
     /// See [`steadfs_vfs::FileSystem::readlink`].
