@@ -32,6 +32,15 @@ impl Ext4 {
         if size == 0 && old > 0 && self.options.read().auto_da_alloc {
             self.replaced.lock().insert(inode.ino());
         }
+        self.shrink(cx, inode, old, size)?;
+        if let Err(error) = self.zero_tail(cx, inode, size, u64::MAX) {
+            // The file is truncated. What grows it zeroes the rest of its block, too, but for Linux before 6.13.
+            tracing::debug!(ino = %inode.ino(), %error, "the rest of the last block keeps its content");
+        }
+        Ok(())
+    }
+
+    fn shrink(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         let _one = inode.lock_flush();
         let bs = self.geo.block_size;
         let first_freed = FileBlock(bs.blocks_for(size));
@@ -48,11 +57,6 @@ impl Ext4 {
         // The file was dirty until now: a sync of another task has waited, and commits no size from before the cut.
         let dropped = inode.pages.discard(first_freed.0..u64::MAX);
         self.release_delayed(inode, dropped);
-        if bs.offset_in_block(size) > 0 {
-            inode
-                .pages
-                .zero_tail(bs.file_block(size), bs.offset_in_block(size));
-        }
         Ok(())
     }
 
