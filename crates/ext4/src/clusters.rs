@@ -14,7 +14,7 @@ use crate::extent;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::map::has_extents;
-use crate::mballoc::Run;
+use crate::mballoc::{Goal, Run};
 use crate::place::BlockPlace;
 
 /// What a hole of a file gets.
@@ -27,7 +27,7 @@ pub(crate) struct HoleRequest {
     /// Most blocks, at least one: all of them are holes.
     pub len: u64,
     /// Where the first block is best.
-    pub goal: DevBlock,
+    pub goal: Goal,
 }
 
 /// The way in which a hole gets its blocks.
@@ -61,7 +61,7 @@ impl Ext4 {
         at: FileBlock,
         len: u64,
     ) -> Result<NewClusters> {
-        let goal = DevBlock(0);
+        let goal = DevBlock(0).into();
         let plan = self.plan_hole(core, HoleRequest { ino, at, len, goal })?;
         let len = plan.hole.len;
         Ok(match plan.given {
@@ -81,7 +81,7 @@ impl Ext4 {
         inode: &Inode,
         hole: HoleRequest,
         tag: IoTag,
-        allocate: impl FnOnce(FileBlock, DevBlock, u32) -> Result<Run>,
+        allocate: impl FnOnce(FileBlock, Goal, u32) -> Result<Run>,
     ) -> Result<Run> {
         let plan = self.plan_hole(&inode.core.read(), hole)?;
         self.settle_hole(&plan, tag)?;
@@ -137,7 +137,7 @@ impl Ext4 {
     pub(crate) fn fill_hole(
         &self,
         plan: HolePlan,
-        allocate: impl FnOnce(FileBlock, DevBlock, u32) -> Result<Run>,
+        allocate: impl FnOnce(FileBlock, Goal, u32) -> Result<Run>,
     ) -> Result<Run> {
         let HoleRequest { ino, at, len, goal } = plan.hole;
         let geo = &self.geo;
@@ -154,7 +154,7 @@ impl Ext4 {
             ),
             None => {
                 let before = at.0 % u64::from(geo.blocks_per_cluster());
-                let goal = DevBlock(goal.0.saturating_sub(before));
+                let goal = goal.at(DevBlock(goal.near.0.saturating_sub(before)));
                 let first = FileBlock(at.0 - before);
                 let found = allocate(first, goal, (before + len) as u32)?;
                 let run = Run {

@@ -23,7 +23,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
 use crate::map::has_extents;
-use crate::mballoc::{RESERVE_PER_BLOCK_EXTENT, RESERVE_PER_BLOCK_INDIRECT};
+use crate::mballoc::{RESERVE_PER_BLOCK_EXTENT, RESERVE_PER_BLOCK_INDIRECT, table_groups};
 use crate::place::BlockPlace;
 
 impl Ext4 {
@@ -232,7 +232,7 @@ impl Ext4 {
         blocks: &std::ops::Range<u64>,
         wanted: u64,
     ) -> Result<bool> {
-        if !self.options.read().delalloc || !self.reserve_space(cx, inode, blocks, wanted)? {
+        if !self.delays(inode) || !self.reserve_space(cx, inode, blocks, wanted)? {
             return Ok(false);
         }
         let count = blocks.end - blocks.start;
@@ -245,6 +245,14 @@ impl Ext4 {
             self.alloc.with_totals(|t| t.release_reserved(wanted));
         }
         delayed
+    }
+
+    /// Whether a file's blocks may be allocated later. Not if its tables reach a part of the volume only, as that may have
+    /// no free block although the volume has.
+    fn delays(&self, inode: &Inode) -> bool {
+        let reaches_all =
+            || self.geo.group_count <= table_groups(&self.geo) || has_extents(&inode.core.read());
+        self.options.read().delalloc && reaches_all()
     }
 
     /// Ends the reservation of delayed blocks that were not written, or that are dropped.

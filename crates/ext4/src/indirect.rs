@@ -232,7 +232,8 @@ fn new_table(
     core: &mut disk::Inode,
     near: Option<DevBlock>,
 ) -> Result<DevBlock> {
-    let goal = near.unwrap_or_else(|| fs.alloc.goal_for(fs.geo(), ino));
+    let near = near.unwrap_or_else(|| fs.alloc.goal_for(fs.geo(), ino));
+    let goal = fs.goal_near(core, near);
     let new = fs.alloc.alloc_meta_block(fs, handle, goal)?;
     handle.write(&fs.meta().get_new(new))?.fill(0);
     core.blocks += fs.geo().block_size.bytes_u64() / 512;

@@ -13,7 +13,7 @@ use crate::extent::{self, Tree};
 use crate::fs::Ext4;
 use crate::indirect;
 use crate::inode::Inode;
-use crate::mballoc::Run;
+use crate::mballoc::{Goal, Run};
 use crate::place::{BlockPlace, FreeStep, Mapped, Unmapped};
 use crate::txn::Handle;
 
@@ -329,14 +329,22 @@ impl Ext4 {
     }
 
     /// Allocation goal for the block `at` of a file: after the block before it, else the inode's group.
-    pub fn goal_after(&self, ino: Ino, core: &disk::Inode, at: FileBlock) -> DevBlock {
+    pub(crate) fn goal_after(&self, ino: Ino, core: &disk::Inode, at: FileBlock) -> Goal {
         if let Some(before) = at.0.checked_sub(1)
             && let Ok(mapped) = self.map(ino, core, FileBlock(before), IoTag::default())
             && let BlockPlace::Written(block) | BlockPlace::Unwritten(block) = mapped.place
         {
-            return block.plus(1);
+            return self.goal_near(core, block.plus(1));
         }
-        self.alloc.goal_for(&self.geo, ino)
+        self.goal_near(core, self.alloc.goal_for(&self.geo, ino))
+    }
+
+    /// Allocation goal near a block, for a block of a file or of its map.
+    pub(crate) fn goal_near(&self, core: &disk::Inode, near: DevBlock) -> Goal {
+        match has_extents(core) {
+            true => near.into(),
+            false => Goal::for_tables(&self.geo, near),
+        }
     }
 }
 

@@ -15,6 +15,9 @@
 //! So a bit of a group's `busy` bitmap is set if the block is in use on disk, or allocated in memory, or freed by a
 //! transaction that is not durable.
 //!
+//! **Tables** of files without extents have numbers of 32 bits: these files, and their tables, get blocks of the groups that
+//! such numbers reach ([`Goal`]), as in Linux.
+//!
 //! **Clusters** (`bigalloc`). A bit of a bitmap and all counts here stand for a cluster of blocks; without the feature a
 //! cluster is one block. Runs are in blocks. [`clusters`] has what differs.
 
@@ -48,6 +51,7 @@ pub(crate) use given::pieces;
 pub(crate) use load::Descriptors;
 use prealloc_table::PreallocTable;
 pub use run::Run;
+pub(crate) use search::{Goal, table_groups};
 pub use totals::{RESERVE_PER_BLOCK_EXTENT, RESERVE_PER_BLOCK_INDIRECT, Totals};
 use zones::Zones;
 

@@ -14,6 +14,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
 use crate::map::has_extents;
+use crate::mballoc::Goal;
 use crate::place::BlockPlace;
 
 impl Ext4 {
@@ -129,7 +130,7 @@ impl Ext4 {
         cx: &Cx,
         inode: &Inode,
         at: FileBlock,
-        goal: DevBlock,
+        goal: Goal,
         want: u32,
     ) -> Result<u64> {
         let keep = self.root_reserved_clusters(cx);

@@ -130,7 +130,9 @@ impl Ext4 {
     /// Writes the content to a new block, which nothing maps yet, and which is held under limits of quota until it is counted.
     fn write_moved(&self, cx: &Cx, inode: &Inode, content: &[u8]) -> Result<(Run, QuotaHold)> {
         let bs = self.geo.block_size;
-        let goal = self.alloc.goal_for(&self.geo, inode.ino());
+        let mut moved = inode.core.read().clone();
+        self.init_map(&mut moved);
+        let goal = self.goal_after(inode.ino(), &moved, FileBlock(0));
         let keep = self.root_reserved_clusters(cx);
         let held = self.hold_first_block(cx, inode)?;
         let run = self.alloc.allocate_spare(self, goal, 1, keep)?;

@@ -22,7 +22,7 @@ use crate::extent::Tree;
 use crate::freeing::Shortage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
-use crate::mballoc::Run;
+use crate::mballoc::{Goal, Run};
 use crate::place::BlockPlace;
 use crate::txn::Handle;
 
@@ -146,11 +146,11 @@ impl WritebackFs for Ext4 {
                 let last = pieces.last().or(before);
                 let continues = last.filter(|p| p.blocks.end == at.0);
                 let goal = match continues {
-                    Some(piece) => piece.end(),
+                    Some(piece) => self.goal_near(&core, piece.end()),
                     None if mapped.place == BlockPlace::Hole => {
                         self.goal_after(inode.ino(), &core, at)
                     }
-                    None => DevBlock(0),
+                    None => DevBlock(0).into(),
                 };
                 let end = self.geo.block_size.blocks_for(core.size);
                 (mapped, goal, at.0 > 0 && at.0 >= end)
@@ -283,7 +283,7 @@ impl Ext4 {
     fn allocate_for_data(
         &self,
         grows: Option<(Ino, FileBlock)>,
-        goal: DevBlock,
+        goal: Goal,
         want: u32,
         tag: IoTag,
     ) -> Result<Run> {

@@ -11,12 +11,12 @@
 //! ([`Allocator::search_after_drop`]). FUSE does not report a close; a preallocation ends with the file's last
 //! reference, its truncation, 12 idle periods of the flusher, or when more than 512 files have one.
 
-use steadfs_base::{DevBlock, FileBlock};
+use steadfs_base::FileBlock;
 use steadfs_vfs::Result;
 
 use super::Allocator;
 use super::run::Run;
-use super::search::AllocRequest;
+use super::search::{AllocRequest, Goal};
 use crate::disk::Ino;
 use crate::fs::Ext4;
 
@@ -32,13 +32,14 @@ const PREALLOC_FREE_FACTOR: u64 = 64;
 impl Allocator {
     /// Allocates the clusters of up to `want` blocks for a file that grows from its block `at` on, which begins a cluster, as
     /// [`Allocator::allocate`] does: from the file's preallocation, or together with a new one.
-    pub fn allocate_growing(
+    pub(crate) fn allocate_growing(
         &self,
         fs: &Ext4,
         (ino, at): (Ino, FileBlock),
-        goal: DevBlock,
+        goal: impl Into<Goal>,
         want: u32,
     ) -> Result<Run> {
+        let goal = goal.into();
         assert!(want > 0, "an allocation has at least one block");
         let geo = fs.geo();
         let want = want.next_multiple_of(geo.blocks_per_cluster());
@@ -109,7 +110,7 @@ impl Allocator {
     pub(super) fn search_after_drop(
         &self,
         fs: &Ext4,
-        goal: DevBlock,
+        goal: Goal,
         want: AllocRequest,
     ) -> Result<Run> {
         let _moving = self.prealloc.moving.lock();

@@ -13,6 +13,43 @@ use crate::txn::Handle;
 /// Fewer blocks than this before those of other files do not continue a file.
 const CONTINUE_BLOCKS_MIN: u32 = 16;
 
+/// Where blocks are best, and in which groups they may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Goal {
+    /// The best block.
+    pub(crate) near: DevBlock,
+    /// Only groups before this one have blocks that may be allocated.
+    groups_end: u32,
+}
+
+impl From<DevBlock> for Goal {
+    fn from(near: DevBlock) -> Self {
+        let groups_end = u32::MAX;
+        Self { near, groups_end }
+    }
+}
+
+impl Goal {
+    /// Near a block, for a file that is mapped by tables: they have numbers of 32 bits.
+    pub(crate) fn for_tables(geo: &Geometry, near: DevBlock) -> Self {
+        let groups_end = table_groups(geo);
+        Self { near, groups_end }
+    }
+
+    /// The goal with another best block.
+    pub(crate) fn at(self, near: DevBlock) -> Self {
+        Self { near, ..self }
+    }
+}
+
+/// The number of groups, from the first on, all of whose blocks have numbers of 32 bits.
+pub(crate) fn table_groups(geo: &Geometry) -> u32 {
+    const TABLE_BLOCKS_END: u64 = 1 << 32;
+    let per_group = u64::from(geo.clusters_per_group) << geo.cluster_bits;
+    let groups = (TABLE_BLOCKS_END - geo.first_data_block.0) / per_group;
+    u32::try_from(groups).unwrap_or(u32::MAX)
+}
+
 /// A request for clusters.
 #[derive(Clone, Copy)]
 pub(super) struct AllocRequest {
@@ -42,12 +79,18 @@ impl AllocRequest {
 impl Allocator {
     /// Allocates the clusters of up to `want` blocks in one run of whole clusters, in this order: at the goal, in its
     /// group, in a group that has the whole length contiguous, in any group with an eighth of it, anywhere.
-    pub fn allocate(&self, fs: &Ext4, goal: DevBlock, want: u32) -> Result<Run> {
-        self.allocate_request(fs, goal, AllocRequest::of(fs.geo(), want))
+    pub(crate) fn allocate(&self, fs: &Ext4, goal: impl Into<Goal>, want: u32) -> Result<Run> {
+        self.allocate_request(fs, goal.into(), AllocRequest::of(fs.geo(), want))
     }
 
     /// Allocates unreserved clusters only, and leaves `keep` of them.
-    pub fn allocate_spare(&self, fs: &Ext4, goal: DevBlock, want: u32, keep: u64) -> Result<Run> {
+    pub(crate) fn allocate_spare(
+        &self,
+        fs: &Ext4,
+        goal: impl Into<Goal>,
+        want: u32,
+        keep: u64,
+    ) -> Result<Run> {
         if self.with_totals(|t| t.spare(keep)) == 0 {
             return Err(FsError::NoSpace);
         }
@@ -55,10 +98,10 @@ impl Allocator {
             keep: Some(keep),
             ..AllocRequest::of(fs.geo(), want)
         };
-        self.allocate_request(fs, goal, want)
+        self.allocate_request(fs, goal.into(), want)
     }
 
-    fn allocate_request(&self, fs: &Ext4, goal: DevBlock, want: AllocRequest) -> Result<Run> {
+    fn allocate_request(&self, fs: &Ext4, goal: Goal, want: AllocRequest) -> Result<Run> {
         let found = self.search(fs, goal, want);
         match found {
             Err(FsError::NoSpace) => self.search_after_drop(fs, goal, want),
@@ -67,16 +110,11 @@ impl Allocator {
     }
 
     /// Searches the blocks that are not busy; preallocated blocks are busy.
-    pub(super) fn search(&self, fs: &Ext4, goal: DevBlock, want: AllocRequest) -> Result<Run> {
+    pub(super) fn search(&self, fs: &Ext4, goal: Goal, want: AllocRequest) -> Result<Run> {
         assert!(want.len > 0, "an allocation has at least one block");
         let geo = fs.geo();
-        let goal = if geo.block_range().contains(&goal.0) {
-            goal
-        } else {
-            geo.first_data_block
-        };
-        let (home, at) = geo.group_of_block(goal);
-        let at = at >> geo.cluster_bits;
+        let count = geo.group_count.min(goal.groups_end);
+        let (home, at) = home_of(geo, goal.near, count);
         let want = AllocRequest {
             len: want.len.min(geo.clusters_per_group),
             ..want
@@ -86,12 +124,11 @@ impl Allocator {
         if let Some(run) = self.skip_corrupt(home, found, &mut first_error)? {
             return Ok(run);
         }
-        let others = |n: u32| {
-            GroupNo(((u64::from(home.0) + u64::from(n)) % u64::from(geo.group_count)) as u32)
-        };
+        let others =
+            |n: u32| GroupNo(((u64::from(home.0) + u64::from(n)) % u64::from(count)) as u32);
         let stripe = self.stripe.load(Ordering::Relaxed);
         if stripe > 1 && want.len >= stripe {
-            for n in 0..geo.group_count {
+            for n in 0..count {
                 let from = if n == 0 { at } else { 0 };
                 let found = self.allocate_aligned(fs, others(n), from, want, stripe);
                 if let Some(run) = self.skip_corrupt(others(n), found, &mut first_error)? {
@@ -100,7 +137,7 @@ impl Allocator {
             }
         }
         for need in [want.len, want.len.div_ceil(8), 1] {
-            for n in 0..geo.group_count {
+            for n in 0..count {
                 let from = if n == 0 { at } else { 0 };
                 let found = self.allocate_run(fs, others(n), from, need, want);
                 if let Some(run) = self.skip_corrupt(others(n), found, &mut first_error)? {
@@ -117,7 +154,12 @@ impl Allocator {
     /// Allocates one cluster for metadata: from the reservation if the handle uses one, else an unreserved one. So
     /// acknowledged data always finds its blocks, even if a full volume is changed otherwise, and root finds those that
     /// are reserved for it.
-    pub fn allocate_meta(&self, fs: &Ext4, handle: &Handle<'_>, goal: DevBlock) -> Result<Run> {
+    pub(crate) fn allocate_meta(
+        &self,
+        fs: &Ext4,
+        handle: &Handle<'_>,
+        goal: impl Into<Goal>,
+    ) -> Result<Run> {
         match handle.uses_reservation() {
             true => self.allocate(fs, goal, 1),
             false => self.allocate_spare(fs, goal, 1, handle.kept_for_root()),
@@ -125,11 +167,11 @@ impl Allocator {
     }
 
     /// Allocates one block for metadata and marks it used, with its cluster. Two credits.
-    pub fn alloc_meta_block(
+    pub(crate) fn alloc_meta_block(
         &self,
         fs: &Ext4,
         handle: &mut Handle<'_>,
-        goal: DevBlock,
+        goal: impl Into<Goal>,
     ) -> Result<DevBlock> {
         let run = Run {
             len: 1,
@@ -258,6 +300,19 @@ impl Allocator {
                 .plus(u64::from(at) << fs.geo().cluster_bits),
             len: len << fs.geo().cluster_bits,
         })
+    }
+}
+
+/// The group of the best block, and its cluster there. A block outside the first `count` groups stands for the first one
+/// of some group among them.
+fn home_of(geo: &Geometry, near: DevBlock, count: u32) -> (GroupNo, u32) {
+    if !geo.block_range().contains(&near.0) {
+        return (GroupNo(0), 0);
+    }
+    let (home, at) = geo.group_of_block(near);
+    match home.0 < count {
+        true => (home, at >> geo.cluster_bits),
+        false => (GroupNo(home.0 % count), 0),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::pins::Pins;
 use crate::test_world::{ROOT, World};
 use crate::txn::Handle;
 
+mod tables;
 mod volume;
 
 /// Blocks in a group of these volumes.
