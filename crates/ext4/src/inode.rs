@@ -494,7 +494,7 @@ impl Shard {
             let needed = Arc::strong_count(inode) > 1
                 || inode.is_core_dirty()
                 || inode.marks.is_orphan()
-                || !inode.pages.is_empty();
+                || inode.pages.is_needed();
             if needed || !may_go(inode) {
                 return true;
             }

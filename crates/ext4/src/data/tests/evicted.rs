@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Fault, FaultDevice};
-use steadfs_vfs::Cx;
+use steadfs_cache::WritebackReason;
+use steadfs_vfs::{Cx, FsError};
 
 use super::{FILE, image_with_file, judge};
 use crate::{CacheSizes, Ext4, MountOptions};
@@ -47,4 +48,34 @@ fn the_flush_that_covers_an_inode_is_known_after_it_is_evicted() {
     assert_eq!(sync_again(), 0);
     fs.close().unwrap();
     judge(&device.memory, &image, "evicted");
+}
+
+/// A later write of the same blocks may succeed: the error is reported all the same.
+#[test]
+fn an_error_that_no_fsync_has_reported_outlives_the_memory_of_inodes() {
+    let image = image_with_file(&["-t", "ext4", "-b", "4096"], "16M");
+    let device = FaultDevice::new(image.device());
+    let options = MountOptions::parse("").unwrap();
+    let sizes = CacheSizes::of(16 << 20);
+    let (fs, _) = Ext4::open(Arc::clone(&device) as _, options, sizes).unwrap();
+    fs.writeback.stop();
+    let (cx, tag) = (Cx::default(), IoTag::default());
+    let inode = fs.inode(FILE, tag).unwrap();
+    fs.write_file(&cx, &inode, 0, &[1; 9000], false).unwrap();
+    device.fail_writes(true);
+    let failed = fs.write_out(&inode, WritebackReason::Background, tag);
+    assert!(matches!(failed, Err(FsError::Io(_))), "{failed:?}");
+    device.fail_writes(false);
+    fs.write_out(&inode, WritebackReason::Background, tag)
+        .unwrap();
+    fs.sync_volume(&cx).unwrap();
+    drop(inode);
+    fs.forget_clean();
+    let inode = fs.inode(FILE, tag).unwrap();
+    let reported = fs.fsync_inode(&cx, &inode, false);
+    assert!(matches!(reported, Err(FsError::Io(_))), "{reported:?}");
+    fs.fsync_inode(&cx, &inode, false).unwrap();
+    drop(inode);
+    fs.close().unwrap();
+    judge(&device.memory, &image, "evicted with an error");
 }
