@@ -65,7 +65,7 @@ struct Group {
     free: u32,
     /// No run of free clusters is longer than this.
     longest: u32,
-    /// It is corrupt and was reported: not allocated from.
+    /// One of its bitmaps is corrupt, and that was reported.
     is_corrupt: bool,
 }
 
