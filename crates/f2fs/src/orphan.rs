@@ -21,7 +21,7 @@ pub struct OrphanRoom<'o>(&'o Orphans);
 
 impl Drop for OrphanRoom<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().promised -= 1;
+        self.0.state.lock().reserved -= 1;
     }
 }
 
@@ -29,7 +29,7 @@ impl Drop for OrphanRoom<'_> {
 struct OrphanList {
     listed: BTreeSet<Nid>,
     /// Operations that may add one, or have just done so.
-    promised: usize,
+    reserved: usize,
     /// Changed since the last snapshot.
     changed: bool,
 }
@@ -73,10 +73,10 @@ impl Orphans {
     /// `NoSpace`: there may be no more orphans than fit into a pack.
     pub fn room(&self) -> Result<OrphanRoom<'_>> {
         let mut state = self.state.lock();
-        if state.listed.len() + state.promised >= self.max {
+        if state.listed.len() + state.reserved >= self.max {
             return Err(FsError::NoSpace);
         }
-        state.promised += 1;
+        state.reserved += 1;
         Ok(OrphanRoom(self))
     }
 
@@ -109,7 +109,7 @@ mod tests {
 
     /// Two operations that have both found room for one orphan would abort the volume.
     #[test]
-    fn room_is_promised_once() {
+    fn room_is_reserved_once() {
         let orphans = Orphans {
             max: 2,
             state: Mutex::new(Rank::Orphan, OrphanList::default()),

@@ -296,11 +296,6 @@ impl RollForward<'_> {
             view.touched.extend(dir);
             view.names.insert((*place).clone(), *ino);
         }
-        let gone = |required: usize| {
-            Err(format!(
-                "a file that was durable after {required} operations is missing"
-            ))
-        };
         for (ino, fit) in files {
             let required = self.required.get(ino).copied().unwrap_or(0);
             if task.states[checkpoint].node(*ino).is_ok() {
@@ -334,7 +329,18 @@ impl RollForward<'_> {
             }
             view.moments.insert(*ino, moments);
         }
-        // Inodes that no chain can restore.
+        self.add_alone(task, checkpoint, files, &mut view)?;
+        Ok(view)
+    }
+
+    /// Adds the files that no chain can restore: the checkpoint must have each as it was synced.
+    fn add_alone(
+        &self,
+        task: &TaskHistory,
+        checkpoint: usize,
+        files: &BTreeMap<InodeNo, Placements<'_>>,
+        view: &mut RecoveredTree,
+    ) -> Result<(), String> {
         let alone = self
             .required
             .iter()
@@ -343,15 +349,21 @@ impl RollForward<'_> {
             if !same_names(task, *ino, checkpoint, required) {
                 return gone(required);
             }
-            // The changes since the checkpoint may have left it as it was: it must be as it was synced.
+            // The changes since the checkpoint may have left it as it was.
             let synced = ShownMoment {
                 moment: required,
                 exact: true,
             };
             view.moments.insert(*ino, vec![synced]);
         }
-        Ok(view)
+        Ok(())
     }
+}
+
+fn gone<T>(required: usize) -> Result<T, String> {
+    Err(format!(
+        "a file that was durable after {required} operations is missing"
+    ))
 }
 
 /// Whether a regular file has the same names, at least one, at both moments.
