@@ -11,6 +11,7 @@ pub mod checkpoint;
 pub mod disk;
 pub mod format;
 pub mod inspect;
+pub mod resize;
 pub mod superblock;
 #[cfg(any(test, feature = "test-support"))]
 #[doc(hidden)]

@@ -1,6 +1,7 @@
 //! The superblock: two copies, at offset 1024 of the volume's first two blocks.
 
 mod error_flags;
+mod resizing;
 
 use std::borrow::Cow;
 
@@ -8,6 +9,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub use super::raw::RawSuperblock;
 pub use error_flags::{ErrorFlag, StopReason};
+pub use resizing::Resizing;
 
 use super::checksum::MAGIC;
 use super::num::{idx, idx16, wide};
@@ -308,6 +310,10 @@ fn text(field: &[u8]) -> Cow<'_, str> {
 /// Why a superblock that fails validation may still be correct: it has a form that is not supported here, with
 /// other rules. `None` if its checksum is wrong.
 fn unsupported(raw: &RawSuperblock) -> Option<DiskError> {
+    if Resizing::parse(raw.as_bytes()).is_some() {
+        let what = "an interrupted resize; `steadfs resize` finishes it".to_owned();
+        return Some(CorruptKind::Unsupported { what }.into());
+    }
     let features = Features(raw.feature.get());
     let sum = checksum::of(&raw.as_bytes()[..idx(CRC_AT)]);
     if features.contains(Features::SB_CHECKSUM) && sum != raw.crc.get() {

@@ -19,8 +19,8 @@ use steadfs_rt::{Random, random_u64, wall_clock};
 mod build;
 mod files;
 mod options;
-mod plan;
-mod write;
+pub(crate) mod plan;
+pub(crate) mod write;
 
 #[cfg(test)]
 mod tests;

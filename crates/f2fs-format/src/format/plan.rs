@@ -14,7 +14,7 @@ use crate::disk::{
     nat, sit,
 };
 
-pub(super) const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS as u64 * BLOCK_SIZE as u64;
+pub(crate) const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS as u64 * BLOCK_SIZE as u64;
 /// Bytes of both version bitmaps in a checkpoint's first block.
 const VERSION_BITMAP_BYTES: u64 = (LAST_CHECKSUM_AT - BITMAPS_AT) as u64;
 /// Bytes in a version bitmap per segment of a table.
@@ -151,7 +151,7 @@ impl Areas {
 }
 
 /// Segments of one copy of the NAT, and payload blocks that checkpoints need for the bitmaps of both tables.
-fn bitmaps(sit: u64, wanted: u64, large: bool) -> (u64, u64) {
+pub(crate) fn bitmaps(sit: u64, wanted: u64, large: bool) -> (u64, u64) {
     let block = BLOCK_SIZE as u64;
     let sit_bytes = sit * BITMAP_BYTES_PER_SEGMENT;
     if large {
@@ -176,7 +176,7 @@ fn reserved(percent: f64, section: u64) -> f64 {
 }
 
 /// The overprovision in percent, the reserved segments, and the sum of both in segments.
-fn plan_overprovision(
+pub(crate) fn plan_overprovision(
     main: u64,
     section: u64,
     percent: Option<f64>,

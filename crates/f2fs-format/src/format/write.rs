@@ -18,14 +18,14 @@ const WRITES_IN_FLIGHT_MAX: usize = 32;
 const DISCARD_STEP_BYTES: u64 = 2 << 30;
 
 /// Writes to the device with several requests in flight.
-pub(super) struct Writer<'a> {
+pub(crate) struct Writer<'a> {
     queue: &'a Queue,
     under_way: VecDeque<IoHandle>,
     written: u64,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) const fn new(queue: &'a Queue) -> Self {
+    pub(crate) const fn new(queue: &'a Queue) -> Self {
         Self {
             queue,
             under_way: VecDeque::new(),
@@ -44,14 +44,14 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<(), FormatError> {
+    pub(crate) fn wait(&mut self) -> Result<(), FormatError> {
         for io in self.under_way.drain(..) {
             io.wait()?;
         }
         Ok(())
     }
 
-    fn wait_and_flush(&mut self) -> Result<(), FormatError> {
+    pub(crate) fn wait_and_flush(&mut self) -> Result<(), FormatError> {
         self.wait()?;
         Ok(self.queue.flush(IoTag::default()).wait()?)
     }
@@ -78,7 +78,7 @@ impl<'a> Writer<'a> {
         self.wait_and_flush()
     }
 
-    fn zero(&mut self, blocks: Range<u32>) -> Result<(), FormatError> {
+    pub(crate) fn zero(&mut self, blocks: Range<u32>) -> Result<(), FormatError> {
         let end = u64::from(blocks.end) * BLOCK;
         let mut at = u64::from(blocks.start) * BLOCK;
         while at < end {
@@ -119,7 +119,7 @@ impl<'a> Writer<'a> {
         Ok(self.written)
     }
 
-    fn put(&mut self, at: u32, block: &[u8]) -> Result<(), FormatError> {
+    pub(crate) fn put(&mut self, at: u32, block: &[u8]) -> Result<(), FormatError> {
         let mut buf = Buf::zeroed(BLOCK_SIZE);
         buf.make_mut().copy_from_slice(block);
         self.written += BLOCK;
