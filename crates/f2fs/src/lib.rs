@@ -48,7 +48,7 @@ pub use fs::F2fs;
 pub use mount::MountReport;
 pub use options::{Atime, MountOptions, OWN as OWN_OPTIONS, OnError, TABLE as OPTION_TABLE};
 pub use steadfs_cache::CacheSizes;
-pub use steadfs_f2fs_format::{check, disk, format, inspect, read_superblock};
+pub use steadfs_f2fs_format::{check, disk, format, inspect, read_superblock, resize};
 
 #[cfg(test)]
 #[path = "tests/world.rs"]

@@ -35,6 +35,7 @@ mod mounting;
 mod nodes;
 mod placing;
 mod read_ahead;
+mod resized;
 mod roll_forward;
 mod slow;
 mod triggers;

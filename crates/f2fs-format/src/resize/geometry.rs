@@ -7,6 +7,7 @@
 use super::{ResizeError, Result};
 use crate::disk::superblock::MAX_SEGMENTS;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS, Superblock, nat, sit};
+use crate::format::FormatError;
 use crate::format::plan::{bitmaps, plan_overprovision};
 
 /// A volume's new geometry.
@@ -128,8 +129,13 @@ impl Target {
                 "the tables of this volume do not end with a section: use -s, which keeps them";
             return Err(ResizeError::refused(why));
         }
-        let (_, reserved, kept) = plan_overprovision(main, section, None)
-            .map_err(|error| ResizeError::refused(error.to_string()))?;
+        let planned = plan_overprovision(main, section, None);
+        let (_, reserved, kept) = planned.map_err(|error| match error {
+            FormatError::TooSmall(why) => {
+                ResizeError::refused(format!("the new size is too small: {why}"))
+            }
+            other => other.into(),
+        })?;
         Ok(Some(Self {
             superblock: fill(old, blocks, tables, main)?,
             reserved: small(reserved)?,
