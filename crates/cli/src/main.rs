@@ -50,6 +50,7 @@ mod quota;
 mod reference;
 mod remount;
 mod report;
+mod resize;
 mod sandbox;
 mod script;
 mod server;
@@ -189,6 +190,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Format(args) => format::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Resize(args) => resize::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),

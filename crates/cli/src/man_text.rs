@@ -43,7 +43,7 @@ pub struct Helper {
 pub const SIZES: &str = "A size is a number and perhaps a unit: B (bytes), s (sectors of 512 bytes), K, M, G, T, P, E or KiB, MiB, \
     GiB, TiB, PiB, EiB (powers of 1024), and KB, MB, GB, TB, PB, EB (powers of 1000, as in coreutils); letters are of either \
     case. A number without a unit counts bytes, where its command or option does not say otherwise: blocks, sectors or KiB for \
-    the size of a new volume, MiB in format -J size=, KiB in quota --limits. 0x begins a hexadecimal number. Fractions need a \
+    the size of a new volume, MiB in format -J size=, KiB in quota --limits, blocks in resize. 0x begins a hexadecimal number. Fractions need a \
     unit and are rounded down to whole bytes, as in 0.5G. Sizes that are empty, negative, or larger than 64 bits are refused, as \
     are those with a leading 0, which mke2fs reads as octal.";
 
@@ -370,6 +370,21 @@ pub const PAGES: &[Page] = &[
         ],
         codes: PLAIN,
         see_also: "fsverity(1)",
+    },
+    Page {
+        command: "resize",
+        examples: &[
+            (
+                "steadfs resize disk.img 8G",
+                "An f2fs volume in a file of 8 GiB, which is extended.",
+            ),
+            (
+                "steadfs resize /dev/sdb1",
+                "As large as its partition, which has grown.",
+            ),
+        ],
+        codes: PLAIN,
+        see_also: "resize.f2fs(8), resize2fs(8)",
     },
     Page {
         command: "sync",

@@ -1,8 +1,8 @@
 //! The on-disk format of f2fs: everything that needs a device and no mounted volume.
 //!
 //! [`disk`] parses, verifies and seals structures; [`superblock`] and [`checkpoint`] read the state that a mount
-//! starts from; [`check`](mod@check) is the consistency checker, [`format`](mod@format) makes volumes, and
-//! [`inspect`](mod@inspect) describes one. Nothing here changes a volume that exists.
+//! starts from; [`check`](mod@check) is the consistency checker, [`format`](mod@format) makes volumes,
+//! [`resize`](mod@resize) gives one another size, and [`inspect`](mod@inspect) describes one.
 
 #![forbid(unsafe_code)]
 

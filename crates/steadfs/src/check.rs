@@ -74,7 +74,7 @@ const WINDOW_BYTES: u64 = 16 << 10;
 const WINDOWS_MAX: usize = 256;
 
 /// A device read in windows.
-struct QueueSource<'a> {
+pub(crate) struct QueueSource<'a> {
     queue: Arc<Queue>,
     on_read: RefCell<&'a mut dyn FnMut(u64)>,
     /// Direct-mapped: a window is at its number modulo [`WINDOWS_MAX`].
@@ -82,7 +82,7 @@ struct QueueSource<'a> {
 }
 
 impl<'a> QueueSource<'a> {
-    fn new(queue: Arc<Queue>, on_read: &'a mut dyn FnMut(u64)) -> Self {
+    pub(crate) fn new(queue: Arc<Queue>, on_read: &'a mut dyn FnMut(u64)) -> Self {
         Self {
             queue,
             on_read: RefCell::new(on_read),

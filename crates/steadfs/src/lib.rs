@@ -155,6 +155,7 @@ mod os_names;
 #[cfg(target_os = "linux")]
 mod owners;
 mod probe;
+mod resize;
 mod staged;
 #[cfg(target_os = "linux")]
 mod tar;
@@ -184,6 +185,7 @@ pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, 
 #[cfg(target_os = "linux")]
 pub use owners::OwnerRules;
 pub use probe::{Kind, probe};
+pub use resize::ResizeDevice;
 pub use staged::StagedVolume;
 pub use steadfs_base::{InodeNo, Timestamp};
 pub use steadfs_block::{
@@ -199,6 +201,7 @@ pub use steadfs_f2fs::format::{
     FormatError as F2fsFormatError, FormatOptions as F2fsFormatOptions,
     FormatReport as F2fsFormatReport,
 };
+pub use steadfs_f2fs::resize::{ResizeOptions, ResizeReport};
 pub use steadfs_fscrypt::{
     KEYS_FILE, KeyName, KeySharing, Mode as CipherMode, POLICY_COMMAND, Policy as KeyPolicy,
     PolicyOptions, VolumeKey,

@@ -12,6 +12,7 @@ mod format;
 pub mod key;
 pub mod offline;
 mod owners;
+mod resize;
 pub mod script;
 mod select;
 mod tar;
@@ -22,6 +23,7 @@ pub use format::Format;
 pub use key::Key;
 pub use offline::{Cat, Check, Cp, Extract, Inspect, Ls, Quota, Stat};
 pub use owners::Owners;
+pub use resize::Resize;
 pub use select::Select;
 pub use tar::Tar;
 pub use trees::{Du, Find, Tree};
@@ -57,6 +59,7 @@ pub fn percent(text: &str) -> Result<f64, &'static str> {
 pub enum Command {
     Format(Box<Format>),
     Check(Check),
+    Resize(Resize),
     Inspect(Inspect),
     Mount(Mount),
     Umount(Umount),
