@@ -28,6 +28,8 @@ pub(super) struct State<'a> {
     pub current: Current,
     pub old: Vec<SitEntry>,
     pub new: Vec<SitEntry>,
+    /// Blocks of the larger of both volumes: what lies behind them is not theirs.
+    blocks: u64,
     /// The segments that the new volume has.
     pub keep: Range<u32>,
     /// Summaries of the old cursegs.
@@ -70,6 +72,7 @@ impl<'a> State<'a> {
             old,
             new,
             open,
+            blocks: superblock.layout().block_count.max(new_layout.block_count),
             summaries: BTreeMap::new(),
             taken: BTreeSet::new(),
             next: [None; 6],
@@ -130,9 +133,9 @@ impl<'a> State<'a> {
         section.end <= self.keep.end && section.into_iter().all(|segment| self.is_free(segment))
     }
 
-    /// The first blocks of segments that neither volume uses, up to the end of the device.
+    /// The first blocks of segments that neither volume uses, up to the end of the larger one.
     pub(super) fn free_segments(&self) -> Vec<BlockAddr> {
-        let end = self.disk.blocks().min(BlockAddr::COMPRESSED.0.into());
+        let end = self.blocks.min(BlockAddr::COMPRESSED.0.into());
         let behind = end.saturating_sub(self.layout.main_start.into());
         let last = (behind / u64::from(SEGMENT_BLOCKS)) as u32;
         let free = (self.keep.start..last).filter(|segment| self.is_free(*segment));

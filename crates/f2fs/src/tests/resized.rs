@@ -159,6 +159,18 @@ fn cut(before: &MemDevice, events: &[Event], mut survives: impl FnMut() -> bool)
     Arc::new(device)
 }
 
+/// Asserts that fsck.f2fs finds no volume, which it would repair.
+fn assert_refused_by_fsck(device: &MemDevice) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    device.save(file.path()).unwrap();
+    let before = std::fs::read(file.path()).unwrap();
+    let mut fsck = steadfs_f2fs_format::test_support::tool("fsck.f2fs");
+    let out = fsck.arg("-f").arg("-y").arg(file.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(!out.status.success(), "{text}");
+    assert!(std::fs::read(file.path()).unwrap() == before, "{text}");
+}
+
 /// Asserts that the volume is the old or the new one, or says how to finish it, and that it can be finished.
 fn judge_cut(device: &Arc<MemDevice>, mib: u64, tree: &Tree, seen: &mut [u32; 2]) {
     let queue = Queue::new(Arc::clone(device) as _, QueueOptions::default());
@@ -177,6 +189,11 @@ fn judge_cut(device: &Arc<MemDevice>, mib: u64, tree: &Tree, seen: &mut [u32; 2]
             seen[1] += 1;
             let error = error.to_string();
             assert!(error.contains("`steadfs resize` finishes it"), "{error}");
+            let report = check::check(&**device, &check::Options::default());
+            assert!(report.refused.is_some());
+            if seen[1] == 1 {
+                assert_refused_by_fsck(device);
+            }
             let report = resize_on(Arc::clone(device) as _, device, None).unwrap();
             assert!(report.finished && report.blocks == mib * 256);
         }
