@@ -33,10 +33,17 @@ impl F2fs {
         self.leave_inline(cx, inode)?;
         let old = inode.size();
         if size > old {
-            self.grow(cx, inode, old, size)
-        } else {
-            self.shrink(cx, inode, size)
+            return self.grow(cx, inode, old, size);
         }
+        self.shrink(cx, inode, size)?;
+        // Compressed clusters are rewritten when they are cut.
+        if self.cluster_blocks(&inode.core.read()).is_none()
+            && let Err(error) = self.zero_tail(cx, inode, size, u64::MAX)
+        {
+            // The file is truncated. What grows it zeroes the rest of its block, too, but for kernels that do not.
+            tracing::debug!(ino = %inode.nid(), %error, "the rest of the last block keeps its content");
+        }
+        Ok(())
     }
 
     /// Extends the file by a hole. The rest of the block at the old end must read as zeros, and delayed data must

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use steadfs_rt::{sim, spawn, yield_now};
 use steadfs_vfs::Cx;
 
+use super::super::MapTarget;
 use super::{file, fsck, open, volume_with_file};
 
 /// The sizes that a checkpoint of another task could have met while the file had no dirty data, which a sync waits for,
@@ -65,5 +66,32 @@ fn a_truncate_stores_no_size_in_between() {
             .flat_map(|seed| stored_sizes(seed, written))
             .collect();
         assert_eq!(seen, BTreeSet::from([57]), "{written} written");
+    }
+}
+
+/// Some kernels show what is behind the end of a file when it grows.
+#[test]
+fn a_truncate_leaves_no_old_bytes_behind_the_end() {
+    for synced in [true, false] {
+        let device = volume_with_file("extra_attr", 64);
+        let fs = open(&device, "noinline_data");
+        let (cx, inode) = (Cx::default(), file(&fs));
+        fs.write_file(&cx, &inode, 0, &[7; 8192], false).unwrap();
+        if synced {
+            fs.fsync_inode(&cx, &inode, false).unwrap();
+        }
+        fs.truncate(&cx, &inode, 5000).unwrap();
+        fs.fsync_inode(&cx, &inode, false).unwrap();
+        let MapTarget::Block(addr) = fs.map(&inode, 1, 1, cx.tag).unwrap().target else {
+            panic!("the last block is mapped");
+        };
+        let mut block = [0; 4096];
+        device.read(u64::from(addr.0) * 4096, &mut block);
+        assert!(block[..904].iter().all(|&byte| byte == 7));
+        assert!(block[904..].iter().all(|&byte| byte == 0), "{synced}");
+        drop(inode);
+        fs.close().unwrap();
+        drop(fs);
+        fsck(&device);
     }
 }
