@@ -49,6 +49,7 @@ fn files_of(image: &Path) -> Tree {
     Tree::of_volume(&*volume.fs())
 }
 
+/// The geometry in superblock and checkpoint, as dump.f2fs prints it.
 fn dumped(image: &Path) -> Vec<String> {
     let out = run("dump.f2fs", ["-d1".as_ref(), image.as_os_str()]).out;
     let fields = [
@@ -58,7 +59,10 @@ fn dumped(image: &Path) -> Vec<String> {
         "segs_per",
         "block_count",
     ];
-    let is_geometry = |line: &&str| fields.iter().any(|field| line.contains(field));
+    // How many segments are free depends on where blocks moved to.
+    let is_geometry = |line: &&str| {
+        fields.iter().any(|field| line.contains(field)) && !line.contains("free_segment_count")
+    };
     let of_superblock = out.lines().skip_while(|line| !line.contains("Super block"));
     of_superblock
         .filter(is_geometry)
@@ -127,7 +131,6 @@ fn what_is_refused_keeps_its_length() {
     for (image, size, why) in [
         (&ext, "30M", "resize2fs changes its size"),
         (&full, "56M", "blocks in use"),
-        (&full, "17T", "at most 16 TiB"),
         (&ro, "1G", "volumes with ro are not resized"),
     ] {
         let image = image.path();
