@@ -1,6 +1,7 @@
 //! The kernel's ext4 as judge: loop devices and mounts.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::command::{Outcome, run, succeed, until};
 use crate::scratch::{Scratch, unmount_when_idle};
@@ -9,6 +10,13 @@ use crate::scratch::{Scratch, unmount_when_idle};
 pub struct LoopDevice {
     path: PathBuf,
     image: PathBuf,
+}
+
+/// One losetup(8) of this process at a time: while one looks for a free device, it may have one open that another
+/// detaches, which then loses its image at its next use.
+fn one_losetup() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LoopDevice {
@@ -38,6 +46,7 @@ impl LoopDevice {
     #[track_caller]
     fn attach_with(image: &Path, how: &str) -> Self {
         let args = ["--find", "--show", how].map(Path::new);
+        let _one = one_losetup();
         let output = succeed("losetup", args.into_iter().chain([image]));
         Self {
             path: PathBuf::from(output.out.trim()),
@@ -63,7 +72,9 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
+        let one = one_losetup();
         let _ = run("losetup", ["-d".as_ref(), self.path.as_os_str()]);
+        drop(one);
         // The kernel keeps it while another program, such as udev, has it open.
         if !std::thread::panicking() {
             until("the loop device is detached", || !self.is_attached());
