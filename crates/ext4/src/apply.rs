@@ -124,7 +124,7 @@ pub fn apply(
         FsError::Io(why)
     })?;
     let mut report = MountReport::default();
-    let replayed = recover_to_device(&job.queue, (&sb, external), None, &mut report);
+    let replayed = recover_to_device(&job.queue, (&sb, external), None, || (), &mut report);
     let finished = replayed.and_then(|()| job.write_durably(place, last));
     finished.map_err(|error| {
         let why = format!("{error}; all changes are in the journal, which the next mount replays");

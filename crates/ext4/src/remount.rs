@@ -266,7 +266,12 @@ impl Ext4 {
             let changed = changed.filter(|blocks| !blocks.is_empty());
             let external = self.options.read().external_journal;
             let mut report = MountReport::default();
-            recover_to_device(&below, (&sb, external), changed, &mut report)?;
+            let leave_log = || {
+                if let Some(overlay) = &self.overlay {
+                    overlay.leave_log();
+                }
+            };
+            recover_to_device(&below, (&sb, external), changed, leave_log, &mut report)?;
             // The same superblock that the overlay has had since the mount.
             let sb = replayed_superblock(&below, &sb, external, is_copy)?;
             let bytes = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;

@@ -64,7 +64,7 @@ pub(crate) fn replay(
             super_at: chosen.at,
         });
     }
-    recover_to_device(queue, (before, external), None, report)?;
+    recover_to_device(queue, (before, external), None, || (), report)?;
     // A log that holds the first superblock repairs it.
     let super_at = match read_superblock(queue) {
         Ok(_) => SUPERBLOCK_OFFSET,
@@ -83,11 +83,13 @@ pub(crate) fn replay(
 /// Blocks with the content that fast commits give them.
 pub(crate) type ChangedBlocks = BTreeMap<DevBlock, Buf>;
 
-/// Replays the journal to the device; an external one is behind the volume there. `changed` are the blocks that its fast commits change, if they are known.
+/// Replays the journal to the device; an external one is behind the volume there. `changed` are the blocks
+/// that its fast commits change, if they are known; `at_home` is called before the log is overwritten for them.
 pub(crate) fn recover_to_device(
     queue: &Arc<Queue>,
     (sb, external): (&Superblock, Option<JournalArea>),
     changed: Option<&ChangedBlocks>,
+    at_home: impl FnOnce(),
     report: &mut MountReport,
 ) -> Result<()> {
     let map = journal_map(queue, sb, external)?;
@@ -105,7 +107,7 @@ pub(crate) fn recover_to_device(
             fast_commit::changed_blocks(view, size, external, &recovered.fast_commits)?
         }
     };
-    let logged = log_fast_commits(queue, size, &map, &changed, IoTag::default());
+    let logged = log_fast_commits(queue, size, &map, &changed, at_home, IoTag::default());
     logged.map_err(journal_error)?;
     recover_journal(queue, sb, &map, Recover::ToDevice, report)?;
     Ok(())

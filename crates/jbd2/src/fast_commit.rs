@@ -22,7 +22,8 @@ use crate::{JournalError, JournalMap};
 
 /// Logs the blocks that the fast commits change, as the transaction that the fast commits belong to. A later
 /// [`recover`](crate::recover()) replays it. The log has content, and
-/// [`Recovered::fast_commits`](crate::Recovered::fast_commits) were found behind it.
+/// [`Recovered::fast_commits`](crate::Recovered::fast_commits) were found behind it. `at_home` is called when the log's
+/// own blocks are at home and before any of its blocks is overwritten: nothing may read from it afterwards.
 ///
 /// # Errors
 /// Those of [`recover`](crate::recover()); [`JournalError::Unsupported`] if the log is too small for the blocks. In all
@@ -32,6 +33,7 @@ pub fn log_fast_commits(
     block_size: BlockSize,
     map: &JournalMap,
     changed: &BTreeMap<DevBlock, Buf>,
+    at_home: impl FnOnce(),
     tag: IoTag,
 ) -> Result<(), JournalError> {
     let (mut block0, superblock) = load_superblock(queue, block_size, map, tag)?;
@@ -55,6 +57,6 @@ pub fn log_fast_commits(
         sequence: tid,
     };
     mark_start(queue, block_size, map, &superblock, start, &mut block0, tag)?;
-
+    at_home();
     write_transaction(queue, format, map, (&ring, head), tid, changed, tag)
 }

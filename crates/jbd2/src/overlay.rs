@@ -74,7 +74,11 @@ pub struct OverlayDevice {
     block_size: BlockSize,
     overlay: Overlay,
     disabled: AtomicBool,
-    /// Reads that may go to the log and have not ended.
+    /// No read goes to the log any more.
+    log_left: AtomicBool,
+    /// Reads of the log that have not ended.
+    in_log: Arc<AtomicU64>,
+    /// Reads through the overlay that have not ended.
     redirected: Arc<AtomicU64>,
 }
 
@@ -93,6 +97,8 @@ impl OverlayDevice {
             block_size,
             overlay,
             disabled: AtomicBool::new(false),
+            log_left: AtomicBool::new(false),
+            in_log: Arc::default(),
             redirected: Arc::default(),
         }
     }
@@ -107,6 +113,15 @@ impl OverlayDevice {
         &self.overlay
     }
 
+    /// Every block of the log has been written to its home location: from now on only the copies in memory are laid over
+    /// the device. Returns when no read from the log is in flight, so that the log may be written.
+    pub fn leave_log(&self) {
+        self.log_left.store(true, Ordering::SeqCst);
+        while self.in_log.load(Ordering::SeqCst) > 0 {
+            sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Every block has been written to its home location: from now on all requests, also writes, go to the
     /// device below. Returns when no read from the log is in flight, so that the log may be written.
     pub fn disable_overlay(&self) {
@@ -116,12 +131,23 @@ impl OverlayDevice {
         }
     }
 
+    /// The blocks of the log that the read needs. If there are any, it counts as a read of the log.
     fn redirects(&self, bio: &Bio) -> Vec<(DevBlock, Redirect)> {
         let Some(range) = blocks_of(bio, self.block_size) else {
             return Vec::new();
         };
         let inside = self.overlay.blocks.range(range);
-        inside.map(|(&home, &redirect)| (home, redirect)).collect()
+        let found: Vec<_> = inside.map(|(&home, &redirect)| (home, redirect)).collect();
+        if found.is_empty() {
+            return found;
+        }
+        // Counted before the check, as in `expand`.
+        self.in_log.fetch_add(1, Ordering::SeqCst);
+        if self.log_left.load(Ordering::SeqCst) {
+            self.in_log.fetch_sub(1, Ordering::SeqCst);
+            return Vec::new();
+        }
+        found
     }
 
     /// The copies in memory that the read needs: byte offset of the home location, not escaped.
@@ -162,6 +188,13 @@ impl OverlayDevice {
             return vec![(bio, done)];
         }
         copies.reserve(redirects.len());
+        let in_log = (!redirects.is_empty()).then(|| Arc::clone(&self.in_log));
+        let done: Done = Box::new(move |bio, result| {
+            if let Some(in_log) = in_log {
+                in_log.fetch_sub(1, Ordering::SeqCst);
+            }
+            done(bio, result);
+        });
         let parts = Arc::new(Mutex::new(
             Rank::Leaf,
             SplitRead {

@@ -94,6 +94,8 @@ fn content_in_memory_and_in_the_log_is_read_until_the_overlay_is_disabled() {
     assert!(over.geometry().read_only);
     let refused = over.make_writable().unwrap_err();
     assert!(refused.contains("read-only"), "{refused}");
+    over.leave_log();
+    assert_eq!([1, 2, 3, 5, 7].map(first), [1, 200, 3, 5, 201]);
     over.disable_overlay();
     assert_eq!([1, 2, 3, 5, 7].map(first), [1, 2, 3, 5, 7]);
     assert!(!over.geometry().read_only);

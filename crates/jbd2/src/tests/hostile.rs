@@ -334,7 +334,14 @@ fn logged_fast_commits_are_all_there_or_not_at_all_after_any_write() {
         .collect();
     let log = |device: Arc<dyn Device>| {
         let queue = layout.queue(device);
-        log_fast_commits(&queue, layout.block_size, &layout.map(), &blocks, TAG)
+        log_fast_commits(
+            &queue,
+            layout.block_size,
+            &layout.map(),
+            &blocks,
+            || (),
+            TAG,
+        )
     };
     let (mut before, mut after) = (0, 0);
     for writes in 0.. {
@@ -374,7 +381,7 @@ fn logged_fast_commits_are_all_there_or_not_at_all_after_any_write() {
     let many = (0..150).map(|n| (DevBlock(300 + n), Buf::zeroed(1024)));
     let queue = layout.queue(Arc::new(MemDevice::from_bytes(&image)));
     let (size, map) = (layout.block_size, layout.map());
-    let refused = log_fast_commits(&queue, size, &map, &many.collect(), TAG).unwrap_err();
+    let refused = log_fast_commits(&queue, size, &map, &many.collect(), || (), TAG).unwrap_err();
     assert!(matches!(refused, JournalError::Unsupported(what) if what.contains("150 blocks")));
 }
 
@@ -402,7 +409,7 @@ fn logged_fast_commits_are_within_the_block_numbers_of_the_journal() {
         let (size, map) = (large.block_size, large.map());
         let queue = large.queue(Arc::clone(&device) as _);
         let changed = BTreeMap::from([(DevBlock(block), Buf::copy_of(&[0xAB; 1024]))]);
-        let logged = log_fast_commits(&queue, size, &map, &changed, TAG);
+        let logged = log_fast_commits(&queue, size, &map, &changed, || (), TAG);
         assert_eq!(logged.is_ok(), fits, "{wide}, {block}: {logged:?}");
         let found = large.recover(Arc::clone(&device) as _);
         assert_eq!(found.fast_commits.is_empty(), fits);

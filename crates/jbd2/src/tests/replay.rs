@@ -221,7 +221,7 @@ fn fast_commits_that_change_as_many_blocks_as_the_log_holds_are_logged() {
             .collect();
         let queue = layout.queue(Arc::clone(&device) as _);
         let (size, map) = (layout.block_size, layout.map());
-        let logged = log_fast_commits(&queue, size, &map, &changed, TAG);
+        let logged = log_fast_commits(&queue, size, &map, &changed, || (), TAG);
         let after = layout.recovered(&device);
         assert_eq!(layout.block(&after, 399)[9], 1);
         let last = layout.block(&after, 200 + most as u64 - 1);
