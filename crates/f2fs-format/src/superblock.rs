@@ -26,13 +26,17 @@ pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
             tracing::warn!(%first, "using the second superblock");
             Ok(superblock)
         }
-        Err(second) if is_magic(&first) => Err(second.into()),
+        Err(second) if is_magic(&first) || is_unsupported(&second) => Err(second.into()),
         Err(_) => Err(first.into()),
     }
 }
 
 fn is_magic(error: &DiskError) -> bool {
     matches!(error.kind, crate::disk::CorruptKind::Magic { .. })
+}
+
+fn is_unsupported(error: &DiskError) -> bool {
+    matches!(error.kind, crate::disk::CorruptKind::Unsupported { .. })
 }
 
 /// Reads and verifies one copy.

@@ -1,6 +1,6 @@
 //! Giving a volume that is not mounted another size.
 //!
-//! An image file that the volume fills is extended before, and cut off behind a smaller volume afterwards, as resize2fs does.
+//! An image file is extended before; one that the volume filled is cut off behind a smaller volume afterwards.
 //! What is refused leaves the file as long as it was.
 
 use std::fs::File;
@@ -59,8 +59,9 @@ impl ResizeDevice {
     /// # Errors
     /// Another program uses it; it cannot be opened for writing, or extended.
     pub fn open(path: &Path, options: &Options, resize: ResizeOptions) -> Result<Self, Error> {
-        let file = ImageFile::open(path, options);
         let mut device = VolumeDevice::open(path, options)?;
+        // Its length is known once no other program changes it.
+        let file = ImageFile::open(path, options);
         if let (Some(file), Some(size)) = (&file, resize.size)
             && size > file.len
         {
@@ -85,29 +86,32 @@ impl ResizeDevice {
     /// It has the old size and is as it was, unless the error says that the resize is not finished.
     pub fn resize(&self, on_read: &mut dyn FnMut(u64)) -> Result<ResizeReport, Error> {
         let path = self.device.path();
-        let done = self.run(on_read);
+        let mut undone = true;
+        let done = self.run(on_read, &mut undone);
         let Some(file) = &self.file else {
             return done;
         };
         match &done {
             Ok(report) => {
-                let end = report.blocks * steadfs_f2fs::disk::BLOCK_SIZE as u64;
-                let is_smaller = report.old_blocks.is_some_and(|old| report.blocks < old);
-                if is_smaller && end < file.len {
+                let block = steadfs_f2fs::disk::BLOCK_SIZE as u64;
+                // What lies behind the old volume is not the volume's.
+                let filled = report.old_blocks == Some(file.len / block);
+                let end = report.blocks * block;
+                if filled && report.blocks < file.len / block {
                     file.set_len(path, end)?;
                 }
             }
+            Err(_) if undone && self.options.size > Some(file.len) => {
+                file.set_len(path, file.len)?;
+            }
             // An unfinished resize needs all of the device.
-            Err(Error::Volume {
-                error: FsError::BadOption(_),
-                ..
-            }) if self.options.size > Some(file.len) => file.set_len(path, file.len)?,
             Err(_) => {}
         }
         done
     }
 
-    fn run(&self, on_read: &mut dyn FnMut(u64)) -> Result<ResizeReport, Error> {
+    /// `undone` is set to whether the volume is as it was, if this fails.
+    fn run(&self, on_read: &mut dyn FnMut(u64), undone: &mut bool) -> Result<ResizeReport, Error> {
         let path = self.device.path();
         let queue = Arc::new(self.device.queue()?);
         let kind = kind_on(&queue, self.device.options());
@@ -119,14 +123,17 @@ impl ResizeDevice {
             );
             return Err(failed(path, FsError::BadOption(why)));
         }
+        let fits = self.device.options().fits(kind);
+        fits.map_err(|error| failed(path, error))?;
         let source = QueueSource::new(Arc::clone(&queue), on_read);
         f2fs::resize(&queue, &source, self.options).map_err(|error| {
+            *undone = error.is_undone();
             let error = match error {
                 ResizeError::Refused(why) => FsError::BadOption(why),
                 ResizeError::Volume(error) => error,
-                error @ (ResizeError::Io(_) | ResizeError::Unfinished(_)) => {
-                    FsError::Io(error.to_string())
-                }
+                error @ (ResizeError::Io(_)
+                | ResizeError::Unfinished(_)
+                | ResizeError::Unusable(_)) => FsError::Io(error.to_string()),
             };
             failed(path, error)
         })

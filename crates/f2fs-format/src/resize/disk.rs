@@ -77,13 +77,17 @@ pub(super) enum Copies {
         superblock: Box<Superblock>,
         differ: bool,
     },
-    /// A resize was interrupted after it had begun to rewrite the areas.
-    Interrupted(Resizing),
+    /// A resize was interrupted after it had begun to mark the copies, and none is of a volume. With `second_is_torn` only
+    /// the first copy has the mark.
+    Interrupted {
+        mark: Resizing,
+        second_is_torn: bool,
+    },
 }
 
 impl Copies {
-    /// Reads them. The marks of a resize are in effect only if both copies have the same one: with one valid copy, no area
-    /// has been rewritten, or all of them.
+    /// Reads them. The mark of a resize is in effect only if no copy is valid: with one, no area has been rewritten, or all of
+    /// them. Without one, the other copy has the same mark, or a power cut has torn its write.
     pub(super) fn read(disk: &Disk<'_>) -> Result<Self> {
         if disk.blocks() < 2 {
             return Err(crate::read_superblock(disk.queue())
@@ -101,8 +105,14 @@ impl Copies {
             let superblock = Box::new(superblock);
             return Ok(Self::Volume { superblock, differ });
         }
-        match Resizing::parse(bytes[0]) {
-            Some(mark) if !differ => Ok(Self::Interrupted(mark)),
+        let marks = bytes.map(Resizing::parse);
+        match marks[0].or(marks[1]) {
+            Some(mark) if marks.into_iter().flatten().all(|other| other == mark) => {
+                Ok(Self::Interrupted {
+                    mark,
+                    second_is_torn: marks[1].is_none(),
+                })
+            }
             _ => Err(match crate::read_superblock(disk.queue()) {
                 Err(error) => error.into(),
                 Ok(_) => ResizeError::refused("the superblocks changed while they were read"),

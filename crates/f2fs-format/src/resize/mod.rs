@@ -54,7 +54,10 @@ pub enum ResizeError {
     Io(#[from] IoError),
     /// The device failed while the volume had no size.
     #[error("{0}; the resize is not finished: run `steadfs resize` again")]
-    Unfinished(IoError),
+    Unfinished(String),
+    /// An interrupted resize cannot be finished.
+    #[error("{0}")]
+    Unusable(String),
 }
 
 impl ResizeError {
@@ -65,9 +68,14 @@ impl ResizeError {
     /// The same error in the steps that another run has to finish.
     fn unfinished(self) -> Self {
         match self {
-            Self::Io(error) => Self::Unfinished(error),
-            other => other,
+            Self::Unusable(why) => Self::Unusable(why),
+            other => Self::Unfinished(other.to_string()),
         }
+    }
+
+    /// Whether the volume is as it was.
+    pub fn is_undone(&self) -> bool {
+        !matches!(self, Self::Unfinished(_) | Self::Unusable(_))
     }
 }
 
@@ -160,8 +168,12 @@ pub fn resize(
 /// Finishes an interrupted resize. Returns whether there was one.
 fn finish(disk: &mut Disk<'_>) -> Result<bool> {
     match Copies::read(disk)? {
-        Copies::Interrupted(mark) => {
-            staged::write_home(disk, mark).map_err(ResizeError::unfinished)?;
+        Copies::Interrupted {
+            mark,
+            second_is_torn,
+        } => {
+            let written = staged::write_home(disk, mark, second_is_torn);
+            written.map_err(ResizeError::unfinished)?;
             Ok(true)
         }
         Copies::Volume { .. } => Ok(false),
@@ -200,6 +212,12 @@ fn change(
     let valid = current.checkpoint.valid_blocks;
     let large = flags.contains(CpFlags::LARGE_NAT_BITMAP);
     let Some(target) = Target::of(superblock, size, options.keep_tables, large)? else {
+        let blocks = superblock.layout().block_count;
+        if size / (BLOCK_SIZE as u64) < blocks {
+            return Err(ResizeError::refused(format!(
+                "a volume of {size} bytes would have as many sections as this one of {blocks} blocks of 4096 bytes: choose a smaller size"
+            )));
+        }
         return report_of(superblock, &disk);
     };
     if valid > target.user_blocks() {
@@ -213,7 +231,12 @@ fn change(
     tables::check_nids(&state, &target)?;
     let mark = prepare(&mut state, &target)?;
     let moved = state.moved;
-    commit(&mut state.disk, &target.superblock, mark)?;
+    staged::verify(&mut state.disk, mark).map_err(|_| {
+        ResizeError::refused(
+            "the device does not give back what was written to it; nothing was changed",
+        )
+    })?;
+    commit(&mut state.disk, superblock, mark)?;
     Ok(ResizeReport {
         old_blocks: Some(superblock.layout().block_count),
         blocks: target.superblock.layout().block_count,
@@ -248,14 +271,14 @@ fn prepare(state: &mut State<'_>, target: &Target) -> Result<Resizing> {
     staging.finish(&mut state.disk)
 }
 
-/// Marks the superblocks and writes everything home.
+/// Marks the superblocks, which have the old size, and writes everything home.
 fn commit(disk: &mut Disk<'_>, superblock: &Superblock, mark: Resizing) -> Result<()> {
     let marked = mark.encode(superblock);
     for copy in [0, 1] {
         disk.put_superblock(copy, &marked)
             .map_err(ResizeError::unfinished)?;
     }
-    staged::write_home(disk, mark).map_err(ResizeError::unfinished)
+    staged::write_home(disk, mark, false).map_err(ResizeError::unfinished)
 }
 
 /// Refuses volumes whose size is not changed.

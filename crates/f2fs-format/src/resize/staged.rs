@@ -5,7 +5,8 @@
 //!
 //! **Rule.** This is a redo log. All content is written to segments that neither size uses, each with its home and its
 //! checksum, and made durable. Then both superblocks are marked ([`Resizing`]), and only then is anything written home;
-//! the superblocks of the new size are the last. Writing home can be repeated: nothing that is written home is read.
+//! the superblocks of the new size are the last: first with the mark, so that what a power cut leaves of the very last
+//! writes mixes no sizes. Of the two copies one is whole at any time. Writing home can be repeated: nothing that is written home is read.
 //!
 //! A staged segment has two blocks with a header and entries, then the blocks. Blocks of zeros have no content:
 //!
@@ -18,8 +19,8 @@ use steadfs_base::is_zero;
 use super::disk::Disk;
 use super::{ResizeError, Result};
 use crate::disk::num::{get32, join32, put32};
-use crate::disk::superblock::Resizing;
-use crate::disk::{BLOCK_SIZE, BlockAddr, SEGMENT_BLOCKS, checksum};
+use crate::disk::superblock::{Resizing, SUPERBLOCK_OFFSET};
+use crate::disk::{BLOCK_SIZE, BlockAddr, SEGMENT_BLOCKS, Superblock, checksum};
 
 const MAGIC: [u8; 8] = *b"SFSTAGED";
 /// Blocks of header and entries.
@@ -190,7 +191,7 @@ struct Segment {
 }
 
 fn unusable(at: BlockAddr) -> ResizeError {
-    ResizeError::refused(format!(
+    ResizeError::Unusable(format!(
         "the interrupted resize cannot be finished: its copy of the new tables is damaged at block {at}; \
          restore the volume from a backup"
     ))
@@ -276,15 +277,24 @@ fn each(
     Err(unusable(at))
 }
 
-/// Writes all staged blocks home, the superblocks last, after every one of them has been verified.
-pub(super) fn write_home(disk: &mut Disk<'_>, mark: Resizing) -> Result<()> {
-    each(disk, mark, |_, _| Ok(()))?;
-    let mut superblocks = Vec::new();
+/// Reads all staged blocks back.
+///
+/// # Errors
+/// [`ResizeError::Unusable`]: they are not what was staged.
+pub(super) fn verify(disk: &mut Disk<'_>, mark: Resizing) -> Result<()> {
+    each(disk, mark, |_, _| Ok(()))
+}
+
+/// Writes all staged blocks home, the superblocks last, after every one of them has been verified. `second_is_torn`: the
+/// first copy of the superblock must not be written before the second one has the mark.
+pub(super) fn write_home(disk: &mut Disk<'_>, mark: Resizing, second_is_torn: bool) -> Result<()> {
+    verify(disk, mark)?;
+    let mut superblocks = [None, None];
     each(disk, mark, |disk, segment| {
         for (entry, block) in segment.homes() {
             match block {
                 Some(block) if entry.home < SUPERBLOCKS => {
-                    superblocks.push((entry.home, block.to_vec()))
+                    superblocks[entry.home as usize] = Some(block.to_vec());
                 }
                 Some(block) => disk.put(BlockAddr(entry.home), block)?,
                 None => disk.zero(entry.home, entry.zeros)?,
@@ -293,8 +303,16 @@ pub(super) fn write_home(disk: &mut Disk<'_>, mark: Resizing) -> Result<()> {
         Ok(())
     })?;
     disk.flush()?;
-    superblocks.sort_by_key(|(copy, _)| *copy);
-    for (copy, block) in superblocks {
+    let [Some(first), Some(second)] = superblocks else {
+        return Err(unusable(mark.staged));
+    };
+    let new = Superblock::parse(&first[SUPERBLOCK_OFFSET..])?;
+    let marked = mark.encode(&new);
+    let order = if second_is_torn { [1, 0] } else { [0, 1] };
+    for copy in order {
+        disk.put_superblock(copy, &marked)?;
+    }
+    for (copy, block) in [(0, first), (1, second)] {
         disk.put(BlockAddr(copy), &block)?;
         disk.flush()?;
     }

@@ -112,7 +112,8 @@ fn stage_nat(state: &mut State<'_>, target: &Target, staging: &mut Staging) -> R
             false => vec![0; BLOCK_SIZE],
         };
         let per_block = nat::PER_BLOCK as u32;
-        let nids = Nid(number * per_block)..Nid((number + 1) * per_block);
+        let first = number.saturating_mul(per_block);
+        let nids = Nid(first)..Nid(first.saturating_add(per_block));
         for (nid, entry) in state.nat.range(nids) {
             nat::put(&mut block, (nid.0 % per_block) as usize, *entry);
         }

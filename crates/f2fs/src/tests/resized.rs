@@ -150,10 +150,21 @@ fn cut(before: &MemDevice, events: &[Event], mut survives: impl FnMut() -> bool)
         .iter()
         .rposition(|event| matches!(event, Event::Flush));
     for (n, event) in events.iter().enumerate() {
-        if let Event::Write(at, bytes) = event
-            && (flushed.is_some_and(|flush| n < flush) || survives())
-        {
-            device.write(*at, bytes);
+        let Event::Write(at, bytes) = event else {
+            continue;
+        };
+        let durable = flushed.is_some_and(|flush| n < flush);
+        if *at >= 8192 {
+            if durable || survives() {
+                device.write(*at, bytes);
+            }
+            continue;
+        }
+        // Of a superblock each sector by itself: nothing has it twice that could replace a torn one.
+        for (at, sector) in (*at..).step_by(512).zip(bytes.chunks(512)) {
+            if durable || survives() {
+                device.write(at, sector);
+            }
         }
     }
     Arc::new(device)

@@ -1,7 +1,7 @@
 //! The mark of a superblock while the areas of a volume are rewritten for another size.
 //!
-//! A marked superblock is that of the new size, except that it has no segments, which every program refuses, and that it
-//! names the place of what is to be written. The kernel and fsck.f2fs know no such mark; it is in bytes that the format
+//! A marked superblock is that of the old size, and at last that of the new one, except that it has no segments, which every
+//! program refuses, and that it names the place of what is to be written. The kernel and fsck.f2fs know no such mark; it is in bytes that the format
 //! reserves.
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -49,7 +49,7 @@ impl Resizing {
         })
     }
 
-    /// The 3072 bytes of the marked superblock of a volume's new size.
+    /// The 3072 bytes of a superblock with this mark.
     pub fn encode(self, superblock: &Superblock) -> Vec<u8> {
         let mut raw = superblock.raw.clone();
         raw.segment_count.set(0);
