@@ -309,13 +309,29 @@ impl Writeback {
     /// limit and this file has more than its share of them, so that a heavy writer never delays a light one. Above
     /// twice the hard limit every writer must.
     pub fn must_throttle(&self, file: DirtyFile) -> bool {
+        self.to_write_back(file) == Some(file)
+    }
+
+    /// The file that the writer of `file` must write back: its own, or above twice the hard limit, if its own is clean, the
+    /// one with the most dirty bytes.
+    fn to_write_back(&self, file: DirtyFile) -> Option<DirtyFile> {
         let state = self.state.lock();
-        if state.bytes <= self.options.hard {
-            return false;
+        let hard = self.options.hard;
+        if state.bytes <= hard {
+            return None;
         }
-        let share = self.options.hard / (state.files.len() as u64 + 1);
-        let own = state.files.get(&file.0).map_or(0, |e| e.bytes);
-        own > share || (own > 0 && state.bytes > self.options.hard.saturating_mul(2))
+        let is_above = state.bytes > hard.saturating_mul(2);
+        match state.files.get(&file.0) {
+            Some(own) => {
+                let share = hard / (state.files.len() as u64 + 1);
+                (own.bytes > share || own.bytes > 0 && is_above).then_some(file)
+            }
+            None if is_above => {
+                let heaviest = state.files.iter().max_by_key(|(_, entry)| entry.bytes);
+                heaviest.map(|(&number, _)| DirtyFile(number))
+            }
+            None => None,
+        }
     }
 
     /// Throttles a writer of `file`: writes back by `write_out` until it may dirty more.
@@ -331,27 +347,17 @@ impl Writeback {
         file: DirtyFile,
         mut write_out: impl FnMut(DirtyFile) -> Result<()>,
     ) -> Result<()> {
-        if let Some(heaviest) = self.to_write_for_clean(file) {
+        let Some(next) = self.to_write_back(file) else {
+            return Ok(());
+        };
+        loop {
             cx.check_killed()?;
-            return write_out(heaviest);
+            write_out(next)?;
+            // Once is enough of a file that is another writer's.
+            if next != file || !self.must_throttle(file) {
+                return Ok(());
+            }
         }
-        while self.must_throttle(file) {
-            cx.check_killed()?;
-            write_out(file)?;
-        }
-        Ok(())
-    }
-
-    /// The file that a writer of `file` writes back if that is clean: above twice the hard limit the one with the most
-    /// dirty bytes.
-    fn to_write_for_clean(&self, file: DirtyFile) -> Option<DirtyFile> {
-        let state = self.state.lock();
-        let above = state.bytes > self.options.hard.saturating_mul(2);
-        if !above || state.files.contains_key(&file.0) {
-            return None;
-        }
-        let heaviest = state.files.iter().max_by_key(|(_, entry)| entry.bytes);
-        heaviest.map(|(&number, _)| DirtyFile(number))
     }
 
     /// Records that these blocks of `file` are dirty; `overwrites`: without growing it. If an fsync is expected soon by

@@ -22,7 +22,7 @@ pub struct ResizeDevice {
     file: Option<ImageFile>,
 }
 
-/// An image file that the volume fills.
+/// An image file with a volume from its first byte on.
 struct ImageFile {
     file: File,
     /// Its length before.

@@ -346,6 +346,7 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
         }
     }
 }
+
 fn is_same(file: &RecordedFile, found: &FoundInode) -> bool {
     file.generation == found.generation && file.attr.kind == found.kind
 }

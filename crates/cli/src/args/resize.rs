@@ -8,7 +8,7 @@ use super::{Sandbox, sandbox};
 ///
 /// The volume is checked first, and only a clean one is changed. Until everything is staged it keeps its old size; interrupted
 /// later, no program opens it, and another `steadfs resize` without SIZE finishes. An image file that is shorter than SIZE is
-/// extended, and cut off behind a volume that became smaller. A smaller volume, and one with -s, keeps its tables: only
+/// extended, and one that the volume filled is cut off behind a smaller volume. A smaller volume, and one with -s, keeps its tables: only
 /// its end moves. Sizes of ext volumes are changed by resize2fs(8).
 #[derive(Debug, clap::Args)]
 pub struct Resize {

@@ -105,12 +105,11 @@ impl Tree<'_> {
     ) -> Result<()> {
         let level = &path.levels[depth];
         let parent = &path.levels[depth - 1];
-        // Before the first change.
-        self.split_point(level, block)?;
+        // It fails before the first change.
+        let from = self.split_point(level, block)?;
         let new = self.new_node(handle, path, level)?;
         let buf = self.fs.meta().get_new(new);
         let seed = self.core.seed(self.fs.geo(), self.ino);
-        let from = self.split_point(level, block)?;
         let first = {
             let bytes = level.bytes(self.core);
             let node = bytes.node()?;

@@ -6,7 +6,8 @@
 //! **Rule.** This is a redo log. All content is written to segments that neither size uses, each with its home and its
 //! checksum, and made durable. Then both superblocks are marked ([`Resizing`]), and only then is anything written home;
 //! the superblocks of the new size are the last: first with the mark, so that what a power cut leaves of the very last
-//! writes mixes no sizes. Of the two copies one is whole at any time. Writing home can be repeated: nothing that is written home is read.
+//! writes mixes no sizes. Of the two copies one is whole at any time. Writing home can be repeated: nothing that is written
+//! home is read.
 //!
 //! A staged segment has two blocks with a header and entries, then the blocks. Blocks of zeros have no content:
 //!
@@ -57,8 +58,6 @@ pub(super) struct Staging {
     at: BlockAddr,
     entries: Vec<Entry>,
     contents: u32,
-    /// Blocks with content so far.
-    pub staged: u64,
 }
 
 fn no_room() -> ResizeError {
@@ -78,7 +77,6 @@ impl Staging {
             at: first,
             entries: Vec::new(),
             contents: 0,
-            staged: 0,
         })
     }
 
@@ -106,7 +104,6 @@ impl Staging {
         let at = self.at.plus(HEAD_BLOCKS + self.contents);
         disk.put(at, block)?;
         self.contents += 1;
-        self.staged += 1;
         self.entries.push(Entry {
             home: home.0,
             zeros: 0,
@@ -265,16 +262,16 @@ fn each(
     mut visit: impl FnMut(&mut Disk<'_>, &Segment) -> Result<()>,
 ) -> Result<()> {
     let mut at = mark.staged;
-    // A list that leads back to itself ends here.
-    for _ in 0..=disk.blocks() / u64::from(SEGMENT_BLOCKS) {
+    loop {
         let segment = Segment::read(disk, mark, at)?;
         visit(disk, &segment)?;
-        at = segment.next;
-        if at == BlockAddr::NULL {
-            return Ok(());
+        match segment.next {
+            BlockAddr::NULL => return Ok(()),
+            // Segments are used from the last one down.
+            next if next >= at => return Err(unusable(next)),
+            next => at = next,
         }
     }
-    Err(unusable(at))
 }
 
 /// Reads all staged blocks back.

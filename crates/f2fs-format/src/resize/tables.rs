@@ -1,5 +1,7 @@
 //! The tables of the new volume, as staged blocks. All of them have their first copies current, and no journal.
 
+use steadfs_block::Buf;
+
 use super::Result;
 use super::geometry::Target;
 use super::staged::{COMPARED_MAX, Staging};
@@ -122,10 +124,34 @@ fn stage_nat(state: &mut State<'_>, target: &Target, staging: &mut Staging) -> R
     run.end(&mut state.disk)
 }
 
+/// Summary blocks of the old volume, of which several are read at once: the number of the read, and the blocks.
+#[derive(Default)]
+struct OldSummaries(Option<(u32, Buf)>);
+
+impl OldSummaries {
+    fn block(&mut self, state: &State<'_>, segment: u32) -> Result<Vec<u8>> {
+        const AT_ONCE: u32 = COMPARED_MAX as u32;
+        let number = segment / AT_ONCE;
+        let blocks = match self.0.take() {
+            Some((read, blocks)) if read == number => blocks,
+            _ => {
+                let first = SegNo(number * AT_ONCE);
+                let count = state.layout.main_segments.saturating_sub(first.0);
+                let at = state.layout.summary_block(first);
+                state.disk.read(at, count.min(AT_ONCE))?
+            }
+        };
+        let at = (segment % AT_ONCE) as usize * BLOCK_SIZE;
+        let block = blocks.get(at..at + BLOCK_SIZE).map(<[u8]>::to_vec);
+        self.0 = Some((number, blocks));
+        block.ok_or_else(|| corrupt("a segment has no summary"))
+    }
+}
+
 fn stage_summaries(state: &mut State<'_>, target: &Target, staging: &mut Staging) -> Result<()> {
     let layout = target.superblock.layout();
     let mut run = Run::new(staging);
-    let mut window = (0, None);
+    let mut old = OldSummaries::default();
     for segment in state.keep.clone() {
         let home = layout.summary_block(state.number(segment));
         let block = if let Some(block) = state.summaries.get(&segment) {
@@ -140,23 +166,7 @@ fn stage_summaries(state: &mut State<'_>, target: &Target, staging: &mut Staging
             }
             .encode()
         } else {
-            let wanted = segment / COMPARED_MAX as u32;
-            if window.1.is_none() || window.0 != wanted {
-                let first = SegNo(wanted * COMPARED_MAX as u32);
-                let count = (state.layout.main_segments - first.0).min(COMPARED_MAX as u32);
-                window = (
-                    wanted,
-                    Some(state.disk.read(state.layout.summary_block(first), count)?),
-                );
-            }
-            let at = segment as usize % COMPARED_MAX * BLOCK_SIZE;
-            let found = window
-                .1
-                .as_ref()
-                .and_then(|blocks| blocks.get(at..at + BLOCK_SIZE));
-            found
-                .ok_or_else(|| corrupt("a segment has no summary"))?
-                .to_vec()
+            old.block(state, segment)?
         };
         run.put(&mut state.disk, home, block)?;
     }

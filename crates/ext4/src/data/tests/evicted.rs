@@ -9,17 +9,24 @@ use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FsError};
 
 use super::{FILE, image_with_file, judge};
+use crate::disk::test_images::Image;
 use crate::{CacheSizes, Ext4, MountOptions};
 
-/// A file whose writes a FLUSH has covered needs no other one, and one whose writes none has covered does.
-#[test]
-fn the_flush_that_covers_an_inode_is_known_after_it_is_evicted() {
+/// A volume with a file and without a flusher.
+fn opened() -> (Image, Arc<FaultDevice>, Arc<Ext4>) {
     let image = image_with_file(&["-t", "ext4", "-b", "4096"], "16M");
     let device = FaultDevice::new(image.device());
     let options = MountOptions::parse("").unwrap();
     let sizes = CacheSizes::of(16 << 20);
     let (fs, _) = Ext4::open(Arc::clone(&device) as _, options, sizes).unwrap();
     fs.writeback.stop();
+    (image, device, fs)
+}
+
+/// A file whose writes a FLUSH has covered needs no other one, and one whose writes none has covered does.
+#[test]
+fn the_flush_that_covers_an_inode_is_known_after_it_is_evicted() {
+    let (image, device, fs) = opened();
     let (cx, tag) = (Cx::default(), IoTag::default());
     let requests = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&requests);
@@ -53,12 +60,7 @@ fn the_flush_that_covers_an_inode_is_known_after_it_is_evicted() {
 /// A later write of the same blocks may succeed: the error is reported all the same.
 #[test]
 fn an_error_that_no_fsync_has_reported_outlives_the_memory_of_inodes() {
-    let image = image_with_file(&["-t", "ext4", "-b", "4096"], "16M");
-    let device = FaultDevice::new(image.device());
-    let options = MountOptions::parse("").unwrap();
-    let sizes = CacheSizes::of(16 << 20);
-    let (fs, _) = Ext4::open(Arc::clone(&device) as _, options, sizes).unwrap();
-    fs.writeback.stop();
+    let (image, device, fs) = opened();
     let (cx, tag) = (Cx::default(), IoTag::default());
     let inode = fs.inode(FILE, tag).unwrap();
     fs.write_file(&cx, &inode, 0, &[1; 9000], false).unwrap();
